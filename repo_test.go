@@ -49,7 +49,7 @@ const imports = `
 	internal/plural < debug/changes, policy, trace;
 	# What a misspelled name may have meant is found in one way.
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
-	internal/netlink/conn < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
+	internal/netlink/conn < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
 	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink/conn < plane/ipvs;
 	# A rule may ask for the interface that a packet leaves through, and whether an address is the node's own.
 	internal/netlink/route, internal/netlink/conn < plane/iptables;
@@ -60,7 +60,9 @@ const imports = `
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
 	internal/netlink/ipvs, internal/netlink/conn < test/ipvsfake;
 	internal/netlink/route < plane/userspace/capture;
-	plane, plane/ownwrites < internal/nft/wire;
+	lb, plane, plane/ownwrites < internal/nft/wire;
+	lb, internal/nft/wire < internal/nft/rule;
+	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/capture;
 	internal/nft/wire, plane/internal/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.
 	plane/iptables < plane/userspace/capture;
@@ -137,7 +139,7 @@ const modules = `
 	sigs.k8s.io/yaml < cli/migrate, config, source/manifests, cmd/kube-proxy;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cmd/kube-proxy;
-	github.com/google/nftables < plane/nftables, plane/userspace/capture, internal/nft/wire, internal/nft/walk;
+	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;
 `
 
 // pure packages import the standard library and each other alone, so that others may use them anywhere.

@@ -14,6 +14,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
 )
 
 // A table that has any rule which iptables cannot express, such as "ct state new accept" made with nft, is left out of what
@@ -96,13 +97,12 @@ func deleteHandled(ctx context.Context, f lb.Family, rules []handled) error {
 	for _, r := range rules {
 		t := r.from.table
 		if byTable[t] == nil {
-			byTable[t] = &wire.Transaction{Family: nfproto(f), Table: t.String()}
+			byTable[t] = wire.NewTransaction(nfproto(f), t.String(), nil)
 		}
 		byTable[t].DeleteRule(r.from.name, r.handle)
 	}
 	for _, t := range slices.Sorted(maps.Keys(byTable)) {
-		bufs, last := byTable[t].Buffers(nil, nil)
-		if err := s.Commit(ctx, bufs, last); err != nil {
+		if _, err := s.Commit(ctx, &ownwrites.Ledger{}, byTable[t]); err != nil {
 			return fmt.Errorf("delete rules of table %s of nf_tables: %w", t, err)
 		}
 	}

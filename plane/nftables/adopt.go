@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/slots"
@@ -34,7 +35,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	for f := range rows {
 		if err := c.row(f.Key, f); err != nil {
 			refused.keys = append(refused.keys, f.Key)
-			refused.err = errors.Join(refused.err, fmt.Errorf("nftables %s: %w", p.fam, err))
+			refused.err = errors.Join(refused.err, fmt.Errorf("nftables %s: %w", p.ip.Family, err))
 		}
 	}
 	c.finishLists()
@@ -78,7 +79,7 @@ var setsOfRows = []setIndex{sClusterSets, sLocalSets, sNodePortClusterSets, sNod
 func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 	return func(yield func(slots.Claim) bool) {
 		for _, i := range setsOfRows {
-			scope, n := lb.Cluster, c.addrLen
+			scope, n := lb.Cluster, c.AddrLen
 			if i == sLocalSets || i == sNodePortLocalSets {
 				scope = lb.Local
 			}
@@ -86,7 +87,7 @@ func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 				n = 0
 			}
 			for rec := range snap.records[i].All() {
-				front := want.Get(parseKey(rec, n))
+				front := want.Get(wire.ParseKey(rec, n))
 				if front == nil {
 					continue
 				}
@@ -116,14 +117,14 @@ func newOldSets(snap *snapshot) *oldSets {
 // of returns the backends that the kernel has in slots of the set, until the next call, and the members that they have.
 func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[netip.AddrPort]uint32) {
 	clear(o.slots)
-	key := appendNum(make([]byte, 0, 8), id)
+	key := wire.AppendNumber(make([]byte, 0, 8), id)
 	o.backends.Each(key, func(rec []byte) {
-		o.slots[nlconn.Order.Uint32(rec[4:])] = parseBackend(rec[8:], len(rec)-12)
+		o.slots[nlconn.Order.Uint32(rec[4:])] = wire.ParseAddrPort(rec[8:], len(rec)-12)
 	})
 	o.members.Each(key, func(rec []byte) {
 		m := nlconn.Order.Uint32(rec[8:])
-		o.memberBackends.Each(appendNum(appendNum(nil, m), id), func(backend []byte) {
-			ap := parseBackend(backend[8:], len(backend)-12)
+		o.memberBackends.Each(wire.AppendNumber(wire.AppendNumber(nil, m), id), func(backend []byte) {
+			ap := wire.ParseAddrPort(backend[8:], len(backend)-12)
 			o.slots[nlconn.Order.Uint32(rec[4:])] = ap
 			if members == nil {
 				members = map[netip.AddrPort]uint32{}
@@ -145,7 +146,7 @@ func (o *oldSets) Backends(id uint32) map[uint32]netip.AddrPort {
 func (o *oldSets) Allocated(f *lb.Frontend) bool {
 	was := false
 	if f.Kind == lb.ClusterIP {
-		o.clusterIPs.Each(appendAddr(nil, f.Key.Addr), func([]byte) { was = true })
+		o.clusterIPs.Each(wire.AppendAddr(nil, f.Key.Addr), func([]byte) { was = true })
 	}
 	return was || f.Key.IsNodePort()
 }

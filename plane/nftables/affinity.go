@@ -15,7 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -38,11 +39,11 @@ const (
 //
 // A kernel without the expression hash remembers clients by their addresses. There many clients of one Service can
 // take the room of others, and when it is full clients without a place are spread at random.
-func (r *ruleset) client() operand {
+func (r *ruleset) client() rule.Operand {
 	if !r.hashes {
-		return r.source()
+		return r.Source()
 	}
-	return r.hash(r.places, r.seed)
+	return r.Hash(r.places, r.seed)
 }
 
 // With affinity a set is served by two chains, see [shape] and [ruleset.scope].
@@ -55,31 +56,31 @@ func (r *ruleset) client() operand {
 
 // sameBackend is the rules that lead a client to the backend that the affinity map has for it, and renew its time. set is the
 // statement that finds the set id.
-func (r *ruleset) sameBackend(seconds uint32, set statement) []rule {
+func (r *ruleset) sameBackend(seconds uint32, set rule.Statement) []rule.Rule {
 	client := r.client()
-	last := r.find(member, sAffinity, setID, client)
-	look, dnat := r.backend(sMemberBackends, member, setID)
-	return []rule{
-		r.rule("the same backend again", set, last, look, r.remember(client.loaded(), seconds), dnat),
-		r.rule("its backend has left", set, last, r.forget(client.loaded(), seconds)),
+	last := rule.Find(rule.Member, r.set(sAffinity), rule.SetID, client)
+	look, dnat := r.Backend(r.set(sMemberBackends), rule.Member, rule.SetID)
+	return []rule.Rule{
+		r.New("the same backend again", set, last, look, rule.Remember(r.set(sAffinity), client.Loaded(), seconds), dnat),
+		r.New("its backend has left", set, last, rule.Forget(r.set(sAffinity), client.Loaded(), seconds)),
 	}
 }
 
 // choose is the rules that put a backend for a client into the affinity map, for as long as a packet needs to come to the
 // rules of sameBackend. Where the map is full, the update fails, and the last rules balance without memory.
-func (r *ruleset) choose(s shape, set statement) []rule {
-	var rules []rule
-	remember := r.remember(r.client(), passingSeconds)
+func (r *ruleset) choose(s shape, set rule.Statement) []rule.Rule {
+	var rules []rule.Rule
+	remember := rule.Remember(r.set(sAffinity), r.client(), passingSeconds)
 	for _, n := range s.picks() {
-		rules = append(rules, r.rule("a backend to stay with", set, r.find(member, sMembers, setID, random(n)), remember, goBack))
+		rules = append(rules, r.New("a backend to stay with", set, rule.Find(rule.Member, r.set(sMembers), rule.SetID, rule.Random(n)), remember, rule.GoBack))
 	}
-	look, dnat := r.backend(sMemberBackends, member, setID)
+	look, dnat := r.Backend(r.set(sMemberBackends), rule.Member, rule.SetID)
 	for i, n := range s.picks() {
-		slot := random(n)
+		slot := rule.Random(n)
 		if r.hashes {
-			slot = r.hash(n, r.seed+uint32(i)) // each draw by itself
+			slot = r.Hash(n, r.seed+uint32(i)) // each draw by itself
 		}
-		rules = append(rules, r.rule("no memory left", set, r.find(member, sMembers, setID, slot), look, dnat))
+		rules = append(rules, r.New("no memory left", set, rule.Find(rule.Member, r.set(sMembers), rule.SetID, slot), look, dnat))
 	}
 	return rules
 }
@@ -115,7 +116,7 @@ func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
 	for i := range all {
 		x := b.Backends.At(i)
 		h := fnv.New64a()
-		h.Write(appendBackend(appendNum(rec, seed), x.Addr))
+		h.Write(wire.AppendAddrPort(wire.AppendNumber(rec, seed), x.Addr))
 		all[i] = ranked{x, h.Sum64()}
 	}
 	slices.SortFunc(all, func(x, y ranked) int { return cmp.Or(cmp.Compare(x.rank, y.rank), x.Addr.Compare(y.Addr)) })
@@ -132,37 +133,21 @@ func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
 // clients of one Service can take the room that others need.
 func (p *Plane) HashesClients() bool { return p.rules.hashes }
 
-// canHash asks whether the kernel has the expression hash.
-func (s *socket) canHash(ctx context.Context, r *ruleset) (bool, error) {
-	can, err := s.knows(ctx, r, r.rule("", statement{exprs: r.hash(2, 1).load(nil, scratch)}).exprs)
-	if err != nil {
-		return false, fmt.Errorf("nftables: probe the expression hash: %w", err)
-	}
-	return can, nil
-}
-
-// knows reports whether the kernel knows the expressions of a rule. It asks by a transaction that the kernel refuses
-// in any case, for its last message.
-func (s *socket) knows(ctx context.Context, r *ruleset, exprs []byte) (bool, error) {
-	t := r.newBatch(TableName + "-probe")
-	c := chain{name: "probe", rules: []rule{{exprs: exprs}}}
+// lacks reports whether the kernel lacks an expression of a rule. It asks by a transaction that the kernel refuses in any case.
+func (p *Plane) lacks(ctx context.Context, r rule.Rule) (bool, error) {
+	t := p.rules.newBatch(TableName + "-probe")
+	c := rule.Chain{Name: "probe", Rules: []rule.Rule{r}}
 	t.AddTable()
 	t.addChain(c)
 	t.addRules(c)
-	ruleAt := t.Last()
-	t.DeleteChain("missing")
-	bufs, last := t.buffers()
-	err := s.Commit(ctx, bufs, last)
-	var ke *nlconn.Error
-	switch {
-	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.Seq == last:
+	err := p.sock.Takes(ctx, t.Transaction)
+	if errors.Is(err, unix.ENOENT) {
 		return true, nil
-	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.Seq == ruleAt:
-		return false, nil
-	case err == nil:
-		return false, errors.New("the kernel removed a chain that is not there")
 	}
-	return false, err
+	if err != nil {
+		return false, fmt.Errorf("nftables: ask which expressions the kernel has: %w", err)
+	}
+	return false, nil
 }
 
 // AffinityUse is how full the memory of session affinity is.
@@ -200,9 +185,9 @@ func (p *Plane) measureAffinity(ctx context.Context) error {
 	for i := 0; i < affinitySamples && len(sets) > 0; i++ {
 		s := sets[rand.IntN(len(sets))]
 		q := query{p: p, set: sAffinity, found: func([]byte) { taken++; by[s.source.ID.Service]++ }}
-		q.ask(ctx, appendNum(appendNum(nil, s.id), rand.Uint32N(p.rules.places)))
+		q.ask(ctx, wire.AppendNumber(wire.AppendNumber(nil, s.id), rand.Uint32N(p.rules.places)))
 		if err := q.finish(ctx); err != nil {
-			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.fam, p.rules.sets[sAffinity].Name, err)
+			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.ip.Family, p.rules.sets[sAffinity].Name, err)
 		}
 	}
 	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples, Limit: int(p.rules.sets[sAffinity].Size), Busiest: most(by, 3)}

@@ -19,6 +19,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -83,7 +84,7 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 		if tries == 100 {
 			t.Fatal("the client never got to pod2")
 		}
-		lab.On(netlab.Node1, func() { runNFT(t, "flush map "+p.ip()+" kube-proxy affinity") })
+		lab.On(netlab.Node1, func() { runNFT(t, "flush map "+p.ip.Name()+" kube-proxy affinity") })
 	}
 	lab.On(netlab.Node1, func() {
 		o, fronts := service("first", at("pod1", 8080))
@@ -169,7 +170,7 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 			case 2:
 				did = "somebody removes elements; Reset"
 				for _, m := range []string{"members", "member-backends", "set-shapes", "cluster-sets"} {
-					runNFT(t, "flush map "+p.ip()+" kube-proxy "+m)
+					runNFT(t, "flush map "+p.ip.Name()+" kube-proxy "+m)
 				}
 				clear(h.members)
 				reset(t, p, tab)
@@ -200,10 +201,10 @@ func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 	t.Helper()
 	c := p.newChange(p.st)
 	for place := range p.rules.places {
-		key := appendNum(appendNum(nil, p.st.sets[set].id), place)
-		c.add(sAffinity, appendNum(key, member))
+		key := wire.AppendNumber(wire.AppendNumber(nil, p.st.sets[set].id), place)
+		c.add(sAffinity, wire.AppendNumber(key, member))
 	}
-	runNFT(t, "flush map "+p.ip()+" kube-proxy affinity")
+	runNFT(t, "flush map "+p.ip.Name()+" kube-proxy affinity")
 	if err := p.commit(t.Context(), c.batch); err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +268,7 @@ func newShops(t *testing.T, fam lb.Family, change func(*Plane)) *shops {
 	lab.On(netlab.Node1, func() {
 		s.p = newPlane(t, fam)
 		change(s.p)
-		s.p.look = newLooker(s.p.rules)
+		s.p.look = s.p.rules.layout
 		reset(t, s.p, table)
 	})
 	return s
@@ -353,7 +354,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 		fill := func() {
 			c := s.p.newChange(s.p.st)
 			for i := range uint32(8) {
-				c.add(sAffinity, appendNum(appendNum(appendNum(nil, 77), i), 1))
+				c.add(sAffinity, wire.AppendNumber(wire.AppendNumber(wire.AppendNumber(nil, 77), i), 1))
 			}
 			if err := s.p.commit(t.Context(), c.batch); err != nil {
 				t.Fatal(err)
@@ -390,8 +391,8 @@ func TestAffinityWithoutHash(t *testing.T) {
 
 func withoutHash(p *Plane) {
 	p.rules.hashes = false
-	p.rules.sets = schema(p.family, false)
-	p.look = newLooker(p.rules)
+	p.rules.sets = schema(p.ip, false)
+	p.look = p.rules.layout
 }
 
 // scenarios returns a folder with the scenarios that match a pattern, and how many files it has.
@@ -451,9 +452,11 @@ func TestProbeOfExpressions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		exprs := p.rules.rule("", statement{exprs: p.rules.hash(2, 1).load(nil, scratch)}).exprs
-		for name, want := range map[string]bool{"hash": true, "hush": false} {
-			got, err := p.sock.knows(t.Context(), p.rules, bytes.ReplaceAll(exprs, []byte("hash\x00"), []byte(name+"\x00")))
+		asked := p.rules.New("", rule.SetMark(p.ip.Hash(2, 1)))
+		for _, name := range []string{"hash", "hush"} {
+			want := name == "hush"
+			asked.Expressions = bytes.ReplaceAll(asked.Expressions, []byte("hash\x00"), []byte(name+"\x00"))
+			got, err := p.lacks(t.Context(), asked)
 			if got != want || err != nil {
 				t.Errorf("%s: %t, %v", name, got, err)
 			}
@@ -482,7 +485,7 @@ func TestTableWithoutNumbers(t *testing.T) {
 				if err := p.Close(); err != nil {
 					t.Error(err)
 				}
-				runNFT(t, fmt.Sprintf(spoil, p.ip()))
+				runNFT(t, fmt.Sprintf(spoil, p.ip.Name()))
 				q := newPlane(t, w.Family)
 				tab.Replace(w.Full(2, 10, 4, 1, time.Hour))
 				tab.Replace(w.Full(3, 20, 2, 1, time.Hour))

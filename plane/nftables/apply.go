@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
@@ -57,7 +59,7 @@ func (p *Plane) write(ctx context.Context, c *change) error {
 // part, and leaves the rows that change it for later.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	if p.st == nil {
-		return plane.ApplyResult{}, fmt.Errorf("nftables %s: apply: %w", p.fam, plane.ErrNotSetUp)
+		return plane.ApplyResult{}, fmt.Errorf("nftables %s: apply: %w", p.ip.Family, plane.ErrNotSetUp)
 	}
 	c := p.newChange(p.st)
 	if err := c.stage(changes); err != nil {
@@ -89,9 +91,9 @@ func (c *change) stage(changes []lb.Change) error {
 	for a, was := range c.clusterIPs {
 		switch is := c.st.clusterIPs[a]; {
 		case was == 0 && is > 0:
-			c.add(sClusterIPs, appendAddr(c.rec[:0], a))
+			c.add(sClusterIPs, wire.AppendAddr(c.rec[:0], a))
 		case was > 0 && is == 0:
-			c.remove(sClusterIPs, appendAddr(c.rec[:0], a))
+			c.remove(sClusterIPs, wire.AppendAddr(c.rec[:0], a))
 		}
 	}
 	return c.reserve()
@@ -167,8 +169,8 @@ func (s *set) number() uint32 {
 // here it is looked whether this one can hold it.
 func (c *change) newRow(k lb.Key, f *lb.Frontend) (row, error) {
 	r := row{front: f}
-	if f.Key != k || !k.IsNodePort() && lb.FamilyOf(k.Addr) != c.fam {
-		return r, fmt.Errorf("frontend %s of %s is offered for key %s of %s", f.Key, f.Service, k, c.fam)
+	if f.Key != k || !k.IsNodePort() && lb.FamilyOf(k.Addr) != c.IP.Family {
+		return r, fmt.Errorf("frontend %s of %s is offered for key %s of %s", f.Key, f.Service, k, c.IP.Family)
 	}
 	for _, rt := range f.Routes {
 		if rt.To != nil && rt.To.Backends.Len() > c.maxSlots {
@@ -243,12 +245,12 @@ func (c *change) number(i setIndex, k lb.Key, had bool, old uint32, has bool, no
 	if had == has && old == now {
 		return
 	}
-	rec := appendKey(c.rec[:0], k)
+	rec := wire.AppendKey(c.rec[:0], k)
 	if had {
-		c.remove(i, appendNum(rec, old))
+		c.remove(i, wire.AppendNumber(rec, old))
 	}
 	if has {
-		c.add(i, appendNum(rec, now))
+		c.add(i, wire.AppendNumber(rec, now))
 	}
 }
 
@@ -400,12 +402,12 @@ func (c *change) reshape(was, now *set) {
 	if had && has && was.shape() == now.shape() {
 		return
 	}
-	rec := appendNum(c.rec[:0], now.id)
+	rec := wire.AppendNumber(c.rec[:0], now.id)
 	if had {
-		c.remove(sSetShapes, appendNum(rec, was.shape().number()))
+		c.remove(sSetShapes, wire.AppendNumber(rec, was.shape().number()))
 	}
 	if has {
-		c.add(sSetShapes, appendNum(rec, now.shape().number()))
+		c.add(sSetShapes, wire.AppendNumber(rec, now.shape().number()))
 		c.needShape(now.shape())
 	}
 }
@@ -436,12 +438,12 @@ func (c *change) rewriteSlot(id uint32, slot int, old, is netip.AddrPort) {
 	if old == is {
 		return
 	}
-	rec := appendNum(appendNum(c.rec[:0], id), uint32(slot))
+	rec := wire.AppendNumber(wire.AppendNumber(c.rec[:0], id), uint32(slot))
 	if old.IsValid() {
-		c.remove(sBackends, appendBackend(rec, old))
+		c.remove(sBackends, wire.AppendAddrPort(rec, old))
 	}
 	if is.IsValid() {
-		c.add(sBackends, appendBackend(rec, is))
+		c.add(sBackends, wire.AppendAddrPort(rec, is))
 	}
 }
 
@@ -459,10 +461,10 @@ func (c *change) elements(s *set, i setIndex) diff.Records {
 }
 
 // needChain stages a chain that is not there yet.
-func (c *change) needChain(ch chain) {
+func (c *change) needChain(ch rule.Chain) {
 	c.addChain(ch)
 	c.addRules(ch)
-	rollback.Put(c.log, c.st.chains, ch.name, digest(ch.rules))
+	rollback.Put(c.log, c.st.chains, ch.Name, ch.Digest())
 }
 
 // needClass stages what a class needs that is new. Classes and shapes stay until the next Reset or full audit:
@@ -475,7 +477,7 @@ func (c *change) needClass(cl class) {
 	for _, ch := range chains {
 		c.needChain(ch)
 	}
-	key := appendNum(c.rec[:0], uint32(cl))
+	key := wire.AppendNumber(c.rec[:0], uint32(cl))
 	c.addVerdict(sFilterClasses, key, filter)
 	c.addVerdict(sNATClasses, key, nat)
 	rollback.Put(c.log, c.st.classes, cl, true)
@@ -487,7 +489,7 @@ func (c *change) needShape(s shape) {
 			continue
 		}
 		c.needChain(c.balancer(part))
-		c.addVerdict(shapesOf(part.scope), appendNum(c.rec[:0], part.number()), part.verdict())
+		c.addVerdict(shapesOf(part.scope), wire.AppendNumber(c.rec[:0], part.number()), part.verdict())
 		rollback.Put(c.log, c.st.shapes, part, true)
 	}
 }

@@ -23,7 +23,7 @@ func (p *Plane) Drift() <-chan struct{} { return p.mon.signal }
 // of its sets is gone or no longer as we make it.
 func (p *Plane) Audit(ctx context.Context, full bool) (int, error) {
 	if p.st == nil {
-		return 0, fmt.Errorf("nftables %s: audit: %w", p.fam, plane.ErrNotSetUp)
+		return 0, fmt.Errorf("nftables %s: audit: %w", p.ip.Family, plane.ErrNotSetUp)
 	}
 	notes := p.mon.take()
 	n, err := p.audit(ctx, &notes, full)
@@ -62,7 +62,7 @@ func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error)
 		err = p.commit(ctx, c.batch)
 	}
 	if err != nil {
-		return mended, fmt.Errorf("nftables %s: compare elements: %w", p.fam, err)
+		return mended, fmt.Errorf("nftables %s: compare elements: %w", p.ip.Family, err)
 	}
 	return mended + n, nil
 }
@@ -86,7 +86,7 @@ func (p *Plane) auditAll(ctx context.Context, which func(*wire.Set) bool) (int, 
 		return 0, err
 	}
 	if !snap.ours {
-		return 0, fmt.Errorf("nftables %s: somebody removed or replaced table %s or one of its sets: %w", p.fam, TableName, plane.ErrStateLost)
+		return 0, fmt.Errorf("nftables %s: somebody removed or replaced table %s or one of its sets: %w", p.ip.Family, TableName, plane.ErrStateLost)
 	}
 	c := p.newChange(p.st)
 	n := c.mend(snap, which)
@@ -142,18 +142,18 @@ func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 	addrLen := d.Key[0].Size
 	switch i {
 	case sServices, sClusterSets, sLocalSets, sSourceLists:
-		if r, is := w.st.rows[parseKey(key, addrLen)]; is {
+		if r, is := w.st.rows[wire.ParseKey(key, addrLen)]; is {
 			rowRecords(r, find)
 		}
 	case sNodePorts, sNodePortClusterSets, sNodePortLocalSets:
-		if r, is := w.st.rows[parseKey(key, 0)]; is {
+		if r, is := w.st.rows[wire.ParseKey(key, 0)]; is {
 			rowRecords(r, find)
 		}
 	case sSourceRanges:
 		l := w.st.listNumbers[nlconn.Order.Uint32(key)>>lengthBits]
 		ok = l != nil && l.has(key)
 	case sClusterIPs:
-		ok = w.st.clusterIPs[parseAddr(key, addrLen)] > 0
+		ok = w.st.clusterIPs[wire.ParseAddr(key)] > 0
 	case sEqualBytes:
 		ok = key[0] == key[4]
 	case sReserved:
@@ -188,7 +188,7 @@ func (w *wanted) set(id uint32) *set {
 // SetNode brings the rules that follow from the node up to date, in one transaction.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if p.st == nil {
-		return fmt.Errorf("nftables %s: set node: %w", p.fam, plane.ErrNotSetUp)
+		return fmt.Errorf("nftables %s: set node: %w", p.ip.Family, plane.ErrNotSetUp)
 	}
 	c := p.newChange(p.st)
 	rollback.Value(c.log, &p.rules.node)

@@ -277,7 +277,7 @@ func TestAuditsOfALargeSet(t *testing.T) {
 				t.Errorf("mended %d where nobody changed anything", n)
 			}
 		}
-		runNFT(t, "flush map "+p.ip()+" kube-proxy backends")
+		runNFT(t, "flush map "+p.ip.Name()+" kube-proxy backends")
 		<-p.Drift()
 		p.mon.take() // as if nothing had been heard
 		mended := 0

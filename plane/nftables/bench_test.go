@@ -44,7 +44,7 @@ func BenchmarkEndpointRender(b *testing.B) {
 				if err := c.stage(flip()); err != nil {
 					b.Fatal(err)
 				}
-				c.buffers()
+				c.Buffers()
 			}
 		})
 	}

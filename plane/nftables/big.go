@@ -38,7 +38,7 @@ func (p *Plane) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	q := query{p: p, set: sBackends, found: func(el []byte) { s.element(sBackends, &p.rules.sets[sBackends], el) }}
 	each(func(id uint32, sh shape) {
 		for slot := range sh.size {
-			q.ask(ctx, appendNum(appendNum(nil, id), slot))
+			q.ask(ctx, wire.AppendNumber(wire.AppendNumber(nil, id), slot))
 		}
 	})
 	return true, q.finish(ctx)
@@ -70,7 +70,7 @@ func (q *query) finish(ctx context.Context) error {
 // flush sends the keys.
 func (q *query) flush(ctx context.Context) {
 	if len(q.keys) > 0 && q.err == nil {
-		q.err = q.p.sock.Elements(ctx, q.p.proto, TableName, q.p.rules.sets[q.set].Name, q.keys, q.found)
+		q.err = q.p.sock.Elements(ctx, q.p.ip.Proto, TableName, q.p.rules.sets[q.set].Name, q.keys, q.found)
 	}
 	q.keys = q.keys[:0]
 }
@@ -119,7 +119,7 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 		if r, ok := p.st.rows[y.rows[0]]; ok {
 			rowRecords(r, ask)
 			if r.front.Kind == lb.ClusterIP {
-				ask(sClusterIPs, appendAddr(nil, r.front.Key.Addr))
+				ask(sClusterIPs, wire.AppendAddr(nil, r.front.Key.Addr))
 			}
 		}
 	}

@@ -11,8 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/nftables/expr"
-
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -51,11 +50,11 @@ func (a action) chain() string {
 	return actionNames[a]
 }
 
-func (a action) verdict() elementVerdict {
+func (a action) verdict() wire.Verdict {
 	if a == actionDrop {
-		return drops
+		return wire.Drop
 	}
-	return verdictOf(expr.VerdictGoto, a.chain())
+	return wire.GoTo(a.chain())
 }
 
 func (c class) at(f lb.From) action { return action(c>>shiftOf(f)) & 7 }
@@ -219,11 +218,11 @@ func (s shape) chain() string {
 }
 
 // verdict leads to the chain of a part. Those of sets with affinity return, see [ruleset.scope].
-func (s shape) verdict() elementVerdict {
+func (s shape) verdict() wire.Verdict {
 	if s.sticky {
-		return verdictOf(expr.VerdictJump, s.chain())
+		return wire.Jump(s.chain())
 	}
-	return verdictOf(expr.VerdictGoto, s.chain())
+	return wire.GoTo(s.chain())
 }
 
 // shapes is the map from shapes of that scope to chains.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/rollback"
@@ -56,19 +57,19 @@ func (c *change) mendStructure(snap *snapshot) int {
 	chains, verdicts := c.structure()
 	needed := make(map[string]bool, len(chains))
 	for _, ch := range chains {
-		needed[ch.name] = true
-		d := digest(ch.rules)
-		if c.st.chains[ch.name] != d {
-			rollback.Put(c.log, c.st.chains, ch.name, d)
+		needed[ch.Name] = true
+		d := ch.Digest()
+		if c.st.chains[ch.Name] != d {
+			rollback.Put(c.log, c.st.chains, ch.Name, d)
 		}
-		is := snap.chains[ch.name]
+		is, there := snap.chains[ch.Name]
 		switch {
-		case is == nil:
+		case !there:
 			c.addChain(ch)
-		case is.digest == d:
+		case is.Digest == d:
 			continue
-		case is.digest != "":
-			c.FlushChain(ch.name)
+		case is.Digest != "":
+			c.FlushChain(ch.Name)
 		}
 		n++
 		c.addRules(ch)
@@ -78,7 +79,7 @@ func (c *change) mendStructure(snap *snapshot) int {
 			continue
 		}
 		n++
-		if is.digest != "" {
+		if is.Digest != "" {
 			c.FlushChain(name)
 		}
 		c.DeleteChain(name)
@@ -96,20 +97,20 @@ func (c *change) mendStructure(snap *snapshot) int {
 }
 
 // structure is the chains that the state needs, in a fixed order, and the elements of verdict maps.
-func (c *change) structure() ([]chain, [setCount]map[string]elementVerdict) {
-	verdicts := [setCount]map[string]elementVerdict{
+func (c *change) structure() ([]rule.Chain, [setCount]map[string]wire.Verdict) {
+	verdicts := [setCount]map[string]wire.Verdict{
 		sFilterClasses: {}, sNATClasses: {}, sClusterShapes: {}, sLocalShapes: {},
 	}
 	chains := c.skeleton()
 	for _, cl := range slices.Sorted(maps.Keys(c.st.classes)) {
 		more, filter, nat := c.classChains(cl)
 		chains = append(chains, more...)
-		verdicts[sFilterClasses][string(appendNum(nil, uint32(cl)))] = filter
-		verdicts[sNATClasses][string(appendNum(nil, uint32(cl)))] = nat
+		verdicts[sFilterClasses][string(wire.AppendNumber(nil, uint32(cl)))] = filter
+		verdicts[sNATClasses][string(wire.AppendNumber(nil, uint32(cl)))] = nat
 	}
 	for _, s := range slices.SortedFunc(maps.Keys(c.st.shapes), shape.compare) {
 		chains = append(chains, c.balancer(s))
-		verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))] = s.verdict()
+		verdicts[shapesOf(s.scope)][string(wire.AppendNumber(nil, s.number()))] = s.verdict()
 	}
 	return chains, verdicts
 }
@@ -117,9 +118,9 @@ func (c *change) structure() ([]chain, [setCount]map[string]elementVerdict) {
 // restructure has set change what the structure follows from, the node or the classes and shapes of the state, and stages what
 // that makes different. It does not read the kernel.
 func (c *change) restructure(set func()) {
-	is := &snapshot{chains: make(map[string]*kernelChain, len(c.st.chains))}
+	is := &snapshot{chains: make(map[string]rule.Kept, len(c.st.chains))}
 	for name, d := range c.st.chains {
-		is.chains[name] = &kernelChain{digest: d}
+		is.chains[name] = rule.Kept{Digest: d}
 	}
 	_, is.verdicts = c.structure()
 	set()

@@ -7,14 +7,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/mode"
 )
@@ -31,44 +30,19 @@ const (
 )
 
 // count is the rule that counts a connection to a frontend that has a set of backends in sets.
-func (r *ruleset) count(comment string, sets setIndex, key []operand) rule {
+func (r *ruleset) count(comment string, sets setIndex, key []rule.Operand) rule.Rule {
 	counters := sConnections
 	if sets == sNodePortClusterSets || sets == sNodePortLocalSets {
 		counters = sNodePortConnections
 	}
-	return r.rule(comment+": count", r.find(number, sets, key...), r.increment(counters, key, countersKept))
-}
-
-// increment adds one to the counter of the key, which is kept for so long after; 0 for ever.
-func (r *ruleset) increment(set setIndex, key []operand, kept time.Duration) statement {
-	var x []expr.Any
-	texts, at := make([]string, 0, len(key)), uint32(freshKey)
-	for i, o := range key {
-		x, texts = o.loadTo(x, at), append(texts, o.text)
-		at += uint32(r.sets[set].Key[i].Size) / 4
-	}
-	name, timeout := r.sets[set].Name, ""
-	if kept > 0 {
-		timeout = fmt.Sprintf("timeout %ds ", int(kept.Seconds()))
-	}
-	return statement{fmt.Sprintf("update @%s { %s %scounter }", name, strings.Join(texts, " . "), timeout),
-		append(x, &expr.Dynset{SrcRegKey: freshKey, SetName: name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: kept, Exprs: []expr.Any{&expr.Counter{}}})}
-}
-
-// canCount asks whether the kernel has the expression counter.
-func (s *socket) canCount(ctx context.Context, r *ruleset) (bool, error) {
-	can, err := s.knows(ctx, r, r.rule("", statement{exprs: []expr.Any{&expr.Counter{}}}).exprs)
-	if err != nil {
-		return false, fmt.Errorf("nftables: probe the expression counter: %w", err)
-	}
-	return can, nil
+	return r.New(comment+": count", rule.Find(rule.Number, r.set(sets), key...), rule.Increment(r.set(counters), countersKept, key...))
 }
 
 // counters reads the counters, over a socket of its own: writes go on meanwhile. It is nil where nothing is counted.
 type counters struct {
-	family
+	ip   rule.IP
 	mu   sync.Mutex // held to read
-	sock *socket
+	sock *wire.Socket
 	sets []counted
 }
 
@@ -83,20 +57,21 @@ func (p *Plane) openCounters(ctx context.Context) (err error) {
 	if !p.rules.counts {
 		return nil
 	}
-	if p.rules.counts, err = p.sock.canCount(ctx, p.rules); err != nil || !p.rules.counts {
+	lacks, err := p.lacks(ctx, p.rules.New("", rule.Counter))
+	if p.rules.counts = !lacks && err == nil; !p.rules.counts {
 		return err
 	}
-	p.counters, err = p.newCounters(map[setIndex]int{sConnections: p.addrLen, sNodePortConnections: 0})
+	p.counters, err = p.newCounters(map[setIndex]int{sConnections: p.ip.AddrLen, sNodePortConnections: 0})
 	return err
 }
 
 // newCounters reads sets of counters, by the length of the addresses in their keys.
 func (p *Plane) newCounters(addrLens map[setIndex]int) (*counters, error) {
-	sock, err := openSocket()
+	sock, err := wire.Open()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	c := &counters{sock: sock, family: p.family}
+	c := &counters{sock: sock, ip: p.ip}
 	for set, n := range addrLens {
 		d := &p.rules.sets[set]
 		c.sets = append(c.sets, counted{d.Name, d.KeyLen(), n})
@@ -117,7 +92,7 @@ func (p *Plane) Counts() bool { return p.counters != nil }
 // Traffic is part of mode.TrafficCounter: connections that were led to an endpoint. Bytes are not counted; it would cost each packet something.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	return p.counters.read(ctx, func(set counted, key []byte, n uint64) {
-		f(mode.Count{CounterID: mode.CounterID{Row: parseKey(key, set.addrLen)}, Traffic: mode.Traffic{Connections: n}})
+		f(mode.Count{CounterID: mode.CounterID{Row: wire.ParseKey(key, set.addrLen)}, Traffic: mode.Traffic{Connections: n}})
 	})
 }
 
@@ -129,7 +104,7 @@ func (c *counters) read(ctx context.Context, f func(set counted, key []byte, n u
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, set := range c.sets {
-		request := wire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, c.proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
+		request := wire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, c.ip.Proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
 		err := c.sock.Ask(ctx, request, func(body []byte) {
 			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
@@ -141,7 +116,7 @@ func (c *counters) read(ctx context.Context, f func(set counted, key []byte, n u
 		})
 		// Others may write meanwhile; what is missing then is read the next time. Before the first write there is no table.
 		if err != nil && !errors.Is(err, nlconn.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("nftables %s: read the counters of %s: %w", c.fam, set.name, err)
+			return fmt.Errorf("nftables %s: read the counters of %s: %w", c.ip.Family, set.name, err)
 		}
 	}
 	return nil

@@ -97,13 +97,13 @@ func TestCounters(t *testing.T) {
 func fill(t *testing.T, p *Plane) {
 	t.Helper()
 	var script bytes.Buffer
-	w := planetest.World{Family: p.fam}
+	w := planetest.World{Family: p.ip.Family}
 	for i := range countersLimit {
 		if i%4096 == 0 {
 			if i > 0 {
 				script.WriteString("}\n")
 			}
-			fmt.Fprintf(&script, "add element %s %s connections { ", p.ip(), TableName)
+			fmt.Fprintf(&script, "add element %s %s connections { ", p.ip.Name(), TableName)
 		}
 		fmt.Fprintf(&script, "%s . tcp . 80 counter, ", w.Addr(11, i))
 	}

@@ -19,13 +19,13 @@ import (
 // them: what counts is where they lead.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	more := true
-	sock, err := openSocket()
+	sock, err := wire.Open()
 	if err == nil {
 		defer sock.Close()
 		err = p.look.differences(ctx, sock, want, func(d trace.Difference) bool { more = each(d); return more })
 	}
 	if err != nil {
-		return fmt.Errorf("nftables %s: compare the kernel with the table: %w", p.look.fam, err)
+		return fmt.Errorf("nftables %s: compare the kernel with the table: %w", p.look.IP.Family, err)
 	}
 	if more {
 		p.localhost.Differences(want, each)
@@ -33,8 +33,8 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
-func (l *looker) differences(ctx context.Context, sock *socket, want *lb.Table, each func(trace.Difference) bool) error {
-	d := &differ{reader: newReader(l.family, sock, l.sets), Teller: mode.NewTeller(ctx, each), ctx: ctx, want: want, rules: l.ruleset(), owners: map[uint32]*setClaim{}, lists: map[uint32]*lb.Frontend{}}
+func (l *layout) differences(ctx context.Context, sock *wire.Socket, want *lb.Table, each func(trace.Difference) bool) error {
+	d := &differ{reader: newReader(l, sock), Teller: mode.NewTeller(ctx, each), ctx: ctx, want: want, rules: l.ruleset(), owners: map[uint32]*setClaim{}, lists: map[uint32]*lb.Frontend{}}
 	d.rules.node = want.Node
 	return d.Done(d.all())
 }

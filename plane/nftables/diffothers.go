@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/ranges"
 )
@@ -49,7 +50,7 @@ func (d *differ) findOthers() error {
 // wants reports whether an element of that key may be there, and which row it is about.
 func (d *differ) wants(i setIndex, key []byte) (k lb.Key, wanted bool) {
 	row := func(addrLen int) *lb.Frontend {
-		k = parseKey(key, addrLen)
+		k = wire.ParseKey(key, addrLen)
 		if f := d.want.Get(k); f != nil && !f.Accepts() {
 			return f
 		}
@@ -57,11 +58,11 @@ func (d *differ) wants(i setIndex, key []byte) (k lb.Key, wanted bool) {
 	}
 	switch i {
 	case sServices:
-		return k, row(d.addrLen) != nil
+		return k, row(d.AddrLen) != nil
 	case sNodePorts:
 		return k, row(0) != nil
 	case sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets:
-		n, scope := d.addrLen, lb.Cluster
+		n, scope := d.AddrLen, lb.Cluster
 		if i == sNodePortClusterSets || i == sNodePortLocalSets {
 			n = 0
 		}
@@ -71,13 +72,13 @@ func (d *differ) wants(i setIndex, key []byte) (k lb.Key, wanted bool) {
 		f := row(n)
 		return k, f != nil && f.Set(scope) != nil
 	case sSourceLists:
-		f := row(d.addrLen)
+		f := row(d.AddrLen)
 		return k, f != nil && len(f.Sources) > 0
 	case sSourceRanges:
 		f := d.lists[nlconn.Order.Uint32(key)>>lengthBits]
 		return keyOf(f), f != nil && (&sourceList{ranges: ranges.Of(f.Sources)}).has(key)
 	case sClusterIPs:
-		_, ok := slices.BinarySearchFunc(d.clusterIPs, parseAddr(key, d.addrLen), netip.Addr.Compare)
+		_, ok := slices.BinarySearchFunc(d.clusterIPs, wire.ParseAddr(key), netip.Addr.Compare)
 		return k, ok
 	case sEqualBytes:
 		return k, bytes.Equal(key[:4], key[4:]) && bytes.Equal(key[1:4], make([]byte, 3))

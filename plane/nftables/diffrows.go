@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/ranges"
 )
@@ -43,7 +44,7 @@ func (d *differ) compareRows() error {
 func (d *differ) compareSome(rows []*lb.Frontend) error {
 	var keys [setCount][][]byte
 	for _, f := range rows {
-		k := appendKey(nil, f.Key)
+		k := wire.AppendKey(nil, f.Key)
 		classes, _, _ := mapsOf(f.Key)
 		keys[classes] = append(keys[classes], k)
 		for _, c := range d.claims(f) {
@@ -53,7 +54,7 @@ func (d *differ) compareSome(rows []*lb.Frontend) error {
 			keys[sSourceLists] = append(keys[sSourceLists], k)
 		}
 		if isClusterIP(f) {
-			keys[sClusterIPs] = append(keys[sClusterIPs], appendAddr(nil, f.Key.Addr))
+			keys[sClusterIPs] = append(keys[sClusterIPs], wire.AppendAddr(nil, f.Key.Addr))
 		}
 	}
 	var have [setCount]map[string][]byte
@@ -65,9 +66,9 @@ func (d *differ) compareSome(rows []*lb.Frontend) error {
 	}
 	var sets []*setClaim
 	for _, f := range rows {
-		k := appendKey(nil, f.Key)
+		k := wire.AppendKey(nil, f.Key)
 		classes, _, _ := mapsOf(f.Key)
-		want := appendNum(nil, uint32(classOf(f)))
+		want := wire.AppendNumber(nil, uint32(classOf(f)))
 		if is := have[classes][string(k)]; d.there[classes] && !bytes.Equal(is, want) {
 			if err := d.tellElement(f.Key, classes, k, want, is); err != nil {
 				return err
@@ -86,7 +87,7 @@ func (d *differ) compareSome(rows []*lb.Frontend) error {
 			}
 		}
 		if isClusterIP(f) && d.there[sClusterIPs] {
-			a := appendAddr(nil, f.Key.Addr)
+			a := wire.AppendAddr(nil, f.Key.Addr)
 			if _, ok := have[sClusterIPs][string(a)]; !ok {
 				if err := d.tellElement(f.Key, sClusterIPs, a, a, nil); err != nil {
 					return err
@@ -127,7 +128,7 @@ func (d *differ) lacking(f *lb.Frontend, n uint32) (keys [][]byte, err error) {
 		return nil, nil
 	}
 	for _, p := range ranges.Of(f.Sources) {
-		keys = append(keys, appendAddr(appendNum(nil, n|uint32(p.Bits())), p.Addr()))
+		keys = append(keys, wire.AppendAddr(wire.AppendNumber(nil, n|uint32(p.Bits())), p.Addr()))
 	}
 	have, err := d.get(sSourceRanges, keys)
 	return slices.DeleteFunc(keys, func(k []byte) bool { _, ok := have[string(k)]; return ok }), err
@@ -135,7 +136,7 @@ func (d *differ) lacking(f *lb.Frontend, n uint32) (keys [][]byte, err error) {
 
 // compareList tells of a row whose list has not its ranges, or is another's.
 func (d *differ) compareList(f *lb.Frontend) error {
-	k := appendKey(nil, f.Key)
+	k := wire.AppendKey(nil, f.Key)
 	have, err := d.get(sSourceLists, [][]byte{k})
 	if err != nil || have[string(k)] == nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -66,7 +67,7 @@ func (d *differ) compareSetsOf(claims []*setClaim) error {
 		d.owners[c.id] = c
 		if c.time > 0 {
 			for slot := range c.set.Backends.Len() {
-				d.members = append(d.members, memberOf(nlconn.Order.Uint32(have[sMembers][string(appendNum(appendNum(nil, c.id), uint32(slot)))]), c.id))
+				d.members = append(d.members, memberOf(nlconn.Order.Uint32(have[sMembers][string(wire.AppendNumber(wire.AppendNumber(nil, c.id), uint32(slot)))]), c.id))
 			}
 		}
 	}
@@ -83,13 +84,13 @@ var errDiffers = errors.New("it differs")
 func (d *differ) readSetsOf(claims []*setClaim) (have [setCount]map[string][]byte, err error) {
 	var keys [setCount][][]byte
 	for _, c := range claims {
-		keys[sSetShapes] = append(keys[sSetShapes], appendNum(nil, c.id))
+		keys[sSetShapes] = append(keys[sSetShapes], wire.AppendNumber(nil, c.id))
 		for slot := range c.shape().size {
 			in := sBackends
 			if c.time > 0 {
 				in = sMembers
 			}
-			keys[in] = append(keys[in], appendNum(appendNum(nil, c.id), slot))
+			keys[in] = append(keys[in], wire.AppendNumber(wire.AppendNumber(nil, c.id), slot))
 		}
 	}
 	for _, i := range []setIndex{sSetShapes, sBackends, sMembers} {
@@ -106,7 +107,7 @@ func (d *differ) readSetsOf(claims []*setClaim) (have [setCount]map[string][]byt
 
 // compareSet compares the elements of a set with what was read, and calls f for those that differ until it fails.
 func (d *differ) compareSet(c *setClaim, have [setCount]map[string][]byte, f func(i setIndex, key []byte, want, have string) error) error {
-	id, want := appendNum(nil, c.id), appendNum(nil, c.shape().number())
+	id, want := wire.AppendNumber(nil, c.id), wire.AppendNumber(nil, c.shape().number())
 	if is := have[sSetShapes][string(id)]; d.there[sSetShapes] && !bytes.Equal(is, want) {
 		if err := f(sSetShapes, id, d.sets[sSetShapes].DataText(want), d.sets[sSetShapes].DataText(is)); err != nil {
 			return err
@@ -124,7 +125,7 @@ func (d *differ) compareSet(c *setClaim, have [setCount]map[string][]byte, f fun
 	var wrong []place // slots, in their order, that have no backend of the set
 	var beyond []place
 	for slot := range c.shape().size {
-		p := place{in: sBackends, key: appendNum(appendNum(nil, c.id), slot)}
+		p := place{in: sBackends, key: wire.AppendNumber(wire.AppendNumber(nil, c.id), slot)}
 		if c.time > 0 {
 			p.in = sMembers
 		}
@@ -135,7 +136,7 @@ func (d *differ) compareSet(c *setClaim, have [setCount]map[string][]byte, f fun
 		}
 		var is netip.AddrPort
 		if ok {
-			is = parseBackend(data, d.addrLen)
+			is = wire.ParseAddrPort(data, d.AddrLen)
 			p.have = is.String()
 		}
 		switch {
@@ -174,8 +175,8 @@ func (d *differ) compareSuspects() error {
 		if err != nil {
 			return err
 		}
-		object := d.object(c.in, appendKey(nil, c.key))
-		text := d.sets[c.in].DataText(appendNum(nil, c.id))
+		object := d.object(c.in, wire.AppendKey(nil, c.key))
+		text := d.sets[c.in].DataText(wire.AppendNumber(nil, c.id))
 		owner := d.owners[c.id]
 		switch {
 		case owner != nil && owner.set.ID == c.set.ID && owner.time == c.time: // another row of the set has told, or it is right by now

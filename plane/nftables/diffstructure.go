@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -40,7 +41,7 @@ func (d *differ) compareSets() error {
 
 // compareReserved looks whether the table says which numbers were used, and finds the seed by which clients are hashed.
 func (d *differ) compareReserved() error {
-	keys := [][]byte{appendNum(nil, reservedIDs), appendNum(nil, reservedSeed)}
+	keys := [][]byte{wire.AppendNumber(nil, reservedIDs), wire.AppendNumber(nil, reservedSeed)}
 	have, err := d.get(sReserved, keys)
 	if err != nil || !d.there[sReserved] {
 		return err
@@ -64,7 +65,7 @@ func (d *differ) compareReserved() error {
 // may stay, see needClass.
 func (d *differ) compareStructure() error {
 	hooks, rules := map[string]wire.Hook{}, map[string][]walk.Rule{}
-	verdicts := [setCount]map[string]elementVerdict{}
+	verdicts := [setCount]map[string]wire.Verdict{}
 	err := wire.Undisturbed(d.ctx, func() error {
 		clear(hooks)
 		return d.EachChain(d.ctx, func(name string, h wire.Hook) { hooks[name] = h })
@@ -78,9 +79,9 @@ func (d *differ) compareStructure() error {
 	for i := range setCount {
 		if err == nil && d.sets[i].Verdict && d.there[i] {
 			err = wire.Undisturbed(d.ctx, func() error {
-				verdicts[i] = map[string]elementVerdict{}
+				verdicts[i] = map[string]wire.Verdict{}
 				return d.EachElement(d.ctx, d.sets[i].Name, func(el []byte) {
-					verdicts[i][string(wire.ElementKey(el))] = elementVerdict{wire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
+					verdicts[i][string(wire.ElementKey(el))] = wire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))
 				})
 			})
 		}
@@ -108,14 +109,14 @@ func (d *differ) compareStructure() error {
 	}
 	chains, want := (&change{batch: d.rules.newBatch(TableName), st: may}).structure()
 	for _, c := range chains {
-		must := slices.ContainsFunc(needed, func(n chain) bool { return n.name == c.name })
-		h, there := hooks[c.name]
-		delete(hooks, c.name)
+		must := slices.ContainsFunc(needed, func(n rule.Chain) bool { return n.Name == c.Name })
+		h, there := hooks[c.Name]
+		delete(hooks, c.Name)
 		if !there && !must {
 			continue
 		}
 		tell := func(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
-		if err := c.wanted().Compare(there, h, rules[c.name], tell); err != nil {
+		if err := walk.Compare(c, there, h, rules[c.Name], tell); err != nil {
 			return err
 		}
 	}
@@ -137,7 +138,7 @@ func (d *differ) compareStructure() error {
 }
 
 // compareVerdicts compares a map of verdicts with what it may have and what it must.
-func (d *differ) compareVerdicts(i setIndex, have, may, must map[string]elementVerdict) error {
+func (d *differ) compareVerdicts(i setIndex, have, may, must map[string]wire.Verdict) error {
 	for _, key := range slices.Sorted(maps.Keys(have)) {
 		want, ok := may[key]
 		if ok && want == have[key] {
@@ -169,7 +170,7 @@ func (d *differ) compareBytes() error {
 	}
 	var keys [][]byte
 	for n := range 256 {
-		keys = append(keys, appendOctet(appendOctet(nil, byte(n)), byte(n)))
+		keys = append(keys, wire.AppendOctet(wire.AppendOctet(nil, byte(n)), byte(n)))
 	}
 	have, err := d.get(sEqualBytes, keys)
 	for _, k := range keys {

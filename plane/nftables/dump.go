@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -91,20 +92,20 @@ func (d *dumper) number(i setIndex, key []byte) (uint32, bool) {
 // rows describes each frontend with what its class asks for and the backends of its sets.
 func (d *dumper) rows() []string {
 	var lines []string
-	for i, addrLen := range map[setIndex]int{sServices: d.rules.addrLen, sNodePorts: 0} {
+	for i, addrLen := range map[setIndex]int{sServices: d.rules.AddrLen, sNodePorts: 0} {
 		for key := range d.elements[i] {
 			number, _ := d.number(i, []byte(key))
-			lines = append(lines, d.row(parseKey([]byte(key), addrLen), class(number)))
+			lines = append(lines, d.row(wire.ParseKey([]byte(key), addrLen), class(number)))
 		}
 	}
 	return lines
 }
 
 func (d *dumper) row(k lb.Key, cl class) string {
-	if _, ok := d.snap.verdicts[sFilterClasses][string(appendNum(nil, uint32(cl)))]; !ok {
+	if _, ok := d.snap.verdicts[sFilterClasses][string(wire.AppendNumber(nil, uint32(cl)))]; !ok {
 		d.fault("%s: class %s leads nowhere", k, cl)
 	}
-	key := appendKey(nil, k)
+	key := wire.AppendKey(nil, k)
 	line := fmt.Sprintf("%s %s%s", k, cl, d.sources(k, cl, key))
 	_, cluster, local := mapsOf(k)
 	for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
@@ -135,7 +136,7 @@ func (d *dumper) sources(k lb.Key, cl class, key []byte) string {
 		return ""
 	}
 	for _, p := range ranges {
-		d.use(sSourceRanges, appendAddr(appendNum(nil, list|uint32(p.Bits())), p.Addr()))
+		d.use(sSourceRanges, wire.AppendAddr(wire.AppendNumber(nil, list|uint32(p.Bits())), p.Addr()))
 	}
 	return fmt.Sprintf(" sources=%v", ranges)
 }
@@ -152,13 +153,13 @@ func (c class) needs(s lb.Scope) bool {
 
 // set describes a set.
 func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
-	number, ok := d.number(sSetShapes, appendNum(nil, id))
+	number, ok := d.number(sSetShapes, wire.AppendNumber(nil, id))
 	if !ok {
 		d.fault("%s: set %d has no shape", k, id)
 	}
 	s := parseShape(scope, number)
 	for _, part := range s.parts() {
-		if _, ok := d.snap.verdicts[shapesOf(scope)][string(appendNum(nil, part.number()))]; !ok {
+		if _, ok := d.snap.verdicts[shapesOf(scope)][string(wire.AppendNumber(nil, part.number()))]; !ok {
 			d.fault("%s: shape %s leads nowhere", k, part.chain())
 		}
 	}
@@ -172,7 +173,7 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 			d.fault("%s: set %d has nothing in slot %d", k, id, slot)
 			continue
 		}
-		backends = append(backends, parseBackend(backend, d.rules.addrLen).String())
+		backends = append(backends, wire.ParseAddrPort(backend, d.rules.AddrLen).String())
 	}
 	slices.Sort(backends)
 	text := fmt.Sprintf("%s=%s", scope, strings.Join(backends, ","))
@@ -183,12 +184,12 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 }
 
 func (d *dumper) backend(s shape, id, slot uint32) ([]byte, bool) {
-	key := appendNum(appendNum(nil, id), slot)
+	key := wire.AppendNumber(wire.AppendNumber(nil, id), slot)
 	if !s.sticky {
 		return d.use(sBackends, key)
 	}
 	member, _ := d.number(sMembers, key)
-	return d.use(sMemberBackends, appendNum(appendNum(nil, member), id))
+	return d.use(sMemberBackends, wire.AppendNumber(wire.AppendNumber(nil, member), id))
 }
 
 // constants describes what no row leads to.
@@ -197,15 +198,15 @@ func (d *dumper) constants() []string {
 	lines := []string{fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods, node.ServiceCIDRs)}
 	for a := range d.elements[sClusterIPs] {
 		d.use(sClusterIPs, []byte(a))
-		lines = append(lines, "cluster-ips "+parseAddr([]byte(a), d.rules.addrLen).String())
+		lines = append(lines, "cluster-ips "+wire.ParseAddr([]byte(a)).String())
 	}
 	for n := range 256 {
-		if _, ok := d.use(sEqualBytes, appendOctet(appendOctet(nil, byte(n)), byte(n))); !ok {
+		if _, ok := d.use(sEqualBytes, wire.AppendOctet(wire.AppendOctet(nil, byte(n)), byte(n))); !ok {
 			d.fault("byte %d does not equal itself", n)
 		}
 	}
-	d.use(sReserved, appendNum(nil, reservedIDs))
-	d.use(sReserved, appendNum(nil, reservedSeed))
+	d.use(sReserved, wire.AppendNumber(nil, reservedIDs))
+	d.use(sReserved, wire.AppendNumber(nil, reservedSeed))
 	return lines
 }
 
@@ -239,10 +240,10 @@ func (d *dumper) checkStructure() {
 	}
 	foreign := maps.Clone(d.snap.chains)
 	for _, ch := range chains {
-		if is := d.snap.chains[ch.name]; is == nil || is.digest != digest(ch.rules) {
-			d.fault("chain %s is not as it should be", ch.name)
+		if is := d.snap.chains[ch.Name]; is.Digest != ch.Digest() {
+			d.fault("chain %s is not as it should be", ch.Name)
 		}
-		delete(foreign, ch.name)
+		delete(foreign, ch.Name)
 	}
 	for name := range foreign {
 		d.fault("foreign chain %s", name)

@@ -6,9 +6,8 @@ import (
 	"context"
 	"strings"
 
-	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
-
+	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/relay"
@@ -23,11 +22,10 @@ func (p *Plane) openLocalhost(cfg Config) (err error) {
 	if cfg.Descriptors == nil {
 		cfg.Descriptors = relay.ProcessGroups()
 	}
-	can, err := p.sock.canCount(context.Background(), p.rules)
-	if err != nil {
+	if p.rules.uncounted, err = p.lacks(context.Background(), p.rules.New("", rule.Counter)); err != nil {
 		return err
 	}
-	if p.rules.uncounted = !can; can {
+	if !p.rules.uncounted {
 		if p.rejected, err = p.newCounters(map[setIndex]int{sLocalhostRejected: 0}); err != nil {
 			return err
 		}
@@ -41,27 +39,25 @@ func (r *ruleset) atLocalhost() bool { return r.localhost && r.node.Localhost.Is
 
 // localhostRules count and reject packets to NodePorts on localhost, but those of TCP, for which the proxy listens. What they look
 // up follows the rows by itself.
-func (r *ruleset) localhostRules() []rule {
+func (r *ruleset) localhostRules() []rule.Rule {
 	if !r.atLocalhost() {
 		return nil
 	}
-	to := []statement{match(r.destination().text+" "+r.node.Localhost.String(), r.destination(), expr.CmpOpEq, r.node.Localhost.AsSlice()),
-		match(l4proto.text+" != tcp", l4proto, expr.CmpOpNeq, []byte{unix.IPPROTO_TCP}), newConnection, r.find(number, sNodePorts, nodePort...), notZero(number)}
-	reject := r.rule("localhost: TCP alone is served", append(to[:len(to):len(to)], r.reject())...)
+	to := []rule.Statement{rule.Is(r.Destination(), r.node.Localhost.String(), r.node.Localhost.AsSlice()), rule.NotOverTCP, rule.NewConnection, rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...), rule.NotZero(rule.Number)}
+	reject := r.New("localhost: TCP alone is served", append(to[:len(to):len(to)], r.Reject())...)
 	if r.uncounted {
-		return []rule{reject}
+		return []rule.Rule{reject}
 	}
-	return []rule{r.rule("localhost: count", append(to, r.increment(sLocalhostRejected, nodePort, 0))...), reject}
+	return []rule.Rule{r.New("localhost: count", append(to, rule.Increment(r.set(sLocalhostRejected), 0, rule.NodePort...))...), reject}
 }
 
 // notTheProxy matches packets but those of the proxy to an endpoint, which are led nowhere else: the endpoint may be at the address of
 // another Service.
-func (r *ruleset) notTheProxy() statement {
+func (r *ruleset) notTheProxy() rule.Statement {
 	if !r.atLocalhost() {
-		return statement{}
+		return rule.Statement{}
 	}
-	o := packetMark.and(r.mark)
-	return match(o.text+" == 0x00000000", o, expr.CmpOpEq, make([]byte, 4))
+	return rule.IsZero(rule.PacketMark.And(r.mark))
 }
 
 // measureLocalhost is Measure for localhost NodePorts.
@@ -76,7 +72,7 @@ func (p *Plane) measureLocalhost(emit mode.Emit) error {
 		return nil
 	}
 	rejected := map[lb.Proto]uint64{lb.UDP: 0, lb.SCTP: 0}
-	err := p.rejected.read(context.Background(), func(set counted, key []byte, n uint64) { rejected[parseKey(key, set.addrLen).Proto] += n })
+	err := p.rejected.read(context.Background(), func(set counted, key []byte, n uint64) { rejected[wire.ParseKey(key, set.addrLen).Proto] += n })
 	for proto, n := range rejected {
 		emit(localhostRejected, float64(n), strings.ToUpper(proto.String()))
 	}

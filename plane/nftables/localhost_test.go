@@ -378,7 +378,7 @@ func TestRenderLocalhost(t *testing.T) {
 		if s := p.Stats(); s.Messages != 0 {
 			t.Errorf("the plane found something to do: %+v", s)
 		}
-		listed := runNFT(t, "list", "chain", p.ip(), TableName, "filter-output-pre-dnat")
+		listed := runNFT(t, "list", "chain", p.ip.Name(), TableName, "filter-output-pre-dnat")
 		if !strings.Contains(listed, "update @localhost-rejected") || !strings.Contains(listed, "localhost: TCP alone is served") {
 			t.Errorf("%s", listed)
 		}
@@ -393,7 +393,7 @@ func TestLocalhostWithoutCounters(t *testing.T) {
 			t.Error(err)
 		}
 		l.plane.rejected, l.plane.rules.uncounted = nil, true
-		l.plane.look = newLooker(l.plane.rules)
+		l.plane.look = l.plane.rules.layout
 		reset(t, l.plane, l.table)
 		if listed := runNFT(t, "list", "table", "ip", TableName); strings.Contains(listed, "update @localhost-rejected") {
 			t.Error("it counts")

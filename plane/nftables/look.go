@@ -14,64 +14,31 @@ import (
 	"kube-proxy/trace"
 )
 
-// looker is what questions about the kernel's table need of a plane: nothing of it changes while the plane lives, so they may be asked
-// from any goroutine.
-type looker struct {
-	family
-	sets *[setCount]wire.Set
-	// mark, hashes, places, counts, localhost and uncounted as in ruleset.
-	mark      uint32
-	hashes    bool
-	places    uint32
-	counts    bool
-	localhost bool
-	uncounted bool
-}
-
-// newLooker returns that of a plane whose ruleset is r.
-func newLooker(r *ruleset) looker {
-	return looker{r.family, r.sets, r.mark, r.hashes, r.places, r.counts, r.localhost, r.uncounted}
-}
-
 // ruleset is the plane's for no node and no seed.
-func (l *looker) ruleset() *ruleset {
-	return &ruleset{family: l.family, sets: l.sets, mark: l.mark, hashes: l.hashes, places: l.places, counts: l.counts, localhost: l.localhost, uncounted: l.uncounted}
-}
-
-// table is the table as packets walk through it.
-func (l *looker) table() walk.Table {
-	t := walk.Table{Family: l.proto, Name: TableName, Sets: make(map[string]walk.Set, setCount)}
-	for _, c := range l.ruleset().skeleton() {
-		if c.isBase() {
-			t.Bases = append(t.Bases, c.name)
-		}
-	}
-	for i := range l.sets {
-		d := &l.sets[i]
-		t.Sets[d.Name] = walk.Set{KeyLen: d.KeyLen(), Map: d.Verdict || d.Data != nil, Dynamic: d.Dynamic(),
-			Key:  d.Key.Text,
-			Data: d.Data.Text}
-	}
-	return t
-}
+func (l *layout) ruleset() *ruleset { return &ruleset{layout: *l} }
 
 // Follow is part of mode.Looker. It reads the rules and elements that the packet meets, on a socket of its own, and carries them out: the
 // answer holds of what is in the kernel, whatever this process believes to be there.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := p.look.follow(ctx, packet)
 	if err != nil {
-		return trace.Kernel{}, fmt.Errorf("nftables %s: follow a packet to %s: %w", p.look.fam, packet.To, err)
+		return trace.Kernel{}, fmt.Errorf("nftables %s: follow a packet to %s: %w", p.look.IP.Family, packet.To, err)
 	}
 	return p.localhost.Follow(packet, k), nil
 }
 
-func (l *looker) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	sock, err := openSocket()
+// table is the table as packets walk through it.
+func (l *layout) table() walk.Table {
+	return walk.Table{Family: l.Proto, Name: TableName, Chains: l.ruleset().skeleton(), Sets: l.sets[:]}
+}
+
+func (l *layout) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	sock, err := wire.Open()
 	if err != nil {
 		return trace.Kernel{}, err
 	}
 	defer sock.Close()
-	a, err := walk.Go(ctx, sock.Socket, l.table(), packet)
+	a, err := walk.Go(ctx, sock, l.table(), packet)
 	if err != nil {
 		return trace.Kernel{}, err
 	}

@@ -16,11 +16,13 @@ import (
 
 	"kube-proxy/internal/netlab"
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
+	"kube-proxy/plane/ownwrites"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -151,15 +153,14 @@ func TestFollow(t *testing.T) {
 // sabotage has somebody else write to the table.
 func (l *looks) sabotage(what func(c *change)) {
 	l.t.Helper()
-	s, err := openSocket()
+	s, err := wire.Open()
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	defer s.Close()
 	c := l.newChange(newState(0))
 	what(c)
-	bufs, last := c.buffers()
-	if err := s.Commit(l.t.Context(), bufs, last); err != nil {
+	if _, err := s.Commit(l.t.Context(), &ownwrites.Ledger{}, c.Transaction); err != nil {
 		l.t.Fatalf("sabotage: %v", err)
 	}
 }
@@ -270,15 +271,15 @@ func TestSabotageOfChains(t *testing.T) {
 	chains, _ := l.newChange(l.st).structure()
 	met := 0
 	for _, c := range chains {
-		l.sabotage(func(b *change) { b.FlushChain(c.name) })
-		for i := range c.rules {
-			if d := l.named(fmt.Sprintf("rule %d of chain %s", i+1, c.name)); d.Have != "" || d.Want != c.rules[i].text() {
-				t.Errorf("chain %s was flushed: %+v", c.name, d)
+		l.sabotage(func(b *change) { b.FlushChain(c.Name) })
+		for i := range c.Rules {
+			if d := l.named(fmt.Sprintf("rule %d of chain %s", i+1, c.Name)); d.Have != "" || d.Want != c.Rules[i].Text() {
+				t.Errorf("chain %s was flushed: %+v", c.Name, d)
 			}
 		}
 		check := func(line string) {
 			for name, k := range before {
-				if !slices.ContainsFunc(k.Way, func(l string) bool { return strings.HasPrefix(l, "chain "+c.name+" rule ") }) {
+				if !slices.ContainsFunc(k.Way, func(l string) bool { return strings.HasPrefix(l, "chain "+c.Name+" rule ") }) {
 					continue
 				}
 				met++
@@ -288,14 +289,14 @@ func TestSabotageOfChains(t *testing.T) {
 				break
 			}
 		}
-		check("chain " + c.name + " has no rules")
-		if c.isBase() {
-			l.sabotage(func(b *change) { b.DeleteChain(c.name) })
-			if d := l.named("chain " + c.name); d.Have != "" || d.Want == "" {
-				t.Errorf("chain %s was deleted: %+v", c.name, d)
+		check("chain " + c.Name + " has no rules")
+		if c.IsBase() {
+			l.sabotage(func(b *change) { b.DeleteChain(c.Name) })
+			if d := l.named("chain " + c.Name); d.Have != "" || d.Want == "" {
+				t.Errorf("chain %s was deleted: %+v", c.Name, d)
 			}
-			check("no base chain " + c.name)
-			l.sabotage(func(b *change) { b.AddChain(c.name, c.hook) })
+			check("no base chain " + c.Name)
+			l.sabotage(func(b *change) { b.AddChain(c.Name, c.Hook) })
 		}
 		l.sabotage(func(b *change) { b.addRules(c) })
 	}
@@ -325,11 +326,11 @@ func TestSabotageOfChains(t *testing.T) {
 func TestSabotageByChange(t *testing.T) {
 	l := newLooks(t, planetest.World{Family: lb.IPv4})
 	packets := l.packets()
-	id := func(set lb.SetID) []byte { return appendNum(nil, l.st.sets[set].id) }
+	id := func(set lb.SetID) []byte { return wire.AppendNumber(nil, l.st.sets[set].id) }
 	set := func(i int, s lb.Scope) lb.SetID {
 		return lb.SetID{Service: fmt.Sprintf("ns/svc-%d:http", i), Proto: lb.TCP, Scope: s}
 	}
-	vip := func(i int) []byte { return appendKey(nil, lb.Key{Addr: l.Addr(10, i+1), Port: 80, Proto: lb.TCP}) }
+	vip := func(i int) []byte { return wire.AppendKey(nil, lb.Key{Addr: l.Addr(10, i+1), Port: 80, Proto: lb.TCP}) }
 	stranger := netip.AddrPortFrom(l.Addr(100, 77), 99)
 	swap := func(i setIndex, key, data []byte) func(c *change) {
 		return func(c *change) {
@@ -340,12 +341,12 @@ func TestSabotageByChange(t *testing.T) {
 	add := func(i setIndex, rec ...[]byte) func(c *change) {
 		return func(c *change) { c.add(i, slices.Concat(rec...)) }
 	}
-	loadBalancer := appendKey(nil, lb.Key{Addr: l.Addr(198, 1), Port: 80, Proto: lb.TCP})
-	other := appendKey(nil, lb.Key{Addr: l.Addr(198, 2), Port: 80, Proto: lb.TCP})
+	loadBalancer := wire.AppendKey(nil, lb.Key{Addr: l.Addr(198, 1), Port: 80, Proto: lb.TCP})
+	other := wire.AppendKey(nil, lb.Key{Addr: l.Addr(198, 2), Port: 80, Proto: lb.TCP})
 	listOf := func(i int) []byte {
-		return appendNum(nil, l.st.rows[lb.Key{Addr: l.Addr(198, i+1), Port: 80, Proto: lb.TCP}].list.key())
+		return wire.AppendNumber(nil, l.st.rows[lb.Key{Addr: l.Addr(198, i+1), Port: 80, Proto: lb.TCP}].list.key())
 	}
-	sources := parseAddr([]byte{172, 0, 0, 0}, 4)
+	sources := wire.ParseAddr([]byte{172, 0, 0, 0})
 	for _, c := range []struct {
 		name     string
 		do       func(c *change)
@@ -356,20 +357,20 @@ func TestSabotageByChange(t *testing.T) {
 		becomes  string // an answer; "" for the same
 		contains string // in the way
 	}{
-		{"a backend becomes another's", swap(sBackends, append(id(set(0, lb.Cluster)), appendNum(nil, 0)...), appendBackend(nil, stranger)),
+		{"a backend becomes another's", swap(sBackends, append(id(set(0, lb.Cluster)), wire.AppendNumber(nil, 0)...), wire.AppendAddrPort(nil, stranger)),
 			"element { 0x%08x . 0 } of map backends", "100.0.0.", stranger.String(), "pod to cluster IP 0",
 			answer(trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{{Address: netip.AddrPortFrom(l.Addr(100, 1), 8080), Share: 1. / 3},
 				{Address: netip.AddrPortFrom(l.Addr(100, 2), 8080), Share: 1. / 3}, {Address: stranger, Share: 1. / 3}}}), ""},
 		{"a Service has the backends of another", swap(sClusterSets, vip(0), id(set(1, lb.Cluster))),
 			"element { 10.0.0.1 . tcp . 80 } of map cluster-sets", "the id of set ns/svc-0:http/tcp/cluster", "that of set ns/svc-1:http/tcp/cluster",
 			"pod to cluster IP 0", l.balance(10, 3, false), ""},
-		{"a Service has those of none", swap(sClusterSets, vip(0), appendNum(nil, 4711)),
+		{"a Service has those of none", swap(sClusterSets, vip(0), wire.AppendNumber(nil, 4711)),
 			"element { 10.0.0.1 . tcp . 80 } of map cluster-sets", "the id of set ns/svc-0:http/tcp/cluster", "that of no set", "pod to cluster IP 0", "reject", "no element { 0x00001267 } in map set-shapes"},
-		{"a class that rejects", swap(sServices, vip(0), appendNum(nil, uint32(actionReject))), "element { 10.0.0.1 . tcp . 80 } of map services", "0x", "0x00000001",
+		{"a class that rejects", swap(sServices, vip(0), wire.AppendNumber(nil, uint32(actionReject))), "element { 10.0.0.1 . tcp . 80 } of map services", "0x", "0x00000001",
 			"pod to cluster IP 0", "reject", ""},
-		{"a set of fewer backends", swap(sSetShapes, id(set(0, lb.Cluster)), appendNum(nil, 1)), "element { 0x%08x } of map set-shapes", "0x00000003", "0x00000001",
+		{"a set of fewer backends", swap(sSetShapes, id(set(0, lb.Cluster)), wire.AppendNumber(nil, 1)), "element { 0x%08x } of map set-shapes", "0x00000003", "0x00000001",
 			"pod to cluster IP 0", "", ""},
-		{"a Service that nobody has", add(sServices, appendKey(nil, lb.Key{Addr: l.Addr(10, 200), Port: 80, Proto: lb.TCP}), appendNum(nil, uint32(actionReject))),
+		{"a Service that nobody has", add(sServices, wire.AppendKey(nil, lb.Key{Addr: l.Addr(10, 200), Port: 80, Proto: lb.TCP}), wire.AppendNumber(nil, uint32(actionReject))),
 			"element { 10.0.0.200 . tcp . 80 } of map services", "", "0x00000001", "pod to an unknown cluster IP", "reject", ""},
 		{"a range more", add(sSourceRanges, listKey(listOf(0), 8), sources.AsSlice()), "element { 0x%08x . 172.0.0.0 } of set source-ranges", "", "there",
 			"outside to load balancer 0", "balance 100.0.0.0:8080=1.0000", ""},
@@ -377,25 +378,25 @@ func TestSabotageByChange(t *testing.T) {
 			"outside to load balancer 0", "", ""},
 		{"the ranges of none", swap(sSourceLists, other, listKey([]byte{0, 0, 0, 0}, 0)), "element { 198.0.0.2 . tcp . 80 } of map source-lists", "the number of its list", "", "pod to load balancer 1", "drop", ""},
 		{"a cluster IP that nobody has", add(sClusterIPs, l.Addr(172, 8).AsSlice()), "element { 172.0.0.8 } of set cluster-ips", "", "there", "pod to a stranger", "reject", ""},
-		{"a slot that a balancer draws from, and shall not", add(sBackends, id(set(4, lb.Cluster)), appendNum(nil, 21), appendBackend(nil, stranger)),
+		{"a slot that a balancer draws from, and shall not", add(sBackends, id(set(4, lb.Cluster)), wire.AppendNumber(nil, 21), wire.AppendAddrPort(nil, stranger)),
 			"element { 0x%08x . 21 } of map backends", "", stranger.String(), "pod to cluster IP 4", "more", ""},
-		{"a member that left", add(sMemberBackends, appendNum(nil, 99), id(set(2, lb.Cluster)), appendBackend(nil, stranger)), "element { 0:63 . 0x%08x } of map member-backends", "", "100.0.0.77",
+		{"a member that left", add(sMemberBackends, wire.AppendNumber(nil, 99), id(set(2, lb.Cluster)), wire.AppendAddrPort(nil, stranger)), "element { 0:63 . 0x%08x } of map member-backends", "", "100.0.0.77",
 			"pod to cluster IP 2", "", ""},
 		{"a rule of ours by its comment alone", func(c *change) {
 			ours := c.balancer(shape{scope: lb.Cluster, size: 3})
-			for i := range ours.rules {
-				ours.rules[i].exprs = c.rule("", drop).exprs
+			for i := range ours.Rules {
+				ours.Rules[i].Expressions = c.New("", rule.Drop).Expressions
 			}
-			c.FlushChain(ours.name)
+			c.FlushChain(ours.Name)
 			c.addRules(ours)
 		}, "rule 1 of chain cluster-3", "dnat ip to", "other expressions", "pod to cluster IP 0", "drop", "chain cluster-3 rule 1"},
-		{"a rule more", func(c *change) { c.AddRule("service-network", c.rule("", drop).exprs, nil) }, "rule 4 of chain service-network", "", "comment", "pod to a stranger", "drop", ""},
+		{"a rule more", func(c *change) { c.AddRule("service-network", c.New("", rule.Drop).Expressions, "") }, "rule 4 of chain service-network", "", "comment", "pod to a stranger", "drop", ""},
 		{"a chain more", func(c *change) { c.AddChain("mine", wire.Hook{}) }, "chain mine", "", "there", "", "", ""},
 		{"a chain at another hook", func(c *change) { c.FlushChain("filter-forward"); c.DeleteChain("filter-forward") }, "chain filter-forward", "type filter hook forward priority 0", "", "pod to another port", "pass", "no base chain filter-forward"},
 		{"a way to another chain", func(c *change) {
-			key := appendNum(nil, 3)
+			key := wire.AppendNumber(nil, 3)
 			c.remove(sClusterShapes, key)
-			c.addVerdict(sClusterShapes, key, drops)
+			c.addVerdict(sClusterShapes, key, wire.Drop)
 		}, "element { 0x00000003 } of map cluster-shapes", "goto cluster-3", "drop", "pod to cluster IP 0", "drop", ""},
 	} {
 		func() { // in the namespace of this thread
@@ -433,7 +434,7 @@ func TestSabotageByChange(t *testing.T) {
 
 // listKey is the key of a list for ranges of a length.
 func listKey(list []byte, length uint32) []byte {
-	return appendNum(nil, nlconn.Order.Uint32(list)|length)
+	return wire.AppendNumber(nil, nlconn.Order.Uint32(list)|length)
 }
 
 // The whole table may be gone, or asleep: that is said, and Follow and Differences work while no other verb does.
@@ -501,11 +502,11 @@ func TestFollowCost(t *testing.T) {
 	for _, n := range []int{100, 10_000} {
 		p := newPlane(t, w.Family)
 		reset(t, p, w.Table(n, 3))
-		sock, err := openSocket()
+		sock, err := wire.Open()
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := walk.Go(t.Context(), sock.Socket, p.look.table(), trace.Packet{
+		a, err := walk.Go(t.Context(), sock, p.look.table(), trace.Packet{
 			From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80), Proto: lb.TCP})
 		if err != nil || len(a.Ways) != 3 {
 			t.Fatalf("%+v: %v", a, err)

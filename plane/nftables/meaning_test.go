@@ -15,21 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
 // meaning says what a rule does, whatever registers and places it uses: its matches and effects in order, each
-// with where its values come from. It is written from the kernel's side and shares nothing with statement.go. Two rules
+// with where its values come from. It is written from the kernel's side and shares nothing with package rule. Two rules
 // of one meaning treat every packet alike but for the scratch marks that Render's comment names.
-func meaning(t *testing.T, fam family, sets []wire.Set, rule []expr.Any) []string {
+func meaning(t *testing.T, fam rule.IP, sets []wire.Set, exprs []expr.Any) []string {
 	t.Helper()
 	m := &machine{t: t, fam: fam, sets: map[string]*wire.Set{}, regs: map[int]word{}, before: map[int]word{}}
 	for i := range sets {
 		m.sets[sets[i].Name] = &sets[i]
 	}
 	m.mark = plain("mark", 0, 4)
-	for _, x := range rule {
+	for _, x := range exprs {
 		m.step(x)
 	}
 	m.effect("end")
@@ -57,7 +58,7 @@ func (w word) String() string {
 
 type machine struct {
 	t            *testing.T
-	fam          family
+	fam          rule.IP
 	sets         map[string]*wire.Set
 	regs, before map[int]word // before: what registers held until they were last written
 	mark         word
@@ -93,6 +94,9 @@ func (m *machine) words(r uint32, bytes int) string {
 	return strings.Join(all, ",")
 }
 
+// original is a part of what the first packet of a connection was sent to.
+type original struct{ expr.Ct }
+
 // effect notes what the rule does, and the mark that the packet has then.
 func (m *machine) effect(format string, args ...any) {
 	m.out = append(m.out, fmt.Sprintf(format, args...)+" with mark "+m.mark.String())
@@ -119,8 +123,8 @@ func (m *machine) step(x expr.Any) {
 		}
 	case *original:
 		n := 2
-		if x.Key == m.fam.ctDaddr {
-			n = m.fam.addrLen
+		if x.Key == unix.NFT_CT_DST_IP || x.Key == unix.NFT_CT_DST_IP6 {
+			n = m.fam.AddrLen
 		}
 		m.load(x.Register, fmt.Sprintf("original%d", x.Key), 0, n)
 	case *expr.Fib:
@@ -145,7 +149,7 @@ func (m *machine) step(x expr.Any) {
 	case *expr.Dynset:
 		m.dynset(x)
 	case *expr.NAT:
-		m.effect("nat %d %d to %s port %s", x.Type, x.Family, m.words(x.RegAddrMin, m.fam.addrLen), m.words(x.RegProtoMin, 2))
+		m.effect("nat %d %d to %s port %s", x.Type, x.Family, m.words(x.RegAddrMin, m.fam.AddrLen), m.words(x.RegProtoMin, 2))
 	case *expr.Masq:
 		m.effect("%+v", *x)
 	case *expr.Reject:
@@ -231,7 +235,7 @@ func (m *machine) protocols(x *expr.Lookup) {
 		m.t.Fatal(err)
 	}
 	fam := nft.TableFamilyIPv4
-	if m.fam.fam == lb.IPv6 {
+	if m.fam.Family == lb.IPv6 {
 		fam = nft.TableFamilyIPv6
 	}
 	els, err := c.GetSetElements(&nft.Set{Table: &nft.Table{Name: TableName, Family: fam}, Name: x.SetName})
@@ -275,16 +279,16 @@ func sameMeaning(t *testing.T, p *Plane) {
 	t.Helper()
 	chains, _ := p.newChange(p.st).structure()
 	for _, ch := range chains {
-		rules := kernelRules(t, p, ch.name)
-		if len(rules) != len(ch.rules) {
-			t.Errorf("chain %s has %d rules, want %d", ch.name, len(rules), len(ch.rules))
+		rules := kernelRules(t, p, ch.Name)
+		if len(rules) != len(ch.Rules) {
+			t.Errorf("chain %s has %d rules, want %d", ch.Name, len(rules), len(ch.Rules))
 			continue
 		}
 		for i, r := range rules {
-			is := meaning(t, p.family, p.rules.sets[:], r)
-			want := meaning(t, p.family, p.rules.sets[:], exprsOf(t, p, ch.rules[i].exprs))
+			is := meaning(t, p.ip, p.rules.sets[:], r)
+			want := meaning(t, p.ip, p.rules.sets[:], exprsOf(t, p, ch.Rules[i].Expressions))
 			if !slices.Equal(is, want) {
-				t.Errorf("chain %s, rule %d, %s, means\n  %s\nwant\n  %s", ch.name, i, ch.rules[i].comment, strings.Join(is, "\n  "), strings.Join(want, "\n  "))
+				t.Errorf("chain %s, rule %d, %s, means\n  %s\nwant\n  %s", ch.Name, i, ch.Rules[i].Comment, strings.Join(is, "\n  "), strings.Join(want, "\n  "))
 			}
 		}
 	}
@@ -293,7 +297,7 @@ func sameMeaning(t *testing.T, p *Plane) {
 // kernelRules reads the rules of a chain.
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
-	err := p.sock.Dump(t.Context(), wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.proto, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
+	err := p.sock.Dump(t.Context(), wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.ip.Proto, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
 		rules = append(rules, exprsOf(t, p, nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})
@@ -305,14 +309,14 @@ func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 
 // exprsOf reads the expressions of a rule.
 func exprsOf(t *testing.T, p *Plane, b []byte) []expr.Any {
-	var rule []expr.Any
+	var all []expr.Any
 	nlconn.Attributes(b, func(_ uint16, x []byte) bool {
 		if e := kernelExpr(t, p, nlconn.CStr(nlconn.Attribute(x, unix.NFTA_EXPR_NAME)), nlconn.Attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
-			rule = append(rule, e)
+			all = append(all, e)
 		}
 		return true
 	})
-	return rule
+	return all
 }
 
 // kernelExpr reads one expression; nil if it does nothing.
@@ -364,7 +368,7 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 		t.Errorf("an expression %s", name)
 		return nil
 	}
-	if err := expr.Unmarshal(p.proto, data, e); err != nil {
+	if err := expr.Unmarshal(p.ip.Proto, data, e); err != nil {
 		t.Errorf("expression %s: %v", name, err)
 	}
 	if ct, ok := e.(*expr.Ct); ok { // of which the library does not read the source register

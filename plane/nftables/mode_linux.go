@@ -67,7 +67,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 			Text: "the memory of session affinity is nearly full; when it is full, new clients are led by a hash of their address",
 			Args: []any{"percent", percent, "services", busiest},
 			Event: func(node string) event.Event {
-				return event.AffinityNearlyFull(node, p.fam.String(), percent, busiest)
+				return event.AffinityNearlyFull(node, p.ip.Family.String(), percent, busiest)
 			},
 		})
 	}

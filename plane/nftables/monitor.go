@@ -11,16 +11,13 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// monitor listens to the kernel's notifications of changes that others make to our table. Our own are
-// filtered out in the kernel, by the number of the socket that made them.
+// monitor notes the changes that others make to our table.
 type monitor struct {
-	sock  *socket
-	proto byte
+	*wire.Monitor
 	index map[string]setIndex
 	defs  *[setCount]wire.Set
 
 	signal chan struct{} // has a value when there is something to look at
-	done   chan struct{}
 
 	mu    sync.Mutex
 	notes notes
@@ -49,44 +46,14 @@ func (n *notes) empty() bool { return !n.everything && !n.structure && len(n.ele
 // manyNotes is when keeping count of single elements stops being cheaper than comparing all.
 const manyNotes = 4096
 
-// startMonitor listens in the network namespace of the calling thread. own is the port of the socket whose
-// changes are ours.
-func startMonitor(f family, defs *[setCount]wire.Set, own uint32) (*monitor, error) {
-	s, err := openSocket()
-	if err != nil {
-		return nil, err
+// startMonitor listens in the network namespace of the calling thread. What own writes is ours.
+func startMonitor(l *layout, own *wire.Socket) (m *monitor, err error) {
+	m = &monitor{defs: l.sets, index: map[string]setIndex{}, signal: make(chan struct{}, 1)}
+	for i := range m.defs {
+		m.index[m.defs[i].Name] = setIndex(i)
 	}
-	m := &monitor{sock: s, proto: f.proto, defs: defs, index: map[string]setIndex{},
-		signal: make(chan struct{}, 1), done: make(chan struct{})}
-	for i := range defs {
-		m.index[defs[i].Name] = setIndex(i)
-	}
-	if err = m.sock.Ignore(own); err == nil {
-		err = m.Listen(true)
-	}
-	if err != nil {
-		s.Close()
-		return nil, err
-	}
-	go m.loop()
-	return m, nil
-}
-
-// Listen begins or ends to hear of changes. With Missed it makes the monitor an ownwrites.Listener.
-func (m *monitor) Listen(on bool) error { return m.sock.Subscribe(on) }
-
-// Missed notes that the monitor could not hear what others did.
-func (m *monitor) Missed() { m.note(func(n *notes) { n.everything = true }) }
-
-func (m *monitor) close() error {
-	err := m.sock.Close()
-	<-m.done
-	return err
-}
-
-func (m *monitor) loop() {
-	defer close(m.done)
-	m.sock.Listen(m.hear, m.Missed)
+	m.Monitor, err = wire.Watch(own, l.Proto, TableName, m.hear, func() { m.note(func(n *notes) { n.everything = true }) })
+	return m, err
 }
 
 func (m *monitor) note(f func(*notes)) {
@@ -136,22 +103,14 @@ func (m *monitor) giveBack(old notes) {
 }
 
 // hear sorts one notification.
-func (m *monitor) hear(msg nlconn.Message) {
-	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < wire.Header || msg.Body[0] != m.proto {
-		return
-	}
-	body := msg.Body[wire.Header:]
-	if nlconn.CStr(nlconn.Attribute(body, 1)) != TableName { // attribute 1 is the table's name in all these messages
-		return
-	}
-	switch typ := msg.Type & 0xff; typ {
+func (m *monitor) hear(typ uint16, body []byte) {
+	switch typ {
 	case unix.NFT_MSG_DELTABLE:
 		m.Missed()
-	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN,
-		unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		m.note(func(n *notes) { n.structure = true })
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
 		m.hearElements(typ == unix.NFT_MSG_NEWSETELEM, body)
+	default:
+		m.note(func(n *notes) { n.structure = true })
 	}
 }
 

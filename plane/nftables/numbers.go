@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/rollback"
 )
@@ -20,7 +21,7 @@ const (
 // reserved calls f for the elements of the map of that name.
 func (st *state) reserved(f func(i setIndex, rec []byte)) {
 	for key, v := range map[uint32]uint32{reservedIDs: st.ids.Reserved, reservedSeed: st.seed} {
-		f(sReserved, appendNum(appendNum(nil, key), v))
+		f(sReserved, wire.AppendNumber(wire.AppendNumber(nil, key), v))
 	}
 }
 
@@ -67,12 +68,12 @@ func (c *change) reserve() error {
 		rollback.Value(c.log, &n.Reserved)
 		was := n.Reserved
 		n.Reserve()
-		rec := appendNum(c.rec[:0], reservedIDs)
-		c.remove(sReserved, appendNum(rec, was))
-		c.add(sReserved, appendNum(rec, n.Reserved))
+		rec := wire.AppendNumber(c.rec[:0], reservedIDs)
+		c.remove(sReserved, wire.AppendNumber(rec, was))
+		c.add(sReserved, wire.AppendNumber(rec, n.Reserved))
 	}
 	if !c.st.ids.Left() {
-		return fmt.Errorf("nftables %s: the table has used up its set ids: %w", c.fam, plane.ErrStateLost)
+		return fmt.Errorf("nftables %s: the table has used up its set ids: %w", c.IP.Family, plane.ErrStateLost)
 	}
 	return nil
 }

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/relay"
@@ -40,9 +42,9 @@ type Config struct {
 // Plane holds one family's table in the kernel. Its methods must be called by one goroutine at a time;
 // [Plane.Drift] may be read by another.
 type Plane struct {
-	family
+	ip    rule.IP
 	rules *ruleset
-	sock  *socket
+	sock  *wire.Socket
 	mon   *monitor
 	ours  *ownwrites.Ledger
 	st    *state // nil before the first Reset
@@ -51,7 +53,7 @@ type Plane struct {
 	use   AffinityUse
 	shown atomic.Pointer[AffinityUse] // what Measure tells
 	told  told
-	look  looker
+	look  layout
 	// counters is nil where nothing is counted, and localhost where nothing is served there.
 	counters, rejected *counters
 	localhost          *localhost.Proxy
@@ -77,18 +79,20 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.sock, err = openSocket(); err != nil {
+	if p.sock, err = wire.Open(); err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
 	if _, err := p.sock.Generation(context.Background()); err != nil {
 		p.sock.Close()
 		return nil, probeError(err)
 	}
-	if p.rules.hashes, err = p.sock.canHash(context.Background(), p.rules); err != nil {
+	lacks, err := p.lacks(context.Background(), p.rules.New("", rule.SetMark(p.ip.Hash(2, 1))))
+	if err != nil {
 		p.sock.Close()
 		return nil, err
 	}
-	p.rules.sets = schema(p.family, p.rules.hashes)
+	p.rules.hashes = !lacks
+	p.rules.sets = schema(p.ip, p.rules.hashes)
 	if err = p.openCounters(context.Background()); err != nil {
 		p.sock.Close()
 		return nil, err
@@ -97,13 +101,12 @@ func New(cfg Config) (*Plane, error) {
 		p.sock.Close()
 		return nil, err
 	}
-	if p.mon, err = startMonitor(p.family, p.rules.sets, p.sock.Number()); err != nil {
+	if p.mon, err = startMonitor(&p.rules.layout, p.sock); err != nil {
 		p.localhost.Close()
 		p.sock.Close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	p.look = newLooker(p.rules)
-	p.sock.Moved = p.mon.sock.Ignore
+	p.look = p.rules.layout
 	p.ours.Join(p.mon)
 	return p, nil
 }
@@ -117,11 +120,11 @@ func offline(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	f := familyOf(cfg.Family)
+	f := rule.IPOf(cfg.Family)
 	return &Plane{
-		family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}),
-		rules: &ruleset{family: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces, counts: cfg.CountServices,
-			localhost: cfg.LocalhostNodePorts},
+		ip: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}),
+		rules: &ruleset{layout: layout{IP: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces,
+			counts: cfg.CountServices, localhost: cfg.LocalhostNodePorts}},
 		bigMap: bigMap, window: auditWindow, loadStep: loadStep, maxSlots: maxSlots, pace: pace,
 	}, nil
 }
@@ -141,7 +144,7 @@ func probeError(err error) error {
 func (p *Plane) Close() error {
 	p.ours.Leave(p.mon)
 	p.localhost.Close()
-	return errors.Join(p.mon.close(), p.sock.Close(), p.counters.close(), p.rejected.close())
+	return errors.Join(p.mon.Close(), p.sock.Close(), p.counters.close(), p.rejected.close())
 }
 
 // Stats returns what has been sent so far.

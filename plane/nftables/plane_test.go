@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/seedtest"
@@ -288,11 +289,11 @@ func TestListing(t *testing.T) {
 		out := runNFT(t, "list ruleset")
 		for _, want := range []string{
 			w.Addr(10, 1).String() + " . tcp . 80 : 0x",
-			"meta mark | 0x00000008 . " + familyOf(w.Family).ip() + " saddr & ",
+			"meta mark | 0x00000008 . " + rule.IPOf(w.Family).Name() + " saddr & ",
 			"@source-ranges return",
 			"tcp . 30010 : 0x",
 			"map @backends",
-			"typeof meta mark . numgen random mod 1 : " + familyOf(w.Family).ip() + " daddr . th dport",
+			"typeof meta mark . numgen random mod 1 : " + rule.IPOf(w.Family).Name() + " daddr . th dport",
 			"0x00000001 . 0 : ",
 			"typeof meta mark . numgen random mod 1 : meta priority",
 			" . 4 : 0:5",

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
@@ -45,7 +46,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 func (p *Plane) render(want *lb.Table) ([]byte, error) {
 	for _, name := range []string{want.Node.Pods.Interface, want.Node.Pods.InterfacePrefix} {
 		if strings.ContainsAny(name, `"\*`) || strings.Map(printable, name) != name {
-			return nil, fmt.Errorf("nftables %s: interface name %q has characters that the language of nft cannot say", p.fam, name)
+			return nil, fmt.Errorf("nftables %s: interface name %q has characters that the language of nft cannot say", p.ip.Family, name)
 		}
 	}
 	p.rules.node, p.rules.seed = want.Node, 1
@@ -53,9 +54,9 @@ func (p *Plane) render(want *lb.Table) ([]byte, error) {
 	d := &document{change: p.newChange(st), about: newAbout(wanted{st: st, defs: p.rules.sets})}
 	d.records()
 	chains, verdicts := d.structure()
-	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.fam)
+	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.ip.Family)
 	d.line(0, "# held in a register by the rules in the kernel; here ct mark and meta priority stand for it.")
-	d.line(0, "table %s %s {", p.ip(), TableName)
+	d.line(0, "table %s %s {", p.ip.Name(), TableName)
 	for i := range setCount {
 		d.set(i, verdicts[i])
 	}
@@ -107,7 +108,7 @@ func inOrder(d *wire.Set) func(a, b []byte) int {
 	}
 }
 
-func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
+func (d *document) set(i setIndex, verdicts map[string]wire.Verdict) {
 	def := &d.sets[i]
 	d.text.WriteByte('\n')
 	d.line(1, "%s {", def)
@@ -157,14 +158,14 @@ func (d *document) element(text, about string) {
 	d.line(3, "%s,%s", text, about)
 }
 
-func (d *document) chain(c chain) {
+func (d *document) chain(c rule.Chain) {
 	d.text.WriteByte('\n')
-	d.line(1, "chain %s {", c.name)
-	if h := c.hook; c.isBase() {
+	d.line(1, "chain %s {", c.Name)
+	if h := c.Hook; c.IsBase() {
 		d.line(2, "%s; policy accept;", h)
 	}
-	for _, ru := range c.rules {
-		d.line(2, "%s", ru.text())
+	for _, ru := range c.Rules {
+		d.line(2, "%s", ru.Text())
 	}
 	d.line(1, "}")
 }
@@ -227,11 +228,11 @@ func (a *about) record(i setIndex, rec []byte) string {
 		list, p := parseSourceRange(rec)
 		return fmt.Sprintf("%s: %s", a.lists[list], p)
 	case sServices:
-		return a.frontend(parseKey(rec, addrLen), true)
+		return a.frontend(wire.ParseKey(rec, addrLen), true)
 	case sNodePorts:
-		return a.frontend(parseKey(rec, 0), true)
+		return a.frontend(wire.ParseKey(rec, 0), true)
 	case sSourceLists:
-		return a.frontend(parseKey(rec, addrLen), false)
+		return a.frontend(wire.ParseKey(rec, addrLen), false)
 	case sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets:
 		return a.set(nlconn.Order.Uint32(rec[len(rec)-4:])).source.ID.String()
 	case sSetShapes:
@@ -247,7 +248,7 @@ func (a *about) record(i setIndex, rec []byte) string {
 	case sBackends, sMembers, sMemberBackends:
 		return a.setOf(i, rec).source.ID.String()
 	case sClusterIPs:
-		return a.services[parseAddr(rec, addrLen)]
+		return a.services[wire.ParseAddr(rec)]
 	}
 	return ""
 }
@@ -262,7 +263,7 @@ func (a *about) frontend(k lb.Key, withClass bool) string {
 }
 
 // aboutVerdict names the class, unless the chain does.
-func aboutVerdict(i setIndex, key []byte, v elementVerdict) string {
+func aboutVerdict(i setIndex, key []byte, v wire.Verdict) string {
 	name := class(nlconn.Order.Uint32(key)).String()
 	if i != sFilterClasses && i != sNATClasses || strings.HasSuffix(v.Chain, "."+name) {
 		return ""

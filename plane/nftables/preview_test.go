@@ -109,11 +109,11 @@ type textPlane struct{ *Plane }
 func (textPlane) Looker() planetest.Looker { return nil }
 
 func (p textPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
-	text, err := Render(Config{Family: p.fam}, want)
+	text, err := Render(Config{Family: p.ip.Family}, want)
 	if text == nil {
 		return plane.ResetResult{}, err
 	}
-	empty := fmt.Sprintf("table %s %s {}\ndelete table %[1]s %s\n", p.ip(), TableName)
+	empty := fmt.Sprintf("table %s %s {}\ndelete table %[1]s %s\n", p.ip.Name(), TableName)
 	if err := load(empty + string(text)); err != nil {
 		return plane.ResetResult{}, err
 	}

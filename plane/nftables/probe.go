@@ -16,11 +16,11 @@ import (
 // To add again what is there, such as the table, would not do: the kernel finds nothing to change, and commits nothing.
 func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
-		return fmt.Errorf("nftables %s: probe: %w", p.fam, plane.ErrNotSetUp)
+		return fmt.Errorf("nftables %s: probe: %w", p.ip.Family, plane.ErrNotSetUp)
 	}
 	c := p.newChange(p.st)
 	small := c.masqThen(lb.Cluster)
-	c.FlushChain(small.name)
+	c.FlushChain(small.Name)
 	c.addRules(small)
 	return p.commit(ctx, c.batch)
 }

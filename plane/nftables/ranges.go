@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"
@@ -51,10 +53,10 @@ func eighths(sources []netip.Prefix) uint32 {
 }
 
 // lengths are the lengths of ranges in the eighths, the longest first.
-func (f family) lengths(eighths uint32) []int {
+func lengths(ip rule.IP, eighths uint32) []int {
 	var all []int
-	for n := f.addrLen * 8; n > 0; n -= ranges.Stride {
-		if eighths>>((n-1)/f.addrLen)&1 != 0 {
+	for n := ip.AddrLen * 8; n > 0; n -= ranges.Stride {
+		if eighths>>((n-1)/ip.AddrLen)&1 != 0 {
 			all = append(all, n)
 		}
 	}
@@ -63,13 +65,12 @@ func (f family) lengths(eighths uint32) []int {
 
 // appendSourceRange appends the record of one range of a list.
 func appendSourceRange(b []byte, l *sourceList, p netip.Prefix) []byte {
-	return appendAddr(appendNum(b, l.key()|uint32(p.Bits())), p.Addr())
+	return wire.AppendAddr(wire.AppendNumber(b, l.key()|uint32(p.Bits())), p.Addr())
 }
 
 // has reports whether an element of the key belongs to the list.
 func (l *sourceList) has(key []byte) bool {
-	n := len(key) - 4
-	want := netip.PrefixFrom(parseAddr(key[4:], n), int(nlconn.Order.Uint32(key)&(1<<lengthBits-1)))
+	want := netip.PrefixFrom(wire.ParseAddr(key[4:]), int(nlconn.Order.Uint32(key)&(1<<lengthBits-1)))
 	_, ok := slices.BinarySearchFunc(l.ranges, want, netip.Prefix.Compare)
 	return ok
 }
@@ -85,7 +86,7 @@ func (l *sourceList) records(f func(i setIndex, rec []byte)) {
 func content(sources []netip.Prefix) string {
 	b := make([]byte, 0, len(sources)*17)
 	for _, p := range sources {
-		b = binary.BigEndian.AppendUint16(appendAddr(b, p.Addr()), uint16(p.Bits()))
+		b = binary.BigEndian.AppendUint16(wire.AppendAddr(b, p.Addr()), uint16(p.Bits()))
 	}
 	return string(b)
 }
@@ -210,7 +211,7 @@ func (c *change) adoptLists(snap *snapshot, want *lb.Table) {
 	for rec := range snap.records[sSourceLists].All() {
 		number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
 		c.st.lastList = max(c.st.lastList, number)
-		f := want.Get(parseKey(rec, c.addrLen))
+		f := want.Get(wire.ParseKey(rec, c.AddrLen))
 		if f == nil || len(f.Sources) == 0 || number == 0 || c.st.listNumbers[number] != nil {
 			continue
 		}

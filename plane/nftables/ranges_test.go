@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/ranges"
 	"kube-proxy/test/planetest"
@@ -163,20 +165,19 @@ func FuzzRanges(f *testing.F) {
 		} else if len(b) < 8 {
 			return
 		}
-		p := netip.PrefixFrom(parseAddr(b, n), int(bits)%(n*8+1)).Masked()
+		p := netip.PrefixFrom(wire.ParseAddr(b[:n]), int(bits)%(n*8+1)).Masked()
 		client := slices.Clone(b[n : 2*n])
 		if flip%2 == 0 { // near the range
 			copy(client, p.Addr().AsSlice())
 			client[int(flip)%n] ^= 1 << (flip % 8)
 		}
-		c := parseAddr(client, n)
+		c := wire.ParseAddr(client)
 		list := ranges.Of([]netip.Prefix{p})
 		if len(list) > 16 {
 			t.Fatalf("%s became %d ranges", p, len(list))
 		}
-		fam := familyOf(lb.FamilyOf(c))
 		in := false
-		for _, length := range fam.lengths(eighths([]netip.Prefix{p})) {
+		for _, length := range lengths(rule.IPOf(lb.FamilyOf(c)), eighths([]netip.Prefix{p})) {
 			cut, _ := c.Prefix(length)
 			in = in || slices.Contains(list, cut)
 		}

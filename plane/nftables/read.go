@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/plane/internal/diff"
 )
@@ -21,30 +21,23 @@ type snapshot struct {
 	present bool // there is a table of our name
 	ours    bool // it is in force and has all our sets and base chains, as we make them
 
-	chains   map[string]*kernelChain
+	chains   map[string]rule.Kept
 	foreign  []string // sets that are not ours
 	records  [setCount]diff.Records
-	verdicts [setCount]map[string]elementVerdict
-}
-
-// kernelChain is a chain as the kernel shows it.
-type kernelChain struct {
-	hook   wire.Hook
-	digest string
+	verdicts [setCount]map[string]wire.Verdict
 }
 
 // reader reads our table by a socket.
 type reader struct {
-	family
 	wire.Table
-	sets *[setCount]wire.Set
+	*layout
 }
 
-func newReader(f family, s *socket, sets *[setCount]wire.Set) reader {
-	return reader{f, wire.Table{Socket: s.Socket, Family: f.proto, Name: TableName}, sets}
+func newReader(l *layout, s *wire.Socket) reader {
+	return reader{wire.Table{Socket: s, Family: l.Proto, Name: TableName}, l}
 }
 
-func (p *Plane) reader() reader { return newReader(p.family, p.sock, p.rules.sets) }
+func (p *Plane) reader() reader { return newReader(&p.rules.layout, p.sock) }
 
 // eachSet calls ours for those of our sets that are there as we make them, and others for all else.
 func (r reader) eachSet(ctx context.Context, ours func(setIndex), others func(name string)) error {
@@ -66,20 +59,20 @@ func (p *Plane) readTable(ctx context.Context, which func(*wire.Set) bool) (*sna
 	for try := 0; ; try++ {
 		gen, err := p.sock.Generation(ctx)
 		if err != nil {
-			return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.fam, err)
+			return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.ip.Family, err)
 		}
 		s, err := p.readOnce(ctx, which)
 		if err == nil {
 			return s, gen, nil
 		}
 		if !errors.Is(err, nlconn.ErrInterrupted) || try == 9 {
-			return nil, 0, fmt.Errorf("nftables %s: read the table: %w", p.fam, err)
+			return nil, 0, fmt.Errorf("nftables %s: read the table: %w", p.ip.Family, err)
 		}
 	}
 }
 
 func (p *Plane) readOnce(ctx context.Context, which func(*wire.Set) bool) (*snapshot, error) {
-	s := &snapshot{chains: map[string]*kernelChain{}}
+	s := &snapshot{}
 	present, dormant, err := p.reader().State(ctx)
 	if s.present = present; !present {
 		return s, err
@@ -88,7 +81,7 @@ func (p *Plane) readOnce(ctx context.Context, which func(*wire.Set) bool) (*snap
 		err = wire.Undisturbed(ctx, func() error { s.foreign = nil; return p.readSets(ctx, s) })
 	}
 	if err == nil {
-		err = wire.Undisturbed(ctx, func() error { clear(s.chains); return p.readChains(ctx, s) })
+		err = p.readChains(ctx, s)
 	}
 	s.ours = s.ours && !dormant
 	if err == nil && s.ours {
@@ -110,24 +103,12 @@ func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 }
 
 // readChains reads the chains of our table, and a digest of their rules.
-func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
-	err := p.reader().EachChain(ctx, func(name string, hook wire.Hook) { s.chains[name] = &kernelChain{hook: hook} })
-	if err != nil {
-		return err
-	}
+func (p *Plane) readChains(ctx context.Context, s *snapshot) (err error) {
+	s.chains, err = rule.Read(ctx, p.reader().Table)
 	for _, c := range p.rules.skeleton() {
-		var is wire.Hook
-		if k := s.chains[c.name]; k != nil {
-			is = k.hook
-		}
-		s.ours = s.ours && is == c.hook
+		s.ours = s.ours && s.chains[c.Name].Hook == c.Hook
 	}
-	return p.reader().EachRule(ctx, func(chain string, body []byte) {
-		if c := s.chains[chain]; c != nil {
-			comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
-			c.digest += comment + "\n"
-		}
-	})
+	return err
 }
 
 // allSets are the sets whose elements are ours: all but those that packets fill.
@@ -155,7 +136,7 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*wire.
 			}
 		}
 		if d.Verdict {
-			s.verdicts[i] = map[string]elementVerdict{}
+			s.verdicts[i] = map[string]wire.Verdict{}
 		}
 		err := p.reader().EachElement(ctx, d.Name, func(el []byte) { s.element(i, d, el) })
 		// Others may change their tables all the time, which does no harm to what we read of ours; and of a change
@@ -173,7 +154,7 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*wire.
 // element adds one element of the kernel's answer to the snapshot.
 func (s *snapshot) element(i setIndex, d *wire.Set, el []byte) {
 	if d.Verdict {
-		s.verdicts[i][string(wire.ElementKey(el))] = elementVerdict{wire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
+		s.verdicts[i][string(wire.ElementKey(el))] = wire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))
 		return
 	}
 	s.records[i].Bytes = d.Record(s.records[i].Bytes, el)

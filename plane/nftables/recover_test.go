@@ -99,9 +99,9 @@ func TestFailedAuditRemembers(t *testing.T) {
 	}
 }
 
-func closedSocket(t *testing.T) *socket {
+func closedSocket(t *testing.T) *wire.Socket {
 	t.Helper()
-	s, err := openSocket()
+	s, err := wire.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestResetWithWhatCannotBeSeen(t *testing.T) {
 func busyNeighbour(t *testing.T) {
 	t.Helper()
 	runNFT(t, "add table ip neighbour; add set ip neighbour s { type mark; }")
-	s, err := openSocket()
+	s, err := wire.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,14 +166,14 @@ func busyNeighbour(t *testing.T) {
 			l := m.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 			el := m.Nest(unix.NFTA_LIST_ELEM)
 			k := m.Nest(unix.NFTA_SET_ELEM_KEY)
-			m.Bytes(unix.NFTA_DATA_VALUE, appendNum(nil, i))
+			m.Bytes(unix.NFTA_DATA_VALUE, wire.AppendNumber(nil, i))
 			m.EndNest(k)
 			m.EndNest(el)
 			m.EndNest(l)
 			m.EndMessage(at)
 			at = e.Netfilter(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, 2, unix.NFNL_SUBSYS_NFTABLES)
 			e.EndMessage(at)
-			if err := s.Commit(context.Background(), [][]byte{b.B, m.B, e.B}, 1); err != nil {
+			if err := s.Batch(context.Background(), [][]byte{b.B, m.B, e.B}, 1); err != nil {
 				t.Error(err)
 				return
 			}

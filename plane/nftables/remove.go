@@ -10,8 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
 )
 
 // translating are the chains, ours and upstream's, that choose backends for new connections.
@@ -24,7 +26,7 @@ func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 	if fam != lb.IPv4 && fam != lb.IPv6 {
 		return false, fmt.Errorf("nftables: remove: family %s: want IPv4 or IPv6", fam)
 	}
-	s, err := openSocket()
+	s, err := wire.Open()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return false, nil
 	}
@@ -32,9 +34,9 @@ func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 		return false, fmt.Errorf("nftables: remove: %w", err)
 	}
 	defer s.Close()
-	f := familyOf(fam)
+	ip := rule.IPOf(fam)
 	for _, name := range []string{StandInName, TableName} {
-		was, err := s.removeTable(ctx, f, name)
+		was, err := removeTable(ctx, s, ip, name)
 		if err != nil {
 			return removed, err
 		}
@@ -44,23 +46,23 @@ func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 }
 
 // removeTable deletes a table, its translating chains first, and reports whether there was one.
-func (s *socket) removeTable(ctx context.Context, f family, name string) (removed bool, err error) {
-	there, err := s.hasTable(ctx, f.proto, name)
+func removeTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (removed bool, err error) {
+	there, err := hasTable(ctx, s, ip.Proto, name)
 	if err != nil {
-		return false, fmt.Errorf("look for table %s of %s: %w", name, f.fam, err)
+		return false, fmt.Errorf("look for table %s of %s: %w", name, ip.Family, err)
 	}
 	if !there {
 		return false, nil
 	}
 	for _, chain := range translating {
-		err = s.transact(ctx, f, name, func(t *batch) { t.DeleteChain(chain) })
+		err = transact(ctx, s, ip, name, func(t *wire.Transaction) { t.DeleteChain(chain) })
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			break
 		}
 	}
 	if err == nil || errors.Is(err, unix.ENOENT) {
 		kernel.AwaitPackets()
-		err = s.transact(ctx, f, name, (*batch).DeleteTable)
+		err = transact(ctx, s, ip, name, (*wire.Transaction).DeleteTable)
 	}
 	if errors.Is(err, unix.ENOENT) { // somebody was faster
 		return false, nil
@@ -69,13 +71,13 @@ func (s *socket) removeTable(ctx context.Context, f family, name string) (remove
 		err = fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN; a table that a running process owns goes when that ends", err)
 	}
 	if err != nil {
-		return false, fmt.Errorf("nftables: delete table %s of %s: %w", name, f.fam, err)
+		return false, fmt.Errorf("nftables: delete table %s of %s: %w", name, ip.Family, err)
 	}
 	return true, nil
 }
 
 // hasTable reports whether the family has a table of that name. To ask does not load nf_tables' families.
-func (s *socket) hasTable(ctx context.Context, proto byte, name string) (there bool, err error) {
+func hasTable(ctx context.Context, s *wire.Socket, proto byte, name string) (there bool, err error) {
 	var e wire.Encoder
 	at := e.Message(unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, proto, 0)
 	e.Str(unix.NFTA_TABLE_NAME, name)
@@ -90,10 +92,10 @@ func (s *socket) hasTable(ctx context.Context, proto byte, name string) (there b
 	return there, nil
 }
 
-// transact runs a transaction about a table of the family.
-func (s *socket) transact(ctx context.Context, f family, table string, stage func(t *batch)) error {
-	t := (&ruleset{family: f}).newBatch(table)
+// transact runs a transaction about a table.
+func transact(ctx context.Context, s *wire.Socket, ip rule.IP, table string, stage func(t *wire.Transaction)) error {
+	t := wire.NewTransaction(ip.Proto, table, nil)
 	stage(t)
-	bufs, last := t.buffers()
-	return s.Commit(ctx, bufs, last)
+	_, err := s.Commit(ctx, &ownwrites.Ledger{}, t)
+	return err
 }

@@ -55,7 +55,7 @@ table arp kube-proxy { chain services { drop; }; }
 // A table that another process owns cannot be deleted: the error says so. Without NET_ADMIN too.
 func TestRemoveRefused(t *testing.T) {
 	inNetns(t)
-	owner, err := openSocket()
+	owner, err := wire.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestRemoveRefused(t *testing.T) {
 		}
 		e.EndMessage(at)
 	}
-	if err := owner.Commit(t.Context(), [][]byte{e.B}, last); err != nil {
+	if err := owner.Batch(t.Context(), [][]byte{e.B}, last); err != nil {
 		t.Skipf("this kernel has no tables with an owner: %v", err)
 	}
 	if removed, err := Remove(t.Context(), lb.IPv4); removed || !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "owns") {

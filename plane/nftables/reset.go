@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -153,15 +154,13 @@ const loadStep = 50_000
 // notification of each.
 func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	c.AddTable()
-	for i := range setCount {
-		c.AddSet(&c.sets[i], uint32(i)+1)
-	}
+	c.AddSets()
 	var err error
 	n := 0
 	c.st.records(func(i setIndex, rec []byte) {
 		if n++; inSteps && n%p.loadStep == 0 && err == nil {
 			err = p.commit(ctx, c.batch)
-			c.again()
+			c.Again()
 		}
 		if err == nil {
 			c.add(i, rec)
@@ -176,9 +175,9 @@ func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 // served returns the keys of the frontends that the kernel has.
 func (p *Plane) served(snap *snapshot) map[lb.Key]bool {
 	keys := make(map[lb.Key]bool, snap.records[sServices].Len())
-	for i, n := range map[setIndex]int{sServices: p.addrLen, sNodePorts: 0} {
+	for i, n := range map[setIndex]int{sServices: p.ip.AddrLen, sNodePorts: 0} {
 		for rec := range snap.records[i].All() {
-			keys[parseKey(rec, n)] = true
+			keys[wire.ParseKey(rec, n)] = true
 		}
 	}
 	return keys

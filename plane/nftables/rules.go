@@ -3,29 +3,14 @@
 package nftables
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"net/netip"
-	"strings"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
-	"kube-proxy/internal/nft/walk"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
-
-// chain is a chain with its rules.
-type chain struct {
-	name  string
-	hook  wire.Hook // none for a chain that is only jumped to
-	rules []rule
-}
-
-func (c *chain) isBase() bool { return c.hook != wire.Hook{} }
 
 // The priorities of DP-20: connections are translated at dstnat, so that others may hook before and after.
 const (
@@ -35,23 +20,14 @@ const (
 	prioSrcNAT    = 100
 )
 
-// rule is a rule of a chain. Its comment ends in a digest of what it does, by which a later process sees that the rule in the
-// kernel is as it should be.
-type rule struct {
-	comment    string
-	exprs      []byte // NFTA_RULE_EXPRESSIONS
-	statements []statement
-}
-
-// ruleset renders the chains for one family and node. It is pure.
-type ruleset struct {
-	family
-	sets *[setCount]wire.Set // never changed
-	mark uint32              // the packet mark of connections to masquerade
-	node lb.Node
-	// Session affinity: whether the kernel can hash, the seed, and affinityPlaces but for tests.
-	hashes       bool
-	seed, places uint32
+// layout is what a plane's table is made by; nothing of it changes while the plane lives, so any goroutine may ask it.
+type layout struct {
+	rule.IP
+	sets *[setCount]wire.Set
+	mark uint32 // the packet mark of connections to masquerade
+	// Session affinity: whether the kernel can hash, and affinityPlaces but for tests.
+	hashes bool
+	places uint32
 	// counts: rules count connections, see counters.go.
 	counts bool
 	// localhost: TCP NodePorts answer at the node's [lb.Node.Localhost], by a proxy, see localhost.go.
@@ -60,73 +36,36 @@ type ruleset struct {
 	uncounted bool
 }
 
-func (r *ruleset) rule(comment string, statements ...statement) rule {
-	e := wire.Encoder{Encoder: nlconn.Encoder{B: make([]byte, 0, 1024)}}
-	for _, s := range statements {
-		for _, x := range s.exprs {
-			at := e.Nest(unix.NFTA_LIST_ELEM)
-			appendExpression(&e, r.proto, x)
-			e.EndNest(at)
-		}
-	}
-	sum := sha256.Sum256(e.B)
-	return rule{strings.TrimSpace(comment + " [" + hex.EncodeToString(sum[:4]) + "]"), e.B, statements}
+// ruleset renders the chains for one family and node. It is pure.
+type ruleset struct {
+	layout
+	node lb.Node
+	seed uint32 // of the hash of clients
 }
 
-func appendExpression(e *wire.Encoder, proto byte, x expr.Any) {
-	if x, ok := x.(*original); ok {
-		x.encode(e)
-		return
-	}
-	b, err := expr.Marshal(proto, x)
-	if err != nil {
-		panic(fmt.Sprintf("plane/nftables: cannot encode %T: %v", x, err)) // a mistake in statement.go
-	}
-	e.B = append(e.B, b...)
-}
-
-// text is the rule in the language of nft(8).
-func (ru rule) text() string {
-	var all []string
-	for _, s := range ru.statements {
-		if s.text != "" {
-			all = append(all, s.text)
-		}
-	}
-	return fmt.Sprintf("%s comment %q", strings.Join(all, " "), ru.comment)
-}
-
-// digest identifies a chain's rules.
-func digest(rules []rule) string {
-	var b strings.Builder
-	for _, r := range rules {
-		b.WriteString(r.comment)
-		b.WriteByte('\n')
-	}
-	return b.String()
-}
+func (r *ruleset) set(i setIndex) *wire.Set { return &r.sets[i] }
 
 // skeleton is the chains that are always there.
-func (r *ruleset) skeleton() []chain {
-	base := func(name, typ string, num uint32, priority int32, rules ...rule) chain {
-		return chain{name, wire.Hook{Type: typ, Num: num, Priority: priority}, rules}
+func (r *ruleset) skeleton() []rule.Chain {
+	base := func(name, typ string, num uint32, priority int32, rules ...rule.Rule) rule.Chain {
+		return rule.Chain{Name: name, Hook: wire.Hook{Type: typ, Num: num, Priority: priority}, Rules: rules}
 	}
-	refuse := jump("filter-frontends")
-	unknown := r.rule("not translated", newConnection, jump("service-network"))
-	translate := jump("nat-frontends")
+	refuse := rule.Jump("filter-frontends")
+	unknown := r.New("not translated", rule.NewConnection, rule.Jump("service-network"))
+	translate := rule.Jump("nat-frontends")
 	others := r.notTheProxy()
-	nodePortClass := func(verdicts setIndex) []rule {
-		return []rule{r.rule("NodePort", r.find(number, sNodePorts, nodePort...), r.vmap(verdicts, number))}
+	nodePortClass := func(verdicts setIndex) []rule.Rule {
+		return []rule.Rule{r.New("NodePort", rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...), rule.VMap(r.set(verdicts), rule.Number))}
 	}
-	return []chain{
-		{name: actionReject.chain(), rules: []rule{r.rule("", r.reject())}},
-		{name: "filter-nodeports", rules: nodePortClass(sFilterClasses)},
+	return []rule.Chain{
+		{Name: actionReject.chain(), Rules: []rule.Rule{r.New("", r.Reject())}},
+		{Name: "filter-nodeports", Rules: nodePortClass(sFilterClasses)},
 		// What a process of the node sends to a backend at the node's own address comes in again, translated. Somebody
 		// else's Service may claim that address.
-		{name: "filter-frontends", rules: append([]rule{r.rule("translated on the way out", destinationTranslated, goBack)},
+		{Name: "filter-frontends", Rules: append([]rule.Rule{r.New("translated on the way out", rule.DestinationTranslated, rule.GoBack)},
 			r.classes(sFilterClasses, "filter-nodeports")...)},
-		{name: "nat-nodeports", rules: nodePortClass(sNATClasses)},
-		{name: "nat-frontends", rules: r.classes(sNATClasses, "nat-nodeports")},
+		{Name: "nat-nodeports", Rules: nodePortClass(sNATClasses)},
+		{Name: "nat-frontends", Rules: r.classes(sNATClasses, "nat-nodeports")},
 		r.scope(lb.Cluster),
 		r.masqThen(lb.Cluster),
 		r.scope(lb.Local),
@@ -134,61 +73,48 @@ func (r *ruleset) skeleton() []chain {
 		r.serviceNetwork(),
 		r.hairpin(),
 
-		base("filter-prerouting-pre-dnat", "filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT, r.rule("before translation", newConnection, refuse)),
+		base("filter-prerouting-pre-dnat", "filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT, r.New("before translation", rule.NewConnection, refuse)),
 		base("filter-output-pre-dnat", "filter", unix.NF_INET_LOCAL_OUT, prioPreDstNAT,
-			append(r.localhostRules(), r.rule("before translation", others, newConnection, refuse))...),
-		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT, r.rule("translate", translate)),
-		base("nat-prerouting-again", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT+1, r.rule(secondLook, translate)),
-		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT, r.rule("translate", others, translate)),
-		base("nat-output-again", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT+1, r.rule(secondLook, others, translate)),
+			append(r.localhostRules(), r.New("before translation", others, rule.NewConnection, refuse))...),
+		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT, r.New("translate", translate)),
+		base("nat-prerouting-again", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT+1, r.New(secondLook, translate)),
+		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT, r.New("translate", others, translate)),
+		base("nat-output-again", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT+1, r.New(secondLook, others, translate)),
 		base("filter-forward", "filter", unix.NF_INET_FORWARD, prioFilter, unknown),
 		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, prioFilter, unknown),
 		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioSrcNAT,
 			// Without its mark a packet that is wrapped and comes by again is not masqueraded twice.
-			r.rule("asked for on the way in", notZero(packetMark.and(r.mark)), setMark(packetMark.xor(r.mark)), masquerade),
-			r.rule("a backend that is its own client", append(append([]statement{destinationTranslated}, r.toItself()...), goTo("hairpin"))...)),
+			r.New("asked for on the way in", rule.NotZero(rule.PacketMark.And(r.mark)), rule.SetMark(rule.PacketMark.Xor(r.mark)), rule.Masquerade),
+			r.New("a backend that is its own client", append(append([]rule.Statement{rule.DestinationTranslated}, r.ToItself(r.set(sEqualBytes))...), rule.GoTo("hairpin"))...)),
 	}
 }
 
 // secondLook is what the chains ...-again are for. While a transaction takes effect, a packet may meet new elements
-// under old rules: it finds a chain that is still empty for it, or misses the slot that just went, and falls through.
+// under old Rules: it finds a chain that is still empty for it, or misses the slot that just went, and falls through.
 // The rules that a packet meets are those of the moment at which it enters a base chain, so the second look has
 // base chains of its own.
 const secondLook = "a change came between two lookups"
 
-// The keys of frontends.
-func (r *ruleset) vip() []operand { return []operand{r.destination(), l4proto, dport} }
-
-var nodePort = []operand{l4proto, dport}
-
 // classes sends packets for service addresses to the chain of their class, and those for addresses that answer NodePorts to the
 // chain that does the same for ports.
-func (r *ruleset) classes(verdicts setIndex, nodePorts string) []rule {
-	rules := []rule{r.rule("service address", r.find(number, sServices, r.vip()...), r.vmap(verdicts, number))}
+func (r *ruleset) classes(verdicts setIndex, nodePorts string) []rule.Rule {
+	rules := []rule.Rule{r.New("service address", rule.Find(rule.Number, r.set(sServices), r.VIP()...), rule.VMap(r.set(verdicts), rule.Number))}
 	for _, p := range r.node.NodePorts {
-		rules = append(rules, r.rule("this node", r.inPrefix(r.destination(), p), r.notLoopback(r.destination()), destinationIsLocal, jump(nodePorts)))
+		rules = append(rules, r.New("this node", r.InPrefix(r.Destination(), p), r.NotLoopback(r.Destination()), rule.DestinationIsLocal, rule.Jump(nodePorts)))
 	}
 	return rules
 }
 
-// notLoopback keeps NodePorts away from loopback addresses (SV-64).
-func (r *ruleset) notLoopback(a operand) statement {
-	if r.fam == lb.IPv6 {
-		return r.notInPrefix(a, netip.PrefixFrom(netip.IPv6Loopback(), 128))
-	}
-	return r.notInPrefix(a, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8))
-}
-
 // hairpin masquerades a backend that is its own client, if it is a frontend of ours that led it to itself (SV-60): the
 // connection's first destination was one. Other programs translate as well, such as CNI plugins for hostPort.
-func (r *ruleset) hairpin() chain {
-	to := r.originalDestination()
-	rules := []rule{r.rule("by a service address", hasPorts, r.find(number, sServices, to, l4proto, originalPort), notZero(number), masquerade)}
+func (r *ruleset) hairpin() rule.Chain {
+	to := r.OriginalDestination()
+	rules := []rule.Rule{r.New("by a service address", rule.HasPorts, rule.Find(rule.Number, r.set(sServices), to, rule.L4Proto, rule.OriginalPort), rule.NotZero(rule.Number), rule.Masquerade)}
 	for _, p := range r.node.NodePorts {
-		rules = append(rules, r.rule("by a NodePort", r.inPrefix(to, p), r.notLoopback(to),
-			hasPorts, r.find(number, sNodePorts, l4proto, originalPort), notZero(number), masquerade))
+		rules = append(rules, r.New("by a NodePort", r.InPrefix(to, p), r.NotLoopback(to),
+			rule.HasPorts, rule.Find(rule.Number, r.set(sNodePorts), rule.L4Proto, rule.OriginalPort), rule.NotZero(rule.Number), rule.Masquerade))
 	}
-	return chain{name: "hairpin", rules: rules}
+	return rule.Chain{Name: "hairpin", Rules: rules}
 }
 
 // serviceNetwork refuses what reached a service address untranslated.
@@ -198,72 +124,72 @@ func (r *ruleset) hairpin() chain {
 // more. A refused client has its port free at once, so the next connections try it again and again, all the more where
 // ports are scarce. With a TCP reset the kernel (from 6.3 on) closes the tracked connection, and it ends 10 s later
 // (nf_conntrack_tcp_timeout_close), whatever comes; after an ICMP error it does not.
-func (r *ruleset) serviceNetwork() chain {
+func (r *ruleset) serviceNetwork() rule.Chain {
 	const note = "a port that the service does not have"
-	clusterIP := r.in(sClusterIPs, r.destination())
-	rules := []rule{r.rule(note, overTCP, clusterIP, tcpReset), r.rule(note, clusterIP, r.reject())}
+	clusterIP := rule.In(r.set(sClusterIPs), r.Destination())
+	rules := []rule.Rule{r.New(note, rule.OverTCP, clusterIP, rule.TCPReset), r.New(note, clusterIP, r.Reject())}
 	for _, p := range r.node.ServiceCIDRs {
-		rules = append(rules, r.rule("an address that no service has", r.inPrefix(r.destination(), p), drop))
+		rules = append(rules, r.New("an address that no service has", r.InPrefix(r.Destination(), p), rule.Drop))
 	}
-	return chain{name: "service-network", rules: rules}
+	return rule.Chain{Name: "service-network", Rules: rules}
 }
 
 // byFrontend is rules for service addresses, and then the same for NodePorts, which have a map of their own.
-func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setIndex, key []operand) []rule) []rule {
+func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setIndex, key []rule.Operand) []rule.Rule) []rule.Rule {
 	vips, nodePorts := sClusterSets, sNodePortClusterSets
 	if s == lb.Local {
 		vips, nodePorts = sLocalSets, sNodePortLocalSets
 	}
-	all := rules("service address", vips, r.vip())
+	all := rules("service address", vips, r.VIP())
 	// What a frontend's address led here ends here: a NodePort may have the number of its port.
-	all = append(all, r.rule("no NodePort", r.find(number, vips, r.vip()...), notZero(number), goBack))
-	return append(all, rules("NodePort", nodePorts, nodePort)...)
+	all = append(all, r.New("no NodePort", rule.Find(rule.Number, r.set(vips), r.VIP()...), rule.NotZero(rule.Number), rule.GoBack))
+	return append(all, rules("NodePort", nodePorts, rule.NodePort)...)
 }
 
 // scope goes from the frontend to its set, from there to the set's shape, and on to the balancer.
 //
 // With session affinity a set has two balancers, see [shape]. A client who was here before gets his backend from the one that
 // remembers. To others it does nothing: then the one that chooses remembers a backend for them, and the first one is asked again.
-func (r *ruleset) scope(s lb.Scope) chain {
-	return chain{name: s.String(), rules: r.byFrontend(s, func(comment string, sets setIndex, key []operand) []rule {
-		set, shape := r.find(number, sets, key...), r.find(number, sSetShapes, number)
-		step := func(comment string, part operand) rule {
-			return r.rule(comment, set, shape, r.vmap(shapesOf(s), part))
+func (r *ruleset) scope(s lb.Scope) rule.Chain {
+	return rule.Chain{Name: s.String(), Rules: r.byFrontend(s, func(comment string, sets setIndex, key []rule.Operand) []rule.Rule {
+		set, shape := rule.Find(rule.Number, r.set(sets), key...), rule.Find(rule.Number, r.set(sSetShapes), rule.Number)
+		step := func(comment string, part rule.Operand) rule.Rule {
+			return r.New(comment, set, shape, rule.VMap(r.set(shapesOf(s)), part))
 		}
-		steps := []rule{
-			step(comment, number),
-			step(comment+": a client who was here before", number.and(timePart)),
-			step(comment+": choose", number.and(sizePart)),
-			step(comment+": as chosen", number.and(timePart)),
+		steps := []rule.Rule{
+			step(comment, rule.Number),
+			step(comment+": a client who was here before", rule.Number.And(timePart)),
+			step(comment+": choose", rule.Number.And(sizePart)),
+			step(comment+": as chosen", rule.Number.And(timePart)),
 		}
 		if r.counts {
-			return append([]rule{r.count(comment, sets, key)}, steps...)
+			return append([]rule.Rule{r.count(comment, sets, key)}, steps...)
 		}
 		return steps
 	})}
 }
 
-func (r *ruleset) masqThen(s lb.Scope) chain {
-	return chain{name: s.String() + "-masq", rules: []rule{
-		r.rule("the backend shall see this node", setMark(packetMark.or(r.mark))),
-		r.rule("", goTo(s.String())),
+func (r *ruleset) masqThen(s lb.Scope) rule.Chain {
+	return rule.Chain{Name: s.String() + "-masq", Rules: []rule.Rule{
+		r.New("the backend shall see this node", rule.SetMark(rule.PacketMark.Or(r.mark))),
+		r.New("", rule.GoTo(s.String())),
 	}}
 }
 
 // balancer picks a backend of a set, or does one part of that where the set has affinity.
-func (r *ruleset) balancer(s shape) chain {
-	return chain{name: s.chain(), rules: r.byFrontend(s.scope, func(comment string, sets setIndex, key []operand) []rule {
+func (r *ruleset) balancer(s shape) rule.Chain {
+	return rule.Chain{Name: s.chain(), Rules: r.byFrontend(s.scope, func(comment string, sets setIndex, key []rule.Operand) []rule.Rule {
 		switch {
 		case s.seconds > 0:
-			return r.sameBackend(s.seconds, r.find(setID, sets, key...))
+			return r.sameBackend(s.seconds, rule.Find(rule.SetID, r.set(sets), key...))
 		case s.sticky:
-			return r.choose(s, r.find(setID, sets, key...))
+			return r.choose(s, rule.Find(rule.SetID, r.set(sets), key...))
 		}
-		var rules []rule
-		set := r.find(number, sets, key...)
+		var rules []rule.Rule
+		set := rule.Find(rule.Number, r.set(sets), key...)
 		for _, n := range s.picks() {
-			look, dnat := r.backend(sBackends, number, random(n))
-			rules = append(rules, r.rule(comment, set, look, dnat))
+			look, dnat := r.Backend(r.set(sBackends), rule.Number, rule.Random(n))
+			rules = append(rules, r.New(comment, set, look, dnat))
 		}
 		return rules
 	})}
@@ -271,85 +197,59 @@ func (r *ruleset) balancer(s shape) chain {
 
 // classChains are the chains that a class needs of its own, with the verdicts that lead a packet of the class
 // into the right chain: the first in the filter hooks, the second in the nat hooks.
-func (r *ruleset) classChains(c class) (chains []chain, filter, nat elementVerdict) {
+func (r *ruleset) classChains(c class) (chains []rule.Chain, filter, nat wire.Verdict) {
 	if a := c.at(lb.Anywhere); c.simple() && a.balances() {
-		return nil, returns, a.verdict()
+		return nil, wire.Return, a.verdict()
 	} else if c.simple() {
-		return nil, a.verdict(), returns
+		return nil, a.verdict(), wire.Return
 	}
-	filter, nat = returns, returns
+	filter, nat = wire.Return, wire.Return
 	refuse, refuses := r.bySource(c, false)
 	if c.eighths() != 0 {
-		chains = append(chains, chain{name: c.sourcesChain(), rules: r.sourceRules(c)})
-		refuse, refuses = append([]rule{r.rule("source ranges", jump(c.sourcesChain()))}, refuse...), true
+		chains = append(chains, rule.Chain{Name: c.sourcesChain(), Rules: r.sourceRules(c)})
+		refuse, refuses = append([]rule.Rule{r.New("source ranges", rule.Jump(c.sourcesChain()))}, refuse...), true
 	}
 	if refuses {
-		filter = verdictOf(expr.VerdictGoto, "filter."+c.String())
-		chains = append(chains, chain{name: filter.Chain, rules: refuse})
+		filter = wire.GoTo("filter." + c.String())
+		chains = append(chains, rule.Chain{Name: filter.Chain, Rules: refuse})
 	}
 	if balance, balances := r.bySource(c, true); balances {
-		nat = verdictOf(expr.VerdictGoto, "nat."+c.String())
-		chains = append(chains, chain{name: nat.Chain, rules: balance})
+		nat = wire.GoTo("nat." + c.String())
+		chains = append(chains, rule.Chain{Name: nat.Chain, Rules: balance})
 	}
 	return chains, filter, nat
 }
 
 // bySource is a rule for each kind of source, in the order of routes. In the nat hooks the rules balance, in the filter hooks
 // they refuse; what is the other's, they let pass. It reports whether any does more than that.
-func (r *ruleset) bySource(c class, balance bool) (rules []rule, needed bool) {
-	add := func(a action, match statement) {
+func (r *ruleset) bySource(c class, balance bool) (rules []rule.Rule, needed bool) {
+	add := func(a action, match rule.Statement) {
 		if a.balances() == balance {
-			rules, needed = append(rules, r.rule("", match, a.verdict().statement())), true
+			rules, needed = append(rules, r.New("", match, rule.End(a.verdict()))), true
 		} else {
-			rules = append(rules, r.rule("", match, goBack))
+			rules = append(rules, r.New("", match, rule.GoBack))
 		}
 	}
 	if a := c.at(lb.Pods); a != actionNone {
-		for _, match := range r.fromPods() {
+		for _, match := range r.FromPods(r.node.Pods) {
 			add(a, match)
 		}
 	}
 	if a := c.at(lb.Host); a != actionNone {
-		add(a, sourceIsLocal)
+		add(a, rule.SourceIsLocal)
 	}
 	if a := c.at(lb.Anywhere); a.balances() == balance { // else they return at the end of the chain
-		add(a, statement{})
+		add(a, rule.Statement{})
 	}
 	return rules, needed
 }
 
-// fromPods are the matches for packets from pods: one for each way in which the local-traffic detector recognises them. If it
-// recognises none (SV-67), pods are treated as from anywhere.
-func (r *ruleset) fromPods() []statement {
-	d := r.node.Pods
-	switch {
-	case d.Interface != "":
-		return []statement{fromInterface(d.Interface, false)}
-	case d.InterfacePrefix != "":
-		return []statement{fromInterface(d.InterfacePrefix, true)}
-	}
-	var matches []statement
-	for _, p := range d.Prefixes {
-		matches = append(matches, r.inPrefix(r.source(), p))
-	}
-	return matches
-}
-
-// wanted is the chain as it shall be, for who compares.
-func (c chain) wanted() walk.Wanted {
-	w := walk.Wanted{Name: c.name, Hook: c.hook}
-	for _, r := range c.rules {
-		w.Rules = append(w.Rules, walk.WantedRule{Text: r.text(), Comment: r.comment, Expressions: r.exprs})
-	}
-	return w
-}
-
 // sourceRules drop packets from sources that are in none of the frontend's ranges. There is a rule for each length of a range.
-func (r *ruleset) sourceRules(c class) []rule {
-	var rules []rule
-	for _, n := range r.lengths(c.eighths()) {
-		rules = append(rules, r.rule(fmt.Sprintf("a range of %d bits", n), r.find(number, sSourceLists, r.vip()...),
-			r.in(sSourceRanges, number.or(uint32(n)), r.source().firstBits(n, r.family)), goBack))
+func (r *ruleset) sourceRules(c class) []rule.Rule {
+	var rules []rule.Rule
+	for _, n := range lengths(r.IP, c.eighths()) {
+		rules = append(rules, r.New(fmt.Sprintf("a range of %d bits", n), rule.Find(rule.Number, r.set(sSourceLists), r.VIP()...),
+			rule.In(r.set(sSourceRanges), rule.Number.Or(uint32(n)), r.Source().FirstBits(n, r.IP)), rule.GoBack))
 	}
-	return append(rules, r.rule("in no range", drop))
+	return append(rules, r.New("in no range", rule.Drop))
 }

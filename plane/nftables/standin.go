@@ -18,9 +18,9 @@ const StandInName = TableName + "-stand-in"
 
 // standIn makes the table that stands in hold the rows, and returns when every packet meets it.
 func (p *Plane) standIn(ctx context.Context, want *lb.Table) error {
-	there, err := p.sock.hasTable(ctx, p.proto, StandInName)
+	there, err := hasTable(ctx, p.sock, p.ip.Proto, StandInName)
 	if err != nil {
-		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.fam, err)
+		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.ip.Family, err)
 	}
 	p.rules.node = want.Node
 	st, _ := p.desired(&snapshot{}, want, want.All()) // what is refused, the table proper leaves for later
@@ -41,9 +41,9 @@ func (p *Plane) standIn(ctx context.Context, want *lb.Table) error {
 
 // standDown deletes the table that stands in, if there is one: this process's, or that of one that was killed.
 func (p *Plane) standDown(ctx context.Context) error {
-	there, err := p.sock.hasTable(ctx, p.proto, StandInName)
+	there, err := hasTable(ctx, p.sock, p.ip.Proto, StandInName)
 	if err != nil {
-		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.fam, err)
+		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.ip.Family, err)
 	}
 	if !there {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/slots"
 )
@@ -110,26 +111,26 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	}
 	st.reserved(f)
 	for a := range st.clusterIPs {
-		f(sClusterIPs, appendAddr(b[:0], a))
+		f(sClusterIPs, wire.AppendAddr(b[:0], a))
 	}
 	for n := range 256 {
-		f(sEqualBytes, appendOctet(appendOctet(b[:0], byte(n)), byte(n)))
+		f(sEqualBytes, wire.AppendOctet(wire.AppendOctet(b[:0], byte(n)), byte(n)))
 	}
 }
 
 // rowRecords calls f for the elements of one row.
 func rowRecords(r row, f func(i setIndex, rec []byte)) {
 	classes, cluster, local := mapsOf(r.front.Key)
-	b := appendKey(make([]byte, 0, 80), r.front.Key)
-	f(classes, appendNum(b, uint32(r.class)))
+	b := wire.AppendKey(make([]byte, 0, 80), r.front.Key)
+	f(classes, wire.AppendNumber(b, uint32(r.class)))
 	if r.cluster != nil {
-		f(cluster, appendNum(b, r.cluster.id))
+		f(cluster, wire.AppendNumber(b, r.cluster.id))
 	}
 	if r.local != nil {
-		f(local, appendNum(b, r.local.id))
+		f(local, wire.AppendNumber(b, r.local.id))
 	}
 	if r.list != nil {
-		f(sSourceLists, appendNum(b, r.list.key()))
+		f(sSourceLists, wire.AppendNumber(b, r.list.key()))
 	}
 }
 
@@ -143,7 +144,7 @@ func (s *set) places() int { return s.held.Len() + len(s.tail) }
 func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 	b := make([]byte, 0, 64)
 	if from == 0 && s.held.Len() > 0 {
-		f(sSetShapes, appendNum(appendNum(b, s.id), s.shape().number()))
+		f(sSetShapes, wire.AppendNumber(wire.AppendNumber(b, s.id), s.shape().number()))
 	}
 	behind := s.held.Len()
 	if s.members != nil {
@@ -155,7 +156,7 @@ func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 			continue
 		}
 		n := i - s.held.Len()
-		f(sBackends, appendBackend(appendNum(appendNum(b[:0], s.id), uint32(behind+n)), s.tail[n]))
+		f(sBackends, wire.AppendAddrPort(wire.AppendNumber(wire.AppendNumber(b[:0], s.id), uint32(behind+n)), s.tail[n]))
 	}
 }
 
@@ -185,11 +186,11 @@ func (s *set) unfinished() bool { return s != nil && (s.goal != nil || len(s.tai
 
 // slot calls f for the elements of one slot; b is scratch.
 func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {
-	b = appendNum(appendNum(b[:0], s.id), uint32(i))
+	b = wire.AppendNumber(wire.AppendNumber(b[:0], s.id), uint32(i))
 	if s.members == nil {
-		f(sBackends, appendBackend(b, s.at(i)))
+		f(sBackends, wire.AppendAddrPort(b, s.at(i)))
 		return
 	}
-	f(sMembers, appendNum(b, s.members[i]))
-	f(sMemberBackends, appendBackend(appendNum(appendNum(b[:0], s.members[i]), s.id), s.at(i)))
+	f(sMembers, wire.AppendNumber(b, s.members[i]))
+	f(sMemberBackends, wire.AppendAddrPort(wire.AppendNumber(wire.AppendNumber(b[:0], s.members[i]), s.id), s.at(i)))
 }

@@ -44,7 +44,7 @@ func TestUnusedChainDamaged(t *testing.T) {
 			return audit(true)(t, p, tab)
 		},
 		"restart": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
-			q := newPlane(t, p.fam)
+			q := newPlane(t, p.ip.Family)
 			reset(t, q, tab)
 			return q
 		},
@@ -98,7 +98,7 @@ func TestUnusedChainDamaged(t *testing.T) {
 
 // come has Services come that need chains which others do not.
 func come(t *testing.T, p *Plane, tab *lb.Table) {
-	w := planetest.World{Family: p.fam}
+	w := planetest.World{Family: p.ip.Family}
 	o, f := w.Full(100, 500, 7, 2, 0)
 	apply2(t, p, tab, o, f)
 	o, f = w.Full(101, 600, 5, 1, time.Hour)

@@ -301,7 +301,7 @@ func (w *walk) lookup(s Step, flows []flow) (on, broken []flow, err error) {
 	for i := range flows {
 		keys[i] = string(flows[i].at(s.from, n))
 	}
-	dynamic := w.t.Sets[s.set].Dynamic
+	dynamic := w.dynamic(s.set)
 	w.asked = w.asked || dynamic
 	if !dynamic || w.remembering {
 		if err := w.fetch(s.set, keys); err != nil {
@@ -339,7 +339,7 @@ func (w *walk) lookup(s Step, flows []flow) (on, broken []flow, err error) {
 func (w *walk) sayElements(set string, keys []string) {
 	said := map[string]bool{}
 	for _, k := range keys {
-		if said[k] || w.t.Sets[set].Dynamic && !w.elements[set][k].there {
+		if said[k] || w.dynamic(set) && !w.elements[set][k].there {
 			continue
 		}
 		if said[k] = true; len(said) > mostWords {
@@ -354,28 +354,29 @@ func (w *walk) sayElements(set string, keys []string) {
 
 // elementText says an element as nft does, or that there is none.
 func (w *walk) elementText(set, key string) string {
-	d := w.t.Sets[set]
-	text := func(f func([]byte) string, b string) string {
-		if f == nil {
-			return "0x" + hex.EncodeToString([]byte(b))
-		}
-		return f([]byte(b))
-	}
-	what, e := text(d.Key, key), w.elements[set][key]
-	if d.Map {
-		set = "map " + set
-	} else {
-		set = "set " + set
+	d, e := w.t.set(set), w.elements[set][key]
+	what, data, of := "0x"+hex.EncodeToString([]byte(key)), "0x"+hex.EncodeToString([]byte(e.data)), "set "+set
+	if d != nil {
+		what, of = d.Key.Text([]byte(key)), d.String()
 	}
 	switch {
 	case !e.there:
-		return fmt.Sprintf("no element { %s } in %s", what, set)
-	case e.data != "":
-		what += " : " + text(d.Data, e.data)
+		return fmt.Sprintf("no element { %s } in %s", what, of)
 	case e.decides:
-		what += " : " + e.verdict.String()
+		data = e.verdict.String()
+	case e.data != "" && d != nil:
+		data = d.Data.Text([]byte(e.data))
 	}
-	return fmt.Sprintf("element { %s } of %s", what, set)
+	if e.decides || e.data != "" {
+		what += " : " + data
+	}
+	return fmt.Sprintf("element { %s } of %s", what, of)
+}
+
+// dynamic reports whether packets fill the set.
+func (w *walk) dynamic(set string) bool {
+	d := w.t.set(set)
+	return d != nil && d.Dynamic()
 }
 
 // write is what a rule writes to a dynamic set, in the walk's own memory.

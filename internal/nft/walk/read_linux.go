@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 )
 
@@ -21,8 +21,7 @@ type Rule struct {
 
 // RuleOf reads a rule from the body of a message about it.
 func RuleOf(body []byte) Rule {
-	comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
-	return Rule{comment, Steps(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS))}
+	return Rule{wire.RuleComment(body), Steps(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS))}
 }
 
 // Does reports whether two rules do the same.
@@ -45,7 +44,11 @@ type element struct {
 
 // readBases reads the base chains, and notes those that are not there.
 func (w *walk) readBases() error {
-	for _, name := range w.t.Bases {
+	for _, c := range w.t.Chains {
+		name := c.Name
+		if !c.IsBase() {
+			continue
+		}
 		request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name, unix.NFTA_CHAIN_NAME, name)
 		err := w.sock.Ask(w.ctx, request, func(body []byte) {
 			h, accepts := wire.HookAndPolicy(body)
@@ -113,8 +116,8 @@ func (w *walk) fetch(set string, keys []string) error {
 
 // keyLen is how many bytes the keys of a set have; 0 if there is no such set.
 func (w *walk) keyLen(set string) (int, error) {
-	if s, ok := w.t.Sets[set]; ok {
-		return s.KeyLen, nil
+	if d := w.t.set(set); d != nil {
+		return d.KeyLen(), nil
 	}
 	if n, ok := w.foreign[set]; ok {
 		return n, nil
@@ -130,23 +133,9 @@ func (w *walk) keyLen(set string) (int, error) {
 	return n, nil
 }
 
-// Wanted is a chain as it shall be.
-type Wanted struct {
-	Name  string
-	Hook  wire.Hook // none for a chain that is only jumped to
-	Rules []WantedRule
-}
-
-// WantedRule is a rule of a chain.
-type WantedRule struct {
-	Text        string // for people
-	Comment     string
-	Expressions []byte // NFTA_RULE_EXPRESSIONS
-}
-
-// Compare compares a chain with the kernel's, of which hook and rules are nothing if it is not there, and calls tell for what differs until
+// Compare compares a chain as it shall be with the kernel's, of which hook and rules are nothing if it is not there, and calls tell for what differs until
 // that fails. Rules are the wanted ones if they do the same and say the same: a comment can be anybody's.
-func (c Wanted) Compare(there bool, hook wire.Hook, rules []Rule, tell func(object, want, have string) error) error {
+func Compare(c rule.Chain, there bool, hook wire.Hook, rules []Rule, tell func(object, want, have string) error) error {
 	object := "chain " + c.Name
 	if !there {
 		return tell(object, c.Hook.State(), "")
@@ -159,7 +148,7 @@ func (c Wanted) Compare(there bool, hook wire.Hook, rules []Rule, tell func(obje
 	for i := range max(len(c.Rules), len(rules)) {
 		want, is := "", ""
 		if i < len(c.Rules) {
-			want = c.Rules[i].Text
+			want = c.Rules[i].Text()
 		}
 		if i < len(rules) {
 			is = fmt.Sprintf("comment %q", rules[i].Comment)

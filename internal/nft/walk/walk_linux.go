@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/trace"
 )
@@ -19,22 +20,20 @@ type Table struct {
 	// Family is NFPROTO_IPV4 or NFPROTO_IPV6.
 	Family byte
 	Name   string
-	// Bases are the base chains that there shall be.
-	Bases []string
-	// Sets are the sets that rules may look into, by name. Of another one texts are bytes.
-	Sets map[string]Set
+	// Chains are those that there shall be. Of them, the walk looks at which are base chains.
+	Chains []rule.Chain
+	// Sets are the sets that rules may look into. Of another one texts are bytes.
+	Sets []wire.Set
 	// EndsHere: what the table gives another destination goes to this node.
 	EndsHere bool
 }
 
-// Set is what a walk must know of a set.
-type Set struct {
-	// KeyLen is how many bytes a key has.
-	KeyLen int
-	// Map: it has data, or verdicts. Dynamic: packets fill it.
-	Map, Dynamic bool
-	// Key and Data are the texts of both, as nft has them.
-	Key, Data func(value []byte) string
+// set returns the set of that name; nil for another's.
+func (t *Table) set(name string) *wire.Set {
+	if i := slices.IndexFunc(t.Sets, func(d wire.Set) bool { return d.Name == name }); i >= 0 {
+		return &t.Sets[i]
+	}
+	return nil
 }
 
 // Way is one way that the packet may take, with how likely that is.

@@ -64,6 +64,17 @@ type Verdict struct {
 	Chain string // of a jump or goto
 }
 
+// The verdicts without a chain.
+var (
+	Drop   = Verdict{Kind: expr.VerdictDrop}
+	Accept = Verdict{Kind: expr.VerdictAccept}
+	Return = Verdict{Kind: expr.VerdictReturn}
+)
+
+// Jump goes through another chain, and GoTo does not come back.
+func Jump(chain string) Verdict { return Verdict{expr.VerdictJump, chain} }
+func GoTo(chain string) Verdict { return Verdict{expr.VerdictGoto, chain} }
+
 // VerdictOf reads the verdict in the data of an element or of an expression (NFTA_DATA_VERDICT).
 func VerdictOf(data []byte) Verdict {
 	v := nlconn.Attribute(data, unix.NFTA_DATA_VERDICT)

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -36,24 +35,11 @@ type Expression struct {
 
 // Kinds of expressions.
 const (
-	ExprPayload = 7
-	ExprMeta    = 9
-	ExprNumgen  = 23
-
-	exprConcat = 13
+	exprPayload = 7
+	exprMeta    = 9
+	exprConcat  = 13
+	exprNumgen  = 23
 )
-
-// AddrText is the text of an address.
-func AddrText(value []byte) string {
-	a, _ := netip.AddrFromSlice(value)
-	return a.String()
-}
-
-// PortText is the text of a port, which may be padded.
-func PortText(value []byte) string { return fmt.Sprint(uint16(value[0])<<8 | uint16(value[1])) }
-
-// MarkText is the text of a number that has the type of a packet's mark.
-func MarkText(value []byte) string { return fmt.Sprintf("0x%08x", nlconn.Order.Uint32(value)) }
 
 // Fields are a concatenation.
 type Fields []Field
@@ -157,7 +143,7 @@ func (d *Set) Dynamic() bool { return d.Flags&unix.NFT_SET_EVAL != 0 }
 // ByExpression reports whether the nft program knows the types of the set by expressions, as in
 // "typeof meta mark . numgen random mod 1 : ip daddr . th dport". It must where a field has no type with a name.
 func (d *Set) ByExpression() bool {
-	return slices.ContainsFunc(d.Key, func(f Field) bool { return f.Expression.Kind == ExprNumgen })
+	return slices.ContainsFunc(d.Key, func(f Field) bool { return f.Expression.Kind == exprNumgen })
 }
 
 // String says which it is, as in "map services".
@@ -234,28 +220,4 @@ func (d *Set) Record(b, el []byte) []byte {
 		b = append(b, nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE)...)
 	}
 	return b
-}
-
-// AddSet makes a set, if it is not there. No two of a transaction have the same id, which is not 0.
-func (t *Transaction) AddSet(d *Set, id uint32) {
-	e := &t.Head
-	at := t.Begin(e, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_TABLE, "set "+d.Name)
-	e.Str(unix.NFTA_SET_NAME, d.Name)
-	e.U32(unix.NFTA_SET_ID, id)
-	e.U32(unix.NFTA_SET_FLAGS, d.flags())
-	e.U32(unix.NFTA_SET_KEY_TYPE, d.Key.nftType())
-	e.U32(unix.NFTA_SET_KEY_LEN, uint32(d.KeyLen()))
-	if d.Verdict {
-		e.U32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
-	} else if d.Data != nil {
-		e.U32(unix.NFTA_SET_DATA_TYPE, d.Data.nftType())
-		e.U32(unix.NFTA_SET_DATA_LEN, uint32(d.DataLen()))
-	}
-	if d.Size != 0 {
-		desc := e.Nest(unix.NFTA_SET_DESC)
-		e.U32(unix.NFTA_SET_DESC_SIZE, d.Size)
-		e.EndNest(desc)
-	}
-	e.Bytes(unix.NFTA_SET_USERDATA, d.userdata())
-	e.EndMessage(at)
 }

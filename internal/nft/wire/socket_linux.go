@@ -17,8 +17,8 @@ import (
 type Socket struct {
 	*nlconn.Conn
 	port uint32
-	// Moved is told the port of a socket that replaced another, before it writes.
-	Moved func(port uint32) error
+	// moved is told the port of a socket that replaced another, before it writes.
+	moved func(port uint32) error
 	// Asked counts what Dump asked, and what came back.
 	Asked Traffic
 }
@@ -43,12 +43,12 @@ func Open() (*Socket, error) {
 // Number is the port of the socket, by which the kernel tells its writes from those of others.
 func (s *Socket) Number() uint32 { return s.port }
 
-// Commit sends a batch and returns its outcome; see [nlconn.Conn.Batch]. last is the sequence number of the message that asks
+// send sends a batch and returns its outcome; see [nlconn.Conn.Batch]. last is the sequence number of the message that asks
 // for an acknowledgement.
-func (s *Socket) Commit(ctx context.Context, bufs [][]byte, last uint32) error {
+func (s *Socket) send(ctx context.Context, bufs [][]byte, last uint32) error {
 	port, err := s.Port()
-	if err == nil && port != s.port && s.Moved != nil {
-		err = s.Moved(port)
+	if err == nil && port != s.port && s.moved != nil {
+		err = s.moved(port)
 	}
 	if err != nil {
 		return err
@@ -89,9 +89,9 @@ func (s *Socket) Generation(ctx context.Context) (uint32, error) {
 	return gen, err
 }
 
-// Subscribe joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
+// subscribe joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
 // write the notifications.
-func (s *Socket) Subscribe(on bool) error {
+func (s *Socket) subscribe(on bool) error {
 	set := s.Leave
 	if on {
 		set = s.Join
@@ -102,9 +102,9 @@ func (s *Socket) Subscribe(on bool) error {
 	return nil
 }
 
-// Ignore makes the kernel drop notifications of the changes that come from one socket: a cold start tells of
+// ignore makes the kernel drop notifications of the changes that come from one socket: a cold start tells of
 // a million elements, which nobody needs to hear.
-func (s *Socket) Ignore(pid uint32) error {
+func (s *Socket) ignore(pid uint32) error {
 	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
 	var b [4]byte
 	nlconn.Order.PutUint32(b[:], pid)
@@ -120,9 +120,31 @@ func (s *Socket) Ignore(pid uint32) error {
 	return nil
 }
 
-// Outcome explains why a transaction failed; what says what a message, by its number, is about. Errors that can only mean that
-// the kernel does not hold what we think wrap plane.ErrStateLost.
-func Outcome(err error, what func(seq uint32) string) error {
+// unheardAbove is the size in bytes of a transaction from which on it pays that the kernel need not write
+// notifications of it (ownwrites.Ledger.WriteUnheard), though our monitors then may miss what others do meanwhile.
+const unheardAbove = 256 << 10
+
+// Commit sends a transaction, if it has messages, with a note in the ledger that the write is ours. It returns how many bytes were sent.
+// An error names the object. One that can only mean that the kernel does not hold what we think wraps plane.ErrStateLost.
+func (s *Socket) Commit(ctx context.Context, ours *ownwrites.Ledger, t *Transaction) (size int, err error) {
+	bufs, last := t.Buffers()
+	if bufs == nil {
+		return 0, nil
+	}
+	for _, b := range bufs {
+		size += len(b)
+	}
+	send := func() error { return s.send(ctx, bufs, last) }
+	if size > unheardAbove {
+		err = ours.WriteUnheard(func() (uint32, error) { return s.Generation(ctx) }, send)
+	} else {
+		err = ours.Write(1, send)
+	}
+	return size, outcome(err, t.whatIs)
+}
+
+// outcome explains why a transaction failed; what says what a message, by its number, is about.
+func outcome(err error, what func(seq uint32) string) error {
 	errno := syscall.Errno(0)
 	if ke := (*nlconn.Error)(nil); errors.As(err, &ke) {
 		errno, err = ke.Errno, fmt.Errorf("%s: %w", what(ke.Seq), err)
@@ -139,18 +161,20 @@ func Outcome(err error, what func(seq uint32) string) error {
 	return err
 }
 
-// UnheardAbove is the size in bytes of a transaction from which on it pays that the kernel need not write
-// notifications of it (ownwrites.Ledger.WriteUnheard), though our monitors then may miss what others do meanwhile.
-const UnheardAbove = 256 << 10
-
-// Write is Commit with a note in the ledger that the write is ours. It returns how many bytes were sent.
-func (s *Socket) Write(ctx context.Context, ours *ownwrites.Ledger, bufs [][]byte, last uint32) (size int, err error) {
-	for _, b := range bufs {
-		size += len(b)
+// Takes returns nil if the kernel would take a transaction, which it does not get to: the last message is one that it refuses. The
+// error for what this kernel lacks wraps unix.ENOENT.
+func (s *Socket) Takes(ctx context.Context, t *Transaction) error {
+	t.DeleteChain("no-such-chain")
+	bufs, last := t.Buffers()
+	err := s.send(ctx, bufs, last)
+	var refused *nlconn.Error
+	switch {
+	case err == nil:
+		return errors.New("the kernel deleted a chain that is not there")
+	case errors.As(err, &refused) && refused.Seq == last && refused.Errno == unix.ENOENT:
+		return nil
+	case refused != nil:
+		return fmt.Errorf("the kernel refuses %s: %w", t.whatIs(refused.Seq), err)
 	}
-	send := func() error { return s.Commit(ctx, bufs, last) }
-	if size > UnheardAbove {
-		return size, ours.WriteUnheard(func() (uint32, error) { return s.Generation(ctx) }, send)
-	}
-	return size, ours.Write(1, send)
+	return err
 }

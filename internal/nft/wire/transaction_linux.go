@@ -3,6 +3,7 @@ package wire
 import (
 	"fmt"
 
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
@@ -13,15 +14,34 @@ import (
 type Transaction struct {
 	Family byte   // NFPROTO_*, which is AF_* as well
 	Table  string // that the objects are in
-	// Head, Rules and Tail have all messages but those of elements.
-	Head, Rules, Tail Encoder
 	// Generation, if not 0: the transaction fails unless the ruleset is still of that generation.
 	Generation uint32
-	// Spare are empty buffers of an earlier use.
-	Spare [][]byte
 
-	seq   uint32
-	about []aboutMessage
+	sets              []Set
+	head, rules, tail Encoder     // all messages but those of elements
+	removed, added    []*elements // by set; nil where there are none: a change touches few
+	spare             [][]byte    // empty buffers of an earlier use
+	seq               uint32
+	about             []aboutMessage
+}
+
+// NewTransaction returns an empty transaction about a table that has these sets.
+func NewTransaction(family byte, table string, sets []Set) *Transaction {
+	both := make([]*elements, 2*len(sets))
+	return &Transaction{Family: family, Table: table, sets: sets, removed: both[:len(sets)], added: both[len(sets):]}
+}
+
+// Again makes the transaction, which has been sent, an empty one that writes its elements to the same buffers.
+func (t *Transaction) Again() {
+	next := NewTransaction(t.Family, t.Table, t.sets)
+	next.spare = t.spare
+	for i, e := range t.added {
+		if e != nil {
+			next.spare = e.reuse(next.spare)
+			next.added[i] = e
+		}
+	}
+	*t = *next
 }
 
 // aboutMessage says what the messages from a sequence number on are about, for errors.
@@ -33,8 +53,8 @@ type aboutMessage struct {
 // Last is the sequence number of the last message so far, and so how many there are.
 func (t *Transaction) Last() uint32 { return t.seq }
 
-// Next returns the number of another message, which is about what.
-func (t *Transaction) Next(what string) uint32 {
+// next returns the number of another message, which is about what.
+func (t *Transaction) next(what string) uint32 {
 	t.seq++
 	if n := len(t.about); n == 0 || t.about[n-1].what != what {
 		t.about = append(t.about, aboutMessage{t.seq, what})
@@ -42,8 +62,8 @@ func (t *Transaction) Next(what string) uint32 {
 	return t.seq
 }
 
-// WhatIs says what the message of that number is about.
-func (t *Transaction) WhatIs(seq uint32) string {
+// whatIs says what the message of that number is about.
+func (t *Transaction) whatIs(seq uint32) string {
 	what := "the batch"
 	for _, a := range t.about {
 		if a.seq <= seq {
@@ -53,16 +73,16 @@ func (t *Transaction) WhatIs(seq uint32) string {
 	return what
 }
 
-// Begin begins a message about an object of the table. tableAttr is the attribute that names the table.
-func (t *Transaction) Begin(e *Encoder, typ, flags, tableAttr uint16, what string) int {
-	at := e.Message(typ, flags, t.Family, t.Next(what))
+// begin begins a message about an object of the table. tableAttr is the attribute that names the table.
+func (t *Transaction) begin(e *Encoder, typ, flags, tableAttr uint16, what string) int {
+	at := e.Message(typ, flags, t.Family, t.next(what))
 	e.Str(tableAttr, t.Table)
 	return at
 }
 
 // object appends a message that names the table and, if name is not "", one of its objects.
 func (t *Transaction) object(e *Encoder, typ, flags, tableAttr, nameAttr uint16, name string) {
-	at := t.Begin(e, typ, flags, tableAttr, "table "+t.Table+" "+name)
+	at := t.begin(e, typ, flags, tableAttr, "table "+t.Table+" "+name)
 	if name != "" {
 		e.Str(nameAttr, name)
 	}
@@ -71,12 +91,12 @@ func (t *Transaction) object(e *Encoder, typ, flags, tableAttr, nameAttr uint16,
 
 // AddTable makes the table, if it is not there.
 func (t *Transaction) AddTable() {
-	t.object(&t.Head, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFTA_TABLE_NAME, 0, "")
+	t.object(&t.head, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFTA_TABLE_NAME, 0, "")
 }
 
 // DeleteTable deletes the table with all that is in it.
 func (t *Transaction) DeleteTable() {
-	t.object(&t.Head, unix.NFT_MSG_DELTABLE, 0, unix.NFTA_TABLE_NAME, 0, "")
+	t.object(&t.head, unix.NFT_MSG_DELTABLE, 0, unix.NFTA_TABLE_NAME, 0, "")
 }
 
 // Hook says where a base chain sits; the zero Hook is that of a chain which is only jumped to.
@@ -106,8 +126,8 @@ const policyAccept = 1 // NF_ACCEPT
 
 // AddChain makes a chain without rules, which accepts what comes to its end.
 func (t *Transaction) AddChain(name string, h Hook) {
-	e := &t.Head
-	at := t.Begin(e, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_TABLE, "chain "+name)
+	e := &t.head
+	at := t.begin(e, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_TABLE, "chain "+name)
 	e.Str(unix.NFTA_CHAIN_NAME, name)
 	if h != (Hook{}) {
 		n := e.Nest(unix.NFTA_CHAIN_HOOK)
@@ -143,20 +163,26 @@ func HookAndPolicy(body []byte) (h Hook, accepts bool) {
 	}, nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_POLICY)) == policyAccept
 }
 
-// AddRule appends a rule to a chain: its expressions and its userdata, as the kernel keeps them.
-func (t *Transaction) AddRule(chain string, expressions, userdata []byte) {
-	e := &t.Rules
-	at := t.Begin(e, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_TABLE, "rule of chain "+chain)
+// AddRule appends a rule to a chain, with expressions as the kernel keeps them.
+func (t *Transaction) AddRule(chain string, expressions []byte, comment string) {
+	e := &t.rules
+	at := t.begin(e, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_TABLE, "rule of chain "+chain)
 	e.Str(unix.NFTA_RULE_CHAIN, chain)
 	e.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, expressions)
-	e.Bytes(unix.NFTA_RULE_USERDATA, userdata)
+	e.Bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, comment))
 	e.EndMessage(at)
+}
+
+// RuleComment returns the comment of a rule, of which that is the body of a message.
+func RuleComment(body []byte) string {
+	comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
+	return comment
 }
 
 // DeleteRule deletes the rule of a chain that has the handle.
 func (t *Transaction) DeleteRule(chain string, handle uint64) {
-	e := &t.Rules
-	at := t.Begin(e, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, "rule of chain "+chain)
+	e := &t.rules
+	at := t.begin(e, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, "rule of chain "+chain)
 	e.Str(unix.NFTA_RULE_CHAIN, chain)
 	e.U64(unix.NFTA_RULE_HANDLE, handle)
 	e.EndMessage(at)
@@ -164,98 +190,60 @@ func (t *Transaction) DeleteRule(chain string, handle uint64) {
 
 // FlushChain removes all rules of a chain.
 func (t *Transaction) FlushChain(name string) {
-	t.object(&t.Rules, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)
+	t.object(&t.rules, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)
 }
 
 // DeleteChain deletes a chain, after all else.
 func (t *Transaction) DeleteChain(name string) {
-	t.object(&t.Tail, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
+	t.object(&t.tail, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
 }
 
 // DeleteSet deletes a set, after all else.
 func (t *Transaction) DeleteSet(name string) {
-	t.object(&t.Tail, unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name)
+	t.object(&t.tail, unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name)
 }
 
-// Elements are messages about elements of one set: as many elements in a message as its list may hold, the messages in buffers that
-// double up to a megabyte.
-type Elements struct {
-	full          [][]byte
-	cur           Encoder
-	message, list int // where the open message and its list begin; list 0 when none is open
-}
-
-const bufferLimit = 1 << 20
-
-// ToAdd returns the writer for an element of a set that is added; *e are those of the set so far, nil for none.
-func (t *Transaction) ToAdd(e **Elements, set string) *Encoder {
-	return t.element(e, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
-}
-
-// ToRemove is ToAdd for an element that is removed.
-func (t *Transaction) ToRemove(e **Elements, set string) *Encoder {
-	return t.element(e, set, unix.NFT_MSG_DELSETELEM, 0)
-}
-
-// element returns the writer for an element, with an open message that has room for one more.
-func (t *Transaction) element(of **Elements, set string, typ, flags uint16) *Encoder {
-	if *of == nil {
-		*of = &Elements{cur: Encoder{nlconn.Encoder{B: make([]byte, 0, 128)}}} // enough for one element
-	}
-	e := *of
-	if e.list != 0 && len(e.cur.B)-e.list > nlconn.AttrLimit-512 {
-		e.close()
-	}
-	if e.list != 0 {
-		return &e.cur
-	}
-	if len(e.cur.B) > bufferLimit-nlconn.AttrLimit-1024 {
-		e.full = append(e.full, e.cur.B)
-		if n := len(t.Spare); n > 0 {
-			e.cur.B, t.Spare = t.Spare[n-1], t.Spare[:n-1]
-		} else {
-			e.cur.B = make([]byte, 0, bufferLimit)
-		}
-	}
-	e.message = t.Begin(&e.cur, typ, flags, unix.NFTA_SET_ELEM_LIST_TABLE, "elements of "+set)
-	e.cur.Str(unix.NFTA_SET_ELEM_LIST_SET, set)
-	e.list = e.cur.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	return &e.cur
-}
-
-func (e *Elements) close() {
-	if e.list != 0 {
-		e.cur.EndNest(e.list)
-		e.cur.EndMessage(e.message)
-		e.list = 0
+// AddSets makes the table's sets, those that are not there.
+func (t *Transaction) AddSets() {
+	for i := range t.sets {
+		t.addSet(&t.sets[i], uint32(i)+1) // no two of a transaction have the same id, which is not 0
 	}
 }
 
-// Reuse empties the elements, which have been sent: they are written to the same buffers again, of which those that are full are
-// returned. It does nothing for nil.
-func (e *Elements) Reuse(spare [][]byte) [][]byte {
-	if e == nil {
-		return spare
+func (t *Transaction) addSet(d *Set, id uint32) {
+	e := &t.head
+	at := t.begin(e, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_TABLE, "set "+d.Name)
+	e.Str(unix.NFTA_SET_NAME, d.Name)
+	e.U32(unix.NFTA_SET_ID, id)
+	e.U32(unix.NFTA_SET_FLAGS, d.flags())
+	e.U32(unix.NFTA_SET_KEY_TYPE, d.Key.nftType())
+	e.U32(unix.NFTA_SET_KEY_LEN, uint32(d.KeyLen()))
+	if d.Verdict {
+		e.U32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+	} else if d.Data != nil {
+		e.U32(unix.NFTA_SET_DATA_TYPE, d.Data.nftType())
+		e.U32(unix.NFTA_SET_DATA_LEN, uint32(d.DataLen()))
 	}
-	for _, b := range e.full {
-		spare = append(spare, b[:0])
+	if d.Size != 0 {
+		desc := e.Nest(unix.NFTA_SET_DESC)
+		e.U32(unix.NFTA_SET_DESC_SIZE, d.Size)
+		e.EndNest(desc)
 	}
-	e.full, e.cur.B, e.list = e.full[:0], e.cur.B[:0], 0
-	return spare
+	e.Bytes(unix.NFTA_SET_USERDATA, d.userdata())
+	e.EndMessage(at)
 }
 
-// Buffers ends the transaction with the elements of all its sets, in their order and nil for none, and returns what [Socket.Commit] sends.
-// It returns nil if there are no messages.
-func (t *Transaction) Buffers(removed, added []*Elements) (bufs [][]byte, last uint32) {
+// Buffers ends the transaction and returns what [Socket.Commit] sends: nil if there are no messages.
+func (t *Transaction) Buffers() (bufs [][]byte, last uint32) {
 	bufs = make([][]byte, 1, 8) // the first is the batch's begin
 	put := func(b []byte) {
 		if len(b) > 0 {
 			bufs = append(bufs, b)
 		}
 	}
-	put(t.Head.B)
-	put(t.Rules.B)
-	for _, group := range [][]*Elements{removed, added} {
+	put(t.head.B)
+	put(t.rules.B)
+	for _, group := range [][]*elements{t.removed, t.added} {
 		for _, e := range group {
 			if e == nil {
 				continue
@@ -267,7 +255,7 @@ func (t *Transaction) Buffers(removed, added []*Elements) (bufs [][]byte, last u
 			put(e.cur.B)
 		}
 	}
-	put(t.Tail.B)
+	put(t.tail.B)
 	if len(bufs) == 1 {
 		return nil, 0
 	}

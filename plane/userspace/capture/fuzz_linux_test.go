@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -44,7 +46,7 @@ func TestParseLead(t *testing.T) {
 func FuzzElements(f *testing.F) {
 	f.Add([]byte{10, 96, 0, 10}, uint16(80), uint8(6))
 	f.Fuzz(func(t *testing.T, addr []byte, port uint16, proto uint8) {
-		defs := schema(familyOf(lb.IPv4))
+		defs := schema(rule.IPOf(lb.IPv4))
 		for i := range defs {
 			defs[i].Record(nil, addr)
 		}
@@ -53,7 +55,7 @@ func FuzzElements(f *testing.F) {
 			return
 		}
 		k := lb.Key{Addr: a, Port: port, Proto: lb.Proto(proto)}
-		if got := parseKey(appendKey(nil, k), len(addr)); got != k {
+		if got := wire.ParseKey(wire.AppendKey(nil, k), len(addr)); got != k {
 			t.Errorf("%v is read as %v", k, got)
 		}
 	})

@@ -14,6 +14,7 @@ import (
 
 	nlconn "kube-proxy/internal/netlink/conn"
 	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -45,33 +46,24 @@ func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 		return trace.Kernel{}, err
 	}
 	defer sock.Close()
-	t := walk.Table{Family: c.proto, Name: TableName, EndsHere: true, Sets: map[string]walk.Set{}}
 	rules := c.renderer(lb.Node{})
-	for _, ch := range rules.chains() {
-		if ch.hook != (wire.Hook{}) {
-			t.Bases = append(t.Bases, ch.name)
-		}
-	}
-	for i := range rules.sets {
-		d := &rules.sets[i]
-		t.Sets[d.Name] = walk.Set{KeyLen: d.KeyLen(), Map: d.IsMap(), Key: d.Key.Text, Data: d.Data.Text}
-	}
+	t := walk.Table{Family: c.ip.Proto, Name: TableName, EndsHere: true, Chains: rules.chains(), Sets: rules.sets[:]}
 	a, err := walk.Go(ctx, sock, t, p)
 	if err != nil {
-		return trace.Kernel{}, fmt.Errorf("capture by nftables, %s: %w", c.fam, err)
+		return trace.Kernel{}, fmt.Errorf("capture by nftables, %s: %w", c.ip.Family, err)
 	}
 	return ended(a), nil
 }
 
 // renderer renders the rules for a node, of what never changes of the capture.
 func (c *NFTables) renderer(n lb.Node) *ruleset {
-	return &ruleset{family: c.family, sets: schema(c.family), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts, sockets: c.rules.sockets, node: n}
+	return &ruleset{IP: c.ip, sets: schema(c.ip), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts, sockets: c.rules.sockets, node: n}
 }
 
 // nftDiffer compares the table with leads.
 type nftDiffer struct {
 	*mode.Teller
-	family
+	ip rule.IP
 	wire.Table
 	ctx   context.Context
 	sets  [setCount]wire.Set
@@ -95,10 +87,10 @@ func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 	}
 	defer sock.Close()
 	rules := c.renderer(n)
-	d := &nftDiffer{ctx: ctx, Teller: mode.NewTeller(ctx, each), family: c.family, Table: c.table(sock), sets: rules.sets,
+	d := &nftDiffer{ctx: ctx, Teller: mode.NewTeller(ctx, each), ip: c.ip, Table: c.table(sock), sets: rules.sets,
 		lists: map[uint32]Lead{}, shared: map[element]bool{}, keys: map[lb.Key]keyHas{}}
 	if err := d.Done(d.all(rules, leads)); err != nil {
-		return fmt.Errorf("capture by nftables, %s: compare the table with the rows: %w", c.fam, err)
+		return fmt.Errorf("capture by nftables, %s: compare the table with the rows: %w", c.ip.Family, err)
 	}
 	return nil
 }
@@ -153,13 +145,9 @@ func (d *nftDiffer) structure(rules *ruleset) error {
 	}
 	tell := func(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
 	for _, c := range rules.chains() {
-		h, there := hooks[c.name]
-		delete(hooks, c.name)
-		want := walk.Wanted{Name: c.name, Hook: c.hook}
-		for _, r := range c.rules {
-			want.Rules = append(want.Rules, walk.WantedRule{Text: "the rule " + r.comment, Comment: r.comment, Expressions: r.exprs})
-		}
-		if err := want.Compare(there, h, have[c.name], tell); err != nil {
+		h, there := hooks[c.Name]
+		delete(hooks, c.Name)
+		if err := walk.Compare(c, there, h, have[c.Name], tell); err != nil {
 			return err
 		}
 	}
@@ -203,7 +191,7 @@ func (d *nftDiffer) some(leads []Lead) error {
 			}
 		}
 		if h.sources {
-			sources = append(sources, appendKey(nil, l.Key))
+			sources = append(sources, wire.AppendKey(nil, l.Key))
 		}
 	}
 	for i := range setCount {
@@ -229,7 +217,7 @@ func (d *nftDiffer) some(leads []Lead) error {
 		if len(l.Sources) == 0 {
 			continue
 		}
-		k := appendKey(nil, l.Key)
+		k := wire.AppendKey(nil, l.Key)
 		list, ok := have[string(k)]
 		if !ok {
 			d.Tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", "")
@@ -299,16 +287,16 @@ func (d *nftDiffer) wants(i setIndex, rec []byte) (lb.Key, bool) {
 		if !ok {
 			return lb.Key{}, false
 		}
-		return l.Key, slices.Contains(ranges.Of(l.Sources), netip.PrefixFrom(addrOf(rec[4:]), int(n&(1<<lengthBits-1))))
+		return l.Key, slices.Contains(ranges.Of(l.Sources), netip.PrefixFrom(wire.ParseAddr(rec[4:]), int(n&(1<<lengthBits-1))))
 	case sSourceLists:
-		k := parseKey(rec, d.addrLen)
+		k := wire.ParseKey(rec, d.ip.AddrLen)
 		return k, d.keys[k].sources
 	}
-	n := d.addrLen
+	n := d.ip.AddrLen
 	if (i-sPorts)%2 == 1 {
 		n = 0
 	}
-	k := parseKey(rec, n)
+	k := wire.ParseKey(rec, n)
 	return k, d.keys[k].sets&(1<<i) != 0
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -23,7 +24,7 @@ import (
 
 // NFTables captures by a table of nftables of its own. Its chains are always the same; what rows need are elements of maps.
 type NFTables struct {
-	family
+	ip    rule.IP
 	cfg   Config
 	rules *ruleset
 	sock  *wire.Socket
@@ -43,9 +44,9 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return nil, fmt.Errorf("capture by nftables: family %s: want IPv4 or IPv6", cfg.Family)
 	}
-	f := familyOf(cfg.Family)
-	c := &NFTables{family: f, cfg: cfg, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
-		rules: &ruleset{family: f, sets: schema(f), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
+	ip := rule.IPOf(cfg.Family)
+	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
+		rules: &ruleset{IP: ip, sets: schema(ip), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
 	var err error
 	if c.sock, err = wire.Open(); err != nil {
 		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
@@ -59,44 +60,40 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 		c.sock.Close()
 		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
 	}
-	if c.mon, err = startMonitor(f, c.drift, c.sock.Number()); err == nil {
-		if c.addrs, err = watchAddresses(f, c.drift); err != nil {
-			c.mon.close()
+	if c.mon, err = startMonitor(ip.Proto, c.drift, c.sock); err == nil {
+		if c.addrs, err = watchAddresses(familyOf(cfg.Family), c.drift); err != nil {
+			c.mon.Close()
 		}
 	}
 	if err != nil {
 		c.sock.Close()
 		return nil, fmt.Errorf("capture by nftables: %w", err)
 	}
-	c.sock.Moved = c.mon.sock.Ignore
 	c.ours.Join(c.mon)
 	return c, nil
 }
 
-// able finds out whether the kernel takes all that we write, by a transaction that it must refuse for its last message.
+// able finds out whether the kernel takes all that we write.
 func (c *NFTables) able(ctx context.Context) error {
-	b := c.rules.batch(TableName)
-	b.Table = TableName + "-probe"
 	rules := *c.rules
-	everything := netip.PrefixFrom(c.loopback().Addr(), 1).Masked() // so that every kind of rule is there
+	everything := netip.PrefixFrom(familyOf(c.ip.Family).loopback().Addr(), 1).Masked() // so that every kind of rule is there
 	rules.node = lb.Node{NodePorts: []netip.Prefix{everything}, ServiceCIDRs: []netip.Prefix{everything}, Pods: lb.Detector{Prefixes: []netip.Prefix{everything}}}
-	b.structure(rules.chains())
-	for _, ch := range rules.chains() {
-		b.addRules(ch)
+	t := rules.transaction(TableName + "-probe")
+	chains := rules.chains()
+	addTable(t, chains)
+	for _, ch := range chains {
+		ch.AddTo(t)
 	}
-	b.DeleteChain("no-such-chain")
-	bufs, last := b.buffers()
-	err := c.sock.Commit(ctx, bufs, last)
-	var refused *nlconn.Error
-	switch {
-	case err == nil:
-		return errors.New("the kernel deleted a chain that is not there")
-	case errors.As(err, &refused) && refused.Seq == last && refused.Errno == unix.ENOENT:
-		return nil
-	case refused != nil:
-		return fmt.Errorf("the kernel refuses %s of our table: %w", b.WhatIs(refused.Seq), err)
+	return c.sock.Takes(ctx, t)
+}
+
+// addTable stages all that the table has besides rules and elements.
+func addTable(t *wire.Transaction, chains []rule.Chain) {
+	t.AddTable()
+	t.AddSets()
+	for _, ch := range chains {
+		t.AddChain(ch.Name, ch.Hook)
 	}
-	return err
 }
 
 // Name is part of [Capture].
@@ -117,11 +114,11 @@ func (c *NFTables) Drift() <-chan struct{} { return c.drift }
 // Close is part of [Capture].
 func (c *NFTables) Close() error {
 	c.ours.Leave(c.mon)
-	return errors.Join(c.addrs.close(), c.mon.close(), c.sock.Close())
+	return errors.Join(c.addrs.close(), c.mon.Close(), c.sock.Close())
 }
 
 func (c *NFTables) notSetUp(doing string) error {
-	return fmt.Errorf("capture by nftables, %s: %s: %w", c.fam, doing, plane.ErrNotSetUp)
+	return fmt.Errorf("capture by nftables, %s: %s: %w", c.ip.Family, doing, plane.ErrNotSetUp)
 }
 
 // Known is part of [Capture].
@@ -138,18 +135,18 @@ func (c *NFTables) leadsOf(snap *snapshot) []Lead {
 	leads := map[lb.Key]Lead{}
 	for from := lb.Pods; from <= lb.Anywhere; from++ {
 		for _, np := range []bool{false, true} {
-			n := c.addrLen
+			n := c.ip.AddrLen
 			if np {
 				n = 0
 			}
 			add := func(rec []byte, r Route) {
-				k := parseKey(rec, n)
+				k := wire.ParseKey(rec, n)
 				l := leads[k]
 				l.Key, l.Routes = k, append(l.Routes, r)
 				leads[k] = l
 			}
 			for rec := range snap.records[ports(from, np)].All() {
-				add(rec, Route{From: from, Port: parsePort(rec[len(rec)-2:])})
+				add(rec, Route{From: from, Port: wire.ParsePort(rec[len(rec)-2:])})
 			}
 			for rec := range snap.records[refusals(from, np)].All() {
 				add(rec, Route{From: from, Do: lb.Action(nlconn.Order.Uint32(rec[len(rec)-4:]))})
@@ -171,10 +168,10 @@ func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
 }
 
 func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Lead, guarded bool) error {
-	c.mon.take() // what others did so far, the reading shows
+	c.mon.heard.Store(false) // what others did so far, the reading shows
 	gen, err := c.sock.Generation(ctx)
 	if err != nil {
-		return fmt.Errorf("capture by nftables, %s: read the ruleset's generation: %w", c.fam, err)
+		return fmt.Errorf("capture by nftables, %s: read the ruleset's generation: %w", c.ip.Family, err)
 	}
 	snap, err := c.read(ctx)
 	if err != nil {
@@ -194,17 +191,17 @@ func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Lead, guarde
 	}
 	ch := st.change(nil)
 	if snap.ours {
-		ch.adopt(snap.records[sSourceLists], byKey, c.addrLen)
+		ch.adopt(snap.records[sSourceLists], byKey, c.ip.AddrLen)
 	}
 	for _, l := range byKey {
 		ch.set(l)
 	}
-	b := c.rules.batch(TableName)
+	t := c.rules.transaction(TableName)
 	if guarded {
-		b.Generation = gen
+		t.Generation = gen
 	}
-	c.mend(b, snap, st)
-	if err := c.commit(ctx, b); err != nil {
+	c.mend(t, snap, st)
+	if err := c.commit(ctx, t); err != nil {
 		c.rules.node = node
 		return err
 	}
@@ -213,31 +210,31 @@ func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Lead, guarde
 }
 
 // mend stages what makes of what was read what the state wants, and returns how many things differ.
-func (c *NFTables) mend(b *batch, snap *snapshot, st *nftState) int {
+func (c *NFTables) mend(t *wire.Transaction, snap *snapshot, st *nftState) int {
 	n := 0
 	if !snap.ours {
 		if snap.present {
-			b.DeleteTable()
+			t.DeleteTable()
 		}
-		b.structure(c.rules.chains())
-		snap = &snapshot{digests: map[string]string{}}
+		addTable(t, c.rules.chains())
+		snap = &snapshot{}
 		for i := range setCount {
 			snap.records[i].Size = c.rules.sets[i].RecordLen()
 		}
 	}
 	for _, ch := range c.rules.chains() {
-		if is, there := snap.digests[ch.name]; is != ch.digest() {
+		if is, there := snap.chains[ch.Name]; is.Digest != ch.Digest() {
 			n++
 			if there {
-				b.FlushChain(ch.name)
+				t.FlushChain(ch.Name)
 			}
-			b.addRules(ch)
+			ch.AddTo(t)
 		}
 	}
-	want := st.records(&c.rules.sets, c.family)
+	want := st.records(&c.rules.sets, c.ip.Proto)
 	for i := range setCount {
-		del := func(rec []byte) { b.remove(element{i, string(rec)}) }
-		add := func(rec []byte) { b.put(element{i, string(rec)}) }
+		del := func(rec []byte) { t.Remove(int(i), rec) }
+		add := func(rec []byte) { t.Add(int(i), rec) }
 		is, want := snap.records[i].Sorted(), want[i].Sorted()
 		n += diff.Elements(is, want, c.rules.sets[i].KeyLen(), del, func(rec []byte) { del(rec); add(rec) }, add)
 	}
@@ -257,14 +254,14 @@ func (c *NFTables) Apply(ctx context.Context, set []Lead, remove []lb.Key) error
 	for _, l := range set {
 		ch.set(l)
 	}
-	b := c.rules.batch(TableName)
+	t := c.rules.transaction(TableName)
 	for e := range ch.del {
-		b.remove(e)
+		t.Remove(int(e.set), []byte(e.rec))
 	}
 	for e := range ch.add {
-		b.put(e)
+		t.Add(int(e.set), []byte(e.rec))
 	}
-	if err := c.commit(ctx, b); err != nil {
+	if err := c.commit(ctx, t); err != nil {
 		log.Undo()
 		return err
 	}
@@ -276,9 +273,9 @@ func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
 	if c.st == nil {
 		return c.notSetUp("set node")
 	}
-	before, b := map[string]string{}, c.rules.batch(TableName)
+	before, t := map[string]string{}, c.rules.transaction(TableName)
 	for _, ch := range c.rules.chains() {
-		before[ch.name] = ch.digest()
+		before[ch.Name] = ch.Digest()
 	}
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
@@ -287,13 +284,13 @@ func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
 	was := c.rules.node
 	c.rules.node = n
 	for _, ch := range c.rules.chains() {
-		if before[ch.name] != ch.digest() {
-			b.FlushChain(ch.name)
-			b.addRules(ch)
+		if before[ch.Name] != ch.Digest() {
+			t.FlushChain(ch.Name)
+			ch.AddTo(t)
 		}
 	}
-	c.readdress(b, address)
-	if err := c.commit(ctx, b); err != nil {
+	c.readdress(t, address)
+	if err := c.commit(ctx, t); err != nil {
 		c.rules.node = was
 		return err
 	}
@@ -302,15 +299,15 @@ func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
 }
 
 // readdress stages another address of the node.
-func (c *NFTables) readdress(b *batch, a netip.Addr) {
+func (c *NFTables) readdress(t *wire.Transaction, a netip.Addr) {
 	if a == c.st.address {
 		return
 	}
 	if c.st.address.IsValid() {
-		b.remove(addressElement(c.family, c.st.address))
+		t.Remove(int(sNodeAddresses), []byte(addressElement(c.ip.Proto, c.st.address).rec))
 	}
 	if a.IsValid() {
-		b.put(addressElement(c.family, a))
+		t.Add(int(sNodeAddresses), []byte(addressElement(c.ip.Proto, a).rec))
 	}
 }
 
@@ -319,14 +316,14 @@ func (c *NFTables) Probe(ctx context.Context) error {
 	if c.st == nil {
 		return c.notSetUp("probe")
 	}
-	b := c.rules.batch(TableName)
+	t := c.rules.transaction(TableName)
 	for _, ch := range c.rules.chains() {
-		if ch.name == "refused" {
-			b.FlushChain(ch.name)
-			b.addRules(ch)
+		if ch.Name == "refused" {
+			t.FlushChain(ch.Name)
+			ch.AddTo(t)
 		}
 	}
-	return c.commit(ctx, b)
+	return c.commit(ctx, t)
 }
 
 // Audit is part of [Capture].
@@ -336,16 +333,16 @@ func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
 	}
 	address, err := c.addrs.choose(ctx, c.rules.node.NodePorts)
 	if err == nil && address != c.st.address {
-		b := c.rules.batch(TableName)
-		c.readdress(b, address)
-		if err = c.commit(ctx, b); err == nil {
+		t := c.rules.transaction(TableName)
+		c.readdress(t, address)
+		if err = c.commit(ctx, t); err == nil {
 			c.st.address = address
 		}
 	}
 	if err != nil {
 		return 0, err
 	}
-	heard := c.mon.take()
+	heard := c.mon.heard.Swap(false)
 	if !heard && !full {
 		return 0, nil
 	}
@@ -363,14 +360,14 @@ func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
 			return 0, err
 		}
 		if !snap.ours {
-			return 0, fmt.Errorf("capture by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.fam, TableName, plane.ErrStateLost)
+			return 0, fmt.Errorf("capture by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.ip.Family, TableName, plane.ErrStateLost)
 		}
-		b := c.rules.batch(TableName)
-		n := c.mend(b, snap, c.st)
+		t := c.rules.transaction(TableName)
+		n := c.mend(t, snap, c.st)
 		if n > 0 && again { // of a set that the kernel is just making larger a list may lack elements
 			continue
 		}
-		if err := c.commit(ctx, b); err != nil {
+		if err := c.commit(ctx, t); err != nil {
 			return 0, err
 		}
 		return n, nil
@@ -385,7 +382,7 @@ func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string)
 	}
 	lists := map[lb.Key]uint32{}
 	for rec := range snap.records[sSourceLists].All() {
-		lists[parseKey(rec, c.addrLen)] = nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
+		lists[wire.ParseKey(rec, c.ip.AddrLen)] = nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
 	}
 	byList := map[uint32][]string{}
 	for rec := range snap.records[sSourceRanges].Sorted().All() {
@@ -396,8 +393,8 @@ func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string)
 		slices.Sort(l)
 	}
 	var out strings.Builder
-	for _, ch := range slices.Sorted(maps.Keys(snap.digests)) {
-		fmt.Fprintf(&out, "chain %s\n%s", ch, snap.digests[ch])
+	for _, ch := range slices.Sorted(maps.Keys(snap.chains)) {
+		fmt.Fprintf(&out, "chain %s\n%s", ch, snap.chains[ch].Digest)
 	}
 	for _, l := range c.leadsOf(snap) {
 		out.WriteString(l.Key.String())
@@ -415,27 +412,21 @@ func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string)
 	}
 	var others []string
 	for rec := range snap.records[sClusterIPs].All() {
-		others = append(others, "cluster-ip "+addrOf(rec).String())
+		others = append(others, "cluster-ip "+wire.ParseAddr(rec).String())
 	}
 	for rec := range snap.records[sListeners].All() {
-		others = append(others, "listener "+name(parsePort(rec[4:]), lb.Proto(rec[0])))
+		others = append(others, "listener "+name(wire.ParsePort(rec[4:]), lb.Proto(rec[0])))
 	}
 	slices.Sort(others)
 	out.WriteString(strings.Join(slices.Compact(others), "\n"))
 	return out.String(), nil
 }
 
-// commit sends the batch. Errors name the object; those that can only mean that the kernel does not hold what we think wrap
-// plane.ErrStateLost.
-func (c *NFTables) commit(ctx context.Context, b *batch) error {
-	bufs, last := b.buffers()
-	if bufs == nil {
-		return nil
-	}
-	c.sent += uint64(b.Last())
-	_, err := c.sock.Write(ctx, c.ours, bufs, last)
-	if err != nil {
-		return fmt.Errorf("capture by nftables, %s: %w", c.fam, wire.Outcome(err, b.WhatIs))
+// commit sends a transaction. Errors are those of [wire.Socket.Commit].
+func (c *NFTables) commit(ctx context.Context, t *wire.Transaction) error {
+	c.sent += uint64(t.Last())
+	if _, err := c.sock.Commit(ctx, c.ours, t); err != nil {
+		return fmt.Errorf("capture by nftables, %s: %w", c.ip.Family, err)
 	}
 	return nil
 }
@@ -444,7 +435,7 @@ func (c *NFTables) commit(ctx context.Context, b *batch) error {
 type snapshot struct {
 	present bool // there is a table of our name
 	ours    bool // it is in force and has our sets and chains, as we make them, and no others
-	digests map[string]string
+	chains  map[string]rule.Kept
 	records [setCount]diff.Records
 }
 
@@ -457,18 +448,18 @@ func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("capture by nftables, %s: read table %s: %w", c.fam, TableName, err)
+		return nil, fmt.Errorf("capture by nftables, %s: read table %s: %w", c.ip.Family, TableName, err)
 	}
 	return snap, nil
 }
 
 // table reads our table.
 func (c *NFTables) table(s *wire.Socket) wire.Table {
-	return wire.Table{Socket: s, Family: c.proto, Name: TableName}
+	return wire.Table{Socket: s, Family: c.ip.Proto, Name: TableName}
 }
 
 func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
-	s := &snapshot{digests: map[string]string{}}
+	s := &snapshot{}
 	table := c.table(c.sock)
 	present, dormant, err := table.State(ctx)
 	if s.present = present; !present {
@@ -476,9 +467,12 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 	}
 	if err == nil {
 		err = wire.Undisturbed(ctx, func() error {
-			s.ours, s.digests = !dormant, map[string]string{}
-			return c.readStructure(ctx, table, s)
+			s.ours = !dormant
+			return c.readSets(ctx, table, s)
 		})
+	}
+	if err == nil {
+		err = c.readChains(ctx, table, s)
 	}
 	for i := range setCount {
 		d := &c.rules.sets[i]
@@ -487,48 +481,38 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 			break
 		}
 		err = table.EachElement(ctx, d.Name, func(el []byte) { s.records[i].Bytes = d.Record(s.records[i].Bytes, el) })
-		if errors.Is(err, nlconn.ErrInterrupted) && c.mon.silent() {
+		if errors.Is(err, nlconn.ErrInterrupted) && !c.mon.heard.Load() {
 			err = nil
 		}
 	}
 	return s, err
 }
 
-// readStructure reads sets, chains and the digests of rules, and finds out whether all are ours.
-func (c *NFTables) readStructure(ctx context.Context, table wire.Table, s *snapshot) error {
-	sets := map[string]*wire.Set{}
-	for i := range setCount {
-		sets[c.rules.sets[i].Name] = &c.rules.sets[i]
-	}
-	found, hooks := 0, map[string]wire.Hook{}
+// readSets finds out whether the sets are ours.
+func (c *NFTables) readSets(ctx context.Context, table wire.Table, s *snapshot) error {
+	found := 0
 	err := table.EachSet(ctx, func(name string, body []byte) {
-		d := sets[name]
-		s.ours = s.ours && d != nil && d.Matches(body)
+		i := slices.IndexFunc(c.rules.sets[:], func(d wire.Set) bool { return d.Name == name })
+		s.ours = s.ours && i >= 0 && c.rules.sets[i].Matches(body)
 		found++
 	})
-	if err == nil {
-		err = table.EachChain(ctx, func(name string, h wire.Hook) { hooks[name], s.digests[name] = h, "" })
-	}
-	if err == nil {
-		err = table.EachRule(ctx, func(chain string, body []byte) {
-			s.digests[chain] += commentOf(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA)) + "\n"
-		})
-	}
+	s.ours = s.ours && found == int(setCount)
+	return err
+}
+
+// readChains reads chains with the digests of their rules, and finds out whether all are ours.
+func (c *NFTables) readChains(ctx context.Context, table wire.Table, s *snapshot) (err error) {
+	s.chains, err = rule.Read(ctx, table)
 	chains := c.rules.chains()
-	s.ours = s.ours && found == int(setCount) && len(hooks) == len(chains)
+	s.ours = s.ours && len(s.chains) == len(chains)
 	for _, ch := range chains {
-		is, there := hooks[ch.name]
-		s.ours = s.ours && there && is == ch.hook
+		is, there := s.chains[ch.Name]
+		s.ours = s.ours && there && is.Hook == ch.Hook
 	}
 	return err
 }
 
 // rangeText is a range of a list: the number with its length, and its address.
 func rangeText(rec []byte) string {
-	return netip.PrefixFrom(addrOf(rec[4:]), int(nlconn.Order.Uint32(rec)&(1<<lengthBits-1))).String()
-}
-
-func addrOf(b []byte) netip.Addr {
-	a, _ := netip.AddrFromSlice(b)
-	return a
+	return netip.PrefixFrom(wire.ParseAddr(rec[4:]), int(nlconn.Order.Uint32(rec)&(1<<lengthBits-1))).String()
 }

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/ownwrites"
 )
 
 // many are leads of n Services.
@@ -197,18 +198,16 @@ func TestBusyNeighbour(t *testing.T) {
 				return err
 			}
 			defer s.Close()
-			rules := ruleset{family: familyOf(w.Family)}
 			for ; ; writes++ {
 				select {
 				case <-stop:
 					return nil
 				default:
 				}
-				b := rules.batch(fmt.Sprint("neighbour-", writes%2))
-				b.AddTable()
-				b.DeleteTable()
-				bufs, last := b.buffers()
-				if err := s.Commit(context.Background(), bufs, last); err != nil {
+				tr := wire.NewTransaction(familyOf(w.Family).proto, fmt.Sprint("neighbour-", writes%2), nil)
+				tr.AddTable()
+				tr.DeleteTable()
+				if _, err := s.Commit(context.Background(), &ownwrites.Ledger{}, tr); err != nil {
 					return err
 				}
 			}

@@ -4,10 +4,9 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	nft "github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
@@ -15,20 +14,17 @@ import (
 // TableName is the name of the nftables table, in both families.
 const TableName = "kube-proxy-userspace"
 
-// family holds what differs between the two IP versions.
+// family is a version of IP.
 type family struct {
-	fam          lb.Family
-	proto        byte   // NFPROTO_*, which is AF_* as well
-	addrLen      int    // bytes of an address
-	saddr, daddr uint32 // offsets in the IP header
-	addr         wire.Field
+	fam   lb.Family
+	proto byte // NFPROTO_*, which is AF_* as well
 }
 
 func familyOf(f lb.Family) family {
 	if f == lb.IPv6 {
-		return family{f, unix.NFPROTO_IPV6, 16, 8, 24, wire.Field{Type: nft.TypeIP6Addr, Size: 16, Text: wire.AddrText}}
+		return family{f, unix.NFPROTO_IPV6}
 	}
-	return family{f, unix.NFPROTO_IPV4, 4, 12, 16, wire.Field{Type: nft.TypeIPAddr, Size: 4, Text: wire.AddrText}}
+	return family{f, unix.NFPROTO_IPV4}
 }
 
 // loopback is what no NodePort answers on, but for 127.0.0.1 where that is asked for (SV-64).
@@ -37,18 +33,6 @@ func (f family) loopback() netip.Prefix {
 		return netip.PrefixFrom(netip.IPv6Loopback(), 128)
 	}
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
-}
-
-var (
-	protoField  = wire.Field{Type: nft.TypeInetProto, Size: 4, Text: func(b []byte) string { return lb.Proto(b[0]).String() }}
-	portField   = wire.Field{Type: nft.TypeInetService, Size: 4, Text: wire.PortText}
-	numberField = wire.Field{Type: nft.TypeMark, Size: 4, Number: true, Text: wire.MarkText}
-	familyField = wire.Field{Type: nft.TypeNFProto, Size: 1, Text: familyText}
-	portData    = wire.Field{Type: nft.TypeInetService, Size: 2, Text: wire.PortText} // alone it is not padded
-)
-
-func familyText(b []byte) string {
-	return map[byte]string{unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"}[b[0]]
 }
 
 // setIndex numbers the sets and maps of the table, of which there are always as many.
@@ -81,52 +65,28 @@ func place(f lb.From, nodePort bool) setIndex {
 	return n
 }
 
-func schema(f family) (all [setCount]wire.Set) {
-	vip := wire.Fields{f.addr, protoField, portField}
+func schema(ip rule.IP) (all [setCount]wire.Set) {
+	vip := wire.Fields{ip.Addr, wire.ProtoField, wire.PortField}
 	for from := lb.Pods; from <= lb.Anywhere; from++ {
 		for _, np := range []bool{false, true} {
 			key, name := vip, "services-"
 			if np {
 				key, name = vip[1:], "nodeports-"
 			}
-			all[ports(from, np)] = wire.Set{Name: name + from.String(), Key: key, Data: wire.Fields{portData}, Comment: "frontend -> port of the proxy"}
-			all[refusals(from, np)] = wire.Set{Name: "refused-" + name + from.String(), Key: key, Data: wire.Fields{numberField}, Comment: "frontend -> 2 reject, 3 drop"}
+			all[ports(from, np)] = wire.Set{Name: name + from.String(), Key: key, Data: wire.Fields{wire.OnlyPort}, Comment: "frontend -> port of the proxy"}
+			all[refusals(from, np)] = wire.Set{Name: "refused-" + name + from.String(), Key: key, Data: wire.Fields{wire.MarkField}, Comment: "frontend -> 2 reject, 3 drop"}
 		}
 	}
-	all[sSourceLists] = wire.Set{Name: "source-lists", Key: vip, Data: wire.Fields{numberField}, Comment: "frontend -> list of those who may use it"}
-	all[sSourceRanges] = wire.Set{Name: "source-ranges", Key: wire.Fields{numberField, f.addr}, Comment: "list and length of the range, range"}
-	all[sClusterIPs] = wire.Set{Name: "cluster-ips", Key: wire.Fields{f.addr}, Comment: "addresses of kind ClusterIP"}
+	all[sSourceLists] = wire.Set{Name: "source-lists", Key: vip, Data: wire.Fields{wire.MarkField}, Comment: "frontend -> list of those who may use it"}
+	all[sSourceRanges] = wire.Set{Name: "source-ranges", Key: wire.Fields{wire.MarkField, ip.Addr}, Comment: "list and length of the range, range"}
+	all[sClusterIPs] = wire.Set{Name: "cluster-ips", Key: wire.Fields{ip.Addr}, Comment: "addresses of kind ClusterIP"}
 	all[sListeners] = wire.Set{Name: "listeners", Key: vip[1:], Comment: "ports of the proxy"}
-	all[sNodeAddresses] = wire.Set{Name: "node-addresses", Key: wire.Fields{familyField}, Data: wire.Fields{f.addr}, Comment: "where the proxy is reached"}
+	all[sNodeAddresses] = wire.Set{Name: "node-addresses", Key: wire.Fields{wire.VersionField}, Data: wire.Fields{ip.Addr}, Comment: "where the proxy is reached"}
 	return all
 }
 
-// Records are elements as bytes: the key, then the data, each as wide as in registers.
-
-func appendNumber(b []byte, n uint32) []byte { return nlconn.Order.AppendUint32(b, n) }
-
 func appendPortData(b []byte, p uint16) []byte { return binary.BigEndian.AppendUint16(b, p) }
 
-func appendPort(b []byte, p uint16) []byte { return append(binary.BigEndian.AppendUint16(b, p), 0, 0) }
-
 func appendListener(b []byte, p lb.Proto, port uint16) []byte {
-	return appendPort(append(b, byte(p), 0, 0, 0), port)
+	return wire.AppendPort(wire.AppendOctet(b, byte(p)), port)
 }
-
-func appendKey(b []byte, k lb.Key) []byte {
-	if !k.IsNodePort() {
-		b = append(b, k.Addr.AsSlice()...)
-	}
-	return appendListener(b, k.Proto, k.Port)
-}
-
-// parseKey is the inverse of appendKey; n is the length of the address, 0 for a NodePort.
-func parseKey(b []byte, n int) (k lb.Key) {
-	if n > 0 {
-		k.Addr, _ = netip.AddrFromSlice(b[:n])
-	}
-	k.Proto, k.Port = lb.Proto(b[n]), parsePort(b[n+4:])
-	return k
-}
-
-func parsePort(b []byte) uint16 { return binary.BigEndian.Uint16(b) }

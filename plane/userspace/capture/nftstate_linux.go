@@ -153,7 +153,7 @@ func (c *change) enter(key string, l *sourceList) {
 
 func (l *sourceList) each(f func(element)) {
 	for _, p := range l.ranges {
-		b := appendNumber(make([]byte, 0, 20), l.number<<lengthBits|uint32(p.Bits()))
+		b := wire.AppendNumber(make([]byte, 0, 20), l.number<<lengthBits|uint32(p.Bits()))
 		f(element{sSourceRanges, string(append(b, p.Addr().AsSlice()...))})
 	}
 }
@@ -192,18 +192,18 @@ func (c *change) spare(lead Lead, list *sourceList) {
 func (l Lead) elements(list *sourceList) iter.Seq[element] {
 	return func(yield func(element) bool) {
 		var buf [40]byte
-		k := appendKey(buf[:0], l.Key)
+		k := wire.AppendKey(buf[:0], l.Key)
 		for _, r := range l.Routes {
 			e := element{set: ports(r.From, l.Key.IsNodePort()), rec: string(appendPortData(k, r.Port))}
 			if r.Port == 0 {
-				e = element{set: refusals(r.From, l.Key.IsNodePort()), rec: string(appendNumber(k, uint32(r.Do)))}
+				e = element{set: refusals(r.From, l.Key.IsNodePort()), rec: string(wire.AppendNumber(k, uint32(r.Do)))}
 			}
 			if !yield(e) {
 				return
 			}
 		}
 		if list != nil {
-			yield(element{sSourceLists, string(appendNumber(k, list.number<<lengthBits))})
+			yield(element{sSourceLists, string(wire.AppendNumber(k, list.number<<lengthBits))})
 		}
 	}
 }
@@ -224,7 +224,7 @@ func (l Lead) sharedElements() iter.Seq[element] {
 }
 
 // records is all that the state wants.
-func (st *nftState) records(defs *[setCount]wire.Set, f family) (all [setCount]diff.Records) {
+func (st *nftState) records(defs *[setCount]wire.Set, proto byte) (all [setCount]diff.Records) {
 	for i := range setCount {
 		all[i].Size = defs[i].RecordLen()
 	}
@@ -241,13 +241,13 @@ func (st *nftState) records(defs *[setCount]wire.Set, f family) (all [setCount]d
 		l.each(put)
 	}
 	if st.address.IsValid() {
-		put(addressElement(f, st.address))
+		put(addressElement(proto, st.address))
 	}
 	return all
 }
 
-func addressElement(f family, a netip.Addr) element {
-	return element{sNodeAddresses, string(append([]byte{f.proto}, a.AsSlice()...))}
+func addressElement(proto byte, a netip.Addr) element {
+	return element{sNodeAddresses, string(append([]byte{proto}, a.AsSlice()...))}
 }
 
 // adopt gives the lists of leads the numbers that the kernel has for their keys.
@@ -255,7 +255,7 @@ func (c *change) adopt(lists diff.Records, want map[lb.Key]Lead, addrLen int) {
 	for rec := range lists.All() {
 		number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
 		c.st.last = max(c.st.last, number)
-		lead, ok := want[parseKey(rec, addrLen)]
+		lead, ok := want[wire.ParseKey(rec, addrLen)]
 		key := content(lead.Sources)
 		if ok && key != "" && number != 0 && !c.st.taken[number] && c.st.lists[key] == nil {
 			c.enter(key, &sourceList{number: number, ranges: ranges.Of(lead.Sources)})

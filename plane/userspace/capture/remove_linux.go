@@ -11,6 +11,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/ownwrites"
 )
 
 // Remove takes away what a process before left to lead packets, whichever way it led them, but for those of the capture named except:
@@ -52,10 +53,9 @@ func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
 		return false, fmt.Errorf("remove table %s of %s: %w", TableName, fam, err)
 	}
 	defer s.Close()
-	b := (&ruleset{family: familyOf(fam)}).batch(TableName)
-	b.DeleteTable()
-	bufs, last := b.buffers()
-	err = s.Commit(ctx, bufs, last)
+	t := wire.NewTransaction(familyOf(fam).proto, TableName, nil)
+	t.DeleteTable()
+	_, err = s.Commit(ctx, &ownwrites.Ledger{}, t)
 	switch {
 	case err == nil:
 		return true, nil

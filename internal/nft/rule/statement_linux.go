@@ -1,0 +1,292 @@
+package rule
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/wire"
+	"kube-proxy/lb"
+)
+
+// Statement is one step of a rule, both as the kernel takes it and in the language of nft(8). The zero value does nothing.
+type Statement struct {
+	text  string // "" if nft does not say it
+	exprs []expr.Any
+}
+
+// Matches.
+
+// What may be said of a packet and its connection.
+var (
+	OverTCP            = Is(L4Proto, "tcp", []byte{unix.IPPROTO_TCP})
+	NotOverTCP         = match(L4Proto.text+" != tcp", L4Proto, expr.CmpOpNeq, []byte{unix.IPPROTO_TCP})
+	SourceIsLocal      = Is(sourceType, "local", wire.AppendNumber(nil, unix.RTN_LOCAL))
+	DestinationIsLocal = Is(destinationType, "local", wire.AppendNumber(nil, unix.RTN_LOCAL))
+	// FromThisNode matches what the node sent to itself.
+	FromThisNode  = Is(inputType, "loopback", nlconn.Order.AppendUint16(nil, unix.ARPHRD_LOOPBACK))
+	NewConnection = Statement{"ct state new", NotZero(ctState.And(expr.CtStateBitNEW)).exprs}
+	Answer        = Is(ctDirection, "reply", []byte{1})
+	// DestinationTranslated matches connections that somebody has led to another destination.
+	DestinationTranslated = Statement{"ct status dnat", NotZero(ctStatus.And(statusDstNAT)).exprs}
+	// NotTransparent matches packets that would reach a socket which is not transparent.
+	NotTransparent = Is(transparent, "0", []byte{0})
+	// HasPorts is what nft wants to read before the port of a protocol that it does not know. All frontends have ports.
+	HasPorts = Statement{text: "meta l4proto { tcp, udp, sctp }"}
+)
+
+// statusDstNAT is IPS_DST_NAT.
+const statusDstNAT = 1 << 5
+
+// Is matches an operand that has the value, which text says.
+func Is(o Operand, text string, value []byte) Statement {
+	return match(o.text+" "+text, o, expr.CmpOpEq, value)
+}
+
+// IsNumber matches an operand that is the number.
+func IsNumber(o Operand, n uint32) Statement {
+	return Is(o, fmt.Sprintf("0x%08x", n), wire.AppendNumber(nil, n))
+}
+
+// IsZero matches an operand that is 0.
+func IsZero(o Operand) Statement {
+	return match(o.text+" == 0x00000000", o, expr.CmpOpEq, make([]byte, 4))
+}
+
+// NotZero matches a number other than 0. Of a variable it says that there is one, because nothing has the number 0; old kernels
+// cannot look up a key without its number.
+func NotZero(o Operand) Statement {
+	return match(o.text+" != 0x00000000", o, expr.CmpOpNeq, make([]byte, 4))
+}
+
+func match(text string, o Operand, op expr.CmpOp, value []byte) Statement {
+	return Statement{text, append(o.loadTo(nil, scratch), &expr.Cmp{Op: op, Register: scratch, Data: value})}
+}
+
+// InPrefix matches packets whose address lies in the prefix.
+//
+// What follows from the node is written in rules with this match, not in sets of intervals: the kernel publishes changes of
+// those a moment later than the rest of a transaction, so a packet between would meet new rules and an empty set.
+func (ip IP) InPrefix(a Operand, p netip.Prefix) Statement {
+	if p.Bits() == 0 {
+		return Statement{} // every packet
+	}
+	return ip.matchPrefix("", a, expr.CmpOpEq, p)
+}
+
+// NotLoopback keeps NodePorts away from loopback addresses (SV-64).
+func (ip IP) NotLoopback(a Operand) Statement {
+	return ip.matchPrefix("!= ", a, expr.CmpOpNeq, ip.loopback())
+}
+
+func (ip IP) matchPrefix(not string, a Operand, op expr.CmpOp, p netip.Prefix) Statement {
+	p = p.Masked()
+	text := p.String()
+	if p.IsSingleIP() {
+		text = p.Addr().String()
+	}
+	return match(a.text+" "+not+text, a.FirstBits(p.Bits(), ip), op, p.Addr().AsSlice())
+}
+
+// fromInterface matches packets that came in by the interface of that name or, with all, by those whose names begin so.
+func fromInterface(name string, all bool) Statement {
+	name = name[:min(len(name), unix.IFNAMSIZ-1)]
+	value := []byte(name)
+	if all {
+		name += "*"
+	} else {
+		value = make([]byte, unix.IFNAMSIZ)
+		copy(value, name)
+	}
+	return Is(inputName, `"`+name+`"`, value)
+}
+
+// ToItself matches packets whose source and destination are the same address. The kernel cannot compare two registers;
+// but it can look up whether a byte of the one and a byte of the other stand together in a set, which has each byte with
+// itself. The last byte comes first, in which addresses differ most.
+func (ip IP) ToItself(equal *wire.Set) []Statement {
+	var all []Statement
+	octet := func(at uint32) Operand {
+		return payload(fmt.Sprintf("@nh,%d,8", 8*at), expr.PayloadBaseNetworkHeader, at, 1)
+	}
+	for i := uint32(ip.AddrLen); i > 0; i-- {
+		all = append(all, In(equal, octet(ip.saddr+i-1), octet(ip.daddr+i-1)))
+	}
+	return all
+}
+
+// Sets and maps.
+
+// lookup appends the expressions that load a key and look it up. The key begins where its variable is, or at a register. text
+// is the key.
+func lookup(x []expr.Any, set *wire.Set, key []Operand, at uint32, to expr.Lookup) (exprs []expr.Any, text string) {
+	if v := key[0].reg; v != 0 {
+		at = v
+	}
+	to.SetName, to.SourceRegister = set.Name, at
+	x, text = load(x, set, key, at)
+	return append(x, &to), text
+}
+
+// load appends the expressions that load a key of a set into registers.
+func load(x []expr.Any, set *wire.Set, key []Operand, at uint32) (exprs []expr.Any, text string) {
+	parts := make([]string, 0, 4)
+	for i, o := range key {
+		x, parts = o.loadTo(x, at), append(parts, o.text)
+		at += uint32(set.Key[i].Size+3) / 4
+	}
+	return x, strings.Join(parts, " . ")
+}
+
+// In matches if the set has the key.
+func In(set *wire.Set, key ...Operand) Statement {
+	exprs, text := lookup(nil, set, key, scratch, expr.Lookup{})
+	return Statement{text + " @" + set.Name, exprs}
+}
+
+// NotIn matches if the set has not the key.
+func NotIn(set *wire.Set, key ...Operand) Statement {
+	exprs, text := lookup(nil, set, key, scratch, expr.Lookup{Invert: true})
+	return Statement{text + " != @" + set.Name, exprs}
+}
+
+// VMap does what the verdict map has for the key.
+func VMap(set *wire.Set, key ...Operand) Statement {
+	exprs, text := lookup(nil, set, key, scratch, expr.Lookup{DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true})
+	return Statement{text + " vmap @" + set.Name, exprs}
+}
+
+// Find looks up a variable; where the map has nothing, the rule ends.
+//
+// The answer comes to its register by way of the packet mark, which gets back its own value at once. The detour is for people:
+// nft up to 1.0.6, which Debian 12 has, aborts when it lists a rule in which the answer of one map is the key of the next, but
+// knows what a mark is.
+func Find(v Operand, set *wire.Set, key ...Operand) Statement {
+	x := make([]expr.Any, 0, 8)
+	if key[0].reg == 0 { // else it was kept when that variable was found
+		x = PacketMark.load(x, keptMark)
+	}
+	x, text := lookup(x, set, key, freshKey, expr.Lookup{DestRegister: v.reg, IsDestRegSet: true})
+	x = append(PacketMark.load(append(x, writeMark(v.reg)), v.reg), writeMark(keptMark))
+	return Statement{v.text + " set " + text + " map @" + set.Name, x}
+}
+
+// Backend returns two statements: one looks up a backend, and ends the rule if there is none; the other translates the
+// destination to it. nft says both where it translates.
+func (ip IP) Backend(set *wire.Set, key ...Operand) (look, dnat Statement) {
+	look, to := find(freshKey, set, key)
+	return look, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to "+to, freshKey, freshKey+uint32(ip.AddrLen)/4)
+}
+
+// Leading returns statements that lead a packet to the port that a map has for the key, and to the address that another has: without
+// one, it keeps its own. Where a map has nothing, the rule ends.
+func (ip IP) Leading(addresses *wire.Set, ports *wire.Set, key ...Operand) []Statement {
+	lookPort, to := find(port, ports, key)
+	if addresses == nil {
+		return []Statement{lookPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to :"+to, 0, port)}
+	}
+	lookAddress, at := find(address, addresses, []Operand{NFProto})
+	return []Statement{lookAddress, lookPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to "+at+" : "+to, address, port)}
+}
+
+// Redirecting returns statements that lead a packet to this node, at the port that a map has for the key.
+func Redirecting(ports *wire.Set, key ...Operand) []Statement {
+	look, to := find(port, ports, key)
+	return []Statement{look, {HasPorts.text + " redirect to :" + to, []expr.Any{&expr.Redir{RegisterProtoMin: port}}}}
+}
+
+// Has matches if the map has the key.
+func Has(set *wire.Set, key ...Operand) Statement {
+	look, text := find(port, set, key)
+	return Statement{text, look.exprs}
+}
+
+// find looks up what a later statement of the rule uses, which has the text.
+func find(to uint32, set *wire.Set, key []Operand) (look Statement, text string) {
+	exprs, text := lookup(nil, set, key, freshKey, expr.Lookup{DestRegister: to, IsDestRegSet: true})
+	return Statement{exprs: exprs}, text + " map @" + set.Name
+}
+
+func (ip IP) dnat(text string, addr, port uint32) Statement {
+	return Statement{text, []expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(ip.Proto), RegAddrMin: addr, RegProtoMin: port}}}
+}
+
+// Remember makes a map that packets fill lead the client to the member for a time, and Forget makes it lead him nowhere.
+func Remember(set *wire.Set, client Operand, seconds uint32) Statement {
+	return memory("update", unix.NFT_DYNSET_OP_UPDATE, set, client, seconds)
+}
+
+// Forget is the opposite of Remember.
+func Forget(set *wire.Set, client Operand, seconds uint32) Statement {
+	return memory("delete", dynsetDelete, set, client, seconds)
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE, since Linux 5.4.
+const dynsetDelete = 2
+
+func memory(verb string, op uint32, set *wire.Set, client Operand, seconds uint32) Statement {
+	return Statement{fmt.Sprintf("%s @%s { %s . %s timeout %ds : %s }", verb, set.Name, SetID.text, client.text, seconds, Member.text),
+		append(client.loadTo(nil, SetID.reg+1), &expr.Dynset{SrcRegKey: SetID.reg, SrcRegData: Member.reg, SetName: set.Name,
+			Operation: op, Timeout: time.Duration(seconds) * time.Second})}
+}
+
+// Counter counts packets.
+var Counter = Statement{"counter", []expr.Any{&expr.Counter{}}}
+
+// Increment adds one to the counter that a set which packets fill has for the key, and keeps it for so long after; 0 for ever.
+func Increment(set *wire.Set, kept time.Duration, key ...Operand) Statement {
+	x, text := load(nil, set, key, freshKey)
+	timeout := ""
+	if kept > 0 {
+		timeout = fmt.Sprintf("timeout %ds ", int(kept.Seconds()))
+	}
+	return Statement{fmt.Sprintf("update @%s { %s %scounter }", set.Name, text, timeout), append(x, &expr.Dynset{SrcRegKey: freshKey,
+		SetName: set.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: kept, Exprs: []expr.Any{&expr.Counter{}}})}
+}
+
+// What is done to the packet.
+
+func writeMark(from uint32) expr.Any {
+	return &expr.Meta{Key: expr.MetaKeyMARK, Register: from, SourceRegister: true}
+}
+
+// SetMark gives the packet another mark.
+func SetMark(o Operand) Statement {
+	return Statement{"meta mark set " + o.text, append(o.load(nil, scratch), writeMark(scratch))}
+}
+
+// Masquerade gives the packet an address of this node as its source, and another port.
+var Masquerade = Statement{"masquerade fully-random", []expr.Any{&expr.Masq{FullyRandom: true}}}
+
+// TCPReset refuses a TCP connection, and has the kernel close what it tracks of it.
+var TCPReset = Statement{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
+
+// Reject answers with ICMP port unreachable, as a port does where nobody listens.
+func (ip IP) Reject() Statement {
+	icmp, code := "icmp", uint8(3) // ICMP_PORT_UNREACH
+	if ip.Family == lb.IPv6 {
+		icmp, code = "icmpv6", 4 // ICMPV6_PORT_UNREACH
+	}
+	return Statement{"reject with " + icmp + " port-unreachable", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}}
+}
+
+// The verdicts without a chain.
+var (
+	Drop   = End(wire.Drop)
+	Accept = End(wire.Accept)
+	GoBack = End(wire.Return)
+)
+
+// Jump goes through another chain, and GoTo does not come back.
+func Jump(chain string) Statement { return End(wire.Jump(chain)) }
+func GoTo(chain string) Statement { return End(wire.GoTo(chain)) }
+
+// End ends the rule by a verdict.
+func End(v wire.Verdict) Statement {
+	return Statement{v.String(), []expr.Any{&expr.Verdict{Kind: v.Kind, Chain: v.Chain}}}
+}

@@ -1,0 +1,110 @@
+package wire
+
+import (
+	"golang.org/x/sys/unix"
+
+	nlconn "kube-proxy/internal/netlink/conn"
+)
+
+// elements are messages about elements of one set: as many elements in a message as its list may hold, the messages in buffers that
+// double up to a megabyte.
+type elements struct {
+	full          [][]byte
+	cur           Encoder
+	message, list int // where the open message and its list begin; list 0 when none is open
+}
+
+const bufferLimit = 1 << 20
+
+// Add adds an element to a set, as a record.
+func (t *Transaction) Add(set int, rec []byte) {
+	d := &t.sets[set]
+	e := t.element(&t.added[set], d.Name, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
+	at := e.Nest(unix.NFTA_LIST_ELEM)
+	value := e.key(d, rec)
+	if d.Data != nil {
+		n := e.Nest(unix.NFTA_SET_ELEM_DATA)
+		e.Bytes(unix.NFTA_DATA_VALUE, value)
+		e.EndNest(n)
+	}
+	e.EndNest(at)
+}
+
+// AddVerdict adds an element to a verdict map.
+func (t *Transaction) AddVerdict(set int, key []byte, v Verdict) {
+	d := &t.sets[set]
+	e := t.element(&t.added[set], d.Name, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
+	at := e.Nest(unix.NFTA_LIST_ELEM)
+	e.key(d, key)
+	n := e.Nest(unix.NFTA_SET_ELEM_DATA)
+	m := e.Nest(unix.NFTA_DATA_VERDICT)
+	e.U32(unix.NFTA_VERDICT_CODE, uint32(int32(v.Kind)))
+	if v.Chain != "" {
+		e.Str(unix.NFTA_VERDICT_CHAIN, v.Chain)
+	}
+	e.EndNest(m)
+	e.EndNest(n)
+	e.EndNest(at)
+}
+
+// Remove removes an element from a set, as a record; its data is not looked at.
+func (t *Transaction) Remove(set int, rec []byte) {
+	d := &t.sets[set]
+	e := t.element(&t.removed[set], d.Name, unix.NFT_MSG_DELSETELEM, 0)
+	at := e.Nest(unix.NFTA_LIST_ELEM)
+	e.key(d, rec)
+	e.EndNest(at)
+}
+
+// key writes the key of a record and returns the rest.
+func (e *Encoder) key(d *Set, rec []byte) []byte {
+	k := d.KeyLen()
+	n := e.Nest(unix.NFTA_SET_ELEM_KEY)
+	e.Bytes(unix.NFTA_DATA_VALUE, rec[:k])
+	e.EndNest(n)
+	return rec[k:]
+}
+
+// element returns the writer for an element, with an open message that has room for one more.
+func (t *Transaction) element(of **elements, set string, typ, flags uint16) *Encoder {
+	if *of == nil {
+		*of = &elements{cur: Encoder{nlconn.Encoder{B: make([]byte, 0, 128)}}} // enough for one element
+	}
+	e := *of
+	if e.list != 0 && len(e.cur.B)-e.list > nlconn.AttrLimit-512 {
+		e.close()
+	}
+	if e.list != 0 {
+		return &e.cur
+	}
+	if len(e.cur.B) > bufferLimit-nlconn.AttrLimit-1024 {
+		e.full = append(e.full, e.cur.B)
+		if n := len(t.spare); n > 0 {
+			e.cur.B, t.spare = t.spare[n-1], t.spare[:n-1]
+		} else {
+			e.cur.B = make([]byte, 0, bufferLimit)
+		}
+	}
+	e.message = t.begin(&e.cur, typ, flags, unix.NFTA_SET_ELEM_LIST_TABLE, "elements of "+set)
+	e.cur.Str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	e.list = e.cur.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	return &e.cur
+}
+
+func (e *elements) close() {
+	if e.list != 0 {
+		e.cur.EndNest(e.list)
+		e.cur.EndMessage(e.message)
+		e.list = 0
+	}
+}
+
+// reuse empties the elements, which have been sent: they are written to the same buffers again, of which those that are full are
+// returned.
+func (e *elements) reuse(spare [][]byte) [][]byte {
+	for _, b := range e.full {
+		spare = append(spare, b[:0])
+	}
+	e.full, e.cur.B, e.list = e.full[:0], e.cur.B[:0], 0
+	return spare
+}
