@@ -11,37 +11,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
-	"kube-proxy/test/seedtest"
 )
-
-// staged applies changes until none is left for later, and returns how many calls that took. It fails where a call hands over more
-// than most bytes.
-func staged(t *testing.T, p *Plane, changes []lb.Change, most uint64) (calls int) {
-	t.Helper()
-	for ; len(changes) > 0; calls++ {
-		before := p.Stats().Bytes
-		res, err := p.Apply(t.Context(), changes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if sent := p.Stats().Bytes - before; sent > most {
-			t.Errorf("call %d handed over %d bytes, want %d at most", calls, sent, most)
-		}
-		if calls > 500 {
-			t.Fatal("no end of calls")
-		}
-		var rest []lb.Change
-		for _, c := range changes {
-			for _, k := range res.Later {
-				if c.Key == k {
-					rest = append(rest, c)
-				}
-			}
-		}
-		changes = rest
-	}
-	return calls
-}
 
 // fresh is what a plane holds that starts with the table, beside what is there.
 func fresh(t *testing.T, cfg Config, tab *lb.Table) string {
@@ -84,7 +54,7 @@ func TestLargeServicesInStages(t *testing.T) {
 					fronts = nil
 				}
 				changes, _ := tab.Replace(o, fronts)
-				calls := staged(t, p, changes, line*uint64(p.stageLines()+4*partSize))
+				calls := planetest.Staged(t, p, changes, func() uint64 { return p.Stats().Bytes }, line*uint64(p.stageLines()+4*partSize))
 				if calls < step.calls || calls > step.calls+1 {
 					t.Errorf("%s: %d calls, want about %d", step.what, calls, step.calls)
 				}
@@ -99,83 +69,29 @@ func TestLargeServicesInStages(t *testing.T) {
 	}
 }
 
-// In the middle of anything others are written as ever, an audit finds nothing, a refused restore is tried again, and after a crash the
-// next process holds what a fresh one would (TN-72).
-func TestStagesAreInterrupted(t *testing.T) {
-	needs(t, NFT)
-	inNetns(t)
-	rnd := rand.New(rand.NewPCG(seedtest.Of(t), 3))
-	w, cfg := planetest.World{Family: lb.IPv4}, Config{Family: lb.IPv4, Backend: NFT}
-	start := func(tab *lb.Table) *Plane {
-		p := newPlane(t, cfg)
-		p.pace = 20
-		reset(t, p, tab)
-		return p
-	}
-	tab := w.Table(3, 2)
-	p := start(tab)
-	pending := map[lb.Key]lb.Change{}
-	for step := range 80 {
-		did := ""
-		switch i := 5 + rnd.IntN(3); rnd.IntN(8) {
-		case 0:
-			did = "crash"
-			p.Close()
-			p = start(tab)
-			clear(pending)
-		case 1:
-			did = "refused"
-			for _, c := range pending {
-				p.tool.run = &refuser{refuses: func([]byte, []string) error {
-					return &runError{name: "iptables-restore", said: "line 1: RULE_APPEND failed", err: errors.New("exit status 4")}
-				}}
-				p.Apply(t.Context(), []lb.Change{c})
-				p.tool.run = system{}
-				break
-			}
-		case 2, 3:
-			n := rnd.IntN(200)
-			did = fmt.Sprintf("Service %d has %d backends", i, n)
-			o, fronts := w.Full(i, 100+rnd.IntN(60), n, rnd.IntN(max(1, n)), time.Duration(rnd.IntN(2))*time.Hour)
-			if n == 0 {
-				fronts = nil
-			}
-			changes, _ := tab.Replace(o, fronts)
-			for _, c := range changes {
-				pending[c.Key] = c
-			}
-		default:
-			did = "go on"
-			for k, c := range pending {
-				c.New = tab.Get(k)
-				res, err := p.Apply(t.Context(), []lb.Change{c})
-				if err != nil {
-					t.Fatalf("step %d: %v", step, err)
+// While iptables refuses what it is given, or programs of others change chains, others are written as ever, an audit finds nothing that
+// nobody did, and the next process holds what a fresh one would, with Services of many stages too (TN-72).
+func TestWalk(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		t.Run(string(b), func(t *testing.T) {
+			needs(t, b)
+			planetest.Walks(t, 3, 40, func(t testing.TB) planetest.Kernel {
+				k, run := b.kernel(t), &refuser{system: system{lock: ownLock()}}
+				k.New = func(f lb.Family) (planetest.Plane, error) { return New(Config{Family: f, Backend: b, Runner: run}) }
+				k.Slow = func(f lb.Family) (planetest.Plane, error) { return slow(Config{Family: f, Backend: b, Runner: run}) }
+				k.Faults = planetest.Faults{
+					Begin: func(rnd *rand.Rand) {
+						run.refuses = func([]byte, []string) error {
+							if rnd.IntN(3) > 0 {
+								return nil
+							}
+							return &runError{name: "iptables-restore", said: "line 1: RULE_APPEND failed", err: errors.New("exit status 4")}
+						}
+					},
+					End: func() { run.refuses = nil },
 				}
-				if len(res.Later) == 0 {
-					delete(pending, k)
-				}
-				break
-			}
-		}
-		if n, err := auditAll(p); (n != 0 && did != "refused") || err != nil {
-			t.Fatalf("step %d, %s: the audit mended %d, %v", step, did, n, err)
-		}
-		if len(pending) == 0 && rnd.IntN(3) == 0 {
-			if got, want := dump(t, p), fresh(t, cfg, tab); got != want {
-				t.Fatalf("step %d, %s: got:\n%s\nwant:\n%s", step, did, got, want)
-			}
-		}
-	}
-	var rest []lb.Change
-	for k, c := range pending {
-		c.New = tab.Get(k)
-		rest = append(rest, c)
-	}
-	if err := planetest.ApplyAll(t.Context(), p, rest); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := dump(t, p), fresh(t, cfg, tab); got != want {
-		t.Fatalf("at the end: got:\n%s\nwant:\n%s", got, want)
+				return k
+			})
+		})
 	}
 }

@@ -14,31 +14,39 @@ func TestVerbs(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
-			planetest.Verbs(t, func(t testing.TB) planetest.Kernel {
-				inNetns(t)
-				return planetest.Kernel{
-					New: newWith(b),
-					Slow: func(f lb.Family) (planetest.Plane, error) {
-						p, err := New(Config{Family: f, Backend: b, Runner: system{lock: ownLock()}})
-						if err == nil {
-							p.pace = 10
-						}
-						return p, err
-					},
-					HealthChecks: true,
-					Damage:       b.damage,
-					Wipe: func(f lb.Family) error {
-						for _, table := range []string{"nat", "filter", "mangle"} {
-							for _, do := range []string{"-F", "-X"} {
-								if err := exec.Command(b.program(f), "-t", table, do).Run(); err != nil {
-									return err
-								}
-							}
-						}
-						return nil
-					},
-				}
-			})
+			planetest.Verbs(t, b.kernel)
 		})
 	}
+}
+
+// kernel is a network namespace of its own, which the calling goroutine enters.
+func (b Backend) kernel(t testing.TB) planetest.Kernel {
+	inNetns(t)
+	return planetest.Kernel{
+		New: newWith(b),
+		Slow: func(f lb.Family) (planetest.Plane, error) {
+			return slow(Config{Family: f, Backend: b, Runner: system{lock: ownLock()}})
+		},
+		HealthChecks: true,
+		Damage:       b.damage,
+		Wipe: func(f lb.Family) error {
+			for _, table := range []string{"nat", "filter", "mangle"} {
+				for _, do := range []string{"-F", "-X"} {
+					if err := exec.Command(b.program(f), "-t", table, do).Run(); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// slow makes a plane that takes little at a time.
+func slow(cfg Config) (planetest.Plane, error) {
+	p, err := New(cfg)
+	if err == nil {
+		p.pace = 10
+	}
+	return p, err
 }
