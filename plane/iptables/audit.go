@@ -15,10 +15,6 @@ import (
 // engine asks for once in a sync period (DP-13).
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// listPeriod is the time after which an Audit lists all rules though nobody seems to have changed any: what nothing
-// notices is mended as soon as by upstream's hourly sync (DP-11).
-const listPeriod = time.Hour
-
 // Audit compares all our chains, and the rules that lead to them, with what was applied, and writes again what differs.
 // It does so only if anybody else may have changed any rule since the last time (DP-13), which costs nothing to find out; and
 // with full once an hour all the same. Where there are many chains, of the nft back end, it looks at some of them in each call, and lists all rules only
@@ -89,9 +85,6 @@ func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 	return mended, err
 }
 
-// print is a chain as it was written, and as iptables-save prints that.
-type print struct{ written, printed digest }
-
 // reads reports whether a chain that is printed so may be one that was written so.
 func (p *Plane) reads(id chainID, written, printed digest) bool {
 	return printed.alike(written) || p.prints[id] == print{written, printed}
@@ -130,4 +123,16 @@ func (p *Plane) learn(ctx context.Context, before *snapshot) (n int, err error) 
 	maps.DeleteFunc(p.prints, func(id chainID, _ print) bool { _, known := p.st.kernel[id]; return !known })
 	p.count(func(s *Stats) { s.Unlike = len(p.prints) + len(p.unread) })
 	return n, nil
+}
+
+// look returns the fingerprint of all tables, zero if it cannot be told.
+func (p *Plane) look() fingerprint {
+	if p.fingerprints == nil {
+		return fingerprint{}
+	}
+	m, err := p.fingerprints.now()
+	if err != nil {
+		return fingerprint{}
+	}
+	return m
 }

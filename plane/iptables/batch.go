@@ -3,35 +3,15 @@
 package iptables
 
 import (
+	"bytes"
 	"cmp"
-	"hash/maphash"
+	"context"
+	"errors"
+	"os/exec"
+	"regexp"
 	"slices"
+	"strconv"
 )
-
-// digest stands for the content of a chain.
-type digest struct {
-	sum   uint64 // 0 where comments were not to be read
-	bare  uint64 // without comments
-	rules int32
-}
-
-// alike reports whether a chain that was read may be one that was written so.
-func (read digest) alike(written digest) bool {
-	return read.rules == written.rules && (read.sum == written.sum || read.sum == 0 && read.bare == written.bare)
-}
-
-var seed = maphash.MakeSeed()
-
-func digestOf(rules []string) digest {
-	c := newContent()
-	for _, r := range rules {
-		c.add(r, true)
-	}
-	return c.digest()
-}
-
-// empty is the digest of a chain without rules.
-var empty = digestOf(nil)
 
 // batch is one input of iptables-restore: sections in the order in which they come in force. Each does something.
 type batch struct {
@@ -212,3 +192,43 @@ func (b *batch) text() []byte {
 	}
 	return out
 }
+
+// partly reports whether a part of a batch may be in force after the error.
+func partly(ctx context.Context, b *batch, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.sections) > 0 && len(b.handles) > 0 || len(b.sections) > 1 && failedLine(err) > b.firstLines()
+}
+
+// wasKilled reports whether a signal ended the program, which may have been after its work.
+func wasKilled(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && !exit.Exited()
+}
+
+// failedLine returns the line of which iptables-restore complained, a high number if it did not say.
+func failedLine(err error) int {
+	var run *runError
+	if !errors.As(err, &run) {
+		return 0 // it did not start
+	}
+	if m := lineNumber.FindStringSubmatch(run.said); m != nil {
+		if n, err := strconv.Atoi(m[1]); err == nil {
+			return n
+		}
+	}
+	return 1 << 30
+}
+
+var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
+
+// firstLines returns the number of lines of the first section.
+func (b *batch) firstLines() int {
+	return bytes.Count(b.sections[0].appendText(nil), []byte("\n"))
+}
+
+// How many lines a restore of a Reset has at most, about: where nothing limits them, few enough that the next is rendered
+// while one runs. The legacy programs read and write the whole table each time: there all must be one restore, of such
+// pieces.
+const (
+	nftLines   = 20_000
+	pieceLines = 3000
+)

@@ -22,20 +22,6 @@ const leafSize = 32
 // nf_tables refuses a rule from which a packet could jump 16 times (NFT_JUMP_STACK_SIZE, EMLINK).
 const heavy = 4
 
-// dispatcherIndex says which chain finds a row's rule by the packet's destination.
-type dispatcherIndex uint8
-
-const (
-	inServices          dispatcherIndex = iota // nat: addresses to chains that translate
-	inNodePorts                                // nat: the same for NodePorts
-	inRejected                                 // filter: cluster IPs that nobody serves
-	inRejectedExternal                         // filter: other addresses that nobody serves
-	inRejectedNodePorts                        // filter: NodePorts that nobody serves
-	inFirewall                                 // filter: addresses with source ranges
-	inHealthChecks                             // filter: ports on which this node tells of its endpoints (DP-08)
-	dispatchers
-)
-
 // A dispatcher is a chain that finds the rules of a row. With few rows it is a list, as upstream's. With many it
 // is a tree: the chain leads by the next four bits of the destination to sub-chains, and so on. The bits are those of
 // the address, then the protocol, then the port, so that also an address with a thousand ports is split. A chain takes
@@ -67,31 +53,6 @@ type entry struct {
 type node struct {
 	parent   string
 	children []string // nil in a leaf
-}
-
-func newDispatchers(f lb.Family) [dispatchers]*dispatcher {
-	n := 8
-	if f == lb.IPv6 {
-		n = 32
-	}
-	all := [dispatchers]*dispatcher{
-		inServices:          {table: nat, root: services, prefix: addressBranch, addrNibbles: n},
-		inNodePorts:         {table: nat, root: nodePorts, prefix: nodePortBranch},
-		inRejected:          {table: filter, root: services, prefix: services + "-", addrNibbles: n},
-		inRejectedExternal:  {table: filter, root: externalServices, prefix: "KUBE-EXTERNAL-", addrNibbles: n},
-		inRejectedNodePorts: {table: filter, root: externalNodePorts, prefix: "KUBE-EXTNP-"},
-		inFirewall:          {table: filter, root: proxyFirewall, prefix: "KUBE-PROXY-FW-", addrNibbles: n},
-		inHealthChecks:      {table: filter, root: nodePorts, prefix: nodePorts + "-"},
-	}
-	for _, d := range all {
-		d.family, d.nodes = f, map[string]*node{"": {}}
-	}
-	// These look at destinations after translation. A backend whose address somebody else's Service claims, as an external
-	// IP that nobody serves or is to serve few, must not lose what its own Service sends it.
-	for _, i := range []dispatcherIndex{inRejected, inRejectedExternal, inFirewall} {
-		all[i].head = []string{comment("translated already") + "-m conntrack --ctstate DNAT -j RETURN"}
-	}
-	return all
 }
 
 var protoNibble = map[lb.Proto]byte{lb.TCP: 0, lb.UDP: 1, lb.SCTP: 2}
@@ -361,4 +322,23 @@ func (d *dispatcher) hop(p string) string {
 		return s + fmt.Sprintf("-m %s --dport %d ", proto, low)
 	}
 	return s + fmt.Sprintf("-m %s --dport %d:%d ", proto, low, high)
+}
+
+// key is the key of which a path is the way.
+func (d *dispatcher) key(path string) (k lb.Key) {
+	addr, rest := path[:d.addrNibbles], path[d.addrNibbles:]
+	octets := make([]byte, len(addr)/2)
+	for i := range len(addr) {
+		octets[i/2] |= addr[i] << (4 * (1 - i%2))
+	}
+	k.Addr, _ = netip.AddrFromSlice(octets)
+	for p, n := range protoNibble {
+		if n == rest[0] {
+			k.Proto = p
+		}
+	}
+	for _, nibble := range []byte(rest[1:]) {
+		k.Port = k.Port<<4 | uint16(nibble)
+	}
+	return k
 }

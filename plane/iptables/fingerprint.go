@@ -132,15 +132,3 @@ func (t *tableInfo) own(before fingerprint, _ int, change func() error) (fingerp
 	}
 	return is, nil
 }
-
-// look returns the fingerprint of all tables, zero if it cannot be told.
-func (p *Plane) look() fingerprint {
-	if p.fingerprints == nil {
-		return fingerprint{}
-	}
-	m, err := p.fingerprints.now()
-	if err != nil {
-		return fingerprint{}
-	}
-	return m
-}

@@ -28,7 +28,7 @@ type Keeper struct {
 	layout Layout
 	ours   fingerprinter // nil if there is none
 	seen   fingerprint
-	looker *Plane // follows packets, and does nothing else
+	looker *Looker // follows packets, and does nothing else
 	listed time.Time
 
 	set    bool
@@ -91,7 +91,7 @@ type Frame struct{ Head, Tail []string }
 
 // NewKeeper finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
 func NewKeeper(l Layout) (*Keeper, error) {
-	t, err := usableTool(system{}, l.Family, l.Backend)
+	t, err := usableTool(nil, l.Family, l.Backend)
 	if err != nil {
 		return nil, err
 	}
@@ -261,10 +261,6 @@ func inOrder(a, b *section) int {
 	return cmp.Compare(place[a.table], place[b.table])
 }
 
-func compareID(a, b chainID) int {
-	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.name, b.name))
-}
-
 // ErrRefused is the error of what iptables does not take, and of which nothing is in force.
 var ErrRefused = errors.New("iptables refuses it")
 
@@ -322,9 +318,6 @@ func (k *Keeper) chains(yield func(chain) bool) {
 		}
 	}
 }
-
-// builtIn are the chains in which packets begin.
-var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
 // mend writes what is not as it shall be, and returns how many things that were.
 func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) {
@@ -535,3 +528,11 @@ func entriesOf(rules map[lb.Key][]string) []entry {
 	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.path, b.path) })
 	return all
 }
+
+func compareID(a, b chainID) int {
+	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.name, b.name))
+}
+
+// listPeriod is the time after which an Audit lists all rules though nobody seems to have changed any: what nothing
+// notices is mended as soon as by upstream's hourly sync (DP-11).
+const listPeriod = time.Hour

@@ -21,20 +21,27 @@ import (
 // is told that they are there; and what others drop after such a rule is told, and not judged. Of the kernel's lists of clients it is taken
 // where a client went before (Affine), and the shares are those of other clients. Masquerade says whether backends are to see the node's address,
 // where a backend is not the client itself; one that is the node itself sees the client's all the same.
-func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	k, err := p.follow(ctx, packet)
+func (l *Looker) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	k, err := l.follow(ctx, packet)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("iptables: follow a packet to %s: %w", packet.To, err)
 	}
 	return k, nil
 }
 
-// newLooker returns what of a plane follows packets.
-func newLooker(f lb.Family, t *tool) *Plane {
-	return &Plane{family: f, tool: t, lookers: looking{turn: make(chan struct{}, 1), compare: make(chan struct{}, 1)}}
+// Looker reads what the kernel holds of one family, for who asks. No writer knows it.
+type Looker struct {
+	family lb.Family
+	tool   *tool
+	looking
 }
 
-// Follow follows a packet as [Plane.Follow] does, through the chains of the back end that the Keeper keeps chains in. Unlike its other
+// newLooker returns one for the back end of the programs.
+func newLooker(f lb.Family, t *tool) *Looker {
+	return &Looker{f, t, looking{turn: make(chan struct{}, 1), compare: make(chan struct{}, 1)}}
+}
+
+// Follow follows a packet as [Looker.Follow] does, through the chains of the back end that the Keeper keeps chains in. Unlike its other
 // methods it may be called by any goroutine.
 func (k *Keeper) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	return k.looker.Follow(ctx, packet)
@@ -43,22 +50,22 @@ func (k *Keeper) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel,
 // attempts is how often a packet is followed where rules change meanwhile.
 const attempts = 4
 
-func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	if f := lb.FamilyOf(packet.To.Addr()); f != p.family {
-		return trace.Kernel{}, fmt.Errorf("it is of %s, and these chains are of %s", f, p.family)
+func (l *Looker) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	if f := lb.FamilyOf(packet.To.Addr()); f != l.family {
+		return trace.Kernel{}, fmt.Errorf("it is of %s, and these chains are of %s", f, l.family)
 	}
 	since := time.Now()
-	if err := p.lookers.begin(ctx); err != nil {
+	if err := l.begin(ctx); err != nil {
 		return trace.Kernel{}, err
 	}
-	defer p.lookers.end()
+	defer l.end()
 	around, err := lookAround()
 	if err != nil {
 		return trace.Kernel{}, err
 	}
 	defer around.close()
 	for attempt := 1; ; attempt++ {
-		k, same, err := p.followOnce(ctx, packet, since, around)
+		k, same, err := l.followOnce(ctx, packet, since, around)
 		if same || attempt == attempts || ctx.Err() != nil {
 			return k, err
 		}
@@ -66,8 +73,8 @@ func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 }
 
 // followOnce follows a packet, and reports whether no rule changed meanwhile, as far as that can be told.
-func (p *Plane) followOnce(ctx context.Context, packet trace.Packet, since time.Time, around *surroundings) (_ trace.Kernel, same bool, _ error) {
-	h, done, err := p.holdingFor(ctx, since)
+func (l *Looker) followOnce(ctx context.Context, packet trace.Packet, since time.Time, around *surroundings) (_ trace.Kernel, same bool, _ error) {
+	h, done, err := l.holdingFor(ctx, since)
 	if err != nil {
 		return trace.Kernel{}, true, err
 	}
@@ -85,7 +92,7 @@ func (p *Plane) followOnce(ctx context.Context, packet trace.Packet, since time.
 	return w.answer(), before == after, nil
 }
 
-// looking is what who looks has in common with others who do. No writer knows it.
+// looking is what who looks has in common with others who do.
 type looking struct {
 	// turn has room for the one packet that is followed at a time, compare for the one comparison.
 	turn, compare chan struct{}
@@ -130,26 +137,26 @@ func (l *looking) forget() {
 }
 
 // holdingFor returns what reads the back end's chains for who has asked since some time, in the network namespace of the calling thread.
-func (p *Plane) holdingFor(ctx context.Context, since time.Time) (h holding, done func(), err error) {
-	if p.tool.backend != Legacy {
-		h, err := p.holding(ctx)
+func (l *Looker) holdingFor(ctx context.Context, since time.Time) (h holding, done func(), err error) {
+	if l.tool.backend != Legacy {
+		h, err := l.holding(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
 		return h, h.close, nil
 	}
-	if p.lookers.kept == nil {
-		if p.lookers.kept, err = openLegacy(p.family, &p.lookers.pace); err != nil {
+	if l.kept == nil {
+		if l.kept, err = openLegacy(l.family, &l.pace); err != nil {
 			return nil, nil, err
 		}
 	}
-	return p.lookers.kept, func() {}, p.lookers.kept.asked(ctx, since)
+	return l.kept, func() {}, l.kept.asked(ctx, since)
 }
 
 // holding opens what reads the back end's chains once, in the network namespace of the calling thread.
-func (p *Plane) holding(ctx context.Context) (holding, error) {
-	if p.tool.backend == Legacy {
-		h, err := openLegacy(p.family, nil)
+func (l *Looker) holding(ctx context.Context) (holding, error) {
+	if l.tool.backend == Legacy {
+		h, err := openLegacy(l.family, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -163,5 +170,5 @@ func (p *Plane) holding(ctx context.Context) (holding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &nftHolding{nf: nf, family: p.family}, nil
+	return &nftHolding{nf: nf, family: l.family}, nil
 }

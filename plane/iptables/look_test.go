@@ -204,7 +204,7 @@ func TestManyAskAtOnce(t *testing.T) {
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy})
 	reset(t, p, w.Table(10, 3))
 	packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1", To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
-	p.lookers.turn <- struct{}{} // somebody is asking
+	p.turn <- struct{}{} // somebody is asking
 	const askers = 50
 	answers := make(chan error, 2*askers)
 	ask := func(ctx context.Context) {
@@ -223,7 +223,7 @@ func TestManyAskAtOnce(t *testing.T) {
 		ask(t.Context())
 		ask(gone)
 	}
-	for p.lookers.asking.Load() < 2*askers {
+	for p.asking.Load() < 2*askers {
 		runtime.Gosched()
 	}
 	leave()
@@ -232,13 +232,13 @@ func TestManyAskAtOnce(t *testing.T) {
 			t.Errorf("who gave up: %v", err)
 		}
 	}
-	<-p.lookers.turn
+	<-p.turn
 	for range askers {
 		if err := <-answers; err != nil {
 			t.Error(err)
 		}
 	}
-	if p.lookers.kept != nil || p.lookers.pace.reads > 4 {
-		t.Errorf("%d tables were read for %d questions, and are kept: %t", p.lookers.pace.reads, askers, p.lookers.kept != nil)
+	if p.kept != nil || p.looking.pace.reads > 4 {
+		t.Errorf("%d tables were read for %d questions, and are kept: %t", p.Looker.pace.reads, askers, p.looking.kept != nil)
 	}
 }

@@ -20,8 +20,8 @@ import (
 // (DP-12); and neither does a chain of ours that is empty and that nothing needs. One comparison is made at a time.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	select {
-	case p.lookers.compare <- struct{}{}:
-		defer func() { <-p.lookers.compare }()
+	case p.compare <- struct{}{}:
+		defer func() { <-p.compare }()
 	case <-ctx.Done():
 		return fmt.Errorf("iptables: compare: %w", ctx.Err())
 	}
@@ -84,7 +84,7 @@ func (d *differ) all(want *lb.Table) error {
 	}
 	for _, tree := range d.dispatchersOf(entries) {
 		for _, at := range slices.Sorted(maps.Keys(tree.nodes)) {
-			if err := d.compare(tree.chain(at), "", func(rule string) lb.Key { return tree.keyOf(at, rule) }); err != nil {
+			if err := d.compare(tree.chain(at), "", func(rule string) lb.Key { return keyOf(tree, at, rule) }); err != nil {
 				return err
 			}
 		}
@@ -241,7 +241,7 @@ func unlike(want []string, have *chainState) (missing, extra []string, same bool
 // form of nf_tables that we do not understand, and it does.
 func (d *differ) printedAlike(c chain) (bool, error) {
 	if d.printed == nil {
-		s, err := d.tool.snapshot(d.ctx)
+		s, err := takeSnapshot(d.ctx, d.tool)
 		if err != nil {
 			return false, err
 		}
@@ -278,7 +278,7 @@ func (d *differ) stale() error {
 }
 
 // keyOf returns the key of the row to which a rule of a node belongs; the zero Key if to none.
-func (d *dispatcher) keyOf(at, rule string) lb.Key {
+func keyOf(d *dispatcher, at, rule string) lb.Key {
 	if d.nodes[at].children != nil {
 		return lb.Key{}
 	}
@@ -289,50 +289,4 @@ func (d *dispatcher) keyOf(at, rule string) lb.Key {
 	}
 	k, _ := servedBy([]byte(d.root), []byte(rule)) // of a row that is no more
 	return k
-}
-
-// key is the key of which a path is the way.
-func (d *dispatcher) key(path string) (k lb.Key) {
-	addr, rest := path[:d.addrNibbles], path[d.addrNibbles:]
-	octets := make([]byte, len(addr)/2)
-	for i := range len(addr) {
-		octets[i/2] |= addr[i] << (4 * (1 - i%2))
-	}
-	k.Addr, _ = netip.AddrFromSlice(octets)
-	for p, n := range protoNibble {
-		if n == rest[0] {
-			k.Proto = p
-		}
-	}
-	for _, nibble := range []byte(rest[1:]) {
-		k.Port = k.Port<<4 | uint16(nibble)
-	}
-	return k
-}
-
-// WithoutComments returns a rule, as iptables-save prints it, without its comments.
-func WithoutComments(rule string) string {
-	const begin = "-m comment --comment "
-	for {
-		at := strings.Index(rule, begin)
-		if at < 0 {
-			return strings.TrimSpace(rule)
-		}
-		rest := rule[at+len(begin):]
-		end := strings.IndexByte(rest, ' ')
-		if strings.HasPrefix(rest, `"`) {
-			for end = 1; end < len(rest) && rest[end] != '"'; end++ {
-				if rest[end] == '\\' {
-					end++
-				}
-			}
-			end++
-		}
-		if end < 0 || end >= len(rest) {
-			rest = ""
-		} else {
-			rest = rest[end+1:]
-		}
-		rule = rule[:at] + rest
-	}
 }

@@ -316,13 +316,3 @@ func (b *ruleBuilder) between(p netip.Prefix, source, no bool) {
 		b.destination(p, no)
 	}
 }
-
-// isBuiltIn reports whether packets may begin in chains of that name.
-func isBuiltIn(name string) bool {
-	for _, n := range builtIn {
-		if n == name {
-			return true
-		}
-	}
-	return false
-}

@@ -38,7 +38,7 @@ type Sets interface {
 	MarkOf(set, by string, p Packet) (value, mask uint32, err error)
 }
 
-// Chains are those of a mode that keeps them with a [Keeper], as its Held returns them. A packet goes through them as [Plane.Follow] has it go
+// Chains are those of a mode that keeps them with a [Keeper], as its Held returns them. A packet goes through them as [Looker.Follow] has it go
 // through the kernel's; but rules of others are not there, and of the node's routes nothing is asked: the Packet has all.
 type Chains struct {
 	sets   Sets

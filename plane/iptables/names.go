@@ -7,8 +7,6 @@ import (
 	"encoding/base32"
 	"slices"
 	"strings"
-
-	"kube-proxy/lb"
 )
 
 // table is one of the tables of iptables.
@@ -111,12 +109,76 @@ func hash(parts ...string) string {
 	return base32.StdEncoding.EncodeToString(h.Sum(nil))[:16]
 }
 
-// portID names a service port, the owner of chains.
-type portID struct {
-	service string
-	proto   lb.Proto
+// ours reports whether the plane made the chain, or would.
+func ours(id chainID) bool {
+	switch id.name {
+	case canary:
+		return true
+	case services, nodePorts:
+		return id.table != mangle
+	case externalServices, externalNodePorts, proxyFirewall, nodeFirewall, forward:
+		return id.table == filter
+	case postrouting, markMasq, markOffCluster:
+		return id.table == nat
+	}
+	return isDynamic(id)
 }
 
-func (u portID) chain(prefix string, more ...string) string {
-	return prefix + hash(append([]string{u.service, u.proto.String()}, more...)...)
+// chain is a chain's content: rules without "-A NAME ", in the form in which iptables-save prints them, so that
+// what is read can be compared with what is wanted.
+type chain struct {
+	id    chainID
+	rules []string
+}
+
+// jump is a rule in a built-in chain, where others have rules too.
+type jump struct {
+	from chainID
+	rule string
+}
+
+// bare is the jump without comments.
+func (j jump) bare() jump { return jump{j.from, WithoutComments(j.rule)} }
+
+// guardOfIPVS keeps packets to addresses of kube-ipvs0 from programs of the node (PN-43).
+const guardOfIPVS = "KUBE-IPVS-FILTER"
+
+// IsGuard reports whether a chain protects the programs of the node while kube-ipvs0 has addresses (TN-67).
+func IsGuard(table, chain string) bool { return table == "filter" && chain == guardOfIPVS }
+
+// Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
+func Leftover(table, chain string) bool {
+	t, ok := tableNamed(table)
+	return ok && isLeftover(chainID{t, chain})
+}
+
+// isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with KUBE- as well.
+func isLeftover(id chainID) bool {
+	return id.table < tables && id.name != nodeFirewall && ours(id) || slices.Contains(otherModes[id.table], id.name)
+}
+
+// Chains of older versions and of mode ipvs (DP-33), beside those of the plane. Mode userspace has its own removal. nat's
+// KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
+var otherModes = [...][]string{
+	nat:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", nodeFirewall},
+	filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", guardOfIPVS, "KUBE-IPVS-OUT-FILTER"},
+	mangle: {proxyFirewall, "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-IN", "KUBE-IPVS-OUT", "KUBE-IPVS-SENT",
+		"KUBE-IPVS-ORIGIN", "KUBE-IPVS-ORIGIN-PODS", "KUBE-IPVS-ORIGIN-HOST", "KUBE-IPVS-ORIGIN-ANYWHERE"},
+	raw: {canary},
+}
+
+// firewall is the chain that the kubelet has and kube-proxy makes where it has none.
+var firewall = chainID{filter, nodeFirewall}
+
+// builtIn are the chains in which packets begin.
+var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
+// isBuiltIn reports whether packets may begin in chains of that name.
+func isBuiltIn(name string) bool {
+	for _, n := range builtIn {
+		if n == name {
+			return true
+		}
+	}
+	return false
 }

@@ -62,7 +62,7 @@ type Plane struct {
 	// again.
 	found map[lb.Key]bool
 
-	lookers looking
+	*Looker
 
 	// prints are chains that iptables-save prints otherwise than they were written, unread such rules in chains of others.
 	prints map[chainID]print
@@ -79,14 +79,6 @@ type Plane struct {
 	// pace is what an Apply writes in one restore, and of the legacy back end the least of it.
 	pace int
 }
-
-// How many lines a restore of a Reset has at most, about: where nothing limits them, few enough that the next is rendered
-// while one runs. The legacy programs read and write the whole table each time: there all must be one restore, of such
-// pieces.
-const (
-	nftLines   = 20_000
-	pieceLines = 3000
-)
 
 // What an Apply writes in one restore, as [lb.Weight] counts: an endpoint is four lines. With the nft back end the kernel
 // walks, at each restore, all rules to which its hooks lead, a third of a second of 250,000 endpoints: to write these takes
@@ -105,19 +97,6 @@ func (p *Plane) Pace() int {
 	return max(p.pace, p.st.endpoints/2)
 }
 
-// Programs are the programs of iptables that a family can be served with on this host.
-type Programs struct{ *tool }
-
-// Find finds the system's programs, and asks which back end the node uses, which takes seconds where there are thousands of
-// services. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
-func Find(f lb.Family) (*Programs, error) {
-	t, err := Config{Family: f}.tool()
-	if err != nil {
-		return nil, err
-	}
-	return &Programs{t}, nil
-}
-
 // tool returns the programs that were found, or finds them.
 func (cfg Config) tool() (*tool, error) {
 	if found := cfg.Programs; found != nil {
@@ -126,11 +105,7 @@ func (cfg Config) tool() (*tool, error) {
 		}
 		return found.tool, nil
 	}
-	run := cfg.Runner
-	if run == nil {
-		run = system{}
-	}
-	return usableTool(run, cfg.Family, cfg.Backend)
+	return usableTool(cfg.Runner, cfg.Family, cfg.Backend)
 }
 
 // New finds the programs, and asks which back end the node uses. It changes nothing. Errors wrap
@@ -152,13 +127,13 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := newLooker(cfg.Family, t)
+	p := &Plane{family: cfg.Family, tool: t, Looker: newLooker(cfg.Family, t)}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
 	p.maxLines, p.pace = nftLines, nftPace
 	if t.backend == Legacy {
 		p.maxLines, p.single, p.pace = pieceLines, true, legacyPace
 	}
-	if _, real := t.run.(system); real {
+	if t.real() {
 		p.fingerprints = newFingerprinter(cfg.Family, t.backend, cmp.Or(cfg.Writes, &ownwrites.Ledger{}))
 	} else {
 		p.dry = true

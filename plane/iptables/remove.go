@@ -72,18 +72,6 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 	return t.remove(ctx, cfg)
 }
 
-// Remove is [Remove] for the plane's own family and back end. The plane holds nothing afterwards; only Reset brings it
-// back.
-func (p *Plane) Remove(ctx context.Context) error {
-	p.st = nil
-	if nf := p.accounting.Swap(nil); nf != nil {
-		nf.Close()
-		p.base.counts = false
-	}
-	_, err := p.tool.remove(ctx, RemoveConfig{Family: p.family, Backend: p.tool.backend, KeepLocalnet: p.dry})
-	return err
-}
-
 // remove lists the rules, removes, and asks the kernel whether that is so. If others change rules meanwhile, it begins again.
 func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
@@ -109,7 +97,7 @@ func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err 
 
 // verify asks the kernel which chains it still has that should be gone, or have rules that should be empty.
 func (t *tool) verify(ctx context.Context, found *leftovers) error {
-	if _, real := t.run.(system); !real {
+	if !t.real() {
 		return nil
 	}
 	h, err := t.openHolding(ctx)
@@ -168,7 +156,7 @@ func (t *tool) openHolding(ctx context.Context) (holding, error) {
 
 // removeCounters deletes the counters of MT-16 and MT-17, unless the other family or back end still counts.
 func (t *tool) removeCounters() error {
-	if _, real := t.run.(system); !real {
+	if !t.real() {
 		return nil
 	}
 	nf, err := kernel.OpenNetfilter()
@@ -233,82 +221,6 @@ func (l *leftovers) kept(from, to chainID) bool {
 	})
 }
 
-// target is the chain or the verdict that a rule leads to.
-func target(rule string) string {
-	fields := Words(rule)
-	for i, f := range fields[:max(0, len(fields)-1)] {
-		if f == "-j" || f == "-g" {
-			return fields[i+1]
-		}
-	}
-	return ""
-}
-
-// Chains of older versions and of mode ipvs (DP-33), beside those of the plane. Mode userspace has its own removal. nat's
-// KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
-var otherModes = [...][]string{
-	nat:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", nodeFirewall},
-	filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", guardOfIPVS, "KUBE-IPVS-OUT-FILTER"},
-	mangle: {proxyFirewall, "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-IN", "KUBE-IPVS-OUT", "KUBE-IPVS-SENT",
-		"KUBE-IPVS-ORIGIN", "KUBE-IPVS-ORIGIN-PODS", "KUBE-IPVS-ORIGIN-HOST", "KUBE-IPVS-ORIGIN-ANYWHERE"},
-	raw: {canary},
-}
-
-// guardOfIPVS keeps packets to addresses of kube-ipvs0 from programs of the node (PN-43).
-const guardOfIPVS = "KUBE-IPVS-FILTER"
-
-// IsGuard reports whether a chain protects the programs of the node while kube-ipvs0 has addresses (TN-67).
-func IsGuard(table, chain string) bool { return table == "filter" && chain == guardOfIPVS }
-
-// Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
-func Leftover(table, chain string) bool {
-	t, ok := tableNamed(table)
-	return ok && isLeftover(chainID{t, chain})
-}
-
-// isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with KUBE- as well.
-func isLeftover(id chainID) bool {
-	return id.table < tables && id.name != nodeFirewall && ours(id) || slices.Contains(otherModes[id.table], id.name)
-}
-
-// isJump reports whether the rule has the form of those by which built-in chains lead to ours, of whatever version: any
-// with another condition was made by somebody else.
-func isJump(rule string) bool {
-	var rest []string
-	fields := Words(rule)
-	for i := 0; i < len(fields); {
-		next := func(n int) string {
-			if i+n < len(fields) {
-				return fields[i+n]
-			}
-			return ""
-		}
-		switch {
-		case next(0) == "-m" && next(1) == "comment" && next(2) == "--comment",
-			next(0) == "-m" && next(1) == "conntrack" && next(2) == "--ctstate" && next(3) == "NEW",
-			next(0) == "-m" && next(1) == "state" && next(2) == "--state" && next(3) == "NEW",
-			next(0) == "-m" && next(1) == "addrtype" && next(2) == "--dst-type" && next(3) == "LOCAL":
-			i += 4
-		default:
-			rest = append(rest, next(0))
-			i++
-		}
-	}
-	return len(rest) == 2 && rest[0] == "-j"
-}
-
-// Words splits a rule, as iptables-save prints it, at blanks outside of quotes.
-func Words(rule string) []string {
-	quoted, escaped := false, false
-	return strings.FieldsFunc(rule, func(r rune) bool {
-		if r == '"' && !escaped {
-			quoted = !quoted
-		}
-		escaped = r == '\\' && !escaped
-		return r == ' ' && !quoted
-	})
-}
-
 // read takes a line of what iptables-save prints.
 func (l *leftovers) read(line savedLine) {
 	t, known := tableNamed(line.table)
@@ -362,9 +274,6 @@ func (l *leftovers) rule(j jump) {
 		l.jumps = append(l.jumps, j)
 	}
 }
-
-// firewall is the chain that the kubelet has and kube-proxy makes where it has none.
-var firewall = chainID{filter, nodeFirewall}
 
 // keepBlock ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not
 // or cannot be, it says why: then the rule must stay.
@@ -454,7 +363,7 @@ func (t *tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, don
 			return err
 		}
 		done.Rules += len(rules)
-		if _, real := t.run.(system); real && len(rules) > 0 {
+		if t.real() && len(rules) > 0 {
 			kernel.AwaitPackets() // some may have been translated, and not be masqueraded yet
 		}
 	}

@@ -14,13 +14,6 @@ import (
 	"kube-proxy/lb"
 )
 
-// chain is a chain's content: rules without "-A NAME ", in the form in which iptables-save prints them, so that
-// what is read can be compared with what is wanted.
-type chain struct {
-	id    chainID
-	rules []string
-}
-
 // dispatched is a rule, or more, that must stand in a dispatcher for a row.
 type dispatched struct {
 	to    dispatcherIndex
@@ -42,17 +35,6 @@ type renderer struct {
 	// counts: rules count packets with the match nfacct (MT-16, MT-17).
 	counts bool
 	mark   uint32
-}
-
-// comment returns a comment match. Its text always has a character for which iptables-save sets quotes.
-func comment(parts ...string) string {
-	text := strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {
-			return '_'
-		}
-		return r
-	}, strings.Join(parts, ""))
-	return `-m comment --comment "` + text[:min(len(text), 250)] + `" `
 }
 
 func (r *renderer) host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }

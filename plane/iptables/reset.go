@@ -192,7 +192,7 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	p.seen, p.listed, p.round = p.look(), time.Now(), nil
 	p.count(func(s *Stats) { s.Saves++ })
-	return p.tool.snapshot(ctx)
+	return takeSnapshot(ctx, p.tool)
 }
 
 // sync makes the kernel, of which have is known, hold exactly what the state says, which is made of the rows of ports.
@@ -225,4 +225,16 @@ func (p *Plane) rewrite(ctx context.Context, r renderer, have *snapshot) error {
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
 	return nil
+}
+
+// Remove is [Remove] for the plane's own family and back end. The plane holds nothing afterwards; only Reset brings it
+// back.
+func (p *Plane) Remove(ctx context.Context) error {
+	p.st = nil
+	if nf := p.accounting.Swap(nil); nf != nil {
+		nf.Close()
+		p.base.counts = false
+	}
+	_, err := p.tool.remove(ctx, RemoveConfig{Family: p.family, Backend: p.tool.backend, KeepLocalnet: p.dry})
+	return err
 }

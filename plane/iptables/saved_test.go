@@ -84,7 +84,7 @@ func FuzzSaved(f *testing.F) {
 			fmt.Fprintf(&again, "%s%s %s\n", verb, line.chain, line.rest)
 		}
 		left := newLeftovers(RemoveConfig{})
-		snap, err := (&tool{run: &blackHole{saved: text}, program: "iptables"}).snapshot(t.Context())
+		snap, err := takeSnapshot(t.Context(), &tool{run: &blackHole{saved: text}, program: "iptables"})
 		if (err == nil) != (was == "") {
 			t.Fatalf("one reader says %q, the other %v", was, err)
 		}

@@ -89,15 +89,6 @@ func (r *renderer) toNodePorts(target string) []string {
 	return rules
 }
 
-// jump is a rule in a built-in chain, where others have rules too.
-type jump struct {
-	from chainID
-	rule string
-}
-
-// bare is the jump without comments.
-func (j jump) bare() jump { return jump{j.from, WithoutComments(j.rule)} }
-
 // jumps returns the rules that lead to our chains, in the order in which they are put in front (DP-01).
 func jumps() []jump {
 	const isNew = "-m conntrack --ctstate NEW "

@@ -5,7 +5,6 @@ package iptables
 import (
 	"bytes"
 	"context"
-	"hash/maphash"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -28,57 +27,10 @@ func newSnapshot() *snapshot {
 	return &snapshot{chains: map[chainID]digest{}, jumps: map[jump]bool{}, served: map[lb.Key]bool{}}
 }
 
-// ours reports whether the plane made the chain, or would.
-func ours(id chainID) bool {
-	switch id.name {
-	case canary:
-		return true
-	case services, nodePorts:
-		return id.table != mangle
-	case externalServices, externalNodePorts, proxyFirewall, nodeFirewall, forward:
-		return id.table == filter
-	case postrouting, markMasq, markOffCluster:
-		return id.table == nat
-	}
-	return isDynamic(id)
-}
-
-// content is a chain while its rules are read.
-type content struct {
-	all, bare maphash.Hash
-	rules     int32
-	lacks     bool // comments
-}
-
-func newContent() *content {
-	c := &content{}
-	c.all.SetSeed(seed)
-	c.bare.SetSeed(seed)
-	return c
-}
-
-// add adds a rule, which has its comments, or where nothing shows them has none.
-func (c *content) add(rule string, comments bool) {
-	c.all.WriteString(rule)
-	c.all.WriteByte('\n')
-	c.bare.WriteString(WithoutComments(rule))
-	c.bare.WriteByte('\n')
-	c.rules++
-	c.lacks = c.lacks || !comments
-}
-
-func (c *content) digest() digest {
-	d := digest{c.all.Sum64(), c.bare.Sum64(), c.rules}
-	if c.lacks {
-		d.sum = 0
-	}
-	return d
-}
-
-// snapshot lists the rules. Only our chains are kept, whatever else there is.
-func (t *tool) snapshot(ctx context.Context) (*snapshot, error) {
+// takeSnapshot lists the rules. Only our chains are kept, whatever else there is.
+func takeSnapshot(ctx context.Context, of *tool) (*snapshot, error) {
 	s, contents := newSnapshot(), map[chainID]*content{}
-	err := t.lines(ctx, func(line savedLine) {
+	err := of.lines(ctx, func(line savedLine) {
 		t, known := tableNamed(line.table)
 		if !known || t >= tables {
 			return

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,6 +72,12 @@ type tool struct {
 	version version
 	wait    []string // arguments that make it wait for the lock
 	needs   []extension
+}
+
+// real reports whether the programs are the system's, and so is what the kernel tells.
+func (t *tool) real() bool {
+	_, is := t.run.(system)
+	return is
 }
 
 // timeout is how long a program may take, at the start too: on a busy node one that only lists a chain took more than 10 s, and no other
@@ -137,8 +144,11 @@ func probe(run Runner, f lb.Family, program string) (*tool, error) {
 }
 
 // usableTool finds the programs of a back end that the kernel has tables for. If nobody says which, and the one that the
-// node seems to use is not to be had, the other may be.
+// node seems to use is not to be had, the other may be. Without a Runner it is the system's.
 func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
+	if run == nil {
+		run = system{}
+	}
 	t, err := findTool(run, f, b)
 	if err == nil {
 		if err = t.usable(context.Background()); err == nil {
@@ -191,7 +201,7 @@ func (t *tool) wants() string {
 
 // tables finds out whether the tables can be read, and returns who tells of extensions.
 func (t *tool) tables(ctx context.Context) (ask asker, done func(), err error) {
-	_, real := t.run.(system)
+	real := t.real()
 	if real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
 		info, err := newTableInfo(t.family)
 		if err != nil {
@@ -327,4 +337,41 @@ func (t *tool) restoreBatch(ctx context.Context, b *batch) error {
 		}
 	}
 	return deleteHandled(ctx, t.family, b.handles)
+}
+
+// Programs are the programs of iptables that a family can be served with on this host.
+type Programs struct{ *tool }
+
+// Find finds the system's programs, and asks which back end the node uses, which takes seconds where there are thousands of
+// services. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
+func Find(f lb.Family) (*Programs, error) {
+	t, err := usableTool(nil, f, Auto)
+	if err != nil {
+		return nil, err
+	}
+	return &Programs{t}, nil
+}
+
+// Modules are those that [Find] may make the kernel load: it asks the nft back end, and where there is no such program the other.
+func Modules(f lb.Family) []string {
+	all := []string{"nfnetlink", "nf_tables", "nft_compat"}
+	if _, err := exec.LookPath(baseName(f) + "-nft"); err != nil {
+		all = []string{"ip_tables", "iptable_nat"}
+		if f == lb.IPv6 {
+			all = []string{"ip6_tables", "ip6table_nat"}
+		}
+	}
+	all = append(all, "x_tables")
+	for _, e := range needed[NFT] {
+		all = append(all, moduleOf(e))
+	}
+	return all
+}
+
+// moduleOf returns the module that has an extension, of Linux 5.10 or later.
+func moduleOf(e extension) string {
+	if e.name == "DNAT" {
+		return "xt_nat"
+	}
+	return "xt_" + e.name
 }

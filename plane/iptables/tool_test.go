@@ -147,7 +147,7 @@ func TestRestoreFails(t *testing.T) {
 func TestSnapshotOfGarbage(t *testing.T) {
 	for _, garbage := range []string{"*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\nSegmentation fault\n", "*nat\n:KUBE-SERVICES - [0:0]\n",
 		"*nat\n-A " + strings.Repeat("x", 100_000)} {
-		if _, err := (&tool{run: &blackHole{saved: garbage}, program: "iptables"}).snapshot(t.Context()); err == nil {
+		if _, err := takeSnapshot(t.Context(), &tool{run: &blackHole{saved: garbage}, program: "iptables"}); err == nil {
 			t.Errorf("garbage was read without an error: %.50q", garbage)
 		}
 	}
@@ -156,7 +156,7 @@ func TestSnapshotOfGarbage(t *testing.T) {
 	for i := range 100_000 {
 		fmt.Fprintf(&big, "-A THEIRS -d 10.0.0.1/32 -p tcp -m tcp --dport %d -j ACCEPT\n", i%65535+1)
 	}
-	s, err := (&tool{run: &blackHole{saved: big.String() + "COMMIT\n"}, program: "iptables"}).snapshot(t.Context())
+	s, err := takeSnapshot(t.Context(), &tool{run: &blackHole{saved: big.String() + "COMMIT\n"}, program: "iptables"})
 	if err != nil || len(s.chains) != 1 {
 		t.Errorf("100,000 rules of others: %v, %d chains", err, len(s.chains))
 	}

@@ -4,18 +4,12 @@ package iptables
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os/exec"
-	"regexp"
-	"slices"
-	"strconv"
-
 	"kube-proxy/plane"
+	"slices"
 )
 
 // handOver runs iptables-restore on what write writes, and counts what that is: write notes the sections. While it runs the
@@ -81,11 +75,6 @@ func (p *Plane) restore(ctx context.Context, b *batch) error {
 	return err
 }
 
-// partly reports whether a part of a batch may be in force after the error.
-func partly(ctx context.Context, b *batch, err error) bool {
-	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.sections) > 0 && len(b.handles) > 0 || len(b.sections) > 1 && failedLine(err) > b.firstLines()
-}
-
 // restoreAll hands all batches to one iptables-restore, which reads while they are made. declare names the chains of nat
 // that they write.
 func (p *Plane) restoreAll(ctx context.Context, declare []string, batches <-chan *batch) error {
@@ -139,30 +128,3 @@ func (p *Plane) restoreAll(ctx context.Context, declare []string, batches <-chan
 type refusal struct{ *runError }
 
 func (r refusal) Unwrap() error { return r.runError }
-
-// wasKilled reports whether a signal ended the program, which may have been after its work.
-func wasKilled(err error) bool {
-	var exit *exec.ExitError
-	return errors.As(err, &exit) && !exit.Exited()
-}
-
-var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
-
-// failedLine returns the line of which iptables-restore complained, a high number if it did not say.
-func failedLine(err error) int {
-	var run *runError
-	if !errors.As(err, &run) {
-		return 0 // it did not start
-	}
-	if m := lineNumber.FindStringSubmatch(run.said); m != nil {
-		if n, err := strconv.Atoi(m[1]); err == nil {
-			return n
-		}
-	}
-	return 1 << 30
-}
-
-// firstLines returns the number of lines of the first section.
-func (b *batch) firstLines() int {
-	return bytes.Count(b.sections[0].appendText(nil), []byte("\n"))
-}

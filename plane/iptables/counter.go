@@ -1,0 +1,99 @@
+//go:build linux
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"kube-proxy/internal/kernel"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Counters are packets since the objects were made, which may have been by an earlier process. Both families count into
+// the same objects, so each plane tells the sum of both.
+type Counters struct {
+	// InvalidDropped are packets that conntrack could not place (DP-09, MT-16).
+	InvalidDropped uint64
+	// LocalhostNodePorts are connections to NodePorts on 127.0.0.1 (SV-64, MT-17).
+	LocalhostNodePorts uint64
+}
+
+// Objects that count packets, of the kernel's nfnetlink_acct. Both families share them.
+const (
+	invalidDropped    = "ct_state_invalid_dropped_pkts" // MT-16
+	localhostAccepted = "localhost_nps_accepted_pkts"   // MT-17
+)
+
+// Messages and attributes of nfnetlink_acct.
+const (
+	acctNew = unix.NFNL_SUBSYS_ACCT<<8 | iota
+	acctGet
+	acctGetAndZero
+	acctDelete
+
+	acctName    = 1
+	acctPackets = 2
+)
+
+// counting is the match that counts, as iptables-save prints it.
+func counting(name string) string { return "-m nfacct --nfacct-name  " + name + " " }
+
+// askCounter asks for a counter, or for a change of it.
+func askCounter(nf *kernel.Netfilter, typ uint16, flags int, name string) ([][]byte, error) {
+	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(ae *netlink.AttributeEncoder) { ae.String(acctName, name) })
+}
+
+// packets reads a counter.
+func packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
+	bodies, err := askCounter(nf, acctGet, unix.NLM_F_ACK, name)
+	there := false
+	for _, b := range bodies {
+		err = kernel.Attributes(b, func(ad *netlink.AttributeDecoder) {
+			if ad.Type() == acctPackets {
+				n, there = ad.Uint64(), true
+			}
+		})
+	}
+	if err == nil && !there {
+		err = errors.New("an answer without packets")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the counter %s: %w", name, err)
+	}
+	return n, nil
+}
+
+// makeCounters makes those that are not there.
+func makeCounters(nf *kernel.Netfilter) error {
+	for _, name := range []string{invalidDropped, localhostAccepted} {
+		_, err := askCounter(nf, acctNew, unix.NLM_F_CREATE|unix.NLM_F_ACK, name)
+		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("make the counter %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// dropCounters deletes the counters that no rule uses. A rule that has just been deleted may use them for a moment; so
+// long it tries.
+func dropCounters(nf *kernel.Netfilter, patience time.Duration) error {
+	deadline := time.Now().Add(patience)
+	var failed error
+	for _, name := range []string{invalidDropped, localhostAccepted} {
+		for {
+			_, err := askCounter(nf, acctDelete, unix.NLM_F_ACK, name)
+			if errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
+				time.Sleep(10 * time.Millisecond)
+				continue
+			}
+			if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
+				failed = errors.Join(failed, fmt.Errorf("delete the counter %s: %w", name, err))
+			}
+			break
+		}
+	}
+	return failed
+}

@@ -1,0 +1,15 @@
+//go:build linux
+
+package iptables
+
+import "kube-proxy/lb"
+
+// portID names a service port, the owner of chains.
+type portID struct {
+	service string
+	proto   lb.Proto
+}
+
+func (u portID) chain(prefix string, more ...string) string {
+	return prefix + hash(append([]string{u.service, u.proto.String()}, more...)...)
+}
