@@ -174,15 +174,6 @@ func (w *writer) dispatch(t table, lists ...*[dispatchers][]entry) {
 	}
 }
 
-func pathsOf(entries []entry) []string {
-	out := make([]string, len(entries))
-	for i, e := range entries {
-		out[i] = e.path
-	}
-	slices.Sort(out)
-	return out
-}
-
 // run hands a batch to iptables-restore. A chain to which a rule of somebody else leads cannot be deleted, and would
 // keep all the rest from happening: it is emptied, and left.
 func (p *Plane) run(ctx context.Context, b *batch) error {

@@ -342,3 +342,12 @@ func (d *dispatcher) key(path string) (k lb.Key) {
 	}
 	return k
 }
+
+func pathsOf(entries []entry) []string {
+	out := make([]string, len(entries))
+	for i, e := range entries {
+		out[i] = e.path
+	}
+	slices.Sort(out)
+	return out
+}
