@@ -26,7 +26,7 @@ import (
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
 	NONE < cluster, lb, plane, logging, event;
-	NONE < plane/ownwrites, plane/internal/diff, plane/internal/rollback, plane/internal/ranges;
+	NONE < plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/capture;
 	lb < plane/internal/slots;
 	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink/conn, internal/scm, test/wine;
@@ -63,7 +63,7 @@ const imports = `
 	lb, plane, plane/ownwrites < internal/nft/wire;
 	lb, internal/nft/wire < internal/nft/rule;
 	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/capture;
-	internal/nft/wire, plane/internal/rollback, mode < plane/userspace/capture;
+	internal/nft/wire, internal/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.
 	plane/iptables < plane/userspace/capture;
 	# Rules beside some that iptables cannot print are deleted by their handles.
@@ -75,7 +75,7 @@ const imports = `
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	event, lb, plane, plane/ownwrites, trace < mode;
 	mode < config, status, internal/system, plane/cleanup;
-	lb, plane, plane/ownwrites, plane/internal/diff, plane/internal/rollback, plane/internal/slots, internal/kernel, event, mode
+	lb, plane, plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
 	lb, internal/ratelimit < plane/internal/relay;

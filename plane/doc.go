@@ -62,7 +62,7 @@
 //     periods, and what metrics, health and log tell of them: package engine;
 //   - the comparison of what the kernel holds with what it shall hold, for Reset and Audit: plane/internal/diff;
 //   - numbers of backend sets and slots of backends that stay over changes and restarts: plane/internal/slots;
-//   - the way back in its own state after a batch that the kernel refused: plane/internal/rollback;
+//   - the way back in its own state after a batch that the kernel refused: internal/rollback;
 //   - a ledger of its own writes, to tell them from what others do: plane/ownwrites;
 //   - a search like the engine's for objects of its own that fail among many: internal/bisect;
 //   - requests to the kernel that end when their context does: internal/netlink/conn;

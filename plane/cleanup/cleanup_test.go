@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
@@ -65,7 +66,7 @@ func ours(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		tab, _, _ := planetest.Shop(fam)
 		for _, b := range backends {
-			if b == iptables.Legacy && !legacyWorks() {
+			if b == xtables.Legacy && !legacyWorks() {
 				continue
 			}
 			p, err := iptables.New(iptables.Config{Family: fam, Backend: b})
@@ -311,13 +312,13 @@ func TestOthers(t *testing.T) {
 		"nftables, IPv4 alone": {now{mode: "nftables", families: both[:1]}, []string{table4, table6, set6, vip6}},
 		"nftables, excluded":   {now{mode: "nftables", families: both, exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
 		"ebpf":                 {now{mode: "ebpf", families: both}, nil},
-		"iptables, nft":        {now{mode: "iptables", families: both, backends: same(iptables.NFT)}, []string{nftRule}},
-		"iptables, legacy":     {now{mode: "iptables", families: both, backends: same(iptables.Legacy)}, []string{legacyRule}},
-		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]iptables.Backend{lb.IPv4: iptables.Legacy, lb.IPv6: iptables.NFT}},
+		"iptables, nft":        {now{mode: "iptables", families: both, backends: same(xtables.NFT)}, []string{nftRule}},
+		"iptables, legacy":     {now{mode: "iptables", families: both, backends: same(xtables.Legacy)}, []string{legacyRule}},
+		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]xtables.Backend{lb.IPv4: xtables.Legacy, lb.IPv6: xtables.NFT}},
 			[]string{legacyRule}},
 		// In its own back end a plane has taken over what was there, before.
-		"ipvs, nft":             {now{mode: "ipvs", families: both, backends: same(iptables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
-		"ipvs, legacy":          {now{mode: "ipvs", families: both, backends: same(iptables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
+		"ipvs, nft":             {now{mode: "ipvs", families: both, backends: same(xtables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
+		"ipvs, legacy":          {now{mode: "ipvs", families: both, backends: same(xtables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
 		"userspace, IPv6 alone": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4, set4, vip4}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -407,6 +408,6 @@ func TestRunCanceled(t *testing.T) {
 }
 
 // same is that back end in both families.
-func same(b iptables.Backend) map[lb.Family]iptables.Backend {
-	return map[lb.Family]iptables.Backend{lb.IPv4: b, lb.IPv6: b}
+func same(b xtables.Backend) map[lb.Family]xtables.Backend {
+	return map[lb.Family]xtables.Backend{lb.IPv4: b, lb.IPv6: b}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
@@ -98,7 +99,7 @@ func only(names ...string) mode.List {
 type now struct {
 	mode     string
 	families []lb.Family
-	backends map[lb.Family]iptables.Backend
+	backends map[lb.Family]xtables.Backend
 	exclude  []netip.Prefix
 	drain    time.Duration
 }
@@ -129,4 +130,4 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
+var backends = []xtables.Backend{xtables.NFT, xtables.Legacy}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
@@ -28,7 +29,7 @@ func TestSwitchUnderTraffic(t *testing.T) {
 	needs(t, "iptables-nft", "ip6tables-nft", "nft")
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) {
-			if b == iptables.Legacy && !legacyWorks() {
+			if b == xtables.Legacy && !legacyWorks() {
 				t.Skip("this machine has no legacy iptables")
 			}
 			switchUnderTraffic(t, b)
@@ -42,7 +43,7 @@ type opened interface {
 	Close() error
 }
 
-func openIPTables(b iptables.Backend) func(lb.Family) (opened, error) {
+func openIPTables(b xtables.Backend) func(lb.Family) (opened, error) {
 	return func(fam lb.Family) (opened, error) { return iptables.New(iptables.Config{Family: fam, Backend: b}) }
 }
 
@@ -64,7 +65,7 @@ func start(t *testing.T, families []lb.Family, open func(lb.Family) (opened, err
 	}
 }
 
-func switchUnderTraffic(t *testing.T, b iptables.Backend) {
+func switchUnderTraffic(t *testing.T, b xtables.Backend) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	families := []lb.Family{lb.IPv4, lb.IPv6}
@@ -138,7 +139,7 @@ func TestSwitchPacketUnderWay(t *testing.T) {
 	for _, b := range backends {
 		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(fmt.Sprintf("%s/%s", b, fam), func(t *testing.T) {
-				if b == iptables.Legacy && !legacyWorks() {
+				if b == xtables.Legacy && !legacyWorks() {
 					t.Skip("this machine has no legacy iptables")
 				}
 				packetUnderWay(t, b, fam)
@@ -147,7 +148,7 @@ func TestSwitchPacketUnderWay(t *testing.T) {
 	}
 }
 
-func packetUnderWay(t *testing.T, b iptables.Backend, fam lb.Family) {
+func packetUnderWay(t *testing.T, b xtables.Backend, fam lb.Family) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	_, vip, _ := planetest.Shop(fam)
@@ -160,7 +161,7 @@ func packetUnderWay(t *testing.T, b iptables.Backend, fam lb.Family) {
 		now  now
 	}{
 		{"to nftables", openNFTables, now{mode: "nftables", families: families}},
-		{"to iptables", openIPTables(b), now{mode: "iptables", families: families, backends: map[lb.Family]iptables.Backend{fam: b}}},
+		{"to iptables", openIPTables(b), now{mode: "iptables", families: families, backends: map[lb.Family]xtables.Backend{fam: b}}},
 	} {
 		answered := make(chan error)
 		go func() {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
@@ -26,7 +27,7 @@ func TestTablesThatIptablesCannotShow(t *testing.T) {
 	needsAll(t)
 	users := map[string]func(*testing.T, lb.Family) audited{
 		"iptables": func(t *testing.T, fam lb.Family) audited {
-			p, err := iptables.New(iptables.Config{Family: fam, Backend: iptables.NFT})
+			p, err := iptables.New(iptables.Config{Family: fam, Backend: xtables.NFT})
 			if err != nil {
 				t.Fatal(err)
 			}

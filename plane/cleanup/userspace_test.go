@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/userspace"
 	"kube-proxy/plane/userspace/capture"
 	"kube-proxy/test/planetest"
@@ -50,14 +50,14 @@ func TestSwitchUserspace(t *testing.T) {
 				}
 				return r
 			}
-			lab.On("node1", func() { start(t, families, openIPTables(iptables.NFT)) })
+			lab.On("node1", func() { start(t, families, openIPTables(xtables.NFT)) })
 			traffic := lab.Traffic(ways...)
 			defer traffic.Stop()
 			traffic.More()
 			for _, next := range []struct {
 				now  now
 				open func(lb.Family) (opened, error)
-			}{{now{mode: "nftables"}, openNFTables}, {now{mode: "iptables", backends: same(iptables.NFT)}, openIPTables(iptables.NFT)}} {
+			}{{now{mode: "nftables"}, openNFTables}, {now{mode: "iptables", backends: same(xtables.NFT)}, openIPTables(xtables.NFT)}} {
 				var proxies []*userspace.Plane
 				lab.On("node1", func() {
 					for _, fam := range families {

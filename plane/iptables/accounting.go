@@ -7,17 +7,18 @@ import (
 	"context"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/xtables"
 )
 
 // Counters reads what the rules count. ok is false where they count nothing: before the first Reset, and where the kernel
 // or iptables has no match nfacct. It may be called at any time from any goroutine.
-func (p *Plane) Counters() (c Counters, ok bool, err error) {
+func (p *Plane) Counters() (c xtables.Counters, ok bool, err error) {
 	nf := p.accounting.Load()
 	if nf == nil {
 		return c, false, nil
 	}
-	if c.InvalidDropped, err = packets(nf, invalidDropped); err == nil {
-		c.LocalhostNodePorts, err = packets(nf, localhostAccepted)
+	if c.InvalidDropped, err = xtables.Packets(nf, xtables.InvalidDropped); err == nil {
+		c.LocalhostNodePorts, err = xtables.Packets(nf, xtables.LocalhostAccepted)
 	}
 	return c, err == nil, err
 }
@@ -29,7 +30,7 @@ func (p *Plane) account(ctx context.Context) {
 		return
 	}
 	if nf := p.accounting.Load(); nf != nil {
-		if makeCounters(nf) == nil { // somebody may have deleted them
+		if xtables.MakeCounters(nf) == nil { // somebody may have deleted them
 			return
 		}
 		p.accounting.Store(nil)
@@ -40,7 +41,7 @@ func (p *Plane) account(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	if makeCounters(nf) != nil {
+	if xtables.MakeCounters(nf) != nil {
 		nf.Close()
 		return
 	}
@@ -49,15 +50,15 @@ func (p *Plane) account(ctx context.Context) {
 		p.accounting.Store(nf)
 		return
 	}
-	dropCounters(nf, 0)
+	xtables.DropCounters(nf, 0)
 	nf.Close()
 }
 
 // countsAlready reports whether an earlier process has rules that count, so that there is nothing to try.
 func (p *Plane) countsAlready(ctx context.Context) bool {
-	args := append([]string{"-t", "filter"}, p.tool.wait...)
-	out, err := p.tool.run.Run(ctx, nil, p.tool.program, append(args, "-S", forward)...)
-	return err == nil && bytes.Contains(out, []byte(counting(invalidDropped)))
+	args := append([]string{"-t", "filter"}, p.tool.Wait...)
+	out, err := p.tool.Run.Run(ctx, nil, p.tool.Program, append(args, "-S", xtables.Forward)...)
+	return err == nil && bytes.Contains(out, []byte(xtables.Counting(xtables.InvalidDropped)))
 }
 
 // tryCounting writes such a rule to the canary of a table that has few rules, and takes it away again.
@@ -65,11 +66,11 @@ func (p *Plane) tryCounting(ctx context.Context) bool {
 	before := p.Stats()
 	defer p.count(func(s *Stats) { *s = before }) // it is nothing that the metrics tell of
 	try := func(rules ...string) error {
-		var b batch
-		b.only(mangle).put(chain{chainID{mangle, canary}, rules})
+		var b xtables.Batch
+		b.Only(xtables.Mangle).Put(xtables.Chain{ID: xtables.ChainID{Table: xtables.Mangle, Name: xtables.Canary}, Rules: rules})
 		return p.restore(ctx, &b)
 	}
-	err := try(counting(invalidDropped))
+	err := try(xtables.Counting(xtables.InvalidDropped))
 	gone := try()
 	return err == nil && gone == nil
 }

@@ -13,13 +13,14 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
 // What conntrack cannot place is dropped and counted (DP-09, MT-16), unless conntrack is liberal when the plane is made.
 // Connections to NodePorts on 127.0.0.1 are counted (MT-17), others are not.
 func TestInvalidAndLocalhostAreCounted(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, liberal := range []string{"0", "1"} {
 			t.Run(string(b)+"/liberal="+liberal, func(t *testing.T) {
 				needs(t, b)
@@ -29,7 +30,7 @@ func TestInvalidAndLocalhostAreCounted(t *testing.T) {
 	}
 }
 
-func countPackets(t *testing.T, b Backend, liberal string) {
+func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	var p *Plane
@@ -40,7 +41,7 @@ func countPackets(t *testing.T, b Backend, liberal string) {
 		p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
 		reset(t, p, shopTable())
 	})
-	counters := func() Counters {
+	counters := func() xtables.Counters {
 		t.Helper()
 		c, ok, err := p.Counters()
 		if err != nil {
@@ -51,7 +52,7 @@ func countPackets(t *testing.T, b Backend, liberal string) {
 		}
 		return c
 	}
-	if c := counters(); c != (Counters{}) {
+	if c := counters(); c != (xtables.Counters{}) {
 		t.Fatalf("before any packet: %+v", c)
 	}
 	const times = 3
@@ -116,7 +117,7 @@ func countPackets(t *testing.T, b Backend, liberal string) {
 			t.Fatal(err)
 		}
 		defer nf.Close()
-		if _, err := packets(nf, invalidDropped); err == nil {
+		if _, err := xtables.Packets(nf, xtables.InvalidDropped); err == nil {
 			t.Error("the counter is still there after Remove")
 		}
 	})
@@ -196,7 +197,7 @@ func TestWithoutAccounting(t *testing.T) {
 	if strings.Contains(strings.Join((&renderer{family: lb.IPv4}).forward("0x4000/0x4000"), "\n"), "nfacct") {
 		t.Error("a renderer counts that was not told to")
 	}
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: &blackHole{}})
 	reset(t, p, shopTable())
 	if _, ok, err := p.Counters(); ok || err != nil {
 		t.Errorf("counters of a plane that counts nothing: %t, %v", ok, err)

@@ -8,9 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 )
 
 // Apply writes the chains that the changes touch, in one restore, or in several where there are very many; what is much of one service
@@ -90,12 +91,12 @@ func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, muc
 	if kept && len(st.kept) == 0 {
 		p.listed = time.Time{} // so that the next audit finds the chains that are not needed any more
 	}
-	return len(w.sections) > 0, nil, nil
+	return len(w.Sections) > 0, nil, nil
 }
 
 // commit runs a restore. If that fails without having done anything, the state is as before.
 func (p *Plane) commit(ctx context.Context, w *writer) error {
-	err := p.run(ctx, &w.batch)
+	err := p.run(ctx, &w.Batch)
 	if err != nil {
 		w.st.log.Undo()
 	}
@@ -104,7 +105,7 @@ func (p *Plane) commit(ctx context.Context, w *writer) error {
 
 // writer collects what one restore does to the chains. The state has it at once.
 type writer struct {
-	batch
+	xtables.Batch
 	st *state
 }
 
@@ -113,91 +114,91 @@ type writer struct {
 // The filter table refuses what was not translated. So rows are added to it before nat changes, and removed
 // after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
 func (w *writer) change(c *change) {
-	w.write(filter, c.chains...)
-	w.dispatch(filter, &c.adds)
-	w.write(nat, c.chains...)
-	w.dispatch(nat, &c.adds, &c.deletes)
-	w.drop(nat, c.drops...)
-	w.dispatch(filter, &c.deletes)
-	w.drop(filter, c.drops...)
+	w.write(xtables.Filter, c.chains...)
+	w.dispatch(xtables.Filter, &c.adds)
+	w.write(xtables.NAT, c.chains...)
+	w.dispatch(xtables.NAT, &c.adds, &c.deletes)
+	w.drop(xtables.NAT, c.drops...)
+	w.dispatch(xtables.Filter, &c.deletes)
+	w.drop(xtables.Filter, c.drops...)
 }
 
 // write writes those of the chains of a table that the kernel does not hold so.
-func (w *writer) write(t table, chains ...chain) {
+func (w *writer) write(t xtables.Table, chains ...xtables.Chain) {
 	for _, c := range chains {
-		if c.id.table != t {
+		if c.ID.Table != t {
 			continue
 		}
-		if want := digestOf(c.rules); w.st.unlike(c.id, want) {
-			w.section(t).put(c)
-			w.st.holds(c.id, want)
+		if want := xtables.DigestOf(c.Rules); w.st.unlike(c.ID, want) {
+			w.Section(t).Put(c)
+			w.st.holds(c.ID, want)
 		}
 	}
 }
 
 // drop deletes chains of a table to which nothing of ours leads any more.
-func (w *writer) drop(t table, ids ...chainID) {
+func (w *writer) drop(t xtables.Table, ids ...xtables.ChainID) {
 	for _, id := range ids {
-		if _, known := w.st.kernel[id]; known && id.table == t {
-			w.section(t).delete(id)
+		if _, known := w.st.kernel[id]; known && id.Table == t {
+			w.Section(t).Delete(id)
 			w.st.lacks(id)
 		}
 	}
 }
 
 // dispatch changes the dispatchers of a table.
-func (w *writer) dispatch(t table, lists ...*[dispatchers][]entry) {
+func (w *writer) dispatch(t xtables.Table, lists ...*[dispatchers][]xtables.Entry) {
 	for i, d := range w.st.dispatchers {
-		if d.table != t {
+		if d.Table != t {
 			continue
 		}
-		var changes []entry
+		var changes []xtables.Entry
 		for _, list := range lists {
 			changes = append(changes, list[i]...)
 		}
 		if len(changes) == 0 {
 			continue
 		}
-		before := d.set(changes)
+		before := d.Set(changes)
 		rollback.Func(w.st.log, func() {
 			slices.Reverse(before)
-			d.set(before)
-			d.update(pathsOf(before))
+			d.Set(before)
+			d.Update(xtables.PathsOf(before))
 		})
-		write, drop := d.update(pathsOf(changes))
+		write, drop := d.Update(xtables.PathsOf(changes))
 		for _, at := range drop {
-			w.drop(t, chainID{t, d.name(at)})
+			w.drop(t, xtables.ChainID{Table: t, Name: d.Name(at)})
 		}
 		for _, at := range write {
-			w.write(t, d.chain(at))
+			w.write(t, d.Chain(at))
 		}
 	}
 }
 
 // run hands a batch to iptables-restore. A chain to which a rule of somebody else leads cannot be deleted, and would
 // keep all the rest from happening: it is emptied, and left.
-func (p *Plane) run(ctx context.Context, b *batch) error {
-	if len(b.sections) == 0 {
+func (p *Plane) run(ctx context.Context, b *xtables.Batch) error {
+	if len(b.Sections) == 0 {
 		return nil
 	}
 	err := p.restore(ctx, b)
-	if err == nil || !slices.ContainsFunc(b.sections, func(s *section) bool { return len(s.drop) > 0 }) || ctx.Err() != nil {
+	if err == nil || !slices.ContainsFunc(b.Sections, func(s *xtables.Section) bool { return len(s.Drop) > 0 }) || ctx.Err() != nil {
 		return err
 	}
-	var stuck []chainID
-	for _, s := range b.sections {
-		drop := s.drop
-		s.drop = nil
+	var stuck []xtables.ChainID
+	for _, s := range b.Sections {
+		drop := s.Drop
+		s.Drop = nil
 		stuck = append(stuck, drop...)
 		for _, id := range drop {
-			s.put(chain{id: id})
+			s.Put(xtables.Chain{ID: id})
 		}
 	}
 	if p.restore(ctx, b) != nil {
 		return err
 	}
 	p.stuck(stuck...) // at most these: the next audit deletes the others
-	p.seen = fingerprint{}
+	p.seen = xtables.Fingerprint{}
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/plane"
 )
 
@@ -25,7 +26,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)
 	}
-	if p.round == nil && !(full && time.Since(p.listed) >= listPeriod) && p.untouched() {
+	if p.round == nil && !(full && time.Since(p.listed) >= xtables.ListPeriod) && p.untouched() {
 		return p.auditSettings(ctx)
 	}
 	if p.inWindows() {
@@ -61,7 +62,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 // untouched reports whether it is known that nobody else has changed any rule.
 func (p *Plane) untouched() bool {
 	now := p.look()
-	return now != fingerprint{} && now == p.seen
+	return now != xtables.Fingerprint{} && now == p.seen
 }
 
 // auditSettings brings in line what the rules and the kernel's settings say to each other.
@@ -86,8 +87,8 @@ func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 }
 
 // reads reports whether a chain that is printed so may be one that was written so.
-func (p *Plane) reads(id chainID, written, printed digest) bool {
-	return printed.alike(written) || p.prints[id] == print{written, printed}
+func (p *Plane) reads(id xtables.ChainID, written, printed xtables.Digest) bool {
+	return printed.Alike(written) || p.prints[id] == xtables.Printed{Written: written, As: printed}
 }
 
 // learn looks at what was just mended, and remembers chains and rules that are printed as before: nobody had changed them, but
@@ -105,34 +106,34 @@ func (p *Plane) learn(ctx context.Context, before *snapshot) (n int, err error) 
 	for id, d := range p.st.kernel {
 		if is, known := have.chains[id]; known && !p.reads(id, d, is) && is == before.chains[id] {
 			if p.prints == nil {
-				p.prints = map[chainID]print{}
+				p.prints = map[xtables.ChainID]xtables.Printed{}
 			}
-			p.prints[id] = print{d, is}
+			p.prints[id] = xtables.Printed{Written: d, As: is}
 			n++
 		}
 	}
 	for j := range p.st.jumps {
 		if !have.jumps[j] && !before.jumps[j] && !p.unread[j] {
 			if p.unread == nil {
-				p.unread = map[jump]bool{}
+				p.unread = map[xtables.Jump]bool{}
 			}
 			p.unread[j] = true
 			n++
 		}
 	}
-	maps.DeleteFunc(p.prints, func(id chainID, _ print) bool { _, known := p.st.kernel[id]; return !known })
+	maps.DeleteFunc(p.prints, func(id xtables.ChainID, _ xtables.Printed) bool { _, known := p.st.kernel[id]; return !known })
 	p.count(func(s *Stats) { s.Unlike = len(p.prints) + len(p.unread) })
 	return n, nil
 }
 
 // look returns the fingerprint of all tables, zero if it cannot be told.
-func (p *Plane) look() fingerprint {
+func (p *Plane) look() xtables.Fingerprint {
 	if p.fingerprints == nil {
-		return fingerprint{}
+		return xtables.Fingerprint{}
 	}
-	m, err := p.fingerprints.now()
+	m, err := p.fingerprints.Now()
 	if err != nil {
-		return fingerprint{}
+		return xtables.Fingerprint{}
 	}
 	return m
 }

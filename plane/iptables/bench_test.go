@@ -18,6 +18,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -25,7 +26,7 @@ import (
 
 // BenchmarkFirstSync is the cold load of services with ten backends each.
 func BenchmarkFirstSync(b *testing.B) {
-	for _, back := range []Backend{NFT, Legacy} {
+	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, n := range []int{1000, 5000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 				w := planetest.World{Family: lb.IPv4}
@@ -45,7 +46,7 @@ func BenchmarkFirstSync(b *testing.B) {
 
 // BenchmarkChange is one endpoint of one service that changes among many.
 func BenchmarkChange(b *testing.B) {
-	for _, back := range []Backend{NFT, Legacy} {
+	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, n := range []int{100, 5000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 				needs(b, back)
@@ -70,7 +71,7 @@ func BenchmarkChange(b *testing.B) {
 // BenchmarkSourceRanges is a Service with 300 source ranges and 300 ports that comes, one range more, and a change of
 // another Service beside it.
 func BenchmarkSourceRanges(b *testing.B) {
-	for _, back := range []Backend{NFT, Legacy} {
+	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		b.Run(string(back), func(b *testing.B) {
 			w := planetest.World{Family: lb.IPv4}
 			for b.Loop() {
@@ -103,7 +104,7 @@ func BenchmarkSourceRanges(b *testing.B) {
 // pieces; and then a change of an endpoint, and a new service. Processor time is that of the programs: on a busy machine it
 // says more than the clock.
 func BenchmarkManyEndpoints(b *testing.B) {
-	for _, back := range []Backend{NFT, Legacy} {
+	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, n := range []int{1000, 5000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 				w := planetest.World{Family: lb.IPv4}
@@ -162,12 +163,12 @@ func programTime(b *testing.B) time.Duration {
 func BenchmarkFind(b *testing.B) {
 	for _, n := range []int{100, 5000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			needs(b, NFT)
+			needs(b, xtables.NFT)
 			inNetns(b)
-			run(b, "", "iptables-nft", "-t", "mangle", "-N", kubelets[0])
-			reset(b, newPlane(b, Config{Family: lb.IPv4, Backend: NFT}), planetest.World{Family: lb.IPv4}.Table(n, 10))
+			run(b, "", "iptables-nft", "-t", "mangle", "-N", xtables.Kubelets[0])
+			reset(b, newPlane(b, Config{Family: lb.IPv4, Backend: xtables.NFT}), planetest.World{Family: lb.IPv4}.Table(n, 10))
 			for b.Loop() {
-				if _, err := Find(lb.IPv4); err != nil {
+				if _, err := xtables.Find(lb.IPv4); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -178,7 +179,7 @@ func BenchmarkFind(b *testing.B) {
 // BenchmarkLook is, among services with three backends each: a packet that is followed; all that is compared, and how much memory that takes; and
 // a change, alone and while somebody follows packets all the time.
 func BenchmarkLook(b *testing.B) {
-	for _, back := range []Backend{NFT, Legacy} {
+	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, n := range []int{100, 10_000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 				needs(b, back)
@@ -262,7 +263,7 @@ func BenchmarkLook(b *testing.B) {
 // service address, one after the other, in the legacy one of the whole table, for the kernel hands out nothing less.
 func BenchmarkReadCounters(b *testing.B) {
 	const n = 10_000
-	for _, back := range []Backend{NFT, Legacy} {
+	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 			needs(b, back)
 			inNetns(b)
@@ -275,11 +276,11 @@ func BenchmarkReadCounters(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer nf.Close()
-			legacy, err := openLegacy(lb.IPv4, nil)
+			legacy, err := xtables.OpenLegacy(lb.IPv4, nil)
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer legacy.close()
+			defer legacy.Close()
 			chains, err := nf.Chains(unix.NFPROTO_IPV4)
 			if err != nil {
 				b.Fatal(err)
@@ -287,7 +288,7 @@ func BenchmarkReadCounters(b *testing.B) {
 			rules, bytes := 0, 0
 			used := ownTime(b)
 			for b.Loop() {
-				if back == NFT {
+				if back == xtables.NFT {
 					rules = 0
 					for _, c := range chains {
 						if c.Table != "nat" || !strings.HasPrefix(c.Name, "KUBE-SVC-TO-") {
@@ -307,12 +308,12 @@ func BenchmarkReadCounters(b *testing.B) {
 					}
 					continue
 				}
-				table, err := legacy.info.read(lb.IPv4, nat)
+				table, err := legacy.Info.Read(lb.IPv4, xtables.NAT)
 				if err != nil {
 					b.Fatal(err)
 				}
-				bytes = len(table.entries)
-				table.free()
+				bytes = len(table.Entries)
+				table.Free()
 			}
 			b.ReportMetric(float64((ownTime(b)-used).Microseconds())/1000/float64(b.N), "cpu-ms/op")
 			b.ReportMetric(float64(rules), "rules")

@@ -2,7 +2,10 @@
 
 package iptables
 
-import "slices"
+import (
+	"kube-proxy/internal/xtables"
+	"slices"
+)
 
 // comparison is of what the kernel shall hold with what it holds: Reset and Audit are made of it.
 type comparison struct {
@@ -12,27 +15,29 @@ type comparison struct {
 }
 
 // differs reports whether the kernel holds a chain otherwise than wanted.
-func (c comparison) differs(id chainID) bool {
+func (c comparison) differs(id xtables.ChainID) bool {
 	is, known := c.have.chains[id]
 	return !known || !c.p.reads(id, c.st.kernel[id], is)
 }
 
 // portDiffers reports whether that is so for any chain of a service port.
 func (c comparison) portDiffers(s *servicePort) bool {
-	return slices.ContainsFunc(s.chains, func(name string) bool { return c.differs(chainID{nat, name}) })
+	return slices.ContainsFunc(s.chains, func(name string) bool { return c.differs(xtables.ChainID{Table: xtables.NAT, Name: name}) })
 }
 
 // lacksJump reports whether a rule is not where it should be.
-func (c comparison) lacksJump(j jump) bool { return !c.have.jumps[j.bare()] && !c.p.unread[j.bare()] }
+func (c comparison) lacksJump(j xtables.Jump) bool {
+	return !c.have.jumps[j.Bare()] && !c.p.unread[j.Bare()]
+}
 
 // stale returns the chains that nothing needs any more. While chains of service ports are kept as they were, it is not known
 // which others these lead to.
-func (c comparison) stale() (stale []chainID) {
+func (c comparison) stale() (stale []xtables.ChainID) {
 	if len(c.st.kept) > 0 {
 		return nil
 	}
 	for id := range c.have.chains {
-		if _, wanted := c.st.kernel[id]; !wanted && (isDynamic(id) || id.name == markOffCluster) {
+		if _, wanted := c.st.kernel[id]; !wanted && (xtables.IsDynamic(id) || id.Name == xtables.MarkOffCluster) {
 			stale = append(stale, id)
 		}
 	}

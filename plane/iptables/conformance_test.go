@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/planetest"
@@ -32,12 +33,12 @@ var tooLarge = map[string]string{
 
 // newLiberal makes a plane where conntrack takes packets as they come (--conntrack-tcp-be-liberal). In the lab the
 // sink answers the client past the node, which then sees half of a connection and else drops the rest (DP-09).
-func newLiberal(b Backend) func(lb.Family) (planetest.Plane, error) {
+func newLiberal(b xtables.Backend) func(lb.Family) (planetest.Plane, error) {
 	return func(f lb.Family) (planetest.Plane, error) {
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1"); err != nil {
 			return nil, err
 		}
-		return New(Config{Family: f, Backend: b, Runner: system{lock: ownLock()}})
+		return New(Config{Family: f, Backend: b, Runner: xtables.System{Lock: ownLock()}})
 	}
 }
 
@@ -62,18 +63,18 @@ func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: 
 // TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
 func TestConformance(t *testing.T) {
 	t.Run("nft", func(t *testing.T) {
-		needs(t, NFT)
-		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(NFT), Differs: differs, Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
+		needs(t, xtables.NFT)
+		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(xtables.NFT), Differs: differs, Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
 	})
 	t.Run("legacy", func(t *testing.T) {
-		needs(t, Legacy)
-		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(Legacy), Differs: differs, Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
+		needs(t, xtables.Legacy)
+		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(xtables.Legacy), Differs: differs, Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
 	})
 }
 
 // TestRandomTransitions walks at random between the states of all scenarios.
 func TestRandomTransitions(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			t.Parallel()
@@ -84,17 +85,20 @@ func TestRandomTransitions(t *testing.T) {
 
 // TestHistory sends packets to all Services after each step of a node's life.
 func TestHistory(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			t.Parallel()
-			planetest.History(t, planetest.Config{New: newLiberal(b), Drift: b.damage, TakeOver: b.usurp, AffinityByEndpoint: true})
+			planetest.History(t, planetest.Config{New: newLiberal(b), Drift: backend(b).damage, TakeOver: backend(b).usurp, AffinityByEndpoint: true})
 		})
 	}
 }
 
+// backend is a back end, and what others do by it.
+type backend xtables.Backend
+
 // damage is what somebody with our rights may do: empty a chain of ours, or all, or take a jump away.
-func (b Backend) damage(f lb.Family, rnd *rand.Rand) error {
+func (b backend) damage(f lb.Family, rnd *rand.Rand) error {
 	program := b.program(f)
 	rules, err := exec.Command(program, "-t", "nat", "-S").Output()
 	if err != nil {
@@ -114,7 +118,7 @@ func (b Backend) damage(f lb.Family, rnd *rand.Rand) error {
 }
 
 // usurp leaves what an upstream kube-proxy would: the chains that both know say something else, and some are new.
-func (b Backend) usurp(f lb.Family) error {
+func (b backend) usurp(f lb.Family) error {
 	restore := exec.Command(b.program(f)+"-restore", "--noflush")
 	restore.Stdin = strings.NewReader(`*nat
 :KUBE-SERVICES - [0:0]
@@ -133,25 +137,25 @@ COMMIT
 }
 
 // program is the name of the family's iptables of the back end.
-func (b Backend) program(f lb.Family) string {
+func (b backend) program(f lb.Family) string {
 	if f == lb.IPv6 {
 		return "ip6tables-" + string(b)
 	}
 	return "iptables-" + string(b)
 }
 
-func newWith(b Backend) func(lb.Family) (planetest.Plane, error) {
+func newWith(b xtables.Backend) func(lb.Family) (planetest.Plane, error) {
 	return func(f lb.Family) (planetest.Plane, error) {
-		return New(Config{Family: f, Backend: b, Runner: system{lock: ownLock()}})
+		return New(Config{Family: f, Backend: b, Runner: xtables.System{Lock: ownLock()}})
 	}
 }
 
 // TestSabotageNamed breaks what the kernel holds, and expects that whoever asks is told.
 func TestSabotageNamed(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
-			planetest.Sabotage(t, planetest.Config{New: newLiberal(b), Untouched: true, Trace: traced, Drift: b.damage, Break: planetest.BreakChains(b.program)})
+			planetest.Sabotage(t, planetest.Config{New: newLiberal(b), Untouched: true, Trace: traced, Drift: backend(b).damage, Break: planetest.BreakChains(backend(b).program)})
 		})
 	}
 }

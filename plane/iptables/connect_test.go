@@ -13,13 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
 // BenchmarkConnect is the set-up of connections through the first and through the last of 5,000 services. It reports how
 // much longer the last takes, and the median of both.
 func BenchmarkConnect(b *testing.B) {
-	for _, back := range []Backend{NFT, Legacy} {
+	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		b.Run(string(back), func(b *testing.B) {
 			needs(b, back)
 			first, last := connectTimes(b, back, 5000, max(b.N, 500))
@@ -34,8 +35,8 @@ func BenchmarkConnect(b *testing.B) {
 // A connection through the last of many services takes about as long as one through the first. Packets that walked all
 // services would need several times as long; how exactly is BenchmarkConnect's to say.
 func TestLastServiceIsAsFastAsFirst(t *testing.T) {
-	needs(t, NFT)
-	first, last := connectTimes(t, NFT, 2000, 400)
+	needs(t, xtables.NFT)
+	first, last := connectTimes(t, xtables.NFT, 2000, 400)
 	t.Logf("median of the first %v, of the last %v: %.2f times", first, last, float64(last)/float64(first))
 	if last > 2*first {
 		t.Errorf("through the last service %v, through the first %v", last, first)
@@ -44,7 +45,7 @@ func TestLastServiceIsAsFastAsFirst(t *testing.T) {
 
 // connectTimes returns the median time of a connect through the first and the last of n services, of so many each, made in
 // turn.
-func connectTimes(t testing.TB, b Backend, n, times int) (first, last time.Duration) {
+func connectTimes(t testing.TB, b xtables.Backend, n, times int) (first, last time.Duration) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1")
 	vip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}) }

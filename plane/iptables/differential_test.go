@@ -20,6 +20,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/seedtest"
@@ -35,7 +36,7 @@ const differentialSteps = 20
 func TestChangesEndWhereAFreshStartDoes(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		d := &differential{T: t, World: w, cfg: cfg, rnd: rand.New(rand.NewPCG(seedtest.Of(t), 0)), table: &lb.Table{Node: w.Node()}}
-		d.cfg.Runner = system{lock: ownLock()}
+		d.cfg.Runner = xtables.System{Lock: ownLock()}
 		localhost := d.rnd.IntN(3) > 0
 		d.cfg.LocalhostNodePorts = &localhost
 		d.walk()
@@ -97,7 +98,7 @@ func (d *differential) walk() {
 		}
 		var want string
 		if err := netlab.Isolated(0, func() error {
-			theirs := exec.Command(d.plane.tool.program+"-restore", "--noflush")
+			theirs := exec.Command(d.plane.tool.Program+"-restore", "--noflush")
 			theirs.Stdin = strings.NewReader(foreign)
 			if err := theirs.Run(); err != nil {
 				return err
@@ -167,7 +168,7 @@ func (d *differential) start() {
 		d.Fatal(err)
 	}
 	if d.plane == nil && d.crashes == 0 {
-		run(d, foreign, p.tool.program+"-restore", "--noflush")
+		run(d, foreign, p.tool.Program+"-restore", "--noflush")
 	}
 	d.Cleanup(func() { p.Close() })
 	d.plane = p
@@ -192,9 +193,9 @@ var errCrash = errors.New("the process died")
 // crash lets the process die in the middle of what it does, after so many tables of restores. Then there is no plane.
 func (d *differential) crash(do func() error) {
 	left := d.rnd.IntN(6)
-	d.plane.tool.run = dying{d.cfg.Runner.(system), &left}
+	d.plane.tool.Run = dying{d.cfg.Runner.(xtables.System), &left}
 	err := do()
-	d.plane.tool.run = d.cfg.Runner
+	d.plane.tool.Run = d.cfg.Runner
 	switch {
 	case errors.Is(err, errCrash):
 		d.crashes++
@@ -206,20 +207,20 @@ func (d *differential) crash(do func() error) {
 
 // dying runs programs, and cuts the input off before table number left of those to be restored.
 type dying struct {
-	system
+	xtables.System
 	left *int
 }
 
 func (r dying) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	if in == nil {
-		return r.system.Pipe(ctx, in, out, name, args...)
+		return r.System.Pipe(ctx, in, out, name, args...)
 	}
 	var all strings.Builder
 	if err := in(&all); err != nil {
 		return err
 	}
 	text, ended := "", false
-	for part := range strings.SplitAfterSeq(all.String(), commit) {
+	for part := range strings.SplitAfterSeq(all.String(), xtables.Commit) {
 		if ended = part != "" && *r.left == 0; ended {
 			break
 		}
@@ -228,7 +229,7 @@ func (r dying) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.R
 		}
 		text += part
 	}
-	err := r.system.Pipe(ctx, func(w io.Writer) error {
+	err := r.System.Pipe(ctx, func(w io.Writer) error {
 		_, err := io.WriteString(w, text)
 		return err
 	}, out, name, args...)
@@ -384,7 +385,7 @@ func (d *differential) service(i int) (lb.Owner, []*lb.Frontend) {
 func (d *differential) rules() (string, error) {
 	chains := map[string]string{}
 	table := ""
-	out, err := exec.Command(d.plane.tool.program + "-save").Output()
+	out, err := exec.Command(d.plane.tool.Program + "-save").Output()
 	if err != nil {
 		return "", err
 	}
@@ -408,7 +409,7 @@ func (d *differential) rules() (string, error) {
 	}
 	slices.Sort(all)
 	if d.Family == lb.IPv4 {
-		value, err := kernel.Sysctl(routeLocalnet)
+		value, err := kernel.Sysctl(xtables.RouteLocalnet)
 		all = append(all, fmt.Sprintf("route_localnet %s %v\n", value, err))
 	}
 	return strings.Join(all, ""), nil

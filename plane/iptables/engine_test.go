@@ -13,6 +13,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -31,7 +32,7 @@ func TestEngineFindsRefusedRows(t *testing.T) {
 			w := planetest.World{Family: lb.IPv4}
 			var chains []string
 			for _, i := range []int{7, 222} {
-				chains = append(chains, portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(clusterChain))
+				chains = append(chains, portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(xtables.ClusterChain))
 			}
 			hole := &blackHole{version: version, fail: refusing(chains...)}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})

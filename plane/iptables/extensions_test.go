@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/planetest"
@@ -18,17 +19,17 @@ import (
 // another mode can be chosen.
 func TestKernelLacksExtension(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		tool, err := findTool(system{}, cfg.Family, cfg.Backend)
+		tool, err := xtables.FindTool(xtables.System{}, cfg.Family, cfg.Backend)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := tool.usable(t.Context()); err != nil {
+		if err := tool.Usable(t.Context()); err != nil {
 			t.Fatalf("this kernel has all: %v", err)
 		}
-		for _, e := range []extension{{"nosuch", false}, {"NOSUCH", true}} {
+		for _, e := range []xtables.Extension{{Name: "nosuch", Target: false}, {Name: "NOSUCH", Target: true}} {
 			less := *tool
-			less.needs = append(less.needs[:len(less.needs):len(less.needs)], e)
-			err := less.usable(t.Context())
+			less.Needs = append(less.Needs[:len(less.Needs):len(less.Needs)], e)
+			err := less.Usable(t.Context())
 			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), e.String()) {
 				t.Errorf("without %s: %v", e, err)
 			}
@@ -43,7 +44,7 @@ func TestHave(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &Programs{tool}
+		p := &xtables.Programs{Tool: tool}
 		if err := p.Have([]string{"conntrack", "comment"}, []string{"MASQUERADE"}); err != nil {
 			t.Error(err)
 		}
@@ -57,23 +58,23 @@ func TestHave(t *testing.T) {
 
 // The answers of kernels that are not at hand: without nft_compat, with newer revisions alone, and one that does not answer.
 func TestLacking(t *testing.T) {
-	all := needed[NFT]
+	all := xtables.Needed[xtables.NFT]
 	for _, c := range []struct {
-		backend Backend
+		backend xtables.Backend
 		answer  error
 		want    string // "" if nothing is lacking
 	}{
-		{NFT, nil, ""},
-		{NFT, unix.EPROTONOSUPPORT, ""},
-		{NFT, unix.ENOENT, "no match statistic"},
-		{Legacy, unix.ENOENT, "no match statistic"},
-		{NFT, unix.EINVAL, "nft_compat"},
-		{NFT, unix.EOPNOTSUPP, "nft_compat"},
-		{NFT, unix.EPERM, "ask the kernel for the match statistic"},
-		{Legacy, unix.EINVAL, "ask the kernel for the match statistic"},
+		{xtables.NFT, nil, ""},
+		{xtables.NFT, unix.EPROTONOSUPPORT, ""},
+		{xtables.NFT, unix.ENOENT, "no match statistic"},
+		{xtables.Legacy, unix.ENOENT, "no match statistic"},
+		{xtables.NFT, unix.EINVAL, "nft_compat"},
+		{xtables.NFT, unix.EOPNOTSUPP, "nft_compat"},
+		{xtables.NFT, unix.EPERM, "ask the kernel for the match statistic"},
+		{xtables.Legacy, unix.EINVAL, "ask the kernel for the match statistic"},
 	} {
-		err := lacking(c.backend, all, func(e extension) error {
-			if e.name == "statistic" {
+		err := xtables.Lacking(c.backend, all, func(e xtables.Extension) error {
+			if e.Name == "statistic" {
 				return c.answer
 			}
 			return nil
@@ -95,27 +96,27 @@ func TestNeededIsWhatIsWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	used := map[extension]bool{}
+	used := map[xtables.Extension]bool{}
 	for line := range strings.Lines(string(text)) {
-		f := Words(strings.TrimSpace(line))
+		f := xtables.Words(strings.TrimSpace(line))
 		for i := range f[:max(0, len(f)-1)] {
 			switch f[i] {
 			case "-m":
-				used[extension{f[i+1], false}] = true
+				used[xtables.Extension{Name: f[i+1], Target: false}] = true
 			case "-j":
-				used[extension{f[i+1], true}] = true
+				used[xtables.Extension{Name: f[i+1], Target: true}] = true
 			}
 		}
 	}
-	for _, e := range needed[Legacy] {
-		if !used[e] && e.name != "udp" {
+	for _, e := range xtables.Needed[xtables.Legacy] {
+		if !used[e] && e.Name != "udp" {
 			t.Errorf("the %s is asked for, and not used", e)
 		}
 		delete(used, e)
 	}
 	for e := range used {
 		switch {
-		case e.target && (strings.HasPrefix(e.name, "KUBE-") || e.name == "ACCEPT" || e.name == "DROP" || e.name == "RETURN"):
+		case e.Target && (strings.HasPrefix(e.Name, "KUBE-") || e.Name == "ACCEPT" || e.Name == "DROP" || e.Name == "RETURN"):
 		default:
 			t.Errorf("the %s is used, and not asked for", e)
 		}

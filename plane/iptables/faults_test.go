@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/exectest"
@@ -51,7 +52,7 @@ func refusing(chains ...string) func([]byte, []string) error {
 	return func(stdin []byte, _ []string) error {
 		for _, name := range chains {
 			if strings.Contains(string(stdin), "-A "+name+" ") {
-				return &runError{name: "iptables-restore", said: "line 17: RULE_APPEND failed (Invalid argument)", err: errors.New("exit status 4")}
+				return &xtables.RunError{Name: "iptables-restore", Said: "line 17: RULE_APPEND failed (Invalid argument)", Err: errors.New("exit status 4")}
 			}
 		}
 		return nil
@@ -64,7 +65,7 @@ func TestKernelRefusesRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
 			w := planetest.World{Family: lb.IPv4}
-			hole := &blackHole{version: version, fail: refusing(portID{"ns/svc-7:http", lb.TCP}.chain(clusterChain), portID{"ns/svc-333:http", lb.TCP}.chain(clusterChain))}
+			hole := &blackHole{version: version, fail: refusing(portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain), portID{"ns/svc-333:http", lb.TCP}.chain(xtables.ClusterChain))}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			table := w.Table(400, 10)
 			table.Replace(w.ClusterIP(500, 0, 0)) // which is refused, by a rule of its own, whatever becomes of the others
@@ -93,13 +94,13 @@ func TestKernelRefusesRows(t *testing.T) {
 
 // refuser is the system's iptables, which takes no rules of some chains.
 type refuser struct {
-	system
+	xtables.System
 	refuses func(stdin []byte, args []string) error
 }
 
 func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	if in == nil || r.refuses == nil {
-		return r.system.Pipe(ctx, in, out, name, args...)
+		return r.System.Pipe(ctx, in, out, name, args...)
 	}
 	var text bytes.Buffer
 	if err := in(&text); err != nil {
@@ -108,7 +109,7 @@ func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 	if err := r.refuses(text.Bytes(), args); err != nil {
 		return err
 	}
-	return r.system.Pipe(ctx, func(w io.Writer) error {
+	return r.System.Pipe(ctx, func(w io.Writer) error {
 		_, err := text.WriteTo(w)
 		return err
 	}, out, name, args...)
@@ -124,7 +125,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		program := programOf(cfg)
 		chainsOf := func(o string) (text string) {
 			for line := range strings.Lines(saved(t, program)) {
-				if strings.Contains(line, o+":http") && !strings.Contains(line, "-A KUBE-SERVICES") && !strings.Contains(line, addressBranch) {
+				if strings.Contains(line, o+":http") && !strings.Contains(line, "-A KUBE-SERVICES") && !strings.Contains(line, xtables.AddressBranch) {
 					text += line
 				}
 			}
@@ -143,8 +144,8 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		table.Replace(w.Full(100, 6000, 4, 2, time.Hour))
 		table.Replace(lb.Owner{Name: "ns/svc-9"}, nil) // one went, one is new, which moves branches of the tree
 		table.Replace(w.ClusterIP(41, 9000, 2))
-		bad := portID{"ns/svc-5:http", lb.TCP}.chain(clusterChain)
-		run := &refuser{system{lock: ownLock()}, refusing(bad)}
+		bad := portID{"ns/svc-5:http", lb.TCP}.chain(xtables.ClusterChain)
+		run := &refuser{xtables.System{Lock: ownLock()}, refusing(bad)}
 		cfg.Runner = run
 		p := newPlane(t, cfg)
 		res, err := p.Reset(t.Context(), table)
@@ -199,7 +200,7 @@ func TestKernelRefusesAll(t *testing.T) {
 		if len(stdin) == 0 {
 			return nil
 		}
-		return &runError{name: "iptables-restore", said: "line 2 failed", err: errors.New("exit status 4")}
+		return &xtables.RunError{Name: "iptables-restore", Said: "line 2 failed", Err: errors.New("exit status 4")}
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 	p.pace = math.MaxInt
@@ -254,7 +255,7 @@ func TestHalfALoadServes(t *testing.T) {
 				if to := f[len(f)-1]; strings.HasPrefix(to, "KUBE-") {
 					jumped[to] = true
 				}
-				if strings.HasPrefix(line, "-A "+addressBranch) && strings.Contains(line, "--dport 80 ") {
+				if strings.HasPrefix(line, "-A "+xtables.AddressBranch) && strings.Contains(line, "--dport 80 ") {
 					leaf++
 				}
 			}
@@ -310,7 +311,7 @@ func TestProgramMisbehaves(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			inNetns(t)
 			scripts(t, c.script)
-			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: system{}})
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: xtables.System{}})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			if strings.Contains(c.want, "deadline") {
 				ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -332,7 +333,7 @@ func TestProgramMisbehaves(t *testing.T) {
 // A program that succeeded has, though somebody has its error output open still: what it started, or on a busy machine a child of ours
 // that was forked meanwhile and does not come to its exec.
 func TestProgramLeavesItsOutputOpen(t *testing.T) {
-	out, err := system{}.Run(t.Context(), []byte("rules\n"), "sh", "-c", "cat; sleep 4 >/dev/null &")
+	out, err := xtables.System{}.Run(t.Context(), []byte("rules\n"), "sh", "-c", "cat; sleep 4 >/dev/null &")
 	if err != nil || string(out) != "rules\n" {
 		t.Errorf("%q, %v", out, err)
 	}
@@ -340,11 +341,11 @@ func TestProgramLeavesItsOutputOpen(t *testing.T) {
 
 // While somebody else holds the lock of the legacy back end, a restore waits for a bounded time, and says who it is (DP-14).
 func TestLockIsHeld(t *testing.T) {
-	needs(t, Legacy)
+	needs(t, xtables.Legacy)
 	inNetns(t)
 	lock := filepath.Join(t.TempDir(), "lock")
 	t.Setenv("XTABLES_LOCKFILE", lock)
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.Legacy})
 	reset(t, p, shopTable())
 	changes, _ := shopTable().Replace(planetest.World{Family: lb.IPv4}.ClusterIP(1, 10, 1))
 	f, err := os.Create(lock)
@@ -431,7 +432,7 @@ func TestUnusable(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			hole := &blackHole{fail: func(_ []byte, args []string) error {
 				if slices.Contains(args, "-S") {
-					return &runError{name: "iptables-nft", said: c.said, err: errors.New("exit status 4")}
+					return &xtables.RunError{Name: "iptables-nft", Said: c.said, Err: errors.New("exit status 4")}
 				}
 				return nil
 			}}
@@ -448,17 +449,17 @@ func TestUnusable(t *testing.T) {
 func TestListWithoutRights(t *testing.T) {
 	for _, c := range []struct {
 		program string
-		backend Backend
+		backend xtables.Backend
 		said    string
 	}{
-		{"iptables-legacy", Legacy, "iptables-save v1.8.11 (legacy): Cannot initialize: Permission denied (you must be root)"},
-		{"iptables-nft", NFT, "iptables-nft-save v1.8.11 (nf_tables): Can't open socket to ipset."},
+		{"iptables-legacy", xtables.Legacy, "iptables-save v1.8.11 (legacy): Cannot initialize: Permission denied (you must be root)"},
+		{"iptables-nft", xtables.NFT, "iptables-nft-save v1.8.11 (nf_tables): Can't open socket to ipset."},
 	} {
 		hole := &blackHole{fail: func(_ []byte, args []string) error {
-			return &runError{name: c.program + "-save", said: c.said, err: errors.New("exit status 1")}
+			return &xtables.RunError{Name: c.program + "-save", Said: c.said, Err: errors.New("exit status 1")}
 		}}
-		tool := &tool{run: hole, program: c.program, family: lb.IPv4, backend: c.backend}
-		err := tool.list(t.Context(), func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
+		tool := &xtables.Tool{Run: hole, Program: c.program, Family: lb.IPv4, Backend: c.backend}
+		err := tool.List(t.Context(), func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
 		if err == nil || !strings.Contains(err.Error(), c.program+" may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW") {
 			t.Errorf("error: %v", err)
 		}
@@ -476,15 +477,15 @@ func TestOtherBackend(t *testing.T) {
 		case slices.Contains(args, "--version"):
 			return "iptables v1.8.9 (nf_tables)", nil
 		case slices.Contains(args, "-S") && !legacy:
-			return "", &runError{name: name, said: "Could not fetch rule set generation id", err: errors.New("exit status 4")}
+			return "", &xtables.RunError{Name: name, Said: "Could not fetch rule set generation id", Err: errors.New("exit status 4")}
 		}
 		return "", nil
 	}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: fake})
-	if p.Backend() != Legacy {
+	if p.Backend() != xtables.Legacy {
 		t.Errorf("back end %s", p.Backend())
 	}
-	if _, err := New(Config{Family: lb.IPv4, Backend: NFT, Runner: fake}); !errors.Is(err, plane.ErrUnsupported) {
+	if _, err := New(Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: fake}); !errors.Is(err, plane.ErrUnsupported) {
 		t.Errorf("the nft back end, which was asked for: %v", err)
 	}
 }
@@ -500,7 +501,7 @@ func TestStatsMT11(t *testing.T) {
 			t.Helper()
 			want := map[string]int{}
 			tab := ""
-			for line := range strings.Lines(run(t, "", p.tool.program+"-save")) {
+			for line := range strings.Lines(run(t, "", p.tool.Program+"-save")) {
 				switch {
 				case line[0] == '*':
 					tab = strings.TrimSpace(line[1:])
@@ -542,7 +543,7 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 	for i := range 1000 {
 		fmt.Fprintf(&stale, ":KUBE-SEP-%016d - [0:0]\n", i)
 	}
-	stale.WriteString(commit)
+	stale.WriteString(xtables.Commit)
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
 			held, restores := false, 0
@@ -551,7 +552,7 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 					return nil
 				}
 				restores++
-				return &runError{name: "iptables-restore", said: "Another app is currently holding the xtables lock.", err: errors.New("exit status 4")}
+				return &xtables.RunError{Name: "iptables-restore", Said: "Another app is currently holding the xtables lock.", Err: errors.New("exit status 4")}
 			}}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			if _, err := p.Reset(t.Context(), shopTable()); err == nil || !strings.Contains(err.Error(), "xtables lock") {
@@ -564,7 +565,7 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 				t.Errorf("%d chains are said to be in use by others", len(stuck))
 			}
 			held, restores = false, 0
-			if _, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: p.Backend(), Runner: hole}); p.Backend() == NFT && err == nil || restores > 6 {
+			if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: p.Backend(), Runner: hole}); p.Backend() == xtables.NFT && err == nil || restores > 6 {
 				t.Errorf("remove: %v, after %d tries to delete chains", err, restores)
 			}
 		})
@@ -577,20 +578,20 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		p := newPlane(t, cfg)
 		comments := []string{"made by\nsetup.sh", "a \"quoted\" \\\nCOMMIT\n*nat\n-A KUBE-SERVICES -j ACCEPT\n:KUBE-SVC-AAAA\n", "\nit's\n"}
 		for _, c := range comments {
-			run(t, "", p.tool.program, "-A", "INPUT", "-m", "comment", "--comment", c, "-j", "ACCEPT")
+			run(t, "", p.tool.Program, "-A", "INPUT", "-m", "comment", "--comment", c, "-j", "ACCEPT")
 		}
-		theirs := run(t, "", p.tool.program, "-S", "INPUT")
+		theirs := run(t, "", p.tool.Program, "-S", "INPUT")
 		table := w.Table(3, 2)
 		reset(t, p, table)
 		if mended, err := auditAll(p); mended != 0 || err != nil {
 			t.Errorf("an audit mended %d, %v", mended, err)
 		}
-		if now := run(t, "", p.tool.program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
+		if now := run(t, "", p.tool.Program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
 		}
 		// In a chain of ours such a rule is drift as any other.
-		svc := portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
-		run(t, "", p.tool.program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
+		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
+		run(t, "", p.tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
 		if mended, err := auditAll(p); mended != 1 || err != nil {
 			t.Errorf("with a rule of others in a chain of ours, an audit mended %d, %v", mended, err)
 		}
@@ -634,14 +635,14 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 		t.Errorf("reset: %v", err)
 	}
 	nat := r.text.String()[max(0, strings.LastIndex(r.text.String(), "*nat\n")):]
-	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil && strings.HasSuffix(nat, commit) && !complete {
+	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil && strings.HasSuffix(nat, xtables.Commit) && !complete {
 		t.Errorf("%d bytes that declare %d chains and have %d rules end with COMMIT", len(nat), strings.Count(nat, "\n:"), strings.Count(nat, "\n-A "))
 	}
 }
 
 // What a program that is killed has done is not known: it may have been all.
 func TestKilledAfterItsWork(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	inNetns(t)
 	dir := t.TempDir()
 	die := filepath.Join(dir, "die")
@@ -655,7 +656,7 @@ func TestKilledAfterItsWork(t *testing.T) {
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT})
 	table := w.Table(3, 2)
 	reset(t, p, table)
 	if err := os.WriteFile(die, nil, 0o600); err != nil {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -70,7 +71,7 @@ func TestRender(t *testing.T) {
 			if string(got) != string(want) {
 				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
 			}
-			for _, b := range []Backend{NFT, Legacy} {
+			for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 				t.Run(string(b), func(t *testing.T) {
 					needs(t, b)
 					inNetns(t)
@@ -86,8 +87,8 @@ func TestRender(t *testing.T) {
 func TestNamesDP02(t *testing.T) {
 	u := portID{"ns1/svc1:p80", lb.TCP}
 	for _, c := range []struct{ got, want string }{
-		{u.chain(clusterChain), "KUBE-SVC-XPGD46QRK7WJZT7O"},
-		{u.chain(endpointChain, "10.180.0.1:80"), "KUBE-SEP-SXIVWICOYRO3J4NJ"},
+		{u.chain(xtables.ClusterChain), "KUBE-SVC-XPGD46QRK7WJZT7O"},
+		{u.chain(xtables.EndpointChain, "10.180.0.1:80"), "KUBE-SEP-SXIVWICOYRO3J4NJ"},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s, want %s", c.got, c.want)

@@ -8,12 +8,13 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
 // On a host that lets nothing in, load balancers reach the port that tells of a Service's endpoints, and no other (DP-08).
 func TestHealthCheckPortIsOpenDP08(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			lab := netlab.ForTest(t, netlab.Options{})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/planetest"
@@ -27,7 +28,7 @@ func inNetns(t testing.TB) {
 }
 
 // needs skips a test where the machine has no such iptables, or the kernel no such tables.
-func needs(t testing.TB, b Backend) {
+func needs(t testing.TB, b xtables.Backend) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("iptables needs root")
@@ -103,7 +104,7 @@ func run(t testing.TB, stdin, name string, args ...string) string {
 
 // eachKind runs a test with both back ends and both families, each in a namespace of its own.
 func eachKind(t *testing.T, f func(t *testing.T, w planetest.World, cfg Config)) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(fmt.Sprintf("%s/%s", b, fam), func(t *testing.T) {
 				needs(t, b)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
@@ -18,22 +19,22 @@ import (
 // While one restore runs the next is rendered.
 type loader struct {
 	comparison
-	batch batch
+	batch xtables.Batch
 	lines int
 	left  map[string]int // leaves of nat's dispatchers, by name: entries whose service port is not written yet
-	out   chan<- *batch
+	out   chan<- *xtables.Batch
 	// keepBlock: the rule of DP-10 stays though NodePorts do not answer on 127.0.0.1, because that is routed still.
 	keepBlock bool
 }
 
 // put adds a chain to the restore unless the kernel holds it so.
-func (l *loader) put(c chain) {
-	l.st.holds(c.id, digestOf(c.rules))
-	if !l.differs(c.id) {
+func (l *loader) put(c xtables.Chain) {
+	l.st.holds(c.ID, xtables.DigestOf(c.Rules))
+	if !l.differs(c.ID) {
 		return
 	}
-	l.batch.only(c.id.table).put(c)
-	l.lines += 1 + len(c.rules)
+	l.batch.Only(c.ID.Table).Put(c)
+	l.lines += 1 + len(c.Rules)
 }
 
 // flush hands the restore over, if it is long enough or must be. It fails if nobody takes it any more.
@@ -42,8 +43,8 @@ func (l *loader) flush(ctx context.Context, must bool) error {
 		return nil
 	}
 	b := l.batch
-	l.batch, l.lines = batch{}, 0
-	if len(b.sections) == 0 {
+	l.batch, l.lines = xtables.Batch{}, 0
+	if len(b.Sections) == 0 {
 		return nil
 	}
 	select {
@@ -60,11 +61,11 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 	defer stop()
 	var declare []string
 	for id := range l.st.kernel {
-		if id.table == nat && l.differs(id) {
-			declare = append(declare, id.name)
+		if id.Table == xtables.NAT && l.differs(id) {
+			declare = append(declare, id.Name)
 		}
 	}
-	batches, built := make(chan *batch), make(chan error, 1)
+	batches, built := make(chan *xtables.Batch), make(chan error, 1)
 	l.out = batches
 	go func() {
 		err := l.build(building, ports)
@@ -90,7 +91,7 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 	if buildErr := <-built; err == nil {
 		err = buildErr
 	}
-	if run := (*runError)(nil); errors.As(err, &run) && ctx.Err() == nil {
+	if run := (*xtables.RunError)(nil); errors.As(err, &run) && ctx.Err() == nil {
 		return refusal{run}
 	}
 	if err != nil {
@@ -101,8 +102,8 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 
 // build makes the restores.
 func (l *loader) build(ctx context.Context, ports []portRows) error {
-	is, known := l.have.chains[chainID{nat, services}]
-	cold := !known || is.rules == 0
+	is, known := l.have.chains[xtables.ChainID{Table: xtables.NAT, Name: xtables.Services}]
+	cold := !known || is.Rules == 0
 	l.frame(cold)
 	if err := l.flush(ctx, false); err != nil {
 		return err
@@ -129,27 +130,27 @@ func (l *loader) frame(cold bool) {
 		l.branches()
 	}
 	for _, d := range l.st.dispatchers {
-		for at := range d.upwards() {
-			leaf := d.table == nat && d.nodes[at].children == nil
-			id := chainID{d.table, d.name(at)}
+		for at := range d.Upwards() {
+			leaf := d.Table == xtables.NAT && d.Nodes[at].Children == nil
+			id := xtables.ChainID{Table: d.Table, Name: d.Name(at)}
 			if leaf {
-				l.left[id.name] = len(d.rangeOf(at))
+				l.left[id.Name] = len(d.RangeOf(at))
 			}
 			_, known := l.have.chains[id]
 			switch {
-			case leaf && l.left[id.name] == 0:
-				l.put(d.chain(at))
+			case leaf && l.left[id.Name] == 0:
+				l.put(d.Chain(at))
 			case !known && (cold && leaf || !cold && at == ""): // so that rules can lead there
-				l.batch.only(d.table).put(chain{id: id})
-				l.have.chains[id] = empty
+				l.batch.Only(d.Table).Put(xtables.Chain{ID: id})
+				l.have.chains[id] = xtables.Empty
 			}
 		}
 	}
 	for _, j := range jumps() {
-		l.st.jumps[j.bare()] = true
+		l.st.jumps[j.Bare()] = true
 		if l.lacksJump(j) {
-			s := l.batch.only(j.from.table)
-			s.insert = append(s.insert, j)
+			s := l.batch.Only(j.From.Table)
+			s.Insert = append(s.Insert, j)
 		}
 	}
 	l.blockLocalnet()
@@ -161,17 +162,17 @@ func (l *loader) blockLocalnet() {
 	if l.st.family != lb.IPv4 {
 		return
 	}
-	at := blockLocalnetJump.bare()
+	at := xtables.BlockLocalnetJump.Bare()
 	switch {
 	case l.st.localnet() || l.keepBlock || l.have.kubelet && l.have.jumps[at]:
 		l.st.jumps[at] = true
 		if !l.have.jumps[at] {
-			s := l.batch.only(filter)
-			s.insert = append(s.insert, blockLocalnetJump)
+			s := l.batch.Only(xtables.Filter)
+			s.Insert = append(s.Insert, xtables.BlockLocalnetJump)
 		}
 	case l.have.jumps[at]:
-		s := l.batch.only(filter)
-		s.remove = append(s.remove, blockLocalnetJump)
+		s := l.batch.Only(xtables.Filter)
+		s.Remove = append(s.Remove, xtables.BlockLocalnetJump)
 	}
 }
 
@@ -179,9 +180,9 @@ func (l *loader) blockLocalnet() {
 func (l *loader) branches() {
 	for _, i := range []dispatcherIndex{inServices, inNodePorts} {
 		d := l.st.dispatchers[i]
-		for at := range d.upwards() {
-			if d.nodes[at].children != nil {
-				l.put(d.chain(at))
+		for at := range d.Upwards() {
+			if d.Nodes[at].Children != nil {
+				l.put(d.Chain(at))
 			}
 		}
 	}
@@ -190,16 +191,16 @@ func (l *loader) branches() {
 // refusals writes the dispatchers of the filter table, which lead to no service.
 func (l *loader) refusals() {
 	for id := range l.st.lists {
-		if id.table == filter {
+		if id.Table == xtables.Filter {
 			l.list(id)
 		}
 	}
 	for _, d := range l.st.dispatchers {
-		if d.table != filter {
+		if d.Table != xtables.Filter {
 			continue
 		}
-		for at := range d.upwards() {
-			l.put(d.chain(at))
+		for at := range d.Upwards() {
+			l.put(d.Chain(at))
 		}
 	}
 }
@@ -208,7 +209,7 @@ func (l *loader) refusals() {
 func (l *loader) servicePort(ctx context.Context, id portID) error {
 	u := l.st.ports[id]
 	for _, list := range u.lists {
-		if list.table == nat {
+		if list.Table == xtables.NAT {
 			l.list(list)
 		}
 	}
@@ -220,13 +221,13 @@ func (l *loader) servicePort(ctx context.Context, id portID) error {
 	for _, f := range u.rows {
 		for _, rules := range l.st.rows[f.Key].dispatch {
 			d := l.st.dispatchers[rules.to]
-			if d.table != nat {
+			if d.Table != xtables.NAT {
 				continue
 			}
-			at := d.leafOf(path(f.Key))
-			name := d.name(at)
+			at := d.LeafOf(xtables.PathOf(f.Key))
+			name := d.Name(at)
 			if l.left[name]--; l.left[name] == 0 {
-				l.put(d.chain(at))
+				l.put(d.Chain(at))
 			}
 		}
 	}
@@ -234,7 +235,7 @@ func (l *loader) servicePort(ctx context.Context, id portID) error {
 }
 
 // list writes the chain of a list, once.
-func (l *loader) list(id chainID) {
+func (l *loader) list(id xtables.ChainID) {
 	if !l.differs(id) {
 		return
 	}
@@ -250,10 +251,10 @@ func (l *loader) sweep(ctx context.Context) error {
 	if l.p.single {
 		most = max(1, len(stale))
 	}
-	stuck, err := sweep(ctx, nil, stale, most, func(b *batch) error { return l.p.restore(ctx, b) })
+	stuck, err := xtables.Sweep(ctx, nil, stale, most, func(b *xtables.Batch) error { return l.p.restore(ctx, b) })
 	for _, s := range stuck {
-		l.p.stuck(s.id)
-		l.st.holds(s.id, empty)
+		l.p.stuck(s.ID)
+		l.st.holds(s.ID, xtables.Empty)
 	}
 	return err
 }

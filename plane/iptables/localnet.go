@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
@@ -15,7 +16,7 @@ func (r *renderer) localnet() bool {
 		return false
 	}
 	for _, p := range r.node.NodePorts {
-		if p.Overlaps(loopback4) {
+		if p.Overlaps(xtables.Loopback4) {
 			return true
 		}
 	}
@@ -24,7 +25,7 @@ func (r *renderer) localnet() bool {
 
 // openLocalnet lets NodePorts answer on 127.0.0.1, and reports whether they did not.
 func (p *Plane) openLocalnet() (wrote bool, err error) {
-	if wrote, err = kernel.SetSysctl(routeLocalnet, "1"); err != nil {
+	if wrote, err = kernel.SetSysctl(xtables.RouteLocalnet, "1"); err != nil {
 		err = fmt.Errorf("NodePorts on 127.0.0.1 (--iptables-localhost-nodeports, where false does without): %w", err)
 	}
 	p.opened = p.opened || wrote

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/planetest"
@@ -20,9 +21,9 @@ import (
 // Where route_localnet cannot be set back, the rule that protects 127.0.0.1 stays though NodePorts do not answer there any
 // more (DP-10).
 func TestMartianRuleStaysWhileRouted(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	err := netlab.Isolated(unix.CLONE_NEWNS, func() error {
-		p, err := New(Config{Family: lb.IPv4, Backend: NFT})
+		p, err := New(Config{Family: lb.IPv4, Backend: xtables.NFT})
 		if err != nil {
 			return err
 		}
@@ -39,8 +40,8 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 			t.Error(err)
 		}
 		routesLocalnet(t, true)
-		out, err := p.tool.run.Run(t.Context(), nil, "iptables-nft", "-S", nodeFirewall)
-		if err != nil || !strings.Contains(string(out), blockLocalnet) {
+		out, err := p.tool.Run.Run(t.Context(), nil, "iptables-nft", "-S", xtables.NodeFirewall)
+		if err != nil || !strings.Contains(string(out), xtables.BlockLocalnet) {
 			t.Errorf("route_localnet is 1, and KUBE-FIREWALL has %q, %v", out, err)
 		}
 		if mended, err := auditAll(p); mended != 0 || err != nil {
@@ -72,12 +73,12 @@ func sysctlsReadOnly() error {
 
 // Where route_localnet cannot be set, NodePorts do not answer on 127.0.0.1, each audit says so, and all else works.
 func TestLocalnetCannotBeSet(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	err := netlab.Isolated(unix.CLONE_NEWNS, func() error {
 		if err := sysctlsReadOnly(); err != nil {
 			return err
 		}
-		p, err := New(Config{Family: lb.IPv4, Backend: NFT})
+		p, err := New(Config{Family: lb.IPv4, Backend: xtables.NFT})
 		if err != nil {
 			return err
 		}
@@ -121,9 +122,9 @@ COMMIT
 // The kubelet writes the same rule that blocks localnet as we do, and others who set route_localnet for an interface rely on it:
 // whatever we do, one stays (G3, CVE-2020-8558).
 func TestMartianRuleOfKubelet(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, unlistable := range []bool{false, true} {
-			if unlistable && b == Legacy {
+			if unlistable && b == xtables.Legacy {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/unlistable %t", b, unlistable), func(t *testing.T) {
@@ -132,7 +133,7 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 				program := programOf(Config{Family: lb.IPv4, Backend: b})
 				count := func(when string) {
 					t.Helper()
-					if n := strings.Count(run(t, "", program, "-S", nodeFirewall), blockLocalnet); n != 1 {
+					if n := strings.Count(run(t, "", program, "-S", xtables.NodeFirewall), xtables.BlockLocalnet); n != 1 {
 						t.Errorf("%s: %d rules that block localnet, want that of the kubelet", when, n)
 					}
 				}
@@ -164,7 +165,7 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 				}
 				reset(t, p, shopTable())
 				for range 2 {
-					if r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: b}); err != nil || len(r.Left) > 0 {
+					if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: b}); err != nil || len(r.Left) > 0 {
 						t.Errorf("remove: left %q, %v", r.Left, err)
 					}
 					count("our rules are removed")
@@ -178,16 +179,16 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 // With a kubelet the rule says nothing of who set route_localnet: others may need it, such as those who translate
 // connections to a server of theirs on 127.0.0.1. What this process has set it takes back.
 func TestLocalnetOfOthers(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	inNetns(t)
 	run(t, kubeletFirewall, "iptables-nft-restore", "--noflush")
-	run(t, "", "sysctl", "-qw", routeLocalnet+"=1")
+	run(t, "", "sysctl", "-qw", xtables.RouteLocalnet+"=1")
 	elsewhere := shopTable()
 	elsewhere.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT})
 	reset(t, p, elsewhere)
 	routesLocalnet(t, true)
-	run(t, "", "sysctl", "-qw", routeLocalnet+"=0")
+	run(t, "", "sysctl", "-qw", xtables.RouteLocalnet+"=0")
 	reset(t, p, shopTable())
 	routesLocalnet(t, true)
 	reset(t, p, elsewhere)
@@ -196,9 +197,9 @@ func TestLocalnetOfOthers(t *testing.T) {
 
 // A kubelet may come after us, and finds its rule written.
 func TestMartianRuleOfLaterKubelet(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	inNetns(t)
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT})
 	reset(t, p, shopTable())
 	run(t, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n", "iptables-nft-restore", "--noflush")
 	if mended, err := p.Audit(t.Context(), false); mended != 0 || err != nil {
@@ -209,7 +210,7 @@ func TestMartianRuleOfLaterKubelet(t *testing.T) {
 	if err := p.SetNode(t.Context(), elsewhere); err != nil {
 		t.Error(err)
 	}
-	if rules := run(t, "", "iptables-nft", "-S", nodeFirewall); !strings.Contains(rules, blockLocalnet) {
+	if rules := run(t, "", "iptables-nft", "-S", xtables.NodeFirewall); !strings.Contains(rules, xtables.BlockLocalnet) {
 		t.Errorf("the rule that the kubelet relies on is gone:\n%s", rules)
 	}
 }

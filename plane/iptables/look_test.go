@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/planetest"
@@ -104,7 +105,7 @@ func TestCommentsAreNoDifference(t *testing.T) {
 		}
 		var comments [2]int
 		for i := range 6 {
-			for _, rule := range (&vandal{t, w, p}).rules("nat", portOfService(i).chain(clusterChain)) {
+			for _, rule := range (&vandal{t, w, p}).rules("nat", portOfService(i).chain(xtables.ClusterChain)) {
 				comments[min(1, strings.Count(rule, " -> "))]++
 			}
 		}
@@ -119,7 +120,7 @@ func TestCommentsAreNoDifference(t *testing.T) {
 
 // Whoever looks while the engine writes sees a state that the kernel held, and what he finds to differ is only what is being written (-race).
 func TestLookWhileWriting(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			inNetns(t)
@@ -193,7 +194,7 @@ func balancesOverOneSet(w planetest.World, k trace.Kernel) error {
 // Many who ask at once share what is read of the legacy back end, whose tables nobody can write meanwhile; who gives up waits no longer, and nothing
 // stays in memory.
 func TestManyAskAtOnce(t *testing.T) {
-	needs(t, Legacy)
+	needs(t, xtables.Legacy)
 	inNetns(t)
 	ns, err := netns.Get()
 	if err != nil {
@@ -201,10 +202,10 @@ func TestManyAskAtOnce(t *testing.T) {
 	}
 	defer ns.Close()
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.Legacy})
 	reset(t, p, w.Table(10, 3))
 	packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1", To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
-	p.turn <- struct{}{} // somebody is asking
+	p.Turn <- struct{}{} // somebody is asking
 	const askers = 50
 	answers := make(chan error, 2*askers)
 	ask := func(ctx context.Context) {
@@ -223,7 +224,7 @@ func TestManyAskAtOnce(t *testing.T) {
 		ask(t.Context())
 		ask(gone)
 	}
-	for p.asking.Load() < 2*askers {
+	for p.Asking.Load() < 2*askers {
 		runtime.Gosched()
 	}
 	leave()
@@ -232,13 +233,13 @@ func TestManyAskAtOnce(t *testing.T) {
 			t.Errorf("who gave up: %v", err)
 		}
 	}
-	<-p.turn
+	<-p.Turn
 	for range askers {
 		if err := <-answers; err != nil {
 			t.Error(err)
 		}
 	}
-	if p.kept != nil || p.looking.pace.reads > 4 {
-		t.Errorf("%d tables were read for %d questions, and are kept: %t", p.Looker.pace.reads, askers, p.looking.kept != nil)
+	if p.Kept != nil || p.Looker.Pace.Reads > 4 {
+		t.Errorf("%d tables were read for %d questions, and are kept: %t", p.Looker.Pace.Reads, askers, p.Kept != nil)
 	}
 }

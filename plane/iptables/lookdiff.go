@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/trace"
@@ -20,17 +21,17 @@ import (
 // (DP-12); and neither does a chain of ours that is empty and that nothing needs. One comparison is made at a time.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	select {
-	case p.compare <- struct{}{}:
-		defer func() { <-p.compare }()
+	case p.Compare <- struct{}{}:
+		defer func() { <-p.Compare }()
 	case <-ctx.Done():
 		return fmt.Errorf("iptables: compare: %w", ctx.Err())
 	}
-	h, err := p.holding(ctx)
+	h, err := p.Holding(ctx)
 	if err != nil {
 		return fmt.Errorf("iptables: compare: %w", err)
 	}
-	defer h.close()
-	d := &differ{ctx: ctx, tool: p.tool, renderer: p.renderer(want.Node), holds: h, Teller: mode.NewTeller(ctx, each), wanted: map[chainID]bool{}}
+	defer h.Close()
+	d := &differ{ctx: ctx, tool: p.tool, renderer: p.renderer(want.Node), holds: h, Teller: mode.NewTeller(ctx, each), wanted: map[xtables.ChainID]bool{}}
 	if err := d.Done(d.all(want)); err != nil {
 		return fmt.Errorf("iptables: compare: %w", err)
 	}
@@ -47,13 +48,13 @@ func (p *Plane) renderer(n lb.Node) renderer {
 type differ struct {
 	renderer
 	ctx   context.Context
-	tool  *tool
-	holds holding
+	tool  *xtables.Tool
+	holds xtables.Holding
 	*mode.Teller
 	// wanted are the chains that shall be there.
-	wanted map[chainID]bool
+	wanted map[xtables.ChainID]bool
 	// printed are the rules that iptables itself prints, without comments; nil until they are needed.
-	printed map[chainID]digest
+	printed map[xtables.ChainID]xtables.Digest
 }
 
 // all compares all. What everything depends on comes first.
@@ -66,8 +67,8 @@ func (d *differ) all(want *lb.Table) error {
 			return err
 		}
 	}
-	var entries [dispatchers][]entry
-	lists := map[chainID][]netip.Prefix{}
+	var entries [dispatchers][]xtables.Entry
+	lists := map[xtables.ChainID][]netip.Prefix{}
 	for _, port := range byPort(want.All()) {
 		r := d.servicePort(port.id, port.rows)
 		for _, c := range r.chains {
@@ -78,18 +79,18 @@ func (d *differ) all(want *lb.Table) error {
 		maps.Copy(lists, r.lists)
 		for k, rules := range r.dispatch {
 			for _, e := range rules {
-				entries[e.to] = append(entries[e.to], entry{path(k), e.rules})
+				entries[e.to] = append(entries[e.to], xtables.Entry{Path: xtables.PathOf(k), Rules: e.rules})
 			}
 		}
 	}
 	for _, tree := range d.dispatchersOf(entries) {
-		for _, at := range slices.Sorted(maps.Keys(tree.nodes)) {
-			if err := d.compare(tree.chain(at), "", func(rule string) lb.Key { return keyOf(tree, at, rule) }); err != nil {
+		for _, at := range slices.Sorted(maps.Keys(tree.Nodes)) {
+			if err := d.compare(tree.Chain(at), "", func(rule string) lb.Key { return keyOf(tree, at, rule) }); err != nil {
 				return err
 			}
 		}
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(lists), compareID) {
+	for _, id := range slices.SortedFunc(maps.Keys(lists), xtables.CompareID) {
 		if err := d.compare(listChain(id, lists[id]), "", nil); err != nil {
 			return err
 		}
@@ -97,43 +98,43 @@ func (d *differ) all(want *lb.Table) error {
 	return d.stale()
 }
 
-// chain reads a chain, nil if there is none.
-func (d *differ) chain(id chainID) (*chainState, error) {
+// Chain reads a chain, nil if there is none.
+func (d *differ) Chain(id xtables.ChainID) (*xtables.ChainState, error) {
 	if err := d.ctx.Err(); err != nil {
 		return nil, err
 	}
-	names, err := d.holds.names(id.table)
-	if err != nil || !names[id.name] {
+	names, err := d.holds.Names(id.Table)
+	if err != nil || !names[id.Name] {
 		return nil, err
 	}
-	return d.holds.chain(id)
+	return d.holds.Chain(id)
 }
 
 // jumps looks for the rules of built-in chains that lead to ours.
 func (d *differ) jumps() error {
 	all := jumps()
 	if d.localnet() {
-		all = append(all, blockLocalnetJump)
+		all = append(all, xtables.BlockLocalnetJump)
 	}
-	have := map[chainID]map[string]bool{}
+	have := map[xtables.ChainID]map[string]bool{}
 	for _, j := range all {
-		if have[j.from] == nil {
-			have[j.from] = map[string]bool{}
-			c, err := d.chain(j.from)
+		if have[j.From] == nil {
+			have[j.From] = map[string]bool{}
+			c, err := d.Chain(j.From)
 			if err != nil {
 				return err
 			}
 			if c == nil {
-				c = &chainState{}
+				c = &xtables.ChainState{}
 			}
-			for _, r := range c.rules {
-				have[j.from][WithoutComments(r.text)] = true
+			for _, r := range c.Rules {
+				have[j.From][xtables.WithoutComments(r.Text)] = true
 			}
 		}
-		if have[j.from][WithoutComments(j.rule)] {
+		if have[j.From][xtables.WithoutComments(j.Rule)] {
 			continue
 		}
-		if err := d.Tell(lb.Key{}, "rule of "+name(j.from), "-A "+j.from.name+" "+j.rule, ""); err != nil {
+		if err := d.Tell(lb.Key{}, "rule of "+name(j.From), "-A "+j.From.Name+" "+j.Rule, ""); err != nil {
 			return err
 		}
 	}
@@ -141,49 +142,49 @@ func (d *differ) jumps() error {
 }
 
 // name names a chain in words.
-func name(id chainID) string { return "chain " + id.name + " of table " + id.table.String() }
+func name(id xtables.ChainID) string { return "chain " + id.Name + " of table " + id.Table.String() }
 
 // compare compares a chain, of a service port if that is not "". key says to which row a rule belongs; nil if to none.
-func (d *differ) compare(c chain, service string, key func(rule string) lb.Key) error {
-	d.wanted[c.id] = true
+func (d *differ) compare(c xtables.Chain, service string, key func(rule string) lb.Key) error {
+	d.wanted[c.ID] = true
 	if key == nil {
 		key = func(string) lb.Key { return lb.Key{} }
 	}
-	object := name(c.id)
+	object := name(c.ID)
 	if service != "" {
 		object += " (" + service + ")"
 	}
-	have, err := d.chain(c.id)
+	have, err := d.Chain(c.ID)
 	if err != nil {
 		return err
 	}
 	lines := func(rules []string) string {
 		if len(rules) == 0 {
-			return "-N " + c.id.name
+			return "-N " + c.ID.Name
 		}
-		return "-A " + c.id.name + " " + strings.Join(rules, "\n-A "+c.id.name+" ")
+		return "-A " + c.ID.Name + " " + strings.Join(rules, "\n-A "+c.ID.Name+" ")
 	}
 	if have == nil {
 		first := ""
-		if len(c.rules) > 0 {
-			first = c.rules[0]
+		if len(c.Rules) > 0 {
+			first = c.Rules[0]
 		}
-		return d.Tell(key(first), object, lines(c.rules), "")
+		return d.Tell(key(first), object, lines(c.Rules), "")
 	}
-	if c.id.name == nodeFirewall { // shared: its rules are of others, but for one, which is a jump
+	if c.ID.Name == xtables.NodeFirewall { // shared: its rules are of others, but for one, which is a jump
 		return nil
 	}
-	missing, extra, same := unlike(c.rules, have)
+	missing, extra, same := unlike(c.Rules, have)
 	if same {
 		return nil
 	}
-	if slices.ContainsFunc(have.rules, func(r rule) bool { return len(r.strange) > 0 }) {
+	if slices.ContainsFunc(have.Rules, func(r xtables.Rule) bool { return len(r.Strange) > 0 }) {
 		if alike, err := d.printedAlike(c); err != nil || alike {
 			return err
 		}
 	}
 	if len(missing) == 0 && len(extra) == 0 {
-		return d.Tell(key(c.rules[0]), "order of the rules of "+object, lines(c.rules), lines(texts(have)))
+		return d.Tell(key(c.Rules[0]), "order of the rules of "+object, lines(c.Rules), lines(texts(have)))
 	}
 	for i := range max(len(missing), len(extra)) {
 		diff := trace.Difference{Object: "rule of " + object}
@@ -200,37 +201,37 @@ func (d *differ) compare(c chain, service string, key func(rule string) lb.Key) 
 	return nil
 }
 
-func texts(c *chainState) (all []string) {
-	for _, r := range c.rules {
-		all = append(all, r.text)
+func texts(c *xtables.ChainState) (all []string) {
+	for _, r := range c.Rules {
+		all = append(all, r.Text)
 	}
 	return all
 }
 
 // unlike returns the rules that only one side has. Not same without any is the order alone.
-func unlike(want []string, have *chainState) (missing, extra []string, same bool) {
-	same = len(want) == len(have.rules)
+func unlike(want []string, have *xtables.ChainState) (missing, extra []string, same bool) {
+	same = len(want) == len(have.Rules)
 	for i := 0; same && i < len(want); i++ {
-		same = WithoutComments(want[i]) == WithoutComments(have.rules[i].text)
+		same = xtables.WithoutComments(want[i]) == xtables.WithoutComments(have.Rules[i].Text)
 	}
 	if same {
 		return nil, nil, true
 	}
 	count := map[string]int{}
-	for _, r := range have.rules {
-		count[WithoutComments(r.text)]++
+	for _, r := range have.Rules {
+		count[xtables.WithoutComments(r.Text)]++
 	}
 	for _, rule := range want {
-		if bare := WithoutComments(rule); count[bare] > 0 {
+		if bare := xtables.WithoutComments(rule); count[bare] > 0 {
 			count[bare]--
 		} else {
 			missing = append(missing, rule)
 		}
 	}
-	for _, r := range slices.Backward(have.rules) { // what is there twice is so at the end
-		if bare := WithoutComments(r.text); count[bare] > 0 {
+	for _, r := range slices.Backward(have.Rules) { // what is there twice is so at the end
+		if bare := xtables.WithoutComments(r.Text); count[bare] > 0 {
 			count[bare]--
-			extra = append(extra, r.text)
+			extra = append(extra, r.Text)
 		}
 	}
 	slices.Reverse(extra)
@@ -239,7 +240,7 @@ func unlike(want []string, have *chainState) (missing, extra []string, same bool
 
 // printedAlike reports whether iptables itself prints a chain as it is wanted. Another version than those that we know may write rules in a
 // form of nf_tables that we do not understand, and it does.
-func (d *differ) printedAlike(c chain) (bool, error) {
+func (d *differ) printedAlike(c xtables.Chain) (bool, error) {
 	if d.printed == nil {
 		s, err := takeSnapshot(d.ctx, d.tool)
 		if err != nil {
@@ -247,26 +248,26 @@ func (d *differ) printedAlike(c chain) (bool, error) {
 		}
 		d.printed = s.chains
 	}
-	return d.printed[c.id].bare == digestOf(c.rules).bare, nil
+	return d.printed[c.ID].Bare == xtables.DigestOf(c.Rules).Bare, nil
 }
 
 // stale tells of chains of ours that nothing needs, and that lead somewhere.
 func (d *differ) stale() error {
-	for t := range tables {
-		names, err := d.holds.names(t)
+	for t := range xtables.Tables {
+		names, err := d.holds.Names(t)
 		if err != nil {
 			return err
 		}
 		for _, n := range slices.Sorted(maps.Keys(names)) {
-			id := chainID{t, n}
-			if d.wanted[id] || !isDynamic(id) && n != markOffCluster {
+			id := xtables.ChainID{Table: t, Name: n}
+			if d.wanted[id] || !xtables.IsDynamic(id) && n != xtables.MarkOffCluster {
 				continue
 			}
-			c, err := d.chain(id)
+			c, err := d.Chain(id)
 			if err != nil {
 				return err
 			}
-			if c == nil || len(c.rules) == 0 {
+			if c == nil || len(c.Rules) == 0 {
 				continue
 			}
 			if err := d.Tell(lb.Key{}, name(id), "", "-A "+n+" "+strings.Join(texts(c), "\n-A "+n+" ")); err != nil {
@@ -278,15 +279,15 @@ func (d *differ) stale() error {
 }
 
 // keyOf returns the key of the row to which a rule of a node belongs; the zero Key if to none.
-func keyOf(d *dispatcher, at, rule string) lb.Key {
-	if d.nodes[at].children != nil {
+func keyOf(d *xtables.Dispatcher, at, rule string) lb.Key {
+	if d.Nodes[at].Children != nil {
 		return lb.Key{}
 	}
-	for _, e := range d.rangeOf(at) {
-		if slices.Contains(e.rules, rule) {
-			return d.key(e.path)
+	for _, e := range d.RangeOf(at) {
+		if slices.Contains(e.Rules, rule) {
+			return d.Key(e.Path)
 		}
 	}
-	k, _ := servedBy([]byte(d.root), []byte(rule)) // of a row that is no more
+	k, _ := servedBy([]byte(d.Root), []byte(rule)) // of a row that is no more
 	return k
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -60,44 +61,44 @@ func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 		}
 		table.Node.Pods = lb.Detector{InterfacePrefix: "veth"}
 		reset(t, p, table)
-		run(t, othersRulesOf(w.Family), p.tool.program+"-restore", "--noflush")
-		want, strange := map[chainID][]string{}, 0
-		if err := p.tool.list(t.Context(), func(r io.Reader) error {
-			for line, err := range readSaved(r) {
+		run(t, othersRulesOf(w.Family), p.tool.Program+"-restore", "--noflush")
+		want, strange := map[xtables.ChainID][]string{}, 0
+		if err := p.tool.List(t.Context(), func(r io.Reader) error {
+			for line, err := range xtables.ReadSaved(r) {
 				if err != nil {
 					return err
 				}
-				which, _ := tableNamed(line.table)
-				id := chainID{which, string(line.chain)}
-				want[id] = append(want[id], string(line.rest))
+				which, _ := xtables.TableNamed(line.Table)
+				id := xtables.ChainID{Table: which, Name: string(line.Chain)}
+				want[id] = append(want[id], string(line.Rest))
 			}
 			return nil
 		}); err != nil {
 			t.Fatal(err)
 		}
-		h, err := p.holding(t.Context())
+		h, err := p.Holding(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer h.close()
+		defer h.Close()
 		rules := 0
 		for id, lines := range want {
-			c, err := h.chain(id)
-			if err == nil && c == nil && isBuiltIn(id.name) && len(lines) == 1 && cfg.Backend == NFT {
+			c, err := h.Chain(id)
+			if err == nil && c == nil && xtables.IsBuiltIn(id.Name) && len(lines) == 1 && cfg.Backend == xtables.NFT {
 				continue // it is printed whether it is there or not
 			}
 			if err != nil || c == nil {
 				t.Errorf("chain %v: %v, %v", id, c, err)
 				continue
 			}
-			if c.hooked != isBuiltIn(id.name) {
-				t.Errorf("chain %v: hooked %t", id, c.hooked)
+			if c.Hooked != xtables.IsBuiltIn(id.Name) {
+				t.Errorf("chain %v: hooked %t", id, c.Hooked)
 			}
 			var got []string
-			for i, r := range c.rules {
+			for i, r := range c.Rules {
 				rules++
-				text := strings.TrimSpace(r.text)
-				if len(r.strange) > 0 {
+				text := strings.TrimSpace(r.Text)
+				if len(r.Strange) > 0 {
 					strange++
 					text = strings.TrimSpace(lines[min(1+i, len(lines)-1)])
 				}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -23,11 +24,11 @@ type vandal struct {
 	*Plane
 }
 
-func (v *vandal) iptables(args ...string) { run(v, "", v.tool.program, args...) }
+func (v *vandal) iptables(args ...string) { run(v, "", v.tool.Program, args...) }
 
 // rules returns the rules of a chain, without "-A CHAIN ".
 func (v *vandal) rules(table, chain string) (all []string) {
-	for line := range strings.Lines(run(v, "", v.tool.program, "-t", table, "-S", chain)) {
+	for line := range strings.Lines(run(v, "", v.tool.Program, "-t", table, "-S", chain)) {
 		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A "+chain+" "); ok {
 			all = append(all, rule)
 		}
@@ -58,10 +59,10 @@ const (
 
 func portOfService(i int) portID { return portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP} }
 
-func (v *vandal) svc(i int) string { return portOfService(i).chain(clusterChain) }
+func (v *vandal) svc(i int) string { return portOfService(i).chain(xtables.ClusterChain) }
 
 func (v *vandal) sep(i, backend int) string {
-	return portOfService(i).chain(endpointChain, v.backend(i, backend).String())
+	return portOfService(i).chain(xtables.EndpointChain, v.backend(i, backend).String())
 }
 
 func (v *vandal) backend(i, n int) netip.AddrPort {
@@ -151,27 +152,27 @@ func TestSabotageIsSeen(t *testing.T) {
 				differs: []string{v.sep(loose, 2), v.sep(loose, 2)}},
 			{name: "a Service's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", v.svc(loose)) }, service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: slices.Repeat([]string{v.svc(loose)}, 4)},
-			{name: "the Service's rule is deleted", do: func() { v.remove("nat", services, v.svc(loose)) }, service: loose, from: pod,
+			{name: "the Service's rule is deleted", do: func() { v.remove("nat", xtables.Services, v.svc(loose)) }, service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table nat"}},
-			{name: "the refusal is deleted", do: func() { v.remove("filter", services, "has no endpoints") }, service: unserved, from: pod,
+			{name: "the refusal is deleted", do: func() { v.remove("filter", xtables.Services, "has no endpoints") }, service: unserved, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table filter"}},
-			{name: "PREROUTING leads nowhere", do: func() { v.remove("nat", "PREROUTING", services) }, service: loose, from: pod,
+			{name: "PREROUTING leads nowhere", do: func() { v.remove("nat", "PREROUTING", xtables.Services) }, service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain PREROUTING of table nat"}},
-			{name: "OUTPUT leads nowhere", do: func() { v.remove("nat", "OUTPUT", services) }, service: loose, from: host,
+			{name: "OUTPUT leads nowhere", do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose, from: host,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table nat"}},
-			{name: "OUTPUT leads nowhere, others do not care", do: func() { v.remove("nat", "OUTPUT", services) }, service: loose, from: pod,
+			{name: "OUTPUT leads nowhere, others do not care", do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose, from: pod,
 				want: all(false), differs: []string{"rule of chain OUTPUT of table nat"}},
-			{name: "FORWARD refuses nobody", do: func() { v.remove("filter", "FORWARD", services) }, service: unserved, from: pod,
+			{name: "FORWARD refuses nobody", do: func() { v.remove("filter", "FORWARD", xtables.Services) }, service: unserved, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain FORWARD of table filter"}},
-			{name: "the node's packets are refused nowhere", do: func() { v.remove("filter", "OUTPUT", services) }, service: unserved, from: host,
+			{name: "the node's packets are refused nowhere", do: func() { v.remove("filter", "OUTPUT", xtables.Services) }, service: unserved, from: host,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table filter"}},
-			{name: "POSTROUTING masquerades nobody", do: func() { v.remove("nat", "POSTROUTING", postrouting) }, service: loose, from: host,
+			{name: "POSTROUTING masquerades nobody", do: func() { v.remove("nat", "POSTROUTING", xtables.Postrouting) }, service: loose, from: host,
 				want: all(false), differs: []string{"rule of chain POSTROUTING of table nat"}},
-			{name: "INPUT leads nowhere", do: func() { v.remove("filter", "INPUT", externalServices) }, service: loose, from: pod,
+			{name: "INPUT leads nowhere", do: func() { v.remove("filter", "INPUT", xtables.ExternalServices) }, service: loose, from: pod,
 				want: all(false), differs: []string{"rule of chain INPUT of table filter"}},
-			{name: "nobody is marked", do: func() { v.iptables("-t", "nat", "-F", markMasq) }, service: loose, from: host,
+			{name: "nobody is marked", do: func() { v.iptables("-t", "nat", "-F", xtables.MarkMasq) }, service: loose, from: host,
 				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
-			{name: "another mark", do: func() { v.iptables("-t", "nat", "-R", markMasq, "1", "-j", "MARK", "--set-xmark", "0x8/0x8") }, service: loose, from: host,
+			{name: "another mark", do: func() { v.iptables("-t", "nat", "-R", xtables.MarkMasq, "1", "-j", "MARK", "--set-xmark", "0x8/0x8") }, service: loose, from: host,
 				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
 			{name: "a chance is another", do: func() {
 				v.iptables("-t", "nat", "-R", v.svc(loose), v.find("nat", v.svc(loose), v.sep(loose, 0)), "-m", "statistic", "--mode", "random", "--probability", "0.5", "-j", v.sep(loose, 0))
@@ -267,38 +268,38 @@ func (v *vandal) remembered(pod trace.Packet, table *lb.Table) {
 
 // What is remembered counts for as long as the rule says: the kernel's clock is read right.
 func TestRememberedFor(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	inNetns(t)
 	run(t, "", "iptables-nft", "-A", "INPUT", "-m", "recent", "--set", "--name", "LIST")
 	list, client := "/proc/thread-self/net/xt_recent/LIST", netip.MustParseAddr("192.0.2.7")
 	if err := os.WriteFile(list, []byte("+192.0.2.7"), 0); err != nil {
 		t.Fatal(err)
 	}
-	s, err := lookAround()
+	s, err := xtables.LookAround()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
-	age, known := s.remembers("LIST", client, 60)
+	defer s.Close()
+	age, known := s.Remembers("LIST", client, 60)
 	if !known || age > 20*time.Second {
 		t.Errorf("just seen: %v ago, %t", age, known)
 	}
-	if _, known := s.remembers("LIST", client.Next(), 0); known {
+	if _, known := s.Remembers("LIST", client.Next(), 0); known {
 		t.Error("another client is remembered")
 	}
-	if _, known := s.remembers("OTHER", client, 0); known {
+	if _, known := s.Remembers("OTHER", client, 0); known {
 		t.Error("a list that is not there remembers")
 	}
-	if _, known := s.remembers("../../mounts", client, 0); known {
+	if _, known := s.Remembers("../../mounts", client, 0); known {
 		t.Error("a name is a path")
 	}
-	now, tick, err := s.jiffies()
+	now, tick, err := s.Jiffies()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for ago, want := range map[time.Duration]bool{0: true, 59 * time.Minute: true, 61 * time.Minute: false} {
 		text := fmt.Sprintf("src=192.0.2.9 ttl: 64 last_seen: %d oldest_pkt: 1 1\nsrc=192.0.2.7 ttl: 64 last_seen: %d oldest_pkt: 1 1\n", now, now-uint32(ago/tick))
-		seen, found := seenIn(strings.NewReader(text), client)
+		seen, found := xtables.SeenIn(strings.NewReader(text), client)
 		if age := time.Duration(now-seen) * tick; !found || (age <= time.Hour) != want {
 			t.Errorf("seen %v ago: %v, %t", ago, age, found)
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -18,8 +19,8 @@ const ruleBytes = 530
 func TestMemoryOfTenants(t *testing.T) {
 	planetest.Memory(t, 40, 300, 2500, func(t testing.TB) planetest.Kernel {
 		inNetns(t)
-		return planetest.Kernel{New: newWith(NFT), Bytes: func(f lb.Family) (int, error) {
-			p, err := newWith(NFT)(f)
+		return planetest.Kernel{New: newWith(xtables.NFT), Bytes: func(f lb.Family) (int, error) {
+			p, err := newWith(xtables.NFT)(f)
 			if err != nil {
 				return 0, err
 			}

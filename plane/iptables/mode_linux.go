@@ -6,21 +6,24 @@ import (
 	"net/netip"
 	"slices"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
 // Mode returns the mode iptables.
-func Mode() mode.Mode { return ModeIn(map[lb.Family]Backend{}) }
+func Mode() mode.Mode { return ModeIn(map[lb.Family]xtables.Backend{}) }
 
 // ModeIn returns the mode as it is where its planes write with these back ends already.
-func ModeIn(backends map[lb.Family]Backend) mode.Mode {
+func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 	h := host{backends: backends}
 	m := facts()
 	m.Sysctls = sysctls
 	m.Able, m.New, m.Render = h.able, h.open, render
-	m.Modules = func(s mode.Settings) []string { return Modules(s.Family) }
-	m.Remove = func(ctx context.Context, what mode.Removal) (mode.Report, error) { return remove(ctx, what, both) }
+	m.Modules = func(s mode.Settings) []string { return xtables.Modules(s.Family) }
+	m.Remove = func(ctx context.Context, what mode.Removal) (mode.Report, error) {
+		return xtables.RemoveModes(ctx, what, xtables.Both)
+	}
 	m.RemoveStale = h.removeStale
 	return m
 }
@@ -28,19 +31,19 @@ func ModeIn(backends map[lb.Family]Backend) mode.Mode {
 // host is what this process knows of the iptables of its machine.
 type host struct {
 	// found are the programs of the family that the mode was chosen for: to look again would take seconds.
-	found *Programs
+	found *xtables.Programs
 	// backends are those that planes write with.
-	backends map[lb.Family]Backend
+	backends map[lb.Family]xtables.Backend
 }
 
 func (h *host) able(s mode.Settings) (err error) {
-	h.found, err = Find(s.Family)
+	h.found, err = xtables.Find(s.Family)
 	return err
 }
 
 func (h *host) open(s mode.Settings) (mode.Plane, error) {
 	cfg := configOf(s)
-	if h.found != nil && h.found.family == s.Family {
+	if h.found != nil && h.found.Family == s.Family {
 		cfg.Programs = h.found
 	}
 	p, err := New(cfg)
@@ -57,16 +60,16 @@ func configOf(s mode.Settings) Config {
 
 func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	text, err := Render(configOf(s), want)
-	return append(fmt.Appendf(nil, "# %s-restore --noflush\n", baseName(s.Family)), text...), err
+	return append(fmt.Appendf(nil, "# %s-restore --noflush\n", xtables.BaseName(s.Family)), text...), err
 }
 
 // sysctls lets packets of 127.0.0.1 leave for pods. A plane that runs does it after its rule that blocks localnet is in force;
 // with --init-only that rule comes with the next process.
 func sysctls(s mode.Settings) []mode.Sysctl {
-	if !s.LocalhostNodePorts || !slices.ContainsFunc(s.NodePorts, func(p netip.Prefix) bool { return p.Overlaps(loopback4) }) {
+	if !s.LocalhostNodePorts || !slices.ContainsFunc(s.NodePorts, func(p netip.Prefix) bool { return p.Overlaps(xtables.Loopback4) }) {
 		return nil
 	}
-	return []mode.Sysctl{{Name: routeLocalnet, Value: "1", InitOnly: true,
+	return []mode.Sysctl{{Name: xtables.RouteLocalnet, Value: "1", InitOnly: true,
 		Asks: "--iptables-localhost-nodeports (iptables.localhostNodePorts), where false does without"}}
 }
 
@@ -74,17 +77,17 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 // endpoints of long ago (DP-14). In its own it removes the chains of mode ipvs that the plane has none of.
 func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	keep := layout()
-	return RemoveBeside(ctx, what, func(f lb.Family) (Backend, *Layout) { return h.backends[f], keep })
+	return xtables.RemoveBeside(ctx, what, func(f lb.Family) (xtables.Backend, *xtables.Layout) { return h.backends[f], keep })
 }
 
 // layout is what the plane keeps.
-func layout() *Layout {
-	keep := &Layout{Ours: func(table, chain string) bool {
-		t, ok := tableNamed(table)
-		return ok && t < tables && ours(chainID{t, chain})
+func layout() *xtables.Layout {
+	keep := &xtables.Layout{Ours: func(table, chain string) bool {
+		t, ok := xtables.TableNamed(table)
+		return ok && t < xtables.Tables && xtables.Ours(xtables.ChainID{Table: t, Name: chain})
 	}}
 	for _, j := range jumps() {
-		keep.Jumps = append(keep.Jumps, ChainRule{j.from.table.String(), j.from.name, j.rule})
+		keep.Jumps = append(keep.Jumps, xtables.ChainRule{Table: j.From.Table.String(), Chain: j.From.Name, Rule: j.Rule})
 	}
 	return keep
 }

@@ -7,13 +7,14 @@ import (
 	"slices"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
 // What came up is told once; and the metrics have what the last write left, each one that the mode has but the kernel's
 // counters (MT-09 to MT-12).
 func TestNotices(t *testing.T) {
-	p, err := New(Config{Family: lb.IPv4, Backend: NFT, Runner: &paper{}})
+	p, err := New(Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: &paper{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,14 +35,14 @@ func TestNotices(t *testing.T) {
 	p.count(func(s *Stats) {
 		s.Failures, s.PartialFailures, s.Owned, s.Last, s.Unlike = 3, 2, Written{10, 20}, Written{1, 2}, 4
 	})
-	p.stuck(chainID{nat, "KUBE-SVC-A"})
+	p.stuck(xtables.ChainID{Table: xtables.NAT, Name: "KUBE-SVC-A"})
 	if got := measured()[restoreFailures+"[]"]; got != 0 {
 		t.Errorf("in the middle of a write there are %v failures", got)
 	}
 	for range 2 {
 		notices()
 	}
-	p.stuck(chainID{nat, "KUBE-SVC-B"})
+	p.stuck(xtables.ChainID{Table: xtables.NAT, Name: "KUBE-SVC-B"})
 	notices()
 	if want := []string{"chains[nat KUBE-SVC-A]", "chains4", "chains[nat KUBE-SVC-A nat KUBE-SVC-B]"}; !slices.Equal(told, want) {
 		t.Errorf("told %q, want %q", told, want)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
@@ -26,20 +27,20 @@ type Config struct {
 	// for IPv6.
 	LocalhostNodePorts *bool
 	// Backend is the variant of iptables; Auto takes the one that the node uses (DP-14).
-	Backend Backend
+	Backend xtables.Backend
 	// Runner runs the programs; nil runs the system's.
-	Runner Runner
+	Runner xtables.Runner
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
 	Writes *ownwrites.Ledger
 	// Programs is what [Find] found for the family. Nil has New look itself, as Backend and Runner say.
-	Programs *Programs
+	Programs *xtables.Programs
 }
 
 // Plane holds one family's chains in the kernel. Its methods must be called by one goroutine at a time, on a thread
 // in the network namespace of the node; [Plane.Stats] and [Plane.Counters] may be read by others.
 type Plane struct {
 	family lb.Family
-	tool   *tool
+	tool   *xtables.Tool
 	base   renderer // what of a renderer does not change
 	st     *state   // nil before the first Reset, and when it is not known what the kernel holds
 
@@ -48,8 +49,8 @@ type Plane struct {
 	written Stats // after the last write; for Measure
 	told    told
 
-	fingerprints fingerprinter // nil if there is none
-	seen         fingerprint   // with what was compared last, and what we did since
+	fingerprints xtables.Fingerprinter // nil if there is none
+	seen         xtables.Fingerprint   // with what was compared last, and what we did since
 	// accounting reads the counters; nil if there are none.
 	accounting atomic.Pointer[kernel.Netfilter]
 
@@ -62,11 +63,11 @@ type Plane struct {
 	// again.
 	found map[lb.Key]bool
 
-	*Looker
+	*xtables.Looker
 
 	// prints are chains that iptables-save prints otherwise than they were written, unread such rules in chains of others.
-	prints map[chainID]print
-	unread map[jump]bool
+	prints map[xtables.ChainID]xtables.Printed
+	unread map[xtables.Jump]bool
 
 	// opened: this process has set route_localnet.
 	opened bool
@@ -98,14 +99,14 @@ func (p *Plane) Pace() int {
 }
 
 // tool returns the programs that were found, or finds them.
-func (cfg Config) tool() (*tool, error) {
+func (cfg Config) tool() (*xtables.Tool, error) {
 	if found := cfg.Programs; found != nil {
-		if found.family != cfg.Family {
-			return nil, fmt.Errorf("iptables: programs of %s for family %s", found.family, cfg.Family)
+		if found.Family != cfg.Family {
+			return nil, fmt.Errorf("iptables: programs of %s for family %s", found.Family, cfg.Family)
 		}
-		return found.tool, nil
+		return found.Tool, nil
 	}
-	return usableTool(cfg.Runner, cfg.Family, cfg.Backend)
+	return xtables.UsableTool(cfg.Runner, cfg.Family, cfg.Backend)
 }
 
 // New finds the programs, and asks which back end the node uses. It changes nothing. Errors wrap
@@ -119,7 +120,7 @@ func New(cfg Config) (*Plane, error) {
 		return nil, fmt.Errorf("iptables: %w", err)
 	}
 	switch cfg.Backend {
-	case Auto, NFT, Legacy:
+	case xtables.Auto, xtables.NFT, xtables.Legacy:
 	default:
 		return nil, fmt.Errorf("iptables: back end %q: want nft or legacy", cfg.Backend)
 	}
@@ -127,33 +128,33 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, Looker: newLooker(cfg.Family, t)}
+	p := &Plane{family: cfg.Family, tool: t, Looker: xtables.NewLooker(cfg.Family, t)}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
-	p.maxLines, p.pace = nftLines, nftPace
-	if t.backend == Legacy {
-		p.maxLines, p.single, p.pace = pieceLines, true, legacyPace
+	p.maxLines, p.pace = xtables.NFTLines, nftPace
+	if t.Backend == xtables.Legacy {
+		p.maxLines, p.single, p.pace = xtables.PieceLines, true, legacyPace
 	}
-	if t.real() {
-		p.fingerprints = newFingerprinter(cfg.Family, t.backend, cmp.Or(cfg.Writes, &ownwrites.Ledger{}))
+	if t.Real() {
+		p.fingerprints = xtables.NewFingerprinter(cfg.Family, t.Backend, cmp.Or(cfg.Writes, &ownwrites.Ledger{}))
 	} else {
 		p.dry = true
 	}
 	p.base = renderer{
 		family:      cfg.Family,
 		localhost:   cfg.LocalhostNodePorts == nil || *cfg.LocalhostNodePorts,
-		fullyRandom: t.version.atLeast(version{1, 6, 2}),
+		fullyRandom: t.Version.AtLeast(xtables.Version{1, 6, 2}),
 		mark:        mark,
 	}
 	return p, nil
 }
 
 // Backend returns the variant of iptables in use.
-func (p *Plane) Backend() Backend { return p.tool.backend }
+func (p *Plane) Backend() xtables.Backend { return p.tool.Backend }
 
 // Close gives back what the plane holds of this process. The rules stay in force.
 func (p *Plane) Close() error {
 	if p.fingerprints != nil {
-		p.fingerprints.close()
+		p.fingerprints.Close()
 		p.fingerprints = nil
 	}
 	if nf := p.accounting.Swap(nil); nf != nil {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -29,7 +30,7 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 		// Nothing is done to a kernel: what counts is what is handed over.
 		rec := &blackHole{}
 		w := planetest.World{Family: lb.IPv4}
-		p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: rec})
+		p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: rec})
 		table := w.Table(n, 11) // so many that neither has comments on endpoints (DP-12)
 		reset(t, p, table)
 		size := func(o lb.Owner, fronts []*lb.Frontend) int {
@@ -56,7 +57,7 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 	if small.endpoint != large.endpoint {
 		t.Errorf("an endpoint changes: %d bytes among 100 services, %d among 10,000", small.endpoint, large.endpoint)
 	}
-	const chain = (leafSize + 16) * 200 // one leaf and its parent
+	const chain = (xtables.LeafSize + 16) * 200 // one leaf and its parent
 	if d := large.add - small.add; d > chain || d < -chain {
 		t.Errorf("a service comes: %d bytes among 100 services, %d among 10,000", small.add, large.add)
 	}
@@ -71,7 +72,7 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 // Many changes at once take few restores of the legacy back end: each copies the whole table.
 func TestManyChangesTakeFewCopies(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy, Runner: &blackHole{version: "iptables v1.8.9 (legacy)"}})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.Legacy, Runner: &blackHole{version: "iptables v1.8.9 (legacy)"}})
 	table := w.Table(600, 10)
 	reset(t, p, table)
 	before := p.Stats().Restores
@@ -148,17 +149,17 @@ func natOf(dump string) string {
 func TestWalkIsShort(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := planetest.World{Family: fam}
-		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
+		p := newPlane(t, Config{Family: fam, Backend: xtables.NFT, Runner: &blackHole{}})
 		reset(t, p, w.Table(10_000, 1))
 		d := p.st.dispatchers[inServices]
 		for _, i := range []int{0, 4999, 9999} {
 			key := lb.Key{Addr: w.Addr(10, i+1), Port: 80, Proto: lb.TCP}
 			walked, at := 0, ""
-			for n := d.nodes[at]; n.children != nil; n = d.nodes[at] {
-				walked += len(n.children)
-				at = n.childOf(path(key))
+			for n := d.Nodes[at]; n.Children != nil; n = d.Nodes[at] {
+				walked += len(n.Children)
+				at = n.ChildOf(xtables.PathOf(key))
 			}
-			walked += len(d.rangeOf(at))
+			walked += len(d.RangeOf(at))
 			if walked > 100 {
 				t.Errorf("%s: a packet to %s walks %d rules", fam, key, walked)
 			}
@@ -175,14 +176,14 @@ func TestTreesAreLow(t *testing.T) {
 			w := planetest.World{Family: fam}
 			table := &lb.Table{Node: w.Node()}
 			table.Replace(deepRows(w, c.ports))
-			p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
+			p := newPlane(t, Config{Family: fam, Backend: xtables.NFT, Runner: &blackHole{}})
 			reset(t, p, table)
 			d := p.st.dispatchers[inServices]
 			deepest, most := 0, 0
-			for at, n := range d.nodes {
-				most = max(most, len(n.children))
+			for at, n := range d.Nodes {
+				most = max(most, len(n.Children))
 				depth := 0
-				for up := at; up != ""; up = d.nodes[up].parent {
+				for up := at; up != ""; up = d.Nodes[up].Parent {
 					depth++
 				}
 				deepest = max(deepest, depth)
@@ -270,13 +271,13 @@ func TestDriftIsMended(t *testing.T) {
 		table := w.Table(40, 3)
 		table.Replace(w.Full(100, 1000, 3, 1, 0))
 		reset(t, p, table)
-		tool := p.tool.program
+		tool := p.tool.Program
 		run(t, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n", tool+"-restore", "--noflush")
 		if mended, err := p.Audit(context.Background(), false); mended != 0 || err != nil {
 			t.Errorf("somebody has a chain of his own: mended %d, %v", mended, err)
 		}
 		want := dump(t, p)
-		svc := portID{"ns/svc-7:http", lb.TCP}.chain(clusterChain)
+		svc := portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain)
 		for _, drift := range []struct {
 			name    string
 			args    []string
@@ -289,7 +290,7 @@ func TestDriftIsMended(t *testing.T) {
 			{"chain emptied", []string{"-t", "nat", "-F", svc}, ""},
 			{"rule deleted", []string{"-t", "nat", "-D", svc, "2"}, ""},
 			{"rule added", []string{"-t", "nat", "-I", svc, "-j", "ACCEPT"}, ""},
-			{"canary deleted", []string{"-t", "mangle", "-X", canary}, ""},
+			{"canary deleted", []string{"-t", "mangle", "-X", xtables.Canary}, ""},
 		} {
 			saves := p.Stats().Saves
 			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil || p.Stats().Saves != saves {
@@ -312,7 +313,7 @@ func TestDriftIsMended(t *testing.T) {
 			}
 		}
 		saves := p.Stats().Saves
-		p.listed = p.listed.Add(-listPeriod)
+		p.listed = p.listed.Add(-xtables.ListPeriod)
 		for range 2 {
 			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil {
 				t.Errorf("an hour later: mended %d, %v", mended, err)
@@ -333,12 +334,12 @@ func TestChainInUseElsewhere(t *testing.T) {
 		p := newPlane(t, cfg)
 		table := w.Table(3, 2)
 		reset(t, p, table)
-		svc := portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
-		run(t, "", p.tool.program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
+		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
+		run(t, "", p.tool.Program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
 		changes, _ := table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
 		more, _ := table.Replace(w.ClusterIP(5, 500, 2))
 		apply(t, p, append(changes, more...), nil)
-		out := run(t, "", p.tool.program+"-save", "-t", "nat")
+		out := run(t, "", p.tool.Program+"-save", "-t", "nat")
 		if strings.Contains(out, "-A "+svc+" ") || !strings.Contains(out, "ns/svc-5:http") {
 			t.Errorf("after the service went:\n%s", out)
 		}
@@ -353,7 +354,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 				t.Errorf("after an audit: stuck are %q, want %s alone", got, svc)
 			}
 		}
-		if n := strings.Count(run(t, "", p.tool.program+"-save", "-t", "nat"), ":"+endpointChain); n != 6 {
+		if n := strings.Count(run(t, "", p.tool.Program+"-save", "-t", "nat"), ":"+xtables.EndpointChain); n != 6 {
 			t.Errorf("%d chains of endpoints, want 2 of each of the 3 services", n)
 		}
 		if mended, err := auditAll(p); err != nil || mended != 0 {
@@ -366,11 +367,11 @@ func TestChainInUseElsewhere(t *testing.T) {
 func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := planetest.World{Family: fam}
-		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
+		p := newPlane(t, Config{Family: fam, Backend: xtables.NFT, Runner: &blackHole{}})
 		table := &lb.Table{Node: w.Node()}
 		reset(t, p, table)
 		compare := func(step string) {
-			fresh := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
+			fresh := newPlane(t, Config{Family: fam, Backend: xtables.NFT, Runner: &blackHole{}})
 			reset(t, fresh, table)
 			for i, d := range p.st.dispatchers {
 				got, want := treeOf(d), treeOf(fresh.st.dispatchers[i])
@@ -408,17 +409,17 @@ func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 	}
 }
 
-func treeOf(d *dispatcher) string {
+func treeOf(d *xtables.Dispatcher) string {
 	var b bytes.Buffer
 	var walk func(at string)
 	walk = func(at string) {
-		c := d.chain(at)
-		fmt.Fprintf(&b, "%s\n    %s\n", c.id.name, strings.Join(c.rules, "\n    "))
-		for _, child := range d.nodes[at].children {
+		c := d.Chain(at)
+		fmt.Fprintf(&b, "%s\n    %s\n", c.ID.Name, strings.Join(c.Rules, "\n    "))
+		for _, child := range d.Nodes[at].Children {
 			walk(child)
 		}
 	}
 	walk("")
-	fmt.Fprintf(&b, "%d nodes", len(d.nodes))
+	fmt.Fprintf(&b, "%d nodes", len(d.Nodes))
 	return b.String()
 }

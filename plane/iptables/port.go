@@ -2,7 +2,10 @@
 
 package iptables
 
-import "kube-proxy/lb"
+import (
+	"kube-proxy/internal/xtables"
+	"kube-proxy/lb"
+)
 
 // portID names a service port, the owner of chains.
 type portID struct {
@@ -11,5 +14,5 @@ type portID struct {
 }
 
 func (u portID) chain(prefix string, more ...string) string {
-	return prefix + hash(append([]string{u.service, u.proto.String()}, more...)...)
+	return prefix + xtables.Hash(append([]string{u.service, u.proto.String()}, more...)...)
 }

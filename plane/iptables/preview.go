@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
@@ -14,7 +15,7 @@ import (
 // iptables and changes nothing.
 func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	var paper paper
-	cfg.Runner, cfg.Backend = &paper, NFT
+	cfg.Runner, cfg.Backend = &paper, xtables.NFT
 	p, err := New(cfg)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/plane"
 )
 
@@ -19,8 +20,8 @@ func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
 		return fmt.Errorf("iptables: probe: %w", plane.ErrNotSetUp)
 	}
-	var b batch
-	b.section(nat).put(p.st.marking())
+	var b xtables.Batch
+	b.Section(xtables.NAT).Put(p.st.marking())
 	last := p.Stats().Last // it is no sync (MT-12)
 	err := p.restore(ctx, &b)
 	p.count(func(s *Stats) { s.Last = last })

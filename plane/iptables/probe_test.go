@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/planetest"
@@ -41,7 +42,7 @@ func TestProbeHT04(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if n := transactions(t, p) - seen; cfg.Backend == NFT && n != 3 {
+		if n := transactions(t, p) - seen; cfg.Backend == xtables.NFT && n != 3 {
 			t.Errorf("3 proofs were %d transactions to the kernel", n)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
@@ -71,18 +72,18 @@ func TestProbeHT04(t *testing.T) {
 
 		// What somebody else does before a proof is noticed all the same. The legacy kernel counts no transactions, but that it
 		// wrote the rule shows in what that has counted: it began anew.
-		run(t, "", p.tool.program, "-t", "nat", "-F", services)
+		run(t, "", p.tool.Program, "-t", "nat", "-F", xtables.Services)
 		const counted = "[7:9] -A KUBE-MARK-MASQ "
-		if cfg.Backend == Legacy {
-			run(t, "*nat\n:KUBE-MARK-MASQ - [0:0]\n"+counted+"-j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n", p.tool.program+"-restore", "--noflush", "--counters")
-			if all := run(t, "", p.tool.program+"-save", "-c", "-t", "nat"); !strings.Contains(all, counted) {
+		if cfg.Backend == xtables.Legacy {
+			run(t, "*nat\n:KUBE-MARK-MASQ - [0:0]\n"+counted+"-j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n", p.tool.Program+"-restore", "--noflush", "--counters")
+			if all := run(t, "", p.tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all, counted) {
 				t.Fatalf("there is no %q in\n%s", counted, all)
 			}
 		}
 		if err := p.Probe(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if all := run(t, "", p.tool.program+"-save", "-c", "-t", "nat"); !strings.Contains(all, "[0:0] -A KUBE-MARK-MASQ ") {
+		if all := run(t, "", p.tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all, "[0:0] -A KUBE-MARK-MASQ ") {
 			t.Errorf("the rule was not written:\n%s", all)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 1 {
@@ -98,7 +99,7 @@ func TestProbeHT04(t *testing.T) {
 func rulesOf(t *testing.T, p *Plane) string {
 	t.Helper()
 	var rules strings.Builder
-	for line := range strings.Lines(run(t, "", p.tool.program+"-save")) {
+	for line := range strings.Lines(run(t, "", p.tool.Program+"-save")) {
 		if !strings.HasPrefix(line, "#") {
 			rules.WriteString(line)
 		}
@@ -110,15 +111,15 @@ func rulesOf(t *testing.T, p *Plane) string {
 // nft back end counts.
 func transactions(t *testing.T, p *Plane) uint32 {
 	t.Helper()
-	g, ok := p.fingerprints.(*generations)
+	g, ok := p.fingerprints.(*xtables.Generations)
 	if !ok {
 		return 0
 	}
-	if now := p.look(); now == (fingerprint{}) || now != p.seen {
+	if now := p.look(); now == (xtables.Fingerprint{}) || now != p.seen {
 		t.Fatalf("the fingerprint is %v, and was %v: the kernel saw others than were counted", now, p.seen)
 	}
-	all, err := g.nf.Generation()
-	others, err2 := g.ours.Others(g.nf.Generation)
+	all, err := g.NF.Generation()
+	others, err2 := g.Ours.Others(g.NF.Generation)
 	if err = errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/planetest"
@@ -68,9 +69,9 @@ func TestRemoveDP15(t *testing.T) {
 		program := programOf(cfg)
 		run(t, readRules(t, "others.rules"), program+"-restore", "--noflush")
 		before := saved(t, program)
-		remove := func(what string) Removed {
+		remove := func(what string) xtables.Removed {
 			t.Helper()
-			r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
 			if err != nil || len(r.Left) > 0 {
 				t.Errorf("%s: left %q, %v", what, r.Left, err)
 			}
@@ -87,7 +88,7 @@ func TestRemoveDP15(t *testing.T) {
 		}
 		same("nothing")
 
-		for file, want := range map[string]Removed{"old.rules": {Chains: 10, Rules: 5}, "ipvs.rules": {Chains: 12, Rules: 9}} {
+		for file, want := range map[string]xtables.Removed{"old.rules": {Chains: 10, Rules: 5}, "ipvs.rules": {Chains: 12, Rules: 9}} {
 			if file == "ipvs.rules" {
 				if w.Family == lb.IPv6 {
 					continue // its sets have other names
@@ -126,9 +127,9 @@ func TestRemoveBeside(t *testing.T) {
 		}
 		program := programOf(cfg)
 		makeSets(t)
-		beside := func(keep *Layout) Removed {
+		beside := func(keep *xtables.Layout) xtables.Removed {
 			t.Helper()
-			r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend, KeepLocalnet: true, Keep: keep})
+			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend, KeepLocalnet: true, Keep: keep})
 			if err != nil || len(r.Left) > 0 {
 				t.Errorf("left %q, %v", r.Left, err)
 			}
@@ -172,9 +173,9 @@ func TestRemoveBeside(t *testing.T) {
 		}
 
 		// And back, to a mode that has some of the names.
-		keep = &Layout{Ours: func(table, chain string) bool {
+		keep = &xtables.Layout{Ours: func(table, chain string) bool {
 			return table == "nat" && (chain == "KUBE-SERVICES" || chain == "KUBE-POSTROUTING" || chain == "KUBE-MARK-MASQ")
-		}, Jumps: []ChainRule{{"nat", "PREROUTING", "-j KUBE-SERVICES"}, {"nat", "OUTPUT", "-j KUBE-SERVICES"}, {"nat", "POSTROUTING", "-j KUBE-POSTROUTING"}}}
+		}, Jumps: []xtables.ChainRule{{Table: "nat", Chain: "PREROUTING", Rule: "-j KUBE-SERVICES"}, {Table: "nat", Chain: "OUTPUT", Rule: "-j KUBE-SERVICES"}, {Table: "nat", Chain: "POSTROUTING", Rule: "-j KUBE-POSTROUTING"}}}
 		run(t, "*nat\n:KUBE-SERVICES -\n-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n", program+"-restore", "--noflush")
 		beside(keep)
 		has([]string{"-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT", "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
@@ -198,7 +199,7 @@ COMMIT
 COMMIT
 `, program+"-restore", "--noflush")
 		for range 2 {
-			r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -241,11 +242,11 @@ COMMIT
 // Without the rule that blocks localnet, route_localnet would let others on the link reach 127.0.0.1: both go, or both
 // stay for connections that live (DP-10).
 func TestRemoveMartianDP10(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	inNetns(t)
-	reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: NFT}), shopTable())
+	reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT}), shopTable())
 	for _, keep := range []bool{true, false} {
-		r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: NFT, KeepLocalnet: keep})
+		r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT, KeepLocalnet: keep})
 		if err != nil || len(r.Left) > 0 != keep {
 			t.Errorf("keep %t: left %q, %v", keep, r.Left, err)
 		}
@@ -253,7 +254,7 @@ func TestRemoveMartianDP10(t *testing.T) {
 		if err != nil || (value == "1") != keep {
 			t.Errorf("keep %t: route_localnet is %q, %v", keep, value, err)
 		}
-		if has := strings.Contains(saved(t, "iptables-nft"), blockLocalnet); has != keep {
+		if has := strings.Contains(saved(t, "iptables-nft"), xtables.BlockLocalnet); has != keep {
 			t.Errorf("keep %t: the rule is there: %t", keep, has)
 		}
 	}
@@ -263,9 +264,9 @@ func TestRemoveMartianDP10(t *testing.T) {
 func TestRemoveMakesNothing(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		inNetns(t)
-		for _, b := range []Backend{NFT, Legacy} {
+		for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 			needs(t, b)
-			if r, err := Remove(t.Context(), RemoveConfig{Family: fam, Backend: b}); err != nil || r.Chains+r.Rules+len(r.Left) > 0 {
+			if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: fam, Backend: b}); err != nil || r.Chains+r.Rules+len(r.Left) > 0 {
 				t.Errorf("%s %s: %+v, %v", fam, b, r, err)
 			}
 		}
@@ -283,26 +284,26 @@ func TestRemoveMakesNothing(t *testing.T) {
 }
 
 func TestRemoveBadConfig(t *testing.T) {
-	for _, cfg := range []RemoveConfig{{}, {Family: lb.IPv4}, {Family: lb.IPv6, Backend: Auto}, {Family: 7, Backend: NFT}} {
-		if _, err := Remove(t.Context(), cfg); err == nil {
+	for _, cfg := range []xtables.RemoveConfig{{}, {Family: lb.IPv4}, {Family: lb.IPv6, Backend: xtables.Auto}, {Family: 7, Backend: xtables.NFT}} {
+		if _, err := xtables.Remove(t.Context(), cfg); err == nil {
 			t.Errorf("%+v is no error", cfg)
 		}
 	}
 	t.Setenv("PATH", t.TempDir())
-	if _, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: NFT}); !errors.Is(err, plane.ErrUnsupported) {
+	if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT}); !errors.Is(err, plane.ErrUnsupported) {
 		t.Errorf("without iptables: %v", err)
 	}
 }
 
 // unlucky is a Runner for which others change rules now and then: some restores fail.
 type unlucky struct {
-	system
+	xtables.System
 	fail  int // so many restores
 	after int // this one and those that follow
 }
 
 func (u *unlucky) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
-	return u.system.Run(ctx, stdin, name, args...)
+	return u.System.Run(ctx, stdin, name, args...)
 }
 
 func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
@@ -312,18 +313,18 @@ func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 			return errors.New("line 2 failed")
 		}
 	}
-	return u.system.Pipe(ctx, in, out, name, args...)
+	return u.System.Pipe(ctx, in, out, name, args...)
 }
 
 // A restore that fails because others have changed rules is not the end: the rules are listed again. One that fails for
 // good is an error that names family and program.
 func TestRemoveTriesAgain(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	for _, fail := range []int{1, 2, 100} {
 		for after := range 3 { // entries, jumps, chains
 			inNetns(t)
 			run(t, readRules(t, "old.rules"), "iptables-nft-restore", "--noflush")
-			r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: NFT, Runner: &unlucky{fail: fail, after: after}})
+			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT, Runner: &unlucky{fail: fail, after: after}})
 			left := strings.Contains(saved(t, "iptables-nft"), "KUBE-")
 			switch {
 			case fail < 100 && (err != nil || left || len(r.Left) > 0):
@@ -350,7 +351,7 @@ func TestIsJump(t *testing.T) {
 		`-m comment --comment`:                false,
 		``:                                    false,
 	} {
-		if got := isJump(rule); got != want {
+		if got := xtables.IsJump(rule); got != want {
 			t.Errorf("isJump(%s) = %t", rule, got)
 		}
 	}
@@ -364,7 +365,7 @@ func TestRemoveBesideCommentOfSeveralLines(t *testing.T) {
 		run(t, "", program, "-A", "INPUT", "-m", "comment", "--comment", "x\n-A FORWARD -j KUBE-FORWARD\n", "-j", "ACCEPT")
 		before := saved(t, program)
 		reset(t, newPlane(t, cfg), w.Table(3, 2))
-		r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+		r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
 		if err != nil || len(r.Left) > 0 {
 			t.Errorf("left %q, %v", r.Left, err)
 		}
@@ -378,30 +379,30 @@ func TestRemoveBesideCommentOfSeveralLines(t *testing.T) {
 // However many chains cannot be deleted, the others are, and each of those is named; what it takes is in proportion to them.
 func TestSweepManyStuckChains(t *testing.T) {
 	for _, c := range []struct{ chains, stuck int }{{1, 0}, {1, 1}, {1000, 0}, {1000, 1}, {1000, 40}, {40, 40}} {
-		var ids []chainID
+		var ids []xtables.ChainID
 		var want []string
 		used := map[string]bool{}
 		for i := range c.chains {
-			id := chainID{nat, fmt.Sprintf("%s%04d", endpointChain, i)}
+			id := xtables.ChainID{Table: xtables.NAT, Name: fmt.Sprintf("%s%04d", xtables.EndpointChain, i)}
 			if ids = append(ids, id); i*c.stuck/c.chains != (i+1)*c.stuck/c.chains {
-				used[id.name] = true
-				want = append(want, id.name)
+				used[id.Name] = true
+				want = append(want, id.Name)
 			}
 		}
 		deleted, restores := 0, 0
-		stuck, err := sweep(t.Context(), nil, ids, 300, func(b *batch) error {
+		stuck, err := xtables.Sweep(t.Context(), nil, ids, 300, func(b *xtables.Batch) error {
 			restores++
-			for _, id := range b.sections[0].drop {
-				if used[id.name] {
+			for _, id := range b.Sections[0].Drop {
+				if used[id.Name] {
 					return errors.New("in use")
 				}
 			}
-			deleted += len(b.sections[0].drop)
+			deleted += len(b.Sections[0].Drop)
 			return nil
 		})
 		var got []string
 		for _, s := range stuck {
-			got = append(got, s.id.name)
+			got = append(got, s.ID.Name)
 		}
 		slices.Sort(got)
 		if err != nil || !slices.Equal(got, want) || deleted != c.chains-c.stuck {
@@ -423,7 +424,7 @@ func TestRemoveAsksTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-		r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+		r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
 		if err == nil || !strings.Contains(err.Error(), "the kernel still has 10 chains of kube-proxy (filter KUBE-") ||
 			!strings.Contains(err.Error(), "then run --cleanup again") {
 			t.Errorf("%+v, %v", r, err)
@@ -453,7 +454,7 @@ func TestRemoveFirewall(t *testing.T) {
 					run(t, c.others, programOf(cfg)+"-restore", "--noflush")
 				}
 				for range 2 {
-					r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+					r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
 					if err != nil || len(r.Left) > 0 != (c.left != "") || !strings.Contains(strings.Join(r.Left, "\n"), c.left) {
 						t.Errorf("left %q, %v, want %q", r.Left, err, c.left)
 					}
@@ -471,7 +472,7 @@ func TestRemoveFirewall(t *testing.T) {
 
 // The removal of another mode's chains leaves the rule that protects 127.0.0.1 to the mode that wrote it.
 func TestRemoveOfOthersLeavesTheFirewall(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		needs(t, b)
 		if err := netlab.Isolated(0, func() error {
 			p, err := New(Config{Family: lb.IPv4, Backend: b})
@@ -483,13 +484,13 @@ func TestRemoveOfOthersLeavesTheFirewall(t *testing.T) {
 				return err
 			}
 			none := func(string, string) bool { return false }
-			r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: b, Ours: none})
+			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: b, Ours: none})
 			if err != nil || len(r.Left) > 0 {
 				t.Errorf("%s: left %q, %v", b, r.Left, err)
 			}
 			routesLocalnet(t, true)
-			out, err := p.tool.run.Run(t.Context(), nil, p.tool.program, "-S", nodeFirewall)
-			if err != nil || !strings.Contains(string(out), blockLocalnet) {
+			out, err := p.tool.Run.Run(t.Context(), nil, p.tool.Program, "-S", xtables.NodeFirewall)
+			if err != nil || !strings.Contains(string(out), xtables.BlockLocalnet) {
 				t.Errorf("%s: KUBE-FIREWALL has %q, %v", b, out, err)
 			}
 			return nil

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
@@ -41,16 +42,16 @@ func (r *renderer) host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitL
 
 // rendered is what a service port needs.
 type rendered struct {
-	chains   []chain                    // its own
-	lists    map[chainID][]netip.Prefix // those that it shares with others
-	dispatch map[lb.Key][]dispatched    // what dispatchers must have for each of its rows
+	chains   []xtables.Chain                    // its own
+	lists    map[xtables.ChainID][]netip.Prefix // those that it shares with others
+	dispatch map[lb.Key][]dispatched            // what dispatchers must have for each of its rows
 }
 
 // servicePort renders a service port. Where its rows disagree about a set of backends, because not all of them have been
 // changed yet, those that changed last decide.
 func (r *renderer) servicePort(id portID, rows []*lb.Frontend, last ...*lb.Frontend) rendered {
 	u := &portRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
-		named: map[string]string{}, lists: map[chainID][]netip.Prefix{}, out: make(map[lb.Key][]dispatched, len(rows))}
+		named: map[string]string{}, lists: map[xtables.ChainID][]netip.Prefix{}, out: make(map[lb.Key][]dispatched, len(rows))}
 	rows = slices.SortedFunc(slices.Values(rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 	for _, f := range slices.Concat(rows, last) {
 		u.decide(f)
@@ -74,8 +75,8 @@ type portRenderer struct {
 	masq   map[lb.Scope][]string // rules at the beginning of a set's chain
 	named  map[string]string     // content of EXT and FW chains to their names
 	// chains are those of sets and of endpoints, variants the EXT and FW chains.
-	chains, variants []chain
-	lists            map[chainID][]netip.Prefix
+	chains, variants []xtables.Chain
+	lists            map[xtables.ChainID][]netip.Prefix
 	eps              map[netip.AddrPort]string
 	out              map[lb.Key][]dispatched
 }
@@ -92,17 +93,17 @@ func (u *portRenderer) decide(f *lb.Frontend) {
 
 func (u *portRenderer) row(f *lb.Frontend) {
 	if f.Accepts() { // a health check translates nothing
-		u.out[f.Key] = []dispatched{{inHealthChecks, []string{u.match(f.Key, "") + comment(f.Service, " health check node port") + "-j ACCEPT"}}}
+		u.out[f.Key] = []dispatched{{inHealthChecks, []string{u.match(f.Key, "") + xtables.Comment(f.Service, " health check node port") + "-j ACCEPT"}}}
 		return
 	}
 	var out []dispatched
 	if target := u.target(f); target != "" {
-		note := comment(f.Service, " ", title(f.Kind))
+		note := xtables.Comment(f.Service, " ", title(f.Kind))
 		at := dispatched{inServices, []string{u.match(f.Key, "") + note + "-j " + target}}
 		if f.Key.IsNodePort() {
 			at.to = inNodePorts
 			if u.counts && u.localnet() {
-				at.rules = append([]string{"-d " + loopback4.String() + " " + u.match(f.Key, "") + note + counting(localhostAccepted) + "-j " + target}, at.rules...)
+				at.rules = append([]string{"-d " + xtables.Loopback4.String() + " " + u.match(f.Key, "") + note + xtables.Counting(xtables.LocalhostAccepted) + "-j " + target}, at.rules...)
 			}
 		}
 		out = append(out, at)
@@ -148,14 +149,14 @@ func (u *portRenderer) target(f *lb.Frontend) string {
 		target, direct = u.direct(f)
 	}
 	if !direct {
-		target = u.variant(externalChain, u.routes(f))
+		target = u.variant(xtables.ExternalChain, u.routes(f))
 	}
 	if len(f.Sources) == 0 {
 		return target
 	}
-	note := comment(f.Service, " loadbalancer IP")
-	others, list := u.sourceList(nat, f)
-	return u.variant(firewallChain, []string{others + note + "-j " + list, note + "-j " + target})
+	note := xtables.Comment(f.Service, " loadbalancer IP")
+	others, list := u.sourceList(xtables.NAT, f)
+	return u.variant(xtables.FirewallChain, []string{others + note + "-j " + list, note + "-j " + target})
 }
 
 // from matches a source prefix; one of no length matches all.
@@ -178,7 +179,7 @@ func (u *portRenderer) variant(prefix string, rules []string) string {
 		name = u.id.chain(prefix, content)
 	}
 	u.named[prefix], u.named[content] = name, name
-	u.variants = append(u.variants, chain{chainID{nat, name}, rules})
+	u.variants = append(u.variants, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: name}, Rules: rules})
 	return name
 }
 
@@ -190,12 +191,12 @@ func (u *portRenderer) direct(f *lb.Frontend) (string, bool) {
 	if last.To != nil {
 		scope = last.To.ID.Scope
 	}
-	match := func(source string) string { return u.match(f.Key, source) + comment(f.Service, " cluster IP") }
+	match := func(source string) string { return u.match(f.Key, source) + xtables.Comment(f.Service, " cluster IP") }
 	switch {
 	case last.To == nil || len(f.Sources) > 0:
 		return "", false
 	case len(f.Routes) == 1 && last.Masq:
-		u.masq[scope] = append(u.masq[scope], match("")+"-j "+markMasq)
+		u.masq[scope] = append(u.masq[scope], match("")+"-j "+xtables.MarkMasq)
 	case len(f.Routes) == 1:
 	case len(f.Routes) == 2 && f.Routes[0].From == lb.Pods && f.Routes[0].To == last.To && !f.Routes[0].Masq && last.Masq:
 		source, mark := u.notPods()
@@ -210,24 +211,24 @@ func (u *portRenderer) setChain(s lb.Scope) string { return u.id.chain(u.setPref
 
 func (*portRenderer) setPrefix(s lb.Scope) string {
 	if s == lb.Local {
-		return localChain
+		return xtables.LocalChain
 	}
-	return clusterChain
+	return xtables.ClusterChain
 }
 
 // notPods matches sources that are not pods, and says where they are marked.
 func (r *renderer) notPods() (source, mark string) {
 	switch d := r.node.Pods; {
 	case d.Interface != "":
-		return "! -i " + d.Interface + " ", markMasq
+		return "! -i " + d.Interface + " ", xtables.MarkMasq
 	case d.InterfacePrefix != "":
-		return "! -i " + d.InterfacePrefix + "+ ", markMasq
+		return "! -i " + d.InterfacePrefix + "+ ", xtables.MarkMasq
 	case len(d.Prefixes) > 1:
-		return "", markOffCluster
+		return "", xtables.MarkOffCluster
 	case len(d.Prefixes) == 1:
-		return "! -s " + d.Prefixes[0].String() + " ", markMasq
+		return "! -s " + d.Prefixes[0].String() + " ", xtables.MarkMasq
 	}
-	return "", markMasq
+	return "", xtables.MarkMasq
 }
 
 // pods matches sources that are pods; there may be several matches, or none.
@@ -251,7 +252,7 @@ func (u *portRenderer) routes(f *lb.Frontend) []string {
 	var rules []string
 	for _, route := range f.Routes {
 		for _, m := range u.sources(route.From) {
-			text := m[0] + comment(describe(route.From), " traffic for ", f.Service, " external destinations") + m[1]
+			text := m[0] + xtables.Comment(describe(route.From), " traffic for ", f.Service, " external destinations") + m[1]
 			if route.Do != lb.Balance {
 				if route.From != lb.Anywhere {
 					rules = append(rules, text+"-j RETURN")
@@ -259,7 +260,7 @@ func (u *portRenderer) routes(f *lb.Frontend) []string {
 				continue
 			}
 			if route.Masq {
-				rules = append(rules, text+"-j "+markMasq)
+				rules = append(rules, text+"-j "+xtables.MarkMasq)
 			}
 			rules = append(rules, text+"-j "+u.setChain(route.To.ID.Scope))
 		}
@@ -307,7 +308,7 @@ func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	for i := range all {
 		b, note := s.Backends.At(i), ""
 		if !u.plain {
-			note = comment(u.id.service, " -> ", b.Addr.String())
+			note = xtables.Comment(u.id.service, " -> ", b.Addr.String())
 		}
 		all[i] = choice{note, u.endpoint(b.Addr), 1}
 	}
@@ -316,7 +317,7 @@ func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	} else {
 		rules = append(rules, u.parts(u.setPrefix(s.ID.Scope), all)...)
 	}
-	u.chains = append(u.chains, chain{chainID{nat, u.setChain(s.ID.Scope)}, rules})
+	u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: u.setChain(s.ID.Scope)}, Rules: rules})
 }
 
 // recent returns the rules that send clients where they were before, if they are to stick.
@@ -358,10 +359,10 @@ func (u *portRenderer) parts(prefix string, all []choice) (rules []string) {
 			n++
 		}
 		part := choice{chain: u.id.chain(prefix, "part", all[0].chain), backends: n}
-		u.chains = append(u.chains, chain{chainID{nat, part.chain}, oneOf(all[:n])})
+		u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: part.chain}, Rules: oneOf(all[:n])})
 		if u.sticky > 0 {
 			recent := u.id.chain(prefix, "recent", all[0].chain)
-			u.chains = append(u.chains, chain{chainID{nat, recent}, u.recent(all[:n])})
+			u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: recent}, Rules: u.recent(all[:n])})
 			rules = append(rules, "-j "+recent)
 		}
 		to, all = append(to, part), all[n:]
@@ -382,18 +383,18 @@ func (u *portRenderer) endpoint(a netip.AddrPort) string {
 	if name := u.eps[a]; name != "" {
 		return name
 	}
-	name := u.id.chain(endpointChain, a.String())
+	name := u.id.chain(xtables.EndpointChain, a.String())
 	u.eps[a] = name
 	note, proto := "", u.id.proto.String()
 	if !u.plain {
-		note = comment(u.id.service)
+		note = xtables.Comment(u.id.service)
 	}
 	translate := "-p " + proto + " " + note
 	if u.sticky > 0 {
 		translate += "-m recent --set --name " + name + " " + u.recentMask()
 	}
-	u.chains = append(u.chains, chain{chainID{nat, name}, []string{
-		"-s " + u.host(a.Addr()) + " " + note + "-j " + markMasq,
+	u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: name}, Rules: []string{
+		"-s " + u.host(a.Addr()) + " " + note + "-j " + xtables.MarkMasq,
 		translate + "-m " + proto + " -j DNAT --to-destination " + a.String(),
 	}})
 	return name
@@ -428,16 +429,16 @@ func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
 		}
 		rejects = rejects || route.Do == lb.Reject
 		for _, m := range u.sources(route.From) {
-			rules = append(rules, u.match(f.Key, m[0])+comment(f.Service, note)+m[1]+verdict)
+			rules = append(rules, u.match(f.Key, m[0])+xtables.Comment(f.Service, note)+m[1]+verdict)
 		}
 	}
 	if len(f.Sources) == 0 {
 		p.rules = rules
 		return p
 	}
-	kept := comment(f.Service, " traffic not accepted by "+u.id.chain(firewallChain))
+	kept := xtables.Comment(f.Service, " traffic not accepted by "+u.id.chain(xtables.FirewallChain))
 	if rejects { // but only whom the ranges let in
-		others, list := u.sourceList(filter, f)
+		others, list := u.sourceList(xtables.Filter, f)
 		p.rules = append([]string{u.match(f.Key, others) + kept + "-j " + list}, rules...)
 	}
 	p.rules = append(p.rules, u.match(f.Key, "")+kept+"-j DROP")

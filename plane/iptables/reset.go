@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -107,7 +108,7 @@ func (s *snapshot) leads(k lb.Key, rules []dispatched) (translated, held bool) {
 		}
 		translated = true
 		for _, rule := range d.rules {
-			_, known := s.chains[chainID{nat, rule[strings.LastIndexByte(rule, ' ')+1:]}]
+			_, known := s.chains[xtables.ChainID{Table: xtables.NAT, Name: rule[strings.LastIndexByte(rule, ' ')+1:]}]
 			held = held && known
 		}
 	}
@@ -120,7 +121,7 @@ func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 	for id := range kept {
 		port := st.ports[id]
 		port.chains = slices.DeleteFunc(port.chains, func(name string) bool {
-			id := chainID{nat, name}
+			id := xtables.ChainID{Table: xtables.NAT, Name: name}
 			is, known := have.chains[id]
 			if known {
 				st.holds(id, is)
@@ -171,7 +172,7 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 	}
 	var sorted []placed
 	for f := range rows {
-		sorted = append(sorted, placed{path(f.Key), f})
+		sorted = append(sorted, placed{xtables.PathOf(f.Key), f})
 	}
 	slices.SortFunc(sorted, func(a, b placed) int { return cmp.Compare(a.path, b.path) })
 	at := map[portID]int{}
@@ -199,8 +200,8 @@ func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *snapshot) error {
 	st.kubelet = have.kubelet
 	l := &loader{comparison: comparison{p, st, have}, left: map[string]int{}}
-	if !st.localnet() && have.jumps[blockLocalnetJump.bare()] && !p.dry && (p.opened || !have.kubelet) {
-		l.keepBlock = closeLocalnet() != nil
+	if !st.localnet() && have.jumps[xtables.BlockLocalnetJump.Bare()] && !p.dry && (p.opened || !have.kubelet) {
+		l.keepBlock = xtables.CloseLocalnet() != nil
 		p.opened = p.opened && l.keepBlock
 	}
 	if err := l.load(ctx, ports); err != nil {
@@ -235,6 +236,6 @@ func (p *Plane) Remove(ctx context.Context) error {
 		nf.Close()
 		p.base.counts = false
 	}
-	_, err := p.tool.remove(ctx, RemoveConfig{Family: p.family, Backend: p.tool.backend, KeepLocalnet: p.dry})
+	_, err := p.tool.Remove(ctx, xtables.RemoveConfig{Family: p.family, Backend: p.tool.Backend, KeepLocalnet: p.dry})
 	return err
 }

@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"fmt"
+	"kube-proxy/internal/xtables"
 	"slices"
 	"strings"
 	"testing"
@@ -11,12 +12,12 @@ import (
 
 // readAll returns what readSaved says, a line each.
 func readAll(text string) (lines []string, err error) {
-	for line, err := range readSaved(strings.NewReader(text)) {
+	for line, err := range xtables.ReadSaved(strings.NewReader(text)) {
 		if err != nil {
 			return lines, err
 		}
-		kind := map[savedKind]string{savedChain: "chain", savedRule: "rule", savedUnlistable: "unlistable"}[line.kind]
-		lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s %s %s %s", line.table, kind, line.chain, line.rest)))
+		kind := map[xtables.SavedKind]string{xtables.SavedChain: "chain", xtables.SavedRule: "rule", xtables.SavedUnlistable: "unlistable"}[line.Kind]
+		lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s %s %s %s", line.Table, kind, line.Chain, line.Rest)))
 	}
 	return lines, nil
 }
@@ -35,19 +36,19 @@ func TestReadSaved(t *testing.T) {
 		t.Errorf("without the last end of line: %q, %v", got, err)
 	}
 	for text, want := range map[string]string{
-		"*nat\n:MINE - [0:0]\n":                                    "table nat ends without COMMIT",
-		"*nat\n-A MINE -m comment --comment \"x\nCOMMIT\n":         "table nat ends without COMMIT",
-		"*nat\nbad\nCOMMIT\n":                                      `line 2: "bad" is neither a chain nor a rule`,
-		"-A MINE -j ACCEPT\n":                                      "line 1:",
-		"*nat\n-A MINE " + strings.Repeat("x", longestRule) + "\n": "line 2:",
-		"*nat\n-A MINE \"" + strings.Repeat("x\n", longestRule/2):  "is longer than any rule",
-		"*nat\n-A A \"\n\n\" -j B\n-A B -j \"\nx\" C\nbad\nCOMMIT": "line 7:",
+		"*nat\n:MINE - [0:0]\n":                                            "table nat ends without COMMIT",
+		"*nat\n-A MINE -m comment --comment \"x\nCOMMIT\n":                 "table nat ends without COMMIT",
+		"*nat\nbad\nCOMMIT\n":                                              `line 2: "bad" is neither a chain nor a rule`,
+		"-A MINE -j ACCEPT\n":                                              "line 1:",
+		"*nat\n-A MINE " + strings.Repeat("x", xtables.LongestRule) + "\n": "line 2:",
+		"*nat\n-A MINE \"" + strings.Repeat("x\n", xtables.LongestRule/2):  "is longer than any rule",
+		"*nat\n-A A \"\n\n\" -j B\n-A B -j \"\nx\" C\nbad\nCOMMIT":         "line 7:",
 	} {
 		if _, err := readAll(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: error %v, want one with %q", text, err, want)
 		}
 	}
-	for range readSaved(strings.NewReader(several)) { // whoever has seen enough may stop
+	for range xtables.ReadSaved(strings.NewReader(several)) { // whoever has seen enough may stop
 		break
 	}
 }
@@ -62,46 +63,46 @@ func FuzzSaved(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		var again strings.Builder
 		table, was, opened := "", "", false
-		for line, err := range readSaved(strings.NewReader(text)) {
+		for line, err := range xtables.ReadSaved(strings.NewReader(text)) {
 			if err != nil {
 				was = err.Error()
 				break
 			}
-			if line.kind == savedUnlistable { // which is read from the kernel
+			if line.Kind == xtables.SavedUnlistable { // which is read from the kernel
 				return
 			}
-			if line.table != table || !opened {
+			if line.Table != table || !opened {
 				if opened {
-					again.WriteString(commit)
+					again.WriteString(xtables.Commit)
 				}
-				table, opened = line.table, true
+				table, opened = line.Table, true
 				fmt.Fprintf(&again, "*%s\n", table)
 			}
 			verb := ":"
-			if line.kind == savedRule {
+			if line.Kind == xtables.SavedRule {
 				verb = "-A "
 			}
-			fmt.Fprintf(&again, "%s%s %s\n", verb, line.chain, line.rest)
+			fmt.Fprintf(&again, "%s%s %s\n", verb, line.Chain, line.Rest)
 		}
-		left := newLeftovers(RemoveConfig{})
-		snap, err := takeSnapshot(t.Context(), &tool{run: &blackHole{saved: text}, program: "iptables"})
+		left := xtables.NewLeftovers(xtables.RemoveConfig{})
+		snap, err := takeSnapshot(t.Context(), &xtables.Tool{Run: &blackHole{saved: text}, Program: "iptables"})
 		if (err == nil) != (was == "") {
 			t.Fatalf("one reader says %q, the other %v", was, err)
 		}
-		for line, err := range readSaved(strings.NewReader(text)) {
+		for line, err := range xtables.ReadSaved(strings.NewReader(text)) {
 			if err == nil {
-				left.read(line)
+				left.Read(line)
 			}
 		}
 		if was != "" {
 			return
 		}
-		for _, id := range left.chains {
-			if _, known := snap.chains[id]; id.table < tables && !known && !slices.Contains(otherModes[id.table], id.name) {
+		for _, id := range left.Chains {
+			if _, known := snap.chains[id]; id.Table < xtables.Tables && !known && !slices.Contains(xtables.OtherModes[id.Table], id.Name) {
 				t.Errorf("chain %v would be removed, and is not known", id)
 			}
 		}
-		again.WriteString(commit)
+		again.WriteString(xtables.Commit)
 		first, _ := readAll(text)
 		second, err := readAll(again.String())
 		if err != nil || !slices.Equal(first, second) {

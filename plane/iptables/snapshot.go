@@ -9,14 +9,15 @@ import (
 	"slices"
 	"strconv"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
 // snapshot is what the kernel holds of our chains, and of what leads to them.
 type snapshot struct {
-	chains map[chainID]digest
+	chains map[xtables.ChainID]xtables.Digest
 	// jumps are the rules of built-in chains that lead to ours, and those of KUBE-FIREWALL, which is not ours alone; without comments.
-	jumps map[jump]bool
+	jumps map[xtables.Jump]bool
 	// served are the keys of rules by which nat leads to chains of service ports.
 	served map[lb.Key]bool
 	// kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
@@ -24,44 +25,44 @@ type snapshot struct {
 }
 
 func newSnapshot() *snapshot {
-	return &snapshot{chains: map[chainID]digest{}, jumps: map[jump]bool{}, served: map[lb.Key]bool{}}
+	return &snapshot{chains: map[xtables.ChainID]xtables.Digest{}, jumps: map[xtables.Jump]bool{}, served: map[lb.Key]bool{}}
 }
 
 // takeSnapshot lists the rules. Only our chains are kept, whatever else there is.
-func takeSnapshot(ctx context.Context, of *tool) (*snapshot, error) {
-	s, contents := newSnapshot(), map[chainID]*content{}
-	err := of.lines(ctx, func(line savedLine) {
-		t, known := tableNamed(line.table)
-		if !known || t >= tables {
+func takeSnapshot(ctx context.Context, of *xtables.Tool) (*snapshot, error) {
+	s, contents := newSnapshot(), map[xtables.ChainID]*xtables.Content{}
+	err := of.Lines(ctx, func(line xtables.SavedLine) {
+		t, known := xtables.TableNamed(line.Table)
+		if !known || t >= xtables.Tables {
 			return
 		}
-		id := chainID{t, string(line.chain)}
+		id := xtables.ChainID{Table: t, Name: string(line.Chain)}
 		switch {
-		case line.kind == savedRule:
+		case line.Kind == xtables.SavedRule:
 			s.rule(id, line, contents[id])
-		case ours(id):
-			contents[id] = newContent()
+		case xtables.Ours(id):
+			contents[id] = xtables.NewContent()
 		default:
-			s.kubelet = s.kubelet || isKubelets(id)
+			s.kubelet = s.kubelet || xtables.IsKubelets(id)
 		}
 	})
 	for id, c := range contents {
-		s.chains[id] = c.digest()
+		s.chains[id] = c.Digest()
 	}
 	return s, err
 }
 
 // rule takes a rule of a chain, which is ours if c is not nil.
-func (s *snapshot) rule(id chainID, line savedLine, c *content) {
-	rule := line.rest
-	if c == nil || id.name == nodeFirewall {
-		if j := (jump{id, string(rule)}).bare(); bytes.Contains(rule, []byte("-j KUBE-")) || j == blockLocalnetJump.bare() {
+func (s *snapshot) rule(id xtables.ChainID, line xtables.SavedLine, c *xtables.Content) {
+	rule := line.Rest
+	if c == nil || id.Name == xtables.NodeFirewall {
+		if j := (xtables.Jump{From: id, Rule: string(rule)}).Bare(); bytes.Contains(rule, []byte("-j KUBE-")) || j == xtables.BlockLocalnetJump.Bare() {
 			s.jumps[j] = true
 		}
 		return
 	}
-	c.add(string(rule), line.handle == 0)
-	if name := []byte(id.name); id.table == nat && dispatches(name) {
+	c.Add(string(rule), line.Handle == 0)
+	if name := []byte(id.Name); id.Table == xtables.NAT && dispatches(name) {
 		if k, ok := servedBy(name, rule); ok {
 			s.served[k] = true
 		}
@@ -70,11 +71,11 @@ func (s *snapshot) rule(id chainID, line savedLine, c *content) {
 
 // dispatches reports whether rules of that chain of nat lead from a destination to the chain of a service port.
 func dispatches(name []byte) bool {
-	return string(name) == services || bytes.HasPrefix(name, []byte(addressBranch)) || isNodePorts(name)
+	return string(name) == xtables.Services || bytes.HasPrefix(name, []byte(xtables.AddressBranch)) || isNodePorts(name)
 }
 
 func isNodePorts(name []byte) bool {
-	return string(name) == nodePorts || bytes.HasPrefix(name, []byte(nodePortBranch))
+	return string(name) == xtables.NodePorts || bytes.HasPrefix(name, []byte(xtables.NodePortBranch))
 }
 
 // servedBy returns the key whose packets a rule of such a chain, ours or upstream's, sends to the chain of a service port.
@@ -103,7 +104,7 @@ func servedBy(name, rule []byte) (k lb.Key, ok bool) {
 			n, err = strconv.ParseUint(value, 10, 16) // a range is that of a branch
 			k.Port = uint16(n)
 		case "-j":
-			ok = isDynamic(chainID{nat, value}) && !dispatches(words[i+1])
+			ok = xtables.IsDynamic(xtables.ChainID{Table: xtables.NAT, Name: value}) && !dispatches(words[i+1])
 		}
 		if err != nil {
 			return k, false

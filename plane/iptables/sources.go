@@ -7,8 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 )
 
 // list is a list of source ranges that rows share, whatever Service they are of. Its chain returns packets that come from
@@ -20,22 +21,22 @@ type list struct {
 
 // listChain returns the content of a list's chain. In nat what comes from elsewhere stays as it is, and no other rule of
 // the table translates it; so it is found, and dropped, by filter.
-func listChain(id chainID, ranges []netip.Prefix) chain {
-	c := chain{id: id, rules: make([]string, 0, len(ranges)+1)}
+func listChain(id xtables.ChainID, ranges []netip.Prefix) xtables.Chain {
+	c := xtables.Chain{ID: id, Rules: make([]string, 0, len(ranges)+1)}
 	for _, p := range ranges {
-		c.rules = append(c.rules, from(p)+"-j RETURN")
+		c.Rules = append(c.Rules, from(p)+"-j RETURN")
 	}
 	verdict := "ACCEPT"
-	if id.table == filter {
+	if id.Table == xtables.Filter {
 		verdict = "DROP"
 	}
-	c.rules = append(c.rules, comment("the source is in no range")+"-j "+verdict)
+	c.Rules = append(c.Rules, xtables.Comment("the source is in no range")+"-j "+verdict)
 	return c
 }
 
 // sourceList returns the name of the chain with a row's ranges, and a match on those that it is to look at. If the row's own
 // address is among the ranges (SV-16) it is left to the match: else the addresses of a Service could not share a chain.
-func (u *portRenderer) sourceList(t table, f *lb.Frontend) (others, name string) {
+func (u *portRenderer) sourceList(t xtables.Table, f *lb.Frontend) (others, name string) {
 	ranges := f.Sources
 	own := netip.PrefixFrom(f.Key.Addr, f.Key.Addr.BitLen())
 	if i := slices.Index(ranges, own); i >= 0 {
@@ -46,13 +47,13 @@ func (u *portRenderer) sourceList(t table, f *lb.Frontend) (others, name string)
 		text.WriteString(p.String())
 		text.WriteByte(' ')
 	}
-	name = sourceList + hash(text.String())
-	u.lists[chainID{t, name}] = ranges
+	name = xtables.SourceList + xtables.Hash(text.String())
+	u.lists[xtables.ChainID{Table: t, Name: name}] = ranges
 	return others, name
 }
 
 // use notes that one more service port uses a list, which is written if it is the first.
-func (st *state) use(id chainID, ranges []netip.Prefix, c *change) {
+func (st *state) use(id xtables.ChainID, ranges []netip.Prefix, c *change) {
 	l := st.lists[id]
 	if l == nil {
 		l = &list{ranges: ranges}
@@ -64,7 +65,7 @@ func (st *state) use(id chainID, ranges []netip.Prefix, c *change) {
 }
 
 // release notes that lists are used once less each, and drops those that nobody uses any more.
-func (st *state) release(ids []chainID, c *change) {
+func (st *state) release(ids []xtables.ChainID, c *change) {
 	for _, id := range ids {
 		l := st.lists[id]
 		rollback.Value(st.log, &l.users)

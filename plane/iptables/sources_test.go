@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -46,7 +47,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 		for _, do := range []lb.Action{lb.Balance, lb.Reject} {
 			t.Run(fmt.Sprintf("%s/%s", fam, do), func(t *testing.T) {
 				w := planetest.World{Family: fam}
-				p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
+				p := newPlane(t, Config{Family: fam, Backend: xtables.NFT, Runner: &blackHole{}})
 				tab := w.Table(3, 2)
 				reset(t, p, tab)
 				cost := func(i, ports int, sources []netip.Prefix) (rules, bytes int) {
@@ -78,7 +79,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 				if n = p.Stats().Restores - n; n != 1 {
 					t.Errorf("one range more takes %d restores", n)
 				}
-				if p.st.rules[nat] > 20_000 || p.st.rules[filter] > 20_000 {
+				if p.st.rules[xtables.NAT] > 20_000 || p.st.rules[xtables.Filter] > 20_000 {
 					t.Errorf("%v rules, of 1,201 ports and 902 ranges", p.st.rules)
 				}
 			})
@@ -99,7 +100,7 @@ func TestSourceListsComeAndGo(t *testing.T) {
 			i           int
 			ranges      []netip.Prefix
 			do          lb.Action
-			nat, filter int // lists afterwards
+			NAT, filter int // lists afterwards
 		}{
 			{"the first user", 1, one, lb.Balance, 1, 0},
 			{"another user", 2, one, lb.Balance, 1, 0},
@@ -113,13 +114,13 @@ func TestSourceListsComeAndGo(t *testing.T) {
 		} {
 			changes, _ := tab.Replace(restricted(w, step.i, 2, step.ranges, step.do))
 			apply(t, p, changes, nil)
-			for tb, want := range map[table]int{nat: step.nat, filter: step.filter} {
-				out := run(t, "", p.tool.program+"-save", "-t", tb.String())
-				if n := strings.Count(out, "\n:"+sourceList); n != want {
+			for tb, want := range map[xtables.Table]int{xtables.NAT: step.NAT, xtables.Filter: step.filter} {
+				out := run(t, "", p.tool.Program+"-save", "-t", tb.String())
+				if n := strings.Count(out, "\n:"+xtables.SourceList); n != want {
 					t.Errorf("%s: %d lists in %s, want %d:\n%s", step.what, n, tb, want, out)
 				}
 			}
-			if len(p.st.lists) != step.nat+step.filter {
+			if len(p.st.lists) != step.NAT+step.filter {
 				t.Errorf("%s: %d lists are known", step.what, len(p.st.lists))
 			}
 			if mended, err := auditAll(p); mended != 0 || err != nil {
@@ -136,7 +137,7 @@ func TestSourceListsComeAndGo(t *testing.T) {
 			changes, _ := tab.Replace(lb.Owner{Name: fmt.Sprintf("ns/restricted-%d", i)}, nil)
 			apply(t, p, changes, nil)
 		}
-		if out := run(t, "", p.tool.program+"-save"); strings.Contains(out, sourceList) || len(p.st.lists) > 0 {
+		if out := run(t, "", p.tool.Program+"-save"); strings.Contains(out, xtables.SourceList) || len(p.st.lists) > 0 {
 			t.Errorf("lists without users:\n%s", out)
 		}
 		if s := p.Stats(); s.Failures > 0 || len(s.Stuck) > 0 {

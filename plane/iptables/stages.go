@@ -7,8 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 )
 
 // goal is a change that is too much for one restore, and comes in stages (TN-72). Chains are written after those to which they
@@ -18,8 +19,8 @@ import (
 type goal struct {
 	changes []lb.Change
 	ports   []portID
-	written []chainID // before anything of the state leads to them
-	drops   []chainID // that are still to be deleted
+	written []xtables.ChainID // before anything of the state leads to them
+	drops   []xtables.ChainID // that are still to be deleted
 }
 
 // goals are the changes under way, by their keys and by the service ports that they touch.
@@ -146,18 +147,18 @@ func (p *Plane) stage(ctx context.Context, g *goal) (done bool, err error) {
 		if !all {
 			st.log.Undo()
 			for _, ch := range next {
-				g.written = append(g.written, ch.id)
+				g.written = append(g.written, ch.ID)
 			}
-			w.write(nat, next...)
+			w.write(xtables.NAT, next...)
 			return false, p.commit(ctx, w)
 		}
 		g.drops, c.drops = c.drops, nil
 		w.change(c)
 	}
-	now := g.drops[:min(len(g.drops), max(1, (p.stageLines()-w.lines())/2))]
+	now := g.drops[:min(len(g.drops), max(1, (p.stageLines()-w.Lines())/2))]
 	for _, id := range now {
 		if st.lists[id] == nil { // of another Service by now
-			w.drop(id.table, id)
+			w.drop(id.Table, id)
 		}
 	}
 	if err := p.commit(ctx, w); err != nil {
@@ -168,27 +169,27 @@ func (p *Plane) stage(ctx context.Context, g *goal) (done bool, err error) {
 }
 
 // next returns those of the chains of nat that the kernel does not hold so, or the first of them that are about so many lines.
-func (c *change) next(st *state, most int) (next []chain, all bool) {
+func (c *change) next(st *state, most int) (next []xtables.Chain, all bool) {
 	lines := 0
 	for _, ch := range c.chains {
-		if ch.id.table != nat || !st.unlike(ch.id, digestOf(ch.rules)) {
+		if ch.ID.Table != xtables.NAT || !st.unlike(ch.ID, xtables.DigestOf(ch.Rules)) {
 			continue
 		}
 		if lines >= most {
 			return next, false
 		}
-		next, lines = append(next, ch), lines+1+len(ch.rules)
+		next, lines = append(next, ch), lines+1+len(ch.Rules)
 	}
 	return next, true
 }
 
 // abandon gives up a goal that iptables refuses. What it wrote and nothing needs the next audit finds, and deletes.
 func (p *Plane) abandon(g *goal) {
-	needed := map[chainID]bool{}
+	needed := map[xtables.ChainID]bool{}
 	for _, id := range g.ports {
 		if port := p.st.ports[id]; port != nil {
 			for _, name := range port.chains {
-				needed[chainID{nat, name}] = true
+				needed[xtables.ChainID{Table: xtables.NAT, Name: name}] = true
 			}
 		}
 	}

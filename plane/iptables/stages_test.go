@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -25,7 +26,7 @@ func fresh(t *testing.T, cfg Config, tab *lb.Table) string {
 // A Service of more endpoints than one restore should have comes, changes and goes in calls of bounded size, whatever it was and is to
 // be; a fresh plane would hold the same (TN-72).
 func TestLargeServicesInStages(t *testing.T) {
-	for _, cfg := range []Config{{Family: lb.IPv4, Backend: NFT}, {Family: lb.IPv6, Backend: Legacy}} {
+	for _, cfg := range []Config{{Family: lb.IPv4, Backend: xtables.NFT}, {Family: lb.IPv6, Backend: xtables.Legacy}} {
 		t.Run(fmt.Sprintf("%s/%s", cfg.Backend, cfg.Family), func(t *testing.T) {
 			needs(t, cfg.Backend)
 			inNetns(t)
@@ -72,11 +73,11 @@ func TestLargeServicesInStages(t *testing.T) {
 // While iptables refuses what it is given, or programs of others change chains, others are written as ever, an audit finds nothing that
 // nobody did, and the next process holds what a fresh one would, with Services of many stages too (TN-72).
 func TestWalk(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			planetest.Walks(t, 3, 40, func(t testing.TB) planetest.Kernel {
-				k, run := b.kernel(t), &refuser{system: system{lock: ownLock()}}
+				k, run := backend(b).kernel(t), &refuser{System: xtables.System{Lock: ownLock()}}
 				k.New = func(f lb.Family) (planetest.Plane, error) { return New(Config{Family: f, Backend: b, Runner: run}) }
 				k.Slow = func(f lb.Family) (planetest.Plane, error) { return slow(Config{Family: f, Backend: b, Runner: run}) }
 				k.Faults = planetest.Faults{
@@ -85,7 +86,7 @@ func TestWalk(t *testing.T) {
 							if rnd.IntN(3) > 0 {
 								return nil
 							}
-							return &runError{name: "iptables-restore", said: "line 1: RULE_APPEND failed", err: errors.New("exit status 4")}
+							return &xtables.RunError{Name: "iptables-restore", Said: "line 1: RULE_APPEND failed", Err: errors.New("exit status 4")}
 						}
 					},
 					End: func() { run.refuses = nil },

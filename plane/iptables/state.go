@@ -7,8 +7,9 @@ import (
 	"maps"
 	"slices"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 )
 
 // state is what the plane has applied.
@@ -16,11 +17,11 @@ type state struct {
 	renderer
 	rows        map[lb.Key]*row
 	ports       map[portID]*servicePort
-	lists       map[chainID]*list
-	dispatchers [dispatchers]*dispatcher
-	kernel      map[chainID]digest
-	rules       [tables]int // of kernel
-	jumps       map[jump]bool
+	lists       map[xtables.ChainID]*list
+	dispatchers [dispatchers]*xtables.Dispatcher
+	kernel      map[xtables.ChainID]xtables.Digest
+	rules       [xtables.Tables]int // of kernel
+	jumps       map[xtables.Jump]bool
 	kubelet     bool // as in a snapshot
 	endpoints   int
 	// kept are service ports whose chains are those that a Reset found, because iptables refused others.
@@ -32,20 +33,20 @@ type state struct {
 }
 
 // holds notes what the kernel holds of a chain.
-func (st *state) holds(id chainID, d digest) {
-	st.rules[id.table] += int(d.rules) - int(st.kernel[id].rules)
+func (st *state) holds(id xtables.ChainID, d xtables.Digest) {
+	st.rules[id.Table] += int(d.Rules) - int(st.kernel[id].Rules)
 	rollback.Put(st.log, st.kernel, id, d)
 }
 
 // unlike reports whether the kernel holds a chain otherwise, or not at all.
-func (st *state) unlike(id chainID, want digest) bool {
+func (st *state) unlike(id xtables.ChainID, want xtables.Digest) bool {
 	is, known := st.kernel[id]
 	return !known || is != want
 }
 
 // lacks notes that the kernel has a chain no more.
-func (st *state) lacks(id chainID) {
-	st.rules[id.table] -= int(st.kernel[id].rules)
+func (st *state) lacks(id xtables.ChainID) {
+	st.rules[id.Table] -= int(st.kernel[id].Rules)
 	rollback.Delete(st.log, st.kernel, id)
 }
 
@@ -75,7 +76,7 @@ type row struct {
 type servicePort struct {
 	rows      []*lb.Frontend
 	chains    []string // all in nat
-	lists     []chainID
+	lists     []xtables.ChainID
 	endpoints int
 }
 
@@ -85,39 +86,39 @@ const manyEndpoints = 1000
 // newState returns the state of which the rows of the service ports are all. What chains contain is rendered again when they
 // are written: all at once would take much memory.
 func newState(r renderer, ports []portRows) *state {
-	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[chainID]*list{},
-		kernel: map[chainID]digest{}, jumps: map[jump]bool{}, goals: newGoals()}
-	var all [dispatchers][]entry
+	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[xtables.ChainID]*list{},
+		kernel: map[xtables.ChainID]xtables.Digest{}, jumps: map[xtables.Jump]bool{}, goals: newGoals()}
+	var all [dispatchers][]xtables.Entry
 	for _, port := range ports {
 		var c change
 		st.replace(port.id, port.rows, &c)
 		for _, chain := range c.chains {
-			st.holds(chain.id, digestOf(chain.rules))
+			st.holds(chain.ID, xtables.DigestOf(chain.Rules))
 		}
 		for _, f := range port.rows {
 			for _, d := range st.rows[f.Key].dispatch {
-				all[d.to] = append(all[d.to], entry{path(f.Key), d.rules})
+				all[d.to] = append(all[d.to], xtables.Entry{Path: xtables.PathOf(f.Key), Rules: d.rules})
 			}
 		}
 	}
 	st.dispatchers = r.dispatchersOf(all)
 	for _, d := range st.dispatchers {
-		for at := range d.nodes {
-			c := d.chain(at)
-			st.holds(c.id, digestOf(c.rules))
+		for at := range d.Nodes {
+			c := d.Chain(at)
+			st.holds(c.ID, xtables.DigestOf(c.Rules))
 		}
 	}
 	return st
 }
 
 // dispatchersOf returns the dispatchers with those entries.
-func (r *renderer) dispatchersOf(all [dispatchers][]entry) [dispatchers]*dispatcher {
+func (r *renderer) dispatchersOf(all [dispatchers][]xtables.Entry) [dispatchers]*xtables.Dispatcher {
 	ds := newDispatchers(r.family)
-	ds[inServices].tail = r.toNodePorts(nodePorts)
-	ds[inRejectedExternal].tail = r.toNodePorts(externalNodePorts)
+	ds[inServices].Tail = r.toNodePorts(xtables.NodePorts)
+	ds[inRejectedExternal].Tail = r.toNodePorts(xtables.ExternalNodePorts)
 	for i, d := range ds {
-		d.set(all[i])
-		d.update(pathsOf(all[i]))
+		d.Set(all[i])
+		d.Update(xtables.PathsOf(all[i]))
 	}
 	return ds
 }
@@ -126,7 +127,7 @@ func (r *renderer) dispatchersOf(all [dispatchers][]entry) [dispatchers]*dispatc
 func newServicePort(rows []*lb.Frontend, r rendered) *servicePort {
 	u := &servicePort{rows: rows, endpoints: endpointsOf(rows), lists: slices.Collect(maps.Keys(r.lists))}
 	for _, c := range r.chains {
-		u.chains = append(u.chains, c.id.name)
+		u.chains = append(u.chains, c.ID.Name)
 	}
 	return u
 }
@@ -135,9 +136,9 @@ func portOf(f *lb.Frontend) portID { return portID{f.Service, f.Key.Proto} }
 
 // change is what an Apply asks of the kernel.
 type change struct {
-	chains        []chain
-	drops         []chainID
-	adds, deletes [dispatchers][]entry
+	chains        []xtables.Chain
+	drops         []xtables.ChainID
+	adds, deletes [dispatchers][]xtables.Entry
 	// lines is how many lines the chains of each service port are that are written or deleted.
 	lines map[portID]int
 }
@@ -186,7 +187,7 @@ func (st *state) apply(changes []lb.Change) *change {
 	// Never back: to give them their comments would be a change of all.
 	st.plain = st.plain || endpoints > manyEndpoints
 	c := &change{lines: map[portID]int{}}
-	var unused []chainID
+	var unused []xtables.ChainID
 	for id, rows := range touched {
 		var last []*lb.Frontend
 		for k, f := range rows {
@@ -206,8 +207,8 @@ func (st *state) apply(changes []lb.Change) *change {
 		}
 	}
 	for i := range c.adds {
-		for _, list := range [][]entry{c.adds[i], c.deletes[i]} {
-			slices.SortFunc(list, func(a, b entry) int { return comparePath(a, b.path) })
+		for _, list := range [][]xtables.Entry{c.adds[i], c.deletes[i]} {
+			slices.SortFunc(list, func(a, b xtables.Entry) int { return xtables.ComparePath(a, b.Path) })
 		}
 	}
 	return c
@@ -215,7 +216,7 @@ func (st *state) apply(changes []lb.Change) *change {
 
 // replace renders a service port with those rows, or takes it out if there are none. It returns the lists that it does not use any
 // more, or uses once less. last are those of the rows that have changed.
-func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.Frontend) (unused []chainID) {
+func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.Frontend) (unused []xtables.ChainID) {
 	rollback.Delete(st.log, st.kept, id)
 	var had []string
 	if old := st.ports[id]; old != nil {
@@ -237,8 +238,8 @@ func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.
 		}
 		c.chains = append(c.chains, r.chains...)
 		for _, chain := range r.chains {
-			if c.lines != nil && st.unlike(chain.id, digestOf(chain.rules)) {
-				c.lines[id] += 1 + len(chain.rules)
+			if c.lines != nil && st.unlike(chain.ID, xtables.DigestOf(chain.Rules)) {
+				c.lines[id] += 1 + len(chain.Rules)
 			}
 		}
 		for _, f := range rows {
@@ -247,7 +248,7 @@ func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.
 	}
 	for _, name := range slices.Backward(had) { // a chain cannot go before those that lead to it
 		if !has[name] {
-			c.drops = append(c.drops, chainID{nat, name})
+			c.drops = append(c.drops, xtables.ChainID{Table: xtables.NAT, Name: name})
 			c.lines[id] += 2
 		}
 	}
@@ -284,9 +285,9 @@ func (c *change) dispatch(k lb.Key, old, now *row) {
 		switch {
 		case slices.Equal(before[i], after[i]):
 		case len(after[i]) == 0:
-			c.deletes[i] = append(c.deletes[i], entry{path: path(k)})
+			c.deletes[i] = append(c.deletes[i], xtables.Entry{Path: xtables.PathOf(k)})
 		default:
-			c.adds[i] = append(c.adds[i], entry{path(k), after[i]})
+			c.adds[i] = append(c.adds[i], xtables.Entry{Path: xtables.PathOf(k), Rules: after[i]})
 		}
 	}
 }

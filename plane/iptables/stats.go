@@ -2,7 +2,10 @@
 
 package iptables
 
-import "slices"
+import (
+	"kube-proxy/internal/xtables"
+	"slices"
+)
 
 // Stats count what the plane has done.
 type Stats struct {
@@ -28,12 +31,12 @@ type Stats struct {
 type Written struct{ Filter, NAT int }
 
 // add counts the rules of a section.
-func (w *Written) add(s *section) {
-	switch s.table {
-	case filter:
-		w.Filter += s.rules()
-	case nat:
-		w.NAT += s.rules()
+func (w *Written) add(s *xtables.Section) {
+	switch s.Table {
+	case xtables.Filter:
+		w.Filter += s.Rules()
+	case xtables.NAT:
+		w.NAT += s.Rules()
 	}
 }
 
@@ -56,11 +59,11 @@ func (p *Plane) count(f func(*Stats)) {
 }
 
 // stuck notes that chains cannot be deleted.
-func (p *Plane) stuck(ids ...chainID) {
+func (p *Plane) stuck(ids ...xtables.ChainID) {
 	p.count(func(s *Stats) {
 		s.Stuck = slices.Clone(s.Stuck)
 		for _, id := range ids {
-			s.Stuck = append(s.Stuck, id.table.String()+" "+id.name)
+			s.Stuck = append(s.Stuck, id.Table.String()+" "+id.Name)
 		}
 		slices.Sort(s.Stuck)
 		s.Stuck = slices.Compact(s.Stuck)
@@ -72,12 +75,12 @@ func (p *Plane) newSync() { p.count(func(s *Stats) { s.Last = Written{} }) }
 
 // owned notes how many rules there are.
 func (p *Plane) owned() {
-	n := Written{p.st.rules[filter], p.st.rules[nat]}
+	n := Written{p.st.rules[xtables.Filter], p.st.rules[xtables.NAT]}
 	for j := range p.st.jumps {
-		switch j.from.table {
-		case filter:
+		switch j.From.Table {
+		case xtables.Filter:
 			n.Filter++
-		case nat:
+		case xtables.NAT:
 			n.NAT++
 		}
 	}

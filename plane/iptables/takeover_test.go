@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -18,8 +19,8 @@ import (
 // chains of the service are those that upstream would give them, so they are ours as well.
 func upstreamRules() string {
 	u := portID{"shop/web:http", lb.TCP}
-	svc, ext := u.chain(clusterChain), u.chain(externalChain)
-	sep1, sep2 := u.chain(endpointChain, "10.1.1.11:8080"), u.chain(endpointChain, "10.1.2.14:8080")
+	svc, ext := u.chain(xtables.ClusterChain), u.chain(xtables.ExternalChain)
+	sep1, sep2 := u.chain(xtables.EndpointChain, "10.1.1.11:8080"), u.chain(xtables.EndpointChain, "10.1.2.14:8080")
 	return strings.NewReplacer("$SVC", svc, "$EXT", ext, "$SEP1", sep1, "$SEP2", sep2).Replace(`*mangle
 :KUBE-IPTABLES-HINT - [0:0]
 :KUBE-PROXY-CANARY - [0:0]
@@ -83,12 +84,12 @@ COMMIT
 // established ones, which are used all the time (G4). Then it changes back: upstream writes its rules over ours. Then ours
 // comes again.
 func TestTakeOverUnderTraffic(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) { takeOver(t, b) })
 	}
 }
 
-func takeOver(t *testing.T, b Backend) {
+func takeOver(t *testing.T, b xtables.Backend) {
 	needs(t, b)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
@@ -105,7 +106,7 @@ func takeOver(t *testing.T, b Backend) {
 		if got := dump(t, p); strings.Contains(got, "KUBE-SEP-AAAA") {
 			t.Errorf("a stale chain of upstream's stays:\n%s", got)
 		}
-		rules := run(t, "", p.tool.program+"-save")
+		rules := run(t, "", p.tool.Program+"-save")
 		for _, theirs := range []string{":KUBE-IPTABLES-HINT ", `-A KUBE-FIREWALL -m comment --comment "of the kubelet"`} {
 			if !strings.Contains(rules, theirs) {
 				t.Errorf("what is the kubelet's is gone: %s", theirs)
@@ -147,13 +148,13 @@ func shopTable() *lb.Table {
 // NodePorts answer on 127.0.0.1 by default, others on the link cannot use that to reach the node's own services
 // (DP-10), and with LocalhostNodePorts false they do not answer there (SV-64, CF-22).
 func TestLocalhostNodePortSV64(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	to := netip.MustParseAddrPort("127.0.0.1:30080")
 	for _, on := range []bool{true, false, true} {
 		lab.On("node1", func() {
-			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, LocalhostNodePorts: &on})
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, LocalhostNodePorts: &on})
 			reset(t, p, shopTable())
 			rules := run(t, "", "iptables-nft-save", "-t", "filter")
 			if has := strings.Contains(rules, "block incoming localnet connections"); has != on {
@@ -183,7 +184,7 @@ func routesLocalnet(t *testing.T, want bool) {
 // Who else is on the link does not reach what listens on 127.0.0.1, though that is routed, and not when the node's
 // NodePorts do not cover 127.0.0.1 any more (CVE-2020-8558, DP-10).
 func TestMartiansAreDroppedDP10(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			lab := netlab.ForTest(t, netlab.Options{})

@@ -5,6 +5,7 @@ package iptables
 import (
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/test/planetest"
 )
 
@@ -12,6 +13,6 @@ import (
 func TestTenants(t *testing.T) {
 	planetest.Tenants(t, 1, func(t testing.TB) planetest.Kernel {
 		inNetns(t)
-		return planetest.Kernel{New: newWith(NFT)}
+		return planetest.Kernel{New: newWith(xtables.NFT)}
 	})
 }

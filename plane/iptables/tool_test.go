@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/exectest"
@@ -39,20 +40,20 @@ func TestFindTool(t *testing.T) {
 	for _, c := range []struct {
 		name, version string
 		programs      []string
-		want          Backend
+		want          xtables.Backend
 		program       string
 		wait          string
 		bad           bool
 	}{
-		{"nft", nft, []string{"iptables", "iptables-nft"}, NFT, "iptables-nft", "", false},
-		{"plain name of nft", nft, []string{"iptables"}, NFT, "iptables", "", false},
-		{"legacy waits for the lock", legacy, []string{"iptables-legacy"}, Legacy, "iptables-legacy", "-w 5 -W 100000", false},
-		{"new legacy", old, []string{"iptables"}, Legacy, "iptables", "-w 5", false},
-		{"before -w", oldest, []string{"iptables"}, Legacy, "iptables", "", false},
-		{"other back end", legacy, []string{"iptables"}, NFT, "", "", true},
-		{"garbage", "segmentation fault", []string{"iptables"}, NFT, "", "", true},
-		{"no iptables", nft, nil, NFT, "", "", true},
-		{"other family only", nft, []string{"ip6tables"}, NFT, "", "", true},
+		{"nft", nft, []string{"iptables", "iptables-nft"}, xtables.NFT, "iptables-nft", "", false},
+		{"plain name of nft", nft, []string{"iptables"}, xtables.NFT, "iptables", "", false},
+		{"legacy waits for the lock", legacy, []string{"iptables-legacy"}, xtables.Legacy, "iptables-legacy", "-w 5 -W 100000", false},
+		{"new legacy", old, []string{"iptables"}, xtables.Legacy, "iptables", "-w 5", false},
+		{"before -w", oldest, []string{"iptables"}, xtables.Legacy, "iptables", "", false},
+		{"other back end", legacy, []string{"iptables"}, xtables.NFT, "", "", true},
+		{"garbage", "segmentation fault", []string{"iptables"}, xtables.NFT, "", "", true},
+		{"no iptables", nft, nil, xtables.NFT, "", "", true},
+		{"other family only", nft, []string{"ip6tables"}, xtables.NFT, "", "", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := New(Config{Family: lb.IPv4, Backend: c.want, Runner: fakeTool(c.version, c.programs...)})
@@ -65,8 +66,8 @@ func TestFindTool(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if p.tool.program != c.program || strings.Join(p.tool.wait, " ") != c.wait || p.Backend() != c.want {
-				t.Errorf("program %s, waits %v, back end %s", p.tool.program, p.tool.wait, p.Backend())
+			if p.tool.Program != c.program || strings.Join(p.tool.Wait, " ") != c.wait || p.Backend() != c.want {
+				t.Errorf("program %s, waits %v, back end %s", p.tool.Program, p.tool.Wait, p.Backend())
 			}
 			if p.base.fullyRandom != (c.version != oldest) {
 				t.Errorf("--random-fully: %t (DP-03)", p.base.fullyRandom)
@@ -98,11 +99,11 @@ func TestBusyMachineHasItsTables(t *testing.T) {
 		return fakeTool("iptables v1.8.9 (nf_tables)", "iptables-nft", "iptables-legacy")
 	}
 	synctest.Test(t, func(t *testing.T) {
-		got, err := usableTool(slowTool{fake(), 25 * time.Second}, lb.IPv4, NFT)
-		if err != nil || got.backend != NFT {
+		got, err := xtables.UsableTool(slowTool{fake(), 25 * time.Second}, lb.IPv4, xtables.NFT)
+		if err != nil || got.Backend != xtables.NFT {
 			t.Errorf("%+v, %v", got, err)
 		}
-		_, err = usableTool(slowTool{fake(), time.Hour}, lb.IPv4, NFT)
+		_, err = xtables.UsableTool(slowTool{fake(), time.Hour}, lb.IPv4, xtables.NFT)
 		if !errors.Is(err, plane.ErrUnsupported) || strings.Contains(err.Error(), "has no tables") {
 			t.Errorf("one that never answers: %v", err)
 		}
@@ -116,13 +117,13 @@ func TestRestoreFails(t *testing.T) {
 		err  error
 		lost bool
 	}{
-		{"refused", &runError{name: "iptables-restore", said: "iptables-restore: line 3 failed", err: errors.New("exit status 1")}, false},
+		{"refused", &xtables.RunError{Name: "iptables-restore", Said: "iptables-restore: line 3 failed", Err: errors.New("exit status 1")}, false},
 		{"does not start", errors.New("fork: resource temporarily unavailable"), false},
 		{"killed", fmt.Errorf("iptables-restore: %w", context.DeadlineExceeded), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			hole := &blackHole{}
-			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: hole})
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: hole})
 			table := w.Table(32, 2)
 			reset(t, p, table)
 			tree, chains := treeOf(p.st.dispatchers[inServices]), len(p.st.kernel)
@@ -147,7 +148,7 @@ func TestRestoreFails(t *testing.T) {
 func TestSnapshotOfGarbage(t *testing.T) {
 	for _, garbage := range []string{"*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\nSegmentation fault\n", "*nat\n:KUBE-SERVICES - [0:0]\n",
 		"*nat\n-A " + strings.Repeat("x", 100_000)} {
-		if _, err := takeSnapshot(t.Context(), &tool{run: &blackHole{saved: garbage}, program: "iptables"}); err == nil {
+		if _, err := takeSnapshot(t.Context(), &xtables.Tool{Run: &blackHole{saved: garbage}, Program: "iptables"}); err == nil {
 			t.Errorf("garbage was read without an error: %.50q", garbage)
 		}
 	}
@@ -156,7 +157,7 @@ func TestSnapshotOfGarbage(t *testing.T) {
 	for i := range 100_000 {
 		fmt.Fprintf(&big, "-A THEIRS -d 10.0.0.1/32 -p tcp -m tcp --dport %d -j ACCEPT\n", i%65535+1)
 	}
-	s, err := takeSnapshot(t.Context(), &tool{run: &blackHole{saved: big.String() + "COMMIT\n"}, program: "iptables"})
+	s, err := takeSnapshot(t.Context(), &xtables.Tool{Run: &blackHole{saved: big.String() + "COMMIT\n"}, Program: "iptables"})
 	if err != nil || len(s.chains) != 1 {
 		t.Errorf("100,000 rules of others: %v, %d chains", err, len(s.chains))
 	}
@@ -185,7 +186,7 @@ func (e endless) Pipe(ctx context.Context, _ func(io.Writer) error, out func(io.
 func TestChoiceReadsNoMoreThanNeeded(t *testing.T) {
 	inNetns(t)
 	start := time.Now()
-	if got := choose(endless{fakeTool("iptables v1.8.9 (nf_tables)", "iptables", "iptables-nft")}, "iptables"); got != NFT {
+	if got := xtables.Choose(endless{fakeTool("iptables v1.8.9 (nf_tables)", "iptables", "iptables-nft")}, "iptables"); got != xtables.NFT {
 		t.Errorf("back end %q is chosen", got)
 	}
 	if took := time.Since(start); took > 5*time.Second {
@@ -195,20 +196,20 @@ func TestChoiceReadsNoMoreThanNeeded(t *testing.T) {
 
 // DP-14: the back end that has the kubelet's chains is taken, else the one with more rules.
 func TestChooseDP14(t *testing.T) {
-	needs(t, Legacy)
+	needs(t, xtables.Legacy)
 	const rule = "-A INPUT -j ACCEPT\n"
 	hint := "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n"
 	for _, c := range []struct {
 		name, nft, legacy string
-		want              Backend
+		want              xtables.Backend
 	}{
-		{"nothing", "*filter\nCOMMIT\n", "*filter\nCOMMIT\n", Auto},
-		{"hint of nft", hint, "*filter\n" + strings.Repeat(rule, 9) + "COMMIT\n", NFT},
-		{"hint of legacy", "*filter\n" + strings.Repeat(rule, 9) + "COMMIT\n", hint, Legacy},
-		{"an old kubelet's canary", "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n", "*filter\n" + rule + "COMMIT\n", NFT},
-		{"more legacy", "*filter\n" + rule + "COMMIT\n", "*filter\n" + rule + rule + "COMMIT\n", Legacy},
-		{"more nft", "*filter\n" + rule + rule + "COMMIT\n", "*filter\n" + rule + "COMMIT\n", NFT},
-		{"as many", "*filter\n" + rule + "COMMIT\n", "*filter\n" + rule + "COMMIT\n", NFT},
+		{"nothing", "*filter\nCOMMIT\n", "*filter\nCOMMIT\n", xtables.Auto},
+		{"hint of nft", hint, "*filter\n" + strings.Repeat(rule, 9) + "COMMIT\n", xtables.NFT},
+		{"hint of legacy", "*filter\n" + strings.Repeat(rule, 9) + "COMMIT\n", hint, xtables.Legacy},
+		{"an old kubelet's canary", "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n", "*filter\n" + rule + "COMMIT\n", xtables.NFT},
+		{"more legacy", "*filter\n" + rule + "COMMIT\n", "*filter\n" + rule + rule + "COMMIT\n", xtables.Legacy},
+		{"more nft", "*filter\n" + rule + rule + "COMMIT\n", "*filter\n" + rule + "COMMIT\n", xtables.NFT},
+		{"as many", "*filter\n" + rule + "COMMIT\n", "*filter\n" + rule + "COMMIT\n", xtables.NFT},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inNetns(t)
@@ -230,7 +231,7 @@ func TestChooseDP14(t *testing.T) {
 				}
 				return listed, nil
 			}
-			if got := choose(fake, "iptables"); got != c.want {
+			if got := xtables.Choose(fake, "iptables"); got != c.want {
 				t.Errorf("back end %q, want %q", got, c.want)
 			}
 		})
@@ -239,9 +240,9 @@ func TestChooseDP14(t *testing.T) {
 
 // What Find found is not looked for again: among thousands of services that takes seconds.
 func TestFoundOnce(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	inNetns(t)
-	found, err := Find(lb.IPv4)
+	found, err := xtables.Find(lb.IPv4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,8 +254,8 @@ func TestFoundOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Backend() != found.tool.backend {
-		t.Errorf("back end %s, found %s", p.Backend(), found.tool.backend)
+	if p.Backend() != found.Tool.Backend {
+		t.Errorf("back end %s, found %s", p.Backend(), found.Tool.Backend)
 	}
 	if err := p.Close(); err != nil {
 		t.Error(err)

@@ -2,7 +2,10 @@
 
 package iptables
 
-import "kube-proxy/lb"
+import (
+	"kube-proxy/internal/xtables"
+	"kube-proxy/lb"
+)
 
 // dispatcherIndex says which chain finds a row's rule by the packet's destination.
 type dispatcherIndex uint8
@@ -18,27 +21,27 @@ const (
 	dispatchers
 )
 
-func newDispatchers(f lb.Family) [dispatchers]*dispatcher {
+func newDispatchers(f lb.Family) [dispatchers]*xtables.Dispatcher {
 	n := 8
 	if f == lb.IPv6 {
 		n = 32
 	}
-	all := [dispatchers]*dispatcher{
-		inServices:          {table: nat, root: services, prefix: addressBranch, addrNibbles: n},
-		inNodePorts:         {table: nat, root: nodePorts, prefix: nodePortBranch},
-		inRejected:          {table: filter, root: services, prefix: services + "-", addrNibbles: n},
-		inRejectedExternal:  {table: filter, root: externalServices, prefix: "KUBE-EXTERNAL-", addrNibbles: n},
-		inRejectedNodePorts: {table: filter, root: externalNodePorts, prefix: "KUBE-EXTNP-"},
-		inFirewall:          {table: filter, root: proxyFirewall, prefix: "KUBE-PROXY-FW-", addrNibbles: n},
-		inHealthChecks:      {table: filter, root: nodePorts, prefix: nodePorts + "-"},
+	all := [dispatchers]*xtables.Dispatcher{
+		inServices:          {Table: xtables.NAT, Root: xtables.Services, Prefix: xtables.AddressBranch, AddrNibbles: n},
+		inNodePorts:         {Table: xtables.NAT, Root: xtables.NodePorts, Prefix: xtables.NodePortBranch},
+		inRejected:          {Table: xtables.Filter, Root: xtables.Services, Prefix: xtables.Services + "-", AddrNibbles: n},
+		inRejectedExternal:  {Table: xtables.Filter, Root: xtables.ExternalServices, Prefix: "KUBE-EXTERNAL-", AddrNibbles: n},
+		inRejectedNodePorts: {Table: xtables.Filter, Root: xtables.ExternalNodePorts, Prefix: "KUBE-EXTNP-"},
+		inFirewall:          {Table: xtables.Filter, Root: xtables.ProxyFirewall, Prefix: "KUBE-PROXY-FW-", AddrNibbles: n},
+		inHealthChecks:      {Table: xtables.Filter, Root: xtables.NodePorts, Prefix: xtables.NodePorts + "-"},
 	}
 	for _, d := range all {
-		d.family, d.nodes = f, map[string]*node{"": {}}
+		d.Family, d.Nodes = f, map[string]*xtables.Node{"": {}}
 	}
 	// These look at destinations after translation. A backend whose address somebody else's Service claims, as an external
 	// IP that nobody serves or is to serve few, must not lose what its own Service sends it.
 	for _, i := range []dispatcherIndex{inRejected, inRejectedExternal, inFirewall} {
-		all[i].head = []string{comment("translated already") + "-m conntrack --ctstate DNAT -j RETURN"}
+		all[i].Head = []string{xtables.Comment("translated already") + "-m conntrack --ctstate DNAT -j RETURN"}
 	}
 	return all
 }

@@ -9,21 +9,22 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
 
 // otherwise is an iptables whose iptables-save prints some rules otherwise than they are written.
 type otherwise struct {
-	system
+	xtables.System
 	replace *strings.Replacer
 }
 
 func (o otherwise) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	if out == nil || !strings.HasSuffix(name, "-save") {
-		return o.system.Pipe(ctx, in, out, name, args...)
+		return o.System.Pipe(ctx, in, out, name, args...)
 	}
-	return o.system.Pipe(ctx, in, func(r io.Reader) error {
+	return o.System.Pipe(ctx, in, func(r io.Reader) error {
 		text, err := io.ReadAll(r)
 		if err != nil {
 			return err
@@ -36,7 +37,7 @@ func (o otherwise) Pipe(ctx context.Context, in func(io.Writer) error, out func(
 // others; what others do change is mended as before.
 func TestRulesPrintedOtherwise(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		cfg.Runner = otherwise{system{lock: ownLock()}, strings.NewReplacer("--probability 0.5", "--probability 0,5", " --random-fully", " --fully-random",
+		cfg.Runner = otherwise{xtables.System{Lock: ownLock()}, strings.NewReplacer("--probability 0.5", "--probability 0,5", " --random-fully", " --fully-random",
 			"kubernetes service portals", "kubernetes service portal")}
 		p := newPlane(t, cfg)
 		tab := w.Table(5, 2)
@@ -58,12 +59,12 @@ func TestRulesPrintedOtherwise(t *testing.T) {
 		}
 		audit("again", 0, false)
 
-		program := p.tool.program
-		run(t, "", program, "-t", "nat", "-F", portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain))
+		program := p.tool.Program
+		run(t, "", program, "-t", "nat", "-F", portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain))
 		audit("a chain of these is flushed", 1, true)
 		audit("and mended", 0, false)
-		run(t, "", program, "-t", "nat", "-I", portID{"ns/svc-2:http", lb.TCP}.chain(clusterChain), "-j", "RETURN")
-		run(t, "", program, "-t", "filter", "-F", forward)
+		run(t, "", program, "-t", "nat", "-I", portID{"ns/svc-2:http", lb.TCP}.chain(xtables.ClusterChain), "-j", "RETURN")
+		run(t, "", program, "-t", "filter", "-F", xtables.Forward)
 		audit("a rule too many, and none", 2, true)
 		audit("and mended again", 0, false)
 

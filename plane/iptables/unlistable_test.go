@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -17,7 +18,7 @@ import (
 // is gone comes back, also one that leads to an endpoint (TN-70).
 func TestTableThatIptablesCannotShow(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		if cfg.Backend == Legacy {
+		if cfg.Backend == xtables.Legacy {
 			return // its tables have no such rules
 		}
 		if _, err := exec.LookPath("nft"); err != nil {
@@ -30,7 +31,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		p := newPlane(t, cfg)
 		table := w.Table(3, 2)
 		node := w.Node()
-		node.NodePorts = append(node.NodePorts, loopback4)
+		node.NodePorts = append(node.NodePorts, xtables.Loopback4)
 		if w.Family == lb.IPv4 { // with the rule that blocks localnet
 			table.Node = node
 		}
@@ -39,7 +40,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		for _, chain := range []string{"filter INPUT", "nat OUTPUT"} {
 			run(t, "", "nft", strings.Fields("add rule "+family+" "+chain+" ct state new limit rate 10/second accept")...)
 		}
-		if rules := run(t, "", p.tool.program+"-save"); strings.Count(rules, "is incompatible") != 2 {
+		if rules := run(t, "", p.tool.Program+"-save"); strings.Count(rules, "is incompatible") != 2 {
 			t.Skipf("this iptables shows the rule:\n%s", rules)
 		}
 		leading := func() int {
@@ -61,7 +62,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		apply(t, again, changes, nil)
 		changes, _ = table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		apply(t, again, changes, nil)
-		for _, chain := range []string{"filter FORWARD", "nat " + portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)} {
+		for _, chain := range []string{"filter FORWARD", "nat " + portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)} {
 			run(t, "", "nft", strings.Fields("flush chain "+family+" "+chain)...)
 			if mended, err := again.Audit(context.Background(), false); mended == 0 || err != nil {
 				t.Errorf("the rules of %s are gone: mended %d, %v", chain, mended, err)

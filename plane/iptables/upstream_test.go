@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -27,7 +28,7 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 		table.Replace(restricted(w, 201, 3, someRanges(w, 0, 5), lb.Reject))
 		reset(t, p, table)
 		for _, root := range []dispatcherIndex{inServices, inNodePorts} {
-			if p.st.dispatchers[root].nodes[""].children == nil {
+			if p.st.dispatchers[root].Nodes[""].Children == nil {
 				t.Fatalf("dispatcher %d is no tree", root)
 			}
 		}
@@ -35,12 +36,12 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			var declared, rules []string
 			active := map[string]bool{}
 			for i := range left {
-				svc := portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(clusterChain)
+				svc := portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(xtables.ClusterChain)
 				active[svc] = true
 				declared = append(declared, svc)
 				rules = append(rules, fmt.Sprintf("-A KUBE-SERVICES -d %s -p tcp -m tcp --dport 80 -j %s", w.Addr(10, i+1), svc))
 			}
-			for line := range strings.Lines(run(t, "", p.tool.program+"-save", "-t", "nat")) {
+			for line := range strings.Lines(run(t, "", p.tool.Program+"-save", "-t", "nat")) {
 				name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " ")
 				known := slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 				if line[0] == ':' && known && !active[name] {
@@ -51,11 +52,11 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			for _, name := range declared {
 				input += ":" + name + " - [0:0]\n"
 			}
-			run(t, input+strings.Join(rules, "\n")+"\n"+commit, p.tool.program+"-restore", "--noflush")
+			run(t, input+strings.Join(rules, "\n")+"\n"+xtables.Commit, p.tool.Program+"-restore", "--noflush")
 		}
-		for line := range strings.Lines(run(t, "", p.tool.program+"-save", "-t", "nat")) {
-			if id := (chainID{nat, strings.Fields(line[1:] + " -")[0]}); line[0] == ':' && isDynamic(id) {
-				t.Errorf("upstream leaves %s behind", id.name)
+		for line := range strings.Lines(run(t, "", p.tool.Program+"-save", "-t", "nat")) {
+			if id := (xtables.ChainID{Table: xtables.NAT, Name: strings.Fields(line[1:] + " -")[0]}); line[0] == ':' && xtables.IsDynamic(id) {
+				t.Errorf("upstream leaves %s behind", id.Name)
 			}
 		}
 		reset(t, p, table) // and back

@@ -6,26 +6,27 @@ import (
 	"os/exec"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
 
 func TestVerbs(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
-			planetest.Verbs(t, b.kernel)
+			planetest.Verbs(t, backend(b).kernel)
 		})
 	}
 }
 
 // kernel is a network namespace of its own, which the calling goroutine enters.
-func (b Backend) kernel(t testing.TB) planetest.Kernel {
+func (b backend) kernel(t testing.TB) planetest.Kernel {
 	inNetns(t)
 	return planetest.Kernel{
-		New: newWith(b),
+		New: newWith(xtables.Backend(b)),
 		Slow: func(f lb.Family) (planetest.Plane, error) {
-			return slow(Config{Family: f, Backend: b, Runner: system{lock: ownLock()}})
+			return slow(Config{Family: f, Backend: xtables.Backend(b), Runner: xtables.System{Lock: ownLock()}})
 		},
 		HealthChecks: true,
 		Damage:       b.damage,

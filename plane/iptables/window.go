@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"context"
+	"kube-proxy/internal/xtables"
 	"maps"
 	"slices"
 	"time"
@@ -14,21 +15,21 @@ const windowSize = 6000
 
 // round is an audit of many chains, in windows: each chain is read from the kernel by itself, and between two windows others are written.
 // It finds out whether anything differs, and no more: then all rules are listed.
-type round struct{ left []chainID }
+type round struct{ left []xtables.ChainID }
 
 // inWindows reports whether an audit is too much for one call. The legacy programs list all rules or none.
 func (p *Plane) inWindows() bool {
-	return p.tool.backend == NFT && !p.dry && len(p.st.kernel)+p.st.rules[nat]+p.st.rules[filter] > p.window
+	return p.tool.Backend == xtables.NFT && !p.dry && len(p.st.kernel)+p.st.rules[xtables.NAT]+p.st.rules[xtables.Filter] > p.window
 }
 
 // nextWindow is the next window of the audit in hand, or the first of a new one. It reports whether the kernel is as it shall be, as far as is known,
 // and asks for the next window by Drift.
 func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
-	h, err := p.tool.openHolding(ctx)
+	h, err := p.tool.OpenHolding(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer h.close()
+	defer h.Close()
 	if p.round == nil {
 		p.seen = p.look()
 		if same, err := p.looksComplete(h); err != nil || !same {
@@ -42,7 +43,7 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 			p.round = nil
 			return false, err
 		}
-		n += 1 + int(p.st.kernel[id].rules)
+		n += 1 + int(p.st.kernel[id].Rules)
 	}
 	if len(p.round.left) == 0 {
 		p.round, p.listed = nil, time.Now()
@@ -56,29 +57,29 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 }
 
 // looksComplete reports whether all rules that lead to our chains are there, and of the chains all that are needed and no others.
-func (p *Plane) looksComplete(h holding) (bool, error) {
+func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 	have := newSnapshot()
-	for t := range tables {
-		names, err := h.names(t)
+	for t := range xtables.Tables {
+		names, err := h.Names(t)
 		if err != nil {
 			return false, err
 		}
 		for name := range names {
-			if id := (chainID{t, name}); ours(id) {
-				have.chains[id] = digest{}
+			if id := (xtables.ChainID{Table: t, Name: name}); xtables.Ours(id) {
+				have.chains[id] = xtables.Digest{}
 			}
 		}
 	}
 	for j := range p.st.jumps {
-		c, err := h.chain(j.from)
+		c, err := h.Chain(j.From)
 		if err != nil {
 			return false, err
 		}
 		if c == nil {
 			return false, nil
 		}
-		for _, r := range c.rules {
-			have.jumps[(jump{j.from, r.text}).bare()] = true
+		for _, r := range c.Rules {
+			have.jumps[(xtables.Jump{From: j.From, Rule: r.Text}).Bare()] = true
 		}
 	}
 	c := comparison{p, p.st, have}
@@ -94,18 +95,18 @@ func (p *Plane) looksComplete(h holding) (bool, error) {
 }
 
 // holdsStill reports whether the kernel holds a chain as it was written, or nothing needs it any more.
-func (p *Plane) holdsStill(h holding, id chainID) (bool, error) {
+func (p *Plane) holdsStill(h xtables.Holding, id xtables.ChainID) (bool, error) {
 	want, needed := p.st.kernel[id]
-	if !needed || id.name == nodeFirewall {
+	if !needed || id.Name == xtables.NodeFirewall {
 		return true, nil
 	}
-	c, err := h.chain(id)
+	c, err := h.Chain(id)
 	if err != nil || c == nil {
 		return false, err
 	}
-	is := newContent()
-	for _, r := range c.rules {
-		is.add(r.text, false)
+	is := xtables.NewContent()
+	for _, r := range c.Rules {
+		is.Add(r.Text, false)
 	}
-	return p.reads(id, want, is.digest()), nil
+	return p.reads(id, want, is.Digest()), nil
 }

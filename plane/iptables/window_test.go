@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -13,24 +14,24 @@ import (
 // An audit of many chains reads so many in each call and no program lists them; what is written in between is no drift, and what others
 // changed is found and mended, whatever it was (TN-73).
 func TestAuditsInWindows(t *testing.T) {
-	needs(t, NFT)
+	needs(t, xtables.NFT)
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(fam.String(), func(t *testing.T) {
 			inNetns(t)
 			w := planetest.World{Family: fam}
-			p := newPlane(t, Config{Family: fam, Backend: NFT})
+			p := newPlane(t, Config{Family: fam, Backend: xtables.NFT})
 			tab := w.Table(40, 3)
 			for i := range 5 {
 				tab.Replace(w.Full(100+i, 1000+10*i, 3, i%2, 0))
 			}
 			reset(t, p, tab)
 			p.window = 100
-			windows := (len(p.st.kernel) + p.st.rules[nat] + p.st.rules[filter]) / p.window
+			windows := (len(p.st.kernel) + p.st.rules[xtables.NAT] + p.st.rules[xtables.Filter]) / p.window
 			// all has the plane audit until nothing asks for more.
 			all := func(what string, drifted bool) {
 				t.Helper()
 				saves, mended := p.Stats().Saves, 0
-				p.listed = p.listed.Add(-2 * listPeriod)
+				p.listed = p.listed.Add(-2 * xtables.ListPeriod)
 				for calls := 1; ; calls++ {
 					n, err := p.Audit(t.Context(), calls == 1)
 					if err != nil {
@@ -54,19 +55,19 @@ func TestAuditsInWindows(t *testing.T) {
 				}
 			}
 			all("nothing", false)
-			svc, program := portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain), p.tool.program
+			svc, program := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain), p.tool.Program
 			for _, c := range [][]string{
 				{"-t", "nat", "-F", svc},
 				{"-t", "nat", "-A", svc, "-j", "RETURN"},
 				{"-t", "nat", "-D", "PREROUTING", "1"},
-				{"-t", "filter", "-F", forward},
-				{"-t", "mangle", "-X", canary},
-				{"-t", "nat", "-N", clusterChain + "ABCDEFGHIJKLMNOP"},
+				{"-t", "filter", "-F", xtables.Forward},
+				{"-t", "mangle", "-X", xtables.Canary},
+				{"-t", "nat", "-N", xtables.ClusterChain + "ABCDEFGHIJKLMNOP"},
 			} {
 				run(t, "", program, c...)
 				all(fmt.Sprint(c), true)
 			}
-			if got, want := dump(t, p), fresh(t, Config{Family: fam, Backend: NFT}, tab); got != want {
+			if got, want := dump(t, p), fresh(t, Config{Family: fam, Backend: xtables.NFT}, tab); got != want {
 				t.Errorf("got:\n%s\nwant:\n%s", got, want)
 			}
 		})

@@ -8,21 +8,22 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/plane"
 	"slices"
 )
 
 // handOver runs iptables-restore on what write writes, and counts what that is: write notes the sections. While it runs the
 // fingerprint is kept up to date; transactions are what the nft back end makes of it.
-func (p *Plane) handOver(ctx context.Context, transactions int, write func(out io.Writer, note func(*section)) error) error {
+func (p *Plane) handOver(ctx context.Context, transactions int, write func(out io.Writer, note func(*xtables.Section)) error) error {
 	var text counted
 	var chains int
 	var rules Written
 	change := func() error {
-		return p.tool.restore(ctx, func(out io.Writer) error {
+		return p.tool.Restore(ctx, func(out io.Writer) error {
 			text.to = out
-			return write(&text, func(s *section) {
-				chains += len(s.write)
+			return write(&text, func(s *xtables.Section) {
+				chains += len(s.Write)
 				rules.add(s)
 			})
 		})
@@ -31,7 +32,7 @@ func (p *Plane) handOver(ctx context.Context, transactions int, write func(out i
 	if p.fingerprints == nil {
 		err = change()
 	} else {
-		p.seen, err = p.fingerprints.own(p.seen, transactions, change)
+		p.seen, err = p.fingerprints.Own(p.seen, transactions, change)
 	}
 	p.count(func(s *Stats) {
 		s.Restores++
@@ -57,10 +58,10 @@ func (c *counted) Write(b []byte) (int, error) {
 }
 
 // restore runs iptables-restore on a batch. The error wraps plane.ErrStateLost where a part may be in force.
-func (p *Plane) restore(ctx context.Context, b *batch) error {
-	text := b.text()
-	err := p.handOver(ctx, len(b.sections), func(out io.Writer, note func(*section)) error {
-		for _, s := range b.sections {
+func (p *Plane) restore(ctx context.Context, b *xtables.Batch) error {
+	text := b.Text()
+	err := p.handOver(ctx, len(b.Sections), func(out io.Writer, note func(*xtables.Section)) error {
+		for _, s := range b.Sections {
 			note(s)
 		}
 		_, err := out.Write(text)
@@ -69,7 +70,7 @@ func (p *Plane) restore(ctx context.Context, b *batch) error {
 	if err == nil {
 		return nil
 	}
-	if partly(ctx, b, err) {
+	if xtables.Partly(ctx, b, err) {
 		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
 	}
 	return err
@@ -77,32 +78,32 @@ func (p *Plane) restore(ctx context.Context, b *batch) error {
 
 // restoreAll hands all batches to one iptables-restore, which reads while they are made. declare names the chains of nat
 // that they write.
-func (p *Plane) restoreAll(ctx context.Context, declare []string, batches <-chan *batch) error {
+func (p *Plane) restoreAll(ctx context.Context, declare []string, batches <-chan *xtables.Batch) error {
 	first, ok := <-batches
 	if !ok {
 		return nil
 	}
-	return p.handOver(ctx, int(tables), func(out io.Writer, note func(*section)) error {
+	return p.handOver(ctx, int(xtables.Tables), func(out io.Writer, note func(*xtables.Section)) error {
 		w := bufio.NewWriterSize(out, 64<<10)
-		for _, s := range first.sections {
-			if s.table != nat {
+		for _, s := range first.Sections {
+			if s.Table != xtables.NAT {
 				note(s)
-				w.Write(s.appendText(nil))
+				w.Write(s.AppendText(nil))
 			}
 		}
-		for _, c := range first.only(nat).write {
-			declare = append(declare, c.id.name)
+		for _, c := range first.Only(xtables.NAT).Write {
+			declare = append(declare, c.ID.Name)
 		}
 		// Backwards, see [section.appendText].
 		slices.SortFunc(declare, func(a, b string) int { return cmp.Compare(b, a) })
-		text := appendDeclared(nat.appendTable(nil), slices.Compact(declare))
-		var last []*section
+		text := xtables.AppendDeclared(xtables.NAT.AppendTable(nil), slices.Compact(declare))
+		var last []*xtables.Section
 		for b := first; b != nil; b = <-batches {
-			for _, s := range b.sections {
+			for _, s := range b.Sections {
 				switch {
-				case s.table == nat:
+				case s.Table == xtables.NAT:
 					note(s)
-					text = s.appendRules(text)
+					text = s.AppendRules(text)
 				case b != first:
 					last = append(last, s)
 				}
@@ -115,16 +116,16 @@ func (p *Plane) restoreAll(ctx context.Context, declare []string, batches <-chan
 		if err := ctx.Err(); err != nil { // these may not have been all, and to commit would empty the chains of the others
 			return err
 		}
-		w.WriteString(commit)
+		w.WriteString(xtables.Commit)
 		for _, s := range last {
 			note(s)
-			w.Write(s.appendText(nil))
+			w.Write(s.AppendText(nil))
 		}
 		return w.Flush()
 	})
 }
 
 // refusal is iptables' no to what a Reset was to write, after which nothing of the table is in force.
-type refusal struct{ *runError }
+type refusal struct{ *xtables.RunError }
 
-func (r refusal) Unwrap() error { return r.runError }
+func (r refusal) Unwrap() error { return r.RunError }

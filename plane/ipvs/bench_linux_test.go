@@ -13,9 +13,9 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/planetest"
 )
 
@@ -57,7 +57,7 @@ func benchmarkServices(b *testing.B, services int) {
 		table.Replace(o, fronts)
 	}
 	lab.On("node1", func() {
-		p, err := newWhole(iptables.NFT, lb.IPv4, 0)
+		p, err := newWhole(xtables.NFT, lb.IPv4, 0)
 		if err != nil {
 			b.Fatal(err)
 		}

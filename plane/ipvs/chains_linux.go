@@ -5,31 +5,31 @@ import (
 	"fmt"
 	"strings"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/ownwrites"
 )
 
 // chainLayout says which chains are kept, whatever the rows are: no tree is among them. What the modes iptables and ipvs of whatever
 // kube-proxy left is taken over, and removed where it is not needed.
-func chainLayout(f lb.Family, backend iptables.Backend, writes *ownwrites.Ledger) iptables.Layout {
-	l := iptables.Layout{Family: f, Ours: iptables.Leftover, Writes: writes, Backend: backend}
+func chainLayout(f lb.Family, backend xtables.Backend, writes *ownwrites.Ledger) xtables.Layout {
+	l := xtables.Layout{Family: f, Ours: xtables.Leftover, Writes: writes, Backend: backend}
 	for _, j := range chainJumps() {
-		l.Jumps = append(l.Jumps, iptables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]})
+		l.Jumps = append(l.Jumps, xtables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]})
 	}
 	return l
 }
 
 // chainKeeper keeps the chains in the kernel.
 type chainKeeper struct {
-	keep  *iptables.Keeper
+	keep  *xtables.Keeper
 	facts nodeFacts
 }
 
 // newChains finds the programs, on a thread in the network namespace of the node, for facts without a node. It changes nothing. Errors wrap plane.ErrUnsupported
 // where there is no usable iptables.
-func newChains(facts nodeFacts, backend iptables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
-	k, err := iptables.NewKeeper(chainLayout(facts.family, backend, writes))
+func newChains(facts nodeFacts, backend xtables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
+	k, err := xtables.NewKeeper(chainLayout(facts.family, backend, writes))
 	if err != nil {
 		return nil, err
 	}
@@ -38,10 +38,10 @@ func newChains(facts nodeFacts, backend iptables.Backend, writes *ownwrites.Ledg
 }
 
 // rows are the chains of a node.
-func (c *chainKeeper) rows(n lb.Node) iptables.Rows {
+func (c *chainKeeper) rows(n lb.Node) xtables.Rows {
 	facts := c.facts
 	facts.node = n
-	return iptables.Rows{Chains: chainRules(facts)}
+	return xtables.Rows{Chains: chainRules(facts)}
 }
 
 // Reset makes the kernel hold exactly these chains, whatever modes of iptables left. The ipsets must be there, and what serves.

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/planetest"
 )
 
@@ -83,14 +83,14 @@ func makeSets(t *testing.T, f lb.Family) {
 	mustRun(t, b.String(), "ipset", "restore", "-exist")
 }
 
-func programOf(f lb.Family, b iptables.Backend) string {
+func programOf(f lb.Family, b xtables.Backend) string {
 	return map[lb.Family]string{lb.IPv4: "iptables-", lb.IPv6: "ip6tables-"}[f] + string(b)
 }
 
 // Both back ends take the chains, and print them as they were written: a second Keeper finds nothing to write, and an audit nothing to
 // mend. What a change of the node costs is the chains that tell of it.
 func TestChainsInKernel(t *testing.T) {
-	for _, b := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for name, n := range nodes {
 			t.Run(string(b)+"/"+name, func(t *testing.T) {
 				k := keeper(t, n, b)
@@ -133,7 +133,7 @@ func TestChainsInKernel(t *testing.T) {
 	}
 }
 
-func keeper(t *testing.T, n nodeFacts, b iptables.Backend) *chainKeeper {
+func keeper(t *testing.T, n nodeFacts, b xtables.Backend) *chainKeeper {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -143,7 +143,7 @@ func keeper(t *testing.T, n nodeFacts, b iptables.Backend) *chainKeeper {
 	return keeperHere(t, n, b)
 }
 
-func keeperHere(t *testing.T, n nodeFacts, b iptables.Backend) *chainKeeper {
+func keeperHere(t *testing.T, n nodeFacts, b xtables.Backend) *chainKeeper {
 	t.Helper()
 	k, err := newChains(nodeFacts{family: n.family, masq: n.masq, excluded: n.excluded}, b, nil)
 	if err != nil {
@@ -197,7 +197,7 @@ COMMIT
 -A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
 COMMIT
 `
-	for _, b := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			n := nodes["ipv4"]
 			k := keeper(t, n, b)
@@ -247,7 +247,7 @@ func TestChainsUnshown(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			n := nodeFacts{family: f, masq: 1 << 14}
-			k := keeper(t, n, iptables.NFT)
+			k := keeper(t, n, xtables.NFT)
 			must := func(mended int, err error) {
 				t.Helper()
 				if err != nil {
@@ -259,7 +259,7 @@ func TestChainsUnshown(t *testing.T) {
 			want := len(planetest.Leading(t, f))
 			for range 3 {
 				must(k.Audit(t.Context(), true))
-				must(0, keeperHere(t, n, iptables.NFT).Reset(t.Context(), n.node))
+				must(0, keeperHere(t, n, xtables.NFT).Reset(t.Context(), n.node))
 				if got := len(planetest.Leading(t, f)); got != want {
 					t.Fatalf("%d lines name our chains, and after an audit and a restart %d", want, got)
 				}
@@ -267,7 +267,7 @@ func TestChainsUnshown(t *testing.T) {
 			if n, err := k.Audit(t.Context(), true); n != 0 || err != nil {
 				t.Errorf("where nobody changed anything, an audit mended %d, %v", n, err)
 			}
-			r, err := iptables.Remove(t.Context(), iptables.RemoveConfig{Family: f, Backend: iptables.NFT})
+			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: f, Backend: xtables.NFT})
 			if left := planetest.Leading(t, f); err != nil || len(r.Left)+len(left) > 0 {
 				t.Errorf("left: %q, %q, %v", r.Left, left, err)
 			}

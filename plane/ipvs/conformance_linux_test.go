@@ -13,10 +13,10 @@ import (
 	"kube-proxy/internal/kernel"
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -34,11 +34,11 @@ type heldOnce struct {
 	list  heldChains
 	mu    sync.Mutex
 	known bool
-	jumps []iptables.ChainRule
-	rules []iptables.ChainRule
+	jumps []xtables.ChainRule
+	rules []xtables.ChainRule
 }
 
-func (h *heldOnce) held(ctx context.Context) (jumps, rules []iptables.ChainRule, err error) {
+func (h *heldOnce) held(ctx context.Context) (jumps, rules []xtables.ChainRule, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.known {
@@ -80,7 +80,7 @@ func (w *whole) Close() error {
 }
 
 // newWhole makes a plane in the network namespace of the calling thread, which is set up as the mode asks (DP-30).
-func newWhole(b iptables.Backend, f lb.Family, step int, exclude ...netip.Prefix) (_ *whole, err error) {
+func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix) (_ *whole, err error) {
 	for _, s := range sysctls(mode.Settings{}) {
 		if s.Before != [2]int{} { // no kernel that tests run on needs it
 			continue
@@ -116,7 +116,7 @@ func newWhole(b iptables.Backend, f lb.Family, step int, exclude ...netip.Prefix
 	}
 	w.closes = append(w.closes, chains.Close)
 	held := chains.keep.Held
-	if w.chains = (&heldOnce{list: held}); b == iptables.Legacy {
+	if w.chains = (&heldOnce{list: held}); b == xtables.Legacy {
 		held = w.chains.held
 	}
 	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, ExcludeCIDRs: exclude, IPVS: ipvs, Sets: setConn, Device: device, Chains: chains,
@@ -156,8 +156,8 @@ var differsIn = map[string]string{
 // traced is what trace must know of the mode.
 func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
 
-func conformance(b iptables.Backend) planetest.Config {
-	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, Trace: traced, Core: core, Forget: forgetServers,
+func conformance(b xtables.Backend) planetest.Config {
+	return planetest.Config{Mode: "ipvs", Variant: b != xtables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, Trace: traced, Core: core, Forget: forgetServers,
 		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
 }
 
@@ -185,7 +185,7 @@ func opened(w *whole, err error) (planetest.Plane, error) {
 	return w, nil
 }
 
-var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
+var backends = []xtables.Backend{xtables.NFT, xtables.Legacy}
 
 // TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
 func TestConformance(t *testing.T) {

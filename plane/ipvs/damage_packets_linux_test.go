@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/planetest"
 )
 
@@ -34,7 +34,7 @@ func newPackets(t *testing.T, f lb.Family) *packets {
 	k.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	k.On(netlab.Node1, func() {
 		var err error
-		if k.p, err = newWhole(iptables.NFT, f, 0); err != nil {
+		if k.p, err = newWhole(xtables.NFT, f, 0); err != nil {
 			t.Fatal(err)
 		}
 		k.reset()

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 )
 
 // Virtual servers of others in --ipvs-exclude-cidrs go on to serve, whatever Services ask for at their addresses: at the key of a Service, at another
@@ -49,7 +49,7 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 		}
 	}
 	lab.On("node1", func() {
-		p, err := newWhole(iptables.NFT, lb.IPv4, 0, netip.MustParsePrefix("10.96.0.10/32"), netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("172.18.0.0/16"))
+		p, err := newWhole(xtables.NFT, lb.IPv4, 0, netip.MustParsePrefix("10.96.0.10/32"), netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("172.18.0.0/16"))
 		if err != nil {
 			t.Fatal(err)
 		}

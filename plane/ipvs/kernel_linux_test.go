@@ -19,8 +19,8 @@ import (
 
 	"kube-proxy/internal/netlab"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/planetest"
 )
 
@@ -32,7 +32,7 @@ func command(program string, args ...string) error {
 }
 
 // damageKernel changes what a plane has in the kernel, as somebody with the same rights could.
-func damageKernel(b iptables.Backend) func(lb.Family, *rand.Rand) error {
+func damageKernel(b xtables.Backend) func(lb.Family, *rand.Rand) error {
 	return func(f lb.Family, rnd *rand.Rand) error {
 		conn, err := ipvswire.Open()
 		if err != nil {
@@ -77,7 +77,7 @@ func damageKernel(b iptables.Backend) func(lb.Family, *rand.Rand) error {
 }
 
 // wipeKernel removes everything.
-func wipeKernel(b iptables.Backend) func(lb.Family) error {
+func wipeKernel(b xtables.Backend) func(lb.Family) error {
 	return func(f lb.Family) error {
 		conn, err := ipvswire.Open()
 		if err != nil {
@@ -136,21 +136,21 @@ func realKernel(t testing.TB) planetest.Kernel {
 				return nil, err
 			}
 		}
-		p, err := opened(newWhole(iptables.NFT, f, step))
+		p, err := opened(newWhole(xtables.NFT, f, step))
 		last = p
 		return p, err
 	}
 	return planetest.Kernel{
 		New:    func(f lb.Family) (planetest.Plane, error) { return next(f, 0) },
 		Slow:   func(f lb.Family) (planetest.Plane, error) { return next(f, 10) },
-		Damage: damageKernel(iptables.NFT), Wipe: wipeKernel(iptables.NFT), HealthChecks: true, FirstKeeps: true,
+		Damage: damageKernel(xtables.NFT), Wipe: wipeKernel(xtables.NFT), HealthChecks: true, FirstKeeps: true,
 	}
 }
 
 // TestKernelTransitions walks at random between the states of all scenarios, with the kernel's own listing as the judge.
 func TestKernelTransitions(t *testing.T) {
 	inVM(t)
-	cfg := conformance(iptables.NFT)
+	cfg := conformance(xtables.NFT)
 	create := cfg.New
 	cfg.New = func(f lb.Family) (planetest.Plane, error) {
 		// Without routes of its own, as before lo is up, a namespace takes no address for one of a real server.
@@ -219,7 +219,7 @@ func TestNobodyIsRefused(t *testing.T) {
 	table, vip, nodePort := planetest.Shop(lb.IPv4)
 	ctx, rnd, w := t.Context(), rand.New(rand.NewPCG(1, 2)), planetest.World{Family: lb.IPv4}
 	lab.On("node1", func() {
-		p, err := newWhole(iptables.NFT, lb.IPv4, 0)
+		p, err := newWhole(xtables.NFT, lb.IPv4, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -459,7 +459,7 @@ func TestKernelCounters(t *testing.T) {
 	service := table.Get(lb.Key{Addr: vip.Addr(), Port: vip.Port(), Proto: lb.TCP}).Service
 	lab.On("node1", func() {
 		for round := range 2 {
-			p, err := newWhole(iptables.NFT, lb.IPv4, 0)
+			p, err := newWhole(xtables.NFT, lb.IPv4, 0)
 			if err != nil {
 				t.Fatal(err)
 			}

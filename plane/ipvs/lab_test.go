@@ -19,8 +19,8 @@ import (
 
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
 )
@@ -290,8 +290,8 @@ func (d *fakeDevice) tell(addresses, place bool) {
 type rules struct {
 	text    string
 	node    lb.Node
-	spoil   func(iptables.ChainRule) bool // says which are not there
-	written func()                        // is called when they are written
+	spoil   func(xtables.ChainRule) bool // says which are not there
+	written func()                       // is called when they are written
 }
 
 func (r *rules) Reset(_ context.Context, n lb.Node) error { return r.SetNode(context.Background(), n) }

@@ -18,9 +18,9 @@ import (
 	"kube-proxy/internal/kernel"
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
 )
 
 // DeviceType is the kind of interface that it is. Tests change it on kernels that have none.
@@ -127,7 +127,7 @@ func (c *cleaner) run(ctx context.Context, what mode.Removal) (errs []error) {
 		}
 	}
 	for _, fam := range what.Families {
-		r, err := iptables.RemoveKept(ctx, iptables.Layout{Family: fam, Ours: iptables.IsGuard}, "ipvs")
+		r, err := xtables.RemoveKept(ctx, xtables.Layout{Family: fam, Ours: xtables.IsGuard}, "ipvs")
 		c.report.Removed, c.report.Left = append(c.report.Removed, r.Removed...), append(c.report.Left, r.Left...)
 		errs = append(errs, err)
 	}

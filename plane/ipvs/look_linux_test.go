@@ -13,8 +13,8 @@ import (
 	"kube-proxy/internal/kernel"
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -31,7 +31,7 @@ type lookBench struct {
 	connect func() (*ipvswire.Conn, error)
 }
 
-func newLookBench(t *testing.T, b iptables.Backend, f lb.Family) *lookBench {
+func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
 	k := &lookBench{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}, connect: ipvswire.Open}
 	if loadOnce() != nil || !kernel.HasIPVS() {
 		fake := ipvsfake.New(ipvsfake.Config{})
@@ -82,7 +82,7 @@ func TestLookAtKernel(t *testing.T) {
 					t.Errorf("differs: %+v", d)
 				}
 				for _, c := range sabotages {
-					if c.spares != "" || b == iptables.Legacy && !strings.HasPrefix(c.object, "chain ") { // the rest is the same
+					if c.spares != "" || b == xtables.Legacy && !strings.HasPrefix(c.object, "chain ") { // the rest is the same
 						continue
 					}
 					k.sabotage(t, b, c.do) // on this thread, which alone is in the namespace
@@ -103,7 +103,7 @@ func TestLookAtKernel(t *testing.T) {
 }
 
 // sabotage does something to the kernel's state.
-func (k *lookBench) sabotage(t *testing.T, b iptables.Backend, do func(*spoiler)) {
+func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler)) {
 	t.Helper()
 	conn, err := k.connect()
 	k.must(err)
@@ -128,7 +128,7 @@ func (k *lookBench) sabotage(t *testing.T, b iptables.Backend, do func(*spoiler)
 			k.must(err)
 			k.must(netlink.AddrDel(link, addr))
 		},
-		rules: func(spoil func(iptables.ChainRule) bool) {
+		rules: func(spoil func(xtables.ChainRule) bool) {
 			t.Helper()
 			view, err := k.p.cfg.View()
 			k.must(err)
@@ -137,7 +137,7 @@ func (k *lookBench) sabotage(t *testing.T, b iptables.Backend, do func(*spoiler)
 			k.must(err)
 			for _, r := range slices.Concat(jumps, rules) {
 				if spoil(r) {
-					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain}, unquoted(iptables.Words(r.Rule))...)...)
+					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain}, unquoted(xtables.Words(r.Rule))...)...)
 				}
 			}
 		},
@@ -180,7 +180,7 @@ TCP fd00:0000:0000:0000:0000:0000:0000:0001 0000 fd00:0010:0096:0000:0000:0000:0
 
 // Who looks while rows change reads by connections of his own: neither fails, and at the end nothing differs.
 func TestLookWhileRowsChange(t *testing.T) {
-	k := newLookBench(t, iptables.NFT, lb.IPv4)
+	k := newLookBench(t, xtables.NFT, lb.IPv4)
 	here, err := netns.Get()
 	k.must(err)
 	defer here.Close()

@@ -14,9 +14,9 @@ import (
 
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -59,14 +59,14 @@ func (k *lab) view(f lb.Family) (*View, error) {
 	}
 	rules := k.rules[f]
 	return &View{IPVS: conn, Sets: labView{k}, Device: k.devs[f], Close: conn.Close,
-		Held: func(context.Context) (jumps, held []iptables.ChainRule, err error) {
+		Held: func(context.Context) (jumps, held []xtables.ChainRule, err error) {
 			for _, j := range chainJumps() {
-				jumps = append(jumps, iptables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]})
+				jumps = append(jumps, xtables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]})
 			}
 			all := chainRules(nodeFacts{family: f, masq: 1 << 14, node: rules.node, fullyRandom: true})
 			for _, at := range slices.SortedFunc(maps.Keys(all), compareChains) {
 				for _, r := range all[at] {
-					held = append(held, iptables.ChainRule{Table: at[0], Chain: at[1], Rule: r})
+					held = append(held, xtables.ChainRule{Table: at[0], Chain: at[1], Rule: r})
 				}
 			}
 			if rules.spoil != nil {
@@ -168,7 +168,7 @@ type spoiler struct {
 	ipvs   *ipvswire.Conn
 	member func(set string, m sets.Member, there bool)
 	addr   func(netip.Addr) // removes it
-	rules  func(spoil func(iptables.ChainRule) bool)
+	rules  func(spoil func(xtables.ChainRule) bool)
 	set    func(name string) // destroys it; nil where that cannot be
 }
 
@@ -269,19 +269,19 @@ var sabotages = []sabotage{
 		s.member("LOAD-BALANCER-FW", sets.Member{Addr: s.Addr(198, 102), Port: 80, Proto: uint8(lb.TCP)}, false)
 	}, "of ipset KUBE-LOAD-BALANCER-FW", "drop, by the kernel's state it is to balance", ""},
 	{"source ranges gone", func(s *spoiler) {
-		s.rules(func(r iptables.ChainRule) bool { return r.Chain == chainRanges })
+		s.rules(func(r xtables.ChainRule) bool { return r.Chain == chainRanges })
 	}, "chain KUBE-SOURCE-RANGES-FIREWALL of table", "drop, by the kernel's state it is to balance", ""},
 	{"chain of marks flushed", func(s *spoiler) {
-		s.rules(func(r iptables.ChainRule) bool { return r.Chain == chainOrigin })
+		s.rules(func(r xtables.ChainRule) bool { return r.Chain == chainOrigin })
 	}, "chain KUBE-IPVS-ORIGIN of table mangle", "not masqueraded", ""},
 	{"masquerading flushed", func(s *spoiler) {
-		s.rules(func(r iptables.ChainRule) bool { return r.Chain == chainPostrouting })
+		s.rules(func(r xtables.ChainRule) bool { return r.Chain == chainPostrouting })
 	}, "chain KUBE-POSTROUTING of table nat", "not masqueraded", ""},
 	{"filter flushed", func(s *spoiler) {
-		s.rules(func(r iptables.ChainRule) bool { return r.Chain == chainFilter })
+		s.rules(func(r xtables.ChainRule) bool { return r.Chain == chainFilter })
 	}, "chain KUBE-IPVS-FILTER of table filter", "reject, by the kernel's state it is to pass", ""},
 	{"jump gone", func(s *spoiler) {
-		s.rules(func(r iptables.ChainRule) bool { return r.Table == "mangle" && r.Chain == "INPUT" })
+		s.rules(func(r xtables.ChainRule) bool { return r.Table == "mangle" && r.Chain == "INPUT" })
 	}, "chain INPUT of table mangle", "not masqueraded", ""},
 	{"set gone", func(s *spoiler) { s.set("MARK-POD") }, "ipset KUBE-MARK-POD", "masquerade", "a set that rules name stays"},
 }
@@ -309,7 +309,7 @@ func TestSabotageIsNamed(t *testing.T) {
 						}
 					},
 					addr:  func(a netip.Addr) { delete(k.devs[f].addrs, a) },
-					rules: func(spoil func(iptables.ChainRule) bool) { k.rules[f].spoil = spoil },
+					rules: func(spoil func(xtables.ChainRule) bool) { k.rules[f].spoil = spoil },
 					set:   func(set string) { delete(k.sets, named(set)) },
 				})
 				if all := planetest.Differences(t, p, table); !c.named(w, all) {

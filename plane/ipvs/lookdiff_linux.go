@@ -11,9 +11,9 @@ import (
 
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/trace"
 )
 
@@ -53,7 +53,7 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 		return err
 	}
 	for _, j := range chainJumps() {
-		if !slices.Contains(jumps, iptables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]}) {
+		if !slices.Contains(jumps, xtables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]}) {
 			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j[1], j[0]), j[2], ""); err != nil {
 				return err
 			}
@@ -68,7 +68,7 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 	facts.fullyRandom = slices.ContainsFunc(have[chainName{"nat", chainPostrouting}], func(r string) bool { return strings.Contains(r, "--random-fully") })
 	shall := chainRules(facts)
 	for _, at := range slices.SortedFunc(maps.Keys(shall), compareChains) {
-		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool { return iptables.WithoutComments(a) == iptables.WithoutComments(b) }) {
+		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool { return xtables.WithoutComments(a) == xtables.WithoutComments(b) }) {
 			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"), strings.Join(have[at], "\n")); err != nil {
 				return err
 			}

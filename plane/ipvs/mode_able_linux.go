@@ -13,9 +13,9 @@ import (
 	"kube-proxy/internal/kernel"
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
-	"kube-proxy/plane/iptables"
 )
 
 // able asks for each thing that the mode is made of. The question has a kernel load modules that it has, and changes nothing else.
@@ -32,7 +32,7 @@ func able(s mode.Settings) error {
 // modules are those that the questions of able may have the kernel load.
 func modules(s mode.Settings) []string {
 	return append([]string{"ip_vs", "ip_vs_" + schedulerOf(s.IPVS.Scheduler), DeviceType, "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
-		"ip_set_hash_ipportnet", "ip_set_bitmap_port", "xt_set"}, iptables.Modules(s.Family)...)
+		"ip_set_hash_ipportnet", "ip_set_bitmap_port", "xt_set"}, xtables.Modules(s.Family)...)
 }
 
 func hasIPVS(mode.Settings) error {
@@ -116,7 +116,7 @@ func unsupported(err, is error) error {
 var chainMatches, chainTargets = []string{"set"}, []string{"SET"}
 
 func hasIPTables(s mode.Settings) error {
-	programs, err := iptables.Find(s.Family)
+	programs, err := xtables.Find(s.Family)
 	if err != nil {
 		return err
 	}

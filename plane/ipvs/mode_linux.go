@@ -14,17 +14,17 @@ import (
 	"kube-proxy/internal/kernel"
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
-	"kube-proxy/plane/iptables"
 )
 
 // Mode returns the mode ipvs.
-func Mode() mode.Mode { return ModeIn(map[lb.Family]iptables.Backend{}) }
+func Mode() mode.Mode { return ModeIn(map[lb.Family]xtables.Backend{}) }
 
 // ModeIn returns the mode as it is where its planes keep their chains with these back ends already.
-func ModeIn(backends map[lb.Family]iptables.Backend) mode.Mode {
+func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 	h := &host{backends: backends}
 	m := facts()
 	m.Sysctls, m.Load = sysctls, kernel.LoadIPVS
@@ -36,7 +36,7 @@ func ModeIn(backends map[lb.Family]iptables.Backend) mode.Mode {
 // host is what this process knows of where it runs.
 type host struct {
 	// backends are those with which planes keep their chains.
-	backends map[lb.Family]iptables.Backend
+	backends map[lb.Family]xtables.Backend
 	// timed: the timeouts of the namespace are set. said: that the mode is deprecated is told.
 	timed, said sync.Once
 }
@@ -73,7 +73,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, told(err)
 	}
 	p.opened = append(p.opened, closer(device.close))
-	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: s.IPVS.ExcludeCIDRs}, iptables.Auto, s.Writes); err != nil {
+	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: s.IPVS.ExcludeCIDRs}, xtables.Auto, s.Writes); err != nil {
 		return nil, err
 	}
 	p.opened = append(p.opened, p.chains)
@@ -158,8 +158,8 @@ func timeouts(v mode.IPVS) ipvswire.Timeouts {
 // removeStale removes the chains that are left in the back end of iptables that a family is not written with. In its own the plane takes
 // over what is there.
 func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
-	return iptables.RemoveBeside(ctx, what, func(f lb.Family) (iptables.Backend, *iptables.Layout) {
-		keep := chainLayout(f, iptables.Auto, nil)
+	return xtables.RemoveBeside(ctx, what, func(f lb.Family) (xtables.Backend, *xtables.Layout) {
+		keep := chainLayout(f, xtables.Auto, nil)
 		return h.backends[f], &keep
 	})
 }

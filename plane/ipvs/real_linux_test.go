@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	sets "kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/test/planetest"
 )
 
@@ -24,7 +24,7 @@ func realLab(t *testing.T, f lb.Family) (*lab, func() *Plane) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, iptables.Auto, nil)
+		chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, xtables.Auto, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,12 +20,12 @@ import (
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 )
 
-// heldChains returns what iptables holds of the mode, as [iptables.Keeper.Held].
-type heldChains func(context.Context) (jumps, rules []iptables.ChainRule, err error)
+// heldChains returns what iptables holds of the mode, as [xtables.Keeper.Held].
+type heldChains func(context.Context) (jumps, rules []xtables.ChainRule, err error)
 
 // openView opens what the kernel is looked at by, in the network namespace of the calling thread: IPVS by connect, the chains by held. It
 // changes nothing.

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 	"kube-proxy/plane/internal/slots"
 )
 

@@ -11,7 +11,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 )
 
 // Drift has a value when somebody else changed our table.

@@ -9,7 +9,7 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/plane"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 )
 
 // The keys of the map reserved.

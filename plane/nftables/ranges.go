@@ -13,7 +13,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 )
 
 // sourceList is a list of source ranges in the kernel. All frontends with equal ranges share one.

@@ -20,6 +20,7 @@ import (
 	"kube-proxy/engine"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/nftables"
@@ -41,7 +42,7 @@ func newIPTables(f lb.Family) (engine.Plane, error) {
 	if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1"); err != nil {
 		return nil, err
 	}
-	return iptables.New(iptables.Config{Family: f, Backend: iptables.NFT})
+	return iptables.New(iptables.Config{Family: f, Backend: xtables.NFT})
 }
 
 func fuzzKernel(f *testing.F, newPlane func(lb.Family) (engine.Plane, error)) {

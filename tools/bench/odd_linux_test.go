@@ -14,6 +14,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/nftables"
@@ -38,7 +39,7 @@ func BenchmarkOdd(b *testing.B) {
 		{"fake", func() (engine.Plane, error) { return fake.New(lb.IPv4), nil }},
 		{"nftables", func() (engine.Plane, error) { return nftables.New(nftables.Config{Family: lb.IPv4}) }},
 		{"iptables", func() (engine.Plane, error) {
-			return iptables.New(iptables.Config{Family: lb.IPv4, Backend: iptables.NFT})
+			return iptables.New(iptables.Config{Family: lb.IPv4, Backend: xtables.NFT})
 		}},
 	} {
 		for _, shape := range adversary.Odd(*oddScale) {

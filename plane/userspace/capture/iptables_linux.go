@@ -12,9 +12,9 @@ import (
 	"strconv"
 	"strings"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/iptables"
 )
 
 // Chains of iptables; the first four have upstream's names of this mode.
@@ -39,8 +39,8 @@ const (
 	treeCount
 )
 
-func layoutOf(cfg Config) iptables.Layout {
-	l := iptables.Layout{Family: cfg.Family, Writes: cfg.Writes, Ours: oursOfIPTables, Trees: []iptables.Tree{
+func layoutOf(cfg Config) xtables.Layout {
+	l := xtables.Layout{Family: cfg.Family, Writes: cfg.Writes, Ours: oursOfIPTables, Trees: []xtables.Tree{
 		inPortals:      {Table: "nat", Root: portals, Prefix: "KUBE-PORTALS-C-"},
 		inNodePorts:    {Table: "nat", Root: nodePorts, Prefix: "KUBE-NODEPORT-C-", Ports: true},
 		inGuard:        {Table: "filter", Root: guard, Prefix: "KUBE-NODEPORT-L-", Ports: true},
@@ -49,7 +49,7 @@ func layoutOf(cfg Config) iptables.Layout {
 	}}
 	jump := func(table, to, match, note string, from ...string) {
 		for _, f := range from {
-			l.Jumps = append(l.Jumps, iptables.ChainRule{Table: table, Chain: f,
+			l.Jumps = append(l.Jumps, xtables.ChainRule{Table: table, Chain: f,
 				Rule: match + fmt.Sprintf("-m comment --comment %q -j %s", note, to)})
 		}
 	}
@@ -79,7 +79,7 @@ func oursOfIPTables(table, name string) bool {
 type IPTables struct {
 	family
 	cfg   Config
-	keep  *iptables.Keeper
+	keep  *xtables.Keeper
 	addrs *addressWatch
 	drift chan struct{}
 
@@ -100,7 +100,7 @@ func NewIPTables(cfg Config) (*IPTables, error) {
 	}
 	c := &IPTables{family: familyOf(cfg.Family), cfg: cfg, drift: make(chan struct{}, 1)}
 	var err error
-	if c.keep, err = iptables.NewKeeper(layoutOf(cfg)); err != nil {
+	if c.keep, err = xtables.NewKeeper(layoutOf(cfg)); err != nil {
 		return nil, fmt.Errorf("capture by iptables: %w", err)
 	}
 	c.unguarded = c.keep.Have([]string{"socket"}, nil)
@@ -170,7 +170,7 @@ func (c *IPTables) sources(f lb.From) []source {
 
 // match is a rule's match of a source and a key, in the order in which iptables-save prints it.
 func match(s source, k lb.Key) string {
-	dst, ports := iptables.MatchKey(k)
+	dst, ports := xtables.MatchKey(k)
 	if iface, is := strings.CutPrefix(s.after, "-i "); is {
 		return dst + "-i " + iface + ports
 	}
@@ -236,13 +236,13 @@ func list(sources []netip.Prefix) (nat, filter []string) {
 }
 
 // frames are what the trees have besides rows.
-func (c *IPTables) frames() []iptables.Frame {
+func (c *IPTables) frames() []xtables.Frame {
 	const led = "-m conntrack --ctstate DNAT -j RETURN"
-	f := make([]iptables.Frame, treeCount)
+	f := make([]xtables.Frame, treeCount)
 	f[inPortals].Tail = c.here(nodePorts)
 	f[inGuard].Head = c.passGuard(led)
 	// What the proxy sends to this node itself comes in again, by lo and with its mark.
-	f[inRefused] = iptables.Frame{Head: append(c.own("-i lo "), led), Tail: c.here(refusedPorts)}
+	f[inRefused] = xtables.Frame{Head: append(c.own("-i lo "), led), Tail: c.here(refusedPorts)}
 	return f
 }
 
@@ -289,8 +289,8 @@ func (c *IPTables) here(to string) (rules []string) {
 	return rules
 }
 
-func newRows() iptables.Rows {
-	r := iptables.Rows{Chains: map[[2]string][]string{}}
+func newRows() xtables.Rows {
+	r := xtables.Rows{Chains: map[[2]string][]string{}}
 	for range treeCount {
 		r.Entries = append(r.Entries, map[lb.Key][]string{})
 	}
@@ -298,7 +298,7 @@ func newRows() iptables.Rows {
 }
 
 // put notes what a lead needs.
-func (c *IPTables) put(rows iptables.Rows, l Lead) {
+func (c *IPTables) put(rows xtables.Rows, l Lead) {
 	if l.Key.IsNodePort() {
 		l.Sources = nil
 	}
@@ -311,7 +311,7 @@ func (c *IPTables) put(rows iptables.Rows, l Lead) {
 	c.entries(rows, l.Key, nat, filter)
 }
 
-func (c *IPTables) entries(rows iptables.Rows, k lb.Key, nat, filter []string) {
+func (c *IPTables) entries(rows xtables.Rows, k lb.Key, nat, filter []string) {
 	if k.IsNodePort() {
 		rows.Entries[inNodePorts][k], rows.Entries[inRefusedPorts][k] = nat, filter
 	} else {
@@ -319,7 +319,7 @@ func (c *IPTables) entries(rows iptables.Rows, k lb.Key, nat, filter []string) {
 	}
 }
 
-func (c *IPTables) drop(rows iptables.Rows, k lb.Key) {
+func (c *IPTables) drop(rows xtables.Rows, k lb.Key) {
 	if old, was := c.leads[k]; was {
 		c.spare(rows, old)
 		delete(c.leads, k)
@@ -328,10 +328,10 @@ func (c *IPTables) drop(rows iptables.Rows, k lb.Key) {
 }
 
 // need counts what leads share: listeners and lists.
-func (c *IPTables) need(rows iptables.Rows, l Lead) {
+func (c *IPTables) need(rows xtables.Rows, l Lead) {
 	for _, k := range listenersOf(l) {
 		if c.listeners[k]++; c.listeners[k] == 1 {
-			_, ports := iptables.MatchKey(k)
+			_, ports := xtables.MatchKey(k)
 			rows.Entries[inGuard][k] = c.reject(ports, k.Proto)
 		}
 	}
@@ -343,7 +343,7 @@ func (c *IPTables) need(rows iptables.Rows, l Lead) {
 	}
 }
 
-func (c *IPTables) spare(rows iptables.Rows, l Lead) {
+func (c *IPTables) spare(rows xtables.Rows, l Lead) {
 	for _, k := range listenersOf(l) {
 		if c.listeners[k]--; c.listeners[k] == 0 {
 			delete(c.listeners, k)
@@ -384,7 +384,7 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
 	}
 	c.node, c.address, c.set = n, address, false
 	err = c.reset(ctx, want)
-	if !errors.Is(err, iptables.ErrRefused) {
+	if !errors.Is(err, xtables.ErrRefused) {
 		return c.wrap(err)
 	}
 	served := map[lb.Key]bool{}
@@ -512,7 +512,7 @@ func (c *IPTables) Known(ctx context.Context) ([]Lead, error) {
 }
 
 // leadsIn are the leads that rules make, but for who is refused.
-func leadsIn(rules []iptables.ChainRule) map[lb.Key]Lead {
+func leadsIn(rules []xtables.ChainRule) map[lb.Key]Lead {
 	leads := map[lb.Key]Lead{}
 	for _, r := range rules {
 		if r.Table != "nat" {
@@ -531,7 +531,7 @@ func leadsIn(rules []iptables.ChainRule) map[lb.Key]Lead {
 }
 
 // parseRefusal reads a rule that refuses some or all who come to a key.
-func parseRefusal(r iptables.ChainRule) (k lb.Key, ok bool) {
+func parseRefusal(r xtables.ChainRule) (k lb.Key, ok bool) {
 	if r.Table != "filter" || r.Chain == guard || strings.HasPrefix(r.Chain, "KUBE-NODEPORT-L-") {
 		return k, false
 	}

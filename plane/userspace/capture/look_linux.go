@@ -17,10 +17,10 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/ranges"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/trace"
 )
 
@@ -311,7 +311,7 @@ func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 	d := mode.NewTeller(ctx, each)
 	layout := layoutOf(c.cfg)
 	layout.Writes = nil
-	keep, err := iptables.NewKeeper(layout) // the other is for one goroutine
+	keep, err := xtables.NewKeeper(layout) // the other is for one goroutine
 	if err != nil {
 		return c.wrap(err)
 	}

@@ -18,7 +18,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 	"kube-proxy/plane/ownwrites"
 )
 

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nft/wire"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/ownwrites"
 )
 
@@ -27,7 +27,7 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 			}
 		}
 		if except != "iptables" {
-			r, err := iptables.RemoveKept(ctx, layoutOf(Config{Family: fam}), "userspace")
+			r, err := xtables.RemoveKept(ctx, layoutOf(Config{Family: fam}), "userspace")
 			errs = append(errs, err)
 			report.Removed, report.Left = append(report.Removed, r.Removed...), append(report.Left, r.Left...)
 		}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"bytes"
@@ -58,25 +58,25 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 	if cfg.Backend != NFT && cfg.Backend != Legacy {
 		return Removed{}, fmt.Errorf("iptables: remove: back end %q: want nft or legacy", cfg.Backend)
 	}
-	if cfg.Backend == Legacy && !legacyInUse(baseName(cfg.Family)) { // to list its tables would make them
+	if cfg.Backend == Legacy && !legacyInUse(BaseName(cfg.Family)) { // to list its tables would make them
 		return Removed{}, nil
 	}
 	run := cfg.Runner
 	if run == nil {
-		run = system{}
+		run = System{}
 	}
-	t, err := findTool(run, cfg.Family, cfg.Backend)
+	t, err := FindTool(run, cfg.Family, cfg.Backend)
 	if err != nil {
 		return Removed{}, err
 	}
-	return t.remove(ctx, cfg)
+	return t.Remove(ctx, cfg)
 }
 
-// remove lists the rules, removes, and asks the kernel whether that is so. If others change rules meanwhile, it begins again.
-func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
+// Remove lists the rules, removes, and asks the kernel whether that is so. If others change rules meanwhile, it begins again.
+func (t *Tool) Remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
-		found := newLeftovers(cfg)
-		if err = t.lines(ctx, found.read); err == nil {
+		found := NewLeftovers(cfg)
+		if err = t.Lines(ctx, found.Read); err == nil {
 			err = t.take(ctx, found, cfg, &done)
 		}
 		if err == nil {
@@ -92,36 +92,36 @@ func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err 
 			break
 		}
 	}
-	return done, fmt.Errorf("iptables: remove rules of %s, %s: %w", cfg.Family, t.program, err)
+	return done, fmt.Errorf("iptables: remove rules of %s, %s: %w", cfg.Family, t.Program, err)
 }
 
 // verify asks the kernel which chains it still has that should be gone, or have rules that should be empty.
-func (t *tool) verify(ctx context.Context, found *leftovers) error {
-	if !t.real() {
+func (t *Tool) verify(ctx context.Context, found *leftovers) error {
+	if !t.Real() {
 		return nil
 	}
-	h, err := t.openHolding(ctx)
+	h, err := t.OpenHolding(ctx)
 	if err != nil {
 		return fmt.Errorf("verify the removal: %w", err)
 	}
-	defer h.close()
+	defer h.Close()
 	var remain []string
 	for i := range tableNames {
-		names, err := h.names(table(i))
+		names, err := h.Names(Table(i))
 		if err != nil {
 			return fmt.Errorf("verify the removal: %w", err)
 		}
 		for _, name := range slices.Sorted(maps.Keys(names)) {
-			if id := (chainID{table(i), name}); found.goes(id) && !found.mayStay(id, h) {
-				remain = append(remain, id.table.String()+" "+name)
+			if id := (ChainID{Table(i), name}); found.goes(id) && !found.mayStay(id, h) {
+				remain = append(remain, id.Table.String()+" "+name)
 			}
 		}
 	}
 	if len(remain) == 0 {
 		return nil
 	}
-	see := t.program + "-save"
-	if t.backend == NFT {
+	see := t.Program + "-save"
+	if t.Backend == NFT {
 		see = "nft list ruleset"
 	}
 	return fmt.Errorf("the kernel still has %d chains of kube-proxy (%s): see %s, delete the rules that lead to them, then run --cleanup again",
@@ -129,34 +129,34 @@ func (t *tool) verify(ctx context.Context, found *leftovers) error {
 }
 
 // mayStay reports whether a chain was reported to stay: in force, or without rules.
-func (l *leftovers) mayStay(id chainID, h holding) bool {
+func (l *leftovers) mayStay(id ChainID, h Holding) bool {
 	if empty, reported := l.stay[id]; !reported || !empty {
 		return reported
 	}
-	c, err := h.chain(id)
-	return err == nil && (c == nil || len(c.rules) == 0)
+	c, err := h.Chain(id)
+	return err == nil && (c == nil || len(c.Rules) == 0)
 }
 
-// openHolding opens what reads the back end's chains, and makes no tables.
-func (t *tool) openHolding(ctx context.Context) (holding, error) {
-	if t.backend == Legacy {
-		info, err := openTableInfo(t.family)
+// OpenHolding opens what reads the back end's chains, and makes no tables.
+func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
+	if t.Backend == Legacy {
+		info, err := openTableInfo(t.Family)
 		if err != nil {
 			return nil, err
 		}
-		h := &legacyHolding{info: info, family: t.family, blobs: map[table]*blob{}}
+		h := &legacyHolding{Info: info, family: t.Family, blobs: map[Table]*blob{}}
 		return h, h.asked(ctx, time.Time{})
 	}
 	nf, err := kernel.OpenNetfilter()
 	if err != nil {
 		return nil, err
 	}
-	return &nftHolding{nf: nf, family: t.family}, nil
+	return &nftHolding{nf: nf, family: t.Family}, nil
 }
 
 // removeCounters deletes the counters of MT-16 and MT-17, unless the other family or back end still counts.
-func (t *tool) removeCounters() error {
-	if !t.real() {
+func (t *Tool) removeCounters() error {
+	if !t.Real() {
 		return nil
 	}
 	nf, err := kernel.OpenNetfilter()
@@ -164,7 +164,7 @@ func (t *tool) removeCounters() error {
 		return nil // where nothing can be asked, nothing was made
 	}
 	defer nf.Close()
-	return dropCounters(nf, 500*time.Millisecond)
+	return DropCounters(nf, 500*time.Millisecond)
 }
 
 // leftovers is what there is to remove.
@@ -172,31 +172,31 @@ type leftovers struct {
 	// ours reports which chains are the modes' that are removed.
 	ours func(table, chain string) bool
 	// entries are the rules by which connections come to be translated, jumps all others of chains of others.
-	entries, jumps []jump
+	entries, jumps []Jump
 	// handles are those of entries and jumps that iptables cannot delete.
-	handles map[jump][]uint64
-	// chains are those of a kube-proxy; foreign are rules of others that lead to them, one for each.
-	chains  []chainID
-	foreign map[chainID]jump
+	handles map[Jump][]uint64
+	// Chains are those of a kube-proxy; foreign are rules of others that lead to them, one for each.
+	Chains  []ChainID
+	foreign map[ChainID]Jump
 	// builtIn are the chains that were listed, and whether packets begin there.
-	builtIn map[chainID]bool
+	builtIn map[ChainID]bool
 	// stay are chains that are reported to stay, and whether they are empty.
-	stay map[chainID]bool
+	stay map[ChainID]bool
 	// blockLocalnet: the rule of DP-10 is there. kubelet: so is a kubelet, which writes it as well, and once only.
 	blockLocalnet, kubelet bool
 	// guards: the rule of DP-10 is of the modes that are removed. It is not where one of them runs, nor where only
 	// another mode's chains go.
 	guards bool
 	// toFirewall are rules of built-in chains that lead to KUBE-FIREWALL, inFirewall its rules but for that of DP-10.
-	toFirewall, inFirewall []jump
+	toFirewall, inFirewall []Jump
 	// keep and keepGuard are those of RemoveConfig.
 	keep      *Layout
 	keepGuard bool
 }
 
-func newLeftovers(cfg RemoveConfig) *leftovers {
-	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, keepGuard: cfg.KeepGuard, guards: cfg.Ours == nil && cfg.Keep == nil, handles: map[jump][]uint64{}, foreign: map[chainID]jump{},
-		builtIn: map[chainID]bool{}, stay: map[chainID]bool{}}
+func NewLeftovers(cfg RemoveConfig) *leftovers {
+	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, keepGuard: cfg.KeepGuard, guards: cfg.Ours == nil && cfg.Keep == nil, handles: map[Jump][]uint64{}, foreign: map[ChainID]Jump{},
+		builtIn: map[ChainID]bool{}, stay: map[ChainID]bool{}}
 	if l.ours == nil {
 		l.ours = Leftover
 	}
@@ -204,71 +204,71 @@ func newLeftovers(cfg RemoveConfig) *leftovers {
 }
 
 // is reports whether a chain is of the modes that are removed.
-func (l *leftovers) is(id chainID) bool { return l.ours(id.table.String(), id.name) }
+func (l *leftovers) is(id ChainID) bool { return l.ours(id.Table.String(), id.Name) }
 
 // goes reports whether a chain is to be removed.
-func (l *leftovers) goes(id chainID) bool {
-	return l.is(id) && !l.guard(id) && (l.keep == nil || !l.keep.Ours(id.table.String(), id.name))
+func (l *leftovers) goes(id ChainID) bool {
+	return l.is(id) && !l.guard(id) && (l.keep == nil || !l.keep.Ours(id.Table.String(), id.Name))
 }
 
 // guard reports whether a chain stays because it protects addresses that are still there.
-func (l *leftovers) guard(id chainID) bool { return l.keepGuard && IsGuard(id.table.String(), id.name) }
+func (l *leftovers) guard(id ChainID) bool { return l.keepGuard && IsGuard(id.Table.String(), id.Name) }
 
 // kept reports whether a rule of a built-in chain that leads to a chain of kube-proxy stays. How a program prints a rule does not count.
-func (l *leftovers) kept(from, to chainID) bool {
+func (l *leftovers) kept(from, to ChainID) bool {
 	return l.guard(to) || l.keep != nil && slices.ContainsFunc(l.keep.Jumps, func(j ChainRule) bool {
-		return j.Table == from.table.String() && j.Chain == from.name && target(j.Rule) == to.name
+		return j.Table == from.Table.String() && j.Chain == from.Name && target(j.Rule) == to.Name
 	})
 }
 
-// read takes a line of what iptables-save prints.
-func (l *leftovers) read(line savedLine) {
-	t, known := tableNamed(line.table)
+// Read takes a line of what iptables-save prints.
+func (l *leftovers) Read(line SavedLine) {
+	t, known := TableNamed(line.Table)
 	if !known {
 		return
 	}
-	id := chainID{t, string(line.chain)}
-	if line.kind == savedChain {
-		l.builtIn[id] = !bytes.HasPrefix(line.rest, []byte("-"))
-		l.kubelet = l.kubelet || isKubelets(id)
+	id := ChainID{t, string(line.Chain)}
+	if line.Kind == SavedChain {
+		l.builtIn[id] = !bytes.HasPrefix(line.Rest, []byte("-"))
+		l.kubelet = l.kubelet || IsKubelets(id)
 		if l.goes(id) {
-			l.chains = append(l.chains, id)
+			l.Chains = append(l.Chains, id)
 		}
 		return
 	}
 	if l.is(id) {
 		return
 	}
-	j := jump{id, string(line.rest)}
-	if line.handle != 0 {
-		if id == blockLocalnetJump.from && WithoutComments(j.rule) == WithoutComments(blockLocalnet) {
-			j = blockLocalnetJump
+	j := Jump{id, string(line.Rest)}
+	if line.Handle != 0 {
+		if id == BlockLocalnetJump.From && WithoutComments(j.Rule) == WithoutComments(BlockLocalnet) {
+			j = BlockLocalnetJump
 		}
-		l.handles[j] = append(l.handles[j], line.handle)
+		l.handles[j] = append(l.handles[j], line.Handle)
 	}
 	l.rule(j)
 }
 
 // rule takes a rule of a chain of others.
-func (l *leftovers) rule(j jump) {
-	to := chainID{j.from.table, target(j.rule)}
+func (l *leftovers) rule(j Jump) {
+	to := ChainID{j.From.Table, target(j.Rule)}
 	switch {
-	case j == blockLocalnetJump:
+	case j == BlockLocalnetJump:
 		l.blockLocalnet = l.guards
-	case j.from == firewall:
+	case j.From == firewall:
 		l.inFirewall = append(l.inFirewall, j)
-	case to == firewall && l.builtIn[j.from] && isJump(j.rule):
+	case to == firewall && l.builtIn[j.From] && IsJump(j.Rule):
 		l.toFirewall = append(l.toFirewall, j)
 	case to == firewall:
 		l.foreign[to] = j
 	}
 	switch {
-	case j == blockLocalnetJump, !l.is(to), l.kept(j.from, to):
-	case !l.builtIn[j.from] || !isJump(j.rule):
+	case j == BlockLocalnetJump, !l.is(to), l.kept(j.From, to):
+	case !l.builtIn[j.From] || !IsJump(j.Rule):
 		if l.goes(to) {
 			l.foreign[to] = j
 		}
-	case j.from.table == mangle, j.from.table == nat && (j.from.name == "PREROUTING" || j.from.name == "OUTPUT"):
+	case j.From.Table == Mangle, j.From.Table == NAT && (j.From.Name == "PREROUTING" || j.From.Name == "OUTPUT"):
 		l.entries = append(l.entries, j)
 	default:
 		l.jumps = append(l.jumps, j)
@@ -281,14 +281,14 @@ func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
 	if cfg.Family != lb.IPv4 || !l.blockLocalnet {
 		return ""
 	}
-	value, err := kernel.Sysctl(routeLocalnet)
+	value, err := kernel.Sysctl(RouteLocalnet)
 	switch {
 	case err == nil && value == "0":
 		return ""
 	case err == nil && cfg.KeepLocalnet:
-		return "for connections to NodePorts on 127.0.0.1, sysctl " + routeLocalnet + " stays " + value
+		return "for connections to NodePorts on 127.0.0.1, sysctl " + RouteLocalnet + " stays " + value
 	case err == nil:
-		err = closeLocalnet()
+		err = CloseLocalnet()
 	}
 	if err != nil {
 		return err.Error()
@@ -298,28 +298,28 @@ func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
 
 // stays takes out of what is to be removed what must stay, and says why. keep says why the rule of DP-10 must, if it must. Of the
 // chains empty are those that stay though they are ours, for rules of others lead to them.
-func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []chainID, left []string) {
+func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left []string) {
 	left = l.firewallStays(keep, cfg)
 	switch {
 	case !l.blockLocalnet:
 	case keep != "":
-		left = append(left, "the rule of "+nodeFirewall+" that protects 127.0.0.1 stays: "+keep)
+		left = append(left, "the rule of "+NodeFirewall+" that protects 127.0.0.1 stays: "+keep)
 	case !l.kubelet:
-		l.jumps = append(l.jumps, blockLocalnetJump)
+		l.jumps = append(l.jumps, BlockLocalnetJump)
 	}
-	masq, post := chainID{nat, markMasq}, chainID{nat, postrouting}
+	masq, post := ChainID{NAT, MarkMasq}, ChainID{NAT, Postrouting}
 	if j, relied := l.foreign[masq]; relied {
-		left = append(left, fmt.Sprintf("chains nat %s and %s stay in force: a rule of others relies on them: -A %s %s", markMasq, postrouting, j.from.name, j.rule))
-		l.jumps = slices.DeleteFunc(l.jumps, func(j jump) bool { return j.from.table == nat && target(j.rule) == postrouting })
+		left = append(left, fmt.Sprintf("chains nat %s and %s stay in force: a rule of others relies on them: -A %s %s", MarkMasq, Postrouting, j.From.Name, j.Rule))
+		l.jumps = slices.DeleteFunc(l.jumps, func(j Jump) bool { return j.From.Table == NAT && target(j.Rule) == Postrouting })
 		l.stay[masq], l.stay[post] = false, false
-		l.chains = slices.DeleteFunc(l.chains, func(id chainID) bool { return id == masq || id == post })
+		l.Chains = slices.DeleteFunc(l.Chains, func(id ChainID) bool { return id == masq || id == post })
 	}
-	l.chains = slices.DeleteFunc(l.chains, func(id chainID) bool {
+	l.Chains = slices.DeleteFunc(l.Chains, func(id ChainID) bool {
 		j, is := l.foreign[id]
 		if is {
 			empty = append(empty, id)
 			l.stay[id] = true
-			left = append(left, fmt.Sprintf("chain %s %s stays, empty: a rule of others leads to it: -A %s %s", id.table, id.name, j.from.name, j.rule))
+			left = append(left, fmt.Sprintf("chain %s %s stays, empty: a rule of others leads to it: -A %s %s", id.Table, id.Name, j.From.Name, j.Rule))
 		}
 		return is
 	})
@@ -337,25 +337,25 @@ func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string)
 	case keep != "":
 		return nil // stays reports the rule in it
 	case relied:
-		why = "a rule of others leads to it: -A " + j.from.name + " " + j.rule
+		why = "a rule of others leads to it: -A " + j.From.Name + " " + j.Rule
 	case len(l.inFirewall) > 0:
-		why = "it has a rule that no kube-proxy writes: -A " + nodeFirewall + " " + l.inFirewall[0].rule
+		why = "it has a rule that no kube-proxy writes: -A " + NodeFirewall + " " + l.inFirewall[0].Rule
 	default:
 		l.jumps = append(l.jumps, l.toFirewall...)
-		l.chains = append(l.chains, firewall)
+		l.Chains = append(l.Chains, firewall)
 		return nil
 	}
 	delete(l.foreign, firewall)
-	return []string{fmt.Sprintf("chain filter %s stays, though no kubelet has chains here, and so do the rules of INPUT and OUTPUT that lead to it: %s", nodeFirewall, why)}
+	return []string{fmt.Sprintf("chain filter %s stays, though no kubelet has chains here, and so do the rules of INPUT and OUTPUT that lead to it: %s", NodeFirewall, why)}
 }
 
 // take removes what was found: first what leads new connections to translation, so that what is translated already is
 // masqueraded and let pass until the end; then what leads to the other chains; then the chains.
-func (t *tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, done *Removed) error {
+func (t *Tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, done *Removed) error {
 	empty, left := found.stays(found.keepBlock(cfg), cfg)
-	for _, rules := range [][]jump{found.entries, found.jumps} {
-		slices.SortStableFunc(rules, func(a, b jump) int { return cmp.Compare(b.from.table, a.from.table) })
-		var b batch
+	for _, rules := range [][]Jump{found.entries, found.jumps} {
+		slices.SortStableFunc(rules, func(a, b Jump) int { return cmp.Compare(b.From.Table, a.From.Table) })
+		var b Batch
 		for _, j := range rules {
 			b.remove(j, found.handles)
 		}
@@ -363,27 +363,27 @@ func (t *tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, don
 			return err
 		}
 		done.Rules += len(rules)
-		if t.real() && len(rules) > 0 {
+		if t.Real() && len(rules) > 0 {
 			kernel.AwaitPackets() // some may have been translated, and not be masqueraded yet
 		}
 	}
 	done.Left = left
-	most := max(1, len(empty)+len(found.chains))
-	if t.backend == NFT {
-		most = nftLines
+	most := max(1, len(empty)+len(found.Chains))
+	if t.Backend == NFT {
+		most = NFTLines
 	}
-	stuck, err := sweep(ctx, empty, found.chains, most, func(b *batch) error {
+	stuck, err := Sweep(ctx, empty, found.Chains, most, func(b *Batch) error {
 		err := t.restoreBatch(ctx, b)
-		for _, s := range b.sections {
+		for _, s := range b.Sections {
 			if err == nil {
-				done.Chains += len(s.drop)
+				done.Chains += len(s.Drop)
 			}
 		}
 		return err
 	})
 	for _, s := range stuck {
-		found.stay[s.id] = true
-		done.Left = append(done.Left, fmt.Sprintf("chain %s %s stays, empty: %v", s.id.table, s.id.name, s.err))
+		found.stay[s.ID] = true
+		done.Left = append(done.Left, fmt.Sprintf("chain %s %s stays, empty: %v", s.ID.Table, s.ID.Name, s.err))
 	}
 	return err
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"bufio"
@@ -29,8 +29,8 @@ type surroundings struct {
 	tick       time.Duration // of the kernel's clock, in which xt_recent keeps time
 }
 
-// lookAround opens them in the network namespace of the calling thread.
-func lookAround() (*surroundings, error) {
+// LookAround opens them in the network namespace of the calling thread.
+func LookAround() (*surroundings, error) {
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return nil, fmt.Errorf("ask for routes: %w", err)
@@ -38,7 +38,7 @@ func lookAround() (*surroundings, error) {
 	return &surroundings{conn: conn, routes: map[netip.Addr]rtnl.Route{}, interfaces: map[int32]string{}}, nil
 }
 
-func (s *surroundings) close() { s.conn.Close() }
+func (s *surroundings) Close() { s.conn.Close() }
 
 func (s *surroundings) route(ctx context.Context, a netip.Addr) (rtnl.Route, error) {
 	if way, known := s.routes[a]; known {
@@ -106,7 +106,7 @@ func (s *surroundings) interfaceFor(w *walk, a netip.Addr) (name string, known b
 	return name, name != ""
 }
 
-func (s *surroundings) remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool) {
+func (s *surroundings) Remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool) {
 	if strings.Contains(list, "/") { // no list can be called so
 		return 0, false
 	}
@@ -115,11 +115,11 @@ func (s *surroundings) remembers(list string, client netip.Addr, within uint32) 
 		return 0, false
 	}
 	defer f.Close()
-	seen, found := seenIn(f, client)
+	seen, found := SeenIn(f, client)
 	if !found {
 		return 0, false
 	}
-	now, tick, err := s.jiffies()
+	now, tick, err := s.Jiffies()
 	if err != nil {
 		return 0, false
 	}
@@ -127,8 +127,8 @@ func (s *surroundings) remembers(list string, client netip.Addr, within uint32) 
 	return age, within == 0 || age <= time.Duration(within)*time.Second
 }
 
-// seenIn returns when a list says that a client was seen last, in jiffies.
-func seenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
+// SeenIn returns when a list says that a client was seen last, in jiffies.
+func SeenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
 	lines := bufio.NewScanner(list)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text()) // src=10.0.0.1 ttl: 64 last_seen: 4295022318 oldest_pkt: 1 4295022318
@@ -145,8 +145,8 @@ func seenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
 	return 0, false
 }
 
-// jiffies returns the low half of the kernel's clock, and how long one tick of it is. It began five minutes before it ran over.
-func (s *surroundings) jiffies() (now uint32, tick time.Duration, err error) {
+// Jiffies returns the low half of the kernel's clock, and how long one tick of it is. It began five minutes before it ran over.
+func (s *surroundings) Jiffies() (now uint32, tick time.Duration, err error) {
 	var ts unix.Timespec
 	if s.tick == 0 {
 		if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {

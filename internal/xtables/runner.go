@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"bytes"
@@ -34,8 +34,8 @@ type piper interface {
 }
 
 // pipe runs a program as piper's Pipe does, with a runner that may be none.
-func (t *tool) pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
-	if p, ok := t.run.(piper); ok {
+func (t *Tool) pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	if p, ok := t.Run.(piper); ok {
 		return p.Pipe(ctx, in, out, name, args...)
 	}
 	var text bytes.Buffer
@@ -44,7 +44,7 @@ func (t *tool) pipe(ctx context.Context, in func(io.Writer) error, out func(io.R
 			return err
 		}
 	}
-	said, err := t.run.Run(ctx, text.Bytes(), name, args...)
+	said, err := t.Run.Run(ctx, text.Bytes(), name, args...)
 	if err != nil || out == nil {
 		return err
 	}
@@ -54,13 +54,13 @@ func (t *tool) pipe(ctx context.Context, in func(io.Writer) error, out func(io.R
 	return nil
 }
 
-type system struct {
-	lock string // instead of /run/xtables.lock, if not empty
+type System struct {
+	Lock string // instead of /run/xtables.lock, if not empty
 }
 
-func (system) LookPath(name string) (string, error) { return exec.LookPath(name) }
+func (System) LookPath(name string) (string, error) { return exec.LookPath(name) }
 
-func (s system) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+func (s System) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
 	var out bytes.Buffer
 	in := func(w io.Writer) error {
 		_, err := w.Write(stdin)
@@ -76,10 +76,10 @@ func (s system) Run(ctx context.Context, stdin []byte, name string, args ...stri
 	return out.Bytes(), nil
 }
 
-func (s system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
-	if s.lock != "" {
-		cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+s.lock)
+	if s.Lock != "" {
+		cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+s.Lock)
 	}
 	errs := &shortText{}
 	cmd.Stderr = errs
@@ -139,7 +139,7 @@ func (s system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 		if writeErr != nil && len(errs.text) == 0 {
 			err = fmt.Errorf("%w: %w", writeErr, err)
 		}
-		return &runError{name: name, said: strings.TrimSpace(string(errs.text)), err: err}
+		return &RunError{Name: name, Said: strings.TrimSpace(string(errs.text)), Err: err}
 	case writeErr != nil:
 		return fmt.Errorf("%s: write its input: %w", name, writeErr)
 	case readErr != nil:
@@ -170,17 +170,17 @@ func (t *shortText) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// runError is a program that failed.
-type runError struct {
-	name, said string
-	err        error
+// RunError is a program that failed.
+type RunError struct {
+	Name, Said string
+	Err        error
 }
 
-func (e *runError) Error() string {
-	if e.said == "" {
-		return e.name + ": " + e.err.Error()
+func (e *RunError) Error() string {
+	if e.Said == "" {
+		return e.Name + ": " + e.Err.Error()
 	}
-	return fmt.Sprintf("%s: %v: %s", e.name, e.err, e.said)
+	return fmt.Sprintf("%s: %v: %s", e.Name, e.Err, e.Said)
 }
 
-func (e *runError) Unwrap() error { return e.err }
+func (e *RunError) Unwrap() error { return e.Err }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"cmp"
@@ -13,20 +13,20 @@ import (
 
 // stuckChain is a chain that cannot be deleted, and why: nearly always a rule of somebody else leads to it.
 type stuckChain struct {
-	id  chainID
+	ID  ChainID
 	err error
 }
 
-// sweep empties chains and deletes those of drop, at most so many in a restore. The chains that cannot be deleted are
+// Sweep empties chains and deletes those of drop, at most so many in a restore. The chains that cannot be deleted are
 // returned; they stay, empty. An error says that not even that is known, because nothing at all can be written.
-func sweep(ctx context.Context, empty, drop []chainID, most int, restore func(*batch) error) (stuck []stuckChain, err error) {
+func Sweep(ctx context.Context, empty, drop []ChainID, most int, restore func(*Batch) error) (stuck []stuckChain, err error) {
 	// All are emptied before any is deleted, for they lead to each other.
 	for part := range slices.Chunk(slices.Concat(empty, drop), most) {
 		if err := restore(emptying(part)); err != nil {
 			return nil, err
 		}
 	}
-	slices.SortFunc(drop, func(a, b chainID) int { return cmp.Compare(b.table, a.table) })
+	slices.SortFunc(drop, func(a, b ChainID) int { return cmp.Compare(b.Table, a.Table) })
 	for part := range slices.Chunk(drop, most) {
 		some, err := deleteChains(ctx, part, restore)
 		if stuck = append(stuck, some...); err != nil {
@@ -37,14 +37,14 @@ func sweep(ctx context.Context, empty, drop []chainID, most int, restore func(*b
 }
 
 // deleteChains deletes empty chains, which are sorted by table. If one cannot be, the others are.
-func deleteChains(ctx context.Context, ids []chainID, restore func(*batch) error) (stuck []stuckChain, err error) {
+func deleteChains(ctx context.Context, ids []ChainID, restore func(*Batch) error) (stuck []stuckChain, err error) {
 	for len(ids) > 0 {
 		known := len(stuck)
-		s := bisect.New([][]chainID{ids}, 0)
+		s := bisect.New([][]ChainID{ids}, 0)
 		for group := s.Next(); group != nil; group = s.Next() {
-			var b batch
+			var b Batch
 			for _, id := range group {
-				b.only(id.table).delete(id)
+				b.Only(id.Table).Delete(id)
 			}
 			err = restore(&b)
 			switch {
@@ -72,10 +72,10 @@ func deleteChains(ctx context.Context, ids []chainID, restore func(*batch) error
 }
 
 // emptying returns a batch that makes chains empty.
-func emptying(ids []chainID) *batch {
-	b := &batch{}
+func emptying(ids []ChainID) *Batch {
+	b := &Batch{}
 	for _, id := range ids {
-		b.only(id.table).put(chain{id: id})
+		b.Only(id.Table).Put(Chain{ID: id})
 	}
 	return b
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"fmt"
@@ -13,10 +13,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// rule is a rule as the kernel holds it, whoever wrote it.
-type rule struct {
-	// text is the rule as iptables -S prints it, without "-A CHAIN ".
-	text string
+// Rule is a rule as the kernel holds it, whoever wrote it.
+type Rule struct {
+	// Text is the rule as iptables -S prints it, without "-A CHAIN ".
+	Text string
 	// when are the conditions, all of which a packet must meet. What none of them stands for is met by every packet.
 	when []condition
 	// recalls is the list of clients that the rule looks in, "" for none, and within is how many seconds are remembered, 0 for any.
@@ -25,8 +25,8 @@ type rule struct {
 	do      verdict
 	// handle is nf_tables' number of the rule in its chain, 0 where there is none.
 	handle uint64
-	// strange names what in it is not understood: such a rule is told of, and nobody knows who meets it.
-	strange []string
+	// Strange names what in it is not understood: such a rule is told of, and nobody knows who meets it.
+	Strange []string
 }
 
 // condition says how likely a packet is to meet one match: 0 to 1, or untold.
@@ -51,8 +51,8 @@ func unless(not bool, odds float64) float64 {
 }
 
 // odds is how likely a packet is to meet the whole rule, but for the list of clients.
-func (r *rule) odds(w *walk, f flow) float64 {
-	all, known := 1.0, len(r.strange) == 0
+func (r *Rule) odds(w *walk, f flow) float64 {
+	all, known := 1.0, len(r.Strange) == 0
 	for _, c := range r.when {
 		switch p := c(w, f); p {
 		case 0:
@@ -99,7 +99,7 @@ type verdict struct {
 
 // ruleBuilder puts a rule together in the order in which iptables prints it, whatever the order in which the kernel has it.
 type ruleBuilder struct {
-	rule
+	Rule
 	src, dst, in, out, proto string
 	number                   uint8 // of the protocol, 0 for any
 	matches                  []match
@@ -108,7 +108,7 @@ type ruleBuilder struct {
 // match is a match with its name, as iptables prints it.
 type match struct{ name, text string }
 
-func (b *ruleBuilder) done() rule {
+func (b *ruleBuilder) done() Rule {
 	parts := []string{b.src, b.dst, b.in, b.out, b.proto}
 	for _, m := range b.matches {
 		parts = append(parts, "-m "+m.name+m.text)
@@ -118,17 +118,17 @@ func (b *ruleBuilder) done() rule {
 }
 
 // said is the rule, of which that is the text.
-func (b *ruleBuilder) said(text string) rule {
-	if b.text = text; len(b.strange) > 0 {
-		b.text = strings.TrimPrefix(b.text+" (not judged: "+strings.Join(b.strange, ", ")+")", " ")
+func (b *ruleBuilder) said(text string) Rule {
+	if b.Text = text; len(b.Strange) > 0 {
+		b.Text = strings.TrimPrefix(b.Text+" (not judged: "+strings.Join(b.Strange, ", ")+")", " ")
 	}
 	if b.do.do == unreadable { // who meets it may end there, or not
-		b.strange = append(b.strange, b.do.text)
+		b.Strange = append(b.Strange, b.do.text)
 	}
-	return b.rule
+	return b.Rule
 }
 
-func (b *ruleBuilder) cannot(what string) { b.strange = append(b.strange, what) }
+func (b *ruleBuilder) cannot(what string) { b.Strange = append(b.Strange, what) }
 
 func not(n bool) string {
 	if n {

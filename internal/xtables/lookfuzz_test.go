@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"context"
@@ -13,27 +13,27 @@ import (
 
 // garbled is a holding of one chain, which is what somebody made up.
 type garbled struct {
-	nft  rule
+	nft  Rule
 	blob *blob
 }
 
-func (g garbled) names(table) (map[string]bool, error) { return nil, nil }
+func (g garbled) Names(Table) (map[string]bool, error) { return nil, nil }
 func (g garbled) generation() (uint32, error)          { return 0, nil }
-func (g garbled) close()                               {}
-func (g garbled) chain(id chainID) (*chainState, error) {
-	if id.table == filter {
-		return &chainState{rules: []rule{g.nft, g.nft}, hooked: true}, nil
+func (g garbled) Close()                               {}
+func (g garbled) Chain(id ChainID) (*ChainState, error) {
+	if id.Table == Filter {
+		return &ChainState{Rules: []Rule{g.nft, g.nft}, Hooked: true}, nil
 	}
-	return g.blob.chain(id.name)
+	return g.blob.chain(id.Name)
 }
 
 // FuzzRulesOfTheKernel reads as rules what no kernel would say, and follows a packet through them: an error, or an answer.
 func FuzzRulesOfTheKernel(f *testing.F) {
-	around, err := lookAround()
+	around, err := LookAround()
 	if err != nil {
 		f.Fatal(err)
 	}
-	defer around.close()
+	defer around.Close()
 	entry := make([]byte, 112+40)
 	native.PutUint16(entry[88:], 112)
 	native.PutUint16(entry[90:], 152)
@@ -48,14 +48,14 @@ func FuzzRulesOfTheKernel(f *testing.F) {
 		}
 		read, err := readNFT(family, data)
 		if err != nil {
-			read = rule{text: "-j ACCEPT", do: verdict{do: accept}}
+			read = Rule{Text: "-j ACCEPT", do: verdict{do: accept}}
 		}
-		b := &blob{entries: data, family: family, form: entryForms[family], valid: 31, chains: map[string]uint32{}}
+		b := &blob{Entries: data, family: family, form: entryForms[family], valid: 31, chains: map[string]uint32{}}
 		if len(data) > 4 {
 			b.hooks[3] = native.Uint32(data) % uint32(len(data))
 		}
 		w := &walk{ctx: context.Background(), packet: trace.Packet{From: to, To: to, Host: true, Here: true, Proto: lb.TCP}, holds: garbled{read, b},
-			place: around, read: map[chainID]*chainState{}, said: map[saying]bool{}}
+			place: around, read: map[ChainID]*ChainState{}, said: map[saying]bool{}}
 		w.all()
 		if k := w.answer(); w.err == nil && k.Verdict == "" {
 			t.Errorf("no verdict: %+v", w.ends)

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"bytes"
@@ -33,10 +33,10 @@ const (
 	Legacy Backend = "legacy"
 )
 
-// version is what iptables --version tells.
-type version [3]int
+// Version is what iptables --version tells.
+type Version [3]int
 
-func (v version) atLeast(o version) bool {
+func (v Version) AtLeast(o Version) bool {
 	for i := range v {
 		if v[i] != o[i] {
 			return v[i] > o[i]
@@ -46,7 +46,7 @@ func (v version) atLeast(o version) bool {
 }
 
 // parseVersion reads "iptables v1.8.9 (nf_tables)".
-func parseVersion(s string) (v version, b Backend, err error) {
+func parseVersion(s string) (v Version, b Backend, err error) {
 	fields := strings.Fields(s)
 	if len(fields) < 2 || !strings.HasPrefix(fields[1], "v") {
 		return v, b, fmt.Errorf("iptables --version printed %q: want a version such as iptables v1.8.9 (nf_tables)", s)
@@ -63,20 +63,20 @@ func parseVersion(s string) (v version, b Backend, err error) {
 	return v, b, nil
 }
 
-// tool is one family's iptables.
-type tool struct {
-	family  lb.Family
-	run     Runner
-	program string // "iptables-nft" or what stands for it
-	backend Backend
-	version version
-	wait    []string // arguments that make it wait for the lock
-	needs   []extension
+// Tool is one family's iptables.
+type Tool struct {
+	Family  lb.Family
+	Run     Runner
+	Program string // "iptables-nft" or what stands for it
+	Backend Backend
+	Version Version
+	Wait    []string // arguments that make it wait for the lock
+	Needs   []Extension
 }
 
-// real reports whether the programs are the system's, and so is what the kernel tells.
-func (t *tool) real() bool {
-	_, is := t.run.(system)
+// Real reports whether the programs are the system's, and so is what the kernel tells.
+func (t *Tool) Real() bool {
+	_, is := t.Run.(System)
 	return is
 }
 
@@ -84,19 +84,19 @@ func (t *tool) real() bool {
 // mode is to take the place of one that can serve. A restore that waits for the lock is given 5 s by itself.
 const timeout = 2 * time.Minute
 
-// baseName is what the names of a family's programs begin with.
-func baseName(f lb.Family) string {
+// BaseName is what the names of a family's programs begin with.
+func BaseName(f lb.Family) string {
 	if f == lb.IPv6 {
 		return "ip6tables"
 	}
 	return "iptables"
 }
 
-// findTool finds the programs of a family and a back end.
-func findTool(run Runner, f lb.Family, b Backend) (*tool, error) {
-	base := baseName(f)
+// FindTool finds the programs of a family and a back end.
+func FindTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
+	base := BaseName(f)
 	if b == Auto {
-		b = choose(run, base)
+		b = Choose(run, base)
 	}
 	var errs []error
 	for _, program := range []string{base + "-" + string(b), base} {
@@ -104,8 +104,8 @@ func findTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 			continue
 		}
 		t, err := probe(run, f, program)
-		if err == nil && b != Auto && t.backend != b {
-			err = fmt.Errorf("%s is the %s back end, not %s", program, t.backend, b)
+		if err == nil && b != Auto && t.Backend != b {
+			err = fmt.Errorf("%s is the %s back end, not %s", program, t.Backend, b)
 		}
 		if err == nil {
 			return t, nil
@@ -116,7 +116,7 @@ func findTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 }
 
 // probe asks a program for its version.
-func probe(run Runner, f lb.Family, program string) (*tool, error) {
+func probe(run Runner, f lb.Family, program string) (*Tool, error) {
 	for _, name := range []string{program, program + "-restore", program + "-save"} {
 		if _, err := run.LookPath(name); err != nil {
 			return nil, err
@@ -128,36 +128,36 @@ func probe(run Runner, f lb.Family, program string) (*tool, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tool{family: f, run: run, program: program}
-	if t.version, t.backend, err = parseVersion(string(out)); err != nil {
+	t := &Tool{Family: f, Run: run, Program: program}
+	if t.Version, t.Backend, err = parseVersion(string(out)); err != nil {
 		return nil, err
 	}
-	t.needs = needed[t.backend]
+	t.Needs = Needed[t.Backend]
 	// The nft back end needs no lock. Older programs cannot wait: for them the lock is taken here.
-	if t.backend == Legacy && t.version.atLeast(version{1, 6, 2}) {
-		t.wait = []string{"-w", "5"}
-		if !t.version.atLeast(version{1, 8, 8}) { // later ones ignore it, and complain
-			t.wait = append(t.wait, "-W", "100000")
+	if t.Backend == Legacy && t.Version.AtLeast(Version{1, 6, 2}) {
+		t.Wait = []string{"-w", "5"}
+		if !t.Version.AtLeast(Version{1, 8, 8}) { // later ones ignore it, and complain
+			t.Wait = append(t.Wait, "-W", "100000")
 		}
 	}
 	return t, nil
 }
 
-// usableTool finds the programs of a back end that the kernel has tables for. If nobody says which, and the one that the
+// UsableTool finds the programs of a back end that the kernel has tables for. If nobody says which, and the one that the
 // node seems to use is not to be had, the other may be. Without a Runner it is the system's.
-func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
+func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 	if run == nil {
-		run = system{}
+		run = System{}
 	}
-	t, err := findTool(run, f, b)
+	t, err := FindTool(run, f, b)
 	if err == nil {
-		if err = t.usable(context.Background()); err == nil {
+		if err = t.Usable(context.Background()); err == nil {
 			return t, nil
 		}
 	}
 	if b == Auto {
 		for _, b := range []Backend{NFT, Legacy} {
-			if other, e := findTool(run, f, b); e == nil && (t == nil || other.backend != t.backend) && other.usable(context.Background()) == nil {
+			if other, e := FindTool(run, f, b); e == nil && (t == nil || other.Backend != t.Backend) && other.Usable(context.Background()) == nil {
 				return other, nil
 			}
 		}
@@ -165,24 +165,24 @@ func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 	return nil, err
 }
 
-// usable finds out whether the kernel has the tables and the extensions, and lets us at them: else that shows at the first
+// Usable finds out whether the kernel has the tables and the extensions, and lets us at them: else that shows at the first
 // write, when no other mode can be chosen any more. The error says what is missing, and wraps plane.ErrUnsupported.
-func (t *tool) usable(ctx context.Context) error {
+func (t *Tool) Usable(ctx context.Context) error {
 	ask, done, err := t.tables(ctx)
 	switch {
 	case err == nil:
 		defer done()
-		if err := lacking(t.backend, t.needs, ask); err != nil {
+		if err := Lacking(t.Backend, t.Needs, ask); err != nil {
 			return fmt.Errorf("iptables: %w, or use --proxy-mode nftables: %w", err, plane.ErrUnsupported)
 		}
 		return nil
 	case denied(err):
 		return fmt.Errorf("iptables: %s: %w: %w", t.wants(), err, plane.ErrUnsupported)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("iptables: %s did not answer within %s: see what keeps it, or use --proxy-mode nftables: %w: %w", t.program, timeout, err, plane.ErrUnsupported)
+		return fmt.Errorf("iptables: %s did not answer within %s: see what keeps it, or use --proxy-mode nftables: %w: %w", t.Program, timeout, err, plane.ErrUnsupported)
 	default:
 		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or nf_tables, or use --proxy-mode nftables: %w: %w",
-			t.program, t.backend, err, plane.ErrUnsupported)
+			t.Program, t.Backend, err, plane.ErrUnsupported)
 	}
 }
 
@@ -195,39 +195,39 @@ func denied(err error) bool {
 }
 
 // wants says which rights the programs need.
-func (t *tool) wants() string {
-	return t.program + " may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW"
+func (t *Tool) wants() string {
+	return t.Program + " may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW"
 }
 
 // tables finds out whether the tables can be read, and returns who tells of extensions.
-func (t *tool) tables(ctx context.Context) (ask asker, done func(), err error) {
-	real := t.real()
-	if real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
-		info, err := newTableInfo(t.family)
+func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
+	real := t.Real()
+	if real && t.Backend == Legacy { // no need to wait for the lock, or to copy a table
+		info, err := newTableInfo(t.Family)
 		if err != nil {
 			return nil, nil, err
 		}
-		return info.asker(), info.close, nil
+		return info.asker(), info.Close, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	// A chain with rules that iptables cannot print is there, and can be written.
-	if _, err := t.run.Run(ctx, nil, t.program, slices.Concat([]string{"-t", "nat"}, t.wait, []string{"-S", "POSTROUTING"})...); err != nil && !strings.Contains(err.Error(), "is incompatible") {
+	if _, err := t.Run.Run(ctx, nil, t.Program, slices.Concat([]string{"-t", "nat"}, t.Wait, []string{"-S", "POSTROUTING"})...); err != nil && !strings.Contains(err.Error(), "is incompatible") {
 		return nil, nil, err
 	}
 	if !real {
-		return func(extension) error { return nil }, func() {}, nil
+		return func(Extension) error { return nil }, func() {}, nil
 	}
 	nf, err := kernel.OpenNetfilter()
 	if err != nil {
 		return nil, nil, err
 	}
-	return askCompat(nf, t.family), func() { nf.Close() }, nil
+	return askCompat(nf, t.Family), func() { nf.Close() }, nil
 }
 
-// choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules
+// Choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules
 // (DP-14). Auto means that it cannot be told.
-func choose(run Runner, base string) Backend {
+func Choose(run Runner, base string) Backend {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	rules := map[Backend]int{}
@@ -239,7 +239,7 @@ func choose(run Runner, base string) Backend {
 		program := base + "-" + string(b)
 		// Not iptables-nft-save, which reads the rules of all tables, whichever it is to print: 3 s of 5,000 services.
 		out, err := run.Run(ctx, nil, program, "-t", "mangle", "-S") // fails where nft has made rules there that it cannot show
-		if err == nil && slices.ContainsFunc(kubelets, func(name string) bool { return bytes.Contains(out, []byte("-N "+name+"\n")) }) {
+		if err == nil && slices.ContainsFunc(Kubelets, func(name string) bool { return bytes.Contains(out, []byte("-N "+name+"\n")) }) {
 			return b
 		}
 		if n, err := countRules(ctx, run, program+"-save", enough); err == nil {
@@ -259,13 +259,13 @@ func choose(run Runner, base string) Backend {
 func countRules(ctx context.Context, run Runner, program string, enough int) (n int, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	t := &tool{run: run}
+	t := &Tool{Run: run}
 	err = t.pipe(ctx, nil, func(r io.Reader) error {
-		for line, err := range readSaved(r) {
+		for line, err := range ReadSaved(r) {
 			if err != nil {
 				return err
 			}
-			if line.kind == savedRule {
+			if line.Kind == SavedRule {
 				n++
 			}
 			if n == enough {
@@ -287,11 +287,11 @@ func legacyInUse(base string) bool {
 	return err == nil && len(bytes.TrimSpace(b)) > 0
 }
 
-// list has the output of iptables-save read.
-func (t *tool) list(ctx context.Context, read func(io.Reader) error) error {
+// List has the output of iptables-save read.
+func (t *Tool) List(ctx context.Context, read func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	switch err := t.pipe(ctx, nil, read, t.program+"-save"); {
+	switch err := t.pipe(ctx, nil, read, t.Program+"-save"); {
 	case err == nil:
 		return nil
 	case denied(err): // in a container with NET_ADMIN alone: the legacy back end, or rules that name ipsets
@@ -301,19 +301,19 @@ func (t *tool) list(ctx context.Context, read func(io.Reader) error) error {
 	}
 }
 
-// restore runs iptables-restore on what write writes.
-func (t *tool) restore(ctx context.Context, write func(io.Writer) error) error {
+// Restore runs iptables-restore on what write writes.
+func (t *Tool) Restore(ctx context.Context, write func(io.Writer) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if t.backend == Legacy && t.wait == nil {
+	if t.Backend == Legacy && t.Wait == nil {
 		unlock, err := lockXtables(ctx, xtablesLock())
 		if err != nil {
 			return err
 		}
 		defer unlock()
 	}
-	err := t.pipe(ctx, write, nil, t.program+"-restore", append([]string{"--noflush"}, t.wait...)...)
-	if run := (*runError)(nil); t.backend == Legacy && errors.As(err, &run) && strings.Contains(run.said, "xtables lock") {
+	err := t.pipe(ctx, write, nil, t.Program+"-restore", append([]string{"--noflush"}, t.Wait...)...)
+	if run := (*RunError)(nil); t.Backend == Legacy && errors.As(err, &run) && strings.Contains(run.Said, "xtables lock") {
 		if who := holders(xtablesLock()); who != "" {
 			err = fmt.Errorf("%w (held by %s)", err, who)
 		}
@@ -322,30 +322,30 @@ func (t *tool) restore(ctx context.Context, write func(io.Writer) error) error {
 }
 
 // restoreText runs iptables-restore on a text.
-func (t *tool) restoreText(ctx context.Context, text []byte) error {
-	return t.restore(ctx, func(w io.Writer) error {
+func (t *Tool) restoreText(ctx context.Context, text []byte) error {
+	return t.Restore(ctx, func(w io.Writer) error {
 		_, err := w.Write(text)
 		return err
 	})
 }
 
 // restoreBatch runs iptables-restore on a batch, unless that does nothing, and deletes the rules that have handles.
-func (t *tool) restoreBatch(ctx context.Context, b *batch) error {
-	if len(b.sections) > 0 {
-		if err := t.restoreText(ctx, b.text()); err != nil {
+func (t *Tool) restoreBatch(ctx context.Context, b *Batch) error {
+	if len(b.Sections) > 0 {
+		if err := t.restoreText(ctx, b.Text()); err != nil {
 			return err
 		}
 	}
-	return deleteHandled(ctx, t.family, b.handles)
+	return deleteHandled(ctx, t.Family, b.handles)
 }
 
 // Programs are the programs of iptables that a family can be served with on this host.
-type Programs struct{ *tool }
+type Programs struct{ *Tool }
 
 // Find finds the system's programs, and asks which back end the node uses, which takes seconds where there are thousands of
 // services. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
 func Find(f lb.Family) (*Programs, error) {
-	t, err := usableTool(nil, f, Auto)
+	t, err := UsableTool(nil, f, Auto)
 	if err != nil {
 		return nil, err
 	}
@@ -355,23 +355,23 @@ func Find(f lb.Family) (*Programs, error) {
 // Modules are those that [Find] may make the kernel load: it asks the nft back end, and where there is no such program the other.
 func Modules(f lb.Family) []string {
 	all := []string{"nfnetlink", "nf_tables", "nft_compat"}
-	if _, err := exec.LookPath(baseName(f) + "-nft"); err != nil {
+	if _, err := exec.LookPath(BaseName(f) + "-nft"); err != nil {
 		all = []string{"ip_tables", "iptable_nat"}
 		if f == lb.IPv6 {
 			all = []string{"ip6_tables", "ip6table_nat"}
 		}
 	}
 	all = append(all, "x_tables")
-	for _, e := range needed[NFT] {
+	for _, e := range Needed[NFT] {
 		all = append(all, moduleOf(e))
 	}
 	return all
 }
 
 // moduleOf returns the module that has an extension, of Linux 5.10 or later.
-func moduleOf(e extension) string {
-	if e.name == "DNAT" {
+func moduleOf(e Extension) string {
+	if e.Name == "DNAT" {
 		return "xt_nat"
 	}
-	return "xt_" + e.name
+	return "xt_" + e.Name
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"bytes"
@@ -15,22 +15,22 @@ import (
 	"kube-proxy/lb"
 )
 
-// chainState is a chain as the kernel holds it.
-type chainState struct {
-	rules []rule
+// ChainState is a chain as the kernel holds it.
+type ChainState struct {
+	Rules []Rule
 	// hooked: packets begin here. drops: those that come to the end of such a chain are dropped.
-	hooked, drops bool
+	Hooked, drops bool
 }
 
-// holding reads chains of a family from the kernel.
-type holding interface {
-	// chain returns a chain, nil if there is none.
-	chain(id chainID) (*chainState, error)
-	// names returns the names of a table's chains.
-	names(t table) (map[string]bool, error)
+// Holding reads chains of a family from the kernel.
+type Holding interface {
+	// Chain returns a chain, nil if there is none.
+	Chain(id ChainID) (*ChainState, error)
+	// Names returns the names of a table's chains.
+	Names(t Table) (map[string]bool, error)
 	// generation is a number that changes with every change of any rule, or 0 where nothing tells.
 	generation() (uint32, error)
-	close()
+	Close()
 }
 
 // nftHolding asks nf_tables for one chain at a time, by netlink: its cost is that of the rules in it, whatever else there is. The program
@@ -41,11 +41,11 @@ type nftHolding struct {
 	chains map[string]map[string]bool // names by table, once they were asked for
 }
 
-func (h *nftHolding) close() { h.nf.Close() }
+func (h *nftHolding) Close() { h.nf.Close() }
 
 func (h *nftHolding) generation() (uint32, error) { return h.nf.Generation() }
 
-func (h *nftHolding) names(t table) (map[string]bool, error) {
+func (h *nftHolding) Names(t Table) (map[string]bool, error) {
 	if h.chains == nil {
 		all, err := h.nf.Chains(nfproto(h.family))
 		if err != nil {
@@ -62,9 +62,9 @@ func (h *nftHolding) names(t table) (map[string]bool, error) {
 	return h.chains[t.String()], nil
 }
 
-func (h *nftHolding) chain(id chainID) (*chainState, error) {
-	c := &chainState{}
-	if isBuiltIn(id.name) {
+func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
+	c := &ChainState{}
+	if IsBuiltIn(id.Name) {
 		there, err := h.base(id, c)
 		if err != nil || !there {
 			return nil, err
@@ -72,29 +72,29 @@ func (h *nftHolding) chain(id chainID) (*chainState, error) {
 	}
 	const getRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
 	rules, err := h.nf.Ask(getRule, unix.NLM_F_DUMP, nfproto(h.family), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_RULE_TABLE, id.table.String())
-		ae.String(unix.NFTA_RULE_CHAIN, id.name)
+		ae.String(unix.NFTA_RULE_TABLE, id.Table.String())
+		ae.String(unix.NFTA_RULE_CHAIN, id.Name)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read chain %s of table %s: %w", id.name, id.table, err)
+		return nil, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
 	}
-	c.rules = make([]rule, 0, len(rules))
+	c.Rules = make([]Rule, 0, len(rules))
 	for _, r := range rules {
 		read, err := readNFT(h.family, r)
 		if err != nil {
-			return nil, fmt.Errorf("read a rule of chain %s of table %s: %w", id.name, id.table, err)
+			return nil, fmt.Errorf("read a rule of chain %s of table %s: %w", id.Name, id.Table, err)
 		}
-		c.rules = append(c.rules, read)
+		c.Rules = append(c.Rules, read)
 	}
 	return c, nil
 }
 
 // base reads how a chain ends in which packets begin, and whether there is one.
-func (h *nftHolding) base(id chainID, c *chainState) (there bool, err error) {
+func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
 	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
 	answers, err := h.nf.Ask(getChain, 0, nfproto(h.family), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_CHAIN_TABLE, id.table.String())
-		ae.String(unix.NFTA_CHAIN_NAME, id.name)
+		ae.String(unix.NFTA_CHAIN_TABLE, id.Table.String())
+		ae.String(unix.NFTA_CHAIN_NAME, id.Name)
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
@@ -103,14 +103,14 @@ func (h *nftHolding) base(id chainID, c *chainState) (there bool, err error) {
 		err = errors.Join(err, kernel.Attributes(a, func(ad *netlink.AttributeDecoder) {
 			switch ad.Type() {
 			case unix.NFTA_CHAIN_HOOK:
-				c.hooked = true
+				c.Hooked = true
 			case unix.NFTA_CHAIN_POLICY:
 				c.drops = ad.Uint32() == 0 // NF_DROP
 			}
 		}))
 	}
 	if err != nil {
-		return false, fmt.Errorf("read chain %s of table %s: %w", id.name, id.table, err)
+		return false, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
 	}
 	return len(answers) > 0, nil
 }
@@ -133,7 +133,7 @@ type nftValue struct {
 }
 
 // readNFT reads a rule from a message about it.
-func readNFT(f lb.Family, body []byte) (rule, error) {
+func readNFT(f lb.Family, body []byte) (Rule, error) {
 	r := &nftReader{family: f}
 	err := kernel.Attributes(body, func(ad *netlink.AttributeDecoder) {
 		if ad.Type() == unix.NFTA_RULE_HANDLE {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"slices"
 )
 
-// both are the back ends of iptables.
-func both(lb.Family) []Backend { return []Backend{NFT, Legacy} }
+// Both are the back ends of iptables.
+func Both(lb.Family) []Backend { return []Backend{NFT, Legacy} }
 
 // RemoveBeside removes what other modes left, in both back ends, beside one that keeps a layout in one of them. Of a family for which
 // runs returns no back end nothing is removed.
@@ -24,7 +24,7 @@ func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (
 		if own != NFT && own != Legacy {
 			continue
 		}
-		for _, b := range both(fam) {
+		for _, b := range Both(fam) {
 			beside := keep
 			if b != own {
 				beside = nil
@@ -36,8 +36,8 @@ func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (
 	return r, err
 }
 
-// remove removes the rules that the modes iptables and ipvs leave in the back ends, but for the guard of kube-ipvs0.
-func remove(ctx context.Context, what mode.Removal, backends func(lb.Family) []Backend) (r mode.Report, err error) {
+// RemoveModes removes the rules that the modes iptables and ipvs leave in the back ends, but for the guard of kube-ipvs0.
+func RemoveModes(ctx context.Context, what mode.Removal, backends func(lb.Family) []Backend) (r mode.Report, err error) {
 	for _, fam := range what.Families {
 		for _, b := range backends(fam) {
 			err = errors.Join(err, scope{keepGuard: true}.removeFrom(ctx, what, fam, b, &r))
@@ -49,7 +49,7 @@ func remove(ctx context.Context, what mode.Removal, backends func(lb.Family) []B
 // RemoveKept removes the chains that a [Keeper] has of a layout, and what leads to them, in both back ends. of names the mode.
 func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err error) {
 	s := scope{ours: l.Ours, of: " of mode " + of}
-	for _, b := range both(l.Family) {
+	for _, b := range Both(l.Family) {
 		err = errors.Join(err, s.removeFrom(ctx, mode.Removal{Beside: true}, l.Family, b, &r))
 	}
 	return r, err
@@ -93,10 +93,10 @@ func (s scope) removeFrom(ctx context.Context, what mode.Removal, fam lb.Family,
 
 // has matches the chains that are to be removed; and, if firewall is set, KUBE-FIREWALL, where a rule of a kube-proxy may be.
 func (s scope) has(firewall bool) func(table, chain string) bool {
-	l := newLeftovers(RemoveConfig{Ours: s.ours, Keep: s.keep, KeepGuard: s.keepGuard})
+	l := NewLeftovers(RemoveConfig{Ours: s.ours, Keep: s.keep, KeepGuard: s.keepGuard})
 	return func(table, chain string) bool {
-		t, known := tableNamed(table)
-		return known && (l.goes(chainID{t, chain}) || firewall && table == "filter" && chain == nodeFirewall)
+		t, known := TableNamed(table)
+		return known && (l.goes(ChainID{t, chain}) || firewall && table == "filter" && chain == NodeFirewall)
 	}
 }
 

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"context"
@@ -52,8 +52,8 @@ type place interface {
 	// which it leaves through.
 	comesIn(w *walk) (name string, known bool)
 	leaves(w *walk, f flow) (name string, known bool)
-	// remembers reports whether a list of xt_recent has a client that was seen so many seconds ago at most, 0 for any time, and how long ago.
-	remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool)
+	// Remembers reports whether a list of xt_recent has a client that was seen so many seconds ago at most, 0 for any time, and how long ago.
+	Remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool)
 }
 
 // walk is one packet's way through the chains.
@@ -61,10 +61,10 @@ type walk struct {
 	ctx    context.Context
 	packet trace.Packet
 	holds  interface {
-		chain(id chainID) (*chainState, error) // nil if there is none
+		Chain(id ChainID) (*ChainState, error) // nil if there is none
 	}
 	place place
-	read  map[chainID]*chainState
+	read  map[ChainID]*ChainState
 	// allOurs: there are no rules of others.
 	allOurs bool
 	// tell gets what is said at once; nil to keep it in way.
@@ -74,7 +74,7 @@ type walk struct {
 	leaving, arriving bool
 	// table is that of the base chain in which the walk is; doubt says that a rule came before which is not understood, and that
 	// might have had the packet accepted, or dropped.
-	table table
+	table Table
 	doubt bool
 	// accepted are those that are done with the base chain.
 	accepted flows
@@ -90,7 +90,7 @@ type walk struct {
 
 // saying is a rule that was said, by its place.
 type saying struct {
-	chain chainID
+	chain ChainID
 	at    int
 	note  string
 }
@@ -109,22 +109,22 @@ func (w *walk) all() {
 	fs := w.newFlows()
 	if w.packet.Host {
 		w.leaving = true
-		fs = w.hook(fs, "OUTPUT", raw, mangle, nat, filter)
-		fs = w.hook(fs, "POSTROUTING", mangle, nat)
+		fs = w.hook(fs, "OUTPUT", Raw, Mangle, NAT, Filter)
+		fs = w.hook(fs, "POSTROUTING", Mangle, NAT)
 		here, away := w.part(fs)
 		w.leaving, w.arriving = false, true // through the interface lo
-		here = w.hook(here, "INPUT", mangle, filter)
+		here = w.hook(here, "INPUT", Mangle, Filter)
 		here.join(away)
 		fs = here
 	} else {
 		w.arriving = true
-		fs = w.hook(fs, "PREROUTING", raw, mangle, nat)
+		fs = w.hook(fs, "PREROUTING", Raw, Mangle, NAT)
 		here, away := w.part(fs)
-		here = w.asked(w.hook(here, "INPUT", mangle, filter))
+		here = w.asked(w.hook(here, "INPUT", Mangle, Filter))
 		w.leaving = true
-		away = w.hook(away, "FORWARD", mangle, filter)
+		away = w.hook(away, "FORWARD", Mangle, Filter)
 		w.arriving = false
-		away = w.hook(away, "POSTROUTING", mangle, nat)
+		away = w.hook(away, "POSTROUTING", Mangle, NAT)
 		here.join(away)
 		fs = here
 	}
@@ -156,7 +156,7 @@ func (w *walk) asked(here flows) flows {
 	out := flows{}
 	for f, part := range here {
 		if f.translated {
-			for g := range w.hook(flows{f: 1}, "POSTROUTING", nat) {
+			for g := range w.hook(flows{f: 1}, "POSTROUTING", NAT) {
 				f.masqueraded = f.masqueraded || g.masqueraded
 			}
 			w.atHome = w.atHome || f.masqueraded
@@ -168,37 +168,37 @@ func (w *walk) asked(here flows) flows {
 }
 
 // hook has packets pass the base chains of that name, and returns those that go on.
-func (w *walk) hook(fs flows, name string, tables ...table) flows {
+func (w *walk) hook(fs flows, name string, tables ...Table) flows {
 	for _, t := range tables {
 		if len(fs) == 0 || w.err != nil {
 			return fs
 		}
-		fs = w.base(fs, chainID{t, name})
+		fs = w.base(fs, ChainID{t, name})
 	}
 	return fs
 }
 
 // base has packets pass a base chain.
-func (w *walk) base(fs flows, id chainID) flows {
+func (w *walk) base(fs flows, id ChainID) flows {
 	c := w.chain(id)
-	if c == nil || !c.hooked {
+	if c == nil || !c.Hooked {
 		return fs
 	}
-	w.table, w.doubt, w.accepted = id.table, false, flows{}
+	w.table, w.doubt, w.accepted = id.Table, false, flows{}
 	rest := w.pass(fs, id, c, 0)
 	if c.drops && len(rest) > 0 {
-		rest = w.refuse(rest, id, trace.Drop, saying{id, len(c.rules), ""}, "-P "+id.name+" DROP")
+		rest = w.refuse(rest, id, trace.Drop, saying{id, len(c.Rules), ""}, "-P "+id.Name+" DROP")
 	}
 	rest.join(w.accepted)
 	return rest
 }
 
 // chain reads a chain, each once; nil if there is none.
-func (w *walk) chain(id chainID) *chainState {
+func (w *walk) chain(id ChainID) *ChainState {
 	if c, again := w.read[id]; again {
 		return c
 	}
-	c, err := w.holds.chain(id)
+	c, err := w.holds.Chain(id)
 	if err == nil {
 		err = w.ctx.Err()
 	}
@@ -210,17 +210,17 @@ func (w *walk) chain(id chainID) *chainState {
 }
 
 // pass has packets pass a chain, and returns those that come back from it.
-func (w *walk) pass(fs flows, id chainID, c *chainState, depth int) (returned flows) {
+func (w *walk) pass(fs flows, id ChainID, c *ChainState, depth int) (returned flows) {
 	returned = flows{}
 	if depth > mostDeep && w.err == nil {
-		w.err = fmt.Errorf("chain %s of table %s is reached by more than %d jumps", id.name, id.table, mostDeep)
+		w.err = fmt.Errorf("chain %s of table %s is reached by more than %d jumps", id.Name, id.Table, mostDeep)
 	}
 	w.fail(w.ctx.Err()) // chains that lead twice to others, and these to others, take long
-	for i := range c.rules {
+	for i := range c.Rules {
 		if len(fs) == 0 || w.err != nil {
 			break
 		}
-		r := &c.rules[i]
+		r := &c.Rules[i]
 		met, rest := w.meets(fs, r, saying{chain: id, at: i})
 		if len(met) > 0 {
 			left, on := w.do(met, r, saying{chain: id, at: i}, depth)
@@ -234,7 +234,7 @@ func (w *walk) pass(fs flows, id chainID, c *chainState, depth int) (returned fl
 }
 
 // meets parts those that meet a rule from those that do not.
-func (w *walk) meets(fs flows, r *rule, at saying) (met, rest flows) {
+func (w *walk) meets(fs flows, r *Rule, at saying) (met, rest flows) {
 	met, rest = flows{}, flows{}
 	for f, part := range fs {
 		odds := r.odds(w, f)
@@ -242,13 +242,13 @@ func (w *walk) meets(fs flows, r *rule, at saying) (met, rest flows) {
 		case odds == 0:
 			rest.add(f, part)
 		case odds == untold:
-			w.say(at, r.text, "not known whether the packet meets it")
+			w.say(at, r.Text, "not known whether the packet meets it")
 			w.doubt = w.doubt || r.do.do != goOn && r.do.do != setMark
 			rest.add(f, part)
 		case r.recalls != "":
 			rest.add(f, part)
-			if age, known := w.place.remembers(r.recalls, w.from(), r.within); known && !f.affine {
-				w.say(at, r.text, fmt.Sprintf("the client is remembered, last seen %.0f s ago", age.Seconds()))
+			if age, known := w.place.Remembers(r.recalls, w.from(), r.within); known && !f.affine {
+				w.say(at, r.Text, fmt.Sprintf("the client is remembered, last seen %.0f s ago", age.Seconds()))
 				f.affine = true
 				met.add(f, 0)
 			}
@@ -263,9 +263,9 @@ func (w *walk) meets(fs flows, r *rule, at saying) (met, rest flows) {
 }
 
 // do does with packets what a rule says: left are those that leave the chain, and on those that go on with the next rule.
-func (w *walk) do(met flows, r *rule, at saying, depth int) (left, on flows) {
+func (w *walk) do(met flows, r *Rule, at saying, depth int) (left, on flows) {
 	if r.recalls == "" {
-		w.say(at, r.text, "")
+		w.say(at, r.Text, "")
 	}
 	change := func(fs flows, by func(*flow)) flows {
 		out := flows{}
@@ -277,7 +277,7 @@ func (w *walk) do(met flows, r *rule, at saying, depth int) (left, on flows) {
 	}
 	switch r.do.do {
 	case jumpTo:
-		to := chainID{at.chain.table, r.do.chain}
+		to := ChainID{at.chain.Table, r.do.chain}
 		c := w.chain(to)
 		if c == nil { // it went while we read
 			return nil, met
@@ -290,9 +290,9 @@ func (w *walk) do(met flows, r *rule, at saying, depth int) (left, on flows) {
 	case accept:
 		w.accepted.join(met)
 	case drop:
-		return nil, w.refuse(met, at.chain, trace.Drop, at, r.text)
+		return nil, w.refuse(met, at.chain, trace.Drop, at, r.Text)
 	case reject:
-		return nil, w.refuse(met, at.chain, trace.Reject, at, r.text)
+		return nil, w.refuse(met, at.chain, trace.Reject, at, r.Text)
 	case back:
 		return met, nil
 	case translate:
@@ -320,8 +320,8 @@ func (w *walk) do(met flows, r *rule, at saying, depth int) (left, on flows) {
 }
 
 // refuse ends packets, unless it is others who do it after a rule that is not understood.
-func (w *walk) refuse(fs flows, by chainID, verdict trace.Verdict, at saying, text string) (on flows) {
-	if w.doubt && !w.allOurs && (!ours(by) || by.name == nodeFirewall) {
+func (w *walk) refuse(fs flows, by ChainID, verdict trace.Verdict, at saying, text string) (on flows) {
+	if w.doubt && !w.allOurs && (!Ours(by) || by.Name == NodeFirewall) {
 		w.say(at, text, "not judged: a rule before it, which is not understood, may have let the packet pass")
 		return fs
 	}
@@ -348,11 +348,11 @@ func (w *walk) say(at saying, text, note string) {
 		w.more++
 		return
 	}
-	line := "-t " + at.chain.table.String() + " "
+	line := "-t " + at.chain.Table.String() + " "
 	if strings.HasPrefix(text, "-P ") {
 		line += text
 	} else {
-		line = strings.TrimSuffix(line+"-A "+at.chain.name+" "+text, " ") // a rule may have nothing in it, and only count
+		line = strings.TrimSuffix(line+"-A "+at.chain.Name+" "+text, " ") // a rule may have nothing in it, and only count
 	}
 	if note != "" {
 		line += " (" + note + ")"

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"context"
@@ -32,13 +32,13 @@ func (l *Looker) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel,
 // Looker reads what the kernel holds of one family, for who asks. No writer knows it.
 type Looker struct {
 	family lb.Family
-	tool   *tool
+	tool   *Tool
 	looking
 }
 
-// newLooker returns one for the back end of the programs.
-func newLooker(f lb.Family, t *tool) *Looker {
-	return &Looker{f, t, looking{turn: make(chan struct{}, 1), compare: make(chan struct{}, 1)}}
+// NewLooker returns one for the back end of the programs.
+func NewLooker(f lb.Family, t *Tool) *Looker {
+	return &Looker{f, t, looking{Turn: make(chan struct{}, 1), Compare: make(chan struct{}, 1)}}
 }
 
 // Follow follows a packet as [Looker.Follow] does, through the chains of the back end that the Keeper keeps chains in. Unlike its other
@@ -59,11 +59,11 @@ func (l *Looker) follow(ctx context.Context, packet trace.Packet) (trace.Kernel,
 		return trace.Kernel{}, err
 	}
 	defer l.end()
-	around, err := lookAround()
+	around, err := LookAround()
 	if err != nil {
 		return trace.Kernel{}, err
 	}
-	defer around.close()
+	defer around.Close()
 	for attempt := 1; ; attempt++ {
 		k, same, err := l.followOnce(ctx, packet, since, around)
 		if same || attempt == attempts || ctx.Err() != nil {
@@ -83,7 +83,7 @@ func (l *Looker) followOnce(ctx context.Context, packet trace.Packet, since time
 	if err != nil {
 		return trace.Kernel{}, true, err
 	}
-	w := &walk{ctx: ctx, packet: packet, holds: h, place: around, read: map[chainID]*chainState{}, said: map[saying]bool{}}
+	w := &walk{ctx: ctx, packet: packet, holds: h, place: around, read: map[ChainID]*ChainState{}, said: map[saying]bool{}}
 	w.all()
 	after, err := h.generation()
 	if err = errors.Join(w.err, err); err != nil {
@@ -94,74 +94,74 @@ func (l *Looker) followOnce(ctx context.Context, packet trace.Packet, since time
 
 // looking is what who looks has in common with others who do.
 type looking struct {
-	// turn has room for the one packet that is followed at a time, compare for the one comparison.
-	turn, compare chan struct{}
-	// asking is how many want a packet followed. As long as somebody does, tables of the legacy back end are kept, for those who asked
+	// Turn has room for the one packet that is followed at a time, compare for the one comparison.
+	Turn, Compare chan struct{}
+	// Asking is how many want a packet followed. As long as somebody does, tables of the legacy back end are kept, for those who asked
 	// before they were read.
-	asking atomic.Int32
-	kept   *legacyHolding
-	pace   pacer
+	Asking atomic.Int32
+	Kept   *legacyHolding
+	Pace   pacer
 }
 
 // begin waits for the turn.
 func (l *looking) begin(ctx context.Context) error {
-	l.asking.Add(1)
+	l.Asking.Add(1)
 	select {
-	case l.turn <- struct{}{}:
+	case l.Turn <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 	}
-	if l.asking.Add(-1) == 0 { // who has the turn is about to give it back, and may have counted on us
-		l.turn <- struct{}{}
-		if l.asking.Load() == 0 {
+	if l.Asking.Add(-1) == 0 { // who has the turn is about to give it back, and may have counted on us
+		l.Turn <- struct{}{}
+		if l.Asking.Load() == 0 {
 			l.forget()
 		}
-		<-l.turn
+		<-l.Turn
 	}
 	return ctx.Err()
 }
 
 // end gives the turn back. The last forgets what was read.
 func (l *looking) end() {
-	if l.asking.Add(-1) == 0 {
+	if l.Asking.Add(-1) == 0 {
 		l.forget()
 	}
-	<-l.turn
+	<-l.Turn
 }
 
 func (l *looking) forget() {
-	if l.kept != nil {
-		l.kept.close()
-		l.kept = nil
+	if l.Kept != nil {
+		l.Kept.Close()
+		l.Kept = nil
 	}
 }
 
 // holdingFor returns what reads the back end's chains for who has asked since some time, in the network namespace of the calling thread.
-func (l *Looker) holdingFor(ctx context.Context, since time.Time) (h holding, done func(), err error) {
-	if l.tool.backend != Legacy {
-		h, err := l.holding(ctx)
+func (l *Looker) holdingFor(ctx context.Context, since time.Time) (h Holding, done func(), err error) {
+	if l.tool.Backend != Legacy {
+		h, err := l.Holding(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
-		return h, h.close, nil
+		return h, h.Close, nil
 	}
-	if l.kept == nil {
-		if l.kept, err = openLegacy(l.family, &l.pace); err != nil {
+	if l.Kept == nil {
+		if l.Kept, err = OpenLegacy(l.family, &l.Pace); err != nil {
 			return nil, nil, err
 		}
 	}
-	return l.kept, func() {}, l.kept.asked(ctx, since)
+	return l.Kept, func() {}, l.Kept.asked(ctx, since)
 }
 
-// holding opens what reads the back end's chains once, in the network namespace of the calling thread.
-func (l *Looker) holding(ctx context.Context) (holding, error) {
-	if l.tool.backend == Legacy {
-		h, err := openLegacy(l.family, nil)
+// Holding opens what reads the back end's chains once, in the network namespace of the calling thread.
+func (l *Looker) Holding(ctx context.Context) (Holding, error) {
+	if l.tool.Backend == Legacy {
+		h, err := OpenLegacy(l.family, nil)
 		if err != nil {
 			return nil, err
 		}
 		if err := h.asked(ctx, time.Time{}); err != nil {
-			h.close()
+			h.Close()
 			return nil, err
 		}
 		return h, nil

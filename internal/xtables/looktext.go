@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"context"
@@ -43,17 +43,17 @@ type Sets interface {
 type Chains struct {
 	sets   Sets
 	tell   func(line string)
-	rules  map[chainID][]string
-	chains map[chainID]*chainState // that were asked for
+	rules  map[ChainID][]string
+	chains map[ChainID]*ChainState // that were asked for
 }
 
 // NewChains takes rules, and reads those that packets come to. tell gets a line for each rule that a packet meets, and for each that is not
 // understood, which nobody meets.
 func NewChains(rules []ChainRule, sets Sets, tell func(line string)) *Chains {
-	c := &Chains{sets, tell, map[chainID][]string{}, map[chainID]*chainState{}}
+	c := &Chains{sets, tell, map[ChainID][]string{}, map[ChainID]*ChainState{}}
 	for _, r := range rules {
-		if t, known := tableNamed(r.Table); known {
-			id := chainID{t, r.Chain}
+		if t, known := TableNamed(r.Table); known {
+			id := ChainID{t, r.Chain}
 			c.rules[id] = append(c.rules[id], r.Rule)
 		}
 	}
@@ -63,13 +63,13 @@ func NewChains(rules []ChainRule, sets Sets, tell func(line string)) *Chains {
 // Pass has a packet go through a chain of a table, which changes it, and says what comes of that: Drop, Reject, or Pass for what goes on
 // behind the chain. An error is of a set.
 func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trace.Verdict, error) {
-	t, known := tableNamed(table)
+	t, known := TableNamed(table)
 	if !known {
 		return "", fmt.Errorf("there is no table %s of iptables", table)
 	}
 	w := &walk{ctx: ctx, packet: trace.Packet{From: p.From, To: p.To, Proto: p.Proto}, holds: c, place: p, tell: c.tell, allOurs: true,
-		read: map[chainID]*chainState{}, said: map[saying]bool{}}
-	on := w.base(flows{flow{to: p.To, mark: p.Mark, masqueraded: p.Masqueraded}: 1}, chainID{t, chain})
+		read: map[ChainID]*ChainState{}, said: map[saying]bool{}}
+	on := w.base(flows{flow{to: p.To, mark: p.Mark, masqueraded: p.Masqueraded}: 1}, ChainID{t, chain})
 	if w.err != nil {
 		return "", w.err
 	}
@@ -80,12 +80,12 @@ func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trac
 	return w.ends[0].verdict, nil
 }
 
-// chain reads a chain, nil if there is none.
-func (c *Chains) chain(id chainID) (*chainState, error) {
+// Chain reads a chain, nil if there is none.
+func (c *Chains) Chain(id ChainID) (*ChainState, error) {
 	if c.chains[id] == nil && len(c.rules[id]) > 0 {
-		read := &chainState{hooked: true}
+		read := &ChainState{Hooked: true}
 		for _, text := range c.rules[id] {
-			read.rules = append(read.rules, c.readText(text))
+			read.Rules = append(read.Rules, c.readText(text))
 		}
 		c.chains[id] = read
 	}
@@ -98,7 +98,7 @@ func (p *Packet) sourceHere(*walk) bool                                      { r
 func (p *Packet) here(*walk, netip.Addr) bool                                { return p.ToHere }
 func (p *Packet) comesIn(*walk) (string, bool)                               { return p.In, true }
 func (p *Packet) leaves(*walk, flow) (string, bool)                          { return p.Out, true }
-func (p *Packet) remembers(string, netip.Addr, uint32) (time.Duration, bool) { return 0, false }
+func (p *Packet) Remembers(string, netip.Addr, uint32) (time.Duration, bool) { return 0, false }
 
 // asOf is the packet as a flow is.
 func (w *walk) asOf(f flow) Packet {
@@ -108,7 +108,7 @@ func (w *walk) asOf(f flow) Packet {
 }
 
 // readText reads a rule as iptables-save prints it.
-func (c *Chains) readText(text string) rule {
+func (c *Chains) readText(text string) Rule {
 	b := &ruleBuilder{}
 	left := Words(text)
 	next := func() string {

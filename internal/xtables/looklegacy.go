@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"bytes"
@@ -21,10 +21,10 @@ import (
 // legacyHolding asks x_tables for whole tables, for it hands out nothing less; of these it reads the chains that are asked for. That takes
 // no lock of iptables, and none of the work that its programs do with a table (docs/adr/0056).
 type legacyHolding struct {
-	info   *tableInfo
+	Info   *tableInfo
 	family lb.Family
 	there  map[string]bool // tables; to ask for another would make it
-	blobs  map[table]*blob
+	blobs  map[Table]*blob
 
 	// who asks: until when, and since when, so that what was read before is too old.
 	ctx   context.Context
@@ -33,12 +33,12 @@ type legacyHolding struct {
 	pace *pacer
 }
 
-func openLegacy(f lb.Family, pace *pacer) (*legacyHolding, error) {
+func OpenLegacy(f lb.Family, pace *pacer) (*legacyHolding, error) {
 	info, err := newTableInfo(f)
 	if err != nil {
 		return nil, err
 	}
-	return &legacyHolding{info: info, family: f, blobs: map[table]*blob{}, pace: pace}, nil
+	return &legacyHolding{Info: info, family: f, blobs: map[Table]*blob{}, pace: pace}, nil
 }
 
 // asked begins a question.
@@ -47,7 +47,7 @@ func (h *legacyHolding) asked(ctx context.Context, since time.Time) error {
 	if h.pace != nil {
 		h.pace.spent = 0
 	}
-	names, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(baseName(h.family), "tables", "_tables_names", 1))
+	names, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(BaseName(h.family), "tables", "_tables_names", 1))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("list the tables of iptables: %w", err)
 	}
@@ -61,7 +61,7 @@ func (h *legacyHolding) asked(ctx context.Context, since time.Time) error {
 type pacer struct {
 	until time.Time
 	spent time.Duration // with tables, for the question of now
-	reads int
+	Reads int
 }
 
 // How many times as long as tables were read for one question nobody reads one: more often, a reading that takes long would be in every
@@ -81,7 +81,7 @@ func (p *pacer) read(ctx context.Context, f func() error) error {
 			return ctx.Err()
 		}
 	}
-	p.reads++
+	p.Reads++
 	began := time.Now()
 	err := f()
 	now := time.Now()
@@ -94,22 +94,22 @@ func (p *pacer) read(ctx context.Context, f func() error) error {
 	return err
 }
 
-func (h *legacyHolding) close() {
+func (h *legacyHolding) Close() {
 	for _, b := range h.blobs {
-		b.free()
+		b.Free()
 	}
-	h.info.close()
+	h.Info.Close()
 }
 
 // generation is 0: nothing tells of a rule that was exchanged for another.
 func (h *legacyHolding) generation() (uint32, error) { return 0, nil }
 
 // table returns a table, nil if there is none.
-func (h *legacyHolding) table(t table) (*blob, error) {
+func (h *legacyHolding) table(t Table) (*blob, error) {
 	b := h.blobs[t]
 	if b != nil && b.begun.Before(h.since) {
 		delete(h.blobs, t)
-		b.free()
+		b.Free()
 		b = nil
 	}
 	if b != nil || !h.there[t.String()] {
@@ -118,7 +118,7 @@ func (h *legacyHolding) table(t table) (*blob, error) {
 	began := time.Time{}
 	err := h.pace.read(h.ctx, func() (err error) {
 		began = time.Now()
-		b, err = h.info.read(h.family, t)
+		b, err = h.Info.Read(h.family, t)
 		return err
 	})
 	if err != nil {
@@ -129,7 +129,7 @@ func (h *legacyHolding) table(t table) (*blob, error) {
 	return b, nil
 }
 
-func (h *legacyHolding) names(t table) (map[string]bool, error) {
+func (h *legacyHolding) Names(t Table) (map[string]bool, error) {
 	b, err := h.table(t)
 	if err != nil || b == nil {
 		return nil, err
@@ -149,14 +149,14 @@ func (h *legacyHolding) names(t table) (map[string]bool, error) {
 	return b.names, nil
 }
 
-func (h *legacyHolding) chain(id chainID) (*chainState, error) {
-	b, err := h.table(id.table)
+func (h *legacyHolding) Chain(id ChainID) (*ChainState, error) {
+	b, err := h.table(id.Table)
 	if err != nil || b == nil {
 		return nil, err
 	}
-	c, err := b.chain(id.name)
+	c, err := b.chain(id.Name)
 	if err != nil {
-		return nil, fmt.Errorf("read chain %s of table %s: %w", id.name, id.table, err)
+		return nil, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
 	}
 	return c, nil
 }
@@ -165,7 +165,7 @@ func (h *legacyHolding) chain(id chainID) (*chainState, error) {
 // with the target ERROR, which has its name, and ends with an entry that has no conditions, and what becomes of packets that come there.
 type blob struct {
 	memory  []byte // all of it, from the system
-	entries []byte
+	Entries []byte
 	family  lb.Family
 	form    entryForm
 	hooks   [5]uint32 // where the built-in chains begin, by NF_INET_*
@@ -190,9 +190,9 @@ const extensionHead = 32
 // errGarbled is the error of a table that is not in the form in which the kernel hands them out.
 var errGarbled = errors.New("the kernel's table is not in the form that is known")
 
-// read has the kernel copy a table. It has to be told the size, which may change before it copies. The memory is there before the kernel begins,
+// Read has the kernel copy a table. It has to be told the size, which may change before it copies. The memory is there before the kernel begins,
 // which lets nobody write the table until it ends.
-func (t *tableInfo) read(f lb.Family, which table) (*blob, error) {
+func (t *tableInfo) Read(f lb.Family, which Table) (*blob, error) {
 	const getInfo, getEntries, head, tries = 64, 65, 40, 10 // IPT_SO_GET_*, IP6T_SO_GET_*; struct ipt_get_entries
 	get := func(option uintptr, into unsafe.Pointer, size uint32) error {
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(t.fd), uintptr(t.level), option, uintptr(into), uintptr(unsafe.Pointer(&size)), 0)
@@ -215,7 +215,7 @@ func (t *tableInfo) read(f lb.Family, which table) (*blob, error) {
 		native.PutUint32(memory[32:], info.size)
 		err = get(getEntries, unsafe.Pointer(&memory[0]), uint32(len(memory)))
 		if err == nil {
-			return &blob{memory: memory, entries: memory[head:], family: f, form: entryForms[f], hooks: info.entry, valid: info.hooks, chains: map[string]uint32{}}, nil
+			return &blob{memory: memory, Entries: memory[head:], family: f, form: entryForms[f], hooks: info.entry, valid: info.hooks, chains: map[string]uint32{}}, nil
 		}
 		unix.Munmap(memory)
 		if !errors.Is(err, unix.EAGAIN) || try == tries { // its size has changed
@@ -224,14 +224,14 @@ func (t *tableInfo) read(f lb.Family, which table) (*blob, error) {
 	}
 }
 
-func (b *blob) free() { unix.Munmap(b.memory) }
+func (b *blob) Free() { unix.Munmap(b.memory) }
 
 // entry returns the entry at an offset, with where its target is, and the next entry.
 func (b *blob) entry(at uint32) (e []byte, target int, next uint32, err error) {
-	if int(at)+b.form.matches > len(b.entries) {
+	if int(at)+b.form.matches > len(b.Entries) {
 		return nil, 0, 0, errGarbled
 	}
-	e = b.entries[at:]
+	e = b.Entries[at:]
 	target = int(native.Uint16(e[b.form.target:]))
 	size := int(native.Uint16(e[b.form.next:]))
 	if target < b.form.matches || size < target+extensionHead+4 || size > len(e) {
@@ -287,12 +287,12 @@ func (b *blob) index() error {
 	if b.indexed {
 		return nil
 	}
-	for at := uint32(0); int(at) < len(b.entries); {
+	for at := uint32(0); int(at) < len(b.Entries); {
 		e, target, next, err := b.entry(at)
 		if err != nil {
 			return err
 		}
-		if name, head := headOf(e, target); head && int(next) < len(b.entries) { // the last one ends the table
+		if name, head := headOf(e, target); head && int(next) < len(b.Entries) { // the last one ends the table
 			b.chains[name] = next
 		}
 		at = next
@@ -301,12 +301,12 @@ func (b *blob) index() error {
 	return nil
 }
 
-func (b *blob) chain(name string) (*chainState, error) {
+func (b *blob) chain(name string) (*ChainState, error) {
 	at, hooked, there, err := b.find(name)
 	if err != nil || !there {
 		return nil, err
 	}
-	c := &chainState{hooked: hooked}
+	c := &ChainState{Hooked: hooked}
 	for {
 		e, target, next, err := b.entry(at)
 		if err != nil {
@@ -320,7 +320,7 @@ func (b *blob) chain(name string) (*chainState, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.rules = append(c.rules, r)
+		c.Rules = append(c.Rules, r)
 		at = next
 	}
 }
@@ -347,7 +347,7 @@ const (
 )
 
 // rule reads an entry.
-func (b *blob) rule(e []byte, target int) (rule, error) {
+func (b *blob) rule(e []byte, target int) (Rule, error) {
 	r := &ruleBuilder{}
 	form, inverted := b.form, e[b.form.inverted]
 	goTo, strange := byte(2), e[form.flags]&^2
@@ -385,7 +385,7 @@ func (b *blob) rule(e []byte, target int) (rule, error) {
 	for at := form.matches; at < target; {
 		size := int(native.Uint16(e[at:]))
 		if size < extensionHead || at+size > target {
-			return rule{}, errGarbled
+			return Rule{}, errGarbled
 		}
 		m := e[at : at+size]
 		r.readMatch(b.family, cstr(m[2:31]), m[31], m[extensionHead:])
@@ -401,7 +401,7 @@ func (b *blob) rule(e []byte, target int) (rule, error) {
 	case v >= 0:
 		chain, err := b.name(uint32(v))
 		if err != nil {
-			return rule{}, err
+			return Rule{}, err
 		}
 		r.leads(chain, e[form.flags]&goTo != 0)
 	case v == -1, v == -2:
@@ -416,5 +416,5 @@ func (b *blob) rule(e []byte, target int) (rule, error) {
 
 // follows reports whether the entry after e is at an offset.
 func (b *blob) follows(e []byte, at uint32) bool {
-	return uintptr(unsafe.Pointer(&b.entries[0]))+uintptr(at) == uintptr(unsafe.Pointer(&e[0]))+uintptr(len(e))
+	return uintptr(unsafe.Pointer(&b.Entries[0]))+uintptr(at) == uintptr(unsafe.Pointer(&e[0]))+uintptr(len(e))
 }

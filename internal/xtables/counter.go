@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"errors"
@@ -23,8 +23,8 @@ type Counters struct {
 
 // Objects that count packets, of the kernel's nfnetlink_acct. Both families share them.
 const (
-	invalidDropped    = "ct_state_invalid_dropped_pkts" // MT-16
-	localhostAccepted = "localhost_nps_accepted_pkts"   // MT-17
+	InvalidDropped    = "ct_state_invalid_dropped_pkts" // MT-16
+	LocalhostAccepted = "localhost_nps_accepted_pkts"   // MT-17
 )
 
 // Messages and attributes of nfnetlink_acct.
@@ -38,16 +38,16 @@ const (
 	acctPackets = 2
 )
 
-// counting is the match that counts, as iptables-save prints it.
-func counting(name string) string { return "-m nfacct --nfacct-name  " + name + " " }
+// Counting is the match that counts, as iptables-save prints it.
+func Counting(name string) string { return "-m nfacct --nfacct-name  " + name + " " }
 
 // askCounter asks for a counter, or for a change of it.
 func askCounter(nf *kernel.Netfilter, typ uint16, flags int, name string) ([][]byte, error) {
 	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(ae *netlink.AttributeEncoder) { ae.String(acctName, name) })
 }
 
-// packets reads a counter.
-func packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
+// Packets reads a counter.
+func Packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
 	bodies, err := askCounter(nf, acctGet, unix.NLM_F_ACK, name)
 	there := false
 	for _, b := range bodies {
@@ -66,9 +66,9 @@ func packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
 	return n, nil
 }
 
-// makeCounters makes those that are not there.
-func makeCounters(nf *kernel.Netfilter) error {
-	for _, name := range []string{invalidDropped, localhostAccepted} {
+// MakeCounters makes those that are not there.
+func MakeCounters(nf *kernel.Netfilter) error {
+	for _, name := range []string{InvalidDropped, LocalhostAccepted} {
 		_, err := askCounter(nf, acctNew, unix.NLM_F_CREATE|unix.NLM_F_ACK, name)
 		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("make the counter %s: %w", name, err)
@@ -77,12 +77,12 @@ func makeCounters(nf *kernel.Netfilter) error {
 	return nil
 }
 
-// dropCounters deletes the counters that no rule uses. A rule that has just been deleted may use them for a moment; so
+// DropCounters deletes the counters that no rule uses. A rule that has just been deleted may use them for a moment; so
 // long it tries.
-func dropCounters(nf *kernel.Netfilter, patience time.Duration) error {
+func DropCounters(nf *kernel.Netfilter, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
 	var failed error
-	for _, name := range []string{invalidDropped, localhostAccepted} {
+	for _, name := range []string{InvalidDropped, LocalhostAccepted} {
 		for {
 			_, err := askCounter(nf, acctDelete, unix.NLM_F_ACK, name)
 			if errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {

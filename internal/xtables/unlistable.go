@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"context"
@@ -21,17 +21,17 @@ import (
 // iptables-save prints, as a whole, while iptables-restore goes on to write it. To take it for empty would put another copy
 // of each jump in front at each look. So such a table is read from the kernel, which has no comments.
 
-// lines lists what iptables-save prints, and what the kernel holds in the tables that it leaves out.
-func (t *tool) lines(ctx context.Context, each func(savedLine)) error {
-	var cannot []table
-	err := t.list(ctx, func(r io.Reader) error {
-		for line, err := range readSaved(r) {
+// Lines lists what iptables-save prints, and what the kernel holds in the tables that it leaves out.
+func (t *Tool) Lines(ctx context.Context, each func(SavedLine)) error {
+	var cannot []Table
+	err := t.List(ctx, func(r io.Reader) error {
+		for line, err := range ReadSaved(r) {
 			if err != nil {
 				return err
 			}
-			if line.kind != savedUnlistable {
+			if line.Kind != SavedUnlistable {
 				each(line)
-			} else if t, known := tableNamed(line.table); known {
+			} else if t, known := TableNamed(line.Table); known {
 				cannot = append(cannot, t)
 			}
 		}
@@ -44,8 +44,8 @@ func (t *tool) lines(ctx context.Context, each func(savedLine)) error {
 	if err != nil {
 		return fmt.Errorf("list the tables that iptables cannot: %w", err)
 	}
-	h := &nftHolding{nf: nf, family: t.family}
-	defer h.close()
+	h := &nftHolding{nf: nf, family: t.Family}
+	defer h.Close()
 	for _, t := range cannot {
 		if err := h.lines(t, each); err != nil {
 			return err
@@ -55,29 +55,29 @@ func (t *tool) lines(ctx context.Context, each func(savedLine)) error {
 }
 
 // lines lists a table as iptables-save would, the chains first.
-func (h *nftHolding) lines(t table, each func(savedLine)) error {
-	all, err := h.names(t)
+func (h *nftHolding) lines(t Table, each func(SavedLine)) error {
+	all, err := h.Names(t)
 	if err != nil {
 		return err
 	}
 	names := slices.Sorted(maps.Keys(all))
 	for _, name := range names {
-		line := savedLine{kind: savedChain, table: t.String(), chain: []byte(name), rest: []byte("-")}
-		if isBuiltIn(name) {
-			line.rest = []byte("ACCEPT")
+		line := SavedLine{Kind: SavedChain, Table: t.String(), Chain: []byte(name), Rest: []byte("-")}
+		if IsBuiltIn(name) {
+			line.Rest = []byte("ACCEPT")
 		}
 		each(line)
 	}
 	for _, name := range names {
-		c, err := h.chain(chainID{t, name})
+		c, err := h.Chain(ChainID{t, name})
 		if err != nil {
 			return err
 		}
 		if c == nil { // deleted meanwhile
 			continue
 		}
-		for _, r := range c.rules {
-			each(savedLine{savedRule, t.String(), []byte(name), []byte(r.text), r.handle})
+		for _, r := range c.Rules {
+			each(SavedLine{SavedRule, t.String(), []byte(name), []byte(r.Text), r.handle})
 		}
 	}
 	return nil
@@ -93,13 +93,13 @@ func deleteHandled(ctx context.Context, f lb.Family, rules []handled) error {
 		return fmt.Errorf("delete rules of nf_tables: %w", err)
 	}
 	defer s.Close()
-	byTable := map[table]*wire.Transaction{}
+	byTable := map[Table]*wire.Transaction{}
 	for _, r := range rules {
-		t := r.from.table
+		t := r.from.Table
 		if byTable[t] == nil {
 			byTable[t] = wire.NewTransaction(nfproto(f), t.String(), nil)
 		}
-		byTable[t].DeleteRule(r.from.name, r.handle)
+		byTable[t].DeleteRule(r.from.Name, r.handle)
 	}
 	for _, t := range slices.Sorted(maps.Keys(byTable)) {
 		if _, err := s.Commit(ctx, &ownwrites.Ledger{}, byTable[t]); err != nil {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"bufio"
@@ -11,34 +11,34 @@ import (
 	"iter"
 )
 
-// savedKind is what a line of the output of iptables-save is about.
-type savedKind uint8
+// SavedKind is what a line of the output of iptables-save is about.
+type SavedKind uint8
 
 const (
-	savedChain      savedKind = iota // a chain is there
-	savedRule                        // a rule of a chain
-	savedUnlistable                  // a table is there, but has what iptables cannot print
+	SavedChain      SavedKind = iota // a chain is there
+	SavedRule                        // a rule of a chain
+	SavedUnlistable                  // a table is there, but has what iptables cannot print
 )
 
-// savedLine is a line of the output of iptables-save, or the lines of one rule.
-type savedLine struct {
-	kind  savedKind
-	table string // whichever: others have tables that the plane does not have
-	// chain names the chain, and rest is its policy, "-" for a chain that is not built in, or the rule, without "-A NAME ".
+// SavedLine is a line of the output of iptables-save, or the lines of one rule.
+type SavedLine struct {
+	Kind  SavedKind
+	Table string // whichever: others have tables that the plane does not have
+	// Chain names the chain, and rest is its policy, "-" for a chain that is not built in, or the rule, without "-A NAME ".
 	// They are valid until the next line is read.
-	chain, rest []byte
-	// handle is the kernel's number of a rule that was read from the kernel; 0 if iptables-save printed it.
-	handle uint64
+	Chain, Rest []byte
+	// Handle is the kernel's number of a rule that was read from the kernel; 0 if iptables-save printed it.
+	Handle uint64
 }
 
-// longestRule is more than iptables-save prints of any rule.
-const longestRule = 64 << 10
+// LongestRule is more than iptables-save prints of any rule.
+const LongestRule = 64 << 10
 
-// readSaved reads the output of iptables-save. It ends at the first error: of the reader, or because the text is not what
+// ReadSaved reads the output of iptables-save. It ends at the first error: of the reader, or because the text is not what
 // iptables-save prints, such as one that is cut off.
-func readSaved(r io.Reader) iter.Seq2[savedLine, error] {
-	return func(yield func(savedLine, error) bool) {
-		in := bufio.NewReaderSize(r, longestRule)
+func ReadSaved(r io.Reader) iter.Seq2[SavedLine, error] {
+	return func(yield func(SavedLine, error) bool) {
+		in := bufio.NewReaderSize(r, LongestRule)
 		table, open := "", false // the table, and whether its COMMIT is still to come
 		for n := 1; ; n++ {
 			line, lines, err := readRule(in)
@@ -46,15 +46,15 @@ func readSaved(r io.Reader) iter.Seq2[savedLine, error] {
 				break
 			}
 			if err != nil && err != io.EOF {
-				yield(savedLine{}, fmt.Errorf("line %d: %w", n, err))
+				yield(SavedLine{}, fmt.Errorf("line %d: %w", n, err))
 				return
 			}
-			said, more := savedLine{table: table}, true
+			said, more := SavedLine{Table: table}, true
 			switch {
 			case len(line) == 0:
 			case line[0] == '#':
 				if t, unlistable := unlistableTable(line); unlistable {
-					said.kind, said.table = savedUnlistable, t
+					said.Kind, said.Table = SavedUnlistable, t
 					more = yield(said, nil)
 				}
 			case string(line) == "COMMIT":
@@ -62,15 +62,15 @@ func readSaved(r io.Reader) iter.Seq2[savedLine, error] {
 			case line[0] == '*':
 				table, open = string(line[1:]), true
 			case line[0] == ':' && open:
-				said.kind = savedChain
-				said.chain, said.rest, _ = bytes.Cut(line[1:], []byte(" "))
+				said.Kind = SavedChain
+				said.Chain, said.Rest, _ = bytes.Cut(line[1:], []byte(" "))
 				more = yield(said, nil)
 			case bytes.HasPrefix(line, []byte("-A ")) && open:
-				said.kind = savedRule
-				said.chain, said.rest, _ = bytes.Cut(line[3:], []byte(" "))
+				said.Kind = SavedRule
+				said.Chain, said.Rest, _ = bytes.Cut(line[3:], []byte(" "))
 				more = yield(said, nil)
 			default:
-				yield(savedLine{}, fmt.Errorf("line %d: %.80q is neither a chain nor a rule of a table", n, line))
+				yield(SavedLine{}, fmt.Errorf("line %d: %.80q is neither a chain nor a rule of a table", n, line))
 				return
 			}
 			if !more {
@@ -79,7 +79,7 @@ func readSaved(r io.Reader) iter.Seq2[savedLine, error] {
 			n += lines - 1
 		}
 		if open {
-			yield(savedLine{}, fmt.Errorf("table %s ends without COMMIT", table))
+			yield(SavedLine{}, fmt.Errorf("table %s ends without COMMIT", table))
 		}
 	}
 }
@@ -91,7 +91,7 @@ func readRule(in *bufio.Reader) (text []byte, lines int, err error) {
 	quoted := false
 	for lines = 1; ; lines++ {
 		line, err := in.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) || len(joined)+len(line) > longestRule {
+		if errors.Is(err, bufio.ErrBufferFull) || len(joined)+len(line) > LongestRule {
 			return nil, lines, fmt.Errorf("%.80q is longer than any rule", line)
 		}
 		if joined != nil || bytes.HasPrefix(line, []byte("-A ")) {

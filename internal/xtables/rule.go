@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import "strings"
 
@@ -54,9 +54,9 @@ func target(rule string) string {
 	return ""
 }
 
-// isJump reports whether the rule has the form of those by which built-in chains lead to ours, of whatever version: any
+// IsJump reports whether the rule has the form of those by which built-in chains lead to ours, of whatever version: any
 // with another condition was made by somebody else.
-func isJump(rule string) bool {
+func IsJump(rule string) bool {
 	var rest []string
 	fields := Words(rule)
 	for i := 0; i < len(fields); {
@@ -80,8 +80,8 @@ func isJump(rule string) bool {
 	return len(rest) == 2 && rest[0] == "-j"
 }
 
-// comment returns a comment match. Its text always has a character for which iptables-save sets quotes.
-func comment(parts ...string) string {
+// Comment returns a comment match. Its text always has a character for which iptables-save sets quotes.
+func Comment(parts ...string) string {
 	text := strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {
 			return '_'

@@ -1,6 +1,6 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
 	"cmp"
@@ -14,7 +14,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/internal/rollback"
 	"kube-proxy/plane/ownwrites"
 )
 
@@ -24,18 +24,18 @@ import (
 //
 // Its methods must be called by one goroutine at a time, on a thread in the network namespace of the node.
 type Keeper struct {
-	tool   *tool
+	tool   *Tool
 	layout Layout
-	ours   fingerprinter // nil if there is none
-	seen   fingerprint
+	ours   Fingerprinter // nil if there is none
+	seen   Fingerprint
 	looker *Looker // follows packets, and does nothing else
 	listed time.Time
 
 	set    bool
-	trees  []*dispatcher
-	kernel map[chainID]digest
-	fixed  map[chainID][]string // chains that are no trees
-	prints map[chainID]print
+	trees  []*Dispatcher
+	kernel map[ChainID]Digest
+	fixed  map[ChainID][]string // chains that are no trees
+	prints map[ChainID]Printed
 	sent   uint64
 	// failures is how many restores failed.
 	failures uint64
@@ -47,8 +47,8 @@ type Keeper struct {
 // nftables has changed since.
 type held struct {
 	mu           sync.Mutex
-	changes      fingerprinter
-	at           fingerprint
+	changes      Fingerprinter
+	at           Fingerprint
 	jumps, rules []ChainRule
 }
 
@@ -91,11 +91,11 @@ type Frame struct{ Head, Tail []string }
 
 // NewKeeper finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
 func NewKeeper(l Layout) (*Keeper, error) {
-	t, err := usableTool(nil, l.Family, l.Backend)
+	t, err := UsableTool(nil, l.Family, l.Backend)
 	if err != nil {
 		return nil, err
 	}
-	return &Keeper{tool: t, layout: l, looker: newLooker(l.Family, t), ours: newFingerprinter(l.Family, t.backend, cmp.Or(l.Writes, &ownwrites.Ledger{}))}, nil
+	return &Keeper{tool: t, layout: l, looker: NewLooker(l.Family, t), ours: NewFingerprinter(l.Family, t.Backend, cmp.Or(l.Writes, &ownwrites.Ledger{}))}, nil
 }
 
 // Close gives back what the Keeper holds of this process. The rules stay in force.
@@ -103,11 +103,11 @@ func (k *Keeper) Close() error {
 	k.held.mu.Lock()
 	defer k.held.mu.Unlock()
 	if k.held.changes != nil {
-		k.held.changes.close()
-		k.held.changes, k.held.at = nil, fingerprint{}
+		k.held.changes.Close()
+		k.held.changes, k.held.at = nil, Fingerprint{}
 	}
 	if k.ours != nil {
-		k.ours.close()
+		k.ours.Close()
 		k.ours = nil
 	}
 	return nil
@@ -119,10 +119,10 @@ func (k *Keeper) Have(matches, targets []string) error {
 }
 
 // FullyRandom reports whether this iptables knows --random-fully.
-func (k *Keeper) FullyRandom() bool { return k.tool.version.atLeast(version{1, 6, 2}) }
+func (k *Keeper) FullyRandom() bool { return k.tool.Version.AtLeast(Version{1, 6, 2}) }
 
 // Backend returns the variant of iptables that the Keeper writes with.
-func (k *Keeper) Backend() Backend { return k.tool.backend }
+func (k *Keeper) Backend() Backend { return k.tool.Backend }
 
 // Sent is how many rules were written.
 func (k *Keeper) Sent() uint64 { return k.sent }
@@ -140,19 +140,19 @@ func MatchKey(key lb.Key) (dst, ports string) {
 
 // keptChains is what iptables-save prints of the chains of the mode.
 type keptChains struct {
-	chains map[chainID]digest
-	rules  map[chainID][]string // only if they were asked for
-	jumps  map[jump]bool
+	chains map[ChainID]Digest
+	rules  map[ChainID][]string // only if they were asked for
+	jumps  map[Jump]bool
 	// handles are those of rules that iptables cannot delete.
-	handles map[jump][]uint64
+	handles map[Jump][]uint64
 }
 
 // read lists the chains, and takes note that it did.
 func (k *Keeper) read(ctx context.Context) (*keptChains, error) {
 	if k.ours != nil {
 		var err error
-		if k.seen, err = k.ours.now(); err != nil {
-			k.seen = fingerprint{}
+		if k.seen, err = k.ours.Now(); err != nil {
+			k.seen = Fingerprint{}
 		}
 	}
 	k.listed = time.Now()
@@ -161,44 +161,44 @@ func (k *Keeper) read(ctx context.Context) (*keptChains, error) {
 
 // list lists the chains, and changes nothing of the Keeper.
 func (k *Keeper) list(ctx context.Context, texts bool) (*keptChains, error) {
-	s := &keptChains{chains: map[chainID]digest{}, rules: map[chainID][]string{}, jumps: map[jump]bool{}, handles: map[jump][]uint64{}}
-	contents := map[chainID]*content{}
-	err := k.tool.lines(ctx, func(line savedLine) {
-		t, known := tableNamed(line.table)
-		if !known || t >= tables {
+	s := &keptChains{chains: map[ChainID]Digest{}, rules: map[ChainID][]string{}, jumps: map[Jump]bool{}, handles: map[Jump][]uint64{}}
+	contents := map[ChainID]*Content{}
+	err := k.tool.Lines(ctx, func(line SavedLine) {
+		t, known := TableNamed(line.Table)
+		if !known || t >= Tables {
 			return
 		}
-		id := chainID{t, string(line.chain)}
+		id := ChainID{t, string(line.Chain)}
 		c := contents[id]
 		switch {
-		case line.kind == savedChain && k.layout.Ours(t.String(), id.name):
-			contents[id] = newContent()
-		case line.kind != savedRule:
+		case line.Kind == SavedChain && k.layout.Ours(t.String(), id.Name):
+			contents[id] = NewContent()
+		case line.Kind != SavedRule:
 		case c == nil:
-			j := jump{id, string(line.rest)}
-			if line.handle != 0 {
+			j := Jump{id, string(line.Rest)}
+			if line.Handle != 0 {
 				j = k.layout.asWritten(j)
-				s.handles[j] = append(s.handles[j], line.handle)
+				s.handles[j] = append(s.handles[j], line.Handle)
 			}
 			s.jumps[j] = true
 		default:
-			c.add(string(line.rest), line.handle == 0)
+			c.Add(string(line.Rest), line.Handle == 0)
 			if texts {
-				s.rules[id] = append(s.rules[id], string(line.rest))
+				s.rules[id] = append(s.rules[id], string(line.Rest))
 			}
 		}
 	})
 	for id, c := range contents {
-		s.chains[id] = c.digest()
+		s.chains[id] = c.Digest()
 	}
 	return s, err
 }
 
 // asWritten returns a rule of the kernel as the layout has it: iptables may print a comment otherwise, and nf_tables none.
-func (l *Layout) asWritten(j jump) jump {
+func (l *Layout) asWritten(j Jump) Jump {
 	for _, want := range l.Jumps {
-		if want.Table == j.from.table.String() && want.Chain == j.from.name && WithoutComments(want.Rule) == WithoutComments(j.rule) {
-			return jump{j.from, want.Rule}
+		if want.Table == j.From.Table.String() && want.Chain == j.From.Name && WithoutComments(want.Rule) == WithoutComments(j.Rule) {
+			return Jump{j.From, want.Rule}
 		}
 	}
 	return j
@@ -217,16 +217,16 @@ func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error)
 	h := &k.held
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.changes == nil && k.tool.backend != Legacy {
-		h.changes = newFingerprinter(k.layout.Family, k.tool.backend, &ownwrites.Ledger{})
+	if h.changes == nil && k.tool.Backend != Legacy {
+		h.changes = NewFingerprinter(k.layout.Family, k.tool.Backend, &ownwrites.Ledger{})
 	}
-	at := fingerprint{}
+	at := Fingerprint{}
 	if h.changes != nil {
-		if at, err = h.changes.now(); err != nil {
-			at = fingerprint{}
+		if at, err = h.changes.Now(); err != nil {
+			at = Fingerprint{}
 		}
 	}
-	if at != (fingerprint{}) && at == h.at {
+	if at != (Fingerprint{}) && at == h.at {
 		return h.jumps, h.rules, nil
 	}
 	if jumps, rules, err = k.listHeld(ctx); err != nil {
@@ -242,13 +242,13 @@ func (k *Keeper) listHeld(ctx context.Context) (jumps, rules []ChainRule, err er
 		return nil, nil, fmt.Errorf("iptables: %w", err)
 	}
 	for _, j := range k.layout.Jumps {
-		if table, _ := tableNamed(j.Table); s.jumps[jump{chainID{table, j.Chain}, j.Rule}] {
+		if table, _ := TableNamed(j.Table); s.jumps[Jump{ChainID{table, j.Chain}, j.Rule}] {
 			jumps = append(jumps, j)
 		}
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(s.rules), compareID) {
+	for _, id := range slices.SortedFunc(maps.Keys(s.rules), CompareID) {
 		for _, r := range s.rules[id] {
-			rules = append(rules, ChainRule{id.table.String(), id.name, r})
+			rules = append(rules, ChainRule{id.Table.String(), id.Name, r})
 		}
 	}
 	return jumps, rules, nil
@@ -256,9 +256,9 @@ func (k *Keeper) listHeld(ctx context.Context) (jumps, rules []ChainRule, err er
 
 // inOrder is the order of tables in a restore, which the kernel takes one after the other. The filter table comes first: it refuses what is
 // not translated. Nat comes last: where its chains translate no more, those of mangle must lead packets already (mode ipvs after iptables).
-func inOrder(a, b *section) int {
-	place := [...]int{filter: 0, mangle: 1, nat: 2, raw: 3}
-	return cmp.Compare(place[a.table], place[b.table])
+func inOrder(a, b *Section) int {
+	place := [...]int{Filter: 0, Mangle: 1, NAT: 2, Raw: 3}
+	return cmp.Compare(place[a.Table], place[b.Table])
 }
 
 // ErrRefused is the error of what iptables does not take, and of which nothing is in force.
@@ -273,28 +273,28 @@ func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 	k.set = false
 	k.trees = nil
 	for i, t := range k.layout.Trees {
-		table, _ := tableNamed(t.Table)
-		d := &dispatcher{table: table, root: t.Root, prefix: t.Prefix, family: k.layout.Family, nodes: map[string]*node{"": {}},
-			head: frames[i].Head, tail: frames[i].Tail}
+		table, _ := TableNamed(t.Table)
+		d := &Dispatcher{Table: table, Root: t.Root, Prefix: t.Prefix, Family: k.layout.Family, Nodes: map[string]*Node{"": {}},
+			Head: frames[i].Head, Tail: frames[i].Tail}
 		if !t.Ports {
-			d.addrNibbles = map[lb.Family]int{lb.IPv4: 8, lb.IPv6: 32}[k.layout.Family]
+			d.AddrNibbles = map[lb.Family]int{lb.IPv4: 8, lb.IPv6: 32}[k.layout.Family]
 		}
 		entries := entriesOf(rows.Entries[i])
-		d.set(entries)
-		d.update(pathsOf(entries))
+		d.Set(entries)
+		d.Update(PathsOf(entries))
 		k.trees = append(k.trees, d)
 	}
-	k.fixed = map[chainID][]string{}
+	k.fixed = map[ChainID][]string{}
 	for at, rules := range rows.Chains {
 		if rules != nil {
-			table, _ := tableNamed(at[0])
-			k.fixed[chainID{table, at[1]}] = rules
+			table, _ := TableNamed(at[0])
+			k.fixed[ChainID{table, at[1]}] = rules
 		}
 	}
 	k.prints = nil
-	k.kernel = map[chainID]digest{}
+	k.kernel = map[ChainID]Digest{}
 	for c := range k.chains {
-		k.kernel[c.id] = digestOf(c.rules)
+		k.kernel[c.ID] = DigestOf(c.Rules)
 	}
 	if _, err := k.mend(ctx, have); err != nil {
 		return fmt.Errorf("iptables: reset: %w", err)
@@ -304,15 +304,15 @@ func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 }
 
 // chains yields all chains as they shall be.
-func (k *Keeper) chains(yield func(chain) bool) {
+func (k *Keeper) chains(yield func(Chain) bool) {
 	for id, rules := range k.fixed {
-		if !yield(chain{id, rules}) {
+		if !yield(Chain{id, rules}) {
 			return
 		}
 	}
 	for _, d := range k.trees {
-		for at := range d.upwards() {
-			if !yield(d.chain(at)) {
+		for at := range d.Upwards() {
+			if !yield(d.Chain(at)) {
 				return
 			}
 		}
@@ -321,59 +321,59 @@ func (k *Keeper) chains(yield func(chain) bool) {
 
 // mend writes what is not as it shall be, and returns how many things that were.
 func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) {
-	var b batch
+	var b Batch
 	for c := range k.chains {
-		is, known := have.chains[c.id]
-		want := k.kernel[c.id]
-		if !known || !is.alike(want) && k.prints[c.id] != (print{want, is}) {
+		is, known := have.chains[c.ID]
+		want := k.kernel[c.ID]
+		if !known || !is.Alike(want) && k.prints[c.ID] != (Printed{want, is}) {
 			n++
-			b.only(c.id.table).put(c)
+			b.Only(c.ID.Table).Put(c)
 		}
 	}
 	for i := len(k.layout.Jumps) - 1; i >= 0; i-- { // each is put in front
 		j := k.layout.Jumps[i]
-		table, _ := tableNamed(j.Table)
-		if at := (jump{chainID{table, j.Chain}, j.Rule}); !have.jumps[at] {
+		table, _ := TableNamed(j.Table)
+		if at := (Jump{ChainID{table, j.Chain}, j.Rule}); !have.jumps[at] {
 			n++
-			s := b.only(table)
-			s.insert = append(s.insert, at)
+			s := b.Only(table)
+			s.Insert = append(s.Insert, at)
 		}
 	}
-	var stale []chainID // of an earlier version, or of another mode
+	var stale []ChainID // of an earlier version, or of another mode
 	for id := range have.chains {
 		if _, wanted := k.kernel[id]; !wanted {
 			stale = append(stale, id)
 		}
 	}
 	for j := range have.jumps {
-		wanted := slices.Contains(k.layout.Jumps, ChainRule{j.from.table.String(), j.from.name, j.rule})
-		if !wanted && slices.Contains(builtIn, j.from.name) && isJump(j.rule) && k.layout.Ours(j.from.table.String(), target(j.rule)) {
+		wanted := slices.Contains(k.layout.Jumps, ChainRule{j.From.Table.String(), j.From.Name, j.Rule})
+		if !wanted && slices.Contains(builtIn, j.From.Name) && IsJump(j.Rule) && k.layout.Ours(j.From.Table.String(), target(j.Rule)) {
 			n++
 			b.remove(j, have.handles)
 		}
 	}
-	for _, s := range b.sections {
-		slices.SortFunc(s.write, func(a, b chain) int { return compareID(a.id, b.id) })
-		for i, c := range s.write {
-			s.at[c.id.name] = i
+	for _, s := range b.Sections {
+		slices.SortFunc(s.Write, func(a, b Chain) int { return CompareID(a.ID, b.ID) })
+		for i, c := range s.Write {
+			s.at[c.ID.Name] = i
 		}
 	}
-	slices.SortFunc(b.sections, inOrder)
+	slices.SortFunc(b.Sections, inOrder)
 	if err := k.restore(ctx, &b); err != nil || len(stale) == 0 {
 		return n, err
 	}
-	slices.SortFunc(stale, compareID)
-	stuck, err := sweep(ctx, nil, stale, nftLines, func(b *batch) error { return k.restore(ctx, b) })
+	slices.SortFunc(stale, CompareID)
+	stuck, err := Sweep(ctx, nil, stale, NFTLines, func(b *Batch) error { return k.restore(ctx, b) })
 	return n + len(stale) - len(stuck), err // those that rules of others lead to stay, empty
 }
 
 // restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in force, else plane.ErrStateLost.
-func (k *Keeper) restore(ctx context.Context, b *batch) error {
-	if len(b.sections)+len(b.handles) == 0 {
+func (k *Keeper) restore(ctx context.Context, b *Batch) error {
+	if len(b.Sections)+len(b.handles) == 0 {
 		return nil
 	}
-	for _, s := range b.sections {
-		k.sent += uint64(s.rules() + len(s.remove) + len(s.drop))
+	for _, s := range b.Sections {
+		k.sent += uint64(s.Rules() + len(s.Remove) + len(s.Drop))
 	}
 	k.sent += uint64(len(b.handles))
 	change := func() error { return k.tool.restoreBatch(ctx, b) }
@@ -381,13 +381,13 @@ func (k *Keeper) restore(ctx context.Context, b *batch) error {
 	if k.ours == nil {
 		err = change()
 	} else {
-		k.seen, err = k.ours.own(k.seen, b.transactions(), change)
+		k.seen, err = k.ours.Own(k.seen, b.transactions(), change)
 	}
 	if err == nil {
 		return nil
 	}
 	k.failures++
-	if partly(ctx, b, err) {
+	if Partly(ctx, b, err) {
 		k.set = false
 		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
 	}
@@ -399,56 +399,56 @@ func (k *Keeper) Apply(ctx context.Context, rows Rows) error {
 	if !k.set {
 		return fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
 	}
-	log, b := &rollback.Log{}, &batch{}
-	write := func(c chain) {
-		want := digestOf(c.rules)
-		if is, known := k.kernel[c.id]; !known || is != want {
-			b.only(c.id.table).put(c)
-			rollback.Put(log, k.kernel, c.id, want)
+	log, b := &rollback.Log{}, &Batch{}
+	write := func(c Chain) {
+		want := DigestOf(c.Rules)
+		if is, known := k.kernel[c.ID]; !known || is != want {
+			b.Only(c.ID.Table).Put(c)
+			rollback.Put(log, k.kernel, c.ID, want)
 		}
 	}
-	drop := func(id chainID) {
+	drop := func(id ChainID) {
 		if _, known := k.kernel[id]; known {
-			b.only(id.table).delete(id)
+			b.Only(id.Table).Delete(id)
 			rollback.Delete(log, k.kernel, id)
 		}
 	}
-	var gone []chainID
+	var gone []ChainID
 	for at, rules := range rows.Chains {
-		table, _ := tableNamed(at[0])
-		id := chainID{table, at[1]}
+		table, _ := TableNamed(at[0])
+		id := ChainID{table, at[1]}
 		if rules == nil {
 			rollback.Delete(log, k.fixed, id)
 			gone = append(gone, id)
 			continue
 		}
 		rollback.Put(log, k.fixed, id, rules)
-		write(chain{id, rules})
+		write(Chain{id, rules})
 	}
 	for i, d := range k.trees {
 		changes := entriesOf(rows.Entries[i])
 		if len(changes) == 0 {
 			continue
 		}
-		before := d.set(changes)
+		before := d.Set(changes)
 		rollback.Func(log, func() {
 			slices.Reverse(before)
-			d.set(before)
-			d.update(pathsOf(before))
+			d.Set(before)
+			d.Update(PathsOf(before))
 		})
-		writes, drops := d.update(pathsOf(changes))
+		writes, drops := d.Update(PathsOf(changes))
 		for _, at := range writes {
-			write(d.chain(at))
+			write(d.Chain(at))
 		}
 		for _, at := range drops {
-			drop(chainID{d.table, d.name(at)})
+			drop(ChainID{d.Table, d.Name(at)})
 		}
 	}
-	slices.SortFunc(gone, compareID)
+	slices.SortFunc(gone, CompareID)
 	for _, id := range gone {
 		drop(id)
 	}
-	slices.SortFunc(b.sections, inOrder)
+	slices.SortFunc(b.Sections, inOrder)
 	if err := k.restore(ctx, b); err != nil {
 		log.Undo()
 		return fmt.Errorf("iptables: apply: %w", err)
@@ -461,14 +461,14 @@ func (k *Keeper) Probe(ctx context.Context) error {
 	if !k.set {
 		return fmt.Errorf("iptables: probe: %w", plane.ErrNotSetUp)
 	}
-	var b batch
-	smallest := chain{}
+	var b Batch
+	smallest := Chain{}
 	for id, rules := range k.fixed {
-		if len(rules) > 0 && (smallest.rules == nil || cmp.Or(cmp.Compare(len(rules), len(smallest.rules)), compareID(id, smallest.id)) < 0) {
-			smallest = chain{id, rules}
+		if len(rules) > 0 && (smallest.Rules == nil || cmp.Or(cmp.Compare(len(rules), len(smallest.Rules)), CompareID(id, smallest.ID)) < 0) {
+			smallest = Chain{id, rules}
 		}
 	}
-	b.section(smallest.id.table).put(smallest)
+	b.Section(smallest.ID.Table).Put(smallest)
 	if err := k.restore(ctx, &b); err != nil {
 		return fmt.Errorf("iptables: probe: %w", err)
 	}
@@ -481,7 +481,7 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if !k.set {
 		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)
 	}
-	if !(full && time.Since(k.listed) >= listPeriod) && k.untouched() {
+	if !(full && time.Since(k.listed) >= ListPeriod) && k.untouched() {
 		return 0, nil
 	}
 	have, err := k.read(ctx)
@@ -501,11 +501,11 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 	}
 	for id, want := range k.kernel {
 		is, known := after.chains[id]
-		if known && !is.alike(want) && is == have.chains[id] && k.prints[id] != (print{want, is}) {
+		if known && !is.Alike(want) && is == have.chains[id] && k.prints[id] != (Printed{want, is}) {
 			if k.prints == nil {
-				k.prints = map[chainID]print{}
+				k.prints = map[ChainID]Printed{}
 			}
-			k.prints[id] = print{want, is}
+			k.prints[id] = Printed{want, is}
 			mended--
 		}
 	}
@@ -513,26 +513,26 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 }
 
 func (k *Keeper) untouched() bool {
-	if k.ours == nil || k.seen == (fingerprint{}) {
+	if k.ours == nil || k.seen == (Fingerprint{}) {
 		return false
 	}
-	now, err := k.ours.now()
+	now, err := k.ours.Now()
 	return err == nil && now == k.seen
 }
 
-func entriesOf(rules map[lb.Key][]string) []entry {
-	all := make([]entry, 0, len(rules))
+func entriesOf(rules map[lb.Key][]string) []Entry {
+	all := make([]Entry, 0, len(rules))
 	for key, r := range rules {
-		all = append(all, entry{path(key), r})
+		all = append(all, Entry{PathOf(key), r})
 	}
-	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.path, b.path) })
+	slices.SortFunc(all, func(a, b Entry) int { return cmp.Compare(a.Path, b.Path) })
 	return all
 }
 
-func compareID(a, b chainID) int {
-	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.name, b.name))
+func CompareID(a, b ChainID) int {
+	return cmp.Or(cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
 }
 
-// listPeriod is the time after which an Audit lists all rules though nobody seems to have changed any: what nothing
+// ListPeriod is the time after which an Audit lists all rules though nobody seems to have changed any: what nothing
 // notices is mended as soon as by upstream's hourly sync (DP-11).
-const listPeriod = time.Hour
+const ListPeriod = time.Hour

@@ -1,0 +1,234 @@
+//go:build linux
+
+package xtables
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+)
+
+// Batch is one input of iptables-restore: sections in the order in which they come in force. Each does something.
+type Batch struct {
+	Sections []*Section
+	// handles are rules of tables that iptables cannot read: it cannot delete them, and nf_tables does.
+	handles []handled
+}
+
+// handled is a rule that nf_tables knows by a number.
+type handled struct {
+	from   ChainID
+	handle uint64
+}
+
+// transactions is how many nf_tables make of the batch: one for each table, and for the handles of each.
+func (b *Batch) transactions() int {
+	handled := map[Table]bool{}
+	for _, h := range b.handles {
+		handled[h.from.Table] = true
+	}
+	return len(b.Sections) + len(handled)
+}
+
+// remove deletes a rule, by one of its handles if it has any left there.
+func (b *Batch) remove(j Jump, handles map[Jump][]uint64) {
+	if h := handles[j]; len(h) > 0 {
+		b.handles = append(b.handles, handled{j.From, h[0]})
+		handles[j] = h[1:]
+		return
+	}
+	s := b.Only(j.From.Table)
+	s.Remove = append(s.Remove, j)
+}
+
+// Section is one table's part; all of it comes in force at once.
+type Section struct {
+	Table  Table
+	Write  []Chain
+	Drop   []ChainID
+	Insert []Jump
+	Remove []Jump
+	at     map[string]int // where in write a chain is
+}
+
+// Put writes a chain; what was to be done to it before does not count.
+func (s *Section) Put(c Chain) {
+	if i, again := s.at[c.ID.Name]; again {
+		s.Write[i] = c
+		return
+	}
+	if s.at == nil {
+		s.at = map[string]int{}
+	}
+	s.Drop = slices.DeleteFunc(s.Drop, func(id ChainID) bool { return id == c.ID })
+	s.at[c.ID.Name] = len(s.Write)
+	s.Write = append(s.Write, c)
+}
+
+// Delete deletes a chain.
+func (s *Section) Delete(id ChainID) {
+	if i, written := s.at[id.Name]; written {
+		s.Write[i].Rules = nil
+	}
+	s.Drop = append(s.Drop, id)
+}
+
+// Section returns the section to write to a table after what has been written to others.
+func (b *Batch) Section(t Table) *Section {
+	if n := len(b.Sections); n > 0 && b.Sections[n-1].Table == t {
+		return b.Sections[n-1]
+	}
+	s := &Section{Table: t}
+	b.Sections = append(b.Sections, s)
+	return s
+}
+
+// Only returns the section of a table where the order of tables does not matter.
+func (b *Batch) Only(t Table) *Section {
+	for _, s := range b.Sections {
+		if s.Table == t {
+			return s
+		}
+	}
+	return b.Section(t)
+}
+
+// AppendText writes the section. A declared chain is emptied; all are declared before the first rule, so that
+// rules may lead to any.
+//
+// They are declared backwards: the programs of both back ends keep the names in a sorted list, and look for each from its
+// beginning. In any other order the time goes by the square of the number of chains.
+func (s *Section) AppendText(out []byte) []byte {
+	out = s.Table.AppendTable(out)
+	names := make([]string, 0, len(s.Write)+len(s.Drop))
+	for _, c := range s.Write {
+		names = append(names, c.ID.Name)
+	}
+	for _, id := range s.Drop {
+		if _, written := s.at[id.Name]; !written {
+			names = append(names, id.Name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(b, a) })
+	out = AppendDeclared(out, names)
+	out = s.AppendRules(out)
+	for _, id := range s.Drop {
+		out = append(out, "-X "...)
+		out = append(out, id.Name...)
+		out = append(out, '\n')
+	}
+	return append(out, Commit...)
+}
+
+const Commit = "COMMIT\n"
+
+// AppendTable writes the first line of a section.
+func (t Table) AppendTable(out []byte) []byte {
+	out = append(out, '*')
+	out = append(out, t.String()...)
+	return append(out, '\n')
+}
+
+// AppendDeclared writes the declarations of chains.
+func AppendDeclared(out []byte, names []string) []byte {
+	for _, name := range names {
+		out = append(out, ':')
+		out = append(out, name...)
+		out = append(out, " - [0:0]\n"...)
+	}
+	return out
+}
+
+// AppendRules writes the rules of chains that are declared.
+func (s *Section) AppendRules(out []byte) []byte {
+	rule := func(verb, chain, rule string) {
+		out = append(out, verb...)
+		out = append(out, chain...)
+		out = append(out, ' ')
+		out = append(out, rule...)
+		out = append(out, '\n')
+	}
+	for _, c := range s.Write {
+		for _, r := range c.Rules {
+			rule("-A ", c.ID.Name, r)
+		}
+	}
+	for _, j := range s.Remove {
+		rule("-D ", j.From.Name, j.Rule)
+	}
+	for _, j := range s.Insert {
+		rule("-I ", j.From.Name, j.Rule)
+	}
+	return out
+}
+
+// Rules returns how many rules the section writes.
+func (s *Section) Rules() int {
+	n := len(s.Insert)
+	for _, c := range s.Write {
+		n += len(c.Rules)
+	}
+	return n
+}
+
+// Lines returns about how many lines the batch has.
+func (b *Batch) Lines() (n int) {
+	for _, s := range b.Sections {
+		n += s.Rules() + len(s.Write) + 2*len(s.Drop) + len(s.Remove)
+	}
+	return n
+}
+
+// Text returns the input of iptables-restore.
+func (b *Batch) Text() []byte {
+	var out []byte
+	for _, s := range b.Sections {
+		out = s.AppendText(out)
+	}
+	return out
+}
+
+// Partly reports whether a part of a batch may be in force after the error.
+func Partly(ctx context.Context, b *Batch, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.Sections) > 0 && len(b.handles) > 0 || len(b.Sections) > 1 && failedLine(err) > b.firstLines()
+}
+
+// wasKilled reports whether a signal ended the program, which may have been after its work.
+func wasKilled(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && !exit.Exited()
+}
+
+// failedLine returns the line of which iptables-restore complained, a high number if it did not say.
+func failedLine(err error) int {
+	var run *RunError
+	if !errors.As(err, &run) {
+		return 0 // it did not start
+	}
+	if m := lineNumber.FindStringSubmatch(run.Said); m != nil {
+		if n, err := strconv.Atoi(m[1]); err == nil {
+			return n
+		}
+	}
+	return 1 << 30
+}
+
+var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
+
+// firstLines returns the number of lines of the first section.
+func (b *Batch) firstLines() int {
+	return bytes.Count(b.Sections[0].AppendText(nil), []byte("\n"))
+}
+
+// How many lines a restore of a Reset has at most, about: where nothing limits them, few enough that the next is rendered
+// while one runs. The legacy programs read and write the whole table each time: there all must be one restore, of such
+// pieces.
+const (
+	NFTLines   = 20_000
+	PieceLines = 3000
+)

@@ -1,0 +1,184 @@
+//go:build linux
+
+package xtables
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"slices"
+	"strings"
+)
+
+// Table is one of the tables of iptables.
+type Table uint8
+
+const (
+	Filter Table = iota
+	NAT
+	Mangle
+	Tables          // so many are those that the plane writes
+	Raw    = Tables // where older versions had a chain
+)
+
+var tableNames = [...]string{"filter", "nat", "mangle", "raw"}
+
+func (t Table) String() string { return tableNames[t] }
+
+// TableNamed returns the table of that name, unless nobody's kube-proxy has ever written one.
+func TableNamed(name string) (t Table, ok bool) {
+	i := slices.Index(tableNames[:], name)
+	return Table(i), i >= 0
+}
+
+// ChainID names a chain.
+type ChainID struct {
+	Table Table
+	Name  string
+}
+
+// Chains that are there whatever the rows say. Other software looks for them by name (G3).
+const (
+	Services          = "KUBE-SERVICES"          // nat, filter
+	ExternalServices  = "KUBE-EXTERNAL-SERVICES" // filter
+	ExternalNodePorts = "KUBE-EXTERNAL-NODEPORTS"
+	NodePorts         = "KUBE-NODEPORTS" // nat, filter
+	ProxyFirewall     = "KUBE-PROXY-FIREWALL"
+	NodeFirewall      = "KUBE-FIREWALL" // shared with the kubelet: never flushed, never deleted
+	Forward           = "KUBE-FORWARD"
+	Postrouting       = "KUBE-POSTROUTING"
+	MarkMasq          = "KUBE-MARK-MASQ"
+	MarkOffCluster    = "KUBE-MARK-MASQ-OFF"
+	Canary            = "KUBE-PROXY-CANARY" // in each table (DP-13)
+)
+
+// The beginnings of the names of chains of one service port (DP-02).
+const (
+	ClusterChain  = "KUBE-SVC-"
+	LocalChain    = "KUBE-SVL-"
+	ExternalChain = "KUBE-EXT-"
+	FirewallChain = "KUBE-FW-"
+	EndpointChain = "KUBE-SEP-"
+)
+
+// SourceList begins the names of chains of source ranges, of nat and of filter. What follows is a hash of the ranges: whoever
+// has the same ones shares the chain. Upstream deletes those of nat, as it does branches; those of filter lead nowhere.
+const SourceList = FirewallChain + "SRC-"
+
+// The beginnings of the names of the branches of nat's dispatchers. Upstream takes these for chains of service ports, and
+// deletes those that it does not know, all at once. Else branches would stay behind when a node changes back to it, lead to
+// chains of service ports, and keep them from being deleted: no restore of upstream's would succeed any more (G4). A
+// suffix of DP-02 has no hyphen.
+const (
+	AddressBranch  = ClusterChain + "TO-"
+	NodePortBranch = ClusterChain + "NP-"
+)
+
+// Dynamic chains are recognised by the beginnings of their names, so that those that an earlier process left
+// behind, ours or upstream's, can be told from chains of others.
+var dynamic = [Tables][]string{
+	Filter: {Services + "-", NodePorts + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-", SourceList},
+	NAT:    {ClusterChain, LocalChain, ExternalChain, FirewallChain, EndpointChain, "KUBE-XLB-"},
+}
+
+// IsDynamic reports whether a chain of that name is added and deleted with rows.
+func IsDynamic(id ChainID) bool {
+	if id.Table == Filter && (id.Name == ExternalServices || id.Name == ExternalNodePorts) {
+		return false
+	}
+	for _, p := range dynamic[id.Table] {
+		if strings.HasPrefix(id.Name, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// Kubelets are chains of mangle by which the kubelet can be known to be there (DP-14).
+var Kubelets = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
+
+// IsKubelets reports whether the chain shows that there is a kubelet.
+func IsKubelets(id ChainID) bool { return id.Table == Mangle && slices.Contains(Kubelets, id.Name) }
+
+// Hash is the part of a chain's name that stands for what it serves: 16 characters of base32(sha256(parts)),
+// as upstream's (DP-02).
+func Hash(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		h.Write([]byte(p))
+	}
+	return base32.StdEncoding.EncodeToString(h.Sum(nil))[:16]
+}
+
+// Ours reports whether the plane made the chain, or would.
+func Ours(id ChainID) bool {
+	switch id.Name {
+	case Canary:
+		return true
+	case Services, NodePorts:
+		return id.Table != Mangle
+	case ExternalServices, ExternalNodePorts, ProxyFirewall, NodeFirewall, Forward:
+		return id.Table == Filter
+	case Postrouting, MarkMasq, MarkOffCluster:
+		return id.Table == NAT
+	}
+	return IsDynamic(id)
+}
+
+// Chain is a chain's content: rules without "-A NAME ", in the form in which iptables-save prints them, so that
+// what is read can be compared with what is wanted.
+type Chain struct {
+	ID    ChainID
+	Rules []string
+}
+
+// Jump is a rule in a built-in chain, where others have rules too.
+type Jump struct {
+	From ChainID
+	Rule string
+}
+
+// Bare is the jump without comments.
+func (j Jump) Bare() Jump { return Jump{j.From, WithoutComments(j.Rule)} }
+
+// guardOfIPVS keeps packets to addresses of kube-ipvs0 from programs of the node (PN-43).
+const guardOfIPVS = "KUBE-IPVS-FILTER"
+
+// IsGuard reports whether a chain protects the programs of the node while kube-ipvs0 has addresses (TN-67).
+func IsGuard(table, chain string) bool { return table == "filter" && chain == guardOfIPVS }
+
+// Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
+func Leftover(table, chain string) bool {
+	t, ok := TableNamed(table)
+	return ok && isLeftover(ChainID{t, chain})
+}
+
+// isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with KUBE- as well.
+func isLeftover(id ChainID) bool {
+	return id.Table < Tables && id.Name != NodeFirewall && Ours(id) || slices.Contains(OtherModes[id.Table], id.Name)
+}
+
+// Chains of older versions and of mode ipvs (DP-33), beside those of the plane. Mode userspace has its own removal. nat's
+// KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
+var OtherModes = [...][]string{
+	NAT:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", NodeFirewall},
+	Filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", guardOfIPVS, "KUBE-IPVS-OUT-FILTER"},
+	Mangle: {ProxyFirewall, "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-IN", "KUBE-IPVS-OUT", "KUBE-IPVS-SENT",
+		"KUBE-IPVS-ORIGIN", "KUBE-IPVS-ORIGIN-PODS", "KUBE-IPVS-ORIGIN-HOST", "KUBE-IPVS-ORIGIN-ANYWHERE"},
+	Raw: {Canary},
+}
+
+// firewall is the chain that the kubelet has and kube-proxy makes where it has none.
+var firewall = ChainID{Filter, NodeFirewall}
+
+// builtIn are the chains in which packets begin.
+var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
+// IsBuiltIn reports whether packets may begin in chains of that name.
+func IsBuiltIn(name string) bool {
+	for _, n := range builtIn {
+		if n == name {
+			return true
+		}
+	}
+	return false
+}
