@@ -43,18 +43,19 @@ const imports = `
 	lb < plane;
 
 	cluster, policy, lb, plane, debug/changes, internal/ratelimit, internal/bisect < engine;
-	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
+	internal/bisect < plane/nftables, plane/ipvs, plane/ebpf, internal/xtables;
 
-	internal/pause < conntrack, debug/inspect, plane/iptables;
+	internal/pause < conntrack, debug/inspect, internal/xtables;
 	internal/plural < debug/changes, policy, trace;
 	# What a misspelled name may have meant is found in one way.
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
 	internal/netlink/conn < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
 	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink/conn < plane/ipvs;
 	# A rule may ask for the interface that a packet leaves through, and whether an address is the node's own.
-	internal/netlink/route, internal/netlink/conn < plane/iptables;
-	# The chains around virtual servers are kept by what keeps those of mode iptables.
-	plane/iptables < plane/ipvs;
+	internal/netlink/route, internal/netlink/conn < internal/xtables;
+	# The programs of iptables are run, and their language is known, in one place: chains of three modes are kept by them.
+	lb, plane, plane/ownwrites, mode, trace, internal/kernel, internal/rollback < internal/xtables;
+	internal/xtables < plane/iptables, plane/ipvs, plane/userspace/capture;
 	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
 	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/capture, plane/hns, test/fake, test/planetest;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
@@ -64,10 +65,8 @@ const imports = `
 	lb, internal/nft/wire < internal/nft/rule;
 	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/capture;
 	internal/nft/wire, internal/rollback, mode < plane/userspace/capture;
-	# Its chains are kept by the programs and in the trees of mode iptables.
-	plane/iptables < plane/userspace/capture;
 	# Rules beside some that iptables cannot print are deleted by their handles.
-	internal/nft/wire < plane/nftables, plane/iptables;
+	internal/nft/wire < plane/nftables, internal/xtables;
 	# What the kernel's rules make of a packet is asked alike by all who have a table.
 	internal/netlink/conn, internal/nft/wire, trace < internal/nft/walk;
 	internal/nft/walk < plane/nftables, plane/userspace/capture;
@@ -181,6 +180,37 @@ func TestImports(t *testing.T) {
 				t.Errorf("%s: package %s may not import %s", f.path, f.dir, ours)
 			}
 		}
+	}
+}
+
+// TestPlanesAreApart: a plane writes its own kind of kernel state, and no other plane's. What two of them need stands in internal or in
+// plane/internal. Packages below a plane's folder are parts of it.
+func TestPlanesAreApart(t *testing.T) {
+	planes := []string{"nftables", "iptables", "ipvs", "ebpf", "userspace", "hns"}
+	planeOf := func(dir string) string {
+		rest, _ := strings.CutPrefix(dir, "plane/")
+		name, _, _ := strings.Cut(rest, "/")
+		if rest == dir || !slices.Contains(planes, name) {
+			return ""
+		}
+		return name
+	}
+	seen := map[string]bool{}
+	for _, f := range goFiles(t) {
+		of := planeOf(f.dir)
+		if of == "" || f.test {
+			continue
+		}
+		seen[of] = true
+		for _, imp := range importsOf(f) {
+			ours, _ := strings.CutPrefix(imp, module+"/")
+			if other := planeOf(ours); other != "" && other != of {
+				t.Errorf("%s: plane/%s imports %s: move what both need to internal", f.path, of, ours)
+			}
+		}
+	}
+	if !seen["nftables"] || !seen["iptables"] {
+		t.Errorf("looked at %v alone", seen)
 	}
 }
 

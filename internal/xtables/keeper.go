@@ -12,9 +12,9 @@ import (
 	"sync"
 	"time"
 
+	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/internal/rollback"
 	"kube-proxy/plane/ownwrites"
 )
 

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"kube-proxy/internal/rollback"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/internal/rollback"
 )
 
 // Apply writes the chains that the changes touch, in one restore, or in several where there are very many; what is much of one service

@@ -60,12 +60,9 @@
 // If iptables refuses what a Reset writes, one more attempt writes everything but the chains of service ports. Those that are not
 // as they should be are left for later, and the engine finds the row that is to blame (docs/adr/0002).
 //
-// The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go, skeleton.go and names.go (pure: what
-// chains contain), dispatch.go (the trees), apply.go, stages.go and batch.go (chains to restores), restore.go, tool.go, runner.go and lock.go
-// (the programs), extensions.go (what they need of the kernel). The other way: saved.go, snapshot.go and unlistable.go (what the
-// kernel holds), compare.go (what differs), reset.go, load.go and sweep.go (all of it), audit.go, window.go and fingerprint.go (what others
-// did); remove.go (nothing of ours). For who asks: look.go (follow a packet), lookwalk.go (through the hooks), looknft.go and looklegacy.go (rules from
-// the kernel), lookrule.go and lookext.go (what they say), lookaround.go (routes, remembered clients), lookdiff.go (all that differs): they have nothing
-// in common with the writers but the settings. keeper.go keeps the chains of modes userspace and ipvs, looktext.go has packets pass those of the latter. accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go
-// describes it for tests, preview.go for people.
+// The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go, skeleton.go and port.go (pure: what
+// chains contain), trees.go (which trees there are), apply.go, stages.go and write.go (chains to restores). The other way: snapshot.go (what
+// the kernel holds), compare.go (what differs), reset.go and load.go (all of it), audit.go and window.go (what others did). For who asks:
+// lookdiff.go (all that differs). accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go describes it for
+// tests, preview.go for people. The programs, their language and who follows a packet are in internal/xtables.
 package iptables

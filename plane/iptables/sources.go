@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"kube-proxy/internal/rollback"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/internal/rollback"
 )
 
 // list is a list of source ranges that rows share, whatever Service they are of. Its chain returns packets that come from

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"kube-proxy/internal/rollback"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/internal/rollback"
 )
 
 // goal is a change that is too much for one restore, and comes in stages (TN-72). Chains are written after those to which they

@@ -7,9 +7,9 @@ import (
 	"maps"
 	"slices"
 
+	"kube-proxy/internal/rollback"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/internal/rollback"
 )
 
 // state is what the plane has applied.

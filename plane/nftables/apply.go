@@ -10,10 +10,10 @@ import (
 
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
+	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
-	"kube-proxy/internal/rollback"
 	"kube-proxy/plane/internal/slots"
 )
 

@@ -8,10 +8,10 @@ import (
 
 	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
+	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
-	"kube-proxy/internal/rollback"
 )
 
 // Drift has a value when somebody else changed our table.

@@ -8,8 +8,8 @@ import (
 
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/plane/internal/diff"
 	"kube-proxy/internal/rollback"
+	"kube-proxy/plane/internal/diff"
 )
 
 // What differs between the kernel's table and the state, Reset and the audits stage in the same way: the structure, which is

@@ -8,8 +8,8 @@ import (
 
 	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/plane"
 	"kube-proxy/internal/rollback"
+	"kube-proxy/plane"
 )
 
 // The keys of the map reserved.

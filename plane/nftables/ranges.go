@@ -10,10 +10,10 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
+	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"
-	"kube-proxy/internal/rollback"
 )
 
 // sourceList is a list of source ranges in the kernel. All frontends with equal ranges share one.

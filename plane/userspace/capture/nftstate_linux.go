@@ -6,10 +6,10 @@ import (
 
 	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
+	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"
-	"kube-proxy/internal/rollback"
 )
 
 // element is one of a set, as a record.
