@@ -54,7 +54,7 @@ func (p *Plane) findAddresses() error {
 }
 
 // follow moves the listeners of NodePorts to where the node's addresses are now, and counts the rows whose listeners moved.
-func (p *Plane) follow() (moved int, err error) {
+func (p *Plane) follow(ctx context.Context) (moved int, err error) {
 	if !p.capture.Own() {
 		return 0, nil
 	}
@@ -77,6 +77,9 @@ func (p *Plane) follow() (moved int, err error) {
 			moved++
 		}
 	}
-	b.end(true)
-	return moved, errors.Join(b.failed...)
+	if len(b.set)+len(b.remove) > 0 { // rows that an Apply before could not lead among them
+		err = p.lost("move the listeners of NodePorts", p.capture.Apply(ctx, b.set, b.remove))
+	}
+	b.end(err == nil)
+	return moved, errors.Join(append(b.failed, err)...)
 }

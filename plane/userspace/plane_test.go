@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,7 +18,6 @@ import (
 	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
 	"kube-proxy/test/planetest"
-	"kube-proxy/test/seedtest"
 )
 
 var world = planetest.World{Family: lb.IPv4}
@@ -504,77 +502,6 @@ func TestAddressesOfOthers(t *testing.T) {
 		t.Errorf("the node keeps an API server's address: %v", err)
 	}
 	reset(server, own)
-}
-
-// Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
-func TestFaults(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(seedtest.Of(t), 0))
-	for round := range 60 {
-		m := newMachine()
-		m.own = round%2 == 1
-		m.addrs = []netip.Addr{netip.MustParseAddr("203.0.0.1")}
-		want := world.Table(3, 2)
-		p := begin(t, m, Config{FirstPort: 40000, LastPort: 40255}, want)
-		doubt := map[lb.Key]bool{}
-		for range 60 {
-			m.refuse = func(l capture.Lead) bool { return rnd.IntN(8) == 0 }
-			m.files = 0
-			if rnd.IntN(6) == 0 {
-				m.files = len(m.socks) + rnd.IntN(2)
-			}
-			n := rnd.IntN(8)
-			var changes []lb.Change
-			switch rnd.IntN(4) {
-			case 0:
-				changes, _ = want.Replace(owner(fmt.Sprint("ns/svc-", n)), nil)
-			case 1:
-				changes, _ = want.Replace(world.ClusterIP(n, rnd.IntN(200), rnd.IntN(4)))
-			default:
-				changes, _ = want.Replace(world.Full(n, rnd.IntN(200), rnd.IntN(5), rnd.IntN(2), time.Duration(rnd.IntN(2))*time.Hour))
-			}
-			for k := range doubt {
-				if rnd.IntN(3) == 0 {
-					changes = append(changes, lb.Change{Key: k, New: want.Get(k)})
-				}
-			}
-			_, err := p.Apply(t.Context(), changes)
-			if errors.Is(err, plane.ErrStateLost) {
-				t.Fatal(err)
-			}
-			for _, c := range changes {
-				if doubt[c.Key] = err != nil; err == nil {
-					delete(doubt, c.Key)
-				}
-			}
-			if rnd.IntN(20) == 0 {
-				m.lost = true
-				clear(m.leads)
-			}
-			if m.lost {
-				if res, err := p.Reset(t.Context(), want); err == nil {
-					clear(doubt)
-					for _, k := range res.Later {
-						doubt[k] = true
-					}
-				}
-			}
-		}
-		m.refuse, m.files = nil, 0
-		var changes []lb.Change
-		for k := range doubt {
-			changes = append(changes, lb.Change{Key: k, New: want.Get(k)})
-		}
-		apply(t, p, changes, nil)
-		other := newMachine()
-		other.own, other.addrs = m.own, m.addrs
-		fresh := begin(t, other, Config{FirstPort: 40000, LastPort: 40255}, want)
-		if got, want := dump(t, p), dump(t, fresh); got != want {
-			t.Fatalf("round %d: not what a fresh plane is:\n%s\nwant\n%s", round, got, want)
-		}
-		if len(m.socks) != len(other.socks) {
-			t.Errorf("%d listeners, a fresh plane has %d", len(m.socks), len(other.socks))
-		}
-	}
 }
 
 // BenchmarkEndpoint is the change of one endpoint, among so many Services.

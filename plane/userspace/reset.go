@@ -132,7 +132,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	}
 	p.node = n
 	p.origins.Detect(n.Pods)
-	_, err := p.follow()
+	_, err := p.follow(ctx)
 	return err
 }
 
@@ -141,7 +141,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("userspace: audit: %w", err)
 	}
-	moved, err := p.follow()
+	moved, err := p.follow(ctx)
 	if !p.ready {
 		return 0, err // what is wanted may no longer be
 	}

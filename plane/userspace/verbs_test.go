@@ -5,6 +5,7 @@ package userspace
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -19,68 +20,127 @@ import (
 func TestVerbsInMemory(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {
-			planetest.Verbs(t, func(t testing.TB) planetest.Kernel {
-				machines := map[lb.Family]*machine{}
-				var last *Plane
-				start := func(f lb.Family) (planetest.Plane, error) {
-					m := machines[f]
-					if m == nil {
-						m = newMachine()
-						m.own = own
-						m.addrs = []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00:18::2")}
-						machines[f] = m
-						t.Cleanup(func() {
-							if len(m.holes) > 0 {
-								t.Errorf("nobody listened: %v", m.holes)
+			planetest.Verbs(t, func(t testing.TB) planetest.Kernel { return newMemory(t, own).kernel() })
+		})
+	}
+}
+
+// Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
+func TestWalk(t *testing.T) {
+	for _, own := range []bool{false, true} {
+		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {
+			planetest.Walks(t, 20, 80, func(t testing.TB) planetest.Kernel {
+				m := newMemory(t, own)
+				k := m.kernel()
+				k.Faults = planetest.Faults{
+					Begin: func(rnd *rand.Rand) {
+						for _, m := range m.machines {
+							m.refuse = func(capture.Lead) bool { return rnd.IntN(8) == 0 }
+							if rnd.IntN(6) == 0 {
+								m.files = len(m.socks) + rnd.IntN(2)
 							}
-							if len(m.socks) > 0 {
-								t.Errorf("%d listeners are open after all planes are closed", len(m.socks))
-							}
-						})
-					} else if last != nil {
-						for l := range last.relay.(*fakeRelay).mine { // its process has ended
-							l.Close()
 						}
-					}
-					var err error
-					last, err = m.start(Config{Family: f, ExternalIPsBounded: func() bool { return true }})
-					return last, err
+					},
+					End: func() {
+						for _, m := range m.machines {
+							m.refuse, m.files = nil, 0
+						}
+					},
+					Check: func(t testing.TB, p planetest.Plane, want *lb.Table) { m.noOthers(t, want) },
 				}
-				return planetest.Kernel{
-					New: start,
-					Slow: func(f lb.Family) (planetest.Plane, error) {
-						p, err := start(f)
-						if err == nil {
-							p.(*Plane).pace = 10
-						}
-						return p, err
-					},
-					Damage: func(f lb.Family, rnd *rand.Rand) error {
-						m := machines[f]
-						keys := slices.SortedFunc(func(yield func(lb.Key) bool) {
-							for k := range m.leads {
-								if !yield(k) {
-									return
-								}
-							}
-						}, lb.Key.Compare)
-						if len(keys) == 0 {
-							return errors.New("there is nothing to damage")
-						}
-						k := keys[rnd.IntN(len(keys))]
-						m.leads[k] = capture.Lead{Key: k}
-						last.capture.(*fakeCapture).drift <- struct{}{}
-						return nil
-					},
-					Wipe: func(f lb.Family) error {
-						clear(machines[f].leads)
-						machines[f].lost = true
-						return nil
-					},
-					Balances: true,
-					Told:     true,
-				}
+				return k
 			})
 		})
+	}
+}
+
+// memory is a machine for each family, and the process that has it at present.
+type memory struct {
+	testing.TB
+	own      bool
+	machines map[lb.Family]*machine
+	last     map[lb.Family]*Plane
+}
+
+func newMemory(t testing.TB, own bool) *memory {
+	return &memory{t, own, map[lb.Family]*machine{}, map[lb.Family]*Plane{}}
+}
+
+// start makes a plane, after the process before has ended.
+func (k *memory) start(f lb.Family) (planetest.Plane, error) {
+	m := k.machines[f]
+	if m == nil {
+		m = newMachine()
+		m.own = k.own
+		m.addrs = []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00:18::2")}
+		k.machines[f] = m
+		k.Cleanup(func() {
+			if len(m.holes) > 0 {
+				k.Errorf("nobody listened: %v", m.holes)
+			}
+			if len(m.socks) > 0 {
+				k.Errorf("%d listeners are open after all planes are closed", len(m.socks))
+			}
+		})
+	} else if last := k.last[f]; last != nil {
+		for l := range last.relay.(*fakeRelay).mine {
+			l.Close()
+		}
+	}
+	p, err := m.start(Config{Family: f, ExternalIPsBounded: func() bool { return true }})
+	k.last[f] = p
+	return p, err
+}
+
+// noOthers expects as many listeners as a fresh plane has.
+func (k *memory) noOthers(t testing.TB, want *lb.Table) {
+	t.Helper()
+	other := newMemory(t, k.own)
+	p, err := other.start(want.Family)
+	if err == nil {
+		_, err = planetest.ResetAll(t.Context(), p, want)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if has, fresh := len(k.machines[want.Family].socks), len(other.machines[want.Family].socks); has != fresh {
+		t.Errorf("%s: %d listeners, a fresh plane has %d", want.Family, has, fresh)
+	}
+	if err := p.(*Plane).Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func (k *memory) kernel() planetest.Kernel {
+	return planetest.Kernel{
+		New: k.start,
+		Slow: func(f lb.Family) (planetest.Plane, error) {
+			p, err := k.start(f)
+			if err == nil {
+				p.(*Plane).pace = 10
+			}
+			return p, err
+		},
+		Damage: func(f lb.Family, rnd *rand.Rand) error {
+			m := k.machines[f]
+			keys := slices.SortedFunc(maps.Keys(m.leads), lb.Key.Compare)
+			if len(keys) == 0 {
+				return errors.New("there is nothing to damage")
+			}
+			key := keys[rnd.IntN(len(keys))]
+			m.leads[key] = capture.Lead{Key: key}
+			select {
+			case k.last[f].capture.(*fakeCapture).drift <- struct{}{}:
+			default: // told already
+			}
+			return nil
+		},
+		Wipe: func(f lb.Family) error {
+			clear(k.machines[f].leads)
+			k.machines[f].lost = true
+			return nil
+		},
+		Balances: true,
+		Told:     true,
 	}
 }
