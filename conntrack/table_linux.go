@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,11 +24,12 @@ type table struct {
 	family  byte
 	dumps   *nlconn.Conn
 	deletes *nlconn.Conn // while a dump is being read
-	routes  *nlconn.Conn
+	routes  nlconn.Transport
+
+	conns []*nlconn.Conn // all of them
 
 	entry   ctwire.Entry
 	pending []byte   // delete requests not sent yet
-	first   uint32   // the sequence number of the first of them
 	keys    []lb.Key // their keys
 }
 
@@ -39,16 +41,16 @@ func openTable(family lb.Family) (*table, error) {
 	if family == lb.IPv6 {
 		t.family = unix.AF_INET6
 	}
-	var err error
-	for _, c := range []struct {
-		at       **nlconn.Conn
-		protocol int
-	}{{&t.dumps, unix.NETLINK_NETFILTER}, {&t.deletes, unix.NETLINK_NETFILTER}, {&t.routes, unix.NETLINK_ROUTE}} {
-		if *c.at, err = nlconn.Open(nlconn.Config{Protocol: c.protocol}); err != nil {
+	var all [3]*nlconn.Conn
+	for i, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} {
+		c, err := nlconn.Open(nlconn.Config{Protocol: protocol})
+		if err != nil {
 			t.close()
 			return nil, err
 		}
+		all[i], t.conns = c, append(t.conns, c)
 	}
+	t.dumps, t.deletes, t.routes = all[0], all[1], all[2]
 	if err := ctwire.Probe(context.Background(), t.dumps); err != nil {
 		t.close()
 		return nil, err
@@ -57,10 +59,8 @@ func openTable(family lb.Family) (*table, error) {
 }
 
 func (t *table) close() {
-	for _, c := range []*nlconn.Conn{t.dumps, t.deletes, t.routes} {
-		if c != nil {
-			c.Close()
-		}
+	for _, c := range t.conns {
+		c.Close()
 	}
 }
 
@@ -78,11 +78,7 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 			return nil
 		}
 		e := &t.entry
-		ok, err := e.Parse(m.Body)
-		if err != nil {
-			return err
-		}
-		if !ok || e.Orig.Proto != uint8(proto) {
+		if !e.Parse(m.Body) || e.Orig.Proto != uint8(proto) {
 			return nil
 		}
 		n.seen++
@@ -102,45 +98,35 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 }
 
 func (t *table) drop(ctx context.Context, key lb.Key, e *ctwire.Entry, n *tally, failed func(lb.Key, error)) error {
-	start := len(t.pending)
 	requests, ok := e.AppendDelete(t.pending, t.family)
 	if !ok {
 		failed(key, errors.New("the kernel's answer does not name the entry"))
 		return nil
 	}
-	seq := t.deletes.Next()
-	ctwire.SetSeq(requests, start, seq)
-	if start == 0 {
-		t.first = seq
-	}
-	t.pending = requests
-	t.keys = append(t.keys, key)
+	t.pending, t.keys = requests, append(t.keys, key)
 	if len(t.keys) < batch {
 		return nil
 	}
 	return t.flush(ctx, n, failed)
 }
 
-// flush sends the pending deletes and waits for an answer to each.
+// flush sends the pending deletes.
 func (t *table) flush(ctx context.Context, n *tally, failed func(lb.Key, error)) error {
-	if len(t.keys) == 0 {
-		return nil
-	}
-	if err := t.deletes.Send(ctx, t.pending); err != nil {
-		return fmt.Errorf("delete %d conntrack entries: %w", len(t.keys), err)
-	}
-	var refused *nlconn.Error
-	for i, key := range t.keys {
-		err := t.deletes.Answer(ctx, t.first+uint32(i), nil)
+	var unknown error
+	err := t.deletes.Each(ctx, t.pending, func(i int, err error) {
+		var refused *nlconn.Error
 		switch {
 		case err == nil:
 			n.deleted++
 		case errors.Is(err, unix.ENOENT): // gone by itself
 		case errors.As(err, &refused):
-			failed(key, fmt.Errorf("delete a conntrack entry: %w", err))
+			failed(t.keys[i], fmt.Errorf("delete a conntrack entry: %w", err))
 		default:
-			return fmt.Errorf("delete %d conntrack entries: %w", len(t.keys), err)
+			unknown = err
 		}
+	})
+	if err = cmp.Or(err, unknown); err != nil {
+		return fmt.Errorf("delete %d conntrack entries: %w", len(t.keys), err)
 	}
 	t.pending, t.keys = t.pending[:0], t.keys[:0]
 	return nil
@@ -148,16 +134,13 @@ func (t *table) flush(ctx context.Context, n *tally, failed func(lb.Key, error))
 
 // locals returns the addresses of this machine, of the table's family.
 func (t *table) locals(ctx context.Context) (map[netip.Addr]struct{}, error) {
-	ask := nlconn.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, []byte{t.family, 0, 0, 0, 0, 0, 0, 0}) // struct ifaddrmsg
-	all := map[netip.Addr]struct{}{}
-	err := t.routes.Do(ctx, ask, func(m nlconn.Message) error {
-		if a, ok := rtnl.ParseAddress(m.Body); ok && m.Type == unix.RTM_NEWADDR {
-			all[a.Addr] = struct{}{}
-		}
-		return nil
-	})
+	list, err := rtnl.Addresses(ctx, t.routes, t.family)
 	if err != nil { // an incomplete list would leave flows at the other addresses
-		return nil, fmt.Errorf("read the addresses of this machine: %w", err)
+		return nil, err
+	}
+	all := make(map[netip.Addr]struct{}, len(list))
+	for _, a := range list {
+		all[a.Addr] = struct{}{}
 	}
 	return all, nil
 }

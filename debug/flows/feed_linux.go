@@ -80,10 +80,7 @@ func tellsEvents() error {
 func (f *kernelFeed) listen(each func(*ctwire.Entry), lost func()) {
 	var e ctwire.Entry
 	f.events.Listen(func(m nlconn.Message) {
-		if m.Type != ctwire.New {
-			return
-		}
-		if ok, err := e.Parse(m.Body); ok && err == nil {
+		if m.Type == ctwire.New && e.Parse(m.Body) {
 			each(&e)
 		}
 	}, lost)

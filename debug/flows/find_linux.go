@@ -40,10 +40,7 @@ func Find(ctx context.Context, q Query) (Found, error) {
 		if s.read++; s.full || m.Type != ctwire.New {
 			return nil
 		}
-		if ok, err := e.Parse(m.Body); !ok || err != nil {
-			return err
-		}
-		if q.is(&e) {
+		if e.Parse(m.Body) && q.is(&e) {
 			s.add(flowOf(&e))
 		}
 		if s.full = s.full || s.read > reads; s.full {

@@ -95,19 +95,9 @@ func (d *diag) dump(ctx context.Context, family uint8, proto lb.Proto, port uint
 	for i := 48; i < sizeofRequest; i++ {
 		request[i] = 0xff // no cookie
 	}
-	for attempt := 1; ; attempt++ {
-		var out []socket
-		err := d.conn.Do(ctx, nlconn.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request), func(m nlconn.Message) error {
-			if s, ok := parseMessage(m.Body, port); ok {
-				out = append(out, s)
-			}
-			return nil
-		})
-		if errors.Is(err, nlconn.ErrInterrupted) && attempt < 3 {
-			continue
-		}
-		return out, err
-	}
+	return nlconn.Dump(ctx, d.conn, nlconn.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request), func(m nlconn.Message) (socket, bool) {
+		return parseMessage(m.Body, port)
+	})
 }
 
 // parseMessage reads one socket. Not all protocols' dumps heed the port that was asked for.
@@ -122,16 +112,7 @@ func parseMessage(b []byte, port uint16) (socket, bool) {
 		addr = netip.AddrFrom16([16]byte(b[offAddr:]))
 	}
 	s := socket{addr: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[offPort:])), inode: binary.NativeEndian.Uint32(b[offInode:])}
-	for rest := b[sizeofMessage:]; len(rest) >= unix.SizeofRtAttr; {
-		length := int(binary.NativeEndian.Uint16(rest))
-		if length < unix.SizeofRtAttr || length > len(rest) {
-			break
-		}
-		if binary.NativeEndian.Uint16(rest[2:]) == attrV6Only && length > unix.SizeofRtAttr {
-			s.v6only = rest[unix.SizeofRtAttr] != 0
-		}
-		rest = rest[min((length+3)&^3, len(rest)):]
-	}
+	s.v6only = nlconn.U8(nlconn.Attribute(b[sizeofMessage:], attrV6Only)) != 0
 	return s, s.addr.Port() != 0 && (port == 0 || s.addr.Port() == port)
 }
 

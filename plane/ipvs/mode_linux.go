@@ -12,6 +12,7 @@ import (
 
 	"kube-proxy/event"
 	"kube-proxy/internal/kernel"
+	nlconn "kube-proxy/internal/netlink/conn"
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
@@ -204,8 +205,8 @@ type modePlane struct {
 
 // sent is what went to the kernel.
 type sent struct {
-	ipvs            ipvswire.Counters
-	sets            sets.Counters
+	ipvs            nlconn.Counters
+	sets            nlconn.Counters
 	restoreFailures uint64
 }
 

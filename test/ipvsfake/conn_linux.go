@@ -13,7 +13,7 @@ import (
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
-// Conn is a connection to the kernel, an [ipvswire.Transport]. It is for one goroutine at a time.
+// Conn is a connection to the kernel, an [nlconn.Transport]. It is for one goroutine at a time.
 type Conn struct {
 	kernel *Kernel
 	seq    uint32

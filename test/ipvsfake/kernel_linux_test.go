@@ -28,7 +28,7 @@ var (
 // side is one of the two that are compared.
 type side struct {
 	name   string
-	conn   ipvswire.Transport
+	conn   nlconn.Transport
 	family uint16
 }
 
@@ -110,7 +110,7 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 
 // loadable are the schedulers that the kernel has or can load. lblc and lblcr are not asked for: to load them by a message can keep
 // the kernel for ever (docs/adr/0046).
-func loadable(t *testing.T, kernel ipvswire.Transport) (names []string) {
+func loadable(t *testing.T, kernel nlconn.Transport) (names []string) {
 	t.Helper()
 	c, err := ipvswire.New(t.Context(), kernel)
 	if err != nil {

@@ -3,13 +3,11 @@ package conn
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,18 +49,12 @@ func (e *Error) Unwrap() error { return e.Errno }
 // If f returns an error, the rest is read and left out, and Do returns the error. It returns an [*Error] if the kernel
 // refuses, [ErrInterrupted], or an error that wraps [ErrNoAnswer].
 func (c *Conn) Do(ctx context.Context, request []byte, f func(Message) error) error {
-	binary.NativeEndian.PutUint32(request[8:], c.Next())
+	Order.PutUint32(request[8:], c.Next())
 	seq := c.seq
-	if err := c.Send(ctx, request); err != nil {
+	if err := c.transmit(ctx, false, request); err != nil {
 		return err
 	}
-	return c.answer(ctx, seq, binary.NativeEndian.Uint16(request[6:])&unix.NLM_F_ACK != 0, f)
-}
-
-// Answer reads the answer to a request that [Conn.Send] has sent, and that asks for an acknowledgement or a dump; as
-// [Conn.Do] otherwise.
-func (c *Conn) Answer(ctx context.Context, seq uint32, f func(Message) error) error {
-	return c.answer(ctx, seq, true, f)
+	return c.answer(ctx, seq, Order.Uint16(request[6:])&unix.NLM_F_ACK != 0, f)
 }
 
 // answer reads until the end; acked says that nothing but an acknowledgement, a refusal or the end of a dump is one.
@@ -102,136 +94,111 @@ func (c *Conn) answer(ctx context.Context, seq uint32, acked bool, f func(Messag
 // kernel, or an error that wraps [ErrNoAnswer] if the kernel has the message and nobody knows what it did with it. An error of
 // Each itself means that the kernel has none of them, and outcome was not called.
 //
-// Nothing ends what is on its way. The kernel carries out one message after the other and writes all answers before the system
-// call returns, so that what is not there then is lost. Each answer takes up to 2 KiB of the room for messages that nobody has
-// read ([Config].ReceiveBuffer, of which the kernel makes twice as much): the caller sends no more at once than has room there.
+// Nothing ends what is on its way. Each answer takes up to 2 KiB of the room for messages that nobody has read
+// ([Config].ReceiveBuffer, of which the kernel makes twice as much): the caller sends no more at once than has room there.
 func (c *Conn) Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error {
 	if len(messages) == 0 {
 		return nil
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := c.ready(); err != nil {
-		return err
-	}
-	c.discard()
 	first := c.seq + 1
-	for b := messages; len(b) > 0; b = b[min(int(binary.NativeEndian.Uint32(b)+3)&^3, len(b)):] {
-		binary.NativeEndian.PutUint32(b[8:], c.Next())
+	for b := messages; len(b) > 0; b = b[min(int(Order.Uint32(b)+3)&^3, len(b)):] {
+		Order.PutUint32(b[8:], c.Next())
 	}
 	n := int(c.seq - first + 1)
-	if err := c.Send(ctx, messages); err != nil {
+	if err := c.transmit(ctx, true, messages); err != nil {
 		return err
 	}
 	c.answered = append(c.answered[:0], make([]bool, n)...)
-	left, lost := n, error(nil)
-	for left > 0 {
-		if len(c.unread) == 0 {
-			err := c.receive(false)
-			if err == unix.ENOBUFS { // an answer found no room; others may be there all the same
-				lost = err
-				continue
-			}
-			if err != nil {
-				if err != unix.EAGAIN {
-					lost = err
-				}
-				break
-			}
+	left := n
+	lost := c.outcomes(func(seq uint32, err error) bool {
+		if i := int(seq - first); i >= 0 && i < n && !c.answered[i] {
+			c.answered[i] = true
+			left--
+			outcome(i, err)
 		}
-		m, err := c.cut()
-		if err != nil {
-			lost = err
-			continue
-		}
-		i := int(m.Seq - first)
-		if m.Type != unix.NLMSG_ERROR || i < 0 || i >= n || c.answered[i] {
-			continue
-		}
-		c.answered[i] = true
-		left--
-		outcome(i, m.outcome())
-	}
+		return left > 0
+	})
 	if left == 0 {
 		return nil
 	}
 	c.broken = true
-	err := ErrNoAnswer
-	if lost != nil {
-		err = fmt.Errorf("%w: %w", ErrNoAnswer, os.NewSyscallError("receive", lost))
-	}
 	for i, answered := range c.answered {
 		if !answered {
-			outcome(i, err)
+			outcome(i, lost)
 		}
 	}
 	return nil
 }
 
-// discard throws away what is left of earlier answers, so that it is not taken for the next one's.
-func (c *Conn) discard() {
-	for err := error(nil); err == nil || err == unix.ENOBUFS; {
-		err = c.receive(false)
-	}
-	c.unread = nil
-}
-
 // Batch sends a transaction of nftables, of which the message with the number last asks for an acknowledgement, and returns
 // what became of it. The error is the [*Error] of the first message that the kernel refused; or wraps [ErrNoAnswer] if the
-// kernel has the batch and nobody knows what it did with it. With any other error the kernel has not seen it.
-//
-// Nothing ends a batch that is on its way. The kernel writes all answers before the system call that sends it returns, so
-// that what is not there then is lost.
+// kernel has the batch and nobody knows what it did with it. With any other error the kernel has not seen it. Nothing ends a
+// batch that is on its way.
 func (c *Conn) Batch(ctx context.Context, bufs [][]byte, last uint32) error {
-	if err := ctx.Err(); err != nil {
+	if err := c.transmit(ctx, true, bufs...); err != nil {
 		return err
 	}
-	if err := c.ready(); err != nil {
-		return err
-	}
-	c.discard()
-	if err := c.send(bufs); err != nil {
-		return err
-	}
-	var failed, lost error
+	var failed error
 	acked := false
-	for {
-		if len(c.unread) == 0 {
-			err := c.receive(false)
-			switch {
-			case err == unix.ENOBUFS: // an answer found no room; what we wait for may be there all the same
-				lost = err
-				continue
-			case err != nil && err != unix.EAGAIN:
-				lost = err
-			}
-			if err != nil {
-				break
-			}
-		}
-		m, err := c.cut()
-		if err != nil {
-			lost = err
-			break
-		}
-		if m.Type != unix.NLMSG_ERROR {
-			continue
-		}
-		err = m.outcome()
-		acked = acked || err == nil && m.Seq == last
+	lost := c.outcomes(func(seq uint32, err error) bool {
+		acked = acked || err == nil && seq == last
 		if failed == nil { // the first error is the cause; later ones often follow from it
 			failed = err
 		}
-	}
+		return true
+	})
 	if failed != nil || acked {
 		return failed
 	}
 	c.broken = true
-	if lost != nil {
-		return fmt.Errorf("%w to a batch: %w", ErrNoAnswer, lost)
+	return fmt.Errorf("a batch: %w", lost)
+}
+
+// outcomes calls f with each outcome that the kernel has told, until f returns false. The kernel writes all answers before the
+// system call that sent the messages returns, so what is not there then is lost: the error says so, and wraps [ErrNoAnswer].
+func (c *Conn) outcomes(f func(seq uint32, err error) bool) error {
+	lost := ErrNoAnswer
+	miss := func(err error) { lost = fmt.Errorf("%w: %w", ErrNoAnswer, os.NewSyscallError("receive", err)) }
+	for {
+		if len(c.unread) == 0 {
+			switch err := c.receive(false); {
+			case err == unix.ENOBUFS: // an answer found no room; others may be there all the same
+				miss(err)
+				continue
+			case err != nil:
+				if err != unix.EAGAIN {
+					miss(err)
+				}
+				return lost
+			}
+		}
+		m, err := c.cut()
+		if err != nil {
+			miss(err)
+			continue
+		}
+		if m.Type == unix.NLMSG_ERROR && !f(m.Seq, m.outcome()) {
+			return nil
+		}
 	}
-	return fmt.Errorf("%w to a batch", ErrNoAnswer)
+}
+
+// Dump lists what parse reads of the answers to a request, and lists it anew while somebody changes it meanwhile, ten times at most:
+// then the error wraps [ErrInterrupted].
+func Dump[T any](ctx context.Context, kernel Asker, request []byte, parse func(Message) (T, bool)) (all []T, err error) {
+	for range 10 {
+		all = nil
+		err = kernel.Do(ctx, request, func(m Message) error {
+			if x, ok := parse(m); ok {
+				all = append(all, x)
+			}
+			return nil
+		})
+		if !errors.Is(err, ErrInterrupted) {
+			break
+		}
+	}
+	return all, err
 }
 
 // Listen calls f with each message that comes, of the groups that the socket has joined, until the socket is closed. It
@@ -329,14 +296,14 @@ func (c *Conn) receiveOnce(fd uintptr) bool {
 func (c *Conn) cut() (Message, error) {
 	b, n := c.unread, 0
 	if len(b) >= unix.SizeofNlMsghdr {
-		n = int(binary.NativeEndian.Uint32(b))
+		n = int(Order.Uint32(b))
 	}
 	if n < unix.SizeofNlMsghdr || n > len(b) {
 		c.unread = nil
 		return Message{}, fmt.Errorf("netlink message of %d bytes in %d: %w", n, len(b), unix.EBADMSG)
 	}
 	c.unread = b[min((n+3)&^3, len(b)):]
-	return Message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:]), b[unix.SizeofNlMsghdr:n]}, nil
+	return Message{Order.Uint16(b[4:]), Order.Uint16(b[6:]), Order.Uint32(b[8:]), b[unix.SizeofNlMsghdr:n]}, nil
 }
 
 // outcome is the error that the last message of an answer tells of. The end of a dump may carry one too.
@@ -347,7 +314,7 @@ func (m Message) outcome() error {
 		}
 		return unix.EBADMSG
 	}
-	errno := int32(binary.NativeEndian.Uint32(m.Body))
+	errno := int32(Order.Uint32(m.Body))
 	if errno >= 0 {
 		return nil
 	}
@@ -365,14 +332,7 @@ func (m Message) outcome() error {
 		}
 		return e
 	}
-	ad, err := netlink.NewAttributeDecoder(m.Body[attrs:])
-	for err == nil && ad.Next() {
-		switch ad.Type() {
-		case unix.NLMSGERR_ATTR_MSG:
-			e.Text = ad.String()
-		case unix.NLMSGERR_ATTR_OFFS:
-			e.Offset = ad.Uint32()
-		}
-	}
+	e.Text = CStr(Attribute(m.Body[attrs:], unix.NLMSGERR_ATTR_MSG))
+	e.Offset = Native32(Attribute(m.Body[attrs:], unix.NLMSGERR_ATTR_OFFS))
 	return e
 }

@@ -2,7 +2,6 @@ package conn
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -35,8 +34,22 @@ type Config struct {
 	// ReceiveBuffer is the room in bytes for messages that nobody has read yet, beyond the system's limit if this process
 	// may. 0 means the system's default.
 	ReceiveBuffer int
+	// Groups are those whose messages the socket hears, as after [Conn.Join], one that replaces it too.
+	Groups []uint32
 	// Keep means never to replace the socket, because something hangs on it, as a lock. It must not dump.
 	Keep bool
+}
+
+// Asker is what a request goes by: a [Conn], or what stands for one in a test.
+type Asker interface {
+	Do(ctx context.Context, request []byte, f func(Message) error) error
+}
+
+// Transport carries messages to the kernel and answers back, as a [Conn] does and says. Package ipvsfake has another.
+type Transport interface {
+	Asker
+	Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error
+	Close() error
 }
 
 // Conn is a netlink socket of one network namespace, with one buffer for its whole life. It is for one goroutine at a time;
@@ -65,7 +78,6 @@ type Conn struct {
 	wait      bool                 // for a message
 	to        unix.SockaddrNetlink // the kernel; each system call writes to it
 	out       [][]byte
-	one       [1][]byte
 	n         int
 	err       error
 }
@@ -92,6 +104,11 @@ func (c *Conn) open(namespace int) error {
 	err = errors.Join(sock.SetOption(netlink.CapAcknowledge, true), sock.SetOption(netlink.ExtendedAcknowledge, true))
 	if err == nil && c.cfg.ReceiveBuffer > 0 {
 		err = sock.SetReadBuffer(c.cfg.ReceiveBuffer)
+	}
+	for _, g := range c.cfg.Groups {
+		if err == nil {
+			err = sock.JoinGroup(g)
+		}
 	}
 	var raw syscall.RawConn
 	if err == nil {
@@ -209,9 +226,9 @@ func Request(typ, flags uint16, body ...[]byte) []byte {
 	for _, b := range body {
 		n += len(b)
 	}
-	r := binary.NativeEndian.AppendUint32(make([]byte, 0, n), uint32(n))
-	r = binary.NativeEndian.AppendUint16(r, typ)
-	r = binary.NativeEndian.AppendUint16(r, flags|unix.NLM_F_REQUEST)
+	r := Order.AppendUint32(make([]byte, 0, n), uint32(n))
+	r = Order.AppendUint16(r, typ)
+	r = Order.AppendUint16(r, flags|unix.NLM_F_REQUEST)
 	r = append(r, 0, 0, 0, 0, 0, 0, 0, 0) // the sequence number, which Do writes, and the port
 	for _, b := range body {
 		r = append(r, b...)
@@ -225,18 +242,21 @@ func (c *Conn) Next() uint32 {
 	return c.seq
 }
 
-// Send sends messages in one system call. Their answers are for [Conn.Answer].
-func (c *Conn) Send(ctx context.Context, messages []byte) error {
+// transmit sends in one system call, by a socket that is ready; with discard, on which nothing is left of earlier answers.
+func (c *Conn) transmit(ctx context.Context, discard bool, bufs ...[]byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if err := c.ready(); err != nil {
 		return err
 	}
-	c.one[0] = messages
-	err := c.send(c.one[:])
-	c.one[0] = nil
-	return err
+	if discard {
+		for err := error(nil); err == nil || err == unix.ENOBUFS; {
+			err = c.receive(false)
+		}
+		c.unread = nil
+	}
+	return c.send(bufs)
 }
 
 // send sends by a socket that is ready. The kernel does what it is asked before it returns, which nothing can hurry.
@@ -244,9 +264,9 @@ func (c *Conn) send(bufs [][]byte) error {
 	if err := c.makeRoom(bufs); err != nil {
 		return err
 	}
-	c.out = bufs
+	c.out = append(c.out[:0], bufs...)
 	err := c.raw.Control(c.sending)
-	c.out = nil
+	clear(c.out)
 	if err != nil {
 		return err
 	}

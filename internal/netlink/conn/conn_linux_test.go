@@ -281,37 +281,17 @@ func TestLateAnswers(t *testing.T) {
 	for range 3 {
 		late := generation()
 		binary.NativeEndian.PutUint32(late[8:], c.Next())
-		if err := c.Send(t.Context(), append(late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)); err != nil {
+		if err := c.transmit(t.Context(), false, append(late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if n, err := count(c, t.Context(), tables()); n != 3 || err != nil {
 		t.Errorf("%d tables, %v", n, err)
 	}
-	if err := c.Send(t.Context(), message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
+	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
 		t.Fatal(err)
 	}
 	batch(t, c, "d") // whose message has the number 1 too
-}
-
-// Answers to many requests that went in one system call.
-func TestSendAndAnswer(t *testing.T) {
-	c := netfilter(t)
-	batch(t, c, "a")
-	var all []byte
-	var seqs []uint32
-	for _, name := range []string{"a", "missing", "a"} {
-		seqs = append(seqs, c.Next())
-		all = append(all, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, c.seq, unix.NFTA_TABLE_NAME, name)...)
-	}
-	if err := c.Send(t.Context(), all); err != nil {
-		t.Fatal(err)
-	}
-	for i, want := range []error{nil, unix.ENOENT, nil} {
-		if err := c.Answer(t.Context(), seqs[i], nil); !errors.Is(err, want) {
-			t.Errorf("answer %d: %v, want %v", i, err, want)
-		}
-	}
 }
 
 func TestBatch(t *testing.T) {
@@ -355,7 +335,7 @@ func TestNoRoom(t *testing.T) {
 		many = append(many, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)
 	}
 	before := port(t, c)
-	if err := c.Send(t.Context(), many); err != nil {
+	if err := c.transmit(t.Context(), false, many); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Do(t.Context(), generation(), nil); !errors.Is(err, unix.ENOBUFS) || !errors.Is(err, ErrNoAnswer) {
@@ -489,7 +469,7 @@ func TestEach(t *testing.T) {
 			got[i] = err
 		})
 	}
-	if err := c.Send(t.Context(), message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
+	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
 		t.Fatal(err) // whose answer lies about
 	}
 	got, err := each(t.Context(), ask("a", "missing", "a"))

@@ -1,16 +1,20 @@
 package conntrack
 
 import (
-	"encoding/binary"
-	"fmt"
 	"net/netip"
+
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // Numbers of the kernel's nfnetlink_conntrack.h, nf_conntrack_common.h and netlink.h, which stay as they are for ever.
 const (
-	headerLen  = 20 // struct nlmsghdr and struct nfgenmsg
-	nlaNested  = 0x8000
-	nlaTypeBit = 0x3fff
+	headerLen = 20 // struct nlmsghdr and struct nfgenmsg
+	nested    = 0x8000
+
+	ack    = 0x4 // NLM_F_*
+	dump   = 0x300
+	excl   = 0x200
+	create = 0x400
 
 	subsystem = 1 << 8
 
@@ -84,7 +88,7 @@ type Entry struct {
 	State uint8
 	Zone  uint16
 
-	// What names the entry: attributes with their headers, in the buffer that the entry was read from. Without a zone the last is nil.
+	// What names the entry: the values of attributes, in the buffer that the entry was read from. Without a zone the last is nil.
 	tuple, id, zone []byte
 }
 
@@ -96,295 +100,158 @@ type Tuple struct {
 	ports bool
 }
 
-// attr takes the first attribute of b apart. whole is the attribute with its header, without padding. ok
-// is false at the end; an attribute that does not fit ends the list too, and is told by bad.
-func attr(b []byte) (typ uint16, payload, whole, rest []byte, ok, bad bool) {
-	if len(b) == 0 {
-		return 0, nil, nil, nil, false, false
-	}
-	if len(b) < 4 {
-		return 0, nil, nil, nil, false, true
-	}
-	n := int(binary.NativeEndian.Uint16(b))
-	if n < 4 || n > len(b) {
-		return 0, nil, nil, nil, false, true
-	}
-	next := min((n+3)&^3, len(b))
-	return binary.NativeEndian.Uint16(b[2:]) & nlaTypeBit, b[4:n], b[:n], b[next:], true, false
-}
-
 // Parse reads the body of a message of the kernel, struct nfgenmsg and attributes. It reports false for an entry without
 // ports or whose family is unknown to us, which no service can have made. The entry is good until the body is written over.
-func (e *Entry) Parse(body []byte) (bool, error) {
+func (e *Entry) Parse(body []byte) bool {
 	*e = Entry{}
 	if len(body) < 4 {
-		return false, fmt.Errorf("conntrack entry of %d bytes is cut off", len(body))
+		return false
 	}
-	for b := body[4:]; ; {
-		typ, payload, whole, rest, ok, bad := attr(b)
-		if bad {
-			return false, fmt.Errorf("conntrack entry of %d bytes is cut off", len(body))
-		}
-		if !ok {
-			break
-		}
+	nlconn.Attributes(body[4:], func(typ uint16, v []byte) bool {
 		switch typ {
 		case ctaTupleOrig:
-			e.tuple = whole
-			bad = !e.Orig.parse(payload)
+			e.tuple = v
+			e.Orig.parse(v)
 		case ctaTupleReply:
-			bad = !e.Reply.parse(payload)
+			e.Reply.parse(v)
 		case ctaStatus:
-			e.Status = number(payload)
+			e.Status = nlconn.BE32(v)
 		case ctaProtoInfo:
-			e.State = stateOf(payload)
+			nlconn.Attributes(v, func(typ uint16, v []byte) bool {
+				if typ == ctaProtoInfoTCP || typ == ctaProtoInfoSCTP {
+					e.State = nlconn.U8(nlconn.Attribute(v, ctaProtoInfoState))
+				}
+				return true
+			})
 		case ctaTimeout:
-			e.Timeout = number(payload)
+			e.Timeout = nlconn.BE32(v)
 		case ctaMark:
-			e.Mark = number(payload)
+			e.Mark = nlconn.BE32(v)
 		case ctaID:
-			e.id = whole
+			e.id = v
 		case ctaZone:
-			e.zone = whole
-			if len(payload) == 2 {
-				e.Zone = binary.BigEndian.Uint16(payload)
-			}
+			e.zone, e.Zone = v, nlconn.BE16(v)
 		}
-		if bad {
-			return false, fmt.Errorf("conntrack entry: tuple of %d bytes is cut off", len(payload))
-		}
-		b = rest
-	}
-	return e.Orig.To.IsValid() && e.Reply.From.IsValid() && e.Orig.ports && e.Reply.ports, nil
+		return true
+	})
+	return e.Orig.To.IsValid() && e.Reply.From.IsValid() && e.Orig.ports && e.Reply.ports
 }
 
-// number is a number of 32 bits of an attribute; 0 if that is another.
-func number(b []byte) uint32 {
-	if len(b) != 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
-}
-
-// stateOf is the state in CTA_PROTOINFO.
-func stateOf(b []byte) uint8 {
-	for {
-		typ, inner, _, rest, ok, _ := attr(b)
-		if !ok {
-			return 0
-		}
-		if typ == ctaProtoInfoTCP || typ == ctaProtoInfoSCTP {
-			for {
-				typ, v, _, rest, ok, _ := attr(inner)
-				if !ok {
-					break
-				}
-				if typ == ctaProtoInfoState && len(v) == 1 {
-					return v[0]
-				}
-				inner = rest
-			}
-		}
-		b = rest
-	}
-}
-
-func (t *Tuple) parse(b []byte) bool {
+// parse reads CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
+func (t *Tuple) parse(b []byte) {
 	var from, to netip.Addr
-	var fromPort, toPort uint16
-	for {
-		typ, payload, _, rest, ok, bad := attr(b)
-		if !ok {
-			t.From, t.To = netip.AddrPortFrom(from, fromPort), netip.AddrPortFrom(to, toPort)
-			return !bad
-		}
-		switch typ {
-		case ctaTupleIP:
-			from, to, ok = parseIP(payload)
-		case ctaTupleProto:
-			fromPort, toPort, ok = t.parseProto(payload)
-		}
-		if !ok {
-			return false
-		}
-		b = rest
-	}
-}
-
-func parseIP(b []byte) (from, to netip.Addr, ok bool) {
-	for {
-		typ, payload, _, rest, more, bad := attr(b)
-		if !more {
-			return from, to, !bad
-		}
+	ip := nlconn.Attribute(b, ctaTupleIP)
+	nlconn.Attributes(ip, func(typ uint16, v []byte) bool {
 		switch {
-		case typ == ctaIPv4Src && len(payload) == 4:
-			from = netip.AddrFrom4([4]byte(payload))
-		case typ == ctaIPv4Dst && len(payload) == 4:
-			to = netip.AddrFrom4([4]byte(payload))
-		case typ == ctaIPv6Src && len(payload) == 16:
-			from = netip.AddrFrom16([16]byte(payload))
-		case typ == ctaIPv6Dst && len(payload) == 16:
-			to = netip.AddrFrom16([16]byte(payload))
+		case typ == ctaIPv4Src && len(v) == 4:
+			from = netip.AddrFrom4([4]byte(v))
+		case typ == ctaIPv4Dst && len(v) == 4:
+			to = netip.AddrFrom4([4]byte(v))
+		case typ == ctaIPv6Src && len(v) == 16:
+			from = netip.AddrFrom16([16]byte(v))
+		case typ == ctaIPv6Dst && len(v) == 16:
+			to = netip.AddrFrom16([16]byte(v))
 		}
-		b = rest
-	}
-}
-
-func (t *Tuple) parseProto(b []byte) (from, to uint16, ok bool) {
-	var hasFrom, hasTo bool
-	for {
-		typ, payload, _, rest, more, bad := attr(b)
-		if !more {
-			t.ports = hasFrom && hasTo
-			return from, to, !bad
-		}
-		switch {
-		case typ == ctaProtoNum && len(payload) == 1:
-			t.Proto = payload[0]
-		case typ == ctaProtoSrcPort && len(payload) == 2:
-			from, hasFrom = binary.BigEndian.Uint16(payload), true
-		case typ == ctaProtoDstPort && len(payload) == 2:
-			to, hasTo = binary.BigEndian.Uint16(payload), true
-		}
-		b = rest
-	}
-}
-
-// appendHeader appends the headers of a conntrack message to the kernel; the caller sets the length with
-// setLength once the attributes are there.
-func appendHeader(b []byte, msg uint16, flags uint16, family byte) []byte {
-	b = binary.NativeEndian.AppendUint32(b, 0)
-	b = binary.NativeEndian.AppendUint16(b, msg)
-	b = binary.NativeEndian.AppendUint16(b, flags|requestFlag)
-	return append(b, 0, 0, 0, 0, 0, 0, 0, 0, family, 0, 0, 0) // the sequence number, see SetSeq, and the port
-}
-
-// The flags of requests, NLM_F_*.
-const (
-	requestFlag = 0x1
-	ackFlag     = 0x4
-	dumpFlag    = 0x300
-	exclFlag    = 0x200
-	createFlag  = 0x400
-)
-
-// SetSeq writes the sequence number of the message that begins at start.
-func SetSeq(b []byte, start int, seq uint32) { binary.NativeEndian.PutUint32(b[start+8:], seq) }
-
-// setLength writes the length of the message that begins at start and ends with b.
-func setLength(b []byte, start int) { binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start)) }
-
-// appendAttr appends an attribute, padded.
-func appendAttr(b []byte, typ uint16, payload ...byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(payload)))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	return pad(append(b, payload...))
-}
-
-func pad(b []byte) []byte {
-	for len(b)%4 != 0 {
-		b = append(b, 0)
-	}
-	return b
-}
-
-// appendNested appends an attribute whose payload fill appends.
-func appendNested(b []byte, typ uint16, fill func([]byte) []byte) []byte {
-	start := len(b)
-	b = fill(appendAttr(b, typ|nlaNested))
-	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
-	return b
+		return true
+	})
+	proto := nlconn.Attribute(b, ctaTupleProto)
+	source, dest := nlconn.Attribute(proto, ctaProtoSrcPort), nlconn.Attribute(proto, ctaProtoDstPort)
+	t.Proto, t.ports = nlconn.U8(nlconn.Attribute(proto, ctaProtoNum)), source != nil && dest != nil
+	t.From, t.To = netip.AddrPortFrom(from, nlconn.BE16(source)), netip.AddrPortFrom(to, nlconn.BE16(dest))
 }
 
 // all is what names an entry.
 const all = BySource | ByDestination | ByProto | BySourcePort | ByPort
 
 // appendTuple appends an attribute with what by names of the tuple.
-func appendTuple(b []byte, typ uint16, t Tuple, by By) []byte {
-	return appendNested(b, typ, func(b []byte) []byte {
-		if by&(BySource|ByDestination) != 0 {
-			b = appendNested(b, ctaTupleIP, func(b []byte) []byte {
-				src, dst := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
-				if t.To.Addr().Is6() || t.From.Addr().Is6() {
-					src, dst = ctaIPv6Src, ctaIPv6Dst
-				}
-				if by&BySource != 0 {
-					b = appendAttr(b, src, t.From.Addr().AsSlice()...)
-				}
-				if by&ByDestination != 0 {
-					b = appendAttr(b, dst, t.To.Addr().AsSlice()...)
-				}
-				return b
-			})
+func appendTuple(e *nlconn.Encoder, typ uint16, t Tuple, by By) {
+	tuple := e.Nest(typ)
+	if by&(BySource|ByDestination) != 0 {
+		src, dst := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
+		if t.To.Addr().Is6() || t.From.Addr().Is6() {
+			src, dst = ctaIPv6Src, ctaIPv6Dst
 		}
-		return appendNested(b, ctaTupleProto, func(b []byte) []byte {
-			b = appendAttr(b, ctaProtoNum, t.Proto)
-			if by&BySourcePort != 0 {
-				b = appendAttr(b, ctaProtoSrcPort, binary.BigEndian.AppendUint16(nil, t.From.Port())...)
-			}
-			if by&ByPort != 0 {
-				b = appendAttr(b, ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, t.To.Port())...)
-			}
-			return b
-		})
-	})
+		ip := e.Nest(ctaTupleIP)
+		if by&BySource != 0 {
+			e.Bytes(src, t.From.Addr().AsSlice())
+		}
+		if by&ByDestination != 0 {
+			e.Bytes(dst, t.To.Addr().AsSlice())
+		}
+		e.EndNest(ip)
+	}
+	proto := e.Nest(ctaTupleProto)
+	e.U8(ctaProtoNum, t.Proto)
+	if by&BySourcePort != 0 {
+		e.U16(ctaProtoSrcPort, t.From.Port())
+	}
+	if by&ByPort != 0 {
+		e.U16(ctaProtoDstPort, t.To.Port())
+	}
+	e.EndNest(proto)
+	e.EndNest(tuple)
 }
 
 // DumpRequest asks for the entries of a family, AF_INET or AF_INET6, that are like the tuple in what by names, which has ByProto. Kernels
 // before 5.8 do not know the filter and send all.
 func DumpRequest(family byte, t Tuple, by By) []byte {
-	b := appendHeader(nil, Get, dumpFlag, family)
-	b = appendTuple(b, ctaTupleOrig, t, by)
-	b = appendNested(b, ctaFilter, func(b []byte) []byte {
-		return appendAttr(b, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, uint32(by&^ByNoReply))...)
-	})
+	var e nlconn.Encoder
+	at := e.Netfilter(Get, dump, family, 0, 0)
+	appendTuple(&e, ctaTupleOrig, t, by)
+	filter := e.Nest(ctaFilter)
+	e.Native32(ctaFilterOrigFlags, uint32(by&^ByNoReply))
+	e.EndNest(filter)
 	if by&ByNoReply != 0 {
-		b = appendAttr(b, ctaStatus, 0, 0, 0, 0)
-		b = appendAttr(b, ctaStatusMask, binary.BigEndian.AppendUint32(nil, SeenReply)...)
+		e.U32(ctaStatus, 0)
+		e.U32(ctaStatusMask, SeenReply)
 	}
-	setLength(b, 0)
-	return b
+	e.EndMessage(at)
+	return e.B
 }
 
 // GetRequest asks for the one entry of zone 0 of which the tuple is a direction. The kernel answers ENOENT if there is none.
 func GetRequest(family byte, t Tuple) []byte {
-	b := appendHeader(nil, Get, ackFlag, family) // the kernel marks an entry as one of many, so that it ends nothing
-	b = appendTuple(b, ctaTupleOrig, t, all)
-	setLength(b, 0)
-	return b
+	var e nlconn.Encoder
+	at := e.Netfilter(Get, ack, family, 0, 0) // the kernel marks an entry as one of many, so that it ends nothing
+	appendTuple(&e, ctaTupleOrig, t, all)
+	e.EndMessage(at)
+	return e.B
 }
 
 // AppendNew appends the request to make an entry of e's tuples, status, timeout, mark, and state of TCP. Tests fill tables by it.
 func (e *Entry) AppendNew(b []byte, family byte) []byte {
-	start := len(b)
-	b = appendHeader(b, New, ackFlag|createFlag|exclFlag, family)
-	b = appendTuple(b, ctaTupleOrig, e.Orig, all)
-	b = appendTuple(b, ctaTupleReply, e.Reply, all)
-	b = appendAttr(b, ctaStatus, binary.BigEndian.AppendUint32(nil, e.Status|Confirmed)...)
-	b = appendAttr(b, ctaTimeout, binary.BigEndian.AppendUint32(nil, e.Timeout)...)
-	b = appendAttr(b, ctaMark, binary.BigEndian.AppendUint32(nil, e.Mark)...)
+	to := nlconn.Encoder{B: b}
+	at := to.Netfilter(New, ack|create|excl, family, 0, 0)
+	appendTuple(&to, ctaTupleOrig, e.Orig, all)
+	appendTuple(&to, ctaTupleReply, e.Reply, all)
+	to.U32(ctaStatus, e.Status|Confirmed)
+	to.U32(ctaTimeout, e.Timeout)
+	to.U32(ctaMark, e.Mark)
 	if e.State != 0 {
-		b = appendNested(b, ctaProtoInfo, func(b []byte) []byte {
-			return appendNested(b, ctaProtoInfoTCP, func(b []byte) []byte { return appendAttr(b, ctaProtoInfoState, e.State) })
-		})
+		info := to.Nest(ctaProtoInfo)
+		tcp := to.Nest(ctaProtoInfoTCP)
+		to.U8(ctaProtoInfoState, e.State)
+		to.EndNest(tcp)
+		to.EndNest(info)
 	}
-	setLength(b, start)
-	return b
+	to.EndMessage(at)
+	return to.B
 }
 
 // AppendDelete appends the request to delete e and nothing else: the id keeps a younger entry with the same
 // addresses safe. It reports false, and appends nothing, if e lacks what names it; a request without a tuple
 // would empty the whole table.
 func (e *Entry) AppendDelete(b []byte, family byte) ([]byte, bool) {
-	if len(e.tuple) <= 4 || len(e.id) != 8 {
+	if len(e.tuple) == 0 || len(e.id) != 4 {
 		return b, false
 	}
-	start := len(b)
-	b = appendHeader(b, Delete, ackFlag, family)
-	b = pad(append(b, e.tuple...))
-	b = pad(append(b, e.id...))
-	b = pad(append(b, e.zone...))
-	setLength(b, start)
-	return b, true
+	to := nlconn.Encoder{B: b}
+	at := to.Netfilter(Delete, ack, family, 0, 0)
+	to.Bytes(ctaTupleOrig|nested, e.tuple)
+	to.Bytes(ctaID, e.id)
+	if e.zone != nil {
+		to.Bytes(ctaZone, e.zone)
+	}
+	to.EndMessage(at)
+	return to.B, true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -17,21 +18,17 @@ const (
 	messagesAtOnce = 8
 	// receiveBuffer is that room. The kernel makes twice as much of it.
 	receiveBuffer = messagesAtOnce * (messageLimit + 16<<10)
-	// memberLimit is more than a member takes in a message.
-	memberLimit = 128
 )
 
 // batch is a call of Do at work. What it holds is kept for the next.
 type batch struct {
+	protocol uint8
 	ops      []Op
 	failures nlconn.Failures
 
-	next  int   // the first operation that was not sent
+	todo  []int // operations to be sent, of which message i has those from ends[i-1] to ends[i]
+	ends  []int
 	again []int // operations that came after a refused one in its message, and so were not tried
-	sent  []int // operations in the messages under way
-	ends  []int // of each message: where in sent it ends
-
-	settle func(i int, err error)
 }
 
 // Do carries out operations, one after the other. It calls failed, which may be nil, with the position and the error of each
@@ -43,116 +40,101 @@ type batch struct {
 // are tried after the rest. One that is refused for what the set is, full or another, takes those behind it in its message along.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
 	b := &c.batch
-	b.ops, b.failures, b.next, b.again = ops, nlconn.Failures{Failed: failed}, 0, b.again[:0]
-	for {
-		c.fill()
-		if len(b.sent) == 0 {
-			break
+	b.protocol, b.ops, b.failures, b.todo = c.protocol, ops, nlconn.Failures{Failed: failed}, b.todo[:0]
+	for i := range ops {
+		if err := ops[i].Member.check(ops[i].Set); err != nil {
+			b.fail(i, err)
+		} else {
+			b.todo = append(b.todo, i)
 		}
-		if err := c.kernel.Each(ctx, c.out.B, b.settle); err != nil {
-			for _, i := range b.sent {
-				b.fail(i, err)
-			}
-			for i, ok := b.peek(); ok; i, ok = b.peek() {
-				b.advance()
-				b.fail(i, err)
-			}
-			break
-		}
-		c.counters.Sends++
-		c.counters.Messages += uint64(len(b.ends))
-		c.counters.Bytes += uint64(len(c.out.B))
+	}
+	for len(b.todo) > 0 {
+		b.divide()
+		b.again = b.again[:0]
+		c.bulk.Do(ctx, c.kernel, len(b.ends), b)
+		b.todo, b.again = b.again, b.todo
 	}
 	err := b.failures.Err(len(ops))
 	b.ops, b.failures = nil, nlconn.Failures{}
 	return err
 }
 
-// peek returns the operation that is next.
-func (b *batch) peek() (i int, ok bool) {
-	switch {
-	case b.next < len(b.ops):
-		return b.next, true
-	case len(b.again) > 0:
-		return b.again[0], true
-	}
-	return 0, false
-}
-
-// advance leaves that behind.
-func (b *batch) advance() {
-	if b.next < len(b.ops) {
-		b.next++
-	} else {
-		b.again = b.again[1:]
-	}
-}
-
-// fill writes as many messages as go at once.
-func (c *Conn) fill() {
-	b := &c.batch
-	c.out.B, b.sent, b.ends = c.out.B[:0], b.sent[:0], b.ends[:0]
-	var open *Op // the first of the message under way
-	var at, adt int
-	end := func() {
-		if open != nil {
-			c.out.EndNest(adt)
-			c.out.EndMessage(at)
-			b.ends = append(b.ends, len(b.sent))
-			open = nil
-		}
-	}
-	for i, ok := b.peek(); ok; i, ok = b.peek() {
+// divide says which operations go in one message: neighbours of one set and kind, as many as there is room for.
+func (b *batch) divide() {
+	b.ends = b.ends[:0]
+	var open *Op // the first of the message
+	left := 0
+	for at, i := range b.todo {
 		op := &b.ops[i]
-		if err := op.Member.check(op.Set); err != nil {
-			b.advance()
-			b.fail(i, err)
-			continue
-		}
-		if open != nil && (open.Set.Name != op.Set.Name || open.Delete != op.Delete || len(c.out.B)-at > messageLimit-memberLimit) {
-			end()
-		}
-		if len(b.ends) == messagesAtOnce {
-			return
-		}
-		b.advance()
-		if open == nil {
-			open = op
-			cmd := uint16(cmdAdd)
-			if op.Delete {
-				cmd = cmdDelete
+		if left -= op.Member.room(); open == nil || open.Set.Name != op.Set.Name || open.Delete != op.Delete || left < 0 {
+			if open != nil {
+				b.ends = append(b.ends, at)
 			}
-			at = c.begin(cmd, unix.NLM_F_ACK) // without NLM_F_EXCL: what is there already, or gone, is no error
-			c.out.Str(attrSetName, op.Set.Name)
-			c.out.Native32(attrLine, 0) // where a refusal says the line
-			adt = c.out.Nest(attrADT)
+			open, left = op, messageLimit-headLimit-op.Member.room()
 		}
-		m := &op.Member
-		if op.Delete {
+	}
+	b.ends = append(b.ends, len(b.todo))
+}
+
+// headLimit is more than a message has before its members.
+const headLimit = 128
+
+// room is how many bytes the member takes in a message, or some more.
+func (m *Member) room() int {
+	n := 4 + 8 + 8 + 8 // the nest, line, port and protocol
+	for _, a := range [...]netip.Addr{m.Addr, m.Net.Addr()} {
+		if a.IsValid() {
+			n += 8 + a.BitLen()/8
+		}
+	}
+	if m.Net.IsValid() {
+		n += 8
+	}
+	if m.Mask != 0 {
+		n += 12
+	}
+	return n
+}
+
+// message returns the operations of a message.
+func (b *batch) message(n int) []int {
+	first := 0
+	if n > 0 {
+		first = b.ends[n-1]
+	}
+	return b.todo[first:b.ends[n]]
+}
+
+// Append is part of [nlconn.Operations]: it appends a message of members.
+func (b *batch) Append(e *nlconn.Encoder, n int) error {
+	ops := b.message(n)
+	first, cmd := &b.ops[ops[0]], uint16(cmdAdd)
+	if first.Delete {
+		cmd = cmdDelete
+	}
+	at := begin(e, b.protocol, cmd, unix.NLM_F_ACK) // without NLM_F_EXCL: what is there already, or gone, is no error
+	e.Str(attrSetName, first.Set.Name)
+	e.Native32(attrLine, 0) // where a refusal says the line
+	adt := e.Nest(attrADT)
+	for line, i := range ops {
+		m := &b.ops[i].Member
+		if first.Delete {
 			key := m.Key()
 			m = &key
 		}
-		b.sent = append(b.sent, i)
-		first := 0
-		if len(b.ends) > 0 {
-			first = b.ends[len(b.ends)-1]
-		}
-		appendMember(&c.out, m, uint32(len(b.sent)-first)) // lines are numbered from 1: 0 is none
+		appendMember(e, m, uint32(line+1)) // 0 is none
 	}
-	end()
+	e.EndNest(adt)
+	e.EndMessage(at)
+	return nil
 }
 
-// settled is told what became of a message.
-func (c *Conn) settled(message int, err error) {
+// Done is part of [nlconn.Operations]: it is told what became of a message.
+func (b *batch) Done(n int, err error) {
 	if err == nil {
 		return
 	}
-	b := &c.batch
-	first := 0
-	if message > 0 {
-		first = b.ends[message-1]
-	}
-	ops := b.sent[first:b.ends[message]]
+	ops := b.message(n)
 	var refused *nlconn.Error
 	if errors.As(err, &refused) {
 		if line := refusedLine(refused.Request); line > 0 && line <= len(ops) { // those before it are done
@@ -173,11 +155,7 @@ func refusedLine(request []byte) int {
 	if len(request) < nfgenmsg {
 		return 0
 	}
-	line := nlconn.Attribute(request[nfgenmsg:], attrLine)
-	if len(line) != 4 {
-		return 0
-	}
-	return int(nlconn.Order.Uint32(line))
+	return int(nlconn.Native32(nlconn.Attribute(request[nfgenmsg:], attrLine)))
 }
 
 func (b *batch) fail(i int, err error) {

@@ -12,20 +12,12 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 )
 
-// Transport carries messages to the kernel and answers back, as [nlconn.Conn] does and says.
-type Transport interface {
-	Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error
-	Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error
-	Close() error
-}
-
 // Conn is a connection to the ipsets of one network namespace. It is for one goroutine at a time.
 type Conn struct {
-	kernel   Transport
+	kernel   nlconn.Transport
 	protocol uint8
 	types    map[typeOf]versions // what the kernel said of them
-	counters Counters
-	out      nlconn.Encoder
+	bulk     nlconn.Bulk
 	batch    batch
 }
 
@@ -59,13 +51,12 @@ func Open() (*Conn, error) {
 }
 
 // New connects by a transport, which it closes when it is closed; if New fails, the caller does.
-func New(ctx context.Context, kernel Transport) (*Conn, error) {
-	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{}}
-	c.batch.settle = c.settled
+func New(ctx context.Context, kernel nlconn.Transport) (*Conn, error) {
+	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{}, bulk: nlconn.Bulk{Piece: messagesAtOnce}}
 	var oldest, latest uint8
 	err := c.ask(ctx, cmdProtocol, 0, nil, func(attrs []byte) error {
-		latest = byteOf(nlconn.Attribute(attrs, attrProtocol))
-		oldest = cmp.Or(byteOf(nlconn.Attribute(attrs, attrProtocolMin)), latest)
+		latest = nlconn.U8(nlconn.Attribute(attrs, attrProtocol))
+		oldest = cmp.Or(nlconn.U8(nlconn.Attribute(attrs, attrProtocolMin)), latest)
 		return nil
 	})
 	switch {
@@ -93,27 +84,26 @@ func Loaded() bool {
 func (c *Conn) Close() error { return c.kernel.Close() }
 
 // Counters returns what was sent so far.
-func (c *Conn) Counters() Counters { return c.counters }
+func (c *Conn) Counters() nlconn.Counters { return c.bulk.Counters }
 
 // begin begins a message.
-func (c *Conn) begin(cmd, flags uint16) (at int) {
-	at = c.out.Netfilter(unix.NFNL_SUBSYS_IPSET<<8|cmd, flags, unix.AF_INET, 0, 0)
-	c.out.U8(attrProtocol, c.protocol)
+func begin(e *nlconn.Encoder, protocol uint8, cmd, flags uint16) (at int) {
+	at = e.Netfilter(unix.NFNL_SUBSYS_IPSET<<8|cmd, flags, unix.AF_INET, 0, 0)
+	e.U8(attrProtocol, protocol)
 	return at
 }
 
 // ask sends one request, of which build appends the attributes, and calls f with the attributes of each answer.
 func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*nlconn.Encoder), f func(attrs []byte) error) error {
-	c.out.B = c.out.B[:0]
-	at := c.begin(cmd, flags)
+	e := &c.bulk.Out
+	e.B = e.B[:0]
+	at := begin(e, c.protocol, cmd, flags)
 	if build != nil {
-		build(&c.out)
+		build(e)
 	}
-	c.out.EndMessage(at)
-	c.counters.Messages++
-	c.counters.Sends++
-	c.counters.Bytes += uint64(len(c.out.B))
-	return c.kernel.Do(ctx, c.out.B, func(m nlconn.Message) error {
+	e.EndMessage(at)
+	c.bulk.Sent(1, len(e.B))
+	return c.kernel.Do(ctx, e.B, func(m nlconn.Message) error {
 		if f == nil || len(m.Body) < nfgenmsg {
 			return nil
 		}
@@ -141,8 +131,8 @@ func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
 			e.Str(attrTypeName, string(s.Type))
 			e.U8(attrFamily, uint8(s.family()))
 		}, func(attrs []byte) error {
-			v.max = byteOf(nlconn.Attribute(attrs, attrRevision))
-			v.min = byteOf(nlconn.Attribute(attrs, attrRevisionMin))
+			v.max = nlconn.U8(nlconn.Attribute(attrs, attrRevision))
+			v.min = nlconn.U8(nlconn.Attribute(attrs, attrRevisionMin))
 			return nil
 		})
 		if errors.Is(err, unix.EEXIST) || errors.Is(err, errFindType) {

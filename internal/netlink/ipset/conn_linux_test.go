@@ -529,7 +529,7 @@ func TestManyMembers(t *testing.T) {
 
 // transport fails at a message of choice: it is not sent, or its answer is lost.
 type transport struct {
-	Transport
+	nlconn.Transport
 	at, n int
 	lose  bool
 }
@@ -595,7 +595,7 @@ func TestProtocol(t *testing.T) {
 }
 
 type kernelThatSpeaks struct {
-	Transport
+	nlconn.Transport
 	oldest, latest uint8
 	err            error
 }
@@ -659,7 +659,7 @@ func FuzzMembers(f *testing.F) {
 			if got := parseMember(nlconn.Attribute(e.B, attrData)); got != m {
 				t.Errorf("%v is read as %v", m, got)
 			}
-			if len(e.B) > memberLimit {
+			if len(e.B) > m.room() {
 				t.Errorf("%v takes %d bytes", m, len(e.B))
 			}
 		}

@@ -192,13 +192,6 @@ func parseAddr(nest []byte) (a netip.Addr) {
 	return a
 }
 
-func byteOf(v []byte) uint8 {
-	if len(v) == 0 {
-		return 0
-	}
-	return v[0]
-}
-
 // parseHeader reads what an answer says of a set; its type is "" where it says nothing.
 func parseHeader(attrs []byte) Header {
 	var h Header
@@ -211,9 +204,9 @@ func parseHeader(attrs []byte) Header {
 		case attrTypeName:
 			h.Type = Type(nlconn.CStr(v))
 		case attrRevision:
-			h.Revision = byteOf(v)
+			h.Revision = nlconn.U8(v)
 		case attrFamily:
-			h.Family = Family(byteOf(v))
+			h.Family = Family(nlconn.U8(v))
 		}
 		return true
 	})
@@ -230,7 +223,7 @@ func parseHeader(attrs []byte) Header {
 		case attrTimeout:
 			other = append(other, fmt.Sprintf("timeout %d", nlconn.BE32(v)))
 		case attrNetmask:
-			other = append(other, fmt.Sprintf("netmask %d", byteOf(v)))
+			other = append(other, fmt.Sprintf("netmask %d", nlconn.U8(v)))
 		case attrPort:
 			if first := nlconn.BE16(v); first != 0 && h.Type == BitmapPort {
 				other = append(other, fmt.Sprintf("a range from %d", first))
@@ -273,11 +266,11 @@ func parseMember(data []byte) (m Member) {
 		case attrIP2:
 			second = parseAddr(v)
 		case attrCIDR2:
-			bits = int(byteOf(v))
+			bits = int(nlconn.U8(v))
 		case attrPort:
 			m.Port = nlconn.BE16(v)
 		case attrProto:
-			m.Proto = byteOf(v)
+			m.Proto = nlconn.U8(v)
 		case attrSkbMark:
 			if len(v) == 8 {
 				m.Mark, m.Mask = binary.BigEndian.Uint32(v), binary.BigEndian.Uint32(v[4:])

@@ -266,8 +266,3 @@ func (o Op) String() string {
 	}
 	return fmt.Sprintf("add %s to ipset %s", o.Member, o.Set.Name)
 }
-
-// Counters count what was sent since the connection was made.
-type Counters struct {
-	Messages, Sends, Bytes uint64
-}

@@ -15,13 +15,6 @@ import (
 // ErrNoIPVS is wrapped by the errors of a kernel that has no IPVS, and no module of it that it could load.
 var ErrNoIPVS = errors.New("the kernel has no IPVS (CONFIG_IP_VS, the module ip_vs)")
 
-// Transport carries messages to the kernel and answers back, as [nlconn.Conn] does and says. Package ipvsfake has another.
-type Transport interface {
-	Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error
-	Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error
-	Close() error
-}
-
 const (
 	// room is for the answers to a piece of a batch. The kernel makes twice as much of it, and an answer takes up to 2 KiB. This
 	// much is allowed to everybody, unless the system's limit (net.core.rmem_max) was lowered.
@@ -32,20 +25,14 @@ const (
 
 // Conn is a connection to IPVS in one network namespace. It is for one goroutine at a time.
 type Conn struct {
-	kernel   Transport
-	family   uint16 // its number with this kernel
-	piece    int
-	counters Counters
+	kernel nlconn.Transport
+	family uint16 // its number with this kernel
+	bulk   nlconn.Bulk
+	reply  decoder
 
-	out   nlconn.Encoder // the piece under way
-	reply decoder
-
-	// A call of Do at work. The function is made once: a closure for each call would be garbage.
-	settle   func(i int, err error)
+	// A call of Do at work.
 	ops      []Op
 	failures nlconn.Failures
-	sent     []int // of the piece under way: which operations its messages are
-	crowded  bool  // an answer of the piece found no room
 }
 
 // Open connects to IPVS in the network namespace of the calling thread. A kernel that has it as a module loads it. The error
@@ -64,9 +51,8 @@ func Open() (*Conn, error) {
 }
 
 // New connects by a transport, which it closes when it is closed; if New fails, the caller does.
-func New(ctx context.Context, kernel Transport) (*Conn, error) {
-	c := &Conn{kernel: kernel, piece: piece}
-	c.settle = c.settled
+func New(ctx context.Context, kernel nlconn.Transport) (*Conn, error) {
+	c := &Conn{kernel: kernel, bulk: nlconn.Bulk{Piece: piece}}
 	if err := c.resolve(ctx); err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
@@ -80,7 +66,7 @@ func New(ctx context.Context, kernel Transport) (*Conn, error) {
 func (c *Conn) Close() error { return c.kernel.Close() }
 
 // Counters returns what was asked so far.
-func (c *Conn) Counters() Counters { return c.counters }
+func (c *Conn) Counters() nlconn.Counters { return c.bulk.Counters }
 
 // Do carries out operations, one after the other. It calls failed, which may be nil, with the position and the error of each
 // operation that the kernel refused, that was not sent, or of which nobody knows what came of it (the error wraps
@@ -90,62 +76,48 @@ func (c *Conn) Counters() Counters { return c.counters }
 // Nothing ends a system call that is under way; a context that has ended keeps the next from being made.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
 	c.ops, c.failures = ops, nlconn.Failures{Failed: failed}
-	for next := 0; next < len(ops); {
-		c.out.B, c.sent, c.crowded = c.out.B[:0], c.sent[:0], false
-		for ; next < len(ops) && len(c.sent) < c.piece; next++ {
-			if err := ops[next].check(); err != nil {
-				c.fail(next, err)
-				continue
-			}
-			appendOp(&c.out, c.family, &ops[next])
-			c.sent = append(c.sent, next)
-		}
-		if len(c.sent) == 0 {
-			continue
-		}
-		if err := c.kernel.Each(ctx, c.out.B, c.settle); err != nil {
-			for _, i := range c.sent {
-				c.fail(i, err)
-			}
-			for ; next < len(ops); next++ {
-				c.fail(next, err)
-			}
-			break
-		}
-		c.counters.add(len(c.sent), len(c.out.B))
-		if c.crowded { // less room than we asked for, or larger answers
-			c.piece = max(1, c.piece/2)
-		}
-	}
+	c.bulk.Do(ctx, c.kernel, len(ops), (*operations)(c))
 	err := c.failures.Err(len(ops))
 	c.ops, c.failures = nil, nlconn.Failures{}
 	return err
 }
 
-// settled is told what became of a message of the piece under way.
-func (c *Conn) settled(message int, err error) {
-	if err == nil {
-		return
+// operations are those of the call of Do at work.
+type operations Conn
+
+// Append is part of [nlconn.Operations].
+func (c *operations) Append(e *nlconn.Encoder, i int) error {
+	if err := c.ops[i].check(); err != nil {
+		return err
 	}
-	c.crowded = c.crowded || errors.Is(err, unix.ENOBUFS) && errors.Is(err, nlconn.ErrNoAnswer)
-	c.fail(c.sent[message], err)
+	appendOp(e, c.family, &c.ops[i])
+	return nil
 }
 
-func (c *Conn) fail(i int, err error) {
-	c.failures.Add(i, fmt.Errorf("%v: %w", c.ops[i], err))
+// Done is part of [nlconn.Operations].
+func (c *operations) Done(i int, err error) {
+	if err != nil {
+		c.failures.Add(i, fmt.Errorf("%v: %w", c.ops[i], err))
+	}
 }
 
 // ask sends one request, of which build appends the attributes, and calls f with the body of each answer.
 func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*nlconn.Encoder), f func(body []byte) error) error {
-	c.out.B = c.out.B[:0]
-	at := begin(&c.out, c.family, flags, cmd)
+	e := &c.bulk.Out
+	e.B = e.B[:0]
+	at := begin(e, c.family, flags, cmd)
 	if build != nil {
-		build(&c.out)
+		build(e)
 	}
-	c.out.EndMessage(at)
-	c.counters.add(1, len(c.out.B))
-	return c.kernel.Do(ctx, c.out.B, func(m nlconn.Message) error {
-		if m.Type != c.family || f == nil {
+	e.EndMessage(at)
+	return c.send(ctx, c.family, f)
+}
+
+// send sends the request, and calls f with the body of each answer of a family.
+func (c *Conn) send(ctx context.Context, family uint16, f func(body []byte) error) error {
+	c.bulk.Sent(1, len(c.bulk.Out.B))
+	return c.kernel.Do(ctx, c.bulk.Out.B, func(m nlconn.Message) error {
+		if m.Type != family || f == nil {
 			return nil
 		}
 		return f(m.Body)
@@ -155,15 +127,15 @@ func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*nlc
 // resolve asks which number the family has. It is another one after the module was unloaded and loaded again, which it can be
 // while there are no virtual services.
 func (c *Conn) resolve(ctx context.Context) error {
-	c.out.B = c.out.B[:0]
-	at := c.out.Begin(unix.GENL_ID_CTRL, 0, 0)
-	c.out.B = append(c.out.B, unix.CTRL_CMD_GETFAMILY, 1, 0, 0)
-	c.out.Str(unix.CTRL_ATTR_FAMILY_NAME, familyName)
-	c.out.EndMessage(at)
-	c.counters.add(1, len(c.out.B))
+	e := &c.bulk.Out
+	e.B = e.B[:0]
+	at := e.Begin(unix.GENL_ID_CTRL, 0, 0)
+	e.B = append(e.B, unix.CTRL_CMD_GETFAMILY, 1, 0, 0)
+	e.Str(unix.CTRL_ATTR_FAMILY_NAME, familyName)
+	e.EndMessage(at)
 	var family uint16
-	err := c.kernel.Do(ctx, c.out.B, func(m nlconn.Message) error {
-		if attrs, ok := attributes(m.Body, unix.CTRL_CMD_NEWFAMILY); ok {
+	err := c.send(ctx, unix.GENL_ID_CTRL, func(body []byte) error {
+		if attrs, ok := attributes(body, unix.CTRL_CMD_NEWFAMILY); ok {
 			family = nlconn.Native16(nlconn.Attribute(attrs, unix.CTRL_ATTR_FAMILY_ID))
 		}
 		return nil
@@ -308,10 +280,4 @@ func (c *Conn) Flush(ctx context.Context) error {
 		return fmt.Errorf("remove all virtual servers: %w", err)
 	}
 	return nil
-}
-
-func (n *Counters) add(messages, bytes int) {
-	n.Messages += uint64(messages)
-	n.Sends++
-	n.Bytes += uint64(bytes)
 }

@@ -337,7 +337,7 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-type swapped struct{ ipvswire.Transport }
+type swapped struct{ nlconn.Transport }
 
 // answers are the bodies of all that the fake answers.
 func answers(t testing.TB, k *ipvsfake.Kernel) (all [][]byte) {

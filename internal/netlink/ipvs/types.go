@@ -210,10 +210,3 @@ type Info struct {
 	Version       uint32 // 0x010201 is 1.2.1
 	ConnTableSize uint32 // rows of the hash table of connections; not a limit
 }
-
-// Counters says what a connection has asked so far.
-type Counters struct {
-	Messages uint64 // requests, each counted for itself
-	Sends    uint64 // system calls that sent them
-	Bytes    uint64 // of requests
-}

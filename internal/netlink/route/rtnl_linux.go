@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -15,11 +16,6 @@ import (
 // Loopback is the index of the interface lo of every network namespace.
 const Loopback = 1
 
-// Conn is what asks the kernel: an [nlconn.Conn] of unix.NETLINK_ROUTE.
-type Conn interface {
-	Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error
-}
-
 // Open opens a socket for requests, and one that hears of changes of the addresses of a family, unix.AF_INET or unix.AF_INET6, and of what
 // more groups tell (RTNLGRP_*). Both are in the network namespace of the calling thread.
 func Open(family byte, more ...uint32) (conn, events *nlconn.Conn, err error) {
@@ -27,22 +23,16 @@ func Open(family byte, more ...uint32) (conn, events *nlconn.Conn, err error) {
 	if family == unix.AF_INET6 {
 		group = unix.RTNLGRP_IPV6_IFADDR
 	}
-	if conn, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}); err != nil {
+	cfg := nlconn.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}
+	if conn, err = nlconn.Open(cfg); err != nil {
 		return nil, nil, fmt.Errorf("ask for addresses: %w", err)
 	}
-	if events, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}); err == nil {
-		for _, g := range append([]uint32{group}, more...) {
-			if err == nil {
-				err = events.Join(g)
-			}
-		}
-		if err == nil {
-			return conn, events, nil
-		}
-		events.Close()
+	cfg.Groups = append([]uint32{group}, more...)
+	if events, err = nlconn.Open(cfg); err != nil {
+		conn.Close()
+		return nil, nil, fmt.Errorf("listen for changes of addresses: %w", err)
 	}
-	conn.Close()
-	return nil, nil, fmt.Errorf("listen for changes of addresses: %w", err)
+	return conn, events, nil
 }
 
 // Address is an address of an interface, as the kernel tells it.
@@ -112,21 +102,13 @@ func AppendAddress(e *nlconn.Encoder, typ, flags uint16, a Address) {
 	e.EndMessage(at)
 }
 
-// Addresses lists the addresses of a family, unix.AF_INET or unix.AF_INET6.
-func Addresses(ctx context.Context, conn Conn, family byte) (all []Address, err error) {
+// Addresses lists the addresses of a family, unix.AF_INET or unix.AF_INET6, or of both with 0.
+func Addresses(ctx context.Context, conn nlconn.Asker, family byte) ([]Address, error) {
 	request := nlconn.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofIfAddrmsg-1)...))
-	for range 10 {
-		all = nil
-		err = conn.Do(ctx, request, func(m nlconn.Message) error {
-			if a, ok := ParseAddress(m.Body); ok && m.Type == unix.RTM_NEWADDR && m.Body[0] == family {
-				all = append(all, a)
-			}
-			return nil
-		})
-		if err != nlconn.ErrInterrupted {
-			break
-		}
-	}
+	all, err := nlconn.Dump(ctx, conn, request, func(m nlconn.Message) (Address, bool) {
+		a, ok := ParseAddress(m.Body)
+		return a, ok && m.Type == unix.RTM_NEWADDR && (family == 0 || m.Body[0] == family)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list the addresses of this node: %w", err)
 	}
@@ -135,7 +117,7 @@ func Addresses(ctx context.Context, conn Conn, family byte) (all []Address, err 
 
 // Find asks for an address of IPv6 (the kernel answers of no other), of the interface of that index or with 0 of any. Its cost does not
 // grow with the number of addresses.
-func Find(ctx context.Context, conn Conn, index int32, a netip.Addr) (found Address, there bool, err error) {
+func Find(ctx context.Context, conn nlconn.Asker, index int32, a netip.Addr) (found Address, there bool, err error) {
 	head := make([]byte, unix.SizeofIfAddrmsg)
 	head[0] = unix.AF_INET6
 	nlconn.Order.PutUint32(head[4:], uint32(index))
@@ -153,10 +135,12 @@ func Find(ctx context.Context, conn Conn, index int32, a netip.Addr) (found Addr
 
 // Link is an interface.
 type Link struct {
-	Index int32
-	Flags uint32 // IFF_*
-	Name  string
-	Kind  string // "dummy" and the like; "" for hardware
+	Index  int32
+	Flags  uint32 // IFF_*
+	Name   string
+	Kind   string // "dummy" and the like; "" for hardware
+	MTU    uint32
+	Master int32 // the index of the interface that it belongs to; 0 for none
 }
 
 // ParseLink reads struct ifinfomsg and what follows.
@@ -165,45 +149,63 @@ func ParseLink(body []byte) (l Link, ok bool) {
 		return l, false
 	}
 	l = Link{Index: int32(nlconn.Order.Uint32(body[4:])), Flags: nlconn.Order.Uint32(body[8:])}
-	attrs := body[unix.SizeofIfInfomsg:]
-	l.Name = nlconn.CStr(nlconn.Attribute(attrs, unix.IFLA_IFNAME))
-	l.Kind = nlconn.CStr(nlconn.Attribute(nlconn.Attribute(attrs, unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
+	nlconn.Attributes(body[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) bool {
+		switch typ {
+		case unix.IFLA_IFNAME:
+			l.Name = nlconn.CStr(v)
+		case unix.IFLA_LINKINFO:
+			l.Kind = nlconn.CStr(nlconn.Attribute(v, unix.IFLA_INFO_KIND))
+		case unix.IFLA_MTU:
+			l.MTU = nlconn.Native32(v)
+		case unix.IFLA_MASTER:
+			l.Master = int32(nlconn.Native32(v))
+		}
+		return true
+	})
 	return l, true
 }
 
+// Links lists the interfaces.
+func Links(ctx context.Context, conn nlconn.Asker) ([]Link, error) {
+	request := nlconn.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfInfomsg))
+	all, err := nlconn.Dump(ctx, conn, request, func(m nlconn.Message) (Link, bool) { return ParseLink(m.Body) })
+	if err != nil {
+		return nil, fmt.Errorf("list the interfaces: %w", err)
+	}
+	return all, nil
+}
+
 // FindLink finds the interface of a name; its index is 0 if there is none.
-func FindLink(ctx context.Context, conn Conn, name string) (found Link, err error) {
+func FindLink(ctx context.Context, conn nlconn.Asker, name string) (found Link, err error) {
 	var e nlconn.Encoder
 	e.Str(unix.IFLA_IFNAME, name)
-	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, make([]byte, unix.SizeofIfInfomsg), e.B), func(m nlconn.Message) error {
-		found, _ = ParseLink(m.Body)
-		return nil
-	})
-	if errors.Is(err, unix.ENODEV) {
-		return Link{}, nil
-	}
-	if err != nil {
+	if found, err = getLink(ctx, conn, 0, e.B); err != nil {
 		return Link{}, fmt.Errorf("look for interface %s: %w", name, err)
 	}
 	return found, nil
 }
 
 // LinkName returns the name of the interface of an index, "" if there is none.
-func LinkName(ctx context.Context, conn Conn, index int32) (name string, err error) {
-	head := make([]byte, unix.SizeofIfInfomsg)
-	nlconn.Order.PutUint32(head[4:], uint32(index))
-	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, head), func(m nlconn.Message) error {
-		l, _ := ParseLink(m.Body)
-		name = l.Name
-		return nil
-	})
-	if errors.Is(err, unix.ENODEV) {
-		return "", nil
-	}
+func LinkName(ctx context.Context, conn nlconn.Asker, index int32) (name string, err error) {
+	l, err := getLink(ctx, conn, index, nil)
 	if err != nil {
 		return "", fmt.Errorf("look for interface number %d: %w", index, err)
 	}
-	return name, nil
+	return l.Name, nil
+}
+
+// getLink asks for the interface of an index, or the one that the attributes name.
+func getLink(ctx context.Context, conn nlconn.Asker, index int32, attrs []byte) (found Link, err error) {
+	head := make([]byte, unix.SizeofIfInfomsg)
+	nlconn.Order.PutUint32(head[4:], uint32(index))
+	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, head, attrs), func(m nlconn.Message) error {
+		found, _ = ParseLink(m.Body)
+		return nil
+	})
+	if errors.Is(err, unix.ENODEV) {
+		return Link{}, nil
+	}
+	return found, err
 }
 
 // ChangeLink makes a request that sets flags (IFF_*) of an interface to those given; that of the index, or with index 0 a new one of that
@@ -233,7 +235,7 @@ func DeleteLink(index int32) []byte {
 
 // LeadsHere reports whether packets to the address are for this node. An address of IPv6 is the node's only a moment after the kernel took
 // it.
-func LeadsHere(ctx context.Context, conn Conn, a netip.Addr) (here bool, err error) {
+func LeadsHere(ctx context.Context, conn nlconn.Asker, a netip.Addr) (here bool, err error) {
 	way, err := RouteTo(ctx, conn, a)
 	return way.Here, err
 }
@@ -247,7 +249,7 @@ type Route struct {
 }
 
 // RouteTo asks for the route of what this node sends to an address.
-func RouteTo(ctx context.Context, conn Conn, a netip.Addr) (way Route, err error) {
+func RouteTo(ctx context.Context, conn nlconn.Asker, a netip.Addr) (way Route, err error) {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = unix.AF_INET, byte(a.BitLen())
 	if a.Is6() {
@@ -257,12 +259,9 @@ func RouteTo(ctx context.Context, conn Conn, a netip.Addr) (way Route, err error
 	e.Bytes(unix.RTA_DST, a.AsSlice())
 	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m nlconn.Message) error {
 		const typeAt = 7 // rtm_type in struct rtmsg
-		if len(m.Body) < unix.SizeofRtMsg {
-			return nil
-		}
-		way.Here = m.Body[typeAt] == unix.RTN_LOCAL
-		if out := nlconn.Attribute(m.Body[unix.SizeofRtMsg:], unix.RTA_OIF); len(out) >= 4 {
-			way.Out = int32(nlconn.Order.Uint32(out))
+		if len(m.Body) >= unix.SizeofRtMsg {
+			way.Here = m.Body[typeAt] == unix.RTN_LOCAL
+			way.Out = int32(nlconn.Native32(nlconn.Attribute(m.Body[unix.SizeofRtMsg:], unix.RTA_OIF)))
 		}
 		return nil
 	})
@@ -270,4 +269,56 @@ func RouteTo(ctx context.Context, conn Conn, a netip.Addr) (way Route, err error
 		return Route{}, nil
 	}
 	return way, err
+}
+
+// Entry is one of a table of routes. One that leads through several interfaces is an entry for each.
+type Entry struct {
+	Dst  netip.Prefix
+	Link int32 // the index of the interface; 0 for none
+}
+
+// Entries lists the main table of a family, unix.AF_INET or unix.AF_INET6.
+func Entries(ctx context.Context, conn nlconn.Asker, family byte) (all []Entry, err error) {
+	request := nlconn.Request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofRtMsg-1)...))
+	parts, err := nlconn.Dump(ctx, conn, request, func(m nlconn.Message) ([]Entry, bool) {
+		if len(m.Body) < unix.SizeofRtMsg || m.Body[0] != family {
+			return nil, false
+		}
+		return parseRoute(m.Body)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the routes: %w", err)
+	}
+	return slices.Concat(parts...), nil
+}
+
+// parseRoute reads struct rtmsg and what follows. It reports false for a route of another table than main.
+func parseRoute(body []byte) (all []Entry, main bool) {
+	table, links := uint32(body[4]), []int32{0} // rtm_table
+	dst := make([]byte, 4)
+	if body[0] == unix.AF_INET6 {
+		dst = make([]byte, 16)
+	}
+	nlconn.Attributes(body[unix.SizeofRtMsg:], func(typ uint16, v []byte) bool {
+		switch typ {
+		case unix.RTA_TABLE:
+			table = nlconn.Native32(v)
+		case unix.RTA_DST:
+			copy(dst, v)
+		case unix.RTA_OIF:
+			links = []int32{int32(nlconn.Native32(v))}
+		case unix.RTA_MULTIPATH:
+			links = nil
+			for len(v) >= unix.SizeofRtNexthop { // struct rtnexthop: its length, flags, hops and the interface
+				links = append(links, int32(nlconn.Order.Uint32(v[4:])))
+				v = v[min(max(int(nlconn.Order.Uint16(v)+3)&^3, unix.SizeofRtNexthop), len(v)):]
+			}
+		}
+		return true
+	})
+	a, _ := netip.AddrFromSlice(dst)
+	for _, link := range links {
+		all = append(all, Entry{netip.PrefixFrom(a, int(body[1])), link})
+	}
+	return all, table == unix.RT_TABLE_MAIN
 }

@@ -1,10 +1,6 @@
 package conn
 
-import (
-	"encoding/binary"
-
-	"golang.org/x/sys/unix"
-)
+import "encoding/binary"
 
 // Order is the byte order of headers, and of numbers in attributes where a subsystem does not say otherwise: netfilter's are big
 // endian.
@@ -13,18 +9,22 @@ var Order = binary.NativeEndian
 // AttrLimit is the most bytes that an attribute may have, with its header.
 const AttrLimit = 65535
 
-// attrTypeMask is NLA_TYPE_MASK: without the flags nested and network order.
-const attrTypeMask = 0x3fff
+// Numbers of linux/netlink.h, said here so that messages can be written and read on every system.
+const (
+	flagRequest  = 0x1    // NLM_F_REQUEST
+	flagNested   = 0x8000 // NLA_F_NESTED
+	attrTypeMask = 0x3fff // NLA_TYPE_MASK: without the flags nested and network order
+)
 
 // Encoder appends messages and attributes to a buffer. Lengths are filled in by the matching end.
 type Encoder struct{ B []byte }
 
-// Begin begins a message, to which unix.NLM_F_REQUEST is added, and returns where it begins.
+// Begin begins a message, to which NLM_F_REQUEST is added, and returns where it begins.
 func (e *Encoder) Begin(typ, flags uint16, seq uint32) int {
 	at := len(e.B)
 	e.B = Order.AppendUint32(e.B, 0)
 	e.B = Order.AppendUint16(e.B, typ)
-	e.B = Order.AppendUint16(e.B, flags|unix.NLM_F_REQUEST)
+	e.B = Order.AppendUint16(e.B, flags|flagRequest)
 	e.B = Order.AppendUint32(e.B, seq)
 	e.B = Order.AppendUint32(e.B, 0)
 	return at
@@ -33,7 +33,7 @@ func (e *Encoder) Begin(typ, flags uint16, seq uint32) int {
 // Netfilter begins a message to a subsystem of netfilter, with its struct nfgenmsg; resource is that's res_id.
 func (e *Encoder) Netfilter(typ, flags uint16, family byte, seq uint32, resource uint16) int {
 	at := e.Begin(typ, flags, seq)
-	e.B = append(e.B, family, unix.NFNETLINK_V0)
+	e.B = append(e.B, family, 0) // NFNETLINK_V0
 	e.B = binary.BigEndian.AppendUint16(e.B, resource)
 	return at
 }
@@ -46,7 +46,7 @@ func (e *Encoder) EndMessage(at int) {
 // Nest begins an attribute that holds attributes.
 func (e *Encoder) Nest(typ uint16) int {
 	at := len(e.B)
-	e.head(4, typ|unix.NLA_F_NESTED)
+	e.head(4, typ|flagNested)
 	return at
 }
 
@@ -143,7 +143,15 @@ func Attribute(b []byte, typ uint16) (v []byte) {
 	return v
 }
 
-// BE16 is a number of an attribute, big endian; 0 if that is too short.
+// U8 is the one byte of an attribute; 0 if there is none. So are the numbers below where the attribute is too short.
+func U8(b []byte) uint8 {
+	if len(b) < 1 {
+		return 0
+	}
+	return b[0]
+}
+
+// BE16 is a number of an attribute, big endian.
 func BE16(b []byte) uint16 {
 	if len(b) < 2 {
 		return 0
@@ -151,7 +159,7 @@ func BE16(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b)
 }
 
-// BE32 is a number of an attribute, big endian; 0 if that is too short.
+// BE32 is a number of an attribute, big endian.
 func BE32(b []byte) uint32 {
 	if len(b) < 4 {
 		return 0
@@ -159,7 +167,7 @@ func BE32(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
-// Native16 is a number of an attribute in the machine's byte order; 0 if that is too short.
+// Native16 is a number of an attribute in the machine's byte order.
 func Native16(b []byte) uint16 {
 	if len(b) < 2 {
 		return 0
@@ -167,7 +175,7 @@ func Native16(b []byte) uint16 {
 	return Order.Uint16(b)
 }
 
-// Native32 is a number of an attribute in the machine's byte order; 0 if that is too short.
+// Native32 is a number of an attribute in the machine's byte order.
 func Native32(b []byte) uint32 {
 	if len(b) < 4 {
 		return 0

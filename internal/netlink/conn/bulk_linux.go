@@ -1,0 +1,113 @@
+package conn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Counters count what was sent.
+type Counters struct {
+	Messages uint64 // requests, each counted for itself
+	Sends    uint64 // system calls that sent them
+	Bytes    uint64 // of requests
+}
+
+// Sent counts a system call that sent so many messages.
+func (n *Counters) Sent(messages, bytes int) {
+	n.Messages += uint64(messages)
+	n.Sends++
+	n.Bytes += uint64(bytes)
+}
+
+// Operations are what a [Bulk] sends a message of each.
+type Operations interface {
+	// Append appends the message of an operation. One of which it returns an error is not sent.
+	Append(e *Encoder, i int) error
+	// Done is told what became of an operation: nil, what Append returned, or an error as [Conn.Each] says.
+	Done(i int, err error)
+}
+
+// Bulk sends many requests, each of which asks for an acknowledgement, in pieces that go in one system call. It is for one
+// goroutine at a time.
+type Bulk struct {
+	// Piece is how many messages go at once. It becomes less where their answers find no room.
+	Piece int
+	Out   Encoder // the piece under way
+	Counters
+
+	ops     Operations
+	sent    []int // those of the piece under way
+	crowded bool  // an answer found no room
+	settle  func(message int, err error)
+}
+
+// Do sends a message for each of n operations, and tells of each what became of it, in no order. The error of a system call is that
+// of all operations that come after, too. A context that has ended keeps the next piece from being sent.
+func (b *Bulk) Do(ctx context.Context, kernel Transport, n int, ops Operations) {
+	if b.settle == nil { // made once: a closure for each call would be garbage
+		b.settle = b.settled
+	}
+	b.ops = ops
+	for next := 0; next < n; {
+		b.Out.B, b.sent, b.crowded = b.Out.B[:0], b.sent[:0], false
+		for ; next < n && len(b.sent) < b.Piece; next++ {
+			if err := ops.Append(&b.Out, next); err != nil {
+				ops.Done(next, err)
+				continue
+			}
+			b.sent = append(b.sent, next)
+		}
+		if len(b.sent) == 0 {
+			continue
+		}
+		if err := kernel.Each(ctx, b.Out.B, b.settle); err != nil {
+			for _, i := range b.sent {
+				ops.Done(i, err)
+			}
+			for ; next < n; next++ {
+				ops.Done(next, err)
+			}
+			break
+		}
+		b.Sent(len(b.sent), len(b.Out.B))
+		if b.crowded {
+			b.Piece = max(1, b.Piece/2)
+		}
+	}
+	b.ops = nil
+}
+
+func (b *Bulk) settled(message int, err error) {
+	b.crowded = b.crowded || err != nil && errors.Is(err, unix.ENOBUFS) && errors.Is(err, ErrNoAnswer)
+	b.ops.Done(b.sent[message], err)
+}
+
+// Failures are what failed of many operations of one call.
+type Failures struct {
+	// Failed is told of each, with the position of the operation; nil for none.
+	Failed func(i int, err error)
+
+	number int
+	first  error
+}
+
+// Add notes that an operation failed.
+func (f *Failures) Add(i int, err error) {
+	if f.number++; f.first == nil {
+		f.first = err
+	}
+	if f.Failed != nil {
+		f.Failed(i, err)
+	}
+}
+
+// Err returns the first that was added, with how many more of all failed; nil if none did.
+func (f *Failures) Err(all int) error {
+	if f.number > 1 {
+		return fmt.Errorf("%w; and %d more of %d failed", f.first, f.number-1, all)
+	}
+	return f.first
+}
