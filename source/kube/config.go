@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -16,7 +19,7 @@ import (
 
 // Config says which API server to follow and for whom. NodeName is required.
 type Config struct {
-	// Kubeconfig is the path of a kubeconfig file; Master is an API server's URL and has precedence over the
+	// Kubeconfig is the path of a kubeconfig file, in a HostProcess container one of the container unless it has a drive; Master is an API server's URL and has precedence over the
 	// file's. With neither the process must be a pod: its service account is used.
 	Kubeconfig, Master string
 	// NodeName is the name of this machine's Node (SV-04).
@@ -66,14 +69,36 @@ func (c Config) restConfig() (*rest.Config, error) {
 		}
 		return out, nil
 	}
-	out, err := rest.InClusterConfig()
-	switch {
-	case errors.Is(err, rest.ErrNotInCluster):
+	return ofPod()
+}
+
+// ofPod uses the service account of the pod that this process runs in.
+func ofPod() (*rest.Config, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
 		return nil, errors.New("kube: no API server: neither --kubeconfig nor --master is given, and this process is no pod of a cluster (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set)")
-	case err != nil:
+	}
+	folder := inContainer("/var/run/secrets/kubernetes.io/serviceaccount")
+	out := &rest.Config{Host: "https://" + net.JoinHostPort(host, port), BearerTokenFile: filepath.Join(folder, "token")}
+	token, err := os.ReadFile(out.BearerTokenFile)
+	if err != nil {
 		return nil, fmt.Errorf("kube: read this pod's service account: %w", err)
 	}
+	out.BearerToken = string(token)
+	ca := filepath.Join(folder, "ca.crt")
+	if pem, err := os.ReadFile(ca); err == nil && x509.NewCertPool().AppendCertsFromPEM(pem) {
+		out.CAFile = ca // without, the system's authorities count
+	}
 	return out, nil
+}
+
+// inContainer returns where this process finds a path of its container. A HostProcess container of Windows has its files and volumes in a
+// folder of the node, which CONTAINER_SANDBOX_MOUNT_POINT names; containerd 1.6 shows them nowhere else.
+func inContainer(path string) string {
+	if root := os.Getenv("CONTAINER_SANDBOX_MOUNT_POINT"); root != "" && strings.HasPrefix(path, "/") {
+		return filepath.Join(root, path)
+	}
+	return path
 }
 
 // fromFile reads the kubeconfig. clientcmd would take an incomplete file as "localhost:8080" or say no more
@@ -82,7 +107,7 @@ func (c Config) fromFile() (*rest.Config, error) {
 	fail := func(format string, args ...any) (*rest.Config, error) {
 		return nil, fmt.Errorf("kube: --kubeconfig %s: %w", c.Kubeconfig, fmt.Errorf(format, args...))
 	}
-	file, err := clientcmd.LoadFromFile(c.Kubeconfig)
+	file, err := clientcmd.LoadFromFile(inContainer(c.Kubeconfig))
 	var pathErr *os.PathError
 	switch {
 	case errors.As(err, &pathErr):

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -212,5 +213,42 @@ func TestRequestRate(t *testing.T) {
 		if got.QPS != c.want || got.Burst != 7 {
 			t.Errorf("asked for %v with 7 at once: %v with %d", c.asked, got.QPS, got.Burst)
 		}
+	}
+}
+
+// In a HostProcess container of Windows the service account, and a kubeconfig without a drive, are below the folder of the container (WN-24).
+func TestHostProcessContainer(t *testing.T) {
+	root := t.TempDir()
+	ca, _ := certificate(t, "192.0.2.1")
+	for name, text := range map[string][]byte{
+		"var/run/secrets/kubernetes.io/serviceaccount/token": []byte("secret"), "var/run/secrets/kubernetes.io/serviceaccount/ca.crt": ca,
+		"etc/kubeconfig": []byte(`{clusters: [{name: c, cluster: {server: "https://192.0.2.2"}}], contexts: [{name: x, context: {cluster: c}}], current-context: x}`),
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755), os.WriteFile(filepath.Join(root, name), text, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+	t.Setenv("KUBERNETES_SERVICE_PORT", "6443")
+	t.Setenv("CONTAINER_SANDBOX_MOUNT_POINT", root)
+	got, err := Config{NodeName: "n1"}.RESTConfig()
+	if err != nil || got.Host != "https://192.0.2.1:6443" || got.BearerToken != "secret" || !strings.HasPrefix(got.BearerTokenFile, root) || !strings.HasPrefix(got.CAFile, root) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got, err := (Config{Kubeconfig: "/etc/kubeconfig", NodeName: "n1"}).RESTConfig(); err != nil || got.Host != "https://192.0.2.2" {
+		t.Errorf("a kubeconfig of the container: %+v, %v", got, err)
+	}
+	if got := inContainer("C:/k/config"); got != "C:/k/config" {
+		t.Errorf("a file of the node is taken to be %s", got)
+	}
+	if err := os.WriteFile(filepath.Join(root, "var/run/secrets/kubernetes.io/serviceaccount/ca.crt"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := (Config{NodeName: "n1"}).RESTConfig(); err != nil || got.CAFile != "" {
+		t.Errorf("without a certificate: %+v, %v", got, err)
+	}
+	t.Setenv("CONTAINER_SANDBOX_MOUNT_POINT", filepath.Join(root, "none"))
+	if _, err := (Config{NodeName: "n1"}).RESTConfig(); err == nil || !strings.Contains(err.Error(), "read this pod's service account") {
+		t.Errorf("no token: %v", err)
 	}
 }
