@@ -64,6 +64,9 @@ type Facts struct {
 	Lockdown     Known[string]
 	Cgroup2, BTF bool
 
+	// Firewall is Windows Firewall.
+	Firewall Known[Firewall]
+
 	// Cluster is what the API server says; nil if none is asked.
 	Cluster *Cluster
 }

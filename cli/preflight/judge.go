@@ -23,7 +23,7 @@ type Kind struct {
 
 // Kinds returns all kinds of findings, in the order of the report.
 func Kinds() []Kind {
-	return slices.Concat(modeKinds(), otherKinds(), hostKinds(), networkKinds(), clusterKinds())
+	return slices.Concat(modeKinds(), otherKinds(), hostKinds(), networkKinds(), firewallKinds(), clusterKinds())
 }
 
 // Judge says what the facts mean for what would run.

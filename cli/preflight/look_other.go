@@ -42,6 +42,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 		}
 		return all, err
 	})
+	f.Firewall = within(ctx, s.patience(), firewall)
 	f.Routes.Err, f.Sockets.Err = errElsewhere, errElsewhere
 	if s.API != nil {
 		k := within(ctx, s.patience(), func(ctx context.Context) (*Cluster, error) { return s.API(ctx), nil })
