@@ -87,8 +87,7 @@ const imports = `
 	plane/localhost, plane/internal/relay < plane/nftables;
 	lb, plane < test/fake;
 	# HNS in memory knows what HNS is asked for, and nothing of who asks.
-	plane/hns < plane/hns/transcript;
-	plane/hns, plane/hns/transcript < test/hnsfake;
+	plane/hns < test/hnsfake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
 	lb < conntrack, health, internal/sockets, debug/flows;
@@ -104,7 +103,7 @@ const imports = `
 	# It asks what others would do, and tries modes by their values.
 	lb, mode, internal/system, internal/kernel < cli/preflight;
 	# It asks HNS, has the program run in a lab, and asks that by the admin socket.
-	lb, plane/hns, plane/hns/transcript, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
+	lb, plane/hns, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
 	engine, trace < status;
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
 	cluster, lb, policy, trace, mode, engine, debug/changes, debug/flows < debug/inspect;

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// Addresses of the documentation ranges (RFC 5737) are of no machine.
+// Addresses of the documentation ranges (RFC 5737), which no machine has.
 var (
 	pod     = netip.MustParseAddr("192.0.2.1")
 	absent  = netip.MustParseAddr("192.0.2.250")
@@ -35,18 +35,17 @@ type hnsNode struct {
 	deletes, spurious int
 }
 
-// onHNS are the steps with HNS, and what deletes the endpoints that they made.
+// onHNS returns the steps with HNS, and the function that deletes their endpoints.
 func (r *run) onHNS() (steps []func(context.Context) bool, end func(context.Context)) {
 	n := &hnsNode{run: r, endpoints: map[netip.Addr]hns.Endpoint{}}
-	return []func(context.Context) bool{n.version, n.network, n.roundTrip, n.refusals, n.balancers, n.measure, n.echo, n.restart, r.service}, n.end
-}
-
-func (n *hnsNode) end(ctx context.Context) {
-	var err error
-	for _, e := range n.endpoints {
-		err = errors.Join(err, n.remove(ctx, e.ID, n.HNS.DeleteEndpoint))
+	steps = []func(context.Context) bool{n.version, n.network, n.roundTrip, n.refusals, n.balancers, n.measure, n.dataPath, n.restart, r.service}
+	return steps, func(ctx context.Context) {
+		var err error
+		for _, e := range n.endpoints {
+			err = errors.Join(err, n.remove(ctx, e.ID, n.HNS.DeleteEndpoint))
+		}
+		n.check("endpoints-deleted", "the endpoints of the test are deleted", err)
 	}
-	n.check("endpoints-deleted", "the endpoints of the test go", err)
 }
 
 // version is step 1.
@@ -93,39 +92,35 @@ func (n *hnsNode) network(ctx context.Context) bool {
 
 func (n *hnsNode) is(t hns.NetworkType) bool { return strings.EqualFold(string(n.net.Type), string(t)) }
 
-// with is the index of the endpoint with an address, below 0 for none.
+// with is the index of the endpoint with an address, -1 for none.
 func with(all []hns.Endpoint, a netip.Addr) int {
 	return slices.IndexFunc(all, func(e hns.Endpoint) bool {
 		return slices.ContainsFunc(e.IPConfigurations, func(c hns.IPConfig) bool { return c.IPAddress == a.String() })
 	})
 }
 
-// asked is an endpoint as the test asks for it. Its name is none of a proxy.
-func (n *hnsNode) asked(a netip.Addr) hns.Endpoint {
-	b := a.As4()
-	e := hns.Endpoint{
-		Name: "kube-proxy-selftest " + a.String(), HostComputeNetwork: n.net.ID, Flags: hns.RemoteEndpoint, SchemaVersion: hns.Version2,
-		IPConfigurations: []hns.IPConfig{{IPAddress: a.String()}}, MacAddress: fmt.Sprintf("02-13-%02X-%02X-%02X-%02X", b[0], b[1], b[2], b[3]),
-	}
-	if n.is(hns.Overlay) {
-		settings, _ := json.Marshal(hns.AddressSetting{ProviderAddress: n.net.ManagementIP}) // a string
-		e.Policies = []hns.Policy{{Type: hns.PolicyProviderAddress, Settings: settings}}
-	}
-	return e
+// asked is an endpoint as the plane asks for it, with a name that no proxy uses.
+func (n *hnsNode) asked(a netip.Addr) (hns.Endpoint, error) {
+	e, err := hns.EndpointOf(n.net, a)
+	e.Name = "kube-proxy-selftest " + a.String()
+	return e, err
 }
 
 // endpoint returns the endpoint of an address, which it makes once.
 func (n *hnsNode) endpoint(ctx context.Context, a netip.Addr) (e hns.Endpoint, err error) {
-	e, ok := n.endpoints[a]
-	if !ok {
-		if e, err = n.HNS.CreateEndpoint(ctx, n.asked(a)); err == nil {
-			n.endpoints[a] = e
-		}
+	if e, ok := n.endpoints[a]; ok {
+		return e, nil
+	}
+	if e, err = n.asked(a); err == nil {
+		e, err = n.HNS.CreateEndpoint(ctx, e)
+	}
+	if err == nil {
+		n.endpoints[a] = e
 	}
 	return e, err
 }
 
-// remove deletes an object, three times if HNS fails for no reason.
+// remove deletes an object, and tries three times.
 func (n *hnsNode) remove(ctx context.Context, id string, by func(context.Context, string) error) (err error) {
 	for range 3 {
 		n.deletes++
@@ -134,21 +129,22 @@ func (n *hnsNode) remove(ctx context.Context, id string, by func(context.Context
 		}
 		n.spurious++
 	}
-	return fmt.Errorf("it cannot be deleted: %w", err)
+	return fmt.Errorf("deleting it: %w", err)
 }
 
 // roundTrip is step 3.
 func (n *hnsNode) roundTrip(ctx context.Context) bool {
-	made, err := n.endpoint(ctx, pod)
-	if !n.check("create", "HNS makes a remote endpoint", err) {
+	want, err1 := n.asked(pod)
+	made, err2 := n.endpoint(ctx, pod)
+	if !n.check("create", "HNS makes a remote endpoint", cmp.Or(err1, err2)) {
 		return false
 	}
 	all, err := n.HNS.Endpoints(ctx, n.net.ID)
 	i, added := with(all, pod), []string{}
-	if want := n.asked(pod); err == nil && (i < 0 || all[i].Name != want.Name || all[i].Flags != want.Flags || !strings.EqualFold(all[i].MacAddress, want.MacAddress)) {
+	if err == nil && (i < 0 || all[i].Name != want.Name || all[i].Flags != want.Flags || !strings.EqualFold(all[i].MacAddress, want.MacAddress)) {
 		err = fmt.Errorf("want %+v, it has %+v", want, all)
 	}
-	if n.check("list", "the list shows the endpoint as it was asked for", err) {
+	if n.check("list", "the list shows the endpoint as requested", err) {
 		for _, p := range all[i].Policies {
 			if p.Type != hns.PolicyProviderAddress {
 				added = append(added, p.Type)
@@ -159,20 +155,25 @@ func (n *hnsNode) roundTrip(ctx context.Context) bool {
 	present, err1 := n.HNS.EndpointsAt(ctx, n.net.ID, pod.String())
 	none, err2 := n.HNS.EndpointsAt(ctx, n.net.ID, absent.String())
 	n.check("filtered", "HNS answers filtered lists", errors.Join(err1, err2))
-	n.answer("filter", map[bool]string{len(none) > 0: "everything", len(none) == 0 && with(present, pod) < 0: "nothing", len(none) == 0 && with(present, pod) >= 0: "match"}[true])
-	second := n.asked(pod)
-	second.Name, second.MacAddress = second.Name+" twice", n.asked(absent).MacAddress
-	double, err := n.HNS.CreateEndpoint(ctx, second)
+	filter := "match"
+	if len(none) > 0 {
+		filter = "everything"
+	} else if with(present, pod) < 0 {
+		filter = "nothing"
+	}
+	n.answer("filter", filter)
+	want.Name, want.MacAddress = want.Name+" twice", "02-13-00-00-00-01"
+	double, err := n.HNS.CreateEndpoint(ctx, want)
 	n.answer("duplicate-address", err == nil)
 	if err == nil {
-		n.check("duplicate-deleted", "the second endpoint goes", n.remove(ctx, double.ID, n.HNS.DeleteEndpoint))
+		n.check("duplicate-deleted", "the second endpoint is deleted", n.remove(ctx, double.ID, n.HNS.DeleteEndpoint))
 	}
 	delete(n.endpoints, pod)
 	err = n.remove(ctx, made.ID, n.HNS.DeleteEndpoint)
 	if all, failed := n.HNS.Endpoints(ctx, n.net.ID); failed != nil || with(all, pod) >= 0 {
 		err = errors.Join(err, failed, fmt.Errorf("the list has %+v", all))
 	}
-	return n.check("delete", "the endpoint goes", err)
+	return n.check("delete", "the endpoint is deleted", err)
 }
 
 // balancer is a load balancer of TCP as the test asks for it; without a VIP it is one of NodePorts.
@@ -199,7 +200,7 @@ func (n *hnsNode) during(ctx context.Context, l hns.LoadBalancer, f func(made hn
 	return errors.Join(f(made), n.remove(ctx, made.ID, n.HNS.DeleteLoadBalancer))
 }
 
-// takes reports whether HNS takes a load balancer.
+// takes reports whether HNS accepts a load balancer.
 func (n *hnsNode) takes(ctx context.Context, l hns.LoadBalancer) bool {
 	return n.during(ctx, l, func(hns.LoadBalancer) error { return nil }) == nil
 }
@@ -252,41 +253,23 @@ func (n *hnsNode) refused(name string, want, err error) {
 	n.check("refusal/"+name, "HNS refuses it: "+want.Error(), err)
 }
 
-// rows are of every shape that the plane writes.
-const rows = `node nodeports 192.0.2.200/32 pods 192.0.2.0/24 services 198.51.100.0/25
-198.51.100.10:80/tcp selftest/a:http clusterip
-  anywhere balance selftest/a:http/tcp/cluster masquerade
-198.51.100.10:53/udp selftest/a:dns clusterip
-  anywhere balance selftest/a:dns/udp/cluster masquerade
-198.51.100.11:80/tcp selftest/b:http clusterip affinity 10800s
-  anywhere balance selftest/b:http/tcp/cluster masquerade
-198.51.100.200:80/tcp selftest/a:http externalip
-  anywhere balance selftest/a:http/tcp/cluster masquerade
-198.51.100.201:80/tcp selftest/a:http loadbalancer
-  anywhere balance selftest/a:http/tcp/cluster masquerade
-198.51.100.202:80/tcp selftest/a:http loadbalancer
-  anywhere balance selftest/a:http/tcp/local
-198.51.100.203:80/tcp selftest/a:http loadbalancer preserve destination
-  anywhere balance selftest/a:http/tcp/local
-nodeport:30590/tcp selftest/a:http nodeport
-  anywhere balance selftest/a:http/tcp/cluster masquerade
-nodeport:30591/tcp selftest/a:http nodeport
-  anywhere balance selftest/a:http/tcp/local
-set selftest/a:dns/udp/cluster
-  192.0.2.11:8053 local
-  192.0.2.12:8053
-set selftest/a:http/tcp/cluster
-  192.0.2.11:8080 local
-  192.0.2.12:8080
-set selftest/a:http/tcp/local
-  192.0.2.11:8080 local
-set selftest/b:http/tcp/cluster
-  192.0.2.12:8080
-`
-
-// shapes are the load balancers that the plane writes for the rows.
+// shapes are the load balancers that the plane writes: of every kind, protocol and policy.
 func (n *hnsNode) shapes(dsr bool) (all []hns.LoadBalancer, err error) {
-	table, err := lb.ParseTable(rows)
+	var rows strings.Builder
+	rows.WriteString("node nodeports 192.0.2.200/32 pods 192.0.2.0/24 services 198.51.100.0/28\n")
+	for _, proto := range []string{"tcp", "udp"} {
+		for i, kind := range []string{"nodeport", "clusterip", "clusterip affinity 10800s", "externalip", "loadbalancer", "loadbalancer preserve destination"} {
+			for k, scope := range []string{"cluster masquerade", "local"} {
+				at := fmt.Sprintf("198.51.100.%d:80", 6*i+k)
+				if kind == "nodeport" {
+					at = fmt.Sprintf("nodeport:%d", 30590+k)
+				}
+				fmt.Fprintf(&rows, "%s/%s selftest/%s %s\n  anywhere balance selftest/%s/%s/%s\n", at, proto, proto, kind, proto, proto, scope)
+			}
+		}
+		fmt.Fprintf(&rows, "set selftest/%s/%s/cluster\n  192.0.2.11:8080 local\n  192.0.2.12:8080\nset selftest/%s/%s/local\n  192.0.2.11:8080 local\n", proto, proto, proto, proto)
+	}
+	table, err := lb.ParseTable(rows.String())
 	if err != nil {
 		return nil, err
 	}
@@ -318,17 +301,17 @@ func (n *hnsNode) balancers(ctx context.Context) bool {
 		all, err := n.shapes(dsr)
 		n.check(fmt.Sprintf("shapes/dsr-%t", dsr), fmt.Sprintf("the plane writes %d load balancers", len(all)), err)
 		for _, l := range all {
+			m := &l.PortMappings[0]
 			if !n.features.SessionAffinity {
-				l.PortMappings[0].DistributionType = hns.PerConnection
+				m.DistributionType = hns.PerConnection
 			}
-			m := l.PortMappings[0]
 			name := fmt.Sprintf("shape/dsr-%t/%s:%d/%d", dsr, strings.Join(l.FrontendVIPs, "+"), m.ExternalPort, m.Protocol)
 			err := n.shape(ctx, l)
 			if m.Flags&hns.MappingVIPExternal != 0 && errors.Is(err, hns.ErrInvalid) { // the plane does without
-				l.PortMappings[0].Flags &^= hns.MappingVIPExternal
+				m.Flags &^= hns.MappingVIPExternal
 				err = n.shape(ctx, l)
 			}
-			n.check(name, fmt.Sprintf("flags %d and %d: created, shown as asked for, modified, deleted", l.Flags, m.Flags), err)
+			n.check(name, fmt.Sprintf("flags %d and %d: created, shown as requested, modified, deleted", l.Flags, m.Flags), err)
 		}
 	}
 	n.mappingFlags(ctx)
@@ -336,7 +319,7 @@ func (n *hnsNode) balancers(ctx context.Context) bool {
 	return true
 }
 
-// mappingFlags answers which flags HNS takes, each by itself.
+// mappingFlags answers which flags HNS accepts, each by itself.
 func (n *hnsNode) mappingFlags(ctx context.Context) {
 	var taken hns.PortMappingFlags
 	e, err := n.endpoint(ctx, pod)
@@ -392,12 +375,12 @@ func (n *hnsNode) same(ctx context.Context, want hns.LoadBalancer) error {
 	return nil
 }
 
-// sorted are ids in order, of which the case does not matter.
+// sorted returns ids in order and in lower case, since HNS ignores their case.
 func sorted(ids []string) []string {
 	return slices.Sorted(slices.Values(strings.Fields(strings.ToLower(strings.Join(ids, " ")))))
 }
 
-// A node of a large cluster has so many objects, which must be listed in that time.
+// A node of a large cluster has so many objects, and a list of them must end in that time.
 const (
 	largeCluster = 10_000
 	listTimeout  = 5 * time.Minute
@@ -434,46 +417,15 @@ func (n *hnsNode) measure(ctx context.Context) bool {
 	for _, id := range made {
 		err = errors.Join(err, n.remove(ctx, id, n.HNS.DeleteLoadBalancer))
 	}
-	return n.check("deleted", "the load balancers go", err)
+	return n.check("deleted", "the load balancers are deleted", err)
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// echo is step 7, as far as the node can take it alone.
-func (n *hnsNode) echo(ctx context.Context) bool {
-	for i, at := range n.Echo {
-		found, err := n.HNS.EndpointsAt(ctx, n.net.ID, at.Addr().String())
-		var e hns.Endpoint
-		if k := with(found, at.Addr()); k >= 0 {
-			e = found[k]
-		} else if err == nil {
-			e, err = n.endpoint(ctx, at.Addr())
-		}
-		l := n.balancer(vip, uint16(20000+i), e.ID)
-		l.PortMappings[0].InternalPort = at.Port()
-		if err == nil {
-			err = n.during(ctx, l, func(hns.LoadBalancer) error {
-				return n.await(ctx, func() error {
-					c, err := net.DialTimeout("tcp", netip.AddrPortFrom(vip, uint16(20000+i)).String(), n.Patience)
-					if err == nil {
-						err = c.Close()
-					}
-					return err
-				})
-			})
-		}
-		n.check("host/"+at.String(), "the node reaches this pod by a load balancer", err)
-	}
-	if len(n.Echo) == 0 {
-		n.skip("host", "--echo names no pods, by ADDRESS:PORT, that accept connections")
-	}
-	return n.skip("pod", "this command cannot act in a pod or outside: docs/windows.md says what to try there")
-}
-
 // restart is step 8.
 func (n *hnsNode) restart(ctx context.Context) bool {
 	if n.Restart == nil {
-		return n.skip("restart", "--disruptive has HNS restarted; for a reboot, or a network made anew, compare the transcripts of before and after")
+		return n.skip("restart", "--disruptive restarts HNS; for a reboot or a new network, compare the transcripts of before and after")
 	}
 	e, err := n.endpoint(ctx, pod)
 	l := n.balancer(vip, 80, e.ID)

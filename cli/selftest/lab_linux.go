@@ -2,7 +2,6 @@ package selftest
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,6 +46,9 @@ var labServices = []service{
 	{"moving", moving, 30017, "", []string{"pod2"}},
 }
 
+// extra is a Service that comes, changes and goes.
+var extra = service{"extra", "10.96.0.99", 30099, "", []string{"pod1"}}
+
 func (s service) manifest() string {
 	var endpoints []string
 	for _, name := range s.hosts {
@@ -62,12 +64,26 @@ func (s service) manifest() string {
 		"ports: [{port: %[6]d}]\nendpoints: [%[7]s]\n---\n", s.name, kind, s.ip, s.spec, port, echoPort, strings.Join(endpoints, ", "))
 }
 
-// inLab are the steps in network namespaces, and what removes those.
-func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Context)) {
-	noHNS := func(context.Context) bool { return r.skip("step", "this is asked of HNS, which only Windows has") }
-	return []func(context.Context) bool{r.node, r.build, noHNS, noHNS, r.shapes, r.latency, r.dataPath, r.restarts, r.control}, r.endLab
+func manifests(all []service) string {
+	var text strings.Builder
+	for _, s := range all {
+		text.WriteString(s.manifest())
+	}
+	return text.String()
 }
 
+// inLab returns the steps in network namespaces, and the function that removes those.
+func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Context)) {
+	noHNS := func(context.Context) bool { return r.skip("step", "it asks HNS, which only Windows has") }
+	return []func(context.Context) bool{r.node, r.build, noHNS, noHNS, r.shapes, r.latency, r.dataPath, r.restarts, r.control}, func(context.Context) {
+		if r.lab.net != nil {
+			_ = r.lab.net.Close() // it ends with the process in any case
+			_ = os.RemoveAll(r.lab.dir)
+		}
+	}
+}
+
+// build is step 2.
 func (r *run) build(context.Context) bool {
 	l := &r.lab
 	var err error
@@ -83,16 +99,9 @@ func (r *run) build(context.Context) bool {
 	return r.check("lab", "network namespaces stand for two nodes, their pods and a client outside; they end with this command", err)
 }
 
-func (r *run) endLab(context.Context) {
-	if r.lab.net != nil {
-		_ = r.lab.net.Close() // it ends with the process in any case
-		_ = os.RemoveAll(r.lab.dir)
-	}
-}
-
 func (l *lab) path(name string) string { return filepath.Join(l.dir, name) }
 
-// put writes manifests, without a moment in which half of a file is there.
+// put replaces a file of manifests.
 func (l *lab) put(name, text string) error {
 	if err := os.WriteFile(l.path(name), []byte(text), 0o600); err != nil {
 		return err
@@ -114,7 +123,7 @@ func (r *run) start() error {
 	return l.proxy.Start()
 }
 
-// settled waits until the kernel holds what so many Services ask for.
+// settled waits until the kernel holds that many Services.
 func (r *run) settled(ctx context.Context, services int) error {
 	err := r.await(ctx, func() error {
 		var s inspect.Status
@@ -135,58 +144,58 @@ func (r *run) settled(ctx context.Context, services int) error {
 	return err
 }
 
-// shapes has the proxy write, change and delete one of each kind, and compares the kernel with them.
-func (r *run) shapes(ctx context.Context) bool {
-	extra := service{"extra", "10.96.0.99", 30099, "", []string{"pod1"}}
-	node := "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n"
-	var all strings.Builder
-	for _, s := range labServices {
-		all.WriteString(s.manifest())
-	}
-	step := func(name, claim string, services int, by string, before ...error) bool {
-		err := errors.Join(before...)
-		if err == nil {
-			err = r.settled(ctx, services)
-		}
-		if err == nil && by != "" {
-			err = r.await(ctx, func() error { return r.request("pod3", at(extra.ip, 80), by, soon) })
-		}
-		return r.check(name, claim, err)
-	}
-	n := len(labServices)
-	if !step("created", "the kernel holds what Services of each kind ask for, and a pod answers", n+1, "pod1",
-		r.lab.put("node", node), r.lab.put("extra", extra.manifest()), r.lab.put("all", all.String()), r.start()) {
-		return false
-	}
-	extra.hosts = []string{"pod4"}
-	return step("modified", "another endpoint takes the place of one", n+1, "pod4", r.lab.put("extra", extra.manifest())) &&
-		step("deleted", "a deleted Service leaves nothing", n, "", os.Remove(r.lab.path("extra.yaml")))
+// served waits until that host answers a pod.
+func (r *run) served(ctx context.Context, ip, by string) error {
+	return r.await(ctx, func() error { return r.request("pod3", at(ip, 80), by, soon) })
 }
 
-// latency measures from the write of manifests to the first answer of the last Service.
+// change replaces a file, and waits until the host answers at the address, if one is given, and the kernel holds that many Services.
+func (r *run) change(ctx context.Context, file, text string, services int, ip, by string) error {
+	err := r.lab.put(file, text)
+	if err == nil && ip != "" {
+		err = r.served(ctx, ip, by)
+	}
+	if err == nil {
+		err = r.settled(ctx, services)
+	}
+	return err
+}
+
+// shapes is step 5: the proxy writes, changes and deletes a Service of each kind, and the kernel is compared with them.
+func (r *run) shapes(ctx context.Context) bool {
+	const node = "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n"
+	n := len(labServices)
+	err := errors.Join(r.lab.put("node", node), r.lab.put("extra", extra.manifest()), r.lab.put("all", manifests(labServices)), r.start())
+	if err == nil {
+		err = r.change(ctx, "extra", extra.manifest(), n+1, extra.ip, "pod1")
+	}
+	if !r.check("created", "the kernel holds Services of each kind, and a pod answers", err) {
+		return false
+	}
+	moved := extra
+	moved.hosts = []string{"pod4"}
+	return r.check("modified", "another endpoint takes the place of one", r.change(ctx, "extra", moved.manifest(), n+1, moved.ip, "pod4")) &&
+		r.check("deleted", "a deleted Service leaves nothing", r.change(ctx, "extra", "", n, "", ""))
+}
+
+// latency is step 6: from the write of manifests to the first answer of the last Service.
 func (r *run) latency(ctx context.Context) bool {
 	for _, n := range r.Sizes {
-		var text strings.Builder
-		var last service
+		var many []service
 		for i := range n {
-			last = service{name: fmt.Sprintf("many-%d", i), ip: fmt.Sprintf("10.97.%d.%d", i/250, i%250+1), hosts: []string{"pod1"}}
-			text.WriteString(last.manifest())
+			many = append(many, service{name: fmt.Sprintf("many-%d", i), ip: fmt.Sprintf("10.97.%d.%d", i/250, i%250+1), hosts: []string{"pod1"}})
 		}
 		begun := time.Now()
-		err := r.lab.put("many", text.String())
+		err := r.lab.put("many", manifests(many))
 		if err == nil {
-			err = r.await(ctx, func() error { return r.request("pod3", at(last.ip, 80), "pod1", soon) })
+			err = r.served(ctx, many[n-1].ip, "pod1")
 		}
 		if !r.check(fmt.Sprintf("served/%d", n), fmt.Sprintf("the last of %d new Services answers", n), err) {
 			break
 		}
 		r.answer(fmt.Sprintf("latency-ms/%d", n), time.Since(begun).Milliseconds())
 	}
-	err := r.lab.put("many", "")
-	if err == nil {
-		err = r.settled(ctx, len(labServices))
-	}
-	return r.check("many-deleted", "they leave nothing", err)
+	return r.check("many-deleted", "they leave nothing", r.change(ctx, "many", "", len(labServices), "", ""))
 }
 
 func at(ip string, port uint16) netip.AddrPort {
@@ -205,6 +214,7 @@ func (r *run) request(from string, to netip.AddrPort, by string, within time.Dur
 	return err
 }
 
+// dataPath is step 7.
 func (r *run) dataPath(ctx context.Context) bool {
 	const node = "172.18.0.2"
 	for _, w := range []struct {
@@ -250,31 +260,22 @@ func (r *run) answering(ip string, least, most int) error {
 	return nil
 }
 
-// moved has the endpoint of an open connection leave.
+// moved removes the endpoint of an open connection.
 func (r *run) moved(ctx context.Context) error {
 	c, err := r.lab.net.Open("pod3", netlab.TCP, at(moving, 80), netlab.DialOptions{})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	var all strings.Builder
-	for _, s := range labServices {
-		if s.ip == moving {
-			s.hosts = []string{"pod4"}
-		}
-		all.WriteString(s.manifest())
-	}
-	if err := r.lab.put("all", all.String()); err != nil {
-		return err
-	}
-	if err := r.await(ctx, func() error { return r.request("pod3", at(moving, 80), "pod4", soon) }); err != nil {
+	text := manifests(labServices[:len(labServices)-1]) + service{"moving", moving, 30017, "", []string{"pod4"}}.manifest()
+	if err := r.change(ctx, "all", text, len(labServices), moving, "pod4"); err != nil {
 		return err
 	}
 	_, err = c.Exchange()
 	return err
 }
 
-// restarts kills the proxy and starts it again, under traffic where the kernel carries that.
+// restarts is step 8: the proxy is killed and starts again, under traffic where the kernel carries that.
 func (r *run) restarts(ctx context.Context) bool {
 	var ways []netlab.Way
 	if !r.Terminates {
@@ -291,9 +292,8 @@ func (r *run) restarts(ctx context.Context) bool {
 	if err == nil {
 		err = r.settled(ctx, len(labServices))
 	}
-	back := r.check("crash", "a proxy that was killed and starts again serves what it served", err)
-	err = traffic.Stop()
-	if r.Terminates {
+	back := r.check("crash", "a proxy that was killed and starts again serves the same", err)
+	if err = traffic.Stop(); r.Terminates {
 		r.skip("undisturbed", "connections end with the proxy")
 	} else {
 		r.check("undisturbed", "meanwhile no connection broke and none was refused", err)
@@ -301,22 +301,17 @@ func (r *run) restarts(ctx context.Context) bool {
 	return back
 }
 
-// control does by signals what the service control manager does by requests.
+// control is step 9, by signals in place of the requests of a service control manager.
 func (r *run) control(ctx context.Context) bool {
 	err := r.lab.proxy.Process.Signal(syscall.SIGHUP)
-	for _, services := range []int{len(labServices) + 1, len(labServices)} {
-		text := service{"extra", "10.96.0.99", 0, "", []string{"pod1"}}.manifest()
-		if services == len(labServices) {
-			text = ""
-		}
-		err = cmp.Or(err, r.lab.put("extra", text))
+	for i, text := range []string{extra.manifest(), ""} {
 		if err == nil {
-			err = r.settled(ctx, services)
+			err = r.change(ctx, "extra", text, len(labServices)+1-i, "", "")
 		}
 	}
 	r.check("parameter-change", "the proxy takes changes after SIGHUP", err)
 	if err = r.lab.proxy.Process.Signal(syscall.SIGTERM); err == nil {
-		late := time.AfterFunc(r.Patience, func() { _ = r.lab.proxy.Process.Kill() }) // Wait tells of it
+		late := time.AfterFunc(r.Patience, func() { _ = r.lab.proxy.Process.Kill() }) // Wait returns its error
 		err = r.lab.proxy.Wait()
 		late.Stop()
 	}

@@ -2,9 +2,9 @@
 //
 //	1 node ─▶ 2 network ─▶ 3 endpoints ─▶ 4 refusals ─▶ 5 load balancers ─▶ 6 latency ─▶ 7 data path ─▶ 8 restarts ─▶ 9 service
 //
-// On Windows the steps ask the Host Networking Service, with addresses of documentation ranges. On Linux they start this program
-// in a lab of network namespaces and send packets. Each answer is a line of a transcript, by which package hnsfake can behave. A
-// step that does not apply has one line that says why.
+// On Windows the steps ask the Host Networking Service, with addresses of documentation ranges. On Linux
+// they start this program in a lab of network namespaces and send packets. Each answer is a [Line] of a
+// transcript, which package hnsfake can follow. A step that does not apply has one line with the reason.
 package selftest
 
 import (
@@ -12,34 +12,50 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"time"
 
 	"kube-proxy/cli/preflight"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/transcript"
 )
 
 // Titles are the steps, the first of which is number 1.
 var Titles = [9]string{"node", "network", "endpoint round trip", "refusals", "load balancers", "latency", "data path", "restarts", "service control"}
 
-// Failed and Skipped are the results of a line that is no answer; see [transcript.Line].
+// Line is a question and its answer.
+type Line struct {
+	// Step is 1 to 9.
+	Step int `json:"step"`
+	// Name names the question, unique in a transcript, such as "filter" or "refusal/same-key".
+	Name string `json:"name"`
+	// Value is the measured answer; null where there is none.
+	Value json.RawMessage `json:"value,omitempty"`
+	// Result is "" for an answer, [Failed] or [Skipped].
+	Result string `json:"result,omitempty"`
+	// Text explains the result to a person.
+	Text string `json:"text,omitempty"`
+	// Source is "measured"; assumed transcripts name another.
+	Source string `json:"source"`
+}
+
+// Failed: the node does not do what this proxy needs. Skipped: the question was not asked.
 const (
 	Failed  = "failed"
 	Skipped = "skipped"
 )
 
-// echoPort is where pods of the test answer.
+// echoPort is where pods of the lab answer.
 const echoPort = 8080
 
 // Config says what is tested.
 type Config struct {
-	// Mode is the mode that runs, and Asked the one that is asked for, "" for none. Terminates: its connections end at the proxy.
+	// Mode is the mode that runs, and Asked the requested one, "" for none. Terminates: its connections end at the proxy.
 	Mode, Asked string
 	Terminates  bool
 	// Findings are those of [preflight.Judge].
 	Findings []preflight.Finding
-	// Sizes are the numbers of load balancers, or of Services, at which step 6 measures; they grow.
+	// Sizes are the numbers of load balancers, or of Services, at which step 6 measures, in ascending order.
 	Sizes []int
 	// Patience is how long a change may take until it is in force.
 	Patience time.Duration
@@ -49,16 +65,25 @@ type Config struct {
 	// HNS is that of this machine; nil for the lab of Linux. Plane has the network, the source VIP and DSR.
 	HNS   hns.HNS
 	Plane hns.Config
-	// Echo are addresses of pods that accept connections of TCP (step 7).
-	Echo []netip.AddrPort
-	// Restart restarts HNS (step 8); nil if that is not asked for.
+	// Echo are pods that answer as `agnhost netexec` does, and EchoVIP is an address for their load balancers (step 7).
+	Echo    []netip.AddrPort
+	EchoVIP netip.Addr
+	// Dial opens connections of the node.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Restart restarts HNS (step 8); nil if that is not requested.
 	Restart func(context.Context) error
 	// Service has the service control manager run this program (step 9); nil where there is none.
 	Service func(context.Context) []Claim
 }
 
+// Claim is an outcome of step 9.
+type Claim struct {
+	Name, Text string
+	Err        error
+}
+
 // Run takes the steps, and calls each with every line as it comes. It reports whether none failed.
-func Run(ctx context.Context, cfg Config, each func(transcript.Line)) bool {
+func Run(ctx context.Context, cfg Config, each func(Line)) bool {
 	r := &run{Config: cfg, each: each}
 	steps, end := r.inLab()
 	if cfg.HNS != nil {
@@ -66,12 +91,11 @@ func Run(ctx context.Context, cfg Config, each func(transcript.Line)) bool {
 	}
 	goesOn := true
 	for i, step := range steps {
-		r.step = i + 1
-		if !goesOn {
-			r.skip("step", "a step before failed on which this one depends")
-			continue
+		if r.step = i + 1; goesOn {
+			goesOn = step(ctx)
+		} else {
+			r.skip("step", "it depends on a step that failed")
 		}
-		goesOn = step(ctx)
 	}
 	end(context.WithoutCancel(ctx))
 	return !r.failed
@@ -80,14 +104,14 @@ func Run(ctx context.Context, cfg Config, each func(transcript.Line)) bool {
 // run is one run of the steps. A step returns false if those after it can prove nothing.
 type run struct {
 	Config
-	each   func(transcript.Line)
+	each   func(Line)
 	step   int
 	failed bool
 	lab    lab
 }
 
 func (r *run) write(name, result, text string, value any) {
-	l := transcript.Line{Step: r.step, Name: name, Result: result, Text: text, Source: transcript.Measured}
+	l := Line{Step: r.step, Name: name, Result: result, Text: text, Source: "measured"}
 	if value != nil {
 		l.Value, _ = json.Marshal(value) // numbers, texts and objects of HNS
 	}
@@ -95,10 +119,10 @@ func (r *run) write(name, result, text string, value any) {
 	r.each(l)
 }
 
-// answer writes what was measured. A fact of package transcript has its name.
+// answer writes a measured value.
 func (r *run) answer(name string, value any) { r.write(name, "", "", value) }
 
-// skip writes why something is not tried.
+// skip writes why a question is not asked.
 func (r *run) skip(name, why string) bool {
 	r.write(name, Skipped, why, nil)
 	return true
@@ -120,7 +144,7 @@ func (r *run) node(context.Context) bool {
 	if r.Mode == "" || r.Asked != "" && r.Asked != r.Mode {
 		other = fmt.Errorf("%q would run, not %q", r.Mode, r.Asked)
 	}
-	able := r.check("mode", "the mode can run here that is asked for", other)
+	able := r.check("mode", "the requested mode can run here", other)
 	for _, f := range r.Findings {
 		switch f.ID {
 		case "privileges", "kernel", "mode-asked":
@@ -145,13 +169,7 @@ func (r *run) service(ctx context.Context) bool {
 	return true
 }
 
-// Claim is what a part of step 9 came to.
-type Claim struct {
-	Name, Text string
-	Err        error
-}
-
-// await asks until f returns nil, and returns its last error if that takes longer than Patience.
+// await calls f until it returns nil, and returns its last error after Patience.
 func (r *run) await(ctx context.Context, f func() error) error {
 	end := time.Now().Add(r.Patience)
 	for {

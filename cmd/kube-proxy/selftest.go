@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -17,7 +19,6 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/transcript"
 )
 
 // selftestHelp is the help of "kube-proxy selftest".
@@ -29,7 +30,8 @@ func selftestHelp() string {
 		fmt.Sprintf("Exit codes: 0 nothing failed; 1 the command line or the configuration is wrong; %d something failed.\n\n", exitFound) +
 		"  -o, --output string   text, or json: a transcript of one object a line, {step, name, value, result, text, source}\n" +
 		"      --disruptive      on Windows, restart the Host Networking Service (step 8)\n" +
-		"      --echo list       on Windows, pods that accept connections, for the data path (step 7)\n\n" +
+		"      --echo list       on Windows, pods and nodes that run `agnhost netexec`, for the data path (step 7)\n" +
+		"      --echo-vip ip     on Windows, an address for them; in an overlay network an unused one of the service network (198.51.100.1)\n\n" +
 		"All flags of kube-proxy are taken, see kube-proxy --help. docs/windows.md says what the steps prove.\n"
 }
 
@@ -41,7 +43,7 @@ var selftestSizes = []int{10, 100, 1000}
 // selftestCommand is "kube-proxy selftest".
 func selftestCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	opts := config.NewOptions(modes)
-	var output string
+	var output, echoVIP string
 	var echo []string
 	var disruptive bool
 	cmd := &cobra.Command{
@@ -58,7 +60,7 @@ func selftestCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			test, err := selftestOf(cmd.Context(), cfg, modes, echo, disruptive)
+			test, err := selftestOf(cmd.Context(), cfg, modes, echo, echoVIP, disruptive)
 			if err != nil {
 				return err
 			}
@@ -73,6 +75,7 @@ func selftestCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
 	cmd.Flags().BoolVar(&disruptive, "disruptive", false, "")
 	cmd.Flags().StringSliceVar(&echo, "echo", nil, "")
+	cmd.Flags().StringVar(&echoVIP, "echo-vip", "198.51.100.1", "")
 	completeFlag(cmd, "output", "json", "text")
 	completeModes(cmd, modes)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
@@ -82,8 +85,12 @@ func selftestCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 }
 
 // selftestOf is the test of a configuration on this machine.
-func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo []string, disruptive bool) (selftest.Config, error) {
-	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Patience: selftestPatience}
+func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo []string, echoVIP string, disruptive bool) (selftest.Config, error) {
+	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Patience: selftestPatience, Dial: new(net.Dialer).DialContext}
+	var err error
+	if test.EchoVIP, err = netip.ParseAddr(echoVIP); err != nil || !test.EchoVIP.Is4() {
+		return test, config.Problems{{Where: "--echo-vip", Value: echoVIP, Want: "want an IPv4 address"}}
+	}
 	for _, e := range echo {
 		at, err := netip.ParseAddrPort(e)
 		if err != nil || !at.Addr().Is4() {
@@ -100,7 +107,6 @@ func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo [
 	test.Terminates = runs.Terminates
 	w := cfg.Windows
 	test.Plane = hns.Config{Network: cmp.Or(w.NetworkName, os.Getenv("KUBE_NETWORK")), SourceVIP: w.SourceVIP, DSR: w.EnableDSR, RootEndpoint: w.RootHNSEndpointName}
-	var err error
 	if test.Program, err = os.Executable(); err != nil {
 		return test, fmt.Errorf("finding this program: %w", err)
 	}
@@ -115,9 +121,11 @@ type selftestPrinter struct {
 	err  error // of the first line that could not be printed
 }
 
-func (p *selftestPrinter) print(l transcript.Line) {
+func (p *selftestPrinter) print(l selftest.Line) {
 	if p.json {
-		p.err = cmp.Or(p.err, transcript.Write(p.out, []transcript.Line{l}))
+		e := json.NewEncoder(p.out)
+		e.SetEscapeHTML(false)
+		p.err = cmp.Or(p.err, e.Encode(l))
 		return
 	}
 	if l.Step != p.step {

@@ -14,7 +14,6 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
-	"kube-proxy/plane/hns/transcript"
 )
 
 // selftestProgram is a script that does something before and after this program, which it starts by "$@"; $dir is the lab's folder.
@@ -29,16 +28,16 @@ func selftestProgram(t *testing.T, script string) string {
 }
 
 // selftestLines runs the self-test of a mode, and returns its lines.
-func selftestLines(t *testing.T, name string, patience time.Duration, program string) (lines []transcript.Line, ok bool) {
+func selftestLines(t *testing.T, name string, patience time.Duration, program string) (lines []selftest.Line, ok bool) {
 	t.Helper()
 	m, _ := all.Modes().Find(name)
 	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Asked: name, Terminates: m.Terminates, Sizes: []int{10, 100}, Patience: patience, Program: program},
-		func(l transcript.Line) { lines = append(lines, l) })
+		func(l selftest.Line) { lines = append(lines, l) })
 	return lines, ok
 }
 
 // named are the names of the lines with a result.
-func withResult(lines []transcript.Line, result string) (names []string) {
+func withResult(lines []selftest.Line, result string) (names []string) {
 	for _, l := range lines {
 		if l.Result == result {
 			names = append(names, l.Name)
@@ -73,7 +72,7 @@ func TestSelftest(t *testing.T) {
 				t.Errorf("passed %t, skipped %v of %d; %s", ok, got, len(lines), printed(lines))
 			}
 			for i := range selftest.Titles {
-				if !slices.ContainsFunc(lines, func(l transcript.Line) bool { return l.Step == i+1 }) {
+				if !slices.ContainsFunc(lines, func(l selftest.Line) bool { return l.Step == i+1 }) {
 					t.Errorf("step %d has no line", i+1)
 				}
 			}
@@ -81,7 +80,7 @@ func TestSelftest(t *testing.T) {
 	}
 }
 
-func printed(lines []transcript.Line) string {
+func printed(lines []selftest.Line) string {
 	var b strings.Builder
 	p := &selftestPrinter{out: &b}
 	for _, l := range lines {

@@ -15,7 +15,6 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/transcript"
 	"kube-proxy/test/hnsfake"
 	"kube-proxy/test/planetest"
 )
@@ -82,7 +81,7 @@ type site struct {
 	*hnsfake.Fake
 	network string
 	kind    hns.NetworkType
-	facts   transcript.Facts
+	facts   hnsfake.Facts
 	pods    map[int]string // the endpoints of the pods of this node, by number
 }
 
@@ -91,7 +90,7 @@ const podsOfNode = 12
 
 var worlds = [2]planetest.World{{Family: lb.IPv4}, {Family: lb.IPv6}}
 
-func newSite(kind hns.NetworkType, facts transcript.Facts) *site {
+func newSite(kind hns.NetworkType, facts hnsfake.Facts) *site {
 	s := &site{Fake: hnsfake.With(facts), kind: kind, facts: facts}
 	s.come()
 	return s
@@ -145,7 +144,7 @@ func (s *site) stranger(pod string) {
 }
 
 func newTurmoil(t *testing.T, seed uint64, kind uint8) *turmoil {
-	facts := hnsfake.Assumed(transcript.Builds[int(kind>>3)%len(transcript.Builds)])
+	facts := hnsfake.Assumed(hnsfake.Builds[int(kind>>3)%len(hnsfake.Builds)])
 	facts.Features.ModifyLoadbalancer = facts.Features.ModifyLoadbalancer && kind&1 == 0
 	facts.Features.DSR = kind&2 == 0
 	facts.Features.IPv6DualStack = true // one of the two planes is of IPv6

@@ -33,6 +33,13 @@ func (n *network) remoteEndpoint(a netip.Addr) (e Endpoint, known bool) {
 	return e, known
 }
 
+// EndpointOf returns the endpoint that the plane makes in a network for an address which no container of this node has.
+func EndpointOf(n Network, a netip.Addr) (Endpoint, error) {
+	net, err := parse(n)
+	e, _ := net.remoteEndpoint(a)
+	return e, err
+}
+
 // sourceName begins the name of the endpoint that has the source VIP, which ends with its address.
 const sourceName = namePrefix + "source "
 

@@ -13,7 +13,6 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/transcript"
 	"kube-proxy/test/hnsfake"
 )
 
@@ -260,7 +259,7 @@ func TestFiltersWN14(t *testing.T) {
 // tried again, the pod's endpoint is the one that serves, and the row says whose the port may be (kubernetes/kubernetes#113524, #138000,
 // WN-16).
 func TestServer2019WN16(t *testing.T) {
-	n := oldNode(hns.L2Bridge, transcript.Builds[0])
+	n := oldNode(hns.L2Bridge, hnsfake.Builds[0])
 	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
 	reset(t, p, table)
 	for i := range 20 {
@@ -313,7 +312,7 @@ func TestPaceFollowsLatencyWN18(t *testing.T) {
 		least, most  int // load balancers in a piece
 	}{{0.25, 10, 64}, {2, 2, 5}, {150, 1, 1}} {
 		synctest.Test(t, func(t *testing.T) {
-			facts := hnsfake.Assumed(transcript.Builds[0])
+			facts := hnsfake.Assumed(hnsfake.Builds[0])
 			facts.ObjectMillis = c.objectMillis
 			n := &windowsNode{Fake: hnsfake.With(facts)}
 			n.addNetwork(hns.L2Bridge)
@@ -381,7 +380,7 @@ func TestSourceRangesWN20(t *testing.T) {
 // forwarded on which this proxy listens, that is told once, and asked for once in a Reset (kubernetes/kubernetes#99287,
 // kubernetes/community#8883, WN-22).
 func TestForwardHealthzWN22(t *testing.T) {
-	for _, build := range transcript.Builds {
+	for _, build := range hnsfake.Builds {
 		n := oldNode(hns.L2Bridge, build)
 		root := n.AddPod(n.network, "cbr0", netip.MustParseAddr("100.0.0.253"))
 		n.Reserve(hnsfake.Key{Port: 10256, Proto: 6}) // our own listener
@@ -395,7 +394,7 @@ func TestForwardHealthzWN22(t *testing.T) {
 			table.Replace(o, append(fronts, balancer))
 		}
 		reset(t, p, table)
-		refused := build == transcript.Builds[0]
+		refused := build == hnsfake.Builds[0]
 		l, ok := n.balancerOf("198.0.0.1", 10256)
 		if ok == refused || ok && l.HostComputeEndpoints[0] != root {
 			t.Errorf("%s: forwarded %t to %v", build, ok, l.HostComputeEndpoints)

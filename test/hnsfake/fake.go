@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/transcript"
 )
 
 // Call is a call to HNS.
@@ -58,7 +57,7 @@ var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6Du
 // balancers in lower case, so that who compares them as text fails here.
 type Fake struct {
 	mu        sync.Mutex
-	facts     transcript.Facts
+	facts     Facts
 	slow      bool
 	deletes   int // calls that delete, so far
 	services  []netip.Prefix
@@ -105,28 +104,14 @@ type Key struct {
 
 // New returns an HNS that can do that, and has no network. Otherwise it is as the newest build of Windows.
 func New(f hns.Features) *Fake {
-	facts := Assumed(transcript.Builds[len(transcript.Builds)-1])
+	facts := Assumed(Builds[len(Builds)-1])
 	f.Build = facts.Build
 	facts.Features = f
 	return With(facts)
 }
 
-// Assumed returns what is assumed of a build of transcript.Builds.
-func Assumed(build string) transcript.Facts {
-	lines, err := transcript.Assumed(build)
-	if err != nil {
-		panic(err)
-	}
-	facts, err := transcript.FactsOf(transcript.Facts{}, lines)
-	if err != nil {
-		panic(err)
-	}
-	facts.Features.Build = facts.Build
-	return facts
-}
-
 // With returns an HNS that behaves as a transcript says, and has no network.
-func With(facts transcript.Facts) *Fake {
+func With(facts Facts) *Fake {
 	return &Fake{
 		facts: facts, networks: map[string]hns.Network{}, endpoints: map[string]*endpoint{}, at: map[place][]string{},
 		balancers: map[string]*hns.LoadBalancer{}, keys: map[Key]string{}, reserved: map[Key]bool{},

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/transcript"
 )
 
 // State is what an HNS holds at a moment. It does not change.
@@ -18,7 +17,7 @@ type State struct {
 	Endpoints     []hns.Endpoint
 	LoadBalancers []hns.LoadBalancer
 
-	facts     transcript.Facts
+	facts     Facts
 	services  []netip.Prefix
 	endpoints map[string]*endpoint
 	balancers map[string]*hns.LoadBalancer

@@ -1,9 +1,4 @@
-// Package transcript is the record of what one build of Windows answered when it was asked how its Host Networking Service (HNS)
-// behaves. `kube-proxy selftest` writes one on a node; package hnsfake answers as one says.
-//
-// A transcript is JSON lines, each a [Line]: a question and its answer. Lines whose Name is a field of [Facts] together are what
-// the fake knows. The files assumed-*.jsonl of this package stand in until a node has been asked: each line names its source.
-package transcript
+package hnsfake
 
 import (
 	"bufio"
@@ -16,24 +11,14 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// Line is a question and its answer.
+// Line is a line of a transcript of `kube-proxy selftest -o json`: a question and its answer. Those whose Name is a field of [Facts]
+// say how HNS behaves; Read takes them all.
 type Line struct {
-	// Step is the step of `kube-proxy selftest`, 1 to 9.
-	Step int `json:"step"`
-	// Name names the question, unique in a transcript: a field of Facts, or "shape/clusterip" and the like.
-	Name string `json:"name"`
-	// Value is the answer; null where there is none.
-	Value json.RawMessage `json:"value,omitempty"`
-	// Result is "" for an answer, "failed" where the node does not do what this proxy needs, "skipped" where it was not asked.
-	Result string `json:"result,omitempty"`
-	// Text explains the result to a person.
-	Text string `json:"text,omitempty"`
-	// Source is Measured, or where an assumption comes from.
-	Source string `json:"source"`
+	Step   int             `json:"step"`
+	Name   string          `json:"name"`
+	Value  json.RawMessage `json:"value"`
+	Source string          `json:"source"` // "measured", or where an assumption comes from
 }
-
-// Measured is the Source of a line that a node answered.
-const Measured = "measured"
 
 // Facts are how one build of Windows behaves, each a line of the same name.
 type Facts struct {
@@ -68,18 +53,6 @@ type Facts struct {
 	VIPEndpoint bool `json:"vip-endpoint"`
 	// HostReachesVIP: the node itself reaches a load balancer's address without MappingLocalRoutedVIP (step 7).
 	HostReachesVIP bool `json:"host-reaches-vip"`
-}
-
-// Write writes lines.
-func Write(w io.Writer, lines []Line) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	for _, l := range lines {
-		if err := e.Encode(l); err != nil {
-			return fmt.Errorf("writing line %q of a transcript: %w", l.Name, err)
-		}
-	}
-	return nil
 }
 
 // Read reads lines.
@@ -122,8 +95,21 @@ var assumed embed.FS
 // Builds are the builds of Windows that there are assumptions of: Windows Server 2019, 2022 and 2025.
 var Builds = []string{"17763", "20348", "26100"}
 
-// Assumed returns the assumptions about a build of [Builds].
-func Assumed(build string) ([]Line, error) {
+// Assumed returns what is assumed of a build of [Builds], in files that stand in until a node has been asked.
+func Assumed(build string) Facts {
+	lines, err := assumedLines(build)
+	if err != nil {
+		panic(err)
+	}
+	facts, err := FactsOf(Facts{}, lines)
+	if err != nil {
+		panic(err)
+	}
+	facts.Features.Build = facts.Build
+	return facts
+}
+
+func assumedLines(build string) ([]Line, error) {
 	f, err := assumed.Open("assumed-" + build + ".jsonl")
 	if err != nil {
 		return nil, fmt.Errorf("no assumptions about build %q of Windows: want one of %s", build, strings.Join(Builds, ", "))

@@ -3,7 +3,9 @@ package selftest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"net"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -11,21 +13,19 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/internal/netlab"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/transcript"
 	"kube-proxy/test/hnsfake"
 )
 
 var sourceVIP = netip.MustParseAddr("10.1.1.2")
 
 // on runs the steps on an HNS that behaves as a build does, after prepare.
-func on(t *testing.T, facts transcript.Facts, typ hns.NetworkType, prepare func(f *hnsfake.Fake, network string, cfg *Config)) (lines []transcript.Line, ok bool, f *hnsfake.Fake) {
+func on(t *testing.T, facts hnsfake.Facts, typ hns.NetworkType, prepare func(f *hnsfake.Fake, network string, cfg *Config)) (lines []Line, ok bool, f *hnsfake.Fake) {
 	t.Helper()
 	f = hnsfake.With(facts)
 	network := f.AddNetwork(hns.Network{Name: "cbr0", Type: typ, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
 		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}})
-	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Patience: 100 * time.Millisecond, HNS: f, Plane: hns.Config{Network: "cbr0"},
+	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Patience: 100 * time.Millisecond, HNS: f, Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
 		Restart: func(context.Context) error { return nil }, Service: func(context.Context) []Claim { return []Claim{{"start", "it starts", nil}} }}
 	if typ == hns.Overlay {
 		cfg.Plane.SourceVIP = sourceVIP
@@ -34,11 +34,11 @@ func on(t *testing.T, facts transcript.Facts, typ hns.NetworkType, prepare func(
 	if prepare != nil {
 		prepare(f, network, &cfg)
 	}
-	ok = Run(t.Context(), cfg, func(l transcript.Line) { lines = append(lines, l) })
+	ok = Run(t.Context(), cfg, func(l Line) { lines = append(lines, l) })
 	return lines, ok, f
 }
 
-func failed(lines []transcript.Line) (names []string) {
+func failed(lines []Line) (names []string) {
 	for _, l := range lines {
 		if l.Result == Failed {
 			names = append(names, l.Name)
@@ -50,7 +50,7 @@ func failed(lines []transcript.Line) (names []string) {
 // What the test measures of an HNS is how that HNS behaves: the transcript of each build gives back the facts of the build, and the test
 // leaves nothing behind (WN-03).
 func TestTranscriptGivesTheFacts(t *testing.T) {
-	for _, build := range transcript.Builds {
+	for _, build := range hnsfake.Builds {
 		for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
 			want := hnsfake.Assumed(build)
 			lines, ok, f := on(t, want, typ, nil)
@@ -58,14 +58,16 @@ func TestTranscriptGivesTheFacts(t *testing.T) {
 				t.Errorf("%s %s: failed: %v", build, typ, failed(lines))
 			}
 			var text bytes.Buffer
-			if err := transcript.Write(&text, lines); err != nil {
-				t.Fatal(err)
+			for _, l := range lines {
+				if err := json.NewEncoder(&text).Encode(l); err != nil {
+					t.Fatal(err)
+				}
 			}
-			read, err := transcript.Read(&text)
+			read, err := hnsfake.Read(&text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := transcript.FactsOf(transcript.Facts{}, read)
+			got, err := hnsfake.FactsOf(hnsfake.Facts{}, read)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -133,9 +135,9 @@ func TestHNSFails(t *testing.T) {
 		"no changes":        {call("ModifyLoadBalancer", refuse), "shape/"},
 		"nothing goes":      {call("DeleteLoadBalancer", refuse), "load-balancer"},
 		"no pod there": {func(_ *hnsfake.Fake, _ string, c *Config) {
-			netlab.EnterForTest(t) // where no address is reached
 			c.Echo = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.9:80")}
-		}, "host/192.0.2.9:80"},
+			c.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("unreachable") }
+		}, "echo/192.0.2.9:80"},
 		"HNS stays down": {func(_ *hnsfake.Fake, _ string, c *Config) {
 			c.Restart = func(context.Context) error { return errors.New("stopped") }
 		}, "restart"},
@@ -164,7 +166,7 @@ func TestHNSFails(t *testing.T) {
 				t.Errorf("%s does not fail, but %v", c.failed, got)
 			}
 			for i := range Titles {
-				if !slices.ContainsFunc(lines, func(l transcript.Line) bool { return l.Step == i+1 }) {
+				if !slices.ContainsFunc(lines, func(l Line) bool { return l.Step == i+1 }) {
 					t.Errorf("step %d has no line", i+1)
 				}
 			}

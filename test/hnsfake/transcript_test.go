@@ -1,17 +1,16 @@
-package transcript
+package hnsfake
 
 import (
-	"bytes"
 	"encoding/json"
 	"reflect"
 	"strings"
 	"testing"
 )
 
-// Each build's assumptions have every fact, each once and with its source, and come back as they were written (WN-02).
+// Each build's assumptions have every fact, each once and with its source (WN-02).
 func TestAssumed(t *testing.T) {
 	for _, build := range Builds {
-		lines, err := Assumed(build)
+		lines, err := assumedLines(build)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -27,23 +26,15 @@ func TestAssumed(t *testing.T) {
 				t.Errorf("%s: fact %q has %d lines, want 1", build, name, have[name])
 			}
 		}
-		var text bytes.Buffer
-		if err := Write(&text, lines); err != nil {
-			t.Fatal(err)
-		}
-		again, err := Read(&text)
-		if err != nil || !reflect.DeepEqual(again, lines) {
-			t.Errorf("%s: read %+v, %v", build, again, err)
-		}
 	}
-	if _, err := Assumed("1"); err == nil || !strings.Contains(err.Error(), "17763") {
+	if _, err := assumedLines("1"); err == nil || !strings.Contains(err.Error(), "17763") {
 		t.Errorf("a build without assumptions: %v", err)
 	}
 }
 
 // What a node answered replaces what was assumed; lines that are no facts change nothing (WN-02).
 func TestFactsOf(t *testing.T) {
-	lines, err := Assumed("17763")
+	lines, err := assumedLines("17763")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,8 +43,8 @@ func TestFactsOf(t *testing.T) {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	after, err := FactsOf(before, []Line{
-		{Step: 5, Name: "deletes-fail", Value: json.RawMessage("0"), Source: Measured}, {Step: 6, Name: "filter", Result: "skipped"},
-		{Step: 5, Name: "shape/clusterip", Value: json.RawMessage(`{"Flags":1}`), Source: Measured},
+		{Step: 5, Name: "deletes-fail", Value: json.RawMessage("0"), Source: "measured"}, {Step: 6, Name: "filter"},
+		{Step: 5, Name: "shape/clusterip", Value: json.RawMessage(`{"Flags":1}`), Source: "measured"},
 	})
 	if before.DeletesFail = 0; err != nil || !reflect.DeepEqual(after, before) {
 		t.Errorf("%+v, want %+v, %v", after, before, err)

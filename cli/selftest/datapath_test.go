@@ -1,0 +1,163 @@
+package selftest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"kube-proxy/plane/hns"
+	"kube-proxy/test/hnsfake"
+)
+
+// wires connect the node and its echoes, as the fake resolves packets: servers of HTTP on this machine stand for echoes.
+type wires struct {
+	t       *testing.T
+	hns     *hnsfake.Fake
+	servers map[netip.AddrPort]string // the address that stands for an echo's
+	here    map[netip.Addr]bool       // pods of this node
+	alter   func(hnsfake.Verdict) hnsfake.Verdict
+
+	mu      sync.Mutex
+	dials   int
+	clients map[string]netip.Addr // by the local address of the connection
+}
+
+var thisNode = netip.MustParseAddr("172.18.0.2")
+
+// echo makes an echo, as `agnhost netexec` is one.
+func (w *wires) echo(at string, here bool) {
+	addr := netip.MustParseAddrPort(at)
+	mux := http.NewServeMux()
+	mux.HandleFunc("/hostname", func(out http.ResponseWriter, _ *http.Request) { fmt.Fprint(out, "echo-"+addr.Addr().String()) })
+	mux.HandleFunc("/clientip", func(out http.ResponseWriter, in *http.Request) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		fmt.Fprint(out, netip.AddrPortFrom(w.clients[in.RemoteAddr], 40000))
+	})
+	mux.HandleFunc("/dial", func(out http.ResponseWriter, in *http.Request) {
+		q := in.URL.Query()
+		from := hnsfake.Outside
+		if here {
+			from = hnsfake.Pod
+		}
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
+			return w.dial(from, addr.Addr(), to)
+		}}}
+		text, err := read(client.Get("http://" + net.JoinHostPort(q.Get("host"), q.Get("port")) + "/" + q.Get("request")))
+		answer := map[string][]string{"responses": {text}}
+		if err != nil {
+			answer = map[string][]string{"errors": {err.Error()}}
+			out.WriteHeader(http.StatusExpectationFailed)
+		}
+		_ = json.NewEncoder(out).Encode(answer)
+	})
+	server := httptest.NewServer(mux)
+	w.t.Cleanup(server.Close)
+	w.servers[addr], w.here[addr.Addr()] = server.Listener.Addr().String(), here
+}
+
+// dial connects as a packet of a source would: by a load balancer, or straight.
+func (w *wires) dial(from hnsfake.Source, client netip.Addr, address string) (net.Conn, error) {
+	to := netip.MustParseAddrPort(address)
+	seen := client
+	v := w.hns.State().Resolve(hnsfake.Packet{From: from, To: to, Proto: 6, ToNode: to.Addr() == thisNode})
+	if w.alter != nil {
+		v = w.alter(v)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v.LoadBalancer != "" {
+		if len(v.Backends) == 0 {
+			return nil, fmt.Errorf("no backend of %s", address)
+		}
+		if to = v.Backends[w.dials%len(v.Backends)]; v.Sticky {
+			to = v.Backends[0]
+		}
+		if !v.Kept {
+			seen = thisNode
+		}
+	}
+	w.dials++
+	c, err := net.Dial("tcp", w.servers[to])
+	if err == nil {
+		w.clients[c.LocalAddr().String()] = seen
+	}
+	return c, err
+}
+
+// onWires gives the test three echoes: a pod of this node, one of another, and another node.
+func onWires(t *testing.T, alter func(hnsfake.Verdict) hnsfake.Verdict) func(*hnsfake.Fake, string, *Config) {
+	return func(f *hnsfake.Fake, network string, cfg *Config) {
+		w := &wires{t: t, hns: f, servers: map[netip.AddrPort]string{}, here: map[netip.Addr]bool{}, clients: map[string]netip.Addr{}, alter: alter}
+		for _, at := range []string{"10.1.1.11:8080", "10.1.2.14:8080", "172.18.0.3:8080"} {
+			w.echo(at, at == "10.1.1.11:8080")
+			cfg.Echo = append(cfg.Echo, netip.MustParseAddrPort(at))
+		}
+		f.AddPod(network, "pod1", netip.MustParseAddr("10.1.1.11"))
+		f.SetNetwork(network, func(n *hns.Network) {
+			settings, _ := json.Marshal(hns.RemoteSubnet{DestinationPrefix: "10.1.2.0/24", ProviderAddress: "172.18.0.3"})
+			n.Policies = append(n.Policies, hns.Policy{Type: hns.PolicyRemoteSubnetRoute, Settings: settings})
+		})
+		cfg.Dial = func(_ context.Context, _, address string) (net.Conn, error) {
+			return w.dial(hnsfake.Host, thisNode, address)
+		}
+	}
+}
+
+// On an HNS that carries connections as its documents say, all of step 7 holds: the node and a pod of it reach each backend by a frontend, that
+// pod itself too, clients elsewhere reach them by a NodePort, and policy Local, affinity and open connections keep what they promise (WN-03).
+func TestDataPath(t *testing.T) {
+	for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
+		lines, ok, _ := on(t, hnsfake.Assumed("26100"), typ, onWires(t, nil))
+		if !ok {
+			t.Errorf("%s: failed: %v", typ, failed(lines))
+		}
+		var names []string
+		for _, l := range lines {
+			if l.Step == 7 {
+				names = append(names, l.Name)
+			}
+		}
+		for _, want := range []string{
+			"frontend/node/echo-10.1.1.11", "frontend/node/echo-10.1.2.14", "frontend/node/echo-172.18.0.3", "frontend/echo-10.1.1.11/echo-10.1.1.11",
+			"frontend/echo-10.1.1.11/echo-10.1.2.14", "frontend/echo-10.1.1.11/echo-172.18.0.3", "node-port/node/echo-10.1.2.14",
+			"node-port/echo-172.18.0.3/echo-10.1.1.11", "client-address/echo-10.1.2.14/echo-10.1.1.11", "balanced", "affinity", "open-connection",
+		} {
+			if !slices.Contains(names, want) {
+				t.Errorf("%s: no line %q in %v", typ, want, names)
+			}
+		}
+	}
+}
+
+// Each claim of step 7 fails on an HNS of which it does not hold (WN-03).
+func TestDataPathFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		alter  func(hnsfake.Verdict) hnsfake.Verdict
+		failed []string // prefixes
+	}{
+		"takes nothing": {func(v hnsfake.Verdict) hnsfake.Verdict { v.Backends = nil; return v },
+			[]string{"frontend/node/", "frontend/echo-", "node-port/node/", "node-port/echo-", "client-address/", "balanced", "affinity", "open-connection"}},
+		"hides clients": {func(v hnsfake.Verdict) hnsfake.Verdict { v.Kept = false; return v }, []string{"client-address/"}},
+		"forgets":       {func(v hnsfake.Verdict) hnsfake.Verdict { v.Sticky = false; return v }, []string{"affinity"}},
+		"prefers one":   {func(v hnsfake.Verdict) hnsfake.Verdict { v.Sticky = true; return v }, []string{"balanced"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lines, _, _ := on(t, hnsfake.Assumed("26100"), hns.Overlay, onWires(t, c.alter))
+			got := failed(lines)
+			for _, want := range c.failed {
+				if !slices.ContainsFunc(got, func(f string) bool { return strings.HasPrefix(f, want) }) {
+					t.Errorf("%s does not fail, but %v", want, got)
+				}
+			}
+		})
+	}
+}
