@@ -80,8 +80,8 @@ func Mode() mode.Mode {
 			{Row: "EXT", Name: sessions, Kind: mode.Counter, Labels: family,
 				Help: "Sessions of UDP that have begun"},
 			{Row: "EXT", Name: droppedPackets, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
-				Help: "Datagrams that were not passed on: for want of an endpoint (no_backend) or of a socket (no_socket), malformed, from a stranger, " +
-					"late, or refused by the kernel (send_failed)"},
+				Help: "Datagrams that were not passed on: for want of an endpoint (no_backend) or of a socket (no_socket), malformed, " +
+					"or refused by the kernel (send_failed)"},
 			{Name: mode.ServiceConnections},
 			{Name: entriesMetric},
 			{Name: limitMetric},
@@ -200,7 +200,7 @@ func (p *Plane) Measure(emit mode.Emit) error {
 	for _, of := range []struct {
 		reason string
 		n      uint64
-	}{{"no_backend", d.NoBackend}, {"no_socket", d.NoSocket}, {"malformed", d.Malformed}, {"stranger", d.Stranger}, {"late", d.Late},
+	}{{"no_backend", d.NoBackend}, {"no_socket", d.NoSocket}, {"malformed", d.Malformed},
 		{"send_failed", d.SendFailed}} {
 		emit(droppedPackets, float64(of.n), of.reason)
 	}

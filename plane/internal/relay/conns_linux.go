@@ -37,21 +37,20 @@ type conns struct {
 // maxLoops bounds the threads; more do not make the kernel faster.
 const maxLoops = 16
 
-func newConns(r *Relay) (engine, error) {
+func newConns(r *Relay) (connEngine, error) {
 	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor"),
 		crowded: ratelimit.New(r.cfg.Log, "share of source ports"), full: ratelimit.New(r.cfg.Log, "held messages"),
 		held: &Budget{max: mostHeld}}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
-		l, err := newLoop(e)
+		l, err := newLoop(r)
 		if err != nil {
 			e.stop()
 			return nil, err
 		}
+		l.engine, l.pipes.budget = e, e.pipes
 		e.loops = append(e.loops, l)
-		entered := make(chan error)
-		e.work.Go(func() { l.start(entered) })
-		if err := <-entered; err != nil {
+		if err := l.begin(&e.work); err != nil {
 			e.stop()
 			return nil, err
 		}

@@ -2,4 +2,4 @@
 
 package relay
 
-func newConns(r *Relay) (engine, error) { return newPortable(r), nil }
+func newConns(r *Relay) (connEngine, error) { return newPortable(r), nil }

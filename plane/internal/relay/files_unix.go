@@ -2,7 +2,10 @@
 
 package relay
 
-import "syscall"
+import (
+	"errors"
+	"syscall"
+)
 
 // OpenFiles is how many descriptors the process may have open.
 func OpenFiles() int {
@@ -15,3 +18,6 @@ func OpenFiles() int {
 
 // listenError has the error of a port in use wrap the same one on every host. Here it does.
 func listenError(err error) error { return err }
+
+// tooLong reports that a datagram is longer than any way takes, whoever it is for.
+func tooLong(err error) bool { return errors.Is(err, syscall.EMSGSIZE) }

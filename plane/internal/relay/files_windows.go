@@ -19,3 +19,6 @@ func listenError(err error) error {
 	}
 	return err
 }
+
+// tooLong reports that a datagram is longer than any way takes, whoever it is for.
+func tooLong(err error) bool { return errors.Is(err, windows.WSAEMSGSIZE) }

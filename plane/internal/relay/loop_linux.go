@@ -13,9 +13,11 @@ import (
 	"kube-proxy/lb"
 )
 
-// loop is a thread that serves connections. What is not said to be shared, its thread alone touches.
+// loop is a thread that serves connections, or sessions of UDP. What is not said to be shared, its thread alone touches.
 type loop struct {
-	engine *conns
+	relay  *Relay
+	engine *conns   // nil of one that serves UDP
+	udp    *udpLoop // nil of one that serves connections
 	epoll  int
 	wake   int // an eventfd, written when posted has something
 	now    time.Time
@@ -45,17 +47,14 @@ type loop struct {
 }
 
 const (
-	// copySize is how many bytes are copied at a time where they cannot be spliced.
+	// copySize is how many bytes are copied at a time where they cannot be spliced. It holds the longest datagram.
 	copySize = 64 << 10
 	// batch is how many events are taken from the kernel at a time.
 	batch = 256
 )
 
-func newLoop(e *conns) (*loop, error) {
-	l := &loop{
-		engine: e, listening: map[int32]*listening{}, groups: map[groupKey]*group{}, buf: make([]byte, copySize),
-		pipes: pipes{budget: e.pipes},
-	}
+func newLoop(r *Relay) (*loop, error) {
+	l := &loop{relay: r, listening: map[int32]*listening{}, groups: map[groupKey]*group{}, buf: make([]byte, copySize)}
 	l.idle = timer{index: -1, fire: l.endIdle}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -73,9 +72,16 @@ func newLoop(e *conns) (*loop, error) {
 	return l, nil
 }
 
-// start runs the loop in the relay's namespace until it is stopped, and tells entered whether it does.
+// begin runs the loop on a thread of its own, until it is stopped. It returns when the thread is in the relay's namespace.
+func (l *loop) begin(work *sync.WaitGroup) error {
+	entered := make(chan error)
+	work.Go(func() { l.start(entered) })
+	return <-entered
+}
+
+// start runs the loop in the relay's namespace until it is stopped, and reports to entered whether it does.
 func (l *loop) start(entered chan<- error) {
-	if err := l.engine.relay.ns.run(func() {
+	if err := l.relay.ns.run(func() {
 		entered <- nil
 		l.run()
 	}); err != nil && !l.stopping {
@@ -123,6 +129,9 @@ func (l *loop) run() {
 	}
 	l.endAll()
 	l.pipes.closeFree()
+	if l.udp != nil {
+		l.udp.closeAll()
+	}
 }
 
 // patience is how long there is nothing to do unless the kernel says so, in milliseconds; -1 for ever.
@@ -143,7 +152,7 @@ func (l *loop) patience() int {
 // token says whose an event is: of a listening socket, of one end of a connection, or of the loop itself.
 type token struct {
 	kind int32
-	id   int32 // the listening socket's, or the connection's slot
+	id   int32 // the listening socket's, the connection's slot, or the descriptor of a socket of UDP
 	gen  int32 // of the connection's end
 }
 
@@ -151,9 +160,9 @@ type token struct {
 const (
 	tokenWake = iota + 2
 	tokenListening
+	tokenUDP
+	tokenKinds
 )
-
-const tokenKinds = 4
 
 func (l *loop) control(op, fd int, events uint32, t token) error {
 	ev := unix.EpollEvent{Events: events, Fd: t.id*tokenKinds + t.kind, Pad: t.gen}
@@ -169,6 +178,8 @@ func (l *loop) event(ev *unix.EpollEvent) {
 		if s := l.listening[id]; s != nil {
 			l.accept(s)
 		}
+	case tokenUDP:
+		l.udp.event(id, ev.Events)
 	default:
 		if c := l.conns[id]; c != nil && c.ends[kind].gen == ev.Pad {
 			l.ended(c, kind, ev.Events)

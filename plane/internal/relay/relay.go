@@ -123,10 +123,15 @@ type engine interface {
 	listen(l *Listener, at Listening) (socket, error)
 	// add adds the engine's counters to s.
 	add(s *Stats)
-	// end ends what is open, also of listeners that are closed. It does not wait.
-	end()
 	// stop frees all that the engine holds, and ends what is open. It returns when that has been done.
 	stop()
+}
+
+// connEngine serves protocols whose connections outlive their listeners.
+type connEngine interface {
+	engine
+	// end ends what is open. It does not wait.
+	end()
 }
 
 // socket is what an engine serves of one listener. Its methods may be called at any time from any goroutine, also after close.
@@ -142,8 +147,9 @@ type Relay struct {
 	cfg Config
 	ns  namespace
 
-	ports      *sourcePorts
-	conns, udp engine
+	ports *sourcePorts
+	conns connEngine
+	udp   engine
 
 	mu        sync.Mutex
 	closed    bool
@@ -177,7 +183,7 @@ func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error
 	}
 	l := &Listener{relay: r, at: at, group: group}
 	l.SetBalancer(b)
-	engine := r.conns
+	var engine engine = r.conns
 	switch at.Proto {
 	case lb.UDP:
 		engine = r.udp
@@ -239,7 +245,6 @@ func (r *Relay) Drain(ctx context.Context) {
 		}
 	}
 	r.conns.end()
-	r.udp.end()
 }
 
 // Close ends everything at once, and frees what the relay holds. It returns when that has been done.

@@ -18,9 +18,9 @@ import (
 )
 
 // engines are what serves TCP: that of this host, and that of hosts with nothing better.
-var engines = map[string]func(*Relay) (engine, error){
+var engines = map[string]func(*Relay) (connEngine, error){
 	"host":     newConns,
-	"portable": func(r *Relay) (engine, error) { return newPortable(r), nil },
+	"portable": func(r *Relay) (connEngine, error) { return newPortable(r), nil },
 }
 
 // eachEngine runs a test with each of them.
@@ -36,7 +36,7 @@ func eachEngine(t *testing.T, test func(t *testing.T, cfg Config, start func(Con
 }
 
 // startWith makes a relay with an engine for TCP.
-func startWith(t testing.TB, cfg Config, make func(*Relay) (engine, error)) *Relay {
+func startWith(t testing.TB, cfg Config, make func(*Relay) (connEngine, error)) *Relay {
 	t.Helper()
 	r, err := New(cfg)
 	if err != nil {

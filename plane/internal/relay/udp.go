@@ -1,17 +1,20 @@
 package relay
 
 import (
+	"errors"
 	"net/netip"
+	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
 // Sessions counts what became of datagrams. A session is what one client sends to one address of one listener, and the
 // replies.
 type Sessions struct {
-	// Open is how many sessions there are, Sockets how many sockets they share to reach backends.
-	Open, Sockets int64
-	// Opened is how many have begun. Expired were idle, Evicted were one too many, Moved had a backend that cannot be reached.
+	// Open is how many sessions there are.
+	Open int64
+	// Opened is how many have begun. Expired were idle, Evicted made room for another, Moved had a backend that cannot be reached.
 	Opened, Expired, Evicted, Moved uint64
 	// ToBackends and ToClients were passed on.
 	ToBackends, ToClients Datagrams
@@ -24,198 +27,374 @@ type Datagrams struct{ Datagrams, Bytes uint64 }
 
 // Dropped counts datagrams that were not passed on, by the reason.
 type Dropped struct {
-	// NoBackend: the Balancer refuses or drops the client.
+	// NoBackend: the Balancer refuses the client.
 	NoBackend uint64
-	// NoSocket: no socket to backends can be made, and there is none.
+	// NoSocket: there is no room for another session, or the host has no socket for it.
 	NoSocket uint64
-	// Malformed: cut short by the kernel, or sent to a multicast or broadcast address.
+	// Malformed: sent to a multicast or broadcast address, or by a client without a hop left.
 	Malformed uint64
-	// Stranger: came to a socket for backends from somebody to whom no session of it leads.
-	Stranger uint64
-	// Late: a reply to a session that has ended.
-	Late uint64
 	// SendFailed: the kernel did not take it.
 	SendFailed uint64
 }
 
-func (c *Sessions) add(d Sessions) {
-	c.Open += d.Open
-	c.Sockets += d.Sockets
-	c.Opened += d.Opened
-	c.Expired += d.Expired
-	c.Evicted += d.Evicted
-	c.Moved += d.Moved
-	c.ToBackends.add(d.ToBackends)
-	c.ToClients.add(d.ToClients)
-	c.Dropped.NoBackend += d.Dropped.NoBackend
-	c.Dropped.NoSocket += d.Dropped.NoSocket
-	c.Dropped.Malformed += d.Dropped.Malformed
-	c.Dropped.Stranger += d.Dropped.Stranger
-	c.Dropped.Late += d.Dropped.Late
-	c.Dropped.SendFailed += d.Dropped.SendFailed
-}
-
-func (c *Datagrams) add(d Datagrams) {
-	c.Datagrams += d.Datagrams
-	c.Bytes += d.Bytes
-}
-
-// udpCounters are Sessions that one loop counts while others read.
+// udpCounters are Sessions that one goroutine counts while others read.
 type udpCounters struct {
-	opened, expired, evicted, moved                            atomic.Uint64
-	toBackends, toBackendBytes, toClients, toClientBytes       atomic.Uint64
-	noBackend, noSocket, malformed, stranger, late, sendFailed atomic.Uint64
-	// messages were given to the kernel by calls that succeeded: with trains fewer than datagrams.
-	messages, calls atomic.Uint64
+	open                                                 atomic.Int64
+	opened, expired, evicted, moved                      atomic.Uint64
+	toBackends, toBackendBytes, toClients, toClientBytes atomic.Uint64
+	noBackend, noSocket, malformed, sendFailed           atomic.Uint64
 }
 
-func (c *udpCounters) read() Sessions {
-	return Sessions{
-		Opened: c.opened.Load(), Expired: c.expired.Load(), Evicted: c.evicted.Load(), Moved: c.moved.Load(),
-		ToBackends: Datagrams{c.toBackends.Load(), c.toBackendBytes.Load()},
-		ToClients:  Datagrams{c.toClients.Load(), c.toClientBytes.Load()},
-		Dropped: Dropped{
-			NoBackend: c.noBackend.Load(), NoSocket: c.noSocket.Load(), Malformed: c.malformed.Load(),
-			Stranger: c.stranger.Load(), Late: c.late.Load(), SendFailed: c.sendFailed.Load(),
-		},
-	}
-}
-
-// udpShared is what the loops of a relay share: the limits, and how much of them is used.
-type udpShared struct {
-	limits            udpLimits
-	sessions, sockets atomic.Int64
+// add adds the counters to s.
+func (c *udpCounters) add(s *Sessions) {
+	s.Open += c.open.Load()
+	s.Opened += c.opened.Load()
+	s.Expired += c.expired.Load()
+	s.Evicted += c.evicted.Load()
+	s.Moved += c.moved.Load()
+	s.ToBackends.Datagrams += c.toBackends.Load()
+	s.ToBackends.Bytes += c.toBackendBytes.Load()
+	s.ToClients.Datagrams += c.toClients.Load()
+	s.ToClients.Bytes += c.toClientBytes.Load()
+	s.Dropped.NoBackend += c.noBackend.Load()
+	s.Dropped.NoSocket += c.noSocket.Load()
+	s.Dropped.Malformed += c.malformed.Load()
+	s.Dropped.SendFailed += c.sendFailed.Load()
 }
 
 const (
-	// maxSessions bounds the sessions of a relay. A loop may have its share of them whatever the other loops have, so
-	// that there are less than twice as many in the end.
-	maxSessions = 1 << 17
-	// maxUDPSockets bounds the sockets to backends in the same way, if the process and the node have many descriptors and ports.
-	maxUDPSockets = 1 << 12
-	// messageSize holds the longest datagram there is, and the longest train of them that a kernel joins.
-	messageSize = 1 << 16
-	// udpBuffer is how many bytes a socket may hold back in either direction, what the kernel adds to each datagram included:
-	// a few hundred short datagrams at least.
+	// udpFiles and udpPorts are the parts of the process's descriptors and of the node's ports that the sessions of a relay may
+	// take: one in so many. Each session takes one of both.
+	udpFiles, udpPorts = 8, 4
+	// datagramSize holds the longest datagram there is.
+	datagramSize = 1 << 16
+	// udpBuffer is how many bytes the socket of a listener may hold back in either direction, what the kernel adds to each datagram
+	// included: a few hundred short datagrams at least.
 	udpBuffer = 1 << 20
 )
 
-// newUDPShared divides the limits between loops. files is how many descriptors the process may open, ports how many the
-// node has to give.
-func newUDPShared(idle time.Duration, loops, files, ports int) *udpShared {
-	sockets := int64(max(loops, min(maxUDPSockets, files/8, ports/8)))
-	return &udpShared{limits: udpLimits{
-		sessions: maxSessions, share: int64(maxSessions / loops),
-		sockets: sockets, socketsShare: sockets / int64(loops),
-		idle: idle,
-	}}
+// newUDPBudget bounds the sessions of a relay.
+func newUDPBudget(files, ports int) *Budget {
+	return &Budget{max: int64(max(1, min(files/udpFiles, ports/udpPorts)))}
 }
 
-// anyPort asks for a port of all addresses of a family.
-func anyPort(six bool) netip.AddrPort {
-	if six {
-		return netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
-	}
-	return netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+// sessionSocket is a session's socket, connected to its backend: nobody else can send to it.
+type sessionSocket interface {
+	// send sends a datagram that so many routers may pass on, 0 for the host's own limit. It does not wait.
+	send(datagram []byte, hops int) error
+	close()
 }
 
-// udpFront is the client side of sessions: a listener, by its number in the table.
+// udpKey is what makes datagrams to one listener a session: who sends them, and to which address.
+type udpKey struct {
+	client netip.AddrPort
+	local  netip.Addr
+}
+
+// udpSession leads what one client sends to one backend.
+type udpSession struct {
+	front        *udpFront
+	key          udpKey
+	backend      netip.AddrPort
+	socket       sessionSocket
+	used         time.Time // last, in either direction
+	answered     bool
+	lost         bool // the backend cannot be reached: the next datagram goes to another
+	newer, older *udpSession
+}
+
+func (s *udpSession) client(again bool) Client {
+	return Client{Addr: s.key.client, Local: netip.AddrPortFrom(s.key.local, s.front.at.Port()), Again: again}
+}
+
+// dialled reports to the Balancer how it went to reach the backend.
+func (s *udpSession) dialled(err error) { s.front.owner.dialled(s.client(false), s.backend, err) }
+
+// udpFront is the client side of sessions: a listener.
 type udpFront struct {
-	owner *Listener
-	id    uint32
-	at    netip.AddrPort
+	owner          *Listener
+	at             netip.AddrPort
+	share          Share
+	sessions       map[udpKey]*udpSession
+	newest, oldest *udpSession // by their last use
 }
 
-func (f *udpFront) client(k *udpKey) Client {
-	return Client{Addr: k.client.addrPort(), Local: netip.AddrPortFrom(netip.AddrFrom16(k.local).Unmap(), f.at.Port())}
+func newUDPFront(owner *Listener, at netip.AddrPort) *udpFront {
+	return &udpFront{owner: owner, at: at, share: Share{group: &owner.group.sessions}, sessions: map[udpKey]*udpSession{}}
 }
 
-// udpSessions are the sessions of a table with the backends that Balancers choose. It is used by one goroutine at a time.
-type udpSessions struct {
-	*udpTable
-	count *udpCounters
-	// makeSocket makes another socket to backends of a family.
-	makeSocket func(six bool) error
+// udpGroup is the listeners of a group that have sessions.
+type udpGroup struct {
+	busy map[*udpFront]struct{}
+	most *udpFront // with most sessions, nil if that is not known
 }
 
-func newUDPSessions(shared *udpShared, makeSocket func(six bool) error) *udpSessions {
-	count := &udpCounters{}
-	return &udpSessions{newUDPTable(shared.limits, &shared.sessions, &shared.sockets, count), count, makeSocket}
+// udpTable has the sessions of some listeners, and leads datagrams through them. All listeners of a group are in one table. It is
+// used by one goroutine at a time.
+type udpTable struct {
+	idle   time.Duration
+	budget *Budget // of all tables of the relay
+	count  udpCounters
+	groups map[*Group]*udpGroup
+	// dial gives a session its socket.
+	dial func(*udpSession) error
 }
 
-// session returns that of a datagram from a client, a new one if there is none, or its backend is lost. 0: the datagram
-// is to be dropped, and has been counted.
-func (u *udpSessions) session(f *udpFront, k *udpKey, now time.Duration) uint32 {
-	id := u.find(k, now)
-	if id == 0 {
-		return u.begin(f, k, nil, now)
+func newUDPTable(idle time.Duration, budget *Budget, dial func(*udpSession) error) *udpTable {
+	return &udpTable{idle: idle, budget: budget, dial: dial, groups: map[*Group]*udpGroup{}}
+}
+
+// forward leads a datagram of a client to its backend, to another one if that cannot be reached.
+func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now time.Time) {
+	s := f.sessions[k]
+	var tried []netip.AddrPort
+	for len(tried) < maxAttempts {
+		if s != nil && s.lost {
+			if slices.Contains(tried, s.backend) {
+				break
+			}
+			tried = append(tried, s.backend)
+			t.count.moved.Add(1)
+			t.end(s)
+			s = nil
+		}
+		if s == nil {
+			if s = t.begin(f, k, tried, now); s == nil {
+				return
+			}
+		}
+		if s.lost { // it was not reached
+			continue
+		}
+		err := s.socket.send(datagram, hops)
+		switch {
+		case err == nil:
+			t.count.toBackends.Add(1)
+			t.count.toBackendBytes.Add(uint64(len(datagram)))
+			t.use(s, now)
+			return
+		case s.lost: // as a datagram before has met
+		case isOurs(err):
+			t.count.sendFailed.Add(1)
+			return
+		default:
+			s.lost = true
+			s.dialled(err)
+		}
 	}
-	if s := u.at(id); u.lost(s) {
-		return u.elsewhere(f, id, []netip.AddrPort{u.backendOf(s)}, now)
-	}
-	return id
+	t.count.sendFailed.Add(1)
 }
 
-func (u *udpSessions) backendOf(s *udpSession) netip.AddrPort {
-	return u.backends[s.backend].addr.addrPort()
-}
-
-// elsewhere leads the client of a session to a backend that it has not tried.
-func (u *udpSessions) elsewhere(f *udpFront, id uint32, tried []netip.AddrPort, now time.Duration) uint32 {
-	k := u.at(id).key
-	u.end(id, now)
-	u.count.moved.Add(1)
-	return u.begin(f, &k, tried, now)
-}
-
-func (u *udpSessions) begin(f *udpFront, k *udpKey, tried []netip.AddrPort, now time.Duration) uint32 {
-	c := f.client(k)
-	c.Again = len(tried) > 0
+// begin begins a session to a backend that was not tried; nil: the datagram is dropped, and was counted.
+func (t *udpTable) begin(f *udpFront, k udpKey, tried []netip.AddrPort, now time.Time) *udpSession {
+	s := &udpSession{front: f, key: k, used: now}
+	c := s.client(len(tried) > 0)
 	to, answer := f.owner.pick(c, tried)
 	if answer != Forward && len(tried) > 0 {
 		// None is left. The datagram costs nothing, and what refused the last one may have returned.
 		to, answer = f.owner.pick(c, nil)
 	}
 	if answer != Forward || !to.IsValid() {
-		u.count.noBackend.Add(1)
-		return 0
+		t.count.noBackend.Add(1)
+		return nil
 	}
-	for {
-		id, how := u.open(k, to, now)
-		switch how {
-		case opened:
-			return id
-		case noSocket:
-			u.count.noSocket.Add(1)
-			return 0
+	s.backend = to
+	if !t.makeRoom(f) {
+		t.count.noSocket.Add(1)
+		return nil
+	}
+	err := t.dial(s)
+	if err != nil && isOurs(err) {
+		t.budget.Give(&f.share, 1)
+		t.count.noSocket.Add(1)
+		return nil
+	}
+	t.add(s)
+	if err != nil {
+		s.lost = true
+		s.dialled(err)
+	}
+	return s
+}
+
+// isOurs reports whether another backend would have no more luck: something is used up, or the datagram is too long.
+func isOurs(err error) bool {
+	for _, e := range []error{syscall.EAGAIN, syscall.ENOBUFS, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE} {
+		if errors.Is(err, e) {
+			return true
 		}
-		six := isSix(to.Addr())
-		if u.reopen(six) || u.makeSocket(six) == nil {
-			u.addSocket(six)
-		} else {
-			u.stick(six, now)
+	}
+	return tooLong(err)
+}
+
+// makeRoom takes what one more session of a listener needs. Where its group has its share, the oldest session of the listener with
+// most in it ends: what one group does costs no other a session.
+func (t *udpTable) makeRoom(f *udpFront) bool {
+	for !t.budget.Take(&f.share, 1) {
+		g := t.groups[f.owner.group]
+		if g == nil {
+			return false
+		}
+		t.count.evicted.Add(1)
+		t.end(g.fullest().oldest)
+	}
+	return true
+}
+
+// fullest returns the listener with most sessions.
+func (g *udpGroup) fullest() *udpFront {
+	if g.most == nil {
+		for f := range g.busy {
+			g.note(f)
+		}
+	}
+	return g.most
+}
+
+func (g *udpGroup) note(f *udpFront) {
+	if g.most == nil || len(f.sessions) > len(g.most.sessions) {
+		g.most = f
+	}
+}
+
+// add adds a session.
+func (t *udpTable) add(s *udpSession) {
+	f := s.front
+	g := t.groups[f.owner.group]
+	if g == nil {
+		g = &udpGroup{busy: map[*udpFront]struct{}{}}
+		t.groups[f.owner.group] = g
+	}
+	g.busy[f] = struct{}{}
+	f.sessions[s.key] = s
+	f.push(s)
+	g.note(f)
+	t.count.open.Add(1)
+	t.count.opened.Add(1)
+}
+
+// end ends a session.
+func (t *udpTable) end(s *udpSession) {
+	f := s.front
+	if s.socket != nil {
+		s.socket.close()
+	}
+	t.budget.Give(&f.share, 1)
+	t.count.open.Add(-1)
+	delete(f.sessions, s.key)
+	f.unlink(s)
+	if len(f.sessions) > 0 {
+		return
+	}
+	g := t.groups[f.owner.group]
+	delete(g.busy, f)
+	if g.most == f {
+		g.most = nil
+	}
+	if len(g.busy) == 0 {
+		delete(t.groups, f.owner.group)
+	}
+}
+
+// use notes that a session was used.
+func (t *udpTable) use(s *udpSession, now time.Time) {
+	s.used = now
+	if s.newer != nil {
+		s.front.unlink(s)
+		s.front.push(s)
+	}
+}
+
+func (f *udpFront) push(s *udpSession) {
+	s.newer, s.older = nil, f.newest
+	if s.older != nil {
+		s.older.newer = s
+	} else {
+		f.oldest = s
+	}
+	f.newest = s
+}
+
+func (f *udpFront) unlink(s *udpSession) {
+	if s.newer != nil {
+		s.newer.older = s.older
+	} else {
+		f.newest = s.older
+	}
+	if s.older != nil {
+		s.older.newer = s.newer
+	} else {
+		f.oldest = s.newer
+	}
+	s.newer, s.older = nil, nil
+}
+
+// answered notes a reply of the backend.
+func (t *udpTable) answered(s *udpSession, now time.Time) {
+	t.use(s, now)
+	s.lost = false
+	if !s.answered {
+		s.answered = true
+		s.dialled(nil)
+	}
+}
+
+// refused notes that a backend cannot be reached. Anybody may claim that of somebody else: only if the backend or this node says so, the
+// Balancer is told; and only if the backend says that its port is closed, all its sessions go elsewhere.
+func (t *udpTable) refused(s *udpSession, err error, byBackend, byNode bool) {
+	s.lost = true
+	if byBackend || byNode {
+		s.dialled(err)
+	}
+	if !byBackend || !errors.Is(err, syscall.ECONNREFUSED) {
+		return
+	}
+	t.each(func(o *udpSession) {
+		if o.backend == s.backend {
+			o.lost = true
+		}
+	})
+}
+
+// each calls fn, which may end it, with each session.
+func (t *udpTable) each(fn func(*udpSession)) {
+	for _, g := range t.groups {
+		for f := range g.busy {
+			for _, s := range f.sessions {
+				fn(s)
+			}
 		}
 	}
 }
 
-// fromBackend returns the session of a datagram from a backend, 0 if it is to be dropped, and has been counted.
-func (u *udpSessions) fromBackend(fronts func(id uint32) *udpFront, socket uint32, from *udpAddr, now time.Duration) uint32 {
-	id, first, w := u.reply(socket, from, now)
-	switch {
-	case w == ofNobody:
-		u.count.stranger.Add(1)
-	case w == tooLate:
-		u.count.late.Add(1)
-	case first:
-		s := u.at(id)
-		f := fronts(s.key.listener)
-		f.owner.dialled(f.client(&s.key), u.backendOf(s), nil)
+// granule is how much longer than the idle time a session may last.
+func (t *udpTable) granule() time.Duration { return max(t.idle/8, time.Millisecond) }
+
+// expire ends what is idle, and reports whether there are other sessions.
+func (t *udpTable) expire(now time.Time) (left bool) {
+	for _, g := range t.groups {
+		for f := range g.busy {
+			for f.oldest != nil && now.Sub(f.oldest.used) >= t.idle {
+				t.count.expired.Add(1)
+				t.end(f.oldest)
+			}
+		}
 	}
-	return id
+	return len(t.groups) > 0
 }
 
-// failed tells a Balancer that the backend of a session cannot be reached.
-func (u *udpSessions) failed(f *udpFront, id uint32, err error) {
-	s := u.at(id)
-	f.owner.dialled(f.client(&s.key), u.backendOf(s), err)
+// leave ends the sessions of a listener to backends.
+func (t *udpTable) leave(f *udpFront, gone []netip.AddrPort) {
+	for _, s := range f.sessions {
+		if slices.Contains(gone, s.backend) {
+			t.end(s)
+		}
+	}
+}
+
+// close ends all sessions of a listener.
+func (t *udpTable) close(f *udpFront) {
+	for _, s := range f.sessions {
+		t.end(s)
+	}
 }

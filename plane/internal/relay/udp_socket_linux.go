@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
@@ -8,117 +9,263 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// udpSocket is a socket of a loop: of a listener, or one of a pool to backends.
-type udpSocket struct {
-	fd     int
-	six    bool
-	bound  netip.AddrPort
-	front  *udpFront // nil: to backends
-	number uint32    // in its pool
-	// The datagrams to be sent through it are a list, by their places in the batch plus one.
-	first, last int
+// option is one of a socket.
+type option struct {
+	name              string
+	level, opt, value int
 }
 
-// openUDP makes a socket in the namespace of the thread. toBackends says that errors of the network are to be read from it.
-func openUDP(at netip.AddrPort, toBackends, offload bool) (fd int, err error) {
-	six := isSix(at.Addr())
-	domain, sa := udpSockaddr(at)
-	fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
+func setOptions(fd int, all ...option) error {
+	for _, o := range all {
+		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
+			return os.NewSyscallError(o.name, err)
+		}
+	}
+	return nil
+}
+
+// newUDPSocket makes a socket in the namespace of the thread. Datagrams that are too long for a link are cut, and not refused: the client's
+// own way of finding the length ends at the relay.
+func newUDPSocket(a netip.Addr) (int, error) {
+	family, cut := unix.AF_INET, option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT}
+	if a.Is6() {
+		family, cut = unix.AF_INET6, option{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
-	defer func() {
-		if err != nil {
-			unix.Close(fd)
-		}
-	}()
-	type option struct {
-		name          string
-		level, opt, v int
+	if err := setOptions(fd, cut); err != nil {
+		unix.Close(fd)
+		return -1, err
 	}
-	options := []option{
-		// Who sends datagrams that are too long for a link has them cut, and not refused: the client's own way of finding
-		// the length ends at the relay.
-		{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT},
+	return fd, nil
+}
+
+// openUDP makes the socket of a listener.
+func openUDP(at netip.AddrPort) (int, error) {
+	fd, err := newUDPSocket(at.Addr())
+	if err != nil {
+		return -1, err
 	}
-	if six {
-		options = []option{
-			{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
-			{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT},
-		}
-	}
-	switch {
-	case toBackends && six:
-		options = append(options, option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1})
-	case toBackends:
-		options = append(options, option{"IP_RECVERR", unix.IPPROTO_IP, unix.IP_RECVERR, 1})
-	case six:
-		options = append(options, option{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1},
-			option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1})
-	default:
+	// A service address may not be there yet, and comes when somebody listens.
+	options := []option{{"IP_FREEBIND", unix.IPPROTO_IP, unix.IP_FREEBIND, 1}}
+	if at.Addr().Is6() {
+		options = append(options, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
+			option{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}, option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1})
+	} else {
 		options = append(options, option{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}, option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1})
 	}
-	if !toBackends { // a service address may not be there yet, and comes when somebody listens
-		options = append(options, option{"IP_FREEBIND", unix.IPPROTO_IP, unix.IP_FREEBIND, 1})
-	}
-	for _, o := range options {
-		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.v); err != nil {
-			return -1, fmt.Errorf("set %s: %w", o.name, err)
-		}
-	}
+	err = setOptions(fd, options...)
 	for _, o := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, o[0], udpBuffer) != nil {
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, o[1], udpBuffer) // as much as the node allows
 		}
 	}
-	if offload {
-		unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) // since Linux 5.0; without it datagrams come one by one
+	if err == nil {
+		err = distinguish(fd, at.Addr().Is6())
 	}
-	if !toBackends {
-		if err := distinguish(fd, six); err != nil {
-			return -1, err
-		}
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(at)))
 	}
-	if err := unix.Bind(fd, sa); err != nil {
-		return -1, os.NewSyscallError("bind", err)
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
 	}
 	return fd, nil
 }
 
-// ownAddress reports whether the node has an address. The kernel drops what comes from one from elsewhere, in IPv4; in IPv6 only who forges
+// dial gives a session a socket that is connected to its backend. It has a port that the kernel chooses at random.
+func (l *udpLoop) dial(s *udpSession) error {
+	fd, err := newUDPSocket(s.backend.Addr())
+	if err != nil {
+		return err
+	}
+	report := option{"IP_RECVERR", unix.IPPROTO_IP, unix.IP_RECVERR, 1}
+	if s.backend.Addr().Is6() {
+		report = option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}
+	}
+	err = setOptions(fd, report)
+	if mark := l.relay.cfg.Mark; err == nil && mark != 0 {
+		err = setOptions(fd, option{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(mark)})
+	}
+	if err == nil {
+		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(s.backend)))
+	}
+	// The kernel gives a socket its port before it connects it, and what came to the port in between may be a stranger's.
+	for err == nil {
+		if _, e := unix.Read(fd, l.control[:1]); e != nil && e != unix.EINTR {
+			break
+		}
+	}
+	c := &udpSocket{loop: l, fd: fd, session: s, client: sockaddr(s.key.client), from: sourceControl(s.key.local), via: l.fronts[s.front]}
+	if err == nil {
+		err = l.watch(c)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	s.socket = c
+	return nil
+}
+
+// send is part of sessionSocket.
+func (s *udpSocket) send(datagram []byte, hops int) error {
+	if hops != s.hops {
+		if err := s.limitHops(hops); err != nil {
+			return err
+		}
+		s.hops = hops
+	}
+	err := s.write(datagram)
+	if err == nil || isOurs(err) {
+		return err
+	}
+	// Perhaps it is the error of a datagram before, which is told once.
+	if s.readErrors(); s.session.lost {
+		return err
+	}
+	return s.write(datagram)
+}
+
+func (s *udpSocket) write(datagram []byte) error {
+	for {
+		if err := unix.Send(s.fd, datagram, unix.MSG_DONTWAIT); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// limitHops limits how many routers may pass on what is sent.
+func (s *udpSocket) limitHops(hops int) error {
+	if hops == 0 {
+		hops = -1 // the node's own
+	}
+	if s.session.backend.Addr().Is6() {
+		return setOptions(s.fd, option{"IPV6_UNICAST_HOPS", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops})
+	}
+	return setOptions(s.fd, option{"IP_TTL", unix.IPPROTO_IP, unix.IP_TTL, hops})
+}
+
+// readErrors reads what the network reports about datagrams that were sent to the backend.
+func (s *udpSocket) readErrors() {
+	var control [512]byte
+	var payload [1]byte
+	for range backendTurn { // what is left is reported again
+		_, n, _, _, err := unix.Recvmsg(s.fd, payload[:], control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			break
+		}
+		if why, by := unreachable(control[:n]); why != 0 {
+			s.loop.table.refused(s.session, why, by == s.session.backend.Addr().WithZone(""), isLocal(by))
+		}
+	}
+	// An error that nothing in the queue explains would be reported for ever.
+	_, _ = unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+}
+
+// isLocal reports whether the node has an address. The kernel drops what comes from one from elsewhere, in IPv4; in IPv6 only who forges
 // addresses could send it.
-func ownAddress(a udpAddr, six bool) bool {
-	at := a.addrPort().Addr()
-	if isSix(at) != six || at.IsUnspecified() {
+func isLocal(a netip.Addr) bool {
+	if !a.IsValid() || a.IsUnspecified() {
 		return false
 	}
-	domain, sa := udpSockaddr(netip.AddrPortFrom(at, 0))
-	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+	fd, err := newUDPSocket(a)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(fd)
-	return unix.Bind(fd, sa) == nil
+	return unix.Bind(fd, sockaddr(netip.AddrPortFrom(a, 0))) == nil
 }
 
-// udpSockaddr is an address as system calls take it.
-func udpSockaddr(at netip.AddrPort) (domain int, sa unix.Sockaddr) {
-	a := packAddr(at)
-	if isSix(at.Addr()) {
-		return unix.AF_INET6, &unix.SockaddrInet6{Addr: a.ip, Port: int(at.Port()), ZoneId: a.zone}
-	}
-	return unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte(a.ip[12:]), Port: int(at.Port())}
+// received is what the kernel tells of a datagram beside who sent it.
+type received struct {
+	local   netip.Addr // to which address of the host
+	unicast bool
+	hops    int // as many routers may pass it on; 0 if that is not known
 }
 
-func boundTo(fd int) (netip.AddrPort, error) {
-	sa, err := unix.Getsockname(fd)
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)), nil
-	case *unix.SockaddrInet6:
-		return udpAddr{sa.Addr, sa.ZoneId, uint32(sa.Port)}.addrPort(), nil
+// recvControlSize holds an address of either family and the hops that are left.
+const recvControlSize = 128
+
+// parseControl reads the control messages of a datagram. What it does not know it leaves out.
+func parseControl(b []byte) (r received) {
+	for len(b) >= unix.SizeofCmsghdr {
+		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
+		if err != nil {
+			return r
+		}
+		b = rest
+		switch {
+		case hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+			// The source for a reply (4:8) is the destination (8:12), unless that is a multicast or broadcast address.
+			r.local = netip.AddrFrom4([4]byte(data[8:12]))
+			r.unicast = [4]byte(data[4:8]) == [4]byte(data[8:12])
+		case hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+			r.local = netip.AddrFrom16([16]byte(data[:16]))
+			r.unicast = !r.local.IsMulticast()
+		case isHops(hdr) && len(data) >= 4:
+			r.hops = int(int32(binary.NativeEndian.Uint32(data)))
+		}
 	}
-	return netip.AddrPort{}, os.NewSyscallError("getsockname", err)
+	return r
+}
+
+func isHops(hdr unix.Cmsghdr) bool {
+	return hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_TTL || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_HOPLIMIT
+}
+
+// sourceControl is the control message that has a datagram sent from an address.
+func sourceControl(a netip.Addr) []byte {
+	if a.Is4() {
+		return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: a.As4()})
+	}
+	return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: a.As16()})
+}
+
+// The types of "destination unreachable": RFC 792 and RFC 4443.
+const icmpUnreachable, icmp6Unreachable = 3, 1
+
+// unreachable reads the control messages of an error that the network reports: which, and who says so. 0: it is none that tells
+// that a backend cannot be reached.
+func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
+	for len(b) >= unix.SizeofCmsghdr {
+		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
+		if err != nil {
+			return 0, by
+		}
+		b = rest
+		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_RECVERR
+		const size = 16 // struct sock_extended_err of linux/errqueue.h; behind it is who says so
+		if !known || len(data) < size {
+			continue
+		}
+		switch [2]byte{data[4], data[5]} { // origin and type
+		case [2]byte{unix.SO_EE_ORIGIN_ICMP, icmpUnreachable}, [2]byte{unix.SO_EE_ORIGIN_ICMP6, icmp6Unreachable}:
+		default:
+			continue // "time exceeded" is EHOSTUNREACH too, and the client's TTL can cause it
+		}
+		switch errno = unix.Errno(binary.NativeEndian.Uint32(data)); errno {
+		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
+			return errno, offender(data[size:])
+		}
+	}
+	return 0, by
+}
+
+// offender reads the address of a socket address.
+func offender(b []byte) netip.Addr {
+	switch {
+	case len(b) >= unix.SizeofSockaddrInet4 && binary.NativeEndian.Uint16(b) == unix.AF_INET:
+		return netip.AddrFrom4([4]byte(b[4:8]))
+	case len(b) >= unix.SizeofSockaddrInet6 && binary.NativeEndian.Uint16(b) == unix.AF_INET6:
+		return netip.AddrFrom16([16]byte(b[8:24]))
+	}
+	return netip.Addr{}
 }
 
 // EphemeralPorts is how many ports the node has for sockets that ask for none.
