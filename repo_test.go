@@ -25,7 +25,9 @@ import (
 // "a, b < c, d" means that c and d may import a and b. Lines add up; nothing is transitive; NONE is no
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
-	NONE < cluster, lb, plane, logging, event;
+	NONE < cluster, lb, plane, event;
+	# It obeys the configuration as it is.
+	config < logging;
 	NONE < plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/capture;
 	lb < plane/internal/slots;
@@ -135,6 +137,7 @@ const modules = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
 	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert, test/adversary;
 	sigs.k8s.io/yaml < cli/migrate, config, source/manifests, cmd/kube-proxy;
+	k8s.io/klog < logging, config, source/kube;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cmd/kube-proxy;
 	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;

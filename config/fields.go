@@ -126,7 +126,7 @@ func fieldTable(modes mode.List) []field {
 		{"clientConnection.contentType", "CF-04", client, works, "media `type` of what is sent to the API server and asked of it: protobuf or JSON"},
 		{"clientConnection.qps", "CF-05", client, works, "requests to the API server a second; negative means no limit"},
 		{"clientConnection.burst", "CF-06", client, works, "requests that may come at once"},
-		{"logging.format", "CF-07", logFile, works, "`format` of the log: text, with the classic header, or json; lines of keys and values as long as nothing asks for a format or a file"},
+		{"logging.format", "CF-07", logFile, works, "`format` of the log: text, which is klog's, or json"},
 		{"logging.flushFrequency", "CF-08", logFile, works, "longest time that lines wait in a buffer"},
 		{"logging.verbosity", "CF-09", live, works, "`level` of detail in the log: 0, the least, to 10"},
 		{"logging.vmodule", "CF-10", live, works, "`pattern=N,...`: level of detail for source files whose name matches the pattern; text format only"},

@@ -2,285 +2,243 @@ package logging
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
+	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+
+	"kube-proxy/config"
 )
 
-// Config says what is logged and where. The zero value logs text to Stderr only if ToStderr is set.
-type Config struct {
-	// Format is "text", "json" or "keys".
-	Format string
-	// Verbosity is how much is logged, from 0; VModule beats it for some source files.
-	Verbosity int
-	VModule   []Pattern
-	// FlushFrequency is the longest time that lines wait in a file's buffer; 0 means 5 s.
-	FlushFrequency time.Duration
+// LevelWrite is the level of the line about each write to the kernel.
+const LevelWrite = slog.LevelInfo - 2
 
-	// ToStderr: no files. Otherwise lines go to files, and those of StderrThreshold (0 information, 1 warnings,
-	// 2 errors, 3 fatal) and above to Stderr too; with AlsoToStderr all of them.
-	ToStderr, AlsoToStderr bool
-	StderrThreshold        int
-	// Dir gets one file for each severity; a line goes to those of the lower severities too, unless OneOutput.
-	Dir       string
-	OneOutput bool
-	// File is one file for all, instead of those in Dir. At FileMaxMB it is emptied and begun anew; 0 is no limit.
-	File      string
-	FileMaxMB uint32
-	// SkipHeaders leaves out each line's header, SkipLogHeaders the lines that a file begins with.
-	SkipHeaders, SkipLogHeaders bool
-	// AddDirHeader names the source file's folder too.
-	AddDirHeader bool
-	// BacktraceAt is "file.go:17": lines from there are followed by a stack trace. "" and ":0" are none.
-	BacktraceAt string
-
-	// SplitStream sends errors to Stderr and the rest to Stdout, there when InfoBufferSize bytes are together.
-	SplitStream    bool
-	InfoBufferSize int64
-
-	Stdout, Stderr io.Writer
-	// Program names the files; "" is the program's own name.
-	Program string
-}
-
-// Pattern is a verbosity for source files: the pattern is matched with the file's name without ".go", or with its
-// whole path if it has a slash.
-type Pattern struct {
-	Pattern   string
-	Verbosity int
-}
-
-// Log is where the lines go. Make it with [New].
+// Log is the process's log. Make it with [New], once: klog's state is global.
 type Log struct {
-	cfg     Config
-	verbose atomic.Int64
-	modules atomic.Pointer[[]Pattern]
+	klog   *flag.FlagSet // klog's own flags
+	info   *buffer       // of a split stream; nil if lines go out at once
+	logger *slog.Logger
+	addDir bool // --add-dir-header: klog obeys it only in lines that do not come by slog
 
-	mu   sync.Mutex
-	out  output
-	stop chan struct{}
-	done sync.WaitGroup
+	verbosity atomic.Int64
+	modules   atomic.Pointer[[]config.VModule]
 }
 
-// New returns a Log. The error is of a file that cannot be made, or of a setting that means nothing.
-func New(cfg Config) (*Log, error) {
-	switch cfg.Format {
-	case "text", "json", "keys":
-	default:
-		return nil, fmt.Errorf("log in format %q: want text, json or keys", cfg.Format)
-	}
-	if cfg.Program == "" {
-		cfg.Program = filepath.Base(os.Args[0])
-	}
-	if cfg.FlushFrequency <= 0 {
-		cfg.FlushFrequency = 5 * time.Second
-	}
-	l := &Log{cfg: cfg, stop: make(chan struct{})}
+// New sets up klog as cfg says; out and errOut stand for stdout and stderr. It fails if a log file cannot be written.
+func New(cfg config.Logging, out, errOut io.Writer) (*Log, error) {
+	l := &Log{klog: flag.NewFlagSet("klog", flag.ContinueOnError), addDir: cfg.AddDirHeader}
+	klog.InitFlags(l.klog)
 	l.SetVerbosity(cfg.Verbosity)
 	l.SetVModule(cfg.VModule)
-	l.out = newOutput(&l.cfg)
-	if err := l.out.open(); err != nil {
-		return nil, err
+	info := errOut
+	if cfg.SplitStream {
+		info = out
 	}
-	if l.out.buffers() {
-		l.done.Go(l.flushNowAndThen)
+	if cfg.SplitStream && cfg.InfoBufferSize > 0 {
+		l.info = &buffer{to: out, size: int(min(cfg.InfoBufferSize, 64<<20)), every: cfg.FlushFrequency}
+		info = l.info
 	}
+	if cfg.Format == "json" {
+		h := handler{log: l, info: newJSON(errOut)}
+		if h.errors = h.info; info != errOut {
+			h.info = newJSON(info)
+		}
+		l.logger = slog.New(h)
+		klog.SetSlogLogger(l.logger) // lines of client-go
+	} else {
+		toKlog := logr.ToSlogHandler(klog.NewKlogr())
+		l.logger = slog.New(handler{info: toKlog, errors: toKlog, log: l})
+		if err := l.text(cfg, info, errOut); err != nil {
+			return nil, err
+		}
+	}
+	slog.SetDefault(l.logger)
 	return l, nil
 }
 
-// Logger returns the logger of all that the process says.
-func (l *Log) Logger() *slog.Logger {
-	return slog.New(&handler{log: l})
-}
+// Logger returns the logger for all lines of the process.
+func (l *Log) Logger() *slog.Logger { return l.logger }
 
 // SetVerbosity changes how much is logged, from the next line on.
-func (l *Log) SetVerbosity(v int) { l.verbose.Store(int64(v)) }
+func (l *Log) SetVerbosity(v int) {
+	l.verbosity.Store(int64(v))
+	_ = l.set(map[string]any{"v": v})
+}
 
-// SetVModule changes the verbosity of single source files.
-func (l *Log) SetVModule(patterns []Pattern) { l.modules.Store(&patterns) }
+// SetVModule changes the verbosity of single source files. A pattern with a slash is matched with the whole path.
+func (l *Log) SetVModule(modules []config.VModule) {
+	l.modules.Store(&modules)
+	var all []string
+	for _, m := range modules {
+		all = append(all, fmt.Sprintf("%s=%d", m.Pattern, m.Verbosity))
+	}
+	_ = l.set(map[string]any{"vmodule": strings.Join(all, ",")})
+}
 
 // Flush writes what waits in buffers.
 func (l *Log) Flush() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out.flush()
-}
-
-// Close flushes, and closes the files.
-func (l *Log) Close() error {
-	close(l.stop)
-	l.done.Wait()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out.close()
-}
-
-func (l *Log) flushNowAndThen() {
-	tick := time.NewTicker(l.cfg.FlushFrequency)
-	defer tick.Stop()
-	for {
-		select {
-		case <-l.stop:
-			return
-		case <-tick.C:
-			if err := l.Flush(); err != nil {
-				fmt.Fprintf(l.cfg.Stderr, "log: %v\n", err)
-			}
-		}
-	}
-}
-
-// Show returns the verbosity from which on a level shows: 0 for Info and above, 2 for each step to Info-2, and
-// from there to Debug 4. Steps below Debug count one each.
-func Show(level slog.Level) int {
-	switch below := int(slog.LevelInfo - level); {
-	case below <= 0:
-		return 0
-	case below <= 2:
-		return 2
-	case below <= 4:
-		return 4
-	default:
-		return below
-	}
-}
-
-// allows reports whether a line of that level from the source file is wanted.
-func (l *Log) allows(level slog.Level, pc uintptr) bool {
-	show := int64(Show(level))
-	if show == 0 {
-		return true
-	}
-	if patterns := *l.modules.Load(); len(patterns) > 0 && pc != 0 {
-		file, _ := source(pc)
-		for _, p := range patterns {
-			if matches(p.Pattern, file) {
-				return show <= int64(p.Verbosity)
-			}
-		}
-	}
-	return show <= l.verbose.Load()
-}
-
-func matches(pattern, file string) bool {
-	name := strings.TrimSuffix(file, ".go")
-	if !strings.Contains(pattern, "/") {
-		name = filepath.Base(name)
-	}
-	ok, err := filepath.Match(pattern, name)
-	return ok && err == nil
-}
-
-func source(pc uintptr) (file string, line int) {
-	frame, _ := runtime.CallersFrames([]uintptr{pc}).Next()
-	return frame.File, frame.Line
-}
-
-// handler turns records into lines.
-type handler struct {
-	log    *Log
-	prefix string // of the keys: the groups, with dots
-	attrs  []slog.Attr
-	with   []func(slog.Handler) slog.Handler // attrs and groups again, for the format "keys"
-}
-
-// Enabled reports whether a line of the level may be wanted; Handle knows the source file and decides.
-func (h *handler) Enabled(_ context.Context, level slog.Level) bool {
-	show := int64(Show(level))
-	if show <= h.log.verbose.Load() {
-		return true
-	}
-	for _, p := range *h.log.modules.Load() {
-		if show <= int64(p.Verbosity) {
-			return true
-		}
-	}
-	return false
-}
-
-// Handle writes the record.
-func (h *handler) Handle(ctx context.Context, r slog.Record) error {
-	l := h.log
-	if !l.allows(r.Level, r.PC) {
+	klog.Flush()
+	if l.info == nil {
 		return nil
 	}
-	line := make([]byte, 0, 256)
-	var err error
-	switch l.cfg.Format {
-	case "text":
-		line = h.text(line, r)
-	case "json":
-		line, err = h.json(line, r)
-	default:
-		line, err = h.keys(ctx, r)
-	}
-	if err != nil {
-		return fmt.Errorf("log %q: %w", r.Message, err)
-	}
-	if l.traces(r.PC) {
-		line = append(line, stack()...)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out.write(severityOf(r.Level), line)
+	return l.info.Flush()
 }
 
-// WithAttrs returns a handler that adds the attributes to each line.
-func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	more := *h
-	more.attrs = append([]slog.Attr(nil), h.attrs...)
+// text has klog write text to the writers, or to files.
+func (l *Log) text(cfg config.Logging, info, errOut io.Writer) error {
+	files := !cfg.ToStderr && (cfg.File != "" || cfg.Dir != "")
+	flags := map[string]any{
+		"logtostderr": false, "skip_headers": true, "stderrthreshold": "FATAL",
+		"one_output": cfg.OneOutput || !files, "add_dir_header": cfg.AddDirHeader, "skip_log_headers": cfg.SkipLogHeaders,
+		"log_dir": cfg.Dir, "log_file": cfg.File, "log_file_max_size": cfg.FileMaxMB,
+	}
+	if at := cfg.BacktraceAt; at != "" && at != "0" && at != ":0" {
+		flags["log_backtrace_at"] = at
+	}
+	if err := l.set(flags); err != nil {
+		return err
+	}
+	if !files {
+		for severity, w := range map[string]io.Writer{"INFO": info, "WARNING": info, "ERROR": errOut, "FATAL": errOut} {
+			klog.SetOutputBySeverity(severity, w)
+		}
+		return l.set(map[string]any{"skip_headers": cfg.SkipHeaders})
+	}
+	if err := createFiles(cfg); err != nil {
+		return err
+	}
+	klog.StartFlushDaemon(cfg.FlushFrequency)
+	return l.set(map[string]any{
+		"skip_headers": cfg.SkipHeaders, "stderrthreshold": cfg.StderrThreshold, "alsologtostderr": cfg.AlsoToStderr,
+	})
+}
+
+// set sets flags of klog.
+func (l *Log) set(flags map[string]any) error {
+	for name, value := range flags {
+		if err := l.klog.Set(name, fmt.Sprint(value)); err != nil {
+			return fmt.Errorf("--%s %q: %w", strings.ReplaceAll(name, "_", "-"), value, err)
+		}
+	}
+	return nil
+}
+
+// exitFile is klog's exit code when it cannot write a file.
+const exitFile = 2
+
+// createFiles has klog create all its files now. It would create that of a severity with the first line, and if that
+// failed, or a write later, end the process: a full disk must not end the proxy, so then the log goes on on stderr.
+func createFiles(cfg config.Logging) (err error) {
+	if cfg.File == "" { // klog would take the folder of temporary files instead
+		f, err := os.CreateTemp(cfg.Dir, "kube-proxy.*.tmp")
+		if err != nil {
+			return fmt.Errorf("--log-dir: %w", err)
+		}
+		if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+			return fmt.Errorf("--log-dir: %w", err)
+		}
+	}
+	failed := false
+	defer func() {
+		if failed {
+			_ = recover()
+			err = errors.New("klog cannot create its files, see above")
+		}
+	}()
+	klog.OsExit = func(int) { failed = true; panic("klog exits") }
+	klog.Error() // an empty line, of this severity: klog creates the files of all lower ones too
+	klog.OsExit = func(code int) {
+		if code != exitFile {
+			os.Exit(code)
+		}
+		go klog.LogToStderr(true) // klog holds its lock
+	}
+	return nil
+}
+
+// handler leaves out records that are too verbose, and adds the attributes of derived loggers, which klog's own handler
+// loses. Only Handle knows the source file of a record, so klog's own --vmodule, which looks at the call stack, cannot
+// work below it.
+type handler struct {
+	info, errors slog.Handler
+	log          *Log
+	prefix       string // of keys: the groups, with dots
+	attrs        []slog.Attr
+}
+
+// Enabled reports whether a record of the level may show.
+func (h handler) Enabled(_ context.Context, level slog.Level) bool {
+	most := h.log.verbosity.Load()
+	for _, m := range *h.log.modules.Load() {
+		most = max(most, int64(m.Verbosity))
+	}
+	return int64(-level) <= most
+}
+
+// Handle writes the record, unless it is too verbose for its source file.
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	file := source(r.PC)
+	if r.Level < slog.LevelInfo && int64(-r.Level) > h.log.verbosityOf(file) {
+		return nil
+	}
+	all := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+	if h.log.addDir {
+		all.AddAttrs(slog.String("dir", filepath.Base(filepath.Dir(file))))
+	}
+	all.AddAttrs(h.attrs...)
+	r.Attrs(func(a slog.Attr) bool { a.Key = h.prefix + a.Key; all.AddAttrs(a); return true })
+	if r.Level >= slog.LevelError {
+		return h.errors.Handle(ctx, all)
+	}
+	return h.info.Handle(ctx, all)
+}
+
+// WithAttrs is part of slog.Handler.
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	h.attrs = slices.Clone(h.attrs)
 	for _, a := range attrs {
 		a.Key = h.prefix + a.Key
-		more.attrs = append(more.attrs, a)
+		h.attrs = append(h.attrs, a)
 	}
-	more.with = append(append([]func(slog.Handler) slog.Handler(nil), h.with...),
-		func(in slog.Handler) slog.Handler { return in.WithAttrs(attrs) })
-	return &more
+	return h
 }
 
-// WithGroup returns a handler that begins the keys that follow with the name.
-func (h *handler) WithGroup(name string) slog.Handler {
-	if name == "" {
-		return h
-	}
-	more := *h
-	more.prefix = h.prefix + name + "."
-	more.with = append(append([]func(slog.Handler) slog.Handler(nil), h.with...),
-		func(in slog.Handler) slog.Handler { return in.WithGroup(name) })
-	return &more
+// WithGroup is part of slog.Handler.
+func (h handler) WithGroup(name string) slog.Handler {
+	h.prefix += name + "."
+	return h
 }
 
-// traces reports whether the line's source is that of --log-backtrace-at.
-func (l *Log) traces(pc uintptr) bool {
-	if l.cfg.BacktraceAt == "" || l.cfg.BacktraceAt == ":0" || pc == 0 {
-		return false
+// source is the source file of a record; "" if that is not known.
+func source(pc uintptr) string {
+	if pc == 0 {
+		return ""
 	}
-	file, line := source(pc)
-	return l.cfg.BacktraceAt == filepath.Base(file)+":"+strconv.Itoa(line)
+	frame, _ := runtime.CallersFrames([]uintptr{pc}).Next()
+	return frame.File
 }
 
-func stack() []byte {
-	buf := make([]byte, 64<<10)
-	return buf[:runtime.Stack(buf, false)]
-}
-
-// severityOf is 0 for information, 1 for warnings, 2 for errors, 3 for what ends the process.
-func severityOf(level slog.Level) int {
-	switch {
-	case level > slog.LevelError:
-		return 3
-	case level == slog.LevelError:
-		return 2
-	case level >= slog.LevelWarn:
-		return 1
+// verbosityOf is the verbosity of a source file: that of the first pattern that matches, else that of all.
+func (l *Log) verbosityOf(file string) int64 {
+	file = strings.TrimSuffix(file, ".go")
+	for _, m := range *l.modules.Load() {
+		name := file
+		if !strings.Contains(m.Pattern, "/") {
+			name = filepath.Base(file)
+		}
+		if ok, _ := filepath.Match(m.Pattern, name); ok {
+			return int64(m.Verbosity)
+		}
 	}
-	return 0
+	return l.verbosity.Load()
 }

@@ -2,33 +2,94 @@ package logging
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"k8s.io/klog/v2"
+
+	"kube-proxy/config"
 )
 
-// open returns a Log, and where its stdout and stderr go.
-func open(t *testing.T, cfg Config) (l *Log, out, errOut *bytes.Buffer) {
-	t.Helper()
-	out, errOut = new(bytes.Buffer), new(bytes.Buffer)
-	cfg.Stdout, cfg.Stderr = out, errOut
-	if cfg.Format == "" {
-		cfg.Format = "text"
+// asProgram and asConfig have the test binary log as a program: klog's state belongs to the process.
+const asProgram, asConfig = "LOGGING_TEST_PROGRAM", "LOGGING_TEST_CONFIG"
+
+func TestMain(m *testing.M) {
+	program := programs[os.Getenv(asProgram)]
+	if program == nil {
+		os.Exit(m.Run())
 	}
-	cfg.Program = "kube-proxy"
-	l, err := New(cfg)
+	var cfg config.Logging
+	err := json.Unmarshal([]byte(os.Getenv(asConfig)), &cfg)
+	if err == nil {
+		var l *Log
+		if l, err = New(cfg, os.Stdout, os.Stderr); err == nil {
+			program(l)
+			err = l.Flush()
+		}
+	}
 	if err != nil {
-		t.Fatal(err)
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
 	}
-	return l, out, errOut
+}
+
+var programs = map[string]func(*Log){
+	"say": say,
+	"attributes": func(l *Log) {
+		l.Logger().With("family", "IPv4").WithGroup("g").Warn("a \"b\"\nc", "n", 3, "d", time.Second, "err", errors.New("no"),
+			slog.Group("h", "x", true))
+	},
+	"levels": func(l *Log) {
+		log := l.Logger()
+		log.Info("I")
+		log.Log(context.Background(), LevelWrite, "W")
+		log.Debug("D")
+		log.Log(context.Background(), slog.LevelDebug-4, "x")
+	},
+	"client-go": func(*Log) { klog.InfoS("one", "key", 1) },
+	"much": func(l *Log) {
+		long := strings.Repeat("x", 1000)
+		for range 1100 { // more than 1 MiB with the headers
+			l.Logger().Info(long)
+		}
+		l.Logger().Info("last")
+	},
+	// The first flush fails, then klog gives the file up, and a while later lines go to stderr.
+	"until on stderr": func(l *Log) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			panic(err)
+		}
+		stderr := os.Stderr
+		os.Stderr = w
+		go func() {
+			for {
+				l.Logger().Info("one")
+				klog.Flush()
+			}
+		}()
+		seen := new(bytes.Buffer)
+		for chunk := make([]byte, 4096); messages(seen.String()) == ""; {
+			n, err := r.Read(chunk)
+			if seen.Write(chunk[:n]); err != nil {
+				panic(err)
+			}
+		}
+		io.WriteString(stderr, seen.String())
+		os.Exit(0)
+	},
 }
 
 func say(l *Log) {
@@ -38,6 +99,37 @@ func say(l *Log) {
 	log.Error("three")
 }
 
+// run returns what a program prints with this configuration.
+func run(t *testing.T, program string, cfg config.Logging) (out, errOut string, err error) {
+	t.Helper()
+	if cfg.FlushFrequency == 0 {
+		cfg.FlushFrequency = time.Hour
+	}
+	text, err := json.Marshal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), asProgram+"="+program, asConfig+"="+string(text))
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err = cmd.Run()
+	return stdout.String(), stderr.String(), err
+}
+
+func logged(t *testing.T, program string, cfg config.Logging) (out, errOut string) {
+	t.Helper()
+	out, errOut, err := run(t, program, cfg)
+	if err != nil {
+		t.Fatalf("%v: %s", err, errOut)
+	}
+	return out, errOut
+}
+
 // messages are the messages in a log, by their order.
 func messages(text string) string {
 	return strings.Join(regexp.MustCompile(`one|two|three`).FindAllString(text, -1), " ")
@@ -45,237 +137,191 @@ func messages(text string) string {
 
 // The header is what log collectors of Kubernetes parse.
 func TestText(t *testing.T) {
-	l, _, errOut := open(t, Config{ToStderr: true})
-	l.Logger().With("family", "IPv4").WithGroup("g").Warn("a \"b\"\nc", "n", 3, "d", time.Second, "err", errors.New("no"),
-		slog.Group("h", "x", true))
-	header := regexp.MustCompile(`^W\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ logging_test\.go:\d+\] `)
-	got := errOut.String()
-	if !header.MatchString(got) {
-		t.Errorf("header: %q", got)
-	}
-	want := `"a \"b\"\nc" family="IPv4" g.n=3 g.d="1s" g.err="no" g.h.x=true` + "\n"
-	if rest := header.ReplaceAllString(got, ""); rest != want {
-		t.Errorf("line:\n%swant:\n%s", rest, want)
-	}
-	l, _, errOut = open(t, Config{ToStderr: true, SkipHeaders: true})
-	say(l)
-	if got := errOut.String(); got != "\"one\"\n\"two\"\n\"three\"\n" {
-		t.Errorf("--skip-headers: %q", got)
-	}
-	l, _, errOut = open(t, Config{ToStderr: true, AddDirHeader: true})
-	say(l)
-	if got := errOut.String(); !strings.Contains(got, " logging/logging_test.go:") {
-		t.Errorf("--add-dir-header: %q", got)
+	for _, tc := range []struct {
+		program string
+		cfg     config.Logging
+		want    string
+	}{
+		{"attributes", config.Logging{}, `^W\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ logging_test\.go:\d+\] ` +
+			regexp.QuoteMeta(`"a \"b\"\nc" family="IPv4" g.n=3 g.d="1s" g.err="no" g.h={"x":true}`) + "\n$"},
+		{"say", config.Logging{SkipHeaders: true}, `^"one"\n"two"\n"three"\n$`},
+		{"say", config.Logging{AddDirHeader: true}, `^I.* logging_test\.go:\d+\] "one" dir="logging"\n`},
+		{"client-go", config.Logging{}, `^I.* logging_test\.go:\d+\] "one" key=1\n$`},
+	} {
+		tc.cfg.ToStderr = true
+		if _, got := logged(t, tc.program, tc.cfg); !regexp.MustCompile(tc.want).MatchString(got) {
+			t.Errorf("%+v: %q, want %q", tc.cfg, got, tc.want)
+		}
 	}
 }
 
 func TestJSON(t *testing.T) {
-	l, _, errOut := open(t, Config{Format: "json", ToStderr: true, Verbosity: 2})
-	l.Logger().With("family", "IPv4").Log(t.Context(), LevelWrite, "wrote", "took", time.Millisecond, "ch", make(chan int))
-	l.Logger().Error("bad", "error", errors.New("no"))
-	lines := strings.Split(strings.TrimSpace(errOut.String()), "\n")
-	var first, second map[string]any
-	if len(lines) != 2 || json.Unmarshal([]byte(lines[0]), &first) != nil || json.Unmarshal([]byte(lines[1]), &second) != nil {
-		t.Fatalf("lines %q", lines)
-	}
-	if first["msg"] != "wrote" || first["v"] != 2.0 || first["family"] != "IPv4" || first["took"] != "1ms" ||
-		second["error"] != "no" || second["level"] != "error" || !strings.HasPrefix(second["caller"].(string), "logging/logging_test.go:") {
-		t.Errorf("lines %q", lines)
-	}
-	if at := time.UnixMilli(int64(first["ts"].(float64))); time.Since(at) > time.Minute || time.Since(at) < -time.Minute {
-		t.Errorf("ts is %v", at)
-	}
-}
-
-// The format "keys" is package slog's own.
-func TestKeys(t *testing.T) {
-	l, _, errOut := open(t, Config{Format: "keys", ToStderr: true, Verbosity: 2})
-	l.Logger().With("a", 1).WithGroup("g").Log(t.Context(), LevelWrite, "wrote it", "b", 2)
-	if got := errOut.String(); !strings.HasSuffix(got, " level=INFO msg=\"wrote it\" a=1 g.b=2\n") {
-		t.Errorf("line %q", got)
-	}
-	// Readers of logs know four levels, whatever lies between them.
-	l, _, errOut = open(t, Config{Format: "keys", ToStderr: true, Verbosity: 20})
-	for level := slog.LevelDebug - 8; level <= slog.LevelError+8; level++ {
-		l.Logger().Log(t.Context(), level, "x", "level", "of its own")
-	}
-	known := regexp.MustCompile(`^time=\S+ level=(DEBUG|INFO|WARN|ERROR) msg=x level="of its own"$`)
-	for line := range strings.Lines(errOut.String()) {
-		if !known.MatchString(strings.TrimSuffix(line, "\n")) {
-			t.Errorf("line %q", line)
+	const number = `\{"ts":\d{13}(\.\d+)?,`
+	for program, want := range map[string]string{
+		"attributes": number + `"level":"warning","caller":"logging/logging_test.go:\d+","msg":"a \\"b\\"\\nc","family":"IPv4",` +
+			`"g.n":3,"g.d":"1s","g.err":"no","g.h":\{"x":true\}\}`,
+		"levels":    number + `"v":0,.*"I"\}\n` + number + `"v":2,.*"W"\}`,
+		"client-go": number + `"v":0,.*"msg":"one","key":1\}`,
+	} {
+		if _, got := logged(t, program, config.Logging{Format: "json", ToStderr: true, Verbosity: 2}); !regexp.MustCompile("^" + want + "\n$").MatchString(got) {
+			t.Errorf("%s: %q, want %q", program, got, want)
 		}
 	}
 }
 
 func TestVerbosity(t *testing.T) {
-	for v, want := range map[int]string{0: "I", 1: "I", 2: "IW", 3: "IW", 4: "IWD", 6: "IWD", 9: "IWDx"} {
-		l, _, errOut := open(t, Config{ToStderr: true, SkipHeaders: true, Verbosity: 7})
-		l.SetVerbosity(v)
-		log := l.Logger()
-		log.Info("I")
-		log.Log(t.Context(), LevelWrite, "W")
-		log.Debug("D")
-		log.Log(t.Context(), slog.LevelDebug-4, "x")
-		if got := strings.NewReplacer("\n", "", `"`, "").Replace(errOut.String()); got != want {
-			t.Errorf("-v=%d shows %q, want %q", v, got, want)
+	for _, tc := range []struct {
+		verbosity int
+		modules   []config.VModule
+		want      string
+	}{
+		{0, nil, "I"}, {1, nil, "I"}, {2, nil, "IW"}, {3, nil, "IW"}, {4, nil, "IWD"}, {8, nil, "IWDx"},
+		{0, []config.VModule{{Pattern: "logging_test", Verbosity: 4}}, "IWD"},
+		{0, []config.VModule{{Pattern: "logging*", Verbosity: 4}}, "IWD"},
+		{0, []config.VModule{{Pattern: "log?ing_test", Verbosity: 3}}, "IW"},
+		{0, []config.VModule{{Pattern: "other", Verbosity: 9}}, "I"},
+		{0, []config.VModule{{Pattern: "nowhere/*", Verbosity: 4}}, "I"},
+		{9, []config.VModule{{Pattern: "logging_test", Verbosity: 0}}, "I"},
+	} {
+		_, got := logged(t, "levels", config.Logging{ToStderr: true, SkipHeaders: true, Verbosity: tc.verbosity, VModule: tc.modules})
+		if got := strings.NewReplacer("\n", "", `"`, "").Replace(got); got != tc.want {
+			t.Errorf("-v=%d --vmodule=%v shows %q, want %q", tc.verbosity, tc.modules, got, tc.want)
 		}
-	}
-	for pattern, shown := range map[string]bool{"logging_test=4": true, "logging*=4": true, "log?ing_test=3": false, "other=9": false,
-		"nowhere/*=4": false} {
-		name, level, _ := strings.Cut(pattern, "=")
-		l, _, errOut := open(t, Config{ToStderr: true, VModule: []Pattern{{name, int(level[0] - '0')}}})
-		l.Logger().Debug("one")
-		if got := errOut.Len() > 0; got != shown {
-			t.Errorf("--vmodule=%s shows a debug line: %v", pattern, got)
-		}
-	}
-	l, _, errOut := open(t, Config{ToStderr: true, Verbosity: 9, VModule: []Pattern{{"logging_test", 0}}})
-	l.Logger().Debug("one")
-	if errOut.Len() > 0 {
-		t.Errorf("--vmodule cannot make a file quieter: %q", errOut)
 	}
 }
 
 // One file for each severity; lower ones have all, or with --one-output their own.
 func TestDir(t *testing.T) {
 	for _, tc := range []struct {
-		cfg                  Config
+		cfg                  config.Logging
 		info, warn, bad, std string
 	}{
-		{Config{StderrThreshold: 2}, "one two three", "two three", "three", "three"},
-		{Config{StderrThreshold: 1, OneOutput: true}, "one", "two", "three", "two three"},
-		{Config{StderrThreshold: 3, AlsoToStderr: true}, "one two three", "two three", "three", "one two three"},
-		{Config{ToStderr: true}, "", "", "", "one two three"},
+		{config.Logging{StderrThreshold: 2}, "one two three", "two three", "three", "three"},
+		{config.Logging{StderrThreshold: 1, OneOutput: true}, "one", "two", "three", "two three"},
+		{config.Logging{StderrThreshold: 3, AlsoToStderr: true}, "one two three", "two three", "three", "one two three"},
+		{config.Logging{ToStderr: true}, "", "", "", "one two three"},
 	} {
 		tc.cfg.Dir = t.TempDir()
-		l, _, errOut := open(t, tc.cfg)
-		say(l)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
-		for i, want := range []string{tc.info, tc.warn, tc.bad} {
-			data, err := os.ReadFile(filepath.Join(tc.cfg.Dir, "kube-proxy."+severityNames[i])) // the link
-			if (err == nil) != (want != "") || messages(string(data)) != want {
-				t.Errorf("%+v: file %s has %q (%v), want %q", tc.cfg, severityNames[i], messages(string(data)), err, want)
-			}
-			if err == nil && !strings.HasPrefix(string(data), "Log file created at: ") {
-				t.Errorf("file %s begins %.40q", severityNames[i], data)
+		_, errOut := logged(t, "say", tc.cfg)
+		for name, want := range map[string]string{"INFO": tc.info, "WARNING": tc.warn, "ERROR": tc.bad} {
+			data, err := os.ReadFile(filepath.Join(tc.cfg.Dir, "logging.test."+name)) // the link
+			if (err == nil) != (want != "") || messages(string(data)) != want || err == nil && !bytes.HasPrefix(data, []byte("Log file created at: ")) {
+				t.Errorf("%+v: file %s has %q (%v), want %q", tc.cfg, name, data, err, want)
 			}
 		}
-		if got := messages(errOut.String()); got != tc.std {
+		if got := messages(errOut); got != tc.std {
 			t.Errorf("%+v: stderr has %q, want %q", tc.cfg, got, tc.std)
-		}
-		real, err := filepath.Glob(filepath.Join(tc.cfg.Dir, fmt.Sprintf("kube-proxy.*.log.INFO.2*.%d", os.Getpid())))
-		if err != nil || (len(real) == 1) != (tc.info != "") {
-			t.Errorf("files %q, %v", real, err)
 		}
 	}
 }
 
 // --log-file: all severities in one file, appended to at the start, emptied when it is full.
 func TestFile(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "proxy.log")
-	if err := os.WriteFile(name, []byte("before\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	l, _, errOut := open(t, Config{File: name, FileMaxMB: 1, SkipLogHeaders: true, StderrThreshold: 3})
-	say(l)
-	if err := l.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	data, _ := os.ReadFile(name)
-	if !strings.HasPrefix(string(data), "before\nI") || messages(string(data)) != "one two three" || errOut.Len() > 0 {
-		t.Errorf("file %q, stderr %q", data, errOut)
-	}
-	long := strings.Repeat("x", 1000)
-	for range 1100 { // more than 1 MiB with the headers
-		l.Logger().Info(long)
-	}
-	l.Logger().Info("last")
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	data, _ = os.ReadFile(name)
-	if len(data) > 1<<20 || strings.Contains(string(data), "before") || !strings.HasSuffix(string(data), "\"last\"\n") {
-		t.Errorf("after rotation %d bytes, begins %.20q", len(data), data)
+	for _, tc := range []struct {
+		program string
+		max     uint32
+		want    string
+		size    [2]int // at least, at most
+	}{
+		{"say", 1, `^before\n+I(?s:.*"one".*"two".*"three")\n$`, [2]int{0, 1000}},
+		{"much", 1, `^I(?s:.*)"last"\n$`, [2]int{0, 1 << 20}},
+		{"much", 0, `^before\n+I(?s:.*)"last"\n$`, [2]int{1 << 20, 2 << 20}},
+	} {
+		name := filepath.Join(t.TempDir(), "proxy.log")
+		if err := os.WriteFile(name, []byte("before\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, errOut := logged(t, tc.program, config.Logging{File: name, FileMaxMB: tc.max, SkipLogHeaders: true, StderrThreshold: 3})
+		data, err := os.ReadFile(name)
+		if err != nil || !regexp.MustCompile(tc.want).Match(data) || len(data) < tc.size[0] || len(data) > tc.size[1] || errOut != "" {
+			t.Errorf("%+v: %d bytes, %.100q…, %v, stderr %q", tc, len(data), data, err, errOut)
+		}
 	}
 }
 
-func TestNoLimit(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "proxy.log")
-	l, _, _ := open(t, Config{File: name, SkipLogHeaders: true, SkipHeaders: true, StderrThreshold: 3})
-	long := strings.Repeat("x", 1<<20)
-	l.Logger().Info(long)
-	l.Logger().Info(long)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if info, err := os.Stat(name); err != nil || info.Size() < 2<<20 {
-		t.Errorf("file %v, %v", info, err)
+// Bad input is an error at the start, in which klog does not end the process.
+func TestBadConfig(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "none")
+	for want, cfg := range map[string]config.Logging{
+		"error: --log-dir: ":                        {Dir: none},
+		"error: klog cannot create its files":       {File: filepath.Join(none, "log")},
+		`error: --log-backtrace-at "nonsense:17": `: {ToStderr: true, BacktraceAt: "nonsense:17"},
+	} {
+		if _, errOut, err := run(t, "say", cfg); err == nil || !strings.Contains(errOut, want) || strings.Contains(errOut, "goroutine") {
+			t.Errorf("%+v: %v, %q, want %q", cfg, err, errOut, want)
+		}
 	}
 }
 
-// What waits in a buffer is written after the flush frequency.
-func TestFlushFrequency(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "proxy.log")
-	synctest.Test(t, func(t *testing.T) {
-		l, _, _ := open(t, Config{File: name, FlushFrequency: time.Second, StderrThreshold: 3, SkipLogHeaders: true})
-		say(l)
-		if data, _ := os.ReadFile(name); len(data) > 0 {
-			t.Errorf("written at once: %q", data)
-		}
-		time.Sleep(1100 * time.Millisecond)
-		synctest.Wait()
-		if data, _ := os.ReadFile(name); messages(string(data)) != "one two three" {
-			t.Errorf("after the flush frequency: %q", data)
-		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+// When a file cannot be written any more, the log goes on on stderr, and the process lives.
+func TestDiskFull(t *testing.T) {
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("this system has no disk that is always full; TestBadConfig does without")
+	}
+	_, errOut := logged(t, "until on stderr", config.Logging{File: "/dev/full", SkipLogHeaders: true, StderrThreshold: 3})
+	if !strings.Contains(errOut, "no space left on device") {
+		t.Errorf("stderr does not say why: %q", errOut)
+	}
 }
 
 func TestSplitStream(t *testing.T) {
-	l, out, errOut := open(t, Config{ToStderr: true, SplitStream: true})
-	say(l)
-	if messages(out.String()) != "one two" || messages(errOut.String()) != "three" {
-		t.Errorf("stdout %q, stderr %q", out, errOut)
+	for _, format := range []string{"text", "json"} {
+		for _, size := range []int64{0, 4096} {
+			out, errOut := logged(t, "say", config.Logging{Format: format, ToStderr: true, SplitStream: true, InfoBufferSize: size})
+			if messages(out) != "one two" || messages(errOut) != "three" {
+				t.Errorf("%s, %d: stdout %q, stderr %q", format, size, out, errOut)
+			}
+		}
 	}
-	l, out, errOut = open(t, Config{ToStderr: true, SplitStream: true, InfoBufferSize: 4096})
-	l.Logger().Info("one")
-	if out.Len() > 0 {
-		t.Errorf("not buffered: %q", out)
+}
+
+// limited takes nothing as long as it has no room.
+type limited struct {
+	strings.Builder
+	full bool
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if l.full {
+		return 0, errors.New("no room")
 	}
-	l.Logger().Error("three")
-	if messages(out.String()) != "one" || messages(errOut.String()) != "three" {
-		t.Errorf("an error does not flush stdout: %q %q", out, errOut)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	return l.Builder.Write(p)
+}
+
+// Lines wait until there are many, or the flush frequency has passed; a full disk costs the lines of that time alone.
+func TestBuffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var to limited
+		b := &buffer{to: &to, size: 8, every: time.Second}
+		write := func(text, want string) {
+			t.Helper()
+			io.WriteString(b, text)
+			if got := to.String(); got != want {
+				t.Errorf("after %q: %q, want %q", text, got, want)
+			}
+		}
+		write("one", "")
+		write("three", "onethree")
+		write("two", "onethree")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		to.full = true
+		write("lost", "onethreetwo")
+		if b.Flush() == nil {
+			t.Error("a full disk is no error")
+		}
+		to.full = false
+		write("and after", "onethreetwoand after")
+	})
 }
 
 func TestBacktraceAt(t *testing.T) {
-	l, _, errOut := open(t, Config{ToStderr: true})
-	l.cfg.BacktraceAt = "logging_test.go:1"
-	say(l)
-	if strings.Contains(errOut.String(), "goroutine") {
+	_, errOut := logged(t, "say", config.Logging{ToStderr: true, BacktraceAt: "logging_test.go:1"})
+	line := regexp.MustCompile(`logging_test.go:\d+`).FindString(errOut)
+	if strings.Contains(errOut, "goroutine") {
 		t.Errorf("a trace for another line: %q", errOut)
 	}
-	line := regexp.MustCompile(`logging_test.go:\d+`).FindString(errOut.String())
-	l.cfg.BacktraceAt = line
-	errOut.Reset()
-	say(l)
-	if strings.Count(errOut.String(), "[running]") != 1 {
+	if _, errOut = logged(t, "say", config.Logging{ToStderr: true, BacktraceAt: line}); strings.Count(errOut, "[running]") != 1 {
 		t.Errorf("no trace at %s: %q", line, errOut)
-	}
-}
-
-func TestBadConfig(t *testing.T) {
-	if _, err := New(Config{Format: "xml"}); err == nil || !strings.Contains(err.Error(), `"xml"`) {
-		t.Errorf("format xml: %v", err)
-	}
-	if _, err := New(Config{Format: "text", Dir: filepath.Join(t.TempDir(), "none")}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a folder that is not there: %v", err)
 	}
 }

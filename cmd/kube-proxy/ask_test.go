@@ -182,7 +182,7 @@ func TestAskRunning(t *testing.T) {
 	// What somebody takes from the kernel is named as long as it is gone. The proxy mends it, so it is stopped first: it is asked by nobody then.
 	configure("adminSocket: /run/other/a.sock\n")
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
-	p.await(regexp.MustCompile(`questions are answered" socket=/run/other/a.sock`))
+	p.await(regexp.MustCompile(`questions are answered" socket="/run/other/a.sock"`))
 	answers(3, "there is no socket /run/kube-proxy/admin.sock", "why", "shop/web")
 	answers(0, "shop/web", "why", "shop/web", "--admin-socket=/run/other/a.sock")
 	if code, out, errOut := n.kubeProxy("why", "shop/web", "--config="+file); code != 0 {
@@ -214,7 +214,7 @@ func TestAskRunning(t *testing.T) {
 	p.end(syscall.SIGKILL)
 	next.await(regexp.MustCompile("questions are answered"))
 	answers(0, "as the table says", "trace", "10.1.1.13", "shop/web")
-	if warned := regexp.MustCompile("level=WARN.*socket.*").FindString(next.log()); warned != "" {
+	if warned := regexp.MustCompile("(?m)^W.*socket.*").FindString(next.log()); warned != "" {
 		t.Errorf("the next process warns: %s", warned)
 	}
 	next.stop()

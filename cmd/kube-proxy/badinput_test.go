@@ -116,17 +116,17 @@ func wants(c *txtar.Archive, name string) string {
 	return ""
 }
 
-var timestamp = regexp.MustCompile(`^time=\S+ `)
+var header = regexp.MustCompile(`^([IWE])\d{4} \S+ +\d+ \S+\] `)
 
 // said is what a program printed, without times and what is no news; several goroutines log, so their lines
 // are sorted.
 func said(log string) string {
 	var logged, rest []string
 	for line := range strings.Lines(log) {
-		switch line = timestamp.ReplaceAllString(line, ""); {
-		case strings.HasPrefix(line, "level=INFO"):
+		switch line = header.ReplaceAllString(line, "$1 "); {
+		case strings.HasPrefix(line, "I "):
 		case strings.Contains(line, "set oom_score_adj to"): // whether that is allowed is the machine's
-		case strings.HasPrefix(line, "level="):
+		case strings.HasPrefix(line, "W ") || strings.HasPrefix(line, "E "):
 			logged = append(logged, line)
 		default:
 			rest = append(rest, line)

@@ -78,13 +78,13 @@ func TestModeChangeAndCleanup(t *testing.T) {
 	}
 	run("nftables", "")
 	has("table ip kube-proxy", true)
-	run("iptables", `(?s)removed what="the nftables table kube-proxy of IPv4.*removed what="the nftables table kube-proxy of IPv6`)
+	run("iptables", `(?s)"removed" what="the nftables table kube-proxy of IPv4.*"removed" what="the nftables table kube-proxy of IPv6`)
 	has("kube-proxy\n", false)
 	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
-	run("nftables", `removed .*iptables`)
+	run("nftables", `"removed" .*iptables`)
 	has("KUBE-SERVICES", false)
 	has("table ip6 kube-proxy", true)
-	run("ipvs", `mode=ipvs instead=iptables err="ipvs: connect to IPVS`)
+	run("ipvs", `mode="ipvs" instead="iptables" err="ipvs: connect to IPVS`)
 	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
 	for _, flags := range [][]string{{"--cleanup"}, {"--cleanup-iptables"}, {"--cleanup"}} {
 		p := n.start(dir, flags, nil)
@@ -119,10 +119,10 @@ func TestModeChangeAgain(t *testing.T) {
 		}
 	}
 	p = n.start(dir, args("nftables"), func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+filepath.Join(dir, "bin")+":/usr/bin:/bin") })
-	p.await(regexp.MustCompile(`level=ERROR msg="rules of another mode could not all be removed.*somebody holds the lock`))
+	p.await(regexp.MustCompile(`E.*\] "rules of another mode could not all be removed.*somebody holds the lock`))
 	do(t, os.Remove(locked))
-	p.await(regexp.MustCompile(`removed .* chains of iptables \(nft, IPv4\)"`))
-	p.await(regexp.MustCompile(`removed .* chains of iptables \(nft, IPv6\)"`))
+	p.await(regexp.MustCompile(`"removed" .* chains of iptables \(nft, IPv4\)"`))
+	p.await(regexp.MustCompile(`"removed" .* chains of iptables \(nft, IPv6\)"`))
 	if rules := n.rules(); strings.Contains(rules, "KUBE-SERVICES") {
 		t.Errorf("what is left:\n%s", rules)
 	}
@@ -200,10 +200,13 @@ func TestCleanupWithConfig(t *testing.T) {
 		if rules := others(n.rules()); rules != "" {
 			t.Errorf("after mode %s and --cleanup:\n%s\n%s", mode, rules, p.log())
 		}
-		for _, wrong := range []string{"msg=serving", "listens", "nowhere", "level=ERROR"} {
+		for _, wrong := range []string{`"serving"`, "listens", "nowhere"} {
 			if strings.Contains(p.log(), wrong) {
 				t.Errorf("%q in\n%s", wrong, p.log())
 			}
+		}
+		if errorLine.MatchString(p.log()) {
+			t.Errorf("an error in\n%s", p.log())
 		}
 		if again := n.start(dir, []string{"--config=config", "--cleanup"}, nil); again.end(0) != 0 || !strings.Contains(again.log(), "there were no rules of a kube-proxy") {
 			t.Errorf("the second --cleanup:\n%s", again.log())

@@ -68,7 +68,7 @@ func TestIPVSSettings(t *testing.T) {
 	if page, err := p.get("/proxyMode"); err != nil || !strings.HasSuffix(page, "\r\n\r\nipvs") {
 		t.Errorf("/proxyMode: %q, %v", page, err)
 	}
-	p.await(regexp.MustCompile(`level=WARN msg="mode ipvs is deprecated upstream`))
+	p.await(regexp.MustCompile(`W.*\] "mode ipvs is deprecated upstream`))
 	if got := n.shows("ipvsadm", "-l", "--timeout"); !strings.Contains(got, "3600 90 3") {
 		t.Errorf("timeouts: %s", got)
 	}
@@ -188,7 +188,7 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 		t.Errorf("want %s:\n%s", want, p.out.String())
 	}
 	p = n.serve()
-	p.await(regexp.MustCompile(`mode=ipvs instead=iptables err="ipvs: this kernel has no scheduler .*rr.*; it has wrr, .* of which one may be asked for by --ipvs-scheduler`))
+	p.await(regexp.MustCompile(`mode="ipvs" instead="iptables" err="ipvs: this kernel has no scheduler .*rr.*; it has wrr, .* of which one may be asked for by --ipvs-scheduler`))
 	if _, err := n.converse("pod3", labTarget, 1000, patience, rand.New(rand.NewPCG(1, 2))); err != nil {
 		t.Error(err)
 	}
@@ -319,12 +319,12 @@ func TestIPVSModeChanges(t *testing.T) {
 			p = n.serve()
 			traffic.progress(30)
 			if next != "ipvs" {
-				p.await(regexp.MustCompile(`removed what="device kube-ipvs0`))
-				p.await(regexp.MustCompile(`removed what="[0-9]+ ipsets`))
+				p.await(regexp.MustCompile(`"removed" what="device kube-ipvs0`))
+				p.await(regexp.MustCompile(`"removed" what="[0-9]+ ipsets`))
 				n.nothingOfIPVS("")
 			} else {
-				p.await(regexp.MustCompile(map[string]string{"iptables": "msg=reset family=IPv6", "nftables": `removed what="the nftables table kube-proxy of IPv6`,
-					"userspace": `removed what=.*userspace`}[other]))
+				p.await(regexp.MustCompile(map[string]string{"iptables": `"reset" family="IPv6"`, "nftables": `"removed" what="the nftables table kube-proxy of IPv6`,
+					"userspace": `"removed" what=.*userspace`}[other]))
 				for _, program := range []string{"iptables-save", "ip6tables-save"} {
 					if got := n.shows(program); strings.Contains(got, "KUBE-SVC-") || strings.Contains(got, "KUBE-SEP-") || strings.Contains(got, "KUBE-PORTALS") {
 						t.Errorf("left of %s: %s", other, got)

@@ -19,7 +19,7 @@ func (n *namespace) logs(dir string, flags ...string) string {
 	n.t.Helper()
 	write(n.t, filepath.Join(dir, "m/good.yaml"), good())
 	write(n.t, filepath.Join(dir, "m/bad.yaml"), []byte("kind: Service\nmetadata: {name: bad\n"))
-	p := n.start(dir, append(flags, usualArgs()...), nil)
+	p := n.start(dir, append(flags, usualArgs()...), func(c *exec.Cmd) { c.Args[0] = "kube-proxy" }) // the name of log files
 	n.code(healthURL+"/readyz", 200)
 	p.stop()
 	return p.log()
@@ -89,7 +89,7 @@ func TestLogFiles(t *testing.T) {
 	t.Run("json", func(t *testing.T) {
 		t.Parallel()
 		n, dir := newNamespace(t), t.TempDir()
-		if out := n.logs(dir, "--logging-format=json"); !regexp.MustCompile(`(?m)^\{"ts":[\d.]+,"caller":"[^"]*run\.go:\d+","msg":"kube-proxy starts","v":0,`).MatchString(out) {
+		if out := n.logs(dir, "--logging-format=json"); !regexp.MustCompile(`(?m)^\{"ts":[\d.]+,"v":0,"caller":"[^"]*run\.go:\d+","msg":"kube-proxy starts",`).MatchString(out) {
 			t.Errorf("stderr:\n%s", out)
 		}
 	})
@@ -101,7 +101,7 @@ func TestLogEnd(t *testing.T) {
 	n := newNamespace(t)
 	for flags, want := range map[string]string{
 		"--logtostderr=false --log-file=p.log": `] "kube-proxy ends" err="mode nftables: probe nf_tables: `,
-		"--logging-format=json":                `"msg":"kube-proxy ends","level":"error","err":"mode nftables: probe nf_tables: `,
+		"--logging-format=json":                `"msg":"kube-proxy ends","err":"mode nftables: probe nf_tables: `,
 		"--logging-format=text":                "",
 	} {
 		dir := t.TempDir()
@@ -129,7 +129,7 @@ func TestLogReload(t *testing.T) {
 	config := filepath.Join(dir, "config")
 	write(t, config, nftablesFile("logging: {verbosity: 0}\n"))
 	p := n.configured(dir, config)
-	wrote := regexp.MustCompile(`msg=wrote .*verb=apply`)
+	wrote := regexp.MustCompile(`"wrote" .*verb="apply"`)
 	endpoint := func(addr string) {
 		t.Helper()
 		write(t, filepath.Join(dir, "m/good.yaml"), append([]byte("kind: Node\nmetadata: {name: n1}\n---"), service("good", "10.96.0.1", 80, addr)...))

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kube-proxy/config"
+	"kube-proxy/logging"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 )
@@ -140,7 +141,7 @@ func meant(cmd *cobra.Command, args []string) error {
 
 // start does what is asked for: to write the configuration, or to run.
 func start(ctx context.Context, modes mode.List, args []string, cfg *config.Config, out, errOut io.Writer) (err error) {
-	log, err := newLog(cfg.Logging, out, errOut)
+	log, err := logging.New(cfg.Logging, out, errOut)
 	if err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
 	}
@@ -149,7 +150,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 		if err != nil && (!cfg.Logging.ToStderr || cfg.Logging.Format == "json") {
 			log.Logger().Error("kube-proxy ends", "err", err)
 		}
-		err = errors.Join(err, log.Close())
+		err = errors.Join(err, log.Flush())
 	}()
 	if cfg.Logging.Verbosity >= 1 {
 		for _, line := range cfg.Flags {

@@ -21,8 +21,8 @@ func TestOccupiedPorts(t *testing.T) {
 	write(t, filepath.Join(dir, "m/good.yaml"), good())
 	health, metrics := n.listen("127.0.0.1:10256"), n.listen("127.0.0.1:10249")
 	p := n.serve(dir)
-	p.await(regexp.MustCompile(`level=ERROR msg="health server does not listen" address=0.0.0.0:10256 err=.*address already in use.* again=true`))
-	p.await(regexp.MustCompile(`level=ERROR msg="no metrics server there, trying again" every=5s err=.*127.0.0.1:10249.*address already in use`))
+	p.await(regexp.MustCompile(`E.*\] "health server does not listen" address="0.0.0.0:10256" err=.*address already in use.* again=true`))
+	p.await(regexp.MustCompile(`E.*\] "no metrics server there, trying again" every="5s" err=.*127.0.0.1:10249.*address already in use`))
 	if got := n.serves(); got != goodServed {
 		t.Errorf("the kernel has\n%s", got)
 	}
@@ -79,7 +79,7 @@ func TestOccupiedHealthCheckNodePort(t *testing.T) {
 	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
 	l := n.listen("192.0.2.1:32000")
 	p := n.serve(dir)
-	p.await(regexp.MustCompile(`level=\S+ msg=.*32000.*address already in use`))
+	p.await(regexp.MustCompile(`\] .*32000.*address already in use`))
 	l.Close()
 	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 2)) // the next sync
 	has(t, "the port", n.code("http://192.0.2.1:32000/", 200).body, `"localEndpoints": 2,`)
@@ -101,7 +101,7 @@ func TestNodePortCollision(t *testing.T) {
 				n.listen(addr)
 			}
 			p := n.start(dir, slices.Concat(flags, []string{"--proxy-mode=" + mode}, usualArgs()[1:]), nil)
-			warns := regexp.MustCompile(`level=WARN msg="the port of a Service is in use on this node" service=shop/web note="NodePort 30080/tcp .*192.0.2.1:30080`)
+			warns := regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" service="shop/web" note="NodePort 30080/tcp .*192.0.2.1:30080`)
 			p.await(warns)
 			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 2)) // the same again
 			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
@@ -124,8 +124,8 @@ func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	n.listen("127.0.0.1:30080")
 	p := n.start(dir, append([]string{"--proxy-mode=nftables", "--nodeport-addresses=localhost",
 		"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true"}, usualArgs()[1:]...), nil)
-	p.await(regexp.MustCompile(`level=WARN msg="Failed to listen for localhost NodePort, retrying" family=IPv4 service=shop/web:?\S* port=30080 err="relay: listen at 127.0.0.1:30080/tcp: .*address already in use`))
-	p.await(regexp.MustCompile(`level=WARN msg="the port of a Service is in use on this node" .*NodePort 30080/tcp is not served at the address of a program on node n1 that listens on 127.0.0.1:30080`))
+	p.await(regexp.MustCompile(`W.*\] "Failed to listen for localhost NodePort, retrying" family="IPv4" service="shop/web:?\S*" port=30080 err="relay: listen at 127.0.0.1:30080/tcp: .*address already in use`))
+	p.await(regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" .*NodePort 30080/tcp is not served at the address of a program on node n1 that listens on 127.0.0.1:30080`))
 	metrics := n.get(metricsURL + "/metrics").body
 	has(t, "/metrics", metrics, `kubeproxy_nftables_localhost_nodeport_listeners{ip_family="IPv4"} 1`,
 		`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="IPv4",protocol="UDP"} 0`)
@@ -183,7 +183,7 @@ func TestNodeAddressTaken(t *testing.T) {
 		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
 	p := n.start(dir, append([]string{"--nodeport-addresses=all"}, usualArgs()...), nil)
 	p.await(allWritten)
-	p.await(regexp.MustCompile(`level=WARN msg="the port of a Service is in use on this node" service=evil/taker\S* note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service"`))
+	p.await(regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" service="evil/taker\S*" note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service"`))
 	p.stop()
 	if strings.Contains(p.log(), "192.0.2.2") {
 		t.Errorf("an address that the node does not have is told:\n%s", p.log())

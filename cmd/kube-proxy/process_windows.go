@@ -48,6 +48,11 @@ func standard() (out, errOut io.Writer) {
 		}
 	}
 	w := scm.NewWriter(l)
+	// klog writes to os.Stderr what goes there beside its files.
+	if r, stderr, err := os.Pipe(); err == nil {
+		os.Stderr = stderr
+		go func() { _, _ = io.Copy(w, r) }()
+	}
 	return w, w
 }
 

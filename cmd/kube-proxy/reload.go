@@ -15,7 +15,6 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/event"
 	"kube-proxy/internal/system"
-	"kube-proxy/logging"
 	"kube-proxy/mode"
 )
 
@@ -146,7 +145,7 @@ func (p *proxy) apply(before, after *configured) error {
 	if before.Logging.Verbosity != after.Logging.Verbosity {
 		p.setVerbosity(after.Logging.Verbosity)
 	}
-	p.logs.SetVModule(patterns(after.Logging.VModule))
+	p.logs.SetVModule(after.Logging.VModule)
 	was, is := before.mode.Tables, after.mode.Tables
 	for _, f := range p.families {
 		if was.MinSyncPeriod != is.MinSyncPeriod {
@@ -168,12 +167,4 @@ func (p *proxy) apply(before, after *configured) error {
 	report, err := system.Host{}.Reload(hostSettings(before), hostSettings(after))
 	p.tellOfHost(report)
 	return err
-}
-
-func patterns(modules []config.VModule) []logging.Pattern {
-	var ps []logging.Pattern
-	for _, m := range modules {
-		ps = append(ps, logging.Pattern{Pattern: m.Pattern, Verbosity: m.Verbosity})
-	}
-	return ps
 }

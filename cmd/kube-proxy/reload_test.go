@@ -62,20 +62,20 @@ func TestReload(t *testing.T) {
 	n.eventually("10.1.0.0/16", list...)
 
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
-	p.await(regexp.MustCompile(`msg="the changed configuration is in force" file=\S+ fields="(?:logging.verbosity clusterCIDR|clusterCIDR logging.verbosity)"`))
+	p.await(regexp.MustCompile(`"the changed configuration is in force" file=\S+ fields="(?:logging.verbosity clusterCIDR|clusterCIDR logging.verbosity)"`))
 	n.eventually("10.2.0.0/16", list...)
-	p.await(regexp.MustCompile(`msg=wrote .*verb=setnode`)) // the verbosity counts at once
+	p.await(regexp.MustCompile(`"wrote" .*verb="setnode"`)) // the verbosity counts at once
 
 	// Whoever changes what a flag beats, or a comment, is not left to wonder whether it was noticed.
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\nhostnameOverride: n2\n"))
-	p.await(regexp.MustCompile(`msg="the configuration was read again: nothing has changed"`))
+	p.await(regexp.MustCompile(`"the configuration was read again: nothing has changed"`))
 
 	write(t, file, nftablesFile("clusterCIDR: 10.3.0.0/99\nnodePortAddresses: [nonsense]\n"))
-	p.await(regexp.MustCompile(`level=ERROR msg="the configuration file is not usable; the settings before stay in force" file=.* err=.*10.3.0.0/99.*nonsense`))
+	p.await(regexp.MustCompile(`E.*\] "the configuration file is not usable; the settings before stay in force" file=.* err=.*10.3.0.0/99.*nonsense`))
 	if out := n.command(list...); !strings.Contains(out, "10.2.0.0/16") {
 		t.Errorf("after an invalid file:\n%s", out)
 	}
-	again := `(?s)(?:not usable.*msg="the configuration file is usable again, and says what is in force" file=.*){%d}`
+	again := `(?s)(?:not usable.*"the configuration file is usable again, and says what is in force" file=.*){%d}`
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
 	p.await(regexp.MustCompile(fmt.Sprintf(again, 1)))
 
@@ -119,7 +119,7 @@ func TestReloadExternalIPCIDRs(t *testing.T) {
 	p := n.configured(dir, file)
 	list := []string{"nft", "list", "table", "ip", "kube-proxy"}
 	n.eventually("198.51.100.7", list...)
-	refused := "not served: spec.externalIPs 198.51.100.7 is in none of the external networks that are served\" service=shop/external family=IPv4"
+	refused := "not served: spec.externalIPs 198.51.100.7 is in none of the external networks that are served\" service=\"shop/external\" family=\"IPv4\""
 	for i := range 2 {
 		write(t, file, nftablesFile("externalIPCIDRs: [192.0.2.0/24]\n"))
 		p.await(regexp.MustCompile(fmt.Sprintf(`(?s)(?:%s.*){%d}`, regexp.QuoteMeta(refused), i+1)))
@@ -145,11 +145,11 @@ func TestReloadHostRefuses(t *testing.T) {
 	p := n.configured(dir, file)
 	// The size of the table belongs to the initial network namespace.
 	write(t, file, nftablesFile("conntrack: {maxPerCore: 1, min: 2000000000, udpTimeout: 77s}\n"))
-	p.await(regexp.MustCompile(`level=ERROR msg="the changed configuration is in force, but for settings of the host" file=\S+ ` +
+	p.await(regexp.MustCompile(`E.*\] "the changed configuration is in force, but for settings of the host" file=\S+ ` +
 		`fields="conntrack.maxPerCore conntrack.min conntrack.udpTimeout" err=.*nf_conntrack_max.*conntrack.min`))
 	n.eventually("77", "sysctl", "-n", "net.netfilter.nf_conntrack_udp_timeout")
 	p.stop()
-	if strings.Contains(p.log(), `msg="the changed configuration is in force" `) {
+	if strings.Contains(p.log(), `"the changed configuration is in force" `) {
 		t.Errorf("a setting that could not be made is said to be in force:\n%s", p.log())
 	}
 }
@@ -204,7 +204,7 @@ func TestReloadNamesMode(t *testing.T) {
 	write(t, file, []byte(blank))
 	p := n.configured(dir, file)
 	write(t, file, []byte(blank+"mode: iptables\n"))
-	p.await(regexp.MustCompile(`msg="the changed configuration is in force" file=\S+ fields=mode`))
+	p.await(regexp.MustCompile(`"the changed configuration is in force" file=\S+ fields="mode"`))
 	write(t, file, []byte(blank+"mode: nftables\n"))
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d after a change of the mode, want 1", code)

@@ -178,7 +178,7 @@ func windowsServes(n *windowsNode) {
 	write(t, filepath.Join(dir, "proxy.yaml"), file(2))
 	p := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`)
 	p.await(allWritten)
-	has(t, "log", p.log(), "msg=serving mode=userspace")
+	has(t, "log", p.log(), `"serving" mode="userspace"`)
 	if strings.Contains(p.log(), "left alone") {
 		t.Errorf("there is nothing that could be left:\n%s", p.log())
 	}
@@ -200,12 +200,12 @@ func windowsServes(n *windowsNode) {
 			t.Errorf("kube-proxy.exe %s: exit %d\n%s\n%s", tc.args, code, out, errOut)
 		}
 	}
-	has(t, "log", p.log(), `msg="questions are answered" socket=\\.\pipe\ProtectedPrefix\Administrators\kube-proxy-admin`)
+	has(t, "log", p.log(), `"questions are answered" socket="\\\\.\\pipe\\ProtectedPrefix\\Administrators\\kube-proxy-admin"`)
 	second := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`, "--healthz-bind-address=127.0.0.1:20256")
-	second.await(regexp.MustCompile(`msg="another kube-proxy serves this network namespace`))
+	second.await(regexp.MustCompile(`"another kube-proxy serves this network namespace`))
 
 	write(t, filepath.Join(dir, "proxy.yaml"), file(4))
-	p.await(regexp.MustCompile(`msg="the changed configuration is in force".*fields=logging.verbosity`))
+	p.await(regexp.MustCompile(`"the changed configuration is in force".*fields="logging.verbosity"`))
 
 	if code := p.end(syscall.SIGINT); code != 0 { // Wine makes Ctrl-C of it
 		t.Errorf("exit code %d after Ctrl-C:\n%s", code, p.log())

@@ -23,7 +23,7 @@ import (
 )
 
 // itWaits matches the log of a proxy that waits for another.
-var itWaits = regexp.MustCompile(`level=WARN msg="another kube-proxy serves this network namespace: this one waits until it ends" holder="process \d+ \(`)
+var itWaits = regexp.MustCompile(`W.*\] "another kube-proxy serves this network namespace: this one waits until it ends" holder="process \d+ \(`)
 
 // Two kube-proxies in one network namespace: the second says so and waits. When the first ends, however it
 // ends, the second takes over what is there; while it waits it can be stopped, and leaves the rules alone.
@@ -43,9 +43,9 @@ func TestTwoProxies(t *testing.T) {
 
 	second := n.start(young, append(usualArgs(), "--bind-address-hard-fail"), nil)
 	second.await(itWaits)
-	second.await(regexp.MustCompile(`msg="read manifests"`))
-	second.await(regexp.MustCompile(`level=INFO msg="health server does not listen yet"`)) // the first has the address
-	n.code(healthURL+"/readyz", 200)                                                       // of the first: a probe tells nothing about who waits, so DaemonSets use no surge (docs/operate.md)
+	second.await(regexp.MustCompile(`"read manifests"`))
+	second.await(regexp.MustCompile(`I.*\] "health server does not listen yet"`)) // the first has the address
+	n.code(healthURL+"/readyz", 200)                                              // of the first: a probe tells nothing about who waits, so DaemonSets use no surge (docs/operate.md)
 	if got := n.serves(); got != goodServed {
 		t.Errorf("while the second waits the kernel has\n%s", got)
 	}
@@ -62,7 +62,7 @@ func TestTwoProxies(t *testing.T) {
 	if strings.Contains(first.log()+second.log()+stopped.log(), "others had changed") {
 		t.Errorf("they undid each other's work:\n%s\n%s", first.log(), second.log())
 	}
-	if strings.Contains(second.log(), "level=ERROR") {
+	if errorLine.MatchString(second.log()) {
 		t.Errorf("a wait is no error:\n%s", second.log())
 	}
 }

@@ -52,14 +52,10 @@ func (w *writer) Write(p []byte) (int, error) {
 // severity tells by a line, in any of the formats of package logging, what it is. What is no line of the log is an error:
 // programs say it before they end.
 func severity(line string) uint32 {
-	head, _, _ := strings.Cut(line, " msg=")
 	switch {
-	case strings.HasPrefix(line, "time=") && strings.HasSuffix(head, "level=WARN"),
-		strings.HasPrefix(line, "kube-proxy: warning: "), classic(line, 'W'):
+	case strings.HasPrefix(line, "kube-proxy: warning: "), classic(line, 'W'):
 		return warningEvent
-	case strings.HasPrefix(line, "time=") && strings.HasSuffix(head, "level=ERROR"):
-		return errorEvent
-	case strings.HasPrefix(line, "time="), classic(line, 'I'):
+	case classic(line, 'I'):
 		return infoEvent
 	case strings.HasPrefix(line, `{"ts":`):
 		return jsonSeverity(line)

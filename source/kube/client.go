@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 )
 
 // newScheme knows all types that are read or sent.
@@ -110,7 +111,7 @@ func NodeAnnotation(ctx context.Context, cfg Config, name string) (string, error
 	if log == nil {
 		log = slog.Default()
 	}
-	directKlog(log)
+	ctx = klog.NewContext(ctx, clientLog(log))
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return "", err

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
 
 	"kube-proxy/event"
 	"kube-proxy/internal/ratelimit"
@@ -120,7 +121,6 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	directKlog(cfg.Log)
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return nil, err
@@ -294,6 +294,7 @@ func (p *Publisher) Dropped() uint64 {
 
 // Run sends until ctx ends, and then for two seconds at most what is still waiting. Call it once.
 func (p *Publisher) Run(ctx context.Context) {
+	ctx = klog.NewContext(ctx, clientLog(p.log))
 	defer p.close()
 	grace, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ends a while after ctx
 	defer cancel()

@@ -5,27 +5,20 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-
-	"k8s.io/klog/v2"
 )
 
 // What client-go says, errors included, is seen at level debug only.
-func TestKlogIsQuiet(t *testing.T) {
-	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
+func TestClientLogIsQuiet(t *testing.T) {
+	for level, want := range map[slog.Level]int{slog.LevelInfo: 0, slog.LevelDebug: 4} {
 		var out strings.Builder
-		directKlog(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level})))
-		klog.Background().Error(errors.New("refused"), "an error")
-		klog.Background().WithName("reflector").Error(errors.New("refused"), "an error of a part")
-		klog.Background().Info("news")
-		klog.ErrorS(errors.New("refused"), "an old error")
-		klog.Flush()
-		want := 0
-		if level == slog.LevelDebug {
-			want = 4
-		}
+		log := clientLog(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level})))
+		log.Error(errors.New("refused"), "an error")
+		log.WithName("reflector").WithValues("key", 1).Error(errors.New("refused"), "an error of a part")
+		log.Info("news")
+		log.V(4).Info("details")
+		log.V(5).Info("more than anybody wants")
 		if got := strings.Count(out.String(), "level=DEBUG msg=\"client-go: "); got != want || strings.Count(out.String(), "\n") != want {
 			t.Errorf("at level %v: %d lines, want %d:\n%s", level, got, want, out.String())
 		}
 	}
-	directKlog(slog.New(slog.DiscardHandler))
 }

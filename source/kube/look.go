@@ -16,6 +16,7 @@ import (
 	networking "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 )
 
 // Requests are all that this package asks of an API server, as "verb group/resource".
@@ -50,7 +51,7 @@ type Looked struct {
 // Look asks an API server, once, for what a proxy needs of it. It changes nothing there: a SelfSubjectAccessReview is answered, and
 // not kept.
 func Look(ctx context.Context, cfg Config) Looked {
-	directKlog(cfg.Log)
+	ctx = klog.NewContext(ctx, clientLog(cfg.Log))
 	var l Looked
 	config, err := cfg.RESTConfig()
 	if err != nil {

@@ -125,7 +125,7 @@ func TestMemory(t *testing.T) {
 			began := time.Now()
 			peak := watchHeap()
 			cfg := r.config()
-			cfg.Log = slog.New(slog.DiscardHandler) // klog keeps it, and would keep the rig
+			cfg.Log = slog.New(slog.DiscardHandler)
 			r.startWith(cfg)
 			for !r.store.Synced() {
 				if time.Since(began) > 2*time.Minute {

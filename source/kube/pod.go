@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/klog/v2"
 
 	"kube-proxy/cluster"
 )
@@ -22,7 +23,7 @@ const (
 // nothing. Without a namespace it is those of all Pods of that name. None means that no slice names it. The API server is asked for so many
 // slices and no more, each page once, and waited for as long as ctx lets.
 func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
-	directKlog(cfg.Log)
+	ctx = klog.NewContext(ctx, clientLog(cfg.Log))
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return nil, err

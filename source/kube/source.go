@@ -37,8 +37,7 @@ type Source struct {
 // mostRetryOptional is the longest time for which an absent or forbidden optional API is left alone.
 const mostRetryOptional = 10 * time.Minute
 
-// New returns a Source for the API server that cfg names. It reads files but does not connect. klog, which
-// belongs to the process and takes what client-go says, is directed to cfg.Log at level debug.
+// New returns a Source for the API server that cfg names. It reads files but does not connect.
 func New(cfg Config) (*Source, error) {
 	if cfg.NodeName == "" {
 		return nil, errors.New("kube: the name of this node is not known")
@@ -47,7 +46,6 @@ func New(cfg Config) (*Source, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	directKlog(log)
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return nil, err
@@ -104,6 +102,7 @@ func (s *Source) connectTo(config *rest.Config) error {
 // that can go wrong is told in the log and retried: an API server that cannot be reached is no reason to
 // stop.
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
+	ctx = klog.NewContext(ctx, clientLog(s.log))
 	var following sync.WaitGroup
 	out := outlet{sink: sink}
 	s.dialer.follow(out.send)
@@ -160,7 +159,7 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 		attempt, giveUp := context.WithCancelCause(ctx)
 		lw := &listWatch{resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter, outage: s.outage, streams: s.streams, giveUp: giveUp}
 		kept := &store{resource: r, sink: sink, reporter: s.reporter}
-		logger := klog.Background()
+		logger := klog.FromContext(ctx)
 		reflector := cache.NewReflectorWithOptions(
 			&cache.ListWatch{ListWithContextFunc: lw.list, WatchFuncWithContext: lw.watch}, &record{}, kept,
 			cache.ReflectorOptions{Name: r.plural, TypeDescription: r.kind, Backoff: backoff(), Logger: &logger})

@@ -109,7 +109,7 @@ func (c badAccess) check(t *testing.T, p *testbed.Proxy) {
 	said := func() (lines []string) {
 		for line := range strings.Lines(p.Log()) {
 			// At this verbosity the log begins with the values of all flags (FL-05), the file's name among them.
-			if message.MatchString(line) && !strings.Contains(line, `msg="FLAG: `) {
+			if message.MatchString(line) && !strings.Contains(line, `] "FLAG: `) {
 				lines = append(lines, line)
 			}
 		}

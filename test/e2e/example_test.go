@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -51,7 +52,7 @@ func TestExampleDaemonSet(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(p.Log()) {
-		if strings.Contains(line, "level=ERROR") || strings.Contains(line, "level=WARN") {
+		if regexp.MustCompile(`^[WE]\d{4} `).MatchString(line) {
 			t.Logf("it says: %s", strings.TrimSpace(line))
 		}
 	}

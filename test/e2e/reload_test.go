@@ -68,7 +68,7 @@ func (c *configured) change(t *testing.T, more string, fields ...string) {
 	c.awaitReload(t, n, fields...)
 }
 
-const inForce = `msg="the changed configuration is in force"`
+const inForce = `"the changed configuration is in force"`
 
 // awaitReload waits until more than n reloads have been logged; the last must name the fields.
 func (c *configured) awaitReload(t *testing.T, n int, fields ...string) {
@@ -155,7 +155,7 @@ func testReload(t *testing.T) {
 	p.change(t, clusterCIDR+verbose+quick()+"nodePortAddresses: [172.18.0.0/24]\n", "nodePortAddresses")
 	await(t, netlab.Client, nodePort, "pod2")
 
-	wrote := func() int { return strings.Count(p.Log(), "msg=wrote") }
+	wrote := func() int { return strings.Count(p.Log(), `] "wrote"`) }
 	p.change(t, clusterCIDR+"logging: {verbosity: 0}\n"+quick(), "nodePortAddresses", "verbosity")
 	marker(t, "marker-quiet")
 	before := wrote()
@@ -165,7 +165,7 @@ func testReload(t *testing.T) {
 	}
 	p.change(t, clusterCIDR+verbose+quick(), "verbosity")
 	marker(t, "marker-verbose")
-	awaitLog(t, p.Proxy, fmt.Sprintf(`(?s)(msg=wrote.*){%d}`, before+1))
+	awaitLog(t, p.Proxy, fmt.Sprintf(`(?s)(\] "wrote".*){%d}`, before+1))
 	checkMinSyncPeriod(t, p)
 	must(t, open.Echo("after all"))
 	stopPod()
@@ -221,7 +221,7 @@ func TestReloadInvalid(t *testing.T) {
 		{"empty", "", `not usable; the settings before stay in force`},
 	} {
 		must(t, os.WriteFile(p.file, []byte(bad.text), 0o600))
-		awaitLog(t, p.Proxy, `(?s)level=ERROR msg="the configuration file is not usable.*`+bad.message)
+		awaitLog(t, p.Proxy, `(?s)E\d{4} [^\n]*"the configuration file is not usable.*`+bad.message)
 		if after := ruleset(t); after != before {
 			t.Errorf("%s: the rules were\n%s\nand are\n%s", bad.name, before, after)
 		}

@@ -56,7 +56,7 @@ func newNode(t *testing.T) *node {
 	n.proxy = n.start(binary, "--proxy-mode=nftables", "--hostname-override=node1", "--manifests="+n.dir, "--cluster-cidr=10.1.0.0/16",
 		"--nodeport-addresses=172.18.0.0/24", "--conntrack-max-per-core=0", "--conntrack-min=0", "--admin-socket="+socket, "--detect-local-mode=ClusterCIDR")
 	until(t, "all Services are written", func() bool {
-		return slices.ContainsFunc(n.proxy.out.Lines("msg=reset family=IPv4"), func(line string) bool { return strings.Contains(line, "rows=10") })
+		return slices.ContainsFunc(n.proxy.out.Lines(`"reset" family="IPv4"`), func(line string) bool { return strings.Contains(line, "rows=10") })
 	})
 	ui := n.start(binary, "ui", "--admin-socket="+socket, "--listen=127.0.0.1:10300")
 	until(t, "the page is there", func() bool {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -69,40 +70,40 @@ func (l *proxyLog) String() string {
 	return "  " + strings.Join(l.tail, "\n  ")
 }
 
-// parseNews reads a line of package slog's text form.
+// header is that of a line of the log, with its severity.
+var header = regexp.MustCompile(`^([IWE])\d{4} \S+ +\d+ \S+\] `)
+
+// parseNews reads a line of the log.
 func parseNews(line string) (news, bool) {
-	_, rest, ok := strings.Cut(line, " level=")
-	if !ok {
+	at := header.FindStringSubmatch(line)
+	if at == nil {
 		return news{complaint: line}, strings.HasPrefix(line, "panic") || strings.HasPrefix(line, "fatal")
 	}
-	level, message, _ := strings.Cut(rest, " ")
-	if level == "WARN" || level == "ERROR" {
+	message := line[len(at[0]):]
+	if at[1] != "I" {
 		return news{complaint: readable(message)}, true
 	}
-	if !strings.HasPrefix(message, "msg=wrote ") {
+	if !strings.HasPrefix(message, `"wrote" `) {
 		return news{}, false
 	}
 	values := map[string]string{}
 	for word := range strings.FieldsSeq(message) {
 		key, value, _ := strings.Cut(word, "=")
-		values[key] = value
+		values[key] = strings.Trim(value, `"`)
 	}
 	d, err := time.ParseDuration(values["took"])
 	// An audit that has found nothing to mend is no news.
 	return news{family: values["family"], changes: values["changes"], took: d}, err == nil && values["changes"] != "0"
 }
 
-// readable takes the quotes off the message: `msg="a b" k=v` is `a b (k=v)`.
+// readable takes the quotes off the message: `"a b" k=v` is `a b (k=v)`.
 func readable(message string) string {
-	rest, ok := strings.CutPrefix(message, "msg=")
-	if !ok {
+	quoted, err := strconv.QuotedPrefix(message)
+	if err != nil {
 		return message
 	}
-	text, keys, _ := strings.Cut(rest, " ")
-	if quoted, err := strconv.QuotedPrefix(rest); err == nil {
-		text, _ = strconv.Unquote(quoted)
-		keys = strings.TrimSpace(rest[len(quoted):])
-	}
+	text, _ := strconv.Unquote(quoted)
+	keys := strings.TrimSpace(message[len(quoted):])
 	if keys == "" {
 		return text
 	}

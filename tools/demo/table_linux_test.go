@@ -63,14 +63,14 @@ func TestColumnsStay(t *testing.T) {
 
 func TestParseNews(t *testing.T) {
 	for line, want := range map[string]string{
-		`time=T level=INFO msg=wrote family=IPv6 verb=apply changes=2 took=137.055µs`: "write IPv6 2 0.1 ms",
-		`time=T level=INFO msg=wrote family=IPv4 verb=audit changes=0 took=1ms`:       "",
-		`time=T level=INFO msg="kube-proxy starts" pid=1`:                             "",
-		`time=T level=WARN msg="web.yaml:3: \"x\" is bad"`:                            `web.yaml:3: "x" is bad`,
-		`time=T level=ERROR msg="cannot write" family=IPv4 error="no memory"`:         `cannot write (family=IPv4 error="no memory")`,
-		`time=T level=WARN msg=short`:                                                 "short",
-		`panic: runtime error: invalid memory address or nil pointer dereference`:     "panic: runtime error: invalid memory address or nil pointer dereference",
-		`goroutine 1 [running]:`:                                                      "",
+		`I1123 14:05:12.833831    5365 families.go:200] "wrote" family="IPv6" verb="apply" changes=2 took="137.055µs"`: "write IPv6 2 0.1 ms",
+		`I1123 14:05:12.833831    5365 families.go:200] "wrote" family="IPv4" verb="audit" changes=0 took="1ms"`:       "",
+		`I1123 14:05:12.833831    5365 run.go:9] "kube-proxy starts" pid=1`:                                            "",
+		`W1123 14:05:12.833831    5365 run.go:9] "web.yaml:3: \"x\" is bad"`:                                           `web.yaml:3: "x" is bad`,
+		`E1123 14:05:12.833831    5365 run.go:9] "cannot write" family="IPv4" error="no memory"`:                       `cannot write (family="IPv4" error="no memory")`,
+		`W1123 14:05:12.833831    5365 run.go:9] "short"`:                                                              "short",
+		`panic: runtime error: invalid memory address or nil pointer dereference`:                                      "panic: runtime error: invalid memory address or nil pointer dereference",
+		`goroutine 1 [running]:`: "",
 	} {
 		n, ok := parseNews(line)
 		got := n.complaint
@@ -94,7 +94,7 @@ func TestLogKeepsTheLastLines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, piece := range []string{"time=T level=WA", "RN msg=oops\nla", "st\n"} {
+	for _, piece := range []string{"W1123 14:05:12.833831    53", "65 run.go:9] \"oops\"\nla", "st\n"} {
 		if _, err := l.Write([]byte(piece)); err != nil {
 			t.Fatal(err)
 		}

@@ -219,7 +219,7 @@ func TestServes(t *testing.T) {
 				t.Fatalf("%v\n%s\n%s", err, said, log)
 			}
 			for line := range strings.Lines(log) {
-				if strings.Contains(line, "level=ERROR") || strings.Contains(line, "level=WARN") && !expected(line) {
+				if regexp.MustCompile(`^[WE]\d{4} `).MatchString(line) && !expected(line) {
 					t.Errorf("logged: %s", line)
 				}
 			}

@@ -129,7 +129,7 @@ func (p *Proxy) Log() string {
 // LogTail is the last n lines of Log, without those that tell the flags.
 func (p *Proxy) LogTail(n int) string {
 	lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
-	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, `msg="FLAG: `) })
+	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, `] "FLAG: `) })
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
