@@ -122,6 +122,11 @@ const imports = `
 	# What it proves is the interface that the engine calls, with the flows that the process has the kernel forget beside it.
 	cluster, policy, lb, plane, engine, conntrack, source/convert, source/manifests, internal/netlab, test/scenario, test/seedtest, test/adversary, mode < test/planetest;
 
+	# What the process does with its configuration, commands say that it would do.
+	config, engine, internal/system, lb, mode, policy, source/kube < internal/wiring;
+	# The commands for people put together what all others know.
+	ALL < cli;
+
 	ALL < cmd/kube-proxy, tools/demo, tools/bench;
 	# What makes the image builds the program, and knows nothing of it.
 	NONE < tools/image;
@@ -136,10 +141,10 @@ const imports = `
 const modules = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
 	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert, test/adversary;
-	sigs.k8s.io/yaml < cli/migrate, config, source/manifests, cmd/kube-proxy;
+	sigs.k8s.io/yaml < cli, cli/migrate, config, source/manifests;
 	k8s.io/klog < logging, config, source/kube;
 	k8s.io/component-base < config, source/kube, source/convert, status;
-	github.com/spf13 < config, cmd/kube-proxy;
+	github.com/spf13 < config, cli, cmd/kube-proxy;
 	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;
 `
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/cli"
 	"kube-proxy/plane/all"
 )
 
@@ -78,9 +79,7 @@ func TestAskPage(t *testing.T) {
 	page(t, false, func(args []string) string {
 		var out, errOut bytes.Buffer
 		err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context())
-		if err != nil && !errors.As(err, new(exitCode)) {
-			t.Errorf("%v: %v", args, err)
-		}
+		cli.Exit(&errOut, err)
 		if errOut.String() != shopNote {
 			t.Errorf("%v: on stderr is\n%swant\n%s", args, errOut.String(), shopNote)
 		}

@@ -20,6 +20,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"kube-proxy/cli"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/plane/all"
 )
@@ -90,13 +91,7 @@ func TestAskGolden(t *testing.T) {
 				line = append(line, "--manifests=m", "--hostname-override=n1", "--cluster-cidr=10.1.0.0/16")
 			}
 			err := command(all.Modes(), &out, &errOut, line).ExecuteContext(t.Context())
-			code := 0
-			if err != nil {
-				var said bool
-				if code, said = ended(err); !said {
-					printError(&errOut, err)
-				}
-			}
+			code := cli.Exit(&errOut, err)
 			text := fmt.Sprintf("$ kube-proxy %q\n%s%sexit code %d\n", args, out.String(), errOut.String(), code)
 			if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' }) {
 				t.Errorf("a terminal would obey it: %q", text)
@@ -324,7 +319,7 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 		asked = 0
 		var out, errOut bytes.Buffer
 		err := command(all.Modes(), &out, &errOut, append(args, "--watch", "--admin-socket="+at)).ExecuteContext(t.Context())
-		if code, _ := ended(err); code != exitNotAsked {
+		if code := cli.Exit(io.Discard, err); code != cli.ExitNotAsked {
 			t.Errorf("%v: %v: %s", args, err, errOut.String())
 		}
 		return out.String()
@@ -350,33 +345,6 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 	}
 	if out := watch("events"); stamp.MatchString(out) || strings.Count(out, "a/b") != 3 || strings.Count(out, "node n1\n") != 1 {
 		t.Errorf("events:\n%s", out)
-	}
-}
-
-// One thing is told as one.
-func TestAskCountsWell(t *testing.T) {
-	one := inspect.Difference{Family: "IPv4", Object: "element", Want: "there"}
-	for want, d := range map[string]*inspect.Diff{
-		"1 difference; 1 row compared\n":    {Differences: []inspect.Difference{one}, Rows: 1},
-		"2 differences; 2 rows compared\n":  {Differences: []inspect.Difference{one}, More: 1, Rows: 2},
-		"no difference; 1 row compared\n":   {Rows: 1},
-		"no difference; 0 rows compared\n":  {},
-		"no difference; 36 rows compared\n": {Rows: 36},
-	} {
-		var out bytes.Buffer
-		diffText(&out, d)
-		if got := out.String(); !strings.HasSuffix("\n"+got, "\n"+want) {
-			t.Errorf("%s, want %s", got, want)
-		}
-	}
-	for want, of := range map[string]*inspect.TraceAnswer{
-		"  and 1 that has ended\n":                     {Conntrack: make([]inspect.Connection, 1), ConntrackEnded: 1},
-		"  none is open; 2 that have ended\n":          {ConntrackEnded: 2},
-		"  none is open; at least 2 that have ended\n": {ConntrackEnded: 2, ConntrackMore: true},
-	} {
-		if got := traceText(of, false); !strings.HasSuffix(got, want) {
-			t.Errorf("%s, want %s", got, want)
-		}
 	}
 }
 
@@ -456,7 +424,7 @@ func TestAskJSONKeepsFields(t *testing.T) {
 func TestAskAsPlugin(t *testing.T) {
 	self, err := os.Executable()
 	do(t, err)
-	link := filepath.Join(t.TempDir(), plugin)
+	link := filepath.Join(t.TempDir(), "kubectl-proxy_trace")
 	do(t, os.Symlink(self, link))
 	cmd := exec.Command(link, "10.1.1.13", "shop/web", "--manifests=testdata/ask/m", "--hostname-override=n1")
 	cmd.Env = append(os.Environ(), asProgram+"=1")

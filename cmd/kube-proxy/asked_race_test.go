@@ -66,10 +66,10 @@ func TestAskedUnderChanges(t *testing.T) {
 				args := asks[i%len(asks)]
 				code, out, errOut := n.kubeProxy(args...)
 				asked.Add(1)
-				if code == exitFound {
+				if code == cli.ExitFound {
 					found.Add(1)
 				}
-				known := code == 0 || code == exitFound || code == 1 && args[len(args)-1] == "shop/none"
+				known := code == 0 || code == cli.ExitFound || code == 1 && args[len(args)-1] == "shop/none"
 				if !known || strings.Contains(out+errOut, "DATA RACE") {
 					t.Errorf("worker %d: %v: exit code %d\n%s\n%s", w, args, code, out, errOut)
 				}

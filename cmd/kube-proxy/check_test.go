@@ -15,12 +15,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/cli"
 	"kube-proxy/cli/preflight"
 )
 
 // checked is what kube-proxy check said in a namespace.
 type checked struct {
-	report
+	cli.CheckReport
 	code int
 	text string // of stdout and stderr
 }
@@ -30,11 +31,11 @@ func (n *namespace) check(spoilt func(*exec.Cmd), args ...string) checked {
 	n.t.Helper()
 	p := n.start(n.t.TempDir(), slices.Concat([]string{"check", "-o=json", "--hostname-override=n1", "--manifests=m"}, args), spoilt)
 	c := checked{code: p.end(0), text: p.log()}
-	if err := json.Unmarshal([]byte(c.text), &c.report); err != nil {
+	if err := json.Unmarshal([]byte(c.text), &c.CheckReport); err != nil {
 		n.t.Fatalf("exit code %d, and no JSON: %v:\n%s", c.code, err, c.text)
 	}
 	if c.ExitCode != c.code || c.Version != 1 || c.Node != "n1" || c.Worst != preflight.Worst(c.Findings) || c.code != preflight.Exit(c.Findings) {
-		n.t.Errorf("exit code %d with %+v", c.code, c.report)
+		n.t.Errorf("exit code %d with %+v", c.code, c.CheckReport)
 	}
 	return c
 }

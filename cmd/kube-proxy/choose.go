@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"kube-proxy/event"
+	"kube-proxy/internal/wiring"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/source/kube"
@@ -18,7 +19,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		annotation = p.annotated(ctx)
 	}
 	var err error
-	p.choice, err = p.modes.Choose(cfg.Mode, annotation, mode.Settings{Family: primary, IPVS: ipvsSettings(cfg.Config), Userspace: userspaceSettings(cfg.Config)})
+	p.choice, err = p.modes.Choose(cfg.Mode, annotation, wiring.Probe(cfg.Config, primary))
 	if p.choice.Ignored != "" {
 		p.log.Warn("annotation of the Node ignored", "because", p.choice.Ignored)
 	}
@@ -41,12 +42,12 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		p.log.Warn("the default mode will change", "note", e.Note)
 		p.tell(e)
 	}
-	resolved, err := cfg.For(p.choice.Mode)
+	resolved, err := wiring.Resolve(cfg.Config, p.choice.Mode)
 	if err != nil {
-		return named(cfg.File, err)
+		return err
 	}
-	p.present.Store(&configured{cfg.Config, resolved})
-	for _, w := range resolved.Warnings {
+	p.present.Store(resolved)
+	for _, w := range resolved.Resolved.Warnings {
 		p.log.Warn("configuration", "warning", w)
 	}
 	return nil

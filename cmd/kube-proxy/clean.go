@@ -11,6 +11,8 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/internal/pause"
 	"kube-proxy/internal/system"
+	"kube-proxy/internal/wiring"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/cleanup"
 )
@@ -54,7 +56,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 
 // removal is what the configuration says of what is not ours, and where ours is.
 func removal(cfg *config.Config) mode.Removal {
-	return mode.Removal{ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs, MasqueradeBit: cfg.IPTables.MasqueradeBit, Windows: windowsSettings(cfg)}
+	return mode.Removal{ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs, MasqueradeBit: cfg.IPTables.MasqueradeBit, Windows: wiring.Probe(cfg, lb.IPv4).Windows}
 }
 
 // othersEnd is how long --cleanup waits for another proxy to end.
@@ -93,7 +95,7 @@ func tellOfCleanup(log *slog.Logger, r mode.Report) {
 
 // initOnly is --init-only (PR-09).
 func (p *proxy) initOnly(ctx context.Context) error {
-	if err := p.choose(ctx, ipFamilies(p.config().Config, p.log)[0]); err != nil {
+	if err := p.choose(ctx, wiring.Families(p.config().Config, p.log)[0]); err != nil {
 		return err
 	}
 	if err := p.setHost(system.Host.InitOnly); err != nil {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -49,12 +50,12 @@ func TestFallbackServes(t *testing.T) {
 			}
 			p := n.serve()
 			log := p.out.String()
-			for _, want := range []string{"mode cannot run on this host", "instead=userspace"} {
+			for _, want := range []string{"mode cannot run on this host", `instead="userspace"`} {
 				if !strings.Contains(log, want) {
 					t.Errorf("it does not say %q:\n%s", want, log)
 				}
 			}
-			if c.by != "nftables" && !strings.Contains(log, "by="+c.by) {
+			if c.by != "nftables" && !strings.Contains(log, fmt.Sprintf("by=%q", c.by)) {
 				t.Errorf("it does not say that packets are captured by %s:\n%s", c.by, log)
 			}
 			page, err := p.get("/metrics")

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/config"
 	"kube-proxy/debug/traffic"
 	"kube-proxy/engine"
 	"kube-proxy/event"
+	"kube-proxy/internal/wiring"
 	"kube-proxy/lb"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
@@ -34,56 +34,6 @@ type family struct {
 type flows interface {
 	engine.Observer
 	Run(ctx context.Context)
-}
-
-// ipFamilies are the families that this machine has (PR-02), the primary one first: that of --bind-address.
-func ipFamilies(cfg *config.Config, log *slog.Logger) []lb.Family {
-	if !hasIPv6() {
-		log.Info("this machine has no IPv6: serving IPv4 only")
-		return []lb.Family{lb.IPv4}
-	}
-	if cfg.BindAddress.Is6() && !cfg.BindAddress.IsUnspecified() {
-		return []lb.Family{lb.IPv6, lb.IPv4}
-	}
-	return []lb.Family{lb.IPv4, lb.IPv6}
-}
-
-// planeSettings are what the configuration asks of the mode in a family.
-func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
-	t := cfg.mode.Tables
-	return mode.Settings{
-		Family: fam, MasqueradeBit: t.MasqueradeBit, LocalhostNodePorts: t.LocalhostNodePorts,
-		NodePorts: cfg.mode.NodePorts.Prefixes, LocalhostProxy: cfg.mode.LocalhostProxy,
-		FirstPort: cfg.Userspace.FirstPort, LastPort: cfg.Userspace.LastPort, UDPIdle: cfg.Userspace.UDPIdleTimeout,
-		TerminationGrace:   cfg.Userspace.TerminationGracePeriod,
-		TCPIdle:            func() time.Duration { return cfg.Conntrack.TCPEstablished },
-		ExternalIPsBounded: func() bool { return len(cfg.ExternalIPCIDRs) > 0 },
-		IPVS:               ipvsSettings(cfg.Config),
-		Userspace:          userspaceSettings(cfg.Config),
-		Windows:            windowsSettings(cfg.Config),
-		CountServices:      cfg.Servers.ServiceMetrics > 0,
-	}
-}
-
-func userspaceSettings(cfg *config.Config) mode.Userspace {
-	return mode.Userspace{NotUnasked: !cfg.Userspace.Fallback, NoNodeEndpoints: !cfg.Userspace.NodeEndpoints}
-}
-
-func ipvsSettings(cfg *config.Config) mode.IPVS {
-	v := cfg.IPVS
-	return mode.IPVS{
-		Scheduler: v.Scheduler, ExcludeCIDRs: v.ExcludeCIDRs, StrictARP: v.StrictARP,
-		TCPTimeout: v.TCPTimeout, TCPFinTimeout: v.TCPFinTimeout, UDPTimeout: v.UDPTimeout,
-	}
-}
-
-func windowsSettings(cfg *config.Config) mode.Windows {
-	w := cfg.Windows
-	return mode.Windows{
-		HealthzPort: cfg.Servers.Healthz.Port(), IgnoreSourceRanges: w.IgnoreSourceRanges,
-		NetworkName: w.NetworkName, SourceVIP: w.SourceVIP, EnableDSR: w.EnableDSR,
-		RootHNSEndpointName: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP,
-	}
 }
 
 // newFamilies makes what serves the families. One that cannot be served does not keep the other from it (G6),
@@ -112,7 +62,7 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	labelled := p.log.With("family", fam.String()) // the engine adds the label itself
 	cfg := p.config()
-	asked := planeSettings(cfg, fam)
+	asked := cfg.Plane(fam)
 	asked.Log = labelled
 	asked.Writes = &p.writes
 	asked.ExternalIPsBounded = func() bool { return len(p.config().ExternalIPCIDRs) > 0 } // a list that may change
@@ -122,7 +72,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		return nil, err
 	}
 	f := &family{name: fam, plane: plane}
-	f.budget = newBudget(p.choice.Mode, asked, func() policy.Settings { return p.settings(fam) })
+	f.budget = wiring.Budget(p.choice.Mode, asked, func() policy.Settings { return p.settings(fam) })
 	p.notice(f, labelled)
 	var observers []engine.Observer
 	if f.flows, err = p.newFlows(fam, plane); err != nil {
@@ -134,7 +84,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	if p.servers.sockets != nil {
 		observers = append(observers, p.servers.sockets.Observer(fam))
 	}
-	t := cfg.mode.Tables
+	t := cfg.Resolved.Tables
 	f.engine = engine.New(engine.Config{
 		Family: fam, Plane: plane, Store: p.store, Observers: observers,
 		Budget:        f.budget,
@@ -228,36 +178,7 @@ func (f *family) run(ctx context.Context) {
 
 // settings are the parts of the present configuration that decide about rows of a family.
 func (p *proxy) settings(fam lb.Family) policy.Settings {
-	cfg := p.config()
-	return settings(cfg.Config, cfg.mode, fam)
-}
-
-// newBudget is the budget of a family in a mode.
-func newBudget(m mode.Mode, asked mode.Settings, now func() policy.Settings) *engine.Budget {
-	if m.Weigh == nil {
-		return engine.NewBudget(nil, now)
-	}
-	return engine.NewBudget(m.Weigh(asked), now)
-}
-
-// fixedBudget is the budget of a family where the configuration does not change.
-func fixedBudget(m mode.Mode, cfg *configured, fam lb.Family) *engine.Budget {
-	return newBudget(m, planeSettings(cfg, fam), func() policy.Settings { return settings(cfg.Config, cfg.mode, fam) })
-}
-
-func settings(cfg *config.Config, r config.Resolved, fam lb.Family) policy.Settings {
-	return policy.Settings{
-		Family:        fam,
-		MasqueradeAll: r.Tables.MasqueradeAll,
-		DetectLocal:   policy.LocalMode(cfg.DetectLocal.Mode),
-		ClusterCIDRs:  cfg.ClusterCIDRs,
-		PodInterface:  cfg.DetectLocal.Interface,
-		NoExternalIPs: !cfg.Gates["AllowServiceExternalIPs"], ExternalIPCIDRs: cfg.ExternalIPCIDRs,
-		MaxObjects: cfg.MaxNamespaceObjects,
-		NodePortAddrs: policy.NodePortAddrs{
-			Primary: r.NodePorts.Primary, Prefixes: r.NodePorts.Prefixes, NodeIP: cfg.BindAddress,
-		},
-	}
+	return p.config().Policy(fam)
 }
 
 // firsts notes which families have been written as a whole, and tells when all have.

@@ -38,7 +38,7 @@ func TestHelpBeginsWithTheCommands(t *testing.T) {
 func TestNoCommand(t *testing.T) {
 	for _, c := range []struct{ args, meant string }{
 		{"backend", "kube-proxy backends?"},
-		{"tr", "kube-proxy trace or kube-proxy top or kube-proxy ui?"},
+		{"tr", "kube-proxy trace?"},
 		{"--proxy-mode ipvs tabel x", "kube-proxy table?"},
 		{"help", ""}, {"no-help", ""}, {"serve", ""},
 	} {

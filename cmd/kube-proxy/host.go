@@ -6,12 +6,11 @@ import (
 
 	"kube-proxy/event"
 	"kube-proxy/internal/system"
-	"kube-proxy/lb"
 )
 
 // setHost makes settings of the host, as set does it, for the mode that was chosen, and tells what became of them.
 func (p *proxy) setHost(set func(system.Host, system.Settings) (system.Report, error)) error {
-	report, err := set(system.Host{}, hostSettings(p.config()))
+	report, err := set(system.Host{}, p.config().Host())
 	p.tellOfHost(report)
 	return err
 }
@@ -26,16 +25,4 @@ func (p *proxy) tellOfHost(r system.Report) {
 			p.tell(event.ReadOnlySysFS(p.config().NodeName, errors.New(w.Text)))
 		}
 	}
-}
-
-// hostSettings are what the configuration asks of the host. The pods' networks tell which families the cluster uses.
-func hostSettings(cfg *configured) system.Settings {
-	s := system.Settings{
-		Mode: cfg.mode.Mode, Asked: planeSettings(cfg, lb.IPv4),
-		Conntrack: system.Conntrack(cfg.Conntrack), OOMScoreAdj: cfg.OOMScoreAdj,
-	}
-	for _, pods := range cfg.ClusterCIDRs {
-		s.IPv4, s.IPv6 = s.IPv4 || pods.Addr().Is4(), s.IPv6 || pods.Addr().Is6()
-	}
-	return s
 }

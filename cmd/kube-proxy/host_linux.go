@@ -2,23 +2,15 @@ package main
 
 import (
 	"net/netip"
-	"os"
 	"strconv"
 	"time"
 
-	"kube-proxy/cli/selftest"
 	"kube-proxy/conntrack"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
-
-// hasIPv6 reports whether this machine has IPv6.
-func hasIPv6() bool {
-	_, err := os.Stat("/proc/sys/net/ipv6")
-	return err == nil
-}
 
 // newFlows returns what makes the kernel forget stale flows of a plane.
 func (p *proxy) newFlows(f lb.Family, of mode.Plane) (flows, error) {
@@ -56,6 +48,3 @@ func newSockets(cfg sockets.Config) (*sockets.Watcher, error) { return sockets.N
 
 // defaultWillChange: a later version of upstream takes another mode where none is asked for (EV-07).
 const defaultWillChange = true
-
-// onThisSystem has nothing to add: the lab of Linux needs this program alone.
-func onThisSystem(*selftest.Config, bool) error { return nil }

@@ -1,21 +1,10 @@
 package main
 
 import (
-	"net"
-
 	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
-
-// hasIPv6 reports whether this machine has IPv6, which the registry may have turned off.
-func hasIPv6() bool {
-	l, err := net.Listen("tcp6", "[::1]:0")
-	if err != nil {
-		return false
-	}
-	return l.Close() == nil
-}
 
 // newFlows returns nothing: a flow of HNS ends with its load balancer, and one of the userspace proxy is its own.
 func (p *proxy) newFlows(lb.Family, mode.Plane) (flows, error) { return nil, nil }

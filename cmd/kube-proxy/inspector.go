@@ -25,7 +25,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	ic.Local = func() ([]netip.Addr, error) { return localAddrs(p.choice.Mode.AddressDevice) }
 	for _, f := range p.families {
 		looker, _ := f.plane.(mode.Looker) // nil: nothing of it can be read
-		how := p.choice.Mode.Trace(planeSettings(cfg, f.name))
+		how := p.choice.Mode.Trace(cfg.Plane(f.name))
 		if knows, ok := f.plane.(interface{ TraceMode(trace.Mode) trace.Mode }); ok { // mode userspace finds out how it captures
 			how = knows.TraceMode(how)
 		}

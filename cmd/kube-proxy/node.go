@@ -90,7 +90,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 func (p *proxy) setup() nodecheck.Setup {
 	cfg := p.config()
 	s := nodecheck.Setup{
-		Settings: p.settings(p.families[0].name), NodePortsUnset: cfg.mode.NodePorts.Unset,
+		Settings: p.settings(p.families[0].name), NodePortsUnset: cfg.Resolved.NodePorts.Unset,
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, Manifests: cfg.Manifests != "", Name: cfg.Name,
 	}
 	for _, f := range p.families {

@@ -29,7 +29,7 @@ func TestCommand(t *testing.T) {
 		{"--proxy-mode=magic -v=x", "", "--v: \"x\": want "},
 		{"--config=" + dir + "/none", "", "read --config: "},
 		{"--config=" + dir, "", "read --config: "},
-		{"--proxy-mode=nftables --logtostderr=false --log-dir=" + dir + "/none", "", "initialize logging: begin a log file: "},
+		{"--proxy-mode=nftables --logtostderr=false --log-dir=" + dir + "/none", "", "initialize logging: --log-dir: "},
 	} {
 		var out, errOut bytes.Buffer
 		err := command(all.Modes(), &out, &errOut, strings.Fields(tc.args)).ExecuteContext(t.Context())

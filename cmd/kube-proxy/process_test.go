@@ -139,7 +139,7 @@ func usualArgs() []string {
 }
 
 // allWritten matches the log when both families' rules are written.
-var allWritten = regexp.MustCompile(`(?s)"reset" family=.*"reset" family=`)
+var allWritten = regexp.MustCompile(`(?s)reset"? family=.*reset"? family=`)
 
 // errorLine matches the header of an error in the log.
 var errorLine = regexp.MustCompile(`(?m)^E\d{4} `)

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/event"
 	"kube-proxy/internal/system"
+	"kube-proxy/internal/wiring"
 	"kube-proxy/mode"
 )
 
@@ -72,17 +73,17 @@ func (p *proxy) hangUp() {
 // reload reads the configuration again, and has it take effect if it is valid. asked: somebody waits for an answer.
 func (p *proxy) reload(asked bool, fail func(error)) {
 	before := p.config()
-	after, err := loadConfig(p.modes, p.args)
+	read, err := loadConfig(p.modes, p.args)
 	if err != nil {
 		p.notReloaded(err)
 		return
 	}
-	resolved, err := after.For(p.choice.Mode)
+	after, err := wiring.Resolve(read, p.choice.Mode)
 	if err != nil {
 		p.notReloaded(err)
 		return
 	}
-	live, restart := config.Diff(p.choice.Mode.Name, before.Config, after)
+	live, restart := config.Diff(p.choice.Mode.Name, before.Config, read)
 	if after.Mode == p.choice.Mode.Name { // it runs already, whoever chose it
 		restart = slices.DeleteFunc(restart, func(field string) bool {
 			if field == "mode" {
@@ -96,14 +97,14 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		fail(fmt.Errorf("the content of the configuration file %s was updated, and a change of %s takes effect in a new process only: %s; "+
 			"the rules stay in force until it runs", before.File, strings.Join(restart, ", "), after.WhyRestart(restart[0])))
 	case len(live) > 0:
-		told := slices.Concat(before.Warnings, before.mode.Warnings)
-		for _, w := range slices.Concat(after.Warnings, resolved.Warnings) {
+		told := slices.Concat(before.Warnings, before.Resolved.Warnings)
+		for _, w := range slices.Concat(after.Warnings, after.Resolved.Warnings) {
 			if !slices.Contains(told, w) {
 				p.log.Warn("configuration", "warning", w)
 			}
 		}
 		changes := strings.Join(live, ", ")
-		if err := p.apply(before, &configured{after, resolved}); err != nil {
+		if err := p.apply(before, after); err != nil {
 			p.log.Error("the changed configuration is in force, but for settings of the host", "file", before.File, "fields", strings.Join(live, " "), "err", err)
 			changes += "; but not: " + err.Error()
 		} else {
@@ -139,14 +140,14 @@ func loadConfig(modes mode.List, args []string) (*config.Config, error) {
 
 // apply has a valid configuration take effect, of which only live fields have changed. The error is of settings of the
 // host that cannot be made.
-func (p *proxy) apply(before, after *configured) error {
+func (p *proxy) apply(before, after *wiring.Config) error {
 	p.present.Store(after)
 	p.reloaded.Store(true)
 	if before.Logging.Verbosity != after.Logging.Verbosity {
 		p.setVerbosity(after.Logging.Verbosity)
 	}
 	p.logs.SetVModule(after.Logging.VModule)
-	was, is := before.mode.Tables, after.mode.Tables
+	was, is := before.Resolved.Tables, after.Resolved.Tables
 	for _, f := range p.families {
 		if was.MinSyncPeriod != is.MinSyncPeriod {
 			f.engine.SetMinSyncPeriod(is.MinSyncPeriod)
@@ -155,7 +156,7 @@ func (p *proxy) apply(before, after *configured) error {
 			f.engine.SetAuditPeriod(is.SyncPeriod)
 		}
 		// What rows depend on: every service is resolved again, and what differs is written.
-		if !reflect.DeepEqual(settings(before.Config, before.mode, f.name), settings(after.Config, after.mode, f.name)) {
+		if !reflect.DeepEqual(before.Policy(f.name), after.Policy(f.name)) {
 			f.engine.ResolveAll()
 		}
 	}
@@ -164,7 +165,7 @@ func (p *proxy) apply(before, after *configured) error {
 	p.servers.status.SetProfiling(after.Servers.Profiling)
 	p.servers.admin.Listen(after.Servers.AdminSocket)
 	p.factsChanged() // the addresses of NodePorts may be others now
-	report, err := system.Host{}.Reload(hostSettings(before), hostSettings(after))
+	report, err := system.Host{}.Reload(before.Host(), after.Host())
 	p.tellOfHost(report)
 	return err
 }

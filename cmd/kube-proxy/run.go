@@ -19,6 +19,7 @@ import (
 	"kube-proxy/event"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/internal/system"
+	"kube-proxy/internal/wiring"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
 	"kube-proxy/plane/ownwrites"
@@ -29,7 +30,7 @@ import (
 type proxy struct {
 	modes   mode.List
 	args    []string // the command line, by which the configuration can be read again
-	present atomic.Pointer[configured]
+	present atomic.Pointer[wiring.Config]
 	logs    *logging.Log
 	log     *slog.Logger
 
@@ -65,7 +66,7 @@ type proxy struct {
 
 func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
 	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool { return true }}
-	p.present.Store(&configured{Config: cfg})
+	p.present.Store(&wiring.Config{Config: cfg})
 	p.changes = changes.New(0)
 	p.problems = ratelimit.New(log, "malformed object")
 	p.collisions = ratelimit.New(log, "the port of a Service is in use on this node")
@@ -74,14 +75,8 @@ func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.
 	return p
 }
 
-// configured is a configuration, and what it says for the mode that runs.
-type configured struct {
-	*config.Config
-	mode config.Resolved
-}
-
 // config returns the configuration as it is now; a reload replaces it.
-func (p *proxy) config() *configured { return p.present.Load() }
+func (p *proxy) config() *wiring.Config { return p.present.Load() }
 
 // run is the process after its configuration is known. It returns nil when ctx ends.
 func (p *proxy) run(ctx context.Context) error {
@@ -113,7 +108,7 @@ func (p *proxy) run(ctx context.Context) error {
 		publishing.Go(func() { publisher.Run(until) })
 	}
 	p.tell(event.Starting(cfg.NodeName))
-	fams := ipFamilies(cfg.Config, p.log)
+	fams := wiring.Families(cfg.Config, p.log)
 	if err := errors.Join(srcErr, p.choose(ctx, fams[0])); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -82,9 +83,8 @@ func TestSelftest(t *testing.T) {
 
 func printed(lines []selftest.Line) string {
 	var b strings.Builder
-	p := &selftestPrinter{out: &b}
 	for _, l := range lines {
-		p.print(l)
+		fmt.Fprintf(&b, "%+v\n", l)
 	}
 	return b.String()
 }

@@ -84,7 +84,7 @@ func (p *proxy) newServers() {
 	cfg := p.config()
 	hc := health.Config{
 		Families:     map[lb.Family]func() health.State{},
-		SyncPeriod:   func() time.Duration { return p.config().mode.Tables.SyncPeriod },
+		SyncPeriod:   func() time.Duration { return p.config().Resolved.Tables.SyncPeriod },
 		NodeEligible: p.nodeEligible,
 		Waiting:      func() (time.Time, string) { return p.writer.waiting() },
 		Answered:     p.servers.metrics.HealthAnswered,
@@ -226,7 +226,7 @@ func localAddrs(but string) ([]netip.Addr, error) {
 // answersNodePorts reports whether NodePorts answer at an address of this machine. In some modes those of the loopback
 // interface may.
 func (p *proxy) answersNodePorts(a netip.Addr) bool {
-	if m := p.config().mode; a.IsLoopback() && !(a.Is4() && m.LocalhostNodePorts) &&
+	if m := p.config().Resolved; a.IsLoopback() && !(a.Is4() && m.LocalhostNodePorts) &&
 		!(m.LocalhostProxy && a == policy.Localhost(m.NodePorts.Prefixes, lb.FamilyOf(a))) {
 		return false
 	}
@@ -239,7 +239,7 @@ func (p *proxy) collides(c sockets.Collision) {
 		return
 	}
 	node := p.config().NodeName
-	kept := p.config().mode.LocalhostProxy && c.Key.Proto == lb.TCP && c.Listener.Addr().IsLoopback()
+	kept := p.config().Resolved.LocalhostProxy && c.Key.Proto == lb.TCP && c.Listener.Addr().IsLoopback()
 	e := event.NodePortInUse(c.Service, node, c.Key.Port, c.Key.Proto.String(), c.Listener, kept)
 	if !c.Key.IsNodePort() {
 		e = event.NodeAddressTaken(c.Service, node, c.Key.String(), c.Listener, c.NodePort, c.More)

@@ -2,13 +2,12 @@ package main
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/config"
 	"kube-proxy/internal/pause"
+	"kube-proxy/internal/wiring"
 	"kube-proxy/policy"
 	"kube-proxy/source/convert"
 	"kube-proxy/source/kube"
@@ -65,16 +64,7 @@ func (p *proxy) malformed(problem convert.Problem) {
 
 // kubeConfig says how to reach the API server.
 func (p *proxy) kubeConfig() kube.Config {
-	return apiConfig(p.config().Config, p.log)
-}
-
-func apiConfig(cfg *config.Config, log *slog.Logger) kube.Config {
-	return kube.Config{
-		Log:        log,
-		Kubeconfig: cfg.API.Kubeconfig, Master: cfg.API.Master, NodeName: cfg.NodeName,
-		QPS: cfg.API.QPS, Burst: cfg.API.Burst, UserAgent: "kube-proxy/" + cfg.Version,
-		ContentType: cfg.API.ContentType, AcceptContentTypes: cfg.API.AcceptContentTypes,
-	}
+	return wiring.API(p.config().Config, p.log)
 }
 
 // follow runs the source until ctx ends or it fails.

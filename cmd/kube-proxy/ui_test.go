@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"kube-proxy/cli"
 )
 
 // TN-84: the process that writes rules serves no page. Root starts one, on loopback, below an address that no other user knows; it says when
@@ -31,7 +33,7 @@ func TestUI(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q, %q", args, code, out, errOut)
 		}
 	}
-	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "ui"); code != exitNotAsked || !strings.Contains(errOut, "for root alone") {
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "ui"); code != cli.ExitNotAsked || !strings.Contains(errOut, "for root alone") {
 		t.Errorf("as another user: exit code %d, %s", code, errOut)
 	}
 

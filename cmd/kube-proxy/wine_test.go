@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/cli"
 	"kube-proxy/config"
 	"kube-proxy/test/wine"
 )
@@ -119,7 +120,7 @@ func windowsCommands(n *windowsNode) {
 		})
 	}
 	out, errOut, code := n.run("selftest", "--proxy-mode=userspace") // Wine starts no service again that crashed
-	if code != exitFound || strings.Count(out, "  failed   ") != 1 || !strings.Contains(out, "  failed   crash ") {
+	if code != cli.ExitFound || strings.Count(out, "  failed   ") != 1 || !strings.Contains(out, "  failed   crash ") {
 		t.Errorf("selftest: exit %d, want one failure:\n%s%s", code, out, errOut)
 	}
 	has(t, "selftest", out, "  ok       create ", "  ok       start ", "  ok       parameter-change ", "  ok       stop ")

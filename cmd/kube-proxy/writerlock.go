@@ -10,10 +10,8 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/pause"
+	"kube-proxy/internal/wiring"
 )
-
-// lockGroup is the number of the lock: "kp" in ASCII, which no known program logs to.
-const lockGroup = 'k'<<8 | 'p'
 
 // lockBell is an abstract socket on which the process that has the lock listens, so that those who wait for its end
 // need not ask for the lock all the time. It gives no right: anybody may take the name, and who waits asks anyway.
@@ -46,7 +44,7 @@ type writerLock struct {
 // newWriterLock returns the lock of the calling thread's network namespace.
 func newWriterLock(log *slog.Logger) *writerLock {
 	t := &writerLock{remind: waitRemind, log: log}
-	t.lock, t.err = kernel.OpenLock(lockGroup)
+	t.lock, t.err = kernel.OpenLock(wiring.WriterGroup)
 	return t
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/wiring"
 )
 
 // itWaits matches the log of a proxy that waits for another.
@@ -108,7 +109,7 @@ func squat() error {
 			}
 		}
 	}()
-	lock, err := kernel.OpenLock(lockGroup)
+	lock, err := kernel.OpenLock(wiring.WriterGroup)
 	if err != nil {
 		return err
 	}

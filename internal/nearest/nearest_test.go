@@ -8,7 +8,7 @@ import (
 
 // A misspelled name leads to the names that may have been meant, the nearest first, and a name that is like none leads to none (TN-85).
 func TestOf(t *testing.T) {
-	known := strings.Fields("proxy-mode cluster-cidr v conntrack.min mode.conntrack shop/web shop/web2 blog/web shop/cart Node EndpointSlice")
+	known := strings.Fields("proxy-mode cluster-cidr v conntrack.min mode.conntrack shop/web shop/web2 blog/web shop/cart Node EndpointSlice ui")
 	for name, want := range map[string]string{
 		"proxi-mode": "proxy-mode", "Proxy-Mode": "proxy-mode", "cluster-cdr": "cluster-cidr", "zzzzz": "", "x": "", "": "",
 		"min":           "conntrack.min",                 // in a block
@@ -21,6 +21,7 @@ func TestOf(t *testing.T) {
 		"Role":          "",                              // two of four letters differ
 		"EndpiontSlice": "EndpointSlice", "node": "Node", // capitals
 		strings.Repeat("a", 100): "",
+		"tr":                     "", // any two letters are two edits from "ui"
 	} {
 		if got := Of(name, slices.Values(known)); strings.Join(got, " ") != want {
 			t.Errorf("%q: %q, want %q", name, got, want)

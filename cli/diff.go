@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -33,9 +33,9 @@ func diffAsking() asking {
 			case err != nil:
 				return err
 			case len(d.Differences) > 0:
-				return exitCode(exitFound)
+				return exitCode(ExitFound)
 			case d.Rows == 0 && len(d.Notes) > 0:
-				return exitCode(exitNotAsked)
+				return exitCode(ExitNotAsked)
 			}
 			return nil
 		},

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -34,15 +34,16 @@ func modesToRun(modes mode.List) []string {
 	return modes.Names(func(m mode.Mode) bool { return m.On("linux") && m.Built() })
 }
 
-// migrateCommand is "kube-proxy migrate".
-func migrateCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
+// migrate is "kube-proxy migrate".
+func (p *program) migrate() *cobra.Command {
+	modes := p.modes
 	var to, output string
 	cmd := &cobra.Command{
 		Use: "migrate", Short: "read how another kube-proxy is started: what will differ, and the configuration for this one",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if output != "text" && output != "json" {
-				return config.Problems{{Where: "--output", Value: output, Want: "want text or json"}}
+			if err := checkOutput(output); err != nil {
+				return err
 			}
 			files, flags := args, []string(nil)
 			if i := cmd.ArgsLenAtDash(); i >= 0 {
@@ -52,25 +53,24 @@ func migrateCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			p, err := migrate.Read(inputs)
+			before, err := migrate.Read(inputs)
 			if err != nil {
 				return err
 			}
-			r, err := migrate.Convert(modes, p, to)
+			r, err := migrate.Convert(modes, before, to)
 			if err != nil {
 				return err
 			}
-			return printMigration(out, errOut, output, r)
+			return printMigration(p.out, p.errOut, output == "json", r)
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "", "")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
+	outputFlag(cmd, &output)
 	completeFlag(cmd, "to", modesToRun(modes)...)
-	completeFlag(cmd, "output", "json", "text")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return append(config.FlagError(cmd.Flags(), err), config.Problem{Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"})
 	})
-	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, migrateHelp(modes)) })
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, migrateHelp(modes)) })
 	return cmd
 }
 
@@ -121,8 +121,8 @@ func migrationInput(files, flags []string, stdin io.Reader) (all []migrate.Input
 	return all, nil
 }
 
-// migration is what -o json prints. Its fields are an interface: they may become more.
-type migration struct {
+// MigrateReport is what migrate -o json prints. Its fields are an interface: they may become more.
+type MigrateReport struct {
 	// Version is that of this form, 1.
 	Version int `json:"version"`
 	// From and To are the modes; "" for the best that the machine can do.
@@ -135,9 +135,9 @@ type migration struct {
 	Statements []migrate.Statement `json:"statements"`
 }
 
-func printMigration(out, errOut io.Writer, as string, r *migrate.Result) error {
-	if as == "json" {
-		m := migration{1, r.From, r.To, string(r.Config), r.Flags, r.Statements}
+func printMigration(out, errOut io.Writer, asJSON bool, r *migrate.Result) error {
+	if asJSON {
+		m := MigrateReport{1, r.From, r.To, string(r.Config), r.Flags, r.Statements}
 		if m.Flags == nil {
 			m.Flags = []string{}
 		}

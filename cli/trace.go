@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func traceAsking() asking {
 				io.WriteString(q.out, traceText(a, q.format == "wide"))
 			})
 			if err == nil && len(a.Findings) > 0 {
-				return exitCode(exitFound)
+				return exitCode(ExitFound)
 			}
 			return err
 		},

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func whyAsking() asking {
 				whyText(q.out, d, q.format == "wide")
 			})
 			if err == nil && d.State != inspect.OK && d.State != inspect.NotProxied {
-				return exitCode(exitFound)
+				return exitCode(ExitFound)
 			}
 			return err
 		},

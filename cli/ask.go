@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -19,12 +19,6 @@ import (
 	"kube-proxy/debug/inspect"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-)
-
-// The exit codes of commands that ask, beside 0 and 1.
-const (
-	exitFound    = 2 // answered, and something is wrong
-	exitNotAsked = 3 // nobody could be asked
 )
 
 // asking is a command that asks a proxy that runs, or a folder of manifests.
@@ -60,18 +54,18 @@ type questions struct {
 const askEveryTime = 2 * time.Second
 
 // askCommands are the commands that ask.
-func askCommands(modes mode.List, out, errOut io.Writer) []*cobra.Command {
+func (p *program) askCommands() []*cobra.Command {
 	var all []*cobra.Command
 	for _, a := range []asking{traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking(), uiAsking()} {
-		all = append(all, a.command(modes, out, errOut))
+		all = append(all, p.ask(a))
 	}
 	return all
 }
 
-func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
-	opts := config.NewOptions(modes)
+func (p *program) ask(a asking) *cobra.Command {
+	opts := config.NewOptions(p.modes)
 	opts.Renders = true
-	q := &questions{out: out, errOut: errOut}
+	q := &questions{out: p.out, errOut: p.errOut}
 	var output string
 	var watch bool
 	cmd := &cobra.Command{
@@ -88,7 +82,7 @@ func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
 				return config.Problems{{Where: "--output", Value: output, Want: "want json, yaml or wide"}}
 			}
 			var err error
-			if q.client, err = askWhom(cmd, opts, modes, errOut); err != nil {
+			if q.client, err = askWhom(cmd, opts, p.modes, p.errOut); err != nil {
 				return told(err)
 			}
 			if watch {
@@ -107,9 +101,9 @@ func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
 		a.flags(cmd)
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
-	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, a.help()) })
-	cmd.ValidArgsFunction = a.completes(opts, modes)
-	completeModes(cmd, modes)
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, a.help()) })
+	cmd.ValidArgsFunction = a.completes(opts, p.modes)
+	completeModes(cmd, p.modes)
 	return cmd
 }
 
@@ -123,7 +117,7 @@ func (a asking) help() string {
 		"      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would have them, and ask nobody\n" +
 		"      --admin-socket    where the proxy listens that is to be asked, " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + " if not given\n\n" +
 		fmt.Sprintf("Exit codes: 0 answered; 1 the question is wrong, such as a Service that is not there; %d answered, and something is wrong;\n"+
-			"%d nobody could be asked. docs/ask.md has examples.\n", exitFound, exitNotAsked)
+			"%d nobody could be asked. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
 }
 
 // watching asks until ctx ends.
@@ -192,7 +186,7 @@ func told(err error) error {
 	case errors.Is(err, context.Canceled):
 		return nil // whoever interrupts it knows that he did
 	case errors.Is(err, api.ErrNotAsked):
-		return asked{err, exitNotAsked}
+		return asked{err, ExitNotAsked}
 	case errors.As(err, &p):
 		text := p.Text
 		if p.Kind == inspect.Unknown && len(p.Candidates) > 0 {
@@ -203,7 +197,7 @@ func told(err error) error {
 		}
 		code := 1
 		if p.Kind == inspect.Unavailable {
-			code = exitNotAsked
+			code = ExitNotAsked
 		}
 		return asked{errors.New(text), code}
 	}

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -14,12 +14,13 @@ import (
 	"kube-proxy/cli/selftest"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/pause"
+	"kube-proxy/internal/wiring"
 	"kube-proxy/plane/hns"
 )
 
 // onThisSystem adds what the test uses of Windows. No other kube-proxy may write meanwhile: its audit would remove the test's objects.
 func onThisSystem(test *selftest.Config, disruptive bool) error {
-	lock, err := kernel.OpenLock(lockGroup)
+	lock, err := kernel.OpenLock(wiring.WriterGroup)
 	if err == nil {
 		err = lock.Take()
 	}

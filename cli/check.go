@@ -1,21 +1,21 @@
-package main
+package cli
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"kube-proxy/cli/preflight"
 	"kube-proxy/config"
 	"kube-proxy/internal/system"
+	"kube-proxy/internal/wiring"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/source/kube"
@@ -34,52 +34,28 @@ func checkHelp() string {
 		"All flags of kube-proxy are taken, see kube-proxy --help.\n"
 }
 
-// exitCode is the end of a command that has said all, with an exit code of its own.
-type exitCode int
-
-func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
-
-// checkCommand is "kube-proxy check".
-func checkCommand(modes mode.List, out, errOut io.Writer, commandLine []string) *cobra.Command {
-	opts := config.NewOptions(modes)
-	var output string
+// check is "kube-proxy check".
+func (p *program) check() *cobra.Command {
 	var load bool
-	cmd := &cobra.Command{
-		Use: "check", Short: "look at this node: what is in the way of a proxy with these flags, with the remedy",
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if output != "text" && output != "json" {
-				return config.Problems{{Where: "--output", Value: output, Want: "want text or json"}}
-			}
-			cfg, err := complete(opts, args)
-			for _, w := range opts.Warnings() {
-				fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
-			}
-			if err != nil {
-				return err
-			}
-			s := preflightSetup(cfg, modes)
+	return p.command(command{
+		name: "check", short: "look at this node: what is in the way of a proxy with these flags, with the remedy", help: checkHelp(),
+		prints: true,
+		flags:  func(fs *pflag.FlagSet) { fs.BoolVar(&load, "load-modules", false, "") },
+		run: func(ctx context.Context, cfg *config.Config, json bool) error {
+			s := preflightSetup(cfg, p.modes)
 			s.LoadModules = load
-			facts := preflight.Look(cmd.Context(), s)
+			facts := preflight.Look(ctx, s)
 			findings := preflight.Judge(s, facts)
-			if err := printFindings(out, output, report{1, cfg.NodeName, cfg.Mode, preflight.Runs(s, facts), preflight.Worst(findings), preflight.Exit(findings), findings}); err != nil {
+			r := CheckReport{1, cfg.NodeName, cfg.Mode, preflight.Runs(s, facts), preflight.Worst(findings), preflight.Exit(findings), findings}
+			if err := printFindings(p.out, json, r); err != nil {
 				return fmt.Errorf("print the findings: %w", err)
 			}
-			if code := preflight.Exit(findings); code != preflight.ExitOK {
-				return exitCode(code)
+			if r.ExitCode != preflight.ExitOK {
+				return exitCode(r.ExitCode)
 			}
 			return nil
 		},
-	}
-	opts.AddFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
-	cmd.Flags().BoolVar(&load, "load-modules", false, "")
-	completeFlag(cmd, "output", "json", "text")
-	completeModes(cmd, modes)
-	cmd.ValidArgsFunction = cobra.NoFileCompletions
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
-	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, checkHelp()) })
-	return cmd
+	})
 }
 
 // preflightSetup is what the configuration says of what would run.
@@ -87,20 +63,18 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 	quiet := slog.New(slog.DiscardHandler)
 	hostname, _ := os.Hostname() // without, there is nothing to compare
 	s := &preflight.Setup{
-		Modes: modes, Asked: cfg.Mode, Families: ipFamilies(cfg, quiet),
+		Modes: modes, Asked: cfg.Mode, Families: wiring.Families(cfg, quiet),
 		NodeName: cfg.NodeName, Hostname: hostname, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface,
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, LocalhostNodePorts: cfg.IPTables.LocalhostNodePorts,
-		ConntrackMax: cfg.Conntrack.MaxPerCore, ConntrackMin: cfg.Conntrack.Min, WriterGroup: lockGroup,
-		With: func(f lb.Family) mode.Settings {
-			return mode.Settings{Family: f, IPVS: ipvsSettings(cfg), Userspace: userspaceSettings(cfg), Windows: windowsSettings(cfg)}
-		},
+		ConntrackMax: cfg.Conntrack.MaxPerCore, ConntrackMin: cfg.Conntrack.Min, WriterGroup: wiring.WriterGroup,
+		With: func(f lb.Family) mode.Settings { return wiring.Probe(cfg, f) },
 		Host: func(m mode.Mode) (system.Settings, error) {
 			resolved, err := cfg.For(m)
-			return hostSettings(&configured{cfg, resolved}), err
+			return (&wiring.Config{Config: cfg, Resolved: resolved}).Host(), err
 		},
 	}
 	if cfg.Manifests == "" {
-		kc := apiConfig(cfg, quiet)
+		kc := wiring.API(cfg, quiet)
 		s.API = func(ctx context.Context) *preflight.Cluster { return clusterFacts(kube.Look(ctx, kc), cfg.NodeName) }
 	}
 	return s
@@ -117,8 +91,8 @@ func clusterFacts(l kube.Looked, node string) *preflight.Cluster {
 	return c
 }
 
-// report is what -o json prints. Its fields are an interface: they may become more.
-type report struct {
+// CheckReport is what check -o json prints. Its fields are an interface: they may become more.
+type CheckReport struct {
 	// Version is that of this form, 1.
 	Version  int                 `json:"version"`
 	Node     string              `json:"node"`
@@ -129,8 +103,8 @@ type report struct {
 	Findings []preflight.Finding `json:"findings"`
 }
 
-func printFindings(out io.Writer, as string, r report) error {
-	if as == "json" {
+func printFindings(out io.Writer, asJSON bool, r CheckReport) error {
+	if asJSON {
 		data, err := json.MarshalIndent(r, "", "  ")
 		if err != nil {
 			return err
@@ -179,33 +153,4 @@ func findingsText(all []preflight.Finding) string {
 	}
 	fmt.Fprintf(&b, "\n%s\n", strings.Join(sum, ", "))
 	return b.String()
-}
-
-// plain writes characters that a terminal would obey, such as those in the name of a process or in a file of others, as Go would.
-func plain(s string) string {
-	if !strings.ContainsFunc(s, unicode.IsControl) {
-		return s
-	}
-	var b strings.Builder
-	for _, r := range s {
-		if unicode.IsControl(r) {
-			fmt.Fprintf(&b, "\\x%02x", r)
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
-}
-
-// ended reports whether an error is the end of a command that has said all, and its exit code.
-func ended(err error) (code int, ok bool) {
-	var c exitCode
-	if errors.As(err, &c) {
-		return int(c), true
-	}
-	var a asked
-	if errors.As(err, &a) {
-		return a.code, false
-	}
-	return 1, false
 }

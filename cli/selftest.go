@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"kube-proxy/cli/preflight"
 	"kube-proxy/cli/selftest"
@@ -27,7 +28,7 @@ func selftestHelp() string {
 		wrapped("Proves in nine steps that the mode of these flags works here: "+strings.Join(selftest.Titles[:], ", ")+". On Linux this program runs in network "+
 			"namespaces of its own, packets are sent through it, and the node itself stays as it is. On Windows the Host Networking Service is asked, with addresses of "+
 			"the documentation ranges: stop the kube-proxy of the node before. Run it as root or administrator. A step that does not apply says why.") + "\n" +
-		fmt.Sprintf("Exit codes: 0 nothing failed; 1 the command line or the configuration is wrong; %d something failed.\n\n", exitFound) +
+		fmt.Sprintf("Exit codes: 0 nothing failed; 1 the command line or the configuration is wrong; %d something failed.\n\n", ExitFound) +
 		"  -o, --output string   text, or json: a transcript of one object a line, {step, name, value, result, text, source}\n" +
 		"      --disruptive      on Windows, restart the Host Networking Service (step 8)\n" +
 		"      --echo list       on Windows, pods and nodes that run `agnhost netexec`, for the data path (step 7)\n" +
@@ -40,48 +41,31 @@ const selftestPatience = 30 * time.Second
 
 var selftestSizes = []int{10, 100, 1000}
 
-// selftestCommand is "kube-proxy selftest".
-func selftestCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
-	opts := config.NewOptions(modes)
-	var output, echoVIP string
+// selftest is "kube-proxy selftest".
+func (p *program) selftest() *cobra.Command {
 	var echo []string
+	var echoVIP string
 	var disruptive bool
-	cmd := &cobra.Command{
-		Use: "selftest", Short: "prove in nine steps that a mode works on this machine, with packets",
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if output != "text" && output != "json" {
-				return config.Problems{{Where: "--output", Value: output, Want: "want text or json"}}
-			}
-			cfg, err := complete(opts, args)
-			for _, w := range opts.Warnings() {
-				fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
-			}
-			if err != nil {
-				return err
-			}
-			test, err := selftestOf(cmd.Context(), cfg, modes, echo, echoVIP, disruptive)
-			if err != nil {
-				return err
-			}
-			p := &selftestPrinter{out: out, json: output == "json"}
-			if !selftest.Run(cmd.Context(), test, p.print) {
-				return exitCode(exitFound)
-			}
-			return p.err
+	return p.command(command{
+		name: "selftest", short: "prove in nine steps that a mode works on this machine, with packets", help: selftestHelp(),
+		prints: true,
+		flags: func(fs *pflag.FlagSet) {
+			fs.BoolVar(&disruptive, "disruptive", false, "")
+			fs.StringSliceVar(&echo, "echo", nil, "")
+			fs.StringVar(&echoVIP, "echo-vip", "198.51.100.1", "")
 		},
-	}
-	opts.AddFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
-	cmd.Flags().BoolVar(&disruptive, "disruptive", false, "")
-	cmd.Flags().StringSliceVar(&echo, "echo", nil, "")
-	cmd.Flags().StringVar(&echoVIP, "echo-vip", "198.51.100.1", "")
-	completeFlag(cmd, "output", "json", "text")
-	completeModes(cmd, modes)
-	cmd.ValidArgsFunction = cobra.NoFileCompletions
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
-	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, selftestHelp()) })
-	return cmd
+		run: func(ctx context.Context, cfg *config.Config, json bool) error {
+			test, err := selftestOf(ctx, cfg, p.modes, echo, echoVIP, disruptive)
+			if err != nil {
+				return err
+			}
+			printer := &selftestPrinter{out: p.out, json: json}
+			if !selftest.Run(ctx, test, printer.print) {
+				return exitCode(ExitFound)
+			}
+			return printer.err
+		},
+	})
 }
 
 // selftestOf is the test of a configuration on this machine.

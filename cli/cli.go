@@ -1,0 +1,249 @@
+// Package cli has the commands for people: those that ask a proxy that runs (trace, table, backends, why, diff, events,
+// top, ui), those that look at a node, at manifests or at another proxy (check, selftest, render, migrate), and the
+// completion of a shell. None of them writes rules.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kube-proxy/config"
+	"kube-proxy/internal/nearest"
+	"kube-proxy/internal/wiring"
+	"kube-proxy/mode"
+)
+
+// program is what all commands share.
+type program struct {
+	modes       mode.List
+	out, errOut io.Writer
+	commandLine []string
+}
+
+// New returns the program: without a command it calls start with its configuration.
+func New(modes mode.List, out, errOut io.Writer, commandLine []string,
+	start func(context.Context, *config.Config) error) *cobra.Command {
+	p := &program{modes, out, errOut, commandLine}
+	opts := config.NewOptions(modes)
+	cmd := &cobra.Command{
+		Use:           "kube-proxy",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+
+		Args: cobra.ArbitraryArgs, // config reports them with all other problems (FL-01)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if print, raw := opts.PrintsVersion(); print {
+				return printVersion(out, raw)
+			}
+			cfg, err := complete(opts, args)
+			if err != nil {
+				p.warn(opts)
+				return errors.Join(meant(cmd, args), err)
+			}
+			return start(cmd.Context(), cfg)
+		},
+	}
+	opts.AddFlags(cmd.Flags())
+	completeModes(cmd, modes)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err, modes) })
+	cmd.SetOut(out)
+	cmd.SetErr(errOut)
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	completion := completionCommand(cmd, out)
+	commands := append(p.askCommands(), p.check(), p.selftest(), p.migrate(), p.render(), completion)
+	cmd.AddCommand(commands...)
+	cmd.SetHelpCommand(completion) // cobra makes one of its own else: "help" is no command, but an argument too many (FL-01)
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, help(commands)); config.Usage(out, modes) })
+	cmd.SetArgs(commandLine)
+	return cmd
+}
+
+// help is what stands above the flags in the help.
+func help(commands []*cobra.Command) string {
+	var b strings.Builder
+	b.WriteString("Usage: kube-proxy [flags]\n       kube-proxy COMMAND [flags]\n\n" +
+		"Without a command it makes the addresses of Kubernetes Services work on this machine, until it is ended.\n\n" +
+		"Commands, each of which has a --help of its own; none of them writes rules:\n")
+	for _, c := range commands {
+		fmt.Fprintf(&b, "  %-10s  %s\n", c.Name(), c.Short)
+	}
+	return b.String()
+}
+
+// meant is the error of an argument that looks like the name of a command, or begins one; nil for another.
+func meant(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 || args[0] == "" {
+		return nil
+	}
+	var names, like []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+		if strings.HasPrefix(c.Name(), strings.ToLower(args[0])) {
+			like = append(like, c.Name())
+		}
+	}
+	for _, name := range nearest.Of(args[0], slices.Values(names)) {
+		if !slices.Contains(like, name) {
+			like = append(like, name)
+		}
+	}
+	if len(like) == 0 {
+		return nil
+	}
+	return fmt.Errorf("there is no command %q: did you mean kube-proxy %s?", args[0], strings.Join(like, " or kube-proxy "))
+}
+
+// command is a command that takes the flags of kube-proxy, and is about one with these.
+type command struct {
+	name, short, help string
+	renders           bool // it needs nothing of what only a proxy that serves needs
+	prints            bool // it has --output: text or json
+	flags             func(*pflag.FlagSet)
+	run               func(ctx context.Context, cfg *config.Config, json bool) error
+}
+
+func (p *program) command(c command) *cobra.Command {
+	opts := config.NewOptions(p.modes)
+	opts.Renders = c.renders
+	output := "text"
+	cmd := &cobra.Command{
+		Use: c.name, Short: c.short,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			cfg, err := complete(opts, args)
+			p.warn(opts)
+			if err != nil {
+				return err
+			}
+			return c.run(cmd.Context(), cfg, output == "json")
+		},
+	}
+	opts.AddFlags(cmd.Flags())
+	if c.prints {
+		outputFlag(cmd, &output)
+	}
+	if c.flags != nil {
+		c.flags(cmd.Flags())
+	}
+	completeModes(cmd, p.modes)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, c.help) })
+	return cmd
+}
+
+func outputFlag(cmd *cobra.Command, output *string) {
+	cmd.Flags().StringVarP(output, "output", "o", "text", "")
+	completeFlag(cmd, "output", "json", "text")
+}
+
+func checkOutput(output string) error {
+	if output != "text" && output != "json" {
+		return config.Problems{{Where: "--output", Value: output, Want: "want text or json"}}
+	}
+	return nil
+}
+
+// complete returns the configuration; each of its problems names the file that it is in.
+func complete(opts *config.Options, args []string) (*config.Config, error) {
+	cfg, err := opts.Complete(args)
+	return cfg, wiring.InFile(opts.ConfigFile, err)
+}
+
+// warn prints what the options warn of.
+func (p *program) warn(opts *config.Options) {
+	for _, w := range opts.Warnings() {
+		fmt.Fprintf(p.errOut, "kube-proxy: warning: %s\n", w)
+	}
+}
+
+// plugin is the name by which kubectl finds the program as "kubectl proxy-trace".
+const plugin = "kubectl-proxy_trace"
+
+// Arguments are those of the command line: as a plugin of kubectl the program is its command trace.
+func Arguments(commandLine []string) []string {
+	if filepath.Base(commandLine[0]) == plugin {
+		return append([]string{"trace"}, commandLine[1:]...)
+	}
+	return commandLine[1:]
+}
+
+// The exit codes of commands beside 0 and 1.
+const (
+	// ExitFound: answered, and something is wrong.
+	ExitFound = 2
+	// ExitNotAsked: no proxy could be asked.
+	ExitNotAsked = 3
+)
+
+// exitCode is the end of a command that has said all, with an exit code of its own.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
+
+// Exit prints the error of a command, each thing that is wrong in a line of its own, and returns its exit code. What is
+// wrong with the command line comes with a hint to --help, not with all of it: the message must not scroll away.
+func Exit(errOut io.Writer, err error) int {
+	var code exitCode
+	if err == nil || errors.As(err, &code) {
+		return int(code)
+	}
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(errOut, "kube-proxy: %s\n", plain(line))
+	}
+	if errors.As(err, new(config.Problems)) {
+		fmt.Fprintln(errOut, "kube-proxy --help lists all flags")
+	}
+	var a asked
+	if errors.As(err, &a) {
+		return a.code
+	}
+	return 1
+}
+
+// plain writes characters that a terminal would obey, such as those in the name of a process or in a file of others, as
+// Go would.
+func plain(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if unicode.IsControl(r) {
+			fmt.Fprintf(&b, "\\x%02x", r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// wrapped breaks a text into lines that a terminal shows.
+func wrapped(text string) string {
+	var b strings.Builder
+	column := 0
+	for _, word := range strings.Fields(text) {
+		switch {
+		case column == 0:
+		case column+1+len(word) > 112:
+			b.WriteByte('\n')
+			column = 0
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String() + "\n"
+}

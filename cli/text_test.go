@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"kube-proxy/cli/preflight"
+	"kube-proxy/debug/inspect"
+)
+
+// One thing is told as one.
+func TestAskCountsWell(t *testing.T) {
+	one := inspect.Difference{Family: "IPv4", Object: "element", Want: "there"}
+	for want, d := range map[string]*inspect.Diff{
+		"1 difference; 1 row compared\n":    {Differences: []inspect.Difference{one}, Rows: 1},
+		"2 differences; 2 rows compared\n":  {Differences: []inspect.Difference{one}, More: 1, Rows: 2},
+		"no difference; 1 row compared\n":   {Rows: 1},
+		"no difference; 0 rows compared\n":  {},
+		"no difference; 36 rows compared\n": {Rows: 36},
+	} {
+		var out bytes.Buffer
+		diffText(&out, d)
+		if got := out.String(); !strings.HasSuffix("\n"+got, "\n"+want) {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	for want, of := range map[string]*inspect.TraceAnswer{
+		"  and 1 that has ended\n":                     {Conntrack: make([]inspect.Connection, 1), ConntrackEnded: 1},
+		"  none is open; 2 that have ended\n":          {ConntrackEnded: 2},
+		"  none is open; at least 2 that have ended\n": {ConntrackEnded: 2, ConntrackMore: true},
+	} {
+		if got := traceText(of, false); !strings.HasSuffix(got, want) {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// Who runs a command reads names of processes that others chose: their terminal obeys none of it.
+func TestTerminalIsLeftAlone(t *testing.T) {
+	evil := "x\x1b]0;owned\x07\u009b2J\r"
+	text := findingsText([]preflight.Finding{{ID: "node-ports", Severity: preflight.Warning, About: "30080/tcp", Seen: "process 1 (" + evil + ")"}})
+	if strings.ContainsAny(text, "\x1b\x07\r\u009b") || !strings.Contains(text, `x\x1b]0;owned\x07\x9b2J\x0d`) {
+		t.Errorf("%q", text)
+	}
+}
