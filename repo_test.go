@@ -141,7 +141,7 @@ const imports = `
 const modules = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
 	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert, test/adversary;
-	sigs.k8s.io/yaml < cli, cli/migrate, config, source/manifests;
+	sigs.k8s.io/yaml < cli, cli/migrate, config, source/manifests, cmd/kube-proxy;
 	k8s.io/klog < logging, config, source/kube;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cli, cmd/kube-proxy;
