@@ -36,7 +36,7 @@ func TestRandomTransitions(t *testing.T) {
 // Faults of IPVS, sets and addresses, others who interfere, addresses of other devices that come and go, restarts and connections: when
 // all is well again an audit ends where a fresh start does, and when all connections have ended the kernel is exactly a fresh one's.
 func TestWalk(t *testing.T) {
-	planetest.Walks(t, 30, 60, func(t testing.TB) planetest.Kernel {
+	planetest.Walks(t, 20, 50, func(t testing.TB) planetest.Kernel {
 		k := newLab(t)
 		kernel := k.kernel()
 		kernel.Damage = func(f lb.Family, rnd *rand.Rand) error { return k.harm(f, rnd, rnd.IntN(stray)) }

@@ -22,6 +22,8 @@ type Faults struct {
 	// Begin makes calls to the kernel fail at random, or others interfere with them, until End. One verb runs between the two.
 	Begin func(*rand.Rand)
 	End   func()
+	// Flaky: some calls fail at any time.
+	Flaky bool
 	// Events happen beside the planes. Each returns what it did, for a failure's log.
 	Events []func(*rand.Rand) string
 	// Calm undoes what Events left that a fresh kernel does not have. The planes are then compared with fresh ones.
@@ -50,7 +52,8 @@ func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
 // While nothing goes wrong, no verb may fail and no audit may find anything. From time to time all faults end, and soon each plane must
 // hold what a fresh one makes of the table. It returns how many calls failed or found something to mend.
 func Walk(t testing.TB, seed uint64, steps int, slow bool, fresh func(testing.TB) Kernel) (troubles int) {
-	w := &walker{TB: t, Kernel: fresh(t), fresh: fresh, rnd: rand.New(rand.NewPCG(seed, 1)), create: (Kernel).newPlane, endpoints: 6}
+	w := &walker{TB: t, Kernel: fresh(t), fresh: fresh, rnd: rand.New(rand.NewPCG(seed, 1)), create: Kernel.newPlane, endpoints: 6}
+	w.disturbed = w.Faults.Flaky
 	if slow {
 		w.create, w.endpoints = Kernel.newSlow, 90
 	}
@@ -326,7 +329,7 @@ func (w *walker) settle() {
 			break
 		}
 	}
-	w.disturbed = false
+	w.disturbed = w.Faults.Flaky
 	var want []string
 	done := make(chan struct{})
 	go func() { // on a thread, and so in a kernel, of its own
@@ -358,18 +361,17 @@ func (w *walker) settle() {
 func (w *walker) rest(s *side) (quiet bool) {
 	w.Helper()
 	quiet = !s.lost && len(s.owed) == 0
-	for calls, clean := 0, 0; clean < 2; calls++ {
-		if calls > 500 {
-			w.Fatalf("%s: no end of calls", s.w.Family)
+	for calls, clean, failed := 0, 0, 0; clean < 2; calls++ {
+		if calls > 500 || failed > 10 {
+			w.Fatalf("%s: no end after %d calls, of which %d failed", s.w.Family, calls, failed)
 		}
 		if s.lost || len(s.owed) > 0 {
 			clean = 0
 			err := s.work(w.Context(), s.owing())
-			if err != nil && !errors.Is(err, plane.ErrStateLost) {
-				w.Fatalf("%s: all is well, and yet: %v", s.w.Family, err)
+			if w.ended(s, err); err == nil || s.lost {
+				continue
 			}
-			w.ended(s, err)
-			continue
+			failed++ // what stands in the way, an audit may mend
 		}
 		before := w.mended
 		err := w.audit(w.Context(), s, true)
@@ -385,23 +387,29 @@ func (w *walker) rest(s *side) (quiet bool) {
 // freshDumps are the states of planes that start with the tables.
 func (w *walker) freshDumps() (all []string) {
 	k := w.fresh(w)
+	var planes []Plane
 	for _, s := range w.sides {
 		p, err := w.create(k, s.w.Family)
 		if err == nil {
+			planes = append(planes, p)
 			_, err = ResetAll(context.Background(), p, s.table)
-		}
-		text := ""
-		if err == nil {
-			text, err = steadyDump(p)
-		}
-		if p != nil {
-			err = errors.Join(err, shut(p))
 		}
 		if err != nil {
 			w.Errorf("%s: a fresh plane: %v", s.w.Family, err)
 			return nil
 		}
+	}
+	for _, p := range planes {
+		text, err := steadyDump(p)
+		if err != nil {
+			w.Error(err)
+		}
 		all = append(all, text)
+	}
+	for _, p := range planes {
+		if err := shut(p); err != nil {
+			w.Error(err)
+		}
 	}
 	return all
 }

@@ -1,0 +1,321 @@
+package hns_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/hns"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
+)
+
+// TestWalk: whatever changes, fails, goes and comes back, when HNS works again an audit or a Reset that a verb asks for ends where a fresh
+// start ends. No object is leaked, and none of others was touched (PN-76).
+func TestWalk(t *testing.T) {
+	n := 48
+	if testing.Short() {
+		n = 12
+	}
+	for seed := range uint64(n) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			planetest.Walk(t, seed, 60, seed%3 == 2, siteKernel(uint8(seed), []float64{0, 0.02, 0.2, 0.5}[seed/8%4]))
+		})
+	}
+}
+
+// FuzzFailures does so for any seed.
+func FuzzFailures(f *testing.F) {
+	for seed := range uint64(12) {
+		f.Add(seed, uint8(40*seed), uint8(seed), uint8(60))
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, faults, kind, steps uint8) {
+		planetest.Walk(t, seed, int(steps), false, siteKernel(kind, float64(faults)/512))
+	})
+}
+
+// siteKernel makes kernels of a kind: a type of network, a build of Windows, and whether load balancers can be modified. So many of the
+// calls fail while faults are on.
+func siteKernel(kind uint8, often float64) func(testing.TB) planetest.Kernel {
+	return func(t testing.TB) planetest.Kernel {
+		facts := hnsfake.Assumed(hnsfake.Builds[int(kind>>3)%len(hnsfake.Builds)])
+		facts.Features.ModifyLoadbalancer = facts.Features.ModifyLoadbalancer && kind&1 == 0
+		facts.Features.DSR = kind&2 == 0
+		facts.Features.IPv6DualStack = true // one of the two planes is of IPv6
+		network := hns.L2Bridge
+		if kind&4 != 0 {
+			network = hns.Overlay
+		}
+		return newSite(network, facts).kernel(often)
+	}
+}
+
+// site is an HNS and what others have there.
+type site struct {
+	*hnsfake.Fake
+	network string
+	kind    hns.NetworkType
+	facts   hnsfake.Facts
+	pods    map[int]string // the endpoints of the pods of this node, by number
+}
+
+// podsOfNode are how many pods there are on this node: those with even numbers; those with odd ones are elsewhere.
+const podsOfNode = 12
+
+var worlds = [2]planetest.World{{Family: lb.IPv4}, {Family: lb.IPv6}}
+
+func newSite(kind hns.NetworkType, facts hnsfake.Facts) *site {
+	s := &site{Fake: hnsfake.With(facts), kind: kind, facts: facts}
+	s.come()
+	return s
+}
+
+// come makes the network and what others have in it, as after the start of a node.
+func (s *site) come() {
+	n := hns.Network{Name: labNetwork, Type: s.kind, ManagementIP: worlds[0].Addr(192, 1).String(), HostMAC: hostMAC}
+	for _, w := range worlds {
+		n.Policies = append(n.Policies, policy(hns.PolicyRemoteSubnetRoute, hns.RemoteSubnet{
+			DestinationPrefix: w.Node().Pods.Prefixes[0].String(), ProviderAddress: w.Addr(192, 2).String()}))
+	}
+	s.network, s.pods = s.AddNetwork(n), map[int]string{}
+	for i := range podsOfNode {
+		s.addPod(i)
+	}
+	s.SetServices(slices.Concat(worlds[0].Node().ServiceCIDRs, worlds[1].Node().ServiceCIDRs)...)
+	s.stranger(s.AddPod(s.network, "stranger's pod", worlds[0].Addr(100, 1<<21), worlds[1].Addr(100, 1<<21)))
+}
+
+func sources() [2]netip.Addr {
+	return [2]netip.Addr{worlds[0].Addr(100, 1<<20), worlds[1].Addr(100, 1<<20)}
+}
+
+func (s *site) addPod(i int) {
+	s.pods[i] = s.AddPod(s.network, fmt.Sprint("pod ", i), worlds[0].Addr(100, 2*i), worlds[1].Addr(100, 2*i))
+}
+
+// stranger is another program, with an endpoint of another node and load balancers of its own.
+func (s *site) stranger(pod string) {
+	ctx := context.Background()
+	e, err := s.CreateEndpoint(ctx, hns.Endpoint{Name: "stranger", HostComputeNetwork: s.network, Flags: hns.RemoteEndpoint,
+		MacAddress: "02-22-00-00-00-01", SchemaVersion: hns.Version2, IPConfigurations: []hns.IPConfig{{IPAddress: "100.200.0.1"}},
+		Policies: []hns.Policy{policy(hns.PolicyProviderAddress, hns.AddressSetting{ProviderAddress: "192.0.0.3"})}})
+	if err != nil {
+		panic(err)
+	}
+	s.Foreign(e.ID)
+	for i, to := range []string{e.ID, pod} {
+		l := hns.LoadBalancer{FrontendVIPs: []string{fmt.Sprintf("9.9.9.%d", i+1)}, HostComputeEndpoints: []string{to}, SchemaVersion: hns.Version2,
+			PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 53, ExternalPort: 53, Flags: hns.MappingILB}}}
+		if s.kind == hns.Overlay {
+			l.SourceVIP = worlds[0].Addr(192, 1).String()
+		}
+		made, err := s.CreateLoadBalancer(ctx, l)
+		if err != nil {
+			panic(err)
+		}
+		s.Foreign(made.ID)
+	}
+}
+
+// sitePlane tells as its state what all planes have in HNS.
+type sitePlane struct {
+	*hns.Plane
+	s *site
+}
+
+func (p sitePlane) Dump() string { return p.s.Own() }
+
+func (s *site) plane(f lb.Family) (sitePlane, error) {
+	p, err := hns.New(hns.Config{Family: f, HNS: s.Fake, Network: labNetwork, DSR: true, SourceVIP: sources()[f/6]})
+	return sitePlane{p, s}, err
+}
+
+func (s *site) kernel(often float64) planetest.Kernel {
+	return planetest.Kernel{
+		Preserves: true,
+		New:       func(f lb.Family) (planetest.Plane, error) { return s.plane(f) },
+		Slow: func(f lb.Family) (planetest.Plane, error) {
+			p, err := s.plane(f)
+			if err == nil {
+				p.SetStep(20)
+			}
+			return p, err
+		},
+		Damage: func(_ lb.Family, rnd *rand.Rand) error { return s.harm(rnd) },
+		Faults: planetest.Faults{
+			Begin: func(rnd *rand.Rand) {
+				s.FailWith(func(call hnsfake.Call) *hnsfake.Fault {
+					if rnd.Float64() >= often {
+						return nil
+					}
+					return fault(call, rnd)
+				})
+			},
+			End:   func() { s.FailWith(nil) },
+			Flaky: s.facts.DeletesFail > 0,
+			Events: []func(*rand.Rand) string{s.podMoves, s.podMoves, func(*rand.Rand) string {
+				s.RemoveNetwork(s.network)
+				s.come()
+				return "the network goes and comes back"
+			}},
+			Calm: func() {
+				s.CatchUp()
+				for i, id := range s.pods {
+					if id == "" {
+						s.evict(i)
+						s.addPod(i)
+					}
+				}
+			},
+			Check: func(t testing.TB, _ planetest.Plane, _ *lb.Table) {
+				if touched := s.Touched(); len(touched) > 0 {
+					t.Errorf("objects of others: %q", touched)
+				}
+			},
+			Local: func(a netip.Addr) bool {
+				return slices.ContainsFunc(s.podAddrs(), func(pod [2]netip.Addr) bool { return pod[0] == a || pod[1] == a })
+			},
+		},
+	}
+}
+
+// podAddrs are the addresses of all pods of this node, by number.
+func (s *site) podAddrs() (all [][2]netip.Addr) {
+	for i := range podsOfNode {
+		all = append(all, [2]netip.Addr{worlds[0].Addr(100, 2*i), worlds[1].Addr(100, 2*i)})
+	}
+	return all
+}
+
+// fault is how the next call fails.
+func fault(call hnsfake.Call, rnd *rand.Rand) *hnsfake.Fault {
+	faults := []hnsfake.Fault{
+		{Code: hns.CodeElementNotFound}, {Code: hns.CodeAlreadyExists}, {Code: hns.CodePortExists}, {Code: hns.CodeAccessDenied},
+		{Code: hns.CodeServiceUnreachable}, {Code: hns.CodeServiceUnreachable, Done: true},
+		{Kind: hns.ErrTimeout}, {Kind: hns.ErrTimeout, Done: true}, {Kind: hns.ErrFailed}, {Kind: hns.ErrFailed, Done: true},
+		{Code: hns.CodeHasReferences}, {Code: hns.CodeInvalidPolicy}, {Half: true}, {Late: 1 + rnd.IntN(6)},
+	}
+	fault := &faults[rnd.IntN(len(faults))]
+	if call.Name == "CreateLoadBalancer" && fault.Code == hns.CodeInvalidPolicy {
+		return nil // it would be taken for a flag that this build does not know, for good
+	}
+	return fault
+}
+
+// podMoves has a pod of the node go, or come.
+func (s *site) podMoves(rnd *rand.Rand) string {
+	i := rnd.IntN(podsOfNode)
+	if id := s.pods[i]; id != "" {
+		s.RemovePod(id)
+		s.pods[i] = ""
+		return fmt.Sprintf("pod %d goes", i)
+	}
+	s.evict(i)
+	s.addPod(i)
+	return fmt.Sprintf("pod %d comes", i)
+}
+
+// evict removes endpoints of this proxy that have the pod's addresses: its CNI cannot make the pod before they are gone.
+func (s *site) evict(i int) {
+	for _, e := range s.State().Endpoints {
+		for _, a := range e.IPConfigurations {
+			if a.IPAddress == worlds[0].Addr(100, 2*i).String() || a.IPAddress == worlds[1].Addr(100, 2*i).String() {
+				s.Damage(e.ID)
+			}
+		}
+	}
+}
+
+// harm is what somebody with the rights of an administrator does to our objects.
+func (s *site) harm(rnd *rand.Rand) error {
+	var ids []string
+	st := s.State()
+	for _, l := range st.LoadBalancers {
+		if !strings.HasPrefix(strings.Join(l.FrontendVIPs, ","), "9.9.9.") {
+			ids = append(ids, l.ID)
+		}
+	}
+	for _, e := range st.Endpoints {
+		if e.Flags&hns.RemoteEndpoint != 0 && e.Name != "stranger" {
+			ids = append(ids, e.ID)
+		}
+	}
+	if len(ids) == 0 {
+		return errors.New("there is nothing to damage")
+	}
+	s.Damage(ids[rnd.IntN(len(ids))])
+	return nil
+}
+
+// An HNS that hangs, at any call of any verb, holds nobody longer than the verb's context lasts, and afterwards all is as it should be.
+func TestHangs(t *testing.T) {
+	for _, done := range []bool{false, true} {
+		for nth := range 12 {
+			synctest.Test(t, func(t *testing.T) {
+				facts := hnsfake.Assumed(hnsfake.Builds[0])
+				facts.Features.IPv6DualStack = true
+				s, w := newSite(hns.L2Bridge, facts), worlds[nth%2]
+				p, err := s.plane(w.Family)
+				if err != nil {
+					t.Fatal(err)
+				}
+				table := &lb.Table{Family: w.Family, Node: w.Node()}
+				for i := range 4 {
+					table.Replace(w.ClusterIP(i, 4*i, 2)) // the first is a pod of this node, the second is not
+				}
+				if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+					t.Fatal(err)
+				}
+				calls := 0
+				s.FailWith(func(hnsfake.Call) *hnsfake.Fault {
+					if calls++; calls-1 < nth {
+						return nil
+					}
+					return &hnsfake.Fault{Hangs: true, Done: done}
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				start := time.Now()
+				changes := slices.Concat(first(table.Replace(w.Full(1, 8, 2, 1, 0))), first(table.Replace(w.Full(5, 12, 2, 1, time.Hour))))
+				_, err = p.Apply(ctx, changes)
+				if took := time.Since(start); took > time.Minute || err == nil && nth < 4 {
+					t.Errorf("call %d hangs: the verb took %s, %v", nth, took, err)
+				}
+				s.FailWith(nil)
+				s.CatchUp()
+				for range 4 { // as the engine does
+					if errors.Is(err, plane.ErrStateLost) {
+						_, err = planetest.ResetAll(t.Context(), p, table)
+					} else {
+						_, err = p.Apply(t.Context(), changes)
+					}
+					if _, audit := p.Audit(t.Context(), true); err == nil {
+						err = audit
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				again := newSite(hns.L2Bridge, facts)
+				fresh, err := again.plane(w.Family)
+				if err == nil {
+					_, err = planetest.ResetAll(t.Context(), fresh, table)
+				}
+				if got, want := p.Dump(), fresh.Dump(); err != nil || got != want {
+					t.Errorf("call %d hangs, done %t: got:\n%s\nwant:\n%s\n%v", nth, done, got, want, err)
+				}
+			})
+		}
+	}
+}
+
+func first[A, B any](a A, _ B) A { return a }
