@@ -41,7 +41,7 @@ func (p *pending) add(c lb.Change) {
 	}
 	p.waits.forget(c.Key)
 	pc.alone, pc.search = false, 0
-	p.queue.push(c.Key, namespaceOf(serviceOf(c)))
+	p.queue.push(c.Key, lb.NamespaceOf(serviceOf(c)))
 }
 
 // leave adds a row that a Reset left for later. known is what the plane held for the key before, if anything.
@@ -51,7 +51,7 @@ func (p *pending) leave(k lb.Key, known *lb.Frontend, service string) {
 	if known != nil {
 		p.doubtful++
 	}
-	p.queue.later(k, namespaceOf(service))
+	p.queue.later(k, lb.NamespaceOf(service))
 }
 
 // goOn queues a key again of whose change the plane has written a part.
@@ -59,7 +59,7 @@ func (p *pending) goOn(k lb.Key, t *lb.Table) {
 	pc := p.byKey[k]
 	pc.begun, pc.alone, pc.search = true, false, 0
 	p.waits.forget(k)
-	p.queue.later(k, namespaceOf(serviceOf(lb.Change{Key: k, Old: pc.old, New: t.Get(k)})))
+	p.queue.later(k, lb.NamespaceOf(serviceOf(lb.Change{Key: k, Old: pc.old, New: t.Get(k)})))
 }
 
 // take takes a piece of the queue, of about that weight as of tells it.

@@ -1,6 +1,5 @@
 package engine
 
-import "strings"
 
 // queue has what comes next: keys to be written, or Services to be resolved. They are taken in pieces of bounded weight, and
 // between two pieces what was marked meanwhile is taken in. What is new goes into the next piece; what did not fit into a
@@ -40,12 +39,6 @@ func (q *queue[K]) put(to *roundRobin[K], k K, namespace string) {
 	}
 	q.waits[k] = struct{}{}
 	to.add(namespace, k)
-}
-
-// namespaceOf returns the namespace of a row's service.
-func namespaceOf(service string) string {
-	name, _, _ := strings.Cut(service, "/")
-	return name
 }
 
 // take takes a piece of about that weight: at least one key of what is new, and one of the backlog. What is new and

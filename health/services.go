@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -319,8 +318,7 @@ func (s *Services) failed(p *port, service string, err error) {
 	if known {
 		return
 	}
-	namespace, _, _ := strings.Cut(service, "/")
-	if p.fault.told = s.failures.Allow(namespace); !p.fault.told {
+	if p.fault.told = s.failures.Allow(lb.NamespaceOf(service)); !p.fault.told {
 		return
 	}
 	s.cfg.Log.Error("health check port does not answer, trying again", "service", service, "port", p.number, "err", err)

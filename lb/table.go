@@ -22,6 +22,12 @@ func OwnerOf(service string) string {
 	return name
 }
 
+// NamespaceOf returns the namespace of a service port, or of a Service: "ns" of "ns/name:port".
+func NamespaceOf(service string) string {
+	namespace, _, _ := strings.Cut(service, "/")
+	return namespace
+}
+
 // Compare orders owners by age, the oldest first, and then by name.
 func (o Owner) Compare(p Owner) int {
 	return cmp.Or(cmp.Compare(o.Created, p.Created), cmp.Compare(o.Name, p.Name))

@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -192,7 +191,7 @@ func (p *Proxy) open(port uint16, service string, turns *balance.Set) {
 		p.descriptors.Give(service)
 	}
 	p.failures++
-	if p.failing[port] == nil && p.reports.Allow(namespaceOf(service)) {
+	if p.failing[port] == nil && p.reports.Allow(lb.NamespaceOf(service)) {
 		p.log.Warn("Failed to listen for localhost NodePort, retrying", "service", service, "port", port, "err", err)
 	}
 	p.failing[port] = err
@@ -231,11 +230,6 @@ func (p *Proxy) rest() {
 		p.retry.Stop()
 	}
 	p.retry, p.pause = nil, firstPause
-}
-
-func namespaceOf(service string) string {
-	name, _, _ := strings.Cut(service, "/")
-	return name
 }
 
 // Stats returns how many listeners there are, and how often one could not be made.

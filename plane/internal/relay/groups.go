@@ -3,8 +3,9 @@ package relay
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
+
+	"kube-proxy/lb"
 )
 
 // ErrQuota is wrapped by errors that say that the Services of a namespace have as much as they may have beside those of others.
@@ -55,7 +56,7 @@ func (g *Groups) Len() int {
 
 // Take takes one for a listener of a Service, "ns/name:port", and returns the group of its namespace.
 func (g *Groups) Take(service string) (*Group, error) {
-	namespace, _, _ := strings.Cut(service, "/")
+	namespace := lb.NamespaceOf(service)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	has := g.of[namespace]
@@ -73,7 +74,7 @@ func (g *Groups) Take(service string) (*Group, error) {
 
 // Give returns what Take took.
 func (g *Groups) Give(service string) {
-	namespace, _, _ := strings.Cut(service, "/")
+	namespace := lb.NamespaceOf(service)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	has := g.of[namespace]
