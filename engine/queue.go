@@ -1,6 +1,5 @@
 package engine
 
-
 // queue has what comes next: keys to be written, or Services to be resolved. They are taken in pieces of bounded weight, and
 // between two pieces what was marked meanwhile is taken in. What is new goes into the next piece; what did not fit into a
 // piece is the backlog, which has half of each. In both the namespaces are served round robin, so that neither a tenant with
