@@ -22,7 +22,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	st = newState(want.Len())
 	st.node = want.Node
 	c := p.newChange(st)
-	c.quiet, c.log = true, nil // only the state counts
+	c.log = nil // only the state counts
 	if !snap.ours {
 		snap = &snapshot{} // its slots and members belong to ids that mean nothing in a new table
 	}
@@ -32,20 +32,27 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		c.adoptLists(snap, want)
 	}
 	p.chooseSeed(st) // before any row
+	plan := p.planner(st)
+	some := make([]rowPlan, 0, 1000) // at a time, for the sake of memory
 	for f := range rows {
-		if err := c.row(f.Key, f); err != nil {
+		r, err := plan.row(f.Key, f)
+		if err != nil {
 			refused.keys = append(refused.keys, f.Key)
 			refused.err = errors.Join(refused.err, fmt.Errorf("nftables %s: %w", p.ip.Family, err))
+			continue
+		}
+		if some = append(some, r); len(some) == cap(some) {
+			c.stage(some)
+			some, c.rows = some[:0], c.rows[:0]
 		}
 	}
+	c.stage(some)
 	c.finishLists()
-	for _, s := range c.touchedSets {
+	for _, s := range c.touched {
 		s.touched = false
 		old, members := kernel.of(s.id)
 		c.assign(s, slots.Adopt(old, &s.wantSource.Backends), members)
-		for _, part := range s.shape().parts() {
-			st.shapes[part] = true
-		}
+		c.needShape(s.shape())
 	}
 	_ = c.reserve() // plan asks itself whether numbers are left
 	return st, refused

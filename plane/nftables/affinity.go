@@ -90,20 +90,20 @@ const passingSeconds = 10
 
 // stickable returns the backends that a set with affinity holds: all, or of more than it can hold those that this node
 // chooses. Each node chooses others, so that all serve; and the choice stays while other backends come and go.
-func (c *change) stickable(b *lb.BackendSet) *lb.BackendSet {
-	if b.Backends.Len() <= maxStickySlots {
+func (p *planner) stickable(b *lb.BackendSet) *lb.BackendSet {
+	if b == nil || b.Backends.Len() <= maxStickySlots {
 		return b
 	}
-	if c.chosen[b] == nil {
-		if c.chosen == nil {
-			c.chosen = map[*lb.BackendSet]*lb.BackendSet{}
+	if p.chosen[b] == nil {
+		if p.chosen == nil {
+			p.chosen = map[*lb.BackendSet]*lb.BackendSet{}
 		}
-		c.chosen[b] = stickable(b, c.st.seed)
+		p.chosen[b] = stickable(b, p.seed)
 	}
-	return c.chosen[b]
+	return p.chosen[b]
 }
 
-// stickable is what change.stickable remembers: the choice for a seed.
+// stickable is what planner.stickable remembers: the choice for a seed.
 func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
 	if b.Backends.Len() <= maxStickySlots {
 		return b
@@ -135,12 +135,11 @@ func (p *Plane) HashesClients() bool { return p.rules.hashes }
 
 // lacks reports whether the kernel lacks an expression of a rule. It asks by a transaction that the kernel refuses in any case.
 func (p *Plane) lacks(ctx context.Context, r rule.Rule) (bool, error) {
-	t := p.rules.newBatch(TableName + "-probe")
-	c := rule.Chain{Name: "probe", Rules: []rule.Rule{r}}
+	t := p.rules.transaction(TableName + "-probe")
 	t.AddTable()
-	t.addChain(c)
-	t.addRules(c)
-	err := p.sock.Takes(ctx, t.Transaction)
+	t.AddChain("probe", wire.Hook{})
+	t.AddRule("probe", r.Expressions, r.Comment)
+	err := p.sock.Takes(ctx, t)
 	if errors.Is(err, unix.ENOENT) {
 		return true, nil
 	}

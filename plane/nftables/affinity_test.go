@@ -202,10 +202,10 @@ func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 	c := p.newChange(p.st)
 	for place := range p.rules.places {
 		key := wire.AppendNumber(wire.AppendNumber(nil, p.st.sets[set].id), place)
-		c.add(sAffinity, wire.AppendNumber(key, member))
+		c.out.Add(sAffinity, wire.AppendNumber(key, member))
 	}
 	runNFT(t, "flush map "+p.ip.Name()+" kube-proxy affinity")
-	if err := p.commit(t.Context(), c.batch); err != nil {
+	if err := p.commit(t.Context(), c.out); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -354,9 +354,9 @@ func TestAffinityWithoutRoom(t *testing.T) {
 		fill := func() {
 			c := s.p.newChange(s.p.st)
 			for i := range uint32(8) {
-				c.add(sAffinity, wire.AppendNumber(wire.AppendNumber(wire.AppendNumber(nil, 77), i), 1))
+				c.out.Add(sAffinity, wire.AppendNumber(wire.AppendNumber(wire.AppendNumber(nil, 77), i), 1))
 			}
-			if err := s.p.commit(t.Context(), c.batch); err != nil {
+			if err := s.p.commit(t.Context(), c.out); err != nil {
 				t.Fatal(err)
 			}
 		}

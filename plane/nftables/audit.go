@@ -59,7 +59,7 @@ func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error)
 	c := p.newChange(p.st)
 	n, err = p.auditSome(ctx, c)
 	if err == nil {
-		err = p.commit(ctx, c.batch)
+		err = p.commit(ctx, c.out)
 	}
 	if err != nil {
 		return mended, fmt.Errorf("nftables %s: compare elements: %w", p.ip.Family, err)
@@ -117,7 +117,7 @@ func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNo
 	for i := range setCount {
 		n += c.mendSet(i, is[i], want[i])
 	}
-	if err := p.commit(ctx, c.batch); err != nil {
+	if err := p.commit(ctx, c.out); err != nil {
 		return 0, err
 	}
 	return n, nil

@@ -40,11 +40,11 @@ func BenchmarkEndpointRender(b *testing.B) {
 			p, flip := loaded(b, n)
 			b.ReportAllocs()
 			for b.Loop() {
-				c := p.newChange(p.st)
-				if err := c.stage(flip()); err != nil {
+				c, err := p.changed(flip())
+				if err != nil {
 					b.Fatal(err)
 				}
-				c.Buffers()
+				c.out.Buffers()
 			}
 		})
 	}
@@ -78,8 +78,8 @@ func BenchmarkColdReset(b *testing.B) {
 				reset(b, p, tab)
 				b.StopTimer()
 				c := p.newChange(p.st)
-				c.DeleteTable()
-				if err := p.commit(b.Context(), c.batch); err != nil {
+				c.out.DeleteTable()
+				if err := p.commit(b.Context(), c.out); err != nil {
 					b.Fatal(err)
 				}
 				p.Close() // or it hears what the next one writes
@@ -172,8 +172,8 @@ func BenchmarkRestart(b *testing.B) {
 					allocated[warm] += after.TotalAlloc - before.TotalAlloc
 					if warm == 1 {
 						c := p.newChange(p.st)
-						c.DeleteTable()
-						if err := p.commit(b.Context(), c.batch); err != nil {
+						c.out.DeleteTable()
+						if err := p.commit(b.Context(), c.out); err != nil {
 							b.Fatal(err)
 						}
 					}

@@ -6,13 +6,16 @@ import (
 	"cmp"
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/ranges"
 )
 
 // class is the shape of a frontend's treatment without its names and backends: what each kind of source
@@ -71,6 +74,27 @@ func shiftOf(f lb.From) int {
 
 // eighths has a bit for each eighth of an address in which source ranges end.
 func (c class) eighths() uint32 { return uint32(c >> eighthsShift) }
+
+// eighths says which lengths the ranges of a list have: bit i stands for those in the i-th eighth of an address, of
+// which there is one for IPv4 and there are four for IPv6.
+func eighths(sources []netip.Prefix) uint32 {
+	var e uint32
+	for _, p := range sources {
+		e |= 1 << (max(0, p.Bits()-1) * 8 / p.Addr().BitLen())
+	}
+	return e
+}
+
+// lengths are the lengths of ranges in the eighths, the longest first.
+func lengths(ip rule.IP, eighths uint32) []int {
+	var all []int
+	for n := ip.AddrLen * 8; n > 0; n -= ranges.Stride {
+		if eighths>>((n-1)/ip.AddrLen)&1 != 0 {
+			all = append(all, n)
+		}
+	}
+	return all
+}
 
 // sourcesChain is the chain that drops whom the source ranges leave out.
 func (c class) sourcesChain() string { return "sources." + c.String() }

@@ -42,8 +42,8 @@ func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
 
 // mendSet stages the differences between elements of one set.
 func (c *change) mendSet(i setIndex, is, want diff.Records) int {
-	remove := func(rec []byte) { c.remove(i, rec) }
-	add := func(rec []byte) { c.add(i, rec) }
+	remove := func(rec []byte) { c.out.Remove(i, rec) }
+	add := func(rec []byte) { c.out.Add(i, rec) }
 	return diff.Elements(is, want, c.sets[i].KeyLen(), remove, func(rec []byte) { remove(rec); add(rec) }, add)
 }
 
@@ -52,7 +52,7 @@ func (c *change) mendSet(i setIndex, is, want diff.Records) int {
 func (c *change) mendStructure(snap *snapshot) int {
 	n := len(snap.foreign)
 	for _, name := range snap.foreign {
-		c.DeleteSet(name)
+		c.out.DeleteSet(name)
 	}
 	chains, verdicts := c.structure()
 	needed := make(map[string]bool, len(chains))
@@ -65,14 +65,14 @@ func (c *change) mendStructure(snap *snapshot) int {
 		is, there := snap.chains[ch.Name]
 		switch {
 		case !there:
-			c.addChain(ch)
+			c.out.AddChain(ch.Name, ch.Hook)
 		case is.Digest == d:
 			continue
 		case is.Digest != "":
-			c.FlushChain(ch.Name)
+			c.out.FlushChain(ch.Name)
 		}
 		n++
-		c.addRules(ch)
+		ch.AddTo(c.out)
 	}
 	for name, is := range snap.chains {
 		if needed[name] {
@@ -80,17 +80,17 @@ func (c *change) mendStructure(snap *snapshot) int {
 		}
 		n++
 		if is.Digest != "" {
-			c.FlushChain(name)
+			c.out.FlushChain(name)
 		}
-		c.DeleteChain(name)
+		c.out.DeleteChain(name)
 		rollback.Delete(c.log, c.st.chains, name)
 	}
 	for i, want := range verdicts {
 		if want == nil {
 			continue
 		}
-		remove := func(key string) { c.remove(setIndex(i), []byte(key)) }
-		add := func(key string) { c.addVerdict(setIndex(i), []byte(key), want[key]) }
+		remove := func(key string) { c.out.Remove(i, []byte(key)) }
+		add := func(key string) { c.out.AddVerdict(i, []byte(key), want[key]) }
 		n += diff.Named(snap.verdicts[i], want, remove, func(key string) { remove(key); add(key) }, add)
 	}
 	return n

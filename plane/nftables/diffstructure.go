@@ -89,7 +89,7 @@ func (d *differ) compareStructure() error {
 	if err != nil {
 		return err
 	}
-	needed, _ := (&change{batch: d.rules.newBatch(TableName), st: d.needs}).structure()
+	needed, _ := (&change{ruleset: d.rules, st: d.needs}).structure()
 	may := newState(0)
 	maps.Copy(may.classes, d.needs.classes)
 	maps.Copy(may.shapes, d.needs.shapes)
@@ -107,7 +107,7 @@ func (d *differ) compareStructure() error {
 			}
 		}
 	}
-	chains, want := (&change{batch: d.rules.newBatch(TableName), st: may}).structure()
+	chains, want := (&change{ruleset: d.rules, st: may}).structure()
 	for _, c := range chains {
 		must := slices.ContainsFunc(needed, func(n rule.Chain) bool { return n.Name == c.Name })
 		h, there := hooks[c.Name]
@@ -125,7 +125,7 @@ func (d *differ) compareStructure() error {
 			return err
 		}
 	}
-	_, must := (&change{batch: d.rules.newBatch(TableName), st: d.needs}).structure()
+	_, must := (&change{ruleset: d.rules, st: d.needs}).structure()
 	for i := range setCount {
 		if !d.sets[i].Verdict || !d.there[i] {
 			continue

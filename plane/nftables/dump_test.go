@@ -232,7 +232,7 @@ func (d *dumper) checkStructure() {
 			st.shapes[parseShape(scope, nlconn.Order.Uint32([]byte(key)))] = true
 		}
 	}
-	chains, verdicts := (&change{batch: d.rules.newBatch(TableName), st: st}).structure()
+	chains, verdicts := (&change{ruleset: d.rules, st: st}).structure()
 	for i, want := range verdicts {
 		if is := d.snap.verdicts[i]; want != nil && !maps.Equal(is, want) {
 			d.fault("map %s leads to %v, not to %v", d.rules.sets[i].Name, is, want)

@@ -160,7 +160,7 @@ func (l *looks) sabotage(what func(c *change)) {
 	defer s.Close()
 	c := l.newChange(newState(0))
 	what(c)
-	if _, err := s.Commit(l.t.Context(), &ownwrites.Ledger{}, c.Transaction); err != nil {
+	if _, err := s.Commit(l.t.Context(), &ownwrites.Ledger{}, c.out); err != nil {
 		l.t.Fatalf("sabotage: %v", err)
 	}
 }
@@ -209,7 +209,7 @@ func TestSabotageOfElements(t *testing.T) {
 			some = 1
 		}
 		lose := func(i setIndex, key []byte) {
-			l.sabotage(func(c *change) { c.remove(i, key) })
+			l.sabotage(func(c *change) { c.out.Remove(i, key) })
 			object := (&differ{reader: l.reader()}).object(i, key)
 			if d := l.named(object); d.Have != "" || d.Want == "" {
 				t.Errorf("%s was deleted: %+v", object, d)
@@ -241,11 +241,11 @@ func TestSabotageOfElements(t *testing.T) {
 				}
 				rec := slices.Clone(recs.At(n))
 				lose(i, rec[:l.rules.sets[i].KeyLen()])
-				l.sabotage(func(c *change) { c.add(i, rec) })
+				l.sabotage(func(c *change) { c.out.Add(i, rec) })
 			}
 			for key, v := range snap.verdicts[i] {
 				lose(i, []byte(key))
-				l.sabotage(func(c *change) { c.addVerdict(i, []byte(key), v) })
+				l.sabotage(func(c *change) { c.out.AddVerdict(i, []byte(key), v) })
 			}
 		}
 		if all := l.differences(); len(all) != 0 {
@@ -271,7 +271,7 @@ func TestSabotageOfChains(t *testing.T) {
 	chains, _ := l.newChange(l.st).structure()
 	met := 0
 	for _, c := range chains {
-		l.sabotage(func(b *change) { b.FlushChain(c.Name) })
+		l.sabotage(func(b *change) { b.out.FlushChain(c.Name) })
 		for i := range c.Rules {
 			if d := l.named(fmt.Sprintf("rule %d of chain %s", i+1, c.Name)); d.Have != "" || d.Want != c.Rules[i].Text() {
 				t.Errorf("chain %s was flushed: %+v", c.Name, d)
@@ -291,14 +291,14 @@ func TestSabotageOfChains(t *testing.T) {
 		}
 		check("chain " + c.Name + " has no rules")
 		if c.IsBase() {
-			l.sabotage(func(b *change) { b.DeleteChain(c.Name) })
+			l.sabotage(func(b *change) { b.out.DeleteChain(c.Name) })
 			if d := l.named("chain " + c.Name); d.Have != "" || d.Want == "" {
 				t.Errorf("chain %s was deleted: %+v", c.Name, d)
 			}
 			check("no base chain " + c.Name)
-			l.sabotage(func(b *change) { b.AddChain(c.Name, c.Hook) })
+			l.sabotage(func(b *change) { b.out.AddChain(c.Name, c.Hook) })
 		}
-		l.sabotage(func(b *change) { b.addRules(c) })
+		l.sabotage(func(b *change) { c.AddTo(b.out) })
 	}
 	if met < len(chains)/2 {
 		t.Errorf("packets met %d of %d chains", met, len(chains))
@@ -309,13 +309,13 @@ func TestSabotageOfChains(t *testing.T) {
 	// Without both chains that translate a cluster IP rejects, without all nothing happens.
 	to := packets["pod to cluster IP 0"]
 	for _, c := range []string{"nat-prerouting", "nat-prerouting-again"} {
-		l.sabotage(func(b *change) { b.FlushChain(c) })
+		l.sabotage(func(b *change) { b.out.FlushChain(c) })
 	}
 	if k := l.follow(to); k.Verdict != trace.Reject {
 		t.Errorf("without translation: %s", answer(k))
 	}
 	for _, c := range []string{"filter-prerouting-pre-dnat", "filter-forward"} {
-		l.sabotage(func(b *change) { b.FlushChain(c) })
+		l.sabotage(func(b *change) { b.out.FlushChain(c) })
 	}
 	if k := l.follow(to); k.Verdict != trace.Pass {
 		t.Errorf("without rules: %s", answer(k))
@@ -334,12 +334,12 @@ func TestSabotageByChange(t *testing.T) {
 	stranger := netip.AddrPortFrom(l.Addr(100, 77), 99)
 	swap := func(i setIndex, key, data []byte) func(c *change) {
 		return func(c *change) {
-			c.remove(i, key)
-			c.add(i, slices.Concat(key, data))
+			c.out.Remove(i, key)
+			c.out.Add(i, slices.Concat(key, data))
 		}
 	}
 	add := func(i setIndex, rec ...[]byte) func(c *change) {
-		return func(c *change) { c.add(i, slices.Concat(rec...)) }
+		return func(c *change) { c.out.Add(i, slices.Concat(rec...)) }
 	}
 	loadBalancer := wire.AppendKey(nil, lb.Key{Addr: l.Addr(198, 1), Port: 80, Proto: lb.TCP})
 	other := wire.AppendKey(nil, lb.Key{Addr: l.Addr(198, 2), Port: 80, Proto: lb.TCP})
@@ -387,16 +387,16 @@ func TestSabotageByChange(t *testing.T) {
 			for i := range ours.Rules {
 				ours.Rules[i].Expressions = c.New("", rule.Drop).Expressions
 			}
-			c.FlushChain(ours.Name)
-			c.addRules(ours)
+			c.out.FlushChain(ours.Name)
+			ours.AddTo(c.out)
 		}, "rule 1 of chain cluster-3", "dnat ip to", "other expressions", "pod to cluster IP 0", "drop", "chain cluster-3 rule 1"},
-		{"a rule more", func(c *change) { c.AddRule("service-network", c.New("", rule.Drop).Expressions, "") }, "rule 4 of chain service-network", "", "comment", "pod to a stranger", "drop", ""},
-		{"a chain more", func(c *change) { c.AddChain("mine", wire.Hook{}) }, "chain mine", "", "there", "", "", ""},
-		{"a chain at another hook", func(c *change) { c.FlushChain("filter-forward"); c.DeleteChain("filter-forward") }, "chain filter-forward", "type filter hook forward priority 0", "", "pod to another port", "pass", "no base chain filter-forward"},
+		{"a rule more", func(c *change) { c.out.AddRule("service-network", c.New("", rule.Drop).Expressions, "") }, "rule 4 of chain service-network", "", "comment", "pod to a stranger", "drop", ""},
+		{"a chain more", func(c *change) { c.out.AddChain("mine", wire.Hook{}) }, "chain mine", "", "there", "", "", ""},
+		{"a chain at another hook", func(c *change) { c.out.FlushChain("filter-forward"); c.out.DeleteChain("filter-forward") }, "chain filter-forward", "type filter hook forward priority 0", "", "pod to another port", "pass", "no base chain filter-forward"},
 		{"a way to another chain", func(c *change) {
 			key := wire.AppendNumber(nil, 3)
-			c.remove(sClusterShapes, key)
-			c.addVerdict(sClusterShapes, key, wire.Drop)
+			c.out.Remove(sClusterShapes, key)
+			c.out.AddVerdict(sClusterShapes, key, wire.Drop)
 		}, "element { 0x00000003 } of map cluster-shapes", "goto cluster-3", "drop", "pod to cluster IP 0", "drop", ""},
 	} {
 		func() { // in the namespace of this thread
@@ -405,7 +405,7 @@ func TestSabotageByChange(t *testing.T) {
 			object := c.object
 			defer l.mend()
 			if strings.HasPrefix(object, "rule") { // by whose comment Resets know it
-				defer l.sabotage(func(b *change) { b.FlushChain("cluster-3") })
+				defer l.sabotage(func(b *change) { b.out.FlushChain("cluster-3") })
 			}
 			if strings.Contains(object, "%") {
 				for _, n := range []uint32{nlconn.Order.Uint32(id(set(0, lb.Cluster))), nlconn.Order.Uint32(id(set(4, lb.Cluster))), nlconn.Order.Uint32(id(set(2, lb.Cluster))), nlconn.Order.Uint32(listKey(listOf(0), 8))} {

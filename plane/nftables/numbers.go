@@ -68,9 +68,9 @@ func (c *change) reserve() error {
 		rollback.Value(c.log, &n.Reserved)
 		was := n.Reserved
 		n.Reserve()
-		rec := wire.AppendNumber(c.rec[:0], reservedIDs)
-		c.remove(sReserved, wire.AppendNumber(rec, was))
-		c.add(sReserved, wire.AppendNumber(rec, n.Reserved))
+		rec := wire.AppendNumber(make([]byte, 0, 8), reservedIDs)
+		c.out.Remove(sReserved, wire.AppendNumber(rec, was))
+		c.out.Add(sReserved, wire.AppendNumber(rec, n.Reserved))
 	}
 	if !c.st.ids.Left() {
 		return fmt.Errorf("nftables %s: the table has used up its set ids: %w", c.IP.Family, plane.ErrStateLost)

@@ -20,7 +20,7 @@ func (p *Plane) Probe(ctx context.Context) error {
 	}
 	c := p.newChange(p.st)
 	small := c.masqThen(lb.Cluster)
-	c.FlushChain(small.Name)
-	c.addRules(small)
-	return p.commit(ctx, c.batch)
+	c.out.FlushChain(small.Name)
+	small.AddTo(c.out)
+	return p.commit(ctx, c.out)
 }

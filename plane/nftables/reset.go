@@ -95,7 +95,7 @@ func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, sto
 	}
 	c, refused, err := p.plan(ctx, snap, want, rows, gen)
 	if err == nil {
-		err = p.commit(ctx, c.batch)
+		err = p.commit(ctx, c.out)
 	}
 	if err != nil {
 		return plane.ResetResult{}, err
@@ -131,13 +131,13 @@ func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows i
 		st, refused = p.desired(snap, want, rows)
 	}
 	c = p.newChange(st)
-	c.Generation = gen
+	c.out.Generation = gen
 	if snap.ours {
 		c.mend(snap, allSets)
 		return c, refused, nil
 	}
 	if snap.present {
-		c.DeleteTable()
+		c.out.DeleteTable()
 	}
 	return c, refused, p.load(ctx, c, !snap.present)
 }
@@ -153,17 +153,17 @@ const loadStep = 50_000
 // tables grow behind the back of the writer, who gets ahead of them; and where somebody listens, memory for a
 // notification of each.
 func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
-	c.AddTable()
-	c.AddSets()
+	c.out.AddTable()
+	c.out.AddSets()
 	var err error
 	n := 0
 	c.st.records(func(i setIndex, rec []byte) {
 		if n++; inSteps && n%p.loadStep == 0 && err == nil {
-			err = p.commit(ctx, c.batch)
-			c.Again()
+			err = p.commit(ctx, c.out)
+			c.out.Again()
 		}
 		if err == nil {
-			c.add(i, rec)
+			c.out.Add(i, rec)
 		}
 	})
 	if err == nil {

@@ -17,7 +17,7 @@ const TableName = "kube-proxy"
 
 // setIndex numbers the sets and maps of the table. Their number is constant, whatever the cluster's size:
 // the kernel finds a set by walking the table's list.
-type setIndex int
+type setIndex = int
 
 const (
 	sServices setIndex = iota

@@ -25,14 +25,14 @@ func (p *Plane) standIn(ctx context.Context, want *lb.Table) error {
 	p.rules.node = want.Node
 	st, _ := p.desired(&snapshot{}, want, want.All()) // what is refused, the table proper leaves for later
 	c := p.newChange(st)
-	c.Table = StandInName
+	c.out.Table = StandInName
 	if there { // of a process that was killed: it may be of long ago
-		c.DeleteTable()
+		c.out.DeleteTable()
 	}
 	if err := p.load(ctx, c, !there); err != nil {
 		return err
 	}
-	if err := p.commit(ctx, c.batch); err != nil {
+	if err := p.commit(ctx, c.out); err != nil {
 		return err
 	}
 	kernel.AwaitPackets()
@@ -50,7 +50,7 @@ func (p *Plane) standDown(ctx context.Context) error {
 	}
 	kernel.AwaitPackets()
 	c := p.newChange(p.st)
-	c.Table = StandInName
-	c.DeleteTable()
-	return p.commit(ctx, c.batch)
+	c.out.Table = StandInName
+	c.out.DeleteTable()
+	return p.commit(ctx, c.out)
 }

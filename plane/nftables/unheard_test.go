@@ -101,8 +101,8 @@ func TestLoadInSteps(t *testing.T) {
 		reset(t, p, tab)
 		want := dump(t, p)
 		c := p.newChange(p.st)
-		c.DeleteTable()
-		if err := p.commit(t.Context(), c.batch); err != nil {
+		c.out.DeleteTable()
+		if err := p.commit(t.Context(), c.out); err != nil {
 			t.Fatal(err)
 		}
 
@@ -129,8 +129,8 @@ func TestLoadInSteps(t *testing.T) {
 		}
 
 		c = again.newChange(again.st)
-		c.DeleteTable()
-		if err := again.commit(t.Context(), c.batch); err != nil {
+		c.out.DeleteTable()
+		if err := again.commit(t.Context(), c.out); err != nil {
 			t.Fatal(err)
 		}
 		reset(t, q, tab)

@@ -8,11 +8,9 @@ import (
 	"slices"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
-	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"
 )
 
@@ -40,27 +38,6 @@ func (l *sourceList) key() uint32 {
 		return 0
 	}
 	return l.number << lengthBits
-}
-
-// eighths says which lengths the ranges of a list have: bit i stands for those in the i-th eighth of an address, of
-// which there is one for IPv4 and there are four for IPv6.
-func eighths(sources []netip.Prefix) uint32 {
-	var e uint32
-	for _, p := range sources {
-		e |= 1 << (max(0, p.Bits()-1) * 8 / p.Addr().BitLen())
-	}
-	return e
-}
-
-// lengths are the lengths of ranges in the eighths, the longest first.
-func lengths(ip rule.IP, eighths uint32) []int {
-	var all []int
-	for n := ip.AddrLen * 8; n > 0; n -= ranges.Stride {
-		if eighths>>((n-1)/ip.AddrLen)&1 != 0 {
-			all = append(all, n)
-		}
-	}
-	return all
 }
 
 // appendSourceRange appends the record of one range of a list.
@@ -91,16 +68,20 @@ func content(sources []netip.Prefix) string {
 	return string(b)
 }
 
-// acquireList adds a reference to the list of a frontend, whose row had another list until now. It is nil if the frontend is
-// open to all.
-func (c *change) acquireList(f *lb.Frontend, replaces *sourceList) *sourceList {
-	if len(f.Sources) == 0 {
-		return nil
+// restrict has rows refer to the lists of their source ranges, and no longer to those that they had.
+func (c *change) restrict(rows []rowChange) {
+	for i := range rows {
+		r := &rows[i]
+		if r.front != nil && len(r.front.Sources) > 0 {
+			r.now.list = c.listOf(r.front.Sources, r.was.list)
+			c.touchList(r.now.list)
+			r.now.list.refs++
+		}
+		if r.was.list != nil {
+			c.touchList(r.was.list)
+			r.was.list.refs--
+		}
 	}
-	l := c.listOf(f.Sources, replaces)
-	c.touchList(l)
-	l.refs++
-	return l
 }
 
 // listOf finds the list of these sources, or makes it. The frontends of a Service share their slice, so the last one is
@@ -119,38 +100,30 @@ func (c *change) listOf(sources []netip.Prefix, replaces *sourceList) *sourceLis
 	return l
 }
 
-func (c *change) releaseList(l *sourceList) {
-	if l != nil {
-		c.touchList(l)
-		l.refs--
-	}
-}
-
 func (c *change) touchList(l *sourceList) {
 	if l.touched {
 		return
 	}
 	rollback.Value(c.log, l)
 	l.touched = true
-	c.touchedLists = append(c.touchedLists, l)
+	c.lists = append(c.lists, l)
 }
 
-// rowList is a row whose list is another one than before.
-type rowList struct {
-	key      lb.Key
-	was, now *sourceList
+// listChange is a list whose elements a batch changes.
+type listChange struct {
+	*sourceList
+	was, now []netip.Prefix
 }
 
-// finishLists stages what the batch does to lists, now that all rows are known, and then which rows have which. A list
-// that takes the place of another, as where a range was added, gets its number: so only what differs is written, and
-// nothing for the rows.
+// finishLists says what the batch makes of lists, now that all rows are known. A list that takes the place of another, as where a range was
+// added, gets its number: so only what differs is written, and nothing for the rows.
 func (c *change) finishLists() {
-	for _, l := range c.touchedLists {
+	for _, l := range c.lists {
 		if b := l.replaces; l.refs > 0 && !l.written && b != nil && b.refs == 0 && b.replacedBy == nil {
 			b.replacedBy, l.number = l, b.number
 		}
 	}
-	for _, l := range c.touchedLists {
+	for _, l := range c.lists {
 		l.touched = false
 		switch {
 		case l.refs == 0:
@@ -159,13 +132,10 @@ func (c *change) finishLists() {
 			c.writeList(l)
 		}
 	}
-	for _, r := range c.rowLists {
-		c.number(sSourceLists, r.key, r.was != nil, r.was.key(), r.now != nil, r.now.key())
-	}
-	c.touchedLists, c.rowLists = nil, nil
+	c.lists = nil
 }
 
-// writeList stages the elements of a new list, or what distinguishes them from those of the list before.
+// writeList gives a new list its number, and notes its elements, or what distinguishes them from those of the list before.
 func (c *change) writeList(l *sourceList) {
 	var was []netip.Prefix
 	if b := l.replaces; b != nil && b.replacedBy == l {
@@ -176,13 +146,10 @@ func (c *change) writeList(l *sourceList) {
 	}
 	l.written, l.replaces = true, nil
 	rollback.Put(c.log, c.st.listNumbers, l.number, l)
-	b := make([]byte, 0, 24)
-	diff.Sorted(was, l.ranges, netip.Prefix.Compare,
-		func(p netip.Prefix) { c.remove(sSourceRanges, appendSourceRange(b, l, p)) },
-		func(p netip.Prefix) { c.add(sSourceRanges, appendSourceRange(b, l, p)) })
+	c.ranges = append(c.ranges, listChange{l, was, l.ranges})
 }
 
-// removeList stages the end of a list that no row has any more.
+// removeList ends a list that no row has any more.
 func (c *change) removeList(l *sourceList) {
 	rollback.Delete(c.log, c.st.lists, l.content)
 	if l.replacedBy != nil {
@@ -192,7 +159,7 @@ func (c *change) removeList(l *sourceList) {
 		rollback.Delete(c.log, c.st.listNumbers, l.number)
 	}
 	if l.written {
-		l.records(c.remove)
+		c.ranges = append(c.ranges, listChange{l, l.ranges, nil})
 	}
 }
 

@@ -1,0 +1,87 @@
+//go:build linux
+
+package nftables
+
+import (
+	"net/netip"
+
+	"kube-proxy/internal/rollback"
+	"kube-proxy/lb"
+)
+
+// rowChange is a row that a batch changes: how it was, and is.
+type rowChange struct {
+	rowPlan
+	was, now row // without a frontend: none
+}
+
+// stage makes the state what rows want, but for what is said of sets and lists: [change.finish] does that, when all rows are known.
+func (c *change) stage(rows []rowPlan) {
+	from := len(c.rows)
+	for _, r := range rows {
+		c.goOn(r.key)
+		if was := c.st.rows[r.key]; was.front != r.front {
+			c.rows = append(c.rows, rowChange{r, was, row{front: r.front, class: r.class}})
+		}
+	}
+	changed := c.rows[from:]
+	c.refer(changed)
+	c.restrict(changed)
+	for _, r := range changed {
+		if r.front == nil {
+			rollback.Delete(c.log, c.st.rows, r.key)
+		} else {
+			c.needClass(r.class)
+			rollback.Put(c.log, c.st.rows, r.key, r.now)
+		}
+		if isClusterIP(r.was.front) != isClusterIP(r.front) {
+			c.countClusterIP(r)
+		}
+	}
+}
+
+// finish stages what the rows make of sets and lists.
+func (c *change) finish() error {
+	for i, s := range c.touched {
+		c.finishSet(s, &c.before[i])
+	}
+	c.finishLists()
+	return c.reserve()
+}
+
+func isClusterIP(f *lb.Frontend) bool { return f != nil && f.Kind == lb.ClusterIP }
+
+// countClusterIP changes how many rows need the address of a cluster IP, which is that of the key.
+func (c *change) countClusterIP(r rowChange) {
+	counts, a := c.st.clusterIPs, r.key.Addr
+	if _, ok := c.clusterIPs[a]; !ok && c.log != nil {
+		if c.clusterIPs == nil {
+			c.clusterIPs = make(map[netip.Addr]int32, 1)
+		}
+		c.clusterIPs[a] = counts[a]
+		rollback.Entry(c.log, counts, a)
+	}
+	if isClusterIP(r.front) {
+		counts[a]++
+	} else if counts[a]--; counts[a] == 0 {
+		delete(counts, a)
+	}
+}
+
+// needClass notes a class that is new. Classes and shapes stay until the next Reset or full audit: they are few, and removing them
+// here would make a change dear.
+func (c *change) needClass(cl class) {
+	if !c.st.classes[cl] {
+		rollback.Put(c.log, c.st.classes, cl, true)
+		c.classes = append(c.classes, cl)
+	}
+}
+
+func (c *change) needShape(s shape) {
+	for _, part := range s.parts() {
+		if !c.st.shapes[part] {
+			rollback.Put(c.log, c.st.shapes, part, true)
+			c.shapes = append(c.shapes, part)
+		}
+	}
+}
