@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	sets "kube-proxy/internal/netlink/ipset"
@@ -77,36 +76,9 @@ func (p *Plane) compare(ctx context.Context) error {
 	if err := p.readSets(ctx, p.l); err != nil {
 		return err
 	}
-	seen := map[ipvswire.ServiceID]bool{}
-	known := p.l.known()
-	err := p.cfg.IPVS.Services(ctx, func(is ipvswire.ServiceState) error {
-		if is.Family != wireFamily(p.cfg.Family) {
-			return nil
-		}
-		s := p.l.servers[is.ServiceID]
-		if s == nil && !p.owns(p.l, known, is.ServiceID) || s != nil && !s.has && p.excluded(s.id) {
-			return nil // another's
-		}
-		seen[is.ServiceID] = true
-		switch {
-		case s == nil: // at one of our addresses, or with one of our marks, and for no row
-			s = &virtual{id: is.ServiceID, proto: lb.Proto(is.ServiceID.Proto), has: true, is: is.Service, dests: map[netip.AddrPort]dest{}, found: is.Stats.Conns}
-			p.l.servers[s.id] = s
-			if n, _, ok := p.l.mark.number(s.id.Mark); ok && s.id.Mark != 0 {
-				p.l.numbers.take(n)
-			}
-			p.l.touched.servers[s] = lb.Key{}
-		case !s.has: // others made it; what real servers it has is read in its turn
-			s.has, s.is, s.dests, s.found = true, is.Service, map[netip.AddrPort]dest{}, is.Stats.Conns
-			p.l.touched.servers[s] = lb.Key{}
-		case s.is != is.Service:
-			s.is = is.Service
-			p.l.touched.servers[s] = lb.Key{}
-		}
-		return nil
-	})
+	seen, err := p.readServers(ctx, p.l, func(ipvswire.ServiceID) {})
 	if err != nil {
-		return fmt.Errorf("list the virtual servers: %w", err)
+		return err
 	}
 	for id, s := range p.l.servers {
 		if s.has && !seen[id] {
@@ -130,16 +102,12 @@ func (p *Plane) compareDests(ctx context.Context) error {
 		if s == nil || !s.has {
 			continue
 		}
-		dests := make(map[netip.AddrPort]dest, len(s.dests))
-		err := p.cfg.IPVS.Destinations(ctx, id, func(d ipvswire.DestinationState) error {
-			dests[d.Addr] = destOf(d.Destination)
-			return nil
-		})
-		listed += len(dests)
+		dests, err := p.destsOf(ctx, id)
 		if err != nil {
 			p.unread = append(p.unread, id) // the next audit lists it, after the others
-			return fmt.Errorf("list the real servers of virtual server %s: %w", id, err)
+			return err
 		}
+		listed += len(dests)
 		if !maps.Equal(dests, s.dests) {
 			s.dests = dests
 			p.l.touched.servers[s] = lb.Key{}

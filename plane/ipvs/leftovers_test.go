@@ -10,7 +10,9 @@ import (
 	"testing"
 
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 )
 
 // Which virtual servers are a kube-proxy's, by what real ipsets tell (DP-31, DP-32, DP-35), of sets of any size.
@@ -62,14 +64,19 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 		t.Fatalf("ipset restore: %v\n%s", err, out)
 	}
 	a := netip.MustParseAddr
-	k := newKnown(14)
-	k.addrs[a("10.96.0.1")], k.local[a("192.0.2.1")] = true, true
-	names, err := readSets(t.Context(), []lb.Family{lb.IPv4, lb.IPv6}, k)
-	if err != nil {
+	c := cleaner{Removal: mode.Removal{Families: []lb.Family{lb.IPv4, lb.IPv6}, MasqueradeBit: 14}, link: rtnl.Link{Index: 7},
+		addrs: []rtnl.Address{{Addr: a("10.96.0.1"), Index: 7}, {Addr: a("192.0.2.1"), Index: 2}, {Addr: a("2001:db8::9"), Index: 2}}}
+	if err := c.open(); err != nil {
 		t.Fatal(err)
 	}
-	if want := 2 * len(SetNames(lb.IPv4)); len(names) != want {
-		t.Errorf("%d sets, want %d: %q", len(names), want, names)
+	defer c.close()
+	ledgers := map[ipvswire.Family]*ledger{}
+	for _, f := range c.Families {
+		l, err := c.read(t.Context(), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ledgers[wireFamily(f)] = l
 	}
 	by := func(proto lb.Proto, at string) ipvswire.ServiceID {
 		return ipvswire.ByAddr(netip.MustParseAddrPort(at), uint8(proto))
@@ -87,7 +94,8 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 		by(lb.UDP, "[2001:db8::7]:53"):                              true,
 		by(lb.UDP, "192.0.2.1:30053"):                               true,
 		by(lb.TCP, "192.0.2.1:30053"):                               false,
-		by(lb.SCTP, "192.0.2.1:30090"):                              true,
+		by(lb.SCTP, "[2001:db8::9]:30090"):                          true,
+		by(lb.SCTP, "192.0.2.1:30090"):                              false,
 		by(lb.TCP, "192.0.2.1:32000"):                               false,
 		by(lb.TCP, "192.0.2.1:30010"):                               true, // of a NodePort that is gone, while its connections go on
 		by(lb.TCP, "192.0.2.1:30011"):                               false,
@@ -101,8 +109,12 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 		ipvswire.ByMark(ipvswire.IPv4, 0x4000):                      false,
 		ipvswire.ByMark(ipvswire.IPv4, 7):                           false,
 	} {
-		if got := k.is(id); got != want {
+		l := ledgers[id.Family]
+		if got := l.owns(l.known(), id); got != want {
 			t.Errorf("%s: %t", id, got)
 		}
+	}
+	if err := c.ipsets(); err != nil || len(c.report.Removed) != 1 || !strings.Contains(c.report.Removed[0], fmt.Sprint(2*len(SetNames(lb.IPv4)))) {
+		t.Errorf("the sets: %v, %q", err, c.report.Removed)
 	}
 }

@@ -5,14 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	nlconn "kube-proxy/internal/netlink/conn"
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -67,27 +67,36 @@ func told(err error) error {
 // hasDevice finds out whether there can be a device for the service addresses. A device with an address that none can have is
 // refused by who would make it, after the kernel has looked for that.
 func hasDevice(mode.Settings) error {
-	link, err := netlink.LinkByName(Device)
-	switch {
-	case err == nil && link.Type() != DeviceType:
-		return fmt.Errorf("there is a device %s of type %s, and it must be of type %s: rename or delete it", Device, link.Type(), DeviceType)
-	case err == nil:
-		return nil
-	case !errors.As(err, &netlink.LinkNotFoundError{}):
-		return fmt.Errorf("look for device %s: %w", Device, err)
+	ctx := context.Background()
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	if err != nil {
+		return told(err)
 	}
-	none := netlink.LinkAttrs{Name: Device, HardwareAddr: make(net.HardwareAddr, 6)}
-	asked := &netlink.GenericLink{LinkAttrs: none, LinkType: DeviceType}
-	switch err := netlink.LinkAdd(asked); {
+	defer conn.Close()
+	link, err := rtnl.FindLink(ctx, conn, Device)
+	switch {
+	case err != nil:
+		return err
+	case link.Index != 0 && link.Kind != DeviceType:
+		return fmt.Errorf("there is a device %s of type %s, and it must be of type %s: rename or delete it", Device, link.Kind, DeviceType)
+	case link.Index != 0:
+		return nil
+	}
+	var none nlconn.Encoder
+	none.Bytes(unix.IFLA_ADDRESS, make([]byte, 6))
+	switch err := conn.Do(ctx, rtnl.ChangeLink(rtnl.Link{Name: Device, Kind: DeviceType}, 0, none.B), nil); {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return nil
-	case err == nil: // a kernel that does not mind
-		return netlink.LinkDel(asked)
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("this kernel has no devices of type %s (the module %s): %w", DeviceType, DeviceType, plane.ErrUnsupported)
-	default:
+	case err != nil:
 		return told(fmt.Errorf("ask for devices of type %s: %w", DeviceType, err))
 	}
+	link, err = rtnl.FindLink(ctx, conn, Device) // a kernel that does not mind
+	if err == nil {
+		err = conn.Do(ctx, rtnl.DeleteLink(link.Index), nil)
+	}
+	return err
 }
 
 // hasSets finds out whether the kernel can have the ipsets that the mode makes, without making one.

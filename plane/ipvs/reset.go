@@ -145,45 +145,68 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	if err := p.readAddresses(ctx, l); err != nil {
 		return nil, err
 	}
-	known := l.known()
 	foreign := foreigners{}
-	err = p.cfg.IPVS.Services(ctx, func(s ipvswire.ServiceState) error {
-		if s.Family != wireFamily(p.cfg.Family) {
+	if _, err := p.readServers(ctx, l, func(id ipvswire.ServiceID) { foreign.saw(id, l, want) }); err != nil {
+		return nil, err
+	}
+	p.notices.foreign(foreign)
+	for s := range l.touched.servers {
+		if s.dests, err = p.destsOf(ctx, s.id); err != nil {
+			return nil, err
+		}
+	}
+	l.adoptMarks(want)
+	l.contest(want)
+	return l, nil
+}
+
+// readServers takes in which of our virtual servers the kernel has, and calls foreign with those of others. Of one that was not known
+// before, the real servers are not known either.
+func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvswire.ServiceID)) (seen map[ipvswire.ServiceID]bool, err error) {
+	seen = map[ipvswire.ServiceID]bool{}
+	known := l.known()
+	err = p.cfg.IPVS.Services(ctx, func(is ipvswire.ServiceState) error {
+		id := is.ServiceID
+		if id.Family != wireFamily(p.cfg.Family) {
 			return nil
 		}
-		if !p.owns(l, known, s.ServiceID) {
-			foreign.saw(s.ServiceID, l, want)
+		s := l.servers[id]
+		if s == nil && !p.owns(l, known, id) || s != nil && !s.has && p.excluded(id) {
+			foreign(id)
 			return nil
 		}
-		v := &virtual{id: s.ServiceID, has: true, is: s.Service, dests: map[netip.AddrPort]dest{}, found: s.Stats.Conns}
-		l.servers[v.id] = v
-		if v.id.Mark != 0 {
-			if n, _, ok := l.mark.number(v.id.Mark); ok {
-				l.numbers.take(n)
-			}
-		} else {
-			v.proto = lb.Proto(v.id.Proto)
-			if l.addrs[v.id.Addr.Addr()].has {
-				l.bind(lb.Key{}, v, lent)
-			}
+		seen[id] = true
+		if s == nil { // of a run before; or others made it at one of our addresses, or with one of our marks
+			s = l.found(id)
 		}
-		l.touched.servers[v] = lb.Key{}
+		if !s.has {
+			s.has, s.dests, s.found = true, map[netip.AddrPort]dest{}, is.Stats.Conns
+			l.touched.servers[s] = lb.Key{}
+		}
+		if s.is != is.Service {
+			s.is = is.Service
+			l.touched.servers[s] = lb.Key{}
+		}
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the virtual servers: %w", err)
 	}
-	p.notices.foreign(foreign)
-	for s := range l.touched.servers {
-		is, found := s.is, s.found
-		if err := p.read(ctx, s); err != nil {
-			return nil, err
+	return seen, nil
+}
+
+// found adds a virtual server that no row asks for.
+func (l *ledger) found(id ipvswire.ServiceID) *virtual {
+	s := &virtual{id: id, proto: lb.Proto(id.Proto)}
+	l.servers[id] = s
+	if id.Mark == 0 {
+		if l.addrs[id.Addr.Addr()].has {
+			l.bind(lb.Key{}, s, lent)
 		}
-		s.is, s.found = is, found
+	} else if n, _, ok := l.mark.number(id.Mark); ok {
+		l.numbers.take(n)
 	}
-	l.adoptMarks(want)
-	l.contest(want)
-	return l, nil
+	return s
 }
 
 // known are the virtual servers that the sets say are a kube-proxy's: at the keys of their members, and where their marks lead.
@@ -206,24 +229,22 @@ func (l *ledger) known() map[ipvswire.ServiceID]bool {
 	return known
 }
 
-// owns reports whether a virtual server is a kube-proxy's, see the package comment.
-func (p *Plane) owns(l *ledger, known map[ipvswire.ServiceID]bool, id ipvswire.ServiceID) bool {
+// owns reports whether a virtual server is a kube-proxy's, see the package comment; known is what [ledger.known] says.
+func (l *ledger) owns(known map[ipvswire.ServiceID]bool, id ipvswire.ServiceID) bool {
 	if id.Mark != 0 {
 		_, _, ok := l.mark.number(id.Mark)
 		return ok || known[id]
 	}
 	a := id.Addr.Addr()
-	switch {
-	case known[id]:
-		return true
-	case within(p.cfg.ExcludeCIDRs, a):
-		return false
+	return known[id] || l.addrs[a].has || l.members[member{set: setIPs, addr: a}].has
+}
+
+// owns reports the same of one that is to be taken over: a NodePort's too, at an address that the node had, and none that is excluded.
+func (p *Plane) owns(l *ledger, known map[ipvswire.ServiceID]bool, id ipvswire.ServiceID) bool {
+	if known[id] || id.Mark != 0 {
+		return l.owns(known, id)
 	}
-	if l.addrs[a].has || l.members[member{set: setIPs, addr: a}].has {
-		return true
-	}
-	// A NodePort's, at an address that the node had.
-	return !l.elsewhere[a] && l.isNodePort(id.Addr.Port(), lb.Proto(id.Proto))
+	return !p.excluded(id) && (l.owns(known, id) || !l.elsewhere[id.Addr.Addr()] && l.isNodePort(id.Addr.Port(), lb.Proto(id.Proto)))
 }
 
 // isNodePort reports whether the sets of NodePorts have the port.

@@ -513,16 +513,24 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 
 // read takes note of a virtual server that is there.
 func (p *Plane) read(ctx context.Context, s *virtual) error {
+	dests, err := p.destsOf(ctx, s.id)
+	if err == nil {
+		s.has, s.is, s.dests, s.found = true, ipvswire.Service{}, dests, unknownCount
+	}
+	return err
+}
+
+// destsOf lists the real servers of a virtual server.
+func (p *Plane) destsOf(ctx context.Context, id ipvswire.ServiceID) (map[netip.AddrPort]dest, error) {
 	dests := map[netip.AddrPort]dest{}
-	err := p.cfg.IPVS.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
+	err := p.cfg.IPVS.Destinations(ctx, id, func(d ipvswire.DestinationState) error {
 		dests[d.Addr] = destOf(d.Destination)
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("list the real servers of virtual server %s: %w", s.id, err)
+		return nil, fmt.Errorf("list the real servers of virtual server %s: %w", id, err)
 	}
-	s.has, s.is, s.dests, s.found = true, ipvswire.Service{}, dests, unknownCount
-	return nil
+	return dests, nil
 }
 
 // destOf is what the kernel holds; a real server that has more than ours have is as one that is not known.

@@ -7,5 +7,5 @@
 //	header, err := conn.Members(ctx, "KUBE-CLUSTER-IP", func(m ipset.Member) { … })
 //
 // Requests are as in the kernel's include/uapi/linux/netfilter/ipset/ip_set.h. The kernel tells nobody of changes of ipsets: what
-// others did only a listing shows. docs/adr/0055 says why no library does this.
+// others did only a listing shows. docs/adr/0030 says why no library does this.
 package ipset
