@@ -28,7 +28,7 @@ const imports = `
 	NONE < cluster, lb, plane, event;
 	# It obeys the configuration as it is.
 	config < logging;
-	NONE < plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/ranges;
+	NONE < config/option, plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/capture;
 	lb < plane/internal/slots;
 	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink/conn, internal/scm, test/wine;
@@ -45,7 +45,7 @@ const imports = `
 	lb < plane;
 
 	cluster, policy, lb, plane, debug/changes, internal/ratelimit, internal/bisect < engine;
-	internal/bisect < plane/nftables, plane/ipvs, plane/ebpf, internal/xtables;
+	internal/bisect < plane/nftables, plane/ipvs, internal/xtables;
 
 	internal/pause < conntrack, debug/inspect, internal/xtables;
 	internal/plural < debug/changes, policy, trace;
@@ -74,10 +74,12 @@ const imports = `
 	internal/nft/walk < plane/nftables, plane/userspace/capture;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
+	# What a flag or a field is, config and the modes say in the same words.
+	config/option < mode, config, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns;
 	event, lb, plane, plane/ownwrites, trace < mode;
 	mode < config, status, internal/system, plane/cleanup;
 	lb, plane, plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/slots, internal/kernel, event, mode
-	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
+	< plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
 	lb, internal/ratelimit < plane/internal/relay;
 	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/netlink/conn < plane/userspace/capture;
@@ -90,7 +92,7 @@ const imports = `
 	lb, plane < test/fake;
 	# HNS in memory knows what HNS is asked for, and nothing of who asks.
 	plane/hns < test/hnsfake;
-	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
+	mode, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns < plane/all;
 
 	lb < conntrack, health, internal/sockets, debug/flows;
 	internal/netlink/conntrack, internal/netlink/conn, internal/netlink/route < conntrack, debug/flows;
@@ -140,7 +142,7 @@ const imports = `
 // side is free to all but the pure packages; of two that match, the longer one counts. TESTS are the tests of all packages.
 const modules = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
-	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert, test/adversary;
+	k8s.io, sigs.k8s.io < config, config/option, source/kube, source/manifests, source/convert, test/adversary;
 	sigs.k8s.io/yaml < cli, cli/migrate, config, source/manifests, cmd/kube-proxy;
 	k8s.io/klog < logging, config, source/kube;
 	k8s.io/component-base < config, source/kube, source/convert, status;

@@ -65,7 +65,7 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 	s := &preflight.Setup{
 		Modes: modes, Asked: cfg.Mode, Families: wiring.Families(cfg, quiet),
 		NodeName: cfg.NodeName, Hostname: hostname, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface,
-		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, LocalhostNodePorts: cfg.IPTables.LocalhostNodePorts,
+		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics,
 		ConntrackMax: cfg.Conntrack.MaxPerCore, ConntrackMin: cfg.Conntrack.Min, WriterGroup: wiring.WriterGroup,
 		With: func(f lb.Family) mode.Settings { return wiring.Probe(cfg, f) },
 		Host: func(m mode.Mode) (system.Settings, error) {

@@ -89,8 +89,8 @@ func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo [
 	test.Mode = preflight.Runs(s, facts)
 	runs, _ := modes.Find(test.Mode)
 	test.Terminates = runs.Terminates
-	w := cfg.Windows
-	test.Plane = hns.Config{Network: cmp.Or(w.NetworkName, os.Getenv("KUBE_NETWORK")), SourceVIP: w.SourceVIP, DSR: w.EnableDSR, RootEndpoint: w.RootHNSEndpointName}
+	w := hns.ConfigOf(mode.Settings{Blocks: cfg.Blocks})
+	test.Plane = hns.Config{Network: cmp.Or(w.Network, os.Getenv("KUBE_NETWORK")), SourceVIP: w.SourceVIP, DSR: w.DSR, RootEndpoint: w.RootEndpoint}
 	if test.Program, err = os.Executable(); err != nil {
 		return test, fmt.Errorf("finding this program: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"kube-proxy/config/option"
 	"kube-proxy/mode"
 )
 
@@ -38,12 +39,10 @@ type Config struct {
 	// MaxNamespaceObjects is how many objects the Services of a namespace may have in a family; 0 for any number.
 	MaxNamespaceObjects int
 
-	NFTables  Tables
-	IPTables  Tables
-	EBPF      Tables
-	IPVS      IPVS
-	Userspace Userspace
-	Windows   Windows
+	// Blocks are what the modes' own sections say.
+	Blocks option.Blocks
+	// WindowsService: the process is a service of Windows.
+	WindowsService bool
 
 	Servers   Servers
 	Conntrack Conntrack
@@ -68,7 +67,8 @@ type Config struct {
 	// depend on the mode.
 	Warnings []string
 
-	file  settings
+	file  *settings
+	table table
 	modes mode.List
 	// unchecked and inMode are problems and warnings that count only if the mode runs.
 	unchecked map[string]Problems
@@ -76,39 +76,21 @@ type Config struct {
 	names     map[string]string // of fields, as the user knows them
 }
 
+// Removal says what is not ours, and where ours is. A mode that writes among the rules of another knows its own by their marks.
+func (c *Config) Removal() mode.Removal {
+	what := mode.Removal{Blocks: c.Blocks}
+	for _, m := range c.modes {
+		if m.Among != "" {
+			what.MasqueradeBit = c.Tables(m).MasqueradeBit
+		}
+	}
+	return what
+}
+
 // Name returns what the user knows a field by: the flag that stands for it, or the field where the file says it.
 func (c *Config) Name(field string) string { return c.names[field] }
 
-// API says how to reach the API server. With neither Kubeconfig nor Master the pod's own credentials serve.
-type API struct {
-	Kubeconfig string
-	Master     string
-	// QPS is requests a second, negative for no limit; Burst is how many may come at once.
-	QPS   float32
-	Burst int
-	// ContentType is the media type of requests, AcceptContentTypes those of answers; "" for the client's own.
-	ContentType, AcceptContentTypes string
-}
-
-// DetectLocal says how traffic of this node's pods is recognised.
-type DetectLocal struct {
-	// Mode is ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.
-	Mode string
-	// Interface is the bridge's name, or what interface names begin with; "" in the other modes.
-	Interface string
-}
-
-// NodePorts says which addresses of this machine answer NodePorts.
-type NodePorts struct {
-	// Primary: the node's own addresses.
-	Primary bool
-	// Prefixes: all local addresses in them; a /0 means all of its family. Without host bits.
-	Prefixes []netip.Prefix
-	// Unset: nobody asked for any of that, it is the default of the mode (CF-64).
-	Unset bool
-}
-
-// Tables holds what nftables, iptables and ebpf have each for itself. iptables' also serve ipvs and userspace.
+// Tables is what every mode has, some in the block of another.
 type Tables struct {
 	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
 	MasqueradeBit int
@@ -120,97 +102,4 @@ type Tables struct {
 	SyncPeriod time.Duration
 	// MinSyncPeriod is the least time between two writes; 0 for none.
 	MinSyncPeriod time.Duration
-}
-
-// IPVS holds what only the mode ipvs uses.
-type IPVS struct {
-	SyncPeriod, MinSyncPeriod time.Duration
-	// Scheduler is the kernel's name of it; "" where nobody asks for one.
-	Scheduler string
-	// ExcludeCIDRs hold virtual servers that are not ours.
-	ExcludeCIDRs []netip.Prefix
-	StrictARP    bool
-	// Timeouts of the kernel, which counts whole seconds; 0 leaves what is there.
-	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
-}
-
-// Userspace holds what only the mode userspace uses.
-type Userspace struct {
-	// FirstPort to LastPort may be listened on; both 0 for any.
-	FirstPort, LastPort uint16
-	UDPIdleTimeout      time.Duration
-	// TerminationGracePeriod bounds how long connections to what was removed go on; 0 for no bound.
-	TerminationGracePeriod time.Duration
-	// DrainTimeout bounds how long connections go on when the process is asked to end.
-	DrainTimeout time.Duration
-	// NodeEndpoints: endpoints at the node's own addresses get connections.
-	NodeEndpoints bool
-	// Fallback: the mode runs where the one that was asked for cannot.
-	Fallback bool
-}
-
-// Windows holds what only Windows uses.
-type Windows struct {
-	Service               bool
-	NetworkName           string
-	SourceVIP             netip.Addr // not valid if not given
-	EnableDSR             bool
-	RootHNSEndpointName   string
-	ForwardHealthCheckVIP bool
-	IgnoreSourceRanges    bool
-}
-
-// Servers says where health and metrics are served.
-type Servers struct {
-	// Healthz and Metrics are not valid where there shall be no server.
-	Healthz, Metrics netip.AddrPort
-	// HardFail ends the process when one of them cannot listen.
-	HardFail  bool
-	Profiling bool
-	// AdminSocket is the path of the socket for questions of people; "" for none.
-	AdminSocket string
-	// ServiceMetrics is how many Services have metrics of their traffic, 0 to MostServiceMetrics; 0: none is counted.
-	ServiceMetrics int
-	// ShowHiddenMetricsFor is "1.36", or "" for none.
-	ShowHiddenMetricsFor string
-}
-
-// Conntrack holds settings of the kernel's connection tracking.
-type Conntrack struct {
-	// MaxPerCore times the number of CPUs is the limit, at least Min; MaxPerCore 0 leaves the kernel's.
-	MaxPerCore, Min int
-	// Timeouts; 0 leaves the kernel's.
-	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
-	TCPBeLiberal                                 bool
-}
-
-// Logging says what is logged, how and where.
-type Logging struct {
-	// Format is "text" or "json", or "" if nobody asked for a format or a file.
-	Format string
-	// Verbosity is how much is logged, from 0; VModule beats it for some source files.
-	Verbosity int
-	VModule   []VModule
-	// FlushFrequency is the longest time that lines wait in a buffer.
-	FlushFrequency time.Duration
-	// SplitStream: errors to stderr, the rest to stdout, there after InfoBufferSize bytes are collected.
-	SplitStream    bool
-	InfoBufferSize int64
-
-	// What follows is klog's: log files are written if ToStderr is false.
-	ToStderr, AlsoToStderr bool
-	// StderrThreshold is the least severity that goes to stderr beside files: 0 info, 1 warning, 2 error, 3 fatal.
-	StderrThreshold int
-	Dir, File       string
-	// FileMaxMB is the size at which File begins anew; 0 for no limit.
-	FileMaxMB                                            uint32
-	OneOutput, SkipHeaders, SkipLogHeaders, AddDirHeader bool
-	// BacktraceAt is "file.go:17"; ":0" and "" are none.
-	BacktraceAt string
-}
-
-// VModule is a verbosity for the source files that match a pattern.
-type VModule struct {
-	Pattern   string
-	Verbosity int
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	stdflag "flag"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kube-proxy/config/option"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 )
@@ -222,7 +224,7 @@ func differences(a, b *Config) []string {
 	walk = func(name string, x, y reflect.Value) {
 		if x.Kind() == reflect.Struct && x.Type().PkgPath() == reflect.TypeFor[Config]().PkgPath() {
 			for i := range x.NumField() {
-				if !x.Type().Field(i).IsExported() || name == "" && slices.Contains([]string{"Flags", "File"}, x.Type().Field(i).Name) {
+				if !x.Type().Field(i).IsExported() || name == "" && slices.Contains([]string{"Flags", "File", "Blocks"}, x.Type().Field(i).Name) {
 					continue
 				}
 				walk(strings.TrimPrefix(name+"."+x.Type().Field(i).Name, "."), x.Field(i), y.Field(i))
@@ -242,6 +244,14 @@ func differences(a, b *Config) []string {
 		}
 	}
 	walk("", reflect.ValueOf(*a), reflect.ValueOf(*b))
+	for i, block := range b.Blocks {
+		was := option.Leaves(a.Blocks[i])
+		for j, l := range option.Leaves(block) {
+			if is := written(l); !bytes.Equal(is, written(was[j])) {
+				out = append(out, fmt.Sprintf("%s: %s", l.Path, is))
+			}
+		}
+	}
 	return out
 }
 
@@ -301,7 +311,7 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.file, c.Gates, c.Flags = settings{}, nil, nil
+	c.file, c.table, c.Gates, c.Flags, c.Blocks = nil, nil, nil, nil, nil
 	c.modes, c.unchecked, c.inMode, c.names = nil, nil, nil, nil
 	got := strings.ReplaceAll(fmt.Sprintf("%+v", *c), " ", "\n") + "\n"
 	if *update {
@@ -332,13 +342,13 @@ func TestVersion(t *testing.T) {
 func TestUsage(t *testing.T) {
 	var b strings.Builder
 	Usage(&b, all.Modes())
-	for _, f := range flags(NewOptions(all.Modes())) {
-		if !strings.Contains(b.String(), "--"+f.name) {
-			t.Errorf("the help text lacks --%s:\n%s", f.name, b.String())
+	for f := range NewOptions(all.Modes()).table.flags() {
+		if !strings.Contains(b.String(), "--"+f.Flag) {
+			t.Errorf("the help text lacks --%s:\n%s", f.Flag, b.String())
 		}
 	}
-	for _, g := range groups {
-		if !strings.Contains(b.String(), "\n"+string(g)+":\n  ") {
+	for _, g := range NewOptions(all.Modes()).table.groups() {
+		if !strings.Contains(b.String(), "\n"+g+":\n  ") {
 			t.Errorf("the help text lacks the group %s:\n%s", g, b.String())
 		}
 	}
@@ -368,8 +378,8 @@ func FuzzFile(f *testing.F) {
 			t.Errorf("configuration %+v and error %v", c, err)
 		case err != nil && err.Error() == "":
 			t.Error("an error without a text")
-		case err == nil && (c.NodeName == "" || c.Mode != "" && !slices.Contains([]string{"iptables", "nftables", "ipvs"}, c.Mode) || !c.BindAddress.IsValid() || c.NFTables.SyncPeriod < 0 ||
-			c.NFTables.MinSyncPeriod < 0 || len(c.ClusterCIDRs) > 2 || c.Logging.Verbosity < 0):
+		case err == nil && (c.NodeName == "" || c.Mode != "" && !slices.Contains([]string{"iptables", "nftables", "ipvs"}, c.Mode) || !c.BindAddress.IsValid() ||
+			len(c.ClusterCIDRs) > 2 || c.Logging.Verbosity < 0):
 			t.Errorf("configuration %+v", c)
 		case err == nil:
 			roundTrip(t, c, false)

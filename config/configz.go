@@ -3,6 +3,7 @@ package config
 import (
 	"encoding"
 	"encoding/json"
+	"maps"
 	"reflect"
 )
 
@@ -10,14 +11,9 @@ import (
 // the names of the Go types and not those of the file, as upstream's internal type prints itself (HT-24).
 func (c *Config) Configz() any {
 	fields := named(reflect.ValueOf(c.file.KubeProxyConfiguration)).(map[string]any)
-	fields["UDPIdleTimeout"] = c.file.UDPIdleTimeout   // the published type does not have it any more
-	fields["ExternalIPCIDRs"] = c.file.ExternalIPCIDRs // and never had these
-	fields["MaxNamespaceObjects"] = c.file.MaxNamespaceObjects
-	fields["Userspace"] = named(reflect.ValueOf(c.file.Userspace))
-	fields["UserspaceFallback"] = c.file.UserspaceFallback
-	fields["WindowsIgnoreSourceRanges"] = c.file.WindowsIgnoreSourceRanges
-	fields["AdminSocket"] = c.file.AdminSocket
-	fields["ServiceMetrics"] = c.file.ServiceMetrics
+	for _, b := range c.file.blocks {
+		maps.Copy(fields, named(reflect.ValueOf(b)).(map[string]any))
+	}
 	return fields
 }
 

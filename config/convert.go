@@ -13,6 +13,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
+	"kube-proxy/config/option"
 	"kube-proxy/internal/nearest"
 	"kube-proxy/mode"
 )
@@ -71,18 +72,18 @@ func Convert(modes mode.List, args []string, file []byte, to string) (*Conversio
 	if err != nil {
 		return nil, err
 	}
-	c := &Conversion{From: string(was.file.Mode), Warnings: was.Warnings(), NodePortsUnset: cfg.NodePorts.Unset, Unknown: unknownFields(modes, file)}
+	c := &Conversion{From: string(was.file.Mode), Warnings: was.Warnings(), NodePortsUnset: cfg.NodePorts.Unset, Unknown: was.unknownFields(file)}
 	c.To = cmp.Or(to, c.From)
 	c.Flags = was.fieldless(args)
 	if m, ok := modes.Find(cmp.Or(c.From, was.usual())); ok {
 		c.Warnings = append(c.Warnings, cfg.inMode[m.Name]...)
 	}
-	s := was.file
+	s := was.file.copy()
 	s.Mode = v1alpha1.ProxyMode(c.To)
-	c.Given = differing(&s, modes)
-	c.carry(modes, &s, cmp.Or(c.From, was.usual()), cmp.Or(c.To, was.usual()))
-	c.drop(modes, &s, cmp.Or(c.To, was.usual()))
-	if c.YAML, err = shortYAML(s, modes); err != nil {
+	c.Given = was.differing(s)
+	c.carry(was, s, cmp.Or(c.From, was.usual()), cmp.Or(c.To, was.usual()))
+	c.drop(was, s, cmp.Or(c.To, was.usual()))
+	if c.YAML, err = was.shortYAML(s); err != nil {
 		return nil, err
 	}
 	return c, c.verify(modes, s)
@@ -106,35 +107,27 @@ func pureOptions(modes mode.List, file []byte) *Options {
 
 // fieldless returns the arguments whose flags no field stands for, but those that do nothing any more and those that name the file.
 func (o *Options) fieldless(args []string) (keep []string) {
-	byName := map[string]flag{}
-	for _, f := range flags(o) {
-		byName[f.name] = f
-	}
-	o.set.Visit(func(pf *pflag.Flag) {
-		f, ok := byName[pf.Name]
-		switch {
-		case !ok || f.field != "" || f.effect.gone != "" || slices.Contains([]string{"config", "healthz-port", "metrics-port"}, f.name):
-		default:
-			keep = append(keep, "--"+pf.Name+"="+pf.Value.String())
+	for f := range o.table.flags() {
+		apart := slices.Contains([]string{"config", "healthz-port", "metrics-port"}, f.Flag)
+		if o.changed(f.Flag) && f.Path == "" && f.Gone == "" && !apart {
+			keep = append(keep, "--"+f.Flag+"="+o.set.Lookup(f.Flag).Value.String())
 		}
-	})
+	}
 	return keep
 }
 
 // IgnoredBesideFile reports whether a flag, named without its dashes, does nothing where --config is given (FL-03, FL-04).
 func IgnoredBesideFile(modes mode.List, name string) bool {
 	name = strings.ReplaceAll(name, "_", "-")
-	return slices.ContainsFunc(flags(NewOptions(modes)), func(f flag) bool { return f.name == name && f.ignored() })
+	return slices.ContainsFunc(NewOptions(modes).table, func(e entry) bool { return e.Flag == name && e.ignored() })
 }
 
 // differing returns the paths of fields whose values are not the default's.
-func differing(s *settings, modes mode.List) (paths []string) {
-	var defaults settings
-	setDefaults(&defaults, modes)
-	usual := leaves(&defaults)
-	for i, l := range leaves(s) {
+func (o *Options) differing(s *settings) (paths []string) {
+	usual := o.defaults.leaves()
+	for i, l := range s.leaves() {
 		if !bytes.Equal(written(l), written(usual[i])) {
-			paths = append(paths, l.path)
+			paths = append(paths, l.Path)
 		}
 	}
 	return paths
@@ -146,7 +139,7 @@ var carried = []string{"masqueradeAll", "masqueradeBit", "syncPeriod", "minSyncP
 // fieldFor returns the field of that name that a mode reads; "" if it has none.
 func fieldFor(s *settings, m mode.Mode, name string) string {
 	for _, path := range []string{m.Name + "." + name, m.Block + "." + name} {
-		if slices.ContainsFunc(leaves(s), func(l leaf) bool { return l.path == path }) && m.ReadsField(path) {
+		if slices.ContainsFunc(s.leaves(), func(l option.Leaf) bool { return l.Path == path }) && m.ReadsField(path) {
 			return path
 		}
 	}
@@ -154,22 +147,20 @@ func fieldFor(s *settings, m mode.Mode, name string) string {
 }
 
 // carry has a mode find what another was told in its own block, and keeps NodePorts on the addresses that they had.
-func (c *Conversion) carry(modes mode.List, s *settings, from, to string) {
-	was, ok := modes.Find(from)
-	will, ok2 := modes.Find(to)
+func (c *Conversion) carry(o *Options, s *settings, from, to string) {
+	was, ok := o.modes.Find(from)
+	will, ok2 := o.modes.Find(to)
 	if from == to || !ok || !ok2 {
 		return
 	}
-	var defaults settings
-	setDefaults(&defaults, modes)
-	is := func(path string) []byte { return written(leaf{path, leafAt(s, path)}) }
-	usual := func(path string) []byte { return written(leaf{path, leafAt(&defaults, path)}) }
+	is := func(path string) []byte { return written(option.Leaf{Path: path, Value: s.at(path)}) }
+	usual := func(path string) []byte { return written(option.Leaf{Path: path, Value: o.defaults.at(path)}) }
 	for _, name := range carried {
 		old, now := fieldFor(s, was, name), fieldFor(s, will, name)
 		if old == "" || now == "" || old == now || bytes.Equal(is(old), usual(old)) || !bytes.Equal(is(now), usual(now)) {
 			continue
 		}
-		leafAt(s, now).Set(leafAt(s, old))
+		s.at(now).Set(s.at(old))
 		c.Carried = append(c.Carried, Carried{old, now, strings.Trim(string(is(now)), `"`)})
 	}
 	switch {
@@ -187,25 +178,23 @@ func (c *Conversion) carry(modes mode.List, s *settings, from, to string) {
 
 // drop takes out what would do nothing: fields that neither the mode reads nor one that it gives way to, those of other systems, and
 // gates of the past.
-func (c *Conversion) drop(modes mode.List, s *settings, to string) {
-	var defaults settings
-	setDefaults(&defaults, modes)
-	chain := modes.Chain(to).Names(func(mode.Mode) bool { return true })
-	for _, path := range differing(s, modes) {
-		f, ok := fieldAt(modes, path)
+func (c *Conversion) drop(o *Options, s *settings, to string) {
+	chain := o.modes.Chain(to).Names(func(mode.Mode) bool { return true })
+	for _, path := range o.differing(s) {
+		f, ok := o.table.field(path)
 		if !ok {
 			continue
 		}
-		why := f.effect.says()
-		switch e := f.effect; {
-		case e.gone != "":
-			why = e.gone
-		case e.system != "" && e.system != "linux":
+		why := f.says()
+		switch e := f; {
+		case e.Gone != "":
+			why = e.Gone
+		case e.System != "" && e.System != "linux":
 		case e.modes != nil && !slices.ContainsFunc(e.modes, func(m string) bool { return slices.Contains(chain, m) }):
 		default:
 			continue
 		}
-		leafAt(s, path).Set(leafAt(&defaults, path))
+		s.at(path).Set(o.defaults.at(path))
 		c.Dropped = append(c.Dropped, DroppedField{path, why})
 	}
 	now := map[string]bool{"AllAlpha": true, "AllBeta": true}
@@ -225,13 +214,13 @@ func (c *Conversion) drop(modes mode.List, s *settings, to string) {
 }
 
 // shortYAML writes the fields that differ from the defaults.
-func shortYAML(s settings, modes mode.List) ([]byte, error) {
-	root, err := fieldsOf(s)
+func (o *Options) shortYAML(s *settings) ([]byte, error) {
+	root, err := s.root()
 	if err != nil {
 		return nil, err
 	}
 	short := map[string]any{"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "KubeProxyConfiguration"}
-	for _, path := range differing(&s, modes) {
+	for _, path := range o.differing(s) {
 		if value, ok := take(root, path); ok {
 			put(short, path, value)
 		}
@@ -244,53 +233,42 @@ func shortYAML(s settings, modes mode.List) ([]byte, error) {
 }
 
 // verify loads what was written, strictly, and compares it with what was meant.
-func (c *Conversion) verify(modes mode.List, meant settings) error {
+func (c *Conversion) verify(modes mode.List, meant *settings) error {
 	o := pureOptions(modes, c.YAML)
 	o.ConfigFile = fileName
-	if _, err := decodeStrictly(c.YAML); err != nil {
+	d, err := decode(c.YAML, o.file.ours())
+	if err == nil && len(d.warnings) > 0 {
+		err = errors.New(strings.Join(d.warnings, "; "))
+	}
+	if err != nil {
 		return fmt.Errorf("the configuration that was written does not load: %w\n%s", err, c.YAML)
 	}
 	if _, err := o.Complete(nil); err != nil {
 		return fmt.Errorf("for mode %s the configuration would not do: %w", c.To, err)
 	}
-	now := leaves(&o.file)
-	for i, l := range leaves(&meant) {
+	now := o.file.leaves()
+	for i, l := range meant.leaves() {
 		if got := written(now[i]); !bytes.Equal(got, written(l)) {
-			return Problems{{l.path, strings.Trim(string(written(l)), `"`), "no file can say this (a file takes it as not given, which is " + strings.Trim(string(got), `"`) +
+			return Problems{{l.Path, strings.Trim(string(written(l)), `"`), "no file can say this (a file takes it as not given, which is " + strings.Trim(string(got), `"`) +
 				"): give another value, such as 1ms for a period"}}
 		}
 	}
 	return nil
 }
 
-// decodeStrictly decodes a file of which nothing may be unknown.
-func decodeStrictly(data []byte) (*document, error) {
-	d, err := decode(data)
-	if err != nil {
-		return nil, err
-	}
-	if len(d.warnings) > 0 {
-		return nil, errors.New(strings.Join(d.warnings, "; "))
-	}
-	if len(d.problems) > 0 {
-		return nil, d.problems
-	}
-	return d, nil
-}
-
 // unknownFields returns the fields of a file that no version had, each with the one that may have been meant.
-func unknownFields(modes mode.List, file []byte) (unknown []UnknownField) {
+func (o *Options) unknownFields(file []byte) (unknown []UnknownField) {
 	var root map[string]any
 	if yaml.Unmarshal(file, &root) != nil {
 		return nil // the loader has said it
 	}
 	known := slices.Sorted(maps.Keys(moved))
 	blocks := map[string]bool{}
-	for _, f := range fields(modes) {
-		known = append(known, f.path)
-		for i, r := range f.path {
+	for f := range o.table.fields() {
+		known = append(known, f.Path)
+		for i, r := range f.Path {
 			if r == '.' {
-				blocks[f.path[:i]] = true
+				blocks[f.Path[:i]] = true
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -14,15 +13,15 @@ import (
 // can take effect in the running process, or has none in that mode; restart those for which the process has to start
 // anew, as [Config.WhyRestart] says. Both are in the order of the type.
 func Diff(running string, before, after *Config) (live, restart []string) {
-	olds, news := leaves(&before.file), leaves(&after.file)
+	olds, news := before.file.leaves(), after.file.leaves()
 	for i, was := range olds {
 		if bytes.Equal(written(was), written(news[i])) {
 			continue
 		}
-		if f, ok := fieldAt(after.modes, was.path); ok && (f.restart == "" || !f.effect.counts(running)) {
-			live = append(live, was.path)
+		if f, ok := after.table.field(was.Path); ok && (f.Restart == "" || !f.counts(running)) {
+			live = append(live, was.Path)
 		} else {
-			restart = append(restart, was.path)
+			restart = append(restart, was.Path)
 		}
 	}
 	return live, restart
@@ -30,28 +29,8 @@ func Diff(running string, before, after *Config) (live, restart []string) {
 
 // WhyRestart says why a change of the field needs a new process; "" if it does not.
 func (c *Config) WhyRestart(path string) string {
-	f, _ := fieldAt(c.modes, path)
-	return f.restart
-}
-
-func written(l leaf) []byte {
-	data, err := json.Marshal(l.value.Interface())
-	if err != nil {
-		panic(fmt.Sprintf("config: the field %s cannot be written: %v", l.path, err)) // a mistake of the type
-	}
-	return data
-}
-
-// fieldsOf returns the fields of a file by their names.
-func fieldsOf(s settings) (root map[string]any, err error) {
-	data, err := json.Marshal(s)
-	if err == nil {
-		err = json.Unmarshal(data, &root)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("write the configuration: %w", err)
-	}
-	return root, nil
+	f, _ := c.table.field(path)
+	return f.Restart
 }
 
 // oursBelow is what a file says between the published fields and ours.
@@ -60,17 +39,16 @@ const oursBelow = "# Fields that upstream's kube-proxy does not have. It ignores
 // YAML returns the configuration as a file that means the same, for --write-config-to (FL-06). It has
 // all defaults, and our own fields last. Flags without a field, such as --manifests, are not in it.
 func (c *Config) YAML() ([]byte, error) {
-	s := c.file
-	s.APIVersion, s.Kind = v1alpha1.SchemeGroupVersion.String(), "KubeProxyConfiguration"
-	root, err := fieldsOf(s)
+	root, err := c.file.root()
 	if err != nil {
 		return nil, err
 	}
+	root["apiVersion"], root["kind"] = v1alpha1.SchemeGroupVersion.String(), "KubeProxyConfiguration"
 	if c.Logging.Format == "" { // upstream reads "" as text, and so do we where the log goes to files
 		root["logging"].(map[string]any)["format"] = ""
 	}
 	own := map[string]any{}
-	for _, name := range ours() {
+	for _, name := range c.file.ours() {
 		own[name] = root[name]
 		delete(root, name)
 	}

@@ -23,13 +23,12 @@ func TestDiff(t *testing.T) {
 		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false", "adminSocket": "/run/other.sock",
 	}
 	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "windowsIgnoreSourceRanges", "splitStream"}
-	var s settings
-	setDefaults(&s, all.Modes())
+	o := NewOptions(all.Modes())
 	for _, row := range rows(t, "testdata/fields.tsv") {
 		path := row["field"]
 		name := path[strings.LastIndex(path, ".")+1:]
 		value := values[path]
-		typ := typeName(leafAt(&s, path).Type())
+		typ := kindOf(o.file.at(path).Type()).name
 		switch {
 		case value != "":
 		case slices.Contains(bools, name):

@@ -3,11 +3,11 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"reflect"
 	"strings"
 
 	"github.com/spf13/pflag"
 
+	"kube-proxy/config/option"
 	"kube-proxy/mode"
 )
 
@@ -20,18 +20,18 @@ func FlagsPage(modes mode.List) string {
 	b.WriteString("# Flags\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
 		"`_` and `-` are the same in names. With `--config`, flags that stand for a field of the file are ignored, but for those\n" +
 		"marked *beats the file*. A flag that has no effect is accepted and named in one warning of the log.\n")
-	for _, g := range groups {
+	for _, g := range o.table.groups() {
 		fmt.Fprintf(&b, "\n## %s\n\n| flag | type | default | field | what it does |\n|---|---|---|---|---|\n", g)
-		for _, f := range flags(o) {
+		for f := range o.table.flags() {
 			if f.group != g {
 				continue
 			}
-			pf := set.Lookup(f.name)
-			name := "`--" + f.name + "`"
-			if f.short != "" && f.short != f.name {
-				name += ", `-" + f.short + "`"
+			pf := set.Lookup(f.Flag)
+			name := "`--" + f.Flag + "`"
+			if f.Short != "" && f.Short != f.Flag {
+				name += ", `-" + f.Short + "`"
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, pf.Value.Type(), code(pf.DefValue), code(f.field), about(f.help, f.asFlag(modes), f.wins))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, pf.Value.Type(), code(pf.DefValue), code(f.Path), about(f.asFlag(modes), f.Wins))
 		}
 	}
 	return b.String()
@@ -39,12 +39,7 @@ func FlagsPage(modes mode.List) string {
 
 // ConfigurationPage returns docs/configuration.md.
 func ConfigurationPage(modes mode.List) string {
-	var s settings
-	setDefaults(&s, modes)
-	byField := map[string]string{}
-	for _, f := range flags(NewOptions(modes)) {
-		byField[f.field] = f.name
-	}
+	o := NewOptions(modes)
 	var b strings.Builder
 	b.WriteString("# The configuration file\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
 		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, YAML or JSON. Unknown and repeated fields are worth a warning.\n" +
@@ -53,16 +48,16 @@ func ConfigurationPage(modes mode.List) string {
 		"A change of a *live* field takes effect in the running process. For others the process ends, to be started anew, unless the\n" +
 		"field has no effect in the mode that runs. The row is that of [the behaviour book](behaviour.md); *EXT* is ours.\n\n" +
 		"| field | type | default | row | change | flag | what it does |\n|---|---|---|---|---|---|---|\n")
-	for _, f := range fields(modes) {
-		v := leafAt(&s, f.path)
+	for f := range o.table.fields() {
+		v := o.file.at(f.Path)
 		change, flag := "live", ""
-		if f.restart != "" {
-			change = "new process: " + f.restart
+		if f.Restart != "" {
+			change = "new process: " + f.Restart
 		}
-		if name := byField[f.path]; name != "" {
+		if name := o.table.flagOf(f.Path); name != "" {
 			flag = "`--" + name + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.path, typeName(v.Type()), code(strings.Trim(string(written(leaf{f.path, v})), `"`)), f.row, change, flag, about(f.help, f.effect, false))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.Path, kindOf(v.Type()).name, code(strings.Trim(string(written(option.Leaf{Path: f.Path, Value: v})), `"`)), f.Row, change, flag, about(f, false))
 	}
 	b.WriteString("\n## Modes\n\nA blank mode is the first of those marked *tried* that the machine can run.\n\n" +
 		"| mode | how it serves | here | where it cannot run | NodePorts, where nothing is asked for | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
@@ -114,9 +109,9 @@ func choice(is bool, yes, no string) string {
 }
 
 // about is the text of a table's last column.
-func about(help string, e effect, wins bool) string {
-	text := strings.ReplaceAll(strings.ReplaceAll(help, "`", ""), "|", "\\|")
-	if says := e.says(); says != "" && e.gone == "" {
+func about(e *entry, wins bool) string {
+	text := strings.ReplaceAll(strings.ReplaceAll(e.Help, "`", ""), "|", "\\|")
+	if says := e.says(); says != "" && e.Gone == "" {
 		text += ". *" + says + "*"
 	}
 	if wins {
@@ -131,24 +126,4 @@ func code(s string) string {
 		return ""
 	}
 	return "`" + s + "`"
-}
-
-// typeName is the name of a field's type as users of the file know it.
-func typeName(t reflect.Type) string {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	switch name := t.Name(); {
-	case strings.Contains(name, "Duration"):
-		return "duration"
-	case strings.Contains(name, "Quantity"):
-		return "quantity"
-	}
-	switch t.Kind() {
-	case reflect.Slice:
-		return "list"
-	case reflect.Map:
-		return "map"
-	}
-	return t.Kind().String()
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -20,134 +20,102 @@ import (
 
 // document is what a file says.
 type document struct {
-	settings
-	// given are the paths of the fields that it sets to more than nothing.
-	given    []string
+	root     map[string]any // of today's layout
 	warnings []string
-	// problems are of fields that hold something of the wrong type; settings does not have them.
-	problems Problems
 }
 
 // decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON. A field that is unknown or stands there twice is
-// worth a warning only (CF-60). What older versions called otherwise is read as what it became (CF-47).
-func decode(data []byte) (*document, error) {
+// worth a warning only (CF-60). What older versions called otherwise is read as what it became (CF-47). ours are the fields that
+// the published type does not have.
+func decode(data []byte, ours []string) (*document, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("register KubeProxyConfiguration: %w", err)
 	}
-	strict := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
-	lenient := serializer.NewCodecFactory(scheme)
-
-	obj, _, err := strict.UniversalDeserializer().Decode(data, nil, nil)
+	_, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer().Decode(data, nil, nil)
+	d := document{root: map[string]any{}}
+	switch {
+	case err != nil && !utf8.Valid(data), yaml.Unmarshal(data, &d.root) != nil:
+		return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
+	case err == nil:
+		return &d, nil
+	}
+	if err := without(ours, err); runtime.IsStrictDecodingError(err) {
+		d.warnings = append(d.warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
+	}
+	d.warnings = modernize(d.root, d.warnings)
+	// What remains is what it is; its fields are read one by one, so that all that is wrong is told at once.
+	kind, err := json.Marshal(map[string]any{"apiVersion": d.root["apiVersion"], "kind": d.root["kind"]})
+	if err == nil {
+		_, _, err = serializer.NewCodecFactory(scheme).UniversalDeserializer().Decode(kind, nil, nil)
+	}
 	if err != nil {
-		root := map[string]any{}
-		if !utf8.Valid(data) {
-			return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
-		}
-		var d document
-		if err := withoutOurs(err); runtime.IsStrictDecodingError(err) {
-			d.warnings = append(d.warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
-		}
-		if yaml.Unmarshal(data, &root) == nil {
-			d.warnings = modernize(root, d.warnings)
-			d.problems = misfits(root)
-			if newer, bad := json.Marshal(root); bad == nil {
-				obj, _, err = lenient.UniversalDeserializer().Decode(newer, nil, nil)
-			}
-		}
-		if err != nil {
-			return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
-		}
-		return d.finish(obj, root)
+		return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
 	}
-	var root map[string]any
-	if err := yaml.Unmarshal(data, &root); err != nil {
-		return nil, fmt.Errorf("failed to decode: %w", err)
-	}
-	return new(document).finish(obj, root)
+	return &d, nil
 }
 
-// finish fills d with what was decoded from root.
-func (d *document) finish(obj runtime.Object, root map[string]any) (*document, error) {
-	file, ok := obj.(*v1alpha1.KubeProxyConfiguration)
-	if !ok {
-		return nil, fmt.Errorf("got unexpected config type: %T", obj)
-	}
-	d.KubeProxyConfiguration, d.given = *file, given(root)
-	if list, ok := root["externalIPCIDRs"].([]any); ok {
-		for _, v := range list {
-			d.ExternalIPCIDRs = append(d.ExternalIPCIDRs, fmt.Sprint(v)) // misfits has found it to be text
-		}
-	}
-	if on, ok := root["userspaceFallback"].(bool); ok {
-		d.UserspaceFallback = &on
-	}
-	if on, ok := root["windowsIgnoreSourceRanges"].(bool); ok {
-		d.WindowsIgnoreSourceRanges = on
-	}
-	if path, ok := root["adminSocket"].(string); ok {
-		d.AdminSocket = &path
-	}
-	if n, ok := whole(root["serviceMetrics"]); ok {
-		d.ServiceMetrics = n
-	}
-	if n, ok := whole(root["maxNamespaceObjects"]); ok {
-		d.MaxNamespaceObjects = &n
-	}
-	if block, ok := root["userspace"]; ok {
-		data, err := json.Marshal(block)
-		if err == nil {
-			err = json.Unmarshal(data, &d.Userspace)
-		}
-		if err != nil { // misfits has taken out what is none
-			return nil, fmt.Errorf("failed to decode: userspace: %w", err)
-		}
-	}
-	if text, ok := root["udpIdleTimeout"].(string); ok { // today's type does not have it
-		idle, err := time.ParseDuration(text)
-		if err != nil {
-			return nil, fmt.Errorf("failed to decode: udpIdleTimeout: %w", err)
-		}
-		d.UDPIdleTimeout.Duration = idle
-	}
-	return d, nil
-}
-
-// whole returns a number of the file, which misfits has found to be a whole one.
-func whole(v any) (n int32, ok bool) {
-	switch v := v.(type) {
-	case int64:
-		return int32(v), true
-	case float64:
-		return int32(v), true
-	}
-	return 0, false
-}
-
-// ours are the top-level fields that the published type does not have and [settings] has.
-func ours() []string {
-	var names []string
-	for f := range reflect.TypeFor[settings]().Fields() {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); !f.Anonymous {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// withoutOurs returns the error of a strict decoding without what it says of fields that are ours; nil if it says nothing else.
-func withoutOurs(err error) error {
+// without returns the error of a strict decoding without what it says of fields that are ours; nil if it says nothing else.
+func without(ours []string, err error) error {
 	strict, ok := runtime.AsStrictDecodingError(err)
 	if !ok {
 		return err
 	}
 	others := slices.DeleteFunc(slices.Clone(strict.Errors()), func(err error) bool {
-		return slices.ContainsFunc(ours(), func(name string) bool { return err.Error() == fmt.Sprintf("unknown field %q", name) })
+		return slices.ContainsFunc(ours, func(name string) bool { return err.Error() == fmt.Sprintf("unknown field %q", name) })
 	})
 	if len(others) == 0 {
 		return nil
 	}
 	return runtime.NewStrictDecodingError(others)
+}
+
+// fill puts what a file of today's layout says into s, which has the defaults, and returns a problem for each value that is not of its
+// field's type, such as text for a number. A decoder gives up at the first, and says only what Go calls it.
+func (s *settings) fill(root map[string]any) (all Problems) {
+	for _, l := range s.leaves() {
+		at, value := find(root, l.Path)
+		if value == nil {
+			continue
+		}
+		data, err := json.Marshal(value)
+		want := "a mapping of fields to values"
+		if at == l.Path {
+			fresh := reflect.New(l.Value.Type())
+			if err == nil && json.Unmarshal(data, fresh.Interface()) == nil {
+				if !fresh.Elem().IsZero() {
+					l.Value.Set(fresh.Elem())
+				}
+				continue
+			}
+			k := kindOf(l.Value.Type())
+			want = cmp.Or(k.inFile, k.want)
+		}
+		take(root, at)
+		says, isText := value.(string)
+		if !isText {
+			says = string(data)
+		}
+		all = append(all, Problem{inFile + at, says, "failed to decode: want " + want})
+	}
+	return all
+}
+
+// find returns the value at path, nil if there is none, and its path. Where a block on the way is no mapping, it is that
+// block.
+func find(root map[string]any, path string) (at string, value any) {
+	names := strings.Split(path, ".")
+	value = root
+	for i, name := range names {
+		block, ok := value.(map[string]any)
+		if !ok {
+			return strings.Join(names[:i], "."), value
+		}
+		if value = block[name]; value == nil {
+			return path, nil
+		}
+	}
+	return path, value
 }
 
 // explain says in the user's words why data could not be decoded.

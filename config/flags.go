@@ -1,83 +1,18 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 
+	"kube-proxy/internal/nearest"
 	"kube-proxy/mode"
 )
-
-// group orders the help text.
-type group string
-
-const (
-	groupProxy      group = "Proxy"
-	groupNode       group = "Node and API server"
-	groupIPTables   group = "iptables"
-	groupIPVS       group = "ipvs"
-	groupNFTables   group = "nftables"
-	groupEBPF       group = "ebpf"
-	groupUserspace  group = "userspace"
-	groupWindows    group = "Windows"
-	groupConntrack  group = "Conntrack"
-	groupServers    group = "Health and metrics"
-	groupLogging    group = "Logging"
-	groupDeprecated group = "Deprecated"
-)
-
-var groups = []group{groupProxy, groupNode, groupServers, groupNFTables, groupIPTables, groupIPVS, groupEBPF, groupUserspace,
-	groupWindows, groupConntrack, groupLogging, groupDeprecated}
-
-// flag is one entry of the flag table.
-type flag struct {
-	name, short string
-	group       group
-	// field is the path of the file's field that the flag stands for, "" for flags that no file has. With
-	// --config such a flag is ignored (FL-03), unless it wins.
-	field string
-	// block is the block that a flag without a field belongs to.
-	block string
-	// wins: the flag beats the field of the file.
-	wins bool
-	// alone is the value of a flag that is given without one.
-	alone string
-	// help and effect are the field's, where there is one.
-	help   string
-	effect effect
-	value  maker
-}
-
-// ignored reports whether the flag has no effect beside a file: the file has a field for it (FL-03), or for what it
-// changes (FL-04).
-func (f flag) ignored() bool {
-	return f.field != "" && !f.wins && f.name != "vmodule" || slices.Contains([]string{"healthz-port", "metrics-port", "conntrack-max"}, f.name)
-}
-
-// flags is the table of all flags, with their values in o. The defaults are what o holds.
-func flags(o *Options) []flag {
-	all := slices.Concat(proxyFlags(o), nodeFlags(o), serverFlags(o), nftablesFlags(o), iptablesFlags(o), ipvsFlags(o),
-		ebpfFlags(o), userspaceFlags(o), windowsFlags(o), conntrackFlags(o), loggingFlags(o), deprecatedFlags(o))
-	byPath := map[string]field{}
-	for _, f := range fields(o.modes) {
-		byPath[f.path] = f
-	}
-	for i := range all {
-		if readers := o.modes.Reading(all[i].block); all[i].block != "" {
-			all[i].effect = only(readers...)
-		}
-		if f, ok := byPath[all[i].field]; ok {
-			all[i].effect = f.effect
-			if all[i].help == "" {
-				all[i].help = f.help
-			}
-		}
-	}
-	return all
-}
 
 // AddFlags defines all flags in fs, and makes "_" and "-" the same there (G2). Parsing never fails for a
 // bad value: [Options.Complete] reports it with all other problems.
@@ -87,14 +22,18 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	})
 	fs.SortFlags = false
 	note := func(p Problem) { o.problems = append(o.problems, p) }
-	for _, f := range flags(o) {
-		v := f.value(f.name, note)
-		help := f.help
-		if f.effect.later {
-			help += " (" + f.effect.says() + ")"
+	for e := range o.table.flags() {
+		at := reflect.ValueOf(e.At)
+		if e.Path != "" {
+			at = o.file.at(e.Path).Addr()
 		}
-		pf := fs.VarPF(v, f.name, f.short, help)
-		pf.NoOptDefVal = f.alone
+		v := &value{kind: kindOf(at.Type().Elem()), entry: e, at: at.Elem(), note: note}
+		help := e.Help
+		if e.Later {
+			help += " (" + e.says() + ")"
+		}
+		pf := fs.VarPF(v, e.Flag, e.Short, help)
+		pf.NoOptDefVal = e.Alone
 		if v.Type() == "bool" {
 			pf.NoOptDefVal = "true"
 		}
@@ -107,14 +46,76 @@ func Usage(w io.Writer, modes mode.List) {
 	o := NewOptions(modes)
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.AddFlags(all)
-	for _, g := range groups {
+	for _, g := range o.table.groups() {
 		some := pflag.NewFlagSet("", pflag.ContinueOnError)
 		some.SortFlags = false
-		for _, f := range flags(o) {
+		for f := range o.table.flags() {
 			if f.group == g {
-				some.AddFlag(all.Lookup(f.name))
+				some.AddFlag(all.Lookup(f.Flag))
 			}
 		}
 		fmt.Fprintf(w, "\n%s:\n%s", g, some.FlagUsagesWrapped(100))
 	}
+}
+
+// Unparsed returns all that is wrong with a command line that the parser gave up with an error, such as for an
+// unknown flag (FL-02): that error, and what there is to say of the rest.
+func Unparsed(args []string, err error, modes mode.List) error {
+	o := NewOptions(modes)
+	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	fs.ParseErrorsAllowlist.UnknownFlags = true
+	fs.Usage = func() {}
+	o.AddFlags(fs)
+	problems := FlagError(fs, err)
+	if fs.Parse(args) != nil { // what is wrong keeps us from reading on, like a flag without its value
+		return append(problems, o.problems...)
+	}
+	for _, p := range unknown(fs, args) {
+		if p != problems[0] {
+			problems = append(problems, p)
+		}
+	}
+	if _, more := o.Complete(fs.Args()); more != nil { // problems, or what is wrong with the file, or both
+		for line := range strings.SplitSeq(more.Error(), "\n") {
+			problems = append(problems, Problem{Where: line})
+		}
+	}
+	return problems.In(o.ConfigFile, "")
+}
+
+// FlagError is an error of the parser of flags as problems; of an unknown flag it names the one that may have been meant.
+func FlagError(fs *pflag.FlagSet, err error) Problems {
+	where := err.Error()
+	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
+		where += suggestion(fs, unknown.GetSpecifiedName())
+	}
+	return Problems{{Where: where}}
+}
+
+// unknown returns a problem, in the parser's words, for each flag that fs does not have: the parser gives up at the first.
+func unknown(fs *pflag.FlagSet, args []string) Problems {
+	var all Problems
+	for i := 0; i < len(args) && args[i] != "--"; i++ {
+		name, long := strings.CutPrefix(args[i], "--")
+		name, _, valued := strings.Cut(name, "=")
+		switch f := fs.Lookup(name); {
+		case !long || name == "help":
+		case f == nil:
+			all = append(all, Problem{Where: "unknown flag: --" + name + suggestion(fs, name)})
+		case !valued && f.NoOptDefVal == "":
+			i++ // what follows is its value
+		}
+	}
+	return all
+}
+
+// suggestion names the flag that is like an unknown one; "" if none is.
+func suggestion(fs *pflag.FlagSet, name string) string {
+	var known []string
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			known = append(known, f.Name)
+		}
+	})
+	return nearest.DidYouMean(name, slices.Values(known), "--")
 }

@@ -6,52 +6,16 @@ import (
 	"maps"
 	"net/netip"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 
+	"kube-proxy/config/option"
 	"kube-proxy/mode"
 )
 
 // runs reports whether a process that is asked for m serves, in this mode or in one that it falls back to.
 func runs(modes mode.List, m mode.Mode) bool {
 	return slices.ContainsFunc(modes.Chain(m.Name), mode.Mode.Built)
-}
-
-// modeHelp is the help of the field mode.
-func modeHelp(modes mode.List) string {
-	var names []string
-	for _, m := range modes {
-		switch {
-		case m.Built() && m.OS == "windows":
-			names = append(names, m.Name+" ("+systemName(m.OS)+")")
-		case m.Built():
-			names = append(names, m.Name)
-		}
-	}
-	help := "`mode` of the data plane: " + strings.Join(names, ", ")
-	for _, m := range modes {
-		if !m.Built() && runs(modes, m) {
-			help += fmt.Sprintf("; %s gives way to %s in this version", m.Name, m.FallsBackTo)
-		}
-	}
-	help += "; nothing means the best that this machine can do"
-	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked != "" }); len(unasked) > 0 {
-		help += ", " + unasked[0] + " first"
-	}
-	return help
-}
-
-// nodePortsHelp is the help of the field nodePortAddresses.
-func nodePortsHelp(modes mode.List) string {
-	primary := modes.Names(func(m mode.Mode) bool { return m.NodePortsPrimary })
-	return "`addresses` of this node that answer NodePorts: CIDRs and the words primary, localhost (where the mode can), all; nothing means primary in " +
-		strings.Join(primary, " and ") + " mode, all in the others"
-}
-
-// counts reports whether something with this effect does anything in the mode that runs.
-func (e effect) counts(running string) bool {
-	return e.gone == "" && (e.system == "" || e.system == runtime.GOOS) && (e.modes == nil || slices.Contains(e.modes, running))
 }
 
 // mode is CF-19, as far as modes are built. A blank mode and one that gives way are left to the process.
@@ -103,7 +67,7 @@ func (c *Config) For(m mode.Mode) (Resolved, error) {
 	if ps := c.unchecked[m.Name]; len(ps) > 0 {
 		return Resolved{}, ps
 	}
-	r := Resolved{Mode: m, Tables: c.block(m), NodePorts: c.NodePorts, Warnings: c.inMode[m.Name]}
+	r := Resolved{Mode: m, Tables: c.Tables(m), NodePorts: c.NodePorts, Warnings: c.inMode[m.Name]}
 	r.LocalhostNodePorts = m.LocalhostNodePorts && (r.Tables.LocalhostNodePorts || !m.ReadsField(m.Block+".localhostNodePorts"))
 	r.LocalhostProxy = m.LocalhostGate != "" && c.Gates[m.LocalhostGate]
 	if r.NodePorts.Unset {
@@ -115,72 +79,37 @@ func (c *Config) For(m mode.Mode) (Resolved, error) {
 	return r, nil
 }
 
-// block returns the settings that the mode has for itself: those of its blocks, or its defaults.
-func (c *Config) block(m mode.Mode) Tables {
-	t := c.tables(m)
-	if m.Periods == "ipvs" {
-		t.SyncPeriod, t.MinSyncPeriod = c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod
-	}
+// Tables returns what every mode has, for this one: from its blocks, or the usual values.
+func (c *Config) Tables(m mode.Mode) Tables {
+	t := Tables{MasqueradeBit: mode.MasqueradeBit, LocalhostNodePorts: m.LocalhostNodePorts}
+	read(c.file, m.Block+".masqueradeBit", &t.MasqueradeBit)
+	read(c.file, m.Block+".masqueradeAll", &t.MasqueradeAll)
+	read(c.file, m.Block+".localhostNodePorts", &t.LocalhostNodePorts)
+	var period, least option.Duration
+	periods := cmp.Or(m.Periods, m.Block)
+	read(c.file, periods+".syncPeriod", &period)
+	read(c.file, periods+".minSyncPeriod", &least)
+	t.SyncPeriod, t.MinSyncPeriod = period.Duration, option.Exact(least)
 	return t
-}
-
-func (c *Config) tables(m mode.Mode) Tables {
-	switch m.Block {
-	case "iptables":
-		return c.IPTables
-	case "nftables":
-		return c.NFTables
-	case "ebpf":
-		return c.EBPF
-	}
-	return Tables{MasqueradeBit: masqueradeBit, LocalhostNodePorts: m.LocalhostNodePorts, SyncPeriod: m.SyncPeriod, MinSyncPeriod: m.MinSyncPeriod}
 }
 
 func everyAddress() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
-// onlyIn runs a check of a block that only some modes read. Where another mode was asked for, its problems count only if
-// one of them runs in the end; counts reports whether they do already.
-func (o *Options) onlyIn(c *Config, block string, check func()) (counts bool) {
-	others := o.problems
-	o.problems = nil
-	check()
-	found := o.problems
-	o.problems = others
-	asked := string(o.file.Mode)
-	_, known := o.modes.Find(asked)
-	for _, name := range o.modes.Reading(block) {
-		m, _ := o.modes.Find(name)
-		misspelt := asked != "" && !known && m.Built() // it may be this one
-		counts = counts || asked == name || misspelt
-	}
-	if counts {
-		o.problems = append(o.problems, found...)
-		return true
-	}
-	for _, name := range o.modes.Reading(block) {
-		c.unchecked[name] = append(c.unchecked[name], found...)
-	}
-	return false
-}
-
 // tellEffects warns of flags and fields that were set and have no effect (G1, G7): at all, or in some mode.
 func (o *Options) tellEffects(c *Config) {
 	var later []string
 	other := map[string][]string{}
-	tell := func(name string, e effect, isDefault bool) {
+	tell := func(name string, e *entry, isDefault bool) {
 		switch {
-		case e.gone != "" && isDefault:
-		case e.gone != "":
-			o.warn("%s has no effect: %s", name, e.gone)
-		case e.later:
+		case e.Gone != "" && isDefault:
+		case e.Gone != "":
+			o.warn("%s has no effect: %s", name, e.Gone)
+		case e.Later:
 			later = append(later, name)
-		case e.system != "" && e.system != o.system && !isDefault:
-			for _, m := range o.modes {
-				other[m.Name] = append(other[m.Name], name)
-			}
-		case e.modes != nil && !isDefault:
+		case isDefault:
+		case e.System != "" && e.System != o.system, e.modes != nil:
 			for _, m := range o.modes {
 				if !slices.Contains(e.modes, m.Name) {
 					other[m.Name] = append(other[m.Name], name)
@@ -188,17 +117,15 @@ func (o *Options) tellEffects(c *Config) {
 			}
 		}
 	}
-	for _, f := range flags(o) {
-		if o.changed(f.name) && !slices.Contains(o.told, f.name) && (!o.loaded || f.field == "") {
-			tell("--"+f.name, f.asFlag(o.modes), false)
+	for f := range o.table.flags() {
+		if o.changed(f.Flag) && !slices.Contains(o.told, f.Flag) && (!o.loaded || f.Path == "") {
+			tell("--"+f.Flag, f.asFlag(o.modes), false)
 		}
 	}
-	var defaults settings
-	setDefaults(&defaults, o.modes)
 	for _, path := range o.inFile {
-		if f, ok := fieldAt(o.modes, path); ok {
-			same := reflect.DeepEqual(leafAt(&defaults, f.path).Interface(), leafAt(&o.file, f.path).Interface())
-			tell(path, f.effect, same)
+		if f, ok := o.table.field(path); ok {
+			same := reflect.DeepEqual(o.defaults.at(f.Path).Interface(), o.file.at(f.Path).Interface())
+			tell(path, f, same)
 		}
 	}
 	if len(later) > 0 {
@@ -212,29 +139,26 @@ func (o *Options) tellEffects(c *Config) {
 	}
 }
 
-// asFlag is the effect of a flag, which may hold for other modes than its field: those that inherit it.
-func (f flag) asFlag(modes mode.List) effect {
-	heirs := modes.Names(func(m mode.Mode) bool { return slices.Contains(slices.Collect(maps.Values(m.Inherits)), f.field) })
-	if f.effect.modes == nil || len(heirs) == 0 {
-		return f.effect
+// asFlag returns the entry of a flag, which may hold for other modes than its field: those that inherit it.
+func (e *entry) asFlag(modes mode.List) *entry {
+	as := *e
+	heirs := modes.Names(func(m mode.Mode) bool { return slices.Contains(slices.Collect(maps.Values(m.Inherits)), e.Path) })
+	if e.modes != nil {
+		as.modes = slices.Concat(heirs, e.modes)
 	}
-	return only(slices.Concat(heirs, f.effect.modes)...)
+	return &as
 }
 
 // inherit has the flags of one block feed those of another, where a mode that wants that is chosen by a flag (CF-62), or may
 // be; its own flags win.
 func (o *Options) inherit() {
-	byField := map[string]string{}
-	for _, f := range flags(o) {
-		byField[f.field] = f.name
-	}
 	for _, m := range o.modes {
 		if cmp.Or(string(o.file.Mode), m.Name) != m.Name {
 			continue
 		}
 		for own, other := range m.Inherits {
-			if o.changed(byField[other]) && !o.changed(byField[own]) {
-				leafAt(&o.file, own).Set(leafAt(&o.file, other))
+			if o.given(other) && !o.given(own) {
+				o.file.at(own).Set(o.file.at(other))
 			}
 		}
 	}
@@ -243,7 +167,7 @@ func (o *Options) inherit() {
 // tellLoopback warns where NodePorts are asked for on addresses on which the mode cannot serve them (CF-37, SV-64).
 func (o *Options) tellLoopback(c *Config, m mode.Mode) []string {
 	field := m.Block + ".localhostNodePorts"
-	off := m.ReadsField(field) && !c.block(m).LocalhostNodePorts
+	off := m.ReadsField(field) && !c.Tables(m).LocalhostNodePorts
 	var all []string
 	where := o.where("nodePortAddresses")
 	named, proxied := false, m.LocalhostGate != "" && c.Gates[m.LocalhostGate]
@@ -276,7 +200,7 @@ func loopbacks(entry string) (v4, v6 bool) {
 	if entry == "localhost" {
 		return true, true
 	}
-	p, err := parsePrefix(entry)
+	p, err := option.ParsePrefix(entry)
 	return err == nil && p.Addr().Is4() && p.Addr().IsLoopback() && p.Bits() >= 8,
 		err == nil && p.Addr().Is6() && p.Addr().IsLoopback() && p.Bits() == 128
 }

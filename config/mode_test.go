@@ -40,7 +40,6 @@ func TestFor(t *testing.T) {
 		{"CF-25 not before", "", "ipvs: {scheduler: fast}", "ipvs", "", `KubeProxyConfiguration.ipvs.scheduler: "fast": want rr`, ""},
 		{"what gave way says what has no effect", "--proxy-mode=ipvs --ipvs-scheduler=rr", "", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "",
 			"without effect in mode iptables: --ipvs-scheduler"},
-		{"ebpf", "--ebpf-masquerade-bit=4", "", "ebpf", " [0.0.0.0/0 ::/0] false 4 0s", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := testCase{args: strings.Fields(tc.args)}

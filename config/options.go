@@ -1,20 +1,18 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"regexp"
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"kube-proxy/internal/nearest"
+	"kube-proxy/config/option"
 	"kube-proxy/mode"
 )
 
@@ -41,15 +39,17 @@ type Options struct {
 	// Cleanup is --cleanup, InitOnly is --init-only.
 	Cleanup, InitOnly bool
 
-	cleanupIPTables, cleanupIPVS bool
-	healthzPort, metricsPort     int32
-	conntrackMax                 int32
-	nftLocalhost                 bool
-	bootIDFiles, machineIDFiles  string // with commas between
-	ebpf                         ebpfOptions
-	klog                         Logging // of it the parts that no file has
+	nodeFlags
+	deprecatedFlags
+	klog            Logging // of it the parts that no file has
+	stderrThreshold severity
 
-	file     settings       // what flags say, or what the file says
+	file     *settings // what flags say, or what the file says
+	defaults *settings
+	proxy    *proxyBlock      // of file
+	servers  *serversBlock    // of file
+	sections []option.Section // of modes
+	table    table
 	set      *pflag.FlagSet // to know which flags were given
 	modes    mode.List      // all that there are
 	system   string         // as runtime.GOOS
@@ -65,106 +65,38 @@ type Options struct {
 	readConfig func(string) ([]byte, error) // for the file of --config
 }
 
-type ebpfOptions struct {
-	masqueradeBit                     int32
-	masqueradeAll, localhostNodePorts bool
-	syncPeriod, minSyncPeriod         metav1.Duration
-}
-
-// NewOptions returns Options with the defaults of all flags. Defaults of flags apply before parsing, so
-// that 0 can be asked for; those of the file after it (FL-08).
+// NewOptions returns Options with the defaults of all flags. Defaults apply before parsing, so that a flag can ask for 0. In a file
+// 0 means "not given", unless the type tells the two apart (FL-08).
 func NewOptions(modes mode.List) *Options {
 	o := &Options{
 		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: readAtStart, modes: modes, system: runtime.GOOS,
-		bootIDFiles: "/proc/sys/kernel/random/boot_id", machineIDFiles: "/etc/machine-id,/var/lib/dbus/machine-id",
-		cleanupIPVS: true, healthzPort: healthzPort, metricsPort: metricsPort,
-		ebpf: ebpfOptions{masqueradeBit: masqueradeBit, localhostNodePorts: true},
-		klog: Logging{ToStderr: true, StderrThreshold: 2, FileMaxMB: 1800, BacktraceAt: ":0"},
+		file: &settings{}, proxy: &proxyBlock{}, servers: &serversBlock{},
 	}
-	setDefaults(&o.file, modes)
-	return o
-}
-
-const (
-	healthzPort = 10256
-	metricsPort = 10249
-	protobuf    = "application/vnd.kubernetes.protobuf"
-
-	flushFrequency = 5 * time.Second // of the log
-)
-
-// masqueradeBit is the default of all blocks (G3).
-const masqueradeBit = 14
-
-// drainTimeout is enough for requests that are under way. Connections that last longer are opened anew by their clients in any
-// case, and as long as the process waits, nobody takes new ones.
-const drainTimeout = 5 * time.Second
-
-// setDefaults fills what is missing in c.
-func setDefaults(c *settings, modes mode.List) {
-	orDefault(&c.ClientConnection.ContentType, protobuf)
-	orDefault(&c.ClientConnection.QPS, 5)
-	orDefault(&c.ClientConnection.Burst, 10)
-	orDefault(&c.Logging.Format, "text")
-	if c.Logging.FlushFrequency.Duration.Duration == 0 {
-		c.Logging.FlushFrequency.Duration.Duration = flushFrequency
-		c.Logging.FlushFrequency.SerializeAsString = true
-	}
-	orDefault(&c.BindAddress, "0.0.0.0")
-	healthz, metrics := "0.0.0.0", "127.0.0.1"
-	if a, err := parseAddr(c.BindAddress); err == nil && a.Is6() {
-		healthz, metrics = "[::]", "[::1]"
-	}
-	orDefault(&c.HealthzBindAddress, fmt.Sprintf("%s:%d", healthz, healthzPort))
-	orDefault(&c.MetricsBindAddress, fmt.Sprintf("%s:%d", metrics, metricsPort))
+	sections := []option.Section{o.proxySection(), o.nodeSection(), o.serversSection(), windowsSection(), o.conntrackSection(),
+		o.loggingSection(), o.deprecatedSection()}
 	for _, m := range modes {
-		if period, least := c.periods(m.Name); period != nil {
-			orDefault(&period.Duration, m.SyncPeriod)
-			if period.Duration > 0 {
-				orDefault(&least.Duration, min(m.MinSyncPeriod, period.Duration))
-			}
+		var s option.Section
+		if m.Options != nil {
+			s = m.Options()
+		}
+		o.sections = append(o.sections, s)
+	}
+	sections = append(sections, o.sections...)
+	for _, s := range sections {
+		if s.Values != nil {
+			o.file.blocks = append(o.file.blocks, s.Values)
 		}
 	}
-	orPoint(&c.IPTables.MasqueradeBit, masqueradeBit)
-	orPoint(&c.IPTables.LocalhostNodePorts, true)
-	orPoint(&c.NFTables.MasqueradeBit, masqueradeBit)
-	orPoint(&c.OOMScoreAdj, -999)
-	orPoint(&c.Conntrack.MaxPerCore, 32*1024)
-	orPoint(&c.Conntrack.Min, 128*1024)
-	orPoint(&c.Conntrack.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
-	orPoint(&c.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
-	orDefault(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
-	orDefault(&c.UDPIdleTimeout.Duration, 250*time.Millisecond)
-	orDefault(&c.Userspace.DrainTimeout.Duration, drainTimeout)
-	orPoint(&c.Userspace.NodeEndpoints, true)
-	orPoint(&c.UserspaceFallback, true)
-	orPoint(&c.MaxNamespaceObjects, DefaultMaxNamespaceObjects)
-	orPoint(&c.AdminSocket, DefaultAdminSocket)
-}
-
-// periods returns the periods of a block of the file; nil if it has none of that name.
-func (c *settings) periods(block string) (sync, least *metav1.Duration) {
-	switch block {
-	case "iptables":
-		return &c.IPTables.SyncPeriod, &c.IPTables.MinSyncPeriod
-	case "ipvs":
-		return &c.IPVS.SyncPeriod, &c.IPVS.MinSyncPeriod
-	case "nftables":
-		return &c.NFTables.SyncPeriod, &c.NFTables.MinSyncPeriod
-	}
-	return nil, nil
+	slices.SortStableFunc(sections, func(a, b option.Section) int { return cmp.Compare(a.Order, b.Order) })
+	o.table = newTable(sections, modes)
+	o.defaults = o.file.copy()
+	return o
 }
 
 func orDefault[T comparable](at *T, value T) {
 	var zero T
 	if *at == zero {
 		*at = value
-	}
-}
-
-func orPoint[T any](at **T, value T) {
-	if *at == nil {
-		*at = &value
 	}
 }
 
@@ -207,6 +139,7 @@ func (o *Options) Complete(args []string) (*Config, error) {
 	} else {
 		o.flagsAlone()
 	}
+	o.ofTheFamily()
 	c := o.validate()
 	o.tellEffects(c)
 	if len(o.problems) > 0 {
@@ -216,66 +149,81 @@ func (o *Options) Complete(args []string) (*Config, error) {
 	return c, nil
 }
 
-// Unparsed returns all that is wrong with a command line that the parser gave up with an error, such as for an
-// unknown flag (FL-02): that error, and what there is to say of the rest.
-func Unparsed(args []string, err error, modes mode.List) error {
-	o := NewOptions(modes)
-	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
-	fs.ParseErrorsAllowlist.UnknownFlags = true
-	fs.Usage = func() {}
-	o.AddFlags(fs)
-	problems := FlagError(fs, err)
-	if fs.Parse(args) != nil { // what is wrong keeps us from reading on, like a flag without its value
-		return append(problems, o.problems...)
+// validate turns what flags or file say into a Config, and notes all problems.
+func (o *Options) validate() *Config {
+	r := o.report()
+	c := &Config{
+		Version: o.reported(), Manifests: o.Manifests, InitOnly: o.InitOnly, WriteConfigTo: o.WriteConfigTo, File: o.ConfigFile,
+		Flags: o.flagLines(), WindowsService: o.file.WindowsRunAsService,
+		modes: o.modes, unchecked: map[string]Problems{}, inMode: map[string][]string{}, names: map[string]string{},
 	}
-	for _, p := range unknown(fs, args) {
-		if p != problems[0] {
-			problems = append(problems, p)
+	c.Gates = o.featureGates()
+	c.Mode = o.mode(c.Gates)
+	c.API = o.api()
+	c.ClusterCIDRs = o.clusterCIDRs()
+	c.DetectLocal = o.detectLocal()
+	c.NodePorts = o.nodePorts()
+	c.ExternalIPCIDRs = o.externalIPCIDRs(c.Gates)
+	c.MaxNamespaceObjects = r.Within("maxNamespaceObjects", *o.proxy.MaxNamespaceObjects, 0, 1<<31-1)
+	c.BindAddress = o.bindAddress()
+	c.NodeName = o.nodeName()
+	c.Servers = o.checkServers(r)
+	for i, s := range o.sections {
+		if s.Values != nil {
+			c.Blocks = append(c.Blocks, s.Values)
+		}
+		if s.Check != nil {
+			o.check(c, o.modes[i], s)
 		}
 	}
-	if _, more := o.Complete(fs.Args()); more != nil { // problems, or what is wrong with the file, or both
-		for line := range strings.SplitSeq(more.Error(), "\n") {
-			problems = append(problems, Problem{Where: line})
-		}
+	c.Conntrack = o.conntrack(r)
+	c.OOMScoreAdj = r.Within("oomScoreAdj", *o.file.OOMScoreAdj, -1000, 1000) // CF-38
+	r.Positive("configSyncPeriod", o.file.ConfigSyncPeriod)                   // CF-43
+	c.MachineID, c.BootID = o.identity("machine-id-file", o.machineIDFiles), o.identity("boot-id-file", o.bootIDFiles)
+	c.Logging = o.logging(r, c.Gates["LoggingAlphaOptions"])
+	c.Cleanup = o.cleanup()
+	c.file, c.table = o.file, o.table
+	for f := range o.table.fields() {
+		c.names[f.Path] = o.where(f.Path)
 	}
-	return problems.In(o.ConfigFile, "")
+	return c
 }
 
-// FlagError is an error of the parser of flags as problems; of an unknown flag it names the one that may have been meant.
-func FlagError(fs *pflag.FlagSet, err error) Problems {
-	where := err.Error()
-	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
-		where += suggestion(fs, unknown.GetSpecifiedName())
-	}
-	return Problems{{Where: where}}
+// report takes what is wrong with fields.
+func (o *Options) report() *option.Report {
+	return &option.Report{Wrong: o.wrong, Insist: o.wrong, Warn: o.warn, Name: o.where, Given: o.given, Runs: true, Cleanup: o.Cleanup}
 }
 
-// unknown returns a problem, in the parser's words, for each flag that fs does not have: the parser gives up at the first.
-func unknown(fs *pflag.FlagSet, args []string) Problems {
-	var all Problems
-	for i := 0; i < len(args) && args[i] != "--"; i++ {
-		name, long := strings.CutPrefix(args[i], "--")
-		name, _, valued := strings.Cut(name, "=")
-		switch f := fs.Lookup(name); {
-		case !long || name == "help":
-		case f == nil:
-			all = append(all, Problem{Where: "unknown flag: --" + name + suggestion(fs, name)})
-		case !valued && f.NoOptDefVal == "":
-			i++ // what follows is its value
+// given reports whether a flag or the file says something of the field.
+func (o *Options) given(path string) bool {
+	if o.loaded {
+		return slices.Contains(o.inFile, path)
+	}
+	return o.changed(o.table.flagOf(path))
+}
+
+// check checks the section of a mode. Of some, the problems count only if the mode is asked for, or runs in the end.
+func (o *Options) check(c *Config, m mode.Mode, s option.Section) {
+	r := o.report()
+	asked := string(o.file.Mode)
+	_, known := o.modes.Find(asked)
+	r.Runs = asked == m.Name || asked != "" && !known && m.Built() // a misspelt name may be this one
+	if s.OnlyInMode && !r.Runs {
+		r.Wrong = func(path, value, want string) {
+			c.unchecked[m.Name] = append(c.unchecked[m.Name], Problem{o.where(path), value, want})
 		}
 	}
+	s.Check(r)
+}
+
+// flagLines are the lines of FL-05.
+func (o *Options) flagLines() []string {
+	var all []string
+	if o.set != nil {
+		o.set.VisitAll(func(f *pflag.Flag) { all = append(all, fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value.String())) })
+	}
+	slices.Sort(all)
 	return all
-}
-
-// suggestion names the flag that is like an unknown one; "" if none is.
-func suggestion(fs *pflag.FlagSet, name string) string {
-	var known []string
-	fs.VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden {
-			known = append(known, f.Name)
-		}
-	})
-	return nearest.DidYouMean(name, slices.Values(known), "--")
 }
 
 // Warnings returns what is worth a warning so far; it is of use where Complete failed.
@@ -287,98 +235,58 @@ func (o *Options) load() error {
 	if err != nil {
 		return fmt.Errorf("read --config: %w", err)
 	}
-	doc, err := decode(data)
+	doc, err := decode(data, o.file.ours())
 	if err != nil {
 		return fmt.Errorf("--config %s: %w", o.ConfigFile, err)
 	}
 	o.warnings = append(o.warnings, doc.warnings...)
-	o.problems = append(o.problems, doc.problems...)
-	file := &doc.settings
-	setDefaults(file, o.modes)
+	flags := o.file.copy()
+	o.file.set(o.defaults)
+	o.problems = append(o.problems, o.file.fill(doc.root)...)
 	var ignored []string
-	for _, f := range flags(o) {
+	for f := range o.table.flags() {
 		switch {
-		case !o.changed(f.name):
-		case f.name == "hostname-override" && o.file.HostnameOverride == "": // says nothing
-		case f.name == "vmodule": // entries of the flag are looked at first
-			file.Logging.VModule = append(slices.Clone(o.file.Logging.VModule), file.Logging.VModule...)
-		case f.wins:
-			leafAt(file, f.field).Set(leafAt(&o.file, f.field))
+		case !o.changed(f.Flag):
+		case f.Flag == "hostname-override" && flags.HostnameOverride == "": // says nothing
+		case f.Flag == "vmodule": // entries of the flag are looked at first
+			o.file.Logging.VModule = append(slices.Clone(flags.Logging.VModule), o.file.Logging.VModule...)
+		case f.Wins:
+			o.file.at(f.Path).Set(flags.at(f.Path))
 		case f.ignored():
-			ignored = append(ignored, "--"+f.name)
-			o.told = append(o.told, f.name)
+			ignored = append(ignored, "--"+f.Flag)
+			o.told = append(o.told, f.Flag)
 		}
 	}
 	if len(ignored) > 0 {
 		o.warn("ignored because --config is given: %s", strings.Join(ignored, " "))
 	}
-	o.file, o.loaded, o.inFile = *file, true, doc.given
+	o.loaded, o.inFile = true, given(doc.root)
 	return nil
 }
 
 // flagsAlone applies the rules between flags where no file is given.
 func (o *Options) flagsAlone() {
-	f := &o.file
+	f := o.file
 	if o.WriteConfigTo == "" { // FL-04
-		o.port("healthz", o.healthzPort, &f.HealthzBindAddress)
-		o.port("metrics", o.metricsPort, &f.MetricsBindAddress)
+		o.port("healthz", o.oldHealthzPort, &f.HealthzBindAddress)
+		o.port("metrics", o.oldMetricsPort, &f.MetricsBindAddress)
 	} else if o.changed("healthz-port") || o.changed("metrics-port") {
 		o.warn("--healthz-port and --metrics-port are ignored because --write-config-to is given")
 		o.told = append(o.told, "healthz-port", "metrics-port")
-	}
-	if a, err := parseAddr(f.BindAddress); err == nil && a.Is6() {
-		for name, at := range map[string]*string{"healthz": &f.HealthzBindAddress, "metrics": &f.MetricsBindAddress} {
-			if !o.changed(name+"-bind-address") && *at != "" {
-				*at = strings.NewReplacer("0.0.0.0", "[::]", "127.0.0.1", "[::1]").Replace(*at)
-			}
-		}
-	}
-	if f.IPTables.SyncPeriod.Duration > 0 && !o.changed("iptables-min-sync-period") {
-		f.IPTables.MinSyncPeriod.Duration = min(f.IPTables.MinSyncPeriod.Duration, f.IPTables.SyncPeriod.Duration)
 	}
 	o.oldConntrackMax()
 	o.inherit()
 }
 
-// oldConntrackMax is the flag of the first versions for the number of connections. It overrides those
-// that came later, as it did there (CF-39).
-func (o *Options) oldConntrackMax() {
-	switch n := o.conntrackMax; {
-	case n < 0:
-		o.problem("--conntrack-max", fmt.Sprint(n), "want 0 or more")
-	case n > 0:
-		one := int32(1)
-		o.file.Conntrack.MaxPerCore, o.file.Conntrack.Min = &one, &n
-		o.warn("--conntrack-max is deprecated: use --conntrack-min=%d --conntrack-max-per-core=1", n)
-	}
-}
-
-// port is what --healthz-port and --metrics-port do: 0 disables the server, else the port is for an address
-// without one. The default address counts as one without (FL-04).
-func (o *Options) port(name string, port int32, at *string) {
-	if !o.changed(name + "-port") {
-		return
-	}
-	old, flag := "--"+name+"-port", "--"+name+"-bind-address"
-	_, err := parseAddr(*at)
-	switch {
-	case port < 0 || port > 65535:
-		o.problem(old, fmt.Sprint(port), "want 0 to 65535")
-	case port == 0:
-		if o.changed(flag[2:]) && *at != "" {
-			o.warn("%s 0 disables the server, whatever %s says", old, flag)
-			o.told = append(o.told, old[2:])
+// ofTheFamily moves the servers to IPv6 where the node's address is of that, and nobody says where they are (CF-14).
+func (o *Options) ofTheFamily() {
+	f := o.file
+	if a, err := option.ParseAddr(f.BindAddress); err == nil && a.Is6() {
+		for path, at := range map[string]*string{"healthzBindAddress": &f.HealthzBindAddress, "metricsBindAddress": &f.MetricsBindAddress} {
+			if !o.given(path) && *at != "" {
+				*at = strings.NewReplacer("0.0.0.0", "[::]", "127.0.0.1", "[::1]").Replace(*at)
+			}
 		}
-		*at = ""
-	case err == nil: // a bare IP
-		a, _ := parseAddr(*at)
-		*at = netip.AddrPortFrom(a, uint16(port)).String()
-	case !o.changed(flag[2:]):
-		host, _, _ := strings.Cut(*at, ":")
-		*at = fmt.Sprintf("%s:%d", host, port)
-	default:
-		o.warn("%s is ignored: %s %s wins", old, flag, *at)
-		o.told = append(o.told, old[2:])
 	}
 }
 
@@ -395,13 +303,11 @@ func (o *Options) wrong(field, value, want string) { o.problem(o.where(field), v
 const inFile = "KubeProxyConfiguration."
 
 // where returns the flag that stands for the field, or the field itself where the file said it.
-func (o *Options) where(field string) string { return o.whereAmong(flags(o), field) }
-
-func (o *Options) whereAmong(all []flag, field string) string {
+func (o *Options) where(field string) string {
 	path, rest, _ := strings.Cut(field, "[")
-	for _, f := range all {
-		if f.field == path && (!o.loaded || f.wins && o.changed(f.name)) {
-			return "--" + f.name
+	for f := range o.table.flags() {
+		if f.Path == path && (!o.loaded || f.Wins && o.changed(f.Flag)) {
+			return "--" + f.Flag
 		}
 	}
 	if rest != "" {

@@ -43,17 +43,17 @@ func TestChartSchema(t *testing.T) {
 
 // Each field of the table is in the schema at its path, with a description.
 func TestSchemaHasEveryField(t *testing.T) {
-	for _, f := range fields(all.Modes()) {
+	for f := range NewOptions(all.Modes()).table.fields() {
 		at := Schema(all.Modes())
-		for name := range strings.SplitSeq(f.path, ".") {
+		for name := range strings.SplitSeq(f.Path, ".") {
 			if at["additionalProperties"] != false {
-				t.Errorf("%s: the block around %s takes unknown fields", f.path, name)
+				t.Errorf("%s: the block around %s takes unknown fields", f.Path, name)
 			}
 			properties, _ := at["properties"].(map[string]any)
 			at, _ = properties[name].(map[string]any)
 		}
 		if at["type"] == nil || at["description"] == "" {
-			t.Errorf("%s: schema %v", f.path, at)
+			t.Errorf("%s: schema %v", f.Path, at)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package config
 import (
 	"maps"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kube-proxy/config/option"
 	"kube-proxy/plane/all"
 )
 
@@ -44,14 +44,14 @@ func rows(t *testing.T, name string) []map[string]string {
 	return all
 }
 
-func effectName(e effect) string {
+func effectName(e *entry) string {
 	switch {
-	case e.gone != "":
+	case e.Gone != "":
 		return "gone"
-	case e.later:
+	case e.Later:
 		return "later"
-	case e.system != "":
-		return e.system
+	case e.System != "":
+		return e.System
 	case e.modes != nil:
 		return strings.Join(e.modes, ",")
 	}
@@ -63,9 +63,9 @@ func TestFlagTable(t *testing.T) {
 	o := NewOptions(all.Modes())
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(fs)
-	byName := map[string]flag{}
-	for _, f := range flags(o) {
-		byName[f.name] = f
+	byName := map[string]*entry{}
+	for f := range o.table.flags() {
+		byName[f.Flag] = f
 	}
 	// What the documents call by better names than a parser needs.
 	names := map[string]string{"ip": "string", "ipport": "string"}
@@ -91,8 +91,8 @@ func TestFlagTable(t *testing.T) {
 			t.Errorf("--%s has type %s, want %s", name, f.Value.Type(), typ)
 		case f.DefValue != row["default"]:
 			t.Errorf("--%s has default %q, want %q", name, f.DefValue, row["default"])
-		case effectName(byName[name].effect) != row["effect"]:
-			t.Errorf("--%s has effect %s, want %s", name, effectName(byName[name].effect), row["effect"])
+		case effectName(byName[name]) != row["effect"]:
+			t.Errorf("--%s has effect %s, want %s", name, effectName(byName[name]), row["effect"])
 		}
 		// G2
 		if g := fs.Lookup(strings.ReplaceAll(name, "-", "_")); g != f {
@@ -161,18 +161,18 @@ func TestFlagsTell(t *testing.T) {
 
 // The fields are those of the type and of the table; defaults are the table's.
 func TestFieldTable(t *testing.T) {
-	var s settings
-	setDefaults(&s, all.Modes())
-	inCode := fields(all.Modes())
+	o := NewOptions(all.Modes())
+	inCode := slices.Collect(o.table.fields())
 	var paths []string
-	for i, row := range rows(t, "testdata/fields.tsv") {
-		if i >= len(inCode) {
-			t.Fatalf("testdata/fields.tsv has %s, the code has %d fields", row["field"], len(inCode))
+	for _, row := range rows(t, "testdata/fields.tsv") {
+		i := slices.IndexFunc(inCode, func(e *entry) bool { return e.Path == row["field"] })
+		if i < 0 {
+			t.Fatalf("testdata/fields.tsv has %s, the code has not", row["field"])
 		}
 		f := inCode[i]
-		paths = append(paths, f.path)
-		live := map[bool]string{true: "live", false: "restart"}[f.restart == ""]
-		got := []string{f.path, f.row, strings.Trim(string(written(leaf{f.path, leafAt(&s, f.path)})), `"`), live, effectName(f.effect)}
+		paths = append(paths, f.Path)
+		live := map[bool]string{true: "live", false: "restart"}[f.Restart == ""]
+		got := []string{f.Path, f.Row, saidAt(o.file, f.Path), live, effectName(f)}
 		want := []string{row["field"], row["row"], row["default"], row["reload"], row["effect"]}
 		if !slices.Equal(got, want) {
 			t.Errorf("field %q, want %q", got, want)
@@ -181,48 +181,45 @@ func TestFieldTable(t *testing.T) {
 	if len(paths) != len(inCode) {
 		t.Errorf("testdata/fields.tsv has %d fields, the code %d", len(paths), len(inCode))
 	}
-	var typed []string
-	for _, l := range leaves(&s) {
-		typed = append(typed, l.path)
+	for _, l := range slices.Concat(o.file.leaves(), option.Leaves(&v1alpha1.KubeProxyConfiguration{})) {
+		if !slices.Contains(paths, l.Path) {
+			t.Errorf("the type has the field %s, the table has not", l.Path)
+		}
 	}
-	slices.Sort(typed)
-	slices.Sort(paths)
-	if !slices.Equal(typed, paths) {
-		t.Errorf("the type has the fields\n%q, the table\n%q", typed, paths)
-	}
-	if reflect.TypeFor[v1alpha1.KubeProxyConfiguration]().NumField() < 20 {
-		t.Error("that is not the published type")
-	}
+}
+
+// saidAt is a value as a file says it.
+func saidAt(s *settings, path string) string {
+	return strings.Trim(string(written(option.Leaf{Path: path, Value: s.at(path)})), `"`)
 }
 
 // Each flag that stands for a field is where the field is: setting the one sets the other.
 func TestFlagsNameFields(t *testing.T) {
-	for _, f := range flags(NewOptions(all.Modes())) {
-		if f.field == "" {
+	for f := range NewOptions(all.Modes()).table.flags() {
+		if f.Path == "" {
 			continue
 		}
 		o := NewOptions(all.Modes())
 		fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 		o.AddFlags(fs)
-		value := map[string]string{"bool": "true", "int32": "17", "float32": "17", "duration": "17s", "list": "a=1", "map": "A=true", "quantity": "17"}[fs.Lookup(f.name).Value.Type()]
-		if fs.Lookup(f.name).DefValue == "true" {
+		value := map[string]string{"bool": "true", "int32": "17", "float32": "17", "duration": "17s", "list": "a=1", "map": "A=true", "quantity": "17"}[fs.Lookup(f.Flag).Value.Type()]
+		if fs.Lookup(f.Flag).DefValue == "true" {
 			value = "false"
 		}
 		if value == "" {
 			value = "x"
 		}
-		before := string(written(leaf{f.field, leafAt(&o.file, f.field)}))
-		must(t, fs.Parse([]string{"--" + f.name + "=" + value}))
+		before := saidAt(o.file, f.Path)
+		must(t, fs.Parse([]string{"--" + f.Flag + "=" + value}))
 		var others []string
-		fresh := NewOptions(all.Modes())
-		was := leaves(&fresh.file)
-		for i, l := range leaves(&o.file) {
-			if string(written(l)) != string(written(was[i])) && l.path != f.field {
-				others = append(others, l.path)
+		was := o.defaults.leaves()
+		for i, l := range o.file.leaves() {
+			if string(written(l)) != string(written(was[i])) && l.Path != f.Path {
+				others = append(others, l.Path)
 			}
 		}
-		if after := string(written(leaf{f.field, leafAt(&o.file, f.field)})); after == before || len(others) > 0 || len(o.problems) > 0 {
-			t.Errorf("--%s=%s leaves %s at %s, sets %q, problems %v", f.name, value, f.field, after, others, o.problems)
+		if after := saidAt(o.file, f.Path); after == before || len(others) > 0 || len(o.problems) > 0 {
+			t.Errorf("--%s=%s leaves %s at %s, sets %q, problems %v", f.Flag, value, f.Path, after, others, o.problems)
 		}
 	}
 }

@@ -10,7 +10,7 @@
 // A blank mode is the best that the host can do. The documents of v1.5 to v1.16 (S0 to S2) also describe
 // what happens when a mode cannot work: ipvs gives way to iptables, iptables to userspace. Nothing gives way
 // in silence: each step is in the Choice, to be told by log, event and metric. A mode that nobody could take for
-// another, nftables, ebpf and kernelspace, fails instead (G7).
+// another, nftables and kernelspace, fails instead (G7).
 //
 // The package itself is pure: what asks the kernel is in the values.
 package mode

@@ -9,9 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/config/option"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
+	"kube-proxy/plane/userspace"
 )
 
 // choices.tsv is the table of --proxy-mode in S0 to S4 and G7: what is asked for, what the Node's annotation says,
@@ -101,13 +103,13 @@ func TestChooseAsked(t *testing.T) {
 	for i := range modes {
 		modes[i].New = func(mode.Settings) (mode.Plane, error) { return nil, nil }
 		modes[i].Able = func(s mode.Settings) error {
-			if s.IPVS.Scheduler == "mh" {
+			if asked := option.Of(s.Blocks, new(string)); *asked == "mh" {
 				return fmt.Errorf("scheduler mh: %w", mode.ErrAsked)
 			}
 			return nil
 		}
 	}
-	c, err := modes.Choose("ipvs", "", mode.Settings{Family: lb.IPv4, IPVS: mode.IPVS{Scheduler: "mh"}})
+	c, err := modes.Choose("ipvs", "", mode.Settings{Family: lb.IPv4, Blocks: option.Blocks{new("mh")}})
 	if !errors.Is(err, mode.ErrAsked) || !strings.HasPrefix(err.Error(), "mode ipvs: scheduler mh: ") || c.Mode.Name != "" {
 		t.Errorf("%q runs, %v", c.Mode.Name, err)
 	}
@@ -151,7 +153,7 @@ func TestChooseNotInPlaceOfAnotherTN51(t *testing.T) {
 		{"", "", true, ""}, {"iptables", "", true, ""}, {"", "iptables", true, ""},
 		{"userspace", "", true, "userspace"}, {"", "userspace", true, "userspace"},
 	} {
-		got, err := modes.Choose(c.asked, c.annotation, mode.Settings{Family: lb.IPv4, Userspace: mode.Userspace{NotUnasked: c.bounded}})
+		got, err := modes.Choose(c.asked, c.annotation, mode.Settings{Family: lb.IPv4, Blocks: option.Blocks{&userspace.Options{Fallback: new(!c.bounded)}}})
 		if got.Mode.Name != c.runs {
 			t.Errorf("%+v: %q runs, %v", c, got.Mode.Name, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"kube-proxy/config/option"
 	"kube-proxy/event"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -50,8 +51,10 @@ type Mode struct {
 	// Annotated modes may be asked for by the Node's annotation (S0).
 	Annotated bool
 
-	// Block is the block of the configuration that has the masquerade bit and the periods of the mode. A mode
-	// without one takes SyncPeriod, MinSyncPeriod and the usual bit.
+	// Options makes the mode's section of the configuration: its values with their defaults, flags, and checks; nil for none.
+	Options func() option.Section
+	// Block is the block of the file that has the masquerade bit and the periods of the mode. A mode without one has the usual bit, and
+	// its planes are compared as often as the engine likes.
 	Block string
 	// Periods is the block that has the periods, where Block has others (CF-62).
 	Periods string
@@ -60,8 +63,6 @@ type Mode struct {
 	// Inherits are fields that take the value of another's flag where their own flag is not given: the other, by
 	// their path.
 	Inherits map[string]string
-	// SyncPeriod and MinSyncPeriod are the defaults of the block that has the mode's name.
-	SyncPeriod, MinSyncPeriod time.Duration
 	// NodePortsPrimary: where no addresses are asked for, NodePorts answer on the node's primary ones, and not on all.
 	NodePortsPrimary bool
 	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1.
@@ -72,6 +73,8 @@ type Mode struct {
 
 	// Terminates: connections end at the proxy, so that the kernel need not forward.
 	Terminates bool
+	// DrainTimeout is how long connections that end at the proxy go on when the process is asked to end. Nil where none do.
+	DrainTimeout func(option.Blocks) time.Duration
 	// Sysctls returns what the host must be set to; nil for nothing.
 	Sysctls func(Settings) []Sysctl
 	// Load loads the modules that have these sysctls; nil for none.
@@ -173,25 +176,17 @@ type Settings struct {
 	NodePorts          []netip.Prefix
 	// LocalhostProxy: the feature gate [Mode.LocalhostGate] is on.
 	LocalhostProxy bool
-	// FirstPort to LastPort are the ports of this node that proxied connections may arrive at; both 0 for any.
-	FirstPort, LastPort uint16
-	// UDPIdle is how long an idle session of UDP is kept (CF-45).
-	UDPIdle time.Duration
-	// TerminationGrace is how long connections that end at the proxy may go on at most after their endpoint or their
-	// Service was removed; 0 for no bound: they go on until they end, as the kernel's do (PN-03, DP-53).
-	TerminationGrace time.Duration
 	// TCPIdle returns after how long without a byte a TCP connection that ends at the proxy is closed, as the configuration of
 	// now says (conntrack.tcpEstablishedTimeout); 0 is never. Nil: never.
 	TCPIdle func() time.Duration
 	// ExternalIPsBounded reports whether the configuration of now says which external IPs Services may have
 	// (--external-ip-cidrs); nil: it does not.
 	ExternalIPsBounded func() bool
-	// IPVS is what only the mode ipvs uses.
-	IPVS IPVS
-	// Userspace is what only the mode userspace uses.
-	Userspace Userspace
-	// Windows is what only Windows uses.
-	Windows Windows
+	// HealthzPort is the port of /healthz, by which load balancers check nodes for Services that have no healthCheckNodePort; 0 if
+	// nothing listens.
+	HealthzPort uint16
+	// Blocks are what the configuration says in the modes' sections, each mode's own among them.
+	Blocks option.Blocks
 	// CountServices asks planes that can to count traffic by row ([TrafficCounter]).
 	CountServices bool
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
@@ -200,50 +195,8 @@ type Settings struct {
 	Log *slog.Logger
 }
 
-// Userspace is what the configuration asks of the mode userspace.
-type Userspace struct {
-	// NotUnasked: the mode runs only where it is asked for by name.
-	NotUnasked bool
-	// NoNodeEndpoints: endpoints at the node's own addresses get no connections.
-	NoNodeEndpoints bool
-}
-
-// IPVS is what the configuration asks of the mode ipvs (CF-26 to CF-29).
-type IPVS struct {
-	// Scheduler is the kernel's name of it; "" where nobody asks for one.
-	Scheduler string
-	// ExcludeCIDRs hold virtual servers that are not ours.
-	ExcludeCIDRs []netip.Prefix
-	// StrictARP: the node answers ARP for no address of another interface.
-	StrictARP bool
-	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long idle connections are kept, TCPFinTimeout those that are being closed; 0
-	// leaves the kernel's.
-	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
-}
-
-// Schedulers returns the names of the schedulers that kernels have for IPVS, the usual one first. Not every kernel has all.
-func Schedulers() []string {
-	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
-}
-
-// Windows is what the configuration asks of modes of Windows (CF-31, CF-32).
-type Windows struct {
-	// NetworkName is the name of the HNS network; "" leaves it to the environment variable KUBE_NETWORK.
-	NetworkName string
-	// SourceVIP is the address by which this node's proxy reaches pods of an overlay network; not valid if not given.
-	SourceVIP netip.Addr
-	// EnableDSR has backends answer clients directly.
-	EnableDSR bool
-	// RootHNSEndpointName is the name of the HNS endpoint of the host in an l2bridge network.
-	RootHNSEndpointName string
-	// ForwardHealthCheckVIP leads health checks of load balancers to this node.
-	ForwardHealthCheckVIP bool
-	// HealthzPort is the port of /healthz, by which load balancers check nodes for Services that have no healthCheckNodePort; 0 if
-	// nothing listens.
-	HealthzPort uint16
-	// IgnoreSourceRanges serves addresses with source ranges to all clients, and does not leave them out.
-	IgnoreSourceRanges bool
-}
+// MasqueradeBit is the bit of the packet mark where nobody asks for another (G3).
+const MasqueradeBit = 14
 
 // Sysctl is a setting of the host.
 type Sysctl struct {
@@ -261,16 +214,14 @@ type Sysctl struct {
 // Removal says what to remove of a mode.
 type Removal struct {
 	Families []lb.Family
-	// ExcludeCIDRs hold virtual servers and addresses that are not ours (--ipvs-exclude-cidrs).
-	ExcludeCIDRs []netip.Prefix
 	// MasqueradeBit is that of the mode ipvs ([Settings]), by which its marks are known.
 	MasqueradeBit int
+	// Blocks are as in [Settings].
+	Blocks option.Blocks
 	// Beside: another mode runs, and goes on to need settings of the host that both make.
 	Beside bool
 	// Drain is how long connections that would be cut off may go on at most.
 	Drain time.Duration
-	// Windows is what only Windows uses.
-	Windows Windows
 }
 
 // Report is what became of a removal, a sentence for each kind of thing. It is for the log.

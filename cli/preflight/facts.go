@@ -60,9 +60,6 @@ type Facts struct {
 	Unsynchronised Known[bool]
 	// Descriptors is the hard limit of file descriptors of this process.
 	Descriptors Known[uint64]
-	// Lockdown is the kernel's lockdown, "none" without; Cgroup2: the unified hierarchy is mounted; BTF: the kernel describes its types.
-	Lockdown     Known[string]
-	Cgroup2, BTF bool
 
 	// Firewall is Windows Firewall.
 	Firewall Known[Firewall]

@@ -68,9 +68,6 @@ func hostKinds() []Kind {
 			Looks:  "the limit of file descriptors",
 			Why:    "In mode userspace each connection takes two to six descriptors; without one new connections wait or are refused. Other modes need a few hundred.",
 			Remedy: "Raise the limit of the container's runtime, or LimitNOFILE= of the unit."},
-		{ID: "bpf", Worst: Info, judge: (*judge).bpf,
-			Looks: "what BPF needs: lockdown, cgroup2, BTF, unprivileged programs",
-			Why:   "Mode ebpf is not built yet; it will need cgroup2 and BTF, and a kernel that is not locked down to confidentiality.", Remedy: "Nothing today."},
 	}
 }
 
@@ -194,7 +191,7 @@ func (j *judge) rpFilter() {
 }
 
 func (j *judge) localnet() {
-	if j.facts.OS != "linux" || !j.LocalhostNodePorts {
+	if j.facts.OS != "linux" {
 		return
 	}
 	if _, ok := of(j, "", j.facts.Sysctls); !ok {
@@ -381,22 +378,4 @@ func (j *judge) descriptors() {
 	default:
 		j.ok("", "at most %d", limit)
 	}
-}
-
-func (j *judge) bpf() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	level, ok := of(j, "lockdown", j.facts.Lockdown)
-	if ok {
-		j.info("lockdown", "%s", level)
-	}
-	for about, has := range map[string]bool{"cgroup2": j.facts.Cgroup2, "BTF": j.facts.BTF} {
-		if has {
-			j.ok(about, "it is there")
-		} else {
-			j.info(about, "it is not there")
-		}
-	}
-	slices.SortStableFunc(j.found, func(a, b Finding) int { return strings.Compare(a.About, b.About) })
 }

@@ -29,7 +29,7 @@ func usual() (*Setup, *Facts) {
 	runs := func(mode.Settings) (mode.Plane, error) { return nil, nil }
 	s := &Setup{
 		Modes:    mode.List{{Name: "first", Unasked: runtime.GOOS, New: runs, LocalhostNodePorts: true}, {Name: "second", Unasked: runtime.GOOS, New: runs, Terminates: true}, {Name: "later"}, {Name: "gives-way", FallsBackTo: "second", New: runs}},
-		Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n1", Hostname: "n1", PodCIDRs: prefixes("10.244.0.0/16"), LocalhostNodePorts: true,
+		Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n1", Hostname: "n1", PodCIDRs: prefixes("10.244.0.0/16"),
 		Healthz: netip.MustParseAddrPort("0.0.0.0:10256"), Metrics: netip.MustParseAddrPort("127.0.0.1:10249"),
 	}
 	f := &Facts{OS: "linux",
@@ -37,7 +37,7 @@ func usual() (*Setup, *Facts) {
 			{Name: "eth0", Type: "device", Index: 2, MTU: 1500, Up: true, Addrs: prefixes("192.0.2.1/24"), RPFilter: "2"}, {Name: "cali1", Type: "veth", Index: 3, MTU: 1450, Up: true, RPFilter: "1"}}, error(nil)),
 		Routes:  known([]Route{{netip.MustParsePrefix("0.0.0.0/0"), 2}, {netip.MustParsePrefix("10.244.1.0/24"), 3}}, error(nil)),
 		Sysctls: known(map[string]string{ipForward: "1", ipv6Forwarding: "0", "net.ipv4.conf.all.rp_filter": "0", routeLocalnet: "1", conntrackMax: "131072", conntrackCount: "1000", conntrackBuckets: "32768", portRange: "32768\t60999"}, error(nil)),
-		Memory:  known(uint64(4<<30), error(nil)), Descriptors: known(uint64(1<<20), error(nil)), Lockdown: known("none", error(nil)), Cgroup2: true, BTF: true,
+		Memory:  known(uint64(4<<30), error(nil)), Descriptors: known(uint64(1<<20), error(nil)),
 		Cluster: &Cluster{Server: "https://api", Version: known("v1.37.0", error(nil)), Node: known(Node{Found: true, Name: "n1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, error(nil)),
 			ServiceCIDRs: known(prefixes("10.96.0.0/12"), error(nil))},
 	}
@@ -220,7 +220,7 @@ func TestNothingKnown(t *testing.T) {
 	*f = Facts{OS: "linux", Kernel: known("", dark), Lacks: known([]string(nil), dark), OwnNamespace: known(false, dark), Chains: known([]Chain(nil), dark), Legacy: known([]Chain(nil), dark),
 		Writer: known("", dark), VirtualServers: known(0, dark), BPF: known([]string(nil), dark), Links: known([]Link(nil), dark), Routes: known([]Route(nil), dark), Sockets: known([]Socket(nil), dark),
 		Sysctls: known(map[string]string(nil), dark), Changes: known([]system.Change(nil), dark), Elsewhere: known([]Assignment(nil), dark), ReadOnly: known(false, dark), Memory: known(uint64(0), dark),
-		Unsynchronised: known(false, dark), Descriptors: known(uint64(0), dark), Lockdown: known("", dark)}
+		Unsynchronised: known(false, dark), Descriptors: known(uint64(0), dark)}
 	for _, found := range Judge(s, f) {
 		if found.Severity == OK && found.ID != "api-server" {
 			t.Errorf("%+v", found)

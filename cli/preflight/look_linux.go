@@ -66,14 +66,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 		err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r)
 		return r.Max, err
 	})
-	look(ctx, s, &looking, &f.Lockdown, func(context.Context) (string, error) { return lockdown("/sys/kernel/security/lockdown") })
 	looking.Go(func() { f.Programs = programs(ctx, s, m) })
-	looking.Go(func() {
-		var fs unix.Statfs_t
-		f.Cgroup2 = unix.Statfs("/sys/fs/cgroup", &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
-		_, err := os.Stat("/sys/kernel/btf/vmlinux")
-		f.BTF = err == nil
-	})
 	if s.API != nil {
 		looking.Go(func() {
 			k := within(ctx, s.patience(), func(ctx context.Context) (*Cluster, error) { return s.API(ctx), nil })
@@ -269,20 +262,6 @@ func memory(context.Context) (uint64, error) {
 		}
 	}
 	return 0, errors.New("/proc/meminfo has no MemTotal")
-}
-
-// lockdown reads "none [integrity] confidentiality".
-func lockdown(file string) (string, error) {
-	data, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		return "none", nil
-	}
-	_, rest, _ := strings.Cut(string(data), "[")
-	level, _, ok := strings.Cut(rest, "]")
-	if err == nil && !ok {
-		err = fmt.Errorf("%s says %q", file, data)
-	}
-	return level, err
 }
 
 // words returns the words of each line of a file that has any; none if it cannot be read.

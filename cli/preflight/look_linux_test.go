@@ -196,15 +196,6 @@ func TestParseSocket(t *testing.T) {
 	}
 }
 
-func TestLockdown(t *testing.T) {
-	root := tree(t, "a none [integrity] confidentiality", "b nonsense")
-	for file, want := range map[string]string{"a": "integrity", "b": "", "c": "none"} {
-		if got, err := lockdown(filepath.Join(root, file)); got != want || (err != nil) != (want == "") {
-			t.Errorf("%s: %q, %v", file, got, err)
-		}
-	}
-}
-
 // No text of the kernel, of iptables-save or of a file of sysctl.d is too odd to be read.
 func FuzzParsers(f *testing.F) {
 	f.Add("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j DROP\n")

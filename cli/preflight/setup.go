@@ -28,8 +28,6 @@ type Setup struct {
 	PodInterface string
 	// Healthz and Metrics are where servers are to listen, not valid if nowhere.
 	Healthz, Metrics netip.AddrPort
-	// LocalhostNodePorts: NodePorts are asked for on 127.0.0.1.
-	LocalhostNodePorts bool
 	// ConntrackMax and ConntrackMin are the fields conntrack.maxPerCore and conntrack.min.
 	ConntrackMax, ConntrackMin int
 

@@ -84,7 +84,7 @@ func TestCheckFinds(t *testing.T) {
 	}{
 		{name: "nothing in the way", runs: "iptables",
 			want: []string{"privileges ok", "mode ok iptables IPv4: can run", "mode ok nftables IPv6: can run", "mode ok userspace IPv4: can run",
-				"mode info ebpf: not built", "mode-asked ok", "iptables-backends ok", "kube-proxy-rules ok", "kube-proxy-running ok", "ports ok healthz", "cilium ok",
+				"mode-asked ok", "iptables-backends ok", "kube-proxy-rules ok", "kube-proxy-running ok", "ports ok healthz", "cilium ok",
 				"kube-router ok", "calico-ebpf ok", "firewalld ok", "ufw ok", "docker-forward ok", "drop-policy ok", "ip-forward ok net.ipv4.ip_forward",
 				"bridge-netfilter ok", "rp-filter ok", "conntrack-use ok", "address-conflict ok", "node-ports ok", "api-server ok", "node info", "programs ok iptables-nft: …1.8"}},
 		{name: "a mode whose programs are missing", args: []string{"--proxy-mode=iptables"},

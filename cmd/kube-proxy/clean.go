@@ -12,7 +12,6 @@ import (
 	"kube-proxy/internal/pause"
 	"kube-proxy/internal/system"
 	"kube-proxy/internal/wiring"
-	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/cleanup"
 )
@@ -32,7 +31,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 		return
 	case <-p.begun.all:
 	}
-	what := removal(p.config().Config)
+	what := p.config().Removal()
 	what.Drain = ipvsDrain
 	for _, f := range p.families {
 		what.Families = append(what.Families, f.name)
@@ -54,11 +53,6 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	}
 }
 
-// removal is what the configuration says of what is not ours, and where ours is.
-func removal(cfg *config.Config) mode.Removal {
-	return mode.Removal{ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs, MasqueradeBit: cfg.IPTables.MasqueradeBit, Windows: wiring.Probe(cfg, lb.IPv4).Windows}
-}
-
 // othersEnd is how long --cleanup waits for another proxy to end.
 const othersEnd = 10 * time.Second
 
@@ -73,7 +67,7 @@ func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *
 	}
 	defer writer.close()
 	modes = slices.DeleteFunc(slices.Clone(modes), func(m mode.Mode) bool { return !slices.Contains(cfg.Cleanup, m.Name) })
-	report, err := cleanup.Run(ctx, modes, removal(cfg))
+	report, err := cleanup.Run(ctx, modes, cfg.Removal())
 	tellOfCleanup(log, report)
 	if err != nil {
 		return fmt.Errorf("encountered an error while tearing down rules: %w", err)

@@ -61,7 +61,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 	}
 	if cfg.WriteConfigTo == "" && len(cfg.Cleanup) == 0 && !cfg.InitOnly {
 		p := newProxy(modes, args, cfg, log, log.Logger())
-		return asService(ctx, cfg.Windows.Service, p.run, p.hangUp)
+		return asService(ctx, cfg.WindowsService, p.run, p.hangUp)
 	}
 	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
 	for _, w := range cfg.Warnings {

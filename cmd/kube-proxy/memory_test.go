@@ -15,12 +15,20 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/config/option"
 	"kube-proxy/event"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/test/fake"
 )
+
+// memoryOptions is its block of the configuration.
+type memoryOptions struct {
+	Memory struct {
+		SyncPeriod option.Duration `json:"syncPeriod"`
+	} `json:"memory"`
+}
 
 // memory is a mode that no other code knows: its planes are those of test/fake, and a file for each family in dir is its
 // kernel. It cannot run where the file "full" is there.
@@ -31,7 +39,14 @@ func memory(dir string) mode.Mode {
 		Doc:              "a file for each IP family",
 		FallsBackTo:      "nftables",
 		NodePortsPrimary: true,
-		SyncPeriod:       time.Hour,
+		Block:            "memory",
+		Reads:            []string{"memory"},
+		Options: func() option.Section {
+			v := &memoryOptions{}
+			v.Memory.SyncPeriod.Duration = time.Hour
+			return option.Section{Title: "memory", Values: v, Fields: []option.Field{
+				{Path: "memory.syncPeriod", Flag: "memory-sync-period", Row: "EXT", Help: "time between two looks"}}}
+		},
 		Sysctls: func(mode.Settings) []mode.Sysctl {
 			return []mode.Sysctl{{Name: "net.ipv4.conf.all.log_martians", Value: "1"}}
 		},

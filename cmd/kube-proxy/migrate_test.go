@@ -124,9 +124,9 @@ func TestMigrateRefuses(t *testing.T) {
 		want string
 	}{
 		{[]string{"migrate", wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.iptables.masqueradeBit: \"99\": want 0 to 31\nkube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
-		{[]string{"migrate", types}, "kube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: \"3\": failed to decode: want text, in quotes if it looks like something else\nkube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: "},
+		{[]string{"migrate", types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: "},
 		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after --: --proxy-mode: \"magic\": want iptables, ipvs, nftables, userspace, or nothing for the best that this machine can do\nkube-proxy: the command line after --: --cluster-cidr: "},
-		{[]string{"check", "--config=" + types}, "kube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: \"3\": failed to decode: want text, in quotes if it looks like something else\nkube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: "},
+		{[]string{"check", "--config=" + types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: "},
 		{[]string{"--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"render", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"table", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
@@ -142,7 +142,7 @@ func TestMigrateRefuses(t *testing.T) {
 		{[]string{"migrate", "--", "--no-such"}, "the command line after --: unknown flag: --no-such"},
 		{[]string{"check", "-o=xml"}, "--output: \"xml\": want text or json"},
 		{[]string{"check", "--no-such"}, "unknown flag: --no-such"},
-		{[]string{"check", "--proxy-mode=ebpf"}, "--proxy-mode: \"ebpf\": this mode is not built yet"},
+		{[]string{"check", "--proxy-mode=ebpf"}, "--proxy-mode: \"ebpf\": want iptables, ipvs, nftables, userspace, or nothing"},
 		{[]string{"check", "--config=" + dir + "/deployment.yaml"}, "deployment.yaml: failed to decode: its apiVersion is missing"},
 		{[]string{"check", "now"}, "does not take any arguments"},
 	} {

@@ -215,7 +215,10 @@ func (p *proxy) drain(ctx context.Context) {
 	if planes == nil {
 		return
 	}
-	within := p.config().Userspace.DrainTimeout
+	within := time.Duration(0)
+	if of := p.choice.Mode.DrainTimeout; of != nil {
+		within = of(p.config().Blocks)
+	}
 	p.log.Info("no new connections are taken; open ones may finish; another signal ends them at once", "within", within)
 	ctx, end := context.WithTimeout(ctx, within)
 	defer end()

@@ -493,7 +493,7 @@ func BenchmarkUserspaceChange(b *testing.B) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			mostConnections(b)
-			p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14, UDPIdle: time.Second})
+			p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -134,7 +134,7 @@ func TestIPVS(t *testing.T) {
 		t.Skip("network namespaces need root")
 	}
 	isolated(t, 0, func() {
-		s := Settings{Mode: ipvs.Mode(), Asked: mode.Settings{IPVS: mode.IPVS{StrictARP: true}}, IPv4: true}
+		s := Settings{Mode: ipvs.Mode(), Asked: mode.Settings{Blocks: strictARP()}, IPv4: true}
 		r, err := Host{}.InitOnly(s)
 		if !kernel.HasIPVS() {
 			if !errors.Is(err, kernel.ErrUnsupported) || !strings.Contains(err.Error(), "ip_vs is missing") || !strings.Contains(err.Error(), "--proxy-mode ipvs") {

@@ -33,7 +33,7 @@ func TestPlan(t *testing.T) {
 	}
 	write(machine)
 	s := defaults()
-	s.Mode, s.Asked.IPVS.StrictARP = ipvs.Mode(), true
+	s.Mode, s.Asked.Blocks = ipvs.Mode(), strictARP()
 	plan := func() (all []string) {
 		changes, err := h.Plan(s)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/config/option"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/mode"
@@ -46,6 +47,13 @@ proc/sys/net/ipv4/vs/expire_quiescent_template 0
 sys/devices/system/cpu/online 0-3
 sys/module/nf_conntrack/parameters/hashsize 16384
 `
+
+// strictARP asks mode ipvs for CF-28.
+func strictARP() option.Blocks {
+	o := &ipvs.Options{}
+	o.IPVS.StrictARP = true
+	return option.Blocks{o}
+}
 
 // defaults are upstream's (CF-38 to CF-42).
 func defaults() Settings {
@@ -151,11 +159,11 @@ var cases = []hostCase{
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 5.9.0"},
 	{name: "DP-30: not of 4.0", host: "proc/sys/kernel/osrelease 4.0.9", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 4.0.9"},
-	{name: "DP-30: strictARP", settings: func(s *Settings) { s.Mode, s.Asked.IPVS.StrictARP = ipvs.Mode(), true },
+	{name: "DP-30: strictARP", settings: func(s *Settings) { s.Mode, s.Asked.Blocks = ipvs.Mode(), strictARP() },
 		files: usual + ipvsUsual + "proc/sys/net/ipv4/conf/all/arp_ignore 1\nproc/sys/net/ipv4/conf/all/arp_announce 2"},
 	{name: "connections end at the mode userspace: nobody need forward", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 2",
 		settings: func(s *Settings) { s.Mode = userspace.Mode() }, files: usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 1"},
-	{name: "DP-30: strictARP is for ipvs", settings: func(s *Settings) { s.Asked.IPVS.StrictARP = true }, files: usual},
+	{name: "DP-30: strictARP is for ipvs", settings: func(s *Settings) { s.Asked.Blocks = strictARP() }, files: usual},
 	{name: "forwarding is off", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding",
 		settings: func(s *Settings) { s.Mode = iptables.Mode() },
 		files:    usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding",
@@ -185,7 +193,7 @@ var cases = []hostCase{
 		files: "proc/sys/net/netfilter/nf_conntrack_max 200000\nsys/module/nf_conntrack/parameters/hashsize 50000"},
 	{name: "reload: what is not asked for any more stays", verb: reloadFrom(liberal()), settings: func(s *Settings) { s.Conntrack = Conntrack{} }},
 	{name: "reload: strictARP", verb: reloadFrom(Settings{Mode: ipvs.Mode(), OOMScoreAdj: -999, Conntrack: defaults().Conntrack}),
-		settings: func(s *Settings) { s.Mode, s.Asked.IPVS.StrictARP = ipvs.Mode(), true },
+		settings: func(s *Settings) { s.Mode, s.Asked.Blocks = ipvs.Mode(), strictARP() },
 		files:    ipvsUsual + "proc/sys/net/ipv4/conf/all/arp_ignore 1\nproc/sys/net/ipv4/conf/all/arp_announce 2"},
 	{name: "reload: failure", verb: reloadFrom(defaults()), readOnly: []string{"proc"}, settings: func(s *Settings) { s.Conntrack.TCPBeLiberal = true },
 		errs: []string{"tcp_be_liberal from 0 to 1"}},

@@ -53,20 +53,7 @@ func Families(cfg *config.Config, log *slog.Logger) []lb.Family {
 
 // Probe are the settings by which a mode is tried in a family, before the configuration is resolved for it.
 func Probe(cfg *config.Config, fam lb.Family) mode.Settings {
-	v, w := cfg.IPVS, cfg.Windows
-	return mode.Settings{
-		Family: fam,
-		IPVS: mode.IPVS{
-			Scheduler: v.Scheduler, ExcludeCIDRs: v.ExcludeCIDRs, StrictARP: v.StrictARP,
-			TCPTimeout: v.TCPTimeout, TCPFinTimeout: v.TCPFinTimeout, UDPTimeout: v.UDPTimeout,
-		},
-		Userspace: mode.Userspace{NotUnasked: !cfg.Userspace.Fallback, NoNodeEndpoints: !cfg.Userspace.NodeEndpoints},
-		Windows: mode.Windows{
-			HealthzPort: cfg.Servers.Healthz.Port(), IgnoreSourceRanges: w.IgnoreSourceRanges,
-			NetworkName: w.NetworkName, SourceVIP: w.SourceVIP, EnableDSR: w.EnableDSR,
-			RootHNSEndpointName: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP,
-		},
-	}
+	return mode.Settings{Family: fam, HealthzPort: cfg.Servers.Healthz.Port(), Blocks: cfg.Blocks}
 }
 
 // Plane are the settings of the mode's plane in a family.
@@ -74,8 +61,6 @@ func (c *Config) Plane(fam lb.Family) mode.Settings {
 	s, r := Probe(c.Config, fam), c.Resolved
 	s.MasqueradeBit, s.LocalhostNodePorts = r.Tables.MasqueradeBit, r.Tables.LocalhostNodePorts
 	s.NodePorts, s.LocalhostProxy = r.NodePorts.Prefixes, r.LocalhostProxy
-	u := c.Userspace
-	s.FirstPort, s.LastPort, s.UDPIdle, s.TerminationGrace = u.FirstPort, u.LastPort, u.UDPIdleTimeout, u.TerminationGracePeriod
 	s.TCPIdle = func() time.Duration { return c.Conntrack.TCPEstablished }
 	s.ExternalIPsBounded = func() bool { return len(c.ExternalIPCIDRs) > 0 }
 	s.CountServices = c.Servers.ServiceMetrics > 0

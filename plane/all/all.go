@@ -3,7 +3,6 @@ package all
 
 import (
 	"kube-proxy/mode"
-	"kube-proxy/plane/ebpf"
 	"kube-proxy/plane/hns"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/ipvs"
@@ -19,6 +18,5 @@ func Modes() mode.List {
 		ipvs.Mode(),
 		hns.Mode(),
 		userspace.Mode(),
-		ebpf.Mode(),
 	}
 }

@@ -311,7 +311,7 @@ func TestOthers(t *testing.T) {
 		"nftables":             {now{mode: "nftables", families: both}, []string{table4, table6}},
 		"nftables, IPv4 alone": {now{mode: "nftables", families: both[:1]}, []string{table4, table6, set6, vip6}},
 		"nftables, excluded":   {now{mode: "nftables", families: both, exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
-		"ebpf":                 {now{mode: "ebpf", families: both}, nil},
+		"userspace":            {now{mode: "userspace", families: both}, nil},
 		"iptables, nft":        {now{mode: "iptables", families: both, backends: same(xtables.NFT)}, []string{nftRule}},
 		"iptables, legacy":     {now{mode: "iptables", families: both, backends: same(xtables.Legacy)}, []string{legacyRule}},
 		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]xtables.Backend{lb.IPv4: xtables.Legacy, lb.IPv6: xtables.NFT}},

@@ -144,7 +144,7 @@ func TestIPVSServers(t *testing.T) {
 	}
 	same("after IPv4 of nftables", slices.Concat(six, excluded, others)...)
 
-	r, err := Run(t.Context(), all.Modes(), mode.Removal{ExcludeCIDRs: ex})
+	r, err := Run(t.Context(), all.Modes(), mode.Removal{Blocks: excluding(ex)})
 	if left := strings.Join(r.Left, "\n"); err != nil || !strings.Contains(left, "5 virtual servers of IPv4 stay") || !strings.Contains(left, "device kube-ipvs0 stays: it has 1 other addresses") {
 		t.Errorf("left: %s, %v", left, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/config/option"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
@@ -114,7 +115,7 @@ func (n now) others(ctx context.Context) (mode.Report, error) {
 	case "ipvs":
 		modes[i] = ipvs.ModeIn(n.backends)
 	}
-	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, ExcludeCIDRs: n.exclude, Drain: n.drain})
+	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, Blocks: excluding(n.exclude), Drain: n.drain})
 }
 
 // legacyWorks reports whether this machine has the legacy back end.
@@ -131,3 +132,12 @@ func TestMain(m *testing.M) {
 }
 
 var backends = []xtables.Backend{xtables.NFT, xtables.Legacy}
+
+// excluding is a configuration in which virtual servers in these networks are of others.
+func excluding(networks []netip.Prefix) option.Blocks {
+	o := &ipvs.Options{}
+	for _, p := range networks {
+		o.IPVS.ExcludeCIDRs = append(o.IPVS.ExcludeCIDRs, p.String())
+	}
+	return option.Blocks{o}
+}

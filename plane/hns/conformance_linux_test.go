@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"kube-proxy/config/option"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -89,7 +90,9 @@ type node struct {
 
 // traced is what trace must know of the mode.
 func (n node) traced(f lb.Family) trace.Mode {
-	s := mode.Settings{Family: f, Windows: mode.Windows{EnableDSR: n.dsr}}
+	asked := &hns.Options{}
+	asked.Winkernel.EnableDSR = n.dsr
+	s := mode.Settings{Family: f, Blocks: option.Blocks{asked}}
 	how := hns.Mode().Trace(s)
 	how.Served = hns.KeptIn(s, n.hnsNetwork())
 	return how

@@ -24,7 +24,9 @@ func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Fronte
 
 // keptBy is kept with a network of HNS.
 func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
-	f := facts{family: s.Family, node: node, network: n, wantDSR: s.Windows.EnableDSR, sourceVIP: s.Windows.SourceVIP, ignoreRanges: s.Windows.IgnoreSourceRanges, features: Features{V2: true, DSR: true, IPv6DualStack: true, SessionAffinity: true}}
+	asked := ConfigOf(s)
+	f := facts{family: s.Family, node: node, network: n, wantDSR: asked.DSR, sourceVIP: asked.SourceVIP, ignoreRanges: asked.IgnoreSourceRanges,
+		features: Features{V2: true, DSR: true, IPv6DualStack: true, SessionAffinity: true}}
 	p := f.planned(row)
 	var why []string
 	for _, l := range p.lacks {

@@ -28,8 +28,9 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 		OS:      "windows",
 		Unasked: "windows",
 
-		Block: "iptables",
-		Reads: []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel", "windowsIgnoreSourceRanges"},
+		Block:   "iptables",
+		Reads:   []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel", "windowsIgnoreSourceRanges"},
+		Options: options,
 
 		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
 
@@ -41,7 +42,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 			}
 			return nil
 		},
-		Lacks: func(ctx context.Context, s mode.Settings) []error { return missing(ctx, open, configOf(s)) },
+		Lacks: func(ctx context.Context, s mode.Settings) []error { return missing(ctx, open, ConfigOf(s)) },
 		New: func(s mode.Settings) (mode.Plane, error) {
 			h, err := open()
 			if err != nil {
@@ -50,12 +51,12 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 			if err := able(open, s.Family); s.Family == lb.IPv6 && errors.Is(err, plane.ErrUnsupported) {
 				return nil, err // Able was asked of the first family
 			}
-			cfg := configOf(s)
+			cfg := ConfigOf(s)
 			cfg.HNS = h
 			return New(cfg)
 		},
 		Loader: "HNS, as JSON",
-		Render: func(s mode.Settings, want *lb.Table) ([]byte, error) { return Render(configOf(s), want) },
+		Render: func(s mode.Settings, want *lb.Table) ([]byte, error) { return Render(ConfigOf(s), want) },
 
 		Show:          "hnsdiag list loadbalancers",
 		Flush:         "hnsdiag delete all",
@@ -67,12 +68,14 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 	}
 }
 
-func configOf(s mode.Settings) Config {
-	w := s.Windows
+// ConfigOf returns what the configuration asks of a plane.
+func ConfigOf(s mode.Settings) Config {
+	o := optionsOf(s.Blocks)
+	w := o.Winkernel
 	return Config{
-		Family: s.Family, Network: w.NetworkName, SourceVIP: w.SourceVIP, DSR: w.EnableDSR,
-		RootEndpoint: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP, HealthzPort: w.HealthzPort,
-		IgnoreSourceRanges: w.IgnoreSourceRanges,
+		Family: s.Family, Network: w.NetworkName, SourceVIP: o.sourceVIP(), DSR: w.EnableDSR,
+		RootEndpoint: w.RootHnsEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVip, HealthzPort: s.HealthzPort,
+		IgnoreSourceRanges: o.WindowsIgnoreSourceRanges,
 	}
 }
 

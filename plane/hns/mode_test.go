@@ -3,12 +3,12 @@ package hns
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"kube-proxy/config/option"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -56,7 +56,7 @@ func TestBlankModeOnWindows(t *testing.T) {
 // The second family is not served by an HNS that has none of it; the first is.
 func TestNoIPv6(t *testing.T) {
 	m := modeOn(func() (HNS, error) { return version{has: Features{V2: true}}, nil })
-	s := mode.Settings{Family: lb.IPv6, Windows: mode.Windows{NetworkName: "cbr0"}}
+	s := mode.Settings{Family: lb.IPv6, Blocks: asking("cbr0", "")}
 	if _, err := m.New(s); !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "IPv6") {
 		t.Errorf("IPv6: %v", err)
 	}
@@ -124,16 +124,19 @@ func TestMissingWN05(t *testing.T) {
 		"a network of NAT": {hnsNetworks{{ID: "1", Name: "cbr0", Type: "NAT"}}, "", "is of type NAT"},
 		"two of that name": {append(slices.Clone(ours), ours...), "10.1.1.2", "have the name"},
 	} {
-		var vip netip.Addr
-		if c.sourceVIP != "" {
-			vip = netip.MustParseAddr(c.sourceVIP)
-		}
 		m := modeOn(func() (HNS, error) { return networked{all: c.has}, nil })
-		err := errors.Join(m.Lacks(t.Context(), mode.Settings{Family: lb.IPv4, Windows: mode.Windows{NetworkName: "cbr0", SourceVIP: vip}})...)
+		err := errors.Join(m.Lacks(t.Context(), mode.Settings{Family: lb.IPv4, Blocks: asking("cbr0", c.sourceVIP)})...)
 		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %q", name, err, c.says)
 		}
 	}
+}
+
+// asking is a configuration that names a network and an address in it.
+func asking(network, sourceVIP string) option.Blocks {
+	o := &Options{}
+	o.Winkernel.NetworkName, o.Winkernel.SourceVip = network, sourceVIP
+	return option.Blocks{o}
 }
 
 // hnsNetworks are those of an HNS.

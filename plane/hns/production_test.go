@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kube-proxy/config/option"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
@@ -69,7 +70,9 @@ func TestSourceEndpointWN04(t *testing.T) {
 	if c := n.Counts(); c["CreateEndpoint"].Calls > 0 {
 		t.Errorf("another is made: %v", c)
 	}
-	removed := mode.Removal{Families: []lb.Family{lb.IPv4}, Windows: mode.Windows{NetworkName: networkName}}
+	asked := &hns.Options{}
+	asked.Winkernel.NetworkName = networkName
+	removed := mode.Removal{Families: []lb.Family{lb.IPv4}, Blocks: option.Blocks{asked}}
 	if _, err := hns.Remove(t.Context(), func() (hns.HNS, error) { return n, nil }, removed); err != nil || !n.has(p.Source()) {
 		t.Errorf("--cleanup removes it: %v", err)
 	}

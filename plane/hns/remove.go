@@ -20,7 +20,7 @@ func remove(ctx context.Context, open func() (HNS, error), what mode.Removal) (r
 	}
 	var errs []error
 	for _, f := range what.Families {
-		p, err := New(Config{Family: f, HNS: h, Network: what.Windows.NetworkName})
+		p, err := New(Config{Family: f, HNS: h, Network: optionsOf(what.Blocks).Winkernel.NetworkName})
 		if err != nil {
 			r.Leave("load balancers of HNS: %v", err)
 			return r, nil

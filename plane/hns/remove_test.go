@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/config/option"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
@@ -30,11 +31,12 @@ func TestCleanupPN76(t *testing.T) {
 	if err != nil || len(r.Removed) > 0 || !strings.Contains(strings.Join(r.Left, " "), "--network-name") {
 		t.Errorf("without a name: %+v, %v", r, err)
 	}
-	what.Windows.NetworkName = "another"
+	asked := &hns.Options{}
+	asked.Winkernel.NetworkName, what.Blocks = "another", option.Blocks{asked}
 	if r, err := hns.Remove(t.Context(), open, what); err != nil || len(r.Removed)+len(r.Left) > 0 {
 		t.Errorf("without a network: %+v, %v", r, err)
 	}
-	what.Windows.NetworkName = networkName
+	asked.Winkernel.NetworkName = networkName
 	fail := true
 	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
 		if fail && c.Name == "DeleteLoadBalancer" {

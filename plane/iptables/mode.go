@@ -1,8 +1,6 @@
 package iptables
 
 import (
-	"time"
-
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
@@ -28,9 +26,9 @@ func facts() mode.Mode {
 		Unasked:     "linux",
 		Annotated:   true,
 
-		Block:      "iptables",
-		Reads:      []string{"iptables"},
-		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Second,
+		Block:              "iptables",
+		Reads:              []string{"iptables"},
+		Options:            options,
 		LocalhostNodePorts: true,
 
 		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },

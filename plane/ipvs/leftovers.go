@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -27,15 +28,16 @@ var DeviceType = "dummy"
 // cleaner removes what the mode ipvs makes beside its iptables rules.
 type cleaner struct {
 	mode.Removal
-	report mode.Report
-	routes *nlconn.Conn
-	sets   *sets.Conn     // nil if the kernel has none
-	link   rtnl.Link      // kube-ipvs0; zero if there is none of ours
-	addrs  []rtnl.Address // of all interfaces
+	exclude []netip.Prefix
+	report  mode.Report
+	routes  *nlconn.Conn
+	sets    *sets.Conn     // nil if the kernel has none
+	link    rtnl.Link      // kube-ipvs0; zero if there is none of ours
+	addrs   []rtnl.Address // of all interfaces
 }
 
 func remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
-	c := cleaner{Removal: what}
+	c := cleaner{Removal: what, exclude: optionsOf(what.Blocks).excluded()}
 	err := errors.Join(c.run(ctx)...)
 	return c.report, err
 }
@@ -141,7 +143,7 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	others, known := 0, l.known()
 	err = conn.Services(ctx, func(s ipvswire.ServiceState) error {
 		switch {
-		case s.Family != wireFamily(l.family), s.Mark == 0 && within(c.ExcludeCIDRs, s.Addr.Addr()):
+		case s.Family != wireFamily(l.family), s.Mark == 0 && within(c.exclude, s.Addr.Addr()):
 		case l.owns(known, s.ServiceID):
 			ours = append(ours, ipvswire.Op{Verb: ipvswire.DelService, Service: ipvswire.Service{ServiceID: s.ServiceID}})
 		case s.Mark == 0:
@@ -214,7 +216,7 @@ func (c *cleaner) device(ctx context.Context) error {
 	for _, a := range c.addrs {
 		switch {
 		case a.Index != c.link.Index, linkLocal(a.Addr): // every device has one of these
-		case !slices.Contains(c.Families, lb.FamilyOf(a.Addr)), within(c.ExcludeCIDRs, a.Addr):
+		case !slices.Contains(c.Families, lb.FamilyOf(a.Addr)), within(c.exclude, a.Addr):
 			stay++
 		default:
 			ours = append(ours, a)

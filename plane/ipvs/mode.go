@@ -24,11 +24,7 @@
 // would delete them.
 package ipvs
 
-import (
-	"time"
-
-	"kube-proxy/mode"
-)
+import "kube-proxy/mode"
 
 // Device is the interface that holds the service addresses in the mode ipvs (G3, DP-31).
 const Device = "kube-ipvs0"
@@ -54,10 +50,10 @@ func facts() mode.Mode {
 		Gate:        "KubeProxyIPVS",
 		FallsBackTo: "iptables",
 
-		Block:      "iptables",
-		Periods:    "ipvs",
-		Reads:      []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "serviceMetrics"},
-		SyncPeriod: 30 * time.Second,
+		Block:   "iptables",
+		Periods: "ipvs",
+		Reads:   []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "serviceMetrics"},
+		Options: options,
 
 		Weigh: weigh,
 

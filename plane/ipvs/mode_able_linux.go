@@ -31,7 +31,7 @@ func able(s mode.Settings) error {
 
 // modules are those that the questions of able may have the kernel load.
 func modules(s mode.Settings) []string {
-	return append([]string{"ip_vs", "ip_vs_" + schedulerOf(s.IPVS.Scheduler), DeviceType, "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
+	return append([]string{"ip_vs", "ip_vs_" + schedulerOf(optionsOf(s.Blocks).IPVS.Scheduler), DeviceType, "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
 		"ip_set_hash_ipportnet", "ip_set_bitmap_port", "xt_set"}, xtables.Modules(s.Family)...)
 }
 
@@ -53,7 +53,7 @@ func hasItsScheduler(s mode.Settings) error {
 		return told(err)
 	}
 	defer c.Close()
-	return checkScheduler(context.Background(), c, s.Family, s.IPVS.Scheduler)
+	return checkScheduler(context.Background(), c, s.Family, optionsOf(s.Blocks).IPVS.Scheduler)
 }
 
 // told says what to do about a refusal.

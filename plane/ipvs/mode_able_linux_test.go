@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/config/option"
 	"kube-proxy/internal/netlab"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
@@ -152,7 +153,7 @@ func TestIPVSSchedulers(t *testing.T) {
 	}
 	before := listed(t, c)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, name := range mode.Schedulers() {
+		for _, name := range schedulers() {
 			t.Logf("trying %s for %s", name, f)
 			built := name != "twos" || exec.Command("modprobe", "-n", "-q", "ip_vs_twos").Run() == nil // Debian has it since 6.12
 			if there, err := hasScheduler(t.Context(), c, f, name); err != nil || there != built {
@@ -273,9 +274,16 @@ func TestCheckScheduler(t *testing.T) {
 	}
 }
 
+// idle asks for timeouts.
+func idle(tcp, tcpFin, udp time.Duration) *Options {
+	o := &Options{}
+	o.IPVS.TCPTimeout.Duration, o.IPVS.TCPFinTimeout.Duration, o.IPVS.UDPTimeout.Duration = tcp, tcpFin, udp
+	return o
+}
+
 // CF-29: the kernel counts whole seconds, and 0 leaves what is there.
 func TestTimeouts(t *testing.T) {
-	got := timeouts(mode.IPVS{TCPTimeout: time.Millisecond, TCPFinTimeout: 90 * time.Second})
+	got := timeouts(idle(time.Millisecond, 90*time.Second, 0))
 	if want := (ipvswire.Timeouts{TCP: time.Second, TCPFin: 90 * time.Second}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -289,13 +297,13 @@ func TestTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		ask  mode.IPVS
+		ask  *Options
 		want ipvswire.Timeouts
 	}{
-		{mode.IPVS{}, before},
-		{mode.IPVS{UDPTimeout: 1500 * time.Millisecond}, ipvswire.Timeouts{TCP: before.TCP, TCPFin: before.TCPFin, UDP: 2 * time.Second}},
+		{idle(0, 0, 0), before},
+		{idle(0, 0, 1500*time.Millisecond), ipvswire.Timeouts{TCP: before.TCP, TCPFin: before.TCPFin, UDP: 2 * time.Second}},
 	} {
-		if err := setTimeouts(t.Context(), conn, mode.Settings{IPVS: c.ask}); err != nil {
+		if err := setTimeouts(t.Context(), conn, mode.Settings{Blocks: option.Blocks{c.ask}}); err != nil {
 			t.Error(err)
 		}
 		if now, err := conn.Timeouts(t.Context()); now != c.want || err != nil {

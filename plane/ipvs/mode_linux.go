@@ -50,6 +50,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 			err = errors.Join(fmt.Errorf("ipvs: %w", err), p.close())
 		}
 	}()
+	asked := optionsOf(s.Blocks)
 	mark, err := plane.MasqueradeMark(&s.MasqueradeBit)
 	if err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, unsupported(told(err), ipvswire.ErrNoIPVS)
 	}
 	p.opened = append(p.opened, p.ipvs)
-	if err := checkScheduler(context.Background(), p.ipvs, s.Family, s.IPVS.Scheduler); err != nil {
+	if err := checkScheduler(context.Background(), p.ipvs, s.Family, asked.IPVS.Scheduler); err != nil {
 		return nil, err
 	}
 	sticky := stickyScheduler
@@ -74,7 +75,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, told(err)
 	}
 	p.opened = append(p.opened, closer(device.close))
-	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: s.IPVS.ExcludeCIDRs}, xtables.Auto, s.Writes); err != nil {
+	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: asked.excluded()}, xtables.Auto, s.Writes); err != nil {
 		return nil, err
 	}
 	p.opened = append(p.opened, p.chains)
@@ -91,8 +92,8 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, told(err)
 	}
 	p.Plane, err = New(Config{
-		Family: s.Family, Masquerade: mark, Scheduler: s.IPVS.Scheduler, Sticky: sticky, Idle: timeouts.TCP,
-		ExcludeCIDRs: s.IPVS.ExcludeCIDRs, IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
+		Family: s.Family, Masquerade: mark, Scheduler: asked.IPVS.Scheduler, Sticky: sticky, Idle: timeouts.TCP,
+		ExcludeCIDRs: asked.excluded(), IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
 		Counters: counters,
 		View:     func() (*View, error) { return openView(s.Family, ipvswire.Open, p.chains.keep.Held) },
 	})
@@ -131,7 +132,7 @@ var notCounting = mode.Notice{Text: "connections are not counted by Service (--s
 
 // setTimeouts sets those that are asked for (CF-29). They are the same for both families.
 func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {
-	want := timeouts(s.IPVS)
+	want := timeouts(optionsOf(s.Blocks))
 	if want == (ipvswire.Timeouts{}) {
 		return nil
 	}
@@ -151,9 +152,10 @@ func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {
 }
 
 // timeouts are those that are asked for, in whole seconds: what is less than one would be none.
-func timeouts(v mode.IPVS) ipvswire.Timeouts {
+func timeouts(o *Options) ipvswire.Timeouts {
 	seconds := func(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
-	return ipvswire.Timeouts{TCP: seconds(v.TCPTimeout), TCPFin: seconds(v.TCPFinTimeout), UDP: seconds(v.UDPTimeout)}
+	v := o.IPVS
+	return ipvswire.Timeouts{TCP: seconds(v.TCPTimeout.Duration), TCPFin: seconds(v.TCPFinTimeout.Duration), UDP: seconds(v.UDPTimeout.Duration)}
 }
 
 // removeStale removes the chains that are left in the back end of iptables that a family is not written with. In its own the plane takes
@@ -179,7 +181,7 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 		{Name: "net.ipv4.vs.expire_quiescent_template", Value: "1", Optional: true},
 		{Name: "net.ipv4.ip_forward", Value: "1"},
 	}
-	if s.IPVS.StrictARP {
+	if optionsOf(s.Blocks).IPVS.StrictARP {
 		const asks = "--ipvs-strict-arp (ipvs.strictARP)"
 		all = append(all,
 			mode.Sysctl{Name: "net.ipv4.conf.all.arp_ignore", Value: "1", Asks: asks},

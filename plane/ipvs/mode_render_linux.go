@@ -20,7 +20,8 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ipvs: %w", err)
 	}
-	cfg := Config{Family: s.Family, Masquerade: mark, Scheduler: schedulerOf(s.IPVS.Scheduler), Sticky: stickyScheduler}
+	asked := optionsOf(s.Blocks)
+	cfg := Config{Family: s.Family, Masquerade: mark, Scheduler: schedulerOf(asked.IPVS.Scheduler), Sticky: stickyScheduler}
 	var own []netip.Addr
 	unknown := ""
 	for _, p := range want.Node.NodePorts {
@@ -56,7 +57,7 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 		fmt.Fprintf(&b, "address add %s/%d dev %s %s\n", a, a.BitLen(), Device, scope)
 	}
 	fmt.Fprintf(&b, "# %s-restore --noflush\n", program)
-	saveChains(&b, nodeFacts{family: s.Family, masq: mark, node: want.Node, excluded: s.IPVS.ExcludeCIDRs, fullyRandom: true})
+	saveChains(&b, nodeFacts{family: s.Family, masq: mark, node: want.Node, excluded: asked.excluded(), fullyRandom: true})
 	return b.Bytes(), nil
 }
 

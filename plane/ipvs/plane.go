@@ -23,7 +23,7 @@ type Config struct {
 	Family lb.Family
 	// Masquerade is the bit of the packet mark that asks for masquerading (plane.MasqueradeMark).
 	Masquerade uint32
-	// Scheduler is that of virtual servers, as mode.Schedulers has it; "" is rr.
+	// Scheduler is that of virtual servers, as schedulers has it; "" is rr.
 	Scheduler string
 	// Sticky is the scheduler of virtual servers that go by a mark where clients stay with their backend: mh, or sh. "" is mh.
 	Sticky string

@@ -4,11 +4,10 @@ import (
 	"cmp"
 
 	ipvswire "kube-proxy/internal/netlink/ipvs"
-	"kube-proxy/mode"
 )
 
 // schedulerOf returns the scheduler that is asked for, or the usual one.
-func schedulerOf(asked string) string { return cmp.Or(asked, mode.Schedulers()[0]) }
+func schedulerOf(asked string) string { return cmp.Or(asked, schedulers()[0]) }
 
 // schedulerFlags are the flags of virtual servers with the scheduler. With sh and mh, a client whose real server drains
 // goes to another one instead of being refused. mh counts the client's port too, as upstream has it (DP-35); sh is plain

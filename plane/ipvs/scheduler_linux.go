@@ -84,7 +84,7 @@ func checkScheduler(ctx context.Context, kernel doer, f lb.Family, asked string)
 	}
 	lacks := fmt.Sprintf("this kernel has no scheduler %q for IPVS (the module ip_vs_%s)", name, name)
 	var others []string
-	for _, other := range mode.Schedulers() {
+	for _, other := range schedulers() {
 		if other == name {
 			continue
 		}

@@ -21,7 +21,7 @@ var tables = map[string]int{"mh": 256, "sh": 16, "dh": 16, "lblc": 64, "lblcr": 
 // weigh is the mode's Weigh. Each address has a copy of the real servers; where a traffic policy is Local, two virtual servers by mark
 // have one more each.
 func weigh(settings mode.Settings) func(lb.Size) int {
-	table, sticky := tables[schedulerOf(settings.IPVS.Scheduler)], tables[stickyScheduler]
+	table, sticky := tables[schedulerOf(optionsOf(settings.Blocks).IPVS.Scheduler)], tables[stickyScheduler]
 	return func(s lb.Size) int {
 		copies, marks, marked := s.Copies(lb.NodePortAddresses), 2*(s.Sets()-1), table
 		if s.Affinity {

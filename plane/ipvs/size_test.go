@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"kube-proxy/config/option"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -19,7 +20,9 @@ func TestWeigh(t *testing.T) {
 	for _, scheduler := range []string{"", "mh", "sh"} {
 		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(scheduler+fam.String(), func(t *testing.T) {
-				planetest.Weighing{Family: fam, Weigh: weigh(mode.Settings{IPVS: mode.IPVS{Scheduler: scheduler}}), Within: 3, Costly: 200_000,
+				asked := &Options{}
+				asked.IPVS.Scheduler = scheduler
+				planetest.Weighing{Family: fam, Weigh: weigh(mode.Settings{Blocks: option.Blocks{asked}}), Within: 3, Costly: 200_000,
 					Count: func(_ *testing.T, want *lb.Table) int { return objectsOf(fam, scheduler, want) },
 				}.Run(t)
 			})

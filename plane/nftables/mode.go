@@ -24,16 +24,15 @@ func facts() mode.Mode {
 		Doc:     "maps and chains of one nftables table for each IP family, written in transactions",
 		Unasked: "linux",
 
-		Block: "nftables",
-		Reads: []string{"nftables", "serviceMetrics"},
+		Block:   "nftables",
+		Reads:   []string{"nftables", "serviceMetrics"},
+		Options: options,
 		Inherits: map[string]string{
 			"nftables.syncPeriod":    "iptables.syncPeriod",
 			"nftables.minSyncPeriod": "iptables.minSyncPeriod",
 			"nftables.masqueradeBit": "iptables.masqueradeBit",
 			"nftables.masqueradeAll": "iptables.masqueradeAll",
 		},
-		// The periods are 0, see docs/adr/0021: what others change is noticed at once, and upstream's 30 s would compare a
-		// large table all the time.
 		NodePortsPrimary: true,
 		LocalhostGate:    "KubeProxyNFTablesLocalhostNodePorts",
 

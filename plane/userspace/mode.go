@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 
+	"kube-proxy/config/option"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/relay"
@@ -41,7 +43,7 @@ func Mode() mode.Mode {
 		Unasked:   "linux",
 		Annotated: true,
 		Refuses: func(s mode.Settings) error {
-			if !s.Userspace.NotUnasked {
+			if *optionsOf(s.Blocks).Fallback {
 				return nil
 			}
 			return errors.New("not used in place of another mode, because --userspace-fallback (userspaceFallback) is false")
@@ -52,8 +54,10 @@ func Mode() mode.Mode {
 		Block: "iptables",
 		Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod", "iptables.minSyncPeriod",
 			"portRange", "udpIdleTimeout", "userspace", "serviceMetrics"},
+		Options:            options,
 		LocalhostNodePorts: true,
 		Terminates:         true,
+		DrainTimeout:       func(all option.Blocks) time.Duration { return optionsOf(all).Userspace.DrainTimeout.Duration },
 		Sysctls:            sysctls,
 
 		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
@@ -158,6 +162,8 @@ func able(s mode.Settings) error {
 var captureModules = []string{"nfnetlink", "nf_tables"}
 
 func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
+	o := optionsOf(s.Blocks)
+	first, last, _ := portRange(o.PortRange)
 	mark := uint32(1) << s.MasqueradeBit
 	c, passed, err := capture.Choose(capture.Config{Family: s.Family, Mark: mark, LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
 	if err != nil {
@@ -165,9 +171,9 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	}
 	p, err := New(Config{
 		Log: s.Log, Descriptors: h.descriptors(),
-		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle, TCPIdle: s.TCPIdle,
-		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
-		CountServices: s.CountServices, NoNodeEndpoints: s.Userspace.NoNodeEndpoints,
+		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: first, LastPort: last, UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
+		Grace: o.Userspace.TerminationGracePeriod.Duration, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
+		CountServices: s.CountServices, NoNodeEndpoints: !*o.Userspace.NodeEndpoints,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

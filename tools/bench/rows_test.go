@@ -211,7 +211,7 @@ func TestParse(t *testing.T) {
 		{"-100k=false -size 100000,5,5", "{false true false [5 100000] [5 100000] "},
 		{"-api=false", "{false false false [5000 10000] "},
 		{"-mode iptables -only new", "[iptables] new  }"},
-		{"-mode ebpf", `"ebpf" is none of nftables`},
+		{"-mode magic", `"magic" is none of nftables`},
 		{"-only slow", "want one of start"},
 		{"-only new -out x.md", "would lose the other rows"},
 		{"-size 5k", `"5k" is not a number`},

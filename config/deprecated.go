@@ -1,19 +1,31 @@
 package config
 
-// deprecatedFlags are names that newer proxies do not have. They work where that makes sense; the others are
-// taken, so that an old manifest starts (G1), with a warning that says what became of them.
-func deprecatedFlags(o *Options) []flag {
-	all := []flag{
-		{name: "healthz-port", value: number(&o.healthzPort),
-			help: "`port` of the health server where --healthz-bind-address has none; 0 means no server"},
-		{name: "metrics-port", value: number(&o.metricsPort),
-			help: "`port` of the metrics server where --metrics-bind-address has none; 0 means no server"},
-		{name: "conntrack-max", value: number(&o.conntrackMax),
-			help: "connections that the kernel may track: --conntrack-min of that `number` with --conntrack-max-per-core 1; 0 means not given"},
-		{name: "cleanup-iptables", value: boolean(&o.cleanupIPTables),
-			help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone"},
-		{name: "cleanup-ipvs", value: boolean(&o.cleanupIPVS),
-			help: "false with --cleanup leaves virtual servers alone"},
+import (
+	"fmt"
+
+	"kube-proxy/config/option"
+)
+
+// deprecatedFlags are names that newer proxies do not have.
+type deprecatedFlags struct {
+	cleanupIPTables, cleanupIPVS                 bool
+	oldHealthzPort, oldMetricsPort, conntrackMax int32
+}
+
+// deprecatedSection has flags that work where that makes sense; the others are taken, so that an old manifest starts (G1), with a
+// warning that says what became of them.
+func (o *Options) deprecatedSection() option.Section {
+	o.cleanupIPVS, o.oldHealthzPort, o.oldMetricsPort = true, healthzPort, metricsPort
+	all := []option.Field{
+		{At: &o.oldHealthzPort, Flag: "healthz-port",
+			Help: "`port` of the health server where --healthz-bind-address has none; 0 means no server"},
+		{At: &o.oldMetricsPort, Flag: "metrics-port",
+			Help: "`port` of the metrics server where --metrics-bind-address has none; 0 means no server"},
+		{At: &o.conntrackMax, Flag: "conntrack-max",
+			Help: "connections that the kernel may track: --conntrack-min of that `number` with --conntrack-max-per-core 1; 0 means not given"},
+		{At: &o.cleanupIPTables, Flag: "cleanup-iptables",
+			Help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone"},
+		{At: &o.cleanupIPVS, Flag: "cleanup-ipvs", Help: "false with --cleanup leaves virtual servers alone"},
 		old("azure-container-registry-config", "string", "", "a proxy pulls no images"),
 		old("google-json-key", "string", "", "a proxy pulls no images"),
 		old("resource-container", "string", "/kube-proxy", "the container runtime puts the process into a cgroup"),
@@ -22,14 +34,24 @@ func deprecatedFlags(o *Options) []flag {
 	for _, s := range strays {
 		all = append(all, old(s.name, s.typ, s.def, "it belongs to cAdvisor and came into old proxies by accident"))
 	}
-	for i := range all {
-		all[i].group = groupDeprecated
-	}
-	return all
+	return option.Section{Title: "Deprecated", Order: 100, Fields: all}
 }
 
-func old(name, typ, def, why string) flag {
-	return flag{name: name, value: ignored(typ, def), effect: gone(why), help: "without effect: " + why}
+func old(name, typ, def, why string) option.Field {
+	return option.Field{Flag: name, At: &taken{typ, def}, Effect: option.Effect{Gone: why}, Help: "without effect: " + why}
+}
+
+// oldConntrackMax is the flag of the first versions for the number of connections. It overrides those
+// that came later, as it did there (CF-39).
+func (o *Options) oldConntrackMax() {
+	switch n := o.conntrackMax; {
+	case n < 0:
+		o.problem("--conntrack-max", fmt.Sprint(n), "want 0 or more")
+	case n > 0:
+		one := int32(1)
+		o.file.Conntrack.MaxPerCore, o.file.Conntrack.Min = &one, &n
+		o.warn("--conntrack-max is deprecated: use --conntrack-min=%d --conntrack-max-per-core=1", n)
+	}
 }
 
 // strays are flags of cAdvisor that appeared in the proxy's help of 1.1 and in man pages of 1.20 to 1.22.

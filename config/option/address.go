@@ -1,4 +1,4 @@
-package config
+package option
 
 import (
 	"fmt"
@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// parseAddr reads an IP address; octets of IPv4 may have leading zeros, which do not make them octal (FL-07).
-func parseAddr(s string) (netip.Addr, error) {
+// ParseAddr reads an IP address; octets of IPv4 may have leading zeros, which do not make them octal (FL-07).
+func ParseAddr(s string) (netip.Addr, error) {
 	if strings.Contains(s, ".") && !strings.Contains(s, ":") {
 		octets := strings.Split(s, ".")
 		for i, octet := range octets {
@@ -26,13 +26,13 @@ func parseAddr(s string) (netip.Addr, error) {
 	return a.Unmap(), err
 }
 
-// parsePrefix reads a CIDR and clears its host bits.
-func parsePrefix(s string) (netip.Prefix, error) {
+// ParsePrefix reads a CIDR and clears its host bits.
+func ParsePrefix(s string) (netip.Prefix, error) {
 	addr, bits, ok := strings.Cut(s, "/")
 	if !ok {
 		return netip.Prefix{}, fmt.Errorf("%q has no prefix length", s)
 	}
-	a, err := parseAddr(addr)
+	a, err := ParseAddr(addr)
 	if err != nil {
 		return netip.Prefix{}, err
 	}

@@ -1,13 +1,10 @@
-package config
+package userspace
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
-
-	"kube-proxy/plane/all"
+	"kube-proxy/config/option"
 )
 
 // The three forms of --proxy-port-range, and what means any port (CF-44).
@@ -32,22 +29,26 @@ func TestPortRangeCF44(t *testing.T) {
 	}
 }
 
-// What is taken is a range of ports, or no range at all; all forms of it say the same. What is not taken is told with the flag
+// What is taken is a range of ports, or no range at all; all forms of it say the same. What is not taken is told with the field
 // and the value (CF-44).
 func FuzzPortRange(f *testing.F) {
 	for _, s := range []string{"", "0", "0-0", "1-2", "1+2", "8080", "9-8", "65535+1", "1-65536", "-", "+", "a", "1-2-3", "\xff"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
+		told := ""
+		o := defaults()
+		o.PortRange = s
+		o.check(&option.Report{Wrong: func(path, value, want string) { told += fmt.Sprintf("%s: %q: %.15s", path, value, want) }})
 		first, last, ok := portRange(s)
 		if !ok {
-			if told := portRangeProblem(s); !strings.Contains(told, fmt.Sprintf("--proxy-port-range: %q: want first-last", s)) {
+			if told != fmt.Sprintf("portRange: %q: want first-last,", s) {
 				t.Errorf("%q is told as %q", s, told)
 			}
 			return
 		}
-		if first > last || first == 0 && last != 0 {
-			t.Fatalf("%q: %d to %d", s, first, last)
+		if told != "" || first > last || first == 0 && last != 0 {
+			t.Fatalf("%q: %d to %d, %s", s, first, last, told)
 		}
 		for _, same := range []string{fmt.Sprintf("%d-%d", first, last), fmt.Sprintf("%d+%d", first, last-first)} {
 			if a, b, ok := portRange(same); !ok || a != first || b != last {
@@ -55,17 +56,4 @@ func FuzzPortRange(f *testing.F) {
 			}
 		}
 	})
-}
-
-// portRangeProblem is what people are told of a range.
-func portRangeProblem(s string) string {
-	o := NewOptions(all.Modes())
-	o.readFile, o.hostname, o.getenv = idFiles, func() (string, error) { return "node", nil }, func(string) string { return "" }
-	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
-	o.AddFlags(fs)
-	if err := fs.Set("proxy-port-range", s); err != nil {
-		return err.Error()
-	}
-	_, err := o.Complete(nil)
-	return fmt.Sprint(err)
 }

@@ -1,0 +1,231 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+// kind is what there is to know of a type of values: how a flag writes them, and how a file does.
+type kind struct {
+	// name is for help and documents.
+	name string
+	// want is what a flag takes, inFile what a file does, if that is something else.
+	want, inFile string
+	// parse reads the text of a flag into at, which has what stood there before; print writes it.
+	parse func(text string, at reflect.Value) error
+	print func(at reflect.Value) string
+	// schema is the JSON schema of a value in a file; null says nothing.
+	schema map[string]any
+}
+
+// severity is a name of klog's or its number.
+type severity int
+
+var severities = []string{"INFO", "WARNING", "ERROR", "FATAL"}
+
+// taken is a flag that takes anything, for nobody reads it. It never shows what it was given, which may be a secret.
+type taken struct{ typ, usual string }
+
+// kindOf returns the kind of a value, or of what its pointer leads to.
+func kindOf(t reflect.Type) kind {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch t {
+	case reflect.TypeFor[metav1.Duration]():
+		return kind{name: "duration", want: wantDuration, schema: durationSchema("string", "null"),
+			parse: func(s string, at reflect.Value) error { return duration(s, at.Addr().Interface().(*metav1.Duration)) },
+			print: func(at reflect.Value) string { return at.Interface().(metav1.Duration).Duration.String() }}
+	case reflect.TypeFor[logsapi.TimeOrMetaDuration](): // a number is of nanoseconds, as older versions wrote it
+		return kind{name: "duration", want: wantDuration, schema: durationSchema("string", "integer", "null"),
+			parse: func(s string, at reflect.Value) error {
+				return duration(s, &at.Addr().Interface().(*logsapi.TimeOrMetaDuration).Duration)
+			},
+			print: func(at reflect.Value) string {
+				return at.Interface().(logsapi.TimeOrMetaDuration).Duration.Duration.String()
+			}}
+	case reflect.TypeFor[logsapi.VModuleConfiguration]():
+		item := block()
+		item["properties"] = map[string]any{"filePattern": schemaOf("string", false), "verbosity": kindOf(reflect.TypeFor[uint32]()).schema}
+		item["required"] = []string{"filePattern", "verbosity"}
+		return kind{name: "list", want: "pattern=N, with commas between", inFile: "a list of mappings with filePattern and verbosity",
+			parse: vmodule, print: printVModule, schema: map[string]any{"type": []string{"array", "null"}, "items": item}}
+	case reflect.TypeFor[resource.QuantityValue]():
+		return kind{name: "quantity", want: "a number of bytes such as 512, 64K or 1Mi",
+			parse: func(s string, at reflect.Value) (err error) {
+				at.Addr().Interface().(*resource.QuantityValue).Quantity, err = resource.ParseQuantity(s)
+				return err
+			},
+			print:  func(at reflect.Value) string { return at.Addr().Interface().(*resource.QuantityValue).String() },
+			schema: map[string]any{"type": []string{"string", "integer", "null"}}}
+	case reflect.TypeFor[severity]():
+		return kind{name: "int32", want: "0 to 3, INFO, WARNING, ERROR or FATAL", parse: parseSeverity, print: printAny}
+	case reflect.TypeFor[taken]():
+		return kind{parse: func(string, reflect.Value) error { return nil },
+			print: func(at reflect.Value) string { return at.Interface().(taken).usual }}
+	}
+	return basicKind(t)
+}
+
+// basicKind is the kind of a type that Go has by itself.
+func basicKind(t reflect.Type) kind {
+	switch t.Kind() {
+	case reflect.Bool:
+		return kind{name: "bool", want: "true or false", print: printAny, schema: schemaOf("boolean", true),
+			parse: func(s string, at reflect.Value) error {
+				b, err := strconv.ParseBool(s)
+				at.SetBool(b)
+				return err
+			}}
+	case reflect.Int32:
+		k := kind{name: "int32", want: "a whole number below 2^31", print: printAny, schema: schemaOf("integer", true),
+			parse: func(s string, at reflect.Value) error {
+				n, err := strconv.ParseInt(s, 0, 32)
+				at.SetInt(n)
+				return err
+			}}
+		k.schema["minimum"], k.schema["maximum"] = math.MinInt32, math.MaxInt32
+		return k
+	case reflect.Uint32:
+		k := kind{name: "int32", want: "a whole number from 0, below 2^31", print: printAny, schema: schemaOf("integer", true),
+			parse: func(s string, at reflect.Value) error {
+				n, err := strconv.ParseUint(strings.TrimPrefix(s, "+"), 0, 31)
+				at.SetUint(n)
+				return err
+			}}
+		k.schema["minimum"], k.schema["maximum"] = 0, math.MaxInt32
+		return k
+	case reflect.Float32:
+		return kind{name: "float32", want: "a number", schema: schemaOf("number", true),
+			parse: func(s string, at reflect.Value) error {
+				f, err := strconv.ParseFloat(s, 32)
+				at.SetFloat(f)
+				return err
+			},
+			print: func(at reflect.Value) string { return strconv.FormatFloat(at.Float(), 'g', -1, 32) }}
+	case reflect.Slice: // comma-separated, and may be repeated (FL-07)
+		return kind{name: "list", want: "a comma-separated list", inFile: "a list",
+			schema: map[string]any{"type": []string{"array", "null"}, "items": schemaOf("string", false)},
+			parse: func(s string, at reflect.Value) error {
+				at.Set(reflect.ValueOf(slices.Concat(at.Interface().([]string), parts(s))))
+				return nil
+			},
+			print: func(at reflect.Value) string { return strings.Join(at.Interface().([]string), ",") }}
+	case reflect.Map:
+		return kind{name: "map", want: "Name=true or Name=false, with commas between", inFile: "a mapping of names to true or false",
+			parse: gateMap, print: printGates}
+	default:
+		return kind{name: "string", inFile: "text, in quotes if it looks like something else", schema: schemaOf("string", true),
+			parse: func(s string, at reflect.Value) error { at.SetString(s); return nil }, print: reflect.Value.String}
+	}
+}
+
+const wantDuration = "a duration such as 30s, 1m30s or 250ms"
+
+func duration(s string, at *metav1.Duration) (err error) {
+	at.Duration, err = time.ParseDuration(s)
+	return err
+}
+
+func printAny(at reflect.Value) string { return fmt.Sprint(at.Interface()) }
+
+// parts are what stands between commas.
+func parts(s string) (all []string) {
+	for part := range strings.SplitSeq(s, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			all = append(all, part)
+		}
+	}
+	return all
+}
+
+// gateMap is Name=bool,…; it may be repeated, and the last word on a gate counts.
+func gateMap(s string, at reflect.Value) error {
+	all := maps.Clone(at.Interface().(map[string]bool))
+	if all == nil {
+		all = map[string]bool{}
+	}
+	for _, part := range parts(s) {
+		gate, on, _ := strings.Cut(part, "=")
+		b, err := strconv.ParseBool(strings.TrimSpace(on))
+		if err != nil {
+			return err
+		}
+		all[strings.TrimSpace(gate)] = b
+	}
+	at.Set(reflect.ValueOf(all))
+	return nil
+}
+
+func printGates(at reflect.Value) string {
+	all := at.Interface().(map[string]bool)
+	var parts []string
+	for _, gate := range slices.Sorted(maps.Keys(all)) {
+		parts = append(parts, fmt.Sprintf("%s=%t", gate, all[gate]))
+	}
+	return strings.Join(parts, ",")
+}
+
+// vmodule is pattern=N,…
+func vmodule(s string, at reflect.Value) error {
+	var all logsapi.VModuleConfiguration
+	for part := range strings.SplitSeq(s, ",") {
+		if part == "" {
+			continue
+		}
+		pattern, level, ok := strings.Cut(part, "=")
+		n, err := strconv.ParseUint(level, 10, 31)
+		if err != nil || !ok || pattern == "" {
+			return strconv.ErrSyntax
+		}
+		all = append(all, logsapi.VModuleItem{FilePattern: pattern, Verbosity: logsapi.VerbosityLevel(n)})
+	}
+	at.Set(reflect.ValueOf(all))
+	return nil
+}
+
+func printVModule(at reflect.Value) string {
+	var parts []string
+	for _, item := range at.Interface().(logsapi.VModuleConfiguration) {
+		parts = append(parts, fmt.Sprintf("%s=%d", item.FilePattern, item.Verbosity))
+	}
+	return strings.Join(parts, ",")
+}
+
+func parseSeverity(s string, at reflect.Value) error {
+	n := slices.Index(severities, strings.ToUpper(s))
+	if n < 0 {
+		var err error
+		if n, err = strconv.Atoi(s); err != nil {
+			return err
+		}
+		if n < 0 || n >= len(severities) {
+			return strconv.ErrRange
+		}
+	}
+	at.SetInt(int64(n))
+	return nil
+}
+
+// schemaOf is the schema of a type of JSON, or of null.
+func schemaOf(name string, orNull bool) map[string]any {
+	if !orNull {
+		return map[string]any{"type": name}
+	}
+	return map[string]any{"type": []string{name, "null"}}
+}
+
+// durationSchema is that of time.ParseDuration.
+func durationSchema(types ...string) map[string]any {
+	return map[string]any{"type": types, "pattern": `^[-+]?(0|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$`}
+}

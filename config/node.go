@@ -1,0 +1,124 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"kube-proxy/config/option"
+)
+
+// API says how to reach the API server. With neither Kubeconfig nor Master the pod's own credentials serve.
+type API struct {
+	Kubeconfig string
+	Master     string
+	// QPS is requests a second, negative for no limit; Burst is how many may come at once.
+	QPS   float32
+	Burst int
+	// ContentType is the media type of requests, AcceptContentTypes those of answers; "" for the client's own.
+	ContentType, AcceptContentTypes string
+}
+
+// nodeFlags have paths with commas between.
+type nodeFlags struct{ bootIDFiles, machineIDFiles string }
+
+const protobuf = "application/vnd.kubernetes.protobuf"
+
+// watched is why configSyncPeriod does nothing: elsewhere it has known objects looked at again, which changes nothing.
+const watched = "the API server is watched all the time, and objects that are known need no second look"
+
+func (o *Options) nodeSection() option.Section {
+	o.orUsualClient()
+	o.file.ConfigSyncPeriod.Duration = 15 * time.Minute
+	o.bootIDFiles, o.machineIDFiles = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
+	return option.Section{Title: "Node and API server", Order: 20, Fields: []option.Field{
+		{Path: "clientConnection.kubeconfig", Flag: "kubeconfig", Row: "CF-02", Restart: client,
+			Help: "`file` with the API server's address and credentials; without it and --master those of the pod are used"},
+		{At: &o.Master, Flag: "master", Help: "`URL` of the API server; beats the one in the kubeconfig file"},
+		{Path: "clientConnection.acceptContentTypes", Row: "CF-03", Restart: client,
+			Help: "media `types` that the API server may answer with, with commas between; contentType and JSON if not given"},
+		{Path: "hostnameOverride", Flag: "hostname-override", Row: "CF-12", Restart: "a process serves one Node", Wins: true,
+			Help: "`name` of this node; $NODE_NAME, then the host's own name, if not given"},
+		{Path: "clientConnection.contentType", Flag: "kube-api-content-type", Row: "CF-04", Restart: client,
+			Help: "media `type` of what is sent to the API server and asked of it: protobuf or JSON"},
+		{Path: "clientConnection.qps", Flag: "kube-api-qps", Row: "CF-05", Restart: client,
+			Help: "requests to the API server a second; negative means no limit"},
+		{Path: "clientConnection.burst", Flag: "kube-api-burst", Row: "CF-06", Restart: client,
+			Help: "requests that may come at once"},
+		{Path: "configSyncPeriod", Flag: "config-sync-period", Row: "CF-43", Effect: option.Effect{Gone: watched},
+			Help: "without effect: " + watched},
+		{At: &o.machineIDFiles, Flag: "machine-id-file",
+			Help: "`files`, with commas between; the first that is there holds the machine's id, which the log and /statusz tell"},
+		{At: &o.bootIDFiles, Flag: "boot-id-file",
+			Help: "`files`, with commas between; the first that is there holds the id of the machine's present boot, " +
+				"which the log and /statusz tell"},
+	}}
+}
+
+// orUsualClient gives what is missing its default: the client takes 0 as "not given", and so does a file.
+func (o *Options) orUsualClient() {
+	c := &o.file.ClientConnection
+	orDefault(&c.QPS, 5)
+	orDefault(&c.Burst, 10)
+	orDefault(&c.ContentType, protobuf)
+}
+
+// api is CF-02 to CF-06, and where Services come from.
+func (o *Options) api() API {
+	o.orUsualClient()
+	f := o.file.ClientConnection
+	a := API{Kubeconfig: f.Kubeconfig, Master: o.Master, QPS: f.QPS, Burst: int(f.Burst), ContentType: f.ContentType,
+		AcceptContentTypes: f.AcceptContentTypes}
+	if a.Burst < 0 {
+		o.wrong("clientConnection.burst", fmt.Sprint(a.Burst), "want 0 or more")
+	}
+	if o.Manifests == "" {
+		return a
+	}
+	if a.Master != "" {
+		o.problem("--manifests", o.Manifests, "Services come from this folder or from the API server of --master, not from both")
+	}
+	switch {
+	case a.Kubeconfig == "":
+	case o.loaded:
+		o.warn("clientConnection.kubeconfig is ignored because --manifests is given")
+		a.Kubeconfig = ""
+	default:
+		o.problem("--manifests", o.Manifests, "Services come from this folder or from the API server of --kubeconfig, not from both")
+	}
+	return a
+}
+
+// identity returns what stands in the first file of a list, paths with commas between, that is there.
+func (o *Options) identity(flag, files string) string {
+	for name := range strings.SplitSeq(files, ",") {
+		if data, err := o.readFile(strings.TrimSpace(name)); err == nil {
+			return strings.TrimSpace(string(data))
+		}
+	}
+	if o.changed(flag) {
+		o.warn("--%s %q: none of these files can be read", flag, files)
+	}
+	return ""
+}
+
+// nodeName is CF-12: without an override it is what the host calls itself.
+func (o *Options) nodeName() string {
+	override := o.file.HostnameOverride
+	if override == "" {
+		override = o.getenv("NODE_NAME")
+	}
+	if strings.TrimSpace(override) == "" && o.file.HostnameOverride == "" {
+		name, err := o.hostname()
+		if err != nil {
+			o.problem("--hostname-override", "", "not given, and the host's own name is not known: "+err.Error())
+			return ""
+		}
+		override = name
+	}
+	name := strings.ToLower(strings.TrimSpace(override))
+	if name == "" {
+		o.wrong("hostnameOverride", override, "empty hostname-override is invalid")
+	}
+	return name
+}

@@ -1,0 +1,115 @@
+// Package option has the words in which flags and fields of the configuration are described: by package config those that every
+// mode has, by each mode its own ([kube-proxy/mode.Mode].Options).
+//
+// A [Section] is a group of them, said once and in one place: the values with their defaults, what help and documents say of
+// each, and what is wrong with a value.
+package option
+
+import (
+	"reflect"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Duration is written as "1m30s".
+type Duration = metav1.Duration
+
+// Section is a group of flags and fields.
+type Section struct {
+	// Title is the heading of the flags in the help text, where sections with one title are one. Order is its place there.
+	Title string
+	Order int
+	// Fields are in the order of the help text.
+	Fields []Field
+	// Values points to a struct that has the defaults. It is laid over the top of the file: the JSON tags of its fields are the names
+	// there. As in the file's published type, a pointer tells zero from "not given"; what is no pointer and zero in a file is not
+	// given. Nil for a section that has flags alone, or fields of the published type.
+	Values any
+	// Check tells what is wrong with the values; nil for nothing.
+	Check func(*Report)
+	// OnlyInMode: what is wrong does not matter while the section's mode does not run.
+	OnlyInMode bool
+}
+
+// Field is a flag, a field of the file, or both.
+type Field struct {
+	// Path leads to the field, with dots between; "" for a flag that no file has. At points to the value of such a flag.
+	Path string
+	At   any
+	// Flag is the name, without its dashes; "" for none. Short is its one letter, Alone the value of a flag that is given without one.
+	Flag, Short, Alone string
+	// Row is that of the behaviour book; EXT is ours. A flag without one that has a path stands for a field of another section,
+	// which says the rest.
+	Row string
+	// Restart says why a change of the field needs a new process; "", it takes effect in the running one.
+	Restart string
+	// Wins: the flag beats the field of the file. Otherwise a file replaces what the flag says (FL-03).
+	Wins bool
+	// Once: two values contradict each other.
+	Once bool
+	Effect
+	// Help is for the flag and for the field; the word in backquotes is the value's name.
+	Help string
+}
+
+// Effect says where a field does something; the zero Effect is everywhere.
+type Effect struct {
+	// System is the only operating system that has it, as [runtime.GOOS] names it; "" for all.
+	System string
+	// Later: this version takes it, checks it, and does nothing with it yet (G7).
+	Later bool
+	// Gone is what became of something that no proxy has any more; "" if it is still there.
+	Gone string
+}
+
+// AtStart is the usual reason for a new process.
+const AtStart = "the mode reads it when it begins"
+
+// Blocks are the values of sections, each a pointer to a struct of a type of its own.
+type Blocks []any
+
+// Of returns the block of a type; fallback where there is none.
+func Of[T any](all Blocks, fallback *T) *T {
+	for _, b := range all {
+		if t, ok := b.(*T); ok {
+			return t
+		}
+	}
+	return fallback
+}
+
+// Leaf is a value of a block, and the path that leads to it.
+type Leaf struct {
+	Path  string
+	Value reflect.Value
+}
+
+// Leaves returns the values of the struct that at points to, in the order of its type. Setting one sets the struct.
+func Leaves(at any) []Leaf {
+	var all []Leaf
+	var walk func(prefix string, v reflect.Value)
+	walk = func(prefix string, v reflect.Value) {
+		for i := range v.NumField() {
+			f, sub := v.Type().Field(i), v.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			switch {
+			case f.Type == reflect.TypeFor[metav1.TypeMeta](), !f.IsExported():
+			case f.Anonymous && name == "":
+				walk(prefix, sub)
+			case sub.Kind() == reflect.Struct && !readsItself(sub.Type()):
+				walk(prefix+name+".", sub)
+			default:
+				all = append(all, Leaf{prefix + name, sub})
+			}
+		}
+	}
+	walk("", reflect.ValueOf(at).Elem())
+	return all
+}
+
+// readsItself reports whether a struct stands for one value in the file.
+func readsItself(t reflect.Type) bool {
+	_, ok := reflect.PointerTo(t).MethodByName("UnmarshalJSON")
+	return ok
+}

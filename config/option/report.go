@@ -1,0 +1,78 @@
+package option
+
+import (
+	"fmt"
+	"time"
+)
+
+// Report takes what is wrong with a section, and has the checks that many values share.
+type Report struct {
+	// Wrong notes a problem of a field. Those of a section whose mode does not run are kept for the day on which it does.
+	Wrong func(path, value, want string)
+	// Insist notes one that always counts.
+	Insist func(path, value, want string)
+	// Warn notes what is worth a warning.
+	Warn func(format string, args ...any)
+	// Name returns what the user knows a field by: the flag, or the field where the file says it.
+	Name func(path string) string
+	// Given reports whether a flag or the file says anything of the field.
+	Given func(path string) bool
+	// Runs: the section's mode is asked for. Cleanup: the process removes rules, and ends.
+	Runs, Cleanup bool
+}
+
+// Within checks the bounds of a number, and returns it.
+func (r *Report) Within(path string, n, low, high int32) int {
+	if n < low || n > high {
+		want := fmt.Sprintf("want %d to %d", low, high)
+		if high == 1<<31-1 {
+			want = fmt.Sprintf("want %d or more", low)
+		}
+		r.Wrong(path, fmt.Sprint(n), want)
+	}
+	return int(n)
+}
+
+// Positive checks that a time is more than none.
+func (r *Report) Positive(path string, d Duration) {
+	if d.Duration <= 0 {
+		r.Wrong(path, d.Duration.String(), "want more than 0")
+	}
+}
+
+// NotNegative checks a time that may be none.
+func (r *Report) NotNegative(path string, d Duration) {
+	if d.Duration < 0 {
+		r.Wrong(path, d.Duration.String(), "want 0 or more")
+	}
+}
+
+// Periods checks the time between two full comparisons, 0 for the engine's own, and the least time between two writes.
+func (r *Report) Periods(block string, sync, least Duration) {
+	s, l := sync.Duration, Exact(least)
+	switch path := block + ".minSyncPeriod"; {
+	case l < 0:
+		r.Wrong(path, l.String(), "want 0 or more")
+	case l > s && s > 0:
+		r.Wrong(path, l.String(), "want at most the sync period, "+s.String())
+	}
+}
+
+// noPeriod is how a file says 0 where 0 means "not given" (FL-08): the shortest time that can be written.
+const noPeriod = time.Nanosecond
+
+// Exact returns the time that a file means.
+func Exact(d Duration) time.Duration {
+	if d.Duration == noPeriod {
+		return 0
+	}
+	return d.Duration
+}
+
+// Sayable returns a time as a file says it whose default is another.
+func Sayable(d Duration) Duration {
+	if d.Duration == 0 {
+		d.Duration = noPeriod
+	}
+	return d
+}

@@ -1,0 +1,240 @@
+package config
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/config/option"
+	"kube-proxy/mode"
+)
+
+// DetectLocal says how traffic of this node's pods is recognised.
+type DetectLocal struct {
+	// Mode is ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.
+	Mode string
+	// Interface is the bridge's name, or what interface names begin with; "" in the other modes.
+	Interface string
+}
+
+// NodePorts says which addresses of this machine answer NodePorts.
+type NodePorts struct {
+	// Primary: the node's own addresses.
+	Primary bool
+	// Prefixes: all local addresses in them; a /0 means all of its family. Without host bits.
+	Prefixes []netip.Prefix
+	// Unset: nobody asked for any of that, it is the default of the mode (CF-64).
+	Unset bool
+}
+
+// proxyBlock has the fields that are ours.
+type proxyBlock struct {
+	ExternalIPCIDRs     []string `json:"externalIPCIDRs"`
+	MaxNamespaceObjects *int32   `json:"maxNamespaceObjects"`
+}
+
+// DefaultMaxNamespaceObjects is the default of --max-namespace-objects.
+const DefaultMaxNamespaceObjects int32 = 1 << 22
+
+var localModes = []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"}
+
+func (o *Options) proxySection() option.Section {
+	o.file.BindAddress, o.file.OOMScoreAdj = "0.0.0.0", new(int32(-999))
+	o.proxy.MaxNamespaceObjects = new(DefaultMaxNamespaceObjects)
+	return option.Section{Title: "Proxy", Order: 10, Values: o.proxy, Fields: []option.Field{
+		{Path: "mode", Flag: "proxy-mode", Row: "CF-19", Restart: "the data plane is chosen once", Once: true, Help: modeHelp(o.modes)},
+		{At: &o.ConfigFile, Flag: "config",
+			Help: "`file` with a KubeProxyConfiguration, YAML or JSON; flags that stand for its fields are then ignored"},
+		{At: &o.WriteConfigTo, Flag: "write-config-to", Help: "write the configuration, with its defaults, to the `file`, and exit"},
+		{At: &o.Manifests, Flag: "manifests",
+			Help: "`folder` of YAML or JSON files with Services and EndpointSlices to serve instead of an API server's; watched"},
+		{Path: "clusterCIDR", Flag: "cluster-cidr", Row: "CF-36",
+			Help: "pod network of the cluster, one `CIDR` or one of each IP family with a comma between"},
+		{Path: "detectLocalMode", Flag: "detect-local-mode", Row: "CF-33",
+			Help: "`mode` of recognising traffic of this node's pods: " + strings.Join(localModes, ", ") + "; blank means ClusterCIDR"},
+		{Path: "detectLocal.bridgeInterface", Flag: "pod-bridge-interface", Row: "CF-34",
+			Help: "bridge `interface` that pods are attached to, for BridgeInterface"},
+		{Path: "detectLocal.interfaceNamePrefix", Flag: "pod-interface-name-prefix", Row: "CF-35",
+			Help: "what the `names` of the pods' interfaces begin with, for InterfaceNamePrefix"},
+		{Path: "nodePortAddresses", Flag: "nodeport-addresses", Row: "CF-37", Help: nodePortsHelp(o.modes)},
+		{Path: "externalIPCIDRs", Flag: "external-ip-cidrs", Row: "EXT",
+			Help: "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; " +
+				"nothing means all but loopback and the like"},
+		{Path: "maxNamespaceObjects", Flag: "max-namespace-objects", Row: "EXT",
+			Help: "how many objects kube-proxy writes at most for the Services of one namespace, in each IP family, a quarter of them " +
+				"for one Service; an object takes some 128 bytes, and docs/modes.md has what counts how much; 0 for any number"},
+		{Path: "bindAddress", Flag: "bind-address", Row: "CF-13",
+			Help: "`IP` that stands for this node instead of its Node object's; 0.0.0.0 or :: means none; nothing is bound to it"},
+		{Path: "iptables.masqueradeAll", Flag: "masquerade-all"},
+		{Path: "featureGates", Flag: "feature-gates", Row: "CF-01", Restart: "gates hold for the life of a process",
+			Help: "`name=bool,...` of features that are off, or not for ever on"},
+		{Path: "oomScoreAdj", Flag: "oom-score-adj", Row: "CF-38", Restart: "it is written once, at the start", Effect: onLinux,
+			Help: "how readily the kernel ends this process when memory is short, -1000 to 1000"},
+		{At: &o.Cleanup, Flag: "cleanup", Help: "remove the rules of all modes, and exit"},
+		{At: &o.InitOnly, Flag: "init-only", Effect: onLinux,
+			Help: "make the settings of the kernel that need full privileges, and exit"},
+		{At: &o.Version, Flag: "version", Alone: "true",
+			Help: "print the version and exit; --version=raw prints all that is known of the build; " +
+				"a version such as v1.36.0 is reported in place of ours"},
+	}}
+}
+
+// windowsSection is what the process itself does on Windows; the rest is of the modes there.
+func windowsSection() option.Section {
+	return option.Section{Title: "Windows", Order: 70, Fields: []option.Field{
+		{Path: "windowsRunAsService", Flag: "windows-service", Row: "CF-46", Restart: "a service is made once", Effect: onWindows,
+			Help: "run as a Windows service"},
+	}}
+}
+
+// modeHelp is the help of the field mode.
+func modeHelp(modes mode.List) string {
+	var names []string
+	for _, m := range modes {
+		switch {
+		case m.Built() && m.OS != "" && m.OS != "linux":
+			names = append(names, m.Name+" ("+systemName(m.OS)+")")
+		case m.Built():
+			names = append(names, m.Name)
+		}
+	}
+	help := "`mode` of the data plane: " + strings.Join(names, ", ") + "; nothing means the best that this machine can do"
+	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked != "" }); len(unasked) > 0 {
+		help += ", " + unasked[0] + " first"
+	}
+	return help
+}
+
+// nodePortsHelp is the help of the field nodePortAddresses.
+func nodePortsHelp(modes mode.List) string {
+	primary := modes.Names(func(m mode.Mode) bool { return m.NodePortsPrimary })
+	return "`addresses` of this node that answer NodePorts: CIDRs and the words primary, localhost (where the mode can), all; nothing means primary in " +
+		strings.Join(primary, " and ") + " mode, all in the others"
+}
+
+// cleanup turns the three flags into the modes whose rules are removed.
+func (o *Options) cleanup() []string {
+	if o.cleanupIPTables && o.changed("cleanup") && !o.Cleanup {
+		o.problem("--cleanup", "false", "contradicts --cleanup-iptables: want one of them")
+	}
+	if o.InitOnly && (o.Cleanup || o.cleanupIPTables) {
+		o.problem("--init-only", "true", "contradicts --cleanup: want one of them")
+	}
+	if o.changed("cleanup-ipvs") && !o.Cleanup {
+		o.warn("--cleanup-ipvs has no effect without --cleanup")
+	}
+	asked := map[string]bool{"iptables": o.Cleanup || o.cleanupIPTables, "ipvs": o.Cleanup && o.cleanupIPVS}
+	return o.modes.Names(func(m mode.Mode) bool {
+		is, own := asked[m.Name]
+		return m.Remove != nil && m.On(o.system) && (is || o.Cleanup && !own)
+	})
+}
+
+// clusterCIDRs is CF-36. In the modes that do not look at pod networks, a bad one does no harm.
+func (o *Options) clusterCIDRs() []netip.Prefix {
+	const want = "want a CIDR such as 10.244.0.0/16, or one of each IP family with a comma between"
+	s := o.file.ClusterCIDR
+	if s == "" {
+		return nil
+	}
+	report := func() {
+		switch o.file.DetectLocalMode {
+		case "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix":
+			o.warn("%s %q is ignored: %s", o.where("clusterCIDR"), s, want)
+		default:
+			o.wrong("clusterCIDR", s, want)
+		}
+	}
+	var all []netip.Prefix
+	for part := range strings.SplitSeq(s, ",") {
+		p, err := option.ParsePrefix(strings.TrimSpace(part))
+		if err != nil || len(all) == 2 || len(all) == 1 && all[0].Addr().Is4() == p.Addr().Is4() {
+			report()
+			return nil
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// detectLocal is CF-33 to CF-35.
+func (o *Options) detectLocal() DetectLocal {
+	mode := string(o.file.DetectLocalMode)
+	if mode == "" {
+		mode = "ClusterCIDR"
+	}
+	d := DetectLocal{Mode: mode}
+	var field string
+	switch mode {
+	case "BridgeInterface":
+		field, d.Interface = "detectLocal.bridgeInterface", o.file.DetectLocal.BridgeInterface
+	case "InterfaceNamePrefix":
+		field, d.Interface = "detectLocal.interfaceNamePrefix", o.file.DetectLocal.InterfaceNamePrefix
+	default:
+		if !slices.Contains(localModes, mode) {
+			o.wrong("detectLocalMode", mode, "want "+strings.Join(localModes, ", ")+" or nothing, which means ClusterCIDR")
+		}
+		return d
+	}
+	switch n := d.Interface; {
+	case n == "":
+		o.wrong(field, n, "must not be empty with the mode "+mode)
+	case len(n) > 15 || strings.ContainsAny(n, "/: \t\n"): // IFNAMSIZ, dev_valid_name
+		o.wrong(field, n, "no interface can have such a name: want 1 to 15 bytes without blanks, slashes and colons")
+	}
+	return d
+}
+
+// nodePorts is CF-37: what is asked for. What nothing means depends on the mode.
+func (o *Options) nodePorts() NodePorts {
+	n := NodePorts{Unset: len(o.file.NodePortAddresses) == 0}
+	add := func(ps ...netip.Prefix) {
+		for _, p := range ps {
+			if !slices.Contains(n.Prefixes, p) {
+				n.Prefixes = append(n.Prefixes, p)
+			}
+		}
+	}
+	for _, s := range o.file.NodePortAddresses {
+		switch p, err := option.ParsePrefix(s); {
+		case s == "primary":
+			n.Primary = true
+		case s == "all":
+			add(everyAddress()...)
+		case s == "localhost":
+			add(netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+		case err != nil:
+			o.wrong("nodePortAddresses", s, "want a CIDR such as 192.0.2.0/24, or primary, localhost or all")
+		default:
+			add(p)
+		}
+	}
+	return n
+}
+
+// externalIPCIDRs is which external IPs are served (SV-13). A list of which something is wrong must not come out as an
+// empty one, which would serve all.
+func (o *Options) externalIPCIDRs(gates map[string]bool) []netip.Prefix {
+	var all []netip.Prefix
+	for _, s := range o.proxy.ExternalIPCIDRs {
+		p, err := option.ParsePrefix(s)
+		if err != nil {
+			o.wrong("externalIPCIDRs", s, "want a CIDR such as 192.0.2.0/24")
+			continue
+		}
+		all = append(all, p)
+	}
+	if len(all) > 0 && !gates["AllowServiceExternalIPs"] {
+		o.warn("%s has no effect, because the feature gate AllowServiceExternalIPs is off", o.where("externalIPCIDRs"))
+	}
+	return all
+}
+
+// bindAddress is CF-13.
+func (o *Options) bindAddress() netip.Addr {
+	a, err := option.ParseAddr(o.file.BindAddress)
+	if err != nil {
+		o.wrong("bindAddress", o.file.BindAddress, "want an IP address; 0.0.0.0 or :: for none of its own")
+	}
+	return a
+}

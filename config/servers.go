@@ -1,0 +1,182 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"kube-proxy/config/option"
+)
+
+// Servers says where health and metrics are served.
+type Servers struct {
+	// Healthz and Metrics are not valid where there shall be no server.
+	Healthz, Metrics netip.AddrPort
+	// HardFail ends the process when one of them cannot listen.
+	HardFail  bool
+	Profiling bool
+	// AdminSocket is the path of the socket for questions of people; "" for none.
+	AdminSocket string
+	// ServiceMetrics is how many Services have metrics of their traffic, 0 to MostServiceMetrics; 0: none is counted.
+	ServiceMetrics int
+	// ShowHiddenMetricsFor is "1.36", or "" for none.
+	ShowHiddenMetricsFor string
+}
+
+// serversBlock has the fields that are ours.
+type serversBlock struct {
+	AdminSocket    *string `json:"adminSocket"`
+	ServiceMetrics int32   `json:"serviceMetrics"`
+}
+
+const (
+	healthzPort = 10256
+	metricsPort = 10249
+)
+
+func (o *Options) serversSection() option.Section {
+	f := o.file
+	f.HealthzBindAddress, f.MetricsBindAddress = fmt.Sprintf("0.0.0.0:%d", healthzPort), fmt.Sprintf("127.0.0.1:%d", metricsPort)
+	o.servers.AdminSocket = new(DefaultAdminSocket)
+	return option.Section{Title: "Health and metrics", Order: 25, Values: o.servers, Fields: []option.Field{
+		{Path: "healthzBindAddress", Flag: "healthz-bind-address", Row: "CF-14",
+			Help: "`IP:port` of the health server; a port may be left out; empty as a flag, or none in a file, means no server"},
+		{Path: "metricsBindAddress", Flag: "metrics-bind-address", Row: "CF-15",
+			Help: "`IP:port` of the metrics server; a port may be left out; empty as a flag, or none in a file, means no server"},
+		{Path: "bindAddressHardFail", Flag: "bind-address-hard-fail", Row: "CF-16", Restart: "it is about the start of the servers",
+			Help: "end the process when the health or metrics server cannot listen, instead of trying again"},
+		{Path: "enableProfiling", Flag: "profiling", Row: "CF-17",
+			Help: "profiles of the process on the metrics server, below /debug"},
+		{Path: "adminSocket", Flag: "admin-socket", Row: "EXT",
+			Help: "`path` of the unix socket at which kube-proxy trace, why, diff, ui and the like ask this process; root alone may; " +
+				"nothing turns it off. On Windows it is a named pipe for administrators, and the default means `" + adminPipe + "`"},
+		{Path: "serviceMetrics", Flag: "service-metrics", Row: "EXT", Restart: option.AtStart,
+			Help: "how many Services have their connections in metrics of their own, 0 to 1000: those with the most, all others " +
+				"together; 0 counts nothing"},
+		{Path: "showHiddenMetricsForVersion", Flag: "show-hidden-metrics-for-version", Row: "CF-18", Restart: "metrics are registered once",
+			Help: "show the metrics that were hidden since the `version`, which can only be the one before ours: " + previousMinor},
+	}}
+}
+
+// servers is CF-14 to CF-18. A bare IP gets the server's usual port; nothing (FL-09) and none disable it.
+func (o *Options) checkServers(r *option.Report) Servers {
+	f := o.file
+	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
+	s.ServiceMetrics = r.Within("serviceMetrics", o.servers.ServiceMetrics, 0, MostServiceMetrics)
+	s.Healthz = o.server("healthzBindAddress", &f.HealthzBindAddress, healthzPort)
+	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)
+	// One address for both is one server, as in v1.5.
+	if h, m := s.Healthz, s.Metrics; h != m && h.IsValid() && m.IsValid() && h.Port() == m.Port() && (h.Addr().IsUnspecified() || m.Addr().IsUnspecified()) {
+		o.warn("%s %s and %s %s overlap: only one of the two servers can listen; with the same address one server answers for both",
+			o.where("healthzBindAddress"), h, o.where("metricsBindAddress"), m)
+	}
+	if v := s.ShowHiddenMetricsFor; v != "" && v != previousMinor {
+		o.wrong("showHiddenMetricsForVersion", v, "want the version before this one, "+previousMinor+", or nothing")
+	}
+	return s
+}
+
+// MostServiceMetrics is how many Services may have metrics of their own at most: a series for each, IP family and node.
+const MostServiceMetrics = 1000
+
+// DefaultAdminSocket is the admin socket where nobody asks for another: where the commands look for it.
+const DefaultAdminSocket = "/run/kube-proxy/admin.sock"
+
+// adminPipe is what [DefaultAdminSocket] means on Windows, so that one file serves nodes of both systems. Only administrators may create
+// a pipe below this prefix, so no other user can answer in the proxy's place.
+const adminPipe = pipePrefix + `ProtectedPrefix\Administrators\kube-proxy-admin`
+
+const pipePrefix = `\\.\pipe\`
+
+// AdminSocketOn returns the path at which an admin socket is on an operating system, as runtime.GOOS names it.
+func AdminSocketOn(system, path string) string {
+	if system == "windows" && path == DefaultAdminSocket {
+		return adminPipe
+	}
+	return path
+}
+
+// mostSocketPath is the length of the longest path of a unix socket on Linux, in bytes.
+const mostSocketPath = 107
+
+// mostPipePath is that of a named pipe of Windows.
+const mostPipePath = 256
+
+// adminSocket is the path of the socket for questions of people.
+func (o *Options) adminSocket() string {
+	path := AdminSocketOn(o.system, *o.servers.AdminSocket)
+	switch {
+	case path == "":
+	case o.system == "windows":
+		if name, ok := strings.CutPrefix(path, pipePrefix); !ok || name == "" || len(path) > mostPipePath || strings.ContainsRune(name, 0) {
+			o.wrong("adminSocket", path, "want a named pipe such as "+adminPipe+", or nothing for no pipe")
+		}
+	case !strings.HasPrefix(path, "/") || strings.HasSuffix(path, "/") || strings.ContainsRune(path, 0):
+		o.wrong("adminSocket", path, "want an absolute path such as "+DefaultAdminSocket+", or nothing for no socket")
+	case len(path) > mostSocketPath:
+		o.wrong("adminSocket", path, fmt.Sprintf("it has %d bytes: want %d at most, as the kernel does", len(path), mostSocketPath))
+	}
+	return path
+}
+
+// noServer disables a server in a file, where nothing means the default (FL-08).
+const noServer = "none"
+
+func (o *Options) server(field string, at *string, port uint16) netip.AddrPort {
+	const want = "want IP:port such as 0.0.0.0:10256 or [::]:10256 with a port of 1 to 65535, or an IP"
+	if *at == "" || *at == noServer {
+		if o.loaded {
+			o.warn("%s is %q: no such server runs; other versions of kube-proxy do not know this word", o.where(field), noServer)
+		}
+		*at = noServer
+		return netip.AddrPort{}
+	}
+	if a, err := option.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(*at, "["), "]")); err == nil {
+		*at = netip.AddrPortFrom(a, port).String()
+		return netip.AddrPortFrom(a, port)
+	}
+	i := strings.LastIndexByte(*at, ':')
+	if i < 0 {
+		o.wrong(field, *at, want)
+		return netip.AddrPort{}
+	}
+	host := (*at)[:i]
+	bare := strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	a, err := option.ParseAddr(bare)
+	n, bad := strconv.ParseUint((*at)[i+1:], 10, 16)
+	if err != nil || bad != nil || n == 0 || a.Is6() && bare == host {
+		o.wrong(field, *at, want)
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a, uint16(n))
+}
+
+// port is what --healthz-port and --metrics-port do: 0 disables the server, else the port is for an address
+// without one. The default address counts as one without (FL-04).
+func (o *Options) port(name string, port int32, at *string) {
+	if !o.changed(name + "-port") {
+		return
+	}
+	old, flag := "--"+name+"-port", "--"+name+"-bind-address"
+	_, err := option.ParseAddr(*at)
+	switch {
+	case port < 0 || port > 65535:
+		o.problem(old, fmt.Sprint(port), "want 0 to 65535")
+	case port == 0:
+		if o.changed(flag[2:]) && *at != "" {
+			o.warn("%s 0 disables the server, whatever %s says", old, flag)
+			o.told = append(o.told, old[2:])
+		}
+		*at = ""
+	case err == nil: // a bare IP
+		a, _ := option.ParseAddr(*at)
+		*at = netip.AddrPortFrom(a, uint16(port)).String()
+	case !o.changed(flag[2:]):
+		host, _, _ := strings.Cut(*at, ":")
+		*at = fmt.Sprintf("%s:%d", host, port)
+	default:
+		o.warn("%s is ignored: %s %s wins", old, flag, *at)
+		o.told = append(o.told, old[2:])
+	}
+}

@@ -1,0 +1,65 @@
+package hns
+
+import (
+	"net/netip"
+
+	"kube-proxy/config/option"
+)
+
+// Options are the values of the block winkernel and what is ours beside it (CF-31, CF-32).
+type Options struct {
+	Winkernel struct {
+		// NetworkName is the name of the HNS network; "" leaves it to the environment variable KUBE_NETWORK.
+		NetworkName string `json:"networkName"`
+		// SourceVip is the address by which this node's proxy reaches pods of an overlay network.
+		SourceVip string `json:"sourceVip"`
+		// EnableDSR has backends answer clients directly.
+		EnableDSR bool `json:"enableDSR"`
+		// RootHnsEndpointName is the name of the HNS endpoint of the host in an l2bridge network.
+		RootHnsEndpointName string `json:"rootHnsEndpointName"`
+		// ForwardHealthCheckVip leads health checks of load balancers to this node.
+		ForwardHealthCheckVip bool `json:"forwardHealthCheckVip"`
+	} `json:"winkernel"`
+	// WindowsIgnoreSourceRanges serves addresses with source ranges to all clients, and does not leave them out.
+	WindowsIgnoreSourceRanges bool `json:"windowsIgnoreSourceRanges"`
+}
+
+// options is the mode's section of the configuration.
+func options() option.Section {
+	v := &Options{}
+	return option.Section{Title: "Windows", Order: 70, Values: v, Check: v.check, Fields: []option.Field{
+		{Path: "winkernel.networkName", Flag: "network-name", Row: "CF-31", Restart: option.AtStart,
+			Help: "`name` of the HNS network"},
+		{Path: "winkernel.sourceVip", Flag: "source-vip", Row: "CF-31", Restart: option.AtStart,
+			Help: "`IP` that stands for clients in an overlay network"},
+		{Path: "winkernel.enableDSR", Flag: "enable-dsr", Row: "CF-31", Restart: option.AtStart,
+			Help: "backends answer clients directly"},
+		{Path: "winkernel.rootHnsEndpointName", Flag: "root-hnsendpoint-name", Row: "CF-32", Restart: option.AtStart,
+			Help: "`name` of the node's own HNS endpoint; nothing means cbr0"},
+		{Path: "winkernel.forwardHealthCheckVip", Flag: "forward-healthcheck-vip", Row: "CF-32", Restart: option.AtStart,
+			Help: "health checks of load balancers reach the load balancer's address"},
+		{Path: "windowsIgnoreSourceRanges", Flag: "windows-ignore-source-ranges", Row: "EXT", Restart: option.AtStart,
+			Help: "serve load-balancer addresses of Services with loadBalancerSourceRanges to all clients, for clouds whose load " +
+				"balancers enforce the ranges themselves; without it this node does not serve them, because Windows cannot enforce ranges"},
+	}}
+}
+
+func (o *Options) check(r *option.Report) {
+	if s := o.Winkernel.SourceVip; s != "" {
+		if _, err := option.ParseAddr(s); err != nil {
+			r.Wrong("winkernel.sourceVip", s, "want an IP address")
+		}
+	}
+}
+
+// sourceVIP is not valid if it is not given.
+func (o *Options) sourceVIP() netip.Addr {
+	a, err := option.ParseAddr(o.Winkernel.SourceVip)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return a
+}
+
+// optionsOf returns the mode's values.
+func optionsOf(all option.Blocks) *Options { return option.Of(all, &Options{}) }

@@ -1,0 +1,102 @@
+package userspace
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"kube-proxy/config/option"
+)
+
+// Options are the fields of the mode, of which the published type had some until the mode left it (CF-44, CF-45).
+type Options struct {
+	// PortRange are the ports of this node that proxied connections may arrive at; "" for any.
+	PortRange string `json:"portRange"`
+	// UDPIdleTimeout is how long an idle session of UDP is kept.
+	UDPIdleTimeout option.Duration `json:"udpIdleTimeout"`
+	Userspace      struct {
+		// TerminationGracePeriod is how long connections may go on at most after their endpoint or their Service was removed; 0 for
+		// no bound: they go on until they end, as the kernel's do (PN-03, DP-53).
+		TerminationGracePeriod option.Duration `json:"terminationGracePeriod"`
+		// DrainTimeout is how long connections go on when the process is asked to end.
+		DrainTimeout option.Duration `json:"drainTimeout"`
+		// NodeEndpoints: endpoints at the node's own addresses get connections.
+		NodeEndpoints *bool `json:"nodeEndpoints"`
+	} `json:"userspace"`
+	// Fallback: the mode runs where the one that was asked for cannot.
+	Fallback *bool `json:"userspaceFallback"`
+}
+
+// drainTimeout is enough for requests that are under way. Connections that last longer are opened anew by their clients in any
+// case, and as long as the process waits, nobody takes new ones.
+const drainTimeout = 5 * time.Second
+
+// defaults are the values that nobody asked for.
+func defaults() *Options {
+	v := &Options{Fallback: new(true)}
+	v.UDPIdleTimeout.Duration = 250 * time.Millisecond
+	v.Userspace.DrainTimeout.Duration = drainTimeout
+	v.Userspace.NodeEndpoints = new(true)
+	return v
+}
+
+// options is the mode's section of the configuration.
+func options() option.Section {
+	v := defaults()
+	return option.Section{Title: "userspace", Order: 60, Values: v, Check: v.check, Fields: []option.Field{
+		{Path: "portRange", Flag: "proxy-port-range", Row: "CF-44", Restart: option.AtStart,
+			Help: "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
+		{Path: "udpIdleTimeout", Flag: "udp-timeout", Row: "CF-45", Restart: option.AtStart,
+			Help: "how long an idle UDP flow is kept"},
+		{Path: "userspace.terminationGracePeriod", Flag: "userspace-termination-grace-period", Row: "EXT", Restart: option.AtStart,
+			Help: "how long open connections to an endpoint or Service that was removed go on at most; " +
+				"0 until they end by themselves, as in other modes"},
+		{Path: "userspace.drainTimeout", Flag: "userspace-drain-timeout", Row: "EXT",
+			Help: "how long open connections go on at most when the process is asked to end"},
+		{Path: "userspace.nodeEndpoints", Flag: "userspace-node-endpoints", Row: "EXT", Restart: option.AtStart,
+			Help: "connect to endpoints at this node's own addresses; without it they get no connections, " +
+				"so that no Service leads past the node's firewall to programs of the node"},
+		{Path: "userspaceFallback", Flag: "userspace-fallback", Row: "EXT", Restart: "the data plane is chosen once",
+			Help: "run mode userspace where the mode that is asked for cannot run here; " +
+				"without it the process ends with an error instead, unless userspace itself is asked for"},
+	}}
+}
+
+func (o *Options) check(r *option.Report) {
+	r.Positive("udpIdleTimeout", o.UDPIdleTimeout)
+	r.NotNegative("userspace.terminationGracePeriod", o.Userspace.TerminationGracePeriod)
+	r.Positive("userspace.drainTimeout", o.Userspace.DrainTimeout)
+	if _, _, ok := portRange(o.PortRange); !ok {
+		r.Wrong("portRange", o.PortRange, "want first-last, first+more or one port, each 0 to 65535; nothing, 0 or 0-0 for any")
+	}
+}
+
+// optionsOf returns the mode's values.
+func optionsOf(all option.Blocks) *Options { return option.Of(all, defaults()) }
+
+// portRange reads "a-b", "a+more", "a" and "" (flag --proxy-port-range); 0 and 0 are any.
+func portRange(s string) (first, last uint16, ok bool) {
+	s = strings.TrimSpace(s)
+	if s == "" {
+		return 0, 0, true
+	}
+	at := strings.IndexAny(s, "-+")
+	low := s
+	if at >= 0 {
+		low = s[:at]
+	}
+	a, err := strconv.ParseUint(low, 10, 16)
+	if err != nil {
+		return 0, 0, false
+	}
+	b := a
+	if at >= 0 {
+		if b, err = strconv.ParseUint(s[at+1:], 10, 16); err != nil {
+			return 0, 0, false
+		}
+		if s[at] == '+' {
+			b = min(a+b, 65535)
+		}
+	}
+	return uint16(a), uint16(b), a <= b && (a > 0 || b == 0)
+}
