@@ -12,6 +12,8 @@ export KUBE_PROXY_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=12 HEAD 2
 KERNELS  ?= 5.10 6.1 6.12
 FUZZTIME ?= 30s
 SWITCHES ?= 25
+# The tools are a module of their own. `$(call tool,NAME)` builds one and starts it here.
+tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 # What answers the commands, beside the engine that they ask.
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
@@ -33,19 +35,19 @@ build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-wind
 # IMAGE names it, TAG is its version; DEBIAN and DEBIAN_SECURITY are mirrors in place of those of this machine's apt sources.
 MIRRORS = $(if $(DEBIAN),-debian $(DEBIAN)) $(if $(DEBIAN_SECURITY),-debian-security $(DEBIAN_SECURITY))
 image: ## write bin/kube-proxy-image.tar, a container image for linux/amd64 and linux/arm64 (IMAGE=localhost/kube-proxy TAG=...)
-	@go run $(VCS) ./tools/image $(if $(IMAGE),-name $(IMAGE)) $(if $(TAG),-tag $(TAG)) $(MIRRORS) $(ARGS)
+	@$(call tool,image) $(if $(IMAGE),-name $(IMAGE)) $(if $(TAG),-tag $(TAG)) $(MIRRORS) $(ARGS)
 
 # Of its own build, so that it is right whatever lies in bin.
 test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equal, and that it serves in containers; what CI runs third
-	@go run $(VCS) ./tools/image -o bin/test-image/kube-proxy-image.tar
-	go test -count=1 ./tools/image -image $(CURDIR)/bin/test-image/kube-proxy-image.tar
-	go test -c -o bin/test-image/image.test ./tools/image
-	go build $(VCS) -o bin/test-image/demo ./tools/demo
+	@$(call tool,image) -o bin/test-image/kube-proxy-image.tar
+	go -C tools test -count=1 ./image -image $(CURDIR)/bin/test-image/kube-proxy-image.tar
+	go -C tools test -c -o $(CURDIR)/bin/test-image/image.test ./image
+	go -C tools build $(VCS) -o $(CURDIR)/bin/test-image/demo ./demo
 	cd tools/image && ../../test/vm/vmrun --kernel 6.12 -- bash -ec 'for tests; do ../../bin/test-image/image.test -test.v -test.run "$$tests" \
 	  -image ../../bin/test-image/kube-proxy-image.tar -demo ../../bin/test-image/demo; done' bash TestKernelLoads 'TestServes/^ipvs$$'
 
 site: ## write the pages of docs as HTML to bin/site, to be read in order (SOURCE=... is where the repository can be read)
-	@go run $(VCS) ./tools/site -o bin/site $(if $(SOURCE),-source $(SOURCE))
+	@$(call tool,site) -o bin/site $(if $(SOURCE),-source $(SOURCE))
 
 # Chromium is much to install, and needed here alone.
 test-status: deps ## the status page in a real Chromium, against a proxy with 10,000 Services (ARGS=-pictures: write docs/pictures anew); what CI runs last
@@ -73,7 +75,7 @@ test-monitoring: deps ## alerts and dashboard by Debian's promtool and Prometheu
 	go test -count=1 -v -timeout 10m ./test/monitoring -prometheus | grep -v '^=== '
 
 image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
-	@go run $(VCS) ./tools/image lock $(MIRRORS)
+	@$(call tool,image) lock $(MIRRORS)
 
 # The VM computes while the API server mostly waits.
 test: deps check unit ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
@@ -85,13 +87,16 @@ check: build-windows ## gofmt, go vet, staticcheck, limits of size; for Windows 
 	go vet ./...
 	for arch in amd64 arm64; do GOOS=windows GOARCH=$$arch go vet -trimpath ./...; done
 	go tool staticcheck ./...
+	go -C tools vet ./...
+	staticcheck=$$(go tool -n staticcheck); cd tools && $$staticcheck ./...
 	cd test/e2e && go vet -tags pods ./...
 
 # Tests that run side by side wait for packets that must not come more than they compute.
 PARALLEL := $(shell echo $$((3 * $$(nproc))))
-unit: ## go test ./..., with the tests that use this machine's kernel
+unit: ## go test ./... here and in tools, with the tests that use this machine's kernel
 	@if (($$(id -u))); then echo 'make: the tests that use the kernel need root' >&2; exit 1; fi
 	go test -parallel $(PARALLEL) -timeout 10m ./...
+	go -C tools test -timeout 10m ./...
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go run ./cmd/build
@@ -107,12 +112,12 @@ test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP t
 	@test/vm/suites $(if $(FULL),--full) $(KERNELS)
 
 bench: deps $(STORE)/6.12 ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
-	go run $(VCS) ./tools/bench $(ARGS)
+	@$(call tool,bench) $(ARGS)
 
 # Modes nftables and userspace need no program.
 run: TOOLS := $(if $(findstring iptables,$(ARGS))$(findstring ipvs,$(ARGS)),iptables:iptables)
 run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')
-	@go build $(VCS) -o bin/demo ./tools/demo && exec bin/demo $(ARGS)
+	@$(call tool,demo) $(ARGS)
 
 switches: deps ## 100 changes between the modes under traffic (SWITCHES=...: to and fro, for each back end of iptables)
 	go test -count=1 -v -timeout 30m ./plane/cleanup -run TestSwitchUnderTraffic -switches $(SWITCHES)
@@ -121,7 +126,7 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rn --include='*_test.go' -oE '^func Fuzz[A-Za-z0-9_]+' . | grep -v '^./test/e2e/' | \
 	while IFS=: read -r file _ func; do \
 	  name=$${func#func }; echo "== $$(dirname $$file) $$name"; \
-	  go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname $$file)"; \
+	  go -C "$$(dirname $$file)" test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) .; \
 	done
 
 generate: deps ## write docs/conformance.md anew, from complete runs on this machine's kernel and on the others
@@ -137,6 +142,7 @@ release-check: ## before a release, for hours: all tests, with -race too, all sc
 	$(MAKE) test
 	$(MAKE) test-image test-status pods
 	env -u KUBE_PROXY_SEED go test -race -timeout 90m ./... # other walks than those of make test
+	go -C tools test -race -timeout 30m ./...
 	go test -count=1 -timeout 90m ./test/adversary -run TestStranger -large
 	$(MAKE) fuzz FUZZTIME=60s
 	$(MAKE) generate COMMIT=$(COMMIT)

@@ -29,7 +29,8 @@ type started struct {
 func buildProxy(t *testing.T) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "kube-proxy")
-	build := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", binary, "kube-proxy/cmd/kube-proxy")
+	build := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", binary, "./cmd/kube-proxy")
+	build.Dir = "../.."
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build kube-proxy: %v\n%s", err, out)

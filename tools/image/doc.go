@@ -11,8 +11,8 @@
 // The same commit, lock and Go give the same bytes: times come from SOURCE_DATE_EPOCH or the commit, and those of Debian's layer from
 // the lock, so that it stays the same from release to release. [docs/image.md] says what is in the image and why.
 //
-//	go run ./tools/image          build
-//	go run ./tools/image lock     write debian.lock anew, with what Debian has now
+//	make image          build
+//	make image-lock     write debian.lock anew, with what Debian has now
 //
 // [docs/image.md]: ../docs/image.md
 package main

@@ -569,7 +569,7 @@ func TestReproducible(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := filepath.Join(t.TempDir(), "second.tar")
-	cmd := exec.Command("sh", "-c", `umask 077; exec go run ./tools/image -name "$1" -tag "$2" -o "$3"`, "sh", name, tag, second)
+	cmd := exec.Command("sh", "-c", `umask 077; go -C tools build -o "$PWD/bin/" ./image && exec bin/image -name "$1" -tag "$2" -o "$3"`, "sh", name, tag, second)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "TZ=Pacific/Kiritimati", "LC_ALL=C", "PWD="+dir)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -93,7 +93,7 @@ func makeImage(ctx context.Context, dir string, logf func(string, ...any)) (arch
 		return "", err
 	}
 	archive = filepath.Join(dir, "kube-proxy-image.tar")
-	cmd := exec.CommandContext(ctx, "go", "run", "./tools/image", "-name", image, "-tag", "e2e", "-o", archive)
+	cmd := exec.CommandContext(ctx, "make", "image", "IMAGE="+image, "TAG=e2e", "ARGS=-o "+archive)
 	cmd.Dir = filepath.Join(root, "..", "..")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("make image: %w\n%s", err, out)
