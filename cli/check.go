@@ -131,7 +131,7 @@ func findingsText(all []preflight.Finding) string {
 		if f.About != "" {
 			seen = f.About + ": " + seen
 		}
-		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", f.Severity, width, f.ID, plain(strings.ReplaceAll(seen, "\n", "; ")))
+		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", f.Severity, width, f.ID, lb.Printable(strings.ReplaceAll(seen, "\n", "; ")))
 		for _, more := range []struct{ word, text string }{{"why", f.Why}, {"do", f.Remedy}} {
 			if more.text == "" || f.Severity == preflight.Info {
 				continue

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -19,6 +18,7 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/internal/nearest"
 	"kube-proxy/internal/wiring"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
@@ -202,7 +202,7 @@ func Exit(errOut io.Writer, err error) int {
 		return int(code)
 	}
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintf(errOut, "kube-proxy: %s\n", plain(line))
+		fmt.Fprintf(errOut, "kube-proxy: %s\n", lb.Printable(line))
 	}
 	if errors.As(err, new(config.Problems)) {
 		fmt.Fprintln(errOut, "kube-proxy --help lists all flags")
@@ -212,20 +212,6 @@ func Exit(errOut io.Writer, err error) int {
 		return a.code
 	}
 	return 1
-}
-
-// plain writes characters that a terminal would obey, such as those in the name of a process or in a file of others, as
-// Go would.
-func plain(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		if unicode.IsControl(r) {
-			fmt.Fprintf(&b, "\\x%02x", r)
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
 }
 
 // wrapped breaks a text into lines that a terminal shows.

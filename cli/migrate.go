@@ -13,6 +13,7 @@ import (
 
 	"kube-proxy/cli/migrate"
 	"kube-proxy/config"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
@@ -153,7 +154,7 @@ func printMigration(out, errOut io.Writer, asJSON bool, r *migrate.Result) error
 			if s.Severity != severity {
 				continue
 			}
-			fmt.Fprintf(&b, "%-7s  %s: %s\n", s.Severity, plain(s.About), plain(s.Differs))
+			fmt.Fprintf(&b, "%-7s  %s: %s\n", s.Severity, lb.Printable(s.About), lb.Printable(s.Differs))
 			if severity != migrate.Same {
 				fmt.Fprintf(&b, "         why: %s\n         do:  %s\n", s.Why, s.Do)
 			}

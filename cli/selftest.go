@@ -18,6 +18,7 @@ import (
 	"kube-proxy/cli/preflight"
 	"kube-proxy/cli/selftest"
 	"kube-proxy/config"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
 )
@@ -116,6 +117,6 @@ func (p *selftestPrinter) print(l selftest.Line) {
 		p.step = l.Step
 		fmt.Fprintf(p.out, "%d %s\n", l.Step, selftest.Titles[l.Step-1])
 	}
-	_, err := fmt.Fprintf(p.out, "  %-7s  %-22s  %s\n", cmp.Or(l.Result, "ok"), l.Name, plain(cmp.Or(l.Text, string(l.Value))))
+	_, err := fmt.Fprintf(p.out, "  %-7s  %-22s  %s\n", cmp.Or(l.Result, "ok"), l.Name, lb.Printable(cmp.Or(l.Text, string(l.Value))))
 	p.err = cmp.Or(p.err, err)
 }

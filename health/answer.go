@@ -52,9 +52,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.cfg.Log.Error("health server: print the answer", "path", r.URL.Path, "err", err)
 	}
 	answer(w, code, text)
-	if s.cfg.Answered != nil {
-		s.cfg.Answered(r.URL.Path, code)
-	}
+	s.cfg.Answered(r.URL.Path, code)
 }
 
 // standing says how the families and, unless eligible is nil, the node stand. That another process keeps this one from

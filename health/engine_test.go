@@ -52,7 +52,7 @@ func TestOneOddServiceHT04(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		faulty, state, do := behindEngine(t)
 		const period = 10 * time.Second // shorter than the pauses between two tries of one row
-		server := New(Config{
+		server := newServer(Config{
 			SyncPeriod: func() time.Duration { return period },
 			Families:   map[lb.Family]func() State{lb.IPv4: state},
 		})
@@ -94,7 +94,7 @@ func TestOneOddServiceHT04(t *testing.T) {
 func TestBehindEngineHT16(t *testing.T) {
 	d := newDesk(t)
 	faulty, state, do := behindEngine(t, d.v4)
-	proxy := New(Config{Families: map[lb.Family]func() State{lb.IPv4: state}})
+	proxy := newServer(Config{Families: map[lb.Family]func() State{lb.IPv4: state}})
 	ready := func() int { return probe(proxy, http.MethodGet, "/readyz").Code }
 
 	const port = 32100

@@ -24,7 +24,7 @@ import (
 func TestRetryHT15(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, told := &fakeOpener{}, 0
-		s := NewServices(ServicesConfig{OnListenFailed: func(string, uint16, error) { told++ }})
+		s := newServices(ServicesConfig{OnListenFailed: func(string, uint16, error) { told++ }})
 		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
@@ -71,7 +71,7 @@ func TestRetryHT15(t *testing.T) {
 func TestRetryOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &fakeOpener{}
-		s := NewServices(ServicesConfig{})
+		s := newServices(ServicesConfig{})
 		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
@@ -110,7 +110,7 @@ func TestAddressesChange(t *testing.T) {
 			}
 			addrs.Store(&out)
 		}
-		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr { return *addrs.Load() }})
+		s := newServices(ServicesConfig{Addresses: func() []netip.Addr { return *addrs.Load() }})
 		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
@@ -166,7 +166,7 @@ func TestAddressesChange(t *testing.T) {
 // An observer does not wait for listeners, nor for Run.
 func TestAppliedDoesNotBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewServices(ServicesConfig{})
+		s := newServices(ServicesConfig{})
 		v4 := s.Observer(lb.IPv4)
 		v4.Applied(set(check("shop/web", 80, 1))) // before Run
 		blocked := make(chan struct{})
@@ -196,7 +196,7 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 func TestOtherRowsCostNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks atomic.Int64
-		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr {
+		s := newServices(ServicesConfig{Addresses: func() []netip.Addr {
 			looks.Add(1)
 			return []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 		}})
@@ -237,7 +237,7 @@ func TestAddressComesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var addr atomic.Value
 		addr.Store([]netip.Addr{})
-		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr { return addr.Load().([]netip.Addr) }})
+		s := newServices(ServicesConfig{Addresses: func() []netip.Addr { return addr.Load().([]netip.Addr) }})
 		o := &fakeOpener{}
 		s.open = o.listen
 		runServices(t, s)
@@ -268,7 +268,7 @@ func TestListenerBreaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		opened := 0
-		s := NewServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		s := newServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil))})
 		s.open = func(context.Context, listen.Address) (net.Listener, error) {
 			opened++
 			return broken{}, nil
@@ -295,7 +295,7 @@ func TestManyPortsThatCannotListen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, told := &fakeOpener{}, map[string]int{}
 		var log bytes.Buffer
-		s := NewServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil)), OnListenFailed: func(service string, _ uint16, _ error) {
+		s := newServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil)), OnListenFailed: func(service string, _ uint16, _ error) {
 			namespace, _, _ := strings.Cut(service, "/")
 			told[namespace]++
 		}})

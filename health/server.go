@@ -14,26 +14,24 @@ import (
 	"kube-proxy/lb"
 )
 
-// Config says what a [Server] knows. All functions are called from several goroutines at once.
+// Config says what a [Server] knows. All must be set; functions are called from several goroutines at once.
 type Config struct {
 	// Families are the families that the proxy serves, each with how it stands now.
 	Families map[lb.Family]func() State
-	// SyncPeriod is the sync period of the running mode; it may change. Nil, or a period that is not above 0,
-	// means 30 s.
+	// SyncPeriod is the sync period of the running mode; it may change. One that is not above 0 means 30 s.
 	SyncPeriod func() time.Duration
 	// NodeEligible says whether this node's Node object is known, and whether load balancers may use the node:
-	// it is not being deleted, and has no taint ToBeDeletedByClusterAutoscaler (HT-06). Nil means that there
-	// are no Node objects, and the node is eligible.
+	// it is not being deleted, and has no taint ToBeDeletedByClusterAutoscaler (HT-06).
 	NodeEligible func() (known, eligible bool)
 	// Waiting returns since when the process waits for the right to write rules, and a sentence on what it waits for; the
-	// zero time means that it does not wait. Nil means never.
+	// zero time means that it does not wait.
 	Waiting func() (since time.Time, on string)
-	// Answered is told of each answer on /healthz, /livez and /readyz (MT-15). It may be nil.
+	// Answered is told of each answer on /healthz, /livez and /readyz (MT-15).
 	Answered func(path string, code int)
 	// OnListenFailed is told that the address cannot be bound: once, not at each try, until it can or the
-	// error is another. It may be nil.
+	// error is another.
 	OnListenFailed func(at netip.AddrPort, err error)
-	// Log is where failures are logged; nil logs nothing.
+	// Log is where failures are logged.
 	Log *slog.Logger
 }
 
@@ -52,9 +50,6 @@ const lastWords = time.Second
 
 // New returns a server that listens nowhere yet.
 func New(cfg Config) *Server {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
 	s := &Server{cfg: cfg, made: time.Now().UTC(), open: listen.Open}
 	s.http = newHTTP("health server", s, cfg.Log)
 	s.listener = listen.NewMover(listen.Config{
@@ -115,14 +110,12 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) failed(at netip.AddrPort, err error, again bool) {
-	if since, on := s.waiting(); again && !since.IsZero() { // it has the address too
+	if since, on := s.cfg.Waiting(); again && !since.IsZero() { // it has the address too
 		s.cfg.Log.Info("health server does not listen yet", "address", at.String(), "err", err, "because", on)
 		return
 	}
 	s.cfg.Log.Error("health server does not listen", "address", at.String(), "err", err, "again", again)
-	if s.cfg.OnListenFailed != nil {
-		s.cfg.OnListenFailed(at, err)
-	}
+	s.cfg.OnListenFailed(at, err)
 }
 
 func (s *Server) moved(from, to netip.AddrPort) {

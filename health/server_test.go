@@ -49,7 +49,7 @@ func (sc *scene) server() *Server {
 	if sc.noNodes {
 		cfg.NodeEligible = nil
 	}
-	s := New(cfg)
+	s := newServer(cfg)
 	if sc.drained {
 		s.Drain()
 	}
@@ -190,7 +190,7 @@ func TestSyncPeriodChanges(t *testing.T) {
 // HT-03: what is not a path is not found, however near it comes, and is not counted (MT-15).
 func TestPathsHT03(t *testing.T) {
 	counted := map[string]int{}
-	s := New(Config{Answered: func(path string, code int) { counted[fmt.Sprint(path, " ", code)]++ }})
+	s := newServer(Config{Answered: func(path string, code int) { counted[fmt.Sprint(path, " ", code)]++ }})
 	for _, path := range []string{"/", "/healthz/", "/healthz/ping", "//healthz", "/HEALTHZ", "/livez/x", "/metrics", "/x/../healthz"} {
 		if w := probe(s, http.MethodGet, path); w.Code != http.StatusNotFound {
 			t.Errorf("%s: %d, want 404", path, w.Code)
@@ -216,7 +216,7 @@ func TestPathsHT03(t *testing.T) {
 func TestPanicIsLogged(t *testing.T) {
 	var bad atomic.Bool
 	log := &logtest.Buffer{}
-	s := New(Config{
+	s := newServer(Config{
 		Families: map[lb.Family]func() State{lb.IPv4: func() State {
 			if bad.Load() {
 				panic("no state")
@@ -253,7 +253,7 @@ func FuzzTimes(f *testing.F) {
 		if y := when.UTC().Year(); y < 1 || y > 9999 {
 			return
 		}
-		s := New(Config{Families: map[lb.Family]func() State{lb.IPv4: func() State { return State{LastSuccess: when, QueuedSince: when} }}})
+		s := newServer(Config{Families: map[lb.Family]func() State{lb.IPv4: func() State { return State{LastSuccess: when, QueuedSince: when} }}})
 		w := probe(s, http.MethodGet, "/livez")
 		var got struct {
 			LastUpdated, CurrentTime string
@@ -304,7 +304,7 @@ func run(t *testing.T, s *Server) life {
 
 // over HTTP: the headers are those of the book, and no others but the date's (HT-01, HT-02).
 func TestHeaders(t *testing.T) {
-	s := New(Config{NodeEligible: func() (bool, bool) { return true, false }})
+	s := newServer(Config{NodeEligible: func() (bool, bool) { return true, false }})
 	run(t, s)
 	s.Listen(netip.AddrPortFrom(lonely(t), 10256), false)
 	at := s.await(t, true)
@@ -335,7 +335,7 @@ func (s *Server) await(t *testing.T, listens bool) netip.AddrPort {
 // The address changes while the server runs: the new one answers, the old one does not, connections that are open
 // go on (issue 3, reload). One of the addresses contains another, and in the end there is none.
 func TestListenChanges(t *testing.T) {
-	s := New(Config{})
+	s := newServer(Config{})
 	run(t, s)
 	a, b := lonely(t), lonely(t)
 	port := freePort(t)
@@ -397,7 +397,7 @@ func TestOccupiedHT07(t *testing.T) {
 	told := make(chan string, 10)
 	cfg := Config{OnListenFailed: func(at netip.AddrPort, err error) { told <- fmt.Sprint(at, ": ", err) }}
 
-	hard := New(cfg)
+	hard := newServer(cfg)
 	hard.Listen(taken, true)
 	err := hard.Run(context.Background())
 	if want := fmt.Sprintf("health server: listen tcp %s: bind: address already in use", taken); err == nil || err.Error() != want {
@@ -408,7 +408,7 @@ func TestOccupiedHT07(t *testing.T) {
 	}
 	<-told
 
-	soft := New(cfg)
+	soft := newServer(cfg)
 	run(t, soft)
 	soft.Listen(first, false)
 	soft.await(t, true)
@@ -434,7 +434,7 @@ func TestRetryHT07(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &fakeOpener{}
 		told := 0
-		s := New(Config{OnListenFailed: func(netip.AddrPort, error) { told++ }})
+		s := newServer(Config{OnListenFailed: func(netip.AddrPort, error) { told++ }})
 		s.open = o.listen
 		run(t, s)
 		at := netip.MustParseAddrPort("192.0.2.1:10256")

@@ -16,17 +16,17 @@ import (
 	"kube-proxy/lb"
 )
 
-// ServicesConfig says what [Services] knows. All functions are called from several goroutines at once.
+// ServicesConfig says what [Services] knows. All must be set; functions are called from several goroutines at once.
 type ServicesConfig struct {
-	// Healthy reports whether the rules in the kernel are up to date: [Server.Healthy]. Nil means always.
+	// Healthy reports whether the rules in the kernel are up to date: [Server.Healthy].
 	Healthy func() bool
 	// Addresses returns where to listen: addresses of this machine, or an unspecified one for all of its
-	// family; none means nowhere. [ListenAddrs] makes the list. Nil means everywhere.
+	// family; none means nowhere. [ListenAddrs] makes the list.
 	Addresses func() []netip.Addr
 	// OnListenFailed is told that the port of a Service "ns/name" cannot be bound (EV-05): once, not at each
-	// try, until it can or the Service or its port is another. It may be nil.
+	// try, until it can or the Service or its port is another.
 	OnListenFailed func(service string, port uint16, err error)
-	// Log is where failures are logged; nil logs nothing.
+	// Log is where failures are logged.
 	Log *slog.Logger
 }
 
@@ -77,12 +77,6 @@ const lookAgain = 30 * time.Second
 
 // NewServices returns a Services that knows of none yet.
 func NewServices(cfg ServicesConfig) *Services {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Healthy == nil {
-		cfg.Healthy = func() bool { return true }
-	}
 	s := &Services{cfg: cfg, open: listen.OwnShare().Limited(listen.Open), wake: make(chan struct{}, 1),
 		failures: ratelimit.New(cfg.Log, "health check port does not answer"), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
 	s.http = newHTTP("health-check ports of Services", http.HandlerFunc(s.serve), cfg.Log)
@@ -201,12 +195,8 @@ func (s *Services) ring() {
 func (s *Services) Run(ctx context.Context) {
 	defer s.end()
 	failing := map[uint16]*port{} // ports that wait for their next try
-	var again <-chan time.Time
-	if s.cfg.Addresses != nil {
-		ticker := time.NewTicker(lookAgain)
-		defer ticker.Stop()
-		again = ticker.C
-	}
+	again := time.NewTicker(lookAgain)
+	defer again.Stop()
 	for {
 		var retry <-chan time.Time
 		if next := nextTry(failing); !next.IsZero() {
@@ -225,7 +215,7 @@ func (s *Services) Run(ctx context.Context) {
 					ports = append(ports, p)
 				}
 			}
-		case <-again:
+		case <-again.C:
 			ports = s.well(failing)
 		}
 		if len(ports) == 0 {
@@ -322,9 +312,7 @@ func (s *Services) failed(p *port, service string, err error) {
 		return
 	}
 	s.cfg.Log.Error("health check port does not answer, trying again", "service", service, "port", p.number, "err", err)
-	if s.cfg.OnListenFailed != nil {
-		s.cfg.OnListenFailed(service, p.number, err)
-	}
+	s.cfg.OnListenFailed(service, p.number, err)
 }
 
 func (s *Services) end() {
@@ -340,12 +328,8 @@ func (s *Services) end() {
 // addresses returns where each port must be listened at.
 func (s *Services) addresses() func(port uint16) []listen.Address {
 	v4, v6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
-	addrs := []netip.Addr{v4, v6}
-	if s.cfg.Addresses != nil {
-		addrs = slices.Clone(s.cfg.Addresses())
-		slices.SortFunc(addrs, netip.Addr.Compare)
-		addrs = slices.Compact(addrs)
-	}
+	addrs := slices.SortedFunc(slices.Values(s.cfg.Addresses()), netip.Addr.Compare)
+	addrs = slices.Compact(addrs)
 	all4, all6 := slices.Contains(addrs, v4), slices.Contains(addrs, v6)
 	return func(port uint16) []listen.Address {
 		if all4 && all6 { // one socket for both, or for IPv4 where the kernel has no other

@@ -43,7 +43,7 @@ type desk struct {
 func newDesk(t testing.TB) *desk {
 	d := &desk{addr: lonely(t), told: make(chan string, 10)}
 	d.healthy.Store(true)
-	d.Services = NewServices(ServicesConfig{
+	d.Services = newServices(ServicesConfig{
 		Healthy:        d.healthy.Load,
 		Addresses:      func() []netip.Addr { return []netip.Addr{d.addr} },
 		OnListenFailed: func(service string, port uint16, err error) { d.told <- fmt.Sprint(service, " ", port, ": ", err) },
@@ -150,7 +150,7 @@ func raw(t *testing.T, at netip.AddrPort, method, path string) string {
 
 // HT-14: without restriction one listener answers in both families, and nothing is left when both rows are gone.
 func TestOneListenerForBothFamilies(t *testing.T) {
-	s := NewServices(ServicesConfig{OnListenFailed: func(_ string, _ uint16, err error) { t.Error(err) }})
+	s := newServices(ServicesConfig{OnListenFailed: func(_ string, _ uint16, err error) { t.Error(err) }})
 	o := &recorder{open: s.open}
 	s.open = o.listen
 	runServices(t, s)
@@ -344,7 +344,7 @@ func TestOccupiedHT15(t *testing.T) {
 	const port = 32100
 	squatter := squat(t, netip.AddrPortFrom(b, port))
 	told := make(chan string, 10)
-	s := NewServices(ServicesConfig{
+	s := newServices(ServicesConfig{
 		Addresses:      func() []netip.Addr { return []netip.Addr{a, b, a} },
 		OnListenFailed: func(service string, port uint16, err error) { told <- fmt.Sprintf("%s %d: %v", service, port, err) },
 	})

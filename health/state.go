@@ -24,13 +24,10 @@ const defaultSyncPeriod = 30 * time.Second
 
 // patience is how long a change may wait for the kernel (HT-04, CF-61).
 func (s *Server) patience() time.Duration {
-	period := defaultSyncPeriod
-	if s.cfg.SyncPeriod != nil {
-		if p := s.cfg.SyncPeriod(); p > 0 {
-			period = p
-		}
+	if period := s.cfg.SyncPeriod(); period > 0 {
+		return 2 * period
 	}
-	return 2 * period
+	return 2 * defaultSyncPeriod
 }
 
 // report is how all families stand at one moment.
@@ -73,16 +70,9 @@ func (s *Server) look() report {
 			r.missing = append(r.missing, f.String())
 		}
 	}
-	since, on := s.waiting()
+	since, on := s.cfg.Waiting()
 	r.waiting, r.stalled = on, !since.IsZero() && r.now.Sub(since) >= patience
 	return r
-}
-
-func (s *Server) waiting() (since time.Time, on string) {
-	if s.cfg.Waiting == nil {
-		return time.Time{}, ""
-	}
-	return s.cfg.Waiting()
 }
 
 // Healthy reports whether the rules of every family are up to date (HT-04). It says nothing of the node.
@@ -90,12 +80,6 @@ func (s *Server) Healthy() bool { return s.look().healthy }
 
 // eligible reports whether load balancers may send the node what any node can serve (HT-06).
 func (s *Server) eligible() bool {
-	if s.draining.Load() {
-		return false
-	}
-	if s.cfg.NodeEligible == nil {
-		return true
-	}
 	known, eligible := s.cfg.NodeEligible()
-	return known && eligible
+	return known && eligible && !s.draining.Load()
 }

@@ -146,8 +146,8 @@ func (h *Handler) answer(name string, params []string, computed bool, f func(con
 			fail(w, status(err), err)
 			return
 		}
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeWait)) // offline there is none to set
-		_, _ = w.Write(body.Bytes())                                                  // who asked is gone
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeWait))
+		_, _ = w.Write(body.Bytes()) // who asked is gone
 	})
 }
 
@@ -234,7 +234,7 @@ func (h *Handler) live() {
 		c := http.NewResponseController(w)
 		sent := false
 		err := h.about.Top(r.Context(), func(t *inspect.Top) bool {
-			_ = c.SetWriteDeadline(time.Now().Add(writeWait)) // offline there is none to set
+			_ = c.SetWriteDeadline(time.Now().Add(writeWait))
 			sent = true
 			return json.NewEncoder(w).Encode(t) == nil && c.Flush() == nil
 		})

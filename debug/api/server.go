@@ -3,11 +3,14 @@ package api
 import (
 	"context"
 	"errors"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
 	"time"
+
+	"golang.org/x/net/netutil"
 )
 
 const (
@@ -38,11 +41,14 @@ func NewServer(h http.Handler, path string, log *slog.Logger) *Server {
 	return &Server{
 		http: &http.Server{
 			Handler: h, ReadHeaderTimeout: headerWait, IdleTimeout: headerWait, MaxHeaderBytes: mostHeader,
-			ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), // no line of the log for what somebody asks
+			ErrorLog: noLog(),
 		},
 		log: log, move: make(chan struct{}, 1), path: path,
 	}
 }
+
+// noLog is the log of an HTTP server that writes no line for what somebody asks.
+func noLog() *log.Logger { return slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) }
 
 // Listen changes the path, "" for nowhere. It returns at once, and may be called from any goroutine.
 func (s *Server) Listen(path string) {
@@ -98,7 +104,7 @@ func (s *Server) Run(ctx context.Context) {
 }
 
 func (s *Server) serve(l *socket) {
-	err := s.http.Serve(&limited{Listener: l, places: make(chan struct{}, mostConnections), closed: make(chan struct{})})
+	err := s.http.Serve(netutil.LimitListener(l, mostConnections))
 	if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 		s.log.Warn("the admin socket broke; opening it again", "path", l.path, "err", err)
 	}
@@ -118,43 +124,4 @@ func (s *Server) end(open *socket) {
 	if open != nil {
 		open.close()
 	}
-}
-
-// limited is a listener with a bounded number of connections.
-type limited struct {
-	net.Listener
-	places chan struct{}
-	once   sync.Once
-	closed chan struct{}
-}
-
-func (l *limited) Accept() (net.Conn, error) {
-	select {
-	case l.places <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.places
-		return nil, err
-	}
-	return &place{Conn: c, leave: func() { <-l.places }}, nil
-}
-
-func (l *limited) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
-}
-
-// place is a connection of a limited listener.
-type place struct {
-	net.Conn
-	once  sync.Once
-	leave func()
-}
-
-func (p *place) Close() error {
-	p.once.Do(p.leave)
-	return p.Conn.Close()
 }

@@ -9,15 +9,13 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
-
-	"kube-proxy/plane/all"
-	"kube-proxy/status"
 )
 
 const (
 	alertsFile    = "../../charts/alerts/kube-proxy.yaml"
 	dashboardFile = "../../charts/dashboards/kube-proxy.json"
 	runbooksFile  = "../../docs/runbooks.md"
+	metricsFile   = "../../docs/metrics.md"
 )
 
 // alert is one rule of the file.
@@ -148,8 +146,10 @@ func metricLabels(t *testing.T) map[string][]string {
 	}
 	row := regexp.MustCompile("(?m)^\\| `(kubeproxy_[a-z0-9_]+)` \\| ([a-z]+) \\| ([^|]*) \\|")
 	code := regexp.MustCompile("`([a-z_]+)`")
+	page, err := os.ReadFile(metricsFile)
+	must(t, err)
 	n := 0
-	for _, m := range row.FindAllStringSubmatch(status.MetricsPage(all.Modes()), -1) {
+	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
 		own := []string{}
 		for _, l := range code.FindAllStringSubmatch(m[3], -1) {
 			own = append(own, l[1])

@@ -1,0 +1,44 @@
+package health
+
+import (
+	"cmp"
+	"log/slog"
+	"net/netip"
+	"time"
+)
+
+// newServer is [New] with what a test says nothing of.
+func newServer(cfg Config) *Server {
+	if cfg.SyncPeriod == nil {
+		cfg.SyncPeriod = func() time.Duration { return 0 }
+	}
+	if cfg.NodeEligible == nil {
+		cfg.NodeEligible = func() (bool, bool) { return true, true }
+	}
+	if cfg.Waiting == nil {
+		cfg.Waiting = func() (time.Time, string) { return time.Time{}, "" }
+	}
+	if cfg.Answered == nil {
+		cfg.Answered = func(string, int) {}
+	}
+	if cfg.OnListenFailed == nil {
+		cfg.OnListenFailed = func(netip.AddrPort, error) {}
+	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	return New(cfg)
+}
+
+// newServices is [NewServices] with what a test says nothing of.
+func newServices(cfg ServicesConfig) *Services {
+	if cfg.Healthy == nil {
+		cfg.Healthy = func() bool { return true }
+	}
+	if cfg.Addresses == nil {
+		cfg.Addresses = func() []netip.Addr { return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} }
+	}
+	if cfg.OnListenFailed == nil {
+		cfg.OnListenFailed = func(string, uint16, error) {}
+	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	return NewServices(cfg)
+}
