@@ -47,17 +47,23 @@ const imports = `
 	cluster, policy, lb, plane, debug/changes, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/ipvs, internal/xtables;
 
-	internal/pause < conntrack, debug/inspect, internal/xtables;
+	internal/pause < conntrack, debug/inspect, internal/xtwalk;
 	internal/plural < debug/changes, policy, trace;
 	# What a misspelled name may have meant is found in one way.
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
 	internal/netlink/conn < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
 	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink/conn < plane/ipvs;
-	# A rule may ask for the interface that a packet leaves through, and whether an address is the node's own.
-	internal/netlink/route, internal/netlink/conn < internal/xtables;
+	# What is asked of nf_tables is read from its answers.
+	internal/netlink/conn < internal/xtables;
 	# The programs of iptables are run, and their language is known, in one place: chains of three modes are kept by them.
-	lb, plane, plane/ownwrites, mode, trace, internal/kernel, internal/rollback < internal/xtables;
+	lb, plane, plane/ownwrites, mode, internal/kernel, internal/rollback < internal/xtables;
 	internal/xtables < plane/iptables, plane/ipvs, plane/userspace/capture;
+	# Who follows a packet reads rules, whatever their language, and knows no writer. A rule may ask for the interface that a packet leaves
+	# through, and whether an address is the node's own.
+	trace < internal/follow;
+	lb, trace, internal/follow, internal/xtables, internal/netlink/route, internal/netlink/conn < internal/xtwalk;
+	internal/xtwalk < plane/iptables, plane/ipvs, plane/userspace/capture;
+	internal/follow < internal/nft/walk, plane/nftables, plane/userspace/capture;
 	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
 	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/capture, plane/hns, test/fake, test/planetest;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.

@@ -28,7 +28,6 @@ type Keeper struct {
 	layout Layout
 	ours   Fingerprinter // nil if there is none
 	seen   Fingerprint
-	looker *Looker // follows packets, and does nothing else
 	listed time.Time
 
 	set    bool
@@ -95,7 +94,7 @@ func NewKeeper(l Layout) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Keeper{tool: t, layout: l, looker: NewLooker(l.Family, t), ours: NewFingerprinter(l.Family, t.Backend, cmp.Or(l.Writes, &ownwrites.Ledger{}))}, nil
+	return &Keeper{tool: t, layout: l, ours: NewFingerprinter(l.Family, t.Backend, cmp.Or(l.Writes, &ownwrites.Ledger{}))}, nil
 }
 
 // Close gives back what the Keeper holds of this process. The rules stay in force.
@@ -112,6 +111,9 @@ func (k *Keeper) Close() error {
 	}
 	return nil
 }
+
+// Tool returns the programs that the Keeper runs.
+func (k *Keeper) Tool() *Tool { return k.tool }
 
 // Have is [Programs.Have].
 func (k *Keeper) Have(matches, targets []string) error {

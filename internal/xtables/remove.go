@@ -137,23 +137,6 @@ func (l *leftovers) mayStay(id ChainID, h Holding) bool {
 	return err == nil && (c == nil || len(c.Rules) == 0)
 }
 
-// OpenHolding opens what reads the back end's chains, and makes no tables.
-func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
-	if t.Backend == Legacy {
-		info, err := openTableInfo(t.Family)
-		if err != nil {
-			return nil, err
-		}
-		h := &legacyHolding{Info: info, family: t.Family, blobs: map[Table]*blob{}}
-		return h, h.asked(ctx, time.Time{})
-	}
-	nf, err := kernel.OpenNetfilter()
-	if err != nil {
-		return nil, err
-	}
-	return &nftHolding{nf: nf, family: t.Family}, nil
-}
-
 // removeCounters deletes the counters of MT-16 and MT-17, unless the other family or back end still counts.
 func (t *Tool) removeCounters() error {
 	if !t.Real() {

@@ -77,7 +77,7 @@ func (h *nftHolding) lines(t Table, each func(SavedLine)) error {
 			continue
 		}
 		for _, r := range c.Rules {
-			each(SavedLine{SavedRule, t.String(), []byte(name), []byte(r.Text), r.handle})
+			each(SavedLine{SavedRule, t.String(), []byte(name), []byte(r.Text), r.Handle})
 		}
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -189,57 +188,4 @@ func balancesOverOneSet(w planetest.World, k trace.Kernel) error {
 		}
 	}
 	return nil
-}
-
-// Many who ask at once share what is read of the legacy back end, whose tables nobody can write meanwhile; who gives up waits no longer, and nothing
-// stays in memory.
-func TestManyAskAtOnce(t *testing.T) {
-	needs(t, xtables.Legacy)
-	inNetns(t)
-	ns, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.Legacy})
-	reset(t, p, w.Table(10, 3))
-	packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1", To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
-	p.Turn <- struct{}{} // somebody is asking
-	const askers = 50
-	answers := make(chan error, 2*askers)
-	ask := func(ctx context.Context) {
-		go func() {
-			answers <- netlab.In(ns, func() error {
-				k, err := p.Follow(ctx, packet)
-				if err == nil {
-					err = balancesOverOneSet(w, k)
-				}
-				return err
-			})
-		}()
-	}
-	gone, leave := context.WithCancel(t.Context())
-	for range askers {
-		ask(t.Context())
-		ask(gone)
-	}
-	for p.Asking.Load() < 2*askers {
-		runtime.Gosched()
-	}
-	leave()
-	for range askers {
-		if err := <-answers; !errors.Is(err, context.Canceled) {
-			t.Errorf("who gave up: %v", err)
-		}
-	}
-	<-p.Turn
-	for range askers {
-		if err := <-answers; err != nil {
-			t.Error(err)
-		}
-	}
-	if p.Kept != nil || p.Looker.Pace.Reads > 4 {
-		t.Errorf("%d tables were read for %d questions, and are kept: %t", p.Looker.Pace.Reads, askers, p.Kept != nil)
-	}
 }

@@ -21,12 +21,12 @@ import (
 // (DP-12); and neither does a chain of ours that is empty and that nothing needs. One comparison is made at a time.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	select {
-	case p.Compare <- struct{}{}:
-		defer func() { <-p.Compare }()
+	case p.compare <- struct{}{}:
+		defer func() { <-p.compare }()
 	case <-ctx.Done():
 		return fmt.Errorf("iptables: compare: %w", ctx.Err())
 	}
-	h, err := p.Holding(ctx)
+	h, err := p.tool.OpenHolding(ctx)
 	if err != nil {
 		return fmt.Errorf("iptables: compare: %w", err)
 	}
@@ -178,7 +178,7 @@ func (d *differ) compare(c xtables.Chain, service string, key func(rule string) 
 	if same {
 		return nil
 	}
-	if slices.ContainsFunc(have.Rules, func(r xtables.Rule) bool { return len(r.Strange) > 0 }) {
+	if slices.ContainsFunc(have.Rules, func(r xtables.Rule) bool { return r.Unread }) {
 		if alike, err := d.printedAlike(c); err != nil || alike {
 			return err
 		}

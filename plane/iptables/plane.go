@@ -11,6 +11,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/xtables"
+	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
@@ -63,7 +64,8 @@ type Plane struct {
 	// again.
 	found map[lb.Key]bool
 
-	*xtables.Looker
+	*xtwalk.Looker
+	compare chan struct{} // has room for the one comparison that is made at a time
 
 	// prints are chains that iptables-save prints otherwise than they were written, unread such rules in chains of others.
 	prints map[xtables.ChainID]xtables.Printed
@@ -128,7 +130,7 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, Looker: xtables.NewLooker(cfg.Family, t)}
+	p := &Plane{family: cfg.Family, tool: t, Looker: xtwalk.New(t), compare: make(chan struct{}, 1)}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
 	p.maxLines, p.pace = xtables.NFTLines, nftPace
 	if t.Backend == xtables.Legacy {

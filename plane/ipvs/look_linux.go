@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"kube-proxy/internal/xtwalk"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,7 +13,6 @@ import (
 
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
-	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -91,13 +91,13 @@ func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 		return trace.Kernel{}, err
 	}
 	defer done()
-	way := &way{ctx: ctx, view: v, Plane: p, packet: packet, Packet: xtables.Packet{From: packet.From, To: packet.To, Proto: packet.Proto, In: packet.In}}
+	way := &way{ctx: ctx, view: v, Plane: p, packet: packet, Packet: xtwalk.Packet{From: packet.From, To: packet.To, Proto: packet.Proto, In: packet.In}}
 	way.Kernel.Way = []string{}
 	jumps, rules, err := v.Held(ctx)
 	if err != nil {
 		return trace.Kernel{}, err
 	}
-	way.chains = xtables.NewChains(slices.Concat(jumps, rules), way, way.line)
+	way.chains = xtwalk.NewChains(slices.Concat(jumps, rules), way, way.line)
 	if err := way.all(); err != nil {
 		return trace.Kernel{}, err
 	}
@@ -110,9 +110,9 @@ type way struct {
 	ctx    context.Context
 	view   *View
 	packet trace.Packet
-	chains *xtables.Chains
+	chains *xtwalk.Chains
 	// Packet is what has become of it.
-	xtables.Packet
+	xtwalk.Packet
 	trace.Kernel
 }
 

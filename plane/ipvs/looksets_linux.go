@@ -2,21 +2,21 @@ package ipvs
 
 import (
 	"errors"
+	"kube-proxy/internal/xtwalk"
 	"net/netip"
 
 	sets "kube-proxy/internal/netlink/ipset"
-	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
-// Knows is part of [xtables.Sets]: of sets that are not this mode's nobody knows what of a packet their members are.
+// Knows is part of [xtwalk.Sets]: of sets that are not this mode's nobody knows what of a packet their members are.
 func (w *way) Knows(name string) bool {
 	_, known := setNamed(w.cfg.Family, name)
 	return known
 }
 
-// Has is part of [xtables.Sets].
-func (w *way) Has(name, by string, p xtables.Packet) (bool, error) {
+// Has is part of [xtwalk.Sets].
+func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
 	if s.typ() == hashIP && by == "src" {
@@ -30,8 +30,8 @@ func (w *way) Has(name, by string, p xtables.Packet) (bool, error) {
 	return has, err
 }
 
-// MarkOf is part of [xtables.Sets]. It lists a set of marks: the kernel tells of no single one which mark it has.
-func (w *way) MarkOf(name, _ string, p xtables.Packet) (value, mask uint32, err error) {
+// MarkOf is part of [xtwalk.Sets]. It lists a set of marks: the kernel tells of no single one which mark it has.
+func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
 	_, err = w.view.Sets.Members(w.ctx, name, func(is sets.Member) {
@@ -44,7 +44,7 @@ func (w *way) MarkOf(name, _ string, p xtables.Packet) (value, mask uint32, err 
 }
 
 // memberAs is the member of a set that a packet is; of sets of three dimensions the last is the source.
-func memberAs(s set, p xtables.Packet) member {
+func memberAs(s set, p xtwalk.Packet) member {
 	m := member{set: s, port: p.To.Port()}
 	switch s.typ() {
 	case hashIP:

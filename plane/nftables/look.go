@@ -3,12 +3,10 @@
 package nftables
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"net/netip"
-	"slices"
 
+	"kube-proxy/internal/follow"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/trace"
@@ -38,52 +36,9 @@ func (l *layout) follow(ctx context.Context, packet trace.Packet) (trace.Kernel,
 		return trace.Kernel{}, err
 	}
 	defer sock.Close()
-	a, err := walk.Go(ctx, sock, l.table(), packet)
+	all, lines, err := walk.Go(ctx, sock, l.table(), packet)
 	if err != nil {
 		return trace.Kernel{}, err
 	}
-	return kernelAnswer(packet, a), nil
-}
-
-// kernelAnswer sums up the ways of a packet. Where some have a backend and others none, backends answer, with shares that are less than one
-// together, and a line says of the others.
-func kernelAnswer(packet trace.Packet, a walk.Answer) trace.Kernel {
-	k := trace.Kernel{Way: a.Text}
-	shares, others := map[netip.AddrPort]float64{}, map[trace.Verdict]float64{}
-	// A backend that is its own client is masqueraded whoever asks (SV-60); it tells nothing of others.
-	masquerade, hairpin := false, false
-	for _, w := range a.Ways {
-		if !w.Translated || w.Verdict != trace.Pass {
-			others[w.Verdict] += w.Share
-			continue
-		}
-		shares[w.To] += w.Share
-		if w.To.Addr() == packet.From.Addr() {
-			hairpin = hairpin || w.Masquerade
-		} else {
-			masquerade = masquerade || w.Masquerade
-		}
-	}
-	for to, share := range shares {
-		k.Backends = append(k.Backends, trace.Backend{Address: to, Share: share})
-	}
-	slices.SortFunc(k.Backends, func(a, b trace.Backend) int { return a.Address.Compare(b.Address) })
-	verdicts := []trace.Verdict{trace.Pass, trace.Drop, trace.Reject}
-	slices.SortStableFunc(verdicts, func(a, b trace.Verdict) int { return cmp.Compare(others[b], others[a]) })
-	k.Verdict = verdicts[0]
-	if len(k.Backends) > 0 {
-		k.Verdict, k.Masquerade = trace.Balance, masquerade || hairpin && len(k.Backends) == 1
-		for _, v := range verdicts {
-			if others[v] > 0 {
-				k.Way = append(k.Way, fmt.Sprintf("%.2g %% of new connections meet no backend: %s", 100*others[v], v))
-			}
-		}
-		if hairpin && len(k.Backends) > 1 && !masquerade {
-			k.Way = append(k.Way, "a client that is the backend itself is masqueraded")
-		}
-	}
-	if len(a.Remembered) == 1 && a.Remembered[0].Translated {
-		k.Affine = a.Remembered[0].To
-	}
-	return k
+	return follow.Answer(packet, all, lines), nil
 }

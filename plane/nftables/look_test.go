@@ -506,10 +506,10 @@ func TestFollowCost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := walk.Go(t.Context(), sock, p.look.table(), trace.Packet{
+		all, _, err := walk.Go(t.Context(), sock, p.look.table(), trace.Packet{
 			From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80), Proto: lb.TCP})
-		if err != nil || len(a.Ways) != 3 {
-			t.Fatalf("%+v: %v", a, err)
+		if err != nil || len(all) != 3 {
+			t.Fatalf("%+v: %v", all, err)
 		}
 		cost = append(cost, sock.Asked)
 		sock.Close()

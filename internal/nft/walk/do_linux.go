@@ -71,7 +71,7 @@ func (w *walk) do(s Step, f *flow) bool {
 			return f.load(s.to, []byte(s.value))
 		}
 		if f.jump = s.verdict; f.jump.Kind == expr.VerdictDrop {
-			f.verdict = trace.Drop
+			f.Verdict = trace.Drop
 		}
 		return true
 	case "nat":
@@ -83,10 +83,10 @@ func (w *walk) do(s Step, f *flow) bool {
 		}
 		return w.translate(f, to, s.second)
 	case "masq":
-		f.masquerade, f.jump.Kind = true, expr.VerdictAccept
+		f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
 		return true
 	case "reject":
-		f.verdict = trace.Reject
+		f.Verdict = trace.Reject
 		return true
 	}
 	return w.unknown(s)
@@ -137,11 +137,11 @@ func (w *walk) payload(s Step, f *flow) []byte {
 	var b []byte
 	switch s.key {
 	case unix.NFT_PAYLOAD_NETWORK_HEADER:
-		b = networkHeader(w.t.Family, byte(w.p.Proto), w.p.From.Addr(), f.to.Addr())
+		b = networkHeader(w.t.Family, byte(w.p.Proto), w.p.From.Addr(), f.To.Addr())
 	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		b = make([]byte, 20)
 		binary.BigEndian.PutUint16(b, w.p.From.Port())
-		binary.BigEndian.PutUint16(b[2:], f.to.Port())
+		binary.BigEndian.PutUint16(b[2:], f.To.Port())
 		b[12], b[13] = 5<<4, 1<<1 // of TCP: no options, SYN
 	}
 	if int(s.offset+s.length) > len(b) {
@@ -168,13 +168,13 @@ func networkHeader(family, proto byte, from, to netip.Addr) []byte {
 func (w *walk) meta(s Step, f *flow) bool {
 	if s.from != 0 {
 		if s.key == unix.NFT_META_MARK {
-			f.mark = nlconn.Order.Uint32(f.at(s.from, 4))
+			f.Mark = nlconn.Order.Uint32(f.at(s.from, 4))
 		}
 		return true
 	}
 	switch s.key {
 	case unix.NFT_META_MARK:
-		return f.load(s.to, number(f.mark))
+		return f.load(s.to, number(f.Mark))
 	case unix.NFT_META_L4PROTO:
 		return f.load(s.to, []byte{byte(w.p.Proto)})
 	case unix.NFT_META_NFPROTO:
@@ -210,7 +210,7 @@ func (w *walk) ct(s Step, f *flow) bool {
 		return f.load(s.to, number(stateNew))
 	case unix.NFT_CT_STATUS:
 		status := uint32(0)
-		if f.translated {
+		if f.Translated {
 			status = statusDstNAT
 		}
 		return f.load(s.to, number(status))
@@ -232,7 +232,7 @@ func (w *walk) fib(s Step, f *flow) bool {
 	}
 	local := w.p.Host
 	if s.flags&unix.NFTA_FIB_F_DADDR != 0 {
-		local = w.endsHere(f.state)
+		local = w.endsHere(f.State)
 	}
 	typ := uint32(unix.RTN_UNICAST)
 	if local {
@@ -254,10 +254,10 @@ func (w *walk) socket(s Step, f *flow) bool {
 
 func (w *walk) nat(s Step, f *flow) bool {
 	if s.key != unix.NFT_NAT_DNAT {
-		f.masquerade, f.jump.Kind = true, expr.VerdictAccept
+		f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
 		return true
 	}
-	to := f.to.Addr()
+	to := f.To.Addr()
 	if s.from != 0 {
 		to, _ = netip.AddrFromSlice(f.at(s.from, len(to.AsSlice())))
 	}
@@ -266,11 +266,11 @@ func (w *walk) nat(s Step, f *flow) bool {
 
 // translate gives the flow another destination; port is the register of the port, 0 to keep it.
 func (w *walk) translate(f *flow, to netip.Addr, port int) bool {
-	p := f.to.Port()
+	p := f.To.Port()
 	if port != 0 {
 		p = binary.BigEndian.Uint16(f.at(port, 2))
 	}
-	f.to, f.translated, f.jump.Kind = netip.AddrPortFrom(to, p), true, expr.VerdictAccept
+	f.To, f.Translated, f.jump.Kind = netip.AddrPortFrom(to, p), true, expr.VerdictAccept
 	return true
 }
 
@@ -282,7 +282,7 @@ func draw(s Step, flows []flow) (on, broken []flow, err error) {
 	}
 	on = make([]flow, 0, n*len(flows))
 	for _, f := range flows {
-		f.share /= float64(n)
+		f.Share /= float64(n)
 		for i := range n {
 			f.load(s.to, number(uint32(i)+s.offset))
 			on = append(on, f)
@@ -314,8 +314,8 @@ func (w *walk) lookup(s Step, flows []flow) (on, broken []flow, err error) {
 		if dynamic && !w.remembering {
 			e = element{}
 		}
-		if dynamic && f.set == s.set && f.key == keys[i] {
-			e = element{there: f.data != "", data: f.data}
+		if dynamic && f.Memory.Set == s.set && f.Memory.Key == keys[i] {
+			e = element{there: f.Memory.Data != "", data: f.Memory.Data}
 		} else if dynamic && e.there {
 			w.hit = true
 		}
@@ -325,7 +325,7 @@ func (w *walk) lookup(s Step, flows []flow) (on, broken []flow, err error) {
 			continue
 		case s.lookup && s.to == 0:
 			if f.jump = e.verdict; f.jump.Kind == expr.VerdictDrop {
-				f.verdict = trace.Drop
+				f.Verdict = trace.Drop
 			}
 		case s.lookup && !f.load(s.to, []byte(e.data)):
 			return nil, nil, fmt.Errorf("an element of %s has data of %d bytes", s.set, len(e.data))
@@ -386,9 +386,9 @@ func (w *walk) write(s Step, flows []flow) (on, broken []flow, err error) {
 		return nil, nil, err
 	}
 	for _, f := range flows {
-		f.set, f.key, f.data = s.set, string(f.at(s.from, n)), ""
+		f.Memory.Set, f.Memory.Key, f.Memory.Data = s.set, string(f.at(s.from, n)), ""
 		if s.key != dynsetDelete {
-			f.data = string(f.at(s.second, 4))
+			f.Memory.Data = string(f.at(s.second, 4))
 		}
 		on = append(on, f)
 	}

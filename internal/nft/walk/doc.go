@@ -4,7 +4,7 @@
 //
 // Where the kernel draws a number at random, the walk goes all ways at once, each with its share. Elements that packets write, as those of
 // session affinity, are kept from the walk at first: what it says is for clients that the kernel does not remember. Then it goes again as
-// the kernel would lead this client (Answer.Remembered).
+// the kernel would lead this client, which is one way more (Affine).
 //
 // What it does not know, which no rule of ours has, it takes for a match that fails, and says so.
 package walk

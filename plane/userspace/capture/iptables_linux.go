@@ -6,6 +6,7 @@ import (
 	"encoding/base32"
 	"errors"
 	"fmt"
+	"kube-proxy/internal/xtwalk"
 	"maps"
 	"net/netip"
 	"slices"
@@ -80,6 +81,7 @@ type IPTables struct {
 	family
 	cfg   Config
 	keep  *xtables.Keeper
+	look  *xtwalk.Looker
 	addrs *addressWatch
 	drift chan struct{}
 
@@ -103,6 +105,7 @@ func NewIPTables(cfg Config) (*IPTables, error) {
 	if c.keep, err = xtables.NewKeeper(layoutOf(cfg)); err != nil {
 		return nil, fmt.Errorf("capture by iptables: %w", err)
 	}
+	c.look = xtwalk.New(c.keep.Tool())
 	c.unguarded = c.keep.Have([]string{"socket"}, nil)
 	if c.addrs, err = watchAddresses(c.family, c.drift); err != nil {
 		c.keep.Close()

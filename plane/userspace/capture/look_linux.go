@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/follow"
 	nlconn "kube-proxy/internal/netlink/conn"
 	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/internal/nft/rule"
@@ -27,18 +28,6 @@ import (
 // Each capture reads on a socket of its own, and nothing of what its other verbs change.
 var _, _, _ Looker = (*NFTables)(nil), (*IPTables)(nil), (*Addresses)(nil)
 
-// ended makes of the ways of a packet what becomes of it: it is led to one listener, or to none.
-func ended(a walk.Answer) trace.Kernel {
-	k := trace.Kernel{Verdict: trace.Pass, Way: a.Text}
-	for _, w := range a.Ways {
-		k.Verdict = w.Verdict
-		if w.Translated && w.Verdict == trace.Pass {
-			k.Verdict, k.Backends = trace.Balance, append(k.Backends, trace.Backend{Address: w.To, Share: w.Share})
-		}
-	}
-	return k
-}
-
 // Follow is part of [Looker].
 func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
 	sock, err := wire.Open()
@@ -48,11 +37,13 @@ func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 	defer sock.Close()
 	rules := c.renderer(lb.Node{})
 	t := walk.Table{Family: c.ip.Proto, Name: TableName, EndsHere: true, Chains: rules.chains(), Sets: rules.sets[:]}
-	a, err := walk.Go(ctx, sock, t, p)
+	all, lines, err := walk.Go(ctx, sock, t, p)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("capture by nftables, %s: %w", c.ip.Family, err)
 	}
-	return ended(a), nil
+	k := follow.Answer(p, all, lines)
+	k.Masquerade = false // it ends at a listener
+	return k, nil
 }
 
 // renderer renders the rules for a node, of what never changes of the capture.
@@ -302,7 +293,7 @@ func (d *nftDiffer) wants(i setIndex, rec []byte) (lb.Key, bool) {
 
 // Follow is part of [Looker].
 func (c *IPTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
-	k, err := c.keep.Follow(ctx, p)
+	k, err := c.look.Follow(ctx, p)
 	return k, c.wrap(err)
 }
 

@@ -1,6 +1,6 @@
 //go:build linux
 
-package xtables
+package xtwalk
 
 import (
 	"bufio"
@@ -29,8 +29,8 @@ type surroundings struct {
 	tick       time.Duration // of the kernel's clock, in which xt_recent keeps time
 }
 
-// LookAround opens them in the network namespace of the calling thread.
-func LookAround() (*surroundings, error) {
+// lookAround opens them in the network namespace of the calling thread.
+func lookAround() (*surroundings, error) {
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return nil, fmt.Errorf("ask for routes: %w", err)
@@ -38,7 +38,7 @@ func LookAround() (*surroundings, error) {
 	return &surroundings{conn: conn, routes: map[netip.Addr]rtnl.Route{}, interfaces: map[int32]string{}}, nil
 }
 
-func (s *surroundings) Close() { s.conn.Close() }
+func (s *surroundings) close() { s.conn.Close() }
 
 func (s *surroundings) route(ctx context.Context, a netip.Addr) (rtnl.Route, error) {
 	if way, known := s.routes[a]; known {
@@ -68,11 +68,11 @@ func (s *surroundings) interfaceTo(ctx context.Context, a netip.Addr) (string, e
 	return name, nil
 }
 
-// The surroundings are the place of a walk through the kernel's own chains.
+// The surroundings are the route of a walk through the kernel's own chains.
 
-func (s *surroundings) sourceHere(w *walk) bool { return s.here(w, w.from()) }
+func (s *surroundings) sourceHere(w *walker) bool { return s.here(w, w.from()) }
 
-func (s *surroundings) here(w *walk, a netip.Addr) bool {
+func (s *surroundings) here(w *walker, a netip.Addr) bool {
 	if a == w.from() && w.packet.Host || a == w.packet.To.Addr() && w.packet.Here {
 		return true
 	}
@@ -81,7 +81,7 @@ func (s *surroundings) here(w *walk, a netip.Addr) bool {
 	return way.Here
 }
 
-func (s *surroundings) comesIn(w *walk) (name string, known bool) {
+func (s *surroundings) comesIn(w *walker) (name string, known bool) {
 	switch {
 	case !w.arriving:
 		return "", true
@@ -93,20 +93,20 @@ func (s *surroundings) comesIn(w *walk) (name string, known bool) {
 	return s.interfaceFor(w, w.from()) // the way back, as most networks have it
 }
 
-func (s *surroundings) leaves(w *walk, f flow) (name string, known bool) {
+func (s *surroundings) leaves(w *walker, to netip.Addr) (name string, known bool) {
 	if !w.leaving {
 		return "", true
 	}
-	return s.interfaceFor(w, f.to.Addr())
+	return s.interfaceFor(w, to)
 }
 
-func (s *surroundings) interfaceFor(w *walk, a netip.Addr) (name string, known bool) {
+func (s *surroundings) interfaceFor(w *walker, a netip.Addr) (name string, known bool) {
 	name, err := s.interfaceTo(w.ctx, a)
 	w.fail(err)
 	return name, name != ""
 }
 
-func (s *surroundings) Remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool) {
+func (s *surroundings) remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool) {
 	if strings.Contains(list, "/") { // no list can be called so
 		return 0, false
 	}
@@ -115,11 +115,11 @@ func (s *surroundings) Remembers(list string, client netip.Addr, within uint32) 
 		return 0, false
 	}
 	defer f.Close()
-	seen, found := SeenIn(f, client)
+	seen, found := seenIn(f, client)
 	if !found {
 		return 0, false
 	}
-	now, tick, err := s.Jiffies()
+	now, tick, err := s.jiffies()
 	if err != nil {
 		return 0, false
 	}
@@ -127,8 +127,8 @@ func (s *surroundings) Remembers(list string, client netip.Addr, within uint32) 
 	return age, within == 0 || age <= time.Duration(within)*time.Second
 }
 
-// SeenIn returns when a list says that a client was seen last, in jiffies.
-func SeenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
+// seenIn returns when a list says that a client was seen last, in jiffies.
+func seenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
 	lines := bufio.NewScanner(list)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text()) // src=10.0.0.1 ttl: 64 last_seen: 4295022318 oldest_pkt: 1 4295022318
@@ -146,7 +146,7 @@ func SeenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
 }
 
 // Jiffies returns the low half of the kernel's clock, and how long one tick of it is. It began five minutes before it ran over.
-func (s *surroundings) Jiffies() (now uint32, tick time.Duration, err error) {
+func (s *surroundings) jiffies() (now uint32, tick time.Duration, err error) {
 	var ts unix.Timespec
 	if s.tick == 0 {
 		if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {

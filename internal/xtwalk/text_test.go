@@ -1,6 +1,6 @@
 //go:build linux
 
-package xtables
+package xtwalk
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -30,9 +31,9 @@ func (s oneSet) MarkOf(_, _ string, p Packet) (uint32, uint32, error) {
 // passed is what becomes of a packet to 10.0.0.1:80 with mark 0x4001 in the chain INPUT of mangle, whose rules are given.
 func passed(t *testing.T, sets oneSet, rules ...string) (p Packet, v trace.Verdict, lines []string) {
 	t.Helper()
-	all := []ChainRule{{"mangle", "THERE", "-j RETURN"}, {"mangle", "MARKS", "-j MARK --set-xmark 0x8/0x8"}, {"nat", "INPUT", "-j DROP"}}
+	all := []xtables.ChainRule{{Table: "mangle", Chain: "THERE", Rule: "-j RETURN"}, {Table: "mangle", Chain: "MARKS", Rule: "-j MARK --set-xmark 0x8/0x8"}, {Table: "nat", Chain: "INPUT", Rule: "-j DROP"}}
 	for _, r := range rules {
-		all = append(all, ChainRule{"mangle", "INPUT", r})
+		all = append(all, xtables.ChainRule{Table: "mangle", Chain: "INPUT", Rule: r})
 	}
 	p = Packet{From: netip.MustParseAddrPort("10.1.0.1:1000"), To: netip.MustParseAddrPort("10.0.0.1:80"), Proto: lb.TCP, In: "veth1", Mark: 0x4001, ToHere: true}
 	v, err := NewChains(all, sets, func(line string) { lines = append(lines, line) }).Pass(t.Context(), "mangle", "INPUT", &p)
@@ -95,7 +96,7 @@ func TestTextIsDone(t *testing.T) {
 
 // A rule with something in it that is not understood is met by nobody and told, and those behind it count; an error of a set ends all.
 func TestTextNotUnderstood(t *testing.T) {
-	for _, rule := range []string{"-m tcp --dport 80 -j ACCEPT", "-m set --match-set others dst -j ACCEPT", "-m addrtype --dst-type BROADCAST -j ACCEPT",
+	for _, rule := range []string{"-p tcp -m multiport --dports 80 -j ACCEPT", "-m connmark --mark 0x4001 -j ACCEPT", "-p tcp -m tcp --tcp-flags SYN SYN -j ACCEPT", "-j TPROXY --on-port 80", "-j ACCEPT (not read: ct of nf_tables)", "-m set --match-set others dst -j ACCEPT", "-m addrtype --dst-type BROADCAST -j ACCEPT",
 		"-j SET --map-set others dst,dst --map-mark", "-p nonsense -j ACCEPT", "-d nonsense -j ACCEPT", "-m mark --mark nonsense -j ACCEPT", "-m conntrack --ctstate NONE -j ACCEPT", "-j"} {
 		_, v, lines := passed(t, oneSet{}, rule, "-j DROP")
 		if v != trace.Drop || len(lines) != 2 || !strings.HasPrefix(lines[0], "-t mangle -A INPUT "+rule) || !strings.Contains(lines[0], "not judged") {
@@ -103,7 +104,7 @@ func TestTextNotUnderstood(t *testing.T) {
 		}
 	}
 	broken := errors.New("broken")
-	chains := NewChains([]ChainRule{{"mangle", "INPUT", "-m set --match-set ours dst -j DROP"}}, oneSet{err: broken}, func(string) {})
+	chains := NewChains([]xtables.ChainRule{{Table: "mangle", Chain: "INPUT", Rule: "-m set --match-set ours dst -j DROP"}}, oneSet{err: broken}, func(string) {})
 	if v, err := chains.Pass(t.Context(), "mangle", "INPUT", &Packet{}); !errors.Is(err, broken) {
 		t.Errorf("%s, %v", v, err)
 	}
@@ -115,7 +116,7 @@ func FuzzText(f *testing.F) {
 	f.Add("-i + -g INPUT", "-m set ! --match-set ours -j")
 	f.Fuzz(func(t *testing.T, one, two string) {
 		p := Packet{From: netip.MustParseAddrPort("10.1.0.1:1000"), To: netip.MustParseAddrPort("10.0.0.1:80"), Proto: lb.TCP}
-		chains := NewChains([]ChainRule{{"mangle", "INPUT", one}, {"mangle", "INPUT", two}}, oneSet{has: p.To}, func(string) {})
+		chains := NewChains([]xtables.ChainRule{{Table: "mangle", Chain: "INPUT", Rule: one}, {Table: "mangle", Chain: "INPUT", Rule: two}}, oneSet{has: p.To}, func(string) {})
 		if v, err := chains.Pass(t.Context(), "mangle", "INPUT", &p); err == nil && v == "" {
 			t.Errorf("%q, %q: no verdict", one, two)
 		}

@@ -1,0 +1,230 @@
+// Package follow is the floor under those that follow a packet through rules of the kernel, whatever the language of these: the ways that the
+// packet may take, with their shares, and how chains lead to others. Who reads rules says what one does ([Chain]); what becomes of the packet
+// is summed up in one way ([Answer]).
+package follow
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+
+	"kube-proxy/trace"
+)
+
+// State is what a packet takes from rule to rule, beside its source.
+type State struct {
+	To   netip.AddrPort
+	Mark uint32
+	// Translated: the rules gave it that destination. Masqueraded: and this node as its source.
+	Translated, Masqueraded bool
+	// Affine: it goes where the kernel remembers that the client went, and counts for nothing else.
+	Affine bool
+	// Verdict is "" on its way.
+	Verdict trace.Verdict
+	Memory  Memory
+}
+
+// Memory is what the packet has written for the next one of its client.
+type Memory struct{ Set, Key, Data string }
+
+// Flow is one way that the packet may take, with the part of new connections that takes it: none of those that are affine.
+type Flow struct {
+	Share float64
+	State
+}
+
+// Merge makes one flow of those that have the same state.
+func Merge(flows []Flow) []Flow {
+	if len(flows) < 2 {
+		return flows
+	}
+	at := make(map[State]int, len(flows))
+	var all []Flow
+	for _, f := range flows {
+		if i, ok := at[f.State]; ok {
+			all[i].Share += f.Share
+			continue
+		}
+		at[f.State] = len(all)
+		all = append(all, f)
+	}
+	return all
+}
+
+// Part parts flows in two.
+func Part(flows []Flow, is func(Flow) bool) (those, others []Flow) {
+	for _, f := range flows {
+		if is(f) {
+			those = append(those, f)
+		} else {
+			others = append(others, f)
+		}
+	}
+	return those, others
+}
+
+// Kind says where flows go on that have met a rule.
+type Kind uint8
+
+// The kinds. End is for those of which the hook has decided: they are accepted, or have a verdict.
+const (
+	Next Kind = iota
+	Jump
+	Goto
+	Return
+	End
+)
+
+// Met are flows that have met a rule, and go on alike.
+type Met struct {
+	Flows []Flow
+	Kind  Kind
+	Chain string // of a jump or a goto
+}
+
+// Chain is what a chain does to flows.
+type Chain interface {
+	// Rules is how many rules there are.
+	Rules() int
+	// Meet has flows meet a rule. rest are those that do not.
+	Meet(rule int, flows []Flow) (met []Met, rest []Flow, err error)
+}
+
+// Chains are where chains are read, by their names. Most is how deep they may lead to others.
+type Chains struct {
+	Read func(name string) (Chain, error) // nil if there is none
+	Most int
+}
+
+// Pass has flows pass a chain. back are those that came to its end or returned, ended those of which the hook has decided.
+func (cs Chains) Pass(name string, flows []Flow) (back, ended []Flow, err error) {
+	return cs.pass(name, flows, 0)
+}
+
+func (cs Chains) pass(name string, flows []Flow, depth int) (back, ended []Flow, err error) {
+	if depth > cs.Most {
+		return nil, nil, fmt.Errorf("chain %s is reached by more than %d jumps", name, cs.Most)
+	}
+	c, err := cs.Read(name)
+	if c == nil || err != nil {
+		return flows, nil, err
+	}
+	for i := 0; i < c.Rules() && len(flows) > 0; i++ {
+		all, rest, err := c.Meet(i, flows)
+		if err != nil {
+			return nil, nil, err
+		}
+		flows = rest
+		for _, met := range all {
+			on := met.Flows
+			if met.Kind == Jump || met.Kind == Goto {
+				var more []Flow
+				if on, more, err = cs.pass(met.Chain, Merge(met.Flows), depth+1); err != nil {
+					return nil, nil, err
+				}
+				ended = append(ended, more...)
+			}
+			switch met.Kind {
+			case End:
+				ended = append(ended, on...)
+			case Return, Goto:
+				back = append(back, on...)
+			default:
+				flows = append(flows, on...)
+			}
+		}
+		flows = Merge(flows)
+	}
+	return Merge(append(back, flows...)), Merge(ended), nil
+}
+
+// attempts is how often a packet is followed where rules change meanwhile. Where that happens all the time, the last one counts.
+const attempts = 4
+
+// Steady follows a packet, and once more if rules have changed meanwhile, as their generation tells.
+func Steady(ctx context.Context, generation func() (uint32, error), follow func() error) error {
+	for attempt := 1; ; attempt++ {
+		before, err := generation()
+		if err != nil {
+			return fmt.Errorf("read the ruleset's generation: %w", err)
+		}
+		failed := follow()
+		after, err := generation()
+		if err != nil {
+			return fmt.Errorf("read the ruleset's generation: %w", err)
+		}
+		if before == after || attempt == attempts || ctx.Err() != nil {
+			return failed
+		}
+	}
+}
+
+// Said are lines about a packet's way, each told once.
+type Said struct {
+	Lines []string
+	told  map[string]bool
+}
+
+// Say notes a line, and reports whether it is new.
+func (s *Said) Say(line string) bool {
+	if s.told[line] {
+		return false
+	}
+	if s.told == nil {
+		s.told = map[string]bool{}
+	}
+	s.told[line] = true
+	s.Lines = append(s.Lines, line)
+	return true
+}
+
+// Answer sums up the ways of a packet. Where some have a backend and others none, backends answer, with shares that are less than one together,
+// and a line says of the others. A backend that is its own client is masqueraded whoever asks (SV-60), and tells nothing of others.
+func Answer(packet trace.Packet, ways []Flow, lines []string) trace.Kernel {
+	k := trace.Kernel{Way: lines}
+	parts, shares := map[trace.Verdict]float64{}, map[netip.AddrPort]float64{}
+	others, masked := false, map[bool]bool{} // by whether the client itself is the backend
+	for _, f := range ways {
+		v := f.Verdict
+		switch {
+		case v == "" && f.Translated:
+			v = trace.Balance
+		case v == "":
+			v = trace.Pass
+		}
+		if f.Affine {
+			if v == trace.Balance {
+				k.Affine = f.To
+			}
+			continue
+		}
+		parts[v] += f.Share
+		if v == trace.Balance {
+			itself := f.To.Addr() == packet.From.Addr()
+			shares[f.To] += f.Share
+			others = others || !itself
+			masked[itself] = masked[itself] || f.Masqueraded
+		}
+	}
+	k.Masquerade = masked[!others]
+	for to, share := range shares {
+		k.Backends = append(k.Backends, trace.Backend{Address: to, Share: math.Round(share*1e9) / 1e9})
+	}
+	slices.SortFunc(k.Backends, func(a, b trace.Backend) int { return a.Address.Compare(b.Address) })
+	for _, v := range []trace.Verdict{trace.Pass, trace.Drop, trace.Reject, trace.Balance} {
+		if parts[v] > parts[k.Verdict] || v == trace.Balance && parts[v] > 0 || k.Verdict == "" {
+			k.Verdict = v
+		}
+	}
+	for _, v := range []trace.Verdict{trace.Balance, trace.Reject, trace.Drop, trace.Pass} {
+		if p := parts[v]; v != k.Verdict && p > 1e-6 {
+			k.Way = append(k.Way, fmt.Sprintf("of new connections %.4f end otherwise: %s", p, v))
+		}
+	}
+	if others && masked[true] && !masked[false] {
+		k.Way = append(k.Way, "a client that is the backend itself is masqueraded")
+	}
+	return k
+}

@@ -1,0 +1,170 @@
+//go:build linux
+
+package xtables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
+)
+
+// Rule is a rule as the kernel holds it, whoever wrote it.
+type Rule struct {
+	// Text is the rule as iptables -S prints it, without "-A CHAIN ".
+	Text string
+	// Unread: there is more to it than the text says, which has "…" there, or at its end "(not read: …)".
+	Unread bool
+	// Handle is nf_tables' number of the rule in its chain, 0 where there is none.
+	Handle uint64
+}
+
+// ChainState is a chain as the kernel holds it.
+type ChainState struct {
+	Rules []Rule
+	// Hooked: packets begin here. Drops: those that come to the end of such a chain are dropped.
+	Hooked, Drops bool
+}
+
+// Holding reads chains of a family from the kernel.
+type Holding interface {
+	// Chain returns a chain, nil if there is none.
+	Chain(id ChainID) (*ChainState, error)
+	// Names returns the names of a table's chains.
+	Names(t Table) (map[string]bool, error)
+	// Generation is a number that changes with every change of any rule, or 0 where nothing tells.
+	Generation() (uint32, error)
+	Close()
+}
+
+// OpenHolding opens what reads the back end's chains, in the network namespace of the calling thread. It makes no tables. Of the legacy back
+// end it is what iptables-save prints now.
+func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
+	if t.Backend == Legacy {
+		return t.saved(ctx)
+	}
+	nf, err := kernel.OpenNetfilter()
+	if err != nil {
+		return nil, err
+	}
+	return &nftHolding{nf: nf, family: t.Family}, nil
+}
+
+// listing is what iptables-save printed.
+type listing struct {
+	names  map[Table]map[string]bool
+	chains map[ChainID]*ChainState
+}
+
+func (t *Tool) saved(ctx context.Context) (*listing, error) {
+	all := &listing{map[Table]map[string]bool{}, map[ChainID]*ChainState{}}
+	if !legacyInUse(BaseName(t.Family)) {
+		return all, nil
+	}
+	err := t.Lines(ctx, func(line SavedLine) {
+		table, known := TableNamed(line.Table)
+		if !known {
+			return
+		}
+		id := ChainID{table, string(line.Chain)}
+		if line.Kind == SavedRule {
+			c := all.chains[id]
+			c.Rules = append(c.Rules, Rule{Text: string(line.Rest)})
+			return
+		}
+		if all.names[table] == nil {
+			all.names[table] = map[string]bool{}
+		}
+		all.names[table][id.Name] = true
+		all.chains[id] = &ChainState{Hooked: line.Rest[0] != '-', Drops: string(line.Rest[:4]) == "DROP"}
+	})
+	return all, err
+}
+
+func (l *listing) Chain(id ChainID) (*ChainState, error)  { return l.chains[id], nil }
+func (l *listing) Names(t Table) (map[string]bool, error) { return l.names[t], nil }
+func (l *listing) Generation() (uint32, error)            { return 0, nil } // nothing tells of a rule that was exchanged for another
+func (l *listing) Close()                                 {}
+
+// nftHolding asks nf_tables for one chain at a time, by netlink: its cost is that of the rules in it, whatever else there is. The program
+// lists the names of all chains first (docs/adr/0056).
+type nftHolding struct {
+	nf     *kernel.Netfilter
+	family lb.Family
+	chains map[string]map[string]bool // names by table, once they were asked for
+}
+
+func (h *nftHolding) Close() { h.nf.Close() }
+
+func (h *nftHolding) Generation() (uint32, error) { return h.nf.Generation() }
+
+func (h *nftHolding) Names(t Table) (map[string]bool, error) {
+	if h.chains == nil {
+		all, err := h.nf.Chains(nfproto(h.family))
+		if err != nil {
+			return nil, fmt.Errorf("list the chains of nf_tables: %w", err)
+		}
+		h.chains = map[string]map[string]bool{}
+		for _, c := range all {
+			if h.chains[c.Table] == nil {
+				h.chains[c.Table] = map[string]bool{}
+			}
+			h.chains[c.Table][c.Name] = true
+		}
+	}
+	return h.chains[t.String()], nil
+}
+
+func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
+	c := &ChainState{}
+	if IsBuiltIn(id.Name) {
+		there, err := h.base(id, c)
+		if err != nil || !there {
+			return nil, err
+		}
+	}
+	const getRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
+	rules, err := h.nf.Ask(getRule, unix.NLM_F_DUMP, nfproto(h.family), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_RULE_TABLE, id.Table.String())
+		ae.String(unix.NFTA_RULE_CHAIN, id.Name)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
+	}
+	c.Rules = make([]Rule, 0, len(rules))
+	for _, r := range rules {
+		c.Rules = append(c.Rules, readNFT(h.family, r))
+	}
+	return c, nil
+}
+
+// base reads how a chain ends in which packets begin, and whether there is one.
+func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
+	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
+	answers, err := h.nf.Ask(getChain, 0, nfproto(h.family), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_CHAIN_TABLE, id.Table.String())
+		ae.String(unix.NFTA_CHAIN_NAME, id.Name)
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	for _, a := range answers {
+		err = errors.Join(err, kernel.Attributes(a, func(ad *netlink.AttributeDecoder) {
+			switch ad.Type() {
+			case unix.NFTA_CHAIN_HOOK:
+				c.Hooked = true
+			case unix.NFTA_CHAIN_POLICY:
+				c.Drops = ad.Uint32() == 0 // NF_DROP
+			}
+		}))
+	}
+	if err != nil {
+		return false, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
+	}
+	return len(answers) > 0, nil
+}

@@ -1,0 +1,99 @@
+//go:build linux
+
+package xtwalk
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"kube-proxy/internal/follow"
+	"kube-proxy/internal/xtables"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// Packet is what rules see of a packet at one place of its way through a node.
+type Packet struct {
+	From, To netip.AddrPort
+	Proto    lb.Proto
+	// In and Out are the interfaces; "" if they are not known, or there is none.
+	In, Out string
+	Mark    uint32
+	// FromHere and ToHere: the addresses are this node's.
+	FromHere, ToHere bool
+	// Masqueraded: it gets an address of this node as its source.
+	Masqueraded bool
+}
+
+// Sets answers what rules ask of ipsets. by is what of a packet its member has, such as "dst,dst".
+type Sets interface {
+	// Knows reports whether the set of that name can be asked; no others are.
+	Knows(set string) bool
+	// Has reports whether a set has the packet's member.
+	Has(set, by string, p Packet) (bool, error)
+	// MarkOf returns the mark, and its mask, that the packet's member has; zeros if it has none, or is not there.
+	MarkOf(set, by string, p Packet) (value, mask uint32, err error)
+}
+
+// Chains are those of a mode that keeps them with a Keeper, as its Held returns them. A packet goes through them as [Looker.Follow] has it go
+// through the kernel's; but rules of others are not there, and of the node's routes nothing is asked: the Packet has all.
+type Chains struct {
+	sets   Sets
+	tell   func(line string)
+	chains map[xtables.ChainID]*xtables.ChainState
+}
+
+// NewChains takes rules. tell gets a line for each rule that a packet meets, and for each that is not understood, which nobody meets.
+func NewChains(rules []xtables.ChainRule, sets Sets, tell func(line string)) *Chains {
+	c := &Chains{sets, tell, map[xtables.ChainID]*xtables.ChainState{}}
+	for _, r := range rules {
+		if t, known := xtables.TableNamed(r.Table); known {
+			id := xtables.ChainID{Table: t, Name: r.Chain}
+			if c.chains[id] == nil {
+				c.chains[id] = &xtables.ChainState{Hooked: true}
+			}
+			c.chains[id].Rules = append(c.chains[id].Rules, xtables.Rule{Text: r.Rule})
+		}
+	}
+	return c
+}
+
+// Chain returns a chain, nil if there is none.
+func (c *Chains) Chain(id xtables.ChainID) (*xtables.ChainState, error) { return c.chains[id], nil }
+
+// Pass has a packet go through a chain of a table, which changes it, and says what comes of that: Drop, Reject, or Pass for what goes on
+// behind the chain. An error is of a set.
+func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trace.Verdict, error) {
+	t, known := xtables.TableNamed(table)
+	if !known {
+		return "", fmt.Errorf("there is no table %s of iptables", table)
+	}
+	w := newWalker(ctx, trace.Packet{From: p.From, To: p.To, Proto: p.Proto}, c, p)
+	w.tell, w.allOurs, w.sets = c.tell, true, c.sets
+	on := w.base([]follow.Flow{{Share: 1, State: follow.State{To: p.To, Mark: p.Mark, Masqueraded: p.Masqueraded}}}, xtables.ChainID{Table: t, Name: chain})
+	if w.err != nil {
+		return "", w.err
+	}
+	for _, f := range on { // it is one: nothing here goes by chance
+		p.Mark, p.Masqueraded = f.Mark, f.Masqueraded
+		return trace.Pass, nil
+	}
+	return w.ends[0].Verdict, nil
+}
+
+// A Packet is a route.
+
+func (p *Packet) sourceHere(*walker) bool                                    { return p.FromHere }
+func (p *Packet) here(*walker, netip.Addr) bool                              { return p.ToHere }
+func (p *Packet) comesIn(*walker) (string, bool)                             { return p.In, true }
+func (p *Packet) leaves(*walker, netip.Addr) (string, bool)                  { return p.Out, true }
+func (p *Packet) remembers(string, netip.Addr, uint32) (time.Duration, bool) { return 0, false }
+
+// asOf is the packet as a flow is.
+func (w *walker) asOf(f follow.Flow) Packet {
+	p := *w.route.(*Packet)
+	p.Mark, p.Masqueraded = f.Mark, f.Masqueraded
+	return p
+}

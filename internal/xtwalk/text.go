@@ -1,0 +1,458 @@
+//go:build linux
+
+package xtwalk
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kube-proxy/internal/follow"
+	"kube-proxy/internal/xtables"
+	"kube-proxy/trace"
+)
+
+// rule is a rule whose text was read.
+type rule struct {
+	text string
+	// when are the conditions, all of which a packet must meet. What none of them stands for is met by every packet.
+	when []condition
+	// recalls is the list of clients that the rule looks in, "" for none, and within is how many seconds are remembered, 0 for any.
+	recalls string
+	within  uint32
+	do      action
+	// strange names what in it is not understood: such a rule is told of, and nobody knows who meets it.
+	strange []string
+}
+
+// condition says how likely a packet is to meet one match: 0 to 1, or untold.
+type condition func(w *walker, f follow.Flow) float64
+
+// untold is the answer of a condition where it is not known.
+const untold = -1
+
+func yesOrNo(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// odds is how likely a packet is to meet the whole rule, but for the list of clients.
+func (r *rule) odds(w *walker, f follow.Flow) float64 {
+	all, known := 1.0, len(r.strange) == 0
+	for _, c := range r.when {
+		switch p := c(w, f); p {
+		case 0:
+			return 0
+		case untold:
+			known = false
+		default:
+			all *= p
+		}
+	}
+	if !known {
+		return untold
+	}
+	return all
+}
+
+// action is what a rule does with packets: it changes them, and says where they go on.
+type action struct {
+	kind    follow.Kind
+	chain   string // of a jump or a goto
+	refuses bool   // change gives them a verdict
+	change  func(w *walker, f *follow.Flow)
+}
+
+// reader reads a rule as iptables-save prints it.
+type reader struct {
+	rule
+	sets  Sets // nil if there are none
+	match string
+	left  []string
+	// list is the list of clients that the match recent names, and sets whether it only writes there.
+	list  string
+	notes bool
+}
+
+func readText(text string, sets Sets) rule {
+	b := &reader{rule: rule{text: text}, sets: sets}
+	if at := strings.LastIndex(text, "(not read: "); at >= 0 && strings.HasSuffix(text, ")") { // as xtables says
+		text = text[:at]
+		b.cannot("what was not read")
+	}
+	b.left = xtables.Words(text)
+	no := false
+	for len(b.left) > 0 {
+		switch word := b.next(); word {
+		case "!":
+			no = true
+			continue
+		case "-m":
+			b.match = b.next()
+			if !knownMatches[b.match] {
+				b.cannot("match " + b.match)
+				b.skip(func(word string) bool { return slices.Contains([]string{"-m", "-j", "-g"}, word) })
+			}
+		case "-j", "-g":
+			b.target(b.next(), word == "-g")
+		default:
+			name := word
+			if strings.HasPrefix(word, "--") {
+				name = b.match + " " + word
+			}
+			if read := options[name]; read != nil {
+				read(b, no)
+			} else {
+				b.cannot(word)
+				b.skip(func(word string) bool { return strings.HasPrefix(word, "-") || word == "!" })
+			}
+		}
+		no = false
+	}
+	if b.list != "" && !b.notes {
+		b.recalls = b.list
+	}
+	if len(b.strange) > 0 {
+		b.text = strings.TrimPrefix(b.text+" (not judged: "+strings.Join(b.strange, ", ")+")", " ")
+	}
+	return b.rule
+}
+
+// next takes the next word, of which quotes are no part.
+func (b *reader) next() string {
+	if len(b.left) == 0 {
+		b.cannot("its end")
+		return ""
+	}
+	word := b.left[0]
+	b.left = b.left[1:]
+	if strings.HasPrefix(word, `"`) {
+		word = unescaped.Replace(strings.Trim(word, `"`))
+	}
+	return word
+}
+
+var unescaped = strings.NewReplacer(`\"`, `"`, `\\`, `\`, `\'`, `'`)
+
+// skip skips what belongs to a word that is not known.
+func (b *reader) skip(until func(word string) bool) {
+	for len(b.left) > 0 && !until(b.left[0]) {
+		b.left = b.left[1:]
+	}
+}
+
+func (b *reader) cannot(what string) { b.strange = append(b.strange, what) }
+
+// check names a word in which there was an error.
+func (b *reader) check(what string, err error) bool {
+	if err != nil {
+		b.cannot(what)
+	}
+	return err == nil
+}
+
+func (b *reader) meets(c condition) { b.when = append(b.when, c) }
+
+// is adds a condition that can be turned round.
+func (b *reader) is(no bool, c func(w *walker, f follow.Flow) bool) {
+	b.meets(func(w *walker, f follow.Flow) float64 { return yesOrNo(c(w, f) != no) })
+}
+
+var knownMatches = map[string]bool{"comment": true, "nfacct": true, "tcp": true, "udp": true, "sctp": true, "mark": true, "statistic": true, "addrtype": true,
+	"conntrack": true, "state": true, "socket": true, "recent": true, "set": true}
+
+// options read what can be asked of a packet: those of a match behind its name.
+var options = map[string]func(b *reader, no bool){
+	"-p": func(b *reader, no bool) {
+		name := b.next()
+		if n, err := protocol(name); b.check("protocol "+name, err) {
+			b.is(no, func(w *walker, _ follow.Flow) bool { return uint8(w.packet.Proto) == n })
+		}
+	},
+	"-s": func(b *reader, no bool) {
+		b.prefix(func(p netip.Prefix) {
+			b.is(no, func(w *walker, _ follow.Flow) bool { return p.Contains(w.from()) })
+		})
+	},
+	"-d": func(b *reader, no bool) {
+		b.prefix(func(p netip.Prefix) {
+			b.is(no, func(_ *walker, f follow.Flow) bool { return p.Contains(f.To.Addr()) })
+		})
+	},
+	"-i": func(b *reader, no bool) {
+		b.through(no, func(w *walker, _ follow.Flow) (string, bool) { return w.route.comesIn(w) })
+	},
+	"-o": func(b *reader, no bool) {
+		b.through(no, func(w *walker, f follow.Flow) (string, bool) { return w.route.leaves(w, f.To.Addr()) })
+	},
+	"comment --comment":    func(b *reader, _ bool) { b.next() },
+	"nfacct --nfacct-name": func(b *reader, _ bool) { b.next() },
+	"tcp --sport":          sourcePorts,
+	"udp --sport":          sourcePorts,
+	"sctp --sport":         sourcePorts,
+	"tcp --dport":          ports,
+	"udp --dport":          ports,
+	"sctp --dport":         ports,
+	"mark --mark": func(b *reader, no bool) {
+		if value, mask, ok := b.mark(); ok {
+			b.is(no, func(_ *walker, f follow.Flow) bool { return f.Mark&mask == value })
+		}
+	},
+	"statistic --mode": func(b *reader, _ bool) {
+		if mode := b.next(); mode != "random" {
+			b.cannot("mode " + mode)
+		}
+	},
+	"statistic --probability": func(b *reader, no bool) {
+		word := b.next()
+		if p, err := strconv.ParseFloat(word, 64); b.check("probability "+word, err) {
+			if no {
+				p = 1 - p
+			}
+			b.meets(func(*walker, follow.Flow) float64 { return p })
+		}
+	},
+	"addrtype --src-type": func(b *reader, no bool) {
+		b.local(func() { b.is(no, func(w *walker, _ follow.Flow) bool { return w.route.sourceHere(w) }) })
+	},
+	"addrtype --dst-type": func(b *reader, no bool) {
+		b.local(func() { b.is(no, func(w *walker, f follow.Flow) bool { return w.route.here(w, f.To.Addr()) }) })
+	},
+	"conntrack --ctstate": states,
+	"state --state":       states,
+	"conntrack --ctdir":   func(b *reader, _ bool) { b.direction(b.next()) },
+	// Such are the listeners of mode userspace, and what is translated to this node's ports is taken to reach one.
+	"socket --transparent": func(b *reader, no bool) {
+		b.is(no, func(_ *walker, f follow.Flow) bool { return f.Translated })
+	},
+	"socket --nowildcard": func(*reader, bool) {},
+	"recent --rcheck":     func(b *reader, no bool) { b.unturned(no) },
+	"recent --update":     func(b *reader, no bool) { b.unturned(no) },
+	"recent --set":        func(b *reader, no bool) { b.unturned(no); b.notes = true },
+	"recent --reap":       func(*reader, bool) {},
+	"recent --rsource":    func(*reader, bool) {},
+	"recent --mask":       func(b *reader, _ bool) { b.next() },
+	"recent --name":       func(b *reader, _ bool) { b.list = b.next() },
+	"recent --seconds": func(b *reader, _ bool) {
+		word := b.next()
+		n, err := strconv.ParseUint(word, 10, 32)
+		b.check("seconds "+word, err)
+		b.within = uint32(n)
+	},
+	"set --match-set": func(b *reader, no bool) {
+		if name, by, ok := b.set(); ok {
+			b.is(no, func(w *walker, f follow.Flow) bool {
+				has, err := b.sets.Has(name, by, w.asOf(f))
+				w.fail(err)
+				return has
+			})
+		}
+	},
+}
+
+func protocol(name string) (uint8, error) {
+	for n, is := range map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah", 58: "ipv6-icmp", 132: "sctp", 136: "udplite"} {
+		if is == name {
+			return n, nil
+		}
+	}
+	n, err := strconv.ParseUint(name, 10, 8)
+	return uint8(n), err
+}
+
+func (b *reader) prefix(of func(netip.Prefix)) {
+	word := b.next()
+	if !strings.Contains(word, "/") {
+		if a, err := netip.ParseAddr(word); err == nil {
+			word = netip.PrefixFrom(a, a.BitLen()).String()
+		}
+	}
+	if p, err := netip.ParsePrefix(word); b.check("address "+word, err) {
+		of(p)
+	}
+}
+
+// through has packets that come in, or leave, by an interface, or by any whose name begins so.
+func (b *reader) through(no bool, by func(*walker, follow.Flow) (name string, known bool)) {
+	want, begins := strings.CutSuffix(b.next(), "+")
+	b.meets(func(w *walker, f follow.Flow) float64 {
+		have, known := by(w, f)
+		if !known {
+			return untold
+		}
+		return yesOrNo((have == want || begins && strings.HasPrefix(have, want)) != no)
+	})
+}
+
+// ports reads a range of ports of the destination, sourcePorts one of the source, whose port may not be known.
+func ports(b *reader, no bool) {
+	if low, high, ok := b.portRange(); ok {
+		b.is(no, func(_ *walker, f follow.Flow) bool { return low <= f.To.Port() && f.To.Port() <= high })
+	}
+}
+
+func sourcePorts(b *reader, no bool) {
+	if low, high, ok := b.portRange(); ok {
+		b.meets(func(w *walker, _ follow.Flow) float64 {
+			port := w.packet.From.Port()
+			if port == 0 { // any
+				return untold
+			}
+			return yesOrNo((low <= port && port <= high) != no)
+		})
+	}
+}
+
+func (b *reader) portRange() (low, high uint16, ok bool) {
+	word := b.next()
+	first, last, isRange := strings.Cut(word, ":")
+	if !isRange {
+		last = first
+	}
+	l, err := strconv.ParseUint(first, 10, 16)
+	h, err2 := strconv.ParseUint(last, 10, 16)
+	return uint16(l), uint16(h), b.check("ports "+word, err) && b.check("ports "+word, err2)
+}
+
+// mark reads a mark with its mask; without one that has all bits.
+func (b *reader) mark() (value, mask uint32, ok bool) {
+	word := b.next()
+	first, second, masked := strings.Cut(word, "/")
+	v, err := strconv.ParseUint(first, 0, 32)
+	m := uint64(1<<32 - 1)
+	if err == nil && masked {
+		m, err = strconv.ParseUint(second, 0, 32)
+	}
+	return uint32(v), uint32(m), b.check("mark "+word, err)
+}
+
+// local reads the one type of address that is understood.
+func (b *reader) local(then func()) {
+	if kind := b.next(); kind == "LOCAL" {
+		then()
+	} else {
+		b.cannot("type " + kind)
+	}
+}
+
+// states reads states of connections: the packet opens one, and may have been translated.
+func states(b *reader, no bool) {
+	isNew, translated := false, false
+	for _, name := range strings.Split(b.next(), ",") {
+		switch name {
+		case "NEW":
+			isNew = true
+		case "DNAT":
+			translated = true
+		case "INVALID", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT":
+		default:
+			b.cannot("state " + name)
+			return
+		}
+	}
+	b.is(no, func(_ *walker, f follow.Flow) bool { return isNew || translated && f.Translated })
+}
+
+func (b *reader) direction(name string) {
+	b.meets(func(*walker, follow.Flow) float64 { return yesOrNo(name != "REPLY") })
+}
+
+// unturned refuses a match of recent that is turned round.
+func (b *reader) unturned(no bool) {
+	if no {
+		b.cannot("! of recent")
+	}
+}
+
+func (b *reader) set() (name, by string, ok bool) {
+	name, by = b.next(), b.next()
+	if ok = b.sets != nil && b.sets.Knows(name); !ok {
+		b.cannot("ipset " + name)
+	}
+	return name, by, ok
+}
+
+// onlyLooks are targets after which a packet goes on with the next rule, and as before.
+var onlyLooks = map[string]bool{"LOG": true, "NFLOG": true, "TRACE": true, "TCPMSS": true, "CHECKSUM": true, "AUDIT": true, "CLASSIFY": true}
+
+// target reads what the rule does, with all words that are left.
+func (b *reader) target(name string, final bool) {
+	refuse := func(v trace.Verdict) action {
+		return action{kind: follow.End, refuses: true, change: func(_ *walker, f *follow.Flow) { f.Verdict = v }}
+	}
+	words := b.left
+	b.left = nil
+	option := func(want string) bool {
+		if len(words) == 0 || words[0] != want {
+			b.cannot("target " + name)
+			return false
+		}
+		b.left = words[1:]
+		return true
+	}
+	switch {
+	case name == "":
+	case name == "ACCEPT":
+		b.do = action{kind: follow.End}
+	case name == "DROP":
+		b.do = refuse(trace.Drop)
+	case name == "REJECT":
+		b.do = refuse(trace.Reject)
+	case name == "RETURN":
+		b.do = action{kind: follow.Return}
+	case name == "MASQUERADE", name == "SNAT":
+		b.do = action{kind: follow.End, change: func(_ *walker, f *follow.Flow) { f.Masqueraded = true }}
+	case name == "DNAT" && option("--to-destination"):
+		b.translates()
+	case name == "MARK" && option("--set-xmark"):
+		if value, mask, ok := b.mark(); ok {
+			b.do.change = func(_ *walker, f *follow.Flow) { f.Mark = f.Mark&^mask ^ value }
+		}
+	case name == "SET" && option("--map-set"):
+		if set, by, ok := b.set(); ok {
+			b.do.change = func(w *walker, f *follow.Flow) {
+				value, mask, err := b.sets.MarkOf(set, by, w.asOf(*f))
+				w.fail(err)
+				f.Mark = f.Mark&^mask ^ value
+			}
+		}
+		if b.next() != "--map-mark" {
+			b.cannot("target SET")
+		}
+	case slices.Contains([]string{"DNAT", "MARK", "SET"}, name), onlyLooks[name]:
+	case len(words) > 0: // chains have no options, and what has may end a packet's way
+		b.do = action{kind: follow.End}
+		b.cannot("target " + name)
+	case final:
+		b.do = action{kind: follow.Goto, chain: name}
+	default:
+		b.do = action{kind: follow.Jump, chain: name}
+	}
+	if !onlyLooks[name] && len(b.left) > 0 && name != "" {
+		b.cannot(strings.Join(b.left, " "))
+	}
+	b.left = nil
+}
+
+// translates reads the destination of a DNAT: an address and a port, or a port alone.
+func (b *reader) translates() {
+	word := b.next()
+	to, err := netip.ParseAddrPort(word)
+	if port, alone := strings.CutPrefix(word, ":"); alone {
+		var n uint64
+		n, err = strconv.ParseUint(port, 10, 16)
+		to = netip.AddrPortFrom(netip.Addr{}, uint16(n))
+	}
+	if b.check("destination "+word, err) {
+		b.do = action{kind: follow.End, change: func(_ *walker, f *follow.Flow) {
+			if f.Translated = true; to.Addr().IsValid() {
+				f.To = to
+			} else {
+				f.To = netip.AddrPortFrom(f.To.Addr(), to.Port())
+			}
+		}}
+	}
+}

@@ -1,0 +1,272 @@
+//go:build linux
+
+package xtwalk
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"kube-proxy/internal/follow"
+	"kube-proxy/internal/xtables"
+	"kube-proxy/trace"
+)
+
+// route is what rules ask of the node beside the packet.
+type route interface {
+	// sourceHere reports whether the packet's source is this node's address, here whether its destination is.
+	sourceHere(w *walker) bool
+	here(w *walker, destination netip.Addr) bool
+	// comesIn returns the interface that the packet came in through, "" where there is none; false if it is not known. leaves returns that
+	// which it leaves through.
+	comesIn(w *walker) (name string, known bool)
+	leaves(w *walker, destination netip.Addr) (name string, known bool)
+	// remembers reports whether a list of xt_recent has a client that was seen so many seconds ago at most, 0 for any time, and how long ago.
+	remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool)
+}
+
+// holder has chains; nil for one that is not there.
+type holder interface {
+	Chain(id xtables.ChainID) (*xtables.ChainState, error)
+}
+
+// walker takes one packet through the chains.
+type walker struct {
+	ctx    context.Context
+	packet trace.Packet
+	holds  holder
+	route  route
+	sets   Sets // nil where nothing is told of ipsets
+	read   map[xtables.ChainID]*chain
+	// allOurs: there are no rules of others.
+	allOurs bool
+	// tell gets what is said at once; nil to keep it in way.
+	tell func(line string)
+
+	// leaving: the interface that packets leave through is known. arriving: they have come in through one, and still know it.
+	leaving, arriving bool
+	// doubt says that a rule of the base chain came before which is not understood, and that might have had the packet accepted, or dropped.
+	doubt bool
+	ends  []follow.Flow
+
+	said follow.Said
+	// silent: rules are not said. atHome: the node itself is a backend to whom the client's address was to be masqueraded.
+	silent, atHome bool
+	err            error // of the route or of a set
+}
+
+// mostSaid is how many rules of a packet's way are told: a row may have thousands of endpoints.
+const mostSaid = 200
+
+// mostDeep is how deep chains may lead to others; the kernel takes half of that.
+const mostDeep = 64
+
+// all goes through the hooks, in the order of the kernel.
+func (w *walker) all() error {
+	flows := []follow.Flow{{Share: 1, State: follow.State{To: w.packet.To}}}
+	if w.packet.Host {
+		w.leaving = true
+		flows = w.hook(flows, "OUTPUT", xtables.Raw, xtables.Mangle, xtables.NAT, xtables.Filter)
+		flows = w.hook(flows, "POSTROUTING", xtables.Mangle, xtables.NAT)
+		here, away := follow.Part(flows, w.staysHere)
+		w.leaving, w.arriving = false, true // through the interface lo
+		flows = append(w.hook(here, "INPUT", xtables.Mangle, xtables.Filter), away...)
+	} else {
+		w.arriving = true
+		flows = w.hook(flows, "PREROUTING", xtables.Raw, xtables.Mangle, xtables.NAT)
+		here, away := follow.Part(flows, w.staysHere)
+		here = w.asked(w.hook(here, "INPUT", xtables.Mangle, xtables.Filter))
+		w.leaving = true
+		away = w.hook(away, "FORWARD", xtables.Mangle, xtables.Filter)
+		w.arriving = false
+		flows = append(here, w.hook(away, "POSTROUTING", xtables.Mangle, xtables.NAT)...)
+	}
+	w.ends = append(w.ends, flows...)
+	return w.err
+}
+
+// staysHere tells what is for this node itself from what goes on to others.
+func (w *walker) staysHere(f follow.Flow) bool { return w.route.here(w, f.To.Addr()) }
+
+// asked looks whether what the node itself answers was to be masqueraded, which does not come about: it does not leave the node.
+func (w *walker) asked(here []follow.Flow) []follow.Flow {
+	w.silent = true
+	for i := range here {
+		f := &here[i]
+		if !f.Translated {
+			continue
+		}
+		for _, g := range w.hook([]follow.Flow{*f}, "POSTROUTING", xtables.NAT) {
+			f.Masqueraded = f.Masqueraded || g.Masqueraded
+		}
+		w.atHome = w.atHome || f.Masqueraded
+	}
+	w.silent = false
+	return here
+}
+
+// hook has packets pass the base chains of that name, and returns those that go on.
+func (w *walker) hook(flows []follow.Flow, name string, tables ...xtables.Table) []follow.Flow {
+	for _, t := range tables {
+		if len(flows) > 0 && w.err == nil {
+			flows = w.base(flows, xtables.ChainID{Table: t, Name: name})
+		}
+	}
+	return flows
+}
+
+// base has packets pass a base chain.
+func (w *walker) base(flows []follow.Flow, id xtables.ChainID) (on []follow.Flow) {
+	c, err := w.chain(id)
+	if c == nil || !c.Hooked {
+		w.fail(err)
+		return flows
+	}
+	w.doubt = false
+	back, ended, err := follow.Chains{Most: mostDeep, Read: func(name string) (follow.Chain, error) {
+		c, err := w.chain(xtables.ChainID{Table: id.Table, Name: name})
+		if c == nil { // it went while we read
+			return nil, err
+		}
+		return c, err
+	}}.Pass(id.Name, flows)
+	w.fail(err)
+	if c.Drops && len(back) > 0 && w.judges(id, "-P "+id.Name+" DROP") {
+		w.say(id, "-P "+id.Name+" DROP", "")
+		for i := range back {
+			back[i].Verdict = trace.Drop
+		}
+	}
+	refused, on := follow.Part(append(back, ended...), func(f follow.Flow) bool { return f.Verdict != "" })
+	w.ends = append(w.ends, refused...)
+	return follow.Merge(on)
+}
+
+// chain is one that was read.
+type chain struct {
+	*xtables.ChainState
+	w     *walker
+	id    xtables.ChainID
+	rules []rule
+}
+
+// chain reads a chain, each once; nil if there is none.
+func (w *walker) chain(id xtables.ChainID) (*chain, error) {
+	if c, again := w.read[id]; again {
+		return c, w.ctx.Err()
+	}
+	held, err := w.holds.Chain(id)
+	if err == nil {
+		err = w.ctx.Err()
+	}
+	var c *chain
+	if held != nil && err == nil {
+		c = &chain{held, w, id, make([]rule, len(held.Rules))}
+		for i, r := range held.Rules {
+			c.rules[i] = readText(r.Text, w.sets)
+		}
+	}
+	w.read[id] = c
+	return c, err
+}
+
+func (c *chain) Rules() int { return len(c.rules) }
+
+// Meet is part of follow.Chain.
+func (c *chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {
+	r, w := &c.rules[i], c.w
+	var those []follow.Flow
+	for _, f := range flows {
+		odds := r.odds(w, f)
+		switch {
+		case odds == 0:
+			rest = append(rest, f)
+		case odds == untold:
+			w.say(c.id, r.text, "not known whether the packet meets it")
+			w.doubt = w.doubt || r.do.kind != follow.Next
+			rest = append(rest, f)
+		case r.recalls != "":
+			rest = append(rest, f)
+			if age, known := w.route.remembers(r.recalls, w.from(), r.within); known && !f.Affine {
+				w.say(c.id, r.text, fmt.Sprintf("the client is remembered, last seen %.0f s ago", age.Seconds()))
+				f.Affine, f.Share = true, 0
+				those = append(those, f)
+			}
+		default:
+			if odds < 1 {
+				left := f
+				left.Share *= 1 - odds
+				rest = append(rest, left)
+			}
+			f.Share *= odds
+			those = append(those, f)
+		}
+	}
+	if len(those) == 0 || w.err != nil {
+		return nil, rest, w.err
+	}
+	if r.do.refuses && !w.judges(c.id, r.text) {
+		return nil, append(rest, those...), nil
+	}
+	if r.recalls == "" {
+		w.say(c.id, r.text, "")
+	}
+	for i := range those {
+		if r.do.change != nil {
+			r.do.change(w, &those[i])
+		}
+	}
+	return []follow.Met{{Flows: those, Kind: r.do.kind, Chain: r.do.chain}}, rest, w.err
+}
+
+// judges reports whether what a rule of a chain refuses is refused: not if others do it after a rule that is not understood.
+func (w *walker) judges(by xtables.ChainID, text string) bool {
+	if w.doubt && !w.allOurs && (!xtables.Ours(by) || by.Name == xtables.NodeFirewall) {
+		w.say(by, text, "not judged: a rule before it, which is not understood, may have let the packet pass")
+		return false
+	}
+	return true
+}
+
+// say notes a rule of the way, once.
+func (w *walker) say(id xtables.ChainID, text, note string) {
+	if w.silent {
+		return
+	}
+	line := "-t " + id.Table.String() + " "
+	if strings.HasPrefix(text, "-P ") {
+		line += text
+	} else {
+		line = strings.TrimSuffix(line+"-A "+id.Name+" "+text, " ") // a rule may have nothing in it, and only count
+	}
+	if note != "" {
+		line += " (" + note + ")"
+	}
+	if w.said.Say(line) && w.tell != nil {
+		w.tell(line)
+	}
+}
+
+// from is the source of the packet.
+func (w *walker) from() netip.Addr { return w.packet.From.Addr() }
+
+func (w *walker) fail(err error) {
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+}
+
+// answer puts together what became of all.
+func (w *walker) answer() trace.Kernel {
+	lines := w.said.Lines
+	if more := len(lines) - mostSaid; more > 0 {
+		lines = append(lines[:mostSaid], fmt.Sprintf("and %d rules more", more))
+	}
+	k := follow.Answer(w.packet, w.ends, lines)
+	if w.atHome {
+		k.Way = append(k.Way, "a backend is the node itself, which sees the client's own address: nothing leaves the node that could be masqueraded")
+	}
+	return k
+}
