@@ -20,7 +20,7 @@ const bigMap = 150_000
 
 // readBig reads the backends of all sets that set-shapes knows, if there are many, and reports whether it did.
 // Backends that belong to no set are not found this way; no packet can reach them.
-func (p *Plane) readBig(ctx context.Context, s *snapshot) (bool, error) {
+func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	shapes := s.records[sSetShapes]
 	total := 0
 	each := func(f func(id uint32, sh shape)) {
@@ -31,11 +31,11 @@ func (p *Plane) readBig(ctx context.Context, s *snapshot) (bool, error) {
 		}
 	}
 	each(func(_ uint32, sh shape) { total += int(sh.size) })
-	if total <= p.bigMap {
+	if total <= r.bigMap {
 		return false, nil
 	}
 	s.records[sBackends].Bytes = make([]byte, 0, total*s.records[sBackends].Size)
-	q := query{p: p, set: sBackends, found: func(el []byte) { s.element(sBackends, &p.rules.sets[sBackends], el) }}
+	q := query{r: r, set: sBackends, found: func(el []byte) { s.element(sBackends, &r.sets[sBackends], el) }}
 	each(func(id uint32, sh shape) {
 		for slot := range sh.size {
 			q.ask(ctx, wire.AppendNumber(wire.AppendNumber(nil, id), slot))
@@ -46,7 +46,7 @@ func (p *Plane) readBig(ctx context.Context, s *snapshot) (bool, error) {
 
 // query asks for single elements of a set.
 type query struct {
-	p     *Plane
+	r     reader
 	set   setIndex
 	found func(el []byte) // called for each element that is there
 
@@ -70,7 +70,7 @@ func (q *query) finish(ctx context.Context) error {
 // flush sends the keys.
 func (q *query) flush(ctx context.Context) {
 	if len(q.keys) > 0 && q.err == nil {
-		q.err = q.p.sock.Elements(ctx, q.p.ip.Proto, TableName, q.p.rules.sets[q.set].Name, q.keys, q.found)
+		q.err = q.r.Elements(ctx, q.r.Family, q.r.Name, q.r.sets[q.set].Name, q.keys, q.found)
 	}
 	q.keys = q.keys[:0]
 }
@@ -103,7 +103,7 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 	for i := range setCount {
 		d := &p.rules.sets[i]
 		is[i].Size, want[i].Size = d.RecordLen(), d.RecordLen()
-		queries[i] = query{p: p, set: i, found: func(el []byte) { is[i].Bytes = d.Record(is[i].Bytes, el) }}
+		queries[i] = query{r: p.reader(), set: i, found: func(el []byte) { is[i].Bytes = d.Record(is[i].Bytes, el) }}
 	}
 	asked := 0
 	ask := func(i setIndex, rec []byte) {

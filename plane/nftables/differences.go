@@ -8,24 +8,31 @@ import (
 	"net/netip"
 	"slices"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/slots"
 	"kube-proxy/trace"
 )
 
-// Differences is part of mode.Looker. It asks the kernel for the elements of some rows at a time, so that it needs a few bytes for each
-// backend set and none for the elements; then it lists the maps for what no row wants. Ids, slots and members are taken as the kernel has
-// them: what counts is where they lead.
+// Differences is part of mode.Looker. It reads the table by a socket of its own, and compares it with what a Reset would make of it. Ids,
+// slots and members are taken as the kernel has them: what counts is where they lead.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	more := true
 	sock, err := wire.Open()
 	if err == nil {
 		defer sock.Close()
-		err = p.look.differences(ctx, sock, want, func(d trace.Difference) bool { more = each(d); return more })
+		rules := p.look.ruleset()
+		rules.node = want.Node
+		d := &differ{Teller: mode.NewTeller(ctx, func(d trace.Difference) bool { more = each(d); return more }), want: want,
+			reader: p.readerBy(sock, func() bool { return true }),
+			plane:  &Plane{ip: p.ip, rules: rules, maxSlots: p.maxSlots, pace: p.pace}}
+		err = d.Done(d.all(ctx))
 	}
 	if err != nil {
-		return fmt.Errorf("nftables %s: compare the kernel with the table: %w", p.look.IP.Family, err)
+		return fmt.Errorf("nftables %s: compare the kernel with the table: %w", p.ip.Family, err)
 	}
 	if more {
 		p.localhost.Differences(want, each)
@@ -33,88 +40,213 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
-func (l *layout) differences(ctx context.Context, sock *wire.Socket, want *lb.Table, each func(trace.Difference) bool) error {
-	d := &differ{reader: newReader(l, sock), Teller: mode.NewTeller(ctx, each), ctx: ctx, want: want, rules: l.ruleset(), owners: map[uint32]*setClaim{}, lists: map[uint32]*lb.Frontend{}}
-	d.rules.node = want.Node
-	return d.Done(d.all())
-}
-
+// differ compares a snapshot with the state that a plane would have of it.
 type differ struct {
 	reader
 	*mode.Teller
-	ctx  context.Context
-	want *lb.Table
+	want  *lb.Table
+	plane *Plane // only computes
+	snap  *snapshot
+	state *state
 
-	rules *ruleset // for the node of the table and the seed of the kernel
-	there [setCount]bool
-
-	// What the rows need: chains, and the addresses of cluster IPs, sorted.
-	needs      *state
-	clusterIPs []netip.Addr
-
-	// owners are the ids whose elements are those of a set that the table has, suspects those whose elements are not.
-	owners   map[uint32]*setClaim
-	suspects []*setClaim
-	members  []uint64 // of sets with affinity, with their set ids
-	// lists are the same for lists of source ranges: by number, a row that has the ranges; and rows whose list has others.
-	lists     map[uint32]*lb.Frontend
-	strangers []*lb.Frontend
+	// By number, sets and lists of which the kernel holds something; and rows that have them, or the address of a cluster IP.
+	sets     map[uint32]*set
+	lists    map[uint32]*sourceList
+	setRows  map[uint32]lb.Key
+	listRows map[uint32]lb.Key
+	ipRows   map[netip.Addr]lb.Key
 }
 
-// tellElement reports that an element has other data; nil for no element.
-func (d *differ) tellElement(k lb.Key, i setIndex, key, want, have []byte) error {
-	def := &d.sets[i]
-	return d.Tell(k, def.ElementText(key), def.DataText(want), def.DataText(have))
-}
-
-func (d *differ) object(i setIndex, key []byte) string { return d.sets[i].ElementText(key) }
-
-func (d *differ) all() error {
-	present, dormant, err := d.State(d.ctx)
-	switch name := d.Title(); {
-	case err != nil:
+func (d *differ) all(ctx context.Context) (err error) {
+	if d.snap, err = d.structure(ctx); err != nil {
 		return err
-	case !present:
+	}
+	switch name := d.Title(); {
+	case !d.snap.present:
 		return d.Tell(lb.Key{}, name, wire.IsThere, "")
-	case dormant:
-		if err := d.Tell(lb.Key{}, name, "in force", "dormant: none of its chains is in force"); err != nil {
-			return err
-		}
+	case d.snap.dormant:
+		d.Tell(lb.Key{}, name, "in force", "dormant: none of its chains is in force")
 	}
-	for _, part := range []func() error{d.compareSets, d.compareReserved, d.readTableOnce, d.compareStructure, d.compareBytes, d.compareRows, d.compareSuspects, d.findOthers} {
-		if err := part(); err != nil {
-			return err
-		}
+	d.compareSets()
+	if err = d.elements(ctx, d.snap, allSets); err != nil {
+		return err
 	}
+	d.compute()
+	if err = d.compareStructure(ctx); err != nil {
+		return err
+	}
+	d.compareElements()
 	return nil
 }
 
-// readTableOnce finds which chains the rows need, and which addresses are cluster IPs. It asks for nothing.
-func (d *differ) readTableOnce() error {
-	d.needs = newState(0)
-	for f := range d.want.All() {
-		if f.Accepts() {
+// compareSets tells of sets that are not there, or not as we make them, whose elements are left out then.
+func (d *differ) compareSets() {
+	for i, there := range d.snap.there {
+		have := ""
+		if d.snap.others[i] {
+			have = "of other types"
+		}
+		if !there {
+			d.Tell(lb.Key{}, d.layout.sets[i].String(), wire.IsThere, have)
+		}
+	}
+	for _, name := range d.snap.foreign {
+		d.Tell(lb.Key{}, "set "+name, "", wire.IsThere)
+	}
+}
+
+// compute finds the state. Of a set or list whose number the kernel has nowhere but in a row, or not at all, it has nothing.
+func (d *differ) compute() {
+	d.snap.ours = true // so that its numbers count
+	st, refused := d.plane.desired(d.snap, d.want, d.want.All())
+	for _, k := range refused.keys {
+		classes, _, _ := mapsOf(k)
+		d.tell(classes, wire.AppendKey(nil, k), wire.AppendNumber(nil, uint32(classOf(d.want.Get(k)))), nil)
+	}
+	d.state, d.sets, d.lists = st, map[uint32]*set{}, map[uint32]*sourceList{}
+	d.setRows, d.listRows, d.ipRows = map[uint32]lb.Key{}, map[uint32]lb.Key{}, map[netip.Addr]lb.Key{}
+	held := map[uint32]bool{}
+	for _, i := range []setIndex{sSetShapes, sBackends, sMembers} {
+		for rec := range d.snap.records[i].All() {
+			held[nlconn.Order.Uint32(rec)] = true
+		}
+	}
+	for _, s := range st.sets {
+		if !held[s.id] {
+			s.id = noSet
+		}
+		d.sets[s.id] = s
+	}
+	for _, l := range st.lists {
+		if !slices.ContainsFunc(l.ranges, func(p netip.Prefix) bool { return in(d.snap.records[sSourceRanges], l.number, p) }) {
+			l.number = noList
+		}
+		d.lists[l.number] = l
+	}
+	for k, r := range st.rows {
+		keepLeast(d.setRows, r.cluster.number(), k)
+		keepLeast(d.setRows, r.local.number(), k)
+		if r.list != nil {
+			keepLeast(d.listRows, r.list.number, k)
+		}
+		if isClusterIP(r.front) {
+			keepLeast(d.ipRows, k.Addr, k)
+		}
+	}
+	delete(d.sets, noSet)
+	delete(d.lists, noList)
+}
+
+// Numbers of sets and lists of which the kernel has nothing.
+const noSet, noList = slots.End, maxLists
+
+// keepLeast keeps the least key.
+func keepLeast[K comparable](keys map[K]lb.Key, of K, k lb.Key) {
+	if was, ok := keys[of]; !ok || k.Compare(was) < 0 {
+		keys[of] = k
+	}
+}
+
+// compareElements compares elements of the sets that are there.
+func (d *differ) compareElements() {
+	var want [setCount]diff.Records
+	for i := range want {
+		want[i].Size = d.layout.sets[i].RecordLen()
+	}
+	d.state.records(func(i setIndex, rec []byte) {
+		if n := numberIn(i, rec); n != noSet && (n != noList || i != sSourceRanges) {
+			want[i].Bytes = append(want[i].Bytes, rec...)
+		}
+	})
+	for i := range setCount {
+		def := &d.layout.sets[i]
+		if !d.snap.there[i] || def.Verdict || def.Dynamic() {
 			continue
 		}
-		d.needs.classes[classOf(f)] = true
-		for _, c := range d.claims(f) {
-			for _, part := range c.shape().parts() {
-				d.needs.shapes[part] = true
-			}
-		}
-		if isClusterIP(f) {
-			d.clusterIPs = append(d.clusterIPs, f.Key.Addr)
-		}
+		is, n := d.snap.records[i].Sorted(), def.KeyLen()
+		diff.Elements(is, want[i], n,
+			func(rec []byte) { d.tell(i, rec[:n], nil, rec[n:]) },
+			func(rec []byte) {
+				is.Each(rec[:n], func(have []byte) { d.tell(i, rec[:n], rec[n:], have[n:]) })
+			},
+			func(rec []byte) { d.tell(i, rec[:n], rec[n:], nil) })
 	}
-	slices.SortFunc(d.clusterIPs, netip.Addr.Compare)
-	d.clusterIPs = slices.Compact(d.clusterIPs)
-	return nil
 }
 
-// get returns the data of the elements of those keys that are there; none of a set that is not as we make it.
-func (d *differ) get(i setIndex, keys [][]byte) (map[string][]byte, error) {
-	if !d.there[i] {
-		return nil, nil
+// numberIn is the number of a set or list that the key of an element has; 0 for none.
+func numberIn(i setIndex, key []byte) uint32 {
+	switch i {
+	case sSetShapes, sBackends, sMembers:
+		return nlconn.Order.Uint32(key)
+	case sMemberBackends:
+		return nlconn.Order.Uint32(key[4:])
+	case sSourceRanges:
+		return nlconn.Order.Uint32(key) >> lengthBits
 	}
-	return d.Get(d.ctx, &d.sets[i], keys)
+	return 0
+}
+
+// text says data of an element, a backend as an address with its port.
+func (d *differ) text(i setIndex, data []byte) string {
+	if data != nil && (i == sBackends || i == sMemberBackends) {
+		return wire.ParseAddrPort(data, d.AddrLen).String()
+	}
+	return d.layout.sets[i].DataText(data)
+}
+
+// tell tells that an element has other data; nil for no element.
+func (d *differ) tell(i setIndex, key, want, have []byte) {
+	def := &d.layout.sets[i]
+	k, wants, has := lb.Key{}, d.text(i, want), d.text(i, have)
+	switch i {
+	case sServices, sClusterSets, sLocalSets, sSourceLists:
+		k = wire.ParseKey(key, d.AddrLen)
+	case sNodePorts, sNodePortClusterSets, sNodePortLocalSets:
+		k = wire.ParseKey(key, 0)
+	case sClusterIPs:
+		k = d.ipRows[wire.ParseAddr(key)]
+	case sReserved:
+		if have != nil && want != nil {
+			return
+		}
+		wants = map[bool]string{true: "a number"}[want != nil]
+	case sSourceRanges:
+		k = d.listRows[numberIn(i, key)]
+	case sSetShapes, sBackends, sMembers, sMemberBackends:
+		k = d.setRows[numberIn(i, key)]
+	}
+	switch r := d.state.rows[k]; {
+	case want == nil:
+	case i == sSourceLists:
+		wants = "the number of its list"
+		if have != nil {
+			has += d.restricted(nlconn.Order.Uint32(have))
+		}
+	case slices.Contains(setsOfRows, i):
+		s := r.cluster
+		if i == sLocalSets || i == sNodePortLocalSets {
+			s = r.local
+		}
+		wants = "the id of set " + s.source.ID.String()
+		if have != nil {
+			has += d.owner(nlconn.Order.Uint32(have))
+		}
+	}
+	d.Tell(k, def.ElementText(key), wants, has)
+}
+
+// restricted says whose the number of a list is.
+func (d *differ) restricted(n uint32) string {
+	if l := d.lists[n>>lengthBits]; l != nil && l.key() == n {
+		return ", the list of " + d.listRows[l.number].String()
+	}
+	return ", that of no list"
+}
+
+// owner says whose the id of a set is.
+func (d *differ) owner(id uint32) string {
+	if s := d.sets[id]; s != nil {
+		return ", that of set " + s.source.ID.String()
+	}
+	return ", that of no set"
 }

@@ -11,6 +11,7 @@ import (
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"
 )
 
@@ -173,19 +174,33 @@ func (st *state) freeList() uint32 {
 	}
 }
 
-// adoptLists gives the lists of want the numbers by which the kernel's rows already refer to them.
+// adoptLists gives the lists of want the numbers by which the kernel's rows already refer to them: first those that have their ranges
+// there, then all.
 func (c *change) adoptLists(snap *snapshot, want *lb.Table) {
-	for rec := range snap.records[sSourceLists].All() {
-		number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
-		c.st.lastList = max(c.st.lastList, number)
-		f := want.Get(wire.ParseKey(rec, c.AddrLen))
-		if f == nil || len(f.Sources) == 0 || number == 0 || c.st.listNumbers[number] != nil {
-			continue
-		}
-		if l := c.listOf(f.Sources, nil); l.number == 0 {
+	have := snap.records[sSourceRanges].Sorted()
+	snap.records[sSourceRanges] = have
+	for _, all := range []bool{false, true} {
+		for rec := range snap.records[sSourceLists].All() {
+			number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
+			c.st.lastList = max(c.st.lastList, number)
+			f := want.Get(wire.ParseKey(rec, c.AddrLen))
+			if f == nil || len(f.Sources) == 0 || number == 0 || c.st.listNumbers[number] != nil {
+				continue
+			}
+			l := c.listOf(f.Sources, nil)
+			lacks := func(p netip.Prefix) bool { return !in(have, number, p) }
+			if l.number != 0 || !all && slices.ContainsFunc(l.ranges, lacks) {
+				continue
+			}
 			l.number = number
 			c.st.listNumbers[number] = l
 			c.touchList(l)
 		}
 	}
+}
+
+// in reports whether records, which are sorted, have a range of the list under a number.
+func in(have diff.Records, number uint32, p netip.Prefix) (there bool) {
+	have.Each(appendSourceRange(nil, &sourceList{number: number}, p), func([]byte) { there = true })
+	return there
 }

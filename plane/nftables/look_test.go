@@ -210,7 +210,7 @@ func TestSabotageOfElements(t *testing.T) {
 		}
 		lose := func(i setIndex, key []byte) {
 			l.sabotage(func(c *change) { c.out.Remove(i, key) })
-			object := (&differ{reader: l.reader()}).object(i, key)
+			object := l.rules.sets[i].ElementText(key)
 			if d := l.named(object); d.Have != "" || d.Want == "" {
 				t.Errorf("%s was deleted: %+v", object, d)
 			}

@@ -19,10 +19,13 @@ import (
 // snapshot is what the kernel's table holds, as far as a comparison needs it.
 type snapshot struct {
 	present bool // there is a table of our name
+	dormant bool // none of its chains is in force
 	ours    bool // it is in force and has all our sets and base chains, as we make them
 
 	chains   map[string]rule.Kept
-	foreign  []string // sets that are not ours
+	there    [setCount]bool // sets that are as we make them
+	others   [setCount]bool // sets of the same name that are not
+	foreign  []string       // sets that are not ours
 	records  [setCount]diff.Records
 	verdicts [setCount]map[string]wire.Verdict
 }
@@ -31,26 +34,17 @@ type snapshot struct {
 type reader struct {
 	wire.Table
 	*layout
+	bigMap int
+	// calm reports whether a list of elements that changes of the ruleset interrupted is as good as another.
+	calm func() bool
 }
 
-func newReader(l *layout, s *wire.Socket) reader {
-	return reader{wire.Table{Socket: s, Family: l.Proto, Name: TableName}, l}
-}
+// reader returns the plane's. Others may change their tables all the time, which does no harm to what we read of ours; and of a change of
+// ours the monitor hears, so that it is looked at again.
+func (p *Plane) reader() reader { return p.readerBy(p.sock, p.mon.silent) }
 
-func (p *Plane) reader() reader { return newReader(&p.rules.layout, p.sock) }
-
-// eachSet calls ours for those of our sets that are there as we make them, and others for all else.
-func (r reader) eachSet(ctx context.Context, ours func(setIndex), others func(name string)) error {
-	return r.EachSet(ctx, func(name string, body []byte) {
-		i := setIndex(slices.IndexFunc(r.sets[:], func(d wire.Set) bool { return d.Name == name }))
-		switch {
-		case nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
-		case i >= 0 && r.sets[i].Matches(body):
-			ours(i)
-		default:
-			others(name)
-		}
-	})
+func (p *Plane) readerBy(s *wire.Socket, calm func() bool) reader {
+	return reader{wire.Table{Socket: s, Family: p.look.Proto, Name: TableName}, &p.look, p.bigMap, calm}
 }
 
 // readTable reads our table, with the elements of the sets that which selects, and the generation of the ruleset at the
@@ -61,7 +55,7 @@ func (p *Plane) readTable(ctx context.Context, which func(*wire.Set) bool) (*sna
 		if err != nil {
 			return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.ip.Family, err)
 		}
-		s, err := p.readOnce(ctx, which)
+		s, err := p.reader().once(ctx, which)
 		if err == nil {
 			return s, gen, nil
 		}
@@ -71,44 +65,46 @@ func (p *Plane) readTable(ctx context.Context, which func(*wire.Set) bool) (*sna
 	}
 }
 
-func (p *Plane) readOnce(ctx context.Context, which func(*wire.Set) bool) (*snapshot, error) {
-	s := &snapshot{}
-	present, dormant, err := p.reader().State(ctx)
-	if s.present = present; !present {
-		return s, err
-	}
-	if err == nil {
-		err = wire.Undisturbed(ctx, func() error { s.foreign = nil; return p.readSets(ctx, s) })
-	}
-	if err == nil {
-		err = p.readChains(ctx, s)
-	}
-	s.ours = s.ours && !dormant
+// once reads the table's structure and, if that is ours, the elements of sets.
+func (r reader) once(ctx context.Context, which func(*wire.Set) bool) (*snapshot, error) {
+	s, err := r.structure(ctx)
 	if err == nil && s.ours {
-		err = p.readElements(ctx, s, which)
+		err = r.elements(ctx, s, which)
 	}
 	return s, err
 }
 
-// readSets finds out whether the sets are ours.
-func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
-	matching := 0
-	err := p.reader().eachSet(ctx, func(setIndex) { matching++ }, func(name string) {
-		if _, known := p.mon.index[name]; !known {
-			s.foreign = append(s.foreign, name)
-		}
-	})
-	s.ours = matching == int(setCount)
-	return err
-}
-
-// readChains reads the chains of our table, and a digest of their rules.
-func (p *Plane) readChains(ctx context.Context, s *snapshot) (err error) {
-	s.chains, err = rule.Read(ctx, p.reader().Table)
-	for _, c := range p.rules.skeleton() {
+// structure finds out whether sets and chains are ours, and reads a digest of the rules.
+func (r reader) structure(ctx context.Context) (s *snapshot, err error) {
+	s = &snapshot{}
+	if s.present, s.dormant, err = r.State(ctx); err != nil || !s.present {
+		return s, err
+	}
+	err = wire.Undisturbed(ctx, func() error { return r.readSets(ctx, s) })
+	if err == nil {
+		s.chains, err = rule.Read(ctx, r.Table)
+	}
+	s.ours = !s.dormant && !slices.Contains(s.there[:], false)
+	for _, c := range r.ruleset().skeleton() {
 		s.ours = s.ours && s.chains[c.Name].Hook == c.Hook
 	}
-	return err
+	return s, err
+}
+
+func (r reader) readSets(ctx context.Context, s *snapshot) error {
+	s.there, s.others, s.foreign = [setCount]bool{}, [setCount]bool{}, nil
+	return r.EachSet(ctx, func(name string, body []byte) {
+		i := slices.IndexFunc(r.sets[:], func(d wire.Set) bool { return d.Name == name })
+		switch {
+		case nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
+		case i < 0:
+			s.foreign = append(s.foreign, name)
+		case r.sets[i].Matches(body):
+			s.there[i] = true
+		default:
+			s.others[i] = true
+		}
+	})
 }
 
 // allSets are the sets whose elements are ours: all but those that packets fill.
@@ -119,32 +115,25 @@ func smallSets(d *wire.Set) bool {
 	return d.Verdict || d.Name == "equal-bytes" || d.Name == "reserved"
 }
 
-func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*wire.Set) bool) error {
+// elements reads those of the sets that which selects, of those that are there.
+func (r reader) elements(ctx context.Context, s *snapshot, which func(*wire.Set) bool) error {
 	for i := range setCount {
-		d := &p.rules.sets[i]
+		d := r.sets[i]
 		s.records[i].Size = d.RecordLen()
-		if !which(d) {
-			continue
-		}
-		if i == sBackends {
-			big, err := p.readBig(ctx, s)
-			if err != nil {
-				return fmt.Errorf("elements of %s: %w", d.Name, err)
-			}
-			if big {
-				continue
-			}
-		}
 		if d.Verdict {
 			s.verdicts[i] = map[string]wire.Verdict{}
 		}
-		err := p.reader().EachElement(ctx, d.Name, func(el []byte) { s.element(i, d, el) })
-		// Others may change their tables all the time, which does no harm to what we read of ours; and of a change
-		// of ours the monitor hears, so that it is looked at again.
-		if errors.Is(err, nlconn.ErrInterrupted) && p.mon.silent() {
-			err = nil
+		if !s.there[i] || !which(&d) {
+			continue
 		}
-		if err != nil {
+		big, err := false, error(nil)
+		if i == sBackends {
+			big, err = r.readBig(ctx, s)
+		}
+		if !big && err == nil {
+			err = r.EachElement(ctx, d.Name, func(el []byte) { s.element(i, &d, el) })
+		}
+		if err != nil && !(errors.Is(err, nlconn.ErrInterrupted) && r.calm()) {
 			return fmt.Errorf("elements of %s: %w", d.Name, err)
 		}
 	}
