@@ -69,6 +69,8 @@ const imports = `
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
 	internal/netlink/ipvs, internal/netlink/conn < test/ipvsfake;
 	internal/netlink/route < plane/userspace/capture;
+	# The kernel says which addresses are the node's: endpoints there may be refused (TN-52).
+	internal/netlink/conn, internal/netlink/route < plane/userspace;
 	lb, plane, plane/ownwrites < internal/nft/wire;
 	lb, internal/nft/wire < internal/nft/rule;
 	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/capture;

@@ -169,6 +169,7 @@ var generated = map[string]spoiler{
 		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
 		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
 	}},
+	"no-packet-filter":         {process: func(c *exec.Cmd) { c.Env = append(c.Env, noNetfilter+"=1", "PATH=") }},
 	"kernel-without-netfilter": {process: func(c *exec.Cmd) { c.Env = append(c.Env, noNetfilter+"=1") }},
 }
 

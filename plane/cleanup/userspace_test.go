@@ -119,11 +119,11 @@ func TestUserspaceStale(t *testing.T) {
 	needsRoot(t)
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
 	lab.On("node1", func() {
-		old, err := capture.NewAddresses(capture.Config{Family: lb.IPv4})
+		old, err := capture.NewIPTables(capture.Config{Family: lb.IPv4})
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := capture.Lead{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}, Routes: []capture.Route{{From: lb.Anywhere, Port: 80}}}
+		a := capture.Lead{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}, Routes: []capture.Route{{From: lb.Anywhere, Port: 40080}}}
 		if err := old.Reset(t.Context(), lb.Node{}, []capture.Lead{a}); err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func TestUserspaceStale(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, err := Others(t.Context(), modes, m, mode.Removal{Families: []lb.Family{lb.IPv4}})
-		if err != nil || len(r.Removed) == 0 || !strings.Contains(r.Removed[0], "1 service addresses of IPv4") {
+		if err != nil || len(r.Removed) == 0 || !strings.Contains(r.Removed[0], "chains") {
 			t.Errorf("%+v, %v", r, err)
 		}
 		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {

@@ -112,11 +112,11 @@ func (b *batch) end(told bool) {
 			if s.new != nil {
 				s.new.told = true
 				b.p.answers.set(s.key, s.new.lead.Routes)
-				b.p.noteEntrance(s.key, s.new.lead.Routes)
+				b.p.entrances.lead(s.key, s.new.lead.Routes)
 			} else {
 				delete(b.p.rows, s.key)
 				b.p.answers.set(s.key, nil)
-				b.p.noteEntrance(s.key, nil)
+				b.p.entrances.lead(s.key, nil)
 			}
 			if s.old != nil {
 				b.p.release(s.old)
@@ -129,15 +129,6 @@ func (b *batch) end(told bool) {
 	}
 	for s, was := range b.before {
 		b.p.leave(s, was)
-	}
-}
-
-// noteEntrance notes where nothing listens for a row, and no rule says so; or else where clients come to its listener.
-func (p *Plane) noteEntrance(k lb.Key, routes []capture.Route) {
-	if p.capture.Own() {
-		p.entrances.refuse(k, len(routes) == 1 && routes[0].Port == 0)
-	} else {
-		p.entrances.lead(k, routes)
 	}
 }
 

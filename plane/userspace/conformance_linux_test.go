@@ -33,7 +33,6 @@ type kind struct {
 var kinds = []kind{
 	{"nftables", false, func(c capture.Config) (capture.Capture, error) { return capture.NewNFTables(c) }, damageNFTables, wipeNFTables, true},
 	{"iptables", true, func(c capture.Config) (capture.Capture, error) { return capture.NewIPTables(c) }, damageIPTables, wipeIPTables, false},
-	{"addresses", true, func(c capture.Config) (capture.Capture, error) { return capture.NewAddresses(c) }, damageAddresses, wipeAddresses, true},
 }
 
 // mark is that of the default masquerade bit.
@@ -57,28 +56,13 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 // traced is what trace must know of the mode with this capture.
 func (k kind) traced(f lb.Family) trace.Mode {
 	how := Mode().Trace(mode.Settings{Family: f})
-	how.PassesUnknown, how.Unfiltered = k.untouched, k.name == "addresses"
+	how.PassesUnknown = k.untouched
 	return how
 }
 
 // config proves a kind. That one which hosts have is the mode's column of the conformance page.
 func (k kind) config() planetest.Config {
-	cfg := planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Trace: k.traced, Core: core}
-	if k.name == "addresses" {
-		cfg.Held, cfg.Without = true, withoutFilter
-	}
-	return cfg
-}
-
-// withoutFilter are scenarios that cannot be kept where no packet filter is there, with what is otherwise
-// (docs/adr/0041-how-packets-come-to-the-proxy.md).
-var withoutFilter = map[string]string{
-	"address-of-a-pod":           "external addresses of pods are refused: TestAddressesOfPods",
-	"established-connections":    "an address goes with its last row, and what is connected to it ends",
-	"external-ip-of-api-server":  "an API server's address is not taken for any port: TestAddressesOfOthers",
-	"external-ip-cidrs":          "port 8080 is that of a program of the lab's node, which listens at all addresses",
-	"first-connection":           "the node tracks no flows, so that an attempt leaves nothing behind",
-	"special-external-addresses": "port 8080 is that of a program of the lab's node, which listens at all addresses",
+	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Trace: k.traced, Core: core}
 }
 
 // TestConformance sends the packets of every scenario, captured by nftables.
@@ -86,9 +70,6 @@ func TestConformance(t *testing.T) { planetest.Run(t, kinds[0].config()) }
 
 // TestConformanceIPTables captures by iptables instead.
 func TestConformanceIPTables(t *testing.T) { planetest.Run(t, kinds[1].config()) }
-
-// TestConformanceAddresses captures by addresses of the node.
-func TestConformanceAddresses(t *testing.T) { planetest.Run(t, kinds[2].config()) }
 
 // TestRandomTransitions walks at random between the states of all scenarios.
 func TestRandomTransitions(t *testing.T) {
@@ -130,7 +111,7 @@ func TestVerbs(t *testing.T) {
 						}
 						return p, err
 					},
-					Damage: k.damage, Wipe: k.wipe, Told: k.told, Balances: true, Unknown: k.name == "addresses",
+					Damage: k.damage, Wipe: k.wipe, Told: k.told, Balances: true,
 				}
 			})
 		})
@@ -203,37 +184,6 @@ func wipeIPTables(f lb.Family) (err error) {
 			_, e := run(iptables(f), "-t", table, do)
 			err = errors.Join(err, e)
 		}
-	}
-	return err
-}
-
-// ourAddresses are those of the capture, with the interface that has each.
-func ourAddresses(f lb.Family) (all [][2]string, err error) {
-	text, err := run("ip", "-o", "-"+strings.TrimPrefix(f.String(), "IPv"), "addr", "show")
-	for line := range strings.Lines(text) {
-		if w := strings.Fields(line); len(w) > 3 && (w[1] == capture.DeviceName || w[1] == "lo") && !strings.HasPrefix(w[3], "127.") && w[3] != "::1/128" {
-			all = append(all, [2]string{w[3], w[1]})
-		}
-	}
-	return all, err
-}
-
-// damageAddresses takes an address away.
-func damageAddresses(f lb.Family, rnd *rand.Rand) error {
-	all, err := ourAddresses(f)
-	if err != nil || len(all) == 0 {
-		return errors.Join(errors.New("there is no address to take away"), err)
-	}
-	a := all[rnd.IntN(len(all))]
-	_, err = run("ip", "addr", "del", a[0], "dev", a[1])
-	return err
-}
-
-func wipeAddresses(f lb.Family) error {
-	all, err := ourAddresses(f)
-	for _, a := range all {
-		_, e := run("ip", "addr", "del", a[0], "dev", a[1])
-		err = errors.Join(err, e)
 	}
 	return err
 }

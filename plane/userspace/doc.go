@@ -1,5 +1,5 @@
 // Package userspace is the data plane for --proxy-mode userspace: connections end at the proxy, which opens others to the
-// endpoints. It alone can try another endpoint where one does not answer, and it needs no packet filter.
+// endpoints. It alone can try another endpoint where one does not answer.
 //
 //	client ──▶ 10.96.0.10:80 ──capture──▶ listener :37211 ──balance──▶ 10.1.2.14:8080
 //	                            (rules)     (relay)          (turns)
@@ -8,16 +8,16 @@
 //
 //   - relay moves bytes between clients and backends. It asks who is next.
 //   - balance says who is next.
-//   - capture has packets to service addresses reach a listener: by rules of nftables or iptables, or by the addresses
-//     themselves, put on an interface of this node.
+//   - capture has packets to service addresses reach a listener: by rules of nftables or iptables, or on Windows by the
+//     addresses themselves, put on an interface of the machine.
 //
 // # Listeners
 //
 // Where capture is by rules, a listener serves one backend set: all addresses of a service port lead there, each kind of source to the
 // listener of its route's set, and what a route rejects or drops the rules reject or drop. So a service port has one listener, or
-// two with a policy Local, however many addresses it has ([0039]).
+// two with a policy Local, however many addresses it has ([0041]).
 //
-// Where capture is by addresses, each address of each row has its listener, which tells sources apart itself (balance.Row), and a
+// Where capture is by addresses (Windows), each address of each row has its listener, which tells sources apart itself (balance.Row), and a
 // NodePort one at each of the node's addresses that answer NodePorts.
 //
 // # What a change costs
@@ -39,5 +39,5 @@
 // Of --proxy-port-range, or any that is free. A port that was given up is not used for [portRest]: the kernel may remember
 // flows to it. A process finds in the kernel which ports the one before it had, and takes the same ones ([Plane.Reset]).
 //
-// [0039]: docs/adr/0039-listeners-of-the-userspace-proxy.md
+// [0041]: docs/adr/0041-how-packets-come-to-the-proxy.md
 package userspace

@@ -13,7 +13,6 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/internal/balance"
 	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
 )
@@ -247,5 +246,5 @@ func (m *machine) start(cfg Config) (*Plane, error) {
 		cfg.Descriptors = relay.NewGroups(relay.NewBudget(1<<20), "a test")
 	}
 	return newPlane(cfg, &fakeRelay{m: m, mine: map[*fakeListener]bool{}},
-		func(netip.Addr) (balance.Way, error) { return balance.Way{}, nil })
+		func(netip.Addr) (bool, error) { return false, nil })
 }

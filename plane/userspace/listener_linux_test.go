@@ -89,7 +89,7 @@ func (l *listenerLab) dial(from string, p netlab.Proto, to netip.AddrPort, want 
 // ports are those of the listeners.
 func (l *listenerLab) ports() (all []uint16) {
 	for at := range l.plane.entrances.at {
-		all = append(all, at.Addr.Port())
+		all = append(all, at.number)
 	}
 	return all
 }
@@ -194,8 +194,8 @@ func TestRulesFlushedTN77(t *testing.T) {
 		})
 		for _, from := range []string{netlab.Client, netlab.Node1, "pod1"} {
 			for at := range l.plane.entrances.at {
-				if at.Proto == lb.TCP {
-					l.dial(from, netlab.TCP, netip.AddrPortFrom(l.node, at.Addr.Port()), netlab.ErrReset)
+				if at.proto == lb.TCP {
+					l.dial(from, netlab.TCP, netip.AddrPortFrom(l.node, at.number), netlab.ErrReset)
 				}
 			}
 		}
@@ -211,8 +211,8 @@ func TestNodePortOfItsListener(t *testing.T) {
 	eachListenerLab(t, kinds[:1], func(t *testing.T, l *listenerLab) {
 		port := netip.AddrPort{}
 		for at := range l.plane.entrances.at {
-			if at.Proto == lb.TCP {
-				port = netip.AddrPortFrom(l.node, at.Addr.Port())
+			if at.proto == lb.TCP {
+				port = netip.AddrPortFrom(l.node, at.number)
 			}
 		}
 		row := *l.table.Get(lb.Key{Port: 30080, Proto: lb.TCP})

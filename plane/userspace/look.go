@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"slices"
 	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/balance"
-	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
 	"kube-proxy/trace"
 )
@@ -46,41 +43,20 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	}
 	at := k.Backends[0].Address
 	k.Backends, k.Masquerade = nil, false
-	listening, to, ok := p.entrances.find(packet.Proto, at)
-	if !ok {
-		return p.stranger(packet, at, k), nil
-	}
-	k.Way = append(k.Way, fmt.Sprintf("listener %s/%s of this process, for %s", listening.Addr, listening.Proto, to.name))
-	do, state := lb.Balance, balance.State{}
-	switch leads := to.leads.(type) {
-	case *balance.Set:
-		state = leads.Look(packet.From.Addr())
-	case *balance.Row:
-		do, state = leads.Look(relay.Client{Addr: packet.From, Local: packet.To})
-	default:
-		return k, fmt.Errorf("userspace: follow a packet to %s: listener %s cannot be asked", packet.To, listening.Addr)
-	}
-	switch {
-	case do == lb.Drop:
-		k.Verdict = trace.Drop
-	case do != lb.Balance || len(state.Turns) == 0:
+	to, ok := p.entrances.find(packet.Proto, at.Port())
+	set, is := to.leads.(*balance.Set)
+	if !ok || !is {
+		k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the node refuses", at, packet.Proto))
 		k.Verdict = trace.Reject
-	default:
-		k.Masquerade = true
+		return k, nil
+	}
+	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, to.name))
+	state := set.Look(packet.From.Addr())
+	if k.Verdict = trace.Reject; len(state.Turns) > 0 {
+		k.Verdict, k.Masquerade = trace.Balance, true
 		tellTurns(&k, state)
 	}
 	return k, nil
-}
-
-// stranger is what becomes of a packet for which this process does not listen. Where rules lead it here, the node refuses it. At an address of the
-// node it is the node's own business, though it has the address of us, but for the ports of rows.
-func (p *Plane) stranger(packet trace.Packet, at netip.AddrPort, k trace.Kernel) trace.Kernel {
-	k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the node refuses", at, packet.Proto))
-	k.Verdict = trace.Reject
-	if p.capture.Own() && !p.entrances.refuses(packet.Proto, at) {
-		k.Verdict = trace.Pass
-	}
-	return k
 }
 
 // tellTurns says who would be next.
@@ -105,14 +81,6 @@ func tellTurns(k *trace.Kernel, state balance.State) {
 	if k.Affine = state.Stays; k.Affine.IsValid() {
 		k.Way = append(k.Way, fmt.Sprintf("this client stays with %s", k.Affine))
 	}
-}
-
-// String names the set, as [lb.SetID] does; that of a listener at a service address has no scope.
-func (n entranceName) String() string {
-	if n.scope == 0 {
-		return n.service + "/" + n.proto.String()
-	}
-	return lb.SetID{Service: n.service, Proto: n.proto, Scope: n.scope}.String()
 }
 
 // Differences is part of mode.Looker: what the capture has in the kernel, and what this process listens for, against the table.
@@ -146,15 +114,6 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 // leadOf is the lead of a row, to the ports at which this process listens. Of a row without listener it tells, and there is none.
 func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l capture.Lead, leads bool) {
 	l = capture.Lead{Key: f.Key, Kind: f.Kind, Sources: f.Sources}
-	if p.capture.Own() {
-		if !f.Key.IsNodePort() && slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.Do == lb.Balance }) {
-			at := netip.AddrPortFrom(f.Key.Addr, f.Key.Port)
-			if listening, _, ok := p.entrances.find(f.Key.Proto, at); (!ok || listening.Addr != at) && f.Key.Proto != lb.SCTP {
-				tell(trace.Difference{Key: f.Key, Object: fmt.Sprintf("listener %s/%s", at, f.Key.Proto), Want: "open"})
-			}
-		}
-		return l, true
-	}
 	for _, r := range f.Routes {
 		to := capture.Route{From: r.From, Do: r.Do}
 		if r.Do == lb.Balance {
@@ -178,7 +137,7 @@ func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l capt
 
 // holds compares the backends of a listener's set, and reports whether anybody wants to know more.
 func (p *Plane) holds(name entranceName, port uint16, want *lb.BackendSet, tell func(trace.Difference) bool, k lb.Key) bool {
-	_, to, ok := p.entrances.find(name.proto, netip.AddrPortFrom(p.anywhere(), port))
+	to, ok := p.entrances.find(name.proto, port)
 	set, is := to.leads.(*balance.Set)
 	if !ok || !is {
 		return true

@@ -3,6 +3,7 @@ package userspace
 import (
 	"net/netip"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,7 +35,6 @@ func TestLookSabotage(t *testing.T) {
 			{"nftables", "nft delete table ip kube-proxy-userspace", trace.Pass, "table ip kube-proxy-userspace"},
 			{"iptables", "iptables -t nat -F KUBE-PORTALS-CONTAINER", trace.Pass, "rules of table nat for 10.96.0.10:80/tcp"},
 			{"iptables", "iptables -t nat -F PREROUTING", trace.Pass, "rule of chain PREROUTING of table nat"},
-			{"addresses", "ip addr flush to 10.96.0.10/32", trace.Pass, "address 10.96.0.10"},
 		} {
 			if c.kind != "" && c.kind != k.name {
 				continue
@@ -51,8 +51,8 @@ func TestLookSabotage(t *testing.T) {
 			}
 			set := entranceName{"shop/web:http", lb.TCP, lb.Cluster}
 			port := func(s string) string {
-				l, _, _ := p.entrances.find(lb.TCP, netip.AddrPortFrom(p.anywhere(), p.entrances.port(set)))
-				return strings.ReplaceAll(s, "@PORT", l.Addr.String()[strings.LastIndex(l.Addr.String(), ":")+1:])
+				at := p.entrances.port(set)
+				return strings.ReplaceAll(s, "@PORT", strconv.Itoa(int(at)))
 			}
 			if c.do != "" {
 				if out, err := exec.Command("sh", "-c", strings.NewReplacer("{", `\{`, "}", `\}`).Replace(port(c.do))).CombinedOutput(); err != nil {

@@ -38,8 +38,8 @@ func Mode() mode.Mode {
 	family, proto := []string{"ip_family"}, []string{"ip_family", "protocol"}
 	return mode.Mode{
 		Name: "userspace",
-		Doc: "connections end at the proxy, which opens others to the endpoints; packets are led to it by rules of nftables or iptables, " +
-			"or without any, by the service addresses on an interface of the node",
+		Doc: "connections end at the proxy, which opens others to the endpoints; packets are redirected to it by rules of nftables or iptables, " +
+			"on Windows by the service addresses on an interface of the node",
 		Unasked:   "linux",
 		Annotated: true,
 		Refuses: func(s mode.Settings) error {

@@ -20,7 +20,7 @@ func TestNodeEndpointsTN52(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	way, shut, err := openWays()
+	own, shut, err := openOwn()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestNodeEndpointsTN52(t *testing.T) {
 	}()
 	pick := func(cfg Config, backends ...string) (string, error) {
 		cfg.Family, cfg.Capture = lb.IPv4, &fakeCapture{machine: newMachine(), f: lb.IPv4}
-		p, err := newPlane(cfg, &fakeRelay{}, way)
+		p, err := newPlane(cfg, &fakeRelay{}, own)
 		if err != nil {
 			return "", err
 		}

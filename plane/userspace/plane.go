@@ -126,28 +126,28 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	way, closeWay, err := openWays()
+	own, closeOwn, err := openOwn()
 	if err != nil {
 		r.Close()
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	p, err = newPlane(cfg, sockets{r}, way)
+	p, err = newPlane(cfg, sockets{r}, own)
 	if err != nil {
 		r.Close()
-		closeWay()
+		closeOwn()
 		return nil, err
 	}
-	p.own.close = closeWay
+	p.own.close = closeOwn
 	return p, nil
 }
 
 // newPlane makes a plane of its parts.
-func newPlane(cfg Config, r relayer, way func(netip.Addr) (balance.Way, error)) (*Plane, error) {
+func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return nil, fmt.Errorf("userspace: family %s: want IPv4 or IPv6", cfg.Family)
 	}
 	p := &Plane{
-		cfg: cfg, relay: r, capture: cfg.Capture, origins: balance.NewOrigins(way), ports: newPorts(cfg.FirstPort, cfg.LastPort),
+		cfg: cfg, relay: r, capture: cfg.Capture, origins: balance.NewOrigins(own), ports: newPorts(cfg.FirstPort, cfg.LastPort),
 		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
 	}
 	p.counters.on = cfg.CountServices
@@ -265,7 +265,10 @@ func (o *ownAddresses) shut() error {
 
 // anywhere is the address at which listeners are where capture is by rules.
 func (p *Plane) anywhere() netip.Addr {
-	return anyOf(p.cfg.Family)
+	if p.cfg.Family == lb.IPv6 {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
 }
 
 // grace is how long connections may go on, as relay wants it. Sessions of UDP end at once: a client that

@@ -5,9 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-
-	"kube-proxy/lb"
-	"kube-proxy/plane/internal/relay"
 )
 
 // State is what a set would do with a new client at this moment.
@@ -58,16 +55,4 @@ func (s *Set) Look(client netip.Addr) State {
 	}
 	slices.SortFunc(st.Turns, func(a, b Turn) int { return a.Addr.Compare(b.Addr) })
 	return st
-}
-
-// Look says what the row does with a client, and if it balances, the state of the set.
-func (r *Row) Look(c relay.Client) (do lb.Action, st State) {
-	to := r.to(c.Addr.Addr().Unmap())
-	if to.do != lb.Balance || to.set == nil {
-		return to.do, st
-	}
-	if c.Addr.Addr() == c.Local.Addr() { // as Pick has it
-		c.Addr = netip.AddrPort{}
-	}
-	return lb.Balance, to.set.Look(c.Addr.Addr())
 }

@@ -3,7 +3,6 @@ package balance
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,83 +10,62 @@ import (
 	"kube-proxy/lb"
 )
 
-// Way is how this node reaches an address.
-type Way struct {
-	// Local: the address is one of this node.
-	Local bool
-	// Interface is where packets to it leave.
-	Interface string
-}
-
-// Origins tells whose an address is (CF-33). A socket does not know the interface that a client's packets came in through; that by which
-// the node would answer stands for it. An address to which there is no way is neither a pod's nor the node's.
+// Origins tells whose an address is (CF-33). A socket does not know the interface that a client's packets came in through: pods are told by
+// their addresses alone.
 type Origins struct {
-	way      func(netip.Addr) (Way, error)
-	detector atomic.Pointer[lb.Detector]
+	own  func(netip.Addr) (bool, error)
+	pods atomic.Pointer[[]netip.Prefix]
 
 	mu    sync.Mutex
-	known map[netip.Addr]knownWay
+	known map[netip.Addr]knownOwn
 }
 
-type knownWay struct {
-	Way
+type knownOwn struct {
+	own   bool
 	until time.Time
 }
 
-// What is remembered of ways: so many, for so long. Addresses and routes of a node change.
+// What is remembered of addresses: so many, for so long. Those of a node change.
 const (
-	mostWays = 4096
-	wayLasts = time.Second
+	mostKnown  = 4096
+	knownLasts = time.Second
 )
 
-// NewOrigins returns Origins that know no pods. way asks the kernel; it is called from many goroutines.
-func NewOrigins(way func(netip.Addr) (Way, error)) *Origins {
-	o := &Origins{way: way, known: map[netip.Addr]knownWay{}}
-	o.detector.Store(&lb.Detector{})
+// NewOrigins returns Origins that know no pods. own asks the kernel whether an address is one of this node; it is called from many
+// goroutines.
+func NewOrigins(own func(netip.Addr) (bool, error)) *Origins {
+	o := &Origins{own: own, known: map[netip.Addr]knownOwn{}}
+	o.pods.Store(&[]netip.Prefix{})
 	return o
 }
 
 // Detect sets how pods are told from others.
-func (o *Origins) Detect(d lb.Detector) {
-	o.detector.Store(&d)
-}
+func (o *Origins) Detect(d lb.Detector) { o.pods.Store(&d.Prefixes) }
 
 // Pod reports whether the address is a pod's, as the node's detector says.
 func (o *Origins) Pod(a netip.Addr) bool {
-	switch d := o.detector.Load(); {
-	case len(d.Prefixes) > 0:
-		return slices.ContainsFunc(d.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
-	case d.Interface != "":
-		return o.ask(a).Interface == d.Interface
-	case d.InterfacePrefix != "":
-		return strings.HasPrefix(o.ask(a).Interface, d.InterfacePrefix)
-	}
-	return false
+	return slices.ContainsFunc(*o.pods.Load(), func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Host reports whether the address is one of this node.
-func (o *Origins) Host(a netip.Addr) bool { return o.ask(a).Local }
-
-func (o *Origins) ask(a netip.Addr) Way {
+// Host reports whether the address is one of this node; one of which the kernel does not say so is not.
+func (o *Origins) Host(a netip.Addr) bool {
 	now := time.Now()
 	o.mu.Lock()
 	k, ok := o.known[a]
 	o.mu.Unlock()
 	if ok && now.Before(k.until) {
-		return k.Way
+		return k.own
 	}
-	w, err := o.way(a)
-	if err != nil {
-		w = Way{}
-	}
+	own, err := o.own(a)
+	own = own && err == nil
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for old := range o.known { // any one makes room: who comes again is asked for again
-		if len(o.known) < mostWays {
+		if len(o.known) < mostKnown {
 			break
 		}
 		delete(o.known, old)
 	}
-	o.known[a] = knownWay{w, now.Add(wayLasts)}
-	return w
+	o.known[a] = knownOwn{own, now.Add(knownLasts)}
+	return own
 }

@@ -1,5 +1,5 @@
 // Package capture has packets to service addresses reach the sockets of the proxy: by rules of nftables, by rules of iptables,
-// or by the addresses themselves, put on an interface of the node (docs/adr/0041).
+// or on Windows by the addresses themselves, put on an interface of the node (docs/adr/0041).
 package capture
 
 import (
@@ -73,8 +73,7 @@ func (l *Later) Unwrap() error { return l.Err }
 type Capture interface {
 	// Name is "nftables", "iptables" or "addresses".
 	Name() string
-	// Own: listeners bind the service addresses themselves, one for each address, and before the address is there (IP_FREEBIND), so
-	// that nobody is refused meanwhile. NodePorts are bound at the node's addresses by whoever calls. Sources and routes are the
+	// Own: listeners bind the service addresses themselves, one for each address (Windows). NodePorts are bound at the node's addresses by whoever calls. Sources and routes are the
 	// listener's business then, for there is no packet filter. Otherwise one listener, bound to every address, may serve many keys.
 	Own() bool
 	// Unguarded says why a program of the node without privileges could serve the clients of a listener, if it takes the

@@ -15,7 +15,6 @@ type way struct {
 var ways = []way{
 	{"nftables", func(c Config) (Capture, error) { return made(NewNFTables(c)) }},
 	{"iptables", func(c Config) (Capture, error) { return made(NewIPTables(c)) }},
-	{"addresses", func(c Config) (Capture, error) { return made(NewAddresses(c)) }},
 }
 
 // made returns no Capture at all with an error.
@@ -26,8 +25,7 @@ func made[C Capture](c C, err error) (Capture, error) {
 	return c, nil
 }
 
-// Choose makes the best capture that this host has and lets this process use: by nftables, by iptables, or without a packet
-// filter, by addresses. It works in the network namespace of the calling thread and changes nothing. passed says what was in the
+// Choose makes the best capture that this host has and lets this process use: by nftables, or by iptables. It works in the network namespace of the calling thread and changes nothing. passed says what was in the
 // way of those that come before the one that it returns.
 func Choose(cfg Config) (c Capture, passed []error, err error) {
 	for _, w := range ways {
@@ -37,5 +35,5 @@ func Choose(cfg Config) (c Capture, passed []error, err error) {
 		}
 		passed = append(passed, err)
 	}
-	return nil, nil, fmt.Errorf("capture packets to service addresses: %w", errors.Join(passed...))
+	return nil, nil, fmt.Errorf("redirect packets to service addresses: nftables or iptables is needed: %w", errors.Join(passed...))
 }

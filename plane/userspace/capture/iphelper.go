@@ -17,7 +17,7 @@ var (
 	errNoInterface   = errors.New("the interface is not there")
 )
 
-// ipHelper is what the addresser of Windows asks of its IP helper (iphlpapi.dll). docs/adr/0045 says why it is asked, and not netsh.
+// ipHelper is what the addresser of Windows asks of its IP helper (iphlpapi.dll). docs/adr/0041 says why it is asked, and not netsh.
 type ipHelper interface {
 	// target finds the interface that gets service addresses, as a LUID, which no other interface has while the machine runs.
 	target() (luid uint64, err error)

@@ -285,6 +285,33 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 	}
 }
 
+// No verb works before the first Reset; an address that the machine does not take costs its own row only.
+func TestWindowsAddressesLater(t *testing.T) {
+	m := newMachine()
+	c := m.process(t)
+	_, audit := c.Audit(t.Context(), true)
+	for i, err := range []error{c.Apply(t.Context(), nil, nil), c.SetNode(t.Context(), lb.Node{}), c.Probe(t.Context()), audit} {
+		if !errors.Is(err, plane.ErrNotSetUp) {
+			t.Error(i, err)
+		}
+	}
+	creates := 0
+	m.fail = func(call string) error {
+		if call == "create" {
+			if creates++; creates == 1 {
+				return errors.New("refused")
+			}
+		}
+		return nil
+	}
+	all := leads("10.96.0.1", "10.96.0.2")
+	var later *Later
+	if err := c.Reset(t.Context(), lb.Node{}, all); !errors.As(err, &later) || len(later.Keys) != 1 || later.Keys[0] != all[0].Key {
+		t.Errorf("a Reset with an address that is refused: %v", err)
+	}
+	has(t, "the others", m.ours(), "10.96.0.2")
+}
+
 // The probe asks for what changes nothing, whatever addresses there are; an interface that is gone asks for a Reset.
 func TestWindowsAddressesProbe(t *testing.T) {
 	m := newMachine(unicast{netip.MustParseAddr("192.0.2.0"), 1, 24, false}, unicast{netip.MustParseAddr("192.0.2.1"), 1, 24, false})

@@ -14,7 +14,6 @@ import (
 
 	"kube-proxy/internal/follow"
 	nlconn "kube-proxy/internal/netlink/conn"
-	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
@@ -26,7 +25,7 @@ import (
 )
 
 // Each capture reads on a socket of its own, and nothing of what its other verbs change.
-var _, _, _ Looker = (*NFTables)(nil), (*IPTables)(nil), (*Addresses)(nil)
+var _, _ Looker = (*NFTables)(nil), (*IPTables)(nil)
 
 // Follow is part of [Looker].
 func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
@@ -349,58 +348,4 @@ func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 		d.Tell(k, "rules of table nat for "+k.String(), "", fmt.Sprintf("%d routes", len(l.Routes)))
 	}
 	return c.wrap(d.Done(nil))
-}
-
-// Follow is part of [Looker].
-func (c *Addresses) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
-	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
-	if err != nil {
-		return trace.Kernel{}, err
-	}
-	defer conn.Close()
-	to := p.To.Addr()
-	here, err := rtnl.LeadsHere(ctx, conn, to)
-	if err != nil {
-		return trace.Kernel{}, fmt.Errorf("capture by addresses, %s: ask whether %s is here: %w", c.family, to, err)
-	}
-	if !here {
-		return trace.Kernel{Verdict: trace.Pass, Way: []string{fmt.Sprintf("no local address %s: the packet goes on", to)}}, nil
-	}
-	return trace.Kernel{Verdict: trace.Balance, Way: []string{fmt.Sprintf("local %s", to)}, Backends: []trace.Backend{{Address: p.To, Share: 1}}}, nil
-}
-
-// Differences is part of [Looker].
-func (c *Addresses) Differences(ctx context.Context, _ lb.Node, leads iter.Seq[Lead], each func(trace.Difference) bool) error {
-	f := familyOf(c.family)
-	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	all, err := rtnl.Addresses(ctx, conn, f.proto)
-	if err != nil {
-		return fmt.Errorf("capture by addresses, %s: %w", c.family, err)
-	}
-	d := mode.NewTeller(ctx, each)
-	has, ours, wanted := map[netip.Addr]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	for _, a := range all {
-		has[a.Addr] = true
-		if a.Metric == ourMetric {
-			ours[a.Addr] = true
-		}
-	}
-	for l := range leads {
-		if a := l.Key.Addr; !l.Key.IsNodePort() && !wanted[a] {
-			wanted[a] = true
-			if !has[a] {
-				d.Tell(l.Key, "address "+a.String(), wire.IsThere, "")
-			}
-		}
-	}
-	for a := range ours {
-		if !wanted[a] {
-			d.Tell(lb.Key{}, "address "+a.String(), "", wire.IsThere)
-		}
-	}
-	return d.Done(nil)
 }

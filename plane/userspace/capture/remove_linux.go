@@ -31,14 +31,6 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 			errs = append(errs, err)
 			report.Removed, report.Left = append(report.Removed, r.Removed...), append(report.Left, r.Left...)
 		}
-		if except != "addresses" {
-			n, device, err := removeAddresses(ctx, fam)
-			errs = append(errs, err)
-			report.Count(n, "service addresses of %s", fam)
-			if device {
-				report.Removed = append(report.Removed, "the interface "+DeviceName)
-			}
-		}
 	}
 	return report, errors.Join(errs...)
 }

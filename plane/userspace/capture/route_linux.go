@@ -71,7 +71,7 @@ func chooseAddress(all []rtnl.Address, before netip.Addr, prefer []netip.Prefix)
 		if a.Addr.Is6() && a.Flags&temporary != 0 {
 			return true
 		}
-		return a.Scope >= unix.RT_SCOPE_LINK || a.Addr.IsLoopback() || a.Metric == ourMetric
+		return a.Scope >= unix.RT_SCOPE_LINK || a.Addr.IsLoopback()
 	})
 	rank := func(a rtnl.Address) int {
 		switch {
@@ -97,6 +97,3 @@ func (w *addressWatch) close() error {
 	<-w.done
 	return cmp.Or(err, w.conn.Close())
 }
-
-// ourMetric marks addresses as ours: it is "kpus" as a number.
-const ourMetric = 0x6b707573

@@ -1,0 +1,27 @@
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	nlconn "kube-proxy/internal/netlink/conn"
+	rtnl "kube-proxy/internal/netlink/route"
+)
+
+// openOwn returns what asks the kernel whether an address is one of the node, in the network namespace of the calling thread.
+func openOwn() (own func(netip.Addr) (bool, error), shut func() error, err error) {
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	if err != nil {
+		return nil, nil, fmt.Errorf("open a netlink socket for routes: %w", err)
+	}
+	var mu sync.Mutex
+	return func(a netip.Addr) (bool, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return rtnl.LeadsHere(context.Background(), conn, a)
+	}, conn.Close, nil
+}
