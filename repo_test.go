@@ -113,7 +113,7 @@ const imports = `
 	# It reads bytes, and knows of no node.
 	config, mode < cli/migrate;
 	# It asks what others would do, and tries modes by their values.
-	lb, mode, internal/system, internal/kernel < cli/preflight;
+	lb, mode, internal/system, internal/kernel, internal/xtables, internal/netlink/conn, internal/netlink/route < cli/preflight;
 	# It asks HNS, has the program run in a lab, and asks that by the admin socket.
 	lb, plane/hns, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
 	engine, trace < status;
@@ -157,7 +157,7 @@ const modules = `
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cli, cmd/kube-proxy;
 	# The product has one netlink client, internal/netlink/conn; labs are built with this one, and tests look at the kernel by it.
-	github.com/vishvananda < internal/netlab, test/planetest, cli/preflight, plane/userspace, TESTS;
+	github.com/vishvananda < internal/netlab, test/planetest, plane/userspace, TESTS;
 	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;
 `
 

@@ -3,5 +3,8 @@
 //	ConfigMap, DaemonSet, Pod, file, command line ──Read──▶ Proxy ──Convert──▶ configuration, statements
 //
 // It knows bytes alone: nothing on the node and in the cluster is asked or changed. What the flags and fields mean, the loader of package
-// config says, the same that a start uses; what is known of modes and of Cilium is in tables here.
+// config says, as at a start, but without this machine's name, files and environment. Fields that differ from the default are printed;
+// before that they are loaded again, strictly, and compared with what was meant. Another mode keeps what clients see as far as it can:
+// masqueradeAll, the mark's bit and the periods move to its block, and NodePorts stay on all addresses; a statement says which line to
+// remove. The configuration goes to stdout and what differs to stderr, so that "kube-proxy migrate FILE >config.yaml" does what it says.
 package migrate

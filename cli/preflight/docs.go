@@ -8,11 +8,11 @@ import (
 // Page returns docs/check.md.
 func Page() string {
 	var b strings.Builder
-	b.WriteString("# What `kube-proxy check` looks at\n\n<!-- Made by `go test ./preflight -run TestPage -update`. Do not edit. -->\n\n" +
+	b.WriteString("# What `kube-proxy check` looks at\n\n<!-- Made by `go test ./cli/preflight -run TestPage -update`. Do not edit. -->\n\n" +
 		"`kube-proxy check` takes the flags and the `--config` of the proxy that is to run, looks at the node and says what is in the way. It changes\n" +
 		"nothing on the node: no rule, sysctl, link, file or module. Whether a mode can run is found by doing, in a network namespace that ends\n" +
 		"with the question; where the kernel would load a module for the question, it is not asked, unless `--load-modules` is given. Each\n" +
-		"probe has a bounded time. What is decided and why: [adr/0054](adr/0054-a-node-is-looked-at-and-left-alone.md).\n\n" +
+		"probe has a bounded time.\n\n" +
 		"## Exit codes\n\n| code | |\n|---|---|\n" +
 		fmt.Sprintf("| %d | nothing but `ok` and `info` |\n| 1 | the command line or the configuration is wrong; nothing was looked at |\n"+
 			"| %d | an `error` is among the findings |\n| %d | a `warning` is, or something is `unknown`, and no error |\n\n", ExitOK, ExitErrors, ExitWarnings) +

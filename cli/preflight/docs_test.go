@@ -19,7 +19,7 @@ func TestPage(t *testing.T) {
 	}
 	page, err := os.ReadFile(file)
 	if err != nil || string(page) != Page() {
-		t.Errorf("%s is stale (%v): go test ./preflight -run TestPage -update", file, err)
+		t.Errorf("%s is stale (%v): go test ./cli/preflight -run TestPage -update", file, err)
 	}
 }
 

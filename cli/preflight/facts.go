@@ -105,7 +105,6 @@ type Link struct {
 	Name, Type string
 	Index, MTU int
 	Up         bool
-	Master     int // the index of the bridge; 0 for none
 	Addrs      []netip.Prefix
 	// RPFilter is rp_filter of the interface, "" if it has none.
 	RPFilter string

@@ -1,7 +1,7 @@
 package preflight
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/xtables"
 )
 
 // hookNames are those of the families inet, ip and ip6, by number.
@@ -117,30 +118,26 @@ func savedBy(ctx context.Context, family, program string) ([]Chain, error) {
 // readSaved reads the chains of what iptables-save prints, and counts their rules.
 func readSaved(family string, r io.Reader) (all []Chain, err error) {
 	at := map[[2]string]int{}
-	table := ""
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		f := strings.Fields(lines.Text())
-		switch {
-		case len(f) == 0:
-		case f[0][0] == '*':
-			table = f[0][1:]
-		case f[0][0] == ':' && len(f) > 1:
-			name := f[0][1:]
-			at[[2]string{table, name}] = len(all)
-			c := Chain{Family: family, Table: table, Name: name, Drop: f[1] == "DROP"}
-			if f[1] != "-" {
+	for line, err := range xtables.ReadSaved(r) {
+		if err != nil {
+			return nil, err
+		}
+		name := string(line.Chain)
+		switch line.Kind {
+		case xtables.SavedChain:
+			c := Chain{Family: family, Table: line.Table, Name: name, Drop: bytes.HasPrefix(line.Rest, []byte("DROP"))}
+			if !bytes.HasPrefix(line.Rest, []byte("-")) {
 				c.Hook = strings.ToLower(name)
 			}
+			at[[2]string{line.Table, name}] = len(all)
 			all = append(all, c)
-		case f[0] == "-A" && len(f) > 1:
-			if i, ok := at[[2]string{table, f[1]}]; ok {
+		case xtables.SavedRule:
+			if i, ok := at[[2]string{line.Table, name}]; ok {
 				all[i].Rules++
 			}
 		}
 	}
-	return all, lines.Err()
+	return all, nil
 }
 
 // virtualServers counts those of IPVS, if it is there.

@@ -17,7 +17,11 @@ type Kind struct {
 	Looks, Why, Remedy string
 	// Worst is the worst severity that the kind has, but for Unknown.
 	Worst Severity
+	// Everywhere: it is not of Linux alone.
+	Everywhere bool
 
+	// needs returns why facts are not known without which there is nothing to judge; nil for none.
+	needs func(*Facts) []error
 	judge func(*judge)
 }
 
@@ -29,8 +33,13 @@ func Kinds() []Kind {
 // Judge says what the facts mean for what would run.
 func Judge(s *Setup, f *Facts) (all []Finding) {
 	for _, k := range Kinds() {
+		if f.OS != "linux" && !k.Everywhere {
+			continue
+		}
 		j := &judge{Setup: s, facts: f, kind: k}
-		k.judge(j)
+		if k.needs == nil || !j.hidden(k.needs(f)...) {
+			k.judge(j)
+		}
 		all = append(all, j.found...)
 	}
 	return all
@@ -65,6 +74,24 @@ func (j *judge) unknown(about string, err error) {
 	f.Remedy = "run it as root on the node, or in a container with the node's network namespace, and CAP_SYS_ADMIN and CAP_NET_ADMIN"
 	if errors.Is(err, ErrSlow) {
 		f.Remedy = "see what hangs on this node, and run it again"
+	}
+}
+
+// hidden notes what is not known, and reports whether there was such a thing.
+func (j *judge) hidden(errs ...error) (some bool) {
+	for _, err := range errs {
+		if err != nil {
+			j.unknown("", err)
+			return true
+		}
+	}
+	return false
+}
+
+// nothing says that there is none of something, unless one may hide where nobody could look.
+func (j *judge) nothing(seen string, hides ...error) {
+	if !j.hidden(hides...) {
+		j.ok("", "%s", seen)
 	}
 }
 

@@ -7,15 +7,15 @@ import (
 
 func clusterKinds() []Kind {
 	return []Kind{
-		{ID: "api-server", Worst: Error, judge: (*judge).server,
+		{ID: "api-server", Everywhere: true, Worst: Error, judge: (*judge).server,
 			Looks:  "whether the API server answers, and its version",
 			Why:    "Without the API server a proxy that starts serves nothing; one that runs goes on with what it knows.",
 			Remedy: "See that --kubeconfig (clientConnection.kubeconfig) or --master names it, that its address is not one that a proxy has to serve, and that no firewall is between."},
-		{ID: "rights", Worst: Error, judge: (*judge).rights,
+		{ID: "rights", Everywhere: true, Worst: Error, judge: (*judge).rights,
 			Looks:  "whether the credentials may do what the proxy does",
 			Why:    "Without Services and EndpointSlices nothing is served; without the Node, zones, pod CIDRs and the node's addresses are not known; without events nobody is told.",
 			Remedy: "Bind the proxy's user to the ClusterRole system:node-proxier."},
-		{ID: "node", Worst: Error, judge: (*judge).node,
+		{ID: "node", Everywhere: true, Worst: Error, judge: (*judge).node,
 			Looks:  "whether there is a Node of the name that the proxy goes by",
 			Why:    "By that name the proxy finds its own endpoints, addresses, zone and pod CIDRs. With a wrong one Services with a local policy have no endpoints here, and load balancers are told to leave this node out.",
 			Remedy: "Set --hostname-override to the name that kubectl get nodes shows; in a pod, from spec.nodeName by $NODE_NAME."},

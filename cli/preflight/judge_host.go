@@ -26,33 +26,33 @@ const (
 
 func hostKinds() []Kind {
 	return []Kind{
-		{ID: "ip-forward", Worst: Error, judge: (*judge).forwarding,
+		{ID: "ip-forward", Worst: Error, judge: (*judge).forwarding, needs: sysctls,
 			Looks:  "net.ipv4.ip_forward and net.ipv6.conf.all.forwarding",
 			Why:    "Without forwarding, connections of pods and of other machines do not reach the endpoints of Services. Mode ipvs turns it on for IPv4; in mode userspace connections end at the node, and need none.",
 			Remedy: "Have the machine set it to 1 when it starts: a file in /etc/sysctl.d."},
-		{ID: "bridge-netfilter", Worst: Warning, judge: (*judge).bridges,
+		{ID: "bridge-netfilter", Worst: Warning, judge: (*judge).bridges, needs: func(f *Facts) []error { return []error{f.Links.Err, f.Sysctls.Err} },
 			Looks:  "net.bridge.bridge-nf-call-iptables where pods are on a bridge",
 			Why:    "The answer of a pod to another on the same bridge goes straight back, past the rules that would give it the Service's address: such connections hang.",
 			Remedy: "modprobe br_netfilter, and have the machine set net.bridge.bridge-nf-call-iptables (and ip6tables) to 1 when it starts."},
-		{ID: "rp-filter", Worst: Warning, judge: (*judge).rpFilter,
+		{ID: "rp-filter", Worst: Warning, judge: (*judge).rpFilter, needs: func(f *Facts) []error { return []error{f.Links.Err, f.Sysctls.Err} },
 			Looks:  "strict reverse path filters (rp_filter 1) of interfaces that are not the pods'",
 			Why:    "A strict filter drops packets that come in by another interface than the one by which the node would answer: on a node with several uplinks, clients of NodePorts and load balancers of one network get no answer.",
 			Remedy: "Set net.ipv4.conf.all.rp_filter and those of the interfaces to 2 (loose), or 0; the greater of all and the interface's own counts."},
-		{ID: "route-localnet", Worst: Info, judge: (*judge).localnet,
+		{ID: "route-localnet", Worst: Info, judge: (*judge).localnet, needs: sysctls,
 			Looks: "net.ipv4.conf.all.route_localnet, where NodePorts are asked for on 127.0.0.1",
 			Why:   "Mode iptables sets it so that NodePorts answer on 127.0.0.1, and guards it with a rule (CVE-2020-8558).", Remedy: "--iptables-localhost-nodeports=false (iptables.localhostNodePorts) does without."},
-		{ID: "conntrack-size", Worst: Warning, judge: (*judge).conntrackSize,
+		{ID: "conntrack-size", Worst: Warning, judge: (*judge).conntrackSize, needs: func(f *Facts) []error { return []error{f.Memory.Err, f.Sysctls.Err} },
 			Looks:  "how many connections the kernel may track, against the memory of the machine",
 			Why:    "Each tracked connection takes about 320 bytes of the kernel's memory, and each bucket of the table 8; a full table drops new connections.",
 			Remedy: "Set --conntrack-max-per-core and --conntrack-min (conntrack.maxPerCore, conntrack.min) to what the machine can hold; 0 per core leaves the limit to the machine."},
-		{ID: "conntrack-use", Worst: Error, judge: (*judge).conntrackUse,
+		{ID: "conntrack-use", Worst: Error, judge: (*judge).conntrackUse, needs: sysctls,
 			Looks:  "how full the table of connections is, or will be where the proxy lowers its limit",
 			Why:    "When the table is full the kernel drops new connections, of all programs (\"nf_conntrack: table full, dropping packet\").",
 			Remedy: "Raise the limit (--conntrack-min, --conntrack-max-per-core, where the proxy sets it), see who opens so many connections (conntrack -L), and lower net.netfilter.nf_conntrack_tcp_timeout_established."},
 		{ID: "sysctls", Worst: Info, judge: (*judge).changes,
 			Looks: "sysctls that the configuration would have the proxy change",
 			Why:   "They hold for the whole node, and stay when the proxy is gone.", Remedy: "Nothing, if that is meant: each finding names the flag and the field that ask for it."},
-		{ID: "sysctl-files", Worst: Warning, judge: (*judge).elsewhere,
+		{ID: "sysctl-files", Worst: Warning, judge: (*judge).elsewhere, needs: func(f *Facts) []error { return []error{f.Elsewhere.Err} },
 			Looks:  "files of sysctl.d that set to other values what the proxy needs or sets",
 			Why:    "The file wins when the machine starts, and again with each sysctl --system; the proxy wins when it starts. What holds depends on who came last.",
 			Remedy: "Have one of them say it: change the line, or set the flag to the same value."},
@@ -60,24 +60,20 @@ func hostKinds() []Kind {
 			Looks:  "whether /proc/sys can be written, where something would be changed",
 			Why:    "In a container that is not privileged /proc/sys is read-only: the proxy ends at its start where a setting does not suffice as it is.",
 			Remedy: "Run a privileged init container with --init-only, or set the sysctls on the node."},
-		{ID: "clock", Worst: Warning, judge: (*judge).clock,
+		{ID: "clock", Everywhere: true, Worst: Warning, judge: (*judge).clock,
 			Looks:  "whether the kernel's clock is held to a reference, and how it differs from the API server's",
 			Why:    "With a wrong clock certificates are not valid yet or any more, tokens are refused, and the times of events and metrics mislead.",
 			Remedy: "Run a client of NTP, such as chrony or systemd-timesyncd."},
-		{ID: "descriptors", Worst: Warning, judge: (*judge).descriptors,
+		{ID: "descriptors", Worst: Warning, judge: (*judge).descriptors, needs: func(f *Facts) []error { return []error{f.Descriptors.Err} },
 			Looks:  "the limit of file descriptors",
 			Why:    "In mode userspace each connection takes two to six descriptors; without one new connections wait or are refused. Other modes need a few hundred.",
 			Remedy: "Raise the limit of the container's runtime, or LimitNOFILE= of the unit."},
 	}
 }
 
+func sysctls(f *Facts) []error { return []error{f.Sysctls.Err} }
+
 func (j *judge) forwarding() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	if _, ok := of(j, "", j.facts.Sysctls); !ok {
-		return
-	}
 	m, runs := j.running()
 	for _, f := range []struct {
 		fam  lb.Family
@@ -127,15 +123,8 @@ func (j *judge) pods(l Link) bool {
 }
 
 func (j *judge) bridges() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	links, ok := of(j, "", j.facts.Links)
-	if _, known := of(j, "", j.facts.Sysctls); !ok || !known {
-		return
-	}
 	var on []string
-	for _, b := range links {
+	for _, b := range j.facts.Links.Value {
 		ofPods := b.Name == j.PodInterface || slices.Contains([]string{"cni0", "cbr0", "weave", "kube-bridge"}, b.Name)
 		if b.Type == "bridge" && ofPods {
 			on = append(on, b.Name)
@@ -162,16 +151,9 @@ func (j *judge) bridges() {
 }
 
 func (j *judge) rpFilter() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	links, ok := of(j, "", j.facts.Links)
-	if _, known := of(j, "", j.facts.Sysctls); !ok || !known {
-		return
-	}
 	all := j.sysctl("net.ipv4.conf.all.rp_filter")
 	var strict, uplinks []string
-	for _, l := range links {
+	for _, l := range j.facts.Links.Value {
 		if l.Type == "loopback" || l.Name == "lo" || l.Name == "kube-ipvs0" || !l.Up || j.pods(l) || !slices.ContainsFunc(l.Addrs, isIPv4) {
 			continue
 		}
@@ -191,12 +173,6 @@ func (j *judge) rpFilter() {
 }
 
 func (j *judge) localnet() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	if _, ok := of(j, "", j.facts.Sysctls); !ok {
-		return
-	}
 	m, ok := j.running()
 	switch value := j.sysctl(routeLocalnet); {
 	case !ok || !m.LocalhostNodePorts:
@@ -211,13 +187,7 @@ func (j *judge) localnet() {
 const connectionBytes, bucketBytes = 320, 8
 
 func (j *judge) conntrackSize() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	memory, ok := of(j, "", j.facts.Memory)
-	if _, known := of(j, "", j.facts.Sysctls); !ok || !known {
-		return
-	}
+	memory := j.facts.Memory.Value
 	if j.sysctl(conntrackMax) == "" {
 		j.info("", "connections are not tracked yet: nf_conntrack is not loaded")
 		return
@@ -245,12 +215,6 @@ func (j *judge) conntrackLimit() (limit uint64, now string) {
 
 // conntrackUse takes the lower of the limits: a proxy may lower it below what is in use.
 func (j *judge) conntrackUse() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	if _, ok := of(j, "", j.facts.Sysctls); !ok {
-		return
-	}
 	count, limit, from := number(j.sysctl(conntrackCount)), number(j.sysctl(conntrackMax)), ""
 	if will, now := j.conntrackLimit(); will < limit {
 		limit, from = will, now
@@ -278,9 +242,6 @@ func number(s string) uint64 {
 }
 
 func (j *judge) changes() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	if err := j.facts.Changes.Err; err != nil {
 		j.add(Info, "", "not all of it can be told before the proxy starts: %s", oneLine(err))
 	}
@@ -293,13 +254,6 @@ func (j *judge) changes() {
 }
 
 func (j *judge) elsewhere() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	files, ok := of(j, "", j.facts.Elsewhere)
-	if !ok {
-		return
-	}
 	wants := map[string]string{}
 	if m, ok := j.running(); ok && !m.Terminates {
 		for fam, name := range map[lb.Family]string{lb.IPv4: ipForward, lb.IPv6: ipv6Forwarding} {
@@ -311,14 +265,12 @@ func (j *judge) elsewhere() {
 	for _, c := range j.facts.Changes.Value {
 		wants[c.Name] = c.Want
 	}
-	found := false
-	for _, a := range files {
+	for _, a := range j.facts.Elsewhere.Value {
 		if want, ok := wants[a.Name]; ok && strings.Join(strings.Fields(a.Value), " ") != want {
-			found = true
 			j.warn(a.Name, "%s sets it to %s, where %s is wanted", a.Where, a.Value, want)
 		}
 	}
-	if !found {
+	if len(j.found) == 0 {
 		j.ok("", "no file sets what the proxy sets or needs to another value")
 	}
 }
@@ -362,13 +314,7 @@ func (j *judge) clock() {
 }
 
 func (j *judge) descriptors() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	limit, ok := of(j, "", j.facts.Descriptors)
-	if !ok {
-		return
-	}
+	limit := j.facts.Descriptors.Value
 	m, runs := j.running()
 	switch {
 	case runs && m.Terminates && limit < 65536:

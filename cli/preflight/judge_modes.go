@@ -13,25 +13,25 @@ import (
 
 func modeKinds() []Kind {
 	return []Kind{
-		{ID: "privileges", Worst: Error, judge: (*judge).privileges,
+		{ID: "privileges", Worst: Error, judge: (*judge).privileges, needs: func(f *Facts) []error { return []error{f.Lacks.Err} },
 			Looks:  "the capabilities of this process",
 			Why:    "Rules need CAP_NET_ADMIN in the node's network namespace. The programs of iptables, of modes iptables and ipvs, also need CAP_NET_RAW for rules that name ipsets and for the legacy back end.",
 			Remedy: "Run the check as the proxy will run: as root, or with the capabilities of its container."},
 		{ID: "namespace", Worst: Info, judge: (*judge).namespace,
 			Looks: "whether this is the network namespace of process 1",
 			Why:   "All that is said is said of the network namespace in which the check runs. The proxy's pod has hostNetwork: true.", Remedy: "Run the check with hostNetwork: true."},
-		{ID: "kernel", Worst: Error, judge: (*judge).kernel,
+		{ID: "kernel", Worst: Error, judge: (*judge).kernel, needs: func(f *Facts) []error { return []error{f.Kernel.Err} },
 			Looks: "the kernel's version", Why: "Kernels before 5.10 are not supported: sets and expressions that the rules need are missing or broken.",
 			Remedy: "Install a kernel of a distribution that is supported, 5.10 or later."},
-		{ID: "mode", Worst: Warning, judge: (*judge).modes,
+		{ID: "mode", Everywhere: true, Worst: Warning, judge: (*judge).modes,
 			Looks:  "each mode and family: whether it can run here, tried in a network namespace of its own that ends with the question",
 			Why:    "A mode that the host cannot run ends the proxy at its start, or gives way to another.",
 			Remedy: "See what is missing; it matters for the mode that would run alone."},
-		{ID: "mode-asked", Worst: Error, judge: (*judge).asked,
+		{ID: "mode-asked", Everywhere: true, Worst: Error, judge: (*judge).asked,
 			Looks:  "which mode the configuration asks for, and which would run",
 			Why:    "The proxy ends at its start where no mode can run, and a mode that gives way to another serves otherwise than was asked for.",
 			Remedy: "Provide what is missing, or ask for a mode that can run: --proxy-mode (mode)."},
-		{ID: "mode-waits", Worst: Warning, judge: (*judge).waits,
+		{ID: "mode-waits", Everywhere: true, Worst: Warning, judge: (*judge).waits,
 			Looks:  "what mode kernelspace needs of this node: the HNS network, its ManagementIP, and in an overlay the source VIP",
 			Why:    "The proxy waits for it, and serves no Service before.",
 			Remedy: "Install the network plugin, or name its network and address: --network-name, --source-vip."},
@@ -42,15 +42,11 @@ func modeKinds() []Kind {
 }
 
 func (j *judge) privileges() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	const iptables = "iptables" // the rules, see mode.Mode
-	lacks, ok := of(j, "", j.facts.Lacks)
+	lacks := j.facts.Lacks.Value
 	m, _ := j.running()
 	text := "this process lacks CAP_" + strings.Join(lacks, " and CAP_")
 	switch {
-	case !ok:
 	case slices.Contains(lacks, "NET_ADMIN"):
 		j.wrong("", "%s", text)
 	case len(lacks) > 0 && m.Among == iptables:
@@ -65,9 +61,6 @@ func (j *judge) privileges() {
 }
 
 func (j *judge) namespace() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	switch own := j.facts.OwnNamespace; {
 	case own.Err != nil:
 		j.info("", "whether this is the network namespace of process 1 cannot be seen from here: %v", own.Err)
@@ -79,13 +72,7 @@ func (j *judge) namespace() {
 }
 
 func (j *judge) kernel() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	v, ok := of(j, "", j.facts.Kernel)
-	if !ok {
-		return
-	}
+	v := j.facts.Kernel.Value
 	var major, minor int
 	if _, err := fmt.Sscanf(v, "%d.%d", &major, &minor); err != nil {
 		j.unknown("", fmt.Errorf("read the version %q: %w", v, err))
@@ -201,9 +188,6 @@ func (j *judge) waits() {
 }
 
 func (j *judge) programs() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	for _, p := range j.facts.Programs {
 		switch {
 		case p.Path == "":

@@ -9,24 +9,26 @@ import (
 
 func networkKinds() []Kind {
 	return []Kind{
-		{ID: "mtu", Worst: Warning, judge: (*judge).mtu,
+		{ID: "mtu", Worst: Warning, judge: (*judge).mtu, needs: func(f *Facts) []error { return []error{f.Links.Err, f.Routes.Err} },
 			Looks:  "the MTU of the pods' interfaces against that of the uplink",
 			Why:    "Packets that are larger than what the uplink carries are split, or dropped where they must not be: connections open, and hang when much is sent.",
 			Remedy: "Set the MTU of the network plugin to that of the uplink, less what its tunnel adds (50 for VXLAN, 20 for IPIP, 60 to 80 for WireGuard)."},
-		{ID: "address-conflict", Worst: Error, judge: (*judge).conflicts,
+		{ID: "address-conflict", Everywhere: true, Worst: Error, judge: (*judge).conflicts,
 			Looks:  "networks of pods and Services that overlap each other, an address or a route of this node",
 			Why:    "A packet to a Service goes to the overlapping network where no rule translates it, and addresses of that network that are cluster IPs cannot be reached.",
 			Remedy: "Give the cluster networks that nobody else has: --service-cluster-ip-range of the API server, --cluster-cidr of the controller manager and of the proxy."},
-		{ID: "node-ports", Worst: Warning, judge: (*judge).nodePorts,
+		{ID: "node-ports", Worst: Warning, judge: (*judge).nodePorts, needs: sockets,
 			Looks:  "programs that listen in the range of NodePorts, 30000 to 32767",
 			Why:    "Where a Service gets the port, clients reach it and not the program.",
 			Remedy: "Have the program listen elsewhere, or exclude the port from the range of the API server (--service-node-port-range)."},
-		{ID: "local-ports", Worst: Warning, judge: (*judge).localPorts,
+		{ID: "local-ports", Worst: Warning, judge: (*judge).localPorts, needs: sysctls,
 			Looks:  "whether ports of outgoing connections (net.ipv4.ip_local_port_range) overlap the range of NodePorts",
 			Why:    "An outgoing connection of the node takes a port that a NodePort of the same address answers on: in mode userspace the port cannot be listened on, and answers to that connection may be taken for requests.",
 			Remedy: "Set net.ipv4.ip_local_reserved_ports to 30000-32767, or the range to 32768 60999."},
 	}
 }
+
+func sockets(f *Facts) []error { return []error{f.Sockets.Err} }
 
 type server struct {
 	name string
@@ -59,23 +61,13 @@ func (j *judge) leaves(l Link) bool {
 }
 
 func (j *judge) mtu() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	links, ok := of(j, "", j.facts.Links)
-	if !ok {
-		return
-	}
-	if _, ok = of(j, "", j.facts.Routes); !ok {
-		return
-	}
 	up, ok := j.uplink()
 	if !ok {
 		j.info("", "there is no default route, so the uplink is not known")
 		return
 	}
 	n := 0
-	for _, l := range links {
+	for _, l := range j.facts.Links.Value {
 		if !j.pods(l) || !l.Up {
 			continue
 		}
@@ -172,15 +164,8 @@ func list(ps []netip.Prefix) string {
 const firstNodePort, lastNodePort = 30000, 32767
 
 func (j *judge) nodePorts() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	sockets, ok := of(j, "", j.facts.Sockets)
-	if !ok {
-		return
-	}
 	seen := map[string]bool{}
-	for _, s := range sockets {
+	for _, s := range j.facts.Sockets.Value {
 		port := s.At.Port()
 		if port < firstNodePort || port > lastNodePort || s.Owner != "" && strings.HasPrefix(j.facts.Writer.Value, s.Owner) {
 			continue
@@ -202,12 +187,6 @@ func (j *judge) nodePorts() {
 }
 
 func (j *judge) localPorts() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	if _, ok := of(j, "", j.facts.Sysctls); !ok {
-		return
-	}
 	var first, last int
 	value := j.sysctl(portRange)
 	if _, err := fmt.Sscan(value, &first, &last); err != nil {

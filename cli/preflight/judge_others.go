@@ -15,10 +15,10 @@ func otherKinds() []Kind {
 		{ID: "kube-proxy-rules", Worst: Info, judge: (*judge).leftovers,
 			Looks: "chains, tables, virtual servers and a device of a kube-proxy, whoever made them",
 			Why:   "Those of the mode that runs are taken over; those of another mode serve until the first write of ours is done, and are removed then.", Remedy: "Nothing. kube-proxy --cleanup removes them where no proxy is to run."},
-		{ID: "kube-proxy-running", Worst: Info, judge: (*judge).writer,
+		{ID: "kube-proxy-running", Worst: Info, judge: (*judge).writer, needs: func(f *Facts) []error { return []error{f.Writer.Err} },
 			Looks: "whether a kube-proxy of this kind runs in this network namespace",
 			Why:   "A second one waits until the first has ended.", Remedy: "Nothing, where that is the one that is to be replaced."},
-		{ID: "ports", Worst: Warning, judge: (*judge).ports,
+		{ID: "ports", Worst: Warning, judge: (*judge).ports, needs: sockets,
 			Looks:  "whether the addresses of the health and metrics servers are free",
 			Why:    "Another kube-proxy would have them; two that do not know of each other undo each other's rules. The server tries again until the port is free, and nobody learns whether the node is healthy.",
 			Remedy: "Stop what listens there, such as the kube-proxy that is to be replaced, or choose another address: --healthz-bind-address, --metrics-bind-address."},
@@ -68,9 +68,6 @@ func uses(chains []Chain) (rules int, kubelet bool) {
 }
 
 func (j *judge) backends() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	nft, ok := of(j, "nft", j.facts.Chains)
 	legacy, ok2 := of(j, "legacy", j.facts.Legacy)
 	if !ok || !ok2 {
@@ -138,21 +135,7 @@ func (j *judge) hasBPF(prefixes ...string) []string {
 	return names
 }
 
-// hidden notes what could not be looked at where something may hide; it reports whether there was such a thing.
-func (j *judge) hidden(errs ...error) bool {
-	for _, err := range errs {
-		if err != nil {
-			j.unknown("", err)
-			return true
-		}
-	}
-	return false
-}
-
 func (j *judge) leftovers() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	var seen []string
 	if at := j.hasChain(func(c Chain) bool {
 		return c.Table != "kube-proxy" && (c.Name == "KUBE-SERVICES" || c.Name == "KUBE-NODEPORTS")
@@ -172,59 +155,41 @@ func (j *judge) leftovers() {
 		j.add(Info, "", "%s", strings.Join(seen, "; ")).Why = j.kind.Why
 		return
 	}
-	if j.hidden(j.facts.Chains.Err, j.facts.Legacy.Err, j.facts.VirtualServers.Err, j.facts.Links.Err) {
-		return
-	}
-	j.ok("", "no rules of a kube-proxy")
+	j.nothing("no rules of a kube-proxy", j.facts.Chains.Err, j.facts.Legacy.Err, j.facts.VirtualServers.Err, j.facts.Links.Err)
 }
 
 func (j *judge) writer() {
-	if j.facts.OS != "linux" {
+	if who := j.facts.Writer.Value; who != "" {
+		j.add(Info, "", "it is %s", who).Why = j.kind.Why
 		return
 	}
-	switch who, ok := of(j, "", j.facts.Writer); {
-	case !ok:
-	case who == "":
-		j.ok("", "none")
-	default:
-		j.add(Info, "", "it is %s", who).Why = j.kind.Why
-	}
+	j.ok("", "none")
 }
 
 func (j *judge) ports() {
-	if j.facts.OS != "linux" {
-		return
-	}
-	sockets, ok := of(j, "", j.facts.Sockets)
-	if !ok {
-		return
-	}
 	for _, p := range []server{{"healthz", j.Healthz}, {"metrics", j.Metrics}} {
 		if !p.at.IsValid() {
 			j.ok(p.name, "no such server")
 			continue
 		}
-		i := slices.IndexFunc(sockets, func(s Socket) bool {
+		i := slices.IndexFunc(j.facts.Sockets.Value, func(s Socket) bool {
 			same := s.At.Addr() == p.at.Addr() || s.At.Addr().IsUnspecified() || p.at.Addr().IsUnspecified()
 			return s.Proto == "tcp" && s.At.Port() == p.at.Port() && same
 		})
 		switch ours := j.facts.Writer.Value; {
 		case i < 0:
 			j.ok(p.name, "%s is free", p.at)
-		case ours != "" && (sockets[i].Owner == "" || strings.HasPrefix(ours, sockets[i].Owner)):
+		case ours != "" && (j.facts.Sockets.Value[i].Owner == "" || strings.HasPrefix(ours, j.facts.Sockets.Value[i].Owner)):
 			j.info(p.name, "%s is taken by the kube-proxy that runs", p.at)
-		case sockets[i].Owner == "":
+		case j.facts.Sockets.Value[i].Owner == "":
 			j.warn(p.name, "%s is taken, by a process that cannot be seen from here", p.at)
 		default:
-			j.warn(p.name, "%s is taken by %s", p.at, sockets[i].Owner)
+			j.warn(p.name, "%s is taken by %s", p.at, j.facts.Sockets.Value[i].Owner)
 		}
 	}
 }
 
 func (j *judge) cilium() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	devices := j.hasLink(func(l Link) bool { return strings.HasPrefix(l.Name, "cilium_") || strings.HasPrefix(l.Name, "lxc_") })
 	// Its programs at the hooks of sockets are those of the replacement; older versions had no prefix.
 	sockets := j.hasBPF("cil_sock", "sock4_connect", "sock6_connect")
@@ -235,53 +200,40 @@ func (j *judge) cilium() {
 		j.warn("", "Cilium runs here (%s); whether it replaces kube-proxy is not known: %v", strings.Join(devices, ", "), j.facts.BPF.Err)
 	case len(devices) > 0:
 		j.info("", "Cilium runs here (%s), and does not translate at sockets; see that kube-proxy-replacement is false", strings.Join(devices, ", "))
-	case j.hidden(j.facts.Links.Err, j.facts.BPF.Err):
 	default:
-		j.ok("", "no traces of Cilium")
+		j.nothing("no traces of Cilium", j.facts.Links.Err, j.facts.BPF.Err)
 	}
 }
 
 func (j *judge) kubeRouter() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	devices := j.hasLink(func(l Link) bool { return l.Name == "kube-dummy-if" })
 	switch {
 	case len(devices) > 0:
 		j.warn("", "its service proxy runs, or did: the device %s", devices[0])
 	case len(j.hasChain(prefixed("KUBE-ROUTER-"))) > 0:
 		j.info("", "its chains are there, and no device of its service proxy")
-	case j.hidden(j.facts.Links.Err, j.facts.Chains.Err):
 	default:
-		j.ok("", "no traces of kube-router")
+		j.nothing("no traces of kube-router", j.facts.Links.Err, j.facts.Chains.Err)
 	}
 }
 
 func (j *judge) calico() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	devices := j.hasLink(func(l Link) bool { return l.Name == "bpfin.cali" || l.Name == "bpfout.cali" })
 	switch progs := j.hasBPF("calico_connect", "cali_ctlb", "cali_tc_preambl"); {
 	case len(devices) > 0 || len(progs) > 0:
 		j.warn("", "Calico's eBPF data plane runs: %s", strings.Join(append(devices, progs...), ", "))
-	case j.hidden(j.facts.Links.Err, j.facts.BPF.Err):
 	default:
-		j.ok("", "no traces of Calico's eBPF data plane")
+		j.nothing("no traces of Calico's eBPF data plane", j.facts.Links.Err, j.facts.BPF.Err)
 	}
 }
 
 // software says of firewalls that are known by their rules whether they are there.
 func (j *judge) software(is func(Chain) bool, name string) {
-	if j.facts.OS != "linux" {
-		return
-	}
 	switch at := j.hasChain(is); {
 	case len(at) > 0:
 		j.warn("", "%s has rules: %s", name, strings.Join(at, ", "))
-	case j.hidden(j.facts.Chains.Err, j.facts.Legacy.Err):
 	default:
-		j.ok("", "no rules of %s", name)
+		j.nothing("no rules of "+name, j.facts.Chains.Err, j.facts.Legacy.Err)
 	}
 }
 
@@ -299,9 +251,6 @@ func dropsForward(c Chain) bool {
 }
 
 func (j *judge) docker() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	docker := j.hasChain(func(c Chain) bool {
 		return c.Name == "DOCKER" || c.Name == "DOCKER-USER" || strings.HasPrefix(c.Table, "docker-bridges")
 	})
@@ -311,28 +260,22 @@ func (j *judge) docker() {
 		j.warn("", "Docker runs, and FORWARD drops what no rule accepts: %s", strings.Join(drops, ", "))
 	case len(docker) > 0:
 		j.info("", "Docker has rules (%s), and FORWARD accepts", strings.Join(docker, ", "))
-	case j.hidden(j.facts.Chains.Err, j.facts.Legacy.Err):
 	default:
-		j.ok("", "no rules of Docker")
+		j.nothing("no rules of Docker", j.facts.Chains.Err, j.facts.Legacy.Err)
 	}
 }
 
 func (j *judge) dropPolicy() {
-	if j.facts.OS != "linux" {
-		return
-	}
 	docker := len(j.hasChain(func(c Chain) bool { return c.Name == "DOCKER" || c.Name == "DOCKER-USER" })) > 0
-	found := false
 	for _, c := range slices.Concat(j.facts.Chains.Value, j.facts.Legacy.Value) {
 		switch {
 		case !c.Drop || c.Hook != "forward" && c.Hook != "input":
 		case strings.HasPrefix(c.Table, "kube-proxy"), docker && dropsForward(c): // ours; told of Docker
 		default:
-			found = true
 			j.warn(fmt.Sprintf("%s %s %s", c.Family, c.Table, c.Name), "its policy at %s is to drop", c.Hook)
 		}
 	}
-	if !found && !j.hidden(j.facts.Chains.Err, j.facts.Legacy.Err) {
-		j.ok("", "no chain of others drops by its policy at input or forward")
+	if len(j.found) == 0 {
+		j.nothing("no chain of others drops by its policy at input or forward", j.facts.Chains.Err, j.facts.Legacy.Err)
 	}
 }

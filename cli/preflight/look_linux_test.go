@@ -146,7 +146,6 @@ func TestReadSaved(t *testing.T) {
 	}
 }
 
-// A file of an earlier folder hides that of its name in a later one, and later files beat earlier ones.
 // Without /proc/sys nothing is known of sysctls; that is not the same as a kernel that has none of them.
 func TestSysctlsNotThere(t *testing.T) {
 	if all, err := readSysctlsBy(func(string) (string, error) { return "", fs.ErrNotExist }); err == nil || !strings.Contains(err.Error(), "/proc/sys") {
@@ -163,6 +162,7 @@ func TestSysctlsNotThere(t *testing.T) {
 	}
 }
 
+// A file of an earlier folder hides that of its name in a later one, and later files beat earlier ones.
 func TestSysctlFiles(t *testing.T) {
 	root := tree(t, "etc/sysctl.d/10-a.conf net.ipv4.ip_forward = 1|# no|;no|-net/ipv4/conf/eth0.5/rp_filter=1", "usr/lib/sysctl.d/10-a.conf net.ipv4.ip_forward=7",
 		"usr/lib/sysctl.d/50-b.conf net.ipv4.ip_forward=0|nonsense|", "etc/sysctl.d/readme no=1", "etc/sysctl.conf vm.swappiness=1")

@@ -14,80 +14,63 @@ import (
 	"strings"
 	"time"
 
-	vish "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	nlconn "kube-proxy/internal/netlink/conn"
+	rtnl "kube-proxy/internal/netlink/route"
 )
 
 // programPatience is how long a program may take to tell its version.
 const programPatience = 5 * time.Second
 
-func links(context.Context) (all []Link, err error) {
-	list, err := vish.LinkList()
+// asking opens a connection for a probe of interfaces and routes.
+func asking[T any](ask func(conn *nlconn.Conn) (T, error)) (none T, err error) {
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
-		return nil, fmt.Errorf("list the interfaces: %w", err)
+		return none, err
 	}
-	addrs, err := vish.AddrList(nil, vish.FAMILY_ALL)
-	if err != nil {
-		return nil, fmt.Errorf("list the addresses: %w", err)
-	}
-	byLink := map[int][]netip.Prefix{}
-	for _, a := range addrs {
-		if p, ok := prefixOf(a.IPNet.IP, a.IPNet.Mask); ok {
-			byLink[a.LinkIndex] = append(byLink[a.LinkIndex], p)
-		}
-	}
-	for _, l := range list {
-		a := l.Attrs()
-		filter, _ := kernel.Sysctl("net/ipv4/conf/" + a.Name + "/rp_filter")
-		all = append(all, Link{Name: a.Name, Type: l.Type(), Index: a.Index, MTU: a.MTU, Up: a.RawFlags&unix.IFF_UP != 0, Master: a.MasterIndex,
-			Addrs: byLink[a.Index], RPFilter: filter})
-	}
-	return all, nil
+	defer conn.Close()
+	return ask(conn)
 }
 
-// prefixOf returns an address with the length of its network.
-func prefixOf(ip, mask []byte) (netip.Prefix, bool) {
-	a, ok := netip.AddrFromSlice(ip)
-	if !ok {
-		return netip.Prefix{}, false
-	}
-	ones := 0
-	for _, b := range mask {
-		for ; b&0x80 != 0; b <<= 1 {
-			ones++
+func links(ctx context.Context) ([]Link, error) {
+	return asking(func(conn *nlconn.Conn) (all []Link, err error) {
+		list, err := rtnl.Links(ctx, conn)
+		if err != nil {
+			return nil, err
 		}
-	}
-	return netip.PrefixFrom(a.Unmap(), ones), true
+		addrs, err := rtnl.Addresses(ctx, conn, 0)
+		if err != nil {
+			return nil, err
+		}
+		byLink := map[int32][]netip.Prefix{}
+		for _, a := range addrs {
+			byLink[a.Index] = append(byLink[a.Index], netip.PrefixFrom(a.Addr, a.Bits))
+		}
+		for _, l := range list {
+			filter, _ := kernel.Sysctl("net/ipv4/conf/" + l.Name + "/rp_filter")
+			all = append(all, Link{Name: l.Name, Type: l.Kind, Index: int(l.Index), MTU: int(l.MTU), Up: l.Flags&unix.IFF_UP != 0,
+				Addrs: byLink[l.Index], RPFilter: filter})
+		}
+		return all, nil
+	})
 }
 
 // routes lists the main table, which is where a cluster's networks would clash.
-func routes(context.Context) (all []Route, err error) {
-	for _, f := range []struct {
-		family int
-		every  netip.Prefix
-	}{{vish.FAMILY_V4, netip.MustParsePrefix("0.0.0.0/0")}, {vish.FAMILY_V6, netip.MustParsePrefix("::/0")}} {
-		list, err := vish.RouteList(nil, f.family)
-		if err != nil {
-			return nil, fmt.Errorf("list the routes: %w", err)
-		}
-		for _, r := range list {
-			out := Route{Dst: f.every, Link: r.LinkIndex}
-			if r.Dst != nil {
-				if p, ok := prefixOf(r.Dst.IP, r.Dst.Mask); ok {
-					out.Dst = p
-				}
+func routes(ctx context.Context) ([]Route, error) {
+	return asking(func(conn *nlconn.Conn) (all []Route, err error) {
+		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+			list, err := rtnl.Entries(ctx, conn, family)
+			if err != nil {
+				return nil, err
 			}
-			for _, hop := range r.MultiPath {
-				all = append(all, Route{Dst: out.Dst, Link: hop.LinkIndex})
-			}
-			if len(r.MultiPath) == 0 {
-				all = append(all, out)
+			for _, r := range list {
+				all = append(all, Route{Dst: r.Dst, Link: int(r.Link)})
 			}
 		}
-	}
-	return all, nil
+		return all, nil
+	})
 }
 
 // listening lists sockets that take connections, and bound ones of UDP, with the programs that have them, as far as they can be seen.
