@@ -409,6 +409,62 @@ func TestChartProbes(t *testing.T) {
 	}
 }
 
+// Windows nodes get a DaemonSet of HostProcess containers, whose files are below the folder of the container, and their own configuration.
+func TestChartWindows(t *testing.T) {
+	const windows = "config: {clusterCIDR: 10.244.0.0/16}\nwindows:\n  enabled: true\n"
+	for _, c := range []struct{ values, config, argument, volumes, refused string }{
+		{values: "apiServer: {host: a}\n" + windows, config: "clusterCIDR: 10.244.0.0/16\nkind: KubeProxyConfiguration\nmode: kernelspace\n",
+			argument: "%CONTAINER_SANDBOX_MOUNT_POINT%/var/lib/kube-proxy/kube-proxy.yaml", volumes: "config"},
+		{values: "apiServer: {kubeconfig: {secret: b}}\n" + windows + "  config: {mode: userspace, clusterCIDR: 10.1.0.0/16}\n",
+			config:   "clientConnection:\n  kubeconfig: /etc/kube-proxy/kubeconfig.conf\nclusterCIDR: 10.1.0.0/16\nkind: KubeProxyConfiguration\nmode: userspace\n",
+			argument: "%CONTAINER_SANDBOX_MOUNT_POINT%/var/lib/kube-proxy/kube-proxy.yaml", volumes: "config kubeconfig"},
+		{values: "apiServer: {kubeconfig: {hostPath: /etc/k}}\n" + windows + "  config: {winkernel: {networkName: cbr0}, clientConnection: {kubeconfig: 'C:\\k\\config'}}\n",
+			config:   "winkernel:\n  networkName: cbr0\n",
+			argument: "%CONTAINER_SANDBOX_MOUNT_POINT%/var/lib/kube-proxy/kube-proxy.yaml", volumes: "config"},
+		{values: "apiServer: {host: a}\n" + windows + "  configFile: 'C:\\k\\kube-proxy.yaml'\n", argument: `C:\k\kube-proxy.yaml`},
+		{values: "apiServer: {kubeconfig: {hostPath: /etc/k}}\n" + windows, refused: `windows\.config\.clientConnection\.kubeconfig: missing`},
+		{values: "apiServer: {host: a}\n" + windows + "  config: {clientConnection: {kubeconfig: 'C:\\k\\config'}}\n", refused: `windows\.config\.clientConnection\.kubeconfig: apiServer already`},
+		{values: "apiServer: {host: a}\n" + windows + "  config: {mode: nftables}\n", refused: `windows\.config\.mode: nftables`},
+		{values: "apiServer: {host: a}\n" + windows + "  configFile: k.yaml\n", refused: `/windows/configFile`},
+	} {
+		objects, _, err := helmchart.Render(release, parse(t, c.values))
+		if c.refused != "" {
+			if err == nil || !regexp.MustCompile(c.refused).MatchString(err.Error()) {
+				t.Errorf("%s: %v, want %s", c.values, err, c.refused)
+			}
+			continue
+		}
+		must(t, err)
+		var set appsv1.DaemonSet
+		config := ""
+		for _, object := range objects {
+			if text, ok, _ := unstructured.NestedString(object.Object, "data", "kube-proxy.yaml"); ok {
+				config = text
+			}
+			if object.GetName() == "kube-proxy-windows" && object.GetKind() == "DaemonSet" {
+				must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
+			}
+		}
+		if !strings.Contains(config, c.config) || (c.config == "") != (config == "") {
+			t.Errorf("%s: the configuration is\n%s", c.values, config)
+		}
+		pod := set.Spec.Template.Spec
+		if w := pod.SecurityContext.WindowsOptions; !*w.HostProcess || *w.RunAsUserName != `NT AUTHORITY\SYSTEM` || !pod.HostNetwork || pod.OS.Name != corev1.Windows || pod.NodeSelector["kubernetes.io/os"] != "windows" {
+			t.Errorf("%s: the pods are %+v", c.values, pod)
+		}
+		var volumes []string
+		for i, v := range pod.Volumes {
+			volumes = append(volumes, v.Name)
+			if pod.Containers[0].VolumeMounts[i].Name != v.Name {
+				t.Errorf("%s: %s is not mounted", c.values, v.Name)
+			}
+		}
+		if got := strings.Join(volumes, " "); got != c.volumes || pod.Containers[0].Args[0] != "--config="+c.argument || pod.Containers[0].Command[0] != "%CONTAINER_SANDBOX_MOUNT_POINT%/kube-proxy/kube-proxy.exe" {
+			t.Errorf("%s: volumes %q, %q %q", c.values, got, pod.Containers[0].Command, pod.Containers[0].Args)
+		}
+	}
+}
+
 // helm lint has nothing to say but that there is no icon.
 func TestChartLint(t *testing.T) {
 	folder, err := helmchart.Folder()

@@ -54,48 +54,57 @@ func TestKustomize(t *testing.T) {
 	}
 }
 
-// charts/kustomize/monitoring is what the chart makes beside the base where alerts, dashboard and ServiceMonitor are asked for: of the same
-// files, charts/alerts/kube-proxy.yaml and charts/dashboards/kube-proxy.json.
-func TestKustomizeMonitoring(t *testing.T) {
-	const values = "apiServer: {host: a}\nserviceMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}"
+// Two folders are what the chart makes beside the base: charts/kustomize/monitoring where alerts, dashboard and ServiceMonitor are enabled, of
+// charts/alerts/kube-proxy.yaml and charts/dashboards/kube-proxy.json; charts/kustomize/windows where there are Windows nodes.
+func TestKustomizeBeside(t *testing.T) {
 	root, err := controlplane.Root()
 	must(t, err)
-	folder := filepath.Join(root, "..", "..", "charts", "kustomize", "monitoring")
+	const unset = "apiServer: {host: set-the-address-of-the-api-server.invalid}\nimage: {tag: set-the-tag}\n"
 	base := map[string]bool{}
-	for _, object := range render(t, parse(t, "apiServer: {host: a}")) {
+	for _, object := range render(t, parse(t, unset)) {
 		base[object.GetKind()+" "+plainName(object)] = true
 	}
-	var text strings.Builder
-	text.WriteString("# Made by `cd test/e2e && go test . -run TestKustomizeMonitoring -update`. Do not edit.\n")
-	for _, object := range render(t, parse(t, values)) {
-		if base[object.GetKind()+" "+plainName(object)] {
-			continue
+	for name, c := range map[string]struct {
+		values string
+		kinds  []string
+	}{
+		"monitoring": {"serviceMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}",
+			[]string{"Service", "ServiceMonitor", "PrometheusRule", "ConfigMap"}},
+		"windows": {"windows: {enabled: true}", []string{"DaemonSet", "ConfigMap"}},
+	} {
+		folder := filepath.Join(root, "..", "..", "charts", "kustomize", name)
+		var text strings.Builder
+		text.WriteString("# Made by `cd test/e2e && go test . -run TestKustomizeBeside -update`. Do not edit.\n")
+		for _, object := range render(t, parse(t, unset+c.values)) {
+			if base[object.GetKind()+" "+plainName(object)] {
+				continue
+			}
+			labels := object.GetLabels()
+			delete(labels, "helm.sh/chart")
+			delete(labels, "app.kubernetes.io/managed-by")
+			object.SetLabels(labels)
+			y, err := yaml.Marshal(object.Object)
+			must(t, err)
+			text.WriteString("---\n" + string(y))
 		}
-		labels := object.GetLabels()
-		delete(labels, "helm.sh/chart")
-		delete(labels, "app.kubernetes.io/managed-by")
-		object.SetLabels(labels)
-		y, err := yaml.Marshal(object.Object)
+		if *update {
+			must(t, os.WriteFile(filepath.Join(folder, "objects.yaml"), []byte(text.String()), 0o644))
+		}
+		there, err := os.ReadFile(filepath.Join(folder, "objects.yaml"))
 		must(t, err)
-		text.WriteString("---\n" + string(y))
-	}
-	if *update {
-		must(t, os.WriteFile(filepath.Join(folder, "objects.yaml"), []byte(text.String()), 0o644))
-	}
-	there, err := os.ReadFile(filepath.Join(folder, "objects.yaml"))
-	must(t, err)
-	if string(there) != text.String() {
-		t.Errorf("%s is stale: cd test/e2e && go test . -run TestKustomizeMonitoring -update", folder)
-	}
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
-	must(t, err)
-	kinds := map[string]bool{}
-	for _, r := range built.Resources() {
-		kinds[r.GetKind()] = true
-	}
-	for _, kind := range []string{"Service", "ServiceMonitor", "PrometheusRule", "ConfigMap"} {
-		if !kinds[kind] {
-			t.Errorf("%s has no %s", folder, kind)
+		if string(there) != text.String() {
+			t.Errorf("%s is stale: cd test/e2e && go test . -run TestKustomizeBeside -update", folder)
+		}
+		built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
+		must(t, err)
+		kinds := map[string]bool{}
+		for _, r := range built.Resources() {
+			kinds[r.GetKind()] = true
+		}
+		for _, kind := range c.kinds {
+			if !kinds[kind] {
+				t.Errorf("%s has no %s", folder, kind)
+			}
 		}
 	}
 }

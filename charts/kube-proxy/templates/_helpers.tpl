@@ -132,7 +132,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- fail "config.clientConnection.kubeconfig: the container does not have that file: remove it, and say by apiServer.kubeconfig where it is to come from, or by apiServer.host where the API server is" -}}
 {{- end -}}
 {{- if eq (get .Values.config "mode" | default "") "kernelspace" -}}
-{{- fail "config.mode: kernelspace is for Windows nodes, which this chart does not serve: see docs/windows.md" -}}
+{{- fail "config.mode: kernelspace is for Windows nodes: set windows.enabled, and see docs/windows.md" -}}
 {{- end -}}
 {{- if and (has (get .Values.config "mode" | default "") (list "iptables" "ipvs")) (hasSuffix "-minimal" .Values.image.tag) (not .Values.image.digest) -}}
 {{- fail (printf "config.mode: %s: the image %s has no programs of iptables, which this mode runs: take the tag without -minimal, or mode nftables" .Values.config.mode .Values.image.tag) -}}
@@ -156,5 +156,40 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "kube-proxy.probeHost" -}}
 {{- if not (has .host (list "" "0.0.0.0" "::")) -}}
 host: {{ .host | quote }}
+{{- end -}}
+{{- end }}
+
+{{- define "kube-proxy.windowsSelector" -}}
+app.kubernetes.io/name: kube-proxy-windows
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{- define "kube-proxy.windowsLabels" -}}
+{{ merge (include "kube-proxy.windowsSelector" . | fromYaml) (include "kube-proxy.labels" . | fromYaml) | toYaml }}
+{{- end }}
+
+{{- define "kube-proxy.windowsMounts" -}}
+{{- if not .Values.windows.configFile }}
+- name: config
+  mountPath: /var/lib/kube-proxy
+  readOnly: true
+{{- end }}
+{{- if or .Values.apiServer.kubeconfig.secret .Values.apiServer.kubeconfig.configMap }}
+- name: kubeconfig
+  mountPath: {{ include "kube-proxy.kubeconfigDir" . }}
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "kube-proxy.checkWindows" -}}
+{{- $kubeconfig := get (get .Values.windows.config "clientConnection" | default dict) "kubeconfig" -}}
+{{- if and .Values.apiServer.kubeconfig.hostPath (not $kubeconfig) (not .Values.windows.configFile) -}}
+{{- fail "windows.config.clientConnection.kubeconfig: missing: apiServer.kubeconfig.hostPath is a file of Linux nodes, say which one Windows nodes have" -}}
+{{- end -}}
+{{- if and $kubeconfig (not .Values.apiServer.kubeconfig.hostPath) -}}
+{{- fail "windows.config.clientConnection.kubeconfig: apiServer already says how to reach the API server: remove one of them" -}}
+{{- end -}}
+{{- if not (has (get .Values.windows.config "mode" | default "kernelspace") (list "kernelspace" "userspace")) -}}
+{{- fail (printf "windows.config.mode: %s: Windows has the modes kernelspace and userspace" .Values.windows.config.mode) -}}
 {{- end -}}
 {{- end }}
