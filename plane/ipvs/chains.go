@@ -1,11 +1,16 @@
+//go:build linux
+
 package ipvs
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"strings"
 
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
 )
 
 // Chains that do not change with rows. Those of nat and filter have the names of DP-33.
@@ -227,11 +232,11 @@ func (n *nodeFacts) filter(all map[chainName][]string) {
 	all[chainName{"filter", chainOutFilter}] = rules
 }
 
-// chainJumps are the rules of built-in chains, in the order in which they stand there: table, chain, rule.
-func chainJumps() (all [][3]string) {
+// chainJumps are the rules of built-in chains, in the order in which they stand there.
+func chainJumps() (all []xtables.ChainRule) {
 	to := func(table, target, note string, from ...string) {
 		for _, f := range from {
-			all = append(all, [3]string{table, f, comment(note) + "-j " + target})
+			all = append(all, xtables.ChainRule{Table: table, Chain: f, Rule: comment(note) + "-j " + target})
 		}
 	}
 	to("mangle", chainIn, "kubernetes service portals", "INPUT")
@@ -244,4 +249,44 @@ func chainJumps() (all [][3]string) {
 	to("filter", chainOutFilter, "kubernetes ipvs access filter", "FORWARD", "OUTPUT")
 	to("filter", chainForward, "kubernetes forwarding rules", "FORWARD")
 	return all
+}
+
+// chainLayout says which chains are kept, whatever the rows are: no tree is among them. What the modes iptables and ipvs of whatever
+// kube-proxy left is taken over, and removed where it is not needed.
+func chainLayout(f lb.Family, backend xtables.Backend, writes *ownwrites.Ledger) xtables.Layout {
+	return xtables.Layout{Family: f, Ours: xtables.Leftover, Writes: writes, Backend: backend, Jumps: chainJumps()}
+}
+
+// chainKeeper keeps the chains in the kernel.
+type chainKeeper struct {
+	*xtables.Keeper
+	facts nodeFacts
+}
+
+// newChains finds the programs, on a thread in the network namespace of the node, for facts without a node. It changes nothing. Errors wrap plane.ErrUnsupported
+// where there is no usable iptables.
+func newChains(facts nodeFacts, backend xtables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
+	k, err := xtables.NewKeeper(chainLayout(facts.family, backend, writes))
+	if err != nil {
+		return nil, err
+	}
+	facts.fullyRandom = k.FullyRandom()
+	return &chainKeeper{k, facts}, nil
+}
+
+// rows are the chains of a node.
+func (c *chainKeeper) rows(n lb.Node) xtables.Rows {
+	facts := c.facts
+	facts.node = n
+	return xtables.Rows{Chains: chainRules(facts)}
+}
+
+// Reset makes the kernel hold exactly these chains, whatever modes of iptables left. The ipsets must be there, and what serves.
+func (c *chainKeeper) Reset(ctx context.Context, n lb.Node) error {
+	return c.Keeper.Reset(ctx, nil, c.rows(n))
+}
+
+// SetNode writes the chains that tell of what has changed.
+func (c *chainKeeper) SetNode(ctx context.Context, n lb.Node) error {
+	return c.Apply(ctx, c.rows(n))
 }

@@ -115,7 +115,7 @@ func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix)
 		return nil, err
 	}
 	w.closes = append(w.closes, chains.Close)
-	held := chains.keep.Held
+	held := chains.Held
 	if w.chains = (&heldOnce{list: held}); b == xtables.Legacy {
 		held = w.chains.held
 	}

@@ -304,7 +304,12 @@ func (r *rules) SetNode(_ context.Context, n lb.Node) error {
 	return nil
 }
 func (r *rules) Audit(context.Context, bool) (int, error) { return 0, nil }
-func (r *rules) Dump(context.Context) (string, error)     { return r.text, nil }
+func (r *rules) Rules(context.Context) (all []xtables.ChainRule, err error) {
+	for line := range strings.Lines(r.text) {
+		all = append(all, xtables.ChainRule{Rule: line})
+	}
+	return all, nil
+}
 
 // kernel is the lab as planetest.Verbs sees it.
 func (k *lab) kernel() planetest.Kernel {

@@ -51,7 +51,7 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
 	k.must(err)
 	t.Cleanup(func() { chains.Close() })
 	k.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains, View: func() (*View, error) {
-		return openView(f, k.connect, chains.keep.Held)
+		return openView(f, k.connect, chains.Held)
 	}})
 	k.must(err)
 	t.Cleanup(func() { k.p.Close() })

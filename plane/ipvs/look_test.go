@@ -60,9 +60,7 @@ func (k *lab) view(f lb.Family) (*View, error) {
 	rules := k.rules[f]
 	return &View{IPVS: conn, Sets: labView{k}, Device: k.devs[f], Close: conn.Close,
 		Held: func(context.Context) (jumps, held []xtables.ChainRule, err error) {
-			for _, j := range chainJumps() {
-				jumps = append(jumps, xtables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]})
-			}
+			jumps = chainJumps()
 			all := chainRules(nodeFacts{family: f, masq: 1 << 14, node: rules.node, fullyRandom: true})
 			for _, at := range slices.SortedFunc(maps.Keys(all), compareChains) {
 				for _, r := range all[at] {

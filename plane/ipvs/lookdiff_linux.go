@@ -53,8 +53,8 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 		return err
 	}
 	for _, j := range chainJumps() {
-		if !slices.Contains(jumps, xtables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]}) {
-			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j[1], j[0]), j[2], ""); err != nil {
+		if !slices.Contains(jumps, j) {
+			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j.Chain, j.Table), j.Rule, ""); err != nil {
 				return err
 			}
 		}

@@ -95,12 +95,12 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		Family: s.Family, Masquerade: mark, Scheduler: asked.IPVS.Scheduler, Sticky: sticky, Idle: timeouts.TCP,
 		ExcludeCIDRs: asked.excluded(), IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
 		Counters: counters,
-		View:     func() (*View, error) { return openView(s.Family, ipvswire.Open, p.chains.keep.Held) },
+		View:     func() (*View, error) { return openView(s.Family, ipvswire.Open, p.chains.Held) },
 	})
 	if err != nil {
 		return nil, err
 	}
-	h.backends[s.Family] = p.chains.keep.Backend()
+	h.backends[s.Family] = p.chains.Backend()
 	h.said.Do(func() {
 		p.first = []mode.Notice{deprecated}
 		if s.CountServices && !counting() {
@@ -218,7 +218,7 @@ func (c closer) Close() error { return c() }
 
 // Notices is part of mode.Plane.
 func (p *modePlane) Notices() []mode.Notice {
-	p.sent.Store(&sent{p.ipvs.Counters(), p.sets.Counters(), p.chains.keep.Failures()})
+	p.sent.Store(&sent{p.ipvs.Counters(), p.sets.Counters(), p.chains.Failures()})
 	all := append(p.first, p.Plane.Notices()...)
 	p.first = nil
 	return all

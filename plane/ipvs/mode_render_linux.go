@@ -73,8 +73,8 @@ func saveChains(b *bytes.Buffer, n nodeFacts) {
 			}
 		}
 		for _, j := range chainJumps() {
-			if j[0] == table {
-				fmt.Fprintf(b, "-A %s %s\n", j[1], j[2])
+			if j.Table == table {
+				fmt.Fprintf(b, "-A %s %s\n", j.Chain, j.Rule)
 			}
 		}
 		for _, name := range names {

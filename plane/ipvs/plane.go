@@ -13,6 +13,7 @@ import (
 
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -72,8 +73,8 @@ type Chains interface {
 	Reset(ctx context.Context, n lb.Node) error
 	SetNode(ctx context.Context, n lb.Node) error
 	Audit(ctx context.Context, full bool) (mended int, err error)
-	// Dump returns them as text.
-	Dump(ctx context.Context) (string, error)
+	// Rules are those that the kernel has.
+	Rules(ctx context.Context) ([]xtables.ChainRule, error)
 }
 
 // Plane holds one family's virtual servers, and what belongs to them. Its methods must be called by one goroutine at a time; Drift

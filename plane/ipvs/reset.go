@@ -14,6 +14,7 @@ import (
 
 	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -30,7 +31,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	if err := p.ensure(ctx); err != nil {
 		return res, fmt.Errorf("ipvs: reset: %w", err)
 	}
-	rules, err := p.whoseRules(ctx)
+	there, ours, err := p.whoseRules(ctx)
 	if err != nil {
 		return res, fmt.Errorf("ipvs: reset: %w", err)
 	}
@@ -45,7 +46,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	w := p.writer()
 	left := p.step
-	if rules == othersRules {
+	if there && !ours {
 		left = math.MaxInt // they serve until ours take their place, and nobody what is left for later
 	}
 	for _, row := range want.Sorted() {
@@ -60,10 +61,10 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	p.notices.late(len(l.late))
 	write := func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, want.Node) }
-	if rules == noRules {
-		w.before = write
-	} else {
+	if there {
 		w.after = write
+	} else {
+		w.before = write
 	}
 	if err := w.write(ctx); err != nil {
 		p.lose()
@@ -87,26 +88,13 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	return res, nil
 }
 
-// presence is whose chains of the names of the mode there are.
-type presence uint8
-
-const (
-	noRules presence = iota
-	ourRules
-	othersRules
-)
-
-// whoseRules decides when the chains are written. Those of mode iptables, or of upstream, serve until virtual servers can; where there are
-// none nobody shall come in who may not, or unmasqueraded.
-func (p *Plane) whoseRules(ctx context.Context) (presence, error) {
-	rules, err := p.cfg.Chains.Dump(ctx)
-	switch {
-	case err != nil || rules == "":
-		return noRules, err
-	case strings.Contains(rules, setMarksAnywhere.name(p.cfg.Family)):
-		return ourRules, nil
-	}
-	return othersRules, nil
+// whoseRules reports whether there are chains of the names of the mode, and whether they are this mode's. That decides when ours are
+// written: those of mode iptables, or of upstream, serve until virtual servers can; where there are none nobody shall come in who may not,
+// or unmasqueraded.
+func (p *Plane) whoseRules(ctx context.Context) (there, ours bool, err error) {
+	rules, err := p.cfg.Chains.Rules(ctx)
+	ours = slices.ContainsFunc(rules, func(r xtables.ChainRule) bool { return strings.Contains(r.Rule, setMarksAnywhere.name(p.cfg.Family)) })
+	return len(rules) > 0, ours, err
 }
 
 // ensure makes the sets and the device if they are not there.

@@ -400,39 +400,47 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 
 // serverOps has IPVS carry out operations, and takes note of what came of each.
 func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
-	if len(ops) == 0 {
-		return nil
-	}
-	w.wrote += len(ops)
 	wire := make([]ipvswire.Op, len(ops))
 	for i, op := range ops {
 		wire[i] = op.Op
 	}
-	errs := map[int]error{}
-	all := w.cfg.IPVS.Do(ctx, wire, func(i int, err error) { errs[i] = err })
-	if err := ctx.Err(); err != nil && all != nil { // what was sent was carried out all the same
-		for i, op := range ops {
-			if errs[i] == nil {
-				op.of.did(op.Op)
-			}
-		}
-		return err
-	}
-	for i, op := range ops {
-		if err := errs[i]; err != nil {
-			if err := w.refused(ctx, op, err); err != nil {
-				return err
-			}
-			continue
-		}
-		w.mended++
-		if !op.of.has && op.Verb >= ipvswire.NewDestination {
+	return w.carryOut(ctx, len(ops), func(failed func(int, error)) error { return w.cfg.IPVS.Do(ctx, wire, failed) }, func(i int, err error) error {
+		op := ops[i]
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return w.refused(ctx, op, err)
+		case !op.of.has && op.Verb >= ipvswire.NewDestination:
 			w.suspect() // others removed it, and made it again
 		}
 		op.of.did(op.Op)
-		if op.Verb == ipvswire.DelService {
+		if op.Verb == ipvswire.DelService && ctx.Err() == nil {
 			w.done(w.l.touched.servers[op.of], op.of)
 		}
+		return nil
+	})
+}
+
+// carryOut has the kernel carry out so many operations, and tells done what came of each, in their order. It returns the first error
+// of done; or that of the context, if that has cut off some.
+func (w *writer) carryOut(ctx context.Context, n int, do func(failed func(int, error)) error, done func(i int, err error) error) error {
+	if n == 0 {
+		return nil
+	}
+	w.wrote += n
+	errs := map[int]error{}
+	all := do(func(i int, err error) { errs[i] = err })
+	for i := range n {
+		if errs[i] == nil {
+			w.mended++
+		}
+		if err := done(i, errs[i]); err != nil {
+			return err
+		}
+	}
+	if err := ctx.Err(); err != nil && all != nil { // what was sent was carried out all the same
+		return err
 	}
 	return nil
 }
@@ -586,32 +594,20 @@ func compareMembers(a, b member) int {
 }
 
 func (w *writer) memberOps(ctx context.Context, ops []memberOp) error {
-	if len(ops) == 0 {
-		return nil
-	}
-	w.wrote += len(ops)
-	errs := map[int]error{}
 	wire := make([]sets.Op, len(ops))
 	for i, op := range ops {
 		wire[i] = sets.Op{Set: &w.sets[op.set], Delete: op.remove, Member: op.wire(op.mark)}
 	}
-	all := w.cfg.Sets.Do(ctx, wire, func(i int, err error) { errs[i] = err })
-	for i, op := range ops {
-		if err := errs[i]; err != nil {
-			if err := w.refusedIn(ctx, op.member, w.l.touched.members[op.member], err, sets.ErrNoSet); err != nil {
-				return err
-			}
-			continue
+	return w.carryOut(ctx, len(ops), func(failed func(int, error)) error { return w.cfg.Sets.Do(ctx, wire, failed) }, func(i int, err error) error {
+		m := ops[i].member
+		if err != nil {
+			return w.refusedIn(ctx, m, w.l.touched.members[m], err, sets.ErrNoSet)
 		}
-		w.mended++
-		c := w.l.members[op.member]
-		c.has, c.is = !op.remove, op.mark
-		w.l.put(op.member, c)
-	}
-	if err := ctx.Err(); err != nil && all != nil {
-		return err
-	}
-	return nil
+		c := w.l.members[m]
+		c.has, c.is = !ops[i].remove, ops[i].mark
+		w.l.put(m, c)
+		return nil
+	})
 }
 
 func (w *writer) addAddresses(ctx context.Context) error {
@@ -629,31 +625,19 @@ func (w *writer) addressOps(ctx context.Context, add bool, which func(netip.Addr
 			addrs = append(addrs, a)
 		}
 	}
-	if len(addrs) == 0 {
-		return nil
-	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
-	w.wrote += len(addrs)
 	change := w.cfg.Device.Remove
 	if add {
 		change = w.cfg.Device.Add
 	}
-	errs := map[int]error{}
-	all := change(ctx, addrs, func(i int, err error) { errs[i] = err })
-	for i, a := range addrs {
-		if err := errs[i]; err != nil {
-			if err := w.refusedIn(ctx, a, w.l.touched.addrs[a], err, ErrNoDevice); err != nil {
-				return err
-			}
-			continue
+	return w.carryOut(ctx, len(addrs), func(failed func(int, error)) error { return change(ctx, addrs, failed) }, func(i int, err error) error {
+		a := addrs[i]
+		if err != nil {
+			return w.refusedIn(ctx, a, w.l.touched.addrs[a], err, ErrNoDevice)
 		}
-		w.mended++
 		is := w.l.addrs[a]
 		is.has = add
 		w.l.setAddress(a, is)
-	}
-	if err := ctx.Err(); err != nil && all != nil {
-		return err
-	}
-	return nil
+		return nil
+	})
 }

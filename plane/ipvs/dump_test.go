@@ -28,11 +28,14 @@ func (p *Plane) Dump() (string, error) {
 		}
 	}
 	slices.Sort(d.lines)
-	chains, err := p.cfg.Chains.Dump(ctx)
+	rules, err := p.cfg.Chains.Rules(ctx)
 	if err != nil {
 		return "", fmt.Errorf("ipvs: dump: %w", err)
 	}
-	return strings.Join(d.lines, "") + chains, nil
+	for _, r := range rules {
+		d.lines = append(d.lines, fmt.Sprintf("%s %s %s\n", r.Table, r.Chain, r.Rule))
+	}
+	return strings.Join(d.lines, ""), nil
 }
 
 type dumper struct {
