@@ -29,7 +29,7 @@ const imports = `
 	# It obeys the configuration as it is.
 	config < logging;
 	NONE < config/option, plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/ranges;
-	plane/internal/ranges < plane/nftables, plane/userspace/capture;
+	plane/internal/ranges < plane/nftables, plane/userspace/redirect;
 	lb < plane/internal/slots;
 	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink/conn, internal/scm, test/wine;
 
@@ -57,29 +57,29 @@ const imports = `
 	internal/netlink/conn < internal/xtables;
 	# The programs of iptables are run, and their language is known, in one place: chains of three modes are kept by them.
 	lb, plane, plane/ownwrites, mode, internal/kernel, internal/rollback < internal/xtables;
-	internal/xtables < plane/iptables, plane/ipvs, plane/userspace/capture;
+	internal/xtables < plane/iptables, plane/ipvs, plane/userspace/redirect;
 	# Who follows a packet reads rules, whatever their language, and knows no writer. A rule may ask for the interface that a packet leaves
 	# through, and whether an address is the node's own.
 	trace < internal/follow;
 	lb, trace, internal/follow, internal/xtables, internal/netlink/route, internal/netlink/conn < internal/xtwalk;
-	internal/xtwalk < plane/iptables, plane/ipvs, plane/userspace/capture;
-	internal/follow < internal/nft/walk, plane/nftables, plane/userspace/capture;
+	internal/xtwalk < plane/iptables, plane/ipvs, plane/userspace/redirect;
+	internal/follow < internal/nft/walk, plane/nftables, plane/userspace/redirect;
 	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
-	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/capture, plane/hns, test/fake, test/planetest;
+	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/redirect, plane/hns, test/fake, test/planetest;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
 	internal/netlink/ipvs, internal/netlink/conn < test/ipvsfake;
-	internal/netlink/route < plane/userspace/capture;
+	internal/netlink/route < plane/userspace/redirect;
 	# The kernel says which addresses are the node's: endpoints there may be refused (TN-52).
 	internal/netlink/conn, internal/netlink/route < plane/userspace;
 	lb, plane, plane/ownwrites < internal/nft/wire;
 	lb, internal/nft/wire < internal/nft/rule;
-	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/capture;
-	internal/nft/wire, internal/rollback, mode < plane/userspace/capture;
+	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/redirect;
+	internal/nft/wire, internal/rollback, mode < plane/userspace/redirect;
 	# Rules beside some that iptables cannot print are deleted by their handles.
 	internal/nft/wire < plane/nftables, internal/xtables;
 	# What the kernel's rules make of a packet is asked alike by all who have a table.
 	internal/netlink/conn, internal/nft/wire, trace < internal/nft/walk;
-	internal/nft/walk < plane/nftables, plane/userspace/capture;
+	internal/nft/walk < plane/nftables, plane/userspace/redirect;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	# What a flag or a field is, config and the modes say in the same words.
@@ -90,9 +90,9 @@ const imports = `
 	< plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
 	lb, internal/ratelimit < plane/internal/relay;
-	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/netlink/conn < plane/userspace/capture;
+	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/netlink/conn < plane/userspace/redirect;
 	lb, plane/internal/relay < plane/internal/balance;
-	plane/internal/relay, plane/internal/balance, plane/userspace/capture < plane/userspace;
+	plane/internal/relay, plane/internal/balance, plane/userspace/redirect < plane/userspace;
 	# What moves bytes serves the mode nftables on localhost as well; it follows rows and says what becomes of a packet there. Relay and
 	# balance know nothing of mode userspace.
 	lb, trace, internal/ratelimit, plane/internal/relay, plane/internal/balance < plane/localhost;

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 )
 
@@ -39,7 +39,7 @@ func TestTablesThatIptablesCannotShow(t *testing.T) {
 			return p
 		},
 		"userspace": func(t *testing.T, fam lb.Family) audited {
-			p := startUserspace(t, fam, func(c capture.Config) (capture.Capture, error) { return capture.NewIPTables(c) })
+			p := startUserspace(t, fam, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewIPTables(c) })
 			t.Cleanup(func() { p.Close() })
 			return p
 		},

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	"kube-proxy/plane/userspace"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 )
 
@@ -25,9 +25,9 @@ import (
 func TestSwitchUserspace(t *testing.T) {
 	needsRoot(t)
 	needs(t, "iptables-nft", "ip6tables-nft", "nft")
-	for name, make := range map[string]func(capture.Config) (capture.Capture, error){
-		"nftables": func(c capture.Config) (capture.Capture, error) { return capture.NewNFTables(c) },
-		"iptables": func(c capture.Config) (capture.Capture, error) { return capture.NewIPTables(c) },
+	for name, make := range map[string]func(redirect.Config) (redirect.Redirector, error){
+		"nftables": func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewNFTables(c) },
+		"iptables": func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewIPTables(c) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{})
@@ -75,7 +75,7 @@ func TestSwitchUserspace(t *testing.T) {
 				traffic.More()
 				lab.On("node1", func() {
 					r := strings.Join(others(next.now).Removed, "\n")
-					if !strings.Contains(r, capture.TableName) && !strings.Contains(r, "of mode userspace") {
+					if !strings.Contains(r, redirect.TableName) && !strings.Contains(r, "of mode userspace") {
 						t.Errorf("removed: %s", r)
 					}
 				})
@@ -97,13 +97,13 @@ func TestSwitchUserspace(t *testing.T) {
 }
 
 // startUserspace writes the shop's rules as a new process would.
-func startUserspace(t *testing.T, fam lb.Family, make func(capture.Config) (capture.Capture, error)) *userspace.Plane {
+func startUserspace(t *testing.T, fam lb.Family, make func(redirect.Config) (redirect.Redirector, error)) *userspace.Plane {
 	t.Helper()
-	c, err := make(capture.Config{Family: fam, Mark: 1 << 14})
+	c, err := make(redirect.Config{Family: fam, Mark: 1 << 14})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := userspace.New(userspace.Config{Family: fam, Capture: c, Mark: 1 << 14})
+	p, err := userspace.New(userspace.Config{Family: fam, Redirector: c, Mark: 1 << 14})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,12 +119,12 @@ func TestUserspaceStale(t *testing.T) {
 	needsRoot(t)
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
 	lab.On("node1", func() {
-		old, err := capture.NewIPTables(capture.Config{Family: lb.IPv4})
+		old, err := redirect.NewIPTables(redirect.Config{Family: lb.IPv4})
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := capture.Lead{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}, Routes: []capture.Route{{From: lb.Anywhere, Port: 40080}}}
-		if err := old.Reset(t.Context(), lb.Node{}, []capture.Lead{a}); err != nil {
+		a := redirect.Entry{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}, Routes: []redirect.Route{{From: lb.Anywhere, Port: 40080}}}
+		if err := old.Reset(t.Context(), lb.Node{}, []redirect.Entry{a}); err != nil {
 			t.Fatal(err)
 		}
 		old.Close()

@@ -10,13 +10,13 @@ import (
 	"kube-proxy/plane"
 )
 
-// NodeAddresses is a capture that can tell the addresses of the node from those that it has put there itself.
+// NodeAddresses is a redirector that can tell the addresses of the node from those that it has put there itself.
 type NodeAddresses interface {
 	// NodeAddresses returns the node's addresses of the family.
 	NodeAddresses() ([]netip.Addr, error)
 }
 
-// Preparer is a capture by addresses that must be there before a socket can be bound to them, as on Windows.
+// Preparer is a redirector by addresses that must be there before a socket can be bound to them, as on Windows.
 type Preparer interface {
 	// Prepare has the node have the address. It stays if a lead needs it in the end.
 	Prepare(ctx context.Context, a netip.Addr) error
@@ -24,16 +24,16 @@ type Preparer interface {
 
 // prepare has a listener's address be there, where it must be.
 func (p *Plane) prepare(a netip.Addr) error {
-	if c, ok := p.capture.(Preparer); ok {
+	if c, ok := p.redirect.(Preparer); ok {
 		return c.Prepare(context.Background(), a)
 	}
 	return nil
 }
 
-// findAddresses looks which addresses of the node answer NodePorts; where capture is by rules, these know.
+// findAddresses looks which addresses of the node answer NodePorts; where rules redirect, these know.
 func (p *Plane) findAddresses() error {
-	of, ok := p.capture.(NodeAddresses)
-	if !ok || !p.capture.Own() {
+	of, ok := p.redirect.(NodeAddresses)
+	if !ok || !p.redirect.Own() {
 		return nil
 	}
 	all, err := of.NodeAddresses()
@@ -55,7 +55,7 @@ func (p *Plane) findAddresses() error {
 
 // follow moves the listeners of NodePorts to where the node's addresses are now, and counts the rows whose listeners moved.
 func (p *Plane) follow(ctx context.Context) (moved int, err error) {
-	if !p.capture.Own() {
+	if !p.redirect.Own() {
 		return 0, nil
 	}
 	before := p.nodePorts
@@ -78,7 +78,7 @@ func (p *Plane) follow(ctx context.Context) (moved int, err error) {
 		}
 	}
 	if len(b.set)+len(b.remove) > 0 { // rows that an Apply before could not lead among them
-		err = p.lost("move the listeners of NodePorts", p.capture.Apply(ctx, b.set, b.remove))
+		err = p.lost("move the listeners of NodePorts", p.redirect.Apply(ctx, b.set, b.remove))
 	}
 	b.end(err == nil)
 	return moved, errors.Join(append(b.failed, err)...)

@@ -6,24 +6,24 @@ import (
 	"sync"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 )
 
-// answers are the routes that the capture took last, of the rows whose flows conntrack may forget: those without connections.
+// answers are the routes that the redirector took last, of the rows whose flows conntrack may forget: those without connections.
 type answers struct {
 	mu     sync.Mutex
-	routes map[lb.Key][]capture.Route
+	routes map[lb.Key][]redirect.Route
 }
 
 // set notes the routes of a row; none: it is gone.
-func (a *answers) set(k lb.Key, routes []capture.Route) {
+func (a *answers) set(k lb.Key, routes []redirect.Route) {
 	if k.Proto == lb.TCP {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.routes == nil {
-		a.routes = map[lb.Key][]capture.Route{}
+		a.routes = map[lb.Key][]redirect.Route{}
 	}
 	if len(routes) == 0 {
 		delete(a.routes, k)
@@ -37,5 +37,5 @@ func (a *answers) set(k lb.Key, routes []capture.Route) {
 func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
 	p.answers.mu.Lock()
 	defer p.answers.mu.Unlock()
-	return slices.ContainsFunc(p.answers.routes[k], func(r capture.Route) bool { return r.Port != 0 && r.Port == from.Port() })
+	return slices.ContainsFunc(p.answers.routes[k], func(r redirect.Route) bool { return r.Port != 0 && r.Port == from.Port() })
 }

@@ -9,14 +9,14 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 )
 
 // batch is changes on their way: what they need is there already, what they leave is not yet given up.
 type batch struct {
 	p      *Plane
 	steps  []step
-	set    []capture.Lead
+	set    []redirect.Entry
 	remove []lb.Key
 	before map[*service][]*lb.BackendSet
 	failed []error
@@ -42,7 +42,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	}
 	written := len(b.set)+len(b.remove) > 0
 	if written {
-		err = p.lost(fmt.Sprintf("lead to %d rows, and no more to %d", len(b.set), len(b.remove)), p.capture.Apply(ctx, b.set, b.remove))
+		err = p.lost(fmt.Sprintf("lead to %d rows, and no more to %d", len(b.set), len(b.remove)), p.redirect.Apply(ctx, b.set, b.remove))
 	}
 	b.end(err == nil)
 	return plane.ApplyResult{Written: written && err == nil}, errors.Join(append(b.failed, err)...)
@@ -104,7 +104,7 @@ func (b *batch) note(r *row) {
 	b.before[s] = all
 }
 
-// end gives up what is not needed any more: after the capture took the leads, or else nothing that the kernel may still lead to.
+// end gives up what is not needed any more: after the redirector took the leads, or else nothing that the kernel may still lead to.
 func (b *batch) end(told bool) {
 	for _, s := range b.steps {
 		switch {

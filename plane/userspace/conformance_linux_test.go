@@ -12,40 +12,40 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 
-// kind is a way to capture packets, by which the plane is proven.
+// kind is a way to redirect packets, by which the plane is proven.
 type kind struct {
 	name string
 	// untouched: packets to addresses and ports that no Service has pass as they came.
 	untouched bool
-	make      func(capture.Config) (capture.Capture, error)
-	// damage changes what the capture has in the kernel, as somebody with our rights could; wipe removes everything.
+	make      func(redirect.Config) (redirect.Redirector, error)
+	// damage changes what the redirector has in the kernel, as somebody with our rights could; wipe removes everything.
 	damage func(lb.Family, *rand.Rand) error
 	wipe   func(lb.Family) error
-	// told: the capture hears of what others do.
+	// told: the redirector hears of what others do.
 	told bool
 }
 
 var kinds = []kind{
-	{"nftables", false, func(c capture.Config) (capture.Capture, error) { return capture.NewNFTables(c) }, damageNFTables, wipeNFTables, true},
-	{"iptables", true, func(c capture.Config) (capture.Capture, error) { return capture.NewIPTables(c) }, damageIPTables, wipeIPTables, false},
+	{"nftables", false, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewNFTables(c) }, damageNFTables, wipeNFTables, true},
+	{"iptables", true, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewIPTables(c) }, damageIPTables, wipeIPTables, false},
 }
 
 // mark is that of the default masquerade bit.
 const mark = 1 << 14
 
-// plane makes one whose packets are captured in this way.
+// plane makes one whose packets are redirected in this way.
 func (k kind) plane(f lb.Family) (planetest.Plane, error) {
-	c, err := k.make(capture.Config{Family: f, Mark: mark})
+	c, err := k.make(redirect.Config{Family: f, Mark: mark})
 	if err != nil {
 		return nil, err
 	}
 	// Where the kernel is emulated an answer may take longer than sessions rest by default (CF-45).
-	p, err := New(Config{Family: f, Capture: c, Mark: mark, UDPIdle: 10 * time.Second,
+	p, err := New(Config{Family: f, Redirector: c, Mark: mark, UDPIdle: 10 * time.Second,
 		ExternalIPsBounded: func() bool { return true }, CountServices: f == lb.IPv6})
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 	return p, nil
 }
 
-// traced is what trace must know of the mode with this capture.
+// traced is what trace must know of the mode with this redirector.
 func (k kind) traced(f lb.Family) trace.Mode {
 	how := Mode().Trace(mode.Settings{Family: f})
 	how.PassesUnknown = k.untouched
@@ -65,10 +65,10 @@ func (k kind) config() planetest.Config {
 	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Trace: k.traced, Core: core}
 }
 
-// TestConformance sends the packets of every scenario, captured by nftables.
+// TestConformance sends the packets of every scenario, redirected by nftables.
 func TestConformance(t *testing.T) { planetest.Run(t, kinds[0].config()) }
 
-// TestConformanceIPTables captures by iptables instead.
+// TestConformanceIPTables redirects by iptables instead.
 func TestConformanceIPTables(t *testing.T) { planetest.Run(t, kinds[1].config()) }
 
 // TestRandomTransitions walks at random between the states of all scenarios.
@@ -135,11 +135,11 @@ func nftFamily(f lb.Family) string {
 
 // damageNFTables empties a chain, a map or a set, or deletes the table.
 func damageNFTables(f lb.Family, rnd *rand.Rand) error {
-	text, err := run("nft", "-t", "list", "table", nftFamily(f), capture.TableName)
+	text, err := run("nft", "-t", "list", "table", nftFamily(f), redirect.TableName)
 	if err != nil {
 		return err
 	}
-	table := nftFamily(f) + " " + capture.TableName
+	table := nftFamily(f) + " " + redirect.TableName
 	ways := []string{"delete table " + table}
 	for line := range strings.Lines(text) {
 		if w := strings.Fields(line); len(w) == 3 && w[2] == "{" && w[0] != "table" {

@@ -9,7 +9,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// core are the scenarios that other kernels run: together they have all forms of leads that the plane gives a capture, and what depends on the
+// core are the scenarios that other kernels run: together they have all forms of leads that the plane gives a redirector, and what depends on the
 // kernel beside them: open connections, flows of UDP, restarts, endpoints that do not answer.
 var core = []string{
 	"address-of-a-pod", "all-ways-in", "dead-endpoint", "detect-bridge", "detect-interface-prefix", "detect-none",

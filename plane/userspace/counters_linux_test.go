@@ -7,11 +7,11 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 )
 
-// Real connections and sessions, to a cluster IP and to a NodePort, from pods, the node and outside, count once each, in every way to capture.
+// Real connections and sessions, to a cluster IP and to a NodePort, from pods, the node and outside, count once each, in every way to redirect.
 func TestCountersOfALab(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -29,11 +29,11 @@ func TestCountersOfALab(t *testing.T) {
 				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
 			var p *Plane
 			l.On("node1", func() {
-				c, err := k.make(capture.Config{Family: lb.IPv4, Mark: mark})
+				c, err := k.make(redirect.Config{Family: lb.IPv4, Mark: mark})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if p, err = New(Config{Family: lb.IPv4, Capture: c, Mark: mark, UDPIdle: time.Minute, CountServices: true}); err != nil {
+				if p, err = New(Config{Family: lb.IPv4, Redirector: c, Mark: mark, UDPIdle: time.Minute, CountServices: true}); err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() {

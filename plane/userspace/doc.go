@@ -1,23 +1,23 @@
 // Package userspace is the data plane for --proxy-mode userspace: connections end at the proxy, which opens others to the
 // endpoints. It alone can try another endpoint where one does not answer.
 //
-//	client ──▶ 10.96.0.10:80 ──capture──▶ listener :37211 ──balance──▶ 10.1.2.14:8080
+//	client ──▶ 10.96.0.10:80 ──redirect──▶ listener :37211 ──balance──▶ 10.1.2.14:8080
 //	                            (rules)     (relay)          (turns)
 //
 // Three packages do the work, and know nothing of each other. This one has the rows:
 //
 //   - relay moves bytes between clients and backends. It asks who is next.
 //   - balance says who is next.
-//   - capture has packets to service addresses reach a listener: by rules of nftables or iptables, or on Windows by the
+//   - redirect has packets to service addresses reach a listener: by rules of nftables or iptables, or on Windows by the
 //     addresses themselves, put on an interface of the machine.
 //
 // # Listeners
 //
-// Where capture is by rules, a listener serves one backend set: all addresses of a service port lead there, each kind of source to the
+// Where rules redirect, a listener serves one backend set: all addresses of a service port lead there, each kind of source to the
 // listener of its route's set, and what a route rejects or drops the rules reject or drop. So a service port has one listener, or
 // two with a policy Local, however many addresses it has ([0041]).
 //
-// Where capture is by addresses (Windows), each address of each row has its listener, which tells sources apart itself (balance.Row), and a
+// Where packets come by addresses (Windows), each address of each row has its listener, which tells sources apart itself (balance.Row), and a
 // NodePort one at each of the node's addresses that answer NodePorts.
 //
 // # What a change costs

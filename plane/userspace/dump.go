@@ -27,14 +27,14 @@ func (p *Plane) Dump() (string, error) {
 			lines = append(lines, fmt.Sprintf("set %s affinity %v: %v\n", set.now.ID, set.turns.Affinity(), set.turns.Backends()))
 		}
 	}
-	if p.capture.Own() {
+	if p.redirect.Own() {
 		for _, r := range p.rows {
 			lines = append(lines, "row "+strings.ReplaceAll(rowText(r.f), "\n", "; ")+"\n")
 		}
 	}
 	slices.Sort(lines)
-	text, err := p.capture.Dump(context.Background(), func(n uint16, proto lb.Proto) string {
-		if p.capture.Own() {
+	text, err := p.redirect.Dump(context.Background(), func(n uint16, proto lb.Proto) string {
+		if p.redirect.Own() {
 			return "itself"
 		}
 		return cmp.Or(names[port{proto, n}], "nobody")

@@ -6,7 +6,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/relay"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 )
 
 // entrances are the listeners to which rules lead, for queries while rows are written. A change of endpoints alone does not touch them.
@@ -65,14 +65,14 @@ func (e *entrances) shut(d *door, of *service) {
 }
 
 // lead notes a row that is led to listeners, or with no routes that it no longer is.
-func (e *entrances) lead(k lb.Key, routes []capture.Route) {
+func (e *entrances) lead(k lb.Key, routes []redirect.Route) {
 	if !k.IsNodePort() {
 		return
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.direct, port{k.Proto, k.Port})
-	if slices.ContainsFunc(routes, func(r capture.Route) bool { return r.Port == k.Port }) {
+	if slices.ContainsFunc(routes, func(r redirect.Route) bool { return r.Port == k.Port }) {
 		if e.direct == nil {
 			e.direct = map[port]bool{}
 		}

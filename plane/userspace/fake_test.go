@@ -14,17 +14,17 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/relay"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 )
 
 // machine stands for the kernel: what leads where, and who listens. One process after another uses it.
 type machine struct {
-	leads  map[lb.Key]capture.Lead
+	leads  map[lb.Key]redirect.Entry
 	node   lb.Node
-	lost   bool // the capture's rules went
+	lost   bool // the redirector's rules went
 	own    bool
 	addrs  []netip.Addr
-	refuse func(capture.Lead) bool // rows that the capture refuses
+	refuse func(redirect.Entry) bool // rows that the redirector refuses
 
 	socks   map[relay.Listening]*fakeListener
 	foreign map[relay.Listening]bool // programs of others
@@ -32,37 +32,37 @@ type machine struct {
 	// prepared are the addresses of a machine that binds sockets only to those that it has; nil: it binds them to any.
 	prepared map[netip.Addr]bool
 	files    int // how many listeners there may be; 0 for any number
-	calls    int // of the capture that write
+	calls    int // of the redirector that write
 }
 
 func newMachine() *machine {
-	return &machine{leads: map[lb.Key]capture.Lead{}, socks: map[relay.Listening]*fakeListener{}, foreign: map[relay.Listening]bool{}}
+	return &machine{leads: map[lb.Key]redirect.Entry{}, socks: map[relay.Listening]*fakeListener{}, foreign: map[relay.Listening]bool{}}
 }
 
-// fakeCapture is what one process has of the machine's capture.
-type fakeCapture struct {
+// fakeRedirector is what one process has of the machine's redirect.
+type fakeRedirector struct {
 	*machine
 	f     lb.Family
-	want  map[lb.Key]capture.Lead
+	want  map[lb.Key]redirect.Entry
 	drift chan struct{}
 }
 
-func (c *fakeCapture) Name() string     { return "fake" }
-func (c *fakeCapture) Own() bool        { return c.own }
-func (c *fakeCapture) Unguarded() error { return nil }
-func (c *fakeCapture) Close() error     { return nil }
+func (c *fakeRedirector) Name() string     { return "fake" }
+func (c *fakeRedirector) Own() bool        { return c.own }
+func (c *fakeRedirector) Unguarded() error { return nil }
+func (c *fakeRedirector) Close() error     { return nil }
 
-func (c *fakeCapture) NodeAddresses() ([]netip.Addr, error) { return c.addrs, nil }
+func (c *fakeRedirector) NodeAddresses() ([]netip.Addr, error) { return c.addrs, nil }
 
-func (c *fakeCapture) Known(context.Context) ([]capture.Lead, error) {
+func (c *fakeRedirector) Known(context.Context) ([]redirect.Entry, error) {
 	return slices.Collect(maps.Values(c.leads)), nil
 }
 
-// preparingCapture is one of a machine that binds sockets only to addresses that it has.
-type preparingCapture struct{ *fakeCapture }
+// preparingRedirector is one of a machine that binds sockets only to addresses that it has.
+type preparingRedirector struct{ *fakeRedirector }
 
-func (c preparingCapture) Prepare(_ context.Context, a netip.Addr) error {
-	if c.refuse != nil && c.refuse(capture.Lead{Key: lb.Key{Addr: a}}) {
+func (c preparingRedirector) Prepare(_ context.Context, a netip.Addr) error {
+	if c.refuse != nil && c.refuse(redirect.Entry{Key: lb.Key{Addr: a}}) {
 		return fmt.Errorf("%s: %w", a, errRefused)
 	}
 	c.prepared[a] = true
@@ -70,7 +70,7 @@ func (c preparingCapture) Prepare(_ context.Context, a netip.Addr) error {
 }
 
 // look notes leads to ports where nobody listens.
-func (c *fakeCapture) look() {
+func (c *fakeRedirector) look() {
 	for k, l := range c.leads {
 		for _, r := range l.Routes {
 			at := relay.Listening{Proto: k.Proto, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), r.Port)}
@@ -84,12 +84,12 @@ func (c *fakeCapture) look() {
 	}
 }
 
-func (c *fakeCapture) Reset(ctx context.Context, n lb.Node, want []capture.Lead) error {
+func (c *fakeRedirector) Reset(ctx context.Context, n lb.Node, want []redirect.Entry) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	c.calls++
-	c.want, c.node, c.lost = map[lb.Key]capture.Lead{}, n, false
+	c.want, c.node, c.lost = map[lb.Key]redirect.Entry{}, n, false
 	for _, l := range want {
 		if c.want[l.Key].Key != (lb.Key{}) {
 			return fmt.Errorf("%s twice", l.Key)
@@ -103,7 +103,7 @@ func (c *fakeCapture) Reset(ctx context.Context, n lb.Node, want []capture.Lead)
 
 var errRefused = errors.New("the kernel refuses")
 
-func (c *fakeCapture) Apply(ctx context.Context, set []capture.Lead, remove []lb.Key) error {
+func (c *fakeRedirector) Apply(ctx context.Context, set []redirect.Entry, remove []lb.Key) error {
 	if err := errors.Join(ctx.Err(), c.there()); err != nil {
 		return err
 	}
@@ -122,14 +122,14 @@ func (c *fakeCapture) Apply(ctx context.Context, set []capture.Lead, remove []lb
 	return nil
 }
 
-func (c *fakeCapture) there() error {
+func (c *fakeRedirector) there() error {
 	if c.lost {
 		return fmt.Errorf("fake: %w", plane.ErrStateLost)
 	}
 	return nil
 }
 
-func (c *fakeCapture) SetNode(ctx context.Context, n lb.Node) error {
+func (c *fakeRedirector) SetNode(ctx context.Context, n lb.Node) error {
 	if err := errors.Join(ctx.Err(), c.there()); err != nil {
 		return err
 	}
@@ -138,11 +138,11 @@ func (c *fakeCapture) SetNode(ctx context.Context, n lb.Node) error {
 	return nil
 }
 
-func (c *fakeCapture) Probe(ctx context.Context) error { return errors.Join(ctx.Err(), c.there()) }
+func (c *fakeRedirector) Probe(ctx context.Context) error { return errors.Join(ctx.Err(), c.there()) }
 
-func (c *fakeCapture) Drift() <-chan struct{} { return c.drift }
+func (c *fakeRedirector) Drift() <-chan struct{} { return c.drift }
 
-func (c *fakeCapture) Audit(ctx context.Context, _ bool) (mended int, err error) {
+func (c *fakeRedirector) Audit(ctx context.Context, _ bool) (mended int, err error) {
 	if err := errors.Join(ctx.Err(), c.there()); err != nil {
 		return 0, err
 	}
@@ -155,7 +155,7 @@ func (c *fakeCapture) Audit(ctx context.Context, _ bool) (mended int, err error)
 	return mended, nil
 }
 
-func (c *fakeCapture) Dump(_ context.Context, name func(uint16, lb.Proto) string) (string, error) {
+func (c *fakeRedirector) Dump(_ context.Context, name func(uint16, lb.Proto) string) (string, error) {
 	var lines []string
 	for k, l := range c.leads {
 		line := fmt.Sprintf("lead %s %s from %v:", k, l.Kind, l.Sources)
@@ -238,9 +238,9 @@ func (l *fakeListener) Close() {
 
 // start makes the plane of a process on the machine.
 func (m *machine) start(cfg Config) (*Plane, error) {
-	cfg.Capture = &fakeCapture{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
+	cfg.Redirector = &fakeRedirector{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
 	if m.prepared != nil {
-		cfg.Capture = preparingCapture{cfg.Capture.(*fakeCapture)}
+		cfg.Redirector = preparingRedirector{cfg.Redirector.(*fakeRedirector)}
 	}
 	if cfg.Descriptors == nil {
 		cfg.Descriptors = relay.NewGroups(relay.NewBudget(1<<20), "a test")

@@ -8,16 +8,16 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/balance"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/trace"
 )
 
-// errNoLooker is what who asks is told where nobody can read the capture's state, as on Windows.
-var errNoLooker = errors.New("what captures packets here cannot be asked")
+// errNoLooker is what who asks is told where nobody can read the redirector's state, as on Windows.
+var errNoLooker = errors.New("what redirects packets here cannot be asked")
 
-// TraceMode is what [trace.Ask] must know of the mode as it captures packets here.
+// TraceMode is what [trace.Ask] must know of the mode as it redirects packets here.
 func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
-	switch p.capture.Name() {
+	switch p.redirect.Name() {
 	case "iptables":
 		m.PassesUnknown = true
 	case "nftables":
@@ -27,10 +27,10 @@ func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 	return m
 }
 
-// Follow is part of mode.Looker: the capture says where the kernel leads the packet, the listener there who would be next. No lock of the plane
+// Follow is part of mode.Looker: the redirector says where the kernel leads the packet, the listener there who would be next. No lock of the plane
 // is held while the kernel is asked.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	look, ok := p.capture.(capture.Looker)
+	look, ok := p.redirect.(redirect.Looker)
 	if !ok {
 		return trace.Kernel{}, fmt.Errorf("userspace: %w", errNoLooker)
 	}
@@ -83,9 +83,9 @@ func tellTurns(k *trace.Kernel, state balance.State) {
 	}
 }
 
-// Differences is part of mode.Looker: what the capture has in the kernel, and what this process listens for, against the table.
+// Differences is part of mode.Looker: what the redirector has in the kernel, and what this process listens for, against the table.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
-	look, ok := p.capture.(capture.Looker)
+	look, ok := p.redirect.(redirect.Looker)
 	if !ok {
 		return fmt.Errorf("userspace: %w", errNoLooker)
 	}
@@ -94,7 +94,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		enough = enough || !each(d)
 		return !enough
 	}
-	leads := func(yield func(capture.Lead) bool) {
+	leads := func(yield func(redirect.Entry) bool) {
 		for f := range want.All() {
 			if f.Accepts() {
 				continue
@@ -112,10 +112,10 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 }
 
 // leadOf is the lead of a row, to the ports at which this process listens. Of a row without listener it tells, and there is none.
-func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l capture.Lead, leads bool) {
-	l = capture.Lead{Key: f.Key, Kind: f.Kind, Sources: f.Sources}
+func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redirect.Entry, leads bool) {
+	l = redirect.Entry{Key: f.Key, Kind: f.Kind, Sources: f.Sources}
 	for _, r := range f.Routes {
-		to := capture.Route{From: r.From, Do: r.Do}
+		to := redirect.Route{From: r.From, Do: r.Do}
 		if r.Do == lb.Balance {
 			name := entranceName{f.Service, f.Key.Proto, r.To.ID.Scope}
 			to.Do, to.Port = 0, p.entrances.port(name)
@@ -131,7 +131,7 @@ func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l capt
 		}
 		l.Routes = append(l.Routes, to)
 	}
-	l.Routes = capture.Shortest(l.Routes)
+	l.Routes = redirect.Shortest(l.Routes)
 	return l, true
 }
 

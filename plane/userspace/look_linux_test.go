@@ -19,7 +19,7 @@ import (
 var _ mode.Looker = (*Plane)(nil)
 
 // What leads to the proxy may go, or the listener may: Follow says what becomes of packets then, and Differences names what it is, in each way to
-// capture.
+// redirect.
 func TestLookSabotage(t *testing.T) {
 	for _, k := range kinds {
 		for _, c := range []struct {

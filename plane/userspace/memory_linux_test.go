@@ -8,7 +8,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What objects take of the kernel's memory: a listener with its socket and its place in epoll, and a redirect of the packet filter,
+// What objects take of the kernel's memory: a listener with its socket and its place in epoll, and a redirector of the packet filter,
 // which has a few elements of 74 bytes.
 const listenerBytes, redirectBytes = 4096, 400
 

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/relay"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 )
 
 // The metrics of the mode that its planes tell.
@@ -94,7 +94,7 @@ func Mode() mode.Mode {
 		},
 
 		Able:    able,
-		Modules: func(mode.Settings) []string { return captureModules },
+		Modules: func(mode.Settings) []string { return redirectModules },
 		New:     h.open,
 
 		Show: "nft list table ip kube-proxy-userspace",
@@ -107,25 +107,25 @@ func Mode() mode.Mode {
 
 // modeHost is what this process knows of where it runs.
 type modeHost struct {
-	// captures are the names of those by which planes lead packets.
-	captures map[lb.Family]string
+	// redirectors are the names of those by which planes lead packets.
+	redirectors map[lb.Family]string
 	// descriptors are those of both families.
 	descriptors func() *relay.Groups
 }
 
 // remove removes what leads packets to a proxy.
 func (modeHost) remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
-	return capture.Remove(ctx, what.Families, "")
+	return redirect.Remove(ctx, what.Families, "")
 }
 
 // removeStale removes what a process before left that led packets in another way.
 func (h modeHost) removeStale(ctx context.Context, what mode.Removal) (all mode.Report, err error) {
 	for _, f := range what.Families {
-		name, runs := h.captures[f]
+		name, runs := h.redirectors[f]
 		if !runs {
 			continue
 		}
-		r, e := capture.Remove(ctx, []lb.Family{f}, name)
+		r, e := redirect.Remove(ctx, []lb.Family{f}, name)
 		all.Removed, all.Left = append(all.Removed, r.Removed...), append(all.Left, r.Left...)
 		err = errors.Join(err, e)
 	}
@@ -148,37 +148,37 @@ var (
 	_ mode.Answerer = (*Plane)(nil)
 )
 
-// able tries whether packets can be captured in any way.
+// able tries whether packets can be redirected in any way.
 func able(s mode.Settings) error {
-	c, _, err := capture.Choose(capture.Config{Family: s.Family})
+	c, _, err := redirect.Choose(redirect.Config{Family: s.Family})
 	if err != nil {
 		return err
 	}
 	return c.Close()
 }
 
-// captureModules are those that a look for the first way to capture may make the kernel load; another is only looked for where it is
+// redirectModules are those that a look for the first way to redirect may make the kernel load; another is only looked for where it is
 // known not to be had.
-var captureModules = []string{"nfnetlink", "nf_tables"}
+var redirectModules = []string{"nfnetlink", "nf_tables"}
 
 func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	o := optionsOf(s.Blocks)
 	first, last, _ := portRange(o.PortRange)
 	mark := uint32(1) << s.MasqueradeBit
-	c, passed, err := capture.Choose(capture.Config{Family: s.Family, Mark: mark, LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
+	c, passed, err := redirect.Choose(redirect.Config{Family: s.Family, Mark: mark, LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	p, err := New(Config{
 		Log: s.Log, Descriptors: h.descriptors(),
-		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: first, LastPort: last, UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
+		Family: s.Family, Redirector: c, Passed: passed, Mark: mark, FirstPort: first, LastPort: last, UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
 		Grace: o.Userspace.TerminationGracePeriod.Duration, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
 		CountServices: s.CountServices, NoNodeEndpoints: !*o.Userspace.NodeEndpoints,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	h.captures[s.Family] = c.Name()
+	h.redirectors[s.Family] = c.Name()
 	return p, nil
 }
 

@@ -30,7 +30,7 @@ func TestNodeEndpointsTN52(t *testing.T) {
 		}
 	}()
 	pick := func(cfg Config, backends ...string) (string, error) {
-		cfg.Family, cfg.Capture = lb.IPv4, &fakeCapture{machine: newMachine(), f: lb.IPv4}
+		cfg.Family, cfg.Redirector = lb.IPv4, &fakeRedirector{machine: newMachine(), f: lb.IPv4}
 		p, err := newPlane(cfg, &fakeRelay{}, own)
 		if err != nil {
 			return "", err

@@ -10,11 +10,11 @@ import (
 
 // notices are what somebody should be told, each once.
 type notices struct {
-	capture bool               // told which capture there is, and why
-	guard   bool               // told that the ports of listeners are not guarded
-	port    error              // the last that says that no port is left
-	ports   bool               // and it was told
-	lacking map[lb.Proto]error // protocols that this host does not have; nil once it was told
+	redirect bool               // told which redirect there is, and why
+	guard    bool               // told that the ports of listeners are not guarded
+	port     error              // the last that says that no port is left
+	ports    bool               // and it was told
+	lacking  map[lb.Proto]error // protocols that this host does not have; nil once it was told
 }
 
 // lacks notes that this host has no sockets of a protocol.
@@ -36,12 +36,12 @@ func (n *notices) noPort(err error) {
 
 // Notices is part of mode.Plane.
 func (p *Plane) Notices() (all []mode.Notice) {
-	if len(p.cfg.Passed) > 0 && !p.tell.capture {
-		p.tell.capture = true
-		all = append(all, mode.Notice{Text: "packets to service addresses are captured in another way than the best one, which this host does not have",
-			Args: []any{"by", p.capture.Name(), "err", errors.Join(p.cfg.Passed...)}})
+	if len(p.cfg.Passed) > 0 && !p.tell.redirect {
+		p.tell.redirect = true
+		all = append(all, mode.Notice{Text: "packets to service addresses are redirected in another way than the best one, which this host does not have",
+			Args: []any{"by", p.redirect.Name(), "err", errors.Join(p.cfg.Passed...)}})
 	}
-	if err := p.capture.Unguarded(); err != nil && !p.tell.guard {
+	if err := p.redirect.Unguarded(); err != nil && !p.tell.guard {
 		p.tell.guard = true
 		all = append(all, mode.Notice{Text: "While no proxy runs, a program of this node without privileges can listen in its place and answer clients of Services",
 			Args: []any{"err", err}})

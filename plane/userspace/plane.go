@@ -14,16 +14,16 @@ import (
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/balance"
 	"kube-proxy/plane/internal/relay"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 )
 
 // Config says what a plane is made of.
 type Config struct {
 	// Family is the IP family; required.
 	Family lb.Family
-	// Capture leads packets to the listeners; required. The plane closes it.
-	Capture capture.Capture
-	// Passed says why better captures than that are not used, for [Plane.Notices].
+	// Redirector leads packets to the listeners; required. The plane closes it.
+	Redirector redirect.Redirector
+	// Passed says why better redirectors than that are not used, for [Plane.Notices].
 	Passed []error
 	// Mark has the bits of the packet mark that all packets to backends carry; 0 for none.
 	Mark uint32
@@ -56,14 +56,14 @@ const pace = 2000
 
 // Plane serves one family. Its methods must be called by one goroutine at a time; Drift, Measure, Answers and Drain may be called by another.
 type Plane struct {
-	cfg     Config
-	relay   relayer
-	capture capture.Capture
-	balance *balance.Balance
-	origins *balance.Origins
-	ports   *ports
-	pace    int
-	own     ownAddresses
+	cfg      Config
+	relay    relayer
+	redirect redirect.Redirector
+	balance  *balance.Balance
+	origins  *balance.Origins
+	ports    *ports
+	pace     int
+	own      ownAddresses
 
 	entrances entrances
 	counters  counters
@@ -76,10 +76,10 @@ type Plane struct {
 	node     lb.Node
 	rows     map[lb.Key]*row
 	services map[serviceName]*service
-	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty where capture is by rules.
+	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty where rules redirect.
 	at        map[relay.Listening]*door
 	nodePorts []netip.Addr
-	// nodeHas are the addresses that the node has without us; empty where capture is by rules.
+	// nodeHas are the addresses that the node has without us; empty where rules redirect.
 	nodeHas map[netip.Addr]bool
 }
 
@@ -118,7 +118,7 @@ func New(cfg Config) (*Plane, error) {
 	}
 	var p *Plane
 	var direct func(lb.Proto, uint16) bool
-	if !cfg.Capture.Own() {
+	if !cfg.Redirector.Own() {
 		direct = func(proto lb.Proto, port uint16) bool { return p.entrances.isDirect(proto, port) }
 	}
 	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle, TCPIdle: cfg.TCPIdle,
@@ -147,7 +147,7 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 		return nil, fmt.Errorf("userspace: family %s: want IPv4 or IPv6", cfg.Family)
 	}
 	p := &Plane{
-		cfg: cfg, relay: r, capture: cfg.Capture, origins: balance.NewOrigins(own), ports: newPorts(cfg.FirstPort, cfg.LastPort),
+		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own), ports: newPorts(cfg.FirstPort, cfg.LastPort),
 		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
 	}
 	p.counters.on = cfg.CountServices
@@ -157,7 +157,7 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 
 // avoids returns what reports whether a backend gets no connections (TN-52); nil where all get some.
 func (p *Plane) avoids() func(netip.AddrPort) bool {
-	switch own := p.cfg.Capture.Own(); {
+	switch own := p.cfg.Redirector.Own(); {
 	case p.cfg.NoNodeEndpoints: // what the proxy listens at is the node's, too
 		return func(a netip.AddrPort) bool { return p.origins.Host(a.Addr()) }
 	case own:
@@ -170,14 +170,14 @@ func (p *Plane) avoids() func(netip.AddrPort) bool {
 func (p *Plane) Pace() int { return p.pace }
 
 // Drift has a value when somebody else may have changed what leads to the listeners.
-func (p *Plane) Drift() <-chan struct{} { return p.capture.Drift() }
+func (p *Plane) Drift() <-chan struct{} { return p.redirect.Drift() }
 
-// Probe has the capture make a write that changes nothing.
+// Probe has the redirector make a write that changes nothing.
 func (p *Plane) Probe(ctx context.Context) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("userspace: probe: %w", err)
 	}
-	return p.lost("probe", p.capture.Probe(ctx))
+	return p.lost("probe", p.redirect.Probe(ctx))
 }
 
 // usable says why no verb but Reset can work now.
@@ -191,7 +191,7 @@ func (p *Plane) usable(ctx context.Context) error {
 	return nil
 }
 
-// lost wraps an error of the capture, and notes when it asks for a Reset.
+// lost wraps an error of the redirector, and notes when it asks for a Reset.
 func (p *Plane) lost(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -228,7 +228,7 @@ func (p *Plane) Close() error {
 	}
 	p.closed = true
 	p.relay.Close()
-	err := p.capture.Close()
+	err := p.redirect.Close()
 	return errors.Join(err, p.own.shut())
 }
 
@@ -263,7 +263,7 @@ func (o *ownAddresses) shut() error {
 	return o.close()
 }
 
-// anywhere is the address at which listeners are where capture is by rules.
+// anywhere is the address at which listeners are where rules redirect.
 func (p *Plane) anywhere() netip.Addr {
 	if p.cfg.Family == lb.IPv6 {
 		return netip.IPv6Unspecified()

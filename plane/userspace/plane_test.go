@@ -16,7 +16,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/relay"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 )
 
@@ -129,7 +129,7 @@ func TestEndpointsAreNoWriteDP40(t *testing.T) {
 				t.Error("something was written")
 			}
 			if m.calls != calls || len(m.socks) != listeners {
-				t.Errorf("own %t, %d Services: %d calls of the capture, %d more listeners", own, services, m.calls-calls, len(m.socks)-listeners)
+				t.Errorf("own %t, %d Services: %d calls of the redirector, %d more listeners", own, services, m.calls-calls, len(m.socks)-listeners)
 			}
 			for at, l := range m.socks {
 				if at.Addr.Port() == 80 && at.Addr.Addr() == netip.MustParseAddr("10.0.9.9") || !own && l == p.doorOf(t, "ns/x:p", lb.TCP, lb.Cluster) {
@@ -185,7 +185,7 @@ func TestRestartKeepsPorts(t *testing.T) {
 	m := newMachine()
 	want := world.Table(20, 2)
 	p := begin(t, m, Config{FirstPort: 40000, LastPort: 40099}, want)
-	before := map[lb.Key][]capture.Route{}
+	before := map[lb.Key][]redirect.Route{}
 	for k, l := range m.leads {
 		before[k] = l.Routes
 	}
@@ -204,7 +204,7 @@ func TestRestartKeepsPorts(t *testing.T) {
 	kept := 0
 	for k, l := range m.leads {
 		was, known := before[k]
-		switch same := equalLeads(capture.Lead{Routes: was}, capture.Lead{Routes: l.Routes}); {
+		switch same := equalLeads(redirect.Entry{Routes: was}, redirect.Entry{Routes: l.Routes}); {
 		case !known || was[0].Port == 0:
 		case k == lost && (same || l.Routes[0].Port == 0):
 			t.Errorf("%s has %v, which somebody else has", k, l.Routes)
@@ -372,7 +372,7 @@ func TestAddressesFirst(t *testing.T) {
 	m := newMachine()
 	m.own, m.prepared = true, map[netip.Addr]bool{}
 	bad := netip.MustParseAddr("10.96.0.3")
-	m.refuse = func(l capture.Lead) bool { return l.Key.Addr == bad }
+	m.refuse = func(l redirect.Entry) bool { return l.Key.Addr == bad }
 	want := new(lb.Table)
 	want.Replace(owner("ns/x"), []*lb.Frontend{front("10.96.0.1:80/tcp", "ns/x:p", 0, 1)})
 	p := begin(t, m, Config{}, want)
@@ -417,7 +417,7 @@ func TestAnswers(t *testing.T) {
 	if p.Answers(mine.Key, backend(1)) || p.Answers(idle.Key, first) || p.Answers(idle.Key, netip.AddrPortFrom(first.Addr(), 0)) {
 		t.Error("a row is answered from elsewhere")
 	}
-	m.refuse = func(capture.Lead) bool { return true }
+	m.refuse = func(redirect.Entry) bool { return true }
 	if _, err := p.Apply(t.Context(), []lb.Change{{Key: others.Key, New: others}}); err == nil || !p.Answers(mine.Key, first) {
 		t.Errorf("error %v; what the kernel leads to is not known", err)
 	}
@@ -519,7 +519,7 @@ func BenchmarkEndpoint(b *testing.B) {
 				apply(b, p, changes, nil)
 			}
 			if m.calls != calls {
-				b.Errorf("the capture was called %d times", m.calls-calls)
+				b.Errorf("the redirector was called %d times", m.calls-calls)
 			}
 		})
 	}

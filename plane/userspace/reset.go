@@ -8,7 +8,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 )
 
 // Reset makes the kernel lead exactly as the table says. Rows that the process before led to are listened for at its ports, where those are
@@ -17,11 +17,11 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	if err := ctx.Err(); err != nil {
 		return res, fmt.Errorf("userspace: reset: %w", err)
 	}
-	known, err := p.capture.Known(ctx)
+	known, err := p.redirect.Known(ctx)
 	if err != nil {
 		return res, fmt.Errorf("userspace: reset: read what leads to the proxy: %w", err)
 	}
-	was := map[lb.Key][]capture.Route{}
+	was := map[lb.Key][]redirect.Route{}
 	for _, l := range known {
 		was[l.Key] = l.Routes
 	}
@@ -72,8 +72,8 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	slices.SortFunc(res.Dropped, lb.Key.Compare)
 
-	err = p.capture.Reset(ctx, want.Node, b.leads())
-	var later *capture.Later
+	err = p.redirect.Reset(ctx, want.Node, b.leads())
+	var later *redirect.Later
 	if errors.As(err, &later) {
 		err = nil
 	}
@@ -95,7 +95,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 }
 
 // portsOf tells by a lead of the process before at which port it listened for those from somewhere.
-func portsOf(routes []capture.Route) func(lb.From) uint16 {
+func portsOf(routes []redirect.Route) func(lb.From) uint16 {
 	return func(from lb.From) uint16 {
 		for _, r := range routes {
 			if r.From == from || r.From == lb.Anywhere {
@@ -107,18 +107,18 @@ func portsOf(routes []capture.Route) func(lb.From) uint16 {
 }
 
 // leads are those of all rows but the ones that go.
-func (b *batch) leads() []capture.Lead {
+func (b *batch) leads() []redirect.Entry {
 	goes := map[lb.Key]bool{}
 	for _, s := range b.steps {
 		goes[s.key] = s.new == nil
 	}
-	all := make([]capture.Lead, 0, len(b.p.rows))
+	all := make([]redirect.Entry, 0, len(b.p.rows))
 	for k, r := range b.p.rows {
 		if !goes[k] {
 			all = append(all, r.lead)
 		}
 	}
-	slices.SortFunc(all, func(x, y capture.Lead) int { return x.Key.Compare(y.Key) })
+	slices.SortFunc(all, func(x, y redirect.Entry) int { return x.Key.Compare(y.Key) })
 	return all
 }
 
@@ -127,7 +127,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("userspace: set node: %w", err)
 	}
-	if err := p.lost("set node", p.capture.SetNode(ctx, n)); err != nil {
+	if err := p.lost("set node", p.redirect.SetNode(ctx, n)); err != nil {
 		return err
 	}
 	p.node = n
@@ -136,7 +136,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	return err
 }
 
-// Audit has the capture compare what the kernel holds with what it shall, and mend it.
+// Audit has the redirector compare what the kernel holds with what it shall, and mend it.
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("userspace: audit: %w", err)
@@ -145,6 +145,6 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if !p.ready {
 		return 0, err // what is wanted may no longer be
 	}
-	mended, audit := p.capture.Audit(ctx, full)
+	mended, audit := p.redirect.Audit(ctx, full)
 	return mended + moved, errors.Join(err, p.lost("audit", audit))
 }

@@ -9,14 +9,14 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/balance"
 	"kube-proxy/plane/internal/relay"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 )
 
 // row is what the plane knows of a row that it has applied.
 type row struct {
 	f *lb.Frontend
-	// lead is what the capture was told. told: it has taken that; otherwise the kernel may hold this one, an older one, or none.
-	lead capture.Lead
+	// lead is what the redirector was told. told: it has taken that; otherwise the kernel may hold this one, an older one, or none.
+	lead redirect.Entry
 	told bool
 	// sets and doors are what the row needs, each once for each reason.
 	sets  []*set
@@ -292,7 +292,7 @@ var errTakes = errors.New("the address would be taken from whoever has it")
 // takes refuses an address that is not the Service's to have, where the node would have to have it: all that is sent there, at any
 // port, would end here. A tenant chooses external IPs, and only --external-ip-cidrs says which are nobody's else.
 func (p *Plane) takes(f *lb.Frontend) error {
-	if !p.capture.Own() || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
+	if !p.redirect.Own() || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
 		return nil
 	}
 	what := ""
@@ -318,7 +318,7 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 	if err := p.takes(f); err != nil {
 		return nil, err
 	}
-	r := &row{f: f, lead: capture.Lead{Key: f.Key, Kind: f.Kind, Sources: f.Sources}}
+	r := &row{f: f, lead: redirect.Entry{Key: f.Key, Kind: f.Kind, Sources: f.Sources}}
 	s := p.service(f)
 	for _, route := range f.Routes {
 		if route.Do == lb.Balance {
@@ -327,7 +327,7 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 	}
 	s.serving = f.Serving
 	var err error
-	if p.capture.Own() {
+	if p.redirect.Own() {
 		err = p.atAddresses(r, s)
 	} else {
 		err = p.behindRules(r, s, ports)
@@ -342,7 +342,7 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 // behindRules opens the listeners of a row's sets, to which rules lead.
 func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) error {
 	for _, route := range r.f.Routes {
-		to := capture.Route{From: route.From, Do: route.Do}
+		to := redirect.Route{From: route.From, Do: route.Do}
 		if route.Do == lb.Balance {
 			scope := route.To.ID.Scope
 			d, err := p.enter(r, s, doorway{scope: scope}, s.sets[scope].turns, ports(route.From))
@@ -358,7 +358,7 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 		}
 		r.lead.Routes = append(r.lead.Routes, to)
 	}
-	r.lead.Routes = capture.Shortest(r.lead.Routes)
+	r.lead.Routes = redirect.Shortest(r.lead.Routes)
 	return nil
 }
 
@@ -367,24 +367,24 @@ func (p *Plane) atAddresses(r *row, s *service) error {
 	last := r.f.Routes[len(r.f.Routes)-1]
 	served := slices.ContainsFunc(r.f.Routes, func(to lb.Route) bool { return to.Do == lb.Balance })
 	if !served {
-		r.lead.Routes = []capture.Route{{From: lb.Anywhere, Do: last.Do}}
+		r.lead.Routes = []redirect.Route{{From: lb.Anywhere, Do: last.Do}}
 		return nil
 	}
 	for k := range lb.Expand(r.f.Key, p.nodePorts) {
 		_, err := p.enter(r, s, doorway{at: netip.AddrPortFrom(k.Addr, k.Port)}, p.balance.Row(r.f, p.origins), 0)
 		if errors.Is(err, errors.ErrUnsupported) {
 			p.tell.lacks(s.proto, err)
-			r.lead.Routes = []capture.Route{{From: lb.Anywhere, Do: lb.Reject}}
+			r.lead.Routes = []redirect.Route{{From: lb.Anywhere, Do: lb.Reject}}
 			return nil
 		}
 		if err != nil {
 			return err
 		}
 	}
-	r.lead.Routes = []capture.Route{{From: lb.Anywhere, Port: r.f.Key.Port}}
+	r.lead.Routes = []redirect.Route{{From: lb.Anywhere, Port: r.f.Key.Port}}
 	return nil
 }
 
-func equalLeads(a, b capture.Lead) bool {
+func equalLeads(a, b redirect.Entry) bool {
 	return a.Key == b.Key && a.Kind == b.Kind && slices.Equal(a.Sources, b.Sources) && slices.Equal(a.Routes, b.Routes)
 }

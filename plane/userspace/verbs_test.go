@@ -12,11 +12,11 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 )
 
-// The verbs, over a capture and sockets in memory, of either kind. Nothing leads to where nobody listens, at any time.
+// The verbs, over a redirector and sockets in memory, of either kind. Nothing leads to where nobody listens, at any time.
 func TestVerbsInMemory(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {
@@ -25,7 +25,7 @@ func TestVerbsInMemory(t *testing.T) {
 	}
 }
 
-// Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
+// Whatever the redirector refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
 func TestWalk(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {
@@ -35,7 +35,7 @@ func TestWalk(t *testing.T) {
 				k.Faults = planetest.Faults{
 					Begin: func(rnd *rand.Rand) {
 						for _, m := range m.machines {
-							m.refuse = func(capture.Lead) bool { return rnd.IntN(8) == 0 }
+							m.refuse = func(redirect.Entry) bool { return rnd.IntN(8) == 0 }
 							if rnd.IntN(6) == 0 {
 								m.files = len(m.socks) + rnd.IntN(2)
 							}
@@ -128,9 +128,9 @@ func (k *memory) kernel() planetest.Kernel {
 				return errors.New("there is nothing to damage")
 			}
 			key := keys[rnd.IntN(len(keys))]
-			m.leads[key] = capture.Lead{Key: key}
+			m.leads[key] = redirect.Entry{Key: key}
 			select {
-			case k.last[f].capture.(*fakeCapture).drift <- struct{}{}:
+			case k.last[f].redirect.(*fakeRedirector).drift <- struct{}{}:
 			default: // told already
 			}
 			return nil

@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"context"
@@ -75,7 +75,7 @@ func oursOfIPTables(table, name string) bool {
 	return false
 }
 
-// IPTables captures by chains of iptables, for hosts without nftables. A row is a few rules of a tree; a change writes the chains on
+// IPTables redirects by chains of iptables, for hosts without nftables. A row is a few rules of a tree; a change writes the chains on
 // the way to it. Ports and addresses that no Service has pass untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
 	family
@@ -89,7 +89,7 @@ type IPTables struct {
 	set       bool
 	node      lb.Node
 	address   netip.Addr
-	leads     map[lb.Key]Lead
+	leads     map[lb.Key]Entry
 	listeners map[lb.Key]int // leads that need the port of a listener
 	lists     map[string]int // leads that need a list, by its chain
 }
@@ -98,47 +98,47 @@ type IPTables struct {
 // plane.ErrUnsupported where there is no usable iptables.
 func NewIPTables(cfg Config) (*IPTables, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
-		return nil, fmt.Errorf("capture by iptables: family %s: want IPv4 or IPv6", cfg.Family)
+		return nil, fmt.Errorf("redirect by iptables: family %s: want IPv4 or IPv6", cfg.Family)
 	}
 	c := &IPTables{family: familyOf(cfg.Family), cfg: cfg, drift: make(chan struct{}, 1)}
 	var err error
 	if c.keep, err = xtables.NewKeeper(layoutOf(cfg)); err != nil {
-		return nil, fmt.Errorf("capture by iptables: %w", err)
+		return nil, fmt.Errorf("redirect by iptables: %w", err)
 	}
 	c.look = xtwalk.New(c.keep.Tool())
 	c.unguarded = c.keep.Have([]string{"socket"}, nil)
 	if c.addrs, err = watchAddresses(c.family, c.drift); err != nil {
 		c.keep.Close()
-		return nil, fmt.Errorf("capture by iptables: %w", err)
+		return nil, fmt.Errorf("redirect by iptables: %w", err)
 	}
 	return c, nil
 }
 
-// Name is part of [Capture].
+// Name is part of [Redirector].
 func (c *IPTables) Name() string { return "iptables" }
 
-// Own is part of [Capture].
+// Own is part of [Redirector].
 func (c *IPTables) Own() bool { return false }
 
-// Unguarded is part of [Capture].
+// Unguarded is part of [Redirector].
 func (c *IPTables) Unguarded() error { return c.unguarded }
 
-// Drift is part of [Capture]. Of rules nobody tells; audits find out.
+// Drift is part of [Redirector]. Of rules nobody tells; audits find out.
 func (c *IPTables) Drift() <-chan struct{} { return c.drift }
 
-// Close is part of [Capture].
+// Close is part of [Redirector].
 func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.addrs.close()) }
 
 // Sent is how many rules were written.
 func (c *IPTables) Sent() uint64 { return c.keep.Sent() }
 
 func (c *IPTables) notSetUp(doing string) error {
-	return fmt.Errorf("capture by iptables, %s: %s: %w", c.fam, doing, plane.ErrNotSetUp)
+	return fmt.Errorf("redirect by iptables, %s: %s: %w", c.fam, doing, plane.ErrNotSetUp)
 }
 
 func (c *IPTables) wrap(err error) error {
 	if err != nil {
-		err = fmt.Errorf("capture by iptables, %s: %w", c.fam, err)
+		err = fmt.Errorf("redirect by iptables, %s: %w", c.fam, err)
 	}
 	return err
 }
@@ -181,7 +181,7 @@ func match(s source, k lb.Key) string {
 }
 
 // lead returns the rules of a lead in nat and in filter.
-func (c *IPTables) lead(l Lead) (nat, filter []string) {
+func (c *IPTables) lead(l Entry) (nat, filter []string) {
 	if len(l.Sources) > 0 {
 		to := match(source{}, l.Key) + "-j " + listChain(l.Sources)
 		nat, filter = append(nat, to), append(filter, to)
@@ -301,7 +301,7 @@ func newRows() xtables.Rows {
 }
 
 // put notes what a lead needs.
-func (c *IPTables) put(rows xtables.Rows, l Lead) {
+func (c *IPTables) put(rows xtables.Rows, l Entry) {
 	if l.Key.IsNodePort() {
 		l.Sources = nil
 	}
@@ -331,7 +331,7 @@ func (c *IPTables) drop(rows xtables.Rows, k lb.Key) {
 }
 
 // need counts what leads share: listeners and lists.
-func (c *IPTables) need(rows xtables.Rows, l Lead) {
+func (c *IPTables) need(rows xtables.Rows, l Entry) {
 	for _, k := range listenersOf(l) {
 		if c.listeners[k]++; c.listeners[k] == 1 {
 			_, ports := xtables.MatchKey(k)
@@ -346,7 +346,7 @@ func (c *IPTables) need(rows xtables.Rows, l Lead) {
 	}
 }
 
-func (c *IPTables) spare(rows xtables.Rows, l Lead) {
+func (c *IPTables) spare(rows xtables.Rows, l Entry) {
 	for _, k := range listenersOf(l) {
 		if c.listeners[k]--; c.listeners[k] == 0 {
 			delete(c.listeners, k)
@@ -363,7 +363,7 @@ func (c *IPTables) spare(rows xtables.Rows, l Lead) {
 }
 
 // listenersOf are the ports of a lead, as keys without an address.
-func listenersOf(l Lead) (all []lb.Key) {
+func listenersOf(l Entry) (all []lb.Key) {
 	for _, r := range l.Routes {
 		if r.Port != 0 {
 			all = append(all, lb.Key{Port: r.Port, Proto: l.Key.Proto})
@@ -374,9 +374,9 @@ func listenersOf(l Lead) (all []lb.Key) {
 
 // Verbs.
 
-// Reset is part of [Capture]. Where iptables refuses it, what the kernel led already is written, and the rest is for later: one row
+// Reset is part of [Redirector]. Where iptables refuses it, what the kernel led already is written, and the rest is for later: one row
 // may be to blame, as of SCTP on a kernel without.
-func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
+func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
 		return c.wrap(err)
@@ -394,8 +394,8 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
 	for _, l := range known {
 		served[l.Key] = true
 	}
-	for _, keep := range []func(Lead) bool{func(l Lead) bool { return served[l.Key] }, func(Lead) bool { return false }} {
-		var now []Lead
+	for _, keep := range []func(Entry) bool{func(l Entry) bool { return served[l.Key] }, func(Entry) bool { return false }} {
+		var now []Entry
 		later := &Later{Err: c.wrap(err)}
 		for _, l := range want {
 			if keep(l) {
@@ -411,8 +411,8 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
 	return c.wrap(err)
 }
 
-func (c *IPTables) reset(ctx context.Context, want []Lead) error {
-	c.leads, c.listeners, c.lists = map[lb.Key]Lead{}, map[lb.Key]int{}, map[string]int{}
+func (c *IPTables) reset(ctx context.Context, want []Entry) error {
+	c.leads, c.listeners, c.lists = map[lb.Key]Entry{}, map[lb.Key]int{}, map[string]int{}
 	rows := newRows()
 	own := c.own("")
 	rows.Chains[[2]string{"nat", portalsHost}] = append(slices.Clone(own), "-j "+portals)
@@ -427,12 +427,12 @@ func (c *IPTables) reset(ctx context.Context, want []Lead) error {
 	return nil
 }
 
-// Apply is part of [Capture].
-func (c *IPTables) Apply(ctx context.Context, set []Lead, remove []lb.Key) error {
+// Apply is part of [Redirector].
+func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) error {
 	if !c.set {
 		return c.notSetUp("apply")
 	}
-	before := map[lb.Key]*Lead{}
+	before := map[lb.Key]*Entry{}
 	note := func(k lb.Key) {
 		if _, noted := before[k]; !noted {
 			before[k] = nil
@@ -463,7 +463,7 @@ func (c *IPTables) Apply(ctx context.Context, set []Lead, remove []lb.Key) error
 	return c.wrap(err)
 }
 
-// SetNode is part of [Capture]. Nearly every rule follows from the node, or may.
+// SetNode is part of [Redirector]. Nearly every rule follows from the node, or may.
 func (c *IPTables) SetNode(ctx context.Context, n lb.Node) error {
 	if !c.set {
 		return c.notSetUp("set node")
@@ -479,12 +479,12 @@ func (c *IPTables) SetNode(ctx context.Context, n lb.Node) error {
 	c.node, c.address = n, address
 	if err := c.reset(ctx, slices.Collect(maps.Values(c.leads))); err != nil {
 		c.node, c.address = node, was
-		return fmt.Errorf("capture by iptables, %s: set node: %w: %w", c.fam, err, plane.ErrStateLost)
+		return fmt.Errorf("redirect by iptables, %s: set node: %w: %w", c.fam, err, plane.ErrStateLost)
 	}
 	return nil
 }
 
-// Probe is part of [Capture].
+// Probe is part of [Redirector].
 func (c *IPTables) Probe(ctx context.Context) error {
 	if !c.set {
 		return c.notSetUp("probe")
@@ -492,7 +492,7 @@ func (c *IPTables) Probe(ctx context.Context) error {
 	return c.wrap(c.keep.Probe(ctx))
 }
 
-// Audit is part of [Capture].
+// Audit is part of [Redirector].
 func (c *IPTables) Audit(ctx context.Context, full bool) (int, error) {
 	if !c.set {
 		return 0, c.notSetUp("audit")
@@ -504,19 +504,19 @@ func (c *IPTables) Audit(ctx context.Context, full bool) (int, error) {
 	return n, c.wrap(err)
 }
 
-// Known is part of [Capture].
-func (c *IPTables) Known(ctx context.Context) ([]Lead, error) {
+// Known is part of [Redirector].
+func (c *IPTables) Known(ctx context.Context) ([]Entry, error) {
 	rules, err := c.keep.Rules(ctx)
 	if err != nil {
 		return nil, c.wrap(err)
 	}
 	leads := leadsIn(rules)
-	return slices.SortedFunc(maps.Values(leads), func(a, b Lead) int { return a.Key.Compare(b.Key) }), nil
+	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
 }
 
 // leadsIn are the leads that rules make, but for who is refused.
-func leadsIn(rules []xtables.ChainRule) map[lb.Key]Lead {
-	leads := map[lb.Key]Lead{}
+func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
+	leads := map[lb.Key]Entry{}
 	for _, r := range rules {
 		if r.Table != "nat" {
 			continue
@@ -582,7 +582,7 @@ func parseLead(rule string) (k lb.Key, port uint16, from lb.From, ok bool) {
 	return k, port, from, ok && k.Port != 0 && port != 0
 }
 
-// Dump is part of [Capture].
+// Dump is part of [Redirector].
 func (c *IPTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string) (string, error) {
 	rules, err := c.keep.Rules(ctx)
 	if err != nil {

@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Remove takes away what a process before left to lead packets, whichever way it led them, but for those of the capture named except:
+// Remove takes away what a process before left to lead packets, whichever way it led them, but for those of the redirector named except:
 // "" if none runs. It works in the network namespace of the calling thread.
 func Remove(ctx context.Context, families []lb.Family, except string) (report mode.Report, err error) {
 	var errs []error

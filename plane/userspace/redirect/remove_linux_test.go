@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"testing"
@@ -7,7 +7,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// TestRemove: nothing of any capture is left, and what is of others is.
+// TestRemove: nothing of any redirector is left, and what is of others is.
 func TestRemove(t *testing.T) {
 	for _, w := range worlds() {
 		t.Run(w.Family.String(), func(t *testing.T) {
@@ -19,7 +19,7 @@ func TestRemove(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := c.Reset(ctx, b.n(), []Lead{cluster(b.key(b.vip, 80, lb.TCP), to(80))}); err != nil {
+				if err := c.Reset(ctx, b.n(), []Entry{cluster(b.key(b.vip, 80, lb.TCP), to(80))}); err != nil {
 					t.Fatal(err)
 				}
 				kept, err := Remove(ctx, []lb.Family{w.Family}, c.Name())

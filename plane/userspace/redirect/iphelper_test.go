@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"context"
@@ -123,9 +123,9 @@ func (m *machine) ours() (all []string) {
 	return all
 }
 
-func leads(addrs ...string) (all []Lead) {
+func leads(addrs ...string) (all []Entry) {
 	for _, a := range addrs {
-		all = append(all, Lead{Key: lb.Key{Addr: netip.MustParseAddr(a), Proto: lb.TCP, Port: 80}, Routes: []Route{{From: lb.Anywhere, Port: 80}}})
+		all = append(all, Entry{Key: lb.Key{Addr: netip.MustParseAddr(a), Proto: lb.TCP, Port: 80}, Routes: []Route{{From: lb.Anywhere, Port: 80}}})
 	}
 	return all
 }
@@ -202,7 +202,7 @@ func TestWindowsAddressesOfOneChange(t *testing.T) {
 	for _, n := range []int{100, 10_000} {
 		m := newMachine()
 		c := m.process(t)
-		var want []Lead
+		var want []Entry
 		for i := range n {
 			want = append(want, leads(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String())...)
 		}

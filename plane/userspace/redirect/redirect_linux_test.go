@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"bufio"
@@ -21,18 +21,18 @@ import (
 	"kube-proxy/plane"
 )
 
-// kind is a way to capture by a packet filter.
+// kind is a way to redirect by a packet filter.
 type kind struct {
 	name string
-	make func(Config) (Capture, error)
+	make func(Config) (Redirector, error)
 	// unknown: it refuses ports and addresses that no Service has (SV-62, SV-63).
 	unknown bool
 }
 
 func kinds() []kind {
 	return []kind{
-		{"nftables", func(c Config) (Capture, error) { return NewNFTables(c) }, true},
-		{"iptables", func(c Config) (Capture, error) { return NewIPTables(c) }, false},
+		{"nftables", func(c Config) (Redirector, error) { return NewNFTables(c) }, true},
+		{"iptables", func(c Config) (Redirector, error) { return NewIPTables(c) }, false},
 	}
 }
 
@@ -63,20 +63,20 @@ func (w world) key(a netip.Addr, port uint16, p lb.Proto) lb.Key {
 	return lb.Key{Addr: a, Port: port, Proto: p}
 }
 
-func to(port uint16) []Route           { return []Route{{From: lb.Anywhere, Port: port}} }
-func do(a lb.Action) []Route           { return []Route{{From: lb.Anywhere, Do: a}} }
-func cluster(k lb.Key, r []Route) Lead { return Lead{Key: k, Kind: lb.ClusterIP, Routes: r} }
+func to(port uint16) []Route            { return []Route{{From: lb.Anywhere, Port: port}} }
+func do(a lb.Action) []Route            { return []Route{{From: lb.Anywhere, Do: a}} }
+func cluster(k lb.Key, r []Route) Entry { return Entry{Key: k, Kind: lb.ClusterIP, Routes: r} }
 
-// bench is a node with a capture, and servers on ports of the node that stand for the proxy.
+// bench is a node with a redirector, and servers on ports of the node that stand for the proxy.
 type bench struct {
 	*netlab.TestLab
 	t *testing.T
 	world
 	kind
-	Capture
+	Redirector
 }
 
-// each runs a test for each kind of capture and family, in a lab of its own.
+// each runs a test for each kind of redirector and family, in a lab of its own.
 func each(t *testing.T, run func(t *testing.T, b *bench)) {
 	for _, k := range kinds() {
 		for _, w := range worlds() {
@@ -96,7 +96,7 @@ func (b *bench) start(cfg Config) {
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		b.Capture = c
+		b.Redirector = c
 		b.t.Cleanup(func() { c.Close() })
 	})
 }
@@ -111,12 +111,12 @@ func (b *bench) do(f func(context.Context) error) {
 	})
 }
 
-func (b *bench) reset(want ...Lead) {
+func (b *bench) reset(want ...Entry) {
 	b.t.Helper()
 	b.do(func(ctx context.Context) error { return b.Reset(ctx, b.n(), want) })
 }
 
-func (b *bench) apply(remove []lb.Key, set ...Lead) {
+func (b *bench) apply(remove []lb.Key, set ...Entry) {
 	b.t.Helper()
 	b.do(func(ctx context.Context) error { return b.Apply(ctx, set, remove) })
 }
@@ -173,8 +173,8 @@ func TestLeads(t *testing.T) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
 		b.Serve(netlab.UDP, 40002, netlab.Node1)
 		b.reset(cluster(b.key(b.vip, 80, lb.TCP), to(40001)), cluster(b.key(b.vip, 53, lb.UDP), to(40002)),
-			Lead{Key: b.key(netip.Addr{}, 30080, lb.TCP), Kind: lb.NodePort, Routes: to(40001)},
-			Lead{Key: b.key(netip.Addr{}, 30053, lb.UDP), Kind: lb.NodePort, Routes: to(40002)})
+			Entry{Key: b.key(netip.Addr{}, 30080, lb.TCP), Kind: lb.NodePort, Routes: to(40001)},
+			Entry{Key: b.key(netip.Addr{}, 30053, lb.UDP), Kind: lb.NodePort, Routes: to(40002)})
 		for _, from := range everybody {
 			b.arrives(from, netlab.TCP, b.vip, 80)
 			b.arrives(from, netlab.UDP, b.vip, 53)
@@ -207,13 +207,13 @@ func TestRefuses(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
 		vip := func(port uint16) lb.Key { return b.key(b.vip, port, lb.TCP) }
-		restricted := Lead{Key: b.key(b.other, 80, lb.TCP), Kind: lb.LoadBalancer, Routes: to(40001), Sources: []netip.Prefix{netip.PrefixFrom(b.client, b.client.BitLen()-1).Masked()}}
+		restricted := Entry{Key: b.key(b.other, 80, lb.TCP), Kind: lb.LoadBalancer, Routes: to(40001), Sources: []netip.Prefix{netip.PrefixFrom(b.client, b.client.BitLen()-1).Masked()}}
 		b.reset(cluster(vip(80), to(40001)), cluster(vip(81), do(lb.Reject)), cluster(vip(82), do(lb.Drop)),
 			cluster(b.key(b.vip, 81, lb.UDP), do(lb.Reject)),
 			cluster(vip(83), []Route{{From: lb.Pods, Port: 40001}, {From: lb.Anywhere, Do: lb.Drop}}),
 			cluster(vip(84), []Route{{From: lb.Pods, Do: lb.Reject}, {From: lb.Host, Port: 40001}, {From: lb.Anywhere, Do: lb.Drop}}),
-			Lead{Key: b.key(netip.Addr{}, 30081, lb.TCP), Kind: lb.NodePort, Routes: do(lb.Reject)},
-			Lead{Key: b.key(netip.Addr{}, 30082, lb.TCP), Kind: lb.NodePort, Routes: []Route{{From: lb.Host, Port: 40001}, {From: lb.Anywhere, Do: lb.Drop}}},
+			Entry{Key: b.key(netip.Addr{}, 30081, lb.TCP), Kind: lb.NodePort, Routes: do(lb.Reject)},
+			Entry{Key: b.key(netip.Addr{}, 30082, lb.TCP), Kind: lb.NodePort, Routes: []Route{{From: lb.Host, Port: 40001}, {From: lb.Anywhere, Do: lb.Drop}}},
 			restricted)
 		for _, from := range everybody {
 			b.arrives(from, netlab.TCP, b.vip, 80)
@@ -257,7 +257,7 @@ func TestIntruder(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		want := []Lead{cluster(b.key(b.vip, 80, lb.TCP), to(40001)), cluster(b.key(b.vip, 80, lb.UDP), to(40001))}
+		want := []Entry{cluster(b.key(b.vip, 80, lb.TCP), to(40001)), cluster(b.key(b.vip, 80, lb.UDP), to(40001))}
 		b.reset(want...)
 		for _, from := range everybody {
 			b.fails(from, netlab.TCP, b.vip, 80, netlab.ErrRefused)
@@ -266,7 +266,7 @@ func TestIntruder(t *testing.T) {
 		if err := b.Unguarded(); err != nil {
 			t.Error(err)
 		}
-		switch c := b.Capture.(type) {
+		switch c := b.Redirector.(type) {
 		case *NFTables:
 			c.rules.sockets = false
 		case *IPTables:
@@ -306,13 +306,13 @@ func TestGuard(t *testing.T) {
 // TestKnown: a process finds the ports of the one before, and writes nothing where all is as it should be.
 func TestKnown(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		want := []Lead{cluster(b.key(b.vip, 80, lb.TCP), to(40001)),
+		want := []Entry{cluster(b.key(b.vip, 80, lb.TCP), to(40001)),
 			cluster(b.key(b.vip, 84, lb.TCP), []Route{{From: lb.Pods, Do: lb.Reject}, {From: lb.Host, Port: 40002}, {From: lb.Anywhere, Do: lb.Drop}}),
 			{Key: b.key(netip.Addr{}, 30080, lb.TCP), Kind: lb.NodePort, Routes: to(40003)}}
 		b.reset(want...)
 		b.Close()
 		b.start(Config{Family: b.Family, Mark: 0x4000, LocalhostNodePorts: true})
-		var known []Lead
+		var known []Entry
 		b.do(func(ctx context.Context) (err error) { known, err = b.Known(ctx); return err })
 		got := map[lb.Key]string{}
 		for _, l := range known {
@@ -334,7 +334,7 @@ func TestKnown(t *testing.T) {
 }
 
 // led are the routes of a lead that go to a port.
-func led(l Lead) []Route {
+func led(l Entry) []Route {
 	return slices.DeleteFunc(slices.Clone(l.Routes), func(r Route) bool { return r.Port == 0 })
 }
 
@@ -342,7 +342,7 @@ func led(l Lead) []Route {
 func TestOwnPackets(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
-		b.reset(Lead{Key: b.key(b.pod, 80, lb.TCP), Kind: lb.ExternalIP, Routes: to(40001)})
+		b.reset(Entry{Key: b.key(b.pod, 80, lb.TCP), Kind: lb.ExternalIP, Routes: to(40001)})
 		b.Serve(netlab.TCP, 80, "pod1")
 		b.arrives(netlab.Node1, netlab.TCP, b.pod, 80)
 		b.On(netlab.Node1, func() {

@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"context"
@@ -19,8 +19,8 @@ import (
 )
 
 // many are leads of n Services.
-func (w world) many(n int) []Lead {
-	leads := make([]Lead, 0, n)
+func (w world) many(n int) []Entry {
+	leads := make([]Entry, 0, n)
 	for i := range n {
 		a := w.vip.As16()
 		a[13], a[14], a[15] = byte(20+i>>16), byte(i>>8), byte(i)
@@ -37,7 +37,7 @@ func (w world) many(n int) []Lead {
 // to a row, of a few dozen rules each (ADR 0011).
 func TestCostOfChange(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		c := b.Capture.(interface{ Sent() uint64 })
+		c := b.Redirector.(interface{ Sent() uint64 })
 		var cost []uint64
 		for _, n := range []int{100, 10_000} {
 			b.reset(b.many(n)...)
@@ -54,7 +54,7 @@ func TestCostOfChange(t *testing.T) {
 	})
 }
 
-// awaitDrift waits until the capture says that somebody else did something.
+// awaitDrift waits until the redirector says that somebody else did something.
 func (b *bench) awaitDrift() {
 	b.t.Helper()
 	select {

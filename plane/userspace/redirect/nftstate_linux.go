@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"iter"
@@ -20,7 +20,7 @@ type element struct {
 
 // nftState is what was applied.
 type nftState struct {
-	leads map[lb.Key]Lead
+	leads map[lb.Key]Entry
 	// shared counts the leads that need an element of a shared set.
 	shared map[element]int32
 	lists  map[string]*sourceList // by content
@@ -31,7 +31,7 @@ type nftState struct {
 }
 
 func newNFTState() *nftState {
-	return &nftState{leads: map[lb.Key]Lead{}, shared: map[element]int32{}, lists: map[string]*sourceList{}, taken: map[uint32]bool{}}
+	return &nftState{leads: map[lb.Key]Entry{}, shared: map[element]int32{}, lists: map[string]*sourceList{}, taken: map[uint32]bool{}}
 }
 
 // sourceList is a list of source ranges; all keys with equal ranges share one.
@@ -85,7 +85,7 @@ func (c *change) drop(e element) {
 }
 
 // set makes lead what meets packets to its key.
-func (c *change) set(lead Lead) {
+func (c *change) set(lead Entry) {
 	old, was := c.st.leads[lead.Key]
 	// The new list comes before the old one goes, which may be the same.
 	if lead.Key.IsNodePort() {
@@ -107,7 +107,7 @@ func (c *change) remove(k lb.Key) {
 	}
 }
 
-func (c *change) release(old Lead) {
+func (c *change) release(old Entry) {
 	var list *sourceList
 	key := content(old.Sources)
 	if len(old.Sources) > 0 {
@@ -159,7 +159,7 @@ func (l *sourceList) each(f func(element)) {
 }
 
 // need adds the elements of a lead, the shared ones if nobody needed them before.
-func (c *change) need(lead Lead, list *sourceList) {
+func (c *change) need(lead Entry, list *sourceList) {
 	for e := range lead.elements(list) {
 		c.put(e)
 	}
@@ -173,7 +173,7 @@ func (c *change) need(lead Lead, list *sourceList) {
 }
 
 // spare takes them away, the shared ones if nobody needs them any more.
-func (c *change) spare(lead Lead, list *sourceList) {
+func (c *change) spare(lead Entry, list *sourceList) {
 	for e := range lead.elements(list) {
 		c.drop(e)
 	}
@@ -189,7 +189,7 @@ func (c *change) spare(lead Lead, list *sourceList) {
 }
 
 // elements are those that the lead has alone.
-func (l Lead) elements(list *sourceList) iter.Seq[element] {
+func (l Entry) elements(list *sourceList) iter.Seq[element] {
 	return func(yield func(element) bool) {
 		var buf [40]byte
 		k := wire.AppendKey(buf[:0], l.Key)
@@ -209,7 +209,7 @@ func (l Lead) elements(list *sourceList) iter.Seq[element] {
 }
 
 // sharedElements are those that other leads may need as well.
-func (l Lead) sharedElements() iter.Seq[element] {
+func (l Entry) sharedElements() iter.Seq[element] {
 	return func(yield func(element) bool) {
 		var buf [40]byte
 		if l.Kind == lb.ClusterIP && !l.Key.IsNodePort() && !yield(element{sClusterIPs, string(append(buf[:0], l.Key.Addr.AsSlice()...))}) {
@@ -251,7 +251,7 @@ func addressElement(proto byte, a netip.Addr) element {
 }
 
 // adopt gives the lists of leads the numbers that the kernel has for their keys.
-func (c *change) adopt(lists diff.Records, want map[lb.Key]Lead, addrLen int) {
+func (c *change) adopt(lists diff.Records, want map[lb.Key]Entry, addrLen int) {
 	for rec := range lists.All() {
 		number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
 		c.st.last = max(c.st.last, number)

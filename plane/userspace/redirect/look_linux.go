@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"bytes"
@@ -24,7 +24,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// Each capture reads on a socket of its own, and nothing of what its other verbs change.
+// Each redirector reads on a socket of its own, and nothing of what its other verbs change.
 var _, _ Looker = (*NFTables)(nil), (*IPTables)(nil)
 
 // Follow is part of [Looker].
@@ -38,14 +38,14 @@ func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 	t := walk.Table{Family: c.ip.Proto, Name: TableName, EndsHere: true, Chains: rules.chains(), Sets: rules.sets[:]}
 	all, lines, err := walk.Go(ctx, sock, t, p)
 	if err != nil {
-		return trace.Kernel{}, fmt.Errorf("capture by nftables, %s: %w", c.ip.Family, err)
+		return trace.Kernel{}, fmt.Errorf("redirect by nftables, %s: %w", c.ip.Family, err)
 	}
 	k := follow.Answer(p, all, lines)
 	k.Masquerade = false // it ends at a listener
 	return k, nil
 }
 
-// renderer renders the rules for a node, of what never changes of the capture.
+// renderer renders the rules for a node, of what never changes of the redirector.
 func (c *NFTables) renderer(n lb.Node) *ruleset {
 	return &ruleset{IP: c.ip, sets: schema(c.ip), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts, sockets: c.rules.sockets, node: n}
 }
@@ -57,7 +57,7 @@ type nftDiffer struct {
 	wire.Table
 	ctx   context.Context
 	sets  [setCount]wire.Set
-	lists map[uint32]Lead // by number, one that has it
+	lists map[uint32]Entry // by number, one that has it
 	// What leads share, and the keys that they have: of these but a bit for each kind of source.
 	shared map[element]bool
 	keys   map[lb.Key]keyHas
@@ -70,7 +70,7 @@ type keyHas struct {
 }
 
 // Differences is part of [Looker].
-func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Lead], each func(trace.Difference) bool) error {
+func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error {
 	sock, err := wire.Open()
 	if err != nil {
 		return err
@@ -78,14 +78,14 @@ func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 	defer sock.Close()
 	rules := c.renderer(n)
 	d := &nftDiffer{ctx: ctx, Teller: mode.NewTeller(ctx, each), ip: c.ip, Table: c.table(sock), sets: rules.sets,
-		lists: map[uint32]Lead{}, shared: map[element]bool{}, keys: map[lb.Key]keyHas{}}
+		lists: map[uint32]Entry{}, shared: map[element]bool{}, keys: map[lb.Key]keyHas{}}
 	if err := d.Done(d.all(rules, leads)); err != nil {
-		return fmt.Errorf("capture by nftables, %s: compare the table with the rows: %w", c.ip.Family, err)
+		return fmt.Errorf("redirect by nftables, %s: compare the table with the rows: %w", c.ip.Family, err)
 	}
 	return nil
 }
 
-func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Lead]) error {
+func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Entry]) error {
 	present, dormant, err := d.State(d.ctx)
 	switch table := d.Title(); {
 	case err != nil:
@@ -99,7 +99,7 @@ func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Lead]) error {
 	if err := d.structure(rules); err != nil {
 		return err
 	}
-	var some []Lead
+	var some []Entry
 	for l := range leads {
 		if l.Key.IsNodePort() {
 			l.Sources = nil
@@ -153,13 +153,13 @@ func (d *nftDiffer) get(i setIndex, keys [][]byte) (map[string][]byte, error) {
 }
 
 // some compares the elements of some leads.
-func (d *nftDiffer) some(leads []Lead) error {
+func (d *nftDiffer) some(leads []Entry) error {
 	type wanted struct {
 		key  lb.Key
 		data []byte
 	}
 	var want [setCount]map[string]wanted
-	put := func(l Lead, e element) {
+	put := func(l Entry, e element) {
 		if want[e.set] == nil {
 			want[e.set] = map[string]wanted{}
 		}
@@ -221,7 +221,7 @@ func (d *nftDiffer) some(leads []Lead) error {
 }
 
 // list1 compares the ranges of one lead.
-func (d *nftDiffer) list1(l Lead, k []byte, n uint32) error {
+func (d *nftDiffer) list1(l Entry, k []byte, n uint32) error {
 	if o, ok := d.lists[n>>lengthBits]; ok {
 		if !slices.Equal(o.Sources, l.Sources) {
 			d.Tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", fmt.Sprintf("0x%08x, the list of %s", n, o.Key))
@@ -297,7 +297,7 @@ func (c *IPTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 }
 
 // Differences is part of [Looker]: of the rules that lead to listeners, and of the jumps to our chains.
-func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Lead], each func(trace.Difference) bool) error {
+func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error {
 	d := mode.NewTeller(ctx, each)
 	layout := layoutOf(c.cfg)
 	layout.Writes = nil

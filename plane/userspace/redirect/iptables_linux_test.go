@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"bytes"
@@ -106,7 +106,7 @@ func TestIPTablesRefuses(t *testing.T) {
 			good, bad := cluster(b.key(w.vip, 80, lb.TCP), to(40001)), cluster(b.key(w.vip, 81, lb.Proto(99)), to(40002)) // no such match
 			b.reset(good)
 			b.On(netlab.Node1, func() {
-				if err := b.Apply(t.Context(), []Lead{bad}, nil); err == nil || errors.Is(err, plane.ErrStateLost) {
+				if err := b.Apply(t.Context(), []Entry{bad}, nil); err == nil || errors.Is(err, plane.ErrStateLost) {
 					t.Errorf("a change that is refused: %v", err)
 				}
 			})
@@ -115,7 +115,7 @@ func TestIPTablesRefuses(t *testing.T) {
 			b.arrives("pod1", netlab.TCP, w.vip, 82)
 			b.On(netlab.Node1, func() {
 				var later *Later
-				if err := b.Reset(t.Context(), b.n(), []Lead{good, bad}); !errors.As(err, &later) || len(later.Keys) != 1 || later.Keys[0] != bad.Key {
+				if err := b.Reset(t.Context(), b.n(), []Entry{good, bad}); !errors.As(err, &later) || len(later.Keys) != 1 || later.Keys[0] != bad.Key {
 					t.Errorf("a Reset with a row that is refused: %v", err)
 				}
 			})

@@ -1,6 +1,6 @@
-// Package capture has packets to service addresses reach the sockets of the proxy: by rules of nftables, by rules of iptables,
+// Package redirect has packets to service addresses reach the sockets of the proxy: by rules of nftables, by rules of iptables,
 // or on Windows by the addresses themselves, put on an interface of the node (docs/adr/0041).
-package capture
+package redirect
 
 import (
 	"context"
@@ -10,15 +10,15 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Lead says what meets packets to a key.
-type Lead struct {
+// Entry says what meets packets to a key.
+type Entry struct {
 	Key lb.Key
 	// Kind as in [lb.Frontend].
 	Kind lb.Kind
 	// Sources are the only sources that may come; others are dropped (SV-61). Empty means everybody.
 	Sources []netip.Prefix
 	// Routes are those of the row: at most one for each From, in the order Pods, Host, Anywhere; the last is for Anywhere. Most
-	// rows do the same for everybody and have one. Where listeners are at the service addresses ([Capture.Own]) there is always one, and
+	// rows do the same for everybody and have one. Where listeners are at the service addresses ([Redirector.Own]) there is always one, and
 	// the listener itself tells sources apart.
 	Routes []Route
 }
@@ -44,7 +44,7 @@ func Shortest(routes []Route) []Route {
 	return routes
 }
 
-// Config says what to capture, and how. It is what [Choose] and the three constructors take.
+// Config says what to redirect, and how. It is what [Choose] and the constructors take.
 type Config struct {
 	// Family is the IP family; required.
 	Family lb.Family
@@ -66,11 +66,11 @@ func (l *Later) Error() string { return l.Err.Error() }
 
 func (l *Later) Unwrap() error { return l.Err }
 
-// Capture leads packets of one IP family. Its verbs keep the rules of package plane.
+// Redirector leads packets of one IP family. Its verbs keep the rules of package plane.
 //
 // What the proxy itself sends to backends carries the mark of the mode (the bit [kube-proxy/mode.Settings.MasqueradeBit]), and is
 // led nowhere: an endpoint at a service address must not lead the proxy to itself, for ever.
-type Capture interface {
+type Redirector interface {
 	// Name is "nftables", "iptables" or "addresses".
 	Name() string
 	// Own: listeners bind the service addresses themselves, one for each address (Windows). NodePorts are bound at the node's addresses by whoever calls. Sources and routes are the
@@ -81,16 +81,16 @@ type Capture interface {
 	Unguarded() error
 	// Known returns the leads that a process before this one left, so that its ports can be listened on again; of them Sources
 	// need not be told.
-	Known(ctx context.Context) ([]Lead, error)
+	Known(ctx context.Context) ([]Entry, error)
 	// Reset leads exactly these packets. An error that is a *[Later] says that it did so but for those to some keys.
-	Reset(ctx context.Context, n lb.Node, want []Lead) error
+	Reset(ctx context.Context, n lb.Node, want []Entry) error
 	// Apply sets and removes leads.
-	Apply(ctx context.Context, set []Lead, remove []lb.Key) error
+	Apply(ctx context.Context, set []Entry, remove []lb.Key) error
 	// SetNode takes a change of the node.
 	SetNode(ctx context.Context, n lb.Node) error
 	// Probe makes a write that changes nothing.
 	Probe(ctx context.Context) error
-	// Drift has a value when somebody else may have changed what is captured.
+	// Drift has a value when somebody else may have changed what is redirected.
 	Drift() <-chan struct{}
 	// Audit mends what differs from what was applied, and counts it.
 	Audit(ctx context.Context, full bool) (mended int, err error)

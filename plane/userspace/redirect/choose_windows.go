@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// Choose makes the one capture of Windows, which is by addresses. It changes nothing.
-func Choose(cfg Config) (c Capture, passed []error, err error) {
+// Choose makes the one redirector of Windows, which is by addresses. It changes nothing.
+func Choose(cfg Config) (c Redirector, passed []error, err error) {
 	a, err := NewAddresses(cfg)
 	if err != nil {
 		return nil, nil, err
@@ -18,7 +18,7 @@ func Choose(cfg Config) (c Capture, passed []error, err error) {
 	return a, nil, nil
 }
 
-// Remove takes away the addresses that a process before gave, but where capture is by them: except is then "addresses", else "".
+// Remove takes away the addresses that a process before gave, but where redirect is by them: except is then "addresses", else "".
 func Remove(ctx context.Context, families []lb.Family, except string) (report mode.Report, err error) {
 	if except == "addresses" {
 		return report, nil

@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"cmp"
@@ -22,7 +22,7 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// NFTables captures by a table of nftables of its own. Its chains are always the same; what rows need are elements of maps.
+// NFTables redirects by a table of nftables of its own. Its chains are always the same; what rows need are elements of maps.
 type NFTables struct {
 	ip    rule.IP
 	cfg   Config
@@ -42,14 +42,14 @@ type NFTables struct {
 // plane.ErrUnsupported where the kernel lacks nf_tables.
 func NewNFTables(cfg Config) (*NFTables, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
-		return nil, fmt.Errorf("capture by nftables: family %s: want IPv4 or IPv6", cfg.Family)
+		return nil, fmt.Errorf("redirect by nftables: family %s: want IPv4 or IPv6", cfg.Family)
 	}
 	ip := rule.IPOf(cfg.Family)
 	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
 		rules: &ruleset{IP: ip, sets: schema(ip), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
 	var err error
 	if c.sock, err = wire.Open(); err != nil {
-		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
+		return nil, fmt.Errorf("redirect by nftables: %w: %w", err, plane.ErrUnsupported)
 	}
 	c.rules.sockets = true
 	if c.unguarded = c.able(context.Background()); c.unguarded != nil { // of all that we write, a kernel may lack nft_socket alone
@@ -58,7 +58,7 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	}
 	if err != nil {
 		c.sock.Close()
-		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
+		return nil, fmt.Errorf("redirect by nftables: %w: %w", err, plane.ErrUnsupported)
 	}
 	if c.mon, err = startMonitor(ip.Proto, c.drift, c.sock); err == nil {
 		if c.addrs, err = watchAddresses(familyOf(cfg.Family), c.drift); err != nil {
@@ -67,7 +67,7 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	}
 	if err != nil {
 		c.sock.Close()
-		return nil, fmt.Errorf("capture by nftables: %w", err)
+		return nil, fmt.Errorf("redirect by nftables: %w", err)
 	}
 	c.ours.Join(c.mon)
 	return c, nil
@@ -96,33 +96,33 @@ func addTable(t *wire.Transaction, chains []rule.Chain) {
 	}
 }
 
-// Name is part of [Capture].
+// Name is part of [Redirector].
 func (c *NFTables) Name() string { return "nftables" }
 
-// Own is part of [Capture].
+// Own is part of [Redirector].
 func (c *NFTables) Own() bool { return false }
 
-// Unguarded is part of [Capture].
+// Unguarded is part of [Redirector].
 func (c *NFTables) Unguarded() error { return c.unguarded }
 
 // Sent is how many messages were sent, the frames of transactions left out.
 func (c *NFTables) Sent() uint64 { return c.sent }
 
-// Drift is part of [Capture].
+// Drift is part of [Redirector].
 func (c *NFTables) Drift() <-chan struct{} { return c.drift }
 
-// Close is part of [Capture].
+// Close is part of [Redirector].
 func (c *NFTables) Close() error {
 	c.ours.Leave(c.mon)
 	return errors.Join(c.addrs.close(), c.mon.Close(), c.sock.Close())
 }
 
 func (c *NFTables) notSetUp(doing string) error {
-	return fmt.Errorf("capture by nftables, %s: %s: %w", c.ip.Family, doing, plane.ErrNotSetUp)
+	return fmt.Errorf("redirect by nftables, %s: %s: %w", c.ip.Family, doing, plane.ErrNotSetUp)
 }
 
-// Known is part of [Capture].
-func (c *NFTables) Known(ctx context.Context) ([]Lead, error) {
+// Known is part of [Redirector].
+func (c *NFTables) Known(ctx context.Context) ([]Entry, error) {
 	snap, err := c.read(ctx)
 	if err != nil || !snap.ours {
 		return nil, err
@@ -131,8 +131,8 @@ func (c *NFTables) Known(ctx context.Context) ([]Lead, error) {
 }
 
 // leadsOf says what the elements mean.
-func (c *NFTables) leadsOf(snap *snapshot) []Lead {
-	leads := map[lb.Key]Lead{}
+func (c *NFTables) leadsOf(snap *snapshot) []Entry {
+	leads := map[lb.Key]Entry{}
 	for from := lb.Pods; from <= lb.Anywhere; from++ {
 		for _, np := range []bool{false, true} {
 			n := c.ip.AddrLen
@@ -153,11 +153,11 @@ func (c *NFTables) leadsOf(snap *snapshot) []Lead {
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(leads), func(a, b Lead) int { return a.Key.Compare(b.Key) })
+	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) })
 }
 
-// Reset is part of [Capture]. A table that is not as this version makes it is replaced in the same transaction.
-func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
+// Reset is part of [Redirector]. A table that is not as this version makes it is replaced in the same transaction.
+func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
 	const guarded = 3 // then beside a neighbour who changes his tables all the time; what that misses, the audit finds
 	for try := 0; ; try++ {
 		err := c.resetOnce(ctx, n, want, try < guarded)
@@ -167,11 +167,11 @@ func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
 	}
 }
 
-func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Lead, guarded bool) error {
+func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Entry, guarded bool) error {
 	c.mon.heard.Store(false) // what others did so far, the reading shows
 	gen, err := c.sock.Generation(ctx)
 	if err != nil {
-		return fmt.Errorf("capture by nftables, %s: read the ruleset's generation: %w", c.ip.Family, err)
+		return fmt.Errorf("redirect by nftables, %s: read the ruleset's generation: %w", c.ip.Family, err)
 	}
 	snap, err := c.read(ctx)
 	if err != nil {
@@ -185,7 +185,7 @@ func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Lead, guarde
 	c.rules.node = n
 	st := newNFTState()
 	st.address = address
-	byKey := make(map[lb.Key]Lead, len(want))
+	byKey := make(map[lb.Key]Entry, len(want))
 	for _, l := range want {
 		byKey[l.Key] = l
 	}
@@ -241,8 +241,8 @@ func (c *NFTables) mend(t *wire.Transaction, snap *snapshot, st *nftState) int {
 	return n
 }
 
-// Apply is part of [Capture]. It is one transaction, of elements alone.
-func (c *NFTables) Apply(ctx context.Context, set []Lead, remove []lb.Key) error {
+// Apply is part of [Redirector]. It is one transaction, of elements alone.
+func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) error {
 	if c.st == nil {
 		return c.notSetUp("apply")
 	}
@@ -268,7 +268,7 @@ func (c *NFTables) Apply(ctx context.Context, set []Lead, remove []lb.Key) error
 	return nil
 }
 
-// SetNode is part of [Capture].
+// SetNode is part of [Redirector].
 func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
 	if c.st == nil {
 		return c.notSetUp("set node")
@@ -311,7 +311,7 @@ func (c *NFTables) readdress(t *wire.Transaction, a netip.Addr) {
 	}
 }
 
-// Probe is part of [Capture]: it writes the rules of one small chain anew, as they are.
+// Probe is part of [Redirector]: it writes the rules of one small chain anew, as they are.
 func (c *NFTables) Probe(ctx context.Context) error {
 	if c.st == nil {
 		return c.notSetUp("probe")
@@ -326,7 +326,7 @@ func (c *NFTables) Probe(ctx context.Context) error {
 	return c.commit(ctx, t)
 }
 
-// Audit is part of [Capture].
+// Audit is part of [Redirector].
 func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
 	if c.st == nil {
 		return 0, c.notSetUp("audit")
@@ -360,7 +360,7 @@ func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
 			return 0, err
 		}
 		if !snap.ours {
-			return 0, fmt.Errorf("capture by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.ip.Family, TableName, plane.ErrStateLost)
+			return 0, fmt.Errorf("redirect by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.ip.Family, TableName, plane.ErrStateLost)
 		}
 		t := c.rules.transaction(TableName)
 		n := c.mend(t, snap, c.st)
@@ -374,7 +374,7 @@ func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
 	}
 }
 
-// Dump is part of [Capture].
+// Dump is part of [Redirector].
 func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string) (string, error) {
 	snap, err := c.read(ctx)
 	if err != nil || !snap.ours {
@@ -426,7 +426,7 @@ func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string)
 func (c *NFTables) commit(ctx context.Context, t *wire.Transaction) error {
 	c.sent += uint64(t.Last())
 	if _, err := c.sock.Commit(ctx, c.ours, t); err != nil {
-		return fmt.Errorf("capture by nftables, %s: %w", c.ip.Family, err)
+		return fmt.Errorf("redirect by nftables, %s: %w", c.ip.Family, err)
 	}
 	return nil
 }
@@ -448,7 +448,7 @@ func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("capture by nftables, %s: read table %s: %w", c.ip.Family, TableName, err)
+		return nil, fmt.Errorf("redirect by nftables, %s: read table %s: %w", c.ip.Family, TableName, err)
 	}
 	return snap, nil
 }

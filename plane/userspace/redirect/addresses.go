@@ -1,4 +1,4 @@
-package capture
+package redirect
 
 import (
 	"context"
@@ -36,7 +36,7 @@ type event struct {
 	present, ours bool
 }
 
-// Addresses captures without a packet filter: the service addresses are addresses of the node, at which listeners are bound. The
+// Addresses redirects without a packet filter: the service addresses are addresses of the node, at which listeners are bound. The
 // kernel itself refuses what comes to a port of theirs where nobody listens, and leads nothing elsewhere; a Drop is a refusal, and
 // sources are the listener's to tell apart.
 //
@@ -56,34 +56,34 @@ type Addresses struct {
 
 func newAddresses(cfg Config, open func(heard func(event)) (addresser, error)) (*Addresses, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
-		return nil, fmt.Errorf("capture by addresses: family %s: want IPv4 or IPv6", cfg.Family)
+		return nil, fmt.Errorf("redirect by addresses: family %s: want IPv4 or IPv6", cfg.Family)
 	}
 	c := &Addresses{family: cfg.Family, drift: make(chan struct{}, 1), keys: map[lb.Key]bool{}, refs: map[netip.Addr]int{}}
 	var err error
 	if c.node, err = open(c.heard); err != nil {
-		return nil, fmt.Errorf("capture by addresses, %s: %w", cfg.Family, err)
+		return nil, fmt.Errorf("redirect by addresses, %s: %w", cfg.Family, err)
 	}
 	return c, nil
 }
 
-// Name is part of [Capture].
+// Name is part of [Redirector].
 func (c *Addresses) Name() string { return "addresses" }
 
-// Unguarded is part of [Capture].
+// Unguarded is part of [Redirector].
 func (c *Addresses) Unguarded() error {
-	return fmt.Errorf("capture by addresses, %s: no packet filter looks at packets to listeners", c.family)
+	return fmt.Errorf("redirect by addresses, %s: no packet filter looks at packets to listeners", c.family)
 }
 
-// Own is part of [Capture].
+// Own is part of [Redirector].
 func (c *Addresses) Own() bool { return true }
 
-// Known is part of [Capture]: the port of a listener is that of the service.
-func (c *Addresses) Known(context.Context) ([]Lead, error) { return nil, nil }
+// Known is part of [Redirector]: the port of a listener is that of the service.
+func (c *Addresses) Known(context.Context) ([]Entry, error) { return nil, nil }
 
-// Drift is part of [Capture].
+// Drift is part of [Redirector].
 func (c *Addresses) Drift() <-chan struct{} { return c.drift }
 
-// Close is part of [Capture].
+// Close is part of [Redirector].
 func (c *Addresses) Close() error { return c.node.close() }
 
 // Sent is how many addresses were added or removed.
@@ -104,17 +104,17 @@ func (c *Addresses) heard(e event) {
 }
 
 func (c *Addresses) notSetUp(doing string) error {
-	return fmt.Errorf("capture by addresses, %s: %s: %w", c.family, doing, plane.ErrNotSetUp)
+	return fmt.Errorf("redirect by addresses, %s: %s: %w", c.family, doing, plane.ErrNotSetUp)
 }
 
-// Reset is part of [Capture].
-func (c *Addresses) Reset(ctx context.Context, _ lb.Node, want []Lead) error {
+// Reset is part of [Redirector].
+func (c *Addresses) Reset(ctx context.Context, _ lb.Node, want []Entry) error {
 	if _, err := c.node.ready(ctx); err != nil {
-		return fmt.Errorf("capture by addresses, %s: %w", c.family, err)
+		return fmt.Errorf("redirect by addresses, %s: %w", c.family, err)
 	}
 	ours, err := c.node.ours(ctx)
 	if err != nil {
-		return fmt.Errorf("capture by addresses, %s: %w", c.family, err)
+		return fmt.Errorf("redirect by addresses, %s: %w", c.family, err)
 	}
 	keys, refs := map[lb.Key]bool{}, map[netip.Addr]int{}
 	for _, l := range want {
@@ -199,7 +199,7 @@ func (c *Addresses) differences(there map[netip.Addr]bool) (add, remove []netip.
 func (c *Addresses) add(ctx context.Context, a netip.Addr) (added bool, err error) {
 	c.sent++
 	if added, err = c.node.add(ctx, a); err != nil {
-		return false, fmt.Errorf("capture by addresses: give this node the service address %s: %w", a, err)
+		return false, fmt.Errorf("redirect by addresses: give this node the service address %s: %w", a, err)
 	}
 	return added, nil
 }
@@ -207,7 +207,7 @@ func (c *Addresses) add(ctx context.Context, a netip.Addr) (added bool, err erro
 func (c *Addresses) remove(ctx context.Context, a netip.Addr) error {
 	c.sent++
 	if err := c.node.remove(ctx, a); err != nil {
-		return fmt.Errorf("capture by addresses: take the service address %s from this node: %w", a, err)
+		return fmt.Errorf("redirect by addresses: take the service address %s from this node: %w", a, err)
 	}
 	return nil
 }
@@ -239,8 +239,8 @@ func (c *Addresses) forget(k lb.Key) bool {
 	return false
 }
 
-// Apply is part of [Capture].
-func (c *Addresses) Apply(ctx context.Context, set []Lead, remove []lb.Key) error {
+// Apply is part of [Redirector].
+func (c *Addresses) Apply(ctx context.Context, set []Entry, remove []lb.Key) error {
 	if !c.set {
 		return c.notSetUp("apply")
 	}
@@ -265,7 +265,7 @@ func (c *Addresses) Apply(ctx context.Context, set []Lead, remove []lb.Key) erro
 	return nil
 }
 
-// SetNode is part of [Capture]: nothing here follows from the node.
+// SetNode is part of [Redirector]: nothing here follows from the node.
 func (c *Addresses) SetNode(context.Context, lb.Node) error {
 	if !c.set {
 		return c.notSetUp("set node")
@@ -273,18 +273,18 @@ func (c *Addresses) SetNode(context.Context, lb.Node) error {
 	return nil
 }
 
-// Probe is part of [Capture].
+// Probe is part of [Redirector].
 func (c *Addresses) Probe(ctx context.Context) error {
 	if !c.set {
 		return c.notSetUp("probe")
 	}
 	if err := c.node.probe(ctx); err != nil {
-		return fmt.Errorf("capture by addresses, %s: probe: %w", c.family, err)
+		return fmt.Errorf("redirect by addresses, %s: probe: %w", c.family, err)
 	}
 	return nil
 }
 
-// Audit is part of [Capture].
+// Audit is part of [Redirector].
 func (c *Addresses) Audit(ctx context.Context, full bool) (int, error) {
 	if !c.set {
 		return 0, c.notSetUp("audit")
@@ -299,13 +299,13 @@ func (c *Addresses) Audit(ctx context.Context, full bool) (int, error) {
 		ours, err = c.node.ours(ctx)
 	}
 	if err != nil {
-		return n, fmt.Errorf("capture by addresses, %s: %w", c.family, err)
+		return n, fmt.Errorf("redirect by addresses, %s: %w", c.family, err)
 	}
 	_, err = c.mend(ctx, ours, &n)
 	return n, err
 }
 
-// Dump is part of [Capture].
+// Dump is part of [Redirector].
 func (c *Addresses) Dump(ctx context.Context, _ func(uint16, lb.Proto) string) (string, error) {
 	ours, err := c.node.ours(ctx)
 	if err != nil {
