@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -119,52 +118,6 @@ func TestUserspaceLargestDatagrams(t *testing.T) {
 	}
 }
 
-// A client may end its half and still read all, and a backend may end its half first.
-func TestUserspaceHalfClose(t *testing.T) {
-	b := newNeighbour(t)
-	l, err := b.n.listen("pod4", 9000)
-	do(t, err)
-	defer l.Close()
-	heard := make(chan int, 10)
-	go func() { // says all it has to say, ends its half, and then listens
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				fmt.Fprint(c, "over\n")
-				c.(*net.TCPConn).CloseWrite()
-				said, _ := io.ReadAll(c)
-				heard <- len(said)
-			}()
-		}
-	}()
-	to := b.add("first", "10.96.0.21", endpoint("pod4", 9000))
-	conn, err := b.n.dial("pod3", "tcp", to, patience)
-	do(t, err)
-	c := conn.(*net.TCPConn)
-	defer c.Close()
-	c.SetDeadline(time.Now().Add(patience))
-	said, err := io.ReadAll(c)
-	if string(said) != "over\n" || err != nil {
-		t.Fatalf("the client heard %q, %v", said, err)
-	}
-	if _, err := c.Write(make([]byte, 1<<20)); err != nil {
-		t.Errorf("the client may not talk any more: %v", err)
-	}
-	do(t, c.CloseWrite())
-	for got := 0; got != 1<<20; { // who only looked whether the address is served said nothing
-		select {
-		case got = <-heard:
-		case <-time.After(patience):
-			t.Fatalf("the backend heard %d bytes after it had ended its half", got)
-		}
-	}
-	until(t, func() string { return b.open(0) })
-}
-
 // open says if another number of connections of TCP is open.
 func (b *neighbour) open(want float64) string {
 	page, err := b.p.get("/metrics")
@@ -180,131 +133,6 @@ func (b *neighbour) open(want float64) string {
 		}
 	}
 	return "no metric of open connections"
-}
-
-// Backends that accept and say nothing, that reset at once, or that never accept harm nobody but their own clients, who are
-// not kept longer than they wish.
-func TestUserspaceBadBackends(t *testing.T) {
-	b := newNeighbour(t)
-	mute, err := b.n.listen("pod4", 9001)
-	do(t, err)
-	defer mute.Close()
-	var kept []net.Conn // or the collector would close them
-	var accepting sync.WaitGroup
-	accepting.Go(func() {
-		for {
-			c, err := mute.Accept()
-			if err != nil {
-				return
-			}
-			kept = append(kept, c)
-		}
-	})
-	rude, err := b.n.listen("pod4", 9002)
-	do(t, err)
-	defer rude.Close()
-	go func() {
-		for {
-			c, err := rude.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.(*net.TCPConn).SetLinger(0)
-			c.Close()
-		}
-	}()
-	muteAt := b.add("mute", "10.96.0.22", endpoint("pod4", 9001))
-	rudeAt := b.add("rude", "10.96.0.23", endpoint("pod4", 9002))
-	silentAt := b.add("silent", "10.96.0.24", netip.MustParseAddrPort("10.1.3.99:8080"))
-	var clients []net.Conn
-	for range 300 {
-		for _, to := range []netip.AddrPort{muteAt, silentAt} {
-			c, err := b.n.dial("pod2", "tcp", to, patience)
-			if err != nil {
-				t.Fatalf("%s: %v", to, err)
-			}
-			c.Write([]byte("anybody?"))
-			clients = append(clients, c)
-		}
-		c, err := b.n.dial("pod2", "tcp", rudeAt, patience)
-		if err == nil {
-			c.SetDeadline(time.Now().Add(patience))
-			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-				t.Fatalf("a backend's reset reaches the client as %v", err)
-			}
-			c.Close()
-		}
-	}
-	b.well("beside 600 connections to backends that say nothing")
-	silent := clients[1]
-	silent.SetDeadline(time.Now().Add(patience))
-	if _, err := silent.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("where no endpoint answers, the client hears %v", err)
-	}
-	for _, c := range clients { // gone for good: an end of one half alone would leave the backend the other
-		_ = c.(*net.TCPConn).SetLinger(0)
-		c.Close()
-	}
-	until(t, func() string { return b.open(0) })
-	mute.Close()
-	accepting.Wait()
-	for _, c := range kept {
-		c.Close()
-	}
-}
-
-// Clients that send a byte now and then, read nothing, or leave without a word keep their own places and nobody else's.
-func TestUserspaceSlowClients(t *testing.T) {
-	b := newNeighbour(t)
-	flood, err := b.n.listen("pod4", 9003)
-	do(t, err)
-	defer flood.Close()
-	go func() { // gives more than anybody reads
-		for {
-			c, err := flood.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				chunk := make([]byte, 1<<20)
-				for {
-					if _, err := c.Write(chunk); err != nil {
-						return
-					}
-				}
-			}()
-		}
-	}()
-	to := b.add("flood", "10.96.0.25", endpoint("pod4", 9003))
-	before := b.p.resident()
-	var clients []net.Conn
-	for range 100 { // more would fill what the kernel has for all sockets of this machine
-		c, err := b.n.dial("pod2", "tcp", to, patience)
-		do(t, err)
-		clients = append(clients, c) // which it never reads
-	}
-	for range 3 {
-		for _, c := range clients {
-			c.Write([]byte{'x'})
-		}
-		b.well("beside 100 slow clients")
-	}
-	// What is under way is in the kernel's buffers: the process holds little.
-	if testing.Verbose() {
-		for _, host := range []string{netlab.Node1, "pod2", "pod3", "pod4"} {
-			out, _ := b.n.Command(host, "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
-			t.Logf("%s:\n%s", host, out)
-		}
-	}
-	if grown := b.p.resident() - before; grown > 64<<20 {
-		t.Errorf("100 clients that do not read cost %d MiB", grown>>20)
-	}
-	for _, c := range clients {
-		_ = c.(*net.TCPConn).SetLinger(0)
-		c.Close()
-	}
-	until(t, func() string { return b.open(0) })
 }
 
 // Whoever looks for the proxy's ports on the node finds none: a packet that was not led there gets no answer.

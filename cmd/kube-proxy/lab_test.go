@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,14 +12,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/test/logtest"
 )
 
 // nodeLab is a lab of hosts in which the program serves node1, as a user starts it.
@@ -109,10 +106,8 @@ func endpoint(host string, port uint16) netip.AddrPort {
 
 // labProgram is the program on node1.
 type labProgram struct {
-	n    *nodeLab
-	cmd  *netlab.Cmd
-	done chan struct{}
-	out  logtest.Buffer
+	*process
+	n *nodeLab
 }
 
 // start starts the program.
@@ -130,14 +125,15 @@ func (n *nodeLab) program(args ...string) *labProgram {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	p := &labProgram{n: n, cmd: n.Command(netlab.Node1, self, args...), done: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), asProgram+"=1")
-	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
-	if err := p.cmd.Start(); err != nil {
+	cmd := n.Command(netlab.Node1, self, args...)
+	p := &process{t: n.t, cmd: cmd.Cmd, done: make(chan struct{})}
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	cmd.Stdout, cmd.Stderr = &p.out, &p.out
+	if err := cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
-	go func() { p.cmd.Wait(); close(p.done) }()
-	return p
+	go func() { cmd.Wait(); close(p.done) }()
+	return &labProgram{p, n}
 }
 
 // serve starts the program and waits until it serves.
@@ -146,45 +142,6 @@ func (n *nodeLab) serve(args ...string) *labProgram {
 	p := n.start(args...)
 	p.await(allWritten)
 	return p
-}
-
-func (p *labProgram) await(text *regexp.Regexp) {
-	p.n.t.Helper()
-	until(p.n.t, func() string {
-		select {
-		case <-p.done:
-			p.n.t.Fatalf("it has ended: %v\n%s", p.cmd.ProcessState, p.out.String())
-		default:
-		}
-		if !text.MatchString(p.out.String()) {
-			return fmt.Sprintf("it has not said %q:\n%s", text, p.out.String())
-		}
-		return ""
-	})
-}
-
-// signal sends a signal.
-func (p *labProgram) signal(s syscall.Signal) {
-	p.n.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		p.n.t.Fatal(err)
-	}
-}
-
-// end waits for its end after a signal, 0 for none, and returns the exit code.
-func (p *labProgram) end(s syscall.Signal) int {
-	p.n.t.Helper()
-	if s != 0 {
-		p.signal(s)
-	}
-	select {
-	case <-p.done:
-	case <-time.After(patience):
-		p.signal(syscall.SIGQUIT)
-		<-p.done
-		p.n.t.Fatalf("it does not end:\n%s", p.out.String())
-	}
-	return p.cmd.ProcessState.ExitCode()
 }
 
 // until calls what until it says nothing any more.

@@ -96,7 +96,7 @@ func (n *namespace) command(args ...string) string {
 
 // process is a kube-proxy.
 type process struct {
-	t    *testing.T
+	t    testing.TB
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
 	out  logtest.Buffer
@@ -162,13 +162,19 @@ func (p *process) await(text *regexp.Regexp) {
 	}
 }
 
+// signal sends a signal.
+func (p *process) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.t.Fatal(err)
+	}
+}
+
 // end waits until the process ends, with a signal if there is one, and returns its exit code.
 func (p *process) end(signal syscall.Signal) int {
 	p.t.Helper()
 	if signal != 0 {
-		if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			p.t.Fatal(err)
-		}
+		p.signal(signal)
 	}
 	select {
 	case <-p.done:

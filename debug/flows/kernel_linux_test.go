@@ -332,15 +332,15 @@ func TestTop(t *testing.T) {
 	n.serve(t, "[2001:db8:1::1]:8080")
 	n.dial(t, "tcp", "10.1.0.2:0", "10.96.0.10:80") // before anybody asks
 
-	top := NewTop(Config{Tables: tables, Every: 50 * time.Millisecond})
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var rates <-chan *Rates
+	var top *Top
 	var err error
-	n.Do(func() { rates, err = top.Subscribe(ctx) })
+	n.Do(func() { top, err = Listen(Config{Tables: tables, Every: 50 * time.Millisecond}) })
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	rates := follow(ctx, top)
 	want := map[string]uint64{"IPv4 10.96.0.10:80/tcp": 4950, "IPv4 10.96.0.10:80/udp": 10, "IPv4 nodeport:30080/tcp": 30, "IPv6 [2001:db8:96::10]:80/tcp": 10}
 	for range 50 {
 		n.dial(t, "tcp", "10.1.0.2:0", "10.96.0.10:80").Close()
@@ -371,20 +371,17 @@ func TestTop(t *testing.T) {
 func TestTopOverrun(t *testing.T) {
 	const all = 40000
 	n := newNode(t)
-	top := NewTop(Config{Tables: tables, Every: 20 * time.Millisecond})
+	before := sockets(t)
 	gate := make(chan struct{})
-	top.open = func() (feed, error) {
-		f, err := openKernel()
-		return slowFeed{f, gate}, err
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var rates <-chan *Rates
+	var f *kernelFeed
 	var err error
-	n.Do(func() { rates, err = top.Subscribe(ctx) })
+	n.Do(func() { f, err = openKernel() })
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	rates := follow(ctx, newTop(Config{Tables: tables, Every: 20 * time.Millisecond}, slowFeed{f, gate}))
 	n.inject(t, 0, all, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
 	close(gate)
 	rows, last := sum(t, rates, all)
@@ -403,6 +400,12 @@ func TestTopOverrun(t *testing.T) {
 			break
 		}
 	}
+	cancel()
+	for range rates { // until it is closed
+	}
+	if now := sockets(t); now > before {
+		t.Errorf("%d sockets stay", now-before)
+	}
 }
 
 // slowFeed does not read before the gate opens.
@@ -414,51 +417,6 @@ type slowFeed struct {
 func (f slowFeed) listen(each func(*ctwire.Entry), lost func()) {
 	<-f.gate
 	f.kernelFeed.listen(each, lost)
-}
-
-// A thousand askers share a listener, and when they have gone nothing is left.
-func TestTopCrowd(t *testing.T) {
-	n := newNode(t)
-	opened := 0
-	top := NewTop(Config{Tables: tables, Every: 10 * time.Millisecond})
-	top.open = func() (feed, error) { opened++; return openFeed() }
-	before := sockets(t)
-	for range 3 {
-		ctx, cancel := context.WithCancel(t.Context())
-		var all []<-chan *Rates
-		for range 1000 {
-			var rates <-chan *Rates
-			var err error
-			n.Do(func() { rates, err = top.Subscribe(ctx) })
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, rates)
-		}
-		for _, rates := range all {
-			if r := <-rates; r == nil {
-				t.Fatal("no rates")
-			}
-		}
-		if now := sockets(t); now > before+2 || top.Asked() != 1000 {
-			t.Errorf("%d sockets for %d askers", now-before, top.Asked())
-		}
-		cancel()
-		for _, rates := range all {
-			for range rates { // until it is closed
-			}
-		}
-		end := time.Now().Add(10 * time.Second)
-		for now := sockets(t); now > before; now = sockets(t) {
-			if time.Now().After(end) {
-				t.Fatalf("%d sockets stay", now-before)
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}
-	if opened != 3 {
-		t.Errorf("it listened %d times, want 3", opened)
-	}
 }
 
 // sockets is how many sockets this process has.
@@ -480,13 +438,9 @@ func sockets(t *testing.T) (n int) {
 func TestTopWithoutEvents(t *testing.T) {
 	n := newNode(t)
 	n.sh(t, "echo 0 >/proc/sys/net/netfilter/nf_conntrack_events")
-	top := NewTop(Config{Tables: tables})
 	var err error
-	n.Do(func() { _, err = top.Subscribe(t.Context()) })
+	n.Do(func() { _, err = Listen(Config{Tables: tables}) })
 	if err == nil || !strings.Contains(err.Error(), "nf_conntrack_events") {
 		t.Errorf("%v", err)
-	}
-	if top.Asked() != 0 {
-		t.Error("somebody asks")
 	}
 }

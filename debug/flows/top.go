@@ -2,25 +2,17 @@ package flows
 
 import (
 	"context"
-	"errors"
 	"net/netip"
-	"sync"
 	"time"
 
 	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 )
 
-// ErrCrowd is the error of who asks when too many do.
-var ErrCrowd = errors.New("too many ask for the connections a second of Services: close other pages and commands that do")
-
-// maxAskers is how many may ask at a time.
-const maxAskers = 4096
-
 // Config says what a [Top] counts.
 type Config struct {
-	// Tables returns the rows of each family. It is called when the first asks, and then every period while somebody does, never twice at
-	// a time. A table with the very slice of rows of the time before costs nothing.
+	// Tables returns the rows of each family. It is called at the start and after every period. A table with the very
+	// slice of rows of the time before costs nothing.
 	Tables func() []Table
 	// Every is the period in which rates are told; 0 for a second.
 	Every time.Duration
@@ -36,7 +28,7 @@ type Table struct {
 	Rows      []*lb.Frontend
 }
 
-// Rates are how many connections were opened. Many have the same; it is for reading alone.
+// Rates are how many connections were opened.
 type Rates struct {
 	// Since is when the counting began, and At when it was told; Span is the time since it was told before.
 	Since, At time.Time
@@ -72,14 +64,10 @@ type Sum struct {
 // AtLeast reports whether the numbers of Span are lower bounds.
 func (r *Rates) AtLeast() bool { return r.Missed > 0 }
 
-// Top counts the connections that are opened to each row, while somebody asks. It is safe for concurrent use.
+// Top counts the connections that are opened to each row. Make one with [Listen].
 type Top struct {
 	cfg  Config
-	open func() (feed, error)
-
-	mu     sync.Mutex
-	askers map[chan *Rates]struct{}
-	stop   func() // nil while nobody asks
+	from feed
 }
 
 // feed is where new connections are heard of.
@@ -94,102 +82,44 @@ type feed interface {
 	close() error
 }
 
-// NewTop makes a Top. It calls nothing.
-func NewTop(cfg Config) *Top {
+// Listen begins to listen, in the network namespace of the calling thread, until [Top.Each] ends. An error says why there
+// are no rates: this system or kernel cannot tell of new connections.
+func Listen(cfg Config) (*Top, error) {
+	from, err := openFeed()
+	if err != nil {
+		return nil, err
+	}
+	return newTop(cfg, from), nil
+}
+
+func newTop(cfg Config, from feed) *Top {
 	if cfg.Every <= 0 {
 		cfg.Every = time.Second
 	}
 	if cfg.Most <= 0 {
 		cfg.Most = 1000
 	}
-	return &Top{cfg: cfg, open: openFeed, askers: map[chan *Rates]struct{}{}}
+	return &Top{cfg, from}
 }
 
-// Subscribe returns the rates, every period, until ctx ends; then the channel is closed. Who does not read in time misses some, and gets the
-// newest. The first who asks has the listening begin, in the network namespace of the thread that he calls from; with the last it ends. An error
-// says why there are no rates: this system or kernel cannot tell of new connections, or too many ask.
-func (t *Top) Subscribe(ctx context.Context) (<-chan *Rates, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.askers) >= maxAskers {
-		return nil, ErrCrowd
-	}
-	if t.stop == nil {
-		if err := t.start(); err != nil {
-			return nil, err
-		}
-	}
-	ch := make(chan *Rates, 1)
-	t.askers[ch] = struct{}{}
-	context.AfterFunc(ctx, func() { t.leave(ch) })
-	return ch, nil
-}
-
-// leave ends what Subscribe began.
-func (t *Top) leave(ch chan *Rates) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, here := t.askers[ch]; !here {
-		return
-	}
-	delete(t.askers, ch)
-	close(ch)
-	if len(t.askers) == 0 {
-		t.stop()
-		t.stop = nil
-	}
-}
-
-// Asked is how many ask now.
-func (t *Top) Asked() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.askers)
-}
-
-// tell gives rates to all who ask, unless ctx has ended: then others may ask.
-func (t *Top) tell(ctx context.Context, r *Rates) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if ctx.Err() != nil {
-		return
-	}
-	for ch := range t.askers {
-		select {
-		case <-ch: // nobody has read it
-		default:
-		}
-		ch <- r
-	}
-}
-
-// start begins to listen. The caller holds t.mu, under which what it returns is called too.
-func (t *Top) start() error {
-	from, err := t.open()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
+// Each calls f with the rates of every period until it returns false or ctx ends. If f takes longer than a period, the
+// next one is as long. Call it once.
+func (t *Top) Each(ctx context.Context, f func(*Rates) bool) {
+	defer t.from.close()
 	c := newCount(t.cfg.Most, time.Now())
-	t.refresh(ctx, from, c)
-	go from.listen(c.add, c.lost)
-	go t.run(ctx, from, c)
-	t.stop = cancel
-	return nil
-}
-
-// run tells rates until ctx ends. It alone asks the feed then.
-func (t *Top) run(ctx context.Context, from feed, c *count) {
-	defer from.close()
+	t.refresh(ctx, c)
+	go t.from.listen(c.add, c.lost)
 	every := time.NewTicker(t.cfg.Every)
 	defer every.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-every.C:
-			t.tell(ctx, c.rates(now, from.dropped))
-			t.refresh(ctx, from, c)
+		case <-every.C:
+			if !f(c.rates(time.Now(), t.from.dropped)) {
+				return
+			}
+			t.refresh(ctx, c)
 		}
 	}
 }
@@ -198,9 +128,9 @@ func (t *Top) run(ctx context.Context, from feed, c *count) {
 const localsEvery = 10 * time.Second
 
 // refresh takes in what rows and addresses there are.
-func (t *Top) refresh(ctx context.Context, from feed, c *count) {
+func (t *Top) refresh(ctx context.Context, c *count) {
 	if c.take(t.cfg.Tables()) && time.Since(c.localsRead) >= localsEvery {
-		if local, err := from.locals(ctx); err == nil { // else those of before are right, or nearly
+		if local, err := t.from.locals(ctx); err == nil { // else those of before are right, or nearly
 			c.local(local)
 		}
 	}

@@ -2,7 +2,6 @@ package flows
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -81,7 +80,23 @@ func told(r *Rates) string {
 	return s
 }
 
-// Rows come and go while somebody asks; what is lost is told in the period in which it was, once; who reads late gets the newest.
+// follow returns what Each tells, until ctx ends.
+func follow(ctx context.Context, top *Top) <-chan *Rates {
+	rates := make(chan *Rates)
+	go func() {
+		defer close(rates)
+		top.Each(ctx, func(r *Rates) bool {
+			select {
+			case rates <- r:
+			case <-ctx.Done():
+			}
+			return true
+		})
+	}()
+	return rates
+}
+
+// Rows come and go while somebody asks; what is lost is told in the period in which it was, once.
 func TestRates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := []*lb.Frontend{row("10.96.0.1:80/tcp", "a"), row("nodeport:30080/tcp", "a"),
@@ -91,15 +106,10 @@ func TestRates(t *testing.T) {
 		f := newScripted()
 		f.here[netip.MustParseAddr("192.0.2.1")] = struct{}{}
 		f.here[netip.MustParseAddr("198.51.100.1")] = struct{}{}
-		top := NewTop(Config{Every: 2 * time.Second, Most: 2, Tables: func() []Table {
-			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Rows: *rows.Load()}}
-		}})
-		top.open = func() (feed, error) { return f, nil }
 		ctx, cancel := context.WithCancel(t.Context())
-		rates, err := top.Subscribe(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rates := follow(ctx, newTop(Config{Every: 2 * time.Second, Most: 2, Tables: func() []Table {
+			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Rows: *rows.Load()}}
+		}}, f))
 		expect := func(want string) {
 			t.Helper()
 			if got := told(<-rates); got != want {
@@ -122,48 +132,18 @@ func TestRates(t *testing.T) {
 		expect("elsewhere 0 missed 1/11 others 1 0/2 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
 		less := more[1:] // the Service is gone, and what it had
 		rows.Store(&less)
-		time.Sleep(7 * time.Second)
-		f.open(2, "10.96.0.1:80")
+		expect("elsewhere 0 missed 0/11 others 1 0/2 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
 		synctest.Wait()
-		expect("elsewhere 0 missed 0/11 others 0 0/0 | 10.96.0.2:80/tcp 0 0/s 4 | nodeport:30080/tcp 0 0/s 2")
+		f.open(2, "10.96.0.1:80")
 		expect("elsewhere 2 missed 0/11 others 0 0/0 | 10.96.0.2:80/tcp 0 0/s 4 | nodeport:30080/tcp 0 0/s 2")
-		if f.reads > 3 {
-			t.Errorf("the addresses of this machine were read %d times in 18 s", f.reads)
+		if f.reads > 2 {
+			t.Errorf("the addresses of this machine were read %d times in 12 s", f.reads)
 		}
 		cancel()
 		for range rates {
 		}
 		synctest.Wait()
 		<-f.closed
-	})
-}
-
-// No more ask than are told in bounded time, and who cannot be told hears why.
-func TestCrowd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		top := NewTop(Config{Tables: tables})
-		none := errors.New("no conntrack")
-		top.open = func() (feed, error) { return nil, none }
-		if _, err := top.Subscribe(t.Context()); err != none || top.Asked() != 0 {
-			t.Errorf("%v, %d ask", err, top.Asked())
-		}
-		f := newScripted()
-		top.open = func() (feed, error) { return f, nil }
-		ctx, cancel := context.WithCancel(t.Context())
-		for range maxAskers {
-			if _, err := top.Subscribe(ctx); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if _, err := top.Subscribe(ctx); err != ErrCrowd {
-			t.Errorf("one more: %v", err)
-		}
-		cancel()
-		synctest.Wait()
-		<-f.closed
-		if top.Asked() != 0 {
-			t.Errorf("%d ask", top.Asked())
-		}
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/debug/changes"
-	"kube-proxy/debug/flows"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -57,9 +56,7 @@ type Family struct {
 type Inspector struct {
 	cfg       Config
 	comparing chan struct{} // has a value while somebody compares all of the kernel
-	top       *flows.Top
-	counted   []flows.Table // what top counts by; it asks once at a time
-	countedAt []uint64      // as of so many resolved services
+	watching  chan struct{} // has a value for each who has connections counted
 
 	names struct { // of all Services, sorted, as of so many changes, the newest of which has this number
 		mu      sync.Mutex
@@ -73,9 +70,7 @@ type Inspector struct {
 
 // New returns an Inspector.
 func New(cfg Config) *Inspector {
-	i := &Inspector{cfg: cfg, comparing: make(chan struct{}, 1)}
-	i.top = flows.NewTop(flows.Config{Tables: i.tables})
-	return i
+	return &Inspector{cfg: cfg, comparing: make(chan struct{}, 1), watching: make(chan struct{}, maxWatching)}
 }
 
 // Node is the name of the node for which it answers.

@@ -40,27 +40,29 @@ type TopLine struct {
 	Total     uint64  `json:"total"`
 }
 
+// maxWatching is how many may have connections counted at a time: each costs some 5 µs of CPU a connection.
+const maxWatching = 4
+
 // Top calls each every second with the connections that were opened to Services, until it returns false or ctx ends.
 func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 	if i.cfg.Offline {
 		return problem(Unavailable, "offline there are no connections: ask a proxy that runs")
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	rates, err := i.top.Subscribe(ctx)
+	select {
+	case i.watching <- struct{}{}:
+		defer func() { <-i.watching }()
+	default:
+		return problem(Unavailable, "connections are counted for %d commands already: end one of them (top)", maxWatching)
+	}
+	t, err := flows.Listen(flows.Config{Tables: i.tables()})
 	if err != nil {
 		return problem(Unavailable, "%v", err)
 	}
-	for r := range rates {
-		if r.Span == 0 {
-			continue
-		}
-		t := top(r)
-		t.Node = i.Node()
-		if !each(t) {
-			return nil
-		}
-	}
+	t.Each(ctx, func(r *flows.Rates) bool {
+		answer := top(r)
+		answer.Node = i.Node()
+		return each(answer)
+	})
 	return ctx.Err()
 }
 
@@ -86,24 +88,24 @@ func top(r *flows.Rates) *Top {
 	return out
 }
 
-// tables are the rows of all families, for who counts by them. They are gathered anew only if the engine has resolved something.
-func (i *Inspector) tables() []flows.Table {
-	if len(i.counted) != len(i.cfg.Families) {
-		i.counted, i.countedAt = make([]flows.Table, len(i.cfg.Families)), make([]uint64, len(i.cfg.Families))
-	}
-	for n, f := range i.cfg.Families {
-		now := uint64(0)
-		if f.Stats != nil {
-			now = f.Stats().Resolved
+// tables returns a function for the rows of all families. It gathers them anew only if the engine has resolved something.
+func (i *Inspector) tables() func() []flows.Table {
+	now, at := make([]flows.Table, len(i.cfg.Families)), make([]uint64, len(i.cfg.Families))
+	return func() []flows.Table {
+		now = slices.Clone(now) // the one before is still read
+		for n, f := range i.cfg.Families {
+			resolved := uint64(0)
+			if f.Stats != nil {
+				resolved = f.Stats().Resolved
+			}
+			t := &now[n]
+			if t.Rows == nil || resolved != at[n] {
+				t.Family, t.Rows, at[n] = f.Family, i.inForce(f), resolved
+			}
+			f.Query(func(table *lb.Table) { t.NodePorts = table.Node.NodePorts })
 		}
-		t := flows.Table{Family: f.Family, Rows: i.counted[n].Rows}
-		if t.Rows == nil || now != i.countedAt[n] {
-			t.Rows, i.countedAt[n] = i.inForce(f), now
-		}
-		f.Query(func(table *lb.Table) { t.NodePorts = table.Node.NodePorts })
-		i.counted[n] = t
+		return now
 	}
-	return slices.Clone(i.counted)
 }
 
 // inForce are the rows of a family that are in force, gathered one Service after the other.
