@@ -31,7 +31,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 		}
 	}
 	look(ctx, s, &looking, &f.Kernel, func(context.Context) (string, error) {
-		v, err := kernel.Running()
+		v, err := kernel.Tree{}.Running()
 		return v.String(), err
 	})
 	look(ctx, s, &looking, &f.Lacks, lacks)

@@ -47,13 +47,6 @@ func TestOnlineCPUs(t *testing.T) {
 	}
 }
 
-func TestRunningOfTree(t *testing.T) {
-	here, err := Tree{}.Running()
-	if uname, _ := Running(); err != nil || here != uname {
-		t.Errorf("%v, %v; uname says %v", here, err, uname)
-	}
-}
-
 func TestSetOOMScoreAdj(t *testing.T) {
 	b, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {

@@ -47,7 +47,7 @@ func TestAtLeast(t *testing.T) {
 }
 
 func TestRunning(t *testing.T) {
-	v, err := Running()
+	v, err := Tree{}.Running()
 	if err != nil || !v.AtLeast(4, 0) {
 		t.Fatalf("Running() = %v, %v", v, err)
 	}

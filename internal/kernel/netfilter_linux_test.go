@@ -3,17 +3,13 @@ package kernel
 import (
 	"errors"
 	"io/fs"
-	"os"
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 const (
@@ -97,71 +93,6 @@ func TestNetfilterWithoutCapability(t *testing.T) {
 	})
 }
 
-// Answers to requests that took too long come before that to the next one, and are not taken for it.
-func TestNetfilterLateAnswers(t *testing.T) {
-	n := openThere(t)
-	makeChain(t, n, "a-table", "a-chain")
-	want, err := n.Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
-	number := uint32(1 << 30) // that of no other request
-	late := func(typ uint16, flags int) {
-		t.Helper()
-		request := nl.NewNetlinkRequest(int(typ), flags)
-		request.RawData = []byte{unix.NFPROTO_IPV4, unix.NFNETLINK_V0, 0, 0}
-		number++
-		request.Seq = number
-		if err := n.conn.Send(t.Context(), request.Serialize()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	generation := func() {
-		t.Helper()
-		if got, err := n.Generation(); got != want || err != nil {
-			t.Errorf("generation %d, %v; want %d", got, err, want)
-		}
-	}
-	all := func() {
-		t.Helper()
-		late(nftables|unix.NFT_MSG_GETGEN, unix.NLM_F_ACK)  // an answer and an acknowledgement
-		late(nobodys, 0)                                    // a refusal
-		late(nftables|unix.NFT_MSG_GETSET, unix.NLM_F_DUMP) // the end of a dump of nothing
-	}
-	all()
-	generation()
-	all()
-	if chains, err := n.Chains(unix.NFPROTO_IPV4); len(chains) != 1 || err != nil {
-		t.Errorf("chains: %v, %v", chains, err)
-	}
-	all()
-	if bodies, err := n.Ask(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, named(unix.NFTA_TABLE_NAME, "nosuch")); bodies != nil || !errors.Is(err, unix.ENOENT) {
-		t.Errorf("a table that is not there: %d answers, %v", len(bodies), err)
-	}
-	late(nftables|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP) // a dump that has not ended
-	all()
-	generation()
-	generation()
-	if chains, err := n.Chains(unix.NFPROTO_IPV4); len(chains) != 1 || err != nil {
-		t.Errorf("chains after a dump: %v, %v", chains, err)
-	}
-}
-
-// A kernel that does not answer is waited for no longer than the patience. The next question gets its answer.
-func TestNetfilterNoAnswer(t *testing.T) {
-	for _, flags := range []int{0, unix.NLM_F_DUMP} {
-		n := openThere(t)
-		n.conn.Patience = 20 * time.Millisecond
-		_, err := n.Ask(unix.NLMSG_NOOP, flags, unix.AF_UNSPEC, nil) // which the kernel takes, and does not answer
-		if !errors.Is(err, os.ErrDeadlineExceeded) || !errors.Is(err, nlconn.ErrNoAnswer) {
-			t.Errorf("flags %#x: %v", flags, err)
-		}
-		if _, err := n.Generation(); err != nil {
-			t.Errorf("flags %#x: then %v", flags, err)
-		}
-	}
-}
-
 // One client serves many goroutines.
 func TestNetfilterManyAsk(t *testing.T) {
 	n := openThere(t)
@@ -213,13 +144,16 @@ func openThere(t testing.TB) (n *Netfilter) {
 	return n
 }
 
-// makeChain makes a table of IPv4 and a chain of it in one transaction. Nobody reads the acknowledgements.
+// makeChain makes a table of IPv4 and a chain of it in one transaction.
 func makeChain(t *testing.T, n *Netfilter, table, chain string) {
 	t.Helper()
 	var batch []byte
-	add := func(typ int, head []byte, attrs ...*nl.RtAttr) {
-		m := nl.NewNetlinkRequest(typ, unix.NLM_F_CREATE|unix.NLM_F_ACK)
-		m.Seq = 1<<31 + uint32(typ)
+	last := uint32(0)
+	add := func(typ, flags int, head []byte, attrs ...*nl.RtAttr) {
+		m := nl.NewNetlinkRequest(typ, unix.NLM_F_CREATE|flags)
+		if m.Seq = n.conn.Next(); flags != 0 {
+			last = m.Seq
+		}
 		m.RawData = head
 		for _, a := range attrs {
 			m.AddRawData(a.Serialize())
@@ -229,11 +163,11 @@ func makeChain(t *testing.T, n *Netfilter, table, chain string) {
 	text := func(typ int, s string) *nl.RtAttr { return nl.NewRtAttr(typ, nl.ZeroTerminated(s)) }
 	whole := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
 	ipv4 := []byte{unix.NFPROTO_IPV4, unix.NFNETLINK_V0, 0, 0}
-	add(unix.NFNL_MSG_BATCH_BEGIN, whole)
-	add(nftables|unix.NFT_MSG_NEWTABLE, ipv4, text(unix.NFTA_TABLE_NAME, table))
-	add(nftables|unix.NFT_MSG_NEWCHAIN, ipv4, text(unix.NFTA_CHAIN_TABLE, table), text(unix.NFTA_CHAIN_NAME, chain))
-	add(unix.NFNL_MSG_BATCH_END, whole)
-	if err := n.conn.Send(t.Context(), batch); err != nil {
+	add(unix.NFNL_MSG_BATCH_BEGIN, 0, whole)
+	add(nftables|unix.NFT_MSG_NEWTABLE, 0, ipv4, text(unix.NFTA_TABLE_NAME, table))
+	add(nftables|unix.NFT_MSG_NEWCHAIN, unix.NLM_F_ACK, ipv4, text(unix.NFTA_CHAIN_TABLE, table), text(unix.NFTA_CHAIN_NAME, chain))
+	add(unix.NFNL_MSG_BATCH_END, 0, whole)
+	if err := n.conn.Batch(t.Context(), [][]byte{batch}, last); err != nil {
 		t.Fatal(err)
 	}
 }

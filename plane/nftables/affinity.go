@@ -183,10 +183,10 @@ func (p *Plane) measureAffinity(ctx context.Context) error {
 	taken, by := 0, map[string]int{}
 	for i := 0; i < affinitySamples && len(sets) > 0; i++ {
 		s := sets[rand.IntN(len(sets))]
-		q := query{r: p.reader(), set: sAffinity, found: func([]byte) { taken++; by[s.source.ID.Service]++ }}
-		q.ask(ctx, wire.AppendNumber(wire.AppendNumber(nil, s.id), rand.Uint32N(p.rules.places)))
-		if err := q.finish(ctx); err != nil {
-			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.ip.Family, p.rules.sets[sAffinity].Name, err)
+		key := wire.AppendNumber(wire.AppendNumber(nil, s.id), rand.Uint32N(p.rules.places))
+		found := func([]byte) { taken++; by[s.source.ID.Service]++ }
+		if err := p.reader().Elements(ctx, p.rules.set(sAffinity).Name, [][]byte{key}, found); err != nil {
+			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.ip.Family, p.rules.set(sAffinity).Name, err)
 		}
 	}
 	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples, Limit: int(p.rules.sets[sAffinity].Size), Busiest: most(by, 3)}

@@ -35,44 +35,23 @@ func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
 		return false, nil
 	}
 	s.records[sBackends].Bytes = make([]byte, 0, total*s.records[sBackends].Size)
-	q := query{r: r, set: sBackends, found: func(el []byte) { s.element(sBackends, &r.sets[sBackends], el) }}
+	keys := make([][]byte, 0, wire.ElementsAtOnce)
+	var err error
+	ask := func() {
+		if err == nil {
+			err = r.Elements(ctx, r.sets[sBackends].Name, keys, func(el []byte) { s.element(sBackends, &r.sets[sBackends], el) })
+		}
+		keys = keys[:0]
+	}
 	each(func(id uint32, sh shape) {
 		for slot := range sh.size {
-			q.ask(ctx, wire.AppendNumber(wire.AppendNumber(nil, id), slot))
+			if keys = append(keys, wire.AppendNumber(wire.AppendNumber(nil, id), slot)); len(keys) == wire.ElementsAtOnce {
+				ask()
+			}
 		}
 	})
-	return true, q.finish(ctx)
-}
-
-// query asks for single elements of a set.
-type query struct {
-	r     reader
-	set   setIndex
-	found func(el []byte) // called for each element that is there
-
-	keys [][]byte
-	err  error
-}
-
-// ask adds a key; now and then the kernel is asked.
-func (q *query) ask(ctx context.Context, key []byte) {
-	q.keys = append(q.keys, key)
-	if len(q.keys) == wire.ElementsAtOnce {
-		q.flush(ctx)
-	}
-}
-
-func (q *query) finish(ctx context.Context) error {
-	q.flush(ctx)
-	return q.err
-}
-
-// flush sends the keys.
-func (q *query) flush(ctx context.Context) {
-	if len(q.keys) > 0 && q.err == nil {
-		q.err = q.r.Elements(ctx, q.r.Family, q.r.Name, q.r.sets[q.set].Name, q.keys, q.found)
-	}
-	q.keys = q.keys[:0]
+	ask()
+	return true, err
 }
 
 // auditWindow is how many elements of the large maps one full audit compares, so that it holds up the writing of
@@ -98,22 +77,13 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 	if len(p.cycle.rows) == 0 && len(p.cycle.sets) == 0 && len(p.cycle.lists) == 0 {
 		p.cycle.begin(p.st)
 	}
-	var is, want [setCount]diff.Records
-	var queries [setCount]query
-	for i := range setCount {
-		d := &p.rules.sets[i]
-		is[i].Size, want[i].Size = d.RecordLen(), d.RecordLen()
-		queries[i] = query{r: p.reader(), set: i, found: func(el []byte) { is[i].Bytes = d.Record(is[i].Bytes, el) }}
-	}
+	var want [setCount]diff.Records
 	asked := 0
 	ask := func(i setIndex, rec []byte) {
-		d := &p.rules.sets[i]
-		if smallSets(d) {
-			return
+		if !smallSets(p.rules.set(i)) {
+			asked++
+			want[i].Bytes = append(want[i].Bytes, rec...)
 		}
-		asked++
-		want[i].Bytes = append(want[i].Bytes, rec...)
-		queries[i].ask(ctx, slices.Clone(rec[:d.KeyLen()]))
 	}
 	for y := &p.cycle; asked < p.window && len(y.rows) > 0; y.rows = y.rows[1:] {
 		if r, ok := p.st.rows[y.rows[0]]; ok {
@@ -139,10 +109,17 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 	}
 	n := 0
 	for i := range setCount {
-		if err := queries[i].finish(ctx); err != nil {
+		d := p.rules.set(i)
+		is := diff.Records{Size: d.RecordLen()}
+		want[i].Size = is.Size
+		var keys [][]byte
+		for rec := range want[i].All() {
+			keys = append(keys, rec[:d.KeyLen()])
+		}
+		if err := p.reader().Elements(ctx, d.Name, keys, func(el []byte) { is.Bytes = d.Record(is.Bytes, el) }); err != nil {
 			return n, err
 		}
-		n += c.mendSet(i, is[i], want[i])
+		n += c.mendSet(i, is, want[i])
 	}
 	return n, nil
 }

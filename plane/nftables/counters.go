@@ -15,6 +15,7 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
@@ -40,16 +41,9 @@ func (r *ruleset) count(comment string, sets setIndex, key []rule.Operand) rule.
 
 // counters reads the counters, over a socket of its own: writes go on meanwhile. It is nil where nothing is counted.
 type counters struct {
-	ip   rule.IP
-	mu   sync.Mutex // held to read
-	sock *wire.Socket
-	sets []counted
-}
-
-// counted is one set of counters; addrLen is the length of the addresses in its keys, 0 for NodePorts.
-type counted struct {
-	name            string
-	keyLen, addrLen int
+	mu sync.Mutex // held to read
+	reader
+	addrLens map[setIndex]int // sets, with the lengths of addresses in their keys: 0 for NodePorts
 }
 
 // openCounters opens the socket, where rules count.
@@ -65,25 +59,20 @@ func (p *Plane) openCounters(ctx context.Context) (err error) {
 	return err
 }
 
-// newCounters reads sets of counters, by the length of the addresses in their keys.
+// newCounters reads sets of counters, by the lengths of addresses in their keys.
 func (p *Plane) newCounters(addrLens map[setIndex]int) (*counters, error) {
 	sock, err := wire.Open()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	c := &counters{sock: sock, ip: p.ip}
-	for set, n := range addrLens {
-		d := &p.rules.sets[set]
-		c.sets = append(c.sets, counted{d.Name, d.KeyLen(), n})
-	}
-	return c, nil
+	return &counters{reader: p.readerBy(sock, nil), addrLens: addrLens}, nil
 }
 
 func (c *counters) close() error {
 	if c == nil {
 		return nil
 	}
-	return c.sock.Close()
+	return c.Socket.Close()
 }
 
 // Counts is part of mode.TrafficCounter. It is false where the kernel cannot count.
@@ -91,32 +80,28 @@ func (p *Plane) Counts() bool { return p.counters != nil }
 
 // Traffic is part of mode.TrafficCounter: connections that were led to an endpoint. Bytes are not counted; it would cost each packet something.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
-	return p.counters.read(ctx, func(set counted, key []byte, n uint64) {
-		f(mode.Count{CounterID: mode.CounterID{Row: wire.ParseKey(key, set.addrLen)}, Traffic: mode.Traffic{Connections: n}})
+	return p.counters.read(ctx, func(row lb.Key, n uint64) {
+		f(mode.Count{CounterID: mode.CounterID{Row: row}, Traffic: mode.Traffic{Connections: n}})
 	})
 }
 
 // read calls f with each counter.
-func (c *counters) read(ctx context.Context, f func(set counted, key []byte, n uint64)) error {
+func (c *counters) read(ctx context.Context, f func(row lb.Key, n uint64)) error {
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, set := range c.sets {
-		request := wire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, c.ip.Proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
-		err := c.sock.Ask(ctx, request, func(body []byte) {
-			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-				key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
-				if n, ok := counterOf(el); ok && len(key) == set.keyLen {
-					f(set, key, n)
-				}
-				return true
-			})
+	for i, addrLen := range c.addrLens {
+		d := &c.sets[i]
+		err := c.EachElement(ctx, d.Name, func(el []byte) {
+			if n, ok := counterOf(el); ok && len(wire.ElementKey(el)) == d.KeyLen() {
+				f(wire.ParseKey(wire.ElementKey(el), addrLen), n)
+			}
 		})
 		// Others may write meanwhile; what is missing then is read the next time. Before the first write there is no table.
 		if err != nil && !errors.Is(err, nlconn.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("nftables %s: read the counters of %s: %w", c.ip.Family, set.name, err)
+			return fmt.Errorf("nftables %s: read the counters of %s: %w", c.IP.Family, d.Name, err)
 		}
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"kube-proxy/internal/nft/rule"
-	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/relay"
@@ -72,7 +71,7 @@ func (p *Plane) measureLocalhost(emit mode.Emit) error {
 		return nil
 	}
 	rejected := map[lb.Proto]uint64{lb.UDP: 0, lb.SCTP: 0}
-	err := p.rejected.read(context.Background(), func(set counted, key []byte, n uint64) { rejected[wire.ParseKey(key, set.addrLen).Proto] += n })
+	err := p.rejected.read(context.Background(), func(row lb.Key, n uint64) { rejected[row.Proto] += n })
 	for proto, n := range rejected {
 		emit(localhostRejected, float64(n), strings.ToUpper(proto.String()))
 	}

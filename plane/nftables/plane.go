@@ -82,33 +82,38 @@ func New(cfg Config) (*Plane, error) {
 	if p.sock, err = wire.Open(); err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	if _, err := p.sock.Generation(context.Background()); err != nil {
-		p.sock.Close()
-		return nil, probeError(err)
+	if err = p.open(cfg); err != nil {
+		return nil, errors.Join(err, p.Close())
 	}
-	lacks, err := p.lacks(context.Background(), p.rules.New("", rule.SetMark(p.ip.Hash(2, 1))))
+	p.ours.Join(p.mon)
+	return p, nil
+}
+
+// open finds out what the kernel has, and opens what else there is to open.
+func (p *Plane) open(cfg Config) error {
+	ctx := context.Background()
+	if _, err := p.sock.Generation(ctx); err != nil {
+		return probeError(err)
+	}
+	lacks, err := p.lacks(ctx, p.rules.New("", rule.SetMark(p.ip.Hash(2, 1))))
 	if err != nil {
-		p.sock.Close()
-		return nil, err
+		return err
 	}
 	p.rules.hashes = !lacks
 	p.rules.sets = schema(p.ip, p.rules.hashes)
-	if err = p.openCounters(context.Background()); err != nil {
-		p.sock.Close()
-		return nil, err
+	if err := p.openCounters(ctx); err != nil {
+		return err
 	}
-	if err = p.openLocalhost(cfg); err != nil {
-		p.sock.Close()
-		return nil, err
-	}
-	if p.mon, err = startMonitor(&p.rules.layout, p.sock); err != nil {
-		p.localhost.Close()
-		p.sock.Close()
-		return nil, fmt.Errorf("nftables: %w", err)
+	if err := p.openLocalhost(cfg); err != nil {
+		return err
 	}
 	p.look = p.rules.layout
-	p.ours.Join(p.mon)
-	return p, nil
+	mon, err := startMonitor(&p.look, p.sock)
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	p.mon = mon
+	return nil
 }
 
 // offline returns a plane that can compute, but neither write nor read.
@@ -142,9 +147,13 @@ func probeError(err error) error {
 
 // Close closes the sockets, and with them ends connections to localhost NodePorts. The rules stay in force.
 func (p *Plane) Close() error {
-	p.ours.Leave(p.mon)
+	var err error
+	if p.mon != nil { // else it was never opened
+		p.ours.Leave(p.mon)
+		err = p.mon.Close()
+	}
 	p.localhost.Close()
-	return errors.Join(p.mon.Close(), p.sock.Close(), p.counters.close(), p.rejected.close())
+	return errors.Join(err, p.sock.Close(), p.counters.close(), p.rejected.close())
 }
 
 // Stats returns what has been sent so far.

@@ -77,15 +77,11 @@ func removeTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (
 }
 
 // hasTable reports whether the family has a table of that name. To ask does not load nf_tables' families.
-func hasTable(ctx context.Context, s *wire.Socket, proto byte, name string) (there bool, err error) {
-	var e wire.Encoder
-	at := e.Message(unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, proto, 0)
-	e.Str(unix.NFTA_TABLE_NAME, name)
-	e.EndMessage(at)
-	err = s.Ask(ctx, e.B, func([]byte) { there = true })
+func hasTable(ctx context.Context, s *wire.Socket, proto byte, name string) (bool, error) {
+	there, _, err := wire.Table{Socket: s, Family: proto, Name: name}.State(ctx)
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		return false, nil // no table, no such family, or no nf_tables
+	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return false, nil // no such family, or no nf_tables
 	case err != nil:
 		return false, probeError(err)
 	}

@@ -100,7 +100,7 @@ func (w *walk) fetch(set string, keys []string) error {
 			ask = append(ask, []byte(k))
 		}
 	}
-	err := w.sock.Elements(w.ctx, w.t.Family, w.t.Name, set, ask, func(el []byte) {
+	err := wire.Table{Socket: w.sock, Family: w.t.Family, Name: w.t.Name}.Elements(w.ctx, set, ask, func(el []byte) {
 		data := nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA)
 		e := element{there: true, data: string(nlconn.Attribute(data, unix.NFTA_DATA_VALUE))}
 		if e.data == "" && data != nil {

@@ -17,10 +17,10 @@ const ElementsAtOnce = 256
 
 // Elements asks for elements of a set by their keys, ElementsAtOnce in a request, and calls found with each that is there,
 // in the order of the keys. A set that is not there has none.
-func (s *Socket) Elements(ctx context.Context, family byte, table, set string, keys [][]byte, found func(el []byte)) error {
+func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found func(el []byte)) error {
 	for len(keys) > 0 {
 		some, answered := keys[:min(len(keys), ElementsAtOnce)], 0
-		err := s.Ask(ctx, elementsRequest(family, table, set, some), func(body []byte) {
+		err := t.Ask(ctx, elementsRequest(t.Family, t.Name, set, some), func(body []byte) {
 			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				answered++
 				found(el)

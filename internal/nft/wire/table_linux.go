@@ -83,7 +83,7 @@ func (t Table) EachElement(ctx context.Context, set string, f func(el []byte)) e
 // Get returns the data of the elements of those keys that are there.
 func (t Table) Get(ctx context.Context, d *Set, keys [][]byte) (map[string][]byte, error) {
 	have, rec, n := make(map[string][]byte, len(keys)), []byte(nil), d.KeyLen()
-	err := t.Elements(ctx, t.Family, t.Name, d.Name, keys, func(el []byte) {
+	err := t.Elements(ctx, d.Name, keys, func(el []byte) {
 		rec = d.Record(rec[:0], el)
 		have[string(rec[:n])] = bytes.Clone(rec[n:])
 	})
