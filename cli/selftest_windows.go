@@ -27,7 +27,7 @@ func onThisSystem(test *selftest.Config, disruptive bool) error {
 	if err != nil {
 		return fmt.Errorf("taking the right to write: %w: stop the kube-proxy of this node first", err)
 	}
-	if test.Mode == "kernelspace" {
+	if test.Mode == hns.Mode().Name {
 		if test.HNS, err = hns.Open(); err != nil {
 			return err
 		}

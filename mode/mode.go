@@ -77,6 +77,8 @@ type Mode struct {
 	DrainTimeout func(option.Blocks) time.Duration
 	// Sysctls returns what the host must be set to; nil for nothing.
 	Sysctls func(Settings) []Sysctl
+	// RunsIPTables: programs of iptables write its rules. They need CAP_NET_RAW where anybody's rules name ipsets.
+	RunsIPTables bool
 	// Load loads the modules that have these sysctls; nil for none.
 	Load func() error
 

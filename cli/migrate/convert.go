@@ -232,6 +232,7 @@ func (c *converter) pod() {
 	}
 	at := c.proxy.Where
 	main := p.Containers[0]
+	to, _ := c.modes.Find(c.toMode())
 	if !p.HostNetwork {
 		c.add(Missing, at+": hostNetwork", "the pod has no hostNetwork: the proxy would write rules into its own network namespace", "Services are served by the node's kernel.", "Set hostNetwork: true.")
 	}
@@ -246,20 +247,19 @@ func (c *converter) pod() {
 			"Nothing, or use the chart, whose containers are made so.")
 	case !main.may("NET_ADMIN"):
 		c.add(Missing, at+": securityContext", "the container has not the capability NET_ADMIN", "No rule can be written without.", "Add NET_ADMIN, and NET_RAW for modes iptables and ipvs.")
-	case c.toMode() == "ipvs" && !main.may("NET_RAW"):
+	case to.Among != "" && !main.may("NET_RAW"):
 		c.add(Missing, at+": securityContext", "the container has not the capability NET_RAW", "The programs of iptables need it for rules that name ipsets, as those of mode ipvs do (docs/image.md).", "Add NET_RAW.")
-	case c.toMode() == "iptables" && !main.may("NET_RAW"):
+	case to.RunsIPTables && !main.may("NET_RAW"):
 		c.add(Change, at+": securityContext", "the container has not the capability NET_RAW", "The programs of iptables need it where anybody's rules name ipsets, as some networks for pods have them, and for the legacy back end (docs/image.md).", "Add NET_RAW.")
 	}
 	mounts := map[string]bool{}
 	for _, m := range main.VolumeMounts {
 		mounts[strings.TrimSuffix(m.MountPath, "/")] = true
 	}
-	iptables := c.toMode() == "iptables" || c.toMode() == "ipvs"
-	if iptables && !mounts["/run/xtables.lock"] && !mounts["/run"] {
+	if to.RunsIPTables && !mounts["/run/xtables.lock"] && !mounts["/run"] {
 		c.add(Missing, at+": volumeMounts", "/run/xtables.lock of the host is not mounted", "Programs that write rules of iptables' legacy back end take turns by this file.", "Mount the host's /run/xtables.lock (hostPath, FileOrCreate).")
 	}
-	if !iptables && mounts["/run/xtables.lock"] {
+	if !to.RunsIPTables && mounts["/run/xtables.lock"] {
 		c.add(Same, at+": volumeMounts", "/run/xtables.lock is not needed", fmt.Sprintf("Mode %s does not run iptables, but to remove what another mode left.", c.toMode()), "Nothing; take it out when all nodes have moved.")
 	}
 }

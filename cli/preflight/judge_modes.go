@@ -42,16 +42,15 @@ func modeKinds() []Kind {
 }
 
 func (j *judge) privileges() {
-	const iptables = "iptables" // the rules, see mode.Mode
 	lacks := j.facts.Lacks.Value
 	m, _ := j.running()
 	text := "this process lacks CAP_" + strings.Join(lacks, " and CAP_")
 	switch {
 	case slices.Contains(lacks, "NET_ADMIN"):
 		j.wrong("", "%s", text)
-	case len(lacks) > 0 && m.Among == iptables:
+	case len(lacks) > 0 && m.Among != "":
 		j.wrong("", "%s, and mode %s writes rules that name ipsets", text, m.Name)
-	case len(lacks) > 0 && m.Rules == iptables:
+	case len(lacks) > 0 && m.RunsIPTables:
 		j.warn("", "%s, which mode %s needs where anybody's rules name ipsets, and for the legacy back end", text, m.Name)
 	case len(lacks) > 0:
 		j.info("", "%s, which the mode that would run does not need", text)

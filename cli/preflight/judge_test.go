@@ -84,7 +84,7 @@ func TestJudge(t *testing.T) {
 		{"old kernel", func(_ *Setup, f *Facts) { f.Kernel.Value = "5.4.0" }, "kernel error : Linux 5.4.0", ExitErrors},
 		{"a kernel that is no version", func(_ *Setup, f *Facts) { f.Kernel.Value = "x" }, "kernel unknown", ExitWarnings},
 		{"no CAP_NET_ADMIN", func(_ *Setup, f *Facts) { f.Lacks.Value = []string{"NET_ADMIN"} }, "privileges error : this process lacks CAP_NET_ADMIN", ExitErrors},
-		{"no CAP_NET_RAW, in a mode of iptables", func(s *Setup, f *Facts) { s.Modes[0].Rules, f.Lacks.Value = "iptables", []string{"NET_RAW"} }, "privileges warning : this process lacks CAP_NET_RAW", ExitWarnings},
+		{"no CAP_NET_RAW, in a mode of iptables", func(s *Setup, f *Facts) { s.Modes[0].RunsIPTables, f.Lacks.Value = true, []string{"NET_RAW"} }, "privileges warning : this process lacks CAP_NET_RAW", ExitWarnings},
 		{"no CAP_NET_RAW, in mode ipvs", func(s *Setup, f *Facts) { s.Modes[0].Among, f.Lacks.Value = "iptables", []string{"NET_RAW"} }, "privileges error : this process lacks CAP_NET_RAW", ExitErrors},
 		{"no CAP_NET_RAW", func(_ *Setup, f *Facts) { f.Lacks.Value = []string{"NET_RAW"} }, "privileges info", ExitOK},
 		{"the first cannot run, nobody asked for it", func(_ *Setup, f *Facts) { cannot(f, "first", broken) }, "mode-asked info : the configuration asks for nothing, which is the best that the host can do: it is second, after first (it is broken)", ExitOK},

@@ -57,6 +57,7 @@ func facts() mode.Mode {
 		Show:          "iptables -t nat -S",
 		Flush:         "iptables -t nat -F",
 		PassesUnknown: true,
+		RunsIPTables:  true,
 
 		Rules: "iptables",
 	}

@@ -83,5 +83,7 @@ func facts() mode.Mode {
 
 		Rules: "ipvs",
 		Among: "iptables",
+
+		RunsIPTables: true,
 	}
 }
