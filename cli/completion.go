@@ -49,7 +49,7 @@ func completeFlag(cmd *cobra.Command, name string, values ...string) {
 
 // completeModes has a shell complete --proxy-mode to what can run here.
 func completeModes(cmd *cobra.Command, modes mode.List) {
-	completeFlag(cmd, "proxy-mode", modes.Names(func(m mode.Mode) bool { return m.Here() && m.Built() })...)
+	completeFlag(cmd, "proxy-mode", modes.Names(func(m mode.Mode) bool { return m.Here() })...)
 }
 
 // oneService is what a command takes whose one argument is the name of a Service.

@@ -32,7 +32,7 @@ func migrateHelp(modes mode.List) string {
 
 // modesToRun are the modes of a node with Linux.
 func modesToRun(modes mode.List) []string {
-	return modes.Names(func(m mode.Mode) bool { return m.On("linux") && m.Built() })
+	return modes.Names(func(m mode.Mode) bool { return m.On("linux") })
 }
 
 // migrate is "kube-proxy migrate".

@@ -67,7 +67,7 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	m := offlineMode(cfg, modes)
 	switch {
 	case !m.Built():
-		return fmt.Errorf("mode %s: %w", m.Name, mode.ErrNotBuilt)
+		return fmt.Errorf("mode %s: only a program for %s can render it", m.Name, m.OS)
 	case m.Render == nil:
 		return fmt.Errorf("mode %s: there is nothing that another program could load: its rules lead to sockets of the proxy, at ports "+
 			"that it takes when it runs; look at those of one that runs: %s", m.Name, m.Show)

@@ -32,7 +32,6 @@ func write(t testing.TB, name, text string) {
 // A case of testdata/*.txt is a paragraph of lines:
 //
 //	# name, with the rows of docs/behaviour.md
-//	+ as if every mode were built
 //	windows the same, as this program is on Windows
 //	NODE_NAME value of the variable in the environment
 //	$ flags and arguments, blanks between (␣ is a blank inside one)
@@ -48,7 +47,6 @@ type testCase struct {
 	args           []string
 	file           string
 	env            string // $NODE_NAME
-	all            bool   // as if every mode were built
 	windows        bool   // on Windows
 	want, bad, say []string
 }
@@ -133,18 +131,9 @@ func marked(mark string, lines []string) string {
 // modes are the names of all modes.
 var modes = all.Modes().Names(func(mode.Mode) bool { return true })
 
-// allBuilt are the modes as if every one were built.
-func allBuilt() mode.List {
-	built := all.Modes()
-	for i := range built {
-		built[i].New = func(mode.Settings) (mode.Plane, error) { return nil, errors.New("not built") }
-	}
-	return built
-}
-
 // windowsModes are the modes of a program for Windows, where those of Linux are facts alone.
 func windowsModes() mode.List {
-	modes := allBuilt()
+	modes := all.Modes()
 	for i := range modes {
 		if !modes[i].On("windows") {
 			modes[i].New = nil
@@ -167,9 +156,6 @@ func complete(t testing.TB, tc testCase) (*Config, error) {
 	t.Helper()
 	o := NewOptions(all.Modes())
 	o.getenv = func(string) string { return tc.env }
-	if tc.all {
-		o.modes = allBuilt()
-	}
 	if tc.windows {
 		o.system, o.modes = "windows", windowsModes()
 	}
@@ -282,8 +268,6 @@ func readCases(t testing.TB, file string) []testCase {
 			}
 		case "|":
 			tc.file += strings.ReplaceAll(rest, `\xff`, "\xff") + "\n"
-		case "+": // as if every mode were built
-			tc.all = true
 		case "windows":
 			tc.windows = true
 		case "NODE_NAME":

@@ -11,7 +11,7 @@ import (
 
 // Every field that changes is named, and on the right side; the table of fields says which.
 func TestDiff(t *testing.T) {
-	base, err := complete(t, testCase{all: true, args: []string{"--proxy-mode=iptables", "--nodeport-addresses=primary"}})
+	base, err := complete(t, testCase{args: []string{"--proxy-mode=iptables", "--nodeport-addresses=primary"}})
 	must(t, err)
 	if live, restart := Diff("iptables", base, base); len(live)+len(restart) > 0 {
 		t.Errorf("no change is told as %q and %q", live, restart)
@@ -56,7 +56,7 @@ func TestDiff(t *testing.T) {
 				file += "\n"
 			}
 		}
-		after, err := complete(t, testCase{all: true, file: file + value + "\n"})
+		after, err := complete(t, testCase{file: file + value + "\n"})
 		if err != nil {
 			t.Errorf("%s: %v", path, err)
 			continue

@@ -88,15 +88,13 @@ func ConfigurationPage(modes mode.List) string {
 	return b.String()
 }
 
-// here says whether this version has the mode.
+// here says where the mode is.
 func here(m mode.Mode) string {
 	switch {
-	case m.Built() && m.Unasked != "":
+	case m.Unasked != "":
 		return "tried, on " + systemName(m.Unasked)
 	case !m.Here():
 		return "on " + systemName(m.OS)
-	case !m.Built():
-		return "not built yet"
 	}
 	return ""
 }

@@ -13,16 +13,11 @@ import (
 	"kube-proxy/mode"
 )
 
-// runs reports whether a process that is asked for m serves, in this mode or in one that it falls back to.
-func runs(modes mode.List, m mode.Mode) bool {
-	return slices.ContainsFunc(modes.Chain(m.Name), mode.Mode.Built)
-}
-
-// mode is CF-19, as far as modes are built. A blank mode and one that gives way are left to the process.
+// mode is CF-19. A blank mode and one that gives way are left to the process.
 func (o *Options) mode(gates map[string]bool) string {
 	name := string(o.file.Mode)
 	off := func(m mode.Mode) bool { return m.Gate != "" && !gates[m.Gate] }
-	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) && runs(o.modes, m) }))), ", ") +
+	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) }))), ", ") +
 		", or nothing for the best that this machine can do"
 	m, known := o.modes.Find(name)
 	switch {
@@ -34,9 +29,6 @@ func (o *Options) mode(gates map[string]bool) string {
 	case o.once(), o.Renders && m.Render != nil:
 	case !m.On(o.system):
 		o.wrong("mode", name, "this mode is for "+systemName(m.OS)+": "+want)
-	case runs(o.modes, m):
-	default:
-		o.wrong("mode", name, "this mode is not built yet: "+want)
 	}
 	return name
 }

@@ -207,7 +207,7 @@ func (o *Options) check(c *Config, m mode.Mode, s option.Section) {
 	r := o.report()
 	asked := string(o.file.Mode)
 	_, known := o.modes.Find(asked)
-	r.Runs = asked == m.Name || asked != "" && !known && m.Built() // a misspelt name may be this one
+	r.Runs = asked == m.Name || asked != "" && !known // a misspelt name may be this one
 	if s.OnlyInMode && !r.Runs {
 		r.Wrong = func(path, value, want string) {
 			c.unchecked[m.Name] = append(c.unchecked[m.Name], Problem{o.where(path), value, want})

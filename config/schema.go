@@ -49,12 +49,7 @@ func block() map[string]any {
 
 // modeNames are the modes that may be asked for, none too.
 func modeNames(modes mode.List) []string {
-	names := []string{""}
-	for _, m := range modes {
-		if m.Built() || m.FallsBackTo != "" {
-			names = append(names, m.Name)
-		}
-	}
+	names := append(modes.Names(func(mode.Mode) bool { return true }), "")
 	slices.Sort(names)
 	return names
 }

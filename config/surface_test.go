@@ -147,7 +147,7 @@ func TestFlagsTell(t *testing.T) {
 		}
 		// In its own mode it is what was asked for.
 		if mode, _, _ := strings.Cut(row["effect"], ","); slices.Contains(modes, mode) && mode != "kernelspace" {
-			c, err := complete(t, testCase{all: true, args: []string{"--proxy-mode=" + mode, "--nodeport-addresses=primary", "--" + name + "=" + value}})
+			c, err := complete(t, testCase{args: []string{"--proxy-mode=" + mode, "--nodeport-addresses=primary", "--" + name + "=" + value}})
 			switch {
 			case name == "ipvs-scheduler": // x is none
 			case err != nil:

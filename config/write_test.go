@@ -44,7 +44,7 @@ func roundTrip(t testing.TB, c *Config, windows bool) {
 		t.Fatal(err)
 	}
 	o := NewOptions(all.Modes())
-	o.modes, o.readFile = allBuilt(), idFiles
+	o.readFile = idFiles
 	if windows {
 		o.system, o.modes = "windows", windowsModes()
 	}

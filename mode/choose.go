@@ -81,7 +81,7 @@ func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 			err = m.Refuses(with)
 		}
 		if err == nil {
-			err = m.able(with)
+			err = m.Able(with)
 		}
 		if err == nil {
 			c.Mode, c.Steps = m, failed

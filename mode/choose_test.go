@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -39,7 +38,6 @@ func TestChoose(t *testing.T) {
 		times := map[string]int{}
 		modes := all.Modes()
 		for i, m := range modes {
-			modes[i].New = func(mode.Settings) (mode.Plane, error) { return nil, nil } // as if it were built
 			modes[i].Able = func(mode.Settings) error {
 				times[m.Name]++
 				if strings.Contains(" "+able+" ", " "+m.Name+" ") {
@@ -77,31 +75,10 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// The reason of a failure can be asked for by what it wraps.
-func TestChooseWraps(t *testing.T) {
-	modes := all.Modes()
-	for i := range modes {
-		if modes[i].Name == "userspace" { // as if this version had none
-			modes[i].New = nil
-		}
-	}
-	_, err := modes.Choose("userspace", "", mode.Settings{Family: lb.IPv4})
-	if !errors.Is(err, mode.ErrNotBuilt) || !strings.Contains(err.Error(), "mode userspace: ") {
-		t.Errorf("error %v", err)
-	}
-	i := slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == "iptables" })
-	modes[i].Able = func(mode.Settings) error { return errors.New("no programs") }
-	_, err = modes.Choose("ipvs", "", mode.Settings{Family: lb.IPv4})
-	if !errors.Is(err, mode.ErrNotBuilt) {
-		t.Errorf("error %v", err)
-	}
-}
-
 // What was asked for by its name and is not there is an error: no other mode takes its place (CF-26).
 func TestChooseAsked(t *testing.T) {
 	modes := all.Modes()
 	for i := range modes {
-		modes[i].New = func(mode.Settings) (mode.Plane, error) { return nil, nil }
 		modes[i].Able = func(s mode.Settings) error {
 			if asked := option.Of(s.Blocks, new(string)); *asked == "mh" {
 				return fmt.Errorf("scheduler mh: %w", mode.ErrAsked)
@@ -118,7 +95,7 @@ func TestChooseAsked(t *testing.T) {
 // A blank mode is never one of another operating system, and one that is asked for must be of this one.
 func TestChooseOfThisSystem(t *testing.T) {
 	here := func(m mode.Mode) mode.Mode {
-		m.New, m.Able = func(mode.Settings) (mode.Plane, error) { return nil, nil }, func(mode.Settings) error { return nil }
+		m.Able = func(mode.Settings) error { return nil }
 		return m
 	}
 	list := mode.List{here(mode.Mode{Name: "elsewhere", OS: "plan9", Unasked: "plan9", FallsBackTo: "here"}), here(mode.Mode{Name: "here", Unasked: runtime.GOOS})}
@@ -136,7 +113,6 @@ func TestChooseOfThisSystem(t *testing.T) {
 func TestChooseNotInPlaceOfAnotherTN51(t *testing.T) {
 	modes := all.Modes()
 	for i, m := range modes {
-		modes[i].New = func(mode.Settings) (mode.Plane, error) { return nil, nil }
 		modes[i].Able = func(mode.Settings) error {
 			if m.Name != "userspace" {
 				return errors.New("no packet filter")

@@ -19,15 +19,11 @@ import (
 	"kube-proxy/trace"
 )
 
-// ErrNotBuilt is the reason why a mode cannot run that this version does not contain.
-var ErrNotBuilt = errors.New("not built yet in this version")
-
 // ErrAsked says that a host has the mode, but nothing of the name that the configuration asks of it. Who wrote that name wants to
 // be told: in another mode it would mean nothing.
 var ErrAsked = errors.New("this host does not have what was asked for")
 
-// Mode is all that the proxy knows of one mode. Its folder below plane returns it; plane/all has the list. One without
-// New is not built yet: configuration knows it, and it cannot run.
+// Mode is all that the proxy knows of one mode. Its folder below plane returns it; plane/all has the list.
 type Mode struct {
 	// Name is the value of --proxy-mode.
 	Name string
@@ -276,16 +272,8 @@ type Emit func(metric string, value float64, labels ...string)
 // List is the list of all modes, in the order in which they are tried and documented.
 type List []Mode
 
-// Built reports whether this version contains the mode.
+// Built reports whether this program contains the mode. Of one of another operating system it may know the facts alone.
 func (m Mode) Built() bool { return m.New != nil }
-
-// able says why the mode cannot run here.
-func (m Mode) able(s Settings) error {
-	if !m.Built() {
-		return ErrNotBuilt
-	}
-	return m.Able(s)
-}
 
 // Here reports whether the mode is for this operating system.
 func (m Mode) Here() bool { return m.On(runtime.GOOS) }

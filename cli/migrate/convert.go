@@ -47,7 +47,7 @@ type Result struct {
 func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	if to != "" {
 		if m, ok := modes.Find(to); !ok || !m.On("linux") {
-			return nil, config.Problems{{Where: "--to", Value: to, Want: "want " + strings.Join(modes.Names(func(m mode.Mode) bool { return m.On("linux") && m.Built() }), ", ")}}
+			return nil, config.Problems{{Where: "--to", Value: to, Want: "want " + strings.Join(modes.Names(func(m mode.Mode) bool { return m.On("linux") }), ", ")}}
 		}
 	}
 	c := converter{modes: modes, proxy: p}
@@ -218,9 +218,6 @@ func (c *converter) between() {
 	}
 	if m.FallsBackTo != "" {
 		c.add(Same, "mode", fmt.Sprintf("where mode %s cannot run, %s runs instead, and log, event and metric say so", to, m.FallsBackTo), "Upstream ends.", "Watch kubeproxy_mode_info, or run kube-proxy check on the nodes.")
-	}
-	if !m.Built() {
-		c.add(Missing, "mode", fmt.Sprintf("mode %s is not built yet in this version", to), "What it gives way to runs.", "Choose another: --to.")
 	}
 }
 

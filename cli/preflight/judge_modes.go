@@ -90,8 +90,6 @@ func (j *judge) modes() {
 		switch {
 		case !m.Here():
 			j.info(m.Name, "is for another operating system: %s", m.OS)
-		case !m.Built():
-			j.info(m.Name, "%v", mode.ErrNotBuilt)
 		default:
 			j.families(m)
 		}

@@ -26,9 +26,8 @@ func prefixes(list ...string) (all []netip.Prefix) {
 
 // usual is a node on which all is well, and what is to run there.
 func usual() (*Setup, *Facts) {
-	runs := func(mode.Settings) (mode.Plane, error) { return nil, nil }
 	s := &Setup{
-		Modes:    mode.List{{Name: "first", Unasked: runtime.GOOS, New: runs, LocalhostNodePorts: true}, {Name: "second", Unasked: runtime.GOOS, New: runs, Terminates: true}, {Name: "later"}, {Name: "gives-way", FallsBackTo: "second", New: runs}},
+		Modes:    mode.List{{Name: "first", Unasked: runtime.GOOS, LocalhostNodePorts: true}, {Name: "second", Unasked: runtime.GOOS, Terminates: true}, {Name: "gives-way", FallsBackTo: "second"}},
 		Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n1", Hostname: "n1", PodCIDRs: prefixes("10.244.0.0/16"),
 		Healthz: netip.MustParseAddrPort("0.0.0.0:10256"), Metrics: netip.MustParseAddrPort("127.0.0.1:10249"),
 	}
@@ -90,7 +89,6 @@ func TestJudge(t *testing.T) {
 		{"the first cannot run, nobody asked for it", func(_ *Setup, f *Facts) { cannot(f, "first", broken) }, "mode-asked info : the configuration asks for nothing, which is the best that the host can do: it is second, after first (it is broken)", ExitOK},
 		{"no mode can run", func(_ *Setup, f *Facts) { cannot(f, "first", broken); cannot(f, "second", broken) }, "mode-asked error : ", ExitErrors},
 		{"one that gives way is asked for", func(s *Setup, f *Facts) { s.Asked = "gives-way"; cannot(f, "gives-way", broken) }, "mode-asked warning : the configuration asks for gives-way; mode gives-way cannot run on this host, using second instead", ExitWarnings},
-		{"one that is not built is asked for", func(s *Setup, _ *Facts) { s.Asked = "later" }, "mode-asked error", ExitErrors},
 		{"the mode that would run has a caution", func(s *Setup, _ *Facts) { s.Modes = slices.Clone(s.Modes); s.Modes[0].Caution = "It bypasses" }, "mode-asked warning : mode first: It bypasses", ExitWarnings},
 		{"the second family cannot be served", func(_ *Setup, f *Facts) { f.Abilities[1].Able = broken }, "mode-asked warning IPv6: mode first cannot serve IPv6: it is broken; IPv4 would be served alone", ExitWarnings},
 		{"the mode waits for something of the node", func(s *Setup, f *Facts) {

@@ -26,7 +26,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	var looking sync.WaitGroup
 	abilities := make([][]Ability, len(s.Modes))
 	for i, of := range s.Modes {
-		if of.Here() && of.Built() {
+		if of.Here() {
 			looking.Go(func() { abilities[i] = tryMode(ctx, s, of, m) })
 		}
 	}

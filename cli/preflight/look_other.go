@@ -17,7 +17,7 @@ var errElsewhere = errors.New("this is looked at on Linux alone")
 func Look(ctx context.Context, s *Setup) *Facts {
 	f := &Facts{OS: runtime.GOOS}
 	for _, m := range s.Modes {
-		if !m.Here() || !m.Built() {
+		if !m.Here() {
 			continue
 		}
 		for _, fam := range s.Families {
