@@ -28,9 +28,7 @@ func BenchmarkAskTrace(b *testing.B) {
 	p := n.serve()
 	at := filepath.Join(n.dir, "admin.sock")
 	self, err := os.Executable()
-	if err != nil {
-		b.Fatal(err)
-	}
+	do(b, err)
 	ask := func() (time.Duration, error) {
 		cmd := exec.Command(self, "trace", "10.1.1.5", "lab/s7777", "--admin-socket="+at)
 		cmd.Env = append(os.Environ(), asProgram+"=1")
@@ -50,9 +48,7 @@ func BenchmarkAskTrace(b *testing.B) {
 	var took []time.Duration
 	for b.Loop() {
 		d, err := ask()
-		if err != nil {
-			b.Fatal(err)
-		}
+		do(b, err)
 		took = append(took, d)
 	}
 	slices.Sort(took)

@@ -47,9 +47,7 @@ func TestBadInput(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, err := txtar.ParseFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			do(t, err)
 			if wants(c, "exit") != "" {
 				testBadInput(serving.with(t), file, c, generated[name])
 			} else {
@@ -173,7 +171,7 @@ var generated = map[string]spoiler{
 	"kernel-without-netfilter": {process: func(c *exec.Cmd) { c.Env = append(c.Env, noNetfilter+"=1") }},
 }
 
-func do(t *testing.T, err error) {
+func do(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -111,8 +111,6 @@ func (n *namespace) crowd(url string, many int, says string) {
 func (p *process) files() int {
 	p.t.Helper()
 	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	do(p.t, err)
 	return len(open)
 }

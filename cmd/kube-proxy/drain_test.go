@@ -27,9 +27,7 @@ func TestDrain(t *testing.T) {
 	}
 	term := func(p *process) {
 		t.Helper()
-		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		do(t, p.cmd.Process.Signal(syscall.SIGTERM))
 		p.await(regexp.MustCompile(`"no new connections are taken; open ones may finish; another signal ends them at once" within=`))
 		if _, err := os.Stat(closed); err != nil {
 			t.Error(err)

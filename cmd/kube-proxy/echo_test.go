@@ -33,9 +33,7 @@ type echo struct {
 func (n *nodeLab) echo(host string, port uint16) *echo {
 	n.t.Helper()
 	e := &echo{n: n, host: host, port: port, conns: map[net.Conn]bool{}}
-	if err := e.live(); err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, e.live())
 	n.t.Cleanup(e.die)
 	return e
 }

@@ -48,9 +48,7 @@ func TestFallbackServes(t *testing.T) {
 				}
 			}
 			page, err := p.get("/metrics")
-			if err != nil {
-				t.Fatal(err)
-			}
+			do(t, err)
 			said := false
 			for line := range strings.Lines(page) {
 				said = said || strings.HasPrefix(line, "kubeproxy_mode_info{") && strings.Contains(line, "userspace")
@@ -94,9 +92,7 @@ func TestFallbackTold(t *testing.T) {
 	events := make(chan string, 100)
 	n.On(netlab.Node1, func() {
 		l, err := net.Listen("tcp", "127.0.0.1:8001")
-		if err != nil {
-			t.Fatal(err)
-		}
+		do(t, err)
 		api := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if body, err := io.ReadAll(r.Body); err == nil && r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events") {
 				select {

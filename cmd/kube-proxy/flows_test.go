@@ -17,9 +17,7 @@ func TestUserspaceFlowsOfANewService(t *testing.T) {
 	const clients = 400
 	n := newNodeLab(t)
 	backend, err := n.listenUDP("pod2", 8080)
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	defer backend.Close()
 	var mu sync.Mutex
 	asked := map[uint64]bool{}
@@ -50,9 +48,7 @@ func TestUserspaceFlowsOfANewService(t *testing.T) {
 	var sockets []net.Conn
 	for k := 0; k < clients; k = reached() {
 		c, err := n.dial("pod3", "udp", labTarget, patience)
-		if err != nil {
-			t.Fatal(err)
-		}
+		do(t, err)
 		defer c.Close()
 		if len(sockets) > 20*clients {
 			t.Fatalf("%d of %d datagrams reach the endpoint", k, len(sockets))

@@ -57,9 +57,7 @@ func TestNoCommand(t *testing.T) {
 func TestPicturesNameTheModes(t *testing.T) {
 	for _, page := range []string{"../../README.md", "../../docs/architecture.md"} {
 		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		do(t, err)
 		picture := strings.Split(string(text), "```")[1]
 		for _, m := range all.Modes() {
 			if m.Built() != strings.Contains(picture, m.Name) {

@@ -34,9 +34,7 @@ func (n *namespace) client() *http.Client {
 func (n *namespace) ask(method, url, body string) (answer, error) {
 	n.t.Helper()
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	resp, err := n.client().Do(req)
 	if err != nil {
 		return answer{}, err
@@ -98,9 +96,7 @@ func (n *namespace) listen(addr string) net.Listener {
 	var l net.Listener
 	var err error
 	n.Do(func() { l, err = net.Listen("tcp", addr) })
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	n.t.Cleanup(func() { l.Close() })
 	return l
 }

@@ -30,9 +30,7 @@ func newIPVSLab(t *testing.T) *nodeLab {
 	if errors.Is(err, ipvswire.ErrNoIPVS) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	c.Close()
 	n := newNodeLab(t)
 	n.mode = "ipvs"
@@ -102,9 +100,7 @@ func TestIPVSSettings(t *testing.T) {
 	}
 	// A program of the node is not reached at a service address (PN-43).
 	l, err := n.listen(netlab.Node1, 2222)
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	defer l.Close()
 	if c, err := n.dial("pod3", "tcp", endpoint(netlab.Node1, 2222), patience); err != nil {
 		t.Errorf("a program of the node is not reached at the node's address: %v", err)
@@ -237,9 +233,7 @@ func TestIPVSRestart(t *testing.T) {
 		}
 		open, err = n.dial("pod5", "tcp", endpoint(netlab.Node1, 30080), patience)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	defer open.Close()
 	works := func(when string) {
 		t.Helper()

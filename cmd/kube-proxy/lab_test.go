@@ -51,16 +51,12 @@ func (n *nodeLab) apply(name, text string) {
 	if err == nil {
 		err = os.Rename(part, file)
 	}
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 }
 
 func (n *nodeLab) remove(name string) {
 	n.t.Helper()
-	if err := os.Remove(filepath.Join(n.dir, name+".yaml")); err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, os.Remove(filepath.Join(n.dir, name+".yaml")))
 }
 
 // labService is a Service of IPv4 with a port of TCP and one of UDP, both with the number 80, and a NodePort if that is not 0.
@@ -122,16 +118,12 @@ func (n *nodeLab) start(args ...string) *labProgram {
 func (n *nodeLab) program(args ...string) *labProgram {
 	n.t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	cmd := n.Command(netlab.Node1, self, args...)
 	p := &process{t: n.t, cmd: cmd.Cmd, done: make(chan struct{})}
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	cmd.Stdout, cmd.Stderr = &p.out, &p.out
-	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, cmd.Start())
 	go func() { cmd.Wait(); close(p.done) }()
 	return &labProgram{p, n}
 }
@@ -162,9 +154,7 @@ func until(t testing.TB, what func() string) {
 func (p *labProgram) files() int {
 	p.n.t.Helper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-	if err != nil {
-		p.n.t.Fatal(err)
-	}
+	do(p.n.t, err)
 	return len(entries)
 }
 
@@ -173,9 +163,7 @@ func (p *labProgram) filesByKind() string {
 	p.n.t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		p.n.t.Fatal(err)
-	}
+	do(p.n.t, err)
 	count := map[string]int{}
 	for _, e := range entries {
 		to, _ := os.Readlink(filepath.Join(dir, e.Name())) // it may be gone
@@ -196,14 +184,10 @@ func (p *labProgram) resident() int {
 func residentOf(t testing.TB, pid int) int {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(data)
 	kb, err := strconv.Atoi(string(m[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	return kb << 10
 }
 
@@ -211,9 +195,7 @@ func residentOf(t testing.TB, pid int) int {
 func (n *nodeLab) ports() []string {
 	n.t.Helper()
 	out, err := n.Command(netlab.Node1, "ss", "-Hltn").Output()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	var all []string
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Fields(line)

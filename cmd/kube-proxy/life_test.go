@@ -85,15 +85,11 @@ func TestStopWhileAPIServerHangs(t *testing.T) {
 	var l net.Listener
 	var err error
 	n.Do(func() { l, err = net.Listen("tcp", "127.0.0.1:0") })
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	defer l.Close()
 	p := n.start(dir, []string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + l.Addr().String()}, nil)
 	conn, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	defer conn.Close()
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
@@ -192,9 +188,7 @@ func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 			p.newServers()
 		}
 	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	return p
 }
 

@@ -67,17 +67,11 @@ func TestFamilyThatCannotBeServed(t *testing.T) {
 	n, dir := newNamespace(t), t.TempDir()
 	write(t, filepath.Join(dir, "m/good.yaml"), good())
 	bin := filepath.Join(dir, "bin")
-	if err := os.Mkdir(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	do(t, os.Mkdir(bin, 0o755))
 	for _, name := range []string{"iptables-nft", "iptables-nft-save", "iptables-nft-restore"} {
 		found, err := exec.LookPath(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(found, filepath.Join(bin, name)); err != nil {
-			t.Fatal(err)
-		}
+		do(t, err)
+		do(t, os.Symlink(found, filepath.Join(bin, name)))
 	}
 	args := append([]string{"--proxy-mode=iptables"}, usualArgs()[1:]...)
 	onlyIPv4 := func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+bin) }

@@ -105,13 +105,9 @@ func (n *nodeLab) spoofed(pod netip.AddrPort) func(source string, want bool) boo
 	send := func(source, text string, to netip.AddrPort) {
 		n.On(netlab.Client, func() {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-			if err != nil {
-				n.t.Fatal(err)
-			}
+			do(n.t, err)
 			defer unix.Close(fd)
-			if err := unix.Sendto(fd, datagram(netip.MustParseAddr(source), to, uint16(40000+number), text), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
-				n.t.Fatal(err)
-			}
+			do(n.t, unix.Sendto(fd, datagram(netip.MustParseAddr(source), to, uint16(40000+number), text), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}))
 		})
 	}
 	return func(source string, want bool) bool {

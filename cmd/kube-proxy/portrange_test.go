@@ -19,13 +19,9 @@ import (
 func (n *nodeLab) named(host string, port uint16, name string) (end func()) {
 	n.t.Helper()
 	tcp, err := n.listen(host, port)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	udp, err := n.listenUDP(host, port)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	end = func() { tcp.Close(); udp.Close() }
 	n.t.Cleanup(end)
 	go func() {

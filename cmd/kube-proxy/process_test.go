@@ -108,9 +108,7 @@ func (p *process) log() string { return p.out.String() }
 func (n *namespace) start(dir string, args []string, spoilt func(*exec.Cmd)) *process {
 	n.t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	p := &process{t: n.t, cmd: exec.Command(self, args...), done: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, &p.out, &p.out
 	p.cmd.Env = append(os.Environ(), asProgram+"=1")
@@ -118,9 +116,7 @@ func (n *namespace) start(dir string, args []string, spoilt func(*exec.Cmd)) *pr
 		spoilt(p.cmd)
 	}
 	n.Do(func() { err = p.cmd.Start() })
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	go func() { p.cmd.Wait(); close(p.done) }()
 	n.t.Cleanup(func() { p.cmd.Process.Kill(); <-p.done })
 	return p
@@ -224,12 +220,8 @@ func (n *namespace) serves() string {
 
 func write(t *testing.T, path string, text []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	do(t, os.WriteFile(path, text, 0o644))
 }
 
 // service is a manifest of a Service and its slice.

@@ -79,21 +79,15 @@ func TestReload(t *testing.T) {
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
 	p.await(regexp.MustCompile(fmt.Sprintf(again, 1)))
 
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	do(t, os.Remove(file))
 	p.await(regexp.MustCompile(`not usable.*read the configuration file: .*no such file`))
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
 	p.await(regexp.MustCompile(fmt.Sprintf(again, 2)))
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	do(t, os.Remove(file))
 	write(t, file, nftablesFile("clusterCIDR: 10.4.0.0/16\n"))
 	n.eventually("10.4.0.0/16", list...)
 
-	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	p.await(regexp.MustCompile(`(?s)(?:the configuration was read again: nothing has changed.*){2}`))
 
 	write(t, file, []byte(strings.Replace(string(nftablesFile("clusterCIDR: 10.4.0.0/16\n")), "mode: nftables", "mode: iptables", 1)))
@@ -162,18 +156,12 @@ func TestReloadConfigMap(t *testing.T) {
 		t.Helper()
 		write(t, filepath.Join(dir, fmt.Sprintf("..%d/config.conf", i)), nftablesFile(fmt.Sprintf("clusterCIDR: 10.%d.0.0/16\n", i)))
 		tmp := filepath.Join(dir, "..data_tmp")
-		if err := os.Symlink(fmt.Sprintf("..%d", i), tmp); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(tmp, filepath.Join(dir, "..data")); err != nil {
-			t.Fatal(err)
-		}
+		do(t, os.Symlink(fmt.Sprintf("..%d", i), tmp))
+		do(t, os.Rename(tmp, filepath.Join(dir, "..data")))
 	}
 	swap(1)
 	file := filepath.Join(dir, "config.conf")
-	if err := os.Symlink("..data/config.conf", file); err != nil {
-		t.Fatal(err)
-	}
+	do(t, os.Symlink("..data/config.conf", file))
 	p := n.configured(dir, file)
 	for i := 2; i < 5; i++ {
 		swap(i)
@@ -188,9 +176,7 @@ func TestHangup(t *testing.T) {
 	n, dir := newNamespace(t), t.TempDir()
 	write(t, filepath.Join(dir, "m/good.yaml"), good())
 	p := n.serve(dir)
-	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	p.await(regexp.MustCompile("SIGHUP: there is no configuration file to read again"))
 	p.stop()
 }

@@ -140,6 +140,8 @@ func TestSelftestCommand(t *testing.T) {
 		{"selftest --proxy-mode=userspace --userspace-fallback=false", 0, "7 data path\n  ok       pod-local "},
 		{"selftest --help", 0, "--disruptive"},
 		{"selftest -o yaml", 1, "want text or json"},
+		{"selftest --disruptve", 1, "unknown flag: --disruptve: did you mean --disruptive?"},
+		{"selftest --proxi-mode=nftables", 1, "did you mean --proxy-mode?"},
 		{"selftest --echo=pod1", 1, "want an IPv4 address and a port"},
 		{"selftest --proxy-mode=kernelspace", 1, "this mode is for Windows"},
 	} {

@@ -125,9 +125,7 @@ func restoreBy(t *testing.T, script func(program string) string) (path string) {
 		for _, backend := range []string{"", "-nft", "-legacy"} {
 			name := family + backend + "-restore"
 			program, err := exec.LookPath(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			do(t, err)
 			do(t, os.WriteFile(filepath.Join(dir, name), []byte(script(program)), 0o755))
 		}
 	}
@@ -149,9 +147,7 @@ func TestHealthDrains(t *testing.T) {
 	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
 	n.eventually("iptables", "cat", hold)
 	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_rows_pending{ip_family="IPv4"} 1`)
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	do(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	has(t, "/healthz", n.code(healthURL+"/healthz", 503).body, `"nodeEligible":false,"healthy":true`)
 	has(t, "/readyz", n.code(healthURL+"/readyz", 503).body, `"ready":false,"draining":true,"missing":[]`)
 	n.code(healthURL+"/livez", 200)
@@ -323,9 +319,7 @@ func TestServersReload(t *testing.T) {
 	put := func(base, body string) answer {
 		t.Helper()
 		a, err := n.ask(http.MethodPut, base+"/debug/flags/v", body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		do(t, err)
 		return a
 	}
 	has(t, "/configz", n.get(metricsURL+"/configz").body, `{"kubeproxy.config.k8s.io":{`, `"ClusterCIDR":"10.1.0.0/16"`, `"EnableProfiling":false`)

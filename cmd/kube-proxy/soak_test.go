@@ -377,9 +377,7 @@ func (n *nodeLab) state(p *labProgram) state {
 		n.t.Fatalf("no profile of goroutines: %v: %s", err, page)
 	}
 	rules, err := n.Command(netlab.Node1, "nft", "list", "ruleset").Output()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	do(n.t, err)
 	s.rules = bytes.Count(rules, []byte("\n"))
 	return s
 }

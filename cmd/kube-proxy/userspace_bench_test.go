@@ -48,9 +48,7 @@ func benchLab(b *testing.B, hosts []string, args ...string) (*nodeLab, *labProgr
 	for _, host := range []string{"pod3", netlab.Client} { // the client's own limits are not what is measured
 		n.On(host, func() {
 			for file, value := range map[string]string{"ip_local_port_range": "2000 65000", "tcp_tw_reuse": "1"} {
-				if err := os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0); err != nil {
-					b.Fatal(err)
-				}
+				do(b, os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0))
 			}
 		})
 	}
@@ -114,9 +112,7 @@ func (n *nodeLab) threads(b *testing.B, host string, port uint16, serve func(fd 
 				err = unix.Listen(l, 4096)
 			}
 		}
-		if err != nil {
-			b.Fatal(err)
-		}
+		do(b, err)
 	})
 	b.Cleanup(func() { unix.Shutdown(l, unix.SHUT_RDWR); unix.Close(l) })
 	for range benchThreads {
@@ -318,9 +314,7 @@ func benchKilled(b *testing.B) {
 		}
 		every.Stop()
 		all.Wait()
-		if err := backends[1].live(); err != nil {
-			b.Fatal(err)
-		}
+		do(b, backends[1].live())
 	}
 	slices.Sort(took)
 	b.ReportMetric(float64(failed.Load()), "failed")
@@ -331,13 +325,9 @@ func benchKilled(b *testing.B) {
 // mostConnections is how many connections the program may have open, with the limit of descriptors that it inherits.
 func mostConnections(b *testing.B) int {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		b.Fatal(err)
-	}
+	do(b, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	limit.Cur = limit.Max
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		b.Fatal(err)
-	}
+	do(b, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	return min(10_000, int(limit.Max)/6) // a family of the program may have half of the descriptors, one listener four fifths of that
 }
 
@@ -360,9 +350,7 @@ func benchTCPMemory(b *testing.B) {
 			}
 			return nil
 		})
-		if err != nil {
-			b.Fatal(err)
-		}
+		do(b, err)
 		return conns
 	}
 	shut := func(conns []net.Conn) {
@@ -390,18 +378,14 @@ func benchUDPMemory(b *testing.B) {
 	many := labService{name: "many", ip: "10.96.0.13"}
 	for i := range uint16(backends) {
 		c, err := n.listenUDP("pod5", 10_000+i) // it never answers
-		if err != nil {
-			b.Fatal(err)
-		}
+		do(b, err)
 		defer c.Close()
 		many.endpoints = append(many.endpoints, endpoint("pod5", 10_000+i))
 	}
 	n.service(many)
 	to := netip.MustParseAddrPort("10.96.0.13:80")
 	until(b, func() string {
-		if err := n.strangers(to, 0, 1000); err != nil {
-			b.Fatal(err)
-		}
+		do(b, n.strangers(to, 0, 1000))
 		if open := p.metric("kubeproxy_userspace_udp_sessions"); open < 990 {
 			return fmt.Sprintf("%v sessions are open", open)
 		}
@@ -411,9 +395,7 @@ func benchUDPMemory(b *testing.B) {
 		files, before := p.files(), p.resident()
 		var open float64
 		until(b, func() string { // what is lost on the way is sent again
-			if err := n.strangers(to, 1000, sessions-1000); err != nil {
-				b.Fatal(err)
-			}
+			do(b, n.strangers(to, 1000, sessions-1000))
 			if open = p.metric("kubeproxy_userspace_udp_sessions"); open < 0.98*sessions {
 				return fmt.Sprintf("%v sessions are open", open)
 			}
@@ -494,9 +476,7 @@ func BenchmarkUserspaceChange(b *testing.B) {
 			defer runtime.UnlockOSThread()
 			mostConnections(b)
 			p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
-			if err != nil {
-				b.Fatal(err)
-			}
+			do(b, err)
 			defer p.Close()
 			table := lb.Table{Family: lb.IPv4, Node: w.Node()}
 			for i := range services {

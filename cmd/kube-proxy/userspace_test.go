@@ -107,9 +107,7 @@ func TestUserspaceRestart(t *testing.T) {
 
 	// A connection that is open at SIGTERM is served to its end.
 	under, err := n.dial("pod3", "tcp", labTarget, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	defer under.Close()
 	under.SetDeadline(time.Now().Add(patience))
 	hello := make([]byte, 16)

@@ -75,9 +75,7 @@ func TestFrozenProxy(t *testing.T) {
 	n, dir := newNamespace(t), t.TempDir()
 	write(t, filepath.Join(dir, "m/good.yaml"), good())
 	frozen := n.serve(dir)
-	if err := frozen.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	do(t, frozen.cmd.Process.Signal(syscall.SIGSTOP))
 	second := n.start(dir, append(usualArgs(), "--healthz-bind-address=127.0.0.1:10300"), nil)
 	second.await(itWaits)
 	const url = "http://127.0.0.1:10300"
@@ -85,9 +83,7 @@ func TestFrozenProxy(t *testing.T) {
 	a := n.code(url+"/readyz", 503)
 	has(t, "/readyz", a.body, `"ready":false`, `"waiting":"another kube-proxy writes the rules of this network namespace: process `, "T (stopped)")
 	has(t, "the log", second.log(), "T (stopped)")
-	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	do(t, frozen.cmd.Process.Signal(syscall.SIGCONT))
 	frozen.stop()
 	if a := n.code(url+"/readyz", 200); strings.Contains(a.body, "waiting") {
 		t.Errorf("/readyz: %s", a.body)
@@ -168,9 +164,7 @@ func TestTurnReminds(t *testing.T) {
 		first, second = newWriterLock(slog.New(slog.DiscardHandler)), newWriterLock(slog.New(slog.NewTextHandler(w, nil)))
 	})
 	second.remind = time.Millisecond
-	if err := first.wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	do(t, first.wait(t.Context()))
 	done := make(chan error)
 	go func() { done <- second.wait(t.Context()); w.Close() }()
 	buf := make([]byte, 4096)
@@ -185,9 +179,7 @@ func TestTurnReminds(t *testing.T) {
 	}
 	go io.Copy(io.Discard, r)
 	first.close()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	do(t, <-done)
 	if since, on := second.waiting(); !since.IsZero() || on != "" {
 		t.Errorf("after the wait: since %v on %q", since, on)
 	}
