@@ -284,17 +284,10 @@ func TestTellingIsFree(t *testing.T) {
 	if n := allocs(changes.New(0)); n != nobody {
 		t.Errorf("a change costs %v allocations with a Ring, %v without", n, nobody)
 	}
-	watched := changes.New(0)
-	for range 10 {
-		watched.Watch(t.Context()) // and sleeps
-	}
-	if n := allocs(watched); n != nobody {
-		t.Errorf("a change costs %v allocations with ten who watch, %v without", n, nobody)
-	}
 	t.Logf("%v allocations for each change", nobody)
 }
 
-// With ten who read all that is new whenever they are told, a change costs the process 10 µs more at most.
+// With ten who look for what is new ten times a second, a change costs the process 10 µs more at most.
 func TestReadersCostLittle(t *testing.T) {
 	cost := func(readers int) time.Duration {
 		ring := changes.New(0)
@@ -303,14 +296,15 @@ func TestReadersCostLittle(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var reading sync.WaitGroup
 		for range readers {
-			c := ring.Watch(ctx)
 			reading.Go(func() {
+				look := time.NewTicker(100 * time.Millisecond)
+				defer look.Stop()
 				var seen uint64
 				for {
 					select {
 					case <-ctx.Done():
 						return
-					case <-c:
+					case <-look.C:
 						_, seen = ring.After(seen)
 					}
 				}

@@ -48,9 +48,12 @@ func newClient(at string, connect func(context.Context, string, string) (net.Con
 
 // Local returns a client for what this process knows itself.
 func Local(about *inspect.Inspector) *Client {
-	p := make(pipes)
-	go (&http.Server{Handler: NewHandler(about), ErrorLog: noLog()}).Serve(p) // as long as the process lives
-	return newClient("this process", p.dial)
+	server := &http.Server{Handler: NewHandler(about), ErrorLog: noLog()}
+	return newClient("this process", func(context.Context, string, string) (net.Conn, error) {
+		here, there := net.Pipe()
+		go server.Serve(&piped{there}) // it returns at once
+		return here, nil
+	})
 }
 
 // Get asks a question, and decodes the answer into out. An error is an [inspect.Problem] of the question, or wraps [ErrNotAsked].
@@ -191,15 +194,17 @@ func (c *Client) refused(resp *http.Response) error {
 	return &p
 }
 
-// pipes is a listener whose connections are made in this process.
-type pipes chan net.Conn
+// piped is a listener with one connection, whose other end is in this process.
+type piped struct{ conn net.Conn }
 
-func (p pipes) Accept() (net.Conn, error) { return <-p, nil }
-func (p pipes) Close() error              { return nil }
-func (p pipes) Addr() net.Addr            { return &net.UnixAddr{Net: "unix"} }
-
-func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
-	here, there := net.Pipe()
-	p <- there
-	return here, nil
+func (p *piped) Accept() (net.Conn, error) {
+	if p.conn == nil {
+		return nil, net.ErrClosed
+	}
+	conn := p.conn
+	p.conn = nil
+	return conn, nil
 }
+
+func (p *piped) Close() error   { return nil }
+func (p *piped) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }

@@ -34,6 +34,8 @@ const (
 	mostLong = mostConnections * 3 / 4
 	// mostWait is how long a question for changes waits for some.
 	mostWait = 60 * time.Second
+	// lookEvery is how often such a question looks for changes: to wake it would cost who makes them.
+	lookEvery = 100 * time.Millisecond
 	// piece is how much of a long answer is written at once, in bytes.
 	piece = 64 << 10
 )
@@ -293,11 +295,13 @@ func (h *Handler) wait(ctx context.Context, q url.Values, is func(after uint64) 
 	defer leave(h.long)
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	for news := h.about.Watch(ctx); !is(after); {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for !is(after) {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-news:
+		case <-look.C:
 		}
 	}
 	return nil

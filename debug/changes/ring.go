@@ -17,7 +17,6 @@ const buckets = 64
 // Ring holds the newest entries. All its methods may be called from any goroutine. Those of a nil Ring do nothing.
 type Ring struct {
 	seed maphash.Seed
-	news news
 
 	mu    sync.Mutex
 	slots []slot
@@ -45,7 +44,7 @@ func New(size int) *Ring {
 	if size <= 0 {
 		size = DefaultSize
 	}
-	return &Ring{seed: maphash.MakeSeed(), slots: make([]slot, size), seq: uint64(time.Now().UnixMicro()), news: news{wake: make(chan struct{}, 1)}}
+	return &Ring{seed: maphash.MakeSeed(), slots: make([]slot, size), seq: uint64(time.Now().UnixMicro())}
 }
 
 // Add adds an entry.
@@ -58,6 +57,7 @@ func (r *Ring) Add(e Entry) {
 	}
 	b := &r.by[r.bucketOf(e.Service.Namespace)]
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.seq++
 	e.Seq, e.Times = r.seq, 1
 	if last := &r.slots[b.last].Entry; b.n > 0 && last.repeats(&e) {
@@ -68,8 +68,6 @@ func (r *Ring) Add(e Entry) {
 		r.slots[i] = slot{Entry: e}
 		b.add(r.slots, i)
 	}
-	r.mu.Unlock()
-	r.news.tell()
 }
 
 // repeats reports whether o says once more what e says: who undoes our work all the time, or a kernel that takes nothing, fills no ring.

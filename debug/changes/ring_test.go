@@ -111,27 +111,20 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 	}
 }
 
-// To add costs no allocation and a bounded time, also where all is full, the namespaces are many, and somebody watches.
+// To add costs no allocation and a bounded time, also where all is full and the namespaces are many.
 func TestAddAllocatesNothing(t *testing.T) {
-	for _, watched := range []bool{false, true} {
-		r := New(256)
-		if watched {
-			for range 10 {
-				r.Watch(t.Context())
-			}
-		}
-		entries := make([]Entry, 1000)
-		for i := range entries {
-			entries[i] = of(fmt.Sprint("ns", i), "web")
-			entries[i].Why = "short"
-		}
-		i := 0
-		if n := testing.AllocsPerRun(10_000, func() {
-			r.Add(entries[i%len(entries)])
-			i++
-		}); n != 0 {
-			t.Errorf("watched %t: an entry costs %v allocations", watched, n)
-		}
+	r := New(256)
+	entries := make([]Entry, 1000)
+	for i := range entries {
+		entries[i] = of(fmt.Sprint("ns", i), "web")
+		entries[i].Why = "short"
+	}
+	i := 0
+	if n := testing.AllocsPerRun(10_000, func() {
+		r.Add(entries[i%len(entries)])
+		i++
+	}); n != 0 {
+		t.Errorf("an entry costs %v allocations", n)
 	}
 }
 
@@ -178,46 +171,6 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// However many entries come, a reader is told ten times a second at most; one who does not read holds nobody up.
-func TestWatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := New(0)
-		ctx, cancel := context.WithCancel(t.Context())
-		asleep := r.Watch(ctx)
-		told := 0
-		awake := r.Watch(ctx)
-		<-awake // at the start
-		for range 1000 {
-			r.Add(of("shop", "web"))
-			time.Sleep(time.Millisecond)
-			select {
-			case <-awake:
-				told++
-			default:
-			}
-		}
-		if told < 9 || told > 11 {
-			t.Errorf("told %d times of 1000 entries in a second", told)
-		}
-		if len(asleep) != 1 {
-			t.Error("who sleeps would not learn that there is something")
-		}
-		cancel()
-		synctest.Wait()
-		if r.news.watched.Load() {
-			t.Error("nobody watches, and who writes still tells")
-		}
-		again := r.Watch(t.Context())
-		<-again
-		r.Add(of("shop", "web"))
-		time.Sleep(pause)
-		synctest.Wait()
-		if len(again) != 1 {
-			t.Error("a reader that came after the last had left is not told")
-		}
-	})
-}
-
 // Readers and writers at once: run with -race. Each reader sees each entry once, in order.
 func TestReadersSeeAll(t *testing.T) {
 	r := New(100_000)
@@ -225,15 +178,10 @@ func TestReadersSeeAll(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var readers, writers sync.WaitGroup
 	for range 4 {
-		c := r.Watch(ctx)
 		readers.Go(func() {
 			seen := first
 			for end := false; !end; {
-				select {
-				case <-c:
-				case <-ctx.Done():
-					end = true
-				}
+				end = ctx.Err() != nil
 				entries, newest := r.After(seen)
 				for _, e := range entries {
 					if seen++; e.Seq != seen {
@@ -264,17 +212,10 @@ func TestReadersSeeAll(t *testing.T) {
 }
 
 func BenchmarkAdd(b *testing.B) {
-	for _, watchers := range []int{0, 10, 1000} {
-		b.Run(fmt.Sprintf("watchers=%d", watchers), func(b *testing.B) {
-			r := New(0)
-			for range watchers {
-				r.Watch(b.Context())
-			}
-			e := of("shop", "web")
-			b.ReportAllocs()
-			for b.Loop() {
-				r.Add(e)
-			}
-		})
+	r := New(0)
+	e := of("shop", "web")
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Add(e)
 	}
 }

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"time"
@@ -58,9 +57,6 @@ func (i *Inspector) Newest() uint64 {
 	newest, _ := i.cfg.Changes.Counts()
 	return newest
 }
-
-// Watch returns a channel that has a value when there is something new to ask [Inspector.Changes] for; see [changes.Ring.Watch].
-func (i *Inspector) Watch(ctx context.Context) <-chan struct{} { return i.cfg.Changes.Watch(ctx) }
 
 func change(e changes.Entry) Change {
 	c := Change{Seq: e.Seq, Kind: e.Kind.String(), Object: e.Object(), What: e.Words(), API: nanoseconds(e.API), Learned: nanoseconds(e.Learned),
