@@ -109,7 +109,7 @@ func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix)
 	if err != nil {
 		return nil, err
 	}
-	w.closes = append(w.closes, device.close)
+	w.closes = append(w.closes, device.Close)
 	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14, excluded: exclude}, b, nil)
 	if err != nil {
 		return nil, err

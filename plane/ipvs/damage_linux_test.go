@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -223,7 +222,7 @@ func TestServiceAddressElsewhere(t *testing.T) {
 			late := d.Addr(10, 501)
 			d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, late, late.BitLen())
 			d.mends(false, func() string {
-				if place, err := d.Place(t.Context(), nil); err != nil || !place.Elsewhere[late] {
+				if place, err := d.Place(t.Context()); err != nil || !place.Elsewhere[late] {
 					return fmt.Sprint(place, err)
 				}
 				return ""
@@ -245,12 +244,12 @@ type placeFails struct {
 	err error
 }
 
-func (d *placeFails) Place(ctx context.Context, nodePorts []netip.Prefix) (Place, error) {
+func (d *placeFails) Place(ctx context.Context) (Place, error) {
 	if err := d.err; err != nil {
 		d.err = nil
 		return Place{}, err
 	}
-	return d.fakeDevice.Place(ctx, nodePorts)
+	return d.fakeDevice.Place(ctx)
 }
 
 // What was heard, and could not be looked at, is looked at by the next audit: nobody tells of it twice.

@@ -35,7 +35,7 @@ var (
 // Addresses have the scope host, of IPv6 no preferred lifetime, so that nothing of this node takes one for its source: the
 // kernel would, towards an interface without an address, such as that of a pod. ARP for them is a matter of --ipvs-strict-arp.
 //
-// News, Notify and close may be called by any goroutine, the rest by one at a time.
+// News, Notify and Close may be called by any goroutine, the rest by one at a time.
 type device struct {
 	family lb.Family
 	conn   *nlconn.Conn
@@ -44,8 +44,7 @@ type device struct {
 	out    nlconn.Encoder
 	link   error // why there is no device of ours, an ErrOtherDevice
 	piece  int   // how many requests go in one system call
-
-	messages, sends uint64
+	nlconn.Counters
 
 	mu     sync.Mutex
 	notify func()
@@ -99,7 +98,8 @@ func (d *device) number() byte {
 	return unix.AF_INET
 }
 
-func (d *device) close() error {
+// Close ends it. What the kernel has stays.
+func (d *device) Close() error {
 	err := d.events.Close()
 	<-d.done
 	return cmp.Or(err, d.conn.Close())
@@ -258,7 +258,7 @@ func (d *device) Ensure(ctx context.Context) error {
 	link, err := rtnl.FindLink(ctx, d.conn, Device)
 	if err == nil && link.Index == 0 {
 		made := rtnl.Link{Name: Device, Kind: DeviceType, Flags: unix.IFF_NOARP}
-		d.count(1)
+		d.Sent(1, 0)
 		err = d.conn.Do(ctx, rtnl.ChangeLink(made, unix.IFF_NOARP), nil)
 		switch {
 		case errors.Is(err, unix.EOPNOTSUPP):
@@ -320,7 +320,7 @@ func (d *device) list(ctx context.Context) error {
 	d.mu.Lock()
 	d.listing, d.listed = true, true // unless something is lost meanwhile
 	d.mu.Unlock()
-	d.count(1)
+	d.Sent(1, 0)
 	all, err := rtnl.Addresses(ctx, d.conn, d.number())
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -363,7 +363,7 @@ func sameKeys[V any](a, b map[netip.Addr]V) bool {
 }
 
 // Place returns what other devices have. Only the first call asks the kernel, and one after something was lost.
-func (d *device) Place(ctx context.Context, nodePorts []netip.Prefix) (Place, error) {
+func (d *device) Place(ctx context.Context) (Place, error) {
 	d.mu.Lock()
 	listed := d.listed
 	d.mu.Unlock()
@@ -377,16 +377,11 @@ func (d *device) Place(ctx context.Context, nodePorts []netip.Prefix) (Place, er
 	p := Place{Elsewhere: make(map[netip.Addr]bool, len(d.others))}
 	for a := range d.others {
 		p.Elsewhere[a] = true
-		if a.IsLoopback() || linkLocal(a) {
-			continue
-		}
-		p.Own = append(p.Own, a)
-		if within(nodePorts, a) {
-			p.NodePorts = append(p.NodePorts, a)
+		if !a.IsLoopback() && !linkLocal(a) {
+			p.Own = append(p.Own, a)
 		}
 	}
 	slices.SortFunc(p.Own, netip.Addr.Compare)
-	slices.SortFunc(p.NodePorts, netip.Addr.Compare)
 	return p, nil
 }
 
@@ -404,42 +399,29 @@ func (d *device) Remove(ctx context.Context, addrs []netip.Addr, failed func(i i
 
 // change adds or removes addresses, many in one system call.
 func (d *device) change(ctx context.Context, typ uint16, addrs []netip.Addr, failed func(i int, err error)) error {
-	adding := typ == unix.RTM_NEWADDR
+	adding, doing := typ == unix.RTM_NEWADDR, "take service address %s from device %s: %w"
+	if adding {
+		doing = "give device %[2]s the service address %[1]s: %[3]w"
+	}
 	index, err := d.ready(ctx)
 	if errors.Is(err, ErrOtherDevice) && !adding {
 		return nil // where there is no device there are no addresses
 	}
-	var first error
-	failures := 0
-	fail := func(i int, err error) {
-		doing := "take service address %s from device %s: %w"
-		if adding {
-			doing = "give device %[2]s the service address %[1]s: %[3]w"
-		}
-		err = fmt.Errorf(doing, addrs[i], Device, d.explain(err))
-		if failures++; first == nil {
-			first = err
-		}
-		if failed != nil {
-			failed(i, err)
-		}
-	}
-	for next := 0; next < len(addrs); {
-		piece := addrs[next:min(len(addrs), next+d.piece)]
+	failures := nlconn.Failures{Failed: failed}
+	next := 0
+	for piece := range slices.Chunk(addrs, d.piece) {
+		fail := func(i int, err error) { failures.Add(next+i, fmt.Errorf(doing, piece[i], Device, d.explain(err))) }
 		if err == nil {
-			err = d.write(ctx, index, typ, piece, func(i int, err error) { fail(next+i, err) })
+			err = d.write(ctx, index, typ, piece, fail)
 		}
 		if err != nil { // that of the first piece that could not be sent is that of all others
 			for i := range piece {
-				fail(next+i, err)
+				fail(i, err)
 			}
 		}
 		next += len(piece)
 	}
-	if failures > 1 {
-		return fmt.Errorf("%w; and %d more of %d failed", first, failures-1, len(addrs))
-	}
-	return first
+	return failures.Err(len(addrs))
 }
 
 // ready returns the number of the device. Where there could be none it looks again.
@@ -482,20 +464,17 @@ func (d *device) write(ctx context.Context, index int32, typ uint16, addrs []net
 	adding := typ == unix.RTM_NEWADDR
 	was := d.expect(addrs, adding)
 	d.out.B = d.out.B[:0]
-	for i, a := range addrs {
-		flags := uint16(0)
+	for _, a := range addrs {
+		flags, bits := uint16(0), a.BitLen()
 		if adding {
 			flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
-		}
-		bits := a.BitLen()
-		if !adding && was[i].there {
-			bits = was[i].bits // others may have given it another
+		} else if others, there := was[a]; there {
+			bits = others
 		}
 		d.append(index, typ, flags, a, bits)
 	}
-	d.count(len(addrs))
-	refused := map[int]bool{}
-	var unchanged []netip.Addr // of which there is no notification
+	d.Sent(len(addrs), len(d.out.B))
+	var refused, unchanged []netip.Addr // of which there is no notification
 	err := d.conn.Each(ctx, d.out.B, func(i int, err error) {
 		if err != nil {
 			unchanged = append(unchanged, addrs[i])
@@ -503,24 +482,19 @@ func (d *device) write(ctx context.Context, index int32, typ uint16, addrs []net
 		if err == nil || adding && errors.Is(err, unix.EEXIST) || !adding && errors.Is(err, unix.EADDRNOTAVAIL) {
 			return
 		}
-		refused[i] = true
+		refused = append(refused, addrs[i])
 		failed(i, err)
 	})
 	if err != nil {
-		for i := range addrs {
-			refused[i] = true
-		}
+		refused, unchanged = addrs, addrs
 	}
 	d.mu.Lock()
-	for i := range refused { // it is as it was, as far as anybody knows
-		if was[i].there {
-			d.ours[addrs[i]] = was[i].bits
+	for _, a := range refused { // it is as it was, as far as anybody knows
+		if bits, there := was[a]; there {
+			d.ours[a] = bits
 		} else {
-			delete(d.ours, addrs[i])
+			delete(d.ours, a)
 		}
-	}
-	if err != nil {
-		unchanged = addrs
 	}
 	d.settle(unchanged...)
 	d.mu.Unlock()
@@ -530,20 +504,15 @@ func (d *device) write(ctx context.Context, index int32, typ uint16, addrs []net
 	return d.settled(ctx, index)
 }
 
-// had is what was known of an address.
-type had struct {
-	there bool
-	bits  int
-}
-
-// expect takes in what we are about to do, before the kernel tells of it.
-func (d *device) expect(addrs []netip.Addr, there bool) []had {
+// expect takes in what we are about to do, before the kernel tells of it. It returns which of the addresses were there.
+func (d *device) expect(addrs []netip.Addr, there bool) (was map[netip.Addr]int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	was := make([]had, len(addrs))
-	for i, a := range addrs {
-		bits, known := d.ours[a]
-		was[i] = had{known, bits}
+	was = make(map[netip.Addr]int, len(addrs))
+	for _, a := range addrs {
+		if bits, known := d.ours[a]; known {
+			was[a] = bits
+		}
 		d.own[a]++
 		if there {
 			d.ours[a] = a.BitLen()
@@ -581,7 +550,7 @@ func (d *device) settled(ctx context.Context, index int32) error {
 			patient = false
 		}
 	}
-	d.count(1)
+	d.Sent(1, 0)
 	err := d.conn.Do(ctx, rtnl.ChangeLink(rtnl.Link{Index: index}, 0), nil) // which changes nothing, and waits for the lock
 	if errors.Is(err, unix.ENODEV) {                                        // as others tell
 		return nil
@@ -593,10 +562,4 @@ func (d *device) awaits(index int32) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.own) > 0 && d.index == index
-}
-
-// count counts a system call that sends so many messages.
-func (d *device) count(messages int) {
-	d.messages += uint64(messages)
-	d.sends++
 }

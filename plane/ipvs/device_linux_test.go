@@ -62,7 +62,7 @@ func newDeviceBench(t testing.TB, family lb.Family) *deviceBench {
 	if b.device, err = openDevice(family); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { b.must(b.close()) })
+	t.Cleanup(func() { b.must(b.Close()) })
 	b.Notify(func() {
 		select {
 		case b.news <- struct{}{}:
@@ -100,7 +100,7 @@ func (b *deviceBench) addrs(n int) []netip.Addr {
 func (b *deviceBench) begin() {
 	b.t.Helper()
 	b.must(b.Ensure(b.t.Context()))
-	_, err := b.Place(b.t.Context(), nil)
+	_, err := b.Place(b.t.Context())
 	b.must(err)
 	b.News()
 }
@@ -201,13 +201,13 @@ func TestDevice(t *testing.T) {
 		b.begin()
 		b.has()
 		all := b.addrs(600)
-		sends, messages := b.sends, b.messages
+		sends, messages := b.Sends, b.Messages
 		b.must(b.Add(ctx, all, nil))
 		pieces := uint64(3)
 		if b.family == lb.IPv6 { // after each of them it is asked whether all are settled
 			pieces = 6
 		}
-		if n, m := b.sends-sends, b.messages-messages; n != pieces || m != 600+pieces-3 {
+		if n, m := b.Sends-sends, b.Messages-messages; n != pieces || m != 600+pieces-3 {
 			t.Errorf("600 addresses took %d system calls, %d messages", n, m)
 		}
 		b.has(all...)
@@ -332,8 +332,10 @@ func TestDevicePlace(t *testing.T) {
 		b.must(b.Add(ctx, all[:2], nil))
 		expect := func(prefix string, nodePorts []string, own []string, elsewhere ...string) {
 			t.Helper()
-			p, err := b.Place(ctx, []netip.Prefix{netip.MustParsePrefix(prefix)})
+			p, err := b.Place(ctx)
 			b.must(err)
+			l := newLedger(layout{family: b.family})
+			l.place(p, lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix(prefix)}})
 			has := []string{}
 			for a := range p.Elsewhere {
 				if s := a.String(); !strings.HasPrefix(s, "fe80::") || s == linkLocal { // what the kernel gives every interface
@@ -342,8 +344,8 @@ func TestDevicePlace(t *testing.T) {
 			}
 			slices.Sort(has)
 			slices.Sort(elsewhere)
-			if !slices.Equal(strs(p.NodePorts), nodePorts) || !slices.Equal(strs(p.Own), own) || !slices.Equal(has, elsewhere) {
-				t.Errorf("NodePorts at %v, own %v, elsewhere %v; want %v, %v, %v", strs(p.NodePorts), strs(p.Own), has, nodePorts, own, elsewhere)
+			if !slices.Equal(strs(l.nodePorts), nodePorts) || !slices.Equal(strs(p.Own), own) || !slices.Equal(has, elsewhere) {
+				t.Errorf("NodePorts at %v, own %v, elsewhere %v; want %v, %v, %v", strs(l.nodePorts), strs(p.Own), has, nodePorts, own, elsewhere)
 			}
 		}
 		every := b.family.Everywhere().String()
@@ -420,8 +422,8 @@ func TestDeviceLost(t *testing.T) {
 		}
 		b.hears(true, true)
 		b.has(all[:200]...)
-		if p, err := b.Place(ctx, []netip.Prefix{b.family.Everywhere()}); err != nil || len(p.NodePorts) != 200 {
-			t.Errorf("%d addresses answer NodePorts, %v; want 200", len(p.NodePorts), err)
+		if p, err := b.Place(ctx); err != nil || len(p.Own) != 200 {
+			t.Errorf("the node has %d addresses, %v; want 200", len(p.Own), err)
 		}
 	})
 }
@@ -444,7 +446,7 @@ func TestDeviceOfOthers(t *testing.T) {
 			t.Errorf("%v, %v", err, failed)
 		}
 		b.must(b.Remove(ctx, all, nil))
-		if p, err := b.Place(ctx, nil); err != nil || !p.Elsewhere[all[0]] || p.Elsewhere[all[1]] {
+		if p, err := b.Place(ctx); err != nil || !p.Elsewhere[all[0]] || p.Elsewhere[all[1]] {
 			t.Errorf("%+v, %v", p, err)
 		}
 		b.must(netlink.LinkDel(veth))
@@ -495,8 +497,8 @@ func BenchmarkDevice(b *testing.B) {
 					d.must(d.Add(b.Context(), all, nil))
 					d.must(d.Remove(b.Context(), all, nil))
 				}
-				b.ReportMetric(float64(d.messages)/float64(b.N), "messages/op")
-				b.ReportMetric(float64(d.sends)/float64(b.N), "sends/op")
+				b.ReportMetric(float64(d.Messages)/float64(b.N), "messages/op")
+				b.ReportMetric(float64(d.Sends)/float64(b.N), "sends/op")
 			})
 		}
 	}

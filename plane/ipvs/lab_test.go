@@ -253,7 +253,7 @@ func (d *fakeDevice) Remove(ctx context.Context, addrs []netip.Addr, failed func
 	return d.change(ctx, "remove", addrs, failed, func(a netip.Addr) { delete(d.addrs, a) })
 }
 
-func (d *fakeDevice) Place(_ context.Context, nodePorts []netip.Prefix) (p Place, err error) {
+func (d *fakeDevice) Place(context.Context) (p Place, err error) {
 	p.Elsewhere = map[netip.Addr]bool{}
 	for _, a := range d.lab.others {
 		if lb.FamilyOf(a) != d.family {
@@ -261,12 +261,8 @@ func (d *fakeDevice) Place(_ context.Context, nodePorts []netip.Prefix) (p Place
 		}
 		p.Elsewhere[a] = true
 		p.Own = append(p.Own, a)
-		if within(nodePorts, a) {
-			p.NodePorts = append(p.NodePorts, a)
-		}
 	}
 	slices.SortFunc(p.Own, netip.Addr.Compare)
-	slices.SortFunc(p.NodePorts, netip.Addr.Compare)
 	return p, nil
 }
 

@@ -215,7 +215,7 @@ func named(row *lb.Frontend, byAddress bool) (s set, ok bool) {
 	default:
 		s = setClusterIP
 	}
-	return s, (s.typ() != bitmapPort) == byAddress
+	return s, (s.typ() != sets.BitmapPort) == byAddress
 }
 
 // members are what a row asks for once, however many addresses it has.

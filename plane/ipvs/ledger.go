@@ -507,7 +507,7 @@ func (l *ledger) done(key lb.Key, s *virtual) {
 // place takes a change of this machine: which addresses answer NodePorts, which other interfaces have, which are its own, and where
 // pods and cluster IPs are.
 func (l *ledger) place(p Place, n lb.Node) {
-	nodePorts := p.NodePorts
+	nodePorts := slices.DeleteFunc(slices.Clone(p.Own), func(a netip.Addr) bool { return !within(n.NodePorts, a) })
 	var differ []netip.Addr
 	for _, a := range append(slices.Clone(l.nodePorts), nodePorts...) {
 		if slices.Contains(l.nodePorts, a) != slices.Contains(nodePorts, a) {

@@ -19,7 +19,7 @@ func (w *way) Knows(name string) bool {
 func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
-	if s.typ() == hashIP && by == "src" {
+	if s.typ() == sets.HashIP && by == "src" {
 		m.addr = p.From.Addr()
 	}
 	has, err := w.view.Sets.Has(w.ctx, name, m.wire(mark{}))
@@ -47,11 +47,11 @@ func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err e
 func memberAs(s set, p xtwalk.Packet) member {
 	m := member{set: s, port: p.To.Port()}
 	switch s.typ() {
-	case hashIP:
+	case sets.HashIP:
 		return member{set: s, addr: p.To.Addr()}
-	case bitmapPort:
+	case sets.BitmapPort:
 		return m
-	case hashIPPortIP, hashIPPortNet:
+	case sets.HashIPPortIP, sets.HashIPPortNet:
 		m.from = netip.PrefixFrom(p.From.Addr(), p.From.Addr().BitLen())
 	}
 	m.addr, m.proto = p.To.Addr(), p.Proto

@@ -33,18 +33,26 @@ func (m marks) most() uint32 { return 1<<bits.OnesCount32(markNumber&^m.masq) - 
 // drop is the mark of packets that are dropped.
 func (m marks) drop() uint32 { return m.of(m.most()+1, false) }
 
+// bits yields the bits of a mark that have those of its number, from the lowest of that on: the high bits of the mark first, for the
+// numbers of others are small.
+func (m marks) bits(yield func(i int, bit uint32) bool) {
+	const high = markNumber & 0x7ff0_0000
+	i := 0
+	for _, rest := range [...]uint32{high &^ m.masq, markNumber &^ high &^ m.masq} {
+		for ; rest != 0; rest &= rest - 1 {
+			if !yield(i, rest&-rest) {
+				return
+			}
+			i++
+		}
+	}
+}
+
 // of returns the mark of a number from 0 to most.
 func (m marks) of(n uint32, masq bool) uint32 {
 	v := markPattern &^ m.masq
-	// The high bits of the mark first: the numbers of others are small.
-	for rest := markNumber &^ m.masq; n > 0; n >>= 1 {
-		low := rest & 0x7ff0_0000
-		if low == 0 {
-			low = rest
-		}
-		bit := low & -low
-		rest &^= bit
-		if n&1 != 0 {
+	for i, bit := range m.bits {
+		if n>>i&1 != 0 {
 			v |= bit
 		}
 	}
@@ -56,14 +64,7 @@ func (m marks) of(n uint32, masq bool) uint32 {
 
 // number returns what a mark was made of; ok is false for marks of others, and for that of packets to drop.
 func (m marks) number(mark uint32) (n uint32, masq, ok bool) {
-	rest := markNumber &^ m.masq
-	for i := 0; rest != 0; i++ {
-		low := rest & 0x7ff0_0000
-		if low == 0 {
-			low = rest
-		}
-		bit := low & -low
-		rest &^= bit
+	for i, bit := range m.bits {
 		if mark&bit != 0 {
 			n |= 1 << i
 		}

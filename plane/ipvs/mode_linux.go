@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,7 +48,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	p := &modePlane{}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("ipvs: %w", err), p.close())
+			err = errors.Join(fmt.Errorf("ipvs: %w", err), p.opened.Close())
 		}
 	}()
 	asked := optionsOf(s.Blocks)
@@ -74,7 +75,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if err != nil {
 		return nil, told(err)
 	}
-	p.opened = append(p.opened, closer(device.close))
+	p.opened = append(p.opened, device)
 	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: asked.excluded()}, xtables.Auto, s.Writes); err != nil {
 		return nil, err
 	}
@@ -198,7 +199,7 @@ type modePlane struct {
 	ipvs   *ipvswire.Conn
 	sets   *sets.Conn
 	chains *chainKeeper
-	opened []io.Closer // the last first to close
+	opened closers
 	// first are notices that do not come from what is written.
 	first []mode.Notice
 	// sent is what was sent when the last write had ended.
@@ -212,9 +213,16 @@ type sent struct {
 	restoreFailures uint64
 }
 
-type closer func() error
+// closers are what was opened, the last first to close.
+type closers []io.Closer
 
-func (c closer) Close() error { return c() }
+// Close closes all of them.
+func (c closers) Close() (err error) {
+	for _, each := range slices.Backward(c) {
+		err = errors.Join(err, each.Close())
+	}
+	return err
+}
 
 // Notices is part of mode.Plane.
 func (p *modePlane) Notices() []mode.Notice {
@@ -242,12 +250,4 @@ func (p *modePlane) Measure(emit mode.Emit) error {
 }
 
 // Close gives back what the plane holds of this process. What it wrote stays.
-func (p *modePlane) Close() error { return errors.Join(p.Plane.Close(), p.close()) }
-
-func (p *modePlane) close() (err error) {
-	for i := len(p.opened) - 1; i >= 0; i-- {
-		err = errors.Join(err, p.opened[i].Close())
-	}
-	p.opened = nil
-	return err
-}
+func (p *modePlane) Close() error { return errors.Join(p.Plane.Close(), p.opened.Close()) }

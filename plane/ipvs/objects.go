@@ -3,6 +3,7 @@ package ipvs
 import (
 	"net/netip"
 
+	sets "kube-proxy/internal/netlink/ipset"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
@@ -35,52 +36,52 @@ const (
 	setCount
 )
 
-// The types of ipsets, as ipset(8) names them.
-const (
-	hashIP        = "hash:ip"
-	hashIPPort    = "hash:ip,port"
-	hashIPPortIP  = "hash:ip,port,ip"
-	hashIPPortNet = "hash:ip,port,net"
-	bitmapPort    = "bitmap:port"
-)
-
 // kinds are the names of the sets, behind KUBE- or KUBE-6-, and their types. All but the last three are those of DP-32, which other software reads.
-var kinds = [setCount]struct{ name, typ string }{
-	setSourceCIDR:        {"LOAD-BALANCER-SOURCE-CIDR", hashIPPortNet},
-	setSourceIP:          {"LOAD-BALANCER-SOURCE-IP", hashIPPortIP},
-	setFirewall:          {"LOAD-BALANCER-FW", hashIPPort},
-	setIPs:               {"IPVS-IPS", hashIP},
-	setLoopBack:          {"LOOP-BACK", hashIPPortIP},
-	setClusterIP:         {"CLUSTER-IP", hashIPPort},
-	setExternalIP:        {"EXTERNAL-IP", hashIPPort},
-	setExternalIPLocal:   {"EXTERNAL-IP-LOCAL", hashIPPort},
-	setLoadBalancer:      {"LOAD-BALANCER", hashIPPort},
-	setLoadBalancerLocal: {"LOAD-BALANCER-LOCAL", hashIPPort},
-	setNodePortTCP:       {"NODE-PORT-TCP", bitmapPort},
-	setNodePortLocalTCP:  {"NODE-PORT-LOCAL-TCP", bitmapPort},
-	setNodePortUDP:       {"NODE-PORT-UDP", bitmapPort},
-	setNodePortLocalUDP:  {"NODE-PORT-LOCAL-UDP", bitmapPort},
-	setNodePortSCTP:      {"NODE-PORT-SCTP-HASH", hashIPPort},
-	setNodePortLocalSCTP: {"NODE-PORT-LOCAL-SCTP-HASH", hashIPPort},
-	setHealthCheck:       {"HEALTH-CHECK-NODE-PORT", bitmapPort},
-	setMarksPods:         {"MARK-POD", hashIPPort},
-	setMarksHost:         {"MARK-HOST", hashIPPort},
-	setMarksAnywhere:     {"MARK-ANY", hashIPPort},
+var kinds = [setCount]struct {
+	name string
+	typ  sets.Type
+}{
+	setSourceCIDR:        {"LOAD-BALANCER-SOURCE-CIDR", sets.HashIPPortNet},
+	setSourceIP:          {"LOAD-BALANCER-SOURCE-IP", sets.HashIPPortIP},
+	setFirewall:          {"LOAD-BALANCER-FW", sets.HashIPPort},
+	setIPs:               {"IPVS-IPS", sets.HashIP},
+	setLoopBack:          {"LOOP-BACK", sets.HashIPPortIP},
+	setClusterIP:         {"CLUSTER-IP", sets.HashIPPort},
+	setExternalIP:        {"EXTERNAL-IP", sets.HashIPPort},
+	setExternalIPLocal:   {"EXTERNAL-IP-LOCAL", sets.HashIPPort},
+	setLoadBalancer:      {"LOAD-BALANCER", sets.HashIPPort},
+	setLoadBalancerLocal: {"LOAD-BALANCER-LOCAL", sets.HashIPPort},
+	setNodePortTCP:       {"NODE-PORT-TCP", sets.BitmapPort},
+	setNodePortLocalTCP:  {"NODE-PORT-LOCAL-TCP", sets.BitmapPort},
+	setNodePortUDP:       {"NODE-PORT-UDP", sets.BitmapPort},
+	setNodePortLocalUDP:  {"NODE-PORT-LOCAL-UDP", sets.BitmapPort},
+	setNodePortSCTP:      {"NODE-PORT-SCTP-HASH", sets.HashIPPort},
+	setNodePortLocalSCTP: {"NODE-PORT-LOCAL-SCTP-HASH", sets.HashIPPort},
+	setHealthCheck:       {"HEALTH-CHECK-NODE-PORT", sets.BitmapPort},
+	setMarksPods:         {"MARK-POD", sets.HashIPPort},
+	setMarksHost:         {"MARK-HOST", sets.HashIPPort},
+	setMarksAnywhere:     {"MARK-ANY", sets.HashIPPort},
 }
 
-// maxSetName is the longest name of an ipset, IPSET_MAXNAMELEN without its end; upstream cuts names there too.
-const maxSetName = 31
-
-// name is the name of the set.
+// name is the name of the set; upstream cuts it where the kernel would not take more, too.
 func (s set) name(f lb.Family) string {
 	name := "KUBE-" + kinds[s].name
 	if f == lb.IPv6 {
 		name = "KUBE-6-" + kinds[s].name
 	}
-	return name[:min(len(name), maxSetName)]
+	return name[:min(len(name), sets.MaxName)]
 }
 
-func (s set) typ() string { return kinds[s].typ }
+func (s set) typ() sets.Type { return kinds[s].typ }
+
+// made is how the set is created.
+func (s set) made(f lb.Family) sets.Set {
+	made := sets.Set{Name: s.name(f), Type: s.typ(), SkbInfo: s.marks()}
+	if s.typ() != sets.BitmapPort {
+		made.Family = sets.Family(wireFamily(f))
+	}
+	return made
+}
 
 // marks reports whether the members of the set carry marks.
 func (s set) marks() bool { return s >= setMarksPods }
@@ -147,9 +148,8 @@ const (
 
 // Place is what of a node's addresses matters to a plane.
 type Place struct {
-	// NodePorts are the addresses that answer NodePorts, and Own all of this node's but those of loopback; both sorted. Neither
-	// has addresses of kube-ipvs0, nor such as are only valid on a link of IPv6.
-	NodePorts, Own []netip.Addr
+	// Own are all of this node's but those of loopback, of kube-ipvs0, and such as are only valid on a link of IPv6; sorted.
+	Own []netip.Addr
 	// Elsewhere are addresses that other devices have, so that kube-ipvs0 must not (DP-31).
 	Elsewhere map[netip.Addr]bool
 }

@@ -61,7 +61,7 @@ type Addresses interface {
 	Add(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error
 	Remove(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error
 	// Place returns what other devices have.
-	Place(ctx context.Context, nodePorts []netip.Prefix) (Place, error)
+	Place(ctx context.Context) (Place, error)
 	// News reports whether others changed what Addresses or Place return since it was called last, and Notify has f called
 	// when there is such news.
 	News() (addresses, place bool)
@@ -137,18 +137,6 @@ func New(cfg Config) (*Plane, error) {
 	}
 	cfg.Device.Notify(p.signal)
 	return p, nil
-}
-
-// made is how the set is created.
-func (s set) made(f lb.Family) sets.Set {
-	made := sets.Set{Name: s.name(f), Type: sets.Type(s.typ()), SkbInfo: s.marks()}
-	if s.typ() != bitmapPort {
-		made.Family = sets.IPv4
-		if f == lb.IPv6 {
-			made.Family = sets.IPv6
-		}
-	}
-	return made
 }
 
 // layout is what the configuration says of how rows are said to the kernel.
@@ -283,7 +271,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 
 // replace writes what follows from the addresses that this node has now.
 func (p *Plane) replace(ctx context.Context) error {
-	place, err := p.cfg.Device.Place(ctx, p.node.NodePorts)
+	place, err := p.cfg.Device.Place(ctx)
 	if err != nil {
 		return err
 	}

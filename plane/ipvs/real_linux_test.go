@@ -37,7 +37,7 @@ func realLab(t *testing.T, f lb.Family) (*lab, func() *Plane) {
 		t.Cleanup(func() {
 			p.Close()
 			chains.Close()
-			dev.close()
+			dev.Close()
 			conn.Close()
 		})
 		return p

@@ -120,13 +120,12 @@ func (p *Plane) ensure(ctx context.Context) error {
 
 // readAll returns a ledger without rows, of what the kernel holds that is ours; all of it is touched.
 func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
-	place, err := p.cfg.Device.Place(ctx, want.Node.NodePorts)
+	place, err := p.cfg.Device.Place(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l := newLedger(p.cfg.layout())
-	l.nodePorts, l.elsewhere, l.own = place.NodePorts, place.Elsewhere, place.Own
-	l.know(want.Node)
+	l.place(place, want.Node)
 	if err := p.readSets(ctx, l); err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -30,34 +29,27 @@ type heldChains func(context.Context) (jumps, rules []xtables.ChainRule, err err
 // openView opens what the kernel is looked at by, in the network namespace of the calling thread: IPVS by connect, the chains by held. It
 // changes nothing.
 func openView(f lb.Family, connect func() (*ipvswire.Conn, error), held heldChains) (v *View, err error) {
-	var closes []func() error
-	shut := func() error {
-		var errs []error
-		for _, c := range slices.Backward(closes) {
-			errs = append(errs, c())
-		}
-		return errors.Join(errs...)
-	}
+	var open closers
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("look at the kernel: %w", err), shut())
+			err = errors.Join(fmt.Errorf("look at the kernel: %w", err), open.Close())
 		}
 	}()
 	ipvs, err := connect()
 	if err != nil {
 		return nil, err
 	}
-	closes = append(closes, ipvs.Close)
+	open = append(open, ipvs)
 	members, err := sets.Open()
 	if err != nil {
 		return nil, err
 	}
-	closes = append(closes, members.Close)
+	open = append(open, members)
 	device, err := openDevice(f)
 	if err != nil {
 		return nil, err
 	}
-	closes = append(closes, device.close)
+	open = append(open, device)
 	if err := device.find(context.Background()); err != nil && !errors.Is(err, ErrNoDevice) && !errors.Is(err, ErrOtherDevice) { // which its addresses tell
 		return nil, err
 	}
@@ -65,8 +57,8 @@ func openView(f lb.Family, connect func() (*ipvswire.Conn, error), held heldChai
 	if err != nil {
 		return nil, err
 	}
-	closes = append(closes, routes.Close)
-	return &View{IPVS: ipvs, Sets: members, Device: device, Held: held, Stays: staysInKernel, Close: shut,
+	open = append(open, routes)
+	return &View{IPVS: ipvs, Sets: members, Device: device, Held: held, Stays: staysInKernel, Close: open.Close,
 		Here: func(ctx context.Context, a netip.Addr) (bool, error) { return rtnl.LeadsHere(ctx, routes, a) }}, nil
 }
 
