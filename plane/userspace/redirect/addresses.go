@@ -13,57 +13,64 @@ import (
 	"kube-proxy/plane"
 )
 
-// addresser gives a node addresses, on an interface of its choice, and knows those that it gave. It is what differs between
-// operating systems.
-type addresser interface {
-	// ready makes sure of the interface, and reports whether that was a change.
-	ready(ctx context.Context) (changed bool, err error)
-	// ours lists the addresses of the family that were given, also by a process before this one.
-	ours(ctx context.Context) ([]netip.Addr, error)
-	// add gives the node an address, and reports whether it did: not where one of its interfaces has it, which stays whose it is.
-	add(ctx context.Context, a netip.Addr) (added bool, err error)
-	// remove takes away an address that was given. That it is not there is no error; that of others it leaves alone.
-	remove(ctx context.Context, a netip.Addr) error
-	// probe makes a write that changes nothing.
-	probe(ctx context.Context) error
+// What an ipHelper's writes may answer.
+var (
+	errAddressExists = errors.New("the address is there already")
+	errNoAddress     = errors.New("the address is not there")
+	errNoInterface   = errors.New("the interface is not there")
+)
+
+// ipHelper is the IP helper of Windows (iphlpapi.dll).
+type ipHelper interface {
+	// target finds the interface that gets service addresses, as a LUID, which no other interface has while the machine runs.
+	target() (luid uint64, err error)
+	// list returns the unicast addresses of the family at all interfaces.
+	list() ([]unicast, error)
+	create(unicast) error
+	delete(unicast) error
 	close() error
 }
 
-// event is what an addresser hears: an address came to or went from an interface, given by us or not. The zero Addr says that
-// something was missed, or that the interface itself changed.
-type event struct {
-	addr          netip.Addr
-	present, ours bool
+// unicast is an address at an interface.
+type unicast struct {
+	addr netip.Addr
+	luid uint64
+	// bits is the length of the on-link prefix.
+	bits uint8
+	// skip: nothing of this node takes it for its source by itself.
+	skip bool
 }
 
-// Addresses redirects without a packet filter: the service addresses are addresses of the node, at which listeners are bound. The
-// kernel itself refuses what comes to a port of theirs where nobody listens, and leads nothing elsewhere; a Drop is a refusal, and
-// sources are the listener's to tell apart.
+// book remembers which addresses were given and at which interface, until the machine starts anew, for the process that comes
+// after: Windows does not tell who gave an address.
+type book interface {
+	read() (map[netip.Addr]uint64, error)
+	write(a netip.Addr, luid uint64) error
+	strike(a netip.Addr) error
+}
+
+// Addresses gives a Windows machine the service addresses, at which listeners are bound (docs/adr/0041). The machine refuses
+// connections to their ports without a listener; a Drop is a refusal, and sources are the listener's to tell apart.
 //
-// The node answers at these addresses whatever else it serves at all its addresses: who may reach its ssh may do so at a service
-// address. And unless the sysctls arp_ignore and arp_announce forbid it, it answers ARP for them (IPv6 does not).
+// An address is ours if it is in the book, at the interface that the book says, and looks as we make them: as long as it can be, and no
+// source. It is written down before it is given, and struck after it is taken away.
 type Addresses struct {
 	family lb.Family
-	node   addresser
+	ip     ipHelper
+	book   book
 	drift  chan struct{}
 	set    bool
-	sent   uint64
+	luid   uint64 // of the interface, 0 if that is not known
 
 	mu   sync.Mutex
 	keys map[lb.Key]bool
 	refs map[netip.Addr]int // keys that need the address
+	// at is what each address of the machine is, as it was listed last, and reported since; given are those that are ours.
+	at, given map[netip.Addr]unicast
 }
 
-func newAddresses(cfg Config, open func(heard func(event)) (addresser, error)) (*Addresses, error) {
-	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
-		return nil, fmt.Errorf("redirect by addresses: family %s: want IPv4 or IPv6", cfg.Family)
-	}
-	c := &Addresses{family: cfg.Family, drift: make(chan struct{}, 1), keys: map[lb.Key]bool{}, refs: map[netip.Addr]int{}}
-	var err error
-	if c.node, err = open(c.heard); err != nil {
-		return nil, fmt.Errorf("redirect by addresses, %s: %w", cfg.Family, err)
-	}
-	return c, nil
+func newAddresses(f lb.Family, ip ipHelper, b book) *Addresses {
+	return &Addresses{family: f, ip: ip, book: b, drift: make(chan struct{}, 1), keys: map[lb.Key]bool{}, refs: map[netip.Addr]int{}}
 }
 
 // Name is part of [Redirector].
@@ -71,7 +78,7 @@ func (c *Addresses) Name() string { return "addresses" }
 
 // Unguarded is part of [Redirector].
 func (c *Addresses) Unguarded() error {
-	return fmt.Errorf("redirect by addresses, %s: no packet filter looks at packets to listeners", c.family)
+	return c.wrap("listen", errors.New("no packet filter looks at packets to listeners"))
 }
 
 // Own is part of [Redirector].
@@ -84,18 +91,30 @@ func (c *Addresses) Known(context.Context) ([]Entry, error) { return nil, nil }
 func (c *Addresses) Drift() <-chan struct{} { return c.drift }
 
 // Close is part of [Redirector].
-func (c *Addresses) Close() error { return c.node.close() }
+func (c *Addresses) Close() error { return c.ip.close() }
 
-// Sent is how many addresses were added or removed.
-func (c *Addresses) Sent() uint64 { return c.sent }
+func (c *Addresses) wrap(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("redirect by addresses, %s: %s: %w", c.family, doing, err)
+}
 
-// heard wakes whoever audits if the event is not what our own writes say.
-func (c *Addresses) heard(e event) {
+// heard notes that an address came to or went from an interface, and wakes whoever audits if that is not what our own writes say.
+func (c *Addresses) heard(u unicast, present bool) {
 	c.mu.Lock()
-	wanted := c.refs[e.addr] > 0
+	if present && c.at != nil {
+		if _, known := c.at[u.addr]; !known { // of one that is there, the interface alone is reported
+			c.at[u.addr] = u
+		}
+	} else if was, ok := c.at[u.addr]; ok && was.luid == u.luid {
+		delete(c.at, u.addr)
+	}
+	own, is := c.given[u.addr]
+	ours, wanted := is && own.luid == u.luid, c.refs[u.addr] > 0
 	c.mu.Unlock()
-	node := e.present && !e.ours && !wanted && !e.addr.IsLinkLocalUnicast() && !e.addr.IsLoopback() // who listens at the node's own addresses follows them
-	if !e.addr.IsValid() || node || wanted && !e.present {                                          // one of ours too many may be our own, removed since; audits find others'
+	// Listeners of NodePorts follow the machine's own addresses. One of ours too many may have been removed since; audits find others'.
+	if wanted && !present || !wanted && present && !ours && !u.addr.IsLinkLocalUnicast() && !u.addr.IsLoopback() {
 		select {
 		case c.drift <- struct{}{}:
 		default:
@@ -103,18 +122,161 @@ func (c *Addresses) heard(e event) {
 	}
 }
 
-func (c *Addresses) notSetUp(doing string) error {
-	return fmt.Errorf("redirect by addresses, %s: %s: %w", c.family, doing, plane.ErrNotSetUp)
+// read reads the machine and the book, strikes what is not there any more, and returns the addresses that are ours.
+func (c *Addresses) read() (ours []netip.Addr, err error) {
+	all, err := c.ip.list()
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of this machine: %w", err)
+	}
+	written, err := c.book.read()
+	if err != nil {
+		return nil, fmt.Errorf("read which addresses were given: %w", err)
+	}
+	at, given := make(map[netip.Addr]unicast, len(all)), map[netip.Addr]unicast{}
+	for _, u := range all {
+		at[u.addr] = u
+		if luid, ok := written[u.addr]; ok && luid == u.luid && u.skip && int(u.bits) == u.addr.BitLen() {
+			given[u.addr] = u
+			ours = append(ours, u.addr)
+		}
+	}
+	c.mu.Lock()
+	c.at, c.given = at, given
+	c.mu.Unlock()
+	var errs []error
+	for a := range written {
+		if _, ok := given[a]; !ok {
+			errs = append(errs, c.book.strike(a))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("strike addresses that are gone: %w", err)
+	}
+	return ours, nil
+}
+
+// ready finds the interface, and reports whether it is another one than before.
+func (c *Addresses) ready() (changed bool, err error) {
+	luid, err := c.ip.target()
+	if err != nil {
+		return false, err
+	}
+	changed = c.luid != 0 && c.luid != luid
+	c.luid = luid
+	return changed, nil
+}
+
+// add gives the machine an address, and reports whether it did: not where one of its interfaces has it, which stays whose it is.
+func (c *Addresses) add(a netip.Addr) (added bool, err error) {
+	if c.luid == 0 {
+		if _, err := c.ready(); err != nil {
+			return false, err
+		}
+	}
+	c.mu.Lock()
+	known := c.at != nil
+	c.mu.Unlock()
+	if !known {
+		if _, err := c.read(); err != nil {
+			return false, err
+		}
+	}
+	c.mu.Lock()
+	_, held := c.at[a]
+	c.mu.Unlock()
+	if held {
+		return false, nil
+	}
+	if err := c.book.write(a, c.luid); err != nil {
+		return false, fmt.Errorf("write down that it is given: %w", err)
+	}
+	u := unicast{addr: a, luid: c.luid, bits: uint8(a.BitLen()), skip: true}
+	switch err := c.ip.create(u); {
+	case err == nil:
+		c.mu.Lock()
+		c.at[a], c.given[a] = u, u
+		c.mu.Unlock()
+		return true, nil
+	case errors.Is(err, errAddressExists): // somebody was faster, whose it is
+		return false, c.book.strike(a)
+	case errors.Is(err, errNoInterface):
+		return false, errors.Join(fmt.Errorf("%w: %w", err, plane.ErrStateLost), c.book.strike(a))
+	default:
+		return false, errors.Join(err, c.book.strike(a))
+	}
+}
+
+// Prepare puts an address on the interface before a listener is bound to it: Windows has no IP_FREEBIND. It stays while an entry
+// needs it; one that none needs in the end goes with the next audit.
+func (c *Addresses) Prepare(_ context.Context, a netip.Addr) error {
+	_, err := c.give(a)
+	return err
+}
+
+func (c *Addresses) give(a netip.Addr) (added bool, err error) {
+	added, err = c.add(a)
+	return added, c.wrap("give this machine the service address "+a.String(), err)
+}
+
+// take takes away an address that is ours.
+func (c *Addresses) take(a netip.Addr) error {
+	doing := "take the service address " + a.String() + " from this machine"
+	c.mu.Lock()
+	u, ok := c.given[a]
+	c.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	if err := c.ip.delete(u); err != nil && !errors.Is(err, errNoAddress) && !errors.Is(err, errNoInterface) {
+		return c.wrap(doing, err)
+	}
+	c.mu.Lock()
+	delete(c.given, a)
+	if c.at[a].luid == u.luid {
+		delete(c.at, a)
+	}
+	c.mu.Unlock()
+	return c.wrap(doing, c.book.strike(a))
+}
+
+// NodeAddresses returns the addresses of the machine that are not ours.
+func (c *Addresses) NodeAddresses() ([]netip.Addr, error) {
+	if _, err := c.read(); err != nil {
+		return nil, c.wrap("find the node's addresses", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []netip.Addr
+	for a := range c.at {
+		if _, ours := c.given[a]; !ours {
+			all = append(all, a)
+		}
+	}
+	return all, nil
+}
+
+// removeAll takes away all that are ours, and counts them. It goes on after a failure.
+func (c *Addresses) removeAll() (removed int, err error) {
+	ours, err := c.read()
+	errs := []error{err}
+	for _, a := range ours {
+		if err := c.take(a); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed++
+	}
+	return removed, errors.Join(errs...)
 }
 
 // Reset is part of [Redirector].
-func (c *Addresses) Reset(ctx context.Context, _ lb.Node, want []Entry) error {
-	if _, err := c.node.ready(ctx); err != nil {
-		return fmt.Errorf("redirect by addresses, %s: %w", c.family, err)
+func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) error {
+	if _, err := c.ready(); err != nil {
+		return c.wrap("reset", err)
 	}
-	ours, err := c.node.ours(ctx)
+	ours, err := c.read()
 	if err != nil {
-		return fmt.Errorf("redirect by addresses, %s: %w", c.family, err)
+		return c.wrap("reset", err)
 	}
 	keys, refs := map[lb.Key]bool{}, map[netip.Addr]int{}
 	for _, l := range want {
@@ -126,9 +288,9 @@ func (c *Addresses) Reset(ctx context.Context, _ lb.Node, want []Entry) error {
 	c.mu.Lock()
 	c.keys, c.refs = keys, refs
 	c.mu.Unlock()
+	failed, err := c.repair(ours, new(int))
 	c.set = true
-	failed, err := c.mend(ctx, ours, nil)
-	if ctx.Err() != nil || len(failed) == 0 {
+	if len(failed) == 0 {
 		return err
 	}
 	later := &Later{Err: err}
@@ -143,73 +305,43 @@ func (c *Addresses) Reset(ctx context.Context, _ lb.Node, want []Entry) error {
 	return later
 }
 
-// mend adds what is not there, and then removes what shall not be. It goes on after failures, and returns the addresses that could
-// not be added.
-func (c *Addresses) mend(ctx context.Context, ours []netip.Addr, mended *int) (failed map[netip.Addr]bool, err error) {
-	var errs []error
-	there := make(map[netip.Addr]bool, len(ours))
+// repair adds what is not there, and then removes what shall not be, and counts that. It goes on after failures, and returns the
+// addresses that could not be added.
+func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.Addr]bool, err error) {
+	there := map[netip.Addr]bool{}
+	var add, remove []netip.Addr
 	for _, a := range ours {
-		there[a] = true
-	}
-	add, remove := c.differences(there)
-	note := func(err error) {
-		if len(errs) < 5 { // as many as a line of the log may name
-			errs = append(errs, err)
+		if there[a] = true; c.refs[a] == 0 {
+			remove = append(remove, a)
 		}
 	}
-	for _, a := range add {
-		added, err := c.add(ctx, a)
-		if err != nil {
-			if failed == nil {
-				failed = map[netip.Addr]bool{}
-			}
-			failed[a] = true
-			note(err)
-		} else if added && mended != nil {
-			*mended++
-		}
-	}
-	for _, a := range remove {
-		if err := c.remove(ctx, a); err != nil {
-			note(err)
-		} else if mended != nil {
-			*mended++
-		}
-	}
-	return failed, errors.Join(errs...)
-}
-
-// differences are the addresses to add and to remove, where those are there.
-func (c *Addresses) differences(there map[netip.Addr]bool) (add, remove []netip.Addr) {
 	for a := range c.refs {
 		if !there[a] {
 			add = append(add, a)
 		}
 	}
-	for a := range there {
-		if c.refs[a] == 0 {
-			remove = append(remove, a)
-		}
-	}
 	slices.SortFunc(add, netip.Addr.Compare)
 	slices.SortFunc(remove, netip.Addr.Compare)
-	return add, remove
-}
-
-func (c *Addresses) add(ctx context.Context, a netip.Addr) (added bool, err error) {
-	c.sent++
-	if added, err = c.node.add(ctx, a); err != nil {
-		return false, fmt.Errorf("redirect by addresses: give this node the service address %s: %w", a, err)
+	failed = map[netip.Addr]bool{}
+	var errs []error
+	for _, a := range add {
+		added, err := c.give(a)
+		if err != nil {
+			failed[a] = true
+			errs = append(errs, err)
+		} else if added {
+			*repaired++
+		}
 	}
-	return added, nil
-}
-
-func (c *Addresses) remove(ctx context.Context, a netip.Addr) error {
-	c.sent++
-	if err := c.node.remove(ctx, a); err != nil {
-		return fmt.Errorf("redirect by addresses: take the service address %s from this node: %w", a, err)
+	for _, a := range remove {
+		if err := c.take(a); err != nil {
+			errs = append(errs, err)
+		} else {
+			*repaired++
+		}
 	}
-	return nil
+	const most = 5 // that a line of the log may name
+	return failed, errors.Join(errs[:min(len(errs), most)]...)
 }
 
 // need notes a key, and reports whether it is the first of its address.
@@ -239,16 +371,24 @@ func (c *Addresses) forget(k lb.Key) bool {
 	return false
 }
 
-// Apply is part of [Redirector].
-func (c *Addresses) Apply(ctx context.Context, set []Entry, remove []lb.Key) error {
+// usable is the error of verbs before the first Reset.
+func (c *Addresses) usable(doing string) error {
 	if !c.set {
-		return c.notSetUp("apply")
+		return c.wrap(doing, plane.ErrNotSetUp)
+	}
+	return nil
+}
+
+// Apply is part of [Redirector].
+func (c *Addresses) Apply(_ context.Context, set []Entry, remove []lb.Key) error {
+	if err := c.usable("apply"); err != nil {
+		return err
 	}
 	for _, l := range set {
 		if !c.need(l.Key) {
 			continue
 		}
-		if _, err := c.add(ctx, l.Key.Addr); err != nil {
+		if _, err := c.give(l.Key.Addr); err != nil {
 			c.forget(l.Key)
 			return err
 		}
@@ -257,7 +397,7 @@ func (c *Addresses) Apply(ctx context.Context, set []Entry, remove []lb.Key) err
 		if !c.forget(k) {
 			continue
 		}
-		if err := c.remove(ctx, k.Addr); err != nil {
+		if err := c.take(k.Addr); err != nil {
 			c.need(k)
 			return err
 		}
@@ -266,55 +406,60 @@ func (c *Addresses) Apply(ctx context.Context, set []Entry, remove []lb.Key) err
 }
 
 // SetNode is part of [Redirector]: nothing here follows from the node.
-func (c *Addresses) SetNode(context.Context, lb.Node) error {
-	if !c.set {
-		return c.notSetUp("set node")
-	}
-	return nil
-}
+func (c *Addresses) SetNode(context.Context, lb.Node) error { return c.usable("set node") }
 
-// Probe is part of [Redirector].
-func (c *Addresses) Probe(ctx context.Context) error {
-	if !c.set {
-		return c.notSetUp("probe")
+// Probe is part of [Redirector]. It takes away an address that is not there, of a network for documentation.
+func (c *Addresses) Probe(context.Context) error {
+	if err := c.usable("probe"); err != nil {
+		return err
 	}
-	if err := c.node.probe(ctx); err != nil {
-		return fmt.Errorf("redirect by addresses, %s: probe: %w", c.family, err)
+	all, err := c.ip.list()
+	if err != nil {
+		return c.wrap("probe", err)
 	}
-	return nil
+	a := netip.MustParseAddr("192.0.2.0")
+	if c.family == lb.IPv6 {
+		a = netip.MustParseAddr("2001:db8::")
+	}
+	for slices.ContainsFunc(all, func(u unicast) bool { return u.addr == a }) {
+		a = a.Next()
+	}
+	err = c.ip.delete(unicast{addr: a, luid: c.luid, bits: uint8(a.BitLen())})
+	switch {
+	case errors.Is(err, errNoAddress):
+		return nil
+	case errors.Is(err, errNoInterface):
+		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+	}
+	return c.wrap("probe", err)
 }
 
 // Audit is part of [Redirector].
-func (c *Addresses) Audit(ctx context.Context, full bool) (int, error) {
-	if !c.set {
-		return 0, c.notSetUp("audit")
+func (c *Addresses) Audit(context.Context, bool) (n int, err error) {
+	if err := c.usable("audit"); err != nil {
+		return 0, err
 	}
-	n := 0
-	changed, err := c.node.ready(ctx)
+	changed, err := c.ready()
 	if changed {
 		n++
 	}
-	var ours []netip.Addr
 	if err == nil {
-		ours, err = c.node.ours(ctx)
+		var ours []netip.Addr
+		if ours, err = c.read(); err == nil {
+			_, err = c.repair(ours, &n)
+			return n, err
+		}
 	}
-	if err != nil {
-		return n, fmt.Errorf("redirect by addresses, %s: %w", c.family, err)
-	}
-	_, err = c.mend(ctx, ours, &n)
-	return n, err
+	return n, c.wrap("audit", err)
 }
 
 // Dump is part of [Redirector].
-func (c *Addresses) Dump(ctx context.Context, _ func(uint16, lb.Proto) string) (string, error) {
-	ours, err := c.node.ours(ctx)
-	if err != nil {
-		return "", err
-	}
+func (c *Addresses) Dump(context.Context, func(uint16, lb.Proto) string) (string, error) {
+	ours, err := c.read()
 	slices.SortFunc(ours, netip.Addr.Compare)
 	var out strings.Builder
 	for _, a := range ours {
 		fmt.Fprintf(&out, "address %s\n", a)
 	}
-	return out.String(), nil
+	return out.String(), err
 }

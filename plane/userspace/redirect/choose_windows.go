@@ -25,16 +25,16 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 	}
 	var errs []error
 	for _, fam := range families {
-		n, err := openIPHelper(fam, func(event) {})
+		c, err := NewAddresses(Config{Family: fam})
+		if err == nil {
+			var removed int
+			removed, err = c.removeAll()
+			err = errors.Join(err, c.Close())
+			report.Count(removed, "service addresses of %s", fam)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove service addresses of %s: %w", fam, err))
-			continue
 		}
-		removed, err := n.removeAll(ctx)
-		if err = errors.Join(err, n.close()); err != nil {
-			errs = append(errs, fmt.Errorf("remove service addresses of %s: %w", fam, err))
-		}
-		report.Count(removed, "service addresses of %s", fam)
 	}
 	return report, errors.Join(errs...)
 }

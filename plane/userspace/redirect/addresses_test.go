@@ -1,7 +1,6 @@
 package redirect
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -101,15 +100,8 @@ func (m *machine) strike(a netip.Addr) error {
 }
 
 // process is a proxy that begins on the machine.
-func (m *machine) process(t *testing.T) *Addresses {
-	t.Helper()
-	c, err := newAddresses(Config{Family: lb.IPv4}, func(func(event)) (addresser, error) {
-		return &ipHelperNode{ip: m, book: m, probing: netip.MustParsePrefix("192.0.2.0/24")}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+func (m *machine) process() *Addresses {
+	return newAddresses(lb.IPv4, m, m)
 }
 
 // ours are the addresses on the machine that a proxy made.
@@ -143,7 +135,7 @@ func TestWindowsAddresses(t *testing.T) {
 	ctx := t.Context()
 	admins := unicast{netip.MustParseAddr("10.96.0.9"), 7, 24, false}
 	m := newMachine(unicast{netip.MustParseAddr("127.0.0.1"), 1, 8, false}, admins)
-	c := m.process(t)
+	c := m.process()
 	if err := c.Reset(ctx, lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.9")); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +149,7 @@ func TestWindowsAddresses(t *testing.T) {
 	}
 
 	m.calls = nil
-	c = m.process(t)
+	c = m.process()
 	if err := c.Reset(ctx, lb.Node{}, leads("10.96.0.3", "10.96.0.4")); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +165,7 @@ func TestWindowsAddresses(t *testing.T) {
 func TestWindowsAddressesRemoved(t *testing.T) {
 	admins := unicast{netip.MustParseAddr("10.96.0.9"), 7, 24, false}
 	m := newMachine(admins)
-	if err := m.process(t).Reset(t.Context(), lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.9")); err != nil {
+	if err := m.process().Reset(t.Context(), lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.9")); err != nil {
 		t.Fatal(err)
 	}
 	broken := errors.New("broken")
@@ -183,13 +175,13 @@ func TestWindowsAddressesRemoved(t *testing.T) {
 		}
 		return nil
 	}
-	n := &ipHelperNode{ip: m, book: m}
-	if removed, err := n.removeAll(t.Context()); removed != 2 || !errors.Is(err, broken) {
+	n := m.process()
+	if removed, err := n.removeAll(); removed != 2 || !errors.Is(err, broken) {
 		t.Errorf("%d, %v", removed, err)
 	}
 	m.fail = func(string) error { return nil }
-	n = &ipHelperNode{ip: m, book: m}
-	if removed, err := n.removeAll(t.Context()); removed != 1 || err != nil {
+	n = m.process()
+	if removed, err := n.removeAll(); removed != 1 || err != nil {
 		t.Errorf("%d, %v", removed, err)
 	}
 	if len(m.has) != 1 || m.has[admins.addr] != admins || len(m.volatile) != 0 {
@@ -201,7 +193,7 @@ func TestWindowsAddressesRemoved(t *testing.T) {
 func TestWindowsAddressesOfOneChange(t *testing.T) {
 	for _, n := range []int{100, 10_000} {
 		m := newMachine()
-		c := m.process(t)
+		c := m.process()
 		var want []Entry
 		for i := range n {
 			want = append(want, leads(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String())...)
@@ -227,7 +219,7 @@ func TestWindowsAddressesOfOthers(t *testing.T) {
 	for _, u := range []unicast{wider, source, elsewhere} {
 		m.volatile[u.addr] = 1
 	}
-	c := m.process(t)
+	c := m.process()
 	if err := c.Reset(t.Context(), lb.Node{}, leads("10.96.0.1")); err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +248,7 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 			return all
 		}
 		for range 6 {
-			c := m.process(t)
+			c := m.process()
 			left := rnd.IntN(12)
 			m.fail = func(string) error {
 				if left--; left < 0 {
@@ -275,7 +267,7 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 		}
 		m.fail = func(string) error { return nil }
 		want := some()
-		if err := m.process(t).Reset(t.Context(), lb.Node{}, leads(want...)); err != nil {
+		if err := m.process().Reset(t.Context(), lb.Node{}, leads(want...)); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		want = slices.DeleteFunc(want, func(a string) bool { return a == admins.addr.String() })
@@ -288,7 +280,7 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 // No verb works before the first Reset; an address that the machine does not take costs its own row only.
 func TestWindowsAddressesLater(t *testing.T) {
 	m := newMachine()
-	c := m.process(t)
+	c := m.process()
 	_, audit := c.Audit(t.Context(), true)
 	for i, err := range []error{c.Apply(t.Context(), nil, nil), c.SetNode(t.Context(), lb.Node{}), c.Probe(t.Context()), audit} {
 		if !errors.Is(err, plane.ErrNotSetUp) {
@@ -315,7 +307,7 @@ func TestWindowsAddressesLater(t *testing.T) {
 // The probe asks for what changes nothing, whatever addresses there are; an interface that is gone asks for a Reset.
 func TestWindowsAddressesProbe(t *testing.T) {
 	m := newMachine(unicast{netip.MustParseAddr("192.0.2.0"), 1, 24, false}, unicast{netip.MustParseAddr("192.0.2.1"), 1, 24, false})
-	c := m.process(t)
+	c := m.process()
 	if err := c.Reset(t.Context(), lb.Node{}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -335,32 +327,34 @@ func TestWindowsAddressesProbe(t *testing.T) {
 
 // Changes of others are heard of: an address of ours that went, and one of theirs that has come, which is not given then.
 func TestWindowsAddressesHeard(t *testing.T) {
-	m := newMachine()
-	n := &ipHelperNode{ip: m, book: m}
-	ctx := context.Background()
+	c := newMachine().process()
 	a, b := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2")
-	if added, err := n.add(ctx, a); !added || err != nil {
-		t.Fatal(added, err)
+	if err := c.Reset(t.Context(), lb.Node{}, leads(a.String())); err != nil {
+		t.Fatal(err)
 	}
-	if e := n.heardOf(unicast{addr: a, luid: 1}, true); e != (event{a, true, true}) {
-		t.Errorf("our own write: %+v", e)
+	drifts := func(what string, u unicast, present, want bool) {
+		t.Helper()
+		c.heard(u, present)
+		if got := len(c.drift) > 0; got != want {
+			t.Errorf("%s: drift %t", what, got)
+		}
+		for len(c.drift) > 0 {
+			<-c.drift
+		}
 	}
-	if e := n.heardOf(unicast{addr: b, luid: 9}, true); e != (event{b, true, false}) {
-		t.Errorf("another's: %+v", e)
+	gives := func(what string, a netip.Addr, want bool) {
+		t.Helper()
+		if added, err := c.add(a); added != want || err != nil {
+			t.Errorf("%s: added %t, %v", what, added, err)
+		}
 	}
-	if added, err := n.add(ctx, b); added || err != nil {
-		t.Errorf("an address of another's: %v, %v", added, err)
-	}
-	if e := n.heardOf(unicast{addr: b, luid: 9}, false); e != (event{b, false, false}) {
-		t.Errorf("another's went: %+v", e)
-	}
-	if added, err := n.add(ctx, b); !added || err != nil {
-		t.Errorf("an address that another had: %v, %v", added, err)
-	}
-	if e := n.heardOf(unicast{addr: a, luid: 1}, false); e != (event{a, false, true}) {
-		t.Errorf("ours went: %+v", e)
-	}
-	if others, err := n.others(ctx); err != nil || len(others) != 0 {
+	drifts("our own write", unicast{addr: a, luid: 1}, true, false)
+	drifts("another's", unicast{addr: b, luid: 9}, true, true)
+	gives("an address of another's", b, false)
+	drifts("another's went", unicast{addr: b, luid: 9}, false, false)
+	gives("an address that another had", b, true)
+	drifts("ours went", unicast{addr: a, luid: 1}, false, true)
+	if others, err := c.NodeAddresses(); err != nil || len(others) != 0 {
 		t.Errorf("others: %v, %v", others, err)
 	}
 }

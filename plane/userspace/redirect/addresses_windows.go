@@ -1,7 +1,6 @@
 package redirect
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -37,43 +36,28 @@ const bookKey = `SOFTWARE\kube-proxy\service-addresses`
 
 // NewAddresses changes nothing. What this process may not do shows at the first Reset.
 func NewAddresses(cfg Config) (*Addresses, error) {
-	return newAddresses(cfg, func(heard func(event)) (addresser, error) {
-		return openIPHelper(cfg.Family, heard)
-	})
-}
-
-// Prepare puts an address on the interface before a listener is bound to it: Windows has no IP_FREEBIND. It stays while a lead
-// needs it; one that none needs in the end goes with the next audit.
-func (c *Addresses) Prepare(ctx context.Context, a netip.Addr) error {
-	_, err := c.add(ctx, a)
-	return err
-}
-
-// NodeAddresses returns the addresses of this machine's family that are not service addresses of ours.
-func (c *Addresses) NodeAddresses() ([]netip.Addr, error) {
-	return c.node.(*ipHelperNode).others(context.Background())
-}
-
-func openIPHelper(fam lb.Family, heard func(event)) (*ipHelperNode, error) {
-	b, err := openBook(fam)
+	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
+		return nil, fmt.Errorf("redirect by addresses: family %s: want IPv4 or IPv6", cfg.Family)
+	}
+	b, err := openBook(cfg.Family)
 	if err != nil {
-		return nil, fmt.Errorf("open the key %s of the registry: %w", bookKey, err)
+		return nil, fmt.Errorf("redirect by addresses, %s: open the key %s of the registry: %w", cfg.Family, bookKey, err)
 	}
 	h := &helper{family: windows.AF_INET, book: b}
-	n := &ipHelperNode{ip: h, book: b, probing: netip.MustParsePrefix("192.0.2.0/24")}
-	if fam == lb.IPv6 {
-		h.family, n.probing = windows.AF_INET6, netip.MustParsePrefix("2001:db8::/32")
+	if cfg.Family == lb.IPv6 {
+		h.family = windows.AF_INET6
 	}
+	c := newAddresses(cfg.Family, h, b)
 	callback := windows.NewCallback(func(_ uintptr, row *windows.MibUnicastIpAddressRow, kind uint32) uintptr {
 		const parameter, add, remove = 0, 1, 2 // MIB_NOTIFICATION_TYPE
 		if u, ok := unicastOf(row); ok && (kind == add || kind == remove) {
-			heard(n.heardOf(u, kind == add))
+			c.heard(u, kind == add)
 		}
 		return 0
 	})
 	// Without it, audits notice what others change.
 	_ = windows.NotifyUnicastIpAddressChange(h.family, callback, nil, false, &h.notify)
-	return n, nil
+	return c, nil
 }
 
 // helper is the IP helper.
