@@ -38,10 +38,9 @@ type Stats struct {
 type Balance struct {
 	cfg  Config
 	seed maphash.Seed
-	sets map[lb.SetID]*Set
-	idle idle
 
-	mu     sync.RWMutex // of the map alone
+	mu     sync.RWMutex // of the maps alone
+	sets   map[lb.SetID]*Set
 	health map[endpoint]*health
 
 	places                           atomic.Int64
@@ -69,7 +68,9 @@ func (b *Balance) Set(s *lb.BackendSet, affinity time.Duration) *Set {
 	set := b.sets[s.ID]
 	if set == nil {
 		set = &Set{b: b, id: s.ID}
+		b.mu.Lock()
 		b.sets[s.ID] = set
+		b.mu.Unlock()
 	}
 	if set.is != s {
 		set.hold(s)
@@ -86,7 +87,8 @@ func (b *Balance) Remove(id lb.SetID) {
 	}
 	set.hold(&lb.BackendSet{ID: id})
 	set.stick(0)
-	b.idle.remove(set)
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	delete(b.sets, id)
 }
 
@@ -156,59 +158,23 @@ func (b *Balance) take() bool {
 	return false
 }
 
-// sweepNext has another set than s give up places that are over.
-func (b *Balance) sweepNext(s *Set, now time.Time) {
-	if o := b.idle.turn(); o != nil && o != s && o.mu.TryLock() {
-		o.sweep(now)
-		o.mu.Unlock()
-	}
-}
+// sweptAtOnce is how many sets give up places that are over for one client that finds none.
+const sweptAtOnce = 8
 
-// idle are the sets that have places, in a ring: who takes a place has another set give up those that are over, so that
-// Services that nobody asks do not keep them.
-type idle struct {
-	mu   sync.Mutex
-	ring []*Set
-	at   map[*Set]int
-	next int
-}
-
-func (i *idle) add(s *Set) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if _, in := i.at[s]; in {
-		return
+// makeRoom has some other sets than s give up places that are over, so that Services that nobody asks do not keep them.
+func (b *Balance) makeRoom(s *Set, now time.Time) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	n := 0
+	for _, o := range b.sets {
+		if n++; n > sweptAtOnce {
+			return
+		}
+		if o != s && o.mu.TryLock() {
+			o.sweep(now)
+			o.mu.Unlock()
+		}
 	}
-	if i.at == nil {
-		i.at = map[*Set]int{}
-	}
-	i.at[s] = len(i.ring)
-	i.ring = append(i.ring, s)
-}
-
-func (i *idle) remove(s *Set) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	n, in := i.at[s]
-	if !in {
-		return
-	}
-	last := len(i.ring) - 1
-	i.ring[n] = i.ring[last]
-	i.at[i.ring[n]] = n
-	i.ring[last] = nil
-	i.ring = i.ring[:last]
-	delete(i.at, s)
-}
-
-func (i *idle) turn() *Set {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if len(i.ring) == 0 {
-		return nil
-	}
-	i.next = (i.next + 1) % len(i.ring)
-	return i.ring[i.next]
 }
 
 // jitter spreads d by a quarter to both sides.

@@ -127,9 +127,9 @@ func (s *Set) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, rela
 	if len(tried) > 0 {
 		s.b.retries.Add(1)
 	}
-	m, more := s.pick(c.Addr.Addr().Unmap().WithZone(""), tried, now)
-	if more {
-		s.b.sweepNext(s, now)
+	m, full := s.pick(c.Addr.Addr().Unmap().WithZone(""), tried, now)
+	if full {
+		s.b.makeRoom(s, now)
 	}
 	if m == nil {
 		s.b.refused.Add(1)
@@ -138,8 +138,8 @@ func (s *Set) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, rela
 	return m.addr, relay.Forward
 }
 
-// pick chooses for a client; more tells that the client has taken a place, or would have.
-func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m *member, more bool) {
+// pick chooses for a client; full tells that there was no place for it.
+func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m *member, full bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch n := len(s.ring); {
@@ -166,10 +166,9 @@ func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m 
 	}
 	if len(s.places) == 0 {
 		s.places = map[uint16]place{}
-		s.b.idle.add(s)
 	}
 	s.places[at] = place{m, now.Add(s.affinity).UnixNano()}
-	return m, !known
+	return m, false
 }
 
 // stayWith returns the backend of a place if its clients stay with it.
@@ -223,9 +222,6 @@ func (s *Set) sweep(now time.Time) {
 		}
 	}
 	s.b.places.Add(int64(len(s.places) - before))
-	if len(s.places) == 0 {
-		s.b.idle.remove(s)
-	}
 }
 
 // Dialled is part of [relay.Balancer].

@@ -15,17 +15,18 @@ import (
 // conn is one client, and its backend once that is reached. Ten thousand of them are idle most of the time: what is needed only
 // now and then hangs on a pointer.
 type conn struct {
-	from   *listening
-	dial   *dialling // while no backend is reached
-	ports  *clientPorts
-	group  *group // of those that go to the same backend
-	prev   *conn  // in the group
-	next   *conn
-	ends   [2]end
-	active time.Duration // when a byte was moved last, since the engine began
-	slot   uint32
-	queued bool // in the loop's ready
-	closed bool
+	from  *listening
+	dial  *dialling // while no backend is reached
+	ports *clientPorts
+	to    netip.AddrPort // the backend, also while it is dialled
+	// leaving ends the connection when the grace of a backend that left is over; nil: it may last.
+	leaving    *timer
+	prev, next *conn // of the same listener
+	ends       [2]end
+	active     time.Duration // when a byte was moved last, since the engine began
+	slot       uint32
+	queued     bool // in the loop's ready
+	closed     bool
 }
 
 // The ends of a connection.

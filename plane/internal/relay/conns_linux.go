@@ -221,12 +221,11 @@ func (s *listening) close() {
 }
 
 func (s *listening) leave(gone []netip.AddrPort, grace time.Duration) {
-	gone = append([]netip.AddrPort(nil), gone...)
-	s.engine.each(func(l *loop) {
-		for _, backend := range gone {
-			l.leave(s, backend, grace)
-		}
-	})
+	set := make(map[netip.AddrPort]bool, len(gone))
+	for _, backend := range gone {
+		set[backend] = true
+	}
+	s.engine.each(func(l *loop) { l.leave(s, set, grace) })
 }
 
 // perConn is how many descriptors a connection has when nothing is under way.

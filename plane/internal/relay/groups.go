@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 
 	"kube-proxy/lb"
@@ -17,11 +18,12 @@ type Group struct {
 	sessions    Share // of UDP
 	held        Share // bytes of messages that associations of SCTP hold
 	listeners   int
+	loop        uint32 // whose sessions of UDP share a loop
 }
 
 // NewGroup returns a group that has nothing.
 func NewGroup() *Group {
-	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed}, held: Share{greed: groupGreed}}
+	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed}, held: Share{greed: groupGreed}, loop: rand.Uint32()}
 }
 
 // Groups shares a Budget among namespaces: the Services of one take neither the descriptors nor the ports that those of others

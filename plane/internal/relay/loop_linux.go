@@ -34,11 +34,11 @@ type loop struct {
 	paused    []*listening         // which wait for descriptors
 	resume    time.Time            // when to look for these
 
-	conns  []*conn  // by slot
-	free   []uint32 // slots without a connection
-	gens   int32    // the last generation given to an end
-	groups map[groupKey]*group
-	ready  []*conn // which have used up their turn, with more to move
+	conns  []*conn              // by slot
+	free   []uint32             // slots without a connection
+	gens   int32                // the last generation given to an end
+	first  map[*listening]*conn // of each listener's list
+	ready  []*conn              // which have used up their turn, with more to move
 	timers timers
 	idle   timer // when to look for idle connections; armed while there may be some
 	pipes  pipes
@@ -54,7 +54,7 @@ const (
 )
 
 func newLoop(r *Relay) (*loop, error) {
-	l := &loop{relay: r, listening: map[int32]*listening{}, groups: map[groupKey]*group{}, buf: make([]byte, copySize)}
+	l := &loop{relay: r, listening: map[int32]*listening{}, first: map[*listening]*conn{}, buf: make([]byte, copySize)}
 	l.idle = timer{index: -1, fire: l.endIdle}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {

@@ -14,20 +14,11 @@ import (
 // udpLoops is how many loops serve UDP at most: a group has one of them.
 const udpLoops = 4
 
-// udpEngine serves UDP: loops, each with the sessions of some groups.
+// udpEngine serves UDP: loops, each with the listeners and sessions of some groups.
 type udpEngine struct {
 	relay *Relay
 	loops []*udpLoop
 	work  sync.WaitGroup
-
-	mu    sync.Mutex
-	homes map[*Group]*udpHome
-}
-
-// udpHome is the loop of a group, as long as the group has listeners.
-type udpHome struct {
-	loop      *udpLoop
-	listeners int
 }
 
 func newUDP(r *Relay) (engine, error) {
@@ -35,7 +26,7 @@ func newUDP(r *Relay) (engine, error) {
 }
 
 func newUDPEngine(r *Relay, budget *Budget) (*udpEngine, error) {
-	e := &udpEngine{relay: r, homes: map[*Group]*udpHome{}}
+	e := &udpEngine{relay: r}
 	for range min(runtime.GOMAXPROCS(0), udpLoops) {
 		l, err := newUDPLoop(r, budget)
 		if err == nil {
@@ -64,7 +55,7 @@ func (e *udpEngine) stop() {
 }
 
 func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
-	s := &udpListener{engine: e, udpSocket: udpSocket{fd: -1}}
+	s := &udpListener{udpSocket: udpSocket{fd: -1, loop: e.loops[owner.group.loop%uint32(len(e.loops))]}}
 	err := ErrClosed
 	if nsErr := e.relay.ns.run(func() { s.fd, err = openUDP(at.Addr) }); nsErr != nil {
 		return nil, nsErr
@@ -78,7 +69,6 @@ func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
 		return nil, os.NewSyscallError("getsockname", err)
 	}
 	s.front = newUDPFront(owner, addrPort(bound))
-	s.loop = e.house(owner.group)
 	err = ErrClosed
 	s.loop.do(func() {
 		if err = s.loop.watch(&s.udpSocket); err == nil {
@@ -87,60 +77,22 @@ func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
 	})
 	if err != nil {
 		unix.Close(s.fd)
-		e.leave(owner.group)
 		return nil, err
 	}
 	return s, nil
 }
 
-// house returns the loop for another listener of a group: the one that it has, or that of fewest groups.
-func (e *udpEngine) house(g *Group) *udpLoop {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	h := e.homes[g]
-	if h == nil {
-		groups := map[*udpLoop]int{}
-		for _, other := range e.homes {
-			groups[other.loop]++
-		}
-		h = &udpHome{loop: e.loops[0]}
-		for _, l := range e.loops {
-			if groups[l] < groups[h.loop] {
-				h.loop = l
-			}
-		}
-		e.homes[g] = h
-	}
-	h.listeners++
-	return h.loop
-}
-
-// leave notes that a listener of a group is gone.
-func (e *udpEngine) leave(g *Group) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if h := e.homes[g]; h.listeners > 1 {
-		h.listeners--
-	} else {
-		delete(e.homes, g)
-	}
-}
-
 // udpListener is the socket of a listener.
 type udpListener struct {
 	udpSocket
-	engine *udpEngine
-	once   sync.Once
+	once sync.Once
 }
 
 func (s *udpListener) addr() netip.AddrPort { return s.front.at }
 
 // close ends the sessions too: without the socket there is no way back to their clients.
 func (s *udpListener) close() {
-	s.once.Do(func() {
-		s.loop.do(func() { s.loop.remove(&s.udpSocket) })
-		s.engine.leave(s.front.owner.group)
-	})
+	s.once.Do(func() { s.loop.do(func() { s.loop.remove(&s.udpSocket) }) })
 }
 
 // leave ends the sessions to backends at once, before it returns: a session has no end of its own that could be waited for.

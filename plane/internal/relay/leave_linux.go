@@ -1,0 +1,73 @@
+package relay
+
+import (
+	"net/netip"
+	"time"
+)
+
+// join puts a connection to a backend into the list of its listener, in which those to a backend that leaves are looked for.
+func (l *loop) join(c *conn, to netip.AddrPort) {
+	c.to, c.next = to, l.first[c.from]
+	if c.next != nil {
+		c.next.prev = c
+	}
+	l.first[c.from] = c
+}
+
+// part takes a connection out of the list, if it is in it.
+func (l *loop) part(c *conn) {
+	if !c.to.IsValid() {
+		return
+	}
+	l.stay(c)
+	switch {
+	case c.prev != nil:
+		c.prev.next = c.next
+	case c.next != nil:
+		l.first[c.from] = c.next
+	default:
+		delete(l.first, c.from)
+	}
+	if c.next != nil {
+		c.next.prev = c.prev
+	}
+	c.to, c.prev, c.next = netip.AddrPort{}, nil, nil
+}
+
+// stay takes back that a connection is to end.
+func (l *loop) stay(c *conn) {
+	if c.leaving != nil {
+		l.disarm(c.leaving)
+		c.leaving = nil
+	}
+}
+
+// leave carries out Listener.Leave. Clients for which a backend that leaves is being dialled are sent to another.
+func (l *loop) leave(s *listening, gone map[netip.AddrPort]bool, grace time.Duration) {
+	var next *conn
+	for c := l.first[s]; c != nil; c = next {
+		next = c.next
+		switch {
+		case !gone[c.to]:
+		case grace < 0:
+			l.stay(c)
+		case c.dial != nil:
+			l.abandon(c)
+			l.attempt(c)
+		case grace == 0:
+			l.close(c, true)
+		case c.leaving == nil:
+			c.leaving = &timer{index: -1, fire: func() { l.close(c, true) }}
+			l.arm(c.leaving, time.Now().Add(grace))
+		}
+	}
+}
+
+// endAll ends all connections.
+func (l *loop) endAll() {
+	for _, c := range l.conns {
+		if c != nil {
+			l.close(c, true)
+		}
+	}
+}
