@@ -42,16 +42,21 @@ func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
 
 // mendSet stages the differences between elements of one set.
 func (c *change) mendSet(i setIndex, is, want diff.Records) int {
-	remove := func(rec []byte) { c.out.Remove(i, rec) }
-	add := func(rec []byte) { c.out.Add(i, rec) }
-	return diff.Elements(is, want, c.sets[i].KeyLen(), remove, func(rec []byte) { remove(rec); add(rec) }, add)
+	return diff.Elements(is, want, c.sets[i].KeyLen(), func(is, want []byte) {
+		if is != nil {
+			c.out.Remove(i, is)
+		}
+		if want != nil {
+			c.out.Add(i, want)
+		}
+	})
 }
 
 // mendStructure stages the differences of chains, rules and verdict maps, and removes foreign sets. Chains that no class and no
 // shape of the state needs go.
 func (c *change) mendStructure(snap *snapshot) int {
-	n := len(snap.foreign)
-	for _, name := range snap.foreign {
+	n := len(snap.Foreign)
+	for _, name := range snap.Foreign {
 		c.out.DeleteSet(name)
 	}
 	chains, verdicts := c.structure()
@@ -62,7 +67,7 @@ func (c *change) mendStructure(snap *snapshot) int {
 		if c.st.chains[ch.Name] != d {
 			rollback.Put(c.log, c.st.chains, ch.Name, d)
 		}
-		is, there := snap.chains[ch.Name]
+		is, there := snap.Chains[ch.Name]
 		switch {
 		case !there:
 			c.out.AddChain(ch.Name, ch.Hook)
@@ -74,7 +79,7 @@ func (c *change) mendStructure(snap *snapshot) int {
 		n++
 		ch.AddTo(c.out)
 	}
-	for name, is := range snap.chains {
+	for name, is := range snap.Chains {
 		if needed[name] {
 			continue
 		}
@@ -89,9 +94,14 @@ func (c *change) mendStructure(snap *snapshot) int {
 		if want == nil {
 			continue
 		}
-		remove := func(key string) { c.out.Remove(i, []byte(key)) }
-		add := func(key string) { c.out.AddVerdict(i, []byte(key), want[key]) }
-		n += diff.Named(snap.verdicts[i], want, remove, func(key string) { remove(key); add(key) }, add)
+		n += diff.Named(snap.verdicts[i], want, func(key string, had, has bool) {
+			if had {
+				c.out.Remove(i, []byte(key))
+			}
+			if has {
+				c.out.AddVerdict(i, []byte(key), want[key])
+			}
+		})
 	}
 	return n
 }
@@ -118,9 +128,9 @@ func (c *change) structure() ([]rule.Chain, [setCount]map[string]wire.Verdict) {
 // restructure has set change what the structure follows from, the node or the classes and shapes of the state, and stages what
 // that makes different. It does not read the kernel.
 func (c *change) restructure(set func()) {
-	is := &snapshot{chains: make(map[string]rule.Kept, len(c.st.chains))}
+	is := &snapshot{Kept: rule.Kept{Chains: make(map[string]rule.KeptChain, len(c.st.chains))}}
 	for name, d := range c.st.chains {
-		is.chains[name] = rule.Kept{Digest: d}
+		is.Chains[name] = rule.KeptChain{Digest: d}
 	}
 	_, is.verdicts = c.structure()
 	set()

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	nlconn "kube-proxy/internal/netlink/conn"
+	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -40,6 +41,9 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
+// tellOf tells of what is no row's.
+func (d *differ) tellOf(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
+
 // differ compares a snapshot with the state that a plane would have of it.
 type differ struct {
 	reader
@@ -58,16 +62,10 @@ type differ struct {
 }
 
 func (d *differ) all(ctx context.Context) (err error) {
-	if d.snap, err = d.structure(ctx); err != nil {
+	d.snap, err = d.structure(ctx)
+	if err != nil || !walk.CompareSets(d.Table, &d.snap.Kept, d.layout.sets[:], d.tellOf) {
 		return err
 	}
-	switch name := d.Title(); {
-	case !d.snap.present:
-		return d.Tell(lb.Key{}, name, wire.IsThere, "")
-	case d.snap.dormant:
-		d.Tell(lb.Key{}, name, "in force", "dormant: none of its chains is in force")
-	}
-	d.compareSets()
 	if err = d.elements(ctx, d.snap, allSets); err != nil {
 		return err
 	}
@@ -77,22 +75,6 @@ func (d *differ) all(ctx context.Context) (err error) {
 	}
 	d.compareElements()
 	return nil
-}
-
-// compareSets tells of sets that are not there, or not as we make them, whose elements are left out then.
-func (d *differ) compareSets() {
-	for i, there := range d.snap.there {
-		have := ""
-		if d.snap.others[i] {
-			have = "of other types"
-		}
-		if !there {
-			d.Tell(lb.Key{}, d.layout.sets[i].String(), wire.IsThere, have)
-		}
-	}
-	for _, name := range d.snap.foreign {
-		d.Tell(lb.Key{}, "set "+name, "", wire.IsThere)
-	}
 }
 
 // compute finds the state. Of a set or list whose number the kernel has nowhere but in a row, or not at all, it has nothing.
@@ -160,16 +142,20 @@ func (d *differ) compareElements() {
 	})
 	for i := range setCount {
 		def := &d.layout.sets[i]
-		if !d.snap.there[i] || def.Verdict || def.Dynamic() {
+		if !d.snap.There[i] || def.Verdict || def.Dynamic() {
 			continue
 		}
-		is, n := d.snap.records[i].Sorted(), def.KeyLen()
-		diff.Elements(is, want[i], n,
-			func(rec []byte) { d.tell(i, rec[:n], nil, rec[n:]) },
-			func(rec []byte) {
-				is.Each(rec[:n], func(have []byte) { d.tell(i, rec[:n], rec[n:], have[n:]) })
-			},
-			func(rec []byte) { d.tell(i, rec[:n], rec[n:], nil) })
+		n := def.KeyLen()
+		diff.Elements(d.snap.records[i], want[i], n, func(is, want []byte) {
+			switch {
+			case is == nil:
+				d.tell(i, want[:n], want[n:], nil)
+			case want == nil:
+				d.tell(i, is[:n], nil, is[n:])
+			default:
+				d.tell(i, is[:n], want[n:], is[n:])
+			}
+		})
 	}
 }
 

@@ -17,14 +17,6 @@ import (
 // compareStructure compares chains with their rules, and the maps that lead to them. Chains of classes and shapes that no row has any more
 // may stay, see needClass.
 func (d *differ) compareStructure(ctx context.Context) error {
-	rules := map[string][]walk.Rule{}
-	err := wire.Undisturbed(ctx, func() error {
-		clear(rules)
-		return d.EachRule(ctx, func(chain string, body []byte) { rules[chain] = append(rules[chain], walk.RuleOf(body)) })
-	})
-	if err != nil {
-		return err
-	}
 	needed, must := (&change{ruleset: d.plane.rules, st: d.state}).structure()
 	may := newState(0)
 	maps.Copy(may.classes, d.state.classes)
@@ -44,23 +36,14 @@ func (d *differ) compareStructure(ctx context.Context) error {
 		}
 	}
 	chains, want := (&change{ruleset: d.plane.rules, st: may}).structure()
-	foreign := maps.Clone(d.snap.chains)
-	for _, c := range chains {
-		is, there := d.snap.chains[c.Name]
-		delete(foreign, c.Name)
-		if !there && !slices.ContainsFunc(needed, func(n rule.Chain) bool { return n.Name == c.Name }) {
-			continue
-		}
-		tell := func(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
-		if err := walk.Compare(c, there, is.Hook, rules[c.Name], tell); err != nil {
-			return err
-		}
+	optional := func(name string) bool {
+		return !slices.ContainsFunc(needed, func(n rule.Chain) bool { return n.Name == name })
 	}
-	for _, name := range slices.Sorted(maps.Keys(foreign)) {
-		d.Tell(lb.Key{}, "chain "+name, "", foreign[name].Hook.State())
+	if err := walk.CompareChains(ctx, d.Table, &d.snap.Kept, chains, optional, d.tellOf); err != nil {
+		return err
 	}
 	for i := range setCount {
-		if d.layout.sets[i].Verdict && d.snap.there[i] {
+		if d.layout.sets[i].Verdict && d.snap.There[i] {
 			d.compareVerdicts(i, d.snap.verdicts[i], want[i], must[i])
 		}
 	}

@@ -238,9 +238,9 @@ func (d *dumper) checkStructure() {
 			d.fault("map %s leads to %v, not to %v", d.rules.sets[i].Name, is, want)
 		}
 	}
-	foreign := maps.Clone(d.snap.chains)
+	foreign := maps.Clone(d.snap.Chains)
 	for _, ch := range chains {
-		if is := d.snap.chains[ch.Name]; is.Digest != ch.Digest() {
+		if is := d.snap.Chains[ch.Name]; is.Digest != ch.Digest() {
 			d.fault("chain %s is not as it should be", ch.Name)
 		}
 		delete(foreign, ch.Name)
@@ -248,7 +248,7 @@ func (d *dumper) checkStructure() {
 	for name := range foreign {
 		d.fault("foreign chain %s", name)
 	}
-	for _, name := range d.snap.foreign {
+	for _, name := range d.snap.Foreign {
 		d.fault("foreign set %s", name)
 	}
 }

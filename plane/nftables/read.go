@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -18,14 +17,9 @@ import (
 
 // snapshot is what the kernel's table holds, as far as a comparison needs it.
 type snapshot struct {
-	present bool // there is a table of our name
-	dormant bool // none of its chains is in force
-	ours    bool // it is in force and has all our sets and base chains, as we make them
+	rule.Kept
+	ours bool // it is in force and has all our sets and base chains, as we make them
 
-	chains   map[string]rule.Kept
-	there    [setCount]bool // sets that are as we make them
-	others   [setCount]bool // sets of the same name that are not
-	foreign  []string       // sets that are not ours
 	records  [setCount]diff.Records
 	verdicts [setCount]map[string]wire.Verdict
 }
@@ -74,37 +68,10 @@ func (r reader) once(ctx context.Context, which func(*wire.Set) bool) (*snapshot
 	return s, err
 }
 
-// structure finds out whether sets and chains are ours, and reads a digest of the rules.
-func (r reader) structure(ctx context.Context) (s *snapshot, err error) {
-	s = &snapshot{}
-	if s.present, s.dormant, err = r.State(ctx); err != nil || !s.present {
-		return s, err
-	}
-	err = wire.Undisturbed(ctx, func() error { return r.readSets(ctx, s) })
-	if err == nil {
-		s.chains, err = rule.Read(ctx, r.Table)
-	}
-	s.ours = !s.dormant && !slices.Contains(s.there[:], false)
-	for _, c := range r.ruleset().skeleton() {
-		s.ours = s.ours && s.chains[c.Name].Hook == c.Hook
-	}
-	return s, err
-}
-
-func (r reader) readSets(ctx context.Context, s *snapshot) error {
-	s.there, s.others, s.foreign = [setCount]bool{}, [setCount]bool{}, nil
-	return r.EachSet(ctx, func(name string, body []byte) {
-		i := slices.IndexFunc(r.sets[:], func(d wire.Set) bool { return d.Name == name })
-		switch {
-		case nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
-		case i < 0:
-			s.foreign = append(s.foreign, name)
-		case r.sets[i].Matches(body):
-			s.there[i] = true
-		default:
-			s.others[i] = true
-		}
-	})
+// structure reads all but elements.
+func (r reader) structure(ctx context.Context) (*snapshot, error) {
+	is, err := rule.Read(ctx, r.Table, r.sets[:])
+	return &snapshot{Kept: is, ours: is.Serves(r.ruleset().skeleton())}, err
 }
 
 // allSets are the sets whose elements are ours: all but those that packets fill.
@@ -123,7 +90,7 @@ func (r reader) elements(ctx context.Context, s *snapshot, which func(*wire.Set)
 		if d.Verdict {
 			s.verdicts[i] = map[string]wire.Verdict{}
 		}
-		if !s.there[i] || !which(&d) {
+		if !s.There[i] || !which(&d) {
 			continue
 		}
 		big, err := false, error(nil)

@@ -71,7 +71,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 // changed the ruleset in between.
 func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, stoodIn *bool) (plane.ResetResult, error) {
 	snap, gen, err := p.readForReset(ctx)
-	if err == nil && snap.present && !snap.ours && !*stoodIn {
+	if err == nil && snap.Present && !snap.ours && !*stoodIn {
 		// Without it packets under way may go astray; what the kernel refuses, it refuses of the table proper too.
 		_ = p.standIn(ctx, want)
 		*stoodIn = true
@@ -136,10 +136,10 @@ func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows i
 		c.mend(snap, allSets)
 		return c, refused, nil
 	}
-	if snap.present {
+	if snap.Present {
 		c.out.DeleteTable()
 	}
-	return c, refused, p.load(ctx, c, !snap.present)
+	return c, refused, p.load(ctx, c, !snap.Present)
 }
 
 // loadStep is how many elements of a new table one transaction writes.

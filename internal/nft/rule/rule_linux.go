@@ -1,7 +1,6 @@
 package rule
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -84,28 +83,4 @@ func (c Chain) AddTo(t *wire.Transaction) {
 	for _, r := range c.Rules {
 		t.AddRule(c.Name, r.Expressions, r.Comment)
 	}
-}
-
-// Kept is a chain as the kernel shows it.
-type Kept struct {
-	Hook   wire.Hook
-	Digest string // see [Chain.Digest]
-}
-
-// Read reads the chains of a table.
-func Read(ctx context.Context, t wire.Table) (chains map[string]Kept, err error) {
-	err = wire.Undisturbed(ctx, func() error {
-		chains = map[string]Kept{}
-		err := t.EachChain(ctx, func(name string, h wire.Hook) { chains[name] = Kept{Hook: h} })
-		if err != nil {
-			return err
-		}
-		return t.EachRule(ctx, func(chain string, body []byte) {
-			if k, ok := chains[chain]; ok {
-				k.Digest += wire.RuleComment(body) + "\n"
-				chains[chain] = k
-			}
-		})
-	})
-	return chains, err
 }

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 )
 
@@ -131,40 +130,4 @@ func (w *walk) keyLen(set string) (int, error) {
 	}
 	w.foreign[set] = n
 	return n, nil
-}
-
-// Compare compares a chain as it shall be with the kernel's, of which hook and rules are nothing if it is not there, and calls tell for what differs until
-// that fails. Rules are the wanted ones if they do the same and say the same: a comment can be anybody's.
-func Compare(c rule.Chain, there bool, hook wire.Hook, rules []Rule, tell func(object, want, have string) error) error {
-	object := "chain " + c.Name
-	if !there {
-		return tell(object, c.Hook.State(), "")
-	}
-	if hook != c.Hook {
-		if err := tell(object, c.Hook.State(), hook.State()); err != nil {
-			return err
-		}
-	}
-	for i := range max(len(c.Rules), len(rules)) {
-		want, is := "", ""
-		if i < len(c.Rules) {
-			want = c.Rules[i].Text()
-		}
-		if i < len(rules) {
-			is = fmt.Sprintf("comment %q", rules[i].Comment)
-		}
-		if i < len(c.Rules) && i < len(rules) {
-			does := rules[i].Does(Rule{Steps: Steps(c.Rules[i].Expressions)})
-			if does && rules[i].Comment == c.Rules[i].Comment {
-				continue
-			}
-			if !does {
-				is = "other expressions, " + is
-			}
-		}
-		if err := tell(fmt.Sprintf("rule %d of chain %s", i+1, c.Name), want, is); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -8,6 +8,7 @@ package diff
 import (
 	"bytes"
 	"iter"
+	"maps"
 	"slices"
 	"sort"
 )
@@ -75,10 +76,9 @@ func (s byBytes) Swap(i, j int) {
 	copy(b, tmp[:n])
 }
 
-// Elements compares elements whose keys are the first bytes of their records: it calls remove for those that only is has,
-// change, with the record that is wanted, for those that have another value in want, and add for those that only want has. It
-// returns how many calls it made. It sorts both.
-func Elements(is, want Records, key int, remove, change, add func(rec []byte)) int {
+// Elements compares elements whose keys are the first bytes of their records. It calls differs for each key that has another value in
+// want, or that only one has, with both records: nil for none. It returns how many there are, and sorts both.
+func Elements(is, want Records, key int, differs func(is, want []byte)) int {
 	is, want = is.Sorted(), want.Sorted()
 	changed := 0
 	return merge(is.Len(), want.Len(), func(i, j int) int {
@@ -86,10 +86,10 @@ func Elements(is, want Records, key int, remove, change, add func(rec []byte)) i
 		order := bytes.Compare(a[:key], b[:key])
 		if order == 0 && !bytes.Equal(a[key:], b[key:]) {
 			changed++
-			change(b)
+			differs(a, b)
 		}
 		return order
-	}, func(i int) { remove(is.At(i)) }, func(j int) { add(want.At(j)) }) + changed
+	}, func(i int) { differs(is.At(i), nil) }, func(j int) { differs(nil, want.At(j)) }) + changed
 }
 
 // Sorted calls remove for what only the first of two sorted lists without duplicates has, and add for what only the other has.
@@ -124,36 +124,18 @@ func merge(is, want int, compare func(i, j int) int, remove, add func(int)) (n i
 	return n
 }
 
-// Named compares objects by their names and digests, or small values: it calls remove for those that only is has, change for
-// those that are others in want, and add for those that only want has; in the order of their names, so that what is written is the same
-// each time. It returns how many calls it made.
-func Named[K ~string | ~uint32, V comparable](is, want map[K]V, remove, change, add func(name K)) int {
-	n := 0
-	for _, name := range sortedKeys(is) {
-		w, ok := want[name]
-		switch {
-		case !ok:
+// Named compares objects by their names and digests, or small values. It calls differs for each name, in their order, that has another
+// value in want or that only one has, and says who has it. It returns how many there are.
+func Named[V comparable](is, want map[string]V, differs func(name string, had, has bool)) (n int) {
+	all := maps.Clone(want)
+	maps.Copy(all, is)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		was, had := is[name]
+		now, has := want[name]
+		if had != has || was != now {
 			n++
-			remove(name)
-		case w != is[name]:
-			n++
-			change(name)
-		}
-	}
-	for _, name := range sortedKeys(want) {
-		if _, ok := is[name]; !ok {
-			n++
-			add(name)
+			differs(name, had, has)
 		}
 	}
 	return n
-}
-
-func sortedKeys[K ~string | ~uint32, V any](m map[K]V) []K {
-	keys := make([]K, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -54,10 +54,16 @@ func TestElements(t *testing.T) {
 				t.Fatalf("seed %d: %s %x, there: %v", seed, verb, rec, is)
 			}
 		}
-		n := Elements(is, want, key,
-			func(rec []byte) { must("remove", rec, true); delete(kernel, string(rec[:key])) },
-			func(rec []byte) { must("change", rec, true); kernel[string(rec[:key])] = string(rec[key:]) },
-			func(rec []byte) { must("add", rec, false); kernel[string(rec[:key])] = string(rec[key:]) })
+		n := Elements(is, want, key, func(is, want []byte) {
+			if is != nil {
+				must("remove", is, true)
+				delete(kernel, string(is[:key]))
+			}
+			if want != nil {
+				must("add", want, false)
+				kernel[string(want[:key])] = string(want[key:])
+			}
+		})
 		if !maps.Equal(kernel, wanted) || n != different {
 			t.Fatalf("seed %d: %d calls for %d differences, and then\ngot  %q\nwant %q", seed, n, different, kernel, wanted)
 		}
@@ -93,7 +99,7 @@ func TestSortedAllocates(t *testing.T) {
 	for i := range r.Len() {
 		binary.BigEndian.PutUint64(r.At(i), uint64(i))
 	}
-	if n := testing.AllocsPerRun(10, func() { Elements(r, r, 8, nil, nil, nil) }); n > 4 {
+	if n := testing.AllocsPerRun(10, func() { Elements(r, r, 8, nil) }); n > 4 {
 		t.Errorf("%v allocations for %d equal records", n, r.Len())
 	}
 }
@@ -121,11 +127,8 @@ func TestNamed(t *testing.T) {
 	want := map[string]int{"same": 1, "changed": 5, "new": 6, "also new": 7}
 	for range 20 {
 		var calls []string
-		say := func(verb string) func(string) {
-			return func(name string) { calls = append(calls, fmt.Sprint(verb, " ", name)) }
-		}
-		n := Named(is, want, say("remove"), say("change"), say("add"))
-		if want := []string{"remove also gone", "change changed", "remove gone", "add also new", "add new"}; !slices.Equal(calls, want) || n != len(want) {
+		n := Named(is, want, func(name string, had, has bool) { calls = append(calls, fmt.Sprintf("%s %t %t", name, had, has)) })
+		if want := []string{"also gone true false", "also new false true", "changed true true", "gone true false", "new false true"}; !slices.Equal(calls, want) || n != len(want) {
 			t.Fatalf("%d calls %v, want %v", n, calls, want)
 		}
 	}

@@ -1,26 +1,19 @@
 package redirect
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
-	"net/netip"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/follow"
-	nlconn "kube-proxy/internal/netlink/conn"
-	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/internal/ranges"
+	"kube-proxy/plane/internal/diff"
 	"kube-proxy/trace"
 )
 
@@ -50,244 +43,74 @@ func (c *NFTables) renderer(n lb.Node) *ruleset {
 	return &ruleset{IP: c.ip, sets: schema(c.ip), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts, sockets: c.rules.sockets, node: n}
 }
 
-// nftDiffer compares the table with leads.
-type nftDiffer struct {
-	*mode.Teller
-	ip rule.IP
-	wire.Table
-	ctx   context.Context
-	sets  [setCount]wire.Set
-	lists map[uint32]Entry // by number, one that has it
-	// What leads share, and the keys that they have: of these but a bit for each kind of source.
-	shared map[element]bool
-	keys   map[lb.Key]keyHas
-}
-
-// keyHas says what maps have a key.
-type keyHas struct {
-	sets    uint32 // a bit for each
-	sources bool
-}
-
-// Differences is part of [Looker].
+// Differences is part of [Looker]: it compares the table with what a Reset would make of it.
 func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error {
 	sock, err := wire.Open()
 	if err != nil {
 		return err
 	}
 	defer sock.Close()
-	rules := c.renderer(n)
-	d := &nftDiffer{ctx: ctx, Teller: mode.NewTeller(ctx, each), ip: c.ip, Table: c.table(sock), sets: rules.sets,
-		lists: map[uint32]Entry{}, shared: map[element]bool{}, keys: map[lb.Key]keyHas{}}
-	if err := d.Done(d.all(rules, leads)); err != nil {
+	d := mode.NewTeller(ctx, each)
+	if err := d.Done((&NFTables{ip: c.ip, rules: c.renderer(n), sock: sock, mon: &monitor{}}).compare(ctx, leads, d)); err != nil {
 		return fmt.Errorf("redirect by nftables, %s: compare the table with the rows: %w", c.ip.Family, err)
 	}
 	return nil
 }
 
-func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Entry]) error {
-	present, dormant, err := d.State(d.ctx)
-	switch table := d.Title(); {
-	case err != nil:
-		return err
-	case !present:
-		d.Tell(lb.Key{}, table, wire.IsThere, "")
-		return nil
-	case dormant:
-		d.Tell(lb.Key{}, table, "in force", "dormant: none of its chains is in force")
-	}
-	if err := d.structure(rules); err != nil {
-		return err
-	}
-	var some []Entry
-	for l := range leads {
-		if l.Key.IsNodePort() {
-			l.Sources = nil
-		}
-		if some = append(some, l); len(some) < 500 {
-			continue
-		}
-		if err := d.some(some); err != nil {
-			return err
-		}
-		some = some[:0]
-	}
-	if err := d.some(some); err != nil {
-		return err
-	}
-	return d.others()
-}
-
-// structure compares chains and their rules.
-func (d *nftDiffer) structure(rules *ruleset) error {
-	hooks, have := map[string]wire.Hook{}, map[string][]walk.Rule{}
-	err := wire.Undisturbed(d.ctx, func() error {
-		clear(hooks)
-		clear(have)
-		err := d.EachChain(d.ctx, func(name string, h wire.Hook) { hooks[name] = h })
-		if err != nil {
-			return err
-		}
-		return d.EachRule(d.ctx, func(chain string, body []byte) { have[chain] = append(have[chain], walk.RuleOf(body)) })
-	})
-	if err != nil {
-		return err
-	}
+func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.Teller) error {
 	tell := func(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
-	for _, c := range rules.chains() {
-		h, there := hooks[c.Name]
-		delete(hooks, c.Name)
-		if err := walk.Compare(c, there, h, have[c.Name], tell); err != nil {
-			return err
-		}
-	}
-	for name, h := range hooks {
-		d.Tell(lb.Key{}, "chain "+name, "", h.State())
-	}
-	return nil
-}
-
-// get returns the data of the elements of those keys that are there.
-func (d *nftDiffer) get(i setIndex, keys [][]byte) (map[string][]byte, error) {
-	return d.Get(d.ctx, &d.sets[i], keys)
-}
-
-// some compares the elements of some leads.
-func (d *nftDiffer) some(leads []Entry) error {
-	type wanted struct {
-		key  lb.Key
-		data []byte
-	}
-	var want [setCount]map[string]wanted
-	put := func(l Entry, e element) {
-		if want[e.set] == nil {
-			want[e.set] = map[string]wanted{}
-		}
-		n := d.sets[e.set].KeyLen()
-		want[e.set][e.rec[:n]] = wanted{l.Key, []byte(e.rec[n:])}
-	}
-	var sources [][]byte
-	for _, l := range leads {
-		h := keyHas{sources: len(l.Sources) > 0}
-		for e := range l.elements(nil) {
-			put(l, e)
-			h.sets |= 1 << e.set
-		}
-		d.keys[l.Key] = h
-		for e := range l.sharedElements() {
-			if !d.shared[e] {
-				d.shared[e] = true
-				put(l, e)
-			}
-		}
-		if h.sources {
-			sources = append(sources, wire.AppendKey(nil, l.Key))
-		}
-	}
-	for i := range setCount {
-		var keys [][]byte
-		for k := range want[i] {
-			keys = append(keys, []byte(k))
-		}
-		have, err := d.get(i, keys)
-		if err != nil {
-			return err
-		}
-		for k, w := range want[i] {
-			if is, ok := have[k]; !ok || !bytes.Equal(is, w.data) {
-				d.Tell(w.key, d.sets[i].ElementText([]byte(k)), d.sets[i].DataText(w.data), d.sets[i].DataText(is))
-			}
-		}
-	}
-	have, err := d.get(sSourceLists, sources)
-	if err != nil {
+	snap, err := c.structure(ctx)
+	if err != nil || !walk.CompareSets(c.table(), &snap.Kept, c.rules.sets[:], tell) {
 		return err
 	}
-	for _, l := range leads {
-		if len(l.Sources) == 0 {
-			continue
+	none := func(string) bool { return false }
+	if err := walk.CompareChains(ctx, c.table(), &snap.Kept, c.rules.chains(), none, tell); err != nil {
+		return err
+	}
+	if err := c.readElements(ctx, snap); err != nil {
+		return err
+	}
+	st := stateOf(slices.Collect(leads), snap, c.ip.AddrLen)
+	owners := map[element]lb.Key{} // of elements that rows share, one row
+	for _, l := range st.leads {
+		for e := range l.sharedElements() {
+			owners[e] = l.Key
 		}
-		k := wire.AppendKey(nil, l.Key)
-		list, ok := have[string(k)]
-		if !ok {
-			d.Tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", "")
-			continue
-		}
-		if err := d.list1(l, k, nlconn.Order.Uint32(list)); err != nil {
-			return err
+		if list := st.lists[content(l.Sources)]; list != nil {
+			list.each(func(e element) { owners[e] = l.Key })
 		}
 	}
-	return d.Err()
-}
-
-// list1 compares the ranges of one lead.
-func (d *nftDiffer) list1(l Entry, k []byte, n uint32) error {
-	if o, ok := d.lists[n>>lengthBits]; ok {
-		if !slices.Equal(o.Sources, l.Sources) {
-			d.Tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", fmt.Sprintf("0x%08x, the list of %s", n, o.Key))
-		}
-		return nil
-	}
-	d.lists[n>>lengthBits] = l
-	var keys [][]byte
-	(&sourceList{number: n >> lengthBits, ranges: ranges.Of(l.Sources)}).each(func(e element) { keys = append(keys, []byte(e.rec)) })
-	have, err := d.get(sSourceRanges, keys)
-	for _, k := range keys {
-		if _, ok := have[string(k)]; !ok && err == nil {
-			d.Tell(l.Key, d.sets[sSourceRanges].ElementText(k), wire.IsThere, "")
-		}
-	}
-	return err
-}
-
-// others looks for elements that no lead wants.
-func (d *nftDiffer) others() error {
+	want := st.records(&c.rules.sets, c.ip.Proto)
 	for i := range setCount {
-		def := &d.sets[i]
-		err := d.EachElement(d.ctx, def.Name, func(el []byte) {
-			rec := def.Record(nil, el)
-			n := def.KeyLen()
-			if i == sNodeAddresses {
-				return
-			}
-			if k, wanted := d.wants(i, rec); !wanted {
-				d.Tell(k, def.ElementText(rec[:n]), "", def.DataText(rec[n:]))
-			}
-		})
-		switch {
-		case d.Err() != nil:
-			return d.Err()
-		case errors.Is(err, unix.ENOENT):
-			d.Tell(lb.Key{}, "set "+d.sets[i].Name, wire.IsThere, "")
-		case err != nil && !errors.Is(err, nlconn.ErrInterrupted):
-			return fmt.Errorf("elements of %s: %w", d.sets[i].Name, err)
+		def := &c.rules.sets[i]
+		if !snap.There[i] || i == sNodeAddresses {
+			continue
 		}
+		n := def.KeyLen()
+		diff.Elements(snap.records[i], want[i], n, func(is, want []byte) {
+			rec, has, wants := is, []byte(nil), []byte(nil)
+			if is != nil {
+				has = is[n:]
+			}
+			if want != nil {
+				rec, wants = want, want[n:]
+			}
+			k := owners[element{i, string(rec)}]
+			if i <= sSourceLists {
+				k = wire.ParseKey(rec, addrLenOf(i, c.ip.AddrLen))
+			}
+			d.Tell(k, def.ElementText(rec[:n]), def.DataText(wants), def.DataText(has))
+		})
 	}
 	return nil
 }
 
-// wants reports whether an element may be there.
-func (d *nftDiffer) wants(i setIndex, rec []byte) (lb.Key, bool) {
-	switch i {
-	case sClusterIPs, sListeners:
-		return lb.Key{}, d.shared[element{i, string(rec)}]
-	case sSourceRanges:
-		n := nlconn.Order.Uint32(rec)
-		l, ok := d.lists[n>>lengthBits]
-		if !ok {
-			return lb.Key{}, false
-		}
-		return l.Key, slices.Contains(ranges.Of(l.Sources), netip.PrefixFrom(wire.ParseAddr(rec[4:]), int(n&(1<<lengthBits-1))))
-	case sSourceLists:
-		k := wire.ParseKey(rec, d.ip.AddrLen)
-		return k, d.keys[k].sources
+// addrLenOf is the length of addresses in the keys of a set of rows.
+func addrLenOf(i setIndex, n int) int {
+	if i < sSourceLists && (i-sPorts)%2 == 1 {
+		return 0
 	}
-	n := d.ip.AddrLen
-	if (i-sPorts)%2 == 1 {
-		n = 0
-	}
-	k := wire.ParseKey(rec, n)
-	return k, d.keys[k].sets&(1<<i) != 0
+	return n
 }
 
 // Follow is part of [Looker].

@@ -183,19 +183,8 @@ func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Entry, guard
 	}
 	node := c.rules.node
 	c.rules.node = n
-	st := newNFTState()
+	st := stateOf(want, snap, c.ip.AddrLen)
 	st.address = address
-	byKey := make(map[lb.Key]Entry, len(want))
-	for _, l := range want {
-		byKey[l.Key] = l
-	}
-	ch := st.change(nil)
-	if snap.ours {
-		ch.adopt(snap.records[sSourceLists], byKey, c.ip.AddrLen)
-	}
-	for _, l := range byKey {
-		ch.set(l)
-	}
 	t := c.rules.transaction(TableName)
 	if guarded {
 		t.Generation = gen
@@ -213,7 +202,7 @@ func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Entry, guard
 func (c *NFTables) mend(t *wire.Transaction, snap *snapshot, st *nftState) int {
 	n := 0
 	if !snap.ours {
-		if snap.present {
+		if snap.Present {
 			t.DeleteTable()
 		}
 		addTable(t, c.rules.chains())
@@ -223,7 +212,7 @@ func (c *NFTables) mend(t *wire.Transaction, snap *snapshot, st *nftState) int {
 		}
 	}
 	for _, ch := range c.rules.chains() {
-		if is, there := snap.chains[ch.Name]; is.Digest != ch.Digest() {
+		if is, there := snap.Chains[ch.Name]; is.Digest != ch.Digest() {
 			n++
 			if there {
 				t.FlushChain(ch.Name)
@@ -233,10 +222,14 @@ func (c *NFTables) mend(t *wire.Transaction, snap *snapshot, st *nftState) int {
 	}
 	want := st.records(&c.rules.sets, c.ip.Proto)
 	for i := range setCount {
-		del := func(rec []byte) { t.Remove(int(i), rec) }
-		add := func(rec []byte) { t.Add(int(i), rec) }
-		is, want := snap.records[i].Sorted(), want[i].Sorted()
-		n += diff.Elements(is, want, c.rules.sets[i].KeyLen(), del, func(rec []byte) { del(rec); add(rec) }, add)
+		n += diff.Elements(snap.records[i], want[i], c.rules.sets[i].KeyLen(), func(is, want []byte) {
+			if is != nil {
+				t.Remove(i, is)
+			}
+			if want != nil {
+				t.Add(i, want)
+			}
+		})
 	}
 	return n
 }
@@ -256,10 +249,10 @@ func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 	}
 	t := c.rules.transaction(TableName)
 	for e := range ch.del {
-		t.Remove(int(e.set), []byte(e.rec))
+		t.Remove(e.set, []byte(e.rec))
 	}
 	for e := range ch.add {
-		t.Add(int(e.set), []byte(e.rec))
+		t.Add(e.set, []byte(e.rec))
 	}
 	if err := c.commit(ctx, t); err != nil {
 		log.Undo()
@@ -304,10 +297,10 @@ func (c *NFTables) readdress(t *wire.Transaction, a netip.Addr) {
 		return
 	}
 	if c.st.address.IsValid() {
-		t.Remove(int(sNodeAddresses), []byte(addressElement(c.ip.Proto, c.st.address).rec))
+		t.Remove(sNodeAddresses, []byte(addressElement(c.ip.Proto, c.st.address).rec))
 	}
 	if a.IsValid() {
-		t.Add(int(sNodeAddresses), []byte(addressElement(c.ip.Proto, a).rec))
+		t.Add(sNodeAddresses, []byte(addressElement(c.ip.Proto, a).rec))
 	}
 }
 
@@ -393,8 +386,8 @@ func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string)
 		slices.Sort(l)
 	}
 	var out strings.Builder
-	for _, ch := range slices.Sorted(maps.Keys(snap.chains)) {
-		fmt.Fprintf(&out, "chain %s\n%s", ch, snap.chains[ch].Digest)
+	for _, ch := range slices.Sorted(maps.Keys(snap.Chains)) {
+		fmt.Fprintf(&out, "chain %s\n%s", ch, snap.Chains[ch].Digest)
 	}
 	for _, l := range c.leadsOf(snap) {
 		out.WriteString(l.Key.String())
@@ -433,9 +426,8 @@ func (c *NFTables) commit(ctx context.Context, t *wire.Transaction) error {
 
 // snapshot is what the kernel's table holds.
 type snapshot struct {
-	present bool // there is a table of our name
+	rule.Kept
 	ours    bool // it is in force and has our sets and chains, as we make them, and no others
-	chains  map[string]rule.Kept
 	records [setCount]diff.Records
 }
 
@@ -443,7 +435,11 @@ type snapshot struct {
 // no harm: of what is small it takes so little time to read that they leave a gap, and of changes of our elements the monitor hears.
 func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 	for range 10 {
-		if snap, err = c.readOnce(ctx); !errors.Is(err, nlconn.ErrInterrupted) {
+		snap, err = c.structure(ctx)
+		if err == nil && snap.ours {
+			err = c.readElements(ctx, snap)
+		}
+		if !errors.Is(err, nlconn.ErrInterrupted) {
 			break
 		}
 	}
@@ -453,63 +449,37 @@ func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 	return snap, nil
 }
 
-// table reads our table.
-func (c *NFTables) table(s *wire.Socket) wire.Table {
-	return wire.Table{Socket: s, Family: c.ip.Proto, Name: TableName}
+func (c *NFTables) table() wire.Table {
+	return wire.Table{Socket: c.sock, Family: c.ip.Proto, Name: TableName}
 }
 
-func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
-	s := &snapshot{}
-	table := c.table(c.sock)
-	present, dormant, err := table.State(ctx)
-	if s.present = present; !present {
-		return s, err
+// structure reads all but elements.
+func (c *NFTables) structure(ctx context.Context) (*snapshot, error) {
+	is, err := rule.Read(ctx, c.table(), c.rules.sets[:])
+	s, chains := &snapshot{Kept: is}, c.rules.chains()
+	s.ours = is.Serves(chains) && len(is.Foreign) == 0 && len(is.Chains) == len(chains)
+	for _, ch := range chains {
+		_, there := is.Chains[ch.Name]
+		s.ours = s.ours && there
 	}
-	if err == nil {
-		err = wire.Undisturbed(ctx, func() error {
-			s.ours = !dormant
-			return c.readSets(ctx, table, s)
-		})
-	}
-	if err == nil {
-		err = c.readChains(ctx, table, s)
-	}
-	for i := range setCount {
-		d := &c.rules.sets[i]
-		s.records[i].Size = d.RecordLen()
-		if err != nil || !s.ours {
-			break
-		}
-		err = table.EachElement(ctx, d.Name, func(el []byte) { s.records[i].Bytes = d.Record(s.records[i].Bytes, el) })
-		if errors.Is(err, nlconn.ErrInterrupted) && !c.mon.heard.Load() {
-			err = nil
-		}
+	for i := range s.records {
+		s.records[i].Size = c.rules.sets[i].RecordLen()
 	}
 	return s, err
 }
 
-// readSets finds out whether the sets are ours.
-func (c *NFTables) readSets(ctx context.Context, table wire.Table, s *snapshot) error {
-	found := 0
-	err := table.EachSet(ctx, func(name string, body []byte) {
-		i := slices.IndexFunc(c.rules.sets[:], func(d wire.Set) bool { return d.Name == name })
-		s.ours = s.ours && i >= 0 && c.rules.sets[i].Matches(body)
-		found++
-	})
-	s.ours = s.ours && found == int(setCount)
-	return err
-}
-
-// readChains reads chains with the digests of their rules, and finds out whether all are ours.
-func (c *NFTables) readChains(ctx context.Context, table wire.Table, s *snapshot) (err error) {
-	s.chains, err = rule.Read(ctx, table)
-	chains := c.rules.chains()
-	s.ours = s.ours && len(s.chains) == len(chains)
-	for _, ch := range chains {
-		is, there := s.chains[ch.Name]
-		s.ours = s.ours && there && is.Hook == ch.Hook
+func (c *NFTables) readElements(ctx context.Context, s *snapshot) error {
+	for i := range setCount {
+		d := &c.rules.sets[i]
+		if !s.There[i] {
+			continue
+		}
+		err := c.table().EachElement(ctx, d.Name, func(el []byte) { s.records[i].Bytes = d.Record(s.records[i].Bytes, el) })
+		if err != nil && !(errors.Is(err, nlconn.ErrInterrupted) && !c.mon.heard.Load()) {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // rangeText is a range of a list: the number with its length, and its address.

@@ -36,7 +36,7 @@ func (f family) loopback() netip.Prefix {
 }
 
 // setIndex numbers the sets and maps of the table, of which there are always as many.
-type setIndex int
+type setIndex = int
 
 // What packets from each kind of source meet, by From and by whether the key is a NodePort: the port of a listener, or a
 // refusal. Then what is looked up for all.

@@ -250,15 +250,25 @@ func addressElement(proto byte, a netip.Addr) element {
 	return element{sNodeAddresses, string(append([]byte{proto}, a.AsSlice()...))}
 }
 
-// adopt gives the lists of leads the numbers that the kernel has for their keys.
-func (c *change) adopt(lists diff.Records, want map[lb.Key]Entry, addrLen int) {
-	for rec := range lists.All() {
+// stateOf is the state of leads, in which lists have the numbers that the kernel has for their keys.
+func stateOf(leads []Entry, snap *snapshot, addrLen int) *nftState {
+	st := newNFTState()
+	want := make(map[lb.Key]Entry, len(leads))
+	for _, l := range leads {
+		want[l.Key] = l
+	}
+	c := st.change(nil)
+	for rec := range snap.records[sSourceLists].All() {
 		number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
-		c.st.last = max(c.st.last, number)
+		st.last = max(st.last, number)
 		lead, ok := want[wire.ParseKey(rec, addrLen)]
 		key := content(lead.Sources)
-		if ok && key != "" && number != 0 && !c.st.taken[number] && c.st.lists[key] == nil {
+		if ok && key != "" && number != 0 && !st.taken[number] && st.lists[key] == nil {
 			c.enter(key, &sourceList{number: number, ranges: ranges.Of(lead.Sources)})
 		}
 	}
+	for _, l := range want {
+		c.set(l)
+	}
+	return st
 }

@@ -1,0 +1,104 @@
+package walk
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/wire"
+)
+
+// Tell tells of an object that is not as it shall be; "" is the state of what shall not be there, or is not.
+type Tell func(object, want, have string) error
+
+// CompareSets tells what of a table and its sets differs. It reports whether there is a table of which more is to be compared.
+func CompareSets(t wire.Table, is *rule.Kept, sets []wire.Set, tell Tell) bool {
+	if !is.Present {
+		_ = tell(t.Title(), wire.IsThere, "") // who tells remembers that nobody wants to know more
+		return false
+	}
+	if is.Dormant {
+		_ = tell(t.Title(), "in force", "dormant: none of its chains is in force")
+	}
+	for i, there := range is.There {
+		have := ""
+		if is.Others[i] {
+			have = "of other types"
+		}
+		if !there {
+			_ = tell(sets[i].String(), wire.IsThere, have)
+		}
+	}
+	for _, name := range is.Foreign {
+		_ = tell("set "+name, "", wire.IsThere)
+	}
+	return true
+}
+
+// CompareChains compares the chains of a table with those that there shall be, rule by rule. Of those that need not be there, optional
+// reports that.
+func CompareChains(ctx context.Context, t wire.Table, is *rule.Kept, chains []rule.Chain, optional func(name string) bool, tell Tell) error {
+	rules := map[string][]Rule{}
+	err := wire.Undisturbed(ctx, func() error {
+		clear(rules)
+		return t.EachRule(ctx, func(chain string, body []byte) { rules[chain] = append(rules[chain], RuleOf(body)) })
+	})
+	if err != nil {
+		return err
+	}
+	foreign := maps.Clone(is.Chains)
+	for _, c := range chains {
+		k, there := is.Chains[c.Name]
+		delete(foreign, c.Name)
+		if !there && optional(c.Name) {
+			continue
+		}
+		if err := compareChain(c, there, k.Hook, rules[c.Name], tell); err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(foreign)) {
+		if err := tell("chain "+name, "", foreign[name].Hook.State()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareChain compares a chain as it shall be with the kernel's, of which hook and rules are nothing if it is not there, and calls tell for what differs until
+// that fails. Rules are the wanted ones if they do the same and say the same: a comment can be anybody's.
+func compareChain(c rule.Chain, there bool, hook wire.Hook, rules []Rule, tell Tell) error {
+	object := "chain " + c.Name
+	if !there {
+		return tell(object, c.Hook.State(), "")
+	}
+	if hook != c.Hook {
+		if err := tell(object, c.Hook.State(), hook.State()); err != nil {
+			return err
+		}
+	}
+	for i := range max(len(c.Rules), len(rules)) {
+		want, is := "", ""
+		if i < len(c.Rules) {
+			want = c.Rules[i].Text()
+		}
+		if i < len(rules) {
+			is = fmt.Sprintf("comment %q", rules[i].Comment)
+		}
+		if i < len(c.Rules) && i < len(rules) {
+			does := rules[i].Does(Rule{Steps: Steps(c.Rules[i].Expressions)})
+			if does && rules[i].Comment == c.Rules[i].Comment {
+				continue
+			}
+			if !does {
+				is = "other expressions, " + is
+			}
+		}
+		if err := tell(fmt.Sprintf("rule %d of chain %s", i+1, c.Name), want, is); err != nil {
+			return err
+		}
+	}
+	return nil
+}
