@@ -54,6 +54,10 @@ type Mode struct {
 	Block string
 	// Periods is the block that has the periods, where Block has others (CF-62).
 	Periods string
+	// Networks and Addresses return what its section says of those, by field: what is of the wrong IP family is told (CF-63). Nil for
+	// none.
+	Networks  func(option.Blocks) map[string][]netip.Prefix
+	Addresses func(option.Blocks) map[string]netip.Addr
 	// Reads are blocks and fields of the configuration that do nothing in modes that do not name them.
 	Reads []string
 	// Inherits are fields that take the value of another's flag where their own flag is not given: the other, by

@@ -93,6 +93,12 @@ func (p *proxy) setup() nodecheck.Setup {
 		Settings: p.settings(p.families[0].name), NodePortsUnset: cfg.Resolved.NodePorts.Unset,
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, Manifests: cfg.Manifests != "", Name: cfg.Name,
 	}
+	if of := p.choice.Mode.Networks; of != nil {
+		s.Networks = of(cfg.Blocks)
+	}
+	if of := p.choice.Mode.Addresses; of != nil {
+		s.Addresses = of(cfg.Blocks)
+	}
 	for _, f := range p.families {
 		s.Families = append(s.Families, f.name)
 	}

@@ -25,9 +25,9 @@ type Setup struct {
 	NodePortsUnset bool
 	// Healthz and Metrics are where servers listen, not valid if nowhere.
 	Healthz, Metrics netip.AddrPort
-	// ExcludeCIDRs and SourceVIP are for the modes ipvs and kernelspace, empty in others.
-	ExcludeCIDRs []netip.Prefix
-	SourceVIP    netip.Addr
+	// Networks are what the mode was told, by field, of networks, and Addresses of addresses of the primary family.
+	Networks  map[string][]netip.Prefix
+	Addresses map[string]netip.Addr
 	// Manifests: Services come from a folder. Load balancers then use the node without a Node object.
 	Manifests bool
 	// Name returns what the user knows a field of the configuration by: the field, or a flag.
@@ -203,14 +203,18 @@ func (c *checker) nodePorts() {
 
 // others are the rest of CF-63.
 func (c *checker) others() {
-	if c.SourceVIP.IsValid() && lb.FamilyOf(c.SourceVIP) != c.Families[0] {
-		c.wrongFamily(false, fmt.Sprintf("%s %s is not an address of %s", c.Name("winkernel.sourceVip"), c.SourceVIP, c.Families[0]))
+	for field, a := range c.Addresses {
+		if a.IsValid() && lb.FamilyOf(a) != c.Families[0] {
+			c.wrongFamily(false, fmt.Sprintf("%s %s is not an address of %s", c.Name(field), a, c.Families[0]))
+		}
 	}
 	if len(c.Families) > 1 {
 		return
 	}
-	if c.wrong(c.ExcludeCIDRs) {
-		c.wrongFamily(false, fmt.Sprintf("%s %s has no %s network", c.Name("ipvs.excludeCIDRs"), list(c.ExcludeCIDRs), c.Families[0]))
+	for field, all := range c.Networks {
+		if c.wrong(all) {
+			c.wrongFamily(false, fmt.Sprintf("%s %s has no %s network", c.Name(field), list(all), c.Families[0]))
+		}
 	}
 	for _, server := range []struct {
 		field string

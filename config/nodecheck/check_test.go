@@ -50,13 +50,13 @@ func TestCheck(t *testing.T) {
 		{"CF-63 primary is of every family", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Settings.NodePortAddrs.Prefixes = prefixes("fd00:18::/64")
 		}}, ""},
-		{"CF-63 sourceVip", []func(*setup, *facts){func(s *setup, _ *facts) { s.SourceVIP = netip.MustParseAddr("fd00::9") }},
+		{"CF-63 sourceVip", []func(*setup, *facts){func(s *setup, _ *facts) { s.Addresses = map[string]netip.Addr{"winkernel.sourceVip": netip.MustParseAddr("fd00::9")} }},
 			"CF-63 winkernel.sourceVip fd00::9 is not an address of IPv4, but the node is IPv4 first"},
 		{"CF-63 excluded CIDRs and servers, dual-stack", []func(*setup, *facts){func(s *setup, _ *facts) {
-			s.ExcludeCIDRs, s.Healthz = prefixes("fd00::/8"), netip.MustParseAddrPort("[::]:10256")
+			s.Networks, s.Healthz = map[string][]netip.Prefix{"ipvs.excludeCIDRs": prefixes("fd00::/8")}, netip.MustParseAddrPort("[::]:10256")
 		}}, ""},
 		{"CF-63 excluded CIDRs and servers, single-stack", []func(*setup, *facts){only(lb.IPv4), func(s *setup, _ *facts) {
-			s.ExcludeCIDRs, s.Healthz, s.Metrics = prefixes("fd00::/8"), netip.MustParseAddrPort("[::]:10256"), netip.MustParseAddrPort("[::1]:10249")
+			s.Networks, s.Healthz, s.Metrics = map[string][]netip.Prefix{"ipvs.excludeCIDRs": prefixes("fd00::/8")}, netip.MustParseAddrPort("[::]:10256"), netip.MustParseAddrPort("[::1]:10249")
 		}}, "CF-63 ipvs.excludeCIDRs fd00::/8 has no IPv4 network, but the node is IPv4 only\n" +
 			"CF-63 healthzBindAddress [::]:10256 is not an address of IPv4, but the node is IPv4 only\n" +
 			"CF-63 metricsBindAddress [::1]:10249 is not an address of IPv4, but the node is IPv4 only"},

@@ -28,9 +28,10 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 		OS:      "windows",
 		Unasked: "windows",
 
-		Block:   "iptables",
-		Reads:   []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel", "windowsIgnoreSourceRanges"},
-		Options: options,
+		Block:     "iptables",
+		Reads:     []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel", "windowsIgnoreSourceRanges"},
+		Options:   options,
+		Addresses: namedAddresses,
 
 		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
 

@@ -63,3 +63,8 @@ func (o *Options) sourceVIP() netip.Addr {
 
 // optionsOf returns the mode's values.
 func optionsOf(all option.Blocks) *Options { return option.Of(all, &Options{}) }
+
+// namedAddresses are those that are told when they are of the wrong family.
+func namedAddresses(all option.Blocks) map[string]netip.Addr {
+	return map[string]netip.Addr{"winkernel.sourceVip": optionsOf(all).sourceVIP()}
+}

@@ -50,10 +50,11 @@ func facts() mode.Mode {
 		Gate:        "KubeProxyIPVS",
 		FallsBackTo: "iptables",
 
-		Block:   "iptables",
-		Periods: "ipvs",
-		Reads:   []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "serviceMetrics"},
-		Options: options,
+		Block:    "iptables",
+		Periods:  "ipvs",
+		Reads:    []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "serviceMetrics"},
+		Options:  options,
+		Networks: networks,
 
 		Weigh: weigh,
 

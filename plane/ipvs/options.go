@@ -115,3 +115,8 @@ func (o *Options) excluded() (all []netip.Prefix) {
 
 // optionsOf returns the mode's values; those of nobody where there are none.
 func optionsOf(all option.Blocks) *Options { return option.Of(all, &Options{}) }
+
+// networks are those that are told when they are of the wrong family.
+func networks(all option.Blocks) map[string][]netip.Prefix {
+	return map[string][]netip.Prefix{"ipvs.excludeCIDRs": optionsOf(all).excluded()}
+}
