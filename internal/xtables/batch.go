@@ -98,13 +98,13 @@ func (b *Batch) Only(t Table) *Section {
 	return b.Section(t)
 }
 
-// AppendText writes the section. A declared chain is emptied; all are declared before the first rule, so that
+// appendText writes the section. A declared chain is emptied; all are declared before the first rule, so that
 // rules may lead to any.
 //
 // They are declared backwards: the programs of both back ends keep the names in a sorted list, and look for each from its
 // beginning. In any other order the time goes by the square of the number of chains.
-func (s *Section) AppendText(out []byte) []byte {
-	out = s.Table.AppendTable(out)
+func (s *Section) appendText(out []byte) []byte {
+	out = s.Table.appendTable(out)
 	names := make([]string, 0, len(s.Write)+len(s.Drop))
 	for _, c := range s.Write {
 		names = append(names, c.ID.Name)
@@ -115,27 +115,27 @@ func (s *Section) AppendText(out []byte) []byte {
 		}
 	}
 	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(b, a) })
-	out = AppendDeclared(out, names)
-	out = s.AppendRules(out)
+	out = appendDeclared(out, names)
+	out = s.appendRules(out)
 	for _, id := range s.Drop {
 		out = append(out, "-X "...)
 		out = append(out, id.Name...)
 		out = append(out, '\n')
 	}
-	return append(out, Commit...)
+	return append(out, commit...)
 }
 
-const Commit = "COMMIT\n"
+const commit = "COMMIT\n"
 
-// AppendTable writes the first line of a section.
-func (t Table) AppendTable(out []byte) []byte {
+// appendTable writes the first line of a section.
+func (t Table) appendTable(out []byte) []byte {
 	out = append(out, '*')
 	out = append(out, t.String()...)
 	return append(out, '\n')
 }
 
-// AppendDeclared writes the declarations of chains.
-func AppendDeclared(out []byte, names []string) []byte {
+// appendDeclared writes the declarations of chains.
+func appendDeclared(out []byte, names []string) []byte {
 	for _, name := range names {
 		out = append(out, ':')
 		out = append(out, name...)
@@ -144,8 +144,8 @@ func AppendDeclared(out []byte, names []string) []byte {
 	return out
 }
 
-// AppendRules writes the rules of chains that are declared.
-func (s *Section) AppendRules(out []byte) []byte {
+// appendRules writes the rules of chains that are declared.
+func (s *Section) appendRules(out []byte) []byte {
 	rule := func(verb, chain, rule string) {
 		out = append(out, verb...)
 		out = append(out, chain...)
@@ -188,13 +188,13 @@ func (b *Batch) Lines() (n int) {
 func (b *Batch) Text() []byte {
 	var out []byte
 	for _, s := range b.Sections {
-		out = s.AppendText(out)
+		out = s.appendText(out)
 	}
 	return out
 }
 
-// Partly reports whether a part of a batch may be in force after the error.
-func Partly(ctx context.Context, b *Batch, err error) bool {
+// partly reports whether a part of a batch may be in force after the error.
+func partly(ctx context.Context, b *Batch, err error) bool {
 	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.Sections) > 0 && len(b.handles) > 0 || len(b.Sections) > 1 && failedLine(err) > b.firstLines()
 }
 
@@ -222,7 +222,7 @@ var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
 
 // firstLines returns the number of lines of the first section.
 func (b *Batch) firstLines() int {
-	return bytes.Count(b.Sections[0].AppendText(nil), []byte("\n"))
+	return bytes.Count(b.Sections[0].appendText(nil), []byte("\n"))
 }
 
 // How many lines a restore of a Reset has at most, about: where nothing limits them, few enough that the next is rendered

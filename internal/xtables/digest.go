@@ -11,8 +11,8 @@ type Digest struct {
 	Rules int32
 }
 
-// Alike reports whether a chain that was read may be one that was written so.
-func (read Digest) Alike(written Digest) bool {
+// alike reports whether a chain that was read may be one that was written so.
+func (read Digest) alike(written Digest) bool {
 	return read.Rules == written.Rules && (read.sum == written.sum || read.sum == 0 && read.Bare == written.Bare)
 }
 
@@ -60,6 +60,3 @@ func (c *Content) Digest() Digest {
 	}
 	return d
 }
-
-// Printed is a chain as it was written, and as iptables-save prints that.
-type Printed struct{ Written, As Digest }

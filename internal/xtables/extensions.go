@@ -103,10 +103,10 @@ func (t *tableInfo) asker() asker {
 
 // Have reports whether the kernel has matches and targets that another mode writes rules with, beside those that all need. It
 // changes nothing. The error says which one is missing, and wraps plane.ErrUnsupported.
-func (p *Programs) Have(matches, targets []string) error {
-	ask, done, err := p.tables(context.Background())
+func (t *Tool) Have(matches, targets []string) error {
+	ask, done, err := t.tables(context.Background())
 	if err != nil {
-		return fmt.Errorf("iptables: look for extensions of %s: %w", p.Program, err)
+		return fmt.Errorf("iptables: look for extensions of %s: %w", t.Program, err)
 	}
 	defer done()
 	var all []Extension
@@ -116,7 +116,7 @@ func (p *Programs) Have(matches, targets []string) error {
 	for _, name := range targets {
 		all = append(all, Extension{name, true})
 	}
-	if err := Lacking(p.Backend, all, ask); err != nil {
+	if err := Lacking(t.Backend, all, ask); err != nil {
 		return fmt.Errorf("iptables: %w: %w", err, plane.ErrUnsupported)
 	}
 	return nil

@@ -14,50 +14,50 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Fingerprint is a cheap sign of what all tables hold: while it stays, nobody else has changed a rule. The zero fingerprint is
+// fingerprint is a cheap sign of what all tables hold: while it stays, nobody else has changed a rule. The zero fingerprint is
 // never that of anything.
-type Fingerprint [2 * Tables]uint32
+type fingerprint [2 * Tables]uint32
 
-// Fingerprinter takes the fingerprint of the network namespace in which it was made.
-type Fingerprinter interface {
-	// Own runs a change of ours that has so many transactions if it succeeds. before is the fingerprint of what is known;
+// fingerprinter takes the fingerprint of the network namespace in which it was made.
+type fingerprinter interface {
+	// own runs a change of ours that has so many transactions if it succeeds. before is the fingerprint of what is known;
 	// the answer is that of what is known then, zero if others may have come between.
-	Own(before Fingerprint, transactions int, change func() error) (Fingerprint, error)
-	Now() (Fingerprint, error)
-	Close()
+	own(before fingerprint, transactions int, change func() error) (fingerprint, error)
+	now() (fingerprint, error)
+	close()
 }
 
-// NewFingerprinter returns one for the network namespace of the calling thread, nil where the kernel does not tell.
-func NewFingerprinter(f lb.Family, b Backend, ours *ownwrites.Ledger) Fingerprinter {
+// newFingerprinter returns one for the network namespace of the calling thread, nil where the kernel does not tell.
+func newFingerprinter(f lb.Family, b Backend, ours *ownwrites.Ledger) fingerprinter {
 	if b == Legacy {
 		if t, err := newTableInfo(f); err == nil {
 			return t
 		}
 	} else if nf, err := kernel.OpenNetfilter(); err == nil {
-		return &Generations{nf, ours}
+		return &generations{nf, ours}
 	}
 	return nil
 }
 
-// Generations counts the transactions of others. nftables count all; what is left when those of this process are taken off, of
+// generations counts the transactions of others. nftables count all; what is left when those of this process are taken off, of
 // the other family's plane too, is theirs.
-type Generations struct {
-	NF   *kernel.Netfilter
-	Ours *ownwrites.Ledger
+type generations struct {
+	nf   *kernel.Netfilter
+	ours *ownwrites.Ledger
 }
 
-func (g *Generations) Close() { g.NF.Close() }
+func (g *generations) close() { g.nf.Close() }
 
-func (g *Generations) Own(before Fingerprint, transactions int, change func() error) (Fingerprint, error) {
-	if err := g.Ours.Write(transactions, change); err != nil {
-		return Fingerprint{}, err
+func (g *generations) own(before fingerprint, transactions int, change func() error) (fingerprint, error) {
+	if err := g.ours.Write(transactions, change); err != nil {
+		return fingerprint{}, err
 	}
 	return before, nil
 }
 
-func (g *Generations) Now() (Fingerprint, error) {
-	others, err := g.Ours.Others(g.NF.Generation)
-	return Fingerprint{1, others}, err
+func (g *generations) now() (fingerprint, error) {
+	others, err := g.ours.Others(g.nf.Generation)
+	return fingerprint{1, others}, err
 }
 
 // tableInfo knows the number of entries and the size of each legacy table, which the kernel tells without a copy of the
@@ -73,8 +73,8 @@ func newTableInfo(f lb.Family) (*tableInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := t.Now(); err != nil {
-		t.Close()
+	if _, err := t.now(); err != nil {
+		t.close()
 		return nil, err
 	}
 	return t, nil
@@ -92,7 +92,7 @@ func openTableInfo(f lb.Family) (*tableInfo, error) {
 	return &tableInfo{fd, level}, nil
 }
 
-func (t *tableInfo) Close() { unix.Close(t.fd) }
+func (t *tableInfo) close() { unix.Close(t.fd) }
 
 // getinfo is struct ipt_getinfo, and struct ip6t_getinfo.
 type getinfo struct {
@@ -104,8 +104,8 @@ type getinfo struct {
 	size      uint32
 }
 
-func (t *tableInfo) Now() (Fingerprint, error) {
-	var out Fingerprint
+func (t *tableInfo) now() (fingerprint, error) {
+	var out fingerprint
 	for i := range Tables {
 		var info getinfo
 		copy(info.name[:], i.String())
@@ -114,21 +114,21 @@ func (t *tableInfo) Now() (Fingerprint, error) {
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(t.fd), uintptr(t.level), getInfo,
 			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
 		if errno != 0 {
-			return Fingerprint{}, fmt.Errorf("ask for the size of table %s: %w", i, errno)
+			return fingerprint{}, fmt.Errorf("ask for the size of table %s: %w", i, errno)
 		}
 		out[2*i], out[2*i+1] = info.entries, info.size
 	}
 	return out, nil
 }
 
-func (t *tableInfo) Own(before Fingerprint, _ int, change func() error) (Fingerprint, error) {
-	is, unknown := t.Now()
+func (t *tableInfo) own(before fingerprint, _ int, change func() error) (fingerprint, error) {
+	is, unknown := t.now()
 	if err := change(); err != nil || unknown != nil || is != before {
-		return Fingerprint{}, err
+		return fingerprint{}, err
 	}
-	is, unknown = t.Now()
+	is, unknown = t.now()
 	if unknown != nil {
-		return Fingerprint{}, nil
+		return fingerprint{}, nil
 	}
 	return is, nil
 }

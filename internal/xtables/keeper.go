@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
@@ -24,20 +23,14 @@ import (
 //
 // Its methods must be called by one goroutine at a time, on a thread in the network namespace of the node.
 type Keeper struct {
-	tool   *Tool
+	*Writer
 	layout Layout
-	ours   Fingerprinter // nil if there is none
-	seen   Fingerprint
-	listed time.Time
 
 	set    bool
 	trees  []*Dispatcher
 	kernel map[ChainID]Digest
 	fixed  map[ChainID][]string // chains that are no trees
-	prints map[ChainID]Printed
 	sent   uint64
-	// failures is how many restores failed.
-	failures uint64
 
 	held held
 }
@@ -46,8 +39,8 @@ type Keeper struct {
 // nftables has changed since.
 type held struct {
 	mu           sync.Mutex
-	changes      Fingerprinter
-	at           Fingerprint
+	changes      fingerprinter
+	at           fingerprint
 	jumps, rules []ChainRule
 }
 
@@ -94,117 +87,29 @@ func NewKeeper(l Layout) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Keeper{tool: t, layout: l, ours: NewFingerprinter(l.Family, t.Backend, cmp.Or(l.Writes, &ownwrites.Ledger{}))}, nil
+	k := &Keeper{layout: l}
+	k.Writer = NewWriter(t, k.isOurs, l.Writes)
+	return k, nil
 }
+
+func (k *Keeper) isOurs(id ChainID) bool { return k.layout.Ours(id.Table.String(), id.Name) }
 
 // Close gives back what the Keeper holds of this process. The rules stay in force.
 func (k *Keeper) Close() error {
 	k.held.mu.Lock()
 	defer k.held.mu.Unlock()
 	if k.held.changes != nil {
-		k.held.changes.Close()
-		k.held.changes, k.held.at = nil, Fingerprint{}
+		k.held.changes.close()
+		k.held.changes, k.held.at = nil, fingerprint{}
 	}
-	if k.ours != nil {
-		k.ours.Close()
-		k.ours = nil
-	}
-	return nil
-}
-
-// Tool returns the programs that the Keeper runs.
-func (k *Keeper) Tool() *Tool { return k.tool }
-
-// Have is [Programs.Have].
-func (k *Keeper) Have(matches, targets []string) error {
-	return (&Programs{k.tool}).Have(matches, targets)
+	return k.Writer.Close()
 }
 
 // FullyRandom reports whether this iptables knows --random-fully.
-func (k *Keeper) FullyRandom() bool { return k.tool.Version.AtLeast(Version{1, 6, 2}) }
-
-// Backend returns the variant of iptables that the Keeper writes with.
-func (k *Keeper) Backend() Backend { return k.tool.Backend }
+func (t *Tool) FullyRandom() bool { return t.Version.AtLeast(Version{1, 6, 2}) }
 
 // Sent is how many rules were written.
 func (k *Keeper) Sent() uint64 { return k.sent }
-
-// Failures is how many restores failed.
-func (k *Keeper) Failures() uint64 { return k.failures }
-
-// MatchKey is the match of a destination, without that of the address where a key has none.
-func MatchKey(key lb.Key) (dst, ports string) {
-	if key.Addr.IsValid() {
-		dst = fmt.Sprintf("-d %s/%d ", key.Addr, key.Addr.BitLen())
-	}
-	return dst, fmt.Sprintf("-p %s -m %s --dport %d ", key.Proto, key.Proto, key.Port)
-}
-
-// keptChains is what iptables-save prints of the chains of the mode.
-type keptChains struct {
-	chains map[ChainID]Digest
-	rules  map[ChainID][]string // only if they were asked for
-	jumps  map[Jump]bool
-	// handles are those of rules that iptables cannot delete.
-	handles map[Jump][]uint64
-}
-
-// read lists the chains, and takes note that it did.
-func (k *Keeper) read(ctx context.Context) (*keptChains, error) {
-	if k.ours != nil {
-		var err error
-		if k.seen, err = k.ours.Now(); err != nil {
-			k.seen = Fingerprint{}
-		}
-	}
-	k.listed = time.Now()
-	return k.list(ctx, false)
-}
-
-// list lists the chains, and changes nothing of the Keeper.
-func (k *Keeper) list(ctx context.Context, texts bool) (*keptChains, error) {
-	s := &keptChains{chains: map[ChainID]Digest{}, rules: map[ChainID][]string{}, jumps: map[Jump]bool{}, handles: map[Jump][]uint64{}}
-	contents := map[ChainID]*Content{}
-	err := k.tool.Lines(ctx, func(line SavedLine) {
-		t, known := TableNamed(line.Table)
-		if !known || t >= Tables {
-			return
-		}
-		id := ChainID{t, string(line.Chain)}
-		c := contents[id]
-		switch {
-		case line.Kind == SavedChain && k.layout.Ours(t.String(), id.Name):
-			contents[id] = NewContent()
-		case line.Kind != SavedRule:
-		case c == nil:
-			j := Jump{id, string(line.Rest)}
-			if line.Handle != 0 {
-				j = k.layout.asWritten(j)
-				s.handles[j] = append(s.handles[j], line.Handle)
-			}
-			s.jumps[j] = true
-		default:
-			c.Add(string(line.Rest), line.Handle == 0)
-			if texts {
-				s.rules[id] = append(s.rules[id], string(line.Rest))
-			}
-		}
-	})
-	for id, c := range contents {
-		s.chains[id] = c.Digest()
-	}
-	return s, err
-}
-
-// asWritten returns a rule of the kernel as the layout has it: iptables may print a comment otherwise, and nf_tables none.
-func (l *Layout) asWritten(j Jump) Jump {
-	for _, want := range l.Jumps {
-		if want.Table == j.From.Table.String() && want.Chain == j.From.Name && WithoutComments(want.Rule) == WithoutComments(j.Rule) {
-			return Jump{j.From, want.Rule}
-		}
-	}
-	return j
-}
 
 // Rules returns the rules of the mode's chains, as they are in the kernel.
 func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
@@ -219,16 +124,16 @@ func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error)
 	h := &k.held
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.changes == nil && k.tool.Backend != Legacy {
-		h.changes = NewFingerprinter(k.layout.Family, k.tool.Backend, &ownwrites.Ledger{})
+	if h.changes == nil && k.Backend != Legacy {
+		h.changes = newFingerprinter(k.layout.Family, k.Backend, &ownwrites.Ledger{})
 	}
-	at := Fingerprint{}
+	at := fingerprint{}
 	if h.changes != nil {
-		if at, err = h.changes.Now(); err != nil {
-			at = Fingerprint{}
+		if at, err = h.changes.now(); err != nil {
+			at = fingerprint{}
 		}
 	}
-	if at != (Fingerprint{}) && at == h.at {
+	if at != (fingerprint{}) && at == h.at {
 		return h.jumps, h.rules, nil
 	}
 	if jumps, rules, err = k.listHeld(ctx); err != nil {
@@ -239,21 +144,31 @@ func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error)
 }
 
 func (k *Keeper) listHeld(ctx context.Context) (jumps, rules []ChainRule, err error) {
-	s, err := k.list(ctx, true)
+	texts := map[ChainID][]string{}
+	s, err := k.Snapshot(ctx, k.isOurs, func(id ChainID, rule []byte) { texts[id] = append(texts[id], string(rule)) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("iptables: %w", err)
 	}
-	for _, j := range k.layout.Jumps {
-		if table, _ := TableNamed(j.Table); s.jumps[Jump{ChainID{table, j.Chain}, j.Rule}] {
-			jumps = append(jumps, j)
+	for i, j := range k.layout.jumps() {
+		if _, there := s.Jumps[j.Bare()]; there {
+			jumps = append(jumps, k.layout.Jumps[i])
 		}
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(s.rules), CompareID) {
-		for _, r := range s.rules[id] {
+	for _, id := range slices.SortedFunc(maps.Keys(texts), CompareID) {
+		for _, r := range texts[id] {
 			rules = append(rules, ChainRule{id.Table.String(), id.Name, r})
 		}
 	}
 	return jumps, rules, nil
+}
+
+// jumps returns the rules of built-in chains.
+func (l *Layout) jumps() (all []Jump) {
+	for _, j := range l.Jumps {
+		table, _ := TableNamed(j.Table)
+		all = append(all, Jump{ChainID{table, j.Chain}, j.Rule})
+	}
+	return all
 }
 
 // inOrder is the order of tables in a restore, which the kernel takes one after the other. The filter table comes first: it refuses what is
@@ -268,7 +183,7 @@ var ErrRefused = errors.New("iptables refuses it")
 
 // Reset makes the kernel hold exactly these chains, changing only what differs.
 func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
-	have, err := k.read(ctx)
+	have, err := k.List(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("iptables: reset: %w", err)
 	}
@@ -293,7 +208,6 @@ func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 			k.fixed[ChainID{table, at[1]}] = rules
 		}
 	}
-	k.prints = nil
 	k.kernel = map[ChainID]Digest{}
 	for c := range k.chains {
 		k.kernel[c.ID] = DigestOf(c.Rules)
@@ -322,34 +236,30 @@ func (k *Keeper) chains(yield func(Chain) bool) {
 }
 
 // mend writes what is not as it shall be, and returns how many things that were.
-func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) {
+func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 	var b Batch
 	for c := range k.chains {
-		is, known := have.chains[c.ID]
-		want := k.kernel[c.ID]
-		if !known || !is.Alike(want) && k.prints[c.ID] != (Printed{want, is}) {
+		if is, known := have.Chains[c.ID]; !known || !k.Holds(c.ID, k.kernel[c.ID], is) {
 			n++
 			b.Only(c.ID.Table).Put(c)
 		}
 	}
-	for i := len(k.layout.Jumps) - 1; i >= 0; i-- { // each is put in front
-		j := k.layout.Jumps[i]
-		table, _ := TableNamed(j.Table)
-		if at := (Jump{ChainID{table, j.Chain}, j.Rule}); !have.jumps[at] {
+	wanted := map[Jump]bool{}
+	for _, j := range slices.Backward(k.layout.jumps()) { // each is put in front
+		if wanted[j.Bare()] = true; !k.HasJump(j, have) {
 			n++
-			s := b.Only(table)
-			s.Insert = append(s.Insert, at)
+			s := b.Only(j.From.Table)
+			s.Insert = append(s.Insert, j)
 		}
 	}
 	var stale []ChainID // of an earlier version, or of another mode
-	for id := range have.chains {
+	for id := range have.Chains {
 		if _, wanted := k.kernel[id]; !wanted {
 			stale = append(stale, id)
 		}
 	}
-	for j := range have.jumps {
-		wanted := slices.Contains(k.layout.Jumps, ChainRule{j.From.Table.String(), j.From.Name, j.Rule})
-		if !wanted && slices.Contains(builtIn, j.From.Name) && IsJump(j.Rule) && k.layout.Ours(j.From.Table.String(), target(j.Rule)) {
+	for bare, j := range have.Jumps {
+		if !wanted[bare] && slices.Contains(builtIn, j.From.Name) && IsJump(j.Rule) && k.isOurs(ChainID{j.From.Table, target(j.Rule)}) {
 			n++
 			b.remove(j, have.handles)
 		}
@@ -371,29 +281,18 @@ func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) 
 
 // restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in force, else plane.ErrStateLost.
 func (k *Keeper) restore(ctx context.Context, b *Batch) error {
-	if len(b.Sections)+len(b.handles) == 0 {
-		return nil
-	}
 	for _, s := range b.Sections {
 		k.sent += uint64(s.Rules() + len(s.Remove) + len(s.Drop))
 	}
 	k.sent += uint64(len(b.handles))
-	change := func() error { return k.tool.restoreBatch(ctx, b) }
-	var err error
-	if k.ours == nil {
-		err = change()
-	} else {
-		k.seen, err = k.ours.Own(k.seen, b.transactions(), change)
-	}
-	if err == nil {
-		return nil
-	}
-	k.failures++
-	if Partly(ctx, b, err) {
+	err := k.Restore(ctx, b)
+	switch {
+	case errors.Is(err, plane.ErrStateLost):
 		k.set = false
-		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
+	case err != nil:
+		err = fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	return fmt.Errorf("%w: %w", ErrRefused, err)
+	return err
 }
 
 // Apply writes the chains that a change of rows touches, in one restore.
@@ -483,43 +382,22 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if !k.set {
 		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)
 	}
-	if !(full && time.Since(k.listed) >= ListPeriod) && k.untouched() {
+	if !k.Due(full) {
 		return 0, nil
 	}
-	have, err := k.read(ctx)
+	have, err := k.List(ctx, nil)
 	if err == nil {
 		mended, err = k.mend(ctx, have)
 	}
-	if err != nil || mended == 0 {
-		if err != nil {
-			err = fmt.Errorf("iptables: audit: %w", err)
-		}
-		return 0, err
+	if err == nil && mended > 0 {
+		var odd int
+		odd, err = k.Learn(ctx, k.kernel, k.layout.jumps(), have)
+		mended -= odd
 	}
-	// What is printed as before was not changed: this iptables prints it otherwise than it is written.
-	after, err := k.read(ctx)
 	if err != nil {
-		return mended, fmt.Errorf("iptables: audit: look at what was mended: %w", err)
-	}
-	for id, want := range k.kernel {
-		is, known := after.chains[id]
-		if known && !is.Alike(want) && is == have.chains[id] && k.prints[id] != (Printed{want, is}) {
-			if k.prints == nil {
-				k.prints = map[ChainID]Printed{}
-			}
-			k.prints[id] = Printed{want, is}
-			mended--
-		}
+		return mended, fmt.Errorf("iptables: audit: %w", err)
 	}
 	return mended, nil
-}
-
-func (k *Keeper) untouched() bool {
-	if k.ours == nil || k.seen == (Fingerprint{}) {
-		return false
-	}
-	now, err := k.ours.Now()
-	return err == nil && now == k.seen
 }
 
 func entriesOf(rules map[lb.Key][]string) []Entry {
@@ -534,7 +412,3 @@ func entriesOf(rules map[lb.Key][]string) []Entry {
 func CompareID(a, b ChainID) int {
 	return cmp.Or(cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
 }
-
-// ListPeriod is the time after which an Audit lists all rules though nobody seems to have changed any: what nothing
-// notices is mended as soon as by upstream's hourly sync (DP-11).
-const ListPeriod = time.Hour

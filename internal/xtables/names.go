@@ -96,8 +96,8 @@ func IsDynamic(id ChainID) bool {
 // Kubelets are chains of mangle by which the kubelet can be known to be there (DP-14).
 var Kubelets = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
-// IsKubelets reports whether the chain shows that there is a kubelet.
-func IsKubelets(id ChainID) bool { return id.Table == Mangle && slices.Contains(Kubelets, id.Name) }
+// isKubelets reports whether the chain shows that there is a kubelet.
+func isKubelets(id ChainID) bool { return id.Table == Mangle && slices.Contains(Kubelets, id.Name) }
 
 // Hash is the part of a chain's name that stands for what it serves: 16 characters of base32(sha256(parts)),
 // as upstream's (DP-02).

@@ -213,7 +213,7 @@ func (l *leftovers) Read(line SavedLine) {
 	id := ChainID{t, string(line.Chain)}
 	if line.Kind == SavedChain {
 		l.builtIn[id] = !bytes.HasPrefix(line.Rest, []byte("-"))
-		l.kubelet = l.kubelet || IsKubelets(id)
+		l.kubelet = l.kubelet || isKubelets(id)
 		if l.goes(id) {
 			l.Chains = append(l.Chains, id)
 		}
@@ -342,7 +342,7 @@ func (t *Tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, don
 		for _, j := range rules {
 			b.remove(j, found.handles)
 		}
-		if err := t.restoreBatch(ctx, &b); err != nil {
+		if err := t.restoreBatch(ctx, b.Text(), &b); err != nil {
 			return err
 		}
 		done.Rules += len(rules)
@@ -356,7 +356,7 @@ func (t *Tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, don
 		most = NFTLines
 	}
 	stuck, err := Sweep(ctx, empty, found.Chains, most, func(b *Batch) error {
-		err := t.restoreBatch(ctx, b)
+		err := t.restoreBatch(ctx, b.Text(), b)
 		for _, s := range b.Sections {
 			if err == nil {
 				done.Chains += len(s.Drop)

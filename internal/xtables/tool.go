@@ -207,7 +207,7 @@ func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		return info.asker(), info.Close, nil
+		return info.asker(), info.close, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -301,8 +301,8 @@ func (t *Tool) List(ctx context.Context, read func(io.Reader) error) error {
 	}
 }
 
-// Restore runs iptables-restore on what write writes.
-func (t *Tool) Restore(ctx context.Context, write func(io.Writer) error) error {
+// restore runs iptables-restore on what write writes.
+func (t *Tool) restore(ctx context.Context, write func(io.Writer) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if t.Backend == Legacy && t.Wait == nil {
@@ -321,36 +321,23 @@ func (t *Tool) Restore(ctx context.Context, write func(io.Writer) error) error {
 	return err
 }
 
-// restoreText runs iptables-restore on a text.
-func (t *Tool) restoreText(ctx context.Context, text []byte) error {
-	return t.Restore(ctx, func(w io.Writer) error {
-		_, err := w.Write(text)
-		return err
-	})
-}
-
-// restoreBatch runs iptables-restore on a batch, unless that does nothing, and deletes the rules that have handles.
-func (t *Tool) restoreBatch(ctx context.Context, b *Batch) error {
-	if len(b.Sections) > 0 {
-		if err := t.restoreText(ctx, b.Text()); err != nil {
+// restoreBatch runs iptables-restore on the text of a batch, unless there is none, and deletes the rules that have handles.
+func (t *Tool) restoreBatch(ctx context.Context, text []byte, b *Batch) error {
+	if len(text) > 0 {
+		err := t.restore(ctx, func(w io.Writer) error {
+			_, err := w.Write(text)
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
 	return deleteHandled(ctx, t.Family, b.handles)
 }
 
-// Programs are the programs of iptables that a family can be served with on this host.
-type Programs struct{ *Tool }
-
 // Find finds the system's programs, and asks which back end the node uses, which takes seconds where there are thousands of
 // services. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
-func Find(f lb.Family) (*Programs, error) {
-	t, err := UsableTool(nil, f, Auto)
-	if err != nil {
-		return nil, err
-	}
-	return &Programs{t}, nil
-}
+func Find(f lb.Family) (*Tool, error) { return UsableTool(nil, f, Auto) }
 
 // Modules are those that [Find] may make the kernel load: it asks the nft back end, and where there is no such program the other.
 func Modules(f lb.Family) []string {

@@ -26,7 +26,7 @@ func (p *Plane) Counters() (c xtables.Counters, ok bool, err error) {
 // account makes the counters, and finds out whether rules can use them: the kernel must have the match, and iptables know
 // it. Where they cannot, nothing counts, and nothing else is different.
 func (p *Plane) account(ctx context.Context) {
-	if p.dry || p.fingerprints == nil {
+	if p.dry {
 		return
 	}
 	if nf := p.accounting.Load(); nf != nil {
@@ -56,21 +56,38 @@ func (p *Plane) account(ctx context.Context) {
 
 // countsAlready reports whether an earlier process has rules that count, so that there is nothing to try.
 func (p *Plane) countsAlready(ctx context.Context) bool {
-	args := append([]string{"-t", "filter"}, p.tool.Wait...)
-	out, err := p.tool.Run.Run(ctx, nil, p.tool.Program, append(args, "-S", xtables.Forward)...)
+	args := append([]string{"-t", "filter"}, p.Tool.Wait...)
+	out, err := p.Tool.Run.Run(ctx, nil, p.Tool.Program, append(args, "-S", xtables.Forward)...)
 	return err == nil && bytes.Contains(out, []byte(xtables.Counting(xtables.InvalidDropped)))
 }
 
 // tryCounting writes such a rule to the canary of a table that has few rules, and takes it away again.
 func (p *Plane) tryCounting(ctx context.Context) bool {
 	before := p.Stats()
-	defer p.count(func(s *Stats) { *s = before }) // it is nothing that the metrics tell of
+	defer p.Count(func(s *xtables.Stats) { *s = before }) // it is nothing that the metrics tell of
 	try := func(rules ...string) error {
 		var b xtables.Batch
 		b.Only(xtables.Mangle).Put(xtables.Chain{ID: xtables.ChainID{Table: xtables.Mangle, Name: xtables.Canary}, Rules: rules})
-		return p.restore(ctx, &b)
+		return p.Restore(ctx, &b)
 	}
 	err := try(xtables.Counting(xtables.InvalidDropped))
 	gone := try()
 	return err == nil && gone == nil
+}
+
+// newSync has the rules counted from now on (MT-12).
+func (p *Plane) newSync() { p.Count(func(s *xtables.Stats) { s.Last = xtables.Written{} }) }
+
+// owned notes how many rules there are.
+func (p *Plane) owned() {
+	n := xtables.Written{Filter: p.st.rules[xtables.Filter], NAT: p.st.rules[xtables.NAT]}
+	for j := range p.st.jumps {
+		switch j.From.Table {
+		case xtables.Filter:
+			n.Filter++
+		case xtables.NAT:
+			n.NAT++
+		}
+	}
+	p.Count(func(s *xtables.Stats) { s.Owned = n })
 }

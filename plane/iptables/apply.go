@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"kube-proxy/internal/rollback"
 	"kube-proxy/internal/xtables"
@@ -23,7 +22,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	p.newSync()
 	defer p.owned()
 	fail := func(err error) (plane.ApplyResult, error) {
-		p.count(func(s *Stats) { s.PartialFailures++ })
+		p.Count(func(s *xtables.Stats) { s.PartialFailures++ })
 		return plane.ApplyResult{}, fmt.Errorf("iptables: apply %d changes: %w", len(changes), err)
 	}
 	rest, waiting := p.st.underWay(changes)
@@ -89,7 +88,7 @@ func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, muc
 		return false, nil, err
 	}
 	if kept && len(st.kept) == 0 {
-		p.listed = time.Time{} // so that the next audit finds the chains that are not needed any more
+		p.Doubt() // so that the next audit finds the chains that are not needed any more
 	}
 	return len(w.Sections) > 0, nil, nil
 }
@@ -181,7 +180,7 @@ func (p *Plane) run(ctx context.Context, b *xtables.Batch) error {
 	if len(b.Sections) == 0 {
 		return nil
 	}
-	err := p.restore(ctx, b)
+	err := p.Restore(ctx, b)
 	if err == nil || !slices.ContainsFunc(b.Sections, func(s *xtables.Section) bool { return len(s.Drop) > 0 }) || ctx.Err() != nil {
 		return err
 	}
@@ -194,11 +193,11 @@ func (p *Plane) run(ctx context.Context, b *xtables.Batch) error {
 			s.Put(xtables.Chain{ID: id})
 		}
 	}
-	if p.restore(ctx, b) != nil {
+	if p.Restore(ctx, b) != nil {
 		return err
 	}
-	p.stuck(stuck...) // at most these: the next audit deletes the others
-	p.seen = xtables.Fingerprint{}
+	p.Stuck(stuck...) // at most these: the next audit deletes the others
+	p.Doubt()
 	return nil
 }
 

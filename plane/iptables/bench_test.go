@@ -267,7 +267,7 @@ func BenchmarkReadCounters(b *testing.B) {
 	if _, err := planetest.ResetAll(b.Context(), p, (planetest.World{Family: lb.IPv4}).Table(n, 3)); err != nil {
 		b.Fatal(err)
 	}
-	h, err := p.tool.OpenHolding(b.Context())
+	h, err := p.Tool.OpenHolding(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}

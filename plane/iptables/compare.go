@@ -16,8 +16,8 @@ type comparison struct {
 
 // differs reports whether the kernel holds a chain otherwise than wanted.
 func (c comparison) differs(id xtables.ChainID) bool {
-	is, known := c.have.chains[id]
-	return !known || !c.p.reads(id, c.st.kernel[id], is)
+	is, known := c.have.Chains[id]
+	return !known || !c.p.Holds(id, c.st.kernel[id], is)
 }
 
 // portDiffers reports whether that is so for any chain of a service port.
@@ -27,7 +27,7 @@ func (c comparison) portDiffers(s *servicePort) bool {
 
 // lacksJump reports whether a rule is not where it should be.
 func (c comparison) lacksJump(j xtables.Jump) bool {
-	return !c.have.jumps[j.Bare()] && !c.p.unread[j.Bare()]
+	return !c.p.HasJump(j, c.have.Snapshot)
 }
 
 // stale returns the chains that nothing needs any more. While chains of service ports are kept as they were, it is not known
@@ -36,7 +36,7 @@ func (c comparison) stale() (stale []xtables.ChainID) {
 	if len(c.st.kept) > 0 {
 		return nil
 	}
-	for id := range c.have.chains {
+	for id := range c.have.Chains {
 		if _, wanted := c.st.kernel[id]; !wanted && (xtables.IsDynamic(id) || id.Name == xtables.MarkOffCluster) {
 			stale = append(stale, id)
 		}

@@ -98,7 +98,7 @@ func (d *differential) walk() {
 		}
 		var want string
 		if err := netlab.Isolated(0, func() error {
-			theirs := exec.Command(d.plane.tool.Program+"-restore", "--noflush")
+			theirs := exec.Command(d.plane.Tool.Program+"-restore", "--noflush")
 			theirs.Stdin = strings.NewReader(foreign)
 			if err := theirs.Run(); err != nil {
 				return err
@@ -168,7 +168,7 @@ func (d *differential) start() {
 		d.Fatal(err)
 	}
 	if d.plane == nil && d.crashes == 0 {
-		run(d, foreign, p.tool.Program+"-restore", "--noflush")
+		run(d, foreign, p.Tool.Program+"-restore", "--noflush")
 	}
 	d.Cleanup(func() { p.Close() })
 	d.plane = p
@@ -193,9 +193,9 @@ var errCrash = errors.New("the process died")
 // crash lets the process die in the middle of what it does, after so many tables of restores. Then there is no plane.
 func (d *differential) crash(do func() error) {
 	left := d.rnd.IntN(6)
-	d.plane.tool.Run = dying{d.cfg.Runner.(xtables.System), &left}
+	d.plane.Tool.Run = dying{d.cfg.Runner.(xtables.System), &left}
 	err := do()
-	d.plane.tool.Run = d.cfg.Runner
+	d.plane.Tool.Run = d.cfg.Runner
 	switch {
 	case errors.Is(err, errCrash):
 		d.crashes++
@@ -220,7 +220,7 @@ func (r dying) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.R
 		return err
 	}
 	text, ended := "", false
-	for part := range strings.SplitAfterSeq(all.String(), xtables.Commit) {
+	for part := range strings.SplitAfterSeq(all.String(), "COMMIT\n") {
 		if ended = part != "" && *r.left == 0; ended {
 			break
 		}
@@ -385,7 +385,7 @@ func (d *differential) service(i int) (lb.Owner, []*lb.Frontend) {
 func (d *differential) rules() (string, error) {
 	chains := map[string]string{}
 	table := ""
-	out, err := exec.Command(d.plane.tool.Program + "-save").Output()
+	out, err := exec.Command(d.plane.Tool.Program + "-save").Output()
 	if err != nil {
 		return "", err
 	}

@@ -44,7 +44,7 @@ func TestHave(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &xtables.Programs{Tool: tool}
+		p := tool
 		if err := p.Have([]string{"conntrack", "comment"}, []string{"MASQUERADE"}); err != nil {
 			t.Error(err)
 		}

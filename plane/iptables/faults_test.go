@@ -482,8 +482,8 @@ func TestOtherBackend(t *testing.T) {
 		return "", nil
 	}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: fake})
-	if p.Backend() != xtables.Legacy {
-		t.Errorf("back end %s", p.Backend())
+	if p.Backend != xtables.Legacy {
+		t.Errorf("back end %s", p.Backend)
 	}
 	if _, err := New(Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: fake}); !errors.Is(err, plane.ErrUnsupported) {
 		t.Errorf("the nft back end, which was asked for: %v", err)
@@ -501,7 +501,7 @@ func TestStatsMT11(t *testing.T) {
 			t.Helper()
 			want := map[string]int{}
 			tab := ""
-			for line := range strings.Lines(run(t, "", p.tool.Program+"-save")) {
+			for line := range strings.Lines(run(t, "", p.Tool.Program+"-save")) {
 				switch {
 				case line[0] == '*':
 					tab = strings.TrimSpace(line[1:])
@@ -529,7 +529,7 @@ func TestStatsMT11(t *testing.T) {
 		compare("a service went")
 		reset(t, p, table)
 		compare("again")
-		if s := p.Stats(); s.Last != (Written{}) || s.Failures+s.PartialFailures != 0 {
+		if s := p.Stats(); s.Last != (xtables.Written{}) || s.Failures+s.PartialFailures != 0 {
 			t.Errorf("a sync without changes: %+v", s)
 		}
 	})
@@ -543,7 +543,7 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 	for i := range 1000 {
 		fmt.Fprintf(&stale, ":KUBE-SEP-%016d - [0:0]\n", i)
 	}
-	stale.WriteString(xtables.Commit)
+	stale.WriteString("COMMIT\n")
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
 			held, restores := false, 0
@@ -565,7 +565,7 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 				t.Errorf("%d chains are said to be in use by others", len(stuck))
 			}
 			held, restores = false, 0
-			if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: p.Backend(), Runner: hole}); p.Backend() == xtables.NFT && err == nil || restores > 6 {
+			if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: p.Backend, Runner: hole}); p.Backend == xtables.NFT && err == nil || restores > 6 {
 				t.Errorf("remove: %v, after %d tries to delete chains", err, restores)
 			}
 		})
@@ -578,20 +578,20 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		p := newPlane(t, cfg)
 		comments := []string{"made by\nsetup.sh", "a \"quoted\" \\\nCOMMIT\n*nat\n-A KUBE-SERVICES -j ACCEPT\n:KUBE-SVC-AAAA\n", "\nit's\n"}
 		for _, c := range comments {
-			run(t, "", p.tool.Program, "-A", "INPUT", "-m", "comment", "--comment", c, "-j", "ACCEPT")
+			run(t, "", p.Tool.Program, "-A", "INPUT", "-m", "comment", "--comment", c, "-j", "ACCEPT")
 		}
-		theirs := run(t, "", p.tool.Program, "-S", "INPUT")
+		theirs := run(t, "", p.Tool.Program, "-S", "INPUT")
 		table := w.Table(3, 2)
 		reset(t, p, table)
 		if mended, err := auditAll(p); mended != 0 || err != nil {
 			t.Errorf("an audit mended %d, %v", mended, err)
 		}
-		if now := run(t, "", p.tool.Program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
+		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
 		}
 		// In a chain of ours such a rule is drift as any other.
 		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
-		run(t, "", p.tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
+		run(t, "", p.Tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
 		if mended, err := auditAll(p); mended != 1 || err != nil {
 			t.Errorf("with a rule of others in a chain of ours, an audit mended %d, %v", mended, err)
 		}
@@ -635,7 +635,7 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 		t.Errorf("reset: %v", err)
 	}
 	nat := r.text.String()[max(0, strings.LastIndex(r.text.String(), "*nat\n")):]
-	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil && strings.HasSuffix(nat, xtables.Commit) && !complete {
+	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil && strings.HasSuffix(nat, "COMMIT\n") && !complete {
 		t.Errorf("%d bytes that declare %d chains and have %d rules end with COMMIT", len(nat), strings.Count(nat, "\n:"), strings.Count(nat, "\n-A "))
 	}
 }

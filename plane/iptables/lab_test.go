@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
@@ -72,7 +71,7 @@ func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) {
 
 // auditAll is an audit of all rules, whatever was noticed.
 func auditAll(p *Plane) (mended int, err error) {
-	p.listed = time.Time{}
+	p.Doubt()
 	for {
 		n, err := p.Audit(context.Background(), true)
 		if mended += n; err != nil || p.round == nil {

@@ -5,6 +5,7 @@ package iptables
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
@@ -74,11 +75,11 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 	}()
 	var err error
 	if l.p.single {
-		err = l.p.restoreAll(ctx, declare, batches)
+		err = l.p.RestoreAll(ctx, declare, batches)
 	} else {
 		for b := range batches {
 			if err = ctx.Err(); err == nil {
-				err = l.p.restore(ctx, b)
+				err = l.p.Restore(ctx, b)
 			}
 			if err != nil {
 				break
@@ -92,7 +93,7 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 		err = buildErr
 	}
 	if run := (*xtables.RunError)(nil); errors.As(err, &run) && ctx.Err() == nil {
-		return refusal{run}
+		return fmt.Errorf("%w: %w", xtables.ErrRefused, err)
 	}
 	if err != nil {
 		return err
@@ -102,7 +103,7 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 
 // build makes the restores.
 func (l *loader) build(ctx context.Context, ports []portRows) error {
-	is, known := l.have.chains[xtables.ChainID{Table: xtables.NAT, Name: xtables.Services}]
+	is, known := l.have.Chains[xtables.ChainID{Table: xtables.NAT, Name: xtables.Services}]
 	cold := !known || is.Rules == 0
 	l.frame(cold)
 	if err := l.flush(ctx, false); err != nil {
@@ -136,13 +137,13 @@ func (l *loader) frame(cold bool) {
 			if leaf {
 				l.left[id.Name] = len(d.RangeOf(at))
 			}
-			_, known := l.have.chains[id]
+			_, known := l.have.Chains[id]
 			switch {
 			case leaf && l.left[id.Name] == 0:
 				l.put(d.Chain(at))
 			case !known && (cold && leaf || !cold && at == ""): // so that rules can lead there
 				l.batch.Only(d.Table).Put(xtables.Chain{ID: id})
-				l.have.chains[id] = xtables.Empty
+				l.have.Chains[id] = xtables.Empty
 			}
 		}
 	}
@@ -164,13 +165,13 @@ func (l *loader) blockLocalnet() {
 	}
 	at := xtables.BlockLocalnetJump.Bare()
 	switch {
-	case l.st.localnet() || l.keepBlock || l.have.kubelet && l.have.jumps[at]:
+	case l.st.localnet() || l.keepBlock || l.have.Kubelet && l.have.hasBlock():
 		l.st.jumps[at] = true
-		if !l.have.jumps[at] {
+		if !l.have.hasBlock() {
 			s := l.batch.Only(xtables.Filter)
 			s.Insert = append(s.Insert, xtables.BlockLocalnetJump)
 		}
-	case l.have.jumps[at]:
+	case l.have.hasBlock():
 		s := l.batch.Only(xtables.Filter)
 		s.Remove = append(s.Remove, xtables.BlockLocalnetJump)
 	}
@@ -240,20 +241,20 @@ func (l *loader) list(id xtables.ChainID) {
 		return
 	}
 	l.put(listChain(id, l.st.lists[id].ranges))
-	l.have.chains[id] = l.st.kernel[id]
+	l.have.Chains[id] = l.st.kernel[id]
 }
 
 // sweep deletes the chains that nothing needs any more.
 func (l *loader) sweep(ctx context.Context) error {
-	l.p.count(func(s *Stats) { s.Stuck = nil }) // those that are so still are noted again
+	l.p.Count(func(s *xtables.Stats) { s.Stuck = nil }) // those that are so still are noted again
 	stale := l.stale()
 	most := max(1, min(l.p.maxLines/3, 2000))
 	if l.p.single {
 		most = max(1, len(stale))
 	}
-	stuck, err := xtables.Sweep(ctx, nil, stale, most, func(b *xtables.Batch) error { return l.p.restore(ctx, b) })
+	stuck, err := xtables.Sweep(ctx, nil, stale, most, func(b *xtables.Batch) error { return l.p.Restore(ctx, b) })
 	for _, s := range stuck {
-		l.p.stuck(s.ID)
+		l.p.Stuck(s.ID)
 		l.st.holds(s.ID, xtables.Empty)
 	}
 	return err

@@ -26,12 +26,12 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	case <-ctx.Done():
 		return fmt.Errorf("iptables: compare: %w", ctx.Err())
 	}
-	h, err := p.tool.OpenHolding(ctx)
+	h, err := p.Tool.OpenHolding(ctx)
 	if err != nil {
 		return fmt.Errorf("iptables: compare: %w", err)
 	}
 	defer h.Close()
-	d := &differ{ctx: ctx, tool: p.tool, renderer: p.renderer(want.Node), holds: h, Teller: mode.NewTeller(ctx, each), wanted: map[xtables.ChainID]bool{}}
+	d := &differ{ctx: ctx, tool: p.Tool, renderer: p.renderer(want.Node), holds: h, Teller: mode.NewTeller(ctx, each), wanted: map[xtables.ChainID]bool{}}
 	if err := d.Done(d.all(want)); err != nil {
 		return fmt.Errorf("iptables: compare: %w", err)
 	}
@@ -40,7 +40,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 
 // renderer returns what rows are to be rendered with, without what the engine's goroutine changes.
 func (p *Plane) renderer(n lb.Node) renderer {
-	return renderer{family: p.family, node: n, localhost: p.base.localhost, fullyRandom: p.base.fullyRandom, mark: p.base.mark,
+	return renderer{family: p.Family, node: n, localhost: p.base.localhost, fullyRandom: p.base.fullyRandom, mark: p.base.mark,
 		liberal: !p.dry && liberal(), counts: p.accounting.Load() != nil}
 }
 
@@ -242,11 +242,11 @@ func unlike(want []string, have *xtables.ChainState) (missing, extra []string, s
 // form of nf_tables that we do not understand, and it does.
 func (d *differ) printedAlike(c xtables.Chain) (bool, error) {
 	if d.printed == nil {
-		s, err := takeSnapshot(d.ctx, d.tool)
+		s, err := d.tool.Snapshot(d.ctx, xtables.Ours, nil)
 		if err != nil {
 			return false, err
 		}
-		d.printed = s.chains
+		d.printed = s.Chains
 	}
 	return d.printed[c.ID].Bare == xtables.DigestOf(c.Rules).Bare, nil
 }

@@ -64,9 +64,9 @@ func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 		}
 		table.Node.Pods = lb.Detector{InterfacePrefix: "veth"}
 		reset(t, p, table)
-		run(t, othersRulesOf(w.Family), p.tool.Program+"-restore", "--noflush")
+		run(t, othersRulesOf(w.Family), p.Tool.Program+"-restore", "--noflush")
 		want, strange := map[xtables.ChainID][]string{}, 0
-		if err := p.tool.List(t.Context(), func(r io.Reader) error {
+		if err := p.Tool.List(t.Context(), func(r io.Reader) error {
 			for line, err := range xtables.ReadSaved(r) {
 				if err != nil {
 					return err
@@ -79,7 +79,7 @@ func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		h, err := p.tool.OpenHolding(t.Context())
+		h, err := p.Tool.OpenHolding(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

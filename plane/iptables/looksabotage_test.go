@@ -24,11 +24,11 @@ type vandal struct {
 	*Plane
 }
 
-func (v *vandal) iptables(args ...string) { run(v, "", v.tool.Program, args...) }
+func (v *vandal) iptables(args ...string) { run(v, "", v.Tool.Program, args...) }
 
 // rules returns the rules of a chain, without "-A CHAIN ".
 func (v *vandal) rules(table, chain string) (all []string) {
-	for line := range strings.Lines(run(v, "", v.tool.Program, "-t", table, "-S", chain)) {
+	for line := range strings.Lines(run(v, "", v.Tool.Program, "-t", table, "-S", chain)) {
 		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A "+chain+" "); ok {
 			all = append(all, rule)
 		}

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -31,7 +32,7 @@ func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 // host is what this process knows of the iptables of its machine.
 type host struct {
 	// found are the programs of the family that the mode was chosen for: to look again would take seconds.
-	found *xtables.Programs
+	found *xtables.Tool
 	// backends are those that planes write with.
 	backends map[lb.Family]xtables.Backend
 }
@@ -50,7 +51,7 @@ func (h *host) open(s mode.Settings) (mode.Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.backends[s.Family] = p.Backend()
+	h.backends[s.Family] = p.Backend
 	return p, nil
 }
 
@@ -100,10 +101,8 @@ type told struct {
 
 // Notices is part of mode.Plane: chains that cannot be deleted, and rules that are printed otherwise.
 func (p *Plane) Notices() (all []mode.Notice) {
-	p.mu.Lock()
-	p.written = p.stats
-	s := p.stats
-	p.mu.Unlock()
+	s := p.Stats()
+	p.written.Store(&s)
 	if len(s.Stuck) > 0 && !slices.Equal(s.Stuck, p.told.stuck) {
 		all = append(all, mode.Notice{Text: "chains that no Service needs any more cannot be deleted, as rules of others lead to them; they are empty",
 			Args: []any{"chains", s.Stuck}})
@@ -119,12 +118,10 @@ func (p *Plane) Notices() (all []mode.Notice) {
 
 // Measure is part of mode.Plane: what the last write left, and the kernel's counters as they are now.
 func (p *Plane) Measure(emit mode.Emit) error {
-	p.mu.Lock()
-	s := p.written
-	p.mu.Unlock()
+	s := cmp.Or(p.written.Load(), &xtables.Stats{})
 	emit(restoreFailures, float64(s.Failures))
 	emit(partialFailures, float64(s.PartialFailures))
-	for name, n := range map[string]Written{rulesTotal: s.Owned, rulesLast: s.Last} {
+	for name, n := range map[string]xtables.Written{rulesTotal: s.Owned, rulesLast: s.Last} {
 		emit(name, float64(n.Filter), "filter")
 		emit(name, float64(n.NAT), "nat")
 	}

@@ -3,11 +3,8 @@
 package iptables
 
 import (
-	"cmp"
 	"fmt"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/xtables"
@@ -34,42 +31,31 @@ type Config struct {
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
 	Writes *ownwrites.Ledger
 	// Programs is what [Find] found for the family. Nil has New look itself, as Backend and Runner say.
-	Programs *xtables.Programs
+	Programs *xtables.Tool
 }
 
 // Plane holds one family's chains in the kernel. Its methods must be called by one goroutine at a time, on a thread
 // in the network namespace of the node; [Plane.Stats] and [Plane.Counters] may be read by others.
 type Plane struct {
-	family lb.Family
-	tool   *xtables.Tool
-	base   renderer // what of a renderer does not change
-	st     *state   // nil before the first Reset, and when it is not known what the kernel holds
+	*xtables.Writer
+	*xtwalk.Looker
+	compare chan struct{} // has room for the one comparison that is made at a time
+	base    renderer      // what of a renderer does not change
+	st      *state        // nil before the first Reset, and when it is not known what the kernel holds
 
-	mu      sync.Mutex // for stats
-	stats   Stats
-	written Stats // after the last write; for Measure
+	written atomic.Pointer[xtables.Stats] // after the last write; for Measure
 	told    told
 
-	fingerprints xtables.Fingerprinter // nil if there is none
-	seen         xtables.Fingerprint   // with what was compared last, and what we did since
 	// accounting reads the counters; nil if there are none.
 	accounting atomic.Pointer[kernel.Netfilter]
 
-	listed time.Time // when all rules were listed last
-	round  *round    // the audit in hand, if it is one of windows
-	window int       // chains and rules of one
+	round  *round // the audit in hand, if it is one of windows
+	window int    // chains and rules of one
 	drift  chan struct{}
 
 	// found are the keys that the kernel served before a Reset, until one succeeds: what a failed one removed is not seen
 	// again.
 	found map[lb.Key]bool
-
-	*xtwalk.Looker
-	compare chan struct{} // has room for the one comparison that is made at a time
-
-	// prints are chains that iptables-save prints otherwise than they were written, unread such rules in chains of others.
-	prints map[xtables.ChainID]xtables.Printed
-	unread map[xtables.Jump]bool
 
 	// opened: this process has set route_localnet.
 	opened bool
@@ -106,7 +92,7 @@ func (cfg Config) tool() (*xtables.Tool, error) {
 		if found.Family != cfg.Family {
 			return nil, fmt.Errorf("iptables: programs of %s for family %s", found.Family, cfg.Family)
 		}
-		return found.Tool, nil
+		return found, nil
 	}
 	return xtables.UsableTool(cfg.Runner, cfg.Family, cfg.Backend)
 }
@@ -130,17 +116,13 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, Looker: xtwalk.New(t), compare: make(chan struct{}, 1)}
+	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Looker: xtwalk.New(t), compare: make(chan struct{}, 1)}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
 	p.maxLines, p.pace = xtables.NFTLines, nftPace
 	if t.Backend == xtables.Legacy {
 		p.maxLines, p.single, p.pace = xtables.PieceLines, true, legacyPace
 	}
-	if t.Real() {
-		p.fingerprints = xtables.NewFingerprinter(cfg.Family, t.Backend, cmp.Or(cfg.Writes, &ownwrites.Ledger{}))
-	} else {
-		p.dry = true
-	}
+	p.dry = !t.Real()
 	p.base = renderer{
 		family:      cfg.Family,
 		localhost:   cfg.LocalhostNodePorts == nil || *cfg.LocalhostNodePorts,
@@ -150,17 +132,10 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// Backend returns the variant of iptables in use.
-func (p *Plane) Backend() xtables.Backend { return p.tool.Backend }
-
 // Close gives back what the plane holds of this process. The rules stay in force.
 func (p *Plane) Close() error {
-	if p.fingerprints != nil {
-		p.fingerprints.Close()
-		p.fingerprints = nil
-	}
 	if nf := p.accounting.Swap(nil); nf != nil {
 		nf.Close()
 	}
-	return nil
+	return p.Writer.Close()
 }

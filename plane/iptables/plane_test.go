@@ -271,7 +271,7 @@ func TestDriftIsMended(t *testing.T) {
 		table := w.Table(40, 3)
 		table.Replace(w.Full(100, 1000, 3, 1, 0))
 		reset(t, p, table)
-		tool := p.tool.Program
+		tool := p.Tool.Program
 		run(t, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n", tool+"-restore", "--noflush")
 		if mended, err := p.Audit(context.Background(), false); mended != 0 || err != nil {
 			t.Errorf("somebody has a chain of his own: mended %d, %v", mended, err)
@@ -313,7 +313,7 @@ func TestDriftIsMended(t *testing.T) {
 			}
 		}
 		saves := p.Stats().Saves
-		p.listed = p.listed.Add(-xtables.ListPeriod)
+		p.ListedAt = p.ListedAt.Add(-time.Hour)
 		for range 2 {
 			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil {
 				t.Errorf("an hour later: mended %d, %v", mended, err)
@@ -335,11 +335,11 @@ func TestChainInUseElsewhere(t *testing.T) {
 		table := w.Table(3, 2)
 		reset(t, p, table)
 		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
-		run(t, "", p.tool.Program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
+		run(t, "", p.Tool.Program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
 		changes, _ := table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
 		more, _ := table.Replace(w.ClusterIP(5, 500, 2))
 		apply(t, p, append(changes, more...), nil)
-		out := run(t, "", p.tool.Program+"-save", "-t", "nat")
+		out := run(t, "", p.Tool.Program+"-save", "-t", "nat")
 		if strings.Contains(out, "-A "+svc+" ") || !strings.Contains(out, "ns/svc-5:http") {
 			t.Errorf("after the service went:\n%s", out)
 		}
@@ -354,7 +354,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 				t.Errorf("after an audit: stuck are %q, want %s alone", got, svc)
 			}
 		}
-		if n := strings.Count(run(t, "", p.tool.Program+"-save", "-t", "nat"), ":"+xtables.EndpointChain); n != 6 {
+		if n := strings.Count(run(t, "", p.Tool.Program+"-save", "-t", "nat"), ":"+xtables.EndpointChain); n != 6 {
 			t.Errorf("%d chains of endpoints, want 2 of each of the 3 services", n)
 		}
 		if mended, err := auditAll(p); err != nil || mended != 0 {

@@ -23,8 +23,8 @@ func (p *Plane) Probe(ctx context.Context) error {
 	var b xtables.Batch
 	b.Section(xtables.NAT).Put(p.st.marking())
 	last := p.Stats().Last // it is no sync (MT-12)
-	err := p.restore(ctx, &b)
-	p.count(func(s *Stats) { s.Last = last })
+	err := p.Restore(ctx, &b)
+	p.Count(func(s *xtables.Stats) { s.Last = last })
 	if err != nil {
 		return fmt.Errorf("iptables: probe: %w", err)
 	}

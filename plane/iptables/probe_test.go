@@ -13,10 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/ownwrites"
 	"kube-proxy/test/planetest"
 )
 
@@ -24,6 +26,7 @@ import (
 // nor has to list the rules to know that (HT-04), and it is no sync to the metrics (MT-10 to MT-12).
 func TestProbeHT04(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		cfg.Writes = &ownwrites.Ledger{}
 		p := newPlane(t, cfg)
 		if err := p.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
 			t.Errorf("before a reset: error %v", err)
@@ -36,13 +39,13 @@ func TestProbeHT04(t *testing.T) {
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
 			t.Fatalf("before: mended %d, error %v", n, err)
 		}
-		before, rules, stats, seen := dump(t, p), rulesOf(t, p), p.Stats(), transactions(t, p)
+		before, rules, stats, seen := dump(t, p), rulesOf(t, p), p.Stats(), transactions(t, p, cfg.Writes)
 		for range 3 {
 			if err := p.Probe(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if n := transactions(t, p) - seen; cfg.Backend == xtables.NFT && n != 3 {
+		if n := transactions(t, p, cfg.Writes) - seen; cfg.Backend == xtables.NFT && n != 3 {
 			t.Errorf("3 proofs were %d transactions to the kernel", n)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
@@ -72,18 +75,18 @@ func TestProbeHT04(t *testing.T) {
 
 		// What somebody else does before a proof is noticed all the same. The legacy kernel counts no transactions, but that it
 		// wrote the rule shows in what that has counted: it began anew.
-		run(t, "", p.tool.Program, "-t", "nat", "-F", xtables.Services)
+		run(t, "", p.Tool.Program, "-t", "nat", "-F", xtables.Services)
 		const counted = "[7:9] -A KUBE-MARK-MASQ "
 		if cfg.Backend == xtables.Legacy {
-			run(t, "*nat\n:KUBE-MARK-MASQ - [0:0]\n"+counted+"-j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n", p.tool.Program+"-restore", "--noflush", "--counters")
-			if all := run(t, "", p.tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all, counted) {
+			run(t, "*nat\n:KUBE-MARK-MASQ - [0:0]\n"+counted+"-j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n", p.Tool.Program+"-restore", "--noflush", "--counters")
+			if all := run(t, "", p.Tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all, counted) {
 				t.Fatalf("there is no %q in\n%s", counted, all)
 			}
 		}
 		if err := p.Probe(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if all := run(t, "", p.tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all, "[0:0] -A KUBE-MARK-MASQ ") {
+		if all := run(t, "", p.Tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all, "[0:0] -A KUBE-MARK-MASQ ") {
 			t.Errorf("the rule was not written:\n%s", all)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 1 {
@@ -99,7 +102,7 @@ func TestProbeHT04(t *testing.T) {
 func rulesOf(t *testing.T, p *Plane) string {
 	t.Helper()
 	var rules strings.Builder
-	for line := range strings.Lines(run(t, "", p.tool.Program+"-save")) {
+	for line := range strings.Lines(run(t, "", p.Tool.Program+"-save")) {
 		if !strings.HasPrefix(line, "#") {
 			rules.WriteString(line)
 		}
@@ -109,17 +112,21 @@ func rulesOf(t *testing.T, p *Plane) string {
 
 // transactions returns how many transactions of this process the kernel has seen in this network namespace, which only the
 // nft back end counts.
-func transactions(t *testing.T, p *Plane) uint32 {
+func transactions(t *testing.T, p *Plane, ours *ownwrites.Ledger) uint32 {
 	t.Helper()
-	g, ok := p.fingerprints.(*xtables.Generations)
-	if !ok {
+	if p.Backend != xtables.NFT {
 		return 0
 	}
-	if now := p.look(); now == (xtables.Fingerprint{}) || now != p.seen {
-		t.Fatalf("the fingerprint is %v, and was %v: the kernel saw others than were counted", now, p.seen)
+	if p.Due(false) {
+		t.Fatal("the kernel saw others than were counted")
 	}
-	all, err := g.NF.Generation()
-	others, err2 := g.Ours.Others(g.NF.Generation)
+	nf, err := kernel.OpenNetfilter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nf.Close()
+	all, err := nf.Generation()
+	others, err2 := ours.Others(nf.Generation)
 	if err = errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}

@@ -489,7 +489,7 @@ func TestRemoveOfOthersLeavesTheFirewall(t *testing.T) {
 				t.Errorf("%s: left %q, %v", b, r.Left, err)
 			}
 			routesLocalnet(t, true)
-			out, err := p.tool.Run.Run(t.Context(), nil, p.tool.Program, "-S", xtables.NodeFirewall)
+			out, err := p.Tool.Run.Run(t.Context(), nil, p.Tool.Program, "-S", xtables.NodeFirewall)
 			if err != nil || !strings.Contains(string(out), xtables.BlockLocalnet) {
 				t.Errorf("%s: KUBE-FIREWALL has %q, %v", b, out, err)
 			}

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
@@ -42,7 +41,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	r.node, r.liberal, r.plain = want.Node, !p.dry && liberal(), endpoints > manyEndpoints
 	now, later := p.postpone(ports, have)
 	err = p.sync(ctx, newState(r, now), now, have)
-	if no := (refusal{}); errors.As(err, &no) {
+	if errors.Is(err, xtables.ErrRefused) {
 		later, err = p.resetAsFarAsHeld(ctx, r, ports, err)
 	}
 	if err != nil {
@@ -108,7 +107,7 @@ func (s *snapshot) leads(k lb.Key, rules []dispatched) (translated, held bool) {
 		}
 		translated = true
 		for _, rule := range d.rules {
-			_, known := s.chains[xtables.ChainID{Table: xtables.NAT, Name: rule[strings.LastIndexByte(rule, ' ')+1:]}]
+			_, known := s.Chains[xtables.ChainID{Table: xtables.NAT, Name: rule[strings.LastIndexByte(rule, ' ')+1:]}]
 			held = held && known
 		}
 	}
@@ -122,7 +121,7 @@ func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 		port := st.ports[id]
 		port.chains = slices.DeleteFunc(port.chains, func(name string) bool {
 			id := xtables.ChainID{Table: xtables.NAT, Name: name}
-			is, known := have.chains[id]
+			is, known := have.Chains[id]
 			if known {
 				st.holds(id, is)
 			} else {
@@ -189,18 +188,11 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 	return ports
 }
 
-// list asks for all rules. What others do from now on is noticed.
-func (p *Plane) list(ctx context.Context) (*snapshot, error) {
-	p.seen, p.listed, p.round = p.look(), time.Now(), nil
-	p.count(func(s *Stats) { s.Saves++ })
-	return takeSnapshot(ctx, p.tool)
-}
-
 // sync makes the kernel, of which have is known, hold exactly what the state says, which is made of the rows of ports.
 func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *snapshot) error {
-	st.kubelet = have.kubelet
+	st.kubelet = have.Kubelet
 	l := &loader{comparison: comparison{p, st, have}, left: map[string]int{}}
-	if !st.localnet() && have.jumps[xtables.BlockLocalnetJump.Bare()] && !p.dry && (p.opened || !have.kubelet) {
+	if !st.localnet() && have.hasBlock() && !p.dry && (p.opened || !have.Kubelet) {
 		l.keepBlock = xtables.CloseLocalnet() != nil
 		p.opened = p.opened && l.keepBlock
 	}
@@ -236,6 +228,6 @@ func (p *Plane) Remove(ctx context.Context) error {
 		nf.Close()
 		p.base.counts = false
 	}
-	_, err := p.tool.Remove(ctx, xtables.RemoveConfig{Family: p.family, Backend: p.tool.Backend, KeepLocalnet: p.dry})
+	_, err := p.Tool.Remove(ctx, xtables.RemoveConfig{Family: p.Family, Backend: p.Tool.Backend, KeepLocalnet: p.dry})
 	return err
 }

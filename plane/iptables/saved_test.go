@@ -73,7 +73,7 @@ func FuzzSaved(f *testing.F) {
 			}
 			if line.Table != table || !opened {
 				if opened {
-					again.WriteString(xtables.Commit)
+					again.WriteString("COMMIT\n")
 				}
 				table, opened = line.Table, true
 				fmt.Fprintf(&again, "*%s\n", table)
@@ -85,7 +85,7 @@ func FuzzSaved(f *testing.F) {
 			fmt.Fprintf(&again, "%s%s %s\n", verb, line.Chain, line.Rest)
 		}
 		left := xtables.NewLeftovers(xtables.RemoveConfig{})
-		snap, err := takeSnapshot(t.Context(), &xtables.Tool{Run: &blackHole{saved: text}, Program: "iptables"})
+		snap, err := (&xtables.Tool{Run: &blackHole{saved: text}, Program: "iptables"}).Snapshot(t.Context(), xtables.Ours, nil)
 		if (err == nil) != (was == "") {
 			t.Fatalf("one reader says %q, the other %v", was, err)
 		}
@@ -98,11 +98,11 @@ func FuzzSaved(f *testing.F) {
 			return
 		}
 		for _, id := range left.Chains {
-			if _, known := snap.chains[id]; id.Table < xtables.Tables && !known && !slices.Contains(xtables.OtherModes[id.Table], id.Name) {
+			if _, known := snap.Chains[id]; id.Table < xtables.Tables && !known && !slices.Contains(xtables.OtherModes[id.Table], id.Name) {
 				t.Errorf("chain %v would be removed, and is not known", id)
 			}
 		}
-		again.WriteString(xtables.Commit)
+		again.WriteString("COMMIT\n")
 		first, _ := readAll(text)
 		second, err := readAll(again.String())
 		if err != nil || !slices.Equal(first, second) {

@@ -15,58 +15,29 @@ import (
 
 // snapshot is what the kernel holds of our chains, and of what leads to them.
 type snapshot struct {
-	chains map[xtables.ChainID]xtables.Digest
-	// jumps are the rules of built-in chains that lead to ours, and those of KUBE-FIREWALL, which is not ours alone; without comments.
-	jumps map[xtables.Jump]bool
+	*xtables.Snapshot
 	// served are the keys of rules by which nat leads to chains of service ports.
 	served map[lb.Key]bool
-	// kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
-	kubelet bool
 }
 
-func newSnapshot() *snapshot {
-	return &snapshot{chains: map[xtables.ChainID]xtables.Digest{}, jumps: map[xtables.Jump]bool{}, served: map[lb.Key]bool{}}
+// hasBlock reports whether the rule of DP-10 is there.
+func (s *snapshot) hasBlock() bool {
+	_, there := s.Jumps[xtables.BlockLocalnetJump.Bare()]
+	return there
 }
 
-// takeSnapshot lists the rules. Only our chains are kept, whatever else there is.
-func takeSnapshot(ctx context.Context, of *xtables.Tool) (*snapshot, error) {
-	s, contents := newSnapshot(), map[xtables.ChainID]*xtables.Content{}
-	err := of.Lines(ctx, func(line xtables.SavedLine) {
-		t, known := xtables.TableNamed(line.Table)
-		if !known || t >= xtables.Tables {
-			return
-		}
-		id := xtables.ChainID{Table: t, Name: string(line.Chain)}
-		switch {
-		case line.Kind == xtables.SavedRule:
-			s.rule(id, line, contents[id])
-		case xtables.Ours(id):
-			contents[id] = xtables.NewContent()
-		default:
-			s.kubelet = s.kubelet || xtables.IsKubelets(id)
+// list asks for all rules. What others do from now on is noticed.
+func (p *Plane) list(ctx context.Context) (*snapshot, error) {
+	p.round = nil
+	served := map[lb.Key]bool{}
+	have, err := p.List(ctx, func(id xtables.ChainID, rule []byte) {
+		if name := []byte(id.Name); id.Table == xtables.NAT && dispatches(name) {
+			if k, ok := servedBy(name, rule); ok {
+				served[k] = true
+			}
 		}
 	})
-	for id, c := range contents {
-		s.chains[id] = c.Digest()
-	}
-	return s, err
-}
-
-// rule takes a rule of a chain, which is ours if c is not nil.
-func (s *snapshot) rule(id xtables.ChainID, line xtables.SavedLine, c *xtables.Content) {
-	rule := line.Rest
-	if c == nil || id.Name == xtables.NodeFirewall {
-		if j := (xtables.Jump{From: id, Rule: string(rule)}).Bare(); bytes.Contains(rule, []byte("-j KUBE-")) || j == xtables.BlockLocalnetJump.Bare() {
-			s.jumps[j] = true
-		}
-		return
-	}
-	c.Add(string(rule), line.Handle == 0)
-	if name := []byte(id.Name); id.Table == xtables.NAT && dispatches(name) {
-		if k, ok := servedBy(name, rule); ok {
-			s.served[k] = true
-		}
-	}
+	return &snapshot{have, served}, err
 }
 
 // dispatches reports whether rules of that chain of nat lead from a destination to the chain of a service port.

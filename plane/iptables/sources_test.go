@@ -115,7 +115,7 @@ func TestSourceListsComeAndGo(t *testing.T) {
 			changes, _ := tab.Replace(restricted(w, step.i, 2, step.ranges, step.do))
 			apply(t, p, changes, nil)
 			for tb, want := range map[xtables.Table]int{xtables.NAT: step.NAT, xtables.Filter: step.filter} {
-				out := run(t, "", p.tool.Program+"-save", "-t", tb.String())
+				out := run(t, "", p.Tool.Program+"-save", "-t", tb.String())
 				if n := strings.Count(out, "\n:"+xtables.SourceList); n != want {
 					t.Errorf("%s: %d lists in %s, want %d:\n%s", step.what, n, tb, want, out)
 				}
@@ -137,7 +137,7 @@ func TestSourceListsComeAndGo(t *testing.T) {
 			changes, _ := tab.Replace(lb.Owner{Name: fmt.Sprintf("ns/restricted-%d", i)}, nil)
 			apply(t, p, changes, nil)
 		}
-		if out := run(t, "", p.tool.Program+"-save"); strings.Contains(out, xtables.SourceList) || len(p.st.lists) > 0 {
+		if out := run(t, "", p.Tool.Program+"-save"); strings.Contains(out, xtables.SourceList) || len(p.st.lists) > 0 {
 			t.Errorf("lists without users:\n%s", out)
 		}
 		if s := p.Stats(); s.Failures > 0 || len(s.Stuck) > 0 {

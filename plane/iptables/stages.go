@@ -5,7 +5,6 @@ package iptables
 import (
 	"context"
 	"slices"
-	"time"
 
 	"kube-proxy/internal/rollback"
 	"kube-proxy/internal/xtables"
@@ -198,5 +197,5 @@ func (p *Plane) abandon(g *goal) {
 			p.st.lacks(id)
 		}
 	}
-	p.listed = time.Time{}
+	p.Doubt()
 }

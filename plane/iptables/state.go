@@ -63,7 +63,12 @@ func (st *state) fronts() iter.Seq[*lb.Frontend] {
 
 // snapshot returns what the kernel is known to hold.
 func (st *state) snapshot() *snapshot {
-	return &snapshot{chains: st.kernel, jumps: st.jumps, kubelet: st.kubelet}
+	have := xtables.NewSnapshot()
+	have.Chains, have.Kubelet = st.kernel, st.kubelet
+	for j := range st.jumps {
+		have.Jumps[j] = j
+	}
+	return &snapshot{Snapshot: have}
 }
 
 // row is a frontend and what the dispatchers have for it.

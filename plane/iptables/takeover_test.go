@@ -99,14 +99,14 @@ func takeOver(t *testing.T, b xtables.Backend) {
 	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
 	ours := func() {
 		p := newPlane(t, Config{Family: lb.IPv4}) // the kubelet's hint says which back end
-		if p.Backend() != b {
-			t.Errorf("back end %s was chosen, the kubelet uses %s (DP-14)", p.Backend(), b)
+		if p.Backend != b {
+			t.Errorf("back end %s was chosen, the kubelet uses %s (DP-14)", p.Backend, b)
 		}
 		reset(t, p, shopTable())
 		if got := dump(t, p); strings.Contains(got, "KUBE-SEP-AAAA") {
 			t.Errorf("a stale chain of upstream's stays:\n%s", got)
 		}
-		rules := run(t, "", p.tool.Program+"-save")
+		rules := run(t, "", p.Tool.Program+"-save")
 		for _, theirs := range []string{":KUBE-IPTABLES-HINT ", `-A KUBE-FIREWALL -m comment --comment "of the kubelet"`} {
 			if !strings.Contains(rules, theirs) {
 				t.Errorf("what is the kubelet's is gone: %s", theirs)

@@ -66,8 +66,8 @@ func TestFindTool(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if p.tool.Program != c.program || strings.Join(p.tool.Wait, " ") != c.wait || p.Backend() != c.want {
-				t.Errorf("program %s, waits %v, back end %s", p.tool.Program, p.tool.Wait, p.Backend())
+			if p.Tool.Program != c.program || strings.Join(p.Tool.Wait, " ") != c.wait || p.Backend != c.want {
+				t.Errorf("program %s, waits %v, back end %s", p.Tool.Program, p.Tool.Wait, p.Backend)
 			}
 			if p.base.fullyRandom != (c.version != oldest) {
 				t.Errorf("--random-fully: %t (DP-03)", p.base.fullyRandom)
@@ -148,7 +148,7 @@ func TestRestoreFails(t *testing.T) {
 func TestSnapshotOfGarbage(t *testing.T) {
 	for _, garbage := range []string{"*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\nSegmentation fault\n", "*nat\n:KUBE-SERVICES - [0:0]\n",
 		"*nat\n-A " + strings.Repeat("x", 100_000)} {
-		if _, err := takeSnapshot(t.Context(), &xtables.Tool{Run: &blackHole{saved: garbage}, Program: "iptables"}); err == nil {
+		if _, err := (&xtables.Tool{Run: &blackHole{saved: garbage}, Program: "iptables"}).Snapshot(t.Context(), xtables.Ours, nil); err == nil {
 			t.Errorf("garbage was read without an error: %.50q", garbage)
 		}
 	}
@@ -157,9 +157,9 @@ func TestSnapshotOfGarbage(t *testing.T) {
 	for i := range 100_000 {
 		fmt.Fprintf(&big, "-A THEIRS -d 10.0.0.1/32 -p tcp -m tcp --dport %d -j ACCEPT\n", i%65535+1)
 	}
-	s, err := takeSnapshot(t.Context(), &xtables.Tool{Run: &blackHole{saved: big.String() + "COMMIT\n"}, Program: "iptables"})
-	if err != nil || len(s.chains) != 1 {
-		t.Errorf("100,000 rules of others: %v, %d chains", err, len(s.chains))
+	s, err := (&xtables.Tool{Run: &blackHole{saved: big.String() + "COMMIT\n"}, Program: "iptables"}).Snapshot(t.Context(), xtables.Ours, nil)
+	if err != nil || len(s.Chains) != 1 {
+		t.Errorf("100,000 rules of others: %v, %d chains", err, len(s.Chains))
 	}
 }
 
@@ -254,8 +254,8 @@ func TestFoundOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Backend() != found.Tool.Backend {
-		t.Errorf("back end %s, found %s", p.Backend(), found.Tool.Backend)
+	if p.Backend != found.Backend {
+		t.Errorf("back end %s, found %s", p.Backend, found.Backend)
 	}
 	if err := p.Close(); err != nil {
 		t.Error(err)

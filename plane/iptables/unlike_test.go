@@ -59,7 +59,7 @@ func TestRulesPrintedOtherwise(t *testing.T) {
 		}
 		audit("again", 0, false)
 
-		program := p.tool.Program
+		program := p.Tool.Program
 		run(t, "", program, "-t", "nat", "-F", portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain))
 		audit("a chain of these is flushed", 1, true)
 		audit("and mended", 0, false)

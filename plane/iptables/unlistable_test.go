@@ -40,7 +40,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		for _, chain := range []string{"filter INPUT", "nat OUTPUT"} {
 			run(t, "", "nft", strings.Fields("add rule "+family+" "+chain+" ct state new limit rate 10/second accept")...)
 		}
-		if rules := run(t, "", p.tool.Program+"-save"); strings.Count(rules, "is incompatible") != 2 {
+		if rules := run(t, "", p.Tool.Program+"-save"); strings.Count(rules, "is incompatible") != 2 {
 			t.Skipf("this iptables shows the rule:\n%s", rules)
 		}
 		leading := func() int {

@@ -41,7 +41,7 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 				declared = append(declared, svc)
 				rules = append(rules, fmt.Sprintf("-A KUBE-SERVICES -d %s -p tcp -m tcp --dport 80 -j %s", w.Addr(10, i+1), svc))
 			}
-			for line := range strings.Lines(run(t, "", p.tool.Program+"-save", "-t", "nat")) {
+			for line := range strings.Lines(run(t, "", p.Tool.Program+"-save", "-t", "nat")) {
 				name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " ")
 				known := slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 				if line[0] == ':' && known && !active[name] {
@@ -52,9 +52,9 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			for _, name := range declared {
 				input += ":" + name + " - [0:0]\n"
 			}
-			run(t, input+strings.Join(rules, "\n")+"\n"+xtables.Commit, p.tool.Program+"-restore", "--noflush")
+			run(t, input+strings.Join(rules, "\n")+"\n"+"COMMIT\n", p.Tool.Program+"-restore", "--noflush")
 		}
-		for line := range strings.Lines(run(t, "", p.tool.Program+"-save", "-t", "nat")) {
+		for line := range strings.Lines(run(t, "", p.Tool.Program+"-save", "-t", "nat")) {
 			if id := (xtables.ChainID{Table: xtables.NAT, Name: strings.Fields(line[1:] + " -")[0]}); line[0] == ':' && xtables.IsDynamic(id) {
 				t.Errorf("upstream leaves %s behind", id.Name)
 			}

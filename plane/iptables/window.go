@@ -19,19 +19,19 @@ type round struct{ left []xtables.ChainID }
 
 // inWindows reports whether an audit is too much for one call. The legacy programs list all rules or none.
 func (p *Plane) inWindows() bool {
-	return p.tool.Backend == xtables.NFT && !p.dry && len(p.st.kernel)+p.st.rules[xtables.NAT]+p.st.rules[xtables.Filter] > p.window
+	return p.Tool.Backend == xtables.NFT && !p.dry && len(p.st.kernel)+p.st.rules[xtables.NAT]+p.st.rules[xtables.Filter] > p.window
 }
 
 // nextWindow is the next window of the audit in hand, or the first of a new one. It reports whether the kernel is as it shall be, as far as is known,
 // and asks for the next window by Drift.
 func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
-	h, err := p.tool.OpenHolding(ctx)
+	h, err := p.Tool.OpenHolding(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer h.Close()
 	if p.round == nil {
-		p.seen = p.look()
+		p.Begin()
 		if same, err := p.looksComplete(h); err != nil || !same {
 			return false, err
 		}
@@ -46,7 +46,8 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 		n += 1 + int(p.st.kernel[id].Rules)
 	}
 	if len(p.round.left) == 0 {
-		p.round, p.listed = nil, time.Now()
+		p.round = nil
+		p.ListedAt = time.Now()
 		return true, nil
 	}
 	select {
@@ -58,7 +59,7 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 
 // looksComplete reports whether all rules that lead to our chains are there, and of the chains all that are needed and no others.
 func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
-	have := newSnapshot()
+	have := xtables.NewSnapshot()
 	for t := range xtables.Tables {
 		names, err := h.Names(t)
 		if err != nil {
@@ -66,7 +67,7 @@ func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 		}
 		for name := range names {
 			if id := (xtables.ChainID{Table: t, Name: name}); xtables.Ours(id) {
-				have.chains[id] = xtables.Digest{}
+				have.Chains[id] = xtables.Digest{}
 			}
 		}
 	}
@@ -79,15 +80,15 @@ func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 			return false, nil
 		}
 		for _, r := range c.Rules {
-			have.jumps[(xtables.Jump{From: j.From, Rule: r.Text}).Bare()] = true
+			have.AddJump(r, j.From)
 		}
 	}
-	c := comparison{p, p.st, have}
+	c := comparison{p, p.st, &snapshot{Snapshot: have}}
 	if len(c.stale()) > 0 || slices.ContainsFunc(slices.Collect(maps.Keys(p.st.jumps)), c.lacksJump) {
 		return false, nil
 	}
 	for id := range p.st.kernel {
-		if _, there := have.chains[id]; !there {
+		if _, there := have.Chains[id]; !there {
 			return false, nil
 		}
 	}
@@ -108,5 +109,5 @@ func (p *Plane) holdsStill(h xtables.Holding, id xtables.ChainID) (bool, error) 
 	for _, r := range c.Rules {
 		is.Add(r.Text, false)
 	}
-	return p.reads(id, want, is.Digest()), nil
+	return p.Holds(id, want, is.Digest()), nil
 }

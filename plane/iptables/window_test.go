@@ -5,6 +5,7 @@ package iptables
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
@@ -31,7 +32,7 @@ func TestAuditsInWindows(t *testing.T) {
 			all := func(what string, drifted bool) {
 				t.Helper()
 				saves, mended := p.Stats().Saves, 0
-				p.listed = p.listed.Add(-2 * xtables.ListPeriod)
+				p.ListedAt = p.ListedAt.Add(-2 * time.Hour)
 				for calls := 1; ; calls++ {
 					n, err := p.Audit(t.Context(), calls == 1)
 					if err != nil {
@@ -55,7 +56,7 @@ func TestAuditsInWindows(t *testing.T) {
 				}
 			}
 			all("nothing", false)
-			svc, program := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain), p.tool.Program
+			svc, program := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain), p.Tool.Program
 			for _, c := range [][]string{
 				{"-t", "nat", "-F", svc},
 				{"-t", "nat", "-A", svc, "-j", "RETURN"},

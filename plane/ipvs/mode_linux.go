@@ -101,7 +101,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if err != nil {
 		return nil, err
 	}
-	h.backends[s.Family] = p.chains.Backend()
+	h.backends[s.Family] = p.chains.Backend
 	h.said.Do(func() {
 		p.first = []mode.Notice{deprecated}
 		if s.CountServices && !counting() {
@@ -226,7 +226,7 @@ func (c closers) Close() (err error) {
 
 // Notices is part of mode.Plane.
 func (p *modePlane) Notices() []mode.Notice {
-	p.sent.Store(&sent{p.ipvs.Counters(), p.sets.Counters(), p.chains.Failures()})
+	p.sent.Store(&sent{p.ipvs.Counters(), p.sets.Counters(), p.chains.Stats().Failures})
 	all := append(p.first, p.Plane.Notices()...)
 	p.first = nil
 	return all

@@ -105,7 +105,7 @@ func NewIPTables(cfg Config) (*IPTables, error) {
 	if c.keep, err = xtables.NewKeeper(layoutOf(cfg)); err != nil {
 		return nil, fmt.Errorf("redirect by iptables: %w", err)
 	}
-	c.look = xtwalk.New(c.keep.Tool())
+	c.look = xtwalk.New(c.keep.Tool)
 	c.unguarded = c.keep.Have([]string{"socket"}, nil)
 	if c.addrs, err = watchAddresses(c.family, c.drift); err != nil {
 		c.keep.Close()

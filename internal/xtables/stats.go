@@ -1,10 +1,10 @@
 //go:build linux
 
-package iptables
+package xtables
 
 import (
-	"kube-proxy/internal/xtables"
 	"slices"
+	"sync"
 )
 
 // Stats count what the plane has done.
@@ -31,11 +31,11 @@ type Stats struct {
 type Written struct{ Filter, NAT int }
 
 // add counts the rules of a section.
-func (w *Written) add(s *xtables.Section) {
+func (w *Written) add(s *Section) {
 	switch s.Table {
-	case xtables.Filter:
+	case Filter:
 		w.Filter += s.Rules()
-	case xtables.NAT:
+	case NAT:
 		w.NAT += s.Rules()
 	}
 }
@@ -45,22 +45,29 @@ func (w *Written) plus(o Written) {
 	w.NAT += o.NAT
 }
 
-// Stats returns what has been done so far. It may be called at any time from any goroutine.
-func (p *Plane) Stats() Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.stats
+// Counts has Stats, which may be read at any time from any goroutine.
+type Counts struct {
+	mu    sync.Mutex
+	stats Stats
 }
 
-func (p *Plane) count(f func(*Stats)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f(&p.stats)
+// Stats returns what has been done so far.
+func (c *Counts) Stats() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stats
 }
 
-// stuck notes that chains cannot be deleted.
-func (p *Plane) stuck(ids ...xtables.ChainID) {
-	p.count(func(s *Stats) {
+// Count has a function change what has been done so far.
+func (c *Counts) Count(f func(*Stats)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f(&c.stats)
+}
+
+// Stuck notes that chains cannot be deleted.
+func (c *Counts) Stuck(ids ...ChainID) {
+	c.Count(func(s *Stats) {
 		s.Stuck = slices.Clone(s.Stuck)
 		for _, id := range ids {
 			s.Stuck = append(s.Stuck, id.Table.String()+" "+id.Name)
@@ -68,21 +75,4 @@ func (p *Plane) stuck(ids ...xtables.ChainID) {
 		slices.Sort(s.Stuck)
 		s.Stuck = slices.Compact(s.Stuck)
 	})
-}
-
-// newSync has the rules counted from now on (MT-12).
-func (p *Plane) newSync() { p.count(func(s *Stats) { s.Last = Written{} }) }
-
-// owned notes how many rules there are.
-func (p *Plane) owned() {
-	n := Written{p.st.rules[xtables.Filter], p.st.rules[xtables.NAT]}
-	for j := range p.st.jumps {
-		switch j.From.Table {
-		case xtables.Filter:
-			n.Filter++
-		case xtables.NAT:
-			n.NAT++
-		}
-	}
-	p.count(func(s *Stats) { s.Owned = n })
 }

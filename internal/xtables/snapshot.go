@@ -1,0 +1,67 @@
+//go:build linux
+
+package xtables
+
+import (
+	"bytes"
+	"context"
+)
+
+// Snapshot is what the kernel holds of somebody's chains, and of what leads to them.
+type Snapshot struct {
+	Chains map[ChainID]Digest
+	// Jumps are the rules of chains of others that lead to chains of a kube-proxy, and those of KUBE-FIREWALL, which is the kubelet's too: as they
+	// are printed, by what they are without comments.
+	Jumps map[Jump]Jump
+	// Kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
+	Kubelet bool
+	// handles are those of rules that iptables cannot delete.
+	handles map[Jump][]uint64
+}
+
+// NewSnapshot returns one of nothing.
+func NewSnapshot() *Snapshot {
+	return &Snapshot{Chains: map[ChainID]Digest{}, Jumps: map[Jump]Jump{}, handles: map[Jump][]uint64{}}
+}
+
+// Snapshot lists the rules. Only chains that are ours are kept, whatever else there is; each, if it is not nil, gets their rules.
+func (t *Tool) Snapshot(ctx context.Context, ours func(ChainID) bool, each func(ChainID, []byte)) (*Snapshot, error) {
+	s, contents := NewSnapshot(), map[ChainID]*Content{}
+	err := t.Lines(ctx, func(line SavedLine) {
+		table, known := TableNamed(line.Table)
+		if !known || table >= Tables {
+			return
+		}
+		id := ChainID{table, string(line.Chain)}
+		c := contents[id]
+		switch {
+		case line.Kind == SavedChain && ours(id):
+			contents[id] = NewContent()
+		case line.Kind == SavedChain:
+			s.Kubelet = s.Kubelet || isKubelets(id)
+		case c == nil || id == firewall:
+			s.AddJump(Rule{Text: string(line.Rest), Handle: line.Handle}, id)
+		default:
+			c.Add(string(line.Rest), line.Handle == 0)
+			if each != nil {
+				each(id, line.Rest)
+			}
+		}
+	})
+	for id, c := range contents {
+		s.Chains[id] = c.Digest()
+	}
+	return s, err
+}
+
+// AddJump takes a rule of a chain of others.
+func (s *Snapshot) AddJump(r Rule, from ChainID) {
+	j := Jump{from, r.Text}
+	if !bytes.Contains([]byte(r.Text), []byte("-j KUBE-")) && j.Bare() != BlockLocalnetJump.Bare() {
+		return
+	}
+	s.Jumps[j.Bare()] = j
+	if r.Handle != 0 {
+		s.handles[j] = append(s.handles[j], r.Handle)
+	}
+}

@@ -1,0 +1,254 @@
+//go:build linux
+
+package xtables
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/ownwrites"
+)
+
+// Writer hands restores to the programs for who has chains of one family, and counts them. It notices whether anybody else has changed rules
+// since it listed them: nftables count transactions, of which ours are taken off, and the kernel tells the size of a legacy table.
+//
+// Its methods must be called by one goroutine at a time, on a thread in the network namespace of the node; Stats may be read by others.
+type Writer struct {
+	*Tool
+	Counts
+	// ours reports whether a chain is of the user.
+	ours    func(ChainID) bool
+	changes fingerprinter // nil if nothing tells
+	seen    fingerprint   // with what was listed last, and what we did since
+	// ListedAt is when all rules were known last.
+	ListedAt time.Time
+	prints   map[ChainID]printed
+	unread   map[Jump]bool // rules of chains of others that are printed otherwise than they were written
+}
+
+// printed is a chain as it was written, and as iptables-save prints that.
+type printed struct{ written, as Digest }
+
+// NewWriter returns a Writer for chains that ours names. writes is shared by all Writers of this process in one network namespace; nil means that
+// there is no other.
+func NewWriter(t *Tool, ours func(ChainID) bool, writes *ownwrites.Ledger) *Writer {
+	w := &Writer{Tool: t, ours: ours}
+	if t.Real() {
+		w.changes = newFingerprinter(t.Family, t.Backend, cmp.Or(writes, &ownwrites.Ledger{}))
+	}
+	return w
+}
+
+// Close gives back what the Writer holds of this process. The rules stay in force.
+func (w *Writer) Close() error {
+	if w.changes != nil {
+		w.changes.close()
+		w.changes = nil
+	}
+	return nil
+}
+
+// Restore runs iptables-restore on a batch, unless that does nothing. The error wraps plane.ErrStateLost where a part may be in force.
+func (w *Writer) Restore(ctx context.Context, b *Batch) error {
+	if len(b.Sections)+len(b.handles) == 0 {
+		return nil
+	}
+	err := w.handOver(b.transactions(), func(note func(*Section), count io.Writer) error {
+		for _, s := range b.Sections {
+			note(s)
+		}
+		text := b.Text()
+		count.Write(text)
+		return w.restoreBatch(ctx, text, b)
+	})
+	if err != nil && partly(ctx, b, err) {
+		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
+	}
+	return err
+}
+
+// handOver makes a change of so many transactions, and counts it. change notes the sections, and has what it writes counted.
+func (w *Writer) handOver(transactions int, change func(note func(*Section), count io.Writer) error) (err error) {
+	var text counted
+	var chains int
+	var rules Written
+	run := func() error {
+		return change(func(s *Section) { chains += len(s.Write); rules.add(s) }, &text)
+	}
+	if w.changes == nil {
+		err = run()
+	} else {
+		w.seen, err = w.changes.own(w.seen, transactions, run)
+	}
+	w.Count(func(s *Stats) {
+		s.Restores++
+		s.Bytes += uint64(text)
+		s.Chains += uint64(chains)
+		s.Last.plus(rules)
+		if err != nil {
+			s.Failures++
+		}
+	})
+	return err
+}
+
+// counted counts the bytes that are written to it.
+type counted uint64
+
+func (c *counted) Write(b []byte) (int, error) {
+	*c += counted(len(b))
+	return len(b), nil
+}
+
+// RestoreAll hands all batches to one iptables-restore, which reads while they are made. declare names the chains of nat
+// that they write. An error of iptables says that nothing of nat is in force.
+func (w *Writer) RestoreAll(ctx context.Context, declare []string, batches <-chan *Batch) error {
+	first, ok := <-batches
+	if !ok {
+		return nil
+	}
+	return w.handOver(int(Tables), func(note func(*Section), count io.Writer) error {
+		return w.restore(ctx, func(out io.Writer) error {
+			return stream(ctx, io.MultiWriter(out, count), note, declare, first, batches)
+		})
+	})
+}
+
+// stream writes batches one after the other, those of nat as one section.
+func stream(ctx context.Context, out io.Writer, note func(*Section), declare []string, first *Batch, batches <-chan *Batch) error {
+	w := bufio.NewWriterSize(out, 64<<10)
+	for _, s := range first.Sections {
+		if s.Table != NAT {
+			note(s)
+			w.Write(s.appendText(nil))
+		}
+	}
+	for _, c := range first.Only(NAT).Write {
+		declare = append(declare, c.ID.Name)
+	}
+	// Backwards, see [Section.appendText].
+	slices.SortFunc(declare, func(a, b string) int { return cmp.Compare(b, a) })
+	text := appendDeclared(NAT.appendTable(nil), slices.Compact(declare))
+	var last []*Section
+	for b := first; b != nil; b = <-batches {
+		for _, s := range b.Sections {
+			switch {
+			case s.Table == NAT:
+				note(s)
+				text = s.appendRules(text)
+			case b != first:
+				last = append(last, s)
+			}
+		}
+		if _, err := w.Write(text); err != nil {
+			return err
+		}
+		text = text[:0]
+	}
+	if err := ctx.Err(); err != nil { // these may not have been all, and to commit would empty the chains of the others
+		return err
+	}
+	w.WriteString(commit)
+	for _, s := range last {
+		note(s)
+		w.Write(s.appendText(nil))
+	}
+	return w.Flush()
+}
+
+// List asks for all rules. What others do from now on is noticed. each, if it is not nil, gets the rules of our chains.
+func (w *Writer) List(ctx context.Context, each func(ChainID, []byte)) (*Snapshot, error) {
+	w.seen, w.ListedAt = w.look(), time.Now()
+	w.Count(func(s *Stats) { s.Saves++ })
+	return w.Tool.Snapshot(ctx, w.ours, each)
+}
+
+// look returns the fingerprint of all tables, zero if it cannot be told.
+func (w *Writer) look() fingerprint {
+	if w.changes == nil {
+		return fingerprint{}
+	}
+	now, err := w.changes.now()
+	if err != nil {
+		return fingerprint{}
+	}
+	return now
+}
+
+// Begin notes what others do from now on, for who reads the rules otherwise than by List.
+func (w *Writer) Begin() { w.seen = w.look() }
+
+// Doubt has the next audit list all rules.
+func (w *Writer) Doubt() { w.seen, w.ListedAt = fingerprint{}, time.Time{} }
+
+// listPeriod is the time after which an audit lists all rules though nobody seems to have changed any: what nothing
+// notices is mended as soon as by upstream's hourly sync (DP-11).
+const listPeriod = time.Hour
+
+// Due reports whether an audit must list the rules: if somebody else may have changed any, and with full once an hour.
+func (w *Writer) Due(full bool) bool {
+	now := w.look()
+	return full && time.Since(w.ListedAt) >= listPeriod || now == fingerprint{} || now != w.seen
+}
+
+// Holds reports whether a chain that is printed so may be one that was written so.
+func (w *Writer) Holds(id ChainID, written, is Digest) bool {
+	return is.alike(written) || w.prints[id] == printed{written, is}
+}
+
+// HasJump reports whether a rule of a chain of others is there.
+func (w *Writer) HasJump(j Jump, have *Snapshot) bool {
+	_, there := have.Jumps[j.Bare()]
+	return there || w.unread[j.Bare()]
+}
+
+// Learn looks at what was just mended, and remembers chains and rules that are printed as before: nobody had changed them, but
+// this iptables prints them otherwise than they are written. To mend them each time would never end. It returns how many
+// they are.
+func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []Jump, before *Snapshot) (n int, err error) {
+	ours := w.seen
+	have, err := w.List(ctx, nil)
+	if err != nil {
+		return 0, fmt.Errorf("look at what was mended: %w", err)
+	}
+	if ours != w.seen || w.seen != w.look() { // others write meanwhile; the next time tells
+		return 0, nil
+	}
+	for id, d := range wanted {
+		if is, known := have.Chains[id]; known && !w.Holds(id, d, is) && is == before.Chains[id] {
+			if w.prints == nil {
+				w.prints = map[ChainID]printed{}
+			}
+			w.prints[id] = printed{d, is}
+			n++
+		}
+	}
+	for _, j := range jumps {
+		if _, was := before.Jumps[j.Bare()]; !was && !w.HasJump(j, have) {
+			if w.unread == nil {
+				w.unread = map[Jump]bool{}
+			}
+			w.unread[j.Bare()] = true
+			n++
+		}
+	}
+	maps.DeleteFunc(w.prints, func(id ChainID, _ printed) bool { _, known := wanted[id]; return !known })
+	w.Count(func(s *Stats) { s.Unlike = len(w.prints) + len(w.unread) })
+	return n, nil
+}
+
+// MatchKey is the match of a destination, without that of the address where a key has none.
+func MatchKey(key lb.Key) (dst, ports string) {
+	if key.Addr.IsValid() {
+		dst = fmt.Sprintf("-d %s/%d ", key.Addr, key.Addr.BitLen())
+	}
+	return dst, fmt.Sprintf("-p %s -m %s --dport %d ", key.Proto, key.Proto, key.Port)
+}
