@@ -9,12 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/v1/random"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
@@ -60,7 +60,7 @@ func TestBadArguments(t *testing.T) {
 func TestBadMirrors(t *testing.T) {
 	t.Setenv("no_proxy", "127.0.0.1")
 	const content = "a package"
-	p := pin{arch: "amd64", name: "iptables", version: "1:2-3", size: int64(len(content)), sha256: strings.TrimPrefix(newBlob([]byte(content)).digest, "sha256:"), archive: "debian", path: "pool/iptables.deb"}
+	p := pin{arch: "amd64", name: "iptables", version: "1:2-3", size: int64(len(content)), sha256: sha256Of([]byte(content)), archive: "debian", path: "pool/iptables.deb"}
 	asked := 0
 	serve := func(status int, body string) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -147,8 +147,11 @@ func TestFullDisk(t *testing.T) {
 		if err := os.WriteFile(out, []byte("before"), 0o644); err != nil {
 			return err
 		}
-		var m made
-		m.layout.put(typeLayer, newBlob(slices.Repeat([]byte("x"), 1<<20)))
+		index, err := random.Index(1<<20, 1, 1)
+		if err != nil {
+			return err
+		}
+		m := made{index: index}
 		if err := m.save(out, time.Unix(0, 0)); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "write "+out) {
 			t.Errorf("error %v", err)
 		}

@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
 // binaryPath is where upstream's image has the program.
@@ -23,33 +25,36 @@ type goModule struct {
 	licence       string // as SPDX says it, or ""
 }
 
-// program is the binary for one architecture, and what is in it.
+// program is the binary for one platform, and what is in it.
 type program struct {
 	body    []byte
 	golang  string // the version of Go that built it
 	modules []goModule
-	texts   map[string][]byte // licences, by where they go in the image
+	texts   map[string][]byte // licences, by where they go in the image for Linux
 }
 
 // compile builds the binary. dir keeps it, so that an unchanged one is not linked again.
-func compile(ctx context.Context, dir, arch string) (program, error) {
-	out := filepath.Join(dir, "linux-"+arch, "kube-proxy")
+func compile(ctx context.Context, dir string, on v1.Platform) (program, error) {
+	out := filepath.Join(dir, on.OS+"-"+on.Architecture, "kube-proxy")
 	// The commit in the binary, where git tells it: not as a flag of Go's environment may have it.
 	stamp := fmt.Sprintf("-buildvcs=%t", git(ctx, "rev-parse", "HEAD") != "")
-	cmd := goCommand(ctx, arch, "build", stamp, "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/kube-proxy")
+	cmd := goCommand(ctx, on, "build", stamp, "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/kube-proxy")
 	if said, err := cmd.CombinedOutput(); err != nil {
-		return program{}, fmt.Errorf("build kube-proxy for linux/%s: %w: %s", arch, err, strings.TrimSpace(string(said)))
+		return program{}, fmt.Errorf("build kube-proxy for %s: %w: %s", on, err, strings.TrimSpace(string(said)))
 	}
 	info, err := buildinfo.ReadFile(out)
 	if err != nil {
-		return program{}, fmt.Errorf("read what was built for linux/%s: %w", arch, err)
+		return program{}, fmt.Errorf("read what was built for %s: %w", on, err)
 	}
 	p := program{golang: info.GoVersion}
 	if p.body, err = os.ReadFile(out); err != nil {
 		return program{}, err
 	}
-	if p.texts, err = licenceTexts(ctx, arch); err != nil {
-		return program{}, fmt.Errorf("find the licences of the modules for linux/%s: %w", arch, err)
+	if p.texts, err = licenceTexts(ctx, on); err != nil {
+		return program{}, fmt.Errorf("find the licences of the modules for %s: %w", on, err)
+	}
+	if p.texts[docFolder+"copyright"], err = os.ReadFile("LICENSE"); err != nil {
+		return program{}, err
 	}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
@@ -68,28 +73,31 @@ func compile(ctx context.Context, dir, arch string) (program, error) {
 }
 
 // goCommand runs go for a platform of the image, with the same settings wherever it runs.
-func goCommand(ctx context.Context, arch string, args ...string) *exec.Cmd {
+func goCommand(ctx context.Context, on v1.Platform, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off", "GOFLAGS=-mod=readonly")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+on.OS, "GOARCH="+on.Architecture, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off", "GOFLAGS=-mod=readonly")
 	return cmd
 }
 
-// licenceDir is where the licences of a module go in the image.
-func licenceDir(module string) string { return "usr/share/doc/kube-proxy/licences/" + module }
+// docFolder has the licences in the image for Linux.
+const docFolder = "usr/share/doc/kube-proxy/"
+
+// licenceDir is where the licences of a module go there.
+func licenceDir(module string) string { return docFolder + "licences/" + module }
 
 var licenceName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
 // licenceTexts returns the licences of Go and of all packages in the binary: those of the folder of each, and of those around it up to
 // the module's.
-func licenceTexts(ctx context.Context, arch string) (map[string][]byte, error) {
-	cmd := goCommand(ctx, arch, "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}\t{{.Dir}}", "./cmd/kube-proxy")
+func licenceTexts(ctx context.Context, on v1.Platform) (map[string][]byte, error) {
+	cmd := goCommand(ctx, on, "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}\t{{.Dir}}", "./cmd/kube-proxy")
 	said, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return nil, fmt.Errorf("go list: %w: %s", err, strings.TrimSpace(string(exit.Stderr)))
 	} else if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
-	root, err := goCommand(ctx, arch, "env", "GOROOT").Output()
+	root, err := goCommand(ctx, on, "env", "GOROOT").Output()
 	if err != nil {
 		return nil, fmt.Errorf("go env GOROOT: %w", err)
 	}

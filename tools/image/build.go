@@ -12,77 +12,84 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 )
 
-// half is what the image has for one architecture.
-type half struct {
-	arch     string
+// platforms are those of the image.
+var platforms = []v1.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}, {OS: "windows", Architecture: "amd64"}}
+
+// content is what the image has for one platform.
+type content struct {
+	platform v1.Platform
 	program  program
 	packages []debianPackage
-	debian   layer // iptables, ipset, and what they need
-	binary   layer
+	debian   v1.Layer // iptables, ipset, and what they need; nil on Windows
+	binary   v1.Layer
 	err      error
 }
 
-// makeHalves does the slow part, for both architectures side by side.
-func makeHalves(ctx context.Context, o options, l lock, when time.Time) ([]*half, error) {
+// makeContents does the slow part, for all platforms side by side.
+func makeContents(ctx context.Context, o options, l lock, when time.Time) ([]*content, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	var halves []*half
-	for _, arch := range architectures {
-		h := &half{arch: arch}
-		halves = append(halves, h)
+	var contents []*content
+	for _, p := range platforms {
+		c := &content{platform: p}
+		contents = append(contents, c)
 		wg.Go(func() {
-			if h.err = h.make(ctx, o, l, when); h.err != nil {
+			if c.err = c.make(ctx, o, l, when); c.err != nil {
 				cancel()
 			}
 		})
 	}
 	wg.Wait()
 	var errs []error
-	for _, h := range halves {
-		if h.err != nil && !errors.Is(h.err, context.Canceled) {
-			errs = append(errs, h.err)
+	for _, c := range contents {
+		if c.err != nil && !errors.Is(c.err, context.Canceled) {
+			errs = append(errs, c.err)
 		}
 	}
-	return halves, cmp.Or(errors.Join(errs...), ctx.Err())
+	return contents, cmp.Or(errors.Join(errs...), ctx.Err())
 }
 
-func (h *half) make(ctx context.Context, o options, l lock, when time.Time) error {
-	debian, pkgs, err := debianTree(ctx, o.archive, l, h.arch)
+func (c *content) make(ctx context.Context, o options, l lock, when time.Time) error {
+	var own tree
+	var err error
+	if c.program, err = compile(ctx, filepath.Join(filepath.Dir(o.out), "image"), c.platform); err != nil {
+		return err
+	}
+	if c.platform.OS == "windows" {
+		own, err = windowsTree(c.program.body, c.program.texts)
+	} else {
+		own, err = ownTree(c.program)
+	}
 	if err != nil {
 		return err
 	}
-	h.packages = pkgs
-	if h.debian, err = debian.pack(l.time); err != nil {
+	if c.binary, err = own.layer(when); err != nil || c.platform.OS == "windows" {
 		return err
 	}
-	if h.program, err = compile(ctx, filepath.Join(filepath.Dir(o.out), "image"), h.arch); err != nil {
-		return err
-	}
-	own, err := ownTree(h.program)
+	debian, pkgs, err := debianTree(ctx, o.archive, l, c.platform.Architecture)
 	if err != nil {
 		return err
 	}
-	h.binary, err = own.pack(when)
+	c.packages = pkgs
+	c.debian, err = debian.layer(l.time)
 	return err
 }
 
 // ownTree returns the files of the layer that both tags have.
-func ownTree(p program) (tree, error) {
-	licence, err := os.ReadFile("LICENSE")
-	if err != nil {
-		return nil, err
-	}
-	t := tree{}
+func ownTree(p program) (t tree, err error) {
+	t = tree{}
 	add := func(name string, mode int64, body []byte) {
 		err = errors.Join(err, t.add(name, file{mode: mode, body: body}))
 	}
 	add(binaryPath, 0o755, p.body)
 	add("etc/passwd", 0o644, []byte("root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n"))
 	add("etc/group", 0o644, []byte("root:x:0:\nnonroot:x:65532:\n"))
-	add("usr/share/doc/kube-proxy/copyright", 0o644, licence)
 	for _, name := range sortedKeys(p.texts) {
 		add(name, 0o644, p.texts[name])
 	}
@@ -91,15 +98,16 @@ func ownTree(p program) (tree, error) {
 
 // made is an image with its bill of materials, and what is told of it.
 type made struct {
-	layout layout
-	bill   []byte
-	told   []string
+	index v1.ImageIndex // of the tags
+	bill  []byte
+	told  []string
 }
 
-// assemble makes both tags of both halves.
-func assemble(o options, commit string, when time.Time, halves []*half) (made, error) {
+// assemble makes both tags. That for Windows is the same in both: no mode needs another program there.
+func assemble(o options, commit string, when time.Time, contents []*content) (made, error) {
 	var m made
 	b := newBill(o.name+":"+o.tag, when)
+	var tags []mutate.IndexAddendum
 	for _, t := range []struct {
 		tag, description string
 		debian           bool
@@ -107,14 +115,14 @@ func assemble(o options, commit string, when time.Time, halves []*half) (made, e
 		{o.tag, "Service proxy of a Kubernetes node, for all modes", true},
 		{o.tag + minimal, "Service proxy of a Kubernetes node, for the modes that need no other program", false},
 	} {
-		var images []descriptor
+		var images []mutate.IndexAddendum
 		var labels map[string]string
-		for _, h := range halves {
-			parts, pkgs := []part{{h.binary, "make image: kube-proxy"}}, []debianPackage(nil)
-			if t.debian {
-				parts, pkgs = append([]part{{h.debian, "make image: packages of Debian"}}, parts...), h.packages
+		for _, c := range contents {
+			parts, pkgs := []part{{c.binary, "make image: kube-proxy"}}, []debianPackage(nil)
+			if t.debian && c.debian != nil {
+				parts, pkgs = append([]part{{c.debian, "make image: packages of Debian"}}, parts...), c.packages
 			}
-			licences := licencesOf(h.program, pkgs)
+			licences := licencesOf(c.program, pkgs)
 			labels = map[string]string{
 				"org.opencontainers.image.title":       "kube-proxy",
 				"org.opencontainers.image.description": t.description,
@@ -123,24 +131,40 @@ func assemble(o options, commit string, when time.Time, halves []*half) (made, e
 				"org.opencontainers.image.created":     when.Format(time.RFC3339),
 				"org.opencontainers.image.licenses":    licences,
 			}
-			d, err := m.layout.image(h.arch, when, labels, parts)
+			config := v1.Config{Entrypoint: []string{windowsProgram}, Labels: labels}
+			if c.platform.OS != "windows" {
+				config.Entrypoint = []string{"/" + binaryPath}
+				config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+			}
+			img, err := newImage(c.platform, when, config, parts)
 			if err != nil {
 				return made{}, err
 			}
-			b.image(o.name, t.tag, h.arch, d, h.program, pkgs, licences)
-			images = append(images, d)
-			size := 0
-			for _, p := range parts {
-				size += len(p.body)
+			digest, err := img.Digest()
+			if err != nil {
+				return made{}, err
 			}
-			m.told = append(m.told, fmt.Sprintf("  %s:%s linux/%s: %.1f MiB", o.name, t.tag, h.arch, float64(size)/(1<<20)))
+			b.image(o.name, t.tag, c.platform, digest, c.program, pkgs, licences)
+			images = append(images, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &c.platform}})
+			size := int64(0)
+			for _, p := range parts {
+				n, err := p.layer.Size()
+				if err != nil {
+					return made{}, err
+				}
+				size += n
+			}
+			m.told = append(m.told, fmt.Sprintf("  %s:%s %s: %.1f MiB", o.name, t.tag, c.platform, float64(size)/(1<<20)))
 		}
-		digest, err := m.layout.tag(o.name+":"+t.tag, labels, images)
+		index := mutate.Annotations(indexOf(images...), labels).(v1.ImageIndex)
+		digest, err := index.Digest()
 		if err != nil {
 			return made{}, err
 		}
+		tags = append(tags, tagged(o.name+":"+t.tag, index))
 		m.told = append(m.told, fmt.Sprintf("  %s:%s %s", o.name, t.tag, digest))
 	}
+	m.index = indexOf(tags...)
 	var err error
 	m.bill, err = b.text()
 	return m, err
@@ -167,7 +191,7 @@ func billFile(out string) string { return strings.TrimSuffix(out, ".tar") + ".sp
 
 // save writes both files whole, or leaves those that are there.
 func (m made) save(out string, when time.Time) error {
-	tar, err := writeBeside(out, func(w io.Writer) error { return m.layout.write(w, when) })
+	tar, err := writeBeside(out, func(w io.Writer) error { return writeArchive(w, m.index, filepath.Dir(out), when) })
 	if err != nil {
 		return err
 	}

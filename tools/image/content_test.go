@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"debug/buildinfo"
 	"debug/elf"
+	"debug/pe"
 	"math"
 	"os"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -49,6 +51,30 @@ func TestImage(t *testing.T) {
 					t.Errorf("the image with the binary alone has /%s", name)
 				}
 			}
+		}
+	}
+}
+
+// On Windows both tags have the same image, with the program for it.
+func TestWindowsImage(t *testing.T) {
+	r := openImage(t, builtImage(t))
+	for tag := range r.tags() {
+		p := r.on(tag, platforms[2])
+		program, err := pe.NewFile(bytes.NewReader(p.files["Files/"+windowsProgram].body))
+		if err != nil || program.Machine != pe.IMAGE_FILE_MACHINE_AMD64 {
+			t.Fatalf("tag %q: the program is for no Windows on amd64: %v", tag, err)
+		}
+		if got := p.config.Config; len(p.manifest.Layers) != 1 || !slices.Equal(got.Entrypoint, []string{windowsProgram}) || len(got.Env) > 0 || p.config.OSVersion != "" {
+			t.Errorf("tag %q: %d layers, entry point %q, environment %q, version of Windows %q", tag, len(p.manifest.Layers), got.Entrypoint, got.Env, p.config.OSVersion)
+		}
+		for _, name := range []string{"copyright", "licences/stdlib/LICENSE", "licences/k8s.io/client-go/LICENSE"} {
+			if len(p.files["Files/"+windowsDocs+name].body) == 0 {
+				t.Errorf("tag %q: %s is missing", tag, name)
+			}
+		}
+		checkLabels(t, p)
+		if p.size > maxSize {
+			t.Errorf("tag %q: %d bytes compressed, want at most %d", tag, p.size, maxSize)
 		}
 	}
 }

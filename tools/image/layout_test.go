@@ -3,17 +3,19 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"flag"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
 // imageFlag is the archive that the tests of a whole image look at.
@@ -32,16 +34,11 @@ func builtImage(t *testing.T) string {
 	return file
 }
 
-// readImage is an archive as a runtime reads it: by the specification alone, with every digest and size checked.
+// readImage is an archive as a runtime reads it, with every digest and size checked.
 type readImage struct {
 	t     *testing.T
-	files map[string][]byte
-	order []string
-	index struct {
-		SchemaVersion int
-		MediaType     string
-		Manifests     []descriptor
-	}
+	index v1.ImageIndex
+	top   *v1.IndexManifest
 }
 
 func openImage(t *testing.T, file string) *readImage {
@@ -51,61 +48,44 @@ func openImage(t *testing.T, file string) *readImage {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	r := &readImage{t: t, files: map[string][]byte{}}
-	for tr := tar.NewReader(f); ; {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
+	files, err := readTar(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, folders := t.TempDir(), tree{}
+	for name, f := range files { // the archive has no entries for folders
+		if err := folders.add(name, f); err != nil {
 			t.Fatal(err)
 		}
-		body, err := io.ReadAll(tr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.files[h.Name] = body
-		r.order = append(r.order, h.Name)
 	}
-	if got := string(r.files["oci-layout"]); got != `{"imageLayoutVersion":"1.0.0"}` {
-		t.Fatalf("oci-layout is %q", got)
+	readPlatform{files: folders}.unpack(t, dir)
+	r := &readImage{t: t}
+	if r.index, err = layout.ImageIndexFromPath(dir); err == nil {
+		r.top, err = r.index.IndexManifest()
 	}
-	r.parse("index.json", r.files["index.json"], &r.index)
+	if err == nil {
+		err = validate.Index(r.index)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	return r
-}
-
-func (r *readImage) parse(what string, body []byte, into any) {
-	r.t.Helper()
-	if err := json.Unmarshal(body, into); err != nil {
-		r.t.Fatalf("%s: %v", what, err)
-	}
-}
-
-// blob returns what a descriptor names.
-func (r *readImage) blob(d descriptor) []byte {
-	r.t.Helper()
-	hexed, ok := strings.CutPrefix(d.Digest, "sha256:")
-	body, there := r.files["blobs/sha256/"+hexed]
-	if sum := sha256.Sum256(body); !ok || !there || int64(len(body)) != d.Size || hex.EncodeToString(sum[:]) != hexed {
-		r.t.Fatalf("blob %+v: %d bytes, there: %v", d, len(body), there)
-	}
-	return body
 }
 
 // readPlatform is what a runtime makes of the image for one platform.
 type readPlatform struct {
-	manifest manifest
-	config   imageConfig
+	manifest *v1.Manifest
+	config   *v1.ConfigFile
 	size     int64 // of its layers, compressed
 	files    tree  // what they give, one over the other
 	headers  []*tar.Header
 }
 
 // tags returns the image's tags by what they end in after the version: "" and -minimal.
-func (r *readImage) tags() map[string]descriptor {
+func (r *readImage) tags() map[string]v1.Descriptor {
 	r.t.Helper()
-	all := map[string]descriptor{}
-	for _, d := range r.index.Manifests {
+	all := map[string]v1.Descriptor{}
+	for _, d := range r.top.Manifests {
 		_, tag, _ := strings.Cut(d.Annotations["io.containerd.image.name"], ":")
 		if tag != d.Annotations["org.opencontainers.image.ref.name"] || tag == "" {
 			r.t.Errorf("names of a tag differ: %v", d.Annotations)
@@ -116,7 +96,7 @@ func (r *readImage) tags() map[string]descriptor {
 		}
 		all[suffix] = d
 	}
-	if len(all) != 2 || len(r.index.Manifests) != 2 {
+	if len(all) != 2 || len(r.top.Manifests) != 2 {
 		r.t.Fatalf("tags %v, want two, one of them %s", all, minimal)
 	}
 	return all
@@ -128,65 +108,80 @@ func (r *readImage) name(tag string) string {
 	return r.tags()[tag].Annotations["io.containerd.image.name"]
 }
 
-// platform returns the image of a tag for an architecture.
-func (r *readImage) platform(tag, arch string) readPlatform {
+// manifests are those of a tag, one for each platform.
+func (r *readImage) manifests(tag string) (v1.ImageIndex, []v1.Descriptor) {
 	r.t.Helper()
-	d := r.tags()[tag]
-	if d.MediaType != typeIndex {
-		r.t.Fatalf("tag %q is of type %s", tag, d.MediaType)
+	index, err := r.index.ImageIndex(r.tags()[tag].Digest)
+	if err != nil {
+		r.t.Fatal(err)
 	}
-	var platforms index
-	r.parse("index of "+tag, r.blob(d), &platforms)
-	for _, m := range platforms.Manifests {
-		if m.Platform == nil || m.Platform.OS != "linux" || m.MediaType != typeManifest {
-			r.t.Fatalf("tag %q has %+v", tag, m)
-		}
-		if m.Platform.Architecture != arch {
-			continue
-		}
-		p := readPlatform{files: tree{}}
-		r.parse("manifest of "+tag, r.blob(m), &p.manifest)
-		r.parse("configuration of "+tag, r.blob(p.manifest.Config), &p.config)
-		for i, l := range p.manifest.Layers {
-			p.size += l.Size
-			r.addLayer(&p, r.blob(l), p.config.RootFS.DiffIDs[i])
-		}
-		return p
+	all, err := index.IndexManifest()
+	if err != nil {
+		r.t.Fatal(err)
 	}
-	r.t.Fatalf("tag %q has nothing for %s", tag, arch)
-	return readPlatform{}
+	return index, all.Manifests
 }
 
-func (r *readImage) addLayer(p *readPlatform, packed []byte, diffID string) {
+// platform returns the image of a tag for an architecture of Linux.
+func (r *readImage) platform(tag, arch string) readPlatform {
 	r.t.Helper()
-	zip, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
+	return r.on(tag, v1.Platform{OS: "linux", Architecture: arch})
+}
+
+func (r *readImage) on(tag string, want v1.Platform) readPlatform {
+	r.t.Helper()
+	index, manifests := r.manifests(tag)
+	i := slices.IndexFunc(manifests, func(m v1.Descriptor) bool { return m.Platform.Equals(want) })
+	if i < 0 {
+		r.t.Fatalf("tag %q has nothing for %s", tag, want)
+	}
+	img, err := index.Image(manifests[i].Digest)
+	p := readPlatform{files: tree{}}
+	if err == nil {
+		p.manifest, err = img.Manifest()
+	}
+	if err == nil {
+		p.config, err = img.ConfigFile()
+	}
+	layers, e := img.Layers()
+	if err = errors.Join(err, e); err != nil {
 		r.t.Fatal(err)
 	}
-	plain, err := io.ReadAll(zip)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if sum := sha256.Sum256(plain); "sha256:"+hex.EncodeToString(sum[:]) != diffID {
-		r.t.Errorf("a layer is not what the configuration says: %s", diffID)
-	}
-	files, err := readTar(bytes.NewReader(plain))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for name, f := range files {
-		p.files[name] = f
-	}
-	for tr := tar.NewReader(bytes.NewReader(plain)); ; {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
+	for _, l := range layers {
+		size, err := l.Size()
+		if err == nil {
+			p.size += size
+			err = p.addLayer(l)
 		}
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		p.headers = append(p.headers, h)
 	}
+	return p
+}
+
+func (p *readPlatform) addLayer(l v1.Layer) error {
+	open, err := l.Uncompressed()
+	if err != nil {
+		return err
+	}
+	defer open.Close()
+	plain, err := io.ReadAll(open)
+	if err != nil {
+		return err
+	}
+	files, err := readTar(bytes.NewReader(plain))
+	maps.Copy(p.files, files)
+	for tr := tar.NewReader(bytes.NewReader(plain)); err == nil; {
+		var h *tar.Header
+		if h, err = tr.Next(); err == nil {
+			p.headers = append(p.headers, h)
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
 }
 
 // unpack writes the files of a platform to a folder.

@@ -123,11 +123,11 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 			return err
 		}
 	}
-	halves, err := makeHalves(ctx, o, l, when)
+	contents, err := makeContents(ctx, o, l, when)
 	if err != nil {
 		return err
 	}
-	made, err := assemble(o, commit, when, halves)
+	made, err := assemble(o, commit, when, contents)
 	if err != nil {
 		return err
 	}

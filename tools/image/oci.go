@@ -2,158 +2,119 @@ package main
 
 import (
 	"archive/tar"
-	"encoding/json"
+	"bytes"
+	"compress/gzip"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
+	"io/fs"
+	"os"
 	"strings"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// The types of the OCI image specification 1.1, as far as they are used here.
-const (
-	typeIndex    = "application/vnd.oci.image.index.v1+json"
-	typeManifest = "application/vnd.oci.image.manifest.v1+json"
-	typeConfig   = "application/vnd.oci.image.config.v1+json"
-	typeLayer    = "application/vnd.oci.image.layer.v1.tar+gzip"
-)
-
-type (
-	descriptor struct {
-		MediaType   string            `json:"mediaType"`
-		Digest      string            `json:"digest"`
-		Size        int64             `json:"size"`
-		Platform    *platform         `json:"platform,omitempty"`
-		Annotations map[string]string `json:"annotations,omitempty"`
+// layer makes a layer of files. Equal trees and times make equal bytes: names are in order, owners are root, and the time is when.
+func (t tree) layer(when time.Time) (v1.Layer, error) {
+	var plain bytes.Buffer
+	w := tar.NewWriter(&plain)
+	for _, name := range t.names() {
+		f := t[name]
+		h := &tar.Header{Name: name, Mode: f.mode, ModTime: when, Typeflag: tar.TypeReg, Size: int64(len(f.body))}
+		switch {
+		case f.dir:
+			h.Typeflag, h.Name = tar.TypeDir, name+"/"
+		case f.link != "":
+			h.Typeflag, h.Linkname = tar.TypeSymlink, f.link
+		}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, fmt.Errorf("pack /%s: %w", name, err)
+		}
+		if _, err := w.Write(f.body); err != nil {
+			return nil, fmt.Errorf("pack /%s: %w", name, err)
+		}
 	}
-	platform struct {
-		Architecture string `json:"architecture"`
-		OS           string `json:"os"`
+	if err := w.Close(); err != nil {
+		return nil, err
 	}
-	index struct {
-		SchemaVersion int               `json:"schemaVersion"`
-		MediaType     string            `json:"mediaType"`
-		Manifests     []descriptor      `json:"manifests"`
-		Annotations   map[string]string `json:"annotations,omitempty"`
-	}
-	manifest struct {
-		SchemaVersion int               `json:"schemaVersion"`
-		MediaType     string            `json:"mediaType"`
-		Config        descriptor        `json:"config"`
-		Layers        []descriptor      `json:"layers"`
-		Annotations   map[string]string `json:"annotations,omitempty"`
-	}
-	imageConfig struct {
-		Created      string `json:"created"`
-		Architecture string `json:"architecture"`
-		OS           string `json:"os"`
-		Config       struct {
-			Env        []string          `json:"Env"`
-			Entrypoint []string          `json:"Entrypoint"`
-			Labels     map[string]string `json:"Labels"`
-		} `json:"config"`
-		RootFS struct {
-			Type    string   `json:"type"`
-			DiffIDs []string `json:"diff_ids"`
-		} `json:"rootfs"`
-		History []history `json:"history"`
-	}
-	history struct {
-		Created   string `json:"created"`
-		CreatedBy string `json:"created_by"`
-	}
-)
-
-// layout is an OCI image layout that is being made.
-type layout struct {
-	blobs map[string][]byte
-	tags  []descriptor
-}
-
-func (l *layout) put(mediaType string, b blob) descriptor {
-	if l.blobs == nil {
-		l.blobs = map[string][]byte{}
-	}
-	l.blobs[b.digest] = b.body
-	return descriptor{MediaType: mediaType, Digest: b.digest, Size: int64(len(b.body))}
-}
-
-func (l *layout) putJSON(mediaType string, v any) (descriptor, error) {
-	body, err := json.Marshal(v)
-	if err != nil {
-		return descriptor{}, fmt.Errorf("write %s: %w", mediaType, err)
-	}
-	return l.put(mediaType, newBlob(body)), nil
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(plain.Bytes())), nil }
+	return tarball.LayerFromOpener(open, tarball.WithCompressionLevel(gzip.BestCompression), tarball.WithCompressedCaching, tarball.WithMediaType(types.OCILayer))
 }
 
 // part is one layer of an image, and what made it.
 type part struct {
-	layer
-	by string
+	layer v1.Layer
+	by    string
 }
 
-// image adds an image for one architecture and returns its manifest.
-func (l *layout) image(arch string, created time.Time, labels map[string]string, parts []part) (descriptor, error) {
-	c := imageConfig{Created: created.UTC().Format(time.RFC3339), Architecture: arch, OS: "linux"}
-	c.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	c.Config.Entrypoint = []string{"/" + binaryPath}
-	c.Config.Labels = labels
-	c.RootFS.Type = "layers"
-	m := manifest{SchemaVersion: 2, MediaType: typeManifest, Annotations: labels}
-	for _, p := range parts {
-		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, p.diffID)
-		c.History = append(c.History, history{c.Created, p.by})
-		m.Layers = append(m.Layers, l.put(typeLayer, p.blob))
+// newImage makes an image for one platform, with its labels as annotations too.
+func newImage(p v1.Platform, created time.Time, config v1.Config, parts []part) (v1.Image, error) {
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	for _, part := range parts {
+		var err error
+		img, err = mutate.Append(img, mutate.Addendum{Layer: part.layer, MediaType: types.OCILayer, History: v1.History{Created: v1.Time{Time: created}, CreatedBy: part.by}})
+		if err != nil {
+			return nil, fmt.Errorf("add a layer for %s: %w", p, err)
+		}
 	}
-	var err error
-	if m.Config, err = l.putJSON(typeConfig, c); err != nil {
-		return descriptor{}, err
-	}
-	d, err := l.putJSON(typeManifest, m)
-	d.Platform = &platform{arch, "linux"}
-	return d, err
-}
-
-// tag adds an image for several architectures under a name, such as localhost/kube-proxy:v1, and returns its digest.
-func (l *layout) tag(name string, labels map[string]string, images []descriptor) (string, error) {
-	d, err := l.putJSON(typeIndex, index{SchemaVersion: 2, MediaType: typeIndex, Manifests: images, Annotations: labels})
+	file, err := img.ConfigFile()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	d.Annotations = map[string]string{
+	file = file.DeepCopy()
+	file.Created, file.OS, file.Architecture, file.Config = v1.Time{Time: created}, p.OS, p.Architecture, config
+	if img, err = mutate.ConfigFile(img, file); err != nil {
+		return nil, fmt.Errorf("configure the image for %s: %w", p, err)
+	}
+	return mutate.Annotations(img, config.Labels).(v1.Image), nil
+}
+
+// indexOf makes an index of images, or of other indexes.
+func indexOf(adds ...mutate.IndexAddendum) v1.ImageIndex {
+	return mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), adds...)
+}
+
+// tagged names the index of a tag, such as localhost/kube-proxy:v1, for the index of the archive.
+func tagged(name string, index v1.ImageIndex) mutate.IndexAddendum {
+	return mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{Annotations: map[string]string{
 		"io.containerd.image.name":          name, // what ctr image import calls it
 		"org.opencontainers.image.ref.name": name[strings.LastIndex(name, ":")+1:],
-	}
-	l.tags = append(l.tags, d)
-	return d.Digest, nil
+	}}}
 }
 
-// write writes the layout as an archive; equal layouts and times make equal bytes.
-func (l *layout) write(out io.Writer, when time.Time) error {
-	top, err := json.Marshal(index{SchemaVersion: 2, MediaType: typeIndex, Manifests: l.tags})
+// writeArchive writes an OCI image layout as an archive, by way of a folder in dir; equal images and times make equal bytes.
+func writeArchive(out io.Writer, index v1.ImageIndex, dir string, when time.Time) error {
+	dir, err := os.MkdirTemp(dir, ".layout-")
 	if err != nil {
-		return fmt.Errorf("write index.json: %w", err)
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if _, err := layout.Write(dir, index); err != nil {
+		return err
 	}
 	w := tar.NewWriter(out)
-	add := func(name string, body []byte) error {
-		h := &tar.Header{Name: name, Mode: 0o644, ModTime: when, Typeflag: tar.TypeReg, Size: int64(len(body))}
-		if err := w.WriteHeader(h); err != nil {
+	files := os.DirFS(dir)
+	err = fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
 			return err
 		}
-		_, err := w.Write(body)
-		return err
-	}
-	if err := add("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)); err != nil {
-		return err
-	}
-	if err := add("index.json", top); err != nil {
-		return err
-	}
-	for _, digest := range slices.Sorted(maps.Keys(l.blobs)) {
-		if err := add("blobs/"+strings.Replace(digest, ":", "/", 1), l.blobs[digest]); err != nil {
+		body, err := fs.ReadFile(files, name)
+		if err != nil {
 			return err
 		}
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, ModTime: when, Typeflag: tar.TypeReg, Size: int64(len(body))}); err != nil {
+			return err
+		}
+		_, err = w.Write(body)
+		return err
+	})
+	if err != nil {
+		return err
 	}
 	return w.Close()
 }

@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 )
@@ -37,7 +39,7 @@ func TestMain(m *testing.M) {
 // container is how kube-proxy is started.
 type container struct {
 	Dir          string          // has the folder rootfs; all else goes here too
-	Config       imageConfig     // the image's
+	Config       v1.Config       // the image's
 	UID          int             // whom it runs as
 	Capabilities []string        // all that it has
 	Ambient      bool            // they are passed on to a process that is not root, as kubelets cannot
@@ -178,7 +180,7 @@ func (c container) spec(args []string, privileged bool) map[string]any {
 		"ociVersion": "1.0.2", "hostname": "node1", "mounts": mounts, "linux": linux,
 		"root": object{"path": filepath.Join(c.Dir, "rootfs"), "readonly": true},
 		"process": object{
-			"user": object{"uid": c.UID, "gid": c.UID}, "cwd": "/", "env": c.Config.Config.Env, "args": append(c.Config.Config.Entrypoint, args...),
+			"user": object{"uid": c.UID, "gid": c.UID}, "cwd": "/", "env": c.Config.Env, "args": append(c.Config.Entrypoint, args...),
 			"capabilities": capabilities, "noNewPrivileges": !privileged,
 		},
 	}
@@ -289,7 +291,7 @@ func newContainerLab(t *testing.T) containerLab {
 func (l containerLab) run(t *testing.T, c *container, tag, mode string) (said, log string, err error) {
 	t.Helper()
 	p := l.image.platform(tag, runtime.GOARCH)
-	c.Dir, c.Config, c.Seccomp = t.TempDir(), p.config, l.seccomp
+	c.Dir, c.Config, c.Seccomp = t.TempDir(), p.config.Config, l.seccomp
 	c.unpack(t, p)
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -316,8 +318,8 @@ func (l containerLab) testImported(t *testing.T) {
 				line = l
 			}
 		}
-		if !strings.Contains(line, top.Digest) || !strings.Contains(line, "linux/amd64,linux/arm64") {
-			t.Errorf("containerd has %q, want %s for both architectures", line, top.Digest)
+		if !strings.Contains(line, top.Digest.String()) || !strings.Contains(line, "linux/amd64,linux/arm64,windows/amd64") {
+			t.Errorf("containerd has %q, want %s for all platforms", line, top.Digest)
 		}
 		if said := l.containerd.ctr("run", "--rm", "--read-only", "--net-host", name, "version"+tag, "/usr/local/bin/kube-proxy", "--version"); !strings.HasPrefix(said, "Kubernetes v") {
 			t.Errorf("%s: --version says %q", name, said)
@@ -530,7 +532,7 @@ func TestKernelLoads(t *testing.T) {
 		t.Fatalf("modules stay: %s", left)
 	}
 	netlab.EnterForTest(t)
-	c := container{Dir: t.TempDir(), Config: r.platform("", runtime.GOARCH).config, Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}}
+	c := container{Dir: t.TempDir(), Config: r.platform("", runtime.GOARCH).config.Config, Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}}
 	c.unpack(t, r.platform("", runtime.GOARCH))
 	for i, step := range []struct {
 		command string
@@ -548,7 +550,7 @@ func TestKernelLoads(t *testing.T) {
 		if words[0] == "modprobe" {
 			err = exec.Command(words[0], words[1:]...).Run()
 		} else {
-			c.Config.Config.Entrypoint = words[:1]
+			c.Config.Entrypoint = words[:1]
 			err = c.run(fmt.Sprintf("main%d", i), words[1:], false)
 		}
 		if (err == nil) != step.works {

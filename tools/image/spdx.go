@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
 // The parts of SPDX 2.3 that the bill of materials uses.
@@ -93,21 +96,27 @@ func spdxID(parts ...string) string {
 	return "SPDXRef-" + notInID.ReplaceAllString(strings.Join(parts, "-"), "-")
 }
 
-// image adds an image for one architecture and all that is in it.
-func (b *bill) image(name, tag, arch string, d descriptor, p program, pkgs []debianPackage, licences string) {
-	version := tag
-	top := spdxID("image", tag, arch)
+func sha256Of(body []byte) string {
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:])
+}
+
+// image adds an image for one platform and all that is in it.
+func (b *bill) image(name, tag string, on v1.Platform, digest v1.Hash, p program, pkgs []debianPackage, licences string) {
+	top := spdxID("image", tag, on.OS, on.Architecture)
 	short := name[strings.LastIndex(name, "/")+1:]
-	b.add(b.doc.SPDXID, "DESCRIBES", spdxPackage{SPDXID: top, Name: name, VersionInfo: version, Purpose: "CONTAINER", LicenseDeclared: licences,
-		Checksums:    []spdxChecksum{{"SHA256", strings.TrimPrefix(d.Digest, "sha256:")}},
-		ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", fmt.Sprintf("pkg:oci/%s@%s?arch=%s&tag=%s", short, url.QueryEscape(d.Digest), arch, tag)}}})
-	sum := newBlob(p.body).digest
-	binary := spdxID("binary", arch)
+	b.add(b.doc.SPDXID, "DESCRIBES", spdxPackage{SPDXID: top, Name: name, VersionInfo: tag, Purpose: "CONTAINER", LicenseDeclared: licences,
+		Checksums:    []spdxChecksum{{"SHA256", digest.Hex}},
+		ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", fmt.Sprintf("pkg:oci/%s@%s?arch=%s&tag=%s", short, url.QueryEscape(digest.String()), on.Architecture, tag)}}})
+	binary, path, docs := spdxID("binary", on.OS, on.Architecture), binaryPath, docFolder
+	if on.OS == "windows" {
+		path, docs = windowsProgram, windowsDocs
+	}
 	b.add(top, "CONTAINS", spdxPackage{SPDXID: binary, Name: "kube-proxy", VersionInfo: strings.TrimSuffix(tag, minimal), Purpose: "APPLICATION", LicenseDeclared: "Apache-2.0",
-		Checksums: []spdxChecksum{{"SHA256", strings.TrimPrefix(sum, "sha256:")}}, Comment: "/" + binaryPath + ", built with " + p.golang})
+		Checksums: []spdxChecksum{{"SHA256", sha256Of(p.body)}}, Comment: "/" + path + ", built with " + p.golang})
 	for _, m := range p.modules {
 		b.add(binary, "STATIC_LINK", spdxPackage{SPDXID: spdxID("go", m.path, m.version), Name: m.path, VersionInfo: m.version, Purpose: "LIBRARY",
-			LicenseDeclared: m.licence, Comment: "licences: /" + licenceDir(m.path), ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + m.path + "@" + url.PathEscape(m.version)}}})
+			LicenseDeclared: m.licence, Comment: "licences: /" + docs + strings.TrimPrefix(licenceDir(m.path), docFolder), ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + m.path + "@" + url.PathEscape(m.version)}}})
 	}
 	for _, d := range pkgs {
 		b.add(top, "CONTAINS", spdxPackage{SPDXID: spdxID("deb", d.name, d.arch), Name: d.name, VersionInfo: d.version, Supplier: "Organization: Debian", Purpose: "LIBRARY",
@@ -123,10 +132,7 @@ func (b *bill) text() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write the bill of materials: %w", err)
 	}
-	sum, err := hex.DecodeString(strings.TrimPrefix(newBlob(plain).digest, "sha256:"))
-	if err != nil {
-		return nil, err
-	}
+	sum := sha256.Sum256(plain)
 	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80 // RFC 9562: version 8, of whoever makes it
 	doc := b.doc
 	doc.DocumentNamespace = fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])

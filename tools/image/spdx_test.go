@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
 // spdxErrors says what of SPDX 2.3's rules a document breaks, of those that concern what it has.
@@ -106,10 +108,10 @@ func testBill(t *testing.T) []byte {
 	t.Helper()
 	b := newBill("localhost/kube-proxy:v1", time.Unix(1700000000, 0))
 	p := program{body: []byte("elf"), golang: "go1.26", modules: []goModule{{"example.org/a_b", "v1.0.0", "MIT"}, {"stdlib", "1.26", ""}}}
-	d := descriptor{Digest: newBlob([]byte("manifest")).digest}
+	digest := v1.Hash{Algorithm: "sha256", Hex: sha256Of([]byte("manifest"))}
 	deb := debianPackage{pin: pin{arch: "amd64", name: "iptables", version: "1:2+3", sha256: strings.Repeat("0", 64)}, source: "iptables", sourceVersion: "1:2", licence: "GPL-2.0-only"}
-	b.image("localhost/kube-proxy", "v1", "amd64", d, p, []debianPackage{deb}, "MIT")
-	b.image("localhost/kube-proxy", "v1-minimal", "amd64", d, p, nil, "MIT")
+	b.image("localhost/kube-proxy", "v1", platforms[0], digest, p, []debianPackage{deb}, "MIT")
+	b.image("localhost/kube-proxy", "v1-minimal", platforms[0], digest, p, nil, "MIT")
 	text, err := b.text()
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +127,7 @@ func TestBill(t *testing.T) {
 	if !bytes.Equal(testBill(t), []byte(good)) {
 		t.Error("made again it differs")
 	}
-	for _, c := range [][2]string{{"SPDX-2.3", "SPDX-2.2"}, {"urn:uuid:", "no uri "}, {`"2023-11-14T22:13:20Z"`, `"yesterday"`}, {"SPDXRef-binary-amd64", "binary"},
+	for _, c := range [][2]string{{"SPDX-2.3", "SPDX-2.2"}, {"urn:uuid:", "no uri "}, {`"2023-11-14T22:13:20Z"`, `"yesterday"`}, {"SPDXRef-binary-linux-amd64", "binary"},
 		{`"STATIC_LINK"`, `"LIKES"`}, {"GPL-2.0-only", "GPL"}, {"pkg:deb/", "deb:"}, {"SHA256", "CRC"}, {`"filesAnalyzed": false`, `"filesAnalysed": false`}} {
 		bad := strings.Replace(good, c[0], c[1], 1)
 		if bad == good || len(spdxErrors([]byte(bad))) == 0 {
@@ -159,13 +161,15 @@ func TestBillOfImage(t *testing.T) {
 			t.Errorf("%s: the licence of its text is not known to image/licence.go", p.SPDXID)
 		}
 	}
-	for tag, top := range r.tags() {
-		var platforms index
-		r.parse("index", r.blob(top), &platforms)
-		for _, m := range platforms.Manifests {
-			p := r.platform(tag, m.Platform.Architecture)
-			want := []string{strings.TrimPrefix(m.Digest, "sha256:"), strings.TrimPrefix(newBlob(p.files[binaryPath].body).digest, "sha256:")}
-			info, err := buildinfo.Read(bytes.NewReader(p.files[binaryPath].body))
+	for tag := range r.tags() {
+		_, manifests := r.manifests(tag)
+		for _, m := range manifests {
+			p, program := r.on(tag, *m.Platform), binaryPath
+			if m.Platform.OS == "windows" {
+				program = "Files/" + windowsProgram
+			}
+			want := []string{m.Digest.Hex, sha256Of(p.files[program].body)}
+			info, err := buildinfo.Read(bytes.NewReader(p.files[program].body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -180,7 +184,7 @@ func TestBillOfImage(t *testing.T) {
 			}
 			for _, w := range want {
 				if !listed[w] {
-					t.Errorf("the bill of materials lacks %s, of tag %q for %s", w, tag, m.Platform.Architecture)
+					t.Errorf("the bill of materials lacks %s, of tag %q for %s", w, tag, m.Platform)
 				}
 			}
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -62,11 +63,16 @@ func TestPack(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		l, err := files.pack(when)
+		l, err := files.layer(when)
 		if err != nil {
 			t.Fatal(err)
 		}
-		digests = append(digests, l.digest, l.diffID)
+		digest, err := l.Digest()
+		plain, e := l.DiffID()
+		if err = errors.Join(err, e); err != nil {
+			t.Fatal(err)
+		}
+		digests = append(digests, digest.String(), plain.String())
 	}
 	if digests[0] != digests[2] || digests[1] != digests[3] || digests[0] == digests[1] {
 		t.Errorf("digests %v", digests)
@@ -79,13 +85,14 @@ func TestReadTar(t *testing.T) {
 		t.Error("garbage is read")
 	}
 	files := tree{"dir/x": {mode: 0o755, body: []byte("x")}, "link": {link: "dir/x", mode: 0o777}, "dir": {dir: true, mode: 0o755}}
-	l, err := files.pack(time.Unix(0, 0))
+	p := readPlatform{files: tree{}}
+	l, err := files.layer(time.Unix(0, 0))
+	if err == nil {
+		err = p.addLayer(l)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &readImage{t: t}
-	p := readPlatform{files: tree{}}
-	r.addLayer(&p, l.body, l.diffID)
 	if len(p.files) != 3 || !bytes.Equal(p.files["dir/x"].body, []byte("x")) || p.files["link"].link != "dir/x" || !p.files["dir"].dir {
 		t.Errorf("read again: %v", p.files)
 	}

@@ -2,15 +2,18 @@ package main
 
 import (
 	"encoding/binary"
-	"path"
+	"strings"
 	"unicode/utf16"
 )
 
 // windowsProgram is the program in the image for Windows, below the folder of the container.
 const windowsProgram = "kube-proxy/kube-proxy.exe"
 
+// windowsDocs has the licences there.
+const windowsDocs = "kube-proxy/"
+
 // windowsTree returns the one layer of the image for windows/amd64, which HostProcess containers run on every version of Windows Server:
-// this program and nothing of Windows. A layer of Windows has its files below Files/. The first layer of an image must have the five
+// this program, its licences and nothing of Windows. A layer of Windows has its files below Files/. The first layer of an image must have the five
 // hives of a registry, though a HostProcess container uses the node's; Windows Server 2025 refuses empty files in their place.
 func windowsTree(program []byte, texts map[string][]byte) (tree, error) {
 	t := tree{}
@@ -23,7 +26,7 @@ func windowsTree(program []byte, texts map[string][]byte) (tree, error) {
 		}
 	}
 	for name, text := range texts {
-		if err := t.add("Files/kube-proxy/"+path.Base(name), file{mode: 0o644, body: text}); err != nil {
+		if err := t.add("Files/"+windowsDocs+strings.TrimPrefix(name, docFolder), file{mode: 0o644, body: text}); err != nil {
 			return nil, err
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 // The image for Windows has the program, the texts and five hives below Files/, and nothing else.
 func TestWindowsTree(t *testing.T) {
-	tree, err := windowsTree([]byte("MZ"), map[string][]byte{"usr/share/doc/kube-proxy/copyright": []byte("Apache-2.0")})
+	tree, err := windowsTree([]byte("MZ"), map[string][]byte{docFolder + "copyright": []byte("Apache-2.0")})
 	if err != nil {
 		t.Fatal(err)
 	}
