@@ -68,10 +68,9 @@ func (r *run) origin(want scenario.Origin, a netlab.Reply, shots []scenario.Shot
 	return scenario.Origin{Host: netlab.Node1}
 }
 
-// resets reports whether a connection that is to be refused was reset, though that came after the plane accepted it. Without a packet
-// filter so is one that is to be dropped: the listener alone knows the source ranges.
+// resets reports whether a connection that is to be refused was reset, though that came after the plane accepted it.
 func (r *run) resets(p scenario.Packet, shots []scenario.Shot, err error) bool {
-	if !r.s.Proxied || p.Want.Verdict == scenario.Answered || p.Want.Verdict == scenario.Dropped && !r.s.Held || !errors.Is(err, netlab.ErrReset) || !r.balanced(shots) {
+	if !r.s.Proxied || p.Want.Verdict != scenario.Refused || !errors.Is(err, netlab.ErrReset) || !r.balanced(shots) {
 		return false
 	}
 	r.otherwise(ProxiedReset)

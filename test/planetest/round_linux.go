@@ -205,10 +205,6 @@ func (h *history) check(c call, a netlab.Reply, local netip.Addr, err error) err
 	}
 	route := routeOf(c.row, c.from.class)
 	switch {
-	case h.silent(c) && h.cfg.Held && !slices.ContainsFunc(c.row.Routes, func(to lb.Route) bool { return to.Do == lb.Balance }):
-		return wanted(err, netlab.ErrRefused, a)
-	case h.silent(c) && h.cfg.Held && errors.Is(err, netlab.ErrReset): // accepted, and then reset: the listener alone knows source ranges
-		return nil
 	case h.silent(c):
 		return wanted(err, netlab.ErrTimeout, a)
 	case route.Do == lb.Reject:

@@ -54,9 +54,6 @@ type Config struct {
 	KeepsSources bool
 	// Recreates: what translates is made anew where only its backends change, and its connections end.
 	Recreates bool
-	// Held: the service addresses are the node's own, and there is no packet filter. What comes for a port of theirs that no row has,
-	// or whose row serves nobody, is refused, also where others drop it or let it pass. Lines then expect that.
-	Held bool
 	// AffinityByAddress: a client stays with its backend at each address of a Service by itself; and where packets from its kind of source
 	// go elsewhere than those from anywhere, a change of backends may send it to another.
 	AffinityByAddress bool
@@ -72,8 +69,6 @@ type Config struct {
 	// DiffersIn names scenarios that this mode keeps otherwise, by intent, where it keeps their rows in others, with the reason. They are
 	// not run; the page shows the reason.
 	DiffersIn map[string]string
-	// Without names scenarios that a variant cannot keep, and why. They are not run.
-	Without map[string]string
 	// Trace is what [trace.Ask] must know of the mode, as package mode gives it for the settings of New; nil for what is so in all.
 	Trace func(lb.Family) trace.Mode
 	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
@@ -204,9 +199,6 @@ func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 	if why != "" && (!s.Untouched && !s.Proxied && !s.Holds || s.DiffersIn[sc.Name] != "") {
 		s.record(sc, Result{Differs: why})
 		t.Skip("this mode differs by intent: " + why)
-	}
-	if left := s.Without[sc.Name]; left != "" {
-		t.Skip("this variant cannot keep it: " + left)
 	}
 	vm := os.Getenv("PLANETEST_VM") != ""
 	if left := s.TooLarge[sc.Name]; left != "" && vm {

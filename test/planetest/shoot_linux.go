@@ -80,7 +80,7 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	if r.lab.noSCTP && shots[0].Proto == lb.SCTP {
 		return true, netlab.ErrUnsupported
 	}
-	if r.s.Held && r.unserved(shots) || r.s.Holds && passes(p) && r.unserved(shots) {
+	if r.s.Holds && passes(p) && r.unserved(shots) {
 		p.Want = scenario.Outcome{Verdict: scenario.Refused}
 	} else if r.s.Untouched && p.Want.Verdict != scenario.Answered && r.strange(shots) {
 		switch proto := shots[0].Proto; {

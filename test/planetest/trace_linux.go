@@ -137,8 +137,6 @@ func (r *run) saw(p scenario.Packet, shot scenario.Shot, c *netlab.Conn, err err
 	case err == nil:
 		a := c.First()
 		f.answers[answer{a.Server, a.At, a.Seen.Addr(), local}] = true
-	case errors.Is(err, netlab.ErrReset) && r.s.Held && p.Want.Verdict == scenario.Dropped: // a listener cannot drop whom it has accepted
-		f.silent++
 	case errors.Is(err, netlab.ErrRefused), errors.Is(err, netlab.ErrReset):
 		f.refused++
 	case errors.Is(err, netlab.ErrTimeout):
@@ -290,7 +288,7 @@ func (r *run) otherPass(packet trace.Packet, f *fate, tell func(string, ...any) 
 
 // hasAddress names the host that has the address; a service address is the node's own in modes in which it holds them.
 func (r *run) hasAddress(a netip.Addr) string {
-	if owner := r.lab.owner(a); owner != "" || !r.s.Holds && !r.s.Held {
+	if owner := r.lab.owner(a); owner != "" || !r.s.Holds {
 		return owner
 	}
 	for f := range r.table.All() {

@@ -34,8 +34,6 @@ type Kernel struct {
 	// FirstKeeps: an address that is a Service's and another's endpoint serves the one who had it first (TN-61). When that one goes, the
 	// other may have it.
 	FirstKeeps bool
-	// Unknown: what a plane before served cannot be told, and is nothing that flows follow.
-	Unknown bool
 	// Told: Drift has a value after Damage. Otherwise the audits alone find it.
 	Told bool
 	// Bytes is about how much memory the kernel needs for what planes of the family have written: the number of objects, each times what
@@ -259,9 +257,7 @@ func (v *verbs) restart() {
 	v.plane = v.new(v.New)
 	_, fronts := v.w.ClusterIP(2, 0, 1)
 	t.Replace(lb.Owner{Name: "ns/svc-2"}, nil)
-	if res := v.resetTo(t); !v.Unknown {
-		v.dropped(res, []lb.Key{fronts[0].Key})
-	}
+	v.dropped(v.resetTo(t), []lb.Key{fronts[0].Key})
 	v.holds("after a restart", t)
 }
 
