@@ -16,8 +16,6 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"golang.org/x/sys/unix"
-
-	"kube-proxy/internal/netlab"
 )
 
 func TestBadArguments(t *testing.T) {
@@ -134,38 +132,40 @@ func TestBadMirrors(t *testing.T) {
 
 // A full disk leaves the image of before, and nothing beside it.
 func TestFullDisk(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make a small file system; make test has it")
+	const child = "KUBE_PROXY_IMAGE_DISK_CHILD"
+	if os.Getenv(child) == "" {
+		if os.Geteuid() != 0 {
+			t.Skip("needs root, to make a small file system; make test has it")
+		}
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestFullDisk$")
+		cmd.Env = append(os.Environ(), child+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
 	}
-	err := netlab.Isolated(unix.CLONE_NEWNS, func() error {
-		dir := t.TempDir()
-		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-			return err
-		}
-		defer unix.Unmount(dir, 0)
-		out := filepath.Join(dir, "image.tar")
-		if err := os.WriteFile(out, []byte("before"), 0o644); err != nil {
-			return err
-		}
-		index, err := random.Index(1<<20, 1, 1)
-		if err != nil {
-			return err
-		}
-		m := made{index: index}
-		if err := m.save(out, time.Unix(0, 0)); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "write "+out) {
-			t.Errorf("error %v", err)
-		}
-		have, err := os.ReadDir(dir)
-		if err != nil || len(have) != 1 {
-			t.Errorf("the folder has %v, %v", have, err)
-		}
-		if text, err := os.ReadFile(out); err != nil || string(text) != "before" {
-			t.Errorf("the image is %q, %v", text, err)
-		}
-		return nil
-	})
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(dir, 0)
+	out := filepath.Join(dir, "image.tar")
+	if err := os.WriteFile(out, []byte("before"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	index, err := random.Index(1<<20, 1, 1)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if err := (made{index: index}).save(out, time.Unix(0, 0)); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "write "+out) {
+		t.Errorf("error %v", err)
+	}
+	if have, err := os.ReadDir(dir); err != nil || len(have) != 1 {
+		t.Errorf("the folder has %v, %v", have, err)
+	}
+	if text, err := os.ReadFile(out); err != nil || string(text) != "before" {
+		t.Errorf("the image is %d bytes, %v", len(text), err)
 	}
 }
 
