@@ -133,7 +133,6 @@ generate: deps ## write docs/conformance.md anew, from complete runs on this mac
 	PLANETEST_RECORD=$(COMMIT) go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables ./plane/userspace ./plane/hns
 	PLANETEST_RECORD=$(COMMIT) $(MAKE) test-kernels FULL=1
 	go test ./test/planetest -run TestPage -update
-	go test ./cli/ui -run TestConformance -update
 
 release-check: COMMIT := $(COMMIT)
 release-check: ## before a release, for hours: all tests, with -race too, all scenarios on all kernels, all fuzz targets; docs/conformance.md says when

@@ -221,7 +221,6 @@ type nodePage struct {
 	Diff     *inspect.Diff
 	Problem  string
 	Took     time.Duration
-	Runs     []run // of the conformance suite, of this mode
 }
 
 // node is the page about node, mode and drift. The kernel is compared when that is asked for: it costs something.
@@ -233,7 +232,7 @@ func (h *Handler) node(r *http.Request, f *frame) error {
 	if err != nil {
 		return err
 	}
-	p := nodePage{Compared: got["compare"] == "now", Runs: runsOf(f.Status.Mode)}
+	p := nodePage{Compared: got["compare"] == "now"}
 	if p.Compared {
 		begun := time.Now()
 		if err := h.client.Get(r.Context(), "diff", nil, &p.Diff); err != nil {

@@ -36,10 +36,10 @@ func TestDrain(t *testing.T) {
 	write(t, open, nil)
 
 	// Another serves while the first still waits. It has the ports, and the right to write.
-	first := serve("--userspace-drain-timeout=1h")
+	first := serve("--memory-drain-timeout=1h")
 	n.code(healthURL+"/healthz", 200)
 	term(first)
-	second := serve("--userspace-drain-timeout=1h")
+	second := serve("--memory-drain-timeout=1h")
 	n.code(healthURL+"/healthz", 200)
 	select {
 	case <-first.done:
@@ -61,7 +61,7 @@ func TestDrain(t *testing.T) {
 	}
 
 	// What has not finished within the bound is cut, and told.
-	third := serve("--userspace-drain-timeout=50ms")
+	third := serve("--memory-drain-timeout=50ms")
 	term(third)
 	if code := third.end(0); code != 0 {
 		t.Errorf("exit code %d:\n%s", code, third.log())

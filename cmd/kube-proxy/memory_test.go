@@ -26,7 +26,8 @@ import (
 // memoryOptions is its block of the configuration.
 type memoryOptions struct {
 	Memory struct {
-		SyncPeriod option.Duration `json:"syncPeriod"`
+		SyncPeriod   option.Duration `json:"syncPeriod"`
+		DrainTimeout option.Duration `json:"drainTimeout"`
 	} `json:"memory"`
 }
 
@@ -45,7 +46,11 @@ func memory(dir string) mode.Mode {
 			v := &memoryOptions{}
 			v.Memory.SyncPeriod.Duration = time.Hour
 			return option.Section{Title: "memory", Values: v, Fields: []option.Field{
-				{Path: "memory.syncPeriod", Flag: "memory-sync-period", Row: "EXT", Help: "time between two looks"}}}
+				{Path: "memory.syncPeriod", Flag: "memory-sync-period", Row: "EXT", Help: "time between two looks"},
+				{Path: "memory.drainTimeout", Flag: "memory-drain-timeout", Row: "EXT", Help: "how long connections go on"}}}
+		},
+		DrainTimeout: func(all option.Blocks) time.Duration {
+			return option.Of(all, &memoryOptions{}).Memory.DrainTimeout.Duration
 		},
 		Sysctls: func(mode.Settings) []mode.Sysctl {
 			return []mode.Sysctl{{Name: "net.ipv4.conf.all.log_martians", Value: "1"}}

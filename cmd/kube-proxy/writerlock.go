@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"sync"
 	"time"
 
@@ -13,15 +12,9 @@ import (
 	"kube-proxy/internal/wiring"
 )
 
-// lockBell is an abstract socket on which the process that has the lock listens, so that those who wait for its end
-// need not ask for the lock all the time. It gives no right: anybody may take the name, and who waits asks anyway.
-const lockBell = "@kube-proxy"
-
 const (
-	// askEvery is how often the lock is asked for while the bell is there.
-	askEvery = time.Second
-	// askPause is the time between two tries while it is not, or when it has rung in vain.
-	askPause = 50 * time.Millisecond
+	// askEvery is how often the lock is asked for.
+	askEvery = 10 * time.Millisecond
 	// waitRemind is the time between two log lines about the wait.
 	waitRemind = time.Minute
 )
@@ -34,7 +27,6 @@ type writerLock struct {
 	err    error        // why
 	remind time.Duration
 	log    *slog.Logger
-	bell   net.Listener // nil until we have the lock, and where somebody else has the name
 
 	mu     sync.Mutex
 	since  time.Time // when the wait began; zero if this process does not wait
@@ -67,9 +59,6 @@ func (t *writerLock) take() bool {
 		t.log.Warn("cannot tell whether another kube-proxy serves this network namespace; going on", "err", err)
 	}
 	t.since = time.Time{}
-	if t.bell == nil {
-		t.bell, _ = net.Listen("unix", lockBell) // without it others ask more often
-	}
 	return true
 }
 
@@ -91,30 +80,12 @@ func (t *writerLock) wait(ctx context.Context) error {
 			t.log.Warn("another kube-proxy serves this network namespace: this one waits until it ends",
 				"holder", holder, "waiting", time.Since(began).Round(time.Second))
 		}
-		if awaitBell(ctx); t.take() {
-			break
-		}
-		if pause.For(ctx, askPause); ctx.Err() != nil {
+		if !pause.For(ctx, askEvery) {
 			return ctx.Err()
 		}
 	}
 	t.log.Info("the other kube-proxy has ended; the rules are ours now", "waited", time.Since(began).Round(time.Millisecond))
 	return nil
-}
-
-// awaitBell returns when the bell rings, which is to say when the socket's listener ends; at once if there is none, and
-// after askEvery at the latest.
-func awaitBell(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, askEvery)
-	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", lockBell)
-	if err != nil {
-		return
-	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
-	_, _ = conn.Read(make([]byte, 1)) // it is never accepted
 }
 
 // waiting returns since when this process waits for the lock, and what it waits for; the zero time if it does not.
@@ -135,8 +106,5 @@ func (t *writerLock) waiting() (since time.Time, on string) {
 func (t *writerLock) close() {
 	if t.lock != nil {
 		_ = t.lock.Close() // the process ends
-	}
-	if t.bell != nil {
-		_ = t.bell.Close()
 	}
 }

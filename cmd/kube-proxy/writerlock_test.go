@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -91,20 +90,9 @@ func TestFrozenProxy(t *testing.T) {
 	second.stop()
 }
 
-// squat is what a neighbour in the node's network namespace can do to keep kube-proxy from its work: it takes every
-// name by which a proxy has ever told that it writes, answers nobody, and stays.
+// squat is what a neighbour in the node's network namespace can do to keep kube-proxy from its work: it takes the
+// lock, as far as it can.
 func squat() error {
-	socket, err := net.Listen("unix", "@kube-proxy")
-	if err != nil {
-		return err
-	}
-	go func() {
-		for {
-			if _, err := socket.Accept(); err != nil {
-				return
-			}
-		}
-	}()
 	lock, err := kernel.OpenLock(wiring.WriterGroup)
 	if err != nil {
 		return err
