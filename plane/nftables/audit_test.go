@@ -66,9 +66,7 @@ func TestDrift(t *testing.T) {
 			if err != nil || n == 0 {
 				t.Fatalf("mended %d, error %v", n, err)
 			}
-			if got := dump(t, p); got != want {
-				t.Errorf("got:\n%s\nwant:\n%s", got, want)
-			}
+			isDump(t, p, want)
 			if s := p.Stats().minus(sent); s.Batches != 1 || s.Messages > 12 { // a chain has nine rules at most
 				t.Errorf("mending took %+v", s)
 			}
@@ -91,7 +89,7 @@ func TestFullAudit(t *testing.T) {
 		tab.Replace(w.Full(10, 500, 5, 2, time.Hour))
 		reset(t, p, tab)
 		want := dump(t, p)
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
+		fam := nftFamily(w.Family)
 		if err := p.mon.Listen(false); err != nil {
 			t.Fatal(err)
 		}
@@ -102,14 +100,12 @@ func TestFullAudit(t *testing.T) {
 		if n, err := p.Audit(t.Context(), true); err != nil || n == 0 {
 			t.Fatalf("the full audit mended %d, error %v", n, err)
 		}
-		if got := dump(t, p); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
+		isDump(t, p, want)
 	})
 }
 
-// A removed table, or one whose sets are not ours, asks for a Reset; so does a change that the kernel refuses
-// because it does not hold what we think.
+// A removed table, or one whose sets are not ours, asks for a Reset; so does a change or a proof that the kernel refuses because it does
+// not hold what we think. A proof that fails makes nothing.
 func TestStateLost(t *testing.T) {
 	for name, do := range map[string]string{
 		"deleted":  "delete table ip kube-proxy",
@@ -129,15 +125,20 @@ func TestStateLost(t *testing.T) {
 			if _, err := p.Audit(t.Context(), false); !errors.Is(err, plane.ErrStateLost) {
 				t.Errorf("audit: error %v", err)
 			}
+			left := runNFT(t, "list", "ruleset")
+			if err := p.Probe(t.Context()); name != "asleep" && !errors.Is(err, plane.ErrStateLost) {
+				t.Errorf("probe: error %v", err)
+			}
+			if now := runNFT(t, "list", "ruleset"); now != left {
+				t.Errorf("a proof that failed changed\n%s\nto\n%s", left, now)
+			}
 			changes, _ := tab.Replace(w.ClusterIP(1, 100, 2))
 			if _, err := p.Apply(t.Context(), changes); name != "asleep" && !errors.Is(err, plane.ErrStateLost) {
 				t.Errorf("apply: error %v", err)
 			}
 			tab.Replace(w.ClusterIP(1, 3, 3))
 			reset(t, p, tab)
-			if got := dump(t, p); got != want {
-				t.Errorf("got:\n%s\nwant:\n%s", got, want)
-			}
+			isDump(t, p, want)
 		})
 	}
 }
@@ -168,9 +169,7 @@ func TestSetNode(t *testing.T) {
 				t.Errorf("node %d took %d transactions", i, s)
 			}
 			tab.Node = n
-			if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-				t.Fatalf("node %d: got:\n%s\nwant:\n%s", i, got, want)
-			}
+			isFresh(t, p, tab, "node %d", i)
 		}
 	})
 }
@@ -222,7 +221,7 @@ func TestBigMap(t *testing.T) {
 		if n := q.Stats().Batches; n != 0 {
 			t.Errorf("a restart sent %d batches", n)
 		}
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
+		fam := nftFamily(w.Family)
 		if err := p.mon.Listen(false); err != nil {
 			t.Fatal(err)
 		}
@@ -243,14 +242,10 @@ func TestBigMap(t *testing.T) {
 		if mended != 2*len(ids) {
 			t.Errorf("the audits mended %d, want %d", mended, 2*len(ids))
 		}
-		if got := dump(t, p); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
+		isDump(t, p, want)
 		runNFT(t, fmt.Sprintf("delete element %s kube-proxy backends { %s }", fam, strings.Join(ids, ", ")))
 		reset(t, q, tab)
-		if got := dump(t, q); got != want {
-			t.Errorf("after a Reset: got:\n%s\nwant:\n%s", got, want)
-		}
+		isDump(t, q, want, "after a Reset")
 	})
 }
 
@@ -292,8 +287,6 @@ func TestAuditsOfALargeSet(t *testing.T) {
 		if mended < 1000 || mended > 1100 {
 			t.Errorf("mended %d elements of some 1,000", mended)
 		}
-		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
+		isFresh(t, p, tab)
 	})
 }

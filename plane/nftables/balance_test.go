@@ -47,9 +47,7 @@ func TestScaleUpAndDown(t *testing.T) {
 	if m := p.Stats().minus(before).Messages; m > uint64(2*steps) {
 		t.Errorf("%d steps took %d messages", steps, m)
 	}
-	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
+	isFresh(t, p, tab)
 }
 
 func TestRoundSize(t *testing.T) {
@@ -79,24 +77,12 @@ func TestBalancerLargerThanItsSet(t *testing.T) {
 				tab.Replace(lb.Owner{Name: "ns/svc-1"}, f)
 				reset(t, p, tab)
 				const share = 300
-				got := spread(t, netip.AddrPortFrom(f[0].Key.Addr, f[0].Key.Port), share*n)
-				all := 0
-				for _, is := range got {
-					all += is
-				}
+				got, all := map[netip.Addr]int{}, 0
+				flows(t, f[0].Key, share*n, func(int) net.IP { return nil }, func(_, backend netip.Addr) { got[backend]++; all++ })
 				if all != share*n {
 					t.Errorf("%d of %d connections found a backend", all, share*n)
 				}
-				for b := range f[0].Set(lb.Cluster).Backends.All() {
-					// Six times the standard deviation.
-					if is := got[b.Addr.Addr()]; math.Abs(float64(is-share)) > 6*math.Sqrt(share) {
-						t.Errorf("%s got %d connections, want about %d", b.Addr, is, share)
-					}
-					delete(got, b.Addr.Addr())
-				}
-				if len(got) > 0 {
-					t.Errorf("connections went to %v", got)
-				}
+				even(t, got, f[0].Set(lb.Cluster), share)
 			})
 		}
 	})
@@ -135,26 +121,24 @@ func TestBalancerWithAffinityLargerThanItsSet(t *testing.T) {
 				if len(home) != share*n {
 					t.Errorf("%d of %d clients found a backend", len(home), share*n)
 				}
-				for b := range f[0].Set(lb.Cluster).Backends.All() {
-					if is := got[b.Addr.Addr()]; math.Abs(float64(is-share)) > 6*math.Sqrt(share) {
-						t.Errorf("%s got %d clients, want about %d", b.Addr, is, share)
-					}
-					delete(got, b.Addr.Addr())
-				}
-				if len(got) > 0 {
-					t.Errorf("clients went to %v", got)
-				}
+				even(t, got, f[0].Set(lb.Cluster), share)
 			})
 		}
 	})
 }
 
-// spread sends a packet of each of n flows into nothing, and returns how many went to which address.
-func spread(t *testing.T, to netip.AddrPort, n int) map[netip.Addr]int {
+// even expects that each backend of the set got its share, to six times the standard deviation, and nobody else any.
+func even(t *testing.T, got map[netip.Addr]int, set *lb.BackendSet, share int) {
 	t.Helper()
-	got := map[netip.Addr]int{}
-	flows(t, lb.Key{Addr: to.Addr(), Port: to.Port()}, n, func(int) net.IP { return nil }, func(_, backend netip.Addr) { got[backend]++ })
-	return got
+	for b := range set.Backends.All() {
+		if is := got[b.Addr.Addr()]; math.Abs(float64(is-share)) > 6*math.Sqrt(float64(share)) {
+			t.Errorf("%s got %d, want about %d", b.Addr, is, share)
+		}
+		delete(got, b.Addr.Addr())
+	}
+	if len(got) > 0 {
+		t.Errorf("some went to %v", got)
+	}
 }
 
 // flows sends a packet of each of n flows into nothing, and tells of each that has a backend. from says which address flow i
@@ -270,9 +254,7 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 	if got, want := len(p.st.chains)-before, len(sizes)+len(times); got != want || want > exactSizes+8*4+312 {
 		t.Errorf("%d chains more than before, want %d", got, want)
 	}
-	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
+	isFresh(t, p, tab)
 	for i := range services {
 		o, _ := w.ClusterIP(50+i, 1000, 1)
 		apply2(t, p, tab, o, nil)

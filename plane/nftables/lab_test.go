@@ -92,6 +92,20 @@ func fresh(t *testing.T, f lb.Family, want *lb.Table) string {
 	return s
 }
 
+// isFresh expects what a fresh start makes of the table.
+func isFresh(t *testing.T, p *Plane, want *lb.Table, about ...any) {
+	t.Helper()
+	isDump(t, p, fresh(t, p.ip.Family, want), about...)
+}
+
+// isDump expects that dump.
+func isDump(t *testing.T, p *Plane, want string, about ...any) {
+	t.Helper()
+	if got := dump(t, p); got != want {
+		t.Fatalf("%v got:\n%s\nwant:\n%s", about, got, want)
+	}
+}
+
 // runNFT runs the nft program, which tests may use.
 func runNFT(t testing.TB, args ...string) string {
 	t.Helper()

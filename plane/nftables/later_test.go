@@ -29,9 +29,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 		if err != nil || len(later) != 4*30 {
 			t.Fatalf("%d rows left for later, error %v", len(later), err)
 		}
-		if got := dump(t, p); got != before {
-			t.Errorf("without what is new:\n%s\nwant:\n%s", got, before)
-		}
+		isDump(t, p, before, "without what is new")
 		if gone := res.Dropped; len(gone) != 1 || gone[0].Addr != w.Addr(10, 5) {
 			t.Errorf("dropped %v, want the address of svc-4", gone)
 		}
@@ -45,9 +43,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
+		isFresh(t, p, tab)
 	})
 	t.Run("cold", func(t *testing.T) {
 		inNetns(t)

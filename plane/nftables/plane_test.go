@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
-	"kube-proxy/test/seedtest"
 )
 
 // A second Reset, and a Reset by a new process, find nothing to do: restart is invisible.
@@ -37,9 +35,7 @@ func TestRestartSendsNothing(t *testing.T) {
 		if n := q.Stats().Batches; n != 0 {
 			t.Errorf("a new process sent %d batches", n)
 		}
-		if after := dump(t, q); after != before {
-			t.Errorf("before:\n%s\nafter:\n%s", before, after)
-		}
+		isDump(t, q, before)
 	})
 }
 
@@ -58,9 +54,7 @@ func TestRestartSendsTheDifference(t *testing.T) {
 		tab.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		q := newPlane(t, w.Family)
 		gone := reset(t, q, tab).Dropped
-		if got, want := dump(t, q), fresh(t, w.Family, tab); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
+		isFresh(t, q, tab)
 		if len(gone) != 1 || gone[0].Addr != w.Addr(10, 10) {
 			t.Errorf("dropped %v, want the address of svc-9", gone)
 		}
@@ -105,44 +99,7 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 		}
 		q := newPlane(t, w.Family)
 		reset(t, q, tab)
-		if got := dump(t, q); got != before {
-			t.Errorf("after a restart, got:\n%s\nwant:\n%s", got, before)
-		}
-	})
-}
-
-// Any way to a state ends where a fresh start ends.
-func TestTransitions(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		seed := seedtest.Of(t)
-		rnd := rand.New(rand.NewPCG(seed, 1))
-		p := newPlane(t, w.Family)
-		tab := &lb.Table{Node: w.Node()}
-		reset(t, p, tab)
-		for round := range 12 {
-			for range 40 {
-				i := rnd.IntN(8)
-				switch rnd.IntN(6) {
-				case 0:
-					apply2(t, p, tab, lb.Owner{Name: name(w, i)}, nil)
-				case 1:
-					o, f := w.ClusterIP(i, rnd.IntN(20), rnd.IntN(12))
-					apply2(t, p, tab, o, f)
-				default:
-					n := rnd.IntN(10)
-					o, f := w.Full(i, rnd.IntN(20), n, min(n, rnd.IntN(4)), time.Duration(rnd.IntN(3))*time.Hour)
-					apply2(t, p, tab, o, f)
-				}
-			}
-			if round%4 == 3 { // a restart in between
-				p = newPlane(t, w.Family)
-				reset(t, p, tab)
-			}
-			if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-				t.Fatalf("round %d: got:\n%s\nwant:\n%s", round, got, want)
-			}
-		}
+		isDump(t, q, before, "after a restart,")
 	})
 }
 
@@ -221,34 +178,6 @@ func TestServingAloneSendsNothing(t *testing.T) {
 	}
 }
 
-// A table of another layout is replaced in the transaction that installs ours.
-func TestTakeOver(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		fam := "ip"
-		if w.Family == lb.IPv6 {
-			fam = "ip6"
-		}
-		runNFT(t, "add table "+fam+" kube-proxy; add chain "+fam+" kube-proxy services; add map "+fam+` kube-proxy service-ips { type inet_service : verdict; }
-			add chain `+fam+` kube-proxy nat-prerouting { type nat hook prerouting priority dstnat; }
-			add rule `+fam+` kube-proxy nat-prerouting jump services
-			add element `+fam+` kube-proxy service-ips { 80 : goto services }
-			add table `+fam+` others; add chain `+fam+` others mine`)
-		p := newPlane(t, w.Family)
-		tab := w.Table(3, 2)
-		reset(t, p, tab)
-		if s := p.Stats(); s.Batches != 3 {
-			t.Errorf("%d transactions, want 3: a table stands in, one is replaced, and the first goes", s.Batches)
-		}
-		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
-		if !strings.Contains(runNFT(t, "list tables"), "others") {
-			t.Error("a foreign table is gone")
-		}
-	})
-}
-
 // One row that the plane cannot hold does not keep the others out of the kernel.
 func TestResetWithABadRow(t *testing.T) {
 	inNetns(t)
@@ -266,15 +195,11 @@ func TestResetWithABadRow(t *testing.T) {
 	if _, err := p.Apply(t.Context(), []lb.Change{{Key: res.Later[0], New: tab.Get(res.Later[0])}}); err == nil || !strings.Contains(err.Error(), "ns/svc-98") || !strings.Contains(err.Error(), "3 backends") {
 		t.Errorf("error %v does not name the bad row, or not the reason", err)
 	}
-	if got := dump(t, p); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
+	isDump(t, p, want)
 	if _, err := p.Apply(t.Context(), []lb.Change{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 1), Port: 1, Proto: lb.TCP}, New: tab.Sorted()[0]}}); err == nil {
 		t.Error("a row under a foreign key was taken")
 	}
-	if got := dump(t, p); got != want {
-		t.Errorf("a refused change left traces:\n%s\nwant:\n%s", got, want)
-	}
+	isDump(t, p, want, "a refused change left traces")
 }
 
 // The nft program, also that of Debian 12, can list what we make.

@@ -45,9 +45,7 @@ func TestProbeHT04(t *testing.T) {
 			if s := p.Stats().minus(sent); s.Batches != 3 || s.Failures != 0 {
 				t.Errorf("counted %+v", s)
 			}
-			if after := dump(t, p); after != before {
-				t.Errorf("before:\n%s\nafter:\n%s", before, after)
-			}
+			isDump(t, p, before)
 			if after := runNFT(t, "-s", "list", "ruleset"); after != listed {
 				t.Errorf("listed before:\n%s\nafter:\n%s", listed, after)
 			}
@@ -75,39 +73,6 @@ func generationOf(t *testing.T, p *Plane) uint32 {
 		t.Fatal(err)
 	}
 	return g
-}
-
-// Where table or chain is gone, a proof fails, makes neither, and asks for a Reset.
-func TestProbeWithoutTable(t *testing.T) {
-	for name, do := range map[string]string{
-		"flushed":  "flush ruleset",
-		"deleted":  "delete table ip kube-proxy",
-		"replaced": "delete table ip kube-proxy; add table ip kube-proxy; add chain ip kube-proxy mine",
-	} {
-		t.Run(name, func(t *testing.T) {
-			netlab.EnterForTest(t)
-			w := planetest.World{Family: lb.IPv4}
-			p := newPlane(t, w.Family)
-			tab := w.Table(5, 3)
-			reset(t, p, tab)
-			want := dump(t, p)
-			runNFT(t, do)
-			left := runNFT(t, "list", "ruleset")
-			if err := p.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
-				t.Errorf("error %v, want one that asks for a Reset", err)
-			}
-			if now := runNFT(t, "list", "ruleset"); now != left {
-				t.Errorf("a proof that failed changed\n%s\nto\n%s", left, now)
-			}
-			reset(t, p, tab)
-			if got := dump(t, p); got != want {
-				t.Errorf("got:\n%s\nwant:\n%s", got, want)
-			}
-			if err := p.Probe(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
 }
 
 // Where the kernel takes no write of ours, a proof fails, and says why.
@@ -138,9 +103,7 @@ func TestProbeRefused(t *testing.T) {
 	if s := p.Stats(); s.Failures != 1 {
 		t.Errorf("counted %+v", s)
 	}
-	if after := dump(t, p); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	isDump(t, p, before)
 	if err := p.Probe(t.Context()); err != nil {
 		t.Errorf("with the capability again: %v", err)
 	}

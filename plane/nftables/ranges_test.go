@@ -147,9 +147,7 @@ func TestSourceListsWalk(t *testing.T) {
 			if n, err := p.Audit(t.Context(), step%4 == 0); n != 0 || err != nil {
 				t.Fatalf("step %d: an audit mended %d, %v", step, n, err)
 			}
-			if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-				t.Fatalf("step %d: got:\n%s\nwant:\n%s", step, got, want)
-			}
+			isFresh(t, p, tab, "step %d", step)
 		}
 	})
 }

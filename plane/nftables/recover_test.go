@@ -16,6 +16,7 @@ import (
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/ownwrites"
 	"kube-proxy/test/planetest"
 )
 
@@ -43,9 +44,7 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 		for _, i := range []int{0, 1, 3, 4} {
 			rest.Replace(w.ClusterIP(i, i*3, 3))
 		}
-		if got, want := dump(t, p), fresh(t, w.Family, rest); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
+		isFresh(t, p, rest)
 	})
 }
 
@@ -58,7 +57,7 @@ func TestFullAuditMendsWhatWasHeard(t *testing.T) {
 		tab := w.Table(50, 3)
 		reset(t, p, tab)
 		want := dump(t, p)
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
+		fam := nftFamily(w.Family)
 		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
 		foreign := w.Addr(9, 9).String()
 		runNFT(t, fmt.Sprintf(`delete element %[1]s kube-proxy backends { %[2]d . 1 }
@@ -68,9 +67,7 @@ func TestFullAuditMendsWhatWasHeard(t *testing.T) {
 		if n, err := p.Audit(t.Context(), true); err != nil || n < 3 {
 			t.Errorf("mended %d, error %v", n, err)
 		}
-		if got := dump(t, p); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
+		isDump(t, p, want)
 	})
 }
 
@@ -94,9 +91,7 @@ func TestFailedAuditRemembers(t *testing.T) {
 	if n, err := p.Audit(t.Context(), false); err != nil || n != 6 {
 		t.Errorf("mended %d, error %v", n, err)
 	}
-	if got := dump(t, p); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
+	isDump(t, p, want)
 }
 
 func closedSocket(t *testing.T) *wire.Socket {
@@ -118,7 +113,7 @@ func TestResetWithWhatCannotBeSeen(t *testing.T) {
 		tab := w.Table(20, 3)
 		reset(t, p, tab)
 		p.bigMap = 10
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
+		fam := nftFamily(w.Family)
 		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
 		runNFT(t, fmt.Sprintf(`add element %s kube-proxy backends { %d . 3 : %s . 99 }`, fam, id, w.Addr(9, 9)))
 		heard(t, p)
@@ -129,9 +124,7 @@ func TestResetWithWhatCannotBeSeen(t *testing.T) {
 			}
 		}
 		reset(t, p, tab)
-		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-			t.Errorf("got:\n%s\nwant:\n%s", got, want)
-		}
+		isFresh(t, p, tab)
 		sent := p.Stats().Batches
 		if reset(t, p, tab); p.Stats().Batches != sent {
 			t.Error("the next Reset writes again")
@@ -157,23 +150,9 @@ func busyNeighbour(t *testing.T) {
 				return
 			default:
 			}
-			var b, m, e wire.Encoder
-			at := b.Netfilter(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
-			b.EndMessage(at)
-			at = m.Message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1)
-			m.Str(unix.NFTA_SET_ELEM_LIST_TABLE, "neighbour")
-			m.Str(unix.NFTA_SET_ELEM_LIST_SET, "s")
-			l := m.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-			el := m.Nest(unix.NFTA_LIST_ELEM)
-			k := m.Nest(unix.NFTA_SET_ELEM_KEY)
-			m.Bytes(unix.NFTA_DATA_VALUE, wire.AppendNumber(nil, i))
-			m.EndNest(k)
-			m.EndNest(el)
-			m.EndNest(l)
-			m.EndMessage(at)
-			at = e.Netfilter(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, 2, unix.NFNL_SUBSYS_NFTABLES)
-			e.EndMessage(at)
-			if err := s.Batch(context.Background(), [][]byte{b.B, m.B, e.B}, 1); err != nil {
+			tr := wire.NewTransaction(unix.NFPROTO_IPV4, "neighbour", []wire.Set{{Name: "s", Key: wire.Fields{wire.MarkField}}})
+			tr.Add(0, wire.AppendNumber(nil, i))
+			if _, err := s.Commit(context.Background(), &ownwrites.Ledger{}, tr); err != nil {
 				t.Error(err)
 				return
 			}
@@ -241,9 +220,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	reset(t, p, tab)
-	if got := dump(t, p); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
+	isDump(t, p, want)
 }
 
 // crowd sends messages that mean nothing to a netlink socket, until it is stopped.

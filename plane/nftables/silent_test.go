@@ -26,9 +26,7 @@ func TestSilentKernel(t *testing.T) {
 	nothing := func() {}
 	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error { _, err := p.Reset(ctx, tab); return err })
 	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error { _, err := p.Audit(ctx, true); return err })
-	if got := dump(t, p); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
+	isDump(t, p, want)
 }
 
 // A write of which nobody hears what became of it says at once that the state is lost: no patience is needed, for the kernel
@@ -54,9 +52,7 @@ func TestSilentKernelWhenWriting(t *testing.T) {
 			t.Errorf("%s: %v", write.what, err)
 		}
 		reset(t, p, tab)
-		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-			t.Errorf("after %s: got:\n%s\nwant:\n%s", write.what, got, want)
-		}
+		isFresh(t, p, tab, "after %s", write.what)
 		changes, _ := tab.Replace(w.ClusterIP(4, 50, 3))
 		if _, err := p.Apply(t.Context(), changes); err != nil || p.sock.Number() == before {
 			t.Errorf("after %s: %v, port %d, before %d", write.what, err, p.sock.Number(), before)
@@ -72,30 +68,5 @@ func TestSilentKernelWhenWriting(t *testing.T) {
 			t.Errorf("after %s the monitor heard %+v, want the strange chain alone", write.what, n)
 		}
 		runNFT(t, "delete chain ip kube-proxy strange")
-	}
-}
-
-// A context that has ended keeps a write from being sent. Nothing is lost: it can be made again.
-func TestContextEnded(t *testing.T) {
-	inNetns(t)
-	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
-	tab := w.Table(3, 2)
-	reset(t, p, tab)
-	before := dump(t, p)
-	changes, _ := tab.Replace(w.ClusterIP(3, 50, 3))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := p.Apply(ctx, changes); !errors.Is(err, context.Canceled) || errors.Is(err, plane.ErrStateLost) {
-		t.Errorf("Apply: %v", err)
-	}
-	if got := dump(t, p); got != before {
-		t.Errorf("got:\n%s\nwant:\n%s", got, before)
-	}
-	if _, err := p.Apply(t.Context(), changes); err != nil {
-		t.Error(err)
-	}
-	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 }

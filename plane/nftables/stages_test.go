@@ -47,9 +47,7 @@ func TestLargeSetsInStages(t *testing.T) {
 			if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
 				t.Errorf("%s: the audit mended %d, %v", step.what, n, err)
 			}
-			if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-				t.Fatalf("%s: got:\n%s\nwant:\n%s", step.what, got, want)
-			}
+			isFresh(t, p, tab, "%s", step.what)
 		}
 	})
 }

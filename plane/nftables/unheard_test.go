@@ -118,15 +118,13 @@ func TestLoadInSteps(t *testing.T) {
 		if q.Stats().Batches < 5 {
 			t.Fatalf("%d batches were sent, want many", q.Stats().Batches)
 		}
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
+		fam := nftFamily(w.Family)
 		if out := runNFT(t, "list table "+fam+" kube-proxy"); strings.Contains(out, "chain ") || !strings.Contains(out, "map backends") {
 			t.Errorf("before the last step the table holds:\n%s", out)
 		}
 		again := newPlane(t, w.Family)
 		reset(t, again, tab)
-		if got := dump(t, again); got != want {
-			t.Errorf("after a load that was cut off: got:\n%s\nwant:\n%s", got, want)
-		}
+		isDump(t, again, want, "after a load that was cut off")
 
 		c = again.newChange(again.st)
 		c.out.DeleteTable()
@@ -134,8 +132,6 @@ func TestLoadInSteps(t *testing.T) {
 			t.Fatal(err)
 		}
 		reset(t, q, tab)
-		if got := dump(t, q); got != want {
-			t.Errorf("loaded in steps: got:\n%s\nwant:\n%s", got, want)
-		}
+		isDump(t, q, want, "loaded in steps")
 	})
 }

@@ -85,9 +85,7 @@ func TestUnusedChainDamaged(t *testing.T) {
 				differsNowhere(t, p, tab)
 				come(t, p, tab)
 				differsNowhere(t, p, tab)
-				if got := dump(t, p); got != want {
-					t.Errorf("a Service that needs the chains again got:\n%s\nwant:\n%s", got, want)
-				}
+				isDump(t, p, want, "a Service that needs the chains again")
 				if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
 					t.Errorf("a full audit then mended %d, error %v", n, err)
 				}
