@@ -323,24 +323,6 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-func TestUsage(t *testing.T) {
-	var b strings.Builder
-	Usage(&b, all.Modes())
-	for f := range NewOptions(all.Modes()).table.flags() {
-		if !strings.Contains(b.String(), "--"+f.Flag) {
-			t.Errorf("the help text lacks --%s:\n%s", f.Flag, b.String())
-		}
-	}
-	for _, g := range NewOptions(all.Modes()).table.groups() {
-		if !strings.Contains(b.String(), "\n"+g+":\n  ") {
-			t.Errorf("the help text lacks the group %s:\n%s", g, b.String())
-		}
-	}
-	if testing.Verbose() {
-		t.Log(b.String())
-	}
-}
-
 // Whatever stands in the file, there is a configuration or an error, and a configuration keeps its promises, and can be written (FL-06).
 func FuzzFile(f *testing.F) {
 	files, err := filepath.Glob("testdata/*file.txt")

@@ -193,37 +193,6 @@ func saidAt(s *settings, path string) string {
 	return strings.Trim(string(written(option.Leaf{Path: path, Value: s.at(path)})), `"`)
 }
 
-// Each flag that stands for a field is where the field is: setting the one sets the other.
-func TestFlagsNameFields(t *testing.T) {
-	for f := range NewOptions(all.Modes()).table.flags() {
-		if f.Path == "" {
-			continue
-		}
-		o := NewOptions(all.Modes())
-		fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
-		o.AddFlags(fs)
-		value := map[string]string{"bool": "true", "int32": "17", "float32": "17", "duration": "17s", "list": "a=1", "map": "A=true", "quantity": "17"}[fs.Lookup(f.Flag).Value.Type()]
-		if fs.Lookup(f.Flag).DefValue == "true" {
-			value = "false"
-		}
-		if value == "" {
-			value = "x"
-		}
-		before := saidAt(o.file, f.Path)
-		must(t, fs.Parse([]string{"--" + f.Flag + "=" + value}))
-		var others []string
-		was := o.defaults.leaves()
-		for i, l := range o.file.leaves() {
-			if string(written(l)) != string(written(was[i])) && l.Path != f.Path {
-				others = append(others, l.Path)
-			}
-		}
-		if after := saidAt(o.file, f.Path); after == before || len(others) > 0 || len(o.problems) > 0 {
-			t.Errorf("--%s=%s leaves %s at %s, sets %q, problems %v", f.Flag, value, f.Path, after, others, o.problems)
-		}
-	}
-}
-
 // Every gate of the documents is accepted, with one warning; each that exists today can be set to its default.
 func TestGates(t *testing.T) {
 	names, err := os.ReadFile("testdata/feature-gates.list")

