@@ -50,7 +50,9 @@ func TestCheck(t *testing.T) {
 		{"CF-63 primary is of every family", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Settings.NodePortAddrs.Prefixes = prefixes("fd00:18::/64")
 		}}, ""},
-		{"CF-63 sourceVip", []func(*setup, *facts){func(s *setup, _ *facts) { s.Addresses = map[string]netip.Addr{"winkernel.sourceVip": netip.MustParseAddr("fd00::9")} }},
+		{"CF-63 sourceVip", []func(*setup, *facts){func(s *setup, _ *facts) {
+			s.Addresses = map[string]netip.Addr{"winkernel.sourceVip": netip.MustParseAddr("fd00::9")}
+		}},
 			"CF-63 winkernel.sourceVip fd00::9 is not an address of IPv4, but the node is IPv4 first"},
 		{"CF-63 excluded CIDRs and servers, dual-stack", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Networks, s.Healthz = map[string][]netip.Prefix{"ipvs.excludeCIDRs": prefixes("fd00::/8")}, netip.MustParseAddrPort("[::]:10256")
