@@ -13,7 +13,7 @@ import (
 )
 
 // Follow is part of mode.Looker: it lists HNS, which can be asked for nothing less, and says which load balancer takes the packet, as the documents
-// of HNS have it (docs/adr/0044). HNS refuses and drops nothing, and remembers no client that it would tell of.
+// of HNS have it (docs/adr/0043). HNS refuses and drops nothing, and remembers no client that it would tell of.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	var node lb.Node
 	if s := p.shown.Load(); s != nil {

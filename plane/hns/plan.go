@@ -105,7 +105,7 @@ func (f *facts) ofServices(a netip.Addr) bool {
 const optional = MappingVIPExternal | MappingLocalRoutedVIP | MappingUseMux
 
 // mapping returns the flags of a port mapping, as they have worked in production. Never MappingILB: a load balancer without it
-// serves pods too, and with it perhaps nobody from outside (ADR 0044).
+// serves pods too, and with it perhaps nobody from outside (ADR 0043).
 func (f *facts) mapping(k lb.Kind, preserve bool) (m PortMappingFlags) {
 	switch k {
 	case lb.NodePort:

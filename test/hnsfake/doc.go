@@ -1,6 +1,6 @@
 // Package hnsfake is the Host Networking Service of Windows in memory, for tests of plane/hns on any system. It is strict: it refuses
 // what HNS refuses and, where the documents of HNS and of github.com/Microsoft/hnslib say nothing, what HNS might refuse
-// (docs/adr/0044). Nobody here has compared it with a Windows machine: what is proven with it is proven of the fake.
+// (docs/adr/0043). Nobody here has compared it with a Windows machine: what is proven with it is proven of the fake.
 //
 //	networks       "cbr0" ◀── endpoints, an address once in a network
 //	endpoints      10.1.2.14 ◀── load balancers count their uses: what is used cannot go

@@ -117,7 +117,7 @@ type Verdict struct {
 	Kept bool
 }
 
-// Resolve says what becomes of a packet, as the documents of HNS and hnslib have it (docs/adr/0044):
+// Resolve says what becomes of a packet, as the documents of HNS and hnslib have it (docs/adr/0043):
 //
 //   - A load balancer with the address takes it before one without, which takes what goes to the node itself.
 //   - To the node's addresses, the node's own packets and its pods' are taken only with MappingLocalRoutedVIP; to a load balancer's

@@ -91,7 +91,7 @@ func (p *page) modelled() {
 	}
 	p.line("A column with \"fake\" in brackets had no packets sent, for nobody here has what it stands for. The tables of each scenario went to")
 	p.line("the plane, which wrote them to a fake in memory, step by step; and each line of packets was put to a resolver that walks what the")
-	p.line("fake holds, as the documents say that the real one would ([ADR 0044](adr/0044-a-strict-fake-of-hns.md)). It proves what is written,")
+	p.line("fake holds, as the documents say that the real one would ([ADR 0043](adr/0043-services-in-hns.md)). It proves what is written,")
 	p.line("not that Windows carries it out. There ≈ means that some lines met with something else, which is what the notes say, by intent, and")
 	p.line("nothing but that; such a scenario counts as one that differs. The resolver knows no time, and no packets under way.")
 	p.line("")
