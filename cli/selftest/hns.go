@@ -255,27 +255,38 @@ func (n *hnsNode) refused(name string, want, err error) {
 
 // shapes are the load balancers that the plane writes: of every kind, protocol and policy.
 func (n *hnsNode) shapes(dsr bool) (all []hns.LoadBalancer, err error) {
-	var rows strings.Builder
-	rows.WriteString("node nodeports 192.0.2.200/32 pods 192.0.2.0/24 services 198.51.100.0/28\n")
-	for _, proto := range []string{"tcp", "udp"} {
-		for i, kind := range []string{"nodeport", "clusterip", "clusterip affinity 10800s", "externalip", "loadbalancer", "loadbalancer preserve destination"} {
-			for k, scope := range []string{"cluster masquerade", "local"} {
-				at := fmt.Sprintf("198.51.100.%d:80", 6*i+k)
-				if kind == "nodeport" {
-					at = fmt.Sprintf("nodeport:%d", 30590+k)
+	var table lb.Table
+	table.Node = lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.200/32")}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/28")}}
+	for i, proto := range []lb.Proto{lb.TCP, lb.UDP} {
+		name := "selftest/" + proto.String()
+		here := lb.Backend{Addr: netip.MustParseAddrPort("192.0.2.11:8080"), Local: true}
+		sets := []*lb.BackendSet{
+			{ID: lb.SetID{Service: name, Proto: proto, Scope: lb.Cluster}, Backends: lb.BackendsOf(here, lb.Backend{Addr: netip.MustParseAddrPort("192.0.2.12:8080")})},
+			{ID: lb.SetID{Service: name, Proto: proto, Scope: lb.Local}, Backends: lb.BackendsOf(here)},
+		}
+		var rows []*lb.Frontend
+		for k, kind := range []lb.Kind{lb.ClusterIP, lb.ExternalIP, lb.LoadBalancer, lb.NodePort} {
+			for scope, set := range sets {
+				row := lb.Frontend{Service: name, Kind: kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: scope == 0, To: set}}}
+				for variant := range 2 {
+					row.Key = lb.Key{Addr: netip.AddrFrom4([4]byte{198, 51, 100, byte(4*k + 2*scope + variant)}), Port: 80, Proto: proto}
+					if kind == lb.NodePort {
+						row.Key = lb.Key{Port: uint16(30590 + 4*i + 2*scope + variant), Proto: proto}
+					}
+					if variant == 1 && kind != lb.LoadBalancer {
+						row.Affinity = time.Hour
+					}
+					row.PreserveDestination = variant == 1 && kind == lb.LoadBalancer
+					one := row
+					rows = append(rows, &one)
 				}
-				fmt.Fprintf(&rows, "%s/%s selftest/%s %s\n  anywhere balance selftest/%s/%s/%s\n", at, proto, proto, kind, proto, proto, scope)
 			}
 		}
-		fmt.Fprintf(&rows, "set selftest/%s/%s/cluster\n  192.0.2.11:8080 local\n  192.0.2.12:8080\nset selftest/%s/%s/local\n  192.0.2.11:8080 local\n", proto, proto, proto, proto)
-	}
-	table, err := lb.ParseTable(rows.String())
-	if err != nil {
-		return nil, err
+		table.Replace(lb.Owner{Name: name}, rows)
 	}
 	cfg := n.Plane
 	cfg.Family, cfg.DSR = lb.IPv4, dsr
-	text, err := hns.Render(cfg, table)
+	text, err := hns.Render(cfg, &table)
 	var requests []struct {
 		Call     string
 		Settings hns.LoadBalancer

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +26,12 @@ func selftestProgram(t *testing.T, script string) string {
 	name := filepath.Join(t.TempDir(), "program")
 	text := "#!/bin/sh\nexport " + asProgram + "=1\nset -- " + self + " \"$@\"\nfor a; do case $a in --manifests=*) dir=${a#--manifests=};; esac; done\n" + script + "\n"
 	do(t, os.WriteFile(name, []byte(text), 0o755))
+	t.Cleanup(func() { // a script that was killed cannot end what it started
+		left, _ := os.ReadFile(name + ".left")
+		for _, pid := range strings.Fields(string(left)) {
+			_ = exec.Command("kill", "-9", pid).Run() // it may have ended
+		}
+	})
 	return name
 }
 
@@ -110,7 +117,7 @@ func TestSelftestFails(t *testing.T) {
 		"policy Cluster":  {`sed -i 's/Policy: Local/Policy: Cluster/' $dir/all.yaml; exec "$@"`, []string{"client-address"}},
 		"no second start": {again(`exit 7`), []string{"crash"}},
 		"cleans up first": {again(`"$1" --cleanup --hostname-override=node1; sleep 1`), []string{"undisturbed"}},
-		"ends badly":      {`"$@" & p=$!; trap "kill $p; wait $p; exit 3" TERM; trap "kill -HUP $p" HUP; while kill -0 $p; do wait $p; done; exit 4`, []string{"stop"}},
+		"ends badly":      {`"$@" & p=$!; echo $p >>$0.left; trap "kill $p; wait $p; exit 3" TERM; trap "kill -HUP $p" HUP; while kill -0 $p; do wait $p; done; exit 4`, []string{"stop"}},
 		"stops following": {again(`mkdir $dir/copy; cp $dir/*.yaml $dir/copy; set -- "$@" --manifests=$dir/copy`), []string{"parameter-change"}},
 	} {
 		t.Run(name, func(t *testing.T) {

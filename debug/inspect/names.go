@@ -30,7 +30,7 @@ func (i *Inspector) listed() ([]cluster.Name, uint64) {
 		c.newest = newest
 	case !c.known || now.After(c.until):
 		c.sorted, c.changes, c.newest, c.known = i.cfg.Store.Names(), changes, newest, true
-		c.until = now.Add(100 * time.Since(now))
+		c.until = now.Add(min(100*time.Since(now), 2*time.Second)) // a busy machine may have stopped this process meanwhile
 		slices.SortFunc(c.sorted, compareNames)
 	}
 	return c.sorted, c.newest
