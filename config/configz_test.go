@@ -29,7 +29,8 @@ func TestConfigz(t *testing.T) {
 	for _, want := range []string{
 		`"Mode":"iptables"`, `"HostnameOverride":"n1"`, `"NodePortAddresses":["10.0.0.0/8","primary"]`, `"MasqueradeBit":7`,
 		`"SyncPeriod":"45s"`, `"HealthzBindAddress":"0.0.0.0:10256"`, `"OOMScoreAdj":-999`, `"Conntrack":{`, `"MaxPerCore":32768`,
-		`"UDPIdleTimeout":"250ms"`,
+		`"UDPIdleTimeout":"250ms"`, `"UserspaceFallback":true`, `"NodeEndpoints":true`, `"WindowsIgnoreSourceRanges":false`, `"Winkernel":{`,
+		`"StrictARP":false`, `"AdminSocket":"/run/kube-proxy/admin.sock"`, `"ServiceMetrics":0`, `"ExternalIPCIDRs":[]`, `"MaxNamespaceObjects":4194304`,
 	} {
 		if !strings.Contains(string(data), want) {
 			t.Errorf("want %s in %s", want, data)

@@ -129,7 +129,7 @@ func TestChooseNotInPlaceOfAnotherTN51(t *testing.T) {
 		{"", "", true, ""}, {"iptables", "", true, ""}, {"", "iptables", true, ""},
 		{"userspace", "", true, "userspace"}, {"", "userspace", true, "userspace"},
 	} {
-		got, err := modes.Choose(c.asked, c.annotation, mode.Settings{Family: lb.IPv4, Blocks: option.Blocks{&userspace.Options{Fallback: new(!c.bounded)}}})
+		got, err := modes.Choose(c.asked, c.annotation, mode.Settings{Family: lb.IPv4, Blocks: option.Blocks{&userspace.Options{UserspaceFallback: new(!c.bounded)}}})
 		if got.Mode.Name != c.runs {
 			t.Errorf("%+v: %q runs, %v", c, got.Mode.Name, err)
 		}

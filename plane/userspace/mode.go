@@ -43,7 +43,7 @@ func Mode() mode.Mode {
 		Unasked:   "linux",
 		Annotated: true,
 		Refuses: func(s mode.Settings) error {
-			if *optionsOf(s.Blocks).Fallback {
+			if *optionsOf(s.Blocks).UserspaceFallback {
 				return nil
 			}
 			return errors.New("not used in place of another mode, because --userspace-fallback (userspaceFallback) is false")

@@ -23,8 +23,8 @@ type Options struct {
 		// NodeEndpoints: endpoints at the node's own addresses get connections.
 		NodeEndpoints *bool `json:"nodeEndpoints"`
 	} `json:"userspace"`
-	// Fallback: the mode runs where the one that was asked for cannot.
-	Fallback *bool `json:"userspaceFallback"`
+	// UserspaceFallback: the mode runs where the one that was asked for cannot.
+	UserspaceFallback *bool `json:"userspaceFallback"`
 }
 
 // drainTimeout is enough for requests that are under way. Connections that last longer are opened anew by their clients in any
@@ -33,7 +33,7 @@ const drainTimeout = 5 * time.Second
 
 // defaults are the values that nobody asked for.
 func defaults() *Options {
-	v := &Options{Fallback: new(true)}
+	v := &Options{UserspaceFallback: new(true)}
 	v.UDPIdleTimeout.Duration = 250 * time.Millisecond
 	v.Userspace.DrainTimeout.Duration = drainTimeout
 	v.Userspace.NodeEndpoints = new(true)
