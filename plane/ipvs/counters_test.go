@@ -47,7 +47,7 @@ func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own 
 	t.Helper()
 	want, served := map[string]uint64{}, map[ipvswire.ServiceID]bool{}
 	for _, v := range k.ipvs.State() {
-		served[v.ServiceID] = len(v.Destinations) > 0
+		served[v.ServiceID] = slices.ContainsFunc(v.Destinations, func(d ipvswire.DestinationState) bool { return d.Weight > 0 })
 	}
 	for id, is := range k.counted(t) {
 		row := k.rowOf(f, table, id, own)

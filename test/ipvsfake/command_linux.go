@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // hz is the clock of the kernels that we test with, in ticks a second: timeouts of persistence are kept in them, in 32 bits.
@@ -29,7 +29,7 @@ func (k *Kernel) serviceKey(attr []byte) (key, [][]byte, error) {
 	if attr == nil {
 		return key{}, nil, unix.EINVAL
 	}
-	a, err := parse(attr, svcPolicy)
+	a, err := parse(attr, svcLengths)
 	if err != nil || a[svcAF] == nil || a[svcMark] == nil && (a[svcPort] == nil || a[svcProtocol] == nil || a[svcAddr] == nil) {
 		return key{}, nil, unix.EINVAL
 	}
@@ -39,15 +39,9 @@ func (k *Kernel) serviceKey(attr []byte) (key, [][]byte, error) {
 	}
 	if a[svcMark] != nil {
 		at.mark = u32(a[svcMark])
-		if at.mark == 0 { // which is looked for, and made, as TCP without address and port
-			at.proto = unix.IPPROTO_TCP
-		}
 		return at, a, nil
 	}
 	at.proto, at.addr, at.port = u16(a[svcProtocol]), filled(a[svcAddr]), uint16(a[svcPort][0])<<8|uint16(a[svcPort][1])
-	if at.family == unix.AF_INET {
-		clear(at.addr[4:])
-	}
 	return at, a, nil
 }
 
@@ -58,20 +52,15 @@ type wanted struct {
 	netmask           [4]byte
 }
 
-// serviceWanted reads them; was is the service that is there, or nil.
-func serviceWanted(a [][]byte, was *service) (w wanted, err error) {
+// serviceWanted reads them.
+func serviceWanted(a [][]byte) (w wanted, err error) {
 	if a[svcScheduler] == nil || a[svcFlags] == nil || a[svcTimeout] == nil || a[svcNetmask] == nil {
 		return w, unix.EINVAL
 	}
-	f := filled(a[svcFlags])
-	flags, mask := u32(f[:]), u32(f[4:])
-	if was != nil {
-		w.flags = was.flags
-	}
-	w.flags = w.flags&^mask | flags&mask
-	w.scheduler, w.timeout, w.netmask = cstring(a[svcScheduler]), u32(a[svcTimeout]), [4]byte(a[svcNetmask])
+	w.flags = u32(a[svcFlags]) // of which all count: the mask is whole
+	w.scheduler, w.timeout, w.netmask = nlconn.CStr(a[svcScheduler]), u32(a[svcTimeout]), [4]byte(a[svcNetmask])
 	if a[svcEngine] != nil {
-		w.engine = cstring(a[svcEngine])
+		w.engine = nlconn.CStr(a[svcEngine])
 	}
 	return w, nil
 }
@@ -98,17 +87,12 @@ func (w wanted) apply(s *service) {
 func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 	switch {
 	case cmd == Flush:
-		for _, s := range slices.Collect(k.services.from(0)) {
+		for _, s := range slices.Collect(k.services.all) {
 			k.remove(s)
 		}
 		return nil
 	case cmd == SetConfig:
 		return k.setTimeouts(attrs)
-	case cmd == Zero && attrs[attrService] == nil:
-		for _, s := range k.services.byKey {
-			s.zero()
-		}
-		return nil
 	}
 	at, a, err := k.serviceKey(attrs[attrService])
 	if err != nil {
@@ -117,7 +101,7 @@ func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 	s := k.services.find(at)
 	var w wanted
 	if cmd == NewService || cmd == SetService {
-		if w, err = serviceWanted(a, s); err != nil {
+		if w, err = serviceWanted(a); err != nil {
 			return err
 		}
 	}
@@ -142,8 +126,6 @@ func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 		w.apply(s)
 	case DelService:
 		k.remove(s)
-	case Zero:
-		s.zero()
 	default:
 		return k.changeDestination(cmd, s, attrs[attrDest])
 	}
@@ -164,16 +146,9 @@ func (k *Kernel) setTimeouts(attrs [][]byte) error {
 	return nil
 }
 
-func (s *service) zero() {
-	s.stats = ipvswire.Stats{}
-	for d := range s.all(0) {
-		d.stats = ipvswire.Stats{}
-	}
-}
-
 // remove removes a service with its destinations.
 func (k *Kernel) remove(s *service) {
-	for d := range s.all(0) {
+	for d := range s.all {
 		k.throwAway(d)
 	}
 	k.services.remove(s)
@@ -191,14 +166,14 @@ func readDestination(attr []byte, whole bool) (*destination, error) {
 	if attr == nil {
 		return nil, unix.EINVAL
 	}
-	a, err := parse(attr, destPolicy)
+	a, err := parse(attr, destLengths)
 	if err != nil || a[destAddr] == nil || a[destPort] == nil {
 		return nil, unix.EINVAL
 	}
-	d := &destination{name: name{addr: filled(a[destAddr]), port: uint16(a[destPort][0])<<8 | uint16(a[destPort][1])}}
-	if a[destFamily] != nil {
-		d.family = u16(a[destFamily])
+	if a[destFamily] == nil {
+		return nil, unix.EINVAL // the kernel would take the service's, and ours is always said
 	}
+	d := &destination{name: name{family: u16(a[destFamily]), addr: filled(a[destAddr]), port: uint16(a[destPort][0])<<8 | uint16(a[destPort][1])}}
 	if !whole {
 		return d, nil
 	}
@@ -223,14 +198,8 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 	if err != nil {
 		return err
 	}
-	if d.family == 0 {
-		d.family = s.family
-	}
 	if !k.knows(d.family) {
 		return unix.EAFNOSUPPORT
-	}
-	if d.family == unix.AF_INET {
-		clear(d.addr[4:])
 	}
 	if d.family != s.family && cmd != DelDest && d.forwarding != forwardTunnel {
 		return unix.EINVAL

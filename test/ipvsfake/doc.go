@@ -7,8 +7,9 @@
 //	k.Before = func(r ipvsfake.Request) error { … }            // EPERM, ErrLost, somebody else's change
 //	k.SetConns(service, destination, ipvsfake.Conns{Active: 3})
 //
-// It reads the bytes of messages and writes those of answers, by the rules of net/netfilter/ipvs/ip_vs_ctl.c and lib/nlattr.c,
-// as strict as they are and as lenient. That it does is not a matter of opinion: TestFakeIsLikeTheKernel sends the same random
-// messages, well formed and not, to it and to a real kernel, and compares each answer byte by byte (docs/adr/0046). What it does
-// not have: packets, so that nothing but SetConns makes connections; the sync daemon; network namespaces; time.
+// It reads the bytes of messages and writes those of answers, by the rules of net/netfilter/ipvs/ip_vs_ctl.c. That it does is not a
+// matter of opinion: TestFakeIsLikeTheKernel asks it and a real kernel for the same random operations, and compares what becomes of
+// each, and the lists after it (docs/adr/0046). Messages that are malformed it refuses, without the kernel's leniency: our encoder
+// writes none. What it does not have: packets, so that nothing but SetConns makes connections; the sync daemon; network namespaces;
+// time; lists in parts.
 package ipvsfake

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,8 +25,6 @@ type Config struct {
 	NoIPv6 bool
 	// Unprivileged is a process without CAP_NET_ADMIN.
 	Unprivileged bool
-	// PartSize is how many bytes of a list go in one part; 0 means as many as in the kernel.
-	PartSize int
 }
 
 // Schedulers are all that Linux has.
@@ -46,23 +43,19 @@ type Command uint8
 
 // The commands.
 const (
-	NewService Command = iota + 1
-	SetService
-	DelService
-	GetService
-	NewDest
-	SetDest
-	DelDest
-	GetDest
-	NewDaemon
-	DelDaemon
-	GetDaemon
-	SetConfig
-	GetConfig
-	SetInfo
-	GetInfo
-	Zero
-	Flush
+	NewService Command = 1
+	SetService Command = 2
+	DelService Command = 3
+	GetService Command = 4
+	NewDest    Command = 5
+	SetDest    Command = 6
+	DelDest    Command = 7
+	GetDest    Command = 8
+	SetConfig  Command = 12
+	GetConfig  Command = 13
+	SetInfo    Command = 14
+	GetInfo    Command = 15
+	Flush      Command = 17
 )
 
 // Writes reports whether the command is one that changes services or destinations.
@@ -98,9 +91,6 @@ type Kernel struct {
 func New(cfg Config) *Kernel {
 	if cfg.Schedulers == nil {
 		cfg.Schedulers = Schedulers
-	}
-	if cfg.PartSize == 0 {
-		cfg.PartSize = 32<<10 - 320 // SKB_WITH_OVERHEAD(32768)
 	}
 	return &Kernel{cfg: cfg, family: 0x1b, services: newTable(), timeouts: [3]uint32{15 * 60, 2 * 60, 5 * 60}}
 }
@@ -168,9 +158,9 @@ func (k *Kernel) State() []VirtualServer {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var all []VirtualServer
-	for s := range maps.Values(k.services.byKey) {
+	for s := range k.services.all {
 		v := VirtualServer{Service: s.state()}
-		for d := range s.all(0) {
+		for d := range s.all {
 			v.Destinations = append(v.Destinations, d.state())
 		}
 		slices.SortFunc(v.Destinations, func(a, b ipvswire.DestinationState) int { return a.Addr.Compare(b.Addr) })

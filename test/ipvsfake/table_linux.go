@@ -2,10 +2,7 @@ package ipvsfake
 
 import (
 	"container/list"
-	"hash/fnv"
-	"iter"
 	"net/netip"
-	"slices"
 
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
@@ -78,14 +75,9 @@ func (s *service) remove(d *destination) {
 	delete(s.byName, d.name)
 }
 
-// all yields the destinations, from a position of the list on.
-func (s *service) all(from int) iter.Seq[*destination] {
-	return func(yield func(*destination) bool) {
-		for e := s.destinations.Front(); e != nil; e = e.Next() {
-			if from--; from < 0 && !yield(e.Value.(*destination)) {
-				return
-			}
-		}
+// all yields the destinations.
+func (s *service) all(yield func(*destination) bool) {
+	for e := s.destinations.Front(); e != nil && yield(e.Value.(*destination)); e = e.Next() {
 	}
 }
 
@@ -132,52 +124,30 @@ func (d *destination) state() ipvswire.DestinationState {
 	}
 }
 
-// rows is the size of each of the kernel's two tables of services, IP_VS_SVC_TAB_SIZE.
-const rows = 256
-
-// table holds services in the order in which the kernel lists them: by row, those by address before those by mark, in a row the
-// newest first.
+// table holds services in the order in which they were made.
 type table struct {
-	byKey map[key]*service
-	rows  [2 * rows][]*service
+	byKey map[key]*list.Element // of order
+	order list.List             // of *service
 }
 
-func newTable() table { return table{byKey: map[key]*service{}} }
+func newTable() table { return table{byKey: map[key]*list.Element{}} }
 
-func (t *table) find(k key) *service { return t.byKey[k] }
-
-func (t *table) row(k key) *[]*service {
-	if k.mark != 0 {
-		return &t.rows[rows+k.mark%rows]
+func (t *table) find(k key) *service {
+	if e := t.byKey[k]; e != nil {
+		return e.Value.(*service)
 	}
-	h := fnv.New32a()
-	h.Write(k.addr[:])
-	h.Write([]byte{byte(k.port >> 8), byte(k.port), byte(k.proto)})
-	return &t.rows[h.Sum32()%rows]
+	return nil
 }
 
-func (t *table) add(s *service) {
-	t.byKey[s.key] = s
-	row := t.row(s.key)
-	*row = slices.Insert(*row, 0, s)
-}
+func (t *table) add(s *service) { t.byKey[s.key] = t.order.PushBack(s) }
 
 func (t *table) remove(s *service) {
+	t.order.Remove(t.byKey[s.key])
 	delete(t.byKey, s.key)
-	row := t.row(s.key)
-	*row = slices.DeleteFunc(*row, func(o *service) bool { return o == s })
 }
 
-// from yields the services from a position of the list on.
-func (t *table) from(i int) iter.Seq[*service] {
-	return func(yield func(*service) bool) {
-		for _, row := range &t.rows {
-			for _, s := range row[min(i, len(row)):] {
-				if !yield(s) {
-					return
-				}
-			}
-			i = max(0, i-len(row))
-		}
+// all yields the services.
+func (t *table) all(yield func(*service) bool) {
+	for e := t.order.Front(); e != nil && yield(e.Value.(*service)); e = e.Next() {
 	}
 }

@@ -364,26 +364,3 @@ func (s *spied) Do(ctx context.Context, request []byte, f func(nlconn.Message) e
 		return f(m)
 	})
 }
-
-// A change between two parts of a list can hide an entry, as in the kernel: the package comment says so.
-func TestListsGoByPosition(t *testing.T) {
-	k := ipvsfake.New(ipvsfake.Config{PartSize: 1000})
-	c, other := openFake(t, k), openFake(t, k)
-	var batch []ipvswire.Op
-	for i := range 100 {
-		op := ipvswire.Op{Verb: ipvswire.NewService, Service: mark}
-		op.Service.Mark = uint32(i + 1)
-		batch = append(batch, op)
-	}
-	do(t, c, batch...)
-	seen := 0
-	err := c.Services(t.Context(), func(s ipvswire.ServiceState) error {
-		if seen++; seen == 1 {
-			do(t, other, ipvswire.Op{Verb: ipvswire.DelService, Service: s.Service})
-		}
-		return nil
-	})
-	if err != nil || seen != 99 {
-		t.Errorf("%d services were listed, %v: one that stayed should have been missed", seen, err)
-	}
-}
