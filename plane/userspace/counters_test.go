@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/internal/balance"
 	"kube-proxy/plane/internal/relay"
 	"kube-proxy/test/planetest"
 )
@@ -70,29 +69,6 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// An address that goes from one Service to another counts for who has it.
-func TestCountersOfAnAddressThatMoves(t *testing.T) {
-	m := newMachine()
-	m.own = true
-	tab := world.Table(0, 0)
-	p := begin(t, m, Config{CountServices: true}, tab)
-	_, front := world.ClusterIP(0, 0, 3)
-	as := func(name string) *lb.Frontend {
-		f := *front[0]
-		f.Service = name
-		set := *front[0].Set(lb.Cluster)
-		set.ID.Service = name
-		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: &set}}
-		return &f
-	}
-	a, b := as("shop/a"), as("shop/b")
-	apply(t, p, []lb.Change{{Key: a.Key, New: a}}, nil)
-	m.ask(3)
-	apply(t, p, []lb.Change{{Key: a.Key, Old: a, New: b}}, nil)
-	m.ask(2)
-	planetest.WantCounted(t, p, "moved", map[string]uint64{"shop/a": 3, "shop/b": 2})
-}
-
 // What nobody reads is bounded, and its sum is right all the same.
 func TestCountersThatNobodyReads(t *testing.T) {
 	c := counters{on: true}
@@ -117,38 +93,5 @@ func TestCountersThatNobodyReads(t *testing.T) {
 	}
 	if want := uint64(1 + 1000*2 - 2 + 5); sum != want {
 		t.Errorf("%d connections, want %d", sum, want)
-	}
-}
-
-// Counting costs a connection no memory, and a change of endpoints nothing.
-func TestCountersCost(t *testing.T) {
-	b := balance.New(balance.Config{})
-	_, front := world.ClusterIP(0, 0, 3)
-	bare := b.Set(front[0].Set(lb.Cluster), 0)
-	counts := counters{on: true}
-	var counted relay.Balancer = (&service{counter: counts.open("a/b")}).counted(bare)
-	client := relay.Client{Addr: netip.MustParseAddrPort("172.18.0.9:1")}
-	if n := testing.AllocsPerRun(1000, func() { counted.Pick(client, nil) }); n != 0 {
-		t.Errorf("a connection costs %v allocations", n)
-	}
-	if got := counts.read(); len(got) != 1 || got[0].Connections != 1001 {
-		t.Errorf("%+v", got)
-	}
-	cost := func(on bool) float64 {
-		tab := world.Table(100, 3)
-		p := begin(t, newMachine(), Config{CountServices: on}, tab)
-		i := 0
-		return testing.AllocsPerRun(200, func() {
-			i++
-			_, f := world.ClusterIP(7, 3+i%2, 2)
-			changes, _ := tab.Replace(lb.Owner{Name: lb.OwnerOf(f[0].Service)}, f)
-			if len(changes) == 0 {
-				t.Fatal("nothing changes")
-			}
-			apply(t, p, changes, nil)
-		})
-	}
-	if without, with := cost(false), cost(true); with > without+0.5 {
-		t.Errorf("a change of endpoints costs %v allocations, and %v where connections are counted", without, with)
 	}
 }

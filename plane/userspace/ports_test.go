@@ -75,28 +75,6 @@ func TestPortsOfARangeCF44(t *testing.T) {
 	})
 }
 
-// A port that was given up rests before it serves another Service, and may be taken again by the one that it was for.
-func TestPortsRest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, h := newPorts(40000, 40000), &host{}
-		takes(t, p, h, 0)
-		p.give("ns/x:p", lb.UDP, 40000)
-		time.Sleep(portRest - time.Second)
-		if err := p.take("ns/x:p", lb.UDP, 0, h.listen, h.refuse); !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "1 were given up") {
-			t.Errorf("error %v", err)
-		}
-		if n := takes(t, p, h, 40000); n != 40000 {
-			t.Errorf("took %d", n)
-		}
-		p.give("ns/x:p", lb.UDP, 40000)
-		p.give("ns/x:p", lb.UDP, 40000)
-		time.Sleep(portRest)
-		if n := takes(t, p, h, 0); n != 40000 || len(p.queue) != 0 || len(p.resting) != 0 {
-			t.Errorf("took %d; %d rest, %d are queued", n, len(p.resting), len(p.queue))
-		}
-	})
-}
-
 // Without a range the kernel says which; it is asked again where it offers one that rests.
 func TestAnyPort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -118,29 +96,4 @@ func TestAnyPort(t *testing.T) {
 			t.Errorf("error %v, port %d is open", err, h.opened)
 		}
 	})
-}
-
-// The port of the process before is taken where it is free and in the range.
-func TestPreferredPort(t *testing.T) {
-	for _, c := range []struct {
-		first, last, prefer uint16
-		others              bool
-		got                 bool
-	}{
-		{0, 0, 700, false, true}, {0, 0, 700, true, false}, {600, 800, 700, false, true}, {600, 650, 700, false, false},
-	} {
-		p, h := newPorts(c.first, c.last), &host{others: map[uint16]bool{700: c.others}, offers: []uint16{9}}
-		if n := takes(t, p, h, c.prefer); (n == c.prefer) != c.got {
-			t.Errorf("%+v: took %d", c, n)
-		}
-	}
-	p, h := newPorts(0, 0), &host{offers: []uint16{9}}
-	takes(t, p, h, 700)
-	if n := takes(t, p, h, 700); n == 700 {
-		t.Error("one port for two listeners")
-	}
-	failing := errors.New("too many open files")
-	if err := newPorts(0, 0).take("ns/x:p", lb.TCP, 700, func(uint16) (uint16, error) { return 0, failing }, nil); !errors.Is(err, failing) {
-		t.Errorf("error %v", err)
-	}
 }

@@ -93,22 +93,6 @@ func TestTurnsWhileOthersComeAndGo(t *testing.T) {
 	}
 }
 
-// Who stays keeps its turn when others come: nobody is asked twice before all were.
-func TestTurnsAreKept(t *testing.T) {
-	b := New(Config{})
-	for range 100 {
-		s := b.Set(setOf("ns/a", 1, 2, 3, 4), 0)
-		first := []netip.AddrPort{pick(t, s, 0), pick(t, s, 1)}
-		s = b.Set(setOf("ns/a", 1, 2, 3, 4, 5), 0)
-		for range 2 {
-			if a := pick(t, s, 2); slices.Contains(first, a) {
-				t.Fatalf("%s got two turns before others had one", a)
-			}
-		}
-		b.Remove(s.id)
-	}
-}
-
 // A client stays with its backend for as long as the affinity lasts after its last connection (SV-18).
 func TestAffinitySV18(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -161,26 +145,6 @@ func TestAffinityAndChanges(t *testing.T) {
 	}
 	if b.Set(setOf("ns/a", 1, 2, 3, 4, 5), 0); b.Stats().Places != 0 {
 		t.Errorf("without affinity there are %d places", b.Stats().Places)
-	}
-}
-
-// All rows of a service port share a set, and so a client's backend is the same at all its addresses.
-func TestAffinityIsTheSets(t *testing.T) {
-	b := New(Config{})
-	set := setOf("ns/a", 1, 2, 3)
-	s := b.Set(set, time.Hour)
-	front := func(k string) *lb.Frontend {
-		key, err := lb.ParseKey(k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &lb.Frontend{Key: key, Service: "ns/a", Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
-	}
-	one, two := b.Row(front("10.96.0.1:80/tcp"), nil), b.Row(front("nodeport:30080/tcp"), nil)
-	for c := range 30 {
-		if x, y, z := pick(t, one, c), pick(t, two, c), pick(t, s, c); x != y || y != z {
-			t.Errorf("client %d met %s, %s and %s", c, x, y, z)
-		}
 	}
 }
 

@@ -3,7 +3,6 @@ package relay
 import (
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"testing"
@@ -35,27 +34,6 @@ func TestBudgetIsShared(t *testing.T) {
 	}
 }
 
-// One that has taken all there was for one gives way to others as its connections end.
-func TestBudgetGivesWay(t *testing.T) {
-	b := NewBudget(1000)
-	var greedy, other Share
-	for b.Take(&greedy, 2) {
-	}
-	for range 10_000 {
-		b.Take(&other, 2)
-		if greedy.used.Load() > 0 && rand.IntN(2) == 0 {
-			b.Give(&greedy, 2)
-			b.Take(&greedy, 2)
-		}
-	}
-	if g, o := greedy.used.Load(), other.used.Load(); o < g*9/10 {
-		t.Errorf("the greedy one has %d, the other %d", g, o)
-	}
-	if b.used.Load() > 1000 {
-		t.Errorf("%d of 1000 are used", b.used.Load())
-	}
-}
-
 // A Service whose clients open as many connections as they can leaves room for the clients of others; its own wait, and have their
 // turn when others of its connections end.
 func TestTCPShare(t *testing.T) {
@@ -81,29 +59,6 @@ func TestTCPShare(t *testing.T) {
 		for _, c := range conns[30:] {
 			roundTrip(t, c)
 		}
-	})
-}
-
-// The relays of both families share what the process has: clients of one cannot take it twice, and the other finds some.
-func TestTCPShareOfTwoRelays(t *testing.T) {
-	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
-		cfg.Descriptors = NewBudget(100)
-		one, two := start(cfg), start(cfg)
-		backend := serve(t, echo)
-		greedy, too, other := listen(t, one, to(backend)), listen(t, two, to(backend)), listen(t, two, to(backend))
-		for range 60 {
-			dial(t, greedy.Addr())
-			dial(t, too.Addr())
-		}
-		eventually(t, "both wait", func() bool {
-			return one.Stats().TCP.OutOfDescriptors > 0 && two.Stats().TCP.OutOfDescriptors > 0
-		})
-		open := func() int { return int(one.Stats().TCP.Open + two.Stats().TCP.Open) }
-		eventually(t, "some eight ninths of 50 are open", func() bool { return open() >= 30 })
-		if n := open(); n > 50 {
-			t.Errorf("%d are open, want some eight ninths of 50", n)
-		}
-		roundTrip(t, dial(t, other.Addr()))
 	})
 }
 

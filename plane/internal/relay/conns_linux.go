@@ -146,20 +146,16 @@ func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 	var actual netip.AddrPort
 	err = func() error {
 		if at.Addr.Addr().Is6() {
-			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
-				return os.NewSyscallError("IPV6_V6ONLY", err)
+			if err := setOptions(fd, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1}); err != nil {
+				return err
 			}
-		}
-		// A service address may not be there yet, and comes when somebody listens.
-		if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1); err != nil {
-			return os.NewSyscallError("IP_FREEBIND", err)
 		}
 		if err := distinguish(fd, at.Addr.Addr().Is6()); err != nil {
 			return err
 		}
 		// Connections of one who listened there before may still be about to end.
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-			return os.NewSyscallError("SO_REUSEADDR", err)
+		if err := setOptions(fd, option{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}); err != nil {
+			return err
 		}
 		if err := wantHops(fd, at); err != nil {
 			return err
@@ -282,21 +278,16 @@ func tune(fd int, p lb.Proto, cfg Config) error {
 		return tuneSCTP(fd, cfg)
 	}
 	seconds := func(d time.Duration) int { return max(1, int(d/time.Second)) }
-	for _, o := range [...]struct {
-		name              string
-		level, opt, value int
-	}{
-		{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
-		{"SO_OOBINLINE", unix.SOL_SOCKET, unix.SO_OOBINLINE, 1}, // else an urgent byte were lost
-		{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-		{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(cfg.KeepAlive)},
-		{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(cfg.KeepAlive / keepAliveProbes)},
-		{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveProbes},
-		{"TCP_NOTSENT_LOWAT", unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, mostUnsent},
-	} {
-		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
-			return os.NewSyscallError(o.name, err)
-		}
+	if err := setOptions(fd,
+		option{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+		option{"SO_OOBINLINE", unix.SOL_SOCKET, unix.SO_OOBINLINE, 1}, // else an urgent byte were lost
+		option{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		option{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(cfg.KeepAlive)},
+		option{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(cfg.KeepAlive / keepAliveProbes)},
+		option{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveProbes},
+		option{"TCP_NOTSENT_LOWAT", unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, mostUnsent},
+	); err != nil {
+		return err
 	}
 	// Who may not pass net.core.rmem_max has the kernel's own bound, tcp_rmem: rmem_max is too little for a stream.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, mostUnread); err != nil && err != unix.EPERM {

@@ -107,24 +107,3 @@ func TestTCPIdleTN78(t *testing.T) {
 		r.ports.mu.Unlock()
 	}
 }
-
-// The relay looks by itself, with nothing else to wake it.
-func TestTCPIdleLooks(t *testing.T) {
-	at, accepted := acceptAll(t)
-	r := newRelay(t, Config{TCPIdle: func() time.Duration { return 50 * time.Millisecond }})
-	l, err := r.Listen(Listening{Addr: loopback, Proto: lb.TCP}, to(at), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // the second finds a relay that has rested
-		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		b := <-accepted
-		defer b.Close()
-		wasReset(t, "the client", c)
-		wasReset(t, "the backend", b)
-	}
-}

@@ -31,8 +31,6 @@ type loop struct {
 
 	stopping  bool
 	listening map[int32]*listening // by id
-	paused    []*listening         // which wait for descriptors
-	resume    time.Time            // when to look for these
 
 	conns  []*conn              // by slot
 	free   []uint32             // slots without a connection
@@ -125,7 +123,6 @@ func (l *loop) run() {
 		}
 		l.serveReady()
 		l.expire()
-		l.resumePaused()
 	}
 	l.endAll()
 	l.pipes.closeFree()
@@ -139,14 +136,10 @@ func (l *loop) patience() int {
 	if len(l.ready) > 0 {
 		return 0
 	}
-	next := l.resume
-	if len(l.timers) > 0 && (next.IsZero() || l.timers[0].due.Before(next)) {
-		next = l.timers[0].due
-	}
-	if next.IsZero() {
+	if len(l.timers) == 0 {
 		return -1
 	}
-	return max(0, int((time.Until(next)+time.Millisecond-1)/time.Millisecond))
+	return max(0, int((time.Until(l.timers[0].due)+time.Millisecond-1)/time.Millisecond))
 }
 
 // token says whose an event is: of a listening socket, of one end of a connection, or of the loop itself.
@@ -280,7 +273,7 @@ func (l *loop) watch(s *listening) {
 	}
 }
 
-// pause lets the clients of a socket wait.
+// pause lets the clients of a socket wait for a while.
 func (l *loop) pause(s *listening, err error) {
 	l.counters(s).outOfDescriptors.Add(1)
 	l.engine.outOfDescriptors(s.at, err)
@@ -289,24 +282,11 @@ func (l *loop) pause(s *listening, err error) {
 		unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, s.fd, nil)
 	}
 	s.mu.RUnlock()
-	if len(l.paused) == 0 {
-		l.resume = time.Now().Add(acceptPause)
-	}
-	l.paused = append(l.paused, s)
-}
-
-// resumePaused looks again for the clients of sockets that were paused.
-func (l *loop) resumePaused() {
-	if len(l.paused) == 0 || l.now.Before(l.resume) {
-		return
-	}
-	paused := l.paused
-	l.paused, l.resume = nil, time.Time{}
-	for _, s := range paused {
+	l.arm(&timer{index: -1, fire: func() {
 		if l.listening[s.id] != nil {
 			l.watch(s)
 		}
-	}
+	}}, time.Now().Add(acceptPause))
 }
 
 // accepts is how many clients are taken from one socket before others have their turn.

@@ -1,10 +1,7 @@
 package relay
 
 import (
-	"encoding/binary"
-	"errors"
 	"net"
-	"net/netip"
 	"os"
 	"testing"
 
@@ -55,62 +52,26 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// A listener may be there before its address is: nobody is refused in between.
-func TestListenBeforeTheAddressIsThere(t *testing.T) {
-	r, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(r.Close)
-	for _, a := range []string{"192.0.2.9:80", "[2001:db8::9]:80"} {
-		for _, p := range []lb.Proto{lb.TCP, lb.UDP} {
-			if _, err := r.Listen(Listening{p, netip.MustParseAddrPort(a)}, to(), nil); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-}
-
-// So do datagrams.
+// So do datagrams: the socket of a session has the mark.
 func TestMarkOfDatagrams(t *testing.T) {
 	const mark = 1 << 14
-	r, err := New(Config{Mark: mark})
-	if err != nil {
-		t.Fatal(err)
+	r := startUDP(t, Config{Mark: mark}, newUDP)
+	l := listenUDP(t, r, loopback, to(boundAt(udpEcho(t, loopback, nil))))
+	if !ask(t, dialUDP(t, l.Addr()), "open", patience) {
+		t.Fatal("no answer")
 	}
-	t.Cleanup(r.Close)
-	backend, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(loopback))
-	if err != nil {
-		t.Fatal(err)
+	sessions := 0
+	for _, loop := range r.udp.(*udpEngine).loops {
+		loop.do(func() {
+			loop.table.each(func(s *udpSession) {
+				sessions++
+				if got, err := unix.GetsockoptInt(s.socket.(*udpSocket).fd, unix.SOL_SOCKET, unix.SO_MARK); got != mark || err != nil {
+					t.Errorf("a session's socket has mark %#x, error %v; want %#x", got, err, mark)
+				}
+			})
+		})
 	}
-	defer backend.Close()
-	raw, err := backend.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	const rcvmark = 75 // SO_RCVMARK, since Linux 5.19
-	if err := errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, rcvmark, 1) }), err); err != nil {
-		t.Skip("this kernel does not tell the mark of a datagram; scenario address-of-a-pod needs it: ", err)
-	}
-	l, err := r.Listen(Listening{lb.UDP, loopback}, to(backend.LocalAddr().(*net.UDPAddr).AddrPort()), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := net.Dial("udp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	if _, err := client.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
-	var data, oob [100]byte
-	_, n, _, _, err := backend.ReadMsgUDP(data[:], oob[:])
-	if err != nil {
-		t.Fatal(err)
-	}
-	messages, err := unix.ParseSocketControlMessage(oob[:n])
-	if err != nil || len(messages) != 1 || binary.NativeEndian.Uint32(messages[0].Data) != mark {
-		t.Errorf("the datagram came with %v, error %v; want mark %#x", messages, err, mark)
+	if sessions != 1 {
+		t.Errorf("%d sessions", sessions)
 	}
 }

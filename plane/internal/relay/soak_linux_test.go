@@ -173,9 +173,9 @@ func wantEmpty(t *testing.T, r *Relay) {
 			}
 		}
 		var text string
-		if conns+len(l.first)+len(l.timers)+len(l.ready)+len(l.paused)+l.pipes.made-len(l.pipes.free) != 0 || len(l.pipes.free) > sparePipes {
-			text = fmt.Sprintf("%d connections, %d groups, %d timers, %d ready, %d paused, %d pipes of which %d are free",
-				conns, len(l.first), len(l.timers), len(l.ready), len(l.paused), l.pipes.made, len(l.pipes.free))
+		if conns+len(l.first)+len(l.timers)+len(l.ready)+l.pipes.made-len(l.pipes.free) != 0 || len(l.pipes.free) > sparePipes {
+			text = fmt.Sprintf("%d connections, %d listeners, %d timers, %d ready, %d pipes of which %d are free",
+				conns, len(l.first), len(l.timers), len(l.ready), l.pipes.made, len(l.pipes.free))
 		}
 		left <- text
 	})

@@ -190,38 +190,6 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// A reader who does not read makes the relay hold no more than the kernel's buffers; the sender has to wait.
-func TestTCPBackPressure(t *testing.T) {
-	r := newRelay(t, Config{})
-	stop := make(chan struct{})
-	read := make(chan int64, 1)
-	l := listen(t, r, to(serve(t, func(c *net.TCPConn) {
-		<-stop
-		n, _ := io.Copy(io.Discard, c)
-		read <- n
-	})))
-	c := dial(t, l.Addr())
-	var sent int64
-	for chunk := make([]byte, 1<<20); ; {
-		c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
-		n, err := c.Write(chunk)
-		sent += int64(n)
-		if err != nil {
-			break
-		}
-		if sent > 200<<20 {
-			t.Fatal("200 MB were taken of which nobody has read any")
-		}
-	}
-	t.Logf("%d KiB were under way", sent>>10)
-	c.SetDeadline(time.Now().Add(patience))
-	c.CloseWrite()
-	close(stop)
-	if n := <-read; n != sent {
-		t.Errorf("%d bytes arrived of %d", n, sent)
-	}
-}
-
 // openFDs returns what the process has open, by what it is.
 func openFDs(t testing.TB) map[string]int {
 	t.Helper()

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -254,17 +253,6 @@ func (m *many) answer(t testing.TB, why func() string) (client int) {
 	}
 }
 
-// round leads to one backend after the other, and remembers nothing.
-type round struct {
-	backends []netip.AddrPort
-	next     atomic.Uint32
-}
-
-func (r *round) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
-	return r.backends[int(r.next.Add(1))%len(r.backends)], Forward
-}
-func (*round) Dialled(Client, netip.AddrPort, error) {}
-
 // processMemory is what the process has, in bytes: the heap of Go, and resident pages.
 type processMemory struct{ heap, resident int64 }
 
@@ -433,32 +421,6 @@ func TestUDPOutOfDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventuallyAsk(t, later, "later")
-}
-
-// Neither goroutines nor descriptors are left, however often a relay begins and ends.
-func TestUDPLeavesNothing(t *testing.T) {
-	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
-		backend := boundAt(udpEcho(t, loopback, nil))
-		var goroutines, descriptors int
-		for i := range 6 {
-			r := start(Config{})
-			for range 3 {
-				l := listenUDP(t, r, loopback, to(backend))
-				c := dialUDP(t, l.Addr())
-				if !ask(t, c, "x", patience) {
-					t.Fatal("no answer")
-				}
-				c.Close()
-			}
-			r.Close()
-			if i == 0 {
-				goroutines, descriptors = runtime.NumGoroutine(), openDescriptors(t)
-			}
-		}
-		eventually(t, "nothing is left", func() bool {
-			return runtime.NumGoroutine() <= goroutines && openDescriptors(t) <= descriptors
-		})
-	})
 }
 
 // Listeners come and go while clients send to them, from many goroutines.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -127,7 +126,7 @@ func (f *portableFront) receive() {
 		}
 		p.mu.Lock()
 		if p.fronts[f.udpFront] == f {
-			p.table.forward(f.udpFront, udpKey{withIndex(unmap(from)), f.at.Addr()}, buf[:n], 0, time.Now())
+			p.table.forward(f.udpFront, udpKey{unmap(from), f.at.Addr()}, buf[:n], 0, time.Now())
 			p.tendLater()
 		}
 		p.mu.Unlock()
@@ -194,17 +193,6 @@ func (p *portableUDP) reply(s *udpSession, from, via *net.UDPConn) {
 		p.table.count.toClients.Add(1)
 		p.table.count.toClientBytes.Add(uint64(n))
 	}
-}
-
-// withIndex has the number of an interface as the zone of a link-local address.
-func withIndex(a netip.AddrPort) netip.AddrPort {
-	if a.Addr().Zone() == "" {
-		return a
-	}
-	if link, err := net.InterfaceByName(a.Addr().Zone()); err == nil {
-		return netip.AddrPortFrom(a.Addr().WithZone(strconv.Itoa(link.Index)), a.Port())
-	}
-	return a
 }
 
 // tendLater has idle sessions end in time. The mu is held.

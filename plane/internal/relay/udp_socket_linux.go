@@ -48,13 +48,10 @@ func openUDP(at netip.AddrPort) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	// A service address may not be there yet, and comes when somebody listens.
-	options := []option{{"IP_FREEBIND", unix.IPPROTO_IP, unix.IP_FREEBIND, 1}}
+	options := []option{{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}, {"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1}}
 	if at.Addr().Is6() {
-		options = append(options, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
-			option{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}, option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1})
-	} else {
-		options = append(options, option{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}, option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1})
+		options = []option{{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
+			{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}, {"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1}}
 	}
 	err = setOptions(fd, options...)
 	for _, o := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {

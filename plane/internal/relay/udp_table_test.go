@@ -5,10 +5,22 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 )
+
+// round leads to one backend after the other, and remembers nothing.
+type round struct {
+	backends []netip.AddrPort
+	next     atomic.Uint32
+}
+
+func (r *round) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
+	return r.backends[int(r.next.Add(1))%len(r.backends)], Forward
+}
+func (*round) Dialled(Client, netip.AddrPort, error) {}
 
 // fakeSession is the socket of a session that takes everything.
 type fakeSession struct{ table *tableTest }

@@ -2,12 +2,10 @@ package redirect
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"kube-proxy/internal/netlab"
@@ -33,67 +31,6 @@ func onlyIPTables(t *testing.T, backend string) {
 		}
 	}
 	t.Setenv("PATH", dir)
-}
-
-// TestIPTablesDrift: with both back ends, what others do to the chains is mended by an audit, and what they do elsewhere is theirs; a
-// row leads afterwards as before.
-func TestIPTablesDrift(t *testing.T) {
-	for _, backend := range []string{"nft", "legacy"} {
-		for _, w := range worlds() {
-			t.Run(backend+"/"+w.Family.String(), func(t *testing.T) {
-				onlyIPTables(t, backend)
-				b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, kind: kinds()[1]}
-				b.start(Config{Family: w.Family, Mark: 0x4000})
-				program := map[lb.Family]string{lb.IPv4: "iptables", lb.IPv6: "ip6tables"}[w.Family]
-				ipt := func(args string) string { t.Helper(); return b.output(program, strings.Fields(args)...) }
-				b.Serve(netlab.TCP, 40001, netlab.Node1)
-				ipt("-A INPUT -p tcp --dport 1234 -j DROP")
-				b.reset(append(b.many(100), cluster(b.key(b.vip, 80, lb.TCP), to(40001)), cluster(b.key(b.vip, 81, lb.TCP), do(lb.Reject)))...)
-				if n := b.audit(false); n != 0 {
-					t.Errorf("after a Reset %d things differ", n)
-				}
-				b.do(b.Probe)
-				ipt("-t nat -F " + portals)
-				if n := b.audit(false); n != 1 {
-					t.Errorf("%d chains were mended, want 1", n)
-				}
-				b.arrives("pod1", netlab.TCP, w.vip, 80)
-				ipt("-F INPUT")
-				if n := b.audit(false); n != 2 {
-					t.Errorf("%d rules were mended, want 2", n)
-				}
-				b.fails("pod1", netlab.TCP, w.node, 40001, netlab.ErrRefused)
-				ipt("-A INPUT -p tcp --dport 1234 -j DROP")
-				b.audit(false)
-				if n := b.audit(true); n != 0 {
-					t.Errorf("%d things differ afterwards", n)
-				}
-				if !strings.Contains(ipt("-S INPUT"), "--dport 1234 -j DROP") {
-					t.Error("a rule of others is gone")
-				}
-				// Chains of upstream's userspace mode go too; one that others lead to stays, empty.
-				ipt("-t nat -N KUBE-NODEPORT-HOST")
-				ipt("-t nat -A OUTPUT -m addrtype --dst-type LOCAL -m comment --comment x -j KUBE-NODEPORT-HOST")
-				ipt("-t nat -A OUTPUT -p udp -j " + portalsHost)
-				b.On(netlab.Node1, func() {
-					report, err := Remove(t.Context(), []lb.Family{w.Family}, "")
-					if err != nil || len(report.Left) != 1 || !strings.Contains(report.Left[0], portalsHost) {
-						t.Errorf("beside a rule of others: %+v, %v", report, err)
-					}
-				})
-				if s := ipt("-t nat -S"); strings.Contains(s, "KUBE-NODEPORT") || strings.Contains(s, "DNAT") {
-					t.Errorf("after a removal beside a rule of others:\n%s", s)
-				}
-				ipt("-t nat -F OUTPUT")
-				b.do(func(ctx context.Context) error { _, err := Remove(ctx, []lb.Family{w.Family}, ""); return err })
-				for _, table := range []string{"nat", "filter"} {
-					if s := ipt("-t " + table + " -S"); strings.Contains(s, "KUBE-") {
-						t.Errorf("after a removal:\n%s", s)
-					}
-				}
-			})
-		}
-	}
 }
 
 // TestIPTablesRefuses: of a row that this iptables does not take, the error says so, and the others lead on.
