@@ -19,8 +19,8 @@ import (
 // A listener that breaks is opened again, but not at once: what broke it may last.
 func TestListenerBreaks(t *testing.T) {
 	var log logtest.Buffer
-	s := NewServer(ServerConfig{
-		Metrics: NewMetrics(MetricsConfig{Mode: "nftables"}), Addr: netip.MustParseAddrPort("127.0.0.1:0"), Log: slog.New(slog.NewTextHandler(&log, nil)),
+	s := FillServer(ServerConfig{
+		Metrics: FillMetrics(MetricsConfig{Mode: "nftables"}), Addr: netip.MustParseAddrPort("127.0.0.1:0"), Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	opened := make(chan net.Listener, 10)
 	s.open = func(ctx context.Context, p listen.Address) (net.Listener, error) {
@@ -66,7 +66,7 @@ func TestListenerBreaks(t *testing.T) {
 func TestRetryHT07(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logtest.Buffer
-		s := NewServer(ServerConfig{Metrics: NewMetrics(MetricsConfig{}), Log: slog.New(slog.NewTextHandler(&log, nil))})
+		s := FillServer(ServerConfig{Metrics: FillMetrics(MetricsConfig{}), Log: slog.New(slog.NewTextHandler(&log, nil))})
 		var tries []time.Duration
 		start := time.Now()
 		s.open = func(context.Context, listen.Address) (net.Listener, error) {

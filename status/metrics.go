@@ -24,8 +24,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// MetricsConfig says what the metrics are about, and asks for what nobody tells. The functions may be nil where there
-// is nothing to ask; they are called at each scrape, from any goroutine.
+// MetricsConfig says what the metrics are about, and asks for what nobody tells. All functions must be set; they are
+// called at each scrape, from any goroutine.
 type MetricsConfig struct {
 	// Modes are all modes, and Mode is the one that runs. Only its metrics are there: one of another mode would show a
 	// zero that means nothing.
@@ -250,9 +250,7 @@ func (m *Metrics) Handler() http.Handler {
 // snapshot asks for everything once.
 func (m *Metrics) snapshot() *snapshot {
 	s := &snapshot{cfg: &m.cfg}
-	if m.cfg.Changes != nil {
-		s.services, s.slices = m.cfg.Changes()
-	}
+	s.services, s.slices = m.cfg.Changes()
 	m.mu.Lock()
 	s.answers = maps.Clone(m.answers)
 	for _, f := range m.families {

@@ -98,7 +98,7 @@ var discard = slog.New(slog.NewTextHandler(io.Discard, nil))
 func newProxy(t *testing.T, mode string) *proxy {
 	t.Helper()
 	p := &proxy{t: t, store: cluster.NewStore("n1")}
-	p.metrics = status.NewMetrics(status.MetricsConfig{
+	p.metrics = status.FillMetrics(status.MetricsConfig{
 		Modes: all.Modes(), Mode: mode, Asked: "best", Reason: "test", Version: "v1.37.2",
 		Gates: []status.Gate{{Name: "AllAlpha", Stage: "ALPHA"}, {Name: "ComponentSLIs", On: true}},
 		Changes: func() (uint64, uint64) {
@@ -528,7 +528,7 @@ func TestHiddenMetrics(t *testing.T) {
 	old := k8s.NewGauge(&k8s.GaugeOpts{Name: "test_hidden", Help: "Deprecated", DeprecatedVersion: "0.0.0", StabilityLevel: k8s.ALPHA})
 	legacyregistry.MustRegister(old)
 	shown := func(show bool) bool {
-		m := status.NewMetrics(status.MetricsConfig{Mode: "nftables", ShowHidden: show})
+		m := status.FillMetrics(status.MetricsConfig{Mode: "nftables", ShowHidden: show})
 		_, body := get(t, serve(t, status.ServerConfig{Metrics: m, Mode: "nftables"}, nil)+"/metrics")
 		return strings.Contains(body, "\ntest_hidden ")
 	}
@@ -545,7 +545,7 @@ func TestHiddenMetrics(t *testing.T) {
 func TestNativeHistogramsMT22(t *testing.T) {
 	const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 	for _, on := range []bool{true, false} {
-		m := status.NewMetrics(status.MetricsConfig{Modes: all.Modes(), Mode: "nftables",
+		m := status.FillMetrics(status.MetricsConfig{Modes: all.Modes(), Mode: "nftables",
 			Gates: []status.Gate{{Name: "NativeHistograms", Stage: "BETA", On: on}}})
 		m.Programmed("IPv4", []time.Duration{17 * time.Millisecond})
 		url := serve(t, status.ServerConfig{Metrics: m, Mode: "nftables"}, nil) + "/metrics"

@@ -44,9 +44,7 @@ func (s *Server) routes() http.Handler {
 		slis.SLIMetricsWithReset{}.Install(m)
 	}
 	m.Handle("/proxyMode", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, s.cfg.Mode) }))
-	if s.cfg.Config != nil {
-		m.Handle("/configz", http.HandlerFunc(s.configz))
-	}
+	m.Handle("/configz", http.HandlerFunc(s.configz))
 	s.debug(m)
 	if !slices.Contains(s.cfg.Off, "/flagz") {
 		m.Handle("/flagz", s.flagz())
@@ -100,11 +98,9 @@ func checked(r *http.Request) {
 // orHealth has the health server answer where this address is its own too.
 func (s *Server) orHealth(otherwise http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if s.cfg.Health != nil {
-			if h := s.cfg.Health(); h != nil {
-				h.ServeHTTP(w, r)
-				return
-			}
+		if h := s.cfg.Health(); h != nil {
+			h.ServeHTTP(w, r)
+			return
 		}
 		otherwise(w, r)
 	}
@@ -163,9 +159,7 @@ func (s *Server) debug(m *mux) {
 	handle("/debug/pprof/profile", pprof.Profile)
 	handle("/debug/pprof/symbol", pprof.Symbol)
 	handle("/debug/pprof/trace", pprof.Trace)
-	if s.cfg.Verbosity != nil && s.cfg.SetVerbosity != nil {
-		handle("/debug/flags/v", s.verbosity)
-	}
+	handle("/debug/flags/v", s.verbosity)
 }
 
 // maxVerbosity is the highest verbosity that a request may set.

@@ -14,8 +14,8 @@ import (
 	"kube-proxy/internal/listen"
 )
 
-// ServerConfig says what a Server shows. The functions are called for each request, from any goroutine, so that they
-// show what holds now. Metrics must be set.
+// ServerConfig says what a Server shows. Metrics, Log and all functions must be set; functions are called for each
+// request, from any goroutine, so that they show what holds now.
 type ServerConfig struct {
 	Metrics *Metrics
 	// Mode is the mode that runs, for /proxyMode.
@@ -24,18 +24,18 @@ type ServerConfig struct {
 	Version string
 	// Started is when the process started; zero means when the Server was made.
 	Started time.Time
-	// Config returns the configuration as something that encoding/json writes, for /configz; nil leaves it out.
+	// Config returns the configuration as something that encoding/json writes, for /configz.
 	Config func() (any, error)
-	// Flags returns the command line's flags, each with its value, for /flagz; nil means none.
+	// Flags returns the command line's flags, each with its value, for /flagz.
 	Flags func() map[string]string
 	// Health returns what answers /healthz, /livez and /readyz where the address is that of the health server too, as up to
-	// v1.13 (S0); nil, or a nil handler, where it is not.
+	// v1.13 (S0); nil where it is not.
 	Health func() http.Handler
 	// Off are paths of HT-22 and HT-25 that feature gates have turned off: they are answered with 404.
 	Off []string
 	// Machine names the host and its present life for /statusz, by what they are called; nil leaves them out.
 	Machine map[string]string
-	// Verbosity and SetVerbosity get and set the verbosity of the log, for /debug/flags/v; nil leaves it out.
+	// Verbosity and SetVerbosity get and set the verbosity of the log, for /debug/flags/v.
 	Verbosity    func() int
 	SetVerbosity func(int)
 	// Profiling says whether /debug is there; see [Server.SetProfiling].
@@ -45,7 +45,7 @@ type ServerConfig struct {
 	Addr netip.AddrPort
 	// HardFail: [Server.Run] fails if it cannot listen on Addr at once. Else it tries again every 5 s (HT-07).
 	HardFail bool
-	// Log is where the address and failures are told; nil means slog.Default().
+	// Log is where the address and failures are told.
 	Log *slog.Logger
 }
 
@@ -62,9 +62,6 @@ type Server struct {
 
 // NewServer returns a server that does not listen yet.
 func NewServer(cfg ServerConfig) *Server {
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
 	if cfg.Started.IsZero() {
 		cfg.Started = time.Now()
 	}

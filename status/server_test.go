@@ -44,12 +44,12 @@ func serve(t *testing.T, cfg status.ServerConfig, tell func(*status.Server)) str
 func start(t *testing.T, cfg status.ServerConfig) *status.Server {
 	t.Helper()
 	if cfg.Metrics == nil {
-		cfg.Metrics = status.NewMetrics(status.MetricsConfig{Mode: cfg.Mode})
+		cfg.Metrics = status.FillMetrics(status.MetricsConfig{Mode: cfg.Mode})
 	}
 	if cfg.Log == nil {
 		cfg.Log = discard
 	}
-	s := status.NewServer(cfg)
+	s := status.FillServer(cfg)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- s.Run(ctx) }()
@@ -352,7 +352,7 @@ func occupy(t *testing.T) (net.Listener, netip.AddrPort) {
 // HT-07: an occupied port is tried again, or ends the process where that is asked for.
 func TestOccupiedPort(t *testing.T) {
 	taken, addr := occupy(t)
-	err := status.NewServer(status.ServerConfig{Metrics: status.NewMetrics(status.MetricsConfig{}), Addr: addr, HardFail: true, Log: discard}).Run(t.Context())
+	err := status.FillServer(status.ServerConfig{Metrics: status.FillMetrics(status.MetricsConfig{}), Addr: addr, HardFail: true, Log: discard}).Run(t.Context())
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(fmt.Sprint(err), addr.String()) {
 		t.Errorf("hard fail: %v", err)
 	}
@@ -436,8 +436,8 @@ func TestChangeOfAddress(t *testing.T) {
 func TestEndWaitsForRequests(t *testing.T) {
 	inHand := make(chan struct{})
 	var finished atomic.Bool
-	s := status.NewServer(status.ServerConfig{
-		Metrics: status.NewMetrics(status.MetricsConfig{}), Addr: anyPort, HardFail: true, Log: discard,
+	s := status.FillServer(status.ServerConfig{
+		Metrics: status.FillMetrics(status.MetricsConfig{}), Addr: anyPort, HardFail: true, Log: discard,
 		Config: func() (any, error) {
 			close(inHand)
 			time.Sleep(500 * time.Millisecond)

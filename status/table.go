@@ -222,9 +222,8 @@ func tabled() []metric {
 			help: "Services of whose addresses or endpoints some are not served: nobody can have them, they are not allowed, or they are too many",
 			read: func(s *snapshot, emit emit) {
 				for i := range s.families {
-					if name := s.families[i].name; s.cfg.Refused != nil {
-						emit(float64(s.cfg.Refused(name)), name)
-					}
+					name := s.families[i].name
+					emit(float64(s.cfg.Refused(name)), name)
 				}
 			}},
 		{row: "EXT", name: "audits_total", kind: counter, labels: family,
@@ -239,13 +238,11 @@ func tabled() []metric {
 		{row: "EXT", name: "source_connected", kind: gauge,
 			help: "1 while the API server, or the folder of manifests, is followed; 0 while that fails and what was known stays in force",
 			read: func(s *snapshot, emit emit) {
-				if s.cfg.Connected != nil {
-					connected := 0.0
-					if s.cfg.Connected() {
-						connected = 1
-					}
-					emit(connected)
+				connected := 0.0
+				if s.cfg.Connected() {
+					connected = 1
 				}
+				emit(connected)
 			}},
 		{row: "EXT", name: "conntrack_entries", kind: gauge,
 			help: "Connections that the conntrack table of this node has, whosever they are; absent where there is none",
@@ -255,11 +252,7 @@ func tabled() []metric {
 			read: conntracked(func(_, limit uint64) uint64 { return limit })},
 		{row: "EXT", name: "events_dropped_total", kind: counter,
 			help: "Events that could not be told to the cluster",
-			read: func(s *snapshot, emit emit) {
-				if s.cfg.EventsDropped != nil {
-					emit(float64(s.cfg.EventsDropped()))
-				}
-			}},
+			read: func(s *snapshot, emit emit) { emit(float64(s.cfg.EventsDropped())) }},
 	}
 }
 
@@ -277,9 +270,6 @@ func perStats(value func(*engine.Stats) uint64) func(*snapshot, emit) {
 
 func conntracked(value func(entries, limit uint64) uint64) func(*snapshot, emit) {
 	return func(s *snapshot, emit emit) {
-		if s.cfg.Conntrack == nil {
-			return
-		}
 		if entries, limit, ok := s.cfg.Conntrack(); ok {
 			emit(float64(value(entries, limit)))
 		}

@@ -51,21 +51,15 @@ const apiGroup = "config.k8s.io"
 var apiVersions = []string{"v1alpha1", "v1beta1"}
 
 func (s *Server) flagz() http.Handler {
-	flags := func() map[string]string {
-		if s.cfg.Flags == nil {
-			return nil
-		}
-		return s.cfg.Flags()
-	}
 	text := func() string {
-		all := flags()
+		all := s.cfg.Flags()
 		var b strings.Builder
 		for _, name := range slices.Sorted(maps.Keys(all)) {
 			fmt.Fprintf(&b, "%s=%s\n", name, all[name])
 		}
 		return b.String()
 	}
-	return page("flagz", "Flagz", text, func(version string) any { return flagzObject{newObject("Flagz", version), flags()} })
+	return page("flagz", "Flagz", text, func(version string) any { return flagzObject{newObject("Flagz", version), s.cfg.Flags()} })
 }
 
 func (s *Server) statusz(paths []string) http.Handler {

@@ -1,0 +1,45 @@
+package status
+
+import (
+	"cmp"
+	"log/slog"
+	"net/http"
+)
+
+// FillMetrics is [NewMetrics] with what a test says nothing of.
+func FillMetrics(cfg MetricsConfig) *Metrics {
+	if cfg.Changes == nil {
+		cfg.Changes = func() (uint64, uint64) { return 0, 0 }
+	}
+	if cfg.EventsDropped == nil {
+		cfg.EventsDropped = func() uint64 { return 0 }
+	}
+	if cfg.Connected == nil {
+		cfg.Connected = func() bool { return true }
+	}
+	if cfg.Conntrack == nil {
+		cfg.Conntrack = func() (uint64, uint64, bool) { return 0, 0, false }
+	}
+	if cfg.Refused == nil {
+		cfg.Refused = func(string) int { return 0 }
+	}
+	return NewMetrics(cfg)
+}
+
+// FillServer is [NewServer] with what a test says nothing of.
+func FillServer(cfg ServerConfig) *Server {
+	if cfg.Config == nil {
+		cfg.Config = func() (any, error) { return map[string]any{}, nil }
+	}
+	if cfg.Flags == nil {
+		cfg.Flags = func() map[string]string { return nil }
+	}
+	if cfg.Health == nil {
+		cfg.Health = func() http.Handler { return nil }
+	}
+	if cfg.Verbosity == nil {
+		cfg.Verbosity, cfg.SetVerbosity = func() int { return 0 }, func(int) {}
+	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	return NewServer(cfg)
+}
