@@ -10,15 +10,17 @@ import (
 
 // Config is all that the process was asked to do, validated.
 type Config struct {
-	// Mode is the data plane that is asked for: one of those that this version contains, one that gives way, or ""
-	// for the best that this machine can do. What depends on the mode that runs in the end, [Config.For] says.
+	// Mode is the data plane that is asked for: one of those that this version contains, one that
+	// gives way, or "" for the best that this machine can do. What depends on the mode that runs in
+	// the end, [Config.For] says.
 	Mode string
-	// Version is the Kubernetes version to report as the one that this proxy stands in for, as "v1.37.2".
+	// Version is the Kubernetes version to report as the one that this proxy stands in for, as
+	// "v1.37.2".
 	Version string
 	// NodeName is the name of this machine's Node: lower case, no blanks around, never empty.
 	NodeName string
-	// BindAddress stands for the node instead of its Node object's addresses; unspecified (0.0.0.0 or ::)
-	// leaves it to the Node object.
+	// BindAddress stands for the node instead of its Node object's addresses; unspecified (0.0.0.0
+	// or ::) leaves it to the Node object.
 	BindAddress netip.Addr
 
 	// MachineID and BootID are what the host calls itself and its present life; "" if unknown.
@@ -36,7 +38,8 @@ type Config struct {
 
 	// ExternalIPCIDRs are the only networks of which spec.externalIPs are served; none means all.
 	ExternalIPCIDRs []netip.Prefix
-	// MaxNamespaceObjects is how many objects the Services of a namespace may have in a family; 0 for any number.
+	// MaxNamespaceObjects is how many objects the Services of a namespace may have in a family; 0
+	// for any number.
 	MaxNamespaceObjects int
 
 	// Blocks are what the modes' own sections say.
@@ -48,7 +51,8 @@ type Config struct {
 	Conntrack Conntrack
 	// OOMScoreAdj is for /proc/self/oom_score_adj, -1000 to 1000.
 	OOMScoreAdj int
-	// Gates is the state of every feature gate that a proxy of today knows; see [Config.GateStages].
+	// Gates is the state of every feature gate that a proxy of today knows; see
+	// [Config.GateStages].
 	Gates map[string]bool
 
 	// Cleanup names the modes whose rules are to be removed instead of running; none, to run.
@@ -63,8 +67,8 @@ type Config struct {
 	Logging Logging
 	// Flags has a line for each flag, as the log shows them at verbosity 1 and more (FL-05).
 	Flags []string
-	// Warnings are for the log: what was ignored, and what has no effect in any mode. [Config.For] has those that
-	// depend on the mode.
+	// Warnings are for the log: what was ignored, and what has no effect in any mode. [Config.For]
+	// has those that depend on the mode.
 	Warnings []string
 
 	file  *settings
@@ -76,7 +80,8 @@ type Config struct {
 	names     map[string]string // of fields, as the user knows them
 }
 
-// Removal says what is not ours, and where ours is. A mode that writes among the rules of another knows its own by their marks.
+// Removal says what is not ours, and where ours is. A mode that writes among the rules of another
+// knows its own by their marks.
 func (c *Config) Removal() mode.Removal {
 	what := mode.Removal{Blocks: c.Blocks}
 	for _, m := range c.modes {
@@ -87,7 +92,8 @@ func (c *Config) Removal() mode.Removal {
 	return what
 }
 
-// Name returns what the user knows a field by: the flag that stands for it, or the field where the file says it.
+// Name returns what the user knows a field by: the flag that stands for it, or the field where the
+// file says it.
 func (c *Config) Name(field string) string { return c.names[field] }
 
 // Tables is what every mode has, some in the block of another.
@@ -98,7 +104,8 @@ type Tables struct {
 	MasqueradeAll bool
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1.
 	LocalhostNodePorts bool
-	// SyncPeriod is the time between two full comparisons with the kernel; 0 leaves it to the engine.
+	// SyncPeriod is the time between two full comparisons with the kernel; 0 leaves it to the
+	// engine.
 	SyncPeriod time.Duration
 	// MinSyncPeriod is the least time between two writes; 0 for none.
 	MinSyncPeriod time.Duration

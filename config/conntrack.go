@@ -10,7 +10,8 @@ import (
 
 // Conntrack holds settings of the kernel's connection tracking.
 type Conntrack struct {
-	// MaxPerCore times the number of CPUs is the limit, at least Min; MaxPerCore 0 leaves the kernel's.
+	// MaxPerCore times the number of CPUs is the limit, at least Min; MaxPerCore 0 leaves the
+	// kernel's.
 	MaxPerCore, Min int
 	// Timeouts; 0 leaves the kernel's.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration

@@ -20,21 +20,26 @@ import (
 
 // Conversion is a configuration of some proxy, as a file of today for a mode.
 type Conversion struct {
-	// YAML has the fields that say something other than the default; loaded, it means what was meant.
+	// YAML has the fields that say something other than the default; loaded, it means what was
+	// meant.
 	YAML []byte
-	// From is the mode that was asked for, To the one that the file asks for; "" is the best that the machine can do.
+	// From is the mode that was asked for, To the one that the file asks for; "" is the best that
+	// the machine can do.
 	From, To string
-	// Carried are fields that the file has because another mode would not have read what stood elsewhere.
+	// Carried are fields that the file has because another mode would not have read what stood
+	// elsewhere.
 	Carried []Carried
 	// Unknown are fields of the old file that no version had.
 	Unknown []UnknownField
-	// Flags are those that no field stands for, and which do something: they stay on the command line.
+	// Flags are those that no field stands for, and which do something: they stay on the command
+	// line.
 	Flags []string
 	// Warnings are what a start with the old command line and file would warn of.
 	Warnings []string
 	// NodePortsUnset: nobody said which addresses answer NodePorts.
 	NodePortsUnset bool
-	// Dropped are fields and gates that would do nothing, and that the file does not have: each with why.
+	// Dropped are fields and gates that would do nothing, and that the file does not have: each
+	// with why.
 	Dropped []DroppedField
 	// Given are the paths of the fields of the old configuration that differ from the default.
 	Given []string
@@ -46,15 +51,17 @@ type Carried struct{ From, To, Value string }
 // DroppedField is a field, or a feature gate below one, that says something and does nothing.
 type DroppedField struct{ Path, Why string }
 
-// UnknownField is a field that does not exist, and the one that may have been meant; "" if none is near.
+// UnknownField is a field that does not exist, and the one that may have been meant; "" if none is
+// near.
 type UnknownField struct{ Path, Near string }
 
 // fileName stands for the file of a conversion in messages.
 const fileName = "config.conf"
 
-// Convert reads a command line, without the program's name, and the file that its --config names, nil for none, as a proxy that starts would,
-// and writes them as one file for the mode to; "" keeps the mode. It looks at nothing else: not at this machine's name, environment
-// or files. The error is [Problems], or says that the file could not be decoded.
+// Convert reads a command line, without the program's name, and the file that its --config names,
+// nil for none, as a proxy that starts would, and writes them as one file for the mode to; "" keeps
+// the mode. It looks at nothing else: not at this machine's name, environment or files. The error
+// is [Problems], or says that the file could not be decoded.
 func Convert(modes mode.List, args []string, file []byte, to string) (*Conversion, error) {
 	was := pureOptions(modes, file)
 	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
@@ -105,7 +112,8 @@ func pureOptions(modes mode.List, file []byte) *Options {
 	return o
 }
 
-// fieldless returns the arguments whose flags no field stands for, but those that do nothing any more and those that name the file.
+// fieldless returns the arguments whose flags no field stands for, but those that do nothing any
+// more and those that name the file.
 func (o *Options) fieldless(args []string) (keep []string) {
 	for f := range o.table.flags() {
 		apart := slices.Contains([]string{"config", "healthz-port", "metrics-port"}, f.Flag)
@@ -116,7 +124,8 @@ func (o *Options) fieldless(args []string) (keep []string) {
 	return keep
 }
 
-// IgnoredBesideFile reports whether a flag, named without its dashes, does nothing where --config is given (FL-03, FL-04).
+// IgnoredBesideFile reports whether a flag, named without its dashes, does nothing where --config
+// is given (FL-03, FL-04).
 func IgnoredBesideFile(modes mode.List, name string) bool {
 	name = strings.ReplaceAll(name, "_", "-")
 	return slices.ContainsFunc(NewOptions(modes).table, func(e entry) bool { return e.Flag == name && e.ignored() })
@@ -146,7 +155,8 @@ func fieldFor(s *settings, m mode.Mode, name string) string {
 	return ""
 }
 
-// carry has a mode find what another was told in its own block, and keeps NodePorts on the addresses that they had.
+// carry has a mode find what another was told in its own block, and keeps NodePorts on the
+// addresses that they had.
 func (c *Conversion) carry(o *Options, s *settings, from, to string) {
 	was, ok := o.modes.Find(from)
 	will, ok2 := o.modes.Find(to)
@@ -176,8 +186,8 @@ func (c *Conversion) carry(o *Options, s *settings, from, to string) {
 	c.Carried = append(c.Carried, Carried{"", "nodePortAddresses", strings.Join(s.NodePortAddresses, ",")})
 }
 
-// drop takes out what would do nothing: fields that neither the mode reads nor one that it gives way to, those of other systems, and
-// gates of the past.
+// drop takes out what would do nothing: fields that neither the mode reads nor one that it gives
+// way to, those of other systems, and gates of the past.
 func (c *Conversion) drop(o *Options, s *settings, to string) {
 	chain := o.modes.Chain(to).Names(func(mode.Mode) bool { return true })
 	for _, path := range o.differing(s) {
@@ -256,7 +266,8 @@ func (c *Conversion) verify(modes mode.List, meant *settings) error {
 	return nil
 }
 
-// unknownFields returns the fields of a file that no version had, each with the one that may have been meant.
+// unknownFields returns the fields of a file that no version had, each with the one that may have
+// been meant.
 func (o *Options) unknownFields(file []byte) (unknown []UnknownField) {
 	var root map[string]any
 	if yaml.Unmarshal(file, &root) != nil {

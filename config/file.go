@@ -24,9 +24,9 @@ type document struct {
 	warnings []string
 }
 
-// decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON. A field that is unknown or stands there twice is
-// worth a warning only (CF-60). What older versions called otherwise is read as what it became (CF-47). ours are the fields that
-// the published type does not have.
+// decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON. A field that is unknown or
+// stands there twice is worth a warning only (CF-60). What older versions called otherwise is read
+// as what it became (CF-47). ours are the fields that the published type does not have.
 func decode(data []byte, ours []string) (*document, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
@@ -44,7 +44,8 @@ func decode(data []byte, ours []string) (*document, error) {
 		d.warnings = append(d.warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
 	}
 	d.warnings = modernize(d.root, d.warnings)
-	// What remains is what it is; its fields are read one by one, so that all that is wrong is told at once.
+	// What remains is what it is; its fields are read one by one, so that all that is wrong is told
+	// at once.
 	kind, err := json.Marshal(map[string]any{"apiVersion": d.root["apiVersion"], "kind": d.root["kind"]})
 	if err == nil {
 		_, _, err = serializer.NewCodecFactory(scheme).UniversalDeserializer().Decode(kind, nil, nil)
@@ -55,7 +56,8 @@ func decode(data []byte, ours []string) (*document, error) {
 	return &d, nil
 }
 
-// without returns the error of a strict decoding without what it says of fields that are ours; nil if it says nothing else.
+// without returns the error of a strict decoding without what it says of fields that are ours; nil
+// if it says nothing else.
 func without(ours []string, err error) error {
 	strict, ok := runtime.AsStrictDecodingError(err)
 	if !ok {
@@ -70,8 +72,9 @@ func without(ours []string, err error) error {
 	return runtime.NewStrictDecodingError(others)
 }
 
-// fill puts what a file of today's layout says into s, which has the defaults, and returns a problem for each value that is not of its
-// field's type, such as text for a number. A decoder gives up at the first, and says only what Go calls it.
+// fill puts what a file of today's layout says into s, which has the defaults, and returns a
+// problem for each value that is not of its field's type, such as text for a number. A decoder
+// gives up at the first, and says only what Go calls it.
 func (s *settings) fill(root map[string]any) (all Problems) {
 	for _, l := range s.leaves() {
 		at, value := find(root, l.Path)
@@ -101,8 +104,8 @@ func (s *settings) fill(root map[string]any) (all Problems) {
 	return all
 }
 
-// find returns the value at path, nil if there is none, and its path. Where a block on the way is no mapping, it is that
-// block.
+// find returns the value at path, nil if there is none, and its path. Where a block on the way is
+// no mapping, it is that block.
 func find(root map[string]any, path string) (at string, value any) {
 	names := strings.Split(path, ".")
 	value = root

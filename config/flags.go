@@ -14,8 +14,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// AddFlags defines all flags in fs, and makes "_" and "-" the same there (G2). Parsing never fails for a
-// bad value: [Options.Complete] reports it with all other problems.
+// AddFlags defines all flags in fs, and makes "_" and "-" the same there (G2). Parsing never fails
+// for a bad value: [Options.Complete] reports it with all other problems.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
@@ -58,8 +58,8 @@ func Usage(w io.Writer, modes mode.List) {
 	}
 }
 
-// Unparsed returns all that is wrong with a command line that the parser gave up with an error, such as for an
-// unknown flag (FL-02): that error, and what there is to say of the rest.
+// Unparsed returns all that is wrong with a command line that the parser gave up with an error,
+// such as for an unknown flag (FL-02): that error, and what there is to say of the rest.
 func Unparsed(args []string, err error, modes mode.List) error {
 	o := NewOptions(modes)
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
@@ -83,7 +83,8 @@ func Unparsed(args []string, err error, modes mode.List) error {
 	return problems.In(o.ConfigFile, "")
 }
 
-// FlagError is an error of the parser of flags as problems; of an unknown flag it names the one that may have been meant.
+// FlagError is an error of the parser of flags as problems; of an unknown flag it names the one
+// that may have been meant.
 func FlagError(fs *pflag.FlagSet, err error) Problems {
 	where := err.Error()
 	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
@@ -92,7 +93,8 @@ func FlagError(fs *pflag.FlagSet, err error) Problems {
 	return Problems{{Where: where}}
 }
 
-// unknown returns a problem, in the parser's words, for each flag that fs does not have: the parser gives up at the first.
+// unknown returns a problem, in the parser's words, for each flag that fs does not have: the parser
+// gives up at the first.
 func unknown(fs *pflag.FlagSet, args []string) Problems {
 	var all Problems
 	for i := 0; i < len(args) && args[i] != "--"; i++ {

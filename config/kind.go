@@ -33,7 +33,8 @@ type severity int
 
 var severities = []string{"INFO", "WARNING", "ERROR", "FATAL"}
 
-// taken is a flag that takes anything, for nobody reads it. It never shows what it was given, which may be a secret.
+// taken is a flag that takes anything, for nobody reads it. It never shows what it was given, which
+// may be a secret.
 type taken struct{ typ, usual string }
 
 // kindOf returns the kind of a value, or of what its pointer leads to.

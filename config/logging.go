@@ -21,13 +21,15 @@ type Logging struct {
 	VModule   []VModule
 	// FlushFrequency is the longest time that lines wait in a buffer.
 	FlushFrequency time.Duration
-	// SplitStream: errors to stderr, the rest to stdout, there after InfoBufferSize bytes are collected.
+	// SplitStream: errors to stderr, the rest to stdout, there after InfoBufferSize bytes are
+	// collected.
 	SplitStream    bool
 	InfoBufferSize int64
 
 	// What follows is klog's: log files are written if ToStderr is false.
 	ToStderr, AlsoToStderr bool
-	// StderrThreshold is the least severity that goes to stderr beside files: 0 info, 1 warning, 2 error, 3 fatal.
+	// StderrThreshold is the least severity that goes to stderr beside files: 0 info, 1 warning, 2
+	// error, 3 fatal.
 	StderrThreshold int
 	Dir, File       string
 	// FileMaxMB is the size at which File begins anew; 0 for no limit.

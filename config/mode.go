@@ -38,8 +38,8 @@ func (o *Options) once() bool {
 	return o.Cleanup || o.cleanupIPTables || o.InitOnly || o.WriteConfigTo != ""
 }
 
-// Resolved is what a [Config] says for the mode that runs. It may be another than what was asked for: a blank mode
-// is chosen by the process, and one that cannot run here may give way.
+// Resolved is what a [Config] says for the mode that runs. It may be another than what was asked
+// for: a blank mode is chosen by the process, and one that cannot run here may give way.
 type Resolved struct {
 	Mode mode.Mode
 	// Tables are the block of this mode.
@@ -53,8 +53,8 @@ type Resolved struct {
 	Warnings []string
 }
 
-// For returns what the configuration says for a mode. The error is [Problems] of what only some modes read, which was
-// not checked before if another mode was asked for.
+// For returns what the configuration says for a mode. The error is [Problems] of what only some
+// modes read, which was not checked before if another mode was asked for.
 func (c *Config) For(m mode.Mode) (Resolved, error) {
 	if ps := c.unchecked[m.Name]; len(ps) > 0 {
 		return Resolved{}, ps
@@ -89,7 +89,8 @@ func everyAddress() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
-// tellEffects warns of flags and fields that were set and have no effect (G1, G7): at all, or in some mode.
+// tellEffects warns of flags and fields that were set and have no effect (G1, G7): at all, or in
+// some mode.
 func (o *Options) tellEffects(c *Config) {
 	var later []string
 	other := map[string][]string{}
@@ -131,7 +132,8 @@ func (o *Options) tellEffects(c *Config) {
 	}
 }
 
-// asFlag returns the entry of a flag, which may hold for other modes than its field: those that inherit it.
+// asFlag returns the entry of a flag, which may hold for other modes than its field: those that
+// inherit it.
 func (e *entry) asFlag(modes mode.List) *entry {
 	as := *e
 	heirs := modes.Names(func(m mode.Mode) bool { return slices.Contains(slices.Collect(maps.Values(m.Inherits)), e.Path) })
@@ -141,8 +143,8 @@ func (e *entry) asFlag(modes mode.List) *entry {
 	return &as
 }
 
-// inherit has the flags of one block feed those of another, where a mode that wants that is chosen by a flag (CF-62), or may
-// be; its own flags win.
+// inherit has the flags of one block feed those of another, where a mode that wants that is chosen
+// by a flag (CF-62), or may be; its own flags win.
 func (o *Options) inherit() {
 	for _, m := range o.modes {
 		if cmp.Or(string(o.file.Mode), m.Name) != m.Name {
@@ -156,7 +158,8 @@ func (o *Options) inherit() {
 	}
 }
 
-// tellLoopback warns where NodePorts are asked for on addresses on which the mode cannot serve them (CF-37, SV-64).
+// tellLoopback warns where NodePorts are asked for on addresses on which the mode cannot serve them
+// (CF-37, SV-64).
 func (o *Options) tellLoopback(c *Config, m mode.Mode) []string {
 	field := m.Block + ".localhostNodePorts"
 	off := m.ReadsField(field) && !c.Tables(m).LocalhostNodePorts

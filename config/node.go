@@ -8,14 +8,16 @@ import (
 	"kube-proxy/config/option"
 )
 
-// API says how to reach the API server. With neither Kubeconfig nor Master the pod's own credentials serve.
+// API says how to reach the API server. With neither Kubeconfig nor Master the pod's own
+// credentials serve.
 type API struct {
 	Kubeconfig string
 	Master     string
 	// QPS is requests a second, negative for no limit; Burst is how many may come at once.
 	QPS   float32
 	Burst int
-	// ContentType is the media type of requests, AcceptContentTypes those of answers; "" for the client's own.
+	// ContentType is the media type of requests, AcceptContentTypes those of answers; "" for the
+	// client's own.
 	ContentType, AcceptContentTypes string
 }
 
@@ -24,7 +26,8 @@ type nodeFlags struct{ bootIDFiles, machineIDFiles string }
 
 const protobuf = "application/vnd.kubernetes.protobuf"
 
-// watched is why configSyncPeriod does nothing: elsewhere it has known objects looked at again, which changes nothing.
+// watched is why configSyncPeriod does nothing: elsewhere it has known objects looked at again,
+// which changes nothing.
 const watched = "the API server is watched all the time, and objects that are known need no second look"
 
 func (o *Options) nodeSection() option.Section {
@@ -55,7 +58,8 @@ func (o *Options) nodeSection() option.Section {
 	}}
 }
 
-// orUsualClient gives what is missing its default: the client takes 0 as "not given", and so does a file.
+// orUsualClient gives what is missing its default: the client takes 0 as "not given", and so does a
+// file.
 func (o *Options) orUsualClient() {
 	c := &o.file.ClientConnection
 	orDefault(&c.QPS, 5)
@@ -89,7 +93,8 @@ func (o *Options) api() API {
 	return a
 }
 
-// identity returns what stands in the first file of a list, paths with commas between, that is there.
+// identity returns what stands in the first file of a list, paths with commas between, that is
+// there.
 func (o *Options) identity(flag, files string) string {
 	for name := range strings.SplitSeq(files, ",") {
 		if data, err := o.readFile(strings.TrimSpace(name)); err == nil {

@@ -34,7 +34,8 @@ type Options struct {
 	Master string
 	// Version is --version: "", "false", "true", "raw" or a version "vX.Y.Z" to report instead.
 	Version string
-	// Renders: rules are printed, and nothing runs; so the mode may be one of another operating system.
+	// Renders: rules are printed, and nothing runs; so the mode may be one of another operating
+	// system.
 	Renders bool
 	// Cleanup is --cleanup, InitOnly is --init-only.
 	Cleanup, InitOnly bool
@@ -65,8 +66,8 @@ type Options struct {
 	readConfig func(string) ([]byte, error) // for the file of --config
 }
 
-// NewOptions returns Options with the defaults of all flags. Defaults apply before parsing, so that a flag can ask for 0. In a file
-// 0 means "not given", unless the type tells the two apart (FL-08).
+// NewOptions returns Options with the defaults of all flags. Defaults apply before parsing, so that
+// a flag can ask for 0. In a file 0 means "not given", unless the type tells the two apart (FL-08).
 func NewOptions(modes mode.List) *Options {
 	o := &Options{
 		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: readAtStart, modes: modes, system: runtime.GOOS,
@@ -102,13 +103,14 @@ func orDefault[T comparable](at *T, value T) {
 
 var versions = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 
-// PrintsVersion reports whether --version asks to print the version and exit, which comes before all else
-// (FL-05), and whether in full ("raw").
+// PrintsVersion reports whether --version asks to print the version and exit, which comes before
+// all else (FL-05), and whether in full ("raw").
 func (o *Options) PrintsVersion() (print, raw bool) {
 	return o.Version == "true" || o.Version == "raw", o.Version == "raw"
 }
 
-// reported is the version that everything which asks is told: ours, or another that --version asks for.
+// reported is the version that everything which asks is told: ours, or another that --version asks
+// for.
 func (o *Options) reported() string {
 	if strings.HasPrefix(o.Version, "v") {
 		return o.Version
@@ -116,9 +118,9 @@ func (o *Options) reported() string {
 	return Compatible
 }
 
-// Complete loads the file, applies the rules for flags beside it (FL-03), and validates all. args are the
-// arguments that are left after the flags (FL-01). The error is [Problems], or says that the file could
-// not be read or decoded, or both.
+// Complete loads the file, applies the rules for flags beside it (FL-03), and validates all. args
+// are the arguments that are left after the flags (FL-01). The error is [Problems], or says that
+// the file could not be read or decoded, or both.
 func (o *Options) Complete(args []string) (*Config, error) {
 	if slices.ContainsFunc(args, func(a string) bool { return a != "" }) {
 		o.problem(fmt.Sprintf("%q does not take any arguments, got %q", "kube-proxy", args), "", "")
@@ -202,7 +204,8 @@ func (o *Options) given(path string) bool {
 	return o.changed(o.table.flagOf(path))
 }
 
-// check checks the section of a mode. Of some, the problems count only if the mode is asked for, or runs in the end.
+// check checks the section of a mode. Of some, the problems count only if the mode is asked for, or
+// runs in the end.
 func (o *Options) check(c *Config, m mode.Mode, s option.Section) {
 	r := o.report()
 	asked := string(o.file.Mode)
@@ -278,7 +281,8 @@ func (o *Options) flagsAlone() {
 	o.inherit()
 }
 
-// ofTheFamily moves the servers to IPv6 where the node's address is of that, and nobody says where they are (CF-14).
+// ofTheFamily moves the servers to IPv6 where the node's address is of that, and nobody says where
+// they are (CF-14).
 func (o *Options) ofTheFamily() {
 	f := o.file
 	if a, err := option.ParseAddr(f.BindAddress); err == nil && a.Is6() {

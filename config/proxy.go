@@ -212,8 +212,8 @@ func (o *Options) nodePorts() NodePorts {
 	return n
 }
 
-// externalIPCIDRs is which external IPs are served (SV-13). A list of which something is wrong must not come out as an
-// empty one, which would serve all.
+// externalIPCIDRs is which external IPs are served (SV-13). A list of which something is wrong must
+// not come out as an empty one, which would serve all.
 func (o *Options) externalIPCIDRs(gates map[string]bool) []netip.Prefix {
 	var all []netip.Prefix
 	for _, s := range o.proxy.ExternalIPCIDRs {

@@ -18,7 +18,8 @@ type Servers struct {
 	Profiling bool
 	// AdminSocket is the path of the socket for questions of people; "" for none.
 	AdminSocket string
-	// ServiceMetrics is how many Services have metrics of their traffic, 0 to MostServiceMetrics; 0: none is counted.
+	// ServiceMetrics is how many Services have metrics of their traffic, 0 to MostServiceMetrics;
+	// 0: none is counted.
 	ServiceMetrics int
 	// ShowHiddenMetricsFor is "1.36", or "" for none.
 	ShowHiddenMetricsFor string
@@ -59,7 +60,8 @@ func (o *Options) serversSection() option.Section {
 	}}
 }
 
-// servers is CF-14 to CF-18. A bare IP gets the server's usual port; nothing (FL-09) and none disable it.
+// servers is CF-14 to CF-18. A bare IP gets the server's usual port; nothing (FL-09) and none
+// disable it.
 func (o *Options) checkServers(r *option.Report) Servers {
 	f := o.file
 	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
@@ -77,19 +79,23 @@ func (o *Options) checkServers(r *option.Report) Servers {
 	return s
 }
 
-// MostServiceMetrics is how many Services may have metrics of their own at most: a series for each, IP family and node.
+// MostServiceMetrics is how many Services may have metrics of their own at most: a series for each,
+// IP family and node.
 const MostServiceMetrics = 1000
 
-// DefaultAdminSocket is the admin socket where nobody asks for another: where the commands look for it.
+// DefaultAdminSocket is the admin socket where nobody asks for another: where the commands look for
+// it.
 const DefaultAdminSocket = "/run/kube-proxy/admin.sock"
 
-// adminPipe is what [DefaultAdminSocket] means on Windows, so that one file serves nodes of both systems. Only administrators may create
-// a pipe below this prefix, so no other user can answer in the proxy's place.
+// adminPipe is what [DefaultAdminSocket] means on Windows, so that one file serves nodes of both
+// systems. Only administrators may create a pipe below this prefix, so no other user can answer in
+// the proxy's place.
 const adminPipe = pipePrefix + `ProtectedPrefix\Administrators\kube-proxy-admin`
 
 const pipePrefix = `\\.\pipe\`
 
-// AdminSocketOn returns the path at which an admin socket is on an operating system, as runtime.GOOS names it.
+// AdminSocketOn returns the path at which an admin socket is on an operating system, as
+// runtime.GOOS names it.
 func AdminSocketOn(system, path string) string {
 	if system == "windows" && path == DefaultAdminSocket {
 		return adminPipe
@@ -152,8 +158,8 @@ func (o *Options) server(field string, at *string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(a, uint16(n))
 }
 
-// port is what --healthz-port and --metrics-port do: 0 disables the server, else the port is for an address
-// without one. The default address counts as one without (FL-04).
+// port is what --healthz-port and --metrics-port do: 0 disables the server, else the port is for an
+// address without one. The default address counts as one without (FL-04).
 func (o *Options) port(name string, port int32, at *string) {
 	if !o.changed(name + "-port") {
 		return

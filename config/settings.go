@@ -12,8 +12,8 @@ import (
 	"kube-proxy/config/option"
 )
 
-// settings is what flags and file fill: the published type, and over it the blocks of sections: of those each may have fields that
-// the published type has, or once had, or never had.
+// settings is what flags and file fill: the published type, and over it the blocks of sections: of
+// those each may have fields that the published type has, or once had, or never had.
 type settings struct {
 	v1alpha1.KubeProxyConfiguration
 	blocks option.Blocks
@@ -39,7 +39,8 @@ func (s *settings) set(other *settings) {
 	}
 }
 
-// leaves returns all values that fields may be: those of the published type, and then those of blocks.
+// leaves returns all values that fields may be: those of the published type, and then those of
+// blocks.
 func (s *settings) leaves() []option.Leaf {
 	if s.known != nil {
 		return s.known

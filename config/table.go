@@ -50,8 +50,8 @@ func (e *entry) counts(running string) bool {
 	return e.Gone == "" && (e.System == "" || e.System == runtime.GOOS) && (e.modes == nil || slices.Contains(e.modes, running))
 }
 
-// ignored reports whether the flag has no effect beside a file: the file has a field for it (FL-03), or for what it
-// changes (FL-04).
+// ignored reports whether the flag has no effect beside a file: the file has a field for it
+// (FL-03), or for what it changes (FL-04).
 func (e *entry) ignored() bool {
 	return e.Path != "" && !e.Wins && e.Flag != "vmodule" || slices.Contains([]string{"healthz-port", "metrics-port", "conntrack-max"}, e.Flag)
 }
@@ -103,7 +103,8 @@ func (t table) which(is func(*entry) bool) iter.Seq[*entry] {
 	}
 }
 
-// field returns the entry of a path; a path below one, such as a gate's, has the entry of what is above.
+// field returns the entry of a path; a path below one, such as a gate's, has the entry of what is
+// above.
 func (t table) field(path string) (*entry, bool) {
 	for e := range t.fields() {
 		if e.Path == path || strings.HasPrefix(path, e.Path+".") {

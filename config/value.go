@@ -5,8 +5,8 @@ import (
 	"reflect"
 )
 
-// value is a flag's value. A text that does not parse is noted as a problem and the value stays: pflag would stop at the first
-// bad flag, and the user would meet them one by one.
+// value is a flag's value. A text that does not parse is noted as a problem and the value stays:
+// pflag would stop at the first bad flag, and the user would meet them one by one.
 type value struct {
 	kind
 	entry *entry

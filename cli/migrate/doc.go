@@ -1,10 +1,13 @@
-// Package migrate reads how another proxy was started, and says what will differ with this one ("kube-proxy migrate").
+// Package migrate reads how another proxy was started, and says what will differ with this one
+// ("kube-proxy migrate").
 //
 //	ConfigMap, DaemonSet, Pod, file, command line ──Read──▶ Proxy ──Convert──▶ configuration, statements
 //
-// It knows bytes alone: nothing on the node and in the cluster is asked or changed. What the flags and fields mean, the loader of package
-// config says, as at a start, but without this machine's name, files and environment. Fields that differ from the default are printed;
-// before that they are loaded again, strictly, and compared with what was meant. Another mode keeps what clients see as far as it can:
-// masqueradeAll, the mark's bit and the periods move to its block, and NodePorts stay on all addresses; a statement says which line to
-// remove. The configuration goes to stdout and what differs to stderr, so that "kube-proxy migrate FILE >config.yaml" does what it says.
+// It knows bytes alone: nothing on the node and in the cluster is asked or changed. What the flags
+// and fields mean, the loader of package config says, as at a start, but without this machine's
+// name, files and environment. Fields that differ from the default are printed; before that they
+// are loaded again, strictly, and compared with what was meant. Another mode keeps what clients see
+// as far as it can: masqueradeAll, the mark's bit and the periods move to its block, and NodePorts
+// stay on all addresses; a statement says which line to remove. The configuration goes to stdout
+// and what differs to stderr, so that "kube-proxy migrate FILE >config.yaml" does what it says.
 package migrate

@@ -1,13 +1,17 @@
-// Package preflight looks at a node on which the proxy is to run, and says what is in the way ("kube-proxy check").
+// Package preflight looks at a node on which the proxy is to run, and says what is in the way
+// ("kube-proxy check").
 //
 //	Look, the probes ──Facts──▶ Judge, pure ──▶ findings ──▶ text, JSON, exit code
 //
-// It changes nothing on the node: no rule, sysctl, link, file or module. Whether a mode can run is found by doing, on a thread in a
-// network namespace that ends with the question. Modules are of no namespace, and nothing takes the loading of one back: a mode says
-// which ones its question may load ([mode.Mode].Modules), and is not asked where the kernel would load one, unless Setup.LoadModules
-// says so. What would be set is told by what sets it, [system.Host.Plan]. A probe has a bounded time, and those that take long go side
-// by side. What cannot be found out, for want of a right or of an answer, is a finding too ([Unknown]), not an OK.
+// It changes nothing on the node: no rule, sysctl, link, file or module. Whether a mode can run is
+// found by doing, on a thread in a network namespace that ends with the question. Modules are of no
+// namespace, and nothing takes the loading of one back: a mode says which ones its question may
+// load ([mode.Mode].Modules), and is not asked where the kernel would load one, unless
+// Setup.LoadModules says so. What would be set is told by what sets it, [system.Host.Plan]. A probe
+// has a bounded time, and those that take long go side by side. What cannot be found out, for want
+// of a right or of an answer, is a finding too ([Unknown]), not an OK.
 //
-// Every kind of finding is one value in the list of kinds, from which docs/check.md is made. Ids, severities and the fields of JSON are
-// an interface: scripts read them. No finding is mended by the program.
+// Every kind of finding is one value in the list of kinds, from which docs/check.md is made. Ids,
+// severities and the fields of JSON are an interface: scripts read them. No finding is mended by
+// the program.
 package preflight

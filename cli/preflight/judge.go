@@ -25,6 +25,13 @@ type Kind struct {
 	judge func(*judge)
 }
 
+// These are what kinds need to know.
+func sockets(f *Facts) []error          { return []error{f.Sockets.Err} }
+func sysctls(f *Facts) []error          { return []error{f.Sysctls.Err} }
+func linksAndRoutes(f *Facts) []error   { return []error{f.Links.Err, f.Routes.Err} }
+func linksAndSysctls(f *Facts) []error  { return []error{f.Links.Err, f.Sysctls.Err} }
+func memoryAndSysctls(f *Facts) []error { return []error{f.Memory.Err, f.Sysctls.Err} }
+
 // Kinds returns all kinds of findings, in the order of the report.
 func Kinds() []Kind {
 	return slices.Concat(modeKinds(), otherKinds(), hostKinds(), networkKinds(), firewallKinds(), clusterKinds())

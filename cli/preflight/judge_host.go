@@ -30,18 +30,18 @@ func hostKinds() []Kind {
 			Looks:  "net.ipv4.ip_forward and net.ipv6.conf.all.forwarding",
 			Why:    "Without forwarding, connections of pods and of other machines do not reach the endpoints of Services. Mode ipvs turns it on for IPv4; in mode userspace connections end at the node, and need none.",
 			Remedy: "Have the machine set it to 1 when it starts: a file in /etc/sysctl.d."},
-		{ID: "bridge-netfilter", Worst: Warning, judge: (*judge).bridges, needs: func(f *Facts) []error { return []error{f.Links.Err, f.Sysctls.Err} },
+		{ID: "bridge-netfilter", Worst: Warning, judge: (*judge).bridges, needs: linksAndSysctls,
 			Looks:  "net.bridge.bridge-nf-call-iptables where pods are on a bridge",
 			Why:    "The answer of a pod to another on the same bridge goes straight back, past the rules that would give it the Service's address: such connections hang.",
 			Remedy: "modprobe br_netfilter, and have the machine set net.bridge.bridge-nf-call-iptables (and ip6tables) to 1 when it starts."},
-		{ID: "rp-filter", Worst: Warning, judge: (*judge).rpFilter, needs: func(f *Facts) []error { return []error{f.Links.Err, f.Sysctls.Err} },
+		{ID: "rp-filter", Worst: Warning, judge: (*judge).rpFilter, needs: linksAndSysctls,
 			Looks:  "strict reverse path filters (rp_filter 1) of interfaces that are not the pods'",
 			Why:    "A strict filter drops packets that come in by another interface than the one by which the node would answer: on a node with several uplinks, clients of NodePorts and load balancers of one network get no answer.",
 			Remedy: "Set net.ipv4.conf.all.rp_filter and those of the interfaces to 2 (loose), or 0; the greater of all and the interface's own counts."},
 		{ID: "route-localnet", Worst: Info, judge: (*judge).localnet, needs: sysctls,
 			Looks: "net.ipv4.conf.all.route_localnet, where NodePorts are asked for on 127.0.0.1",
 			Why:   "Mode iptables sets it so that NodePorts answer on 127.0.0.1, and guards it with a rule (CVE-2020-8558).", Remedy: "--iptables-localhost-nodeports=false (iptables.localhostNodePorts) does without."},
-		{ID: "conntrack-size", Worst: Warning, judge: (*judge).conntrackSize, needs: func(f *Facts) []error { return []error{f.Memory.Err, f.Sysctls.Err} },
+		{ID: "conntrack-size", Worst: Warning, judge: (*judge).conntrackSize, needs: memoryAndSysctls,
 			Looks:  "how many connections the kernel may track, against the memory of the machine",
 			Why:    "Each tracked connection takes about 320 bytes of the kernel's memory, and each bucket of the table 8; a full table drops new connections.",
 			Remedy: "Set --conntrack-max-per-core and --conntrack-min (conntrack.maxPerCore, conntrack.min) to what the machine can hold; 0 per core leaves the limit to the machine."},
@@ -52,7 +52,8 @@ func hostKinds() []Kind {
 		{ID: "sysctls", Worst: Info, judge: (*judge).changes,
 			Looks: "sysctls that the configuration would have the proxy change",
 			Why:   "They hold for the whole node, and stay when the proxy is gone.", Remedy: "Nothing, if that is meant: each finding names the flag and the field that ask for it."},
-		{ID: "sysctl-files", Worst: Warning, judge: (*judge).elsewhere, needs: func(f *Facts) []error { return []error{f.Elsewhere.Err} },
+		{ID: "sysctl-files", Worst: Warning, judge: (*judge).elsewhere,
+			needs:  func(f *Facts) []error { return []error{f.Elsewhere.Err} },
 			Looks:  "files of sysctl.d that set to other values what the proxy needs or sets",
 			Why:    "The file wins when the machine starts, and again with each sysctl --system; the proxy wins when it starts. What holds depends on who came last.",
 			Remedy: "Have one of them say it: change the line, or set the flag to the same value."},
@@ -64,14 +65,13 @@ func hostKinds() []Kind {
 			Looks:  "whether the kernel's clock is held to a reference, and how it differs from the API server's",
 			Why:    "With a wrong clock certificates are not valid yet or any more, tokens are refused, and the times of events and metrics mislead.",
 			Remedy: "Run a client of NTP, such as chrony or systemd-timesyncd."},
-		{ID: "descriptors", Worst: Warning, judge: (*judge).descriptors, needs: func(f *Facts) []error { return []error{f.Descriptors.Err} },
+		{ID: "descriptors", Worst: Warning, judge: (*judge).descriptors,
+			needs:  func(f *Facts) []error { return []error{f.Descriptors.Err} },
 			Looks:  "the limit of file descriptors",
 			Why:    "In mode userspace each connection takes two to six descriptors; without one new connections wait or are refused. Other modes need a few hundred.",
 			Remedy: "Raise the limit of the container's runtime, or LimitNOFILE= of the unit."},
 	}
 }
-
-func sysctls(f *Facts) []error { return []error{f.Sysctls.Err} }
 
 func (j *judge) forwarding() {
 	m, runs := j.running()

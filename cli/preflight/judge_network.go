@@ -9,7 +9,7 @@ import (
 
 func networkKinds() []Kind {
 	return []Kind{
-		{ID: "mtu", Worst: Warning, judge: (*judge).mtu, needs: func(f *Facts) []error { return []error{f.Links.Err, f.Routes.Err} },
+		{ID: "mtu", Worst: Warning, judge: (*judge).mtu, needs: linksAndRoutes,
 			Looks:  "the MTU of the pods' interfaces against that of the uplink",
 			Why:    "Packets that are larger than what the uplink carries are split, or dropped where they must not be: connections open, and hang when much is sent.",
 			Remedy: "Set the MTU of the network plugin to that of the uplink, less what its tunnel adds (50 for VXLAN, 20 for IPIP, 60 to 80 for WireGuard)."},
@@ -27,8 +27,6 @@ func networkKinds() []Kind {
 			Remedy: "Set net.ipv4.ip_local_reserved_ports to 30000-32767, or the range to 32768 60999."},
 	}
 }
-
-func sockets(f *Facts) []error { return []error{f.Sockets.Err} }
 
 type server struct {
 	name string

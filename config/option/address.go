@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// ParseAddr reads an IP address; octets of IPv4 may have leading zeros, which do not make them octal (FL-07).
+// ParseAddr reads an IP address; octets of IPv4 may have leading zeros, which do not make them
+// octal (FL-07).
 func ParseAddr(s string) (netip.Addr, error) {
 	if strings.Contains(s, ".") && !strings.Contains(s, ":") {
 		octets := strings.Split(s, ".")

@@ -1,8 +1,8 @@
-// Package option has the words in which flags and fields of the configuration are described: by package config those that every
-// mode has, by each mode its own ([kube-proxy/mode.Mode].Options).
+// Package option has the words in which flags and fields of the configuration are described: by
+// package config those that every mode has, by each mode its own ([kube-proxy/mode.Mode].Options).
 //
-// A [Section] is a group of them, said once and in one place: the values with their defaults, what help and documents say of
-// each, and what is wrong with a value.
+// A [Section] is a group of them, said once and in one place: the values with their defaults, what
+// help and documents say of each, and what is wrong with a value.
 package option
 
 import (
@@ -17,14 +17,16 @@ type Duration = metav1.Duration
 
 // Section is a group of flags and fields.
 type Section struct {
-	// Title is the heading of the flags in the help text, where sections with one title are one. Order is its place there.
+	// Title is the heading of the flags in the help text, where sections with one title are one.
+	// Order is its place there.
 	Title string
 	Order int
 	// Fields are in the order of the help text.
 	Fields []Field
-	// Values points to a struct that has the defaults. It is laid over the top of the file: the JSON tags of its fields are the names
-	// there. As in the file's published type, a pointer tells zero from "not given"; what is no pointer and zero in a file is not
-	// given. Nil for a section that has flags alone, or fields of the published type.
+	// Values points to a struct that has the defaults. It is laid over the top of the file: the
+	// JSON tags of its fields are the names there. As in the file's published type, a pointer tells
+	// zero from "not given"; what is no pointer and zero in a file is not given. Nil for a section
+	// that has flags alone, or fields of the published type.
 	Values any
 	// Check tells what is wrong with the values; nil for nothing.
 	Check func(*Report)
@@ -34,17 +36,21 @@ type Section struct {
 
 // Field is a flag, a field of the file, or both.
 type Field struct {
-	// Path leads to the field, with dots between; "" for a flag that no file has. At points to the value of such a flag.
+	// Path leads to the field, with dots between; "" for a flag that no file has. At points to the
+	// value of such a flag.
 	Path string
 	At   any
-	// Flag is the name, without its dashes; "" for none. Short is its one letter, Alone the value of a flag that is given without one.
+	// Flag is the name, without its dashes; "" for none. Short is its one letter, Alone the value
+	// of a flag that is given without one.
 	Flag, Short, Alone string
-	// Row is that of the behaviour book; EXT is ours. A flag without one that has a path stands for a field of another section,
-	// which says the rest.
+	// Row is that of the behaviour book; EXT is ours. A flag without one that has a path stands for
+	// a field of another section, which says the rest.
 	Row string
-	// Restart says why a change of the field needs a new process; "", it takes effect in the running one.
+	// Restart says why a change of the field needs a new process; "", it takes effect in the
+	// running one.
 	Restart string
-	// Wins: the flag beats the field of the file. Otherwise a file replaces what the flag says (FL-03).
+	// Wins: the flag beats the field of the file. Otherwise a file replaces what the flag says
+	// (FL-03).
 	Wins bool
 	// Once: two values contradict each other.
 	Once bool
@@ -85,7 +91,8 @@ type Leaf struct {
 	Value reflect.Value
 }
 
-// Leaves returns the values of the struct that at points to, in the order of its type. Setting one sets the struct.
+// Leaves returns the values of the struct that at points to, in the order of its type. Setting one
+// sets the struct.
 func Leaves(at any) []Leaf {
 	var all []Leaf
 	var walk func(prefix string, v reflect.Value)

@@ -7,7 +7,8 @@ import (
 
 // Report takes what is wrong with a section, and has the checks that many values share.
 type Report struct {
-	// Wrong notes a problem of a field. Those of a section whose mode does not run are kept for the day on which it does.
+	// Wrong notes a problem of a field. Those of a section whose mode does not run are kept for the
+	// day on which it does.
 	Wrong func(path, value, want string)
 	// Insist notes one that always counts.
 	Insist func(path, value, want string)
@@ -47,7 +48,8 @@ func (r *Report) NotNegative(path string, d Duration) {
 	}
 }
 
-// Periods checks the time between two full comparisons, 0 for the engine's own, and the least time between two writes.
+// Periods checks the time between two full comparisons, 0 for the engine's own, and the least time
+// between two writes.
 func (r *Report) Periods(block string, sync, least Duration) {
 	s, l := sync.Duration, Exact(least)
 	switch path := block + ".minSyncPeriod"; {
@@ -58,7 +60,8 @@ func (r *Report) Periods(block string, sync, least Duration) {
 	}
 }
 
-// noPeriod is how a file says 0 where 0 means "not given" (FL-08): the shortest time that can be written.
+// noPeriod is how a file says 0 where 0 means "not given" (FL-08): the shortest time that can be
+// written.
 const noPeriod = time.Nanosecond
 
 // Exact returns the time that a file means.

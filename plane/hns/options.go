@@ -9,7 +9,8 @@ import (
 // Options are the values of the block winkernel and what is ours beside it (CF-31, CF-32).
 type Options struct {
 	Winkernel struct {
-		// NetworkName is the name of the HNS network; "" leaves it to the environment variable KUBE_NETWORK.
+		// NetworkName is the name of the HNS network; "" leaves it to the environment variable
+		// KUBE_NETWORK.
 		NetworkName string `json:"networkName"`
 		// SourceVip is the address by which this node's proxy reaches pods of an overlay network.
 		SourceVip string `json:"sourceVip"`
@@ -20,7 +21,8 @@ type Options struct {
 		// ForwardHealthCheckVip leads health checks of load balancers to this node.
 		ForwardHealthCheckVip bool `json:"forwardHealthCheckVip"`
 	} `json:"winkernel"`
-	// WindowsIgnoreSourceRanges serves addresses with source ranges to all clients, and does not leave them out.
+	// WindowsIgnoreSourceRanges serves addresses with source ranges to all clients, and does not
+	// leave them out.
 	WindowsIgnoreSourceRanges bool `json:"windowsIgnoreSourceRanges"`
 }
 

@@ -22,7 +22,8 @@ type Options struct {
 		ExcludeCIDRs []string `json:"excludeCIDRs"`
 		// StrictARP: the node answers ARP for no address of another interface.
 		StrictARP bool `json:"strictARP"`
-		// Timeouts are how long idle connections are kept, TCPFinTimeout those that are being closed; 0 leaves the kernel's.
+		// Timeouts are how long idle connections are kept, TCPFinTimeout those that are being
+		// closed; 0 leaves the kernel's.
 		TCPTimeout    option.Duration `json:"tcpTimeout"`
 		TCPFinTimeout option.Duration `json:"tcpFinTimeout"`
 		UDPTimeout    option.Duration `json:"udpTimeout"`
@@ -58,7 +59,8 @@ func schedulers() []string {
 	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
 }
 
-// longestTimeout is the longest that IPVS takes on all kernels: 2^31-1 ticks, of which some make a thousand a second.
+// longestTimeout is the longest that IPVS takes on all kernels: 2^31-1 ticks, of which some make a
+// thousand a second.
 const longestTimeout = (1<<31 - 1) / 1000 * time.Second
 
 func (o *Options) check(r *option.Report) {
@@ -81,8 +83,8 @@ func (o *Options) check(r *option.Report) {
 	}
 }
 
-// checkExcluded is CF-27. Other modes read of this block only what their clean-up is to leave alone. What that is must be known, and
-// --cleanup fails rather than to remove what is not ours.
+// checkExcluded is CF-27. Other modes read of this block only what their clean-up is to leave
+// alone. What that is must be known, and --cleanup fails rather than to remove what is not ours.
 func (o *Options) checkExcluded(r *option.Report) {
 	bad := false
 	for i, s := range o.IPVS.ExcludeCIDRs {
@@ -101,7 +103,8 @@ func (o *Options) checkExcluded(r *option.Report) {
 	}
 }
 
-// excluded returns the networks whose virtual servers are not ours. Where one of them cannot be read, none is ours.
+// excluded returns the networks whose virtual servers are not ours. Where one of them cannot be
+// read, none is ours.
 func (o *Options) excluded() (all []netip.Prefix) {
 	for _, s := range o.IPVS.ExcludeCIDRs {
 		p, err := option.ParsePrefix(s)

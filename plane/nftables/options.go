@@ -5,8 +5,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// Options are the values of the block nftables (CF-30). The periods are 0, see docs/adr/0021: what others change is noticed at
-// once, and upstream's 30 s would compare a large table all the time.
+// Options are the values of the block nftables (CF-30). The periods are 0, see docs/adr/0021: what
+// others change is noticed at once, and upstream's 30 s would compare a large table all the time.
 type Options struct {
 	NFTables struct {
 		MasqueradeBit *int32          `json:"masqueradeBit"`

@@ -8,15 +8,17 @@ import (
 	"kube-proxy/config/option"
 )
 
-// Options are the fields of the mode, of which the published type had some until the mode left it (CF-44, CF-45).
+// Options are the fields of the mode, of which the published type had some until the mode left it
+// (CF-44, CF-45).
 type Options struct {
 	// PortRange are the ports of this node that proxied connections may arrive at; "" for any.
 	PortRange string `json:"portRange"`
 	// UDPIdleTimeout is how long an idle session of UDP is kept.
 	UDPIdleTimeout option.Duration `json:"udpIdleTimeout"`
 	Userspace      struct {
-		// TerminationGracePeriod is how long connections may go on at most after their endpoint or their Service was removed; 0 for
-		// no bound: they go on until they end, as the kernel's do (PN-03, DP-53).
+		// TerminationGracePeriod is how long connections may go on at most after their endpoint or
+		// their Service was removed; 0 for no bound: they go on until they end, as the kernel's do
+		// (PN-03, DP-53).
 		TerminationGracePeriod option.Duration `json:"terminationGracePeriod"`
 		// DrainTimeout is how long connections go on when the process is asked to end.
 		DrainTimeout option.Duration `json:"drainTimeout"`
@@ -27,8 +29,8 @@ type Options struct {
 	UserspaceFallback *bool `json:"userspaceFallback"`
 }
 
-// drainTimeout is enough for requests that are under way. Connections that last longer are opened anew by their clients in any
-// case, and as long as the process waits, nobody takes new ones.
+// drainTimeout is enough for requests that are under way. Connections that last longer are opened
+// anew by their clients in any case, and as long as the process waits, nobody takes new ones.
 const drainTimeout = 5 * time.Second
 
 // defaults are the values that nobody asked for.
