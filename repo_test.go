@@ -28,7 +28,8 @@ const imports = `
 	NONE < cluster, lb, plane, event;
 	# It obeys the configuration as it is.
 	config < logging;
-	NONE < config/option, plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/ranges;
+	NONE < config/option, plane/ownwrites, plane/internal/diff, internal/rollback;
+	internal/netlink/conn, internal/nft/wire, internal/rollback, plane/internal/diff < plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/redirect;
 	lb < plane/internal/slots;
 	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink/conn, internal/scm, test/wine;

@@ -22,14 +22,15 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	st = newState(want.Len())
 	st.node = want.Node
 	c := p.newChange(st)
-	c.log = nil // only the state counts
+	c.log, c.lists = nil, st.lists.Change(nil) // only the state counts
 	if !snap.ours {
 		snap = &snapshot{} // its slots and members belong to ids that mean nothing in a new table
 	}
 	kernel := newOldSets(snap)
 	if snap.ours {
 		c.adoptIDs(snap, want, kernel)
-		c.adoptLists(snap, want)
+		snap.records[sSourceRanges] = snap.records[sSourceRanges].Sorted()
+		c.lists.Adopt(c.restricted(snap, want), snap.records[sSourceRanges])
 	}
 	p.chooseSeed(st) // before any row
 	plan := p.planner(st)
@@ -47,7 +48,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		}
 	}
 	c.stage(some)
-	c.finishLists()
+	c.lists.Finish()
 	for _, s := range c.touched {
 		s.touched = false
 		old, members := kernel.of(s.id)
@@ -101,6 +102,21 @@ func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: nlconn.Order.Uint32(rec[len(rec)-4:])}) {
 					return
 				}
+			}
+		}
+	}
+}
+
+// restricted are the lists that the kernel's rows have, with the sources that the rows of want have.
+func (c *change) restricted(snap *snapshot, want *lb.Table) iter.Seq2[uint32, []netip.Prefix] {
+	return func(yield func(uint32, []netip.Prefix) bool) {
+		for rec := range snap.records[sSourceLists].All() {
+			var sources []netip.Prefix
+			if f := want.Get(wire.ParseKey(rec, c.AddrLen)); f != nil {
+				sources = f.Sources
+			}
+			if !yield(nlconn.Order.Uint32(rec[len(rec)-4:]), sources) {
+				return
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/internal/ranges"
 	"kube-proxy/plane/internal/slots"
 )
 
@@ -27,22 +28,20 @@ type change struct {
 
 	rows       []rowChange
 	touched    []*set
-	before     []setBefore   // of touched; not in a state that is built anew
-	lists      []*sourceList // that were touched
-	ranges     []listChange
+	before     []setBefore // of touched; not in a state that is built anew
+	lists      *ranges.Change
 	classes    []class // that are new, as shapes
 	shapes     []shape
 	clusterIPs map[netip.Addr]int32 // the counts before, of addresses that were touched
 
-	adopted     map[lb.SetID]uint32 // ids that the kernel has for sets which the state does not have yet
-	lastSources []netip.Prefix      // what lastList is the list of
-	lastList    *sourceList
-	packer      slots.Packer
+	adopted map[lb.SetID]uint32 // ids that the kernel has for sets which the state does not have yet
+	packer  slots.Packer
 }
 
 func (p *Plane) newChange(st *state) *change {
 	c := &change{ruleset: p.rules, st: st, out: p.rules.transaction(TableName), most: p.pace}
 	c.log = &c.undo
+	c.lists = st.lists.Change(c.log)
 	return c
 }
 

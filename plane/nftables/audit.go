@@ -12,6 +12,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/ranges"
 )
 
 // Drift has a value when somebody else changed our table.
@@ -73,8 +74,8 @@ func (p *Plane) elements() int {
 	for _, s := range p.st.sets {
 		n += 1 + s.held.Len() + len(s.tail)
 	}
-	for _, l := range p.st.lists {
-		n += len(l.ranges)
+	for _, l := range p.st.lists.ByContent {
+		n += len(l.Ranges)
 	}
 	return n
 }
@@ -150,8 +151,8 @@ func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 			rowRecords(r, find)
 		}
 	case sSourceRanges:
-		l := w.st.listNumbers[nlconn.Order.Uint32(key)>>lengthBits]
-		ok = l != nil && l.has(key)
+		l := w.st.lists.ByNumber[ranges.NumberOf(nlconn.Order.Uint32(key))]
+		ok = l != nil && l.Has(key)
 	case sClusterIPs:
 		ok = w.st.clusterIPs[wire.ParseAddr(key)] > 0
 	case sEqualBytes:

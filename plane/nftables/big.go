@@ -68,7 +68,7 @@ type cycle struct {
 
 func (y *cycle) begin(st *state) {
 	y.rows, y.sets = slices.Collect(maps.Keys(st.rows)), slices.Collect(maps.Keys(st.sets))
-	y.lists = slices.Collect(maps.Keys(st.lists))
+	y.lists = slices.Collect(maps.Keys(st.lists.ByContent))
 }
 
 // auditSome asks for some elements that shall be there, others each time, and stages what is missing or
@@ -103,8 +103,8 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 		}
 	}
 	for y := &p.cycle; asked < p.window && len(y.lists) > 0; y.lists = y.lists[1:] {
-		if l := p.st.lists[y.lists[0]]; l != nil {
-			l.records(ask)
+		if l := p.st.lists.ByContent[y.lists[0]]; l != nil {
+			listRecords(l, ask)
 		}
 	}
 	n := 0

@@ -14,6 +14,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/ranges"
 	"kube-proxy/plane/internal/slots"
 	"kube-proxy/trace"
 )
@@ -55,7 +56,7 @@ type differ struct {
 
 	// By number, sets and lists of which the kernel holds something; and rows that have them, or the address of a cluster IP.
 	sets     map[uint32]*set
-	lists    map[uint32]*sourceList
+	lists    map[uint32]*ranges.List
 	setRows  map[uint32]lb.Key
 	listRows map[uint32]lb.Key
 	ipRows   map[netip.Addr]lb.Key
@@ -85,7 +86,7 @@ func (d *differ) compute() {
 		classes, _, _ := mapsOf(k)
 		d.tell(classes, wire.AppendKey(nil, k), wire.AppendNumber(nil, uint32(classOf(d.want.Get(k)))), nil)
 	}
-	d.state, d.sets, d.lists = st, map[uint32]*set{}, map[uint32]*sourceList{}
+	d.state, d.sets, d.lists = st, map[uint32]*set{}, map[uint32]*ranges.List{}
 	d.setRows, d.listRows, d.ipRows = map[uint32]lb.Key{}, map[uint32]lb.Key{}, map[netip.Addr]lb.Key{}
 	held := map[uint32]bool{}
 	for _, i := range []setIndex{sSetShapes, sBackends, sMembers} {
@@ -99,17 +100,17 @@ func (d *differ) compute() {
 		}
 		d.sets[s.id] = s
 	}
-	for _, l := range st.lists {
-		if !slices.ContainsFunc(l.ranges, func(p netip.Prefix) bool { return in(d.snap.records[sSourceRanges], l.number, p) }) {
-			l.number = noList
+	for _, l := range st.lists.ByContent {
+		if !slices.ContainsFunc(l.Ranges, func(p netip.Prefix) bool { return ranges.In(d.snap.records[sSourceRanges], l.Number, p) }) {
+			l.Number = noList
 		}
-		d.lists[l.number] = l
+		d.lists[l.Number] = l
 	}
 	for k, r := range st.rows {
 		keepLeast(d.setRows, r.cluster.number(), k)
 		keepLeast(d.setRows, r.local.number(), k)
 		if r.list != nil {
-			keepLeast(d.listRows, r.list.number, k)
+			keepLeast(d.listRows, r.list.Number, k)
 		}
 		if isClusterIP(r.front) {
 			keepLeast(d.ipRows, k.Addr, k)
@@ -120,7 +121,7 @@ func (d *differ) compute() {
 }
 
 // Numbers of sets and lists of which the kernel has nothing.
-const noSet, noList = slots.End, maxLists
+const noSet, noList = slots.End, ranges.MaxLists
 
 // keepLeast keeps the least key.
 func keepLeast[K comparable](keys map[K]lb.Key, of K, k lb.Key) {
@@ -167,7 +168,7 @@ func numberIn(i setIndex, key []byte) uint32 {
 	case sMemberBackends:
 		return nlconn.Order.Uint32(key[4:])
 	case sSourceRanges:
-		return nlconn.Order.Uint32(key) >> lengthBits
+		return ranges.NumberOf(nlconn.Order.Uint32(key))
 	}
 	return 0
 }
@@ -223,8 +224,8 @@ func (d *differ) tell(i setIndex, key, want, have []byte) {
 
 // restricted says whose the number of a list is.
 func (d *differ) restricted(n uint32) string {
-	if l := d.lists[n>>lengthBits]; l != nil && l.key() == n {
-		return ", the list of " + d.listRows[l.number].String()
+	if l := d.lists[ranges.NumberOf(n)]; l != nil && l.Key() == n {
+		return ", the list of " + d.listRows[l.Number].String()
 	}
 	return ", that of no list"
 }

@@ -64,7 +64,7 @@
 // digest of its content. A second socket hears what others do to the table, and Audit mends just that.
 //
 // The files, in the order of a change's way: class.go, rules.go, affinity.go (pure: what chains contain), schema.go (the sets);
-// plan.go, stage.go with sets.go, lists.go and numbers.go, then encode.go, all told by apply.go; read.go, adopt.go (what an earlier
+// plan.go, stage.go with sets.go and numbers.go, then encode.go, all told by apply.go; read.go, adopt.go (what an earlier
 // process left), reset.go, audit.go and monitor.go go the other way, with compare.go for all of them. For people preview.go says the
 // same state and rules in the language of the nft program.
 package nftables

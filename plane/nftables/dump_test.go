@@ -13,6 +13,7 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/ranges"
 )
 
 // Dump reads the table from the kernel and describes what it does, without ids, slots and chain names that
@@ -66,7 +67,7 @@ func (d *dumper) index() {
 		}
 	}
 	for key := range d.elements[sSourceRanges] {
-		list, p := parseSourceRange([]byte(key))
+		list, p := ranges.ParseKey([]byte(key))
 		d.ranges[list] = append(d.ranges[list], p)
 	}
 }
@@ -127,18 +128,18 @@ func (d *dumper) row(k lb.Key, cl class) string {
 // sources describes a list of source ranges.
 func (d *dumper) sources(k lb.Key, cl class, key []byte) string {
 	list, has := d.number(sSourceLists, key)
-	ranges := d.ranges[list>>lengthBits]
-	slices.SortFunc(ranges, netip.Prefix.Compare)
-	if has != (cl.eighths() != 0) || has && (eighths(ranges) != cl.eighths() || list&(1<<lengthBits-1) != 0) {
-		d.fault("%s of class %s has list %#x of source ranges: %v", k, cl, list, ranges)
+	all := d.ranges[ranges.NumberOf(list)]
+	slices.SortFunc(all, netip.Prefix.Compare)
+	if has != (cl.eighths() != 0) || has && (eighths(all) != cl.eighths() || list != ranges.NumberOf(list)<<8) {
+		d.fault("%s of class %s has list %#x of source ranges: %v", k, cl, list, all)
 	}
 	if !has {
 		return ""
 	}
-	for _, p := range ranges {
+	for _, p := range all {
 		d.use(sSourceRanges, wire.AppendAddr(wire.AppendNumber(nil, list|uint32(p.Bits())), p.Addr()))
 	}
-	return fmt.Sprintf(" sources=%v", ranges)
+	return fmt.Sprintf(" sources=%v", all)
 }
 
 // needs reports whether frontends of the class have a set of that scope.

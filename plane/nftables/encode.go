@@ -35,10 +35,10 @@ func (c *change) encode() {
 	for i, s := range c.touched {
 		c.encodeSet(rec, &c.before[i], s)
 	}
-	for _, l := range c.ranges {
-		diff.Sorted(l.was, l.now, netip.Prefix.Compare,
-			func(p netip.Prefix) { c.out.Remove(sSourceRanges, appendSourceRange(rec[:0], l.sourceList, p)) },
-			func(p netip.Prefix) { c.out.Add(sSourceRanges, appendSourceRange(rec[:0], l.sourceList, p)) })
+	for _, l := range c.lists.Edits {
+		diff.Sorted(l.Was, l.Now, netip.Prefix.Compare,
+			func(p netip.Prefix) { c.out.Remove(sSourceRanges, l.AppendKey(rec[:0], p)) },
+			func(p netip.Prefix) { c.out.Add(sSourceRanges, l.AppendKey(rec[:0], p)) })
 	}
 	for a, was := range c.clusterIPs {
 		switch is := c.st.clusterIPs[a]; {
@@ -66,7 +66,7 @@ func (c *change) encodeRow(rec []byte, r *rowChange) {
 	c.number(classes, key, r.was.front != nil, uint32(r.was.class), r.front != nil, uint32(r.class))
 	c.number(cluster, key, r.was.cluster != nil, r.was.cluster.number(), r.now.cluster != nil, r.now.cluster.number())
 	c.number(local, key, r.was.local != nil, r.was.local.number(), r.now.local != nil, r.now.local.number())
-	c.number(sSourceLists, key, r.was.list != nil, r.was.list.key(), r.now.list != nil, r.now.list.key())
+	c.number(sSourceLists, key, r.was.list != nil, r.was.list.Key(), r.now.list != nil, r.now.list.Key())
 }
 
 func (s *set) number() uint32 {

@@ -344,7 +344,7 @@ func TestSabotageByChange(t *testing.T) {
 	loadBalancer := wire.AppendKey(nil, lb.Key{Addr: l.Addr(198, 1), Port: 80, Proto: lb.TCP})
 	other := wire.AppendKey(nil, lb.Key{Addr: l.Addr(198, 2), Port: 80, Proto: lb.TCP})
 	listOf := func(i int) []byte {
-		return wire.AppendNumber(nil, l.st.rows[lb.Key{Addr: l.Addr(198, i+1), Port: 80, Proto: lb.TCP}].list.key())
+		return wire.AppendNumber(nil, l.st.rows[lb.Key{Addr: l.Addr(198, i+1), Port: 80, Proto: lb.TCP}].list.Key())
 	}
 	sources := wire.ParseAddr([]byte{172, 0, 0, 0})
 	for _, c := range []struct {

@@ -18,6 +18,7 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/ranges"
 )
 
 // Render returns what a plane on an empty machine puts into the kernel for the table, in the language of nft(8):
@@ -208,7 +209,7 @@ func newAbout(w wanted) about {
 			keepFirst(a.services, r.front.Key.Addr, lb.OwnerOf(r.front.Service))
 		}
 		if r.list != nil {
-			keepFirst(a.lists, r.list.number, r.front.Service)
+			keepFirst(a.lists, r.list.Number, r.front.Service)
 		}
 	}
 	return a
@@ -225,7 +226,7 @@ func (a *about) record(i setIndex, rec []byte) string {
 	addrLen := a.defs[i].Key[0].Size
 	switch i {
 	case sSourceRanges:
-		list, p := parseSourceRange(rec)
+		list, p := ranges.ParseKey(rec)
 		return fmt.Sprintf("%s: %s", a.lists[list], p)
 	case sServices:
 		return a.frontend(wire.ParseKey(rec, addrLen), true)

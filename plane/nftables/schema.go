@@ -3,11 +3,8 @@
 package nftables
 
 import (
-	"net/netip"
-
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 )
@@ -89,10 +86,4 @@ func schema(ip rule.IP, hashes bool) *[setCount]wire.Set {
 		sClusterShapes: {Name: "cluster-shapes", Key: one, Verdict: true, Comment: "shape -> balancer"},
 		sLocalShapes:   {Name: "local-shapes", Key: one, Verdict: true, Comment: "shape -> balancer"},
 	}
-}
-
-// parseSourceRange returns the number of the list and the range that a key of source-ranges holds.
-func parseSourceRange(b []byte) (list uint32, p netip.Prefix) {
-	n := nlconn.Order.Uint32(b)
-	return n >> lengthBits, netip.PrefixFrom(wire.ParseAddr(b[4:]), int(n&(1<<lengthBits-1)))
 }

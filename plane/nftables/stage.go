@@ -26,7 +26,14 @@ func (c *change) stage(rows []rowPlan) {
 	}
 	changed := c.rows[from:]
 	c.refer(changed)
-	c.restrict(changed)
+	for i := range changed {
+		r := &changed[i]
+		var sources []netip.Prefix
+		if r.front != nil {
+			sources = r.front.Sources
+		}
+		r.now.list = c.lists.Swap(sources, r.was.list)
+	}
 	for _, r := range changed {
 		if r.front == nil {
 			rollback.Delete(c.log, c.st.rows, r.key)
@@ -45,7 +52,7 @@ func (c *change) finish() error {
 	for i, s := range c.touched {
 		c.finishSet(s, &c.before[i])
 	}
-	c.finishLists()
+	c.lists.Finish()
 	return c.reserve()
 }
 

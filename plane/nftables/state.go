@@ -8,18 +8,16 @@ import (
 
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/ranges"
 	"kube-proxy/plane/internal/slots"
 )
 
 // state is what the kernel holds, as we last wrote it.
 type state struct {
-	node lb.Node
-	rows map[lb.Key]row
-	sets map[lb.SetID]*set
-	// The lists of source ranges, by their content and by their numbers, and the last number given out.
-	lists       map[string]*sourceList
-	listNumbers map[uint32]*sourceList
-	lastList    uint32
+	node  lb.Node
+	rows  map[lb.Key]row
+	sets  map[lb.SetID]*set
+	lists *ranges.Lists
 	// leaving are sets that no row has any more, and of which elements are left, by the key of the row that left last.
 	leaving map[lb.Key][]*set
 	// ids counts the set ids.
@@ -39,7 +37,7 @@ type state struct {
 func newState(rows int) *state {
 	return &state{
 		rows: make(map[lb.Key]row, rows), sets: make(map[lb.SetID]*set, rows),
-		lists: map[string]*sourceList{}, listNumbers: map[uint32]*sourceList{},
+		lists:      ranges.NewLists(),
 		clusterIPs: make(map[netip.Addr]int32, rows), leaving: map[lb.Key][]*set{},
 		classes: map[class]bool{}, shapes: map[shape]bool{}, chains: map[string]string{},
 	}
@@ -50,7 +48,7 @@ type row struct {
 	front          *lb.Frontend
 	class          class
 	cluster, local *set // nil where no route balances over that scope
-	list           *sourceList
+	list           *ranges.List
 }
 
 // maps are the maps from a row's key to its class and its sets.
@@ -71,8 +69,8 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	for _, s := range st.sets {
 		s.records(f)
 	}
-	for _, l := range st.lists {
-		l.records(f)
+	for _, l := range st.lists.ByContent {
+		listRecords(l, f)
 	}
 	st.reserved(f)
 	for a := range st.clusterIPs {
@@ -95,7 +93,7 @@ func rowRecords(r row, f func(i setIndex, rec []byte)) {
 		f(local, wire.AppendNumber(b, r.local.id))
 	}
 	if r.list != nil {
-		f(sSourceLists, wire.AppendNumber(b, r.list.key()))
+		f(sSourceLists, wire.AppendNumber(b, r.list.Key()))
 	}
 }
 
@@ -108,4 +106,12 @@ func (st *state) unfinished(changes []lb.Change) (later []lb.Key) {
 		}
 	}
 	return later
+}
+
+// listRecords calls f for the elements of one list.
+func listRecords(l *ranges.List, f func(i setIndex, rec []byte)) {
+	b := make([]byte, 0, 24)
+	for _, p := range l.Ranges {
+		f(sSourceRanges, l.AppendKey(b, p))
+	}
 }

@@ -1,6 +1,8 @@
-// Package ranges cuts source ranges so that a packet filter finds them by their length (docs/adr/0018): each length has its
-// rule, which cuts the client's address off at it and looks it up. So that there are few rules, lengths are multiples of
-// four bits; a range of another length is written as up to eight of the next one, that of all addresses as sixteen.
+// Package ranges cuts source ranges so that a packet filter finds them by their length (docs/adr/0018), and keeps the lists of them that
+// rows share in tables of nftables.
+//
+// Each length has its rule, which cuts the client's address off at it and looks it up. So that there are few rules, lengths are
+// multiples of four bits; a range of another length is written as up to eight of the next one, that of all addresses as sixteen.
 package ranges
 
 import (

@@ -76,8 +76,10 @@ func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.T
 		for e := range l.sharedElements() {
 			owners[e] = l.Key
 		}
-		if list := st.lists[content(l.Sources)]; list != nil {
-			list.each(func(e element) { owners[e] = l.Key })
+		if l.list != nil {
+			for _, p := range l.list.Ranges {
+				owners[rangeElement(l.list, p)] = l.Key
+			}
 		}
 	}
 	want := st.records(&c.rules.sets, c.ip.Proto)

@@ -19,6 +19,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/ranges"
 	"kube-proxy/plane/ownwrites"
 )
 
@@ -247,6 +248,7 @@ func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 	for _, l := range set {
 		ch.set(l)
 	}
+	ch.finish()
 	t := c.rules.transaction(TableName)
 	for e := range ch.del {
 		t.Remove(e.set, []byte(e.rec))
@@ -375,12 +377,12 @@ func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string)
 	}
 	lists := map[lb.Key]uint32{}
 	for rec := range snap.records[sSourceLists].All() {
-		lists[wire.ParseKey(rec, c.ip.AddrLen)] = nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
+		lists[wire.ParseKey(rec, c.ip.AddrLen)] = ranges.NumberOf(nlconn.Order.Uint32(rec[len(rec)-4:]))
 	}
 	byList := map[uint32][]string{}
 	for rec := range snap.records[sSourceRanges].Sorted().All() {
-		n := nlconn.Order.Uint32(rec)
-		byList[n>>lengthBits] = append(byList[n>>lengthBits], rangeText(rec))
+		n, p := ranges.ParseKey(rec)
+		byList[n] = append(byList[n], p.String())
 	}
 	for _, l := range byList {
 		slices.Sort(l)
@@ -480,9 +482,4 @@ func (c *NFTables) readElements(ctx context.Context, s *snapshot) error {
 		}
 	}
 	return nil
-}
-
-// rangeText is a range of a list: the number with its length, and its address.
-func rangeText(rec []byte) string {
-	return netip.PrefixFrom(wire.ParseAddr(rec[4:]), int(nlconn.Order.Uint32(rec)&(1<<lengthBits-1))).String()
 }

@@ -20,52 +20,36 @@ type element struct {
 
 // nftState is what was applied.
 type nftState struct {
-	leads map[lb.Key]Entry
+	leads map[lb.Key]held
 	// shared counts the leads that need an element of a shared set.
 	shared map[element]int32
-	lists  map[string]*sourceList // by content
-	taken  map[uint32]bool        // numbers of lists
-	last   uint32
+	lists  *ranges.Lists
 	// address is where the proxy is reached; not valid if the node has none.
 	address netip.Addr
 }
 
+// held is a lead with the list of its sources.
+type held struct {
+	Entry
+	list *ranges.List
+}
+
 func newNFTState() *nftState {
-	return &nftState{leads: map[lb.Key]Entry{}, shared: map[element]int32{}, lists: map[string]*sourceList{}, taken: map[uint32]bool{}}
-}
-
-// sourceList is a list of source ranges; all keys with equal ranges share one.
-type sourceList struct {
-	number uint32
-	ranges []netip.Prefix
-	refs   int32
-}
-
-// A list's number leaves its lowest eight bits to the length of a range.
-const (
-	lengthBits = 8
-	maxLists   = 1<<(32-lengthBits) - 1
-)
-
-// content identifies lists that are equal.
-func content(sources []netip.Prefix) string {
-	b := make([]byte, 0, len(sources)*17)
-	for _, p := range sources {
-		b = append(append(b, p.Addr().AsSlice()...), byte(p.Bits()))
-	}
-	return string(b)
+	return &nftState{leads: map[lb.Key]held{}, shared: map[element]int32{}, lists: ranges.NewLists()}
 }
 
 // change collects what a batch does to the elements: what is removed comes before what is added.
 type change struct {
-	st  *nftState
-	log *rollback.Log // nil where the state is new
-	del map[element]bool
-	add map[element]bool
+	st    *nftState
+	log   *rollback.Log // nil where the state is new
+	lists *ranges.Change
+	swaps [][2]held // leads before and after
+	del   map[element]bool
+	add   map[element]bool
 }
 
 func (st *nftState) change(log *rollback.Log) *change {
-	return &change{st, log, map[element]bool{}, map[element]bool{}}
+	return &change{st: st, log: log, lists: st.lists.Change(log), del: map[element]bool{}, add: map[element]bool{}}
 }
 
 func (c *change) put(e element) {
@@ -86,98 +70,35 @@ func (c *change) drop(e element) {
 
 // set makes lead what meets packets to its key.
 func (c *change) set(lead Entry) {
-	old, was := c.st.leads[lead.Key]
-	// The new list comes before the old one goes, which may be the same.
 	if lead.Key.IsNodePort() {
 		lead.Sources = nil // NodePorts have none
 	}
-	list := c.acquire(lead.Sources)
-	c.need(lead, list)
-	if was {
-		c.release(old)
-	}
-	rollback.Put(c.log, c.st.leads, lead.Key, lead)
+	was := c.st.leads[lead.Key]
+	now := held{lead, c.lists.Swap(lead.Sources, was.list)}
+	c.swap(was, now)
+	rollback.Put(c.log, c.st.leads, lead.Key, now)
 }
 
 // remove has nothing meet packets to the key.
 func (c *change) remove(k lb.Key) {
-	if old, was := c.st.leads[k]; was {
-		c.release(old)
+	if was, there := c.st.leads[k]; there {
+		c.lists.Swap(nil, was.list)
+		c.swap(was, held{})
 		rollback.Delete(c.log, c.st.leads, k)
 	}
 }
 
-func (c *change) release(old Entry) {
-	var list *sourceList
-	key := content(old.Sources)
-	if len(old.Sources) > 0 {
-		list = c.st.lists[key]
-	}
-	c.spare(old, list)
-	if list == nil {
-		return
-	}
-	rollback.Value(c.log, list)
-	if list.refs--; list.refs == 0 {
-		rollback.Delete(c.log, c.st.lists, key)
-		rollback.Delete(c.log, c.st.taken, list.number)
-		list.each(c.drop)
-	}
-}
-
-// acquire returns the list of the sources, nil if everybody may come.
-func (c *change) acquire(sources []netip.Prefix) *sourceList {
-	if len(sources) == 0 {
-		return nil
-	}
-	key := content(sources)
-	l := c.st.lists[key]
-	if l == nil {
-		l = &sourceList{ranges: ranges.Of(sources)}
-		for l.number == 0 || c.st.taken[l.number] {
-			c.st.last = c.st.last%maxLists + 1
-			l.number = c.st.last
-		}
-		c.enter(key, l)
-	}
-	rollback.Value(c.log, l)
-	l.refs++
-	return l
-}
-
-func (c *change) enter(key string, l *sourceList) {
-	rollback.Put(c.log, c.st.lists, key, l)
-	rollback.Put(c.log, c.st.taken, l.number, true)
-	l.each(c.put)
-}
-
-func (l *sourceList) each(f func(element)) {
-	for _, p := range l.ranges {
-		b := wire.AppendNumber(make([]byte, 0, 20), l.number<<lengthBits|uint32(p.Bits()))
-		f(element{sSourceRanges, string(append(b, p.Addr().AsSlice()...))})
-	}
-}
-
-// need adds the elements of a lead, the shared ones if nobody needed them before.
-func (c *change) need(lead Entry, list *sourceList) {
-	for e := range lead.elements(list) {
-		c.put(e)
-	}
-	for e := range lead.sharedElements() {
+// swap counts the shared elements of a lead, and notes it for finish.
+func (c *change) swap(was, now held) {
+	c.swaps = append(c.swaps, [2]held{was, now})
+	for e := range now.sharedElements() {
 		n := c.st.shared[e]
 		rollback.Put(c.log, c.st.shared, e, n+1)
 		if n == 0 {
 			c.put(e)
 		}
 	}
-}
-
-// spare takes them away, the shared ones if nobody needs them any more.
-func (c *change) spare(lead Entry, list *sourceList) {
-	for e := range lead.elements(list) {
-		c.drop(e)
-	}
-	for e := range lead.sharedElements() {
+	for e := range was.sharedElements() {
 		n := c.st.shared[e]
 		if n > 1 {
 			rollback.Put(c.log, c.st.shared, e, n-1)
@@ -188,8 +109,29 @@ func (c *change) spare(lead Entry, list *sourceList) {
 	}
 }
 
+// finish stages the elements of leads and lists, now that the numbers of lists are known.
+func (c *change) finish() {
+	c.lists.Finish()
+	for _, s := range c.swaps {
+		for e := range s[0].elements() {
+			c.drop(e)
+		}
+		for e := range s[1].elements() {
+			c.put(e)
+		}
+	}
+	for _, l := range c.lists.Edits {
+		diff.Sorted(l.Was, l.Now, netip.Prefix.Compare, func(p netip.Prefix) { c.drop(rangeElement(l.List, p)) },
+			func(p netip.Prefix) { c.put(rangeElement(l.List, p)) })
+	}
+}
+
+func rangeElement(l *ranges.List, p netip.Prefix) element {
+	return element{sSourceRanges, string(l.AppendKey(nil, p))}
+}
+
 // elements are those that the lead has alone.
-func (l Entry) elements(list *sourceList) iter.Seq[element] {
+func (l held) elements() iter.Seq[element] {
 	return func(yield func(element) bool) {
 		var buf [40]byte
 		k := wire.AppendKey(buf[:0], l.Key)
@@ -202,8 +144,8 @@ func (l Entry) elements(list *sourceList) iter.Seq[element] {
 				return
 			}
 		}
-		if list != nil {
-			yield(element{sSourceLists, string(wire.AppendNumber(k, list.number<<lengthBits))})
+		if l.list != nil {
+			yield(element{sSourceLists, string(wire.AppendNumber(k, l.list.Key()))})
 		}
 	}
 }
@@ -230,15 +172,17 @@ func (st *nftState) records(defs *[setCount]wire.Set, proto byte) (all [setCount
 	}
 	put := func(e element) { all[e.set].Bytes = append(all[e.set].Bytes, e.rec...) }
 	for _, lead := range st.leads {
-		for e := range lead.elements(st.lists[content(lead.Sources)]) {
+		for e := range lead.elements() {
 			put(e)
 		}
 	}
 	for e := range st.shared {
 		put(e)
 	}
-	for _, l := range st.lists {
-		l.each(put)
+	for _, l := range st.lists.ByContent {
+		for _, p := range l.Ranges {
+			put(rangeElement(l, p))
+		}
 	}
 	if st.address.IsValid() {
 		put(addressElement(proto, st.address))
@@ -258,17 +202,17 @@ func stateOf(leads []Entry, snap *snapshot, addrLen int) *nftState {
 		want[l.Key] = l
 	}
 	c := st.change(nil)
-	for rec := range snap.records[sSourceLists].All() {
-		number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
-		st.last = max(st.last, number)
-		lead, ok := want[wire.ParseKey(rec, addrLen)]
-		key := content(lead.Sources)
-		if ok && key != "" && number != 0 && !st.taken[number] && st.lists[key] == nil {
-			c.enter(key, &sourceList{number: number, ranges: ranges.Of(lead.Sources)})
+	snap.records[sSourceRanges] = snap.records[sSourceRanges].Sorted()
+	c.lists.Adopt(func(yield func(uint32, []netip.Prefix) bool) {
+		for rec := range snap.records[sSourceLists].All() {
+			if !yield(nlconn.Order.Uint32(rec[len(rec)-4:]), want[wire.ParseKey(rec, addrLen)].Sources) {
+				return
+			}
 		}
-	}
+	}, snap.records[sSourceRanges])
 	for _, l := range want {
 		c.set(l)
 	}
+	c.finish()
 	return st
 }
