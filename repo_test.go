@@ -99,6 +99,8 @@ const imports = `
 	lb, trace, internal/ratelimit, plane/internal/relay, plane/internal/balance < plane/localhost;
 	plane/localhost, plane/internal/relay < plane/nftables;
 	lb, plane < test/fake;
+	# Tests say tables as text.
+	lb < test/tables;
 	# HNS in memory knows what HNS is asked for, and nothing of who asks.
 	plane/hns < test/hnsfake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns < plane/all;

@@ -6,11 +6,12 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/test/tables"
 )
 
 // row makes a row of the service that balances over the backends, or rejects where there are none.
 func row(key, service string, scope lb.Scope, backends ...string) *lb.Frontend {
-	k, err := lb.ParseKey(key)
+	k, err := tables.Key(key)
 	if err != nil {
 		panic(err)
 	}
@@ -427,7 +428,7 @@ func TestHealthCheckIsNoFlow(t *testing.T) {
 func TestProxied(t *testing.T) {
 	var listens uint16 // where the proxy does for the row, if it does
 	x := newIndex(func(k lb.Key, from netip.AddrPort) bool { return k.String() == vip && from.Port() == listens })
-	key, err := lb.ParseKey(vip)
+	key, err := tables.Key(vip)
 	if err != nil {
 		t.Fatal(err)
 	}

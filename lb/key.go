@@ -103,30 +103,6 @@ func (k Key) String() string {
 	return netip.AddrPortFrom(k.Addr, k.Port).String() + "/" + k.Proto.String()
 }
 
-// ParseKey is the inverse of [Key.String].
-func ParseKey(s string) (Key, error) {
-	addrPort, proto, ok := strings.Cut(s, "/")
-	if !ok {
-		return Key{}, fmt.Errorf("key %q: want ADDRESS:PORT/PROTOCOL", s)
-	}
-	p, err := ParseProto(proto)
-	if err != nil {
-		return Key{}, fmt.Errorf("key %q: %w", s, err)
-	}
-	if port, ok := strings.CutPrefix(addrPort, "nodeport:"); ok {
-		n, err := strconv.ParseUint(port, 10, 16)
-		if err != nil {
-			return Key{}, fmt.Errorf("key %q: port: %w", s, err)
-		}
-		return Key{Port: uint16(n), Proto: p}, nil
-	}
-	ap, err := netip.ParseAddrPort(addrPort)
-	if err != nil {
-		return Key{}, fmt.Errorf("key %q: %w", s, err)
-	}
-	return Key{Addr: ap.Addr(), Port: ap.Port(), Proto: p}, nil
-}
-
 // Compare orders keys by address, port and protocol; NodePorts come first.
 func (k Key) Compare(o Key) int {
 	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Proto, o.Proto))

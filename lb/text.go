@@ -32,9 +32,8 @@ import (
 // A claim that lost its key stands below the row in force and names the winner. "created" is
 // [Owner].Created; it is left out where it is 0, and so is all else that says nothing; "endpoints" is
 // [Frontend].LocalEndpoints, and "preserve destination" behind the sources [Frontend].PreserveDestination. After the routes
-// "serving" names the set of what serves though no route may reach it ([Frontend.Serving]). [ParseTable] reads
-// the text back, provided that each row's Service begins with the name of its owner and each set's ID
-// stands for one list of backends, as they do in tables that package policy fills.
+// "serving" names the set of what serves though no route may reach it ([Frontend.Serving]). Package test/tables reads
+// the text back.
 func (t *Table) String() string {
 	var b strings.Builder
 	writeNode(&b, t.Node)

@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/test/cputest"
+	"kube-proxy/test/tables"
 	"kube-proxy/trace"
 )
 
@@ -37,7 +38,7 @@ set shop/web:dns/udp/cluster
 
 func table(t testing.TB, text string) *lb.Table {
 	t.Helper()
-	table, err := lb.ParseTable(text)
+	table, err := tables.Parse(text)
 	if err != nil {
 		t.Fatal(err)
 	}

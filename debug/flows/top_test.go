@@ -11,10 +11,11 @@ import (
 
 	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
+	tabletext "kube-proxy/test/tables"
 )
 
 func row(key, service string) *lb.Frontend {
-	k, err := lb.ParseKey(key)
+	k, err := tabletext.Key(key)
 	if err != nil {
 		panic(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/test/tables"
 )
 
 // fakeKernel has the sockets that a test gives it.
@@ -142,7 +143,7 @@ func (r *rig) apply(fam lb.Family, rows ...string) {
 		if !strings.Contains(text, ":") {
 			text, kind = "nodeport:"+text, lb.NodePort
 		}
-		key, err := lb.ParseKey(text)
+		key, err := tables.Key(text)
 		if err != nil {
 			r.t.Fatal(err)
 		}

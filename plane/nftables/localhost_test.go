@@ -14,6 +14,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/planetest"
+	"kube-proxy/test/tables"
 	"kube-proxy/trace"
 )
 
@@ -62,7 +63,7 @@ func localhostOf(t testing.TB, f lb.Family) (*lb.Table, netip.Addr) {
 		h, _ := netlab.HostByName(pod)
 		return strings.TrimSuffix(netip.AddrPortFrom(h.Addr(six), 0).String(), ":0")
 	}
-	tab, err := lb.ParseTable(fmt.Sprintf(localhostTable, at, at.BitLen(), backend("pod1"), backend("pod4")))
+	tab, err := tables.Parse(fmt.Sprintf(localhostTable, at, at.BitLen(), backend("pod1"), backend("pod4")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +288,7 @@ func TestLocalhostLeadsToEndpointsAlone(t *testing.T) {
 				victim, host = netip.MustParseAddr("fd00:10:96::a"), netip.MustParseAddr("fd00:18::2")
 			}
 			at, own := netip.AddrPortFrom(victim, 80), netip.AddrPortFrom(host, 8081)
-			more, err := lb.ParseTable(strings.NewReplacer("VICTIM", at.String(), "HOST", own.String(), "WEB", l.table.Get(lb.Key{Port: 30080, Proto: lb.TCP}).Last().To.Backends.At(0).Addr.String()).
+			more, err := tables.Parse(strings.NewReplacer("VICTIM", at.String(), "HOST", own.String(), "WEB", l.table.Get(lb.Key{Port: 30080, Proto: lb.TCP}).Last().To.Backends.At(0).Addr.String()).
 				Replace(`VICTIM/tcp good/web clusterip
   anywhere balance good/web/tcp/cluster
 nodeport:30090/tcp evil/web nodeport

@@ -18,6 +18,7 @@ import (
 	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
+	"kube-proxy/test/tables"
 )
 
 var world = planetest.World{Family: lb.IPv4}
@@ -86,7 +87,7 @@ func ask(b relay.Balancer, n int) map[netip.AddrPort]bool {
 
 // front is a row that leads everybody to the backends 10.9.0.n of a service port.
 func front(key, service string, affinity time.Duration, numbers ...int) *lb.Frontend {
-	k, err := lb.ParseKey(key)
+	k, err := tables.Key(key)
 	if err != nil {
 		panic(err)
 	}

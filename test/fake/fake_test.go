@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/test/tables"
 )
 
 var ctx = context.Background()
@@ -23,7 +24,7 @@ func backends(addrs ...string) lb.Backends {
 }
 
 func key(s string) lb.Key {
-	k, err := lb.ParseKey(s)
+	k, err := tables.Key(s)
 	if err != nil {
 		panic(err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/tables"
 )
 
 var update = flag.Bool("update", false, "rewrite the tables of the scenarios")
@@ -79,7 +80,7 @@ func replay(t *testing.T, s *Scenario, f lb.Family, got map[string]string, targe
 		if fresh := r.Fresh().String(); fresh != text {
 			t.Errorf("%s: %v: changes lead to another table than a fresh start\n--- changes\n%s--- fresh\n%s", prefix, f, text, fresh)
 		}
-		parsed, err := lb.ParseTable(text)
+		parsed, err := tables.Parse(text)
 		if err != nil {
 			t.Errorf("%s: %v: the table cannot be read back: %v\n%s", prefix, f, err, text)
 		} else if again := parsed.String(); again != text {
