@@ -48,7 +48,7 @@ const imports = `
 	cluster, policy, lb, plane, debug/changes, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/ipvs, internal/xtables;
 
-	internal/pause < conntrack, debug/inspect, internal/xtwalk;
+	internal/pause < conntrack, debug/inspect;
 	internal/plural < debug/changes, policy, trace;
 	# What a misspelled name may have meant is found in one way.
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;

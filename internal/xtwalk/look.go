@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"kube-proxy/internal/follow"
-	"kube-proxy/internal/pause"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
@@ -26,7 +25,6 @@ type Looker struct {
 	asking atomic.Int32
 	kept   xtables.Holding
 	began  time.Time // to read what is kept
-	next   time.Time // may be read no sooner
 	reads  int
 }
 
@@ -110,13 +108,6 @@ func (l *Looker) end() {
 	<-l.turn
 }
 
-// How many times as long as the legacy tables were read for one question nobody reads them: while the kernel copies a table nobody can write
-// it, so a reading that takes long would be in every writer's way.
-const (
-	shortPauses, longPauses = 3, 9
-	longReading             = 100 * time.Millisecond
-)
-
 // read returns what the kernel holds for who has asked since some time, in the network namespace of the calling thread.
 func (l *Looker) read(ctx context.Context, since time.Time) (h xtables.Holding, err error) {
 	if l.tool.Backend != xtables.Legacy {
@@ -125,17 +116,10 @@ func (l *Looker) read(ctx context.Context, since time.Time) (h xtables.Holding, 
 	if l.kept != nil && !l.began.Before(since) {
 		return l.kept, nil
 	}
-	if left := time.Until(l.next); left > 0 && !pause.For(ctx, left) {
-		return nil, ctx.Err()
-	}
 	l.began, l.reads = time.Now(), l.reads+1
 	if h, err = l.tool.OpenHolding(ctx); err != nil {
 		return nil, err
 	}
-	took, pauses := time.Since(l.began), time.Duration(shortPauses)
-	if took > longReading {
-		pauses = longPauses
-	}
-	l.kept, l.next = h, time.Now().Add(pauses*took)
+	l.kept = h
 	return h, nil
 }

@@ -60,9 +60,8 @@
 // If iptables refuses what a Reset writes, one more attempt writes everything but the chains of service ports. Those that are not
 // as they should be are left for later, and the engine finds the row that is to blame (docs/adr/0002).
 //
-// The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go, skeleton.go and port.go (pure: what
-// chains contain), trees.go (which trees there are), apply.go, stages.go and write.go (chains to restores). The other way: snapshot.go (what
-// the kernel holds), compare.go (what differs), reset.go and load.go (all of it), audit.go and window.go (what others did). For who asks:
-// lookdiff.go (all that differs). accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go describes it for
-// tests, preview.go for people. The programs, their language and who follows a packet are in internal/xtables.
+// The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go and skeleton.go (pure: what chains contain),
+// apply.go and stages.go (chains to restores). The other way: snapshot.go (what the kernel holds), reset.go and load.go (all of it), audit.go
+// and window.go (what others did). For who asks: lookdiff.go (all that differs), accounting.go (counts) and preview.go. The programs, their
+// language and who follows a packet are in internal/xtables and internal/xtwalk.
 package iptables

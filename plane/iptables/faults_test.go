@@ -96,6 +96,7 @@ func TestKernelRefusesRows(t *testing.T) {
 type refuser struct {
 	xtables.System
 	refuses func(stdin []byte, args []string) error
+	program string // that was run last
 }
 
 func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
@@ -106,6 +107,7 @@ func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 	if err := in(&text); err != nil {
 		return err
 	}
+	r.program = name
 	if err := r.refuses(text.Bytes(), args); err != nil {
 		return err
 	}
@@ -145,7 +147,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		table.Replace(lb.Owner{Name: "ns/svc-9"}, nil) // one went, one is new, which moves branches of the tree
 		table.Replace(w.ClusterIP(41, 9000, 2))
 		bad := portID{"ns/svc-5:http", lb.TCP}.chain(xtables.ClusterChain)
-		run := &refuser{xtables.System{Lock: ownLock()}, refusing(bad)}
+		run := &refuser{System: xtables.System{Lock: ownLock()}, refuses: refusing(bad)}
 		cfg.Runner = run
 		p := newPlane(t, cfg)
 		res, err := p.Reset(t.Context(), table)
@@ -189,7 +191,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		fresh := newPlane(t, cfg)
 		reset(t, fresh, table)
 		if want := dump(t, fresh); after != want {
-			t.Errorf("not what a fresh start makes, which is with +:\n%s", difference(after, want))
+			t.Errorf("got:\n%s\na fresh start makes:\n%s", after, want)
 		}
 	})
 }

@@ -457,3 +457,13 @@ func (r *renderer) verdict(a lb.Action) (verdict, note string) {
 	}
 	return "", ""
 }
+
+// portID names a service port, the owner of chains.
+type portID struct {
+	service string
+	proto   lb.Proto
+}
+
+func (u portID) chain(prefix string, more ...string) string {
+	return prefix + xtables.Hash(append([]string{u.service, u.proto.String()}, more...)...)
+}

@@ -3,6 +3,8 @@
 package iptables
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -70,29 +72,50 @@ func TestLargeServicesInStages(t *testing.T) {
 	}
 }
 
-// While iptables refuses what it is given, or programs of others change chains, others are written as ever, an audit finds nothing that
-// nobody did, and the next process holds what a fresh one would, with Services of many stages too (TN-72).
+// While iptables refuses what it is given, or ends in the middle, or programs of others change chains, others are written as ever, an audit
+// finds nothing that nobody did, and the next process holds what a fresh one would, with Services of many stages too (TN-72). What the kernel
+// makes of packets is what the table says.
 func TestWalk(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
+			t.Parallel()
 			planetest.Walks(t, 3, 40, func(t testing.TB) planetest.Kernel {
 				k, run := backend(b).kernel(t), &refuser{System: xtables.System{Lock: ownLock()}}
 				k.New = func(f lb.Family) (planetest.Plane, error) { return New(Config{Family: f, Backend: b, Runner: run}) }
 				k.Slow = func(f lb.Family) (planetest.Plane, error) { return slow(Config{Family: f, Backend: b, Runner: run}) }
 				k.Faults = planetest.Faults{
-					Begin: func(rnd *rand.Rand) {
-						run.refuses = func([]byte, []string) error {
-							if rnd.IntN(3) > 0 {
-								return nil
-							}
-							return &xtables.RunError{Name: "iptables-restore", Said: "line 1: RULE_APPEND failed", Err: errors.New("exit status 4")}
-						}
+					Begin: func(rnd *rand.Rand) { run.refuses = run.atRandom(t.Context(), rnd) },
+					End:   func() { run.refuses = nil },
+					Check: func(t testing.TB, p planetest.Plane, table *lb.Table) {
+						packets := planetest.World{Family: table.Family}.Packets(table, false)
+						compare(t, p.(*Plane), table, packets[:min(10, len(packets))])
 					},
-					End: func() { run.refuses = nil },
 				}
 				return k
 			})
 		})
+	}
+}
+
+// atRandom refuses some restores, or has them end after some of their tables.
+func (r *refuser) atRandom(ctx context.Context, rnd *rand.Rand) func([]byte, []string) error {
+	refused := &xtables.RunError{Name: "iptables-restore", Said: "line 1: RULE_APPEND failed", Err: errors.New("exit status 4")}
+	ended := &xtables.RunError{Name: "iptables-restore", Said: "line 1000000: COMMIT expected", Err: errors.New("exit status 2")}
+	return func(text []byte, _ []string) error {
+		switch rnd.IntN(6) {
+		case 0:
+			return refused
+		case 1:
+			first, rest, _ := bytes.Cut(text, []byte("COMMIT\n"))
+			if len(rest) == 0 {
+				return refused
+			}
+			if _, err := r.System.Run(ctx, append(first, "COMMIT\n"...), r.program, "--noflush"); err != nil {
+				return err
+			}
+			return ended
+		}
+		return nil
 	}
 }
