@@ -4,7 +4,7 @@
 //
 //	engine ──applied rows──▶ NodePorts, addresses ─┐
 //	                                               ├──▶ in the way of each other? ──once──▶ Collides
-//	kernel ──sock_diag or /proc/net──▶ sockets ────┘
+//	kernel ──sock_diag──▶ sockets ─────────────────┘
 //
 // A look costs one dump of the listening sockets for each protocol that has ports in question, connections are not
 // among them; with a single port in question the kernel answers for that port alone. Rows at addresses that the node does

@@ -1,12 +1,10 @@
 package sockets
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"strconv"
@@ -27,7 +25,7 @@ func New(cfg Config) (*Watcher, error) {
 	return newWatcher(cfg, d), nil
 }
 
-// diag asks the kernel by sock_diag, and where that does not know a protocol, by /proc/net.
+// diag asks the kernel by sock_diag.
 type diag struct{ conn *nlconn.Conn }
 
 func openDiag() (*diag, error) {
@@ -44,8 +42,8 @@ func (d *diag) sockets(ctx context.Context, proto lb.Proto, port uint16) ([]sock
 	var out []socket
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		list, err := d.dump(ctx, family, proto, port)
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // a kernel without this module
-			list, err = readProc(family, proto)
+		if proto == lb.SCTP && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)) {
+			continue // a kernel without this module has no such sockets, or tells of none
 		}
 		if err != nil {
 			return nil, fmt.Errorf("sockets: list %v sockets of %s: %w", proto, familyName(family), err)
@@ -114,59 +112,6 @@ func parseMessage(b []byte, port uint16) (socket, bool) {
 	s := socket{addr: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[offPort:])), inode: binary.NativeEndian.Uint32(b[offInode:])}
 	s.v6only = nlconn.U8(nlconn.Attribute(b[sizeofMessage:], attrV6Only)) != 0
 	return s, s.addr.Port() != 0 && (port == 0 || s.addr.Port() == port)
-}
-
-// readProc reads /proc/net/tcp and its kin, which do not say v6only: such a socket counts as taking both.
-// There is none for SCTP.
-func readProc(family uint8, proto lb.Proto) ([]socket, error) {
-	if proto == lb.SCTP {
-		return nil, nil
-	}
-	name := proto.String()
-	if family == unix.AF_INET6 {
-		name += "6"
-	}
-	table, err := os.ReadFile("/proc/thread-self/net/" + name)
-	if errors.Is(err, fs.ErrNotExist) { // this kernel does not have the family
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return parseProc(table, waiting(proto)), nil
-}
-
-// parseProc reads lines such as
-//
-//	0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1 …
-//
-// whose addresses are words of the machine's byte order.
-func parseProc(table []byte, state uint8) []socket {
-	var out []socket
-	for line := range bytes.Lines(table) {
-		f := strings.Fields(string(line))
-		if len(f) < 10 || f[3] != fmt.Sprintf("%02X", state) {
-			continue
-		}
-		hex, portHex, ok := strings.Cut(f[1], ":")
-		port, err := strconv.ParseUint(portHex, 16, 16)
-		inode, err2 := strconv.ParseUint(f[9], 10, 32)
-		if !ok || err != nil || err2 != nil || len(hex)%8 != 0 {
-			continue
-		}
-		var raw []byte
-		for i := 0; i < len(hex); i += 8 {
-			word, err := strconv.ParseUint(hex[i:i+8], 16, 32)
-			if err != nil {
-				break
-			}
-			raw = binary.NativeEndian.AppendUint32(raw, uint32(word))
-		}
-		if addr, ok := netip.AddrFromSlice(raw); ok && port != 0 {
-			out = append(out, socket{addr: netip.AddrPortFrom(addr, uint16(port)), inode: uint32(inode)})
-		}
-	}
-	return out
 }
 
 func (d *diag) ours() (map[uint32]struct{}, error) {

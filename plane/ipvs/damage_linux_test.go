@@ -79,17 +79,18 @@ func (d *damaged) run(stdin string, args ...string) {
 func (d *damaged) state() string {
 	d.t.Helper()
 	var all []string
-	headers, err := d.sets.Headers(d.t.Context())
-	d.must(err)
-	for _, h := range headers {
-		all = append(all, h.Set.String())
-		_, err := d.sets.Members(d.t.Context(), h.Name, func(m sets.Member) {
+	for s := range setCount {
+		name := s.name(d.Family)
+		h, err := d.sets.Members(d.t.Context(), name, func(m sets.Member) {
 			if _, _, numbered := d.p.cfg.layout().mark.number(m.Mark); numbered { // which number it is may change
 				m.Mark = 1
 			}
-			all = append(all, h.Name+" "+m.String())
+			all = append(all, name+" "+m.String())
 		})
-		d.must(err)
+		if !errors.Is(err, sets.ErrNoSet) {
+			d.must(err)
+			all = append(all, h.Set.String())
+		}
 	}
 	addrs, err := netlink.AddrList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: d.indexOf(Device)}}, netlink.FAMILY_ALL)
 	d.must(err)

@@ -134,7 +134,7 @@ func interference(k *lab, other *ipvswire.Conn, rnd *rand.Rand) func(ipvsfake.Re
 			does(ipvswire.DelDestination)
 		case 10:
 			if rnd.IntN(5) == 0 {
-				other.Flush(context.Background())
+				k.ipvs.Flush()
 			}
 		case 11:
 			k.connections(func() uint32 { return uint32(rnd.IntN(2)) })

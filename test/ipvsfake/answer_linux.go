@@ -91,13 +91,6 @@ func (k *Kernel) configAnswer() []byte {
 	return e.B
 }
 
-func infoAnswer() []byte {
-	e := answer(SetInfo)
-	e.Native32(infoVersion, 0x010201)
-	e.Native32(infoTableSize, 4096)
-	return e.B
-}
-
 // familyAnswer is what the controller of generic netlink says of the family.
 func (k *Kernel) familyAnswer() []byte {
 	e := answer(unix.CTRL_CMD_NEWFAMILY)

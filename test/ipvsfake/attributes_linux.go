@@ -18,8 +18,6 @@ const (
 	destAddr, destPort, destForwarding, destWeight, destUpper, destLower, destActive, destInactive, destPersistent = 1, 2, 3, 4, 5, 6, 7, 8, 9
 	destStats, destFamily, destStats64, destTunType, destTunPort, destTunFlags                                     = 10, 11, 12, 13, 14, 15
 
-	infoVersion, infoTableSize = 1, 2
-
 	flagHashed = 2 // IP_VS_SVC_F_HASHED
 )
 

@@ -85,13 +85,7 @@ func (w wanted) apply(s *service) {
 
 // change carries out a command that changes something (ip_vs_genl_set_cmd).
 func (k *Kernel) change(cmd Command, attrs [][]byte) error {
-	switch {
-	case cmd == Flush:
-		for _, s := range slices.Collect(k.services.all) {
-			k.remove(s)
-		}
-		return nil
-	case cmd == SetConfig:
+	if cmd == SetConfig {
 		return k.setTimeouts(attrs)
 	}
 	at, a, err := k.serviceKey(attrs[attrService])

@@ -53,15 +53,13 @@ const (
 	GetDest    Command = 8
 	SetConfig  Command = 12
 	GetConfig  Command = 13
-	SetInfo    Command = 14
 	GetInfo    Command = 15
-	Flush      Command = 17
 )
 
 // Writes reports whether the command is one that changes services or destinations.
 func (c Command) Writes() bool {
 	switch c {
-	case NewService, SetService, DelService, NewDest, SetDest, DelDest, Flush:
+	case NewService, SetService, DelService, NewDest, SetDest, DelDest:
 		return true
 	}
 	return false
@@ -110,6 +108,15 @@ func (k *Kernel) SetFamilyID(id uint16) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.family = id
+}
+
+// Flush removes all services.
+func (k *Kernel) Flush() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, s := range slices.Collect(k.services.all) {
+		k.remove(s)
+	}
 }
 
 // SetConns says how many connections a destination has.

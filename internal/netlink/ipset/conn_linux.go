@@ -299,25 +299,15 @@ func (c *Conn) Swap(ctx context.Context, a, b string) error {
 	})
 }
 
-// Headers lists the sets of the namespace, without their members.
-func (c *Conn) Headers(ctx context.Context) ([]Header, error) {
-	var all []Header
-	err := c.list(ctx, "", flagListHeader, func(h Header) { all = append(all, h) }, nil)
-	if err != nil {
-		return nil, fmt.Errorf("list the ipsets: %w", explain(err))
-	}
-	return all, nil
-}
-
 // Header tells of one set, without its members. The error wraps [ErrNoSet] if there is none.
 func (c *Conn) Header(ctx context.Context, name string) (Header, error) {
-	return c.one(ctx, name, flagListHeader, nil)
+	return c.list(ctx, name, flagListHeader, nil)
 }
 
 // Members calls f with each member of a set. Of members that others add or delete meanwhile some may be told. The error wraps
 // [ErrNoSet] if there is none of that name.
 func (c *Conn) Members(ctx context.Context, name string, f func(Member)) (Header, error) {
-	return c.one(ctx, name, 0, f)
+	return c.list(ctx, name, 0, f)
 }
 
 // Has reports whether a packet with what the member says would be one of the set: of a HashIPPortNet that is so for any prefix that has the
@@ -341,12 +331,25 @@ func (c *Conn) Has(ctx context.Context, name string, m Member) (bool, error) {
 	return false, fmt.Errorf("look for %s in ipset %s: %w", m, name, explain(err))
 }
 
-func (c *Conn) one(ctx context.Context, name string, flags uint32, f func(Member)) (Header, error) {
+// list lists a set, with its members if they are asked for.
+func (c *Conn) list(ctx context.Context, name string, flags uint32, member func(Member)) (header Header, err error) {
 	if err := checkName(name); err != nil {
-		return Header{}, err
+		return header, err
 	}
-	var header Header
-	err := c.list(ctx, name, flags, func(h Header) { header = h }, f)
+	err = c.ask(ctx, cmdList, unix.NLM_F_DUMP, func(e *nlconn.Encoder) {
+		e.Str(attrSetName, name)
+		if flags != 0 {
+			e.U32(attrFlags|unix.NLA_F_NET_BYTEORDER, flags)
+		}
+	}, func(attrs []byte) error {
+		if h := parseHeader(attrs); h.Type != "" { // a large set comes in parts, of which the first alone has it
+			header = h
+		}
+		if member != nil {
+			parseMembers(attrs, member)
+		}
+		return nil
+	})
 	if err == nil && header.Name == "" {
 		err = unix.ENOENT
 	}
@@ -354,27 +357,4 @@ func (c *Conn) one(ctx context.Context, name string, flags uint32, f func(Member
 		return Header{}, fmt.Errorf("list ipset %s: %w", name, explain(err))
 	}
 	return header, nil
-}
-
-// list lists one set, or all; header is called once for each, before its members.
-func (c *Conn) list(ctx context.Context, name string, flags uint32, header func(Header), member func(Member)) error {
-	last := ""
-	return c.ask(ctx, cmdList, unix.NLM_F_DUMP, func(e *nlconn.Encoder) {
-		if name != "" {
-			e.Str(attrSetName, name)
-		}
-		if flags != 0 {
-			e.U32(attrFlags|unix.NLA_F_NET_BYTEORDER, flags)
-		}
-	}, func(attrs []byte) error {
-		// A large set comes in parts, of which the first alone has the header.
-		if h := parseHeader(attrs); h.Type != "" && h.Name != last {
-			last = h.Name
-			header(h)
-		}
-		if member != nil {
-			parseMembers(attrs, member)
-		}
-		return nil
-	})
 }

@@ -56,7 +56,7 @@ func New(ctx context.Context, kernel nlconn.Transport) (*Conn, error) {
 	if err := c.resolve(ctx); err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
-	if _, err := c.Info(ctx); err != nil { // to say now what would fail with each operation
+	if err := c.ask(ctx, cmdGetInfo, unix.NLM_F_ACK, nil, nil); err != nil { // to say now what would fail with each operation
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
 	return c, nil
@@ -253,31 +253,6 @@ func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
 	}, nil)
 	if err != nil {
 		return fmt.Errorf("set the timeouts of IPVS to %+v: %w", t, err)
-	}
-	return nil
-}
-
-// Info asks what version of IPVS that is.
-func (c *Conn) Info(ctx context.Context) (Info, error) {
-	var info Info
-	err := c.ask(ctx, cmdGetInfo, unix.NLM_F_ACK, nil, func(body []byte) error {
-		attrs, ok := attributes(body, cmdSetInfo)
-		if !ok {
-			return unix.EBADMSG
-		}
-		info = Info{Version: nlconn.Native32(nlconn.Attribute(attrs, infoVersion)), ConnTableSize: nlconn.Native32(nlconn.Attribute(attrs, infoTableSize))}
-		return nil
-	})
-	if err != nil {
-		return Info{}, fmt.Errorf("ask IPVS for its version: %w", err)
-	}
-	return info, nil
-}
-
-// Flush removes all virtual services of the network namespace, of both families, whosever they are.
-func (c *Conn) Flush(ctx context.Context) error {
-	if err := c.ask(ctx, cmdFlush, unix.NLM_F_ACK, nil, nil); err != nil {
-		return fmt.Errorf("remove all virtual servers: %w", err)
 	}
 	return nil
 }

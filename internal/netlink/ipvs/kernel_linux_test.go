@@ -86,6 +86,15 @@ func do(t testing.TB, c *ipvswire.Conn, ops ...ipvswire.Op) {
 	}
 }
 
+// empty removes all services.
+func empty(t testing.TB, c *ipvswire.Conn) {
+	t.Helper()
+	for s := range list(t, c) {
+		do(t, c, ipvswire.Op{Verb: ipvswire.DelService, Service: s})
+	}
+	expect(t, c, nil)
+}
+
 // list asks for everything. Destinations are sorted by address.
 func list(t testing.TB, c *ipvswire.Conn) map[ipvswire.Service][]ipvswire.Destination {
 	t.Helper()
@@ -172,10 +181,7 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 		}
 	}
 
-	if err := c.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	expect(t, c, nil)
+	empty(t, c)
 	made := &ipvs.Service{AddressFamily: unix.AF_INET, Address: byAddr.Addr.Addr().AsSlice(), Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: "rr", Netmask: 0xffffffff}
 	dest := &ipvs.Destination{AddressFamily: unix.AF_INET, Address: netip.MustParseAddr("10.1.0.1").AsSlice(), Port: 8080, Weight: 1}
 	if err := errors.Join(other.NewService(made), other.NewDestination(made, dest)); err != nil {
@@ -253,9 +259,6 @@ func verbs(t *testing.T, c *ipvswire.Conn) {
 	if got, err := c.Timeouts(t.Context()); err != nil || got != want {
 		t.Errorf("timeouts %+v, %v; want %+v", got, err, want)
 	}
-	if info, err := c.Info(t.Context()); err != nil || info.Version != 0x010201 || info.ConnTableSize == 0 {
-		t.Errorf("info %+v, %v", info, err)
-	}
 }
 
 // Thousands of operations go in few system calls, and each is answered, wherever the refused ones lie; lists of thousands are whole.
@@ -319,7 +322,7 @@ func many(t *testing.T, c *ipvswire.Conn, n int) {
 	if err := c.Services(t.Context(), func(ipvswire.ServiceState) error { calls++; return stop }); !errors.Is(err, stop) || calls != 1 {
 		t.Errorf("%v after %d calls", err, calls)
 	}
-	if _, err := c.Info(t.Context()); err != nil {
+	if _, err := c.Timeouts(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

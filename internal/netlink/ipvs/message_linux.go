@@ -26,9 +26,7 @@ const (
 	cmdGetDest    = 8
 	cmdSetConfig  = 12
 	cmdGetConfig  = 13
-	cmdSetInfo    = 14 // the answer to cmdGetInfo
 	cmdGetInfo    = 15
-	cmdFlush      = 17
 
 	attrService       = 1
 	attrDest          = 2
@@ -70,9 +68,6 @@ const (
 	statOutPackets = 3
 	statInBytes    = 4
 	statOutBytes   = 5
-
-	infoVersion   = 1
-	infoTableSize = 2
 )
 
 const (

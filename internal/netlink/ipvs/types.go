@@ -204,9 +204,3 @@ type Timeouts struct {
 	TCPFin time.Duration // of one that one side has closed
 	UDP    time.Duration
 }
-
-// Info is what the kernel says of itself.
-type Info struct {
-	Version       uint32 // 0x010201 is 1.2.1
-	ConnTableSize uint32 // rows of the hash table of connections; not a limit
-}
