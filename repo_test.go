@@ -137,8 +137,10 @@ const imports = `
 
 	# What the process does with its configuration, commands say that it would do.
 	config, engine, internal/system, lb, mode, policy, source/kube < internal/wiring;
-	# The commands for people put together what all others know.
-	ALL < cli;
+	# The commands for people ask a proxy, or do offline what one would do; they know no plane but the one that selftest asks.
+	cli/migrate, cli/preflight, cli/selftest, cli/ui, config, debug/api, debug/inspect, source/kube, source/manifests < cli;
+	cluster, engine, lb, mode, plane/hns, policy, trace < cli;
+	internal/kernel, internal/nearest, internal/pause, internal/plural, internal/system, internal/wiring < cli;
 
 	# The tools are a module of their own, so that what only they need does not come into the product.
 	ALL < cmd/kube-proxy, tools/demo, tools/bench;

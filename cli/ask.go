@@ -213,11 +213,20 @@ func get[T any](ctx context.Context, q *questions, question string, params url.V
 	return show(q, raw, text)
 }
 
-// show prints an answer.
-func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
+// decode reads an answer.
+func decode[T any](raw json.RawMessage) (*T, error) {
 	answer := new(T)
 	if err := json.Unmarshal(raw, answer); err != nil {
 		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", api.ErrNotAsked, err)
+	}
+	return answer, nil
+}
+
+// show prints an answer.
+func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
+	answer, err := decode[T](raw)
+	if err != nil {
+		return nil, err
 	}
 	if done, err := q.program(raw); done {
 		return answer, err

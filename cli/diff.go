@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"kube-proxy/debug/api"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
@@ -112,18 +111,15 @@ func (q *questions) events(ctx context.Context, args []string, last *inspect.Cha
 		}
 	}
 	var raw json.RawMessage
-	var all inspect.Changes
 	if err := q.client.Get(ctx, "events", params, &raw); err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(raw, &all); err != nil {
-		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", api.ErrNotAsked, err)
-	}
-	if last != nil && len(all.Changes) == 0 {
-		return &all, nil
+	all, err := decode[inspect.Changes](raw)
+	if err != nil || last != nil && len(all.Changes) == 0 {
+		return all, err
 	}
 	if done, err := q.program(raw); done {
-		return &all, err
+		return all, err
 	}
 	if last == nil {
 		q.head(all.Node)
@@ -132,7 +128,7 @@ func (q *questions) events(ctx context.Context, args []string, last *inspect.Cha
 		fmt.Fprintf(q.out, "%s not remembered any more\n", plural.Count(all.Gone, "older one is", "older ones are"))
 	}
 	q.eventsText(all.Changes, last == nil)
-	return &all, nil
+	return all, nil
 }
 
 func (q *questions) eventsText(changes []inspect.Change, head bool) {
