@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"kube-proxy/plane/hns"
 	"kube-proxy/test/hnsfake"
@@ -94,8 +95,9 @@ func (w *wires) dial(from hnsfake.Source, client netip.Addr, address string) (ne
 }
 
 // onWires gives the test three echoes: a pod of this node, one of another, and another node.
-func onWires(t *testing.T, alter func(hnsfake.Verdict) hnsfake.Verdict) func(*hnsfake.Fake, string, *Config) {
+func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) hnsfake.Verdict) func(*hnsfake.Fake, string, *Config) {
 	return func(f *hnsfake.Fake, network string, cfg *Config) {
+		cfg.Patience = patience
 		w := &wires{t: t, hns: f, servers: map[netip.AddrPort]string{}, here: map[netip.Addr]bool{}, clients: map[string]netip.Addr{}, alter: alter}
 		for _, at := range []string{"10.1.1.11:8080", "10.1.2.14:8080", "172.18.0.3:8080"} {
 			w.echo(at, at == "10.1.1.11:8080")
@@ -116,7 +118,7 @@ func onWires(t *testing.T, alter func(hnsfake.Verdict) hnsfake.Verdict) func(*hn
 // pod itself too, clients elsewhere reach them by a NodePort, and policy Local, affinity and open connections keep what they promise (WN-03).
 func TestDataPath(t *testing.T) {
 	for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
-		lines, ok, _ := on(t, hnsfake.Assumed("26100"), typ, onWires(t, nil))
+		lines, ok, _ := on(t, hnsfake.Assumed("26100"), typ, onWires(t, time.Minute, nil))
 		if !ok {
 			t.Errorf("%s: failed: %v", typ, failed(lines))
 		}
@@ -151,7 +153,7 @@ func TestDataPathFails(t *testing.T) {
 		"prefers one":   {func(v hnsfake.Verdict) hnsfake.Verdict { v.Sticky = true; return v }, []string{"balanced"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lines, _, _ := on(t, hnsfake.Assumed("26100"), hns.Overlay, onWires(t, c.alter))
+			lines, _, _ := on(t, hnsfake.Assumed("26100"), hns.Overlay, onWires(t, 300*time.Millisecond, c.alter))
 			got := failed(lines)
 			for _, want := range c.failed {
 				if !slices.ContainsFunc(got, func(f string) bool { return strings.HasPrefix(f, want) }) {

@@ -79,42 +79,22 @@ func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) 
 }
 
 func (a *adapter) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
-	return listOf(ctx, a, "list endpoints of network", network, func() ([]Endpoint, error) {
-		all, err := hcn.ListEndpointsOfNetwork(network)
-		if err != nil {
-			return nil, err
-		}
-		return convert[[]Endpoint](all)
-	})
+	return listOf[Endpoint](ctx, a, "list endpoints of network", network, func() ([]hcn.HostComputeEndpoint, error) { return hcn.ListEndpointsOfNetwork(network) })
 }
 
 // EndpointsAt filters by the names of schema version 1, as hcn does.
 func (a *adapter) EndpointsAt(ctx context.Context, network, address string) ([]Endpoint, error) {
-	return listOf(ctx, a, "find endpoint", address, func() ([]Endpoint, error) {
+	return listOf[Endpoint](ctx, a, "find endpoint", address, func() ([]hcn.HostComputeEndpoint, error) {
 		field := "IPAddress"
 		if addr, err := netip.ParseAddr(address); err == nil && addr.Is6() {
 			field = "IPv6Address"
 		}
-		found, err := hcn.ListEndpointsQuery(query(map[string]string{"VirtualNetwork": network, field: address}))
-		if err != nil {
-			return nil, err
-		}
-		return convert[[]Endpoint](found)
+		return hcn.ListEndpointsQuery(query(map[string]string{"VirtualNetwork": network, field: address}))
 	})
 }
 
 func (a *adapter) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
-	return ask(ctx, a, "create endpoint", e.Name, func() (Endpoint, error) {
-		request, err := convert[hcn.HostComputeEndpoint](e)
-		if err != nil {
-			return e, err
-		}
-		made, err := request.Create()
-		if err != nil {
-			return e, err
-		}
-		return convert[Endpoint](made)
-	})
+	return made(ctx, a, "create endpoint", e.Name, e, (*hcn.HostComputeEndpoint).Create)
 }
 
 func (a *adapter) DeleteEndpoint(ctx context.Context, id string) error {
@@ -125,40 +105,16 @@ func (a *adapter) DeleteEndpoint(ctx context.Context, id string) error {
 }
 
 func (a *adapter) LoadBalancers(ctx context.Context) ([]LoadBalancer, error) {
-	return listOf(ctx, a, "list load balancers", "", func() ([]LoadBalancer, error) {
-		all, err := hcn.ListLoadBalancers()
-		if err != nil {
-			return nil, err
-		}
-		return convert[[]LoadBalancer](all)
-	})
+	return listOf[LoadBalancer](ctx, a, "list load balancers", "", hcn.ListLoadBalancers)
 }
 
 func (a *adapter) CreateLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
-	return ask(ctx, a, "create load balancer", l.about(), func() (LoadBalancer, error) {
-		request, err := convert[hcn.HostComputeLoadBalancer](l)
-		if err != nil {
-			return l, err
-		}
-		made, err := request.Create()
-		if err != nil {
-			return l, err
-		}
-		return convert[LoadBalancer](made)
-	})
+	return made(ctx, a, "create load balancer", l.about(), l, (*hcn.HostComputeLoadBalancer).Create)
 }
 
 func (a *adapter) ModifyLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
-	return ask(ctx, a, "modify load balancer", l.ID, func() (LoadBalancer, error) {
-		request, err := convert[hcn.HostComputeLoadBalancer](l)
-		if err != nil {
-			return l, err
-		}
-		made, err := request.Update(l.ID)
-		if err != nil {
-			return l, err
-		}
-		return convert[LoadBalancer](made)
+	return made(ctx, a, "modify load balancer", l.ID, l, func(request *hcn.HostComputeLoadBalancer) (*hcn.HostComputeLoadBalancer, error) {
+		return request.Update(l.ID)
 	})
 }
 
@@ -175,9 +131,30 @@ func ask[T any](ctx context.Context, a *adapter, call, object string, f func() (
 	return t, became(call, object, err)
 }
 
-// listOf makes one call that lists.
-func listOf[T any](ctx context.Context, a *adapter, call, object string, f func() ([]T, error)) ([]T, error) {
-	all, err := listed(ctx, a.calls, call, f)
+// made makes one call with a request in hcn's type H, and returns the object as HNS made it.
+func made[T, H any](ctx context.Context, a *adapter, call, object string, request T, f func(*H) (*H, error)) (T, error) {
+	return ask(ctx, a, call, object, func() (T, error) {
+		asked, err := convert[H](request)
+		if err != nil {
+			return request, err
+		}
+		got, err := f(&asked)
+		if err != nil {
+			return request, err
+		}
+		return convert[T](got)
+	})
+}
+
+// listOf makes one call that lists objects of hcn's type H.
+func listOf[T, H any](ctx context.Context, a *adapter, call, object string, f func() ([]H, error)) ([]T, error) {
+	all, err := listed(ctx, a.calls, call, func() ([]T, error) {
+		found, err := f()
+		if err != nil {
+			return nil, err
+		}
+		return convert[[]T](found)
+	})
 	return all, became(call, object, err)
 }
 

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"kube-proxy/lb"
 )
 
 const (
@@ -124,10 +126,7 @@ func between(major, minor, fromMajor, fromMinor, toMajor, toMinor int) bool {
 
 // at reports whether the endpoint is in the network and has the address.
 func (e *Endpoint) at(network string, a netip.Addr) bool {
-	return strings.EqualFold(e.HostComputeNetwork, network) && slices.ContainsFunc(e.IPConfigurations, func(c IPConfig) bool {
-		has, err := netip.ParseAddr(c.IPAddress)
-		return err == nil && has == a
-	})
+	return strings.EqualFold(e.HostComputeNetwork, network) && slices.Contains(addresses(*e, lb.FamilyOf(a)), a)
 }
 
 // about is what people know the load balancer by.

@@ -3,6 +3,7 @@ package hns
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // What became of a call to HNS.
@@ -76,77 +77,34 @@ const (
 	CodeTimeout            = 0x5b4
 )
 
-// kinds are the codes that say more than that something failed.
-var kinds = map[uint32]error{
-	CodeElementNotFound:  ErrNotFound,
-	0x2:                  ErrNotFound, // ERROR_FILE_NOT_FOUND
-	0x803b0001:           ErrNotFound, // network
-	CodeEndpointNotFound: ErrNotFound,
-	0x803b0003:           ErrNotFound, // layer
-	0x803b0004:           ErrNotFound, // switch
-	0x803b0005:           ErrNotFound, // subnet
-	0x803b0006:           ErrNotFound, // adapter
-	0x803b0007:           ErrNotFound, // switch port: the endpoint's container has gone
-	0x803b0008:           ErrNotFound, // policy
-	0x803b0009:           ErrNotFound, // port settings
-
-	CodeAlreadyExists: ErrExists,
-	0x1392:            ErrExists, // ERROR_OBJECT_ALREADY_EXISTS
-	0x803b0010:        ErrExists, // network
-	0x803b0012:        ErrExists, // policy
-	CodePortExists:    ErrExists,
-	0x803b0014:        ErrExists, // endpoint
-	0x803b002b:        ErrExists, // endpoint, in a namespace
-
-	CodeHasReferences: ErrInUse,
-	0xaa:              ErrInUse, // ERROR_BUSY
-
-	0x57:               ErrInvalid, // ERROR_INVALID_PARAMETER
-	0x80070057:         ErrInvalid, // E_INVALIDARG
-	0x803b000a:         ErrInvalid, // network
-	0x803b000b:         ErrInvalid, // type of network
-	0x803b000c:         ErrInvalid, // endpoint
-	CodeInvalidPolicy:  ErrInvalid,
-	0x803b000e:         ErrInvalid, // type of policy
-	0x803b000f:         ErrInvalid, // operation on a remote endpoint
-	0x803b0016:         ErrInvalid, // mapping
-	0x803b0019:         ErrInvalid, // GUID
-	0x803b001b:         ErrInvalid, // JSON
-	0x803b001c:         ErrInvalid, // JSON reference
-	0x803b001e:         ErrInvalid, // address
-	0x803b002d:         ErrInvalid, // internal port
-	CodeInvalidAddress: ErrInvalid,
-
-	CodeNotImplemented: ErrUnsupported,
-	0x32:               ErrUnsupported, // ERROR_NOT_SUPPORTED
-	0x7f:               ErrUnsupported, // ERROR_PROC_NOT_FOUND
-	0x803b0015:         ErrUnsupported, // request
-
-	CodeAccessDenied: ErrDenied,
-	0x80070005:       ErrDenied, // E_ACCESSDENIED
-
-	CodeServiceUnreachable: ErrRPC,
-	0x6bb:                  ErrRPC, // RPC_S_SERVER_TOO_BUSY
-	0x6be:                  ErrRPC, // RPC_S_CALL_FAILED
-	0x6bf:                  ErrRPC, // RPC_S_CALL_FAILED_DNE
-	0x6d9:                  ErrRPC, // EPT_S_NOT_REGISTERED
-	0x426:                  ErrRPC, // ERROR_SERVICE_NOT_ACTIVE
-	0x803b0020:             ErrRPC, // the manager stopped
-
-	CodeTimeout: ErrTimeout,
-	0x102:       ErrTimeout, // WAIT_TIMEOUT
+// kinds are the codes of winerror.h and of HNS that say more than that something failed.
+var kinds = map[error][]uint32{
+	// A file, a network, an endpoint, a layer, a switch, a subnet, an adapter, a port of a switch (the container is gone), a policy, a port's settings.
+	ErrNotFound: {CodeElementNotFound, 0x2, 0x803b0001, CodeEndpointNotFound, 0x803b0003, 0x803b0004, 0x803b0005, 0x803b0006, 0x803b0007, 0x803b0008, 0x803b0009},
+	// An object, a network, a policy, a port, an endpoint, an endpoint in a namespace.
+	ErrExists: {CodeAlreadyExists, 0x1392, 0x803b0010, 0x803b0012, CodePortExists, 0x803b0014, 0x803b002b},
+	ErrInUse:  {CodeHasReferences, 0xaa},
+	// A parameter, a network and its type, an endpoint, a policy and its type, an operation on a remote endpoint, a mapping, a GUID, JSON and a
+	// reference in it, an address, an internal port.
+	ErrInvalid: {0x57, 0x80070057, 0x803b000a, 0x803b000b, 0x803b000c, CodeInvalidPolicy, 0x803b000e, 0x803b000f, 0x803b0016, 0x803b0019, 0x803b001b, 0x803b001c,
+		0x803b001e, 0x803b002d, CodeInvalidAddress},
+	ErrUnsupported: {CodeNotImplemented, 0x32, 0x7f, 0x803b0015},
+	ErrDenied:      {CodeAccessDenied, 0x80070005},
+	// The server is unavailable or too busy, the call failed or was not made, no endpoint is registered, the service is not active, it stops.
+	ErrRPC:     {CodeServiceUnreachable, 0x6bb, 0x6be, 0x6bf, 0x6d9, 0x426, 0x803b0020},
+	ErrTimeout: {CodeTimeout, 0x102},
 }
 
-// KindOf tells what a code of Windows means, ErrFailed if it says no more. An HRESULT that holds an error of Win32 means the same as that.
+// KindOf returns what a code of Windows means, ErrFailed if it says no more. An HRESULT that holds an error of Win32 means the same as that.
 func KindOf(code uint32) error {
-	if kind, ok := kinds[code]; ok {
-		return kind
+	for kind, codes := range kinds {
+		if slices.Contains(codes, code) {
+			return kind
+		}
 	}
 	const win32, facility = 0x80070000, 0xffff0000
 	if code&facility == win32 {
-		if kind, ok := kinds[code&^facility]; ok {
-			return kind
-		}
+		return KindOf(code &^ facility)
 	}
 	return ErrFailed
 }

@@ -155,7 +155,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	}
 	aside := &Plane{cfg: p.cfg, hns: p.hns, drift: make(chan struct{}, 1)} // which calls nothing
 	r := aside.reconciliation(pic, nil, want.Sorted())
-	for d := range r.differences() {
+	for _, d := range r.differences() {
 		if !each(d) {
 			break
 		}
@@ -163,68 +163,59 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return ctx.Err()
 }
 
-// differences yields what is otherwise than the rows ask for, before anything is written.
-func (r *reconciliation) differences() func(func(trace.Difference) bool) {
-	return func(yield func(trace.Difference) bool) {
-		st, checks := r.st, map[lb.Key]bool{}
-		for _, c := range st.checks {
-			maps.Copy(checks, c.wanted())
+// differences are what is otherwise than the rows ask for, before anything is written.
+func (r *reconciliation) differences() (all []trace.Difference) {
+	st, checks := r.st, map[lb.Key]bool{}
+	for _, c := range st.checks {
+		maps.Copy(checks, c.wanted())
+	}
+	balancer := func(key lb.Key, want plan) {
+		is, have, wanted := st.balancers[key], "", ""
+		if is != nil {
+			have = is.text(is.endpoints, len(is.ids))
 		}
-		balancer := func(key lb.Key, want plan) bool {
-			is, have, wanted := st.balancers[key], "", ""
-			if is != nil {
-				have = is.text(is.endpoints, len(is.ids))
-			}
-			if is != nil && is.atVIP != want.atVIP {
-				have += ", without an endpoint at its address"
-			}
-			if !want.none() {
-				var addrs []netip.Addr
-				for _, b := range want.backends {
-					addrs = append(addrs, b.addr)
-				}
-				wanted = want.text(addrs, 0)
-			}
-			return have == wanted || yield(trace.Difference{Key: key, Object: "load balancer " + key.String(), Want: wanted, Have: have})
+		if is != nil && is.atVIP != want.atVIP {
+			have += ", without an endpoint at its address"
 		}
-		for _, row := range r.rows {
-			if !checks[row.Key] && !balancer(row.Key, st.planned(row)) {
-				return
+		if !want.none() {
+			var addrs []netip.Addr
+			for _, b := range want.backends {
+				addrs = append(addrs, b.addr)
 			}
+			wanted = want.text(addrs, 0)
 		}
-		for _, key := range slices.SortedFunc(maps.Keys(checks), lb.Key.Compare) {
-			if !balancer(key, st.forwarded(key.Addr, key.Port)) {
-				return
-			}
-		}
-		for _, key := range slices.SortedFunc(maps.Keys(st.balancers), lb.Key.Compare) {
-			if st.rows[key] == nil && !checks[key] && !balancer(key, plan{}) {
-				return
-			}
-		}
-		for _, a := range slices.SortedFunc(maps.Keys(st.endpoints), netip.Addr.Compare) {
-			d := trace.Difference{Object: "endpoint " + namePrefix + a.String()}
-			switch e := st.endpoints[a]; {
-			case e.ours && e.refs == 0:
-				d.Have = "there, and no load balancer needs it"
-			case e.doubt:
-				d.Want, d.Have = "sent to "+st.at(a).String(), "sent elsewhere"
-			default:
-				continue
-			}
-			if !yield(d) {
-				return
-			}
-		}
-		if name := r.st.sourceEndpoint().Name; r.needsSource() && !yield(trace.Difference{Object: "endpoint " + name, Want: "local"}) {
-			return
-		}
-		for _, id := range r.spare {
-			if !yield(trace.Difference{Object: "endpoint " + id, Have: "a second one of its address"}) {
-				return
-			}
+		if have != wanted {
+			all = append(all, trace.Difference{Key: key, Object: "load balancer " + key.String(), Want: wanted, Have: have})
 		}
 	}
+	for _, row := range r.rows {
+		if !checks[row.Key] {
+			balancer(row.Key, st.planned(row))
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(checks), lb.Key.Compare) {
+		balancer(key, st.forwarded(key.Addr, key.Port))
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(st.balancers), lb.Key.Compare) {
+		if st.rows[key] == nil && !checks[key] {
+			balancer(key, plan{})
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(st.endpoints), netip.Addr.Compare) {
+		switch e, object := st.endpoints[a], "endpoint "+namePrefix+a.String(); {
+		case e.ours && e.refs == 0:
+			all = append(all, trace.Difference{Object: object, Have: "there, and no load balancer needs it"})
+		case e.doubt:
+			all = append(all, trace.Difference{Object: object, Want: "sent to " + st.at(a).String(), Have: "sent elsewhere"})
+		}
+	}
+	if r.needsSource() {
+		all = append(all, trace.Difference{Object: "endpoint " + st.sourceEndpoint().Name, Want: "local"})
+	}
+	for _, id := range r.spare {
+		all = append(all, trace.Difference{Object: "endpoint " + id, Have: "a second one of its address"})
+	}
+	return all
 }
 
 // text says all of a load balancer but its key. unknown is how many endpoints HNS did not tell the addresses of.

@@ -63,8 +63,9 @@ type Request struct {
 	Settings any
 }
 
-// recorder is an HNS that takes everything.
+// recorder is an HNS that takes everything. Where there is nothing, nothing is changed or deleted: those calls it does not have.
 type recorder struct {
+	HNS
 	cfg   Config
 	kind  NetworkType
 	node  lb.Node
@@ -83,7 +84,6 @@ func (r *recorder) Networks(_ context.Context, name string) ([]Network, error) {
 			n.ManagementIP = p.Addr().String()
 		}
 	}
-
 	return []Network{n}, nil
 }
 
@@ -108,17 +108,9 @@ func (r *recorder) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, erro
 	return e, nil
 }
 
-func (r *recorder) DeleteEndpoint(context.Context, string) error { return nil }
-
 func (r *recorder) LoadBalancers(context.Context) ([]LoadBalancer, error) { return nil, nil }
 
 func (r *recorder) CreateLoadBalancer(_ context.Context, l LoadBalancer) (LoadBalancer, error) {
 	r.asked = append(r.asked, Request{"HcnCreateLoadBalancer", l})
 	return l, nil
 }
-
-func (r *recorder) ModifyLoadBalancer(_ context.Context, l LoadBalancer) (LoadBalancer, error) {
-	return l, nil
-}
-
-func (r *recorder) DeleteLoadBalancer(context.Context, string) error { return nil }
