@@ -42,7 +42,7 @@ func FuzzPortRange(f *testing.F) {
 		o.check(&option.Report{Wrong: func(path, value, want string) { told += fmt.Sprintf("%s: %q: %.15s", path, value, want) }})
 		first, last, ok := portRange(s)
 		if !ok {
-			if told != fmt.Sprintf("portRange: %q: want first-last,", s) {
+			if told != fmt.Sprintf("portRange: %q: want first-last", s) {
 				t.Errorf("%q is told as %q", s, told)
 			}
 			return
