@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -257,21 +256,6 @@ func TestRangeExhaustedCF44(t *testing.T) {
 		time.Sleep(portRest)
 		apply(t, p, changes, nil)
 	})
-}
-
-// Without descriptors a row that needs a listener is not served; those that are there are, and their endpoints change.
-func TestOutOfDescriptors(t *testing.T) {
-	m := newMachine()
-	want := world.Table(3, 2)
-	p := begin(t, m, Config{}, want)
-	m.files = len(m.socks)
-	changes, _ := want.Replace(owner("ns/late"), []*lb.Frontend{front("10.0.0.99:80/tcp", "ns/late:p", 0, 1)})
-	if _, err := p.Apply(t.Context(), changes); !errors.Is(err, syscall.EMFILE) || !strings.Contains(err.Error(), "ns/late:p") {
-		t.Errorf("error %v", err)
-	}
-	apply(t, p, second(want.Replace(world.ClusterIP(1, 50, 3))), nil)
-	m.files = 0
-	apply(t, p, changes, nil)
 }
 
 func second[A, B any](a A, _ B) A { return a }

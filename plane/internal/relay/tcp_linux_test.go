@@ -17,7 +17,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
 
@@ -134,59 +133,6 @@ func TestTCPUrgent(t *testing.T) {
 	c.CloseWrite()
 	if got, err := io.ReadAll(c); string(got) != want.String() || err != nil {
 		t.Errorf("%d bytes came back of %d, or others: %v", len(got), want.Len(), err)
-	}
-}
-
-// All sockets are in the namespace in which New was called, whoever calls later; no thread stays there.
-func TestNamespace(t *testing.T) {
-	ns := netlab.NamespaceForTest(t)
-	var r *Relay
-	var backend net.Listener
-	var err error
-	ns.Do(func() {
-		if err = up("lo"); err != nil {
-			return
-		}
-		if backend, err = net.Listen("tcp4", "127.0.0.1:0"); err != nil {
-			return
-		}
-		r, err = New(Config{})
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer backend.Close()
-	go func() {
-		for {
-			c, err := backend.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				io.Copy(c, c)
-			}()
-		}
-	}()
-	l, err := r.Listen(Listening{lb.TCP, loopback}, to(backend.Addr().(*net.TCPAddr).AddrPort()), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
-		c.Close()
-		t.Errorf("there is a listener in the namespace of the caller of Listen")
-	}
-	ns.Do(func() {
-		var c net.Conn
-		if c, err = net.Dial("tcp", l.Addr().String()); err == nil {
-			defer c.Close()
-			c.SetDeadline(time.Now().Add(patience))
-			roundTrip(t, c)
-		}
-	})
-	if err != nil {
-		t.Error(err)
 	}
 }
 
