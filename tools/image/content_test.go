@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
 // maxSize is how large the image for all modes may be, compressed, for one architecture.
@@ -21,6 +23,9 @@ const maxSize = 25 << 20
 // What a runtime makes of the archive: both tags for both architectures, started as upstream's image is, and not large.
 func TestImage(t *testing.T) {
 	r := openImage(t, builtImage(t))
+	if err := validate.Index(r.index); err != nil {
+		t.Fatal(err)
+	}
 	told := toldSizes(t)
 	for tag := range r.tags() {
 		for _, arch := range architectures {
