@@ -172,7 +172,9 @@ func TestNodeDoesNotCome(t *testing.T) {
 // proxy returns a proxy in nftables mode that is ready to serve, with a writer lock of its own.
 func (n *namespace) proxy(log *slog.Logger) *proxy {
 	n.t.Helper()
-	return n.proxyOf(&config.Config{Mode: "nftables", NodeName: "n1"}, log)
+	cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--hostname-override=n1", "--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket="})
+	do(n.t, err)
+	return n.proxyOf(cfg, log)
 }
 
 // proxyOf returns one with another configuration.
