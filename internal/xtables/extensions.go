@@ -42,8 +42,8 @@ var Needed = map[Backend][]Extension{
 // there is none.
 type asker func(Extension) error
 
-// Lacking says what of the extensions the kernel lacks.
-func Lacking(b Backend, all []Extension, ask asker) error {
+// lacking says what of the extensions the kernel lacks.
+func lacking(b Backend, all []Extension, ask asker) error {
 	for _, e := range all {
 		err := ask(e)
 		switch {
@@ -116,7 +116,7 @@ func (t *Tool) Have(matches, targets []string) error {
 	for _, name := range targets {
 		all = append(all, Extension{name, true})
 	}
-	if err := Lacking(t.Backend, all, ask); err != nil {
+	if err := lacking(t.Backend, all, ask); err != nil {
 		return fmt.Errorf("iptables: %w: %w", err, plane.ErrUnsupported)
 	}
 	return nil

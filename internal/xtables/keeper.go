@@ -259,7 +259,7 @@ func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 		}
 	}
 	for bare, j := range have.Jumps {
-		if !wanted[bare] && slices.Contains(builtIn, j.From.Name) && IsJump(j.Rule) && k.isOurs(ChainID{j.From.Table, target(j.Rule)}) {
+		if !wanted[bare] && slices.Contains(builtIn, j.From.Name) && isJump(j.Rule) && k.isOurs(ChainID{j.From.Table, target(j.Rule)}) {
 			n++
 			b.remove(j, have.handles)
 		}

@@ -154,12 +154,12 @@ func Leftover(table, chain string) bool {
 
 // isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with KUBE- as well.
 func isLeftover(id ChainID) bool {
-	return id.Table < Tables && id.Name != NodeFirewall && Ours(id) || slices.Contains(OtherModes[id.Table], id.Name)
+	return id.Table < Tables && id.Name != NodeFirewall && Ours(id) || slices.Contains(otherModes[id.Table], id.Name)
 }
 
 // Chains of older versions and of mode ipvs (DP-33), beside those of the plane. Mode userspace has its own removal. nat's
 // KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
-var OtherModes = [...][]string{
+var otherModes = [...][]string{
 	NAT:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", NodeFirewall},
 	Filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", guardOfIPVS, "KUBE-IPVS-OUT-FILTER"},
 	Mangle: {ProxyFirewall, "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-IN", "KUBE-IPVS-OUT", "KUBE-IPVS-SENT",

@@ -93,7 +93,7 @@ func (s scope) removeFrom(ctx context.Context, what mode.Removal, fam lb.Family,
 
 // has matches the chains that are to be removed; and, if firewall is set, KUBE-FIREWALL, where a rule of a kube-proxy may be.
 func (s scope) has(firewall bool) func(table, chain string) bool {
-	l := NewLeftovers(RemoveConfig{Ours: s.ours, Keep: s.keep, KeepGuard: s.keepGuard})
+	l := newLeftovers(RemoveConfig{Ours: s.ours, Keep: s.keep, KeepGuard: s.keepGuard})
 	return func(table, chain string) bool {
 		t, known := TableNamed(table)
 		return known && (l.goes(ChainID{t, chain}) || firewall && table == "filter" && chain == NodeFirewall)

@@ -75,7 +75,7 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 // Remove lists the rules, removes, and asks the kernel whether that is so. If others change rules meanwhile, it begins again.
 func (t *Tool) Remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
-		found := NewLeftovers(cfg)
+		found := newLeftovers(cfg)
 		if err = t.Lines(ctx, found.Read); err == nil {
 			err = t.take(ctx, found, cfg, &done)
 		}
@@ -177,7 +177,7 @@ type leftovers struct {
 	keepGuard bool
 }
 
-func NewLeftovers(cfg RemoveConfig) *leftovers {
+func newLeftovers(cfg RemoveConfig) *leftovers {
 	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, keepGuard: cfg.KeepGuard, guards: cfg.Ours == nil && cfg.Keep == nil, handles: map[Jump][]uint64{}, foreign: map[ChainID]Jump{},
 		builtIn: map[ChainID]bool{}, stay: map[ChainID]bool{}}
 	if l.ours == nil {
@@ -240,14 +240,14 @@ func (l *leftovers) rule(j Jump) {
 		l.blockLocalnet = l.guards
 	case j.From == firewall:
 		l.inFirewall = append(l.inFirewall, j)
-	case to == firewall && l.builtIn[j.From] && IsJump(j.Rule):
+	case to == firewall && l.builtIn[j.From] && isJump(j.Rule):
 		l.toFirewall = append(l.toFirewall, j)
 	case to == firewall:
 		l.foreign[to] = j
 	}
 	switch {
 	case j == BlockLocalnetJump, !l.is(to), l.kept(j.From, to):
-	case !l.builtIn[j.From] || !IsJump(j.Rule):
+	case !l.builtIn[j.From] || !isJump(j.Rule):
 		if l.goes(to) {
 			l.foreign[to] = j
 		}

@@ -54,9 +54,9 @@ func target(rule string) string {
 	return ""
 }
 
-// IsJump reports whether the rule has the form of those by which built-in chains lead to ours, of whatever version: any
+// isJump reports whether the rule has the form of those by which built-in chains lead to ours, of whatever version: any
 // with another condition was made by somebody else.
-func IsJump(rule string) bool {
+func isJump(rule string) bool {
 	var rest []string
 	fields := Words(rule)
 	for i := 0; i < len(fields); {

@@ -11,18 +11,18 @@ import (
 	"iter"
 )
 
-// SavedKind is what a line of the output of iptables-save is about.
-type SavedKind uint8
+// savedKind is what a line of the output of iptables-save is about.
+type savedKind uint8
 
 const (
-	SavedChain      SavedKind = iota // a chain is there
+	SavedChain      savedKind = iota // a chain is there
 	SavedRule                        // a rule of a chain
-	SavedUnlistable                  // a table is there, but has what iptables cannot print
+	savedUnlistable                  // a table is there, but has what iptables cannot print
 )
 
 // SavedLine is a line of the output of iptables-save, or the lines of one rule.
 type SavedLine struct {
-	Kind  SavedKind
+	Kind  savedKind
 	Table string // whichever: others have tables that the plane does not have
 	// Chain names the chain, and rest is its policy, "-" for a chain that is not built in, or the rule, without "-A NAME ".
 	// They are valid until the next line is read.
@@ -31,14 +31,14 @@ type SavedLine struct {
 	Handle uint64
 }
 
-// LongestRule is more than iptables-save prints of any rule.
-const LongestRule = 64 << 10
+// longestRule is more than iptables-save prints of any rule.
+const longestRule = 64 << 10
 
-// ReadSaved reads the output of iptables-save. It ends at the first error: of the reader, or because the text is not what
+// readSaved reads the output of iptables-save. It ends at the first error: of the reader, or because the text is not what
 // iptables-save prints, such as one that is cut off.
-func ReadSaved(r io.Reader) iter.Seq2[SavedLine, error] {
+func readSaved(r io.Reader) iter.Seq2[SavedLine, error] {
 	return func(yield func(SavedLine, error) bool) {
-		in := bufio.NewReaderSize(r, LongestRule)
+		in := bufio.NewReaderSize(r, longestRule)
 		table, open := "", false // the table, and whether its COMMIT is still to come
 		for n := 1; ; n++ {
 			line, lines, err := readRule(in)
@@ -54,7 +54,7 @@ func ReadSaved(r io.Reader) iter.Seq2[SavedLine, error] {
 			case len(line) == 0:
 			case line[0] == '#':
 				if t, unlistable := unlistableTable(line); unlistable {
-					said.Kind, said.Table = SavedUnlistable, t
+					said.Kind, said.Table = savedUnlistable, t
 					more = yield(said, nil)
 				}
 			case string(line) == "COMMIT":
@@ -91,7 +91,7 @@ func readRule(in *bufio.Reader) (text []byte, lines int, err error) {
 	quoted := false
 	for lines = 1; ; lines++ {
 		line, err := in.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) || len(joined)+len(line) > LongestRule {
+		if errors.Is(err, bufio.ErrBufferFull) || len(joined)+len(line) > longestRule {
 			return nil, lines, fmt.Errorf("%.80q is longer than any rule", line)
 		}
 		if joined != nil || bytes.HasPrefix(line, []byte("-A ")) {

@@ -172,7 +172,7 @@ func (t *Tool) Usable(ctx context.Context) error {
 	switch {
 	case err == nil:
 		defer done()
-		if err := Lacking(t.Backend, t.Needs, ask); err != nil {
+		if err := lacking(t.Backend, t.Needs, ask); err != nil {
 			return fmt.Errorf("iptables: %w, or use --proxy-mode nftables: %w", err, plane.ErrUnsupported)
 		}
 		return nil
@@ -261,7 +261,7 @@ func countRules(ctx context.Context, run Runner, program string, enough int) (n 
 	defer end()
 	t := &Tool{Run: run}
 	err = t.pipe(ctx, nil, func(r io.Reader) error {
-		for line, err := range ReadSaved(r) {
+		for line, err := range readSaved(r) {
 			if err != nil {
 				return err
 			}

@@ -25,11 +25,11 @@ import (
 func (t *Tool) Lines(ctx context.Context, each func(SavedLine)) error {
 	var cannot []Table
 	err := t.List(ctx, func(r io.Reader) error {
-		for line, err := range ReadSaved(r) {
+		for line, err := range readSaved(r) {
 			if err != nil {
 				return err
 			}
-			if line.Kind != SavedUnlistable {
+			if line.Kind != savedUnlistable {
 				each(line)
 			} else if t, known := TableNamed(line.Table); known {
 				cannot = append(cannot, t)

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -54,35 +52,6 @@ func TestHave(t *testing.T) {
 			}
 		}
 	})
-}
-
-// The answers of kernels that are not at hand: without nft_compat, with newer revisions alone, and one that does not answer.
-func TestLacking(t *testing.T) {
-	all := xtables.Needed[xtables.NFT]
-	for _, c := range []struct {
-		backend xtables.Backend
-		answer  error
-		want    string // "" if nothing is lacking
-	}{
-		{xtables.NFT, nil, ""},
-		{xtables.NFT, unix.EPROTONOSUPPORT, ""},
-		{xtables.NFT, unix.ENOENT, "no match statistic"},
-		{xtables.Legacy, unix.ENOENT, "no match statistic"},
-		{xtables.NFT, unix.EINVAL, "nft_compat"},
-		{xtables.NFT, unix.EOPNOTSUPP, "nft_compat"},
-		{xtables.NFT, unix.EPERM, "ask the kernel for the match statistic"},
-		{xtables.Legacy, unix.EINVAL, "ask the kernel for the match statistic"},
-	} {
-		err := xtables.Lacking(c.backend, all, func(e xtables.Extension) error {
-			if e.Name == "statistic" {
-				return c.answer
-			}
-			return nil
-		})
-		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s, %v: got %v, want %q", c.backend, c.answer, err, c.want)
-		}
-	}
 }
 
 // What an extension is needed for is in the rules that are written, and the other way round: rules of a table with all

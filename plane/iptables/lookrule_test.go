@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -66,16 +65,10 @@ func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 		reset(t, p, table)
 		run(t, othersRulesOf(w.Family), p.Tool.Program+"-restore", "--noflush")
 		want, strange := map[xtables.ChainID][]string{}, 0
-		if err := p.Tool.List(t.Context(), func(r io.Reader) error {
-			for line, err := range xtables.ReadSaved(r) {
-				if err != nil {
-					return err
-				}
-				which, _ := xtables.TableNamed(line.Table)
-				id := xtables.ChainID{Table: which, Name: string(line.Chain)}
-				want[id] = append(want[id], string(line.Rest))
-			}
-			return nil
+		if err := p.Lines(t.Context(), func(line xtables.SavedLine) {
+			which, _ := xtables.TableNamed(line.Table)
+			id := xtables.ChainID{Table: which, Name: string(line.Chain)}
+			want[id] = append(want[id], string(line.Rest))
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -336,27 +336,6 @@ func TestRemoveTriesAgain(t *testing.T) {
 	}
 }
 
-func TestIsJump(t *testing.T) {
-	for rule, want := range map[string]bool{
-		`-j KUBE-SERVICES`: true,
-		`-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`:                       true,
-		`-m comment --comment word -j KUBE-SERVICES`:                                               true,
-		`-m conntrack --ctstate NEW -m comment --comment "a \"b\" -s c" -j KUBE-EXTERNAL-SERVICES`: true,
-		`-m addrtype --dst-type LOCAL -m comment --comment "x" -j KUBE-NODEPORT-HOST`:              true,
-		`-m conntrack --ctstate ESTABLISHED -j KUBE-SERVICES`:                                      false,
-		`-s 10.0.0.0/8 -j KUBE-SERVICES`:                                                           false,
-		`-i eth0 -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`:               false,
-		`-g KUBE-SERVICES`:                    false,
-		`-m mark --mark 0x1 -j KUBE-SERVICES`: false,
-		`-m comment --comment`:                false,
-		``:                                    false,
-	} {
-		if got := xtables.IsJump(rule); got != want {
-			t.Errorf("isJump(%s) = %t", rule, got)
-		}
-	}
-}
-
 // A comment of a rule of others may have several lines, one of which looks like a rule that leads to a chain of ours: there is
 // no such rule to delete.
 func TestRemoveBesideCommentOfSeveralLines(t *testing.T) {
