@@ -34,9 +34,9 @@ type SavedLine struct {
 // longestRule is more than iptables-save prints of any rule.
 const longestRule = 64 << 10
 
-// readSaved reads the output of iptables-save. It ends at the first error: of the reader, or because the text is not what
+// ReadSaved reads the output of iptables-save. It ends at the first error: of the reader, or because the text is not what
 // iptables-save prints, such as one that is cut off.
-func readSaved(r io.Reader) iter.Seq2[SavedLine, error] {
+func ReadSaved(r io.Reader) iter.Seq2[SavedLine, error] {
 	return func(yield func(SavedLine, error) bool) {
 		in := bufio.NewReaderSize(r, longestRule)
 		table, open := "", false // the table, and whether its COMMIT is still to come

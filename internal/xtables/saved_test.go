@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readAll returns what readSaved says, a line each.
+// readAll returns what ReadSaved says, a line each.
 func readAll(text string) (lines []string, err error) {
-	for line, err := range readSaved(strings.NewReader(text)) {
+	for line, err := range ReadSaved(strings.NewReader(text)) {
 		if err != nil {
 			return lines, err
 		}
@@ -50,7 +50,7 @@ func TestReadSaved(t *testing.T) {
 			t.Errorf("%.40q: error %v, want one with %q", text, err, want)
 		}
 	}
-	for range readSaved(strings.NewReader(several)) { // whoever has seen enough may stop
+	for range ReadSaved(strings.NewReader(several)) { // whoever has seen enough may stop
 		break
 	}
 }
@@ -64,7 +64,7 @@ func FuzzSaved(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		var again strings.Builder
 		table, was, opened := "", "", false
-		for line, err := range readSaved(strings.NewReader(text)) {
+		for line, err := range ReadSaved(strings.NewReader(text)) {
 			if err != nil {
 				was = err.Error()
 				break
@@ -90,7 +90,7 @@ func FuzzSaved(f *testing.F) {
 		if (err == nil) != (was == "") {
 			t.Fatalf("one reader says %q, the other %v", was, err)
 		}
-		for line, err := range readSaved(strings.NewReader(text)) {
+		for line, err := range ReadSaved(strings.NewReader(text)) {
 			if err == nil {
 				left.Read(line)
 			}

@@ -261,7 +261,7 @@ func countRules(ctx context.Context, run Runner, program string, enough int) (n 
 	defer end()
 	t := &Tool{Run: run}
 	err = t.pipe(ctx, nil, func(r io.Reader) error {
-		for line, err := range readSaved(r) {
+		for line, err := range ReadSaved(r) {
 			if err != nil {
 				return err
 			}

@@ -25,7 +25,7 @@ import (
 func (t *Tool) Lines(ctx context.Context, each func(SavedLine)) error {
 	var cannot []Table
 	err := t.List(ctx, func(r io.Reader) error {
-		for line, err := range readSaved(r) {
+		for line, err := range ReadSaved(r) {
 			if err != nil {
 				return err
 			}
