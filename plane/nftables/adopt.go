@@ -87,15 +87,13 @@ var setsOfRows = []setIndex{sClusterSets, sLocalSets, sNodePortClusterSets, sNod
 func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 	return func(yield func(slots.Claim) bool) {
 		for _, i := range setsOfRows {
-			scope, n := lb.Cluster, c.AddrLen
+			scope := lb.Cluster
 			if i == sLocalSets || i == sNodePortLocalSets {
 				scope = lb.Local
 			}
-			if i == sNodePortClusterSets || i == sNodePortLocalSets {
-				n = 0
-			}
 			for rec := range snap.records[i].All() {
-				front := want.Get(wire.ParseKey(rec, n))
+				k, _ := rowKey(i, rec, c.AddrLen)
+				front := want.Get(k)
 				if front == nil {
 					continue
 				}

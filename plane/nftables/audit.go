@@ -6,13 +6,11 @@ import (
 	"context"
 	"fmt"
 
-	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
-	"kube-proxy/plane/internal/ranges"
 )
 
 // Drift has a value when somebody else changed our table.
@@ -140,18 +138,15 @@ func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 			data, ok = append([]byte(nil), rec[n:]...), true
 		}
 	}
-	addrLen := d.Key[0].Size
+	if k, is := rowKey(i, key, d.Key[0].Size); is {
+		if r, is := w.st.rows[k]; is {
+			rowRecords(r, find)
+		}
+		return data, ok
+	}
 	switch i {
-	case sServices, sClusterSets, sLocalSets, sSourceLists:
-		if r, is := w.st.rows[wire.ParseKey(key, addrLen)]; is {
-			rowRecords(r, find)
-		}
-	case sNodePorts, sNodePortClusterSets, sNodePortLocalSets:
-		if r, is := w.st.rows[wire.ParseKey(key, 0)]; is {
-			rowRecords(r, find)
-		}
 	case sSourceRanges:
-		l := w.st.lists.ByNumber[ranges.NumberOf(nlconn.Order.Uint32(key))]
+		l := w.st.lists.ByNumber[numberIn(i, key)]
 		ok = l != nil && l.Has(key)
 	case sClusterIPs:
 		ok = w.st.clusterIPs[wire.ParseAddr(key)] > 0
@@ -160,19 +155,11 @@ func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 	case sReserved:
 		w.st.reserved(find)
 	default:
-		if s := w.setOf(i, key); s != nil {
+		if s := w.set(numberIn(i, key)); s != nil {
 			s.records(find)
 		}
 	}
 	return data, ok
-}
-
-// setOf returns the set whose id stands in the key.
-func (w *wanted) setOf(i setIndex, key []byte) *set {
-	if i == sMemberBackends {
-		key = key[4:]
-	}
-	return w.set(nlconn.Order.Uint32(key))
 }
 
 // set returns the set of that id, or nil.

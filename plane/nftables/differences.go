@@ -160,19 +160,6 @@ func (d *differ) compareElements() {
 	}
 }
 
-// numberIn is the number of a set or list that the key of an element has; 0 for none.
-func numberIn(i setIndex, key []byte) uint32 {
-	switch i {
-	case sSetShapes, sBackends, sMembers:
-		return nlconn.Order.Uint32(key)
-	case sMemberBackends:
-		return nlconn.Order.Uint32(key[4:])
-	case sSourceRanges:
-		return ranges.NumberOf(nlconn.Order.Uint32(key))
-	}
-	return 0
-}
-
 // text says data of an element, a backend as an address with its port.
 func (d *differ) text(i setIndex, data []byte) string {
 	if data != nil && (i == sBackends || i == sMemberBackends) {
@@ -184,12 +171,9 @@ func (d *differ) text(i setIndex, data []byte) string {
 // tell tells that an element has other data; nil for no element.
 func (d *differ) tell(i setIndex, key, want, have []byte) {
 	def := &d.layout.sets[i]
-	k, wants, has := lb.Key{}, d.text(i, want), d.text(i, have)
+	wants, has := d.text(i, want), d.text(i, have)
+	k, _ := rowKey(i, key, d.AddrLen)
 	switch i {
-	case sServices, sClusterSets, sLocalSets, sSourceLists:
-		k = wire.ParseKey(key, d.AddrLen)
-	case sNodePorts, sNodePortClusterSets, sNodePortLocalSets:
-		k = wire.ParseKey(key, 0)
 	case sClusterIPs:
 		k = d.ipRows[wire.ParseAddr(key)]
 	case sReserved:

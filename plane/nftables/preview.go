@@ -223,21 +223,19 @@ func keepFirst[K comparable](names map[K]string, k K, name string) {
 }
 
 func (a *about) record(i setIndex, rec []byte) string {
-	addrLen := a.defs[i].Key[0].Size
+	k, _ := rowKey(i, rec, a.defs[i].Key[0].Size)
 	switch i {
 	case sSourceRanges:
 		list, p := ranges.ParseKey(rec)
 		return fmt.Sprintf("%s: %s", a.lists[list], p)
-	case sServices:
-		return a.frontend(wire.ParseKey(rec, addrLen), true)
-	case sNodePorts:
-		return a.frontend(wire.ParseKey(rec, 0), true)
+	case sServices, sNodePorts:
+		return a.frontend(k, true)
 	case sSourceLists:
-		return a.frontend(wire.ParseKey(rec, addrLen), false)
+		return a.frontend(k, false)
 	case sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets:
 		return a.set(nlconn.Order.Uint32(rec[len(rec)-4:])).source.ID.String()
 	case sSetShapes:
-		s := a.setOf(i, rec)
+		s := a.set(numberIn(i, rec))
 		text := fmt.Sprintf("%s: %d backends", s.source.ID, s.held.Len())
 		if s.held.Len() == 1 {
 			text = strings.TrimSuffix(text, "s")
@@ -247,7 +245,7 @@ func (a *about) record(i setIndex, rec []byte) string {
 		}
 		return text
 	case sBackends, sMembers, sMemberBackends:
-		return a.setOf(i, rec).source.ID.String()
+		return a.set(numberIn(i, rec)).source.ID.String()
 	case sClusterIPs:
 		return a.services[wire.ParseAddr(rec)]
 	}

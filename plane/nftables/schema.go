@@ -5,8 +5,11 @@ package nftables
 import (
 	"golang.org/x/sys/unix"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/internal/ranges"
 )
 
 // TableName is the name of the table in both families (G3, DP-20).
@@ -42,6 +45,30 @@ const (
 	sLocalShapes
 	setCount
 )
+
+// rowKey returns the frontend in the key of an element, if the set is keyed by them.
+func rowKey(i setIndex, key []byte, addrLen int) (k lb.Key, ok bool) {
+	switch i {
+	case sServices, sClusterSets, sLocalSets, sSourceLists:
+		return wire.ParseKey(key, addrLen), true
+	case sNodePorts, sNodePortClusterSets, sNodePortLocalSets:
+		return wire.ParseKey(key, 0), true
+	}
+	return k, false
+}
+
+// numberIn is the number of a set or list that the key of an element has; 0 for none.
+func numberIn(i setIndex, key []byte) uint32 {
+	switch i {
+	case sSetShapes, sBackends, sMembers:
+		return nlconn.Order.Uint32(key)
+	case sMemberBackends:
+		return nlconn.Order.Uint32(key[4:])
+	case sSourceRanges:
+		return ranges.NumberOf(nlconn.Order.Uint32(key))
+	}
+	return 0
+}
 
 // schema is the sets of a family. hashes says whether the kernel can hash the addresses of clients, see affinity.go.
 func schema(ip rule.IP, hashes bool) *[setCount]wire.Set {
