@@ -22,6 +22,8 @@ type Way struct {
 	Requests bool
 	// Port is the first of 2,000 that the client connects from by turns, so that no two ways share any; 0 lets the system choose.
 	Port uint16
+	// Pause follows each request and each exchange.
+	Pause time.Duration
 }
 
 // Traffic is a loop of TCP requests on each of some ways, and connections that live on and are used all the time, while a
@@ -160,6 +162,7 @@ func (s *stream) loop(stop chan struct{}, count *atomic.Int64, once func(n int) 
 			return
 		}
 		count.Add(1)
+		time.Sleep(s.Pause)
 	}
 }
 

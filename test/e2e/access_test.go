@@ -165,7 +165,7 @@ func TestPermissionComesLater(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { endProxy(t, p) })
 	time.Sleep(2 * time.Second)
-	if name, err := bed.AskWithin(t.Context(), "pod3", addr, brief); err == nil {
+	if name, err := bed.Ask("pod3", addr, brief); err == nil {
 		t.Fatalf("%s answers although the proxy may not read services", name)
 	}
 	bindings := bed.API.Client.RbacV1().ClusterRoleBindings()

@@ -21,7 +21,7 @@ func testCleanup(t *testing.T) {
 	must(t, bed.Prepare(t.Context()))
 	p := startProxy(t)
 	await(t, "pod3", addr, "pod1")
-	open, err := bed.Connect(t.Context(), "pod3", addr)
+	open, err := bed.Lab.Open("pod3", netlab.TCP, addr, netlab.DialOptions{})
 	must(t, err)
 	defer open.Close()
 	// As of a network plugin. The kernel translates nothing any more where no rule is left that asks for it.
@@ -53,8 +53,8 @@ func testCleanup(t *testing.T) {
 	if bed.Mode.Backend != "" {
 		command(t, foreign, "-t", "mangle", "-S", "KUBE-IPTABLES-HINT")
 	}
-	must(t, open.Echo("through rules that have gone"))
-	if name, err := bed.AskWithin(t.Context(), "pod3", addr, brief); err == nil {
+	works(t, open, "through rules that have gone")
+	if name, err := bed.Ask("pod3", addr, brief); err == nil {
 		t.Errorf("%s still answers at the service address", name)
 	}
 	if again := clean(); !strings.Contains(again, "there were no rules of a kube-proxy") {
@@ -82,7 +82,7 @@ func TestNodeAddressChange(t *testing.T) {
 	command(t, "ip", "address", "add", later.String()+"/24", "dev", netlab.Uplink)
 	t.Cleanup(func() { setNodeAddress(t, node1Addr()) })
 	moved := netip.AddrPortFrom(later, nodePort.Port())
-	if name, err := bed.AskWithin(t.Context(), "pod3", moved, brief); err == nil {
+	if name, err := bed.Ask("pod3", moved, brief); err == nil {
 		t.Errorf("%s answers at %s, which the Node does not have yet", name, moved)
 	}
 	setNodeAddress(t, later)

@@ -6,6 +6,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -119,7 +120,7 @@ func move(t *testing.T, name string, pods ...string) {
 // traffic starts Traffic that ends, at the latest, with the test.
 func traffic(t *testing.T, host string, to netip.AddrPort) (stop func()) {
 	t.Helper()
-	running, err := bed.StartTraffic(t.Context(), host, to)
+	running, err := bed.StartTraffic(host, to)
 	must(t, err)
 	stopped := false
 	stop = func() {
@@ -128,12 +129,20 @@ func traffic(t *testing.T, host string, to netip.AddrPort) (stop func()) {
 			return
 		}
 		stopped = true
-		if err := running.Stop(t.Logf); err != nil {
+		if err := errors.Join(running.More(), running.Stop()); err != nil {
 			t.Errorf("traffic from %s to %s: %v", host, to, err)
 		}
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+// works fails the test unless an open connection still does.
+func works(t *testing.T, c *netlab.Conn, when string) {
+	t.Helper()
+	if _, err := c.Exchange(); err != nil {
+		t.Fatalf("%s: %v", when, err)
+	}
 }
 
 func ruleset(t *testing.T) string {
@@ -189,7 +198,7 @@ func settledRules(t *testing.T) string {
 func awaitSilence(t *testing.T, host string, to netip.AddrPort) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		name, err := bed.AskWithin(t.Context(), host, to, brief)
+		name, err := bed.Ask(host, to, brief)
 		if err != nil {
 			return
 		}

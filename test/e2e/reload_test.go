@@ -105,15 +105,15 @@ func awaitLog(t *testing.T, p *testbed.Proxy, pattern string) {
 func awaitSource(t *testing.T, host string, to netip.AddrPort, want func(netip.Addr) bool, what string) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		c, err := bed.Connect(t.Context(), host, to)
+		c, err := bed.Lab.Open(host, netlab.TCP, to, netlab.DialOptions{})
 		must(t, err)
 		must(t, c.Close())
-		if want(c.Source.Addr()) {
-			t.Logf("%s: %s sees %s as %s", what, c.Answered, host, c.Source.Addr())
+		if want(c.First().Seen.Addr()) {
+			t.Logf("%s: %s sees %s as %s", what, c.First().Server, host, c.First().Seen.Addr())
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: %s still sees %s as %s", what, c.Answered, host, c.Source.Addr())
+			t.Fatalf("%s: %s still sees %s as %s", what, c.First().Server, host, c.First().Seen.Addr())
 		}
 	}
 }
@@ -131,7 +131,7 @@ func testReload(t *testing.T) {
 	await(t, "pod3", local, "pod1")
 	await(t, netlab.Client, nodePort, "pod2")
 	stopPod, stopClient := traffic(t, "pod3", steady), traffic(t, netlab.Client, steady)
-	open, err := bed.Connect(t.Context(), netlab.Client, nodePort)
+	open, err := bed.Lab.Open(netlab.Client, netlab.TCP, nodePort, netlab.DialOptions{})
 	must(t, err)
 	defer open.Close()
 
@@ -150,7 +150,7 @@ func testReload(t *testing.T) {
 
 	p.change(t, clusterCIDR+verbose+quick()+"nodePortAddresses: [10.0.0.0/8]\n", "nodePortAddresses")
 	awaitSilence(t, netlab.Client, nodePort)
-	must(t, open.Echo("through a closed NodePort"))
+	works(t, open, "through a closed NodePort")
 	t.Logf("nodePortAddresses: the NodePort at %s is closed, an open connection stays", nodePort)
 	p.change(t, clusterCIDR+verbose+quick()+"nodePortAddresses: [172.18.0.0/24]\n", "nodePortAddresses")
 	await(t, netlab.Client, nodePort, "pod2")
@@ -167,7 +167,7 @@ func testReload(t *testing.T) {
 	marker(t, "marker-verbose")
 	awaitLog(t, p.Proxy, fmt.Sprintf(`(?s)(\] "wrote".*){%d}`, before+1))
 	checkMinSyncPeriod(t, p)
-	must(t, open.Echo("after all"))
+	works(t, open, "after all")
 	stopPod()
 	stopClient()
 	awaitEvent(t, "KubeProxyConfigReloaded", netlab.Node1)

@@ -86,7 +86,7 @@ func checkMany(t *testing.T, addrs []netip.AddrPort) {
 		}
 	}
 	must(t, bed.API.Each(t.Context(), "deleted services asked", len(gone), func(ctx context.Context, i int) error {
-		if name, err := bed.AskWithin(ctx, netlab.Node1, gone[i], brief); err == nil {
+		if name, err := bed.Ask(netlab.Node1, gone[i], brief); err == nil {
 			return fmt.Errorf("%s answers for a deleted service at %s", name, gone[i])
 		}
 		return nil

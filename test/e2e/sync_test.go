@@ -96,7 +96,7 @@ func testChange(t *testing.T) {
 	addr := web(t, "web", "pod1")
 	startProxy(t)
 	await(t, "pod3", addr, "pod1")
-	open, err := bed.Connect(t.Context(), "pod3", addr)
+	open, err := bed.Lab.Open("pod3", netlab.TCP, addr, netlab.DialOptions{})
 	must(t, err)
 	defer open.Close()
 
@@ -110,8 +110,8 @@ func testChange(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("API write until the new endpoint answers: p50 %v, p90 %v, longest %v of %d", took[len(took)/2], took[len(took)*9/10], took[len(took)-1], len(took))
-	must(t, open.Echo("still there"))
-	t.Logf("a connection opened before the changes still reaches %s", open.Answered)
+	works(t, open, "still there")
+	t.Logf("a connection opened before the changes still reaches %s", open.First().Server)
 }
 
 // A service that loses its slice is refused, one that is deleted is gone, and one whose slice comes first or last is served.
@@ -123,7 +123,7 @@ func testComeAndGo(t *testing.T) {
 	service := controlplane.Service("late-slice", 80)
 	must(t, bed.API.Create(t.Context(), service))
 	marker(t, "marker-a")
-	if name, err := bed.AskWithin(t.Context(), "pod3", address(service), brief); err == nil {
+	if name, err := bed.Ask("pod3", address(service), brief); err == nil {
 		t.Fatalf("a service without slice is answered by %s", name)
 	} else {
 		t.Logf("without a slice: %v", err)
@@ -132,14 +132,14 @@ func testComeAndGo(t *testing.T) {
 	t.Logf("its slice created, it answers after %v", await(t, "pod3", address(service), "pod2"))
 	must(t, bed.API.DeleteSlice(t.Context(), "late-slice"))
 	marker(t, "marker-b")
-	if name, err := bed.AskWithin(t.Context(), "pod3", address(service), brief); err == nil {
+	if name, err := bed.Ask("pod3", address(service), brief); err == nil {
 		t.Fatalf("a service whose slice was deleted is answered by %s", name)
 	}
 	must(t, bed.API.CreateSlice(t.Context(), slice("late-slice", "pod4")))
 	t.Logf("another slice created, it answers after %v", await(t, "pod3", address(service), "pod4"))
 	must(t, bed.API.DeleteService(t.Context(), "late-slice"))
 	marker(t, "marker-c")
-	if name, err := bed.AskWithin(t.Context(), "pod3", address(service), brief); err == nil {
+	if name, err := bed.Ask("pod3", address(service), brief); err == nil {
 		t.Fatalf("a deleted service is answered by %s", name)
 	} else {
 		t.Logf("deleted: %v", err)

@@ -3,7 +3,7 @@
 package pods
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,10 +46,10 @@ func TestChart(t *testing.T) {
 		{"userspace", "tag: e2e}\n" + pods + ", mode: userspace}"}, // whose connections end with the process
 	}
 	var objects []*unstructured.Unstructured
-	var traffic *testbed.Traffic
+	var traffic *netlab.Traffic
 	stop := func() {
 		if traffic != nil {
-			if err := traffic.Stop(t.Logf); err != nil {
+			if err := errors.Join(traffic.More(), traffic.Stop()); err != nil {
 				t.Error(err)
 			}
 			traffic = nil
@@ -87,7 +87,7 @@ func TestChart(t *testing.T) {
 		}
 		if traffic == nil && step.name != "userspace" {
 			var err error
-			traffic, err = bed.StartTraffic(context.WithoutCancel(t.Context()), "pod3", addr)
+			traffic, err = bed.StartTraffic("pod3", addr)
 			must(t, err)
 		}
 	}

@@ -50,7 +50,7 @@ type Bed struct {
 	binary     func() (string, error) // builds kube-proxy at the first call
 	kubeconfig string
 	api        netns.NsHandle
-	pods       []*Responder
+	ways       int // of traffic so far
 	proxies    []*Proxy
 }
 
@@ -107,11 +107,9 @@ func (b *Bed) start(ctx context.Context) (err error) {
 		if !host.Pod() {
 			continue
 		}
-		responder, err := b.Respond(host.Name, PodPort)
-		if err != nil {
+		if _, err := b.Lab.Listen(host.Name, netlab.TCP, PodPort, netlab.ListenOptions{}); err != nil {
 			return err
 		}
-		b.pods = append(b.pods, responder)
 	}
 	b.API, err = controlplane.Start(ctx, controlplane.Config{
 		Dir: b.Dir, Programs: *programs, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true,
@@ -147,9 +145,6 @@ func (b *Bed) Close() error {
 	var errs []error
 	for _, p := range b.proxies {
 		errs = append(errs, p.Kill())
-	}
-	for _, r := range b.pods {
-		errs = append(errs, r.Close())
 	}
 	if b.API != nil {
 		errs = append(errs, b.API.Close())

@@ -25,7 +25,7 @@ func TestBedWithoutProxy(t *testing.T) {
 			continue
 		}
 		for _, addr := range []netip.Addr{host.V4, host.V6} {
-			name, err := bed.Ask(t.Context(), netlab.Node1, netip.AddrPortFrom(addr, PodPort))
+			name, err := bed.Ask(netlab.Node1, netip.AddrPortFrom(addr, PodPort), 3*time.Second)
 			if err != nil || name != host.Name {
 				t.Errorf("%s: %q answers, %v; want %s", addr, name, err, host.Name)
 			}
@@ -35,7 +35,7 @@ func TestBedWithoutProxy(t *testing.T) {
 	if err := bed.API.Create(t.Context(), service); err != nil {
 		t.Fatal(err)
 	}
-	if name, err := bed.AskWithin(t.Context(), "pod3", netip.MustParseAddrPort(service.Spec.ClusterIP+":80"), 200*time.Millisecond); err == nil {
+	if name, err := bed.Ask("pod3", netip.MustParseAddrPort(service.Spec.ClusterIP+":80"), 200*time.Millisecond); err == nil {
 		t.Errorf("%s answers at a service address without a proxy", name)
 	}
 	if rules, err := bed.Meaning(t.Context()); err != nil || rules != "" {
