@@ -19,7 +19,8 @@
 // [History] walks through what happens to a node: changes, restarts, Resets, damage, other proxies. After every step it
 // sends packets to all Services, and to none.
 //
-// [Verbs] proves each verb of engine.Plane by what it leaves for packets to meet, the same for every plane.
+// [Verbs] proves each verb of engine.Plane by what it leaves for packets to meet, the same for every plane. [Walk] calls them at random
+// while calls fail, others interfere and planes restart, and compares the planes with fresh ones when all is well again.
 //
 // A [Model] answers in place of a kernel that nobody here has: Run puts the same lines to it, and Transitions walk over it.
 //
