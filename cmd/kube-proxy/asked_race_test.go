@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kube-proxy/cli"
 )
 
 // The commands, against a proxy that takes in a hundred changes a second and more, with the race detector in both: it runs where tests are built
