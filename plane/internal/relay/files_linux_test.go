@@ -12,8 +12,9 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// noFiles leaves the process with no descriptor to spare but n, until the test gives them back.
-func noFiles(t *testing.T, n int) (giveBack func()) {
+// noFiles leaves the process with no descriptor to spare but n, until the test gives them back. hold takes those that were freed
+// since, as by earlier tests, and returns how many there were.
+func noFiles(t *testing.T, n int) (giveBack func(), hold func() int) {
 	t.Helper()
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -53,7 +54,7 @@ func noFiles(t *testing.T, n int) (giveBack func()) {
 		}
 	}
 	t.Cleanup(giveBack)
-	return giveBack
+	return giveBack, takeAll
 }
 
 // Without a descriptor for them clients wait, and are served when there are some again. Connections go on meanwhile, the loops
@@ -65,14 +66,14 @@ func TestTCPOutOfFiles(t *testing.T) {
 	open := dial(t, l.Addr())
 	roundTrip(t, open)
 
-	giveBack := noFiles(t, 1)
+	giveBack, hold := noFiles(t, 1)
 	waiting, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(l.Addr()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer waiting.Close()
 	begun := time.Now()
-	eventually(t, "the client has been looked at several times", func() bool { return r.Stats().TCP.OutOfDescriptors > 6 })
+	eventually(t, "the client has been looked at several times", func() bool { hold(); return r.Stats().TCP.OutOfDescriptors > 6 })
 	if took := time.Since(begun); took < acceptPause {
 		t.Errorf("the loops looked again and again, without rest, within %v", took)
 	}
