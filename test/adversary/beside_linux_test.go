@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
@@ -39,7 +40,9 @@ func (s *bystander) newBeside() *beside {
 	modes := all.Modes()
 	b := &beside{
 		metrics: status.NewMetrics(status.MetricsConfig{Modes: modes, Mode: "nftables", Version: "v1.37.0",
-			Changes: func() (uint64, uint64) { c := s.store.Changes(); return c.Services, c.Slices }}),
+			Changes:       func() (uint64, uint64) { c := s.store.Changes(); return c.Services, c.Slices },
+			EventsDropped: func() uint64 { return 0 }, Connected: func() bool { return true },
+			Conntrack: func() (uint64, uint64, bool) { return 0, 0, false }, Refused: func(string) int { return 0 }}),
 		traffic: traffic.New(traffic.Config{Counter: busy{s, new(uint64)}, Query: s.engine.Query, Services: ownSeries}),
 		inspector: inspect.New(inspect.Config{Store: s.store, Offline: true, Changes: s.ring, Families: []inspect.Family{{
 			Family: s.family, Query: s.engine.Query, Stats: s.engine.Stats, Settings: func(cluster.Name) policy.Settings { return s.settings }}}}),
@@ -100,7 +103,7 @@ func newObservers(t *testing.T, f lb.Family) []*observer {
 	return []*observer{
 		{name: "conntrack", Observer: cleaner},
 		{name: "sockets", Observer: watcher.Observer(f)},
-		{name: "health", Observer: health.NewServices(health.ServicesConfig{}).Observer(f)},
+		{name: "health", Observer: health.NewServices(health.ServicesConfig{Log: slog.New(slog.DiscardHandler)}).Observer(f)},
 	}
 }
 
