@@ -31,7 +31,7 @@ func Tenants(t *testing.T, walks int, fresh func(testing.TB) Kernel) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for walk := range uint64(walks) {
 			t.Run(fmt.Sprintf("%s/%d", f, walk), func(t *testing.T) {
-				n := newNeighbours(t, f, fresh(t))
+				n := newNeighbours(t, f, fresh)
 				var came []*adversary.Tenant
 				for i := range uint64(3) {
 					came = append(came, n.tenant(seed+3*walk+i))
@@ -40,9 +40,16 @@ func Tenants(t *testing.T, walks int, fresh func(testing.TB) Kernel) {
 				for _, tenant := range came {
 					n.acts(tenant.Namespace, "goes", tenant.Leave()...)
 				}
+				for _, p := range n.problems {
+					t.Error(p)
+				}
 			})
 		}
 	}
+}
+
+func (n *neighbours) errorf(format string, args ...any) {
+	n.problems = append(n.problems, fmt.Sprintf(format, args...))
 }
 
 // everything is each object that a tenant has, once.
@@ -58,8 +65,9 @@ func everything(t *adversary.Tenant) (out []cluster.Event) {
 
 // neighbours are Services of several namespaces in one kernel.
 type neighbours struct {
-	testing.TB
+	*testing.T
 	World
+	fresh    func(testing.TB) Kernel
 	plane    Plane
 	kernel   Kernel
 	store    *cluster.Store
@@ -70,28 +78,35 @@ type neighbours struct {
 	tenants  int
 	seed     maphash.Seed
 	known    map[question]string // what the kernel was last seen to do
+	problems []string
 }
 
 // honestOnes are the namespaces that are there before tenants come.
 const honestOnes = 4
 
-func newNeighbours(t testing.TB, f lb.Family, k Kernel) *neighbours {
-	n := &neighbours{TB: t, World: World{Family: f}, store: cluster.NewStore("node1"), seed: maphash.MakeSeed(), kernel: k}
+func newNeighbours(t *testing.T, f lb.Family, fresh func(testing.TB) Kernel) *neighbours {
+	n := &neighbours{T: t, World: World{Family: f}, store: cluster.NewStore("node1"), seed: maphash.MakeSeed(), fresh: fresh, kernel: fresh(t)}
 	node := n.Node()
 	n.settings = policy.Settings{Family: f, ClusterCIDRs: node.Pods.Prefixes, NodePortAddrs: policy.NodePortAddrs{Primary: true}}
 	n.victims = adversary.Victims{Special: adversary.Special(), Node: []netip.Addr{n.Addr(192, 1)}, NodeName: "node1",
-		Free: []netip.Addr{n.Addr(10, 9000), n.Addr(10, 9001)}, Ports: []uint16{80, 8080, 53}, NodePorts: []uint16{30080, 30081}, Targets: []uint16{80, 8080}}
+		Free: []netip.Addr{n.Addr(10, 9000), n.Addr(10, 9001)}, Ports: []uint16{80, 8080, 53, 31000, 31001}, NodePorts: []uint16{30080, 30081}, Targets: []uint16{80, 8080}}
 	n.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: n.victims.Node}})
 	n.store.Fold(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: node.ServiceCIDRs}}})
 	n.table = &lb.Table{Family: f, Node: policy.ResolveNode(n.store.Facts(), n.settings)}
 	for i := range honestOnes {
 		n.replace(n.honest(i)...)
 	}
-	n.plane = (&verbs{TB: t, Kernel: k, w: n.World}).new(k.New)
-	if _, err := ResetAll(t.Context(), n.plane, n.table); err != nil {
-		t.Fatal(err)
-	}
+	n.plane = n.newPlane(n.table)
 	return n
+}
+
+// newPlane returns a plane over the kernel that has the table in force.
+func (n *neighbours) newPlane(want *lb.Table) Plane {
+	p := (&verbs{TB: n.T, Kernel: n.kernel, w: n.World}).new(n.kernel.New)
+	if _, err := ResetAll(n.Context(), p, want); err != nil {
+		n.Fatal(err)
+	}
+	return p
 }
 
 // honest has addresses of each kind, of which tenants know.
@@ -159,38 +174,87 @@ func latest(all []lb.Change) []lb.Change {
 // acts has one namespace write objects, and compares the state of all others.
 func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	n.Helper()
-	before, lines := n.held(namespace), n.lines()
+	before, lines, rows := n.held(namespace), n.lines(n.plane), n.rows()
 	was := n.answers(n.some(before), n.known)
 	frees := func(lb.Key) bool { return false }
 	if does == "goes" && n.kernel.FirstKeeps {
 		frees = n.frees(namespace)
 	}
-	changed := n.replace(events...)
-	n.apply(changed)
-	after, moved := n.held(namespace), []string(nil)
+	n.apply(n.plane, n.replace(events...))
+	after := n.held(namespace)
+	var taken []lb.Change
+	var claimed []*regexp.Regexp
 	for k := range before {
-		if after[k] != before[k] { // a cluster IP goes to whom it is assigned, whoever had it as an external IP
-			moved = append(moved, k.Addr.String(), before[k])
+		switch now := n.table.Get(k); {
+		case now.Equal(rows[k]):
+		case precedes(now, rows[k]) && after[k] == "":
+			taken = append(taken, lb.Change{Key: k, Old: rows[k]})
+		default:
+			n.errorf("%s %s: it changes a row of another, against SV-24: %s, and before %s", namespace, does, now, rows[k])
 		}
-		if n.claimed(k) { // what led from the node's address to the NodePort may go
-			moved = append(moved, n.victims.Node[0].String(), before[k])
+		if n.claimed(k) {
+			claimed = append(claimed, n.nodePort(k))
 		}
 	}
 	n.known = n.answers(n.some(after), nil)
 	for at, now := range n.known {
 		if was, asked := was[at]; asked && now != was && before[at.key] == after[at.key] && !frees(at.key) {
-			n.Errorf("%s %s: packets %s, which %s has, meet %s, and before %s", namespace, does, at, before[at.key], now, was)
+			n.errorf("%s %s: packets %s, which %s has, meet %s, and before %s", namespace, does, at, before[at.key], now, was)
 		}
 	}
 	if does == "goes" {
 		return // its own lines go
 	}
-	now := n.lines()
-	for l, count := range lines {
-		if now[l] < count && !slices.ContainsFunc(moved, func(what string) bool { return strings.Contains(l, what) }) {
-			n.Errorf("%s %s: the kernel has no longer: %s", namespace, does, l)
+	lost := missing(lines, n.lines(n.plane))
+	maps.DeleteFunc(lost, func(l string, _ int) bool {
+		return slices.ContainsFunc(claimed, func(at *regexp.Regexp) bool { return at.MatchString(l) })
+	})
+	if len(lost) > 0 && len(taken) > 0 {
+		lost = missing(lost, n.allowed(rows, taken))
+	}
+	for l := range lost {
+		n.errorf("%s %s: the kernel has no longer: %s", namespace, does, l)
+	}
+}
+
+// precedes reports whether a Service that comes has the key of an older one: only as an address of a kind that goes before (SV-24).
+func precedes(now, was *lb.Frontend) bool {
+	order := []lb.Kind{lb.ClusterIP, lb.LoadBalancer, lb.ExternalIP}
+	return now != nil && slices.Contains(order, now.Kind) && slices.Index(order, now.Kind) < slices.Index(order, was.Kind)
+}
+
+// missing are the lines of which there are more in was than in is, and how many.
+func missing(was, is map[string]int) map[string]int {
+	out := map[string]int{}
+	for l, count := range was {
+		if count > is[l] {
+			out[l] = count - is[l]
 		}
 	}
+	return out
+}
+
+// allowed are the lines that a kernel with those rows loses as the taken ones go, and nobody comes (SV-24).
+func (n *neighbours) allowed(rows map[lb.Key]*lb.Frontend, taken []lb.Change) (lines map[string]int) {
+	n.Run("allowed", func(t *testing.T) {
+		alone := *n
+		alone.T, alone.kernel = t, n.fresh(t)
+		p := alone.newPlane(&lb.Table{Family: n.Family, Node: n.table.Node})
+		var come []lb.Change
+		for k, row := range rows {
+			come = append(come, lb.Change{Key: k, New: row})
+		}
+		alone.apply(p, latest(come))
+		before := alone.lines(p)
+		alone.apply(p, latest(taken))
+		lines, n.problems = missing(before, alone.lines(p)), alone.problems
+	})
+	return lines
+}
+
+// nodePort finds what a kernel with an entry for each address has for a NodePort at the node's own.
+func (n *neighbours) nodePort(k lb.Key) *regexp.Regexp {
+	return regexp.MustCompile(fmt.Sprintf(`\b%s\]?(,%s)?:%d\b`, regexp.QuoteMeta(n.victims.Node[0].String()), k.Proto, k.Port))
 }
 
 // frees reports, of a namespace that is about to go, whether it had an address that a key of others needs: as a Service's where the key has
@@ -235,14 +299,14 @@ func backends(f *lb.Frontend) iter.Seq[netip.Addr] {
 }
 
 // apply has the plane write changes, and each alone if it refuses some, as the engine does.
-func (n *neighbours) apply(changes []lb.Change) {
+func (n *neighbours) apply(p Plane, changes []lb.Change) {
 	for piece := range slices.Chunk(changes, 50) {
-		if err := ApplyAll(n.Context(), n.plane, piece); err == nil {
+		if err := ApplyAll(n.Context(), p, piece); err == nil {
 			continue
 		}
 		for i := range piece {
-			if err := ApplyAll(n.Context(), n.plane, piece[i:i+1]); err != nil && piece[i].New != nil && strings.HasPrefix(piece[i].New.Service, "honest") {
-				n.Errorf("refused: %v", err)
+			if err := ApplyAll(n.Context(), p, piece[i:i+1]); err != nil && piece[i].New != nil && strings.HasPrefix(piece[i].New.Service, "honest") {
+				n.errorf("refused: %v", err)
 			}
 		}
 	}
@@ -272,6 +336,15 @@ func (n *neighbours) held(but string) map[lb.Key]string {
 		}
 	}
 	return keys
+}
+
+// rows are all that are in force.
+func (n *neighbours) rows() map[lb.Key]*lb.Frontend {
+	rows := map[lb.Key]*lb.Frontend{}
+	for f := range n.table.All() {
+		rows[f.Key] = f
+	}
+	return rows
 }
 
 // question is a packet to a key.
@@ -317,7 +390,7 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 	return out
 }
 
-// claimed reports whether somebody claims the node's address, and so the port of a NodePort there (SV-26).
+// claimed reports whether somebody claims the node's address, and so the port of a NodePort there (SV-65).
 func (n *neighbours) claimed(k lb.Key) bool {
 	return k.IsNodePort() && n.table.Get(lb.Key{Addr: n.victims.Node[0], Port: k.Port, Proto: k.Proto}) != nil
 }
@@ -329,15 +402,27 @@ var dispatch = regexp.MustCompile(`^(nat|filter) KUBE-PORTALS-\S+ `)
 // the trees may split elsewhere. Whether a packet still finds its rule, answers asks the kernel.
 var branches = regexp.MustCompile(`KUBE-(SVC-TO|SVC-NP|SERVICES|NODEPORTS|EXTERNAL|EXTNP|PROXY-FW|PORTALS-[CN]|NODEPORT-[CLN])-([0-9A-F]+|H[0-9A-Z]{12})$`)
 
-func (n *neighbours) lines() map[string]int {
-	text, err := Dump(n.plane)
+// own are the chains of a service port or endpoint: their rules do not move.
+var own = regexp.MustCompile(`^(nat|filter) KUBE-(SVC|SVL|EXT|FW|SEP)-[A-Z2-7]{16}$`)
+
+func (n *neighbours) lines(p Plane) map[string]int {
+	text, err := Dump(p)
 	if err != nil {
 		n.Fatal(err)
 	}
 	lines := map[string]int{}
+	chain := "" // whose rules follow, each with four spaces before it
 	for l := range strings.Lines(text) {
-		if l = strings.TrimSpace(l); !branches.MatchString(l) {
-			lines[dispatch.ReplaceAllString(l, "")]++
+		l = strings.TrimSuffix(l, "\n")
+		rule, inChain := strings.CutPrefix(l, "    ")
+		switch {
+		case !inChain:
+			chain = own.FindString(l)
+		case chain != "":
+			rule = chain + " " + rule
+		}
+		if !branches.MatchString(rule) {
+			lines[dispatch.ReplaceAllString(rule, "")]++
 		}
 	}
 	return lines
