@@ -22,8 +22,9 @@ type Way struct {
 	Requests bool
 	// Port is the first of 2,000 that the client connects from by turns, so that no two ways share any; 0 lets the system choose.
 	Port uint16
-	// Pause follows each request and each exchange.
-	Pause time.Duration
+	// Rest is how many times as long as a request or an exchange took the loop rests after it: on a slow machine the traffic
+	// leaves the processors to what is tested.
+	Rest int
 }
 
 // Traffic is a loop of TCP requests on each of some ways, and connections that live on and are used all the time, while a
@@ -157,12 +158,13 @@ func (s *stream) loop(stop chan struct{}, count *atomic.Int64, once func(n int) 
 			return
 		default:
 		}
+		began := time.Now()
 		if err := once(n); err != nil {
 			s.failed.CompareAndSwap(nil, &err)
 			return
 		}
 		count.Add(1)
-		time.Sleep(s.Pause)
+		time.Sleep(time.Duration(s.Rest) * time.Since(began))
 	}
 }
 

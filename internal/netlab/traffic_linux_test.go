@@ -4,7 +4,9 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -67,6 +69,26 @@ func TestTraffic(t *testing.T) {
 			}
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// A loop that rests leaves the processors to others for as many times as long as it had them, however slow the machine is.
+func TestTrafficRests(t *testing.T) {
+	for _, took := range []time.Duration{time.Millisecond, 100 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &stream{Way: Way{Rest: 9}}
+			stop, began := make(chan struct{}), time.Now()
+			var count atomic.Int64
+			s.loop(stop, &count, func(n int) error {
+				if time.Sleep(took); n == 9 {
+					close(stop)
+				}
+				return nil
+			})
+			if all := time.Since(began); count.Load() != 10 || all != 100*took {
+				t.Errorf("%d requests of %v each took %v with their rests, want 10 and %v", count.Load(), took, all, 100*took)
 			}
 		})
 	}

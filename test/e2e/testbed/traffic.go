@@ -47,8 +47,8 @@ func (b *Bed) Await(ctx context.Context, host string, to netip.AddrPort, limit t
 	}
 }
 
-// StartTraffic starts a loop of short connections and a long one, with pauses: the API server shares the processors.
+// StartTraffic starts a loop of short connections and a long one, with rests: the API server shares the processors.
 func (b *Bed) StartTraffic(host string, to netip.AddrPort) (*netlab.Traffic, error) {
 	b.ways++
-	return b.Lab.StartTraffic(netlab.Way{From: host, To: to, Port: uint16(20000 + 2000*(b.ways%5)), Pause: 2 * time.Millisecond})
+	return b.Lab.StartTraffic(netlab.Way{From: host, To: to, Port: uint16(20000 + 2000*(b.ways%5)), Rest: 4})
 }
