@@ -71,17 +71,17 @@ const (
 
 // modelledNotes are what docs/conformance.md says of each.
 var modelledNotes = map[Modelled]string{
-	ModelledSilence:   "Differs by intent: HNS refuses and drops nothing. Where others do, no load balancer takes the packet, which goes on as it came: to an address that nobody has, or to the node itself.",
-	ModelledNode:      "Differs by intent: without DSR backends see the node, or the source VIP, where others keep the client's address.",
-	ModelledClient:    "Differs by intent: with DSR backends see the client where others masquerade; whether an answer needs that is HNS's own affair.",
-	ModelledAffinity:  "Differs by intent: HNS chooses by the client's address, so a client stays with its backend while the backends stay the same.",
-	ModelledSplit:     "Differs by intent: HNS has one load balancer for an address and port, whoever sends: this node and its pods are treated as who comes from outside.",
-	ModelledRanges:    "Differs by intent: HNS knows no source ranges. An address with some is not served at all, so that nobody gets in who may not.",
-	ModelledSCTP:      "Differs by intent: HNS does not translate SCTP.",
-	ModelledPorts:     "Differs by intent: a load balancer of HNS leads to one port. Of endpoints with several those serve which have the most common one.",
-	ModelledNodePorts: "Differs by intent: a load balancer of HNS answers on all addresses of the node. Where the primary one is not asked for NodePorts, there are none.",
-	ModelledInside:    "Differs by intent: with DSR who comes from outside to a cluster IP meets the backends of this node alone.",
-	ModelledFlows:     "Differs by intent: which connections go on is HNS's own affair. Taken for sure is only that those of a load balancer do which is changed in place.",
+	ModelledSilence:   "HNS neither rejects nor drops. Such a packet goes on unchanged.",
+	ModelledNode:      "Without DSR backends see the node's address or the source VIP, not the client's.",
+	ModelledClient:    "With DSR backends see the client where other modes masquerade.",
+	ModelledAffinity:  "HNS chooses by the client's address: a client keeps its backend while the backends stay the same.",
+	ModelledSplit:     "HNS has one load balancer for an address and port: the node and its pods are treated as outside clients.",
+	ModelledRanges:    "HNS has no source ranges: an address with source ranges is not served.",
+	ModelledSCTP:      "HNS does not translate SCTP.",
+	ModelledPorts:     "A load balancer of HNS has one backend port: only endpoints with the most common port serve.",
+	ModelledNodePorts: "A load balancer of HNS answers on all addresses of the node, or NodePorts are off.",
+	ModelledInside:    "With DSR an outside client of a cluster IP reaches only this node's backends.",
+	ModelledFlows:     "Connections are known to survive only where a load balancer changes in place.",
 }
 
 // modelled explains the columns of modes that were asked of a model.
@@ -89,10 +89,8 @@ func (p *page) modelled() {
 	if !slices.ContainsFunc(p.results, func(r Results) bool { return r.Model }) {
 		return
 	}
-	p.line("A column with \"fake\" in brackets had no packets sent, for nobody here has what it stands for. The tables of each scenario went to")
-	p.line("the plane, which wrote them to a fake in memory, step by step; and each line of packets was put to a resolver that walks what the")
-	p.line("fake holds, as the documents say that the real one would ([ADR 0043](adr/0043-services-in-hns.md)). It proves what is written,")
-	p.line("not that Windows carries it out. There ≈ means that some lines met with something else, which is what the notes say, by intent, and")
-	p.line("nothing but that; such a scenario counts as one that differs. The resolver knows no time, and no packets under way.")
+	p.line("A column with a name in brackets is a model: no packets were sent. The plane wrote each table to a fake in memory, and a resolver")
+	p.line("looked up each packet there, as the documentation of the real system says ([ADR 0043](adr/0043-services-in-hns.md)). It proves what is")
+	p.line("written, not that Windows executes it. The resolver has no time and no packets in flight.")
 	p.line("")
 }

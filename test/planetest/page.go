@@ -17,24 +17,21 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.line("")
 	p.line("<!-- Made by `go test ./test/planetest -run TestPage -update` from test/planetest/testdata/results. Do not edit. -->")
 	p.line("")
-	p.line("What was seen when real packets were sent through each data plane, on each kernel, in IPv4 and in IPv6. Every line")
-	p.line("is a file of [test/testdata/scenarios](../test/testdata/scenarios); the ids are rows of [the behaviour book](behaviour.md).")
+	p.line("Each scenario sends real packets through each mode, on each kernel, in IPv4 and in IPv6. A row is a file of")
+	p.line("[test/testdata/scenarios](../test/testdata/scenarios). [The specification](behaviour.md) lists the scenarios of each of its rows.")
 	p.line("")
-	p.line("About every packet the tests ask `kube-proxy trace` too: the verdict, the backends and the source that the packet met must be those")
-	p.line("that it tells, from the table and from what the kernel holds; and after each step the kernel must differ from the table in nothing")
-	p.line("([ADR 0028](adr/0028-what-a-change-proves.md)). A scenario in which one of these says otherwise fails.")
+	p.line("For each packet the tests also run `kube-proxy trace`. Its verdict, backends and source, from the table and from the kernel, must be")
+	p.line("those of the packet. After each step the kernel must equal the table ([ADR 0028](adr/0028-what-a-change-proves.md)).")
 	p.line("")
-	p.line("What the kernel holds is asked for every packet on the kernel of the machine. The other kernels run in emulation, where such an answer takes half a second and")
-	p.line("more: there for %d packets of a state at least, or all that it has, and in generated scenarios for one, with one comparison for all states.", mostAsked)
-	p.line("`make test-kernels FULL=1` asks for every packet there too, but in generated scenarios. The table's own answer is asked for all of them, everywhere.")
-	p.line("Of pings it alone is asked, and nothing is of packets that another program of the node leads elsewhere first.")
+	p.line("Kernels other than the machine's run in emulation. There the kernel's answer is compared for at least %d packets of a state, and for one", mostAsked)
+	p.line("in generated scenarios; `make test-kernels FULL=1` compares all. The table's answer is always compared.")
+	p.line("Pings have the table's answer only. Packets that another program redirects first have neither.")
 	p.line("")
 	p.when(release)
 	p.summary()
 	p.proxied()
 	p.modelled()
 	p.table(scenarios)
-	p.rows(scenarios)
 	p.notesText()
 	return p.b.String()
 }
@@ -47,13 +44,12 @@ type page struct {
 
 func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
 
-// when says what is run when.
+// when says which runs prove what.
 func (p *page) when(release *Release) {
-	p.line("CI sends all scenarios through the kernel of its machine, and the core of them, which has each mode write every form of rule")
-	p.line("that it knows, through the others. `make release-check` sends all of them through all kernels, and runs all other tests, with")
-	p.line("the race detector too, and all fuzz targets.")
+	p.line("CI runs all scenarios on its own kernel. On the other kernels it runs each mode's core scenarios, which write every form of rule.")
+	p.line("`make release-check` runs all scenarios on all kernels, all other tests with the race detector, and all fuzz targets.")
 	if release == nil {
-		p.line("It has not passed yet: complete runs are noted below.")
+		p.line("It has not passed yet.")
 	} else {
 		p.line("It passed last on %s, on kernels %s.", release.Seen, strings.Join(release.Kernels, ", "))
 	}
@@ -62,8 +58,8 @@ func (p *page) when(release *Release) {
 
 // summary counts, for each run, the scenarios in one family each.
 func (p *page) summary() {
-	p.line("| mode | kernel | pass | fail | differ by intent | not applicable | lines that need SCTP | last complete run |")
-	p.line("|---|---|---|---|---|---|---|---|")
+	p.line("| mode | kernel | pass | fail | differ by intent | not applicable | SCTP lines left out | last complete run | oldest result |")
+	p.line("|---|---|---|---|---|---|---|---|---|")
 	for _, r := range p.results {
 		count, differ, sctp := map[string]int{}, 0, 0
 		for _, c := range r.Cases {
@@ -77,37 +73,30 @@ func (p *page) summary() {
 			}
 			sctp += c.SCTP
 		}
-		all := "not noted"
+		all := "–"
 		if r.All != nil {
 			all = r.All.String()
 		}
-		p.line("| %s | %s | %d | %d | %d | %d | %d | %s |", r.Mode, r.Kernel, count[Passes], count[Fails], differ,
-			count[NotApplicable]+count[NeedsSCTP], sctp, all)
+		p.line("| %s | %s | %d | %d | %d | %d | %d | %s | %s |", r.Mode, r.Kernel, count[Passes], count[Fails], differ,
+			count[NotApplicable]+count[NeedsSCTP], sctp, all, r.oldest())
 	}
 	p.line("")
-	p.line("Pass and fail count a scenario once for each family. A kernel without SCTP sockets leaves out the SCTP lines; the other")
-	p.line("kernels prove them.")
+	p.line("Pass and fail count a scenario once for each family. Kernels without SCTP leave out the SCTP lines; the others prove them.")
 	p.line("")
 }
 
-// table has a line for each scenario, and for each generated one that a run knew.
+// table has a line for each scenario, and for each generated one that a run knew. A column is a mode.
 func (p *page) table(scenarios []*scenario.Scenario) {
-	head, rule := "| behaviour | rows |", "|---|---|"
-	for _, r := range p.results {
-		head += " " + r.Column() + " |"
-		rule += ":-:|"
-	}
-	p.line("## Behaviours")
+	p.line("## Scenarios")
 	p.line("")
-	p.line("✓ passes in both families, ✗ fails, – differs by intent or is not applicable, ? was not run. What another run than the last")
-	p.line("complete one showed has a note that says which.")
+	p.line("✓ passes in both families, ✗ fails, – differs by intent or is not applicable, ≈ differs as its notes say, ? was not run.")
+	p.line("A mark covers all kernels on which the scenario ran; where they differ, each is named.")
 	p.line("")
-	p.line("%s", head)
-	p.line("%s", rule)
-	known := map[string]bool{}
+	modes := p.modes()
+	p.line("| scenario | %s |", strings.Join(modes, " | "))
+	p.line("|---|%s", strings.Repeat(":-:|", len(modes)))
 	for _, s := range scenarios {
-		known[s.Name] = true
-		p.line("| **%s**: %s | %s |%s", s.Name, oneLine(s.Story), strings.Join(s.Rows, ", "), p.cells(s.Name))
+		p.line("| **%s**: %s |%s", s.Name, oneLine(s.Story), p.cells(modes, s.Name))
 	}
 	generated := map[string]bool{}
 	for _, r := range p.results {
@@ -118,7 +107,7 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(generated)) {
-		p.line("| **%s** | |%s", name, p.cells(name))
+		p.line("| **%s** |%s", name, p.cells(modes, name))
 	}
 	p.line("")
 }
@@ -134,52 +123,81 @@ func oneLine(s string) string {
 	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "|", `\|`)
 }
 
-func (p *page) cells(name string) string {
-	var out string
+// modes returns the heads of the columns, in the order of the results.
+func (p *page) modes() []string {
+	var modes []string
 	for _, r := range p.results {
-		c, ok := r.Cases[name]
-		if !ok {
-			out += " ? |"
-			continue
-		}
-		out += " " + p.cell(c) + " |"
+		modes = append(modes, r.column())
+	}
+	return slices.Compact(modes)
+}
+
+func (p *page) cells(modes []string, name string) string {
+	var out string
+	for _, mode := range modes {
+		out += " " + p.cell(mode, name) + " |"
 	}
 	return out
 }
 
-func (p *page) cell(c Result) string {
-	switch {
-	case c.Left != "":
-		return "?" + p.note("Left out in emulation: "+c.Left+".")
-	case c.Differs != "":
-		return "–" + p.note(c.Differs) + p.seen(c)
+// cell returns the mark of a scenario in a mode, with its notes.
+func (p *page) cell(mode, name string) string {
+	var marks, each, notes []string
+	for _, r := range p.results {
+		c, ok := r.Cases[name]
+		if r.column() != mode || !ok {
+			continue
+		}
+		notes = append(notes, p.notesOf(c)...)
+		if c.Left == "" {
+			marks = append(marks, c.mark())
+			each = append(each, r.Kernel+" "+c.mark())
+		}
+	}
+	slices.Sort(notes)
+	text := strings.Join(slices.Compact(notes), "")
+	slices.Sort(marks)
+	switch marks = slices.Compact(marks); len(marks) {
+	case 0:
+		return "?" + text
+	case 1:
+		return marks[0] + text
+	}
+	return strings.Join(each, ", ") + text
+}
+
+// mark returns the result as the table shows it.
+func (c Result) mark() string {
+	if c.Differs != "" {
+		return mark(NotApplicable)
 	}
 	v4, v6 := mark(c.Families["IPv4"]), mark(c.Families["IPv6"])
 	text := v4
 	if v4 != v6 {
 		text = fmt.Sprintf("v4 %s v6 %s", v4, v6)
 	}
-	if c.SCTP > 0 {
-		text += p.note("This kernel has no SCTP sockets; what the lines in SCTP say is proven on those that have.")
-	}
-	for _, how := range c.Proxied {
-		text += p.note(proxiedNotes[how])
-	}
 	if len(c.Modelled) > 0 {
 		text = strings.ReplaceAll(text, mark(Passes), "≈")
 	}
-	for _, how := range c.Modelled {
-		text += p.note(modelledNotes[how])
-	}
-	return text + p.seen(c)
+	return text
 }
 
-// seen says which run showed it, if it was not the last complete one.
-func (p *page) seen(c Result) string {
-	if c.Seen == nil {
-		return ""
+// notesOf returns the marks of the footnotes that a result needs.
+func (p *page) notesOf(c Result) []string {
+	var notes []string
+	if c.Left != "" {
+		notes = append(notes, p.note("Left out in emulation: "+c.Left+"."))
 	}
-	return p.note("Seen on " + c.Seen.String() + ".")
+	if c.Differs != "" {
+		notes = append(notes, p.note(c.Differs))
+	}
+	for _, how := range c.Proxied {
+		notes = append(notes, p.note(proxiedNotes[how]))
+	}
+	for _, how := range c.Modelled {
+		notes = append(notes, p.note(modelledNotes[how]))
+	}
+	return notes
 }
 
 func mark(verdict string) string {
@@ -200,24 +218,6 @@ func (p *page) note(text string) string {
 		p.notes = append(p.notes, text)
 	}
 	return fmt.Sprintf(" <sup>%d</sup>", i+1)
-}
-
-// rows lists the scenarios of each row of the behaviour book.
-func (p *page) rows(scenarios []*scenario.Scenario) {
-	by := map[string][]string{}
-	for _, s := range scenarios {
-		for _, row := range s.Rows {
-			by[row] = append(by[row], s.Name)
-		}
-	}
-	p.line("## Rows")
-	p.line("")
-	p.line("| row | proven by |")
-	p.line("|---|---|")
-	for _, row := range slices.Sorted(maps.Keys(by)) {
-		p.line("| %s | %s |", row, strings.Join(by[row], ", "))
-	}
-	p.line("")
 }
 
 func (p *page) notesText() {

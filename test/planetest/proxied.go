@@ -21,11 +21,11 @@ const (
 
 // proxiedNotes are what docs/conformance.md says of each.
 var proxiedNotes = map[Proxied]string{
-	ProxiedAddress:  "Differs by intent: connections end at the proxy, so backends see an address of the node, not the client's. That is what was expected, and seen.",
-	ProxiedRestart:  "Differs by intent: open connections end with the process of the proxy. That is what was expected, and seen.",
-	ProxiedAffinity: "Differs by intent: clients stay with their backend until the proxy starts again, and then with the one that they meet first. That is what was expected, and seen.",
-	ProxiedReset:    "Differs by intent: where no backend answers, a connection is accepted before it is reset. That is what was expected, and seen.",
-	ProxiedRetry:    "Differs by intent, for the better: a backend that does not answer is hidden from clients. That is what was expected, and seen.",
+	ProxiedAddress:  "Connections end at the proxy: backends see an address of the node, not the client's.",
+	ProxiedRestart:  "Open connections end with the proxy's process.",
+	ProxiedAffinity: "Session affinity ends with the proxy's process.",
+	ProxiedReset:    "If no backend answers, a connection is accepted and then reset.",
+	ProxiedRetry:    "A backend that does not answer is hidden from clients.",
 }
 
 // note adds what was otherwise, each once and in order.
@@ -46,17 +46,8 @@ func (p *page) proxied() {
 		}
 	}
 	for _, mode := range modes {
-		p.line("In mode %s connections end at the proxy. What follows from that differs from the other modes by intent. The same lines", mode)
-		p.line("were sent as in the other modes, and had to show the difference; a note says which:")
-		p.line("")
-		p.line("- A backend sees an address of the node as the source, never the client's, and a client is told apart by its address at the")
-		p.line("  proxy alone (SV-18, SV-61 hold all the same).")
-		p.line("- A backend that refuses a connection, or does not answer in time, is hidden: the client meets another.")
-		p.line("- Where no backend answers, the client's connection is accepted before it is reset; without any endpoint it is refused at once.")
-		p.line("- Connections to an endpoint or a Service that is removed go on as in the other modes, unless")
-		p.line("  `userspace.terminationGracePeriod` bounds that.")
-		p.line("- When the proxy stops, its connections end, after those that it waits for; a new process does not know which backend a")
-		p.line("  client had.")
+		p.line("In mode %s connections end at the proxy, so it differs from the other modes by intent, as the notes say. The tests expect each", mode)
+		p.line("of these differences ([userspace.md](userspace.md)).")
 		p.line("")
 	}
 }

@@ -1,6 +1,7 @@
 package planetest
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -188,12 +189,27 @@ func compareVersions(a, b string) int {
 	return slices.Compare(x[:], y[:])
 }
 
-// Column is the name of the results' column: the mode, and the kernel or what stood for it.
-func (r Results) Column() string {
+// column returns the head of the column that the results belong to.
+func (r Results) column() string {
 	if r.Model {
 		return r.Mode + " (" + r.Kernel + ")"
 	}
-	return r.Mode + ", " + r.Kernel
+	return r.Mode
+}
+
+// oldest returns the date of the oldest result.
+func (r Results) oldest() string {
+	oldest := ""
+	for _, c := range r.Cases {
+		seen := c.Seen
+		if seen == nil {
+			seen = r.All
+		}
+		if seen != nil && (oldest == "" || seen.Date < oldest) {
+			oldest = seen.Date
+		}
+	}
+	return cmp.Or(oldest, "–")
 }
 
 // Write writes the results to their file in dir.
