@@ -17,8 +17,8 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.line("")
 	p.line("<!-- Made by `go test ./test/planetest -run TestPage -update` from test/planetest/testdata/results. Do not edit. -->")
 	p.line("")
-	p.line("Each scenario sends real packets through each mode, on each kernel, in IPv4 and in IPv6. A row is a file of")
-	p.line("[test/testdata/scenarios](../test/testdata/scenarios). [The specification](behaviour.md) lists the scenarios of each of its rows.")
+	p.line("Each scenario sends real packets through each mode, on each kernel, in IPv4 and in IPv6. A scenario is a")
+	p.line("file of [test/testdata/scenarios](../test/testdata/scenarios) that begins with its purpose. [The specification](behaviour.md) lists the scenarios of each of its rows.")
 	p.line("")
 	p.line("For each packet the tests also run `kube-proxy trace`. Its verdict, backends and source, from the table and from the kernel, must be")
 	p.line("those of the packet. After each step the kernel must equal the table ([ADR 0028](adr/0028-what-a-change-proves.md)).")
@@ -96,7 +96,7 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 	p.line("| scenario | %s |", strings.Join(modes, " | "))
 	p.line("|---|%s", strings.Repeat(":-:|", len(modes)))
 	for _, s := range scenarios {
-		p.line("| **%s**: %s |%s", s.Name, oneLine(s.Story), p.cells(modes, s.Name))
+		p.line("| [%s](../test/testdata/scenarios/%[1]s.txtar) |%s", s.Name, p.cells(modes, s.Name))
 	}
 	generated := map[string]bool{}
 	for _, r := range p.results {
@@ -107,7 +107,7 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(generated)) {
-		p.line("| **%s** |%s", name, p.cells(modes, name))
+		p.line("| %s |%s", name, p.cells(modes, name))
 	}
 	p.line("")
 }
@@ -118,10 +118,6 @@ const mostAsked = 8
 
 // generatedPrefix begins the names of scenarios that have no file.
 const generatedPrefix = "generated-"
-
-func oneLine(s string) string {
-	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "|", `\|`)
-}
 
 // modes returns the heads of the columns, in the order of the results.
 func (p *page) modes() []string {

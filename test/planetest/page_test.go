@@ -22,12 +22,12 @@ func TestPageKernels(t *testing.T) {
 	is := func(v string) map[string]Result {
 		return map[string]Result{"one": {Families: map[string]string{"IPv4": v, "IPv6": v}}, "new": {Left: "too large"}}
 	}
-	sc := []*scenario.Scenario{{Name: "one", Story: "A."}, {Name: "new", Story: "B."}}
+	sc := []*scenario.Scenario{{Name: "one"}, {Name: "new"}}
 	agree := []Results{{Mode: "m", Kernel: "6.1", Cases: is(Passes)}, {Mode: "m", Kernel: "6.12", Cases: is(Passes)}}
 	differ := append(agree[:1:1], Results{Mode: "m", Kernel: "6.12", Cases: is(Fails)})
 	for want, results := range map[string][]Results{
-		"| **one**: A. | ✓ |\n| **new**: B. | ? <sup>1</sup> |\n":             agree,
-		"| **one**: A. | 6.1 ✓, 6.12 ✗ |\n| **new**: B. | ? <sup>1</sup> |\n": differ,
+		"| [one](../test/testdata/scenarios/one.txtar) | ✓ |\n| [new](../test/testdata/scenarios/new.txtar) | ? <sup>1</sup> |\n":             agree,
+		"| [one](../test/testdata/scenarios/one.txtar) | 6.1 ✓, 6.12 ✗ |\n| [new](../test/testdata/scenarios/new.txtar) | ? <sup>1</sup> |\n": differ,
 	} {
 		if got := Page(sc, results, nil); !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
@@ -93,7 +93,7 @@ func TestPage(t *testing.T) {
 
 func TestPageCells(t *testing.T) {
 	sc := func(name string) *scenario.Scenario {
-		return &scenario.Scenario{Name: name, Story: "A | b\nc.", Rows: []string{"SV-10"}}
+		return &scenario.Scenario{Name: name, Rows: []string{"SV-10"}}
 	}
 	both := func(v4, v6 string) Result { return Result{Families: map[string]string{"IPv4": v4, "IPv6": v6}} }
 	sctp := both(Passes, Passes)
@@ -112,15 +112,15 @@ func TestPageCells(t *testing.T) {
 	for _, want := range []string{
 		"It has not passed yet",
 		"| m | 6.1 | 8 | 3 | 1 | 1 | 2 | 2026-11-03 at abc | 2026-11-02 |\n",
-		"| **good**: A \\| b c. | ✓ |\n",
-		"| **bad**: A \\| b c. | ✗ |\n",
-		"| **half**: A \\| b c. | v4 ✓ v6 – |\n",
-		"| **differs**: A \\| b c. | – <sup>1</sup> |\n",
-		"| **sctp**: A \\| b c. | ✓ |\n",
-		"| **new**: A \\| b c. | ? |\n",
-		"| **before**: A \\| b c. | ✓ |\n",
-		"| **large**: A \\| b c. | ? <sup>2</sup> |\n",
-		"| **generated-x** | v4 ✓ v6 ✗ |\n",
+		"| [good](../test/testdata/scenarios/good.txtar) | ✓ |\n",
+		"| [bad](../test/testdata/scenarios/bad.txtar) | ✗ |\n",
+		"| [half](../test/testdata/scenarios/half.txtar) | v4 ✓ v6 – |\n",
+		"| [differs](../test/testdata/scenarios/differs.txtar) | – <sup>1</sup> |\n",
+		"| [sctp](../test/testdata/scenarios/sctp.txtar) | ✓ |\n",
+		"| [new](../test/testdata/scenarios/new.txtar) | ? |\n",
+		"| [before](../test/testdata/scenarios/before.txtar) | ✓ |\n",
+		"| [large](../test/testdata/scenarios/large.txtar) | ? <sup>2</sup> |\n",
+		"| generated-x | v4 ✓ v6 ✗ |\n",
 		"1. SV-62: not in this mode\n2. Left out in emulation: it takes hours.\n",
 	} {
 		if !strings.Contains(got, want) {
@@ -131,7 +131,7 @@ func TestPageCells(t *testing.T) {
 
 // The page says what a mode does otherwise in which connections end at the proxy, and nothing of it where there is none.
 func TestPageProxied(t *testing.T) {
-	sc := []*scenario.Scenario{{Name: "one", Story: "A.", Rows: []string{"SV-10"}}}
+	sc := []*scenario.Scenario{{Name: "one", Rows: []string{"SV-10"}}}
 	c := Result{Families: map[string]string{"IPv4": Passes, "IPv6": Passes}}
 	plain := []Results{{Mode: "m", Kernel: "6.1", Cases: map[string]Result{"one": c}}}
 	if got := Page(sc, plain, nil); strings.Contains(got, "end at the proxy") {
@@ -141,7 +141,7 @@ func TestPageProxied(t *testing.T) {
 	got := Page(sc, append(plain, Results{Mode: "u", Kernel: "6.1", Cases: map[string]Result{"one": c}}), nil)
 	for _, want := range []string{
 		"In mode u connections end at the proxy,",
-		"| **one**: A. | ✓ | ✓ <sup>1</sup> <sup>2</sup> |\n",
+		"| [one](../test/testdata/scenarios/one.txtar) | ✓ | ✓ <sup>1</sup> <sup>2</sup> |\n",
 		"1. " + proxiedNotes[ProxiedAddress] + "\n2. " + proxiedNotes[ProxiedRetry] + "\n",
 	} {
 		if !strings.Contains(got, want) {
@@ -152,7 +152,7 @@ func TestPageProxied(t *testing.T) {
 
 // A column of a model says so in its name, and the page explains what that is worth; without one it says nothing of it.
 func TestPageModelled(t *testing.T) {
-	sc := []*scenario.Scenario{{Name: "one", Story: "A.", Rows: []string{"SV-10"}}}
+	sc := []*scenario.Scenario{{Name: "one", Rows: []string{"SV-10"}}}
 	c := Result{Families: map[string]string{"IPv4": Passes, "IPv6": Passes}}
 	plain := []Results{{Mode: "m", Kernel: "6.1", Cases: map[string]Result{"one": c}}}
 	if got := Page(sc, plain, nil); strings.Contains(got, "is a model") {
@@ -164,7 +164,7 @@ func TestPageModelled(t *testing.T) {
 	for _, want := range []string{
 		"| m | w (fake HNS) |\n",
 		"A column with a name in brackets is a model",
-		"| **one**: A. | ✓ | ≈ <sup>1</sup> <sup>2</sup> |\n",
+		"| [one](../test/testdata/scenarios/one.txtar) | ✓ | ≈ <sup>1</sup> <sup>2</sup> |\n",
 		"| w | fake HNS | 0 | 0 | 1 | 0 | 0 | – | – |\n",
 		"1. " + modelledNotes[ModelledSCTP] + "\n2. " + modelledNotes[ModelledSplit] + "\n",
 	} {
