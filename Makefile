@@ -46,7 +46,7 @@ test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equa
 	cd tools/image && ../../test/vm/vmrun --kernel 6.12 -- bash -ec 'for tests; do ../../bin/test-image/image.test -test.v -test.run "$$tests" \
 	  -image ../../bin/test-image/kube-proxy-image.tar -demo ../../bin/test-image/demo; done' bash TestKernelLoads 'TestServes/^ipvs$$'
 
-site: ## write the pages of docs as HTML to bin/site, to be read in order (SOURCE=... is where the repository can be read)
+site: ## write docs as HTML with a search to bin/site (SOURCE=... is the address of the repository)
 	@$(call tool,site) -o bin/site $(if $(SOURCE),-source $(SOURCE))
 
 # Chromium is much to install, and needed here alone.

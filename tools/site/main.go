@@ -1,5 +1,6 @@
-// Command site makes the pages of docs a site that is read in order: its first page, docs/README.md, lists the others, and this list
-// is the order. What it writes are plain files that ask nobody for anything: one page of HTML for each of Markdown, and the pictures.
+// Command site turns the pages of docs into a static site. The list in docs/README.md is the order of
+// the pages. The site is plain files without links to other hosts: one page of HTML for each page of
+// Markdown, the pictures, and a search that runs in the browser.
 package main
 
 import (
@@ -46,9 +47,13 @@ type section struct {
 type page struct {
 	File, Title    string // File is its name below docs
 	Body           template.HTML
+	Headings       []heading // of the second level, for the page's own contents
 	Previous, Next *page
 	Listed         bool // in the contents, not a decision
 }
+
+// heading is a heading with its anchor.
+type heading struct{ ID, Text string }
 
 // URL is the page's address, below the root of the site.
 func (p *page) URL() string {
@@ -81,8 +86,9 @@ func build(docs fs.FS, out, source string) error {
 	for _, name := range decisions {
 		pages = append(pages, &page{File: name})
 	}
+	find := search{Words: map[string][]int{}}
 	for _, p := range pages {
-		if err := p.read(docs, source); err != nil {
+		if err := p.read(docs, source, &find); err != nil {
 			return fmt.Errorf("docs/%s: %w", p.File, err)
 		}
 		if err := write(filepath.Join(out, p.URL()), func(w *bytes.Buffer) error {
@@ -90,6 +96,9 @@ func build(docs fs.FS, out, source string) error {
 		}); err != nil {
 			return fmt.Errorf("docs/%s: %w", p.File, err)
 		}
+	}
+	if err := write(filepath.Join(out, "search.js"), func(w *bytes.Buffer) error { return find.write(w) }); err != nil {
+		return err
 	}
 	pictures, err := fs.Glob(docs, "pictures/*")
 	if err != nil {
@@ -143,9 +152,9 @@ func order(docs fs.FS) (first *page, sections []section, err error) {
 
 var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
 
-// read turns the page's text into HTML. Links between pages become links between their HTML; those to other files of the repository
-// lead to source, or nowhere.
-func (p *page) read(docs fs.FS, source string) error {
+// read turns the page's text into HTML and adds its words to the search. Links between pages become
+// links between their HTML; links to other files of the repository lead to source, or become text.
+func (p *page) read(docs fs.FS, source string, find *search) error {
 	in, err := fs.ReadFile(docs, p.File)
 	if err != nil {
 		return err
@@ -155,8 +164,25 @@ func (p *page) read(docs fs.FS, source string) error {
 	err = ast.Walk(tree, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
 		switch n := n.(type) {
 		case *ast.Heading:
-			if entering && n.Level == 1 && p.Title == "" {
-				p.Title = string(n.Lines().Value(in))
+			if !entering {
+				break
+			}
+			id, _ := n.AttributeString("id")
+			h := heading{string(id.([]byte)), plain(n, in)}
+			if n.Level == 1 && p.Title == "" {
+				p.Title = h.Text
+			}
+			if n.Level == 2 {
+				p.Headings = append(p.Headings, h)
+			}
+			find.section(p, h)
+		case *ast.Text:
+			if entering {
+				find.text(n.Value(in))
+			}
+		case *ast.FencedCodeBlock:
+			if entering {
+				find.text(n.Lines().Value(in))
 			}
 		case *ast.Link:
 			if entering && !p.lead(n, source) {
