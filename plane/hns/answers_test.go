@@ -3,7 +3,6 @@ package hns_test
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -126,32 +125,6 @@ func TestBadLists(t *testing.T) {
 			if n.Own() != before {
 				t.Errorf("%s to %s: something was written", what, call)
 			}
-		}
-	}
-	for _, call := range []string{"Endpoints", "LoadBalancers"} {
-		for _, restart := range []bool{false, true} {
-			t.Run(fmt.Sprintf("half of %s, restart %t", call, restart), func(t *testing.T) {
-				old := hnsfake.Everything
-				old.ModifyLoadbalancer = false
-				n := newNode(hns.L2Bridge, old)
-				p, table := n.plane(t, lb.IPv4), world.Table(6, 3)
-				reset(t, p, table)
-				before := n.ids()
-				n.once(call, hnsfake.Fault{Half: true})
-				if restart {
-					p = n.plane(t, lb.IPv4)
-					_, err := resetAll(p, table)
-					t.Logf("the restart: %v", err)
-				} else {
-					_, err := p.Audit(t.Context(), true)
-					t.Logf("the audit: %v", err)
-				}
-				n.FailWith(nil)
-				n.asFresh(t, p, table)
-				if after := n.ids(); !slices.Equal(after, before) {
-					t.Errorf("load balancers were made anew, so connections were cut: %v, before %v", after, before)
-				}
-			})
 		}
 	}
 }

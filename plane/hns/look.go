@@ -165,14 +165,11 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 
 // differences are what is otherwise than the rows ask for, before anything is written.
 func (r *reconciliation) differences() (all []trace.Difference) {
-	st, checks := r.st, map[lb.Key]bool{}
-	for _, c := range st.checks {
-		maps.Copy(checks, c.wanted())
-	}
+	st, checks := r.st, r.st.checked(r.cfg.HealthzPort)
 	balancer := func(key lb.Key, want plan) {
 		is, have, wanted := st.balancers[key], "", ""
 		if is != nil {
-			have = is.text(is.endpoints, len(is.ids))
+			have = is.text(is.endpoints, is.unknown)
 		}
 		if is != nil && is.atVIP != want.atVIP {
 			have += ", without an endpoint at its address"
@@ -218,14 +215,14 @@ func (r *reconciliation) differences() (all []trace.Difference) {
 	return all
 }
 
-// text says all of a load balancer but its key. unknown is how many endpoints HNS did not tell the addresses of.
+// text says all of a load balancer but its key. unknown is the number of endpoints that the network does not have.
 func (s *shape) text(endpoints []netip.Addr, unknown int) string {
 	text := fmt.Sprintf("to port %d of %v, distribution %d, mapping %d, flags %d", s.to, endpoints, s.distribution, s.mapping, s.flags)
 	if s.source.IsValid() {
 		text += ", source " + s.source.String()
 	}
 	if unknown > 0 {
-		text += fmt.Sprintf(", and some of %d endpoints are not in the network", unknown)
+		text += fmt.Sprintf(", and %d endpoints that are not in the network", unknown)
 	}
 	return text
 }

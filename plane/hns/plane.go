@@ -48,7 +48,8 @@ type Plane struct {
 	// suspect: HNS answered as it would if others had changed our objects.
 	suspect bool
 	notices notices
-	refused atomic.Pointer[refused]
+	// refused are the optional flags of port mappings that this build of Windows does not take.
+	refused atomic.Uint32
 	// taken are ports at which HNS leads no health checks, because a program of the node listens there; as of the last Reset.
 	taken map[uint16]bool
 	// filters: HNS has found an endpoint by its address.
@@ -57,12 +58,6 @@ type Plane struct {
 
 	// step is how many new load balancers a Reset writes; the others are left for later. A constant but for tests.
 	step int
-}
-
-// refused are the optional flags of port mappings that a build of Windows does not take.
-type refused struct {
-	build string
-	flags PortMappingFlags
 }
 
 // step and pace are for an HNS that answers in some ten milliseconds, one call after the other; where it takes longer, pieces are
@@ -184,19 +179,15 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if p.st.nodePorts() == before {
 		return nil
 	}
-	w := p.writer()
-	var errs []error
+	var ports []lb.Change
 	for key, row := range p.st.rows {
 		if key.IsNodePort() {
-			errs = append(errs, w.row(ctx, key, row))
+			ports = append(ports, lb.Change{Key: key, New: row})
 		}
 	}
-	if _, err := w.sweep(ctx); err != nil {
-		p.suspected()
-	}
-	if err := p.ended(ctx, "set node", errors.Join(errs...)); err != nil {
+	if _, err := p.Apply(ctx, ports); err != nil {
 		p.st = nil // which rows are not as the node asks for, only a Reset finds out
-		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+		return fmt.Errorf("hns: set node: %w: %w", err, plane.ErrStateLost)
 	}
 	return nil
 }

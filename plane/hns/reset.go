@@ -25,16 +25,14 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 	if err := ctx.Err(); err != nil {
 		return pic, err
 	}
-	pic.facts = facts{family: p.cfg.Family, wantDSR: p.cfg.DSR, sourceVIP: p.cfg.SourceVIP, ignoreRanges: p.cfg.IgnoreSourceRanges, node: node}
+	pic.facts = facts{family: p.cfg.Family, wantDSR: p.cfg.DSR, sourceVIP: p.cfg.SourceVIP, ignoreRanges: p.cfg.IgnoreSourceRanges, node: node,
+		refused: PortMappingFlags(p.refused.Load())}
 	if pic.features, err = p.hns.Features(ctx); err != nil {
 		return pic, err
 	}
 	all, err := p.hns.Networks(ctx, p.cfg.Network)
 	if err != nil {
 		return pic, err
-	}
-	if known := p.refused.Load(); known != nil && known.build == pic.features.Build {
-		pic.refused = known.flags
 	}
 	if pic.network, err = pick(p.cfg.Network, all); err != nil {
 		return pic, fmt.Errorf("%w: %w", err, errNoNetwork)
@@ -94,7 +92,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	maps.DeleteFunc(dropped, func(_ lb.Key, gone bool) bool { return !gone })
 	p.show()
-	return plane.ResetResult{Later: r.later, Dropped: slices.SortedFunc(maps.Keys(dropped), lb.Key.Compare)}, nil
+	return plane.ResetResult{Later: slices.AppendSeq(r.later, maps.Keys(r.failed)), Dropped: slices.SortedFunc(maps.Keys(dropped), lb.Key.Compare)}, nil
 }
 
 // Audit lists HNS, compares it with what was applied, and mends what differs. HNS tells of no changes; without full it looks
@@ -133,7 +131,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	case r.stopped != nil:
 		p.st = nil
 		return r.mended, fmt.Errorf("hns: audit: %w: %w", r.stopped, plane.ErrStateLost)
-	case len(r.later) > r.failures:
+	case len(r.later) > 0:
 		p.st = nil
 		return r.mended, fmt.Errorf("hns: audit: more than %d load balancers had gone: %w", r.limit, plane.ErrStateLost)
 	}
@@ -151,20 +149,19 @@ type reconciliation struct {
 	// source: an endpoint of this node has the source VIP.
 	source bool
 
-	mended   int
-	stale    []lb.Key // load balancers that went
-	later    []lb.Key // rows that are not written, of which so many failed
-	failures int
-	errs     map[lb.Key]error
-	rest     []error // of what is no row's
-	stopped  error   // nothing more was tried
+	mended  int
+	stale   []lb.Key         // load balancers that went
+	later   []lb.Key         // rows left for later
+	failed  map[lb.Key]error // rows that were not written
+	rest    []error          // of what is no row's
+	stopped error            // nothing more was tried
 }
 
 // reconciliation has the plane hold what the picture shows, and knows what rows want. was is what the plane knew; it may be nil.
 func (p *Plane) reconciliation(pic picture, was *state, rows []*lb.Frontend) *reconciliation {
 	st := newState(pic.facts)
 	p.st = st
-	r := &reconciliation{writer: p.writer(), rows: rows, errs: map[lb.Key]error{}}
+	r := &reconciliation{writer: p.writer(), rows: rows, failed: map[lb.Key]error{}}
 	for _, row := range rows {
 		st.rows[row.Key] = row
 		r.note(nil, row, map[string]bool{})
@@ -222,10 +219,7 @@ func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 	for _, e := range pic.endpoints {
 		byID[strings.ToLower(e.ID)] = e
 	}
-	checks := map[lb.Key]bool{}
-	for _, c := range st.checks {
-		maps.Copy(checks, c.wanted())
-	}
+	checks := st.checked(r.cfg.HealthzPort)
 	for _, l := range pic.balancers {
 		s, ok := shapeOf(l)
 		if ok && s.family() != st.family {
@@ -243,8 +237,8 @@ func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 		for _, id := range l.HostComputeEndpoints {
 			a := st.addressOf(byID[strings.ToLower(id)])
 			switch {
-			case !a.IsValid(): // gone, or the list was not whole
-				b.ids = slices.Sorted(slices.Values(l.HostComputeEndpoints))
+			case !a.IsValid():
+				b.unknown++
 			case st.endpoints[a].doubt:
 				b.doubt = true
 				fallthrough
@@ -373,10 +367,7 @@ func (r *reconciliation) wrong(ctx context.Context) {
 
 // prune removes load balancers that neither a row nor a health check wants.
 func (r *reconciliation) prune(ctx context.Context) {
-	checks := map[lb.Key]bool{}
-	for _, c := range r.st.checks {
-		maps.Copy(checks, c.wanted())
-	}
+	checks := r.st.checked(r.cfg.HealthzPort)
 	for _, key := range slices.SortedFunc(maps.Keys(r.st.balancers), lb.Key.Compare) {
 		if r.st.rows[key] != nil || checks[key] {
 			continue
@@ -392,9 +383,7 @@ func (r *reconciliation) prune(ctx context.Context) {
 // write writes one row.
 func (r *reconciliation) write(ctx context.Context, row *lb.Frontend) {
 	if err := r.count(ctx, func() error { return r.row(ctx, row.Key, row) }); err != nil {
-		r.later = append(r.later, row.Key)
-		r.failures++
-		r.errs[row.Key] = err
+		r.failed[row.Key] = err
 	}
 }
 
@@ -425,9 +414,9 @@ func (r *reconciliation) stop(ctx context.Context, err error) {
 // told are the errors of an audit, but of rows that the engine tries again anyway.
 func (r *reconciliation) told(known map[lb.Key]bool) error {
 	errs := slices.Clone(r.rest)
-	for _, k := range r.later {
+	for _, k := range slices.SortedFunc(maps.Keys(r.failed), lb.Key.Compare) {
 		if !known[k] {
-			errs = append(errs, r.errs[k])
+			errs = append(errs, r.failed[k])
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

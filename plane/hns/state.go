@@ -1,6 +1,7 @@
 package hns
 
 import (
+	"maps"
 	"net/netip"
 
 	"kube-proxy/lb"
@@ -35,8 +36,8 @@ type balancer struct {
 	doubt bool
 	// atVIP: it needs the endpoint of its own address.
 	atVIP bool
-	// ids are those of its endpoints, sorted, where HNS did not list all of these; nil otherwise.
-	ids []string
+	// unknown is the number of its endpoints that the network does not have.
+	unknown int
 }
 
 // endpoint is one of HNS that load balancers send to.
@@ -50,9 +51,8 @@ type endpoint struct {
 
 // check is what leads health checks of a Service's load balancers to this node.
 type check struct {
-	port uint16 // the healthCheckNodePort, or that of /healthz; 0: none
-	vips map[netip.Addr]int
-	keys map[lb.Key]bool // what is written
+	rows map[lb.Key]lb.Kind // of kind LoadBalancer and HealthCheck
+	keys map[lb.Key]bool    // written
 }
 
 func newState(f facts) *state {
@@ -117,22 +117,29 @@ func (s *state) forget(a netip.Addr) {
 	delete(s.unused, a)
 }
 
-// checkOf returns what leads the health checks of a Service, or makes it; they go to the port of /healthz until it has one of its own.
-func (s *state) checkOf(service string, healthz uint16) *check {
-	c := s.checks[service]
-	if c == nil {
-		c = &check{port: healthz, vips: map[netip.Addr]int{}, keys: map[lb.Key]bool{}}
-		s.checks[service] = c
+// wanted are the keys that lead health checks to this node: to the Service's healthCheckNodePort, or to the
+// port of /healthz if it has none; 0 for none.
+func (c *check) wanted(healthz uint16) map[lb.Key]bool {
+	port := healthz
+	for key, kind := range c.rows {
+		if kind == lb.HealthCheck {
+			port = key.Port
+		}
 	}
-	return c
-}
-
-func (c *check) wanted() map[lb.Key]bool {
 	keys := map[lb.Key]bool{}
-	for vip := range c.vips {
-		if c.port != 0 {
-			keys[lb.Key{Addr: vip, Port: c.port, Proto: lb.TCP}] = true
+	for key, kind := range c.rows {
+		if kind == lb.LoadBalancer && port != 0 {
+			keys[lb.Key{Addr: key.Addr, Port: port, Proto: lb.TCP}] = true
 		}
 	}
 	return keys
+}
+
+// checked are the keys that lead health checks of all Services to this node.
+func (s *state) checked(healthz uint16) map[lb.Key]bool {
+	all := map[lb.Key]bool{}
+	for _, c := range s.checks {
+		maps.Copy(all, c.wanted(healthz))
+	}
+	return all
 }

@@ -202,7 +202,7 @@ func fault(call hnsfake.Call, rnd *rand.Rand) *hnsfake.Fault {
 		{Code: hns.CodeElementNotFound}, {Code: hns.CodeAlreadyExists}, {Code: hns.CodePortExists}, {Code: hns.CodeAccessDenied},
 		{Code: hns.CodeServiceUnreachable}, {Code: hns.CodeServiceUnreachable, Done: true},
 		{Kind: hns.ErrTimeout}, {Kind: hns.ErrTimeout, Done: true}, {Kind: hns.ErrFailed}, {Kind: hns.ErrFailed, Done: true},
-		{Code: hns.CodeHasReferences}, {Code: hns.CodeInvalidPolicy}, {Half: true}, {Late: 1 + rnd.IntN(6)},
+		{Code: hns.CodeHasReferences}, {Code: hns.CodeInvalidPolicy}, {Late: 1 + rnd.IntN(6)},
 	}
 	fault := &faults[rnd.IntN(len(faults))]
 	if call.Name == "CreateLoadBalancer" && fault.Code == hns.CodeInvalidPolicy {

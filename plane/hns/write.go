@@ -57,11 +57,10 @@ func (w *writer) put(ctx context.Context, key lb.Key, want *plan) error {
 	}
 	addrs, missing := w.have(ctx, key, want.backends)
 	missing = errors.Join(missing, w.reach(ctx, key, is, want))
-	w.recognize(is, addrs)
 	switch {
 	case len(addrs) == 0:
 		return errors.Join(missing, w.remove(ctx, key, is))
-	case is != nil && is.shape == want.shape && slices.Equal(is.endpoints, addrs) && !is.doubt && is.ids == nil:
+	case is != nil && is.shape == want.shape && slices.Equal(is.endpoints, addrs) && !is.doubt && is.unknown == 0:
 		return missing
 	case is != nil && is.shape == want.shape && !is.doubt && st.features.ModifyLoadbalancer:
 		return errors.Join(missing, w.modify(ctx, is, addrs))
@@ -86,16 +85,6 @@ func (w *writer) reach(ctx context.Context, key lb.Key, is *balancer, want *plan
 	return nil
 }
 
-// recognize finds, once they are known by their addresses, that a load balancer has just these endpoints though HNS did not list them.
-func (w *writer) recognize(is *balancer, addrs []netip.Addr) {
-	if is == nil || is.ids == nil || !slices.EqualFunc(is.ids, w.ids(addrs), strings.EqualFold) {
-		return
-	}
-	w.st.acquire(addrs)
-	w.st.release(is.endpoints)
-	is.endpoints, is.ids = addrs, nil
-}
-
 // modify changes the endpoints of a load balancer in place: connections to those that stay live on.
 func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) error {
 	l := is.request(w.ids(addrs))
@@ -114,7 +103,7 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	}
 	w.st.acquire(addrs)
 	w.st.release(is.endpoints)
-	is.endpoints, is.ids = addrs, nil
+	is.endpoints, is.unknown = addrs, 0
 	is.shown, _ = shapeOf(made)
 	return nil
 }
@@ -193,7 +182,7 @@ func (w *writer) without(ctx context.Context, s *shape, addrs []netip.Addr, made
 		again, e := w.hns.CreateLoadBalancer(ctx, plain.request(w.ids(addrs)))
 		if e == nil {
 			w.st.refused |= flag
-			w.refused.Store(&refused{w.st.features.Build, w.st.refused})
+			w.refused.Store(uint32(w.st.refused))
 			w.notices.tell(lackFlag, "build", w.st.features.Build, "flag", int(flag), "key", s.key().String())
 			*s = plain
 			return again, nil
@@ -387,7 +376,7 @@ func (w *writer) forward(ctx context.Context, services map[string]bool) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(services)) {
 		c := w.st.checks[name]
-		want := c.wanted()
+		want := c.wanted(w.cfg.HealthzPort)
 		for key := range c.keys {
 			if !want[key] && w.st.rows[key] == nil {
 				errs = append(errs, w.put(ctx, key, &plan{}))
@@ -409,7 +398,7 @@ func (w *writer) forward(ctx context.Context, services map[string]bool) error {
 			}
 			errs = append(errs, err)
 		}
-		if c.keys = want; len(want) == 0 && c.port == w.cfg.HealthzPort && len(c.vips) == 0 {
+		if c.keys = want; len(c.rows) == 0 {
 			delete(w.st.checks, name)
 		}
 	}
@@ -421,24 +410,19 @@ func (w *writer) note(was, is *lb.Frontend, services map[string]bool) {
 	if !w.cfg.ForwardHealthCheckVIP {
 		return
 	}
-	for row, n := range map[*lb.Frontend]int{was: -1, is: +1} {
+	for i, row := range []*lb.Frontend{was, is} {
 		if row == nil || row.Kind != lb.HealthCheck && row.Kind != lb.LoadBalancer {
 			continue
 		}
 		name := lb.OwnerOf(row.Service)
-		c := w.st.checkOf(name, w.cfg.HealthzPort)
+		c := w.st.checks[name]
+		if c == nil {
+			c = &check{rows: map[lb.Key]lb.Kind{}}
+			w.st.checks[name] = c
+		}
 		services[name] = true
-		switch {
-		case row.Kind == lb.LoadBalancer:
-			if c.vips[row.Key.Addr] += n; c.vips[row.Key.Addr] == 0 {
-				delete(c.vips, row.Key.Addr)
-			}
-		case n > 0:
-			c.port = row.Key.Port
-		case is == nil || is.Kind != lb.HealthCheck || is.Service != row.Service:
-			if c.port == row.Key.Port {
-				c.port = w.cfg.HealthzPort
-			}
+		if delete(c.rows, row.Key); i == 1 {
+			c.rows[row.Key] = row.Kind
 		}
 	}
 }

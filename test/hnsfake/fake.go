@@ -37,8 +37,6 @@ type Fault struct {
 	// Late, if not 0, is after how many more calls the call does what it was asked for, or fails without anybody's knowing; it returns at
 	// once with hns.ErrTimeout.
 	Late int
-	// Half: a list comes without an error and without its second half. Other calls ignore such a fault.
-	Half bool
 }
 
 // Count is what calls of one name came to.
@@ -189,15 +187,12 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 	n.Calls++
 	n.Bytes += size(request)
 	defer func() { f.counts[name] = n }()
-	if how == nil || how.Done || how.Half {
+	if how == nil || how.Done {
 		got, err := do()
 		if err != nil {
 			return zero, refuse(err)
 		}
-		if how != nil && how.Half {
-			got = half(got)
-		}
-		if how == nil || how.Half {
+		if how == nil {
 			n.Bytes += size(got)
 			return got, nil
 		}
@@ -243,19 +238,6 @@ func size(v any) int {
 		panic(fmt.Sprintf("hnsfake: a request that is no JSON: %v", err))
 	}
 	return len(text)
-}
-
-// half returns the first half of a list, and other answers whole.
-func half[T any](v T) T {
-	switch list := any(v).(type) {
-	case []hns.Network:
-		return any(list[:len(list)/2]).(T)
-	case []hns.Endpoint:
-		return any(list[:len(list)/2]).(T)
-	case []hns.LoadBalancer:
-		return any(list[:len(list)/2]).(T)
-	}
-	return v
 }
 
 func bad(code uint32, format string, args ...any) *hns.Error {

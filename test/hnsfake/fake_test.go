@@ -430,19 +430,6 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// Half a list comes without a word.
-func TestHalfAList(t *testing.T) {
-	s := setUp(t, hns.L2Bridge, Everything)
-	s.FailWith(func(Call) *Fault { return &Fault{Half: true} })
-	if got, err := s.Endpoints(ctx, s.network); err != nil || len(got) != 1 {
-		t.Errorf("%d endpoints, %v", len(got), err)
-	}
-	s.create(s.balancer(s.pod))
-	if got, err := s.LoadBalancers(ctx); err != nil || len(got) != 0 {
-		t.Errorf("%d load balancers, %v", len(got), err)
-	}
-}
-
 // What others do: a network goes with all in it, a pod though it is used.
 func TestOthers(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
