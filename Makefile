@@ -81,8 +81,9 @@ image-lock: ## pin the packages of Debian in the image anew, with what Debian ha
 test: deps check unit ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
 	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e vm
 
-check: build-windows ## gofmt, go vet, staticcheck, limits of size; for Windows build and go vet
+check: deps build-windows ## gofmt, go vet, staticcheck, limits of size, plain English; for Windows build and go vet
 	@test/size
+	@test/prose
 	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
 	go vet ./...
 	for arch in amd64 arm64; do GOOS=windows GOARCH=$$arch go vet -trimpath ./...; done
@@ -154,9 +155,9 @@ clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 # Programs and the packages that have them; a target may want fewer.
 TOOLS = nft:nftables iptables:iptables ipset:ipset ipvsadm:ipvsadm conntrack:conntrack ip:iproute2 sysctl:procps etcd:etcd-server curl:curl \
 	qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod cpio:cpio zstd:zstd xz:xz-utils wine-stable:wine runc:runc \
-	containerd:containerd qemu-aarch64-static:qemu-user-static
+	containerd:containerd qemu-aarch64-static:qemu-user-static aspell:aspell,aspell-en
 deps: ## install with apt-get what is missing of the tools that tests use
-	@need=(); PATH=$$PATH:/usr/sbin:/sbin; for tool in $(TOOLS); do command -v "$${tool%:*}" >/dev/null || need+=("$${tool#*:}"); done; \
+	@need=(); PATH=$$PATH:/usr/sbin:/sbin; for tool in $(TOOLS); do command -v "$${tool%:*}" >/dev/null || { tool=$${tool#*:}; need+=($${tool//,/ }); }; done; \
 	((!$${#need[@]})) || { \
 	  if (($$(id -u))); then echo "make: not root, and these packages are missing: $${need[*]}" >&2; exit 1; fi; \
 	  command -v apt-get >/dev/null || { echo "make: install what gives these Debian packages: $${need[*]}" >&2; exit 1; }; \
