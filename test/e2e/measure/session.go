@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -252,23 +251,6 @@ func (s *Session) Start(ctx context.Context) (took time.Duration, err error) {
 	return time.Since(begin), nil
 }
 
-// Restart stops the proxy, makes a change and returns how long a new process, which finds the rules of the old one, needs until
-// that change is in.
-func (s *Session) Restart(ctx context.Context) (took time.Duration, err error) {
-	if err := s.stopProxy(); err != nil {
-		return 0, err
-	}
-	if err := s.update(ctx, podSlice(probeName(0), "pod3")); err != nil {
-		return 0, err
-	}
-	begin := time.Now()
-	if s.proxy, err = s.startProxy(); err != nil {
-		return 0, err
-	}
-	err = s.await(ctx, s.probes[0], "pod3")
-	return time.Since(begin), err
-}
-
 // Timing is one change: when it began, how long its write to the API server took, and the write and the way to the kernel
 // together, until a connection reached the endpoint.
 type Timing struct {
@@ -350,18 +332,6 @@ func (s *Session) CPUTime() (time.Duration, error) { return s.proxy.CPUTime() }
 
 // PeakMemory is the largest resident size that the proxy has had, in bytes.
 func (s *Session) PeakMemory() (int64, error) { return s.proxy.PeakMemory() }
-
-// LogSince is what the proxy logged from a moment on.
-func (s *Session) LogSince(t time.Time) string {
-	from := "time=" + t.UTC().Format("2006-01-02T15:04:05.000Z")
-	var lines strings.Builder
-	for line := range strings.Lines(s.proxy.Log()) {
-		if stamp, _, _ := strings.Cut(line, " "); stamp >= from {
-			lines.WriteString(line)
-		}
-	}
-	return lines.String()
-}
 
 func probeName(i int) string { return fmt.Sprintf("probe-%02d", i) }
 

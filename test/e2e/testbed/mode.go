@@ -22,16 +22,6 @@ var (
 	IPTablesLegacy = Mode{Name: "iptables", Backend: "legacy"}
 )
 
-// ParseMode reads "nftables", "iptables" or "iptables-legacy".
-func ParseMode(s string) (Mode, error) {
-	for _, m := range []Mode{NFTables, IPTables, IPTablesLegacy} {
-		if s == m.String() {
-			return m, nil
-		}
-	}
-	return Mode{}, fmt.Errorf("mode %q: want nftables, iptables or iptables-legacy", s)
-}
-
 func (m Mode) String() string {
 	if m.Backend == "legacy" {
 		return m.Name + "-legacy"
