@@ -21,8 +21,7 @@ type demo struct {
 	// now has what each row met last, by its id.
 	now    map[string]entry
 	layout layout
-	// more reports whether something happened that is not looked at yet.
-	more func() bool
+	unread string // why the folder could not be read the last time
 }
 
 // first measures all rows and prints the table. It returns how many are not as wanted.

@@ -8,8 +8,7 @@
 // The kube-proxy is the one that would run on a node, with the flags that it would have there; the demo
 // knows of it what an operator knows: its address space, its log, and who answers.
 //
-// It then watches the folder: each change is measured again when kube-proxy says that it has written, and
-// the rows that differ are printed. With --once it exits after the table: 0 if every row is as shop.txtar
+// It then measures all rows again and again, and prints those that changed. With --once it exits after the table: 0 if every row is as shop.txtar
 // says. It takes away all that it made, also after SIGINT, SIGTERM and SIGHUP; what a SIGKILL left is
 // replaced by the next run.
 package main
@@ -101,7 +100,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	shop, err := loadShop(dir, nil)
+	shop, err := loadShop(dir)
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 const (
 	// many is for the first table: shares are within 8 of 100 of what they tend to.
 	many = 300
-	// full shows after an edit who answers; that one of four backends that take turns at random is missed in
+	// full shows after a change who answers; that one of four backends that take turns at random is missed in
 	// so many happens once in 10⁷ times.
 	full = 60
 	// few is enough to see that a row is as it was; what is not is measured again in full.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -23,8 +22,6 @@ const packetsFile = "shop.txtar"
 // shop is what the folder says at one moment.
 type shop struct {
 	rows []row
-	// manifests has the last good text of each file.
-	manifests map[string]string
 }
 
 // row is one line of packets for one family and one port: a row of the printed table.
@@ -37,9 +34,6 @@ type row struct {
 	from   string
 	shot   scenario.Shot
 	want   scenario.Outcome
-	// decides is the row of the table that kube-proxy should hold for this, as text; a change of it says that
-	// this row is worth a look first.
-	decides string
 	// nobody: no Service has the address and port.
 	nobody bool
 }
@@ -89,42 +83,44 @@ func removeStaleCopies(lab, keep string) error {
 	return nil
 }
 
-// loadShop reads the manifests and the packets of a folder, and finds out what each line of packets means. A
-// Service that is gone has the addresses that it had before; one that never was is an error.
-func loadShop(dir string, before *shop) (*shop, error) {
+// loadShop reads the manifests and the packets of a folder, and finds the meaning of each line of packets.
+func loadShop(dir string) (*shop, error) {
 	packets, err := os.ReadFile(filepath.Join(dir, packetsFile))
 	if err != nil {
 		return nil, fmt.Errorf("read the packets: %w", err)
 	}
-	manifests, err := readManifests(dir, before)
+	manifests, err := readManifests(dir)
 	if err != nil {
 		return nil, err
 	}
-	sc, err := scenario.Parse(packetsFile, packets, join(manifests))
+	sc, err := scenario.Parse(packetsFile, packets, manifests)
 	if err != nil {
 		return nil, err
 	}
 	if n := len(sc.States); n > 1 {
 		return nil, fmt.Errorf("%s: has %d steps; want packets alone", packetsFile, n-1)
 	}
-	l := loader{before: before, groups: captions(packets), shop: shop{manifests: manifests}}
+	var views []view
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		replay := sc.Replay(fam)
 		step, _, err := replay.Next()
 		if err != nil {
 			return nil, err
 		}
-		l.views = append(l.views, view{fam, replay, step.Table})
+		views = append(views, view{fam, replay, step.Table})
 	}
+	s, groups := &shop{}, captions(packets)
 	for _, p := range sc.States[0].Packets {
-		if err := l.line(p); err != nil {
+		rows, err := rowsOf(p, views, groups(p.Line))
+		if err != nil {
 			return nil, fmt.Errorf("%s:%d: %s: %w", packetsFile, p.Line, p.Text, err)
 		}
+		s.rows = append(s.rows, rows...)
 	}
-	if len(l.shop.rows) == 0 {
+	if len(s.rows) == 0 {
 		return nil, fmt.Errorf("%s: no packets", packetsFile)
 	}
-	return &l.shop, nil
+	return s, nil
 }
 
 // inMode returns the shop as it must be in a mode. Where a packet to an address or port of nobody passes untouched (SV-62,
@@ -150,14 +146,6 @@ func (s *shop) inMode(m mode.Mode) *shop {
 	return s
 }
 
-// loader makes rows of lines.
-type loader struct {
-	before *shop
-	groups func(line int) string
-	views  []view
-	shop   shop
-}
-
 // view is what the manifests mean in one family.
 type view struct {
 	family lb.Family
@@ -165,87 +153,53 @@ type view struct {
 	table  *lb.Table
 }
 
-// line adds the rows of one line: one for each family and port.
-func (l *loader) line(p scenario.Packet) error {
+// rowsOf returns the rows of one line: one for each family and port.
+func rowsOf(p scenario.Packet, views []view, group string) (rows []row, err error) {
 	if p.Verb != scenario.Send || p.To.ICMP {
-		return errors.New("this table has room for lines SOURCE -> ADDRESS:PORT : OUTCOME alone")
+		return nil, errors.New("this table has room for lines SOURCE -> ADDRESS:PORT : OUTCOME alone")
 	}
 	if slices.ContainsFunc(p.Want.Backends, func(b scenario.Backend) bool { return b.From.Addr.Of != "" }) {
-		return errors.New("want the source as a host or an address")
+		return nil, errors.New("want the source as a host or an address")
 	}
-	for _, v := range l.views {
+	for _, v := range views {
 		shots, err := v.replay.Resolve(p, hostAddr)
 		if err != nil {
-			if old := l.before.rowsOf(p.Text, v.family); len(old) > 0 {
-				l.shop.rows = append(l.shop.rows, old...)
-				continue
-			}
-			return err
+			return nil, err
 		}
 		for i, shot := range shots {
-			l.shop.rows = append(l.shop.rows, row{group: l.groups(p.Line), text: p.Text, family: v.family, index: i,
-				kind: kindOf(p.To), from: p.From, shot: shot, want: p.Want, decides: decides(v.table, shot.Key),
-				nobody: v.table.Get(shot.Key) == nil})
+			rows = append(rows, row{group: group, text: p.Text, family: v.family, index: i, kind: kindOf(p.To), from: p.From,
+				shot: shot, want: p.Want, nobody: v.table.Get(shot.Key) == nil})
 		}
 	}
-	return nil
+	return rows, nil
 }
 
-// rowsOf returns the rows that a line had, as rows that nothing decides.
-func (s *shop) rowsOf(text string, family lb.Family) []row {
-	if s == nil {
-		return nil
-	}
-	var out []row
-	for _, r := range s.rows {
-		if r.text == text && r.family == family {
-			r.decides = ""
-			out = append(out, r)
-		}
-	}
-	return out
-}
-
-// readManifests returns the text of each file that the proxy reads. Of a file that is malformed it is the last
-// good one, as with the proxy; where there was none, that is an error.
-func readManifests(dir string, before *shop) (map[string]string, error) {
+// readManifests returns all that the proxy reads as one text, in the order of the files' names.
+func readManifests(dir string) (string, error) {
 	files, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("read manifests: %w", err)
+		return "", fmt.Errorf("read manifests: %w", err)
 	}
-	texts := map[string]string{}
+	var all strings.Builder
 	for _, f := range files {
 		if !isManifest(f.Name()) {
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err == nil {
+			_, _, err = (scenario.Change{YAML: string(text)}).Events()
+		}
 		if err != nil {
-			return nil, fmt.Errorf("read manifests: %w", err)
+			return "", fmt.Errorf("read manifests: %s: %w", f.Name(), err)
 		}
-		text := string(data)
-		if _, _, err := (scenario.Change{YAML: text}).Events(); err != nil {
-			if before == nil || before.manifests[f.Name()] == "" {
-				return nil, fmt.Errorf("read manifests: %s: %w", f.Name(), err)
-			}
-			text = before.manifests[f.Name()]
-		}
-		texts[f.Name()] = text
+		fmt.Fprintf(&all, "\n---\n%s", text)
 	}
-	return texts, nil
+	return all.String(), nil
 }
 
 // isManifest reports whether the proxy reads a file of that name.
 func isManifest(name string) bool {
 	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) && !strings.HasPrefix(name, ".")
-}
-
-// join makes one text of manifests, in the order of their names.
-func join(manifests map[string]string) string {
-	var all strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(manifests)) {
-		fmt.Fprintf(&all, "\n---\n%s", manifests[name])
-	}
-	return all.String()
 }
 
 // captions returns a function that finds the comment above a line.
@@ -259,11 +213,6 @@ func captions(packets []byte) func(line int) string {
 		}
 		return ""
 	}
-}
-
-// decides returns what the table says about a key: its row, and what holds for the whole node.
-func decides(t *lb.Table, k lb.Key) string {
-	return fmt.Sprintf("%+v\n%s", t.Node, t.Get(k))
 }
 
 var kinds = map[scenario.AddrKind]string{

@@ -20,7 +20,7 @@ func testShop(t *testing.T) (dir string, s *shop) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err = loadShop(dir, nil)
+	s, err = loadShop(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,84 +54,19 @@ func TestExampleIsComplete(t *testing.T) {
 	}
 }
 
-// differing counts the rows that kube-proxy should decide differently.
-func differing(a, b *shop) (n int, texts []string) {
-	was := map[string]string{}
-	for _, r := range a.rows {
-		was[r.id()] = r.decides
+// A folder that lacks a Service of the packets, or has a malformed file, is an error that names it.
+func TestFaultyManifestsAreNamed(t *testing.T) {
+	dir, _ := testShop(t)
+	rewrite(t, dir, "dns.yaml", func(s string) string { return s + "\n  : - x\n" })
+	if _, err := loadShop(dir); err == nil || !strings.Contains(err.Error(), "dns.yaml") {
+		t.Errorf("malformed file: %v", err)
 	}
-	for _, r := range b.rows {
-		if was[r.id()] != r.decides {
-			n++
-			texts = append(texts, r.text)
-		}
-	}
-	return n, texts
-}
-
-func TestEditFindsItsRows(t *testing.T) {
-	dir, before := testShop(t)
-	rewrite(t, dir, "web.yaml", func(s string) string {
-		var kept []string
-		for _, l := range strings.Split(s, "\n") {
-			if !strings.Contains(l, "pod4") {
-				kept = append(kept, l)
-			}
-		}
-		return strings.Join(kept, "\n")
-	})
-	after, err := loadShop(dir, before)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, texts := differing(before, after)
-	for _, text := range texts {
-		if !strings.Contains(text, "shop/web:") {
-			t.Errorf("row %s is thought to differ", text)
-		}
-	}
-	if want := 8; n != want {
-		t.Errorf("%d rows are thought to differ, want %d", n, want)
-	}
-}
-
-func TestGoneServiceKeepsItsAddresses(t *testing.T) {
-	dir, before := testShop(t)
+	dir, _ = testShop(t)
 	if err := os.Remove(filepath.Join(dir, "store.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	after, err := loadShop(dir, before)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(after.rows) != len(before.rows) {
-		t.Fatalf("%d rows, were %d", len(after.rows), len(before.rows))
-	}
-	if n, _ := differing(before, after); n != 8 {
-		t.Errorf("%d rows are thought to differ, want the 8 of shop/store", n)
-	}
-	for i, r := range after.rows {
-		if r.shot.To != before.rows[i].shot.To {
-			t.Errorf("%s: sent to %s, was %s", r.text, r.shot.To, before.rows[i].shot.To)
-		}
-	}
-	if _, err := loadShop(dir, nil); err == nil || !strings.Contains(err.Error(), "shop/store") {
-		t.Errorf("a Service that never was: %v, want an error that names it", err)
-	}
-}
-
-func TestMalformedFileKeepsItsLastGoodText(t *testing.T) {
-	dir, before := testShop(t)
-	rewrite(t, dir, "dns.yaml", func(s string) string { return s + "\n  : - x\n" })
-	after, err := loadShop(dir, before)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n, texts := differing(before, after); n != 0 {
-		t.Errorf("%d rows are thought to differ: %v", n, texts)
-	}
-	if _, err := loadShop(dir, nil); err == nil || !strings.Contains(err.Error(), "dns.yaml") {
-		t.Errorf("a file that never was good: %v, want an error that names it", err)
+	if _, err := loadShop(dir); err == nil || !strings.Contains(err.Error(), "shop/store") {
+		t.Errorf("missing Service: %v", err)
 	}
 }
 
@@ -145,7 +80,7 @@ func TestFaultyPacketsNameTheLine(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, packetsFile), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := loadShop(dir, nil); err == nil || !strings.Contains(err.Error(), packetsFile+":6: ") {
+		if _, err := loadShop(dir); err == nil || !strings.Contains(err.Error(), packetsFile+":6: ") {
 			t.Errorf("%s: %v, want an error of line 6", line, err)
 		}
 	}

@@ -61,26 +61,15 @@ func TestColumnsStay(t *testing.T) {
 	}
 }
 
-func TestParseNews(t *testing.T) {
+func TestComplaint(t *testing.T) {
 	for line, want := range map[string]string{
-		`I1123 14:05:12.833831    5365 families.go:200] "wrote" family="IPv6" verb="apply" changes=2 took="137.055µs"`: "write IPv6 2 0.1 ms",
-		`I1123 14:05:12.833831    5365 families.go:200] "wrote" family="IPv4" verb="audit" changes=0 took="1ms"`:       "",
-		`I1123 14:05:12.833831    5365 run.go:9] "kube-proxy starts" pid=1`:                                            "",
-		`W1123 14:05:12.833831    5365 run.go:9] "web.yaml:3: \"x\" is bad"`:                                           `web.yaml:3: "x" is bad`,
-		`E1123 14:05:12.833831    5365 run.go:9] "cannot write" family="IPv4" error="no memory"`:                       `cannot write (family="IPv4" error="no memory")`,
-		`W1123 14:05:12.833831    5365 run.go:9] "short"`:                                                              "short",
-		`panic: runtime error: invalid memory address or nil pointer dereference`:                                      "panic: runtime error: invalid memory address or nil pointer dereference",
+		`I1123 14:05:12.833831    5365 run.go:9] "kube-proxy starts" pid=1`:                      "",
+		`W1123 14:05:12.833831    5365 run.go:9] "web.yaml:3: \"x\" is bad"`:                     `"web.yaml:3: \"x\" is bad"`,
+		`E1123 14:05:12.833831    5365 run.go:9] "cannot write" family="IPv4" error="no memory"`: `"cannot write" family="IPv4" error="no memory"`,
+		`panic: runtime error: invalid memory address or nil pointer dereference`:                "panic: runtime error: invalid memory address or nil pointer dereference",
 		`goroutine 1 [running]:`: "",
 	} {
-		n, ok := parseNews(line)
-		got := n.complaint
-		if got == "" && ok {
-			got = "write " + n.family + " " + n.changes + " " + took(n.took)
-		}
-		if !ok {
-			got = ""
-		}
-		if got != want {
+		if got := complaint(line); got != want {
 			t.Errorf("%s\n  gives %q, want %q", line, got, want)
 		}
 	}
@@ -104,11 +93,11 @@ func TestLogKeepsTheLastLines(t *testing.T) {
 		t.Errorf("%d lines, the last is %q", len(lines), lines[len(lines)-1])
 	}
 	select {
-	case n := <-l.news:
-		if n.complaint != "oops" {
-			t.Errorf("complaint %q, want oops", n.complaint)
+	case text := <-l.complaints:
+		if text != `"oops"` {
+			t.Errorf("complaint %q, want oops", text)
 		}
 	default:
-		t.Error("the warning is no news")
+		t.Error("the warning is not reported")
 	}
 }
