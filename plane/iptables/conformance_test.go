@@ -83,13 +83,14 @@ func TestRandomTransitions(t *testing.T) {
 	}
 }
 
-// TestHistory sends packets to all Services after each step of a node's life.
+// TestHistory sends packets to all Services after each step of a node's life, and while something is broken.
 func TestHistory(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			t.Parallel()
-			planetest.History(t, planetest.Config{New: newLiberal(b), Drift: backend(b).damage, TakeOver: backend(b).usurp, AffinityByEndpoint: true})
+			planetest.History(t, planetest.Config{New: newLiberal(b), Trace: traced, Drift: backend(b).damage, TakeOver: backend(b).usurp,
+				Break: planetest.BreakChains(backend(b).program), AffinityByEndpoint: true})
 		})
 	}
 }
@@ -147,15 +148,5 @@ func (b backend) program(f lb.Family) string {
 func newWith(b xtables.Backend) func(lb.Family) (planetest.Plane, error) {
 	return func(f lb.Family) (planetest.Plane, error) {
 		return New(Config{Family: f, Backend: b, Runner: xtables.System{Lock: ownLock()}})
-	}
-}
-
-// TestSabotageNamed breaks what the kernel holds, and expects that whoever asks is told.
-func TestSabotageNamed(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		t.Run(string(b), func(t *testing.T) {
-			needs(t, b)
-			planetest.Sabotage(t, planetest.Config{New: newLiberal(b), Untouched: true, Trace: traced, Drift: backend(b).damage, Break: planetest.BreakChains(backend(b).program)})
-		})
 	}
 }

@@ -28,9 +28,9 @@ func TestRandomTransitions(t *testing.T) {
 	planetest.Transitions(t, planetest.Config{New: newConformant})
 }
 
-// TestHistory sends packets to all Services after each step of a node's life (SV-25).
+// TestHistory sends packets to all Services after each step of a node's life (SV-25), and while something is broken.
 func TestHistory(t *testing.T) {
-	planetest.History(t, planetest.Config{New: newConformant, Drift: damage, TakeOver: usurp})
+	planetest.History(t, planetest.Config{New: newConformant, Trace: traced, Drift: damage, TakeOver: usurp, Break: planetest.BreakTable(TableName)})
 }
 
 func nftFamily(f lb.Family) string {
@@ -78,9 +78,4 @@ func runScript(script string) error {
 // newConformant returns a plane that counts connections in one family, so that packets meet both ways.
 func newConformant(f lb.Family) (planetest.Plane, error) {
 	return New(Config{Family: f, CountServices: f == lb.IPv6})
-}
-
-// TestSabotage breaks what the kernel holds, and expects that whoever asks is told.
-func TestSabotage(t *testing.T) {
-	planetest.Sabotage(t, planetest.Config{New: newConformant, Trace: traced, Drift: damage, Break: planetest.BreakTable(TableName)})
 }

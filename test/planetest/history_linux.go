@@ -24,12 +24,14 @@ const historySteps = 36
 // plane is closed and a new one takes its place; the plane is Reset; somebody damages what it wrote
 // ([Config.Drift]); another proxy takes its place and is replaced ([Config.TakeOver]).
 //
-// Every packet must be answered as the table says, by a pod of the Service that it was sent to, which the port of
+// Every packet must be answered as trace says by the table: by a pod of the Service that it was sent to, which the port of
 // the answer tells. A client with a live affinity must meet the same backend while that is there, whatever happened
-// in between but for damage. Who talks to no Service at all must meet whom he meant, and be seen with his own address.
+// in between but for damage. A packet that is for no Service must reach its destination, with its own source address.
 //
 // A round is one batch of sockets. Each client asks each Service in half of the rounds, by a seed: affinities that
 // rest while backends come and go are the ones that go wrong.
+//
+// With [Config.Break] it also breaks single things, and proves that trace and Differences name what packets then meet.
 func History(t *testing.T, cfg Config) {
 	needRoot(t)
 	for _, f := range families {
@@ -42,8 +44,11 @@ func History(t *testing.T, cfg Config) {
 			begin := time.Now()
 			err := h.run()
 			t.Logf("%s in %v", h.told(), time.Since(begin).Round(time.Millisecond))
-			if err != nil {
+			switch {
+			case err != nil:
 				t.Error(err)
+			case cfg.Break != nil && (h.repaired == 0 || h.found == 0):
+				t.Error("nothing was broken that could be noticed")
 			}
 		})
 	}
@@ -66,6 +71,8 @@ type history struct {
 	recent []string                     // what happened last, for a failure
 
 	restarts, resets, drifts, takeovers, changes, probes, kept int
+	// Of sabotage: how much was broken and repaired, how many packets met something else, how many were named, and all differences.
+	broken, repaired, felt, named, found int
 }
 
 func newHistory(cfg Config, f lb.Family, seed uint64) *history {
@@ -75,23 +82,22 @@ func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 }
 
 func (h *history) told() string {
-	return fmt.Sprintf("%d steps: %d changes of Services, %d restarts, %d resets, %d drifts, %d take-overs; %d packets, %d affinities kept",
-		h.steps, h.changes, h.restarts, h.resets, h.drifts, h.takeovers, h.probes, h.kept)
+	return fmt.Sprintf("%d steps: %d changes of Services, %d restarts, %d resets, %d drifts, %d take-overs; %d packets, %d affinities kept; "+
+		"%d things broken, %d repaired, %d packets met something else, %d were named, %d differences",
+		h.steps, h.changes, h.restarts, h.resets, h.drifts, h.takeovers, h.probes, h.kept, h.broken, h.repaired, h.felt, h.named, h.found)
 }
 
-func (h *history) run() error { return h.inField(h.walk) }
-
-// inField does work in a lab, where the plane has a town.
-func (h *history) inField(work func() error) error {
+// run walks in a lab of its own.
+func (h *history) run() error {
 	lab, err := newField(netlab.Options{})
 	if err != nil {
 		return err
 	}
 	h.lab = lab
-	return errors.Join(h.begun(work), lab.lab.Close())
+	return errors.Join(h.walk(), lab.lab.Close())
 }
 
-func (h *history) begun(work func() error) (err error) {
+func (h *history) walk() (err error) {
 	if err := h.settle(h.lab); err != nil {
 		return err
 	}
@@ -103,22 +109,27 @@ func (h *history) begun(work func() error) (err error) {
 	if err := h.onNode(h.restart); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
-	return work()
-}
-
-func (h *history) walk() error {
 	for step := range h.steps {
 		h.recent = append(h.recent, fmt.Sprintf("step %d:", step))
-		for range 1 + h.rnd.IntN(3) {
-			if err := h.onNode(h.act); err != nil {
-				return h.failed(err)
-			}
-		}
-		if err := h.round(); err != nil {
+		if err := h.step(step); err != nil {
 			return h.failed(err)
 		}
 	}
 	return nil
+}
+
+func (h *history) step(n int) error {
+	for range 1 + h.rnd.IntN(3) {
+		if err := h.onNode(h.act); err != nil {
+			return err
+		}
+	}
+	if h.cfg.Break != nil && n%sabotageEvery == 0 {
+		if err := h.sabotage(n / sabotageEvery); err != nil {
+			return err
+		}
+	}
+	return h.round()
 }
 
 func (h *history) failed(err error) error {

@@ -57,7 +57,7 @@ func TestHistoryFinds(t *testing.T) {
 		byEndpoint       bool
 		want             string
 	}{
-		{name: "gives numbers of one Service to another after a restart", want: "which is none of its backends",
+		{name: "gives numbers of one Service to another after a restart", want: "which is no backend",
 			restarted: func(f lb.Family) (mutant, string) {
 				// The numbers that clients of s1 had are now those of a pod of s2.
 				pod2, ip, s1 := hosts(f)
@@ -65,7 +65,7 @@ func TestHistoryFinds(t *testing.T) {
 				return mutant{}, beside("prerouting", "%s saddr %s-%s %[1]s daddr %[4]s tcp dport 80 dnat %[1]s to %[5]s",
 					ip, from, to, s1, netip.AddrPortFrom(netip.MustParseAddr(pod2), townPort+2))
 			}},
-		{name: "leaks the clients of one Service to another", want: "which is none of its backends",
+		{name: "leaks the clients of one Service to another", want: "which is no backend",
 			first: func(f lb.Family) (mutant, string) {
 				return mutant{set: func(s lb.BackendSet) lb.BackendSet {
 					if s.ID.Service == "town/s1:p" {
@@ -76,12 +76,12 @@ func TestHistoryFinds(t *testing.T) {
 					return s
 				}}, ""
 			}},
-		{name: "masquerades strangers", want: "is for no Service, and",
+		{name: "masquerades strangers", want: "saw the source",
 			first: func(f lb.Family) (mutant, string) {
 				pod2, ip, _ := hosts(f)
 				return mutant{}, beside("postrouting", "%s daddr %s masquerade", ip, pod2)
 			}},
-		{name: "translates strangers", want: "is for no Service, and",
+		{name: "translates strangers", want: "answered at",
 			first: func(f lb.Family) (mutant, string) {
 				pod2, ip, _ := hosts(f)
 				return mutant{}, beside("prerouting", "%s daddr %s dnat %[1]s to %[3]s", ip, pod2, hostAddr("pod3", f == lb.IPv6))

@@ -6,9 +6,12 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/scenario"
+	"kube-proxy/trace"
 )
 
 // visitor is a client of a service port.
@@ -26,7 +29,7 @@ type meeting struct {
 	key     lb.Key
 }
 
-// forgetAll forgets whom clients must meet again: what the kernel knew of it is gone.
+// forgetAll forgets whom clients must meet again: the kernel's memory of it is gone.
 func (h *history) forgetAll() { clear(h.met) }
 
 // forgetGone forgets affinities that are over: the backend, the affinity or the row is gone.
@@ -73,69 +76,34 @@ func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
 	return s.Backends.Has(a)
 }
 
-// call is one packet, or one connection, that is to be sent in a round.
+// call is one packet, or one connection, to a row or to a host that no Service stands for.
 type call struct {
-	from  caller
-	to    netip.AddrPort
-	proto lb.Proto
-	row   *lb.Frontend // nil: no Service has to do with it
-	must  netip.AddrPort
+	from caller
+	shot scenario.Shot
+	row  *lb.Frontend // nil: no Service
+	// patience is how long an answer may take.
+	patience time.Duration
+	// met is the answer, if err is nil.
+	met netlab.Reply
+	err error
 }
 
-// round sends to all rows, from each caller with a chance of one half, and to those that no Service stands for.
-// Of one service port a caller asks once at a time: what it meets decides about the next. In one round of three it also
-// listens to silence, which takes time.
-func (h *history) round() error {
-	h.forgetEndpoints()
-	waves := [][]call{h.strangers()}
-	next := map[visitor]int{}
-	listen := h.rnd.IntN(3) == 0
+// calls are those of each caller to each row.
+func (h *history) calls(callers []caller, patience time.Duration) (all []*call) {
 	for _, row := range h.table.Sorted() {
 		if row.Kind == lb.HealthCheck {
 			continue
 		}
 		to := netip.AddrPortFrom(row.Key.Addr, row.Key.Port)
 		if row.Key.IsNodePort() {
-			n1, _ := netlab.HostByName(netlab.Node1)
-			to = netip.AddrPortFrom(n1.Addr(h.six()), row.Key.Port)
+			to = netip.AddrPortFrom(hostAddr(netlab.Node1, h.six()), row.Key.Port)
 		}
-		for _, from := range h.callers() {
-			c := call{from: from, to: to, proto: row.Key.Proto, row: row}
-			if h.rnd.IntN(2) == 0 {
-				continue
-			}
-			if h.silent(c) {
-				if listen {
-					waves[0] = append(waves[0], c)
-				}
-				continue
-			}
-			v := visitor{service: row.Service, proto: row.Key.Proto, from: from}
-			i := next[v]
-			next[v]++
-			if i == len(waves) {
-				waves = append(waves, nil)
-			}
-			waves[i] = append(waves[i], c)
+		for _, from := range callers {
+			shot := scenario.Shot{Local: from.addr(h.six()), To: to, Proto: row.Key.Proto, Key: row.Key}
+			all = append(all, &call{from: from, shot: shot, row: row, patience: patience})
 		}
 	}
-	for _, w := range waves {
-		if err := h.send(w); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// silent reports whether nobody may answer.
-func (h *history) silent(c call) bool {
-	return h.refuses(c) || routeOf(c.row, c.from.class).Do == lb.Drop
-}
-
-// refuses reports whether the row's source ranges leave the caller out.
-func (h *history) refuses(c call) bool {
-	a := c.from.addr(h.six())
-	return len(c.row.Sources) > 0 && !slices.ContainsFunc(c.row.Sources, func(p netip.Prefix) bool { return p.Contains(a) })
+	return all
 }
 
 func (c caller) addr(six bool) netip.Addr {
@@ -146,109 +114,112 @@ func (c caller) addr(six bool) netip.Addr {
 }
 
 // strangers are packets that are for no Service: of pods to pods, of the node to itself, of others to both.
-func (h *history) strangers() []call {
-	var out []call
+func (h *history) strangers() (all []*call) {
 	for i, way := range [][2]string{{"pod1", "pod2"}, {"pod1", "pod4"}, {"pod3", netlab.Node1}, {netlab.Node1, netlab.Node1},
 		{netlab.Node1, "pod1"}, {netlab.Node1, "pod5"}, {netlab.Client, "pod3"}, {netlab.Client, netlab.Node1}, {netlab.Node2, "pod1"}} {
 		n := (i + h.rnd.IntN(townServices)) % townServices
-		proto := lb.Proto(protoOf(n))
 		to := netip.AddrPortFrom(hostAddr(way[1], h.six()), uint16(townPort+n))
-		out = append(out, call{from: caller{host: way[0], local: hostAddr(way[0], h.six())}, to: to, proto: proto, must: to})
+		shot := scenario.Shot{Local: hostAddr(way[0], h.six()), To: to, Proto: lb.Proto(protoOf(n))}
+		all = append(all, &call{from: caller{host: way[0]}, shot: shot, patience: h.patience})
 	}
-	return out
+	return all
 }
 
-// send makes all calls of a wave at once and checks what came of them.
-func (h *history) send(wave []call) error {
-	var all sync.WaitGroup
-	replies := make([]netlab.Reply, len(wave))
-	local := make([]netip.Addr, len(wave))
-	errs := make([]error, len(wave))
-	for i, c := range wave {
-		all.Go(func() {
-			timeout := h.patience
-			if c.row != nil && h.silent(c) {
-				timeout = h.lab.silence
+// round sends to all rows, from each caller with a chance of one half, and to those that no Service stands for.
+// Of one service port a caller asks once at a time: what it meets decides about the next. In one round of three it also
+// listens to silence, which takes time.
+func (h *history) round() error {
+	h.forgetEndpoints()
+	waves := [][]*call{h.strangers()}
+	next := map[visitor]int{}
+	listen := h.rnd.IntN(3) == 0
+	r := h.asks()
+	for _, c := range h.calls(h.callers(), h.patience) {
+		if h.rnd.IntN(2) == 0 {
+			continue
+		}
+		if trace.Ask(&h.table, r.how(), r.way(c.from.host, c.shot, netip.Addr{})).Verdict == trace.Drop {
+			if c.patience = h.lab.silence; listen {
+				waves[0] = append(waves[0], c)
 			}
-			from := netip.AddrPortFrom(c.from.local, h.lab.nextPort())
-			conn, err := h.lab.lab.Open(c.from.host, protos[c.proto], c.to, netlab.DialOptions{Timeout: timeout, Local: from})
-			if err != nil {
-				errs[i] = err
-				return
+			continue
+		}
+		v := c.visitor()
+		i := next[v]
+		next[v]++
+		if i == len(waves) {
+			waves = append(waves, nil)
+		}
+		waves[i] = append(waves[i], c)
+	}
+	for _, w := range waves {
+		if err := h.send(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *call) visitor() visitor {
+	return visitor{service: c.row.Service, proto: c.row.Key.Proto, from: c.from}
+}
+
+// asks returns an empty inquiry about the table.
+func (h *history) asks() *run {
+	return &run{s: &suite{Config: h.cfg, patience: h.patience}, sc: &scenario.Scenario{}, lab: h.lab, family: h.family, table: &h.table,
+		ports: townPorts()}
+}
+
+// shoot makes all calls at the same time. It returns what became of them, with the answers of trace.
+func (h *history) shoot(calls []*call) *run {
+	r := h.asks()
+	var sending sync.WaitGroup
+	for _, c := range calls {
+		sending.Go(func() {
+			v := &volley{r: r, p: scenario.Packet{From: c.from.host}}
+			conn, err := v.shoot(c.shot, c.patience)
+			if c.err = err; err == nil {
+				c.met, c.err = conn.First(), conn.Close()
 			}
-			replies[i], local[i] = conn.First(), conn.Local().Addr()
-			errs[i] = conn.Close()
 		})
 	}
-	all.Wait()
-	for i, c := range wave {
-		h.probes++
-		if err := h.check(c, replies[i], local[i], errs[i]); err != nil {
-			return fmt.Errorf("%s %s → %s/%s: %w", c.from.host, c.from.addr(h.six()), c.to, c.proto, err)
-		}
+	sending.Wait()
+	for packet, f := range r.inquiry.met {
+		f.answer = trace.Ask(r.table, r.how(), packet)
 	}
-	return nil
+	h.probes += len(calls)
+	return r
 }
 
-// check compares what came of a call with what the table says.
-func (h *history) check(c call, a netlab.Reply, local netip.Addr, err error) error {
-	if c.row == nil {
+// send makes all calls of a wave, and checks what became of each.
+func (h *history) send(wave []*call) error {
+	r := h.shoot(wave)
+	for _, packet := range r.inquiry.order {
+		if other := r.otherFate(packet, r.inquiry.met[packet]); other != "" {
+			return errors.New(other)
+		}
+	}
+	for _, c := range wave {
+		err := c.err
 		switch {
-		case err != nil:
-			return fmt.Errorf("is for no Service, and failed: %w", err)
-		case a.At != c.must:
-			return fmt.Errorf("is for no Service, and %s answered at %s", a.Server, a.At)
-		case a.Seen.Addr() != local:
-			return fmt.Errorf("is for no Service, and %s saw the source %s", a.Server, a.Seen)
+		case err == nil && c.row != nil:
+			err = h.checkSame(c)
+		case errors.Is(err, netlab.ErrRefused), errors.Is(err, netlab.ErrTimeout), errors.Is(err, netlab.ErrReset):
+			err = nil // otherFate has judged it
 		}
-		return nil
-	}
-	route := routeOf(c.row, c.from.class)
-	switch {
-	case h.silent(c):
-		return wanted(err, netlab.ErrTimeout, a)
-	case route.Do == lb.Reject:
-		return wanted(err, netlab.ErrRefused, a)
-	case err != nil:
-		return fmt.Errorf("%s: %w", c.row.Service, err)
-	case !hasBackend(route.To, a.At):
-		return fmt.Errorf("meant for %s, and %s answered at %s, which is none of its backends", c.row.Service, a.Server, a.At)
-	}
-	if err := h.checkSeen(c, route, a, local); err != nil {
-		return err
-	}
-	return h.checkSame(c, route, a)
-}
-
-func wanted(err, want error, a netlab.Reply) error {
-	switch {
-	case err == nil:
-		return fmt.Errorf("wanted %w, and %s answered at %s", want, a.Server, a.At)
-	case !errors.Is(err, want):
-		return fmt.Errorf("wanted %w: %w", want, err)
-	}
-	return nil
-}
-
-// checkSeen checks the source that the backend saw. Nothing can masquerade what the node itself takes in.
-func (h *history) checkSeen(c call, route *lb.Route, a netlab.Reply, local netip.Addr) error {
-	seen := a.Seen.Addr()
-	switch hairpin := a.At.Addr() == local; {
-	case a.Server == netlab.Node1:
-	case (route.Masq || hairpin || h.cfg.Proxied) && h.lab.owner(seen) != netlab.Node1:
-		return fmt.Errorf("%s saw the source %s, which is not the node's", a.Server, a.Seen)
-	case !h.cfg.Proxied && !route.Masq && !hairpin && seen != local:
-		return fmt.Errorf("%s saw the source %s, not the client's own", a.Server, a.Seen)
+		if err != nil {
+			return fmt.Errorf("%s %s → %s/%s: %w", c.from.host, c.shot.Local, c.shot.To, c.shot.Proto, err)
+		}
 	}
 	return nil
 }
 
 // checkSame checks the affinity, and remembers it.
-func (h *history) checkSame(c call, route *lb.Route, a netlab.Reply) error {
+func (h *history) checkSame(c *call) error {
 	if c.row.Affinity == 0 {
 		return nil
 	}
-	v := visitor{service: c.row.Service, proto: c.row.Key.Proto, from: c.from}
+	v, route := c.visitor(), routeOf(c.row, c.from.class)
 	if h.cfg.AffinityByAddress {
 		if last := c.row.Routes[len(c.row.Routes)-1]; last.To != route.To {
 			return nil
@@ -256,15 +227,20 @@ func (h *history) checkSame(c call, route *lb.Route, a netlab.Reply) error {
 		v.key = c.row.Key
 	}
 	last, again := h.met[v]
-	h.met[v] = meeting{route.To.ID, a.At, c.row.Key}
+	h.met[v] = meeting{route.To.ID, c.met.At, c.row.Key}
 	if again && last.set == route.To.ID {
-		if last.backend != a.At && !slices.Contains(h.known[v], a.At) {
-			return fmt.Errorf("%s met %s before, which is still there, and now %s", c.row.Service, last.backend, a.At)
+		if last.backend != c.met.At && !slices.Contains(h.known[v], c.met.At) {
+			return fmt.Errorf("%s met %s before, which is still there, and now %s", c.row.Service, last.backend, c.met.At)
 		}
 		h.kept++
 	}
-	if h.cfg.AffinityByEndpoint && !slices.Contains(h.known[v], a.At) {
-		h.known[v] = append(h.known[v], a.At)
-	}
+	h.learn(v, c)
 	return nil
+}
+
+// learn notes an endpoint that may remember the client.
+func (h *history) learn(v visitor, c *call) {
+	if h.cfg.AffinityByEndpoint && !slices.Contains(h.known[v], c.met.At) {
+		h.known[v] = append(h.known[v], c.met.At)
+	}
 }

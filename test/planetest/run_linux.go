@@ -79,9 +79,9 @@ type Config struct {
 	// Dir is the folder of scenarios, which [Run] sends alone; "" means test/testdata/scenarios of the module, and more.
 	Dir string
 	// Drift, if not nil, damages what the plane of a family has in the kernel, as somebody with the same rights could.
-	// It is called, as TakeOver is, in the namespace of the node, by [History] and [Sabotage].
+	// It is called, as TakeOver is, in the namespace of the node, by [History].
 	Drift func(lb.Family, *rand.Rand) error
-	// Break, if not nil, breaks one small thing of what the plane has in the kernel, as Drift breaks much, and says which. [Sabotage] calls it.
+	// Break, if not nil, breaks one small thing of what the plane has in the kernel, as Drift breaks much, and says which. [History] calls it.
 	Break func(lb.Family, *rand.Rand) (what string, err error)
 	// TakeOver, if not nil, leaves in the kernel what another proxy would that took the plane's place.
 	TakeOver func(lb.Family) error

@@ -4,160 +4,107 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"strings"
-	"sync"
-	"testing"
 	"time"
 
-	"kube-proxy/internal/netlab"
-	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/test/scenario"
-	"kube-proxy/test/seedtest"
 	"kube-proxy/trace"
 )
 
-// sabotages is how often Sabotage breaks something in each family.
-const sabotages = 6
+// sabotageEvery is after how many steps a History breaks something.
+const sabotageEvery = 6
 
-// Sabotage breaks at random what the plane has in the kernel, one thing at a time ([Config.Drift], Config.Break), and sends packets to
-// all Services before it has it mended. Each packet that then meets something else than the table says must be named by trace,
-// which compares the table's answer with what the plane reads from the kernel; and whatever an audit finds to mend must be named by the plane's
-// Differences, or by trace of some packet. Audits alone must mend all of it; only after Config.Drift, which may take away the whole table, may
-// one ask for a Reset.
-func Sabotage(t *testing.T, cfg Config) {
-	needRoot(t)
-	for _, f := range families {
-		t.Run(f.String(), func(t *testing.T) {
-			t.Parallel()
-			s := &saboteur{history: newHistory(cfg, f, seedtest.Of(t))}
-			err := s.run()
-			t.Logf("%d things broken, %d of them mended, %d by a Reset; %d packets met something else, %d were named before they did; %d differences", s.broken, s.mended, s.resets, s.felt, s.named, s.found)
-			if err != nil {
-				t.Error(err)
-			}
-			if err == nil && (s.mended == 0 || s.found == 0) {
-				t.Error("nothing was broken that anybody could notice")
-			}
-		})
-	}
-}
-
-// saboteur breaks things in a town.
-type saboteur struct {
-	*history
-	broken, mended, resets, felt, named, found int
-}
-
-func (s *saboteur) run() error { return s.inField(s.work) }
-
-func (s *saboteur) work() error {
-	look, ok := looker(s.plane)
+// sabotage breaks one thing that the plane has in the kernel ([Config.Break], or [Config.Drift] each third time), sends packets to all
+// Services, and has the plane repair it.
+//
+// Trace must name each packet that meets something other than the table says. Differences, or trace of some packet, must name
+// whatever an audit repairs. Audits must repair all of it. Only after Drift, which may remove the whole table, may one ask for a Reset.
+func (h *history) sabotage(i int) error {
+	look, ok := looker(h.plane)
 	if !ok {
-		return errors.New("the plane does not tell what the kernel holds (mode.Looker)")
+		return errors.New("the plane does not report what the kernel holds (mode.Looker)")
 	}
-	for i := range sabotages {
-		if err := s.once(look, i); err != nil {
-			return s.failed(err)
+	h.forgetAll()
+	how, drift := "drift", i%3 == 0 && h.cfg.Drift != nil
+	err := h.onNode(func() (err error) {
+		if drift {
+			return h.cfg.Drift(h.family, h.rnd)
 		}
-		// Another world for the next.
-		err := s.onNode(func() error {
-			_, err := s.plane.Apply(context.Background(), s.change(s.rnd.IntN(townServices)))
-			return err
-		})
-		if err != nil {
-			return s.failed(err)
-		}
-	}
-	return nil
-}
-
-// once breaks one thing, looks who notices, and has it mended.
-func (s *saboteur) once(look Looker, i int) error {
-	breaks := []func(lb.Family, *rand.Rand) (string, error){}
-	if s.cfg.Drift != nil {
-		breaks = append(breaks, func(f lb.Family, rnd *rand.Rand) (string, error) { return "drift", s.cfg.Drift(f, rnd) })
-	}
-	if s.cfg.Break != nil { // one thing at a time tells more than a whole chain
-		breaks = append(breaks, s.cfg.Break, s.cfg.Break)
-	}
-	how, drift := "", s.cfg.Drift != nil && i%len(breaks) == 0
-	err := s.onNode(func() (err error) {
-		how, err = breaks[i%len(breaks)](s.family, s.rnd)
+		how, err = h.cfg.Break(h.family, h.rnd)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("break something: %w", err)
 	}
-	s.broken++
-	s.note("broken: %s", how)
+	h.broken++
+	h.note("broken: %s", how)
 	var found []trace.Difference
-	if err := s.onNode(func() (err error) { found, err = differences(context.Background(), look, &s.table); return err }); err != nil {
+	if err := h.onNode(func() (err error) { found, err = differences(context.Background(), look, &h.table); return err }); err != nil {
 		return fmt.Errorf("differences after %s: %w", how, err)
 	}
-	s.found += len(found)
-	named, err := s.ask(look, len(found) > 0)
+	h.found += len(found)
+	named, err := h.ask(look, len(found) > 0)
 	if err != nil {
 		return fmt.Errorf("after %s: %w", how, err)
 	}
-	mended, err := s.mend(look, drift)
+	repaired, err := h.repair(look, drift)
 	switch {
 	case err != nil:
-		return fmt.Errorf("mend after %s: %w", how, err)
-	case mended && len(found) == 0 && named == 0:
-		return fmt.Errorf("after %s an audit mended something that nobody had named", how)
-	case !mended && len(found) > 0:
-		return fmt.Errorf("after %s no audit counts anything as mended, and it was there to see:\n%s", how, listed(found))
-	case mended:
-		s.mended++
-	}
-	if err := s.onNode(func() (err error) { found, err = differences(context.Background(), look, &s.table); return err }); err != nil || len(found) > 0 {
-		return fmt.Errorf("mended after %s, and still different: %v\n%s", how, err, listed(found))
+		return fmt.Errorf("repair after %s: %w", how, err)
+	case repaired && len(found) == 0 && named == 0:
+		return fmt.Errorf("after %s an audit repaired something that was not named", how)
+	case !repaired && len(found) > 0:
+		return fmt.Errorf("after %s no audit counts a repair, and these differed:\n%s", how, listed(found))
+	case repaired:
+		h.repaired++
 	}
 	return nil
 }
 
-// mend has audits put all right, or a Reset where one asks for it and may; it reports whether there was anything to do. One audit looks at
-// a part, so that there are many until nothing differs.
-func (s *saboteur) mend(look Looker, mayReset bool) (mended bool, err error) {
-	err = s.onNode(func() error {
+// repair has audits repair all, or a Reset where one asks for it and may, until nothing differs. It reports whether there was anything to
+// repair. An audit looks at a part, so many may be needed.
+func (h *history) repair(look Looker, mayReset bool) (repaired bool, err error) {
+	err = h.onNode(func() error {
 		var left []trace.Difference
 		for range 10 {
-			n, err := s.plane.Audit(context.Background(), true)
+			n, err := h.plane.Audit(context.Background(), true)
 			switch {
 			case err != nil && mayReset && errors.Is(err, plane.ErrStateLost):
-				mended = true
-				s.resets++
-				return s.reset()
-			case err != nil:
-				return fmt.Errorf("audit: %w", err)
-			case n > 0:
-				mended = true
+				repaired = true
+				err = h.reset()
+			case err == nil && n > 0:
+				repaired = true
 				continue
 			}
-			if left, err = differences(context.Background(), look, &s.table); err != nil || len(left) == 0 {
+			if err != nil {
+				return fmt.Errorf("audit: %w", err)
+			}
+			if left, err = differences(context.Background(), look, &h.table); err != nil || len(left) == 0 {
 				return err
 			}
 		}
-		return fmt.Errorf("audits leave what differs:\n%s", listed(left))
+		return fmt.Errorf("audits leave differences:\n%s", listed(left))
 	})
-	return mended, err
+	return repaired, err
 }
 
-// ask sends a packet to each row from each kind of client, and asks trace and the plane about it. It returns how many packets are named
-// as met otherwise than the table says. One that is met so and not named is an error; but that of a client that meets itself, of whom what
-// the kernel holds says nothing apart, may be named by a difference alone.
-func (s *saboteur) ask(look Looker, differs bool) (named int, err error) {
-	r := &run{s: &suite{Config: s.cfg, patience: s.patience}, sc: &scenario.Scenario{}, lab: s.lab, family: s.family, table: &s.table, ports: townPorts()}
-	sent := s.sendAll(r, 500*time.Millisecond)
-	var unnamed []packetSent
-	err = s.onNode(func() error {
+// ask sends a packet to each row from each kind of client, and asks trace and the plane about it. It returns how many packets
+// are named as met otherwise than the table says. A packet that is met so and not named is an error. A difference alone may name one of a
+// client that meets itself: what the kernel holds says nothing apart of such a client.
+func (h *history) ask(look Looker, differs bool) (named int, err error) {
+	callers := h.callers()[:5] // three pods, the node, and one from outside
+	calls := h.calls(callers, 500*time.Millisecond)
+	r := h.shoot(calls)
+	for _, c := range calls {
+		if c.err == nil && c.row.Affinity > 0 {
+			h.learn(c.visitor(), c)
+		}
+	}
+	unnamed := map[trace.Packet]bool{}
+	err = h.onNode(func() error {
 		for _, packet := range r.inquiry.order {
 			f := r.inquiry.met[packet]
-			f.answer = trace.Ask(&s.table, r.how(), packet)
 			k, err := look.Follow(context.Background(), packet)
 			if err != nil {
 				return fmt.Errorf("follow %s: %w", packet, err)
@@ -169,79 +116,37 @@ func (s *saboteur) ask(look Looker, differs bool) (named int, err error) {
 			if r.otherFate(packet, f) == "" {
 				continue
 			}
-			s.felt++
+			h.felt++
 			itself := slices.ContainsFunc(f.answer.Backends, func(b trace.Backend) bool { return b.Hairpin })
-			if !said && !(itself && differs) {
-				i := slices.IndexFunc(sent, func(p packetSent) bool { return p.packet == packet })
-				unnamed = append(unnamed, sent[i])
-			}
+			unnamed[packet] = !said && !(itself && differs)
 		}
 		return nil
 	})
-	s.named += named
-	if err != nil || len(unnamed) == 0 {
+	h.named += named
+	calls = slices.DeleteFunc(calls, func(c *call) bool { return !unnamed[r.way(c.from.host, c.shot, c.shot.Local)] })
+	if err != nil || len(calls) == 0 {
 		return named, err
 	}
-	return named, s.again(look, unnamed)
+	return named, h.again(look, calls)
 }
 
-// packetSent is a packet with what is needed to send it again.
-type packetSent struct {
-	packet trace.Packet
-	line   scenario.Packet
-	shot   scenario.Shot
-}
-
-// sendAll makes a connection to each row from each kind of client.
-func (s *saboteur) sendAll(r *run, patience time.Duration) []packetSent {
-	var all []packetSent
-	callers := s.callers()[:5] // three pods, the node, and one from outside
-	for _, row := range s.table.Sorted() {
-		if row.Kind == lb.HealthCheck {
-			continue
-		}
-		to := netip.AddrPortFrom(row.Key.Addr, row.Key.Port)
-		if row.Key.IsNodePort() {
-			to = netip.AddrPortFrom(hostAddr(netlab.Node1, s.six()), row.Key.Port)
-		}
-		for _, from := range callers {
-			shot := scenario.Shot{Local: from.addr(s.six()), To: to, Proto: row.Key.Proto, Key: row.Key}
-			line := scenario.Packet{From: from.host}
-			all = append(all, packetSent{r.way(from.host, shot, netip.Addr{}), line, shot})
-		}
+// again sends packets once more and waits for long, because a busy machine answers late. Those that still meet something else are an error.
+func (h *history) again(look Looker, unnamed []*call) error {
+	for _, c := range unnamed {
+		c.patience = 5 * time.Second
 	}
-	s.shoot(r, all, patience)
-	return all
-}
-
-func (s *saboteur) shoot(r *run, all []packetSent, patience time.Duration) {
-	var sending sync.WaitGroup
-	for _, p := range all {
-		sending.Go(func() {
-			v := &volley{r: r, p: p.line, seen: map[string]int{}}
-			if c, err := v.shoot(p.shot, patience); err == nil {
-				c.Close()
-			}
-		})
-	}
-	sending.Wait()
-}
-
-// again sends packets once more and waits for long, for a busy machine answers late. What then still meets something else is an error.
-func (s *saboteur) again(look Looker, unnamed []packetSent) error {
-	r := &run{s: &suite{Config: s.cfg, patience: s.patience}, sc: &scenario.Scenario{}, lab: s.lab, family: s.family, table: &s.table, ports: townPorts()}
-	s.shoot(r, unnamed, 5*time.Second)
-	return s.onNode(func() error {
-		for _, p := range unnamed {
-			f := r.inquiry.met[p.packet]
-			f.answer = trace.Ask(&s.table, r.how(), p.packet)
-			other := r.otherFate(p.packet, f)
+	r := h.shoot(unnamed)
+	return h.onNode(func() error {
+		for _, packet := range r.inquiry.order {
+			f := r.inquiry.met[packet]
+			other := r.otherFate(packet, f)
 			if other == "" {
 				continue
 			}
-			k, err := look.Follow(context.Background(), p.packet)
+			k, err := look.Follow(context.Background(), packet)
 			if err != nil || len(trace.Compare(f.answer, k)) == 0 {
-				return fmt.Errorf("%s\nand the plane, which reads the kernel, says so not: %v, %s %v\n%s", other, err, k.Verdict, k.Backends, strings.Join(k.Way, "\n"))
+				return fmt.Errorf("%s\nand the plane, which reads the kernel, does not say so: %v, %s %v\n%s", other, err, k.Verdict,
+					k.Backends, strings.Join(k.Way, "\n"))
 			}
 		}
 		return nil
