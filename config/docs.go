@@ -18,10 +18,10 @@ func FlagsPage(modes mode.List) string {
 	o.AddFlags(set)
 	var b strings.Builder
 	b.WriteString("# Flags\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
-		"`_` and `-` are the same in names. With `--config`, flags that stand for a field of the file are ignored, but for those\n" +
-		"marked *beats the file*. A flag that has no effect is accepted and named in one warning of the log.\n")
+		"`_` and `-` are equal in flag names. A flag that sets a field is described in [the configuration file](configuration.md).\n" +
+		"With `--config` such a flag is ignored, unless it *beats the file*. A flag without effect is accepted with a warning.\n")
 	for _, g := range o.table.groups() {
-		fmt.Fprintf(&b, "\n## %s\n\n| flag | type | default | field | what it does |\n|---|---|---|---|---|\n", g)
+		fmt.Fprintf(&b, "\n## %s\n\n| flag | type | default | description |\n|---|---|---|---|\n", g)
 		for f := range o.table.flags() {
 			if f.group != g {
 				continue
@@ -31,7 +31,14 @@ func FlagsPage(modes mode.List) string {
 			if f.Short != "" && f.Short != f.Flag {
 				name += ", `-" + f.Short + "`"
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, pf.Value.Type(), code(pf.DefValue), code(f.Path), about(f.asFlag(modes), f.Wins))
+			text := about(f.asFlag(modes))
+			if f.Path != "" {
+				text = "sets " + code(f.Path)
+			}
+			if f.Wins {
+				text += ". *beats the file*"
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, pf.Value.Type(), code(pf.DefValue), text)
 		}
 	}
 	return b.String()
@@ -42,12 +49,12 @@ func ConfigurationPage(modes mode.List) string {
 	o := NewOptions(modes)
 	var b strings.Builder
 	b.WriteString("# The configuration file\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
-		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, YAML or JSON. Unknown and repeated fields are worth a warning.\n" +
-		"What older versions called otherwise is read as what it became, `componentconfig/v1alpha1` included. A field that is absent,\n" +
-		"or zero unless its type tells the two apart, has its default.\n\n" +
-		"A change of a *live* field takes effect in the running process. For others the process ends, to be started anew, unless the\n" +
-		"field has no effect in the mode that runs. The row is that of [the behaviour book](behaviour.md); *EXT* is ours.\n\n" +
-		"| field | type | default | row | change | flag | what it does |\n|---|---|---|---|---|---|---|\n")
+		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, in YAML or JSON. Unknown and repeated fields cause a warning. Field names of\n" +
+		"older versions are understood, those of `componentconfig/v1alpha1` too. An absent field has its default, and so has a zero, unless the field's\n" +
+		"type distinguishes the two.\n\n" +
+		"A change of a *live* field takes effect in the running process. A change of another field ends the process, which must be restarted, unless\n" +
+		"the running mode does not use the field. The row is that of [the specification](behaviour.md); *EXT* fields are ours.\n\n" +
+		"| field | type | default | row | change | flag | description |\n|---|---|---|---|---|---|---|\n")
 	for f := range o.table.fields() {
 		v := o.file.at(f.Path)
 		change, flag := "live", ""
@@ -57,15 +64,15 @@ func ConfigurationPage(modes mode.List) string {
 		if name := o.table.flagOf(f.Path); name != "" {
 			flag = "`--" + name + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.Path, kindOf(v.Type()).name, code(strings.Trim(string(written(option.Leaf{Path: f.Path, Value: v})), `"`)), f.Row, change, flag, about(f, false))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.Path, kindOf(v.Type()).name, code(strings.Trim(string(written(option.Leaf{Path: f.Path, Value: v})), `"`)), f.Row, change, flag, about(f))
 	}
-	b.WriteString("\n## Modes\n\nA blank mode is the first of those marked *tried* that the machine can run.\n\n" +
-		"| mode | how it serves | here | where it cannot run | NodePorts, where nothing is asked for | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Modes\n\nA blank mode is the first one marked *tried* that the host supports.\n\n" +
+		"| mode | mechanism | here | if unsupported | default NodePort addresses | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
 	for _, m := range modes {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Doc, here(m), cmp.Or(code(m.FallsBackTo), "an error"),
 			choice(m.NodePortsPrimary, "primary", "all"), choice(m.LocalhostNodePorts, "can", choice(m.LocalhostGate != "", "with the gate `"+m.LocalhostGate+"`", "")))
 	}
-	b.WriteString("\n## Feature gates\n\nAn unknown gate is an error, and so is a locked one that is set to the opposite of its default. `AllAlpha` and `AllBeta` are known too.\n\n" +
+	b.WriteString("\n## Feature gates\n\nAn unknown gate is an error, and so is a change of a locked one. `AllAlpha` and `AllBeta` are known too.\n\n" +
 		"| gate | stage | default | locked | here |\n|---|---|---|---|---|\n")
 	for _, g := range gates() {
 		if !g.now {
@@ -84,7 +91,7 @@ func ConfigurationPage(modes mode.List) string {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %t | %s | %s |\n", g.name, g.stage, g.on, locked, here)
 	}
-	b.WriteString("\nThe gates of older versions and of other programs ([list](../config/gates.txt)) are accepted with a warning and have no effect.\n")
+	b.WriteString("\nGates of older versions and of other programs ([list](../config/gates.txt)) are accepted with a warning and have no effect.\n")
 	return b.String()
 }
 
@@ -107,13 +114,10 @@ func choice(is bool, yes, no string) string {
 }
 
 // about is the text of a table's last column.
-func about(e *entry, wins bool) string {
+func about(e *entry) string {
 	text := strings.ReplaceAll(strings.ReplaceAll(e.Help, "`", ""), "|", "\\|")
 	if says := e.says(); says != "" && e.Gone == "" {
 		text += ". *" + says + "*"
-	}
-	if wins {
-		text += ". *beats the file*"
 	}
 	return text
 }

@@ -36,7 +36,7 @@ func Schema(modes mode.List) map[string]any {
 		case "featureGates":
 			schema = gatesSchema()
 		}
-		schema["description"] = strings.ReplaceAll(about(f, false), `\|`, "|")
+		schema["description"] = strings.ReplaceAll(about(f), `\|`, "|")
 		at["properties"].(map[string]any)[names[len(names)-1]] = schema
 	}
 	return root
