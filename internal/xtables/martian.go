@@ -3,8 +3,10 @@
 package xtables
 
 import (
-	"kube-proxy/internal/kernel"
 	"net/netip"
+
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
 )
 
 // RouteLocalnet is what lets a packet from or to 127.0.0.0/8 leave or come in at all. While it is set
@@ -18,7 +20,39 @@ const BlockLocalnet = `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "blo
 
 var BlockLocalnetJump = Jump{ChainID{Filter, NodeFirewall}, BlockLocalnet}
 
+// Loopback4 are the loopback addresses of IPv4.
 var Loopback4 = netip.MustParsePrefix("127.0.0.0/8")
+
+// Loopback returns the loopback addresses of a family.
+func Loopback(f lb.Family) netip.Prefix {
+	if f == lb.IPv6 {
+		return netip.PrefixFrom(netip.IPv6Loopback(), 128)
+	}
+	return Loopback4
+}
+
+// NodePortRules returns rules that match packets to addresses of the node that answer NodePorts: a match on each prefix,
+// followed by the rest of the rule (DP-07). Loopback addresses answer only with localhost, and only those of IPv4.
+func NodePortRules(f lb.Family, prefixes []netip.Prefix, localhost bool, rest string) (rules []string) {
+	loop := Loopback(f)
+	for _, p := range prefixes {
+		dst := "-d " + p.String() + " "
+		switch {
+		case localhost && f == lb.IPv4:
+			if p.Bits() == 0 {
+				dst = ""
+			}
+		case p.Bits() == 0:
+			dst = "! -d " + loop.String() + " "
+		case loop.Bits() <= p.Bits() && loop.Contains(p.Addr()):
+			continue
+		case p.Overlaps(loop):
+			rules = append(rules, "-d "+loop.String()+" -j RETURN")
+		}
+		rules = append(rules, dst+rest)
+	}
+	return rules
+}
 
 // CloseLocalnet ends that.
 func CloseLocalnet() error {

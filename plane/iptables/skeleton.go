@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"fmt"
-	"net/netip"
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/xtables"
@@ -66,29 +65,8 @@ func (r *renderer) forward(bit string) []string {
 
 // toNodePorts returns the last rules of a chain, which lead packets to NodePort addresses to another (DP-07).
 func (r *renderer) toNodePorts(target string) []string {
-	const note = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
-	loop := xtables.Loopback4
-	if r.family == lb.IPv6 {
-		loop = netip.MustParsePrefix("::1/128")
-	}
-	var rules []string
-	for _, p := range r.node.NodePorts {
-		dst := "-d " + p.String() + " "
-		switch {
-		case r.localnet():
-			if p.Bits() == 0 {
-				dst = ""
-			}
-		case p.Bits() == 0:
-			dst = "! -d " + loop.String() + " "
-		case loop.Bits() <= p.Bits() && loop.Contains(p.Addr()):
-			continue
-		case p.Overlaps(loop):
-			rules = append(rules, "-d "+loop.String()+" -j RETURN")
-		}
-		rules = append(rules, dst+xtables.Comment(note)+"-m addrtype --dst-type LOCAL -j "+target)
-	}
-	return rules
+	note := xtables.Comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
+	return xtables.NodePortRules(r.family, r.node.NodePorts, r.localhost, note+"-m addrtype --dst-type LOCAL -j "+target)
 }
 
 // jumps returns the rules that lead to our chains, in the order in which they are put in front (DP-01).

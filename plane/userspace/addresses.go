@@ -10,33 +10,12 @@ import (
 	"kube-proxy/plane"
 )
 
-// NodeAddresses is a redirector that can tell the addresses of the node from those that it has put there itself.
-type NodeAddresses interface {
-	// NodeAddresses returns the node's addresses of the family.
-	NodeAddresses() ([]netip.Addr, error)
-}
-
-// Preparer is a redirector by addresses that must be there before a socket can be bound to them, as on Windows.
-type Preparer interface {
-	// Prepare has the node have the address. It stays if a lead needs it in the end.
-	Prepare(ctx context.Context, a netip.Addr) error
-}
-
-// prepare has a listener's address be there, where it must be.
-func (p *Plane) prepare(a netip.Addr) error {
-	if c, ok := p.redirect.(Preparer); ok {
-		return c.Prepare(context.Background(), a)
-	}
-	return nil
-}
-
-// findAddresses looks which addresses of the node answer NodePorts; where rules redirect, these know.
+// findAddresses finds the addresses of the node that answer NodePorts. Where rules redirect, they match these addresses.
 func (p *Plane) findAddresses() error {
-	of, ok := p.redirect.(NodeAddresses)
-	if !ok || !p.redirect.Own() {
+	if p.addresses == nil {
 		return nil
 	}
-	all, err := of.NodeAddresses()
+	all, err := p.addresses.NodeAddresses()
 	if err != nil {
 		return fmt.Errorf("list the addresses of this node: %w", err)
 	}
@@ -55,7 +34,7 @@ func (p *Plane) findAddresses() error {
 
 // follow moves the listeners of NodePorts to where the node's addresses are now, and counts the rows whose listeners moved.
 func (p *Plane) follow(ctx context.Context) (moved int, err error) {
-	if !p.redirect.Own() {
+	if p.addresses == nil {
 		return 0, nil
 	}
 	before := p.nodePorts

@@ -111,12 +111,10 @@ func (b *batch) end(told bool) {
 		case told || !s.writes:
 			if s.new != nil {
 				s.new.told = true
-				b.p.answers.set(s.key, s.new.lead.Routes)
-				b.p.entrances.lead(s.key, s.new.lead.Routes)
+				b.p.entrances.inForce(s.key, s.new.lead.Routes)
 			} else {
 				delete(b.p.rows, s.key)
-				b.p.answers.set(s.key, nil)
-				b.p.entrances.lead(s.key, nil)
+				b.p.entrances.inForce(s.key, nil)
 			}
 			if s.old != nil {
 				b.p.release(s.old)

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -16,6 +17,8 @@ type entrances struct {
 	of map[entranceName]uint16
 	// direct are the NodePorts that are the port of their own listener: nothing is translated.
 	direct map[port]bool
+	// answers are the routes in force of the rows without connections, whose flows conntrack may delete.
+	answers map[lb.Key][]redirect.Route
 }
 
 // entrance is a listener and whom it leads to.
@@ -78,6 +81,33 @@ func (e *entrances) lead(k lb.Key, routes []redirect.Route) {
 		}
 		e.direct[port{k.Proto, k.Port}] = true
 	}
+}
+
+// inForce notes the routes that the redirector has taken for a row; none for a row that is gone.
+func (e *entrances) inForce(k lb.Key, routes []redirect.Route) {
+	e.lead(k, routes)
+	if k.Proto == lb.TCP {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(routes) == 0 {
+		delete(e.answers, k)
+		return
+	}
+	if e.answers == nil {
+		e.answers = map[lb.Key][]redirect.Route{}
+	}
+	e.answers[k] = routes
+}
+
+// Answers reports whether the proxy listens for a row at a port. The address does not matter: either listeners are bound
+// to every address, or to that of the row.
+func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
+	e := &p.entrances
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return slices.ContainsFunc(e.answers[k], func(r redirect.Route) bool { return r.Port != 0 && r.Port == from.Port() })
 }
 
 // isDirect reports whether a NodePort is the port of its own listener.

@@ -47,21 +47,25 @@ type fakeRedirector struct {
 	drift chan struct{}
 }
 
+func (c *fakeRedirector) fake() *fakeRedirector { return c }
+
 func (c *fakeRedirector) Name() string     { return "fake" }
-func (c *fakeRedirector) Own() bool        { return c.own }
 func (c *fakeRedirector) Unguarded() error { return nil }
 func (c *fakeRedirector) Close() error     { return nil }
-
-func (c *fakeRedirector) NodeAddresses() ([]netip.Addr, error) { return c.addrs, nil }
 
 func (c *fakeRedirector) Known(context.Context) ([]redirect.Entry, error) {
 	return slices.Collect(maps.Values(c.leads)), nil
 }
 
-// preparingRedirector is one of a machine that binds sockets only to addresses that it has.
-type preparingRedirector struct{ *fakeRedirector }
+// ownRedirector is that of a machine whose listeners are at the service addresses.
+type ownRedirector struct{ *fakeRedirector }
 
-func (c preparingRedirector) Prepare(_ context.Context, a netip.Addr) error {
+func (c ownRedirector) NodeAddresses() ([]netip.Addr, error) { return c.addrs, nil }
+
+func (c ownRedirector) Prepare(a netip.Addr) error {
+	if c.prepared == nil {
+		return nil
+	}
 	if c.refuse != nil && c.refuse(redirect.Entry{Key: lb.Key{Addr: a}}) {
 		return fmt.Errorf("%s: %w", a, errRefused)
 	}
@@ -155,21 +159,27 @@ func (c *fakeRedirector) Audit(ctx context.Context, _ bool) (mended int, err err
 	return mended, nil
 }
 
-func (c *fakeRedirector) Dump(_ context.Context, name func(uint16, lb.Proto) string) (string, error) {
+func (c *fakeRedirector) dump(name func(port) string) string {
 	var lines []string
 	for k, l := range c.leads {
 		line := fmt.Sprintf("lead %s %s from %v:", k, l.Kind, l.Sources)
 		for _, r := range l.Routes {
 			to := r.Do.String()
 			if r.Port != 0 {
-				to = "to " + name(r.Port, k.Proto)
+				to = "to " + name(port{k.Proto, r.Port})
 			}
 			line += fmt.Sprintf(" %s %s", r.From, to)
 		}
 		lines = append(lines, line+"\n")
 	}
 	slices.Sort(lines)
-	return fmt.Sprintf("%+v\n", c.node) + strings.Join(lines, ""), nil
+	return fmt.Sprintf("%+v\n", c.node) + strings.Join(lines, "")
+}
+
+// nameOf names the listener at a port.
+func (e *entrances) nameOf(at port) string {
+	found, _ := e.find(at.proto, at.number)
+	return found.name.String()
 }
 
 // fakeRelay is the sockets of one process.
@@ -238,9 +248,9 @@ func (l *fakeListener) Close() {
 
 // start makes the plane of a process on the machine.
 func (m *machine) start(cfg Config) (*Plane, error) {
-	cfg.Redirector = &fakeRedirector{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
-	if m.prepared != nil {
-		cfg.Redirector = preparingRedirector{cfg.Redirector.(*fakeRedirector)}
+	c := &fakeRedirector{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
+	if cfg.Redirector = c; m.own {
+		cfg.Redirector = ownRedirector{c}
 	}
 	if cfg.Descriptors == nil {
 		cfg.Descriptors = relay.NewGroups(relay.NewBudget(1<<20), "a test")

@@ -106,7 +106,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		}
 	}
 	if err := look.Differences(ctx, want.Node, leads, func(d trace.Difference) bool { return tell(d) }); err != nil {
-		return fmt.Errorf("userspace: %w", err)
+		return fmt.Errorf("userspace: redirect by %s, %s: %w", p.redirect.Name(), p.cfg.Family, err)
 	}
 	return nil
 }

@@ -59,18 +59,20 @@ type Plane struct {
 	cfg      Config
 	relay    relayer
 	redirect redirect.Redirector
-	balance  *balance.Balance
-	origins  *balance.Origins
-	ports    *ports
-	pace     int
-	own      ownAddresses
+	// addresses is redirect where listeners are at service addresses; nil where rules redirect.
+	addresses redirect.AtAddresses
+	balance   *balance.Balance
+	origins   *balance.Origins
+	ports     *ports
+	pace      int
+	own       ownAddresses
+	closeOwn  func() error // closes what origins ask
 
 	entrances entrances
 	counters  counters
 	tell      notices
 
-	closed  bool
-	answers answers
+	closed bool
 	// ready: a Reset has succeeded, and the kernel's state was not lost since.
 	ready    bool
 	node     lb.Node
@@ -118,7 +120,7 @@ func New(cfg Config) (*Plane, error) {
 	}
 	var p *Plane
 	var direct func(lb.Proto, uint16) bool
-	if !cfg.Redirector.Own() {
+	if _, is := cfg.Redirector.(redirect.AtAddresses); !is {
 		direct = func(proto lb.Proto, port uint16) bool { return p.entrances.isDirect(proto, port) }
 	}
 	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle, TCPIdle: cfg.TCPIdle,
@@ -137,7 +139,7 @@ func New(cfg Config) (*Plane, error) {
 		closeOwn()
 		return nil, err
 	}
-	p.own.close = closeOwn
+	p.closeOwn = closeOwn
 	return p, nil
 }
 
@@ -150,6 +152,8 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own), ports: newPorts(cfg.FirstPort, cfg.LastPort),
 		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
 	}
+	p.addresses, _ = cfg.Redirector.(redirect.AtAddresses)
+	p.closeOwn = func() error { return nil }
 	p.counters.on = cfg.CountServices
 	p.balance = balance.New(balance.Config{Loops: p.avoids()})
 	return p, nil
@@ -157,10 +161,10 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 
 // avoids returns what reports whether a backend gets no connections (TN-52); nil where all get some.
 func (p *Plane) avoids() func(netip.AddrPort) bool {
-	switch own := p.cfg.Redirector.Own(); {
+	switch {
 	case p.cfg.NoNodeEndpoints: // what the proxy listens at is the node's, too
 		return func(a netip.AddrPort) bool { return p.origins.Host(a.Addr()) }
-	case own:
+	case p.addresses != nil:
 		return p.own.has
 	}
 	return nil
@@ -197,7 +201,7 @@ func (p *Plane) lost(doing string, err error) error {
 		return nil
 	}
 	p.ready = p.ready && !errors.Is(err, plane.ErrStateLost)
-	return fmt.Errorf("userspace: %s: %w", doing, err)
+	return fmt.Errorf("userspace: %s: redirect by %s, %s: %w", doing, p.redirect.Name(), p.cfg.Family, err)
 }
 
 // StopAccepting takes no more connections: another process may listen on the ports now. Only Drain, Close and Measure may be called
@@ -228,15 +232,13 @@ func (p *Plane) Close() error {
 	}
 	p.closed = true
 	p.relay.Close()
-	err := p.redirect.Close()
-	return errors.Join(err, p.own.shut())
+	return errors.Join(p.redirect.Close(), p.closeOwn())
 }
 
 // ownAddresses are those at which the proxy listens for others: a connection of its own must not come there.
 type ownAddresses struct {
-	mu    sync.RWMutex
-	at    map[netip.AddrPort]int
-	close func() error
+	mu sync.RWMutex
+	at map[netip.AddrPort]int
 }
 
 func (o *ownAddresses) add(a netip.AddrPort, n int) {
@@ -254,13 +256,6 @@ func (o *ownAddresses) has(a netip.AddrPort) bool {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
 	return o.at[a] > 0
-}
-
-func (o *ownAddresses) shut() error {
-	if o.close == nil {
-		return nil
-	}
-	return o.close()
 }
 
 // anywhere is the address at which listeners are where rules redirect.

@@ -56,15 +56,6 @@ func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) (written
 	return res.Written
 }
 
-func dump(t testing.TB, p *Plane) string {
-	t.Helper()
-	text, err := p.Dump()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
-}
-
 // door returns the listener of a service port's set.
 func (p *Plane) doorOf(t testing.TB, service string, proto lb.Proto, scope lb.Scope) *fakeListener {
 	t.Helper()
@@ -168,7 +159,7 @@ func TestListenerForEachSet(t *testing.T) {
 	if len(m.socks) != 2 {
 		t.Errorf("%d listeners", len(m.socks))
 	}
-	text := dump(t, p)
+	text := p.redirect.(*fakeRedirector).dump(p.entrances.nameOf)
 	for _, line := range []string{
 		"lead 10.0.9.9:80/tcp clusterip from []: anywhere to ns/x:p/tcp/cluster\n",
 		"lead 192.0.2.1:80/tcp clusterip from []: pods to ns/x:p/tcp/cluster host to ns/x:p/tcp/cluster anywhere to ns/x:p/tcp/local\n",
@@ -412,8 +403,8 @@ func TestAnswers(t *testing.T) {
 		t.Error("a key that another Service has now is answered from where it was")
 	}
 	apply(t, p, []lb.Change{{Key: others.Key}, {Key: node.Key}}, nil)
-	if p.Answers(node.Key, first) || len(p.answers.routes) != 1 {
-		t.Errorf("what is gone is answered: %v", p.answers.routes)
+	if p.Answers(node.Key, first) || len(p.entrances.answers) != 1 {
+		t.Errorf("what is gone is answered: %v", p.entrances.answers)
 	}
 }
 

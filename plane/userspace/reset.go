@@ -19,7 +19,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	known, err := p.redirect.Known(ctx)
 	if err != nil {
-		return res, fmt.Errorf("userspace: reset: read what leads to the proxy: %w", err)
+		return res, p.lost("reset", err)
 	}
 	was := map[lb.Key][]redirect.Route{}
 	for _, l := range known {
@@ -83,7 +83,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	b.end(err == nil)
 	if err != nil {
-		return plane.ResetResult{}, fmt.Errorf("userspace: reset: %w", err)
+		return plane.ResetResult{}, p.lost("reset", err)
 	}
 	if later != nil {
 		for _, k := range later.Keys {

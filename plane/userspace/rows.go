@@ -180,7 +180,7 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 
 func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *relay.Group) error {
 	if d.at.IsValid() {
-		if err := p.prepare(d.at.Addr()); err != nil {
+		if err := p.addresses.Prepare(d.at.Addr()); err != nil {
 			return err
 		}
 		at := relay.Listening{Proto: d.proto, Addr: d.at}
@@ -292,7 +292,7 @@ var errTakes = errors.New("the address would be taken from whoever has it")
 // takes refuses an address that is not the Service's to have, where the node would have to have it: all that is sent there, at any
 // port, would end here. A tenant chooses external IPs, and only --external-ip-cidrs says which are nobody's else.
 func (p *Plane) takes(f *lb.Frontend) error {
-	if !p.redirect.Own() || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
+	if p.addresses == nil || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
 		return nil
 	}
 	what := ""
@@ -327,7 +327,7 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 	}
 	s.serving = f.Serving
 	var err error
-	if p.redirect.Own() {
+	if p.addresses != nil {
 		err = p.atAddresses(r, s)
 	} else {
 		err = p.behindRules(r, s, ports)

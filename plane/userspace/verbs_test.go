@@ -130,7 +130,7 @@ func (k *memory) kernel() planetest.Kernel {
 			key := keys[rnd.IntN(len(keys))]
 			m.leads[key] = redirect.Entry{Key: key}
 			select {
-			case k.last[f].redirect.(*fakeRedirector).drift <- struct{}{}:
+			case k.last[f].redirect.(interface{ fake() *fakeRedirector }).fake().drift <- struct{}{}:
 			default: // told already
 			}
 			return nil

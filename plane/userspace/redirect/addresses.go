@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 
 	"kube-proxy/lb"
@@ -59,7 +58,6 @@ type Addresses struct {
 	ip     ipHelper
 	book   book
 	drift  chan struct{}
-	set    bool
 	luid   uint64 // of the interface, 0 if that is not known
 
 	mu   sync.Mutex
@@ -78,11 +76,8 @@ func (c *Addresses) Name() string { return "addresses" }
 
 // Unguarded is part of [Redirector].
 func (c *Addresses) Unguarded() error {
-	return c.wrap("listen", errors.New("no packet filter looks at packets to listeners"))
+	return errors.New("no packet filter looks at packets to listeners")
 }
-
-// Own is part of [Redirector].
-func (c *Addresses) Own() bool { return true }
 
 // Known is part of [Redirector]: the port of a listener is that of the service.
 func (c *Addresses) Known(context.Context) ([]Entry, error) { return nil, nil }
@@ -92,13 +87,6 @@ func (c *Addresses) Drift() <-chan struct{} { return c.drift }
 
 // Close is part of [Redirector].
 func (c *Addresses) Close() error { return c.ip.close() }
-
-func (c *Addresses) wrap(doing string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("redirect by addresses, %s: %s: %w", c.family, doing, err)
-}
 
 // heard notes that an address came to or went from an interface, and wakes whoever audits if that is not what our own writes say.
 func (c *Addresses) heard(u unicast, present bool) {
@@ -206,21 +194,21 @@ func (c *Addresses) add(a netip.Addr) (added bool, err error) {
 	}
 }
 
-// Prepare puts an address on the interface before a listener is bound to it: Windows has no IP_FREEBIND. It stays while an entry
-// needs it; one that none needs in the end goes with the next audit.
-func (c *Addresses) Prepare(_ context.Context, a netip.Addr) error {
+// Prepare is part of [AtAddresses]: Windows has no IP_FREEBIND.
+func (c *Addresses) Prepare(a netip.Addr) error {
 	_, err := c.give(a)
 	return err
 }
 
 func (c *Addresses) give(a netip.Addr) (added bool, err error) {
-	added, err = c.add(a)
-	return added, c.wrap("give this machine the service address "+a.String(), err)
+	if added, err = c.add(a); err != nil {
+		err = fmt.Errorf("give this machine the service address %s: %w", a, err)
+	}
+	return added, err
 }
 
 // take takes away an address that is ours.
 func (c *Addresses) take(a netip.Addr) error {
-	doing := "take the service address " + a.String() + " from this machine"
 	c.mu.Lock()
 	u, ok := c.given[a]
 	c.mu.Unlock()
@@ -228,7 +216,7 @@ func (c *Addresses) take(a netip.Addr) error {
 		return nil
 	}
 	if err := c.ip.delete(u); err != nil && !errors.Is(err, errNoAddress) && !errors.Is(err, errNoInterface) {
-		return c.wrap(doing, err)
+		return fmt.Errorf("take the service address %s from this machine: %w", a, err)
 	}
 	c.mu.Lock()
 	delete(c.given, a)
@@ -236,13 +224,13 @@ func (c *Addresses) take(a netip.Addr) error {
 		delete(c.at, a)
 	}
 	c.mu.Unlock()
-	return c.wrap(doing, c.book.strike(a))
+	return c.book.strike(a)
 }
 
 // NodeAddresses returns the addresses of the machine that are not ours.
 func (c *Addresses) NodeAddresses() ([]netip.Addr, error) {
 	if _, err := c.read(); err != nil {
-		return nil, c.wrap("find the node's addresses", err)
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -272,11 +260,11 @@ func (c *Addresses) removeAll() (removed int, err error) {
 // Reset is part of [Redirector].
 func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) error {
 	if _, err := c.ready(); err != nil {
-		return c.wrap("reset", err)
+		return err
 	}
 	ours, err := c.read()
 	if err != nil {
-		return c.wrap("reset", err)
+		return err
 	}
 	keys, refs := map[lb.Key]bool{}, map[netip.Addr]int{}
 	for _, l := range want {
@@ -289,7 +277,6 @@ func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) error {
 	c.keys, c.refs = keys, refs
 	c.mu.Unlock()
 	failed, err := c.repair(ours, new(int))
-	c.set = true
 	if len(failed) == 0 {
 		return err
 	}
@@ -371,19 +358,8 @@ func (c *Addresses) forget(k lb.Key) bool {
 	return false
 }
 
-// usable is the error of verbs before the first Reset.
-func (c *Addresses) usable(doing string) error {
-	if !c.set {
-		return c.wrap(doing, plane.ErrNotSetUp)
-	}
-	return nil
-}
-
 // Apply is part of [Redirector].
 func (c *Addresses) Apply(_ context.Context, set []Entry, remove []lb.Key) error {
-	if err := c.usable("apply"); err != nil {
-		return err
-	}
 	for _, l := range set {
 		if !c.need(l.Key) {
 			continue
@@ -406,16 +382,13 @@ func (c *Addresses) Apply(_ context.Context, set []Entry, remove []lb.Key) error
 }
 
 // SetNode is part of [Redirector]: nothing here follows from the node.
-func (c *Addresses) SetNode(context.Context, lb.Node) error { return c.usable("set node") }
+func (c *Addresses) SetNode(context.Context, lb.Node) error { return nil }
 
 // Probe is part of [Redirector]. It takes away an address that is not there, of a network for documentation.
 func (c *Addresses) Probe(context.Context) error {
-	if err := c.usable("probe"); err != nil {
-		return err
-	}
 	all, err := c.ip.list()
 	if err != nil {
-		return c.wrap("probe", err)
+		return err
 	}
 	a := netip.MustParseAddr("192.0.2.0")
 	if c.family == lb.IPv6 {
@@ -431,14 +404,11 @@ func (c *Addresses) Probe(context.Context) error {
 	case errors.Is(err, errNoInterface):
 		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
-	return c.wrap("probe", err)
+	return err
 }
 
 // Audit is part of [Redirector].
 func (c *Addresses) Audit(context.Context, bool) (n int, err error) {
-	if err := c.usable("audit"); err != nil {
-		return 0, err
-	}
 	changed, err := c.ready()
 	if changed {
 		n++
@@ -450,16 +420,5 @@ func (c *Addresses) Audit(context.Context, bool) (n int, err error) {
 			return n, err
 		}
 	}
-	return n, c.wrap("audit", err)
-}
-
-// Dump is part of [Redirector].
-func (c *Addresses) Dump(context.Context, func(uint16, lb.Proto) string) (string, error) {
-	ours, err := c.read()
-	slices.SortFunc(ours, netip.Addr.Compare)
-	var out strings.Builder
-	for _, a := range ours {
-		fmt.Fprintf(&out, "address %s\n", a)
-	}
-	return out.String(), err
+	return n, err
 }

@@ -36,12 +36,9 @@ const bookKey = `SOFTWARE\kube-proxy\service-addresses`
 
 // NewAddresses changes nothing. What this process may not do shows at the first Reset.
 func NewAddresses(cfg Config) (*Addresses, error) {
-	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
-		return nil, fmt.Errorf("redirect by addresses: family %s: want IPv4 or IPv6", cfg.Family)
-	}
 	b, err := openBook(cfg.Family)
 	if err != nil {
-		return nil, fmt.Errorf("redirect by addresses, %s: open the key %s of the registry: %w", cfg.Family, bookKey, err)
+		return nil, fmt.Errorf("redirect by addresses: open the key %s of the registry: %w", bookKey, err)
 	}
 	h := &helper{family: windows.AF_INET, book: b}
 	if cfg.Family == lb.IPv6 {

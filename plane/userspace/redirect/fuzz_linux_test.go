@@ -30,7 +30,7 @@ func FuzzParseLead(f *testing.F) {
 func TestParseLead(t *testing.T) {
 	for _, w := range worlds() {
 		for _, k := range []lb.Key{w.key(w.vip, 80, lb.TCP), w.key(netip.Addr{}, 30080, lb.UDP)} {
-			c := &IPTables{family: familyOf(w.Family), node: w.n(), address: w.node}
+			c := &IPTables{cfg: Config{Family: w.Family}, node: w.n(), address: w.node}
 			nat, _ := c.lead(Entry{Key: k, Routes: []Route{{From: lb.Pods, Port: 1}, {From: lb.Host, Port: 2}, {From: lb.Anywhere, Port: 3}}})
 			for i, rule := range nat {
 				got, port, from, ok := parseLead(rule)

@@ -6,14 +6,15 @@ import (
 	"encoding/base32"
 	"errors"
 	"fmt"
-	"kube-proxy/internal/xtwalk"
 	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/xtables"
+	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -78,7 +79,6 @@ func oursOfIPTables(table, name string) bool {
 // IPTables redirects by chains of iptables, for hosts without nftables. A row is a few rules of a tree; a change writes the chains on
 // the way to it. Ports and addresses that no Service has pass untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
-	family
 	cfg   Config
 	keep  *xtables.Keeper
 	look  *xtwalk.Looker
@@ -86,7 +86,6 @@ type IPTables struct {
 	drift chan struct{}
 
 	unguarded error // see Unguarded
-	set       bool
 	node      lb.Node
 	address   netip.Addr
 	leads     map[lb.Key]Entry
@@ -97,28 +96,22 @@ type IPTables struct {
 // NewIPTables finds the programs, on a thread in the network namespace of the node. It changes nothing. Errors wrap
 // plane.ErrUnsupported where there is no usable iptables.
 func NewIPTables(cfg Config) (*IPTables, error) {
-	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
-		return nil, fmt.Errorf("redirect by iptables: family %s: want IPv4 or IPv6", cfg.Family)
-	}
-	c := &IPTables{family: familyOf(cfg.Family), cfg: cfg, drift: make(chan struct{}, 1)}
+	c := &IPTables{cfg: cfg, drift: make(chan struct{}, 1)}
 	var err error
 	if c.keep, err = xtables.NewKeeper(layoutOf(cfg)); err != nil {
-		return nil, fmt.Errorf("redirect by iptables: %w", err)
+		return nil, err
 	}
 	c.look = xtwalk.New(c.keep.Tool)
 	c.unguarded = c.keep.Have([]string{"socket"}, nil)
-	if c.addrs, err = watchAddresses(c.family, c.drift); err != nil {
+	if c.addrs, err = watchAddresses(rule.IPOf(cfg.Family).Proto, c.drift); err != nil {
 		c.keep.Close()
-		return nil, fmt.Errorf("redirect by iptables: %w", err)
+		return nil, err
 	}
 	return c, nil
 }
 
 // Name is part of [Redirector].
 func (c *IPTables) Name() string { return "iptables" }
-
-// Own is part of [Redirector].
-func (c *IPTables) Own() bool { return false }
 
 // Unguarded is part of [Redirector].
 func (c *IPTables) Unguarded() error { return c.unguarded }
@@ -128,20 +121,6 @@ func (c *IPTables) Drift() <-chan struct{} { return c.drift }
 
 // Close is part of [Redirector].
 func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.addrs.close()) }
-
-// Sent is how many rules were written.
-func (c *IPTables) Sent() uint64 { return c.keep.Sent() }
-
-func (c *IPTables) notSetUp(doing string) error {
-	return fmt.Errorf("redirect by iptables, %s: %s: %w", c.fam, doing, plane.ErrNotSetUp)
-}
-
-func (c *IPTables) wrap(err error) error {
-	if err != nil {
-		err = fmt.Errorf("redirect by iptables, %s: %w", c.fam, err)
-	}
-	return err
-}
 
 // Rules.
 
@@ -211,7 +190,7 @@ func (c *IPTables) lead(l Entry) (nat, filter []string) {
 // reject refuses as a port does where nobody listens.
 func (c *IPTables) reject(match string, p lb.Proto) []string {
 	with := "icmp-port-unreachable"
-	if c.fam == lb.IPv6 {
+	if c.cfg.Family == lb.IPv6 {
 		with = "icmp6-port-unreachable"
 	}
 	if p == lb.TCP {
@@ -242,10 +221,13 @@ func list(sources []netip.Prefix) (nat, filter []string) {
 func (c *IPTables) frames() []xtables.Frame {
 	const led = "-m conntrack --ctstate DNAT -j RETURN"
 	f := make([]xtables.Frame, treeCount)
-	f[inPortals].Tail = c.here(nodePorts)
+	here := func(to string) []string {
+		return xtables.NodePortRules(c.cfg.Family, c.node.NodePorts, c.cfg.LocalhostNodePorts, "-m addrtype --dst-type LOCAL -j "+to)
+	}
+	f[inPortals].Tail = here(nodePorts)
 	f[inGuard].Head = c.passGuard(led)
 	// What the proxy sends to this node itself comes in again, by lo and with its mark.
-	f[inRefused] = xtables.Frame{Head: append(c.own("-i lo "), led), Tail: c.here(refusedPorts)}
+	f[inRefused] = xtables.Frame{Head: append(c.own("-i lo "), led), Tail: here(refusedPorts)}
 	return f
 }
 
@@ -265,31 +247,6 @@ func (c *IPTables) own(match string) []string {
 		return nil
 	}
 	return []string{match + fmt.Sprintf("-m mark --mark %#x/%#x -j RETURN", c.cfg.Mark, c.cfg.Mark)}
-}
-
-// here leads packets to addresses of this node that answer NodePorts to a chain.
-func (c *IPTables) here(to string) (rules []string) {
-	loop := c.loopback()
-	for _, p := range c.node.NodePorts {
-		dst := ""
-		switch {
-		case c.cfg.LocalhostNodePorts && c.fam == lb.IPv4: // 127.0.0.1 too
-			if p.Bits() > 0 {
-				dst = "-d " + p.String() + " "
-			}
-		case p.Bits() == 0:
-			dst = "! -d " + loop.String() + " "
-		case loop.Bits() <= p.Bits() && loop.Contains(p.Addr()):
-			continue
-		default:
-			if p.Overlaps(loop) {
-				rules = append(rules, "-d "+loop.String()+" -j RETURN")
-			}
-			dst = "-d " + p.String() + " "
-		}
-		rules = append(rules, dst+"-m addrtype --dst-type LOCAL -j "+to)
-	}
-	return rules
 }
 
 func newRows() xtables.Rows {
@@ -379,16 +336,16 @@ func listenersOf(l Entry) (all []lb.Key) {
 func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
-		return c.wrap(err)
+		return err
 	}
 	known, err := c.Known(ctx)
 	if err != nil {
 		return err
 	}
-	c.node, c.address, c.set = n, address, false
+	c.node, c.address = n, address
 	err = c.reset(ctx, want)
 	if !errors.Is(err, xtables.ErrRefused) {
-		return c.wrap(err)
+		return err
 	}
 	served := map[lb.Key]bool{}
 	for _, l := range known {
@@ -396,7 +353,7 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
 	}
 	for _, keep := range []func(Entry) bool{func(l Entry) bool { return served[l.Key] }, func(Entry) bool { return false }} {
 		var now []Entry
-		later := &Later{Err: c.wrap(err)}
+		later := &Later{Err: err}
 		for _, l := range want {
 			if keep(l) {
 				now = append(now, l)
@@ -408,7 +365,7 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
 			return later
 		}
 	}
-	return c.wrap(err)
+	return err
 }
 
 func (c *IPTables) reset(ctx context.Context, want []Entry) error {
@@ -420,18 +377,11 @@ func (c *IPTables) reset(ctx context.Context, want []Entry) error {
 	for _, l := range want {
 		c.put(rows, l)
 	}
-	if err := c.keep.Reset(ctx, c.frames(), rows); err != nil {
-		return err
-	}
-	c.set = true
-	return nil
+	return c.keep.Reset(ctx, c.frames(), rows)
 }
 
 // Apply is part of [Redirector].
 func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) error {
-	if !c.set {
-		return c.notSetUp("apply")
-	}
 	before := map[lb.Key]*Entry{}
 	note := func(k lb.Key) {
 		if _, noted := before[k]; !noted {
@@ -460,17 +410,14 @@ func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 			}
 		}
 	}
-	return c.wrap(err)
+	return err
 }
 
 // SetNode is part of [Redirector]. Nearly every rule follows from the node, or may.
 func (c *IPTables) SetNode(ctx context.Context, n lb.Node) error {
-	if !c.set {
-		return c.notSetUp("set node")
-	}
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
-		return c.wrap(err)
+		return err
 	}
 	if n.Equal(c.node) && address == c.address {
 		return nil
@@ -479,36 +426,27 @@ func (c *IPTables) SetNode(ctx context.Context, n lb.Node) error {
 	c.node, c.address = n, address
 	if err := c.reset(ctx, slices.Collect(maps.Values(c.leads))); err != nil {
 		c.node, c.address = node, was
-		return fmt.Errorf("redirect by iptables, %s: set node: %w: %w", c.fam, err, plane.ErrStateLost)
+		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
 	return nil
 }
 
 // Probe is part of [Redirector].
-func (c *IPTables) Probe(ctx context.Context) error {
-	if !c.set {
-		return c.notSetUp("probe")
-	}
-	return c.wrap(c.keep.Probe(ctx))
-}
+func (c *IPTables) Probe(ctx context.Context) error { return c.keep.Probe(ctx) }
 
 // Audit is part of [Redirector].
 func (c *IPTables) Audit(ctx context.Context, full bool) (int, error) {
-	if !c.set {
-		return 0, c.notSetUp("audit")
-	}
 	if err := c.SetNode(ctx, c.node); err != nil { // another address of the node
 		return 0, err
 	}
-	n, err := c.keep.Audit(ctx, full)
-	return n, c.wrap(err)
+	return c.keep.Audit(ctx, full)
 }
 
 // Known is part of [Redirector].
 func (c *IPTables) Known(ctx context.Context) ([]Entry, error) {
 	rules, err := c.keep.Rules(ctx)
 	if err != nil {
-		return nil, c.wrap(err)
+		return nil, err
 	}
 	leads := leadsIn(rules)
 	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
@@ -580,32 +518,4 @@ func parseLead(rule string) (k lb.Key, port uint16, from lb.From, ok bool) {
 		}
 	}
 	return k, port, from, ok && k.Port != 0 && port != 0
-}
-
-// Dump is part of [Redirector].
-func (c *IPTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string) (string, error) {
-	rules, err := c.keep.Rules(ctx)
-	if err != nil {
-		return "", c.wrap(err)
-	}
-	var out strings.Builder
-	var guards []string
-	for _, r := range rules {
-		if k, port, _, ok := parseLead(r.Rule); ok && r.Table == "nat" {
-			at := strings.LastIndexByte(r.Rule, ':')
-			r.Rule = r.Rule[:at+1] + name(port, k.Proto)
-		}
-		if r.Table == "filter" && (r.Chain == guard || strings.HasPrefix(r.Chain, "KUBE-NODEPORT-L-")) {
-			words := strings.Fields(r.Rule) // the branches follow from the ports
-			if i := slices.Index(words, "--dport"); i > 0 && slices.Contains(words, "REJECT") {
-				n, _ := strconv.ParseUint(words[i+1], 10, 16)
-				p, _ := lb.ParseProto(words[slices.Index(words, "-p")+1])
-				guards = append(guards, "guard "+name(uint16(n), p)+"\n")
-			}
-			continue
-		}
-		fmt.Fprintf(&out, "%s %s %s\n", r.Table, r.Chain, r.Rule)
-	}
-	slices.Sort(guards)
-	return out.String() + strings.Join(slices.Compact(guards), ""), nil
 }

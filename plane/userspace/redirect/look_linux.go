@@ -31,7 +31,7 @@ func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 	t := walk.Table{Family: c.ip.Proto, Name: TableName, EndsHere: true, Chains: rules.chains(), Sets: rules.sets[:]}
 	all, lines, err := walk.Go(ctx, sock, t, p)
 	if err != nil {
-		return trace.Kernel{}, fmt.Errorf("redirect by nftables, %s: %w", c.ip.Family, err)
+		return trace.Kernel{}, err
 	}
 	k := follow.Answer(p, all, lines)
 	k.Masquerade = false // it ends at a listener
@@ -52,7 +52,7 @@ func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[En
 	defer sock.Close()
 	d := mode.NewTeller(ctx, each)
 	if err := d.Done((&NFTables{ip: c.ip, rules: c.renderer(n), sock: sock, mon: &monitor{}}).compare(ctx, leads, d)); err != nil {
-		return fmt.Errorf("redirect by nftables, %s: compare the table with the rows: %w", c.ip.Family, err)
+		return fmt.Errorf("compare the table with the rows: %w", err)
 	}
 	return nil
 }
@@ -117,8 +117,7 @@ func addrLenOf(i setIndex, n int) int {
 
 // Follow is part of [Looker].
 func (c *IPTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
-	k, err := c.look.Follow(ctx, p)
-	return k, c.wrap(err)
+	return c.look.Follow(ctx, p)
 }
 
 // Differences is part of [Looker]: of the rules that lead to listeners, and of the jumps to our chains.
@@ -128,12 +127,12 @@ func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[En
 	layout.Writes = nil
 	keep, err := xtables.NewKeeper(layout) // the other is for one goroutine
 	if err != nil {
-		return c.wrap(err)
+		return err
 	}
 	defer keep.Close()
 	jumps, rules, err := keep.Held(ctx)
 	if err != nil {
-		return c.wrap(err)
+		return err
 	}
 	for _, j := range layout.Jumps {
 		if !slices.Contains(jumps, j) {
@@ -172,5 +171,5 @@ func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[En
 	for k, l := range have {
 		d.Tell(k, "rules of table nat for "+k.String(), "", fmt.Sprintf("%d routes", len(l.Routes)))
 	}
-	return c.wrap(d.Done(nil))
+	return d.Done(nil)
 }

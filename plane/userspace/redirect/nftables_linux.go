@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -16,10 +15,10 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
-	"kube-proxy/plane/internal/ranges"
 	"kube-proxy/plane/ownwrites"
 )
 
@@ -34,7 +33,7 @@ type NFTables struct {
 	ours  *ownwrites.Ledger
 	st    *nftState // nil before the first Reset
 	drift chan struct{}
-	sent  uint64
+	sent  uint64 // messages, without the frames of transactions
 
 	unguarded error
 }
@@ -42,15 +41,12 @@ type NFTables struct {
 // NewNFTables opens the sockets of the network namespace that the calling thread is in. It changes nothing. Errors wrap
 // plane.ErrUnsupported where the kernel lacks nf_tables.
 func NewNFTables(cfg Config) (*NFTables, error) {
-	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
-		return nil, fmt.Errorf("redirect by nftables: family %s: want IPv4 or IPv6", cfg.Family)
-	}
 	ip := rule.IPOf(cfg.Family)
 	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
 		rules: &ruleset{IP: ip, sets: schema(ip), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
 	var err error
 	if c.sock, err = wire.Open(); err != nil {
-		return nil, fmt.Errorf("redirect by nftables: %w: %w", err, plane.ErrUnsupported)
+		return nil, fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
 	c.rules.sockets = true
 	if c.unguarded = c.able(context.Background()); c.unguarded != nil { // of all that we write, a kernel may lack nft_socket alone
@@ -59,16 +55,16 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	}
 	if err != nil {
 		c.sock.Close()
-		return nil, fmt.Errorf("redirect by nftables: %w: %w", err, plane.ErrUnsupported)
+		return nil, fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
 	if c.mon, err = startMonitor(ip.Proto, c.drift, c.sock); err == nil {
-		if c.addrs, err = watchAddresses(familyOf(cfg.Family), c.drift); err != nil {
+		if c.addrs, err = watchAddresses(ip.Proto, c.drift); err != nil {
 			c.mon.Close()
 		}
 	}
 	if err != nil {
 		c.sock.Close()
-		return nil, fmt.Errorf("redirect by nftables: %w", err)
+		return nil, err
 	}
 	c.ours.Join(c.mon)
 	return c, nil
@@ -77,7 +73,7 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 // able finds out whether the kernel takes all that we write.
 func (c *NFTables) able(ctx context.Context) error {
 	rules := *c.rules
-	everything := netip.PrefixFrom(familyOf(c.ip.Family).loopback().Addr(), 1).Masked() // so that every kind of rule is there
+	everything := netip.PrefixFrom(xtables.Loopback(c.ip.Family).Addr(), 1).Masked() // so that every kind of rule is there
 	rules.node = lb.Node{NodePorts: []netip.Prefix{everything}, ServiceCIDRs: []netip.Prefix{everything}, Pods: lb.Detector{Prefixes: []netip.Prefix{everything}}}
 	t := rules.transaction(TableName + "-probe")
 	chains := rules.chains()
@@ -100,14 +96,8 @@ func addTable(t *wire.Transaction, chains []rule.Chain) {
 // Name is part of [Redirector].
 func (c *NFTables) Name() string { return "nftables" }
 
-// Own is part of [Redirector].
-func (c *NFTables) Own() bool { return false }
-
 // Unguarded is part of [Redirector].
 func (c *NFTables) Unguarded() error { return c.unguarded }
-
-// Sent is how many messages were sent, the frames of transactions left out.
-func (c *NFTables) Sent() uint64 { return c.sent }
 
 // Drift is part of [Redirector].
 func (c *NFTables) Drift() <-chan struct{} { return c.drift }
@@ -116,10 +106,6 @@ func (c *NFTables) Drift() <-chan struct{} { return c.drift }
 func (c *NFTables) Close() error {
 	c.ours.Leave(c.mon)
 	return errors.Join(c.addrs.close(), c.mon.Close(), c.sock.Close())
-}
-
-func (c *NFTables) notSetUp(doing string) error {
-	return fmt.Errorf("redirect by nftables, %s: %s: %w", c.ip.Family, doing, plane.ErrNotSetUp)
 }
 
 // Known is part of [Redirector].
@@ -172,7 +158,7 @@ func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Entry, guard
 	c.mon.heard.Store(false) // what others did so far, the reading shows
 	gen, err := c.sock.Generation(ctx)
 	if err != nil {
-		return fmt.Errorf("redirect by nftables, %s: read the ruleset's generation: %w", c.ip.Family, err)
+		return fmt.Errorf("read the ruleset's generation: %w", err)
 	}
 	snap, err := c.read(ctx)
 	if err != nil {
@@ -237,9 +223,6 @@ func (c *NFTables) mend(t *wire.Transaction, snap *snapshot, st *nftState) int {
 
 // Apply is part of [Redirector]. It is one transaction, of elements alone.
 func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) error {
-	if c.st == nil {
-		return c.notSetUp("apply")
-	}
 	log := &rollback.Log{}
 	ch := c.st.change(log)
 	for _, k := range remove {
@@ -265,9 +248,6 @@ func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 
 // SetNode is part of [Redirector].
 func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
-	if c.st == nil {
-		return c.notSetUp("set node")
-	}
 	before, t := map[string]string{}, c.rules.transaction(TableName)
 	for _, ch := range c.rules.chains() {
 		before[ch.Name] = ch.Digest()
@@ -308,9 +288,6 @@ func (c *NFTables) readdress(t *wire.Transaction, a netip.Addr) {
 
 // Probe is part of [Redirector]: it writes the rules of one small chain anew, as they are.
 func (c *NFTables) Probe(ctx context.Context) error {
-	if c.st == nil {
-		return c.notSetUp("probe")
-	}
 	t := c.rules.transaction(TableName)
 	for _, ch := range c.rules.chains() {
 		if ch.Name == "refused" {
@@ -323,9 +300,6 @@ func (c *NFTables) Probe(ctx context.Context) error {
 
 // Audit is part of [Redirector].
 func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
-	if c.st == nil {
-		return 0, c.notSetUp("audit")
-	}
 	address, err := c.addrs.choose(ctx, c.rules.node.NodePorts)
 	if err == nil && address != c.st.address {
 		t := c.rules.transaction(TableName)
@@ -355,7 +329,7 @@ func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
 			return 0, err
 		}
 		if !snap.ours {
-			return 0, fmt.Errorf("redirect by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.ip.Family, TableName, plane.ErrStateLost)
+			return 0, fmt.Errorf("another program removed or replaced table %s or a part of it: %w", TableName, plane.ErrStateLost)
 		}
 		t := c.rules.transaction(TableName)
 		n := c.mend(t, snap, c.st)
@@ -369,61 +343,11 @@ func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
 	}
 }
 
-// Dump is part of [Redirector].
-func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string) (string, error) {
-	snap, err := c.read(ctx)
-	if err != nil || !snap.ours {
-		return "", err
-	}
-	lists := map[lb.Key]uint32{}
-	for rec := range snap.records[sSourceLists].All() {
-		lists[wire.ParseKey(rec, c.ip.AddrLen)] = ranges.NumberOf(nlconn.Order.Uint32(rec[len(rec)-4:]))
-	}
-	byList := map[uint32][]string{}
-	for rec := range snap.records[sSourceRanges].Sorted().All() {
-		n, p := ranges.ParseKey(rec)
-		byList[n] = append(byList[n], p.String())
-	}
-	for _, l := range byList {
-		slices.Sort(l)
-	}
-	var out strings.Builder
-	for _, ch := range slices.Sorted(maps.Keys(snap.Chains)) {
-		fmt.Fprintf(&out, "chain %s\n%s", ch, snap.Chains[ch].Digest)
-	}
-	for _, l := range c.leadsOf(snap) {
-		out.WriteString(l.Key.String())
-		if n, ok := lists[l.Key]; ok {
-			fmt.Fprintf(&out, " sources %s", strings.Join(byList[n], ","))
-		}
-		for _, r := range l.Routes {
-			if r.Port != 0 {
-				fmt.Fprintf(&out, " %s %s", r.From, name(r.Port, l.Key.Proto))
-			} else {
-				fmt.Fprintf(&out, " %s %s", r.From, r.Do)
-			}
-		}
-		out.WriteByte('\n')
-	}
-	var others []string
-	for rec := range snap.records[sClusterIPs].All() {
-		others = append(others, "cluster-ip "+wire.ParseAddr(rec).String())
-	}
-	for rec := range snap.records[sListeners].All() {
-		others = append(others, "listener "+name(wire.ParsePort(rec[4:]), lb.Proto(rec[0])))
-	}
-	slices.Sort(others)
-	out.WriteString(strings.Join(slices.Compact(others), "\n"))
-	return out.String(), nil
-}
-
 // commit sends a transaction. Errors are those of [wire.Socket.Commit].
 func (c *NFTables) commit(ctx context.Context, t *wire.Transaction) error {
 	c.sent += uint64(t.Last())
-	if _, err := c.sock.Commit(ctx, c.ours, t); err != nil {
-		return fmt.Errorf("redirect by nftables, %s: %w", c.ip.Family, err)
-	}
-	return nil
+	_, err := c.sock.Commit(ctx, c.ours, t)
+	return err
 }
 
 // snapshot is what the kernel's table holds.
@@ -446,7 +370,7 @@ func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("redirect by nftables, %s: read table %s: %w", c.ip.Family, TableName, err)
+		return nil, fmt.Errorf("read table %s: %w", TableName, err)
 	}
 	return snap, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -37,15 +38,20 @@ func (w world) many(n int) []Entry {
 // to a row, of a few dozen rules each (ADR 0011).
 func TestCostOfChange(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		c := b.Redirector.(interface{ Sent() uint64 })
+		sent := func() uint64 {
+			if c, is := b.Redirector.(*NFTables); is {
+				return c.sent
+			}
+			return b.Redirector.(*IPTables).keep.Sent()
+		}
 		var cost []uint64
 		for _, n := range []int{100, 10_000} {
 			b.reset(b.many(n)...)
-			before := c.Sent()
+			before := sent()
 			b.apply(nil, cluster(b.key(b.vip, 80, lb.TCP), to(40001)))
 			b.apply(nil, cluster(b.key(b.vip, 80, lb.TCP), to(40002)))
 			b.apply([]lb.Key{b.key(b.vip, 80, lb.TCP)})
-			cost = append(cost, c.Sent()-before)
+			cost = append(cost, sent()-before)
 		}
 		if few, many := cost[0], cost[1]; few == 0 || b.Name() == "nftables" && few != many || many > 3*96 {
 			t.Errorf("three changes send %d with 100 rows and %d with 10,000", few, many)
@@ -155,26 +161,6 @@ func TestReaddress(t *testing.T) {
 	})
 }
 
-// TestBadConfig: a family that is none is refused by name.
-func TestBadConfig(t *testing.T) {
-	for _, k := range kinds() {
-		if _, err := k.make(Config{}); err == nil || !strings.Contains(err.Error(), "IPv4 or IPv6") {
-			t.Errorf("%s: %v", k.name, err)
-		}
-	}
-	for _, w := range worlds()[:1] {
-		netlab.EnterForTest(t)
-		c, err := NewNFTables(Config{Family: w.Family})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		if err := c.Apply(context.Background(), nil, nil); !errors.Is(err, plane.ErrNotSetUp) {
-			t.Errorf("a change before the first Reset: %v", err)
-		}
-	}
-}
-
 // TestBusyNeighbour: who changes his own tables all the time keeps nobody from starting, and from audits.
 func TestBusyNeighbour(t *testing.T) {
 	netlab.EnterForTest(t)
@@ -204,7 +190,7 @@ func TestBusyNeighbour(t *testing.T) {
 					return nil
 				default:
 				}
-				tr := wire.NewTransaction(familyOf(w.Family).proto, fmt.Sprint("neighbour-", writes%2), nil)
+				tr := wire.NewTransaction(rule.IPOf(w.Family).Proto, fmt.Sprint("neighbour-", writes%2), nil)
 				tr.AddTable()
 				tr.DeleteTable()
 				if _, err := s.Commit(context.Background(), &ownwrites.Ledger{}, tr); err != nil {

@@ -2,10 +2,6 @@ package redirect
 
 import (
 	"encoding/binary"
-	"net/netip"
-
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -13,27 +9,6 @@ import (
 
 // TableName is the name of the nftables table, in both families.
 const TableName = "kube-proxy-userspace"
-
-// family is a version of IP.
-type family struct {
-	fam   lb.Family
-	proto byte // NFPROTO_*, which is AF_* as well
-}
-
-func familyOf(f lb.Family) family {
-	if f == lb.IPv6 {
-		return family{f, unix.NFPROTO_IPV6}
-	}
-	return family{f, unix.NFPROTO_IPV4}
-}
-
-// loopback is what no NodePort answers on, but for 127.0.0.1 where that is asked for (SV-64).
-func (f family) loopback() netip.Prefix {
-	if f.fam == lb.IPv6 {
-		return netip.PrefixFrom(netip.IPv6Loopback(), 128)
-	}
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
-}
 
 // setIndex numbers the sets and maps of the table, of which there are always as many.
 type setIndex = int

@@ -17,9 +17,8 @@ type Entry struct {
 	Kind lb.Kind
 	// Sources are the only sources that may come; others are dropped (SV-61). Empty means everybody.
 	Sources []netip.Prefix
-	// Routes are those of the row: at most one for each From, in the order Pods, Host, Anywhere; the last is for Anywhere. Most
-	// rows do the same for everybody and have one. Where listeners are at the service addresses ([Redirector.Own]) there is always one, and
-	// the listener itself tells sources apart.
+	// Routes has at most one route for each From, in the order Pods, Host, Anywhere; the last is for Anywhere.
+	// With [AtAddresses] there is one route, and the listener distinguishes sources.
 	Routes []Route
 }
 
@@ -66,36 +65,42 @@ func (l *Later) Error() string { return l.Err.Error() }
 
 func (l *Later) Unwrap() error { return l.Err }
 
-// Redirector leads packets of one IP family. Its verbs keep the rules of package plane.
+// Redirector redirects packets of one IP family. Its verbs keep the rules of package plane; Reset comes before the other
+// writes. The caller adds the Redirector's name and family to errors.
 //
-// What the proxy itself sends to backends carries the mark of the mode (the bit [kube-proxy/mode.Settings.MasqueradeBit]), and is
-// led nowhere: an endpoint at a service address must not lead the proxy to itself, for ever.
+// Packets of the proxy itself to backends carry the mark of the mode (the bit
+// [kube-proxy/mode.Settings.MasqueradeBit]) and are not redirected. Otherwise an endpoint at a service address would
+// redirect the proxy to itself forever.
 type Redirector interface {
 	// Name is "nftables", "iptables" or "addresses".
 	Name() string
-	// Own: listeners bind the service addresses themselves, one for each address (Windows). NodePorts are bound at the node's addresses by whoever calls. Sources and routes are the
-	// listener's business then, for there is no packet filter. Otherwise one listener, bound to every address, may serve many keys.
-	Own() bool
-	// Unguarded says why a program of the node without privileges could serve the clients of a listener, if it takes the
-	// listener's port while no proxy runs. Nil: the rules refuse its clients, but for SCTP.
+	// Unguarded returns why an unprivileged program of the node could serve the clients of a listener by taking its
+	// port while no proxy runs. If it is nil, the rules refuse such clients, except those of SCTP.
 	Unguarded() error
-	// Known returns the leads that a process before this one left, so that its ports can be listened on again; of them Sources
-	// need not be told.
+	// Known returns the entries of the previous process, so that its ports can be reused. Sources may be missing.
 	Known(ctx context.Context) ([]Entry, error)
-	// Reset leads exactly these packets. An error that is a *[Later] says that it did so but for those to some keys.
+	// Reset redirects exactly these packets. A *[Later] error lists the keys that are not redirected.
 	Reset(ctx context.Context, n lb.Node, want []Entry) error
-	// Apply sets and removes leads.
+	// Apply sets and removes entries.
 	Apply(ctx context.Context, set []Entry, remove []lb.Key) error
 	// SetNode takes a change of the node.
 	SetNode(ctx context.Context, n lb.Node) error
 	// Probe makes a write that changes nothing.
 	Probe(ctx context.Context) error
-	// Drift has a value when somebody else may have changed what is redirected.
+	// Drift has a value when another program may have changed the rules or addresses.
 	Drift() <-chan struct{}
-	// Audit mends what differs from what was applied, and counts it.
+	// Audit repairs differences from the applied state, and counts them.
 	Audit(ctx context.Context, full bool) (mended int, err error)
-	// Dump tells what the kernel holds that decides about packets, read from it, in an order that does not depend on how it came
-	// to be. Of ports, which differ between processes that lead alike, it writes the name.
-	Dump(ctx context.Context, name func(port uint16, p lb.Proto) string) (string, error)
 	Close() error
+}
+
+// AtAddresses is a Redirector without packet filter (Windows). Each service address has a listener of its own, which
+// applies sources and routes. The caller binds NodePorts at the addresses of the node.
+type AtAddresses interface {
+	Redirector
+	// NodeAddresses returns the addresses of the node, without those that the Redirector added.
+	NodeAddresses() ([]netip.Addr, error)
+	// Prepare adds an address to the node, so that a socket can be bound to it. The next audit removes an address
+	// without entry.
+	Prepare(a netip.Addr) error
 }

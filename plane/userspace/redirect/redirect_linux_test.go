@@ -139,10 +139,6 @@ func (b *bench) Serve(p netlab.Proto, port uint16, host string) {
 func (b *bench) arrives(from string, p netlab.Proto, at netip.Addr, port uint16) netlab.Reply {
 	b.t.Helper()
 	r, err := b.Dial(from, p, netip.AddrPortFrom(at, port), netlab.DialOptions{})
-	// An address of IPv6 is there a moment after the kernel has taken it: its route comes by a work queue, also without DAD.
-	for end := time.Now().Add(10 * time.Second); b.Own() && b.Family == lb.IPv6 && errors.Is(err, netlab.ErrUnreachable) && time.Now().Before(end); {
-		r, err = b.Dial(from, p, netip.AddrPortFrom(at, port), netlab.DialOptions{})
-	}
 	if err != nil {
 		b.t.Errorf("%s %s to %s:%d: %v", p, from, at, port, err)
 	} else if r.Server != netlab.Node1 {

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
@@ -45,7 +46,7 @@ func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
 		return false, fmt.Errorf("remove table %s of %s: %w", TableName, fam, err)
 	}
 	defer s.Close()
-	t := wire.NewTransaction(familyOf(fam).proto, TableName, nil)
+	t := wire.NewTransaction(rule.IPOf(fam).Proto, TableName, nil)
 	t.DeleteTable()
 	_, err = s.Commit(ctx, &ownwrites.Ledger{}, t)
 	switch {

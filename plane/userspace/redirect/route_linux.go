@@ -15,7 +15,7 @@ import (
 
 // addressWatch knows which address of the node packets to service addresses are led to: one that will stay, on whatever interface.
 type addressWatch struct {
-	family
+	proto        byte
 	conn, events *nlconn.Conn
 	signal       chan<- struct{}
 	done         chan struct{}
@@ -25,10 +25,10 @@ type addressWatch struct {
 }
 
 // watchAddresses listens in the network namespace of the calling thread.
-func watchAddresses(f family, signal chan<- struct{}) (*addressWatch, error) {
-	w := &addressWatch{family: f, signal: signal, done: make(chan struct{})}
+func watchAddresses(proto byte, signal chan<- struct{}) (*addressWatch, error) {
+	w := &addressWatch{proto: proto, signal: signal, done: make(chan struct{})}
 	var err error
-	if w.conn, w.events, err = rtnl.Open(f.proto); err != nil {
+	if w.conn, w.events, err = rtnl.Open(proto); err != nil {
 		return nil, err
 	}
 	go func() {
