@@ -35,12 +35,57 @@ type Dispatcher struct {
 	Prefix string // of sub-chains' names
 	// Head and tail are the first rules of the chain, if it has others, and the last.
 	Head, Tail []string
-	// AddrNibbles is the length of an address; 0 for NodePorts.
-	AddrNibbles int
-	Family      lb.Family
+	Family     lb.Family
+	// Ports: keys have no address, as those of NodePorts.
+	Ports bool
 
 	entries []Entry // sorted by path
 	Nodes   map[string]*Node
+}
+
+// Fill makes a dispatcher without entries have these.
+func (d *Dispatcher) Fill(entries []Entry) {
+	d.Nodes = map[string]*Node{"": {}}
+	d.Set(entries)
+	d.Update(PathsOf(entries))
+}
+
+// split divides a path into the nibbles of the address and the rest.
+func (d *Dispatcher) split(path string) (addr, rest string) {
+	n := 8
+	switch {
+	case d.Ports:
+		n = 0
+	case d.Family == lb.IPv6:
+		n = 32
+	}
+	n = min(n, len(path))
+	return path[:n], path[n:]
+}
+
+// address returns the address that begins with nibbles; not valid without any.
+func (d *Dispatcher) address(nibbles string) netip.Addr {
+	if nibbles == "" {
+		return netip.Addr{}
+	}
+	var b [16]byte
+	for i := range len(nibbles) {
+		b[i/2] |= nibbles[i] << (4 * (1 - i%2))
+	}
+	if d.Family == lb.IPv6 {
+		return netip.AddrFrom16(b)
+	}
+	return netip.AddrFrom4([4]byte(b[:]))
+}
+
+// protoOf returns the protocol of a nibble.
+func protoOf(nibble byte) lb.Proto {
+	for p, n := range protoNibble {
+		if n == nibble {
+			return p
+		}
+	}
+	return lb.TCP
 }
 
 // Entry is one row.
@@ -287,25 +332,15 @@ func (d *Dispatcher) Upwards() iter.Seq[string] {
 
 // hop matches the destinations of which a path is the beginning.
 func (d *Dispatcher) hop(p string) string {
-	addr, rest := p[:min(len(p), d.AddrNibbles)], p[min(len(p), d.AddrNibbles):]
+	addr, rest := d.split(p)
 	s := ""
 	if len(addr) > 0 {
-		octets := make([]byte, d.AddrNibbles/2)
-		for i := range len(addr) {
-			octets[i/2] |= addr[i] << (4 * (1 - i%2))
-		}
-		a, _ := netip.AddrFromSlice(octets)
-		s = "-d " + netip.PrefixFrom(a, 4*len(addr)).String() + " "
+		s = "-d " + netip.PrefixFrom(d.address(addr), 4*len(addr)).String() + " "
 	}
 	if rest == "" {
 		return s
 	}
-	proto := lb.TCP
-	for p, n := range protoNibble {
-		if n == rest[0] {
-			proto = p
-		}
-	}
+	proto := protoOf(rest[0])
 	s += "-p " + proto.String() + " "
 	if len(rest) == 1 {
 		return s
@@ -326,17 +361,8 @@ func (d *Dispatcher) hop(p string) string {
 
 // Key is the key of which a path is the way.
 func (d *Dispatcher) Key(path string) (k lb.Key) {
-	addr, rest := path[:d.AddrNibbles], path[d.AddrNibbles:]
-	octets := make([]byte, len(addr)/2)
-	for i := range len(addr) {
-		octets[i/2] |= addr[i] << (4 * (1 - i%2))
-	}
-	k.Addr, _ = netip.AddrFromSlice(octets)
-	for p, n := range protoNibble {
-		if n == rest[0] {
-			k.Proto = p
-		}
-	}
+	addr, rest := d.split(path)
+	k.Addr, k.Proto = d.address(addr), protoOf(rest[0])
 	for _, nibble := range []byte(rest[1:]) {
 		k.Port = k.Port<<4 | uint16(nibble)
 	}

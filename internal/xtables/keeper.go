@@ -26,11 +26,11 @@ type Keeper struct {
 	*Writer
 	layout Layout
 
-	set    bool
-	trees  []*Dispatcher
-	kernel map[ChainID]Digest
-	fixed  map[ChainID][]string // chains that are no trees
-	sent   uint64
+	set     bool
+	trees   []*Dispatcher
+	applied Applied
+	fixed   map[ChainID][]string // chains that are no trees
+	sent    uint64
 
 	held held
 }
@@ -171,12 +171,10 @@ func (l *Layout) jumps() (all []Jump) {
 	return all
 }
 
-// inOrder is the order of tables in a restore, which the kernel takes one after the other. The filter table comes first: it refuses what is
-// not translated. Nat comes last: where its chains translate no more, those of mangle must lead packets already (mode ipvs after iptables).
-func inOrder(a, b *Section) int {
-	place := [...]int{Filter: 0, Mangle: 1, NAT: 2, Raw: 3}
-	return cmp.Compare(place[a.Table], place[b.Table])
-}
+// writeOrder is the order of tables in a restore, which the kernel takes one after the other. The filter table comes first:
+// it refuses what is not translated. Nat comes last: where its chains translate no more, those of mangle must work already
+// (mode ipvs after iptables).
+var writeOrder = [...]Table{Filter, Mangle, NAT, Raw}
 
 // ErrRefused is the error of what iptables does not take, and of which nothing is in force.
 var ErrRefused = errors.New("iptables refuses it")
@@ -191,14 +189,9 @@ func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 	k.trees = nil
 	for i, t := range k.layout.Trees {
 		table, _ := TableNamed(t.Table)
-		d := &Dispatcher{Table: table, Root: t.Root, Prefix: t.Prefix, Family: k.layout.Family, Nodes: map[string]*Node{"": {}},
+		d := &Dispatcher{Table: table, Root: t.Root, Prefix: t.Prefix, Family: k.layout.Family, Ports: t.Ports,
 			Head: frames[i].Head, Tail: frames[i].Tail}
-		if !t.Ports {
-			d.AddrNibbles = map[lb.Family]int{lb.IPv4: 8, lb.IPv6: 32}[k.layout.Family]
-		}
-		entries := entriesOf(rows.Entries[i])
-		d.Set(entries)
-		d.Update(PathsOf(entries))
+		d.Fill(entriesOf(rows.Entries[i]))
 		k.trees = append(k.trees, d)
 	}
 	k.fixed = map[ChainID][]string{}
@@ -208,9 +201,9 @@ func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 			k.fixed[ChainID{table, at[1]}] = rules
 		}
 	}
-	k.kernel = map[ChainID]Digest{}
+	k.applied = NewApplied()
 	for c := range k.chains {
-		k.kernel[c.ID] = DigestOf(c.Rules)
+		k.applied.Note(c.ID, DigestOf(c.Rules))
 	}
 	if _, err := k.mend(ctx, have); err != nil {
 		return fmt.Errorf("iptables: reset: %w", err)
@@ -238,8 +231,8 @@ func (k *Keeper) chains(yield func(Chain) bool) {
 // mend writes what is not as it shall be, and returns how many things that were.
 func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 	var b Batch
-	for c := range k.chains {
-		if is, known := have.Chains[c.ID]; !known || !k.Holds(c.ID, k.kernel[c.ID], is) {
+	for _, c := range slices.SortedFunc(k.chains, func(a, b Chain) int { return CompareID(a.ID, b.ID) }) {
+		if is, known := have.Chains[c.ID]; !known || !k.Holds(c.ID, k.applied.Digests[c.ID], is) {
 			n++
 			b.Only(c.ID.Table).Put(c)
 		}
@@ -254,7 +247,7 @@ func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 	}
 	var stale []ChainID // of an earlier version, or of another mode
 	for id := range have.Chains {
-		if _, wanted := k.kernel[id]; !wanted {
+		if _, wanted := k.applied.Digests[id]; !wanted {
 			stale = append(stale, id)
 		}
 	}
@@ -264,13 +257,9 @@ func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 			b.remove(j, have.handles)
 		}
 	}
-	for _, s := range b.Sections {
-		slices.SortFunc(s.Write, func(a, b Chain) int { return CompareID(a.ID, b.ID) })
-		for i, c := range s.Write {
-			s.at[c.ID.Name] = i
-		}
-	}
-	slices.SortFunc(b.Sections, inOrder)
+	slices.SortFunc(b.Sections, func(a, b *Section) int {
+		return cmp.Compare(slices.Index(writeOrder[:], a.Table), slices.Index(writeOrder[:], b.Table))
+	})
 	if err := k.restore(ctx, &b); err != nil || len(stale) == 0 {
 		return n, err
 	}
@@ -300,58 +289,35 @@ func (k *Keeper) Apply(ctx context.Context, rows Rows) error {
 	if !k.set {
 		return fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
 	}
-	log, b := &rollback.Log{}, &Batch{}
-	write := func(c Chain) {
-		want := DigestOf(c.Rules)
-		if is, known := k.kernel[c.ID]; !known || is != want {
-			b.Only(c.ID.Table).Put(c)
-			rollback.Put(log, k.kernel, c.ID, want)
-		}
-	}
-	drop := func(id ChainID) {
-		if _, known := k.kernel[id]; known {
-			b.Only(id.Table).Delete(id)
-			rollback.Delete(log, k.kernel, id)
-		}
-	}
+	c := &Change{Applied: &k.applied}
+	c.Log = &rollback.Log{}
+	defer func() { c.Log = nil }()
+	var chains []Chain
 	var gone []ChainID
 	for at, rules := range rows.Chains {
 		table, _ := TableNamed(at[0])
 		id := ChainID{table, at[1]}
 		if rules == nil {
-			rollback.Delete(log, k.fixed, id)
+			rollback.Delete(c.Log, k.fixed, id)
 			gone = append(gone, id)
 			continue
 		}
-		rollback.Put(log, k.fixed, id, rules)
-		write(Chain{id, rules})
+		rollback.Put(c.Log, k.fixed, id, rules)
+		chains = append(chains, Chain{id, rules})
 	}
-	for i, d := range k.trees {
-		changes := entriesOf(rows.Entries[i])
-		if len(changes) == 0 {
-			continue
-		}
-		before := d.Set(changes)
-		rollback.Func(log, func() {
-			slices.Reverse(before)
-			d.Set(before)
-			d.Update(PathsOf(before))
-		})
-		writes, drops := d.Update(PathsOf(changes))
-		for _, at := range writes {
-			write(d.Chain(at))
-		}
-		for _, at := range drops {
-			drop(ChainID{d.Table, d.Name(at)})
-		}
-	}
+	slices.SortFunc(chains, func(a, b Chain) int { return CompareID(a.ID, b.ID) })
 	slices.SortFunc(gone, CompareID)
-	for _, id := range gone {
-		drop(id)
+	for _, t := range writeOrder {
+		c.Write(t, chains...)
+		for i, d := range k.trees {
+			if d.Table == t {
+				c.Dispatch(d, entriesOf(rows.Entries[i]))
+			}
+		}
+		c.Drop(t, gone...)
 	}
-	slices.SortFunc(b.Sections, inOrder)
-	if err := k.restore(ctx, b); err != nil {
-		log.Undo()
+	if err := k.restore(ctx, &c.Batch); err != nil {
+		c.Log.Undo()
 		return fmt.Errorf("iptables: apply: %w", err)
 	}
 	return nil
@@ -391,7 +357,7 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 	}
 	if err == nil && mended > 0 {
 		var odd int
-		odd, err = k.Learn(ctx, k.kernel, k.layout.jumps(), have)
+		odd, err = k.Learn(ctx, k.applied.Digests, k.layout.jumps(), have)
 		mended -= odd
 	}
 	if err != nil {

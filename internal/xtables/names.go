@@ -85,12 +85,7 @@ func IsDynamic(id ChainID) bool {
 	if id.Table == Filter && (id.Name == ExternalServices || id.Name == ExternalNodePorts) {
 		return false
 	}
-	for _, p := range dynamic[id.Table] {
-		if strings.HasPrefix(id.Name, p) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(dynamic[id.Table], func(p string) bool { return strings.HasPrefix(id.Name, p) })
 }
 
 // Kubelets are chains of mangle by which the kubelet can be known to be there (DP-14).
@@ -174,11 +169,4 @@ var firewall = ChainID{Filter, NodeFirewall}
 var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
 // IsBuiltIn reports whether packets may begin in chains of that name.
-func IsBuiltIn(name string) bool {
-	for _, n := range builtIn {
-		if n == name {
-			return true
-		}
-	}
-	return false
-}
+func IsBuiltIn(name string) bool { return slices.Contains(builtIn, name) }

@@ -6,105 +6,95 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
-	"slices"
 )
 
 // Both are the back ends of iptables.
-func Both(lb.Family) []Backend { return []Backend{NFT, Legacy} }
+var Both = []Backend{NFT, Legacy}
 
-// RemoveBeside removes what other modes left, in both back ends, beside one that keeps a layout in one of them. Of a family for which
-// runs returns no back end nothing is removed.
+// RemoveBeside removes the leftovers of other modes in both back ends, next to a mode that keeps a layout in one of them.
+// It skips families for which runs returns no back end.
 func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (Backend, *Layout)) (r mode.Report, err error) {
 	for _, fam := range what.Families {
 		own, keep := runs(fam)
 		if own != NFT && own != Legacy {
 			continue
 		}
-		for _, b := range Both(fam) {
-			beside := keep
-			if b != own {
-				beside = nil
+		for _, b := range Both {
+			cfg := RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, KeepGuard: !keep.Ours("filter", guardOfIPVS)}
+			if b == own {
+				cfg.Keep = keep
 			}
-			s := scope{keep: beside, keepGuard: !keep.Ours("filter", guardOfIPVS)}
-			err = errors.Join(err, s.removeFrom(ctx, what, fam, b, &r))
+			err = errors.Join(err, cfg.remove(ctx, "", &r))
 		}
 	}
 	return r, err
 }
 
-// RemoveModes removes the rules that the modes iptables and ipvs leave in the back ends, but for the guard of kube-ipvs0.
-func RemoveModes(ctx context.Context, what mode.Removal, backends func(lb.Family) []Backend) (r mode.Report, err error) {
+// RemoveModes removes the rules of the modes iptables and ipvs in both back ends, except the guard of kube-ipvs0.
+func RemoveModes(ctx context.Context, what mode.Removal) (r mode.Report, err error) {
 	for _, fam := range what.Families {
-		for _, b := range backends(fam) {
-			err = errors.Join(err, scope{keepGuard: true}.removeFrom(ctx, what, fam, b, &r))
+		for _, b := range Both {
+			cfg := RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, KeepGuard: true}
+			err = errors.Join(err, cfg.remove(ctx, "", &r))
 		}
 	}
 	return r, err
 }
 
-// RemoveKept removes the chains that a [Keeper] has of a layout, and what leads to them, in both back ends. of names the mode.
+// RemoveKept removes the chains that a [Keeper] has of a layout, and the rules that lead to them, in both back ends. of
+// names the mode.
 func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err error) {
-	s := scope{ours: l.Ours, of: " of mode " + of}
-	for _, b := range Both(l.Family) {
-		err = errors.Join(err, s.removeFrom(ctx, mode.Removal{Beside: true}, l.Family, b, &r))
+	for _, b := range Both {
+		cfg := RemoveConfig{Family: l.Family, Backend: b, KeepLocalnet: true, Ours: l.Ours}
+		err = errors.Join(err, cfg.remove(ctx, " of mode "+of, &r))
 	}
 	return r, err
 }
 
-// scope says whose chains to remove: see Ours, Keep and KeepGuard of RemoveConfig. of names them, "" for those of the modes iptables and ipvs.
-type scope struct {
-	ours func(table, chain string) bool
-	keep *Layout
-	of   string
-
-	keepGuard bool
-}
-
-// removeFrom removes the rules of one back end. The programs are only run where there is something to see.
-func (s scope) removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend, report *mode.Report) error {
-	if b == NFT {
-		switch some, err := hasChains(fam, s.has(!what.Beside)); {
+// remove removes the rules of one back end and adds to the report. It runs the programs only where there may be such rules.
+func (cfg RemoveConfig) remove(ctx context.Context, of string, report *mode.Report) error {
+	if cfg.Backend == NFT {
+		switch some, err := cfg.hasChains(); {
 		case err != nil:
-			return fmt.Errorf("look for iptables rules of %s: %w", fam, err)
+			return fmt.Errorf("look for iptables rules of %s: %w", cfg.Family, err)
 		case !some:
 			return nil
 		}
 	}
-	r, err := Remove(ctx, RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, KeepGuard: s.keepGuard, Keep: s.keep, Ours: s.ours})
-	report.Count(r.Chains, "chains of iptables%s (%s, %s)", s.of, b, fam)
-	report.Count(r.Rules, "rules in chains of others of iptables%s (%s, %s)", s.of, b, fam)
+	r, err := Remove(ctx, cfg)
+	report.Count(r.Chains, "chains of iptables%s (%s, %s)", of, cfg.Backend, cfg.Family)
+	report.Count(r.Rules, "rules in chains of others of iptables%s (%s, %s)", of, cfg.Backend, cfg.Family)
 	for _, l := range r.Left {
-		report.Leave("iptables (%s, %s): %s", b, fam, l)
+		report.Leave("iptables (%s, %s): %s", cfg.Backend, cfg.Family, l)
 	}
-	if b == Legacy && errors.Is(err, plane.ErrUnsupported) {
-		// Others use such tables too, so it need not be of ours what they hold.
-		report.Leave("iptables (%s, %s): the kernel has such tables; whether they hold rules of kube-proxy is not known: %v", b, fam, err)
+	switch {
+	case !errors.Is(err, plane.ErrUnsupported):
+		return err
+	case cfg.Backend == Legacy: // other programs use such tables too
+		report.Leave("iptables (%s, %s): the kernel has such tables; whether they hold rules of kube-proxy is not known: %v",
+			cfg.Backend, cfg.Family, err)
 		return nil
 	}
-	if errors.Is(err, plane.ErrUnsupported) {
-		return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", fam, err)
-	}
-	return err
+	return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", cfg.Family, err)
 }
 
-// has matches the chains that are to be removed; and, if firewall is set, KUBE-FIREWALL, where a rule of a kube-proxy may be.
-func (s scope) has(firewall bool) func(table, chain string) bool {
-	l := newLeftovers(RemoveConfig{Ours: s.ours, Keep: s.keep, KeepGuard: s.keepGuard})
-	return func(table, chain string) bool {
-		t, known := TableNamed(table)
-		return known && (l.goes(ChainID{t, chain}) || firewall && table == "filter" && chain == NodeFirewall)
+// hasChains reports whether the nft back end has chains to remove. Where the rule of DP-10 may go, KUBE-FIREWALL counts.
+func (cfg RemoveConfig) hasChains() (some bool, err error) {
+	l := newLeftovers(cfg)
+	such := func(c kernel.Chain) bool {
+		t, known := TableNamed(c.Table)
+		id := ChainID{t, c.Name}
+		return known && (l.goes(id) || !cfg.KeepLocalnet && id == firewall)
 	}
-}
-
-// hasChains reports whether tables of iptables, of the nft back end, have such chains.
-func hasChains(fam lb.Family, such func(table, chain string) bool) (some bool, err error) {
 	err = kernel.WithNetfilter(func(nf *kernel.Netfilter) error {
-		chains, err := nf.Chains(nfproto(fam))
-		some = slices.ContainsFunc(chains, func(c kernel.Chain) bool { return such(c.Table, c.Name) })
+		chains, err := nf.Chains(nfproto(cfg.Family))
+		some = slices.ContainsFunc(chains, such)
 		return err
 	})
 	return some, err

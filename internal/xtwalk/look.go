@@ -5,8 +5,6 @@ package xtwalk
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
-	"time"
 
 	"kube-proxy/internal/follow"
 	"kube-proxy/internal/xtables"
@@ -14,18 +12,11 @@ import (
 	"kube-proxy/trace"
 )
 
-// Looker follows packets through the chains of one family and back end that the kernel holds, for who asks. No writer knows it.
+// Looker follows packets through the chains of one family and back end in the kernel. It shares nothing with the writer.
 type Looker struct {
 	family lb.Family
 	tool   *xtables.Tool
-
-	turn chan struct{} // has room for the one packet that is followed at a time
-	// asking is how many want a packet followed. As long as somebody does, what was read of the legacy back end is kept, for those who asked
-	// before that.
-	asking atomic.Int32
-	kept   xtables.Holding
-	began  time.Time // to read what is kept
-	reads  int
+	turn   chan struct{} // has room for the one packet that is followed at a time
 }
 
 // New returns a Looker for the back end of the programs.
@@ -33,13 +24,14 @@ func New(t *xtables.Tool) *Looker {
 	return &Looker{family: t.Family, tool: t, turn: make(chan struct{}, 1)}
 }
 
-// Follow is part of mode.Looker: it goes a packet's way through the chains that the kernel holds, whoever made them. Of the nft back end it reads
-// those alone that the packet comes to; of the legacy one it reads all that iptables-save prints. One packet at a time is followed.
+// Follow is part of mode.Looker. It follows a packet through the chains in the kernel, including those of other programs.
+// With the nft back end it reads only the chains that the packet reaches, with the legacy back end the output of
+// iptables-save. It follows one packet at a time.
 //
-// What becomes of a packet follows from what is read: rules of others count as ours do, if all in them is understood. Of those that are not it
-// is told that they are there; and what others drop after such a rule is told, and not judged. Of the kernel's lists of clients it is taken
-// where a client went before (Affine), and the shares are those of other clients. Masquerade says whether backends are to see the node's address,
-// where a backend is not the client itself; one that is the node itself sees the client's all the same.
+// Rules of other programs count as ours do if every part of them is understood. The answer names the others. It reports a
+// drop by another program after such a rule, without judging it. Clients that the kernel remembers go to the backend of
+// before (Affine); shares are those of other clients. Masquerade says whether backends see the node's address; a backend
+// that is the client itself does not count, and the node itself always sees the client's.
 func (l *Looker) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := l.follow(ctx, packet)
 	if err != nil {
@@ -52,23 +44,22 @@ func (l *Looker) follow(ctx context.Context, packet trace.Packet) (k trace.Kerne
 	if f := lb.FamilyOf(packet.To.Addr()); f != l.family {
 		return k, fmt.Errorf("it is of %s, and these chains are of %s", f, l.family)
 	}
-	since := time.Now()
-	if err := l.begin(ctx); err != nil {
-		return k, err
+	select {
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
+	case <-ctx.Done():
+		return k, ctx.Err()
 	}
-	defer l.end()
 	around, err := lookAround()
 	if err != nil {
 		return k, err
 	}
 	defer around.close()
-	h, err := l.read(ctx, since)
+	h, err := l.tool.OpenHolding(ctx)
 	if err != nil {
 		return k, err
 	}
-	if h != l.kept {
-		defer h.Close()
-	}
+	defer h.Close()
 	err = follow.Steady(ctx, h.Generation, func() error {
 		w := newWalker(ctx, packet, h, around)
 		err := w.all()
@@ -80,46 +71,4 @@ func (l *Looker) follow(ctx context.Context, packet trace.Packet) (k trace.Kerne
 
 func newWalker(ctx context.Context, packet trace.Packet, holds holder, r route) *walker {
 	return &walker{ctx: ctx, packet: packet, holds: holds, route: r, read: map[xtables.ChainID]*chain{}}
-}
-
-// begin waits for the turn.
-func (l *Looker) begin(ctx context.Context) error {
-	l.asking.Add(1)
-	select {
-	case l.turn <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-	}
-	if l.asking.Add(-1) == 0 { // who has the turn is about to give it back, and may have counted on us
-		l.turn <- struct{}{}
-		if l.asking.Load() == 0 {
-			l.kept = nil
-		}
-		<-l.turn
-	}
-	return ctx.Err()
-}
-
-// end gives the turn back. The last forgets what was read.
-func (l *Looker) end() {
-	if l.asking.Add(-1) == 0 {
-		l.kept = nil
-	}
-	<-l.turn
-}
-
-// read returns what the kernel holds for who has asked since some time, in the network namespace of the calling thread.
-func (l *Looker) read(ctx context.Context, since time.Time) (h xtables.Holding, err error) {
-	if l.tool.Backend != xtables.Legacy {
-		return l.tool.OpenHolding(ctx)
-	}
-	if l.kept != nil && !l.began.Before(since) {
-		return l.kept, nil
-	}
-	l.began, l.reads = time.Now(), l.reads+1
-	if h, err = l.tool.OpenHolding(ctx); err != nil {
-		return nil, err
-	}
-	l.kept = h
-	return h, nil
 }

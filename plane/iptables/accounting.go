@@ -80,7 +80,7 @@ func (p *Plane) newSync() { p.Count(func(s *xtables.Stats) { s.Last = xtables.Wr
 
 // owned notes how many rules there are.
 func (p *Plane) owned() {
-	n := xtables.Written{Filter: p.st.rules[xtables.Filter], NAT: p.st.rules[xtables.NAT]}
+	n := xtables.Written{Filter: p.st.Rules[xtables.Filter], NAT: p.st.Rules[xtables.NAT]}
 	for j := range p.st.jumps {
 		switch j.From.Table {
 		case xtables.Filter:

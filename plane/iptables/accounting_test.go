@@ -109,7 +109,7 @@ func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 	}
 
 	lab.On("node1", func() {
-		if err := p.Remove(t.Context()); err != nil {
+		if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: p.Family, Backend: p.Backend}); err != nil {
 			t.Fatal(err)
 		}
 		nf, err := kernel.OpenNetfilter()

@@ -75,14 +75,14 @@ func (p *Plane) piece(changes []lb.Change) (n int) {
 func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, much []portID, err error) {
 	st := p.st
 	kept := len(st.kept) > 0
-	st.log = &rollback.Log{}
-	defer func() { st.log = nil }()
+	st.Log = &rollback.Log{}
+	defer func() { st.Log = nil }()
 	c := st.apply(changes)
 	if much := p.tooMuch(c); len(much) > 0 {
-		st.log.Undo()
+		st.Log.Undo()
 		return false, much, nil
 	}
-	w := &writer{st: st}
+	w := newWriter(st)
 	w.change(c)
 	if err := p.commit(ctx, w); err != nil {
 		return false, nil, err
@@ -97,52 +97,31 @@ func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, muc
 func (p *Plane) commit(ctx context.Context, w *writer) error {
 	err := p.run(ctx, &w.Batch)
 	if err != nil {
-		w.st.log.Undo()
+		w.st.Log.Undo()
 	}
 	return err
 }
 
-// writer collects what one restore does to the chains. The state has it at once.
+// writer collects the changes of one restore, which the state has at once.
 type writer struct {
-	xtables.Batch
+	xtables.Change
 	st *state
 }
+
+func newWriter(st *state) *writer { return &writer{xtables.Change{Applied: &st.Applied}, st} }
 
 // change collects what a change is for the kernel.
 //
 // The filter table refuses what was not translated. So rows are added to it before nat changes, and removed
 // after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
 func (w *writer) change(c *change) {
-	w.write(xtables.Filter, c.chains...)
+	w.Write(xtables.Filter, c.chains...)
 	w.dispatch(xtables.Filter, &c.adds)
-	w.write(xtables.NAT, c.chains...)
+	w.Write(xtables.NAT, c.chains...)
 	w.dispatch(xtables.NAT, &c.adds, &c.deletes)
-	w.drop(xtables.NAT, c.drops...)
+	w.Drop(xtables.NAT, c.drops...)
 	w.dispatch(xtables.Filter, &c.deletes)
-	w.drop(xtables.Filter, c.drops...)
-}
-
-// write writes those of the chains of a table that the kernel does not hold so.
-func (w *writer) write(t xtables.Table, chains ...xtables.Chain) {
-	for _, c := range chains {
-		if c.ID.Table != t {
-			continue
-		}
-		if want := xtables.DigestOf(c.Rules); w.st.unlike(c.ID, want) {
-			w.Section(t).Put(c)
-			w.st.holds(c.ID, want)
-		}
-	}
-}
-
-// drop deletes chains of a table to which nothing of ours leads any more.
-func (w *writer) drop(t xtables.Table, ids ...xtables.ChainID) {
-	for _, id := range ids {
-		if _, known := w.st.kernel[id]; known && id.Table == t {
-			w.Section(t).Delete(id)
-			w.st.lacks(id)
-		}
-	}
+	w.Drop(xtables.Filter, c.drops...)
 }
 
 // dispatch changes the dispatchers of a table.
@@ -155,22 +134,7 @@ func (w *writer) dispatch(t xtables.Table, lists ...*[dispatchers][]xtables.Entr
 		for _, list := range lists {
 			changes = append(changes, list[i]...)
 		}
-		if len(changes) == 0 {
-			continue
-		}
-		before := d.Set(changes)
-		rollback.Func(w.st.log, func() {
-			slices.Reverse(before)
-			d.Set(before)
-			d.Update(xtables.PathsOf(before))
-		})
-		write, drop := d.Update(xtables.PathsOf(changes))
-		for _, at := range drop {
-			w.drop(t, xtables.ChainID{Table: t, Name: d.Name(at)})
-		}
-		for _, at := range write {
-			w.write(t, d.Chain(at))
-		}
+		w.Dispatch(d, changes)
 	}
 }
 

@@ -49,7 +49,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		if err := p.rewrite(ctx, p.st.renderer, have); err != nil {
 			return 0, fmt.Errorf("iptables: mend %d chains: %w", mended, err)
 		}
-		odd, err := p.Learn(ctx, p.st.kernel, slices.Collect(maps.Keys(p.st.jumps)), have.Snapshot)
+		odd, err := p.Learn(ctx, p.st.Digests, slices.Collect(maps.Keys(p.st.jumps)), have.Snapshot)
 		if err != nil {
 			return mended, fmt.Errorf("iptables: audit: %w", err)
 		}

@@ -31,7 +31,7 @@ type loader struct {
 
 // put adds a chain to the restore unless the kernel holds it so.
 func (l *loader) put(c xtables.Chain) {
-	l.st.holds(c.ID, xtables.DigestOf(c.Rules))
+	l.st.Note(c.ID, xtables.DigestOf(c.Rules))
 	if !l.differs(c.ID) {
 		return
 	}
@@ -62,7 +62,7 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 	building, stop := context.WithCancel(ctx)
 	defer stop()
 	var declare []string
-	for id := range l.st.kernel {
+	for id := range l.st.Digests {
 		if id.Table == xtables.NAT && l.differs(id) {
 			declare = append(declare, id.Name)
 		}
@@ -242,7 +242,7 @@ func (l *loader) list(id xtables.ChainID) {
 		return
 	}
 	l.put(listChain(id, l.st.lists[id].ranges))
-	l.have.Chains[id] = l.st.kernel[id]
+	l.have.Chains[id] = l.st.Digests[id]
 }
 
 // sweep deletes the chains that nothing needs any more.
@@ -256,7 +256,7 @@ func (l *loader) sweep(ctx context.Context) error {
 	stuck, err := xtables.Sweep(ctx, nil, stale, most, func(b *xtables.Batch) error { return l.p.Restore(ctx, b) })
 	for _, s := range stuck {
 		l.p.Stuck(s.ID)
-		l.st.holds(s.ID, xtables.Empty)
+		l.st.Note(s.ID, xtables.Empty)
 	}
 	return err
 }
@@ -271,7 +271,7 @@ type comparison struct {
 // differs reports whether the kernel holds a chain otherwise than wanted.
 func (c comparison) differs(id xtables.ChainID) bool {
 	is, known := c.have.Chains[id]
-	return !known || !c.p.Holds(id, c.st.kernel[id], is)
+	return !known || !c.p.Holds(id, c.st.Digests[id], is)
 }
 
 // portDiffers reports whether that is so for any chain of a service port.
@@ -291,7 +291,7 @@ func (c comparison) stale() (stale []xtables.ChainID) {
 		return nil
 	}
 	for id := range c.have.Chains {
-		if _, wanted := c.st.kernel[id]; !wanted && (xtables.IsDynamic(id) || id.Name == xtables.MarkOffCluster) {
+		if _, wanted := c.st.Digests[id]; !wanted && (xtables.IsDynamic(id) || id.Name == xtables.MarkOffCluster) {
 			stale = append(stale, id)
 		}
 	}
@@ -301,7 +301,7 @@ func (c comparison) stale() (stale []xtables.ChainID) {
 // count returns how many things are not as they should be.
 func (c comparison) count() int {
 	n := len(c.stale())
-	for id := range c.st.kernel {
+	for id := range c.st.Digests {
 		if c.differs(id) {
 			n++
 		}

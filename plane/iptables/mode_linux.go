@@ -22,9 +22,7 @@ func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 	m.Sysctls = sysctls
 	m.Able, m.New, m.Render = h.able, h.open, render
 	m.Modules = func(s mode.Settings) []string { return xtables.Modules(s.Family) }
-	m.Remove = func(ctx context.Context, what mode.Removal) (mode.Report, error) {
-		return xtables.RemoveModes(ctx, what, xtables.Both)
-	}
+	m.Remove = xtables.RemoveModes
 	m.RemoveStale = h.removeStale
 	return m
 }

@@ -379,11 +379,11 @@ func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 					t.Fatalf("%s, %s: the tree is\n%s, that of a fresh start\n%s", fam, step, got, want)
 				}
 			}
-			if len(p.st.kernel) != len(fresh.st.kernel) {
-				t.Fatalf("%s, %s: %d chains, a fresh start has %d", fam, step, len(p.st.kernel), len(fresh.st.kernel))
+			if len(p.st.Digests) != len(fresh.st.Digests) {
+				t.Fatalf("%s, %s: %d chains, a fresh start has %d", fam, step, len(p.st.Digests), len(fresh.st.Digests))
 			}
-			for id, d := range fresh.st.kernel {
-				if p.st.kernel[id] != d {
+			for id, d := range fresh.st.Digests {
+				if p.st.Digests[id] != d {
 					t.Fatalf("%s, %s: chain %v is not that of a fresh start", fam, step, id)
 				}
 			}

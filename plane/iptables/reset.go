@@ -123,9 +123,9 @@ func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 			id := xtables.ChainID{Table: xtables.NAT, Name: name}
 			is, known := have.Chains[id]
 			if known {
-				st.holds(id, is)
+				st.Note(id, is)
 			} else {
-				st.lacks(id)
+				st.Forget(id)
 			}
 			return !known
 		})
@@ -218,16 +218,4 @@ func (p *Plane) rewrite(ctx context.Context, r renderer, have *snapshot) error {
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
 	return nil
-}
-
-// Remove is [Remove] for the plane's own family and back end. The plane holds nothing afterwards; only Reset brings it
-// back.
-func (p *Plane) Remove(ctx context.Context) error {
-	p.st = nil
-	if nf := p.accounting.Swap(nil); nf != nil {
-		nf.Close()
-		p.base.counts = false
-	}
-	_, err := p.Tool.Remove(ctx, xtables.RemoveConfig{Family: p.Family, Backend: p.Tool.Backend, KeepLocalnet: p.dry})
-	return err
 }

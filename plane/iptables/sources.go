@@ -57,10 +57,10 @@ func (st *state) use(id xtables.ChainID, ranges []netip.Prefix, c *change) {
 	l := st.lists[id]
 	if l == nil {
 		l = &list{ranges: ranges}
-		rollback.Put(st.log, st.lists, id, l)
+		rollback.Put(st.Log, st.lists, id, l)
 		c.chains = append(c.chains, listChain(id, ranges))
 	}
-	rollback.Value(st.log, &l.users)
+	rollback.Value(st.Log, &l.users)
 	l.users++
 }
 
@@ -68,9 +68,9 @@ func (st *state) use(id xtables.ChainID, ranges []netip.Prefix, c *change) {
 func (st *state) release(ids []xtables.ChainID, c *change) {
 	for _, id := range ids {
 		l := st.lists[id]
-		rollback.Value(st.log, &l.users)
+		rollback.Value(st.Log, &l.users)
 		if l.users--; l.users == 0 {
-			rollback.Delete(st.log, st.lists, id)
+			rollback.Delete(st.Log, st.lists, id)
 			c.drops = append(c.drops, id)
 		}
 	}

@@ -79,8 +79,8 @@ func TestCostOfSourceRanges(t *testing.T) {
 				if n = p.Stats().Restores - n; n != 1 {
 					t.Errorf("one range more takes %d restores", n)
 				}
-				if p.st.rules[xtables.NAT] > 20_000 || p.st.rules[xtables.Filter] > 20_000 {
-					t.Errorf("%v rules, of 1,201 ports and 902 ranges", p.st.rules)
+				if p.st.Rules[xtables.NAT] > 20_000 || p.st.Rules[xtables.Filter] > 20_000 {
+					t.Errorf("%v rules, of 1,201 ports and 902 ranges", p.st.Rules)
 				}
 			})
 		}

@@ -137,18 +137,18 @@ func (p *Plane) goOn(ctx context.Context, g *goal) (reached []lb.Change, err err
 // stage writes the next stage of a goal.
 func (p *Plane) stage(ctx context.Context, g *goal) (done bool, err error) {
 	st := p.st
-	st.log = &rollback.Log{}
-	defer func() { st.log = nil }()
-	w := &writer{st: st}
+	st.Log = &rollback.Log{}
+	defer func() { st.Log = nil }()
+	w := newWriter(st)
 	if len(g.drops) == 0 {
 		c := st.apply(g.changes)
 		next, all := c.next(st, p.stageLines())
 		if !all {
-			st.log.Undo()
+			st.Log.Undo()
 			for _, ch := range next {
 				g.written = append(g.written, ch.ID)
 			}
-			w.write(xtables.NAT, next...)
+			w.Write(xtables.NAT, next...)
 			return false, p.commit(ctx, w)
 		}
 		g.drops, c.drops = c.drops, nil
@@ -157,7 +157,7 @@ func (p *Plane) stage(ctx context.Context, g *goal) (done bool, err error) {
 	now := g.drops[:min(len(g.drops), max(1, (p.stageLines()-w.Lines())/2))]
 	for _, id := range now {
 		if st.lists[id] == nil { // of another Service by now
-			w.drop(id.Table, id)
+			w.Drop(id.Table, id)
 		}
 	}
 	if err := p.commit(ctx, w); err != nil {
@@ -171,7 +171,7 @@ func (p *Plane) stage(ctx context.Context, g *goal) (done bool, err error) {
 func (c *change) next(st *state, most int) (next []xtables.Chain, all bool) {
 	lines := 0
 	for _, ch := range c.chains {
-		if ch.ID.Table != xtables.NAT || !st.unlike(ch.ID, xtables.DigestOf(ch.Rules)) {
+		if ch.ID.Table != xtables.NAT || st.Has(ch) {
 			continue
 		}
 		if lines >= most {
@@ -194,7 +194,7 @@ func (p *Plane) abandon(g *goal) {
 	}
 	for _, id := range slices.Concat(g.written, g.drops) {
 		if !needed[id] {
-			p.st.lacks(id)
+			p.st.Forget(id)
 		}
 	}
 	p.Doubt()

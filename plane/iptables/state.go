@@ -19,8 +19,6 @@ type state struct {
 	ports       map[portID]*servicePort
 	lists       map[xtables.ChainID]*list
 	dispatchers [dispatchers]*xtables.Dispatcher
-	kernel      map[xtables.ChainID]xtables.Digest
-	rules       [xtables.Tables]int // of kernel
 	jumps       map[xtables.Jump]bool
 	kubelet     bool // as in a snapshot
 	endpoints   int
@@ -28,26 +26,8 @@ type state struct {
 	kept map[portID]bool
 	// goals are under way.
 	goals goals
-	// log notes how all this was, while an Apply changes it.
-	log *rollback.Log
-}
-
-// holds notes what the kernel holds of a chain.
-func (st *state) holds(id xtables.ChainID, d xtables.Digest) {
-	st.rules[id.Table] += int(d.Rules) - int(st.kernel[id].Rules)
-	rollback.Put(st.log, st.kernel, id, d)
-}
-
-// unlike reports whether the kernel holds a chain otherwise, or not at all.
-func (st *state) unlike(id xtables.ChainID, want xtables.Digest) bool {
-	is, known := st.kernel[id]
-	return !known || is != want
-}
-
-// lacks notes that the kernel has a chain no more.
-func (st *state) lacks(id xtables.ChainID) {
-	st.rules[id.Table] -= int(st.kernel[id].Rules)
-	rollback.Delete(st.log, st.kernel, id)
+	// Applied are the chains in the kernel. Its Log undoes a change of all this.
+	xtables.Applied
 }
 
 // fronts returns all rows, in no order.
@@ -64,7 +44,7 @@ func (st *state) fronts() iter.Seq[*lb.Frontend] {
 // snapshot returns what the kernel is known to hold.
 func (st *state) snapshot() *snapshot {
 	have := xtables.NewSnapshot()
-	have.Chains, have.Kubelet = st.kernel, st.kubelet
+	have.Chains, have.Kubelet = st.Digests, st.kubelet
 	for j := range st.jumps {
 		have.Jumps[j] = j
 	}
@@ -92,13 +72,13 @@ const manyEndpoints = 1000
 // are written: all at once would take much memory.
 func newState(r renderer, ports []portRows) *state {
 	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[xtables.ChainID]*list{},
-		kernel: map[xtables.ChainID]xtables.Digest{}, jumps: map[xtables.Jump]bool{}, goals: newGoals()}
+		Applied: xtables.NewApplied(), jumps: map[xtables.Jump]bool{}, goals: newGoals()}
 	var all [dispatchers][]xtables.Entry
 	for _, port := range ports {
 		var c change
 		st.replace(port.id, port.rows, &c)
 		for _, chain := range c.chains {
-			st.holds(chain.ID, xtables.DigestOf(chain.Rules))
+			st.Note(chain.ID, xtables.DigestOf(chain.Rules))
 		}
 		for _, f := range port.rows {
 			for _, d := range st.rows[f.Key].dispatch {
@@ -110,7 +90,7 @@ func newState(r renderer, ports []portRows) *state {
 	for _, d := range st.dispatchers {
 		for at := range d.Nodes {
 			c := d.Chain(at)
-			st.holds(c.ID, xtables.DigestOf(c.Rules))
+			st.Note(c.ID, xtables.DigestOf(c.Rules))
 		}
 	}
 	return st
@@ -118,12 +98,12 @@ func newState(r renderer, ports []portRows) *state {
 
 // dispatchersOf returns the dispatchers with those entries.
 func (r *renderer) dispatchersOf(all [dispatchers][]xtables.Entry) [dispatchers]*xtables.Dispatcher {
-	ds := newDispatchers(r.family)
+	ds := newDispatchers()
 	ds[inServices].Tail = r.toNodePorts(xtables.NodePorts)
 	ds[inRejectedExternal].Tail = r.toNodePorts(xtables.ExternalNodePorts)
 	for i, d := range ds {
-		d.Set(all[i])
-		d.Update(xtables.PathsOf(all[i]))
+		d.Family = r.family
+		d.Fill(all[i])
 	}
 	return ds
 }
@@ -176,11 +156,11 @@ func (st *state) apply(changes []lb.Change) *change {
 			touch(portOf(f))[k] = f
 		}
 	}
-	rollback.Value(st.log, &st.endpoints)
-	rollback.Value(st.log, &st.rules)
-	rollback.Value(st.log, &st.plain)
+	rollback.Value(st.Log, &st.endpoints)
+	rollback.Value(st.Log, &st.Rules)
+	rollback.Value(st.Log, &st.plain)
 	for k := range before {
-		rollback.Delete(st.log, st.rows, k)
+		rollback.Delete(st.Log, st.rows, k)
 	}
 	endpoints := st.endpoints
 	for id, byKey := range touched {
@@ -222,18 +202,18 @@ func (st *state) apply(changes []lb.Change) *change {
 // replace renders a service port with those rows, or takes it out if there are none. It returns the lists that it does not use any
 // more, or uses once less. last are those of the rows that have changed.
 func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.Frontend) (unused []xtables.ChainID) {
-	rollback.Delete(st.log, st.kept, id)
+	rollback.Delete(st.Log, st.kept, id)
 	var had []string
 	if old := st.ports[id]; old != nil {
 		had, unused = old.chains, old.lists
 		st.endpoints -= old.endpoints
-		rollback.Delete(st.log, st.ports, id)
+		rollback.Delete(st.Log, st.ports, id)
 	}
 	has := map[string]bool{}
 	if len(rows) > 0 {
 		r := st.renderer.servicePort(id, rows, last...)
 		now := newServicePort(rows, r)
-		rollback.Put(st.log, st.ports, id, now)
+		rollback.Put(st.Log, st.ports, id, now)
 		st.endpoints += now.endpoints
 		for _, name := range now.chains {
 			has[name] = true
@@ -243,12 +223,12 @@ func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.
 		}
 		c.chains = append(c.chains, r.chains...)
 		for _, chain := range r.chains {
-			if c.lines != nil && st.unlike(chain.ID, xtables.DigestOf(chain.Rules)) {
+			if c.lines != nil && !st.Has(chain) {
 				c.lines[id] += 1 + len(chain.Rules)
 			}
 		}
 		for _, f := range rows {
-			rollback.Put(st.log, st.rows, f.Key, &row{f, r.dispatch[f.Key]})
+			rollback.Put(st.Log, st.rows, f.Key, &row{f, r.dispatch[f.Key]})
 		}
 	}
 	for _, name := range slices.Backward(had) { // a chain cannot go before those that lead to it
@@ -311,22 +291,15 @@ const (
 	dispatchers
 )
 
-func newDispatchers(f lb.Family) [dispatchers]*xtables.Dispatcher {
-	n := 8
-	if f == lb.IPv6 {
-		n = 32
-	}
+func newDispatchers() [dispatchers]*xtables.Dispatcher {
 	all := [dispatchers]*xtables.Dispatcher{
-		inServices:          {Table: xtables.NAT, Root: xtables.Services, Prefix: xtables.AddressBranch, AddrNibbles: n},
-		inNodePorts:         {Table: xtables.NAT, Root: xtables.NodePorts, Prefix: xtables.NodePortBranch},
-		inRejected:          {Table: xtables.Filter, Root: xtables.Services, Prefix: xtables.Services + "-", AddrNibbles: n},
-		inRejectedExternal:  {Table: xtables.Filter, Root: xtables.ExternalServices, Prefix: "KUBE-EXTERNAL-", AddrNibbles: n},
-		inRejectedNodePorts: {Table: xtables.Filter, Root: xtables.ExternalNodePorts, Prefix: "KUBE-EXTNP-"},
-		inFirewall:          {Table: xtables.Filter, Root: xtables.ProxyFirewall, Prefix: "KUBE-PROXY-FW-", AddrNibbles: n},
-		inHealthChecks:      {Table: xtables.Filter, Root: xtables.NodePorts, Prefix: xtables.NodePorts + "-"},
-	}
-	for _, d := range all {
-		d.Family, d.Nodes = f, map[string]*xtables.Node{"": {}}
+		inServices:          {Table: xtables.NAT, Root: xtables.Services, Prefix: xtables.AddressBranch},
+		inNodePorts:         {Table: xtables.NAT, Root: xtables.NodePorts, Prefix: xtables.NodePortBranch, Ports: true},
+		inRejected:          {Table: xtables.Filter, Root: xtables.Services, Prefix: xtables.Services + "-"},
+		inRejectedExternal:  {Table: xtables.Filter, Root: xtables.ExternalServices, Prefix: "KUBE-EXTERNAL-"},
+		inRejectedNodePorts: {Table: xtables.Filter, Root: xtables.ExternalNodePorts, Prefix: "KUBE-EXTNP-", Ports: true},
+		inFirewall:          {Table: xtables.Filter, Root: xtables.ProxyFirewall, Prefix: "KUBE-PROXY-FW-"},
+		inHealthChecks:      {Table: xtables.Filter, Root: xtables.NodePorts, Prefix: xtables.NodePorts + "-", Ports: true},
 	}
 	// These look at destinations after translation. A backend whose address somebody else's Service claims, as an external
 	// IP that nobody serves or is to serve few, must not lose what its own Service sends it.

@@ -126,14 +126,14 @@ func TestRestoreFails(t *testing.T) {
 			p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: hole})
 			table := w.Table(32, 2)
 			reset(t, p, table)
-			tree, chains := treeOf(p.st.dispatchers[inServices]), len(p.st.kernel)
+			tree, chains := treeOf(p.st.dispatchers[inServices]), len(p.st.Digests)
 			changes, _ := table.Replace(w.ClusterIP(100, 1000, 2)) // the row that splits the dispatcher
 			hole.fail = func([]byte, []string) error { return c.err }
 			_, err := p.Apply(t.Context(), changes)
 			if err == nil || errors.Is(err, plane.ErrStateLost) != c.lost {
 				t.Fatalf("apply: %v", err)
 			}
-			if got := treeOf(p.st.dispatchers[inServices]); got != tree || len(p.st.kernel) != chains {
+			if got := treeOf(p.st.dispatchers[inServices]); got != tree || len(p.st.Digests) != chains {
 				t.Errorf("the plane is not as it was: %s", got)
 			}
 			hole.fail = nil

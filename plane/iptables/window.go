@@ -19,7 +19,7 @@ type round struct{ left []xtables.ChainID }
 
 // inWindows reports whether an audit is too much for one call. The legacy programs list all rules or none.
 func (p *Plane) inWindows() bool {
-	return p.Tool.Backend == xtables.NFT && !p.dry && len(p.st.kernel)+p.st.rules[xtables.NAT]+p.st.rules[xtables.Filter] > p.window
+	return p.Tool.Backend == xtables.NFT && !p.dry && len(p.st.Digests)+p.st.Rules[xtables.NAT]+p.st.Rules[xtables.Filter] > p.window
 }
 
 // nextWindow is the next window of the audit in hand, or the first of a new one. It reports whether the kernel is as it shall be, as far as is known,
@@ -35,7 +35,7 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 		if same, err := p.looksComplete(h); err != nil || !same {
 			return false, err
 		}
-		p.round = &round{left: slices.Collect(maps.Keys(p.st.kernel))}
+		p.round = &round{left: slices.Collect(maps.Keys(p.st.Digests))}
 	}
 	for n := 0; n < p.window && len(p.round.left) > 0; p.round.left = p.round.left[1:] {
 		id := p.round.left[0]
@@ -43,7 +43,7 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 			p.round = nil
 			return false, err
 		}
-		n += 1 + int(p.st.kernel[id].Rules)
+		n += 1 + int(p.st.Digests[id].Rules)
 	}
 	if len(p.round.left) == 0 {
 		p.round = nil
@@ -87,7 +87,7 @@ func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 	if len(c.stale()) > 0 || slices.ContainsFunc(slices.Collect(maps.Keys(p.st.jumps)), c.lacksJump) {
 		return false, nil
 	}
-	for id := range p.st.kernel {
+	for id := range p.st.Digests {
 		if _, there := have.Chains[id]; !there {
 			return false, nil
 		}
@@ -97,7 +97,7 @@ func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 
 // holdsStill reports whether the kernel holds a chain as it was written, or nothing needs it any more.
 func (p *Plane) holdsStill(h xtables.Holding, id xtables.ChainID) (bool, error) {
-	want, needed := p.st.kernel[id]
+	want, needed := p.st.Digests[id]
 	if !needed || id.Name == xtables.NodeFirewall {
 		return true, nil
 	}

@@ -27,7 +27,7 @@ func TestAuditsInWindows(t *testing.T) {
 			}
 			reset(t, p, tab)
 			p.window = 100
-			windows := (len(p.st.kernel) + p.st.rules[xtables.NAT] + p.st.rules[xtables.Filter]) / p.window
+			windows := (len(p.st.Digests) + p.st.Rules[xtables.NAT] + p.st.Rules[xtables.Filter]) / p.window
 			// all has the plane audit until nothing asks for more.
 			all := func(what string, drifted bool) {
 				t.Helper()

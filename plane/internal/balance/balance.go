@@ -20,16 +20,11 @@ type Config struct {
 	Loops func(netip.AddrPort) bool
 }
 
-// Stats count what clients were told.
+// Stats are the state of a Balance.
 type Stats struct {
-	// Retries are second and later attempts to reach a backend for one client; Failures those that the network refused.
-	Retries, Failures uint64
-	// Refused are clients that were led nowhere.
-	Refused uint64
-	// Places are those in use, some of which may be over; Full counts the clients that found none.
+	// Places are those in use, including expired ones that have not been swept; Limit is their maximum.
 	Places, Limit int
-	Full          uint64
-	// Failing are the backends that are tried last at present.
+	// Failing are the backends that are tried last.
 	Failing int
 }
 
@@ -43,9 +38,7 @@ type Balance struct {
 	sets   map[lb.SetID]*Set
 	health map[endpoint]*health
 
-	places                           atomic.Int64
-	failing                          atomic.Int64
-	retries, failures, refused, full atomic.Uint64
+	places, failing atomic.Int64
 }
 
 // endpoint is what is known to fail or not. The protocol is part of it: that nobody listens for SCTP says nothing of TCP.
@@ -92,12 +85,9 @@ func (b *Balance) Remove(id lb.SetID) {
 	delete(b.sets, id)
 }
 
-// Stats returns what has happened so far. It may be called from any goroutine.
+// Stats may be called from any goroutine.
 func (b *Balance) Stats() Stats {
-	return Stats{
-		Retries: b.retries.Load(), Failures: b.failures.Load(), Refused: b.refused.Load(),
-		Places: int(b.places.Load()), Limit: b.cfg.Places, Full: b.full.Load(), Failing: int(b.failing.Load()),
-	}
+	return Stats{Places: int(b.places.Load()), Limit: b.cfg.Places, Failing: int(b.failing.Load())}
 }
 
 // joinAll returns members for backends of one more set that has them.
@@ -130,9 +120,6 @@ func (b *Balance) leave(p lb.Proto, m *member) {
 
 // dialled notes how an attempt ended.
 func (b *Balance) dialled(p lb.Proto, a netip.AddrPort, err error) {
-	if err != nil {
-		b.failures.Add(1)
-	}
 	if err == nil && b.failing.Load() == 0 || err != nil && !Unreachable(err) {
 		return
 	}
@@ -154,7 +141,6 @@ func (b *Balance) take() bool {
 		return true
 	}
 	b.places.Add(-1)
-	b.full.Add(1)
 	return false
 }
 

@@ -169,7 +169,7 @@ func TestFloodOfClients(t *testing.T) {
 			t.Fatalf("client %d of the other Service does not stay with %s", c, was)
 		}
 	}
-	if st := b.Stats(); st.Full != 0 || st.Places > 100+100+setPlaces {
+	if st := b.Stats(); st.Places > 100+100+setPlaces {
 		t.Errorf("%+v", st)
 	}
 }
@@ -187,7 +187,7 @@ func TestNoPlaceLeft(t *testing.T) {
 			t.Fatalf("client %d met %s, then %s", c, was, a)
 		}
 	}
-	if st := b.Stats(); st.Places != 50 || st.Full == 0 {
+	if st := b.Stats(); st.Places != 50 {
 		t.Errorf("%+v", st)
 	}
 	for a, n := range count(t, s, 1000) {
@@ -238,7 +238,7 @@ func TestRetry(t *testing.T) {
 		if a := pick(t, s, 0); affinity > 0 && a != tried[2] {
 			t.Errorf("connected to %s, and then led to %s", tried[2], a)
 		}
-		if st := b.Stats(); st.Retries != 3 || st.Refused != 1 || st.Places > 1 {
+		if st := b.Stats(); st.Places > 1 {
 			t.Errorf("%+v", st)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 // Row leads the clients of one service address, each by where it comes from. It is a [relay.Balancer] for a listener that is at
 // the service address itself.
 type Row struct {
-	b       *Balance
 	sources []netip.Prefix
 	routes  []route
 	origins *Origins
@@ -25,7 +24,7 @@ type route struct {
 
 // Row returns what leads by the routes of f, whose sets must be there already.
 func (b *Balance) Row(f *lb.Frontend, o *Origins) *Row {
-	r := &Row{b: b, sources: f.Sources, origins: o}
+	r := &Row{sources: f.Sources, origins: o}
 	for _, of := range f.Routes {
 		to := route{from: of.From, do: of.Do}
 		if of.To != nil {
@@ -40,7 +39,6 @@ func (b *Balance) Row(f *lb.Frontend, o *Origins) *Row {
 func (r *Row) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
 	to := r.to(c.Addr.Addr().Unmap())
 	if to.do != lb.Balance || to.set == nil { // a socket cannot drop a client that it has accepted
-		r.b.refused.Add(1)
 		return netip.AddrPort{}, relay.Refuse
 	}
 	if c.Addr.Addr() == c.Local.Addr() { // the node asks itself, and at each of its addresses is another client

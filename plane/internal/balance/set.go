@@ -124,15 +124,11 @@ func among(stay, come []*member) []*member {
 // Pick is part of [relay.Balancer].
 func (s *Set) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
 	now := time.Now()
-	if len(tried) > 0 {
-		s.b.retries.Add(1)
-	}
 	m, full := s.pick(c.Addr.Addr().Unmap().WithZone(""), tried, now)
 	if full {
 		s.b.makeRoom(s, now)
 	}
 	if m == nil {
-		s.b.refused.Add(1)
 		return netip.AddrPort{}, relay.Refuse
 	}
 	return m.addr, relay.Forward
