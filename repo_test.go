@@ -25,7 +25,9 @@ import (
 // "a, b < c, d" means that c and d may import a and b. Lines add up; nothing is transitive; NONE is no
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
-	NONE < cluster, lb, plane, event;
+	NONE < plane, event, internal/addrs;
+	# A node holds a million endpoints.
+	internal/addrs < cluster, lb;
 	# It obeys the configuration as it is.
 	config < logging;
 	NONE < config/option, plane/ownwrites, plane/internal/diff, internal/rollback;

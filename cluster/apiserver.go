@@ -51,12 +51,12 @@ func (s *Store) apiServers() []netip.AddrPort {
 // endpointsOf are the first endpoints of TCP of a slice, most at most.
 func endpointsOf(sl *Slice, most int) (all []netip.AddrPort) {
 	for _, p := range sl.Ports {
-		for i := range sl.Endpoints {
+		for e := range sl.Endpoints.All() {
 			if len(all) >= most {
 				return all
 			}
 			if p.Protocol == TCP && p.Port != 0 {
-				all = append(all, netip.AddrPortFrom(sl.Endpoints[i].Addr, p.Port))
+				all = append(all, netip.AddrPortFrom(e.Addr, p.Port))
 			}
 		}
 	}

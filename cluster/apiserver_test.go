@@ -13,7 +13,7 @@ func apiSlice(name string, port uint16, addrs ...string) *cluster.Slice {
 	s := &cluster.Slice{Name: cluster.Name{Namespace: "default", Name: name}, Service: cluster.Name{Namespace: "default", Name: "kubernetes"},
 		Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: port}, {Protocol: cluster.UDP, Port: 53}}}
 	for _, a := range addrs {
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: netip.MustParseAddr(a)})
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: netip.MustParseAddr(a)})
 	}
 	return s
 }
@@ -41,7 +41,7 @@ func TestAPIServersTN66(t *testing.T) {
 			[]netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443")}, []string{"a", "b"}},
 		{"a slice of another Service", cluster.SliceSet{Slice: &cluster.Slice{Name: cluster.Name{Namespace: "tenant", Name: "kubernetes"},
 			Service: cluster.Name{Namespace: "tenant", Name: "kubernetes"}, Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: 6443}},
-			Endpoints: []cluster.Endpoint{{Addr: netip.MustParseAddr("192.0.2.3")}}}}, []netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443")}, nil},
+			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("192.0.2.3")})}}, []netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443")}, nil},
 		{"the name resolves to another", cluster.APIServerAt{Addrs: []netip.AddrPort{at("192.0.2.3:6443")}},
 			[]netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443"), at("192.0.2.3:6443")}, []string{"a", "b", "c"}},
 		{"a server goes", cluster.SliceSet{Slice: apiSlice("kubernetes", 6443, "192.0.2.2")},

@@ -10,8 +10,8 @@
 // /healthz reports. A new object without addresses or pod CIDRs leaves the last ones in force, because
 // kubelets register before they know them; one without a zone takes the zone away (PR-06).
 //
-// An endpoint has one handle for its node and zone (Place), so it is not larger than with the node's name alone.
-// Only people ask for an endpoint's zone: a zone that changes makes no Service dirty.
+// The endpoints of a slice are packed ([Endpoints]), because a node may know a million. An endpoint has one handle for
+// its node and zone ([Place]). Zones are for display alone: a zone that changes makes no Service dirty.
 //
 // Nothing here decides anything: what a traffic policy or a terminating endpoint means is package policy's.
 package cluster

@@ -3,7 +3,6 @@ package cluster
 import (
 	"net/netip"
 	"slices"
-	"unique"
 )
 
 // Name is a namespaced name.
@@ -101,73 +100,10 @@ type Slice struct {
 	IPv6    bool // the address type; endpoints of another family are not in Endpoints
 	Ports   []SlicePort
 	// Endpoints have one address each, the API object's first (SV-31).
-	Endpoints []Endpoint
+	Endpoints Endpoints
 	// Trigger is the annotation endpoints.kubernetes.io/last-change-trigger-time in nanoseconds since
 	// 1970, 0 if absent (SV-35). It is no difference between two slices.
 	Trigger int64
-}
-
-// SlicePort is one entry of a slice's ports. A port without a name has Name "" (a single unnamed port).
-type SlicePort struct {
-	Name     string
-	Protocol Protocol
-	Port     uint16
-}
-
-// Endpoint is one endpoint of a slice, with the API's defaults for absent conditions filled in (SV-32).
-type Endpoint struct {
-	Addr netip.Addr
-	// Where it runs; the zero Handle if the API object does not say. Handles make a million endpoints share
-	// the few places there are: as many as nodes, unless who writes slices means harm; never more than endpoints.
-	Where                       unique.Handle[Place]
-	Ready, Serving, Terminating bool
-	// Hints are the topology hints; nil if the endpoint has none.
-	Hints *Hints
-}
-
-// Place is where an endpoint runs, each part "" if the API object does not say.
-type Place struct {
-	Node string
-	// Zone is for people: no packet depends on it, so that it is no difference between two endpoints. Who an endpoint
-	// is meant for, its Hints say.
-	Zone string
-}
-
-// At returns what [Endpoint].Where is on a node in a zone.
-func At(node, zone string) unique.Handle[Place] {
-	if node == "" && zone == "" {
-		return unique.Handle[Place]{}
-	}
-	return unique.Make(Place{node, zone})
-}
-
-// Hints say for whom an endpoint is meant (SV-38).
-type Hints struct{ Zones, Nodes []string }
-
-// Place returns where the endpoint runs.
-func (e *Endpoint) Place() Place {
-	if e.Where == (unique.Handle[Place]{}) {
-		return Place{}
-	}
-	return e.Where.Value()
-}
-
-// OnNode reports whether the endpoint runs on the node of that name; false if either is unknown (SV-33).
-func (e *Endpoint) OnNode(name string) bool { return name != "" && e.Place().Node == name }
-
-func (e Endpoint) equal(o Endpoint) bool {
-	if e.Where != o.Where && e.Place().Node == o.Place().Node {
-		o.Where = e.Where // only the zone is another
-	}
-	h, g := e.Hints, o.Hints
-	e.Hints, o.Hints = nil, nil
-	if e != o {
-		return false
-	}
-	if h == nil || g == nil {
-		return h == g
-	}
-	return slices.Equal(h.Zones, g.Zones) && slices.Equal(h.Nodes, g.Nodes)
 }
 
 // Equal reports whether two slices are the same in everything that decides about packets.
@@ -176,17 +112,17 @@ func (s *Slice) Equal(o *Slice) bool {
 		return s == o
 	}
 	return s.Name == o.Name && s.Service == o.Service && s.IPv6 == o.IPv6 &&
-		slices.Equal(s.Ports, o.Ports) && slices.EqualFunc(s.Endpoints, o.Endpoints, Endpoint.equal)
+		slices.Equal(s.Ports, o.Ports) && s.Endpoints.equal(&o.Endpoints)
 }
 
 // SamePlaces reports whether the endpoints of two equal slices run in the same places.
-func (s *Slice) SamePlaces(o *Slice) bool {
-	for i := range s.Endpoints {
-		if s.Endpoints[i].Where != o.Endpoints[i].Where {
-			return false
-		}
-	}
-	return true
+func (s *Slice) SamePlaces(o *Slice) bool { return slices.Equal(s.Endpoints.where, o.Endpoints.where) }
+
+// SlicePort is one entry of a slice's ports. A port without a name has Name "" (a single unnamed port).
+type SlicePort struct {
+	Name     string
+	Protocol Protocol
+	Port     uint16
 }
 
 // Node is what the proxy uses of its own core/v1 Node.

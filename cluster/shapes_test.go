@@ -15,7 +15,7 @@ func slicesOf(n int) []*cluster.Slice {
 		out[i] = &cluster.Slice{
 			Name:      cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)},
 			Service:   cluster.Name{Namespace: "shop", Name: "web"},
-			Endpoints: []cluster.Endpoint{{Ready: true}},
+			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Ready: true}),
 		}
 	}
 	return out
@@ -32,7 +32,7 @@ func BenchmarkOneOfManySlices(b *testing.B) {
 			}
 			sl := slices[n/2]
 			changed := *sl
-			changed.Endpoints = nil
+			changed.Endpoints = cluster.Endpoints{}
 			b.ReportAllocs()
 			for b.Loop() {
 				s.Fold(cluster.SliceSet{Slice: &changed})

@@ -3,9 +3,9 @@ package cluster_test
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
-	"unsafe"
 
 	"kube-proxy/cluster"
 )
@@ -27,7 +27,7 @@ func sliceOf(n, owner string, addrs ...string) *cluster.Slice {
 	for _, a := range addrs {
 		addr := netip.MustParseAddr(a)
 		s.IPv6 = addr.Is6()
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: addr, Where: cluster.At("node-1", ""), Ready: true, Serving: true})
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: addr, Where: cluster.At("node-1", ""), Ready: true, Serving: true})
 	}
 	return s
 }
@@ -70,7 +70,7 @@ func wantDirty(t *testing.T, what string, got []cluster.Ref, want ...cluster.Ref
 func addrs(v cluster.View) []string {
 	var out []string
 	for _, s := range v.Slices {
-		for _, e := range s.Endpoints {
+		for e := range s.Endpoints.All() {
 			out = append(out, e.Addr.String())
 		}
 	}
@@ -203,19 +203,30 @@ func TestSyncedSV05(t *testing.T) {
 	}
 }
 
+// edited edits one endpoint.
+func edited(at int, edit func(*cluster.Endpoint)) func(*cluster.Slice) {
+	return func(s *cluster.Slice) {
+		s.Endpoints = s.Endpoints.Edited(func(i int, e *cluster.Endpoint) {
+			if i == at {
+				edit(e)
+			}
+		})
+	}
+}
+
 // An update that changes nothing that the proxy uses is no change.
 func TestSameAgainSV23(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	svc := service("web")
 	svc.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	sl := sliceOf("web-1", "web", "10.0.0.1", "10.0.0.2")
-	sl.Endpoints[0].Hints = &cluster.Hints{Zones: []string{"a"}}
+	hint := edited(0, func(e *cluster.Endpoint) { e.Hints = &cluster.Hints{Zones: []string{"a"}} })
+	hint(sl)
 	fold(s, cluster.ServiceSet{Service: svc}, cluster.SliceSet{Slice: sl})
 
 	svc2, sl2 := *svc, *sl
 	svc2.Ports = slices.Clone(svc.Ports)
-	sl2.Endpoints = slices.Clone(sl.Endpoints)
-	sl2.Endpoints[0].Hints = &cluster.Hints{Zones: []string{"a"}}
+	hint(&sl2)
 	sl2.Trigger = 42 // SV-35: a time stamp decides nothing about packets
 	if d := s.Fold(cluster.ServiceSet{Service: &svc2}); !d.IsZero() {
 		t.Errorf("an equal Service is a change: %v", d)
@@ -266,21 +277,19 @@ func TestEveryFieldCountsSV23(t *testing.T) {
 		"Ports": func(s *cluster.Slice) {
 			s.Ports = []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8081}}
 		},
-		"Endpoints":   func(s *cluster.Slice) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) },
-		"Addr":        func(s *cluster.Slice) { s.Endpoints[0].Addr = addr },
-		"Node":        func(s *cluster.Slice) { s.Endpoints[0].Where = cluster.At("node-2", "") },
-		"Ready":       func(s *cluster.Slice) { s.Endpoints[0].Ready = false },
-		"Serving":     func(s *cluster.Slice) { s.Endpoints[0].Serving = false },
-		"Terminating": func(s *cluster.Slice) { s.Endpoints[0].Terminating = true },
-		"Hints":       func(s *cluster.Slice) { s.Endpoints[0].Hints = &cluster.Hints{} },
-		"Hints.Zones": func(s *cluster.Slice) { s.Endpoints[1].Hints = &cluster.Hints{Zones: []string{"b"}} },
-		"Hints.Nodes": func(s *cluster.Slice) {
-			s.Endpoints[1].Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n"}}
-		},
+		"Endpoints":   func(s *cluster.Slice) { s.Endpoints = s.Endpoints.With(s.Endpoints.At(0)) },
+		"Addr":        edited(0, func(e *cluster.Endpoint) { e.Addr = addr }),
+		"Node":        edited(0, func(e *cluster.Endpoint) { e.Where = cluster.At("node-2", "") }),
+		"Ready":       edited(0, func(e *cluster.Endpoint) { e.Ready = false }),
+		"Serving":     edited(0, func(e *cluster.Endpoint) { e.Serving = false }),
+		"Terminating": edited(0, func(e *cluster.Endpoint) { e.Terminating = true }),
+		"Hints":       edited(0, func(e *cluster.Endpoint) { e.Hints = &cluster.Hints{} }),
+		"Hints.Zones": edited(1, func(e *cluster.Endpoint) { e.Hints = &cluster.Hints{Zones: []string{"b"}} }),
+		"Hints.Nodes": edited(1, func(e *cluster.Endpoint) { e.Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n"}} }),
 	} {
 		build := func() *cluster.Slice {
 			sl := sliceOf("web-1", "web", "10.0.0.1", "10.0.0.2")
-			sl.Endpoints[1].Hints = &cluster.Hints{Zones: []string{"a"}}
+			edited(1, func(e *cluster.Endpoint) { e.Hints = &cluster.Hints{Zones: []string{"a"}} })(sl)
 			return sl
 		}
 		s := cluster.NewStore("node-1")
@@ -300,9 +309,7 @@ func TestEveryFieldCountsSV23(t *testing.T) {
 func TestZoneMakesNothingDirty(t *testing.T) {
 	in := func(zone string, trigger int64, addrs ...string) cluster.Event {
 		sl := sliceOf("web-1", "web", addrs...)
-		for i := range sl.Endpoints {
-			sl.Endpoints[i].Where = cluster.At("node-1", zone)
-		}
+		sl.Endpoints = sl.Endpoints.Edited(func(_ int, e *cluster.Endpoint) { e.Where = cluster.At("node-1", zone) })
 		sl.Trigger = trigger
 		return cluster.SliceSet{Slice: sl}
 	}
@@ -315,7 +322,7 @@ func TestZoneMakesNothingDirty(t *testing.T) {
 		t.Errorf("it counts as a change: %v, then %v", before, after)
 	}
 	for _, sl := range s.View(name("web")).Slices {
-		for _, e := range sl.Endpoints {
+		for e := range sl.Endpoints.All() {
 			if want := map[string]string{"web-0": "", "web-1": "b"}[sl.Name.Name]; e.Place().Zone != want {
 				t.Errorf("%s of %s is in zone %q, want %q", e.Addr, sl.Name, e.Place().Zone, want)
 			}
@@ -332,8 +339,14 @@ func TestZoneMakesNothingDirty(t *testing.T) {
 
 // What an endpoint takes grows with the cluster, and must not for what only people ask for.
 func TestEndpointSize(t *testing.T) {
-	if n := unsafe.Sizeof(cluster.Endpoint{}); n > 48 {
-		t.Errorf("an endpoint takes %d bytes, want 48 at most", n)
+	one := cluster.Endpoint{Addr: netip.MustParseAddr("10.0.0.1"), Where: cluster.At("node-1", "zone-a"), Ready: true}
+	all := slices.Repeat([]cluster.Endpoint{one}, 10_000)
+	var m, n runtime.MemStats
+	runtime.ReadMemStats(&m)
+	list := cluster.EndpointsOf(all...)
+	runtime.ReadMemStats(&n)
+	if each := float64(n.TotalAlloc-m.TotalAlloc) / float64(list.Len()); each > 16 {
+		t.Errorf("an endpoint takes %.1f bytes, want 16 at most", each)
 	}
 	if n := testing.AllocsPerRun(100, func() { cluster.At("node-1", "zone-a") }); n != 0 {
 		t.Errorf("a place that is known costs %v allocations", n)

@@ -24,7 +24,7 @@ func weighed(ns string, created, objects int) cluster.View {
 	if objects == 0 {
 		return cluster.View{Name: s.Name}
 	}
-	sl := &cluster.Slice{Ports: []cluster.SlicePort{{Name: "p", Protocol: cluster.TCP, Port: 80}}, Endpoints: make([]cluster.Endpoint, objects-1)}
+	sl := &cluster.Slice{Ports: []cluster.SlicePort{{Name: "p", Protocol: cluster.TCP, Port: 80}}, Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, objects-1)...)}
 	return cluster.View{Name: s.Name, Service: s, Slices: []*cluster.Slice{sl}}
 }
 

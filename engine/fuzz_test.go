@@ -79,14 +79,14 @@ func (s *story) someSlice(i, form int) *cluster.Slice {
 	if form&64 != 0 {
 		sl.Ports = append(sl.Ports, cluster.SlicePort{Name: "dns", Protocol: cluster.UDP, Port: 5353})
 	}
-	for k := range sl.Endpoints {
+	sl.Endpoints = sl.Endpoints.Edited(func(k int, e *cluster.Endpoint) {
 		if form&128 != 0 && k == 0 {
-			sl.Endpoints[k].Ready, sl.Endpoints[k].Terminating = false, true
+			e.Ready, e.Terminating = false, true
 		}
 		if k == 1 {
-			sl.Endpoints[k].Where = cluster.At("n2", "")
+			e.Where = cluster.At("n2", "")
 		}
-	}
+	})
 	return sl
 }
 
@@ -178,7 +178,7 @@ func (s *story) remember(sl *cluster.Slice) {
 		of = map[netip.Addr]bool{}
 		s.had[sl.Service.String()] = of
 	}
-	for _, e := range sl.Endpoints {
+	for e := range sl.Endpoints.All() {
 		of[e.Addr] = true
 	}
 }

@@ -235,6 +235,9 @@ func service(i int) *cluster.Service {
 	}
 }
 
+// svcPod is pod k of the service.
+func svcPod(i, k int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(k)}) }
+
 // slice is the service's slice, with n endpoints whose addresses begin at from.
 func slice(i, from, n int) *cluster.Slice {
 	s := &cluster.Slice{
@@ -242,13 +245,15 @@ func slice(i, from, n int) *cluster.Slice {
 		Service: svcName(i),
 		Ports:   []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
 	}
+	var all []cluster.Endpoint
 	for k := range n {
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{
-			Addr:  netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(from + k)}),
+		all = append(all, cluster.Endpoint{
+			Addr:  svcPod(i, from+k),
 			Where: cluster.At(nodeName, ""),
 			Ready: true, Serving: true,
 		})
 	}
+	s.Endpoints = cluster.EndpointsOf(all...)
 	return s
 }
 

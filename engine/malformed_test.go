@@ -42,7 +42,7 @@ func TestMalformedRows(t *testing.T) {
 		if n := strings.Count(r.log.String(), "malformed rows"); n != 1 {
 			t.Errorf("%d lines about it, want one:\n%s", n, r.log)
 		}
-		if f := r.engine.table.Get(svcKey(1)); f == nil || f.Routes[0].To.Backends.At(0).Addr.Addr() != slice(1, 1, 1).Endpoints[0].Addr {
+		if f := r.engine.table.Get(svcKey(1)); f == nil || f.Routes[0].To.Backends.At(0).Addr.Addr() != svcPod(1, 1) {
 			t.Errorf("in force is %v, want what was", f)
 		}
 		if r.plane.Dump() == good {

@@ -157,9 +157,9 @@ func TestZoneLiveSV40(t *testing.T) {
 			return strings.Join(words, " ")
 		}
 		sl := slice(1, 1, 2)
-		for i, zone := range []string{"a", "b"} {
-			sl.Endpoints[i].Hints, sl.Endpoints[i].Where = &cluster.Hints{Zones: []string{zone}}, cluster.At("elsewhere", "")
-		}
+		sl.Endpoints = sl.Endpoints.Edited(func(i int, e *cluster.Endpoint) {
+			e.Hints, e.Where = &cluster.Hints{Zones: []string{[]string{"a", "b"}[i]}}, cluster.At("elsewhere", "")
+		})
 		zone := func(z string) cluster.Event { return nodeOf(func(n *cluster.Node) { n.Zone = z }) }
 		r.start()
 		r.list()

@@ -311,9 +311,7 @@ func TestHealthCheckShowsNothingHT04(t *testing.T) {
 
 		// While all is well a health check that changes alone waits for nobody.
 		gone := slice(1, 1, 11)
-		for i := range gone.Endpoints[1:] {
-			gone.Endpoints[1+i].Terminating = true
-		}
+		gone.Endpoints = gone.Endpoints.Edited(func(i int, e *cluster.Endpoint) { e.Terminating = i > 0 })
 		r.do(cluster.SliceSet{Slice: gone})
 		r.run()
 		r.converged()

@@ -87,7 +87,7 @@ func TestProgrammedMT04(t *testing.T) {
 
 		// A row that does not change is in force at once.
 		unused := triggered(1, 1, 4, time.Second)
-		unused.Slice.Endpoints = append(unused.Slice.Endpoints, cluster.Endpoint{Addr: unused.Slice.Endpoints[0].Addr.Next().Next().Next().Next()})
+		unused.Slice.Endpoints = unused.Slice.Endpoints.With(cluster.Endpoint{Addr: unused.Slice.Endpoints.At(0).Addr.Next().Next().Next().Next()})
 		applies := r.engine.Stats().Applies
 		r.do(unused)
 		r.run()
@@ -227,7 +227,7 @@ func TestNoLocalMT13(t *testing.T) {
 			svc.Type, svc.InternalPolicy, svc.ExternalPolicy = cluster.TypeNodePort, internal, external
 			svc.ExternalIPs = append(svc.ExternalIPs, svcIP(i+1000))
 			svc.Ports[0].NodePort = uint16(30000 + i)
-			sl.Endpoints[0].Where = cluster.At(node, "")
+			sl.Endpoints = sl.Endpoints.Edited(func(_ int, e *cluster.Endpoint) { e.Where = cluster.At(node, "") })
 			return []cluster.Event{cluster.ServiceSet{Service: svc}, cluster.SliceSet{Slice: sl}}
 		}
 		want := func(what string, internal, external int) {

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -26,9 +27,9 @@ func large(i int) (*cluster.Service, []*cluster.Slice) {
 		for p := range ports {
 			sl.Ports = append(sl.Ports, cluster.SlicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP, Port: uint16(1000 + p)})
 		}
-		for k := range sl.Endpoints {
-			sl.Endpoints[k].Addr = netip.AddrFrom4([4]byte{10, byte(100 + i), byte(10*n + k>>8), byte(k)})
-		}
+		sl.Endpoints = sl.Endpoints.Edited(func(k int, e *cluster.Endpoint) {
+			e.Addr = netip.AddrFrom4([4]byte{10, byte(100 + i), byte(10*n + k>>8), byte(k)})
+		})
 		slices = append(slices, sl)
 	}
 	return s, slices
@@ -37,7 +38,7 @@ func large(i int) (*cluster.Service, []*cluster.Slice) {
 // idle is the slice with one more endpoint that does not serve: no row changes with it.
 func idle(sl *cluster.Slice) cluster.Event {
 	more := *sl
-	more.Endpoints = append(sl.Endpoints[:len(sl.Endpoints):len(sl.Endpoints)], cluster.Endpoint{Addr: svcIP(0)})
+	more.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: svcIP(0)})
 	return cluster.SliceSet{Slice: &more}
 }
 
@@ -127,7 +128,7 @@ func TestLongResolutionKeepsHealth(t *testing.T) {
 	}
 	bubble(t, func(c *Config) { c.Resolve = resolve }, func(r *rig) {
 		const services, each = 12, 10 * time.Second
-		slices := r.fillLarge(services)
+		large := r.fillLarge(services)
 		waited := func(during time.Duration, again func()) (longest time.Duration) {
 			for range during / time.Second {
 				again()
@@ -139,12 +140,12 @@ func TestLongResolutionKeepsHealth(t *testing.T) {
 			return longest
 		}
 		slow = each
-		for _, sl := range slices {
+		for _, sl := range large {
 			r.do(idle(sl))
 		}
 		n := 0
 		flood := func() { // and he marks them again and again
-			sl := slices[n%services]
+			sl := large[n%services]
 			if n++; n/services%2 == 0 {
 				r.do(idle(sl))
 			} else {
@@ -158,7 +159,7 @@ func TestLongResolutionKeepsHealth(t *testing.T) {
 		r.after(time.Hour)
 		r.converged()
 		slow = 2 * time.Minute
-		r.do(idle(slices[0]), cluster.SliceSet{Slice: slices[0]})
+		r.do(idle(large[0]), cluster.SliceSet{Slice: large[0]})
 		if longest := waited(time.Minute, func() {}); longest < 50*time.Second {
 			t.Errorf("a resolution that does not end is noticed as a wait of %v", longest)
 		}
@@ -182,13 +183,13 @@ func TestTurnsAreOneWrite(t *testing.T) {
 		}
 		c.Programmed = func(took []time.Duration) { triggers += len(took) }
 	}, func(r *rig) {
-		slices := r.fillLarge(services)
+		large := r.fillLarge(services)
 		r.after(time.Hour)
 		start := time.Now()
 		var batch cluster.Batch
-		for _, before := range slices {
+		for _, before := range large {
 			sl := *before
-			sl.Endpoints, sl.Trigger = sl.Endpoints[:10], start.UnixNano()
+			sl.Endpoints, sl.Trigger = cluster.EndpointsOf(slices.Collect(sl.Endpoints.All())[:10]...), start.UnixNano()
 			batch = append(batch, cluster.SliceSet{Slice: &sl})
 		}
 		r.do(batch)

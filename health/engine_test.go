@@ -104,7 +104,7 @@ func TestBehindEngineHT16(t *testing.T) {
 			ep.Where = cluster.At("node1", "")
 		}
 		return &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: "web-x"}, Service: cluster.Name{Namespace: "shop", Name: "web"},
-			Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}, Endpoints: []cluster.Endpoint{ep}}
+			Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}, Endpoints: cluster.EndpointsOf(ep)}
 	}
 	service := &cluster.Service{
 		Name: cluster.Name{Namespace: "shop", Name: "web"}, Type: cluster.TypeLoadBalancer, ExternalPolicy: cluster.PolicyLocal,

@@ -5,6 +5,9 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"sort"
+
+	"kube-proxy/internal/addrs"
 )
 
 // Backend is one place that a connection may be sent to.
@@ -25,10 +28,57 @@ func comparePlaces(a, b netip.AddrPort) int {
 	return cmp.Or(cmp.Compare(a.Port(), b.Port()), a.Addr().Compare(b.Addr()))
 }
 
-// Endpoint is a [Backend] without its port. Many backend sets share one list of endpoints.
+// Endpoint is a [Backend] without its port.
 type Endpoint struct {
 	Addr                      netip.Addr
 	Local, Unplaced, Draining bool
+}
+
+// Endpoints is an immutable list of endpoints, which many backend sets may share. Lists with the same endpoints are ==;
+// that is quickly seen where they share memory.
+type Endpoints struct{ list addrs.List }
+
+// The flags of endpoints in a list.
+const (
+	local addrs.Flags = 1 << iota
+	unplaced
+	draining
+)
+
+// EndpointsOf returns the list of these endpoints. For [Backends] they are sorted by address, without duplicates.
+func EndpointsOf(all ...Endpoint) Endpoints {
+	return Endpoints{addrs.Of(len(all), func(i int) (netip.Addr, addrs.Flags) {
+		e, f := &all[i], addrs.Flags(0)
+		if e.Local {
+			f |= local
+		}
+		if e.Unplaced {
+			f |= unplaced
+		}
+		if e.Draining {
+			f |= draining
+		}
+		return e.Addr, f
+	})}
+}
+
+// Len returns the number of endpoints.
+func (l Endpoints) Len() int { return l.list.Len() }
+
+// At returns endpoint i.
+func (l Endpoints) At(i int) Endpoint {
+	a, f := l.list.At(i)
+	return Endpoint{a, f&local != 0, f&unplaced != 0, f&draining != 0}
+}
+
+func (l Endpoints) addr(i int) netip.Addr {
+	a, _ := l.list.At(i)
+	return a
+}
+
+// find returns the place of the endpoint at the address, or where it would be.
+func (l Endpoints) find(a netip.Addr) (i int, ok bool) {
+	return sort.Find(l.Len(), func(i int) int { return a.Compare(l.addr(i)) })
 }
 
 // Backends is an immutable list of backends, sorted as [Backend.Compare] does and without duplicates. It is a list of
@@ -41,7 +91,7 @@ type Backends struct {
 
 // run is the backends of one port.
 type run struct {
-	endpoints []Endpoint
+	endpoints Endpoints
 	port      uint16
 	end       uint32 // the number of backends in this run and those before it
 }
@@ -55,16 +105,15 @@ func BackendsOf(all ...Backend) (b Backends) {
 			endpoints = append(endpoints, Endpoint{all[0].Addr.Addr(), all[0].Local, all[0].Unplaced, all[0].Draining})
 			all = all[1:]
 		}
-		b.Add(port, endpoints)
+		b.Add(port, EndpointsOf(endpoints...))
 	}
 	return b
 }
 
 // Add appends endpoints, one or more, under a port that comes after those that the list has. They are sorted by address,
-// without duplicates. The list keeps them and shares them with others, so nobody may modify them. Only who makes a list
-// calls Add, before others see the list.
-func (b *Backends) Add(port uint16, endpoints []Endpoint) {
-	r := run{endpoints, port, uint32(b.Len() + len(endpoints))}
+// without duplicates. Only the maker of a list calls Add, before others see the list.
+func (b *Backends) Add(port uint16, endpoints Endpoints) {
+	r := run{endpoints, port, uint32(b.Len() + endpoints.Len())}
 	switch {
 	case b.runs() == 0:
 		b.only = r
@@ -78,7 +127,7 @@ func (b *Backends) Add(port uint16, endpoints []Endpoint) {
 // Len returns the number of backends.
 func (b *Backends) Len() int {
 	if b.more == nil {
-		return len(b.only.endpoints)
+		return b.only.endpoints.Len()
 	}
 	return int((*b.more)[len(*b.more)-1].end)
 }
@@ -90,11 +139,11 @@ func (b *Backends) At(i int) Backend {
 	}
 	n, _ := slices.BinarySearchFunc(*b.more, uint32(i), func(r run, i uint32) int { return cmp.Compare(r.end, i+1) })
 	r := &(*b.more)[n]
-	return r.at(i - int(r.end) + len(r.endpoints))
+	return r.at(i - int(r.end) + r.endpoints.Len())
 }
 
 func (r *run) at(i int) Backend {
-	e := &r.endpoints[i]
+	e := r.endpoints.At(i)
 	return Backend{netip.AddrPortFrom(e.Addr, r.port), e.Local, e.Unplaced, e.Draining}
 }
 
@@ -103,7 +152,7 @@ func (b *Backends) All() iter.Seq[Backend] {
 	return func(yield func(Backend) bool) {
 		for i := range b.runs() {
 			r := b.run(i)
-			for j := range r.endpoints {
+			for j := range r.endpoints.Len() {
 				if !yield(r.at(j)) {
 					return
 				}
@@ -121,7 +170,7 @@ func (b *Backends) Has(a netip.AddrPort) bool {
 // HasAddr reports whether there is a backend at the address, at whatever port.
 func (b *Backends) HasAddr(a netip.Addr) bool {
 	for i := range b.runs() {
-		if _, found := b.run(i).find(a); found {
+		if _, found := b.run(i).endpoints.find(a); found {
 			return true
 		}
 	}
@@ -150,12 +199,8 @@ func (b *Backends) Index(a netip.AddrPort) (i int, ok bool) {
 	if r.port != a.Port() {
 		return 0, false
 	}
-	i, ok = r.find(a.Addr())
-	return int(r.end) - len(r.endpoints) + i, ok
-}
-
-func (r *run) find(a netip.Addr) (i int, ok bool) {
-	return slices.BinarySearchFunc(r.endpoints, a, func(e Endpoint, a netip.Addr) int { return e.Addr.Compare(a) })
+	i, ok = r.endpoints.find(a.Addr())
+	return int(r.end) - r.endpoints.Len() + i, ok
 }
 
 // Without returns the addresses and ports of backends that o lacks, in their order. Where both share a list of endpoints
@@ -166,7 +211,7 @@ func (b *Backends) Without(o *Backends) (all []netip.AddrPort) {
 		for at < o.runs() && o.run(at).port < r.port {
 			at++
 		}
-		var others []Endpoint
+		var others Endpoints
 		if at < o.runs() && o.run(at).port == r.port {
 			others = o.run(at).endpoints
 		}
@@ -176,16 +221,17 @@ func (b *Backends) Without(o *Backends) (all []netip.AddrPort) {
 }
 
 // without appends what others lack.
-func (r *run) without(all []netip.AddrPort, others []Endpoint) []netip.AddrPort {
-	if len(others) == len(r.endpoints) && &others[0] == &r.endpoints[0] {
+func (r *run) without(all []netip.AddrPort, others Endpoints) []netip.AddrPort {
+	if others == r.endpoints {
 		return all
 	}
-	for i := range r.endpoints {
-		a := r.endpoints[i].Addr
-		for len(others) > 0 && others[0].Addr.Less(a) {
-			others = others[1:]
+	at := 0
+	for i := range r.endpoints.Len() {
+		a := r.endpoints.addr(i)
+		for at < others.Len() && others.addr(at).Less(a) {
+			at++
 		}
-		if len(others) == 0 || others[0].Addr != a {
+		if at == others.Len() || others.addr(at) != a {
 			all = append(all, netip.AddrPortFrom(a, r.port))
 		}
 	}
@@ -193,13 +239,23 @@ func (r *run) without(all []netip.AddrPort, others []Endpoint) []netip.AddrPort 
 }
 
 // Equal reports whether two lists have the same backends.
-func (b *Backends) Equal(o *Backends) bool { return (*Comparison)(nil).backends(b, o) }
+func (b *Backends) Equal(o *Backends) bool {
+	if b.runs() != o.runs() {
+		return false
+	}
+	for i := range b.runs() {
+		if r, s := b.run(i), o.run(i); r.port != s.port || r.endpoints != s.endpoints {
+			return false
+		}
+	}
+	return true
+}
 
-// Shared returns the port and the endpoints of a list with one port. Many lists share them, and who works on many can tell by that;
-// nobody may modify them. Of a list with several ports, or none, there are no endpoints.
-func (b *Backends) Shared() (port uint16, endpoints []Endpoint) {
+// Shared returns the port and the endpoints of a list with one port. A list with several ports, or none, has no such
+// endpoints.
+func (b *Backends) Shared() (port uint16, endpoints Endpoints) {
 	if b.more != nil {
-		return 0, nil
+		return 0, Endpoints{}
 	}
 	return b.only.port, b.only.endpoints
 }
@@ -208,7 +264,7 @@ func (b *Backends) runs() int {
 	switch {
 	case b.more != nil:
 		return len(*b.more)
-	case len(b.only.endpoints) > 0:
+	case b.only.endpoints.Len() > 0:
 		return 1
 	}
 	return 0

@@ -24,7 +24,7 @@ func Check(family Family, f *Frontend) error {
 // Service may share their sources.
 type check struct {
 	sets    [3]*BackendSet // one for each scope
-	lists   [3][]Endpoint
+	lists   [3]Endpoints
 	sources []netip.Prefix
 }
 
@@ -167,8 +167,8 @@ func (c *check) set(family Family, f *Frontend, s *BackendSet) error {
 		if i > 0 && s.Backends.run(i-1).port >= r.port {
 			return fmt.Errorf("ports %d and %d of set %s: want them sorted, without duplicates", s.Backends.run(i-1).port, r.port, id)
 		}
-		if r.port == 0 || len(r.endpoints) == 0 {
-			return fmt.Errorf("%d backends of set %s with port %d: want some, and a port", len(r.endpoints), id, r.port)
+		if r.port == 0 || r.endpoints.Len() == 0 {
+			return fmt.Errorf("%d backends of set %s with port %d: want some, and a port", r.endpoints.Len(), id, r.port)
 		}
 		if err := c.endpoints(family, r.endpoints, &c.lists[id.Scope-Cluster]); err != nil {
 			return fmt.Errorf("set %s: %w", id, err)
@@ -178,18 +178,21 @@ func (c *check) set(family Family, f *Frontend, s *BackendSet) error {
 	return nil
 }
 
-// endpoints checks a list unless it is the one that was right last.
-func (c *check) endpoints(family Family, list []Endpoint, right *[]Endpoint) error {
-	if len(list) == len(*right) && &list[0] == &(*right)[0] {
+// endpoints checks a list unless it equals the last one that passed.
+func (c *check) endpoints(family Family, list Endpoints, right *Endpoints) error {
+	if list == *right {
 		return nil
 	}
-	for i, e := range list {
-		if !family.has(e.Addr) {
-			return fmt.Errorf("backend %s: want an address of %s", e.Addr, family)
+	var last netip.Addr
+	for i := range list.Len() {
+		a := list.addr(i)
+		if !family.has(a) {
+			return fmt.Errorf("backend %s: want an address of %s", a, family)
 		}
-		if i > 0 && list[i-1].Addr.Compare(e.Addr) >= 0 {
-			return fmt.Errorf("backends %s and %s: want them sorted, without duplicates", list[i-1].Addr, e.Addr)
+		if i > 0 && last.Compare(a) >= 0 {
+			return fmt.Errorf("backends %s and %s: want them sorted, without duplicates", last, a)
 		}
+		last = a
 	}
 	*right = list
 	return nil

@@ -21,7 +21,7 @@ func backends(addrs ...string) lb.Backends {
 // portWithout has backends at one port, and none at another.
 func portWithout() lb.Backends {
 	b := backends("10.0.0.1:80")
-	b.Add(81, nil)
+	b.Add(81, lb.Endpoints{})
 	return b
 }
 

@@ -18,13 +18,13 @@ func (s *BackendSet) Equal(o *BackendSet) bool { return (*Comparison)(nil).sets(
 // share their backend sets and sources, and to compare those anew for each row would cost rows times backends. The zero
 // Comparison is ready to use; it is not safe for concurrent use, and keeps what it was given.
 type Comparison struct {
-	endpoints map[listPair[Endpoint]]bool
-	sources   map[listPair[netip.Prefix]]bool
+	known   map[[2]*BackendSet]bool
+	sources map[listPair]bool
 }
 
 // listPair is two lists of one length, by the first of each.
-type listPair[T any] struct {
-	a, b *T
+type listPair struct {
+	a, b *netip.Prefix
 	n    int
 }
 
@@ -46,58 +46,38 @@ func (c *Comparison) routes(r, o Route) bool {
 }
 
 func (c *Comparison) sets(s, o *BackendSet) bool {
-	return s == o || s != nil && o != nil && s.ID == o.ID && c.backends(&s.Backends, &o.Backends)
-}
-
-func (c *Comparison) backends(a, b *Backends) bool {
-	if a.runs() != b.runs() || a.Len() != b.Len() {
+	if s == o {
+		return true
+	}
+	if s == nil || o == nil || s.ID != o.ID || s.Backends.Len() != o.Backends.Len() {
 		return false
 	}
-	for i := range a.runs() {
-		r, s := a.run(i), b.run(i)
-		if r.port != s.port || len(r.endpoints) != len(s.endpoints) {
-			return false
-		}
+	if c == nil || s.Backends.Len() <= short {
+		return s.Backends.Equal(&o.Backends)
 	}
-	for i := range a.runs() {
-		if !c.lists(a.run(i).endpoints, b.run(i).endpoints) {
-			return false
-		}
-	}
-	return true
-}
-
-func (c *Comparison) lists(a, b []Endpoint) bool {
-	if c == nil {
-		return slices.Equal(a, b)
-	}
-	return equalLists(&c.endpoints, a, b)
+	return remembered(&c.known, [2]*BackendSet{s, o}, func() bool { return s.Backends.Equal(&o.Backends) })
 }
 
 func (c *Comparison) prefixes(a, b []netip.Prefix) bool {
-	if c == nil {
-		return slices.Equal(a, b)
-	}
-	return equalLists(&c.sources, a, b)
-}
-
-// equalLists compares two lists. It remembers the result for long ones.
-func equalLists[T comparable](known *map[listPair[T]]bool, a, b []T) bool {
 	switch {
 	case len(a) != len(b):
 		return false
 	case len(a) == 0 || &a[0] == &b[0]:
 		return true
-	case len(a) <= short:
+	case c == nil || len(a) <= short:
 		return slices.Equal(a, b)
 	}
-	pair := listPair[T]{&a[0], &b[0], len(a)}
-	equal, ok := (*known)[pair]
+	return remembered(&c.sources, listPair{&a[0], &b[0], len(a)}, func() bool { return slices.Equal(a, b) })
+}
+
+// remembered returns what equal says of a pair. It calls equal once.
+func remembered[K comparable](known *map[K]bool, pair K, equal func() bool) bool {
+	is, ok := (*known)[pair]
 	if !ok {
-		if equal = slices.Equal(a, b); *known == nil {
-			*known = map[listPair[T]]bool{}
+		if is = equal(); *known == nil {
+			*known = map[K]bool{}
 		}
-		(*known)[pair] = equal
+		(*known)[pair] = is
 	}
-	return equal
+	return is
 }

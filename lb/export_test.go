@@ -1,12 +1,17 @@
 package lb
 
+import "slices"
+
 // EndpointLists returns how many lists of endpoints the Service's rows keep in memory.
 func (t *Table) EndpointLists(name string) int {
-	lists := map[*Endpoint]bool{}
+	var lists []Endpoints
 	for _, f := range t.Owned(name) {
 		for _, r := range f.Routes {
 			for i := range r.To.Backends.runs() {
-				lists[&r.To.Backends.run(i).endpoints[0]] = true
+				list := r.To.Backends.run(i).endpoints
+				if !slices.ContainsFunc(lists, func(have Endpoints) bool { return have.list.Shares(list.list) }) {
+					lists = append(lists, list)
+				}
 			}
 		}
 	}

@@ -14,12 +14,12 @@ import (
 // TN-20: however a Service comes to its state, its backend sets share one list of endpoints where the endpoints are equal.
 func TestSetsShareEndpoints(t *testing.T) {
 	const ports, endpoints = 87, 100
-	list := func() []lb.Endpoint {
+	list := func() lb.Endpoints {
 		out := make([]lb.Endpoint, endpoints)
 		for i := range out {
 			out[i] = lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), Local: i%2 == 0}
 		}
-		return out
+		return lb.EndpointsOf(out...)
 	}
 	rows := func(n int, number func(port int) uint16) (out []*lb.Frontend) {
 		for i := range n {
@@ -55,7 +55,7 @@ func TestSetsShareEndpoints(t *testing.T) {
 // Without says what Has says, of any two lists (TN-79).
 func TestWithout(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seedtest.Of(t), 0))
-	var shared []lb.Endpoint
+	var shared lb.Endpoints
 	list := func() (b lb.Backends) {
 		for port := range uint16(3) {
 			var all []lb.Endpoint
@@ -64,11 +64,11 @@ func TestWithout(t *testing.T) {
 					all = append(all, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), Local: rng.IntN(2) == 0})
 				}
 			}
-			if rng.IntN(3) == 0 {
-				all = shared
+			if rng.IntN(3) != 0 {
+				shared = lb.EndpointsOf(all...)
 			}
-			if shared = all; len(all) > 0 {
-				b.Add(8080+port, all)
+			if shared.Len() > 0 {
+				b.Add(8080+port, shared)
 			}
 		}
 		return b

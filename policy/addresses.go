@@ -185,8 +185,8 @@ func Refused(v cluster.View, s Settings) []Refusal {
 	}
 	found := Refusal{}
 	for _, sl := range v.Slices {
-		for i := range sl.Endpoints {
-			found.add(&s, asEndpoint, sl.Endpoints[i].Addr)
+		for e := range sl.Endpoints.All() {
+			found.add(&s, asEndpoint, e.Addr)
 		}
 	}
 	note(found)

@@ -109,12 +109,14 @@ func benchSlice(i, endpoints int) *cluster.Slice {
 		Service: name,
 		Ports:   []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
 	}
+	var all []cluster.Endpoint
 	for e := range endpoints {
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{
+		all = append(all, cluster.Endpoint{
 			Addr:  netip.AddrFrom4([4]byte{10, byte(i >> 12), byte(i >> 4), byte(i<<4 | e)}),
 			Where: cluster.At(fmt.Sprintf("node-%d", e), ""),
 			Ready: true, Serving: true,
 		})
 	}
+	s.Endpoints = cluster.EndpointsOf(all...)
 	return s
 }

@@ -135,7 +135,7 @@ func (s *Settings) endpoints(v *cluster.View) int {
 	n := 0
 	for _, sl := range v.Slices {
 		if s.ofFamily(sl) {
-			n += len(sl.Endpoints) * min(len(sl.Ports), len(v.Service.Ports))
+			n += sl.Endpoints.Len() * min(len(sl.Ports), len(v.Service.Ports))
 		}
 	}
 	return n
@@ -168,7 +168,7 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 		return v.Slices, Refusal{}
 	}
 	sorted := slices.SortedFunc(slices.Values(v.Slices), byName)
-	kept := make([]*cluster.Slice, len(sorted))
+	kept := make([][]cluster.Endpoint, len(sorted)) // by slice
 	left := Refusal{Field: useFields[asEndpoint]}
 	searchable := fittingPorts(sorted, s.searched)
 	local := v.Service.InternalPolicy == cluster.PolicyLocal || v.Service.ExternalPolicy == cluster.PolicyLocal
@@ -189,18 +189,12 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 			if each == 0 || !s.ofFamily(sl) {
 				continue
 			}
-			if kept[i] == nil && i < searchable {
-				copied := *sl
-				copied.Endpoints = nil
-				kept[i] = &copied
-			}
-			for j := range sl.Endpoints {
-				e := &sl.Endpoints[j]
+			for e := range sl.Endpoints.All() {
 				switch {
-				case class(e) != pass:
+				case class(&e) != pass:
 				case i < searchable && room >= each:
 					room -= each
-					kept[i].Endpoints = append(kept[i].Endpoints, *e)
+					kept[i] = append(kept[i], e)
 				default:
 					if left.More++; left.More == 1 {
 						left.Addr = e.Addr
@@ -216,11 +210,19 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 	default:
 		left.Why = fmt.Sprintf("is one endpoint too many for %d ports", ports)
 	}
-	return slices.DeleteFunc(kept, func(sl *cluster.Slice) bool { return sl == nil }), left
+	var out []*cluster.Slice
+	for i, sl := range sorted[:searchable] {
+		if min(len(sl.Ports), ports) > 0 && s.ofFamily(sl) {
+			copied := *sl
+			copied.Endpoints = cluster.EndpointsOf(kept[i]...)
+			out = append(out, &copied)
+		}
+	}
+	return out, left
 }
 
 // searched reports whether the family looks for ports of Services in a slice: one without endpoints has no effect.
-func (s *Settings) searched(sl *cluster.Slice) bool { return s.ofFamily(sl) && len(sl.Endpoints) > 0 }
+func (s *Settings) searched(sl *cluster.Slice) bool { return s.ofFamily(sl) && sl.Endpoints.Len() > 0 }
 
 // fittingPorts returns how many of the slices may have effect, by the ports of those that are searched.
 func fittingPorts(sorted []*cluster.Slice, searched func(*cluster.Slice) bool) int {

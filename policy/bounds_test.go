@@ -90,7 +90,7 @@ func TestTooManyEndpoints(t *testing.T) {
 		for i := range 5 { // 500 endpoints, of which 400 are ready; the first 100 drain
 			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)}, Service: svc.Name, Ports: slicePorts}
 			for e := range perSlice {
-				sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{
+				sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{
 					Addr:  netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}),
 					Where: cluster.At(fmt.Sprint("node-", e%2), ""),
 					Ready: i > 0, Serving: true, Terminating: i == 0,
@@ -159,7 +159,7 @@ func TestTooManySlicePorts(t *testing.T) {
 			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i)}, Service: svc.Name}
 			sl.Ports = append([]cluster.SlicePort{{Name: svc.Ports[0].Name, Protocol: svc.Ports[0].Protocol, Port: 80}}, junk[1:]...)
 			for e := range endpoints {
-				sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}), Ready: true, Serving: true})
+				sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}), Ready: true, Serving: true})
 			}
 			v.Slices = append(v.Slices, sl)
 		}
@@ -244,7 +244,7 @@ func TestWeightOfEndpoints(t *testing.T) {
 	svc.Type = cluster.TypeClusterIP
 	sl := &cluster.Slice{Service: svc.Name, Ports: []cluster.SlicePort{{Name: "p0", Protocol: cluster.UDP, Port: 80}}}
 	for _, a := range addrRange(18, 100) {
-		sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: a, Ready: true, Serving: true})
+		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: a, Ready: true, Serving: true})
 	}
 	v := cluster.View{Name: svc.Name, Service: svc, Slices: []*cluster.Slice{sl}}
 	s := benchSettings()
@@ -252,7 +252,7 @@ func TestWeightOfEndpoints(t *testing.T) {
 	if got := policy.Objects(v, s); got != 201 {
 		t.Errorf("%d objects, want 201", got)
 	}
-	sl.Endpoints[7].Ready, sl.Endpoints[7].Serving = false, false
+	sl.Endpoints = sl.Endpoints.Edited(func(i int, e *cluster.Endpoint) { e.Ready, e.Serving = i != 7, i != 7 })
 	if got := policy.Objects(v, s); got != 201 {
 		t.Errorf("%d objects when one is not ready, want 201", got)
 	}

@@ -25,7 +25,7 @@ func CostOf(v cluster.View, f lb.Family) Cost {
 	for _, sl := range v.Slices {
 		if s.searched(sl) {
 			c.Ports += len(sl.Ports)
-			c.Backends += len(sl.Endpoints) * max(1, min(len(sl.Ports), len(v.Service.Ports)))
+			c.Backends += sl.Endpoints.Len() * max(1, min(len(sl.Ports), len(v.Service.Ports)))
 		}
 	}
 	c.Ports = min(c.Ports, len(v.Service.Ports)+maxSlicePorts)

@@ -11,10 +11,10 @@ import (
 // TN-03: the cost of a Service is known before it is resolved.
 func TestCostOf(t *testing.T) {
 	v := cluster.View{Service: &cluster.Service{Ports: make([]cluster.ServicePort, 3)}, Slices: []*cluster.Slice{
-		{Ports: make([]cluster.SlicePort, 2), Endpoints: make([]cluster.Endpoint, 10)},
-		{Ports: make([]cluster.SlicePort, 20_000), Endpoints: make([]cluster.Endpoint, 1)},
-		{Endpoints: make([]cluster.Endpoint, 7)},
-		{IPv6: true, Ports: make([]cluster.SlicePort, 5), Endpoints: make([]cluster.Endpoint, 5)},
+		{Ports: make([]cluster.SlicePort, 2), Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 10)...)},
+		{Ports: make([]cluster.SlicePort, 20_000), Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 1)...)},
+		{Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 7)...)},
+		{IPv6: true, Ports: make([]cluster.SlicePort, 5), Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 5)...)},
 	}}
 	if got, want := policy.CostOf(v, lb.IPv4), (policy.Cost{Slices: 4, Ports: 20_005, Rows: 6, Backends: 30}); got != want {
 		t.Errorf("IPv4 costs %+v, want %+v", got, want)

@@ -46,7 +46,7 @@ func (r *resolver) portName(p *cluster.ServicePort) string {
 func (r *resolver) newSet(service string, p *cluster.ServicePort, scope lb.Scope, groups []portGroup, ch choice) *lb.BackendSet {
 	var all lb.Backends
 	for _, g := range groups {
-		if chosen := r.chosen(g.group, ch); len(chosen) > 0 {
+		if chosen := r.chosen(g.group, ch); chosen.Len() > 0 {
 			all.Add(g.port, chosen)
 		}
 	}
@@ -84,7 +84,7 @@ type group struct {
 // chosen is the endpoints of a group that a choice takes.
 type chosen struct {
 	choice
-	endpoints []lb.Endpoint
+	endpoints lb.Endpoints
 }
 
 // portGroup is a group under the number that a port has in its slices.
@@ -135,7 +135,7 @@ func (r *resolver) group(of []servedPort) *group {
 func (r *resolver) newGroup(of []servedPort) *group {
 	from, n := len(r.candidates), 0
 	for _, s := range of {
-		n += len(r.view.Slices[s.slice].Endpoints)
+		n += r.view.Slices[s.slice].Endpoints.Len()
 	}
 	r.candidates = slices.Grow(r.candidates, n)
 	for _, s := range of {
@@ -155,14 +155,13 @@ func (r *resolver) newGroup(of []servedPort) *group {
 // appendSlice appends the candidates of one slice.
 func (r *resolver) appendSlice(sl *cluster.Slice) {
 	facts := &r.view.Node
-	for i := range sl.Endpoints {
-		e := &sl.Endpoints[i]
-		if !r.counts(e) {
+	for e := range sl.Endpoints.All() {
+		if !r.counts(&e) {
 			continue
 		}
 		c := candidate{addr: e.Addr, ready: e.Ready, draining: e.Serving && e.Terminating}
 		if e.Ready {
-			c.hints = hintsOf(e, facts)
+			c.hints = hintsOf(&e, facts)
 		}
 		if c.usable() {
 			c.local, c.unplaced = e.OnNode(facts.NodeName), e.Place().Node == ""
@@ -256,37 +255,28 @@ func chooseLocal(k known) choice {
 }
 
 // chosen returns the endpoints of a group that the choice takes, always the same list.
-func (r *resolver) chosen(g *group, ch choice) []lb.Endpoint {
+func (r *resolver) chosen(g *group, ch choice) lb.Endpoints {
 	for i := range g.chosen {
 		if g.chosen[i].choice == ch {
 			return g.chosen[i].endpoints
 		}
 	}
-	endpoints := choose(r.in(g), ch)
+	endpoints := r.choose(r.in(g), ch)
 	g.chosen = append(g.chosen, chosen{ch, endpoints})
 	return endpoints
 }
 
-// choose returns the candidates that the choice takes, nil if it takes none.
-func choose(all []candidate, ch choice) []lb.Endpoint {
-	n := 0
-	for i := range all {
-		if ch.takes(&all[i]) {
-			n++
-		}
-	}
-	if n == 0 {
-		return nil
-	}
-	out := make([]lb.Endpoint, 0, n)
+// choose returns the candidates that the choice takes.
+func (r *resolver) choose(all []candidate, ch choice) lb.Endpoints {
+	r.chosenLast = slices.Grow(r.chosenLast[:0], len(all))
 	for i := range all {
 		switch c := &all[i]; {
 		case !ch.takes(c):
 		case ch.all:
-			out = append(out, lb.Endpoint{Addr: c.addr})
+			r.chosenLast = append(r.chosenLast, lb.Endpoint{Addr: c.addr})
 		default:
-			out = append(out, lb.Endpoint{Addr: c.addr, Local: c.local, Unplaced: c.unplaced && !c.local, Draining: !c.ready})
+			r.chosenLast = append(r.chosenLast, lb.Endpoint{Addr: c.addr, Local: c.local, Unplaced: c.unplaced && !c.local, Draining: !c.ready})
 		}
 	}
-	return out
+	return lb.EndpointsOf(r.chosenLast...)
 }

@@ -159,7 +159,7 @@ func (r *resolver) facts() (f sliceFacts) {
 			continue
 		}
 		f.slices++
-		f.endpoints += len(sl.Endpoints)
+		f.endpoints += sl.Endpoints.Len()
 		for _, sp := range sl.Ports {
 			if len(f.ports) == mostPorts {
 				break
@@ -276,11 +276,10 @@ type named struct {
 // gather takes in the entries of a slice; port is 0 where it does not have the port, and then it names nobody who has it elsewhere.
 func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
 	if c.room == 0 && len(found) == 0 {
-		c.port.More += len(sl.Endpoints)
+		c.port.More += sl.Endpoints.Len()
 		return
 	}
-	for i := range sl.Endpoints {
-		e := &sl.Endpoints[i]
+	for e := range sl.Endpoints.All() {
 		at := netip.AddrPortFrom(e.Addr, port)
 		n := found[at]
 		switch {
@@ -294,7 +293,7 @@ func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slic
 			found[at] = n
 		}
 		n.Entries++
-		n.counts = n.counts || c.counts(e)
+		n.counts = n.counts || c.counts(&e)
 		n.Here = n.Here || e.OnNode(c.view.Node.NodeName)
 		n.place(e.Place(), &c.view.Node)
 		n.Ready, n.Serving, n.Terminating = n.Ready || e.Ready, n.Serving || e.Serving, n.Terminating || e.Terminating

@@ -193,7 +193,7 @@ func TestExplainIsLinear(t *testing.T) {
 				sl.Ports = append(sl.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP, Port: 8080})
 			}
 			for _, a := range addrs("10.1.0.1", "10.1.0.2", "10.1.0.3") {
-				sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: a})
+				sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: a})
 			}
 			store.Fold(cluster.SliceSet{Slice: sl})
 		}

@@ -88,7 +88,7 @@ func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 	}
 	var endpoints []netip.Addr
 	for _, sl := range v.Slices {
-		for _, e := range sl.Endpoints {
+		for e := range sl.Endpoints.All() {
 			endpoints = append(endpoints, e.Addr)
 		}
 	}
@@ -233,7 +233,7 @@ func describe(v cluster.View) string {
 	}
 	for _, s := range v.Slices {
 		out += fmt.Sprintf("\n  slice %s ipv6=%v ports %v", s.Name, s.IPv6, s.Ports)
-		for _, e := range s.Endpoints {
+		for e := range s.Endpoints.All() {
 			out += fmt.Sprintf("\n    %s ready=%v serving=%v terminating=%v here=%v hints %+v",
 				e.Addr, e.Ready, e.Serving, e.Terminating, e.OnNode(v.Node.NodeName), e.Hints)
 		}
@@ -386,7 +386,7 @@ func (g generator) slice(i int, service cluster.Name) *cluster.Slice {
 		n = 40 // more than fit in the buffer on the stack
 	}
 	for range n {
-		s.Endpoints = append(s.Endpoints, g.endpoint(s.IPv6, n, readyChance, hintChance))
+		s.Endpoints = s.Endpoints.With(g.endpoint(s.IPv6, n, readyChance, hintChance))
 	}
 	return s
 }

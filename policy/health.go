@@ -32,8 +32,7 @@ func (r *resolver) readyHere() int {
 		if !r.settings.searched(sl) || !slices.ContainsFunc(sl.Ports, r.isServed) {
 			continue
 		}
-		for i := range sl.Endpoints {
-			e := &sl.Endpoints[i]
+		for e := range sl.Endpoints.All() {
 			if e.Ready && !e.Terminating && e.OnNode(r.view.Node.NodeName) && r.settings.serves(e.Addr, asEndpoint) {
 				addrs = append(addrs, e.Addr)
 			}

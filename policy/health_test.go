@@ -78,9 +78,7 @@ func TestHealthCheckHT13(t *testing.T) {
 		{"here and elsewhere", newScene().endpoints("10.1.1.11 local", "10.1.1.12 local", far), 2},
 		{"not ready", newScene().endpoints("10.1.1.11 local unready", "10.1.1.12 local"), 1},
 		{"one that terminates and serves as the last (SV-37)", newScene().endpoints("10.1.1.11 local terminating"), 0},
-		{"one that terminates and is published as ready", newScene().endpoints("10.1.1.11 local").with(func(s *scene) {
-			s.slices[0].Endpoints[0].Terminating = true
-		}), 0},
+		{"one that terminates and is published as ready", newScene().endpoints("10.1.1.11 local").with(edited(func(e *cluster.Endpoint) { e.Terminating = true })), 0},
 		{"copies", newScene().endpoints("10.1.1.11 local", "10.1.1.11 local").endpoints("10.1.1.11 local"), 1},
 		{"hints do not matter", newScene().endpoints("10.1.1.11 local zone=b", "10.1.2.14 zone=a"), 1},
 		{"the node has no name", newScene().endpoints("10.1.1.11 local").with(func(s *scene) { s.facts.NodeName = "" }), 0},

@@ -42,11 +42,13 @@ func TestHeapOfALargeService(t *testing.T) {
 			for _, f := range families {
 				for i := range slices {
 					sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint(f, i)}, Service: svc.Name, IPv6: f == lb.IPv6, Ports: served}
+					var all []cluster.Endpoint
 					for e := range endpoints {
 						a := manyAddr(f, 10, i*endpoints+e)
-						sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: a, Where: cluster.At("node-1", ""), Ready: e%2 == 0, Serving: true, Terminating: e%2 == 1})
+						all = append(all, cluster.Endpoint{Addr: a, Where: cluster.At("node-1", ""), Ready: e%2 == 0, Serving: true, Terminating: e%2 == 1})
 						bytes += len(fmt.Sprintf(`{"addresses":["%s"]},`, a))
 					}
+					sl.Endpoints = cluster.EndpointsOf(all...)
 					store.Fold(cluster.SliceSet{Slice: sl})
 				}
 			}

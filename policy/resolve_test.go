@@ -39,6 +39,13 @@ func (s *scene) view() cluster.View {
 	return cluster.View{Name: cluster.Name{Namespace: "shop", Name: "web"}, Service: s.svc, Slices: s.slices, Node: s.facts}
 }
 
+// edited edits the endpoints of the first slice.
+func edited(edit func(*cluster.Endpoint)) func(*scene) {
+	return func(s *scene) {
+		s.slices[0].Endpoints = s.slices[0].Endpoints.Edited(func(_ int, e *cluster.Endpoint) { edit(e) })
+	}
+}
+
 // endpoints adds a slice with port http 8080. An endpoint is an address and words: local, unready,
 // terminating (and serving), dead (terminating, not serving), zone=Z, node=N.
 func (s *scene) endpoints(eps ...string) *scene {
@@ -66,7 +73,7 @@ func (s *scene) endpoints(eps ...string) *scene {
 			}
 		}
 		sl.IPv6 = e.Addr.Is6()
-		sl.Endpoints = append(sl.Endpoints, e)
+		sl.Endpoints = sl.Endpoints.With(e)
 	}
 	s.slices = append(s.slices, sl)
 	return s
@@ -270,24 +277,20 @@ func TestEndpoints(t *testing.T) {
 		{"SV-32 SV-38 hints of ready copies add up", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b").endpoints("10.1.2.14 zone=b", "10.1.2.15"), "10.1.2.14:8080"},
 		{"SV-32 the same address with another port is another backend", newScene().endpoints(far).endpoints(far).with(func(s *scene) { s.slices[1].Ports[0].Port = 8081 }), "10.1.2.14:8080, 10.1.2.14:8081"},
 		{"SV-33 no node name, nothing is local", newScene().with(func(s *scene) { s.facts.NodeName = "" }).endpoints(mixed), "10.1.1.11:8080"},
-		{"SV-33 an endpoint without node name is remote", newScene().endpoints(mixed).with(func(s *scene) { s.slices[0].Endpoints[0].Where = cluster.At("", "zone-a") }), "10.1.1.11:8080 unplaced"},
+		{"SV-33 an endpoint without node name is remote", newScene().endpoints(mixed).with(edited(func(e *cluster.Endpoint) { e.Where = cluster.At("", "zone-a") })), "10.1.1.11:8080 unplaced"},
 		{"SV-34 the other family is ignored", newScene().endpoints(far).endpoints("fd00:1::1"), "10.1.2.14:8080"},
 		{"SV-34 also where the slice's type lies", newScene().endpoints(far).with(func(s *scene) { s.slices[0].IPv6 = true }), ""},
 		{"SV-34 an address of the wrong family in a slice", newScene().endpoints(far, "fd00:1::1").with(func(s *scene) { s.slices[0].IPv6 = false }), "10.1.2.14:8080"},
 		{"SV-36 ready ones alone", newScene().endpoints(far, "10.1.2.15 terminating", "10.1.2.16 unready"), "10.1.2.14:8080"},
 		{"SV-36 none ready: terminating ones serve", newScene().endpoints("10.1.2.15 terminating", "10.1.2.16 unready", "10.1.2.17 dead"), "10.1.2.15:8080 draining"},
 		{"SV-36 the fallback does not look at hints", newScene().endpoints("10.1.2.15 terminating zone=a", "10.1.2.16 terminating zone=b"), "10.1.2.15:8080 draining, 10.1.2.16:8080 draining"},
-		{"SV-22 publishNotReady: ready wins over terminating", newScene().endpoints(far).with(func(s *scene) { s.slices[0].Endpoints[0].Terminating = true }), "10.1.2.14:8080"},
+		{"SV-22 publishNotReady: ready wins over terminating", newScene().endpoints(far).with(edited(func(e *cluster.Endpoint) { e.Terminating = true })), "10.1.2.14:8080"},
 		{"SV-37 local: ready ones alone", newScene().external(cluster.PolicyLocal).endpoints(mixed, "10.1.1.12 local terminating", far), "10.1.1.11:8080 local, 10.1.2.14:8080 | 10.1.1.11:8080 local"},
 		{"SV-37 local: none ready, terminating ones serve", newScene().external(cluster.PolicyLocal).endpoints("10.1.1.12 local terminating", far), "10.1.2.14:8080 | 10.1.1.12:8080 local draining"},
 		{"SV-37 local: topology does not apply", newScene().external(cluster.PolicyLocal).endpoints("10.1.1.11 local zone=b", "10.1.2.14 zone=a"), "10.1.2.14:8080 | 10.1.1.11:8080 local"},
 		{"SV-38 node hints first", newScene().endpoints("10.1.2.14 node=node-1", "10.1.2.15 node=node-2"), "10.1.2.14:8080"},
 		{"SV-38 no node hint names this node: all", newScene().endpoints("10.1.2.14 node=node-3", "10.1.2.15 node=node-2"), "10.1.2.14:8080, 10.1.2.15:8080"},
-		{"SV-38 SV-39 node hints name others: zone hints decide", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b").with(func(s *scene) {
-			for i := range s.slices[0].Endpoints {
-				s.slices[0].Endpoints[i].Hints.Nodes = []string{"node-3"}
-			}
-		}), "10.1.2.14:8080"},
+		{"SV-38 SV-39 node hints name others: zone hints decide", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b").with(edited(func(e *cluster.Endpoint) { e.Hints.Nodes = []string{"node-3"} })), "10.1.2.14:8080"},
 		{"SV-38 zone hints", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b"), "10.1.2.14:8080"},
 		{"SV-38 one endpoint without hints disables them", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b", "10.1.2.16"), "10.1.2.14:8080, 10.1.2.15:8080, 10.1.2.16:8080"},
 		{"SV-38 one endpoint without node hints disables these", newScene().endpoints("10.1.2.14 node=node-1", "10.1.2.15"), "10.1.2.14:8080, 10.1.2.15:8080"},

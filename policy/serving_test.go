@@ -92,14 +92,14 @@ set shop/web:http/udp/serving
   10.1.1.11:8080
   10.1.2.14:8080`},
 		{"one that serves though neither ready nor terminating gets nothing new and keeps what it has",
-			newScene().endpoints("10.1.1.12 local unready").with(func(s *scene) { s.slices[0].Endpoints[0].Serving = true }), `
+			newScene().endpoints("10.1.1.12 local unready").with(edited(func(e *cluster.Endpoint) { e.Serving = true })), `
 10.96.0.7:80/udp shop/web:http clusterip
   anywhere reject
   serving  shop/web:http/udp/serving
 set shop/web:http/udp/serving
   10.1.1.12:8080`},
 		{"ready counts as serving: the routes go there",
-			newScene().endpoints(far).with(func(s *scene) { s.slices[0].Endpoints[0].Serving = false }), rowOnly + `
+			newScene().endpoints(far).with(edited(func(e *cluster.Endpoint) { e.Serving = false })), rowOnly + `
 set shop/web:http/udp/cluster
   10.1.2.14:8080`},
 		{"SV-34 not those of the other family", newScene().endpoints(far).endpoints("fd00:1::1 terminating"), rowOnly + `

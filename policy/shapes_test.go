@@ -53,15 +53,16 @@ func changerOf(s shape) *changer {
 	for i := range s.slices {
 		sl := benchSlice(0, 0)
 		sl.Name.Name, sl.Ports = fmt.Sprintf("web-%d", i), ports
-		for e := range s.endpoints / s.slices {
-			sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{
-				Addr: netip.AddrFrom4([4]byte{100, 64 + byte(i), byte(e >> 8), byte(e)}), Ready: true, Serving: true})
+		all := make([]cluster.Endpoint, s.endpoints/s.slices)
+		for e := range all {
+			all[e] = cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64 + byte(i), byte(e >> 8), byte(e)}), Ready: true, Serving: true}
 		}
+		sl.Endpoints = cluster.EndpointsOf(all...)
 		c.apply(cluster.SliceSet{Slice: sl})
 		if i == s.slices-1 { // its last endpoint moves, which a comparison finds last
 			moved := *sl
-			moved.Endpoints = append([]cluster.Endpoint(nil), sl.Endpoints...)
-			moved.Endpoints[len(moved.Endpoints)-1].Addr = netip.AddrFrom4([4]byte{100, 127, 255, 254})
+			all[len(all)-1].Addr = netip.AddrFrom4([4]byte{100, 127, 255, 254})
+			moved.Endpoints = cluster.EndpointsOf(all...)
 			c.states = [2]*cluster.Slice{&moved, sl}
 		}
 	}

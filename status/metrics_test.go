@@ -258,7 +258,7 @@ func slice(i, endpoints int, node string, trigger time.Time) *cluster.Slice {
 		s.Trigger = trigger.UnixNano()
 	}
 	for k := range endpoints {
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(k)}),
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(k)}),
 			Where: cluster.At(node, ""), Ready: true, Serving: true})
 	}
 	return s

@@ -70,7 +70,7 @@ func TestWorlds(t *testing.T) {
 		honest := cluster.Name{Namespace: "honest", Name: "web"}
 		c.fold(cluster.ServiceSet{Service: &cluster.Service{Name: honest, ClusterIPs: victims.ClusterIPs, Ports: []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}}}})
 		c.fold(cluster.SliceSet{Slice: &cluster.Slice{Name: honest, Service: honest, Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}},
-			Endpoints: []cluster.Endpoint{{Addr: victims.Pods[0], Where: cluster.At("node1", ""), Ready: true, Serving: true}}}})
+			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: victims.Pods[0], Where: cluster.At("node1", ""), Ready: true, Serving: true})}})
 		var tenants []*adversary.Tenant
 		for n := range 4 {
 			tenants = append(tenants, adversary.New(fmt.Sprint("tenant", n), seed*10+uint64(n), victims, func(i int) []netip.Addr {

@@ -26,7 +26,7 @@ func (w *world) places(name cluster.Name, at ...string) {
 		case "near":
 			e.Hints = &cluster.Hints{Zones: []string{"zone-a"}}
 		}
-		sl.Endpoints = append(sl.Endpoints, e)
+		sl.Endpoints = sl.Endpoints.With(e)
 	}
 	w.store.Fold(cluster.ServiceSet{Service: s})
 	w.store.Fold(cluster.SliceSet{Slice: sl})

@@ -68,7 +68,7 @@ func (w *world) service(name cluster.Name, k, endpoints int) {
 	s := &cluster.Service{Name: name, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(k >> 8), byte(k)})}, Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
 	slice := &cluster.Slice{Name: cluster.Name{Namespace: name.Namespace, Name: name.Name + "-1"}, Service: name, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	for e := range endpoints {
-		slice.Endpoints = append(slice.Endpoints, cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64 + byte(e>>16), byte(e >> 8), byte(e)}), Where: cluster.At("node1", ""), Ready: true, Serving: true})
+		slice.Endpoints = slice.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64 + byte(e>>16), byte(e >> 8), byte(e)}), Where: cluster.At("node1", ""), Ready: true, Serving: true})
 	}
 	w.store.Fold(cluster.ServiceSet{Service: s})
 	w.store.Fold(cluster.SliceSet{Slice: slice})

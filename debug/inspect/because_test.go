@@ -25,7 +25,7 @@ func TestTraceSaysWhoChose(t *testing.T) {
 	w.add("shop", "api", "10.96.0.2", 0, 0)
 	sl := &cluster.Slice{Name: name, Service: name, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	for i, zone := range []string{"a", "b"} {
-		sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(1 + i)}), Where: cluster.At("n"+zone, ""), Ready: true, Serving: true,
+		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(1 + i)}), Where: cluster.At("n"+zone, ""), Ready: true, Serving: true,
 			Hints: &cluster.Hints{Zones: []string{zone}}})
 	}
 	w.store.Fold(cluster.SliceSet{Slice: sl})

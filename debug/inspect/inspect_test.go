@@ -77,7 +77,7 @@ func (w *world) add(namespace, name, ip string, endpoints, notReady int) {
 	sl := &cluster.Slice{Name: cluster.Name{Namespace: namespace, Name: name + "-1"}, Service: full, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	at := netip.MustParseAddr("100.64.0.1")
 	for i := range endpoints {
-		sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: at, Ready: i < notReady, Serving: i < notReady})
+		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: at, Ready: i < notReady, Serving: i < notReady})
 		at = at.Next()
 	}
 	w.store.Fold(cluster.Batch{cluster.ServiceSet{Service: svc}, cluster.SliceSet{Slice: sl}})

@@ -217,8 +217,7 @@ func countEndpoints(v cluster.View) EndpointCounts {
 		if sl.IPv6 != ipv6 {
 			continue
 		}
-		for k := range sl.Endpoints {
-			e := &sl.Endpoints[k]
+		for e := range sl.Endpoints.All() {
 			c.All++
 			switch {
 			case e.Ready:

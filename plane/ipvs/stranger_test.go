@@ -76,7 +76,7 @@ func strangersService(i int) (*cluster.Service, *cluster.Slice) {
 	sl := &cluster.Slice{Name: cluster.Name{Namespace: strangers, Name: name.Name + "-1"}, Service: name,
 		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "dns", Protocol: cluster.UDP, Port: 53}}}
 	for k := range 3 {
-		sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 1, byte(i), byte(1 + k)}), Ready: true, Serving: true})
+		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 1, byte(i), byte(1 + k)}), Ready: true, Serving: true})
 	}
 	return s, sl
 }
@@ -89,7 +89,7 @@ func victims(t *street, n int) adversary.Victims {
 		s, sl := strangersService(i)
 		v.ClusterIPs = slices.Concat(v.ClusterIPs, s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs)
 		v.NodePorts = append(v.NodePorts, s.Ports[0].NodePort)
-		for _, e := range sl.Endpoints {
+		for e := range sl.Endpoints.All() {
 			v.Pods = append(v.Pods, e.Addr)
 		}
 	}

@@ -28,10 +28,11 @@ func TestPatchOfManyPorts(t *testing.T) {
 					shared = append(shared, lb.Endpoint{Addr: w.Addr(100, e)})
 				}
 			}
+			list := lb.EndpointsOf(shared...)
 			var rows []*lb.Frontend
 			for i := range ports {
 				set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/web:p", i), Proto: lb.UDP, Scope: lb.Cluster}}
-				set.Backends.Add(8080, shared)
+				set.Backends.Add(8080, list)
 				rows = append(rows, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 1), Port: uint16(1 + i), Proto: lb.UDP}, Service: set.ID.Service,
 					Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
 			}

@@ -25,7 +25,7 @@ func TestChangeOfOneEndpointTN79(t *testing.T) {
 		}
 		row := func(endpoints []lb.Endpoint) *lb.Frontend {
 			set := &lb.BackendSet{ID: lb.SetID{Service: "a/b:c", Proto: lb.TCP, Scope: lb.Cluster}}
-			set.Backends.Add(8080, endpoints)
+			set.Backends.Add(8080, lb.EndpointsOf(endpoints...))
 			return &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: lb.TCP}, Service: "a/b:c", Kind: lb.ClusterIP,
 				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
 		}

@@ -206,7 +206,7 @@ func TestSlice(t *testing.T) {
 	want := &cluster.Slice{
 		Name: cluster.Name{Namespace: "shop", Name: "web-x7k2p"}, Service: cluster.Name{Namespace: "shop", Name: "web"},
 		Ports:     []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
-		Endpoints: []cluster.Endpoint{{Addr: netip.MustParseAddr("10.1.0.5"), Where: cluster.At("n1", ""), Ready: true, Serving: true}},
+		Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("10.1.0.5"), Where: cluster.At("n1", ""), Ready: true, Serving: true}),
 		Trigger:   time.Date(2026, 11, 21, 12, 0, 0, 1, time.UTC).UnixNano(),
 	}
 	for _, c := range []struct {
@@ -217,8 +217,7 @@ func TestSlice(t *testing.T) {
 		{"SV-31 first address, SV-32 absent conditions, SV-35 trigger", func(in *discovery.EndpointSlice, want *cluster.Slice) {}, ""},
 		{"SV-32 conditions", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].Conditions = discovery.EndpointConditions{Ready: new(false), Serving: new(false), Terminating: new(true)}
-			e := &want.Endpoints[0]
-			e.Ready, e.Serving, e.Terminating = false, false, true
+			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) { e.Ready, e.Serving, e.Terminating = false, false, true })
 		}, ""},
 		{"SV-30 no name", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			delete(in.Labels, discovery.LabelServiceName)
@@ -250,15 +249,17 @@ func TestSlice(t *testing.T) {
 		}, ""},
 		{"SV-33 node and zone", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].Zone = new("zone-a")
-			want.Endpoints[0].Where = cluster.At("n1", "zone-a")
+			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) { e.Where = cluster.At("n1", "zone-a") })
 		}, ""},
 		{"SV-33 neither node nor zone", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].NodeName, in.Endpoints[0].Zone = nil, new("")
-			want.Endpoints[0].Where = cluster.At("", "")
+			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) { e.Where = cluster.At("", "") })
 		}, ""},
 		{"SV-38 hints", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: "a"}}, ForNodes: []discovery.ForNode{{Name: "n1"}}}
-			want.Endpoints[0].Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n1"}}
+			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) {
+				e.Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n1"}}
+			})
 		}, ""},
 		{"SV-38 empty hints", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].Hints = &discovery.EndpointHints{}
@@ -270,7 +271,6 @@ func TestSlice(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			expect := *want
-			expect.Endpoints = slices.Clone(want.Endpoints)
 			in := baseSlice(func(*discovery.EndpointSlice) {})
 			c.edit(in, &expect)
 			got, told := Slice(in)
@@ -300,13 +300,14 @@ func TestCompact(t *testing.T) {
 		s.Labels[discovery.LabelServiceName] = "web"
 	})
 	out, _ := Slice(in)
-	if len(out.Endpoints) != 9 || cap(out.Endpoints) != 9 || out.Endpoints[0].Hints != out.Endpoints[8].Hints {
-		t.Errorf("%d endpoints of %d, hints %p %p", len(out.Endpoints), cap(out.Endpoints), out.Endpoints[0].Hints, out.Endpoints[8].Hints)
+	hints := out.Endpoints.At(0).Hints
+	if out.Endpoints.Len() != 9 || hints != out.Endpoints.At(8).Hints {
+		t.Errorf("%d endpoints, hints %p %p", out.Endpoints.Len(), hints, out.Endpoints.At(8).Hints)
 	}
 	for what, pair := range map[string][2]string{
 		"name": {in.Name, out.Name.Name}, "namespace": {in.Namespace, out.Name.Namespace},
 		"port": {*in.Ports[0].Name, out.Ports[0].Name}, "service": {in.Labels[discovery.LabelServiceName], out.Service.Name},
-		"zone": {in.Endpoints[0].Hints.ForZones[0].Name, out.Endpoints[0].Hints.Zones[0]},
+		"zone": {in.Endpoints[0].Hints.ForZones[0].Name, hints.Zones[0]},
 	} {
 		if pair[0] != pair[1] || unsafe.StringData(pair[0]) == unsafe.StringData(pair[1]) {
 			t.Errorf("%s: %q and %q, shared: %v", what, pair[0], pair[1], unsafe.StringData(pair[0]) == unsafe.StringData(pair[1]))

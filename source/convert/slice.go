@@ -102,10 +102,7 @@ func slicePorts(ps *problems, in []discovery.EndpointPort) []cluster.SlicePort {
 
 // endpoints converts the endpoints whose first address has the slice's family (SV-31, SV-34), with the
 // defaults of absent conditions (SV-32).
-func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) []cluster.Endpoint {
-	if len(in) == 0 {
-		return nil
-	}
+func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) cluster.Endpoints {
 	out := make([]cluster.Endpoint, 0, len(in))
 	for i := range in {
 		e := &in[i]
@@ -134,7 +131,7 @@ func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) []cluster.Endpo
 		}
 		out = append(out, ep)
 	}
-	return exact(out)
+	return cluster.EndpointsOf(out...)
 }
 
 // said is what an optional field says; "" if it is absent.

@@ -178,7 +178,7 @@ func BenchmarkConvertSlice(b *testing.B) {
 	slice := bulk(1, "endpointslices").(*discovery.EndpointSlice)
 	b.ReportAllocs()
 	for b.Loop() {
-		if s, _ := convert.Slice(slice); len(s.Endpoints) != 10 {
+		if s, _ := convert.Slice(slice); s.Endpoints.Len() != 10 {
 			b.Fatal(s)
 		}
 	}

@@ -163,7 +163,7 @@ func (r *rig) state() string {
 		}
 		var addrs []string
 		for _, s := range v.Slices {
-			for _, e := range s.Endpoints {
+			for e := range s.Endpoints.All() {
 				addrs = append(addrs, e.Addr.String())
 			}
 		}

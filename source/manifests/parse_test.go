@@ -61,7 +61,7 @@ func names(o Objects) string {
 		out = append(out, fmt.Sprintf("Service %v %v", s.Name, s.Ports))
 	}
 	for _, s := range o.Slices {
-		out = append(out, fmt.Sprintf("EndpointSlice %v of %v: %d ports, %d endpoints", s.Name, s.Service, len(s.Ports), len(s.Endpoints)))
+		out = append(out, fmt.Sprintf("EndpointSlice %v of %v: %d ports, %d endpoints", s.Name, s.Service, len(s.Ports), s.Endpoints.Len()))
 	}
 	for _, n := range o.Nodes {
 		out = append(out, "Node "+n.Name)
@@ -116,7 +116,7 @@ spec: {clusterIP: 10.96.0.8, sessionAffinity: ClientIP, ports: [{port: 53, proto
 			Name:      cluster.Name{Namespace: "shop", Name: "web-1"},
 			Service:   cluster.Name{Namespace: "shop", Name: "web"},
 			Ports:     []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}},
-			Endpoints: []cluster.Endpoint{{Addr: netip.MustParseAddr("10.1.0.5"), Ready: true, Serving: true}},
+			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("10.1.0.5"), Ready: true, Serving: true}),
 		}},
 	}
 	if !reflect.DeepEqual(objects, want) {
@@ -211,7 +211,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		for _, s := range objects.Slices {
-			for _, e := range s.Endpoints {
+			for e := range s.Endpoints.All() {
 				if !e.Addr.IsValid() || e.Addr.Is6() != s.IPv6 {
 					t.Errorf("bad endpoint %+v", e)
 				}

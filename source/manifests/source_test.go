@@ -417,7 +417,7 @@ func TestZoneIsFollowed(t *testing.T) {
 	}
 	zones := func() (zones []string) {
 		for _, s := range r.store.View(cluster.Name{Namespace: "shop", Name: "web"}).Slices {
-			for _, e := range s.Endpoints {
+			for e := range s.Endpoints.All() {
 				zones = append(zones, e.Place().Zone)
 			}
 		}

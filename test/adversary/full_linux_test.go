@@ -123,7 +123,7 @@ func fullNamespace(endpoints int) (events []cluster.Event) {
 		events = append(events, cluster.ServiceSet{Service: s})
 		for k := 0; k < len(mine); k += 1000 {
 			events = append(events, cluster.SliceSet{Slice: &cluster.Slice{
-				Name: cluster.Name{Namespace: "tenant", Name: fmt.Sprintf("s%d-%d", i, k)}, Service: name, Ports: named, Endpoints: mine[k:min(k+1000, len(mine))],
+				Name: cluster.Name{Namespace: "tenant", Name: fmt.Sprintf("s%d-%d", i, k)}, Service: name, Ports: named, Endpoints: cluster.EndpointsOf(mine[k:min(k+1000, len(mine))]...),
 			}})
 		}
 	}

@@ -59,9 +59,9 @@ func large(name string, n, ports, slices, endpoints int) (out Shape) {
 			for p := range ports {
 				sl.Ports = append(sl.Ports, cluster.SlicePort{Name: s.Ports[p].Name, Protocol: cluster.UDP, Port: uint16(8000 + p)})
 			}
-			for e := range sl.Endpoints {
-				sl.Endpoints[e].Addr = oddAddr(100, 64, (i*slices+k)*endpoints+e)
-			}
+			sl.Endpoints = sl.Endpoints.Edited(func(n int, e *cluster.Endpoint) {
+				e.Addr = oddAddr(100, 64, (i*slices+k)*endpoints+n)
+			})
 			out.Slices = append(out.Slices, sl)
 		}
 	}
@@ -138,11 +138,12 @@ func numberless(name string, n int) Shape {
 
 // leadingTo gives all slices endpoints at these addresses.
 func (s Shape) leadingTo(addrs []netip.Addr) Shape {
+	var all []cluster.Endpoint
+	for _, a := range addrs {
+		all = append(all, cluster.Endpoint{Addr: a, Where: cluster.At("elsewhere", ""), Ready: true, Serving: true})
+	}
 	for _, sl := range s.Slices {
-		sl.Endpoints = nil
-		for _, a := range addrs {
-			sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: a, Where: cluster.At("elsewhere", ""), Ready: true, Serving: true})
-		}
+		sl.Endpoints = cluster.EndpointsOf(all...)
 	}
 	return s
 }
@@ -154,9 +155,12 @@ func (s Shape) Touch(i, round int) cluster.Event {
 		return s.touch(i, round)
 	}
 	sl := *s.Slices[i*len(s.Slices)/len(s.Services)]
-	if len(sl.Endpoints) > 0 {
-		sl.Endpoints = append([]cluster.Endpoint(nil), sl.Endpoints...)
-		sl.Endpoints[0].Addr = oddAddr(100, 127, round)
+	if sl.Endpoints.Len() > 0 {
+		sl.Endpoints = sl.Endpoints.Edited(func(i int, e *cluster.Endpoint) {
+			if i == 0 {
+				e.Addr = oddAddr(100, 127, round)
+			}
+		})
 	} else {
 		sl.Ports = append([]cluster.SlicePort(nil), sl.Ports...)
 		sl.Ports[0].Port = uint16(9000 + round)

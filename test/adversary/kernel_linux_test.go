@@ -230,7 +230,7 @@ func (n *node) change(i int) {
 		n.slices[i] = n.slice(i)
 	}
 	want := make([]netip.AddrPort, 0, 2)
-	for _, e := range n.slices[i].Endpoints {
+	for e := range n.slices[i].Endpoints.All() {
 		want = append(want, netip.AddrPortFrom(e.Addr, uint16(serving+i)))
 	}
 	slices.SortFunc(want, netip.AddrPort.Compare)
@@ -280,7 +280,7 @@ func (n *node) slice(i int) *cluster.Slice {
 	}
 	for _, k := range n.rnd.Perm(5)[:1+n.rnd.IntN(2)] {
 		h, _ := netlab.HostByName(fmt.Sprint("pod", k+1))
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: n.addr(h.Name), Where: cluster.At(h.Node, ""), Ready: true, Serving: true})
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: n.addr(h.Name), Where: cluster.At(h.Node, ""), Ready: true, Serving: true})
 	}
 	return s
 }

@@ -73,7 +73,7 @@ func sliceObject(s *cluster.Slice) *discovery.EndpointSlice {
 		}
 		o.Ports = append(o.Ports, port)
 	}
-	for _, e := range s.Endpoints {
+	for e := range s.Endpoints.All() {
 		out := discovery.Endpoint{Addresses: []string{e.Addr.String()}}
 		if node := e.Place().Node; node != "" {
 			out.NodeName = new(node)

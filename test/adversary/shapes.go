@@ -75,7 +75,7 @@ func oddSlices(i, ports, endpoints int) (out []*cluster.Slice) {
 				s.Ports = append(s.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP, Port: 8080})
 			}
 			for k := e; k < min(e+sliceEndpoints, endpoints); k++ {
-				s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: oddAddr(100, 64, i<<4+k), Where: cluster.At("elsewhere", ""), Ready: true, Serving: true})
+				s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: oddAddr(100, 64, i<<4+k), Where: cluster.At("elsewhere", ""), Ready: true, Serving: true})
 			}
 			out = append(out, s)
 		}
@@ -146,7 +146,7 @@ func (s Shape) Bytes() (n int) {
 		for _, p := range sl.Ports {
 			n += port + len(p.Name)
 		}
-		for _, e := range sl.Endpoints {
+		for e := range sl.Endpoints.All() {
 			n += address + len(e.Addr.String())
 		}
 	}

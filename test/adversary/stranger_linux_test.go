@@ -238,7 +238,7 @@ func (s *bystander) Applied(changes []lb.Change) {
 
 func leadsTo(f *lb.Frontend, sl *cluster.Slice) bool {
 	set := f.Set(lb.Cluster)
-	return set != nil && slices.ContainsFunc(slices.Collect(set.Backends.All()), func(b lb.Backend) bool { return b.Addr.Addr() == sl.Endpoints[2].Addr })
+	return set != nil && slices.ContainsFunc(slices.Collect(set.Backends.All()), func(b lb.Backend) bool { return b.Addr.Addr() == sl.Endpoints.At(2).Addr })
 }
 
 func (s *bystander) effort() effort {

@@ -208,7 +208,7 @@ func (t *Tenant) Slice(i, k int) *cluster.Slice {
 		n = 1000
 	}
 	for range n {
-		s.Endpoints = append(s.Endpoints, t.endpoint(s.IPv6))
+		s.Endpoints = s.Endpoints.With(t.endpoint(s.IPv6))
 	}
 	return s
 }

@@ -189,7 +189,7 @@ func (w *world) do(events ...cluster.Event) {
 			if w.ever[ns] == nil {
 				w.ever[ns] = map[netip.Addr]bool{}
 			}
-			for _, e := range ev.Slice.Endpoints {
+			for e := range ev.Slice.Endpoints.All() {
 				w.ever[ns][e.Addr] = true
 			}
 		}
@@ -253,7 +253,7 @@ func honestSlice(i, n int, six bool) *cluster.Slice {
 		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "dns", Protocol: cluster.UDP, Port: 5353}},
 	}
 	for k := range 3 {
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: podAddr(i, k+n, six), Where: cluster.At(nodeName, ""), Ready: true, Serving: true})
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: podAddr(i, k+n, six), Where: cluster.At(nodeName, ""), Ready: true, Serving: true})
 	}
 	return s
 }

@@ -245,7 +245,7 @@ func (w world) each(p cluster.ServicePort, visit func(netip.AddrPort, cluster.En
 			if sp.Name != p.Name || sp.Protocol != p.Protocol || sp.Port == 0 { // SV-22, SV-31
 				continue
 			}
-			for _, e := range sl.Endpoints {
+			for e := range sl.Endpoints.All() {
 				if sl.IPv6 != (w.Family == lb.IPv6) || !w.serves(e.Addr, "endpoint") { // SV-34
 					continue
 				}

@@ -33,7 +33,7 @@ func hostile(t *testing.T, n *node, b *browser) {
 			Ports: []cluster.ServicePort{{Name: name, Protocol: cluster.TCP, Port: 80}}}})
 		if k < 3 { // the others have no endpoint; these run in zones and on nodes of such names
 			store.Fold(cluster.SliceSet{Slice: &cluster.Slice{Name: full, Service: full, Ports: []cluster.SlicePort{{Name: name, Protocol: cluster.TCP, Port: 80}},
-				Endpoints: []cluster.Endpoint{{Addr: netip.AddrFrom4([4]byte{100, 64, 0, byte(k)}), Where: cluster.At(name, names[(k*2)%len(names)]), Ready: true}}}})
+				Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, 0, byte(k)}), Where: cluster.At(name, names[(k*2)%len(names)]), Ready: true})}})
 		}
 		table.Replace(lb.Owner{Name: full.String()}, policy.Resolve(store.View(full), settings))
 		ring.Add(changes.Entry{Kind: changes.Failed, Service: full, Why: name, Done: 1})

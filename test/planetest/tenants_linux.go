@@ -125,7 +125,7 @@ func (n *neighbours) honest(i int) []cluster.Event {
 		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "dns", Protocol: cluster.UDP, Port: 53}}}
 	for k := range 3 {
 		pod := n.Addr(100, 10*i+k+1)
-		sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: pod, Where: cluster.At(fmt.Sprint("node", k), ""), Ready: true, Serving: true})
+		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: pod, Where: cluster.At(fmt.Sprint("node", k), ""), Ready: true, Serving: true})
 		n.victims.Pods = append(n.victims.Pods, pod)
 	}
 	n.victims.ClusterIPs = slices.Concat(n.victims.ClusterIPs, s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs)

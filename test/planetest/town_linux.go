@@ -122,7 +122,7 @@ func (w *town) slice(i int, service cluster.Name) *cluster.Slice {
 		if w.rnd.IntN(6) > 0 { // custom controllers forget it
 			e.Where = cluster.At(h.Node, "")
 		}
-		s.Endpoints = append(s.Endpoints, e)
+		s.Endpoints = s.Endpoints.With(e)
 	}
 	return s
 }

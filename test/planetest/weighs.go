@@ -43,9 +43,11 @@ func (w Weighing) view(ns string, i int, s cluster.Service, endpoints int) clust
 	for _, p := range s.Ports {
 		sl.Ports = append(sl.Ports, cluster.SlicePort{Name: p.Name, Protocol: p.Protocol, Port: 8080})
 	}
+	var all []cluster.Endpoint
 	for e := range endpoints {
-		sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: world.Addr(100, i<<12+e), Where: cluster.At("here", ""), Ready: true, Serving: true})
+		all = append(all, cluster.Endpoint{Addr: world.Addr(100, i<<12+e), Where: cluster.At("here", ""), Ready: true, Serving: true})
 	}
+	sl.Endpoints = cluster.EndpointsOf(all...)
 	v.Slices = []*cluster.Slice{sl}
 	return v
 }
@@ -94,7 +96,7 @@ func (w Weighing) random(t *testing.T) {
 		table.Replace(lb.Owner{Name: v.Name.String()}, policy.Resolve(v, s))
 		objects, weight := w.Count(t, table)-none, policy.Objects(v, s)
 		if objects > weight {
-			t.Fatalf("a Service has %d objects and weighs %d: %+v, %d endpoints", objects, weight, v.Service, len(v.Slices[0].Endpoints))
+			t.Fatalf("a Service has %d objects and weighs %d: %+v, %d endpoints", objects, weight, v.Service, v.Slices[0].Endpoints.Len())
 		}
 		sum, weights = sum+objects, weights+weight
 	}

@@ -43,7 +43,7 @@ func (w World) Set(service string, scope lb.Scope, first, n int) *lb.BackendSet 
 	}
 	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: scope}}
 	if n > 0 {
-		s.Backends.Add(8080, pods)
+		s.Backends.Add(8080, lb.EndpointsOf(pods...))
 	}
 	return s
 }

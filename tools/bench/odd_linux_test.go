@@ -73,7 +73,7 @@ func odd(b *testing.B, shape adversary.Shape, newPlane func() (engine.Plane, err
 		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
 	slice := func(n byte) *cluster.Slice {
 		return &cluster.Slice{Name: name, Service: name, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
-			Endpoints: []cluster.Endpoint{{Addr: netip.AddrFrom4([4]byte{100, 127, 0, n}), Ready: true, Serving: true}}}
+			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 127, 0, n}), Ready: true, Serving: true})}
 	}
 	const changes = 10
 	ctx, cancel := context.WithCancel(context.Background())

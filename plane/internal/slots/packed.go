@@ -60,24 +60,23 @@ const recent = 4
 
 // move is what Next has answered.
 type move struct {
-	from, to  *lb.Endpoint // of lists of so many
-	was, want int
-	order     *uint32
-	next      Packed
-	differ    []int
+	from, to lb.Endpoints
+	order    *uint32
+	next     Packed
+	differ   []int
 }
 
 // Next returns slots for the backends want that differ as little as possible from those held, which have exactly those of was, and
 // which slots differ, in their order. Ports that share their endpoints share the answer, if one comes soon after the other.
 func (r *Packer) Next(held Packed, was, want *lb.Backends) (next Packed, differ []int) {
 	m := move{order: held.Order()}
-	oldPort, from := was.Shared()
-	port, to := want.Shared()
-	shared := port == oldPort && len(from) > 0 && len(to) > 0 && held.loose == nil
+	var oldPort, port uint16
+	oldPort, m.from = was.Shared()
+	port, m.to = want.Shared()
+	shared := port == oldPort && m.from.Len() > 0 && m.to.Len() > 0 && held.loose == nil
 	if shared {
-		m.from, m.was, m.to, m.want = &from[0], len(from), &to[0], len(to)
 		for _, have := range r.moves {
-			if have.from == m.from && have.was == m.was && have.to == m.to && have.want == m.want && have.order == m.order {
+			if have.from == m.from && have.to == m.to && have.order == m.order {
 				return have.next, have.differ
 			}
 		}

@@ -50,7 +50,7 @@ func TestPackerNext(t *testing.T) {
 			b := &lb.Backends{}
 			for range 1 + rnd.IntN(4)/3 {
 				if all := lists[rnd.IntN(len(lists))]; len(all) > 0 {
-					b.Add(port, all)
+					b.Add(port, lb.EndpointsOf(all...))
 				}
 				port += 100
 			}
