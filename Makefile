@@ -77,9 +77,9 @@ test-monitoring: deps ## alerts and dashboard by Debian's promtool and Prometheu
 image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
 	@$(call tool,image) lock $(MIRRORS)
 
-# The VM computes while the API server mostly waits.
-test: deps check unit ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
-	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e vm
+# The API server mostly waits while unit tests and the VM compute.
+test: deps check ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
+	@$(MAKE) --no-print-directory -j3 --output-sync=target unit e2e vm
 
 check: deps build-windows ## gofmt, go vet, staticcheck, limits of size, plain English; for Windows build and go vet
 	@test/size
@@ -92,11 +92,12 @@ check: deps build-windows ## gofmt, go vet, staticcheck, limits of size, plain E
 	staticcheck=$$(go tool -n staticcheck); cd tools && $$staticcheck ./...
 	cd test/e2e && go vet -tags pods ./...
 
-# Tests that run side by side wait for packets that must not come more than they compute.
+# Tests that run side by side wait for packets that must not come more than they compute. So do packages, with one more than processors.
 PARALLEL := $(shell echo $$((3 * $$(nproc))))
+PACKAGES := $(shell echo $$((1 + $$(nproc))))
 unit: ## go test ./... here and in tools, with the tests that use this machine's kernel
 	@if (($$(id -u))); then echo 'make: the tests that use the kernel need root' >&2; exit 1; fi
-	go test -parallel $(PARALLEL) -timeout 10m ./...
+	go test -p $(PACKAGES) -parallel $(PARALLEL) -timeout 15m ./...
 	go -C tools test -timeout 10m ./...
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)

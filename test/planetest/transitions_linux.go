@@ -16,10 +16,10 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// movesPerState is how many moves Transitions makes for each state there is.
-const movesPerState = 5
+// movesPerState is how many moves Transitions makes for each state there is. Each commit makes others.
+const movesPerState = 2
 
-// Transitions moves a plane at random between the states of all scenarios, five moves for each state, through
+// Transitions moves a plane at random between the states of all scenarios, two moves for each state, through
 // Apply alone. A move may come in several batches, and a batch may come twice. Every few moves the plane must
 // tell the same of itself ([Dump]) as a fresh one that was Reset to the same table. It runs in namespaces of its
 // own and needs root.
