@@ -76,7 +76,7 @@ func TestHistoryFinds(t *testing.T) {
 					return s
 				}}, ""
 			}},
-		{name: "masquerades strangers", want: "saw the source",
+		{name: "masquerades strangers", want: " saw ",
 			first: func(f lb.Family) (mutant, string) {
 				pod2, ip, _ := hosts(f)
 				return mutant{}, beside("postrouting", "%s daddr %s masquerade", ip, pod2)
