@@ -40,19 +40,18 @@ func upstreamOverIPVS(t *testing.T, to []netip.AddrPort, real netip.AddrPort) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		has := false
+		has := slices.ContainsFunc(dests, func(d *ipvs.Destination) bool { return d.Address.Equal(want.Address) })
+		if !has { // first, or no real server would have a weight for a moment
+			if err := h.NewDestination(s, want); err != nil {
+				t.Fatal(err)
+			}
+		}
 		for _, d := range dests {
 			if d.Address.Equal(want.Address) {
-				has = true
 				continue
 			}
 			d.Weight = 0 // its connections go on (DP-34)
 			if err := h.UpdateDestination(s, d); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if !has {
-			if err := h.NewDestination(s, want); err != nil {
 				t.Fatal(err)
 			}
 		}
