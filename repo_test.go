@@ -40,7 +40,7 @@ const imports = `
 	cluster, lb, policy < config/nodecheck;
 	lb < trace;
 
-	cluster < source/convert;
+	cluster < source/convert, source/snapshot;
 	cluster, source/convert < source/kube, source/manifests;
 	event, internal/ratelimit < source/kube;
 

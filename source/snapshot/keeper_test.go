@@ -1,0 +1,200 @@
+//go:build linux
+
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/test/logtest"
+)
+
+// disk takes snapshots of a size, and notes when.
+type disk struct {
+	size   int64
+	err    error
+	took   time.Duration
+	facts  atomic.Int64 // that stand in for those of the node
+	writes []written
+}
+
+type written struct {
+	at    time.Time
+	facts int64
+}
+
+func (d *disk) save() (Saved, error) {
+	d.writes = append(d.writes, written{time.Now(), d.facts.Load()})
+	time.Sleep(d.took)
+	return Saved{Size: d.size}, d.err
+}
+
+// run runs a Keeper on the disk while f does something, and then ends it.
+func (d *disk) run(current func() bool, f func(*Keeper)) string {
+	var log logtest.Buffer
+	k := NewKeeper(Config{Save: d.save, Current: current, MaxAge: 24 * time.Hour,
+		Log: slog.New(slog.NewTextHandler(&log, nil))})
+	ctx, end := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { k.Run(ctx); close(done) }()
+	f(k)
+	end()
+	<-done
+	return log.String()
+}
+
+func always() bool { return true }
+
+// A tenant who changes his Services 1,000 times a second has one file written every 30 s, and the
+// file has what anybody else changed 35 s before at the latest.
+func TestManyChanges(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{size: 1 << 20}
+		start := time.Now()
+		d.run(always, func(k *Keeper) {
+			for range 600_000 {
+				d.facts.Store(int64(time.Since(start)))
+				k.Changed()
+				time.Sleep(time.Millisecond)
+			}
+		})
+		if n := len(d.writes); n < 19 || n > 21 {
+			t.Errorf("%d files in ten minutes", n)
+		}
+		for i, w := range d.writes {
+			if i > 0 && i < len(d.writes)-1 && w.at.Sub(d.writes[i-1].at) > minGap+settle {
+				t.Errorf("%v between two files", w.at.Sub(d.writes[i-1].at))
+			}
+			if stale := w.at.Sub(start) - time.Duration(w.facts); stale > time.Second {
+				t.Errorf("a file at %v has the facts of %v before", w.at.Sub(start), stale)
+			}
+		}
+	})
+}
+
+// A change after a quiet time is written after 5 s; what comes within these goes into the same
+// file.
+func TestOneChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{}
+		start := time.Now()
+		d.run(always, func(k *Keeper) {
+			k.Changed()
+			time.Sleep(time.Second)
+			k.Changed()
+			time.Sleep(time.Minute)
+		})
+		if len(d.writes) != 1 || d.writes[0].at.Sub(start) != settle {
+			t.Errorf("written %v, want once after %v", d.writes, settle)
+		}
+	})
+}
+
+// The average of what is written has a bound, also where each write fails, and where the disk is
+// slow.
+func TestBytesPerSecond(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		err  error
+		took time.Duration
+	}{{"fast", nil, 0}, {"full", errors.New("no space left on device"), 0}, {"slow", nil, 10 * time.Minute}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				d := &disk{size: MaxSize, err: c.err, took: c.took}
+				const time8h = 8 * time.Hour
+				log := d.run(always, func(k *Keeper) {
+					for range time8h / time.Second {
+						k.Changed()
+						time.Sleep(time.Second)
+					}
+				})
+				// The first file needs no time before it, and the last is written at the end.
+				written := float64(len(d.writes)-2) * MaxSize
+				if rate := written / time8h.Seconds(); rate > bytesPerSecond || len(d.writes) < 10 {
+					t.Errorf("%.0f bytes a second in %d files", rate, len(d.writes))
+				}
+				lines := strings.Count(log, "\n")
+				if c.err == nil && lines > 0 || c.err != nil && (lines == 0 || lines > 9) {
+					t.Errorf("%d lines in 8 hours:\n%s", lines, log)
+				}
+			})
+		})
+	}
+}
+
+// Facts that have not changed are written again every hour, so that their age is that of the last
+// contact. While they are not confirmed nothing is written.
+func TestRefresh(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{}
+		var current atomic.Bool
+		d.run(current.Load, func(k *Keeper) {
+			k.Changed()
+			time.Sleep(24 * time.Hour)
+			if len(d.writes) > 0 {
+				t.Errorf("%d files without a source", len(d.writes))
+			}
+			current.Store(true)
+			time.Sleep(24 * time.Hour)
+			if n := len(d.writes); n < 23 || n > 25 {
+				t.Errorf("%d files in a day without a change", n)
+			}
+			current.Store(false)
+			k.Changed()
+		})
+		if n := len(d.writes); n > 25 {
+			t.Errorf("%d files: the end writes what the source does not confirm", n)
+		}
+	})
+}
+
+// Trouble is logged once, and its end.
+func TestTrouble(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{err: errors.New("read-only file system")}
+		log := d.run(always, func(k *Keeper) {
+			k.Changed()
+			time.Sleep(10 * time.Minute)
+			if s := k.Stats(); s.Failures < 15 || !s.LastWrite.IsZero() {
+				t.Errorf("%+v", s)
+			}
+			d.err = nil
+			time.Sleep(time.Minute)
+		})
+		if strings.Count(log, "\n") != 2 || !strings.Contains(log, "read-only file system") ||
+			!strings.Contains(log, "complete again") {
+			t.Errorf("log:\n%s", log)
+		}
+	})
+}
+
+// What has changed last is written at the end, without a wait.
+func TestEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{}
+		start := time.Now()
+		d.run(always, func(k *Keeper) {
+			k.Changed()
+			time.Sleep(6 * time.Second)
+			d.facts.Store(7)
+			k.Changed()
+			synctest.Wait()
+		})
+		if n := len(d.writes); n != 2 || d.writes[1].facts != 7 || time.Since(start) != 6*time.Second {
+			t.Errorf("written %v, ended after %v", d.writes, time.Since(start))
+		}
+	})
+}

@@ -1,0 +1,122 @@
+//go:build linux
+
+package snapshot
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/cluster"
+)
+
+// alone gives the test a mount namespace of its own. Its thread ends with it.
+func alone(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	do(t, unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS))
+	do(t, unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""))
+}
+
+// A disk that is full or read-only makes a write fail with one line, and the snapshot before stays.
+func TestDiskFails(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		spoil func(t *testing.T, mount string)
+		want  string
+	}{
+		{"full", func(*testing.T, string) {}, "no space left on device"},
+		{"read-only", func(t *testing.T, mount string) {
+			do(t, unix.Mount("", mount, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		}, "read-only file system"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			alone(t)
+			mount := t.TempDir()
+			do(t, unix.Mount("tmpfs", mount, "tmpfs", 0, "size=64k"))
+			defer unix.Unmount(mount, unix.MNT_DETACH)
+			dir := filepath.Join(mount, "s")
+			_, err := Save(dir, origin(), storeOf(oldServices))
+			do(t, err)
+			c.spoil(t, mount)
+			saved, err := Save(dir, origin(), storeOf(newServices))
+			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v; want one line with %q", err, c.want)
+			}
+			if c.name == "full" && saved.Size == 0 {
+				t.Error("what a full disk took is not counted")
+			}
+			if s, err := Load(dir, "n1", time.Hour, now); err != nil || s.Services() != oldServices {
+				t.Errorf("after it: %v", err)
+			}
+			if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+				t.Errorf("it leaves %v (%v)", left, err)
+			}
+		})
+	}
+}
+
+// Two processes with one directory never write at once: the second fails, and the file is whole.
+func TestTwoWriters(t *testing.T) {
+	t.Parallel()
+	dir, _ := saved(t)
+	other, err := open(dir)
+	do(t, err)
+	do(t, unix.Flock(int(other.Fd()), unix.LOCK_EX))
+	if _, err := Save(dir, origin(), storeOf(1)); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("while another process writes: %v", err)
+	}
+	do(t, other.Close())
+	if _, err := Save(dir, origin(), storeOf(1)); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+}
+
+// A symbolic link in the place of a file is replaced, not followed.
+func TestLinkIsReplaced(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{current, next} {
+		dir, _ := saved(t)
+		target := filepath.Join(t.TempDir(), "precious")
+		do(t, os.WriteFile(target, []byte("precious"), 0o600))
+		_ = os.Remove(filepath.Join(dir, name)) // the next one is not there
+		do(t, os.Symlink(target, filepath.Join(dir, name)))
+		_, err := Save(dir, origin(), storeOf(1))
+		do(t, err)
+		if _, err := Load(dir, "n1", time.Hour, now); err != nil {
+			t.Error(err)
+		}
+		if content, err := os.ReadFile(target); err != nil || string(content) != "precious" {
+			t.Errorf("the link's target: %q (%v)", content, err)
+		}
+	}
+}
+
+// A tenant whose facts are too many is left out. All others keep their snapshot.
+func TestTooLargeToWrite(t *testing.T) {
+	store := storeOf(100)
+	name := cluster.Name{Namespace: "flood", Name: "a"}
+	large := []cluster.SlicePort{{Name: strings.Repeat("x", MaxSize)}}
+	store.Fold(cluster.Batch{cluster.ServiceSet{Service: &cluster.Service{Name: name}},
+		cluster.SliceSet{Slice: &cluster.Slice{Name: name, Service: name, Ports: large}}})
+	dir := filepath.Join(t.TempDir(), "s")
+	saved, err := Save(dir, origin(), store)
+	do(t, err)
+	if !slices.Equal(saved.LeftOut, []string{"flood"}) || saved.Size < MaxSize {
+		t.Errorf("left out %v, written %d", saved.LeftOut, saved.Size)
+	}
+	s, err := Load(dir, "n1", time.Hour, now)
+	do(t, err)
+	if s.Services() != 100 {
+		t.Errorf("%d Services of 100", s.Services())
+	}
+}
