@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"maps"
-	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -24,8 +23,6 @@ type kind struct {
 	// parse reads the text of a flag into at, which has what stood there before; print writes it.
 	parse func(text string, at reflect.Value) error
 	print func(at reflect.Value) string
-	// schema is the JSON schema of a value in a file; null says nothing.
-	schema map[string]any
 }
 
 // severity is a name of klog's or its number.
@@ -44,11 +41,11 @@ func kindOf(t reflect.Type) kind {
 	}
 	switch t {
 	case reflect.TypeFor[metav1.Duration]():
-		return kind{name: "duration", want: wantDuration, schema: durationSchema("string", "null"),
+		return kind{name: "duration", want: wantDuration,
 			parse: func(s string, at reflect.Value) error { return duration(s, at.Addr().Interface().(*metav1.Duration)) },
 			print: func(at reflect.Value) string { return at.Interface().(metav1.Duration).Duration.String() }}
 	case reflect.TypeFor[logsapi.TimeOrMetaDuration](): // a number is of nanoseconds, as older versions wrote it
-		return kind{name: "duration", want: wantDuration, schema: durationSchema("string", "integer", "null"),
+		return kind{name: "duration", want: wantDuration,
 			parse: func(s string, at reflect.Value) error {
 				return duration(s, &at.Addr().Interface().(*logsapi.TimeOrMetaDuration).Duration)
 			},
@@ -56,19 +53,15 @@ func kindOf(t reflect.Type) kind {
 				return at.Interface().(logsapi.TimeOrMetaDuration).Duration.Duration.String()
 			}}
 	case reflect.TypeFor[logsapi.VModuleConfiguration]():
-		item := block()
-		item["properties"] = map[string]any{"filePattern": schemaOf("string", false), "verbosity": kindOf(reflect.TypeFor[uint32]()).schema}
-		item["required"] = []string{"filePattern", "verbosity"}
 		return kind{name: "list", want: "pattern=N, with commas between", inFile: "a list of mappings with filePattern and verbosity",
-			parse: vmodule, print: printVModule, schema: map[string]any{"type": []string{"array", "null"}, "items": item}}
+			parse: vmodule, print: printVModule}
 	case reflect.TypeFor[resource.QuantityValue]():
 		return kind{name: "quantity", want: "a number of bytes such as 512, 64K or 1Mi",
 			parse: func(s string, at reflect.Value) (err error) {
 				at.Addr().Interface().(*resource.QuantityValue).Quantity, err = resource.ParseQuantity(s)
 				return err
 			},
-			print:  func(at reflect.Value) string { return at.Addr().Interface().(*resource.QuantityValue).String() },
-			schema: map[string]any{"type": []string{"string", "integer", "null"}}}
+			print: func(at reflect.Value) string { return at.Addr().Interface().(*resource.QuantityValue).String() }}
 	case reflect.TypeFor[severity]():
 		return kind{name: "int32", want: "0 to 3, INFO, WARNING, ERROR or FATAL", parse: parseSeverity, print: printAny}
 	case reflect.TypeFor[taken]():
@@ -82,32 +75,28 @@ func kindOf(t reflect.Type) kind {
 func basicKind(t reflect.Type) kind {
 	switch t.Kind() {
 	case reflect.Bool:
-		return kind{name: "bool", want: "true or false", print: printAny, schema: schemaOf("boolean", true),
+		return kind{name: "bool", want: "true or false", print: printAny,
 			parse: func(s string, at reflect.Value) error {
 				b, err := strconv.ParseBool(s)
 				at.SetBool(b)
 				return err
 			}}
 	case reflect.Int32:
-		k := kind{name: "int32", want: "a whole number below 2^31", print: printAny, schema: schemaOf("integer", true),
+		return kind{name: "int32", want: "a whole number below 2^31", print: printAny,
 			parse: func(s string, at reflect.Value) error {
 				n, err := strconv.ParseInt(s, 0, 32)
 				at.SetInt(n)
 				return err
 			}}
-		k.schema["minimum"], k.schema["maximum"] = math.MinInt32, math.MaxInt32
-		return k
 	case reflect.Uint32:
-		k := kind{name: "int32", want: "a whole number from 0, below 2^31", print: printAny, schema: schemaOf("integer", true),
+		return kind{name: "int32", want: "a whole number from 0, below 2^31", print: printAny,
 			parse: func(s string, at reflect.Value) error {
 				n, err := strconv.ParseUint(strings.TrimPrefix(s, "+"), 0, 31)
 				at.SetUint(n)
 				return err
 			}}
-		k.schema["minimum"], k.schema["maximum"] = 0, math.MaxInt32
-		return k
 	case reflect.Float32:
-		return kind{name: "float32", want: "a number", schema: schemaOf("number", true),
+		return kind{name: "float32", want: "a number",
 			parse: func(s string, at reflect.Value) error {
 				f, err := strconv.ParseFloat(s, 32)
 				at.SetFloat(f)
@@ -116,7 +105,6 @@ func basicKind(t reflect.Type) kind {
 			print: func(at reflect.Value) string { return strconv.FormatFloat(at.Float(), 'g', -1, 32) }}
 	case reflect.Slice: // comma-separated, and may be repeated (FL-07)
 		return kind{name: "list", want: "a comma-separated list", inFile: "a list",
-			schema: map[string]any{"type": []string{"array", "null"}, "items": schemaOf("string", false)},
 			parse: func(s string, at reflect.Value) error {
 				at.Set(reflect.ValueOf(slices.Concat(at.Interface().([]string), parts(s))))
 				return nil
@@ -126,7 +114,7 @@ func basicKind(t reflect.Type) kind {
 		return kind{name: "map", want: "Name=true or Name=false, with commas between", inFile: "a mapping of names to true or false",
 			parse: gateMap, print: printGates}
 	default:
-		return kind{name: "string", inFile: "text, in quotes if it looks like something else", schema: schemaOf("string", true),
+		return kind{name: "string", inFile: "text, in quotes if it looks like something else",
 			parse: func(s string, at reflect.Value) error { at.SetString(s); return nil }, print: reflect.Value.String}
 	}
 }
@@ -216,17 +204,4 @@ func parseSeverity(s string, at reflect.Value) error {
 	}
 	at.SetInt(int64(n))
 	return nil
-}
-
-// schemaOf is the schema of a type of JSON, or of null.
-func schemaOf(name string, orNull bool) map[string]any {
-	if !orNull {
-		return map[string]any{"type": name}
-	}
-	return map[string]any{"type": []string{name, "null"}}
-}
-
-// durationSchema is that of time.ParseDuration.
-func durationSchema(types ...string) map[string]any {
-	return map[string]any{"type": types, "pattern": `^[-+]?(0|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$`}
 }

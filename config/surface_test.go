@@ -240,7 +240,7 @@ func TestGates(t *testing.T) {
 }
 
 func TestPages(t *testing.T) {
-	for name, page := range map[string]string{"../docs/flags.md": FlagsPage(all.Modes()), "../docs/configuration.md": ConfigurationPage(all.Modes()), "testdata/help.golden": help()} {
+	for name, page := range map[string]string{"../docs/flags.md": flagsPage(all.Modes()), "../docs/configuration.md": configurationPage(all.Modes()), "testdata/help.golden": help()} {
 		if *update {
 			write(t, name, page)
 			continue

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// FlagsPage returns docs/flags.md.
-func FlagsPage(modes mode.List) string {
+// flagsPage returns docs/flags.md.
+func flagsPage(modes mode.List) string {
 	o := NewOptions(modes)
 	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(set)
@@ -44,8 +44,8 @@ func FlagsPage(modes mode.List) string {
 	return b.String()
 }
 
-// ConfigurationPage returns docs/configuration.md.
-func ConfigurationPage(modes mode.List) string {
+// configurationPage returns docs/configuration.md.
+func configurationPage(modes mode.List) string {
 	o := NewOptions(modes)
 	var b strings.Builder
 	b.WriteString("# The configuration file\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
