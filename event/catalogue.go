@@ -3,6 +3,7 @@ package event
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -21,32 +22,6 @@ type Entry struct {
 	Row string
 }
 
-// The entries' places in the catalogue.
-const (
-	starting = iota
-	failedProxierHealthcheck
-	failedMetricServer
-	readOnlySysFS
-	failedServiceHealthcheck
-	incorrectIPVersion
-	defaultModeWillChange
-	ipvsDeprecated
-	modeFallback
-	modeAnnotated
-	sourceRanges
-	nodeNotFound
-	driftRepaired
-	contestedKey
-	addressLent
-	addressRefused
-	nodePortInUse
-	nodeAddressTaken
-	affinityNearlyFull
-	configReloaded
-	configIgnored
-	entries
-)
-
 // The actions.
 const (
 	actionStart     = "StartKubeProxy"
@@ -56,78 +31,78 @@ const (
 	actionReload    = "ReloadConfiguration"
 )
 
-var catalogue = [entries]Entry{
-	starting: {"Starting", actionStart, Normal, KindNode,
+var catalogue = []Entry{
+	{"Starting", actionStart, Normal, KindNode,
 		"kube-proxy starts on node {node}",
 		"Once for each start of the process.", "EV-01"},
-	failedProxierHealthcheck: {"FailedToStartProxierHealthcheck", actionStart, Warning, KindNode,
+	{"FailedToStartProxierHealthcheck", actionStart, Warning, KindNode,
 		"kube-proxy on node {node} cannot serve health checks on {addr}: {err}",
 		"Only where bindAddressHardFail asks to end because of it. Mostly another program has the port of healthzBindAddress.", "EV-02"},
-	failedMetricServer: {"FailedToStartMetricServer", actionStart, Warning, KindNode,
+	{"FailedToStartMetricServer", actionStart, Warning, KindNode,
 		"kube-proxy on node {node} cannot serve metrics on {addr}: {err}",
 		"Only where bindAddressHardFail asks to end because of it. Mostly another program has the port of metricsBindAddress.", "EV-03"},
-	readOnlySysFS: {"readOnlySysFS", actionStart, Warning, KindNode,
+	{"readOnlySysFS", actionStart, Warning, KindNode,
 		"conntrack's hash table on node {node} keeps its size, because /sys is read-only: {err}",
 		"The table may have more entries than the hash table is good for, which costs time. Mount /sys writable, or set the module's parameter at boot.", "EV-04, PR-10"},
-	failedServiceHealthcheck: {"FailedToStartServiceHealthcheck", actionListen, Warning, KindService,
+	{"FailedToStartServiceHealthcheck", actionListen, Warning, KindService,
 		"node {node} cannot serve the Service's health check on port {port}: {err}",
 		"Another program on the node has the healthCheckNodePort; load balancers will not send traffic to this node. It is tried again, once a minute in the end.", "EV-05, HT-15"},
-	incorrectIPVersion: {"KubeProxyIncorrectIPVersion", actionEndpoints, Warning, "Service or EndpointSlice",
+	{"KubeProxyIncorrectIPVersion", actionEndpoints, Warning, "Service or EndpointSlice",
 		"{field}: {value} {what}",
 		"An address is of another IP family than the object says; it is ignored.", "EV-06"},
-	defaultModeWillChange: {"default-mode-will-change", actionStart, Warning, KindNode,
+	{"default-mode-will-change", actionStart, Warning, KindNode,
 		"no mode is configured, so kube-proxy on node {node} uses {mode}; a later version will choose another. Set mode to keep it",
 		"Neither the file nor --proxy-mode names a mode.", "EV-07"},
-	ipvsDeprecated: {"ipvs-deprecated", actionStart, Warning, KindNode,
+	{"ipvs-deprecated", actionStart, Warning, KindNode,
 		"kube-proxy on node {node} runs in the mode ipvs, which is deprecated; nftables takes its place",
 		"The mode ipvs works, but is not developed any further.", "EV-07"},
-	modeFallback: {"KubeProxyModeFallback", actionStart, Warning, KindNode,
+	{"KubeProxyModeFallback", actionStart, Warning, KindNode,
 		"kube-proxy on node {node} uses the mode {to}, because {from} cannot work here: {why}{caution}",
 		"The configured mode cannot work on this node. Install what the text names, or configure the mode that is used.", "EXT"},
-	modeAnnotated: {"KubeProxyModeFromAnnotation", actionStart, Normal, KindNode,
+	{"KubeProxyModeFromAnnotation", actionStart, Normal, KindNode,
 		"kube-proxy on node {node} takes the mode {mode} from the Node's annotation {annotation}",
 		"No mode is configured, and the annotation names one. Set mode to choose another; remove the annotation to get the default.", "EXT"},
-	sourceRanges: {"KubeProxySourceRangesUnsupported", actionSync, Warning, KindNode,
+	{"KubeProxySourceRangesUnsupported", actionSync, Warning, KindNode,
 		"kube-proxy on node {node} cannot enforce loadBalancerSourceRanges, which {service} has at {key}: {what}",
 		"The Host Networking Service of Windows knows no source ranges. Let the cloud's load balancer enforce them and set windowsIgnoreSourceRanges, or keep such Services off Windows nodes.", "WN-20"},
-	nodeNotFound: {"KubeProxyNodeNotFound", actionStart, Warning, KindNode,
+	{"KubeProxyNodeNotFound", actionStart, Warning, KindNode,
 		"kube-proxy runs as node {node}, but there is no Node of that name, or none that it may read; what depends on the Node does without it",
 		"The host's name is not the Node's: topology, node addresses, pod CIDRs and local traffic policies are affected. Set --hostname-override. Or the role system:node-proxier does not let the proxy read Nodes.", "PN-71"},
-	driftRepaired: {"KubeProxyDriftRepaired", actionSync, Warning, KindNode,
+	{"KubeProxyDriftRepaired", actionSync, Warning, KindNode,
 		"another program changed or removed {count} of kube-proxy's {family} rules on node {node}; they are restored",
 		"Somebody else removes or changes the rules. Repetitions are counted, not sent one by one.", "EXT"},
-	contestedKey: {"KubeProxyContestedKey", actionSync, Warning, KindService,
+	{"KubeProxyContestedKey", actionSync, Warning, KindService,
 		"{key} belongs to Service {winner}, which {why}; this Service does not get traffic there{more}",
 		"Two Services ask for the same address, port and protocol. A cluster IP counts more than a load balancer's address, and that more than an external IP; among equals the oldest Service has it, then the first by name. Of a Service that loses many there is one event.", "SV-24"},
-	addressLent: {"KubeProxyServiceNetworkAddress", actionSync, Warning, KindService,
+	{"KubeProxyServiceNetworkAddress", actionSync, Warning, KindService,
 		"{key} is an address of the service network that this Service has as its {kind}{more}; it is served until it is assigned as a cluster IP",
 		"Addresses of the service network are given out by the cluster. The Service loses this one, without notice, when another gets it as its cluster IP. Take another address.", "SV-24"},
-	addressRefused: {"KubeProxyAddressRefused", actionSync, Warning, KindService,
+	{"KubeProxyAddressRefused", actionSync, Warning, KindService,
 		"not served: {what}",
 		"The Service, or a slice of it, names addresses that nobody can have in the network (loopback, link-local, multicast, broadcast, unspecified, reserved) or that externalIPCIDRs leaves out, or too many of them: a Service may have 16,384 rows of load-balancer and external addresses, each counted once for each port, and 262,144 endpoints so counted. The rest of the Service is served; without a cluster IP there is no rest.", "SV-26, SV-13"},
-	nodePortInUse: {"KubeProxyNodePortInUse", actionListen, Warning, KindService,
+	{"KubeProxyNodePortInUse", actionListen, Warning, KindService,
 		"NodePort {port}/{proto} {takes} a program on node {node} that listens on {listener}",
 		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Only at 127.0.0.1 and ::1 in mode nftables the program wins, and the NodePort is not served there. Give one of them another port.", "PN-60, TN-58"},
-	nodeAddressTaken: {"KubeProxyNodeAddressTaken", actionListen, Warning, KindService,
+	{"KubeProxyNodeAddressTaken", actionListen, Warning, KindService,
 		"{key} is at an address of node {node} itself and takes traffic from {from}{more}",
 		"The Service has an address of the node as its external IP, or as its load balancer's. It is served and comes first: the program gets no more new connections there, or the other Service's NodePort none at this address. Give the Service another port or address. externalIPCIDRs can leave the nodes' networks out.", "SV-65, EXT"},
-	affinityNearlyFull: {"KubeProxyAffinityNearlyFull", actionSync, Warning, KindNode,
+	{"KubeProxyAffinityNearlyFull", actionSync, Warning, KindNode,
 		"the memory of session affinity of {family} on node {node} is {percent} % full; Services with the most clients: {services}",
 		"When it is full, new clients are led by a hash of their address: they stay with an endpoint until the number of endpoints changes. Look at what the Services named are visited by; shorten their timeoutSeconds. Told again after it was below 60 %.", "EXT"},
-	configReloaded: {"KubeProxyConfigReloaded", actionReload, Normal, KindNode,
+	{"KubeProxyConfigReloaded", actionReload, Normal, KindNode,
 		"kube-proxy on node {node} applied the changed configuration {file}: {changes}",
 		"A change of the configuration file took effect without a restart.", "EXT"},
-	configIgnored: {"KubeProxyConfigInvalid", actionReload, Warning, KindNode,
+	{"KubeProxyConfigInvalid", actionReload, Warning, KindNode,
 		"kube-proxy on node {node} ignores the changed configuration {file} and keeps its settings: {err}",
 		"The configuration file became invalid. The next start would fail.", "EXT"},
 }
 
 // Catalogue returns all events that the proxy can tell.
-func Catalogue() []Entry { return catalogue[:] }
+func Catalogue() []Entry { return catalogue }
 
-// about makes an event of an entry; with is the words of the note and what they stand for, by turns.
-func about(entry int, o Object, subject string, with ...string) Event {
-	e := catalogue[entry]
+// about makes an event of the entry with the reason. with alternates words of the note and their values.
+func about(reason string, o Object, subject string, with ...string) Event {
+	e := catalogue[slices.IndexFunc(catalogue, func(e Entry) bool { return e.Reason == reason })]
 	for i := 0; i < len(with); i += 2 {
 		with[i] = "{" + with[i] + "}"
 	}
@@ -137,34 +112,34 @@ func about(entry int, o Object, subject string, with ...string) Event {
 
 // Starting says that the process starts (EV-01).
 func Starting(node string) Event {
-	return about(starting, Node(node), "", "node", node)
+	return about("Starting", Node(node), "", "node", node)
 }
 
 // FailedToStartProxierHealthcheck says that the health server cannot listen, which ends the process (EV-02).
 func FailedToStartProxierHealthcheck(node, addr string, err error) Event {
-	return about(failedProxierHealthcheck, Node(node), "", "node", node, "addr", addr, "err", err.Error())
+	return about("FailedToStartProxierHealthcheck", Node(node), "", "node", node, "addr", addr, "err", err.Error())
 }
 
 // FailedToStartMetricServer says that the metrics server cannot listen, which ends the process (EV-03).
 func FailedToStartMetricServer(node, addr string, err error) Event {
-	return about(failedMetricServer, Node(node), "", "node", node, "addr", addr, "err", err.Error())
+	return about("FailedToStartMetricServer", Node(node), "", "node", node, "addr", addr, "err", err.Error())
 }
 
 // ReadOnlySysFS says that conntrack's hash table could not be sized (EV-04).
 func ReadOnlySysFS(node string, err error) Event {
-	return about(readOnlySysFS, Node(node), "", "node", node, "err", err.Error())
+	return about("readOnlySysFS", Node(node), "", "node", node, "err", err.Error())
 }
 
 // FailedToStartServiceHealthcheck says that a healthCheckNodePort is occupied (EV-05). service is "ns/name".
 func FailedToStartServiceHealthcheck(service, node string, port uint16, err error) Event {
 	p := strconv.Itoa(int(port))
-	return about(failedServiceHealthcheck, Service(service), p, "node", node, "port", p, "err", err.Error())
+	return about("FailedToStartServiceHealthcheck", Service(service), p, "node", node, "port", p, "err", err.Error())
 }
 
 // IncorrectIPVersion says that an address of the object is of the wrong family (EV-06). field and value say
 // which, what says what is wrong with it.
 func IncorrectIPVersion(o Object, field, value, what string) Event {
-	return about(incorrectIPVersion, o, withoutIndexes(field)+" "+value, "field", field, "value", value, "what", what)
+	return about("KubeProxyIncorrectIPVersion", o, withoutIndexes(field)+" "+value, "field", field, "value", value, "what", what)
 }
 
 // withoutIndexes makes "endpoints[].addresses[]" of "endpoints[3].addresses[0]": places change with what stands beside.
@@ -179,12 +154,12 @@ func withoutIndexes(field string) string {
 
 // DefaultModeWillChange says that no mode is configured (EV-07); mode is the one that is used.
 func DefaultModeWillChange(node, mode string) Event {
-	return about(defaultModeWillChange, Node(node), "", "node", node, "mode", mode)
+	return about("default-mode-will-change", Node(node), "", "node", node, "mode", mode)
 }
 
 // IPVSDeprecated says that the mode ipvs runs (EV-07).
 func IPVSDeprecated(node string) Event {
-	return about(ipvsDeprecated, Node(node), "", "node", node)
+	return about("ipvs-deprecated", Node(node), "", "node", node)
 }
 
 // ModeFallback says that the mode to runs, because from cannot, and what the administrator must know of to; "" for nothing.
@@ -192,28 +167,28 @@ func ModeFallback(node, from, to string, why error, caution string) Event {
 	if caution != "" {
 		caution = ". " + caution
 	}
-	return about(modeFallback, Node(node), from, "node", node, "from", from, "to", to, "why", why.Error(), "caution", caution)
+	return about("KubeProxyModeFallback", Node(node), from, "node", node, "from", from, "to", to, "why", why.Error(), "caution", caution)
 }
 
 // ModeFromAnnotation says that the mode was taken from the Node's annotation of that name.
 func ModeFromAnnotation(node, mode, annotation string) Event {
-	return about(modeAnnotated, Node(node), "", "node", node, "mode", mode, "annotation", annotation)
+	return about("KubeProxyModeFromAnnotation", Node(node), "", "node", node, "mode", mode, "annotation", annotation)
 }
 
 // SourceRangesUnsupported says that the mode cannot keep clients out by source ranges, and what it does with such rows; service and key
 // are the first of them (WN-20).
 func SourceRangesUnsupported(node, service, key, what string) Event {
-	return about(sourceRanges, Node(node), key, "node", node, "service", service, "key", key, "what", what)
+	return about("KubeProxySourceRangesUnsupported", Node(node), key, "node", node, "service", service, "key", key, "what", what)
 }
 
 // NodeNotFound says that this host's name is not the name of a Node (PN-71).
 func NodeNotFound(node string) Event {
-	return about(nodeNotFound, Node(node), "", "node", node)
+	return about("KubeProxyNodeNotFound", Node(node), "", "node", node)
 }
 
 // DriftRepaired says that rules of one family, "IPv4" or "IPv6", had been changed by others.
 func DriftRepaired(node, family string, count int) Event {
-	return about(driftRepaired, Node(node), family, "node", node, "family", family, "count", strconv.Itoa(count))
+	return about("KubeProxyDriftRepaired", Node(node), family, "node", node, "family", family, "count", strconv.Itoa(count))
 }
 
 // ContestedKey says that loser does not get key, because winner, "which {why}", has it (SV-24). Both are "ns/name". It
@@ -223,7 +198,7 @@ func ContestedKey(loser, winner, key, why string, more int) Event {
 	if more > 0 {
 		others = fmt.Sprintf(", and %d more of its addresses and ports belong to others", more)
 	}
-	return about(contestedKey, Service(loser), key+" "+winner, "key", key, "winner", winner, "why", why, "more", others)
+	return about("KubeProxyContestedKey", Service(loser), key+" "+winner, "key", key, "winner", winner, "why", why, "more", others)
 }
 
 // AddressLent says that the Service, "ns/name", has an address of the service network though it is not its cluster IP
@@ -233,19 +208,19 @@ func AddressLent(service, key, kind string, more int) Event {
 	if more > 0 {
 		others = fmt.Sprintf(", as are %d more", more)
 	}
-	return about(addressLent, Service(service), key, "key", key, "kind", kind, "more", others)
+	return about("KubeProxyServiceNetworkAddress", Service(service), key, "key", key, "kind", kind, "more", others)
 }
 
 // AddressRefused says that addresses of a Service, "ns/name", are not served (SV-26); what says which and why, and
 // subject which, without what changes from one look to the next.
 func AddressRefused(service, what, subject string) Event {
-	return about(addressRefused, Service(service), subject, "what", what)
+	return about("KubeProxyAddressRefused", Service(service), subject, "what", what)
 }
 
 // AffinityNearlyFull says that session affinity of one family will soon not remember new clients. services are those
 // with the most clients.
 func AffinityNearlyFull(node, family string, percent int, services []string) Event {
-	return about(affinityNearlyFull, Node(node), family, "node", node, "family", family, "percent", strconv.Itoa(percent),
+	return about("KubeProxyAffinityNearlyFull", Node(node), family, "node", node, "family", family, "percent", strconv.Itoa(percent),
 		"services", strings.Join(services, ", "))
 }
 
@@ -256,7 +231,7 @@ func NodePortInUse(service, node string, port uint16, proto string, listener net
 	if kept {
 		takes = "is not served at the address of"
 	}
-	return about(nodePortInUse, Service(service), fmt.Sprintf("%d/%s %s %v", port, proto, node, listener),
+	return about("KubeProxyNodePortInUse", Service(service), fmt.Sprintf("%d/%s %s %v", port, proto, node, listener),
 		"port", strconv.Itoa(int(port)), "proto", proto, "takes", takes, "node", node, "listener", listener.String())
 }
 
@@ -272,15 +247,15 @@ func NodeAddressTaken(service, node, key string, listener netip.AddrPort, nodePo
 	if more > 0 {
 		others = fmt.Sprintf("; there are %d more such ports of this Service", more)
 	}
-	return about(nodeAddressTaken, Service(service), key+" "+node+" "+from, "key", key, "node", node, "from", from, "more", others)
+	return about("KubeProxyNodeAddressTaken", Service(service), key+" "+node+" "+from, "key", key, "node", node, "from", from, "more", others)
 }
 
 // ConfigReloaded says that a changed file is in force; changes is a list of its fields, for people.
 func ConfigReloaded(node, file, changes string) Event {
-	return about(configReloaded, Node(node), changes, "node", node, "file", file, "changes", changes)
+	return about("KubeProxyConfigReloaded", Node(node), changes, "node", node, "file", file, "changes", changes)
 }
 
 // ConfigIgnored says that a changed file is invalid, and the settings before stay.
 func ConfigIgnored(node, file string, err error) Event {
-	return about(configIgnored, Node(node), err.Error(), "node", node, "file", file, "err", err.Error())
+	return about("KubeProxyConfigInvalid", Node(node), err.Error(), "node", node, "file", file, "err", err.Error())
 }
