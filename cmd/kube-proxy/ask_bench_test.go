@@ -41,7 +41,7 @@ func BenchmarkAskTrace(b *testing.B) {
 	}
 	until(b, func() string {
 		if _, err := ask(); err != nil {
-			return fmt.Sprintf("%v\n%s", err, p.out.String())
+			return fmt.Sprintf("%v\n%s", err, p.log())
 		}
 		return ""
 	})

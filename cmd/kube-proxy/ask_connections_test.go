@@ -11,10 +11,10 @@ import (
 
 // A client that has ended 300 connections and holds one is told that one, and how many have ended, in one line.
 func TestAskConnections(t *testing.T) {
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	n.command("sh", "-ec", `ip link set lo up; ip addr add 10.0.0.1/32 dev lo; ip addr add 192.0.2.1/32 dev lo; ip route add 10.96.0.0/16 dev lo src 192.0.2.1`)
-	write(t, dir+"/m/good.yaml", good())
-	n.serve(dir)
+	write(t, n.dir+"/m/good.yaml", good())
+	n.serve("nftables")
 	n.command("sh", "-c", "echo 600 >/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close") // so that they are remembered on a busy machine too
 	var l net.Listener
 	var err error

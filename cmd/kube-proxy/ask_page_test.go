@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -127,9 +126,8 @@ func TestTracesInText(t *testing.T) {
 func TestAskPageRunning(t *testing.T) {
 	n := newNamespace(t)
 	t.Chdir("../..")
-	dir := t.TempDir()
-	do(t, os.CopyFS(filepath.Join(dir, "m"), os.DirFS("docs/examples/shop")))
-	p := n.start(dir, []string{"--proxy-mode=nftables", "--hostname-override=node1", "--manifests=m", "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48"}, nil)
+	do(t, os.CopyFS(n.path("m"), os.DirFS("docs/examples/shop")))
+	p := n.start([]string{"--proxy-mode=nftables", "--hostname-override=node1", "--manifests=m", "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48"})
 	p.await(allWritten)
 	page(t, true, func(args []string) string {
 		code, out, errOut := n.kubeProxy(args...)

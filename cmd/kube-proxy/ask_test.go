@@ -112,15 +112,14 @@ func TestAskGolden(t *testing.T) {
 // A proxy that runs is asked by command, in each form, across a reload and a restart; and who may not, or asks what is none, is told so.
 func TestAskRunning(t *testing.T) {
 	n := newNamespace(t)
-	dir := t.TempDir()
-	do(t, os.CopyFS(filepath.Join(dir, "m"), os.DirFS("testdata/ask/m")))
+	do(t, os.CopyFS(n.path("m"), os.DirFS("testdata/ask/m")))
 	n.command("mkdir", "-p", "/run/kube-proxy", "/run/other")
-	file := filepath.Join(dir, "config.yaml")
+	file := n.path("config.yaml")
 	configure := func(more string) {
 		write(t, file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.1.0.0/16\nmetricsBindAddress: none\nhealthzBindAddress: none\n"+more))
 	}
 	configure("")
-	p := n.start(dir, []string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"}, nil)
+	p := n.start([]string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"})
 	p.await(allWritten)
 	p.await(regexp.MustCompile("questions are answered"))
 
@@ -203,7 +202,7 @@ func TestAskRunning(t *testing.T) {
 	})
 
 	// The next process waits for this one, which answers until it ends; after a kill the next one has the socket all the same.
-	next := n.start(dir, []string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"}, nil)
+	next := n.start([]string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"})
 	next.await(regexp.MustCompile("waits|waiting|another kube-proxy"))
 	answers(0, "shop/web", "why", "shop/web")
 	p.end(syscall.SIGKILL)
@@ -263,28 +262,26 @@ func listenAt(t *testing.T, path string) *net.UnixListener {
 
 // --watch goes on until it is interrupted, then ends well, and tells of changes as they come.
 func TestAskWatch(t *testing.T) {
-	n := newNamespace(t)
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	n.serve(dir)
+	n := newNode(t)
+	n.serve("nftables")
 	until(t, func() string { _, _, errOut := n.kubeProxy("table"); return errOut })
-	events := n.start(dir, []string{"events", "--watch", "-o", "json"}, nil)
-	table := n.start(dir, []string{"table", "late", "--watch"}, nil)
-	one := n.start(dir, []string{"events", "good", "--watch"}, nil)
+	events := n.start([]string{"events", "--watch", "-o", "json"})
+	table := n.start([]string{"table", "late", "--watch"})
+	one := n.start([]string{"events", "good", "--watch"})
 	one.await(regexp.MustCompile("shop/good"))
 	events.await(regexp.MustCompile("shop/good"))
-	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.0.7", 80, "10.0.0.7"))
+	n.write("m/late.yaml", service("late", "10.96.0.7", 80, "10.0.0.7"))
 	events.await(regexp.MustCompile(`"object": "shop/late"`))
 	table.await(regexp.MustCompile(`(?m)^node n1 at .* UTC\nKEY .*\n10\.96\.0\.7:80/tcp +IPv4 +shop/late`))
 	// A Service that is gone is known as long as its changes are, under its bare name too; who watches it goes on.
-	do(t, os.Remove(filepath.Join(dir, "m/good.yaml")))
+	do(t, os.Remove(n.path("m/good.yaml")))
 	one.await(regexp.MustCompile("shop/good +.*deleted"))
 	for _, name := range []string{"shop/good", "good"} {
 		if code, out, errOut := n.kubeProxy("events", name); code != 0 || !strings.Contains(out, "deleted") || strings.Contains(out, "shop/late") {
 			t.Errorf("events %s after it is gone: exit code %d\n%s%s", name, code, out, errOut)
 		}
 	}
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n.write("m/good.yaml", good())
 	one.await(regexp.MustCompile("(?s)shop/good +[^\n]*deleted.*shop/good +[^\n]*created"))
 	if strings.Contains(one.log(), "shop/late") {
 		t.Errorf("who watches one Service is told of another:\n%s", one.log())
@@ -350,10 +347,8 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 
 // A crowd at the socket changes neither what the proxy takes of the machine nor how changes reach the kernel.
 func TestAskCrowd(t *testing.T) {
-	n := newNamespace(t)
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	p := n.serve(dir)
+	n := newNode(t)
+	p := n.serve("nftables")
 	at := "/run/kube-proxy/admin.sock"
 	until(t, func() string { _, _, errOut := n.kubeProxy("table"); return errOut })
 	resident := func() int { return residentOf(t, p.cmd.Process.Pid) }
@@ -383,7 +378,7 @@ func TestAskCrowd(t *testing.T) {
 	if len(crowd) < 100 {
 		t.Fatalf("%d could connect", len(crowd))
 	}
-	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.0.7", 80, "10.0.0.7"))
+	n.write("m/late.yaml", service("late", "10.96.0.7", 80, "10.0.0.7"))
 	until(t, func() string {
 		if got := n.serves(); !strings.Contains(got, "10.96.0.7") {
 			return "the change is not in the kernel:\n" + got
@@ -435,11 +430,8 @@ func TestAskAsPlugin(t *testing.T) {
 
 // What somebody takes from the kernel is named by who follows a packet and by who compares, and the exit code tells.
 func TestAskSabotage(t *testing.T) {
-	n := newNamespace(t)
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	p := n.start(dir, []string{"--proxy-mode=iptables", "--hostname-override=n1", "--manifests=m", "--cluster-cidr=10.0.0.0/16,fd00::/48", "--iptables-sync-period=1h"}, nil)
-	p.await(allWritten)
+	n := newNode(t)
+	n.serve("iptables", "--iptables-sync-period=1h")
 	until(t, func() string {
 		if code, out, errOut := n.kubeProxy("diff"); code != 0 {
 			return fmt.Sprintf("before: exit code %d: %s%s", code, out, errOut)

@@ -20,22 +20,21 @@ import (
 // with -race alone (make test-asked, which CI runs).
 func TestAskedUnderChanges(t *testing.T) {
 	const lasts = 10 * time.Second
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	n.command("ip", "addr", "add", "192.0.2.1/32", "dev", "lo")
-	write(t, filepath.Join(dir, "m/node.yaml"), node(""))
+	n.write("m/node.yaml", node(""))
 	form := func(i, k int) []byte {
 		return service(fmt.Sprint("s", i), fmt.Sprintf("10.96.0.%d", i+1), 80, fmt.Sprintf("10.0.%d.%d", i, k%250+1))
 	}
 	const services = 20
 	for i := range services {
-		write(t, filepath.Join(dir, fmt.Sprintf("m/s%d.yaml", i)), form(i, 0))
+		write(t, n.path(fmt.Sprintf("m/s%d.yaml", i)), form(i, 0))
 	}
-	p := n.start(dir, append(usualArgs(), "-v=2"), nil)
-	p.await(allWritten)
+	p := n.serve("nftables", "-v=2")
 
 	watches := map[string]*process{}
 	for _, args := range [][]string{{"events", "--watch"}, {"table", "--watch"}, {"top", "--watch"}, {"why", "shop/s1", "--watch"}, {"events", "--watch", "-o", "json"}} {
-		watches[strings.Join(args, " ")] = n.start(dir, args, nil)
+		watches[strings.Join(args, " ")] = n.start(args)
 	}
 	end := time.Now().Add(lasts)
 	var working sync.WaitGroup
@@ -46,7 +45,7 @@ func TestAskedUnderChanges(t *testing.T) {
 		for k := 1; !over(); k++ {
 			for i := range services / 4 { // five Services each 40 ms are 125 changes a second
 				s := (k*5 + i) % services
-				file := filepath.Join(dir, fmt.Sprintf("m/s%d.yaml", s))
+				file := n.path(fmt.Sprintf("m/s%d.yaml", s))
 				if err := os.WriteFile(file+".new", form(s, k), 0o644); err != nil {
 					t.Error(err)
 				}

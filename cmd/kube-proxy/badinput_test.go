@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write what the program does into testda
 // Every file of testdata/badinput is one thing that is wrong, given to the real program:
 //
 //	what it is
-//	-- args --     the command line; that of usualArgs if there is none
+//	-- args --     the command line; that of usual if there is none
 //	-- m/… --      files; m/good.yaml with the Node and a good Service is always there, and generated has what is not text
 //	-- says --     all that the program prints but lines of level INFO, log lines sorted
 //	-- serves --   what the kernel has afterwards; nothing if the program ends by itself: then all is as before
@@ -35,11 +35,8 @@ func TestBadInput(t *testing.T) {
 		t.Fatalf("no cases: %v", err)
 	}
 	// What ends by itself must leave the rules that are there: one set of them is enough for all.
-	serving, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	if code := serving.serve(dir).end(syscall.SIGTERM); code != 0 {
-		t.Fatalf("exit code %d without anything wrong", code)
-	}
+	serving := newNode(t)
+	serving.serve("nftables").stop()
 	unused := maps.Clone(generated)
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".txtar")
@@ -61,9 +58,9 @@ func TestBadInput(t *testing.T) {
 }
 
 func testBadInput(n *namespace, file string, c *txtar.Archive, g spoiler) {
-	t, dir := n.t, n.t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	args := usualArgs()
+	t, dir := n.t, n.dir
+	n.write("m/good.yaml", good())
+	args := usual("nftables")
 	for _, f := range c.Files {
 		switch f.Name {
 		case "args":
@@ -76,7 +73,7 @@ func testBadInput(n *namespace, file string, c *txtar.Archive, g spoiler) {
 	if g.files != nil {
 		g.files(t, dir)
 	}
-	p := n.start(dir, args, g.process)
+	p := n.start(args, g.process)
 	got := map[string]string{}
 	if wants(c, "exit") != "" {
 		got["exit"] = fmt.Sprintln(p.end(0))
@@ -159,16 +156,16 @@ var generated = map[string]spoiler{
 		write(t, filepath.Join(dir, "config"), []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: \"\xff\"\n"))
 	}},
 	"two-problems":      {process: without("net_admin")},
-	"not-root":          {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
+	"not-root":          {process: env(asUser + "=65534")},
 	"without-NET_ADMIN": {process: without("net_admin")},
-	"blank-not-root":    {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
-	"iptables-not-root": {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
+	"blank-not-root":    {process: env(asUser + "=65534")},
+	"iptables-not-root": {process: env(asUser + "=65534")},
 	"root-of-another-user-namespace": {process: func(c *exec.Cmd) {
 		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
 		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
 	}},
-	"no-packet-filter":         {process: func(c *exec.Cmd) { c.Env = append(c.Env, noNetfilter+"=1", "PATH=") }},
-	"kernel-without-netfilter": {process: func(c *exec.Cmd) { c.Env = append(c.Env, noNetfilter+"=1") }},
+	"no-packet-filter":         {process: env(noNetfilter+"=1", "PATH=")},
+	"kernel-without-netfilter": {process: env(noNetfilter + "=1")},
 }
 
 func do(t testing.TB, err error) {

@@ -29,7 +29,7 @@ type checked struct {
 // check runs kube-proxy check with JSON.
 func (n *namespace) check(spoilt func(*exec.Cmd), args ...string) checked {
 	n.t.Helper()
-	p := n.start(n.t.TempDir(), slices.Concat([]string{"check", "-o=json", "--hostname-override=n1", "--manifests=m"}, args), spoilt)
+	p := n.start(slices.Concat([]string{"check", "-o=json", "--hostname-override=n1", "--manifests=m"}, args), spoilt)
 	c := checked{code: p.end(0), text: p.log()}
 	if err := json.Unmarshal([]byte(c.text), &c.CheckReport); err != nil {
 		n.t.Fatalf("exit code %d, and no JSON: %v:\n%s", c.code, err, c.text)
@@ -110,9 +110,8 @@ func TestCheckFinds(t *testing.T) {
 		{name: "another kube-proxy that runs", other: func(t *testing.T, n *namespace) { n.occupy(t, "0.0.0.0:10256"); n.occupy(t, "127.0.0.1:10249") },
 			want: []string{"ports warning healthz: …10256 is taken by process", "ports warning metrics: …10249 is taken by process"}},
 		{name: "this kube-proxy runs", other: func(t *testing.T, n *namespace) {
-			dir := t.TempDir()
-			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			n.with(t).serve(dir)
+			n.write("m/good.yaml", good())
+			n.serve("nftables")
 		}, want: []string{"kube-proxy-running info: it is process", "ports info healthz: …is taken by the kube-proxy that runs", "kube-proxy-rules info"}},
 		{name: "Cilium in kube-proxy's place", make: []string{"ip link add cilium_host type veth peer name cilium_net"}, other: func(t *testing.T, _ *namespace) { loadBPF(t, "cil_sock4_conne") },
 			want: []string{"cilium error: …cil_sock4_conne"}, code: 2, alone: true},
@@ -196,7 +195,7 @@ func TestCheckInTheDark(t *testing.T) {
 			"mode-asked ok: …mode iptables would run", "drop-policy ok"}}, // the legacy back end has no need of it
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := newNamespace(t).check(func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, c.env) })
+			got := newNamespace(t).check(env(c.env))
 			if known := !slices.Contains(c.wants, "mode-asked unknown"); known != (got.Runs != "") {
 				t.Errorf("it says that mode %q would run", got.Runs)
 			}

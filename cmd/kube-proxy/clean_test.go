@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 )
 
@@ -52,23 +51,20 @@ var counters = regexp.MustCompile(` \[\d+:\d+\]`)
 // leaves nothing of any mode but what is the kubelet's and others' (DP-15).
 func TestModeChangeAndCleanup(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	write(t, filepath.Join(dir, "hints"), []byte(hints))
-	n.command("sh", "-c", "iptables-restore --noflush <"+filepath.Join(dir, "hints"))
+	n := newNode(t)
+	n.write("hints", []byte(hints))
+	n.command("sh", "-c", "iptables-restore --noflush <"+n.path("hints"))
 	before := n.rules()
 
 	run := func(mode string, removed string) {
 		t.Helper()
-		args := append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...)
-		p := n.start(dir, args, withoutIPVS)
+		args := usual(mode)
+		p := n.start(args, withoutIPVS)
 		p.await(allWritten)
 		if removed != "" {
 			p.await(regexp.MustCompile(removed))
 		}
-		if code := p.end(syscall.SIGTERM); code != 0 {
-			t.Errorf("mode %s: exit code %d\n%s", mode, code, p.log())
-		}
+		p.stop()
 	}
 	has := func(what string, want bool) {
 		t.Helper()
@@ -87,7 +83,7 @@ func TestModeChangeAndCleanup(t *testing.T) {
 	run("ipvs", `mode="ipvs" instead="iptables" err="ipvs: connect to IPVS`)
 	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
 	for _, flags := range [][]string{{"--cleanup"}, {"--cleanup-iptables"}, {"--cleanup"}} {
-		p := n.start(dir, flags, nil)
+		p := n.start(flags)
 		if code := p.end(0); code != 0 {
 			t.Errorf("%s: exit code %d\n%s", flags, code, p.log())
 		}
@@ -101,24 +97,23 @@ func TestModeChangeAndCleanup(t *testing.T) {
 // lock of iptables.
 func TestModeChangeAgain(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	args := func(mode string) []string { return append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...) }
-	p := n.start(dir, args("iptables"), nil)
+	n := newNode(t)
+	args := func(mode string) []string { return usual(mode) }
+	p := n.start(args("iptables"))
 	p.await(allWritten)
 	p.stop()
-	locked := filepath.Join(dir, "locked")
+	locked := n.path("locked")
 	write(t, locked, nil)
 	for _, name := range []string{"iptables", "ip6tables"} {
 		for _, does := range []string{"", "-save", "-restore"} {
 			program := name + "-nft" + does
 			real, err := exec.LookPath(program)
 			do(t, err)
-			write(t, filepath.Join(dir, "bin", program), []byte("#!/bin/sh\n[ -e "+locked+" ] && { echo somebody holds the lock >&2; exit 4; }\nexec "+real+" \"$@\"\n"))
-			do(t, os.Chmod(filepath.Join(dir, "bin", program), 0o755))
+			write(t, n.path("bin", program), []byte("#!/bin/sh\n[ -e "+locked+" ] && { echo somebody holds the lock >&2; exit 4; }\nexec "+real+" \"$@\"\n"))
+			do(t, os.Chmod(n.path("bin", program), 0o755))
 		}
 	}
-	p = n.start(dir, args("nftables"), func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+filepath.Join(dir, "bin")+":/usr/bin:/bin") })
+	p = n.start(args("nftables"), env("PATH="+n.path("bin")+":/usr/bin:/bin"))
 	p.await(regexp.MustCompile(`E.*\] "rules of another mode could not all be removed.*somebody holds the lock`))
 	do(t, os.Remove(locked))
 	p.await(regexp.MustCompile(`"removed" .* chains of iptables \(nft, IPv4\)"`))
@@ -135,10 +130,9 @@ func TestModeChangeAgain(t *testing.T) {
 // --cleanup beside a proxy that runs would start a fight: it says so, and removes nothing.
 func TestCleanupBesideProxy(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	n.serve(dir)
-	p := n.start(dir, []string{"--cleanup"}, nil)
+	n := newNode(t)
+	n.serve("nftables")
+	p := n.start([]string{"--cleanup"})
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d\n%s", code, p.log())
 	}
@@ -158,7 +152,7 @@ func TestInitOnly(t *testing.T) {
 		t.Helper()
 		return strings.TrimSpace(n.command("cat", "/proc/sys/net/"+name))
 	}
-	p := n.start(t.TempDir(), []string{"--init-only", "--proxy-mode=iptables", "--conntrack-tcp-timeout-established=7h", "--conntrack-udp-timeout=41s"}, nil)
+	p := n.start([]string{"--init-only", "--proxy-mode=iptables", "--conntrack-tcp-timeout-established=7h", "--conntrack-udp-timeout=41s"})
 	if code := p.end(0); code != 0 {
 		t.Errorf("exit code %d\n%s", code, p.log())
 	}
@@ -180,20 +174,16 @@ func TestInitOnly(t *testing.T) {
 // PR-08, FL-03: --cleanup works beside a --config and whatever else a manifest says; nothing of that runs.
 func TestCleanupWithConfig(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	write(t, filepath.Join(dir, "config"), []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n"+
+	n := newNode(t)
+	n.write("config", []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n"+
 		"clientConnection: {kubeconfig: /nowhere}\nmetricsBindAddress: 127.0.0.1:1\n"))
 	for _, mode := range []string{"nftables", "iptables"} {
-		p := n.start(dir, append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...), nil)
-		p.await(allWritten)
-		if code := p.end(syscall.SIGTERM); code != 0 {
-			t.Errorf("mode %s: exit code %d", mode, code)
-		}
+		p := n.serve(mode)
+		p.stop()
 		if rules := n.rules(); rules == "" {
 			t.Errorf("mode %s: there are no rules", mode)
 		}
-		p = n.start(dir, []string{"--config=config", "--cleanup", "--hostname-override=n1", "--cluster-cidr=10.0.0.0/8"}, nil)
+		p = n.start([]string{"--config=config", "--cleanup", "--hostname-override=n1", "--cluster-cidr=10.0.0.0/8"})
 		if code := p.end(0); code != 0 {
 			t.Errorf("exit code %d:\n%s", code, p.log())
 		}
@@ -208,7 +198,7 @@ func TestCleanupWithConfig(t *testing.T) {
 		if errorLine.MatchString(p.log()) {
 			t.Errorf("an error in\n%s", p.log())
 		}
-		if again := n.start(dir, []string{"--config=config", "--cleanup"}, nil); again.end(0) != 0 || !strings.Contains(again.log(), "there were no rules of a kube-proxy") {
+		if again := n.start([]string{"--config=config", "--cleanup"}); again.end(0) != 0 || !strings.Contains(again.log(), "there were no rules of a kube-proxy") {
 			t.Errorf("the second --cleanup:\n%s", again.log())
 		}
 	}
@@ -217,17 +207,17 @@ func TestCleanupWithConfig(t *testing.T) {
 // PR-09: after --init-only by root, a process that is not root and may do no more than CAP_NET_ADMIN serves.
 func TestInitOnlyThenNetAdmin(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	for at := dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
+	n := newNamespace(t)
+	for at := n.dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
 		do(t, os.Chmod(at, 0o755))
 	}
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n.write("m/good.yaml", good())
 	settings := []string{"--proxy-mode=nftables", "--conntrack-tcp-timeout-established=7h", "--conntrack-udp-timeout=41s"}
-	if p := n.start(dir, append([]string{"--init-only"}, settings...), nil); p.end(0) != 0 {
+	if p := n.start(append([]string{"--init-only"}, settings...)); p.end(0) != 0 {
 		t.Fatal(p.log())
 	}
-	p := n.start(dir, append(settings, usualArgs()[1:]...), func(c *exec.Cmd) {
-		here := filepath.Join(dir, "kube-proxy") // where anybody may run it
+	p := n.start(append(settings, usual("nftables")[1:]...), func(c *exec.Cmd) {
+		here := n.path("kube-proxy") // where anybody may run it
 		do(t, os.Link(c.Path, here))
 		c.Args = append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all,+net_admin",
 			"--inh-caps=-all,+net_admin", "--ambient-caps=-all,+net_admin", here}, c.Args[1:]...)

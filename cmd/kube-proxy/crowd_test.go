@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -23,12 +21,12 @@ func TestCrowd(t *testing.T) {
 	for mode, rules := range map[string]string{"nftables": "nft list ruleset", "iptables": "iptables-save"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
+			n := newNamespace(t)
 			n.command("ip", "addr", "add", "192.0.2.1/32", "dev", "lo") // the Node's, where NodePorts answer
-			write(t, filepath.Join(dir, "m/node.yaml"), node(""))
-			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32100, 1))
-			args := append(usualArgs()[1:], "--proxy-mode="+mode)
-			p := n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, fmt.Sprintf("%s=%d", asFiles, fewFiles)) })
+			n.write("m/node.yaml", node(""))
+			n.write("m/web.yaml", balanced(32100, 1))
+			args := usual(mode)
+			p := n.start(args, env(fmt.Sprintf("%s=%d", asFiles, fewFiles)))
 			p.await(allWritten)
 			asked := []string{healthURL + "/readyz", "http://192.0.2.1:32100/", metricsURL + "/metrics"}
 			for _, url := range asked {
@@ -43,7 +41,7 @@ func TestCrowd(t *testing.T) {
 			for _, url := range asked {
 				n.code(url, 200)
 			}
-			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32100, 2))
+			n.write("m/web.yaml", balanced(32100, 2))
 			n.until(asked[1], "both endpoints", func(a answer) bool { return strings.Contains(a.body, `"localEndpoints": 2`) })
 			if got := n.command(strings.Fields(rules)...); !strings.Contains(got, "10.0.0.11") {
 				t.Errorf("the change is not in the kernel:\n%s", got)
@@ -63,22 +61,22 @@ func TestCrowd(t *testing.T) {
 // so, and the others' changes reach the kernel.
 func TestManyHealthCheckPorts(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	n.command("ip", "addr", "add", "192.0.2.1/32", "dev", "lo")
-	write(t, filepath.Join(dir, "m/node.yaml"), node(""))
-	write(t, filepath.Join(dir, "m/good.yaml"), service("good", "10.96.0.1", 80, "10.0.0.1"))
+	n.write("m/node.yaml", node(""))
+	n.write("m/good.yaml", service("good", "10.96.0.1", 80, "10.0.0.1"))
 	var many []byte
 	for i := range 2 * fewFiles {
 		many = fmt.Appendf(many, "---\nkind: Service\nmetadata: {name: s%d, namespace: many}\nspec: {type: LoadBalancer, clusterIP: 10.97.%d.%d, "+
 			"externalTrafficPolicy: Local, healthCheckNodePort: %d, ports: [{port: 80, nodePort: %d}]}\n", i, i/250, i%250, 31000+i, 30000+i)
 	}
-	write(t, filepath.Join(dir, "m/many.yaml"), many)
-	p := n.start(dir, usualArgs(), func(c *exec.Cmd) { c.Env = append(c.Env, fmt.Sprintf("%s=%d", asFiles, fewFiles)) })
+	n.write("m/many.yaml", many)
+	p := n.start(usual("nftables"), env(fmt.Sprintf("%s=%d", asFiles, fewFiles)))
 	p.await(allWritten)
 	p.await(regexp.MustCompile(`health check port does not answer.* listeners are open, and the process may have 300 files in all: raise that limit`))
 	n.code(healthURL+"/readyz", 200)
 	n.code(metricsURL+"/metrics", 200)
-	write(t, filepath.Join(dir, "m/good.yaml"), service("good", "10.96.0.1", 80, "10.0.0.77"))
+	n.write("m/good.yaml", service("good", "10.96.0.1", 80, "10.0.0.77"))
 	for end := time.Now().Add(patience); !strings.Contains(n.command("nft", "list", "map", "ip", "kube-proxy", "backends"), "10.0.0.77"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the change is not in the kernel:\n%s", p.log())

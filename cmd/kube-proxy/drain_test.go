@@ -4,7 +4,6 @@ package main
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"syscall"
@@ -15,13 +14,12 @@ import (
 // the next process may serve (PR-07).
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	n, dir, memories := newNamespace(t), t.TempDir(), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n, memories := newNode(t), t.TempDir()
 	open, closed := filepath.Join(memories, "open"), filepath.Join(memories, "closed")
 	serve := func(args ...string) *process {
 		t.Helper()
-		args = append(append([]string{"--proxy-mode=memory"}, usualArgs()[1:]...), args...)
-		p := n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, withMemory+"="+memories) })
+		args = append(usual("memory"), args...)
+		p := n.start(args, env(withMemory+"="+memories))
 		p.await(allWritten)
 		return p
 	}

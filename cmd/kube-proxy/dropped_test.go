@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -36,10 +35,10 @@ func TestFlowsOfADroppedService(t *testing.T) {
 	for name, mode := range map[string]string{"nftables": "nftables", "iptables-nft": "iptables", "iptables-legacy": "iptables"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
+			n := newNamespace(t)
 			if name == "iptables-legacy" { // DP-14
-				write(t, filepath.Join(dir, "hints"), []byte(hints))
-				n.command("sh", "-c", "iptables-legacy-restore --noflush <"+filepath.Join(dir, "hints"))
+				n.write("hints", []byte(hints))
+				n.command("sh", "-c", "iptables-legacy-restore --noflush <"+n.path("hints"))
 			}
 			n.command("sh", "-ec", `ip link add away type veth peer name nowhere; ip link set away up; ip link set nowhere up
 				ip addr add 10.0.0.1/32 dev lo; ip addr add fd00::1/128 dev lo nodad
@@ -50,11 +49,11 @@ func TestFlowsOfADroppedService(t *testing.T) {
 			}
 			gone := datagrams("gone", "IPv4", "10.96.0.9", "10.0.0.1") + datagrams("gone6", "IPv6", "fd96::9", "fd00::1")
 			stays := datagrams("stays", "IPv4", "10.96.0.8", "10.0.0.1") + datagrams("stays6", "IPv6", "fd96::8", "fd00::1")
-			manifest := filepath.Join(dir, "m/services.yaml")
-			args := append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...)
+			manifest := n.path("m/services.yaml")
+			args := usual(mode)
 
 			write(t, manifest, []byte(gone+stays+string(good())))
-			p := n.start(dir, args, nil)
+			p := n.start(args)
 			p.await(allWritten)
 			var lost, kept []net.Conn
 			for _, to := range []string{"10.96.0.9:53", "[fd96::9]:53"} {
@@ -71,7 +70,7 @@ func TestFlowsOfADroppedService(t *testing.T) {
 			p.stop()
 
 			write(t, manifest, []byte(stays+string(good())))
-			p = n.start(dir, args, nil)
+			p = n.start(args)
 			p.await(allWritten)
 			for _, c := range lost {
 				for end := time.Now().Add(patience / 4); answers(t, c, 2*time.Second); { // not an answer that came late

@@ -41,7 +41,7 @@ func TestFallbackServes(t *testing.T) {
 			}
 			t.Setenv("PATH", t.TempDir())
 			p := n.serve()
-			log := p.out.String()
+			log := p.log()
 			for _, want := range []string{"mode cannot run on this host", `instead="userspace"`} {
 				if !strings.Contains(log, want) {
 					t.Errorf("it does not say %q:\n%s", want, log)
@@ -67,12 +67,10 @@ func TestFallbackServes(t *testing.T) {
 					}
 				}
 			}
-			if code := p.end(syscall.SIGTERM); code != 0 {
-				t.Errorf("exit code %d:\n%s", code, p.out.String())
-			}
+			p.stop()
 			clean := n.start("--cleanup")
 			if code := clean.end(0); code != 0 {
-				t.Errorf("--cleanup: exit code %d:\n%s", code, clean.out.String())
+				t.Errorf("--cleanup: exit code %d:\n%s", code, clean.log())
 			}
 			for name, args := range map[string][]string{"nft": {"list", "tables"}, "ip": {"addr"}} {
 				out, err := n.Command(netlab.Node1, look[name], args...).CombinedOutput()
@@ -114,7 +112,7 @@ func TestFallbackTold(t *testing.T) {
 		case e := <-events:
 			left = slices.DeleteFunc(left, func(s string) bool { return strings.Contains(e, "KubeProxyModeFallback") && strings.Contains(e, s) })
 		case <-end:
-			t.Fatalf("no event tells of %q:\n%s", left, p.out.String())
+			t.Fatalf("no event tells of %q:\n%s", left, p.log())
 		}
 	}
 }

@@ -50,7 +50,7 @@ func (b *neighbour) well(when string) {
 			page, _ := b.p.get("/metrics")
 			stat, _ := b.n.Command("pod3", "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
 			nstat, _ := b.n.Command(netlab.Node1, "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
-			b.n.t.Fatalf("%s: a neighbour's connection: %v\n%s\n%s\npod3: %s\nnode1: %s", when, err, b.p.out.String(), regexp.MustCompile(`(?m)^kubeproxy_userspace_.* [1-9].*$`).FindAllString(page, -1), stat, nstat)
+			b.n.t.Fatalf("%s: a neighbour's connection: %v\n%s\n%s\npod3: %s\nnode1: %s", when, err, b.p.log(), regexp.MustCompile(`(?m)^kubeproxy_userspace_.* [1-9].*$`).FindAllString(page, -1), stat, nstat)
 		}
 		if took := time.Since(began); took > 10*time.Second {
 			b.n.t.Fatalf("%s: a neighbour's connection took %v", when, took)

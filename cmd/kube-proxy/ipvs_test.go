@@ -116,8 +116,8 @@ func TestIPVSSettings(t *testing.T) {
 	for to, want := range map[string]string{labIP + ":2222": "it is refused", labIP + ":30080": "it is refused", labTarget.String(): "It goes to one of 2 backends",
 		"172.18.0.2:30080": "is a NodePort of"} {
 		trace := n.program("trace", "10.1.1.13", to, "--admin-socket="+filepath.Join(n.dir, "admin.sock"))
-		if <-trace.done; !trace.cmd.ProcessState.Success() || !strings.Contains(trace.out.String(), want) {
-			t.Errorf("trace to %s: %v, want %q\n%s", to, trace.cmd.ProcessState, want, trace.out.String())
+		if <-trace.done; !trace.cmd.ProcessState.Success() || !strings.Contains(trace.log(), want) {
+			t.Errorf("trace to %s: %v, want %q\n%s", to, trace.cmd.ProcessState, want, trace.log())
 		}
 	}
 	// What others take away is back after the sync period, and nothing sooner tells of it.
@@ -135,9 +135,7 @@ func TestIPVSSettings(t *testing.T) {
 			t.Errorf("%s is %v, want %v or more", metric, got, least)
 		}
 	}
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, p.out.String())
-	}
+	p.stop()
 	if after := n.saved(); !slices.Equal(after, saved) {
 		t.Errorf("the end of the process changed the servers to\n%s", strings.Join(after, "\n"))
 	}
@@ -148,10 +146,10 @@ func TestIPVSSettings(t *testing.T) {
 	}{{[]string{"--cleanup", "--cleanup-ipvs=false"}, saved}, {[]string{"--cleanup"}, []string{"-A -t 192.0.2.9:99 -s rr"}}} {
 		clean := n.program(c.args...)
 		if code := clean.end(0); code != 0 {
-			t.Errorf("%v: exit code %d:\n%s", c.args, code, clean.out.String())
+			t.Errorf("%v: exit code %d:\n%s", c.args, code, clean.log())
 		}
 		if left := n.saved(); !slices.Equal(left, c.left) {
-			t.Errorf("%v left\n%s\n%s", c.args, strings.Join(left, "\n"), clean.out.String())
+			t.Errorf("%v left\n%s\n%s", c.args, strings.Join(left, "\n"), clean.log())
 		}
 	}
 	n.nothingOfIPVS("192.0.2.9:99")
@@ -180,17 +178,15 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	if want := `--ipvs-scheduler (ipvs.scheduler): this host does not have what was asked for: this kernel has no scheduler "ovf" for IPVS (the module ip_vs_ovf); it has wrr, lc, wlc,`; !strings.Contains(p.out.String(), strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.out.String(), want) {
-		t.Errorf("want %s:\n%s", want, p.out.String())
+	if want := `--ipvs-scheduler (ipvs.scheduler): this host does not have what was asked for: this kernel has no scheduler "ovf" for IPVS (the module ip_vs_ovf); it has wrr, lc, wlc,`; !strings.Contains(p.log(), strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.log(), want) {
+		t.Errorf("want %s:\n%s", want, p.log())
 	}
 	p = n.serve()
 	p.await(regexp.MustCompile(`mode="ipvs" instead="iptables" err="ipvs: this kernel has no scheduler .*rr.*; it has wrr, .* of which one may be asked for by --ipvs-scheduler`))
 	if _, err := n.converse("pod3", labTarget, 1000, patience, rand.New(rand.NewPCG(1, 2))); err != nil {
 		t.Error(err)
 	}
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, p.out.String())
-	}
+	p.stop()
 }
 
 // nothingOfIPVS looks for what the mode may have left, beside virtual servers of others.
@@ -279,9 +275,7 @@ func TestIPVSRestart(t *testing.T) {
 	if failed := traffic.wait(); len(failed) > 0 {
 		t.Errorf("%d of %d connections failed, the first: %v", len(failed), len(failed)+int(traffic.made.Load()), failed[0])
 	}
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, p.out.String())
-	}
+	p.stop()
 }
 
 // leads reports whether IPVS leads a client's connection to the backend.
@@ -306,9 +300,7 @@ func TestIPVSModeChanges(t *testing.T) {
 	for _, other := range []string{"iptables", "nftables", "userspace"} {
 		for _, next := range []string{other, "ipvs"} {
 			failedBefore := len(traffic.end())
-			if code := p.end(syscall.SIGTERM); code != 0 {
-				t.Errorf("exit code %d:\n%s", code, p.out.String())
-			}
+			p.stop()
 			n.mode = next
 			p = n.serve()
 			traffic.progress(30)
@@ -333,9 +325,7 @@ func TestIPVSModeChanges(t *testing.T) {
 		}
 	}
 	traffic.wait()
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, p.out.String())
-	}
+	p.stop()
 }
 
 // What render prints the programs load, part by part, and then the kernel holds what a process would write.

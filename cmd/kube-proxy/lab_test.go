@@ -120,12 +120,8 @@ func (n *nodeLab) program(args ...string) *labProgram {
 	self, err := os.Executable()
 	do(n.t, err)
 	cmd := n.Command(netlab.Node1, self, args...)
-	p := &process{t: n.t, cmd: cmd.Cmd, done: make(chan struct{})}
 	cmd.Env = append(os.Environ(), asProgram+"=1")
-	cmd.Stdout, cmd.Stderr = &p.out, &p.out
-	do(n.t, cmd.Start())
-	go func() { cmd.Wait(); close(p.done) }()
-	return &labProgram{p, n}
+	return &labProgram{launch(n.t, cmd.Cmd, cmd.Start, cmd.Wait), n}
 }
 
 // serve starts the program and waits until it serves.
@@ -156,22 +152,6 @@ func (p *labProgram) files() int {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
 	do(p.n.t, err)
 	return len(entries)
-}
-
-// filesByKind says what the descriptors are.
-func (p *labProgram) filesByKind() string {
-	p.n.t.Helper()
-	dir := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
-	entries, err := os.ReadDir(dir)
-	do(p.n.t, err)
-	count := map[string]int{}
-	for _, e := range entries {
-		to, _ := os.Readlink(filepath.Join(dir, e.Name())) // it may be gone
-		kind, _, _ := strings.Cut(to, ":")
-		count[kind]++
-	}
-	out, _ := p.n.Command(netlab.Node1, "ss", "-Hanp").Output() // what it cannot tell is left out
-	return fmt.Sprintf("%v\n%s", count, out)
 }
 
 // resident is the memory that the program has, in bytes.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -25,10 +24,9 @@ import (
 // kill -9 leaves the rules; the next process finds them and goes on.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n := newNode(t)
 	for range 3 {
-		p := n.serve(dir)
+		p := n.serve("nftables")
 		p.end(syscall.SIGKILL)
 		if got := n.serves(); got != goodServed {
 			t.Errorf("after kill -9 the kernel has\n%s", got)
@@ -39,12 +37,11 @@ func TestKilled(t *testing.T) {
 // A file that becomes malformed while the proxy runs: its rules stay, and changes of other files apply.
 func TestMalformedLater(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	p := n.serve(dir)
-	write(t, filepath.Join(dir, "m/good.yaml"), []byte("kind: Service\nmetadata: {name: good\n"))
+	n := newNode(t)
+	p := n.serve("nftables")
+	n.write("m/good.yaml", []byte("kind: Service\nmetadata: {name: good\n"))
 	p.await(regexp.MustCompile(`m/good.yaml:\d: is not YAML: .*; the file's last good objects stay`))
-	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
 	want := "frontend 10.96.0.1 . tcp . 80\nfrontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.1 . 8080\nbackend 10.0.0.2 . 8080\n"
 	for end := time.Now().Add(patience); n.serves() != want; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -58,11 +55,10 @@ func TestMalformedLater(t *testing.T) {
 // process has a handler the signal itself ends it.
 func TestStopWhileStarting(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	n.serve(dir).end(syscall.SIGTERM)
+	n := newNode(t)
+	n.serve("nftables").end(syscall.SIGTERM)
 	for delay := time.Duration(0); delay <= 60*time.Millisecond; delay += 5 * time.Millisecond {
-		p := n.start(dir, usualArgs(), nil)
+		p := n.start(usual("nftables"))
 		time.Sleep(delay)
 		code := p.end(syscall.SIGTERM)
 		bySignal := p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signaled() && p.log() == ""
@@ -79,15 +75,14 @@ func TestStopWhileStarting(t *testing.T) {
 // from staying.
 func TestStopWhileAPIServerHangs(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	n.serve(dir).end(syscall.SIGTERM)
+	n := newNode(t)
+	n.serve("nftables").end(syscall.SIGTERM)
 	var l net.Listener
 	var err error
 	n.Do(func() { l, err = net.Listen("tcp", "127.0.0.1:0") })
 	do(t, err)
 	defer l.Close()
-	p := n.start(dir, []string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + l.Addr().String()}, nil)
+	p := n.start([]string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + l.Addr().String()})
 	conn, err := l.Accept()
 	do(t, err)
 	defer conn.Close()

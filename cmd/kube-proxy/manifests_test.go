@@ -126,9 +126,9 @@ func TestOldCommandLines(t *testing.T) {
 		delete(lines, name)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
-			l.into(t, dir)
-			p := n.start(dir, l.args, func(c *exec.Cmd) {
+			n := newNamespace(t)
+			l.into(t, n.dir)
+			p := n.start(l.args, func(c *exec.Cmd) {
 				c.Env = append(append(c.Env, noIPVS+"=1"), l.env...) // what those in mode ipvs come to depends on the kernel
 				if strings.Contains(strings.Join(l.env, " "), "KUBERNETES") {
 					asPod(c)
@@ -150,7 +150,7 @@ func TestOldCommandLines(t *testing.T) {
 				n.code("http://"+healthz+"/readyz", 503)
 			}
 			logged := p.log()
-			files, err := filepath.Glob(dir + "/var/log/*")
+			files, err := filepath.Glob(n.dir + "/var/log/*")
 			do(t, err)
 			for _, f := range files {
 				text, err := os.ReadFile(f)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -148,14 +147,13 @@ func (p *memoryPlane) Close() error { return nil }
 // and defaults, falls back, renders, and is cleaned up, all through the program as a user runs it.
 func TestNewMode(t *testing.T) {
 	t.Parallel()
-	n, dir, memories := newNamespace(t), t.TempDir(), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n, memories := newNode(t), t.TempDir()
 	start := func(args ...string) *process {
-		return n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, withMemory+"="+memories) })
+		return n.start(args, env(withMemory+"="+memories))
 	}
 	serve := func(mode string) *process {
 		t.Helper()
-		p := start(append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...)...)
+		p := start(usual(mode)...)
 		p.await(allWritten)
 		return p
 	}
@@ -181,7 +179,7 @@ func TestNewMode(t *testing.T) {
 	once(0, "in mode memory that of remember", "render", "--help")
 
 	// It renders, with its default of addresses for NodePorts.
-	once(0, "# remember IPv4, mark 14 node nodeports 192.0.2.1/32 pods 10.0.0.0/16 10.96.0.1:80/tcp shop/good", append([]string{"render", "--proxy-mode=memory"}, usualArgs()[1:]...)...)
+	once(0, "# remember IPv4, mark 14 node nodeports 192.0.2.1/32 pods 10.0.0.0/16 10.96.0.1:80/tcp shop/good", append([]string{"render"}, usual("memory")...)...)
 
 	// It takes over from another mode, whose rules go, and serves.
 	p := serve("nftables")
@@ -205,7 +203,7 @@ func TestNewMode(t *testing.T) {
 			t.Errorf("the metrics of another mode are there: %s", not)
 		}
 	}
-	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
 	for end := time.Now().Add(patience); !strings.Contains(remembers(lb.IPv4), "10.96.0.2:80/tcp shop/other"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("a new Service is not served:\n%s\n%s", remembers(lb.IPv4), p.log())

@@ -20,7 +20,7 @@ import (
 func TestMigratingPage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrating.md")
 	do(t, err)
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	for name, from := range map[string][]string{"proxy.yaml": {"configmap.yaml", "daemonset.yaml"}} {
 		var text []byte
 		for _, f := range from {
@@ -28,14 +28,14 @@ func TestMigratingPage(t *testing.T) {
 			do(t, err)
 			text = append(append(text, data...), '\n')
 		}
-		write(t, filepath.Join(dir, name), text)
+		write(t, n.path(name), text)
 	}
-	write(t, filepath.Join(dir, "cilium-config.yaml"), []byte("kind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\ndata: {kube-proxy-replacement: \"true\", cluster-pool-ipv4-cidr: 10.0.0.0/8, bpf-lb-mode: dsr}\n"))
-	write(t, filepath.Join(dir, "manifests/web.yaml"), good())
+	n.write("cilium-config.yaml", []byte("kind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\ndata: {kube-proxy-replacement: \"true\", cluster-pool-ipv4-cidr: 10.0.0.0/8, bpf-lb-mode: dsr}\n"))
+	n.write("manifests/web.yaml", good())
 	self, err := os.Executable()
 	do(t, err)
-	write(t, filepath.Join(dir, "bin/kube-proxy"), fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %s \"$@\"\n", asProgram, self))
-	do(t, os.Chmod(filepath.Join(dir, "bin/kube-proxy"), 0o755))
+	n.write("bin/kube-proxy", fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %s \"$@\"\n", asProgram, self))
+	do(t, os.Chmod(n.path("bin/kube-proxy"), 0o755))
 	commands := 0
 	for _, block := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {
 		for line := range strings.Lines(block[1]) {
@@ -46,7 +46,7 @@ func TestMigratingPage(t *testing.T) {
 			var out []byte
 			var err error
 			cmd := exec.Command("sh", "-c", line)
-			cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"))
+			cmd.Dir, cmd.Env = n.dir, append(os.Environ(), "PATH="+n.dir+"/bin:"+os.Getenv("PATH"))
 			n.Do(func() { out, err = cmd.CombinedOutput() })
 			may := []int{0}
 			if strings.HasPrefix(line, "kube-proxy check") {
@@ -61,7 +61,7 @@ func TestMigratingPage(t *testing.T) {
 		t.Errorf("the page has %d commands that can be run", commands)
 	}
 	for _, name := range []string{"config.yaml", "migration.json", "node-1.json"} {
-		if data, err := os.ReadFile(filepath.Join(dir, name)); err != nil || len(data) == 0 {
+		if data, err := os.ReadFile(n.path(name)); err != nil || len(data) == 0 {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -43,9 +43,8 @@ func TestModeChoice(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
-			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			p := n.start(dir, append([]string{"--proxy-mode=" + c.asked}, usualArgs()[1:]...), c.host)
+			n := newNode(t)
+			p := n.start(usual(c.asked), c.host)
 			p.await(allWritten)
 			has(t, "log", p.log(), c.says...)
 			has(t, "/metrics", n.get(metricsURL+"/metrics").body, c.metric)
@@ -64,25 +63,24 @@ func TestModeChoice(t *testing.T) {
 // A host that cannot serve IPv6 in the mode is told so, and serves IPv4 (G6); where IPv6 is the primary family, the mode gives way (S1).
 func TestFamilyThatCannotBeServed(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	bin := filepath.Join(dir, "bin")
+	n := newNode(t)
+	bin := n.path("bin")
 	do(t, os.Mkdir(bin, 0o755))
 	for _, name := range []string{"iptables-nft", "iptables-nft-save", "iptables-nft-restore"} {
 		found, err := exec.LookPath(name)
 		do(t, err)
 		do(t, os.Symlink(found, filepath.Join(bin, name)))
 	}
-	args := append([]string{"--proxy-mode=iptables"}, usualArgs()[1:]...)
-	onlyIPv4 := func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+bin) }
-	p := n.start(dir, append(args, "--bind-address=2001:db8::1"), onlyIPv4)
+	args := usual("iptables")
+	onlyIPv4 := env("PATH=" + bin)
+	p := n.start(append(args, "--bind-address=2001:db8::1"), onlyIPv4)
 	p.await(regexp.MustCompile(`"reset" family="IPv6"`))
 	has(t, "log", p.log(), `instead="userspace"`, "no usable ip6tables", `stack="dual-stack" primary="IPv6"`)
 	if rules := n.rules(); strings.Contains(rules, "KUBE-SERVICES") {
 		t.Errorf("with IPv6 first there are rules of mode iptables:\n%s", rules)
 	}
 	p.stop()
-	p = n.start(dir, args, onlyIPv4)
+	p = n.start(args, onlyIPv4)
 	p.await(regexp.MustCompile(`"reset" family="IPv4"`))
 	has(t, "log", p.log(), `"the secondary IP family is not served" family="IPv6"`, "no usable ip6tables", `stack="single-stack" primary="IPv4"`)
 	if rules := n.rules(); !strings.Contains(rules, "-A KUBE-SERVICES -d 10.96.0.1/32") || strings.Contains(rules, "-A KUBE-SERVICES -d fd") {
@@ -99,17 +97,16 @@ func TestModeLegacy(t *testing.T) {
 		host func(*exec.Cmd)
 	}{
 		"hint":         {true, nil},
-		"no nf_tables": {false, func(c *exec.Cmd) { c.Env = append(c.Env, noNetfilter+"=1") }},
+		"no nf_tables": {false, env(noNetfilter + "=1")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
-			write(t, filepath.Join(dir, "m/good.yaml"), good())
+			n := newNode(t)
 			if c.hint {
-				write(t, filepath.Join(dir, "hints"), []byte(hints))
-				n.command("sh", "-c", "iptables-legacy-restore --noflush <"+filepath.Join(dir, "hints"))
+				n.write("hints", []byte(hints))
+				n.command("sh", "-c", "iptables-legacy-restore --noflush <"+n.path("hints"))
 			}
-			p := n.start(dir, append([]string{"--proxy-mode="}, usualArgs()[1:]...), c.host)
+			p := n.start(usual(""), c.host)
 			p.await(allWritten)
 			has(t, "iptables-legacy-save", n.command("iptables-legacy-save"), "-A KUBE-SERVICES -d 10.96.0.1/32")
 			if out := n.command("iptables-nft-save"); strings.Contains(out, "KUBE-SERVICES") {

@@ -6,8 +6,6 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -123,14 +121,13 @@ func TestNodeName(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
-			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
+			n := newNode(t)
+			n.write("m/web.yaml", balanced(32000, 1))
 			args := []string{"--proxy-mode=nftables", "--manifests=m", "--nodeport-addresses=0.0.0.0/0,::/0"}
 			if c.flag != "" {
 				args = append(args, "--hostname-override="+c.flag)
 			}
-			p := n.start(dir, args, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "NODE_NAME="+c.env) })
+			p := n.start(args, env("NODE_NAME="+c.env))
 			p.await(allWritten)
 			if c.local {
 				n.code("http://127.0.0.1:32000/", 200)

@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -31,19 +29,16 @@ func (n *namespace) stays(what string, code int, d time.Duration) {
 // room for are served by a part of them on each node, and the node stays in the load balancers.
 func TestHealthOddService(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	args := append([]string{"--iptables-sync-period=1s"}, usualArgs()...) // as a flag it also holds for nftables
-	p := n.start(dir, args, nil)
+	n := newNode(t)
+	args := usual("nftables", "--iptables-sync-period=1s") // as a flag it also holds for nftables
+	p := n.start(args)
 	p.await(allWritten)
 	n.code(healthURL+"/healthz", 200)
-	write(t, filepath.Join(dir, "m/odd.yaml"), oddService())
+	n.write("m/odd.yaml", oddService())
 	n.eventually("10.96.7.7 . tcp . 80 : ", "nft", "list", "map", "ip", "kube-proxy", "services")
 	n.stays("one Service is odd", 200, 2*time.Second)
 	has(t, "/metrics", n.get(metricsURL+"/metrics").body, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 0\n")
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, p.log())
-	}
+	p.stop()
 }
 
 // oddService has more endpoints, with session affinity, than a map of nftables mode has room for.
@@ -87,15 +82,15 @@ exit $code
 // them after two sync periods, until they do not.
 func TestHealthOddServiceIPTables(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	path, sick := choosy(t)
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	args := append([]string{"--proxy-mode=iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0"}, usualArgs()[1:]...)
-	p := n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+path) })
+	n.write("m/good.yaml", good())
+	args := usual("iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0")
+	p := n.start(args, env("PATH="+path))
 	p.await(allWritten)
 	n.code(healthURL+"/healthz", 200)
 	before := n.rules()
-	write(t, filepath.Join(dir, "m/odd.yaml"), service("odd", "10.96.7.7", 80, "10.0.0.7"))
+	n.write("m/odd.yaml", service("odd", "10.96.7.7", 80, "10.0.0.7"))
 	n.until(metricsURL+"/metrics", "a failing row", func(a answer) bool {
 		return strings.Contains(a.body, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 1\n")
 	})
@@ -110,14 +105,12 @@ func TestHealthOddServiceIPTables(t *testing.T) {
 		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
 	}
 	write(t, sick, nil)
-	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
 	n.code(healthURL+"/healthz", 503)
 	n.stays("all is refused", 503, 2*time.Second)
 	do(t, os.Remove(sick))
 	n.code(healthURL+"/healthz", 200)
 	n.stays("one row is refused again", 200, 3*time.Second)
 	n.eventually("-A KUBE-SERVICES -d 10.96.0.2/32", "iptables-save", "-t", "nat")
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, p.log())
-	}
+	p.stop()
 }

@@ -54,7 +54,7 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 				ask := func(line ...string) string {
 					q := n.program(append(line, "--admin-socket="+filepath.Join(n.dir, "admin.sock"))...)
 					<-q.done
-					return q.out.String()
+					return q.log()
 				}
 				var out string
 				until(t, func() string { // it may be read, and written, a second later

@@ -4,9 +4,7 @@ package main
 
 import (
 	"errors"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,10 +15,9 @@ import (
 // HT-07: a health or metrics port that somebody has is tried again every 5 s, and packets are served meanwhile.
 func TestOccupiedPorts(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n := newNode(t)
 	health, metrics := n.listen("127.0.0.1:10256"), n.listen("127.0.0.1:10249")
-	p := n.serve(dir)
+	p := n.serve("nftables")
 	p.await(regexp.MustCompile(`E.*\] "health server does not listen" address="0.0.0.0:10256" err=.*address already in use.* again=true`))
 	p.await(regexp.MustCompile(`E.*\] "no metrics server there, trying again" every="5s" err=.*127.0.0.1:10249.*address already in use`))
 	if got := n.serves(); got != goodServed {
@@ -37,26 +34,25 @@ func TestOccupiedPorts(t *testing.T) {
 // for them, the process ends, and the rules stay.
 func TestOccupiedPortsHardFail(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	n.serve(dir).end(syscall.SIGTERM)
+	n := newNode(t)
+	n.serve("nftables").end(syscall.SIGTERM)
 	n.listen("127.0.0.1:10256")
 	n.listen("127.0.0.1:10249")
-	write(t, filepath.Join(dir, "config"), nftablesFile("bindAddressHardFail: true\nclusterCIDR: 10.0.0.0/16,fd00::/48\nhostnameOverride: n1\n"))
+	n.write("config", nftablesFile("bindAddressHardFail: true\nclusterCIDR: 10.0.0.0/16,fd00::/48\nhostnameOverride: n1\n"))
 	for _, c := range []struct {
 		args []string
 		says []string
 	}{
-		{append([]string{"--bind-address-hard-fail"}, usualArgs()...), []string{
+		{usual("nftables", "--bind-address-hard-fail"), []string{
 			`kube-proxy: --healthz-bind-address: health server: listen tcp 0.0.0.0:10256: bind: address already in use`,
 			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
-		{append([]string{"--bind-address-hard-fail", "--healthz-bind-address="}, usualArgs()...), []string{
+		{usual("nftables", "--bind-address-hard-fail", "--healthz-bind-address="), []string{
 			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
 		{[]string{"--config=config", "--manifests=m"}, []string{
 			`kube-proxy: KubeProxyConfiguration.healthzBindAddress: health server: listen tcp 0.0.0.0:10256: bind: address already in use`,
 			`kube-proxy: KubeProxyConfiguration.metricsBindAddress: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
 	} {
-		p := n.start(dir, c.args, nil)
+		p := n.start(c.args)
 		if code := p.end(0); code != 1 {
 			t.Errorf("exit code %d", code)
 		}
@@ -73,15 +69,15 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 // HT-15: a healthCheckNodePort that somebody has is told, and taken when it is free.
 func TestOccupiedHealthCheckNodePort(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
+	n.write("m/good.yaml", good())
+	n.write("m/web.yaml", balanced(32000, 1))
 	l := n.listen("192.0.2.1:32000")
-	p := n.serve(dir)
+	p := n.serve("nftables")
 	p.await(regexp.MustCompile(`\] .*32000.*address already in use`))
 	l.Close()
-	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 2)) // the next sync
+	n.write("m/web.yaml", balanced(32000, 2)) // the next sync
 	has(t, "the port", n.code("http://192.0.2.1:32000/", 200).body, `"localEndpoints": 2,`)
 }
 
@@ -92,18 +88,18 @@ func TestNodePortCollision(t *testing.T) {
 	for mode, flags := range map[string][]string{"nftables": nil, "iptables": {"--nodeport-addresses=192.0.2.0/24"}} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
+			n := newNamespace(t)
 			n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
-			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
+			n.write("m/good.yaml", good())
+			n.write("m/web.yaml", balanced(32000, 1))
 			n.command("ip", "address", "add", "198.51.100.1/32", "dev", "lo")
 			for _, addr := range []string{"192.0.2.1:30080", "192.0.2.1:30090", "198.51.100.1:30081", "127.0.0.1:30081"} {
 				n.listen(addr)
 			}
-			p := n.start(dir, slices.Concat(flags, []string{"--proxy-mode=" + mode}, usualArgs()[1:]), nil)
+			p := n.start(usual(mode, flags...))
 			warns := regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" service="shop/web" note="NodePort 30080/tcp .*192.0.2.1:30080`)
 			p.await(warns)
-			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 2)) // the same again
+			n.write("m/web.yaml", balanced(32000, 2)) // the same again
 			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
 				return regexp.MustCompile(`sync_proxy_rules_endpoint_changes_total ([3-9])`).MatchString(a.body)
 			})
@@ -119,11 +115,11 @@ func TestNodePortCollision(t *testing.T) {
 // (TN-58).
 func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
+	n := newNamespace(t)
+	n.write("m/web.yaml", balanced(32000, 1))
 	n.listen("127.0.0.1:30080")
-	p := n.start(dir, append([]string{"--proxy-mode=nftables", "--nodeport-addresses=localhost",
-		"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true"}, usualArgs()[1:]...), nil)
+	p := n.start(usual("nftables", "--nodeport-addresses=localhost",
+		"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true"), nil)
 	p.await(regexp.MustCompile(`W.*\] "Failed to listen for localhost NodePort, retrying" family="IPv4" service="shop/web:?\S*" port=30080 err="relay: listen at 127.0.0.1:30080/tcp: .*address already in use`))
 	p.await(regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" .*NodePort 30080/tcp is not served at the address of a program on node n1 that listens on 127.0.0.1:30080`))
 	metrics := n.get(metricsURL + "/metrics").body
@@ -173,16 +169,15 @@ func TestFailures(t *testing.T) {
 // NodePort and from this very process; it is served, and one line says so.
 func TestNodeAddressTaken(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
 	n.listen("192.0.2.1:2379")
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	write(t, filepath.Join(dir, "m/nodeport.yaml"), []byte("kind: Service\nmetadata: {name: old, namespace: shop}\n"+
+	n.write("m/good.yaml", good())
+	n.write("m/nodeport.yaml", []byte("kind: Service\nmetadata: {name: old, namespace: shop}\n"+
 		"spec: {type: NodePort, clusterIP: 10.96.7.7, ports: [{port: 80, nodePort: 30080}]}\n"))
-	write(t, filepath.Join(dir, "m/taker.yaml"), []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\n"+
+	n.write("m/taker.yaml", []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\n"+
 		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
-	p := n.start(dir, append([]string{"--nodeport-addresses=all"}, usualArgs()...), nil)
-	p.await(allWritten)
+	p := n.serve("nftables", "--nodeport-addresses=all")
 	p.await(regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" service="evil/taker\S*" note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service"`))
 	p.stop()
 	if strings.Contains(p.log(), "192.0.2.2") {

@@ -43,12 +43,13 @@ func seccomp(filter []unix.SockFilter) error {
 // namespace is a network namespace that ends with the test.
 type namespace struct {
 	*netlab.Namespace
-	t *testing.T
+	t   *testing.T
+	dir string // in which programs start
 }
 
 func newNamespace(t *testing.T) *namespace {
 	t.Helper()
-	n := &namespace{netlab.NamespaceForTest(t), t}
+	n := &namespace{netlab.NamespaceForTest(t), t, t.TempDir()}
 	var err error
 	n.Do(func() { err = errors.Join(showConntrackMax(t.TempDir()), unix.Mount("none", "/run", "tmpfs", 0, "")) })
 	if err != nil {
@@ -79,8 +80,23 @@ func showConntrackMax(dir string) error {
 	return nil
 }
 
+// newNode is a namespace with a folder of manifests that has the Service that works.
+func newNode(t *testing.T) *namespace {
+	t.Helper()
+	n := newNamespace(t)
+	n.write("m/good.yaml", good())
+	return n
+}
+
 // with returns the namespace for a subtest.
-func (n *namespace) with(t *testing.T) *namespace { return &namespace{n.Namespace, t} }
+func (n *namespace) with(t *testing.T) *namespace { return &namespace{n.Namespace, t, t.TempDir()} }
+
+// path is that of a file of the folder.
+func (n *namespace) path(name ...string) string {
+	return filepath.Join(append([]string{n.dir}, name...)...)
+}
+
+func (n *namespace) write(name string, text []byte) { n.t.Helper(); write(n.t, n.path(name), text) }
 
 // command returns what a command in the namespace prints.
 func (n *namespace) command(args ...string) string {
@@ -104,34 +120,50 @@ type process struct {
 
 func (p *process) log() string { return p.out.String() }
 
-// start starts the program in a folder; spoilt may change how.
-func (n *namespace) start(dir string, args []string, spoilt func(*exec.Cmd)) *process {
+// start starts the program in the folder; spoilt may change how.
+func (n *namespace) start(args []string, spoilt ...func(*exec.Cmd)) *process {
 	n.t.Helper()
 	self, err := os.Executable()
 	do(n.t, err)
-	p := &process{t: n.t, cmd: exec.Command(self, args...), done: make(chan struct{})}
-	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, &p.out, &p.out
-	p.cmd.Env = append(os.Environ(), asProgram+"=1")
-	if spoilt != nil {
-		spoilt(p.cmd)
+	cmd := exec.Command(self, args...)
+	cmd.Dir, cmd.Env = n.dir, append(os.Environ(), asProgram+"=1")
+	for _, change := range spoilt {
+		if change != nil {
+			change(cmd)
+		}
 	}
-	n.Do(func() { err = p.cmd.Start() })
-	do(n.t, err)
-	go func() { p.cmd.Wait(); close(p.done) }()
-	n.t.Cleanup(func() { p.cmd.Process.Kill(); <-p.done })
+	return launch(n.t, cmd, func() (err error) {
+		n.Do(func() { err = cmd.Start() })
+		return err
+	}, cmd.Wait)
+}
+
+// launch starts a command by begin. It ends with the test.
+func launch(t testing.TB, cmd *exec.Cmd, begin, wait func() error) *process {
+	t.Helper()
+	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = &p.out, &p.out
+	do(t, begin())
+	go func() { wait(); close(p.done) }()
+	t.Cleanup(func() { cmd.Process.Kill(); <-p.done })
 	return p
 }
 
-// serve starts the program on a folder of manifests and waits until it has written all rules.
-func (n *namespace) serve(dir string) *process {
+// env adds to the environment of a program.
+func env(more ...string) func(*exec.Cmd) {
+	return func(c *exec.Cmd) { c.Env = append(c.Env, more...) }
+}
+
+// serve starts the program on the folder m and waits until it has written all rules.
+func (n *namespace) serve(mode string, more ...string) *process {
 	n.t.Helper()
-	p := n.start(dir, usualArgs(), nil)
+	p := n.start(usual(mode, more...))
 	p.await(allWritten)
 	return p
 }
 
-func usualArgs() []string {
-	return []string{"--proxy-mode=nftables", "--hostname-override=n1", "--manifests=m", "--cluster-cidr=10.0.0.0/16,fd00::/48"}
+func usual(mode string, more ...string) []string {
+	return append([]string{"--proxy-mode=" + mode, "--hostname-override=n1", "--manifests=m", "--cluster-cidr=10.0.0.0/16,fd00::/48"}, more...)
 }
 
 // allWritten matches the log when both families' rules are written.

@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -14,10 +13,10 @@ import (
 )
 
 // configured starts the program with a configuration file, and waits until it has written all rules.
-func (n *namespace) configured(dir, file string) *process {
+func (n *namespace) configured(file string) *process {
 	n.t.Helper()
-	write(n.t, filepath.Join(dir, "m/good.yaml"), good())
-	p := n.start(dir, []string{"--config=" + file, "--hostname-override=n1", "--manifests=m"}, nil)
+	n.write("m/good.yaml", good())
+	p := n.start([]string{"--config=" + file, "--hostname-override=n1", "--manifests=m"})
 	p.await(allWritten)
 	return p
 }
@@ -54,10 +53,10 @@ func (n *namespace) settles(text string, want bool, command ...string) {
 // PR-04: what can be applied live is, and the process stays; a file that is not valid changes nothing.
 func TestReload(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	file := filepath.Join(dir, "config.yaml")
+	n := newNamespace(t)
+	file := n.path("config.yaml")
 	write(t, file, nftablesFile("clusterCIDR: 10.1.0.0/16\n"))
-	p := n.configured(dir, file)
+	p := n.configured(file)
 	list := []string{"nft", "list", "table", "ip", "kube-proxy"}
 	n.eventually("10.1.0.0/16", list...)
 
@@ -105,12 +104,12 @@ func TestReload(t *testing.T) {
 // SV-13: which external IPs are served changes live, and what that refuses is told once for each time.
 func TestReloadExternalIPCIDRs(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	file := filepath.Join(dir, "config.yaml")
-	write(t, filepath.Join(dir, "m/external.yaml"), []byte("kind: Service\nmetadata: {name: external, namespace: shop}\n"+
+	n := newNamespace(t)
+	file := n.path("config.yaml")
+	n.write("m/external.yaml", []byte("kind: Service\nmetadata: {name: external, namespace: shop}\n"+
 		"spec: {clusterIP: 10.96.7.7, externalIPs: [192.0.2.7, 198.51.100.7], ports: [{port: 80}]}\n"))
 	write(t, file, nftablesFile(""))
-	p := n.configured(dir, file)
+	p := n.configured(file)
 	list := []string{"nft", "list", "table", "ip", "kube-proxy"}
 	n.eventually("198.51.100.7", list...)
 	refused := "not served: spec.externalIPs 198.51.100.7 is in none of the external networks that are served\" service=\"shop/external\" family=\"IPv4\""
@@ -133,10 +132,10 @@ func TestReloadExternalIPCIDRs(t *testing.T) {
 // PR-10: a setting of the host that cannot be made is not said to be in force; all else is.
 func TestReloadHostRefuses(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	file := filepath.Join(dir, "config.yaml")
+	n := newNamespace(t)
+	file := n.path("config.yaml")
 	write(t, file, nftablesFile("conntrack: {maxPerCore: 0}\n"))
-	p := n.configured(dir, file)
+	p := n.configured(file)
 	// The size of the table belongs to the initial network namespace.
 	write(t, file, nftablesFile("conntrack: {maxPerCore: 1, min: 2000000000, udpTimeout: 77s}\n"))
 	p.await(regexp.MustCompile(`E.*\] "the changed configuration is in force, but for settings of the host" file=\S+ ` +
@@ -151,18 +150,18 @@ func TestReloadHostRefuses(t *testing.T) {
 // PR-04: the swap of a symbolic link, which is how a mounted ConfigMap changes, is a change.
 func TestReloadConfigMap(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	swap := func(i int) {
 		t.Helper()
-		write(t, filepath.Join(dir, fmt.Sprintf("..%d/config.conf", i)), nftablesFile(fmt.Sprintf("clusterCIDR: 10.%d.0.0/16\n", i)))
-		tmp := filepath.Join(dir, "..data_tmp")
+		write(t, n.path(fmt.Sprintf("..%d/config.conf", i)), nftablesFile(fmt.Sprintf("clusterCIDR: 10.%d.0.0/16\n", i)))
+		tmp := n.path("..data_tmp")
 		do(t, os.Symlink(fmt.Sprintf("..%d", i), tmp))
-		do(t, os.Rename(tmp, filepath.Join(dir, "..data")))
+		do(t, os.Rename(tmp, n.path("..data")))
 	}
 	swap(1)
-	file := filepath.Join(dir, "config.conf")
+	file := n.path("config.conf")
 	do(t, os.Symlink("..data/config.conf", file))
-	p := n.configured(dir, file)
+	p := n.configured(file)
 	for i := 2; i < 5; i++ {
 		swap(i)
 		n.eventually(fmt.Sprintf("10.%d.0.0/16", i), "nft", "list", "table", "ip", "kube-proxy")
@@ -173,9 +172,8 @@ func TestReloadConfigMap(t *testing.T) {
 // PR-07: SIGHUP without a configuration file harms nothing.
 func TestHangup(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	p := n.serve(dir)
+	n := newNode(t)
+	p := n.serve("nftables")
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	p.await(regexp.MustCompile("SIGHUP: there is no configuration file to read again"))
 	p.stop()
@@ -184,11 +182,11 @@ func TestHangup(t *testing.T) {
 // A file that names the mode which a blank one has chosen changes nothing.
 func TestReloadNamesMode(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	file := filepath.Join(dir, "config.yaml")
+	n := newNamespace(t)
+	file := n.path("config.yaml")
 	blank := strings.Replace(string(nftablesFile("")), "mode: nftables\n", "", 1)
 	write(t, file, []byte(blank))
-	p := n.configured(dir, file)
+	p := n.configured(file)
 	write(t, file, []byte(blank+"mode: iptables\n"))
 	p.await(regexp.MustCompile(`"the changed configuration is in force" file=\S+ fields="mode"`))
 	write(t, file, []byte(blank+"mode: nftables\n"))

@@ -119,18 +119,18 @@ func TestRenderIPVS(t *testing.T) {
 // privilege is needed.
 func TestRenderProblems(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	for at := dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
+	n := newNamespace(t)
+	for at := n.dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
 		do(t, os.Chmod(at, 0o755))
 	}
-	write(t, filepath.Join(dir, "m/bad.yaml"), []byte("kind: Service\nmetadata: {name: bad\n"))
-	write(t, filepath.Join(dir, "m/clash.yaml"), service("later", "10.96.0.1", 80, "10.0.0.9"))
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	write(t, filepath.Join(dir, "m/special.yaml"), []byte("kind: Service\nmetadata: {name: special, namespace: shop}\n"+
+	n.write("m/bad.yaml", []byte("kind: Service\nmetadata: {name: bad\n"))
+	n.write("m/clash.yaml", service("later", "10.96.0.1", 80, "10.0.0.9"))
+	n.write("m/good.yaml", good())
+	n.write("m/special.yaml", []byte("kind: Service\nmetadata: {name: special, namespace: shop}\n"+
 		"spec: {clusterIP: 10.96.0.77, externalIPs: [127.0.0.77], ports: [{port: 80}]}\n"))
-	write(t, filepath.Join(dir, "m/wrong.yaml"), []byte("kind: Service\nmetadata: {name: wrong, namespace: shop}\nspec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n"))
+	n.write("m/wrong.yaml", []byte("kind: Service\nmetadata: {name: wrong, namespace: shop}\nspec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n"))
 	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
-		p := n.start(dir, []string{"render", "--manifests=m", "--hostname-override=n1", "--proxy-mode=" + mode}, func(c *exec.Cmd) {
+		p := n.start([]string{"render", "--manifests=m", "--hostname-override=n1", "--proxy-mode=" + mode}, func(c *exec.Cmd) {
 			c.Env = append(c.Env, asUser+"=65534")
 		})
 		if code := p.end(0); code != 1 {
@@ -155,12 +155,12 @@ func TestRenderProblems(t *testing.T) {
 		"render --manifests=m --proxy-mode=magic":     "--proxy-mode: \"magic\"",
 		"render --manifests=m --cluster-cidr=1/1/1":   "--cluster-cidr: \"1/1/1\"",
 	} {
-		p := n.start(dir, strings.Fields(args), nil)
+		p := n.start(strings.Fields(args))
 		if code := p.end(0); code != 1 || !strings.Contains(p.log(), want) {
 			t.Errorf("%s: exit code %d, want 1 and %q:\n%s", args, code, want, p.log())
 		}
 	}
-	p := n.start(dir, []string{"render", "--help"}, nil)
+	p := n.start([]string{"render", "--help"})
 	if code := p.end(0); code != 0 || !strings.HasPrefix(p.log(), "Usage: kube-proxy render ") {
 		t.Errorf("--help: exit code %d\n%s", code, p.log())
 	}

@@ -52,7 +52,7 @@ func node(spec string) []byte {
 func TestHealthBeforeFirstSync(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
-	n.start(t.TempDir(), []string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + nobody}, nil)
+	n.start([]string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + nobody})
 	for path, want := range map[string]struct {
 		code int
 		has  []string
@@ -80,10 +80,10 @@ func TestHealthBeforeFirstSync(t *testing.T) {
 // /healthz alone, until it is gone.
 func TestHealthTaint(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/node.yaml"), node(""))
-	write(t, filepath.Join(dir, "m/good.yaml"), service("good", "10.96.0.1", 80, "10.0.0.1"))
-	n.serve(dir)
+	n := newNamespace(t)
+	n.write("m/node.yaml", node(""))
+	n.write("m/good.yaml", service("good", "10.96.0.1", 80, "10.0.0.1"))
+	n.serve("nftables")
 	n.code(healthURL+"/readyz", 200)
 	body := standing(t, n.code(healthURL+"/healthz", 200))
 	if body["nodeEligible"] != true || body["healthy"] != true || body["lastUpdated"] != body["currentTime"] || body["status"] == nil {
@@ -94,14 +94,14 @@ func TestHealthTaint(t *testing.T) {
 		t.Errorf("/livez: %v", body)
 	}
 
-	write(t, filepath.Join(dir, "m/node.yaml"), node("taints: [{key: ToBeDeletedByClusterAutoscaler, effect: PreferNoSchedule}]"))
+	n.write("m/node.yaml", node("taints: [{key: ToBeDeletedByClusterAutoscaler, effect: PreferNoSchedule}]"))
 	body = standing(t, n.code(healthURL+"/healthz", 503))
 	if body["nodeEligible"] != false || body["healthy"] != true || body["lastUpdated"] == body["currentTime"] {
 		t.Errorf("/healthz with the taint: %v", body)
 	}
 	n.code(healthURL+"/livez", 200)
 	n.code(healthURL+"/readyz", 200)
-	write(t, filepath.Join(dir, "m/node.yaml"), node("taints: [{key: other, effect: NoSchedule}]"))
+	n.write("m/node.yaml", node("taints: [{key: other, effect: NoSchedule}]"))
 	n.code(healthURL+"/healthz", 200)
 	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_proxy_healthz_total{code="503"}`, `kubeproxy_proxy_healthz_total{code="200"}`,
 		`kubeproxy_proxy_livez_total{code="200"} 2`)
@@ -136,15 +136,15 @@ func restoreBy(t *testing.T, script func(program string) string) (path string) {
 // not told anything. Then the process ends, and the rules stay.
 func TestHealthDrains(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	path, hold := held(t)
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	p := n.start(dir, append([]string{"--proxy-mode=iptables"}, usualArgs()[1:]...), func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+path) })
+	n.write("m/good.yaml", good())
+	p := n.start(usual("iptables"), env("PATH="+path))
 	p.await(allWritten)
 	n.code(healthURL+"/healthz", 200)
 
 	write(t, hold, nil)
-	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
 	n.eventually("iptables", "cat", hold)
 	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_rows_pending{ip_family="IPv4"} 1`)
 	do(t, p.cmd.Process.Signal(syscall.SIGTERM))
@@ -163,18 +163,18 @@ func TestHealthDrains(t *testing.T) {
 // answers but /readyz 503, with the time of the last success; when it is written all is well again.
 func TestHealthStuck(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	path, hold := held(t)
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
-	args := append([]string{"--proxy-mode=iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0"}, usualArgs()[1:]...)
-	p := n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+path) })
+	n.write("m/good.yaml", good())
+	n.write("m/web.yaml", balanced(32000, 1))
+	args := usual("iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0")
+	p := n.start(args, env("PATH="+path))
 	p.await(allWritten)
 	n.code(healthURL+"/healthz", 200)
 	n.code("http://127.0.0.1:32000/", 200)
 
 	write(t, hold, nil)
-	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
 	for _, page := range []string{"/healthz", "/livez"} {
 		body := standing(t, n.code(healthURL+page, 503))
 		families := body["status"].(map[string]any)
@@ -213,14 +213,14 @@ endpoints: [{addresses: [10.0.0.9], nodeName: n2}`, port)
 // addresses that NodePorts have, which a reload may change.
 func TestHealthCheckNodePort(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	for _, a := range []string{"192.0.2.1/32", "198.51.100.1/32"} {
 		n.command("ip", "address", "add", a, "dev", "lo")
 	}
-	config, manifest := filepath.Join(dir, "config"), filepath.Join(dir, "m/web.yaml")
+	config, manifest := n.path("config"), n.path("m/web.yaml")
 	write(t, config, nftablesFile(""))
 	write(t, manifest, balanced(32000, 2))
-	p := n.configured(dir, config)
+	p := n.configured(config)
 	a := n.code("http://192.0.2.1:32000/any/path", 200)
 	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
 	if a.body != want || a.header.Get("X-Load-Balancing-Endpoint-Weight") != "2" || a.header.Get("Content-Type") != "application/json" {
@@ -257,13 +257,12 @@ func TestMetricsOfMode(t *testing.T) {
 	for _, mode := range []string{"iptables", "nftables", "userspace"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
-			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			asked := []string{"--proxy-mode=" + mode, "--v=3", "--version=v1.36.5", "--service-metrics=10"}
+			n := newNode(t)
+			asked := []string{"--v=3", "--version=v1.36.5", "--service-metrics=10"}
 			if mode == "nftables" { // MT-19 is of the gate
 				asked = append(asked, "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true", "--nodeport-addresses=localhost")
 			}
-			p := n.start(dir, append(asked, usualArgs()[1:]...), nil)
+			p := n.start(usual(mode, asked...))
 			p.await(allWritten)
 			n.code(healthURL+"/livez", 200)
 			n.code(healthURL+"/healthz", 200)
@@ -272,11 +271,11 @@ func TestMetricsOfMode(t *testing.T) {
 			dns := bytes.ReplaceAll(service("dns", "10.96.0.10", 53, "10.0.0.53"), []byte("port: "), []byte("protocol: UDP, port: "))
 			dns = bytes.ReplaceAll(dns, []byte("name: dns-1,"), fmt.Appendf(nil, "annotations: {endpoints.kubernetes.io/last-change-trigger-time: %q}, name: dns-1,",
 				time.Now().Format(time.RFC3339Nano)))
-			write(t, filepath.Join(dir, "m/dns.yaml"), dns)
+			n.write("m/dns.yaml", dns)
 			n.until(metricsURL+"/metrics", "a programmed change", func(a answer) bool {
 				return strings.Contains(a.body, `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} 1`)
 			})
-			do(t, os.Remove(filepath.Join(dir, "m/dns.yaml")))
+			do(t, os.Remove(n.path("m/dns.yaml")))
 			n.until(metricsURL+"/metrics", "a look at conntrack", func(a answer) bool {
 				return strings.Contains(a.body, `kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} `)
 			})
@@ -312,10 +311,10 @@ func TestMetricsOfMode(t *testing.T) {
 // HT-24, HT-26, PR-04: a reload shows in /configz, opens and closes /debug, and moves the servers.
 func TestServersReload(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	config := filepath.Join(dir, "config")
+	n := newNamespace(t)
+	config := n.path("config")
 	write(t, config, nftablesFile("clusterCIDR: 10.1.0.0/16\n"))
-	p := n.configured(dir, config)
+	p := n.configured(config)
 	put := func(base, body string) answer {
 		t.Helper()
 		a, err := n.ask(http.MethodPut, base+"/debug/flags/v", body)
@@ -337,7 +336,7 @@ func TestServersReload(t *testing.T) {
 	if a := put(metricsURL, "5"); a.code != 200 || a.body != "successfully set the verbosity to 5\n" {
 		t.Errorf("PUT 5: %v", a)
 	}
-	write(t, filepath.Join(dir, "m/more.yaml"), service("more", "10.96.0.7", 80, "10.0.0.7"))
+	n.write("m/more.yaml", service("more", "10.96.0.7", 80, "10.0.0.7"))
 	p.await(regexp.MustCompile(`"wrote" .*verb="apply"`)) // which takes 2 or more
 
 	write(t, config, nftablesFile("healthzBindAddress: 127.0.0.1:11256\nmetricsBindAddress: 127.0.0.1:11249\n"))
@@ -376,9 +375,8 @@ func TestServerAddresses(t *testing.T) {
 	} {
 		t.Run(c.flags+" "+c.health, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
-			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			n.start(dir, append(strings.Fields(c.flags), usualArgs()...), nil).await(allWritten)
+			n := newNode(t)
+			n.start(usual("nftables", strings.Fields(c.flags)...)).await(allWritten)
 			if c.health != "" {
 				n.code("http://"+c.health+"/livez", 200)
 			}

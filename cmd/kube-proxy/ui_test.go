@@ -4,7 +4,6 @@ package main
 
 import (
 	"net/http"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -17,11 +16,10 @@ import (
 // the proxy is gone, shows the next one, and ends at once though a browser follows it.
 func TestUI(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
+	n := newNamespace(t)
 	n.command("ip", "address", "add", "172.18.0.7/32", "dev", "lo")
-	write(t, filepath.Join(dir, "m/web.yaml"), service("web", "10.96.7.7", 80, "10.0.0.7"))
-	p := n.start(dir, append(usualArgs(), "--metrics-bind-address=0.0.0.0:10249"), nil)
-	p.await(allWritten)
+	n.write("m/web.yaml", service("web", "10.96.7.7", 80, "10.0.0.7"))
+	p := n.serve("nftables", "--metrics-bind-address=0.0.0.0:10249")
 	for _, path := range []string{"", "/", "/ui", "/ui/", "/ui/services.json"} {
 		n.code("http://127.0.0.1:10249"+path, 404)
 	}
@@ -37,7 +35,7 @@ func TestUI(t *testing.T) {
 		t.Errorf("as another user: exit code %d, %s", code, errOut)
 	}
 
-	page := n.start(dir, []string{"ui", "--listen=127.0.0.1:10300"}, nil)
+	page := n.start([]string{"ui", "--listen=127.0.0.1:10300"})
 	address := regexp.MustCompile(`(?m)^http://127\.0\.0\.1:10300/[A-Z2-7]{26}/$`)
 	page.await(address)
 	url := address.FindString(page.log())
@@ -48,11 +46,11 @@ func TestUI(t *testing.T) {
 		t.Errorf("at an address of the node: %d", a.code)
 	}
 
-	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.7.8", 80, "10.0.0.8"))
+	n.write("m/late.yaml", service("late", "10.96.7.8", 80, "10.0.0.8"))
 	n.until(url, "the new Service", func(a answer) bool { return strings.Contains(a.body, "shop/late") })
 	p.stop()
 	has(t, "while no proxy runs", n.code(url, 503).body, "no kube-proxy runs here")
-	n.start(dir, usualArgs(), nil)
+	n.start(usual("nftables"))
 	n.until(url, "the next proxy", func(a answer) bool { return a.code == 200 && strings.Contains(a.body, "shop/late") })
 	open, err := n.client().Get(url + "events")
 	if err != nil || open.StatusCode != http.StatusOK {

@@ -120,8 +120,8 @@ func TestUserspaceRestart(t *testing.T) {
 	signalled := time.Now()
 	p.signal(syscall.SIGTERM)
 	until(t, func() string {
-		if !strings.Contains(p.out.String(), "no new connections are taken") {
-			return "it does not drain:\n" + p.out.String()
+		if !strings.Contains(p.log(), "no new connections are taken") {
+			return "it does not drain:\n" + p.log()
 		}
 		return ""
 	})
@@ -142,10 +142,10 @@ func TestUserspaceRestart(t *testing.T) {
 		t.Errorf("a connection that was open at SIGTERM ends with %q, %v", rest, err)
 	}
 	if code := p.end(0); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, p.out.String())
+		t.Errorf("exit code %d:\n%s", code, p.log())
 	}
-	if !strings.Contains(p.out.String(), "cut=0") {
-		t.Errorf("it does not say that it has cut nothing:\n%s", p.out.String())
+	if !strings.Contains(p.log(), "cut=0") {
+		t.Errorf("it does not say that it has cut nothing:\n%s", p.log())
 	}
 	if again := n.ports(); !slices.Equal(ports, again) {
 		t.Errorf("the ports were %q and are %q", ports, again)
@@ -157,7 +157,5 @@ func TestUserspaceRestart(t *testing.T) {
 		}
 	}
 	t.Logf("%d connections, %d of them failed in the %v from SIGTERM until the next process served", traffic.made.Load()+int64(len(failed)), len(failed), took.Round(time.Millisecond))
-	if code := next.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, next.out.String())
-	}
+	next.stop()
 }

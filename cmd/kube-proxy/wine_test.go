@@ -138,12 +138,8 @@ func windowsCommands(n *windowsNode) {
 func (n *windowsNode) startExe(dir string, args ...string) *process {
 	n.t.Helper()
 	c := n.machine.Command(n.exe, args...)
-	p := &process{t: n.t, cmd: c, done: make(chan struct{})}
-	c.Dir, c.Stdout, c.Stderr = dir, &p.out, &p.out
-	do(n.t, n.begin(c))
-	go func() { c.Wait(); close(p.done) }()
-	n.t.Cleanup(func() { c.Process.Kill(); <-p.done })
-	return p
+	c.Dir = dir
+	return launch(n.t, c, func() error { return n.begin(c) }, c.Wait)
 }
 
 // windowsManifests has a Service of TCP and UDP, and the Node.

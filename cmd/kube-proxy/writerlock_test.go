@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -29,19 +28,16 @@ var itWaits = regexp.MustCompile(`W.*\] "another kube-proxy serves this network 
 // ends, the second takes over what is there; while it waits it can be stopped, and leaves the rules alone.
 func TestTwoProxies(t *testing.T) {
 	t.Parallel()
-	n := newNamespace(t)
-	old, young := t.TempDir(), t.TempDir()
-	write(t, filepath.Join(old, "m/good.yaml"), good())
-	write(t, filepath.Join(young, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
-	first := n.serve(old)
+	n := newNode(t)
+	young := n.with(t)
+	young.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
+	first := n.serve("nftables")
 
-	stopped := n.start(young, usualArgs(), nil)
+	stopped := young.start(usual("nftables"))
 	stopped.await(itWaits)
-	if code := stopped.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d after SIGTERM while it waited:\n%s", code, stopped.log())
-	}
+	stopped.stop()
 
-	second := n.start(young, append(usualArgs(), "--bind-address-hard-fail"), nil)
+	second := young.start(usual("nftables", "--bind-address-hard-fail"))
 	second.await(itWaits)
 	second.await(regexp.MustCompile(`"read manifests"`))
 	second.await(regexp.MustCompile(`I.*\] "health server does not listen yet"`)) // the first has the address
@@ -56,9 +52,7 @@ func TestTwoProxies(t *testing.T) {
 		t.Errorf("when the second has taken over the kernel has\n%swant:\n%s", got, want)
 	}
 	n.code(healthURL+"/readyz", 200)
-	if code := second.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d after SIGTERM", code)
-	}
+	second.stop()
 	if strings.Contains(first.log()+second.log()+stopped.log(), "others had changed") {
 		t.Errorf("they undid each other's work:\n%s\n%s", first.log(), second.log())
 	}
@@ -71,11 +65,10 @@ func TestTwoProxies(t *testing.T) {
 // log and on its health port.
 func TestFrozenProxy(t *testing.T) {
 	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	frozen := n.serve(dir)
+	n := newNode(t)
+	frozen := n.serve("nftables")
 	do(t, frozen.cmd.Process.Signal(syscall.SIGSTOP))
-	second := n.start(dir, append(usualArgs(), "--healthz-bind-address=127.0.0.1:10300"), nil)
+	second := n.start(usual("nftables", "--healthz-bind-address=127.0.0.1:10300"))
 	second.await(itWaits)
 	const url = "http://127.0.0.1:10300"
 	n.code(url+"/livez", 200)
@@ -112,7 +105,7 @@ func TestSquatters(t *testing.T) {
 	t.Parallel()
 	root := []syscall.SysProcIDMap{{HostID: 0, Size: 1}}
 	for name, as := range map[string]func(*exec.Cmd){
-		"another user": func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") },
+		"another user": env(asUser + "=65534"),
 		"root without capabilities": func(c *exec.Cmd) {
 			c.Args = []string{"setpriv", "--inh-caps=-all", "--bounding-set=-all", c.Path}
 			c.Path, c.Err = exec.LookPath("setpriv")
@@ -126,11 +119,10 @@ func TestSquatters(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n, dir := newNamespace(t), t.TempDir()
-			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			squatter := n.start(dir, nil, func(c *exec.Cmd) { as(c); c.Env = append(c.Env, asSquatter+"=1") })
+			n := newNode(t)
+			squatter := n.start(nil, func(c *exec.Cmd) { as(c); c.Env = append(c.Env, asSquatter+"=1") })
 			squatter.await(regexp.MustCompile("squatting: .*CAP_NET_ADMIN"))
-			p := n.serve(dir)
+			p := n.serve("nftables")
 			n.code(healthURL+"/readyz", 200)
 			if got := n.serves(); got != goodServed {
 				t.Errorf("the kernel has\n%s", got)
