@@ -33,7 +33,7 @@ const (
 
 var catalogue = []Entry{
 	{"Starting", actionStart, Normal, KindNode,
-		"kube-proxy starts on node {node}",
+		"Starting kube-proxy on node {node}",
 		"Once for each start of the process.", "EV-01"},
 	{"FailedToStartProxierHealthcheck", actionStart, Warning, KindNode,
 		"kube-proxy on node {node} cannot serve health checks on {addr}: {err}",

@@ -40,7 +40,7 @@ func TestConstructors(t *testing.T) {
 		regarding               Object
 		note                    string // must be part of it
 	}{
-		{Starting("n1"), Normal, "Starting", "StartKubeProxy", "", node, "kube-proxy starts on node n1"},
+		{Starting("n1"), Normal, "Starting", "StartKubeProxy", "", node, "Starting kube-proxy on node n1"},
 		{FailedToStartProxierHealthcheck("n1", "0.0.0.0:10256", err), Warning, "FailedToStartProxierHealthcheck", "StartKubeProxy", "", node, "on 0.0.0.0:10256: address already in use"},
 		{FailedToStartMetricServer("n1", "127.0.0.1:10249", err), Warning, "FailedToStartMetricServer", "StartKubeProxy", "", node, "on 127.0.0.1:10249: address already in use"},
 		{ReadOnlySysFS("n1", errors.New("read-only file system")), Warning, "readOnlySysFS", "StartKubeProxy", "", node, "read-only file system"},

@@ -49,7 +49,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	text, err := json.Marshal(body)
 	if err != nil { // a clock beyond the year 9999
 		code, text = http.StatusServiceUnavailable, []byte("{}")
-		s.cfg.Log.Error("health server: print the answer", "path", r.URL.Path, "err", err)
+		s.cfg.Log.Error("Failed to encode the health answer", "path", r.URL.Path, "err", err)
 	}
 	answer(w, code, text)
 	s.cfg.Answered(r.URL.Path, code)

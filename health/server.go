@@ -78,7 +78,7 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 	}
 	crowd := &listen.Crowd{Most: listen.OwnShare().Connections}
 	crowd.Full = func(closed int) {
-		log.Warn("too many connections, closing those that wait longest", "server", what, "most", crowd.Most, "closed", closed)
+		log.Warn("Too many connections, closing the longest idle ones", "server", what, "most", crowd.Most, "closed", closed)
 	}
 	crowd.Bound(s)
 	return s
@@ -111,24 +111,24 @@ func (s *Server) Run(ctx context.Context) error {
 
 func (s *Server) failed(at netip.AddrPort, err error, again bool) {
 	if since, on := s.cfg.Waiting(); again && !since.IsZero() { // it has the address too
-		s.cfg.Log.Info("health server does not listen yet", "address", at.String(), "err", err, "because", on)
+		s.cfg.Log.Info("Health server cannot listen yet", "address", at.String(), "err", err, "because", on)
 		return
 	}
-	s.cfg.Log.Error("health server does not listen", "address", at.String(), "err", err, "again", again)
+	s.cfg.Log.Error("Health server cannot listen", "address", at.String(), "err", err, "again", again)
 	s.cfg.OnListenFailed(at, err)
 }
 
 func (s *Server) moved(from, to netip.AddrPort) {
 	if to.IsValid() {
-		s.cfg.Log.Info("health server listens", "address", to.String())
+		s.cfg.Log.Info("Health server listening", "address", to.String())
 	} else {
-		s.cfg.Log.Info("health server listens no more", "address", from.String())
+		s.cfg.Log.Info("Health server closed", "address", from.String())
 	}
 }
 
 // broke returns what tells of listeners that broke.
 func broke(log *slog.Logger) func(netip.AddrPort, error) {
 	return func(at netip.AddrPort, err error) {
-		log.Error("a listener broke, opening it again", "address", at.String(), "err", err)
+		log.Error("Listener failed, reopening it", "address", at.String(), "err", err)
 	}
 }

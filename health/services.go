@@ -78,7 +78,7 @@ const lookAgain = 30 * time.Second
 // NewServices returns a Services that knows of none yet.
 func NewServices(cfg ServicesConfig) *Services {
 	s := &Services{cfg: cfg, open: listen.OwnShare().Limited(listen.Open), wake: make(chan struct{}, 1),
-		failures: ratelimit.New(cfg.Log, "health check port does not answer"), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
+		failures: ratelimit.New(cfg.Log, "Health check port cannot listen"), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
 	s.http = newHTTP("health-check ports of Services", http.HandlerFunc(s.serve), cfg.Log)
 	s.http.BaseContext = func(l net.Listener) context.Context {
 		return context.WithValue(context.Background(), portKey{}, l.(portListener).port)
@@ -291,7 +291,7 @@ func (s *Services) reconcile(ctx context.Context, p *port, addresses func(uint16
 	case ctx.Err() != nil:
 	case err == nil:
 		if p.fault.told {
-			s.cfg.Log.Info("health check port answers now", "service", service, "port", p.number)
+			s.cfg.Log.Info("Health check port works again", "service", service, "port", p.number)
 		}
 		p.fault = fault{}
 	default:
@@ -311,7 +311,7 @@ func (s *Services) failed(p *port, service string, err error) {
 	if p.fault.told = s.failures.Allow(lb.NamespaceOf(service)); !p.fault.told {
 		return
 	}
-	s.cfg.Log.Error("health check port does not answer, trying again", "service", service, "port", p.number, "err", err)
+	s.cfg.Log.Error("Health check port cannot listen, retrying", "service", service, "port", p.number, "err", err)
 	s.cfg.OnListenFailed(service, p.number, err)
 }
 

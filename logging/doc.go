@@ -6,7 +6,7 @@
 //
 // A line of the text format has klog's header, the message in quotes, then keys and values:
 //
-//	I1121 13:09:01.123456    1234 run.go:33] "kube-proxy starts" mode="nftables" pid=1234
+//	I1121 13:09:01.123456    1234 run.go:33] "Starting kube-proxy" mode="nftables" pid=1234
 //
 // The JSON format has an object a line with ts (milliseconds), caller, msg, the keys, and v for information or level
 // for warnings and errors.

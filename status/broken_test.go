@@ -82,7 +82,7 @@ func TestRetryHT07(t *testing.T) {
 		if want := []time.Duration{0, 5e9, 10e9, 15e9}; !slices.Equal(tries, want) {
 			t.Errorf("tried at %v, want %v", tries, want)
 		}
-		const want = `level=ERROR msg="no metrics server there, trying again" every=5s err="metrics server: in use"`
+		const want = `level=ERROR msg="Metrics server cannot listen, retrying" every=5s err="metrics server: in use"`
 		if n := strings.Count(log.String(), want); n != 1 || strings.Count(log.String(), "\n") != 1 {
 			t.Errorf("%d lines %s:\n%s", n, want, &log)
 		}

@@ -187,7 +187,7 @@ func (s *Server) verbosity(w http.ResponseWriter, r *http.Request) {
 		}
 		before := s.cfg.Verbosity()
 		s.cfg.SetVerbosity(v)
-		s.cfg.Log.Info("verbosity changed", "from", before, "to", v, "by", r.RemoteAddr)
+		s.cfg.Log.Info("Changed the log verbosity", "from", before, "to", v, "by", r.RemoteAddr)
 		plain(w, http.StatusOK, fmt.Sprintf("successfully set the verbosity to %d\n", v))
 	default:
 		w.Header().Set("Allow", "GET, HEAD, PUT")

@@ -69,7 +69,7 @@ func NewServer(cfg ServerConfig) *Server {
 	s.profiling.Store(cfg.Profiling)
 	s.handler = s.routes()
 	s.crowd = &listen.Crowd{Most: listen.OwnShare().Connections, Full: func(closed int) {
-		cfg.Log.Warn("too many connections, closing those that wait longest", "server", "metrics server", "closed", closed)
+		cfg.Log.Warn("Too many connections, closing the longest idle ones", "server", "metrics server", "closed", closed)
 	}}
 	s.listener = listen.NewMover(listen.Config{
 		Open: func(ctx context.Context, p listen.Address) (net.Listener, error) {
@@ -81,7 +81,7 @@ func NewServer(cfg ServerConfig) *Server {
 		},
 		Serve: s.serve,
 		Broke: func(at netip.AddrPort, err error) {
-			cfg.Log.Error("metrics server broke, opening it again", "addr", at, "err", err)
+			cfg.Log.Error("Metrics server failed, reopening it", "addr", at, "err", err)
 		},
 		Failed: s.failed,
 		Moved:  s.moved,
@@ -134,14 +134,14 @@ func (s *Server) serve(l net.Listener) error {
 
 func (s *Server) failed(_ netip.AddrPort, err error, again bool) {
 	if again { // else Run returns it
-		s.cfg.Log.Error("no metrics server there, trying again", "every", listen.RetryEvery, "err", err)
+		s.cfg.Log.Error("Metrics server cannot listen, retrying", "every", listen.RetryEvery, "err", err)
 	}
 }
 
 func (s *Server) moved(_, to netip.AddrPort) {
 	if to.IsValid() {
-		s.cfg.Log.Info("metrics server listens", "addr", to)
+		s.cfg.Log.Info("Metrics server listening", "addr", to)
 	} else {
-		s.cfg.Log.Info("metrics server closed")
+		s.cfg.Log.Info("Metrics server closed")
 	}
 }

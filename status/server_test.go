@@ -358,7 +358,7 @@ func TestOccupiedPort(t *testing.T) {
 	}
 	log := &logtest.Buffer{}
 	s := start(t, status.ServerConfig{Addr: addr, Log: slog.New(slog.NewTextHandler(log, nil))})
-	awaitLog(t, log, "trying again")
+	awaitLog(t, log, "cannot listen, retrying")
 	if a := s.Addr(); a != nil {
 		t.Errorf("listens on %v", a)
 	}
@@ -367,7 +367,7 @@ func TestOccupiedPort(t *testing.T) {
 	if _, body := get(t, "http://"+addr.String()+"/healthz"); body != "ok" {
 		t.Errorf("/healthz: %q", body)
 	}
-	if text := log.String(); strings.Count(text, "trying again") != 1 || !strings.Contains(text, addr.String()) {
+	if text := log.String(); strings.Count(text, "cannot listen, retrying") != 1 || !strings.Contains(text, addr.String()) {
 		t.Errorf("log:\n%s", text)
 	}
 }

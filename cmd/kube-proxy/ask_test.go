@@ -121,7 +121,7 @@ func TestAskRunning(t *testing.T) {
 	configure("")
 	p := n.start([]string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"})
 	p.await(allWritten)
-	p.await(regexp.MustCompile("questions are answered"))
+	p.await(regexp.MustCompile("Admin socket listening"))
 
 	answers := func(code int, says string, args ...string) {
 		t.Helper()
@@ -176,7 +176,7 @@ func TestAskRunning(t *testing.T) {
 	// What somebody takes from the kernel is named as long as it is gone. The proxy mends it, so it is stopped first: it is asked by nobody then.
 	configure("adminSocket: /run/other/a.sock\n")
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
-	p.await(regexp.MustCompile(`questions are answered" socket="/run/other/a.sock"`))
+	p.await(regexp.MustCompile(`Admin socket listening" socket="/run/other/a.sock"`))
 	answers(3, "there is no socket /run/kube-proxy/admin.sock", "why", "shop/web")
 	answers(0, "shop/web", "why", "shop/web", "--admin-socket=/run/other/a.sock")
 	if code, out, errOut := n.kubeProxy("why", "shop/web", "--config="+file); code != 0 {
@@ -203,10 +203,10 @@ func TestAskRunning(t *testing.T) {
 
 	// The next process waits for this one, which answers until it ends; after a kill the next one has the socket all the same.
 	next := n.start([]string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"})
-	next.await(regexp.MustCompile("waits|waiting|another kube-proxy"))
+	next.await(regexp.MustCompile("Another kube-proxy"))
 	answers(0, "shop/web", "why", "shop/web")
 	p.end(syscall.SIGKILL)
-	next.await(regexp.MustCompile("questions are answered"))
+	next.await(regexp.MustCompile("Admin socket listening"))
 	answers(0, "as the table says", "trace", "10.1.1.13", "shop/web")
 	if warned := regexp.MustCompile("(?m)^W.*socket.*").FindString(next.log()); warned != "" {
 		t.Errorf("the next process warns: %s", warned)

@@ -21,17 +21,17 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	var err error
 	p.choice, err = p.modes.Choose(cfg.Mode, annotation, wiring.Probe(cfg.Config, primary))
 	if p.choice.Ignored != "" {
-		p.log.Warn("annotation of the Node ignored", "because", p.choice.Ignored)
+		p.log.Warn("Ignoring the Node's mode annotation", "because", p.choice.Ignored)
 	}
 	if err != nil {
 		return err
 	}
 	if p.choice.Annotated != "" {
-		p.log.Info("Using the mode of the Node's annotation", "mode", p.choice.Annotated, "annotation", mode.Annotation)
+		p.log.Info("Using the mode from the Node's annotation", "mode", p.choice.Annotated, "annotation", mode.Annotation)
 		p.tell(event.ModeFromAnnotation(cfg.NodeName, p.choice.Annotated, mode.Annotation))
 	}
 	for _, s := range p.choice.Steps {
-		p.log.Warn("mode cannot run on this host", "mode", s.From, "instead", s.To, "err", s.Why)
+		p.log.Warn("Mode cannot run on this host", "mode", s.From, "instead", s.To, "err", s.Why)
 		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why, caution(p.modes, s.To)))
 	}
 	if m := p.choice.Mode; m.Caution != "" {
@@ -39,7 +39,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	}
 	if defaultWillChange && cfg.Mode == "" && p.choice.Annotated == "" {
 		e := event.DefaultModeWillChange(cfg.NodeName, p.choice.Mode.Name)
-		p.log.Warn("the default mode will change", "note", e.Note)
+		p.log.Warn("The default mode will change", "note", e.Note)
 		p.tell(e)
 	}
 	resolved, err := wiring.Resolve(cfg.Config, p.choice.Mode)
@@ -48,7 +48,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	}
 	p.present.Store(resolved)
 	for _, w := range resolved.Resolved.Warnings {
-		p.log.Warn("configuration", "warning", w)
+		p.log.Warn("Configuration warning", "warning", w)
 	}
 	return nil
 }
@@ -73,7 +73,7 @@ func (p *proxy) annotated(ctx context.Context) string {
 	defer cancel()
 	value, err := kube.NodeAnnotation(ctx, p.kubeConfig(), mode.Annotation)
 	if err != nil {
-		p.log.Info("whether an annotation of the Node asks for a mode is not known; going on as if none did", "err", err)
+		p.log.Info("Cannot read the Node's mode annotation; assuming none", "err", err)
 	}
 	return value
 }

@@ -47,7 +47,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 		}
 		if text := err.Error(); !slices.Contains(told, text) {
 			told = append(told, text)
-			p.log.Error("rules of another mode could not all be removed, trying again; until then they may lead new connections astray", "err", err)
+			p.log.Error("Failed to remove all rules of another mode, retrying; they may misdirect new connections", "err", err)
 		}
 		pause.For(ctx, wait)
 	}
@@ -73,17 +73,17 @@ func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *
 		return fmt.Errorf("encountered an error while tearing down rules: %w", err)
 	}
 	if len(report.Removed) == 0 {
-		log.Info("there were no rules of a kube-proxy")
+		log.Info("No kube-proxy rules found")
 	}
 	return nil
 }
 
 func tellOfCleanup(log *slog.Logger, r mode.Report) {
 	for _, s := range r.Removed {
-		log.Info("removed", "what", s)
+		log.Info("Removed", "what", s)
 	}
 	for _, s := range r.Left {
-		log.Warn("left alone", "what", s)
+		log.Warn("Left unchanged", "what", s)
 	}
 }
 

@@ -74,10 +74,10 @@ func TestModeChangeAndCleanup(t *testing.T) {
 	}
 	run("nftables", "")
 	has("table ip kube-proxy", true)
-	run("iptables", `(?s)"removed" what="the nftables table kube-proxy of IPv4.*"removed" what="the nftables table kube-proxy of IPv6`)
+	run("iptables", `(?s)"Removed" what="the nftables table kube-proxy of IPv4.*"Removed" what="the nftables table kube-proxy of IPv6`)
 	has("kube-proxy\n", false)
 	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
-	run("nftables", `"removed" .*iptables`)
+	run("nftables", `"Removed" .*iptables`)
 	has("KUBE-SERVICES", false)
 	has("table ip6 kube-proxy", true)
 	run("ipvs", `mode="ipvs" instead="iptables" err="ipvs: connect to IPVS`)
@@ -114,15 +114,15 @@ func TestModeChangeAgain(t *testing.T) {
 		}
 	}
 	p = n.start(args("nftables"), env("PATH="+n.path("bin")+":/usr/bin:/bin"))
-	p.await(regexp.MustCompile(`E.*\] "rules of another mode could not all be removed.*somebody holds the lock`))
+	p.await(regexp.MustCompile(`E.*\] "Failed to remove all rules of another mode.*somebody holds the lock`))
 	do(t, os.Remove(locked))
-	p.await(regexp.MustCompile(`"removed" .* chains of iptables \(nft, IPv4\)"`))
-	p.await(regexp.MustCompile(`"removed" .* chains of iptables \(nft, IPv6\)"`))
+	p.await(regexp.MustCompile(`"Removed" .* chains of iptables \(nft, IPv4\)"`))
+	p.await(regexp.MustCompile(`"Removed" .* chains of iptables \(nft, IPv6\)"`))
 	if rules := n.rules(); strings.Contains(rules, "KUBE-SERVICES") {
 		t.Errorf("what is left:\n%s", rules)
 	}
 	p.stop()
-	if times := strings.Count(p.log(), "rules of another mode could not all be removed"); times != 1 {
+	if times := strings.Count(p.log(), "Failed to remove all rules of another mode"); times != 1 {
 		t.Errorf("it is told %d times that they could not:\n%s", times, p.log())
 	}
 }
@@ -198,7 +198,7 @@ func TestCleanupWithConfig(t *testing.T) {
 		if errorLine.MatchString(p.log()) {
 			t.Errorf("an error in\n%s", p.log())
 		}
-		if again := n.start([]string{"--config=config", "--cleanup"}); again.end(0) != 0 || !strings.Contains(again.log(), "there were no rules of a kube-proxy") {
+		if again := n.start([]string{"--config=config", "--cleanup"}); again.end(0) != 0 || !strings.Contains(again.log(), "No kube-proxy rules found") {
 			t.Errorf("the second --cleanup:\n%s", again.log())
 		}
 	}

@@ -73,7 +73,7 @@ func TestManyHealthCheckPorts(t *testing.T) {
 	n.write("m/many.yaml", many)
 	p := n.start(usual("nftables"), env(fmt.Sprintf("%s=%d", asFiles, fewFiles)))
 	p.await(allWritten)
-	p.await(regexp.MustCompile(`health check port does not answer.* listeners are open, and the process may have 300 files in all: raise that limit`))
+	p.await(regexp.MustCompile(`Health check port cannot listen.* listeners are open, and the process may have 300 files in all: raise that limit`))
 	n.code(healthURL+"/readyz", 200)
 	n.code(metricsURL+"/metrics", 200)
 	n.write("m/good.yaml", service("good", "10.96.0.1", 80, "10.0.0.77"))

@@ -26,7 +26,7 @@ func TestDrain(t *testing.T) {
 	term := func(p *process) {
 		t.Helper()
 		do(t, p.cmd.Process.Signal(syscall.SIGTERM))
-		p.await(regexp.MustCompile(`"no new connections are taken; open ones may finish; another signal ends them at once" within=`))
+		p.await(regexp.MustCompile(`"Draining connections; a second signal closes them at once" within=`))
 		if _, err := os.Stat(closed); err != nil {
 			t.Error(err)
 		}
@@ -50,7 +50,7 @@ func TestDrain(t *testing.T) {
 	if code := first.end(0); code != 0 {
 		t.Errorf("exit code %d:\n%s", code, first.log())
 	}
-	has(t, "log", first.log(), `"connections have finished"`, "cut=0")
+	has(t, "log", first.log(), `"Drained connections"`, "cut=0")
 	write(t, open, nil)
 	term(second)
 	second.end(syscall.SIGTERM)

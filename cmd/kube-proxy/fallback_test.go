@@ -42,7 +42,7 @@ func TestFallbackServes(t *testing.T) {
 			t.Setenv("PATH", t.TempDir())
 			p := n.serve()
 			log := p.log()
-			for _, want := range []string{"mode cannot run on this host", `instead="userspace"`} {
+			for _, want := range []string{"Mode cannot run on this host", `instead="userspace"`} {
 				if !strings.Contains(log, want) {
 					t.Errorf("it does not say %q:\n%s", want, log)
 				}

@@ -47,7 +47,7 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 		case i == 0:
 			return fmt.Errorf("no support for the primary IP family %s: %w", fam, err)
 		default:
-			p.log.Error("the secondary IP family is not served", "family", fam, "err", err)
+			p.log.Error("Not serving the secondary IP family", "family", fam, "err", err)
 		}
 	}
 	p.begun = newFirsts(p.families)
@@ -55,7 +55,7 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 	if len(p.families) > 1 {
 		stack = "dual-stack"
 	}
-	p.log.Info("serving", "mode", p.choice.Mode.Name, "asked", p.choice.Asked, "stack", stack, "primary", p.families[0].name) // PR-01
+	p.log.Info("Serving", "mode", p.choice.Mode.Name, "asked", p.choice.Asked, "stack", stack, "primary", p.families[0].name) // PR-01
 	return nil
 }
 
@@ -76,7 +76,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	p.notice(f, labelled)
 	var observers []engine.Observer
 	if f.flows, err = p.newFlows(fam, plane); err != nil {
-		labelled.Warn("stale UDP flows are not cleaned up", "err", err)
+		labelled.Warn("Cannot clean up stale UDP flows", "err", err)
 	} else if f.flows != nil {
 		observers = append(observers, f.flows)
 	}
@@ -113,13 +113,13 @@ func (p *proxy) newTraffic(f *family, log *slog.Logger) *traffic.Account {
 		return nil // of modes that cannot the configuration has warned
 	}
 	if !counter.Counts() {
-		log.Warn("connections are not counted by Service: this kernel lacks the nftables expression counter (CONFIG_NFT_COUNTER)")
+		log.Warn("Cannot count connections by Service: the kernel lacks the nftables counter expression (CONFIG_NFT_COUNTER)")
 		return nil
 	}
 	account := traffic.New(traffic.Config{Counter: counter, Query: f.engine.Query, Services: services})
 	// What an earlier process has counted is where this one begins.
 	if err := account.Each(context.Background(), func(string, string, mode.Traffic) {}); err != nil {
-		log.Warn("connections by Service", "err", err)
+		log.Warn("Failed to read connection counters", "err", err)
 	}
 	return account
 }
@@ -127,7 +127,7 @@ func (p *proxy) newTraffic(f *family, log *slog.Logger) *traffic.Account {
 // measure tells the metrics of the plane of a family, and its traffic by Service.
 func (p *proxy) measure(f *family, emit mode.Emit) {
 	if err := f.plane.Measure(emit); err != nil {
-		p.log.Debug("metrics of the data plane cannot be read", "family", f.name, "err", err)
+		p.log.Debug("Failed to read data plane metrics", "family", f.name, "err", err)
 	}
 	if f.traffic == nil {
 		return
@@ -137,7 +137,7 @@ func (p *proxy) measure(f *family, emit mode.Emit) {
 		emit(mode.ServiceBytes, float64(t.Bytes), namespace, name)
 	})
 	if err != nil {
-		p.log.Debug("connections by Service cannot be read", "family", f.name, "err", err)
+		p.log.Debug("Failed to read connection counters", "family", f.name, "err", err)
 	}
 }
 
@@ -148,7 +148,7 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	if w.Err != nil {
 		return // the engine has said it
 	}
-	log.Log(context.Background(), logging.LevelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
+	log.Log(context.Background(), logging.LevelWrite, "Wrote rules", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
 	switch {
 	case w.Verb == "reset" && w.Later == 0, w.Verb == "load":
 		p.begun.add(f.name)

@@ -305,12 +305,12 @@ func TestIPVSModeChanges(t *testing.T) {
 			p = n.serve()
 			traffic.progress(30)
 			if next != "ipvs" {
-				p.await(regexp.MustCompile(`"removed" what="device kube-ipvs0`))
-				p.await(regexp.MustCompile(`"removed" what="[0-9]+ ipsets`))
+				p.await(regexp.MustCompile(`"Removed" what="device kube-ipvs0`))
+				p.await(regexp.MustCompile(`"Removed" what="[0-9]+ ipsets`))
 				n.nothingOfIPVS("")
 			} else {
-				p.await(regexp.MustCompile(map[string]string{"iptables": `"reset" family="IPv6"`, "nftables": `"removed" what="the nftables table kube-proxy of IPv6`,
-					"userspace": `"removed" what=.*userspace`}[other]))
+				p.await(regexp.MustCompile(map[string]string{"iptables": `"reset" family="IPv6"`, "nftables": `"Removed" what="the nftables table kube-proxy of IPv6`,
+					"userspace": `"Removed" what=.*userspace`}[other]))
 				for _, program := range []string{"iptables-save", "ip6tables-save"} {
 					if got := n.shows(program); strings.Contains(got, "KUBE-SVC-") || strings.Contains(got, "KUBE-SEP-") || strings.Contains(got, "KUBE-PORTALS") {
 						t.Errorf("left of %s: %s", other, got)

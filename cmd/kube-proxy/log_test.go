@@ -32,7 +32,7 @@ func read(t *testing.T, path string) string {
 }
 
 // klogLine is the header of a line of the classic text.
-var klogLine = regexp.MustCompile(`(?m)^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ run\.go:\d+\] "kube-proxy starts" `)
+var klogLine = regexp.MustCompile(`(?m)^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ run\.go:\d+\] "Starting kube-proxy" `)
 
 // Section 1.6: klog's file flags write files, through the real process.
 func TestLogFiles(t *testing.T) {
@@ -47,9 +47,9 @@ func TestLogFiles(t *testing.T) {
 		if !klogLine.MatchString(info) {
 			t.Errorf("the file has\n%s", info)
 		}
-		has(t, "INFO", info, `] "FLAG: --log-dir=\"logs\""`, "bad.yaml:2: is not YAML", "stopping: the rules stay in force")
+		has(t, "INFO", info, `] "FLAG: --log-dir=\"logs\""`, "bad.yaml:2: is not YAML", "Stopping; the rules stay in force")
 		has(t, "WARNING", warning, "bad.yaml:2: is not YAML")
-		if strings.Contains(warning, "kube-proxy starts") || strings.Contains(out, "kube-proxy starts") {
+		if strings.Contains(warning, "Starting kube-proxy") || strings.Contains(out, "Starting kube-proxy") {
 			t.Errorf("WARNING:\n%s\nstderr:\n%s", warning, out)
 		}
 		files, err := filepath.Glob(n.path("logs/kube-proxy.*.log.INFO.*"))
@@ -60,7 +60,7 @@ func TestLogFiles(t *testing.T) {
 	t.Run("json", func(t *testing.T) {
 		t.Parallel()
 		n := newNode(t)
-		if out := n.logs("--logging-format=json"); !regexp.MustCompile(`(?m)^\{"ts":[\d.]+,"v":0,"caller":"[^"]*run\.go:\d+","msg":"kube-proxy starts",`).MatchString(out) {
+		if out := n.logs("--logging-format=json"); !regexp.MustCompile(`(?m)^\{"ts":[\d.]+,"v":0,"caller":"[^"]*run\.go:\d+","msg":"Starting kube-proxy",`).MatchString(out) {
 			t.Errorf("stderr:\n%s", out)
 		}
 	})
@@ -71,8 +71,8 @@ func TestLogEnd(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for flags, want := range map[string]string{
-		"--logtostderr=false --log-file=p.log": `] "kube-proxy ends" err="mode nftables: probe nf_tables: `,
-		"--logging-format=json":                `"msg":"kube-proxy ends","err":"mode nftables: probe nf_tables: `,
+		"--logtostderr=false --log-file=p.log": `] "kube-proxy failed" err="mode nftables: probe nf_tables: `,
+		"--logging-format=json":                `"msg":"kube-proxy failed","err":"mode nftables: probe nf_tables: `,
 		"--logging-format=text":                "",
 	} {
 		p := n.start(usual("nftables", strings.Fields(flags)...), env(noNetfilter+"=1"))
@@ -85,7 +85,7 @@ func TestLogEnd(t *testing.T) {
 			text = read(t, n.path("p.log"))
 		}
 		has(t, flags, text, want)
-		if want == "" && strings.Contains(text, "kube-proxy ends") {
+		if want == "" && strings.Contains(text, "kube-proxy failed") {
 			t.Errorf("%s: told twice:\n%s", flags, text)
 		}
 	}
@@ -98,7 +98,7 @@ func TestLogReload(t *testing.T) {
 	config := n.path("config")
 	write(t, config, nftablesFile("logging: {verbosity: 0}\n"))
 	p := n.configured(config)
-	wrote := regexp.MustCompile(`"wrote" .*verb="apply"`)
+	wrote := regexp.MustCompile(`"Wrote rules" .*verb="apply"`)
 	endpoint := func(addr string) {
 		t.Helper()
 		n.write("m/good.yaml", append([]byte("kind: Node\nmetadata: {name: n1}\n---"), service("good", "10.96.0.1", 80, addr)...))
@@ -109,15 +109,15 @@ func TestLogReload(t *testing.T) {
 		t.Errorf("at verbosity 0:\n%s", p.log())
 	}
 	write(t, config, nftablesFile("logging: {verbosity: 2}\n"))
-	p.await(regexp.MustCompile(`the changed configuration is in force.*logging.verbosity`))
+	p.await(regexp.MustCompile(`Applied the changed configuration.*logging.verbosity`))
 	endpoint("10.0.0.3")
 	p.await(wrote)
 	write(t, config, nftablesFile("logging: {verbosity: 0}\n"))
-	p.await(regexp.MustCompile(`(?s)(the changed configuration is in force.*){2}`))
+	p.await(regexp.MustCompile(`(?s)(Applied the changed configuration.*){2}`))
 	before := len(wrote.FindAllString(p.log(), -1))
 	endpoint("10.0.0.4")
 	write(t, config, nftablesFile("logging: {verbosity: 0, vmodule: [{filePattern: families, verbosity: 2}]}\n"))
-	p.await(regexp.MustCompile(`(?s)(the changed configuration is in force.*){3}`))
+	p.await(regexp.MustCompile(`(?s)(Applied the changed configuration.*){3}`))
 	if after := len(wrote.FindAllString(p.log(), -1)); after != before {
 		t.Errorf("at verbosity 0 again %d writes are told, and before %d:\n%s", after, before, p.log())
 	}

@@ -50,7 +50,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 	defer func() {
 		// main prints the error, but whoever reads files or objects does not see that (FL-02).
 		if err != nil && (!cfg.Logging.ToStderr || cfg.Logging.Format == "json") {
-			log.Logger().Error("kube-proxy ends", "err", err)
+			log.Logger().Error("kube-proxy failed", "err", err)
 		}
 		err = errors.Join(err, log.Flush())
 	}()
@@ -65,7 +65,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 	}
 	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
 	for _, w := range cfg.Warnings {
-		log.Logger().Warn("configuration", "warning", w)
+		log.Logger().Warn("Configuration warning", "warning", w)
 	}
 	switch {
 	case cfg.WriteConfigTo != "":

@@ -185,11 +185,11 @@ func TestNewMode(t *testing.T) {
 	p := serve("nftables")
 	p.stop()
 	p = serve("memory")
-	p.await(regexp.MustCompile(`(?s)"removed" what="the nftables table kube-proxy of IPv4".*"removed" what="the nftables table kube-proxy of IPv6"`))
+	p.await(regexp.MustCompile(`(?s)"Removed" what="the nftables table kube-proxy of IPv4".*"Removed" what="the nftables table kube-proxy of IPv6"`))
 	if got := remembers(lb.IPv4); !strings.Contains(got, "10.96.0.1:80/tcp shop/good") || !strings.Contains(got, "10.0.0.1:8080") {
 		t.Errorf("it serves\n%s", got)
 	}
-	has(t, "its own lines", p.log(), `"serving" mode="memory" asked="memory"`, `"the memory is in use" family="IPv6" file="IPv6"`)
+	has(t, "its own lines", p.log(), `"Serving" mode="memory" asked="memory"`, `"the memory is in use" family="IPv6" file="IPv6"`)
 	has(t, "the sysctl that it needs", n.command("cat", "/proc/sys/net/ipv4/conf/all/log_martians"), "1")
 	metrics := n.get(metricsURL + "/metrics").body
 	has(t, "metrics", metrics,
@@ -216,7 +216,7 @@ func TestNewMode(t *testing.T) {
 
 	// Another mode takes over, and removes what it left.
 	p = serve("nftables")
-	p.await(regexp.MustCompile(`(?s)"removed" what="1 memory of IPv4".*"removed" what="1 memory of IPv6"`))
+	p.await(regexp.MustCompile(`(?s)"Removed" what="1 memory of IPv4".*"Removed" what="1 memory of IPv6"`))
 	if got := remembers(lb.IPv4) + remembers(lb.IPv6); got != "" {
 		t.Errorf("after a change of the mode there is\n%s", got)
 	}
@@ -228,7 +228,7 @@ func TestNewMode(t *testing.T) {
 	// --cleanup removes it too.
 	p = serve("memory")
 	p.stop()
-	once(0, `"removed" what="1 memory of IPv6"`, "--cleanup")
+	once(0, `"Removed" what="1 memory of IPv6"`, "--cleanup")
 	if got := remembers(lb.IPv4) + remembers(lb.IPv6); got != "" {
 		t.Errorf("after --cleanup there is\n%s", got)
 	}
@@ -236,7 +236,7 @@ func TestNewMode(t *testing.T) {
 	// Where it cannot run, another serves, and says so.
 	write(t, filepath.Join(memories, "full"), nil)
 	p = serve("memory")
-	has(t, "log", p.log(), `"mode cannot run on this host" mode="memory" instead="nftables" err="the memory is full"`)
+	has(t, "log", p.log(), `"Mode cannot run on this host" mode="memory" instead="nftables" err="the memory is full"`)
 	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_mode_info{asked="memory",mode="nftables",reason="mode memory cannot run on this host, using nftables instead: the memory is full"} 1`)
 	if got := n.serves(); !strings.Contains(got, "frontend 10.96.0.2") {
 		t.Errorf("the kernel has\n%s", got)

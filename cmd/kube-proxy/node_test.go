@@ -133,7 +133,7 @@ func TestNodeName(t *testing.T) {
 				n.code("http://127.0.0.1:32000/", 200)
 			} else {
 				n.code("http://127.0.0.1:32000/", 503)
-				p.await(regexp.MustCompile(`W.*\] "the configuration may be incomplete or incorrect" because="there is no Node.*n3`))
+				p.await(regexp.MustCompile(`W.*\] "Configuration may be incomplete or incorrect" because="there is no Node.*n3`))
 			}
 			p.stop()
 		})

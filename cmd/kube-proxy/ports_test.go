@@ -18,8 +18,8 @@ func TestOccupiedPorts(t *testing.T) {
 	n := newNode(t)
 	health, metrics := n.listen("127.0.0.1:10256"), n.listen("127.0.0.1:10249")
 	p := n.serve("nftables")
-	p.await(regexp.MustCompile(`E.*\] "health server does not listen" address="0.0.0.0:10256" err=.*address already in use.* again=true`))
-	p.await(regexp.MustCompile(`E.*\] "no metrics server there, trying again" every="5s" err=.*127.0.0.1:10249.*address already in use`))
+	p.await(regexp.MustCompile(`E.*\] "Health server cannot listen" address="0.0.0.0:10256" err=.*address already in use.* again=true`))
+	p.await(regexp.MustCompile(`E.*\] "Metrics server cannot listen, retrying" every="5s" err=.*127.0.0.1:10249.*address already in use`))
 	if got := n.serves(); got != goodServed {
 		t.Errorf("the kernel has\n%s", got)
 	}
@@ -97,7 +97,7 @@ func TestNodePortCollision(t *testing.T) {
 				n.listen(addr)
 			}
 			p := n.start(usual(mode, flags...))
-			warns := regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" service="shop/web" note="NodePort 30080/tcp .*192.0.2.1:30080`)
+			warns := regexp.MustCompile(`W.*\] "Service port is in use on this node" service="shop/web" note="NodePort 30080/tcp .*192.0.2.1:30080`)
 			p.await(warns)
 			n.write("m/web.yaml", balanced(32000, 2)) // the same again
 			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
@@ -121,7 +121,7 @@ func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	p := n.start(usual("nftables", "--nodeport-addresses=localhost",
 		"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true"), nil)
 	p.await(regexp.MustCompile(`W.*\] "Failed to listen for localhost NodePort, retrying" family="IPv4" service="shop/web:?\S*" port=30080 err="relay: listen at 127.0.0.1:30080/tcp: .*address already in use`))
-	p.await(regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" .*NodePort 30080/tcp is not served at the address of a program on node n1 that listens on 127.0.0.1:30080`))
+	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" .*NodePort 30080/tcp is not served at the address of a program on node n1 that listens on 127.0.0.1:30080`))
 	metrics := n.get(metricsURL + "/metrics").body
 	has(t, "/metrics", metrics, `kubeproxy_nftables_localhost_nodeport_listeners{ip_family="IPv4"} 1`,
 		`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="IPv4",protocol="UDP"} 0`)
@@ -178,7 +178,7 @@ func TestNodeAddressTaken(t *testing.T) {
 	n.write("m/taker.yaml", []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\n"+
 		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
 	p := n.serve("nftables", "--nodeport-addresses=all")
-	p.await(regexp.MustCompile(`W.*\] "the port of a Service is in use on this node" service="evil/taker\S*" note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service"`))
+	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="evil/taker\S*" note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service"`))
 	p.stop()
 	if strings.Contains(p.log(), "192.0.2.2") {
 		t.Errorf("an address that the node does not have is told:\n%s", p.log())

@@ -49,12 +49,12 @@ func (r *refusedServices) of(fam string) *atomic.Int64 {
 // resolver returns what gives a family's engine the rows of a Service, and tells of its addresses that get none.
 func (p *proxy) resolver(fam lb.Family, budget *engine.Budget) func(cluster.View) []*lb.Frontend {
 	told := refusals{}
-	messages := ratelimit.New(p.log.With("family", fam.String()), "part of a Service is refused")
+	messages := ratelimit.New(p.log.With("family", fam.String()), "Part of a Service is refused")
 	return func(v cluster.View) []*lb.Frontend {
 		settings := budget.Settings(v.Name)
 		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Allow(v.Name.Namespace) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
-			p.log.Warn("part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family", fam.String())
+			p.log.Warn("Part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family", fam.String())
 			p.tell(e)
 		}
 		p.refused.of(fam.String()).Store(int64(len(told)))

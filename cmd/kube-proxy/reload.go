@@ -33,11 +33,11 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 				case <-ctx.Done():
 				}
 			}, func(every time.Duration, err error) {
-				p.log.Warn("the kernel does not tell of changes of the configuration file: they are noticed later, or at once after SIGHUP",
+				p.log.Warn("Cannot watch the configuration file, polling it instead; SIGHUP reloads it at once",
 					"every", every, "err", err)
 			})
 			if err != nil {
-				p.log.Error("changes of the configuration file are not noticed; SIGHUP has it read again", "err", err)
+				p.log.Error("Failed to watch the configuration file; send SIGHUP after a change", "err", err)
 			}
 		}()
 	}
@@ -54,7 +54,7 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 			begun = true
 		case <-p.hangups:
 			if file == "" {
-				p.log.Info("SIGHUP: there is no configuration file to read again")
+				p.log.Info("Received SIGHUP, but there is no configuration file")
 				continue
 			}
 			p.reload(true, fail)
@@ -100,21 +100,21 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		told := slices.Concat(before.Warnings, before.Resolved.Warnings)
 		for _, w := range slices.Concat(after.Warnings, after.Resolved.Warnings) {
 			if !slices.Contains(told, w) {
-				p.log.Warn("configuration", "warning", w)
+				p.log.Warn("Configuration warning", "warning", w)
 			}
 		}
 		changes := strings.Join(live, ", ")
 		if err := p.apply(before, after); err != nil {
-			p.log.Error("the changed configuration is in force, but for settings of the host", "file", before.File, "fields", strings.Join(live, " "), "err", err)
+			p.log.Error("Applied the changed configuration, except host settings", "file", before.File, "fields", strings.Join(live, " "), "err", err)
 			changes += "; but not: " + err.Error()
 		} else {
-			p.log.Info("the changed configuration is in force", "file", before.File, "fields", strings.Join(live, " "))
+			p.log.Info("Applied the changed configuration", "file", before.File, "fields", strings.Join(live, " "))
 		}
 		p.tell(event.ConfigReloaded(after.NodeName, before.File, changes))
 	case p.unusable:
-		p.log.Info("the configuration file is usable again, and says what is in force", "file", before.File)
+		p.log.Info("Configuration file is valid again; nothing to change", "file", before.File)
 	case asked:
-		p.log.Info("the configuration was read again: nothing has changed", "file", before.File)
+		p.log.Info("Reloaded the configuration; nothing changed", "file", before.File)
 	}
 	p.unusable = false
 }
@@ -122,7 +122,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 // notReloaded says what keeps a changed file from taking effect.
 func (p *proxy) notReloaded(err error) {
 	p.unusable = true
-	p.log.Error("the configuration file is not usable; the settings before stay in force", "file", p.config().File, "err", err)
+	p.log.Error("Invalid configuration file; keeping the previous settings", "file", p.config().File, "err", err)
 	p.tell(event.ConfigIgnored(p.config().NodeName, p.config().File, err))
 }
 

@@ -61,20 +61,20 @@ func TestReload(t *testing.T) {
 	n.eventually("10.1.0.0/16", list...)
 
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
-	p.await(regexp.MustCompile(`"the changed configuration is in force" file=\S+ fields="(?:logging.verbosity clusterCIDR|clusterCIDR logging.verbosity)"`))
+	p.await(regexp.MustCompile(`"Applied the changed configuration" file=\S+ fields="(?:logging.verbosity clusterCIDR|clusterCIDR logging.verbosity)"`))
 	n.eventually("10.2.0.0/16", list...)
-	p.await(regexp.MustCompile(`"wrote" .*verb="setnode"`)) // the verbosity counts at once
+	p.await(regexp.MustCompile(`"Wrote rules" .*verb="setnode"`)) // the verbosity counts at once
 
 	// Whoever changes what a flag beats, or a comment, is not left to wonder whether it was noticed.
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\nhostnameOverride: n2\n"))
-	p.await(regexp.MustCompile(`"the configuration was read again: nothing has changed"`))
+	p.await(regexp.MustCompile(`"Reloaded the configuration; nothing changed"`))
 
 	write(t, file, nftablesFile("clusterCIDR: 10.3.0.0/99\nnodePortAddresses: [nonsense]\n"))
-	p.await(regexp.MustCompile(`E.*\] "the configuration file is not usable; the settings before stay in force" file=.* err=.*10.3.0.0/99.*nonsense`))
+	p.await(regexp.MustCompile(`E.*\] "Invalid configuration file; keeping the previous settings" file=.* err=.*10.3.0.0/99.*nonsense`))
 	if out := n.command(list...); !strings.Contains(out, "10.2.0.0/16") {
 		t.Errorf("after an invalid file:\n%s", out)
 	}
-	again := `(?s)(?:not usable.*"the configuration file is usable again, and says what is in force" file=.*){%d}`
+	again := `(?s)(?:not usable.*"Configuration file is valid again; nothing to change" file=.*){%d}`
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
 	p.await(regexp.MustCompile(fmt.Sprintf(again, 1)))
 
@@ -87,7 +87,7 @@ func TestReload(t *testing.T) {
 	n.eventually("10.4.0.0/16", list...)
 
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
-	p.await(regexp.MustCompile(`(?s)(?:the configuration was read again: nothing has changed.*){2}`))
+	p.await(regexp.MustCompile(`(?s)(?:Reloaded the configuration; nothing changed.*){2}`))
 
 	write(t, file, []byte(strings.Replace(string(nftablesFile("clusterCIDR: 10.4.0.0/16\n")), "mode: nftables", "mode: iptables", 1)))
 	if code := p.end(0); code != 1 {
@@ -138,11 +138,11 @@ func TestReloadHostRefuses(t *testing.T) {
 	p := n.configured(file)
 	// The size of the table belongs to the initial network namespace.
 	write(t, file, nftablesFile("conntrack: {maxPerCore: 1, min: 2000000000, udpTimeout: 77s}\n"))
-	p.await(regexp.MustCompile(`E.*\] "the changed configuration is in force, but for settings of the host" file=\S+ ` +
+	p.await(regexp.MustCompile(`E.*\] "Applied the changed configuration, except host settings" file=\S+ ` +
 		`fields="conntrack.maxPerCore conntrack.min conntrack.udpTimeout" err=.*nf_conntrack_max.*conntrack.min`))
 	n.eventually("77", "sysctl", "-n", "net.netfilter.nf_conntrack_udp_timeout")
 	p.stop()
-	if strings.Contains(p.log(), `"the changed configuration is in force" `) {
+	if strings.Contains(p.log(), `"Applied the changed configuration" `) {
 		t.Errorf("a setting that could not be made is said to be in force:\n%s", p.log())
 	}
 }
@@ -175,7 +175,7 @@ func TestHangup(t *testing.T) {
 	n := newNode(t)
 	p := n.serve("nftables")
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
-	p.await(regexp.MustCompile("SIGHUP: there is no configuration file to read again"))
+	p.await(regexp.MustCompile("Received SIGHUP, but there is no configuration file"))
 	p.stop()
 }
 
@@ -188,7 +188,7 @@ func TestReloadNamesMode(t *testing.T) {
 	write(t, file, []byte(blank))
 	p := n.configured(file)
 	write(t, file, []byte(blank+"mode: iptables\n"))
-	p.await(regexp.MustCompile(`"the changed configuration is in force" file=\S+ fields="mode"`))
+	p.await(regexp.MustCompile(`"Applied the changed configuration" file=\S+ fields="mode"`))
 	write(t, file, []byte(blank+"mode: nftables\n"))
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d after a change of the mode, want 1", code)

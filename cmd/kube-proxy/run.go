@@ -68,8 +68,8 @@ func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.
 	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool { return true }}
 	p.present.Store(&wiring.Config{Config: cfg})
 	p.changes = changes.New(0)
-	p.problems = ratelimit.New(log, "malformed object")
-	p.collisions = ratelimit.New(log, "the port of a Service is in use on this node")
+	p.problems = ratelimit.New(log, "Malformed object")
+	p.collisions = ratelimit.New(log, "Service port is in use on this node")
 	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)
 	p.verbosity.Store(int64(cfg.Logging.Verbosity))
 	return p
@@ -83,11 +83,11 @@ func (p *proxy) run(ctx context.Context) error {
 	signal.Notify(p.hangups, syscall.SIGHUP) // before anybody can know of us: unheard, it would end the process
 	defer signal.Stop(p.hangups)
 	cfg := p.config()
-	p.log.Info("kube-proxy starts", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
+	p.log.Info("Starting kube-proxy", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
 		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"),
 		"machine", cfg.MachineID, "boot", cfg.BootID)
 	for _, w := range cfg.Warnings {
-		p.log.Warn("configuration", "warning", w)
+		p.log.Warn("Configuration warning", "warning", w)
 	}
 	src, srcErr := p.newSource()
 	if srcErr == nil {
@@ -141,7 +141,7 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 	})
 	running.Go(func() { p.watchNode(ctx, podCIDRsWait, failed.add) })
 	<-ctx.Done()
-	p.log.Info("stopping: the rules stay in force", "because", context.Cause(ctx))
+	p.log.Info("Stopping; the rules stay in force", "because", context.Cause(ctx))
 	running.Wait()
 	return failed.err()
 }
@@ -219,7 +219,7 @@ func (p *proxy) drain(ctx context.Context) {
 	if of := p.choice.Mode.DrainTimeout; of != nil {
 		within = of(p.config().Blocks)
 	}
-	p.log.Info("no new connections are taken; open ones may finish; another signal ends them at once", "within", within)
+	p.log.Info("Draining connections; a second signal closes them at once", "within", within)
 	ctx, end := context.WithTimeout(ctx, within)
 	defer end()
 	began := time.Now()
@@ -229,7 +229,7 @@ func (p *proxy) drain(ctx context.Context) {
 		draining.Go(func() { left.Add(int64(d.Drain(ctx))) })
 	}
 	draining.Wait()
-	p.log.Info("connections have finished", "took", time.Since(began).Round(time.Millisecond), "cut", left.Load())
+	p.log.Info("Drained connections", "took", time.Since(began).Round(time.Millisecond), "cut", left.Load())
 }
 
 func (p *proxy) runFamilies(ctx context.Context) {

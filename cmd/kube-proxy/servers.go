@@ -63,7 +63,7 @@ func (p *proxy) newMetrics() {
 	var err error
 	p.servers.sockets, err = newSockets(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Local: func() ([]netip.Addr, error) { return localAddrs("") }, Log: p.log})
 	if err != nil {
-		p.log.Warn("ports of Services on which programs of this node listen are not noticed", "err", err)
+		p.log.Warn("Cannot detect port conflicts between Services and programs on this node", "err", err)
 	}
 }
 
@@ -153,7 +153,7 @@ func (p *proxy) runServers(ctx context.Context, fail func(error)) {
 	running.Wait()
 }
 
-// healthAddr is where the health server listens: nowhere where the metrics server has the same address. v1.5 had one
+// healthAddr is where the Health server listening: nowhere where the metrics server has the same address. v1.5 had one
 // server only, on the port that metrics have today, and command lines of then ask for both there (G1).
 func healthAddr(cfg *config.Config) netip.AddrPort {
 	if cfg.Servers.Healthz == cfg.Servers.Metrics {
@@ -193,7 +193,7 @@ func (p *proxy) nodePortPrefixes() []netip.Prefix {
 func (p *proxy) healthCheckAddrs() []netip.Addr {
 	local, err := localAddrs("")
 	if err != nil {
-		p.log.Error("health-check ports listen where no address needs to be known", "err", err)
+		p.log.Error("Failed to list local addresses; health check ports listen on wildcard addresses only", "err", err)
 	}
 	return health.ListenAddrs(p.nodePortPrefixes(), local)
 }
@@ -244,7 +244,7 @@ func (p *proxy) collides(c sockets.Collision) {
 	if !c.Key.IsNodePort() {
 		e = event.NodeAddressTaken(c.Service, node, c.Key.String(), c.Listener, c.NodePort, c.More)
 	}
-	p.log.Warn("the port of a Service is in use on this node", "service", c.Service, "note", e.Note)
+	p.log.Warn("Service port is in use on this node", "service", c.Service, "note", e.Note)
 	p.tell(e)
 }
 

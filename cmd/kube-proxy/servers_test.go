@@ -337,7 +337,7 @@ func TestServersReload(t *testing.T) {
 		t.Errorf("PUT 5: %v", a)
 	}
 	n.write("m/more.yaml", service("more", "10.96.0.7", 80, "10.0.0.7"))
-	p.await(regexp.MustCompile(`"wrote" .*verb="apply"`)) // which takes 2 or more
+	p.await(regexp.MustCompile(`"Wrote rules" .*verb="apply"`)) // which takes 2 or more
 
 	write(t, config, nftablesFile("healthzBindAddress: 127.0.0.1:11256\nmetricsBindAddress: 127.0.0.1:11249\n"))
 	n.code("http://127.0.0.1:11256/livez", 200)

@@ -39,7 +39,7 @@ func (p *proxy) newSource() (source, error) {
 	p.store.WaitForFacts(true)
 	if cfg.DetectLocal.Mode == string(policy.NodeCIDR) {
 		p.store.WaitForPodCIDRs()
-		p.log.Info("no rule is written before the Node has pod CIDRs, which the mode of detecting local traffic needs",
+		p.log.Info("Waiting for the Node's pod CIDRs before writing rules",
 			cfg.Name("detectLocalMode"), cfg.DetectLocal.Mode, "longest", podCIDRsWait)
 	}
 	kc := p.kubeConfig()
@@ -56,7 +56,7 @@ func (p *proxy) malformed(problem convert.Problem) {
 	if !p.problems.Allow(problem.Name.Namespace) {
 		return
 	}
-	p.log.Warn("malformed object", "problem", problem.String())
+	p.log.Warn("Malformed object", "problem", problem.String())
 	if e, ok := kube.ProblemEvent(problem); ok {
 		p.tell(e)
 	}

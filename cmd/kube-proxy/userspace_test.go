@@ -120,7 +120,7 @@ func TestUserspaceRestart(t *testing.T) {
 	signalled := time.Now()
 	p.signal(syscall.SIGTERM)
 	until(t, func() string {
-		if !strings.Contains(p.log(), "no new connections are taken") {
+		if !strings.Contains(p.log(), "Draining connections") {
 			return "it does not drain:\n" + p.log()
 		}
 		return ""

@@ -104,7 +104,7 @@ func windowsCommands(n *windowsNode) {
 			[]string{"--config", wine.Path(filepath.Join(dir, "crlf.yaml")), "--write-config-to", wine.Path(written)}, 0, `^$`, `(?s).*`},
 		{"a service is not for a console", []string{"--windows-service", "--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`,
 			`--windows-service \(windowsRunAsService\) is for a process that the service control manager starts`},
-		{"a clean-up", []string{"--cleanup", "--hostname-override=n1"}, 0, `^$`, `there were no rules of a kube-proxy`},
+		{"a clean-up", []string{"--cleanup", "--hostname-override=n1"}, 0, `^$`, `No kube-proxy rules found`},
 		{"a log in a folder", []string{"--cleanup", "--hostname-override=n1", "--logtostderr=false", "--log-dir", wine.Path(filepath.Join(dir, "logs"))}, 0, `^$`, `^$`},
 		{"render kernelspace", []string{"render", "--proxy-mode=kernelspace", "--manifests", wine.Path(filepath.Join(dir, "m")), "--hostname-override=n1"}, 0, `10\.96\.0\.1`, `^$`},
 		{"check", []string{"check", "--manifests", wine.Path(dir), "--hostname-override=n1", "-o=json"}, 2, `(?s)"id": "mode".*"about": "kernelspace IPv4".*"id": "mode-asked",\s+"severity": "error",\s+"seen": "[^"]*--proxy-mode=userspace`, `^$`},
@@ -175,7 +175,7 @@ func windowsServes(n *windowsNode) {
 	write(t, filepath.Join(dir, "proxy.yaml"), file(2))
 	p := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`)
 	p.await(allWritten)
-	has(t, "log", p.log(), `"serving" mode="userspace"`)
+	has(t, "log", p.log(), `"Serving" mode="userspace"`)
 	if strings.Contains(p.log(), "left alone") {
 		t.Errorf("there is nothing that could be left:\n%s", p.log())
 	}
@@ -197,12 +197,12 @@ func windowsServes(n *windowsNode) {
 			t.Errorf("kube-proxy.exe %s: exit %d\n%s\n%s", tc.args, code, out, errOut)
 		}
 	}
-	has(t, "log", p.log(), `"questions are answered" socket="\\\\.\\pipe\\ProtectedPrefix\\Administrators\\kube-proxy-admin"`)
+	has(t, "log", p.log(), `"Admin socket listening" socket="\\\\.\\pipe\\ProtectedPrefix\\Administrators\\kube-proxy-admin"`)
 	second := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`, "--healthz-bind-address=127.0.0.1:20256")
-	second.await(regexp.MustCompile(`"another kube-proxy serves this network namespace`))
+	second.await(regexp.MustCompile(`"Another kube-proxy serves this network namespace`))
 
 	write(t, filepath.Join(dir, "proxy.yaml"), file(4))
-	p.await(regexp.MustCompile(`"the changed configuration is in force".*fields="logging.verbosity"`))
+	p.await(regexp.MustCompile(`"Applied the changed configuration".*fields="logging.verbosity"`))
 
 	if code := p.end(syscall.SIGINT); code != 0 { // Wine makes Ctrl-C of it
 		t.Errorf("exit code %d after Ctrl-C:\n%s", code, p.log())
@@ -255,11 +255,11 @@ func windowsService(n *windowsNode) {
 	sc("stop", "good")
 	await("service that has stopped", state("good", "STOPPED"))
 	await("word of the stop in the log", func() bool {
-		return strings.Contains(text("good.log"), `"stopping: the rules stay in force" because="the service control manager stops the service"`)
+		return strings.Contains(text("good.log"), `"Stopping; the rules stay in force" because="the service control manager stops the service"`)
 	})
 
 	create("bad", `"--manifests=`+path("none")+`"`)
-	await("word of the failure in the log", func() bool { return strings.Contains(text("bad.log"), `"kube-proxy ends" err=`) })
+	await("word of the failure in the log", func() bool { return strings.Contains(text("bad.log"), `"kube-proxy failed" err=`) })
 	await("end of the process", func() bool {
 		all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 		do(t, err)

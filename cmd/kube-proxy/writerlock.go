@@ -56,7 +56,7 @@ func (t *writerLock) take() bool {
 		return false
 	}
 	if err != nil {
-		t.log.Warn("cannot tell whether another kube-proxy serves this network namespace; going on", "err", err)
+		t.log.Warn("Cannot check for another kube-proxy in this network namespace; continuing", "err", err)
 	}
 	t.since = time.Time{}
 	return true
@@ -77,14 +77,14 @@ func (t *writerLock) wait(ctx context.Context) error {
 			t.mu.Lock()
 			t.holder = holder
 			t.mu.Unlock()
-			t.log.Warn("another kube-proxy serves this network namespace: this one waits until it ends",
+			t.log.Warn("Another kube-proxy serves this network namespace; waiting for it to exit",
 				"holder", holder, "waiting", time.Since(began).Round(time.Second))
 		}
 		if !pause.For(ctx, askEvery) {
 			return ctx.Err()
 		}
 	}
-	t.log.Info("the other kube-proxy has ended; the rules are ours now", "waited", time.Since(began).Round(time.Millisecond))
+	t.log.Info("The other kube-proxy exited; taking over its rules", "waited", time.Since(began).Round(time.Millisecond))
 	return nil
 }
 

@@ -22,7 +22,7 @@ import (
 )
 
 // itWaits matches the log of a proxy that waits for another.
-var itWaits = regexp.MustCompile(`W.*\] "another kube-proxy serves this network namespace: this one waits until it ends" holder="process \d+ \(`)
+var itWaits = regexp.MustCompile(`W.*\] "Another kube-proxy serves this network namespace; waiting for it to exit" holder="process \d+ \(`)
 
 // Two kube-proxies in one network namespace: the second says so and waits. When the first ends, however it
 // ends, the second takes over what is there; while it waits it can be stopped, and leaves the rules alone.
@@ -40,13 +40,13 @@ func TestTwoProxies(t *testing.T) {
 	second := young.start(usual("nftables", "--bind-address-hard-fail"))
 	second.await(itWaits)
 	second.await(regexp.MustCompile(`"read manifests"`))
-	second.await(regexp.MustCompile(`I.*\] "health server does not listen yet"`)) // the first has the address
+	second.await(regexp.MustCompile(`I.*\] "Health server cannot listen yet"`)) // the first has the address
 	n.code(healthURL+"/readyz", 200)                                              // of the first: a probe tells nothing about who waits, so DaemonSets use no surge (docs/operate.md)
 	if got := n.serves(); got != goodServed {
 		t.Errorf("while the second waits the kernel has\n%s", got)
 	}
 	first.end(syscall.SIGKILL)
-	second.await(regexp.MustCompile(`the other kube-proxy has ended; the rules are ours now`))
+	second.await(regexp.MustCompile(`The other kube-proxy exited; taking over its rules`))
 	second.await(allWritten)
 	if got, want := n.serves(), "frontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.2 . 8080\n"; got != want {
 		t.Errorf("when the second has taken over the kernel has\n%swant:\n%s", got, want)
@@ -127,7 +127,7 @@ func TestSquatters(t *testing.T) {
 			if got := n.serves(); got != goodServed {
 				t.Errorf("the kernel has\n%s", got)
 			}
-			if strings.Contains(p.log(), "another kube-proxy") || strings.Contains(p.log(), "going on") {
+			if strings.Contains(p.log(), "nother kube-proxy") {
 				t.Errorf("the squatter was heeded:\n%s", p.log())
 			}
 		})
@@ -150,7 +150,7 @@ func TestTurnReminds(t *testing.T) {
 	buf := make([]byte, 4096)
 	for range 3 {
 		k, err := r.Read(buf)
-		if err != nil || !strings.Contains(string(buf[:k]), "this one waits until it ends") {
+		if err != nil || !strings.Contains(string(buf[:k]), "waiting for it to exit") {
 			t.Fatalf("%s, %v", buf[:k], err)
 		}
 	}

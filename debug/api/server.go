@@ -85,10 +85,10 @@ func (s *Server) Run(ctx context.Context) {
 			switch {
 			case err != nil && err.Error() != told:
 				told = err.Error()
-				s.log.Warn("nobody can ask this process: the admin socket cannot be had; trying again", "path", path, "err", err)
+				s.log.Warn("Admin socket unavailable, retrying", "path", path, "err", err)
 			case err == nil:
 				told, open = "", l
-				s.log.Info("questions are answered", "socket", path)
+				s.log.Info("Admin socket listening", "socket", path)
 				serving.Go(func() { s.serve(l) })
 			}
 		}
@@ -106,7 +106,7 @@ func (s *Server) Run(ctx context.Context) {
 func (s *Server) serve(l *socket) {
 	err := s.http.Serve(netutil.LimitListener(l, mostConnections))
 	if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-		s.log.Warn("the admin socket broke; opening it again", "path", l.path, "err", err)
+		s.log.Warn("Admin socket failed, reopening it", "path", l.path, "err", err)
 	}
 	l.broke.Store(true)
 }

@@ -38,7 +38,7 @@ type share struct {
 	suppressed int       // since the last line about it
 }
 
-// New returns a Limiter that logs how many messages of a kind, such as "malformed object", it suppressed.
+// New returns a Limiter that logs how many messages of a kind, such as "Malformed object", it suppressed.
 func New(log *slog.Logger, kind string) *Limiter {
 	return &Limiter{log: log, kind: kind, shares: map[string]*share{}}
 }

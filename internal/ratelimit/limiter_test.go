@@ -16,7 +16,7 @@ import (
 func TestShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logtest.Buffer
-		l := New(slog.New(slog.NewTextHandler(&log, nil)), "malformed object")
+		l := New(slog.New(slog.NewTextHandler(&log, nil)), "Malformed object")
 		allowed := func(namespace string, n int) (allowed int) {
 			for range n {
 				if l.Allow(namespace) {
@@ -50,7 +50,7 @@ func TestShares(t *testing.T) {
 			t.Fatalf("%d lines about suppressed messages, want %d:\n%s", len(lines), len(counts), &log)
 		}
 		for i, n := range counts {
-			if !strings.Contains(lines[i], fmt.Sprintf(`kind="malformed object" messages=%d mostAbout=`, n)) {
+			if !strings.Contains(lines[i], fmt.Sprintf(`kind="Malformed object" messages=%d mostAbout=`, n)) {
 				t.Errorf("line %d should count %d messages: %s", i, n, lines[i])
 			}
 		}

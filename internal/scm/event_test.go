@@ -25,7 +25,7 @@ func (e *events) add(kind string, id uint32, text string) error {
 // What would go to stderr is an event of the severity that its line has, in each format of the log.
 func TestWriter(t *testing.T) {
 	for _, tc := range []struct{ write, want string }{
-		{"I1121 13:09:01.123456    1234 run.go:33] \"kube-proxy starts\"\n", `info 1 I1121 13:09:01.123456    1234 run.go:33] "kube-proxy starts"`},
+		{"I1121 13:09:01.123456    1234 run.go:33] \"Starting kube-proxy\"\n", `info 1 I1121 13:09:01.123456    1234 run.go:33] "Starting kube-proxy"`},
 		{"W1121 13:09:01.1 1 a.go:3] x\n", "warning 2 W1121 13:09:01.1 1 a.go:3] x"},
 		{"E1121 13:09:01.1 1 a.go:3] x\n", "error 3 E1121 13:09:01.1 1 a.go:3] x"},
 		{`{"ts":1.0,"caller":"a.go:3","msg":"x","v":0}` + "\n", `info 1 {"ts":1.0,"caller":"a.go:3","msg":"x","v":0}`},

@@ -42,7 +42,7 @@ func InFile(file string, err error) error {
 // Families are the families that this machine has (PR-02), the primary one first: that of --bind-address.
 func Families(cfg *config.Config, log *slog.Logger) []lb.Family {
 	if !hasIPv6() {
-		log.Info("this machine has no IPv6: serving IPv4 only")
+		log.Info("No IPv6 on this machine; serving IPv4 only")
 		return []lb.Family{lb.IPv4}
 	}
 	if cfg.BindAddress.Is6() && !cfg.BindAddress.IsUnspecified() {

@@ -62,7 +62,7 @@ func New(cfg Config) (*Source, error) {
 		log = slog.Default()
 	}
 	if cfg.OnProblem == nil {
-		cfg.OnProblem = func(p convert.Problem) { log.Warn("malformed object", "problem", p.String()) }
+		cfg.OnProblem = func(p convert.Problem) { log.Warn("Malformed object", "problem", p.String()) }
 	}
 	return &Source{cfg: cfg, log: log, folder: newFolder(os.DirFS(cfg.Dir)),
 		now: map[id]object{}, clashes: map[convert.Problem]bool{}}, nil

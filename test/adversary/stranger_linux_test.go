@@ -145,10 +145,10 @@ func newBystander(t *testing.T, shape adversary.Shape, n int, observers []*obser
 		cfg.Lent = func(engine.Loan) { s.done.events++ }
 	}
 	log := slog.New(slog.NewTextHandler(&s.log, nil))
-	problems := ratelimit.New(log, "malformed object")
+	problems := ratelimit.New(log, "Malformed object")
 	s.reporter = convert.NewReporter(func(p convert.Problem) {
 		if problems.Allow(p.Name.Namespace) {
-			log.Warn("malformed object", "problem", p.String())
+			log.Warn("Malformed object", "problem", p.String())
 		}
 	})
 	s.start()

@@ -57,7 +57,7 @@ func testCleanup(t *testing.T) {
 	if name, err := bed.Ask("pod3", addr, brief); err == nil {
 		t.Errorf("%s still answers at the service address", name)
 	}
-	if again := clean(); !strings.Contains(again, "there were no rules of a kube-proxy") {
+	if again := clean(); !strings.Contains(again, "No kube-proxy rules found") {
 		t.Errorf("a second --cleanup says:\n%s", again)
 	}
 }

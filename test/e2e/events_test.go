@@ -113,7 +113,7 @@ func TestEventModeFromAnnotation(t *testing.T) {
 	if e := awaitEvent(t, "KubeProxyModeFromAnnotation", netlab.Node1); !strings.Contains(e.Note, "userspace") {
 		t.Errorf("the event does not name the mode: %s", e.Note)
 	}
-	if want := "Using the mode of the Node's annotation"; !strings.Contains(p.Log(), want) {
+	if want := "Using the mode from the Node's annotation"; !strings.Contains(p.Log(), want) {
 		t.Errorf("the log does not say %q:\n%s", want, p.Log())
 	}
 	const reason = `reason="the Node's annotation net.experimental.kubernetes.io/proxy-mode names the mode userspace"`

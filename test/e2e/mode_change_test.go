@@ -55,7 +55,7 @@ func TestModeChange(t *testing.T) {
 			t.FailNow()
 		}
 	}
-	if want := "mode cannot run on this host"; !strings.Contains(p.Log(), want) {
+	if want := "Mode cannot run on this host"; !strings.Contains(p.Log(), want) {
 		t.Errorf("the log does not say %q:\n%s", want, p.Log())
 	}
 	fallback := awaitEvent(t, "KubeProxyModeFallback", netlab.Node1)

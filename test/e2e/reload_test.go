@@ -68,7 +68,7 @@ func (c *configured) change(t *testing.T, more string, fields ...string) {
 	c.awaitReload(t, n, fields...)
 }
 
-const inForce = `"the changed configuration is in force"`
+const inForce = `"Applied the changed configuration"`
 
 // awaitReload waits until more than n reloads have been logged; the last must name the fields.
 func (c *configured) awaitReload(t *testing.T, n int, fields ...string) {
@@ -221,7 +221,7 @@ func TestReloadInvalid(t *testing.T) {
 		{"empty", "", `not usable; the settings before stay in force`},
 	} {
 		must(t, os.WriteFile(p.file, []byte(bad.text), 0o600))
-		awaitLog(t, p.Proxy, `(?s)E\d{4} [^\n]*"the configuration file is not usable.*`+bad.message)
+		awaitLog(t, p.Proxy, `(?s)E\d{4} [^\n]*"Invalid configuration file.*`+bad.message)
 		if after := ruleset(t); after != before {
 			t.Errorf("%s: the rules were\n%s\nand are\n%s", bad.name, before, after)
 		}
@@ -230,7 +230,7 @@ func TestReloadInvalid(t *testing.T) {
 	awaitEvent(t, "KubeProxyConfigInvalid", netlab.Node1)
 	p.write(t, clusterCIDR+verbose+quick())
 	must(t, p.Signal(syscall.SIGHUP))
-	awaitLog(t, p.Proxy, "the configuration was read again: nothing has changed")
+	awaitLog(t, p.Proxy, "Reloaded the configuration; nothing changed")
 
 	inMode(t, testbed.IPTables)
 	p.write(t, clusterCIDR+verbose+quick())
