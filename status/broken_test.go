@@ -57,7 +57,7 @@ func TestListenerBreaks(t *testing.T) {
 	if took := time.Since(start); took < listen.ReopenAfter {
 		t.Errorf("it was opened again after %v, want %v", took, listen.ReopenAfter)
 	}
-	if n := strings.Count(log.String(), "metrics server broke"); n != 1 {
+	if n := strings.Count(log.String(), "Metrics server failed"); n != 1 {
 		t.Errorf("%d lines about it, want 1:\n%s", n, &log)
 	}
 }

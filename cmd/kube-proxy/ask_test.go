@@ -184,7 +184,7 @@ func TestAskRunning(t *testing.T) {
 	}
 	configure("adminSocket: \"\"\n")
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
-	p.await(regexp.MustCompile(`(?s)changed configuration is in force.*changed configuration is in force`))
+	p.await(regexp.MustCompile(`(?s)Applied the changed configuration.*Applied the changed configuration`))
 	until(t, func() string {
 		if code, _, errOut := n.kubeProxy("why", "shop/web", "--admin-socket=/run/other/a.sock"); code != 3 || !strings.Contains(errOut, "there is no socket") {
 			return fmt.Sprintf("turned off: exit code %d, %s", code, errOut)

@@ -74,12 +74,12 @@ func TestReload(t *testing.T) {
 	if out := n.command(list...); !strings.Contains(out, "10.2.0.0/16") {
 		t.Errorf("after an invalid file:\n%s", out)
 	}
-	again := `(?s)(?:not usable.*"Configuration file is valid again; nothing to change" file=.*){%d}`
+	again := `(?s)(?:Invalid configuration file.*"Configuration file is valid again; nothing to change" file=.*){%d}`
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
 	p.await(regexp.MustCompile(fmt.Sprintf(again, 1)))
 
 	do(t, os.Remove(file))
-	p.await(regexp.MustCompile(`not usable.*read the configuration file: .*no such file`))
+	p.await(regexp.MustCompile(`Invalid configuration file.*read the configuration file: .*no such file`))
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
 	p.await(regexp.MustCompile(fmt.Sprintf(again, 2)))
 	do(t, os.Remove(file))

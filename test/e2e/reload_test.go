@@ -218,7 +218,7 @@ func TestReloadInvalid(t *testing.T) {
 	for _, bad := range []struct{ name, text, message string }{
 		{"values", configuration("clusterCIDR: 10.3.0.0/99\nnodePortAddresses: [nonsense]\n"), `10\.3\.0\.0/99.*nonsense`},
 		{"kind", "apiVersion: v1\nkind: ConfigMap\n", `ConfigMap`},
-		{"empty", "", `not usable; the settings before stay in force`},
+		{"empty", "", `keeping the previous settings`},
 	} {
 		must(t, os.WriteFile(p.file, []byte(bad.text), 0o600))
 		awaitLog(t, p.Proxy, `(?s)E\d{4} [^\n]*"Invalid configuration file.*`+bad.message)
