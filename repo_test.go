@@ -342,7 +342,6 @@ func TestNoRegistryHosts(t *testing.T) {
 
 // mayCite are files and packages whose sentences cite rows of docs/behaviour.md, with the reason.
 var mayCite = map[string]string{
-	"config/docs.go": "writes docs/configuration.md",
 	"test/scenario":  "reads scenarios, which cite rows",
 	"test/planetest": "has scenarios in its code, and writes docs/conformance.md",
 }

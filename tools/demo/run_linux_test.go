@@ -178,7 +178,7 @@ func testWatch(t *testing.T, binary string) {
 	s.wait(t, `(?s)≠ ClusterIP +10\.96\.0\.10:80/tcp +pod3 +pod1 \d+%  pod2 \d+% +pod3 10.*8 rows changed`)
 
 	rewrite(t, dir, "closed.yaml", func(text string) string { return text + "\n : - x" })
-	s.wait(t, `kube-proxy says: "malformed object" problem="\S+closed.yaml:\d+: .*last good objects stay`)
+	s.wait(t, `kube-proxy says: "Malformed object" problem="\S+closed.yaml:\d+: .*last good objects stay`)
 
 	cancel()
 	_ = page.Wait() // killed

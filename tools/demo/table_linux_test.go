@@ -63,7 +63,7 @@ func TestColumnsStay(t *testing.T) {
 
 func TestComplaint(t *testing.T) {
 	for line, want := range map[string]string{
-		`I1123 14:05:12.833831    5365 run.go:9] "kube-proxy starts" pid=1`:                      "",
+		`I1123 14:05:12.833831    5365 run.go:9] "Starting kube-proxy" pid=1`:                    "",
 		`W1123 14:05:12.833831    5365 run.go:9] "web.yaml:3: \"x\" is bad"`:                     `"web.yaml:3: \"x\" is bad"`,
 		`E1123 14:05:12.833831    5365 run.go:9] "cannot write" family="IPv4" error="no memory"`: `"cannot write" family="IPv4" error="no memory"`,
 		`panic: runtime error: invalid memory address or nil pointer dereference`:                "panic: runtime error: invalid memory address or nil pointer dereference",
