@@ -16,69 +16,52 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
-	"kube-proxy/plane"
 )
 
-var (
-	// ErrNoDevice is wrapped by errors that say that kube-ipvs0 is gone.
-	ErrNoDevice = errors.New("there is no " + Device)
-	// ErrOtherDevice is wrapped by errors that say that there can be no kube-ipvs0 of ours: there is another, or the kernel has
-	// none. What needs no address there can be served all the same.
-	ErrOtherDevice = errors.New("no device for service addresses")
-)
+// ErrNoDevice is wrapped by errors that say that kube-ipvs0 does not exist.
+var ErrNoDevice = errors.New("there is no " + Device)
 
-// device is kube-ipvs0 for one family, and what the node has of addresses beside it. It notices what others do to them by the
-// kernel's notifications, at a cost that follows what they do.
+// device is kube-ipvs0 for one family. It also knows the addresses of the node's other devices.
+// It follows changes by the kernel's notifications, at a cost that follows the changes.
 //
-// The device is a kube-proxy's alone: what is on it and nobody wants is an earlier run's, or upstream's. It stays down, as
-// upstream's does: its addresses are the node's all the same, and it gets no routes, and no address of its own by IPv6.
-// Addresses have the scope host, of IPv6 no preferred lifetime, so that nothing of this node takes one for its source: the
-// kernel would, towards an interface without an address, such as that of a pod. ARP for them is a matter of --ipvs-strict-arp.
+// Only kube-proxy uses the device: addresses without a Service are left from an earlier run, or from
+// upstream. The device stays down, as upstream's does. Its addresses are the node's all the same,
+// and it gets no routes and no link-local address. The addresses have scope host, and for IPv6
+// preferred lifetime 0, because the kernel would otherwise take one as source address towards an
+// interface without an address, such as that of a pod. --ipvs-strict-arp decides about ARP for them.
 //
-// News, Notify and Close may be called by any goroutine, the rest by one at a time.
+// News, Notify and Close are safe for concurrent use; one goroutine at a time may use the rest.
 type device struct {
 	family lb.Family
 	conn   *nlconn.Conn
 	events *nlconn.Conn
 	done   chan struct{}
-	out    nlconn.Encoder
-	link   error // why there is no device of ours, an ErrOtherDevice
-	piece  int   // how many requests go in one system call
-	nlconn.Counters
+	bulk   nlconn.Bulk
+	// lengths are the prefix lengths of addresses that others gave the device.
+	lengths map[netip.Addr]int
 
+	// mu is held while all addresses are listed: notifications wait, since they may be older or newer.
 	mu     sync.Mutex
 	notify func()
-	index  int32               // of the device, 0 if there is none
-	ours   map[netip.Addr]int  // what it has, by what we did and were told, with the length of the prefix
-	odd    map[netip.Addr]bool // what was heard since of its addresses that does not agree with that
-	// own counts the notifications that are still to come of our own writes.
+	index  int32 // of the device, 0 if it does not exist
+	// own counts notifications of our own writes that have not arrived.
 	own   map[netip.Addr]int
-	quiet chan struct{} // has a value when there may be none left
-	// others are the addresses of other devices, by the numbers of these.
+	quiet chan struct{} // has a value when own may be empty
+	// others are the addresses of other devices, with the indexes of these.
 	others    map[netip.Addr][]int32
 	listed    bool // others is known
-	listing   bool // the kernel is asked for all addresses: what is heard meanwhile waits, as it may be older or newer
-	waiting   []heard
-	addresses bool // others changed something of the device's
-	place     bool // others changed something of what Place returns
+	addresses bool // others changed addresses of the device
+	place     bool // others changed what Place returns
 }
 
-// heard is a notification of an address.
-type heard struct {
-	rtnl.Address
-	there bool
-}
-
-// maxWaiting is how many notifications may wait.
-const maxWaiting = 1 << 16
-
-// requestsAtOnce is how many requests go in one system call. Their answers must find room.
+// requestsAtOnce is the number of requests in one system call. Their answers must fit the receive buffer.
 const requestsAtOnce = 256
 
 // openDevice listens in the network namespace of the calling thread. It changes nothing.
 func openDevice(family lb.Family) (*device, error) {
-	d := &device{family: family, done: make(chan struct{}), quiet: make(chan struct{}, 1), own: map[netip.Addr]int{}, piece: requestsAtOnce, notify: func() {},
-		ours: map[netip.Addr]int{}, odd: map[netip.Addr]bool{}, others: map[netip.Addr][]int32{}}
+	d := &device{family: family, done: make(chan struct{}), bulk: nlconn.Bulk{Piece: requestsAtOnce},
+		lengths: map[netip.Addr]int{}, notify: func() {}, own: map[netip.Addr]int{}, quiet: make(chan struct{}, 1),
+		others: map[netip.Addr][]int32{}}
 	var err error
 	if d.conn, d.events, err = rtnl.Open(d.number(), unix.RTNLGRP_LINK); err != nil {
 		return nil, fmt.Errorf("device %s: %w", Device, err)
@@ -90,67 +73,57 @@ func openDevice(family lb.Family) (*device, error) {
 	return d, nil
 }
 
-// number is the kernel's of the family.
-func (d *device) number() byte {
-	if d.family == lb.IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
+// number is the kernel's number of the family.
+func (d *device) number() byte { return byte(wireFamily(d.family)) }
 
-// Close ends it. What the kernel has stays.
+// Close ends listening. The kernel keeps the device.
 func (d *device) Close() error {
 	err := d.events.Close()
 	<-d.done
 	return cmp.Or(err, d.conn.Close())
 }
 
-// Notify has f called, by another goroutine, when News has something to tell; with nil nobody. It must not call the device.
+// Notify sets the function that is called, by another goroutine, when News changes. It must not
+// call the device.
 func (d *device) Notify(f func()) {
-	if f == nil {
-		f = func() {}
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.notify = f
 }
 
-// News reports whether others changed what Addresses or Place return since it was called last.
+// News reports whether others changed what Addresses or Place return since the last call.
 func (d *device) News() (addresses, place bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	addresses, place = d.addresses || len(d.odd) > 0, d.place
+	addresses, place = d.addresses, d.place
 	d.addresses, d.place = false, false
-	clear(d.odd)
 	return addresses, place
 }
 
-// lost is called when the kernel had more to tell than found room.
+// lost is called when the kernel dropped notifications.
 func (d *device) lost() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.miss()
-}
-
-func (d *device) miss() {
 	d.listed, d.addresses, d.place = false, true, true
 	d.forgetOwn()
 	d.notify()
 }
 
-// forgetOwn awaits no notifications of our own writes any more.
+// forgetOwn stops waiting for notifications of our own writes.
 func (d *device) forgetOwn() {
 	clear(d.own)
-	d.settle()
+	d.quieten()
 }
 
-// settle notes that a notification of our own is not awaited any more.
-func (d *device) settle(addrs ...netip.Addr) {
-	for _, a := range addrs {
-		if d.own[a]--; d.own[a] <= 0 {
-			delete(d.own, a)
-		}
+// settle notes that a notification of our own write has come, or will not come.
+func (d *device) settle(a netip.Addr) {
+	if d.own[a]--; d.own[a] <= 0 {
+		delete(d.own, a)
 	}
+	d.quieten()
+}
+
+func (d *device) quieten() {
 	if len(d.own) > 0 {
 		return
 	}
@@ -160,52 +133,28 @@ func (d *device) settle(addrs ...netip.Addr) {
 	}
 }
 
-// hear takes in a notification.
+// hear handles a notification.
 func (d *device) hear(m nlconn.Message) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch m.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		a, ok := rtnl.ParseAddress(m.Body)
-		if !ok || lb.FamilyOf(a.Addr) != d.family {
-			return
-		}
-		x := heard{a, m.Type == unix.RTM_NEWADDR}
 		switch {
-		case !d.listing:
-			d.hearAddress(x)
-		case len(d.waiting) < maxWaiting:
-			d.waiting = append(d.waiting, x)
-		default:
-			d.miss()
+		case !ok || lb.FamilyOf(a.Addr) != d.family:
+		case d.index == 0 || a.Index != d.index:
+			d.hearOthers(a, m.Type == unix.RTM_NEWADDR)
+		case d.own[a.Addr] > 0:
+			d.settle(a.Addr)
+		case !linkLocal(a.Addr):
+			d.addresses = true
+			d.notify()
 		}
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if l, ok := rtnl.ParseLink(m.Body); ok {
 			d.hearLink(l, m.Type == unix.RTM_NEWLINK)
 		}
 	}
-}
-
-func (d *device) hearAddress(x heard) {
-	if d.index != 0 && x.Index == d.index {
-		d.hearOurs(x.Addr, x.there)
-	} else {
-		d.hearOthers(x.Address, x.there)
-	}
-}
-
-// hearOurs takes in what was heard of an address of the device. What we did ourselves is no surprise, though it may be undone since.
-func (d *device) hearOurs(a netip.Addr, there bool) {
-	if d.own[a] > 0 {
-		d.settle(a)
-		return
-	}
-	if _, known := d.ours[a]; known == there || linkLocal(a) {
-		delete(d.odd, a)
-		return
-	}
-	d.odd[a] = true
-	d.notify()
 }
 
 func (d *device) hearOthers(a rtnl.Address, there bool) {
@@ -215,10 +164,10 @@ func (d *device) hearOthers(a rtnl.Address, there bool) {
 	}
 }
 
-// note takes in that another device has an address, or has it no more, and reports whether that is a change for the node.
+// note records whether another device has an address, and reports whether the node gained or lost it.
 func (d *device) note(a rtnl.Address, there bool) (changed bool) {
 	if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
-		there = false // it is not the node's yet; of one that becomes so there is another notification
+		there = false // not the node's address yet; another notification comes when it is
 	}
 	on := d.others[a.Addr]
 	i := slices.Index(on, a.Index)
@@ -226,15 +175,14 @@ func (d *device) note(a rtnl.Address, there bool) (changed bool) {
 	case there && i < 0:
 		d.others[a.Addr] = append(on, a.Index)
 		return len(on) == 0
-	case !there && i >= 0:
-		if on = slices.Delete(on, i, i+1); len(on) > 0 {
-			d.others[a.Addr] = on
-			return false
-		}
-		delete(d.others, a.Addr)
-		return true
+	case there || i < 0:
+		return false
+	case len(on) > 1:
+		d.others[a.Addr] = slices.Delete(on, i, i+1)
+		return false
 	}
-	return false
+	delete(d.others, a.Addr)
+	return true
 }
 
 func (d *device) hearLink(l rtnl.Link, there bool) {
@@ -243,137 +191,107 @@ func (d *device) hearLink(l rtnl.Link, there bool) {
 		d.index, d.addresses = 0, true
 		d.forgetOwn()
 		d.notify()
-	case l.Index != d.index && !there: // its addresses went before, or nobody says so
+	case l.Index != d.index && !there: // its addresses may have gone without a notification
 		for a := range d.others {
 			d.hearOthers(rtnl.Address{Addr: a, Index: l.Index}, false)
 		}
 	}
 }
 
-// linkLocal addresses come and go with devices, those of pods too, and are nobody's.
+// linkLocal reports whether an address is link-local. Those come and go with devices, such as pods'.
 func linkLocal(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-// Ensure makes the device if there is none. The error wraps ErrOtherDevice if there can be none of ours.
+// Ensure makes the device if it does not exist.
 func (d *device) Ensure(ctx context.Context) error {
-	link, err := rtnl.FindLink(ctx, d.conn, Device)
-	if err == nil && link.Index == 0 {
-		made := rtnl.Link{Name: Device, Kind: DeviceType, Flags: unix.IFF_NOARP}
-		d.Sent(1, 0)
-		err = d.conn.Do(ctx, rtnl.ChangeLink(made, unix.IFF_NOARP), nil)
-		switch {
-		case errors.Is(err, unix.EOPNOTSUPP):
-			err = fmt.Errorf("%w: the kernel has no devices of type %s (CONFIG_DUMMY, the module dummy), so that service addresses that no other device has "+
-				"are not served: %w", ErrOtherDevice, DeviceType, plane.ErrUnsupported)
-		case err == nil, errors.Is(err, unix.EEXIST): // the other family's plane may have been faster
-			link, err = rtnl.FindLink(ctx, d.conn, Device)
-		default:
-			err = fmt.Errorf("make device %s: %w", Device, err)
-		}
+	err := d.find(ctx)
+	if !errors.Is(err, ErrNoDevice) {
+		return err
 	}
-	return d.found(link, err)
+	made := rtnl.Link{Name: Device, Kind: DeviceType, Flags: unix.IFF_NOARP}
+	err = d.conn.Do(ctx, rtnl.ChangeLink(made, unix.IFF_NOARP), nil)
+	if err != nil && !errors.Is(err, unix.EEXIST) { // the other family's plane may have made it
+		return fmt.Errorf("make device %s: %w", Device, err)
+	}
+	return d.find(ctx)
 }
 
-// find looks for the device, and makes none.
-func (d *device) find(ctx context.Context) error { return d.found(rtnl.FindLink(ctx, d.conn, Device)) }
-
-// found takes note of which device there is, and of why there is none.
-func (d *device) found(link rtnl.Link, err error) error {
-	if err == nil && link.Index != 0 && link.Kind != DeviceType {
-		err = fmt.Errorf("%w: there is a device %s of type %q, which is not %s and so not a kube-proxy's; it stays as it is, and service addresses that no other "+
-			"device has are not served: rename it, or delete it by ip link delete %s", ErrOtherDevice, Device, link.Kind, DeviceType, Device)
-	}
-	if err == nil && link.Index == 0 {
-		err = ErrNoDevice // somebody deletes what we make
-	}
+// find looks for the device. The error wraps ErrNoDevice if it does not exist.
+func (d *device) find(ctx context.Context) error {
+	link, err := findDevice(ctx, d.conn)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.link = nil
-	if err != nil {
-		link = rtnl.Link{}
-		if errors.Is(err, ErrOtherDevice) {
-			d.link = err
-		}
-	}
 	if d.index != link.Index {
 		d.index, d.listed = link.Index, false
-		clear(d.ours)
 		d.forgetOwn()
+	}
+	if err == nil && link.Index == 0 {
+		return ErrNoDevice
 	}
 	return err
 }
 
-// Addresses lists those on the device, but such as every device has. The error wraps ErrNoDevice if there is none.
-func (d *device) Addresses(ctx context.Context) ([]netip.Addr, error) {
-	if err := d.list(ctx); err != nil {
-		return nil, fmt.Errorf("device %s: %w", Device, err)
+// findDevice returns kube-ipvs0, with index 0 if it does not exist. It fails if the device is not
+// of kube-proxy's type.
+func findDevice(ctx context.Context, conn nlconn.Asker) (rtnl.Link, error) {
+	link, err := rtnl.FindLink(ctx, conn, Device)
+	if err == nil && link.Index != 0 && link.Kind != DeviceType {
+		return rtnl.Link{}, fmt.Errorf("there is a device %s of type %q, and it must be of type %s: "+
+			"rename it, or delete it by ip link delete %s", Device, link.Kind, DeviceType, Device)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.index == 0 && d.link == nil {
-		return nil, ErrNoDevice
-	}
-	return slices.Collect(maps.Keys(d.ours)), nil
+	return link, err
 }
 
-// list asks the kernel for the addresses of all devices.
-func (d *device) list(ctx context.Context) error {
-	d.mu.Lock()
-	d.listing, d.listed = true, true // unless something is lost meanwhile
-	d.mu.Unlock()
-	d.Sent(1, 0)
-	all, err := rtnl.Addresses(ctx, d.conn, d.number())
+// Addresses lists the addresses of the device, without link-local ones. The error wraps ErrNoDevice
+// if it does not exist.
+func (d *device) Addresses(ctx context.Context) ([]netip.Addr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	defer func() {
-		for _, x := range d.waiting {
-			d.hearAddress(x)
-		}
-		d.listing, d.waiting = false, nil
-	}()
+	ours, err := d.list(ctx)
 	if err != nil {
-		d.listed = false
-		return err
+		return nil, fmt.Errorf("device %s: %w", Device, err)
 	}
-	clear(d.ours)
-	clear(d.odd)
-	d.forgetOwn()
+	if d.index == 0 {
+		return nil, ErrNoDevice
+	}
+	return ours, nil
+}
+
+// list reads the addresses of all devices from the kernel, and returns those of this one.
+func (d *device) list(ctx context.Context) (ours []netip.Addr, err error) {
+	all, err := rtnl.Addresses(ctx, d.conn, d.number())
+	if d.listed = err == nil; err != nil {
+		return nil, err
+	}
+	clear(d.lengths)
 	before := d.others
-	d.others = map[netip.Addr][]int32{}
+	d.others, d.addresses = map[netip.Addr][]int32{}, false
 	for _, a := range all {
 		switch {
 		case a.Index != d.index || d.index == 0:
 			d.note(a, true)
 		case !linkLocal(a.Addr):
-			d.ours[a.Addr] = a.Bits
+			ours = append(ours, a.Addr)
+			if a.Bits != a.Addr.BitLen() {
+				d.lengths[a.Addr] = a.Bits
+			}
 		}
 	}
-	if !sameKeys(before, d.others) {
+	if !maps.EqualFunc(before, d.others, func(_, _ []int32) bool { return true }) {
 		d.place = true
 	}
-	return nil
+	return ours, nil
 }
 
-func sameKeys[V any](a, b map[netip.Addr]V) bool {
-	for k := range a {
-		if _, has := b[k]; !has {
-			return false
-		}
-	}
-	return len(a) == len(b)
-}
-
-// Place returns what other devices have. Only the first call asks the kernel, and one after something was lost.
+// Place returns the addresses of other devices. Only the first call asks the kernel, and one after
+// notifications were lost.
 func (d *device) Place(ctx context.Context) (Place, error) {
 	d.mu.Lock()
-	listed := d.listed
-	d.mu.Unlock()
-	if !listed {
-		if err := d.list(ctx); err != nil {
+	defer d.mu.Unlock()
+	if !d.listed {
+		if _, err := d.list(ctx); err != nil {
 			return Place{}, err
 		}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	p := Place{Elsewhere: make(map[netip.Addr]bool, len(d.others))}
 	for a := range d.others {
 		p.Elsewhere[a] = true
@@ -385,181 +303,121 @@ func (d *device) Place(ctx context.Context) (Place, error) {
 	return p, nil
 }
 
-// Add gives the device addresses, and calls failed for each that it could not. That it has one already is no error. When Add
-// returns, packets to the others are led here. The error wraps ErrNoDevice if there is no device.
+// Add gives the device addresses, and calls failed for each that the kernel refuses. An address that
+// it has already is no error. When Add returns, the kernel delivers packets to the others locally.
+// The error wraps ErrNoDevice if there is no device.
 func (d *device) Add(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error {
-	return d.change(ctx, unix.RTM_NEWADDR, addrs, failed)
-}
-
-// Remove takes addresses from the device, and calls failed for each that it could not. That it has it not is no error. The error
-// wraps ErrNoDevice if there is no device.
-func (d *device) Remove(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error {
-	return d.change(ctx, unix.RTM_DELADDR, addrs, failed)
-}
-
-// change adds or removes addresses, many in one system call.
-func (d *device) change(ctx context.Context, typ uint16, addrs []netip.Addr, failed func(i int, err error)) error {
-	adding, doing := typ == unix.RTM_NEWADDR, "take service address %s from device %s: %w"
-	if adding {
-		doing = "give device %[2]s the service address %[1]s: %[3]w"
-	}
-	index, err := d.ready(ctx)
-	if errors.Is(err, ErrOtherDevice) && !adding {
-		return nil // where there is no device there are no addresses
-	}
-	failures := nlconn.Failures{Failed: failed}
-	next := 0
-	for piece := range slices.Chunk(addrs, d.piece) {
-		fail := func(i int, err error) { failures.Add(next+i, fmt.Errorf(doing, piece[i], Device, d.explain(err))) }
-		if err == nil {
-			err = d.write(ctx, index, typ, piece, fail)
-		}
-		if err != nil { // that of the first piece that could not be sent is that of all others
-			for i := range piece {
-				fail(i, err)
-			}
-		}
-		next += len(piece)
-	}
-	return failures.Err(len(addrs))
-}
-
-// ready returns the number of the device. Where there could be none it looks again.
-func (d *device) ready(ctx context.Context) (int32, error) {
-	d.mu.Lock()
-	index, link := d.index, d.link
-	d.mu.Unlock()
-	if index == 0 && link != nil {
-		if err := d.Ensure(ctx); err != nil {
-			return 0, err
-		}
-		d.mu.Lock()
-		index = d.index
-		d.mu.Unlock()
-	}
-	if index == 0 {
-		return 0, ErrNoDevice
-	}
-	return index, nil
-}
-
-// explain says what to do about a refusal.
-func (d *device) explain(err error) error {
-	switch {
-	case errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("%w: %w", ErrNoDevice, err)
-	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
-	case errors.Is(err, unix.EACCES) && d.family == lb.IPv6:
-		return fmt.Errorf("%w: the device must take addresses of IPv6: set sysctl net.ipv6.conf.%s.disable_ipv6=0", err, Device)
+	err := d.change(ctx, unix.RTM_NEWADDR, addrs, failed)
+	if d.family == lb.IPv6 && len(addrs) > 0 {
+		return cmp.Or(err, d.settled(ctx))
 	}
 	return err
 }
 
-// write writes as many addresses as go at once.
-func (d *device) write(ctx context.Context, index int32, typ uint16, addrs []netip.Addr, failed func(i int, err error)) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	adding := typ == unix.RTM_NEWADDR
-	was := d.expect(addrs, adding)
-	d.out.B = d.out.B[:0]
-	for _, a := range addrs {
-		flags, bits := uint16(0), a.BitLen()
-		if adding {
-			flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
-		} else if others, there := was[a]; there {
-			bits = others
-		}
-		d.append(index, typ, flags, a, bits)
-	}
-	d.Sent(len(addrs), len(d.out.B))
-	var refused, unchanged []netip.Addr // of which there is no notification
-	err := d.conn.Each(ctx, d.out.B, func(i int, err error) {
-		if err != nil {
-			unchanged = append(unchanged, addrs[i])
-		}
-		if err == nil || adding && errors.Is(err, unix.EEXIST) || !adding && errors.Is(err, unix.EADDRNOTAVAIL) {
-			return
-		}
-		refused = append(refused, addrs[i])
-		failed(i, err)
-	})
-	if err != nil {
-		refused, unchanged = addrs, addrs
-	}
+// Remove takes addresses from the device, and calls failed for each that the kernel refuses. An
+// address that it does not have is no error. The error wraps ErrNoDevice if there is no device.
+func (d *device) Remove(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error {
+	return d.change(ctx, unix.RTM_DELADDR, addrs, failed)
+}
+
+func (d *device) change(ctx context.Context, typ uint16, addrs []netip.Addr, failed func(i int, err error)) error {
 	d.mu.Lock()
-	for _, a := range refused { // it is as it was, as far as anybody knows
-		if bits, there := was[a]; there {
-			d.ours[a] = bits
-		} else {
-			delete(d.ours, a)
-		}
-	}
-	d.settle(unchanged...)
+	c := &change{device: d, index: d.index, typ: typ, addrs: addrs, failures: nlconn.Failures{Failed: failed}}
 	d.mu.Unlock()
-	if err != nil || !adding || d.family == lb.IPv4 {
-		return err
-	}
-	return d.settled(ctx, index)
+	d.bulk.Do(ctx, d.conn, len(addrs), c)
+	return c.failures.Err(len(addrs))
 }
 
-// expect takes in what we are about to do, before the kernel tells of it. It returns which of the addresses were there.
-func (d *device) expect(addrs []netip.Addr, there bool) (was map[netip.Addr]int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	was = make(map[netip.Addr]int, len(addrs))
-	for _, a := range addrs {
-		if bits, known := d.ours[a]; known {
-			was[a] = bits
-		}
-		d.own[a]++
-		if there {
-			d.ours[a] = a.BitLen()
-		} else {
-			delete(d.ours, a)
-		}
-	}
-	return was
+// change is a call of Add or Remove in progress.
+type change struct {
+	*device
+	index    int32
+	typ      uint16
+	addrs    []netip.Addr
+	failures nlconn.Failures
 }
 
-// append appends a request about an address.
-func (d *device) append(index int32, typ, flags uint16, a netip.Addr, bits int) {
-	of := rtnl.Address{Addr: a, Bits: bits, Index: index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE}
-	if d.family == lb.IPv6 { // whose addresses have no scope that is given, and would be looked for on the link first
+// Append is part of [nlconn.Operations].
+func (c *change) Append(e *nlconn.Encoder, i int) error {
+	if c.index == 0 {
+		return ErrNoDevice
+	}
+	a := c.addrs[i]
+	of := rtnl.Address{Addr: a, Bits: a.BitLen(), Index: c.index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE}
+	if c.family == lb.IPv6 { // the kernel sets the scope itself, and would look for duplicates on the link
 		of.Flags |= unix.IFA_F_NODAD | unix.IFA_F_DEPRECATED
 	}
-	rtnl.AppendAddress(&d.out, typ, flags|unix.NLM_F_ACK, of)
+	flags := uint16(unix.NLM_F_ACK)
+	if c.typ == unix.RTM_NEWADDR {
+		flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	} else if bits, odd := c.lengths[a]; odd {
+		of.Bits = bits
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.own[a]++
+	rtnl.AppendAddress(e, c.typ, flags, of)
+	return nil
 }
 
-// settleWithin is how long to wait for notifications of addresses. They come within milliseconds, if none is lost; and if one is,
-// the address is the node's by then.
-const settleWithin = time.Second
+// Done is part of [nlconn.Operations].
+func (c *change) Done(i int, err error) {
+	if err == nil {
+		return
+	}
+	a := c.addrs[i]
+	c.mu.Lock()
+	c.settle(a) // no notification comes
+	c.mu.Unlock()
+	doing := "take service address %s from device %s: %w"
+	switch adding := c.typ == unix.RTM_NEWADDR; {
+	case adding && errors.Is(err, unix.EEXIST), !adding && errors.Is(err, unix.EADDRNOTAVAIL):
+		return
+	case adding:
+		doing = "give device %[2]s the service address %[1]s: %[3]w"
+	}
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		err = fmt.Errorf("%w: %w", ErrNoDevice, err)
+	case errors.Is(err, unix.EACCES) && c.family == lb.IPv6:
+		err = fmt.Errorf("%w: the device must take IPv6 addresses: set sysctl net.ipv6.conf.%s.disable_ipv6=0", err, Device)
+	}
+	c.failures.Add(i, fmt.Errorf(doing, a, Device, err))
+}
 
-// settled waits until the kernel leads packets to addresses of IPv6 that it has taken, which it does a moment later: it tells of each and
-// then makes its route, both under the lock that changes of interfaces need.
-func (d *device) settled(ctx context.Context, index int32) error {
-	late := time.NewTimer(settleWithin)
-	defer late.Stop()
-	for patient := true; patient && d.awaits(index); {
+// settleWithin is how long to wait for notifications of new addresses. They come within milliseconds.
+const settleWithin = 5 * time.Second
+
+// settled waits until the kernel delivers packets to new IPv6 addresses locally. The kernel sends the
+// notification of an address shortly after it acknowledged the request, and then makes the route, both
+// under the lock that changes of interfaces need.
+func (d *device) settled(ctx context.Context) error {
+	late := time.After(settleWithin)
+	for d.awaits() {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-d.quiet:
-		case <-late.C:
-			patient = false
+		case <-late:
+			d.lost()
 		}
 	}
-	d.Sent(1, 0)
-	err := d.conn.Do(ctx, rtnl.ChangeLink(rtnl.Link{Index: index}, 0), nil) // which changes nothing, and waits for the lock
-	if errors.Is(err, unix.ENODEV) {                                        // as others tell
+	d.mu.Lock()
+	index := d.index
+	d.mu.Unlock()
+	if index == 0 {
+		return nil
+	}
+	// This request changes nothing, but waits for the lock.
+	err := d.conn.Do(ctx, rtnl.ChangeLink(rtnl.Link{Index: index}, 0), nil)
+	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return err
 }
 
-func (d *device) awaits(index int32) bool {
+func (d *device) awaits() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.own) > 0 && d.index == index
+	return len(d.own) > 0
 }

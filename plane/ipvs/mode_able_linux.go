@@ -73,14 +73,8 @@ func hasDevice(mode.Settings) error {
 		return told(err)
 	}
 	defer conn.Close()
-	link, err := rtnl.FindLink(ctx, conn, Device)
-	switch {
-	case err != nil:
+	if link, err := findDevice(ctx, conn); err != nil || link.Index != 0 {
 		return err
-	case link.Index != 0 && link.Kind != DeviceType:
-		return fmt.Errorf("there is a device %s of type %s, and it must be of type %s: rename or delete it", Device, link.Kind, DeviceType)
-	case link.Index != 0:
-		return nil
 	}
 	var none nlconn.Encoder
 	none.Bytes(unix.IFLA_ADDRESS, make([]byte, 6))
@@ -92,7 +86,7 @@ func hasDevice(mode.Settings) error {
 	case err != nil:
 		return told(fmt.Errorf("ask for devices of type %s: %w", DeviceType, err))
 	}
-	link, err = rtnl.FindLink(ctx, conn, Device) // a kernel that does not mind
+	link, err := rtnl.FindLink(ctx, conn, Device) // a kernel that accepts the address
 	if err == nil {
 		err = conn.Do(ctx, rtnl.DeleteLink(link.Index), nil)
 	}

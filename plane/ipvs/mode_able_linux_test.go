@@ -68,7 +68,8 @@ func TestHasDevice(t *testing.T) {
 	}
 	output(t, "ip", "link", "add", Device, "type", "bridge")
 	of(t, "veth")
-	if err := hasDevice(mode.Settings{}); err == nil || !strings.Contains(err.Error(), "there is a device kube-ipvs0 of type bridge, and it must be of type veth: rename or delete it") {
+	want := `there is a device kube-ipvs0 of type "bridge", and it must be of type veth: rename it, or delete it`
+	if err := hasDevice(mode.Settings{}); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("another's device: %v", err)
 	}
 	of(t, "bridge")

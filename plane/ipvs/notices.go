@@ -27,11 +27,6 @@ func (n *notices) broken(name string, err error) {
 		"destroy it, and start kube-proxy anew", "ipset", name, "err", err.Error())
 }
 
-// device tells that there can be no device for service addresses.
-func (n *notices) device(err error) {
-	n.once("device", "service addresses have no device: only Services at addresses that this node has otherwise are served, as NodePorts are", "err", err.Error())
-}
-
 // late tells that there are no more marks.
 func (n *notices) late(services int) {
 	if services > 0 {

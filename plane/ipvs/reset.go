@@ -110,12 +110,7 @@ func (p *Plane) ensure(ctx context.Context) error {
 			return err
 		}
 	}
-	err := p.cfg.Device.Ensure(ctx)
-	if errors.Is(err, ErrOtherDevice) { // rows whose addresses are this node's are served all the same
-		p.notices.device(err)
-		return nil
-	}
-	return err
+	return p.cfg.Device.Ensure(ctx)
 }
 
 // readAll returns a ledger without rows, of what the kernel holds that is ours; all of it is touched.

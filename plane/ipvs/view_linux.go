@@ -50,7 +50,7 @@ func openView(f lb.Family, connect func() (*ipvswire.Conn, error), held heldChai
 		return nil, err
 	}
 	open = append(open, device)
-	if err := device.find(context.Background()); err != nil && !errors.Is(err, ErrNoDevice) && !errors.Is(err, ErrOtherDevice) { // which its addresses tell
+	if err := device.find(context.Background()); err != nil && !errors.Is(err, ErrNoDevice) { // Differences reports that
 		return nil, err
 	}
 	routes, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
