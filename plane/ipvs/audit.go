@@ -24,10 +24,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	}
 	full = full || p.suspected
 	p.suspected = false
-	if err := p.goOn(ctx); err != nil {
-		return 0, err
-	}
-	p.again(lb.Key{}) // what an audit could not mend; rows are the engine's to try again
+	p.again(lb.Key{}) // the engine retries rows
 	addresses, place := p.cfg.Device.News()
 	err = func() error {
 		// Addresses come first: while one is not bound, packets to it go elsewhere.

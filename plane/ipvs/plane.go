@@ -86,11 +86,10 @@ type Plane struct {
 	broken [setCount]bool
 
 	l *ledger // nil before the first Reset, and when the state was lost
-	// undone are the objects of each row that failed when it was written last.
+	// undone are, by row, objects that failed when they were written last, or are written in part.
 	undone map[lb.Key][]any
 	// staged are rows that the ledger has, and of which the kernel has a part (TN-69).
 	staged map[lb.Key]*lb.Frontend
-	rest   []*virtual // to be gone on with by audits
 	node   lb.Node
 
 	drift     chan struct{}
@@ -238,7 +237,7 @@ func (p *Plane) ended(verb string, w *writer, err error) error {
 func (p *Plane) lose() {
 	p.l = nil
 	p.drains = nil
-	p.staged, p.rest = nil, nil
+	p.staged, p.undone = nil, nil
 }
 
 func sortedKeys[V any](m map[lb.Key]V) []lb.Key {

@@ -26,7 +26,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		return res, fmt.Errorf("ipvs: reset: %w", err)
 	}
 	p.lose()
-	p.undone, p.unread, p.suspected = nil, nil, false
+	p.unread, p.suspected = nil, false
 	p.node = want.Node
 	if err := p.ensure(ctx); err != nil {
 		return res, fmt.Errorf("ipvs: reset: %w", err)

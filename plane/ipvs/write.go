@@ -102,16 +102,18 @@ func once(f *func(context.Context) error) func(context.Context) error {
 	}
 }
 
-// forget has the next write begin anew; objects that failed are touched again with the rows that they were touched for.
+// forget clears what was touched, and remembers objects that failed or are written in part.
 func (w *writer) forget() {
 	t := w.l.touched
 	w.l.touched = newTouched()
 	for s, key := range t.servers {
-		if w.failed[s] || w.cut[s] && key != (lb.Key{}) {
+		if w.failed[s] || w.cut[s] {
 			w.remember(key, s)
 		}
 		if w.cut[s] {
-			w.putOff(key, s)
+			if w.cutFor[key] = true; key == (lb.Key{}) {
+				w.signal() // an audit writes the rest
+			}
 		}
 		w.done(key, s)
 	}
@@ -127,27 +129,7 @@ func (w *writer) forget() {
 	}
 }
 
-// putOff has a later call go on with a virtual server: the next of its row, or an audit if it was touched for none.
-func (w *writer) putOff(key lb.Key, s *virtual) {
-	w.cutFor[key] = true
-	if key == (lb.Key{}) {
-		w.rest = append(w.rest, s)
-		w.signal()
-	}
-}
-
-// goOn writes more of what was put off for audits.
-func (p *Plane) goOn(ctx context.Context) error {
-	for _, s := range p.rest {
-		if p.l.servers[s.id] == s {
-			p.l.touched.servers[s] = lb.Key{}
-		}
-	}
-	p.rest = nil
-	w := p.writer()
-	return p.ended("go on", w, w.write(ctx))
-}
-
+// remember has the next write of a row, or the next audit for the zero key, write an object again.
 func (p *Plane) remember(key lb.Key, object any) {
 	if p.undone == nil {
 		p.undone = map[lb.Key][]any{}
@@ -155,7 +137,7 @@ func (p *Plane) remember(key lb.Key, object any) {
 	p.undone[key] = append(p.undone[key], object)
 }
 
-// again touches what failed when the row was written last.
+// again touches the objects of a row that failed, or of which a part is left to write.
 func (p *Plane) again(key lb.Key) {
 	for _, object := range p.undone[key] {
 		switch o := object.(type) {
