@@ -31,9 +31,6 @@ func serviceAnswer(s *service) []byte {
 		e.U16(svcPort, s.port)
 	}
 	e.Str(svcScheduler, s.scheduler)
-	if s.engine != "" {
-		e.Str(svcEngine, s.engine)
-	}
 	e.Bytes(svcFlags, order.AppendUint32(order.AppendUint32(nil, s.flags), ^uint32(0)))
 	e.Native32(svcTimeout, s.timeout())
 	e.Bytes(svcNetmask, s.netmask[:])
@@ -50,9 +47,6 @@ func destinationAnswer(d *destination) []byte {
 	e.U16(destPort, d.port)
 	e.Native32(destForwarding, d.forwarding)
 	e.Native32(destWeight, d.weight)
-	e.U8(destTunType, d.tunType)
-	e.U16(destTunPort, d.tunPort)
-	e.Native16(destTunFlags, d.tunFlags)
 	e.Native32(destUpper, d.upper)
 	e.Native32(destLower, d.lower)
 	e.Native32(destActive, d.conns.Active)

@@ -13,10 +13,11 @@ var order = nlconn.Order
 const (
 	attrService, attrDest, attrDaemon, attrTCP, attrTCPFin, attrUDP = 1, 2, 3, 4, 5, 6
 
-	svcAF, svcProtocol, svcAddr, svcPort, svcMark, svcScheduler, svcFlags, svcTimeout, svcNetmask, svcStats, svcEngine, svcStats64 = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
+	svcAF, svcProtocol, svcAddr, svcPort, svcMark, svcScheduler, svcFlags, svcTimeout, svcNetmask = 1, 2, 3, 4, 5, 6, 7, 8, 9
+	svcStats, svcStats64                                                                          = 10, 12
 
 	destAddr, destPort, destForwarding, destWeight, destUpper, destLower, destActive, destInactive, destPersistent = 1, 2, 3, 4, 5, 6, 7, 8, 9
-	destStats, destFamily, destStats64, destTunType, destTunPort, destTunFlags                                     = 10, 11, 12, 13, 14, 15
+	destStats, destFamily, destStats64                                                                             = 10, 11, 12
 
 	flagHashed = 2 // IP_VS_SVC_F_HASHED
 )
@@ -24,9 +25,8 @@ const (
 // Lengths are those that values have, as our encoder writes them and the kernel's policies want them; 0 is any.
 var (
 	cmdLengths  = []int{attrService: 0, attrDest: 0, attrDaemon: 0, attrTCP: 4, attrTCPFin: 4, attrUDP: 4}
-	svcLengths  = []int{svcAF: 2, svcProtocol: 2, svcAddr: 0, svcPort: 2, svcMark: 4, svcScheduler: 0, svcFlags: 8, svcTimeout: 4, svcNetmask: 4, svcEngine: 0}
-	destLengths = []int{destAddr: 0, destPort: 2, destForwarding: 4, destWeight: 4, destUpper: 4, destLower: 4, destFamily: 2,
-		destTunType: 1, destTunPort: 2, destTunFlags: 2}
+	svcLengths  = []int{svcAF: 2, svcProtocol: 2, svcAddr: 0, svcPort: 2, svcMark: 4, svcScheduler: 0, svcFlags: 8, svcTimeout: 4, svcNetmask: 4}
+	destLengths = []int{destAddr: 0, destPort: 2, destForwarding: 4, destWeight: 4, destUpper: 4, destLower: 4, destFamily: 2}
 )
 
 // parse takes attributes apart. One that is not there is nil. It refuses what nobody needs to send: of a length that is not exact,

@@ -13,11 +13,10 @@ import (
 // hz is the clock of the kernels that we test with, in ticks a second: timeouts of persistence are kept in them, in 32 bits.
 const hz = 250
 
-// The forwarding method of tunnels, and the mask of them all.
+// The forwarding method of tunnels, and the mask of all methods.
 const (
 	forwardTunnel = 2
 	forwardMask   = 7
-	tunnelGUE     = 1
 )
 
 func (k *Kernel) knows(family uint16) bool {
@@ -47,9 +46,9 @@ func (k *Kernel) serviceKey(attr []byte) (key, [][]byte, error) {
 
 // wanted is what the other attributes of a service say.
 type wanted struct {
-	scheduler, engine string
-	flags, timeout    uint32
-	netmask           [4]byte
+	scheduler      string
+	flags, timeout uint32
+	netmask        [4]byte
 }
 
 // serviceWanted reads them.
@@ -59,18 +58,12 @@ func serviceWanted(a [][]byte) (w wanted, err error) {
 	}
 	w.flags = u32(a[svcFlags]) // of which all count: the mask is whole
 	w.scheduler, w.timeout, w.netmask = nlconn.CStr(a[svcScheduler]), u32(a[svcTimeout]), [4]byte(a[svcNetmask])
-	if a[svcEngine] != nil {
-		w.engine = nlconn.CStr(a[svcEngine])
-	}
 	return w, nil
 }
 
 // check says what ip_vs_add_service and ip_vs_edit_service refuse.
 func (k *Kernel) check(family uint16, w wanted) error {
 	if w.scheduler != "none" && !slices.Contains(k.cfg.Schedulers, w.scheduler) {
-		return unix.ENOENT
-	}
-	if w.engine != "" && w.engine != "sip" {
 		return unix.ENOENT
 	}
 	if plen := u32(w.netmask[:]); family == unix.AF_INET6 && (plen < 1 || plen > 128) {
@@ -80,7 +73,7 @@ func (k *Kernel) check(family uint16, w wanted) error {
 }
 
 func (w wanted) apply(s *service) {
-	s.scheduler, s.engine, s.flags, s.ticks, s.netmask = w.scheduler, w.engine, w.flags|flagHashed, w.timeout*hz, w.netmask
+	s.scheduler, s.flags, s.ticks, s.netmask = w.scheduler, w.flags|flagHashed, w.timeout*hz, w.netmask
 }
 
 // change carries out a command that changes something (ip_vs_genl_set_cmd).
@@ -175,15 +168,6 @@ func readDestination(attr []byte, whole bool) (*destination, error) {
 		return nil, unix.EINVAL
 	}
 	d.forwarding, d.weight, d.upper, d.lower = u32(a[destForwarding])&forwardMask, u32(a[destWeight]), u32(a[destUpper]), u32(a[destLower])
-	if v := a[destTunType]; v != nil {
-		d.tunType = v[0]
-	}
-	if v := a[destTunPort]; v != nil {
-		d.tunPort = uint16(v[0])<<8 | uint16(v[1])
-	}
-	if v := a[destTunFlags]; v != nil {
-		d.tunFlags = u16(v)
-	}
 	return d, nil
 }
 
@@ -198,13 +182,8 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 	if d.family != s.family && cmd != DelDest && d.forwarding != forwardTunnel {
 		return unix.EINVAL
 	}
-	if cmd != DelDest {
-		if int32(d.weight) < 0 || d.lower > d.upper {
-			return unix.ERANGE
-		}
-		if d.tunType == tunnelGUE && d.tunPort == 0 {
-			return unix.EINVAL
-		}
+	if cmd != DelDest && (int32(d.weight) < 0 || d.lower > d.upper) {
+		return unix.ERANGE
 	}
 	was := s.find(d.name)
 	switch cmd {

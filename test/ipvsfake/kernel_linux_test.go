@@ -203,9 +203,6 @@ func (g *generator) service() ipvswire.Service {
 	if s.Netmask = pick[uint32](g, 1<<32-1, 0xffffff00, 0, 0x01020304); s.Family == ipvswire.IPv6 {
 		s.Netmask = pick[uint32](g, 128, 128, 128, 64, 1, 0, 129, 1<<32-1)
 	}
-	if g.IntN(30) == 0 {
-		s.Engine = pick(g, "sip", "none")
-	}
 	return s
 }
 
@@ -221,8 +218,5 @@ func (g *generator) destination() ipvswire.Destination {
 			"fe80::", "ff02::", "::10.1.0.1", "fec0::"))
 	}
 	d.Addr = netip.AddrPortFrom(a, pick[uint16](g, 8080, 8080, 0, 65535))
-	if g.IntN(10) == 0 {
-		d.Tunnel = ipvswire.TunnelOptions{Type: pick[uint8](g, 0, 1, 2, 3), Port: pick[uint16](g, 0, 5555), Flags: pick[uint16](g, 0, 1, 3)}
-	}
 	return d
 }

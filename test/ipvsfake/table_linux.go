@@ -49,13 +49,13 @@ func (k key) id() ipvswire.ServiceID {
 // service is a virtual service.
 type service struct {
 	key
-	scheduler, engine string
-	flags             uint32
-	ticks             uint32 // the timeout in ticks of the clock, cut to 32 bits
-	netmask           [4]byte
-	destinations      list.List              // of *destination, the newest first
-	byName            map[name]*list.Element // of them
-	stats             ipvswire.Stats
+	scheduler    string
+	flags        uint32
+	ticks        uint32 // the timeout in ticks of the clock, cut to 32 bits
+	netmask      [4]byte
+	destinations list.List              // of *destination, the newest first
+	byName       map[name]*list.Element // of them
+	stats        ipvswire.Stats
 }
 
 func (s *service) timeout() uint32 { return s.ticks / hz }
@@ -95,9 +95,6 @@ type destination struct {
 	forwarding   uint32
 	weight       uint32
 	upper, lower uint32
-	tunType      uint8
-	tunPort      uint16
-	tunFlags     uint16
 	conns        Conns
 	stats        ipvswire.Stats
 }
@@ -107,7 +104,7 @@ func (d *destination) addrPort() netip.AddrPort {
 }
 
 func (s *service) state() ipvswire.Service {
-	mask := ipvswire.Service{ServiceID: s.id(), Scheduler: s.scheduler, Flags: ipvswire.Flags(s.flags &^ flagHashed), Timeout: s.timeout(), Engine: s.engine}
+	mask := ipvswire.Service{ServiceID: s.id(), Scheduler: s.scheduler, Flags: ipvswire.Flags(s.flags &^ flagHashed), Timeout: s.timeout()}
 	if s.family == uint16(ipvswire.IPv6) {
 		mask.Netmask = order.Uint32(s.netmask[:])
 	} else {
@@ -118,9 +115,8 @@ func (s *service) state() ipvswire.Service {
 
 func (d *destination) state() ipvswire.DestinationState {
 	return ipvswire.DestinationState{
-		Destination: ipvswire.Destination{Addr: d.addrPort(), Forwarding: ipvswire.Forwarding(d.forwarding), Weight: int32(d.weight), Upper: d.upper, Lower: d.lower,
-			Tunnel: ipvswire.TunnelOptions{Type: d.tunType, Port: d.tunPort, Flags: d.tunFlags}},
-		Active: d.conns.Active, Inactive: d.conns.Inactive, Persistent: d.conns.Persistent, Stats: d.stats,
+		Destination: ipvswire.Destination{Addr: d.addrPort(), Forwarding: ipvswire.Forwarding(d.forwarding), Weight: int32(d.weight), Upper: d.upper, Lower: d.lower},
+		Active:      d.conns.Active, Inactive: d.conns.Inactive, Persistent: d.conns.Persistent, Stats: d.stats,
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -87,9 +86,6 @@ type operations Conn
 
 // Append is part of [nlconn.Operations].
 func (c *operations) Append(e *nlconn.Encoder, i int) error {
-	if err := c.ops[i].check(); err != nil {
-		return err
-	}
 	appendOp(e, c.family, &c.ops[i])
 	return nil
 }
@@ -173,16 +169,13 @@ func (c *Conn) Services(ctx context.Context, f func(ServiceState) error) error {
 
 // Service returns one virtual service. The error wraps unix.ESRCH if there is none.
 func (c *Conn) Service(ctx context.Context, id ServiceID) (ServiceState, error) {
-	op := Op{Verb: DelService, Service: Service{ServiceID: id}} // which is named in the same way
 	var s ServiceState
-	found, err := false, op.check()
-	if err == nil {
-		err = c.ask(ctx, cmdGetService, unix.NLM_F_ACK, func(e *nlconn.Encoder) { appendService(e, &op.Service, false) }, func(body []byte) (err error) {
-			s, err = c.reply.service(body)
-			found = err == nil
-			return err
-		})
-	}
+	found := false
+	err := c.ask(ctx, cmdGetService, unix.NLM_F_ACK, naming(id), func(body []byte) (err error) {
+		s, err = c.reply.service(body)
+		found = err == nil
+		return err
+	})
 	if err == nil && !found {
 		err = fmt.Errorf("%w: an answer without it", unix.EBADMSG)
 	}
@@ -192,20 +185,21 @@ func (c *Conn) Service(ctx context.Context, id ServiceID) (ServiceState, error) 
 	return s, nil
 }
 
+// naming appends what names a service.
+func naming(id ServiceID) func(*nlconn.Encoder) {
+	return func(e *nlconn.Encoder) { appendService(e, &Service{ServiceID: id}, false) }
+}
+
 // Destinations calls f with each destination of a service, in no order; of a service that is not there with none. If f returns
 // an error, Destinations does. f must not use the connection.
 func (c *Conn) Destinations(ctx context.Context, id ServiceID, f func(DestinationState) error) error {
-	op := Op{Verb: DelService, Service: Service{ServiceID: id}}
-	err := op.check()
-	if err == nil {
-		err = c.ask(ctx, cmdGetDest, unix.NLM_F_DUMP, func(e *nlconn.Encoder) { appendService(e, &op.Service, false) }, func(body []byte) error {
-			d, err := c.reply.destination(body, id.Family)
-			if err != nil {
-				return err
-			}
-			return f(d)
-		})
-	}
+	err := c.ask(ctx, cmdGetDest, unix.NLM_F_DUMP, naming(id), func(body []byte) error {
+		d, err := c.reply.destination(body, id.Family)
+		if err != nil {
+			return err
+		}
+		return f(d)
+	})
 	if err != nil {
 		return fmt.Errorf("list real servers of virtual server %s: %w", id, err)
 	}
@@ -232,18 +226,13 @@ func (c *Conn) Timeouts(ctx context.Context) (Timeouts, error) {
 	return t, nil
 }
 
-// SetTimeouts sets those of connections, for the packets that come from now on. 0 leaves one as it is; they must be whole
-// seconds.
+// SetTimeouts sets those of connections, for the packets that come from now on. 0 leaves one as it is.
+// They count in whole seconds.
 func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
 	all := [...]struct {
 		attr  uint16
 		value time.Duration
 	}{{attrTimeoutTCP, t.TCP}, {attrTimeoutTCPFin, t.TCPFin}, {attrTimeoutUDP, t.UDP}}
-	for _, v := range all {
-		if v.value < 0 || v.value%time.Second != 0 || v.value/time.Second > math.MaxInt32 {
-			return fmt.Errorf("set the timeouts of IPVS: %v is not in whole seconds from 0 to %d", v.value, math.MaxInt32)
-		}
-	}
 	err := c.ask(ctx, cmdSetConfig, unix.NLM_F_ACK, func(e *nlconn.Encoder) {
 		for _, v := range all {
 			if v.value != 0 {

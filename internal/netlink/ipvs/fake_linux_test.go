@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -92,39 +90,6 @@ func TestEachOperationFailsForItself(t *testing.T) {
 				expect(t, c, samples)
 			}
 		}
-	}
-}
-
-// An operation that no message could carry is an error of its own, and the others are done.
-func TestBadOperations(t *testing.T) {
-	long, mixed, nameless, zoned := sticky, sticky, sticky, six
-	long.Scheduler, nameless.Scheduler = "a-name-of-16-byte", ""
-	mixed.Family = ipvswire.IPv6
-	zoned.Addr = netip.MustParseAddrPort("[fe80::1%eth0]:80")
-	c := openFake(t, ipvsfake.New(ipvsfake.Config{}))
-	good := ipvswire.Op{Verb: ipvswire.NewService, Service: byAddr}
-	bad := []ipvswire.Op{
-		{}, {Verb: 77, Service: byAddr}, {Verb: ipvswire.NewService}, {Verb: ipvswire.NewService, Service: long}, {Verb: ipvswire.SetService, Service: nameless},
-		{Verb: ipvswire.DelService, Service: mixed}, {Verb: ipvswire.NewService, Service: zoned}, {Verb: ipvswire.NewDestination, Service: byAddr},
-	}
-	got := map[int]error{}
-	if err := c.Do(t.Context(), append(bad, good), func(i int, err error) { got[i] = err }); err == nil || len(got) != len(bad) {
-		t.Errorf("%v, %v", err, got)
-	}
-	expect(t, c, map[ipvswire.Service][]ipvswire.Destination{byAddr: {}})
-	if err := c.Do(t.Context(), bad[:3], nil); err == nil {
-		t.Error("nothing but bad operations is no error")
-	}
-	for _, d := range []time.Duration{-time.Second, time.Millisecond, 100 * 365 * 24 * time.Hour} {
-		if err := c.SetTimeouts(t.Context(), ipvswire.Timeouts{UDP: d}); err == nil {
-			t.Errorf("a timeout of %v is taken", d)
-		}
-	}
-	if _, err := c.Service(t.Context(), ipvswire.ServiceID{}); err == nil {
-		t.Error("a service without a name is asked for")
-	}
-	if err := c.Destinations(t.Context(), ipvswire.ServiceID{}, nil); err == nil {
-		t.Error("destinations of a service without a name are asked for")
 	}
 }
 

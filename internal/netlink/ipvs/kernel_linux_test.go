@@ -61,7 +61,7 @@ var (
 		stream: {{Addr: netip.MustParseAddrPort("10.1.0.3:9"), Weight: 65536}},
 		six: {
 			{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 1},
-			{Addr: netip.MustParseAddrPort("10.1.0.4:8443"), Weight: 2, Forwarding: ipvswire.Tunnel, Tunnel: ipvswire.TunnelOptions{Type: 1, Port: 5555, Flags: 1}},
+			{Addr: netip.MustParseAddrPort("10.1.0.4:8443"), Weight: 2, Forwarding: ipvswire.Tunnel},
 		},
 		mark:  {{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Weight: 1}},
 		mark6: {{Addr: netip.MustParseAddrPort("[fd00:1::5]:8080"), Weight: 1}},
@@ -136,7 +136,7 @@ func expect(t testing.TB, c *ipvswire.Conn, want map[ipvswire.Service][]ipvswire
 }
 
 // What is asked for is what the kernel lists, to us and to another client, moby/ipvs (DP-30); and what that client makes is what
-// we read. It knows neither addresses of 64-bit counters nor tunnels, so those are ours alone.
+// we read. It does not know 64-bit counters, so those are ours alone.
 func TestKernelHoldsWhatIsAsked(t *testing.T) {
 	c := openKernel(t)
 	do(t, c, ops(samples)...)

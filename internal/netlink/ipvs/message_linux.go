@@ -44,7 +44,6 @@ const (
 	svcTimeout   = 8
 	svcNetmask   = 9
 	svcStats     = 10
-	svcEngine    = 11
 	svcStats64   = 12 // from Linux 4.1 on
 
 	destAddr       = 1
@@ -59,9 +58,6 @@ const (
 	destStats      = 10
 	destFamily     = 11 // from Linux 3.18 on
 	destStats64    = 12
-	destTunType    = 13
-	destTunPort    = 14
-	destTunFlags   = 15
 
 	statConns      = 1
 	statInPackets  = 2
@@ -70,10 +66,7 @@ const (
 	statOutBytes   = 5
 )
 
-const (
-	genlHeader = 4  // struct genlmsghdr
-	nameLimit  = 15 // IP_VS_SCHEDNAME_MAXLEN and IP_VS_PENAME_MAXLEN, without the NUL
-)
+const genlHeader = 4 // struct genlmsghdr
 
 var commands = [...]uint8{NewService: cmdNewService, SetService: cmdSetService, DelService: cmdDelService,
 	NewDestination: cmdNewDest, SetDestination: cmdSetDest, DelDestination: cmdDelDest}
@@ -85,7 +78,7 @@ func begin(e *nlconn.Encoder, family uint16, flags uint16, cmd uint8) int {
 	return at
 }
 
-// appendOp appends the message of an operation that was checked.
+// appendOp appends the message of an operation.
 func appendOp(e *nlconn.Encoder, family uint16, op *Op) {
 	at := begin(e, family, unix.NLM_F_ACK, commands[op.Verb])
 	appendService(e, &op.Service, op.Verb == NewService || op.Verb == SetService)
@@ -117,9 +110,6 @@ func appendService(e *nlconn.Encoder, s *Service, whole bool) {
 		} else {
 			e.U32(svcNetmask, s.Netmask)
 		}
-		if s.Engine != "" {
-			e.Str(svcEngine, s.Engine)
-		}
 	}
 	e.EndNest(nest)
 }
@@ -134,11 +124,6 @@ func appendDestination(e *nlconn.Encoder, d *Destination, whole bool) {
 		e.Native32(destWeight, uint32(d.Weight))
 		e.Native32(destUpper, d.Upper)
 		e.Native32(destLower, d.Lower)
-		if d.Tunnel != (TunnelOptions{}) {
-			e.U8(destTunType, d.Tunnel.Type)
-			e.U16(destTunPort, d.Tunnel.Port)
-			e.Native16(destTunFlags, d.Tunnel.Flags)
-		}
 	}
 	e.EndNest(nest)
 }
@@ -151,39 +136,6 @@ func appendAddr(e *nlconn.Encoder, typ uint16, a netip.Addr) {
 	}
 	b := a.As16()
 	e.Bytes(typ, b[:])
-}
-
-// check says what of an operation the message could not say.
-func (op *Op) check() error {
-	if op.Verb < NewService || op.Verb > DelDestination {
-		return fmt.Errorf("there is no operation %d", op.Verb)
-	}
-	s := &op.Service
-	switch {
-	case s.Family != IPv4 && s.Family != IPv6:
-		return fmt.Errorf("the virtual server has the address family %d", s.Family)
-	case s.Mark == 0 && (FamilyOf(s.Addr.Addr()) != s.Family || s.Addr.Addr().Zone() != ""):
-		return fmt.Errorf("the virtual server's address %q is not one of family %d", s.Addr.Addr(), s.Family)
-	case op.Verb >= NewDestination:
-		if a := op.Destination.Addr.Addr(); !a.IsValid() || a.Zone() != "" {
-			return fmt.Errorf("the real server's address is %q", a)
-		}
-	case op.Verb == DelService:
-	case s.Scheduler == "" || len(s.Scheduler) > nameLimit || hasNUL(s.Scheduler):
-		return fmt.Errorf("the scheduler's name %q has not 1 to %d bytes", s.Scheduler, nameLimit)
-	case len(s.Engine) > nameLimit || hasNUL(s.Engine):
-		return fmt.Errorf("the persistence engine's name %q has more than %d bytes", s.Engine, nameLimit)
-	}
-	return nil
-}
-
-func hasNUL(s string) bool {
-	for i := range len(s) {
-		if s[i] == 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // attributes returns those of an answer's body, if it is one to that command.
@@ -246,8 +198,6 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 			s.Timeout = nlconn.Native32(v)
 		case svcNetmask:
 			netmask = v
-		case svcEngine:
-			s.Engine = d.name(v)
 		case svcStats:
 			if s.Stats == (Stats{}) {
 				s.Stats = stats(v)
@@ -307,14 +257,6 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 			s.Persistent = nlconn.Native32(v)
 		case destFamily:
 			family = Family(nlconn.Native16(v))
-		case destTunType:
-			if len(v) > 0 {
-				s.Tunnel.Type = v[0]
-			}
-		case destTunPort:
-			s.Tunnel.Port = nlconn.BE16(v)
-		case destTunFlags:
-			s.Tunnel.Flags = nlconn.Native16(v)
 		case destStats:
 			if s.Stats == (Stats{}) {
 				s.Stats = stats(v)

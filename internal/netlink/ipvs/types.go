@@ -95,17 +95,11 @@ type Service struct {
 	// Netmask says which addresses are one client to persistence and schedulers: of IPv4 the mask (0xffffff00 is /24), of IPv6
 	// the length of the prefix, 1 to 128. Family.WholeAddress is what one wants mostly.
 	Netmask uint32
-	// Engine is the persistence engine (as sip), of at most 15 bytes, or empty.
-	Engine string
 }
 
 // String returns all that the service has, as in "TCP 10.0.0.1:80 rr flags 0x1 timeout 10800 netmask 0xffffffff".
 func (s Service) String() string {
-	text := fmt.Sprintf("%s %s flags %#x timeout %d netmask %#x", s.ServiceID, s.Scheduler, uint32(s.Flags), s.Timeout, s.Netmask)
-	if s.Engine != "" {
-		text += " engine " + s.Engine
-	}
-	return text
+	return fmt.Sprintf("%s %s flags %#x timeout %d netmask %#x", s.ServiceID, s.Scheduler, uint32(s.Flags), s.Timeout, s.Netmask)
 }
 
 // Forwarding is how packets come to a destination (IP_VS_CONN_F_…).
@@ -127,15 +121,6 @@ type Destination struct {
 	Weight     int32 // 0 takes no new connections and keeps those it has; below 0 is refused
 	// Upper is the number of connections beyond which the destination gets no more until it has less than Lower; 0 is none.
 	Upper, Lower uint32
-	// Tunnel is how, where Forwarding is Tunnel; zero is IPIP.
-	Tunnel TunnelOptions
-}
-
-// TunnelOptions are those of a tunnel; kernels before 5.2 have none.
-type TunnelOptions struct {
-	Type  uint8 // 0 IPIP, 1 GUE, 2 GRE
-	Port  uint16
-	Flags uint16
 }
 
 // Stats is what went by so far, as counters of 64 bits.
@@ -182,12 +167,8 @@ type Op struct {
 
 // String says what the operation does, as in "add real server 10.1.0.5:8080 of virtual server TCP 10.0.0.1:80".
 func (op Op) String() string {
-	verb := "?"
-	if int(op.Verb) < len(verbs) && verbs[op.Verb] != "" {
-		verb = verbs[op.Verb]
-	}
 	var b strings.Builder
-	b.WriteString(verb)
+	b.WriteString(verbs[op.Verb])
 	if op.Verb >= NewDestination {
 		fmt.Fprintf(&b, " real server %s of", op.Destination.Addr)
 	}
