@@ -13,10 +13,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/xtables"
 )
 
@@ -35,11 +35,7 @@ func nftChains() (all []Chain, err error) {
 				return err
 			}
 			for _, b := range bodies {
-				c, err := parseChain(f.name, b)
-				if err != nil {
-					return fmt.Errorf("read a chain of nf_tables: %w", err)
-				}
-				all = append(all, c)
+				all = append(all, parseChain(f.name, b))
 			}
 		}
 		return nil
@@ -48,32 +44,19 @@ func nftChains() (all []Chain, err error) {
 }
 
 // parseChain reads the attributes of a chain.
-func parseChain(family string, body []byte) (Chain, error) {
-	c := Chain{Family: family}
-	err := kernel.Attributes(body, func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case unix.NFTA_CHAIN_TABLE:
-			c.Table = ad.String()
-		case unix.NFTA_CHAIN_NAME:
-			c.Name = ad.String()
-		case unix.NFTA_CHAIN_POLICY:
-			c.Drop = ad.Uint32() == 0 // NF_DROP
-		case unix.NFTA_CHAIN_USE:
-			c.Rules = int(ad.Uint32())
-		case unix.NFTA_CHAIN_HOOK:
-			ad.Nested(func(ad *netlink.AttributeDecoder) error {
-				for ad.Next() {
-					if ad.Type() == unix.NFTA_HOOK_HOOKNUM {
-						if n := ad.Uint32(); int(n) < len(hookNames) {
-							c.Hook = hookNames[n]
-						}
-					}
-				}
-				return nil
-			})
+func parseChain(family string, body []byte) Chain {
+	attribute := func(typ uint16) []byte { return nlconn.Attribute(body, typ) }
+	c := Chain{Family: family, Table: nlconn.CStr(attribute(unix.NFTA_CHAIN_TABLE)), Name: nlconn.CStr(attribute(unix.NFTA_CHAIN_NAME)),
+		Rules: int(nlconn.BE32(attribute(unix.NFTA_CHAIN_USE)))}
+	if policy := attribute(unix.NFTA_CHAIN_POLICY); policy != nil {
+		c.Drop = nlconn.BE32(policy) == 0 // NF_DROP
+	}
+	if number := nlconn.Attribute(attribute(unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM); number != nil {
+		if n := nlconn.BE32(number); int(n) < len(hookNames) {
+			c.Hook = hookNames[n]
 		}
-	})
-	return c, err
+	}
+	return c
 }
 
 // legacyChains lists the chains of the legacy back end of iptables, where it has tables. It has none made for being asked.

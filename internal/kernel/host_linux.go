@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
@@ -123,12 +122,10 @@ func askForFamily(name string) error {
 		return err
 	}
 	defer conn.Close()
-	body, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.CTRL_ATTR_FAMILY_NAME, Data: append([]byte(name), 0)}})
-	if err != nil {
-		return err
-	}
+	var e nlconn.Encoder
+	e.Str(unix.CTRL_ATTR_FAMILY_NAME, name)
 	head := []byte{unix.CTRL_CMD_GETFAMILY, 1, 0, 0} // struct genlmsghdr: the command, and its version
-	return conn.Do(context.Background(), nlconn.Request(unix.GENL_ID_CTRL, 0, head, body), nil)
+	return conn.Do(context.Background(), nlconn.Request(unix.GENL_ID_CTRL, 0, head, e.B), nil)
 }
 
 // LoadConntrack makes the kernel load nf_conntrack if it can. The error wraps ErrUnsupported if there is none.

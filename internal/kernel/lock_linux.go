@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
@@ -54,11 +53,11 @@ const (
 // Take takes the lock; that it is taken already is no error. The error is ErrHeld if another process has it, and else
 // wraps fs.ErrPermission or ErrUnsupported, or is one of the socket. It is for one goroutine at a time.
 func (l *Lock) Take() error {
-	err := l.ask(logConfig, netlink.Attribute{Type: logConfigCommand, Data: []byte{logBind}})
+	err := l.ask(logConfig, func(e *nlconn.Encoder) { e.U8(logConfigCommand, logBind) })
 	if errors.Is(err, unix.EPERM) && !l.may {
 		// The kernel gives one answer to who lacks CAP_NET_ADMIN, and to who asks for the group of another. What the message
 		// is, it looks at after that.
-		l.may = !errors.Is(l.ask(logNothing), unix.EPERM)
+		l.may = !errors.Is(l.ask(logNothing, func(*nlconn.Encoder) {}), unix.EPERM)
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.EBUSY): // it is ours
@@ -74,13 +73,12 @@ func (l *Lock) Take() error {
 }
 
 // ask sends a message about the group, and returns the error that the kernel answers with.
-func (l *Lock) ask(typ uint16, attrs ...netlink.Attribute) error {
-	body, err := netlink.MarshalAttributes(attrs)
-	if err != nil {
-		return err
-	}
-	head := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, byte(l.group >> 8), byte(l.group)} // struct nfgenmsg
-	return l.conn.Do(context.Background(), nlconn.Request(typ, unix.NLM_F_ACK, head, body), nil)
+func (l *Lock) ask(typ uint16, attrs func(*nlconn.Encoder)) error {
+	var e nlconn.Encoder
+	at := e.Netfilter(typ, unix.NLM_F_ACK, unix.AF_UNSPEC, 0, l.group)
+	attrs(&e)
+	e.EndMessage(at)
+	return l.conn.Do(context.Background(), e.B, nil)
 }
 
 // Holder is the process that has a lock.

@@ -3,12 +3,10 @@ package kernel
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
@@ -47,30 +45,26 @@ func (n *Netfilter) Close() {
 	n.conn.Close()
 }
 
-// Ask sends a request of type subsystem<<8|message for an address family, with the attributes that attrs encodes, numbers
-// in network order; nil encodes none. It returns the attributes of each answer, for [Attributes]; none for a mere
-// acknowledgement, and none for a dump of something that is not there (ENOENT). An answer that the kernel marks as one of
-// many, though it is no dump's, needs the flag NLM_F_ACK: the acknowledgement ends it.
+// Ask sends a request of type subsystem<<8|message for an address family, with the attributes that
+// attrs appends, if it is not nil. It returns the attributes of each answer; none for a mere
+// acknowledgement, and none for a dump of something that is not there (ENOENT). An answer that the
+// kernel marks as one of many, though it is no dump's, needs the flag NLM_F_ACK: the acknowledgement
+// ends it.
 //
-// What the kernel refuses with is a [*nlconn.Error], EINVAL or EOPNOTSUPP if it has no such subsystem. The error wraps
-// nlconn.ErrNoAnswer if there is no answer within [nlconn.Patience].
-func (n *Netfilter) Ask(typ uint16, flags int, family byte, attrs func(*netlink.AttributeEncoder)) ([][]byte, error) {
-	var body []byte
+// A refusal is an [*nlconn.Error], EINVAL or EOPNOTSUPP if the kernel has no such subsystem. The error
+// wraps nlconn.ErrNoAnswer if there is no answer within [nlconn.Patience].
+func (n *Netfilter) Ask(typ, flags uint16, family byte, attrs func(*nlconn.Encoder)) ([][]byte, error) {
+	var e nlconn.Encoder
+	at := e.Netfilter(typ, flags, family, 0, 0)
 	if attrs != nil {
-		ae := netlink.NewAttributeEncoder()
-		ae.ByteOrder = binary.BigEndian
-		attrs(ae)
-		var err error
-		if body, err = ae.Encode(); err != nil {
-			return nil, fmt.Errorf("encode a request to netfilter: %w", err)
-		}
+		attrs(&e)
 	}
+	e.EndMessage(at)
 	var bodies [][]byte
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	request := nlconn.Request(typ, uint16(flags), []byte{family, unix.NFNETLINK_V0, 0, 0}, body) // struct nfgenmsg
-	err := n.conn.Do(context.Background(), request, func(m nlconn.Message) error {
-		bodies = append(bodies, bytes.Clone(m.Body[min(4, len(m.Body)):]))
+	err := n.conn.Do(context.Background(), e.B, func(m nlconn.Message) error {
+		bodies = append(bodies, bytes.Clone(m.Body[min(4, len(m.Body)):])) // behind struct nfgenmsg
 		return nil
 	})
 	switch {
@@ -83,38 +77,16 @@ func (n *Netfilter) Ask(typ uint16, flags int, family byte, attrs func(*netlink.
 	return bodies, nil
 }
 
-// Attributes calls f for each attribute of an answer, or of what is nested in one. Numbers are in network order.
-func Attributes(b []byte, f func(*netlink.AttributeDecoder)) error {
-	ad, err := netlink.NewAttributeDecoder(b)
-	if err != nil {
-		return err
-	}
-	ad.ByteOrder = binary.BigEndian
-	for ad.Next() {
-		f(ad)
-	}
-	return ad.Err()
-}
-
 // Generation returns the number of transactions that the nftables of the namespace have seen, modulo 2^32.
 func (n *Netfilter) Generation() (uint32, error) {
 	bodies, err := n.Ask(getGeneration, 0, unix.AF_UNSPEC, nil)
-	var generation uint32
-	there := false
-	for _, b := range bodies {
-		err = Attributes(b, func(ad *netlink.AttributeDecoder) {
-			if ad.Type() == 1 { // NFTA_GEN_ID
-				generation, there = ad.Uint32(), true
-			}
-		})
-	}
-	if err == nil && !there {
+	if err == nil && len(bodies) == 0 {
 		err = errors.New("an answer without it")
 	}
 	if err != nil {
 		return 0, fmt.Errorf("ask for the generation of nftables: %w", err)
 	}
-	return generation, nil
+	return nlconn.BE32(nlconn.Attribute(bodies[0], unix.NFTA_GEN_ID)), nil
 }
 
 const getGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
@@ -130,17 +102,8 @@ func (n *Netfilter) Chains(family byte) ([]Chain, error) {
 	}
 	chains := make([]Chain, len(bodies))
 	for i, b := range bodies {
-		err := Attributes(b, func(ad *netlink.AttributeDecoder) {
-			switch ad.Type() {
-			case unix.NFTA_CHAIN_TABLE:
-				chains[i].Table = ad.String()
-			case unix.NFTA_CHAIN_NAME:
-				chains[i].Name = ad.String()
-			}
-		})
-		if err != nil {
-			return nil, err
-		}
+		chains[i].Table = nlconn.CStr(nlconn.Attribute(b, unix.NFTA_CHAIN_TABLE))
+		chains[i].Name = nlconn.CStr(nlconn.Attribute(b, unix.NFTA_CHAIN_NAME))
 	}
 	return chains, nil
 }

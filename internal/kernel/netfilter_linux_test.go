@@ -7,9 +7,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 const (
@@ -17,8 +18,8 @@ const (
 	nobodys  = 0xf0 << 8 // no subsystem has this number
 )
 
-func named(attr uint16, name string) func(*netlink.AttributeEncoder) {
-	return func(ae *netlink.AttributeEncoder) { ae.String(attr, name) }
+func named(attr uint16, name string) func(*nlconn.Encoder) {
+	return func(e *nlconn.Encoder) { e.Str(attr, name) }
 }
 
 // The client stays in the network namespace in which it was opened, whichever thread asks.
@@ -54,7 +55,7 @@ func TestNetfilterRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		typ   uint16
-		flags int
+		flags uint16
 		want  error
 	}{
 		{"a table that is not there", nftables | unix.NFT_MSG_GETTABLE, 0, unix.ENOENT},

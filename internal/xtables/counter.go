@@ -8,8 +8,9 @@ import (
 	"kube-proxy/internal/kernel"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // Counters are packets since the objects were made, which may have been by an earlier process. Both families count into
@@ -42,28 +43,20 @@ const (
 func Counting(name string) string { return "-m nfacct --nfacct-name  " + name + " " }
 
 // askCounter asks for a counter, or for a change of it.
-func askCounter(nf *kernel.Netfilter, typ uint16, flags int, name string) ([][]byte, error) {
-	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(ae *netlink.AttributeEncoder) { ae.String(acctName, name) })
+func askCounter(nf *kernel.Netfilter, typ, flags uint16, name string) ([][]byte, error) {
+	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(e *nlconn.Encoder) { e.Str(acctName, name) })
 }
 
 // Packets reads a counter.
 func Packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
 	bodies, err := askCounter(nf, acctGet, unix.NLM_F_ACK, name)
-	there := false
-	for _, b := range bodies {
-		err = kernel.Attributes(b, func(ad *netlink.AttributeDecoder) {
-			if ad.Type() == acctPackets {
-				n, there = ad.Uint64(), true
-			}
-		})
-	}
-	if err == nil && !there {
+	if err == nil && len(bodies) == 0 {
 		err = errors.New("an answer without packets")
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read the counter %s: %w", name, err)
 	}
-	return n, nil
+	return nlconn.BE64(nlconn.Attribute(bodies[0], acctPackets)), nil
 }
 
 // MakeCounters makes those that are not there.

@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -67,10 +67,10 @@ func askCompat(nf *kernel.Netfilter, f lb.Family) asker {
 		if e.Target {
 			kind = 1
 		}
-		_, err := nf.Ask(get, unix.NLM_F_ACK, nfproto(f), func(ae *netlink.AttributeEncoder) {
-			ae.String(name, e.Name)
-			ae.Uint32(revision, 0)
-			ae.Uint32(typ, kind)
+		_, err := nf.Ask(get, unix.NLM_F_ACK, nfproto(f), func(to *nlconn.Encoder) {
+			to.Str(name, e.Name)
+			to.U32(revision, 0)
+			to.U32(typ, kind)
 		})
 		return err
 	}

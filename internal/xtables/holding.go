@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/lb"
 )
 
@@ -129,9 +129,9 @@ func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
 		}
 	}
 	const getRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
-	rules, err := h.nf.Ask(getRule, unix.NLM_F_DUMP, nfproto(h.family), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_RULE_TABLE, id.Table.String())
-		ae.String(unix.NFTA_RULE_CHAIN, id.Name)
+	rules, err := h.nf.Ask(getRule, unix.NLM_F_DUMP, nfproto(h.family), func(e *nlconn.Encoder) {
+		e.Str(unix.NFTA_RULE_TABLE, id.Table.String())
+		e.Str(unix.NFTA_RULE_CHAIN, id.Name)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
@@ -146,25 +146,20 @@ func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
 // base reads how a chain ends in which packets begin, and whether there is one.
 func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
 	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
-	answers, err := h.nf.Ask(getChain, 0, nfproto(h.family), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_CHAIN_TABLE, id.Table.String())
-		ae.String(unix.NFTA_CHAIN_NAME, id.Name)
+	answers, err := h.nf.Ask(getChain, 0, nfproto(h.family), func(e *nlconn.Encoder) {
+		e.Str(unix.NFTA_CHAIN_TABLE, id.Table.String())
+		e.Str(unix.NFTA_CHAIN_NAME, id.Name)
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
-	for _, a := range answers {
-		err = errors.Join(err, kernel.Attributes(a, func(ad *netlink.AttributeDecoder) {
-			switch ad.Type() {
-			case unix.NFTA_CHAIN_HOOK:
-				c.Hooked = true
-			case unix.NFTA_CHAIN_POLICY:
-				c.Drops = ad.Uint32() == 0 // NF_DROP
-			}
-		}))
-	}
 	if err != nil {
 		return false, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
+	}
+	for _, a := range answers {
+		c.Hooked = nlconn.Attribute(a, unix.NFTA_CHAIN_HOOK) != nil
+		policy := nlconn.Attribute(a, unix.NFTA_CHAIN_POLICY)
+		c.Drops = policy != nil && nlconn.BE32(policy) == 0 // NF_DROP
 	}
 	return len(answers) > 0, nil
 }

@@ -167,6 +167,14 @@ func BE32(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
+// BE64 is a number of an attribute, big endian.
+func BE64(b []byte) uint64 {
+	if len(b) < 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(b)
+}
+
 // Native16 is a number of an attribute in the machine's byte order.
 func Native16(b []byte) uint16 {
 	if len(b) < 2 {
