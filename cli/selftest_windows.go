@@ -13,19 +13,19 @@ import (
 
 	"kube-proxy/cli/selftest"
 	"kube-proxy/internal/kernel"
-	"kube-proxy/internal/pause"
 	"kube-proxy/internal/wiring"
 	"kube-proxy/plane/hns"
 )
 
-// onThisSystem adds what the test uses of Windows. No other kube-proxy may write meanwhile: its audit would remove the test's objects.
+// onThisSystem adds what only Windows has. It takes the writer lock: the audit of a running kube-proxy would
+// remove the objects of the test.
 func onThisSystem(test *selftest.Config, disruptive bool) error {
 	lock, err := kernel.OpenLock(wiring.WriterGroup)
 	if err == nil {
 		err = lock.Take()
 	}
 	if err != nil {
-		return fmt.Errorf("taking the right to write: %w: stop the kube-proxy of this node first", err)
+		return fmt.Errorf("taking the writer lock: %w: stop the kube-proxy of this node first", err)
 	}
 	if test.Mode == hns.Mode().Name {
 		if test.HNS, err = hns.Open(); err != nil {
@@ -35,54 +35,61 @@ func onThisSystem(test *selftest.Config, disruptive bool) error {
 	if disruptive {
 		test.Restart = func(ctx context.Context) error {
 			return withService("hns", func(s *mgr.Service) error {
-				return errors.Join(control(ctx, s, svc.Stop, svc.Stopped), s.Start(), state(ctx, s, svc.Running))
+				return errors.Join(control(ctx, s, svc.Stop, svc.Stopped), start(ctx, s))
 			})
 		}
 	}
-	test.Service = func(ctx context.Context) []selftest.Claim { return tryService(ctx, test.Program) }
+	test.Service = func(ctx context.Context, check func(name, claim string, err error) bool) {
+		testService(ctx, test.Program, check)
+	}
 	return nil
 }
 
-// withService calls f with a service of this machine.
-func withService(name string, f func(*mgr.Service) error) error {
+// withManager calls f with the service control manager.
+func withManager(f func(*mgr.Mgr) error) error {
 	m, err := mgr.Connect()
 	if err != nil {
 		return fmt.Errorf("connecting to the service control manager: %w", err)
 	}
-	defer m.Disconnect()
-	s, err := m.OpenService(name)
-	if err != nil {
-		return fmt.Errorf("opening the service %s: %w", name, err)
-	}
-	defer s.Close()
-	return f(s)
+	return errors.Join(f(m), m.Disconnect())
 }
 
-// control asks something of a service, and waits until it is in a state.
+// withService calls f with a service of this machine.
+func withService(name string, f func(*mgr.Service) error) error {
+	return withManager(func(m *mgr.Mgr) error {
+		s, err := m.OpenService(name)
+		if err != nil {
+			return fmt.Errorf("opening the service %s: %w", name, err)
+		}
+		return errors.Join(f(s), s.Close())
+	})
+}
+
+func start(ctx context.Context, s *mgr.Service) error {
+	return errors.Join(s.Start(), state(ctx, s, svc.Running, 0))
+}
+
+// control sends a request to a service, and waits for a state.
 func control(ctx context.Context, s *mgr.Service, request svc.Cmd, want svc.State) error {
 	if _, err := s.Control(request); err != nil {
-		return fmt.Errorf("asking %d of the service %s: %w", request, s.Name, err)
+		return fmt.Errorf("sending request %d to the service %s: %w", request, s.Name, err)
 	}
-	return state(ctx, s, want)
+	return state(ctx, s, want, 0)
 }
 
-func state(ctx context.Context, s *mgr.Service, want svc.State) error {
-	var now svc.Status
-	var err error
-	for end := time.Now().Add(selftestPatience); ctx.Err() == nil && time.Now().Before(end); {
-		if now, err = s.Query(); err == nil && now.State == want {
-			return nil
+// state waits until a service is in a state, in another process than the old one.
+func state(ctx context.Context, s *mgr.Service, want svc.State, old uint32) error {
+	return selftest.Await(ctx, selftestPatience, func() error {
+		now, err := s.Query()
+		if err == nil && (now.State != want || old != 0 && now.ProcessId == old) {
+			err = fmt.Errorf("the service %s is in state %d (process %d), want %d", s.Name, now.State, now.ProcessId, want)
 		}
-		pause.For(ctx, 50*time.Millisecond)
-	}
-	return errors.Join(err, fmt.Errorf("the service %s is in state %d, want %d", s.Name, now.State, want))
+		return err
+	})
 }
 
-// tryService has the manager run this program under another name, with no Services.
-func tryService(ctx context.Context, program string) (all []selftest.Claim) {
-	claim := func(name, text string, err error) {
-		all = append(all, selftest.Claim{Name: name, Text: text, Err: err})
-	}
+// testService has the manager run this program under another name, without Services.
+func testService(ctx context.Context, program string, check func(name, claim string, err error) bool) {
 	const name = "kube-proxy-selftest"
 	dir, err := os.MkdirTemp("", name)
 	if err == nil {
@@ -90,38 +97,30 @@ func tryService(ctx context.Context, program string) (all []selftest.Claim) {
 		err = os.WriteFile(filepath.Join(dir, "node.yaml"), []byte("kind: Node\nmetadata: {name: selftest}\n"), 0o600)
 	}
 	if err == nil {
-		err = makeService(name, program, "--windows-service", "--proxy-mode=userspace", "--hostname-override=selftest", "--manifests="+dir,
-			"--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket=", "--logtostderr=false", "--log-file="+filepath.Join(dir, "log"))
+		err = withManager(func(m *mgr.Mgr) error {
+			s, err := m.CreateService(name, program, mgr.Config{StartType: mgr.StartManual}, "--windows-service", "--proxy-mode=userspace",
+				"--hostname-override=selftest", "--manifests="+dir, "--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket=",
+				"--logtostderr=false", "--log-file="+filepath.Join(dir, "log"))
+			if err != nil {
+				return err
+			}
+			return errors.Join(s.SetRecoveryActions([]mgr.RecoveryAction{{Type: mgr.ServiceRestart, Delay: time.Second}}, 60), s.Close())
+		})
 	}
-	claim("create", "the service control manager takes this program as a service", err)
-	if err != nil {
-		return all
+	if !check("create", "the service control manager accepts this program as a service", err) {
+		return
 	}
-	claim("open", "the manager gives it back", withService(name, func(s *mgr.Service) error {
-		claim("start", "it starts", errors.Join(s.Start(), state(ctx, s, svc.Running)))
-		claim("parameter-change", "it goes on after a parameter change", control(ctx, s, svc.ParamChange, svc.Running))
-		claim("stop", "it stops in order", control(ctx, s, svc.Stop, svc.Stopped))
-		claim("crash", "it is started again after a crash", errors.Join(s.Start(), state(ctx, s, svc.Running), crash(ctx, s)))
+	check("open", "the manager returns it", withService(name, func(s *mgr.Service) error {
+		check("start", "it starts", start(ctx, s))
+		check("parameter-change", "it goes on after a parameter change", control(ctx, s, svc.ParamChange, svc.Running))
+		check("stop", "it stops in order", control(ctx, s, svc.Stop, svc.Stopped))
+		check("crash", "it is started again after a crash", errors.Join(start(ctx, s), crash(ctx, s)))
 		_, _ = s.Control(svc.Stop) // it may have stopped
 		return s.Delete()
 	}))
-	return all
 }
 
-func makeService(name, program string, args ...string) error {
-	m, err := mgr.Connect()
-	if err != nil {
-		return err
-	}
-	defer m.Disconnect()
-	s, err := m.CreateService(name, program, mgr.Config{StartType: mgr.StartManual}, args...)
-	if err != nil {
-		return err
-	}
-	return errors.Join(s.SetRecoveryActions([]mgr.RecoveryAction{{Type: mgr.ServiceRestart, Delay: time.Second}}, 60), s.Close())
-}
-
-// crash ends the process of a service, and waits for the next one.
+// crash kills the process of a service, and waits for the next one.
 func crash(ctx context.Context, s *mgr.Service) error {
 	before, err := s.Query()
 	if err != nil {
@@ -131,11 +130,8 @@ func crash(ctx context.Context, s *mgr.Service) error {
 	if err == nil {
 		err = p.Kill()
 	}
-	for end := time.Now().Add(selftestPatience); err == nil && ctx.Err() == nil && time.Now().Before(end); {
-		if now, _ := s.Query(); now.State == svc.Running && now.ProcessId != before.ProcessId {
-			return nil
-		}
-		pause.For(ctx, 50*time.Millisecond)
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, errors.New("no other process runs"))
+	return state(ctx, s, svc.Running, before.ProcessId)
 }

@@ -15,6 +15,74 @@ import (
 	"kube-proxy/plane/hns"
 )
 
+// reply is how a server answers a connection: with its name, and the client's address as it sees that.
+type reply struct {
+	server string
+	client netip.Addr
+}
+
+// answers waits until a server answers a client at an address, and sees the client as itself if seen is valid.
+func (r *run) answers(ctx context.Context, from string, to netip.AddrPort, server string, seen netip.Addr) error {
+	return r.await(ctx, func() error {
+		got, err := r.connect(ctx, from, to)
+		switch {
+		case err != nil:
+			return err
+		case got.server != server:
+			return fmt.Errorf("%s answers", got.server)
+		case seen.IsValid() && got.client != seen:
+			return fmt.Errorf("%s sees %s", server, got.client)
+		}
+		return nil
+	})
+}
+
+// reaches checks [run.answers].
+func (r *run) reaches(ctx context.Context, name, from string, to netip.AddrPort, server string, seen netip.Addr) {
+	claim := fmt.Sprintf("%s reaches %s at %s", from, server, to)
+	if seen.IsValid() {
+		claim += ", which sees the client's own address"
+	}
+	r.check(name, claim, r.answers(ctx, from, to, server, seen))
+}
+
+// spreads checks how many servers answer 48 connections of a client.
+func (r *run) spreads(ctx context.Context, name, claim, from string, to netip.AddrPort, want int) {
+	servers := map[string]bool{}
+	var failed error
+	for range 48 {
+		got, err := r.connect(ctx, from, to)
+		if servers[got.server] = true; err != nil {
+			failed = err
+			break
+		}
+	}
+	if failed == nil && len(servers) != want {
+		failed = fmt.Errorf("%d do, want %d", len(servers), want)
+	}
+	r.check(name, claim, failed)
+}
+
+// moves checks an open connection, on which exchange returns the server's name, while change gives its
+// frontend another server.
+func (r *run) moves(ctx context.Context, from string, to netip.AddrPort, before, after string, exchange func() (string, error), change func() error) {
+	still := func() error {
+		server, err := exchange()
+		if err == nil && server != before {
+			err = fmt.Errorf("%s answers the open connection", server)
+		}
+		return err
+	}
+	err := still()
+	if err == nil {
+		err = change()
+	}
+	if err == nil {
+		err = r.answers(ctx, from, to, after, netip.Addr{})
+	}
+	r.check("open-connection", "an open connection goes on when its endpoint leaves; a new one reaches the new endpoint", errors.Join(err, still()))
+}
+
 // echo is a pod or a node that answers as `agnhost netexec` does: /hostname with its name, /clientip with
 // its client's address, and /dial with the answer of a server that it connects to itself.
 type echo struct {
@@ -24,35 +92,44 @@ type echo struct {
 	here bool   // a pod of this node, or this node
 }
 
+// thisNode names the node that runs the test among the clients.
+const thisNode = "node"
+
 // dataPath is step 7: the node and its pods connect to a frontend, and clients elsewhere to a NodePort.
 func (n *hnsNode) dataPath(ctx context.Context) bool {
 	if len(n.Echo) == 0 {
 		return n.skip("echo", "--echo names no pods that run `agnhost netexec`: want ADDRESS:PORT,... of some here, on another node and in a node's own network")
 	}
-	var all []echo
+	n.connect = n.ask
+	n.echoes = map[string]echo{}
+	clients := []echo{{name: thisNode, here: true}}
 	for _, at := range n.Echo {
 		e, err := n.find(ctx, at)
 		if !n.check("echo/"+at.String(), "the node reaches it by its own address", err) {
 			return true
 		}
-		all = append(all, e)
+		n.echoes[e.name] = e
+		clients = append(clients, e)
 	}
+	all := clients[1:]
 	node, _ := netip.ParseAddr(n.net.ManagementIP) // step 2 checks it
 	frontend, nodePort := netip.AddrPortFrom(n.EchoVIP, 20000), netip.AddrPortFrom(node, 30590)
-	clients := append([]echo{{name: "node", here: true}}, all...)
 	for _, to := range all {
+		reaches := func(name string, from echo, at netip.AddrPort, seen netip.Addr) {
+			n.reaches(ctx, name+"/"+from.name+"/"+to.name, from.name, at, to.name, seen)
+		}
 		n.through(ctx, "frontend", n.balancerOf(frontend, to), func(string) {
 			for _, from := range clients {
 				if from.here {
-					n.answered(ctx, "frontend", from, to, frontend, "hostname", to.name)
+					reaches("frontend", from, frontend, netip.Addr{})
 				}
 			}
 		})
 		l := n.balancerOf(netip.AddrPortFrom(netip.Addr{}, nodePort.Port()), to)
 		n.through(ctx, "node-port", l, func(string) {
 			for _, from := range clients {
-				if !from.at.IsValid() || !from.here && from.at != to.at {
-					n.answered(ctx, "node-port", from, to, nodePort, "hostname", to.name)
+				if from.name == thisNode || !from.here && from.at != to.at {
+					reaches("node-port", from, nodePort, netip.Addr{})
 				}
 			}
 		})
@@ -62,7 +139,7 @@ func (n *hnsNode) dataPath(ctx context.Context) bool {
 		n.through(ctx, "policy-local", l, func(string) {
 			for _, from := range clients {
 				if !from.here {
-					n.answered(ctx, "client-address", from, to, nodePort, "clientip", from.at.Addr().String())
+					reaches("client-address", from, nodePort, from.at.Addr())
 				}
 			}
 		})
@@ -71,25 +148,49 @@ func (n *hnsNode) dataPath(ctx context.Context) bool {
 		return n.skip("affinity", "it takes two echoes")
 	}
 	l := n.balancerOf(frontend, all...)
-	n.through(ctx, "balanced", l, func(string) { n.check("balanced", "connections reach every echo", n.servers(ctx, frontend, len(all))) })
+	n.through(ctx, "balanced", l, func(string) {
+		n.spreads(ctx, "balanced", "connections reach every echo", thisNode, frontend, len(all))
+	})
 	if l.PortMappings[0].DistributionType = hns.PerClient; n.features.SessionAffinity {
-		n.through(ctx, "affinity", l, func(string) { n.check("affinity", "one echo answers a client", n.servers(ctx, frontend, 1)) })
-	}
-	if l = n.balancerOf(frontend, all[0]); n.features.ModifyLoadbalancer {
-		n.through(ctx, "open-connection", l, func(id string) {
-			l.ID, l.HostComputeEndpoints = id, []string{all[1].id}
-			n.check("open-connection", "an open connection goes on when its endpoint leaves; a new one reaches the new endpoint", n.moved(ctx, l, all, frontend))
+		n.through(ctx, "affinity", l, func(string) {
+			n.spreads(ctx, "affinity", "one echo answers a client", thisNode, frontend, 1)
 		})
+	}
+	if n.features.ModifyLoadbalancer {
+		n.through(ctx, "open-connection", n.balancerOf(frontend, all[0]), func(id string) { n.change(ctx, id, frontend, all[0], all[1]) })
 	}
 	return true
 }
 
+// change gives the load balancer of one echo to another while a connection is open.
+func (n *hnsNode) change(ctx context.Context, id string, at netip.AddrPort, from, to echo) {
+	c, err := n.Dial(ctx, "tcp", at.String())
+	if err != nil {
+		n.check("open-connection", "the node connects to "+at.String(), err)
+		return
+	}
+	defer c.Close()
+	exchange := func() (string, error) {
+		if _, err := io.WriteString(c, "GET /hostname HTTP/1.1\r\nHost: echo\r\n\r\n"); err != nil {
+			return "", err
+		}
+		return read(http.ReadResponse(bufio.NewReader(c), nil))
+	}
+	n.moves(ctx, thisNode, at, from.name, to.name, exchange, func() error {
+		l := n.balancerOf(at, to)
+		l.ID = id
+		_, err := n.HNS.ModifyLoadBalancer(ctx, l)
+		return err
+	})
+}
+
 // find asks an echo for its name, and HNS for its endpoint.
 func (n *hnsNode) find(ctx context.Context, at netip.AddrPort) (e echo, err error) {
-	e.at = at
-	if e.name, err = n.ask(ctx, echo{}, at, "hostname"); err != nil {
+	got, err := n.ask(ctx, thisNode, at)
+	if err != nil {
 		return e, err
 	}
+	e.at, e.name = at, got.server
 	found, err := n.HNS.EndpointsAt(ctx, n.net.ID, at.Addr().String())
 	if i := with(found, at.Addr()); i >= 0 {
 		e.id, e.here = found[i].ID, found[i].Flags&hns.RemoteEndpoint == 0
@@ -121,94 +222,38 @@ func (n *hnsNode) through(ctx context.Context, name string, l hns.LoadBalancer, 
 	}
 }
 
-// answered checks what a client is answered at an address that leads to an echo.
-func (n *hnsNode) answered(ctx context.Context, name string, from, to echo, at netip.AddrPort, question, want string) {
-	claim := fmt.Sprintf("%s connects to %s by %s; /%s is %s", from.name, to.name, at, question, want)
-	n.check(name+"/"+from.name+"/"+to.name, claim, n.await(ctx, func() error {
-		got, err := n.ask(ctx, from, at, question)
-		if err == nil && got != want {
-			err = fmt.Errorf("the answer is %q", got)
-		}
-		return err
-	}))
-}
-
-// servers checks how many echoes answer the node's connections.
-func (n *hnsNode) servers(ctx context.Context, at netip.AddrPort, want int) error {
-	names := map[string]bool{}
-	for range 16 * len(n.Echo) {
-		name, err := n.ask(ctx, echo{}, at, "hostname")
-		if err != nil {
-			return err
-		}
-		names[name] = true
-	}
-	if len(names) != want {
-		return fmt.Errorf("%d do, want %d", len(names), want)
-	}
-	return nil
-}
-
-// moved gives the load balancer of the first echo to the second while a connection is open.
-func (n *hnsNode) moved(ctx context.Context, changed hns.LoadBalancer, all []echo, at netip.AddrPort) error {
-	c, err := n.Dial(ctx, "tcp", at.String())
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	still := func() error {
-		if _, err := io.WriteString(c, "GET /hostname HTTP/1.1\r\nHost: echo\r\n\r\n"); err != nil {
-			return err
-		}
-		name, err := read(http.ReadResponse(bufio.NewReader(c), nil))
-		if err == nil && name != all[0].name {
-			err = fmt.Errorf("%q answers the open connection", name)
-		}
-		return err
-	}
-	if err := still(); err != nil {
-		return err
-	}
-	if _, err := n.HNS.ModifyLoadBalancer(ctx, changed); err != nil {
-		return err
-	}
-	err = n.await(ctx, func() error {
-		name, err := n.ask(ctx, echo{}, at, "hostname")
-		if err == nil && name != all[1].name {
-			err = fmt.Errorf("%q answers a new connection", name)
-		}
-		return err
-	})
-	return errors.Join(err, still())
-}
-
-// ask returns what a server answers the node, or an echo that is asked to connect.
-func (n *hnsNode) ask(ctx context.Context, from echo, at netip.AddrPort, question string) (text string, err error) {
+// ask connects from this node, or has an echo of that name connect, and asks the server for both of a reply.
+func (n *hnsNode) ask(ctx context.Context, from string, to netip.AddrPort) (got reply, err error) {
 	ctx, cancel := context.WithTimeout(ctx, n.Patience)
 	defer cancel()
-	url := fmt.Sprintf("http://%s/%s", at, question)
-	if from.at.IsValid() {
-		url = fmt.Sprintf("http://%s/dial?host=%s&port=%d&protocol=http&tries=1&request=%s", from.at, at.Addr(), at.Port(), question)
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
 	client := http.Client{Transport: &http.Transport{DialContext: n.Dial, DisableKeepAlives: true}}
-	if text, err = read(client.Do(request)); err != nil {
-		return "", err
-	}
-	if from.at.IsValid() {
+	get := func(question string) (string, error) {
+		url := fmt.Sprintf("http://%s/%s", to, question)
+		if from != thisNode {
+			url = fmt.Sprintf("http://%s/dial?host=%s&port=%d&protocol=http&tries=1&request=%s", n.echoes[from].at, to.Addr(), to.Port(), question)
+		}
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return "", err
+		}
+		text, err := read(client.Do(request))
+		if err != nil || from == thisNode {
+			return text, err
+		}
 		var answer struct{ Responses, Errors []string }
 		if err := json.Unmarshal([]byte(text), &answer); err != nil || len(answer.Responses) != 1 {
-			return "", errors.Join(err, fmt.Errorf("%s has no answer: %s", from.name, strings.Join(answer.Errors, ", ")))
+			return "", errors.Join(err, fmt.Errorf("%s has no answer: %s", from, strings.Join(answer.Errors, ", ")))
 		}
-		text = answer.Responses[0]
+		return answer.Responses[0], nil
 	}
-	if host, _, err := net.SplitHostPort(text); err == nil { // of /clientip
-		text = host
+	if got.server, err = get("hostname"); err != nil {
+		return got, err
 	}
-	return text, nil
+	text, err := get("clientip")
+	if host, _, e := net.SplitHostPort(text); err == nil && e == nil {
+		got.client, err = netip.ParseAddr(host)
+	}
+	return got, err
 }
 
 func read(answer *http.Response, err error) (string, error) {

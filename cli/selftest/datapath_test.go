@@ -31,7 +31,7 @@ type wires struct {
 	clients map[string]netip.Addr // by the local address of the connection
 }
 
-var thisNode = netip.MustParseAddr("172.18.0.2")
+var nodeAddr = netip.MustParseAddr("172.18.0.2")
 
 // echo makes an echo, as `agnhost netexec` is one.
 func (w *wires) echo(at string, here bool) {
@@ -69,7 +69,7 @@ func (w *wires) echo(at string, here bool) {
 func (w *wires) dial(from hnsfake.Source, client netip.Addr, address string) (net.Conn, error) {
 	to := netip.MustParseAddrPort(address)
 	seen := client
-	v := w.hns.State().Resolve(hnsfake.Packet{From: from, To: to, Proto: 6, ToNode: to.Addr() == thisNode})
+	v := w.hns.State().Resolve(hnsfake.Packet{From: from, To: to, Proto: 6, ToNode: to.Addr() == nodeAddr})
 	if w.alter != nil {
 		v = w.alter(v)
 	}
@@ -83,7 +83,7 @@ func (w *wires) dial(from hnsfake.Source, client netip.Addr, address string) (ne
 			to = v.Backends[0]
 		}
 		if !v.Kept {
-			seen = thisNode
+			seen = nodeAddr
 		}
 	}
 	w.dials++
@@ -109,7 +109,7 @@ func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) h
 			n.Policies = append(n.Policies, hns.Policy{Type: hns.PolicyRemoteSubnetRoute, Settings: settings})
 		})
 		cfg.Dial = func(_ context.Context, _, address string) (net.Conn, error) {
-			return w.dial(hnsfake.Host, thisNode, address)
+			return w.dial(hnsfake.Host, nodeAddr, address)
 		}
 	}
 }

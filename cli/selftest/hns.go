@@ -3,7 +3,6 @@ package selftest
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -31,6 +30,7 @@ type hnsNode struct {
 	net       hns.Network
 	features  hns.Features
 	endpoints map[netip.Addr]hns.Endpoint
+	echoes    map[string]echo // of step 7, by their names
 	// deletes were made, of which so many failed for no reason.
 	deletes, spurious int
 }
@@ -64,39 +64,28 @@ func (n *hnsNode) version(ctx context.Context) bool {
 // network is step 2.
 func (n *hnsNode) network(ctx context.Context) bool {
 	all, err := n.HNS.Networks(ctx, n.Plane.Network)
-	if err == nil && len(all) != 1 {
-		err = fmt.Errorf("%d networks have the name %q: --network-name", len(all), n.Plane.Network)
+	if err == nil {
+		err = errors.Join(hns.Missing(n.Plane, all)...)
 	}
-	if !n.check("network", "there is one HNS network of this name", err) {
+	usable := n.check("network", "there is one HNS network of this name, with all that the proxy needs", err)
+	if len(all) != 1 {
 		return false
 	}
 	n.net = all[0]
 	n.answer("network-settings", n.net)
-	if !n.is(hns.Overlay) && !n.is(hns.L2Bridge) && !n.is(hns.L2Tunnel) {
-		err = fmt.Errorf("it is of type %s", n.net.Type)
-	}
-	served := n.check("network-type", "its type is L2Bridge, L2Tunnel or Overlay", err)
-	_, err = netip.ParseAddr(n.net.ManagementIP)
-	n.check("management-ip", "it has this node's address as ManagementIP", err)
-	_, err = net.ParseMAC(n.net.HostMAC)
-	n.check("host-mac", "the interface with that address has a hardware address", err)
-	if n.is(hns.Overlay) {
+	if strings.EqualFold(string(n.net.Type), string(hns.Overlay)) {
 		list, err := n.HNS.Endpoints(ctx, n.net.ID)
 		if i := with(list, n.Plane.SourceVIP); err == nil && (i < 0 || list[i].Flags&hns.RemoteEndpoint != 0) {
 			err = fmt.Errorf("%s has none: --source-vip names it, and the proxy makes it when it starts", n.Plane.SourceVIP)
 		}
 		n.check("source-vip", "the source VIP has a local endpoint", err)
 	}
-	return served
+	return usable
 }
-
-func (n *hnsNode) is(t hns.NetworkType) bool { return strings.EqualFold(string(n.net.Type), string(t)) }
 
 // with is the index of the endpoint with an address, -1 for none.
 func with(all []hns.Endpoint, a netip.Addr) int {
-	return slices.IndexFunc(all, func(e hns.Endpoint) bool {
-		return slices.ContainsFunc(e.IPConfigurations, func(c hns.IPConfig) bool { return c.IPAddress == a.String() })
-	})
+	return slices.IndexFunc(all, func(e hns.Endpoint) bool { return e.Has(a) })
 }
 
 // asked is an endpoint as the plane asks for it, with a name that no proxy uses.
@@ -141,8 +130,14 @@ func (n *hnsNode) roundTrip(ctx context.Context) bool {
 	}
 	all, err := n.HNS.Endpoints(ctx, n.net.ID)
 	i, added := with(all, pod), []string{}
-	if err == nil && (i < 0 || all[i].Name != want.Name || all[i].Flags != want.Flags || !strings.EqualFold(all[i].MacAddress, want.MacAddress)) {
-		err = fmt.Errorf("want %+v, it has %+v", want, all)
+	if err == nil && i < 0 {
+		err = errors.New("it has no endpoint with the address")
+	} else if err == nil {
+		n.answer("endpoint-asked", want)
+		n.answer("endpoint-shown", all[i])
+		if e := all[i]; e.Name != want.Name || e.Flags != want.Flags || hns.ProviderOf(e) != hns.ProviderOf(want) {
+			err = errors.New("its name, flags or provider address is another")
+		}
 	}
 	if n.check("list", "the list shows the endpoint as requested", err) {
 		for _, p := range all[i].Policies {
@@ -253,86 +248,38 @@ func (n *hnsNode) refused(name string, want, err error) {
 	n.check("refusal/"+name, "HNS refuses it: "+want.Error(), err)
 }
 
-// shapes are the load balancers that the plane writes: of every kind, protocol and policy.
-func (n *hnsNode) shapes(dsr bool) (all []hns.LoadBalancer, err error) {
-	var table lb.Table
-	table.Node = lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.200/32")}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/28")}}
-	for i, proto := range []lb.Proto{lb.TCP, lb.UDP} {
-		name := "selftest/" + proto.String()
-		here := lb.Backend{Addr: netip.MustParseAddrPort("192.0.2.11:8080"), Local: true}
-		sets := []*lb.BackendSet{
-			{ID: lb.SetID{Service: name, Proto: proto, Scope: lb.Cluster}, Backends: lb.BackendsOf(here, lb.Backend{Addr: netip.MustParseAddrPort("192.0.2.12:8080")})},
-			{ID: lb.SetID{Service: name, Proto: proto, Scope: lb.Local}, Backends: lb.BackendsOf(here)},
-		}
-		var rows []*lb.Frontend
-		for k, kind := range []lb.Kind{lb.ClusterIP, lb.ExternalIP, lb.LoadBalancer, lb.NodePort} {
-			for scope, set := range sets {
-				row := lb.Frontend{Service: name, Kind: kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: scope == 0, To: set}}}
-				for variant := range 2 {
-					row.Key = lb.Key{Addr: netip.AddrFrom4([4]byte{198, 51, 100, byte(4*k + 2*scope + variant)}), Port: 80, Proto: proto}
-					if kind == lb.NodePort {
-						row.Key = lb.Key{Port: uint16(30590 + 4*i + 2*scope + variant), Proto: proto}
-					}
-					if variant == 1 && kind != lb.LoadBalancer {
-						row.Affinity = time.Hour
-					}
-					row.PreserveDestination = variant == 1 && kind == lb.LoadBalancer
-					one := row
-					rows = append(rows, &one)
-				}
-			}
-		}
-		table.Replace(lb.Owner{Name: name}, rows)
-	}
-	cfg := n.Plane
-	cfg.Family, cfg.DSR = lb.IPv4, dsr
-	text, err := hns.Render(cfg, &table)
-	var requests []struct {
-		Call     string
-		Settings hns.LoadBalancer
-	}
-	if err = errors.Join(err, json.Unmarshal(text, &requests)); err != nil {
-		return nil, err
-	}
-	for _, q := range requests {
-		if q.Call == "HcnCreateLoadBalancer" {
-			all = append(all, q.Settings)
-		}
-	}
-	return all, nil
-}
-
 // balancers is step 5.
 func (n *hnsNode) balancers(ctx context.Context) bool {
-	for _, dsr := range []bool{false, true} {
-		if dsr && !n.features.DSR {
-			n.skip("dsr", "this HNS has no DSR")
+	accepted := n.mappingFlags(ctx)
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		if family == lb.IPv6 && !n.hasIPv6() {
+			n.skip("shapes/IPv6", "this HNS or its network has no IPv6")
 			continue
 		}
-		all, err := n.shapes(dsr)
-		n.check(fmt.Sprintf("shapes/dsr-%t", dsr), fmt.Sprintf("the plane writes %d load balancers", len(all)), err)
-		for _, l := range all {
-			m := &l.PortMappings[0]
-			if !n.features.SessionAffinity {
-				m.DistributionType = hns.PerConnection
-			}
-			name := fmt.Sprintf("shape/dsr-%t/%s:%d/%d", dsr, strings.Join(l.FrontendVIPs, "+"), m.ExternalPort, m.Protocol)
-			err := n.shape(ctx, l)
-			if m.Flags&hns.MappingVIPExternal != 0 && errors.Is(err, hns.ErrInvalid) { // the plane does without
-				m.Flags &^= hns.MappingVIPExternal
-				err = n.shape(ctx, l)
-			}
-			n.check(name, fmt.Sprintf("flags %d and %d: created, shown as requested, modified, deleted", l.Flags, m.Flags), err)
+		cfg := n.Plane
+		cfg.Family = family
+		all, err := hns.Shapes(cfg, n.net, n.features, accepted)
+		n.check("shapes/"+family.String(), fmt.Sprintf("the plane writes %d kinds of load balancers", len(all)), err)
+		for i, l := range all {
+			m := l.PortMappings[0]
+			claim := fmt.Sprintf("%v:%d/%s of %d endpoints, source %q, flags %d and %d, distribution %d: created, shown as requested, modified, deleted",
+				l.FrontendVIPs, m.ExternalPort, lb.Proto(m.Protocol), len(l.HostComputeEndpoints), l.SourceVIP, l.Flags, m.Flags, m.DistributionType)
+			n.check(fmt.Sprintf("shape/%s/%d", family, i+1), claim, n.shape(ctx, l))
 		}
 	}
-	n.mappingFlags(ctx)
 	n.answer("deletes-fail", n.deletes/max(1, n.spurious)*min(1, n.spurious))
 	return true
 }
 
-// mappingFlags answers which flags HNS accepts, each by itself.
-func (n *hnsNode) mappingFlags(ctx context.Context) {
-	var taken hns.PortMappingFlags
+// hasIPv6 reports whether the network can have endpoints of IPv6.
+func (n *hnsNode) hasIPv6() bool {
+	return n.features.IPv6DualStack && slices.ContainsFunc(n.net.Ipams, func(i hns.Ipam) bool {
+		return slices.ContainsFunc(i.Subnets, func(s hns.Subnet) bool { return strings.Contains(s.IPAddressPrefix, ":") })
+	})
+}
+
+// mappingFlags returns which flags of port mappings HNS accepts, each by itself.
+func (n *hnsNode) mappingFlags(ctx context.Context) (accepted hns.PortMappingFlags) {
 	e, err := n.endpoint(ctx, pod)
 	for flag := hns.MappingILB; err == nil && flag <= hns.MappingVIPExternal; flag <<= 1 {
 		l := n.balancer(vip, 80, e.ID)
@@ -341,27 +288,31 @@ func (n *hnsNode) mappingFlags(ctx context.Context) {
 			l.Flags = hns.FlagDSR
 		}
 		if n.takes(ctx, l) {
-			taken |= flag
+			accepted |= flag
 		}
 	}
-	n.answer("mapping-flags", taken)
+	n.answer("mapping-flags", accepted)
+	return accepted
 }
 
-// shape makes a load balancer, reads it, gives it other endpoints and deletes it.
+// shape makes a load balancer, reads it, gives it another endpoint and deletes it.
 func (n *hnsNode) shape(ctx context.Context, l hns.LoadBalancer) error {
-	l.HostComputeEndpoints = slices.Clone(l.HostComputeEndpoints)
-	for i, id := range l.HostComputeEndpoints { // "endpoint ADDRESS" or "pod ADDRESS"
-		e, err := n.endpoint(ctx, netip.MustParseAddr(id[strings.LastIndex(id, " ")+1:]))
+	var ids []string
+	another := netip.MustParseAddr(l.HostComputeEndpoints[0]).Prev()
+	for _, a := range append(l.HostComputeEndpoints, another.String()) {
+		e, err := n.endpoint(ctx, netip.MustParseAddr(a))
 		if err != nil {
 			return err
 		}
-		l.HostComputeEndpoints[i] = e.ID
+		ids = append(ids, e.ID)
 	}
+	last := len(ids) - 1
+	l.HostComputeEndpoints = ids[:last]
 	return n.during(ctx, l, func(made hns.LoadBalancer) error {
 		l.ID = made.ID
 		err := n.same(ctx, l)
 		if err == nil && n.features.ModifyLoadbalancer {
-			l.HostComputeEndpoints = l.HostComputeEndpoints[:1]
+			l.HostComputeEndpoints = ids[last:]
 			if _, err = n.HNS.ModifyLoadBalancer(ctx, l); err == nil {
 				err = n.same(ctx, l)
 			}

@@ -24,9 +24,9 @@ func on(t *testing.T, facts hnsfake.Facts, typ hns.NetworkType, prepare func(f *
 	t.Helper()
 	f = hnsfake.With(facts)
 	network := f.AddNetwork(hns.Network{Name: "cbr0", Type: typ, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
-		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}})
+		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"}, {IPAddressPrefix: "fd00:10:1:1::/64"}}}}})
 	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Patience: 100 * time.Millisecond, HNS: f, Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
-		Restart: func(context.Context) error { return nil }, Service: func(context.Context) []Claim { return []Claim{{"start", "it starts", nil}} }}
+		Restart: func(context.Context) error { return nil }, Service: func(_ context.Context, check func(string, string, error) bool) { check("start", "it starts", nil) }}
 	if typ == hns.Overlay {
 		cfg.Plane.SourceVIP = sourceVIP
 		f.AddPod(network, "source VIP", sourceVIP)
@@ -121,9 +121,9 @@ func TestHNSFails(t *testing.T) {
 		"no HNS":            {call("Features", hnsfake.Fault{Code: hns.CodeServiceUnreachable}), "hns"},
 		"an old one":        {func(f *hnsfake.Fake, _ string, _ *Config) { f.SetFeatures(hns.Features{}) }, "hns"},
 		"no network":        {func(_ *hnsfake.Fake, _ string, c *Config) { c.Plane.Network = "other" }, "network"},
-		"a network of NAT":  {network(func(n *hns.Network) { n.Type = "NAT" }), "network-type"},
-		"no ManagementIP":   {network(func(n *hns.Network) { n.ManagementIP = "" }), "management-ip"},
-		"no host MAC":       {network(func(n *hns.Network) { n.HostMAC = "" }), "host-mac"},
+		"a network of NAT":  {network(func(n *hns.Network) { n.Type = "NAT" }), "network"},
+		"no ManagementIP":   {network(func(n *hns.Network) { n.ManagementIP = "" }), "network"},
+		"no host MAC":       {network(func(n *hns.Network) { n.HostMAC = "" }), "network"},
 		"no source VIP":     {func(_ *hnsfake.Fake, _ string, c *Config) { c.Plane.SourceVIP = netip.MustParseAddr("10.1.1.3") }, "source-vip"},
 		"endpoints refused": {call("CreateEndpoint", refuse), "create"},
 		"half a list":       {call("Endpoints", hnsfake.Fault{Code: hns.CodeTimeout}), "list"},
@@ -154,7 +154,9 @@ func TestHNSFails(t *testing.T) {
 			}
 		}, "restart"},
 		"no service": {func(_ *hnsfake.Fake, _ string, c *Config) {
-			c.Service = func(context.Context) []Claim { return []Claim{{"start", "it starts", errors.New("no")}} }
+			c.Service = func(_ context.Context, check func(string, string, error) bool) {
+				check("start", "it starts", errors.New("no"))
+			}
 		}, "start"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -87,6 +87,7 @@ func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Cont
 // build is step 2.
 func (r *run) build(context.Context) bool {
 	l := &r.lab
+	r.connect = r.ask
 	var err error
 	if l.net, err = netlab.New(netlab.Options{}); err == nil {
 		l.dir, err = os.MkdirTemp("", "kube-proxy-selftest-")
@@ -154,7 +155,13 @@ func (r *run) settled(ctx context.Context, services int) error {
 
 // served waits until that host answers a pod.
 func (r *run) served(ctx context.Context, ip, by string) error {
-	return r.await(ctx, func() error { return r.request("pod3", at(ip, 80), by, soon) })
+	return r.await(ctx, func() error {
+		got, err := r.lab.net.Dial("pod3", netlab.TCP, at(ip, 80), netlab.DialOptions{Timeout: soon})
+		if err == nil && got.Server != by {
+			err = fmt.Errorf("%s answers", got.Server)
+		}
+		return err
+	})
 }
 
 // change replaces a file, and waits until the host answers at the address, if one is given, and the kernel holds that many Services.
@@ -213,13 +220,10 @@ func at(ip string, port uint16) netip.AddrPort {
 // soon is how long an answer may take where the next request comes at once.
 const soon = 100 * time.Millisecond
 
-// request asks once, and wants an answer of that host, in that time or the usual one.
-func (r *run) request(from string, to netip.AddrPort, by string, within time.Duration) error {
-	got, err := r.lab.net.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: within})
-	if err == nil && got.Server != by {
-		err = fmt.Errorf("%s answers", got.Server)
-	}
-	return err
+// ask connects within the usual time. A zero reply comes with an error.
+func (r *run) ask(_ context.Context, from string, to netip.AddrPort) (reply, error) {
+	got, err := r.lab.net.Dial(from, netlab.TCP, to, netlab.DialOptions{})
+	return reply{got.Server, got.Seen.Addr()}, err
 }
 
 // dataPath is step 7.
@@ -235,52 +239,31 @@ func (r *run) dataPath(ctx context.Context) bool {
 		{"pod-node", "pod3", at(onNode, 80), netlab.Node2}, {"host-node", netlab.Node1, at(onNode, 80), netlab.Node2},
 		{"hairpin", "pod1", at(local, 80), "pod1"}, {"node-port", netlab.Client, at(node, 30012), "pod4"},
 	} {
-		r.check(w.name, fmt.Sprintf("%s reaches %s at %s", w.from, w.by, w.to), r.request(w.from, w.to, w.by, 0))
+		r.reaches(ctx, w.name, w.from, w.to, w.by, netip.Addr{})
 	}
 	if r.Terminates {
 		r.skip("client-address", "connections end at the proxy, so pods see the node's address")
 	} else {
-		got, err := r.lab.net.Dial(netlab.Client, netlab.TCP, at(node, 30014), netlab.DialOptions{})
-		if client, _ := netlab.HostByName(netlab.Client); err == nil && got.Seen.Addr() != client.V4 {
-			err = fmt.Errorf("the pod sees %s", got.Seen.Addr())
-		}
-		r.check("client-address", "with externalTrafficPolicy Local a pod sees the client's own address", err)
+		client, _ := netlab.HostByName(netlab.Client)
+		r.reaches(ctx, "client-address", client.Name, at(node, 30014), "pod1", client.V4)
 	}
-	r.check("affinity", "with sessionAffinity one pod answers 24 connections of a client", r.answering(sticky, 1, 1))
-	r.check("balanced", "without, several do", r.answering(spread, 2, 3))
-	r.check("open-connection", "an open connection goes on when its endpoint leaves; a new one reaches the new endpoint", r.moved(ctx))
-	return true
-}
-
-// answering counts the servers that answer 24 connections of a pod.
-func (r *run) answering(ip string, least, most int) error {
-	all := map[string]bool{}
-	for range 24 {
-		got, err := r.lab.net.Dial("pod3", netlab.TCP, at(ip, 80), netlab.DialOptions{})
-		if err != nil {
-			return err
-		}
-		all[got.Server] = true
-	}
-	if len(all) < least || len(all) > most {
-		return fmt.Errorf("%d do", len(all))
-	}
-	return nil
-}
-
-// moved removes the endpoint of an open connection.
-func (r *run) moved(ctx context.Context) error {
+	r.spreads(ctx, "affinity", "with sessionAffinity one pod answers a client", "pod3", at(sticky, 80), 1)
+	r.spreads(ctx, "balanced", "without, each of three does", "pod3", at(spread, 80), 3)
 	c, err := r.lab.net.Open("pod3", netlab.TCP, at(moving, 80), netlab.DialOptions{})
 	if err != nil {
-		return err
+		return r.check("open-connection", "a connection opens", err)
 	}
 	defer c.Close()
-	text := manifests(labServices[:len(labServices)-1]) + service{"moving", moving, 30017, "", []string{"pod4"}}.manifest()
-	if err := r.change(ctx, "all", text, len(labServices), moving, "pod4"); err != nil {
-		return err
+	exchange := func() (string, error) {
+		got, err := c.Exchange()
+		return got.Server, err
 	}
-	_, err = c.Exchange()
-	return err
+	r.moves(ctx, "pod3", at(moving, 80), "pod2", "pod4", exchange, func() error {
+		moved := labServices[len(labServices)-1]
+		moved.hosts = []string{"pod4"}
+		return r.lab.put("all", manifests(append(slices.Clone(labServices[:len(labServices)-1]), moved)))
+	})
+	return true
 }
 
 // restarts is step 8: the proxy is killed and starts again, under traffic where the kernel carries that.

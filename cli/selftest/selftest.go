@@ -72,14 +72,8 @@ type Config struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Restart restarts HNS (step 8); nil if that is not requested.
 	Restart func(context.Context) error
-	// Service has the service control manager run this program (step 9); nil where there is none.
-	Service func(context.Context) []Claim
-}
-
-// Claim is an outcome of step 9.
-type Claim struct {
-	Name, Text string
-	Err        error
+	// Service has the service control manager run this program, and checks claims (step 9); nil where there is none.
+	Service func(ctx context.Context, check func(name, claim string, err error) bool)
 }
 
 // Run takes the steps, and calls each with every line as it comes. It reports whether none failed.
@@ -108,6 +102,8 @@ type run struct {
 	step   int
 	failed bool
 	lab    lab
+	// connect opens a connection of a client, which step 7 names, and asks the server who it is.
+	connect func(ctx context.Context, from string, to netip.AddrPort) (reply, error)
 }
 
 func (r *run) write(name, result, text string, value any) {
@@ -163,15 +159,16 @@ func (r *run) service(ctx context.Context) bool {
 	if r.Service == nil {
 		return r.skip("service", "this machine has no service control manager")
 	}
-	for _, c := range r.Service(ctx) {
-		r.check(c.Name, c.Text, c.Err)
-	}
+	r.Service(ctx, r.check)
 	return true
 }
 
-// await calls f until it returns nil, and returns its last error after Patience.
-func (r *run) await(ctx context.Context, f func() error) error {
-	end := time.Now().Add(r.Patience)
+// await is [Await] with the run's Patience.
+func (r *run) await(ctx context.Context, f func() error) error { return Await(ctx, r.Patience, f) }
+
+// Await calls f until it returns nil, and returns its last error after patience.
+func Await(ctx context.Context, patience time.Duration, f func() error) error {
+	end := time.Now().Add(patience)
 	for {
 		err := f()
 		if err == nil || ctx.Err() != nil || time.Now().After(end) {

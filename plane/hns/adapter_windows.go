@@ -127,7 +127,7 @@ func (a *adapter) DeleteLoadBalancer(ctx context.Context, id string) error {
 
 // ask makes one call, and says what became of it.
 func ask[T any](ctx context.Context, a *adapter, call, object string, f func() (T, error)) (T, error) {
-	t, err := within(ctx, a.calls, callTimeout, f)
+	t, err := bounded(ctx, a.calls, callTimeout, f)
 	return t, became(call, object, err)
 }
 

@@ -13,8 +13,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"kube-proxy/lb"
 )
 
 const (
@@ -46,8 +44,8 @@ func newLimit(n int) *limit {
 	return l
 }
 
-// within makes a call, and does not wait for it longer than the timeout, nor than the context lasts: the call itself goes on.
-func within[T any](ctx context.Context, l *limit, timeout time.Duration, f func() (T, error)) (T, error) {
+// bounded makes a call, and does not wait for it longer than the timeout, nor than the context lasts: the call itself goes on.
+func bounded[T any](ctx context.Context, l *limit, timeout time.Duration, f func() (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var none T
@@ -84,13 +82,20 @@ func within[T any](ctx context.Context, l *limit, timeout time.Duration, f func(
 	}
 }
 
-// listed is within for a list, which may take as long as the call of that name needs.
+// listed is bounded for a list, which may take as long as the call of that name needs.
 func listed[T any](ctx context.Context, l *limit, call string, f func() ([]T, error)) ([]T, error) {
 	may := firstList
 	if known, ok := l.lists.Load(call); ok {
 		may = known.(time.Duration)
 	}
-	all, err := within(ctx, l, may, f)
+	all, err := bounded(ctx, l, may, func() (all []T, err error) {
+		for range 3 { // hcn reads each listed object, and fails if one has gone meanwhile
+			if all, err = f(); err == nil || refusal(call, "", err).Kind != ErrNotFound {
+				break
+			}
+		}
+		return all, err
+	})
 	switch {
 	case err == nil:
 		l.lists.Store(call, callTimeout+time.Duration(len(all))*objectTime)
@@ -122,11 +127,6 @@ func refusal(call, object string, err error) *Error {
 func between(major, minor, fromMajor, fromMinor, toMajor, toMinor int) bool {
 	version := []int{major, minor}
 	return slices.Compare(version, []int{fromMajor, fromMinor}) >= 0 && slices.Compare(version, []int{toMajor, toMinor}) <= 0
-}
-
-// at reports whether the endpoint is in the network and has the address.
-func (e *Endpoint) at(network string, a netip.Addr) bool {
-	return strings.EqualFold(e.HostComputeNetwork, network) && slices.Contains(addresses(*e, lb.FamilyOf(a)), a)
 }
 
 // about is what people know the load balancer by.

@@ -23,16 +23,34 @@ func TestBetween(t *testing.T) {
 	}
 }
 
-// An endpoint is found by its address however HNS writes it, and its network's ID in either case.
-func TestEndpointAt(t *testing.T) {
-	e := Endpoint{HostComputeNetwork: "A0-B0", IPConfigurations: []IPConfig{{IPAddress: "10.1.2.14"}, {IPAddress: "FD00:10:1:2:0:0:0:14"}, {IPAddress: "none"}}}
+// An endpoint has its addresses however HNS writes them.
+func TestEndpointHas(t *testing.T) {
+	e := Endpoint{IPConfigurations: []IPConfig{{IPAddress: "10.1.2.14"}, {IPAddress: "FD00:10:1:2:0:0:0:14"}, {IPAddress: "none"}}}
+	for address, want := range map[string]bool{"10.1.2.14": true, "fd00:10:1:2::14": true, "10.1.2.15": false, "none": false} {
+		a, _ := netip.ParseAddr(address)
+		if got := e.Has(a); got != want {
+			t.Errorf("%s: %t", address, got)
+		}
+	}
+}
+
+// hcn lists ids and then reads each object: one that goes meanwhile fails the list, which is repeated.
+func TestListWhileObjectsGo(t *testing.T) {
+	gone := errors.New("hcnOpenEndpoint failed in Win32: The specified endpoint was not found. (0x803b0002)")
 	for _, c := range []struct {
-		network, address string
-		want             bool
-	}{{"a0-b0", "10.1.2.14", true}, {"A0-B0", "fd00:10:1:2::14", true}, {"A0-B1", "10.1.2.14", false}, {"A0-B0", "10.1.2.15", false}, {"A0-B0", "none", false}} {
-		a, _ := netip.ParseAddr(c.address)
-		if got := e.at(c.network, a); got != c.want {
-			t.Errorf("%s in %s: %t", c.address, c.network, got)
+		failures int
+		err      error
+		want     bool
+	}{{0, gone, true}, {2, gone, true}, {3, gone, false}, {1, errors.New("(0x5)"), false}} {
+		calls := 0
+		all, err := listed(t.Context(), newLimit(1), "list endpoints", func() ([]int, error) {
+			if calls++; calls <= c.failures {
+				return nil, c.err
+			}
+			return []int{1}, nil
+		})
+		if (err == nil && len(all) == 1) != c.want {
+			t.Errorf("%d failures with %v: %v, %v", c.failures, c.err, all, err)
 		}
 	}
 }
@@ -86,11 +104,11 @@ func TestCallsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, hang := newLimit(mostHanging), make(chan struct{})
 		call := func(ctx context.Context) error {
-			_, err := within(ctx, l, callTimeout, func() (int, error) { <-hang; return 1, nil })
+			_, err := bounded(ctx, l, callTimeout, func() (int, error) { <-hang; return 1, nil })
 			return err
 		}
 		answered := func() error {
-			_, err := within(t.Context(), l, callTimeout, func() (int, error) { return 7, nil })
+			_, err := bounded(t.Context(), l, callTimeout, func() (int, error) { return 7, nil })
 			return err
 		}
 		for range mostHanging {
@@ -126,7 +144,7 @@ func TestThreadsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, hang, made := newLimit(mostHanging), make(chan struct{}), 0
 		for start := time.Now(); time.Since(start) < 10*24*time.Hour; {
-			_, _ = within(t.Context(), l, callTimeout, func() (int, error) { made++; <-hang; return 1, nil })
+			_, _ = bounded(t.Context(), l, callTimeout, func() (int, error) { made++; <-hang; return 1, nil })
 		}
 		if made < 2*mostHanging || made > 20*mostHanging {
 			t.Errorf("%d threads hang after ten days", made)
@@ -156,7 +174,7 @@ func TestListsTakeTheirTime(t *testing.T) {
 				t.Errorf("%d objects in %s: %v, want %v", c.objects, c.took, err, c.want)
 			}
 		}
-		_, err := within(t.Context(), l, callTimeout, func() (int, error) { time.Sleep(2 * time.Minute); return 0, nil })
+		_, err := bounded(t.Context(), l, callTimeout, func() (int, error) { time.Sleep(2 * time.Minute); return 0, nil })
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a write that takes two minutes: %v", err)
 		}

@@ -26,7 +26,7 @@ func (p *Plane) Dump() (string, error) {
 		}
 		byID[e.ID] = strings.Join(addrs, ",")
 		if ours(e) && len(addrs) > 0 {
-			lines = append(lines, fmt.Sprintf("endpoint %s %s provider %s\n", e.Name, byID[e.ID], providerOf(e)))
+			lines = append(lines, fmt.Sprintf("endpoint %s %s provider %s\n", e.Name, byID[e.ID], ProviderOf(e)))
 		}
 	}
 	for _, l := range pic.balancers {

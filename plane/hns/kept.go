@@ -42,7 +42,7 @@ func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet t
 	out := *row
 	out.Sources = nil
 	route := lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: p.flags&FlagDSR == 0, To: &lb.BackendSet{ID: lb.SetID{Service: row.Service, Proto: row.Key.Proto, Scope: lb.Cluster}}}
-	outside := !route.Masq && !packet.Host && !slices.ContainsFunc(n.subnets, func(p netip.Prefix) bool { return p.Contains(packet.From.Addr()) })
+	outside := !route.Masq && !packet.Host && !within(n.subnets, packet.From.Addr())
 	if outside {
 		why = append(why, "With direct server return, HNS leads who comes from outside to backends of this node alone.")
 	}

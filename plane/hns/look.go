@@ -57,8 +57,8 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s: not in the network", id))
 		case e.Flags&RemoteEndpoint != 0 && direct && outside:
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: on another node, which direct return leads nobody from outside to", a, e.Name))
-		case e.Flags&RemoteEndpoint != 0 && pic.overlay && pic.at(a) != providerOf(e):
-			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: sent to %s, where the network has it not", a, e.Name, providerOf(e)))
+		case e.Flags&RemoteEndpoint != 0 && pic.overlay && pic.at(a) != ProviderOf(e):
+			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: sent to %s, where the network has it not", a, e.Name, ProviderOf(e)))
 		default:
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q", a, e.Name))
 			k.Backends = append(k.Backends, trace.Backend{Address: netip.AddrPortFrom(a, mapping.InternalPort)})
@@ -101,14 +101,14 @@ func (pic *picture) taker(packet trace.Packet) (found *LoadBalancer, by PortMapp
 func (pic *picture) reachable(vip netip.Addr) bool {
 	return !pic.overlay || !pic.ofServices(vip) ||
 		slices.ContainsFunc(pic.endpoints, func(e Endpoint) bool {
-			return e.Flags&RemoteEndpoint != 0 && slices.Contains(addresses(e, lb.FamilyOf(vip)), vip)
+			return e.Flags&RemoteEndpoint != 0 && e.Has(vip)
 		})
 }
 
 // behind reports whether an address is that of a container of this node.
 func (pic *picture) behind(a netip.Addr) bool {
 	return slices.ContainsFunc(pic.endpoints, func(e Endpoint) bool {
-		return e.Flags&RemoteEndpoint == 0 && slices.Contains(addresses(e, lb.FamilyOf(a)), a)
+		return e.Flags&RemoteEndpoint == 0 && e.Has(a)
 	})
 }
 

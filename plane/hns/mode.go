@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -86,26 +85,37 @@ func missing(ctx context.Context, open func() (HNS, error), cfg Config) (all []e
 	if err != nil {
 		return []error{err}
 	}
-	name := cmp.Or(cfg.Network, os.Getenv(networkVariable))
-	list, err := h.Networks(ctx, name)
+	cfg.Network = cmp.Or(cfg.Network, os.Getenv(networkVariable))
+	list, err := h.Networks(ctx, cfg.Network)
 	if err != nil {
 		return []error{err}
 	}
-	net, err := pick(name, list)
+	return Missing(cfg, list)
+}
+
+// Missing returns what the networks of the configured name lack, and the plane needs.
+func Missing(cfg Config, list []Network) (all []error) {
+	net, err := pick(cfg.Network, list)
 	if err != nil {
 		return []error{err}
 	}
-	if !net.management.IsValid() {
-		all = append(all, fmt.Errorf("the HNS network %q has no ManagementIP yet, which is this node's address", name))
+	all = net.lacks(cfg.SourceVIP)
+	if net.overlay && cfg.SourceVIP.IsValid() && !within(net.subnets, cfg.SourceVIP) {
+		all = append(all, fmt.Errorf("the source VIP %s is in no subnet of the HNS network %q: %v", cfg.SourceVIP, net.name, net.subnets))
 	}
-	if !net.overlay {
-		return all
+	return all
+}
+
+// lacks returns what HNS must still add to a network, and the source VIP if an overlay has none.
+func (n *network) lacks(sourceVIP netip.Addr) (all []error) {
+	if !n.management.IsValid() {
+		all = append(all, fmt.Errorf("the HNS network %q has no ManagementIP yet, which is this node's address", n.name))
 	}
-	if !cfg.SourceVIP.IsValid() {
-		return append(all, fmt.Errorf("the HNS network %q is an overlay: --source-vip (winkernel.sourceVip) names an address of this node in it", name))
+	if n.overlay && n.mac == "" {
+		all = append(all, fmt.Errorf("the HNS network %q has no host MAC yet, that of the interface with its ManagementIP", n.name))
 	}
-	if !slices.ContainsFunc(net.subnets, func(p netip.Prefix) bool { return p.Contains(cfg.SourceVIP) }) {
-		all = append(all, fmt.Errorf("the source VIP %s is in no subnet of the HNS network %q: %v", cfg.SourceVIP, name, net.subnets))
+	if n.overlay && !sourceVIP.IsValid() {
+		all = append(all, fmt.Errorf("the HNS network %q is an overlay: --source-vip (winkernel.sourceVip) names an address of this node in it", n.name))
 	}
 	return all
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"kube-proxy/lb"
@@ -94,8 +95,11 @@ func addresses(e Endpoint, f lb.Family) (all []netip.Addr) {
 	return all
 }
 
-// providerOf is the address of an endpoint's policy; not valid if it has none.
-func providerOf(e Endpoint) netip.Addr {
+// Has reports whether the endpoint has the address.
+func (e *Endpoint) Has(a netip.Addr) bool { return slices.Contains(addresses(*e, lb.FamilyOf(a)), a) }
+
+// ProviderOf is the address of an endpoint's policy; not valid if it has none.
+func ProviderOf(e Endpoint) netip.Addr {
 	for _, p := range e.Policies {
 		var s AddressSetting
 		if p.Type == PolicyProviderAddress && json.Unmarshal(p.Settings, &s) == nil {

@@ -60,7 +60,7 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 	case len(row.Sources) > 0 && !f.ignoreRanges:
 		p.lack(lackSources)
 		return p
-	case f.overlay && lb.FamilyOf(f.sourceVIP) != f.family:
+	case !f.sources():
 		p.lack(lackSourceVIP)
 		return p
 	}
@@ -98,7 +98,7 @@ func (f *facts) atVIP(row *lb.Frontend) bool {
 
 // ofServices reports whether an address is in the service network.
 func (f *facts) ofServices(a netip.Addr) bool {
-	return slices.ContainsFunc(f.node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+	return within(f.node.ServiceCIDRs, a)
 }
 
 // optional are the flags of port mappings that HNS may refuse, and which are left out then.
@@ -159,8 +159,12 @@ func (p *plan) choose(backends *lb.Backends, f *facts, here bool) {
 
 // forwarded is what leads health checks of a load balancer's address to this node's server (CF-32).
 func (f *facts) forwarded(vip netip.Addr, port uint16) (p plan) {
-	if f.root == "" {
+	switch {
+	case f.root == "":
 		p.lack(lackRoot)
+		return p
+	case !f.sources():
+		p.lack(lackSourceVIP)
 		return p
 	}
 	p.shape = shape{vip: vip, port: port, to: port, proto: lb.TCP}
@@ -175,7 +179,12 @@ func (f *facts) forwarded(vip netip.Addr, port uint16) (p plan) {
 // pod reports whether an address of this node can be a pod's. Who serves in the node's own network has no HNS endpoint.
 func (n *network) pod(a netip.Addr) bool {
 	family := slices.DeleteFunc(slices.Clone(n.subnets), func(p netip.Prefix) bool { return p.Addr().Is4() != a.Is4() })
-	return a != n.management && (len(family) == 0 || slices.ContainsFunc(family, func(p netip.Prefix) bool { return p.Contains(a) }))
+	return a != n.management && (len(family) == 0 || within(family, a))
+}
+
+// within reports whether one of the prefixes has the address.
+func within(all []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // request is the load balancer as HNS is asked for it.
@@ -255,9 +264,12 @@ func (f *facts) source(backends []backend) netip.Addr {
 	return f.sourceVIP
 }
 
+// sources reports whether load balancers have a source address, without which overlay networks refuse them.
+func (f *facts) sources() bool { return !f.overlay || lb.FamilyOf(f.sourceVIP) == f.family }
+
 // inside reports whether an address is in a subnet of the network, here or on another node.
 func (n *network) inside(a netip.Addr) bool {
-	return slices.ContainsFunc(n.subnets, func(p netip.Prefix) bool { return p.Contains(a) }) ||
+	return within(n.subnets, a) ||
 		slices.ContainsFunc(n.remotes, func(r remote) bool { return r.pods.Contains(a) })
 }
 
@@ -280,7 +292,7 @@ func (n *network) own(a netip.Addr) bool {
 		return false
 	}
 	_, elsewhere := n.provider(a)
-	return !elsewhere && slices.ContainsFunc(n.subnets, func(p netip.Prefix) bool { return p.Contains(a) })
+	return !elsewhere && within(n.subnets, a)
 }
 
 func byLength(a, b remote) int {

@@ -61,12 +61,8 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	was := p.st
 	p.st, p.suspect, p.taken = nil, false, map[uint16]bool{}
 	pic, err := p.read(ctx, want.Node)
-	switch {
-	case err != nil || !pic.overlay:
-	case !p.cfg.SourceVIP.IsValid():
-		err = fmt.Errorf("the HNS network %q is an overlay: load balancers need an address of this node in it, name it by --source-vip (winkernel.sourceVip)", pic.name)
-	case !pic.management.IsValid() || pic.mac == "":
-		err = fmt.Errorf("the HNS network %q is an overlay and has no ManagementIP (%v) or no host MAC (%q) yet: %w", pic.name, pic.management, pic.mac, errNoNetwork)
+	if err == nil && pic.overlay { // without these it refuses every load balancer
+		err = errors.Join(pic.lacks(p.cfg.SourceVIP)...)
 	}
 	if err != nil {
 		return res, fmt.Errorf("hns: reset: %w", err)
@@ -202,7 +198,7 @@ func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 				continue
 			}
 			st.learn(a, e.ID, own)
-			if provider, _ := st.provider(a); own && st.overlay && provider != providerOf(e) {
+			if provider, _ := st.provider(a); own && st.overlay && provider != ProviderOf(e) {
 				st.endpoints[a].doubt = true // it leads to another node
 			}
 		}

@@ -33,13 +33,13 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// FuzzFailures does so for any seed.
+// FuzzFailures does so for any seed. Walks are short: the fuzzer ends one that takes 10 s.
 func FuzzFailures(f *testing.F) {
 	for seed := range uint64(12) {
 		f.Add(seed, uint8(40*seed), uint8(seed), uint8(60))
 	}
 	f.Fuzz(func(t *testing.T, seed uint64, faults, kind, steps uint8) {
-		planetest.Walk(t, seed, int(steps), false, siteKernel(kind, float64(faults)/512))
+		planetest.Walk(t, seed, int(steps)%64, false, siteKernel(kind, float64(faults)/512))
 	})
 }
 

@@ -301,7 +301,7 @@ func (w *writer) reread(ctx context.Context) bool {
 // find asks HNS who has the address. Whether this HNS filters by addresses nobody knows before it has found one so: until then, where
 // it finds none, the endpoints of the network are listed, once in a verb.
 func (w *writer) find(ctx context.Context, a netip.Addr) (bool, error) {
-	notAt := func(e Endpoint) bool { return !e.at(w.st.id, a) }
+	notAt := func(e Endpoint) bool { return !strings.EqualFold(e.HostComputeNetwork, w.st.id) || !e.Has(a) }
 	all, err := w.hns.EndpointsAt(ctx, w.st.id, a.String())
 	asked := len(all)
 	all = slices.DeleteFunc(all, notAt)
