@@ -83,14 +83,6 @@ func TestBadAnswersToAChange(t *testing.T) {
 	}
 }
 
-// ids are those of the load balancers, in their order.
-func (n *windowsNode) ids() (all []string) {
-	for _, l := range n.State().LoadBalancers {
-		all = append(all, l.ID)
-	}
-	return all
-}
-
 // asFresh expects what a fresh start makes of the table, after an audit.
 func (n *windowsNode) asFresh(t *testing.T, p testPlane, table *lb.Table) {
 	t.Helper()
@@ -107,8 +99,7 @@ func (n *windowsNode) asFresh(t *testing.T, p testPlane, table *lb.Table) {
 	}
 }
 
-// Where a list cannot be had, a Reset and an audit say so and change nothing; of half a list an audit or a restart makes no more than a detour: what is
-// there is found again, and no object is lost or there twice (PN-76).
+// A Reset or an audit whose list fails reports it and changes nothing (PN-76).
 func TestBadLists(t *testing.T) {
 	for _, call := range []string{"Features", "Networks", "Endpoints", "LoadBalancers"} {
 		for what, bad := range badAnswers {
