@@ -109,8 +109,10 @@ func TestRefusal(t *testing.T) {
 
 // What check says of a node: the network that there is not, its ManagementIP and the source VIP of an overlay (WN-05).
 func TestMissingWN05(t *testing.T) {
-	ours := hnsNetworks{{ID: "1", Name: "cbr0", Type: Overlay, ManagementIP: "172.18.0.2", Ipams: []Ipam{{Subnets: []Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}}}
+	ours := hnsNetworks{{ID: "1", Name: "cbr0", Type: Overlay, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01", Ipams: []Ipam{{Subnets: []Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}}}
 	bare := hnsNetworks{{ID: "1", Name: "cbr0", Type: L2Bridge}}
+	noMAC := slices.Clone(ours)
+	noMAC[0].HostMAC = ""
 	for name, c := range map[string]struct {
 		has       hnsNetworks
 		sourceVIP string
@@ -121,6 +123,7 @@ func TestMissingWN05(t *testing.T) {
 		"no source VIP":    {ours, "", "--source-vip"},
 		"another's VIP":    {ours, "10.1.2.2", "is in no subnet"},
 		"no ManagementIP":  {bare, "", "has no ManagementIP"},
+		"no host MAC":      {noMAC, "10.1.1.2", "has no host MAC"},
 		"a network of NAT": {hnsNetworks{{ID: "1", Name: "cbr0", Type: "NAT"}}, "", "is of type NAT"},
 		"two of that name": {append(slices.Clone(ours), ours...), "10.1.1.2", "have the name"},
 	} {

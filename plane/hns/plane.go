@@ -50,6 +50,8 @@ type Plane struct {
 	notices notices
 	// refused are the optional flags of port mappings that this build of Windows does not take.
 	refused atomic.Uint32
+	// unmodifiable: HNS accepts modifications of load balancers and ignores them.
+	unmodifiable atomic.Bool
 	// taken are ports at which HNS leads no health checks, because a program of the node listens there; as of the last Reset.
 	taken map[uint16]bool
 	// filters: HNS has found an endpoint by its address.

@@ -1,6 +1,7 @@
 package hns_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -419,5 +420,53 @@ func TestForwardHealthzWN22(t *testing.T) {
 		if _, ok := n.balancerOf("198.0.0.2", 10256); ok {
 			t.Errorf("%s: /healthz is forwarded beside it", build)
 		}
+	}
+}
+
+// unchanging is an HNS that reports success when it is asked to modify a load balancer, and keeps the old endpoints.
+type unchanging struct {
+	*hnsfake.Fake
+	asked int
+}
+
+func (u *unchanging) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
+	u.asked++
+	all, err := u.LoadBalancers(ctx)
+	i := slices.IndexFunc(all, func(o hns.LoadBalancer) bool { return strings.EqualFold(o.ID, l.ID) })
+	if i < 0 {
+		return l, errors.Join(err, hns.ErrNotFound)
+	}
+	return all[i], err
+}
+
+// HNS 15.4 ignores modifications: the load balancer is made anew, now and from then on, also after a Reset
+// (kubernetes/kubernetes#131466).
+func TestModificationsIgnored(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	h := &unchanging{Fake: n.Fake}
+	cfg := n.config(lb.IPv4)
+	cfg.HNS = h
+	made, err := hns.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, table := testPlane{made, n}, world.Table(1, 2)
+	reset(t, p, table)
+	for _, endpoints := range []int{3, 1, 4} {
+		o, fronts := world.ClusterIP(0, 10, endpoints)
+		changes, contests := table.Replace(o, fronts)
+		apply(t, p, changes, contests)
+		for _, l := range n.State().LoadBalancers {
+			if len(l.HostComputeEndpoints) != endpoints {
+				t.Errorf("%d endpoints, want %d", len(l.HostComputeEndpoints), endpoints)
+			}
+		}
+		if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
+			t.Errorf("an audit repairs %d, %v", mended, err)
+		}
+		reset(t, p, table)
+	}
+	if h.asked != 1 {
+		t.Errorf("HNS was asked %d times to modify, want once", h.asked)
 	}
 }

@@ -30,6 +30,7 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 	if pic.features, err = p.hns.Features(ctx); err != nil {
 		return pic, err
 	}
+	pic.features.ModifyLoadbalancer = pic.features.ModifyLoadbalancer && !p.unmodifiable.Load()
 	all, err := p.hns.Networks(ctx, p.cfg.Network)
 	if err != nil {
 		return pic, err

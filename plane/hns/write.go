@@ -91,6 +91,11 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	l.ID = is.id
 	w.calls++
 	made, err := w.hns.ModifyLoadBalancer(ctx, l)
+	if err == nil && !sameIDs(made.HostComputeEndpoints, l.HostComputeEndpoints) {
+		// HNS 15.4 reports success and keeps the old endpoints (kubernetes/kubernetes#131466).
+		w.unmodifiable.Store(true)
+		err = ErrUnsupported
+	}
 	switch {
 	case errors.Is(err, ErrUnsupported):
 		w.st.features.ModifyLoadbalancer = false
@@ -106,6 +111,14 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	is.endpoints, is.unknown = addrs, 0
 	is.shown, _ = shapeOf(made)
 	return nil
+}
+
+// sameIDs compares ids, whose order and case do not matter.
+func sameIDs(a, b []string) bool {
+	lower := func(ids []string) []string {
+		return slices.Sorted(slices.Values(strings.Fields(strings.ToLower(strings.Join(ids, " ")))))
+	}
+	return slices.Equal(lower(a), lower(b))
 }
 
 // replace deletes a load balancer, if there is one, and makes another for the key, of which HNS takes only one: until the second call
