@@ -39,7 +39,7 @@ func FuzzFailures(f *testing.F) {
 		f.Add(seed, uint8(40*seed), uint8(seed), uint8(60))
 	}
 	f.Fuzz(func(t *testing.T, seed uint64, faults, kind, steps uint8) {
-		planetest.Walk(t, seed, int(steps)%64, false, siteKernel(kind, float64(faults)/512))
+		planetest.Walk(t, seed, int(steps)%32, false, siteKernel(kind, float64(faults)/512))
 	})
 }
 
