@@ -66,8 +66,8 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 		Modes: modes, Asked: cfg.Mode, Families: wiring.Families(cfg, quiet),
 		NodeName: cfg.NodeName, Hostname: hostname, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface,
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics,
-		ConntrackMax: cfg.Conntrack.MaxPerCore, ConntrackMin: cfg.Conntrack.Min, WriterGroup: wiring.WriterGroup,
-		With: func(f lb.Family) mode.Settings { return wiring.Probe(cfg, f) },
+		WriterGroup: wiring.WriterGroup,
+		With:        func(f lb.Family) mode.Settings { return wiring.Probe(cfg, f) },
 		Host: func(m mode.Mode) (system.Settings, error) {
 			resolved, err := cfg.For(m)
 			return (&wiring.Config{Config: cfg, Resolved: resolved}).Host(), err
@@ -75,16 +75,16 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 	}
 	if cfg.Manifests == "" {
 		kc := wiring.API(cfg, quiet)
-		s.API = func(ctx context.Context) *preflight.Cluster { return clusterFacts(kube.Look(ctx, kc), cfg.NodeName) }
+		s.API = func(ctx context.Context) *preflight.Cluster { return clusterFacts(kube.Look(ctx, kc)) }
 	}
 	return s
 }
 
 // clusterFacts are what an API server said.
-func clusterFacts(l kube.Looked, node string) *preflight.Cluster {
+func clusterFacts(l kube.Looked) *preflight.Cluster {
 	c := &preflight.Cluster{Server: l.Host}
 	c.Version.Value, c.Version.Err = l.Version, l.Err
-	c.Node.Value, c.Node.Err = preflight.Node{Found: l.Node, Name: node, PodCIDRs: l.PodCIDRs, Addrs: l.Addrs}, l.NodeErr
+	c.Node.Value, c.Node.Err = preflight.Node{Found: l.Node, Addrs: l.Addrs}, l.NodeErr
 	c.Denied.Value, c.Denied.Err = l.Denied, l.DeniedErr
 	c.ServiceCIDRs.Value, c.ServiceCIDRs.Err = l.ServiceCIDRs, l.CIDRsErr
 	c.Ahead.Value = l.Ahead

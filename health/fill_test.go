@@ -42,3 +42,6 @@ func newServices(cfg ServicesConfig) *Services {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return NewServices(cfg)
 }
+
+// Addr returns where the server listens; it is not valid if it does nowhere.
+func (s *Server) Addr() netip.AddrPort { return s.listener.Addr() }

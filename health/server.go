@@ -92,9 +92,6 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 // must succeed, or it ends [Server.Run] with an error (HT-07). Listen does not block.
 func (s *Server) Listen(at netip.AddrPort, hardFail bool) { s.listener.Move(at, hardFail) }
 
-// Addr returns where the server listens; it is not valid if it does nowhere.
-func (s *Server) Addr() netip.AddrPort { return s.listener.Addr() }
-
 // Drain makes /readyz and /healthz fail from now on, because the process is about to end (PR-07). /livez stays
 // as it is. Go on for as long as load balancers need to notice, then end [Server.Run].
 func (s *Server) Drain() { s.draining.Store(true) }

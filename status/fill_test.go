@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"log/slog"
+	"net"
 	"net/http"
 )
 
@@ -42,4 +43,12 @@ func FillServer(cfg ServerConfig) *Server {
 	}
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return NewServer(cfg)
+}
+
+// Addr returns what is listened on, with the port that the system chose if port 0 was asked for; nil if nothing is.
+func (s *Server) Addr() net.Addr {
+	if a := s.listener.Addr(); a.IsValid() {
+		return net.TCPAddrFromAddrPort(a)
+	}
+	return nil
 }

@@ -97,14 +97,6 @@ func (s *Server) SetProfiling(on bool) { s.profiling.Store(on) }
 // any goroutine. The old address is open until the new one is; if the new one cannot be had, for as long as that takes.
 func (s *Server) Listen(addr netip.AddrPort) { s.listener.Move(addr, false) }
 
-// Addr returns what is listened on, with the port that the system chose if port 0 was asked for; nil if nothing is.
-func (s *Server) Addr() net.Addr {
-	if a := s.listener.Addr(); a.IsValid() {
-		return net.TCPAddrFromAddrPort(a)
-	}
-	return nil
-}
-
 // Run serves until ctx ends, and then returns nil after the requests in hand, or some seconds. With HardFail it
 // returns an error if the first address cannot be listened on. It must be called once.
 func (s *Server) Run(ctx context.Context) error {

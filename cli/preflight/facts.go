@@ -146,8 +146,6 @@ type Cluster struct {
 
 // Node is a Node object.
 type Node struct {
-	Found    bool
-	Name     string
-	PodCIDRs []netip.Prefix
-	Addrs    []netip.Addr
+	Found bool
+	Addrs []netip.Addr
 }

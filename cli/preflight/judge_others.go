@@ -34,11 +34,11 @@ func otherKinds() []Kind {
 			Looks:  "interfaces and BPF programs of Calico's eBPF data plane",
 			Why:    "Calico's eBPF data plane serves Services itself.",
 			Remedy: "Set bpfEnabled to false in its FelixConfiguration, or do not run this proxy."},
-		{ID: "firewalld", Worst: Warning, judge: (*judge).firewalld,
+		{ID: "firewalld", Worst: Warning, judge: hostFirewall("firewalld", ofFirewalld),
 			Looks:  "rules of firewalld",
 			Why:    "firewalld refuses what no zone allows, after it was translated: NodePorts, and traffic that the node forwards to pods. Its reload removes rules of others in iptables.",
 			Remedy: "Stop and disable firewalld on cluster nodes; or put the pods' interfaces and networks into the zone trusted, and open the NodePorts in the zone of the uplink."},
-		{ID: "ufw", Worst: Warning, judge: (*judge).ufw,
+		{ID: "ufw", Worst: Warning, judge: hostFirewall("ufw", prefixed("ufw-before-", "ufw6-before-")),
 			Looks:  "rules of ufw",
 			Why:    "ufw drops what the node forwards, unless DEFAULT_FORWARD_POLICY is ACCEPT, and NodePorts that it was not told of.",
 			Remedy: "Disable ufw on cluster nodes; or set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow the NodePorts and the pods' networks."},
@@ -227,23 +227,20 @@ func (j *judge) calico() {
 	}
 }
 
-// software says of firewalls that are known by their rules whether they are there.
-func (j *judge) software(is func(Chain) bool, name string) {
-	switch at := j.hasChain(is); {
-	case len(at) > 0:
-		j.warn("", "%s has rules: %s", name, strings.Join(at, ", "))
-	default:
+// hostFirewall returns a check for a host firewall that is known by its chains.
+func hostFirewall(name string, is func(Chain) bool) func(*judge) {
+	return func(j *judge) {
+		if at := j.hasChain(is); len(at) > 0 {
+			j.warn("", "%s has rules: %s", name, strings.Join(at, ", "))
+			return
+		}
 		j.nothing("no rules of "+name, j.facts.Chains.Err, j.facts.Legacy.Err)
 	}
 }
 
-func (j *judge) firewalld() {
-	j.software(func(c Chain) bool {
-		return strings.HasPrefix(c.Table, "firewalld") || c.Table != "kube-proxy" && (c.Name == "INPUT_ZONES" || c.Name == "FWD_ZONES" || c.Name == "FORWARD_IN_ZONES")
-	}, "firewalld")
+func ofFirewalld(c Chain) bool {
+	return strings.HasPrefix(c.Table, "firewalld") || c.Table != "kube-proxy" && slices.Contains([]string{"INPUT_ZONES", "FWD_ZONES", "FORWARD_IN_ZONES"}, c.Name)
 }
-
-func (j *judge) ufw() { j.software(prefixed("ufw-before-", "ufw6-before-"), "ufw") }
 
 // forwardOf reports whether a chain is FORWARD of iptables, with the policy to drop.
 func dropsForward(c Chain) bool {

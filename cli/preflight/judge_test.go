@@ -37,7 +37,7 @@ func usual() (*Setup, *Facts) {
 		Routes:  known([]Route{{netip.MustParsePrefix("0.0.0.0/0"), 2}, {netip.MustParsePrefix("10.244.1.0/24"), 3}}, error(nil)),
 		Sysctls: known(map[string]string{ipForward: "1", ipv6Forwarding: "0", "net.ipv4.conf.all.rp_filter": "0", routeLocalnet: "1", conntrackMax: "131072", conntrackCount: "1000", conntrackBuckets: "32768", portRange: "32768\t60999"}, error(nil)),
 		Memory:  known(uint64(4<<30), error(nil)), Descriptors: known(uint64(1<<20), error(nil)),
-		Cluster: &Cluster{Server: "https://api", Version: known("v1.37.0", error(nil)), Node: known(Node{Found: true, Name: "n1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, error(nil)),
+		Cluster: &Cluster{Server: "https://api", Version: known("v1.37.0", error(nil)), Node: known(Node{Found: true, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, error(nil)),
 			ServiceCIDRs: known(prefixes("10.96.0.0/12"), error(nil))},
 	}
 	for _, m := range s.Modes {

@@ -67,14 +67,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 		return r.Max, err
 	})
 	looking.Go(func() { f.Programs = programs(ctx, s, m) })
-	if s.API != nil {
-		looking.Go(func() {
-			k := within(ctx, s.patience(), func(ctx context.Context) (*Cluster, error) { return s.API(ctx), nil })
-			if f.Cluster = k.Value; f.Cluster == nil {
-				f.Cluster = &Cluster{Version: known("", k.Err)}
-			}
-		})
-	}
+	looking.Go(func() { f.Cluster = s.cluster(ctx) })
 	looking.Wait()
 	for _, of := range abilities {
 		f.Abilities = append(f.Abilities, of...)

@@ -44,11 +44,6 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	})
 	f.Firewall = within(ctx, s.patience(), firewall)
 	f.Routes.Err, f.Sockets.Err = errElsewhere, errElsewhere
-	if s.API != nil {
-		k := within(ctx, s.patience(), func(ctx context.Context) (*Cluster, error) { return s.API(ctx), nil })
-		if f.Cluster = k.Value; f.Cluster == nil {
-			f.Cluster = &Cluster{Version: known("", k.Err)}
-		}
-	}
+	f.Cluster = s.cluster(ctx)
 	return f
 }

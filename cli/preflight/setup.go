@@ -28,8 +28,6 @@ type Setup struct {
 	PodInterface string
 	// Healthz and Metrics are where servers are to listen, not valid if nowhere.
 	Healthz, Metrics netip.AddrPort
-	// ConntrackMax and ConntrackMin are the fields conntrack.maxPerCore and conntrack.min.
-	ConntrackMax, ConntrackMin int
 
 	// With returns what the configuration asks of a mode for a family; nil for no more than the family.
 	With func(lb.Family) mode.Settings
@@ -58,6 +56,18 @@ func (s *Setup) patience() time.Duration {
 		return 15 * time.Second
 	}
 	return s.Patience
+}
+
+// cluster asks the API server; nil if Services come from a folder.
+func (s *Setup) cluster(ctx context.Context) *Cluster {
+	if s.API == nil {
+		return nil
+	}
+	k := within(ctx, s.patience(), func(ctx context.Context) (*Cluster, error) { return s.API(ctx), nil })
+	if k.Value == nil {
+		return &Cluster{Version: known("", k.Err)}
+	}
+	return k.Value
 }
 
 // within returns what a probe says, or that it takes too long. The probe is given up: it goes on until it ends by itself, or the

@@ -72,7 +72,7 @@ func draw(d *inspect.Detail) picture {
 	w.fronts(d)
 	w.leads(ends)
 	w.Height = max(w.Height, boxHeight) + 2
-	w.Says = inWords(d) + placesInWords(zones)
+	w.Says = inWords(d)
 	return w.picture
 }
 

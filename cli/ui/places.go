@@ -5,13 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"kube-proxy/debug/inspect"
 )
-
-// shownZones and shownNodes bound how many zones, and nodes of one, are said in words; the rest are counted.
-const shownZones, shownNodes = 8, 8
 
 // placed is an endpoint where it is drawn.
 type placed struct {
@@ -167,31 +163,4 @@ func nodeText(h *hosts) string {
 		return short(h.node, 30) + " (this node)"
 	}
 	return short(h.node, 40)
-}
-
-// placesInWords says which zones and nodes have how many endpoints, and why some get no connections.
-func placesInWords(zones []zone) string {
-	var b strings.Builder
-	withZones := named(zones)
-	for k := range zones[:min(len(zones), shownZones)] {
-		z := &zones[k]
-		if withZones {
-			fmt.Fprintf(&b, " Zone %s: %s.", cmp.Or(short(z.name, 63), "not named")+map[bool]string{true: ", this node's"}[z.here], z.says())
-		}
-		for _, h := range z.host[:min(len(z.host), shownNodes)] {
-			var t tally
-			for i := range h.ends {
-				t.add(&h.ends[i].Endpoint)
-			}
-			fmt.Fprintf(&b, " Node %s: %s.", cmp.Or(short(h.node, 63), "not named")+map[bool]string{true: ", this node"}[h.here],
-				strings.Join(append([]string{t.says()}, t.reasons(3)...), ", "))
-		}
-		if more := len(z.host) - shownNodes; more > 0 {
-			fmt.Fprintf(&b, " And %s.", plural(more, "more node", "more nodes"))
-		}
-	}
-	if more := len(zones) - shownZones; more > 0 {
-		fmt.Fprintf(&b, " And %s.", plural(more, "more zone", "more zones"))
-	}
-	return b.String()
 }

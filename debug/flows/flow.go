@@ -44,13 +44,10 @@ type Flow struct {
 	Client netip.AddrPort
 	// State is that of TCP or SCTP, in the kernel's words, such as ESTABLISHED; "" for UDP.
 	State string
-	// Answered: By has sent something. Assured: both have, so that the entry is kept when the table is full.
-	Answered, Assured bool
+	// Answered: By has sent something.
+	Answered bool
 	// Timeout is after what time without a packet the entry goes, in whole seconds.
 	Timeout time.Duration
-	// Mark is the connection's, not the packet's.
-	Mark uint32
-	Zone uint16
 }
 
 // The states of nf_conntrack_tcp.h and nf_conntrack_sctp.h.
@@ -97,8 +94,7 @@ func stateName(proto lb.Proto, state uint8) string {
 func flowOf(e *ctwire.Entry) Flow {
 	proto := lb.Proto(e.Orig.Proto)
 	return Flow{Proto: proto, From: e.Orig.From, To: e.Orig.To, By: e.Reply.From, Client: e.Reply.To, State: stateName(proto, e.State),
-		Answered: e.Status&ctwire.SeenReply != 0, Assured: e.Status&ctwire.Assured != 0, Timeout: time.Duration(e.Timeout) * time.Second,
-		Mark: e.Mark, Zone: e.Zone}
+		Answered: e.Status&ctwire.SeenReply != 0, Timeout: time.Duration(e.Timeout) * time.Second}
 }
 
 // is reports whether the entry is one that the query asks for.

@@ -159,12 +159,12 @@ func TestFind(t *testing.T) {
 		from, to string
 		want     string // without the time
 	}{
-		{lb.TCP, "10.1.0.2:40001", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080, mark 0x77"},
-		{lb.TCP, "10.1.0.2:0", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40000 to 10.96.0.10:80, answered by 10.1.0.1:8080, mark 0x77\n" +
-			"tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080, mark 0x77"},
-		{lb.UDP, "10.1.0.2:0", "10.96.0.10:80", "udp 10.1.0.2:40000 to 10.96.0.10:80, not yet answered by 10.1.0.1:8080, mark 0x77"},
-		{lb.TCP, "192.0.2.1:0", "10.96.0.10:80", "tcp ESTABLISHED 192.0.2.1:40000 to 10.96.0.10:80, answered by 10.1.0.1:8080, which sees 10.1.0.3:40000, mark 0x77"},
-		{lb.TCP, "10.1.0.2:0", "10.1.0.1:8080", "tcp ESTABLISHED 10.1.0.2:40002 to 10.1.0.1:8080, mark 0x77"},
+		{lb.TCP, "10.1.0.2:40001", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080"},
+		{lb.TCP, "10.1.0.2:0", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40000 to 10.96.0.10:80, answered by 10.1.0.1:8080\n" +
+			"tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080"},
+		{lb.UDP, "10.1.0.2:0", "10.96.0.10:80", "udp 10.1.0.2:40000 to 10.96.0.10:80, not yet answered by 10.1.0.1:8080"},
+		{lb.TCP, "192.0.2.1:0", "10.96.0.10:80", "tcp ESTABLISHED 192.0.2.1:40000 to 10.96.0.10:80, answered by 10.1.0.1:8080, which sees 10.1.0.3:40000"},
+		{lb.TCP, "10.1.0.2:0", "10.1.0.1:8080", "tcp ESTABLISHED 10.1.0.2:40002 to 10.1.0.1:8080"},
 		{lb.TCP, "[2001:db8:1::2]:0", "[2001:db8:96::10]:80", "tcp ESTABLISHED [2001:db8:1::2]:40000 to [2001:db8:96::10]:80, answered by [2001:db8:1::1]:8080"},
 		{lb.TCP, "[2001:db8:1::2]:40000", "[2001:db8:96::10]:80", "tcp ESTABLISHED [2001:db8:1::2]:40000 to [2001:db8:96::10]:80, answered by [2001:db8:1::1]:8080"},
 		{lb.TCP, "10.1.0.2:40003", "10.96.0.10:80", ""},

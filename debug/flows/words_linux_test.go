@@ -24,12 +24,6 @@ func (f Flow) String() string {
 	if f.Client != f.From {
 		fmt.Fprintf(&b, ", which sees %v", f.Client)
 	}
-	if f.Mark != 0 {
-		fmt.Fprintf(&b, ", mark %#x", f.Mark)
-	}
-	if f.Zone != 0 {
-		fmt.Fprintf(&b, ", zone %d", f.Zone)
-	}
 	fmt.Fprintf(&b, ", for %v without a packet", f.Timeout)
 	return b.String()
 }

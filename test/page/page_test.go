@@ -304,11 +304,8 @@ func service(t *testing.T, b *browser) {
 	if ways := script[float64](b, "return document.querySelectorAll('svg.picture path').length"); ways < 8 {
 		t.Errorf("%v ways in the picture", ways)
 	}
-	for _, text := range []string{"of which 3 get new connections", "Zone zone-a, this node's: 1 of 1 in use. Node node1, this node: 1 of 1 in use.",
-		"Zone zone-b: 2 of 4 in use. Node node2: 1 of 2 in use, 1 not ready. Node node3: 1 of 2 in use, 1 terminating, while others are ready; on another node."} {
-		if says := script[string](b, "return document.querySelector('svg.picture desc').textContent"); !strings.Contains(says, text) {
-			t.Errorf("in words there is no %q: %q", text, says)
-		}
+	if says := script[string](b, "return document.querySelector('svg.picture desc').textContent"); !strings.Contains(says, "of which 3 get new connections") {
+		t.Errorf("the picture is described by %q", says)
 	}
 	order := script[[]string](b, "return [...document.querySelectorAll('svg.picture text.zone, svg.picture text.group')].map(e => e.textContent)")
 	if want := []string{"zone-a (here): 1 of 1 in use", "node1 (this node)", "zone-b: 2 of 4 in use", "node2", "node3"}; !slices.Equal(order, want) {
