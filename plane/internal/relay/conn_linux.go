@@ -90,7 +90,7 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 		client: Client{Addr: addrPort(sa), Local: asked(fd, s.at)},
 		hops:   c.hops(),
 		until:  time.Now().Add(l.engine.relay.cfg.DialTotal),
-		timer:  timer{index: -1, fire: func() { l.late(c) }},
+		timer:  timer{fire: func() { l.late(c) }},
 	}
 	if err := l.register(c, client); err != nil || l.engine.stranger(s, fd, c.dial.client.Local) {
 		l.refuse(c)
@@ -181,7 +181,7 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 		return err
 	}
 	l.join(c, to)
-	l.arm(&c.dial.timer, time.Now().Add(l.engine.relay.cfg.DialTimeout))
+	l.arm(&c.dial.timer, l.engine.relay.cfg.DialTimeout)
 	return nil
 }
 
@@ -198,7 +198,7 @@ func (l *loop) failed(c *conn, err error) {
 // abandon ends an attempt.
 func (l *loop) abandon(c *conn) {
 	d := c.dial
-	l.disarm(&d.timer)
+	d.timer.disarm()
 	l.part(c)
 	l.engine.relay.ports.give(c.ports)
 	c.ports = nil
@@ -224,7 +224,7 @@ func (l *loop) refuse(c *conn) {
 // reached is called when the backend has completed the handshake.
 func (l *loop) reached(c *conn) {
 	d := c.dial
-	l.disarm(&d.timer)
+	d.timer.disarm()
 	c.dial, c.ends[backend].writable, c.active = nil, true, l.elapsed()
 	l.watchIdle()
 	c.from.owner.dialled(d.client, d.backend, nil)
@@ -316,7 +316,7 @@ func (l *loop) serve(c *conn) {
 func (l *loop) close(c *conn, reset bool) {
 	c.closed = true
 	if c.dial != nil {
-		l.disarm(&c.dial.timer)
+		c.dial.timer.disarm()
 		c.dial = nil
 	}
 	l.part(c)
@@ -339,7 +339,7 @@ func (l *loop) close(c *conn, reset bool) {
 	l.free = append(l.free, c.slot)
 	l.counters(c.from).open.Add(-1)
 	if l.open.Add(-1) == 0 {
-		l.disarm(&l.idle)
+		l.idle.disarm()
 	}
 	l.engine.fds.Give(&c.from.share, perConn)
 }

@@ -17,14 +17,14 @@ func (l *loop) elapsed() time.Duration { return l.now.Sub(l.engine.began) }
 
 // watchIdle looks for idle connections later.
 func (l *loop) watchIdle() {
-	if l.idle.index >= 0 {
+	if l.idle.pending != nil {
 		return
 	}
 	after := idleLook
 	if limit := l.engine.relay.cfg.TCPIdle(); limit > 0 {
 		after = min(after, max(limit/16, time.Millisecond))
 	}
-	l.arm(&l.idle, l.now.Add(after))
+	l.arm(&l.idle, after)
 }
 
 // endIdle resets the connections that have been idle for too long.

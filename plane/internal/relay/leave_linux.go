@@ -37,7 +37,7 @@ func (l *loop) part(c *conn) {
 // stay takes back that a connection is to end.
 func (l *loop) stay(c *conn) {
 	if c.leaving != nil {
-		l.disarm(c.leaving)
+		c.leaving.disarm()
 		c.leaving = nil
 	}
 }
@@ -57,8 +57,8 @@ func (l *loop) leave(s *listening, gone map[netip.AddrPort]bool, grace time.Dura
 		case grace == 0:
 			l.close(c, true)
 		case c.leaving == nil:
-			c.leaving = &timer{index: -1, fire: func() { l.close(c, true) }}
-			l.arm(c.leaving, time.Now().Add(grace))
+			c.leaving = &timer{fire: func() { l.close(c, true) }}
+			l.arm(c.leaving, grace)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"container/heap"
 	"fmt"
 	"os"
 	"sync"
@@ -37,7 +36,6 @@ type loop struct {
 	gens   int32                // the last generation given to an end
 	first  map[*listening]*conn // of each listener's list
 	ready  []*conn              // which have used up their turn, with more to move
-	timers timers
 	idle   timer // when to look for idle connections; armed while there may be some
 	pipes  pipes
 	moved  int64 // bytes, ever
@@ -53,7 +51,7 @@ const (
 
 func newLoop(r *Relay) (*loop, error) {
 	l := &loop{relay: r, listening: map[int32]*listening{}, first: map[*listening]*conn{}, buf: make([]byte, copySize)}
-	l.idle = timer{index: -1, fire: l.endIdle}
+	l.idle = timer{fire: l.endIdle}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
@@ -113,7 +111,11 @@ func (l *loop) post(fn func()) bool {
 func (l *loop) run() {
 	events := make([]unix.EpollEvent, batch)
 	for !l.stopping {
-		n, err := unix.EpollWait(l.epoll, events, l.patience())
+		wait := -1 // for ever
+		if len(l.ready) > 0 {
+			wait = 0
+		}
+		n, err := unix.EpollWait(l.epoll, events, wait)
 		if err != nil && err != unix.EINTR {
 			panic(fmt.Sprintf("relay: epoll_wait: %v", err)) // the kernel has no reason that is not a mistake of ours
 		}
@@ -122,24 +124,12 @@ func (l *loop) run() {
 			l.event(&events[i])
 		}
 		l.serveReady()
-		l.expire()
 	}
 	l.endAll()
 	l.pipes.closeFree()
 	if l.udp != nil {
 		l.udp.closeAll()
 	}
-}
-
-// patience is how long there is nothing to do unless the kernel says so, in milliseconds; -1 for ever.
-func (l *loop) patience() int {
-	if len(l.ready) > 0 {
-		return 0
-	}
-	if len(l.timers) == 0 {
-		return -1
-	}
-	return max(0, int((time.Until(l.timers[0].due)+time.Millisecond-1)/time.Millisecond))
 }
 
 // token says whose an event is: of a listening socket, of one end of a connection, or of the loop itself.
@@ -204,58 +194,31 @@ func (l *loop) serveReady() {
 	}
 }
 
-// timer calls something when it is due.
+// timer has a loop call something later. The loop's thread alone uses it.
 type timer struct {
-	due   time.Time
-	index int // in the heap, -1 when it is not there
-	fire  func()
+	fire    func()
+	pending *time.Timer // nil if it is not armed
 }
 
-// timers is a heap, the next first.
-type timers []*timer
-
-func (t timers) Len() int           { return len(t) }
-func (t timers) Less(i, j int) bool { return t[i].due.Before(t[j].due) }
-func (t timers) Swap(i, j int) {
-	t[i], t[j] = t[j], t[i]
-	t[i].index, t[j].index = i, j
+// arm sets when a timer fires, whether it is armed or not.
+func (l *loop) arm(t *timer, after time.Duration) {
+	t.disarm()
+	var pending *time.Timer
+	pending = time.AfterFunc(after, func() {
+		l.post(func() {
+			if t.pending == pending { // else it was disarmed meanwhile
+				t.pending = nil
+				t.fire()
+			}
+		})
+	})
+	t.pending = pending
 }
 
-// Push is for container/heap.
-func (t *timers) Push(x any) {
-	x.(*timer).index = len(*t)
-	*t = append(*t, x.(*timer))
-}
-
-// Pop is for container/heap.
-func (t *timers) Pop() any {
-	last := (*t)[len(*t)-1]
-	(*t)[len(*t)-1] = nil
-	*t = (*t)[:len(*t)-1]
-	last.index = -1
-	return last
-}
-
-// arm sets when a timer is due, whether it is armed or not.
-func (l *loop) arm(t *timer, due time.Time) {
-	t.due = due
-	if t.index >= 0 {
-		heap.Fix(&l.timers, t.index)
-	} else {
-		heap.Push(&l.timers, t)
-	}
-}
-
-func (l *loop) disarm(t *timer) {
-	if t.index >= 0 {
-		heap.Remove(&l.timers, t.index)
-	}
-}
-
-// expire fires the timers that are due.
-func (l *loop) expire() {
-	for len(l.timers) > 0 && !l.timers[0].due.After(l.now) {
-		heap.Pop(&l.timers).(*timer).fire()
+func (t *timer) disarm() {
+	if t.pending != nil {
+		t.pending.Stop()
+		t.pending = nil
 	}
 }
 
@@ -282,11 +245,11 @@ func (l *loop) pause(s *listening, err error) {
 		unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, s.fd, nil)
 	}
 	s.mu.RUnlock()
-	l.arm(&timer{index: -1, fire: func() {
+	l.arm(&timer{fire: func() {
 		if l.listening[s.id] != nil {
 			l.watch(s)
 		}
-	}}, time.Now().Add(acceptPause))
+	}}, acceptPause)
 }
 
 // accepts is how many clients are taken from one socket before others have their turn.

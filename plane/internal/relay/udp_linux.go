@@ -132,7 +132,7 @@ func newUDPLoop(r *Relay, budget *Budget) (*udpLoop, error) {
 	}
 	u := &udpLoop{loop: l, fronts: map[*udpFront]*udpSocket{}}
 	u.table = newUDPTable(r.cfg.UDPIdle, budget, u.dial)
-	u.tending = timer{index: -1, fire: u.tend}
+	u.tending = timer{fire: u.tend}
 	l.udp = u
 	return u, nil
 }
@@ -210,8 +210,8 @@ func (l *udpLoop) fromClients(s *udpSocket) {
 		}
 		k := udpKey{client: addrPort(from), local: info.local}
 		l.table.forward(s.front, k, l.buf[:n], max(info.hops-1, 0), l.now)
-		if l.tending.index < 0 && l.table.count.open.Load() > 0 {
-			l.arm(&l.tending, l.now.Add(l.table.granule()))
+		if l.tending.pending == nil && l.table.count.open.Load() > 0 {
+			l.arm(&l.tending, l.table.granule())
 		}
 	}
 }
@@ -242,7 +242,7 @@ func (l *udpLoop) fromBackend(s *udpSocket) {
 // tend ends sessions that are idle.
 func (l *udpLoop) tend() {
 	if l.table.expire(l.now) {
-		l.arm(&l.tending, l.now.Add(l.table.granule()))
+		l.arm(&l.tending, l.table.granule())
 	}
 }
 

@@ -1,5 +1,0 @@
-//go:build !linux
-
-package relay
-
-func newConns(r *Relay) (connEngine, error) { return newPortable(r), nil }

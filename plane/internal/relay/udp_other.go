@@ -1,5 +1,0 @@
-//go:build !linux
-
-package relay
-
-func newUDP(r *Relay) (engine, error) { return newPortableUDP(r), nil }
