@@ -2,7 +2,13 @@
 
 package xtables
 
-import "strings"
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"kube-proxy/lb"
+)
 
 // Words splits a rule, as iptables-save prints it, at blanks outside of quotes.
 func Words(rule string) []string {
@@ -52,6 +58,37 @@ func target(rule string) string {
 		}
 	}
 	return ""
+}
+
+// MatchedKey returns the key that a rule, as iptables-save prints it, matches: the address of a destination, if it is a
+// single one, the protocol and the port. It calls each with the other options. ok is false if a match is negated, or the
+// rule matches no single port.
+func MatchedKey(rule string, each func(option, value string)) (k lb.Key, ok bool) {
+	words := Words(rule)
+	for i := 0; i+1 < len(words); i++ {
+		var err error
+		switch value := words[i+1]; words[i] {
+		case "!":
+			return k, false
+		case "-d":
+			var p netip.Prefix
+			if p, err = netip.ParsePrefix(value); err == nil && p.IsSingleIP() {
+				k.Addr = p.Addr()
+			}
+		case "-p":
+			k.Proto, err = lb.ParseProto(value)
+		case "--dport":
+			var n uint64
+			n, err = strconv.ParseUint(value, 10, 16)
+			k.Port = uint16(n)
+		default:
+			each(words[i], value)
+		}
+		if err != nil {
+			return k, false
+		}
+	}
+	return k, k.Port != 0
 }
 
 // isJump reports whether the rule has the form of those by which built-in chains lead to ours, of whatever version: any

@@ -61,7 +61,7 @@ func TestServedBy(t *testing.T) {
 		{"KUBE-SERVICES", `! -d 10.96.0.10/32 -p udp -m udp --dport 53 -j KUBE-SVC-TCOU7JCQXEZGVUNU`, ""},
 		{"KUBE-SERVICES", `-d 10.96.0.10/32 -p udp -m udp --dport 53 -j ACCEPT`, ""},
 	} {
-		k, ok := servedBy([]byte(c.chain), []byte(c.rule))
+		k, ok := servedBy(c.chain, c.rule)
 		if got := k.String(); ok != (c.want != "") || ok && got != c.want {
 			t.Errorf("%s %s: %s, %t, want %q", c.chain, c.rule, got, ok, c.want)
 		}

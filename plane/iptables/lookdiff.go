@@ -288,6 +288,6 @@ func keyOf(d *xtables.Dispatcher, at, rule string) lb.Key {
 			return d.Key(e.Path)
 		}
 	}
-	k, _ := servedBy([]byte(d.Root), []byte(rule)) // of a row that is no more
+	k, _ := servedBy(d.Root, rule) // of a row that is no more
 	return k
 }

@@ -3,11 +3,8 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
-	"net/netip"
-	"slices"
-	"strconv"
+	"strings"
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
@@ -31,8 +28,8 @@ func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	p.round = nil
 	served := map[lb.Key]bool{}
 	have, err := p.List(ctx, func(id xtables.ChainID, rule []byte) {
-		if name := []byte(id.Name); id.Table == xtables.NAT && dispatches(name) {
-			if k, ok := servedBy(name, rule); ok {
+		if id.Table == xtables.NAT && dispatches(id.Name) {
+			if k, ok := servedBy(id.Name, string(rule)); ok {
 				served[k] = true
 			}
 		}
@@ -41,45 +38,21 @@ func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 }
 
 // dispatches reports whether rules of that chain of nat lead from a destination to the chain of a service port.
-func dispatches(name []byte) bool {
-	return string(name) == xtables.Services || bytes.HasPrefix(name, []byte(xtables.AddressBranch)) || isNodePorts(name)
+func dispatches(name string) bool {
+	return name == xtables.Services || strings.HasPrefix(name, xtables.AddressBranch) || isNodePorts(name)
 }
 
-func isNodePorts(name []byte) bool {
-	return string(name) == xtables.NodePorts || bytes.HasPrefix(name, []byte(xtables.NodePortBranch))
+func isNodePorts(name string) bool {
+	return name == xtables.NodePorts || strings.HasPrefix(name, xtables.NodePortBranch)
 }
 
 // servedBy returns the key whose packets a rule of such a chain, ours or upstream's, sends to the chain of a service port.
-func servedBy(name, rule []byte) (k lb.Key, ok bool) {
-	if from, to := bytes.IndexByte(rule, '"'), bytes.LastIndexByte(rule, '"'); from < to { // a comment may say anything
-		rule = slices.Concat(rule[:from], rule[to+1:])
-	}
-	words := bytes.Fields(rule)
-	for i := 0; i+1 < len(words); i++ {
-		var err error
-		switch word, value := string(words[i]), string(words[i+1]); word {
-		case "!":
-			return k, false
-		case "-d":
-			if isNodePorts(name) { // those of 127.0.0.1 stand beside the others
-				continue
-			}
-			var p netip.Prefix
-			if p, err = netip.ParsePrefix(value); err == nil && p.IsSingleIP() {
-				k.Addr = p.Addr()
-			}
-		case "-p":
-			k.Proto, err = lb.ParseProto(value)
-		case "--dport":
-			var n uint64
-			n, err = strconv.ParseUint(value, 10, 16) // a range is that of a branch
-			k.Port = uint16(n)
-		case "-j":
-			ok = xtables.IsDynamic(xtables.ChainID{Table: xtables.NAT, Name: value}) && !dispatches(words[i+1])
+func servedBy(name, rule string) (k lb.Key, ok bool) {
+	leads := false
+	k, ok = xtables.MatchedKey(rule, func(option, value string) {
+		if option == "-j" {
+			leads = xtables.IsDynamic(xtables.ChainID{Table: xtables.NAT, Name: value}) && !dispatches(value)
 		}
-		if err != nil {
-			return k, false
-		}
-	}
-	return k, ok && k.Port != 0 && k.Addr.IsValid() != isNodePorts(name)
+	})
+	return k, ok && leads && k.Addr.IsValid() != isNodePorts(name)
 }

@@ -43,7 +43,9 @@ func (p *Plane) Dump() (string, error) {
 	var text string
 	var err error
 	switch c := p.redirect.(type) {
-	case interface{ dump(func(port) string) string }:
+	case interface {
+		dump(func(port) string) string
+	}:
 		text = c.dump(p.entrances.nameOf)
 	default:
 		dump := map[string]func(lb.Family, func(port) string) (string, error){"nftables": dumpNFTables, "iptables": dumpIPTables}[c.Name()]

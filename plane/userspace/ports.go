@@ -13,11 +13,9 @@ import (
 )
 
 const (
-	// portRest is how long a port that was given up is not used for another listener: longer than the kernel remembers flows that rest.
+	// portRest is how long a released port is not used for another listener: longer than the kernel remembers idle flows.
 	portRest = 3 * time.Minute
-	// portForeign is how long a port that somebody else had is not tried again, if there are others.
-	portForeign = 10 * time.Second
-	// portTries is how many ports that the kernel offers are turned down because they rest.
+	// portTries is how many ports of the kernel's choice are turned down because they rest.
 	portTries = 16
 )
 
@@ -31,8 +29,7 @@ type ports struct {
 	used        map[port]bool
 	promised    map[port]bool      // to those who prefer them; others take none of these
 	resting     map[port]time.Time // until when
-	foreign     map[port]time.Time
-	queue       []resting // in the order in which they end that
+	queue       []resting          // in the order in which they end that
 	quotas      map[lb.Proto]*relay.Groups
 }
 
@@ -51,7 +48,7 @@ type resting struct {
 
 func newPorts(first, last uint16) *ports {
 	return &ports{first: first, last: last, next: map[lb.Proto]int{}, used: map[port]bool{}, resting: map[port]time.Time{},
-		foreign: map[port]time.Time{}, quotas: map[lb.Proto]*relay.Groups{}}
+		quotas: map[lb.Proto]*relay.Groups{}}
 }
 
 // quota is that of a protocol's ports. Of those that the kernel gives to sockets that ask for none the node keeps half for its own connections.
@@ -142,11 +139,6 @@ func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) err
 			rest++
 			continue
 		}
-		if until, ok := p.foreign[at]; ok && time.Now().Before(until) {
-			others++
-			continue
-		}
-		delete(p.foreign, at)
 		_, err := listen(at.number)
 		if err == nil {
 			p.used[at] = true
@@ -155,7 +147,6 @@ func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) err
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			return err
 		}
-		p.foreign[at] = time.Now().Add(portForeign)
 		others++
 	}
 	return fmt.Errorf("%w: of the %d ports %d-%d (--proxy-port-range) this proxy uses %d for %s, other programs have %d, "+

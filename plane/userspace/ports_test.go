@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"kube-proxy/lb"
 )
@@ -66,9 +65,8 @@ func TestPortsOfARangeCF44(t *testing.T) {
 		if err := p.take("ns/x:p", lb.TCP, 0, h.listen, h.refuse); err != nil {
 			t.Error(err)
 		}
-		// What others give up is found, a while later.
+		// What others give up is found.
 		h.others = nil
-		time.Sleep(portForeign)
 		if n := takes(t, p, h, 0); n != 40002 {
 			t.Errorf("took %d, which is not the one that the other gave up", n)
 		}

@@ -31,15 +31,15 @@ type loop struct {
 	stopping  bool
 	listening map[int32]*listening // by id
 
-	conns  []*conn              // by slot
-	free   []uint32             // slots without a connection
-	gens   int32                // the last generation given to an end
-	first  map[*listening]*conn // of each listener's list
-	ready  []*conn              // which have used up their turn, with more to move
-	idle   timer // when to look for idle connections; armed while there may be some
-	pipes  pipes
-	moved  int64 // bytes, ever
-	buf    []byte
+	conns []*conn              // by slot
+	free  []uint32             // slots without a connection
+	gens  int32                // the last generation given to an end
+	first map[*listening]*conn // of each listener's list
+	ready []*conn              // which have used up their turn, with more to move
+	idle  timer                // when to look for idle connections; armed while there may be some
+	pipes pipes
+	moved int64 // bytes, ever
+	buf   []byte
 }
 
 const (

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/rollback"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
@@ -249,74 +250,83 @@ func (c *IPTables) own(match string) []string {
 	return []string{match + fmt.Sprintf("-m mark --mark %#x/%#x -j RETURN", c.cfg.Mark, c.cfg.Mark)}
 }
 
-func newRows() xtables.Rows {
-	r := xtables.Rows{Chains: map[[2]string][]string{}}
-	for range treeCount {
-		r.Entries = append(r.Entries, map[lb.Key][]string{})
-	}
-	return r
+// rowsChange is a change of the entries, and the rules that it needs.
+type rowsChange struct {
+	*IPTables
+	xtables.Rows
+	log *rollback.Log // nil where everything is new
 }
 
-// put notes what a lead needs.
-func (c *IPTables) put(rows xtables.Rows, l Entry) {
+func (c *IPTables) change(log *rollback.Log) *rowsChange {
+	ch := &rowsChange{c, xtables.Rows{Chains: map[[2]string][]string{}}, log}
+	for range treeCount {
+		ch.Entries = append(ch.Entries, map[lb.Key][]string{})
+	}
+	return ch
+}
+
+// put sets an entry.
+func (c *rowsChange) put(l Entry) {
 	if l.Key.IsNodePort() {
 		l.Sources = nil
 	}
-	c.need(rows, l)
-	if old, was := c.leads[l.Key]; was {
-		c.spare(rows, old)
-	}
-	c.leads[l.Key] = l
+	was := c.leads[l.Key]
+	rollback.Put(c.log, c.leads, l.Key, l)
+	c.share(l, 1)
+	c.share(was, -1)
 	nat, filter := c.lead(l)
-	c.entries(rows, l.Key, nat, filter)
+	c.rules(l.Key, nat, filter)
 }
 
-func (c *IPTables) entries(rows xtables.Rows, k lb.Key, nat, filter []string) {
+// drop removes an entry.
+func (c *rowsChange) drop(k lb.Key) {
+	if was, known := c.leads[k]; known {
+		rollback.Delete(c.log, c.leads, k)
+		c.share(was, -1)
+		c.rules(k, nil, nil)
+	}
+}
+
+func (c *rowsChange) rules(k lb.Key, nat, filter []string) {
 	if k.IsNodePort() {
-		rows.Entries[inNodePorts][k], rows.Entries[inRefusedPorts][k] = nat, filter
+		c.Entries[inNodePorts][k], c.Entries[inRefusedPorts][k] = nat, filter
 	} else {
-		rows.Entries[inPortals][k], rows.Entries[inRefused][k] = nat, filter
+		c.Entries[inPortals][k], c.Entries[inRefused][k] = nat, filter
 	}
 }
 
-func (c *IPTables) drop(rows xtables.Rows, k lb.Key) {
-	if old, was := c.leads[k]; was {
-		c.spare(rows, old)
-		delete(c.leads, k)
-		c.entries(rows, k, nil, nil)
-	}
-}
-
-// need counts what leads share: listeners and lists.
-func (c *IPTables) need(rows xtables.Rows, l Entry) {
+// share counts an entry as one more or one less user of its listeners and its list of sources.
+func (c *rowsChange) share(l Entry, by int) {
 	for _, k := range listenersOf(l) {
-		if c.listeners[k]++; c.listeners[k] == 1 {
+		switch n := count(c.log, c.listeners, k, by); {
+		case n == 0:
+			c.Entries[inGuard][k] = nil
+		case n == by: // the first
 			_, ports := xtables.MatchKey(k)
-			rows.Entries[inGuard][k] = c.reject(ports, k.Proto)
+			c.Entries[inGuard][k] = c.reject(ports, k.Proto)
 		}
 	}
 	if len(l.Sources) > 0 {
 		name := listChain(l.Sources)
-		if c.lists[name]++; c.lists[name] == 1 {
-			rows.Chains[[2]string{"nat", name}], rows.Chains[[2]string{"filter", name}] = list(l.Sources)
+		nat, filter := [2]string{"nat", name}, [2]string{"filter", name}
+		switch n := count(c.log, c.lists, name, by); {
+		case n == 0:
+			c.Chains[nat], c.Chains[filter] = nil, nil
+		case n == by:
+			c.Chains[nat], c.Chains[filter] = list(l.Sources)
 		}
 	}
 }
 
-func (c *IPTables) spare(rows xtables.Rows, l Entry) {
-	for _, k := range listenersOf(l) {
-		if c.listeners[k]--; c.listeners[k] == 0 {
-			delete(c.listeners, k)
-			rows.Entries[inGuard][k] = nil
-		}
+// count changes how many users something has, and returns the number.
+func count[K comparable](log *rollback.Log, users map[K]int, k K, by int) int {
+	n := users[k] + by
+	if n == 0 {
+		rollback.Delete(log, users, k)
+	} else {
+		rollback.Put(log, users, k, n)
 	}
-	if len(l.Sources) > 0 {
-		name := listChain(l.Sources)
-		if c.lists[name]--; c.lists[name] == 0 {
-			delete(c.lists, name)
-			rows.Chains[[2]string{"nat", name}], rows.Chains[[2]string{"filter", name}] = nil, nil
-		}
-	}
+	return n
 }
 
 // listenersOf are the ports of a lead, as keys without an address.
@@ -370,45 +380,29 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
 
 func (c *IPTables) reset(ctx context.Context, want []Entry) error {
 	c.leads, c.listeners, c.lists = map[lb.Key]Entry{}, map[lb.Key]int{}, map[string]int{}
-	rows := newRows()
+	rows := c.change(nil)
 	own := c.own("")
 	rows.Chains[[2]string{"nat", portalsHost}] = append(slices.Clone(own), "-j "+portals)
 	rows.Chains[[2]string{"filter", refusedHost}] = append(own, "-j "+refused)
 	for _, l := range want {
-		c.put(rows, l)
+		rows.put(l)
 	}
-	return c.keep.Reset(ctx, c.frames(), rows)
+	return c.keep.Reset(ctx, c.frames(), rows.Rows)
 }
 
 // Apply is part of [Redirector].
 func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) error {
-	before := map[lb.Key]*Entry{}
-	note := func(k lb.Key) {
-		if _, noted := before[k]; !noted {
-			before[k] = nil
-			if l, is := c.leads[k]; is {
-				before[k] = &l
-			}
-		}
-	}
-	rows := newRows()
+	log := &rollback.Log{}
+	rows := c.change(log)
 	for _, k := range remove {
-		note(k)
-		c.drop(rows, k)
+		rows.drop(k)
 	}
 	for _, l := range set {
-		note(l.Key)
-		c.put(rows, l)
+		rows.put(l)
 	}
-	err := c.keep.Apply(ctx, rows)
-	if err != nil { // what is remembered is as before; the rules that this makes anew are for nobody
-		for k, l := range before {
-			if l == nil {
-				c.drop(newRows(), k)
-			} else {
-				c.put(newRows(), *l)
-			}
-		}
+	err := c.keep.Apply(ctx, rows.Rows)
+	if err != nil {
+		log.Undo()
 	}
 	return err
 }
@@ -486,36 +480,16 @@ func parseRefusal(r xtables.ChainRule) (k lb.Key, ok bool) {
 // parseLead reads a rule that leads a key to a port.
 func parseLead(rule string) (k lb.Key, port uint16, from lb.From, ok bool) {
 	from = lb.Anywhere
-	words := strings.Fields(rule)
-	for i := 0; i+1 < len(words); i++ {
-		value, err := words[i+1], error(nil)
-		number := func(s string) uint16 {
-			n, e := strconv.ParseUint(s, 10, 16)
-			err = e
-			return uint16(n)
-		}
-		switch words[i] {
-		case "!":
-			return k, 0, 0, false
+	k, ok = xtables.MatchedKey(rule, func(option, value string) {
+		switch option {
 		case "-s", "-i":
 			from = lb.Pods
 		case "--src-type":
 			from = lb.Host
-		case "-d":
-			var p netip.Prefix
-			if p, err = netip.ParsePrefix(value); err == nil {
-				k.Addr = p.Addr()
-			}
-		case "-p":
-			k.Proto, err = lb.ParseProto(value)
-		case "--dport":
-			k.Port = number(value)
 		case "--to-destination":
-			port, ok = number(value[strings.LastIndexByte(value, ':')+1:]), true
+			n, _ := strconv.ParseUint(value[strings.LastIndexByte(value, ':')+1:], 10, 16)
+			port = uint16(n)
 		}
-		if err != nil {
-			return k, 0, 0, false
-		}
-	}
-	return k, port, from, ok && k.Port != 0 && port != 0
+	})
+	return k, port, from, ok && port != 0
 }
