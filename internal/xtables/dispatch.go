@@ -292,6 +292,33 @@ func (d *Dispatcher) Chain(at string) Chain {
 	return c
 }
 
+// Wanted yields the chains of all nodes.
+func (d *Dispatcher) Wanted() iter.Seq[Wanted] {
+	return func(yield func(Wanted) bool) {
+		for at := range d.Upwards() {
+			if !yield(Wanted{Chain: d.Chain(at), Key: func(rule string) lb.Key { return d.keyOf(at, rule) }}) {
+				return
+			}
+		}
+	}
+}
+
+// keyOf returns the key that a rule of a node is for, the zero Key for none.
+func (d *Dispatcher) keyOf(at, rule string) lb.Key {
+	if d.Nodes[at].Children != nil {
+		return lb.Key{}
+	}
+	for _, e := range d.RangeOf(at) {
+		if slices.Contains(e.Rules, rule) {
+			return d.Key(e.Path)
+		}
+	}
+	if k, ok := MatchedKey(rule, func(string, string) {}); ok { // of an entry that is gone
+		return k
+	}
+	return lb.Key{}
+}
+
 // RangeOf returns the entries below a node.
 func (d *Dispatcher) RangeOf(at string) []Entry {
 	lo, _ := slices.BinarySearchFunc(d.entries, at, ComparePath)

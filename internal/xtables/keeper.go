@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
 
 	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
 )
@@ -186,23 +188,9 @@ func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 		return fmt.Errorf("iptables: reset: %w", err)
 	}
 	k.set = false
-	k.trees = nil
-	for i, t := range k.layout.Trees {
-		table, _ := TableNamed(t.Table)
-		d := &Dispatcher{Table: table, Root: t.Root, Prefix: t.Prefix, Family: k.layout.Family, Ports: t.Ports,
-			Head: frames[i].Head, Tail: frames[i].Tail}
-		d.Fill(entriesOf(rows.Entries[i]))
-		k.trees = append(k.trees, d)
-	}
-	k.fixed = map[ChainID][]string{}
-	for at, rules := range rows.Chains {
-		if rules != nil {
-			table, _ := TableNamed(at[0])
-			k.fixed[ChainID{table, at[1]}] = rules
-		}
-	}
+	k.trees, k.fixed = k.layout.build(frames, rows)
 	k.applied = NewApplied()
-	for c := range k.chains {
+	for c := range wanted(k.trees, k.fixed) {
 		k.applied.Note(c.ID, DigestOf(c.Rules))
 	}
 	if _, err := k.mend(ctx, have); err != nil {
@@ -212,34 +200,62 @@ func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 	return nil
 }
 
-// chains yields all chains as they shall be.
-func (k *Keeper) chains(yield func(Chain) bool) {
-	for id, rules := range k.fixed {
-		if !yield(Chain{id, rules}) {
-			return
+// build returns the trees and the other chains of all rows.
+func (l *Layout) build(frames []Frame, rows Rows) (trees []*Dispatcher, fixed map[ChainID][]string) {
+	for i, t := range l.Trees {
+		table, _ := TableNamed(t.Table)
+		d := &Dispatcher{Table: table, Root: t.Root, Prefix: t.Prefix, Family: l.Family, Ports: t.Ports,
+			Head: frames[i].Head, Tail: frames[i].Tail}
+		d.Fill(entriesOf(rows.Entries[i]))
+		trees = append(trees, d)
+	}
+	fixed = map[ChainID][]string{}
+	for at, rules := range rows.Chains {
+		if rules != nil {
+			table, _ := TableNamed(at[0])
+			fixed[ChainID{table, at[1]}] = rules
 		}
 	}
-	for _, d := range k.trees {
-		for at := range d.Upwards() {
-			if !yield(d.Chain(at)) {
+	return trees, fixed
+}
+
+// wanted yields chains as they shall be.
+func wanted(trees []*Dispatcher, fixed map[ChainID][]string) iter.Seq[Wanted] {
+	return func(yield func(Wanted) bool) {
+		for id, rules := range fixed {
+			if !yield(Wanted{Chain: Chain{id, rules}}) {
 				return
+			}
+		}
+		for _, d := range trees {
+			for w := range d.Wanted() {
+				if !yield(w) {
+					return
+				}
 			}
 		}
 	}
 }
 
+// Differences tells what differs between the kernel and all rows. It may be called by any goroutine at any time, on a thread
+// in the network namespace of the node.
+func (k *Keeper) Differences(ctx context.Context, frames []Frame, rows Rows, tell *mode.Teller) error {
+	return k.Tool.Differences(ctx, k.layout.jumps(), wanted(k.layout.build(frames, rows)), k.isOurs, tell)
+}
+
 // mend writes what is not as it shall be, and returns how many things that were.
 func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 	var b Batch
-	for _, c := range slices.SortedFunc(k.chains, func(a, b Chain) int { return CompareID(a.ID, b.ID) }) {
+	byID := func(a, b Wanted) int { return CompareID(a.ID, b.ID) }
+	for _, c := range slices.SortedFunc(wanted(k.trees, k.fixed), byID) {
 		if is, known := have.Chains[c.ID]; !known || !k.Holds(c.ID, k.applied.Digests[c.ID], is) {
 			n++
-			b.Only(c.ID.Table).Put(c)
+			b.Only(c.ID.Table).Put(c.Chain)
 		}
 	}
-	wanted := map[Jump]bool{}
+	leads := map[Jump]bool{}
 	for _, j := range slices.Backward(k.layout.jumps()) { // each is put in front
-		if wanted[j.Bare()] = true; !k.HasJump(j, have) {
+		if leads[j.Bare()] = true; !k.HasJump(j, have) {
 			n++
 			s := b.Only(j.From.Table)
 			s.Insert = append(s.Insert, j)
@@ -252,7 +268,7 @@ func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 		}
 	}
 	for bare, j := range have.Jumps {
-		if !wanted[bare] && slices.Contains(builtIn, j.From.Name) && isJump(j.Rule) && k.isOurs(ChainID{j.From.Table, target(j.Rule)}) {
+		if !leads[bare] && slices.Contains(builtIn, j.From.Name) && isJump(j.Rule) && k.isOurs(ChainID{j.From.Table, target(j.Rule)}) {
 			n++
 			b.remove(j, have.handles)
 		}

@@ -33,7 +33,7 @@ func TestLookSabotage(t *testing.T) {
 			{"nftables", "nft delete element ip kube-proxy-userspace listeners { tcp . @PORT }", trace.Balance, "element { tcp . @PORT } of set listeners"},
 			{"nftables", "nft add element ip kube-proxy-userspace refused-services-pods { 10.96.0.10 . tcp . 80 : 3 }", trace.Drop, "element { 10.96.0.10 . tcp . 80 } of map refused-services-pods"},
 			{"nftables", "nft delete table ip kube-proxy-userspace", trace.Pass, "table ip kube-proxy-userspace"},
-			{"iptables", "iptables -t nat -F KUBE-PORTALS-CONTAINER", trace.Pass, "rules of table nat for 10.96.0.10:80/tcp"},
+			{"iptables", "iptables -t nat -F KUBE-PORTALS-CONTAINER", trace.Pass, "rule of chain KUBE-PORTALS-CONTAINER of table nat"},
 			{"iptables", "iptables -t nat -F PREROUTING", trace.Pass, "rule of chain PREROUTING of table nat"},
 		} {
 			if c.kind != "" && c.kind != k.name {

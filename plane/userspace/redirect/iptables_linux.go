@@ -6,6 +6,7 @@ import (
 	"encoding/base32"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -379,15 +380,21 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
 }
 
 func (c *IPTables) reset(ctx context.Context, want []Entry) error {
+	rows := c.rowsOf(slices.Values(want))
+	return c.keep.Reset(ctx, c.frames(), rows)
+}
+
+// rowsOf makes these entries all that there are, and returns what they need.
+func (c *IPTables) rowsOf(want iter.Seq[Entry]) xtables.Rows {
 	c.leads, c.listeners, c.lists = map[lb.Key]Entry{}, map[lb.Key]int{}, map[string]int{}
 	rows := c.change(nil)
 	own := c.own("")
 	rows.Chains[[2]string{"nat", portalsHost}] = append(slices.Clone(own), "-j "+portals)
 	rows.Chains[[2]string{"filter", refusedHost}] = append(own, "-j "+refused)
-	for _, l := range want {
+	for l := range want {
 		rows.put(l)
 	}
-	return c.keep.Reset(ctx, c.frames(), rows.Rows)
+	return rows.Rows
 }
 
 // Apply is part of [Redirector].
@@ -463,18 +470,6 @@ func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 		}
 	}
 	return leads
-}
-
-// parseRefusal reads a rule that refuses some or all who come to a key.
-func parseRefusal(r xtables.ChainRule) (k lb.Key, ok bool) {
-	if r.Table != "filter" || r.Chain == guard || strings.HasPrefix(r.Chain, "KUBE-NODEPORT-L-") {
-		return k, false
-	}
-	if !strings.Contains(r.Rule, "-j DROP") && !strings.Contains(r.Rule, "-j REJECT") && !strings.Contains(r.Rule, "-j "+listPrefix) {
-		return k, false
-	}
-	k, _, _, _ = parseLead(r.Rule)
-	return k, k.Port != 0
 }
 
 // parseLead reads a rule that leads a key to a port.

@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 
 	"kube-proxy/internal/follow"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/diff"
@@ -120,56 +118,9 @@ func (c *IPTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 	return c.look.Follow(ctx, p)
 }
 
-// Differences is part of [Looker]: of the rules that lead to listeners, and of the jumps to our chains.
+// Differences is part of [Looker]. It renders the rules with the address that is in use.
 func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error {
-	d := mode.NewTeller(ctx, each)
-	layout := layoutOf(c.cfg)
-	layout.Writes = nil
-	keep, err := xtables.NewKeeper(layout) // the other is for one goroutine
-	if err != nil {
-		return err
-	}
-	defer keep.Close()
-	jumps, rules, err := keep.Held(ctx)
-	if err != nil {
-		return err
-	}
-	for _, j := range layout.Jumps {
-		if !slices.Contains(jumps, j) {
-			d.Tell(lb.Key{}, "rule of chain "+j.Chain+" of table "+j.Table, j.Rule, "")
-		}
-	}
-	have := leadsIn(rules)
-	refusing := map[lb.Key]bool{}
-	for _, r := range rules {
-		if k, ok := parseRefusal(r); ok {
-			refusing[k] = true
-		}
-	}
-	for l := range leads {
-		is := have[l.Key]
-		delete(have, l.Key)
-		refuses := len(l.Sources) > 0 && !l.Key.IsNodePort()
-		var want, got []string
-		for _, r := range l.Routes {
-			if r.Port == 0 {
-				refuses = true
-			} else if r.From != lb.Pods || !n.Pods.IsZero() { // nobody is known to be one
-				want = append(want, fmt.Sprintf("%s to :%d", r.From, r.Port))
-			}
-		}
-		for _, r := range is.Routes {
-			got = append(got, fmt.Sprintf("%s to :%d", r.From, r.Port))
-		}
-		if !slices.Equal(want, got) {
-			d.Tell(l.Key, "rules of table nat for "+l.Key.String(), strings.Join(want, ", "), strings.Join(got, ", "))
-		}
-		if refuses && !refusing[l.Key] {
-			d.Tell(l.Key, "rules of table filter for "+l.Key.String(), "who is refused", "")
-		}
-	}
-	for k, l := range have {
-		d.Tell(k, "rules of table nat for "+k.String(), "", fmt.Sprintf("%d routes", len(l.Routes)))
-	}
-	return d.Done(nil)
+	want := &IPTables{cfg: c.cfg, unguarded: c.unguarded, node: n, address: c.addrs.current()}
+	rows := want.rowsOf(leads)
+	return c.keep.Differences(ctx, want.frames(), rows, mode.NewTeller(ctx, each))
 }

@@ -62,6 +62,13 @@ func (w *addressWatch) choose(ctx context.Context, prefer []netip.Prefix) (netip
 	return w.chosen, nil
 }
 
+// current returns the address that was chosen last.
+func (w *addressWatch) current() netip.Addr {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.chosen
+}
+
 // chooseAddress prefers the address of before; then those that answer NodePorts, for they are the node's own; then those of other
 // interfaces than lo; then the interface that came first.
 func chooseAddress(all []rtnl.Address, before netip.Addr, prefer []netip.Prefix) netip.Addr {

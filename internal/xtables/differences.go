@@ -1,0 +1,235 @@
+//go:build linux
+
+package xtables
+
+import (
+	"context"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// Wanted is a chain as it shall be.
+type Wanted struct {
+	Chain
+	// Of names the owner of the chain for people; "" for none.
+	Of string
+	// Key returns the key that a rule is for; nil if no rule has one.
+	Key func(rule string) lb.Key
+}
+
+// Differences compares the kernel with the chains and the jumps wanted, and tells each difference. Comments are none, and
+// neither is an empty chain that is not wanted. ours reports whether a chain is the mode's.
+func (t *Tool) Differences(ctx context.Context, jumps []Jump, want iter.Seq[Wanted], ours func(ChainID) bool, tell *mode.Teller) error {
+	h, err := t.OpenHolding(ctx)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	d := &differ{ctx: ctx, tool: t, holds: h, Teller: tell, ours: ours, wanted: map[ChainID]bool{}}
+	return tell.Done(d.all(jumps, want))
+}
+
+// differ compares the kernel with what is wanted.
+type differ struct {
+	ctx   context.Context
+	tool  *Tool
+	holds Holding
+	*mode.Teller
+	ours   func(ChainID) bool
+	wanted map[ChainID]bool
+	// printed are the chains as iptables prints them; nil until they are needed.
+	printed map[ChainID]Digest
+}
+
+func (d *differ) all(jumps []Jump, want iter.Seq[Wanted]) error {
+	if err := d.jumps(jumps); err != nil {
+		return err
+	}
+	for w := range want {
+		if err := d.compare(w); err != nil {
+			return err
+		}
+	}
+	return d.stale()
+}
+
+// chain reads a chain, nil if there is none.
+func (d *differ) chain(id ChainID) (*ChainState, error) {
+	if err := d.ctx.Err(); err != nil {
+		return nil, err
+	}
+	names, err := d.holds.Names(id.Table)
+	if err != nil || !names[id.Name] {
+		return nil, err
+	}
+	return d.holds.Chain(id)
+}
+
+func (d *differ) jumps(all []Jump) error {
+	have := map[ChainID]map[string]bool{} // rules without comments
+	for _, j := range all {
+		if have[j.From] == nil {
+			have[j.From] = map[string]bool{}
+			c, err := d.chain(j.From)
+			if err != nil {
+				return err
+			}
+			for _, rule := range c.texts() {
+				have[j.From][WithoutComments(rule)] = true
+			}
+		}
+		if have[j.From][WithoutComments(j.Rule)] {
+			continue
+		}
+		if err := d.Tell(lb.Key{}, "rule of "+j.From.words(), lines(j.From, j.Rule), ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// words names the chain for people.
+func (id ChainID) words() string { return "chain " + id.Name + " of table " + id.Table.String() }
+
+// lines are the arguments with which iptables makes rules of a chain, or the chain if there are none.
+func lines(id ChainID, rules ...string) string {
+	if len(rules) == 0 {
+		return "-N " + id.Name
+	}
+	return "-A " + id.Name + " " + strings.Join(rules, "\n-A "+id.Name+" ")
+}
+
+func (d *differ) compare(c Wanted) error {
+	d.wanted[c.ID] = true
+	key := func(rule string) lb.Key {
+		if c.Key == nil {
+			return lb.Key{}
+		}
+		return c.Key(rule)
+	}
+	object := c.ID.words()
+	if c.Of != "" {
+		object += " (" + c.Of + ")"
+	}
+	have, err := d.chain(c.ID)
+	if err != nil {
+		return err
+	}
+	if have == nil {
+		first := lb.Key{}
+		if len(c.Rules) > 0 {
+			first = key(c.Rules[0])
+		}
+		return d.Tell(first, object, lines(c.ID, c.Rules...), "")
+	}
+	if c.ID == firewall { // shared: its rules, except one, which is a jump, are the kubelet's
+		return nil
+	}
+	missing, extra, same := unlike(c.Rules, have.texts())
+	if same {
+		return nil
+	}
+	if slices.ContainsFunc(have.Rules, func(r Rule) bool { return r.Unread }) {
+		if alike, err := d.printedAlike(c.Chain); err != nil || alike {
+			return err
+		}
+	}
+	if len(missing) == 0 && len(extra) == 0 {
+		return d.Tell(key(c.Rules[0]), "order of the rules of "+object, lines(c.ID, c.Rules...), lines(c.ID, have.texts()...))
+	}
+	for i := range max(len(missing), len(extra)) {
+		var want, is string
+		var k lb.Key
+		if i < len(extra) {
+			is, k = lines(c.ID, extra[i]), key(extra[i])
+		}
+		if i < len(missing) {
+			want, k = lines(c.ID, missing[i]), key(missing[i])
+		}
+		if err := d.Tell(k, "rule of "+object, want, is); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *ChainState) texts() (all []string) {
+	if c == nil {
+		return nil
+	}
+	for _, r := range c.Rules {
+		all = append(all, r.Text)
+	}
+	return all
+}
+
+// unlike returns the rules that only one side has. If there are none and same is false, the order differs.
+func unlike(want, have []string) (missing, extra []string, same bool) {
+	if slices.EqualFunc(want, have, func(a, b string) bool { return WithoutComments(a) == WithoutComments(b) }) {
+		return nil, nil, true
+	}
+	count := map[string]int{}
+	for _, rule := range have {
+		count[WithoutComments(rule)]++
+	}
+	for _, rule := range want {
+		if bare := WithoutComments(rule); count[bare] > 0 {
+			count[bare]--
+		} else {
+			missing = append(missing, rule)
+		}
+	}
+	for _, rule := range slices.Backward(have) { // a duplicate is the last one
+		if bare := WithoutComments(rule); count[bare] > 0 {
+			count[bare]--
+			extra = append(extra, rule)
+		}
+	}
+	slices.Reverse(extra)
+	return missing, extra, false
+}
+
+// printedAlike reports whether iptables itself prints a chain as wanted. An unknown version may write rules as expressions of
+// nf_tables that only it understands.
+func (d *differ) printedAlike(c Chain) (bool, error) {
+	if d.printed == nil {
+		s, err := d.tool.Snapshot(d.ctx, d.ours, nil)
+		if err != nil {
+			return false, err
+		}
+		d.printed = s.Chains
+	}
+	return d.printed[c.ID].Bare == DigestOf(c.Rules).Bare, nil
+}
+
+// stale tells chains of ours that are not wanted and have rules.
+func (d *differ) stale() error {
+	for t := range Tables {
+		names, err := d.holds.Names(t)
+		if err != nil {
+			return err
+		}
+		for _, n := range slices.Sorted(maps.Keys(names)) {
+			id := ChainID{t, n}
+			if d.wanted[id] || !d.ours(id) {
+				continue
+			}
+			c, err := d.chain(id)
+			if err != nil {
+				return err
+			}
+			if c == nil || len(c.Rules) == 0 {
+				continue
+			}
+			if err := d.Tell(lb.Key{}, id.words(), "", lines(id, c.texts()...)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
