@@ -74,9 +74,11 @@ func oddSlices(i, ports, endpoints int) (out []*cluster.Slice) {
 			for k := p; k < min(p+slicePorts, ports); k++ {
 				s.Ports = append(s.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP, Port: 8080})
 			}
+			var all []cluster.Endpoint
 			for k := e; k < min(e+sliceEndpoints, endpoints); k++ {
-				s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: oddAddr(100, 64, i<<4+k), Where: cluster.At("elsewhere", ""), Ready: true, Serving: true})
+				all = append(all, cluster.Endpoint{Addr: oddAddr(100, 64, i<<4+k), Where: cluster.At("elsewhere", ""), Ready: true, Serving: true})
 			}
+			s.Endpoints = cluster.EndpointsOf(all...)
 			out = append(out, s)
 		}
 	}

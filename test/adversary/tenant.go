@@ -207,9 +207,11 @@ func (t *Tenant) Slice(i, k int) *cluster.Slice {
 	if t.one(50) {
 		n = 1000
 	}
-	for range n {
-		s.Endpoints = s.Endpoints.With(t.endpoint(s.IPv6))
+	endpoints := make([]cluster.Endpoint, n)
+	for j := range endpoints {
+		endpoints[j] = t.endpoint(s.IPv6)
 	}
+	s.Endpoints = cluster.EndpointsOf(endpoints...)
 	return s
 }
 
