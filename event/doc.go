@@ -1,15 +1,16 @@
-// Package event is the catalogue of what the proxy tells the cluster, and one such event as a plain value.
+// Package event is the catalogue of the events that the proxy sends to the cluster, and an event as a
+// plain value.
 //
-//	whoever notices ──event.DriftRepaired(…)──▶ func(event.Event) ──▶ source/kube.Publisher ──▶ API server
+//	a component ──event.DriftRepaired(…)──▶ func(event.Event) ──▶ source/kube.Publisher ──▶ API server
 //
-// One table holds every reason, action and text; docs/events.md is made from it. The package knows neither
-// Kubernetes' types nor how an event is sent. Whoever notices something writes it to the log too, so without an
-// API server nothing is lost.
+// One table holds every reason, action and text; docs/events.md is generated from it. The package knows
+// neither Kubernetes' types nor how an event is sent. Components log the same facts, so nothing is lost
+// without an API server.
 package event
 
 import "strings"
 
-// Type says whether somebody should look at an event.
+// Type is the severity of an event.
 type Type string
 
 // The two types of the events API.
@@ -31,14 +32,14 @@ type Object struct {
 	Kind string
 	// Namespace is "" for Nodes.
 	Namespace, Name string
-	// UID is the Node's name for Nodes (EV-01). For other kinds it is "" here: who sends the event asks.
+	// UID is the Node's name for Nodes (EV-01). For other kinds it is ""; the sender looks it up.
 	UID string
 }
 
 // Node returns the Node of that name as an object of events.
 func Node(name string) Object { return Object{Kind: KindNode, Name: name, UID: name} }
 
-// Service returns the Service of "ns/name" or, as rows name it, "ns/name:port".
+// Service returns the Service of "ns/name" or "ns/name:port".
 func Service(name string) Object {
 	namespace, rest, _ := strings.Cut(name, "/")
 	rest, _, _ = strings.Cut(rest, ":")
@@ -58,15 +59,15 @@ type Event struct {
 	Type           Type
 	Reason, Action string
 	Regarding      Object
-	// Note says what happened, in a sentence that needs no context.
+	// Note is a sentence that needs no context.
 	Note string
-	// Subject tells events of one reason about one object apart, such as two contested keys of a Service. It
-	// is not sent.
+	// Subject distinguishes events of one reason about one object, such as two contested keys of a
+	// Service. It is not sent.
 	Subject string
 }
 
-// Series returns e without what may differ from one repetition to the next: events of equal series are the
-// same thing happening again.
+// Series returns e without the parts that may differ between repetitions. Events of equal series are
+// repetitions.
 func (e Event) Series() Event {
 	e.Note = ""
 	return e

@@ -106,7 +106,7 @@ func TestFallbackTold(t *testing.T) {
 	p := n.program("--proxy-mode=ipvs", "--hostname-override=node1", "--master=http://127.0.0.1:8001", "--cluster-cidr=10.1.0.0/16",
 		"--conntrack-max-per-core=0", "--conntrack-min=0")
 	defer p.end(syscall.SIGKILL)
-	left := []string{"uses the mode iptables, because ipvs cannot work here", "uses the mode userspace, because iptables cannot work here"}
+	left := []string{"uses mode iptables, because mode ipvs is unavailable", "uses mode userspace, because mode iptables is unavailable"}
 	for end := time.After(patience); len(left) > 0; {
 		select {
 		case e := <-events:
