@@ -20,11 +20,11 @@ var metrics = []mode.Metric{
 	{Name: "sync_full_proxy_rules_duration_seconds"},
 	{Name: "sync_partial_proxy_rules_duration_seconds"},
 	{Row: "EXT", Name: balancersMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
-		Help: "Load balancers of HNS that this proxy holds"},
+		Help: "HNS load balancers of this proxy"},
 	{Row: "EXT", Name: endpointsMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
-		Help: "HNS endpoints that this proxy made for backends on other nodes"},
+		Help: "HNS endpoints that this proxy created for backends on other nodes"},
 	{Row: "EXT", Name: callsMetric, Kind: mode.Counter, Labels: []string{"ip_family", "call", "result"},
-		Help: "Calls to HNS: list, get, create, modify or delete, and whether they ended in success or error"},
+		Help: "Calls to HNS (list, get, create, modify, delete) by result"},
 }
 
 // sizes is what Measure tells of the state, with the node for who looks.
