@@ -12,13 +12,15 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 )
 
 // suite is the release of Debian that the image takes its packages from.
 const suite = "trixie"
+
+// archives of Debian have the packages.
+var archives = []string{"debian", "debian-security"}
 
 const (
 	aptHelper = "/usr/lib/apt/apt-helper"
@@ -33,9 +35,9 @@ type archive struct {
 
 // fetch returns the file of a package, from the cache or downloaded. What does not have the lock's SHA-256 is not returned.
 func (a archive) fetch(ctx context.Context, p pin) (string, error) {
-	file := filepath.Join(a.cache, fmt.Sprintf("%s_%s_%s_%s.deb", p.name, strings.ReplaceAll(p.version, ":", "%3a"), p.arch, p.sha256[:12]))
+	file := filepath.Join(a.cache, fmt.Sprintf("%s_%s_%s_%s.deb", p.Name, strings.ReplaceAll(p.Version, ":", "%3a"), p.Arch, p.SHA256[:12]))
 	have, err := digestOf(file)
-	if err == nil && have == p.sha256 {
+	if err == nil && have == p.SHA256 {
 		return file, nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -48,7 +50,7 @@ func (a archive) fetch(ctx context.Context, p pin) (string, error) {
 }
 
 func (a archive) download(ctx context.Context, p pin, file string) error {
-	mirror, err := a.mirror(ctx, p.archive)
+	mirror, err := a.mirror(ctx, p.Archive)
 	if err != nil {
 		return err
 	}
@@ -63,14 +65,14 @@ func (a archive) download(ctx context.Context, p pin, file string) error {
 	partial := filepath.Join(dir, "package.deb")
 	// apt's own downloader, for it knows the proxies and credentials that apt is configured with.
 	said, err := output(ctx, aptHelper, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=1", "download-file",
-		strings.TrimSuffix(mirror, "/")+"/"+p.path, partial, "SHA256:"+p.sha256)
+		strings.TrimSuffix(mirror, "/")+"/"+p.Path, partial, "SHA256:"+p.SHA256)
 	switch {
 	case err != nil && strings.Contains(said, "404  Not Found"): // 404 alone may be a part of the URL
 		return fmt.Errorf("%s of this machine's apt sources has it no more: `make image-lock` pins what Debian has now, "+
-			"and DEBIAN=URI takes another mirror, such as a snapshot of %s: %w", p.archive, suite, err)
+			"and DEBIAN=URI takes another mirror, such as a snapshot of %s: %w", p.Archive, suite, err)
 	case strings.Contains(said, "Hash Sum mismatch"), strings.Contains(said, "unexpected size"):
 		return fmt.Errorf("it is not what %s pins (SHA-256 %s): a mirror that is broken or lies, or a lock that was edited; "+
-			"`make image-lock` asks Debian's signed index: %w", lockFile, p.sha256, err)
+			"`make image-lock` asks Debian's signed index: %w", lockFile, p.SHA256, err)
 	case err != nil:
 		return fmt.Errorf("it is not in %s, and the mirror cannot be reached; later builds need no network: %w", a.cache, err)
 	}
@@ -78,8 +80,8 @@ func (a archive) download(ctx context.Context, p pin, file string) error {
 	if err != nil {
 		return err
 	}
-	if have != p.sha256 {
-		return fmt.Errorf("its SHA-256 is %s, %s has %s", have, lockFile, p.sha256)
+	if have != p.SHA256 {
+		return fmt.Errorf("its SHA-256 is %s, %s has %s", have, lockFile, p.SHA256)
 	}
 	return os.Rename(partial, file)
 }
@@ -133,7 +135,7 @@ func (a archive) resolve(ctx context.Context, now time.Time) (lock, error) {
 	if _, err := output(ctx, "apt-get", append(options, "update")...); err != nil {
 		return lock{}, fmt.Errorf("read Debian's index: %w", err)
 	}
-	l := lock{suite: suite, time: now.UTC().Truncate(time.Second)}
+	l := lock{head: head{Suite: suite, Time: now.UTC().Truncate(time.Second)}}
 	for _, arch := range architectures {
 		args := append(options, "-o", "APT::Architecture="+arch, "-o", "APT::Architectures::="+arch, "show", "--no-all-versions")
 		said, err := output(ctx, "apt-cache", append(args, packages...)...)
@@ -158,13 +160,12 @@ func (a archive) resolve(ctx context.Context, now time.Time) (lock, error) {
 
 // pinOf makes a pin of a paragraph of an index.
 func pinOf(arch string, f map[string]string) (pin, error) {
-	p := pin{arch: arch, name: f["Package"], version: f["Version"], sha256: f["SHA256"], archive: "debian", path: f["Filename"]}
-	if strings.HasPrefix(p.path, "pool/updates/") {
-		p.archive = "debian-security"
+	p := pin{Arch: arch, Name: f["Package"], Version: f["Version"], SHA256: f["SHA256"], Archive: "debian", Path: f["Filename"]}
+	if strings.HasPrefix(p.Path, "pool/updates/") {
+		p.Archive = "debian-security"
 	}
-	var err error
-	if p.size, err = strconv.ParseInt(f["Size"], 10, 64); err != nil || p.name == "" || p.version == "" || p.sha256 == "" || p.path == "" {
-		return pin{}, fmt.Errorf("want the fields Package, Version, Size, SHA256 and Filename, have %v", f)
+	if p.Name == "" || p.Version == "" || p.SHA256 == "" || p.Path == "" {
+		return pin{}, fmt.Errorf("want the fields Package, Version, SHA256 and Filename, have %v", f)
 	}
 	return p, nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"io"
-	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -58,7 +57,7 @@ func TestBadArguments(t *testing.T) {
 func TestBadMirrors(t *testing.T) {
 	t.Setenv("no_proxy", "127.0.0.1")
 	const content = "a package"
-	p := pin{arch: "amd64", name: "iptables", version: "1:2-3", size: int64(len(content)), sha256: sha256Of([]byte(content)), archive: "debian", path: "pool/iptables.deb"}
+	p := pin{Arch: "amd64", Name: "iptables", Version: "1:2-3", SHA256: sha256Of([]byte(content)), Archive: "debian", Path: "pool/iptables.deb"}
 	asked := 0
 	serve := func(status int, body string) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -166,47 +165,5 @@ func TestFullDisk(t *testing.T) {
 	}
 	if text, err := os.ReadFile(out); err != nil || string(text) != "before" {
 		t.Errorf("the image is %d bytes, %v", len(text), err)
-	}
-}
-
-// Who is not root keeps packages in a folder of his own.
-func TestCacheFolder(t *testing.T) {
-	const child = "KUBE_PROXY_IMAGE_CACHE_CHILD"
-	if os.Getenv(child) != "" {
-		dir, err := cacheFolder()
-		if err != nil {
-			t.Fatal(err)
-		}
-		os.Stdout.WriteString("cache " + dir + "\n")
-		return
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to be somebody else; make test has it")
-	}
-	dir, err := os.MkdirTemp("/var/tmp", "image-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	self, err := os.Executable()
-	if err == nil {
-		var body []byte
-		if body, err = os.ReadFile(self); err == nil {
-			err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(filepath.Join(dir, "test"), body, 0o755))
-		}
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(filepath.Join(dir, "test"), "-test.run=^TestCacheFolder$")
-	cmd.Dir = dir
-	cmd.Env = []string{child + "=1", "HOME=/home/somebody"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "cache /home/somebody/.cache/kube-proxy-image\n") {
-		t.Errorf("%v: %s", err, out)
-	}
-	if _, err := os.Stat("/home/somebody"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it was made: %v", err)
 	}
 }

@@ -77,7 +77,7 @@ func (c *content) make(ctx context.Context, o options, l lock, when time.Time) e
 		return err
 	}
 	c.packages = pkgs
-	c.debian, err = debian.layer(l.time)
+	c.debian, err = debian.layer(l.Time)
 	return err
 }
 

@@ -79,14 +79,14 @@ func debianTree(ctx context.Context, a archive, l lock, arch string) (tree, []de
 			if err := all.add(name, f); err != nil {
 				return nil, nil, fmt.Errorf("package %s: %w", p, err)
 			}
-			owner[name] = p.name
+			owner[name] = p.Name
 		}
 		control, err := readDeb(ctx, deb, "--ctrl-tarfile")
 		if err != nil {
 			return nil, nil, fmt.Errorf("read package %s: %w", p, err)
 		}
-		controls[p.name] = control["control"].body
-		found[p.name] = describe(p, parseControl(string(control["control"].body)))
+		controls[p.Name] = control["control"].body
+		found[p.Name] = describe(p, parseControl(string(control["control"].body)))
 	}
 
 	t := tree{}
@@ -144,7 +144,7 @@ func (t tree) takeAll(from tree, pattern string) error {
 }
 
 func describe(p pin, control map[string]string) debianPackage {
-	d := debianPackage{pin: p, source: p.name, sourceVersion: p.version}
+	d := debianPackage{pin: p, source: p.Name, sourceVersion: p.Version}
 	if source, version, _ := strings.Cut(control["Source"], " "); source != "" {
 		d.source = source
 		if v := strings.Trim(version, "()"); v != "" {

@@ -1,121 +1,81 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"path"
+	"io"
 	"regexp"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 )
 
-// lockFile is the name of the lock in this folder.
+// lockFile is the name of the lock in the repository.
 const lockFile = "tools/image/debian.lock"
 
-// lock says which packages of Debian the image is made of.
+// architectures are those of the image that have packages of Debian, as Go and Debian call them.
+var architectures = []string{"amd64", "arm64"}
+
+// lock says which packages of Debian the image is made of. In the file its head has a line of JSON, and then each pin.
 type lock struct {
-	suite string
-	time  time.Time // when it was written: the time of all files of the layer
-	pins  []pin
+	head
+	pins []pin
+}
+
+type head struct {
+	Suite string    `json:"suite"`
+	Time  time.Time `json:"time"` // when it was written: the time of all files of the layer
 }
 
 // pin is one package for one architecture.
 type pin struct {
-	arch    string // of the image: amd64 or arm64
-	name    string
-	version string
-	size    int64
-	sha256  string
-	archive string // debian or debian-security
-	path    string // below the archive
+	Arch    string `json:"arch"`
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	SHA256  string `json:"sha256"`
+	Archive string `json:"archive"` // debian or debian-security
+	Path    string `json:"path"`    // below the archive
 }
 
-func (p pin) String() string { return fmt.Sprintf("%s %s (%s)", p.name, p.version, p.arch) }
+func (p pin) String() string { return fmt.Sprintf("%s %s (%s)", p.Name, p.Version, p.Arch) }
 
-var (
-	hexDigest   = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	packageName = regexp.MustCompile(`^[a-z0-9][a-z0-9.+-]+$`)
-	archives    = []string{"debian", "debian-security"}
-	// architectures are those of the image, as Go and Debian call them.
-	architectures = []string{"amd64", "arm64"}
-)
+var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// parseLock reads a lock. Errors name the line.
-func parseLock(text string) (l lock, err error) {
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		f := strings.Fields(line)
-		if len(f) == 0 || strings.HasPrefix(f[0], "#") {
-			continue
+// parseLock reads a lock.
+func parseLock(text []byte) (l lock, err error) {
+	lines := json.NewDecoder(bytes.NewReader(text))
+	lines.DisallowUnknownFields()
+	for err = lines.Decode(&l.head); err == nil; {
+		var p pin
+		if err = lines.Decode(&p); err == nil && !hexDigest.MatchString(p.SHA256) {
+			err = fmt.Errorf("package %s: %q is not a SHA-256 in hexadecimal", p, p.SHA256)
 		}
-		if err := l.add(f); err != nil {
-			return lock{}, fmt.Errorf("%s:%d: %w", lockFile, number, err)
-		}
+		l.pins = append(l.pins, p)
 	}
-	if l.suite == "" || l.time.IsZero() || len(l.pins) == 0 {
-		return lock{}, fmt.Errorf("%s: want a line suite, a line time and packages: `make image-lock` writes it anew", lockFile)
+	if errors.Is(err, io.EOF) && len(l.pins) > 1 {
+		l.pins = l.pins[:len(l.pins)-1]
+		return l, nil
 	}
-	return l, nil
-}
-
-func (l *lock) add(f []string) (err error) {
-	switch {
-	case f[0] == "suite" && len(f) == 2:
-		l.suite = f[1]
-		return nil
-	case f[0] == "time" && len(f) == 2:
-		if l.time, err = time.Parse(time.RFC3339, f[1]); err != nil {
-			return fmt.Errorf("time: %w", err)
-		}
-		l.time = l.time.UTC()
-		return nil
-	case len(f) != 7:
-		return fmt.Errorf("%d fields, want: architecture package version size sha256 archive path", len(f))
-	}
-	p := pin{arch: f[0], name: f[1], version: f[2], sha256: f[4], archive: f[5], path: f[6]}
-	p.size, err = strconv.ParseInt(f[3], 10, 64)
-	switch {
-	case !slices.Contains(architectures, p.arch):
-		return fmt.Errorf("architecture %q, want one of %v", p.arch, architectures)
-	case !packageName.MatchString(p.name):
-		return fmt.Errorf("%q is not the name of a package", p.name)
-	case err != nil || p.size <= 0:
-		return fmt.Errorf("package %s: size %q, want a number of bytes", p.name, f[3])
-	case !hexDigest.MatchString(p.sha256):
-		return fmt.Errorf("package %s: %q is not a SHA-256 in hexadecimal", p.name, p.sha256)
-	case !slices.Contains(archives, p.archive):
-		return fmt.Errorf("package %s: archive %q, want one of %v", p.name, p.archive, archives)
-	case path.Clean("/" + p.path)[1:] != p.path:
-		return fmt.Errorf("package %s: path %q, want one below the archive", p.name, p.path)
-	case slices.ContainsFunc(l.pins, func(o pin) bool { return o.arch == p.arch && o.name == p.name }):
-		return fmt.Errorf("package %s for %s is there twice", p.name, p.arch)
-	}
-	l.pins = append(l.pins, p)
-	return nil
+	return lock{}, fmt.Errorf("%s: %w: `make image-lock` writes it anew", lockFile, err)
 }
 
 // of returns the pins of an architecture.
 func (l lock) of(arch string) (pins []pin) {
 	for _, p := range l.pins {
-		if p.arch == arch {
+		if p.Arch == arch {
 			pins = append(pins, p)
 		}
 	}
 	return pins
 }
 
-// String is the lock's text.
-func (l lock) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "# What the image holds of Debian. Written by `make image-lock`; do not edit.\nsuite %s\ntime %s\n\n", l.suite, l.time.UTC().Format(time.RFC3339))
-	b.WriteString("# architecture package version size sha256 archive path\n")
+// text is what parseLock reads.
+func (l lock) text() ([]byte, error) {
+	var b bytes.Buffer
+	lines := json.NewEncoder(&b)
+	err := lines.Encode(l.head)
 	for _, p := range l.pins {
-		fmt.Fprintf(&b, "%s %s %s %d %s %s %s\n", p.arch, p.name, p.version, p.size, p.sha256, p.archive, p.path)
+		err = errors.Join(err, lines.Encode(p))
 	}
-	return b.String()
+	return b.Bytes(), err
 }
-
-// pinsEqual reports whether two locks pin the same.
-func pinsEqual(a, b lock) bool { return a.suite == b.suite && slices.Equal(a.pins, b.pins) }

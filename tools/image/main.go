@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -69,14 +70,18 @@ func writeLock(ctx context.Context, a archive, stdout io.Writer) error {
 		return err
 	}
 	before, _ := os.ReadFile(lockFile)
-	if have, err := parseLock(string(before)); err == nil && pinsEqual(have, l) {
+	if have, err := parseLock(before); err == nil && have.Suite == l.Suite && slices.Equal(have.pins, l.pins) {
 		fmt.Fprintln(stdout, lockFile, "is current")
 		return nil
 	}
-	if err := os.WriteFile(lockFile, []byte(l.String()), 0o644); err != nil {
+	text, err := l.text()
+	if err == nil {
+		err = os.WriteFile(lockFile, text, 0o644)
+	}
+	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "wrote %s: %d packages of %s; read the difference, run make test-image, commit\n", lockFile, len(l.pins), l.suite)
+	fmt.Fprintf(stdout, "wrote %s: %d packages of %s; read the difference, run make test-image, commit\n", lockFile, len(l.pins), l.Suite)
 	return nil
 }
 
@@ -95,7 +100,7 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	l, err := parseLock(string(text))
+	l, err := parseLock(text)
 	if err != nil {
 		return err
 	}
@@ -119,9 +124,11 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 		return err
 	}
 	if o.archive.cache == "" {
-		if o.archive.cache, err = cacheFolder(); err != nil {
-			return err
+		dir, err := os.UserCacheDir()
+		if err != nil {
+			return fmt.Errorf("find a folder for packages of Debian: %w: name one with -cache", err)
 		}
+		o.archive.cache = filepath.Join(dir, "kube-proxy-image")
 	}
 	contents, err := makeContents(ctx, o, l, when)
 	if err != nil {
@@ -164,20 +171,4 @@ func git(ctx context.Context, args ...string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(out))
-}
-
-// cacheFolder keeps packages over clones; who may not write there has one of his own.
-func cacheFolder() (string, error) {
-	const shared = "/var/cache/kube-proxy-image"
-	if os.MkdirAll(shared, 0o755) == nil {
-		if f, err := os.CreateTemp(shared, ".try-"); err == nil {
-			f.Close()
-			return shared, os.Remove(f.Name())
-		}
-	}
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("find a folder for packages of Debian: %w: name one with -cache", err)
-	}
-	return filepath.Join(dir, "kube-proxy-image"), nil
 }

@@ -119,10 +119,10 @@ func (b *bill) image(name, tag string, on v1.Platform, digest v1.Hash, p program
 			LicenseDeclared: m.licence, Comment: "licences: /" + docs + strings.TrimPrefix(licenceDir(m.path), docFolder), ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + m.path + "@" + url.PathEscape(m.version)}}})
 	}
 	for _, d := range pkgs {
-		b.add(top, "CONTAINS", spdxPackage{SPDXID: spdxID("deb", d.name, d.arch), Name: d.name, VersionInfo: d.version, Supplier: "Organization: Debian", Purpose: "LIBRARY",
-			LicenseDeclared: d.licence, Comment: fmt.Sprintf("source: %s %s; licences: /usr/share/doc/%s/copyright, which names %s", d.source, d.sourceVersion, d.name, strings.Join(d.licences, ", ")),
-			Checksums: []spdxChecksum{{"SHA256", d.sha256}}, ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl",
-				fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s&upstream=%s", d.name, url.QueryEscape(d.version), d.arch, suite, url.QueryEscape(d.source+"@"+d.sourceVersion))}}})
+		b.add(top, "CONTAINS", spdxPackage{SPDXID: spdxID("deb", d.Name, d.Arch), Name: d.Name, VersionInfo: d.Version, Supplier: "Organization: Debian", Purpose: "LIBRARY",
+			LicenseDeclared: d.licence, Comment: fmt.Sprintf("source: %s %s; licences: /usr/share/doc/%s/copyright, which names %s", d.source, d.sourceVersion, d.Name, strings.Join(d.licences, ", ")),
+			Checksums: []spdxChecksum{{"SHA256", d.SHA256}}, ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl",
+				fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s&upstream=%s", d.Name, url.QueryEscape(d.Version), d.Arch, suite, url.QueryEscape(d.source+"@"+d.sourceVersion))}}})
 	}
 }
 

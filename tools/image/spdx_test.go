@@ -109,7 +109,7 @@ func testBill(t *testing.T) []byte {
 	b := newBill("localhost/kube-proxy:v1", time.Unix(1700000000, 0))
 	p := program{body: []byte("elf"), golang: "go1.26", modules: []goModule{{"example.org/a_b", "v1.0.0", "MIT"}, {"stdlib", "1.26", ""}}}
 	digest := v1.Hash{Algorithm: "sha256", Hex: sha256Of([]byte("manifest"))}
-	deb := debianPackage{pin: pin{arch: "amd64", name: "iptables", version: "1:2+3", sha256: strings.Repeat("0", 64)}, source: "iptables", sourceVersion: "1:2", licence: "GPL-2.0-only"}
+	deb := debianPackage{pin: pin{Arch: "amd64", Name: "iptables", Version: "1:2+3", SHA256: strings.Repeat("0", 64)}, source: "iptables", sourceVersion: "1:2", licence: "GPL-2.0-only"}
 	b.image("localhost/kube-proxy", "v1", platforms[0], digest, p, []debianPackage{deb}, "MIT")
 	b.image("localhost/kube-proxy", "v1-minimal", platforms[0], digest, p, nil, "MIT")
 	text, err := b.text()
