@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"errors"
-	"fmt"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,9 +20,6 @@ func WithNetfilter(f func(*Netfilter) error) error {
 	err = f(nf)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter knows no such subsystem
 		return nil
-	}
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
 	}
 	return err
 }

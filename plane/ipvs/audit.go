@@ -24,9 +24,13 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	}
 	full = full || p.suspected
 	p.suspected = false
-	p.again(lb.Key{}) // the engine retries rows
 	addresses, place := p.cfg.Device.News()
 	err = func() error {
+		p.again(lb.Key{}) // the engine retries rows
+		left := p.writer()
+		if err := left.write(ctx); err != nil { // not counted: it is no drift
+			return err
+		}
 		// Addresses come first: while one is not bound, packets to it go elsewhere.
 		if place || full {
 			if err := p.replace(ctx); err != nil {
@@ -44,6 +48,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 			}
 		}
 		w := p.writer()
+		w.errs = left.errs
 		err := w.write(ctx)
 		mended += w.mended
 		if err = p.ended("audit", w, err); err != nil {

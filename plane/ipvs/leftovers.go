@@ -46,7 +46,7 @@ func remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
 // to these from programs of the node (TN-67). Sets go last, because that chain uses them.
 func (c *cleaner) run(ctx context.Context) (errs []error) {
 	if err := c.open(); err != nil {
-		errs = append(errs, told(err))
+		errs = append(errs, err)
 	}
 	defer c.close()
 	if c.routes == nil {
@@ -136,7 +136,7 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	ctx := context.WithoutCancel(limit)
 	conn, err := ipvswire.Open()
 	if err != nil {
-		return told(err)
+		return err
 	}
 	defer conn.Close()
 	var ours []ipvswire.Op
@@ -152,7 +152,7 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 		return nil
 	})
 	if err != nil {
-		return told(err)
+		return err
 	}
 	if others > 0 {
 		c.report.Leave("%d virtual servers of %s stay: nothing shows that a kube-proxy made them; ipvsadm lists them", others, l.family)

@@ -38,7 +38,7 @@ func modules(s mode.Settings) []string {
 func hasIPVS(mode.Settings) error {
 	c, err := ipvswire.Open()
 	if err != nil {
-		return unsupported(told(err), ipvswire.ErrNoIPVS)
+		return unsupported(err, ipvswire.ErrNoIPVS)
 	}
 	defer c.Close()
 	if _, err := kernel.Sysctl(vsConntrack); errors.Is(err, fs.ErrNotExist) {
@@ -50,18 +50,10 @@ func hasIPVS(mode.Settings) error {
 func hasItsScheduler(s mode.Settings) error {
 	c, err := ipvswire.Open()
 	if err != nil {
-		return told(err)
+		return err
 	}
 	defer c.Close()
 	return checkScheduler(context.Background(), c, s.Family, optionsOf(s.Blocks).IPVS.Scheduler)
-}
-
-// told says what to do about a refusal.
-func told(err error) error {
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
-	}
-	return err
 }
 
 // hasDevice finds out whether there can be a device for the service addresses. A device with an address that none can have is
@@ -70,7 +62,7 @@ func hasDevice(mode.Settings) error {
 	ctx := context.Background()
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
-		return told(err)
+		return err
 	}
 	defer conn.Close()
 	if link, err := findDevice(ctx, conn); err != nil || link.Index != 0 {
@@ -84,7 +76,7 @@ func hasDevice(mode.Settings) error {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("this kernel has no devices of type %s (the module %s): %w", DeviceType, DeviceType, plane.ErrUnsupported)
 	case err != nil:
-		return told(fmt.Errorf("ask for devices of type %s: %w", DeviceType, err))
+		return fmt.Errorf("ask for devices of type %s: %w", DeviceType, err)
 	}
 	link, err := rtnl.FindLink(ctx, conn, Device) // a kernel that accepts the address
 	if err == nil {
@@ -97,14 +89,14 @@ func hasDevice(mode.Settings) error {
 func hasSets(s mode.Settings) error {
 	c, err := sets.Open()
 	if err != nil {
-		return unsupported(told(err), sets.ErrUnsupported)
+		return unsupported(err, sets.ErrUnsupported)
 	}
 	defer c.Close()
 	var all []sets.Set
 	for set := range setCount {
 		all = append(all, set.made(s.Family))
 	}
-	return unsupported(told(c.Able(context.Background(), all)), sets.ErrUnsupported)
+	return unsupported(c.Able(context.Background(), all), sets.ErrUnsupported)
 }
 
 // unsupported has an error that is of another package wrap plane.ErrUnsupported too.

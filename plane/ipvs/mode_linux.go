@@ -57,7 +57,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, err
 	}
 	if p.ipvs, err = ipvswire.Open(); err != nil {
-		return nil, unsupported(told(err), ipvswire.ErrNoIPVS)
+		return nil, unsupported(err, ipvswire.ErrNoIPVS)
 	}
 	p.opened = append(p.opened, p.ipvs)
 	if err := checkScheduler(context.Background(), p.ipvs, s.Family, asked.IPVS.Scheduler); err != nil {
@@ -68,12 +68,12 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		sticky = "sh" // a kernel before 4.18
 	}
 	if p.sets, err = sets.Open(); err != nil {
-		return nil, unsupported(told(err), sets.ErrUnsupported)
+		return nil, unsupported(err, sets.ErrUnsupported)
 	}
 	p.opened = append(p.opened, p.sets)
 	device, err := openDevice(s.Family)
 	if err != nil {
-		return nil, told(err)
+		return nil, err
 	}
 	p.opened = append(p.opened, device)
 	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: asked.excluded()}, xtables.Auto, s.Writes); err != nil {
@@ -90,7 +90,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	}
 	timeouts, err := p.ipvs.Timeouts(context.Background())
 	if err != nil {
-		return nil, told(err)
+		return nil, err
 	}
 	p.Plane, err = New(Config{
 		Family: s.Family, Masquerade: mark, Scheduler: asked.IPVS.Scheduler, Sticky: sticky, Idle: timeouts.TCP,
@@ -118,7 +118,7 @@ func (p *modePlane) openCounters(asked bool) (Counters, error) {
 	}
 	conn, err := ipvswire.Open()
 	if err != nil {
-		return nil, told(err)
+		return nil, err
 	}
 	p.opened = append(p.opened, conn)
 	return conn, nil
@@ -139,10 +139,10 @@ func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {
 	}
 	have, err := c.Timeouts(ctx)
 	if err != nil {
-		return told(err)
+		return err
 	}
 	if err := c.SetTimeouts(ctx, want); err != nil {
-		return fmt.Errorf("%w; asked for by --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout (ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout)", told(err))
+		return fmt.Errorf("%w; asked for by --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout (ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout)", err)
 	}
 	now := ipvswire.Timeouts{TCP: cmp.Or(want.TCP, have.TCP), TCPFin: cmp.Or(want.TCPFin, have.TCPFin), UDP: cmp.Or(want.UDP, have.UDP)}
 	if s.Log != nil && now != have {

@@ -21,12 +21,6 @@ func (n *notices) once(id, text string, args ...any) {
 	n.all = append(n.all, mode.Notice{Text: text, Args: args})
 }
 
-// broken tells of a set of our names that is another's.
-func (n *notices) broken(name string, err error) {
-	n.once("set "+name, "an ipset of a name that kube-proxy uses is of another kind, and in use: it stays, and does not have the addresses of Services; "+
-		"destroy it, and start kube-proxy anew", "ipset", name, "err", err.Error())
-}
-
 // late tells that there are no more marks.
 func (n *notices) late(services int) {
 	if services > 0 {

@@ -139,32 +139,16 @@ func TestNodePortAtAddressThatLeft(t *testing.T) {
 	}
 }
 
-// An ipset of our name that is of another kind, and in use, costs what needs it: one that only has names for others costs a notice.
+// An ipset of our name and another type that rules use is an error that names it.
 func TestOthersIPSet(t *testing.T) {
-	w := planetest.World{Family: lb.IPv4}
-	k := newLab(t)
-	name := setClusterIP.name(lb.IPv4)
-	k.sets[name] = &fakeSet{sets.Set{Name: name, Type: sets.HashIP}, map[sets.Member]sets.Member{}}
-	p := k.plane(t, lb.IPv4)
-	table := startTable(w)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
-	if all := p.Notices(); len(all) != 1 || !strings.Contains(all[0].Text, "ipset") {
-		t.Errorf("told: %+v", all)
-	}
-	if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
-		t.Errorf("an audit mended %d, %v", n, err)
-	}
-	for _, m := range moves() {
-		if _, err := p.Apply(t.Context(), m.make(table, w)); err != nil {
-			t.Errorf("%s: %v", m.name, err)
+	k, p := newLab(t), (*Plane)(nil)
+	for _, s := range []set{setClusterIP, setMarksAnywhere} {
+		name := s.name(lb.IPv4)
+		k.sets = setTable{name: &fakeSet{sets.Set{Name: name, Type: sets.HashIP}, nil}}
+		p = k.plane(t, lb.IPv4)
+		if _, err := p.Reset(t.Context(), startTable(planetest.World{Family: lb.IPv4})); !errors.Is(err, sets.ErrOther) || !strings.Contains(err.Error(), name) {
+			t.Errorf("another program's %s: %v", name, err)
 		}
-	}
-	name = setMarksAnywhere.name(lb.IPv4)
-	k.sets[name] = &fakeSet{sets.Set{Name: name, Type: sets.HashIP}, map[sets.Member]sets.Member{}}
-	if _, err := k.plane(t, lb.IPv4).Reset(t.Context(), table); err == nil || !strings.Contains(err.Error(), name) {
-		t.Errorf("without the set that says who is masqueraded: %v", err)
 	}
 }
 

@@ -82,7 +82,7 @@ type Chains interface {
 type Plane struct {
 	cfg  Config
 	sets [setCount]sets.Set
-	// broken are sets of our names that others hold, of another type; ours only has names that the chains do not need.
+	// broken are sets that Differences found missing or of another type.
 	broken [setCount]bool
 
 	l *ledger // nil before the first Reset, and when the state was lost

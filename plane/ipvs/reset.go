@@ -5,7 +5,6 @@ package ipvs
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -100,13 +99,7 @@ func (p *Plane) whoseRules(ctx context.Context) (there, ours bool, err error) {
 // ensure makes the sets and the device if they are not there.
 func (p *Plane) ensure(ctx context.Context) error {
 	for s := range setCount {
-		_, err := p.cfg.Sets.Ensure(ctx, p.sets[s])
-		p.broken[s] = errors.Is(err, sets.ErrOther) && s.names()
-		if p.broken[s] {
-			p.notices.broken(p.sets[s].Name, err)
-			continue
-		}
-		if err != nil {
+		if _, err := p.cfg.Sets.Ensure(ctx, p.sets[s]); err != nil {
 			return err
 		}
 	}

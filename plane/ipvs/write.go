@@ -296,28 +296,49 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 	if s.set != nil && w.l.wantsAll(s) {
 		return ops, nil
 	}
+	return w.removeServers(ops, s, func(a netip.AddrPort) fate {
+		switch {
+		case w.l.wants(s, a):
+			return stays
+		case s.drains():
+			return drains
+		case w.l.keeps(s, a):
+			return idles
+		}
+		return goes
+	}), nil
+}
+
+// fate is what becomes of a real server.
+type fate uint8
+
+const (
+	stays  fate = iota
+	idles       // without new connections
+	drains      // without new connections, and goes when the last has ended
+	goes
+)
+
+// removeServers appends the operations that remove real servers, up to a stage of them.
+func (w *writer) removeServers(ops []serverOp, s *virtual, fateOf func(netip.AddrPort) fate) []serverOp {
 	first := len(ops)
 	for _, a := range sortedAddrs(s.dests) {
 		if len(ops)-first >= stage {
 			w.cut[s] = true
 			break
 		}
+		f := fateOf(a)
 		switch {
-		case w.l.wants(s, a):
-		case !s.drains() && w.l.keeps(s, a):
-			if s.dests[a].weight != 0 {
-				ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
-			}
-		case !s.drains():
+		case f == goes:
 			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
-		default:
-			if s.dests[a].weight != 0 {
-				ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
-			}
+		case f != stays && s.dests[a].weight != 0:
+			ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
+		}
+		if f == drains {
 			w.drain(s, a)
 		}
 	}
-	return ops, nil
+	return ops
 }
 
 // wantsAll reports, at the cost of a look at each backend, that no real server is one too many.
@@ -360,22 +381,14 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 		return append(ops, s.op(ipvswire.DelService, netip.AddrPort{}, 0)), nil
 	}
 	w.l.leave(w.l.touched.servers[s], s, true)
-	first := len(ops)
-	for _, a := range sortedAddrs(s.dests) {
-		if len(ops)-first >= stage {
-			w.cut[s] = true
-			break
+	ops = w.removeServers(ops, s, func(a netip.AddrPort) fate {
+		if busy[a] {
+			return drains
 		}
-		switch {
-		case !busy[a]:
-			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
-		default:
-			if s.dests[a].weight != 0 {
-				ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
-			}
-			w.drain(s, a)
-			s.drain.left = time.Now()
-		}
+		return goes
+	})
+	if s.drain != nil {
+		s.drain.left = time.Now()
 	}
 	return ops, nil
 }
@@ -550,7 +563,7 @@ func (w *writer) addMembers(which func(member, mark) bool) func(context.Context)
 	return func(ctx context.Context) error {
 		var ops []memberOp
 		for m := range w.l.touched.members {
-			if c := w.l.members[m]; c.refs > 0 && !c.right() && which(m, c.want) && !w.failed[m] && !w.broken[m.set] && !w.withheld(m) {
+			if c := w.l.members[m]; c.refs > 0 && !c.right() && which(m, c.want) && !w.failed[m] && !w.withheld(m) {
 				ops = append(ops, memberOp{m, c.want, false})
 			}
 		}
@@ -562,7 +575,7 @@ func (w *writer) addMembers(which func(member, mark) bool) func(context.Context)
 func (w *writer) removeMembers(ctx context.Context) error {
 	var ops []memberOp
 	for m := range w.l.touched.members {
-		if c := w.l.members[m]; c.refs == 0 && c.has && !w.failed[m] && !w.broken[m.set] {
+		if c := w.l.members[m]; c.refs == 0 && c.has && !w.failed[m] {
 			ops = append(ops, memberOp{m, mark{}, true})
 		}
 	}

@@ -137,8 +137,6 @@ func offline(cfg Config) (*Plane, error) {
 // probeError explains why the kernel did not tell the generation of its ruleset.
 func probeError(err error) error {
 	switch {
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("nftables: read the ruleset: %w: run as root, or with CAP_NET_ADMIN", err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPROTONOSUPPORT):
 		return fmt.Errorf("nftables: this kernel has no nf_tables (CONFIG_NF_TABLES, module nf_tables): %w: %w", err, plane.ErrUnsupported)
 	}

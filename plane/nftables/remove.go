@@ -68,7 +68,7 @@ func removeTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (
 		return false, nil
 	}
 	if errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN; a table that a running process owns goes when that ends", err)
+		err = fmt.Errorf("%w; a table that a running process owns goes when that ends", err)
 	}
 	if err != nil {
 		return false, fmt.Errorf("nftables: delete table %s of %s: %w", name, ip.Family, err)

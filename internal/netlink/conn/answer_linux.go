@@ -31,6 +31,9 @@ type Error struct {
 
 func (e *Error) Error() string {
 	s := e.Errno.Error()
+	if e.Errno == unix.EPERM {
+		s += ": run as root, or with CAP_NET_ADMIN"
+	}
 	if e.Text != "" {
 		s += ": " + e.Text
 	}

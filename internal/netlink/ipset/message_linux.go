@@ -110,8 +110,6 @@ func explain(err error) error {
 		return fmt.Errorf("there is a set of that name: %w", unix.EEXIST)
 	case errFindType:
 		return fmt.Errorf("the kernel has no such type of set: %w", ErrUnsupported)
-	case unix.EPERM:
-		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
 	}
 	if text, known := texts[errno]; known {
 		return fmt.Errorf("%s (%w)", text, refusal(errno))

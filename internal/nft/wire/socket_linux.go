@@ -155,8 +155,6 @@ func outcome(err error, what func(seq uint32) string) error {
 	case errors.Is(err, nlconn.ErrNoAnswer), // the kernel may hold what the state does not say
 		errno == unix.ENOENT, errno == unix.EEXIST, errno == unix.EBUSY:
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
-	case errno == unix.EPERM:
-		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
 	}
 	return err
 }

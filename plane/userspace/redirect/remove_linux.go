@@ -54,8 +54,6 @@ func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
 		return true, nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // no table, no such family, or no nf_tables
-	case errors.Is(err, unix.EPERM):
-		err = fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
 	}
 	return false, fmt.Errorf("remove table %s of %s: %w", TableName, fam, err)
 }
