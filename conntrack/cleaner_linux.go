@@ -21,23 +21,12 @@ type Config struct {
 	// flows of a row from that address and port now, and may be called from any goroutine. Only flows of a row that goes, begins
 	// to lead somewhere, or becomes another Service's are looked at, and those forgotten that would miss the proxy's socket.
 	Proxied func(row lb.Key, from netip.AddrPort) bool
-	// Delay is how long the worker waits for more after the first change; 0 means 20 ms.
-	Delay time.Duration
 	// Log is where runs that deleted something and failures are told, 20 at once and two a minute after that; nil
 	// means slog.Default().
 	Log *slog.Logger
 	// Cleaned, if not nil, is told after each pass how long it took, and how many entries it deleted (MT-18). It is
 	// called from the goroutine of [Cleaner.Run].
 	Cleaned func(took time.Duration, deleted int)
-}
-
-// Stats is what a Cleaner has done since it was made.
-type Stats struct {
-	Runs     uint64        // passes over the table
-	Seen     uint64        // entries looked at
-	Deleted  uint64        // entries deleted
-	Failures uint64        // keys left for a later pass because of an error
-	LastRun  time.Duration // how long the last pass took
 }
 
 // Cleaner forgets flows whose backend left. It is an engine.Observer and an engine.NodeObserver.
@@ -51,7 +40,6 @@ type Cleaner struct {
 
 	mu    sync.Mutex
 	index *index
-	stats Stats
 }
 
 // kernel is what a Cleaner needs of the kernel; the methods are those of table.
@@ -61,7 +49,8 @@ type kernel interface {
 }
 
 const (
-	defaultDelay = 20 * time.Millisecond
+	// delay is how long the worker waits for more after the first change.
+	delay = 20 * time.Millisecond
 	// A pass costs as much as the table is long. Pausing this many times as long as it took keeps the cost of
 	// endless changes at a quarter of one CPU.
 	pauseFactor = 3
@@ -82,9 +71,6 @@ func New(cfg Config) (*Cleaner, error) {
 }
 
 func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
-	if cfg.Delay == 0 {
-		cfg.Delay = defaultDelay
-	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
@@ -123,13 +109,6 @@ func (c *Cleaner) NodeApplied(n lb.Node) {
 	c.wakeIf(work)
 }
 
-// Stats returns what has been done so far.
-func (c *Cleaner) Stats() Stats {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.stats
-}
-
 // Run is the worker; it returns when ctx ends, after the pass in hand, and closes the table. Call it once.
 func (c *Cleaner) Run(ctx context.Context) {
 	defer c.close()
@@ -143,7 +122,7 @@ func (c *Cleaner) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-wake:
-			if !pause.For(ctx, c.cfg.Delay) {
+			if !pause.For(ctx, delay) {
 				return
 			}
 		case <-again:
@@ -192,7 +171,7 @@ func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 		}
 	}
 	took = time.Since(start)
-	c.note(p, n, retry, took)
+	c.note(p, retry)
 	if first != nil {
 		failed = true
 		if c.failures.Allow("") {
@@ -223,17 +202,11 @@ func (c *Cleaner) plan(ctx context.Context) (*plan, error) {
 	return c.index.take(locals), err
 }
 
-func (c *Cleaner) note(p *plan, n tally, retry []lb.Key, took time.Duration) {
+// note makes keys with which the pass failed suspect again.
+func (c *Cleaner) note(p *plan, retry []lb.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range retry {
 		c.index.retry(k, p)
 	}
-	if len(p.keys) > 0 {
-		c.stats.Runs++
-	}
-	c.stats.Seen += uint64(n.seen)
-	c.stats.Deleted += uint64(n.deleted)
-	c.stats.Failures += uint64(len(retry))
-	c.stats.LastRun = took
 }

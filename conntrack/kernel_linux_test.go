@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -145,12 +146,22 @@ func network(t *testing.T) (client, node namespace) {
 	return client, node
 }
 
+// watched is a Cleaner whose passes and deletions are counted.
+type watched struct {
+	*Cleaner
+	passes, deleted atomic.Int64
+}
+
 // cleaner makes a Cleaner in the namespace that works until the test ends.
-func (ns namespace) cleaner(t *testing.T, family lb.Family) *Cleaner {
+func (ns namespace) cleaner(t *testing.T, family lb.Family) *watched {
 	t.Helper()
-	var c *Cleaner
-	var err error
-	ns.Do(func() { c, err = New(Config{Family: family, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}) })
+	c, err := &watched{}, error(nil)
+	cleaned := func(_ time.Duration, deleted int) {
+		c.deleted.Add(int64(deleted))
+		c.passes.Add(1)
+	}
+	cfg := Config{Family: family, Cleaned: cleaned, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	ns.Do(func() { c.Cleaner, err = New(cfg) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,25 +172,32 @@ func (ns namespace) cleaner(t *testing.T, family lb.Family) *Cleaner {
 }
 
 // settle waits until the Cleaner has made a pass over each protocol in question after the one before.
-func settle(t *testing.T, c *Cleaner, runs uint64) {
+func settle(t *testing.T, c *watched, passes int64) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); c.Stats().Runs < runs; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); c.passes.Load() < passes; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("no pass %d: %+v", runs, c.Stats())
+			t.Fatalf("no pass %d: %d", passes, c.passes.Load())
 		}
 	}
+}
+
+// table opens the namespace's conntrack table.
+func (ns namespace) table(tb testing.TB, family lb.Family) *table {
+	tb.Helper()
+	var t *table
+	var err error
+	ns.Do(func() { t, err = openTable(family) })
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(t.close)
+	return t
 }
 
 // flows lists the entries of the namespace's table: "udp 10.96.0.10:53 10.1.0.1:5353".
 func (ns namespace) flows(t *testing.T, family lb.Family, protos ...lb.Proto) []string {
 	t.Helper()
-	var table *table
-	var err error
-	ns.Do(func() { table, err = openTable(family) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer table.close()
+	table := ns.table(t, family)
 	var all []string
 	for _, proto := range protos {
 		request := ctwire.DumpRequest(table.family, ctwire.Tuple{Proto: uint8(proto)}, ctwire.ByProto)
@@ -269,8 +287,8 @@ func TestBackendLeaves(t *testing.T) {
 	expectAnswer(t, moved, "B")
 	expectAnswer(t, port, "A")
 	expectAnswer(t, other, "A")
-	if s := c.Stats(); s.Deleted != 1 || s.Failures != 0 {
-		t.Errorf("stats %+v, want one entry deleted", s)
+	if n := c.deleted.Load(); n != 1 {
+		t.Errorf("deleted %d entries, want one", n)
 	}
 }
 
@@ -307,8 +325,8 @@ func TestBackendDrains(t *testing.T) {
 	expectFlows(t, node, lb.IPv4, "udp 10.96.0.10:53 10.1.0.2:5353")
 	expectAnswer(t, flow, "B")
 	expectAnswer(t, later, "B")
-	if a, b := c.Stats(), again.Stats(); a.Deleted != 1 || b.Deleted != 0 {
-		t.Errorf("deleted %d and %d entries, want 1 and none", a.Deleted, b.Deleted)
+	if a, b := c.deleted.Load(), again.deleted.Load(); a != 1 || b != 0 {
+		t.Errorf("deleted %d and %d entries, want 1 and none", a, b)
 	}
 }
 
@@ -392,23 +410,26 @@ func TestClaimLeavesStrangersFlowsTN81(t *testing.T) {
 	settle(t, c, 1)
 	c.Applied([]lb.Change{remove(claim)})
 	settle(t, c, 2)
-	if n := c.Stats().Deleted; n != 0 {
+	if n := c.deleted.Load(); n != 0 {
 		t.Errorf("%d flows of the address's owner were forgotten", n)
 	}
 	expectAnswer(t, talk, "owner")
 }
 
+// families are the addresses of tests that run in both.
+var families = []struct {
+	family                     lb.Family
+	nft, typ                   string
+	node, other, podA, podB, x string
+}{
+	{lb.IPv4, "ip", "ipv4_addr", "192.0.2.1", "192.0.2.100", "10.1.0.1", "10.1.0.2", "10.1.0.3"},
+	{lb.IPv6, "ip6", "ipv6_addr", "2001:db8::1", "2001:db8::100", "2001:db8:1::1", "2001:db8:1::2", "2001:db8:1::3"},
+}
+
 // PN-02, PN-04: NodePorts on each of the node's addresses, with a table that is there before the proxy, in
 // both families.
 func TestNodePortAfterRestart(t *testing.T) {
-	for _, c := range []struct {
-		family           lb.Family
-		nft, typ         string
-		node, podA, podB string
-	}{
-		{lb.IPv4, "ip", "ipv4_addr", "192.0.2.1", "10.1.0.1", "10.1.0.2"},
-		{lb.IPv6, "ip6", "ipv6_addr", "2001:db8::1", "2001:db8:1::1", "2001:db8:1::2"},
-	} {
+	for _, c := range families {
 		t.Run(c.family.String(), func(t *testing.T) {
 			client, node := network(t)
 			a, b := net.JoinHostPort(c.podA, "5353"), net.JoinHostPort(c.podB, "5353")
@@ -437,14 +458,7 @@ func TestNodePortAfterRestart(t *testing.T) {
 // are not ours, whatever becomes of the NodePort. Flows through the NodePort itself go as ever, and all that are
 // left when its address stops to answer NodePorts; those to an address that begins to are then ours (DP-26).
 func TestOtherAddressesOfTheNode(t *testing.T) {
-	for _, c := range []struct {
-		family                     lb.Family
-		nft, typ                   string
-		node, other, podA, podB, x string
-	}{
-		{lb.IPv4, "ip", "ipv4_addr", "192.0.2.1", "192.0.2.100", "10.1.0.1", "10.1.0.2", "10.1.0.3"},
-		{lb.IPv6, "ip6", "ipv6_addr", "2001:db8::1", "2001:db8::100", "2001:db8:1::1", "2001:db8:1::2", "2001:db8:1::3"},
-	} {
+	for _, c := range families {
 		t.Run(c.family.String(), func(t *testing.T) {
 			client, node := network(t)
 			node.sh(t, "ip addr add "+c.other+" dev inside nodad")
@@ -562,18 +576,7 @@ func TestDumpAndDelete(t *testing.T) {
 		}
 		return clientN(i), dns, netip.AddrPortFrom(netip.MustParseAddr("10.1.0.1"), uint16(5000+i%2)), lb.UDP
 	})
-	var table, other *table
-	var err error
-	ns.Do(func() {
-		if table, err = openTable(lb.IPv4); err == nil {
-			other, err = openTable(lb.IPv4)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer table.close()
-	defer other.close()
+	table, other := ns.table(t, lb.IPv4), ns.table(t, lb.IPv4)
 
 	messages := 0
 	if err := table.dumps.Do(t.Context(), ctwire.DumpRequest(table.family, ctwire.Tuple{Proto: uint8(lb.UDP)}, ctwire.ByProto), func(nlconn.Message) error { messages++; return nil }); err != nil || messages != n {
@@ -616,13 +619,7 @@ func TestPassMemory(t *testing.T) {
 	const n = 5000
 	ns := newNamespace(t)
 	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
-	var table *table
-	var err error
-	ns.Do(func() { table, err = openTable(lb.IPv4) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer table.close()
+	table := ns.table(t, lb.IPv4)
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
 	p := x.take(nil)
@@ -641,13 +638,7 @@ func TestLocals(t *testing.T) {
 	ns.sh(t, `ip link add near type veth peer name far; ip addr add 10.9.0.1 peer 10.9.0.2/32 dev near; ip addr add 192.0.2.1/24 dev far
 		ip addr add 2001:db8::1/64 dev far nodad`)
 	for family, want := range map[lb.Family]string{lb.IPv4: "[10.9.0.1 192.0.2.1]", lb.IPv6: "[2001:db8::1]"} {
-		var table *table
-		var err error
-		ns.Do(func() { table, err = openTable(family) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer table.close()
+		table := ns.table(t, family)
 		got, err := table.locals(t.Context())
 		if s := fmt.Sprint(slices.SortedFunc(maps.Keys(got), netip.Addr.Compare)); s != want || err != nil {
 			t.Errorf("%v: local addresses %s, %v; want %s", family, s, err, want)
@@ -664,13 +655,7 @@ func TestLocalsInterrupted(t *testing.T) {
 		fmt.Fprintf(&lines, "addr add 10.8.%d.%d/32 dev lo\n", i>>8, i&255)
 	}
 	ns.sh(t, "ip link set lo up; ip -batch - <<EOF\n"+lines.String()+"EOF")
-	var table *table
-	var err error
-	ns.Do(func() { table, err = openTable(lb.IPv4) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer table.close()
+	table := ns.table(t, lb.IPv4)
 	ctx, stop := context.WithCancel(t.Context())
 	churned := make(chan error)
 	ns.Do(func() {
@@ -718,13 +703,7 @@ func TestUnreadAnswer(t *testing.T) {
 	const n = 2000 // more than one message holds
 	ns := newNamespace(t)
 	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
-	var table *table
-	var err error
-	ns.Do(func() { table, err = openTable(lb.IPv4) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer table.close()
+	table := ns.table(t, lb.IPv4)
 	ctx, cancel := context.WithCancel(t.Context())
 	none := func(flow) (lb.Key, bool) { return lb.Key{}, false }
 	if _, err := table.forget(ctx, lb.UDP, func(flow) (lb.Key, bool) { cancel(); return lb.Key{}, false }, nil); !errors.Is(err, context.Canceled) {
@@ -738,13 +717,7 @@ func TestUnreadAnswer(t *testing.T) {
 // A kernel that does not answer keeps a pass waiting neither for ever nor after its context has ended, and the next one recovers.
 func TestSilentKernel(t *testing.T) {
 	ns := newNamespace(t)
-	var table *table
-	var err error
-	ns.Do(func() { table, err = openTable(lb.IPv4) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer table.close()
+	table := ns.table(t, lb.IPv4)
 	flows := 0
 	flow := func() {
 		flows++
@@ -798,13 +771,7 @@ func BenchmarkPass(b *testing.B) {
 	const all, bad = 100_000, 100
 	ns := newNamespace(b)
 	ns.inject(b, all-bad, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
-	var t *table
-	var err error
-	ns.Do(func() { t, err = openTable(lb.IPv4) })
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer t.close()
+	t := ns.table(b, lb.IPv4)
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
 	p := x.take(nil)
