@@ -23,7 +23,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	nlconn "kube-proxy/internal/netlink/conn"
-	ctwire "kube-proxy/internal/netlink/conntrack"
+	"kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 	"kube-proxy/test/nlconntest"
 )
@@ -200,9 +200,9 @@ func (ns namespace) flows(t *testing.T, family lb.Family, protos ...lb.Proto) []
 	table := ns.table(t, family)
 	var all []string
 	for _, proto := range protos {
-		request := ctwire.DumpRequest(table.family, ctwire.Tuple{Proto: uint8(proto)}, ctwire.ByProto)
+		request := conntrack.DumpRequest(table.family, conntrack.Tuple{Proto: uint8(proto)}, conntrack.ByProto)
 		err := table.dumps.Do(t.Context(), request, func(m nlconn.Message) error {
-			var e ctwire.Entry
+			var e conntrack.Entry
 			if e.Parse(m.Body) {
 				all = append(all, fmt.Sprintf("%v %v %v", proto, e.Orig.To, e.Reply.From))
 			}
@@ -533,8 +533,8 @@ func (ns namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, 
 	var b []byte
 	for i := range n {
 		client, to, from, proto := entry(i)
-		e := ctwire.Entry{Orig: ctwire.Tuple{From: client, To: to, Proto: uint8(proto)}, Reply: ctwire.Tuple{From: from, To: client, Proto: uint8(proto)},
-			Status: ctwire.SeenReply | ctwire.Assured, Timeout: 600}
+		e := conntrack.Entry{Orig: conntrack.Tuple{From: client, To: to, Proto: uint8(proto)}, Reply: conntrack.Tuple{From: from, To: client, Proto: uint8(proto)},
+			Status: conntrack.SeenReply | conntrack.Assured, Timeout: 600}
 		if b = e.AppendNew(b, unix.AF_INET); i%100 == 99 || i == n-1 {
 			failed := func(_ int, err error) {
 				if err != nil {
@@ -579,7 +579,7 @@ func TestDumpAndDelete(t *testing.T) {
 	table, other := ns.table(t, lb.IPv4), ns.table(t, lb.IPv4)
 
 	messages := 0
-	if err := table.dumps.Do(t.Context(), ctwire.DumpRequest(table.family, ctwire.Tuple{Proto: uint8(lb.UDP)}, ctwire.ByProto), func(nlconn.Message) error { messages++; return nil }); err != nil || messages != n {
+	if err := table.dumps.Do(t.Context(), conntrack.DumpRequest(table.family, conntrack.Tuple{Proto: uint8(lb.UDP)}, conntrack.ByProto), func(nlconn.Message) error { messages++; return nil }); err != nil || messages != n {
 		t.Errorf("the kernel sent %d entries, want the %d of UDP: %v", messages, n, err)
 	}
 

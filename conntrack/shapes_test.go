@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
-	ctwire "kube-proxy/internal/netlink/conntrack"
+	"kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 	"kube-proxy/test/cputest"
 )
@@ -60,7 +60,7 @@ func TestNoAllocs(t *testing.T) {
 	x.apply(set(row(vip, service, lb.Cluster, podB)))
 	x.apply(set(row("nodeport:30053/udp", service, lb.Cluster, podB)))
 	p := x.take(map[netip.Addr]struct{}{client.Addr(): {}})
-	e := ctwire.Entry{Orig: ctwire.Tuple{From: client, To: dns, Proto: uint8(lb.UDP)}, Reply: ctwire.Tuple{From: podAP, To: client, Proto: uint8(lb.UDP)}}
+	e := conntrack.Entry{Orig: conntrack.Tuple{From: client, To: dns, Proto: uint8(lb.UDP)}, Reply: conntrack.Tuple{From: podAP, To: client, Proto: uint8(lb.UDP)}}
 	msg := e.AppendNew(nil, 2)[16:] // behind struct nlmsghdr
 	if n := testing.AllocsPerRun(1000, func() {
 		if !e.Parse(msg) {

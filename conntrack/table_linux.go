@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	ctwire "kube-proxy/internal/netlink/conntrack"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink/conntrack"
+	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 )
 
@@ -28,7 +28,7 @@ type table struct {
 
 	conns []*nlconn.Conn // all of them
 
-	entry   ctwire.Entry
+	entry   conntrack.Entry
 	pending []byte   // delete requests not sent yet
 	keys    []lb.Key // their keys
 }
@@ -51,7 +51,7 @@ func openTable(family lb.Family) (*table, error) {
 		all[i], t.conns = c, append(t.conns, c)
 	}
 	t.dumps, t.deletes, t.routes = all[0], all[1], all[2]
-	if err := ctwire.Probe(context.Background(), t.dumps); err != nil {
+	if err := conntrack.Probe(context.Background(), t.dumps); err != nil {
 		t.close()
 		return nil, err
 	}
@@ -69,12 +69,12 @@ func (t *table) close() {
 func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
 	var n tally
 	t.pending, t.keys = t.pending[:0], t.keys[:0]
-	by := ctwire.ByProto
+	by := conntrack.ByProto
 	if proto == lb.TCP {
-		by |= ctwire.ByNoReply
+		by |= conntrack.ByNoReply
 	}
-	err := t.dumps.Do(ctx, ctwire.DumpRequest(t.family, ctwire.Tuple{Proto: uint8(proto)}, by), func(m nlconn.Message) error {
-		if m.Type != ctwire.New {
+	err := t.dumps.Do(ctx, conntrack.DumpRequest(t.family, conntrack.Tuple{Proto: uint8(proto)}, by), func(m nlconn.Message) error {
+		if m.Type != conntrack.New {
 			return nil
 		}
 		e := &t.entry
@@ -82,7 +82,7 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 			return nil
 		}
 		n.seen++
-		key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From, replied: e.Status&ctwire.SeenReply != 0})
+		key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From, replied: e.Status&conntrack.SeenReply != 0})
 		if !old {
 			return nil
 		}
@@ -97,7 +97,7 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 	return n, nil
 }
 
-func (t *table) drop(ctx context.Context, key lb.Key, e *ctwire.Entry, n *tally, failed func(lb.Key, error)) error {
+func (t *table) drop(ctx context.Context, key lb.Key, e *conntrack.Entry, n *tally, failed func(lb.Key, error)) error {
 	requests, ok := e.AppendDelete(t.pending, t.family)
 	if !ok {
 		failed(key, errors.New("the kernel's answer does not name the entry"))
@@ -134,7 +134,7 @@ func (t *table) flush(ctx context.Context, n *tally, failed func(lb.Key, error))
 
 // locals returns the addresses of this machine, of the table's family.
 func (t *table) locals(ctx context.Context) (map[netip.Addr]struct{}, error) {
-	list, err := rtnl.Addresses(ctx, t.routes, t.family)
+	list, err := route.Addresses(ctx, t.routes, t.family)
 	if err != nil { // an incomplete list would leave flows at the other addresses
 		return nil, err
 	}

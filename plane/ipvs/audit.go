@@ -9,8 +9,8 @@ import (
 	"maps"
 	"slices"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -63,7 +63,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	switch {
 	case err == nil:
 		return mended, nil
-	case errors.Is(err, sets.ErrNoSet), errors.Is(err, ErrNoDevice):
+	case errors.Is(err, ipset.ErrNoSet), errors.Is(err, ErrNoDevice):
 		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
 	if errors.Is(err, plane.ErrStateLost) {
@@ -78,7 +78,7 @@ func (p *Plane) compare(ctx context.Context) error {
 	if err := p.readSets(ctx, p.l); err != nil {
 		return err
 	}
-	seen, err := p.readServers(ctx, p.l, func(ipvswire.ServiceID) {})
+	seen, err := p.readServers(ctx, p.l, func(ipvs.ServiceID) {})
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -21,7 +21,7 @@ import (
 
 // asked counts what was asked of IPVS and of ipsets.
 func (w *whole) asked() (messages, bytes uint64) {
-	v, s := w.cfg.IPVS.(*ipvswire.Conn).Counters(), w.cfg.Sets.(*ipset.Conn).Counters()
+	v, s := w.cfg.IPVS.(*ipvs.Conn).Counters(), w.cfg.Sets.(*ipset.Conn).Counters()
 	return v.Messages + s.Messages, v.Bytes + s.Bytes
 }
 
@@ -115,22 +115,22 @@ func BenchmarkCounters(b *testing.B) {
 	const n = 10_000
 	w := planetest.World{Family: lb.IPv4}
 	netlab.EnterForTest(b)
-	conns := [2]*ipvswire.Conn{}
+	conns := [2]*ipvs.Conn{}
 	for i := range conns {
 		var err error
-		if conns[i], err = ipvswire.Open(); err != nil {
+		if conns[i], err = ipvs.Open(); err != nil {
 			b.Fatal(err)
 		}
 		defer conns[i].Close()
 	}
-	server := func(i int) ipvswire.Service {
-		return ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, i), 80), uint8(lb.TCP)), Scheduler: "rr", Netmask: ipvswire.IPv4.WholeAddress()}
+	server := func(i int) ipvs.Service {
+		return ipvs.Service{ServiceID: ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, i), 80), uint8(lb.TCP)), Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}
 	}
 	p := &Plane{cfg: Config{Counters: conns[0]}, counters: counters{on: true}}
-	var ops []ipvswire.Op
+	var ops []ipvs.Op
 	for i := range n {
 		s := server(i)
-		ops = append(ops, ipvswire.Op{Verb: ipvswire.NewService, Service: s})
+		ops = append(ops, ipvs.Op{Verb: ipvs.NewService, Service: s})
 		p.counters.follow(&virtual{id: s.ServiceID, has: true, found: unknownCount})
 	}
 	if err := conns[1].Do(b.Context(), ops, nil); err != nil {
@@ -140,7 +140,7 @@ func BenchmarkCounters(b *testing.B) {
 	write := func(i int) time.Duration {
 		s := server(n + i)
 		begin := time.Now()
-		if err := conns[1].Do(b.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: s}, {Verb: ipvswire.DelService, Service: s}}, nil); err != nil {
+		if err := conns[1].Do(b.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s}, {Verb: ipvs.DelService, Service: s}}, nil); err != nil {
 			b.Error(err)
 		}
 		return time.Since(begin)

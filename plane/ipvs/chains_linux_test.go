@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
-	sets "kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
@@ -71,7 +71,7 @@ func makeSets(t *testing.T, f lb.Family) {
 	var b strings.Builder
 	for s := range setCount {
 		fmt.Fprintf(&b, "create %s %s", s.name(f), s.typ())
-		if s.typ() == sets.BitmapPort {
+		if s.typ() == ipset.BitmapPort {
 			b.WriteString(" range 0-65535")
 		} else if f == lb.IPv6 {
 			b.WriteString(" family inet6")

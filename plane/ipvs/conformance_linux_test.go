@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"kube-proxy/internal/kernel"
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -95,12 +95,12 @@ func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix)
 			err = errors.Join(fmt.Errorf("a plane by %s: %w", b, err), w.Close())
 		}
 	}()
-	ipvs, err := ipvswire.Open()
+	servers, err := ipvs.Open()
 	if err != nil {
 		return nil, err
 	}
-	w.closes = append(w.closes, ipvs.Close)
-	setConn, err := sets.Open()
+	w.closes = append(w.closes, servers.Close)
+	setConn, err := ipset.Open()
 	if err != nil {
 		return nil, err
 	}
@@ -119,8 +119,8 @@ func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix)
 	if w.chains = (&heldOnce{list: held}); b == xtables.Legacy {
 		held = w.chains.held
 	}
-	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, ExcludeCIDRs: exclude, IPVS: ipvs, Sets: setConn, Device: device, Chains: chains,
-		View: func() (*View, error) { return openView(f, ipvswire.Open, held) }}); err != nil {
+	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, ExcludeCIDRs: exclude, IPVS: servers, Sets: setConn, Device: device, Chains: chains,
+		View: func() (*View, error) { return openView(f, ipvs.Open, held) }}); err != nil {
 		return nil, err
 	}
 	w.closes = append(w.closes, w.Plane.Close)
@@ -163,14 +163,14 @@ func conformance(b xtables.Backend) planetest.Config {
 
 // forgetServers deletes all virtual servers: with connections of the scenario before they would stay, and their addresses.
 func forgetServers() error {
-	conn, err := ipvswire.Open()
+	conn, err := ipvs.Open()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	var ops []ipvswire.Op
-	if err := conn.Services(context.Background(), func(s ipvswire.ServiceState) error {
-		ops = append(ops, ipvswire.Op{Verb: ipvswire.DelService, Service: s.Service})
+	var ops []ipvs.Op
+	if err := conn.Services(context.Background(), func(s ipvs.ServiceState) error {
+		ops = append(ops, ipvs.Op{Verb: ipvs.DelService, Service: s.Service})
 		return nil
 	}); err != nil {
 		return err

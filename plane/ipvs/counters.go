@@ -10,13 +10,13 @@ import (
 	"strings"
 	"sync"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/mode"
 )
 
-// Counters is what [Plane.Traffic] reads, beside the writes of the plane: an ipvswire.Conn of its own.
+// Counters is what [Plane.Traffic] reads, beside the writes of the plane: an ipvs.Conn of its own.
 type Counters interface {
-	Services(ctx context.Context, f func(ipvswire.ServiceState) error) error
+	Services(ctx context.Context, f func(ipvs.ServiceState) error) error
 }
 
 // counters know which virtual servers of the plane count connections for which service port (docs/adr/0069). The kernel counts, always; here is whose
@@ -27,7 +27,7 @@ type counters struct {
 	mu      sync.Mutex
 	last    uint64 // the number that a counter got last
 	reading int    // which reading is under way, or was last
-	of      map[ipvswire.ServiceID]*counter
+	of      map[ipvs.ServiceID]*counter
 }
 
 // counter is that of a virtual server.
@@ -56,7 +56,7 @@ func (c *counters) follow(s *virtual) {
 		return
 	case is == nil || s.made:
 		if c.of == nil {
-			c.of = map[ipvswire.ServiceID]*counter{}
+			c.of = map[ipvs.ServiceID]*counter{}
 		}
 		c.last++
 		is = &counter{number: c.last, base: s.found, since: c.reading}
@@ -98,7 +98,7 @@ func (c *counters) begin() {
 }
 
 // saw takes in what the kernel lists, of a virtual server of whomever. What was made since the reading began may be the one before.
-func (c *counters) saw(s *ipvswire.ServiceState) {
+func (c *counters) saw(s *ipvs.ServiceState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	is := c.of[s.ServiceID]
@@ -132,7 +132,7 @@ func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 		return nil
 	}
 	p.counters.begin()
-	err := p.cfg.Counters.Services(ctx, func(s ipvswire.ServiceState) error {
+	err := p.cfg.Counters.Services(ctx, func(s ipvs.ServiceState) error {
 		p.counters.saw(&s)
 		return ctx.Err()
 	})

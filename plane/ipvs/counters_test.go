@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/ipvsfake"
@@ -21,7 +21,7 @@ import (
 // count has planes of the lab count, by a connection of their own.
 func (k *lab) count(t testing.TB) {
 	t.Helper()
-	conn, err := ipvswire.New(t.Context(), k.ipvs.Connect())
+	conn, err := ipvs.New(t.Context(), k.ipvs.Connect())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,16 +45,16 @@ func startedCounting(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planet
 // the sets of marks say.
 func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own []netip.Addr) map[string]uint64 {
 	t.Helper()
-	want, served := map[string]uint64{}, map[ipvswire.ServiceID]bool{}
+	want, served := map[string]uint64{}, map[ipvs.ServiceID]bool{}
 	for _, v := range k.ipvs.State() {
-		served[v.ServiceID] = slices.ContainsFunc(v.Destinations, func(d ipvswire.DestinationState) bool { return d.Weight > 0 })
+		served[v.ServiceID] = slices.ContainsFunc(v.Destinations, func(d ipvs.DestinationState) bool { return d.Weight > 0 })
 	}
 	for id, is := range k.counted(t) {
 		row := k.rowOf(f, table, id, own)
 		if row != nil && !served[id] { // nobody gets anywhere
 			continue
 		}
-		if err := k.ipvs.SetServiceStats(id, ipvswire.Stats{Conns: is + n, InPackets: 7}); err != nil {
+		if err := k.ipvs.SetServiceStats(id, ipvs.Stats{Conns: is + n, InPackets: 7}); err != nil {
 			t.Fatal(err)
 		}
 		if id.Family == wireFamily(f) && row != nil {
@@ -65,17 +65,17 @@ func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own 
 }
 
 // counted are the connections of each virtual server of the kernel.
-func (k *lab) counted(t testing.TB) map[ipvswire.ServiceID]uint64 {
+func (k *lab) counted(t testing.TB) map[ipvs.ServiceID]uint64 {
 	t.Helper()
-	all := map[ipvswire.ServiceID]uint64{}
-	if err := k.conn.Services(t.Context(), func(s ipvswire.ServiceState) error { all[s.ServiceID] = s.Stats.Conns; return nil }); err != nil {
+	all := map[ipvs.ServiceID]uint64{}
+	if err := k.conn.Services(t.Context(), func(s ipvs.ServiceState) error { all[s.ServiceID] = s.Stats.Conns; return nil }); err != nil {
 		t.Fatal(err)
 	}
 	return all
 }
 
 // rowOf is a row that leads to a virtual server.
-func (k *lab) rowOf(f lb.Family, table *lb.Table, id ipvswire.ServiceID, own []netip.Addr) *lb.Frontend {
+func (k *lab) rowOf(f lb.Family, table *lb.Table, id ipvs.ServiceID, own []netip.Addr) *lb.Frontend {
 	key := keyOf(id)
 	if id.Mark != 0 {
 		key = lb.Key{}
@@ -116,15 +116,15 @@ func TestCounters(t *testing.T) {
 			t.Fatalf("counts %t, NodePorts at %v", p.Counts(), own)
 		}
 		other := planetest.World{Family: lb.IPv4 + lb.IPv6 - f}
-		foreign := []ipvswire.ServiceID{
-			ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(55, 1), 30010), uint8(lb.TCP)), // the port of a NodePort
-			ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(55, 1), 80), uint8(lb.TCP)),
-			ipvswire.ByAddr(netip.AddrPortFrom(other.Addr(10, 1), 80), uint8(lb.TCP)),
-			ipvswire.ByMark(wireFamily(f), 7),
+		foreign := []ipvs.ServiceID{
+			ipvs.ByAddr(netip.AddrPortFrom(w.Addr(55, 1), 30010), uint8(lb.TCP)), // the port of a NodePort
+			ipvs.ByAddr(netip.AddrPortFrom(w.Addr(55, 1), 80), uint8(lb.TCP)),
+			ipvs.ByAddr(netip.AddrPortFrom(other.Addr(10, 1), 80), uint8(lb.TCP)),
+			ipvs.ByMark(wireFamily(f), 7),
 			probeID(f),
 		}
 		for _, id := range foreign {
-			if err := k.conn.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: ipvswire.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}}, nil); err != nil {
+			if err := k.conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -156,11 +156,11 @@ func TestCounters(t *testing.T) {
 // Counters go on through all that becomes of their virtual servers: they are not told for another Service, nor twice, nor less.
 func TestCountersGoOn(t *testing.T) {
 	k, p, table, w := startedCounting(t, lb.IPv4)
-	id := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
+	id := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
 	const one = "ns/svc-0:http"
 	connect := func(n uint64) {
 		t.Helper()
-		if err := k.ipvs.SetServiceStats(id, ipvswire.Stats{Conns: n}); err != nil {
+		if err := k.ipvs.SetServiceStats(id, ipvs.Stats{Conns: n}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -230,8 +230,8 @@ func TestCountersGoOn(t *testing.T) {
 	}
 
 	// Others delete it, and the audit makes it anew; or they make it anew, with what it has then.
-	remove := []ipvswire.Op{{Verb: ipvswire.DelService, Service: ipvswire.Service{ServiceID: id}}}
-	add := ipvswire.Op{Verb: ipvswire.NewService, Service: ipvswire.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}
+	remove := []ipvs.Op{{Verb: ipvs.DelService, Service: ipvs.Service{ServiceID: id}}}
+	add := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}
 	if err := k.conn.Do(t.Context(), remove, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -280,16 +280,16 @@ func TestCountersGoOn(t *testing.T) {
 		t.Fatal("a virtual server that cannot be made is no error")
 	}
 	k.ipvs.Before = nil
-	if err := k.conn.Do(t.Context(), []ipvswire.Op{theirs}, nil); err != nil {
+	if err := k.conn.Do(t.Context(), []ipvs.Op{theirs}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvswire.Stats{Conns: 40}); err != nil {
+	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvs.Stats{Conns: 40}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvswire.Stats{Conns: 45}); err != nil {
+	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvs.Stats{Conns: 45}); err != nil {
 		t.Fatal(err)
 	}
 	planetest.WantCounted(t, p, "made by others", map[string]uint64{"ns/other:http": 50, "ns/svc-30:http": 5})
@@ -305,13 +305,13 @@ func replacedBy(t *testing.T, table *lb.Table, w planetest.World, i int) []lb.Ch
 // disturbed is a list that lacks some, or is longer under way than a change.
 type disturbed struct {
 	Counters
-	lacks func(ipvswire.ServiceID) bool
+	lacks func(ipvs.ServiceID) bool
 	then  func()
 }
 
-func (d *disturbed) Services(ctx context.Context, f func(ipvswire.ServiceState) error) error {
-	var all []ipvswire.ServiceState
-	if err := d.Counters.Services(ctx, func(s ipvswire.ServiceState) error { all = append(all, s); return nil }); err != nil {
+func (d *disturbed) Services(ctx context.Context, f func(ipvs.ServiceState) error) error {
+	var all []ipvs.ServiceState
+	if err := d.Counters.Services(ctx, func(s ipvs.ServiceState) error { all = append(all, s); return nil }); err != nil {
 		return err
 	}
 	d.then()
@@ -330,8 +330,8 @@ func TestCountersOfADisturbedList(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	k := newLab(t)
 	k.count(t)
-	id := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
-	d := &disturbed{Counters: k.counters, lacks: func(ipvswire.ServiceID) bool { return false }, then: func() {}}
+	id := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
+	d := &disturbed{Counters: k.counters, lacks: func(ipvs.ServiceID) bool { return false }, then: func() {}}
 	k.counters = d
 	p, table := k.plane(t, lb.IPv4), w.Table(3, 2)
 	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
@@ -339,9 +339,9 @@ func TestCountersOfADisturbedList(t *testing.T) {
 	}
 	want := k.connect(t, lb.IPv4, table, 50, nil)
 	planetest.WantCounted(t, p, "whole", want)
-	d.lacks = func(is ipvswire.ServiceID) bool { return is == id }
+	d.lacks = func(is ipvs.ServiceID) bool { return is == id }
 	planetest.WantCounted(t, p, "one is not listed", want)
-	d.lacks = func(ipvswire.ServiceID) bool { return false }
+	d.lacks = func(ipvs.ServiceID) bool { return false }
 	d.then = func() {
 		for _, n := range []int{0, 2} {
 			o, f := w.ClusterIP(0, 3, n)
@@ -418,7 +418,7 @@ func TestCountersFollow(t *testing.T) {
 // What a change has to note costs no memory.
 func TestCountersCost(t *testing.T) {
 	_, p, _, w := startedCounting(t, lb.IPv4)
-	s := p.l.servers[ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))]
+	s := p.l.servers[ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))]
 	if n := testing.AllocsPerRun(1000, func() { p.counters.follow(s) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}

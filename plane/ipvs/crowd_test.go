@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -59,7 +59,7 @@ func (c *crowd) reached(i int) (backends []netip.AddrPort, ok bool) {
 		}
 		is := c.sets[setMarksPods.name(lb.IPv4)].members[m]
 		for _, v := range c.ipvs.State() {
-			if v.ServiceID == ipvswire.ByMark(ipvswire.IPv4, is.Mark) {
+			if v.ServiceID == ipvs.ByMark(ipvs.IPv4, is.Mark) {
 				for _, d := range v.Destinations {
 					if d.Weight > 0 {
 						backends = append(backends, d.Addr)

@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/ipvsfake"
@@ -26,15 +26,15 @@ type damaged struct {
 	*deviceBench
 	planetest.World
 	p     *Plane
-	sets  *sets.Conn
+	sets  *ipset.Conn
 	table *lb.Table
 }
 
 func newDamaged(t *testing.T, f lb.Family) *damaged {
 	d := &damaged{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}}
-	conn, err := ipvswire.New(t.Context(), ipvsfake.New(ipvsfake.Config{}).Connect())
+	conn, err := ipvs.New(t.Context(), ipvsfake.New(ipvsfake.Config{}).Connect())
 	d.must(err)
-	d.sets, err = sets.Open()
+	d.sets, err = ipset.Open()
 	d.must(err)
 	t.Cleanup(func() { d.sets.Close() })
 	d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, d.Addr(192, 1), d.Addr(192, 1).BitLen())
@@ -81,13 +81,13 @@ func (d *damaged) state() string {
 	var all []string
 	for s := range setCount {
 		name := s.name(d.Family)
-		h, err := d.sets.Members(d.t.Context(), name, func(m sets.Member) {
+		h, err := d.sets.Members(d.t.Context(), name, func(m ipset.Member) {
 			if _, _, numbered := d.p.cfg.layout().mark.number(m.Mark); numbered { // which number it is may change
 				m.Mark = 1
 			}
 			all = append(all, name+" "+m.String())
 		})
-		if !errors.Is(err, sets.ErrNoSet) {
+		if !errors.Is(err, ipset.ErrNoSet) {
 			d.must(err)
 			all = append(all, h.Set.String())
 		}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 )
 
@@ -63,7 +63,7 @@ func openDevice(family lb.Family) (*device, error) {
 		lengths: map[netip.Addr]int{}, notify: func() {}, own: map[netip.Addr]int{}, quiet: make(chan struct{}, 1),
 		others: map[netip.Addr][]int32{}}
 	var err error
-	if d.conn, d.events, err = rtnl.Open(d.number(), unix.RTNLGRP_LINK); err != nil {
+	if d.conn, d.events, err = route.Open(d.number(), unix.RTNLGRP_LINK); err != nil {
 		return nil, fmt.Errorf("device %s: %w", Device, err)
 	}
 	go func() {
@@ -139,7 +139,7 @@ func (d *device) hear(m nlconn.Message) {
 	defer d.mu.Unlock()
 	switch m.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		a, ok := rtnl.ParseAddress(m.Body)
+		a, ok := route.ParseAddress(m.Body)
 		switch {
 		case !ok || lb.FamilyOf(a.Addr) != d.family:
 		case d.index == 0 || a.Index != d.index:
@@ -151,13 +151,13 @@ func (d *device) hear(m nlconn.Message) {
 			d.notify()
 		}
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		if l, ok := rtnl.ParseLink(m.Body); ok {
+		if l, ok := route.ParseLink(m.Body); ok {
 			d.hearLink(l, m.Type == unix.RTM_NEWLINK)
 		}
 	}
 }
 
-func (d *device) hearOthers(a rtnl.Address, there bool) {
+func (d *device) hearOthers(a route.Address, there bool) {
 	if d.note(a, there) && !linkLocal(a.Addr) {
 		d.place = true
 		d.notify()
@@ -165,7 +165,7 @@ func (d *device) hearOthers(a rtnl.Address, there bool) {
 }
 
 // note records whether another device has an address, and reports whether the node gained or lost it.
-func (d *device) note(a rtnl.Address, there bool) (changed bool) {
+func (d *device) note(a route.Address, there bool) (changed bool) {
 	if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
 		there = false // not the node's address yet; another notification comes when it is
 	}
@@ -185,7 +185,7 @@ func (d *device) note(a rtnl.Address, there bool) (changed bool) {
 	return true
 }
 
-func (d *device) hearLink(l rtnl.Link, there bool) {
+func (d *device) hearLink(l route.Link, there bool) {
 	switch {
 	case l.Index == d.index && (!there || l.Name != Device):
 		d.index, d.addresses = 0, true
@@ -193,7 +193,7 @@ func (d *device) hearLink(l rtnl.Link, there bool) {
 		d.notify()
 	case l.Index != d.index && !there: // its addresses may have gone without a notification
 		for a := range d.others {
-			d.hearOthers(rtnl.Address{Addr: a, Index: l.Index}, false)
+			d.hearOthers(route.Address{Addr: a, Index: l.Index}, false)
 		}
 	}
 }
@@ -207,8 +207,8 @@ func (d *device) Ensure(ctx context.Context) error {
 	if !errors.Is(err, ErrNoDevice) {
 		return err
 	}
-	made := rtnl.Link{Name: Device, Kind: DeviceType, Flags: unix.IFF_NOARP}
-	err = d.conn.Do(ctx, rtnl.ChangeLink(made, unix.IFF_NOARP), nil)
+	made := route.Link{Name: Device, Kind: DeviceType, Flags: unix.IFF_NOARP}
+	err = d.conn.Do(ctx, route.ChangeLink(made, unix.IFF_NOARP), nil)
 	if err != nil && !errors.Is(err, unix.EEXIST) { // the other family's plane may have made it
 		return fmt.Errorf("make device %s: %w", Device, err)
 	}
@@ -232,10 +232,10 @@ func (d *device) find(ctx context.Context) error {
 
 // findDevice returns kube-ipvs0, with index 0 if it does not exist. It fails if the device is not
 // of kube-proxy's type.
-func findDevice(ctx context.Context, conn nlconn.Asker) (rtnl.Link, error) {
-	link, err := rtnl.FindLink(ctx, conn, Device)
+func findDevice(ctx context.Context, conn nlconn.Asker) (route.Link, error) {
+	link, err := route.FindLink(ctx, conn, Device)
 	if err == nil && link.Index != 0 && link.Kind != DeviceType {
-		return rtnl.Link{}, fmt.Errorf("there is a device %s of type %q, and it must be of type %s: "+
+		return route.Link{}, fmt.Errorf("there is a device %s of type %q, and it must be of type %s: "+
 			"rename it, or delete it by ip link delete %s", Device, link.Kind, DeviceType, Device)
 	}
 	return link, err
@@ -258,7 +258,7 @@ func (d *device) Addresses(ctx context.Context) ([]netip.Addr, error) {
 
 // list reads the addresses of all devices from the kernel, and returns those of this one.
 func (d *device) list(ctx context.Context) (ours []netip.Addr, err error) {
-	all, err := rtnl.Addresses(ctx, d.conn, d.number())
+	all, err := route.Addresses(ctx, d.conn, d.number())
 	if d.listed = err == nil; err != nil {
 		return nil, err
 	}
@@ -343,7 +343,7 @@ func (c *change) Append(e *nlconn.Encoder, i int) error {
 		return ErrNoDevice
 	}
 	a := c.addrs[i]
-	of := rtnl.Address{Addr: a, Bits: a.BitLen(), Index: c.index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE}
+	of := route.Address{Addr: a, Bits: a.BitLen(), Index: c.index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE}
 	if c.family == lb.IPv6 { // the kernel sets the scope itself, and would look for duplicates on the link
 		of.Flags |= unix.IFA_F_NODAD | unix.IFA_F_DEPRECATED
 	}
@@ -356,7 +356,7 @@ func (c *change) Append(e *nlconn.Encoder, i int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.own[a]++
-	rtnl.AppendAddress(e, c.typ, flags, of)
+	route.AppendAddress(e, c.typ, flags, of)
 	return nil
 }
 
@@ -409,7 +409,7 @@ func (d *device) settled(ctx context.Context) error {
 		return nil
 	}
 	// This request changes nothing, but waits for the lock.
-	err := d.conn.Do(ctx, rtnl.ChangeLink(rtnl.Link{Index: index}, 0), nil)
+	err := d.conn.Do(ctx, route.ChangeLink(route.Link{Index: index}, 0), nil)
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}

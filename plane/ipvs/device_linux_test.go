@@ -17,7 +17,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	nlconn "kube-proxy/internal/netlink/conn"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 )
 
@@ -119,7 +119,7 @@ func (b *deviceBench) has(want ...netip.Addr) {
 
 func (b *deviceBench) leads(a netip.Addr, want bool) {
 	b.t.Helper()
-	if here, err := rtnl.LeadsHere(b.t.Context(), b.conn, a); err != nil || here != want {
+	if here, err := route.LeadsHere(b.t.Context(), b.conn, a); err != nil || here != want {
 		b.t.Errorf("packets to %s come here: %t, %v; want %t", a, here, err, want)
 	}
 }
@@ -180,7 +180,7 @@ func (b *deviceBench) foreign(typ uint16, index int, a netip.Addr, bits int) {
 	if typ == unix.RTM_NEWADDR {
 		flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	}
-	rtnl.AppendAddress(&e, typ, flags, rtnl.Address{Addr: a, Bits: bits, Index: int32(index), Flags: unix.IFA_F_NODAD})
+	route.AppendAddress(&e, typ, flags, route.Address{Addr: a, Bits: bits, Index: int32(index), Flags: unix.IFA_F_NODAD})
 	b.must(conn.Do(b.t.Context(), e.B, nil))
 }
 
@@ -221,7 +221,7 @@ func TestDevice(t *testing.T) {
 		if link.Type() != DeviceType || link.Attrs().RawFlags&unix.IFF_NOARP == 0 || link.Attrs().RawFlags&unix.IFF_UP != 0 {
 			t.Errorf("the device is of type %s, with flags %#x", link.Type(), link.Attrs().RawFlags)
 		}
-		listed, err := rtnl.Addresses(ctx, b.conn, b.device.number())
+		listed, err := route.Addresses(ctx, b.conn, b.device.number())
 		b.must(err)
 		for _, a := range listed {
 			want := uint32(unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_PERMANENT)

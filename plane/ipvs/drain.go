@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"time"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 
@@ -93,7 +93,7 @@ func (p *Plane) look(ctx context.Context) error {
 			return err
 		}
 		for _, a := range gone[:min(len(gone), stage)] {
-			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
+			ops = append(ops, s.op(ipvs.DelDestination, a, 0))
 		}
 		s.drain.pause = max(min(2*s.drain.pause, lastLook), time.Duration(len(s.dests))*time.Second/perSecond)
 		if s.drain.next = now.Add(s.drain.pause); len(gone) > stage {
@@ -115,7 +115,7 @@ func (p *Plane) look(ctx context.Context) error {
 func (p *Plane) lookAt(ctx context.Context, s *virtual, now time.Time, counts bool) (gone []netip.AddrPort, err error) {
 	left := map[netip.AddrPort]bool{}
 	late := s.leaving && (now.Sub(s.drain.left) >= stay || p.l.taken(s))
-	err = p.cfg.IPVS.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
+	err = p.cfg.IPVS.Destinations(ctx, s.id, func(d ipvs.DestinationState) error {
 		is, drains := s.drain.dests[d.Addr]
 		if !drains {
 			return nil
@@ -144,7 +144,7 @@ func (p *Plane) lookAt(ctx context.Context, s *virtual, now time.Time, counts bo
 
 // follow takes note of what a real server has done since it was looked at last, and reports whether it may go; idle is how long
 // IPVS remembers a connection without packets.
-func (s *seen) follow(d ipvswire.DestinationState, now time.Time, idle time.Duration) bool {
+func (s *seen) follow(d ipvs.DestinationState, now time.Time, idle time.Duration) bool {
 	in, out := d.Stats.InPackets, d.Stats.OutPackets
 	switch {
 	case out != s.out:

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
@@ -33,7 +33,7 @@ func TestManyDrainTogether(t *testing.T) {
 			}
 			return nil
 		}
-		server := map[int]ipvswire.ServiceID{}
+		server := map[int]ipvs.ServiceID{}
 		for i := range services {
 			_, fronts := w.ClusterIP(i, i*backends, backends)
 			server[i] = serviceOf(fronts[0].Key)

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
@@ -22,14 +22,14 @@ type drainLab struct {
 	w     planetest.World
 	p     *Plane
 	table *lb.Table
-	web   ipvswire.ServiceID
+	web   ipvs.ServiceID
 }
 
 func newDrainLab(t testing.TB, proto lb.Proto) *drainLab {
 	d := &drainLab{TB: t, lab: newLab(t), w: planetest.World{Family: lb.IPv4}}
 	d.p = d.plane(t, lb.IPv4)
 	d.table = d.w.Table(0, 0)
-	d.web = ipvswire.ByAddr(netip.AddrPortFrom(d.w.Addr(10, 1), 80), uint8(proto))
+	d.web = ipvs.ByAddr(netip.AddrPortFrom(d.w.Addr(10, 1), 80), uint8(proto))
 	d.table.Replace(d.service(proto, 0, 3))
 	d.reset()
 	return d
@@ -72,7 +72,7 @@ func (d *drainLab) busy(pod int, active uint32, in, out uint64) {
 	if err := d.ipvs.SetConns(d.web, d.pod(pod), ipvsfake.Conns{Active: active}); err != nil {
 		d.Fatal(err)
 	}
-	if err := d.ipvs.SetStats(d.web, d.pod(pod), ipvswire.Stats{InPackets: in, OutPackets: out}); err != nil {
+	if err := d.ipvs.SetStats(d.web, d.pod(pod), ipvs.Stats{InPackets: in, OutPackets: out}); err != nil {
 		d.Fatal(err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 
@@ -18,7 +18,7 @@ import (
 // instead of the numbers of marks.
 func (p *Plane) Dump() (string, error) {
 	ctx := context.Background()
-	d := dumper{Plane: p, leaving: map[ipvswire.ServiceID]bool{}, held: map[netip.Addr]bool{}}
+	d := dumper{Plane: p, leaving: map[ipvs.ServiceID]bool{}, held: map[netip.Addr]bool{}}
 	if p.l != nil {
 		d.know()
 	}
@@ -42,7 +42,7 @@ type dumper struct {
 	*Plane
 	lines []string
 	// leaving are virtual servers that nobody wants, whose connections go on, and held the addresses that they alone have.
-	leaving map[ipvswire.ServiceID]bool
+	leaving map[ipvs.ServiceID]bool
 	held    map[netip.Addr]bool
 }
 
@@ -67,7 +67,7 @@ func (d *dumper) line(format string, args ...any) {
 }
 
 // name is that of a virtual server.
-func (d *dumper) name(id ipvswire.ServiceID) string {
+func (d *dumper) name(id ipvs.ServiceID) string {
 	if id.Mark == 0 {
 		return id.String()
 	}
@@ -76,7 +76,7 @@ func (d *dumper) name(id ipvswire.ServiceID) string {
 
 func (d *dumper) mark(m uint32) string {
 	if d.l != nil {
-		if s := d.l.servers[ipvswire.ByMark(wireFamily(d.cfg.Family), m)]; s != nil && s.of != nil {
+		if s := d.l.servers[ipvs.ByMark(wireFamily(d.cfg.Family), m)]; s != nil && s.of != nil {
 			return fmt.Sprintf("of %s sticky %t masquerade %t", s.of.set, s.of.sticky, s.of.masq)
 		}
 	}
@@ -84,8 +84,8 @@ func (d *dumper) mark(m uint32) string {
 }
 
 func (d *dumper) servers(ctx context.Context) error {
-	var all []ipvswire.Service
-	err := d.cfg.IPVS.Services(ctx, func(s ipvswire.ServiceState) error {
+	var all []ipvs.Service
+	err := d.cfg.IPVS.Services(ctx, func(s ipvs.ServiceState) error {
 		if s.Family == wireFamily(d.cfg.Family) && !d.leaving[s.ServiceID] {
 			all = append(all, s.Service)
 		}
@@ -97,7 +97,7 @@ func (d *dumper) servers(ctx context.Context) error {
 		}
 		name := d.name(s.ServiceID)
 		d.line("virtual server %s scheduler %s flags %d timeout %d netmask %d", name, s.Scheduler, s.Flags, s.Timeout, s.Netmask)
-		err = d.cfg.IPVS.Destinations(ctx, s.ServiceID, func(is ipvswire.DestinationState) error {
+		err = d.cfg.IPVS.Destinations(ctx, s.ServiceID, func(is ipvs.DestinationState) error {
 			if is.Weight != 0 {
 				d.line("virtual server %s to %s weight %d forwarding %d", name, is.Addr, is.Weight, is.Forwarding)
 			}
@@ -109,7 +109,7 @@ func (d *dumper) servers(ctx context.Context) error {
 
 func (d *dumper) setMembers(ctx context.Context) error {
 	for s := range setCount {
-		_, err := d.cfg.Sets.Members(ctx, d.sets[s].Name, func(m sets.Member) {
+		_, err := d.cfg.Sets.Members(ctx, d.sets[s].Name, func(m ipset.Member) {
 			if s == setIPs && d.held[m.Addr] || s == setMarksAnywhere && d.leaving[serviceOf(lb.Key{Addr: m.Addr, Port: m.Port, Proto: lb.Proto(m.Proto)})] {
 				return
 			}

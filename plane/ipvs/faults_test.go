@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
@@ -122,31 +122,31 @@ func TestFaults(t *testing.T) {
 	type fault struct {
 		name string
 		// do returns what Before does for the one message.
-		do func(*lab, *ipvswire.Conn, ipvsfake.Request) error
+		do func(*lab, *ipvs.Conn, ipvsfake.Request) error
 	}
-	same := func(k *lab, c *ipvswire.Conn, r ipvsfake.Request) error { // somebody else does just that
-		ctx, s := context.Background(), ipvswire.Service{ServiceID: r.Service, Scheduler: "wlc", Netmask: r.Service.Family.WholeAddress()}
-		d := ipvswire.Destination{Addr: r.Destination, Weight: 7}
-		verb := map[ipvsfake.Command]ipvswire.Verb{ipvsfake.NewService: ipvswire.NewService, ipvsfake.DelService: ipvswire.DelService,
-			ipvsfake.NewDest: ipvswire.NewDestination, ipvsfake.DelDest: ipvswire.DelDestination}[r.Command]
+	same := func(k *lab, c *ipvs.Conn, r ipvsfake.Request) error { // somebody else does just that
+		ctx, s := context.Background(), ipvs.Service{ServiceID: r.Service, Scheduler: "wlc", Netmask: r.Service.Family.WholeAddress()}
+		d := ipvs.Destination{Addr: r.Destination, Weight: 7}
+		verb := map[ipvsfake.Command]ipvs.Verb{ipvsfake.NewService: ipvs.NewService, ipvsfake.DelService: ipvs.DelService,
+			ipvsfake.NewDest: ipvs.NewDestination, ipvsfake.DelDest: ipvs.DelDestination}[r.Command]
 		if verb == 0 {
 			return nil
 		}
-		return c.Do(ctx, []ipvswire.Op{{Verb: verb, Service: s, Destination: d}}, nil)
+		return c.Do(ctx, []ipvs.Op{{Verb: verb, Service: s, Destination: d}}, nil)
 	}
-	gone := func(k *lab, c *ipvswire.Conn, r ipvsfake.Request) error { // somebody else removes what it is about
-		s := ipvswire.Service{ServiceID: r.Service}
-		c.Do(context.Background(), []ipvswire.Op{{Verb: ipvswire.DelService, Service: s}}, nil)
+	gone := func(k *lab, c *ipvs.Conn, r ipvsfake.Request) error { // somebody else removes what it is about
+		s := ipvs.Service{ServiceID: r.Service}
+		c.Do(context.Background(), []ipvs.Op{{Verb: ipvs.DelService, Service: s}}, nil)
 		return nil
 	}
 	const beside = "EPERM of a member or an address"
 	faults := []fault{
-		{"EPERM", func(*lab, *ipvswire.Conn, ipvsfake.Request) error { return unix.EPERM }},
-		{"ENOMEM", func(*lab, *ipvswire.Conn, ipvsfake.Request) error { return unix.ENOMEM }},
-		{"lost", func(*lab, *ipvswire.Conn, ipvsfake.Request) error { return ipvsfake.ErrLost }},
-		{"raced", func(k *lab, c *ipvswire.Conn, r ipvsfake.Request) error { same(k, c, r); return nil }},
+		{"EPERM", func(*lab, *ipvs.Conn, ipvsfake.Request) error { return unix.EPERM }},
+		{"ENOMEM", func(*lab, *ipvs.Conn, ipvsfake.Request) error { return unix.ENOMEM }},
+		{"lost", func(*lab, *ipvs.Conn, ipvsfake.Request) error { return ipvsfake.ErrLost }},
+		{"raced", func(k *lab, c *ipvs.Conn, r ipvsfake.Request) error { same(k, c, r); return nil }},
 		{"undone", gone},
-		{beside, func(*lab, *ipvswire.Conn, ipvsfake.Request) error { return unix.EPERM }},
+		{beside, func(*lab, *ipvs.Conn, ipvsfake.Request) error { return unix.EPERM }},
 	}
 	tried := 0
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -157,7 +157,7 @@ func TestFaults(t *testing.T) {
 				}
 				for n := 1; ; n++ {
 					k, p, table, w := started(t, f)
-					raced, err := ipvswire.New(t.Context(), k.ipvs.Connect())
+					raced, err := ipvs.New(t.Context(), k.ipvs.Connect())
 					if err != nil {
 						t.Fatal(err)
 					}

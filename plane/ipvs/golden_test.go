@@ -9,14 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/scenario"
 )
 
 func testLayout(f lb.Family) layout {
-	return layout{family: f, scheduler: "rr", sticky: "mh", stickyFlags: ipvswire.Sched1, mark: marks{1 << 14}}
+	return layout{family: f, scheduler: "rr", sticky: "mh", stickyFlags: ipvs.Sched1, mark: marks{1 << 14}}
 }
 
 // nodeAddresses are those of node1 in the scenarios' lab.
@@ -33,7 +33,7 @@ func previewText(p preview) string {
 	b.WriteString(saveServers(p.ops))
 	for _, s := range p.sets {
 		if len(s.members) > 0 {
-			sets.Save(&b, s.Set, s.members)
+			ipset.Save(&b, s.Set, s.members)
 		}
 	}
 	for _, a := range p.addresses {

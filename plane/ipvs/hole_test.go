@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"testing"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
@@ -17,14 +17,14 @@ import (
 
 // moment is what clients meet between two writes.
 type moment struct {
-	serving map[ipvswire.ServiceID]bool   // with a real server for new connections
-	ways    map[string]ipvswire.ServiceID // where members lead, by mark
+	serving map[ipvs.ServiceID]bool   // with a real server for new connections
+	ways    map[string]ipvs.ServiceID // where members lead, by mark
 	addrs   map[netip.Addr]bool
 	what    string // was about to be written
 }
 
 func (k *lab) moment(f lb.Family, what string) moment {
-	m := moment{map[ipvswire.ServiceID]bool{}, map[string]ipvswire.ServiceID{}, maps.Clone(k.devs[f].addrs), what}
+	m := moment{map[ipvs.ServiceID]bool{}, map[string]ipvs.ServiceID{}, maps.Clone(k.devs[f].addrs), what}
 	for _, v := range k.ipvs.State() {
 		for _, d := range v.Destinations {
 			if d.Weight > 0 {
@@ -36,7 +36,7 @@ func (k *lab) moment(f lb.Family, what string) moment {
 		if set := k.sets[s.name(f)]; set != nil {
 			for key, is := range set.members {
 				if is.Mask == wholeMark {
-					m.ways[s.name(f)+" "+key.String()] = ipvswire.ByMark(wireFamily(f), is.Mark)
+					m.ways[s.name(f)+" "+key.String()] = ipvs.ByMark(wireFamily(f), is.Mark)
 				}
 			}
 		}

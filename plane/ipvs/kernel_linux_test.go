@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
@@ -34,13 +34,13 @@ func command(program string, args ...string) error {
 // damageKernel changes what a plane has in the kernel, as somebody with the same rights could.
 func damageKernel(b xtables.Backend) func(lb.Family, *rand.Rand) error {
 	return func(f lb.Family, rnd *rand.Rand) error {
-		conn, err := ipvswire.Open()
+		conn, err := ipvs.Open()
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		var servers []ipvswire.Service
-		if err := conn.Services(context.Background(), func(s ipvswire.ServiceState) error {
+		var servers []ipvs.Service
+		if err := conn.Services(context.Background(), func(s ipvs.ServiceState) error {
 			if s.Family == wireFamily(f) {
 				servers = append(servers, s.Service)
 			}
@@ -54,11 +54,11 @@ func damageKernel(b xtables.Backend) func(lb.Family, *rand.Rand) error {
 		s := servers[rnd.IntN(len(servers))]
 		switch rnd.IntN(6) {
 		case 0:
-			return conn.Do(context.Background(), []ipvswire.Op{{Verb: ipvswire.DelService, Service: s}}, nil)
+			return conn.Do(context.Background(), []ipvs.Op{{Verb: ipvs.DelService, Service: s}}, nil)
 		case 1:
-			var ops []ipvswire.Op
-			if err := conn.Destinations(context.Background(), s.ServiceID, func(d ipvswire.DestinationState) error {
-				ops = append(ops, ipvswire.Op{Verb: ipvswire.DelDestination, Service: s, Destination: d.Destination})
+			var ops []ipvs.Op
+			if err := conn.Destinations(context.Background(), s.ServiceID, func(d ipvs.DestinationState) error {
+				ops = append(ops, ipvs.Op{Verb: ipvs.DelDestination, Service: s, Destination: d.Destination})
 				return nil
 			}); err != nil {
 				return err
@@ -79,15 +79,15 @@ func damageKernel(b xtables.Backend) func(lb.Family, *rand.Rand) error {
 // wipeKernel removes everything.
 func wipeKernel(b xtables.Backend) func(lb.Family) error {
 	return func(f lb.Family) error {
-		conn, err := ipvswire.Open()
+		conn, err := ipvs.Open()
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		var ops []ipvswire.Op
-		err = conn.Services(context.Background(), func(s ipvswire.ServiceState) error {
+		var ops []ipvs.Op
+		err = conn.Services(context.Background(), func(s ipvs.ServiceState) error {
 			if s.Family == wireFamily(f) {
-				ops = append(ops, ipvswire.Op{Verb: ipvswire.DelService, Service: s.Service})
+				ops = append(ops, ipvs.Op{Verb: ipvs.DelService, Service: s.Service})
 			}
 			return nil
 		})
@@ -464,7 +464,7 @@ func TestKernelCounters(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer p.Close()
-			reads, err := ipvswire.Open()
+			reads, err := ipvs.Open()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
@@ -29,7 +29,7 @@ import (
 // conformance tests have the real ones.
 type lab struct {
 	ipvs *ipvsfake.Kernel
-	conn *ipvswire.Conn
+	conn *ipvs.Conn
 	sets setTable
 	devs map[lb.Family]*fakeDevice
 	// others are addresses of other devices.
@@ -47,14 +47,14 @@ type lab struct {
 
 func newLab(t testing.TB) *lab {
 	kernel := ipvsfake.New(ipvsfake.Config{})
-	conn, err := ipvswire.New(context.Background(), kernel.Connect())
+	conn, err := ipvs.New(context.Background(), kernel.Connect())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return labOf(kernel, conn)
 }
 
-func labOf(kernel *ipvsfake.Kernel, conn *ipvswire.Conn) *lab {
+func labOf(kernel *ipvsfake.Kernel, conn *ipvs.Conn) *lab {
 	k := &lab{ipvs: kernel, conn: conn, sets: setTable{}, devs: map[lb.Family]*fakeDevice{}, rules: map[lb.Family]*rules{}}
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := planetest.World{Family: f}
@@ -149,34 +149,34 @@ func (k *lab) allowed(what string) error {
 type setTable map[string]*fakeSet
 
 type fakeSet struct {
-	sets.Set
-	members map[sets.Member]sets.Member
+	ipset.Set
+	members map[ipset.Member]ipset.Member
 }
 
-func (k *lab) Ensure(_ context.Context, s sets.Set) (bool, error) {
+func (k *lab) Ensure(_ context.Context, s ipset.Set) (bool, error) {
 	if is := k.sets[s.Name]; is != nil {
 		if is.Type != s.Type {
-			return false, fmt.Errorf("ipset %s: %w", s.Name, sets.ErrOther)
+			return false, fmt.Errorf("ipset %s: %w", s.Name, ipset.ErrOther)
 		}
 		return false, nil
 	}
-	s.MaxElem = sets.MaxElem
-	k.sets[s.Name] = &fakeSet{s, map[sets.Member]sets.Member{}}
+	s.MaxElem = ipset.MaxElem
+	k.sets[s.Name] = &fakeSet{s, map[ipset.Member]ipset.Member{}}
 	return true, nil
 }
 
-func (k *lab) Members(_ context.Context, name string, f func(sets.Member)) (sets.Header, error) {
+func (k *lab) Members(_ context.Context, name string, f func(ipset.Member)) (ipset.Header, error) {
 	s := k.sets[name]
 	if s == nil {
-		return sets.Header{}, fmt.Errorf("ipset %s: %w", name, sets.ErrNoSet)
+		return ipset.Header{}, fmt.Errorf("ipset %s: %w", name, ipset.ErrNoSet)
 	}
 	for _, m := range s.members {
 		f(m)
 	}
-	return sets.Header{Set: s.Set}, nil
+	return ipset.Header{Set: s.Set}, nil
 }
 
-func (k *lab) Do(ctx context.Context, ops []sets.Op, failed func(int, error)) (first error) {
+func (k *lab) Do(ctx context.Context, ops []ipset.Op, failed func(int, error)) (first error) {
 	for i, op := range ops {
 		err := ctx.Err()
 		if err == nil {
@@ -186,7 +186,7 @@ func (k *lab) Do(ctx context.Context, ops []sets.Op, failed func(int, error)) (f
 		switch {
 		case err != nil:
 		case s == nil:
-			err = fmt.Errorf("%s: %w", op, sets.ErrNoSet)
+			err = fmt.Errorf("%s: %w", op, ipset.ErrNoSet)
 		case op.Delete:
 			delete(s.members, op.Member.Key())
 		default:
@@ -331,8 +331,8 @@ func (k *lab) damage(f lb.Family, rnd *rand.Rand) error { return k.harm(f, rnd, 
 // harm is damage of a kind.
 func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	ctx := context.Background()
-	var servers []ipvswire.ServiceState
-	err := k.conn.Services(ctx, func(s ipvswire.ServiceState) error {
+	var servers []ipvs.ServiceState
+	err := k.conn.Services(ctx, func(s ipvs.ServiceState) error {
 		if s.Family == wireFamily(f) {
 			servers = append(servers, s)
 		}
@@ -342,12 +342,12 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 		return err
 	}
 	s := servers[rnd.IntN(len(servers))].Service
-	var dests []ipvswire.Destination
-	if err := k.conn.Destinations(ctx, s.ServiceID, func(d ipvswire.DestinationState) error { dests = append(dests, d.Destination); return nil }); err != nil {
+	var dests []ipvs.Destination
+	if err := k.conn.Destinations(ctx, s.ServiceID, func(d ipvs.DestinationState) error { dests = append(dests, d.Destination); return nil }); err != nil {
 		return err
 	}
-	do := func(verb ipvswire.Verb, d ipvswire.Destination) error {
-		err := k.conn.Do(ctx, []ipvswire.Op{{Verb: verb, Service: s, Destination: d}}, nil)
+	do := func(verb ipvs.Verb, d ipvs.Destination) error {
+		err := k.conn.Do(ctx, []ipvs.Op{{Verb: verb, Service: s, Destination: d}}, nil)
 		if errors.Is(err, unix.EEXIST) { // from the last time: it drains
 			return nil
 		}
@@ -356,27 +356,27 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	w := planetest.World{Family: f}
 	switch kind {
 	case 0:
-		return do(ipvswire.DelService, ipvswire.Destination{})
+		return do(ipvs.DelService, ipvs.Destination{})
 	case 1:
-		s.Scheduler, s.Flags = "lc", s.Flags^ipvswire.Persistent
+		s.Scheduler, s.Flags = "lc", s.Flags^ipvs.Persistent
 		s.Timeout = 77
-		return do(ipvswire.SetService, ipvswire.Destination{})
+		return do(ipvs.SetService, ipvs.Destination{})
 	case 2:
-		return do(ipvswire.NewDestination, ipvswire.Destination{Addr: netip.AddrPortFrom(w.Addr(100, 99999), 99), Weight: 3})
+		return do(ipvs.NewDestination, ipvs.Destination{Addr: netip.AddrPortFrom(w.Addr(100, 99999), 99), Weight: 3})
 	case 3:
 		if len(dests) > 0 {
-			return do(ipvswire.DelDestination, dests[rnd.IntN(len(dests))])
+			return do(ipvs.DelDestination, dests[rnd.IntN(len(dests))])
 		}
 	case 4:
 		if len(dests) > 0 {
 			d := dests[rnd.IntN(len(dests))]
 			d.Weight = int32(rnd.IntN(3))
-			return do(ipvswire.SetDestination, d)
+			return do(ipvs.SetDestination, d)
 		}
 	case stray:
 		s.Addr, s.Mark = netip.AddrPortFrom(w.Addr(10, 1), 7777), 0
 		s.Proto = uint8(lb.TCP)
-		return do(ipvswire.NewService, ipvswire.Destination{})
+		return do(ipvs.NewService, ipvs.Destination{})
 	case 6:
 		for a := range k.devs[f].addrs {
 			delete(k.devs[f].addrs, a)
@@ -395,7 +395,7 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	case 5:
 		set := k.sets[setMarksAnywhere.name(f)]
 		for m := range set.members {
-			set.members[m] = sets.Member{Addr: m.Addr, Port: m.Port, Proto: m.Proto, Mark: 1, Mask: 1}
+			set.members[m] = ipset.Member{Addr: m.Addr, Port: m.Port, Proto: m.Proto, Mark: 1, Mask: 1}
 			return nil
 		}
 	}
@@ -407,10 +407,10 @@ const stray = 8
 
 // wipe removes everything.
 func (k *lab) wipe(f lb.Family) error {
-	var ops []ipvswire.Op
-	err := k.conn.Services(context.Background(), func(s ipvswire.ServiceState) error {
+	var ops []ipvs.Op
+	err := k.conn.Services(context.Background(), func(s ipvs.ServiceState) error {
 		if s.Family == wireFamily(f) {
-			ops = append(ops, ipvswire.Op{Verb: ipvswire.DelService, Service: s.Service})
+			ops = append(ops, ipvs.Op{Verb: ipvs.DelService, Service: s.Service})
 		}
 		return nil
 	})

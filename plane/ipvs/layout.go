@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 
@@ -14,28 +14,28 @@ import (
 type layout struct {
 	family    lb.Family
 	scheduler string
-	flags     ipvswire.Flags // of the scheduler
+	flags     ipvs.Flags // of the scheduler
 	// sticky is the scheduler of virtual servers that go by a mark, where clients stay with their backend.
 	sticky      string
-	stickyFlags ipvswire.Flags
+	stickyFlags ipvs.Flags
 	mark        marks
 }
 
 // wireFamily is the family's number in Linux.
-func wireFamily(f lb.Family) ipvswire.Family {
+func wireFamily(f lb.Family) ipvs.Family {
 	if f == lb.IPv6 {
-		return ipvswire.IPv6
+		return ipvs.IPv6
 	}
-	return ipvswire.IPv4
+	return ipvs.IPv4
 }
 
 // serviceOf is the name of the virtual server of a key that has an address.
-func serviceOf(k lb.Key) ipvswire.ServiceID {
-	return ipvswire.ByAddr(netip.AddrPortFrom(k.Addr, k.Port), uint8(k.Proto))
+func serviceOf(k lb.Key) ipvs.ServiceID {
+	return ipvs.ByAddr(netip.AddrPortFrom(k.Addr, k.Port), uint8(k.Proto))
 }
 
 // keyOf is the key of a virtual server that goes by an address.
-func keyOf(id ipvswire.ServiceID) lb.Key {
+func keyOf(id ipvs.ServiceID) lb.Key {
 	return lb.Key{Addr: id.Addr.Addr(), Port: id.Addr.Port(), Proto: lb.Proto(id.Proto)}
 }
 
@@ -43,15 +43,15 @@ func keyOf(id ipvswire.ServiceID) lb.Key {
 const portFTP = 21
 
 // service is a virtual server as it shall be.
-func (l *layout) service(id ipvswire.ServiceID, affinity uint32) ipvswire.Service {
-	s := ipvswire.Service{ServiceID: id, Scheduler: l.scheduler, Flags: l.flags, Netmask: id.Family.WholeAddress()}
+func (l *layout) service(id ipvs.ServiceID, affinity uint32) ipvs.Service {
+	s := ipvs.Service{ServiceID: id, Scheduler: l.scheduler, Flags: l.flags, Netmask: id.Family.WholeAddress()}
 	switch {
 	case affinity == 0:
 	case id.Mark == 0 && id.Proto == uint8(lb.TCP) && id.Addr.Port() == portFTP:
 		// A persistent one would have all ports of its address from 1024 on that have no virtual server, programs of the node behind them or not.
 		s.Scheduler, s.Flags = l.sticky, l.stickyFlags
 	default:
-		s.Flags |= ipvswire.Persistent
+		s.Flags |= ipvs.Persistent
 		s.Timeout = affinity
 	}
 	return s
@@ -72,7 +72,7 @@ func bindingOf(row *lb.Frontend) binding {
 
 // byMark is a virtual server that goes by a mark. The kernel translates no port for a persistent one, so that clients stay where the
 // hash of their address leads them.
-func (l *layout) byMark(id ipvswire.ServiceID, sticky bool) ipvswire.Service {
+func (l *layout) byMark(id ipvs.ServiceID, sticky bool) ipvs.Service {
 	s := l.service(id, 0)
 	if sticky {
 		s.Scheduler, s.Flags = l.sticky, l.stickyFlags
@@ -80,8 +80,8 @@ func (l *layout) byMark(id ipvswire.ServiceID, sticky bool) ipvswire.Service {
 	return s
 }
 
-// route is what a packet of an origin meets: the row's route for it, nil if it has none of its own.
-func route(row *lb.Frontend, from lb.From) *lb.Route {
+// routeOf is what a packet of an origin meets: the row's route for it, nil if it has none of its own.
+func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 	for i := range row.Routes {
 		if row.Routes[i].From == from {
 			return &row.Routes[i]
@@ -93,7 +93,7 @@ func route(row *lb.Frontend, from lb.From) *lb.Route {
 // front is what the kernel holds for the key, which has an address; row is that of the key or of its NodePort.
 func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	affinity := uint32(row.Affinity / time.Second)
-	base := route(row, lb.Anywhere)
+	base := routeOf(row, lb.Anywhere)
 	f := front{service: l.service(serviceOf(k), affinity), set: setOf(base), serving: row.Serving, bind: bindingOf(row)}
 	at := member{addr: k.Addr, port: k.Port, proto: k.Proto}
 	in := func(s set, from ...netip.Prefix) member {
@@ -110,7 +110,7 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	if len(row.Sources) > 0 {
 		f.members = append(f.members, in(setFirewall))
 		for _, p := range row.Sources {
-			for _, net := range sets.Nets(p) {
+			for _, net := range ipset.Nets(p) {
 				f.members = append(f.members, in(setSourceCIDR, net))
 			}
 		}
@@ -123,7 +123,7 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	if m, ok := l.asks(base); ok {
 		f.marks = append(f.marks, marked{member: in(setMarksAnywhere), mark: m})
 	}
-	host, pods := route(row, lb.Host), route(row, lb.Pods)
+	host, pods := routeOf(row, lb.Host), routeOf(row, lb.Pods)
 	for _, o := range []struct {
 		set set
 		own *lb.Route
@@ -190,7 +190,7 @@ func same(a, b *lb.Route) bool {
 
 // named is the set of those of DP-32 that has the row. A NodePort of SCTP is in a set by address, others by port alone.
 func named(row *lb.Frontend, byAddress bool) (s set, ok bool) {
-	base := route(row, lb.Anywhere)
+	base := routeOf(row, lb.Anywhere)
 	local := base.Do == lb.Drop || base.Do == lb.Balance && base.To.ID.Scope == lb.Local
 	pick := func(all, onlyLocal set) set {
 		if local {
@@ -215,7 +215,7 @@ func named(row *lb.Frontend, byAddress bool) (s set, ok bool) {
 	default:
 		s = setClusterIP
 	}
-	return s, (s.typ() != sets.BitmapPort) == byAddress
+	return s, (s.typ() != ipset.BitmapPort) == byAddress
 }
 
 // members are what a row asks for once, however many addresses it has.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 
@@ -36,7 +36,7 @@ type ledger struct {
 	// withheld are the virtual servers that lack real servers at an address, because that is a Service's.
 	withheld map[netip.Addr]map[*virtual]struct{}
 
-	servers map[ipvswire.ServiceID]*virtual
+	servers map[ipvs.ServiceID]*virtual
 	members map[member]counted
 	addrs   map[netip.Addr]address
 	others  map[other]*virtual
@@ -76,12 +76,12 @@ type address struct {
 
 // virtual is a virtual server.
 type virtual struct {
-	id    ipvswire.ServiceID
+	id    ipvs.ServiceID
 	proto lb.Proto // 0 of one that goes by a mark and was found
 
 	// As it shall be. It is wanted while refs > 0; refs of an address is 1 at most.
 	refs int32
-	want ipvswire.Service
+	want ipvs.Service
 	set  *lb.BackendSet // nil for no real servers
 	of   *other         // of one that goes by a mark
 	bind binding        // as which its address is counted in ledger.addrs
@@ -92,7 +92,7 @@ type virtual struct {
 
 	// As the kernel has it.
 	has   bool
-	is    ipvswire.Service
+	is    ipvs.Service
 	dests map[netip.AddrPort]dest
 	drain *draining // of one with real servers that shall go when their connections have ended
 	// leaving: nobody wants it, and its real servers drain.
@@ -112,7 +112,7 @@ func newLedger(l layout) *ledger {
 		layout: l, rows: map[lb.Key]*lb.Frontend{}, elsewhere: map[netip.Addr]bool{},
 		byPort: map[lb.Key]struct{}{}, ranges: map[string]int{}, backends: map[netip.Addr]int32{},
 		withheld: map[netip.Addr]map[*virtual]struct{}{},
-		servers:  map[ipvswire.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
+		servers:  map[ipvs.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
 		others: map[other]*virtual{}, late: map[other]int32{}, numbers: numbers{used: map[uint32]bool{}}, touched: newTouched(),
 	}
 }
@@ -467,11 +467,11 @@ func (l *ledger) other(o other) *virtual {
 			return s
 		}
 	}
-	return l.name(o, ipvswire.ByMark(wireFamily(l.family), l.mark.of(n, o.masq)))
+	return l.name(o, ipvs.ByMark(wireFamily(l.family), l.mark.of(n, o.masq)))
 }
 
 // name gives a mark a meaning.
-func (l *ledger) name(o other, id ipvswire.ServiceID) *virtual {
+func (l *ledger) name(o other, id ipvs.ServiceID) *virtual {
 	s := l.servers[id]
 	if s == nil {
 		s = &virtual{id: id}

@@ -14,9 +14,9 @@ import (
 
 	"kube-proxy/internal/kernel"
 	nlconn "kube-proxy/internal/netlink/conn"
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/route"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -31,9 +31,9 @@ type cleaner struct {
 	exclude []netip.Prefix
 	report  mode.Report
 	routes  *nlconn.Conn
-	sets    *sets.Conn     // nil if the kernel has none
-	link    rtnl.Link      // kube-ipvs0; zero if there is none of ours
-	addrs   []rtnl.Address // of all interfaces
+	sets    *ipset.Conn     // nil if the kernel has none
+	link    route.Link      // kube-ipvs0; zero if there is none of ours
+	addrs   []route.Address // of all interfaces
 }
 
 func remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
@@ -53,14 +53,14 @@ func (c *cleaner) run(ctx context.Context) (errs []error) {
 		return errs
 	}
 	var err error
-	if c.link, err = rtnl.FindLink(ctx, c.routes, Device); err != nil {
+	if c.link, err = route.FindLink(ctx, c.routes, Device); err != nil {
 		errs = append(errs, err)
 	}
 	if c.link.Index != 0 && c.link.Kind != DeviceType {
 		c.report.Leave("device %s is of type %s: it is not a kube-proxy's", Device, c.link.Kind)
-		c.link = rtnl.Link{}
+		c.link = route.Link{}
 	}
-	if c.addrs, err = rtnl.Addresses(ctx, c.routes, unix.AF_UNSPEC); err != nil {
+	if c.addrs, err = route.Addresses(ctx, c.routes, unix.AF_UNSPEC); err != nil {
 		return append(errs, err)
 	}
 	if kernel.HasIPVS() {
@@ -88,10 +88,10 @@ func (c *cleaner) run(ctx context.Context) (errs []error) {
 }
 
 func (c *cleaner) open() (err error) {
-	if c.routes, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE}); err != nil || !sets.Loaded() {
+	if c.routes, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE}); err != nil || !ipset.Loaded() {
 		return err
 	}
-	if c.sets, err = sets.Open(); errors.Is(err, sets.ErrUnsupported) {
+	if c.sets, err = ipset.Open(); errors.Is(err, ipset.ErrUnsupported) {
 		return nil
 	}
 	return err
@@ -119,11 +119,11 @@ func (c *cleaner) read(ctx context.Context, fam lb.Family) (*ledger, error) {
 	}
 	var errs []error
 	for s := range setCount {
-		_, err := c.sets.Members(ctx, s.name(fam), func(w sets.Member) {
+		_, err := c.sets.Members(ctx, s.name(fam), func(w ipset.Member) {
 			m, as := memberOf(s, w)
 			l.members[m] = counted{has: true, is: as}
 		})
-		if err != nil && !errors.Is(err, sets.ErrNoSet) {
+		if err != nil && !errors.Is(err, ipset.ErrNoSet) {
 			errs = append(errs, err)
 		}
 	}
@@ -134,18 +134,18 @@ func (c *cleaner) read(ctx context.Context, fam lb.Family) (*ledger, error) {
 // has; none if it was not the time that ended that.
 func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	ctx := context.WithoutCancel(limit)
-	conn, err := ipvswire.Open()
+	conn, err := ipvs.Open()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	var ours []ipvswire.Op
+	var ours []ipvs.Op
 	others, known := 0, l.known()
-	err = conn.Services(ctx, func(s ipvswire.ServiceState) error {
+	err = conn.Services(ctx, func(s ipvs.ServiceState) error {
 		switch {
 		case s.Family != wireFamily(l.family), s.Mark == 0 && within(c.exclude, s.Addr.Addr()):
 		case l.owns(known, s.ServiceID):
-			ours = append(ours, ipvswire.Op{Verb: ipvswire.DelService, Service: ipvswire.Service{ServiceID: s.ServiceID}})
+			ours = append(ours, ipvs.Op{Verb: ipvs.DelService, Service: ipvs.Service{ServiceID: s.ServiceID}})
 		case s.Mark == 0:
 			others++
 		}
@@ -181,7 +181,7 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 const drainLook = 200 * time.Millisecond
 
 // drain waits until the servers have no established connections, or ctx ends; then it returns how many they have. UDP has none.
-func drain(ctx context.Context, conn *ipvswire.Conn, servers []ipvswire.Op) (cut int, err error) {
+func drain(ctx context.Context, conn *ipvs.Conn, servers []ipvs.Op) (cut int, err error) {
 	for len(servers) > 0 {
 		select {
 		case <-ctx.Done():
@@ -189,10 +189,10 @@ func drain(ctx context.Context, conn *ipvswire.Conn, servers []ipvswire.Op) (cut
 		case <-time.After(drainLook):
 		}
 		cut = 0
-		var busy []ipvswire.Op
+		var busy []ipvs.Op
 		for _, s := range servers {
 			n := 0
-			err := conn.Destinations(context.WithoutCancel(ctx), s.Service.ServiceID, func(d ipvswire.DestinationState) error {
+			err := conn.Destinations(context.WithoutCancel(ctx), s.Service.ServiceID, func(d ipvs.DestinationState) error {
 				n += int(d.Active)
 				return nil
 			})
@@ -211,7 +211,7 @@ func drain(ctx context.Context, conn *ipvswire.Conn, servers []ipvswire.Op) (cut
 
 // device deletes kube-ipvs0, or the families' addresses on it if it has others.
 func (c *cleaner) device(ctx context.Context) error {
-	var ours []rtnl.Address
+	var ours []route.Address
 	stay := 0
 	for _, a := range c.addrs {
 		switch {
@@ -223,7 +223,7 @@ func (c *cleaner) device(ctx context.Context) error {
 		}
 	}
 	if stay == 0 {
-		if err := c.routes.Do(ctx, rtnl.DeleteLink(c.link.Index), nil); err != nil && !errors.Is(err, unix.ENODEV) {
+		if err := c.routes.Do(ctx, route.DeleteLink(c.link.Index), nil); err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("delete device %s: %w", Device, err)
 		}
 		c.report.Removed = append(c.report.Removed, fmt.Sprintf("device %s with %d service addresses", Device, len(ours)))
@@ -233,7 +233,7 @@ func (c *cleaner) device(ctx context.Context) error {
 	n := 0
 	for _, a := range ours {
 		var e nlconn.Encoder
-		rtnl.AppendAddress(&e, unix.RTM_DELADDR, unix.NLM_F_ACK, a)
+		route.AppendAddress(&e, unix.RTM_DELADDR, unix.NLM_F_ACK, a)
 		if err := c.routes.Do(ctx, e.B, nil); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			errs = append(errs, fmt.Errorf("delete address %s of %s: %w", a.Addr, Device, err))
 			continue
@@ -254,10 +254,10 @@ func (c *cleaner) ipsets() error {
 	n := 0
 	for _, fam := range c.Families {
 		for _, name := range SetNames(fam) {
-			for _, name := range []string{name, sets.Spare(name)} {
+			for _, name := range []string{name, ipset.Spare(name)} {
 				switch err := c.sets.Destroy(context.Background(), name); {
-				case errors.Is(err, sets.ErrNoSet):
-				case errors.Is(err, sets.ErrInUse):
+				case errors.Is(err, ipset.ErrNoSet):
+				case errors.Is(err, ipset.ErrInUse):
 					errs = append(errs, fmt.Errorf("%w, of others or such as could not be removed: delete them, then run --cleanup again", err))
 				case err != nil:
 					errs = append(errs, err)

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
@@ -64,13 +64,13 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 		t.Fatalf("ipset restore: %v\n%s", err, out)
 	}
 	a := netip.MustParseAddr
-	c := cleaner{Removal: mode.Removal{Families: []lb.Family{lb.IPv4, lb.IPv6}, MasqueradeBit: 14}, link: rtnl.Link{Index: 7},
-		addrs: []rtnl.Address{{Addr: a("10.96.0.1"), Index: 7}, {Addr: a("192.0.2.1"), Index: 2}, {Addr: a("2001:db8::9"), Index: 2}}}
+	c := cleaner{Removal: mode.Removal{Families: []lb.Family{lb.IPv4, lb.IPv6}, MasqueradeBit: 14}, link: route.Link{Index: 7},
+		addrs: []route.Address{{Addr: a("10.96.0.1"), Index: 7}, {Addr: a("192.0.2.1"), Index: 2}, {Addr: a("2001:db8::9"), Index: 2}}}
 	if err := c.open(); err != nil {
 		t.Fatal(err)
 	}
 	defer c.close()
-	ledgers := map[ipvswire.Family]*ledger{}
+	ledgers := map[ipvs.Family]*ledger{}
 	for _, f := range c.Families {
 		l, err := c.read(t.Context(), f)
 		if err != nil {
@@ -78,36 +78,36 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 		}
 		ledgers[wireFamily(f)] = l
 	}
-	by := func(proto lb.Proto, at string) ipvswire.ServiceID {
-		return ipvswire.ByAddr(netip.MustParseAddrPort(at), uint8(proto))
+	by := func(proto lb.Proto, at string) ipvs.ServiceID {
+		return ipvs.ByAddr(netip.MustParseAddrPort(at), uint8(proto))
 	}
-	for id, want := range map[ipvswire.ServiceID]bool{
-		by(lb.TCP, "10.96.0.1:1"):                                   true,
-		by(lb.TCP, "10.96.0.2:80"):                                  true,
-		by(lb.TCP, "10.96.0.2:81"):                                  false,
-		by(lb.UDP, "10.96.0.3:5"):                                   true,
-		by(lb.TCP, "10.96.0.99:5"):                                  false,
-		by(lb.TCP, "10.1.0.1:8080"):                                 false,
-		by(lb.TCP, "10.1.0.2:8080"):                                 false,
-		by(lb.UDP, "10.5.11.249:53"):                                true,
-		by(lb.UDP, "10.5.12.0:53"):                                  false,
-		by(lb.UDP, "[2001:db8::7]:53"):                              true,
-		by(lb.UDP, "192.0.2.1:30053"):                               true,
-		by(lb.TCP, "192.0.2.1:30053"):                               false,
-		by(lb.SCTP, "[2001:db8::9]:30090"):                          true,
-		by(lb.SCTP, "192.0.2.1:30090"):                              false,
-		by(lb.TCP, "192.0.2.1:32000"):                               false,
-		by(lb.TCP, "192.0.2.1:30010"):                               true, // of a NodePort that is gone, while its connections go on
-		by(lb.TCP, "192.0.2.1:30011"):                               false,
-		by(lb.UDP, "192.0.2.2:30053"):                               false,
-		by(lb.TCP, "198.51.100.0:20000"):                            true,
-		by(lb.TCP, "198.51.100.0:20001"):                            false,
-		probeID(lb.IPv6):                                            true,
-		ipvswire.ByMark(ipvswire.IPv4, marks{1 << 14}.of(7, true)):  true,
-		ipvswire.ByMark(ipvswire.IPv6, marks{1 << 14}.of(0, false)): true,
-		ipvswire.ByMark(ipvswire.IPv4, 0x1234):                      true,
-		ipvswire.ByMark(ipvswire.IPv4, 0x4000):                      false,
-		ipvswire.ByMark(ipvswire.IPv4, 7):                           false,
+	for id, want := range map[ipvs.ServiceID]bool{
+		by(lb.TCP, "10.96.0.1:1"):                           true,
+		by(lb.TCP, "10.96.0.2:80"):                          true,
+		by(lb.TCP, "10.96.0.2:81"):                          false,
+		by(lb.UDP, "10.96.0.3:5"):                           true,
+		by(lb.TCP, "10.96.0.99:5"):                          false,
+		by(lb.TCP, "10.1.0.1:8080"):                         false,
+		by(lb.TCP, "10.1.0.2:8080"):                         false,
+		by(lb.UDP, "10.5.11.249:53"):                        true,
+		by(lb.UDP, "10.5.12.0:53"):                          false,
+		by(lb.UDP, "[2001:db8::7]:53"):                      true,
+		by(lb.UDP, "192.0.2.1:30053"):                       true,
+		by(lb.TCP, "192.0.2.1:30053"):                       false,
+		by(lb.SCTP, "[2001:db8::9]:30090"):                  true,
+		by(lb.SCTP, "192.0.2.1:30090"):                      false,
+		by(lb.TCP, "192.0.2.1:32000"):                       false,
+		by(lb.TCP, "192.0.2.1:30010"):                       true, // of a NodePort that is gone, while its connections go on
+		by(lb.TCP, "192.0.2.1:30011"):                       false,
+		by(lb.UDP, "192.0.2.2:30053"):                       false,
+		by(lb.TCP, "198.51.100.0:20000"):                    true,
+		by(lb.TCP, "198.51.100.0:20001"):                    false,
+		probeID(lb.IPv6):                                    true,
+		ipvs.ByMark(ipvs.IPv4, marks{1 << 14}.of(7, true)):  true,
+		ipvs.ByMark(ipvs.IPv6, marks{1 << 14}.of(0, false)): true,
+		ipvs.ByMark(ipvs.IPv4, 0x1234):                      true,
+		ipvs.ByMark(ipvs.IPv4, 0x4000):                      false,
+		ipvs.ByMark(ipvs.IPv4, 7):                           false,
 	} {
 		l := ledgers[id.Family]
 		if got := l.owns(l.known(), id); got != want {

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -27,22 +27,22 @@ type View struct {
 	// Here reports whether packets to an address are for this node.
 	Here func(context.Context, netip.Addr) (bool, error)
 	// Stays returns where the virtual server's persistence has led the client; a zero one if nowhere, or if nobody can tell.
-	Stays func(ctx context.Context, id ipvswire.ServiceID, client netip.Addr) (netip.AddrPort, error)
+	Stays func(ctx context.Context, id ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error)
 	// Close gives back what the view holds.
 	Close func() error
 }
 
-// ServerView is what a look needs of ipvswire.Conn.
+// ServerView is what a look needs of ipvs.Conn.
 type ServerView interface {
 	Servers
-	Service(ctx context.Context, id ipvswire.ServiceID) (ipvswire.ServiceState, error)
+	Service(ctx context.Context, id ipvs.ServiceID) (ipvs.ServiceState, error)
 }
 
-// SetView is what a look needs of sets.Conn.
+// SetView is what a look needs of ipset.Conn.
 type SetView interface {
 	Sets
-	Has(ctx context.Context, name string, m sets.Member) (bool, error)
-	Header(ctx context.Context, name string) (sets.Header, error)
+	Has(ctx context.Context, name string, m ipset.Member) (bool, error)
+	Header(ctx context.Context, name string) (ipset.Header, error)
 }
 
 // looks is how many may look at a time; others wait.
@@ -188,9 +188,9 @@ func (w *way) hook(name string, tables ...string) (done bool, err error) {
 
 // serve has IPVS take the packet, and reports whether it does: by the mark if there is a virtual server for that, else by the address.
 func (w *way) serve() (done bool, err error) {
-	ids := []ipvswire.ServiceID{ipvswire.ByAddr(w.To, uint8(w.Packet.Proto))}
+	ids := []ipvs.ServiceID{ipvs.ByAddr(w.To, uint8(w.Packet.Proto))}
 	if w.Packet.Mark != 0 {
-		ids = slices.Insert(ids, 0, ipvswire.ByMark(wireFamily(w.cfg.Family), w.Packet.Mark))
+		ids = slices.Insert(ids, 0, ipvs.ByMark(wireFamily(w.cfg.Family), w.Packet.Mark))
 	}
 	for _, id := range ids {
 		s, err := w.view.IPVS.Service(w.ctx, id)
@@ -206,24 +206,24 @@ func (w *way) serve() (done bool, err error) {
 }
 
 // balance has a virtual server take the packet.
-func (w *way) balance(s ipvswire.Service) error {
-	w.tell("%s", strings.TrimSpace(ipvswire.SaveService(s)))
+func (w *way) balance(s ipvs.Service) error {
+	w.tell("%s", strings.TrimSpace(ipvs.SaveService(s)))
 	var persistent uint32
 	var sum int64
-	var all []ipvswire.DestinationState
-	err := w.view.IPVS.Destinations(w.ctx, s.ServiceID, func(d ipvswire.DestinationState) error {
+	var all []ipvs.DestinationState
+	err := w.view.IPVS.Destinations(w.ctx, s.ServiceID, func(d ipvs.DestinationState) error {
 		all = append(all, d)
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b ipvswire.DestinationState) int { return compare(a.Addr, b.Addr) })
+	slices.SortFunc(all, func(a, b ipvs.DestinationState) int { return compare(a.Addr, b.Addr) })
 	open := uint32(0)
 	for _, d := range all {
 		open += d.Active + d.Inactive
 		persistent += d.Persistent
-		line := strings.TrimSpace(ipvswire.SaveDestination(s.ServiceID, d.Destination))
+		line := strings.TrimSpace(ipvs.SaveDestination(s.ServiceID, d.Destination))
 		switch {
 		case d.Weight <= 0 && d.Active+d.Inactive > 0:
 			w.tell("%s: it drains, with %d connections", line, d.Active+d.Inactive)
@@ -241,7 +241,7 @@ func (w *way) balance(s ipvswire.Service) error {
 			w.Backends[i].Share /= float64(sum)
 		}
 	}
-	if s.Flags&ipvswire.Persistent != 0 && persistent > 0 {
+	if s.Flags&ipvs.Persistent != 0 && persistent > 0 {
 		w.Affine, err = w.view.Stays(w.ctx, s.ServiceID, w.From.Addr())
 		switch {
 		case errors.Is(err, errTooMany):

@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netns"
 
 	"kube-proxy/internal/kernel"
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
@@ -26,16 +26,16 @@ type lookBench struct {
 	planetest.World
 	p     *Plane
 	table *lb.Table
-	sets  *sets.Conn
+	sets  *ipset.Conn
 	// connect connects to IPVS.
-	connect func() (*ipvswire.Conn, error)
+	connect func() (*ipvs.Conn, error)
 }
 
 func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
-	k := &lookBench{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}, connect: ipvswire.Open}
+	k := &lookBench{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}, connect: ipvs.Open}
 	if loadOnce() != nil || !kernel.HasIPVS() {
 		fake := ipvsfake.New(ipvsfake.Config{})
-		k.connect = func() (*ipvswire.Conn, error) { return ipvswire.New(t.Context(), fake.Connect()) }
+		k.connect = func() (*ipvs.Conn, error) { return ipvs.New(t.Context(), fake.Connect()) }
 	}
 	addr, err := netlink.ParseAddr(netip.PrefixFrom(k.Addr(192, 1), k.Addr(192, 1).BitLen()).String())
 	k.must(err)
@@ -44,7 +44,7 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
 	conn, err := k.connect()
 	k.must(err)
 	t.Cleanup(func() { conn.Close() })
-	k.sets, err = sets.Open()
+	k.sets, err = ipset.Open()
 	k.must(err)
 	t.Cleanup(func() { k.sets.Close() })
 	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, b, nil)
@@ -113,12 +113,12 @@ func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler))
 		program = "ip6tables-" + string(b)
 	}
 	do(&spoiler{T: t, World: k.World, ipvs: conn,
-		member: func(name string, m sets.Member, there bool) {
+		member: func(name string, m ipset.Member, there bool) {
 			t.Helper()
-			i := slices.IndexFunc(k.p.sets[:], func(s sets.Set) bool {
+			i := slices.IndexFunc(k.p.sets[:], func(s ipset.Set) bool {
 				return strings.HasSuffix(s.Name, "-"+name) && !strings.Contains(s.Name, "NODE-PORT")
 			})
-			k.must(k.sets.Do(t.Context(), []sets.Op{{Set: &k.p.sets[i], Member: m, Delete: !there}}, nil))
+			k.must(k.sets.Do(t.Context(), []ipset.Op{{Set: &k.p.sets[i], Member: m, Delete: !there}}, nil))
 		},
 		addr: func(a netip.Addr) {
 			t.Helper()
@@ -167,13 +167,13 @@ TCP fd00:0000:0000:0000:0000:0000:0000:0001 0000 fd00:0010:0096:0000:0000:0000:0
 		{"10.96.0.1:80", "192.168.0.2", "invalid AddrPort"},
 		{"[fd00:10:96::1]:80", "fd00::1", "[fd00:1::2]:8080"},
 	} {
-		got, err := staysIn(strings.NewReader(list), ipvswire.ByAddr(netip.MustParseAddrPort(c.vip), uint8(lb.TCP)), netip.MustParseAddr(c.client))
+		got, err := staysIn(strings.NewReader(list), ipvs.ByAddr(netip.MustParseAddrPort(c.vip), uint8(lb.TCP)), netip.MustParseAddr(c.client))
 		if got.String() != c.want || err != nil {
 			t.Errorf("%s at %s stays with %s, %v; want %s", c.client, c.vip, got, err, c.want)
 		}
 	}
 	long := strings.Repeat("TCP C0A80002 9C40 0A600001 0050 0A010001 1F90 ESTABLISHED     897\n", mostConnections/60)
-	if _, err := staysIn(strings.NewReader(long[:mostConnections]), ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.1:80"), 6), netip.MustParseAddr("192.168.0.1")); err != errTooMany {
+	if _, err := staysIn(strings.NewReader(long[:mostConnections]), ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.1:80"), 6), netip.MustParseAddr("192.168.0.1")); err != errTooMany {
 		t.Errorf("of too many: %v", err)
 	}
 }

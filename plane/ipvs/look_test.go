@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -25,12 +25,12 @@ import (
 // labView is what a lab is looked at by.
 type labView struct{ *lab }
 
-func (v labView) Has(_ context.Context, name string, m sets.Member) (bool, error) {
+func (v labView) Has(_ context.Context, name string, m ipset.Member) (bool, error) {
 	s := v.sets[name]
 	if s == nil {
-		return false, fmt.Errorf("ipset %s: %w", name, sets.ErrNoSet)
+		return false, fmt.Errorf("ipset %s: %w", name, ipset.ErrNoSet)
 	}
-	if _, has := s.members[m.Key()]; has || s.Type != sets.HashIPPortNet {
+	if _, has := s.members[m.Key()]; has || s.Type != ipset.HashIPPortNet {
 		return has, nil
 	}
 	for is := range s.members {
@@ -43,17 +43,17 @@ func (v labView) Has(_ context.Context, name string, m sets.Member) (bool, error
 	return false, nil
 }
 
-func (v labView) Header(_ context.Context, name string) (sets.Header, error) {
+func (v labView) Header(_ context.Context, name string) (ipset.Header, error) {
 	s := v.sets[name]
 	if s == nil {
-		return sets.Header{}, fmt.Errorf("ipset %s: %w", name, sets.ErrNoSet)
+		return ipset.Header{}, fmt.Errorf("ipset %s: %w", name, ipset.ErrNoSet)
 	}
-	return sets.Header{Set: s.Set}, nil
+	return ipset.Header{Set: s.Set}, nil
 }
 
 // view is what is looked at by in a lab, whose chains are as the plane would write them, but for what spoil makes of them.
 func (k *lab) view(f lb.Family) (*View, error) {
-	conn, err := ipvswire.New(context.Background(), k.ipvs.Connect())
+	conn, err := ipvs.New(context.Background(), k.ipvs.Connect())
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (k *lab) view(f lb.Family) (*View, error) {
 		Here: func(_ context.Context, a netip.Addr) (bool, error) {
 			return k.devs[f].addrs[a] || slices.Contains(k.others, a), nil
 		},
-		Stays: func(_ context.Context, _ ipvswire.ServiceID, client netip.Addr) (netip.AddrPort, error) {
+		Stays: func(_ context.Context, _ ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error) {
 			return k.stays[client], nil
 		},
 	}, nil
@@ -163,35 +163,35 @@ func TestFollowAgreesWithTheTable(t *testing.T) {
 type spoiler struct {
 	*testing.T
 	planetest.World
-	ipvs   *ipvswire.Conn
-	member func(set string, m sets.Member, there bool)
+	ipvs   *ipvs.Conn
+	member func(set string, m ipset.Member, there bool)
 	addr   func(netip.Addr) // removes it
 	rules  func(spoil func(xtables.ChainRule) bool)
 	set    func(name string) // destroys it; nil where that cannot be
 }
 
-func (s *spoiler) do(verb ipvswire.Verb, service ipvswire.Service, d ipvswire.Destination) {
+func (s *spoiler) do(verb ipvs.Verb, service ipvs.Service, d ipvs.Destination) {
 	s.Helper()
-	if err := s.ipvs.Do(s.Context(), []ipvswire.Op{{Verb: verb, Service: service, Destination: d}}, nil); err != nil {
+	if err := s.ipvs.Do(s.Context(), []ipvs.Op{{Verb: verb, Service: service, Destination: d}}, nil); err != nil {
 		s.Fatal(err)
 	}
 }
 
 // vip is the virtual server of the first Service, and real its real servers.
-func (s *spoiler) vip() (ipvswire.Service, []ipvswire.Destination) {
+func (s *spoiler) vip() (ipvs.Service, []ipvs.Destination) {
 	s.Helper()
-	is, err := s.ipvs.Service(s.Context(), ipvswire.ByAddr(netip.AddrPortFrom(s.Addr(10, 1), 80), uint8(lb.TCP)))
+	is, err := s.ipvs.Service(s.Context(), ipvs.ByAddr(netip.AddrPortFrom(s.Addr(10, 1), 80), uint8(lb.TCP)))
 	if err != nil {
 		s.Fatal(err)
 	}
-	var real []ipvswire.Destination
-	if err := s.ipvs.Destinations(s.Context(), is.ServiceID, func(d ipvswire.DestinationState) error {
+	var real []ipvs.Destination
+	if err := s.ipvs.Destinations(s.Context(), is.ServiceID, func(d ipvs.DestinationState) error {
 		real = append(real, d.Destination)
 		return nil
 	}); err != nil {
 		s.Fatal(err)
 	}
-	slices.SortFunc(real, func(a, b ipvswire.Destination) int { return compare(a.Addr, b.Addr) })
+	slices.SortFunc(real, func(a, b ipvs.Destination) int { return compare(a.Addr, b.Addr) })
 	return is.Service, real
 }
 
@@ -217,54 +217,54 @@ func (c sabotage) named(w planetest.World, all []trace.Difference) bool {
 var sabotages = []sabotage{
 	{"real server gone", func(s *spoiler) {
 		v, real := s.vip()
-		s.do(ipvswire.DelDestination, v, real[0])
+		s.do(ipvs.DelDestination, v, real[0])
 	}, "real server", "the kernel has it not", ""},
 	{"real server without weight", func(s *spoiler) {
 		v, real := s.vip()
 		real[1].Weight = 0
-		s.do(ipvswire.SetDestination, v, real[1])
+		s.do(ipvs.SetDestination, v, real[1])
 	}, "real server", "the kernel has it not", ""},
 	{"other weight", func(s *spoiler) {
 		v, real := s.vip()
 		real[1].Weight = 3
-		s.do(ipvswire.SetDestination, v, real[1])
+		s.do(ipvs.SetDestination, v, real[1])
 	}, "real server", "", ""}, // rr gives each as much
 	{"other weight, and a scheduler that goes by it", func(s *spoiler) {
 		v, real := s.vip()
 		real[1].Weight = 3
 		v.Scheduler = "wrr"
-		s.do(ipvswire.SetService, v, ipvswire.Destination{})
-		s.do(ipvswire.SetDestination, v, real[1])
+		s.do(ipvs.SetService, v, ipvs.Destination{})
+		s.do(ipvs.SetDestination, v, real[1])
 	}, "virtual server", "gets", ""},
 	{"another's real server", func(s *spoiler) {
 		v, _ := s.vip()
-		s.do(ipvswire.NewDestination, v, ipvswire.Destination{Addr: netip.AddrPortFrom(s.Addr(100, 99999), 99), Weight: 1})
+		s.do(ipvs.NewDestination, v, ipvs.Destination{Addr: netip.AddrPortFrom(s.Addr(100, 99999), 99), Weight: 1})
 	}, "real server", "the table has it not", ""},
 	{"virtual server gone", func(s *spoiler) {
 		v, _ := s.vip()
-		s.do(ipvswire.DelService, v, ipvswire.Destination{})
+		s.do(ipvs.DelService, v, ipvs.Destination{})
 	}, "virtual server", "it is to pass", ""},
 	{"another's virtual server at an address of ours", func(s *spoiler) {
 		v, real := s.vip()
 		v.Addr = netip.AddrPortFrom(v.Addr.Addr(), 7080)
-		s.do(ipvswire.NewService, v, ipvswire.Destination{})
-		s.do(ipvswire.NewDestination, v, real[0])
+		s.do(ipvs.NewService, v, ipvs.Destination{})
+		s.do(ipvs.NewDestination, v, real[0])
 	}, "virtual server", "it is to balance", ""},
 	{"address gone", func(s *spoiler) { s.addr(s.Addr(10, 1)) }, "address ADDR", "it is to drop", ""},
 	{"member of the cluster IPs gone", func(s *spoiler) {
-		s.member("CLUSTER-IP", sets.Member{Addr: s.Addr(10, 1), Port: 80, Proto: uint8(lb.TCP)}, false)
+		s.member("CLUSTER-IP", ipset.Member{Addr: s.Addr(10, 1), Port: 80, Proto: uint8(lb.TCP)}, false)
 	}, "member ADDR,tcp:80 of ipset", "it is to reject", ""},
 	{"member of the addresses gone", func(s *spoiler) {
-		s.member("IPVS-IPS", sets.Member{Addr: s.Addr(10, 1)}, false)
+		s.member("IPVS-IPS", ipset.Member{Addr: s.Addr(10, 1)}, false)
 	}, "member ADDR of ipset", "it is to pass", ""},
 	{"member of the marks gone", func(s *spoiler) {
-		s.member("MARK-HOST", sets.Member{Addr: s.Addr(192, 1), Port: 30102, Proto: uint8(lb.TCP)}, false)
+		s.member("MARK-HOST", ipset.Member{Addr: s.Addr(192, 1), Port: 30102, Proto: uint8(lb.TCP)}, false)
 	}, "of ipset KUBE-MARK-HOST", "masqueraded", ""},
 	{"another mark", func(s *spoiler) {
-		s.member("MARK-ANY", sets.Member{Addr: s.Addr(10, 1), Port: 80, Proto: uint8(lb.TCP), Mark: marks{1 << 14}.drop(), Mask: wholeMark}, true)
+		s.member("MARK-ANY", ipset.Member{Addr: s.Addr(10, 1), Port: 80, Proto: uint8(lb.TCP), Mark: marks{1 << 14}.drop(), Mask: wholeMark}, true)
 	}, "member ADDR,tcp:80 of ipset KUBE-MARK-ANY", "it is to drop", ""},
 	{"source ranges without those they are for", func(s *spoiler) {
-		s.member("LOAD-BALANCER-FW", sets.Member{Addr: s.Addr(198, 102), Port: 80, Proto: uint8(lb.TCP)}, false)
+		s.member("LOAD-BALANCER-FW", ipset.Member{Addr: s.Addr(198, 102), Port: 80, Proto: uint8(lb.TCP)}, false)
 	}, "of ipset KUBE-LOAD-BALANCER-FW", "drop, by the kernel's state it is to balance", ""},
 	{"source ranges gone", func(s *spoiler) {
 		s.rules(func(r xtables.ChainRule) bool { return r.Chain == chainRanges })
@@ -297,7 +297,7 @@ func TestSabotageIsNamed(t *testing.T) {
 					return "KUBE-" + set
 				}
 				c.do(&spoiler{T: t, World: w, ipvs: k.conn,
-					member: func(set string, m sets.Member, there bool) {
+					member: func(set string, m ipset.Member, there bool) {
 						is := k.sets[named(set)].members
 						if _, was := is[m.Key()]; !was && !there {
 							t.Fatalf("%s has no %s: %v", named(set), m, slices.Collect(maps.Keys(is)))
@@ -326,7 +326,7 @@ func TestSabotageIsNamed(t *testing.T) {
 // no difference.
 func TestFollowAffinityAndDraining(t *testing.T) {
 	k, p, table, w := looked(t, lb.IPv4)
-	id := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 102), 80), uint8(lb.TCP)) // of World.Full(101, …), which is sticky
+	id := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 102), 80), uint8(lb.TCP)) // of World.Full(101, …), which is sticky
 	row := table.Get(keyOf(id))
 	if row == nil || row.Affinity == 0 {
 		t.Fatalf("%s: %v", id, row)
@@ -353,7 +353,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 		t.Errorf("affine %v, want %v: %v", got.Affine, real, got.Way)
 	}
 
-	one := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
+	one := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
 	leaves := table.Get(keyOf(one)).Set(lb.Cluster).Backends.At(2).Addr
 	if err := k.ipvs.SetConns(one, leaves, ipvsfake.Conns{Active: 3}); err != nil {
 		t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -90,7 +90,7 @@ func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
 	for s := range setCount {
 		want := d.sets[s]
 		have, err := d.view.Sets.Header(ctx, want.Name)
-		if err != nil && !errors.Is(err, sets.ErrNoSet) {
+		if err != nil && !errors.Is(err, ipset.ErrNoSet) {
 			return err
 		}
 		text := ""
@@ -196,12 +196,12 @@ func (s *virtual) isDraining() bool {
 func (d *differ) server(l *ledger, s *virtual) error {
 	key := l.touched.servers[s]
 	name := "virtual server " + s.id.String()
-	save := func(there bool, v ipvswire.Service) string {
+	save := func(there bool, v ipvs.Service) string {
 		if !there {
 			return ""
 		}
 		v.ServiceID = s.id
-		return strings.TrimSpace(ipvswire.SaveService(v))
+		return strings.TrimSpace(ipvs.SaveService(v))
 	}
 	if s.refs == 0 {
 		if !s.has || s.leaving || s.id == probeID(l.family) {
@@ -217,12 +217,12 @@ func (d *differ) server(l *ledger, s *virtual) error {
 	if !s.has {
 		return nil // it has none of them
 	}
-	right := dest{1, int32(ipvswire.Masq)}
+	right := dest{1, int32(ipvs.Masq)}
 	text := func(a netip.AddrPort, is dest) string {
 		if is.weight == unknown {
 			return fmt.Sprintf("%s with settings of others", a)
 		}
-		return strings.TrimSpace(ipvswire.SaveDestination(s.id, ipvswire.Destination{Addr: a, Forwarding: ipvswire.Forwarding(is.forwarding), Weight: is.weight}))
+		return strings.TrimSpace(ipvs.SaveDestination(s.id, ipvs.Destination{Addr: a, Forwarding: ipvs.Forwarding(is.forwarding), Weight: is.weight}))
 	}
 	if s.set != nil {
 		for b := range s.set.Backends.All() {

@@ -5,7 +5,7 @@ import (
 	"kube-proxy/internal/xtwalk"
 	"net/netip"
 
-	sets "kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/lb"
 )
 
@@ -19,11 +19,11 @@ func (w *way) Knows(name string) bool {
 func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
-	if s.typ() == sets.HashIP && by == "src" {
+	if s.typ() == ipset.HashIP && by == "src" {
 		m.addr = p.From.Addr()
 	}
 	has, err := w.view.Sets.Has(w.ctx, name, m.wire(mark{}))
-	if errors.Is(err, sets.ErrNoSet) { // it went since its rule was listed
+	if errors.Is(err, ipset.ErrNoSet) { // it went since its rule was listed
 		w.tell("there is no ipset %s", name)
 		return false, nil
 	}
@@ -34,7 +34,7 @@ func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
-	_, err = w.view.Sets.Members(w.ctx, name, func(is sets.Member) {
+	_, err = w.view.Sets.Members(w.ctx, name, func(is ipset.Member) {
 		if have, as := memberOf(s, is); have == m {
 			value, mask = as.value, as.mask
 			w.tell("ipset %s %s", name, is)
@@ -47,11 +47,11 @@ func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err e
 func memberAs(s set, p xtwalk.Packet) member {
 	m := member{set: s, port: p.To.Port()}
 	switch s.typ() {
-	case sets.HashIP:
+	case ipset.HashIP:
 		return member{set: s, addr: p.To.Addr()}
-	case sets.BitmapPort:
+	case ipset.BitmapPort:
 		return m
-	case sets.HashIPPortIP, sets.HashIPPortNet:
+	case ipset.HashIPPortIP, ipset.HashIPPortNet:
 		m.from = netip.PrefixFrom(p.From.Addr(), p.From.Addr().BitLen())
 	}
 	m.addr, m.proto = p.To.Addr(), p.Proto

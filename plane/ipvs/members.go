@@ -3,13 +3,13 @@ package ipvs
 import (
 	"net/netip"
 
-	sets "kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/lb"
 )
 
 // wire is the member as ipsets have it.
-func (m member) wire(as mark) sets.Member {
-	w := sets.Member{Addr: m.addr, Net: m.from, Port: m.port, Mark: as.value, Mask: as.mask}
+func (m member) wire(as mark) ipset.Member {
+	w := ipset.Member{Addr: m.addr, Net: m.from, Port: m.port, Mark: as.value, Mask: as.mask}
 	if m.addr.IsValid() {
 		w.Proto = uint8(m.proto)
 	}
@@ -17,7 +17,7 @@ func (m member) wire(as mark) sets.Member {
 }
 
 // memberOf is a member as the kernel lists it.
-func memberOf(s set, w sets.Member) (member, mark) {
+func memberOf(s set, w ipset.Member) (member, mark) {
 	return member{set: s, addr: w.Addr, port: w.Port, proto: lb.Proto(w.Proto), from: w.Net}, mark{w.Mark, w.Mask}
 }
 

@@ -10,9 +10,9 @@ import (
 
 	"kube-proxy/internal/kernel"
 	nlconn "kube-proxy/internal/netlink/conn"
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/route"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -36,9 +36,9 @@ func modules(s mode.Settings) []string {
 }
 
 func hasIPVS(mode.Settings) error {
-	c, err := ipvswire.Open()
+	c, err := ipvs.Open()
 	if err != nil {
-		return unsupported(err, ipvswire.ErrNoIPVS)
+		return unsupported(err, ipvs.ErrNoIPVS)
 	}
 	defer c.Close()
 	if _, err := kernel.Sysctl(vsConntrack); errors.Is(err, fs.ErrNotExist) {
@@ -48,7 +48,7 @@ func hasIPVS(mode.Settings) error {
 }
 
 func hasItsScheduler(s mode.Settings) error {
-	c, err := ipvswire.Open()
+	c, err := ipvs.Open()
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func hasDevice(mode.Settings) error {
 	}
 	var none nlconn.Encoder
 	none.Bytes(unix.IFLA_ADDRESS, make([]byte, 6))
-	switch err := conn.Do(ctx, rtnl.ChangeLink(rtnl.Link{Name: Device, Kind: DeviceType}, 0, none.B), nil); {
+	switch err := conn.Do(ctx, route.ChangeLink(route.Link{Name: Device, Kind: DeviceType}, 0, none.B), nil); {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return nil
 	case errors.Is(err, unix.EOPNOTSUPP):
@@ -78,25 +78,25 @@ func hasDevice(mode.Settings) error {
 	case err != nil:
 		return fmt.Errorf("ask for devices of type %s: %w", DeviceType, err)
 	}
-	link, err := rtnl.FindLink(ctx, conn, Device) // a kernel that accepts the address
+	link, err := route.FindLink(ctx, conn, Device) // a kernel that accepts the address
 	if err == nil {
-		err = conn.Do(ctx, rtnl.DeleteLink(link.Index), nil)
+		err = conn.Do(ctx, route.DeleteLink(link.Index), nil)
 	}
 	return err
 }
 
 // hasSets finds out whether the kernel can have the ipsets that the mode makes, without making one.
 func hasSets(s mode.Settings) error {
-	c, err := sets.Open()
+	c, err := ipset.Open()
 	if err != nil {
-		return unsupported(err, sets.ErrUnsupported)
+		return unsupported(err, ipset.ErrUnsupported)
 	}
 	defer c.Close()
-	var all []sets.Set
+	var all []ipset.Set
 	for set := range setCount {
 		all = append(all, set.made(s.Family))
 	}
-	return unsupported(c.Able(context.Background(), all), sets.ErrUnsupported)
+	return unsupported(c.Able(context.Background(), all), ipset.ErrUnsupported)
 }
 
 // unsupported has an error that is of another package wrap plane.ErrUnsupported too.

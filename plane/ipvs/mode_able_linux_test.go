@@ -17,7 +17,7 @@ import (
 
 	"kube-proxy/config/option"
 	"kube-proxy/internal/netlab"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -116,9 +116,9 @@ func TestAbleWithoutCapability(t *testing.T) {
 }
 
 // listed are the virtual servers of the namespace.
-func listed(t *testing.T, c *ipvswire.Conn) (all []string) {
+func listed(t *testing.T, c *ipvs.Conn) (all []string) {
 	t.Helper()
-	err := c.Services(t.Context(), func(s ipvswire.ServiceState) error {
+	err := c.Services(t.Context(), func(s ipvs.ServiceState) error {
 		all = append(all, fmt.Sprintf("%s %s %#x", s.ServiceID, s.Scheduler, s.Flags))
 		return nil
 	})
@@ -130,11 +130,11 @@ func listed(t *testing.T, c *ipvswire.Conn) (all []string) {
 }
 
 // needsIPVS skips a test on a kernel without IPVS; make test-kernels runs it in a VM that has it.
-func needsIPVS(t *testing.T) *ipvswire.Conn {
+func needsIPVS(t *testing.T) *ipvs.Conn {
 	t.Helper()
 	inNamespace(t)
-	c, err := ipvswire.Open()
-	if errors.Is(err, ipvswire.ErrNoIPVS) {
+	c, err := ipvs.Open()
+	if errors.Is(err, ipvs.ErrNoIPVS) {
 		t.Skip(err)
 	}
 	if err != nil {
@@ -148,8 +148,8 @@ func needsIPVS(t *testing.T) *ipvswire.Conn {
 // that was killed left in the way does no harm.
 func TestIPVSSchedulers(t *testing.T) {
 	c := needsIPVS(t)
-	other := ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("198.51.100.0:20001"), unix.IPPROTO_TCP), Scheduler: "rr", Netmask: ipvswire.IPv4.WholeAddress()}
-	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: other}}, nil); err != nil {
+	other := ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("198.51.100.0:20001"), unix.IPPROTO_TCP), Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}
+	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: other}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	before := listed(t, c)
@@ -161,9 +161,9 @@ func TestIPVSSchedulers(t *testing.T) {
 				t.Errorf("%s: scheduler %s is there: %t, %v", f, name, there, err)
 			}
 		}
-		left := ipvswire.Service{ServiceID: probeID(f), Scheduler: "rr"}
+		left := ipvs.Service{ServiceID: probeID(f), Scheduler: "rr"}
 		left.Netmask = left.Family.WholeAddress()
-		if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: left}}, nil); err != nil {
+		if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: left}}, nil); err != nil {
 			t.Fatal(err)
 		}
 		err := checkScheduler(t.Context(), c, f, "nonesuch")
@@ -220,17 +220,17 @@ func TestIPVSSchedulerBesideNamespaces(t *testing.T) {
 type kernelWith struct {
 	schedulers []string
 	refuses    error // all of it
-	there      map[ipvswire.ServiceID]bool
+	there      map[ipvs.ServiceID]bool
 }
 
-func (k *kernelWith) Do(_ context.Context, ops []ipvswire.Op, _ func(int, error)) error {
+func (k *kernelWith) Do(_ context.Context, ops []ipvs.Op, _ func(int, error)) error {
 	id := ops[0].Service.ServiceID
 	switch {
 	case k.refuses != nil:
 		return k.refuses
-	case ops[0].Verb == ipvswire.DelService && !k.there[id]:
+	case ops[0].Verb == ipvs.DelService && !k.there[id]:
 		return unix.ESRCH
-	case ops[0].Verb == ipvswire.DelService:
+	case ops[0].Verb == ipvs.DelService:
 		delete(k.there, id)
 	case k.there[id]:
 		return unix.EEXIST
@@ -258,7 +258,7 @@ func TestCheckScheduler(t *testing.T) {
 	} {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 			left := probeID(f)
-			k := &kernelWith{schedulers: strings.Fields(c.has), there: map[ipvswire.ServiceID]bool{left: true}}
+			k := &kernelWith{schedulers: strings.Fields(c.has), there: map[ipvs.ServiceID]bool{left: true}}
 			err := checkScheduler(t.Context(), k, f, c.asked)
 			if (err == nil) != c.ok || errors.Is(err, mode.ErrAsked) != c.asks || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%q of %q: %v", c.asked, c.has, err)
@@ -285,11 +285,11 @@ func idle(tcp, tcpFin, udp time.Duration) *Options {
 // CF-29: the kernel counts whole seconds, and 0 leaves what is there.
 func TestTimeouts(t *testing.T) {
 	got := timeouts(idle(time.Millisecond, 90*time.Second, 0))
-	if want := (ipvswire.Timeouts{TCP: time.Second, TCPFin: 90 * time.Second}); got != want {
+	if want := (ipvs.Timeouts{TCP: time.Second, TCPFin: 90 * time.Second}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	kernel := ipvsfake.New(ipvsfake.Config{})
-	conn, err := ipvswire.New(t.Context(), kernel.Connect())
+	conn, err := ipvs.New(t.Context(), kernel.Connect())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,10 +299,10 @@ func TestTimeouts(t *testing.T) {
 	}
 	for _, c := range []struct {
 		ask  *Options
-		want ipvswire.Timeouts
+		want ipvs.Timeouts
 	}{
 		{idle(0, 0, 0), before},
-		{idle(0, 0, 1500*time.Millisecond), ipvswire.Timeouts{TCP: before.TCP, TCPFin: before.TCPFin, UDP: 2 * time.Second}},
+		{idle(0, 0, 1500*time.Millisecond), ipvs.Timeouts{TCP: before.TCP, TCPFin: before.TCPFin, UDP: 2 * time.Second}},
 	} {
 		if err := setTimeouts(t.Context(), conn, mode.Settings{Blocks: option.Blocks{c.ask}}); err != nil {
 			t.Error(err)

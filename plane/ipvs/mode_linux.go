@@ -14,8 +14,8 @@ import (
 	"kube-proxy/event"
 	"kube-proxy/internal/kernel"
 	nlconn "kube-proxy/internal/netlink/conn"
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -56,8 +56,8 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.ipvs, err = ipvswire.Open(); err != nil {
-		return nil, unsupported(err, ipvswire.ErrNoIPVS)
+	if p.ipvs, err = ipvs.Open(); err != nil {
+		return nil, unsupported(err, ipvs.ErrNoIPVS)
 	}
 	p.opened = append(p.opened, p.ipvs)
 	if err := checkScheduler(context.Background(), p.ipvs, s.Family, asked.IPVS.Scheduler); err != nil {
@@ -67,8 +67,8 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if there, err := hasScheduler(context.Background(), p.ipvs, s.Family, sticky); err != nil || !there {
 		sticky = "sh" // a kernel before 4.18
 	}
-	if p.sets, err = sets.Open(); err != nil {
-		return nil, unsupported(err, sets.ErrUnsupported)
+	if p.sets, err = ipset.Open(); err != nil {
+		return nil, unsupported(err, ipset.ErrUnsupported)
 	}
 	p.opened = append(p.opened, p.sets)
 	device, err := openDevice(s.Family)
@@ -96,7 +96,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		Family: s.Family, Masquerade: mark, Scheduler: asked.IPVS.Scheduler, Sticky: sticky, Idle: timeouts.TCP,
 		ExcludeCIDRs: asked.excluded(), IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
 		Counters: counters,
-		View:     func() (*View, error) { return openView(s.Family, ipvswire.Open, p.chains.Held) },
+		View:     func() (*View, error) { return openView(s.Family, ipvs.Open, p.chains.Held) },
 	})
 	if err != nil {
 		return nil, err
@@ -116,7 +116,7 @@ func (p *modePlane) openCounters(asked bool) (Counters, error) {
 	if !asked {
 		return nil, nil
 	}
-	conn, err := ipvswire.Open()
+	conn, err := ipvs.Open()
 	if err != nil {
 		return nil, err
 	}
@@ -132,9 +132,9 @@ var notCounting = mode.Notice{Text: "connections are not counted by Service (--s
 	"net.ipv4.vs.run_estimation is 0; set it to 1"}
 
 // setTimeouts sets those that are asked for (CF-29). They are the same for both families.
-func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {
+func setTimeouts(ctx context.Context, c *ipvs.Conn, s mode.Settings) error {
 	want := timeouts(optionsOf(s.Blocks))
-	if want == (ipvswire.Timeouts{}) {
+	if want == (ipvs.Timeouts{}) {
 		return nil
 	}
 	have, err := c.Timeouts(ctx)
@@ -144,7 +144,7 @@ func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {
 	if err := c.SetTimeouts(ctx, want); err != nil {
 		return fmt.Errorf("%w; asked for by --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout (ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout)", err)
 	}
-	now := ipvswire.Timeouts{TCP: cmp.Or(want.TCP, have.TCP), TCPFin: cmp.Or(want.TCPFin, have.TCPFin), UDP: cmp.Or(want.UDP, have.UDP)}
+	now := ipvs.Timeouts{TCP: cmp.Or(want.TCP, have.TCP), TCPFin: cmp.Or(want.TCPFin, have.TCPFin), UDP: cmp.Or(want.UDP, have.UDP)}
 	if s.Log != nil && now != have {
 		s.Log.Info("set the timeouts of IPVS", "tcp", now.TCP, "tcpFin", now.TCPFin, "udp", now.UDP,
 			"before", fmt.Sprintf("%s, %s, %s", have.TCP, have.TCPFin, have.UDP))
@@ -153,10 +153,10 @@ func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {
 }
 
 // timeouts are those that are asked for, in whole seconds: what is less than one would be none.
-func timeouts(o *Options) ipvswire.Timeouts {
+func timeouts(o *Options) ipvs.Timeouts {
 	seconds := func(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 	v := o.IPVS
-	return ipvswire.Timeouts{TCP: seconds(v.TCPTimeout.Duration), TCPFin: seconds(v.TCPFinTimeout.Duration), UDP: seconds(v.UDPTimeout.Duration)}
+	return ipvs.Timeouts{TCP: seconds(v.TCPTimeout.Duration), TCPFin: seconds(v.TCPFinTimeout.Duration), UDP: seconds(v.UDPTimeout.Duration)}
 }
 
 // removeStale removes the chains that are left in the back end of iptables that a family is not written with. In its own the plane takes
@@ -196,8 +196,8 @@ var _ mode.Looker = (*modePlane)(nil)
 // modePlane is a plane with what it writes to.
 type modePlane struct {
 	*Plane
-	ipvs   *ipvswire.Conn
-	sets   *sets.Conn
+	ipvs   *ipvs.Conn
+	sets   *ipset.Conn
 	chains *chainKeeper
 	opened closers
 	// first are notices that do not come from what is written.

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	sets "kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -41,7 +41,7 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	fmt.Fprintf(&b, "# ipvsadm --restore (%s)%s\n%s", s.Family, unknown, saveServers(p.ops))
 	fmt.Fprintf(&b, "# ipset restore (%s)\n", s.Family)
 	for _, set := range p.sets {
-		if err := sets.Save(&b, set.Set, set.members); err != nil {
+		if err := ipset.Save(&b, set.Set, set.members); err != nil {
 			return nil, fmt.Errorf("ipvs: %w", err)
 		}
 	}

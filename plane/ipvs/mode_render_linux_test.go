@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/scenario"
@@ -162,21 +162,21 @@ func TestIPVSGoldensRestore(t *testing.T) {
 // listServers is what the kernel has of virtual and real servers, as render prints them.
 func listServers(t *testing.T) (string, int) {
 	t.Helper()
-	conn, err := ipvswire.Open()
+	conn, err := ipvs.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	var b strings.Builder
-	var ids []ipvswire.ServiceID
-	err = conn.Services(t.Context(), func(s ipvswire.ServiceState) error {
-		b.WriteString(ipvswire.SaveService(s.Service))
+	var ids []ipvs.ServiceID
+	err = conn.Services(t.Context(), func(s ipvs.ServiceState) error {
+		b.WriteString(ipvs.SaveService(s.Service))
 		ids = append(ids, s.ServiceID)
 		return nil
 	})
 	for _, id := range ids {
-		err = errors.Join(err, conn.Destinations(t.Context(), id, func(d ipvswire.DestinationState) error {
-			b.WriteString(ipvswire.SaveDestination(id, d.Destination))
+		err = errors.Join(err, conn.Destinations(t.Context(), id, func(d ipvs.DestinationState) error {
+			b.WriteString(ipvs.SaveDestination(id, d.Destination))
 			return nil
 		}))
 	}
@@ -189,22 +189,22 @@ func listServers(t *testing.T) (string, int) {
 // listSets is what the kernel has of sets and their members, as render prints them.
 func listSets(t *testing.T, f lb.Family) string {
 	t.Helper()
-	conn, err := sets.Open()
+	conn, err := ipset.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	var b strings.Builder
 	for s := range setCount {
-		want, members := s.made(f), []sets.Member(nil)
-		is, err := conn.Members(t.Context(), want.Name, func(m sets.Member) { members = append(members, m) })
+		want, members := s.made(f), []ipset.Member(nil)
+		is, err := conn.Members(t.Context(), want.Name, func(m ipset.Member) { members = append(members, m) })
 		if err != nil {
 			t.Fatal(err)
 		}
 		if other := is.Differs(want); other != "" {
 			t.Errorf("set %s has %s", want.Name, other)
 		}
-		if err := sets.Save(&b, want, members); err != nil {
+		if err := ipset.Save(&b, want, members); err != nil {
 			t.Fatal(err)
 		}
 	}

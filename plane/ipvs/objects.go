@@ -3,8 +3,8 @@ package ipvs
 import (
 	"net/netip"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 
@@ -39,28 +39,28 @@ const (
 // kinds are the names of the sets, behind KUBE- or KUBE-6-, and their types. All but the last three are those of DP-32, which other software reads.
 var kinds = [setCount]struct {
 	name string
-	typ  sets.Type
+	typ  ipset.Type
 }{
-	setSourceCIDR:        {"LOAD-BALANCER-SOURCE-CIDR", sets.HashIPPortNet},
-	setSourceIP:          {"LOAD-BALANCER-SOURCE-IP", sets.HashIPPortIP},
-	setFirewall:          {"LOAD-BALANCER-FW", sets.HashIPPort},
-	setIPs:               {"IPVS-IPS", sets.HashIP},
-	setLoopBack:          {"LOOP-BACK", sets.HashIPPortIP},
-	setClusterIP:         {"CLUSTER-IP", sets.HashIPPort},
-	setExternalIP:        {"EXTERNAL-IP", sets.HashIPPort},
-	setExternalIPLocal:   {"EXTERNAL-IP-LOCAL", sets.HashIPPort},
-	setLoadBalancer:      {"LOAD-BALANCER", sets.HashIPPort},
-	setLoadBalancerLocal: {"LOAD-BALANCER-LOCAL", sets.HashIPPort},
-	setNodePortTCP:       {"NODE-PORT-TCP", sets.BitmapPort},
-	setNodePortLocalTCP:  {"NODE-PORT-LOCAL-TCP", sets.BitmapPort},
-	setNodePortUDP:       {"NODE-PORT-UDP", sets.BitmapPort},
-	setNodePortLocalUDP:  {"NODE-PORT-LOCAL-UDP", sets.BitmapPort},
-	setNodePortSCTP:      {"NODE-PORT-SCTP-HASH", sets.HashIPPort},
-	setNodePortLocalSCTP: {"NODE-PORT-LOCAL-SCTP-HASH", sets.HashIPPort},
-	setHealthCheck:       {"HEALTH-CHECK-NODE-PORT", sets.BitmapPort},
-	setMarksPods:         {"MARK-POD", sets.HashIPPort},
-	setMarksHost:         {"MARK-HOST", sets.HashIPPort},
-	setMarksAnywhere:     {"MARK-ANY", sets.HashIPPort},
+	setSourceCIDR:        {"LOAD-BALANCER-SOURCE-CIDR", ipset.HashIPPortNet},
+	setSourceIP:          {"LOAD-BALANCER-SOURCE-IP", ipset.HashIPPortIP},
+	setFirewall:          {"LOAD-BALANCER-FW", ipset.HashIPPort},
+	setIPs:               {"IPVS-IPS", ipset.HashIP},
+	setLoopBack:          {"LOOP-BACK", ipset.HashIPPortIP},
+	setClusterIP:         {"CLUSTER-IP", ipset.HashIPPort},
+	setExternalIP:        {"EXTERNAL-IP", ipset.HashIPPort},
+	setExternalIPLocal:   {"EXTERNAL-IP-LOCAL", ipset.HashIPPort},
+	setLoadBalancer:      {"LOAD-BALANCER", ipset.HashIPPort},
+	setLoadBalancerLocal: {"LOAD-BALANCER-LOCAL", ipset.HashIPPort},
+	setNodePortTCP:       {"NODE-PORT-TCP", ipset.BitmapPort},
+	setNodePortLocalTCP:  {"NODE-PORT-LOCAL-TCP", ipset.BitmapPort},
+	setNodePortUDP:       {"NODE-PORT-UDP", ipset.BitmapPort},
+	setNodePortLocalUDP:  {"NODE-PORT-LOCAL-UDP", ipset.BitmapPort},
+	setNodePortSCTP:      {"NODE-PORT-SCTP-HASH", ipset.HashIPPort},
+	setNodePortLocalSCTP: {"NODE-PORT-LOCAL-SCTP-HASH", ipset.HashIPPort},
+	setHealthCheck:       {"HEALTH-CHECK-NODE-PORT", ipset.BitmapPort},
+	setMarksPods:         {"MARK-POD", ipset.HashIPPort},
+	setMarksHost:         {"MARK-HOST", ipset.HashIPPort},
+	setMarksAnywhere:     {"MARK-ANY", ipset.HashIPPort},
 }
 
 // name is the name of the set; upstream cuts it where the kernel would not take more, too.
@@ -69,16 +69,16 @@ func (s set) name(f lb.Family) string {
 	if f == lb.IPv6 {
 		name = "KUBE-6-" + kinds[s].name
 	}
-	return name[:min(len(name), sets.MaxName)]
+	return name[:min(len(name), ipset.MaxName)]
 }
 
-func (s set) typ() sets.Type { return kinds[s].typ }
+func (s set) typ() ipset.Type { return kinds[s].typ }
 
 // made is how the set is created.
-func (s set) made(f lb.Family) sets.Set {
-	made := sets.Set{Name: s.name(f), Type: s.typ(), SkbInfo: s.marks()}
-	if s.typ() != sets.BitmapPort {
-		made.Family = sets.Family(wireFamily(f))
+func (s set) made(f lb.Family) ipset.Set {
+	made := ipset.Set{Name: s.name(f), Type: s.typ(), SkbInfo: s.marks()}
+	if s.typ() != ipset.BitmapPort {
+		made.Family = ipset.Family(wireFamily(f))
 	}
 	return made
 }
@@ -117,7 +117,7 @@ type other struct {
 
 // front is what the kernel holds for one address, port and protocol.
 type front struct {
-	service ipvswire.Service
+	service ipvs.Service
 	set     *lb.BackendSet // whose backends are the real servers; nil for none
 	serving *lb.BackendSet // of these those that stay without new connections, beside those of TCP; nil where set says it
 	bind    binding

@@ -10,27 +10,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
 )
 
 // foreign makes virtual servers of others, with a real server each.
-func (k *lab) foreign(t *testing.T, ids ...ipvswire.ServiceID) {
+func (k *lab) foreign(t *testing.T, ids ...ipvs.ServiceID) {
 	t.Helper()
 	for _, id := range ids {
-		s := ipvswire.Service{ServiceID: id, Scheduler: "wlc", Netmask: id.Family.WholeAddress()}
-		err := k.conn.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: s},
-			{Verb: ipvswire.NewDestination, Service: s, Destination: ipvswire.Destination{Addr: netip.MustParseAddrPort("192.168.9.9:9"), Weight: 9}}}, nil)
+		s := ipvs.Service{ServiceID: id, Scheduler: "wlc", Netmask: id.Family.WholeAddress()}
+		err := k.conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s},
+			{Verb: ipvs.NewDestination, Service: s, Destination: ipvs.Destination{Addr: netip.MustParseAddrPort("192.168.9.9:9"), Weight: 9}}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-func (k *lab) scheduler(id ipvswire.ServiceID) string {
+func (k *lab) scheduler(id ipvs.ServiceID) string {
 	for _, v := range k.ipvs.State() {
 		if v.ServiceID == id {
 			return v.Scheduler
@@ -43,10 +43,10 @@ func (k *lab) scheduler(id ipvswire.ServiceID) string {
 // Service's key is taken over, or left alone where --ipvs-exclude-cidrs says so, and then that row alone is not served.
 func TestOthersVirtualServers(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
-	byAddr := func(a netip.Addr, port uint16) ipvswire.ServiceID {
-		return ipvswire.ByAddr(netip.AddrPortFrom(a, port), uint8(lb.TCP))
+	byAddr := func(a netip.Addr, port uint16) ipvs.ServiceID {
+		return ipvs.ByAddr(netip.AddrPortFrom(a, port), uint8(lb.TCP))
 	}
-	elsewhere, mark := byAddr(netip.MustParseAddr("192.168.1.1"), 80), ipvswire.ByMark(ipvswire.IPv4, 7)
+	elsewhere, mark := byAddr(netip.MustParseAddr("192.168.1.1"), 80), ipvs.ByMark(ipvs.IPv4, 7)
 	ours := byAddr(w.Addr(10, 1), 80)      // of Service 0
 	protected := byAddr(w.Addr(10, 2), 80) // of Service 1
 	onOurs := byAddr(w.Addr(10, 3), 9999)  // another port of Service 2
@@ -62,7 +62,7 @@ func TestOthersVirtualServers(t *testing.T) {
 	table := w.Table(4, 2)
 	check := func(when string) {
 		t.Helper()
-		for id, want := range map[ipvswire.ServiceID]string{elsewhere: "wlc", mark: "wlc", ours: "rr", protected: "wlc", byAddr(w.Addr(10, 3), 80): "rr"} {
+		for id, want := range map[ipvs.ServiceID]string{elsewhere: "wlc", mark: "wlc", ours: "rr", protected: "wlc", byAddr(w.Addr(10, 3), 80): "rr"} {
 			if got := k.scheduler(id); got != want {
 				t.Errorf("%s: %s has scheduler %s, want %s", when, id, got, want)
 			}
@@ -106,7 +106,7 @@ func TestOthersVirtualServers(t *testing.T) {
 	if _, err := p.Reset(t.Context(), w.Table(0, 0)); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range []ipvswire.ServiceID{elsewhere, mark, protected} {
+	for _, id := range []ipvs.ServiceID{elsewhere, mark, protected} {
 		if k.scheduler(id) != "wlc" {
 			t.Errorf("%s is gone with our Services", id)
 		}
@@ -144,9 +144,9 @@ func TestOthersIPSet(t *testing.T) {
 	k, p := newLab(t), (*Plane)(nil)
 	for _, s := range []set{setClusterIP, setMarksAnywhere} {
 		name := s.name(lb.IPv4)
-		k.sets = setTable{name: &fakeSet{sets.Set{Name: name, Type: sets.HashIP}, nil}}
+		k.sets = setTable{name: &fakeSet{ipset.Set{Name: name, Type: ipset.HashIP}, nil}}
 		p = k.plane(t, lb.IPv4)
-		if _, err := p.Reset(t.Context(), startTable(planetest.World{Family: lb.IPv4})); !errors.Is(err, sets.ErrOther) || !strings.Contains(err.Error(), name) {
+		if _, err := p.Reset(t.Context(), startTable(planetest.World{Family: lb.IPv4})); !errors.Is(err, ipset.ErrOther) || !strings.Contains(err.Error(), name) {
 			t.Errorf("another program's %s: %v", name, err)
 		}
 	}
@@ -201,7 +201,7 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 	for _, dests := range []int{0, 1} {
 		k, p, table, w := started(t, lb.IPv4)
 		o, f := w.ClusterIP(30, 7, 2)
-		theirs := ipvswire.Op{Verb: ipvswire.NewService, Service: ipvswire.Service{ServiceID: serviceOf(f[0].Key), Scheduler: "rr", Netmask: ipvswire.IPv4.WholeAddress()}}
+		theirs := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: serviceOf(f[0].Key), Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}}
 		k.ipvs.Before = func(r ipvsfake.Request) error {
 			if r.Command == ipvsfake.NewService && r.Service == theirs.Service.ServiceID {
 				return unix.EPERM
@@ -212,14 +212,14 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 			t.Fatalf("a virtual server that cannot be made: %v", err)
 		}
 		k.ipvs.Before = nil
-		ops := []ipvswire.Op{theirs}
+		ops := []ipvs.Op{theirs}
 		for range dests {
-			ops = append(ops, ipvswire.Op{Verb: ipvswire.NewDestination, Service: theirs.Service, Destination: ipvswire.Destination{Addr: f[0].Set(lb.Cluster).Backends.At(0).Addr, Weight: 3}})
+			ops = append(ops, ipvs.Op{Verb: ipvs.NewDestination, Service: theirs.Service, Destination: ipvs.Destination{Addr: f[0].Set(lb.Cluster).Backends.At(0).Addr, Weight: 3}})
 		}
 		if err := k.conn.Do(t.Context(), ops, nil); err != nil {
 			t.Fatal(err)
 		}
-		p.unread = []ipvswire.ServiceID{probeID(lb.IPv4)} // as where there are so many that an audit does not list the real servers of all
+		p.unread = []ipvs.ServiceID{probeID(lb.IPv4)} // as where there are so many that an audit does not list the real servers of all
 		if _, err := p.Audit(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}

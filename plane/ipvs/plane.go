@@ -11,8 +11,8 @@ import (
 	"slices"
 	"time"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -43,11 +43,11 @@ type Config struct {
 	View func() (*View, error)
 }
 
-// Sets is what the plane needs of sets.Conn, which says what it does.
+// Sets is what the plane needs of ipset.Conn, which says what it does.
 type Sets interface {
-	Ensure(ctx context.Context, s sets.Set) (created bool, err error)
-	Members(ctx context.Context, name string, f func(sets.Member)) (sets.Header, error)
-	Do(ctx context.Context, ops []sets.Op, failed func(i int, err error)) error
+	Ensure(ctx context.Context, s ipset.Set) (created bool, err error)
+	Members(ctx context.Context, name string, f func(ipset.Member)) (ipset.Header, error)
+	Do(ctx context.Context, ops []ipset.Op, failed func(i int, err error)) error
 }
 
 // Addresses are those of kube-ipvs0, of one family, and what the node has of addresses beside it.
@@ -81,7 +81,7 @@ type Chains interface {
 // and Stats may be by another.
 type Plane struct {
 	cfg  Config
-	sets [setCount]sets.Set
+	sets [setCount]ipset.Set
 	// broken are sets that Differences found missing or of another type.
 	broken [setCount]bool
 
@@ -97,7 +97,7 @@ type Plane struct {
 	alarm     *time.Timer
 	alarmAt   time.Time
 	drains    map[*virtual]struct{}
-	unread    []ipvswire.ServiceID // what the audit under way has yet to list
+	unread    []ipvs.ServiceID // what the audit under way has yet to list
 	notices   notices
 	stats     stats
 	counters  counters
@@ -141,7 +141,7 @@ func New(cfg Config) (*Plane, error) {
 // layout is what the configuration says of how rows are said to the kernel.
 func (cfg *Config) layout() layout {
 	return layout{family: cfg.Family, scheduler: cfg.Scheduler, flags: schedulerFlags(cfg.Scheduler),
-		sticky: cfg.Sticky, stickyFlags: ipvswire.Sched1, mark: marks{cfg.Masquerade}}
+		sticky: cfg.Sticky, stickyFlags: ipvs.Sched1, mark: marks{cfg.Masquerade}}
 }
 
 // usable says why nothing can be written now.
@@ -286,7 +286,7 @@ func (p *Plane) Probe(ctx context.Context) error {
 	}
 	s := p.l.service(probeID(p.cfg.Family), 0)
 	errs := map[int]error{}
-	err := p.cfg.IPVS.Do(ctx, []ipvswire.Op{{Verb: ipvswire.NewService, Service: s}, {Verb: ipvswire.DelService, Service: s}},
+	err := p.cfg.IPVS.Do(ctx, []ipvs.Op{{Verb: ipvs.NewService, Service: s}, {Verb: ipvs.DelService, Service: s}},
 		func(i int, err error) { errs[i] = err })
 	if err != nil && errs[1] != nil { // that it was there already shows no less
 		return fmt.Errorf("ipvs: probe: %w", err)
@@ -295,12 +295,12 @@ func (p *Plane) Probe(ctx context.Context) error {
 }
 
 // probeID is the virtual server by which schedulers are tried, by upstream too.
-func probeID(f lb.Family) ipvswire.ServiceID {
+func probeID(f lb.Family) ipvs.ServiceID {
 	a := netip.MustParseAddr("198.51.100.0")
 	if f == lb.IPv6 {
 		a = netip.MustParseAddr("2001:db8::1")
 	}
-	return ipvswire.ByAddr(netip.AddrPortFrom(a, 20000), uint8(lb.TCP))
+	return ipvs.ByAddr(netip.AddrPortFrom(a, 20000), uint8(lb.TCP))
 }
 
 // Drift has a value when others changed addresses of the node or of kube-ipvs0, when the kernel answered as if others had

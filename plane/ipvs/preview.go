@@ -8,21 +8,21 @@ import (
 	"slices"
 	"strings"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 
 // preview is what a new plane would write where nothing is: plain values, in one order.
 type preview struct {
-	ops       []ipvswire.Op // that make the virtual and real servers
+	ops       []ipvs.Op // that make the virtual and real servers
 	sets      []previewSet
 	addresses []netip.Addr // of kube-ipvs0
 }
 
 type previewSet struct {
-	sets.Set
-	members []sets.Member
+	ipset.Set
+	members []ipset.Member
 }
 
 // previewOf is the preview of a table on a node that has the addresses own besides service addresses.
@@ -67,13 +67,13 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 }
 
 // saveServers returns what ipvsadm-save -n prints of virtual and real servers that are made so.
-func saveServers(ops []ipvswire.Op) string {
+func saveServers(ops []ipvs.Op) string {
 	var b strings.Builder
 	for _, op := range ops {
-		if op.Verb == ipvswire.NewDestination {
-			b.WriteString(ipvswire.SaveDestination(op.Service.ServiceID, op.Destination))
+		if op.Verb == ipvs.NewDestination {
+			b.WriteString(ipvs.SaveDestination(op.Service.ServiceID, op.Destination))
 		} else {
-			b.WriteString(ipvswire.SaveService(op.Service))
+			b.WriteString(ipvs.SaveService(op.Service))
 		}
 	}
 	return b.String()

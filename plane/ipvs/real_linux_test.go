@@ -3,7 +3,7 @@ package ipvs
 import (
 	"testing"
 
-	sets "kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
@@ -16,7 +16,7 @@ func realLab(t *testing.T, f lb.Family) (*lab, func() *Plane) {
 	k := newLab(t)
 	return k, func() *Plane {
 		t.Helper()
-		conn, err := sets.Open()
+		conn, err := ipset.Open()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -121,7 +121,7 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 		return nil, err
 	}
 	foreign := foreigners{}
-	if _, err := p.readServers(ctx, l, func(id ipvswire.ServiceID) { foreign.saw(id, l, want) }); err != nil {
+	if _, err := p.readServers(ctx, l, func(id ipvs.ServiceID) { foreign.saw(id, l, want) }); err != nil {
 		return nil, err
 	}
 	p.notices.foreign(foreign)
@@ -137,10 +137,10 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 
 // readServers takes in which of our virtual servers the kernel has, and calls foreign with those of others. Of one that was not known
 // before, the real servers are not known either.
-func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvswire.ServiceID)) (seen map[ipvswire.ServiceID]bool, err error) {
-	seen = map[ipvswire.ServiceID]bool{}
+func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.ServiceID)) (seen map[ipvs.ServiceID]bool, err error) {
+	seen = map[ipvs.ServiceID]bool{}
 	known := l.known()
-	err = p.cfg.IPVS.Services(ctx, func(is ipvswire.ServiceState) error {
+	err = p.cfg.IPVS.Services(ctx, func(is ipvs.ServiceState) error {
 		id := is.ServiceID
 		if id.Family != wireFamily(p.cfg.Family) {
 			return nil
@@ -171,7 +171,7 @@ func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvswir
 }
 
 // found adds a virtual server that no row asks for.
-func (l *ledger) found(id ipvswire.ServiceID) *virtual {
+func (l *ledger) found(id ipvs.ServiceID) *virtual {
 	s := &virtual{id: id, proto: lb.Proto(id.Proto)}
 	l.servers[id] = s
 	if id.Mark == 0 {
@@ -185,15 +185,15 @@ func (l *ledger) found(id ipvswire.ServiceID) *virtual {
 }
 
 // known are the virtual servers that the sets say are a kube-proxy's: at the keys of their members, and where their marks lead.
-func (l *ledger) known() map[ipvswire.ServiceID]bool {
-	known := map[ipvswire.ServiceID]bool{probeID(l.family): true}
+func (l *ledger) known() map[ipvs.ServiceID]bool {
+	known := map[ipvs.ServiceID]bool{probeID(l.family): true}
 	for m, c := range l.members {
 		switch {
 		case !c.has:
 		case m.set.marks():
 			known[serviceOf(m.key())] = true // of one on its way out no other set has it, see ledger.leave
 			if c.is.mask == wholeMark {      // its form does not tell, if it is of another masquerade bit
-				known[ipvswire.ByMark(wireFamily(l.family), c.is.value)] = true
+				known[ipvs.ByMark(wireFamily(l.family), c.is.value)] = true
 			}
 		case m.set.names() && m.set != setHealthCheck:
 			for k := range lb.Expand(m.key(), l.own) {
@@ -205,7 +205,7 @@ func (l *ledger) known() map[ipvswire.ServiceID]bool {
 }
 
 // owns reports whether a virtual server is a kube-proxy's, see the package comment; known is what [ledger.known] says.
-func (l *ledger) owns(known map[ipvswire.ServiceID]bool, id ipvswire.ServiceID) bool {
+func (l *ledger) owns(known map[ipvs.ServiceID]bool, id ipvs.ServiceID) bool {
 	if id.Mark != 0 {
 		_, _, ok := l.mark.number(id.Mark)
 		return ok || known[id]
@@ -215,7 +215,7 @@ func (l *ledger) owns(known map[ipvswire.ServiceID]bool, id ipvswire.ServiceID) 
 }
 
 // owns reports the same of one that is to be taken over: a NodePort's too, at an address that the node had, and none that is excluded.
-func (p *Plane) owns(l *ledger, known map[ipvswire.ServiceID]bool, id ipvswire.ServiceID) bool {
+func (p *Plane) owns(l *ledger, known map[ipvs.ServiceID]bool, id ipvs.ServiceID) bool {
 	if known[id] || id.Mark != 0 {
 		return l.owns(known, id)
 	}
@@ -239,7 +239,7 @@ func (p *Plane) readSets(ctx context.Context, l *ledger) error {
 		if p.broken[s] {
 			continue
 		}
-		is, err := p.cfg.Sets.Members(ctx, p.sets[s].Name, func(w sets.Member) {
+		is, err := p.cfg.Sets.Members(ctx, p.sets[s].Name, func(w ipset.Member) {
 			m, as := memberOf(s, w)
 			c := l.members[m]
 			if !c.has || c.is != as {
@@ -335,7 +335,7 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 	}
 	for _, c := range sorted {
 		if l.others[c.of] == nil && claims[c] == led[c.mark] {
-			l.name(c.of, ipvswire.ByMark(wireFamily(l.family), c.mark))
+			l.name(c.of, ipvs.ByMark(wireFamily(l.family), c.mark))
 		}
 	}
 }
@@ -373,15 +373,15 @@ func (l *ledger) serves(row *lb.Frontend) bool {
 
 // foreigners are virtual servers of others that somebody should know of.
 type foreigners struct {
-	ours []ipvswire.ServiceID // at keys of the table
+	ours []ipvs.ServiceID // at keys of the table
 	n    int
 }
 
-func (f *foreigners) saw(id ipvswire.ServiceID, l *ledger, want *lb.Table) {
+func (f *foreigners) saw(id ipvs.ServiceID, l *ledger, want *lb.Table) {
 	f.n++
 	if id.Mark == 0 && want.Get(keyOf(id)) != nil {
 		f.ours = append(f.ours, id)
-		slices.SortFunc(f.ours, func(a, b ipvswire.ServiceID) int {
+		slices.SortFunc(f.ours, func(a, b ipvs.ServiceID) int {
 			return cmp.Or(compare(a.Addr, b.Addr), cmp.Compare(a.Proto, b.Proto))
 		})
 	}

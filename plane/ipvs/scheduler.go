@@ -3,7 +3,7 @@ package ipvs
 import (
 	"cmp"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 )
 
 // schedulerOf returns the scheduler that is asked for, or the usual one.
@@ -12,12 +12,12 @@ func schedulerOf(asked string) string { return cmp.Or(asked, schedulers()[0]) }
 // schedulerFlags are the flags of virtual servers with the scheduler. With sh and mh, a client whose real server drains
 // goes to another one instead of being refused. mh counts the client's port too, as upstream has it (DP-35); sh is plain
 // source hashing: a client has one real server (TN-60).
-func schedulerFlags(name string) ipvswire.Flags {
+func schedulerFlags(name string) ipvs.Flags {
 	switch name {
 	case "sh":
-		return ipvswire.Sched1
+		return ipvs.Sched1
 	case "mh":
-		return ipvswire.Sched1 | ipvswire.Sched2
+		return ipvs.Sched1 | ipvs.Sched2
 	}
 	return 0
 }

@@ -9,14 +9,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
-// doer carries out operations on virtual servers, as [ipvswire.Conn] does.
+// doer carries out operations on virtual servers, as [ipvs.Conn] does.
 type doer interface {
-	Do(ctx context.Context, ops []ipvswire.Op, failed func(i int, err error)) error
+	Do(ctx context.Context, ops []ipvs.Op, failed func(i int, err error)) error
 }
 
 // loadScheduler has the kernel load the module of a scheduler that it must not load when a virtual server asks for it. The modules of
@@ -44,22 +44,22 @@ func loadScheduler(name string) {
 // hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. There is no list of them: a virtual server
 // that has it is made, at an address for documentation, and removed at once (DP-35). A kernel that has the scheduler as a module loads it.
 func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (bool, error) {
-	s := ipvswire.Service{ServiceID: probeID(f), Scheduler: name, Flags: schedulerFlags(name)}
+	s := ipvs.Service{ServiceID: probeID(f), Scheduler: name, Flags: schedulerFlags(name)}
 	s.Netmask = s.Family.WholeAddress()
 	loadScheduler(name)
-	try := func(verb ipvswire.Verb) error { return kernel.Do(ctx, []ipvswire.Op{{Verb: verb, Service: s}}, nil) }
+	try := func(verb ipvs.Verb) error { return kernel.Do(ctx, []ipvs.Op{{Verb: verb, Service: s}}, nil) }
 	remove := func() error {
-		if err := try(ipvswire.DelService); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: another proxy tries too
+		if err := try(ipvs.DelService); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: another proxy tries too
 			return fmt.Errorf("try scheduler %s: %w", name, err)
 		}
 		return nil
 	}
-	err := try(ipvswire.NewService)
+	err := try(ipvs.NewService)
 	if errors.Is(err, unix.EEXIST) { // of a proxy that ended while it tried
 		if err := remove(); err != nil {
 			return false, err
 		}
-		err = try(ipvswire.NewService)
+		err = try(ipvs.NewService)
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.EEXIST):

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"kube-proxy/config/option"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/planetest"
@@ -41,7 +41,7 @@ func objectsOf(fam lb.Family, scheduler string, want *lb.Table) (objects int) {
 	p := previewOf(cfg.layout(), own, want)
 	for _, op := range p.ops {
 		objects += serverObjects
-		if op.Verb == ipvswire.NewService {
+		if op.Verb == ipvs.NewService {
 			objects += tables[op.Service.Scheduler]
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 	"kube-proxy/test/adversary"
@@ -99,7 +99,7 @@ func victims(t *street, n int) adversary.Victims {
 // holds is all that the kernel holds at the strangers' keys, and whether it leads packets to their addresses and to their pods' here.
 func (s *street) holds(v adversary.Victims) string {
 	var lines []string
-	keys := map[ipvswire.ServiceID]bool{}
+	keys := map[ipvs.ServiceID]bool{}
 	for row := range s.table.All() {
 		if strings.HasPrefix(row.Service, strangers+"/") && !row.Accepts() {
 			for k := range lb.Expand(row.Key, s.p.l.nodePorts) {

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/route"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
@@ -28,19 +28,19 @@ type heldChains func(context.Context) (jumps, rules []xtables.ChainRule, err err
 
 // openView opens what the kernel is looked at by, in the network namespace of the calling thread: IPVS by connect, the chains by held. It
 // changes nothing.
-func openView(f lb.Family, connect func() (*ipvswire.Conn, error), held heldChains) (v *View, err error) {
+func openView(f lb.Family, connect func() (*ipvs.Conn, error), held heldChains) (v *View, err error) {
 	var open closers
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("look at the kernel: %w", err), open.Close())
 		}
 	}()
-	ipvs, err := connect()
+	servers, err := connect()
 	if err != nil {
 		return nil, err
 	}
-	open = append(open, ipvs)
-	members, err := sets.Open()
+	open = append(open, servers)
+	members, err := ipset.Open()
 	if err != nil {
 		return nil, err
 	}
@@ -58,8 +58,8 @@ func openView(f lb.Family, connect func() (*ipvswire.Conn, error), held heldChai
 		return nil, err
 	}
 	open = append(open, routes)
-	return &View{IPVS: ipvs, Sets: members, Device: device, Held: held, Stays: staysInKernel, Close: open.Close,
-		Here: func(ctx context.Context, a netip.Addr) (bool, error) { return rtnl.LeadsHere(ctx, routes, a) }}, nil
+	return &View{IPVS: servers, Sets: members, Device: device, Held: held, Stays: staysInKernel, Close: open.Close,
+		Here: func(ctx context.Context, a netip.Addr) (bool, error) { return route.LeadsHere(ctx, routes, a) }}, nil
 }
 
 // errTooMany is the error of a search that would read more than anybody should for one question.
@@ -69,7 +69,7 @@ var errTooMany = errors.New("the kernel has more connections than are searched f
 const mostConnections = 4 << 20
 
 // staysInKernel looks for the template of the client in the list of the kernel's connections, which alone has it.
-func staysInKernel(_ context.Context, id ipvswire.ServiceID, client netip.Addr) (netip.AddrPort, error) {
+func staysInKernel(_ context.Context, id ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error) {
 	list, err := os.Open("/proc/thread-self/net/ip_vs_conn")
 	if errors.Is(err, fs.ErrNotExist) {
 		return netip.AddrPort{}, nil
@@ -82,7 +82,7 @@ func staysInKernel(_ context.Context, id ipvswire.ServiceID, client netip.Addr) 
 }
 
 // staysIn reads /proc/net/ip_vs_conn: a template has port 0 for the client's.
-func staysIn(list io.Reader, id ipvswire.ServiceID, client netip.Addr) (netip.AddrPort, error) {
+func staysIn(list io.Reader, id ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error) {
 	read := 0
 	lines := bufio.NewScanner(list)
 	for lines.Scan() {

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
@@ -23,7 +23,7 @@ import (
 func TestRandomTransitions(t *testing.T) {
 	planetest.Transitions(t, planetest.Config{New: func(f lb.Family) (planetest.Plane, error) {
 		k := ipvsfake.New(ipvsfake.Config{})
-		conn, err := ipvswire.New(context.Background(), k.Connect())
+		conn, err := ipvs.New(context.Background(), k.Connect())
 		if err != nil {
 			return nil, err
 		}
@@ -46,7 +46,7 @@ func TestWalk(t *testing.T) {
 }
 
 func (k *lab) faults(t testing.TB) planetest.Faults {
-	other, err := ipvswire.New(t.Context(), k.ipvs.Connect())
+	other, err := ipvs.New(t.Context(), k.ipvs.Connect())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func (k *lab) faults(t testing.TB) planetest.Faults {
 }
 
 // interference fails some calls to IPVS; before others another program changes what they are about.
-func interference(k *lab, other *ipvswire.Conn, rnd *rand.Rand) func(ipvsfake.Request) error {
+func interference(k *lab, other *ipvs.Conn, rnd *rand.Rand) func(ipvsfake.Request) error {
 	inside := false
 	return func(r ipvsfake.Request) error {
 		if inside || rnd.IntN(12) > 0 {
@@ -100,8 +100,8 @@ func interference(k *lab, other *ipvswire.Conn, rnd *rand.Rand) func(ipvsfake.Re
 		}
 		inside = true
 		defer func() { inside = false }()
-		s := ipvswire.Service{ServiceID: r.Service, Scheduler: "wlc", Netmask: r.Service.Family.WholeAddress(), Flags: ipvswire.Persistent, Timeout: 5}
-		d := ipvswire.Destination{Addr: r.Destination, Weight: 7, Upper: 9}
+		s := ipvs.Service{ServiceID: r.Service, Scheduler: "wlc", Netmask: r.Service.Family.WholeAddress(), Flags: ipvs.Persistent, Timeout: 5}
+		d := ipvs.Destination{Addr: r.Destination, Weight: 7, Upper: 9}
 		if !d.Addr.IsValid() {
 			w := planetest.World{Family: lb.IPv4}
 			if r.Service.Family == wireFamily(lb.IPv6) {
@@ -109,10 +109,10 @@ func interference(k *lab, other *ipvswire.Conn, rnd *rand.Rand) func(ipvsfake.Re
 			}
 			d.Addr = netip.AddrPortFrom(w.Addr(100, 4242), 4242)
 		}
-		does := func(verbs ...ipvswire.Verb) {
-			var ops []ipvswire.Op
+		does := func(verbs ...ipvs.Verb) {
+			var ops []ipvs.Op
 			for _, v := range verbs {
-				ops = append(ops, ipvswire.Op{Verb: v, Service: s, Destination: d})
+				ops = append(ops, ipvs.Op{Verb: v, Service: s, Destination: d})
 			}
 			other.Do(context.Background(), ops, nil)
 		}
@@ -125,13 +125,13 @@ func interference(k *lab, other *ipvswire.Conn, rnd *rand.Rand) func(ipvsfake.Re
 				return ipvsfake.ErrLost
 			}
 		case 6:
-			does(ipvswire.DelService)
+			does(ipvs.DelService)
 		case 7:
-			does(ipvswire.NewService, ipvswire.SetService)
+			does(ipvs.NewService, ipvs.SetService)
 		case 8:
-			does(ipvswire.NewDestination, ipvswire.SetDestination)
+			does(ipvs.NewDestination, ipvs.SetDestination)
 		case 9:
-			does(ipvswire.DelDestination)
+			does(ipvs.DelDestination)
 		case 10:
 			if rnd.IntN(5) == 0 {
 				k.ipvs.Flush()

@@ -11,7 +11,7 @@ import (
 // Weigh is part of plane.Weigher: each key has its own virtual server with all backends, and its own members for all ranges. What virtual servers
 // by mark share counts for each row.
 func (p *Plane) Weigh(row *lb.Frontend) int {
-	base := route(row, lb.Anywhere)
+	base := routeOf(row, lb.Anywhere)
 	each := 1 + len(row.Sources) + backendsOf(base)
 	keys := 1
 	if row.Key.IsNodePort() && p.l != nil {

@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	sets "kube-proxy/internal/netlink/ipset"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
 
-// Servers is what the plane needs of ipvswire.Conn, which says what it does.
+// Servers is what the plane needs of ipvs.Conn, which says what it does.
 type Servers interface {
-	Do(ctx context.Context, ops []ipvswire.Op, failed func(i int, err error)) error
-	Services(ctx context.Context, f func(ipvswire.ServiceState) error) error
-	Destinations(ctx context.Context, id ipvswire.ServiceID, f func(ipvswire.DestinationState) error) error
+	Do(ctx context.Context, ops []ipvs.Op, failed func(i int, err error)) error
+	Services(ctx context.Context, f func(ipvs.ServiceState) error) error
+	Destinations(ctx context.Context, id ipvs.ServiceID, f func(ipvs.DestinationState) error) error
 }
 
 // writer writes what a verb has touched.
@@ -191,14 +191,14 @@ func (w *writer) sortedServers() []*virtual {
 	return all
 }
 
-func compareIDs(a, b ipvswire.ServiceID) int {
+func compareIDs(a, b ipvs.ServiceID) int {
 	return cmp.Or(cmp.Compare(a.Mark, b.Mark), compare(a.Addr, b.Addr), cmp.Compare(a.Proto, b.Proto))
 }
 
 // serverOp is an operation on a virtual server.
 type serverOp struct {
 	of *virtual
-	ipvswire.Op
+	ipvs.Op
 }
 
 // raise makes those virtual servers, and adds real servers to them.
@@ -222,7 +222,7 @@ func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
 }
 
 // excluded reports whether a virtual server that has the name may be another's.
-func (p *Plane) excluded(id ipvswire.ServiceID) bool {
+func (p *Plane) excluded(id ipvs.ServiceID) bool {
 	return id.Mark == 0 && within(p.cfg.ExcludeCIDRs, id.Addr.Addr())
 }
 
@@ -240,18 +240,18 @@ func (w *writer) withheld(m member) bool {
 	return false
 }
 
-func (s *virtual) op(verb ipvswire.Verb, a netip.AddrPort, weight int32) serverOp {
+func (s *virtual) op(verb ipvs.Verb, a netip.AddrPort, weight int32) serverOp {
 	service := s.want
 	service.ServiceID = s.id // one that was found and that nobody wants has no more
-	return serverOp{s, ipvswire.Op{Verb: verb, Service: service, Destination: ipvswire.Destination{Addr: a, Forwarding: ipvswire.Masq, Weight: weight}}}
+	return serverOp{s, ipvs.Op{Verb: verb, Service: service, Destination: ipvs.Destination{Addr: a, Forwarding: ipvs.Masq, Weight: weight}}}
 }
 
 func (l *ledger) raise(ops []serverOp, s *virtual) []serverOp {
 	switch {
 	case !s.has:
-		ops = append(ops, s.op(ipvswire.NewService, netip.AddrPort{}, 0))
+		ops = append(ops, s.op(ipvs.NewService, netip.AddrPort{}, 0))
 	case s.is != s.want:
-		ops = append(ops, s.op(ipvswire.SetService, netip.AddrPort{}, 0))
+		ops = append(ops, s.op(ipvs.SetService, netip.AddrPort{}, 0))
 	}
 	if s.set == nil {
 		l.withhold(s, nil)
@@ -263,9 +263,9 @@ func (l *ledger) raise(ops []serverOp, s *virtual) []serverOp {
 		case l.withholds(b.Addr.Addr()):
 			withheld = append(withheld, b.Addr.Addr())
 		case !has:
-			ops = append(ops, s.op(ipvswire.NewDestination, b.Addr, 1))
-		case is != dest{1, int32(ipvswire.Masq)}:
-			ops = append(ops, s.op(ipvswire.SetDestination, b.Addr, 1))
+			ops = append(ops, s.op(ipvs.NewDestination, b.Addr, 1))
+		case is != dest{1, int32(ipvs.Masq)}:
+			ops = append(ops, s.op(ipvs.SetDestination, b.Addr, 1))
 		}
 	}
 	l.withhold(s, withheld)
@@ -330,9 +330,9 @@ func (w *writer) removeServers(ops []serverOp, s *virtual, fateOf func(netip.Add
 		f := fateOf(a)
 		switch {
 		case f == goes:
-			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
+			ops = append(ops, s.op(ipvs.DelDestination, a, 0))
 		case f != stays && s.dests[a].weight != 0:
-			ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
+			ops = append(ops, s.op(ipvs.SetDestination, a, 0))
 		}
 		if f == drains {
 			w.drain(s, a)
@@ -364,10 +364,10 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 		return ops, nil // in hand
 	}
 	if !s.drains() || len(s.dests) == 0 || taken {
-		return append(ops, s.op(ipvswire.DelService, netip.AddrPort{}, 0)), nil
+		return append(ops, s.op(ipvs.DelService, netip.AddrPort{}, 0)), nil
 	}
 	busy := map[netip.AddrPort]bool{}
-	err := w.cfg.IPVS.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
+	err := w.cfg.IPVS.Destinations(ctx, s.id, func(d ipvs.DestinationState) error {
 		if d.Active > 0 { // those that are closed, or not open yet, wait for nothing from a Service that is gone
 			busy[d.Addr] = true
 		}
@@ -378,7 +378,7 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 		return ops, w.fail(s, w.l.touched.servers[s], fmt.Errorf("look for connections of virtual server %s: %w", s.id, err))
 	}
 	if len(busy) == 0 {
-		return append(ops, s.op(ipvswire.DelService, netip.AddrPort{}, 0)), nil
+		return append(ops, s.op(ipvs.DelService, netip.AddrPort{}, 0)), nil
 	}
 	w.l.leave(w.l.touched.servers[s], s, true)
 	ops = w.removeServers(ops, s, func(a netip.AddrPort) fate {
@@ -395,7 +395,7 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 
 // serverOps has IPVS carry out operations, and takes note of what came of each.
 func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
-	wire := make([]ipvswire.Op, len(ops))
+	wire := make([]ipvs.Op, len(ops))
 	for i, op := range ops {
 		wire[i] = op.Op
 	}
@@ -406,11 +406,11 @@ func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 			return nil
 		case err != nil:
 			return w.refused(ctx, op, err)
-		case !op.of.has && op.Verb >= ipvswire.NewDestination:
+		case !op.of.has && op.Verb >= ipvs.NewDestination:
 			w.suspect() // others removed it, and made it again
 		}
 		op.of.did(op.Op)
-		if op.Verb == ipvswire.DelService && ctx.Err() == nil {
+		if op.Verb == ipvs.DelService && ctx.Err() == nil {
 			w.done(w.l.touched.servers[op.of], op.of)
 		}
 		return nil
@@ -441,15 +441,15 @@ func (w *writer) carryOut(ctx context.Context, n int, do func(failed func(int, e
 }
 
 // did takes note that the kernel carried out an operation.
-func (s *virtual) did(op ipvswire.Op) {
+func (s *virtual) did(op ipvs.Op) {
 	switch a := op.Destination.Addr; op.Verb {
-	case ipvswire.NewService:
+	case ipvs.NewService:
 		s.has, s.is, s.dests, s.drain, s.made = true, op.Service, map[netip.AddrPort]dest{}, nil, true
-	case ipvswire.SetService:
+	case ipvs.SetService:
 		s.is = op.Service
-	case ipvswire.DelService:
+	case ipvs.DelService:
 		s.gone()
-	case ipvswire.NewDestination, ipvswire.SetDestination:
+	case ipvs.NewDestination, ipvs.SetDestination:
 		if !s.has { // others made it, as what is not known
 			s.has, s.dests, s.found = true, map[netip.AddrPort]dest{}, unknownCount
 		}
@@ -457,7 +457,7 @@ func (s *virtual) did(op ipvswire.Op) {
 		if op.Destination.Weight > 0 {
 			s.stays(a)
 		}
-	case ipvswire.DelDestination:
+	case ipvs.DelDestination:
 		delete(s.dests, a)
 		s.stays(a)
 	}
@@ -465,7 +465,7 @@ func (s *virtual) did(op ipvswire.Op) {
 
 // gone takes note that there is no such virtual server.
 func (s *virtual) gone() {
-	s.has, s.is, s.dests, s.drain, s.made = false, ipvswire.Service{}, nil, nil, false
+	s.has, s.is, s.dests, s.drain, s.made = false, ipvs.Service{}, nil, nil, false
 }
 
 // done takes note of what has become of a virtual server.
@@ -486,12 +486,12 @@ func (s *virtual) stays(a netip.AddrPort) {
 func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	s, a, key := op.of, op.Destination.Addr, w.l.touched.servers[op.of]
 	is := func(errno unix.Errno) bool { return errors.Is(err, errno) }
-	onDest := op.Verb >= ipvswire.NewDestination
+	onDest := op.Verb >= ipvs.NewDestination
 	if !s.has && onDest { // it could not be made, which is told
 		return nil
 	}
 	switch {
-	case op.Verb == ipvswire.NewService && is(unix.EEXIST):
+	case op.Verb == ipvs.NewService && is(unix.EEXIST):
 		if w.excluded(s.id) {
 			return w.fail(s, key, fmt.Errorf("virtual server %s is another program's, and its address is in --ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
 				"remove it, or take the address out of there", s.id))
@@ -502,7 +502,7 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	case is(unix.ESRCH): // of a real server's operation too
 		s.gone()
 		w.done(key, s)
-	case op.Verb == ipvswire.NewDestination && is(unix.EEXIST):
+	case op.Verb == ipvs.NewDestination && is(unix.EEXIST):
 		s.dests[a] = dest{unknown, unknown}
 	case onDest && is(unix.ENOENT):
 		delete(s.dests, a)
@@ -518,15 +518,15 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 func (p *Plane) read(ctx context.Context, s *virtual) error {
 	dests, err := p.destsOf(ctx, s.id)
 	if err == nil {
-		s.has, s.is, s.dests, s.found = true, ipvswire.Service{}, dests, unknownCount
+		s.has, s.is, s.dests, s.found = true, ipvs.Service{}, dests, unknownCount
 	}
 	return err
 }
 
 // destsOf lists the real servers of a virtual server.
-func (p *Plane) destsOf(ctx context.Context, id ipvswire.ServiceID) (map[netip.AddrPort]dest, error) {
+func (p *Plane) destsOf(ctx context.Context, id ipvs.ServiceID) (map[netip.AddrPort]dest, error) {
 	dests := map[netip.AddrPort]dest{}
-	err := p.cfg.IPVS.Destinations(ctx, id, func(d ipvswire.DestinationState) error {
+	err := p.cfg.IPVS.Destinations(ctx, id, func(d ipvs.DestinationState) error {
 		dests[d.Addr] = destOf(d.Destination)
 		return nil
 	})
@@ -537,8 +537,8 @@ func (p *Plane) destsOf(ctx context.Context, id ipvswire.ServiceID) (map[netip.A
 }
 
 // destOf is what the kernel holds; a real server that has more than ours have is as one that is not known.
-func destOf(d ipvswire.Destination) dest {
-	if d != (ipvswire.Destination{Addr: d.Addr, Forwarding: d.Forwarding, Weight: d.Weight}) {
+func destOf(d ipvs.Destination) dest {
+	if d != (ipvs.Destination{Addr: d.Addr, Forwarding: d.Forwarding, Weight: d.Weight}) {
 		return dest{unknown, unknown}
 	}
 	return dest{d.Weight, int32(d.Forwarding)}
@@ -589,14 +589,14 @@ func compareMembers(a, b member) int {
 }
 
 func (w *writer) memberOps(ctx context.Context, ops []memberOp) error {
-	wire := make([]sets.Op, len(ops))
+	wire := make([]ipset.Op, len(ops))
 	for i, op := range ops {
-		wire[i] = sets.Op{Set: &w.sets[op.set], Delete: op.remove, Member: op.wire(op.mark)}
+		wire[i] = ipset.Op{Set: &w.sets[op.set], Delete: op.remove, Member: op.wire(op.mark)}
 	}
 	return w.carryOut(ctx, len(ops), func(failed func(int, error)) error { return w.cfg.Sets.Do(ctx, wire, failed) }, func(i int, err error) error {
 		m := ops[i].member
 		if err != nil {
-			return w.refusedIn(ctx, m, w.l.touched.members[m], err, sets.ErrNoSet)
+			return w.refusedIn(ctx, m, w.l.touched.members[m], err, ipset.ErrNoSet)
 		}
 		c := w.l.members[m]
 		c.has, c.is = !ops[i].remove, ops[i].mark

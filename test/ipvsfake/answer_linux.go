@@ -4,7 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 )
 
 // answer begins the body of an answer: struct genlmsghdr, of which the reserved bytes are 0.
@@ -59,7 +59,7 @@ func destinationAnswer(d *destination) []byte {
 }
 
 // appendStats appends counters in their old form, in which only bytes have 64 bits, and in their new one; the rates are 0.
-func appendStats(e *nlconn.Encoder, old, wide uint16, s ipvswire.Stats) {
+func appendStats(e *nlconn.Encoder, old, wide uint16, s ipvs.Stats) {
 	all := []uint64{s.Conns, s.InPackets, s.OutPackets, s.InBytes, s.OutBytes, 0, 0, 0, 0, 0}
 	in := nest(e, old)
 	for i, n := range all {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 )
 
 // Conn is a connection to the kernel, an [nlconn.Transport]. It is for one goroutine at a time.
@@ -120,7 +120,7 @@ func (k *Kernel) take(m message) (bodies [][]byte, err error) {
 }
 
 // names says what a message is of, as far as it can be read.
-func (k *Kernel) names(m message) (cmd Command, id ipvswire.ServiceID, addr netip.AddrPort) {
+func (k *Kernel) names(m message) (cmd Command, id ipvs.ServiceID, addr netip.AddrPort) {
 	cmd = Command(m.body[0])
 	attrs, err := parse(m.body[4:], cmdLengths)
 	if err != nil {

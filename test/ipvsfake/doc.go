@@ -3,7 +3,7 @@
 // have connections.
 //
 //	k := ipvsfake.New(ipvsfake.Config{})
-//	conn, err := ipvswire.New(ctx, k.Connect())
+//	conn, err := ipvs.New(ctx, k.Connect())
 //	k.Before = func(r ipvsfake.Request) error { … }            // EPERM, ErrLost, somebody else's change
 //	k.SetConns(service, destination, ipvsfake.Conns{Active: 3})
 //

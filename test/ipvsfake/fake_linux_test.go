@@ -8,13 +8,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/test/ipvsfake"
 )
 
-func connect(t *testing.T, k *ipvsfake.Kernel) *ipvswire.Conn {
+func connect(t *testing.T, k *ipvsfake.Kernel) *ipvs.Conn {
 	t.Helper()
-	c, err := ipvswire.New(t.Context(), k.Connect())
+	c, err := ipvs.New(t.Context(), k.Connect())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,21 +22,21 @@ func connect(t *testing.T, k *ipvsfake.Kernel) *ipvswire.Conn {
 }
 
 var (
-	web = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP), Scheduler: "sh",
-		Flags: ipvswire.Persistent | ipvswire.Sched1 | ipvswire.Sched2, Timeout: 10800, Netmask: 0xffffff00}
-	dns  = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("[fd00::a]:53"), unix.IPPROTO_UDP), Scheduler: "rr", Flags: ipvswire.OnePacket, Netmask: 128}
-	mark = ipvswire.Service{ServiceID: ipvswire.ByMark(ipvswire.IPv6, 7), Scheduler: "wrr", Flags: ipvswire.Persistent, Timeout: 60, Netmask: 64}
-	one  = ipvswire.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
-	two  = ipvswire.Destination{Addr: netip.MustParseAddrPort("10.1.0.2:8080"), Weight: 0, Forwarding: ipvswire.Route}
-	six  = ipvswire.Destination{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 2}
+	web = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP), Scheduler: "sh",
+		Flags: ipvs.Persistent | ipvs.Sched1 | ipvs.Sched2, Timeout: 10800, Netmask: 0xffffff00}
+	dns  = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("[fd00::a]:53"), unix.IPPROTO_UDP), Scheduler: "rr", Flags: ipvs.OnePacket, Netmask: 128}
+	mark = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv6, 7), Scheduler: "wrr", Flags: ipvs.Persistent, Timeout: 60, Netmask: 64}
+	one  = ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
+	two  = ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.2:8080"), Weight: 0, Forwarding: ipvs.Route}
+	six  = ipvs.Destination{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 2}
 )
 
-func filled(t *testing.T) (*ipvsfake.Kernel, *ipvswire.Conn) {
+func filled(t *testing.T) (*ipvsfake.Kernel, *ipvs.Conn) {
 	t.Helper()
 	k := ipvsfake.New(ipvsfake.Config{})
 	c := connect(t, k)
-	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: web}, {Verb: ipvswire.NewService, Service: dns}, {Verb: ipvswire.NewService, Service: mark},
-		{Verb: ipvswire.NewDestination, Service: web, Destination: two}, {Verb: ipvswire.NewDestination, Service: web, Destination: one}, {Verb: ipvswire.NewDestination, Service: mark, Destination: six}}, nil); err != nil {
+	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: web}, {Verb: ipvs.NewService, Service: dns}, {Verb: ipvs.NewService, Service: mark},
+		{Verb: ipvs.NewDestination, Service: web, Destination: two}, {Verb: ipvs.NewDestination, Service: web, Destination: one}, {Verb: ipvs.NewDestination, Service: mark, Destination: six}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return k, c
@@ -58,7 +58,7 @@ func TestString(t *testing.T) {
 }
 
 // counted is what a service has counted.
-func counted(t *testing.T, c *ipvswire.Conn, id ipvswire.ServiceID) ipvswire.Stats {
+func counted(t *testing.T, c *ipvs.Conn, id ipvs.ServiceID) ipvs.Stats {
 	t.Helper()
 	s, err := c.Service(t.Context(), id)
 	if err != nil {
@@ -67,10 +67,10 @@ func counted(t *testing.T, c *ipvswire.Conn, id ipvswire.ServiceID) ipvswire.Sta
 	return s.Stats
 }
 
-// Connections are listed, and outlive their destination, as TestKernelCountsConnections of ipvswire shows of the kernel.
+// Connections are listed, and outlive their destination, as TestKernelCountsConnections of netlink/ipvs shows of the kernel.
 func TestConnections(t *testing.T) {
 	k, c := filled(t)
-	stats := ipvswire.Stats{Conns: 5, InPackets: 1 << 33, OutPackets: 3, InBytes: 1 << 40, OutBytes: 4}
+	stats := ipvs.Stats{Conns: 5, InPackets: 1 << 33, OutPackets: 3, InBytes: 1 << 40, OutBytes: 4}
 	conns := ipvsfake.Conns{Active: 1, Inactive: 2, Persistent: 3}
 	if err := errors.Join(k.SetConns(web.ServiceID, one.Addr, conns), k.SetStats(web.ServiceID, one.Addr, stats), k.SetServiceStats(web.ServiceID, stats)); err != nil {
 		t.Fatal(err)
@@ -78,8 +78,8 @@ func TestConnections(t *testing.T) {
 	if err := k.SetConns(web.ServiceID, six.Addr, conns); err == nil || !strings.Contains(err.Error(), "[fd00:1::1]:8443") {
 		t.Errorf("a destination that is not there: %v", err)
 	}
-	look := func() (got ipvswire.DestinationState) {
-		if err := c.Destinations(t.Context(), web.ServiceID, func(d ipvswire.DestinationState) error {
+	look := func() (got ipvs.DestinationState) {
+		if err := c.Destinations(t.Context(), web.ServiceID, func(d ipvs.DestinationState) error {
 			if d.Addr == one.Addr {
 				got = d
 			}
@@ -89,13 +89,13 @@ func TestConnections(t *testing.T) {
 		}
 		return got
 	}
-	want := ipvswire.DestinationState{Destination: one, Active: 1, Inactive: 2, Persistent: 3, Stats: stats}
+	want := ipvs.DestinationState{Destination: one, Active: 1, Inactive: 2, Persistent: 3, Stats: stats}
 	if got := look(); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	remove := ipvswire.Op{Verb: ipvswire.DelDestination, Service: web, Destination: one}
-	add := ipvswire.Op{Verb: ipvswire.NewDestination, Service: web, Destination: one}
-	if err := c.Do(t.Context(), []ipvswire.Op{remove, add}, nil); err != nil {
+	remove := ipvs.Op{Verb: ipvs.DelDestination, Service: web, Destination: one}
+	add := ipvs.Op{Verb: ipvs.NewDestination, Service: web, Destination: one}
+	if err := c.Do(t.Context(), []ipvs.Op{remove, add}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := look(); got != want {
@@ -103,22 +103,22 @@ func TestConnections(t *testing.T) {
 	}
 	other := web
 	other.Scheduler, other.Flags = "wrr", 0
-	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.SetService, Service: other}}, nil); err != nil {
+	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.SetService, Service: other}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := counted(t, c, web.ServiceID); got != stats {
 		t.Errorf("with another scheduler, and a destination that was removed meanwhile, the service counts %+v, want %+v", got, stats)
 	}
-	if err := k.SetServiceStats(ipvswire.ByMark(ipvswire.IPv4, 99), stats); err == nil {
+	if err := k.SetServiceStats(ipvs.ByMark(ipvs.IPv4, 99), stats); err == nil {
 		t.Error("a service that is not there has counters")
 	}
-	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.DelService, Service: web}, {Verb: ipvswire.NewService, Service: web}, add}, nil); err != nil {
+	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelService, Service: web}, {Verb: ipvs.NewService, Service: web}, add}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if got := counted(t, c, web.ServiceID); got != (ipvswire.Stats{}) {
+	if got := counted(t, c, web.ServiceID); got != (ipvs.Stats{}) {
 		t.Errorf("removed and back the service counts %+v", got)
 	}
-	want.Stats = ipvswire.Stats{} // a service of its own now
+	want.Stats = ipvs.Stats{} // a service of its own now
 	if got := look(); got != want {
 		t.Errorf("removed with its service, and both back: %+v, want %+v", got, want)
 	}
@@ -132,12 +132,12 @@ func TestBefore(t *testing.T) {
 	k.Before = func(r ipvsfake.Request) error {
 		if r.N--; len(heard) == 0 {
 			heard = append(heard, r)
-			return other.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.DelDestination, Service: web, Destination: one}}, nil)
+			return other.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelDestination, Service: web, Destination: one}}, nil)
 		}
 		heard = append(heard, r)
 		return nil
 	}
-	err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.DelDestination, Service: web, Destination: one}}, nil)
+	err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelDestination, Service: web, Destination: one}}, nil)
 	if !errors.Is(err, unix.ENOENT) || len(heard) != 2 || heard[0].Command != ipvsfake.DelDest || !heard[0].Command.Writes() || heard[0].Service != web.ServiceID || heard[0].Destination != one.Addr || heard[1].N != heard[0].N+1 {
 		t.Errorf("%v; heard %+v", err, heard)
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 )
 
 // ErrLost is what [Kernel.Before] returns to have a message carried out and its answer lost.
@@ -34,7 +34,7 @@ var Schedulers = []string{"dh", "fo", "lblc", "lblcr", "lc", "mh", "nq", "ovf", 
 type Request struct {
 	N           int // the how manyth message it is since the kernel was made, from 1 on, of all connections
 	Command     Command
-	Service     ipvswire.ServiceID // zero if the message has none that can be read
+	Service     ipvs.ServiceID // zero if the message has none that can be read
 	Destination netip.AddrPort
 }
 
@@ -120,17 +120,17 @@ func (k *Kernel) Flush() {
 }
 
 // SetConns says how many connections a destination has.
-func (k *Kernel) SetConns(id ipvswire.ServiceID, addr netip.AddrPort, n Conns) error {
+func (k *Kernel) SetConns(id ipvs.ServiceID, addr netip.AddrPort, n Conns) error {
 	return k.withDestination(id, addr, func(d *destination) { d.conns = n })
 }
 
 // SetStats says what went by a destination so far.
-func (k *Kernel) SetStats(id ipvswire.ServiceID, addr netip.AddrPort, s ipvswire.Stats) error {
+func (k *Kernel) SetStats(id ipvs.ServiceID, addr netip.AddrPort, s ipvs.Stats) error {
 	return k.withDestination(id, addr, func(d *destination) { d.stats = s })
 }
 
 // SetServiceStats says what went by a service so far.
-func (k *Kernel) SetServiceStats(id ipvswire.ServiceID, s ipvswire.Stats) error {
+func (k *Kernel) SetServiceStats(id ipvs.ServiceID, s ipvs.Stats) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	of := k.services.find(keyOf(id))
@@ -141,11 +141,11 @@ func (k *Kernel) SetServiceStats(id ipvswire.ServiceID, s ipvswire.Stats) error 
 	return nil
 }
 
-func (k *Kernel) withDestination(id ipvswire.ServiceID, addr netip.AddrPort, f func(*destination)) error {
+func (k *Kernel) withDestination(id ipvs.ServiceID, addr netip.AddrPort, f func(*destination)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if s := k.services.find(keyOf(id)); s != nil {
-		family := uint16(ipvswire.FamilyOf(addr.Addr()))
+		family := uint16(ipvs.FamilyOf(addr.Addr()))
 		if d := s.find(name{family, addrBytes(addr.Addr()), addr.Port()}); d != nil {
 			f(d)
 			return nil
@@ -156,8 +156,8 @@ func (k *Kernel) withDestination(id ipvswire.ServiceID, addr netip.AddrPort, f f
 
 // VirtualServer is a service with its destinations.
 type VirtualServer struct {
-	ipvswire.Service
-	Destinations []ipvswire.DestinationState // sorted by address
+	ipvs.Service
+	Destinations []ipvs.DestinationState // sorted by address
 }
 
 // State returns all services: those by address first, each kind sorted by its name.
@@ -170,7 +170,7 @@ func (k *Kernel) State() []VirtualServer {
 		for d := range s.all {
 			v.Destinations = append(v.Destinations, d.state())
 		}
-		slices.SortFunc(v.Destinations, func(a, b ipvswire.DestinationState) int { return a.Addr.Compare(b.Addr) })
+		slices.SortFunc(v.Destinations, func(a, b ipvs.DestinationState) int { return a.Addr.Compare(b.Addr) })
 		all = append(all, v)
 	}
 	slices.SortFunc(all, func(a, b VirtualServer) int {
@@ -183,9 +183,9 @@ func (k *Kernel) State() []VirtualServer {
 func (k *Kernel) String() string {
 	var b strings.Builder
 	for _, v := range k.State() {
-		b.WriteString(ipvswire.SaveService(v.Service))
+		b.WriteString(ipvs.SaveService(v.Service))
 		for _, d := range v.Destinations {
-			b.WriteString(ipvswire.SaveDestination(v.ServiceID, d.Destination))
+			b.WriteString(ipvs.SaveDestination(v.ServiceID, d.Destination))
 		}
 	}
 	return b.String()

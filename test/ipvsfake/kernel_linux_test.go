@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/test/ipvsfake"
 )
 
@@ -43,8 +43,8 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kernel, err := ipvswire.Open()
-	if errors.Is(err, ipvswire.ErrNoIPVS) {
+	kernel, err := ipvs.Open()
+	if errors.Is(err, ipvs.ErrNoIPVS) {
 		t.Skipf("%v; make test-kernels has it", err)
 	} else if err != nil {
 		t.Fatal(err)
@@ -82,14 +82,14 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 
 // loadable are the schedulers that the kernel has or can load. lblc and lblcr are not asked for: to load them by a message can keep
 // the kernel for ever (docs/adr/0046).
-func loadable(t *testing.T, c *ipvswire.Conn) (names []string) {
+func loadable(t *testing.T, c *ipvs.Conn) (names []string) {
 	t.Helper()
 	for _, name := range ipvsfake.Schedulers {
-		s := ipvswire.Service{ServiceID: ipvswire.ByMark(ipvswire.IPv4, 1), Scheduler: name, Netmask: 1<<32 - 1}
+		s := ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv4, 1), Scheduler: name, Netmask: 1<<32 - 1}
 		if strings.HasPrefix(name, "lblc") {
 			continue
 		}
-		err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: s}, {Verb: ipvswire.DelService, Service: s}}, nil)
+		err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s}, {Verb: ipvs.DelService, Service: s}}, nil)
 		switch {
 		case err == nil:
 			names = append(names, name)
@@ -113,10 +113,10 @@ func errnoOf(err error) error {
 }
 
 // state is all that is listed, in the order of names; the destinations of a service come in the kernel's order, the newest first.
-func state(t *testing.T, c *ipvswire.Conn) string {
+func state(t *testing.T, c *ipvs.Conn) string {
 	t.Helper()
-	all := map[ipvswire.ServiceID]string{}
-	err := c.Services(t.Context(), func(v ipvswire.ServiceState) error {
+	all := map[ipvs.ServiceID]string{}
+	err := c.Services(t.Context(), func(v ipvs.ServiceState) error {
 		all[v.ServiceID] = v.String()
 		return nil
 	})
@@ -124,7 +124,7 @@ func state(t *testing.T, c *ipvswire.Conn) string {
 	for id, line := range all {
 		one, oneErr := c.Service(t.Context(), id)
 		line += fmt.Sprintf(" alone %t", one.String() == line)
-		err = errors.Join(err, oneErr, c.Destinations(t.Context(), id, func(d ipvswire.DestinationState) error {
+		err = errors.Join(err, oneErr, c.Destinations(t.Context(), id, func(d ipvs.DestinationState) error {
 			line += fmt.Sprintf("\n  %+v", d)
 			return nil
 		}))
@@ -141,49 +141,49 @@ func state(t *testing.T, c *ipvswire.Conn) string {
 // generator makes operations, mostly on services and destinations that are there.
 type generator struct {
 	*rand.Rand
-	made []ipvswire.Op
+	made []ipvs.Op
 }
 
 func pick[T any](g *generator, from ...T) T { return from[g.IntN(len(from))] }
 
 // step is an operation, and what it is; that begins with its number.
-func (g *generator) step() (what string, ask func(*ipvswire.Conn) error) {
+func (g *generator) step() (what string, ask func(*ipvs.Conn) error) {
 	if g.IntN(30) == 0 {
 		seconds := func() time.Duration {
 			return time.Duration(pick(g, 0, 1, 60, 900, 86400, 8589934, 8589935, 1<<31-1)) * time.Second
 		}
-		to := ipvswire.Timeouts{TCP: seconds(), TCPFin: seconds(), UDP: seconds()}
-		return fmt.Sprintf("timeouts %+v", to), func(c *ipvswire.Conn) error { return c.SetTimeouts(context.Background(), to) }
+		to := ipvs.Timeouts{TCP: seconds(), TCPFin: seconds(), UDP: seconds()}
+		return fmt.Sprintf("timeouts %+v", to), func(c *ipvs.Conn) error { return c.SetTimeouts(context.Background(), to) }
 	}
-	op := ipvswire.Op{Verb: pick(g, ipvswire.NewService, ipvswire.NewService, ipvswire.SetService, ipvswire.DelService, ipvswire.NewDestination,
-		ipvswire.NewDestination, ipvswire.NewDestination, ipvswire.SetDestination, ipvswire.DelDestination), Service: g.service(), Destination: g.destination()}
-	if g.IntN(4) > 0 && len(g.made) > 0 && (op.Verb != ipvswire.NewService || g.IntN(8) == 0) {
+	op := ipvs.Op{Verb: pick(g, ipvs.NewService, ipvs.NewService, ipvs.SetService, ipvs.DelService, ipvs.NewDestination,
+		ipvs.NewDestination, ipvs.NewDestination, ipvs.SetDestination, ipvs.DelDestination), Service: g.service(), Destination: g.destination()}
+	if g.IntN(4) > 0 && len(g.made) > 0 && (op.Verb != ipvs.NewService || g.IntN(8) == 0) {
 		was := g.made[g.IntN(len(g.made))]
 		op.Service.ServiceID = was.Service.ServiceID
-		if was.Destination.Addr.IsValid() && (op.Verb != ipvswire.NewDestination || g.IntN(4) == 0) {
+		if was.Destination.Addr.IsValid() && (op.Verb != ipvs.NewDestination || g.IntN(4) == 0) {
 			op.Destination.Addr = was.Destination.Addr
 		}
 	}
 	switch op.Verb {
-	case ipvswire.NewService:
-		g.made = append(g.made, ipvswire.Op{Service: op.Service})
-	case ipvswire.NewDestination:
+	case ipvs.NewService:
+		g.made = append(g.made, ipvs.Op{Service: op.Service})
+	case ipvs.NewDestination:
 		g.made = append(g.made, op)
 	}
 	g.made = g.made[max(0, len(g.made)-30):]
-	return fmt.Sprintf("%d %v %+v", op.Verb, op.Service, op.Destination), func(c *ipvswire.Conn) error { return c.Do(context.Background(), []ipvswire.Op{op}, nil) }
+	return fmt.Sprintf("%d %v %+v", op.Verb, op.Service, op.Destination), func(c *ipvs.Conn) error { return c.Do(context.Background(), []ipvs.Op{op}, nil) }
 }
 
-func (g *generator) service() ipvswire.Service {
+func (g *generator) service() ipvs.Service {
 	six := g.IntN(3) == 0
-	s := ipvswire.Service{Scheduler: pick(g, "rr", "rr", "rr", "wrr", "sh", "mh"), Flags: ipvswire.Flags(pick(g, 0, 1, 5, 0x38, g.Uint32())) &^ 2,
+	s := ipvs.Service{Scheduler: pick(g, "rr", "rr", "rr", "wrr", "sh", "mh"), Flags: ipvs.Flags(pick(g, 0, 1, 5, 0x38, g.Uint32())) &^ 2,
 		Timeout: pick(g, 0, 300, 10800, 86400, 17179869, 17179870, 1<<31, g.Uint32())}
-	switch family := ipvswire.IPv4; {
+	switch family := ipvs.IPv4; {
 	case g.IntN(3) == 0:
 		if six {
-			family = ipvswire.IPv6
+			family = ipvs.IPv6
 		}
-		s.ServiceID = ipvswire.ByMark(family, pick[uint32](g, 1, 2, 0x4000, 1<<32-1, 257))
+		s.ServiceID = ipvs.ByMark(family, pick[uint32](g, 1, 2, 0x4000, 1<<32-1, 257))
 	default:
 		a := netip.AddrFrom4([4]byte{10, 96, 0, byte(g.IntN(3))})
 		if six {
@@ -192,7 +192,7 @@ func (g *generator) service() ipvswire.Service {
 		if g.IntN(20) == 0 {
 			a = pick(g, netip.IPv4Unspecified(), netip.MustParseAddr("224.0.0.1"), netip.IPv6Unspecified(), netip.MustParseAddr("ff02::1"))
 		}
-		s.ServiceID = ipvswire.ByAddr(netip.AddrPortFrom(a, pick[uint16](g, 80, 80, 0, 21, 65535)), pick[uint8](g, 6, 6, 6, 17, 132, 0))
+		s.ServiceID = ipvs.ByAddr(netip.AddrPortFrom(a, pick[uint16](g, 80, 80, 0, 21, 65535)), pick[uint8](g, 6, 6, 6, 17, 132, 0))
 	}
 	switch g.IntN(60) {
 	case 0:
@@ -200,14 +200,14 @@ func (g *generator) service() ipvswire.Service {
 	case 1:
 		s.Scheduler = pick(g, "sip", "no-scheduler-15", "ftp")
 	}
-	if s.Netmask = pick[uint32](g, 1<<32-1, 0xffffff00, 0, 0x01020304); s.Family == ipvswire.IPv6 {
+	if s.Netmask = pick[uint32](g, 1<<32-1, 0xffffff00, 0, 0x01020304); s.Family == ipvs.IPv6 {
 		s.Netmask = pick[uint32](g, 128, 128, 128, 64, 1, 0, 129, 1<<32-1)
 	}
 	return s
 }
 
-func (g *generator) destination() ipvswire.Destination {
-	d := ipvswire.Destination{Forwarding: pick(g, ipvswire.Masq, ipvswire.Masq, ipvswire.Local, ipvswire.Tunnel, ipvswire.Tunnel, ipvswire.Route, ipvswire.Bypass),
+func (g *generator) destination() ipvs.Destination {
+	d := ipvs.Destination{Forwarding: pick(g, ipvs.Masq, ipvs.Masq, ipvs.Local, ipvs.Tunnel, ipvs.Tunnel, ipvs.Route, ipvs.Bypass),
 		Weight: pick[int32](g, 1, 1, 0, 100, 65536, 1<<31-1, -1), Upper: pick[uint32](g, 0, 0, 10, 65535), Lower: pick[uint32](g, 0, 0, 9, 11)}
 	a := netip.AddrFrom4([4]byte{10, 1, 0, byte(g.IntN(4))})
 	if g.IntN(3) == 0 {

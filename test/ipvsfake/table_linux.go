@@ -4,7 +4,7 @@ import (
 	"container/list"
 	"net/netip"
 
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 )
 
 // key is by what the kernel finds a service.
@@ -16,7 +16,7 @@ type key struct {
 	port   uint16
 }
 
-func keyOf(id ipvswire.ServiceID) key {
+func keyOf(id ipvs.ServiceID) key {
 	k := key{family: uint16(id.Family), mark: id.Mark}
 	if id.Mark == 0 {
 		k.proto, k.addr, k.port = uint16(id.Proto), addrBytes(id.Addr.Addr()), id.Addr.Port()
@@ -33,17 +33,17 @@ func addrBytes(a netip.Addr) (b [16]byte) {
 }
 
 func addrOf(family uint16, b [16]byte) netip.Addr {
-	if family == uint16(ipvswire.IPv6) {
+	if family == uint16(ipvs.IPv6) {
 		return netip.AddrFrom16(b)
 	}
 	return netip.AddrFrom4([4]byte(b[:]))
 }
 
-func (k key) id() ipvswire.ServiceID {
+func (k key) id() ipvs.ServiceID {
 	if k.mark != 0 {
-		return ipvswire.ByMark(ipvswire.Family(k.family), k.mark)
+		return ipvs.ByMark(ipvs.Family(k.family), k.mark)
 	}
-	return ipvswire.ByAddr(netip.AddrPortFrom(addrOf(k.family, k.addr), k.port), uint8(k.proto))
+	return ipvs.ByAddr(netip.AddrPortFrom(addrOf(k.family, k.addr), k.port), uint8(k.proto))
 }
 
 // service is a virtual service.
@@ -55,7 +55,7 @@ type service struct {
 	netmask      [4]byte
 	destinations list.List              // of *destination, the newest first
 	byName       map[name]*list.Element // of them
-	stats        ipvswire.Stats
+	stats        ipvs.Stats
 }
 
 func (s *service) timeout() uint32 { return s.ticks / hz }
@@ -96,16 +96,16 @@ type destination struct {
 	weight       uint32
 	upper, lower uint32
 	conns        Conns
-	stats        ipvswire.Stats
+	stats        ipvs.Stats
 }
 
 func (d *destination) addrPort() netip.AddrPort {
 	return netip.AddrPortFrom(addrOf(d.family, d.addr), d.port)
 }
 
-func (s *service) state() ipvswire.Service {
-	mask := ipvswire.Service{ServiceID: s.id(), Scheduler: s.scheduler, Flags: ipvswire.Flags(s.flags &^ flagHashed), Timeout: s.timeout()}
-	if s.family == uint16(ipvswire.IPv6) {
+func (s *service) state() ipvs.Service {
+	mask := ipvs.Service{ServiceID: s.id(), Scheduler: s.scheduler, Flags: ipvs.Flags(s.flags &^ flagHashed), Timeout: s.timeout()}
+	if s.family == uint16(ipvs.IPv6) {
 		mask.Netmask = order.Uint32(s.netmask[:])
 	} else {
 		mask.Netmask = uint32(s.netmask[0])<<24 | uint32(s.netmask[1])<<16 | uint32(s.netmask[2])<<8 | uint32(s.netmask[3])
@@ -113,9 +113,9 @@ func (s *service) state() ipvswire.Service {
 	return mask
 }
 
-func (d *destination) state() ipvswire.DestinationState {
-	return ipvswire.DestinationState{
-		Destination: ipvswire.Destination{Addr: d.addrPort(), Forwarding: ipvswire.Forwarding(d.forwarding), Weight: int32(d.weight), Upper: d.upper, Lower: d.lower},
+func (d *destination) state() ipvs.DestinationState {
+	return ipvs.DestinationState{
+		Destination: ipvs.Destination{Addr: d.addrPort(), Forwarding: ipvs.Forwarding(d.forwarding), Weight: int32(d.weight), Upper: d.upper, Lower: d.lower},
 		Active:      d.conns.Active, Inactive: d.conns.Inactive, Persistent: d.conns.Persistent, Stats: d.stats,
 	}
 }

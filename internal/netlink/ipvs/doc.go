@@ -1,10 +1,10 @@
 // Package ipvs speaks with IPVS, the load balancer of the Linux kernel, by its family of generic netlink
 // (include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c).
 //
-//	conn, err := ipvswire.Open()
-//	err = conn.Do(ctx, []ipvswire.Op{
-//		{Verb: ipvswire.NewService, Service: web},
-//		{Verb: ipvswire.NewDestination, Service: web, Destination: backend},
+//	conn, err := ipvs.Open()
+//	err = conn.Do(ctx, []ipvs.Op{
+//		{Verb: ipvs.NewService, Service: web},
+//		{Verb: ipvs.NewDestination, Service: web, Destination: backend},
 //	}, func(i int, err error) { … }) // called of each that failed
 //
 // Each operation is one message. Many go in one system call; the kernel carries out one after the other, and answers each. There

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink/conn"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/test/ipvsfake"
 )
 
-func openFake(t testing.TB, k *ipvsfake.Kernel) *ipvswire.Conn {
+func openFake(t testing.TB, k *ipvsfake.Kernel) *ipvs.Conn {
 	t.Helper()
-	c, err := ipvswire.New(t.Context(), k.Connect())
+	c, err := ipvs.New(t.Context(), k.Connect())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,17 +42,17 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		cfg  ipvsfake.Config
 		want error
 	}{
-		{ipvsfake.Config{Absent: true}, ipvswire.ErrNoIPVS},
+		{ipvsfake.Config{Absent: true}, ipvs.ErrNoIPVS},
 		{ipvsfake.Config{Unprivileged: true}, unix.EPERM},
 	} {
-		if c, err := ipvswire.New(t.Context(), ipvsfake.New(q.cfg).Connect()); c != nil || !errors.Is(err, q.want) {
+		if c, err := ipvs.New(t.Context(), ipvsfake.New(q.cfg).Connect()); c != nil || !errors.Is(err, q.want) {
 			t.Errorf("%+v: %v, %v", q.cfg, c, err)
 		}
 	}
-	c, err := ipvswire.Open() // of this machine: it has IPVS or it says so
+	c, err := ipvs.Open() // of this machine: it has IPVS or it says so
 	if err == nil {
 		c.Close()
-	} else if !errors.Is(err, ipvswire.ErrNoIPVS) && !errors.Is(err, unix.EPERM) {
+	} else if !errors.Is(err, ipvs.ErrNoIPVS) && !errors.Is(err, unix.EPERM) {
 		t.Error(err)
 	}
 }
@@ -82,7 +82,7 @@ func TestEachOperationFailsForItself(t *testing.T) {
 			}
 			delete(got, n)
 			for i, err := range got { // a service that was not made has no destinations
-				if all[n].Verb != ipvswire.NewService || fault == ipvsfake.ErrLost || all[i].Service != all[n].Service || !errors.Is(err, unix.ESRCH) {
+				if all[n].Verb != ipvs.NewService || fault == ipvsfake.ErrLost || all[i].Service != all[n].Service || !errors.Is(err, unix.ESRCH) {
 					t.Errorf("%v at %v: %v", fault, all[n], err)
 				}
 			}
@@ -105,9 +105,9 @@ func TestContextEndsABatch(t *testing.T) {
 		}
 		return nil
 	}
-	batch := make([]ipvswire.Op, 1000)
+	batch := make([]ipvs.Op, 1000)
 	for i := range batch {
-		batch[i] = ipvswire.Op{Verb: ipvswire.NewService, Service: mark}
+		batch[i] = ipvs.Op{Verb: ipvs.NewService, Service: mark}
 		batch[i].Service.Mark = uint32(i + 1)
 	}
 	told := 0
@@ -143,13 +143,13 @@ func (c crowded) Each(ctx context.Context, messages []byte, outcome func(int, er
 // Where the room for answers is less than was asked for, answers are lost once and the next pieces are smaller.
 func TestLittleRoomForAnswers(t *testing.T) {
 	k := ipvsfake.New(ipvsfake.Config{})
-	c, err := ipvswire.New(t.Context(), crowded{k.Connect(), 50})
+	c, err := ipvs.New(t.Context(), crowded{k.Connect(), 50})
 	if err != nil {
 		t.Fatal(err)
 	}
-	batch := make([]ipvswire.Op, 2000)
+	batch := make([]ipvs.Op, 2000)
 	for i := range batch {
-		batch[i] = ipvswire.Op{Verb: ipvswire.NewService, Service: mark}
+		batch[i] = ipvs.Op{Verb: ipvs.NewService, Service: mark}
 		batch[i].Service.Mark = uint32(i + 1)
 	}
 	lost := 0
@@ -158,7 +158,7 @@ func TestLittleRoomForAnswers(t *testing.T) {
 		t.Errorf("%d answers were lost, %v", lost, err)
 	}
 	for i := range batch {
-		batch[i].Verb = ipvswire.DelService
+		batch[i].Verb = ipvs.DelService
 	}
 	if err := c.Do(t.Context(), batch, nil); err != nil || len(k.State()) != 0 {
 		t.Errorf("then %v", err)
@@ -180,13 +180,13 @@ func TestFamilyNumberChanges(t *testing.T) {
 
 // Operations make no garbage, one alone and ten thousand.
 func TestNoGarbage(t *testing.T) {
-	c, err := ipvswire.New(t.Context(), silent{})
+	c, err := ipvs.New(t.Context(), silent{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	batch := make([]ipvswire.Op, 10000)
+	batch := make([]ipvs.Op, 10000)
 	for i := range batch {
-		batch[i] = ipvswire.Op{Verb: ipvswire.NewDestination, Service: sticky, Destination: samples[sticky][0]}
+		batch[i] = ipvs.Op{Verb: ipvs.NewDestination, Service: sticky, Destination: samples[sticky][0]}
 	}
 	ctx := t.Context()
 	for _, n := range []int{1, len(batch)} {
@@ -227,13 +227,13 @@ func (silent) Close() error { return nil }
 func BenchmarkDo(b *testing.B) {
 	for _, n := range []int{1, 10000} {
 		b.Run(map[int]string{1: "one", 10000: "10000"}[n], func(b *testing.B) {
-			c, err := ipvswire.New(b.Context(), silent{})
+			c, err := ipvs.New(b.Context(), silent{})
 			if err != nil {
 				b.Fatal(err)
 			}
-			batch := make([]ipvswire.Op, n)
+			batch := make([]ipvs.Op, n)
 			for i := range batch {
-				batch[i] = ipvswire.Op{Verb: ipvswire.NewDestination, Service: sticky, Destination: samples[sticky][0]}
+				batch[i] = ipvs.Op{Verb: ipvs.NewDestination, Service: sticky, Destination: samples[sticky][0]}
 			}
 			b.ReportAllocs()
 			for b.Loop() {
@@ -277,16 +277,16 @@ func FuzzAnswers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		at := &swapped{silent{}}
-		c, err := ipvswire.New(t.Context(), at)
+		c, err := ipvs.New(t.Context(), at)
 		if err != nil {
 			t.Fatal(err)
 		}
 		at.Transport = canned{typ: 99, body: body}
 		s, err := c.Service(t.Context(), sticky.ServiceID)
-		if err == nil && (s.Family != ipvswire.IPv4 && s.Family != ipvswire.IPv6 || s.Mark == 0 && ipvswire.FamilyOf(s.Addr.Addr()) != s.Family) {
+		if err == nil && (s.Family != ipvs.IPv4 && s.Family != ipvs.IPv6 || s.Mark == 0 && ipvs.FamilyOf(s.Addr.Addr()) != s.Family) {
 			t.Errorf("%x is the service %+v", body, s)
 		}
-		c.Destinations(t.Context(), sticky.ServiceID, func(d ipvswire.DestinationState) error {
+		c.Destinations(t.Context(), sticky.ServiceID, func(d ipvs.DestinationState) error {
 			if !d.Addr.Addr().IsValid() {
 				t.Errorf("%x is the destination %+v", body, d)
 			}
@@ -294,7 +294,7 @@ func FuzzAnswers(f *testing.F) {
 		})
 		c.Timeouts(t.Context())
 		at.Transport = canned{typ: unix.GENL_ID_CTRL, body: body}
-		c.Services(t.Context(), func(ipvswire.ServiceState) error { return nil })
+		c.Services(t.Context(), func(ipvs.ServiceState) error { return nil })
 	})
 }
 
@@ -303,7 +303,7 @@ type swapped struct{ nlconn.Transport }
 // answers are the bodies of all that the fake answers.
 func answers(t testing.TB, k *ipvsfake.Kernel) (all [][]byte) {
 	spy := &spied{k.Connect(), &all}
-	c, err := ipvswire.New(t.Context(), spy)
+	c, err := ipvs.New(t.Context(), spy)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,16 +12,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/ipvs"
+	moby "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/netlink/ipvs"
 )
 
 // openKernel connects to the kernel's IPVS in a network namespace of the test's own, in which it is.
-func openKernel(t testing.TB) *ipvswire.Conn {
+func openKernel(t testing.TB) *ipvs.Conn {
 	t.Helper()
 	netlab.EnterForTest(t)
 	loopback, err := netlink.LinkByName("lo")
@@ -31,8 +31,8 @@ func openKernel(t testing.TB) *ipvswire.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := ipvswire.Open()
-	if errors.Is(err, ipvswire.ErrNoIPVS) {
+	c, err := ipvs.Open()
+	if errors.Is(err, ipvs.ErrNoIPVS) {
 		t.Skipf("%v; make test-kernels has it", err)
 	}
 	if err != nil {
@@ -43,25 +43,25 @@ func openKernel(t testing.TB) *ipvswire.Conn {
 }
 
 var (
-	byAddr = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.10:53"), unix.IPPROTO_UDP), Scheduler: "rr", Netmask: 0xffffffff}
-	sticky = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP), Scheduler: "sh",
-		Flags: ipvswire.Persistent | ipvswire.Sched1 | ipvswire.Sched2, Timeout: 10800, Netmask: 0xffffff00}
-	stream = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_SCTP), Scheduler: "wlc", Netmask: 0xffffffff}
-	six    = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("[fd00:96::10]:443"), unix.IPPROTO_TCP), Scheduler: "wrr", Netmask: 128}
-	mark   = ipvswire.Service{ServiceID: ipvswire.ByMark(ipvswire.IPv4, 0x4007), Scheduler: "mh", Flags: ipvswire.Sched2, Timeout: 7, Netmask: 0xffffffff}
-	mark6  = ipvswire.Service{ServiceID: ipvswire.ByMark(ipvswire.IPv6, 0x4007), Scheduler: "rr", Flags: ipvswire.Persistent | ipvswire.OnePacket, Timeout: 60, Netmask: 64}
+	byAddr = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:53"), unix.IPPROTO_UDP), Scheduler: "rr", Netmask: 0xffffffff}
+	sticky = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP), Scheduler: "sh",
+		Flags: ipvs.Persistent | ipvs.Sched1 | ipvs.Sched2, Timeout: 10800, Netmask: 0xffffff00}
+	stream = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_SCTP), Scheduler: "wlc", Netmask: 0xffffffff}
+	six    = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("[fd00:96::10]:443"), unix.IPPROTO_TCP), Scheduler: "wrr", Netmask: 128}
+	mark   = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv4, 0x4007), Scheduler: "mh", Flags: ipvs.Sched2, Timeout: 7, Netmask: 0xffffffff}
+	mark6  = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv6, 0x4007), Scheduler: "rr", Flags: ipvs.Persistent | ipvs.OnePacket, Timeout: 60, Netmask: 64}
 
-	samples = map[ipvswire.Service][]ipvswire.Destination{
+	samples = map[ipvs.Service][]ipvs.Destination{
 		byAddr: {},
 		sticky: {
 			{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1},
 			{Addr: netip.MustParseAddrPort("10.1.0.1:8081"), Weight: 0, Upper: 20, Lower: 10},
-			{Addr: netip.MustParseAddrPort("10.1.0.2:0"), Weight: 1<<31 - 1, Forwarding: ipvswire.Route},
+			{Addr: netip.MustParseAddrPort("10.1.0.2:0"), Weight: 1<<31 - 1, Forwarding: ipvs.Route},
 		},
 		stream: {{Addr: netip.MustParseAddrPort("10.1.0.3:9"), Weight: 65536}},
 		six: {
 			{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 1},
-			{Addr: netip.MustParseAddrPort("10.1.0.4:8443"), Weight: 2, Forwarding: ipvswire.Tunnel},
+			{Addr: netip.MustParseAddrPort("10.1.0.4:8443"), Weight: 2, Forwarding: ipvs.Tunnel},
 		},
 		mark:  {{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Weight: 1}},
 		mark6: {{Addr: netip.MustParseAddrPort("[fd00:1::5]:8080"), Weight: 1}},
@@ -69,17 +69,17 @@ var (
 )
 
 // ops are those that make what a map says.
-func ops(all map[ipvswire.Service][]ipvswire.Destination) (ops []ipvswire.Op) {
+func ops(all map[ipvs.Service][]ipvs.Destination) (ops []ipvs.Op) {
 	for s, ds := range all {
-		ops = append(ops, ipvswire.Op{Verb: ipvswire.NewService, Service: s})
+		ops = append(ops, ipvs.Op{Verb: ipvs.NewService, Service: s})
 		for _, d := range ds {
-			ops = append(ops, ipvswire.Op{Verb: ipvswire.NewDestination, Service: s, Destination: d})
+			ops = append(ops, ipvs.Op{Verb: ipvs.NewDestination, Service: s, Destination: d})
 		}
 	}
 	return ops
 }
 
-func do(t testing.TB, c *ipvswire.Conn, ops ...ipvswire.Op) {
+func do(t testing.TB, c *ipvs.Conn, ops ...ipvs.Op) {
 	t.Helper()
 	if err := c.Do(t.Context(), ops, nil); err != nil {
 		t.Fatal(err)
@@ -87,31 +87,31 @@ func do(t testing.TB, c *ipvswire.Conn, ops ...ipvswire.Op) {
 }
 
 // empty removes all services.
-func empty(t testing.TB, c *ipvswire.Conn) {
+func empty(t testing.TB, c *ipvs.Conn) {
 	t.Helper()
 	for s := range list(t, c) {
-		do(t, c, ipvswire.Op{Verb: ipvswire.DelService, Service: s})
+		do(t, c, ipvs.Op{Verb: ipvs.DelService, Service: s})
 	}
 	expect(t, c, nil)
 }
 
 // list asks for everything. Destinations are sorted by address.
-func list(t testing.TB, c *ipvswire.Conn) map[ipvswire.Service][]ipvswire.Destination {
+func list(t testing.TB, c *ipvs.Conn) map[ipvs.Service][]ipvs.Destination {
 	t.Helper()
-	all := map[ipvswire.Service][]ipvswire.Destination{}
-	err := c.Services(t.Context(), func(s ipvswire.ServiceState) error {
+	all := map[ipvs.Service][]ipvs.Destination{}
+	err := c.Services(t.Context(), func(s ipvs.ServiceState) error {
 		if _, twice := all[s.Service]; twice {
 			t.Errorf("%v is listed twice", s.Service)
 		}
-		all[s.Service] = []ipvswire.Destination{}
+		all[s.Service] = []ipvs.Destination{}
 		return nil
 	})
 	for s := range all {
-		err = errors.Join(err, c.Destinations(t.Context(), s.ServiceID, func(d ipvswire.DestinationState) error {
+		err = errors.Join(err, c.Destinations(t.Context(), s.ServiceID, func(d ipvs.DestinationState) error {
 			all[s] = append(all[s], d.Destination)
 			return nil
 		}))
-		slices.SortFunc(all[s], func(a, b ipvswire.Destination) int { return a.Addr.Compare(b.Addr) })
+		slices.SortFunc(all[s], func(a, b ipvs.Destination) int { return a.Addr.Compare(b.Addr) })
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -119,12 +119,12 @@ func list(t testing.TB, c *ipvswire.Conn) map[ipvswire.Service][]ipvswire.Destin
 	return all
 }
 
-func expect(t testing.TB, c *ipvswire.Conn, want map[ipvswire.Service][]ipvswire.Destination) {
+func expect(t testing.TB, c *ipvs.Conn, want map[ipvs.Service][]ipvs.Destination) {
 	t.Helper()
-	text := func(all map[ipvswire.Service][]ipvswire.Destination) string {
+	text := func(all map[ipvs.Service][]ipvs.Destination) string {
 		var lines []string
 		for s, ds := range all {
-			ds = slices.SortedFunc(slices.Values(ds), func(a, b ipvswire.Destination) int { return a.Addr.Compare(b.Addr) })
+			ds = slices.SortedFunc(slices.Values(ds), func(a, b ipvs.Destination) int { return a.Addr.Compare(b.Addr) })
 			lines = append(lines, fmt.Sprintf("%v\n   %+v", s, ds))
 		}
 		slices.Sort(lines)
@@ -141,7 +141,7 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 	c := openKernel(t)
 	do(t, c, ops(samples)...)
 	expect(t, c, samples)
-	other, err := ipvs.New("")
+	other, err := moby.New("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,18 +151,18 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 		t.Fatalf("moby/ipvs lists %d services, %v", len(theirs), err)
 	}
 	for s, want := range samples {
-		i := slices.IndexFunc(theirs, func(o *ipvs.Service) bool {
-			return ipvswire.Family(o.AddressFamily) == s.Family && o.FWMark == s.Mark && (s.Mark != 0 || o.Port == s.Addr.Port() && uint8(o.Protocol) == s.Proto)
+		i := slices.IndexFunc(theirs, func(o *moby.Service) bool {
+			return ipvs.Family(o.AddressFamily) == s.Family && o.FWMark == s.Mark && (s.Mark != 0 || o.Port == s.Addr.Port() && uint8(o.Protocol) == s.Proto)
 		})
 		if i < 0 {
 			t.Errorf("moby/ipvs does not list %v", s)
 			continue
 		}
 		o, mask := theirs[i], s.Netmask
-		if s.Family == ipvswire.IPv4 { // which it reads in the machine's byte order
+		if s.Family == ipvs.IPv4 { // which it reads in the machine's byte order
 			mask = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, mask))
 		}
-		if o.SchedName != s.Scheduler || ipvswire.Flags(o.Flags)&^2 != s.Flags || o.Timeout != s.Timeout || o.Netmask != mask {
+		if o.SchedName != s.Scheduler || ipvs.Flags(o.Flags)&^2 != s.Flags || o.Timeout != s.Timeout || o.Netmask != mask {
 			t.Errorf("of %+v moby/ipvs says %+v", s, o)
 		}
 		if s.Mark == 0 && o.Address.String() != s.Addr.Addr().String() {
@@ -174,7 +174,7 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 		}
 		for _, d := range ds {
 			at := netip.AddrPortFrom(netip.MustParseAddr(d.Address.String()), d.Port)
-			i := slices.IndexFunc(want, func(w ipvswire.Destination) bool { return w.Addr == at })
+			i := slices.IndexFunc(want, func(w ipvs.Destination) bool { return w.Addr == at })
 			if i < 0 || uint16(d.Weight) != uint16(want[i].Weight) || d.ConnectionFlags != uint32(want[i].Forwarding) || d.UpperThreshold != want[i].Upper || d.LowerThreshold != want[i].Lower {
 				t.Errorf("of %v moby/ipvs says %+v; want one of %+v", s, d, want)
 			}
@@ -182,12 +182,12 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 	}
 
 	empty(t, c)
-	made := &ipvs.Service{AddressFamily: unix.AF_INET, Address: byAddr.Addr.Addr().AsSlice(), Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: "rr", Netmask: 0xffffffff}
-	dest := &ipvs.Destination{AddressFamily: unix.AF_INET, Address: netip.MustParseAddr("10.1.0.1").AsSlice(), Port: 8080, Weight: 1}
+	made := &moby.Service{AddressFamily: unix.AF_INET, Address: byAddr.Addr.Addr().AsSlice(), Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: "rr", Netmask: 0xffffffff}
+	dest := &moby.Destination{AddressFamily: unix.AF_INET, Address: netip.MustParseAddr("10.1.0.1").AsSlice(), Port: 8080, Weight: 1}
 	if err := errors.Join(other.NewService(made), other.NewDestination(made, dest)); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, c, map[ipvswire.Service][]ipvswire.Destination{byAddr: {{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}}})
+	expect(t, c, map[ipvs.Service][]ipvs.Destination{byAddr: {{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}}})
 }
 
 // Each verb does what it says, and an error names what it is of.
@@ -196,64 +196,64 @@ func TestKernelVerbs(t *testing.T) {
 }
 
 // verbs is for the kernel and the fake.
-func verbs(t *testing.T, c *ipvswire.Conn) {
+func verbs(t *testing.T, c *ipvs.Conn) {
 	t.Helper()
-	d := ipvswire.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
+	d := ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
 	changed, changedD := byAddr, d
-	changed.Scheduler, changed.Flags, changed.Timeout, changed.Netmask = "wrr", ipvswire.Persistent, 300, 0xffff0000
+	changed.Scheduler, changed.Flags, changed.Timeout, changed.Netmask = "wrr", ipvs.Persistent, 300, 0xffff0000
 	changedD.Weight, changedD.Upper, changedD.Lower = 0, 5, 4
 	bad := six
 	bad.Netmask = 0
 	none := byAddr
 	none.Scheduler = "nothing"
 	for _, step := range []struct {
-		op     ipvswire.Op
+		op     ipvs.Op
 		errno  error
 		says   string
-		result map[ipvswire.Service][]ipvswire.Destination
+		result map[ipvs.Service][]ipvs.Destination
 	}{
-		{ipvswire.Op{Verb: ipvswire.SetService, Service: byAddr}, unix.ESRCH, "change virtual server UDP 10.96.0.10:53", nil},
-		{ipvswire.Op{Verb: ipvswire.DelService, Service: byAddr}, unix.ESRCH, "remove virtual server UDP 10.96.0.10:53", nil},
-		{ipvswire.Op{Verb: ipvswire.NewDestination, Service: byAddr, Destination: d}, unix.ESRCH, "add real server 10.1.0.1:8080 of virtual server UDP 10.96.0.10:53", nil},
-		{ipvswire.Op{Verb: ipvswire.NewService, Service: none}, unix.ENOENT, "with scheduler nothing", nil},
-		{ipvswire.Op{Verb: ipvswire.NewService, Service: bad}, unix.EINVAL, "[fd00:96::10]:443", nil},
-		{ipvswire.Op{Verb: ipvswire.NewService, Service: byAddr}, nil, "", map[ipvswire.Service][]ipvswire.Destination{byAddr: {}}},
-		{ipvswire.Op{Verb: ipvswire.NewService, Service: changed}, unix.EEXIST, "add virtual server", map[ipvswire.Service][]ipvswire.Destination{byAddr: {}}},
-		{ipvswire.Op{Verb: ipvswire.SetDestination, Service: byAddr, Destination: d}, unix.ENOENT, "change real server", map[ipvswire.Service][]ipvswire.Destination{byAddr: {}}},
-		{ipvswire.Op{Verb: ipvswire.NewDestination, Service: byAddr, Destination: d}, nil, "", map[ipvswire.Service][]ipvswire.Destination{byAddr: {d}}},
-		{ipvswire.Op{Verb: ipvswire.NewDestination, Service: byAddr, Destination: d}, unix.EEXIST, "add real server", map[ipvswire.Service][]ipvswire.Destination{byAddr: {d}}},
-		{ipvswire.Op{Verb: ipvswire.SetDestination, Service: byAddr, Destination: changedD}, nil, "", map[ipvswire.Service][]ipvswire.Destination{byAddr: {changedD}}},
-		{ipvswire.Op{Verb: ipvswire.SetService, Service: none}, unix.ENOENT, "nothing", map[ipvswire.Service][]ipvswire.Destination{byAddr: {changedD}}},
-		{ipvswire.Op{Verb: ipvswire.SetService, Service: changed}, nil, "", map[ipvswire.Service][]ipvswire.Destination{changed: {changedD}}},
-		{ipvswire.Op{Verb: ipvswire.DelDestination, Service: byAddr, Destination: d}, nil, "", map[ipvswire.Service][]ipvswire.Destination{changed: {}}},
-		{ipvswire.Op{Verb: ipvswire.DelDestination, Service: byAddr, Destination: d}, unix.ENOENT, "remove real server", map[ipvswire.Service][]ipvswire.Destination{changed: {}}},
-		{ipvswire.Op{Verb: ipvswire.NewDestination, Service: byAddr, Destination: d}, nil, "", map[ipvswire.Service][]ipvswire.Destination{changed: {d}}},
-		{ipvswire.Op{Verb: ipvswire.DelService, Service: byAddr}, nil, "", nil},
+		{ipvs.Op{Verb: ipvs.SetService, Service: byAddr}, unix.ESRCH, "change virtual server UDP 10.96.0.10:53", nil},
+		{ipvs.Op{Verb: ipvs.DelService, Service: byAddr}, unix.ESRCH, "remove virtual server UDP 10.96.0.10:53", nil},
+		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, unix.ESRCH, "add real server 10.1.0.1:8080 of virtual server UDP 10.96.0.10:53", nil},
+		{ipvs.Op{Verb: ipvs.NewService, Service: none}, unix.ENOENT, "with scheduler nothing", nil},
+		{ipvs.Op{Verb: ipvs.NewService, Service: bad}, unix.EINVAL, "[fd00:96::10]:443", nil},
+		{ipvs.Op{Verb: ipvs.NewService, Service: byAddr}, nil, "", map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
+		{ipvs.Op{Verb: ipvs.NewService, Service: changed}, unix.EEXIST, "add virtual server", map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
+		{ipvs.Op{Verb: ipvs.SetDestination, Service: byAddr, Destination: d}, unix.ENOENT, "change real server", map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
+		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, nil, "", map[ipvs.Service][]ipvs.Destination{byAddr: {d}}},
+		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, unix.EEXIST, "add real server", map[ipvs.Service][]ipvs.Destination{byAddr: {d}}},
+		{ipvs.Op{Verb: ipvs.SetDestination, Service: byAddr, Destination: changedD}, nil, "", map[ipvs.Service][]ipvs.Destination{byAddr: {changedD}}},
+		{ipvs.Op{Verb: ipvs.SetService, Service: none}, unix.ENOENT, "nothing", map[ipvs.Service][]ipvs.Destination{byAddr: {changedD}}},
+		{ipvs.Op{Verb: ipvs.SetService, Service: changed}, nil, "", map[ipvs.Service][]ipvs.Destination{changed: {changedD}}},
+		{ipvs.Op{Verb: ipvs.DelDestination, Service: byAddr, Destination: d}, nil, "", map[ipvs.Service][]ipvs.Destination{changed: {}}},
+		{ipvs.Op{Verb: ipvs.DelDestination, Service: byAddr, Destination: d}, unix.ENOENT, "remove real server", map[ipvs.Service][]ipvs.Destination{changed: {}}},
+		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, nil, "", map[ipvs.Service][]ipvs.Destination{changed: {d}}},
+		{ipvs.Op{Verb: ipvs.DelService, Service: byAddr}, nil, "", nil},
 	} {
-		err := c.Do(t.Context(), []ipvswire.Op{step.op}, nil)
+		err := c.Do(t.Context(), []ipvs.Op{step.op}, nil)
 		if !errors.Is(err, step.errno) || err != nil && !strings.Contains(err.Error(), step.says) {
 			t.Errorf("%v: %v, want %v", step.op, err, step.errno)
 		}
 		expect(t, c, step.result)
 	}
 	// One alone, and one that is not there.
-	do(t, c, ipvswire.Op{Verb: ipvswire.NewService, Service: mark})
+	do(t, c, ipvs.Op{Verb: ipvs.NewService, Service: mark})
 	if s, err := c.Service(t.Context(), mark.ServiceID); err != nil || s.Service != mark {
 		t.Errorf("%+v, %v; want %+v", s, err, mark)
 	}
 	if _, err := c.Service(t.Context(), byAddr.ServiceID); !errors.Is(err, unix.ESRCH) || !strings.Contains(err.Error(), "UDP 10.96.0.10:53") {
 		t.Errorf("a service that is not there: %v", err)
 	}
-	if err := c.Destinations(t.Context(), byAddr.ServiceID, func(ipvswire.DestinationState) error { t.Error("called"); return nil }); err != nil {
+	if err := c.Destinations(t.Context(), byAddr.ServiceID, func(ipvs.DestinationState) error { t.Error("called"); return nil }); err != nil {
 		t.Errorf("destinations of a service that is not there: %v", err)
 	}
 	// The timeouts of connections; 0 leaves one.
-	want := ipvswire.Timeouts{TCP: 10 * time.Minute, TCPFin: 30 * time.Second, UDP: 50 * time.Second}
+	want := ipvs.Timeouts{TCP: 10 * time.Minute, TCPFin: 30 * time.Second, UDP: 50 * time.Second}
 	if err := c.SetTimeouts(t.Context(), want); err != nil {
 		t.Error(err)
 	}
 	want.UDP = 7 * time.Second
-	if err := c.SetTimeouts(t.Context(), ipvswire.Timeouts{UDP: want.UDP}); err != nil {
+	if err := c.SetTimeouts(t.Context(), ipvs.Timeouts{UDP: want.UDP}); err != nil {
 		t.Error(err)
 	}
 	if got, err := c.Timeouts(t.Context()); err != nil || got != want {
@@ -266,20 +266,20 @@ func TestKernelMany(t *testing.T) {
 	many(t, openKernel(t), 3000)
 }
 
-func many(t *testing.T, c *ipvswire.Conn, n int) {
+func many(t *testing.T, c *ipvs.Conn, n int) {
 	t.Helper()
-	want := map[ipvswire.Service][]ipvswire.Destination{sticky: {}}
-	batch := []ipvswire.Op{{Verb: ipvswire.NewService, Service: sticky}}
+	want := map[ipvs.Service][]ipvs.Destination{sticky: {}}
+	batch := []ipvs.Op{{Verb: ipvs.NewService, Service: sticky}}
 	refused := map[int]error{}
 	for i := range n {
-		s, d := byAddr, ipvswire.Destination{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 8080), Weight: 1}
-		s.ServiceID = ipvswire.ByAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), 80), unix.IPPROTO_TCP)
-		want[s], want[sticky] = []ipvswire.Destination{}, append(want[sticky], d)
+		s, d := byAddr, ipvs.Destination{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 8080), Weight: 1}
+		s.ServiceID = ipvs.ByAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), 80), unix.IPPROTO_TCP)
+		want[s], want[sticky] = []ipvs.Destination{}, append(want[sticky], d)
 		if i%100 == 7 {
 			refused[len(batch)] = unix.ENOENT
-			batch = append(batch, ipvswire.Op{Verb: ipvswire.DelDestination, Service: sticky, Destination: d})
+			batch = append(batch, ipvs.Op{Verb: ipvs.DelDestination, Service: sticky, Destination: d})
 		}
-		batch = append(batch, ipvswire.Op{Verb: ipvswire.NewService, Service: s}, ipvswire.Op{Verb: ipvswire.NewDestination, Service: sticky, Destination: d})
+		batch = append(batch, ipvs.Op{Verb: ipvs.NewService, Service: s}, ipvs.Op{Verb: ipvs.NewDestination, Service: sticky, Destination: d})
 	}
 	before := c.Counters()
 	got := map[int]error{}
@@ -300,7 +300,7 @@ func many(t *testing.T, c *ipvswire.Conn, n int) {
 		t.Errorf("%d operations took %d messages in %d system calls", len(batch), m, s)
 	}
 	seen := 0
-	if err := c.Services(t.Context(), func(s ipvswire.ServiceState) error {
+	if err := c.Services(t.Context(), func(s ipvs.ServiceState) error {
 		if _, ok := want[s.Service]; !ok {
 			t.Errorf("%+v is listed", s)
 		}
@@ -309,17 +309,17 @@ func many(t *testing.T, c *ipvswire.Conn, n int) {
 	}); err != nil || seen != len(want) {
 		t.Errorf("%d services are listed, %v; want %d", seen, err, len(want))
 	}
-	var ds []ipvswire.Destination
-	if err := c.Destinations(t.Context(), sticky.ServiceID, func(d ipvswire.DestinationState) error { ds = append(ds, d.Destination); return nil }); err != nil {
+	var ds []ipvs.Destination
+	if err := c.Destinations(t.Context(), sticky.ServiceID, func(d ipvs.DestinationState) error { ds = append(ds, d.Destination); return nil }); err != nil {
 		t.Error(err)
 	}
-	slices.SortFunc(ds, func(a, b ipvswire.Destination) int { return cmp.Or(a.Addr.Compare(b.Addr)) })
+	slices.SortFunc(ds, func(a, b ipvs.Destination) int { return cmp.Or(a.Addr.Compare(b.Addr)) })
 	if !slices.Equal(ds, want[sticky]) {
 		t.Errorf("%d destinations are listed, or others; want %d", len(ds), len(want[sticky]))
 	}
 	// An error of who is told ends the telling, and the connection goes on.
 	stop, calls := errors.New("enough"), 0
-	if err := c.Services(t.Context(), func(ipvswire.ServiceState) error { calls++; return stop }); !errors.Is(err, stop) || calls != 1 {
+	if err := c.Services(t.Context(), func(ipvs.ServiceState) error { calls++; return stop }); !errors.Is(err, stop) || calls != 1 {
 		t.Errorf("%v after %d calls", err, calls)
 	}
 	if _, err := c.Timeouts(t.Context()); err != nil {
@@ -348,17 +348,17 @@ func TestKernelCountsConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	service, d := sticky, ipvswire.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
-	service.Scheduler, service.Flags = "rr", ipvswire.Persistent
-	do(t, c, ipvswire.Op{Verb: ipvswire.NewService, Service: service}, ipvswire.Op{Verb: ipvswire.NewDestination, Service: service, Destination: d})
+	service, d := sticky, ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
+	service.Scheduler, service.Flags = "rr", ipvs.Persistent
+	do(t, c, ipvs.Op{Verb: ipvs.NewService, Service: service}, ipvs.Op{Verb: ipvs.NewDestination, Service: service, Destination: d})
 	conn, err := net.DialTimeout("tcp", service.Addr.String(), 10*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	look := func() (got ipvswire.DestinationState) {
+	look := func() (got ipvs.DestinationState) {
 		t.Helper()
-		if err := c.Destinations(t.Context(), service.ServiceID, func(d ipvswire.DestinationState) error { got = d; return nil }); err != nil {
+		if err := c.Destinations(t.Context(), service.ServiceID, func(d ipvs.DestinationState) error { got = d; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return got
@@ -370,9 +370,9 @@ func TestKernelCountsConnections(t *testing.T) {
 	if before.Active != 1 || before.Inactive != 0 || before.Persistent != 1 || before.Stats.Conns != 1 || before.Stats.InPackets < 2 || before.Stats.OutPackets < 1 || before.Stats.InBytes < 80 {
 		t.Errorf("with a connection: %+v", before)
 	}
-	whole := func() (got ipvswire.ServiceState) {
+	whole := func() (got ipvs.ServiceState) {
 		t.Helper()
-		if err := c.Services(t.Context(), func(s ipvswire.ServiceState) error { got = s; return nil }); err != nil {
+		if err := c.Services(t.Context(), func(s ipvs.ServiceState) error { got = s; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return got
@@ -384,23 +384,23 @@ func TestKernelCountsConnections(t *testing.T) {
 	if summed.Stats.Conns != 1 || summed.Stats.InPackets < 2 {
 		t.Errorf("the virtual server counts %+v: a persistent connection once", summed.Stats)
 	}
-	remove := ipvswire.Op{Verb: ipvswire.DelDestination, Service: service, Destination: d}
+	remove := ipvs.Op{Verb: ipvs.DelDestination, Service: service, Destination: d}
 	do(t, c, remove)
 	d.Weight = 3
 	if got := whole(); got.Stats.Conns != 1 {
 		t.Errorf("without its real server the virtual server counts %+v", got.Stats)
 	}
 	service.Scheduler = "wrr"
-	do(t, c, ipvswire.Op{Verb: ipvswire.SetService, Service: service})
+	do(t, c, ipvs.Op{Verb: ipvs.SetService, Service: service})
 	if got := whole(); got.Scheduler != "wrr" || got.Stats.Conns != 1 {
 		t.Errorf("with another scheduler it counts %+v", got)
 	}
-	do(t, c, ipvswire.Op{Verb: ipvswire.NewDestination, Service: service, Destination: d})
+	do(t, c, ipvs.Op{Verb: ipvs.NewDestination, Service: service, Destination: d})
 	if after := look(); after.Active != before.Active || after.Persistent != before.Persistent || after.Weight != 3 || after.Stats.Conns != 1 {
 		t.Errorf("removed and back: %+v, before %+v", after, before)
 	}
-	do(t, c, remove, ipvswire.Op{Verb: ipvswire.DelService, Service: service}, ipvswire.Op{Verb: ipvswire.NewService, Service: service},
-		ipvswire.Op{Verb: ipvswire.NewDestination, Service: service, Destination: d})
+	do(t, c, remove, ipvs.Op{Verb: ipvs.DelService, Service: service}, ipvs.Op{Verb: ipvs.NewService, Service: service},
+		ipvs.Op{Verb: ipvs.NewDestination, Service: service, Destination: d})
 	if after := look(); after.Active != before.Active || after.Stats.Conns != 0 {
 		t.Errorf("removed with its service, and both back: %+v, before %+v", after, before)
 	}
@@ -423,7 +423,7 @@ func TestKernelRefusesTheUnprivileged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Capset(&header, &kept[0])
-	if _, err := ipvswire.Open(); !errors.Is(err, unix.EPERM) {
+	if _, err := ipvs.Open(); !errors.Is(err, unix.EPERM) {
 		t.Errorf("without CAP_NET_ADMIN: %v", err)
 	}
 }
