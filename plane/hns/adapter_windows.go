@@ -16,7 +16,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// open returns the HNS of this machine. The library by which it is asked comes with it.
+// open returns the HNS of this machine, if its library is installed.
 func open() (HNS, error) {
 	if err := windows.NewLazySystemDLL("vmcompute.dll").Load(); err != nil {
 		return nil, fmt.Errorf("hns: this machine has no Host Networking Service, which comes with the Windows feature Containers: %w: %w", err, plane.ErrUnsupported)
@@ -24,11 +24,10 @@ func open() (HNS, error) {
 	return &adapter{calls: newLimit(mostHanging)}, nil
 }
 
-// adapter is the HNS of Windows. It decides nothing: what is here cannot be tested but on Windows.
+// adapter is the HNS of Windows. It makes no decisions, since only Windows can test it.
 type adapter struct{ calls *limit }
 
-// Features is part of HNS, as are all methods. hcn keeps the answer to its own such question, an error too, for ever: so the version is asked
-// for here.
+// Features is part of HNS, as are all methods. hcn would cache the answer forever, and errors too.
 func (a *adapter) Features(ctx context.Context) (Features, error) {
 	return ask(ctx, a, "get version", "", func() (f Features, err error) {
 		g, err := hcn.GetGlobals()
@@ -48,7 +47,7 @@ func (a *adapter) Features(ctx context.Context) (Features, error) {
 	})
 }
 
-// Networks asks schema version 1 for what version 2 does not tell.
+// Networks takes from schema version 1 what version 2 does not have.
 func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) {
 	return ask(ctx, a, "list networks", name, func() ([]Network, error) {
 		found, err := hcn.ListNetworksQuery(query(map[string]string{"Name": name}))
@@ -82,7 +81,7 @@ func (a *adapter) Endpoints(ctx context.Context, network string) ([]Endpoint, er
 	return listOf[Endpoint](ctx, a, "list endpoints of network", network, func() ([]hcn.HostComputeEndpoint, error) { return hcn.ListEndpointsOfNetwork(network) })
 }
 
-// EndpointsAt filters by the names of schema version 1, as hcn does.
+// EndpointsAt filters by the field names of schema version 1, as hcn does.
 func (a *adapter) EndpointsAt(ctx context.Context, network, address string) ([]Endpoint, error) {
 	return listOf[Endpoint](ctx, a, "find endpoint", address, func() ([]hcn.HostComputeEndpoint, error) {
 		field := "IPAddress"
@@ -125,13 +124,13 @@ func (a *adapter) DeleteLoadBalancer(ctx context.Context, id string) error {
 	return err
 }
 
-// ask makes one call, and says what became of it.
+// ask makes one call and classifies its error.
 func ask[T any](ctx context.Context, a *adapter, call, object string, f func() (T, error)) (T, error) {
 	t, err := bounded(ctx, a.calls, callTimeout, f)
 	return t, became(call, object, err)
 }
 
-// made makes one call with a request in hcn's type H, and returns the object as HNS made it.
+// made makes a call with a request of hcn's type H, and returns the created object.
 func made[T, H any](ctx context.Context, a *adapter, call, object string, request T, f func(*H) (*H, error)) (T, error) {
 	return ask(ctx, a, call, object, func() (T, error) {
 		asked, err := convert[H](request)
@@ -146,7 +145,7 @@ func made[T, H any](ctx context.Context, a *adapter, call, object string, reques
 	})
 }
 
-// listOf makes one call that lists objects of hcn's type H.
+// listOf lists objects of hcn's type H.
 func listOf[T, H any](ctx context.Context, a *adapter, call, object string, f func() ([]H, error)) ([]T, error) {
 	all, err := listed(ctx, a.calls, call, func() ([]T, error) {
 		found, err := f()
@@ -158,7 +157,7 @@ func listOf[T, H any](ctx context.Context, a *adapter, call, object string, f fu
 	return all, became(call, object, err)
 }
 
-// became says what an error means; nil for none.
+// became classifies an error; nil for none.
 func became(call, object string, err error) error {
 	var missing *windows.DLLError
 	switch {
@@ -186,7 +185,7 @@ func query(filter map[string]string) hcn.HostComputeQuery {
 	return hcn.HostComputeQuery{SchemaVersion: hcn.SchemaVersion{Major: 2}, Filter: string(text)}
 }
 
-// convert goes by JSON: the types of this package have the names of hcn's.
+// convert converts by JSON: hcn's types have the same field names.
 func convert[T any](from any) (to T, err error) {
 	text, err := json.Marshal(from)
 	if err == nil {

@@ -5,67 +5,67 @@ import (
 	"encoding/json"
 )
 
-// HNS is what this package asks of the Host Networking Service of Windows: calls of schema version 2, by the client on Windows, and by
-// package hnsfake in tests. Each of them is a round trip, or several, to a service of the system; there are no transactions.
+// HNS are the calls of schema version 2 to the Host Networking Service that this package needs.
+// Windows and package hnsfake implement it. Each call is one or more round trips.
 //
-// An error is an [*Error], whose Kind tells what became of the call. A call that ends with its context returns one of kind
-// [ErrTimeout]: what it asked for may still happen. The lists are of all objects, of other programs too; they are a picture of no
-// one moment, for HNS lists ids and is then asked for each.
+// Errors are of type [*Error]; their Kind says what happened. A call that ends with its context
+// returns [ErrTimeout] and may still take effect. Lists contain all objects, also those of other
+// programs. They are not snapshots: HNS lists ids and returns each object separately.
 //
-// It is safe for concurrent use: the planes of both families use one.
+// Implementations are safe for concurrent use.
 type HNS interface {
-	// Features tells what this version of HNS can.
+	// Features returns the features of this version of HNS.
 	Features(context.Context) (Features, error)
-	// Networks lists the networks of that name, which HNS does not keep from being several; none is no error.
+	// Networks lists the networks with that name: none, one or several.
 	Networks(ctx context.Context, name string) ([]Network, error)
 	// Endpoints lists the endpoints of the network with that id.
 	Endpoints(ctx context.Context, network string) ([]Endpoint, error)
-	// EndpointsAt asks HNS for those of the network that have that address, such as a pod's that came after the last list. HNS may ignore
-	// the filter and return all of the network, or know it not and return none though there is one.
+	// EndpointsAt lists the network's endpoints with an address. HNS may ignore the filter and
+	// return all endpoints, or not know it and return none.
 	EndpointsAt(ctx context.Context, network, address string) ([]Endpoint, error)
-	// CreateEndpoint makes an endpoint in the network e.HostComputeNetwork, and returns it with its ID, which HNS makes.
+	// CreateEndpoint creates an endpoint in e.HostComputeNetwork, and returns it with its ID.
 	CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error)
 	// DeleteEndpoint deletes an endpoint that no load balancer uses.
 	DeleteEndpoint(ctx context.Context, id string) error
 	// LoadBalancers lists all load balancers.
 	LoadBalancers(context.Context) ([]LoadBalancer, error)
-	// CreateLoadBalancer makes a load balancer, and returns it with its ID, which HNS makes.
+	// CreateLoadBalancer creates a load balancer, and returns it with its ID.
 	CreateLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error)
-	// ModifyLoadBalancer makes the load balancer l.ID what l says, where [Features.ModifyLoadbalancer] is set. Only its endpoints
-	// may be others: what it answers to stays.
+	// ModifyLoadBalancer replaces the endpoints of the load balancer l.ID; all else must stay. It
+	// requires [Features.ModifyLoadbalancer].
 	ModifyLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error)
-	// DeleteLoadBalancer deletes a load balancer. Its endpoints stay.
+	// DeleteLoadBalancer deletes a load balancer, but not its endpoints.
 	DeleteLoadBalancer(ctx context.Context, id string) error
 }
 
-// Features are what a version of HNS can, with the names of hcn.SupportedFeatures.
+// Features are those of a version of HNS, named as in hcn.SupportedFeatures.
 type Features struct {
 	// DSR: load balancers may have [FlagDSR].
 	DSR bool
 	// SessionAffinity: port mappings may have a Distribution other than [PerConnection].
 	SessionAffinity bool
-	// IPv6DualStack: endpoints may have an address of each family, load balancers may have [FlagIPv6].
+	// IPv6DualStack: endpoints may have IPv6 addresses, load balancers [FlagIPv6].
 	IPv6DualStack bool
-	// ModifyLoadbalancer: load balancers may get other endpoints.
+	// ModifyLoadbalancer: endpoints of load balancers can be replaced.
 	ModifyLoadbalancer bool
 	// RemoteSubnet: overlay networks lead to the pods of other nodes.
 	RemoteSubnet bool
-	// V2: the calls of schema version 2, without which there is none of the others.
+	// V2: the calls of schema version 2.
 	V2 bool
-	// Build is that of Windows, "10.0.20348"; "" where it is not known.
+	// Build is that of Windows, "10.0.20348"; "" if unknown.
 	Build string
 }
 
-// Version is that of a schema. Requests have 2.0.
+// Version is a schema version.
 type Version struct{ Major, Minor int }
 
-// Version2 is the schema's version of all requests.
+// Version2 is the schema version of all requests.
 var Version2 = Version{Major: 2}
 
 // NetworkType is how a network carries packets.
 type NetworkType string
 
-// The types of networks that this package serves. HNS has others. It writes them in any case.
+// The types of networks that this package serves. HNS writes them in any case.
 const (
 	L2Bridge NetworkType = "L2Bridge"
 	L2Tunnel NetworkType = "L2Tunnel"
@@ -79,11 +79,11 @@ type Network struct {
 	Type     NetworkType `json:",omitempty"`
 	Policies []Policy    `json:",omitempty"`
 	Ipams    []Ipam      `json:",omitempty"`
-	// ManagementIP is the node's own IPv4 address in the network. Only schema version 1 has it, which the client asks for it; it is empty
-	// while HNS is still making the network.
+	// ManagementIP is the node's IPv4 address in the network, from schema version 1. It is empty
+	// while HNS creates the network.
 	ManagementIP string `json:",omitempty"`
-	// HostMAC is the hardware address of the node's interface with the ManagementIP, "00-15-5D-00-00-01"; HNS does not know it, the
-	// client asks Windows.
+	// HostMAC is the hardware address of the interface with the ManagementIP, as Windows reports
+	// it: "00-15-5D-00-00-01".
 	HostMAC string `json:",omitempty"`
 }
 
@@ -107,12 +107,13 @@ type Route struct {
 	Metric            uint16 `json:",omitempty"`
 }
 
-// The types of policies that this package reads or writes.
+// The types of policies that this package uses.
 const (
-	// PolicyProviderAddress, of endpoints and networks: the address of the node that an overlay network sends packets to, in an
-	// [AddressSetting].
+	// PolicyProviderAddress is the node to which an overlay network sends an endpoint's packets;
+	// its Settings are an [AddressSetting].
 	PolicyProviderAddress = "ProviderAddress"
-	// PolicyRemoteSubnetRoute, of networks: the pods of another node, in a [RemoteSubnet].
+	// PolicyRemoteSubnetRoute, of networks, leads to the pods of another node; its Settings are a
+	// [RemoteSubnet].
 	PolicyRemoteSubnetRoute = "RemoteSubnetRoute"
 )
 
@@ -138,7 +139,7 @@ type RemoteSubnet struct {
 // EndpointFlags are settings of an endpoint.
 type EndpointFlags uint32
 
-// RemoteEndpoint: the endpoint is on another node, or is not one of HNS on this.
+// RemoteEndpoint: the endpoint is not a container of this node.
 const RemoteEndpoint EndpointFlags = 1
 
 // Endpoint is an HNS endpoint (hcn.HostComputeEndpoint): an address that load balancers may send to.
@@ -146,7 +147,7 @@ type Endpoint struct {
 	ID                 string `json:",omitempty"`
 	Name               string `json:",omitempty"`
 	HostComputeNetwork string `json:",omitempty"` // the network's ID
-	// HostComputeNamespace is the network namespace of the container that has the endpoint; only HNS sets it.
+	// HostComputeNamespace is the network namespace of the endpoint's container; only HNS sets it.
 	HostComputeNamespace string        `json:",omitempty"`
 	Policies             []Policy      `json:",omitempty"`
 	IPConfigurations     []IPConfig    `json:"IpConfigurations,omitempty"`
@@ -166,14 +167,15 @@ type LoadBalancerFlags uint32
 
 // The flags of load balancers.
 const (
-	// FlagDSR: backends answer clients directly; the node does not put its own address in the client's place.
+	// FlagDSR is direct server return: backends see the client's address and answer it directly.
 	FlagDSR LoadBalancerFlags = 1
-	// FlagIPv6: the addresses are of IPv6.
+	// FlagIPv6: the addresses are IPv6.
 	FlagIPv6 LoadBalancerFlags = 2
 )
 
-// LoadBalancer is an HNS load balancer (hcn.HostComputeLoadBalancer): it leads packets to its frontends' addresses and external ports
-// to its endpoints' internal ports. Without FrontendVIPs it answers on the node's own addresses.
+// LoadBalancer is an HNS load balancer (hcn.HostComputeLoadBalancer): it sends packets for its
+// addresses and external ports to the internal ports of its endpoints. Without FrontendVIPs it
+// serves the node's own addresses.
 type LoadBalancer struct {
 	ID                   string        `json:",omitempty"`
 	HostComputeEndpoints []string      `json:",omitempty"` // their IDs
@@ -189,19 +191,17 @@ type PortMappingFlags uint32
 
 // The flags of port mappings.
 const (
-	// MappingILB: only who is behind this node's virtual switch may use it. Without it who comes from outside of the node may too
-	//.
+	// MappingILB: only clients behind this node's virtual switch are served.
 	MappingILB PortMappingFlags = 1
-	// MappingLocalRoutedVIP: the node itself may use it and, where there are no FrontendVIPs, this node's pods
+	// MappingLocalRoutedVIP: the node is served and, without FrontendVIPs, its pods
 	// (kubernetes/kubernetes#74825).
 	MappingLocalRoutedVIP PortMappingFlags = 2
-	// MappingUseMux: a multiplexer in front of the nodes has chosen this one; with FlagDSR.
+	// MappingUseMux: a multiplexer in front of the nodes selected this one; with FlagDSR.
 	MappingUseMux PortMappingFlags = 4
-	// MappingPreserveDIP: the destination stays the frontend's address, as the load balancer in front of the nodes sent it; with
-	// FlagDSR.
+	// MappingPreserveDIP: packets keep the frontend's address as their destination; with FlagDSR.
 	MappingPreserveDIP PortMappingFlags = 8
-	// MappingVIPExternal: the frontend's address is one of clients outside; connections stay with their endpoint while others come and
-	// go (kubernetes/kubernetes#113742). Windows Server 2022 and later have it.
+	// MappingVIPExternal: clients outside use the address, and connections keep their endpoint when
+	// others change (kubernetes/kubernetes#113742). Windows Server 2022 and later.
 	MappingVIPExternal PortMappingFlags = 16
 )
 
@@ -210,11 +210,11 @@ type Distribution uint32
 
 // The distributions.
 const (
-	// PerConnection: each connection by itself.
+	// PerConnection: each connection on its own.
 	PerConnection Distribution = 0
-	// PerClientAndProtocol: a client's connections of one protocol go to the same endpoint.
+	// PerClientAndProtocol: all connections of a client and protocol to one endpoint.
 	PerClientAndProtocol Distribution = 1
-	// PerClient: a client's connections go to the same endpoint.
+	// PerClient: all connections of a client to one endpoint.
 	PerClient Distribution = 2
 )
 

@@ -16,26 +16,28 @@ import (
 )
 
 const (
-	// callTimeout is how long HNS may take for a call that is no list: single policies took 30 s (kubernetes/kubernetes#109162).
+	// callTimeout is for calls that are no list: single policies took 30 s
+	// (kubernetes/kubernetes#109162).
 	callTimeout = time.Minute
-	// A list asks HNS for each object. The first may take firstList, because the number of objects is not known; each later one
-	// callTimeout, and objectTime for each object of the last one: Windows Server 2019 took 110 minutes for 7,000 objects
-	// (kubernetes/kubernetes#109124). After a list that took longer the next may take twice as long, up to longestList.
+	// The first list may take firstList. Later ones may take callTimeout, and objectTime for each
+	// object of the last one: Windows Server 2019 took 110 minutes for 7,000 objects
+	// (kubernetes/kubernetes#109124). After a timeout the next list may take twice as long, up to
+	// longestList.
 	firstList   = 30 * time.Minute
 	objectTime  = time.Second
 	longestList = 4 * time.Hour
-	// mostHanging is how many calls may be without an answer at a time: they cannot be taken back, and each holds a thread.
+	// mostHanging limits unanswered calls. They cannot be cancelled, and each holds a thread.
 	mostHanging = 4
-	// abandoned is how long a call that nobody waits for any more counts as one of these. It doubles each time that such a call
-	// gave its place away, until one is answered: so an HNS that hangs for ever holds a thread more with each doubling.
+	// An abandoned call keeps its place for that long. The time doubles whenever a call gives up
+	// its place, until HNS answers, so an HNS that hangs forever holds few threads.
 	abandoned = 10 * time.Minute
 )
 
-// limit bounds the calls that are under way, and how long they may take.
+// limit bounds the calls in progress and their duration.
 type limit struct {
 	free    chan struct{}
-	lists   sync.Map     // the time.Duration that the next list may take, by the name of the call
-	abandon atomic.Int64 // the time.Duration for which an abandoned call keeps its place
+	lists   sync.Map     // timeout of the next list, by the name of the call
+	abandon atomic.Int64 // how long an abandoned call keeps its place
 }
 
 func newLimit(n int) *limit {
@@ -44,7 +46,8 @@ func newLimit(n int) *limit {
 	return l
 }
 
-// bounded makes a call, and does not wait for it longer than the timeout, nor than the context lasts: the call itself goes on.
+// bounded makes a call and waits for it until the timeout or the end of the context. The call
+// itself continues.
 func bounded[T any](ctx context.Context, l *limit, timeout time.Duration, f func() (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -82,7 +85,7 @@ func bounded[T any](ctx context.Context, l *limit, timeout time.Duration, f func
 	}
 }
 
-// listed is bounded for a list, which may take as long as the call of that name needs.
+// listed is bounded for a list, with the timeout that the call of that name needs.
 func listed[T any](ctx context.Context, l *limit, call string, f func() ([]T, error)) ([]T, error) {
 	may := firstList
 	if known, ok := l.lists.Load(call); ok {
@@ -105,10 +108,10 @@ func listed[T any](ctx context.Context, l *limit, call string, f func() ([]T, er
 	return all, err
 }
 
-// winCode is how hnslib puts the code of Windows into the text of an error; its type has no other way to it for all calls.
+// winCode finds the Windows code in an error text of hnslib, which exports it nowhere else.
 var winCode = regexp.MustCompile(`\(0x([0-9a-f]{1,8})\)`)
 
-// refusal says what an error of hnslib means.
+// refusal classifies an error of hnslib.
 func refusal(call, object string, err error) *Error {
 	e := &Error{Call: call, Object: object, Kind: ErrFailed, Text: err.Error()}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -116,20 +119,20 @@ func refusal(call, object string, err error) *Error {
 		return e
 	}
 	if m := winCode.FindStringSubmatch(e.Text); m != nil {
-		code, _ := strconv.ParseUint(m[1], 16, 32) // eight digits at most
+		code, _ := strconv.ParseUint(m[1], 16, 32) // at most eight digits
 		e.Code = uint32(code)
 		e.Kind = KindOf(e.Code)
 	}
 	return e
 }
 
-// between reports whether a version is in a range, both ends included.
+// between reports whether a version is in a range, ends included.
 func between(major, minor, fromMajor, fromMinor, toMajor, toMinor int) bool {
 	version := []int{major, minor}
 	return slices.Compare(version, []int{fromMajor, fromMinor}) >= 0 && slices.Compare(version, []int{toMajor, toMinor}) <= 0
 }
 
-// about is what people know the load balancer by.
+// about names the load balancer in errors.
 func (l *LoadBalancer) about() string {
 	if s, ok := shapeOf(*l); ok {
 		return s.key().String()
@@ -137,7 +140,8 @@ func (l *LoadBalancer) about() string {
 	return l.ID
 }
 
-// hostMAC returns the hardware address of this machine's interface with the address, as HNS writes it; "" for the address "".
+// hostMAC returns the hardware address of this machine's interface with the address, as HNS writes
+// it; "" for "".
 func hostMAC(address string) (string, error) {
 	if address == "" {
 		return "", nil
@@ -147,7 +151,7 @@ func hostMAC(address string) (string, error) {
 		return "", fmt.Errorf("looking for the hardware address of %s: %w", address, err)
 	}
 	for _, i := range all {
-		addrs, _ := i.Addrs() // of an interface that has just gone
+		addrs, _ := i.Addrs() // the interface may have gone
 		for _, a := range addrs {
 			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().String() == address {
 				return strings.ToUpper(strings.ReplaceAll(i.HardwareAddr.String(), ":", "-")), nil

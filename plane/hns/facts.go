@@ -11,7 +11,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// facts are what decides, besides a row, how it is said to HNS.
+// facts decide, with a frontend, which load balancer it gets.
 type facts struct {
 	family   lb.Family
 	features Features
@@ -19,32 +19,32 @@ type facts struct {
 	node      lb.Node
 	wantDSR   bool
 	sourceVIP netip.Addr
-	// ignoreRanges: rows with source ranges are served to all clients.
+	// ignoreRanges serves frontends with source ranges to all clients.
 	ignoreRanges bool
-	// refused are the optional flags of port mappings that this build of Windows does not take.
+	// refused are the optional flags of port mappings that this build of Windows refuses.
 	refused PortMappingFlags
-	// root is the id of the node's own HNS endpoint, and rootAddr its address; "" if there is none.
+	// root is the id of the node's own HNS endpoint, or "", and rootAddr its address.
 	root     string
 	rootAddr netip.Addr
 }
 
-// network is what a plane knows of its HNS network.
+// network is the HNS network of a plane.
 type network struct {
 	id, name   string
 	overlay    bool
-	management netip.Addr // the node's own address; not valid if HNS does not tell
-	mac        string     // that of the interface with this address
+	management netip.Addr // the node's own address; invalid if unknown
+	mac        string     // of the interface with that address
 	subnets    []netip.Prefix
-	remotes    []remote // the longest prefixes first
+	remotes    []remote // longest prefixes first
 }
 
-// remote is where an overlay network leads to the pods of another node.
+// remote are the pods of another node, in an overlay network.
 type remote struct {
 	pods netip.Prefix
 	node netip.Addr
 }
 
-// pick returns the one network of that name that can be served.
+// pick returns the only network of that name that can be served.
 func pick(name string, all []Network) (network, error) {
 	var fits []Network
 	for _, n := range all {
@@ -72,7 +72,7 @@ func served(t NetworkType) bool {
 	return slices.ContainsFunc([]NetworkType{L2Bridge, L2Tunnel, Overlay}, func(o NetworkType) bool { return strings.EqualFold(string(o), string(t)) })
 }
 
-// parse reads what matters of a network. The error names all that it cannot read.
+// parse reads a network. Its error names all invalid settings.
 func parse(n Network) (network, error) {
 	net := network{id: n.ID, name: n.Name, mac: n.HostMAC, overlay: strings.EqualFold(string(n.Type), string(Overlay))}
 	var errs []error

@@ -10,8 +10,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// kept says what load balancers make of rows, for who asks about a packet and has no HNS to ask: it takes HNS for one of now, and guesses
-// what only HNS knows: of the node's address that it is the one that is chosen by itself to answer NodePorts, of the pods here that all are.
+// kept returns what a load balancer makes of a frontend, for traces without an HNS. It assumes the
+// newest version, the first single NodePort address as the node's, and that all local pods have
+// endpoints.
 func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Frontend, string) {
 	return func(node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
 		n := network{subnets: node.Pods.Prefixes}
@@ -22,7 +23,7 @@ func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Fronte
 	}
 }
 
-// keptBy is kept with a network of HNS.
+// keptBy is kept in a known network.
 func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
 	asked := ConfigOf(s)
 	f := facts{family: s.Family, node: node, network: n, wantDSR: asked.DSR, sourceVIP: asked.SourceVIP, ignoreRanges: asked.IgnoreSourceRanges,

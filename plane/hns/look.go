@@ -12,8 +12,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Follow is part of mode.Looker: it lists HNS, which can be asked for nothing less, and says which load balancer takes the packet, as the documents
-// of HNS have it (docs/adr/0043). HNS refuses and drops nothing, and remembers no client that it would tell of.
+// Follow is part of mode.Looker. It lists HNS and returns the load balancer that receives the
+// packet, by the documents of HNS (docs/adr/0043). HNS rejects nothing and does not report
+// affinities.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	var node lb.Node
 	if s := p.shown.Load(); s != nil {
@@ -26,7 +27,7 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	return pic.follow(packet), nil
 }
 
-// follow says what becomes of a packet.
+// follow traces a packet.
 func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 	l, mapping, onNode := pic.taker(packet)
 	if l == nil {
@@ -72,8 +73,8 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 	return k
 }
 
-// taker returns the load balancer that has the packet's destination, and the mapping by which: one with the address before one for the node's
-// own addresses. onNode says that it is one of these.
+// taker returns the load balancer and mapping for the packet's destination: one with the address
+// before one for the node's own addresses, which sets onNode.
 func (pic *picture) taker(packet trace.Packet) (found *LoadBalancer, by PortMapping, onNode bool) {
 	for i := range pic.balancers {
 		l := &pic.balancers[i]
@@ -97,7 +98,8 @@ func (pic *picture) taker(packet trace.Packet) (found *LoadBalancer, by PortMapp
 	return found, by, onNode
 }
 
-// reachable reports whether pods can send packets to a load balancer's address: an overlay network must know where a cluster IP is.
+// reachable reports whether pods can send packets to a load balancer's address. An overlay network
+// must have an endpoint for a cluster IP.
 func (pic *picture) reachable(vip netip.Addr) bool {
 	return !pic.overlay || !pic.ofServices(vip) ||
 		slices.ContainsFunc(pic.endpoints, func(e Endpoint) bool {
@@ -105,20 +107,20 @@ func (pic *picture) reachable(vip netip.Addr) bool {
 		})
 }
 
-// behind reports whether an address is that of a container of this node.
+// behind reports whether a container of this node has the address.
 func (pic *picture) behind(a netip.Addr) bool {
 	return slices.ContainsFunc(pic.endpoints, func(e Endpoint) bool {
 		return e.Flags&RemoteEndpoint == 0 && e.Has(a)
 	})
 }
 
-// at is the node to which the network sends packets for an address, or the address itself.
+// at returns the node to which the network sends packets for an address.
 func (n *network) at(a netip.Addr) netip.Addr {
 	node, _ := n.provider(a)
 	return node
 }
 
-// endpoint returns an endpoint of the network and its address in a family, which is not valid if there is none.
+// endpoint returns an endpoint of the network and its address in a family, invalid if it has none.
 func (pic *picture) endpoint(id string, six bool) (Endpoint, netip.Addr) {
 	family := lb.IPv4
 	if six {
@@ -132,7 +134,7 @@ func (pic *picture) endpoint(id string, six bool) (Endpoint, netip.Addr) {
 	return Endpoint{}, netip.Addr{}
 }
 
-// describe says what a load balancer is, in a line.
+// describe describes a load balancer in one line.
 func (pic *picture) describe(l *LoadBalancer) string {
 	vips := strings.Join(l.FrontendVIPs, ",")
 	if vips == "" {
@@ -146,14 +148,14 @@ func (pic *picture) describe(l *LoadBalancer) string {
 		len(l.HostComputeEndpoints))
 }
 
-// Differences is part of mode.Looker: it lists HNS, takes of it what a Reset would take for ours, and tells what that would change. Where HNS shows an
-// object otherwise than it was made, that is told too.
+// Differences is part of mode.Looker. It lists HNS and reports what a Reset would change, including
+// objects that HNS shows otherwise than requested.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	pic, err := p.read(ctx, want.Node)
 	if err != nil {
 		return fmt.Errorf("hns: compare: %w", err)
 	}
-	aside := &Plane{cfg: p.cfg, hns: p.hns, drift: make(chan struct{}, 1)} // which calls nothing
+	aside := &Plane{cfg: p.cfg, hns: p.hns, drift: make(chan struct{}, 1)} // it makes no calls
 	r := aside.reconciliation(pic, nil, want.Sorted())
 	for _, d := range r.differences() {
 		if !each(d) {
@@ -163,7 +165,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return ctx.Err()
 }
 
-// differences are what is otherwise than the rows ask for, before anything is written.
+// differences compares what HNS has with what the frontends need.
 func (r *reconciliation) differences() (all []trace.Difference) {
 	st, checks := r.st, r.st.checked(r.cfg.HealthzPort)
 	balancer := func(key lb.Key, want plan) {
@@ -215,7 +217,8 @@ func (r *reconciliation) differences() (all []trace.Difference) {
 	return all
 }
 
-// text says all of a load balancer but its key. unknown is the number of endpoints that the network does not have.
+// text describes a load balancer without its key. unknown is the number of endpoints outside of the
+// network.
 func (s *shape) text(endpoints []netip.Addr, unknown int) string {
 	text := fmt.Sprintf("to port %d of %v, distribution %d, mapping %d, flags %d", s.to, endpoints, s.distribution, s.mapping, s.flags)
 	if s.source.IsValid() {

@@ -27,7 +27,7 @@ var metrics = []mode.Metric{
 		Help: "Calls to HNS (list, get, create, modify, delete) by result"},
 }
 
-// sizes is what Measure tells of the state, with the node for who looks.
+// sizes are the figures of Measure, and the node for traces.
 type sizes struct {
 	balancers, endpoints int
 	node                 lb.Node
@@ -56,7 +56,7 @@ func (p *Plane) Measure(emit mode.Emit) error {
 	return nil
 }
 
-// call is a kind of call.
+// call is a kind of HNS call.
 type call int
 
 const (
@@ -70,11 +70,11 @@ const (
 
 var callNames = [calls]string{"list", "get", "create", "modify", "delete"}
 
-// counted counts calls, and makes none for a context that has ended.
+// counted counts calls, and makes none after its context has ended.
 type counted struct {
 	HNS
 	count [calls][2]atomic.Uint64
-	// writes is what a call that writes takes, of late, in ns.
+	// writes is the recent average duration of a write, in ns.
 	writes atomic.Int64
 }
 

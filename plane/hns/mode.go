@@ -13,13 +13,13 @@ import (
 	"kube-proxy/plane"
 )
 
-// Mode returns the mode kernelspace.
+// Mode is the mode kernelspace.
 func Mode() mode.Mode { return modeOn(open) }
 
 // Open returns the HNS of this machine, for kube-proxy selftest.
 func Open() (HNS, error) { return open() }
 
-// modeOn returns the mode for an HNS that open finds.
+// modeOn is the mode on the HNS that open returns.
 func modeOn(open func() (HNS, error)) mode.Mode {
 	return mode.Mode{
 		Name:    "kernelspace",
@@ -37,7 +37,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 		Metrics: metrics,
 
 		Able: func(s mode.Settings) error {
-			if err := able(open, s.Family); err != nil { // no other mode takes its place in silence (CF-19)
+			if err := able(open, s.Family); err != nil { // no other mode replaces it silently (CF-19)
 				return fmt.Errorf("%w: provide that, or ask for the other mode of Windows: --proxy-mode=userspace", err)
 			}
 			return nil
@@ -49,7 +49,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 				return nil, err
 			}
 			if err := able(open, s.Family); s.Family == lb.IPv6 && errors.Is(err, plane.ErrUnsupported) {
-				return nil, err // Able was asked of the first family
+				return nil, err // Able checks the first family
 			}
 			cfg := ConfigOf(s)
 			cfg.HNS = h
@@ -68,7 +68,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 	}
 }
 
-// ConfigOf returns what the configuration asks of a plane.
+// ConfigOf converts the configuration for a plane.
 func ConfigOf(s mode.Settings) Config {
 	o := optionsOf(s.Blocks)
 	w := o.Winkernel
@@ -79,7 +79,7 @@ func ConfigOf(s mode.Settings) Config {
 	}
 }
 
-// missing looks for the network, and for what it must have.
+// missing returns what the mode waits for on this node.
 func missing(ctx context.Context, open func() (HNS, error), cfg Config) (all []error) {
 	h, err := open()
 	if err != nil {
@@ -93,7 +93,7 @@ func missing(ctx context.Context, open func() (HNS, error), cfg Config) (all []e
 	return Missing(cfg, list)
 }
 
-// Missing returns what the networks of the configured name lack, and the plane needs.
+// Missing returns what the network of the configured name lacks.
 func Missing(cfg Config, list []Network) (all []error) {
 	net, err := pick(cfg.Network, list)
 	if err != nil {
@@ -120,7 +120,7 @@ func (n *network) lacks(sourceVIP netip.Addr) (all []error) {
 	return all
 }
 
-// able asks HNS for its version, which changes nothing.
+// able checks the version of HNS.
 func able(open func() (HNS, error), f lb.Family) error {
 	h, err := open()
 	if err != nil {

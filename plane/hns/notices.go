@@ -9,16 +9,16 @@ import (
 	"kube-proxy/mode"
 )
 
-// lack is a reason why HNS holds less than a row says.
+// lack is a reason why HNS cannot serve a frontend as requested.
 type lack uint8
 
 const (
-	// With these some of a row is not served at all.
+	// Not served, wholly or in part:
 	lackSCTP lack = iota
 	lackSources
 	lackSourceVIP
 	lackPorts
-	// With these it is served otherwise.
+	// Served differently:
 	lackSplit
 	lackAffinity
 	lackPreserve
@@ -26,14 +26,14 @@ const (
 	lackFlag
 	lackRanges
 	lackHealthPort
-	// These are of the node.
+	// Limits of the node:
 	lackRoot
 	lackDSR
 	lackManagement
 	lacks
 )
 
-// lackTexts are what to tell of each.
+// lackTexts are the messages of the lacks.
 var lackTexts = [lacks]string{
 	lackSCTP: "HNS has no SCTP: ports of Services with that protocol are not served",
 	lackSources: "HNS cannot keep out sources: where a Service has loadBalancerSourceRanges, the load balancer's addresses are not served by this node; " +
@@ -58,13 +58,13 @@ var lackTexts = [lacks]string{
 	lackManagement: "the HNS network does not tell its ManagementIP, this node's address: NodePorts that only answer on some addresses are not served until it does",
 }
 
-// notices are what somebody should know, each once in the life of the plane.
+// notices collects each message once in the life of a plane.
 type notices struct {
 	told [lacks]bool
 	all  []mode.Notice
 }
 
-// leftOut are the notices of what is not served.
+// leftOut returns the notices about frontends that are not served.
 func (n *notices) leftOut() (all []mode.Notice) {
 	for _, one := range n.all {
 		if i := slices.Index(lackTexts[:], one.Text); lack(i) <= lackPorts {
@@ -81,7 +81,7 @@ func (n *notices) tell(l lack, args ...any) {
 	}
 }
 
-// lacking tells of the first row that is short of something.
+// lacking reports the first frontend with a lack.
 func (n *notices) lacking(l lack, of string, key lb.Key) {
 	what := "service"
 	if l == lackProvider {
@@ -96,7 +96,7 @@ func (n *notices) lacking(l lack, of string, key lb.Key) {
 	}
 }
 
-// facts tells what the node is short of.
+// facts reports the lacks of the node.
 func (n *notices) facts(f *facts, cfg Config) {
 	if f.wantDSR && !f.features.DSR {
 		n.tell(lackDSR)
@@ -109,7 +109,7 @@ func (n *notices) facts(f *facts, cfg Config) {
 	}
 }
 
-// Notices is part of mode.Plane: what HNS cannot do that was asked for.
+// Notices is part of mode.Plane.
 func (p *Plane) Notices() []mode.Notice {
 	all := p.notices.all
 	p.notices.all = nil

@@ -6,23 +6,16 @@ import (
 	"kube-proxy/config/option"
 )
 
-// Options are the values of the block winkernel and what is ours beside it (CF-31, CF-32).
+// Options are the block winkernel and our own settings beside it (CF-31, CF-32); the help of their
+// flags describes them.
 type Options struct {
 	Winkernel struct {
-		// NetworkName is the name of the HNS network; "" leaves it to the environment variable
-		// KUBE_NETWORK.
-		NetworkName string `json:"networkName"`
-		// SourceVip is the address by which this node's proxy reaches pods of an overlay network.
-		SourceVip string `json:"sourceVip"`
-		// EnableDSR has backends answer clients directly.
-		EnableDSR bool `json:"enableDSR"`
-		// RootHnsEndpointName is the name of the HNS endpoint of the host in an l2bridge network.
-		RootHnsEndpointName string `json:"rootHnsEndpointName"`
-		// ForwardHealthCheckVip leads health checks of load balancers to this node.
-		ForwardHealthCheckVip bool `json:"forwardHealthCheckVip"`
+		NetworkName           string `json:"networkName"`
+		SourceVip             string `json:"sourceVip"`
+		EnableDSR             bool   `json:"enableDSR"`
+		RootHnsEndpointName   string `json:"rootHnsEndpointName"`
+		ForwardHealthCheckVip bool   `json:"forwardHealthCheckVip"`
 	} `json:"winkernel"`
-	// WindowsIgnoreSourceRanges serves addresses with source ranges to all clients, and does not
-	// leave them out.
 	WindowsIgnoreSourceRanges bool `json:"windowsIgnoreSourceRanges"`
 }
 
@@ -54,7 +47,7 @@ func (o *Options) check(r *option.Report) {
 	}
 }
 
-// sourceVIP is not valid if it is not given.
+// sourceVIP is invalid if not configured.
 func (o *Options) sourceVIP() netip.Addr {
 	a, err := option.ParseAddr(o.Winkernel.SourceVip)
 	if err != nil {
@@ -66,7 +59,7 @@ func (o *Options) sourceVIP() netip.Addr {
 // optionsOf returns the mode's values.
 func optionsOf(all option.Blocks) *Options { return option.Of(all, &Options{}) }
 
-// namedAddresses are those that are told when they are of the wrong family.
+// namedAddresses must be of a served family.
 func namedAddresses(all option.Blocks) map[string]netip.Addr {
 	return map[string]netip.Addr{"winkernel.sourceVip": optionsOf(all).sourceVIP()}
 }

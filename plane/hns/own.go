@@ -11,12 +11,12 @@ import (
 	"kube-proxy/lb"
 )
 
-// namePrefix begins the names of our endpoints, which end with their address.
+// namePrefix begins the names of our endpoints; the address follows.
 const namePrefix = "kube-proxy "
 
-// remoteEndpoint is the endpoint for an address that no container of this node has, as HNS is asked for it. known: in an overlay
-// network, it is known which node has the address; otherwise packets are sent to this node, which knows routes, and so are those to
-// cluster IPs.
+// remoteEndpoint is the request for an address that no container of this node has. known is false
+// if an overlay network does not know the address's node: then packets are sent to this node, which
+// routes them, as for cluster IPs.
 func (n *network) remoteEndpoint(a netip.Addr) (e Endpoint, known bool) {
 	e = Endpoint{
 		Name: namePrefix + a.String(), HostComputeNetwork: n.id, Flags: RemoteEndpoint, SchemaVersion: Version2,
@@ -34,17 +34,17 @@ func (n *network) remoteEndpoint(a netip.Addr) (e Endpoint, known bool) {
 	return e, known
 }
 
-// EndpointOf returns the endpoint that the plane makes in a network for an address which no container of this node has.
+// EndpointOf returns the plane's request for a remote endpoint in a network.
 func EndpointOf(n Network, a netip.Addr) (Endpoint, error) {
 	net, err := parse(n)
 	e, _ := net.remoteEndpoint(a)
 	return e, err
 }
 
-// sourceName begins the name of the endpoint that has the source VIP, which ends with its address.
+// sourceName begins the name of the source VIP's endpoint; the address follows.
 const sourceName = namePrefix + "source "
 
-// sourceEndpoint is the local endpoint that has the source VIP of an overlay network, as HNS is asked for it.
+// sourceEndpoint is the request for the local endpoint with the source VIP.
 func (f *facts) sourceEndpoint() Endpoint {
 	return Endpoint{
 		Name: sourceName + f.sourceVIP.String(), HostComputeNetwork: f.id, MacAddress: f.mac, SchemaVersion: Version2,
@@ -60,8 +60,8 @@ func providerPolicy(node netip.Addr) Policy {
 	return Policy{Type: PolicyProviderAddress, Settings: settings}
 }
 
-// macOf makes the hardware address of an endpoint, which must be one that no other has: a locally administered one, of the address of
-// IPv4 itself, or of a hash of IPv6's.
+// macOf returns a unique, locally administered hardware address: of the IPv4 address, or of a hash
+// of the IPv6 address.
 func macOf(a netip.Addr) string {
 	if a.Is4() {
 		return mac(0x11, a.AsSlice())
@@ -75,8 +75,8 @@ func mac(second byte, last []byte) string {
 	return fmt.Sprintf("02-%02X-%02X-%02X-%02X-%02X", second, last[0], last[1], last[2], last[3])
 }
 
-// ours reports whether this package made the endpoint: it is remote, in no container, and has the one address of its name. What the
-// CNI, another program or upstream's proxy made has another name. Policies say nothing: HNS adds some by itself.
+// ours reports whether this package created the endpoint: it is remote, in no container, and has
+// the one address of its name. Policies do not count, because HNS adds some.
 func ours(e Endpoint) bool {
 	if e.Flags&RemoteEndpoint == 0 || e.HostComputeNamespace != "" || len(e.IPConfigurations) != 1 {
 		return false
@@ -85,7 +85,7 @@ func ours(e Endpoint) bool {
 	return err == nil && e.Name == namePrefix+a.String()
 }
 
-// addresses are those of the endpoint in the family.
+// addresses returns the endpoint's addresses of a family.
 func addresses(e Endpoint, f lb.Family) (all []netip.Addr) {
 	for _, c := range e.IPConfigurations {
 		if a, err := netip.ParseAddr(c.IPAddress); err == nil && lb.FamilyOf(a) == f {
@@ -98,7 +98,7 @@ func addresses(e Endpoint, f lb.Family) (all []netip.Addr) {
 // Has reports whether the endpoint has the address.
 func (e *Endpoint) Has(a netip.Addr) bool { return slices.Contains(addresses(*e, lb.FamilyOf(a)), a) }
 
-// ProviderOf is the address of an endpoint's policy; not valid if it has none.
+// ProviderOf returns the endpoint's provider address, invalid if it has none.
 func ProviderOf(e Endpoint) netip.Addr {
 	for _, p := range e.Policies {
 		var s AddressSetting
@@ -110,15 +110,15 @@ func ProviderOf(e Endpoint) netip.Addr {
 	return netip.Addr{}
 }
 
-// written reports whether a load balancer of that shape could be one that this package wrote, whatever its endpoints: with optional
-// flags or without.
+// written reports whether this package writes load balancers of that shape, with optional flags or
+// without.
 func (s *shape) written() bool {
 	return s.mapping&^(optional|MappingPreserveDIP) == 0 && (s.mapping&MappingPreserveDIP == 0 || s.flags&FlagDSR != 0) &&
 		s.flags&^(FlagDSR|FlagIPv6) == 0 && (s.distribution == PerConnection || s.distribution == PerClient)
 }
 
-// served reports whether the load balancer of that shape with those endpoints is one of a proxy that serves this network. HNS has no names
-// for them, and says who made them by nothing else; the package comment has the rule.
+// served reports whether the load balancer belongs to a proxy of this network, by the rule in the
+// package comment.
 func (s *shape) served(l LoadBalancer, f *facts, endpoint map[string]Endpoint, wanted bool) bool {
 	inside := 0
 	for _, id := range l.HostComputeEndpoints {

@@ -8,44 +8,44 @@ import (
 	"kube-proxy/lb"
 )
 
-// shape is what a load balancer answers to and how, all but its endpoints. HNS can change none of it in place.
+// shape is all of a load balancer but its endpoints. HNS cannot change it in place.
 type shape struct {
-	vip          netip.Addr // not valid: the node's own addresses
+	vip          netip.Addr // invalid: the node's own addresses
 	port, to     uint16     // of the frontend and of the endpoints
 	proto        lb.Proto
 	distribution Distribution
 	mapping      PortMappingFlags
 	flags        LoadBalancerFlags
-	source       netip.Addr // not valid: none
+	source       netip.Addr // invalid: none
 }
 
-// plan is a load balancer as it shall be: its backends' addresses are those of HNS endpoints, sorted and each once.
+// plan is a desired load balancer. Its backends are sorted and unique.
 type plan struct {
 	shape
 	backends []backend
-	// atVIP: pods reach the address only if a remote endpoint has it.
+	// atVIP: pods reach the address only through a remote endpoint with it.
 	atVIP bool
 	lacks []lack
 }
 
-// backend is an address that packets are sent to.
+// backend is the address of an HNS endpoint.
 type backend struct {
 	addr netip.Addr
-	// here: a pod of this node has it, whose HNS endpoint the CNI makes.
+	// here: a pod of this node has it, and the CNI plugin creates its endpoint.
 	here bool
 }
 
-// none reports whether HNS shall hold nothing: packets go on as if there were no proxy.
+// none reports whether there is no load balancer: packets follow the routes.
 func (p *plan) none() bool { return len(p.backends) == 0 }
 
 func (p *plan) lack(l lack) { p.lacks = append(p.lacks, l) }
 
-// planned is what HNS shall hold for a row.
+// planned returns the load balancer of a frontend.
 func (f *facts) planned(row *lb.Frontend) (p plan) {
 	if row == nil || row.Accepts() || row.Key.IsNodePort() && !f.nodePorts() {
 		return p
 	}
-	// HNS does not tell sources apart: the last route, that for anywhere, decides for all.
+	// HNS does not distinguish sources: the last route, for anywhere, decides for all.
 	first, last := row.Routes[0], row.Routes[len(row.Routes)-1]
 	if first.Do == lb.Balance && (last.Do != lb.Balance || first.To.ID != last.To.ID) {
 		p.lack(lackSplit)
@@ -90,8 +90,8 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 	return p
 }
 
-// atVIP reports whether pods reach a row's address only if a remote endpoint has it: in an overlay network, what is sent to the service
-// network is encapsulated (kubernetes/kubernetes#70896).
+// atVIP reports whether pods need a remote endpoint to reach a frontend: overlay networks
+// encapsulate packets to the service network (kubernetes/kubernetes#70896).
 func (f *facts) atVIP(row *lb.Frontend) bool {
 	return f.overlay && row.Key.Addr.IsValid() && (row.Kind == lb.ClusterIP || f.ofServices(row.Key.Addr))
 }
@@ -101,11 +101,11 @@ func (f *facts) ofServices(a netip.Addr) bool {
 	return within(f.node.ServiceCIDRs, a)
 }
 
-// optional are the flags of port mappings that HNS may refuse, and which are left out then.
+// optional are the flags that HNS may refuse; load balancers are then written without them.
 const optional = MappingVIPExternal | MappingLocalRoutedVIP | MappingUseMux
 
-// mapping returns the flags of a port mapping, as they have worked in production. Never MappingILB: a load balancer without it
-// serves pods too, and with it perhaps nobody from outside (ADR 0043).
+// mapping returns the flags proven in production. MappingILB is never set: without it pods are
+// served too, with it perhaps no client outside (ADR 0043).
 func (f *facts) mapping(k lb.Kind, preserve bool) (m PortMappingFlags) {
 	switch k {
 	case lb.NodePort:
@@ -119,9 +119,9 @@ func (f *facts) mapping(k lb.Kind, preserve bool) (m PortMappingFlags) {
 	return m &^ f.refused
 }
 
-// direct reports whether backends answer clients directly. The answers of a backend on another node would not pass this one, which
-// alone knows whom the client asked. Clients of a cluster IP are behind this node's virtual switch, which does; backends of policy
-// Local are on this node, and would not see the client otherwise.
+// direct reports whether to use DSR. With DSR the answer of a backend on another node bypasses this
+// node, which has the client's connection. Clients of cluster IPs are behind this node's switch,
+// which handles that; backends of policy Local are on this node and must see the client.
 func (f *facts) direct(k lb.Kind, scope lb.Scope, preserve bool) bool {
 	if k == lb.ClusterIP {
 		return f.wantDSR && f.features.DSR
@@ -129,8 +129,8 @@ func (f *facts) direct(k lb.Kind, scope lb.Scope, preserve bool) bool {
 	return preserve || scope == lb.Local && f.features.DSR
 }
 
-// choose takes the backends of one port, for HNS leads to one: that which most have, and of those the lowest. With here it takes only
-// those of this node.
+// choose selects the backends of one port, the most frequent and then the lowest, because HNS has
+// one target port. With here, only backends of this node count.
 func (p *plan) choose(backends *lb.Backends, f *facts, here bool) {
 	count := map[uint16]int{}
 	for b := range backends.All() {
@@ -157,7 +157,7 @@ func (p *plan) choose(backends *lb.Backends, f *facts, here bool) {
 	p.backends = slices.CompactFunc(p.backends, func(a, b backend) bool { return a.addr == b.addr })
 }
 
-// forwarded is what leads health checks of a load balancer's address to this node's server (CF-32).
+// forwarded returns the load balancer that leads health checks of an address to this node (CF-32).
 func (f *facts) forwarded(vip netip.Addr, port uint16) (p plan) {
 	switch {
 	case f.root == "":
@@ -176,7 +176,8 @@ func (f *facts) forwarded(vip netip.Addr, port uint16) (p plan) {
 	return p
 }
 
-// pod reports whether an address of this node can be a pod's. Who serves in the node's own network has no HNS endpoint.
+// pod reports whether a local address can be a pod's: servers in the node's own network have no HNS
+// endpoint.
 func (n *network) pod(a netip.Addr) bool {
 	family := slices.DeleteFunc(slices.Clone(n.subnets), func(p netip.Prefix) bool { return p.Addr().Is4() != a.Is4() })
 	return a != n.management && (len(family) == 0 || within(family, a))
@@ -187,7 +188,7 @@ func within(all []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// request is the load balancer as HNS is asked for it.
+// request is the HNS request for a load balancer.
 func (s *shape) request(endpoints []string) LoadBalancer {
 	l := LoadBalancer{
 		HostComputeEndpoints: endpoints, SchemaVersion: Version2, Flags: s.flags,
@@ -204,10 +205,11 @@ func (s *shape) request(endpoints []string) LoadBalancer {
 	return l
 }
 
-// key is that of the row which the load balancer serves.
+// key is the key of the load balancer's frontend.
 func (s *shape) key() lb.Key { return lb.Key{Addr: s.vip, Port: s.port, Proto: s.proto} }
 
-// shapeOf is the inverse of request; false for one that this package does not write.
+// shapeOf is the inverse of request; ok is false for load balancers that this package does not
+// write.
 func shapeOf(l LoadBalancer) (s shape, ok bool) {
 	if len(l.PortMappings) != 1 || len(l.FrontendVIPs) > 1 {
 		return s, false
@@ -232,7 +234,7 @@ func shapeOf(l LoadBalancer) (s shape, ok bool) {
 	return s, known
 }
 
-// family is that of the clients.
+// family is the family of the clients.
 func (s *shape) family() lb.Family {
 	if s.vip.IsValid() {
 		return lb.FamilyOf(s.vip)
@@ -243,16 +245,17 @@ func (s *shape) family() lb.Family {
 	return lb.IPv4
 }
 
-// nodePorts reports whether load balancers without an address, which answer on the node's own, are asked for. HNS tells of IPv4
-// which address that is.
+// nodePorts reports whether the node's own addresses serve NodePorts. For IPv4 HNS reports that
+// address.
 func (f *facts) nodePorts() bool {
 	return slices.ContainsFunc(f.node.NodePorts, func(p netip.Prefix) bool {
 		return f.family == lb.IPv6 && p.Addr().Is6() || f.family == lb.IPv4 && (p.Bits() == 0 || p.Contains(f.management))
 	})
 }
 
-// source is the address that backends see and answer to: that of --source-vip. An answer to it comes back from the overlay network
-// alone, so where a backend is another node, or outside of the cluster, it is this node's (kubernetes/kubernetes#91886, KEP-5100).
+// source is the client's address as backends see it. Answers to the source VIP must pass through
+// the overlay, so other nodes and addresses outside of the cluster see the node's address
+// (kubernetes/kubernetes#91886, KEP-5100).
 func (f *facts) source(backends []backend) netip.Addr {
 	if lb.FamilyOf(f.sourceVIP) != f.family {
 		return netip.Addr{}
@@ -264,7 +267,7 @@ func (f *facts) source(backends []backend) netip.Addr {
 	return f.sourceVIP
 }
 
-// sources reports whether load balancers have a source address, without which overlay networks refuse them.
+// sources reports whether the family has a source address, which overlay networks require.
 func (f *facts) sources() bool { return !f.overlay || lb.FamilyOf(f.sourceVIP) == f.family }
 
 // inside reports whether an address is in a subnet of the network, here or on another node.
@@ -273,9 +276,10 @@ func (n *network) inside(a netip.Addr) bool {
 		slices.ContainsFunc(n.remotes, func(r remote) bool { return r.pods.Contains(a) })
 }
 
-// provider is the node that an overlay network sends packets for the address to: this one, where the network does not know it.
+// provider is the node to which an overlay network sends packets for the address: this one, if the
+// network does not know it.
 func (n *network) provider(a netip.Addr) (node netip.Addr, known bool) {
-	for _, r := range n.remotes { // the longest prefixes first
+	for _, r := range n.remotes { // longest prefixes first
 		if r.pods.Contains(a) {
 			return r.node, true
 		}
@@ -286,7 +290,8 @@ func (n *network) provider(a netip.Addr) (node netip.Addr, known bool) {
 	return n.management, false
 }
 
-// own reports whether only this node's pods can have the address: the overlay network has a subnet for each node.
+// own reports whether only pods of this node can have the address: in an overlay network each node
+// has a subnet.
 func (n *network) own(a netip.Addr) bool {
 	if !n.overlay {
 		return false

@@ -15,61 +15,62 @@ import (
 	"kube-proxy/plane"
 )
 
-// Config says what a plane programs.
+// Config configures a plane.
 type Config struct {
 	// Family is the IP family; required.
 	Family lb.Family
-	// HNS is where the plane writes; required. The planes of both families may share it.
+	// HNS is required. The planes of both families may share it.
 	HNS HNS
-	// Network is the name of the HNS network; "" leaves it to the environment variable KUBE_NETWORK (CF-31).
+	// Network is the name of the HNS network; "" means the environment variable KUBE_NETWORK
+	// (CF-31).
 	Network string
-	// SourceVIP is the address by which backends of an overlay network see clients that are not in it; not valid if there
-	// is none. The plane of the other family ignores it.
+	// SourceVIP replaces the client's address, in overlay networks for clients outside; may be
+	// invalid. Planes of the other family ignore it.
 	SourceVIP netip.Addr
-	// DSR has backends answer clients directly where HNS and the kind of address allow it.
+	// DSR has backends of cluster IPs answer clients directly, where HNS can.
 	DSR bool
 	// RootEndpoint is the name of the node's own HNS endpoint; "" means cbr0 (CF-32).
 	RootEndpoint string
-	// ForwardHealthCheckVIP leads health checks of load balancers' addresses to RootEndpoint (CF-32).
+	// ForwardHealthCheckVIP leads health checks of load-balancer addresses to RootEndpoint (CF-32).
 	ForwardHealthCheckVIP bool
-	// HealthzPort is led there, too, at addresses of Services without a healthCheckNodePort; 0 for none.
+	// HealthzPort is their port for Services without a healthCheckNodePort; 0 for none.
 	HealthzPort uint16
-	// IgnoreSourceRanges serves rows with source ranges to all clients, and does not leave them out.
+	// IgnoreSourceRanges serves frontends with source ranges to all clients instead of to none.
 	IgnoreSourceRanges bool
 }
 
-// Plane holds one family's load balancers in HNS. Its methods must be called by one goroutine at a time; [Plane.Drift] and
-// [Plane.Measure] may be by another.
+// Plane holds one family's load balancers in HNS. Only [Plane.Drift] and [Plane.Measure] may be
+// called concurrently.
 type Plane struct {
 	cfg   Config
 	hns   *counted
-	st    *state // nil before the first Reset, and when it was lost
+	st    *state // nil before the first Reset and after a loss
 	drift chan struct{}
-	// suspect: HNS answered as it would if others had changed our objects.
+	// suspect: an answer of HNS suggests that others changed our objects.
 	suspect bool
 	notices notices
-	// refused are the optional flags of port mappings that this build of Windows does not take.
+	// refused are the optional flags of port mappings that this build of Windows refuses.
 	refused atomic.Uint32
 	// unmodifiable: HNS accepts modifications of load balancers and ignores them.
 	unmodifiable atomic.Bool
-	// taken are ports at which HNS leads no health checks, because a program of the node listens there; as of the last Reset.
+	// taken are health-check ports on which a program of the node listens, as of the last Reset.
 	taken map[uint16]bool
-	// filters: HNS has found an endpoint by its address.
+	// filters: HNS can filter endpoints by address.
 	filters bool
 	shown   atomic.Pointer[sizes]
 
-	// step is how many new load balancers a Reset writes; the others are left for later. A constant but for tests.
+	// step is the number of new load balancers that a Reset writes; tests change it.
 	step int
 }
 
-// step and pace are for an HNS that answers in some ten milliseconds, one call after the other; where it takes longer, pieces are
-// smaller, so that their writes end in about pieceTime.
+// step and pace suit an HNS that answers in some ten milliseconds. If it is slower, fewer writes
+// fill pieceTime.
 const (
 	step, pace = 64, 64
 	pieceTime  = 2 * time.Second
 )
 
-// New makes a plane. It calls nothing: the network may come later.
+// New creates a plane without calling HNS; the network may appear later.
 func New(cfg Config) (*Plane, error) {
 	switch {
 	case cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6:
@@ -94,8 +95,8 @@ func (cfg *Config) root() string { return cmp.Or(cfg.RootEndpoint, "cbr0") }
 // networkVariable is the environment variable that names the network (CF-31).
 const networkVariable = "KUBE_NETWORK"
 
-// Apply sets each change's load balancers, or removes them. A row that fails does not keep the others from being written; the error joins what
-// failed.
+// Apply writes the load balancers of the changes. A frontend that fails does not stop the others;
+// the error joins all failures.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if err := p.usable(ctx); err != nil {
 		return res, fmt.Errorf("hns: apply %d changes: %w", len(changes), err)
@@ -118,7 +119,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	return plane.ApplyResult{Written: w.calls > 0}, p.ended(ctx, fmt.Sprintf("apply %d changes", len(changes)), errors.Join(errs...))
 }
 
-// usable says why nothing can be written now.
+// usable returns why nothing can be written now.
 func (p *Plane) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -129,8 +130,8 @@ func (p *Plane) usable(ctx context.Context) error {
 	return nil
 }
 
-// ended looks at how the calls of a verb ended. Where HNS does not find what is named, the network may have gone, or come
-// back as another: everything in it went with it.
+// ended handles the outcome of a verb. If HNS does not find an object, the network may be gone or
+// replaced, with everything in it.
 func (p *Plane) ended(ctx context.Context, verb string, err error) error {
 	p.show()
 	if err == nil {
@@ -148,7 +149,7 @@ func (p *Plane) ended(ctx context.Context, verb string, err error) error {
 	return fmt.Errorf("hns: %s: %w", verb, err)
 }
 
-// suspected has the engine ask for an audit.
+// suspected requests an audit.
 func (p *Plane) suspected() {
 	p.suspect = true
 	select {
@@ -157,7 +158,7 @@ func (p *Plane) suspected() {
 	}
 }
 
-// lost says that the network is not the one that the plane wrote to; nil also where HNS does not tell.
+// lost returns an error if the network is gone or replaced; nil if HNS does not answer.
 func (p *Plane) lost(ctx context.Context) error {
 	all, err := p.hns.Networks(ctx, p.cfg.Network)
 	if err != nil {
@@ -171,7 +172,7 @@ func (p *Plane) lost(ctx context.Context) error {
 	return fmt.Errorf("the HNS network %q (%s) has gone, and all load balancers with it: %w", p.cfg.Network, p.st.id, plane.ErrStateLost)
 }
 
-// SetNode writes what a change of the node asks for: NodePorts may answer now, or not any more.
+// SetNode writes or removes NodePorts if the node's addresses require it.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("hns: set node: %w", err)
@@ -188,13 +189,13 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 		}
 	}
 	if _, err := p.Apply(ctx, ports); err != nil {
-		p.st = nil // which rows are not as the node asks for, only a Reset finds out
+		p.st = nil // only a Reset can find the wrong frontends
 		return fmt.Errorf("hns: set node: %w: %w", err, plane.ErrStateLost)
 	}
 	return nil
 }
 
-// Probe makes an endpoint at an address for documentation, and deletes it.
+// Probe creates and deletes an endpoint at a documentation address.
 func (p *Plane) Probe(ctx context.Context) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("hns: probe: %w", err)
@@ -214,16 +215,17 @@ func (p *Plane) Probe(ctx context.Context) error {
 	return p.ended(ctx, "probe", err)
 }
 
-// Drift has a value when HNS answered as if somebody else had changed our objects: it tells of no changes by itself.
+// Drift has a value when an answer of HNS suggests that others changed our objects; HNS reports no
+// changes itself.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// Pace is as many calls of HNS as take pieceTime, by what calls that write have taken of late; 1 to 64.
+// Pace is the number of writes that fit into pieceTime at the recent speed, 1 to 64.
 func (p *Plane) Pace() int {
 	took := time.Duration(p.hns.writes.Load())
 	return int(max(1, min(pace, pieceTime/max(1, took))))
 }
 
-// piece is how many new load balancers a Reset or an audit writes.
+// piece is the number of new load balancers that a Reset or an audit writes.
 func (p *Plane) piece() int {
 	if n := p.Pace(); n < pace {
 		return min(n, p.step)
@@ -231,5 +233,5 @@ func (p *Plane) piece() int {
 	return p.step
 }
 
-// Close does nothing: the plane holds nothing of this process, and what it wrote stays.
+// Close does nothing: load balancers outlive the process.
 func (p *Plane) Close() error { return nil }

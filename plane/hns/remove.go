@@ -10,7 +10,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// remove is --cleanup: what a Reset would take for ours goes. Without a network there is nothing.
+// remove is --cleanup: it removes what a Reset would adopt. Without a network nothing remains.
 func remove(ctx context.Context, open func() (HNS, error), what mode.Removal) (r mode.Report, err error) {
 	h, err := open()
 	if errors.Is(err, plane.ErrUnsupported) {
@@ -30,7 +30,7 @@ func remove(ctx context.Context, open func() (HNS, error), what mode.Removal) (r
 	return r, errors.Join(errs...)
 }
 
-// removeAll removes load balancers and endpoints of ours in the network, and says what it leaves there.
+// removeAll removes our load balancers and endpoints from the network, and reports the others.
 func (p *Plane) removeAll(ctx context.Context, report *mode.Report) error {
 	all, err := p.hns.Networks(ctx, p.cfg.Network)
 	if err == nil && len(all) == 0 {

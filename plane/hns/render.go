@@ -12,12 +12,13 @@ import (
 	"kube-proxy/lb"
 )
 
-// Render returns what a plane asks of an HNS that has no load balancers, as JSON: a list of calls in their order, each with the request as
-// github.com/Microsoft/hnslib/hcn sends it. It needs no HNS and changes nothing. Equal tables give equal text.
+// Render returns the calls of a plane to an empty HNS, in their order, as JSON with the requests of
+// github.com/Microsoft/hnslib/hcn. It needs no HNS and changes nothing. Equal tables give equal
+// text.
 //
-// What only HNS knows is assumed: an l2bridge network of the name that is asked for, in which the node has the first address of
-// NodePorts; the newest version of HNS; for each pod of this node an endpoint. The ids, which HNS makes, are "network NAME", "endpoint
-// ADDRESS", and "pod ADDRESS" for those of this node's pods.
+// It assumes an l2bridge network of the configured name, the first single NodePort address as the
+// node's, the newest HNS, and an endpoint for each pod of this node. Ids are "network NAME",
+// "endpoint ADDRESS", and for pods of this node "pod ADDRESS".
 func Render(cfg Config, want *lb.Table) ([]byte, error) { return renderIn(L2Bridge, cfg, want) }
 
 func renderIn(kind NetworkType, cfg Config, want *lb.Table) ([]byte, error) {
@@ -63,7 +64,8 @@ type Request struct {
 	Settings any
 }
 
-// recorder is an HNS that takes everything. Where there is nothing, nothing is changed or deleted: those calls it does not have.
+// recorder is an HNS that accepts everything. An empty HNS is never asked to change or delete
+// objects.
 type recorder struct {
 	HNS
 	cfg   Config

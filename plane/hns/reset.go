@@ -13,14 +13,14 @@ import (
 	"kube-proxy/plane"
 )
 
-// picture is what HNS tells of itself.
+// picture is the content of HNS.
 type picture struct {
 	facts
 	endpoints []Endpoint
 	balancers []LoadBalancer
 }
 
-// read lists HNS. Nothing else but Dump does.
+// read lists HNS.
 func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error) {
 	if err := ctx.Err(); err != nil {
 		return pic, err
@@ -54,15 +54,16 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 	return pic, nil
 }
 
-// errNoNetwork is that the network is not there, or not to be told from others.
+// errNoNetwork: the network is missing or ambiguous.
 var errNoNetwork = errors.New("nothing can be written until then")
 
-// Reset makes HNS hold exactly the table. It adopts what a run before has left, see the package comment.
+// Reset makes HNS hold exactly the table. It adopts what an earlier run left, see the package
+// comment.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	was := p.st
 	p.st, p.suspect, p.taken = nil, false, map[uint16]bool{}
 	pic, err := p.read(ctx, want.Node)
-	if err == nil && pic.overlay { // without these it refuses every load balancer
+	if err == nil && pic.overlay { // it refuses load balancers without these
 		err = errors.Join(pic.lacks(p.cfg.SourceVIP)...)
 	}
 	if err != nil {
@@ -92,8 +93,8 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	return plane.ResetResult{Later: slices.AppendSeq(r.later, maps.Keys(r.failed)), Dropped: slices.SortedFunc(maps.Keys(dropped), lb.Key.Compare)}, nil
 }
 
-// Audit lists HNS, compares it with what was applied, and mends what differs. HNS tells of no changes; without full it looks
-// only if an answer was odd since the last time.
+// Audit lists HNS and repairs differences. HNS reports no changes; without full, Audit lists only
+// after a suspicious answer.
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("hns: audit: %w", err)
@@ -135,26 +136,26 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	return r.mended, r.told(was.failed)
 }
 
-// reconciliation makes HNS, as the picture shows it, what rows ask for.
+// reconciliation changes HNS from a picture to what frontends need.
 type reconciliation struct {
 	*writer
 	rows []*lb.Frontend
-	// limit is how many load balancers are made for keys that have none.
+	// limit is the number of load balancers to create for new keys.
 	limit int
 
-	spare []string // ids of endpoints that are not to be used
+	spare []string // ids of redundant endpoints
 	// source: an endpoint of this node has the source VIP.
 	source bool
 
 	mended  int
-	stale   []lb.Key         // load balancers that went
-	later   []lb.Key         // rows left for later
-	failed  map[lb.Key]error // rows that were not written
-	rest    []error          // of what is no row's
-	stopped error            // nothing more was tried
+	stale   []lb.Key         // removed load balancers
+	later   []lb.Key         // postponed frontends
+	failed  map[lb.Key]error // frontends that failed
+	rest    []error          // other errors
+	stopped error            // why the run stopped early
 }
 
-// reconciliation has the plane hold what the picture shows, and knows what rows want. was is what the plane knew; it may be nil.
+// reconciliation adopts a picture as the plane's state. was is the former state, or nil.
 func (p *Plane) reconciliation(pic picture, was *state, rows []*lb.Frontend) *reconciliation {
 	st := newState(pic.facts)
 	p.st = st
@@ -172,21 +173,22 @@ func (p *Plane) reconciliation(pic picture, was *state, rows []*lb.Frontend) *re
 	return r
 }
 
-// adoptEndpoints takes note of the endpoints of the network, by their addresses. Of two that have one, a container's counts.
+// adoptEndpoints takes the endpoints of the network into the state. If two have one address, that
+// of a container counts.
 func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 	st := r.st
 	for _, e := range pic.endpoints {
 		for _, a := range addresses(e, st.family) {
 			is, own := st.endpoints[a], ours(e)
 			if a == st.sourceVIP && e.Flags&RemoteEndpoint == 0 {
-				if r.source && e.Name == sourceName+a.String() { // Windows Server 2019 lets a call that was late make a second one
+				if r.source && e.Name == sourceName+a.String() { // a late call on Windows Server 2019 made a second one
 					r.spare = append(r.spare, e.ID)
 					continue
 				}
 				r.source = true
 			}
 			if known := was.endpoints[a]; known != nil && known.id == e.ID {
-				own = own || known.ours // HNS may show it otherwise than it was made
+				own = own || known.ours // HNS may show it differently
 			}
 			switch {
 			case is == nil:
@@ -195,7 +197,7 @@ func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 				continue
 			case is.ours:
 				r.spare = append(r.spare, is.id)
-			case e.Flags&RemoteEndpoint != 0: // of others, as the first
+			case e.Flags&RemoteEndpoint != 0: // both are others'
 				continue
 			}
 			st.learn(a, e.ID, own)
@@ -205,11 +207,11 @@ func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 		}
 	}
 	if e := st.endpoints[st.sourceVIP]; e != nil && e.ours && r.needsSource() {
-		e.doubt = true // the endpoint of this node comes in its place
+		e.doubt = true // the local endpoint replaces it
 	}
 }
 
-// adoptBalancers takes note of the load balancers of the network's proxy.
+// adoptBalancers takes the load balancers of this network's proxies into the state.
 func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 	st := r.st
 	byID := make(map[string]Endpoint, len(pic.endpoints))
@@ -229,7 +231,7 @@ func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 		}
 		b := &balancer{shape: s, shown: s, id: l.ID}
 		if known := was.balancers[key]; known != nil && known.id == l.ID && known.shown == s {
-			b.shape = known.shape // it is as it was made, however HNS shows it
+			b.shape = known.shape // unchanged, however HNS shows it
 		}
 		for _, id := range l.HostComputeEndpoints {
 			a := st.addressOf(byID[strings.ToLower(id)])
@@ -254,7 +256,7 @@ func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 	}
 }
 
-// addressOf is the address by which the state has the endpoint; not valid if it does not.
+// addressOf is the endpoint's address in the state, invalid if it has none there.
 func (s *state) addressOf(e Endpoint) netip.Addr {
 	for _, a := range addresses(e, s.family) {
 		if is := s.endpoints[a]; is != nil && is.id == e.ID {
@@ -264,7 +266,7 @@ func (s *state) addressOf(e Endpoint) netip.Addr {
 	return netip.Addr{}
 }
 
-// leave takes note of which keys another program's load balancer has.
+// leave notes the keys of another program's load balancer.
 func (s *state) leave(l LoadBalancer) {
 	vips := l.FrontendVIPs
 	if len(vips) == 0 {
@@ -278,7 +280,8 @@ func (s *state) leave(l LoadBalancer) {
 	}
 }
 
-// run writes: first what serves otherwise than it shall, then away with what nobody wants, and then what is new.
+// run writes: first it corrects what serves wrongly, then it removes what is stale, then it adds
+// what is new.
 func (r *reconciliation) run(ctx context.Context) {
 	services := map[string]bool{}
 	for name := range r.st.checks {
@@ -325,7 +328,8 @@ func (r *reconciliation) run(ctx context.Context) {
 	r.stop(ctx, err)
 }
 
-// makeSource makes the endpoint of the source VIP, without which an overlay network refuses every load balancer.
+// makeSource creates the source VIP's endpoint, without which an overlay network refuses load
+// balancers.
 func (r *reconciliation) makeSource(ctx context.Context) {
 	st := r.st
 	if !r.needsSource() || r.stopped != nil {
@@ -339,12 +343,13 @@ func (r *reconciliation) makeSource(ctx context.Context) {
 	r.mended++
 }
 
-// needsSource reports whether no endpoint of this node has the source VIP of an overlay network.
+// needsSource reports whether an overlay network has no local endpoint with the source VIP.
 func (r *reconciliation) needsSource() bool {
 	return !r.source && r.st.overlay && lb.FamilyOf(r.st.sourceVIP) == r.st.family
 }
 
-// wrong removes endpoints that lead to another node than the network says now, and what uses them: both are made anew.
+// wrong removes endpoints that lead to the wrong node, and their load balancers: both are created
+// again.
 func (r *reconciliation) wrong(ctx context.Context) {
 	for key, b := range r.st.balancers {
 		if slices.ContainsFunc(b.endpoints, func(a netip.Addr) bool { return r.st.endpoints[a].doubt }) {
@@ -362,7 +367,7 @@ func (r *reconciliation) wrong(ctx context.Context) {
 	}
 }
 
-// prune removes load balancers that neither a row nor a health check wants.
+// prune removes load balancers that neither a frontend nor a health check needs.
 func (r *reconciliation) prune(ctx context.Context) {
 	checks := r.st.checked(r.cfg.HealthzPort)
 	for _, key := range slices.SortedFunc(maps.Keys(r.st.balancers), lb.Key.Compare) {
@@ -377,14 +382,14 @@ func (r *reconciliation) prune(ctx context.Context) {
 	}
 }
 
-// write writes one row.
+// write writes one frontend.
 func (r *reconciliation) write(ctx context.Context, row *lb.Frontend) {
 	if err := r.count(ctx, func() error { return r.row(ctx, row.Key, row) }); err != nil {
 		r.failed[row.Key] = err
 	}
 }
 
-// count counts what f writes as one object, and stops everything if HNS does not answer any more.
+// count counts a successful write by f, and stops the run if HNS no longer answers.
 func (r *reconciliation) count(ctx context.Context, f func() error) error {
 	if r.stopped != nil {
 		return r.stopped
@@ -408,7 +413,7 @@ func (r *reconciliation) stop(ctx context.Context, err error) {
 	}
 }
 
-// told are the errors of an audit, but of rows that the engine tries again anyway.
+// told returns the errors of an audit, without those of frontends that the engine retries anyway.
 func (r *reconciliation) told(known map[lb.Key]bool) error {
 	errs := slices.Clone(r.rest)
 	for _, k := range slices.SortedFunc(maps.Keys(r.failed), lb.Key.Compare) {

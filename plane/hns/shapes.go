@@ -7,16 +7,16 @@ import (
 	"kube-proxy/lb"
 )
 
-// documentation are addresses that no machine has (RFC 5737, RFC 3849): a frontend, two backends in the
-// network and one outside.
+// documentation are addresses that no machine has (RFC 5737, RFC 3849): a frontend, two backends in
+// the network and one outside.
 var documentation = map[lb.Family][4]string{
 	lb.IPv4: {"198.51.100.1", "192.0.2.11", "192.0.2.12", "203.0.113.13"},
 	lb.IPv6: {"2001:db8:1::1", "2001:db8::11", "2001:db8::12", "2001:db8:2::13"},
 }
 
-// Shapes returns a load balancer of each shape that the plane can write in a network, for selftest. All have
-// one documentation address and port, or one NodePort, and addresses in place of the ids of endpoints.
-// accepted are the flags of port mappings that HNS accepts.
+// Shapes returns a load balancer of each shape that the plane can write in a network, for selftest.
+// They share one documentation address and port, or one NodePort, and have addresses in place of
+// endpoint ids. accepted are the flags of port mappings that HNS accepts.
 func Shapes(cfg Config, n Network, has Features, accepted PortMappingFlags) (all []LoadBalancer, err error) {
 	f := facts{family: cfg.Family, features: has, sourceVIP: cfg.SourceVIP, refused: optional &^ accepted, root: "root"}
 	if f.network, err = parse(n); err != nil {

@@ -7,49 +7,50 @@ import (
 	"kube-proxy/lb"
 )
 
-// state is what was applied, and what HNS holds of it as far as is known.
+// state is what was applied, and the known content of HNS.
 type state struct {
 	facts
 	rows      map[lb.Key]*lb.Frontend
 	balancers map[lb.Key]*balancer
 	endpoints map[netip.Addr]*endpoint
-	// unused are endpoints of ours that no load balancer needs, to be deleted.
+	// unused are endpoints of ours that no load balancer needs; the verb deletes them at its end.
 	unused map[netip.Addr]bool
-	// failed are rows whose last Apply failed: the engine tries them again, and audits do not speak of them.
+	// failed are frontends whose last Apply failed: the engine retries them, and audits do not
+	// report them.
 	failed map[lb.Key]bool
-	// checks are, by Service, what its health checks are led by; empty unless that is asked for.
+	// checks are the forwarded health checks by Service; empty unless configured.
 	checks map[string]*check
-	// made is the number of endpoints of ours.
+	// made is the number of our endpoints.
 	made int
-	// others are load balancers of other programs that have a key which ours could have, by their ids.
+	// others are the ids of other programs' load balancers, by the keys that ours could have.
 	others map[lb.Key]string
 }
 
 // balancer is a load balancer in HNS.
 type balancer struct {
 	shape
-	// shown is how HNS shows that shape, which need not be how it was asked for.
+	// shown is the shape as HNS shows it, which may differ from the request.
 	shown     shape
 	id        string
 	endpoints []netip.Addr // sorted
-	// doubt: a call may have changed or deleted it, and nobody knows.
+	// doubt: a call with an unknown outcome may have changed or deleted it.
 	doubt bool
-	// atVIP: it needs the endpoint of its own address.
+	// atVIP: it uses the endpoint at its own address.
 	atVIP bool
 	// unknown is the number of its endpoints that the network does not have.
 	unknown int
 }
 
-// endpoint is one of HNS that load balancers send to.
+// endpoint is an HNS endpoint that load balancers use.
 type endpoint struct {
 	id   string
 	ours bool
 	refs int // load balancers of ours
-	// doubt: HNS says that something was not there that a load balancer with this endpoint named.
+	// doubt: HNS did not find an object that a load balancer with this endpoint named.
 	doubt bool
 }
 
-// check is what leads health checks of a Service's load balancers to this node.
+// check forwards the health checks of a Service's load-balancer addresses to this node.
 type check struct {
 	rows map[lb.Key]lb.Kind // of kind LoadBalancer and HealthCheck
 	keys map[lb.Key]bool    // written
@@ -69,8 +70,8 @@ func (s *state) acquire(addrs []netip.Addr) {
 	}
 }
 
-// release gives up endpoints. One of ours that nobody needs is deleted at the end of the verb; one of the CNI's is
-// forgotten, because the pod may go and another have its address.
+// release gives up endpoints. Unused ones of ours are deleted at the end of the verb; the CNI
+// plugin's are forgotten, because another pod may get the address.
 func (s *state) release(addrs []netip.Addr) {
 	for _, a := range addrs {
 		e := s.endpoints[a]
@@ -89,7 +90,7 @@ func (s *state) idle(a netip.Addr, e *endpoint) {
 	}
 }
 
-// learn takes note of an endpoint, and reports whether load balancers have the address by another id.
+// learn notes an endpoint, and reports whether load balancers use another id for the address.
 func (s *state) learn(a netip.Addr, id string, ours bool) (other bool) {
 	is := s.endpoints[a]
 	if is == nil {
@@ -117,8 +118,8 @@ func (s *state) forget(a netip.Addr) {
 	delete(s.unused, a)
 }
 
-// wanted are the keys that lead health checks to this node: to the Service's healthCheckNodePort, or to the
-// port of /healthz if it has none; 0 for none.
+// wanted returns the keys to forward: each address with the Service's healthCheckNodePort or,
+// without one, the port of /healthz; 0 for none.
 func (c *check) wanted(healthz uint16) map[lb.Key]bool {
 	port := healthz
 	for key, kind := range c.rows {
@@ -135,7 +136,7 @@ func (c *check) wanted(healthz uint16) map[lb.Key]bool {
 	return keys
 }
 
-// checked are the keys that lead health checks of all Services to this node.
+// checked returns the keys to forward for all Services.
 func (s *state) checked(healthz uint16) map[lb.Key]bool {
 	all := map[lb.Key]bool{}
 	for _, c := range s.checks {

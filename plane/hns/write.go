@@ -12,17 +12,18 @@ import (
 	"kube-proxy/lb"
 )
 
-// writer is one verb's work: it turns plans into calls. Endpoints come before the load balancers that use them, and go after those.
+// writer does the work of one verb: it turns plans into calls. Endpoints are created before their
+// load balancers and deleted after them.
 type writer struct {
 	*Plane
-	calls  int        // that wrote, or tried to
-	asked  bool       // the network was read anew
-	listed []Endpoint // of the network, where they were listed because HNS may not filter
+	calls  int        // writes and attempts
+	asked  bool       // the network was read again
+	listed []Endpoint // the network's endpoints, if HNS may be unable to filter
 }
 
 func (p *Plane) writer() *writer { return &writer{Plane: p} }
 
-// row writes what HNS shall hold for a row; nil if that goes.
+// row writes the load balancer of a frontend, or removes it if the frontend is nil.
 func (w *writer) row(ctx context.Context, key lb.Key, row *lb.Frontend) error {
 	st := w.st
 	if row == nil {
@@ -47,8 +48,8 @@ func service(row *lb.Frontend) string {
 	return row.Service
 }
 
-// put makes the load balancer of the key what is planned. Where some endpoints cannot be had, the others serve, and the
-// error says so.
+// put writes a planned load balancer. If endpoints are missing, the others serve and the error
+// names the missing ones.
 func (w *writer) put(ctx context.Context, key lb.Key, want *plan) error {
 	st := w.st
 	is := st.balancers[key]
@@ -68,7 +69,7 @@ func (w *writer) put(ctx context.Context, key lb.Key, want *plan) error {
 	return errors.Join(missing, w.replace(ctx, key, is, want, addrs))
 }
 
-// reach has an endpoint at the address of a load balancer that pods of an overlay network reach by one.
+// reach ensures the remote endpoint at the address of a load balancer that needs one.
 func (w *writer) reach(ctx context.Context, key lb.Key, is *balancer, want *plan) error {
 	if !want.atVIP {
 		return nil
@@ -85,7 +86,7 @@ func (w *writer) reach(ctx context.Context, key lb.Key, is *balancer, want *plan
 	return nil
 }
 
-// modify changes the endpoints of a load balancer in place: connections to those that stay live on.
+// modify replaces endpoints in place: connections to the remaining ones survive.
 func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) error {
 	l := is.request(w.ids(addrs))
 	l.ID = is.id
@@ -113,7 +114,7 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	return nil
 }
 
-// sameIDs compares ids, whose order and case do not matter.
+// sameIDs compares ids, ignoring order and case.
 func sameIDs(a, b []string) bool {
 	lower := func(ids []string) []string {
 		return slices.Sorted(slices.Values(strings.Fields(strings.ToLower(strings.Join(ids, " ")))))
@@ -121,8 +122,8 @@ func sameIDs(a, b []string) bool {
 	return slices.Equal(lower(a), lower(b))
 }
 
-// replace deletes a load balancer, if there is one, and makes another for the key, of which HNS takes only one: until the second call
-// has ended the key is not served. If HNS refuses the new one, the old one comes back.
+// replace deletes a load balancer, if there is one, and creates another. HNS allows one for a key,
+// so the key is not served in between. If HNS refuses the new one, the old one is restored.
 func (w *writer) replace(ctx context.Context, key lb.Key, is *balancer, want *plan, addrs []netip.Addr) error {
 	st := w.st
 	before := &plan{}
@@ -131,7 +132,7 @@ func (w *writer) replace(ctx context.Context, key lb.Key, is *balancer, want *pl
 	if is != nil {
 		back = !is.doubt
 		before.shape, before.atVIP = is.shape, is.atVIP
-		st.acquire(is.endpoints) // until it is known which one serves
+		st.acquire(is.endpoints) // until it is clear which one serves
 		defer st.release(is.endpoints)
 		if err := w.remove(ctx, key, is); err != nil {
 			st.release(addrs)
@@ -149,7 +150,7 @@ func (w *writer) replace(ctx context.Context, key lb.Key, is *balancer, want *pl
 	return err
 }
 
-// create makes a load balancer whose endpoints have been acquired.
+// create creates a load balancer whose endpoints are acquired.
 func (w *writer) create(ctx context.Context, key lb.Key, want *plan, addrs []netip.Addr) error {
 	s := want.shape
 	w.calls++
@@ -176,14 +177,14 @@ func (w *writer) create(ctx context.Context, key lb.Key, want *plan, addrs []net
 	return nil
 }
 
-// portTaken reports whether HNS refused a load balancer because the system has its port.
+// portTaken reports whether the system has the port of a load balancer.
 func portTaken(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == CodePortExists
 }
 
-// without makes a load balancer that HNS refused as invalid without one of its optional flags. If HNS takes it, this build of Windows
-// does not know the flag, and is not asked for it again.
+// without retries an invalid request without each optional flag. If HNS accepts, this build of
+// Windows does not know that flag, and later requests omit it.
 func (w *writer) without(ctx context.Context, s *shape, addrs []netip.Addr, made LoadBalancer, err error) (LoadBalancer, error) {
 	for _, flag := range []PortMappingFlags{MappingVIPExternal, MappingLocalRoutedVIP, MappingUseMux} {
 		if s.mapping&flag == 0 {
@@ -207,8 +208,8 @@ func (w *writer) without(ctx context.Context, s *shape, addrs []netip.Addr, made
 	return made, err
 }
 
-// remove deletes the load balancer of a key. One that is not there is gone. After any other error it may be there or not: it is kept in mind,
-// and deleted again.
+// remove deletes the load balancer of a key. One that HNS does not find is gone. After other errors
+// its state is unknown, and it is deleted again later.
 func (w *writer) remove(ctx context.Context, key lb.Key, is *balancer) error {
 	if is == nil {
 		return nil
@@ -225,8 +226,8 @@ func (w *writer) remove(ctx context.Context, key lb.Key, is *balancer) error {
 	return nil
 }
 
-// delete deletes an object. Windows Server 2019 sometimes fails to, for no reason that it gives, and does at the next attempt
-// (kubernetes/kubernetes#113524).
+// delete deletes an object. On Windows Server 2019 deletes sometimes fail without a reason and
+// succeed when repeated (kubernetes/kubernetes#113524).
 func (w *writer) delete(ctx context.Context, id string, f func(context.Context, string) error) (err error) {
 	for range 3 {
 		w.calls++
@@ -237,13 +238,14 @@ func (w *writer) delete(ctx context.Context, id string, f func(context.Context, 
 	return err
 }
 
-// have returns the addresses for which there are endpoints, and makes those that are missing. The error names those that
-// cannot be had.
+// have creates missing endpoints, and returns the addresses that have one. The error names the
+// others.
 func (w *writer) have(ctx context.Context, key lb.Key, backends []backend) (addrs []netip.Addr, missing error) {
 	var errs []error
 	addrs = make([]netip.Addr, 0, len(backends))
 	for _, b := range backends {
-		// On Windows Server 2019 a pod may have come with the address of an endpoint of ours (kubernetes/kubernetes#138000).
+		// On Windows Server 2019 a pod may have the address of an endpoint of ours
+		// (kubernetes/kubernetes#138000).
 		if e := w.st.endpoints[b.addr]; e == nil || e.doubt || b.here && e.ours {
 			if err := w.endpoint(ctx, key, b); err != nil {
 				errs = append(errs, fmt.Errorf("backend %s: %w", b.addr, err))
@@ -255,11 +257,11 @@ func (w *writer) have(ctx context.Context, key lb.Key, backends []backend) (addr
 	return addrs, errors.Join(errs...)
 }
 
-// errNoPod is that a pod of this node has no HNS endpoint.
+// errNoPod: a pod of this node has no HNS endpoint.
 var errNoPod = errors.New("no HNS endpoint has the address, which is of a pod of this node: its CNI has not made it yet, or has removed it")
 
-// endpoint finds the endpoint of a backend, or makes it. What a container of this node has is used as it is, whoever says that it is
-// elsewhere: HNS would else keep two of one address apart by chance, and the CNI from making its own.
+// endpoint finds or creates the endpoint of a backend. A container's endpoint is used wherever the
+// backend is said to be: a second one would compete with it, and hinder the CNI plugin.
 func (w *writer) endpoint(ctx context.Context, key lb.Key, b backend) error {
 	own := w.st.own(b.addr)
 	if b.here || own || w.st.endpoints[b.addr] != nil {
@@ -283,7 +285,7 @@ func (w *writer) endpoint(ctx context.Context, key lb.Key, b backend) error {
 	w.calls++
 	made, err := w.hns.CreateEndpoint(ctx, e)
 	if err != nil {
-		// A container may have the address, or a run before may have made the endpoint.
+		// A container may have the address, or an earlier run may have created the endpoint.
 		if found, _ := w.find(ctx, b.addr); found {
 			return nil
 		}
@@ -293,7 +295,7 @@ func (w *writer) endpoint(ctx context.Context, key lb.Key, b backend) error {
 	return nil
 }
 
-// reread asks once more which nodes the network leads to: one may have come since.
+// reread reads the network again, once in a verb: a node may have joined since.
 func (w *writer) reread(ctx context.Context) bool {
 	if w.asked {
 		return false
@@ -311,8 +313,8 @@ func (w *writer) reread(ctx context.Context) bool {
 	return true
 }
 
-// find asks HNS who has the address. Whether this HNS filters by addresses nobody knows before it has found one so: until then, where
-// it finds none, the endpoints of the network are listed, once in a verb.
+// find looks up an address in HNS. Until a filtered list has found an endpoint, this HNS may be
+// unable to filter; then an empty result is checked in the whole list, once in a verb.
 func (w *writer) find(ctx context.Context, a netip.Addr) (bool, error) {
 	notAt := func(e Endpoint) bool { return !strings.EqualFold(e.HostComputeNetwork, w.st.id) || !e.Has(a) }
 	all, err := w.hns.EndpointsAt(ctx, w.st.id, a.String())
@@ -333,7 +335,8 @@ func (w *writer) find(ctx context.Context, a netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// learn takes note of an endpoint. Load balancers that have the address by another id are the audit's.
+// learn notes an endpoint. If load balancers use another id for the address, the audit corrects
+// them.
 func (w *writer) learn(a netip.Addr, id string, ours bool) {
 	if w.st.learn(a, id, ours) {
 		w.suspected()
@@ -349,7 +352,8 @@ func (w *writer) ids(addrs []netip.Addr) []string {
 	return ids
 }
 
-// doubt takes note that HNS did not find something: one of the endpoints, perhaps. They are looked for before they are used again.
+// doubt marks endpoints after HNS did not find an object, perhaps one of them: they are looked up
+// before further use.
 func (w *writer) doubt(err error, addrs []netip.Addr) {
 	if !errors.Is(err, ErrNotFound) {
 		return
@@ -359,15 +363,15 @@ func (w *writer) doubt(err error, addrs []netip.Addr) {
 	}
 }
 
-// idleAll forgets, or has deleted, endpoints that were found for a load balancer which did not take them.
+// idleAll releases endpoints that were found for a load balancer which failed.
 func (w *writer) idleAll(addrs []netip.Addr) {
 	for _, a := range addrs {
 		w.st.idle(a, w.st.endpoints[a])
 	}
 }
 
-// sweep deletes endpoints of ours that no load balancer needs: until then the CNI cannot give the address to a pod of this node
-// (kubernetes/kubernetes#130963). What cannot go is the audit's, which sees who has it.
+// sweep deletes unused endpoints of ours: the CNI plugin cannot give their addresses to pods before
+// (kubernetes/kubernetes#130963). Failures are left to the audit.
 func (w *writer) sweep(ctx context.Context) (deleted int, err error) {
 	var errs []error
 	for _, a := range sorted(w.st.unused) {
@@ -384,7 +388,7 @@ func (w *writer) sweep(ctx context.Context) (deleted int, err error) {
 	return deleted, errors.Join(errs...)
 }
 
-// forward writes what leads health checks of the Services' load balancers to this node.
+// forward writes the load balancers that forward health checks of Services.
 func (w *writer) forward(ctx context.Context, services map[string]bool) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(services)) {
@@ -397,7 +401,7 @@ func (w *writer) forward(ctx context.Context, services map[string]bool) error {
 		}
 		for key := range want {
 			if w.st.rows[key] != nil || w.taken[key.Port] {
-				continue // a port of the Service itself, or of a program of the node
+				continue // the Service or a program of the node has the port
 			}
 			p := w.st.forwarded(key.Addr, key.Port)
 			for _, l := range p.lacks {
@@ -418,7 +422,8 @@ func (w *writer) forward(ctx context.Context, services map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// note keeps what leads health checks up to the change of a row, and adds its Service to those whose health checks may go elsewhere.
+// note updates the forwarded health checks with a changed frontend, and adds its Service to
+// services.
 func (w *writer) note(was, is *lb.Frontend, services map[string]bool) {
 	if !w.cfg.ForwardHealthCheckVIP {
 		return
