@@ -116,7 +116,7 @@ func TestSelftestFails(t *testing.T) {
 		"other endpoints": {`sed -i 's/10.1.2.14\|172.18.0.3/10.1.1.12/' $dir/all.yaml; exec "$@"`, []string{"pod-remote", "host-remote", "pod-node", "host-node", "node-port"}},
 		"policy Cluster":  {`sed -i 's/Policy: Local/Policy: Cluster/' $dir/all.yaml; exec "$@"`, []string{"client-address"}},
 		"no second start": {again(`exit 7`), []string{"crash"}},
-		"cleans up first": {again(`"$1" --cleanup --hostname-override=node1; sleep 1`), []string{"undisturbed"}},
+		"cleans up first": {again(`"$1" --cleanup --hostname-override=node1; sleep 3`), []string{"undisturbed"}},
 		"ends badly":      {`"$@" & p=$!; echo $p >>$0.left; trap "kill $p; wait $p; exit 3" TERM; trap "kill -HUP $p" HUP; while kill -0 $p; do wait $p; done; exit 4`, []string{"stop"}},
 		"stops following": {again(`mkdir $dir/copy; cp $dir/*.yaml $dir/copy; set -- "$@" --manifests=$dir/copy`), []string{"parameter-change"}},
 	} {

@@ -108,7 +108,7 @@ func windowsCommands(n *windowsNode) {
 		{"a log in a folder", []string{"--cleanup", "--hostname-override=n1", "--logtostderr=false", "--log-dir", wine.Path(filepath.Join(dir, "logs"))}, 0, `^$`, `^$`},
 		{"render kernelspace", []string{"render", "--proxy-mode=kernelspace", "--manifests", wine.Path(filepath.Join(dir, "m")), "--hostname-override=n1"}, 0, `10\.96\.0\.1`, `^$`},
 		{"check", []string{"check", "--manifests", wine.Path(dir), "--hostname-override=n1", "-o=json"}, 2, `(?s)"id": "mode".*"about": "kernelspace IPv4".*"id": "mode-asked",\s+"severity": "error",\s+"seen": "[^"]*--proxy-mode=userspace`, `^$`},
-		{"a blank mode without HNS", []string{"--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`, `this machine has no Host Networking Service.*ask for the other mode of Windows: --proxy-mode=userspace`},
+		{"a blank mode without HNS", []string{"--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`, `this machine has no Host Networking Service.*use --proxy-mode=userspace`},
 		{"migrate", []string{"migrate", "--", "--proxy-mode=iptables", "--cluster-cidr=10.0.0.0/16"}, 0, `clusterCIDR: 10\.0\.0\.0/16`, `rolling update`},
 		{"render a mode of Linux", []string{"render", "--proxy-mode=nftables", "--manifests", wine.Path(dir)}, 1, `^$`, `this mode is for Linux`},
 	} {

@@ -11,5 +11,5 @@ import (
 
 // open returns the HNS of this machine.
 func open() (HNS, error) {
-	return nil, fmt.Errorf("hns: the Host Networking Service is a part of Windows, this is %s: %w", runtime.GOOS, plane.ErrUnsupported)
+	return nil, fmt.Errorf("hns: the Host Networking Service needs Windows, not %s: %w", runtime.GOOS, plane.ErrUnsupported)
 }

@@ -19,7 +19,7 @@ import (
 // open returns the HNS of this machine, if its library is installed.
 func open() (HNS, error) {
 	if err := windows.NewLazySystemDLL("vmcompute.dll").Load(); err != nil {
-		return nil, fmt.Errorf("hns: this machine has no Host Networking Service, which comes with the Windows feature Containers: %w: %w", err, plane.ErrUnsupported)
+		return nil, fmt.Errorf("hns: this machine has no Host Networking Service, a part of the Windows feature Containers: %w: %w", err, plane.ErrUnsupported)
 	}
 	return &adapter{calls: newLimit(mostHanging)}, nil
 }
@@ -192,7 +192,7 @@ func convert[T any](from any) (to T, err error) {
 		err = json.Unmarshal(text, &to)
 	}
 	if err != nil {
-		return to, fmt.Errorf("between the types of hcn and ours: %w", err)
+		return to, fmt.Errorf("converting types of hcn: %w", err)
 	}
 	return to, nil
 }

@@ -54,7 +54,7 @@ func pick(name string, all []Network) (network, error) {
 	}
 	switch {
 	case len(all) == 0:
-		return network{}, fmt.Errorf("there is no HNS network %q yet: the CNI makes it, or --network-name (winkernel.networkName) or the environment's KUBE_NETWORK names another", name)
+		return network{}, fmt.Errorf("no HNS network %q yet: wait for the CNI plugin, or name another by --network-name (winkernel.networkName) or KUBE_NETWORK", name)
 	case len(fits) == 0:
 		return network{}, fmt.Errorf("the HNS network %q is of type %s: want %s, %s or %s", name, all[0].Type, L2Bridge, L2Tunnel, Overlay)
 	case len(fits) > 1:

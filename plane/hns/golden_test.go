@@ -41,7 +41,7 @@ func goldens() map[string]golden {
 		"every-kind":    {table: all, cfg: hns.Config{DSR: true}, says: []string{"loadBalancerSourceRanges"}},
 		"preserve":      {table: preserve, cfg: hns.Config{DSR: true}},
 		"health-checks": {table: forwarded(), cfg: hns.Config{ForwardHealthCheckVIP: true}},
-		"left-out":      {table: leftOut(), says: []string{"no SCTP", "other endpoints are not used"}},
+		"left-out":      {table: leftOut(), says: []string{"no SCTP", "one target port for each port"}},
 	}
 }
 

@@ -36,7 +36,7 @@ func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet t
 	}
 	if p.none() {
 		if len(why) == 0 {
-			why = append(why, "HNS refuses and drops nothing.")
+			why = append(why, "HNS rejects and drops nothing.")
 		}
 		return nil, strings.Join(why, " ")
 	}
@@ -45,7 +45,7 @@ func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet t
 	route := lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: p.flags&FlagDSR == 0, To: &lb.BackendSet{ID: lb.SetID{Service: row.Service, Proto: row.Key.Proto, Scope: lb.Cluster}}}
 	outside := !route.Masq && !packet.Host && !within(n.subnets, packet.From.Addr())
 	if outside {
-		why = append(why, "With direct server return, HNS leads who comes from outside to backends of this node alone.")
+		why = append(why, "With direct server return, clients outside reach only backends of this node.")
 	}
 	var reached []lb.Backend
 	for _, b := range p.backends {

@@ -39,15 +39,15 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 	outside := !packet.Host && !behind
 	switch {
 	case (packet.Host || behind) && !local && onNode:
-		k.Way = append(k.Way, "it does not take packets of the node and its pods to the node's addresses (no LocalRoutedVIP)")
+		k.Way = append(k.Way, "it does not accept packets of the node and its pods to the node's addresses (no LocalRoutedVIP)")
 		return k
 	case outside && mapping.Flags&MappingILB != 0:
-		k.Way = append(k.Way, "it takes packets of this node's pods alone (ILB)")
+		k.Way = append(k.Way, "it accepts only packets of this node's pods (ILB)")
 		return k
 	}
 	k.Verdict = trace.Drop
 	if behind && !pic.reachable(packet.To.Addr()) {
-		k.Way = append(k.Way, "no remote endpoint has the address, by which pods of an overlay network reach it")
+		k.Way = append(k.Way, "no remote endpoint has the address, which pods of an overlay network need")
 		return k
 	}
 	direct := l.Flags&FlagDSR != 0
@@ -57,9 +57,9 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 		case !a.IsValid():
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s: not in the network", id))
 		case e.Flags&RemoteEndpoint != 0 && direct && outside:
-			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: on another node, which direct return leads nobody from outside to", a, e.Name))
+			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: on another node, which clients outside do not reach with DSR", a, e.Name))
 		case e.Flags&RemoteEndpoint != 0 && pic.overlay && pic.at(a) != ProviderOf(e):
-			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: sent to %s, where the network has it not", a, e.Name, ProviderOf(e)))
+			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: sent to %s, the wrong node", a, e.Name, ProviderOf(e)))
 		default:
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q", a, e.Name))
 			k.Backends = append(k.Backends, trace.Backend{Address: netip.AddrPortFrom(a, mapping.InternalPort)})
@@ -203,16 +203,16 @@ func (r *reconciliation) differences() (all []trace.Difference) {
 	for _, a := range slices.SortedFunc(maps.Keys(st.endpoints), netip.Addr.Compare) {
 		switch e, object := st.endpoints[a], "endpoint "+namePrefix+a.String(); {
 		case e.ours && e.refs == 0:
-			all = append(all, trace.Difference{Object: object, Have: "there, and no load balancer needs it"})
+			all = append(all, trace.Difference{Object: object, Have: "unused"})
 		case e.doubt:
-			all = append(all, trace.Difference{Object: object, Want: "sent to " + st.at(a).String(), Have: "sent elsewhere"})
+			all = append(all, trace.Difference{Object: object, Want: "sent to " + st.at(a).String(), Have: "sent to another node"})
 		}
 	}
 	if r.needsSource() {
 		all = append(all, trace.Difference{Object: "endpoint " + st.sourceEndpoint().Name, Want: "local"})
 	}
 	for _, id := range r.spare {
-		all = append(all, trace.Difference{Object: "endpoint " + id, Have: "a second one of its address"})
+		all = append(all, trace.Difference{Object: "endpoint " + id, Have: "a duplicate of its address"})
 	}
 	return all
 }

@@ -38,7 +38,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 
 		Able: func(s mode.Settings) error {
 			if err := able(open, s.Family); err != nil { // no other mode replaces it silently (CF-19)
-				return fmt.Errorf("%w: provide that, or ask for the other mode of Windows: --proxy-mode=userspace", err)
+				return fmt.Errorf("%w: provide that, or use --proxy-mode=userspace", err)
 			}
 			return nil
 		},
@@ -129,11 +129,11 @@ func able(open func() (HNS, error), f lb.Family) error {
 	has, err := h.Features(context.Background())
 	switch {
 	case err != nil:
-		return fmt.Errorf("hns: ask for the version of HNS: %w", err)
+		return fmt.Errorf("hns: reading the version of HNS: %w", err)
 	case !has.V2:
-		return fmt.Errorf("hns: this version of HNS has no calls of schema 2: want Windows Server 2019 or later: %w", plane.ErrUnsupported)
+		return fmt.Errorf("hns: want HNS schema version 2, of Windows Server 2019 or later: %w", plane.ErrUnsupported)
 	case f == lb.IPv6 && !has.IPv6DualStack:
-		return fmt.Errorf("hns: this version of HNS has no IPv6 in load balancers: want Windows Server 2022 or later: %w", plane.ErrUnsupported)
+		return fmt.Errorf("hns: want an HNS with IPv6 load balancers, of Windows Server 2022 or later: %w", plane.ErrUnsupported)
 	}
 	return nil
 }

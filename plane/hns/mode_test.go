@@ -119,7 +119,7 @@ func TestMissingWN05(t *testing.T) {
 		says      string // "" if nothing is missing
 	}{
 		"all there":        {ours, "10.1.1.2", ""},
-		"no network":       {nil, "10.1.1.2", "there is no HNS network"},
+		"no network":       {nil, "10.1.1.2", "no HNS network"},
 		"no source VIP":    {ours, "", "--source-vip"},
 		"another's VIP":    {ours, "10.1.2.2", "is in no subnet"},
 		"no ManagementIP":  {bare, "", "has no ManagementIP"},

@@ -35,27 +35,31 @@ const (
 
 // lackTexts are the messages of the lacks.
 var lackTexts = [lacks]string{
-	lackSCTP: "HNS has no SCTP: ports of Services with that protocol are not served",
-	lackSources: "HNS cannot keep out sources: where a Service has loadBalancerSourceRanges, the load balancer's addresses are not served by this node; " +
-		"its other addresses are",
-	lackRanges: "HNS cannot keep out sources: where a Service has loadBalancerSourceRanges, the load balancer's addresses are served to all clients, as " +
-		"--windows-ignore-source-ranges (windowsIgnoreSourceRanges) asks",
-	lackHealthPort: "this build of Windows does not forward a port on which a program of the node listens: health checks of load balancers reach the node's own " +
-		"addresses alone",
-	lackSplit: "HNS does not tell sources apart: where externalTrafficPolicy is Local, pods and this node itself are led as clients from " +
-		"outside are, to endpoints of this node alone",
-	lackPorts: "HNS leads a port of a Service to one port of its endpoints: where they have several, the port that most have is served, and the " +
-		"other endpoints are not used",
-	lackAffinity: "this version of HNS has no session affinity: Services that ask for it are served without",
-	lackPreserve: "this version of HNS has no direct server return, which the annotation preserve-destination needs: packets to such Services go to " +
-		"their endpoints' own addresses",
-	lackProvider: "which node has a backend is not known to the HNS network: packets are sent to this node, which forwards them by its routes",
-	lackFlag: "this build of Windows does not take a flag of load balancers, which are written without it: connections to external addresses (16) may end " +
-		"when endpoints change, NodePorts (2) may not be reached from this node, preserve-destination (4) from other nodes",
-	lackRoot:       "no HNS endpoint of the network has the name that --root-hnsendpoint-name (winkernel.rootHnsEndpointName) says: health checks of load balancers are not forwarded",
-	lackDSR:        "this version of HNS has no direct server return: --enable-dsr (winkernel.enableDSR) has no effect",
-	lackSourceVIP:  "the HNS network is an overlay, and --source-vip (winkernel.sourceVip) is of the other family: Services of this one are not served",
-	lackManagement: "the HNS network does not tell its ManagementIP, this node's address: NodePorts that only answer on some addresses are not served until it does",
+	lackSCTP: "HNS has no SCTP: SCTP ports of Services are not served",
+	lackSources: "HNS cannot restrict sources: this node does not serve the load-balancer addresses of Services with " +
+		"loadBalancerSourceRanges, but their other addresses",
+	lackRanges: "HNS cannot restrict sources: load-balancer addresses of Services with loadBalancerSourceRanges are served to " +
+		"all clients, because --windows-ignore-source-ranges (windowsIgnoreSourceRanges) is set",
+	lackHealthPort: "this build of Windows does not forward a port on which a program of the node listens: health checks " +
+		"of load balancers reach only the node's own addresses",
+	lackSplit: "HNS does not distinguish sources: with externalTrafficPolicy Local, pods and the node, like clients " +
+		"outside, reach only endpoints of this node",
+	lackPorts: "HNS has one target port for each port of a Service: if endpoints have several, only those with the most " +
+		"frequent one are used",
+	lackAffinity: "this version of HNS has no session affinity: Services are served without it",
+	lackPreserve: "this version of HNS has no direct server return, which the annotation preserve-destination needs: " +
+		"packets arrive at the endpoints' own addresses",
+	lackProvider: "the HNS network does not know the backend's node: packets are sent to this node, which routes them",
+	lackFlag: "this build of Windows rejects a flag of load balancers, which are written without it: connections to external " +
+		"addresses (16) may end when endpoints change, NodePorts (2) may be unreachable from this node, " +
+		"preserve-destination (4) from other nodes",
+	lackRoot: "no endpoint of the HNS network has the name of --root-hnsendpoint-name (winkernel.rootHnsEndpointName): " +
+		"health checks of load balancers are not forwarded",
+	lackDSR: "this version of HNS has no direct server return: --enable-dsr (winkernel.enableDSR) has no effect",
+	lackSourceVIP: "the HNS network is an overlay, and --source-vip (winkernel.sourceVip) is of the other IP family: " +
+		"Services of this family are not served",
+	lackManagement: "the HNS network has no ManagementIP, this node's address, yet: NodePorts on selected addresses are " +
+		"not served until then",
 }
 
 // notices collects each message once in the life of a plane.

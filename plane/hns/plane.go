@@ -82,7 +82,7 @@ func New(cfg Config) (*Plane, error) {
 		cfg.Network = os.Getenv(networkVariable)
 	}
 	if cfg.Network == "" {
-		return nil, fmt.Errorf("hns: which HNS network? Name it by --network-name (winkernel.networkName) or the environment variable %s", networkVariable)
+		return nil, fmt.Errorf("hns: no HNS network named: set --network-name (winkernel.networkName) or the environment variable %s", networkVariable)
 	}
 	cfg.RootEndpoint = cfg.root()
 	p := &Plane{cfg: cfg, hns: &counted{HNS: cfg.HNS}, drift: make(chan struct{}, 1), step: step}
@@ -169,7 +169,7 @@ func (p *Plane) lost(ctx context.Context) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the HNS network %q (%s) has gone, and all load balancers with it: %w", p.cfg.Network, p.st.id, plane.ErrStateLost)
+	return fmt.Errorf("the HNS network %q (%s) and its load balancers are gone: %w", p.cfg.Network, p.st.id, plane.ErrStateLost)
 }
 
 // SetNode writes or removes NodePorts if the node's addresses require it.

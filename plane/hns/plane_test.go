@@ -406,7 +406,7 @@ func TestOldVersionDP45(t *testing.T) {
 	}
 	reset(t, p, table)
 	text := notices(p)
-	for _, once := range []string{"no session affinity", "direct server return", "loadBalancerSourceRanges", "tell sources apart"} {
+	for _, once := range []string{"no session affinity", "direct server return", "loadBalancerSourceRanges", "does not distinguish sources"} {
 		if strings.Count(text, once) != 1 {
 			t.Errorf("%q is not told once:\n%s", once, text)
 		}

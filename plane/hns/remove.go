@@ -45,7 +45,7 @@ func (p *Plane) removeAll(ctx context.Context, report *mode.Report) error {
 	report.Count(len(r.stale), "load balancers of HNS for %s in the network %q", p.cfg.Family, p.cfg.Network)
 	report.Count(r.mended-len(r.stale), "endpoints of HNS for %s on other nodes", p.cfg.Family)
 	if n := len(p.st.others); n > 0 {
-		report.Leave("%d addresses and ports of %s that load balancers of HNS have which this proxy did not make", n, p.cfg.Family)
+		report.Leave("%d addresses and ports of %s of other programs' HNS load balancers", n, p.cfg.Family)
 	}
 	p.st = nil
 	if err := errors.Join(append(r.rest, r.stopped)...); err != nil {

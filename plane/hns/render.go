@@ -51,7 +51,7 @@ func renderIn(kind NetworkType, cfg Config, want *lb.Table) ([]byte, error) {
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	if err := e.Encode(r.asked); err != nil {
-		return nil, fmt.Errorf("hns: say what is asked of HNS: %w", err)
+		return nil, fmt.Errorf("hns: encoding the calls: %w", err)
 	}
 	return text.Bytes(), errors.Join(errs...)
 }

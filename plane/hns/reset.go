@@ -55,7 +55,7 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 }
 
 // errNoNetwork: the network is missing or ambiguous.
-var errNoNetwork = errors.New("nothing can be written until then")
+var errNoNetwork = errors.New("waiting for the network")
 
 // Reset makes HNS hold exactly the table. It adopts what an earlier run left, see the package
 // comment.
@@ -104,7 +104,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	}
 	pic, err := p.read(ctx, p.st.node)
 	if err == nil && !strings.EqualFold(pic.id, p.st.id) {
-		err = fmt.Errorf("the HNS network %q was made anew: %w", p.cfg.Network, plane.ErrStateLost)
+		err = fmt.Errorf("the HNS network %q was created again: %w", p.cfg.Network, plane.ErrStateLost)
 	} else if errors.Is(err, errNoNetwork) {
 		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
@@ -131,7 +131,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		return r.mended, fmt.Errorf("hns: audit: %w: %w", r.stopped, plane.ErrStateLost)
 	case len(r.later) > 0:
 		p.st = nil
-		return r.mended, fmt.Errorf("hns: audit: more than %d load balancers had gone: %w", r.limit, plane.ErrStateLost)
+		return r.mended, fmt.Errorf("hns: audit: more than %d load balancers were missing: %w", r.limit, plane.ErrStateLost)
 	}
 	return r.mended, r.told(was.failed)
 }
@@ -316,7 +316,7 @@ func (r *reconciliation) run(ctx context.Context) {
 		if err := r.delete(ctx, id, r.hns.DeleteEndpoint); err == nil {
 			r.mended++
 		} else if !errors.Is(err, ErrNotFound) {
-			r.rest = append(r.rest, fmt.Errorf("endpoint %s, of which there is another: %w", id, err))
+			r.rest = append(r.rest, fmt.Errorf("duplicate endpoint %s: %w", id, err))
 		}
 	}
 	for a, e := range r.st.endpoints {
@@ -337,7 +337,7 @@ func (r *reconciliation) makeSource(ctx context.Context) {
 	}
 	r.calls++
 	if _, err := r.hns.CreateEndpoint(ctx, st.sourceEndpoint()); err != nil {
-		r.stopped = fmt.Errorf("making the endpoint of the source VIP %s (--source-vip, winkernel.sourceVip): %w", st.sourceVIP, err)
+		r.stopped = fmt.Errorf("creating the endpoint of the source VIP %s (--source-vip, winkernel.sourceVip): %w", st.sourceVIP, err)
 		return
 	}
 	r.mended++
@@ -375,7 +375,7 @@ func (r *reconciliation) prune(ctx context.Context) {
 			continue
 		}
 		if err := r.count(ctx, func() error { return r.remove(ctx, key, r.st.balancers[key]) }); err != nil {
-			r.rest = append(r.rest, fmt.Errorf("%s, which no Service has: %w", key, err))
+			r.rest = append(r.rest, fmt.Errorf("stale %s: %w", key, err))
 			continue
 		}
 		r.stale = append(r.stale, key)

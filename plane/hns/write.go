@@ -164,7 +164,7 @@ func (w *writer) create(ctx context.Context, key lb.Key, want *plan, addrs []net
 			return fmt.Errorf("%w: load balancer %s of another program has the address and port", err, id)
 		}
 		if portTaken(err) {
-			return fmt.Errorf("%w: a program of this node listens on the port, or it is in the dynamic range: see netsh int ipv4 show excludedportrange and dynamicport", err)
+			return fmt.Errorf("%w: a program of this node has the port, or it is in the dynamic range: see netsh int ipv4 show excludedportrange and dynamicport", err)
 		}
 		return err
 	}
@@ -258,7 +258,7 @@ func (w *writer) have(ctx context.Context, key lb.Key, backends []backend) (addr
 }
 
 // errNoPod: a pod of this node has no HNS endpoint.
-var errNoPod = errors.New("no HNS endpoint has the address, which is of a pod of this node: its CNI has not made it yet, or has removed it")
+var errNoPod = errors.New("a pod of this node has the address, but no HNS endpoint: the CNI plugin has not created it yet, or removed it")
 
 // endpoint finds or creates the endpoint of a backend. A container's endpoint is used wherever the
 // backend is said to be: a second one would compete with it, and hinder the CNI plugin.
@@ -383,7 +383,7 @@ func (w *writer) sweep(ctx context.Context) (deleted int, err error) {
 			continue
 		}
 		e.doubt = true
-		errs = append(errs, fmt.Errorf("endpoint %s, which is not needed any more: %w", a, err))
+		errs = append(errs, fmt.Errorf("unused endpoint %s: %w", a, err))
 	}
 	return deleted, errors.Join(errs...)
 }
