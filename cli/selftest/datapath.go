@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"kube-proxy/plane/hns"
@@ -38,12 +39,12 @@ func (r *run) answers(ctx context.Context, from string, to netip.AddrPort, serve
 }
 
 // reaches checks [run.answers].
-func (r *run) reaches(ctx context.Context, name, from string, to netip.AddrPort, server string, seen netip.Addr) {
+func (r *run) reaches(ctx context.Context, name, from string, to netip.AddrPort, server string, seen netip.Addr) bool {
 	claim := fmt.Sprintf("%s reaches %s at %s", from, server, to)
 	if seen.IsValid() {
 		claim += ", which sees the client's own address"
 	}
-	r.check(name, claim, r.answers(ctx, from, to, server, seen))
+	return r.check(name, claim, r.answers(ctx, from, to, server, seen))
 }
 
 // spreads checks how many servers answer 48 connections of a client.
@@ -114,14 +115,18 @@ func (n *hnsNode) dataPath(ctx context.Context) bool {
 	all := clients[1:]
 	node, _ := netip.ParseAddr(n.net.ManagementIP) // step 2 checks it
 	frontend, nodePort := netip.AddrPortFrom(n.EchoVIP, 20000), netip.AddrPortFrom(node, 30590)
+	if n.overlay() && !n.vipEndpoint(ctx, frontend, all) {
+		return true
+	}
+	hostReaches := false
 	for _, to := range all {
-		reaches := func(name string, from echo, at netip.AddrPort, seen netip.Addr) {
-			n.reaches(ctx, name+"/"+from.name+"/"+to.name, from.name, at, to.name, seen)
+		reaches := func(name string, from echo, at netip.AddrPort, seen netip.Addr) bool {
+			return n.reaches(ctx, name+"/"+from.name+"/"+to.name, from.name, at, to.name, seen)
 		}
 		n.through(ctx, "frontend", n.balancerOf(frontend, to), func(string) {
 			for _, from := range clients {
-				if from.here {
-					reaches("frontend", from, frontend, netip.Addr{})
+				if from.here && reaches("frontend", from, frontend, netip.Addr{}) && from.name == thisNode {
+					hostReaches = true
 				}
 			}
 		})
@@ -144,6 +149,7 @@ func (n *hnsNode) dataPath(ctx context.Context) bool {
 			}
 		})
 	}
+	n.answer("host-reaches-vip", hostReaches)
 	if len(all) < 2 {
 		return n.skip("affinity", "it takes two echoes")
 	}
@@ -160,6 +166,19 @@ func (n *hnsNode) dataPath(ctx context.Context) bool {
 		n.through(ctx, "open-connection", n.balancerOf(frontend, all[0]), func(id string) { n.change(ctx, id, frontend, all[0], all[1]) })
 	}
 	return true
+}
+
+// vipEndpoint answers whether pods of an overlay network need a remote endpoint at a frontend's address, and
+// creates it as the plane does.
+func (n *hnsNode) vipEndpoint(ctx context.Context, frontend netip.AddrPort, all []echo) bool {
+	if i := slices.IndexFunc(all, func(e echo) bool { return e.here }); i >= 0 {
+		n.through(ctx, "vip-endpoint", n.balancerOf(frontend, all[i]), func(string) {
+			_, err := n.ask(ctx, all[i].name, frontend)
+			n.answer("vip-endpoint", err != nil)
+		})
+	}
+	_, err := n.endpoint(ctx, frontend.Addr())
+	return n.check("vip-endpoint-created", "HNS creates a remote endpoint at the frontend's address", err)
 }
 
 // change gives the load balancer of one echo to another while a connection is open.

@@ -104,6 +104,7 @@ func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) h
 			cfg.Echo = append(cfg.Echo, netip.MustParseAddrPort(at))
 		}
 		f.AddPod(network, "pod1", netip.MustParseAddr("10.1.1.11"))
+		f.SetServices(netip.PrefixFrom(vip, 24))
 		f.SetNetwork(network, func(n *hns.Network) {
 			settings, _ := json.Marshal(hns.RemoteSubnet{DestinationPrefix: "10.1.2.0/24", ProviderAddress: "172.18.0.3"})
 			n.Policies = append(n.Policies, hns.Policy{Type: hns.PolicyRemoteSubnetRoute, Settings: settings})
@@ -118,9 +119,17 @@ func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) h
 // pod itself too, clients elsewhere reach them by a NodePort, and policy Local, affinity and open connections keep what they promise (WN-03).
 func TestDataPath(t *testing.T) {
 	for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
-		lines, ok, _ := on(t, hnsfake.Assumed("26100"), typ, onWires(t, time.Minute, nil))
+		want := hnsfake.Assumed("26100")
+		lines, ok, f := on(t, want, typ, onWires(t, time.Minute, nil))
 		if !ok {
 			t.Errorf("%s: failed: %v", typ, failed(lines))
+		}
+		got := factsOf(t, lines)
+		if got.HostReachesVIP != want.HostReachesVIP || got.VIPEndpoint != (typ == hns.Overlay && want.VIPEndpoint) {
+			t.Errorf("%s: the node reaches VIPs %t, pods need an endpoint %t", typ, got.HostReachesVIP, got.VIPEndpoint)
+		}
+		if left := f.Own(); strings.Contains(left, "198.51.100.") {
+			t.Errorf("%s: it leaves\n%s", typ, left)
 		}
 		var names []string
 		for _, l := range lines {

@@ -73,7 +73,7 @@ func (n *hnsNode) network(ctx context.Context) bool {
 	}
 	n.net = all[0]
 	n.answer("network-settings", n.net)
-	if strings.EqualFold(string(n.net.Type), string(hns.Overlay)) {
+	if n.overlay() {
 		list, err := n.HNS.Endpoints(ctx, n.net.ID)
 		if i := with(list, n.Plane.SourceVIP); err == nil && (i < 0 || list[i].Flags&hns.RemoteEndpoint != 0) {
 			err = fmt.Errorf("%s has none: --source-vip names it, and the proxy makes it when it starts", n.Plane.SourceVIP)
@@ -82,6 +82,8 @@ func (n *hnsNode) network(ctx context.Context) bool {
 	}
 	return usable
 }
+
+func (n *hnsNode) overlay() bool { return strings.EqualFold(string(n.net.Type), string(hns.Overlay)) }
 
 // with is the index of the endpoint with an address, -1 for none.
 func with(all []hns.Endpoint, a netip.Addr) int {

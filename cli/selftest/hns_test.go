@@ -47,6 +47,26 @@ func failed(lines []Line) (names []string) {
 	return names
 }
 
+// factsOf are the facts that a transcript gives.
+func factsOf(t *testing.T, lines []Line) hnsfake.Facts {
+	t.Helper()
+	var text bytes.Buffer
+	for _, l := range lines {
+		if err := json.NewEncoder(&text).Encode(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read, err := hnsfake.Read(&text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts, err := hnsfake.FactsOf(hnsfake.Facts{}, read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return facts
+}
+
 // What the test measures of an HNS is how that HNS behaves: the transcript of each build gives back the facts of the build, and the test
 // leaves nothing behind (WN-03).
 func TestTranscriptGivesTheFacts(t *testing.T) {
@@ -57,20 +77,7 @@ func TestTranscriptGivesTheFacts(t *testing.T) {
 			if !ok {
 				t.Errorf("%s %s: failed: %v", build, typ, failed(lines))
 			}
-			var text bytes.Buffer
-			for _, l := range lines {
-				if err := json.NewEncoder(&text).Encode(l); err != nil {
-					t.Fatal(err)
-				}
-			}
-			read, err := hnsfake.Read(&text)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := hnsfake.FactsOf(hnsfake.Facts{}, read)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := factsOf(t, lines)
 			// No answer: what takes a pod, or a clock; a listener of this test is none of the fake's.
 			want.CallMillis, want.ObjectMillis, want.VIPEndpoint, want.HostReachesVIP, want.ListenerConflict = 0, 0, false, false, false
 			want.SourceVIPEndpoint = want.SourceVIPEndpoint && typ == hns.Overlay
