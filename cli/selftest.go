@@ -23,7 +23,7 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// selftestHelp is the help of "kube-proxy selftest".
+// selftestHelp is the help of the command.
 func selftestHelp() string {
 	return "Usage: kube-proxy selftest [-o text|json] [--disruptive] [--echo ADDRESS:PORT,...] [flags]\n\n" +
 		wrapped("Proves in nine steps that the mode of these flags works here: "+strings.Join(selftest.Titles[:], ", ")+". On Linux this program runs in network "+
@@ -37,12 +37,12 @@ func selftestHelp() string {
 		"All flags of kube-proxy are taken, see kube-proxy --help. docs/windows.md says what the steps prove.\n"
 }
 
-// selftestPatience is how long a change may take, and selftestSizes are those of step 6.
+// selftestPatience is the time that a change may take; selftestSizes are the sizes of step 6.
 const selftestPatience = 30 * time.Second
 
 var selftestSizes = []int{10, 100, 1000}
 
-// selftest is "kube-proxy selftest".
+// selftest is the command "kube-proxy selftest".
 func (p *program) selftest() *cobra.Command {
 	var echo []string
 	var echoVIP string
@@ -69,7 +69,7 @@ func (p *program) selftest() *cobra.Command {
 	})
 }
 
-// selftestOf is the test of a configuration on this machine.
+// selftestOf configures the test on this machine.
 func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo []string, echoVIP string, disruptive bool) (selftest.Config, error) {
 	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Patience: selftestPatience, Dial: new(net.Dialer).DialContext}
 	var err error
@@ -103,7 +103,7 @@ type selftestPrinter struct {
 	out  io.Writer
 	json bool
 	step int
-	err  error // of the first line that could not be printed
+	err  error // the first write error
 }
 
 func (p *selftestPrinter) print(l selftest.Line) {

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// Addresses of the documentation ranges (RFC 5737), which no machine has.
+// Documentation addresses (RFC 5737), which no machine has.
 var (
 	pod     = netip.MustParseAddr("192.0.2.1")
 	absent  = netip.MustParseAddr("192.0.2.250")
@@ -24,18 +24,18 @@ var (
 	unknown = "00000000-0000-0000-0000-00000000fade"
 )
 
-// hnsNode is the HNS of this machine, and what the test has made in it.
+// hnsNode is the HNS of this machine and the objects of the test.
 type hnsNode struct {
 	*run
 	net       hns.Network
 	features  hns.Features
 	endpoints map[netip.Addr]hns.Endpoint
-	echoes    map[string]echo // of step 7, by their names
-	// deletes were made, of which so many failed for no reason.
+	echoes    map[string]echo // of step 7, by name
+	// spurious is the number of deletes that failed without a reason.
 	deletes, spurious int
 }
 
-// onHNS returns the steps with HNS, and the function that deletes their endpoints.
+// onHNS returns the steps with HNS, and a function that deletes their endpoints.
 func (r *run) onHNS() (steps []func(context.Context) bool, end func(context.Context)) {
 	n := &hnsNode{run: r, endpoints: map[netip.Addr]hns.Endpoint{}}
 	steps = []func(context.Context) bool{n.version, n.network, n.roundTrip, n.refusals, n.balancers, n.measure, n.dataPath, n.restart, r.service}
@@ -85,19 +85,19 @@ func (n *hnsNode) network(ctx context.Context) bool {
 
 func (n *hnsNode) overlay() bool { return strings.EqualFold(string(n.net.Type), string(hns.Overlay)) }
 
-// with is the index of the endpoint with an address, -1 for none.
+// with returns the index of the endpoint with an address, or -1.
 func with(all []hns.Endpoint, a netip.Addr) int {
 	return slices.IndexFunc(all, func(e hns.Endpoint) bool { return e.Has(a) })
 }
 
-// asked is an endpoint as the plane asks for it, with a name that no proxy uses.
+// asked is the plane's request for an endpoint, with a name that no proxy uses.
 func (n *hnsNode) asked(a netip.Addr) (hns.Endpoint, error) {
 	e, err := hns.EndpointOf(n.net, a)
 	e.Name = "kube-proxy-selftest " + a.String()
 	return e, err
 }
 
-// endpoint returns the endpoint of an address, which it makes once.
+// endpoint returns the endpoint of an address, and creates it once.
 func (n *hnsNode) endpoint(ctx context.Context, a netip.Addr) (e hns.Endpoint, err error) {
 	if e, ok := n.endpoints[a]; ok {
 		return e, nil
@@ -111,7 +111,7 @@ func (n *hnsNode) endpoint(ctx context.Context, a netip.Addr) (e hns.Endpoint, e
 	return e, err
 }
 
-// remove deletes an object, and tries three times.
+// remove deletes an object in up to three attempts.
 func (n *hnsNode) remove(ctx context.Context, id string, by func(context.Context, string) error) (err error) {
 	for range 3 {
 		n.deletes++
@@ -173,7 +173,7 @@ func (n *hnsNode) roundTrip(ctx context.Context) bool {
 	return n.check("delete", "the endpoint is deleted", err)
 }
 
-// balancer is a load balancer of TCP as the test asks for it; without a VIP it is one of NodePorts.
+// balancer is a TCP load balancer; without a VIP it serves a NodePort.
 func (n *hnsNode) balancer(vip netip.Addr, port uint16, endpoints ...string) hns.LoadBalancer {
 	l := hns.LoadBalancer{HostComputeEndpoints: endpoints, SchemaVersion: hns.Version2,
 		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: echoPort, ExternalPort: port}}}
@@ -188,7 +188,7 @@ func (n *hnsNode) balancer(vip netip.Addr, port uint16, endpoints ...string) hns
 	return l
 }
 
-// during makes a load balancer, calls f and deletes it.
+// during calls f while a load balancer exists.
 func (n *hnsNode) during(ctx context.Context, l hns.LoadBalancer, f func(made hns.LoadBalancer) error) error {
 	made, err := n.HNS.CreateLoadBalancer(ctx, l)
 	if err != nil {
@@ -224,7 +224,7 @@ func (n *hnsNode) refusals(ctx context.Context) bool {
 	}
 	if s, err := net.Listen("tcp", ":0"); err == nil {
 		n.answer("listener-conflict", !n.takes(ctx, n.balancer(vip, uint16(s.Addr().(*net.TCPAddr).Port), e.ID)))
-		_ = s.Close() // nobody connected
+		_ = s.Close() // no connection is open
 	}
 	var reserved [2]uint16
 	for _, port := range []uint16{30000, 31000, 32000, 32700, 32767} {
@@ -236,7 +236,7 @@ func (n *hnsNode) refusals(ctx context.Context) bool {
 	return true
 }
 
-// refused checks that HNS has refused a call for that reason, and answers the code.
+// refused checks why HNS refused a call, and answers the code.
 func (n *hnsNode) refused(name string, want, err error) {
 	var e *hns.Error
 	if errors.As(err, &e) {
@@ -273,14 +273,14 @@ func (n *hnsNode) balancers(ctx context.Context) bool {
 	return true
 }
 
-// hasIPv6 reports whether the network can have endpoints of IPv6.
+// hasIPv6 reports whether the network has IPv6 endpoints.
 func (n *hnsNode) hasIPv6() bool {
 	return n.features.IPv6DualStack && slices.ContainsFunc(n.net.Ipams, func(i hns.Ipam) bool {
 		return slices.ContainsFunc(i.Subnets, func(s hns.Subnet) bool { return strings.Contains(s.IPAddressPrefix, ":") })
 	})
 }
 
-// mappingFlags returns which flags of port mappings HNS accepts, each by itself.
+// mappingFlags returns the flags of port mappings that HNS accepts, each on its own.
 func (n *hnsNode) mappingFlags(ctx context.Context) (accepted hns.PortMappingFlags) {
 	e, err := n.endpoint(ctx, pod)
 	for flag := hns.MappingILB; err == nil && flag <= hns.MappingVIPExternal; flag <<= 1 {
@@ -297,7 +297,7 @@ func (n *hnsNode) mappingFlags(ctx context.Context) (accepted hns.PortMappingFla
 	return accepted
 }
 
-// shape makes a load balancer, reads it, gives it another endpoint and deletes it.
+// shape creates a load balancer, reads it, replaces its endpoints and deletes it.
 func (n *hnsNode) shape(ctx context.Context, l hns.LoadBalancer) error {
 	var ids []string
 	another := netip.MustParseAddr(l.HostComputeEndpoints[0]).Prev()
@@ -323,7 +323,7 @@ func (n *hnsNode) shape(ctx context.Context, l hns.LoadBalancer) error {
 	})
 }
 
-// same compares a load balancer with the one of HNS.
+// same compares a load balancer with the one in HNS.
 func (n *hnsNode) same(ctx context.Context, want hns.LoadBalancer) error {
 	all, err := n.HNS.LoadBalancers(ctx)
 	i := slices.IndexFunc(all, func(l hns.LoadBalancer) bool { return strings.EqualFold(l.ID, want.ID) })
@@ -339,12 +339,12 @@ func (n *hnsNode) same(ctx context.Context, want hns.LoadBalancer) error {
 	return nil
 }
 
-// sorted returns ids in order and in lower case, since HNS ignores their case.
+// sorted returns sorted ids in lower case, because HNS ignores case.
 func sorted(ids []string) []string {
 	return slices.Sorted(slices.Values(strings.Fields(strings.ToLower(strings.Join(ids, " ")))))
 }
 
-// A node of a large cluster has so many objects, and a list of them must end in that time.
+// A list of the objects on a node of a large cluster must end within listTimeout.
 const (
 	largeCluster = 10_000
 	listTimeout  = 5 * time.Minute

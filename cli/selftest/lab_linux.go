@@ -18,7 +18,7 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// lab is a node with the proxy in it, which follows the manifests in a folder.
+// lab is a node with a proxy that watches a folder of manifests.
 type lab struct {
 	net   *netlab.Lab
 	dir   string
@@ -26,17 +26,17 @@ type lab struct {
 	proxy *netlab.Cmd
 }
 
-// service is a Service of the lab with one port of TCP, 80.
+// service is a Service with TCP port 80.
 type service struct {
 	name, ip string
 	nodePort int
-	spec     string // more of its spec
+	spec     string // further fields
 	hosts    []string
 }
 
 const local, remote, onNode, sticky, spread, moving = "10.96.0.11", "10.96.0.12", "10.96.0.13", "10.96.0.15", "10.96.0.16", "10.96.0.17"
 
-// labServices have one of each kind that a mode writes.
+// labServices has a Service of each kind.
 var labServices = []service{
 	{"local", local, 30011, "", []string{"pod1"}},
 	{"remote", remote, 30012, "", []string{"pod4"}},
@@ -47,7 +47,7 @@ var labServices = []service{
 	{"moving", moving, 30017, "", []string{"pod2"}},
 }
 
-// extra is a Service that comes, changes and goes.
+// extra is created, changed and deleted.
 var extra = service{"extra", "10.96.0.99", 30099, "", []string{"pod1"}}
 
 func (s service) manifest() string {
@@ -73,12 +73,12 @@ func manifests(all []service) string {
 	return text.String()
 }
 
-// inLab returns the steps in network namespaces, and the function that removes those.
+// inLab returns the steps in network namespaces, and a function that removes these.
 func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Context)) {
 	noHNS := func(context.Context) bool { return r.skip("step", "it asks HNS, which only Windows has") }
 	return []func(context.Context) bool{r.node, r.build, noHNS, noHNS, r.shapes, r.latency, r.dataPath, r.restarts, r.control}, func(context.Context) {
 		if r.lab.net != nil {
-			_ = r.lab.net.Close() // it ends with the process in any case
+			_ = r.lab.net.Close() // it ends with the process anyway
 			_ = os.RemoveAll(r.lab.dir)
 		}
 	}
@@ -125,7 +125,7 @@ func (r *run) start() error {
 	return l.proxy.Start()
 }
 
-// settled waits until the kernel holds that many Services.
+// settled waits until the kernel has exactly that number of Services.
 func (r *run) settled(ctx context.Context, services int) error {
 	err := r.await(ctx, func() error {
 		var s inspect.Status
@@ -133,7 +133,7 @@ func (r *run) settled(ctx context.Context, services int) error {
 			return err
 		}
 		begun := !slices.ContainsFunc(s.Families, func(f inspect.FamilyStatus) bool { return !f.Begun })
-		if !s.Synced || s.Services != services || !begun { // to compare would only keep it from its work
+		if !s.Synced || s.Services != services || !begun { // a comparison would only delay it
 			return fmt.Errorf("the proxy has %d Services of %d; all of them were written: %t", s.Services, services, begun)
 		}
 		var d inspect.Diff
@@ -153,7 +153,7 @@ func (r *run) settled(ctx context.Context, services int) error {
 	return err
 }
 
-// served waits until that host answers a pod.
+// served waits until a host answers a pod.
 func (r *run) served(ctx context.Context, ip, by string) error {
 	return r.await(ctx, func() error {
 		got, err := r.lab.net.Dial("pod3", netlab.TCP, at(ip, 80), netlab.DialOptions{Timeout: soon})
@@ -164,7 +164,8 @@ func (r *run) served(ctx context.Context, ip, by string) error {
 	})
 }
 
-// change replaces a file, and waits until the host answers at the address, if one is given, and the kernel holds that many Services.
+// change replaces a file. It waits until a host answers at the address, unless that is "", and the
+// kernel has that number of Services.
 func (r *run) change(ctx context.Context, file, text string, services int, ip, by string) error {
 	err := r.lab.put(file, text)
 	if err == nil && ip != "" {
@@ -176,7 +177,8 @@ func (r *run) change(ctx context.Context, file, text string, services int, ip, b
 	return err
 }
 
-// shapes is step 5: the proxy writes, changes and deletes a Service of each kind, and the kernel is compared with them.
+// shapes is step 5: the proxy writes, changes and deletes Services, and the kernel is compared with
+// them.
 func (r *run) shapes(ctx context.Context) bool {
 	const node = "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n"
 	n := len(labServices)
@@ -193,7 +195,7 @@ func (r *run) shapes(ctx context.Context) bool {
 		r.check("deleted", "a deleted Service leaves nothing", r.change(ctx, "extra", "", n, "", ""))
 }
 
-// latency is step 6: from the write of manifests to the first answer of the last Service.
+// latency is step 6: from writing manifests to the first answer of the last Service.
 func (r *run) latency(ctx context.Context) bool {
 	for _, n := range r.Sizes {
 		var many []service
@@ -217,10 +219,10 @@ func at(ip string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(ip), port)
 }
 
-// soon is how long an answer may take where the next request comes at once.
+// soon is the timeout of a request that is repeated at once.
 const soon = 100 * time.Millisecond
 
-// ask connects within the usual time. A zero reply comes with an error.
+// ask connects with the usual timeout.
 func (r *run) ask(_ context.Context, from string, to netip.AddrPort) (reply, error) {
 	got, err := r.lab.net.Dial(from, netlab.TCP, to, netlab.DialOptions{})
 	return reply{got.Server, got.Seen.Addr()}, err
@@ -267,11 +269,11 @@ func (r *run) dataPath(ctx context.Context) bool {
 	return true
 }
 
-// restarts is step 8: the proxy is killed and starts again, under traffic where the kernel carries that.
+// restarts is step 8: the proxy is killed and restarted, under traffic if the kernel forwards that.
 func (r *run) restarts(ctx context.Context) bool {
 	var ways []netlab.Way
 	if !r.Terminates {
-		const rest = 9 // a proxy that starts needs the processors too
+		const rest = 9 // leaves the processors to the starting proxy
 		ways = []netlab.Way{{From: "pod3", To: at(remote, 80), Rest: rest}, {From: netlab.Node1, To: at(local, 80), Rest: rest}}
 	}
 	traffic, err := r.lab.net.StartTraffic(ways...)
@@ -294,7 +296,7 @@ func (r *run) restarts(ctx context.Context) bool {
 	return back
 }
 
-// control is step 9, by signals in place of the requests of a service control manager.
+// control is step 9, with signals in place of service controls.
 func (r *run) control(ctx context.Context) bool {
 	err := r.lab.proxy.Process.Signal(syscall.SIGHUP)
 	for i, text := range []string{extra.manifest(), ""} {

@@ -4,10 +4,10 @@ package selftest
 
 import "context"
 
-// lab is of Linux.
+// lab is only on Linux.
 type lab struct{}
 
-// inLab are the steps without HNS and without network namespaces: the first one fails, or there is nothing that they could show.
+// inLab skips all steps that need HNS or network namespaces.
 func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Context)) {
 	none := func(context.Context) bool {
 		return r.skip("step", "there is no Host Networking Service here, and no network namespace")

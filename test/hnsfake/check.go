@@ -11,13 +11,13 @@ import (
 
 var (
 	macForm = regexp.MustCompile(`^[0-9A-Fa-f]{2}(-[0-9A-Fa-f]{2}){5}$`)
-	protos  = []uint32{6, 17} // of SCTP no document of HNS speaks
+	protos  = []uint32{6, 17} // no document mentions SCTP
 )
 
-// longestName bounds the names of endpoints: the documents have no bound, and none that this proxy makes comes near.
+// longestName bounds endpoint names. No bound is documented; ours are far shorter.
 const longestName = 255
 
-// checkEndpoint returns the endpoint's addresses, or why HNS does not take it.
+// checkEndpoint returns the endpoint's addresses, or why HNS refuses it.
 func (f *Fake) checkEndpoint(e hns.Endpoint) ([]netip.Addr, *hns.Error) {
 	network, ok := f.networks[e.HostComputeNetwork]
 	switch {
@@ -33,7 +33,7 @@ func (f *Fake) checkEndpoint(e hns.Endpoint) ([]netip.Addr, *hns.Error) {
 		return nil, bad(0x803b000c, "a Name of %d bytes", len(e.Name))
 	case e.Flags&^hns.RemoteEndpoint != 0:
 		return nil, bad(0x803b000c, "Flags %d", e.Flags)
-	case len(e.IPConfigurations) == 0: // HNS would choose one, which nobody here asks for
+	case len(e.IPConfigurations) == 0: // HNS would choose an address
 		return nil, bad(hns.CodeInvalidAddress, "no IpConfigurations")
 	}
 	addrs, err := f.checkAddrs(e)
@@ -43,7 +43,7 @@ func (f *Fake) checkEndpoint(e hns.Endpoint) ([]netip.Addr, *hns.Error) {
 	if e.Flags&hns.RemoteEndpoint == 0 {
 		return addrs, nil
 	}
-	if !macForm.MatchString(e.MacAddress) { // nothing says that HNS makes one for what is elsewhere
+	if !macForm.MatchString(e.MacAddress) { // no document says that HNS generates one
 		return nil, bad(0x803b000c, "MacAddress %q", e.MacAddress)
 	}
 	if network.Type == hns.Overlay && !provider(e.Policies).IsValid() {
@@ -82,7 +82,7 @@ func usable(a netip.Addr) bool {
 		a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// provider returns the address in the policy of type ProviderAddress, not valid if there is none.
+// provider returns the address of the ProviderAddress policy, invalid if there is none.
 func provider(policies []hns.Policy) netip.Addr {
 	for _, p := range policies {
 		if p.Type != hns.PolicyProviderAddress {
@@ -101,7 +101,7 @@ func provider(policies []hns.Policy) netip.Addr {
 	return netip.Addr{}
 }
 
-// checkBalancer returns what the load balancer answers to, or why HNS does not take it. It does not look at who else answers.
+// checkBalancer returns the load balancer's keys, or why HNS refuses it, conflicts aside.
 func (f *Fake) checkBalancer(l hns.LoadBalancer) ([]Key, *hns.Error) {
 	invalid := func(format string, args ...any) ([]Key, *hns.Error) {
 		return nil, bad(hns.CodeInvalidPolicy, format, args...)
@@ -116,7 +116,7 @@ func (f *Fake) checkBalancer(l hns.LoadBalancer) ([]Key, *hns.Error) {
 		return invalid("this version has no DSR")
 	case six && !f.facts.Features.IPv6DualStack:
 		return invalid("this version has no IPv6")
-	case len(l.PortMappings) != 1: // the schema has a list; hnslib makes one, and nothing says what several do to each other
+	case len(l.PortMappings) != 1: // the schema has a list; no document describes several
 		return invalid("%d PortMappings", len(l.PortMappings))
 	}
 	if err := f.checkMapping(l.PortMappings[0], l.Flags&hns.FlagDSR != 0); err != nil {
@@ -156,7 +156,7 @@ func (f *Fake) checkMapping(m hns.PortMapping, dsr bool) *hns.Error {
 	return nil
 }
 
-// checkBackends looks at the endpoints and the source address: all of one network and of the load balancer's family.
+// checkBackends checks that all endpoints and the source are of one network and the right family.
 func (f *Fake) checkBackends(l hns.LoadBalancer, six bool) *hns.Error {
 	if len(l.HostComputeEndpoints) == 0 { // "invalid or missing parameters" (aws/containers-roadmap#240)
 		return bad(hns.CodeInvalidPolicy, "no endpoints")
@@ -181,7 +181,8 @@ func (f *Fake) checkBackends(l hns.LoadBalancer, six bool) *hns.Error {
 	return f.checkSource(l.SourceVIP, network, six)
 }
 
-// checkSource: overlay networks need an address that backends can answer: the node's, or one of a local endpoint.
+// checkSource: overlay networks need a source that backends can answer, the node's address or that
+// of a local endpoint.
 func (f *Fake) checkSource(vip string, network hns.Network, six bool) *hns.Error {
 	if vip == "" {
 		if network.Type == hns.Overlay {
@@ -200,7 +201,7 @@ func (f *Fake) checkSource(vip string, network hns.Network, six bool) *hns.Error
 	return nil
 }
 
-// addr is the endpoint's address of the family, not valid if it has none.
+// addr is the endpoint's address of a family, invalid if it has none.
 func (e *endpoint) addr(six bool) netip.Addr { return addrOf(e.addrs, six) }
 
 func addrOf(addrs []netip.Addr, six bool) netip.Addr {
@@ -212,7 +213,7 @@ func addrOf(addrs []netip.Addr, six bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// keysOf is what a load balancer answers to.
+// keysOf returns the keys of a load balancer.
 func keysOf(l hns.LoadBalancer) []Key {
 	var out []Key
 	for _, m := range l.PortMappings {

@@ -18,65 +18,65 @@ import (
 
 // Call is a call to HNS.
 type Call struct {
-	// Name is that of the method, "CreateLoadBalancer".
+	// Name is the method, "CreateLoadBalancer".
 	Name string
-	// N counts the calls of all names, from 1.
+	// N counts all calls, from 1.
 	N int
 }
 
 // Fault is how a call fails.
 type Fault struct {
-	// Code is what Windows returns; 0 for none, where Kind says all.
+	// Code is the Windows code, or 0.
 	Code uint32
-	// Kind is one of the errors of package hns; nil for what Code means.
+	// Kind is an error of package hns; nil for the meaning of Code.
 	Kind error
-	// Done: the call does what it was asked for, and fails all the same.
+	// Done: the call takes effect, and fails.
 	Done bool
-	// Hangs: the call returns when its context ends, with hns.ErrTimeout.
+	// Hangs: the call returns hns.ErrTimeout when its context ends.
 	Hangs bool
-	// Late, if not 0, is after how many more calls the call does what it was asked for, or fails without anybody's knowing; it returns at
-	// once with hns.ErrTimeout.
+	// Late, if not 0: the call returns hns.ErrTimeout at once, and takes effect after that many
+	// further calls.
 	Late int
 }
 
-// Count is what calls of one name came to.
+// Count are the calls of one name.
 type Count struct {
 	Calls int
-	// Bytes are those of the JSON of requests and answers.
+	// Bytes is the size of the JSON of requests and answers.
 	Bytes int
 }
 
-// Everything is what the newest HNS can (15.5 and later).
+// Everything are the features of the newest HNS, 15.5 and later.
 var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true}
 
-// Fake is an HNS in memory. The zero Fake is not ready, see [New]. It is safe for concurrent use.
+// Fake is an in-memory HNS, see [New]. It is safe for concurrent use.
 //
-// IDs are GUIDs, of which the case does not matter: it takes any, and tells objects their own in upper case and the endpoints of load
-// balancers in lower case, so that who compares them as text fails here.
+// Ids are GUIDs in any case. Answers have an object's own id in upper case, and the endpoints of
+// load balancers in lower case, so that callers who compare text fail.
 type Fake struct {
 	mu        sync.Mutex
 	facts     Facts
 	slow      bool
-	deletes   int // calls that delete, so far
+	deletes   int // deletes so far
 	services  []netip.Prefix
 	networks  map[string]hns.Network
 	endpoints map[string]*endpoint
-	at        map[place][]string // the endpoints that have an address
+	at        map[place][]string // endpoints by address
 	balancers map[string]*hns.LoadBalancer
-	keys      map[Key]string // the load balancer that answers a key
+	keys      map[Key]string // load balancers by key
 	reserved  map[Key]bool
-	foreign   map[string]bool // objects of others, by ID
-	touched   []string        // what was done to them
-	made      int             // ids
+	foreign   map[string]bool // others' objects, by ID
+	touched   []string        // calls that changed them
+	made      int             // ids so far
 	fault     func(Call) *Fault
 	late      []late
 	calls     int
 	counts    map[string]Count
 }
 
-// late is a call that has returned and is yet to do what it was asked for.
+// late is a returned call that is still to take effect.
 type late struct {
-	at int // the number of the call before which it does
+	at int // takes effect before that call
 	do func()
 }
 
@@ -89,10 +89,10 @@ type place struct {
 type endpoint struct {
 	hns.Endpoint
 	addrs []netip.Addr
-	uses  int // load balancers that send to it
+	uses  int // load balancers that use it
 }
 
-// Key is what a load balancer answers to. Addr is not valid where it answers on the node's own addresses of the family.
+// Key identifies a load balancer. Addr is invalid for the node's own addresses.
 type Key struct {
 	Addr  netip.Addr
 	Six   bool
@@ -100,7 +100,7 @@ type Key struct {
 	Proto uint32
 }
 
-// New returns an HNS that can do that, and has no network. Otherwise it is as the newest build of Windows.
+// New returns the newest build of Windows with those features, without networks.
 func New(f hns.Features) *Fake {
 	facts := Assumed(Builds[len(Builds)-1])
 	f.Build = facts.Build
@@ -108,7 +108,7 @@ func New(f hns.Features) *Fake {
 	return With(facts)
 }
 
-// With returns an HNS that behaves as a transcript says, and has no network.
+// With returns the build of Windows of a transcript, without networks.
 func With(facts Facts) *Fake {
 	return &Fake{
 		facts: facts, networks: map[string]hns.Network{}, endpoints: map[string]*endpoint{}, at: map[place][]string{},
@@ -117,14 +117,14 @@ func With(facts Facts) *Fake {
 	}
 }
 
-// FailWith asks fault before every call how it fails; nil, and a nil fault, for not at all.
+// FailWith sets a function that returns how a call fails, nil for success.
 func (f *Fake) FailWith(fault func(Call) *Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fault = fault
 }
 
-// SetFeatures makes it another version, as an update of the node does.
+// SetFeatures changes the version, as an update of Windows does.
 func (f *Fake) SetFeatures(features hns.Features) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -132,14 +132,14 @@ func (f *Fake) SetFeatures(features hns.Features) {
 	f.facts.Features = features
 }
 
-// SetSlow has calls take the time of the transcript, for tests with a clock of their own (testing/synctest).
+// SetSlow makes calls take the time of the transcript, for tests with synctest.
 func (f *Fake) SetSlow() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.slow = true
 }
 
-// wait takes the time of a call. f.mu is not held.
+// wait waits for the time of a call; f.mu is not held.
 func (f *Fake) wait() {
 	f.mu.Lock()
 	ms, slow := f.facts.CallMillis+f.facts.ObjectMillis*float64(len(f.endpoints)+len(f.balancers)), f.slow
@@ -149,7 +149,7 @@ func (f *Fake) wait() {
 	}
 }
 
-// Counts returns what the calls since the last Counts came to, by the names of the methods.
+// Counts returns the calls since the last Counts, by method.
 func (f *Fake) Counts() map[string]Count {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -158,7 +158,7 @@ func (f *Fake) Counts() map[string]Count {
 	return out
 }
 
-// call is one call of a method: it fails as it is told to, counts, and does do. The answer is counted after do.
+// call makes one call: it fails as configured, counts, and runs do.
 func call[T any](ctx context.Context, f *Fake, name, object string, request any, do func() (T, *hns.Error)) (T, error) {
 	var zero T
 	f.mu.Lock()
@@ -199,7 +199,7 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 	}
 	switch {
 	case how.Late > 0:
-		f.late = append(f.late, late{f.calls + how.Late, func() { _, _ = do() }}) // nobody hears of it
+		f.late = append(f.late, late{f.calls + how.Late, func() { _, _ = do() }}) // the caller does not learn the outcome
 		return zero, refuse(&hns.Error{Kind: hns.ErrTimeout, Text: "the call is late"})
 	case how.Hangs:
 		return zero, refuse(&hns.Error{Kind: hns.ErrTimeout, Text: "the call hangs"})
@@ -209,7 +209,7 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 	return zero, refuse(bad(how.Code, "injected"))
 }
 
-// catchUp does what late calls asked for that are due.
+// catchUp runs the late calls that are due.
 func (f *Fake) catchUp(calls int) {
 	var rest []late
 	for _, l := range f.late {
@@ -222,7 +222,7 @@ func (f *Fake) catchUp(calls int) {
 	f.late = rest
 }
 
-// CatchUp does what all late calls asked for.
+// CatchUp runs all late calls.
 func (f *Fake) CatchUp() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -249,12 +249,12 @@ func (f *Fake) id() string {
 	return fmt.Sprintf("%08X-0000-4000-ABCD-00155D%06X", 0xA0000000+f.made, f.made&0xffffff)
 }
 
-// Features is hns.HNS.
+// Features is part of hns.HNS, as are the next methods.
 func (f *Fake) Features(ctx context.Context) (hns.Features, error) {
 	return call(ctx, f, "Features", "", nil, func() (hns.Features, *hns.Error) { return f.facts.Features, nil })
 }
 
-// Networks is hns.HNS. Names are compared as they are.
+// Networks compares names exactly.
 func (f *Fake) Networks(ctx context.Context, name string) ([]hns.Network, error) {
 	return call(ctx, f, "Networks", name, name, func() ([]hns.Network, *hns.Error) {
 		var out []hns.Network
@@ -267,7 +267,7 @@ func (f *Fake) Networks(ctx context.Context, name string) ([]hns.Network, error)
 	})
 }
 
-// known refuses what is of schema version 2 where the version of HNS has no such.
+// known refuses calls of schema version 2 if the version has none.
 func (f *Fake) known() *hns.Error {
 	if !f.facts.Features.V2 {
 		return bad(hns.CodeNotImplemented, "schema version 2")
@@ -275,7 +275,7 @@ func (f *Fake) known() *hns.Error {
 	return nil
 }
 
-// Endpoints is hns.HNS. A network that is not there has none, for HNS only filters.
+// Endpoints of an unknown network are none, because HNS only filters.
 func (f *Fake) Endpoints(ctx context.Context, network string) ([]hns.Endpoint, error) {
 	return call(ctx, f, "Endpoints", network, network, func() ([]hns.Endpoint, *hns.Error) {
 		var out []hns.Endpoint
@@ -292,7 +292,7 @@ func (f *Fake) ofNetwork(network string) []string {
 	})
 }
 
-// EndpointsAt is hns.HNS.
+// EndpointsAt filters as the transcript says.
 func (f *Fake) EndpointsAt(ctx context.Context, network, address string) ([]hns.Endpoint, error) {
 	return call(ctx, f, "EndpointsAt", address, address, func() ([]hns.Endpoint, *hns.Error) {
 		addr, err := netip.ParseAddr(address)
@@ -314,7 +314,7 @@ func (f *Fake) EndpointsAt(ctx context.Context, network, address string) ([]hns.
 	})
 }
 
-// CreateEndpoint is hns.HNS.
+// CreateEndpoint is part of hns.HNS.
 func (f *Fake) CreateEndpoint(ctx context.Context, e hns.Endpoint) (hns.Endpoint, error) {
 	return call(ctx, f, "CreateEndpoint", describe(e), e, func() (hns.Endpoint, *hns.Error) {
 		if err := f.known(); err != nil {
@@ -351,7 +351,7 @@ func (f *Fake) createEndpoint(e hns.Endpoint) (hns.Endpoint, *hns.Error) {
 	return clone(e), nil
 }
 
-// deleteFails refuses one delete in so many, though nothing is wrong.
+// deleteFails refuses one delete in so many without a reason.
 func (f *Fake) deleteFails() *hns.Error {
 	if f.deletes++; f.facts.DeletesFail > 0 && f.deletes%f.facts.DeletesFail == 0 {
 		return bad(0x80004005, "unspecified error")
@@ -359,7 +359,7 @@ func (f *Fake) deleteFails() *hns.Error {
 	return nil
 }
 
-// DeleteEndpoint is hns.HNS.
+// DeleteEndpoint is part of hns.HNS.
 func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
 	id = strings.ToUpper(id)
 	_, err := call(ctx, f, "DeleteEndpoint", id, id, func() (struct{}, *hns.Error) {
@@ -389,7 +389,7 @@ func (f *Fake) dropEndpoint(id string) {
 	delete(f.endpoints, id)
 }
 
-// LoadBalancers is hns.HNS.
+// LoadBalancers is part of hns.HNS.
 func (f *Fake) LoadBalancers(ctx context.Context) ([]hns.LoadBalancer, error) {
 	return call(ctx, f, "LoadBalancers", "", nil, func() ([]hns.LoadBalancer, *hns.Error) {
 		var out []hns.LoadBalancer
@@ -400,7 +400,7 @@ func (f *Fake) LoadBalancers(ctx context.Context) ([]hns.LoadBalancer, error) {
 	})
 }
 
-// CreateLoadBalancer is hns.HNS.
+// CreateLoadBalancer is part of hns.HNS.
 func (f *Fake) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
 	return call(ctx, f, "CreateLoadBalancer", describeBalancer(l), l, func() (hns.LoadBalancer, *hns.Error) {
 		if err := f.known(); err != nil {
@@ -436,7 +436,7 @@ func (f *Fake) createBalancer(l hns.LoadBalancer) (hns.LoadBalancer, *hns.Error)
 	return told(l), nil
 }
 
-// portTaken reports whether the node has the port: a program that listens there, or the dynamic range.
+// portTaken reports whether a program listens on the port, or the dynamic range has it.
 func (f *Fake) portTaken(k Key) bool {
 	r := f.facts.ReservedPorts
 	if !k.Addr.IsValid() {
@@ -446,7 +446,7 @@ func (f *Fake) portTaken(k Key) bool {
 	return f.facts.ListenerConflict && f.reserved[k]
 }
 
-// codeOf is what HNS says where a load balancer has the key: both codes were seen (kubernetes/kubernetes#139519, #137530).
+// codeOf is the code for a used key; both were seen (kubernetes/kubernetes#139519, #137530).
 func codeOf(k Key) uint32 {
 	if k.Addr.IsValid() {
 		return hns.CodeAlreadyExists
@@ -468,7 +468,7 @@ func describeBalancer(l hns.LoadBalancer) string {
 	return s
 }
 
-// ModifyLoadBalancer is hns.HNS.
+// ModifyLoadBalancer is part of hns.HNS.
 func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
 	return call(ctx, f, "ModifyLoadBalancer", l.ID, l, func() (hns.LoadBalancer, *hns.Error) {
 		if !f.facts.Features.ModifyLoadbalancer {
@@ -482,7 +482,7 @@ func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.
 		if _, err := f.checkBalancer(l); err != nil {
 			return l, err
 		}
-		// What may change in place is written nowhere; hnslib's own test (TestCreateUpdateDeleteLoadBalancer) changes endpoints.
+		// Undocumented; the test of hnslib (TestCreateUpdateDeleteLoadBalancer) changes endpoints.
 		if !sameBut(*old, l) {
 			return l, bad(hns.CodeInvalidPolicy, "only the endpoints of a load balancer may change in place")
 		}
@@ -494,13 +494,13 @@ func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.
 	})
 }
 
-// sameBut reports whether two load balancers have all but their endpoints in common.
+// sameBut reports whether two load balancers are equal but for their endpoints.
 func sameBut(a, b hns.LoadBalancer) bool {
 	return a.SourceVIP == b.SourceVIP && a.Flags == b.Flags && slices.Equal(a.FrontendVIPs, b.FrontendVIPs) &&
 		slices.Equal(a.PortMappings, b.PortMappings)
 }
 
-// DeleteLoadBalancer is hns.HNS.
+// DeleteLoadBalancer is part of hns.HNS.
 func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
 	id = strings.ToUpper(id)
 	_, err := call(ctx, f, "DeleteLoadBalancer", id, id, func() (struct{}, *hns.Error) {
@@ -541,7 +541,7 @@ func clone(e hns.Endpoint) hns.Endpoint {
 	return e
 }
 
-// heard is a load balancer as the fake keeps it, told as it tells of it.
+// heard converts a stored load balancer to the case of answers.
 func heard(l hns.LoadBalancer) hns.LoadBalancer { return cased(l, strings.ToUpper) }
 
 func told(l hns.LoadBalancer) hns.LoadBalancer { return cased(l, strings.ToLower) }

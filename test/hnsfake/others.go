@@ -9,7 +9,7 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// AddNetwork makes a network, as a CNI plugin does, and returns its ID.
+// AddNetwork creates a network, as a CNI plugin does, and returns its ID.
 func (f *Fake) AddNetwork(n hns.Network) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -18,7 +18,7 @@ func (f *Fake) AddNetwork(n hns.Network) string {
 	return n.ID
 }
 
-// SetNetwork changes a network, as HNS does when it has its ManagementIP, or a CNI plugin that adds a subnet.
+// SetNetwork changes a network, as HNS or a CNI plugin does.
 func (f *Fake) SetNetwork(id string, change func(*hns.Network)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -28,7 +28,7 @@ func (f *Fake) SetNetwork(id string, change func(*hns.Network)) {
 	f.networks[id] = n
 }
 
-// RemoveNetwork removes a network with all its endpoints, and the load balancers that send to one of them, as the restart of a node
+// RemoveNetwork removes a network with its endpoints and load balancers, as a restart of the node
 // does.
 func (f *Fake) RemoveNetwork(id string) {
 	id = strings.ToUpper(id)
@@ -47,7 +47,8 @@ func (f *Fake) RemoveNetwork(id string) {
 	delete(f.networks, id)
 }
 
-// AddPod makes the endpoint of a container on this node, as a CNI plugin does, and returns its ID. It is an object of others.
+// AddPod creates a container's endpoint, as a CNI plugin does, and returns its ID. It is another
+// program's object.
 func (f *Fake) AddPod(network, name string, addrs ...netip.Addr) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -64,8 +65,8 @@ func (f *Fake) AddPod(network, name string, addrs ...netip.Addr) string {
 	return made.ID
 }
 
-// RemovePod removes the endpoint of a container though load balancers send to it, which is what a CNI plugin can do whose container is
-// gone: they go on without it, and one that sent to nobody else goes.
+// RemovePod removes a container's endpoint though it is used, as a CNI plugin does. Load balancers
+// lose the endpoint; those without another are deleted.
 func (f *Fake) RemovePod(id string) {
 	id = strings.ToUpper(id)
 	f.mu.Lock()
@@ -87,7 +88,7 @@ func (f *Fake) RemovePod(id string) {
 	f.dropEndpoint(id)
 }
 
-// Foreign declares an object, by its ID, to be of others: [Fake.Touched] tells what becomes of it.
+// Foreign declares an object to be another program's; [Fake.Touched] reports changes to it.
 func (f *Fake) Foreign(id string) {
 	id = strings.ToUpper(id)
 	f.mu.Lock()
@@ -95,30 +96,30 @@ func (f *Fake) Foreign(id string) {
 	f.foreign[id] = true
 }
 
-// Touched returns the calls that changed objects of others.
+// Touched returns the calls that changed others' objects.
 func (f *Fake) Touched() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.touched)
 }
 
-// SetServices says which addresses pods send through an overlay network, as the CNI's SDNRoute policies have it for the service network:
-// HNS must know where they are.
+// SetServices sets the addresses that an overlay network encapsulates, as the CNI plugin's SDNRoute
+// policies do for the service network.
 func (f *Fake) SetServices(prefixes ...netip.Prefix) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.services = prefixes
 }
 
-// Reserve takes a port of the node's own addresses, as a program that listens does.
+// Reserve takes a port of the node's own addresses, as a listening program does.
 func (f *Fake) Reserve(k Key) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reserved[k] = true
 }
 
-// Damage removes an object though it is used, as somebody with the rights of an administrator may: a load balancer, or an endpoint with
-// the load balancers that send to it. It reports whether there was one of that ID.
+// Damage removes a load balancer, or a used endpoint with its load balancers, as an administrator
+// may. It reports whether the object existed.
 func (f *Fake) Damage(id string) bool {
 	id = strings.ToUpper(id)
 	f.mu.Lock()

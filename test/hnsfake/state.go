@@ -11,7 +11,7 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// State is what an HNS holds at a moment. It does not change.
+// State is an immutable snapshot of an HNS.
 type State struct {
 	Networks      []hns.Network
 	Endpoints     []hns.Endpoint
@@ -24,7 +24,7 @@ type State struct {
 	keys      map[Key]string
 }
 
-// State returns what is there now, in the order of the IDs.
+// State returns a snapshot, ordered by ID.
 func (f *Fake) State() *State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,8 +45,8 @@ func (f *Fake) State() *State {
 	return s
 }
 
-// Own is the state without the objects of others, as text in an order of its own and without the IDs that HNS makes: two HNS with the same
-// text carry the same connections, and neither holds something of this proxy that the other does not.
+// Own returns the state without others' objects and ids, as sorted text. Equal texts serve equal
+// packets and leak no objects.
 func (f *Fake) Own() string {
 	f.mu.Lock()
 	foreign := maps.Clone(f.foreign)
@@ -83,20 +83,20 @@ func (s *State) line(l hns.LoadBalancer) string {
 		vips, m.ExternalPort, m.Protocol, m.InternalPort, l.Flags, m.Flags, m.DistributionType, l.SourceVIP, backends)
 }
 
-// Source is where a connection comes from.
+// Source is the origin of a connection.
 type Source uint8
 
 // The sources.
 const (
-	// Pod is a container behind this node's virtual switch.
+	// Pod is a container of this node.
 	Pod Source = iota + 1
 	// Host is the node itself.
 	Host
-	// Outside is what comes in by the node's adapter: other nodes, their pods, clients.
+	// Outside is all that arrives at the node's adapter: other nodes, their pods, clients.
 	Outside
 )
 
-// Packet is the first of a connection.
+// Packet is the first packet of a connection.
 type Packet struct {
 	From  Source
 	To    netip.AddrPort
@@ -105,29 +105,32 @@ type Packet struct {
 	ToNode bool
 }
 
-// Verdict is what becomes of a packet.
+// Verdict is the result of a packet.
 type Verdict struct {
-	// LoadBalancer is the ID of the one that takes it; "" if it goes on as it came.
+	// LoadBalancer is the ID of the load balancer that takes the packet; "" if it follows the
+	// routes.
 	LoadBalancer string
-	// Backends are where it may arrive, in their order; none if it is lost.
+	// Backends are the possible destinations, in order; none if the packet is lost.
 	Backends []netip.AddrPort
-	// Sticky: the client's connections all arrive at the same one.
+	// Sticky: a client's connections reach one backend.
 	Sticky bool
 	// Kept: the backend sees the client's own address.
 	Kept bool
 }
 
-// Resolve says what becomes of a packet, as the documents of HNS and hnslib have it (docs/adr/0043):
+// Resolve traces a packet by the documents of HNS and hnslib (docs/adr/0043):
 //
-//   - A load balancer with the address takes it before one without, which takes what goes to the node itself.
-//   - To the node's addresses, the node's own packets and its pods' are taken only with MappingLocalRoutedVIP; to a load balancer's
-//     address, the node's own are where the transcript says so.
-//   - In an overlay network, pods reach an address of the service network only if a remote endpoint has it (kubernetes/kubernetes#70896).
-//   - With MappingILB those from outside are not taken.
-//   - Without DSR the backend sees another source, SourceVIP or the node's. With DSR it sees the client's: what comes from outside is then
-//     led to backends of this node alone (kubernetes/kubernetes#115344), for another node's would answer past the translation.
-//   - In an overlay network a backend of another node is reached if its endpoint names the node that the network has for its address:
-//     a node itself, and this node for what the network does not know.
+//   - A load balancer with the address comes before one for the node's own addresses.
+//   - The node and its pods reach the node's addresses only with MappingLocalRoutedVIP; the
+//     node reaches other addresses if the transcript says so.
+//   - In an overlay network, pods reach an address of the service network only if a remote
+//     endpoint has it (kubernetes/kubernetes#70896).
+//   - With MappingILB, packets from outside are not taken.
+//   - Without DSR the backend sees SourceVIP or the node's address. With DSR it sees the
+//     client, and packets from outside reach only backends of this node
+//     (kubernetes/kubernetes#115344): answers of others would bypass the translation.
+//   - In an overlay network a remote backend is reached if its endpoint names the node of its
+//     address: the node itself, or this node for addresses that the network does not know.
 func (s *State) Resolve(p Packet) Verdict {
 	key := Key{Addr: p.To.Addr(), Six: p.To.Addr().Is6(), Port: p.To.Port(), Proto: p.Proto}
 	id, ok := s.keys[key]
@@ -160,7 +163,7 @@ func (s *State) Resolve(p Packet) Verdict {
 	return v
 }
 
-// network returns the one that a load balancer sends to.
+// network returns the network of an endpoint.
 func (s *State) network(e *endpoint) hns.Network {
 	return s.Networks[slices.IndexFunc(s.Networks, func(n hns.Network) bool { return n.ID == e.HostComputeNetwork })]
 }
@@ -177,7 +180,7 @@ func (s *State) known(l *hns.LoadBalancer, vip netip.Addr) bool {
 	})
 }
 
-// reaches reports whether packets to an endpoint of another node arrive there.
+// reaches reports whether packets reach a remote endpoint.
 func (s *State) reaches(e *endpoint, six bool) bool {
 	addr := e.addr(six)
 	n := s.network(e)
@@ -203,6 +206,6 @@ func (s *State) reaches(e *endpoint, six bool) bool {
 	return provider(e.Policies) == at
 }
 
-// Lives reports whether a connection that the load balancer took goes on: as long as it is there, also where its backend is none of it any
-// more. What becomes of it when HNS deletes the load balancer no document says; here it ends.
+// Lives reports whether the load balancer's connections survive: as long as it exists, even if
+// their backend left. The end is assumed; no document says what a deletion does.
 func (s *State) Lives(balancer string) bool { return s.balancers[balancer] != nil }

@@ -11,51 +11,53 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// Line is a line of a transcript of `kube-proxy selftest -o json`: a question and its answer. Those whose Name is a field of [Facts]
-// say how HNS behaves; Read takes them all.
+// Line is a line of a transcript of `kube-proxy selftest -o json`. Those named like a field of
+// [Facts] describe HNS; others are ignored.
 type Line struct {
 	Step   int             `json:"step"`
 	Name   string          `json:"name"`
 	Value  json.RawMessage `json:"value"`
-	Source string          `json:"source"` // "measured", or where an assumption comes from
+	Source string          `json:"source"` // "measured", or the source of an assumption
 }
 
-// Facts are how one build of Windows behaves, each a line of the same name.
+// Facts describe a build of Windows, each in a line of the same name.
 type Facts struct {
-	// Build is that of Windows, "10.0.17763.5329" (step 1).
+	// Build is "10.0.17763.5329" (step 1).
 	Build string `json:"build"`
 	// Features are those of HNS (step 1).
 	Features hns.Features `json:"features"`
-	// PoliciesAdded are the types of policies that HNS adds to an endpoint by itself (step 3).
+	// PoliciesAdded are the types of policies that HNS adds to endpoints (step 3).
 	PoliciesAdded []string `json:"policies-added"`
-	// Filter is what a list of endpoints filtered by an address returns: "match", "everything" where HNS ignores the field, or
-	// "nothing" (step 3).
+	// Filter is what a filter by address returns: "match", "everything" if HNS ignores the field,
+	// or "nothing" (step 3).
 	Filter string `json:"filter"`
-	// DuplicateAddress: a second endpoint may have an address that another one has (step 3).
+	// DuplicateAddress: two endpoints may have one address (step 3).
 	DuplicateAddress bool `json:"duplicate-address"`
-	// ListenerConflict: HNS refuses a load balancer for a port on which a program of the node listens at any address
-	// (0x803b0013), whatever the load balancer's address is (step 4).
+	// ListenerConflict: HNS refuses a load balancer if a program listens on its port at any address
+	// (0x803b0013, step 4).
 	ListenerConflict bool `json:"listener-conflict"`
-	// ReservedPorts are the first and last port that HNS refuses for NodePorts, as the dynamic range is taken; 0, 0 for none
-	// (step 4).
+	// ReservedPorts are the first and last NodePort that HNS refuses, because the dynamic range has
+	// them; 0, 0 for none (step 4).
 	ReservedPorts [2]uint16 `json:"reserved-ports"`
-	// SourceVIPEndpoint: an overlay network refuses a load balancer whose SourceVIP is neither of a local endpoint nor the
-	// node's (step 4).
+	// SourceVIPEndpoint: in an overlay network the SourceVIP must be the node's address or that of
+	// a local endpoint (step 4).
 	SourceVIPEndpoint bool `json:"source-vip-endpoint"`
-	// MappingFlags are the flags of port mappings that HNS takes (step 5).
+	// MappingFlags are the flags of port mappings that HNS accepts (step 5).
 	MappingFlags hns.PortMappingFlags `json:"mapping-flags"`
-	// DeletesFail: one in so many deletes fails although nothing is wrong; 0 for none (step 5).
+	// DeletesFail: one delete in so many fails without a reason; 0 for none (step 5).
 	DeletesFail int `json:"deletes-fail"`
-	// CallMillis is the time of a call, and ObjectMillis what it takes longer for each object that HNS holds, in ms (step 6).
+	// CallMillis is the duration of a call, and ObjectMillis the addition for each object in HNS
+	// (step 6).
 	CallMillis   float64 `json:"call-ms"`
 	ObjectMillis float64 `json:"object-ms"`
-	// VIPEndpoint: in an overlay network, pods reach a cluster IP only if a remote endpoint has it (step 7).
+	// VIPEndpoint: in an overlay network pods reach a cluster IP only if a remote endpoint has it
+	// (step 7).
 	VIPEndpoint bool `json:"vip-endpoint"`
-	// HostReachesVIP: the node itself reaches a load balancer's address without MappingLocalRoutedVIP (step 7).
+	// HostReachesVIP: the node reaches load balancers without MappingLocalRoutedVIP (step 7).
 	HostReachesVIP bool `json:"host-reaches-vip"`
 }
 
-// Read reads lines.
+// Read reads a transcript.
 func Read(r io.Reader) (lines []Line, err error) {
 	s := bufio.NewScanner(r)
 	s.Buffer(nil, 1<<24) // a network with thousands of routes
@@ -72,7 +74,7 @@ func Read(r io.Reader) (lines []Line, err error) {
 	return lines, s.Err()
 }
 
-// FactsOf folds lines into f; of two of one name the later counts.
+// FactsOf applies lines to f, in order.
 func FactsOf(f Facts, lines []Line) (Facts, error) {
 	for _, l := range lines {
 		if l.Value == nil {
@@ -92,10 +94,11 @@ func FactsOf(f Facts, lines []Line) (Facts, error) {
 //go:embed assumed-*.jsonl
 var assumed embed.FS
 
-// Builds are the builds of Windows that there are assumptions of: Windows Server 2019, 2022 and 2025.
+// Builds are the assumed builds: Windows Server 2019, 2022 and 2025.
 var Builds = []string{"17763", "20348", "26100"}
 
-// Assumed returns what is assumed of a build of [Builds], in files that stand in until a node has been asked.
+// Assumed returns the assumptions about a build of [Builds], until a transcript of a node replaces
+// them.
 func Assumed(build string) Facts {
 	lines, err := assumedLines(build)
 	if err != nil {
