@@ -26,15 +26,17 @@ import (
 // selftestHelp is the help of the command.
 func selftestHelp() string {
 	return "Usage: kube-proxy selftest [-o text|json] [--disruptive] [--echo ADDRESS:PORT,...] [flags]\n\n" +
-		wrapped("Proves in nine steps that the mode of these flags works here: "+strings.Join(selftest.Titles[:], ", ")+". On Linux this program runs in network "+
-			"namespaces of its own, packets are sent through it, and the node itself stays as it is. On Windows the Host Networking Service is asked, with addresses of "+
-			"the documentation ranges: stop the kube-proxy of the node before. Run it as root or administrator. A step that does not apply says why.") + "\n" +
-		fmt.Sprintf("Exit codes: 0 nothing failed; 1 the command line or the configuration is wrong; %d something failed.\n\n", ExitFound) +
-		"  -o, --output string   text, or json: a transcript of one object a line, {step, name, value, result, text, source}\n" +
-		"      --disruptive      on Windows, restart the Host Networking Service (step 8)\n" +
-		"      --echo list       on Windows, pods and nodes that run `agnhost netexec`, for the data path (step 7)\n" +
-		"      --echo-vip ip     on Windows, an address for them; in an overlay network an unused one of the service network (198.51.100.1)\n\n" +
-		"All flags of kube-proxy are taken, see kube-proxy --help. docs/windows.md says what the steps prove.\n"
+		wrapped("Proves in nine steps that the mode of these flags works on this machine: "+strings.Join(selftest.Titles[:], ", ")+". "+
+			"On Linux it runs this program in network namespaces of its own and sends packets through it; the node does not change. "+
+			"On Windows it calls the Host Networking Service (HNS) with documentation addresses: stop the node's kube-proxy first. "+
+			"Run it as root or administrator. A step that does not apply says why.") + "\n" +
+		fmt.Sprintf("Exit codes: 0 nothing failed; 1 invalid command line or configuration; %d a claim failed.\n\n", ExitFound) +
+		"  -o, --output string   text, or json: one object per line, {step, name, value, result, text, source}\n" +
+		"      --disruptive      Windows: restart HNS (step 8)\n" +
+		"      --echo list       Windows: addresses of servers that run `agnhost netexec` (step 7)\n" +
+		"      --echo-vip ip     Windows: their load balancer's address, in an overlay network an unused one of the service network\n" +
+		"                        (198.51.100.1)\n\n" +
+		"It accepts all flags of kube-proxy, see kube-proxy --help. docs/windows.md describes the steps.\n"
 }
 
 // selftestPatience is the time that a change may take; selftestSizes are the sizes of step 6.

@@ -59,7 +59,7 @@ func (r *run) spreads(ctx context.Context, name, claim, from string, to netip.Ad
 		}
 	}
 	if failed == nil && len(servers) != want {
-		failed = fmt.Errorf("%d do, want %d", len(servers), want)
+		failed = fmt.Errorf("%d servers answer, want %d", len(servers), want)
 	}
 	r.check(name, claim, failed)
 }
@@ -81,7 +81,7 @@ func (r *run) moves(ctx context.Context, from string, to netip.AddrPort, before,
 	if err == nil {
 		err = r.answers(ctx, from, to, after, netip.Addr{})
 	}
-	r.check("open-connection", "an open connection goes on when its endpoint leaves; a new one reaches the new endpoint", errors.Join(err, still()))
+	r.check("open-connection", "an open connection survives when its endpoint leaves, and new ones reach the new endpoint", errors.Join(err, still()))
 }
 
 // echo is a pod or a node that answers as `agnhost netexec` does: /hostname with its name, /clientip with
@@ -99,7 +99,7 @@ const thisNode = "node"
 // dataPath is step 7: the node and its pods connect to a frontend, and clients elsewhere to a NodePort.
 func (n *hnsNode) dataPath(ctx context.Context) bool {
 	if len(n.Echo) == 0 {
-		return n.skip("echo", "--echo names no pods that run `agnhost netexec`: want ADDRESS:PORT,... of some here, on another node and in a node's own network")
+		return n.skip("echo", "want --echo=ADDRESS:PORT,... of pods that run `agnhost netexec`: on this node, on another, and in a node's own network")
 	}
 	n.connect = n.ask
 	n.echoes = map[string]echo{}
@@ -151,15 +151,15 @@ func (n *hnsNode) dataPath(ctx context.Context) bool {
 	}
 	n.answer("host-reaches-vip", hostReaches)
 	if len(all) < 2 {
-		return n.skip("affinity", "it takes two echoes")
+		return n.skip("affinity", "needs two servers")
 	}
 	l := n.balancerOf(frontend, all...)
 	n.through(ctx, "balanced", l, func(string) {
-		n.spreads(ctx, "balanced", "connections reach every echo", thisNode, frontend, len(all))
+		n.spreads(ctx, "balanced", "connections reach every server", thisNode, frontend, len(all))
 	})
 	if l.PortMappings[0].DistributionType = hns.PerClient; n.features.SessionAffinity {
 		n.through(ctx, "affinity", l, func(string) {
-			n.spreads(ctx, "affinity", "one echo answers a client", thisNode, frontend, 1)
+			n.spreads(ctx, "affinity", "one server answers a client", thisNode, frontend, 1)
 		})
 	}
 	if n.features.ModifyLoadbalancer {
@@ -237,7 +237,7 @@ func (n *hnsNode) through(ctx context.Context, name string, l hns.LoadBalancer, 
 		return nil
 	})
 	if err != nil {
-		n.check(name+"/load-balancer", "HNS makes the load balancer of the test and deletes it", err)
+		n.check(name+"/load-balancer", "HNS creates and deletes the test's load balancer", err)
 	}
 }
 

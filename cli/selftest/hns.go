@@ -53,7 +53,7 @@ func (n *hnsNode) version(ctx context.Context) bool {
 	n.node(ctx)
 	f, err := n.HNS.Features(ctx)
 	if err == nil && !f.V2 {
-		err = errors.New("it has no calls of schema version 2: want Windows Server 2019 or later")
+		err = errors.New("no schema version 2: want Windows Server 2019 or later")
 	}
 	n.features = f
 	n.answer("build", f.Build)
@@ -67,7 +67,7 @@ func (n *hnsNode) network(ctx context.Context) bool {
 	if err == nil {
 		err = errors.Join(hns.Missing(n.Plane, all)...)
 	}
-	usable := n.check("network", "there is one HNS network of this name, with all that the proxy needs", err)
+	usable := n.check("network", "one HNS network has this name, and has all that the proxy needs", err)
 	if len(all) != 1 {
 		return false
 	}
@@ -76,7 +76,7 @@ func (n *hnsNode) network(ctx context.Context) bool {
 	if n.overlay() {
 		list, err := n.HNS.Endpoints(ctx, n.net.ID)
 		if i := with(list, n.Plane.SourceVIP); err == nil && (i < 0 || list[i].Flags&hns.RemoteEndpoint != 0) {
-			err = fmt.Errorf("%s has none: --source-vip names it, and the proxy makes it when it starts", n.Plane.SourceVIP)
+			err = fmt.Errorf("%s has none: --source-vip names it, and the proxy creates it when it starts", n.Plane.SourceVIP)
 		}
 		n.check("source-vip", "the source VIP has a local endpoint", err)
 	}
@@ -127,18 +127,18 @@ func (n *hnsNode) remove(ctx context.Context, id string, by func(context.Context
 func (n *hnsNode) roundTrip(ctx context.Context) bool {
 	want, err1 := n.asked(pod)
 	made, err2 := n.endpoint(ctx, pod)
-	if !n.check("create", "HNS makes a remote endpoint", cmp.Or(err1, err2)) {
+	if !n.check("create", "HNS creates a remote endpoint", cmp.Or(err1, err2)) {
 		return false
 	}
 	all, err := n.HNS.Endpoints(ctx, n.net.ID)
 	i, added := with(all, pod), []string{}
 	if err == nil && i < 0 {
-		err = errors.New("it has no endpoint with the address")
+		err = errors.New("no endpoint has the address")
 	} else if err == nil {
 		n.answer("endpoint-asked", want)
 		n.answer("endpoint-shown", all[i])
 		if e := all[i]; e.Name != want.Name || e.Flags != want.Flags || hns.ProviderOf(e) != hns.ProviderOf(want) {
-			err = errors.New("its name, flags or provider address is another")
+			err = errors.New("name, flags or provider address differ")
 		}
 	}
 	if n.check("list", "the list shows the endpoint as requested", err) {
@@ -213,7 +213,7 @@ func (n *hnsNode) refusals(ctx context.Context) bool {
 			return nil
 		})
 	}
-	if !n.check("load-balancer", "HNS makes a load balancer and deletes it", err) {
+	if !n.check("load-balancer", "HNS creates and deletes a load balancer", err) {
 		return false
 	}
 	n.refused("unknown-load-balancer", hns.ErrNotFound, n.HNS.DeleteLoadBalancer(ctx, unknown))
@@ -328,7 +328,7 @@ func (n *hnsNode) same(ctx context.Context, want hns.LoadBalancer) error {
 	all, err := n.HNS.LoadBalancers(ctx)
 	i := slices.IndexFunc(all, func(l hns.LoadBalancer) bool { return strings.EqualFold(l.ID, want.ID) })
 	if err != nil || i < 0 {
-		return errors.Join(err, errors.New("the list does not have it"))
+		return errors.Join(err, errors.New("the list does not contain it"))
 	}
 	have := all[i]
 	have.ID, have.SchemaVersion = want.ID, want.SchemaVersion
@@ -374,9 +374,9 @@ func (n *hnsNode) measure(ctx context.Context) bool {
 	object := max(0, lists[len(lists)-1]-lists[0]) / time.Duration(max(1, len(made)-n.Sizes[0]))
 	n.answer("object-ms", millis(object))
 	if whole := lists[0] + object*largeCluster; err == nil && whole > listTimeout {
-		err = fmt.Errorf("it would take %s", whole)
+		err = fmt.Errorf("projected: %s", whole)
 	}
-	n.check("list-time", fmt.Sprintf("a list of %d objects ends within %s", largeCluster, listTimeout), err)
+	n.check("list-time", fmt.Sprintf("a list of %d objects would end within %s", largeCluster, listTimeout), err)
 	err = nil
 	for _, id := range made {
 		err = errors.Join(err, n.remove(ctx, id, n.HNS.DeleteLoadBalancer))
@@ -389,7 +389,7 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 // restart is step 8.
 func (n *hnsNode) restart(ctx context.Context) bool {
 	if n.Restart == nil {
-		return n.skip("restart", "--disruptive restarts HNS; for a reboot or a new network, compare the transcripts of before and after")
+		return n.skip("restart", "use --disruptive to restart HNS; for a reboot or a new network compare transcripts from before and after")
 	}
 	e, err := n.endpoint(ctx, pod)
 	l := n.balancer(vip, 80, e.ID)
@@ -402,11 +402,11 @@ func (n *hnsNode) restart(ctx context.Context) bool {
 			return n.await(ctx, func() error {
 				all, err := n.HNS.Networks(ctx, n.Plane.Network)
 				if err == nil && (len(all) != 1 || all[0].ID != n.net.ID) {
-					err = fmt.Errorf("the network is another: %+v", all)
+					err = fmt.Errorf("another network: %+v", all)
 				}
 				return errors.Join(err, n.same(ctx, l))
 			})
 		})
 	}
-	return n.check("restart", "after a restart of HNS network and load balancers are as before, so that a Reset changes nothing", err)
+	return n.check("restart", "after a restart of HNS its network and load balancers are unchanged, so a Reset changes nothing", err)
 }

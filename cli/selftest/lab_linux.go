@@ -75,7 +75,7 @@ func manifests(all []service) string {
 
 // inLab returns the steps in network namespaces, and a function that removes these.
 func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Context)) {
-	noHNS := func(context.Context) bool { return r.skip("step", "it asks HNS, which only Windows has") }
+	noHNS := func(context.Context) bool { return r.skip("step", "only Windows has HNS") }
 	return []func(context.Context) bool{r.node, r.build, noHNS, noHNS, r.shapes, r.latency, r.dataPath, r.restarts, r.control}, func(context.Context) {
 		if r.lab.net != nil {
 			_ = r.lab.net.Close() // it ends with the process anyway
@@ -98,7 +98,7 @@ func (r *run) build(context.Context) bool {
 		}
 	}
 	l.ask = api.NewClient(l.path("admin.sock"))
-	return r.check("lab", "network namespaces stand for two nodes, their pods and a client outside; they end with this command", err)
+	return r.check("lab", "network namespaces represent two nodes, their pods and a client outside; they end with this command", err)
 }
 
 func (l *lab) path(name string) string { return filepath.Join(l.dir, name) }
@@ -134,7 +134,7 @@ func (r *run) settled(ctx context.Context, services int) error {
 		}
 		begun := !slices.ContainsFunc(s.Families, func(f inspect.FamilyStatus) bool { return !f.Begun })
 		if !s.Synced || s.Services != services || !begun { // a comparison would only delay it
-			return fmt.Errorf("the proxy has %d Services of %d; all of them were written: %t", s.Services, services, begun)
+			return fmt.Errorf("the proxy has %d Services of %d; written: %t", s.Services, services, begun)
 		}
 		var d inspect.Diff
 		if err := r.lab.ask.Get(ctx, "diff", nil, &d); err != nil {
@@ -148,7 +148,7 @@ func (r *run) settled(ctx context.Context, services int) error {
 	if err != nil {
 		log, _ := os.ReadFile(r.lab.path("log"))
 		lines := bytes.Split(bytes.TrimSpace(log), []byte("\n"))
-		err = fmt.Errorf("%w; the proxy says %q", err, lines[len(lines)-1])
+		err = fmt.Errorf("%w; last log line: %q", err, lines[len(lines)-1])
 	}
 	return err
 }
@@ -186,13 +186,13 @@ func (r *run) shapes(ctx context.Context) bool {
 	if err == nil {
 		err = r.change(ctx, "extra", extra.manifest(), n+1, extra.ip, "pod1")
 	}
-	if !r.check("created", "the kernel holds Services of each kind, and a pod answers", err) {
+	if !r.check("created", "the kernel has Services of each kind, and a pod answers", err) {
 		return false
 	}
 	moved := extra
 	moved.hosts = []string{"pod4"}
-	return r.check("modified", "another endpoint takes the place of one", r.change(ctx, "extra", moved.manifest(), n+1, moved.ip, "pod4")) &&
-		r.check("deleted", "a deleted Service leaves nothing", r.change(ctx, "extra", "", n, "", ""))
+	return r.check("modified", "an endpoint is replaced", r.change(ctx, "extra", moved.manifest(), n+1, moved.ip, "pod4")) &&
+		r.check("deleted", "a deleted Service leaves nothing behind", r.change(ctx, "extra", "", n, "", ""))
 }
 
 // latency is step 6: from writing manifests to the first answer of the last Service.
@@ -212,7 +212,7 @@ func (r *run) latency(ctx context.Context) bool {
 		}
 		r.answer(fmt.Sprintf("latency-ms/%d", n), time.Since(begun).Milliseconds())
 	}
-	return r.check("many-deleted", "they leave nothing", r.change(ctx, "many", "", len(labServices), "", ""))
+	return r.check("many-deleted", "they leave nothing behind", r.change(ctx, "many", "", len(labServices), "", ""))
 }
 
 func at(ip string, port uint16) netip.AddrPort {
@@ -250,7 +250,7 @@ func (r *run) dataPath(ctx context.Context) bool {
 		r.reaches(ctx, "client-address", client.Name, at(node, 30014), "pod1", client.V4)
 	}
 	r.spreads(ctx, "affinity", "with sessionAffinity one pod answers a client", "pod3", at(sticky, 80), 1)
-	r.spreads(ctx, "balanced", "without, each of three does", "pod3", at(spread, 80), 3)
+	r.spreads(ctx, "balanced", "without it, each of three pods answers", "pod3", at(spread, 80), 3)
 	c, err := r.lab.net.Open("pod3", netlab.TCP, at(moving, 80), netlab.DialOptions{})
 	if err != nil {
 		r.check("open-connection", "a connection opens", err)
@@ -287,11 +287,11 @@ func (r *run) restarts(ctx context.Context) bool {
 	if err == nil {
 		err = r.settled(ctx, len(labServices))
 	}
-	back := r.check("crash", "a proxy that was killed and starts again serves the same", err)
+	back := r.check("crash", "a killed proxy starts again and serves the same Services", err)
 	if err = traffic.Stop(); r.Terminates {
 		r.skip("undisturbed", "connections end with the proxy")
 	} else {
-		r.check("undisturbed", "meanwhile no connection broke and none was refused", err)
+		r.check("undisturbed", "meanwhile no connection broke or was refused", err)
 	}
 	return back
 }
@@ -304,11 +304,11 @@ func (r *run) control(ctx context.Context) bool {
 			err = r.change(ctx, "extra", text, len(labServices)+1-i, "", "")
 		}
 	}
-	r.check("parameter-change", "the proxy takes changes after SIGHUP", err)
+	r.check("parameter-change", "the proxy applies changes after SIGHUP", err)
 	if err = r.lab.proxy.Process.Signal(syscall.SIGTERM); err == nil {
 		late := time.AfterFunc(r.Patience, func() { _ = r.lab.proxy.Process.Kill() }) // Wait returns its error
 		err = r.lab.proxy.Wait()
 		late.Stop()
 	}
-	return r.check("stop", "it ends in order after SIGTERM", err)
+	return r.check("stop", "it exits cleanly after SIGTERM", err)
 }
