@@ -1,11 +1,13 @@
 package kube
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,6 +41,10 @@ type Config struct {
 	ContentType, AcceptContentTypes string
 	// UserAgent is how the client calls itself; "" is client-go's default.
 	UserAgent string
+	// Dial connects to the API server, and Wrap sees each request; nil is a plain connection and no wrapper.
+	// Measurements count with them.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
 // RESTConfig returns how to reach the API server, for other clients of it (PR-12: token files are read again
@@ -48,7 +54,7 @@ func (c Config) RESTConfig() (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	out.UserAgent = c.UserAgent
+	out.UserAgent, out.Dial, out.WrapTransport = c.UserAgent, c.Dial, c.Wrap
 	out.QPS, out.Burst = c.QPS, c.Burst
 	if c.QPS == 0 {
 		out.QPS = -1
@@ -123,24 +129,24 @@ func (c Config) fromFile() (*rest.Config, error) {
 	if file.CurrentContext == "" {
 		return fail("current-context: is not set")
 	}
-	context, ok := file.Contexts[file.CurrentContext]
+	current, ok := file.Contexts[file.CurrentContext]
 	if !ok {
 		return fail("current-context: there is no context %q", file.CurrentContext)
 	}
-	server, ok := file.Clusters[context.Cluster]
+	server, ok := file.Clusters[current.Cluster]
 	switch {
-	case !ok && context.Cluster == "":
+	case !ok && current.Cluster == "":
 		return fail("contexts[%s].context.cluster: is not set", file.CurrentContext)
 	case !ok:
-		return fail("contexts[%s].context.cluster: there is no cluster %q", file.CurrentContext, context.Cluster)
+		return fail("contexts[%s].context.cluster: there is no cluster %q", file.CurrentContext, current.Cluster)
 	case server.Server == "" && c.Master == "":
-		return fail("clusters[%s].cluster.server: is not set", context.Cluster)
+		return fail("clusters[%s].cluster.server: is not set", current.Cluster)
 	}
-	user, ok := file.AuthInfos[context.AuthInfo]
-	if !ok && context.AuthInfo != "" {
-		return fail("contexts[%s].context.user: there is no user %q", file.CurrentContext, context.AuthInfo)
+	user, ok := file.AuthInfos[current.AuthInfo]
+	if !ok && current.AuthInfo != "" {
+		return fail("contexts[%s].context.user: there is no user %q", file.CurrentContext, current.AuthInfo)
 	}
-	if err := readable(server, context.Cluster, user, context.AuthInfo); err != nil {
+	if err := readable(server, current.Cluster, user, current.AuthInfo); err != nil {
 		return fail("%w", err)
 	}
 	out, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, &overrides, nil).ClientConfig()
@@ -148,7 +154,7 @@ func (c Config) fromFile() (*rest.Config, error) {
 		return fail("%w", err)
 	}
 	if _, _, err := rest.DefaultServerUrlFor(out); err != nil {
-		return fail("clusters[%s].cluster.server: %q: %w", context.Cluster, out.Host, err)
+		return fail("clusters[%s].cluster.server: %q: %w", current.Cluster, out.Host, err)
 	}
 	return out, nil
 }

@@ -14,6 +14,8 @@ import (
 // dialer connects to the API server, or to the HTTP proxy before it, and first reports where that is, so that no Service takes the
 // address (TN-66). A name is resolved at each connection, so the addresses are as new as the connection.
 type dialer struct {
+	base func(ctx context.Context, network, addr string) (net.Conn, error) // nil is a plain connection
+
 	mu   sync.Mutex
 	send func(cluster.Event)
 }
@@ -34,6 +36,9 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 		if send != nil {
 			send(cluster.APIServerAt{Addrs: all})
 		}
+	}
+	if d.base != nil {
+		return d.base(ctx, network, addr)
 	}
 	own := net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout}
 	return own.DialContext(ctx, network, addr)

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"sync"
@@ -19,10 +20,9 @@ import (
 
 // listWatch lists and watches one resource, and gives records instead of API objects.
 //
-// It also notices an API server that now has an older copy of the data, such as a restored backup. Such a
-// server may accept a watch from a version that it has not reached yet, and then be silent about all that
-// differs. So after a stream that broke early the server is asked for its version before the next one; if
-// that is older than ours, or if an older version comes down a stream, everything is listed again.
+// After a stream that broke early the leader is listed anew, which shows the server's version; the others continue
+// where they were. A resource that has seen a newer version asks for its own, and is listed again if that is older
+// too, or if an older version comes down its stream ([progress]).
 type listWatch struct {
 	resource *resource
 	client   rest.Interface
@@ -30,11 +30,14 @@ type listWatch struct {
 	reporter *convert.Reporter
 	outage   *outage
 	streams  *streams
+	progress *progress
 	giveUp   context.CancelCauseFunc
 
 	mu sync.Mutex
-	// suspect: the last stream broke, so the server may be another one now.
-	suspect bool
+	// broken: the last stream or attempt ended early, so the server may be another one now.
+	broken bool
+	// short is how many streams in a row broke within shortLife.
+	short int
 	// forget: the version that the Reflector remembers is of no use.
 	forget bool
 }
@@ -44,7 +47,16 @@ const (
 	slack = 30 * time.Second
 	// listTimeout bounds a LIST or one of its pages.
 	listTimeout = 5 * time.Minute
+	// firstRest is the time between a stream that broke and the next one, but for jitter. In it the leader's stream breaks
+	// too if the connection did, and the others wait for their turn.
+	firstRest = 100 * time.Millisecond
+	// shortLife is what a stream must live for the next one to be opened at once.
+	shortLife = 10 * time.Second
+	// longestRest bounds the time between a short stream and the next one, but for jitter.
+	longestRest = 3 * time.Second
 )
+
+func (l *listWatch) leads() bool { return l.resource.plural == leader }
 
 // failed tells of an error and passes it on.
 func (l *listWatch) failed(ctx context.Context, err error) error {
@@ -56,9 +68,45 @@ func (l *listWatch) failed(ctx context.Context, err error) error {
 		l.giveUp(err)
 		return err
 	}
-	l.set(&l.suspect, true)
+	l.broke()
 	l.outage.failed(l.resource.plural, err)
 	return err
+}
+
+// broke notes the early end of a stream or an attempt.
+func (l *listWatch) broke() {
+	l.set(&l.broken, true)
+	if l.leads() {
+		l.outage.lost()
+	}
+}
+
+// rest waits after a stream that broke, longer if several did soon after they were opened.
+func (l *listWatch) rest(ctx context.Context) error {
+	l.mu.Lock()
+	broken, short := l.broken, l.short
+	l.mu.Unlock()
+	delay := firstRest
+	switch {
+	case short > 1:
+		delay = min(firstRest<<min(short, 10), longestRest)
+	case !broken:
+		return ctx.Err()
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(delay + rand.N(delay)):
+	}
+	return ctx.Err()
+}
+
+// ended counts short streams.
+func (l *listWatch) ended(lived time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.short++; lived >= shortLife {
+		l.short = 0
+	}
 }
 
 func (l *listWatch) set(flag *bool, to bool) (was bool) {
@@ -80,17 +128,29 @@ func (l *listWatch) request(opts metav1.ListOptions) *rest.Request {
 }
 
 func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
+		return nil, err
+	}
 	if opts.Continue == "" && l.get(&l.forget) {
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", ""
 	}
+	before := l.progress.all()
 	list, err := l.read(ctx, opts)
 	if err != nil {
 		return nil, l.failed(ctx, err)
 	}
-	l.outage.over(l.resource.plural)
-	l.set(&l.suspect, false)
-	l.set(&l.forget, false)
+	l.complete(number(list.ResourceVersion), before)
 	return list, nil
+}
+
+// complete takes note of a complete list at a version, and of what the resources had seen before it was asked for.
+func (l *listWatch) complete(version uint64, before map[string]uint64) {
+	l.set(&l.forget, false)
+	l.progress.at(l.resource.plural, version)
+	if l.leads() {
+		l.progress.reached(version, before)
+	}
+	l.outage.over(l.resource.plural)
 }
 
 func (l *listWatch) read(ctx context.Context, opts metav1.ListOptions) (*recordList, error) {
@@ -115,16 +175,28 @@ func (l *listWatch) read(ctx context.Context, opts metav1.ListOptions) (*recordL
 
 func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	initial := opts.SendInitialEvents != nil && *opts.SendInitialEvents
-	switch {
-	case initial && l.streams.no.Load():
+	if initial && l.streams.no.Load() {
 		return nil, errNoStreaming
+	}
+	if err := l.rest(ctx); err != nil {
+		return nil, err
+	}
+	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
+		return nil, err
+	}
+	broken := l.set(&l.broken, false)
+	switch {
 	case initial && l.get(&l.forget):
 		opts.ResourceVersion = ""
-	case !initial && l.get(&l.suspect):
+	case !initial && broken && l.leads():
+		l.set(&l.forget, true)
+		return nil, apierrors.NewResourceExpired("the stream broke, and one object is listed anew")
+	case !initial && l.progress.suspect(l.resource.plural):
 		if err := l.compare(ctx, opts.ResourceVersion); err != nil {
 			return nil, l.failed(ctx, err)
 		}
 	}
+	before := l.progress.all()
 	lifetime := listTimeout
 	if opts.TimeoutSeconds != nil {
 		lifetime = time.Duration(*opts.TimeoutSeconds) * time.Second
@@ -140,7 +212,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		return nil, err
 	}
 	s := &stream{
-		listWatch: l, in: in, cancel: cancel, initial: initial,
+		listWatch: l, in: in, cancel: cancel, initial: initial, before: before, begin: time.Now(),
 		out: make(chan watch.Event, 64), stopped: make(chan struct{}),
 		end: time.Now().Add(lifetime - slack),
 	}
@@ -159,7 +231,6 @@ func (l *listWatch) compare(ctx context.Context, ours string) error {
 		return err
 	}
 	l.outage.over(l.resource.plural)
-	l.set(&l.suspect, false)
 	if theirs := number(list.ResourceVersion); theirs != 0 && theirs < number(ours) {
 		return l.older(theirs, number(ours))
 	}
@@ -189,8 +260,10 @@ type stream struct {
 	cancel  context.CancelFunc
 	stop    sync.Once
 	stopped chan struct{}
-	// end is the earliest time at which the server should end the stream.
-	end time.Time
+	// begin is when the stream was opened, end the earliest time at which the server should end it.
+	begin, end time.Time
+	// before is what the resources had seen before begin.
+	before map[string]uint64
 	// initial: the objects that exist already are being sent, in any order of versions.
 	initial bool
 	// floor is the version that all events to come must be newer than; 0 if unknown.
@@ -215,18 +288,21 @@ func (s *stream) ResultChan() <-chan watch.Event { return s.out }
 func (s *stream) pump(ctx context.Context) {
 	defer close(s.out)
 	defer s.Stop()
+	defer func() { s.ended(time.Since(s.begin)) }()
 	well := time.NewTimer(time.Second)
 	defer well.Stop()
 	for {
 		select {
 		case <-s.stopped:
 			return
+		case <-s.progress.rings[s.resource.plural]:
+			return // the next one compares
 		case <-well.C:
 			s.outage.over(s.resource.plural)
 		case ev, ok := <-s.in.ResultChan():
 			if !ok {
 				if time.Now().Before(s.end) {
-					s.set(&s.suspect, true)
+					s.broke()
 				}
 				return
 			}
@@ -257,7 +333,7 @@ func (s *stream) pass(ev watch.Event) bool {
 
 func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 	if ev.Type == watch.Error {
-		s.set(&s.suspect, true) // the Reflector stops the stream before its end can be seen
+		s.broke() // the Reflector stops the stream before its end can be seen
 		if err := apierrors.FromObject(ev.Object); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 			s.failed(ctx, err)
 		}
@@ -280,14 +356,16 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 		rec = &record{version: object.GetResourceVersion(), annotations: object.GetAnnotations()}
 		if s.initial && rec.annotations[metav1.InitialEventsAnnotationKey] == "true" {
 			s.initial, s.floor = false, version
-			s.set(&s.suspect, false)
-			s.set(&s.forget, false)
+			s.complete(version, s.before)
 		}
 	case watch.Deleted:
 		rec = &record{version: object.GetResourceVersion()}
 		rec.name.Namespace, rec.name.Name = object.GetNamespace(), object.GetName()
 	default:
 		rec = s.resource.record(object, s.reporter)
+	}
+	if !s.initial {
+		s.progress.at(s.resource.plural, version)
 	}
 	return watch.Event{Type: ev.Type, Object: rec}
 }

@@ -1,12 +1,14 @@
 package kube
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"log/slog"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +18,8 @@ import (
 )
 
 // outage turns the errors of all streams into few log lines: one when a sort of error begins, one a minute
-// while it lasts, one when all is well again.
+// while it lasts, one when all is well again. It also lets a single resource try while the server is away, see
+// [outage.turn].
 type outage struct {
 	log    *slog.Logger
 	server string
@@ -28,10 +31,71 @@ type outage struct {
 	told    map[string]time.Time // sorts of errors
 	seen    map[string]int       // sorts of errors of this outage
 	open    bool                 // a failure was told, and its end was not
+
+	away bool          // the leader has lost the server
+	own  int           // failures in a row that concern the leader alone
+	back chan struct{} // closed when the leader reaches the server again
 }
 
 func newOutage(log *slog.Logger, server string) *outage {
 	return &outage{log: log, server: server, repeat: time.Minute, failing: map[string]bool{}, told: map[string]time.Time{}}
+}
+
+// turn returns when a resource may turn to the server: at once while it answers. While it does not, only the leader
+// tries, so that an outage costs a node one attempt instead of four; the others follow when it succeeds, or after
+// longestTurn, should the leader alone be in trouble.
+func (o *outage) turn(ctx context.Context, resource string) error {
+	o.mu.Lock()
+	back := o.back
+	wait := o.away && resource != leader
+	o.mu.Unlock()
+	if !wait {
+		return nil
+	}
+	timer := time.NewTimer(longestTurn)
+	defer timer.Stop()
+	select {
+	case <-back:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// longestTurn is how long a resource waits for the leader.
+const longestTurn = time.Minute
+
+// lost makes the others wait for the leader.
+func (o *outage) lost() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lostLocked()
+}
+
+func (o *outage) lostLocked() {
+	if !o.away {
+		o.away, o.back = true, make(chan struct{})
+	}
+}
+
+// found ends the wait for the leader.
+func (o *outage) found() {
+	o.own = 0
+	if o.away {
+		o.away = false
+		close(o.back)
+	}
+}
+
+// lead takes note of a failure of the leader. If the server answers, but refuses this one resource, the others need not
+// wait; it counts from the second time, because a server that has just started refuses everything for a moment.
+func (o *outage) lead(sort string) {
+	if !strings.HasPrefix(sort, "403") && !strings.HasPrefix(sort, "404") {
+		o.own = 0
+		o.lostLocked()
+	} else if o.own++; o.own > 1 {
+		o.found()
+	}
 }
 
 func (o *outage) failed(resource string, err error) {
@@ -42,6 +106,9 @@ func (o *outage) failed(resource string, err error) {
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if resource == leader {
+		o.lead(sort)
+	}
 	if len(o.failing) == 0 {
 		o.since, o.seen = now, map[string]int{}
 	}
@@ -65,6 +132,9 @@ func (o *outage) failed(resource string, err error) {
 func (o *outage) over(resource string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if resource == leader {
+		o.found()
+	}
 	if !o.failing[resource] {
 		return
 	}

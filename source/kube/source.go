@@ -25,6 +25,7 @@ type Source struct {
 	reporter  *convert.Reporter
 	outage    *outage
 	streams   *streams
+	progress  *progress
 	resources []*resource
 	clients   map[*resource]rest.Interface
 	dialer    dialer
@@ -60,7 +61,8 @@ func New(cfg Config) (*Source, error) {
 		codec:         runtime.NewParameterCodec(newScheme()),
 		retryOptional: 5 * time.Second,
 	}
-	config.Dial = s.dialer.dial
+	s.progress = newProgress(s.resources)
+	s.dialer.base, config.Dial = config.Dial, s.dialer.dial
 	if err := s.connectTo(config); err != nil {
 		return nil, err
 	}
@@ -146,10 +148,10 @@ func (o *outlet) close() {
 	o.closed = true
 }
 
-// backoff waits 200 ms after a first failure, doubling up to 3 s and a random half more: after an outage the
-// state converges within 5 s.
+// backoff waits 200 to 400 ms after a first failure and doubles up to 30 to 60 s, as client-go's own does. So the nodes of a
+// large cluster come back spread over about the length of the outage (docs/scale.md).
 func backoff() *wait.Backoff {
-	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 3 * time.Second}
+	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 30 * time.Second}
 }
 
 // follow follows one resource until ctx ends.
@@ -157,7 +159,7 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 	retry, told := s.retryOptional, false
 	for ctx.Err() == nil {
 		attempt, giveUp := context.WithCancelCause(ctx)
-		lw := &listWatch{resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter, outage: s.outage, streams: s.streams, giveUp: giveUp}
+		lw := &listWatch{resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter, outage: s.outage, streams: s.streams, progress: s.progress, giveUp: giveUp}
 		kept := &store{resource: r, sink: sink, reporter: s.reporter}
 		logger := klog.FromContext(ctx)
 		reflector := cache.NewReflectorWithOptions(
