@@ -114,6 +114,9 @@ func (c *ControlPlane) AwaitAPIServer(ctx context.Context) error {
 	return c.waitReady(ctx, "kube-apiserver", c.apiserver, c.URL()+"/readyz")
 }
 
+// APIServer is the process of the API server, the last that was started.
+func (c *ControlPlane) APIServer() *Process { return c.apiserver }
+
 // StopAPIServer ends the API server in good order.
 func (c *ControlPlane) StopAPIServer() error { return c.apiserver.Stop(stopGrace) }
 

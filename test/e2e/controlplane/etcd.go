@@ -24,6 +24,9 @@ func (c *ControlPlane) StartEtcd(ctx context.Context) error {
 	return c.waitReady(ctx, "etcd", process, client+"/health")
 }
 
+// Etcd is the process of etcd, the last that was started.
+func (c *ControlPlane) Etcd() *Process { return c.etcd }
+
 // StopEtcd ends etcd in good order.
 func (c *ControlPlane) StopEtcd() error { return c.etcd.Stop(stopGrace) }
 

@@ -1,4 +1,4 @@
-package testbed
+package controlplane
 
 import (
 	"fmt"
@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// CPUTime is the processor time that the proxy has used since its start, user and system, to 10 ms: its own, and that of the
+// CPUTime is the processor time that the process has used since its start, user and system, to 10 ms: its own, and that of the
 // programs that it has run and that have ended.
-func (p *Proxy) CPUTime() (time.Duration, error) {
+func (p *Process) CPUTime() (time.Duration, error) {
 	tasks := fmt.Sprintf("/proc/%d/stat", p.Pid())
 	content, err := os.ReadFile(tasks)
 	if err != nil {
-		return 0, fmt.Errorf("read processor time of kube-proxy: %w", err)
+		return 0, fmt.Errorf("read processor time of %s: %w", p.name, err)
 	}
 	// The name of the program, in parentheses, may contain spaces; utime, stime, cutime and
 	// cstime are fields 14 to 17.
@@ -23,7 +23,7 @@ func (p *Proxy) CPUTime() (time.Duration, error) {
 	for _, field := range fields[11:15] {
 		n, err := strconv.ParseInt(field, 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("read processor time of kube-proxy: %w", err)
+			return 0, fmt.Errorf("read processor time of %s: %w", p.name, err)
 		}
 		ticks += n
 	}
@@ -33,11 +33,11 @@ func (p *Proxy) CPUTime() (time.Duration, error) {
 // clockTicks is USER_HZ, which is 100 on every architecture that Linux still has but two.
 const clockTicks = 100
 
-// PeakMemory is the largest resident size that the proxy has had, in bytes.
-func (p *Proxy) PeakMemory() (int64, error) {
+// PeakMemory is the largest resident size that the process has had, in bytes.
+func (p *Process) PeakMemory() (int64, error) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid()))
 	if err != nil {
-		return 0, fmt.Errorf("read memory of kube-proxy: %w", err)
+		return 0, fmt.Errorf("read memory of %s: %w", p.name, err)
 	}
 	for line := range strings.Lines(string(content)) {
 		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
@@ -45,5 +45,5 @@ func (p *Proxy) PeakMemory() (int64, error) {
 			return kib << 10, err
 		}
 	}
-	return 0, fmt.Errorf("read memory of kube-proxy %d: no VmHWM", p.Pid())
+	return 0, fmt.Errorf("read memory of %s %d: no VmHWM", p.name, p.Pid())
 }

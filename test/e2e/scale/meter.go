@@ -1,0 +1,190 @@
+package scale
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// dialFunc connects to the API server.
+type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// meter counts what the nodes of one population send to the API server. Its methods are safe for concurrent use.
+type meter struct {
+	dial dialFunc
+
+	read, written, dials atomic.Int64
+
+	mu       sync.Mutex
+	start    time.Time
+	requests []time.Duration // since start
+	kinds    map[string]int  // requests by resource and kind
+	open     int             // connections
+}
+
+func newMeter(dial dialFunc) *meter {
+	return &meter{dial: dial, start: time.Now(), kinds: map[string]int{}}
+}
+
+// reset forgets requests and dials; bytes and connections go on.
+func (m *meter) reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.start, m.requests, m.kinds = time.Now(), nil, map[string]int{}
+	m.dials.Store(0)
+}
+
+// connections returns how many connections are open.
+func (m *meter) connections() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.open
+}
+
+// snapshot returns the requests since reset, in order, and how many there were of each kind.
+func (m *meter) snapshot() (at []time.Duration, kinds map[string]int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	kinds = map[string]int{}
+	for k, n := range m.kinds {
+		kinds[k] = n
+	}
+	return slices.Clone(m.requests), kinds
+}
+
+// wrap counts the requests that reach the API server or fail on the way.
+func (m *meter) wrap(next http.RoundTripper) http.RoundTripper { return counting{m, next} }
+
+type counting struct {
+	meter *meter
+	next  http.RoundTripper
+}
+
+// RoundTrip counts a request and sends it.
+func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
+	kind := "list"
+	query := r.URL.Query()
+	switch {
+	case query.Get("sendInitialEvents") == "true":
+		kind = "streaming list"
+	case query.Get("watch") != "":
+		kind = "watch"
+	}
+	c.meter.mu.Lock()
+	c.meter.requests = append(c.meter.requests, time.Since(c.meter.start))
+	c.meter.kinds[kind]++
+	c.meter.mu.Unlock()
+	return c.next.RoundTrip(r)
+}
+
+// link is the network of one node; it can be cut.
+type link struct {
+	meter *meter
+
+	mu    sync.Mutex
+	cut   chan struct{} // closed while packets pass
+	conns map[*conn]bool
+}
+
+func newLink(m *meter) *link {
+	open := make(chan struct{})
+	close(open)
+	return &link{meter: m, cut: open, conns: map[*conn]bool{}}
+}
+
+// sever drops all packets from now on, without a word, until heal.
+func (l *link) sever() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cut = make(chan struct{})
+}
+
+func (l *link) heal() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.cut)
+}
+
+func (l *link) passing() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cut
+}
+
+// dialLimit is how long a connection may take to be set up, as in client-go.
+const dialLimit = 30 * time.Second
+
+// dial connects, once packets pass.
+func (l *link) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	l.meter.dials.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	select {
+	case <-l.passing():
+	case <-ctx.Done():
+		return nil, &net.OpError{Op: "dial", Net: network, Err: ctx.Err()}
+	}
+	inner, err := l.meter.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: inner, link: l, closed: make(chan struct{})}
+	l.meter.mu.Lock()
+	defer l.meter.mu.Unlock()
+	l.meter.open++
+	return c, nil
+}
+
+// conn is a connection over a link.
+type conn struct {
+	net.Conn
+	link   *link
+	once   sync.Once
+	closed chan struct{}
+}
+
+// wait returns once packets pass; an error if the connection is closed before that.
+func (c *conn) wait() error {
+	select {
+	case <-c.link.passing():
+		return nil
+	case <-c.closed:
+		return net.ErrClosed
+	}
+}
+
+// Read reads what arrives while packets pass. Bytes that were under way when the link was cut arrive when it heals, as TCP
+// repeats them.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.link.meter.read.Add(int64(n))
+	if cut := c.wait(); cut != nil && err == nil {
+		return 0, cut
+	}
+	return n, err
+}
+
+// Write returns at once, as into a socket's buffer; while the link is cut the bytes wait there.
+func (c *conn) Write(b []byte) (int, error) {
+	if err := c.wait(); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Write(b)
+	c.link.meter.written.Add(int64(n))
+	return n, err
+}
+
+// Close closes the connection.
+func (c *conn) Close() error {
+	c.once.Do(func() {
+		close(c.closed)
+		c.link.meter.mu.Lock()
+		defer c.link.meter.mu.Unlock()
+		c.link.meter.open--
+	})
+	return c.Conn.Close()
+}

@@ -1,0 +1,164 @@
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// Harness is a test bed with a cluster for hollow nodes.
+type Harness struct {
+	Bed  *testbed.Bed
+	Logf func(format string, args ...any)
+
+	access access
+	marks  int
+}
+
+// The services that every cluster of the harness has.
+const (
+	services  = 200
+	endpoints = 10
+)
+
+// New fills the cluster of a test bed. The bed remains the caller's.
+func New(ctx context.Context, bed *testbed.Bed, logf func(string, ...any)) (*Harness, error) {
+	h := &Harness{Bed: bed, Logf: logf}
+	if err := bed.API.CreateLoad(ctx, 0, services, endpoints); err != nil {
+		return nil, err
+	}
+	service := controlplane.Service(marker, 80)
+	if err := bed.API.Create(ctx, service, controlplane.Slice(marker, 8080, nil, mark(0))); err != nil {
+		return nil, err
+	}
+	var err error
+	if h.access.kubeconfig, err = bed.API.Kubeconfig("hollow", controlplane.ProxyUser, nil); err != nil {
+		return nil, err
+	}
+	h.access.config = bed.API.RESTConfig(controlplane.ProxyUser)
+	return h, nil
+}
+
+// mark is the address number i of the marker; LoadAddr ends far below it.
+func mark(i int) netip.Addr { return netip.AddrFrom4([4]byte{100, 127, byte(i >> 8), byte(i)}) }
+
+// Mark changes the marker, tries until the API server accepts that, and returns the address that nodes must see.
+func (h *Harness) Mark(ctx context.Context) (string, error) {
+	h.marks++
+	addr := mark(h.marks)
+	for {
+		err := h.Bed.API.Update(ctx, controlplane.Slice(marker, 8080, nil, addr))
+		if err == nil {
+			return addr.String(), nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", errors.Join(err, ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// Population is nodes that run the same client.
+type Population struct {
+	Name  string
+	h     *Harness
+	meter *meter
+	nodes []*node
+}
+
+// Ours makes nodes that run this product.
+func (h *Harness) Ours(ctx context.Context, n int) (*Population, error) {
+	return h.population(ctx, "ours", ours, n)
+}
+
+// Informers makes nodes that run client-go's informers on what upstream follows.
+func (h *Harness) Informers(ctx context.Context, n int) (*Population, error) {
+	return h.population(ctx, "upstream's informers", informing, n)
+}
+
+func (h *Harness) population(ctx context.Context, name string, run client, n int) (*Population, error) {
+	p := &Population{Name: name, h: h, meter: newMeter(h.access.config.Dial)}
+	for i := range n {
+		p.nodes = append(p.nodes, &node{name: fmt.Sprintf("hollow-%05d", i), link: newLink(p.meter), run: run})
+	}
+	return p, h.Bed.API.Each(ctx, "hollow Nodes", n, func(ctx context.Context, i int) error {
+		return h.Bed.API.PutNode(ctx, object(p.nodes[i].name, i))
+	})
+}
+
+// object is the Node of a hollow node, about as large as a kubelet's without images.
+func object(name string, i int) *corev1.Node {
+	addr := netip.AddrFrom4([4]byte{172, 19, byte(i >> 8), byte(i)})
+	o := controlplane.Node(name, addr, fmt.Sprintf("10.%d.%d.0/24", 200+i>>8, i&255))
+	for _, kind := range []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure} {
+		o.Status.Conditions = append(o.Status.Conditions, corev1.NodeCondition{Type: kind, Status: corev1.ConditionTrue,
+			Reason: "KubeletHasSufficientResources", Message: "kubelet has sufficient resources available",
+			LastHeartbeatTime: metav1.Unix(1, 0), LastTransitionTime: metav1.Unix(1, 0)})
+	}
+	return o
+}
+
+// Start starts all nodes at once.
+func (p *Population) Start(ctx context.Context) {
+	for _, n := range p.nodes {
+		n.start(ctx, p.h.access)
+	}
+}
+
+// Stop ends all nodes.
+func (p *Population) Stop() error {
+	for _, n := range p.nodes {
+		n.stop()
+	}
+	var errs []error
+	for _, n := range p.nodes {
+		errs = append(errs, <-n.done)
+	}
+	return errors.Join(errs...)
+}
+
+// Await waits until all nodes have seen the marker's address.
+func (p *Population) Await(ctx context.Context, addr string) error {
+	for {
+		n := len(p.nodes) - len(p.since(addr, time.Time{}))
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d nodes (%s) have not seen the marker: %w", n, len(p.nodes), p.Name, ctx.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// since returns how long after start the nodes saw the marker, in order, without those that have not.
+func (p *Population) since(addr string, start time.Time) (took []time.Duration) {
+	for _, n := range p.nodes {
+		if s := n.sign.Load(); s != nil && s.addr == addr {
+			took = append(took, s.at.Sub(start))
+		}
+	}
+	slices.Sort(took)
+	return took
+}
+
+// heap is what this process uses, after a collection.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
+}

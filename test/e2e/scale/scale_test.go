@@ -1,0 +1,84 @@
+package scale
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"kube-proxy/test/e2e/testbed"
+)
+
+// Five hollow nodes of each kind follow one API server, which is killed and comes back: ours ask it no more often than
+// client-go's informers do, and connect no more often. `make scale` does the same with more nodes and failures.
+func TestRestartStorm(t *testing.T) {
+	bed, err := testbed.New(t.Context(), testbed.Options{Logf: t.Logf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	h, err := New(t.Context(), bed, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const nodes = 5
+	mine, err := h.Ours(t.Context(), nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	informers, err := h.Informers(t.Context(), nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := []*Population{mine, informers}
+	for _, p := range both {
+		cost, err := h.Costs(t.Context(), p, 50, 10*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %v", p.Name, cost)
+		if cost.Connections != nodes || cost.ChangeBytes < 100 || cost.ListBytes < 10_000 {
+			t.Errorf("%s: %v; want a connection for each node, and bytes", p.Name, cost)
+		}
+		p.Start(t.Context())
+	}
+	gusts, err := h.Run(t.Context(), Storms[0], 3*time.Second, 10*time.Second, both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range both {
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if a, b := gusts[0], gusts[1]; a.Requests() > b.Requests() || a.Dials > b.Dials {
+		t.Errorf("ours hit the API server harder than informers do:\n%v\n%v", a, b)
+	}
+}
+
+func TestFit(t *testing.T) {
+	line, err := Fit([]float64{0, 10, 20, 30}, []float64{5, 25, 45, 65})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if y, e := line.At(100); math.Abs(y-205) > 1e-9 || e > 1e-9 {
+		t.Errorf("y = 5 + 2x at 100: %g ± %g", y, e)
+	}
+	// By hand: slope 0.9, residuals ±0.1, ∓0.3, …; s² = 0.7/3, and at 6 half a width of 3.18 · s · √(1 + 1/5 + 9/10).
+	line, err = Fit([]float64{1, 2, 3, 4, 5}, []float64{1, 2, 2, 4, 4.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := 3.18 * math.Sqrt(0.7/3) * math.Sqrt(1+0.2+0.9)
+	if y, e := line.At(6); math.Abs(line.B-0.9) > 1e-9 || math.Abs(y-5.4) > 1e-9 || math.Abs(e-want) > 1e-9 {
+		t.Errorf("slope %g, at 6: %g ± %g, want 0.9, 5.4 ± %g", line.B, y, e, want)
+	}
+	for _, x := range [][]float64{{1, 2}, {3, 3, 3}} {
+		if _, err := Fit(x, x); err == nil {
+			t.Errorf("a line through %v", x)
+		}
+	}
+}

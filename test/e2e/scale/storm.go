@@ -1,0 +1,195 @@
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Storm is a failure that makes many nodes turn to the API server at once.
+type Storm struct {
+	Name string
+	// Break causes the failure and returns when the API server can be reached by all again.
+	Break func(ctx context.Context, h *Harness, outage time.Duration, all []*Population) error
+}
+
+// Storms are all of them.
+var Storms = []Storm{
+	{"restart", restart}, {"etcd", etcdAway}, {"partition", partition}, {"update", update}, {"boot", boot},
+}
+
+// Gust is what one population did in a storm.
+type Gust struct {
+	Population string
+	Nodes      int
+	// During are the requests before the API server was back, and After those in the minute from then on; Kinds are of
+	// both.
+	During, After int
+	Kinds         map[string]int
+	// Dials are the attempts to connect.
+	Dials int64
+	// Peak is the largest number of requests in a second after the API server was back.
+	Peak int
+	// Median and Longest are the times from then until a node had all changes.
+	Median, Longest time.Duration
+}
+
+// Requests are all of the storm.
+func (g Gust) Requests() int { return g.During + g.After }
+
+// Run has a storm pass over running populations, which must be in step before, and counts until the window after it has
+// passed and all nodes are in step again.
+func (h *Harness) Run(ctx context.Context, s Storm, outage, window time.Duration, all []*Population) ([]Gust, error) {
+	for _, p := range all {
+		if err := h.settle(ctx, p); err != nil {
+			return nil, fmt.Errorf("before %s: %w", s.Name, err)
+		}
+		p.meter.reset()
+	}
+	begin := time.Now()
+	if err := s.Break(ctx, h, outage, all); err != nil {
+		return nil, fmt.Errorf("storm %s: %w", s.Name, err)
+	}
+	back := time.Now()
+	addr, err := h.Mark(ctx)
+	if err != nil {
+		return nil, err
+	}
+	wait, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	for _, p := range all {
+		if err := p.Await(wait, addr); err != nil {
+			return nil, fmt.Errorf("after %s: %w", s.Name, err)
+		}
+	}
+	select {
+	case <-time.After(time.Until(back.Add(window))):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	var gusts []Gust
+	for _, p := range all {
+		g := p.gust(back.Sub(begin), window)
+		took := p.since(addr, back)
+		g.Median, g.Longest = took[len(took)/2], took[len(took)-1]
+		h.Logf("%s: %v", s.Name, g)
+		gusts = append(gusts, g)
+	}
+	return gusts, nil
+}
+
+// gust counts what a population did until a window after the API server was back.
+func (p *Population) gust(back, window time.Duration) Gust {
+	at, kinds := p.meter.snapshot()
+	g := Gust{Population: p.Name, Nodes: len(p.nodes), Kinds: kinds, Dials: p.meter.dials.Load()}
+	seconds := map[int]int{}
+	for _, t := range at {
+		switch {
+		case t < back:
+			g.During++
+		case t < back+window:
+			g.After++
+			seconds[int((t-back)/time.Second)]++
+		}
+	}
+	for _, n := range seconds {
+		g.Peak = max(g.Peak, n)
+	}
+	return g
+}
+
+func (g Gust) String() string {
+	var kinds []string
+	for _, k := range slices.Sorted(maps.Keys(g.Kinds)) {
+		kinds = append(kinds, fmt.Sprintf("%d %s", g.Kinds[k], k))
+	}
+	return fmt.Sprintf("%s, %d nodes: %d requests during, %d after (%v), %d dials, peak %d a second, in step after %v, the last after %v",
+		g.Population, g.Nodes, g.During, g.After, kinds, g.Dials, g.Peak, g.Median.Round(time.Millisecond), g.Longest.Round(time.Millisecond))
+}
+
+// restart kills the API server and starts it again after the outage. Its new watch cache begins later than what the nodes
+// know, so it answers each watch with 410 Gone.
+func restart(ctx context.Context, h *Harness, outage time.Duration, _ []*Population) error {
+	if err := h.Bed.API.KillAPIServer(); err != nil {
+		return err
+	}
+	if err := sleep(ctx, outage); err != nil {
+		return err
+	}
+	return h.Bed.API.StartAPIServer(ctx)
+}
+
+// etcdAway kills etcd, and starts it again after the outage.
+func etcdAway(ctx context.Context, h *Harness, outage time.Duration, _ []*Population) error {
+	if err := h.Bed.API.KillEtcd(); err != nil {
+		return err
+	}
+	if err := sleep(ctx, outage); err != nil {
+		return err
+	}
+	return errors.Join(h.Bed.API.StartEtcd(ctx), h.Bed.API.AwaitAPIServer(ctx))
+}
+
+// partition drops the packets of each second node.
+func partition(ctx context.Context, _ *Harness, outage time.Duration, all []*Population) error {
+	each := func(f func(*link)) {
+		for _, p := range all {
+			for i, n := range p.nodes {
+				if i%2 == 0 {
+					f(n.link)
+				}
+			}
+		}
+	}
+	each((*link).sever)
+	defer each((*link).heal)
+	return sleep(ctx, outage)
+}
+
+// update restarts a tenth of the nodes after the other, as a DaemonSet with maxUnavailable 10 % does.
+func update(ctx context.Context, h *Harness, _ time.Duration, all []*Population) error {
+	for _, p := range all {
+		for batch := range slices.Chunk(p.nodes, (len(p.nodes)+9)/10) {
+			for _, n := range batch {
+				if err := n.end(); err != nil {
+					return err
+				}
+				n.start(ctx, h.access)
+			}
+			if err := h.settle(ctx, p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// boot starts all nodes while the API server is away, which comes after the outage.
+func boot(ctx context.Context, h *Harness, outage time.Duration, all []*Population) error {
+	if err := h.Bed.API.KillAPIServer(); err != nil {
+		return err
+	}
+	for _, p := range all {
+		if err := p.Stop(); err != nil {
+			return err
+		}
+		p.meter.reset()
+		p.Start(ctx)
+	}
+	if err := sleep(ctx, outage); err != nil {
+		return err
+	}
+	return h.Bed.API.StartAPIServer(ctx)
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
