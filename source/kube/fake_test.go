@@ -48,6 +48,9 @@ type apiServer struct {
 	compacted int  // versions up to here are forgotten
 	silent    bool // a watch from the future is accepted, and says nothing of the past
 	answer    func(*http.Request) *metav1.Status
+	life      time.Duration // of a watch; 0: until the client leaves
+	ahead     int           // each watch begins with a bookmark that is so far in the future
+	handler   http.Handler  // in place of this one; it may call this one
 	requests  []string
 	// bulk: there are so many Services and slices beside the others; they are made when asked for.
 	bulk int
@@ -84,7 +87,11 @@ func (s *apiServer) up() {
 		s.t.Fatal(err)
 	}
 	s.addr = listener.Addr().String()
-	s.http = &httptest.Server{Listener: listener, Config: &http.Server{Handler: s}}
+	handler := s.handler
+	if handler == nil {
+		handler = s
+	}
+	s.http = &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
 	s.http.Start()
 }
 
@@ -260,9 +267,11 @@ func (s *apiServer) refusal(r *http.Request) *metav1.Status {
 			return status
 		}
 	}
-	rv, _ := strconv.Atoi(r.FormValue("resourceVersion"))
+	rv, err := strconv.Atoi(r.FormValue("resourceVersion"))
 	future := rv > s.rv
 	switch {
+	case err != nil && r.FormValue("resourceVersion") != "":
+		return failure(400, metav1.StatusReasonBadRequest, "invalid resource version")
 	case r.FormValue("sendInitialEvents") == "true" && !s.watchList:
 		return failure(422, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled")
 	case future && (r.FormValue("watch") == "" || r.FormValue("sendInitialEvents") == "true" || !s.silent):
@@ -390,7 +399,11 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	}
 	at, _ := strconv.Atoi(r.FormValue("resourceVersion"))
 	s.mu.Lock()
-	life, noStorage := s.lives, s.noStorage
+	life, noStorage, ahead := s.lives, s.noStorage, s.ahead
+	var end <-chan time.Time
+	if s.life > 0 {
+		end = time.After(s.life)
+	}
 	s.mu.Unlock()
 	if r.FormValue("sendInitialEvents") == "true" && noStorage {
 		raw, err := runtime.Encode(info.Serializer, failure(500, metav1.StatusReasonInternalError,
@@ -419,6 +432,9 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 		if !bookmark(at, true) {
 			return
 		}
+	}
+	if ahead > 0 && (!bookmark(at+ahead, false) || !bookmark(at+ahead/2, false)) {
+		return
 	}
 	flush()
 	for {
@@ -457,6 +473,8 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 		flush()
 		select {
 		case <-changed:
+		case <-end:
+			return
 		case <-r.Context().Done():
 			return
 		}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/metrics"
 
+	"kube-proxy/cluster"
 	"kube-proxy/source/convert"
 )
 
@@ -52,6 +54,8 @@ const (
 	firstRest = 100 * time.Millisecond
 	// shortLife is what a stream must live for the next one to be opened at once.
 	shortLife = 10 * time.Second
+	// manyShort is how many short streams in a row are worth a line.
+	manyShort = 3
 	// longestRest bounds the time between a short stream and the next one, but for jitter.
 	longestRest = 3 * time.Second
 )
@@ -107,6 +111,9 @@ func (l *listWatch) ended(lived time.Duration) {
 	if l.short++; lived >= shortLife {
 		l.short = 0
 	}
+	if l.short == manyShort {
+		l.outage.early(l.resource.plural)
+	}
 }
 
 func (l *listWatch) set(flag *bool, to bool) (was bool) {
@@ -136,6 +143,9 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	}
 	before := l.progress.all()
 	list, err := l.read(ctx, opts)
+	if err == nil && number(list.ResourceVersion) == 0 {
+		err = fmt.Errorf("kube: list %s: the API server sent resource version %q", l.resource.plural, list.ResourceVersion)
+	}
 	if err != nil {
 		return nil, l.failed(ctx, err)
 	}
@@ -184,19 +194,20 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
 		return nil, err
 	}
-	broken := l.set(&l.broken, false)
+	before := l.progress.all()
+	broken := l.set(&l.broken, false) && l.leads()
+	again := !initial && broken && !l.streams.no.Load()
 	switch {
+	case again: // one object, and the server's version
+		initial, opts.SendInitialEvents = true, new(true)
+		opts.ResourceVersion, opts.ResourceVersionMatch = "", metav1.ResourceVersionMatchNotOlderThan
 	case initial && l.get(&l.forget):
 		opts.ResourceVersion = ""
-	case !initial && broken && l.leads():
-		l.set(&l.forget, true)
-		return nil, apierrors.NewResourceExpired("the stream broke, and one object is listed anew")
-	case !initial && l.progress.suspect(l.resource.plural):
-		if err := l.compare(ctx, opts.ResourceVersion); err != nil {
+	case !initial && (broken || l.progress.suspect(l.resource.plural)):
+		if err := l.compare(ctx, opts.ResourceVersion, before); err != nil {
 			return nil, l.failed(ctx, err)
 		}
 	}
-	before := l.progress.all()
 	lifetime := listTimeout
 	if opts.TimeoutSeconds != nil {
 		lifetime = time.Duration(*opts.TimeoutSeconds) * time.Second
@@ -212,7 +223,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		return nil, err
 	}
 	s := &stream{
-		listWatch: l, in: in, cancel: cancel, initial: initial, before: before, begin: time.Now(),
+		listWatch: l, in: in, cancel: cancel, initial: initial, again: again, before: before, begin: time.Now(),
 		out: make(chan watch.Event, 64), stopped: make(chan struct{}),
 		end: time.Now().Add(lifetime - slack),
 	}
@@ -225,13 +236,17 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 
 // compare asks the server for its present version, and fails as for a version that the server has forgotten
 // if that is older than ours.
-func (l *listWatch) compare(ctx context.Context, ours string) error {
+func (l *listWatch) compare(ctx context.Context, ours string, before map[string]uint64) error {
 	list, err := l.read(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return err
 	}
+	theirs := number(list.ResourceVersion)
+	if l.leads() {
+		l.progress.reached(theirs, before)
+	}
 	l.outage.over(l.resource.plural)
-	if theirs := number(list.ResourceVersion); theirs != 0 && theirs < number(ours) {
+	if theirs != 0 && theirs < number(ours) {
 		return l.older(theirs, number(ours))
 	}
 	return nil
@@ -243,7 +258,7 @@ func (l *listWatch) older(theirs, ours uint64) *apierrors.StatusError {
 	return apierrors.NewResourceExpired("the API server has an older copy of the data")
 }
 
-// number reads a version. API servers of our four kinds count; 0 if this one does not.
+// number reads a version. API servers count; 0 if the version is no number.
 func number(version string) uint64 {
 	n, err := strconv.ParseUint(version, 10, 64)
 	if err != nil {
@@ -266,6 +281,9 @@ type stream struct {
 	before map[string]uint64
 	// initial: the objects that exist already are being sent, in any order of versions.
 	initial bool
+	// again: the Reflector knows objects already, so it must be told if the Node is not among the initial ones; found says
+	// that it is.
+	again, found bool
 	// floor is the version that all events to come must be newer than; 0 if unknown.
 	floor uint64
 }
@@ -314,6 +332,13 @@ func (s *stream) pump(ctx context.Context) {
 			if out.Type != watch.Error && well.Stop() {
 				s.outage.over(s.resource.plural)
 			}
+			if s.again && !s.initial && !s.found {
+				s.found = true
+				gone := &record{version: out.Object.(*record).version, name: cluster.Name{Name: s.resource.object}}
+				if !s.pass(watch.Event{Type: watch.Deleted, Object: gone}) {
+					return
+				}
+			}
 			if !s.pass(out) {
 				return
 			}
@@ -346,7 +371,13 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 		return watch.Event{Type: watch.Error, Object: &status}
 	}
 	version := number(object.GetResourceVersion())
-	if !s.initial && version != 0 && version < s.floor {
+	if version == 0 && (!s.initial || ev.Type == watch.Bookmark) { // the Reflector would ask for it for ever
+		s.set(&s.forget, true)
+		s.failed(ctx, fmt.Errorf("kube: watch %s: the API server sent resource version %q", s.resource.plural, object.GetResourceVersion()))
+		status := apierrors.NewResourceExpired("no resource version").Status()
+		return watch.Event{Type: watch.Error, Object: &status}
+	}
+	if !s.initial && version < s.floor {
 		status := s.older(version, s.floor).Status()
 		return watch.Event{Type: watch.Error, Object: &status}
 	}
@@ -363,6 +394,7 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 		rec.name.Namespace, rec.name.Name = object.GetNamespace(), object.GetName()
 	default:
 		rec = s.resource.record(object, s.reporter)
+		s.found = true
 	}
 	if !s.initial {
 		s.progress.at(s.resource.plural, version)

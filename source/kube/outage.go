@@ -152,6 +152,18 @@ func (o *outage) connected() bool {
 	return len(o.failing) == 0
 }
 
+// early reports streams that end soon after they were opened.
+func (o *outage) early(resource string) {
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if last, told := o.told["early"]; told && now.Sub(last) < o.repeat {
+		return
+	}
+	o.told["early"] = now
+	o.log.Warn("the API server ends streams early, or a proxy before it does; changes arrive late", "server", o.server, "resource", resource)
+}
+
 func (o *outage) older(resource string, theirs, ours uint64) {
 	o.log.Warn("the API server has an older copy of the data; listing it anew", "server", o.server,
 		"resource", resource, "version", theirs, "known", ours)

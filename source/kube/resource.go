@@ -29,6 +29,8 @@ type resource struct {
 	version      schema.GroupVersion
 	// labels and field select on the server's side.
 	labels, field string
+	// object is the name of the only object that field selects.
+	object string
 	// optional: the API may be absent or forbidden, and then the proxy does without (SV-03).
 	optional bool
 
@@ -68,7 +70,7 @@ func endpointSlices() *resource {
 // node is the one Node of that name. A list without it says that the Node does not exist.
 func node(name string) *resource {
 	return &resource{
-		plural: "nodes", kind: "Node", version: core.SchemeGroupVersion,
+		plural: leader, kind: "Node", version: core.SchemeGroupVersion, object: name,
 		field:   fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
 		new:     func() apiObject { return new(core.Node) },
 		convert: converter(convert.Node),

@@ -1,0 +1,295 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// badServer is an API server that misbehaves from the moment at which bad is set; it answers truthfully before and after.
+type badServer struct {
+	api   *apiServer
+	bad   atomic.Bool
+	reply func(w http.ResponseWriter, r *http.Request)
+}
+
+func (b *badServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !b.bad.Load() {
+		b.api.ServeHTTP(w, r)
+		return
+	}
+	b.api.set(func() { b.api.requests = append(b.api.requests, r.URL.String()) })
+	b.reply(w, r)
+}
+
+// misbehave runs a Source against a server that is good, then bad for a time, then good again. What was known must stay
+// in force meanwhile, what changed must arrive in the end, and in the bad time no more than mostOthers requests may come from
+// others than the leader: those that they sent before it had failed.
+func misbehave(t *testing.T, mostOthers int, reply func(b *badServer, w http.ResponseWriter, r *http.Request)) *rig {
+	t.Helper()
+	r := newRig(t)
+	b := &badServer{api: r.api}
+	b.reply = func(w http.ResponseWriter, req *http.Request) { reply(b, w, req) }
+	r.api.down()
+	r.api.handler = b
+	r.api.up()
+	r.api.put(testService("api", 90), testService("web", 80), testSlice("web", "web-1", "10.1.0.5"), testNode("n1", "192.0.2.1"))
+	r.start()
+	r.wait("api:90 web:80→10.1.0.5 node:192.0.2.1")
+	r.require(2)
+	b.bad.Store(true)
+	r.api.down()
+	ofLeader, ofAll := r.api.asked("/nodes?"), r.api.asked("")
+	r.api.up()
+	r.until(func() bool { return r.api.asked("/nodes?") >= ofLeader+badRequests }, func() string { return "no retries" })
+	ofLeader, ofAll = r.api.asked("/nodes?")-ofLeader, r.api.asked("")-ofAll
+	if others := ofAll - ofLeader; others > mostOthers {
+		t.Errorf("%d requests of the other resources beside %d of the leader", others, ofLeader)
+	}
+	if got := r.state(); got != "api:90 web:80→10.1.0.5 node:192.0.2.1" {
+		t.Errorf("the bad server changed the state to %q", got)
+	}
+	b.bad.Store(false)
+	r.api.down() // of what hangs
+	r.api.put(testService("web", 81))
+	r.api.up()
+	r.wait("api:90 web:81→10.1.0.5 node:192.0.2.1")
+	r.noDips()
+	if len(r.log.Lines("is not followed")) > 0 {
+		r.waitLog("answers again")
+	}
+	if lines := r.log.Lines("is not followed"); len(lines) > 2 {
+		t.Errorf("%d lines of the log:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+	return r
+}
+
+// badRequests is how many requests of the leader a bad server sees before it is good again.
+const badRequests = 5
+
+// Garbage and truncated bodies, in each encoding, change nothing.
+func TestGarbage(t *testing.T) {
+	t.Parallel()
+	protobuf, truncated := string(encoded(t, false, "a", "b", "c")), string(encoded(t, true, "a", "b", "c"))
+	for name, answer := range map[string]struct{ media, body string }{
+		"a web page":             {"text/html", "<html><body>502 Bad Gateway</body></html>"},
+		"a web page as protobuf": {"application/vnd.kubernetes.protobuf", "<html><body>502 Bad Gateway</body></html>"},
+		"JSON that is none":      {"application/json", `{"kind":"ServiceList","metadata":{"resourceVersion":"7"},"items":[{{`},
+		"truncated protobuf":     {"application/vnd.kubernetes.protobuf", protobuf[:len(protobuf)/2]},
+		"truncated JSON":         {"application/json", truncated[:len(truncated)/2]},
+		"another object":         {"application/json", `{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[{"metadata":7}]}`},
+		"nothing":                {"application/json", ""},
+		"a size beyond all":      {"application/vnd.kubernetes.protobuf", "k8s\x00\x12\xff\xff\xff\xff\xff\x1f"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			misbehave(t, 9, func(_ *badServer, w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", answer.media)
+				_, _ = w.Write([]byte(answer.body))
+			})
+		})
+	}
+}
+
+// 429 with and without Retry-After: all is retried, and the header is obeyed.
+func TestTooManyRequests(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		after  string
+		others int
+	}{{"", 9}, {"1", 4 * badRequests}} { // client-go itself repeats a request with the header, each resource by itself
+		t.Run("Retry-After="+tc.after, func(t *testing.T) {
+			t.Parallel()
+			misbehave(t, tc.others, func(_ *badServer, w http.ResponseWriter, _ *http.Request) {
+				if tc.after != "" {
+					w.Header().Set("Retry-After", tc.after)
+				}
+				w.WriteHeader(http.StatusTooManyRequests)
+			})
+		})
+	}
+}
+
+// A server that ends each watch at once, or one that is behind a proxy which does: changes arrive, one line says so, and
+// streams are opened ever more slowly.
+func TestShortWatches(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.api.life = 20 * time.Millisecond
+	r.api.put(testService("web", 80), testSlice("web", "web-1", "10.1.0.5"), testNode("n1", "192.0.2.1"))
+	r.start()
+	r.wait("web:80→10.1.0.5 node:192.0.2.1")
+	r.require(1)
+	r.waitLog("ends streams early")
+	for port := range int32(3) {
+		r.api.put(testService("web", 81+port))
+		r.wait(fmt.Sprintf("web:%d→10.1.0.5 node:192.0.2.1", 81+port))
+	}
+	r.noDips()
+	if lines := r.log.Lines("ends streams early"); len(lines) != 1 {
+		t.Errorf("log: %v", lines)
+	}
+}
+
+// Streams that end after a second are opened about 15 times in a minute, each resource by itself.
+func TestRestBetweenShortWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &listWatch{resource: services(), outage: newOutage(slog.New(slog.DiscardHandler), "")}
+		opened := 0
+		for start := time.Now(); time.Since(start) < time.Minute; opened++ {
+			time.Sleep(time.Second)
+			l.broke()
+			l.ended(time.Second)
+			if err := l.rest(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if opened > 22 {
+			t.Errorf("%d streams in a minute", opened)
+		}
+		l.ended(time.Hour)
+		l.broken = false
+		if start := time.Now(); l.rest(t.Context()) != nil || time.Since(start) > 0 {
+			t.Errorf("it rests for %v after a long stream", time.Since(start))
+		}
+	})
+}
+
+// While the leader has lost the server, the others wait: until it is back, or for longestTurn.
+func TestTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOutage(slog.New(slog.DiscardHandler), "")
+		turn := func(resource string) time.Duration {
+			start := time.Now()
+			if err := o.turn(t.Context(), resource); err != nil {
+				t.Fatal(err)
+			}
+			return time.Since(start)
+		}
+		o.failed("services", errors.New("of its own"))
+		if d := turn("endpointslices"); d > 0 {
+			t.Errorf("a resource waits %v because of another that does not lead", d)
+		}
+		o.failed(leader, errors.New("no connection"))
+		if d := turn(leader); d > 0 {
+			t.Errorf("the leader waits %v", d)
+		}
+		if d := turn("services"); d != longestTurn {
+			t.Errorf("others wait %v for a leader that does not come back", d)
+		}
+		go func() {
+			time.Sleep(time.Second)
+			o.over(leader)
+		}()
+		if d := turn("services"); d != time.Second {
+			t.Errorf("others wait %v, the leader was back after a second", d)
+		}
+		forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: leader}, "n1", errors.New("no"))
+		o.lost()
+		o.failed(leader, forbidden)
+		if d := turn("services"); d != longestTurn {
+			t.Errorf("others wait %v after a first refusal, as a server that starts gives", d)
+		}
+		o.failed(leader, forbidden)
+		if d := turn("services"); d > 0 {
+			t.Errorf("others wait %v for a leader that may not list its resource", d)
+		}
+	})
+}
+
+// Bookmarks that are ahead of all events, and then go back, lose nothing: neither while the stream lives, nor when the next
+// one begins at a version that the server has not reached, and the server is silent about what it has.
+func TestBookmarksOutOfOrder(t *testing.T) {
+	t.Parallel()
+	for _, watchList := range []bool{true, false} {
+		t.Run(fmt.Sprintf("watchList=%v", watchList), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.api.ahead, r.api.silent, r.api.watchList = 1000, true, watchList
+			r.api.put(testService("api", 90), testService("web", 80), testNode("n1", "192.0.2.1"))
+			r.start()
+			r.wait("api:90 web:80 node:192.0.2.1")
+			r.require(1)
+			r.api.put(testService("web", 81))
+			r.wait("api:90 web:81 node:192.0.2.1")
+			r.api.down()
+			r.api.remove("services", "shop/api")
+			r.api.put(testService("web", 82))
+			r.api.up()
+			r.wait("web:82 node:192.0.2.1")
+			r.api.put(testService("web", 83))
+			r.wait("web:83 node:192.0.2.1")
+			r.noDips()
+		})
+	}
+}
+
+// Objects whose versions are no numbers, go back or are beyond all others: the last that arrived counts, after a break too.
+func TestLyingVersions(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"9223372036854775807", "18446744073709551616", "zero", "", "1"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.api.silent = true
+			r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
+			r.start()
+			r.wait("web:80 node:192.0.2.1")
+			r.require(1)
+			r.api.lie(testService("web", 81), version)
+			r.wait("web:81 node:192.0.2.1")
+			r.api.down()
+			r.api.up()
+			r.api.put(testService("web", 82))
+			r.wait("web:82 node:192.0.2.1")
+			r.noDips()
+			if n := r.api.asked(""); n > 40 {
+				t.Errorf("%d requests", n)
+			}
+		})
+	}
+}
+
+// A Node that is deleted while the server is away is gone, and one that was made is there, though its stream goes on.
+func TestNodeChangesInOutage(t *testing.T) {
+	t.Parallel()
+	for _, watchList := range []bool{true, false} {
+		t.Run(fmt.Sprintf("watchList=%v", watchList), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.api.watchList = watchList
+			r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
+			r.start()
+			r.wait("web:80 node:192.0.2.1")
+			gone := func() bool { return r.store.Facts().NodeGone }
+			r.api.down()
+			r.api.remove("nodes", "/n1")
+			r.api.up()
+			r.until(gone, func() string { return "the Node is not gone" })
+			r.api.down()
+			r.api.put(testNode("n1", "192.0.2.2"))
+			r.api.up()
+			r.wait("web:80 node:192.0.2.2")
+			if gone() {
+				t.Error("the Node is gone")
+			}
+		})
+	}
+}
+
+// lie is put, but the object has another version than the change of it.
+func (s *apiServer) lie(o apiObject, version string) {
+	s.put(o)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o.SetResourceVersion(version)
+}
