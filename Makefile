@@ -18,7 +18,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: site vm help build build-windows image image-lock test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -103,6 +103,9 @@ unit: ## go test ./... here and in tools, with the tests that use this machine's
 e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go run ./cmd/build
 	cd test/e2e && go test -v -timeout 15m ./... | grep -v '^=== '
+
+scale: ## what many nodes cost an API server, and storms (docs/scale.md; ARGS='-nodes 10,50 -storms restart' go to the program)
+	cd test/e2e && go run ./cmd/build && go run ./cmd/scale $(ARGS)
 
 pods: deps ## the image in a real containerd, started by a real kubelet from the chart and from kubeadm's manifests (test/e2e/pods)
 	cd test/e2e && go test -count=1 -v -tags pods -timeout 30m ./pods | grep -v '^=== '

@@ -74,7 +74,7 @@ func misbehave(t *testing.T, mostOthers int, reply func(b *badServer, w http.Res
 }
 
 // badRequests is how many requests of the leader a bad server sees before it is good again.
-const badRequests = 5
+const badRequests = 4
 
 // Garbage and truncated bodies, in each encoding, change nothing.
 func TestGarbage(t *testing.T) {

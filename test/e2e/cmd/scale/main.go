@@ -1,0 +1,178 @@
+// Command scale prints what many nodes cost one API server, see package scale, as the tables of docs/scale.md. Run it in
+// test/e2e as root:
+//
+//	go run ./cmd/scale [-nodes 10,50,100] [-changes 500] [-storms all -storm-nodes 100]
+//
+// Progress goes to standard error.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"kube-proxy/test/e2e/scale"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// settings are the command line.
+type settings struct {
+	nodes      []int
+	changes    int
+	rate       time.Duration
+	storms     []string
+	stormNodes int
+	outage     time.Duration
+}
+
+func main() {
+	var s settings
+	nodes := flag.String("nodes", "0,10,50,100,250,500", "numbers of hollow nodes to measure costs with; \"\" for none")
+	storms := flag.String("storms", "restart,etcd,partition,update,boot", "storms to pass over; \"\" for none")
+	flag.IntVar(&s.changes, "changes", 500, "how many slices change for each figure")
+	flag.DurationVar(&s.rate, "rate", 50*time.Millisecond, "time between two changes")
+	flag.IntVar(&s.stormNodes, "storm-nodes", 100, "hollow nodes of each kind in a storm")
+	flag.DurationVar(&s.outage, "outage", time.Minute, "how long etcd is away or the network divided in a storm; the API server is away a sixth of that")
+	flag.Parse()
+	for field := range strings.SplitSeq(*nodes, ",") {
+		n, err := strconv.Atoi(field)
+		if err != nil && field != "" {
+			fmt.Fprintf(os.Stderr, "scale: -nodes: %v\n", err)
+			os.Exit(2)
+		}
+		if field != "" {
+			s.nodes = append(s.nodes, n)
+		}
+	}
+	s.storms = strings.FieldsFunc(*storms, func(r rune) bool { return r == ',' })
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, s); err != nil {
+		fmt.Fprintln(os.Stderr, "scale:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, s settings) (err error) {
+	start := time.Now()
+	logf := func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+	}
+	bed, err := testbed.New(ctx, testbed.Options{Logf: logf})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bed.Close()) }()
+	h, err := scale.New(ctx, bed, logf)
+	if err != nil {
+		return err
+	}
+	if err := costs(ctx, h, s); err != nil {
+		return err
+	}
+	return pass(ctx, h, s)
+}
+
+// costs measures each population with each number of nodes, beside one real proxy, and fits lines.
+func costs(ctx context.Context, h *scale.Harness, s settings) error {
+	if len(s.nodes) == 0 {
+		return nil
+	}
+	beside, err := h.Real(ctx, s.changes, s.rate)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("The real kube-proxy, at its interface: %.0f bytes for its start, %.0f a change, %d KiB resident.\n\n", beside.ListBytes, beside.ChangeBytes, beside.Heap>>10)
+	fmt.Print("| population | nodes | connections | KiB at the start, a node | bytes a change and node | API server, ms a change | etcd, ms a change | KiB of memory, a node |\n|---|---|---|---|---|---|---|---|\n")
+	lines := ""
+	for _, make := range []func(context.Context, int) (*scale.Population, error){h.Ours, h.Informers} {
+		var x, cpu, bytes []float64
+		name := ""
+		for _, n := range s.nodes {
+			p, err := make(ctx, n)
+			if err != nil {
+				return err
+			}
+			c, err := h.Costs(ctx, p, s.changes, s.rate)
+			if err != nil {
+				return err
+			}
+			name = p.Name
+			fmt.Printf("| %s | %d | %d | %.0f | %.0f | %.2f | %.2f | %d |\n", name, n, c.Connections, c.ListBytes/1024, c.ChangeBytes, ms(c.APIServer), ms(c.Etcd), c.Heap>>10)
+			x, cpu, bytes = append(x, float64(n)), append(cpu, ms(c.APIServer)), append(bytes, c.ChangeBytes*float64(n)/1024)
+		}
+		row, err := project(name, x, cpu, bytes)
+		if err != nil {
+			return err
+		}
+		lines += row
+	}
+	fmt.Printf("\n| population | figure | line | largest residual | 5,000 nodes | 15,000 nodes |\n|---|---|---|---|---|---|\n%s\n", lines)
+	return nil
+}
+
+// project prints the lines through the processor time and the bytes of a change.
+func project(name string, x, cpu, bytes []float64) (rows string, err error) {
+	for _, f := range []struct {
+		what string
+		y    []float64
+	}{{"API server, ms a change", cpu}, {"KiB a change", bytes}} {
+		line, err := scale.Fit(x, f.y)
+		if err != nil {
+			return "", err
+		}
+		small, e1 := line.At(5000)
+		large, e2 := line.At(15000)
+		worst := slices.MaxFunc(line.Residuals, func(a, b float64) int { return int(1e6 * (max(a, -a) - max(b, -b))) })
+		rows += fmt.Sprintf("| %s | %s | %.2f + %.4f · nodes | %.2f | %.0f ± %.0f | %.0f ± %.0f |\n", name, f.what, line.A, line.B, worst, small, e1, large, e2)
+	}
+	return rows, nil
+}
+
+// pass has the storms pass over both populations at once.
+func pass(ctx context.Context, h *scale.Harness, s settings) error {
+	if len(s.storms) == 0 {
+		return nil
+	}
+	mine, err := h.Ours(ctx, s.stormNodes)
+	if err != nil {
+		return err
+	}
+	informers, err := h.Informers(ctx, s.stormNodes)
+	if err != nil {
+		return err
+	}
+	both := []*scale.Population{mine, informers}
+	for _, p := range both {
+		p.Start(ctx)
+		defer p.Stop()
+	}
+	fmt.Print("| storm | population | nodes | requests before the server is back | in the minute after | dials | most requests in a second | in step: half | all |\n|---|---|---|---|---|---|---|---|---|\n")
+	for _, storm := range scale.Storms {
+		if !slices.Contains(s.storms, storm.Name) {
+			continue
+		}
+		outage := s.outage
+		if storm.Name == "restart" || storm.Name == "boot" {
+			outage /= 6
+		}
+		gusts, err := h.Run(ctx, storm, outage, time.Minute, both)
+		if err != nil {
+			return err
+		}
+		for _, g := range gusts {
+			fmt.Printf("| %s | %s | %d | %d | %d | %d | %d | %.1f s | %.1f s |\n", storm.Name, g.Population, g.Nodes, g.During, g.After, g.Dials, g.Peak, g.Median.Seconds(), g.Longest.Seconds())
+		}
+	}
+	return nil
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,83 @@
+package scale
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// Real measures one real proxy in node1, by what its interface receives, headers of all layers included: the check on
+// what hollow nodes say. Heap is its largest resident size.
+func (h *Harness) Real(ctx context.Context, changes int, rate time.Duration) (c Cost, err error) {
+	c.Nodes, c.Connections = 1, 1
+	before, err := h.received(ctx)
+	if err != nil {
+		return c, err
+	}
+	proxy, err := h.Bed.StartProxy()
+	if err != nil {
+		return c, err
+	}
+	defer func() { err = errors.Join(err, proxy.StopInOrder()) }()
+	if err := h.followed(ctx, proxy); err != nil {
+		return c, err
+	}
+	listed, err := h.received(ctx)
+	if err != nil {
+		return c, err
+	}
+	if err := errors.Join(h.change(ctx, changes, rate), h.followed(ctx, proxy)); err != nil {
+		return c, err
+	}
+	changed, err := h.received(ctx)
+	if err != nil {
+		return c, err
+	}
+	c.ListBytes, c.ChangeBytes = float64(listed-before), float64(changed-listed)/float64(changes)
+	c.Heap, err = proxy.PeakMemory()
+	return c, err
+}
+
+// followed waits until the real proxy's rules have the marker.
+func (h *Harness) followed(ctx context.Context, proxy *testbed.Proxy) error {
+	addr, err := h.Mark(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		rules, err := h.Bed.Ruleset(ctx)
+		if strings.Contains(rules, addr) || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("kube-proxy does not follow: %w\n%s", ctx.Err(), proxy.LogTail(20))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// received is how many bytes node1's interface has received.
+func (h *Harness) received(ctx context.Context) (int64, error) {
+	out, err := h.Bed.Command(ctx, netlab.Node1, "ip", "-json", "-stats", "link", "show", "dev", netlab.Uplink)
+	if err != nil {
+		return 0, err
+	}
+	var links []struct {
+		Stats64 struct {
+			RX struct{ Bytes int64 } `json:"rx"`
+		} `json:"stats64"`
+	}
+	if err := json.Unmarshal([]byte(out), &links); err != nil || len(links) != 1 {
+		return 0, fmt.Errorf("read statistics of node1: %d interfaces: %w", len(links), err)
+	}
+	return links[0].Stats64.RX.Bytes, nil
+}
