@@ -11,7 +11,8 @@
 // slices never exists in memory as API objects.
 //
 // Nothing is removed because something went wrong. A …Listed event is sent only for a list that was
-// complete; errors of any kind are told ([outage]) and retried within seconds, for ever.
+// complete; errors of any kind are logged ([outage]) and retried for ever. While the server is away only the
+// Node is tried; the others follow it.
 //
 // The other way go events: a [Publisher] sends what the proxy has to tell the cluster.
 package kube

@@ -54,12 +54,12 @@ func (h *Harness) followed(ctx context.Context, proxy *testbed.Proxy) error {
 	defer cancel()
 	for {
 		rules, err := h.Bed.Ruleset(ctx)
-		if strings.Contains(rules, addr) || err != nil {
-			return err
+		if err == nil && strings.Contains(rules, addr) {
+			return nil
 		}
 		select {
-		case <-ctx.Done():
-			return fmt.Errorf("kube-proxy does not follow: %w\n%s", ctx.Err(), proxy.LogTail(20))
+		case <-ctx.Done(): // err: there was no table yet
+			return fmt.Errorf("kube-proxy does not follow: %w\n%s", errors.Join(err, ctx.Err()), proxy.LogTail(20))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
