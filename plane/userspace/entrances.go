@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/internal/relay"
+	"kube-proxy/plane/internal/balance"
 	"kube-proxy/plane/userspace/redirect"
 )
 
@@ -24,7 +24,7 @@ type entrances struct {
 // entrance is a listener and whom it leads to.
 type entrance struct {
 	name  entranceName
-	leads relay.Balancer
+	leads *balance.Set
 }
 
 // entranceName is the set that rules lead to at a listener.
@@ -39,26 +39,20 @@ func (n entranceName) String() string {
 	return lb.SetID{Service: n.service, Proto: n.proto, Scope: n.scope}.String()
 }
 
-// open notes a listener, or that it leads to others now.
-func (e *entrances) open(d *door, leads relay.Balancer, of *service) {
-	if d.at.IsValid() {
-		return
-	}
-	at, name := d.port(), entranceName{of.name, of.proto, d.scope}
+// open notes a listener to which rules lead.
+func (e *entrances) open(d *door) {
+	at, name := d.port(), d.name()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.at == nil {
 		e.at, e.of = map[port]entrance{}, map[entranceName]uint16{}
 	}
-	e.at[at], e.of[name] = entrance{name, leads}, at.number
+	e.at[at], e.of[name] = entrance{name, d.of.sets[d.scope].turns}, at.number
 }
 
 // shut notes that a listener is gone.
-func (e *entrances) shut(d *door, of *service) {
-	if d.at.IsValid() {
-		return
-	}
-	at, name := d.port(), entranceName{of.name, of.proto, d.scope}
+func (e *entrances) shut(d *door) {
+	at, name := d.port(), d.name()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.at, at)
@@ -131,6 +125,8 @@ func (e *entrances) port(name entranceName) uint16 {
 	defer e.mu.RUnlock()
 	return e.of[name]
 }
+
+func (d *door) name() entranceName { return entranceName{d.of.name, d.proto, d.scope} }
 
 // port is that of a listener to which rules lead.
 func (d *door) port() port { return port{d.proto, d.listener.Addr().Port()} }

@@ -44,14 +44,13 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	at := k.Backends[0].Address
 	k.Backends, k.Masquerade = nil, false
 	to, ok := p.entrances.find(packet.Proto, at.Port())
-	set, is := to.leads.(*balance.Set)
-	if !ok || !is {
+	if !ok {
 		k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the node refuses", at, packet.Proto))
 		k.Verdict = trace.Reject
 		return k, nil
 	}
 	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, to.name))
-	state := set.Look(packet.From.Addr())
+	state := to.leads.Look(packet.From.Addr())
 	if k.Verdict = trace.Reject; len(state.Turns) > 0 {
 		k.Verdict, k.Masquerade = trace.Balance, true
 		tellTurns(&k, state)
@@ -138,11 +137,10 @@ func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redi
 // holds compares the backends of a listener's set, and reports whether anybody wants to know more.
 func (p *Plane) holds(name entranceName, port uint16, want *lb.BackendSet, tell func(trace.Difference) bool, k lb.Key) bool {
 	to, ok := p.entrances.find(name.proto, port)
-	set, is := to.leads.(*balance.Set)
-	if !ok || !is {
+	if !ok {
 		return true
 	}
-	have := set.Backends()
+	have := to.leads.Backends()
 	same := len(have) == want.Backends.Len()
 	for i := 0; same && i < len(have); i++ {
 		same = want.Backends.Has(have[i])

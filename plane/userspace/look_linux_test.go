@@ -102,7 +102,7 @@ func lookAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 		}
 	}
 	for _, d := range doors {
-		p.entrances.shut(d, d.of)
+		p.entrances.shut(d)
 	}
 	k, err := p.Follow(t.Context(), packet)
 	if err != nil || k.Verdict == trace.Balance || !strings.Contains(strings.Join(k.Way, "\n"), "no listener of this process") {

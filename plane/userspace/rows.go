@@ -148,7 +148,6 @@ func (p *Plane) claim(d *door, change func()) {
 	change()
 	is := d.holder()
 	d.listener.SetBalancer(is.of.counted(is.leads))
-	p.entrances.open(d, is.leads, is.of)
 	if was.of != is.of {
 		p.end(d, was.of)
 	}
@@ -169,13 +168,12 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 	if err != nil {
 		return err
 	}
-	err = p.listen(d, b, prefer, namespace)
-	if err != nil {
+	if err = p.listen(d, b, prefer, namespace); err != nil {
 		p.cfg.Descriptors.Give(d.of.name)
-		return err
+	} else if !d.at.IsValid() {
+		p.entrances.open(d)
 	}
-	p.entrances.open(d, b, d.of)
-	return nil
+	return err
 }
 
 func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *relay.Group) error {
@@ -204,7 +202,6 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 
 // shut closes a listener that no row needs. Whoever is connected goes on, for the grace if there is one.
 func (p *Plane) shut(d *door, of *service) {
-	p.entrances.shut(d, of)
 	d.listener.Close()
 	p.cfg.Descriptors.Give(d.of.name)
 	if p.cfg.Grace > 0 {
@@ -214,6 +211,7 @@ func (p *Plane) shut(d *door, of *service) {
 		p.own.add(d.at, -1)
 		delete(p.at, relay.Listening{Proto: d.proto, Addr: d.at})
 	} else {
+		p.entrances.shut(d)
 		p.ports.give(d.of.name, d.proto, d.listener.Addr().Port())
 	}
 }

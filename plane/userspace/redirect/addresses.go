@@ -60,15 +60,14 @@ type Addresses struct {
 	drift  chan struct{}
 	luid   uint64 // of the interface, 0 if that is not known
 
-	mu   sync.Mutex
-	keys map[lb.Key]bool
-	refs map[netip.Addr]int // keys that need the address
+	mu    sync.Mutex
+	users map[netip.Addr]map[lb.Key]bool // keys that need an address
 	// at is what each address of the machine is, as it was listed last, and reported since; given are those that are ours.
 	at, given map[netip.Addr]unicast
 }
 
 func newAddresses(f lb.Family, ip ipHelper, b book) *Addresses {
-	return &Addresses{family: f, ip: ip, book: b, drift: make(chan struct{}, 1), keys: map[lb.Key]bool{}, refs: map[netip.Addr]int{}}
+	return &Addresses{family: f, ip: ip, book: b, drift: make(chan struct{}, 1), users: map[netip.Addr]map[lb.Key]bool{}}
 }
 
 // Name is part of [Redirector].
@@ -99,7 +98,7 @@ func (c *Addresses) heard(u unicast, present bool) {
 		delete(c.at, u.addr)
 	}
 	own, is := c.given[u.addr]
-	ours, wanted := is && own.luid == u.luid, c.refs[u.addr] > 0
+	ours, wanted := is && own.luid == u.luid, len(c.users[u.addr]) > 0
 	c.mu.Unlock()
 	// Listeners of NodePorts follow the machine's own addresses. One of ours too many may have been removed since; audits find others'.
 	if wanted && !present || !wanted && present && !ours && !u.addr.IsLinkLocalUnicast() && !u.addr.IsLoopback() {
@@ -266,16 +265,12 @@ func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) error {
 	if err != nil {
 		return err
 	}
-	keys, refs := map[lb.Key]bool{}, map[netip.Addr]int{}
-	for _, l := range want {
-		if !l.Key.IsNodePort() && !keys[l.Key] {
-			keys[l.Key] = true
-			refs[l.Key.Addr]++
-		}
-	}
 	c.mu.Lock()
-	c.keys, c.refs = keys, refs
+	clear(c.users)
 	c.mu.Unlock()
+	for _, l := range want {
+		c.need(l.Key)
+	}
 	failed, err := c.repair(ours, new(int))
 	if len(failed) == 0 {
 		return err
@@ -298,11 +293,11 @@ func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.A
 	there := map[netip.Addr]bool{}
 	var add, remove []netip.Addr
 	for _, a := range ours {
-		if there[a] = true; c.refs[a] == 0 {
+		if there[a] = true; len(c.users[a]) == 0 {
 			remove = append(remove, a)
 		}
 	}
-	for a := range c.refs {
+	for a := range c.users {
 		if !there[a] {
 			add = append(add, a)
 		}
@@ -333,29 +328,32 @@ func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.A
 
 // need notes a key, and reports whether it is the first of its address.
 func (c *Addresses) need(k lb.Key) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if k.IsNodePort() || c.keys[k] {
+	if k.IsNodePort() {
 		return false
 	}
-	c.keys[k] = true
-	c.refs[k.Addr]++
-	return c.refs[k.Addr] == 1
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first := c.users[k.Addr] == nil
+	if first {
+		c.users[k.Addr] = map[lb.Key]bool{}
+	}
+	c.users[k.Addr][k] = true
+	return first
 }
 
-// forget takes that back, and reports whether it was the last of its address.
+// forget undoes need, and reports whether it was the last key of its address.
 func (c *Addresses) forget(k lb.Key) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.keys[k] {
+	keys := c.users[k.Addr]
+	if !keys[k] {
 		return false
 	}
-	delete(c.keys, k)
-	if c.refs[k.Addr]--; c.refs[k.Addr] == 0 {
-		delete(c.refs, k.Addr)
-		return true
+	if delete(keys, k); len(keys) > 0 {
+		return false
 	}
-	return false
+	delete(c.users, k.Addr)
+	return true
 }
 
 // Apply is part of [Redirector].

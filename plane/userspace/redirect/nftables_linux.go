@@ -248,42 +248,33 @@ func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 
 // SetNode is part of [Redirector].
 func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
-	before, t := map[string]string{}, c.rules.transaction(TableName)
-	for _, ch := range c.rules.chains() {
-		before[ch.Name] = ch.Digest()
-	}
+	before, t := c.rules.chains(), c.rules.transaction(TableName)
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
 		return err
 	}
 	was := c.rules.node
 	c.rules.node = n
-	for _, ch := range c.rules.chains() {
-		if before[ch.Name] != ch.Digest() {
+	for i, ch := range c.rules.chains() { // always the same ones
+		if before[i].Digest() != ch.Digest() {
 			t.FlushChain(ch.Name)
 			ch.AddTo(t)
 		}
 	}
-	c.readdress(t, address)
+	if was := c.st.address; address != was {
+		if was.IsValid() {
+			t.Remove(sNodeAddresses, []byte(addressElement(c.ip.Proto, was).rec))
+		}
+		if address.IsValid() {
+			t.Add(sNodeAddresses, []byte(addressElement(c.ip.Proto, address).rec))
+		}
+	}
 	if err := c.commit(ctx, t); err != nil {
 		c.rules.node = was
 		return err
 	}
 	c.st.address = address
 	return nil
-}
-
-// readdress stages another address of the node.
-func (c *NFTables) readdress(t *wire.Transaction, a netip.Addr) {
-	if a == c.st.address {
-		return
-	}
-	if c.st.address.IsValid() {
-		t.Remove(sNodeAddresses, []byte(addressElement(c.ip.Proto, c.st.address).rec))
-	}
-	if a.IsValid() {
-		t.Add(sNodeAddresses, []byte(addressElement(c.ip.Proto, a).rec))
-	}
 }
 
 // Probe is part of [Redirector]: it writes the rules of one small chain anew, as they are.
@@ -300,15 +291,7 @@ func (c *NFTables) Probe(ctx context.Context) error {
 
 // Audit is part of [Redirector].
 func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
-	address, err := c.addrs.choose(ctx, c.rules.node.NodePorts)
-	if err == nil && address != c.st.address {
-		t := c.rules.transaction(TableName)
-		c.readdress(t, address)
-		if err = c.commit(ctx, t); err == nil {
-			c.st.address = address
-		}
-	}
-	if err != nil {
+	if err := c.SetNode(ctx, c.rules.node); err != nil { // another address of the node
 		return 0, err
 	}
 	heard := c.mon.heard.Swap(false)
