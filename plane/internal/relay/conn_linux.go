@@ -161,13 +161,13 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	if err := tune(fd, c.from.proto, l.engine.relay.cfg); err != nil {
 		return err
 	}
-	if mark := l.engine.relay.cfg.Mark; mark != 0 {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
-			return os.NewSyscallError("SO_MARK", err)
-		}
-	}
-	if err := c.passHops(fd, to); err != nil {
+	if err := setOptions(fd, l.relay.mark()...); err != nil {
 		return err
+	}
+	if hops := c.dial.hops; hops != 0 {
+		if err := setOptions(fd, limitHops(to.Addr(), hops-1)); err != nil {
+			return err
+		}
 	}
 	if c.from.proto == lb.SCTP {
 		if err := c.prepareSCTP(to); err != nil {

@@ -145,19 +145,15 @@ func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 	}
 	var actual netip.AddrPort
 	err = func() error {
+		// Connections of an earlier listener there may still be about to end.
+		options := []option{{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}}
 		if at.Addr.Addr().Is6() {
-			if err := setOptions(fd, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1}); err != nil {
-				return err
-			}
+			options = append(options, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1})
 		}
-		if err := distinguish(fd, at.Addr.Addr().Is6()); err != nil {
-			return err
+		if at.Proto == lb.TCP {
+			options = append(options, wantHops(at.Addr.Addr()))
 		}
-		// Connections of one who listened there before may still be about to end.
-		if err := setOptions(fd, option{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}); err != nil {
-			return err
-		}
-		if err := wantHops(fd, at); err != nil {
+		if err := errors.Join(setOptions(fd, options...), distinguish(fd, at.Addr.Addr().Is6())); err != nil {
 			return err
 		}
 		// Clients inherit what is set here.
@@ -257,11 +253,7 @@ func distinguish(fd int, six bool) error {
 
 // newSocket makes a socket that does not block.
 func newSocket(a netip.Addr, p lb.Proto) (int, error) {
-	family := unix.AF_INET6
-	if a.Is4() {
-		family = unix.AF_INET
-	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(p))
+	fd, err := unix.Socket(familyOf(a), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(p))
 	switch err {
 	case nil:
 		return fd, nil
@@ -275,7 +267,7 @@ func newSocket(a netip.Addr, p lb.Proto) (int, error) {
 // vanished are noticed.
 func tune(fd int, p lb.Proto, cfg Config) error {
 	if p == lb.SCTP {
-		return tuneSCTP(fd, cfg)
+		return tuneSCTP(fd)
 	}
 	seconds := func(d time.Duration) int { return max(1, int(d/time.Second)) }
 	if err := setOptions(fd,

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"net/netip"
-	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -17,15 +16,20 @@ import (
 // the way may have dropped the packet because of the client's TTL. No path in a cluster is that long.
 const fewHops = 32
 
-// wantHops has the kernel remember how many hops the packets of clients have left.
-func wantHops(fd int, at Listening) error {
-	switch {
-	case at.Proto != lb.TCP:
-		return nil
-	case at.Addr.Addr().Is6():
-		return os.NewSyscallError("IPV6_RECVHOPLIMIT", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1))
+// wantHops has the kernel report how many hops the packets of clients have left.
+func wantHops(a netip.Addr) option {
+	if a.Is6() {
+		return option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1}
 	}
-	return os.NewSyscallError("IP_RECVTTL", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVTTL, 1))
+	return option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1}
+}
+
+// limitHops limits the hops of packets to an address; -1 is the node's own limit.
+func limitHops(a netip.Addr, hops int) option {
+	if a.Is6() {
+		return option{"IPV6_UNICAST_HOPS", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops}
+	}
+	return option{"IP_TTL", unix.IPPROTO_IP, unix.IP_TTL, hops}
 }
 
 // hops returns how many hops the client's packets have left; 0 if the kernel does not know.
@@ -39,21 +43,8 @@ func (c *conn) hops() int {
 	}
 	var b [recvControlSize]byte
 	size := uint32(len(b))
-	if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(c.ends[client].fd), uintptr(level), uintptr(opt),
-		uintptr(unsafe.Pointer(&b)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
-		return 0 // the client has gone, which is heard in another way
+	if getsockopt(int(c.ends[client].fd), level, opt, unsafe.Pointer(&b), &size) != nil {
+		return 0 // the client has gone, which epoll reports too
 	}
 	return parseControl(b[:min(int(size), len(b))]).hops
-}
-
-// passHops limits the hops of packets to a backend.
-func (c *conn) passHops(fd int, to netip.AddrPort) error {
-	switch hops := c.dial.hops; {
-	case hops == 0:
-		return nil
-	case to.Addr().Is4():
-		return os.NewSyscallError("IP_TTL", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, hops-1))
-	default:
-		return os.NewSyscallError("IPV6_UNICAST_HOPS", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops-1))
-	}
 }

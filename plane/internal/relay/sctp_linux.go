@@ -51,7 +51,8 @@ type status struct {
 
 // of reads the status of a socket's association.
 func (s *status) of(fd int32) error {
-	return getsockopt(int(fd), unix.IPPROTO_SCTP, sctpStatus, unsafe.Pointer(s), uint32(unsafe.Sizeof(*s)))
+	size := uint32(unsafe.Sizeof(*s))
+	return getsockopt(int(fd), unix.IPPROTO_SCTP, sctpStatus, unsafe.Pointer(s), &size)
 }
 
 // associated reports whether a socket has an association.
@@ -71,12 +72,10 @@ const (
 )
 
 // tuneSCTP sets what both sockets have. That peers are still there the kernel asks by heartbeats.
-func tuneSCTP(fd int, _ Config) error {
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_SCTP, sctpNoDelay, 1); err != nil {
-		return os.NewSyscallError("SCTP_NODELAY", err)
-	}
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_SCTP, sctpRecvRcvInfo, 1); err != nil {
-		return os.NewSyscallError("SCTP_RECVRCVINFO", err)
+func tuneSCTP(fd int) error {
+	if err := setOptions(fd, option{"SCTP_NODELAY", unix.IPPROTO_SCTP, sctpNoDelay, 1},
+		option{"SCTP_RECVRCVINFO", unix.IPPROTO_SCTP, sctpRecvRcvInfo, 1}); err != nil {
+		return err
 	}
 	return setStreams(fd, initMsg{out: mostStreams, in: mostStreams})
 }
@@ -105,13 +104,9 @@ func (c *conn) prepareSCTP(to netip.AddrPort) error {
 
 // sourceFor returns the node's address from which packets to another go.
 func sourceFor(to netip.AddrPort) (netip.Addr, error) {
-	family := unix.AF_INET6
-	if to.Addr().Is4() {
-		family = unix.AF_INET
-	}
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := newUDPSocket(to.Addr())
 	if err != nil {
-		return netip.Addr{}, os.NewSyscallError("socket", err)
+		return netip.Addr{}, err
 	}
 	defer unix.Close(fd)
 	if err := unix.Connect(fd, sockaddr(to)); err != nil {

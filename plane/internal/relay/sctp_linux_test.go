@@ -58,7 +58,7 @@ func sctpSocket(t testing.TB) sctpPeer {
 		t.Fatal(err)
 	}
 	wait := unix.NsecToTimeval(int64(patience))
-	if err := errors.Join(tuneSCTP(fd, Config{}), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+	if err := errors.Join(tuneSCTP(fd), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
 		t.Fatal(err)
 	}
 	return sctpPeer{t, fd}

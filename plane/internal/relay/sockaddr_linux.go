@@ -40,12 +40,14 @@ const originalDst = 80
 func asked(fd int, bound netip.AddrPort) netip.AddrPort {
 	if bound.Addr().Is4() {
 		var sa unix.RawSockaddrInet4
-		if getsockopt(fd, unix.SOL_IP, originalDst, unsafe.Pointer(&sa), unix.SizeofSockaddrInet4) == nil {
+		size := uint32(unsafe.Sizeof(sa))
+		if getsockopt(fd, unix.SOL_IP, originalDst, unsafe.Pointer(&sa), &size) == nil {
 			return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), swap(sa.Port))
 		}
 	} else {
 		var sa unix.RawSockaddrInet6
-		if getsockopt(fd, unix.SOL_IPV6, originalDst, unsafe.Pointer(&sa), unix.SizeofSockaddrInet6) == nil {
+		size := uint32(unsafe.Sizeof(sa))
+		if getsockopt(fd, unix.SOL_IPV6, originalDst, unsafe.Pointer(&sa), &size) == nil {
 			return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), swap(sa.Port))
 		}
 	}
@@ -64,9 +66,9 @@ func swap(port uint16) uint16 {
 	return uint16(b[0])<<8 | uint16(b[1])
 }
 
-// getsockopt reads an option into size bytes at p.
-func getsockopt(fd, level, opt int, p unsafe.Pointer, size uint32) error {
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt), uintptr(p), uintptr(unsafe.Pointer(&size)), 0)
+// getsockopt reads an option into size bytes at p, and sets size to how many it has.
+func getsockopt(fd, level, opt int, p unsafe.Pointer, size *uint32) error {
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt), uintptr(p), uintptr(unsafe.Pointer(size)), 0)
 	if errno != 0 {
 		return errno
 	}

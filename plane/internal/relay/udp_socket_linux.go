@@ -24,14 +24,30 @@ func setOptions(fd int, all ...option) error {
 	return nil
 }
 
+// familyOf returns the address family of sockets to an address.
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// mark returns the option that marks packets to backends; none without a mark.
+func (r *Relay) mark() []option {
+	if r.cfg.Mark == 0 {
+		return nil
+	}
+	return []option{{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(r.cfg.Mark)}}
+}
+
 // newUDPSocket makes a socket in the namespace of the thread. Datagrams that are too long for a link are cut, and not refused: the client's
 // own way of finding the length ends at the relay.
 func newUDPSocket(a netip.Addr) (int, error) {
-	family, cut := unix.AF_INET, option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT}
+	cut := option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT}
 	if a.Is6() {
-		family, cut = unix.AF_INET6, option{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT}
+		cut = option{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT}
 	}
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
+	fd, err := unix.Socket(familyOf(a), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
@@ -48,10 +64,10 @@ func openUDP(at netip.AddrPort) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	options := []option{{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}, {"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1}}
+	options := []option{wantHops(at.Addr()), {"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}}
 	if at.Addr().Is6() {
-		options = []option{{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
-			{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}, {"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1}}
+		options = []option{wantHops(at.Addr()), {"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
+			{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}}
 	}
 	err = setOptions(fd, options...)
 	for _, o := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
@@ -82,10 +98,7 @@ func (l *udpLoop) dial(s *udpSession) error {
 	if s.backend.Addr().Is6() {
 		report = option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}
 	}
-	err = setOptions(fd, report)
-	if mark := l.relay.cfg.Mark; err == nil && mark != 0 {
-		err = setOptions(fd, option{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(mark)})
-	}
+	err = setOptions(fd, append(l.relay.mark(), report)...)
 	if err == nil {
 		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(s.backend)))
 	}
@@ -110,7 +123,11 @@ func (l *udpLoop) dial(s *udpSession) error {
 // send is part of sessionSocket.
 func (s *udpSocket) send(datagram []byte, hops int) error {
 	if hops != s.hops {
-		if err := s.limitHops(hops); err != nil {
+		limit := hops
+		if hops == 0 {
+			limit = -1
+		}
+		if err := setOptions(s.fd, limitHops(s.session.backend.Addr(), limit)); err != nil {
 			return err
 		}
 		s.hops = hops
@@ -132,17 +149,6 @@ func (s *udpSocket) write(datagram []byte) error {
 			return err
 		}
 	}
-}
-
-// limitHops limits how many routers may pass on what is sent.
-func (s *udpSocket) limitHops(hops int) error {
-	if hops == 0 {
-		hops = -1 // the node's own
-	}
-	if s.session.backend.Addr().Is6() {
-		return setOptions(s.fd, option{"IPV6_UNICAST_HOPS", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops})
-	}
-	return setOptions(s.fd, option{"IP_TTL", unix.IPPROTO_IP, unix.IP_TTL, hops})
 }
 
 // readErrors reads what the network reports about datagrams that were sent to the backend.
