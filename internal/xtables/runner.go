@@ -17,65 +17,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Runner runs programs. The zero Config uses the system's.
+// Runner runs programs.
 type Runner interface {
 	// LookPath returns where the program of that name is.
 	LookPath(name string) (string, error)
-	// Run runs the program with that standard input and returns its standard output. An error tells what the
-	// program wrote to standard error.
-	Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error)
-}
-
-// piper is a Runner that need not hold all that a program reads and writes, which are 16 MB with 5,000 services.
-type piper interface {
-	// Pipe runs the program. in writes its standard input while it runs, out reads its standard output; either may be
-	// nil. An error of in ends the program before it has seen the end of its input.
+	// Pipe runs a program. in writes its standard input while it runs, out reads its standard output, which has 16 MB with
+	// 5,000 services; either may be nil. An error of in ends the program before it has seen the end of its input. The error
+	// has what the program wrote to standard error.
 	Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error
 }
 
-// pipe runs a program as piper's Pipe does, with a runner that may be none.
-func (t *Tool) pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
-	if p, ok := t.Run.(piper); ok {
-		return p.Pipe(ctx, in, out, name, args...)
-	}
+// Output runs a program and returns its standard output.
+func Output(ctx context.Context, run Runner, name string, args ...string) ([]byte, error) {
 	var text bytes.Buffer
-	if in != nil {
-		if err := in(&text); err != nil {
-			return err
-		}
-	}
-	said, err := t.Run.Run(ctx, text.Bytes(), name, args...)
-	if err != nil || out == nil {
+	err := run.Pipe(ctx, nil, func(r io.Reader) error {
+		_, err := text.ReadFrom(r)
 		return err
-	}
-	if err := out(bytes.NewReader(said)); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	}, name, args...)
+	return text.Bytes(), err
 }
 
+// System runs the programs of this host.
 type System struct {
 	Lock string // instead of /run/xtables.lock, if not empty
 }
 
+// LookPath is part of [Runner].
 func (System) LookPath(name string) (string, error) { return exec.LookPath(name) }
 
-func (s System) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
-	var out bytes.Buffer
-	in := func(w io.Writer) error {
-		_, err := w.Write(stdin)
-		return err
-	}
-	read := func(r io.Reader) error {
-		_, err := out.ReadFrom(r)
-		return err
-	}
-	if err := s.Pipe(ctx, in, read, name, args...); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
-}
-
+// Pipe is part of [Runner].
 func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	if s.Lock != "" {

@@ -5,6 +5,7 @@ package xtables
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -185,6 +186,6 @@ type prints string
 
 func (prints) LookPath(name string) (string, error) { return name, nil }
 
-func (p prints) Run(context.Context, []byte, string, ...string) ([]byte, error) {
-	return []byte(p), nil
+func (p prints) Pipe(_ context.Context, _ func(io.Writer) error, out func(io.Reader) error, _ string, _ ...string) error {
+	return out(strings.NewReader(string(p)))
 }

@@ -124,7 +124,7 @@ func probe(run Runner, f lb.Family, program string) (*Tool, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	out, err := run.Run(ctx, nil, program, "--version")
+	out, err := Output(ctx, run, program, "--version")
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	// A chain with rules that iptables cannot print is there, and can be written.
-	if _, err := t.Run.Run(ctx, nil, t.Program, slices.Concat([]string{"-t", "nat"}, t.Wait, []string{"-S", "POSTROUTING"})...); err != nil && !strings.Contains(err.Error(), "is incompatible") {
+	if _, err := Output(ctx, t.Run, t.Program, slices.Concat([]string{"-t", "nat"}, t.Wait, []string{"-S", "POSTROUTING"})...); err != nil && !strings.Contains(err.Error(), "is incompatible") {
 		return nil, nil, err
 	}
 	if !real {
@@ -238,7 +238,7 @@ func Choose(run Runner, base string) Backend {
 	for _, b := range backends {
 		program := base + "-" + string(b)
 		// Not iptables-nft-save, which reads the rules of all tables, whichever it is to print: 3 s of 5,000 services.
-		out, err := run.Run(ctx, nil, program, "-t", "mangle", "-S") // fails where nft has made rules there that it cannot show
+		out, err := Output(ctx, run, program, "-t", "mangle", "-S") // fails where nft has made rules there that it cannot show
 		if err == nil && slices.ContainsFunc(Kubelets, func(name string) bool { return bytes.Contains(out, []byte("-N "+name+"\n")) }) {
 			return b
 		}
@@ -259,8 +259,7 @@ func Choose(run Runner, base string) Backend {
 func countRules(ctx context.Context, run Runner, program string, enough int) (n int, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	t := &Tool{Run: run}
-	err = t.pipe(ctx, nil, func(r io.Reader) error {
+	err = run.Pipe(ctx, nil, func(r io.Reader) error {
 		for line, err := range ReadSaved(r) {
 			if err != nil {
 				return err
@@ -291,7 +290,7 @@ func legacyInUse(base string) bool {
 func (t *Tool) List(ctx context.Context, read func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	switch err := t.pipe(ctx, nil, read, t.Program+"-save"); {
+	switch err := t.Run.Pipe(ctx, nil, read, t.Program+"-save"); {
 	case err == nil:
 		return nil
 	case denied(err): // in a container with NET_ADMIN alone: the legacy back end, or rules that name ipsets
@@ -312,7 +311,7 @@ func (t *Tool) restore(ctx context.Context, write func(io.Writer) error) error {
 		}
 		defer unlock()
 	}
-	err := t.pipe(ctx, write, nil, t.Program+"-restore", append([]string{"--noflush"}, t.Wait...)...)
+	err := t.Run.Pipe(ctx, write, nil, t.Program+"-restore", append([]string{"--noflush"}, t.Wait...)...)
 	if run := (*RunError)(nil); t.Backend == Legacy && errors.As(err, &run) && strings.Contains(run.Said, "xtables lock") {
 		if who := holders(xtablesLock()); who != "" {
 			err = fmt.Errorf("%w (held by %s)", err, who)

@@ -57,7 +57,7 @@ func (p *Plane) account(ctx context.Context) {
 // countsAlready reports whether an earlier process has rules that count, so that there is nothing to try.
 func (p *Plane) countsAlready(ctx context.Context) bool {
 	args := append([]string{"-t", "filter"}, p.Tool.Wait...)
-	out, err := p.Tool.Run.Run(ctx, nil, p.Tool.Program, append(args, "-S", xtables.Forward)...)
+	out, err := xtables.Output(ctx, p.Tool.Run, p.Tool.Program, append(args, "-S", xtables.Forward)...)
 	return err == nil && bytes.Contains(out, []byte(xtables.Counting(xtables.InvalidDropped)))
 }
 

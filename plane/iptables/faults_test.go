@@ -335,7 +335,7 @@ func TestProgramMisbehaves(t *testing.T) {
 // A program that succeeded has, though somebody has its error output open still: what it started, or on a busy machine a child of ours
 // that was forked meanwhile and does not come to its exec.
 func TestProgramLeavesItsOutputOpen(t *testing.T) {
-	out, err := xtables.System{}.Run(t.Context(), []byte("rules\n"), "sh", "-c", "cat; sleep 4 >/dev/null &")
+	out, err := xtables.Output(t.Context(), xtables.System{}, "sh", "-c", "echo rules; sleep 4 >/dev/null &")
 	if err != nil || string(out) != "rules\n" {
 		t.Errorf("%q, %v", out, err)
 	}
@@ -388,7 +388,7 @@ func TestOldIptablesDP14(t *testing.T) {
 		t.Run(c.version, func(t *testing.T) {
 			lock := filepath.Join(t.TempDir(), "lock")
 			t.Setenv("XTABLES_LOCKFILE", lock)
-			fake := &exectest.Fake{Programs: []string{"iptables", "iptables-restore", "iptables-save"}}
+			fake := program{&exectest.Fake{Programs: []string{"iptables", "iptables-restore", "iptables-save"}}}
 			restores := 0
 			fake.Do = func(stdin []byte, name string, args ...string) (string, error) {
 				if slices.Contains(args, "--version") {
@@ -621,8 +621,7 @@ func (r *tap) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Re
 		r.fed = in(r)
 		return errors.Join(r.fed, ctx.Err())
 	}
-	_, err := r.Run(ctx, nil, name, args...)
-	return err
+	return r.blackHole.Pipe(ctx, nil, out, name, args...)
 }
 
 // A load of the legacy back end that is to end does not have committed what it is by then: all chains are emptied first.

@@ -40,7 +40,7 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 			t.Error(err)
 		}
 		routesLocalnet(t, true)
-		out, err := p.Tool.Run.Run(t.Context(), nil, "iptables-nft", "-S", xtables.NodeFirewall)
+		out, err := xtables.Output(t.Context(), p.Tool.Run, "iptables-nft", "-S", xtables.NodeFirewall)
 		if err != nil || !strings.Contains(string(out), xtables.BlockLocalnet) {
 			t.Errorf("route_localnet is 1, and KUBE-FIREWALL has %q, %v", out, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -97,7 +98,30 @@ type blackHole struct {
 
 func (b *blackHole) LookPath(name string) (string, error) { return "/sbin/" + name, nil }
 
-func (b *blackHole) Run(_ context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+func (b *blackHole) Pipe(_ context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	return piped(b.run, in, out, name, args...)
+}
+
+// piped runs a program that takes and returns texts.
+func piped(run func(stdin []byte, name string, args ...string) ([]byte, error), in func(io.Writer) error, out func(io.Reader) error,
+	name string, args ...string) error {
+	var text bytes.Buffer
+	if in != nil {
+		if err := in(&text); err != nil {
+			return err
+		}
+	}
+	said, err := run(text.Bytes(), name, args...)
+	if err != nil || out == nil {
+		return err
+	}
+	if err := out(bytes.NewReader(said)); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+func (b *blackHole) run(stdin []byte, name string, args ...string) ([]byte, error) {
 	b.runs = append(b.runs, name+" "+strings.Join(args, " "))
 	if b.fail != nil {
 		if err := b.fail(stdin, args); err != nil {

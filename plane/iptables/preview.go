@@ -3,9 +3,13 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"math"
+	"slices"
+	"strings"
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
@@ -24,18 +28,21 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	if _, err := p.Reset(context.Background(), want); err != nil {
 		return nil, fmt.Errorf("render: %w", err)
 	}
-	return paper.text, nil
+	return paper.text.Bytes(), nil
 }
 
 // paper is an iptables that writes down what it is given.
-type paper struct{ text []byte }
+type paper struct{ text bytes.Buffer }
 
 func (*paper) LookPath(name string) (string, error) { return name, nil }
 
-func (p *paper) Run(_ context.Context, stdin []byte, _ string, args ...string) ([]byte, error) {
-	if len(args) == 1 && args[0] == "--version" {
-		return []byte("iptables v1.8.9 (nf_tables)"), nil
+func (p *paper) Pipe(_ context.Context, in func(io.Writer) error, out func(io.Reader) error, _ string, args ...string) error {
+	said := ""
+	if slices.Contains(args, "--version") {
+		said = "iptables v1.8.9 (nf_tables)"
 	}
-	p.text = append(p.text, stdin...)
-	return nil, nil
+	if out != nil {
+		return out(strings.NewReader(said))
+	}
+	return in(&p.text)
 }

@@ -297,10 +297,6 @@ type unlucky struct {
 	after int // this one and those that follow
 }
 
-func (u *unlucky) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
-	return u.System.Run(ctx, stdin, name, args...)
-}
-
 func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	if strings.HasSuffix(name, "-restore") {
 		if u.after--; u.after < 0 && u.fail > 0 {
@@ -463,7 +459,7 @@ func TestRemoveOfOthersLeavesTheFirewall(t *testing.T) {
 				t.Errorf("%s: left %q, %v", b, r.Left, err)
 			}
 			routesLocalnet(t, true)
-			out, err := p.Tool.Run.Run(t.Context(), nil, p.Tool.Program, "-S", xtables.NodeFirewall)
+			out, err := xtables.Output(t.Context(), p.Tool.Run, p.Tool.Program, "-S", xtables.NodeFirewall)
 			if err != nil || !strings.Contains(string(out), xtables.BlockLocalnet) {
 				t.Errorf("%s: KUBE-FIREWALL has %q, %v", b, out, err)
 			}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -111,7 +112,11 @@ func (r *refuser) atRandom(ctx context.Context, rnd *rand.Rand) func([]byte, []s
 			if len(rest) == 0 {
 				return refused
 			}
-			if _, err := r.System.Run(ctx, append(first, "COMMIT\n"...), r.program, "--noflush"); err != nil {
+			in := func(w io.Writer) error {
+				_, err := w.Write(append(first, "COMMIT\n"...))
+				return err
+			}
+			if err := r.System.Pipe(ctx, in, nil, r.program, "--noflush"); err != nil {
 				return err
 			}
 			return ended

@@ -21,8 +21,8 @@ import (
 )
 
 // fakeTool is a machine with the programs of a family, of which --version prints that.
-func fakeTool(version string, programs ...string) *exectest.Fake {
-	f := &exectest.Fake{}
+func fakeTool(version string, programs ...string) program {
+	f := program{&exectest.Fake{}}
 	for _, p := range programs {
 		f.Programs = append(f.Programs, p, p+"-restore", p+"-save")
 	}
@@ -33,6 +33,16 @@ func fakeTool(version string, programs ...string) *exectest.Fake {
 		return "", nil
 	}
 	return f
+}
+
+// program is a fake one.
+type program struct{ *exectest.Fake }
+
+func (p program) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	run := func(stdin []byte, name string, args ...string) ([]byte, error) {
+		return p.Run(ctx, stdin, name, args...)
+	}
+	return piped(run, in, out, name, args...)
 }
 
 func TestFindTool(t *testing.T) {
@@ -80,22 +90,22 @@ func TestFindTool(t *testing.T) {
 // part may be in force asks for a Reset.
 // slowTool is a machine so busy that each program takes a while.
 type slowTool struct {
-	*exectest.Fake
+	program
 	takes time.Duration
 }
 
-func (s slowTool) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+func (s slowTool) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	select {
 	case <-time.After(s.takes):
-		return s.Fake.Run(ctx, stdin, name, args...)
+		return s.program.Pipe(ctx, in, out, name, args...)
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
 }
 
 // A busy machine has its programs and tables all the same: no other back end, and no other mode, takes their place for that.
 func TestBusyMachineHasItsTables(t *testing.T) {
-	fake := func() *exectest.Fake {
+	fake := func() program {
 		return fakeTool("iptables v1.8.9 (nf_tables)", "iptables-nft", "iptables-legacy")
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -146,11 +156,11 @@ func TestRestoreFails(t *testing.T) {
 }
 
 // endless lists rules without end, as far as anybody reads.
-type endless struct{ *exectest.Fake }
+type endless struct{ program }
 
-func (e endless) Pipe(ctx context.Context, _ func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
-	if slices.Contains(args, "--version") {
-		return errors.New("Run is for that")
+func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	if !strings.HasSuffix(name, "-save") {
+		return e.program.Pipe(ctx, in, out, name, args...)
 	}
 	r, w := io.Pipe()
 	go func() {
