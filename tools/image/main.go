@@ -124,9 +124,11 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 		return err
 	}
 	if o.archive.cache == "" {
-		dir, err := os.UserCacheDir()
-		if err != nil {
-			return fmt.Errorf("find a folder for packages of Debian: %w: name one with -cache", err)
+		dir := "/var/cache" // which machines of CI keep
+		if os.Geteuid() != 0 {
+			if dir, err = os.UserCacheDir(); err != nil {
+				return fmt.Errorf("find a folder for packages of Debian: %w: name one with -cache", err)
+			}
 		}
 		o.archive.cache = filepath.Join(dir, "kube-proxy-image")
 	}
