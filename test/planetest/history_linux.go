@@ -19,19 +19,20 @@ import (
 // historySteps is how many steps History takes in each family.
 const historySteps = 36
 
-// History walks at random through the life of a node, and after every step sends packets to all Services, not only
-// to those that the step changed. In a step, one to three of these happen: a Service changes, comes or goes; the
-// plane is closed and a new one takes its place; the plane is Reset; somebody damages what it wrote
+// History walks at random through the life of a node. After every step it sends packets to all Services,
+// not only to those that the step changed. In a step, one to three of these happen: a Service changes,
+// comes or goes; a new plane replaces the plane; the plane is Reset; another program damages its rules
 // ([Config.Drift]); another proxy takes its place and is replaced ([Config.TakeOver]).
 //
-// Every packet must be answered as trace says by the table: by a pod of the Service that it was sent to, which the port of
-// the answer tells. A client with a live affinity must meet the same backend while that is there, whatever happened
-// in between but for damage. A packet that is for no Service must reach its destination, with its own source address.
+// Every packet must have the outcome that trace reads from the table: a pod of its Service answers, which
+// the port of the answer identifies. A client with a live affinity must meet the same backend as long as
+// that exists, except after damage. A packet for no Service must reach its destination unchanged.
 //
-// A round is one batch of sockets. Each client asks each Service in half of the rounds, by a seed: affinities that
-// rest while backends come and go are the ones that go wrong.
+// A round is one batch of sockets. Each client connects to each Service in half of the rounds: affinities
+// that rest while backends come and go are the most fragile ones.
 //
-// With [Config.Break] it also breaks single things, and proves that trace and Differences name what packets then meet.
+// With [Config.Break] History also breaks single rules or elements. Trace and Differences must then name
+// each packet that meets something else.
 func History(t *testing.T, cfg Config) {
 	needRoot(t)
 	for _, f := range families {
@@ -71,7 +72,8 @@ type history struct {
 	recent []string                     // what happened last, for a failure
 
 	restarts, resets, drifts, takeovers, changes, probes, kept int
-	// Of sabotage: how much was broken and repaired, how many packets met something else, how many were named, and all differences.
+	// Counters of sabotage: things broken and repaired, packets that met something else, packets that trace
+	// named, differences.
 	broken, repaired, felt, named, found int
 }
 
@@ -183,7 +185,7 @@ func (h *history) act() error {
 	return nil
 }
 
-// changeSome changes Services while no plane looks, as they do while a proxy restarts.
+// changeSome changes Services between two planes, as they change while a proxy restarts.
 func (h *history) changeSome() {
 	for range h.rnd.IntN(3) {
 		h.change(h.rnd.IntN(townServices))
@@ -200,7 +202,7 @@ func (h *history) change(i int) []lb.Change {
 	return changes
 }
 
-// outline tells what a Service asks for, as in "town/s1@1000+affine→pod1,pod4".
+// outline describes a Service, as in "town/s1@1000+affine→pod1,pod4".
 func outline(o lb.Owner, fronts []*lb.Frontend) string {
 	if len(fronts) == 0 {
 		return o.Name + " gone"
@@ -257,20 +259,20 @@ func (h *history) reset() error {
 	return nil
 }
 
-// drift damages the plane's state and has it mended, by an audit, or by a Reset where the audit asks for one.
+// drift damages the plane's state and has an audit repair it, or a Reset if the audit asks for one.
 func (h *history) drift() error {
 	h.forgetAll()
 	if err := h.cfg.Drift(h.family, h.rnd); err != nil {
 		return fmt.Errorf("drift: %w", err)
 	}
 	for range 20 {
-		mended, err := h.plane.Audit(context.Background(), true)
+		repaired, err := h.plane.Audit(context.Background(), true)
 		switch {
 		case err != nil:
 			return h.reset()
-		case mended == 0:
+		case repaired == 0:
 			return nil
 		}
 	}
-	return errors.New("an audit finds something to mend again and again")
+	return errors.New("an audit never ends repairing")
 }

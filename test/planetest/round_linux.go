@@ -44,8 +44,9 @@ func (h *history) forgetGone() {
 	}
 }
 
-// forgetEndpoints forgets who met endpoints that no set with affinity of the service port has. What packets meet is in the kernel by
-// then; an endpoint that left and returned between two rounds may never have been missed there.
+// forgetEndpoints forgets the clients of endpoints that no set with affinity of the service port has. The
+// kernel's rules are current when it runs. An endpoint that left and returned between two rounds may never
+// have left the kernel.
 func (h *history) forgetEndpoints() {
 	for v, known := range h.known {
 		h.known[v] = slices.DeleteFunc(known, func(a netip.AddrPort) bool {
@@ -76,12 +77,12 @@ func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
 	return s.Backends.Has(a)
 }
 
-// call is one packet, or one connection, to a row or to a host that no Service stands for.
+// call is one packet, or one connection, to a row or between strangers.
 type call struct {
 	from caller
 	shot scenario.Shot
 	row  *lb.Frontend // nil: no Service
-	// patience is how long an answer may take.
+	// patience is the time limit for an answer.
 	patience time.Duration
 	// met is the answer, if err is nil.
 	met netlab.Reply
@@ -113,7 +114,7 @@ func (c caller) addr(six bool) netip.Addr {
 	return hostAddr(c.host, six)
 }
 
-// strangers are packets that are for no Service: of pods to pods, of the node to itself, of others to both.
+// strangers are packets for no Service: between pods, from the node to itself, from others to both.
 func (h *history) strangers() (all []*call) {
 	for i, way := range [][2]string{{"pod1", "pod2"}, {"pod1", "pod4"}, {"pod3", netlab.Node1}, {netlab.Node1, netlab.Node1},
 		{netlab.Node1, "pod1"}, {netlab.Node1, "pod5"}, {netlab.Client, "pod3"}, {netlab.Client, netlab.Node1}, {netlab.Node2, "pod1"}} {
@@ -125,9 +126,9 @@ func (h *history) strangers() (all []*call) {
 	return all
 }
 
-// round sends to all rows, from each caller with a chance of one half, and to those that no Service stands for.
-// Of one service port a caller asks once at a time: what it meets decides about the next. In one round of three it also
-// listens to silence, which takes time.
+// round sends to all rows, from each caller with a chance of one half, and between strangers. A caller has
+// one connection to a service port at a time, because each decides about the next. One round of three also
+// sends packets that must be dropped, which takes time.
 func (h *history) round() error {
 	h.forgetEndpoints()
 	waves := [][]*call{h.strangers()}
@@ -164,13 +165,13 @@ func (c *call) visitor() visitor {
 	return visitor{service: c.row.Service, proto: c.row.Key.Proto, from: c.from}
 }
 
-// asks returns an empty inquiry about the table.
+// asks returns an empty inquiry for the table.
 func (h *history) asks() *run {
 	return &run{s: &suite{Config: h.cfg, patience: h.patience}, sc: &scenario.Scenario{}, lab: h.lab, family: h.family, table: &h.table,
 		ports: townPorts()}
 }
 
-// shoot makes all calls at the same time. It returns what became of them, with the answers of trace.
+// shoot makes all calls at the same time. It returns their outcomes with the answers of trace.
 func (h *history) shoot(calls []*call) *run {
 	r := h.asks()
 	var sending sync.WaitGroup
@@ -191,7 +192,7 @@ func (h *history) shoot(calls []*call) *run {
 	return r
 }
 
-// send makes all calls of a wave, and checks what became of each.
+// send makes all calls of a wave, and checks their outcomes.
 func (h *history) send(wave []*call) error {
 	r := h.shoot(wave)
 	for _, packet := range r.inquiry.order {

@@ -19,8 +19,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// patience is how long an answer may take that is expected. It costs nothing as long as answers come, and a busy
-// machine that emulates another one may take seconds for one.
+// patience is the time limit for an expected answer. A busy machine that emulates another one may need
+// seconds for it.
 const patience = 30 * time.Second
 
 // Config says which plane to prove.
@@ -29,61 +29,63 @@ type Config struct {
 	Mode string
 	// Variant: the plane is a variant for tests, whose results are not recorded.
 	Variant bool
-	// New makes a plane. It is called, as all methods of the plane are, on a thread that is in the network
-	// namespace of the node.
+	// New makes a plane. Run calls it, and all methods of the plane, on a thread in the node's network
+	// namespace.
 	New func(f lb.Family) (Plane, error)
-	// Differs names the rows of docs/behaviour.md that this mode keeps otherwise, by intent, with the reason. The
-	// scenarios that prove such a row are not run; the page shows the reason.
+	// Differs has the rows of docs/behaviour.md from which this mode differs by intent, with the reason.
+	// Run skips the scenarios that prove such a row; the page shows the reason.
 	Differs map[string]string
-	// Untouched: packets to service addresses that no row matches go on as they came, other than SV-62, SV-63 and
-	// SV-66 say. Lines that expect them refused or dropped then expect that the sink answers, and so prove the
-	// difference: scenarios of rows that Differs names are run.
+	// Untouched: packets to service addresses without a row pass unchanged, unlike SV-62, SV-63 and SV-66.
+	// Lines that expect a refusal or a drop then expect an answer of the sink, which proves the difference.
+	// Run does not skip the scenarios of Differs.
 	Untouched bool
-	// Proxied: connections end at the plane, which opens others to the backends, and tries another backend where one
-	// does not answer. Lines that say otherwise then expect, and so prove, what such a mode does: see [ProxiedAddress]
-	// and its neighbours. Scenarios of rows that Differs names are run.
+	// Proxied: connections end at the plane, which opens others to the backends, and tries another backend if
+	// one does not answer. Lines then expect, and so prove, the differences of such a mode: see
+	// [ProxiedAddress] and its neighbours. Run does not skip the scenarios of Differs.
 	Proxied bool
-	// Model, if not nil, makes what is asked in place of a kernel that packets are sent through, for one scenario and family: New is not
-	// called then, and no root is needed. Stands says in a word or two what the model stands for ("HNS as assumed").
+	// Model, if not nil, makes the model that answers in place of a kernel, for one scenario and family.
+	// Run then does not call New, and needs no root. Stands names what the model represents ("HNS as assumed").
 	Model  func(lb.Family, scenario.Settings) (Model, error)
 	Stands string
-	// Otherwise has, by what a model may show otherwise, the scenarios in which it does: these and no others. What it does not name
-	// may be anywhere.
+	// Otherwise has the scenarios that must show a difference of the model: these and no others. A
+	// difference without an entry may be anywhere.
 	Otherwise map[Modelled][]string
-	// KeepsSources: where lines say so, backends of the model see the client's own address.
+	// KeepsSources: backends of the model see the client's own address where lines expect it.
 	KeepsSources bool
-	// Recreates: what translates is made anew where only its backends change, and its connections end.
+	// Recreates: a change of backends replaces the translating object, and ends its connections.
 	Recreates bool
-	// AffinityByAddress: a client stays with its backend at each address of a Service by itself; and where packets from its kind of source
-	// go elsewhere than those from anywhere, a change of backends may send it to another.
+	// AffinityByAddress: each address of a Service has an affinity of its own. Where a client's kind of
+	// source has a route of its own, a change of backends may end the affinity.
 	AffinityByAddress bool
-	// AffinityByEndpoint: who met an endpoint of a service port is remembered beside the endpoint, for all sets that have it. A client that
-	// two sets sent to two endpoints may meet either where a set comes to have both.
+	// AffinityByEndpoint: each endpoint of a service port remembers its clients, for all sets that have it. A
+	// client that two sets sent to two endpoints may meet either once a set has both.
 	AffinityByEndpoint bool
-	// Holds: the service addresses are the node's own. Lines then expect, and so prove, that it answers pings, and refuses what comes for a port
-	// of theirs that no row has, also where others let it pass. Scenarios of rows that Differs names are run.
+	// Holds: the node has the service addresses. Lines then expect, and so prove, that it answers pings and
+	// refuses packets to their ports without a row. Run does not skip the scenarios of Differs.
 	Holds bool
-	// Forget, if not nil, has the kernel forget the connections of the scenario before, so far as conntrack does not keep them. It is called in the
-	// namespace of the node.
+	// Forget, if not nil, deletes connections of the scenario before that conntrack does not have. Run calls
+	// it in the node's namespace.
 	Forget func() error
-	// DiffersIn names scenarios that this mode keeps otherwise, by intent, where it keeps their rows in others, with the reason. They are
-	// not run; the page shows the reason.
+	// DiffersIn has single scenarios from which this mode differs by intent, with the reason. Run skips
+	// them; the page shows the reason.
 	DiffersIn map[string]string
-	// Trace is what [trace.Ask] must know of the mode, as package mode gives it for the settings of New; nil for what is so in all.
+	// Trace describes the mode to [trace.Ask], as package mode does for the settings of New. Nil is the zero
+	// trace.Mode.
 	Trace func(lb.Family) trace.Mode
-	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
-	// only these run. [Core] proves that they are enough.
+	// Core has the scenarios for emulated kernels, where all would take too long. With PLANETEST_CORE=1 Run
+	// takes these alone. [Core] proves that they suffice.
 	Core []string
-	// TooLarge names scenarios that are left out in emulation, with PLANETEST_VM=1, and why.
+	// TooLarge has the scenarios that Run skips in emulation, with PLANETEST_VM=1, and the reason.
 	TooLarge map[string]string
-	// Dir is the folder of scenarios, which [Run] sends alone; "" means test/testdata/scenarios of the module, and more.
+	// Dir is the folder of scenarios. "" is test/testdata/scenarios, with the generated scenarios and the
+	// churn of endpoints.
 	Dir string
-	// Drift, if not nil, damages what the plane of a family has in the kernel, as somebody with the same rights could.
-	// It is called, as TakeOver is, in the namespace of the node, by [History].
+	// Drift, if not nil, damages the kernel state of a family's plane, as a program with the same rights could.
+	// [History] calls it, and Break and TakeOver, in the node's namespace.
 	Drift func(lb.Family, *rand.Rand) error
-	// Break, if not nil, breaks one small thing of what the plane has in the kernel, as Drift breaks much, and says which. [History] calls it.
+	// Break, if not nil, breaks one small part of that state, and says which.
 	Break func(lb.Family, *rand.Rand) (what string, err error)
-	// TakeOver, if not nil, leaves in the kernel what another proxy would that took the plane's place.
+	// TakeOver, if not nil, leaves the kernel state of another proxy that took the plane's place.
 	TakeOver func(lb.Family) error
 }
 
@@ -95,15 +97,15 @@ type suite struct {
 	Config
 	all  int // scenarios there are
 	labs *pool
-	// patience is how long an answer may take that is expected.
+	// patience is the time limit for an expected answer.
 	patience time.Duration
 	mu       sync.Mutex
 	results  Results
 	inquired inquired
 }
 
-// Run proves the plane with every scenario, with some that are too large for a file, and with connections that are
-// made while endpoints flap. It needs root.
+// Run proves the plane with every scenario, with generated ones that are too large for a file, and with
+// connections while endpoints flap. It needs root.
 func Run(t *testing.T, cfg Config) {
 	all := cfg.load(t)
 	if cfg.Dir == "" {
@@ -140,9 +142,9 @@ func Run(t *testing.T, cfg Config) {
 		t.Logf("%s: NOT ASKED: trace does not know yet what this mode makes of the table", cfg.Mode)
 	}
 	if s.inquired.followed == 0 && !cfg.Variant {
-		t.Errorf("%s: the plane does not tell what the kernel holds (mode.Looker)", cfg.Mode)
+		t.Errorf("%s: the plane does not report the kernel state (mode.Looker)", cfg.Mode)
 	} else if s.inquired.followed == 0 {
-		t.Logf("%s: NOT ASKED: the plane does not tell yet what the kernel holds (mode.Looker)", cfg.Mode)
+		t.Logf("%s: NOT ASKED: the plane does not report the kernel state yet (mode.Looker)", cfg.Mode)
 	}
 	s.checkOtherwise(t)
 	s.report(t)
@@ -225,8 +227,8 @@ func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 // mostStretch is how much longer than written a scenario's affinities last at most.
 const mostStretch = 16
 
-// try plays a scenario and tells what failed. If it failed because the machine was slower than a client affinity
-// lasts, it is played again with affinities, and waits, that last longer.
+// try plays a scenario and returns its failures. If a client affinity may have expired on a slow machine,
+// it plays the scenario again with longer affinities and waits.
 func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
 	for stretch := 1; ; stretch *= 4 {
 		result, failures, lapsed, err := s.play(sc, stretch)
@@ -236,8 +238,8 @@ func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
 	}
 }
 
-// play plays a scenario in both families at once, with affinities that last stretch times as long as written. It
-// tells what failed, and whether one of the failures may be due to an affinity that was over.
+// play plays a scenario in both families at once, with affinities stretched by a factor. It returns the
+// failures, and whether an expired affinity may have caused one of them.
 func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []string, lapsed bool, _ error) {
 	if s.Model != nil {
 		return s.putToModel(sc)
@@ -509,7 +511,7 @@ func (r *run) heading() string {
 	return b.String()
 }
 
-// dumpText returns what the plane can tell of itself, if PLANETEST_DUMP asks for it.
+// dumpText returns the plane's state, if PLANETEST_DUMP asks for it.
 func (r *run) dumpText() string {
 	if os.Getenv("PLANETEST_DUMP") == "" {
 		return ""

@@ -15,11 +15,12 @@ import (
 // sabotageEvery is after how many steps a History breaks something.
 const sabotageEvery = 6
 
-// sabotage breaks one thing that the plane has in the kernel ([Config.Break], or [Config.Drift] each third time), sends packets to all
-// Services, and has the plane repair it.
+// sabotage breaks one thing in the kernel ([Config.Break], or [Config.Drift] each third time), sends packets
+// to all Services, and has the plane repair it.
 //
-// Trace must name each packet that meets something other than the table says. Differences, or trace of some packet, must name
-// whatever an audit repairs. Audits must repair all of it. Only after Drift, which may remove the whole table, may one ask for a Reset.
+// Trace must name each packet that meets something other than the table says. Differences, or trace of
+// some packet, must name everything that an audit repairs. Audits must repair all of it. One may ask for a
+// Reset only after Drift, which may remove the whole table.
 func (h *history) sabotage(i int) error {
 	look, ok := looker(h.plane)
 	if !ok {
@@ -62,8 +63,8 @@ func (h *history) sabotage(i int) error {
 	return nil
 }
 
-// repair has audits repair all, or a Reset where one asks for it and may, until nothing differs. It reports whether there was anything to
-// repair. An audit looks at a part, so many may be needed.
+// repair calls audits until nothing differs, and Reset if an audit asks for it and may. It reports whether
+// anything was repaired. An audit looks at a part, so many may be needed.
 func (h *history) repair(look Looker, mayReset bool) (repaired bool, err error) {
 	err = h.onNode(func() error {
 		var left []trace.Difference
@@ -89,9 +90,10 @@ func (h *history) repair(look Looker, mayReset bool) (repaired bool, err error) 
 	return repaired, err
 }
 
-// ask sends a packet to each row from each kind of client, and asks trace and the plane about it. It returns how many packets
-// are named as met otherwise than the table says. A packet that is met so and not named is an error. A difference alone may name one of a
-// client that meets itself: what the kernel holds says nothing apart of such a client.
+// ask sends a packet to each row from each kind of client, and queries trace and the plane about it. It
+// returns the number of packets that they name as differing from the table. A packet that differs and is
+// not named is an error. For a client that meets itself a difference suffices, because the kernel has no
+// state of its own for such a client.
 func (h *history) ask(look Looker, differs bool) (named int, err error) {
 	callers := h.callers()[:5] // three pods, the node, and one from outside
 	calls := h.calls(callers, 500*time.Millisecond)
@@ -130,7 +132,8 @@ func (h *history) ask(look Looker, differs bool) (named int, err error) {
 	return named, h.again(look, calls)
 }
 
-// again sends packets once more and waits for long, because a busy machine answers late. Those that still meet something else are an error.
+// again sends packets once more with a long timeout, because a busy machine answers late. A packet that
+// still meets something else is an error.
 func (h *history) again(look Looker, unnamed []*call) error {
 	for _, c := range unnamed {
 		c.patience = 5 * time.Second

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// line does what one line of packets says, and notes how it went.
+// line executes one line of packets, and notes the result.
 func (r *run) line(p scenario.Packet) {
 	var err error
 	sent := true
@@ -85,8 +85,8 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	} else if r.s.Untouched && p.Want.Verdict != scenario.Answered && r.strange(shots) {
 		switch proto := shots[0].Proto; {
 		case proto == 0 || proto == lb.SCTP:
-			// What a ping meets behind the node says nothing about the node; and SCTP is refused there as here, for
-			// its sockets take no packets to addresses that are not their host's.
+			// A ping that passes the node says nothing about it. The sink refuses SCTP like the node would,
+			// because SCTP sockets take no packets to addresses of other hosts.
 			return false, nil
 		case proto == lb.UDP && r.family == lb.IPv6:
 			p.Want = scenario.Outcome{Verdict: scenario.Dropped} // the sink answers from an address of its own
@@ -125,12 +125,12 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	return true, err
 }
 
-// passes reports whether the line expects that nobody translates the packet.
+// passes reports whether the line expects an untranslated packet.
 func passes(p scenario.Packet) bool {
 	return len(p.Want.Backends) == 1 && p.Want.Backends[0].Host == netlab.Sink
 }
 
-// unserved reports whether all shots go to service addresses of the table, at ports of theirs where nobody is served.
+// unserved reports whether all shots go to ports without endpoints at service addresses of the table.
 func (r *run) unserved(shots []scenario.Shot) bool {
 	for _, s := range shots {
 		held, serves := false, false
@@ -145,7 +145,7 @@ func (r *run) unserved(shots []scenario.Shot) bool {
 	return true
 }
 
-// strange reports whether all shots go to service addresses that the node does not hold and no row matches.
+// strange reports whether all shots go to service addresses that are not the node's and have no row.
 func (r *run) strange(shots []scenario.Shot) bool {
 	for _, s := range shots {
 		in := func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) }
@@ -176,7 +176,7 @@ func (v *volley) spread() error {
 	return fmt.Errorf("not all backends answered in %d connections", v.n)
 }
 
-// mixed connects until every backend has answered, and one connection was led to an endpoint that does not.
+// mixed connects until every backend has answered, and one connection met an endpoint that does not.
 func (v *volley) mixed() error {
 	want, timeout := netlab.ErrRefused, v.r.s.patience
 	if v.p.Want.Or == scenario.Dropped {
@@ -221,7 +221,7 @@ func (v *volley) evenly() error {
 	return unfair
 }
 
-// unfair tells of a backend that was met more or less often than it may be.
+// unfair names a backend that was met too often or too rarely.
 func (v *volley) unfair(share, off int) error {
 	for _, b := range v.p.Want.Backends {
 		if n := v.seen[b.Host]; n < share-off || n > share+off {
@@ -257,15 +257,15 @@ func (v *volley) connect(shot scenario.Shot) error {
 	return errors.Join(v.check(c), c.Close())
 }
 
-// client is who an affinity is for, and to what.
+// client identifies an affinity: a client, and a frontend.
 type client struct {
 	host string
 	addr netip.Addr
 	to   lb.Key
 }
 
-// affinityOver notes that a client made a connection, from begin until now. It tells whether its affinity from the
-// connection before may have been over then: from that one's begin until now it lasted no longer than it has to.
+// affinityOver notes a client's connection, from begin until now. It reports whether the affinity of the
+// connection before may have expired: since that one began, at least its duration has passed.
 func (r *run) affinityOver(c client, begin time.Time) bool {
 	row := r.table.Get(c.to)
 	if row == nil || row.Affinity == 0 {
@@ -283,7 +283,7 @@ func (v *volley) dial(shot scenario.Shot, timeout time.Duration) (*netlab.Conn, 
 	return v.shoot(shot, timeout)
 }
 
-// shoot connects from a port that nobody has used for long. The plane may have it for a listener just now.
+// shoot connects from a port that was not used for long. The plane may have a listener on it.
 func (v *volley) shoot(shot scenario.Shot, timeout time.Duration) (c *netlab.Conn, err error) {
 	for range 100 {
 		local := netip.AddrPortFrom(shot.Local, v.r.lab.nextPort())
@@ -335,7 +335,7 @@ func (v *volley) checkSource(want scenario.Origin, a netlab.Reply, local netip.A
 // found by more runs.
 const silentTries = 3
 
-// silent makes connections that nobody may answer, at the same time.
+// silent makes connections that must not be answered, at the same time.
 func (v *volley) silent() error {
 	want, timeout := netlab.ErrRefused, v.r.s.patience
 	if v.p.Want.Verdict == scenario.Dropped {
@@ -437,7 +437,7 @@ func (r *run) moves(p scenario.Packet, c *netlab.Conn) error {
 	}
 }
 
-// explain tells what was sent, what came back, and which row of the table should have decided.
+// explain describes the packets sent, the answers, and the row of the table that should have decided.
 func (v *volley) explain(err error) error {
 	var b strings.Builder
 	shot := v.shots[0]

@@ -19,10 +19,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// What packets met is compared with what trace says of them, and with what the plane reads from the kernel (issue 14): for each
-// state, after its packets, each packet once.
-
-// inquiry gathers the packets of one state.
+// inquiry gathers the packets of one state. After they were sent, their outcomes are compared with the
+// answers of trace, and with those that the plane reads from the kernel.
 type inquiry struct {
 	mu    sync.Mutex
 	order []trace.Packet
@@ -30,7 +28,7 @@ type inquiry struct {
 	lines []sentLine
 }
 
-// fate is what became of a packet that was sent some times.
+// fate has the outcomes of a packet that was sent some times.
 type fate struct {
 	line             scenario.Packet // the first that sent it
 	answers          map[answer]bool
@@ -40,22 +38,22 @@ type fate struct {
 	answer           trace.Answer // of trace, once it was asked
 }
 
-// answer is one of those who answered.
+// answer is one responder, as one client met it.
 type answer struct {
 	server string
 	at     netip.AddrPort
-	seen   netip.Addr // whom it saw
-	local  netip.Addr // who it was
+	seen   netip.Addr // the source that it saw
+	local  netip.Addr // the client's own address
 }
 
-// sentLine is a line whose connections were made until all had answered who should.
+// sentLine is a line that was sent until each of its backends had answered.
 type sentLine struct {
 	line    scenario.Packet
 	packets []trace.Packet
 	servers []string
 }
 
-// inquired is what the suite asked in all.
+// inquired counts the queries of the suite.
 type inquired struct {
 	mu                        sync.Mutex
 	packets, followed, states int
@@ -72,7 +70,7 @@ func (a *inquired) String() string {
 	return fmt.Sprintf("trace was asked about %d packets in %d states, the plane about %d (in emulation about 8 of each state, but in a complete run, and one of generated scenarios); %v in all", a.packets, a.states, a.followed, a.took.Round(time.Millisecond))
 }
 
-// how is what trace must know of the mode.
+// how describes the mode to trace.
 func (r *run) how() trace.Mode {
 	if r.s.Trace == nil {
 		return trace.Mode{}
@@ -112,7 +110,7 @@ func (r *run) way(from string, shot scenario.Shot, local netip.Addr) trace.Packe
 	return p
 }
 
-// saw notes what became of one packet of a line.
+// saw notes the outcome of one packet of a line.
 func (r *run) saw(p scenario.Packet, shot scenario.Shot, c *netlab.Conn, err error) {
 	local := netip.Addr{}
 	if c != nil && err == nil {
@@ -144,7 +142,7 @@ func (r *run) saw(p scenario.Packet, shot scenario.Shot, c *netlab.Conn, err err
 	}
 }
 
-// sentAll notes that a line has met all whom it should.
+// sentAll notes that each backend of a line has answered.
 func (v *volley) sentAll() {
 	if v.p.Verb != scenario.Send || v.p.Want.Verdict != scenario.Answered || v.p.To.ICMP {
 		return
@@ -163,7 +161,7 @@ func (v *volley) sentAll() {
 	q.lines = append(q.lines, line)
 }
 
-// inquire asks trace, and the plane, about all packets of the state, and then for differences.
+// inquire queries trace and the plane about all packets of the state, and then for differences.
 func (r *run) inquire() {
 	q := &r.inquiry
 	begin, followed := time.Now(), 0
@@ -210,13 +208,13 @@ func (r *run) inquire() {
 	r.inquiry = inquiry{}
 }
 
-// askFew reports whether the plane is asked about one packet of a state, and for differences once: of what holds thousands of rows or
-// backends, in emulation, where each answer that reads them all takes a second.
+// askFew reports whether the plane is queried about one packet of a state, and for differences once. In
+// emulation each answer takes a second where the kernel holds thousands of rows or backends.
 func (r *run) askFew() bool {
 	return os.Getenv("PLANETEST_VM") != "" && strings.HasPrefix(r.sc.Name, generatedPrefix)
 }
 
-// unlike says how what the kernel holds for a packet differs from the table's answer; "" if it does not.
+// unlike describes how the kernel's answer for a packet differs from the table's; "" if it does not.
 func unlike(ctx context.Context, look Looker, packet trace.Packet, f *fate) string {
 	k, err := look.Follow(ctx, packet)
 	if err != nil {
@@ -230,36 +228,37 @@ func unlike(ctx context.Context, look Looker, packet trace.Packet, f *fate) stri
 		packet, strings.Join(findings, " "), indent(strings.Join(k.Way, "\n")))
 }
 
-// otherFate says what became of a packet that trace does not say; "" if there is no such thing.
+// otherFate describes an outcome of a packet that contradicts trace; "" without one.
 func (r *run) otherFate(packet trace.Packet, f *fate) string {
 	if f.led { // by another program of the node, before the proxy
 		return ""
 	}
 	a := f.answer
-	tell := func(format string, args ...any) string {
+	fail := func(format string, args ...any) string {
 		return fmt.Sprintf("trace says of %s: %s; but ", packet, a.Verdict) + fmt.Sprintf(format, args...)
 	}
 	switch a.Verdict {
 	case trace.Reject:
 		if len(f.answers) > 0 || f.silent > 0 {
-			return tell("%d answered, and %d times there was silence", len(f.answers), f.silent)
+			return fail("%d answered, and %d times there was silence", len(f.answers), f.silent)
 		}
 	case trace.Drop:
 		if len(f.answers) > 0 || f.refused > 0 {
-			return tell("%d answered, and %d times it was refused", len(f.answers), f.refused)
+			return fail("%d answered, and %d times it was refused", len(f.answers), f.refused)
 		}
 	case trace.Pass:
-		return r.otherPass(packet, f, tell)
+		return r.otherPass(packet, f, fail)
 	case trace.Balance:
-		return r.otherBackend(f, tell)
+		return r.otherBackend(f, fail)
 	default:
-		return tell("that is no verdict")
+		return fail("that is no verdict")
 	}
 	return ""
 }
 
-// otherPass is otherFate of a packet that goes on as it came: who has the address answers, or refuses where nobody listens.
-func (r *run) otherPass(packet trace.Packet, f *fate, tell func(string, ...any) string) string {
+// otherPass is otherFate of a packet that passes unchanged: the owner of the address answers, or refuses
+// without a listener.
+func (r *run) otherPass(packet trace.Packet, f *fate, fail func(string, ...any) string) string {
 	to := packet.To
 	owner := r.hasAddress(to.Addr())
 	service := slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
@@ -267,26 +266,26 @@ func (r *run) otherPass(packet trace.Packet, f *fate, tell func(string, ...any) 
 		switch {
 		case f.ping:
 		case a.at != to && !(to.Addr().IsLoopback() && a.server == f.from):
-			return tell("%s answered at %s", a.server, a.at)
+			return fail("%s answered at %s", a.server, a.at)
 		case a.seen != a.local:
-			return tell("%s saw the source %s of %s", a.server, a.seen, a.local)
+			return fail("%s saw the source %s of %s", a.server, a.seen, a.local)
 		}
 	}
 	listens := r.listens(to.Port()) && (r.lab.owner(to.Addr()) != "" || to.Addr().IsLoopback()) || f.ping && owner != ""
 	switch {
 	case f.refused > 0 && listens:
-		return tell("it was refused, where %s listens", owner)
+		return fail("it was refused, where %s listens", owner)
 	case f.refused > 0 && owner == "" && !to.Addr().IsLoopback() && !(service && packet.Proto == lb.SCTP):
-		return tell("it was refused, at an address that no host has")
+		return fail("it was refused, at an address without a host")
 	case f.silent > 0 && (listens || owner != ""):
-		return tell("there was silence, though %s has the address", owner)
+		return fail("there was silence, though %s has the address", owner)
 	case f.silent > 0 && service && packet.Proto == lb.TCP:
-		return tell("there was silence, though behind the node somebody answers")
+		return fail("there was silence, though the sink behind the node answers")
 	}
 	return ""
 }
 
-// hasAddress names the host that has the address; a service address is the node's own in modes in which it holds them.
+// hasAddress names the host that has the address. In modes with Holds the node has the service addresses.
 func (r *run) hasAddress(a netip.Addr) string {
 	if owner := r.lab.owner(a); owner != "" || !r.s.Holds {
 		return owner
@@ -299,24 +298,25 @@ func (r *run) hasAddress(a netip.Addr) string {
 	return ""
 }
 
-// otherBackend is otherFate of a packet that a backend answers. Only where one of them does not, it may be refused or hear nothing.
-func (r *run) otherBackend(f *fate, tell func(string, ...any) string) string {
+// otherBackend is otherFate of a packet that a backend answers. A refusal or silence is allowed only if one
+// of the backends does not answer.
+func (r *run) otherBackend(f *fate, fail func(string, ...any) string) string {
 	for a := range f.answers {
 		i := slices.IndexFunc(f.answer.Backends, func(b trace.Backend) bool { return b.Address == a.at })
 		if i < 0 {
-			return tell("%s answered at %s, which is no backend", a.server, a.at)
+			return fail("%s answered at %s, which is no backend", a.server, a.at)
 		}
 		masq := f.answer.Masquerade || f.answer.Backends[i].Hairpin
 		switch {
 		case a.server == netlab.Node1 && f.from != netlab.Node1: // nothing can masquerade what the node itself takes in
 		case masq && r.lab.owner(a.seen) != netlab.Node1:
-			return tell("%s saw %s, and trace says that it is masqueraded", a.server, a.seen)
+			return fail("%s saw %s, and trace says that it is masqueraded", a.server, a.seen)
 		case !masq && a.seen != a.local:
-			return tell("%s saw %s and not %s, and trace says that it is not masqueraded", a.server, a.seen, a.local)
+			return fail("%s saw %s and not %s, and trace says that it is not masqueraded", a.server, a.seen, a.local)
 		}
 	}
 	if f.refused+f.silent > 0 && !slices.ContainsFunc(f.answer.Backends, func(b trace.Backend) bool { return !r.alive(b.Address) }) {
-		return tell("it was refused %d times, and %d times there was silence", f.refused, f.silent)
+		return fail("it was refused %d times, and %d times there was silence", f.refused, f.silent)
 	}
 	return ""
 }
@@ -329,12 +329,13 @@ func (r *run) listens(port uint16) bool {
 	return slices.Contains(r.ports, port)
 }
 
-// alive reports whether somebody listens at an address.
+// alive reports whether a host listens at an address.
 func (r *run) alive(a netip.AddrPort) bool {
 	return r.lab.owner(a.Addr()) != "" && r.listens(a.Port())
 }
 
-// allNamed compares the backends that a line met with those that trace names: the line connected until each had answered.
+// allNamed compares the backends that a line met with those that trace names: the line connected until
+// each had answered.
 func (r *run) allNamed(line sentLine) {
 	named := map[string]bool{}
 	for _, packet := range line.packets {

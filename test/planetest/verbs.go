@@ -15,38 +15,37 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// Kernel is where planes write, and what else can happen there.
+// Kernel is the state that planes write, and the means to change it otherwise.
 type Kernel struct {
-	// New makes a plane over what the kernel holds for the family, Slow one that leaves new rows for later that weigh more
-	// than a few.
+	// New makes a plane over the family's kernel state. Slow makes one that leaves all but a few new rows for
+	// later.
 	New, Slow func(lb.Family) (Plane, error)
-	// Damage changes what a plane has in the kernel, as somebody with the same rights could.
+	// Damage changes a plane's kernel state, as another program with the same rights could.
 	Damage func(lb.Family, *rand.Rand) error
 	// Wipe removes everything.
 	Wipe func(lb.Family) error
-	// HealthChecks: the plane lets packets to health checks through a host firewall (DP-08), so it has something to write for
-	// their rows.
+	// HealthChecks: the plane writes rules for rows of health checks, which a host firewall would drop (DP-08).
 	HealthChecks bool
 	// Preserves: the plane carries out the annotation preserve-destination.
 	Preserves bool
-	// Balances: the plane itself leads clients to endpoints, so it has nothing to write where these alone change.
+	// Balances: the plane itself chooses endpoints, so it writes nothing when these alone change.
 	Balances bool
-	// FirstKeeps: an address that is a Service's and another's endpoint serves the one who had it first (TN-61). When that one goes, the
-	// other may have it.
+	// FirstKeeps: an address that is one Service's address and another's endpoint belongs to the first of them
+	// (TN-61). When the first goes, the other may have it.
 	FirstKeeps bool
-	// Told: Drift has a value after Damage. Otherwise the audits alone find it.
+	// Told: Drift has a value after Damage. Otherwise only audits find the damage.
 	Told bool
-	// Bytes is about how much memory the kernel needs for what planes of the family have written: the number of objects, each times what
-	// one was measured to take. [Memory] asks it; nil elsewhere.
+	// Bytes estimates the kernel memory of the family's objects: their number times the measured size of one.
+	// [Memory] calls it; nil elsewhere.
 	Bytes func(lb.Family) (int, error)
-	// Faults are what can go wrong during a [Walk].
+	// Faults are the failures during a [Walk].
 	Faults Faults
 }
 
-// Verbs proves each verb of engine.Plane, in both families: what it does to what packets meet, which [Dump] tells, and
-// what it answers. Every state must be the one that a fresh plane makes of the same table, however it was reached.
+// Verbs proves each verb of engine.Plane, in both families: its result and its effect on packets, which [Dump]
+// shows. Every state must be that of a fresh plane with the same table, however it was reached.
 //
-// fresh gives the calling goroutine a kernel in which nobody has written yet, such as a network namespace of its own.
+// fresh gives the calling goroutine an empty kernel, such as a network namespace of its own.
 func Verbs(t *testing.T, fresh func(testing.TB) Kernel) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for name, prove := range map[string]func(*verbs){
@@ -111,7 +110,7 @@ func (v *verbs) dump(p Plane) string {
 	return text
 }
 
-// holds expects what a fresh plane makes of the table where nobody has written.
+// holds expects the state of a fresh plane in an empty kernel.
 func (v *verbs) holds(when string, want *lb.Table) {
 	v.Helper()
 	var fresh string
@@ -364,20 +363,20 @@ func (v *verbs) probe() {
 	v.holds("after a probe", t)
 }
 
-// undisturbed expects that the plane takes nothing for the work of others.
+// undisturbed expects that the plane reports no work of others.
 func (v *verbs) undisturbed() {
 	v.Helper()
 	if n, err := v.plane.Audit(v.Context(), true); err != nil || n != 0 {
-		v.Errorf("an audit mended %d objects, error %v, though nobody else wrote", n, err)
+		v.Errorf("an audit repaired %d objects, error %v, without another writer", n, err)
 	}
 	select {
 	case <-v.plane.Drift():
-		v.Error("told of drift, though nobody else wrote")
+		v.Error("drift reported without another writer")
 	default:
 	}
 }
 
-// Audit mends what others did, in parts or by asking for a Reset, and finds nothing where they did nothing.
+// Audit repairs damage by others, in parts or by asking for a Reset, and finds nothing without damage.
 func (v *verbs) audit() {
 	rnd := rand.New(rand.NewPCG(seedtest.Of(v), uint64(v.w.Family)))
 	t := v.table()
@@ -390,23 +389,23 @@ func (v *verbs) audit() {
 			v.Fatal(err)
 		}
 		after, err := Dump(v.plane)
-		harmed := err != nil || after != before // to empty what is empty harms nobody, and nobody is told of it
+		harmed := err != nil || after != before // emptying an empty set is no damage, and is not reported
 		for harmed && v.Told {                  // a notification may come while the next is on its way
 			select {
 			case <-v.plane.Drift():
 			case <-time.After(time.Minute):
-				v.Fatal("not told of the damage")
+				v.Fatal("the damage is not reported")
 			}
-			v.mend(t, false)
+			v.repair(t, false)
 			harmed = v.dump(v.plane) != before
 		}
-		v.mend(t, true)
+		v.repair(t, true)
 		v.holds("after the damage", t)
 	}
 }
 
-// mend has an audit mend what it finds, or a Reset if it asks for one.
-func (v *verbs) mend(t *lb.Table, full bool) {
+// repair calls an audit, and Reset if it asks for one.
+func (v *verbs) repair(t *lb.Table, full bool) {
 	v.Helper()
 	if _, err := v.plane.Audit(v.Context(), full); errors.Is(err, plane.ErrStateLost) {
 		v.resetTo(t)
@@ -422,11 +421,11 @@ func (v *verbs) wiped() {
 	if err := v.Wipe(v.w.Family); err != nil {
 		v.Fatal(err)
 	}
-	v.mend(t, true)
+	v.repair(t, true)
 	v.holds("after everything went", t)
 }
 
-// A context that has ended stops every verb before it writes, and what was there stays.
+// A context that has ended stops every verb before it writes; the previous state stays.
 func (v *verbs) cancelled() {
 	t := v.table()
 	v.resetTo(t)

@@ -17,24 +17,27 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// Faults is what can go wrong with a [Kernel] during a [Walk]. Without any, a Walk still restarts planes and calls Damage.
+// Faults are the failures of a [Kernel] during a [Walk]. Without any, a Walk still restarts planes and
+// calls Damage.
 type Faults struct {
-	// Begin makes calls to the kernel fail at random, or others interfere with them, until End. One verb runs between the two.
+	// Begin makes calls to the kernel fail at random, or other programs interfere with them, until End. One
+	// verb runs between the two.
 	Begin func(*rand.Rand)
 	End   func()
 	// Flaky: some calls fail at any time.
 	Flaky bool
-	// Events happen beside the planes. Each returns what it did, for a failure's log.
+	// Events happen beside the planes. Each returns a description for the log.
 	Events []func(*rand.Rand) string
-	// Calm undoes what Events left that a fresh kernel does not have. The planes are then compared with fresh ones.
+	// Calm undoes the effects of Events, before planes are compared with fresh ones.
 	Calm func()
-	// Check looks at what no Dump shows, for a plane that holds the table. It may call Fatal.
+	// Check inspects state that Dump does not show, for a plane that holds the table. It may call Fatal.
 	Check func(testing.TB, Plane, *lb.Table)
-	// Local says which endpoints are on this node, if the kernel knows it; else it is as [World] says.
+	// Local says which endpoints are on this node. Nil: as [World] says.
 	Local func(netip.Addr) bool
 }
 
-// Walks takes n walks of so many steps, each in a kernel of its own: [Walk]. In every third the planes are slow, and Services large.
+// Walks takes n walks of so many steps, each in a kernel of its own. In every third the planes are slow and
+// the Services large.
 func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
 	seed, troubles := seedtest.Of(t), 0
 	for i := range n {
@@ -45,12 +48,12 @@ func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
 	}
 }
 
-// Walk walks at random with the planes of both families of one kernel: Services and the node change, planes restart, are Reset and
-// audited, others damage what they wrote, and calls fail ([Kernel.Faults]). The walk does what the engine does after an error: it applies
-// the changes again, or calls Reset if the plane asks for it.
+// Walk walks at random with the planes of both families of one kernel: Services and the node change, planes
+// restart, are Reset and audited, other programs damage their state, and calls fail ([Kernel.Faults]). After
+// an error the walk acts like the engine: it applies the changes again, or calls Reset if the plane asks for it.
 //
-// While nothing goes wrong, no verb may fail and no audit may find anything. From time to time all faults end, and soon each plane must
-// hold what a fresh one makes of the table. It returns how many calls failed or found something to mend.
+// Without a fault no verb may fail and no audit may find anything. From time to time all faults end, and
+// soon each plane must hold the state of a fresh one. Walk returns the number of failed calls and repairs.
 func Walk(t testing.TB, seed uint64, steps int, slow bool, fresh func(testing.TB) Kernel) (troubles int) {
 	w := &walker{TB: t, Kernel: fresh(t), fresh: fresh, rnd: rand.New(rand.NewPCG(seed, 1)), create: Kernel.newPlane, endpoints: 6}
 	w.disturbed = w.Faults.Flaky
@@ -80,8 +83,9 @@ func Walk(t testing.TB, seed uint64, steps int, slow bool, fresh func(testing.TB
 		}
 	}
 	w.settle()
-	t.Logf("%d steps, %d with faults, and %d times all was well again; %d errors, %d Resets, %d objects mended", steps, w.faulty, w.settled, w.errors, w.sides[0].resets+w.sides[1].resets, w.mended)
-	return w.errors + w.mended
+	t.Logf("%d steps, %d with faults, settled %d times; %d errors, %d Resets, %d objects repaired",
+		steps, w.faulty, w.settled, w.errors, w.sides[0].resets+w.sides[1].resets, w.repaired)
+	return w.errors + w.repaired
 }
 
 func (k Kernel) newPlane(f lb.Family) (Plane, error) { return k.New(f) }
@@ -96,13 +100,13 @@ type walker struct {
 	create    func(Kernel, lb.Family) (Plane, error)
 	endpoints int // of a Service at most, about
 	sides     []*side
-	disturbed bool // something went wrong since all was well
+	disturbed bool // a fault happened since the walk settled last
 	log       []string
 
-	faulty, settled, errors, mended int
+	faulty, settled, errors, repaired int
 }
 
-// side is the plane of a family and what is wanted of it.
+// side is the plane of a family with its table.
 type side struct {
 	w      World
 	plane  Plane
@@ -143,14 +147,14 @@ func (w *walker) step() {
 	if faulty {
 		w.Faults.End()
 	}
-	if ctx.Err() != nil { // nothing was written; the plane may want to begin anew all the same
+	if ctx.Err() != nil { // nothing was written, but the plane may ask for a Reset
 		s.lost = s.lost || errors.Is(err, plane.ErrStateLost)
 		return
 	}
 	w.ended(s, err)
 }
 
-// ended takes in what a verb answered.
+// ended notes the result of a verb.
 func (w *walker) ended(s *side, err error) {
 	if err == nil {
 		return
@@ -158,12 +162,12 @@ func (w *walker) ended(s *side, err error) {
 	w.errors++
 	w.note("  with error %.500v", err)
 	if !w.disturbed {
-		w.Fatalf("%s: nothing went wrong, and yet: %v", s.w.Family, err)
+		w.Fatalf("%s: without a fault: %v", s.w.Family, err)
 	}
 	s.lost = s.lost || errors.Is(err, plane.ErrStateLost)
 }
 
-// act chooses what happens, and the verb to call for it, if there is one.
+// act chooses an event, and the verb to call for it; nil for none.
 func (w *walker) act(s *side) (what string, verb func(context.Context) error) {
 	switch n := w.rnd.IntN(40); {
 	case n < 18:
@@ -254,17 +258,17 @@ func (w *walker) place(fronts []*lb.Frontend) {
 	}
 }
 
-// audit calls Audit, which finds nothing unless something went wrong.
+// audit calls Audit, which finds nothing without a fault.
 func (w *walker) audit(ctx context.Context, s *side, full bool) error {
-	mended, err := s.plane.Audit(ctx, full)
-	w.mended += mended
-	if mended > 0 && !w.disturbed {
-		w.Fatalf("%s: an audit mended %d objects, and nothing had gone wrong", s.w.Family, mended)
+	repaired, err := s.plane.Audit(ctx, full)
+	w.repaired += repaired
+	if repaired > 0 && !w.disturbed {
+		w.Fatalf("%s: an audit repaired %d objects without a fault", s.w.Family, repaired)
 	}
 	return err
 }
 
-// owing are the changes that the plane has not taken yet.
+// owing are the changes that the plane has not accepted yet.
 func (s *side) owing() (changes []lb.Change) {
 	for _, k := range slices.SortedFunc(maps.Keys(s.owed), lb.Key.Compare) {
 		changes = append(changes, lb.Change{Key: k, New: s.table.Get(k)})
@@ -293,7 +297,7 @@ func (s *side) work(ctx context.Context, changes []lb.Change) error {
 	return err
 }
 
-// owe strikes what was taken, and notes what was left for later.
+// owe strikes accepted changes, and notes those that the plane left for later.
 func (s *side) owe(taken []lb.Change, later []lb.Key) {
 	if taken == nil {
 		clear(s.owed)
@@ -319,8 +323,8 @@ func (w *walker) settle() {
 		w.Faults.Calm()
 	}
 	w.settled++
-	w.note("all is well again")
-	for range 4 { // what one plane mends may concern the other
+	w.note("faults end")
+	for range 4 { // a repair by one plane may affect the other
 		quiet := true
 		for _, s := range w.sides {
 			quiet = w.rest(s) && quiet
@@ -346,18 +350,19 @@ func (w *walker) settle() {
 		}
 		got, err := steadyDump(s.plane)
 		if err != nil || got != want[i] {
-			w.Fatalf("%s: not what a fresh start makes of the table: %v\n%s", s.w.Family, err, difference(want[i], got))
+			w.Fatalf("%s: not the state of a fresh plane: %v\n%s", s.w.Family, err, difference(want[i], got))
 		}
 		if w.Faults.Check != nil {
 			w.Faults.Check(w, s.plane, s.table)
 		}
 		if n, err := s.plane.Audit(w.Context(), true); n != 0 || err != nil {
-			w.Fatalf("%s: one more audit mended %d, %v", s.w.Family, n, err)
+			w.Fatalf("%s: one more audit repaired %d, %v", s.w.Family, n, err)
 		}
 	}
 }
 
-// rest has a plane write all, and audited until there is nothing to mend. It reports whether there was nothing.
+// rest has a plane write all changes, and audits it until nothing is left to repair. It reports whether
+// nothing was.
 func (w *walker) rest(s *side) (quiet bool) {
 	w.Helper()
 	quiet = !s.lost && len(s.owed) == 0
@@ -371,11 +376,11 @@ func (w *walker) rest(s *side) (quiet bool) {
 			if w.ended(s, err); err == nil || s.lost {
 				continue
 			}
-			failed++ // what stands in the way, an audit may mend
+			failed++ // an audit may repair the obstacle
 		}
-		before := w.mended
+		before := w.repaired
 		err := w.audit(w.Context(), s, true)
-		if clean++; w.mended > before || err != nil {
+		if clean++; w.repaired > before || err != nil {
 			clean, quiet = 0, false
 		}
 		w.ended(s, err)
@@ -414,7 +419,8 @@ func (w *walker) freshDumps() (all []string) {
 	return all
 }
 
-// steadyDump is what a plane tells twice: while the kernel makes a hash table larger, who lists it misses elements.
+// steadyDump dumps a plane until two dumps are equal: a listing misses elements while the kernel grows a
+// hash table.
 func steadyDump(p Plane) (text string, err error) {
 	for last := "none"; err == nil && text != last; {
 		last = text
