@@ -73,7 +73,7 @@ func (p *program) ask(a asking) *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) < a.least || len(args) > a.most {
-				return fmt.Errorf("want kube-proxy %s %s; kube-proxy %[1]s --help says more", a.name, a.args)
+				return fmt.Errorf("want kube-proxy %s %s (see kube-proxy %[1]s --help)", a.name, a.args)
 			}
 			switch output {
 			case "", "wide", "json", "yaml":
@@ -108,16 +108,16 @@ func (p *program) ask(a asking) *cobra.Command {
 }
 
 func (a asking) help() string {
-	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json and yaml are for programs, and their fields an interface; wide shows more columns\n"+
-		"  -w, --watch           go on until it is interrupted\n"
+	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json and yaml have stable fields for programs; wide shows more columns\n"+
+		"  -w, --watch           repeat until interrupted\n"
 	if a.serves {
 		usage, printing = "", ""
 	}
 	return fmt.Sprintf("Usage: kube-proxy %s %s%s [--manifests DIR] [flags]\n\n", a.name, a.args, usage) + wrapped(a.about) + a.more + printing +
-		"      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would have them, and ask nobody\n" +
-		"      --admin-socket    where the proxy listens that is to be asked, " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + " if not given\n\n" +
-		fmt.Sprintf("Exit codes: 0 answered; 1 the question is wrong, such as a Service that is not there; %d answered, and something is wrong;\n"+
-			"%d nobody could be asked. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
+		"      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would; no proxy is asked\n" +
+		"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + "\n\n" +
+		fmt.Sprintf("Exit codes: 0 answered; 1 invalid query, such as an unknown Service; %d answered, and something is wrong;\n"+
+			"%d no proxy could be asked. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
 }
 
 // watching asks until ctx ends.
@@ -190,7 +190,7 @@ func told(err error) error {
 	case errors.As(err, &p):
 		text := p.Text
 		if p.Kind == inspect.Unknown && len(p.Candidates) > 0 {
-			text += "; there is"
+			text += "; candidates:"
 		}
 		for _, c := range p.Candidates {
 			text += "\n  " + lb.Printable(c)
@@ -217,7 +217,7 @@ func get[T any](ctx context.Context, q *questions, question string, params url.V
 func decode[T any](raw json.RawMessage) (*T, error) {
 	answer := new(T)
 	if err := json.Unmarshal(raw, answer); err != nil {
-		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", api.ErrNotAsked, err)
+		return nil, fmt.Errorf("%w: unknown answer format: %w", api.ErrNotAsked, err)
 	}
 	return answer, nil
 }

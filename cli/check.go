@@ -24,21 +24,21 @@ import (
 // checkHelp is the help of "kube-proxy check".
 func checkHelp() string {
 	return "Usage: kube-proxy check [-o text|json] [--load-modules] [flags]\n\n" +
-		wrapped("Looks at this node as the proxy would find it that is started with the same flags, and says what is in the way, why it matters and what "+
-			"to do. It changes nothing on the node, and loads no module of the kernel unless --load-modules is given: then modes are tried that need one. "+
-			"Run it as root in the node's network namespace; what it cannot find out it says. docs/check.md has all kinds of findings.") + "\n" +
-		fmt.Sprintf("Exit codes: %d nothing but ok and info; 1 the command line or the configuration is wrong; %d an error is among the findings;\n"+
-			"%d a warning is, or something is not known.\n\n", preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
+		wrapped("Inspects this node for a proxy with the same flags, and reports what is in its way, why it matters and what to do. It "+
+			"changes nothing on the node. It loads no kernel module unless --load-modules is given; then it also tries modes that need one. "+
+			"Run it as root in the node's network namespace; it reports what it cannot find out. docs/check.md lists all kinds of findings.") + "\n" +
+		fmt.Sprintf("Exit codes: %d only ok and info; 1 invalid command line or configuration; %d an error among the findings;\n"+
+			"%d a warning or unknown, but no error.\n\n", preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
 		"  -o, --output string   text, or json: {version, node, mode, runs, worst, exitCode, findings: [{id, severity, about, seen, why, remedy}]}\n" +
-		"      --load-modules    have the kernel load modules for the modes that need them, as the proxy would\n\n" +
-		"All flags of kube-proxy are taken, see kube-proxy --help.\n"
+		"      --load-modules    let the kernel load modules for the modes that need them, as the proxy would\n\n" +
+		"Accepts all flags of kube-proxy, see kube-proxy --help.\n"
 }
 
 // check is "kube-proxy check".
 func (p *program) check() *cobra.Command {
 	var load bool
 	return p.command(command{
-		name: "check", short: "look at this node: what is in the way of a proxy with these flags, with the remedy", help: checkHelp(),
+		name: "check", short: "inspect this node: what is in the way of a proxy with these flags, and the remedy", help: checkHelp(),
 		prints: true,
 		flags:  func(fs *pflag.FlagSet) { fs.BoolVar(&load, "load-modules", false, "") },
 		run: func(ctx context.Context, cfg *config.Config, json bool) error {

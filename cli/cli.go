@@ -72,8 +72,8 @@ func New(modes mode.List, out, errOut io.Writer, commandLine []string,
 func help(commands []*cobra.Command) string {
 	var b strings.Builder
 	b.WriteString("Usage: kube-proxy [flags]\n       kube-proxy COMMAND [flags]\n\n" +
-		"Without a command it makes the addresses of Kubernetes Services work on this machine, until it is ended.\n\n" +
-		"Commands, each of which has a --help of its own; none of them writes rules:\n")
+		"Without a command, kube-proxy implements Kubernetes Services on this machine until it is stopped.\n\n" +
+		"Commands (each has its own --help, none writes rules):\n")
 	for _, c := range commands {
 		fmt.Fprintf(&b, "  %-10s  %s\n", c.Name(), c.Short)
 	}
@@ -100,7 +100,7 @@ func meant(cmd *cobra.Command, args []string) error {
 	if len(like) == 0 {
 		return nil
 	}
-	return fmt.Errorf("there is no command %q: did you mean kube-proxy %s?", args[0], strings.Join(like, " or kube-proxy "))
+	return fmt.Errorf("unknown command %q: did you mean kube-proxy %s?", args[0], strings.Join(like, " or kube-proxy "))
 }
 
 // command is a command that takes the flags of kube-proxy, and is about one with these.

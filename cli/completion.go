@@ -25,7 +25,7 @@ func completionCommand(root *cobra.Command, out io.Writer) *cobra.Command {
 		"fish": func() error { return root.GenFishCompletion(out, false) },
 	}
 	cmd := &cobra.Command{
-		Use: "completion", Short: "print what has bash, zsh or fish complete all this, with the names of Services",
+		Use: "completion", Short: "print a completion script for bash, zsh or fish",
 		ValidArgs: []string{"bash", "fish", "zsh"}, Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 || shells[args[0]] == nil {
@@ -36,8 +36,8 @@ func completionCommand(root *cobra.Command, out io.Writer) *cobra.Command {
 	}
 	cmd.SetHelpFunc(func(*cobra.Command, []string) {
 		io.WriteString(out, "Usage: kube-proxy completion bash|zsh|fish\n\n"+
-			wrapped("Prints what has the shell complete commands of kube-proxy, its flags, and the names of Services, which it asks the proxy that runs for.")+
-			"\n  bash    source <(kube-proxy completion bash), where the package bash-completion is installed\n  zsh     source <(kube-proxy completion zsh), after compinit\n  fish    kube-proxy completion fish | source\n")
+			wrapped("Prints a script that completes commands, flags and the names of Services, which it asks the running proxy for.")+
+			"\n  bash    source <(kube-proxy completion bash), needs the package bash-completion\n  zsh     source <(kube-proxy completion zsh), after compinit\n  fish    kube-proxy completion fish | source\n")
 	})
 	return cmd
 }

@@ -20,9 +20,9 @@ import (
 func diffAsking() asking {
 	return asking{
 		name: "diff", most: 0,
-		short: "what the kernel holds otherwise than the table asks for",
-		about: "Compares the kernel with the desired table, and names what differs: what somebody else has changed, and what the kernel has not taken. It looks again before it tells, " +
-			"as what is being written differs for a moment.",
+		short: "differences between the kernel and the table",
+		about: "Compares the kernel with the desired table and lists the differences: what other programs changed, and what the kernel did not accept. " +
+			"Differences are checked again before they are reported, because a write in progress differs for a moment.",
 		ask: func(ctx context.Context, q *questions, _ []string) error {
 			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) {
 				q.head(d.Node)
@@ -76,9 +76,9 @@ func diffText(out io.Writer, d *inspect.Diff) {
 func eventsAsking() asking {
 	return asking{
 		name: "events", args: "[SERVICE]", most: 1, takes: oneService,
-		short: "what changed in the last minutes, and how long that took",
-		about: "Prints what changed in the last minutes, the oldest first: which object, when it was in force here, and how long that took from the API and from when this proxy " +
-			"learned of it.",
+		short: "recent changes and their latency",
+		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect here, and how long that took since the API had it and " +
+			"since this proxy learned of it.",
 		more: "\n  kube-proxy events shop/web --watch\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
 			_, err := q.events(ctx, args, nil)
@@ -125,7 +125,7 @@ func (q *questions) events(ctx context.Context, args []string, last *inspect.Cha
 		q.head(all.Node)
 	}
 	if last == nil && all.Gone > 0 {
-		fmt.Fprintf(q.out, "%s not remembered any more\n", plural.Count(all.Gone, "older one is", "older ones are"))
+		fmt.Fprintf(q.out, "%s no longer available\n", plural.Count(all.Gone, "older change is", "older changes are"))
 	}
 	q.eventsText(all.Changes, last == nil)
 	return all, nil
@@ -168,9 +168,9 @@ func took(ms *float64) string {
 func topAsking() asking {
 	return asking{
 		name:  "top",
-		short: "Services by connections a second, now",
-		about: "Prints the Services to which connections are opened, the busiest first, as they were in one second; with --watch again every second, and then with the sum since it " +
-			"began. -o wide tells the addresses apart. It counts while it runs alone, and says so when there were more than the kernel could tell of.",
+		short: "Services by connections per second",
+		about: "Prints the Services with new connections in one second, busiest first; with --watch every second, with totals since the start. -o wide " +
+			"lists addresses separately. Connections are counted only while it runs; it says so if the kernel lost some.",
 		ask: func(ctx context.Context, q *questions, _ []string) error { return q.top(ctx, false) },
 		watch: func(ctx context.Context, q *questions, _ []string) error {
 			return q.top(ctx, true)
@@ -212,7 +212,7 @@ func (q *questions) topText(t *inspect.Top) {
 		lines = append(lines, append(line, fmt.Sprintf("%s%.1f", least, s.PerSecond), strconv.FormatUint(s.Total, 10)))
 	}
 	if len(of) == 0 {
-		fmt.Fprintf(q.out, "no connection was opened to a Service in %.0f s\n", t.Span)
+		fmt.Fprintf(q.out, "no new connections to Services in %.0f s\n", t.Span)
 	} else {
 		columns(q.out, lines)
 	}
@@ -220,6 +220,6 @@ func (q *questions) topText(t *inspect.Top) {
 		fmt.Fprintf(q.out, "and %d more\n", more)
 	}
 	if t.Missed > 0 {
-		fmt.Fprintf(q.out, "note: %s came than could be counted\n", plural.Count(t.Missed, "more connection", "more connections"))
+		fmt.Fprintf(q.out, "note: %s could not be counted\n", plural.Count(t.Missed, "connection", "connections"))
 	}
 }

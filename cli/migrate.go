@@ -21,13 +21,13 @@ import (
 func migrateHelp(modes mode.List) string {
 	return "Usage: kube-proxy migrate [--to MODE] [-o text|json] FILE...\n" +
 		"       kube-proxy migrate [--to MODE] [-o text|json] -- FLAG...\n\n" +
-		wrapped("Reads how another kube-proxy is started, or Cilium in its place, and says what will differ with this one: ConfigMaps, KubeProxyConfigurations, "+
-			"DaemonSets, Pods and Lists of them in YAML or JSON, command lines, environment files and units of systemd; - is stdin. The "+
-			"configuration for this one goes to stdout, and what differs to stderr. Nothing on the node or in a cluster is asked or changed.") + "\n" +
-		"  --to string           mode: " + strings.Join(modesToRun(modes), ", ") + "; the same as before if not given\n" +
+		wrapped("Reads the configuration of another kube-proxy, or of Cilium in its place: ConfigMaps, KubeProxyConfigurations, "+
+			"DaemonSets, Pods and Lists of them in YAML or JSON, command lines, environment files and systemd units; - is stdin. Prints the equivalent "+
+			"configuration to stdout and the differences to stderr. Neither the node nor a cluster is read or changed.") + "\n" +
+		"  --to string           target mode: " + strings.Join(modesToRun(modes), ", ") + "; unchanged by default\n" +
 		"  -o, --output string   text, or json on stdout: {version, from, to, config, flags, statements: [{severity, about, differs, why, do}]}\n\n" +
-		"Severities: info (nobody has to do anything), change (clients or operators see it), missing (what works today will not).\n" +
-		"Exit codes: 0 there is a configuration, whatever differs; 1 the input or the command line is wrong.\n"
+		"Severities: info (no action needed), change (clients or operators notice it), missing (something stops working).\n" +
+		"Exit codes: 0 a configuration was printed; 1 invalid input or command line.\n"
 }
 
 // modesToRun are the modes of a node with Linux.
@@ -40,7 +40,7 @@ func (p *program) migrate() *cobra.Command {
 	modes := p.modes
 	var to, output string
 	cmd := &cobra.Command{
-		Use: "migrate", Short: "read how another kube-proxy is started: what will differ, and the configuration for this one",
+		Use: "migrate", Short: "convert another kube-proxy's configuration, and list the differences",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkOutput(output); err != nil {
@@ -99,7 +99,7 @@ func unlessEnded[T any](ctx context.Context, read func() (T, error)) (T, error) 
 // migrationInput reads the files, each up to a little more than is taken; flags are a command line of their own.
 func migrationInput(files, flags []string, stdin io.Reader) (all []migrate.Input, err error) {
 	if len(files) == 0 && len(flags) == 0 {
-		return nil, errors.New("name a file, - for stdin, or flags after --: kube-proxy migrate --help")
+		return nil, errors.New("want a file, - for stdin, or flags after -- (see kube-proxy migrate --help)")
 	}
 	for _, name := range files {
 		in := migrate.Input{Name: name}

@@ -89,12 +89,12 @@ func offlineNode(name string, objects manifests.Objects, errOut io.Writer) strin
 	}
 	switch len(there) {
 	case 0:
-		fmt.Fprintf(errOut, "kube-proxy: note: the folder has no Node: what depends on one is as on a node %s that nothing is known of\n", name)
+		fmt.Fprintf(errOut, "kube-proxy: note: the folder has no Node; answering for an unknown node %s\n", name)
 	case 1:
 		fmt.Fprintf(errOut, "kube-proxy: note: answering for node %s, the only one in the folder\n", there[0])
 		return there[0]
 	default:
-		fmt.Fprintf(errOut, "kube-proxy: note: the folder has no Node %s, but %s: --hostname-override says for which one the answer is to be\n", name, strings.Join(there, ", "))
+		fmt.Fprintf(errOut, "kube-proxy: note: the folder has no Node %s, only %s; choose one with --hostname-override\n", name, strings.Join(there, ", "))
 	}
 	return name
 }

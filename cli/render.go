@@ -32,9 +32,8 @@ func renderHelp(modes mode.List) string {
 	}
 	return "Usage: kube-proxy render --manifests DIR [flags]\n\n" +
 		wrapped("Prints what kube-proxy with the same flags would write to an empty kernel for the objects in DIR, and changes "+
-			"nothing: "+strings.Join(loads, ", ")+". Needs no privileges. A file that is wrong is told on stderr, the rest is rendered, and the "+
-			"exit code is 1.") + "\n" +
-		"All flags of kube-proxy are taken, see kube-proxy --help; those that have nothing to do with rules mean nothing here.\n"
+			"nothing: "+strings.Join(loads, ", ")+". Needs no privileges. An invalid file is reported on stderr; the rest is rendered, and the exit code is 1.") + "\n" +
+		"Accepts all flags of kube-proxy, see kube-proxy --help; flags that do not affect rules are ignored.\n"
 }
 
 // render is "kube-proxy render".
@@ -53,11 +52,11 @@ func (p *program) render() *cobra.Command {
 }
 
 // errRendered is that something was wrong with what was to be rendered; it has been told.
-var errRendered = errors.New("not all of it could be rendered, see above")
+var errRendered = errors.New("some objects could not be rendered, see above")
 
 func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	if cfg.Manifests == "" {
-		return config.Problems{{Where: "--manifests", Want: "kube-proxy render reads objects from a folder: name it"}}
+		return config.Problems{{Where: "--manifests", Want: "want the folder of objects to render"}}
 	}
 	objects, wrong, err := load(cfg.Manifests, errOut)
 	if err != nil {
@@ -67,10 +66,9 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	m := offlineMode(cfg, modes)
 	switch {
 	case !m.Built():
-		return fmt.Errorf("mode %s: only a program for %s can render it", m.Name, m.OS)
+		return fmt.Errorf("mode %s: only a build for %s can render it", m.Name, m.OS)
 	case m.Render == nil:
-		return fmt.Errorf("mode %s: there is nothing that another program could load: its rules lead to sockets of the proxy, at ports "+
-			"that it takes when it runs; look at those of one that runs: %s", m.Name, m.Show)
+		return fmt.Errorf("mode %s cannot be rendered: its rules redirect to ports of a running proxy; inspect a running one: %s", m.Name, m.Show)
 	}
 	resolved, err := wiring.Resolve(cfg, m)
 	if err != nil {
@@ -79,7 +77,7 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		table, contests, refused := desired(store, budget(resolved, fam))
 		for _, c := range contests {
-			fmt.Fprintf(errOut, "kube-proxy: %s belongs to %s, and not to %s\n", c.Key, c.Winner.Name, c.Loser.Name)
+			fmt.Fprintf(errOut, "kube-proxy: %s belongs to %s, not to %s\n", c.Key, c.Winner.Name, c.Loser.Name)
 		}
 		for _, text := range refused {
 			fmt.Fprintf(errOut, "kube-proxy: %s\n", text)

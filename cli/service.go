@@ -16,8 +16,8 @@ import (
 func backendsAsking() asking {
 	return asking{
 		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
-		short: "the endpoints of a Service: node, condition, in which sets, why not",
-		about: "Prints the endpoints of a Service by port: where each runs, its conditions, in which sets it is, and why not.",
+		short: "the endpoints of a Service: node, condition, sets, reasons",
+		about: "Prints the endpoints of a Service by port: node, conditions, the sets that contain each, and why others do not.",
 		more:  "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
 			_, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
@@ -33,8 +33,8 @@ func backendsAsking() asking {
 func whyAsking() asking {
 	return asking{
 		name: "why", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
-		short: "why a Service has no backends, why this node is skipped, who is left out",
-		about: "Says why a Service is as it is on this node: why it has no backends, why this node is skipped, which endpoints are left out and why, what is refused, who has its address.",
+		short: "why a Service has no backends, this node is skipped or endpoints are excluded",
+		about: "Explains the state of a Service on this node: missing backends, a skipped node, excluded endpoints, refused addresses, conflicts with other Services.",
 		more:  "\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
 			d, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
@@ -186,7 +186,7 @@ func whyText(out io.Writer, d *inspect.Detail, wide bool) {
 		fmt.Fprintf(out, "  %s\n", lb.Printable(r))
 	}
 	if len(d.Reasons) == 0 && d.State == inspect.OK {
-		io.WriteString(out, "\n  There is nothing in its way on this node: kube-proxy trace says what a packet meets, kube-proxy diff what the kernel holds.\n")
+		io.WriteString(out, "\n  Nothing is wrong on this node. kube-proxy trace follows a packet, kube-proxy diff checks the kernel.\n")
 	}
 	for _, f := range d.Families {
 		for _, p := range f.Ports {
@@ -197,7 +197,7 @@ func whyText(out io.Writer, d *inspect.Detail, wide bool) {
 				}
 			}
 			if left > 0 {
-				fmt.Fprintf(out, "\n%s  %s  %s%s, left out:\n", lb.Printable(p.Service), portText(p), f.Family, setsText(p))
+				fmt.Fprintf(out, "\n%s  %s  %s%s, excluded:\n", lb.Printable(p.Service), portText(p), f.Family, setsText(p))
 				endpointsText(out, f, p, wide, true)
 			}
 		}

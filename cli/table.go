@@ -22,9 +22,9 @@ import (
 func tableAsking() asking {
 	return asking{
 		name: "table", args: "[FILTER]", most: 1, takes: oneService,
-		short: "the rows: each address and port, and what it does for whom",
-		about: "Prints the rows of the desired table: what each address and port of a Service does with packets, for whom. FILTER is an address, a CIDR, a namespace with a slash " +
-			"behind it, or a part of a key, a Service or a kind.",
+		short: "the rows: each address and port, and its routes",
+		about: "Prints the rows of the desired table: what each address and port of a Service does with packets, by source. FILTER is an address, a CIDR, " +
+			"a namespace followed by a slash, or part of a key, a Service or a kind.",
 		more: "\n  kube-proxy table shop/\n  kube-proxy table 10.96.0.10\n  kube-proxy table nodeport\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
 			params := url.Values{}

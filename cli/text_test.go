@@ -26,9 +26,9 @@ func TestAskCountsWell(t *testing.T) {
 		}
 	}
 	for want, of := range map[string]*inspect.TraceAnswer{
-		"  and 1 that has ended\n":                     {Conntrack: make([]inspect.Connection, 1), ConntrackEnded: 1},
-		"  none is open; 2 that have ended\n":          {ConntrackEnded: 2},
-		"  none is open; at least 2 that have ended\n": {ConntrackEnded: 2, ConntrackMore: true},
+		"  and 1 ended one\n":                     {Conntrack: make([]inspect.Connection, 1), ConntrackEnded: 1},
+		"  none is open; 2 ended ones\n":          {ConntrackEnded: 2},
+		"  none is open; at least 2 ended ones\n": {ConntrackEnded: 2, ConntrackMore: true},
 	} {
 		if got := traceText(of, false); !strings.HasSuffix(got, want) {
 			t.Errorf("%s, want %s", got, want)

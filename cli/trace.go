@@ -23,15 +23,15 @@ func traceAsking() asking {
 	var from, in string
 	return asking{
 		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3,
-		short: "what becomes of a packet, why, and whether the kernel does the same",
-		about: "Says what becomes of a packet from SRC to DST: which Service it meets, which backends answer with which probability, and why; then what the kernel itself says, " +
-			"from what it holds, and which connections of the two are open. A difference between table and kernel is the finding.",
-		more: "\nSRC is an address with or without a port, node for this node itself, or a Pod: pod/NAMESPACE/NAME, or pod/NAME where one Pod alone has it;\n" +
-			"DST an address, a Service (NAMESPACE/NAME, a name that one Service alone has, or its name in DNS) or nodeport:PORT.\n" +
-			"What is left out is what the Service has, where that is one thing.\n\n" +
+		short: "what happens to a packet, why, and whether the kernel agrees",
+		about: "Explains what happens to a packet from SRC to DST: which Service it meets, which backends answer with which probability, and why. Then it prints " +
+			"the kernel's answer and the open connections between the two. A difference between table and kernel is a finding.",
+		more: "\nSRC is an address with or without a port, node for this node, or a Pod: pod/NAMESPACE/NAME, or pod/NAME if the name is unique.\n" +
+			"DST is an address, a Service (NAMESPACE/NAME, a unique name, or its DNS name) or nodeport:PORT.\n" +
+			"An omitted port or protocol is the Service's only one.\n\n" +
 			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace --from pod shop/web-1 shop/cart:http\n  kube-proxy trace node nodeport:30080/tcp\n" +
 			"\n      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: --from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
-			"      --in string       the interface that the packet comes in through, for --detect-local-mode=BridgeInterface and the like\n",
+			"      --in string       the incoming interface, for --detect-local-mode=BridgeInterface and InterfaceNamePrefix\n",
 		flags: func(cmd *cobra.Command) {
 			cmd.Flags().StringVar(&from, "from", "", "")
 			cmd.Flags().StringVar(&in, "in", "", "")
@@ -73,10 +73,10 @@ func traceParams(from, in string, args []string) (url.Values, error) {
 	case from != "" && len(args) == 1:
 		args = []string{from, args[0]}
 	case from != "":
-		return nil, fmt.Errorf("--from %s says who sends: want DST alone behind it%s", lb.Printable(from),
+		return nil, fmt.Errorf("--from %s is the source: want only DST after it%s", lb.Printable(from),
 			nearest.DidYouMean(from, slices.Values([]string{"pod", "node"}), "--from "))
 	case len(args) != 2:
-		return nil, fmt.Errorf("want SRC and DST: who sends, and where to; kube-proxy trace --help says more")
+		return nil, fmt.Errorf("want SRC and DST (see kube-proxy trace --help)")
 	}
 	params := url.Values{"to": {args[1]}}
 	if name, ok := strings.CutPrefix(args[0], "pod/"); ok {
@@ -121,7 +121,7 @@ func traceText(a *inspect.TraceAnswer, wide bool) string {
 
 // endedText tells of connections that have ended: others than those above it, at least so many.
 func endedText(n int, others, atLeast bool) string {
-	s := plural.Count(n, "that has ended", "that have ended")
+	s := plural.Count(n, "ended one", "ended ones")
 	if atLeast {
 		s = "at least " + s
 	}
@@ -140,9 +140,9 @@ func connectionText(c inspect.Connection) string {
 		s += ", which sees " + c.Sees.String()
 	}
 	if !c.Answered {
-		s += ", nothing came back yet"
+		s += ", no reply yet"
 	}
-	return fmt.Sprintf("%s; ends after %d s without a packet", s, c.Timeout)
+	return fmt.Sprintf("%s; idle timeout %ds", s, c.Timeout)
 }
 
 // packetOf reads a packet back; what cannot be read is not there.

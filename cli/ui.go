@@ -22,14 +22,14 @@ func uiAsking() asking {
 	var at string
 	return asking{
 		name: "ui", args: "[--listen ADDRESS:PORT]", serves: true,
-		short: "a page for a browser: Services, endpoints, changes, traces, drift, live",
-		about: "Serves a page that shows in a browser what the other commands print, and follows changes, until it is interrupted. It listens on a loopback address and prints where; " +
-			"the address has a secret in it: whoever knows it sees the page, and no other user of this machine does.",
-		more: "\nFrom elsewhere, choose a port and forward it:\n\n" +
+		short: "serve a live status page: Services, endpoints, changes, traces, drift",
+		about: "Serves a web page with the answers of the other commands, updated live, until it is interrupted. It listens on a loopback address and " +
+			"prints the URL. The URL contains a secret, so that other users of this machine cannot open the page.",
+		more: "\nTo use it from another machine, choose a port and forward it:\n\n" +
 			"  ssh -t -L 10300:127.0.0.1:10300 NODE sudo kube-proxy ui --listen 127.0.0.1:10300\n" +
 			"  kubectl exec -it -n kube-system POD -- kube-proxy ui --listen 127.0.0.1:10300\n" +
 			"  kubectl port-forward -n kube-system POD 10300:10300\n" +
-			"\n      --listen string   a loopback address and a port, 127.0.0.1:0 if not given; port 0 is one that is free\n",
+			"\n      --listen string   loopback address and port, default 127.0.0.1:0; port 0 is any free port\n",
 		flags: func(cmd *cobra.Command) { cmd.Flags().StringVar(&at, "listen", "127.0.0.1:0", "") },
 		ask:   func(ctx context.Context, q *questions, _ []string) error { return q.page(ctx, at) },
 	}
@@ -51,7 +51,7 @@ func (q *questions) page(ctx context.Context, at string) error {
 	page := ui.New(q.client)
 	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // pages that are open do not hold up the end
-	fmt.Fprintf(q.errOut, "kube-proxy: note: open this in a browser to see node %s; Ctrl-C ends it\n", lb.Printable(s.Node))
+	fmt.Fprintf(q.errOut, "kube-proxy: note: open this URL in a browser to see node %s; stop with Ctrl-C\n", lb.Printable(s.Node))
 	fmt.Fprintf(q.out, "http://%s%s\n", l.Addr(), page.Path())
 	if err := server.Serve(l); ctx.Err() == nil {
 		return err

@@ -64,7 +64,7 @@ func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 		if slices.Contains(may, annotation) {
 			c.Annotated, start = annotation, annotation
 		} else {
-			c.Ignored = fmt.Sprintf("the Node's annotation %s=%q is ignored: want %s", Annotation, annotation, strings.Join(may, " or "))
+			c.Ignored = fmt.Sprintf("ignored the Node's annotation %s=%q: want %s", Annotation, annotation, strings.Join(may, " or "))
 		}
 	}
 	candidates := l.Chain(start)
@@ -72,7 +72,7 @@ func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 		candidates = slices.DeleteFunc(slices.Clone(l), func(m Mode) bool { return m.Unasked != runtime.GOOS })
 	}
 	if len(candidates) == 0 || !candidates[0].Here() {
-		return c, fmt.Errorf("mode %q: there is no such mode here", start)
+		return c, fmt.Errorf("mode %q: not available on this system", start)
 	}
 	var failed []Step
 	for i, m := range candidates {
@@ -116,6 +116,6 @@ func impossible(asked string, failed []Step) error {
 	for i, s := range failed {
 		tried[i] = s.From
 	}
-	return fmt.Errorf("no data plane can run on this host; the mode is %s, so %s were tried:\n%w",
+	return fmt.Errorf("no data plane can run on this host; the mode is %s; tried %s:\n%w",
 		what, strings.Join(tried, ", "), errors.Join(errs...))
 }

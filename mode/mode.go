@@ -21,7 +21,7 @@ import (
 
 // ErrAsked says that a host has the mode, but nothing of the name that the configuration asks of it. Who wrote that name wants to
 // be told: in another mode it would mean nothing.
-var ErrAsked = errors.New("this host does not have what was asked for")
+var ErrAsked = errors.New("not available on this host")
 
 // Mode is all that the proxy knows of one mode. Its folder below plane returns it; plane/all has the list.
 type Mode struct {

@@ -44,22 +44,21 @@ func TestKinds(t *testing.T) {
 // page returns docs/check.md.
 func page() string {
 	var b strings.Builder
-	b.WriteString("# What `kube-proxy check` looks at\n\n<!-- Made by `go test ./cli/preflight -run TestPage -update`. Do not edit. -->\n\n" +
-		"`kube-proxy check` takes the flags and the `--config` of the proxy that is to run, looks at the node and says what is in the way. It changes\n" +
-		"nothing on the node: no rule, sysctl, link, file or module. Whether a mode can run is found by doing, in a network namespace that ends\n" +
-		"with the question; where the kernel would load a module for the question, it is not asked, unless `--load-modules` is given. Each\n" +
-		"probe has a bounded time.\n\n" +
-		"## Exit codes\n\n| code | |\n|---|---|\n" +
-		fmt.Sprintf("| %d | nothing but `ok` and `info` |\n| 1 | the command line or the configuration is wrong; nothing was looked at |\n"+
-			"| %d | an `error` is among the findings |\n| %d | a `warning` is, or something is `unknown`, and no error |\n\n", ExitOK, ExitErrors, ExitWarnings) +
-		"## `-o json`\n\nAn object, whose fields may become more:\n\n| field | |\n|---|---|\n" +
-		"| `version` | of this form: 1 |\n| `node` | the name of the Node that the proxy goes by |\n| `mode` | what is asked for; empty for the best that the host can do |\n| `runs` | the mode that would run; empty if none can, or that could not be tried |\n" +
-		"| `worst` | the worst severity among the findings |\n| `exitCode` | as above |\n| `findings` | a list, in the order of this page |\n" +
+	b.WriteString("# Findings of `kube-proxy check`\n\n<!-- Made by `go test ./cli/preflight -run TestPage -update`. Do not edit. -->\n\n" +
+		"`kube-proxy check` takes the flags and the `--config` of a proxy, inspects the node and reports what is in the proxy's way. It changes\n" +
+		"nothing on the node: no rule, sysctl, link, file or module. It tries each mode in a temporary network namespace, unless the kernel would\n" +
+		"load a module for that; `--load-modules` allows it. Each probe has a time limit.\n\n" +
+		"## Exit codes\n\n| code | meaning |\n|---|---|\n" +
+		fmt.Sprintf("| %d | only `ok` and `info` |\n| 1 | invalid command line or configuration; nothing was checked |\n"+
+			"| %d | an `error` among the findings |\n| %d | a `warning` or `unknown`, but no error |\n\n", ExitOK, ExitErrors, ExitWarnings) +
+		"## `-o json`\n\nAn object. Fields may be added.\n\n| field | meaning |\n|---|---|\n" +
+		"| `version` | of this format: 1 |\n| `node` | the node name of the proxy |\n| `mode` | the configured mode; empty for the best that the host supports |\n| `runs` | the mode that would run; empty if none can, or if that could not be tried |\n" +
+		"| `worst` | the worst severity |\n| `exitCode` | as above |\n| `findings` | in the order of this page |\n" +
 		"| `findings[].id` | the kind of finding, below |\n| `findings[].severity` | `ok`, `info`, `unknown`, `warning`, `error`, in this order |\n" +
-		"| `findings[].about` | which of several, such as a mode and a family, a sysctl, an interface |\n| `findings[].seen` | what was seen, or why it is not known |\n" +
-		"| `findings[].why`, `findings[].remedy` | why it matters and what to do; absent where nothing is to be done |\n\n" +
-		"`id`, `severity` and `about` are for scripts; the sentences are for people, and may change.\n\n" +
-		"## Findings\n\nOf each kind there may be several, or none where it does not apply. Any may be `unknown`, for want of a right or of an answer in time.\n")
+		"| `findings[].about` | the object, such as a mode and family, a sysctl, an interface |\n| `findings[].seen` | the observation, or why it is unknown |\n" +
+		"| `findings[].why`, `findings[].remedy` | why it matters and what to do; absent if no action is needed |\n\n" +
+		"`id`, `severity` and `about` are stable; the sentences may change.\n\n" +
+		"## Kinds\n\nA kind may have several findings, or none if it does not apply. Any may be `unknown`, without the necessary privileges or after a timeout.\n")
 	for _, k := range Kinds() {
 		fmt.Fprintf(&b, "\n### %s\n\nUp to `%s`: %s.\n\n%s\n\n*Remedy:* %s\n", k.ID, k.Worst, k.Looks, k.Why, k.Remedy)
 	}

@@ -71,7 +71,7 @@ func legacyChains(ctx context.Context) (all []Chain, err error) {
 		}
 		chains, err := savedBy(ctx, f.family, f.program+"-legacy-save")
 		if err != nil {
-			return nil, fmt.Errorf("there are tables of the legacy back end (%s), and what is in them is not known: %w",
+			return nil, fmt.Errorf("reading the tables of the legacy back end (%s): %w",
 				strings.Join(strings.Fields(string(tables)), ", "), err)
 		}
 		all = append(all, chains...)

@@ -19,7 +19,7 @@ type Firewall struct {
 func firewallKinds() []Kind {
 	return []Kind{{ID: "firewall", Everywhere: true, Worst: Warning, judge: (*judge).firewall,
 		Looks:  "whether Windows Firewall lets other machines reach the health port, the healthCheckNodePorts and, in mode userspace, the proxy's listeners",
-		Why:    "Windows drops incoming connections that no rule allows: load balancers take this node for unhealthy, and clients of mode userspace have no answer.",
+		Why:    "Windows drops incoming connections that no rule allows: load balancers consider this node unhealthy, and clients of mode userspace get no answer.",
 		Remedy: "docs/windows.md has the rules that allow them, section Firewall."}}
 }
 

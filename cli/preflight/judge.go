@@ -77,10 +77,10 @@ func (j *judge) wrong(about, format string, args ...any) { j.add(Error, about, f
 
 // unknown notes what could not be found out, and what would help.
 func (j *judge) unknown(about string, err error) {
-	f := j.add(Unknown, about, "not known: %v", err)
-	f.Remedy = "run it as root on the node, or in a container with the node's network namespace, and CAP_SYS_ADMIN and CAP_NET_ADMIN"
+	f := j.add(Unknown, about, "cannot check: %v", err)
+	f.Remedy = "Run the check as root on the node, or in a container with the node's network namespace, CAP_SYS_ADMIN and CAP_NET_ADMIN."
 	if errors.Is(err, ErrSlow) {
-		f.Remedy = "see what hangs on this node, and run it again"
+		f.Remedy = "Find what hangs on this node, then run the check again."
 	}
 }
 
@@ -123,7 +123,7 @@ func (f *Facts) ability(name string, fam lb.Family) (Ability, bool) {
 }
 
 // errUntried is why a mode cannot be chosen that was not tried.
-var errUntried = errors.New("whether it can run was not tried")
+var errUntried = errors.New("not tried")
 
 // Runs returns the name of the mode that would run: what was asked for, or what it gives way to here; "" if none can run, or that could
 // not be tried.

@@ -9,16 +9,16 @@ func clusterKinds() []Kind {
 	return []Kind{
 		{ID: "api-server", Everywhere: true, Worst: Error, judge: (*judge).server,
 			Looks:  "whether the API server answers, and its version",
-			Why:    "Without the API server a proxy that starts serves nothing; one that runs goes on with what it knows.",
-			Remedy: "See that --kubeconfig (clientConnection.kubeconfig) or --master names it, that its address is not one that a proxy has to serve, and that no firewall is between."},
+			Why:    "Without the API server a starting proxy serves nothing; a running one keeps its last state.",
+			Remedy: "Check that --kubeconfig (clientConnection.kubeconfig) or --master names it, that its address is not a Service address, and that no firewall blocks it."},
 		{ID: "rights", Everywhere: true, Worst: Error, judge: (*judge).rights,
-			Looks:  "whether the credentials may do what the proxy does",
-			Why:    "Without Services and EndpointSlices nothing is served; without the Node, zones, pod CIDRs and the node's addresses are not known; without events nobody is told.",
+			Looks:  "whether the credentials allow the proxy's requests",
+			Why:    "Without Services and EndpointSlices nothing is served. Without the Node, the zone, pod CIDRs and node addresses are unknown. Without events, problems are not reported.",
 			Remedy: "Bind the proxy's user to the ClusterRole system:node-proxier."},
 		{ID: "node", Everywhere: true, Worst: Error, judge: (*judge).node,
-			Looks:  "whether there is a Node of the name that the proxy goes by",
-			Why:    "By that name the proxy finds its own endpoints, addresses, zone and pod CIDRs. With a wrong one Services with a local policy have no endpoints here, and load balancers are told to leave this node out.",
-			Remedy: "Set --hostname-override to the name that kubectl get nodes shows; in a pod, from spec.nodeName by $NODE_NAME."},
+			Looks:  "whether a Node with the proxy's node name exists",
+			Why:    "The proxy finds its local endpoints, addresses, zone and pod CIDRs by that name. With a wrong name, Services with a local policy have no endpoints here, and load balancers skip this node.",
+			Remedy: "Set --hostname-override to the name in kubectl get nodes; in a pod, set $NODE_NAME from spec.nodeName."},
 	}
 }
 
@@ -60,10 +60,10 @@ func (j *judge) rights() {
 		if needless(d) {
 			sev = Warning
 		}
-		j.add(sev, d, "it is not allowed")
+		j.add(sev, d, "not allowed")
 	}
 	if len(denied) == 0 {
-		j.ok("", "all that the proxy asks for is allowed")
+		j.ok("", "all requests of the proxy are allowed")
 	}
 }
 
@@ -71,10 +71,10 @@ func (j *judge) node() {
 	c := j.facts.Cluster
 	differs := ""
 	if !strings.EqualFold(j.NodeName, j.Hostname) && j.Hostname != "" {
-		differs = fmt.Sprintf("; this machine calls itself %q", j.Hostname)
+		differs = fmt.Sprintf("; the host name is %q", j.Hostname)
 	}
 	if c == nil || c.Version.Err != nil {
-		j.info("", "the proxy goes by the name %q%s", j.NodeName, differs)
+		j.info("", "the proxy's node name is %q%s", j.NodeName, differs)
 		return
 	}
 	node, ok := of(j, "", c.Node)
@@ -83,9 +83,9 @@ func (j *judge) node() {
 	case !node.Found:
 		j.wrong("", "there is no Node %q%s", j.NodeName, differs)
 	case len(node.Addrs) > 0 && j.facts.Links.Err == nil && !j.hasAddress(node):
-		j.warn("", "the Node %q has the address %s, which this machine does not have%s", j.NodeName, node.Addrs[0], differs)
+		j.warn("", "the Node %q has the address %s, which this machine lacks%s", j.NodeName, node.Addrs[0], differs)
 	default:
-		j.ok("", "the Node %q is there%s", j.NodeName, differs)
+		j.ok("", "the Node %q exists%s", j.NodeName, differs)
 	}
 }
 

@@ -28,48 +28,48 @@ func hostKinds() []Kind {
 	return []Kind{
 		{ID: "ip-forward", Worst: Error, judge: (*judge).forwarding, needs: sysctls,
 			Looks:  "net.ipv4.ip_forward and net.ipv6.conf.all.forwarding",
-			Why:    "Without forwarding, connections of pods and of other machines do not reach the endpoints of Services. Mode ipvs turns it on for IPv4; in mode userspace connections end at the node, and need none.",
-			Remedy: "Have the machine set it to 1 when it starts: a file in /etc/sysctl.d."},
+			Why:    "Without forwarding, connections from pods and other machines do not reach endpoints of Services. Mode ipvs enables it for IPv4; mode userspace does not need it.",
+			Remedy: "Set it to 1 at boot with a file in /etc/sysctl.d."},
 		{ID: "bridge-netfilter", Worst: Warning, judge: (*judge).bridges, needs: linksAndSysctls,
 			Looks:  "net.bridge.bridge-nf-call-iptables where pods are on a bridge",
-			Why:    "The answer of a pod to another on the same bridge goes straight back, past the rules that would give it the Service's address: such connections hang.",
-			Remedy: "modprobe br_netfilter, and have the machine set net.bridge.bridge-nf-call-iptables (and ip6tables) to 1 when it starts."},
+			Why:    "A pod's reply to another pod on the same bridge bypasses the rules that restore the Service's address: such connections hang.",
+			Remedy: "Load br_netfilter, and set net.bridge.bridge-nf-call-iptables (and ip6tables) to 1 at boot."},
 		{ID: "rp-filter", Worst: Warning, judge: (*judge).rpFilter, needs: linksAndSysctls,
-			Looks:  "strict reverse path filters (rp_filter 1) of interfaces that are not the pods'",
-			Why:    "A strict filter drops packets that come in by another interface than the one by which the node would answer: on a node with several uplinks, clients of NodePorts and load balancers of one network get no answer.",
-			Remedy: "Set net.ipv4.conf.all.rp_filter and those of the interfaces to 2 (loose), or 0; the greater of all and the interface's own counts."},
+			Looks:  "strict reverse path filters (rp_filter 1) on uplinks",
+			Why:    "A strict filter drops packets from another interface than the one for the reply: on a node with several uplinks, clients of NodePorts and load balancers may get no answer.",
+			Remedy: "Set net.ipv4.conf.all.rp_filter and those of the interfaces to 2 (loose) or 0; the greater value of all and the interface applies."},
 		{ID: "route-localnet", Worst: Info, judge: (*judge).localnet, needs: sysctls,
-			Looks: "net.ipv4.conf.all.route_localnet, where NodePorts are asked for on 127.0.0.1",
-			Why:   "Mode iptables sets it so that NodePorts answer on 127.0.0.1, and guards it with a rule (CVE-2020-8558).", Remedy: "--iptables-localhost-nodeports=false (iptables.localhostNodePorts) does without."},
+			Looks: "net.ipv4.conf.all.route_localnet, if NodePorts answer on 127.0.0.1",
+			Why:   "Mode iptables sets it so that NodePorts answer on 127.0.0.1, and guards it with a rule (CVE-2020-8558).", Remedy: "--iptables-localhost-nodeports=false (iptables.localhostNodePorts) avoids it."},
 		{ID: "conntrack-size", Worst: Warning, judge: (*judge).conntrackSize, needs: memoryAndSysctls,
-			Looks:  "how many connections the kernel may track, against the memory of the machine",
-			Why:    "Each tracked connection takes about 320 bytes of the kernel's memory, and each bucket of the table 8; a full table drops new connections.",
-			Remedy: "Set --conntrack-max-per-core and --conntrack-min (conntrack.maxPerCore, conntrack.min) to what the machine can hold; 0 per core leaves the limit to the machine."},
+			Looks:  "the limit of tracked connections, compared with the machine's memory",
+			Why:    "A tracked connection takes about 320 bytes of kernel memory, and a bucket of the table 8. A full table drops new connections.",
+			Remedy: "Set --conntrack-max-per-core and --conntrack-min (conntrack.maxPerCore, conntrack.min) to a size that fits the machine; 0 per core keeps the kernel's limit."},
 		{ID: "conntrack-use", Worst: Error, judge: (*judge).conntrackUse, needs: sysctls,
-			Looks:  "how full the table of connections is, or will be where the proxy lowers its limit",
-			Why:    "When the table is full the kernel drops new connections, of all programs (\"nf_conntrack: table full, dropping packet\").",
-			Remedy: "Raise the limit (--conntrack-min, --conntrack-max-per-core, where the proxy sets it), see who opens so many connections (conntrack -L), and lower net.netfilter.nf_conntrack_tcp_timeout_established."},
+			Looks:  "how full the connection table is, or will be if the proxy lowers the limit",
+			Why:    "A full table drops new connections of all programs (\"nf_conntrack: table full, dropping packet\").",
+			Remedy: "Raise the limit (--conntrack-min, --conntrack-max-per-core, if the proxy sets it), find the source of the connections (conntrack -L), and lower net.netfilter.nf_conntrack_tcp_timeout_established."},
 		{ID: "sysctls", Worst: Info, judge: (*judge).changes,
-			Looks: "sysctls that the configuration would have the proxy change",
-			Why:   "They hold for the whole node, and stay when the proxy is gone.", Remedy: "Nothing, if that is meant: each finding names the flag and the field that ask for it."},
+			Looks: "sysctls that the proxy would change",
+			Why:   "They apply to the whole node and stay after the proxy exits.", Remedy: "None, if intended: each finding names the flag and field."},
 		{ID: "sysctl-files", Worst: Warning, judge: (*judge).elsewhere,
 			needs:  func(f *Facts) []error { return []error{f.Elsewhere.Err} },
-			Looks:  "files of sysctl.d that set to other values what the proxy needs or sets",
-			Why:    "The file wins when the machine starts, and again with each sysctl --system; the proxy wins when it starts. What holds depends on who came last.",
-			Remedy: "Have one of them say it: change the line, or set the flag to the same value."},
+			Looks:  "files of sysctl.d whose values differ from what the proxy needs or sets",
+			Why:    "The file applies at boot and with each sysctl --system, the proxy's value when it starts. The last one wins.",
+			Remedy: "Change the file, or set the flag to the same value."},
 		{ID: "sysctls-read-only", Worst: Warning, judge: (*judge).readOnly,
-			Looks:  "whether /proc/sys can be written, where something would be changed",
-			Why:    "In a container that is not privileged /proc/sys is read-only: the proxy ends at its start where a setting does not suffice as it is.",
+			Looks:  "whether /proc/sys is writable, if something would be changed",
+			Why:    "In an unprivileged container /proc/sys is read-only: the proxy exits if a current value does not suffice.",
 			Remedy: "Run a privileged init container with --init-only, or set the sysctls on the node."},
 		{ID: "clock", Everywhere: true, Worst: Warning, judge: (*judge).clock,
-			Looks:  "whether the kernel's clock is held to a reference, and how it differs from the API server's",
-			Why:    "With a wrong clock certificates are not valid yet or any more, tokens are refused, and the times of events and metrics mislead.",
-			Remedy: "Run a client of NTP, such as chrony or systemd-timesyncd."},
+			Looks:  "whether the kernel's clock is synchronized, and how it differs from the API server's",
+			Why:    "With a wrong clock, certificates and tokens are rejected, and the times of events and metrics are misleading.",
+			Remedy: "Run an NTP client, such as chrony or systemd-timesyncd."},
 		{ID: "descriptors", Worst: Warning, judge: (*judge).descriptors,
 			needs:  func(f *Facts) []error { return []error{f.Descriptors.Err} },
 			Looks:  "the limit of file descriptors",
-			Why:    "In mode userspace each connection takes two to six descriptors; without one new connections wait or are refused. Other modes need a few hundred.",
-			Remedy: "Raise the limit of the container's runtime, or LimitNOFILE= of the unit."},
+			Why:    "In mode userspace each connection takes two to six descriptors; without them new connections wait or are rejected. Other modes need a few hundred.",
+			Remedy: "Raise the limit of the container runtime, or LimitNOFILE= of the unit."},
 	}
 }
 
@@ -89,7 +89,7 @@ func (j *judge) forwarding() {
 		case sets:
 			j.info(f.name, "it is 0, and mode %s will set it", m.Name)
 		case runs && m.Terminates:
-			j.info(f.name, "it is 0, which mode %s does not mind", m.Name)
+			j.info(f.name, "it is 0; mode %s does not need it", m.Name)
 		default:
 			j.wrong(f.name, "it is 0")
 		}
@@ -131,7 +131,7 @@ func (j *judge) bridges() {
 		}
 	}
 	if len(on) == 0 {
-		j.ok("", "no bridge of pods")
+		j.ok("", "no bridge with pods")
 		return
 	}
 	for _, s := range []struct {
@@ -141,9 +141,9 @@ func (j *judge) bridges() {
 		switch value := j.sysctl(s.name); {
 		case !j.serves(s.fam) || !j.uses(s.fam):
 		case value == "":
-			j.warn(s.name, "pods are on the bridge %s, and the kernel does not have it: br_netfilter is not loaded", strings.Join(on, ", "))
+			j.warn(s.name, "pods are on bridge %s, and br_netfilter is not loaded", strings.Join(on, ", "))
 		case value == "0":
-			j.warn(s.name, "pods are on the bridge %s, and it is 0", strings.Join(on, ", "))
+			j.warn(s.name, "pods are on bridge %s, and it is 0", strings.Join(on, ", "))
 		default:
 			j.ok(s.name, "it is %s", value)
 		}
@@ -164,11 +164,11 @@ func (j *judge) rpFilter() {
 	}
 	switch {
 	case len(strict) == 0:
-		j.ok("", "no strict filter at an uplink")
+		j.ok("", "no strict filter on an uplink")
 	case len(uplinks) > 1:
-		j.warn("", "strict at %s, and there are several uplinks: %s", strings.Join(strict, ", "), strings.Join(uplinks, ", "))
+		j.warn("", "strict on %s, with several uplinks: %s", strings.Join(strict, ", "), strings.Join(uplinks, ", "))
 	default:
-		j.info("", "strict at %s, the only uplink", strings.Join(strict, ", "))
+		j.info("", "strict on %s, the only uplink", strings.Join(strict, ", "))
 	}
 }
 
@@ -189,7 +189,7 @@ const connectionBytes, bucketBytes = 320, 8
 func (j *judge) conntrackSize() {
 	memory := j.facts.Memory.Value
 	if j.sysctl(conntrackMax) == "" {
-		j.info("", "connections are not tracked yet: nf_conntrack is not loaded")
+		j.info("", "connection tracking is not loaded yet (nf_conntrack)")
 		return
 	}
 	limit, from := j.conntrackLimit()
@@ -220,7 +220,7 @@ func (j *judge) conntrackUse() {
 		limit, from = will, now
 	}
 	if limit == 0 {
-		j.ok("", "no connections are tracked, or there is no limit")
+		j.ok("", "connections are not tracked, or without a limit")
 		return
 	}
 	percent := 100 * count / limit
@@ -243,13 +243,13 @@ func number(s string) uint64 {
 
 func (j *judge) changes() {
 	if err := j.facts.Changes.Err; err != nil {
-		j.add(Info, "", "not all of it can be told before the proxy starts: %s", oneLine(err))
+		j.add(Info, "", "some changes are unknown before the proxy starts: %s", oneLine(err))
 	}
 	for _, c := range j.facts.Changes.Value {
-		j.add(Info, c.Name, "%s, would be set to %s; asked for by %s", c.Have, c.Want, c.Asks).Why = j.kind.Why
+		j.add(Info, c.Name, "%s, would be set to %s by %s", c.Have, c.Want, c.Asks).Why = j.kind.Why
 	}
 	if j.facts.Changes.Err == nil && len(j.facts.Changes.Value) == 0 {
-		j.ok("", "the configuration would change none")
+		j.ok("", "the proxy would change none")
 	}
 }
 
@@ -267,11 +267,11 @@ func (j *judge) elsewhere() {
 	}
 	for _, a := range j.facts.Elsewhere.Value {
 		if want, ok := wants[a.Name]; ok && strings.Join(strings.Fields(a.Value), " ") != want {
-			j.warn(a.Name, "%s sets it to %s, where %s is wanted", a.Where, a.Value, want)
+			j.warn(a.Name, "%s sets it to %s, but %s is needed", a.Where, a.Value, want)
 		}
 	}
 	if len(j.found) == 0 {
-		j.ok("", "no file sets what the proxy sets or needs to another value")
+		j.ok("", "no file sets another value")
 	}
 }
 
@@ -282,9 +282,9 @@ func (j *judge) readOnly() {
 	switch only, ok := of(j, "", j.facts.ReadOnly); {
 	case !ok:
 	case only:
-		j.warn("", "/proc/sys is read-only here, and %d settings would be changed", len(j.facts.Changes.Value))
+		j.warn("", "/proc/sys is read-only, but %d settings would be changed", len(j.facts.Changes.Value))
 	default:
-		j.ok("", "/proc/sys can be written")
+		j.ok("", "/proc/sys is writable")
 	}
 }
 
@@ -296,9 +296,9 @@ func (j *judge) clock() {
 		switch bad, ok := of(j, "kernel", j.facts.Unsynchronised); {
 		case !ok:
 		case bad:
-			j.warn("kernel", "the clock is not synchronised")
+			j.warn("kernel", "the clock is not synchronized")
 		default:
-			j.ok("kernel", "the clock is synchronised")
+			j.ok("kernel", "the clock is synchronized")
 		}
 	}
 	if c := j.facts.Cluster; c != nil && c.Version.Err == nil && c.Ahead.Err == nil {

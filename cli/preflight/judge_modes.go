@@ -15,29 +15,29 @@ func modeKinds() []Kind {
 	return []Kind{
 		{ID: "privileges", Worst: Error, judge: (*judge).privileges, needs: func(f *Facts) []error { return []error{f.Lacks.Err} },
 			Looks:  "the capabilities of this process",
-			Why:    "Rules need CAP_NET_ADMIN in the node's network namespace. The programs of iptables, of modes iptables and ipvs, also need CAP_NET_RAW for rules that name ipsets and for the legacy back end.",
+			Why:    "Rules need CAP_NET_ADMIN in the node's network namespace. In modes iptables and ipvs, the iptables programs also need CAP_NET_RAW for rules with ipsets and for the legacy back end.",
 			Remedy: "Run the check as the proxy will run: as root, or with the capabilities of its container."},
 		{ID: "namespace", Worst: Info, judge: (*judge).namespace,
 			Looks: "whether this is the network namespace of process 1",
-			Why:   "All that is said is said of the network namespace in which the check runs. The proxy's pod has hostNetwork: true.", Remedy: "Run the check with hostNetwork: true."},
+			Why:   "All findings are about the network namespace in which the check runs. The proxy's pod has hostNetwork: true.", Remedy: "Run the check with hostNetwork: true."},
 		{ID: "kernel", Worst: Error, judge: (*judge).kernel, needs: func(f *Facts) []error { return []error{f.Kernel.Err} },
 			Looks: "the kernel's version", Why: "Kernels before 5.10 are not supported: sets and expressions that the rules need are missing or broken.",
-			Remedy: "Install a kernel of a distribution that is supported, 5.10 or later."},
+			Remedy: "Install Linux 5.10 or later from a supported distribution."},
 		{ID: "mode", Everywhere: true, Worst: Warning, judge: (*judge).modes,
-			Looks:  "each mode and family: whether it can run here, tried in a network namespace of its own that ends with the question",
-			Why:    "A mode that the host cannot run ends the proxy at its start, or gives way to another.",
-			Remedy: "See what is missing; it matters for the mode that would run alone."},
+			Looks:  "whether each mode can run here for each family, tried in a temporary network namespace",
+			Why:    "If the host cannot run the configured mode, the proxy exits or falls back to another mode.",
+			Remedy: "Provide what is missing, if it concerns the mode that would run."},
 		{ID: "mode-asked", Everywhere: true, Worst: Error, judge: (*judge).asked,
-			Looks:  "which mode the configuration asks for, and which would run",
-			Why:    "The proxy ends at its start where no mode can run, and a mode that gives way to another serves otherwise than was asked for.",
-			Remedy: "Provide what is missing, or ask for a mode that can run: --proxy-mode (mode)."},
+			Looks:  "the configured mode, and the mode that would run",
+			Why:    "The proxy exits if no mode can run. A fallback mode behaves differently from the configured one.",
+			Remedy: "Provide what is missing, or configure a mode that can run: --proxy-mode (mode)."},
 		{ID: "mode-waits", Everywhere: true, Worst: Warning, judge: (*judge).waits,
 			Looks:  "what mode kernelspace needs of this node: the HNS network, its ManagementIP, and in an overlay the source VIP",
-			Why:    "The proxy waits for it, and serves no Service before.",
+			Why:    "The proxy waits for it and serves no Service until then.",
 			Remedy: "Install the network plugin, or name its network and address: --network-name, --source-vip."},
 		{ID: "programs", Worst: Info, judge: (*judge).programs,
 			Looks: "iptables of both back ends, nft, ipset, conntrack and ipvsadm, and their versions",
-			Why:   "Mode iptables runs iptables; the others are for people, the proxy needs none of them.", Remedy: "Mode iptables: install the package iptables in the image."},
+			Why:   "Mode iptables runs iptables. The other programs are only for debugging.", Remedy: "Mode iptables: install the package iptables in the image."},
 	}
 }
 
@@ -49,9 +49,9 @@ func (j *judge) privileges() {
 	case slices.Contains(lacks, "NET_ADMIN"):
 		j.wrong("", "%s", text)
 	case len(lacks) > 0 && m.Among != "":
-		j.wrong("", "%s, and mode %s writes rules that name ipsets", text, m.Name)
+		j.wrong("", "%s, and mode %s writes rules with ipsets", text, m.Name)
 	case len(lacks) > 0 && m.RunsIPTables:
-		j.warn("", "%s, which mode %s needs where anybody's rules name ipsets, and for the legacy back end", text, m.Name)
+		j.warn("", "%s, which mode %s needs if any rules use ipsets, and for the legacy back end", text, m.Name)
 	case len(lacks) > 0:
 		j.info("", "%s, which the mode that would run does not need", text)
 	default:
@@ -62,9 +62,9 @@ func (j *judge) privileges() {
 func (j *judge) namespace() {
 	switch own := j.facts.OwnNamespace; {
 	case own.Err != nil:
-		j.info("", "whether this is the network namespace of process 1 cannot be seen from here: %v", own.Err)
+		j.info("", "cannot tell whether this is the network namespace of process 1: %v", own.Err)
 	case own.Value:
-		j.info("", "this network namespace is not that of process 1: what follows is of this one")
+		j.info("", "this is not the network namespace of process 1; the findings are about this one")
 	default:
 		j.ok("", "this is the network namespace of process 1")
 	}
@@ -89,7 +89,7 @@ func (j *judge) modes() {
 	for _, m := range j.Modes {
 		switch {
 		case !m.Here():
-			j.info(m.Name, "is for another operating system: %s", m.OS)
+			j.info(m.Name, "is only for %s", m.OS)
 		default:
 			j.families(m)
 		}
@@ -105,11 +105,11 @@ func (j *judge) families(m mode.Mode) {
 		case !ok:
 			j.unknown(about, errUntried)
 		case len(a.Modules) > 0 && a.Loadable:
-			j.info(about, "not tried, for the kernel would load modules: %s. They are on disk, so the proxy will find them; --load-modules tries it",
+			j.info(about, "not tried, because the kernel would load modules: %s. They are on disk, so the proxy can use them; --load-modules tries it",
 				strings.Join(a.Modules, ", "))
 		case len(a.Modules) > 0:
-			f := j.add(Unknown, about, "not known: %v, which are not among its modules on disk, as far as can be seen from here", a.Unasked)
-			f.Remedy = "mount the host's /lib/modules, or have it tried: --load-modules"
+			f := j.add(Unknown, about, "not tried: %v, which are not on disk, as far as visible from here", a.Unasked)
+			f.Remedy = "Mount the host's /lib/modules, or try it with --load-modules."
 		case a.Unasked != nil:
 			j.unknown(about, a.Unasked)
 		case a.Able == nil:
@@ -122,7 +122,7 @@ func (j *judge) families(m mode.Mode) {
 			f := j.add(sev, about, "cannot run: %s", oneLine(a.Able))
 			f.Why = j.kind.Why
 			if errors.Is(a.Able, fs.ErrPermission) {
-				f.Remedy = "run the check as root"
+				f.Remedy = "Run the check as root."
 			}
 		}
 	}
@@ -134,12 +134,12 @@ func oneLine(err error) string { return strings.Join(strings.Split(err.Error(), 
 func (j *judge) asked() {
 	asked := j.Asked
 	if asked == "" {
-		asked = "nothing, which is the best that the host can do"
+		asked = "no mode (the best that the host supports)"
 	}
 	c, err := choose(j.Setup, j.facts)
 	switch {
 	case errors.Is(err, errUntried):
-		j.unknown("", fmt.Errorf("which mode would run, where the configuration asks for %s: %s", asked, oneLine(err)))
+		j.unknown("", fmt.Errorf("cannot tell which mode would run, the configuration asks for %s: %s", asked, oneLine(err)))
 	case err != nil:
 		j.wrong("", "the configuration asks for %s, and no mode can run: %s", asked, oneLine(err))
 	case len(c.Steps) > 0 && j.Asked != "":
@@ -180,7 +180,7 @@ func (j *judge) waits() {
 		j.warn(m.Name, "%s", oneLine(err))
 	}
 	if len(waits) == 0 {
-		j.ok(m.Name, "this node has what the mode needs")
+		j.ok(m.Name, "this node has everything the mode needs")
 	}
 }
 

@@ -11,19 +11,19 @@ func networkKinds() []Kind {
 	return []Kind{
 		{ID: "mtu", Worst: Warning, judge: (*judge).mtu, needs: linksAndRoutes,
 			Looks:  "the MTU of the pods' interfaces against that of the uplink",
-			Why:    "Packets that are larger than what the uplink carries are split, or dropped where they must not be: connections open, and hang when much is sent.",
-			Remedy: "Set the MTU of the network plugin to that of the uplink, less what its tunnel adds (50 for VXLAN, 20 for IPIP, 60 to 80 for WireGuard)."},
+			Why:    "Packets larger than the uplink's MTU are fragmented, or dropped if that is forbidden: connections open, and then hang on large transfers.",
+			Remedy: "Set the MTU of the network plugin to that of the uplink minus the tunnel overhead (50 for VXLAN, 20 for IPIP, 60 to 80 for WireGuard)."},
 		{ID: "address-conflict", Everywhere: true, Worst: Error, judge: (*judge).conflicts,
-			Looks:  "networks of pods and Services that overlap each other, an address or a route of this node",
-			Why:    "A packet to a Service goes to the overlapping network where no rule translates it, and addresses of that network that are cluster IPs cannot be reached.",
-			Remedy: "Give the cluster networks that nobody else has: --service-cluster-ip-range of the API server, --cluster-cidr of the controller manager and of the proxy."},
+			Looks:  "whether the networks of pods and Services overlap each other, or an address or route of this node",
+			Why:    "Packets to a Service may go to the overlapping network, and hosts there whose addresses are cluster IPs cannot be reached.",
+			Remedy: "Give the cluster unused networks: --service-cluster-ip-range of the API server, --cluster-cidr of the controller manager and of the proxy."},
 		{ID: "node-ports", Worst: Warning, judge: (*judge).nodePorts, needs: sockets,
 			Looks:  "programs that listen in the range of NodePorts, 30000 to 32767",
-			Why:    "Where a Service gets the port, clients reach it and not the program.",
-			Remedy: "Have the program listen elsewhere, or exclude the port from the range of the API server (--service-node-port-range)."},
+			Why:    "If a Service gets the port, clients reach the Service instead of the program.",
+			Remedy: "Move the program to another port, or exclude the port from the API server's range (--service-node-port-range)."},
 		{ID: "local-ports", Worst: Warning, judge: (*judge).localPorts, needs: sysctls,
-			Looks:  "whether ports of outgoing connections (net.ipv4.ip_local_port_range) overlap the range of NodePorts",
-			Why:    "An outgoing connection of the node takes a port that a NodePort of the same address answers on: in mode userspace the port cannot be listened on, and answers to that connection may be taken for requests.",
+			Looks:  "whether the ports of outgoing connections (net.ipv4.ip_local_port_range) overlap the range of NodePorts",
+			Why:    "An outgoing connection of the node may use the port of a NodePort: mode userspace cannot listen on it, and replies to that connection may be taken for requests.",
 			Remedy: "Set net.ipv4.ip_local_reserved_ports to 30000-32767, or the range to 32768 60999."},
 	}
 }
@@ -61,7 +61,7 @@ func (j *judge) leaves(l Link) bool {
 func (j *judge) mtu() {
 	up, ok := j.uplink()
 	if !ok {
-		j.info("", "there is no default route, so the uplink is not known")
+		j.info("", "no default route, so the uplink is unknown")
 		return
 	}
 	n := 0
@@ -75,7 +75,7 @@ func (j *judge) mtu() {
 		}
 	}
 	if len(j.found) == 0 {
-		j.ok("", "the uplink %s has %d, none of %d interfaces of pods has more", up.Name, up.MTU, n)
+		j.ok("", "the uplink %s has %d; none of %d pod interfaces has more", up.Name, up.MTU, n)
 	}
 }
 
@@ -104,12 +104,12 @@ func (j *judge) conflicts() {
 		for _, a := range l.Addrs {
 			for _, s := range services {
 				if l.Name != "kube-ipvs0" && s.Contains(a.Addr()) {
-					j.wrong(s.String(), "the service network has the address %s of the interface %s", a.Addr(), l.Name)
+					j.wrong(s.String(), "the service network contains the address %s of interface %s", a.Addr(), l.Name)
 				}
 			}
 			for _, p := range pods {
 				if p.Contains(a.Addr()) && !j.pods(l) {
-					j.warn(p.String(), "the pod network has the address %s of the interface %s, which does not look like one of pods", a.Addr(), l.Name)
+					j.warn(p.String(), "the pod network contains the address %s of interface %s, which does not look like a pod interface", a.Addr(), l.Name)
 				}
 			}
 		}
@@ -117,16 +117,16 @@ func (j *judge) conflicts() {
 	for _, r := range j.facts.Routes.Value {
 		for _, s := range services {
 			if r.Dst.Bits() > 0 && r.Dst.Overlaps(s) && j.linkName(r.Link) != "kube-ipvs0" {
-				j.warn(s.String(), "the service network overlaps the route to %s by %s", r.Dst, j.linkName(r.Link))
+				j.warn(s.String(), "the service network overlaps the route to %s through %s", r.Dst, j.linkName(r.Link))
 			}
 		}
 	}
 	switch {
 	case j.facts.OS == "linux" && j.hidden(j.facts.Links.Err, j.facts.Routes.Err), len(j.found) > 0:
 	case len(services) == 0:
-		j.ok("", "none among %s; the service network is not known: no API server has said it", list(pods))
+		j.ok("", "no conflict in %s; the service network is unknown without an API server", list(pods))
 	default:
-		j.ok("", "none among %s and %s", list(pods), list(services))
+		j.ok("", "no conflict in %s and %s", list(pods), list(services))
 	}
 }
 
@@ -175,12 +175,12 @@ func (j *judge) nodePorts() {
 		seen[about] = true
 		owner := s.Owner
 		if owner == "" {
-			owner = "a process that cannot be seen from here"
+			owner = "an invisible process"
 		}
 		j.warn(about, "%s listens on %s", owner, s.At)
 	}
 	if len(j.found) == 0 {
-		j.ok("", "nobody listens on ports %d to %d", firstNodePort, lastNodePort)
+		j.ok("", "no program listens on ports %d to %d", firstNodePort, lastNodePort)
 	}
 }
 
@@ -191,14 +191,14 @@ func (j *judge) localPorts() {
 		j.unknown("", fmt.Errorf("%s is %q", portRange, value))
 		return
 	}
-	text := fmt.Sprintf("outgoing connections take ports %d to %d", first, last)
+	text := fmt.Sprintf("outgoing connections use ports %d to %d", first, last)
 	switch {
 	case last < firstNodePort || first > lastNodePort:
 		j.ok("", "%s", text)
 	case reserved(j.sysctl(portsReserved), max(first, firstNodePort), min(last, lastNodePort)):
-		j.ok("", "%s, and those of NodePorts are reserved", text)
+		j.ok("", "%s; those of NodePorts are reserved", text)
 	default:
-		j.warn("", "%s, some of which are NodePorts", text)
+		j.warn("", "%s, which overlaps NodePorts", text)
 	}
 }
 

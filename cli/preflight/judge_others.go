@@ -10,22 +10,22 @@ func otherKinds() []Kind {
 	return []Kind{
 		{ID: "iptables-backends", Worst: Warning, judge: (*judge).backends,
 			Looks:  "rules in the legacy and in the nft back end of iptables",
-			Why:    "The back ends do not see each other's rules, and a packet meets both: what one accepts the other may drop, and what one translates the other does not see.",
-			Remedy: "Have all programs of the node use one back end: the one that has the kubelet's chain KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY. Mode nftables takes part in neither."},
+			Why:    "Packets pass both back ends, which do not see each other's rules: one may drop what the other accepts.",
+			Remedy: "Let all programs of the node use one back end: the one with the kubelet's chain KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY. Mode nftables uses neither."},
 		{ID: "kube-proxy-rules", Worst: Info, judge: (*judge).leftovers,
-			Looks: "chains, tables, virtual servers and a device of a kube-proxy, whoever made them",
-			Why:   "Those of the mode that runs are taken over; those of another mode serve until the first write of ours is done, and are removed then.", Remedy: "Nothing. kube-proxy --cleanup removes them where no proxy is to run."},
+			Looks: "chains, tables, virtual servers and devices of any kube-proxy",
+			Why:   "Objects of the running mode are taken over. Objects of another mode stay until this proxy's first write, and are then removed.", Remedy: "None. If no proxy is to run here, kube-proxy --cleanup removes them."},
 		{ID: "kube-proxy-running", Worst: Info, judge: (*judge).writer, needs: func(f *Facts) []error { return []error{f.Writer.Err} },
-			Looks: "whether a kube-proxy of this kind runs in this network namespace",
-			Why:   "A second one waits until the first has ended.", Remedy: "Nothing, where that is the one that is to be replaced."},
+			Looks: "whether such a kube-proxy already runs in this network namespace",
+			Why:   "A second one waits until the first exits.", Remedy: "None, if it is the one to be replaced."},
 		{ID: "ports", Worst: Warning, judge: (*judge).ports, needs: sockets,
 			Looks:  "whether the addresses of the health and metrics servers are free",
-			Why:    "Another kube-proxy would have them; two that do not know of each other undo each other's rules. The server tries again until the port is free, and nobody learns whether the node is healthy.",
-			Remedy: "Stop what listens there, such as the kube-proxy that is to be replaced, or choose another address: --healthz-bind-address, --metrics-bind-address."},
+			Why:    "Another kube-proxy may use them, and two that do not know each other undo each other's rules. Until the port is free, the node's health is not reported.",
+			Remedy: "Stop the program that listens there, such as the kube-proxy to be replaced, or choose another address: --healthz-bind-address, --metrics-bind-address."},
 		{ID: "cilium", Worst: Error, judge: (*judge).cilium,
 			Looks:  "interfaces and BPF programs of Cilium, and whether it replaces kube-proxy",
-			Why:    "Cilium's replacement of kube-proxy translates connections at the sockets, before any rule. Two proxies that serve the same addresses disagree about endpoints and affinity.",
-			Remedy: "Set kube-proxy-replacement to false in the ConfigMap cilium-config and restart its agents first; docs/migrating.md has the steps. Or do not run this proxy."},
+			Why:    "Cilium's kube-proxy replacement translates connections at sockets, before any rule. Two proxies for the same addresses disagree about endpoints and affinity.",
+			Remedy: "First set kube-proxy-replacement to false in the ConfigMap cilium-config and restart Cilium's agents; see docs/migrating.md. Or do not run this proxy."},
 		{ID: "kube-router", Worst: Warning, judge: (*judge).kubeRouter,
 			Looks:  "interfaces and chains of kube-router",
 			Why:    "kube-router with --run-service-proxy serves Services by IPVS.",
@@ -36,20 +36,20 @@ func otherKinds() []Kind {
 			Remedy: "Set bpfEnabled to false in its FelixConfiguration, or do not run this proxy."},
 		{ID: "firewalld", Worst: Warning, judge: hostFirewall("firewalld", ofFirewalld),
 			Looks:  "rules of firewalld",
-			Why:    "firewalld refuses what no zone allows, after it was translated: NodePorts, and traffic that the node forwards to pods. Its reload removes rules of others in iptables.",
-			Remedy: "Stop and disable firewalld on cluster nodes; or put the pods' interfaces and networks into the zone trusted, and open the NodePorts in the zone of the uplink."},
+			Why:    "firewalld rejects traffic that no zone allows, after translation: NodePorts, and traffic forwarded to pods. Its reload removes iptables rules of other programs.",
+			Remedy: "Disable firewalld on cluster nodes; or add the pods' interfaces and networks to the zone trusted, and open the NodePorts in the uplink's zone."},
 		{ID: "ufw", Worst: Warning, judge: hostFirewall("ufw", prefixed("ufw-before-", "ufw6-before-")),
 			Looks:  "rules of ufw",
-			Why:    "ufw drops what the node forwards, unless DEFAULT_FORWARD_POLICY is ACCEPT, and NodePorts that it was not told of.",
+			Why:    "ufw drops forwarded traffic unless DEFAULT_FORWARD_POLICY is ACCEPT, and NodePorts without a rule.",
 			Remedy: "Disable ufw on cluster nodes; or set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow the NodePorts and the pods' networks."},
 		{ID: "docker-forward", Worst: Warning, judge: (*judge).docker,
 			Looks:  "Docker's chains, and whether its FORWARD chain drops",
-			Why:    "Docker sets the policy of FORWARD to DROP when it turns on forwarding: what the node forwards between pods and others is dropped, unless a rule accepts it. Modes iptables and ipvs accept what they translated; mode nftables makes no hole in firewalls of others.",
-			Remedy: "Remove Docker where another runtime runs the pods; or set \"ip-forward-no-drop\": true in daemon.json (Docker 27.0 and later); or accept the pods' networks in the chain DOCKER-USER."},
+			Why:    "Docker sets the policy of FORWARD to DROP when it enables forwarding: forwarded traffic of pods is dropped unless a rule accepts it. Modes iptables and ipvs accept what they translate; mode nftables does not change other firewalls.",
+			Remedy: "Remove Docker if another runtime runs the pods; or set \"ip-forward-no-drop\": true in daemon.json (Docker 27.0 and later); or accept the pods' networks in the chain DOCKER-USER."},
 		{ID: "drop-policy", Worst: Warning, judge: (*judge).dropPolicy,
 			Looks:  "base chains of other software at input and forward whose policy is to drop",
-			Why:    "A packet has to be accepted by every base chain of a hook: what such a chain does not accept is dropped, whatever the proxy's rules say. At forward that is traffic to pods; at input, NodePorts of host-network pods, and the health server.",
-			Remedy: "See the chain with nft list ruleset, and have it accept the pods' networks, and NodePorts."},
+			Why:    "Every base chain of a hook must accept a packet; such a chain drops the rest, whatever the proxy's rules say. At forward this affects traffic to pods; at input, NodePorts of host-network pods and the health server.",
+			Remedy: "Inspect the chain with nft list ruleset, and let it accept the pods' networks and NodePorts."},
 	}
 }
 
@@ -86,9 +86,9 @@ func (j *judge) backends() {
 	case n > 0 && l > 0:
 		j.warn("", "both back ends have rules: nft and legacy%s", kubelet)
 	case n > 0:
-		j.ok("", "the nft back end alone has rules%s", kubelet)
+		j.ok("", "only the nft back end has rules%s", kubelet)
 	case l > 0:
-		j.ok("", "the legacy back end alone has rules%s", kubelet)
+		j.ok("", "only the legacy back end has rules%s", kubelet)
 	default:
 		j.ok("", "neither back end has rules")
 	}
@@ -149,7 +149,7 @@ func (j *judge) leftovers() {
 		seen = append(seen, "the device kube-ipvs0")
 	}
 	if n := j.facts.VirtualServers.Value; n > 0 {
-		seen = append(seen, fmt.Sprintf("%d virtual servers of IPVS, of a kube-proxy or of others", n))
+		seen = append(seen, fmt.Sprintf("%d IPVS virtual servers, of a kube-proxy or other programs", n))
 	}
 	if len(seen) > 0 {
 		j.add(Info, "", "%s", strings.Join(seen, "; ")).Why = j.kind.Why
@@ -160,7 +160,7 @@ func (j *judge) leftovers() {
 
 func (j *judge) writer() {
 	if who := j.facts.Writer.Value; who != "" {
-		j.add(Info, "", "it is %s", who).Why = j.kind.Why
+		j.add(Info, "", "running: %s", who).Why = j.kind.Why
 		return
 	}
 	j.ok("", "none")
@@ -169,7 +169,7 @@ func (j *judge) writer() {
 func (j *judge) ports() {
 	for _, p := range []server{{"healthz", j.Healthz}, {"metrics", j.Metrics}} {
 		if !p.at.IsValid() {
-			j.ok(p.name, "no such server")
+			j.ok(p.name, "disabled")
 			continue
 		}
 		i := slices.IndexFunc(j.facts.Sockets.Value, func(s Socket) bool {
@@ -180,11 +180,11 @@ func (j *judge) ports() {
 		case i < 0:
 			j.ok(p.name, "%s is free", p.at)
 		case ours != "" && (j.facts.Sockets.Value[i].Owner == "" || strings.HasPrefix(ours, j.facts.Sockets.Value[i].Owner)):
-			j.info(p.name, "%s is taken by the kube-proxy that runs", p.at)
+			j.info(p.name, "%s is used by the running kube-proxy", p.at)
 		case j.facts.Sockets.Value[i].Owner == "":
-			j.warn(p.name, "%s is taken, by a process that cannot be seen from here", p.at)
+			j.warn(p.name, "%s is used by an invisible process", p.at)
 		default:
-			j.warn(p.name, "%s is taken by %s", p.at, j.facts.Sockets.Value[i].Owner)
+			j.warn(p.name, "%s is used by %s", p.at, j.facts.Sockets.Value[i].Owner)
 		}
 	}
 }
@@ -195,11 +195,11 @@ func (j *judge) cilium() {
 	sockets := j.hasBPF("cil_sock", "sock4_connect", "sock6_connect")
 	switch {
 	case len(sockets) > 0:
-		j.wrong("", "Cilium replaces kube-proxy here: the BPF programs %s", strings.Join(sockets, ", "))
+		j.wrong("", "Cilium replaces kube-proxy here: BPF programs %s", strings.Join(sockets, ", "))
 	case j.facts.BPF.Err != nil && len(devices) > 0:
-		j.warn("", "Cilium runs here (%s); whether it replaces kube-proxy is not known: %v", strings.Join(devices, ", "), j.facts.BPF.Err)
+		j.warn("", "Cilium runs here (%s); cannot tell whether it replaces kube-proxy: %v", strings.Join(devices, ", "), j.facts.BPF.Err)
 	case len(devices) > 0:
-		j.info("", "Cilium runs here (%s), and does not translate at sockets; see that kube-proxy-replacement is false", strings.Join(devices, ", "))
+		j.info("", "Cilium runs here (%s) and does not translate at sockets; make sure kube-proxy-replacement is false", strings.Join(devices, ", "))
 	default:
 		j.nothing("no traces of Cilium", j.facts.Links.Err, j.facts.BPF.Err)
 	}
@@ -209,9 +209,9 @@ func (j *judge) kubeRouter() {
 	devices := j.hasLink(func(l Link) bool { return l.Name == "kube-dummy-if" })
 	switch {
 	case len(devices) > 0:
-		j.warn("", "its service proxy runs, or did: the device %s", devices[0])
+		j.warn("", "its service proxy runs or ran: device %s", devices[0])
 	case len(j.hasChain(prefixed("KUBE-ROUTER-"))) > 0:
-		j.info("", "its chains are there, and no device of its service proxy")
+		j.info("", "its chains exist, without a device of its service proxy")
 	default:
 		j.nothing("no traces of kube-router", j.facts.Links.Err, j.facts.Chains.Err)
 	}
@@ -254,7 +254,7 @@ func (j *judge) docker() {
 	drops := j.hasChain(dropsForward)
 	switch {
 	case len(docker) > 0 && len(drops) > 0:
-		j.warn("", "Docker runs, and FORWARD drops what no rule accepts: %s", strings.Join(drops, ", "))
+		j.warn("", "Docker has rules, and FORWARD drops by default: %s", strings.Join(drops, ", "))
 	case len(docker) > 0:
 		j.info("", "Docker has rules (%s), and FORWARD accepts", strings.Join(docker, ", "))
 	default:
@@ -269,10 +269,10 @@ func (j *judge) dropPolicy() {
 		case !c.Drop || c.Hook != "forward" && c.Hook != "input":
 		case strings.HasPrefix(c.Table, "kube-proxy"), docker && dropsForward(c): // ours; told of Docker
 		default:
-			j.warn(fmt.Sprintf("%s %s %s", c.Family, c.Table, c.Name), "its policy at %s is to drop", c.Hook)
+			j.warn(fmt.Sprintf("%s %s %s", c.Family, c.Table, c.Name), "its policy at %s is drop", c.Hook)
 		}
 	}
 	if len(j.found) == 0 {
-		j.nothing("no chain of others drops by its policy at input or forward", j.facts.Chains.Err, j.facts.Legacy.Err)
+		j.nothing("no other chain at input or forward has the policy drop", j.facts.Chains.Err, j.facts.Legacy.Err)
 	}
 }

@@ -91,7 +91,7 @@ func tryMode(ctx context.Context, s *Setup, of mode.Mode, m modules) (all []Abil
 		switch {
 		case len(a.Modules) > 0:
 			a.Loadable = m.loadable(a.Modules)
-			a.Unasked = fmt.Errorf("to ask would have the kernel load %s", strings.Join(a.Modules, ", "))
+			a.Unasked = fmt.Errorf("trying it would load %s", strings.Join(a.Modules, ", "))
 		default:
 			k := within(ctx, s.patience(), func(context.Context) (able error, err error) {
 				err = inEmptyNamespace(func() { able = of.Able(s.with(fam)) })
@@ -116,7 +116,7 @@ func inEmptyNamespace(f func()) error {
 			return
 		}
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("needs root, or CAP_SYS_ADMIN, to try it in a network namespace of its own: %w", err)
+			done <- fmt.Errorf("needs root, or CAP_SYS_ADMIN, for a temporary network namespace: %w", err)
 			return
 		}
 		f()
@@ -212,7 +212,7 @@ func lacks(context.Context) (all []string, err error) {
 		}
 		return all, nil
 	}
-	return nil, errors.New("/proc/self/status does not tell the capabilities of this process")
+	return nil, errors.New("/proc/self/status has no capabilities")
 }
 
 func ownNamespace(context.Context) (bool, error) {

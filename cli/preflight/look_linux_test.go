@@ -107,7 +107,7 @@ func TestNothingHangs(t *testing.T) {
 		API:  func(context.Context) *Cluster { <-never; return nil },
 		Host: func(mode.Mode) (system.Settings, error) { return system.Settings{}, nil }}
 	found := Judge(s, Look(t.Context(), s))
-	for _, want := range []string{"mode one IPv4: not known: no answer in time", "mode two IPv6: not known: no answer in time", "mode-asked : not known", "api-server : the API server does not answer: no answer in time"} {
+	for _, want := range []string{"mode one IPv4: cannot check: timed out", "mode two IPv6: cannot check: timed out", "mode-asked : cannot check", "api-server : the API server does not answer: timed out"} {
 		if !slices.ContainsFunc(found, func(f Finding) bool { return strings.HasPrefix(fmt.Sprintf("%s %s: %s", f.ID, f.About, f.Seen), want) }) {
 			t.Errorf("no finding %q in %+v", want, found)
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 // errElsewhere is why a thing of Linux is not known elsewhere.
-var errElsewhere = errors.New("this is looked at on Linux alone")
+var errElsewhere = errors.New("only checked on Linux")
 
 // Look has the probes look at this machine that are not of Linux.
 func Look(ctx context.Context, s *Setup) *Facts {

@@ -159,7 +159,7 @@ func readSysctlsBy(read func(name string) (string, error)) (map[string]string, e
 		all[name] = value
 	}
 	if all[ipForward] == "" { // every kernel with IPv4 has it
-		return nil, fmt.Errorf("%s is not to be seen: is proc mounted, with /proc/sys?", ipForward)
+		return nil, fmt.Errorf("%s is not visible: is /proc mounted, with /proc/sys?", ipForward)
 	}
 	return all, nil
 }

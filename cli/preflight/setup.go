@@ -11,8 +11,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// ErrSlow is that a probe had no answer in time.
-var ErrSlow = errors.New("no answer in time")
+// ErrSlow is that a probe had timed out.
+var ErrSlow = errors.New("timed out")
 
 // Setup is what would run: what the configuration asks for.
 type Setup struct {

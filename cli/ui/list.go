@@ -97,7 +97,7 @@ func bad(name, value, want string) error {
 func parameters(raw string, names ...string) (map[string]string, error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return nil, badQuery{fmt.Sprintf("the query string cannot be read: %s", short(err.Error(), 120))}
+		return nil, badQuery{fmt.Sprintf("invalid query string: %s", short(err.Error(), 120))}
 	}
 	got := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(values)) {

@@ -43,8 +43,8 @@ func TestAskConnections(t *testing.T) {
 		code, out, errOut := n.kubeProxy("trace", "192.0.2.1", "shop/good")
 		_, told, _ := strings.Cut(out, "\nconnections\n")
 		want := fmt.Sprintf("  tcp ESTABLISHED %s, answered by 10.0.0.1:8080", held.LocalAddr())
-		if code != 0 || !strings.HasPrefix(told, want) || !strings.HasSuffix(told, "\n  and 300 that have ended\n") || strings.Count(told, "\n") != 2 {
-			return fmt.Sprintf("exit code %d, want %q and 300 that have ended:\n%s%s", code, want, out, errOut)
+		if code != 0 || !strings.HasPrefix(told, want) || !strings.HasSuffix(told, "\n  and 300 ended ones\n") || strings.Count(told, "\n") != 2 {
+			return fmt.Sprintf("exit code %d, want %q and 300 ended ones:\n%s%s", code, want, out, errOut)
 		}
 		return ""
 	})
@@ -55,7 +55,7 @@ func TestAskConnections(t *testing.T) {
 	do(t, held.Close())
 	until(t, func() string {
 		_, out, _ := n.kubeProxy("trace", "192.0.2.1", "shop/good")
-		if !strings.HasSuffix(out, "\nconnections\n  none is open; 301 that have ended\n") {
+		if !strings.HasSuffix(out, "\nconnections\n  none is open; 301 ended ones\n") {
 			return "after the last one ended:\n" + out
 		}
 		return ""

@@ -151,7 +151,7 @@ func TestAskRunning(t *testing.T) {
 	answers(0, "10.96.0.10:80/tcp", "table", "-o", "wide")
 	answers(2, "no-backends", "why", "shop/empty")
 	answers(1, "12 Services have the name same", "why", "same")
-	answers(0, "no connection was opened", "top")
+	answers(0, "no new connections to Services", "top")
 	answers(0, "spanSeconds", "top", "-o", "yaml")
 	answers(0, "shop/web", "__complete", "why", "")
 	if code, out, _ := n.kubeProxy("__complete", "backends", "shop/w"); code != 0 || !strings.HasPrefix(out, "shop/web\n") {
@@ -165,11 +165,11 @@ func TestAskRunning(t *testing.T) {
 	}
 
 	// The question of root alone.
-	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 || !strings.Contains(errOut, "for root alone") {
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 || !strings.Contains(errOut, "only for root") {
 		t.Errorf("without root: exit code %d, %s", code, errOut)
 	}
 	n.command("chmod", "755", "/run/kube-proxy")
-	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 || !strings.Contains(errOut, "for root alone") {
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 || !strings.Contains(errOut, "only for root") {
 		t.Errorf("without root, in a folder for all: exit code %d, %s", code, errOut)
 	}
 
@@ -225,11 +225,11 @@ func TestAskNobody(t *testing.T) {
 		says  string
 	}{
 		"nothing there":         {func() {}, "there is no socket"},
-		"a socket that is left": {func() { l := listenAt(t, at); l.SetUnlinkOnClose(false); l.Close() }, "nobody listens at"},
-		"an older proxy":        {func() { go http.Serve(listenAt(t, at), http.NotFoundHandler()) }, "no kube-proxy that this command knows (HTTP 404)"},
+		"a socket that is left": {func() { l := listenAt(t, at); l.SetUnlinkOnClose(false); l.Close() }, "no process listens at"},
+		"an older proxy":        {func() { go http.Serve(listenAt(t, at), http.NotFoundHandler()) }, "not a known kube-proxy (HTTP 404)"},
 		"another version": {func() {
 			go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Kube-Proxy-Admin", "2") }))
-		}, `speaks version "2"`},
+		}, `API version "2"`},
 		"no HTTP": {func() {
 			l := listenAt(t, at)
 			go func() {
@@ -238,8 +238,8 @@ func TestAskNobody(t *testing.T) {
 					c.Close()
 				}
 			}()
-		}, "cannot be asked"},
-		"a file": {func() { do(t, os.WriteFile(at, nil, 0o600)) }, "nobody listens at"},
+		}, "cannot query the proxy"},
+		"a file": {func() { do(t, os.WriteFile(at, nil, 0o600)) }, "no process listens at"},
 	} {
 		os.Remove(at)
 		c.serve()

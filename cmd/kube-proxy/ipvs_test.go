@@ -178,7 +178,7 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	if want := `--ipvs-scheduler (ipvs.scheduler): this host does not have what was asked for: this kernel has no scheduler "ovf" for IPVS (the module ip_vs_ovf); it has wrr, lc, wlc,`; !strings.Contains(p.log(), strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.log(), want) {
+	if want := `--ipvs-scheduler (ipvs.scheduler): not available on this host: this kernel has no scheduler "ovf" for IPVS (the module ip_vs_ovf); it has wrr, lc, wlc,`; !strings.Contains(p.log(), strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.log(), want) {
 		t.Errorf("want %s:\n%s", want, p.log())
 	}
 	p = n.serve()

@@ -131,7 +131,7 @@ func TestMigrateRefuses(t *testing.T) {
 		{[]string{"render", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"table", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"check", "--config=" + wrong, "--v=x"}, "kube-proxy: --v: \"x\": "},
-		{[]string{"migrate"}, "kube-proxy: name a file, - for stdin, or flags after --"},
+		{[]string{"migrate"}, "kube-proxy: want a file, - for stdin, or flags after --"},
 		{[]string{"migrate", dir + "/none"}, "none: no such file"},
 		{[]string{"migrate", dir}, "is a directory"},
 		{[]string{"migrate", dir + "/empty"}, "empty: it is empty: want a ConfigMap"},

@@ -136,8 +136,8 @@ func TestRenderProblems(t *testing.T) {
 		if code := p.end(0); code != 1 {
 			t.Errorf("%s: exit code %d", mode, code)
 		}
-		has(t, mode, p.log(), "bad.yaml:", "wrong.yaml:", "10.96.0.300", "10.96.0.1", "10.0.0.1", "kube-proxy: not all of it could be rendered, see above\n",
-			"10.96.0.1:80/tcp belongs to shop/good, and not to shop/later")
+		has(t, mode, p.log(), "bad.yaml:", "wrong.yaml:", "10.96.0.300", "10.96.0.1", "10.0.0.1", "kube-proxy: some objects could not be rendered, see above\n",
+			"10.96.0.1:80/tcp belongs to shop/good, not to shop/later")
 		if told := "Service shop/special: not served: spec.externalIPs 127.0.0.77 is a loopback address\n"; !strings.Contains(p.log(), told) ||
 			strings.Contains(strings.Replace(p.log(), told, "", 1), "127.0.0.77") {
 			t.Errorf("%s: want no rule for 127.0.0.77, and %q:\n%s", mode, told, p.log())
@@ -147,9 +147,9 @@ func TestRenderProblems(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"render":                     "kube-proxy: --manifests: \"\": kube-proxy render reads objects from a folder: name it",
+		"render":                     "kube-proxy: --manifests: \"\": want the folder of objects to render",
 		"render --manifests=nowhere": "kube-proxy: --manifests nowhere: read the folder: no such file or directory\n", // TN-86
-		"render --manifests=m --proxy-mode=userspace": "mode userspace: there is nothing that another program could load",
+		"render --manifests=m --proxy-mode=userspace": "mode userspace cannot be rendered: its rules redirect to ports of a running proxy",
 		"render --manifests=m -v=x --nonsense":        "kube-proxy: --v: \"x\"",
 		"render --manifests=m more":                   "does not take any arguments",
 		"render --manifests=m --proxy-mode=magic":     "--proxy-mode: \"magic\"",

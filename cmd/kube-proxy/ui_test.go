@@ -31,7 +31,7 @@ func TestUI(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q, %q", args, code, out, errOut)
 		}
 	}
-	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "ui"); code != cli.ExitNotAsked || !strings.Contains(errOut, "for root alone") {
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "ui"); code != cli.ExitNotAsked || !strings.Contains(errOut, "only for root") {
 		t.Errorf("as another user: exit code %d, %s", code, errOut)
 	}
 

@@ -17,7 +17,7 @@ import (
 )
 
 // ErrNotAsked is that nobody could be asked: no proxy runs there, it may not be asked, or it is of another version.
-var ErrNotAsked = errors.New("the proxy cannot be asked")
+var ErrNotAsked = errors.New("cannot query the proxy")
 
 // answerWait is how long an answer may take to begin.
 const answerWait = 30 * time.Second
@@ -67,7 +67,7 @@ func (c *Client) Get(ctx context.Context, question string, params url.Values, ou
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return fmt.Errorf("%w: %s breaks off or is no JSON: %w", ErrNotAsked, c.at, err)
+		return fmt.Errorf("%w: incomplete or invalid answer from %s: %w", ErrNotAsked, c.at, err)
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func (c *Client) Each(ctx context.Context, question string, params url.Values, f
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			return fmt.Errorf("%w: %s has ended, or breaks off: %w", ErrNotAsked, c.at, err)
+			return fmt.Errorf("%w: %s closed the stream: %w", ErrNotAsked, c.at, err)
 		case !f(answer):
 			return nil
 		}
@@ -145,14 +145,14 @@ func (c *Client) unreachable(err error) error {
 	var why string
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		why = fmt.Sprintf("there is no socket %s: no kube-proxy runs here, or it is older than this command, or has another --admin-socket (give this command the same); "+
-			"of one in a container ask there: kubectl exec -n kube-system POD -- kube-proxy …; of a folder of manifests: --manifests DIR", c.at)
+		why = fmt.Sprintf("there is no socket %s: no kube-proxy runs here, or it is older than this command, or it uses another --admin-socket (pass the same one); "+
+			"for a containerized proxy, run this in its container: kubectl exec -n kube-system POD -- kube-proxy …; for a folder of manifests: --manifests DIR", c.at)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		why = fmt.Sprintf("nobody listens at %s: the kube-proxy that made it has ended; what it wrote is still in force", c.at)
+		why = fmt.Sprintf("no process listens at %s: its kube-proxy has exited; the rules it wrote are still in force", c.at)
 	case errors.Is(err, fs.ErrPermission):
-		why = fmt.Sprintf("%s is for root alone, on Windows for administrators: run this as one of them", c.at)
+		why = fmt.Sprintf("%s is only for root, on Windows for administrators", c.at)
 	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
-		why = fmt.Sprintf("what listens at %s does not answer: it is stopped, or has too many questions; see its log and /livez", c.at)
+		why = fmt.Sprintf("no answer from %s: the process is stopped, or has too many queries; see its log and /livez", c.at)
 	default:
 		why = fmt.Sprintf("%s: %v", c.at, inner(err))
 	}
@@ -181,15 +181,15 @@ func (c *Client) refused(resp *http.Response) error {
 	is := resp.Header.Get(Header)
 	switch {
 	case is == "":
-		return fmt.Errorf("%w: what listens at %s is no kube-proxy that this command knows (HTTP %d): give --admin-socket, or use the command of the version that runs", ErrNotAsked, c.at, resp.StatusCode)
+		return fmt.Errorf("%w: %s is not a known kube-proxy (HTTP %d): check --admin-socket, or use the command of the running version", ErrNotAsked, c.at, resp.StatusCode)
 	case is != version:
-		return fmt.Errorf("%w: the kube-proxy at %s speaks version %q of the interface, and this command version %s: use the command of the version that runs", ErrNotAsked, c.at, cut(is), version)
+		return fmt.Errorf("%w: the kube-proxy at %s has API version %q, this command %s: use the command of the running version", ErrNotAsked, c.at, cut(is), version)
 	case resp.StatusCode == http.StatusOK:
 		return nil
 	}
 	var p inspect.Problem
 	if err := json.NewDecoder(io.LimitReader(resp.Body, mostProblem)).Decode(&p); err != nil || p.Text == "" {
-		return fmt.Errorf("%w: %s answers with HTTP %d, and does not say why", ErrNotAsked, c.at, resp.StatusCode)
+		return fmt.Errorf("%w: %s answered HTTP %d without a reason", ErrNotAsked, c.at, resp.StatusCode)
 	}
 	return &p
 }

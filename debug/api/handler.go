@@ -106,7 +106,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if _, pattern := h.mux.Handler(r); pattern == "" {
-		fail(w, http.StatusNotFound, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("this proxy, of version %s of the interface, knows no question %q", version, cut(r.URL.Path))})
+		fail(w, http.StatusNotFound, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("unknown query %[2]q (API v%[1]s)", version, cut(r.URL.Path))})
 		return
 	}
 	h.mux.ServeHTTP(w, r)
@@ -250,7 +250,7 @@ func (h *Handler) live() {
 // or is gone for so long that nothing is remembered; who does not is told that there is none of that name.
 func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	if h.about.Offline() {
-		return nil, &inspect.Problem{Kind: inspect.Unavailable, Text: "offline nothing has changed: ask a proxy that runs"}
+		return nil, &inspect.Problem{Kind: inspect.Unavailable, Text: "no changes offline: query a running proxy"}
 	}
 	changes := h.about.Changes
 	if said := q.Get("service"); said != "" {
@@ -277,7 +277,7 @@ func since(q url.Values) (after uint64, wait time.Duration, err error) {
 	}
 	if s := q.Get("wait"); s != "" {
 		if wait, err = time.ParseDuration(s); err != nil || wait < 0 || wait > mostWait {
-			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration of %s at most", cut(s), mostWait)}
+			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration up to %s", cut(s), mostWait)}
 		}
 	}
 	return after, wait, nil
@@ -313,7 +313,7 @@ func (h *Handler) linger() error {
 	case h.long <- struct{}{}:
 		return nil
 	default:
-		return &inspect.Problem{Kind: inspect.Unavailable, Text: fmt.Sprintf("%d who compare, watch or wait for changes are being answered, and no more can be: end some of them (diff, top, events --watch), then ask again", mostLong)}
+		return &inspect.Problem{Kind: inspect.Unavailable, Text: fmt.Sprintf("%d long queries are already running: end some of them (diff, top, events --watch), then retry", mostLong)}
 	}
 }
 
@@ -322,17 +322,17 @@ func query(w http.ResponseWriter, r *http.Request, params []string) (url.Values,
 	if r.ContentLength != 0 {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // whoever sends a body need not be read to its end
 		w.Header().Set("Connection", "close")
-		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "a question has no body"})
+		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "a query has no body"})
 		return nil, false
 	}
 	if r.Method != http.MethodGet {
 		w.Header().Set("Allow", http.MethodGet)
-		fail(w, http.StatusMethodNotAllowed, &inspect.Problem{Kind: inspect.Bad, Text: "questions are asked by GET: nothing here changes anything"})
+		fail(w, http.StatusMethodNotAllowed, &inspect.Problem{Kind: inspect.Bad, Text: "only GET is allowed: queries are read-only"})
 		return nil, false
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "the query string cannot be read: " + cut(err.Error())})
+		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "invalid query string: " + cut(err.Error())})
 		return nil, false
 	}
 	for name, values := range q {

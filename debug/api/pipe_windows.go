@@ -24,7 +24,7 @@ type socket struct {
 func openSocket(path string) (*socket, error) {
 	l, err := winio.ListenPipe(path, &winio.PipeConfig{SecurityDescriptor: forAdministrators})
 	if err != nil {
-		return nil, fmt.Errorf("listen at a named pipe, which another process may have: %w", err)
+		return nil, fmt.Errorf("listen at a named pipe (another process may own it): %w", err)
 	}
 	return &socket{Listener: l, path: path}, nil
 }

@@ -82,15 +82,15 @@ func clear(path string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s is there and no socket: remove it, or choose another path", path)
+		return fmt.Errorf("%s exists and is not a socket: remove it, or choose another path", path)
 	}
 	c, err := net.DialTimeout("unix", path, dialWait)
 	switch {
 	case err == nil:
 		defer c.Close()
-		return fmt.Errorf("%s: %s answers there", path, peer(c))
+		return fmt.Errorf("%s is in use by %s", path, peer(c))
 	case !errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("whether somebody answers at %s is not known: %w", path, err)
+		return fmt.Errorf("cannot check whether %s is in use: %w", path, err)
 	}
 	return os.Remove(path)
 }

@@ -151,7 +151,7 @@ func TestSocketOfAnother(t *testing.T) {
 
 	s, log, _ := running(t, NewHandler(about(t, 2)), at)
 	until(t, func() string {
-		if !strings.Contains(log.String(), fmt.Sprintf("process %d answers there", os.Getpid())) {
+		if !strings.Contains(log.String(), fmt.Sprintf("in use by process %d", os.Getpid())) {
 			return "it does not say who has the socket: " + log.String()
 		}
 		return ""
@@ -182,7 +182,7 @@ func TestSocketCannotBeHad(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ path, says string }{
-		"a file":                       {file, "is there and no socket"},
+		"a file":                       {file, "is not a socket"},
 		"a folder that is a file":      {file + "/a.sock", "not a directory"},
 		"a folder nobody can write to": {"/proc/kube-proxy/a.sock", "no such file or directory"},
 	} {
@@ -211,18 +211,18 @@ func TestClientTellsWhoAnswers(t *testing.T) {
 		serve http.HandlerFunc
 		says  string
 	}{
-		"an older one":    {http.NotFound, "no kube-proxy that this command knows (HTTP 404)"},
-		"another version": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, "7") }, `speaks version "7"`},
+		"an older one":    {http.NotFound, "not a known kube-proxy (HTTP 404)"},
+		"another version": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, "7") }, `API version "7"`},
 		"half an answer": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(Header, "1")
 			io.WriteString(w, `{"version":`)
-		}, "breaks off or is no JSON"},
+		}, "incomplete or invalid answer"},
 		"an error as HTML": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(Header, "1")
 			w.WriteHeader(500)
 			io.WriteString(w, "<html>")
-		}, "HTTP 500, and does not say why"},
-		"a header without end":   {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, strings.Repeat("x", 10<<20)) }, "cannot be asked"},
+		}, "HTTP 500 without a reason"},
+		"a header without end":   {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, strings.Repeat("x", 10<<20)) }, "cannot query the proxy"},
 		"a connection that ends": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
 	} {
 		l, err := net.Listen("unix", at)
@@ -259,22 +259,22 @@ func TestBadQuestions(t *testing.T) {
 	}
 	get := func(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" }
 	for name, c := range map[string]struct{ send, code, says string }{
-		"garbage in the query string": {get("/v1/trace?from=%zz"), "400", "query string cannot be read"},
+		"garbage in the query string": {get("/v1/trace?from=%zz"), "400", "invalid query string"},
 		"an unknown parameter":        {get("/v1/trace?frm=1"), "400", `takes from, pod, in, to`},
 		"a parameter twice":           {get("/v1/service?name=a&name=b"), "400", "each once"},
-		"no parameter":                {get("/v1/trace"), "400", "who sends the packet"},
-		"an unknown question":         {get("/v1/delete"), "404", "knows no question"},
-		"another version":             {get("/v2/trace"), "404", "knows no question"},
-		"a filter without end":        {get("/v1/table?filter=" + strings.Repeat("a", 5000)), "400", "300 at most"},
-		"a name without end":          {get("/v1/service?name=" + strings.Repeat("a", 5000)), "400", "no 5000 characters"},
-		"a wait for ever":             {get("/v1/events?wait=9999h"), "400", "1m0s at most"},
+		"no parameter":                {get("/v1/trace"), "400", "want a source"},
+		"an unknown question":         {get("/v1/delete"), "404", "unknown query"},
+		"another version":             {get("/v2/trace"), "404", "unknown query"},
+		"a filter without end":        {get("/v1/table?filter=" + strings.Repeat("a", 5000)), "400", "at most 300"},
+		"a name without end":          {get("/v1/service?name=" + strings.Repeat("a", 5000)), "400", "too long for a Service: 5000 characters"},
+		"a wait for ever":             {get("/v1/events?wait=9999h"), "400", "up to 1m0s"},
 		"a wait for a bare name":      {get("/v1/events?service=nope&wait=50s"), "404", "no Service nope"},
 		"a number that is none":       {get("/v1/events?after=-1"), "400", "want a number"},
 		"no number of a change":       {get("/v1/states?after=x&wait=1s"), "400", "after=x: want a number"},
-		"an interface with a slash":   {get("/v1/trace?from=node&to=a&in=../../x"), "400", "no interface has such a name"},
+		"an interface with a slash":   {get("/v1/trace?from=node&to=a&in=../../x"), "400", "invalid name"},
 		"a header of 10 MB":           {"GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 10<<20) + "\r\n\r\n", "431", "Request Header Fields Too Large"},
 		"a body":                      {"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nx", "400", "has no body"},
-		"another verb":                {"DELETE /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "405", "asked by GET"},
+		"another verb":                {"DELETE /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "405", "only GET is allowed"},
 		"no HTTP":                     {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", "400", "Bad Request"},
 		"a name of <script>":          {get("/v1/service?name=%3Cscript%3E%1b%5b31m"), "404", `no Service \u003cscript\u003e\u001b[31m`},
 	} {

@@ -106,7 +106,7 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 	if e.Times != 1000 || e.Rows != 2000 || e.Learned != 1 || e.Done != 1001 || e.Seq != first+1000 {
 		t.Errorf("merged to %+v", e)
 	}
-	if want := "others had changed our objects, mended: 2000 objects, 1000 times"; e.Words() != want {
+	if want := "repaired objects that others had changed: 2000 objects, 1000 times"; e.Words() != want {
 		t.Errorf("words %q, want %q", e.Words(), want)
 	}
 }
@@ -148,11 +148,11 @@ func TestWords(t *testing.T) {
 			"shop/web: Service created, 3 EndpointSlices created and changed"},
 		{Entry{Kind: Service, Service: web, What: ServiceDeleted, Services: 1, Rows: 1, Failures: 2}, "shop/web: Service deleted, after 2 failed writes"},
 		{Entry{Kind: Service, Service: web, What: ServiceChanged, Services: 2}, "shop/web: Service changed, no row changed"},
-		{Entry{Kind: Reset, Services: 100_000, Slices: 1, Rows: 5}, "node: everything compared and written; with 100000 changes of Services and 1 of EndpointSlices"},
-		{Entry{Kind: Reset, Why: "the table is gone", Rows: 5}, "node: everything compared and written, since the table is gone"},
-		{Entry{Kind: Loaded, Services: 1}, "node: what that left for later is written; with 1 change of Services"},
+		{Entry{Kind: Reset, Services: 100_000, Slices: 1, Rows: 5}, "node: compared and wrote everything; with 100000 changes of Services and 1 of EndpointSlices"},
+		{Entry{Kind: Reset, Why: "the table is gone", Rows: 5}, "node: compared and wrote everything because the table is gone"},
+		{Entry{Kind: Loaded, Services: 1}, "node: wrote the rest of it; with 1 change of Services"},
 		{Entry{Kind: Failed, Service: web, Key: lb.Key{Port: 30080, Proto: lb.TCP}, Why: "no room", Times: 1}, "nodeport:30080/tcp of shop/web: not written: no room"},
-		{Entry{Kind: Node, Rows: 1}, "node: the node or the configuration changed"},
+		{Entry{Kind: Node, Rows: 1}, "node: node or configuration changed"},
 	} {
 		if got := c.e.Object() + ": " + c.e.Words(); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)

@@ -34,20 +34,20 @@ func (e Entry) Words() string {
 			s += ", no row changed"
 		}
 	case Node:
-		s = "the node or the configuration changed"
+		s = "node or configuration changed"
 		if e.Rows == 0 {
 			s += ", no row changed"
 		}
 	case Reset:
-		s = "everything compared and written"
+		s = "compared and wrote everything"
 		if e.Why != "" {
-			s += ", since " + e.Why
+			s += " because " + e.Why
 		}
 		s += e.counted()
 	case Loaded:
-		s = "what that left for later is written" + e.counted()
+		s = "wrote the rest of it" + e.counted()
 	case Mended:
-		s = "others had changed our objects, mended: " + plural.Count(e.Rows, "object", "objects")
+		s = "repaired objects that others had changed: " + plural.Count(e.Rows, "object", "objects")
 	case Failed:
 		s = "not written: " + e.Why
 	}

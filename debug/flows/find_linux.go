@@ -28,7 +28,7 @@ func Find(ctx context.Context, q Query) (Found, error) {
 	}
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER})
 	if err != nil {
-		return Found{}, fmt.Errorf("look for connections: %w", err)
+		return Found{}, fmt.Errorf("find connections: %w", err)
 	}
 	defer conn.Close()
 	reading, enough := context.WithCancel(ctx) // which ends a dump of which enough is read; the socket goes with it
@@ -67,7 +67,7 @@ func Find(ctx context.Context, q Query) (Found, error) {
 	case err == nil, s.full, errors.Is(err, nlconn.ErrInterrupted), q.From.Port() != 0 && errors.Is(err, unix.ENOENT):
 		return s.found(), nil
 	}
-	return Found{}, fmt.Errorf("look for connections of %v to %v: %w", q.From, q.To, err)
+	return Found{}, fmt.Errorf("find connections from %v to %v: %w", q.From, q.To, err)
 }
 
 // search keeps what was found so far: as many flows of each stage as are wanted.

@@ -17,7 +17,7 @@ const mostDifferences = 1000
 // moment differs for a moment. One compares at a time; others wait.
 func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	if i.cfg.Offline {
-		return nil, problem(Unavailable, "offline there is no kernel to compare with: ask a proxy that runs")
+		return nil, problem(Unavailable, "no kernel to compare with offline: query a running proxy")
 	}
 	select {
 	case i.comparing <- struct{}{}:
@@ -28,12 +28,12 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	out := &Diff{Node: i.Node(), Differences: []Difference{}}
 	for _, f := range i.cfg.Families {
 		if f.Looker == nil {
-			out.Notes = append(out.Notes, fmt.Sprintf("%s: what the kernel holds is not known: mode %s cannot read it", f.Family, i.cfg.Mode.Name))
+			out.Notes = append(out.Notes, fmt.Sprintf("%s: cannot read the kernel state in mode %s", f.Family, i.cfg.Mode.Name))
 			continue
 		}
 		differences, rows, err := i.differences(ctx, f)
 		if err != nil {
-			return nil, problem(Unavailable, "%s: what the kernel holds cannot be read: %v", f.Family, err)
+			return nil, problem(Unavailable, "%s: reading the kernel state: %v", f.Family, err)
 		}
 		out.Rows += rows
 		for _, d := range differences {
@@ -44,7 +44,7 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 			out.Differences = append(out.Differences, d)
 		}
 		if f.Stats != nil && len(differences) > 0 && !f.Stats().Settled {
-			out.Notes = append(out.Notes, fmt.Sprintf("%s: the proxy has changes in hand that are not written yet: ask again, or see kube-proxy events", f.Family))
+			out.Notes = append(out.Notes, fmt.Sprintf("%s: the proxy is still writing changes: retry, or see kube-proxy events", f.Family))
 		}
 	}
 	return out, nil

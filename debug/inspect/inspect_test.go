@@ -127,7 +127,7 @@ func TestNames(t *testing.T) {
 	for said, want := range map[string]string{
 		"shop/cart": "shop/cart", "cart": "shop/cart", "svc/cart": "shop/cart", "cart.shop": "shop/cart", "cart.shop.svc.cluster.local": "shop/cart",
 		"cart.shop.svc.cluster.local.": "shop/cart", "shop/cart:http": "shop/cart", "team03/web:80": "team03/web", " cart ": "shop/cart",
-		"web": "ambiguous 10: 12 Services have the name web", "car": "unknown 1: no Service car", "shop/web": "unknown 10: no Service shop/web", "": "bad 0: which Service",
+		"web": "ambiguous 10: 12 Services have the name web", "car": "unknown 1: no Service car", "shop/web": "unknown 10: no Service shop/web", "": "bad 0: want the name of a Service",
 		"x.y.z": "unknown 0: no Service x.y.z", "\x1b[31m<script>": "unknown 0: no Service \x1b", "shop/cart:nope": "unknown 1: Service shop/cart has no port nope",
 	} {
 		d, err := w.Service(said)
@@ -377,11 +377,11 @@ func TestChangesOfAService(t *testing.T) {
 	}
 	w.ring.Add(changes.Entry{Kind: changes.Loaded, Family: lb.IPv4, Done: 3})
 	for said, want := range map[string]string{
-		"shop/web": "shop/web: 2", "web": "2 Services have the name web: say which, with its namespace [blog/web shop/web]", "blog/web": "blog/web: 1",
+		"shop/web": "shop/web: 2", "web": "2 Services have the name web: add the namespace [blog/web shop/web]", "blog/web": "blog/web: 1",
 		"quiet": "shop/quiet: 1", "gone": "shop/gone: 2", "shop/gone:http": "shop/gone: 2", "gone.shop.svc": "shop/gone: 2", "blog/quiet": "blog/quiet: 2",
-		"twice": "2 Services that are gone have the name twice: say which, with its namespace [blog/twice shop/twice]",
-		"nope":  "no Service nope; one that has the label service.kubernetes.io/service-proxy-name is another proxy's, and not known here []",
-		"":      "which Service? want a name such as shop/web []",
+		"twice": "2 Services that are gone have the name twice: add the namespace [blog/twice shop/twice]",
+		"nope":  "no Service nope; Services with the label service.kubernetes.io/service-proxy-name belong to another proxy and are not known here []",
+		"":      "want the name of a Service, such as shop/web []",
 	} {
 		name, err := w.Changed(said)
 		got := fmt.Sprintf("%s: %d", name, len(w.Changes(0).Of(name).Changes))

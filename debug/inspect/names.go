@@ -54,9 +54,9 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 	namespace, short, qualified := strings.Cut(bare, "/")
 	switch {
 	case bare == "":
-		return name, "", problem(Bad, "which Service? want a name such as shop/web")
+		return name, "", problem(Bad, "want the name of a Service, such as shop/web")
 	case len(bare) > maxName:
-		return name, "", problem(Bad, "the name of a Service has no %d characters", len(bare))
+		return name, "", problem(Bad, "the name is too long for a Service: %d characters", len(bare))
 	case qualified:
 		name = cluster.Name{Namespace: namespace, Name: short}
 		if i.cfg.Store.View(name).Service != nil {
@@ -89,7 +89,7 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 
 // ambiguous is the problem of a name that several have.
 func ambiguous(kind, said string, names []cluster.Name) *Problem {
-	p := problem(Ambiguous, "%d %s have the name %s: say which, with its namespace", len(names), kind, said)
+	p := problem(Ambiguous, "%d %s have the name %s: add the namespace", len(names), kind, said)
 	p.Candidates = first(names)
 	return p
 }
@@ -101,7 +101,7 @@ const maxName = 600
 func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 	p := problem(Unknown, "no Service %s", said)
 	if i.cfg.Store.View(ParseName(said)).Slices != nil {
-		p.Text += ": there are EndpointSlices of it, but no Service object"
+		p.Text += ": it has EndpointSlices, but no Service object"
 	}
 	all := i.Names()
 	p.Candidates = nearest.Of(strings.TrimPrefix(name.String(), "/"), func(yield func(string) bool) {
@@ -122,7 +122,7 @@ func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 	}
 	p.Candidates = p.Candidates[:min(len(p.Candidates), mostCandidates)]
 	if len(p.Candidates) == 0 && name.Name != "" {
-		p.Text += "; one that has the label service.kubernetes.io/service-proxy-name is another proxy's, and not known here"
+		p.Text += "; Services with the label service.kubernetes.io/service-proxy-name belong to another proxy and are not known here"
 	}
 	return p
 }

@@ -77,7 +77,7 @@ func (d *Detail) reasons() {
 			case "malformed":
 				say(fmt.Sprintf("%s is not offered to the kernel: %s.", r.Key, r.Why))
 			case "contested":
-				say(fmt.Sprintf("%s is another's: %s.", r.Key, r.Why))
+				say(fmt.Sprintf("%s belongs to another Service: %s.", r.Key, r.Why))
 			}
 		}
 	}

@@ -144,7 +144,7 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 			}
 		}
 		if f.Stats != nil && len(o.rows) == 0 && hasAddress(svc, f.Family) && !f.Stats().Begun {
-			j.is(Waiting, "its rows are not written yet")
+			j.is(Waiting, "not written yet")
 		}
 	}
 	for _, row := range failing[v.Name.String()] {
@@ -159,9 +159,9 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 
 func notProxied(svc *cluster.Service) string {
 	if svc.Type == cluster.TypeExternalName {
-		return "ExternalName: clients find another name in DNS"
+		return "ExternalName: DNS returns another name"
 	}
-	return "it has no cluster IP (headless): clients find its endpoints in DNS"
+	return "headless: DNS returns the endpoints"
 }
 
 func hasAddress(svc *cluster.Service, fam lb.Family) bool {
@@ -193,13 +193,13 @@ func (j *judged) row(row *lb.Frontend) {
 	for _, r := range row.Routes {
 		switch r.Do {
 		case lb.Reject:
-			j.is(NoBackends, "nothing serves %s: it is rejected", row.Service)
+			j.is(NoBackends, "%s has no backends: connections are rejected", row.Service)
 		case lb.Drop:
 			which := "external"
 			if row.Kind == lb.ClusterIP {
 				which = "internal"
 			}
-			j.is(NoLocalBackends, "no endpoint of %s on this node, and the %s traffic policy is Local: %s is dropped for %s", row.Service, which, row.Key, r.From)
+			j.is(NoLocalBackends, "%s has no endpoints on this node, and its %s traffic policy is Local: %s is dropped from %s", row.Service, which, row.Key, r.From)
 		}
 	}
 }

@@ -46,13 +46,13 @@ const maxWatching = 4
 // Top calls each every second with the connections that were opened to Services, until it returns false or ctx ends.
 func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 	if i.cfg.Offline {
-		return problem(Unavailable, "offline there are no connections: ask a proxy that runs")
+		return problem(Unavailable, "no connections offline: query a running proxy")
 	}
 	select {
 	case i.watching <- struct{}{}:
 		defer func() { <-i.watching }()
 	default:
-		return problem(Unavailable, "connections are counted for %d commands already: end one of them (top)", maxWatching)
+		return problem(Unavailable, "%d commands already count connections: end one of them (top)", maxWatching)
 	}
 	t, err := flows.Listen(flows.Config{Tables: i.tables()})
 	if err != nil {
@@ -138,7 +138,7 @@ func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAns
 	defer cancel()
 	found, err := flows.Find(ctx, flows.Query{Proto: p.Proto, From: p.From, To: p.To, Most: mostConnections})
 	if err != nil {
-		a.Notes = append(a.Notes, "the connections that are open are not known: "+err.Error())
+		a.Notes = append(a.Notes, "cannot list open connections: "+err.Error())
 		return
 	}
 	a.connected(found)
@@ -153,8 +153,8 @@ func (a *TraceAnswer) connected(found flows.Found) {
 	a.ConntrackEnded, a.ConntrackMore = found.Ended, found.More
 	switch {
 	case found.More && len(found.Flows) == mostConnections:
-		a.Notes = append(a.Notes, "there are more open connections than those")
+		a.Notes = append(a.Notes, "more connections are open")
 	case found.More:
-		a.Notes = append(a.Notes, "there may be more open connections: conntrack's table is too large to be read to its end")
+		a.Notes = append(a.Notes, "more connections may be open: the conntrack table is too large to read completely")
 	}
 }

@@ -114,13 +114,13 @@ func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {
 func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *TraceAnswer) {
 	switch {
 	case i.cfg.Offline:
-		a.Notes = append(a.Notes, "offline: the answer is of the objects alone, no kernel was asked")
+		a.Notes = append(a.Notes, "offline: computed from the objects alone, without a kernel")
 		return
 	case p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6:
-		a.Notes = append(a.Notes, "the kernel is not asked about pings")
+		a.Notes = append(a.Notes, "pings are not checked in the kernel")
 		return
 	case f.Looker == nil:
-		a.Notes = append(a.Notes, fmt.Sprintf("what the kernel says is not known: mode %s cannot read it", i.cfg.Mode.Name))
+		a.Notes = append(a.Notes, fmt.Sprintf("cannot read the kernel state in mode %s", i.cfg.Mode.Name))
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernelWait)
@@ -128,7 +128,7 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 	for look := 1; ; look++ {
 		k, err := f.Looker.Follow(ctx, p)
 		if err != nil {
-			a.Notes = append(a.Notes, "what the kernel says is not known: "+err.Error())
+			a.Notes = append(a.Notes, "reading the kernel state: "+err.Error())
 			return
 		}
 		a.Add(k)
@@ -138,7 +138,7 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 		a.Answer = i.ask(f, p)
 	}
 	if len(a.Findings) > 0 && f.Stats != nil && !f.Stats().Settled {
-		a.Notes = append(a.Notes, "the proxy has changes in hand that are not written yet: ask again, or see kube-proxy events")
+		a.Notes = append(a.Notes, "the proxy is still writing changes: retry, or see kube-proxy events")
 	}
 }
 
@@ -146,12 +146,12 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Packet, error) {
 	none := Family{}
 	if len(q.In) > maxInterface || strings.ContainsAny(q.In, "/ \t\n") {
-		return none, trace.Packet{}, problem(Bad, "interface %q: no interface has such a name", cut(q.In))
+		return none, trace.Packet{}, problem(Bad, "interface %q: invalid name", cut(q.In))
 	}
 	var pods []netip.Addr
 	switch {
 	case q.From != "" && q.Pod != "":
-		return none, trace.Packet{}, problem(Bad, "the source is an address or a pod, not both")
+		return none, trace.Packet{}, problem(Bad, "want an address or a pod as the source, not both")
 	case q.Pod != "":
 		name, addrs, err := i.pod(ctx, q.Pod)
 		if err != nil {
@@ -159,7 +159,7 @@ func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Pa
 		}
 		pods, q.Pod, q.From = addrs, name.String(), addrs[0].String()
 	case q.From == "":
-		return none, trace.Packet{}, problem(Bad, "who sends the packet? want an address, \"node\" for this node, or a pod")
+		return none, trace.Packet{}, problem(Bad, "want a source: an address, \"node\" for this node, or a pod")
 	}
 	source, target, err := trace.Parse(q.From, q.To)
 	if err != nil && q.Pod != "" && len(pods) > 1 { // of a pod of both families the one that the destination has
@@ -194,7 +194,7 @@ func cut(s string) string {
 func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace.Target, in string) (Family, trace.Packet, error) {
 	local, err := i.local()
 	if err != nil {
-		return Family{}, trace.Packet{}, problem(Unavailable, "the addresses of this node are not known: %v", err)
+		return Family{}, trace.Packet{}, problem(Unavailable, "listing the addresses of this node: %v", err)
 	}
 	var firstErr error
 	for _, f := range i.cfg.Families {
@@ -214,7 +214,7 @@ func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace
 	if firstErr != nil {
 		return Family{}, trace.Packet{}, firstErr
 	}
-	return Family{}, trace.Packet{}, problem(Bad, "this proxy serves no IP family that source and destination both have")
+	return Family{}, trace.Packet{}, problem(Bad, "source and destination have no served IP family in common")
 }
 
 // sourceIn is the source's address in a family.
@@ -312,12 +312,12 @@ func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, ad
 	if short == "" || qualified && namespace == "" || len(said) > maxName || strings.ContainsAny(short, "/ \x00") {
 		return name, nil, problem(Bad, "pod %q: want NAMESPACE/NAME, or NAME", cut(said))
 	}
-	see := "give its address, see kubectl get pod -n " + namespace + " " + short + " -o wide"
+	see := "use its address, see kubectl get pod -n " + namespace + " " + short + " -o wide"
 	if !qualified {
-		see = "give its address, see kubectl get pod -A -o wide"
+		see = "use its address, see kubectl get pod -A -o wide"
 	}
 	if i.cfg.Pods == nil {
-		return name, nil, problem(Unavailable, "where pod %s is cannot be known here: %s", bare, see)
+		return name, nil, problem(Unavailable, "cannot find the address of pod %s here: %s", bare, see)
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernelWait)
 	defer cancel()
@@ -325,9 +325,9 @@ func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, ad
 	names := slices.SortedFunc(maps.Keys(found), compareNames)
 	switch {
 	case err != nil:
-		return name, nil, problem(Unavailable, "where pod %s is cannot be found out: %v; %s", bare, err, see)
+		return name, nil, problem(Unavailable, "finding the address of pod %s: %v; %s", bare, err, see)
 	case len(names) == 0:
-		return name, nil, problem(Unknown, "no EndpointSlice names the pod %s, and of other pods this proxy knows nothing: %s", bare, see)
+		return name, nil, problem(Unknown, "pod %s is in no EndpointSlice, and this proxy knows no other pods: %s", bare, see)
 	case len(names) > 1:
 		return name, nil, ambiguous("pods", short, names)
 	}
