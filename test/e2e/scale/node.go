@@ -103,8 +103,8 @@ func ours(ctx context.Context, name string, a access, l *link, saw func(string))
 }
 
 func sawSlice(s *cluster.Slice, saw func(string)) {
-	if s.Name.Name == marker && len(s.Endpoints) == 1 {
-		saw(s.Endpoints[0].Addr.String())
+	if s.Name.Name == marker && s.Endpoints.Len() == 1 {
+		saw(s.Endpoints.At(0).Addr.String())
 	}
 }
 

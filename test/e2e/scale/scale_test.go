@@ -11,15 +11,7 @@ import (
 // Five hollow nodes of each kind follow one API server, which is killed and comes back: ours ask it no more often than
 // client-go's informers do, and connect no more often. `make scale` does the same with more nodes and failures.
 func TestRestartStorm(t *testing.T) {
-	bed, err := testbed.New(t.Context(), testbed.Options{Logf: t.Logf})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	bed := newBed(t)
 	h, err := New(t.Context(), bed, t.Logf)
 	if err != nil {
 		t.Fatal(err)
@@ -81,4 +73,35 @@ func TestFit(t *testing.T) {
 			t.Errorf("a line through %v", x)
 		}
 	}
+}
+
+// The pods of a deployment are replaced under traffic from three nodes with real proxies: each node's kernel follows each pod,
+// and no connection is lost.
+func TestRollout(t *testing.T) {
+	bed := newBed(t)
+	r, err := Roll(t.Context(), bed, Rollout{Endpoints: 200, Over: 4 * time.Second, Grace: 2 * time.Second, Rest: 5 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Connections < 100 || len(r.First) != 3*200 || len(r.Last) != 3*200 {
+		t.Errorf("%d connections, %d pods came and %d went on three nodes", r.Connections, len(r.First), len(r.Last))
+	}
+	for _, err := range r.Lost {
+		t.Errorf("a connection is lost: %v", err)
+	}
+	t.Logf("%d connections; a pod is in the kernel after %v (p99 %v), and out of it after %v (p99 %v); a connection still came %v after an end",
+		r.Connections, Of(r.First, 50), Of(r.First, 99), Of(r.Last, 50), Of(r.Last, 99), r.Late)
+}
+
+func newBed(t *testing.T) *testbed.Bed {
+	bed, err := testbed.New(t.Context(), testbed.Options{Logf: t.Logf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return bed
 }

@@ -88,11 +88,23 @@ mount -o bind,ro "$0" $sysctl && exec "$@"`
 // StartProxyBy is StartProxyExactly by another program, such as one that takes rights away: its arguments end with those of
 // kube-proxy, the path first.
 func (b *Bed) StartProxyBy(by []string, args ...string) (*Proxy, error) {
+	return b.startOn(netlab.Node1, by, args)
+}
+
+// StartProxyOn is StartProxy in any host of the lab, which is then a node of that name.
+func (b *Bed) StartProxyOn(host string, args ...string) (*Proxy, error) {
+	return b.startOn(host, nil, slices.Concat([]string{
+		"--kubeconfig", b.kubeconfig, "--proxy-mode=" + b.Mode.Name, "--hostname-override", host,
+		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
+	}, b.options.Args, args))
+}
+
+func (b *Bed) startOn(host string, by, args []string) (*Proxy, error) {
 	binary, err := b.binary()
 	if err != nil {
 		return nil, err
 	}
-	node, err := b.Netns(netlab.Node1)
+	node, err := b.Netns(host)
 	if err != nil {
 		return nil, err
 	}

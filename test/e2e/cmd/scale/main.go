@@ -1,9 +1,9 @@
 // Command scale prints what many nodes cost one API server, see package scale, as the tables of docs/scale.md. Run it in
 // test/e2e as root:
 //
-//	go run ./cmd/scale [-nodes 10,50,100] [-changes 500] [-storms all -storm-nodes 100]
+//	go run ./cmd/scale [-nodes 10,50,100] [-changes 500] [-storms restart,etcd -storm-nodes 100] [-rollout 5000]
 //
-// Progress goes to standard error.
+// PEER names an upstream kube-proxy that passes through the rollout too. Progress goes to standard error.
 package main
 
 import (
@@ -31,6 +31,7 @@ type settings struct {
 	storms     []string
 	stormNodes int
 	outage     time.Duration
+	rollout    scale.Rollout
 }
 
 func main() {
@@ -41,6 +42,10 @@ func main() {
 	flag.DurationVar(&s.rate, "rate", 50*time.Millisecond, "time between two changes")
 	flag.IntVar(&s.stormNodes, "storm-nodes", 100, "hollow nodes of each kind in a storm")
 	flag.DurationVar(&s.outage, "outage", time.Minute, "how long etcd is away or the network divided in a storm; the API server is away a sixth of that")
+	flag.IntVar(&s.rollout.Endpoints, "rollout", 5000, "endpoints of a deployment that is replaced; 0 for none")
+	flag.DurationVar(&s.rollout.Over, "over", 2*time.Minute, "how long the replacement takes")
+	flag.DurationVar(&s.rollout.Grace, "grace", 5*time.Second, "how long a pod lives after its end")
+	flag.DurationVar(&s.rollout.Rest, "rest", 10*time.Millisecond, "time between two connections of a node")
 	flag.Parse()
 	for field := range strings.SplitSeq(*nodes, ",") {
 		n, err := strconv.Atoi(field)
@@ -61,11 +66,50 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, s settings) (err error) {
+func run(ctx context.Context, s settings) error {
 	start := time.Now()
 	logf := func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 	}
+	if len(s.nodes)+len(s.storms) > 0 {
+		if err := hollow(ctx, s, logf); err != nil {
+			return err
+		}
+	}
+	if s.rollout.Endpoints == 0 {
+		return nil
+	}
+	fmt.Print("| proxy | nodes | connections | lost | a pod is in the kernel: p50 | p99 | out of it: p50 | p99 | last connection to a pod after its end |\n|---|---|---|---|---|---|---|---|---|\n")
+	if err := roll(ctx, "ours", "", s.rollout, logf); err != nil {
+		return err
+	}
+	if peer := os.Getenv("PEER"); peer != "" {
+		return roll(ctx, "upstream", peer, s.rollout, logf)
+	}
+	return nil
+}
+
+// roll has a program pass through a rollout.
+func roll(ctx context.Context, name, program string, r scale.Rollout, logf func(string, ...any)) (err error) {
+	bed, err := testbed.New(ctx, testbed.Options{Binary: program, Logf: logf})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bed.Close()) }()
+	result, err := scale.Roll(ctx, bed, r)
+	if err != nil {
+		return err
+	}
+	for _, lost := range result.Lost[:min(10, len(result.Lost))] {
+		logf("lost: %v", lost)
+	}
+	fmt.Printf("| %s | %d | %d | %d | %.0f ms | %.0f ms | %.0f ms | %.0f ms | %.0f ms |\n", name, result.Nodes, result.Connections, len(result.Lost),
+		ms(scale.Of(result.First, 50)), ms(scale.Of(result.First, 99)), ms(scale.Of(result.Last, 50)), ms(scale.Of(result.Last, 99)), ms(result.Late))
+	return nil
+}
+
+// hollow measures what needs hollow nodes.
+func hollow(ctx context.Context, s settings, logf func(string, ...any)) (err error) {
 	bed, err := testbed.New(ctx, testbed.Options{Logf: logf})
 	if err != nil {
 		return err
