@@ -74,18 +74,14 @@ func ours(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer p.Close()
-			if _, err := p.Reset(t.Context(), tab); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(p.Reset(t.Context(), tab)))
 		}
 		p, err := nftables.New(nftables.Config{Family: fam})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		if _, err := p.Reset(t.Context(), tab); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(p.Reset(t.Context(), tab)))
 	}
 }
 
@@ -247,9 +243,7 @@ func TestRunWithoutIPTables(t *testing.T) {
 	bin := t.TempDir()
 	for _, p := range []string{"nft", "ipset", "ip"} {
 		path, _ := exec.LookPath(p)
-		if err := os.Symlink(path, filepath.Join(bin, p)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(path, filepath.Join(bin, p)))
 	}
 	path := os.Getenv("PATH")
 	t.Setenv("PATH", bin)
@@ -356,15 +350,11 @@ func TestRunWithoutCapability(t *testing.T) {
 	before := state(t)
 	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	caps := make([]unix.CapUserData, 2)
-	if err := unix.Capget(header, &caps[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Capget(header, &caps[0]))
 	set := func(effective uint32) {
 		t.Helper()
 		caps[0].Effective = effective
-		if err := unix.Capset(header, &caps[0]); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Capset(header, &caps[0]))
 	}
 	had := caps[0].Effective
 	set(had &^ (1 << unix.CAP_NET_ADMIN))

@@ -31,9 +31,7 @@ func upstreamOverIPVS(t *testing.T, to []netip.AddrPort, real netip.AddrPort) {
 		run(t, "", "ip", "addr", "replace", at.Addr().String()+"/32", "dev", leftovers.Device)
 		s := &ipvs.Service{SchedName: "rr", AddressFamily: unix.AF_INET, Netmask: 0xffffffff, Address: net.IP(at.Addr().AsSlice()), Port: at.Port(), Protocol: unix.IPPROTO_TCP}
 		if !h.IsServicePresent(s) {
-			if err := h.NewService(s); err != nil {
-				t.Fatal(err)
-			}
+			must(t, h.NewService(s))
 		}
 		want := &ipvs.Destination{Address: net.IP(real.Addr().AsSlice()), Port: real.Port(), Weight: 1, AddressFamily: unix.AF_INET}
 		dests, err := h.GetDestinations(s)
@@ -42,18 +40,14 @@ func upstreamOverIPVS(t *testing.T, to []netip.AddrPort, real netip.AddrPort) {
 		}
 		has := slices.ContainsFunc(dests, func(d *ipvs.Destination) bool { return d.Address.Equal(want.Address) })
 		if !has { // first, or no real server would have a weight for a moment
-			if err := h.NewDestination(s, want); err != nil {
-				t.Fatal(err)
-			}
+			must(t, h.NewDestination(s, want))
 		}
 		for _, d := range dests {
 			if d.Address.Equal(want.Address) {
 				continue
 			}
 			d.Weight = 0 // its connections go on (DP-34)
-			if err := h.UpdateDestination(s, d); err != nil {
-				t.Fatal(err)
-			}
+			must(t, h.UpdateDestination(s, d))
 		}
 	}
 	run(t, `*nat
@@ -98,17 +92,13 @@ func TestIPVSTakeBack(t *testing.T) {
 			}
 		}
 		m := leftovers.Mode()
-		if err := m.Able(mode.Settings{Family: lb.IPv4}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, m.Able(mode.Settings{Family: lb.IPv4}))
 		p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		if _, err := planetest.ResetAll(t.Context(), p, tab); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(planetest.ResetAll(t.Context(), p, tab)))
 	}
 	// IPVS takes two connections from one port of a client to one real server for the same (docs/ipvs.md).
 	last := uint16(10000)

@@ -53,9 +53,7 @@ func virtual(t *testing.T, h *ipvs.Handle, what string) *ipvs.Service {
 	s := &ipvs.Service{SchedName: "rr", AddressFamily: unix.AF_INET, Netmask: 0xffffffff}
 	proto, addr, _ := strings.Cut(what, " ")
 	if proto == "fwmark" {
-		if _, err := fmt.Sscan(addr, &s.FWMark); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(fmt.Sscan(addr, &s.FWMark)))
 	} else {
 		at := netip.MustParseAddrPort(addr)
 		s.Address, s.Port = net.IP(at.Addr().AsSlice()), at.Port()
@@ -291,9 +289,7 @@ func TestIPVSDrain(t *testing.T) {
 // What does not end in its time is cut off, and told of.
 func TestIPVSDrainEnds(t *testing.T) {
 	lab, tab, vip := shopInIPVS(t)
-	if _, err := lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})))
 	lab.On("node1", func() {
 		inNFTables(t, tab)
 		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: 5 * ipvsLook}.others(t.Context())
@@ -320,9 +316,7 @@ func TestIPVSTakeOver(t *testing.T) {
 			virtual(t, h, stale)
 		}
 		m := leftovers.Mode()
-		if err := m.Able(mode.Settings{Family: lb.IPv4}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, m.Able(mode.Settings{Family: lb.IPv4}))
 		p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
 		if err != nil {
 			t.Fatal(err)

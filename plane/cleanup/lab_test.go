@@ -141,3 +141,13 @@ func excluding(networks []netip.Prefix) option.Blocks {
 	}
 	return option.Blocks{o}
 }
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func errOf[T any](_ T, err error) error { return err }

@@ -33,9 +33,7 @@ func TestTablesThatIptablesCannotShow(t *testing.T) {
 			}
 			t.Cleanup(func() { p.Close() })
 			tab, _, _ := planetest.Shop(fam)
-			if _, err := p.Reset(t.Context(), tab); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(p.Reset(t.Context(), tab)))
 			return p
 		},
 		"userspace": func(t *testing.T, fam lb.Family) audited {

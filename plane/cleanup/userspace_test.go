@@ -108,9 +108,7 @@ func startUserspace(t *testing.T, fam lb.Family, make func(redirect.Config) (red
 		t.Fatal(err)
 	}
 	tab, _, _ := planetest.Shop(fam)
-	if _, err := p.Reset(t.Context(), tab); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(p.Reset(t.Context(), tab)))
 	return p
 }
 
@@ -124,9 +122,7 @@ func TestUserspaceStale(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := redirect.Entry{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}, Routes: []redirect.Route{{From: lb.Anywhere, Port: 40080}}}
-		if err := old.Reset(t.Context(), lb.Node{}, []redirect.Entry{a}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, old.Reset(t.Context(), lb.Node{}, []redirect.Entry{a}))
 		old.Close()
 		modes := all.Modes()
 		m := modes[slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == "userspace" })]
@@ -136,9 +132,7 @@ func TestUserspaceStale(t *testing.T) {
 		}
 		defer p.Close()
 		tab, _, _ := planetest.Shop(lb.IPv4)
-		if _, err := p.Reset(t.Context(), tab); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(p.Reset(t.Context(), tab)))
 		r, err := Others(t.Context(), modes, m, mode.Removal{Families: []lb.Family{lb.IPv4}})
 		if err != nil || len(r.Removed) == 0 || !strings.Contains(r.Removed[0], "chains") {
 			t.Errorf("%+v, %v", r, err)

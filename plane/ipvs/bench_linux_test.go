@@ -28,9 +28,7 @@ func (w *whole) asked() (messages, bytes uint64) {
 // cpu is how long this process has computed, in the kernel too.
 func cpu(b *testing.B) time.Duration {
 	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
+	must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -63,9 +61,7 @@ func benchmarkServices(b *testing.B, services int) {
 		}
 		defer p.Close()
 		begin, sync := time.Now(), cpu(b)
-		if _, err := planetest.ResetAll(b.Context(), p, table); err != nil {
-			b.Fatal(err)
-		}
+		must(b, only(planetest.ResetAll(b.Context(), p, table)))
 		sync, took := cpu(b)-sync, time.Since(begin)
 		all, allBytes := p.asked()
 		before := cpu(b)
@@ -75,9 +71,7 @@ func benchmarkServices(b *testing.B, services int) {
 			if len(changes) != 1 {
 				b.Fatalf("%d changes", len(changes))
 			}
-			if _, err := p.Apply(b.Context(), changes); err != nil {
-				b.Fatal(err)
-			}
+			must(b, only(p.Apply(b.Context(), changes)))
 			n++
 		}
 		used := cpu(b) - before
@@ -95,9 +89,7 @@ func benchmarkServices(b *testing.B, services int) {
 	for i := range 400 { // by turns
 		to := []netip.AddrPort{first, last}[i%2]
 		begin := time.Now()
-		if _, err := lab.Dial("pod3", netlab.TCP, to, netlab.DialOptions{}); err != nil {
-			b.Fatal(err)
-		}
+		must(b, only(lab.Dial("pod3", netlab.TCP, to, netlab.DialOptions{})))
 		took[i%2] = append(took[i%2], float64(time.Since(begin).Microseconds()))
 	}
 	for i := range took {
@@ -133,9 +125,7 @@ func BenchmarkCounters(b *testing.B) {
 		ops = append(ops, ipvs.Op{Verb: ipvs.NewService, Service: s})
 		p.counters.follow(&virtual{id: s.ServiceID, has: true, found: unknownCount})
 	}
-	if err := conns[1].Do(b.Context(), ops, nil); err != nil {
-		b.Fatal(err)
-	}
+	must(b, conns[1].Do(b.Context(), ops, nil))
 	// A write of one virtual server, made and removed.
 	write := func(i int) time.Duration {
 		s := server(n + i)
@@ -159,17 +149,13 @@ func BenchmarkCounters(b *testing.B) {
 	reads := 0
 	for b.Loop() {
 		before := cpu(b)
-		if err := p.Traffic(b.Context(), func(mode.Count) {}); err != nil {
-			b.Fatal(err)
-		}
+		must(b, p.Traffic(b.Context(), func(mode.Count) {}))
 		used += cpu(b) - before
 		reads++
 		done := make(chan error, 1)
 		go func() { done <- p.Traffic(b.Context(), func(mode.Count) {}) }()
 		beside = append(beside, writes(func() bool { return len(done) > 0 })...)
-		if err := <-done; err != nil {
-			b.Fatal(err)
-		}
+		must(b, <-done)
 	}
 	slices.Sort(beside)
 	b.ReportMetric(float64(used.Microseconds())/float64(reads)/1000, "cpu-ms/reading")

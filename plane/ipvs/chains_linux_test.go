@@ -95,9 +95,7 @@ func TestChainsInKernel(t *testing.T) {
 		for name, n := range nodes {
 			t.Run(string(b)+"/"+name, func(t *testing.T) {
 				k := keeper(t, n, b)
-				if err := k.Reset(t.Context(), n.node); err != nil {
-					t.Fatal(err)
-				}
+				must(t, k.Reset(t.Context(), n.node))
 				second := keeperHere(t, n, b)
 				if err := second.Reset(t.Context(), n.node); err != nil || second.Sent() != 0 {
 					t.Errorf("a second one writes %d rules, %v", second.Sent(), err)
@@ -204,9 +202,7 @@ COMMIT
 			k := keeper(t, n, b)
 			program := programOf(n.family, b)
 			mustRun(t, before, program+"-restore")
-			if err := k.Reset(t.Context(), n.node); err != nil {
-				t.Fatal(err)
-			}
+			must(t, k.Reset(t.Context(), n.node))
 			var is, want []string
 			for line := range strings.Lines(mustRun(t, "", program+"-save")) {
 				if line[0] == ':' && !slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, strings.Fields(line[1:])[0]) || line[0] == '-' {

@@ -75,9 +75,7 @@ func costsOfChanges(t *testing.T, f lb.Family, services int, counts bool) map[st
 	p := k.plane(t, f)
 	w := planetest.World{Family: f}
 	table := w.Table(services, 3)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	k.ipvs.Before = func(r ipvsfake.Request) error {
 		if r.Command == ipvsfake.GetService {
 			t.Error("the virtual servers were listed")
@@ -132,9 +130,7 @@ func TestCostOfNodePort(t *testing.T) {
 		p := k.plane(t, lb.IPv4)
 		table := w.Table(10, 2)
 		table.Node.NodePorts = []netip.Prefix{netip.PrefixFrom(w.Addr(192, 0), 8)}
-		if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(planetest.ResetAll(t.Context(), p, table)))
 		set := func(n int) []*lb.Frontend {
 			return []*lb.Frontend{{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "ns/np:http", Kind: lb.NodePort,
 				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: w.Set("ns/np:http", lb.Cluster, 100, n)}}}}
@@ -142,9 +138,7 @@ func TestCostOfNodePort(t *testing.T) {
 		for n := 1; n < 3; n++ { // the pod that joins is on another node
 			changes, _ := table.Replace(lb.Owner{Name: "ns/np"}, set(n))
 			before := k.cost()
-			if _, err := p.Apply(t.Context(), changes); err != nil {
-				t.Fatal(err)
-			}
+			must(t, only(p.Apply(t.Context(), changes)))
 			if c := k.cost().since(before); n == 2 && (c.total() != addresses || c.sends != 1) {
 				t.Errorf("an endpoint of a NodePort on %d addresses costs %+v, want a message for each in one system call", addresses, c)
 			}
@@ -159,9 +153,7 @@ func TestFirstSync(t *testing.T) {
 	p := k.plane(t, lb.IPv4)
 	w := planetest.World{Family: lb.IPv4}
 	table := w.Table(services, 3)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	c := k.cost()
 	t.Logf("%d Services: %.2f messages each, %d system calls for those to IPVS, %d members and addresses", services, float64(c.messages)/services, c.sends, c.wrote)
 	if c.messages > 4*services+1000 {
@@ -204,24 +196,18 @@ func TestLarge(t *testing.T) {
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
 	}
 	table.Replace(lb.Owner{Name: "ns/many"}, many)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	for _, n := range []int{15999, 16000} {
 		changes, _ := table.Replace(w.ClusterIP(1, 0, n))
 		before := k.cost()
-		if _, err := p.Apply(t.Context(), changes); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(p.Apply(t.Context(), changes)))
 		if c := k.cost().since(before); c.total() > 2 {
 			t.Errorf("one endpoint of 16,000 costs %+v", c)
 		}
 	}
 	changes, _ := table.Replace(lb.Owner{Name: "ns/many"}, nil)
 	before := k.cost()
-	if _, err := p.Apply(t.Context(), changes); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Apply(t.Context(), changes)))
 	// Each port: a look for connections, the virtual server, its name; and the address with its name once.
 	if c := k.cost().since(before); c.total() > 3*1000+20 {
 		t.Errorf("a Service with 1,000 ports goes at the cost of %+v", c)

@@ -35,9 +35,7 @@ func startedCounting(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planet
 	k := newLab(t)
 	k.count(t)
 	p, table := k.plane(t, f), startTable(w)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	return k, p, table, w
 }
 
@@ -54,9 +52,7 @@ func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own 
 		if row != nil && !served[id] { // nobody gets anywhere
 			continue
 		}
-		if err := k.ipvs.SetServiceStats(id, ipvs.Stats{Conns: is + n, InPackets: 7}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.ipvs.SetServiceStats(id, ipvs.Stats{Conns: is + n, InPackets: 7}))
 		if id.Family == wireFamily(f) && row != nil {
 			want[row.Service] += n
 		}
@@ -68,9 +64,7 @@ func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own 
 func (k *lab) counted(t testing.TB) map[ipvs.ServiceID]uint64 {
 	t.Helper()
 	all := map[ipvs.ServiceID]uint64{}
-	if err := k.conn.Services(t.Context(), func(s ipvs.ServiceState) error { all[s.ServiceID] = s.Stats.Conns; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.conn.Services(t.Context(), func(s ipvs.ServiceState) error { all[s.ServiceID] = s.Stats.Conns; return nil }))
 	return all
 }
 
@@ -124,9 +118,7 @@ func TestCounters(t *testing.T) {
 			probeID(f),
 		}
 		for _, id := range foreign {
-			if err := k.conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}}, nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, k.conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}}, nil))
 		}
 		planetest.WantCounted(t, p, "before anybody came", map[string]uint64{})
 		one := k.connect(t, f, table, 3, own)
@@ -140,9 +132,7 @@ func TestCounters(t *testing.T) {
 		planetest.WantCounted(t, p, "more", plus(one, two))
 
 		again := k.plane(t, f)
-		if _, err := planetest.ResetAll(t.Context(), again, table); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(planetest.ResetAll(t.Context(), again, table)))
 		planetest.WantCounted(t, again, "a process that finds them", map[string]uint64{})
 		planetest.WantCounted(t, again, "more since", k.connect(t, f, table, 5, own))
 
@@ -160,21 +150,15 @@ func TestCountersGoOn(t *testing.T) {
 	const one = "ns/svc-0:http"
 	connect := func(n uint64) {
 		t.Helper()
-		if err := k.ipvs.SetServiceStats(id, ipvs.Stats{Conns: n}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.ipvs.SetServiceStats(id, ipvs.Stats{Conns: n}))
 	}
 	do := func(o lb.Owner, f []*lb.Frontend) {
 		t.Helper()
-		if _, err := p.Apply(t.Context(), replaced(table, o, f)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(p.Apply(t.Context(), replaced(table, o, f))))
 	}
 	number := func() (n uint64) {
 		t.Helper()
-		if err := p.Traffic(t.Context(), func(c mode.Count) { n = c.N }); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.Traffic(t.Context(), func(c mode.Count) { n = c.N }))
 		return n
 	}
 	connect(10)
@@ -187,9 +171,7 @@ func TestCountersGoOn(t *testing.T) {
 	connect(12)
 	planetest.WantCounted(t, p, "with some again", map[string]uint64{one: 12})
 
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	connect(13)
 	planetest.WantCounted(t, p, "after a repair", map[string]uint64{one: 13})
 	if got := number(); got != first {
@@ -205,9 +187,7 @@ func TestCountersGoOn(t *testing.T) {
 	planetest.WantCounted(t, p, "it drains", map[string]uint64{one: 9})
 	k.connections(always(0))
 	hasten(p)
-	if _, err := p.Audit(t.Context(), false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Audit(t.Context(), false)))
 	planetest.WantCounted(t, p, "it is gone", map[string]uint64{})
 	do(w.ClusterIP(0, 7, 2))
 	connect(100)
@@ -222,9 +202,7 @@ func TestCountersGoOn(t *testing.T) {
 	moved := *f[0]
 	moved.Service = "ns/other:http"
 	moved.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: w.Set(moved.Service, lb.Cluster, 7, 2)}}
-	if _, err := p.Apply(t.Context(), []lb.Change{{Key: moved.Key, Old: f[0], New: &moved}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Apply(t.Context(), []lb.Change{{Key: moved.Key, Old: f[0], New: &moved}})))
 	if got := number(); got != second {
 		t.Errorf("an address that moves has the counter %d, before %d: what was counted would count again", got, second)
 	}
@@ -232,34 +210,22 @@ func TestCountersGoOn(t *testing.T) {
 	// Others delete it, and the audit makes it anew; or they make it anew, with what it has then.
 	remove := []ipvs.Op{{Verb: ipvs.DelService, Service: ipvs.Service{ServiceID: id}}}
 	add := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}
-	if err := k.conn.Do(t.Context(), remove, nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Audit(t.Context(), true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.conn.Do(t.Context(), remove, nil))
+	must(t, only(p.Audit(t.Context(), true)))
 	connect(3)
 	planetest.WantCounted(t, p, "mended", map[string]uint64{"ns/other:http": 3})
-	if err := k.conn.Do(t.Context(), append(remove, add), nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.conn.Do(t.Context(), append(remove, add), nil))
 	connect(2)
-	if _, err := p.Audit(t.Context(), true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Audit(t.Context(), true)))
 	connect(5)
 	planetest.WantCounted(t, p, "made anew by others", map[string]uint64{"ns/other:http": 5})
 
 	// A Reset makes what others deleted: the counter is not the one before.
 	third := number()
-	if err := k.conn.Do(t.Context(), remove, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.conn.Do(t.Context(), remove, nil))
 	table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
 	table.Replace(lb.Owner{Name: "ns/other"}, []*lb.Frontend{&moved})
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	connect(50)
 	planetest.WantCounted(t, p, "made anew by a Reset", map[string]uint64{"ns/other:http": 50})
 	if number() == third {
@@ -280,18 +246,10 @@ func TestCountersGoOn(t *testing.T) {
 		t.Fatal("a virtual server that cannot be made is no error")
 	}
 	k.ipvs.Before = nil
-	if err := k.conn.Do(t.Context(), []ipvs.Op{theirs}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvs.Stats{Conns: 40}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Audit(t.Context(), true); err != nil {
-		t.Fatal(err)
-	}
-	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvs.Stats{Conns: 45}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.conn.Do(t.Context(), []ipvs.Op{theirs}, nil))
+	must(t, k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvs.Stats{Conns: 40}))
+	must(t, only(p.Audit(t.Context(), true)))
+	must(t, k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvs.Stats{Conns: 45}))
 	planetest.WantCounted(t, p, "made by others", map[string]uint64{"ns/other:http": 50, "ns/svc-30:http": 5})
 }
 
@@ -334,9 +292,7 @@ func TestCountersOfADisturbedList(t *testing.T) {
 	d := &disturbed{Counters: k.counters, lacks: func(ipvs.ServiceID) bool { return false }, then: func() {}}
 	k.counters = d
 	p, table := k.plane(t, lb.IPv4), w.Table(3, 2)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	want := k.connect(t, lb.IPv4, table, 50, nil)
 	planetest.WantCounted(t, p, "whole", want)
 	d.lacks = func(is ipvs.ServiceID) bool { return is == id }
@@ -348,9 +304,7 @@ func TestCountersOfADisturbedList(t *testing.T) {
 			if n == 0 {
 				f = nil
 			}
-			if _, err := p.Apply(t.Context(), replaced(table, o, f)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, only(p.Apply(t.Context(), replaced(table, o, f))))
 		}
 		d.then = func() {}
 	}
@@ -380,14 +334,10 @@ func TestCountersFollow(t *testing.T) {
 			_, err := p.Apply(t.Context(), changes)
 			k.ipvs.Before = nil
 			if rnd.IntN(4) == 0 {
-				if err := k.damage(f, rnd); err != nil {
-					t.Fatal(err)
-				}
+				must(t, k.damage(f, rnd))
 			}
 			if err != nil || rnd.IntN(4) == 0 {
-				if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-					t.Fatal(err)
-				}
+				must(t, only(planetest.ResetAll(t.Context(), p, table)))
 			} else if _, err := p.Audit(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}

@@ -27,9 +27,7 @@ func newCrowd(t testing.TB, left uint32) *crowd {
 	c := &crowd{TB: t, lab: newLab(t), w: planetest.World{Family: lb.IPv4}}
 	c.table = c.w.Table(0, 0)
 	c.p = c.plane(t, lb.IPv4)
-	if _, err := planetest.ResetAll(context.Background(), c.p, c.table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(context.Background(), c.p, c.table)))
 	c.p.l.numbers.last = c.p.l.mark.most() - left
 	return c
 }
@@ -100,14 +98,10 @@ func (c *crowd) astray(when string, refused map[int]bool, services ...int) {
 func TestNumbersRunOutSV25(t *testing.T) {
 	c := newCrowd(t, 2)
 	for i := 1; i <= 2; i++ {
-		if err := c.set(i, 1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.set(i, 1))
 	}
 	for i := 3; i <= 5; i++ {
-		if err := c.set(i, 1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.set(i, 1))
 	}
 	if told := c.p.Notices(); len(told) != 1 {
 		t.Errorf("three came too late, and the notices are %v, want one", told)
@@ -124,19 +118,13 @@ func TestNumbersRunOutSV25(t *testing.T) {
 		{"when it goes", 3, 0, map[int]bool{4: true, 5: true}, []int{2, 4, 5}},
 		{"when it comes again", 3, 1, map[int]bool{4: true, 5: true}, []int{2, 3, 4, 5}},
 	} {
-		if err := c.set(step.i, step.n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.set(step.i, step.n))
 		c.astray(step.when, step.refused, step.all...)
 	}
-	if _, err := planetest.ResetAll(context.Background(), c.p, c.table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(context.Background(), c.p, c.table)))
 	c.astray("after a Reset", nil, 2, 3, 4, 5) // the numbers that this test took away are there
 	for _, i := range []int{4, 2, 5, 3} {
-		if err := c.set(i, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.set(i, 0))
 	}
 	if all := c.ipvs.State(); len(all) > 0 || len(c.p.l.servers)+len(c.p.l.others)+len(c.p.l.members) > 0 {
 		t.Errorf("with no Service: %v, and in the ledger %d servers, %d others, %d members", all, len(c.p.l.servers), len(c.p.l.others), len(c.p.l.members))
@@ -155,9 +143,7 @@ func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
 	for _, stays := range []bool{true, false} { // or its other key is gone as well
 		before := c.w.Table(0, 0)
 		before.Replace(lb.Owner{Name: "a/a"}, []*lb.Frontend{row("a/a:p", 1, 100), row("a/a:p", 2, 100)})
-		if _, err := planetest.ResetAll(context.Background(), c.p, before); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(planetest.ResetAll(context.Background(), c.p, before)))
 		after := c.w.Table(0, 0)
 		if stays {
 			after.Replace(lb.Owner{Name: "a/a"}, []*lb.Frontend{row("a/a:p", 2, 100)})
@@ -173,9 +159,7 @@ func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
 		}
 		c.refuse = func(what string) error { look("before " + what); return nil }
 		restarted := c.plane(t, lb.IPv4)
-		if _, err := planetest.ResetAll(context.Background(), restarted, after); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(planetest.ResetAll(context.Background(), restarted, after)))
 		c.refuse = nil
 		look("in the end")
 		if got, _ := c.reached(1); len(got) != 2 || got[0].Addr() != c.w.Addr(100, 200) {

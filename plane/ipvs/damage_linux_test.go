@@ -229,9 +229,7 @@ func TestServiceAddressElsewhere(t *testing.T) {
 				return ""
 			})
 			changes, _ := d.table.Replace(d.ClusterIP(500, 50, 2))
-			if _, err := d.p.Apply(t.Context(), changes); err != nil {
-				t.Fatal(err)
-			}
+			must(t, only(d.p.Apply(t.Context(), changes)))
 			if strings.Contains(d.state(), "address "+late.String()+"\n") {
 				t.Errorf("%s is bound though another interface has it", late)
 			}
@@ -264,9 +262,7 @@ func TestNewsOutliveAFailedAudit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := p.Reset(t.Context(), w.Table(3, 2)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Reset(t.Context(), w.Table(3, 2))))
 	k.others = append(k.others, w.Addr(10, 1))
 	device.tell(false, true)
 	device.err = unix.ENOBUFS
@@ -282,9 +278,7 @@ func TestNewsOutliveAFailedAudit(t *testing.T) {
 func TestErrorsAreBounded(t *testing.T) {
 	k, w := newLab(t), planetest.World{Family: lb.IPv4}
 	p := k.plane(t, w.Family)
-	if _, err := p.Reset(t.Context(), w.Table(1, 1)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Reset(t.Context(), w.Table(1, 1))))
 	table := w.Table(1000, 2)
 	var changes []lb.Change
 	for row := range table.All() {

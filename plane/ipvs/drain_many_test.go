@@ -23,9 +23,7 @@ func TestManyDrainTogether(t *testing.T) {
 		p := k.plane(t, lb.IPv4)
 		w := planetest.World{Family: lb.IPv4}
 		table := w.Table(services, backends)
-		if _, err := planetest.ResetAll(context.Background(), p, table); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(planetest.ResetAll(context.Background(), p, table)))
 		listed := 0
 		k.ipvs.Before = func(r ipvsfake.Request) error {
 			if r.Command == ipvsfake.GetDest {
@@ -38,13 +36,9 @@ func TestManyDrainTogether(t *testing.T) {
 			_, fronts := w.ClusterIP(i, i*backends, backends)
 			server[i] = serviceOf(fronts[0].Key)
 			leaves := fronts[0].Routes[0].To.Backends.At(backends - 1).Addr
-			if err := k.ipvs.SetConns(server[i], leaves, ipvsfake.Conns{Active: 1}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, k.ipvs.SetConns(server[i], leaves, ipvsfake.Conns{Active: 1}))
 			changes, _ := table.Replace(w.ClusterIP(i, i*backends, backends-1))
-			if _, err := p.Apply(context.Background(), changes); err != nil {
-				t.Fatal(err)
-			}
+			must(t, only(p.Apply(context.Background(), changes)))
 			time.Sleep(11 * time.Millisecond)
 		}
 		begun, looks, most, all := time.Now(), 0, 0, 0
@@ -52,9 +46,7 @@ func TestManyDrainTogether(t *testing.T) {
 			select {
 			case <-p.Drift():
 				listed = 0
-				if _, err := p.Audit(context.Background(), false); err != nil {
-					t.Fatal(err)
-				}
+				must(t, only(p.Audit(context.Background(), false)))
 				looks++
 				most, all = max(most, listed), all+listed
 				continue
@@ -73,16 +65,12 @@ func TestManyDrainTogether(t *testing.T) {
 		}
 		for i := range services {
 			_, fronts := w.ClusterIP(i, i*backends, backends)
-			if err := k.ipvs.SetConns(server[i], fronts[0].Routes[0].To.Backends.At(backends-1).Addr, ipvsfake.Conns{}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, k.ipvs.SetConns(server[i], fronts[0].Routes[0].To.Backends.At(backends-1).Addr, ipvsfake.Conns{}))
 		}
 		for end := time.After(2 * time.Minute); len(p.drains) > 0; {
 			select {
 			case <-p.Drift():
-				if _, err := p.Audit(context.Background(), false); err != nil {
-					t.Fatal(err)
-				}
+				must(t, only(p.Audit(context.Background(), false)))
 				continue
 			case <-end:
 				t.Fatalf("%d drain still", len(p.drains))
@@ -97,9 +85,7 @@ func TestAuditListsAPart(t *testing.T) {
 	const services, backends = 50, 500
 	k := newLab(t)
 	p := k.plane(t, lb.IPv4)
-	if _, err := planetest.ResetAll(t.Context(), p, planetest.World{Family: lb.IPv4}.Table(services, backends)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, planetest.World{Family: lb.IPv4}.Table(services, backends))))
 	listed := 0
 	k.ipvs.Before = func(r ipvsfake.Request) error {
 		if r.Command == ipvsfake.GetDest {
@@ -110,9 +96,7 @@ func TestAuditListsAPart(t *testing.T) {
 	all := 0
 	for range 2 {
 		listed = 0
-		if _, err := p.Audit(t.Context(), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(p.Audit(t.Context(), true)))
 		if all += listed; listed > lookStep+backends {
 			t.Errorf("an audit lists %d real servers, want %d and one virtual server's at most", listed, lookStep)
 		}

@@ -178,9 +178,7 @@ func TestDrainPacketsUnderWay(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
 		<-d.p.Drift()
-		if _, err := d.p.Audit(t.Context(), false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(d.p.Audit(t.Context(), false)))
 		if w := d.weights(); len(w) != 3 || w[d.pod(1)] != 0 {
 			t.Fatalf("a look at another real server ended what had just left: %v", w)
 		}
@@ -335,9 +333,7 @@ func TestDrainAtAddressOfAnotherDevice(t *testing.T) {
 			device := func() {
 				d.others = append(d.others, d.web.Addr.Addr())
 				d.devs[lb.IPv4].tell(false, true)
-				if _, err := d.p.Audit(t.Context(), false); err != nil {
-					t.Fatal(err)
-				}
+				must(t, only(d.p.Audit(t.Context(), false)))
 			}
 			if !later {
 				device()

@@ -91,9 +91,7 @@ func settle(ctx context.Context, p *Plane, t *lb.Table, changes []lb.Change, err
 func wantFresh(t *testing.T, when string, f lb.Family, table *lb.Table, p *Plane) {
 	t.Helper()
 	fresh := newLab(t).plane(t, f)
-	if _, err := planetest.ResetAll(t.Context(), fresh, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), fresh, table)))
 	want, err := fresh.Dump()
 	if err != nil {
 		t.Fatal(err)
@@ -185,9 +183,7 @@ func TestFaults(t *testing.T) {
 					}
 					tried++
 					if fault.name == "undone" || fault.name == "raced" { // it may not have been noticed: the audit's
-						if _, err := p.Audit(t.Context(), true); err != nil {
-							t.Fatal(err)
-						}
+						must(t, only(p.Audit(t.Context(), true)))
 					}
 					k.ipvs.Before, k.refuse = nil, nil
 					wantFresh(t, fmt.Sprintf("%s: %s, %s, message %d", f, m.name, fault.name, n), f, table, p)

@@ -33,9 +33,7 @@ func TestIPVSEndpointAtServiceAddress(t *testing.T) {
 	apply := func(owner string, rows ...*lb.Frontend) {
 		changes, _ := k.table.Replace(lb.Owner{Name: owner}, rows)
 		k.On(netlab.Node1, func() {
-			if _, err := k.p.Apply(t.Context(), changes); err != nil {
-				t.Fatal(err)
-			}
+			must(t, only(k.p.Apply(t.Context(), changes)))
 		})
 	}
 	apply("other/web", row(external, lb.ExternalIP, set("other/web:http", netip.MustParseAddrPort("10.1.1.11:8080"))))

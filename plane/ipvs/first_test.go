@@ -156,9 +156,7 @@ func TestEndpointsAtClusterIPs(t *testing.T) {
 	node := d.without
 	node.ServiceCIDRs = append(node.ServiceCIDRs, netip.PrefixFrom(d.pod, 24).Masked())
 	for _, n := range []lb.Node{node, d.without} {
-		if err := d.p.SetNode(t.Context(), n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.p.SetNode(t.Context(), n))
 		d.bound("of a service network, or not", false, len(n.ServiceCIDRs) == 1)
 	}
 }
@@ -186,9 +184,7 @@ func TestAddressOfAnAPIServer(t *testing.T) {
 	set := func(n lb.Node) {
 		t.Helper()
 		d.table.Node = n
-		if err := d.p.SetNode(t.Context(), n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.p.SetNode(t.Context(), n))
 	}
 	for _, kind := range []lb.Kind{lb.ExternalIP, lb.LoadBalancer, lb.ClusterIP} {
 		d.claim(kind, 1)

@@ -114,9 +114,7 @@ func TestGuardsComeFirst(t *testing.T) {
 	k := newLab(t)
 	p, table := k.plane(t, lb.IPv4), w.Table(0, 0)
 	table.Replace(owner, []*lb.Frontend{reject})
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	asked := 0
 	k.ipvs.Before = func(r ipvsfake.Request) error {
 		if r.Command == ipvsfake.NewDest {
@@ -127,9 +125,7 @@ func TestGuardsComeFirst(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := p.Apply(t.Context(), replaced(table, owner, []*lb.Frontend{guarded})); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Apply(t.Context(), replaced(table, owner, []*lb.Frontend{guarded}))))
 	if asked == 0 {
 		t.Error("no real server came")
 	}

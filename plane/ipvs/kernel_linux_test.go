@@ -118,9 +118,7 @@ func TestIPVSTenants(t *testing.T) {
 			{"link", "add", "lan0", "type", DeviceType}, {"link", "set", "lan0", "up"},
 			{"addr", "add", planetest.World{Family: lb.IPv4}.Addr(192, 1).String() + "/32", "dev", "lan0"},
 			{"addr", "add", planetest.World{Family: lb.IPv6}.Addr(192, 1).String() + "/128", "dev", "lan0", "nodad"}} {
-			if err := command("ip", args...); err != nil {
-				t.Fatal(err)
-			}
+			must(t, command("ip", args...))
 		}
 		return k
 	})
@@ -225,9 +223,7 @@ func TestNobodyIsRefused(t *testing.T) {
 		}
 		defer p.Close()
 		table.Replace(shopRows(all))
-		if _, err := planetest.ResetAll(ctx, p, table); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(planetest.ResetAll(ctx, p, table)))
 		balancer := netip.MustParseAddrPort("192.0.2.10:80")
 		// IPVS takes two connections from one port of a client to one real server for the same (docs/ipvs.md).
 		traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Port: 20000}, netlab.Way{From: "client", To: nodePort, Seen: "node1", Port: 20000},
@@ -287,9 +283,7 @@ func TestServicesOfTheHost(t *testing.T) {
 						t.Fatal(err)
 					}
 					t.Cleanup(func() { p.Close() })
-					if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-						t.Fatal(err)
-					}
+					must(t, only(planetest.ResetAll(t.Context(), p, table)))
 				})
 				for _, from := range []string{"client", "pod3", "node1"} {
 					for _, proto := range []netlab.Proto{netlab.TCP, netlab.UDP} {
@@ -338,9 +332,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 				}
 				defer p.Close()
 				table, _, _ := planetest.Shop(lb.IPv4)
-				if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-					t.Fatal(err)
-				}
+				must(t, only(planetest.ResetAll(t.Context(), p, table)))
 				for _, c := range []struct {
 					sources []netip.Prefix
 					let     map[string]bool
@@ -354,9 +346,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 					owner, fronts := shopRows(all)
 					fronts[2].Sources = c.sources
 					changes, _ := table.Replace(owner, fronts)
-					if _, err := p.Apply(t.Context(), changes); err != nil {
-						t.Fatal(err)
-					}
+					must(t, only(p.Apply(t.Context(), changes)))
 					for _, from := range []string{"pod3", "node1", "client"} {
 						timeout := silence
 						if c.let[from] {
@@ -396,12 +386,8 @@ func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
 					owner, fronts := shopRows(all)
 					fronts[2].Sources = sources
 					table.Replace(owner, fronts)
-					if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-						t.Fatal(err)
-					}
-					if err := lab.Do("client", func() error { return sendSYNFIN(client, balancer) }); err != nil {
-						t.Fatal(err)
-					}
+					must(t, only(planetest.ResetAll(t.Context(), p, table)))
+					must(t, lab.Do("client", func() error { return sendSYNFIN(client, balancer) }))
 					there := false
 					for range 100 { // a packet that must not come is waited for as long
 						if there = there || strings.Contains(mustRun(t, "", "ipvsadm", "-Lcn"), client.String()); there {
@@ -470,9 +456,7 @@ func TestKernelCounters(t *testing.T) {
 			}
 			defer reads.Close()
 			p.cfg.Counters, p.counters.on = reads, true
-			if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-				t.Fatal(err)
-			}
+			must(t, only(planetest.ResetAll(t.Context(), p, table)))
 			want := map[string]uint64{}
 			dial := func(port, from string, proto netlab.Proto, to netip.AddrPort) {
 				t.Helper()

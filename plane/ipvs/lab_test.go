@@ -86,9 +86,7 @@ func started(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planetest.Worl
 	w := planetest.World{Family: f}
 	k := newLab(t)
 	p, table := k.plane(t, f), startTable(w)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	return k, p, table, w
 }
 
@@ -422,3 +420,13 @@ func (k *lab) wipe(f lb.Family) error {
 	k.devs[f].made = false
 	return errors.Join(err, k.conn.Do(context.Background(), ops, nil))
 }
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func only[T any](_ T, err error) error { return err }

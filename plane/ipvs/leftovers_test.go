@@ -66,9 +66,7 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 	a := netip.MustParseAddr
 	c := cleaner{Removal: mode.Removal{Families: []lb.Family{lb.IPv4, lb.IPv6}, MasqueradeBit: 14}, link: route.Link{Index: 7},
 		addrs: []route.Address{{Addr: a("10.96.0.1"), Index: 7}, {Addr: a("192.0.2.1"), Index: 2}, {Addr: a("2001:db8::9"), Index: 2}}}
-	if err := c.open(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.open())
 	defer c.close()
 	ledgers := map[ipvs.Family]*ledger{}
 	for _, f := range c.Families {

@@ -104,9 +104,7 @@ func looked(t *testing.T, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World
 	w := planetest.World{Family: f}
 	k := newLab(t)
 	p, table := k.plane(t, f), lookTable(w)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	return k, p, table, w
 }
 
@@ -135,9 +133,7 @@ func TestFollowAgreesWithTheTable(t *testing.T) {
 		k, p, table, w := looked(t, f)
 		for _, pods := range []lb.Detector{table.Node.Pods, {}, {InterfacePrefix: "veth"}, {Interface: "veth1"}} {
 			table.Node.Pods = pods
-			if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-				t.Fatal(err)
-			}
+			must(t, only(planetest.ResetAll(t.Context(), p, table)))
 			seen, found := follow(t, p, table, w.Packets(table, true), 5)
 			for _, what := range found {
 				t.Errorf("%s, pods by %+v: %s", f, pods, what)
@@ -346,22 +342,16 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	if got := follow(); got.Affine.IsValid() { // nobody asks where no real server has a template
 		t.Errorf("affine %v without templates", got.Affine)
 	}
-	if err := k.ipvs.SetConns(id, real, ipvsfake.Conns{Persistent: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.ipvs.SetConns(id, real, ipvsfake.Conns{Persistent: 1}))
 	if got := follow(); got.Affine != real {
 		t.Errorf("affine %v, want %v: %v", got.Affine, real, got.Way)
 	}
 
 	one := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
 	leaves := table.Get(keyOf(one)).Set(lb.Cluster).Backends.At(2).Addr
-	if err := k.ipvs.SetConns(one, leaves, ipvsfake.Conns{Active: 3}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.ipvs.SetConns(one, leaves, ipvsfake.Conns{Active: 3}))
 	changes, _ := table.Replace(w.ClusterIP(0, 0, 2))
-	if _, err := p.Apply(t.Context(), changes); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Apply(t.Context(), changes)))
 	packet.To = one.Addr
 	got := follow()
 	if len(got.Backends) != 2 || !strings.Contains(strings.Join(got.Way, "\n"), leaves.String()+" -m -w 0: it drains, with 3 connections") {
@@ -372,9 +362,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	}
 	// The whole Service goes, and its connections go on.
 	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
-	if _, err := p.Apply(t.Context(), changes); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Apply(t.Context(), changes)))
 	for _, d := range planetest.Differences(t, p, table) {
 		t.Errorf("while the virtual server drains: %+v", d)
 	}

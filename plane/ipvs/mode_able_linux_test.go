@@ -149,9 +149,7 @@ func needsIPVS(t *testing.T) *ipvs.Conn {
 func TestIPVSSchedulers(t *testing.T) {
 	c := needsIPVS(t)
 	other := ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("198.51.100.0:20001"), unix.IPPROTO_TCP), Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}
-	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: other}}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: other}}, nil))
 	before := listed(t, c)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, name := range schedulers() {
@@ -163,9 +161,7 @@ func TestIPVSSchedulers(t *testing.T) {
 		}
 		left := ipvs.Service{ServiceID: probeID(f), Scheduler: "rr"}
 		left.Netmask = left.Family.WholeAddress()
-		if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: left}}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: left}}, nil))
 		err := checkScheduler(t.Context(), c, f, "nonesuch")
 		if !errors.Is(err, mode.ErrAsked) || !strings.Contains(err.Error(), `--ipvs-scheduler (ipvs.scheduler): `) ||
 			!strings.Contains(err.Error(), `this kernel has no scheduler "nonesuch" for IPVS (the module ip_vs_nonesuch); it has rr, wrr, lc, wlc, lblc,`) {

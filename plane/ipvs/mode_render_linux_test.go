@@ -204,9 +204,7 @@ func listSets(t *testing.T, f lb.Family) string {
 		if other := is.Differs(want); other != "" {
 			t.Errorf("set %s has %s", want.Name, other)
 		}
-		if err := ipset.Save(&b, want, members); err != nil {
-			t.Fatal(err)
-		}
+		must(t, ipset.Save(&b, want, members))
 	}
 	return b.String()
 }

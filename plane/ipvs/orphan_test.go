@@ -15,24 +15,18 @@ func TestLeavingNodePortSurvivesRestart(t *testing.T) {
 	k, p, table, w := started(t, lb.IPv4)
 	k.connections(always(1))
 	changes := replaced(table, lb.Owner{Name: "ns/svc-10"}, nil)
-	if _, err := p.Apply(t.Context(), changes); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Apply(t.Context(), changes)))
 	at := lb.Key{Addr: w.Addr(192, 1), Port: 30010, Proto: lb.TCP}
 	m, has := k.sets[setMarksAnywhere.name(lb.IPv4)].members[member{addr: at.Addr, port: at.Port, proto: at.Proto}.wire(mark{})]
 	if !has || m.Mask != 0 {
 		t.Errorf("the NodePort has the member %v: new connections must be refused, as where nothing listens", m)
 	}
 	p2 := k.plane(t, lb.IPv4)
-	if _, err := planetest.ResetAll(t.Context(), p2, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p2, table)))
 	k.connections(always(0))
 	for range 5 {
 		hasten(p2)
-		if _, err := p2.Audit(t.Context(), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(p2.Audit(t.Context(), true)))
 	}
 	for _, v := range k.ipvs.State() {
 		for _, d := range v.Destinations {
@@ -56,9 +50,7 @@ func TestMasqueradeBitChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(planetest.ResetAll(t.Context(), p, table)))
 		for _, v := range k.ipvs.State() {
 			if v.Mark != 0 {
 				n++

@@ -103,9 +103,7 @@ func TestOthersVirtualServers(t *testing.T) {
 	if _, err := p.Apply(t.Context(), []lb.Change{{Key: keyOf(protected)}}); err != nil {
 		t.Error(err)
 	}
-	if _, err := p.Reset(t.Context(), w.Table(0, 0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(p.Reset(t.Context(), w.Table(0, 0))))
 	for _, id := range []ipvs.ServiceID{elsewhere, mark, protected} {
 		if k.scheduler(id) != "wlc" {
 			t.Errorf("%s is gone with our Services", id)
@@ -122,18 +120,14 @@ func TestNodePortAtAddressThatLeft(t *testing.T) {
 	k := newLab(t)
 	table := startTable(w)
 	table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
-	if _, err := planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table)))
 	left := serviceOf(lb.Key{Addr: w.Addr(192, 77), Port: 30010, Proto: lb.TCP})
 	if k.scheduler(left) != "rr" {
 		t.Fatalf("%s is not served", left)
 	}
 	k.others = k.others[:0]
 	k.others = append(k.others, w.Addr(192, 1))
-	if _, err := planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table)))
 	if k.scheduler(left) != "none" {
 		t.Errorf("%s stays", left)
 	}
@@ -160,9 +154,7 @@ func TestAddressesOfOtherDevices(t *testing.T) {
 	p := k.plane(t, lb.IPv4)
 	table := startTable(w)
 	table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	vip := w.Addr(198, 11)
 	more := serviceOf(lb.Key{Addr: w.Addr(192, 99), Port: 30010, Proto: lb.TCP})
 	was := k.others
@@ -178,9 +170,7 @@ func TestAddressesOfOtherDevices(t *testing.T) {
 		default:
 			t.Fatalf("%s: not told", step.what)
 		}
-		if _, err := p.Audit(t.Context(), false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(p.Audit(t.Context(), false)))
 		if bound := k.devs[lb.IPv4].addrs[vip]; bound == step.has {
 			t.Errorf("%s: kube-ipvs0 has the address %t", step.what, bound)
 		}
@@ -216,13 +206,9 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 		for range dests {
 			ops = append(ops, ipvs.Op{Verb: ipvs.NewDestination, Service: theirs.Service, Destination: ipvs.Destination{Addr: f[0].Set(lb.Cluster).Backends.At(0).Addr, Weight: 3}})
 		}
-		if err := k.conn.Do(t.Context(), ops, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.conn.Do(t.Context(), ops, nil))
 		p.unread = []ipvs.ServiceID{probeID(lb.IPv4)} // as where there are so many that an audit does not list the real servers of all
-		if _, err := p.Audit(t.Context(), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(p.Audit(t.Context(), true)))
 		for _, v := range k.ipvs.State() {
 			if v.ServiceID == theirs.Service.ServiceID && (len(v.Destinations) != 2 || v.Destinations[0].Weight != 1 || v.Destinations[1].Weight != 1) {
 				t.Errorf("made by others with %d real servers: %+v", dests, v)

@@ -32,9 +32,7 @@ func TestGoneServiceTakesNoMore(t *testing.T) {
 		if dropped() {
 			t.Error("new connections are dropped though the Service is back")
 		}
-		if err := d.ipvs.SetConns(d.web, d.pod(0), ipvsfake.Conns{Inactive: 7}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.ipvs.SetConns(d.web, d.pod(0), ipvsfake.Conns{Inactive: 7}))
 		d.apply(lb.Owner{Name: "ns/web"}, nil)
 		if d.weights() != nil || dropped() {
 			t.Error("connections that are closed hold the virtual server")
@@ -85,9 +83,7 @@ func TestRefusedRemovalIsKnown(t *testing.T) {
 		t.Fatal("no error")
 	}
 	k.ipvs.Before = nil
-	if _, err := planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table)))
 	for _, v := range k.ipvs.State() {
 		if v.ServiceID == np {
 			t.Error("it stays for ever")

@@ -68,9 +68,7 @@ func TestTooManySourceRangesSV61(t *testing.T) {
 	p, table := k.plane(t, lb.IPv4), w.Table(0, 0)
 	greedy, other := lb.Owner{Name: "a/greedy"}, lb.Owner{Name: "b/other"}
 	table.Replace(greedy, ranged(w, greedy.Name, 1, 2, 2))
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	first, second := lb.Key{Addr: w.Addr(198, 1), Port: 80, Proto: lb.TCP}, lb.Key{Addr: w.Addr(198, 1), Port: 81, Proto: lb.TCP}
 	third := lb.Key{Addr: w.Addr(198, 2), Port: 80, Proto: lb.TCP}
 	served := func(ranges int) held { return held{ranges: ranges, firewalled: true, balances: true} }
@@ -121,18 +119,14 @@ func TestTooManySourceRangesSV61(t *testing.T) {
 	p = again
 	expect("after a restart", after)
 
-	if err := apply([]lb.Change{{Key: first}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, apply([]lb.Change{{Key: first}}))
 	if err := apply([]lb.Change{offer}); err != nil {
 		t.Errorf("when there is room: %v", err)
 	}
 	expect("when there is room", map[lb.Key]held{first: {}, second: served(many), third: served(3)})
 	for _, o := range []lb.Owner{greedy, other} {
 		changes, _ := table.Replace(o, nil)
-		if err := apply(changes); err != nil {
-			t.Fatal(err)
-		}
+		must(t, apply(changes))
 	}
 	if len(p.l.ranges) > 0 || len(k.ipvs.State()) > 0 {
 		t.Errorf("with no Service: ranges of %v, and %v", p.l.ranges, k.ipvs.State())
@@ -145,9 +139,7 @@ func TestManySourceRangesFit(t *testing.T) {
 	l := newLedger(layout{family: lb.IPv6})
 	for i := range 2 {
 		for _, row := range ranged(w, fmt.Sprint("ns/svc-", i), i, 1000, 50) {
-			if err := l.set(row.Key, row); err != nil {
-				t.Fatal(err)
-			}
+			must(t, l.set(row.Key, row))
 		}
 	}
 }

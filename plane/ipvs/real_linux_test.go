@@ -53,9 +53,7 @@ func TestRealSetsAndRules(t *testing.T) {
 			table := startTable(w)
 			_, open := realLab(t, f)
 			p := open()
-			if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-				t.Fatal(err)
-			}
+			must(t, only(planetest.ResetAll(t.Context(), p, table)))
 			for _, m := range moves() {
 				changes := m.make(table, w)
 				if _, err := p.Apply(t.Context(), changes); err != nil {

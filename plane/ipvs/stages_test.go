@@ -33,9 +33,7 @@ func TestLargeServicesInStages(t *testing.T) {
 	k := newLab(t)
 	p, w := k.plane(t, lb.IPv4), planetest.World{Family: lb.IPv4}
 	table := w.Table(0, 0)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	strangers, most := 100, 0
 	change := func(what string, owner lb.Owner, rows []*lb.Frontend, each func(call int)) {
 		t.Helper()
@@ -82,9 +80,7 @@ func TestLargeServicesInStages(t *testing.T) {
 	for serve, all := k.weights(key); all > n; serve, all = k.weights(key) {
 		hasten(p)
 		before := k.cost()
-		if _, err := p.Audit(t.Context(), false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(p.Audit(t.Context(), false)))
 		most = max(most, int(k.cost().since(before).messages))
 		if _, left := k.weights(key); serve != n || left == all {
 			t.Fatalf("of %d real servers %d serve, and %d are left", all, serve, left)
@@ -115,16 +111,12 @@ func TestLargeServicesInStagesElsewhere(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	// Another process, whose table has it no more.
 	k.connections(always(1))
 	p = k.plane(t, lb.IPv4)
 	writes = 0
-	if _, err := planetest.ResetAll(t.Context(), p, w.Table(0, 0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), p, w.Table(0, 0))))
 	for most = writes; len(p.Drift()) > 0; most = max(most, writes) {
 		<-p.Drift()
 		writes = 0

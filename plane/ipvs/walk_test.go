@@ -152,14 +152,10 @@ func (k *lab) ends(t testing.TB, p *Plane, want *lb.Table) {
 	k.connections(always(0))
 	for range 4 {
 		hasten(p)
-		if _, err := p.Audit(t.Context(), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, only(p.Audit(t.Context(), true)))
 	}
 	fresh := newLab(t)
-	if _, err := planetest.ResetAll(t.Context(), fresh.plane(t, want.Family), want); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), fresh.plane(t, want.Family), want)))
 	if want, got := fresh.nameless(want.Family), k.nameless(want.Family); got != want {
 		t.Fatalf("when all connections have ended:\n%s", onlyOne(want, got))
 	}

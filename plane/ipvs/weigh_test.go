@@ -52,9 +52,7 @@ func TestWritesAreAsLongAsTheyWeigh(t *testing.T) {
 	add(netip.Addr{}, 30000, lb.NodePort, nil)
 	table := w.Table(0, 0)
 	table.Replace(lb.Owner{Name: "a/a"}, rows)
-	if _, err := planetest.ResetAll(t.Context(), m, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, only(planetest.ResetAll(t.Context(), m, table)))
 	const heaviest = endpoints + ranges + 10 // a row may begin where the piece ends
 	if m.apply > pace+heaviest || m.reset > m.step+heaviest {
 		t.Errorf("an Apply was %d operations, a Reset %d, want %d and %d at most", m.apply, m.reset, pace+heaviest, m.step+heaviest)

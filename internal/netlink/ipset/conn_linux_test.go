@@ -114,24 +114,18 @@ func fill(t *testing.T, c *Conn) {
 	t.Helper()
 	var ops []Op
 	for i := range all {
-		if err := c.Create(t.Context(), all[i].set); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Create(t.Context(), all[i].set))
 		for _, m := range all[i].members {
 			ops = append(ops, Op{Set: &all[i].set, Member: m})
 		}
 	}
-	if err := c.Do(t.Context(), ops, func(i int, err error) { t.Error(i, err) }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), ops, func(i int, err error) { t.Error(i, err) }))
 }
 
 // What is written is what the program reads, and what is read is what was written.
 func TestMembers(t *testing.T) {
 	c := open(t)
-	if err := c.Able(t.Context(), sets(all)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Able(t.Context(), sets(all)))
 	fill(t, c)
 	var want bytes.Buffer
 	for _, x := range all {
@@ -143,9 +137,7 @@ func TestMembers(t *testing.T) {
 		if !maps.Equal(set(got), set(x.members)) || len(got) != len(x.members) {
 			t.Errorf("%s has %v, want %v", x.set, got, x.members)
 		}
-		if err := Save(&want, x.set, x.members); err != nil {
-			t.Fatal(err)
-		}
+		must(t, Save(&want, x.set, x.members))
 	}
 	expect := strings.Join(inOrder(slices.Collect(strings.Lines(want.String()))), "")
 	if got := saved(t); got != expect {
@@ -298,9 +290,7 @@ func TestGrow(t *testing.T) {
 		ops = append(ops, Op{Set: &plain, Member: Member{Addr: addr("10.0.0.0"), Proto: tcp, Port: uint16(i)}})
 		ops[i].Member.Addr = netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
 	}
-	if err := c.Do(t.Context(), ops, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), ops, nil))
 	if made, err := c.Ensure(t.Context(), long); made || err != nil {
 		t.Fatal(made, err)
 	}
@@ -315,9 +305,7 @@ func TestErrors(t *testing.T) {
 	c := open(t)
 	ctx := t.Context()
 	a := Set{Name: "a", Type: HashIPPort, Family: IPv4, MaxElem: 3}
-	if err := c.Create(ctx, a); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Create(ctx, a))
 	for what, x := range map[string]struct{ got, want error }{
 		"create what is there":     {c.Create(ctx, a), unix.EEXIST},
 		"destroy what is not":      {c.Destroy(ctx, "b"), ErrNoSet},
@@ -352,9 +340,7 @@ func TestRefusedMembers(t *testing.T) {
 	c := open(t)
 	few := Set{Name: "few", Type: HashIPPort, Family: IPv4, MaxElem: 3}
 	for _, s := range []Set{few, {Name: "other", Type: HashIPPort, Family: IPv6}, {Name: "ports", Type: BitmapPort}} {
-		if err := c.Create(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Create(t.Context(), s))
 	}
 	m := func(port int) Member { return Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: uint16(port)} }
 	taken := few
@@ -437,9 +423,7 @@ func expect(t *testing.T, c *Conn, name string, want ...Member) {
 func TestMarks(t *testing.T) {
 	c := open(t)
 	s := Set{Name: "marks", Type: HashIPPort, Family: IPv4, SkbInfo: true}
-	if err := c.Create(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Create(t.Context(), s))
 	m := Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 80}
 	for _, mark := range [][2]uint32{{1, 1}, {0x80000700, ^uint32(0)}, {0, 0x4000}, {0, 0}, {5, 7}} {
 		m.Mark, m.Mask = mark[0], mark[1]
@@ -458,16 +442,10 @@ func TestSwap(t *testing.T) {
 	c := open(t)
 	for i, name := range []string{"a", "b"} {
 		s := Set{Name: name, Type: HashIP, Family: IPv4}
-		if err := c.Create(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Do(t.Context(), []Op{{Set: &s, Member: Member{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})}}}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Create(t.Context(), s))
+		must(t, c.Do(t.Context(), []Op{{Set: &s, Member: Member{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})}}}, nil))
 	}
-	if err := c.Swap(t.Context(), "a", "b"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Swap(t.Context(), "a", "b"))
 	expect(t, c, "a", Member{Addr: addr("10.0.0.2")})
 	expect(t, c, "b", Member{Addr: addr("10.0.0.1")})
 }
@@ -483,22 +461,16 @@ func many(s *Set, n int) (ops []Op) {
 func TestManyMembers(t *testing.T) {
 	c := open(t)
 	s := Set{Name: "many", Type: HashIPPort, Family: IPv4, SkbInfo: true}
-	if err := c.Create(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Create(t.Context(), s))
 	const n = 100_000
 	ops := many(&s, n)
 	before := c.Counters()
-	if err := c.Do(t.Context(), ops[:10_000], nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), ops[:10_000], nil))
 	after := c.Counters()
 	if m, sends, bytes := after.Messages-before.Messages, after.Sends-before.Sends, after.Bytes-before.Bytes; m > 15 || sends > 2 || bytes > 48*10_000 {
 		t.Errorf("10,000 members are %d messages of %d bytes in %d system calls", m, bytes, sends)
 	}
-	if err := c.Do(t.Context(), ops, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), ops, nil))
 	listed := 0
 	h, err := c.Members(t.Context(), s.Name, func(Member) { listed++ })
 	if err != nil || listed != n || h.Members != n {
@@ -506,9 +478,7 @@ func TestManyMembers(t *testing.T) {
 	}
 	before = c.Counters()
 	for range 10 {
-		if err := c.Do(t.Context(), ops[:1], nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Do(t.Context(), ops[:1], nil))
 	}
 	if after := c.Counters(); after.Messages-before.Messages != 10 || after.Sends-before.Sends != 10 || after.Bytes-before.Bytes > 1200 {
 		t.Errorf("a member that is one of %d: %+v, then %+v", n, before, after)
@@ -549,9 +519,7 @@ func TestTransportFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := Set{Name: "a", Type: HashIPPort, Family: IPv4}
-	if err := c.Create(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Create(t.Context(), s))
 	ops := many(&s, 12_000) // two system calls
 	for _, lose := range []bool{false, true} {
 		x.at, x.n, x.lose = 2, 0, lose
@@ -668,23 +636,27 @@ func BenchmarkDo(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			c := open(b)
 			s := Set{Name: "a", Type: HashIPPort, Family: IPv4, SkbInfo: true}
-			if err := c.Create(b.Context(), s); err != nil {
-				b.Fatal(err)
-			}
+			must(b, c.Create(b.Context(), s))
 			ops := many(&s, n)
 			before := c.Counters()
 			for b.Loop() {
 				for i := range ops {
 					ops[i].Delete = !ops[i].Delete
 				}
-				if err := c.Do(b.Context(), ops, nil); err != nil {
-					b.Fatal(err)
-				}
+				must(b, c.Do(b.Context(), ops, nil))
 			}
 			after := c.Counters()
 			b.ReportMetric(float64(after.Messages-before.Messages)/float64(b.N), "messages/op")
 			b.ReportMetric(float64(after.Sends-before.Sends)/float64(b.N), "sends/op")
 			b.ReportMetric(float64(after.Bytes-before.Bytes)/float64(b.N), "bytes/op")
 		})
+	}
+}
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
