@@ -127,63 +127,59 @@ func (w *way) line(text string) {
 	}
 }
 
-// all goes through the hooks, in the order of the kernel.
+// all takes the packet through the hooks, in the order of the kernel, until it ends.
 func (w *way) all() error {
 	here, err := w.view.Here(w.ctx, w.To.Addr())
 	if err != nil {
 		return err
 	}
 	w.FromHere, w.ToHere = w.packet.Host, here || w.packet.Here
+	var steps []func() (done bool, err error)
 	if w.packet.Host {
 		w.In = ""
-		if done, err := w.hook("OUTPUT", "mangle", "nat"); done || err != nil {
+		steps = append(steps, w.hook("OUTPUT", "mangle", "nat"), w.serve, w.hook("OUTPUT", "filter"), func() (bool, error) {
+			w.In = "lo"
+			return false, nil
+		})
+	}
+	switch {
+	case w.ToHere:
+		steps = append(steps, w.hook("INPUT", "mangle", "filter"), w.serve, w.passes("no virtual server takes it: it is for programs of this node"))
+	case !w.packet.Host:
+		steps = append(steps, w.hook("PREROUTING", "nat"), w.hook("FORWARD", "filter"))
+		fallthrough
+	default:
+		steps = append(steps, w.passes(w.To.Addr().String()+" is not an address of this node: the packet goes on to its destination"))
+	}
+	for _, step := range steps {
+		if done, err := step(); done || err != nil {
 			return err
 		}
-		if done, err := w.serve(); done || err != nil {
-			return err
-		}
-		if done, err := w.hook("OUTPUT", "filter"); done || err != nil {
-			return err
-		}
-		w.In = "lo"
 	}
-	if !w.ToHere {
-		if !w.packet.Host {
-			if done, err := w.hook("PREROUTING", "nat"); done || err != nil {
-				return err
-			}
-			if done, err := w.hook("FORWARD", "filter"); done || err != nil {
-				return err
-			}
-		}
-		w.tell("%s is not an address of this node: the packet goes on to whoever has it", w.To.Addr())
-		w.Verdict = trace.Pass
-		return nil
-	}
-	if done, err := w.hook("INPUT", "mangle", "filter"); done || err != nil {
-		return err
-	}
-	if done, err := w.serve(); done || err != nil {
-		return err
-	}
-	w.tell("no virtual server takes it: it is for programs of this node")
-	w.Verdict = trace.Pass
 	return nil
 }
 
-// hook has the packet go through the chains of tables that have that name, and reports whether it ends there.
-func (w *way) hook(name string, tables ...string) (done bool, err error) {
-	for _, table := range tables {
-		verdict, err := w.chains.Pass(w.ctx, table, name, &w.Packet)
-		if err != nil {
-			return true, err
-		}
-		if verdict != trace.Pass {
-			w.Verdict = verdict
-			return true, nil
-		}
+// passes ends the way.
+func (w *way) passes(why string) func() (bool, error) {
+	return func() (bool, error) {
+		w.line(why)
+		w.Verdict = trace.Pass
+		return true, nil
 	}
-	return false, nil
+}
+
+// hook takes the packet through the chains of that name in the tables, and reports whether it ends there.
+func (w *way) hook(name string, tables ...string) func() (done bool, err error) {
+	return func() (bool, error) {
+		for _, table := range tables {
+			verdict, err := w.chains.Pass(w.ctx, table, name, &w.Packet)
+			if err != nil || verdict != trace.Pass {
+				w.Verdict = verdict
+				return true, err
+			}
+		}
+		return false, nil
+	}
 }
 
 // serve has IPVS take the packet, and reports whether it does: by the mark if there is a virtual server for that, else by the address.
@@ -288,10 +284,10 @@ func (w *way) leave() error {
 	w.To, w.ToHere, w.In, w.Out = to, here, "", ""
 	if here {
 		w.Out = "lo"
-	} else if done, err := w.hook("OUTPUT", "mangle"); done || err != nil { // IPVS sends it through OUTPUT once more
+	} else if done, err := w.hook("OUTPUT", "mangle")(); done || err != nil { // IPVS sends it through OUTPUT once more
 		return err
 	}
-	_, err = w.hook("POSTROUTING", "nat")
+	_, err = w.hook("POSTROUTING", "nat")()
 	w.Masquerade = w.Masqueraded
 	return err
 }

@@ -28,12 +28,12 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	d := &differ{view: v, Teller: mode.NewTeller(ctx, each), Plane: &Plane{cfg: p.cfg, sets: p.sets}}
 	d.cfg.IPVS, d.cfg.Sets, d.cfg.Device = v.IPVS, v.Sets, v.Device
 	for _, part := range []func(context.Context, *lb.Table) error{d.chains, d.kinds, d.objects} {
-		if err := part(ctx, want); err != nil {
-			if err = d.Done(err); err != nil {
-				err = fmt.Errorf("ipvs: compare: %w", err)
-			}
-			return err
+		if err = part(ctx, want); err != nil || d.Err() != nil {
+			break
 		}
+	}
+	if err = d.Done(err); err != nil {
+		return fmt.Errorf("ipvs: compare: %w", err)
 	}
 	return nil
 }
@@ -54,9 +54,7 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 	}
 	for _, j := range chainJumps() {
 		if !slices.Contains(jumps, j) {
-			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j.Chain, j.Table), j.Rule, ""); err != nil {
-				return err
-			}
+			d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j.Chain, j.Table), j.Rule, "")
 		}
 	}
 	have := map[chainName][]string{}
@@ -69,16 +67,12 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 	shall := chainRules(facts)
 	for _, at := range slices.SortedFunc(maps.Keys(shall), compareChains) {
 		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool { return xtables.WithoutComments(a) == xtables.WithoutComments(b) }) {
-			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"), strings.Join(have[at], "\n")); err != nil {
-				return err
-			}
+			d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"), strings.Join(have[at], "\n"))
 		}
 		delete(have, at)
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(have), compareChains) {
-		if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), "", strings.Join(have[at], "\n")); err != nil {
-			return err
-		}
+		d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), "", strings.Join(have[at], "\n"))
 	}
 	return nil
 }
@@ -101,15 +95,14 @@ func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
 			text = have.Set.String()
 		}
 		d.broken[s] = true
-		if err := d.Tell(lb.Key{}, "ipset "+want.Name, want.String(), text); err != nil {
-			return err
-		}
+		d.Tell(lb.Key{}, "ipset "+want.Name, want.String(), text)
 	}
 	_, err := d.view.Device.Addresses(ctx)
 	if errors.Is(err, ErrNoDevice) {
 		d.lost = true
 		d.cfg.Device = nowhere{d.cfg.Device}
-		return d.Tell(lb.Key{}, "interface "+Device, "an interface of type "+DeviceType, "")
+		d.Tell(lb.Key{}, "interface "+Device, "an interface of type "+DeviceType, "")
+		return nil
 	}
 	return err
 }
@@ -142,9 +135,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 		if s.id.Mark != 0 && unmarked { // nobody knows what a mark means
 			continue
 		}
-		if err := d.server(l, s); err != nil {
-			return err
-		}
+		d.server(l, s)
 	}
 	var wrong []member
 	for m, c := range l.members {
@@ -161,9 +152,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 			}
 			return m.wire(as).String()
 		}
-		if err := d.Tell(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family), text(c.refs > 0, c.want), text(c.has, c.is)); err != nil {
-			return err
-		}
+		d.Tell(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family), text(c.refs > 0, c.want), text(c.has, c.is))
 	}
 	if d.lost {
 		return nil
@@ -174,9 +163,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 			if is.has {
 				want, have = "", a.String()
 			}
-			if err := d.Tell(l.touched.addrs[a], "address "+a.String()+" of "+Device, want, have); err != nil {
-				return err
-			}
+			d.Tell(l.touched.addrs[a], "address "+a.String()+" of "+Device, want, have)
 		}
 	}
 	return nil
@@ -193,7 +180,7 @@ func (s *virtual) isDraining() bool {
 }
 
 // server compares a virtual server and its real servers.
-func (d *differ) server(l *ledger, s *virtual) error {
+func (d *differ) server(l *ledger, s *virtual) {
 	key := l.touched.servers[s]
 	name := "virtual server " + s.id.String()
 	save := func(there bool, v ipvs.Service) string {
@@ -204,18 +191,16 @@ func (d *differ) server(l *ledger, s *virtual) error {
 		return strings.TrimSpace(ipvs.SaveService(v))
 	}
 	if s.refs == 0 {
-		if !s.has || s.leaving || s.id == probeID(l.family) {
-			return nil
+		if s.has && !s.leaving && s.id != probeID(l.family) {
+			d.Tell(key, name, "", save(true, s.is))
 		}
-		return d.Tell(key, name, "", save(true, s.is))
+		return
 	}
 	if !s.has || s.is != s.want {
-		if err := d.Tell(key, name, save(true, s.want), save(s.has, s.is)); err != nil {
-			return err
-		}
+		d.Tell(key, name, save(true, s.want), save(s.has, s.is))
 	}
 	if !s.has {
-		return nil // it has none of them
+		return // it has no real servers
 	}
 	right := dest{1, int32(ipvs.Masq)}
 	text := func(a netip.AddrPort, is dest) string {
@@ -234,17 +219,12 @@ func (d *differ) server(l *ledger, s *virtual) error {
 			if has {
 				have = text(b.Addr, is)
 			}
-			if err := d.Tell(key, fmt.Sprintf("real server %s of %s", b.Addr, name), text(b.Addr, right), have); err != nil {
-				return err
-			}
+			d.Tell(key, fmt.Sprintf("real server %s of %s", b.Addr, name), text(b.Addr, right), have)
 		}
 	}
 	for _, a := range sortedAddrs(s.dests) {
 		if is := s.dests[a]; !l.wants(s, a) && is.weight != 0 {
-			if err := d.Tell(key, fmt.Sprintf("real server %s of %s", a, name), "", text(a, is)); err != nil {
-				return err
-			}
+			d.Tell(key, fmt.Sprintf("real server %s of %s", a, name), "", text(a, is))
 		}
 	}
-	return nil
 }
