@@ -15,9 +15,10 @@ import (
 	"kube-proxy/plane"
 )
 
-// Audit mends what others changed. IPVS and ipsets tell nobody of that: with full, or where the kernel answered as if somebody had
-// written, all virtual servers, members and addresses are compared, and the real servers of a part of the virtual servers, which goes
-// on in the next. Otherwise it looks at what told of itself: addresses, rules, and real servers that drain.
+// Audit repairs what others changed. IPVS and ipsets send no notifications. With full, or if an
+// answer of the kernel showed another writer, it compares all virtual servers, members and
+// addresses, and the real servers of a part of the virtual servers; the next audit continues with
+// others. Otherwise it handles notifications of addresses, rules, and real servers that drain.
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("ipvs: audit: %w", err)
@@ -73,7 +74,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	return mended, fmt.Errorf("ipvs: audit: %w", err)
 }
 
-// compare takes in what others changed, and touches it.
+// compare records and touches what others changed.
 func (p *Plane) compare(ctx context.Context) error {
 	if err := p.readSets(ctx, p.l); err != nil {
 		return err

@@ -35,12 +35,12 @@ const (
 // chainName is a chain of a table of iptables.
 type chainName = [2]string
 
-// nodeFacts is what chains follow.
+// nodeFacts are the facts that decide the rules.
 type nodeFacts struct {
 	family lb.Family
 	masq   uint32 // the bit of the mark that asks for masquerading
 	node   lb.Node
-	// excluded are the networks whose virtual servers are others' (--ipvs-exclude-cidrs), of whatever family.
+	// excluded are the networks of others' virtual servers (--ipvs-exclude-cidrs), of any family.
 	excluded []netip.Prefix
 	// fullyRandom: this iptables knows --random-fully.
 	fullyRandom bool
@@ -49,7 +49,7 @@ type nodeFacts struct {
 // comment is as iptables-save prints it. Its text has a blank, for which quotes are set.
 func comment(text string) string { return fmt.Sprintf("-m comment --comment %q ", text) }
 
-// matches are the match of an ipset; by is what of the packet a member has, such as "dst,dst".
+// matches returns the match of an ipset; by is the member's parts in the packet, such as "dst,dst".
 func (n *nodeFacts) matches(s set, by string) string {
 	return "-m set --match-set " + s.name(n.family) + " " + by + " "
 }
@@ -62,11 +62,11 @@ func (n *nodeFacts) protocolICMP() (name, refused string) {
 	return "icmp", "icmp-port-unreachable"
 }
 
-// Packets of the node itself pass filter's OUTPUT only after IPVS has taken them, so what is to be decided of those stands in mangle.
+// IPVS takes the node's own packets before filter's OUTPUT, so rules for those are in mangle.
 const isNew = "-m conntrack --ctstate NEW "
 
-// isUnknown matches packets of no connection that goes on. IPVS does not ask conntrack: a SYN with flags that make it invalid there is scheduled
-// all the same, so what is to be stopped is not new ones alone.
+// isUnknown matches packets of no known connection. New ones alone would not do: IPVS also
+// schedules a SYN whose flags make it invalid to conntrack.
 const isUnknown = "-m conntrack ! --ctstate RELATED,ESTABLISHED "
 
 // chainRules returns the rules of all chains.
@@ -97,22 +97,25 @@ func (n *nodeFacts) pods() (all []string) {
 	return all
 }
 
-// mangle has the chains that decide by the origin of a packet: which virtual server takes it, whether it is masqueraded, and
-// whether it is dropped. They stand as late before IPVS as marks can be set from a set.
+// mangle has the chains that decide by the origin of a packet: its virtual server, masquerading,
+// drops. They are in the last table before IPVS in which a set can mark packets.
 func (n *nodeFacts) mangle(all map[chainName][]string) {
 	m := marks{n.masq}
 	value, mask := m.pattern()
-	// IPVS schedules a stream by its first packet alone. A flow of UDP it may forget before conntrack does.
+	// IPVS schedules a stream by its first packet alone. It may forget a UDP flow before conntrack
+	// does.
 	later := "! -p udp -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
 	all[chainName{"mangle", chainIn}] = []string{later, "-j " + chainOrigin}
 	all[chainName{"mangle", chainOut}] = []string{
-		// IPVS sends what it has taken through OUTPUT once more. Others need not see our marks.
+		// IPVS sends translated packets through OUTPUT once more. Other software need not see our
+		// marks.
 		fmt.Sprintf("-m mark --mark %#x/%#x -g %s", value, mask, chainSent),
 		later,
 		"-m addrtype ! --dst-type LOCAL -j RETURN",
-		// Taken by IPVS, without a mark, and now for an endpoint of this node: it has met its rules.
+		// Translated by IPVS, without a mark, to an endpoint of this node: it has met its rules.
 		n.matches(setIPs, "src") + strings.Replace(n.matches(setIPs, "dst"), "-m set ", "-m set ! ", 1) + "-j RETURN",
-		// The source that the kernel chooses is the address of the Service itself, to which no other node would answer.
+		// The kernel chooses the address of the Service as source, to which no other node would
+		// answer.
 		n.matches(setIPs, "dst") + n.matches(setIPs, "src") + fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", n.masq),
 		"-j " + chainOrigin,
 		"-j " + chainFirewall,
@@ -141,7 +144,7 @@ func (n *nodeFacts) mangle(all map[chainName][]string) {
 	n.firewall("mangle", all)
 }
 
-// firewall drops what comes from outside of the source ranges of a load balancer (SV-61).
+// firewall drops packets from outside of a load balancer's source ranges (SV-61).
 func (n *nodeFacts) firewall(table string, all map[chainName][]string) {
 	all[chainName{table, chainFirewall}] = []string{isUnknown + n.matches(setFirewall, "dst,dst") + "-j " + chainRanges}
 	all[chainName{table, chainRanges}] = []string{
@@ -151,8 +154,8 @@ func (n *nodeFacts) firewall(table string, all map[chainName][]string) {
 	}
 }
 
-// nat masquerades. It translates no destination, and sees to it that nobody else translates one that IPVS has a server for, such
-// as hostPorts, which are at all addresses of a node.
+// nat masquerades. It translates no destination, and stops others, such as hostPorts, from
+// translating one that IPVS serves.
 func (n *nodeFacts) nat(all map[chainName][]string) {
 	var rules []string
 	accept := func(s set) { rules = append(rules, n.matches(s, "dst,dst")+"-j ACCEPT") }
@@ -201,16 +204,19 @@ func (n *nodeFacts) filter(all map[chainName][]string) {
 	healthCheck := "-p tcp " + n.matches(setHealthCheck, "dst") + comment("Kubernetes health check node port")
 	all[chainName{"filter", chainNodePort}] = []string{healthCheck + "-j ACCEPT"}
 	n.firewall("filter", all)
-	// The node's own packet that IPVS has translated and sent to an endpoint of the node, masqueraded: it has met its rules.
+	// The node's own packet, translated and masqueraded by IPVS, to an endpoint of the node: it has
+	// met its rules.
 	all[chainName{"filter", chainFirewall}] = append([]string{"-i lo -m conntrack --ctstate SNAT -j RETURN"}, all[chainName{"filter", chainFirewall}]...)
 
-	// What is for a service address, and for no port of a Service, would reach a server of this node (PN-43). A ping is answered (SV-66).
+	// Packets to a service address, and to no port of a Service, would reach a server of this node
+	// (PN-43). A ping is answered (SV-66).
 	var rules []string
 	for _, s := range []set{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setLoadBalancerLocal} {
 		rules = append(rules, n.matches(s, "dst,dst")+"-j RETURN")
 	}
 	rules = append(rules, healthCheck+"-j RETURN")
-	// The address may be that of another's virtual server too, which IPVS asks later than this chain (CF-27).
+	// The address may also have another program's virtual server, which IPVS asks after this chain
+	// (CF-27).
 	for _, p := range n.excluded {
 		switch {
 		case lb.FamilyOf(p.Addr()) != n.family:
@@ -224,7 +230,7 @@ func (n *nodeFacts) filter(all map[chainName][]string) {
 		fmt.Sprintf("! -p %s %s%s-j REJECT --reject-with %s", icmp, isNew, n.matches(setIPs, "dst"), refused))
 	all[chainName{"filter", chainFilter}] = rules
 
-	// An address of the service network that no Service has must not leave by the default route (SV-63).
+	// Packets to a free address of the service network must not leave by the default route (SV-63).
 	rules = []string{}
 	for _, p := range n.node.ServiceCIDRs {
 		rules = append(rules, "-d "+p.String()+" "+isNew+"-m addrtype ! --dst-type LOCAL -j DROP")
@@ -251,8 +257,8 @@ func chainJumps() (all []xtables.ChainRule) {
 	return all
 }
 
-// chainLayout says which chains are kept, whatever the rows are: no tree is among them. What the modes iptables and ipvs of whatever
-// kube-proxy left is taken over, and removed where it is not needed.
+// chainLayout returns the constant chains. Leftovers of modes iptables and ipvs are taken over, or
+// removed.
 func chainLayout(f lb.Family, backend xtables.Backend, writes *ownwrites.Ledger) xtables.Layout {
 	return xtables.Layout{Family: f, Ours: xtables.Leftover, Writes: writes, Backend: backend, Jumps: chainJumps()}
 }
@@ -263,8 +269,8 @@ type chainKeeper struct {
 	facts nodeFacts
 }
 
-// newChains finds the programs, on a thread in the network namespace of the node, for facts without a node. It changes nothing. Errors wrap plane.ErrUnsupported
-// where there is no usable iptables.
+// newChains finds the programs, on a thread in the node's network namespace. It changes nothing.
+// Errors wrap plane.ErrUnsupported without a usable iptables.
 func newChains(facts nodeFacts, backend xtables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
 	k, err := xtables.NewKeeper(chainLayout(facts.family, backend, writes))
 	if err != nil {
@@ -281,12 +287,13 @@ func (c *chainKeeper) rows(n lb.Node) xtables.Rows {
 	return xtables.Rows{Chains: chainRules(facts)}
 }
 
-// Reset makes the kernel hold exactly these chains, whatever modes of iptables left. The ipsets must be there, and what serves.
+// Reset makes the kernel hold exactly these chains. The ipsets and the objects that serve must
+// exist.
 func (c *chainKeeper) Reset(ctx context.Context, n lb.Node) error {
 	return c.Keeper.Reset(ctx, nil, c.rows(n))
 }
 
-// SetNode writes the chains that tell of what has changed.
+// SetNode writes the chains that depend on the change.
 func (c *chainKeeper) SetNode(ctx context.Context, n lb.Node) error {
 	return c.Apply(ctx, c.rows(n))
 }

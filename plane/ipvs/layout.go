@@ -10,12 +10,12 @@ import (
 	"kube-proxy/lb"
 )
 
-// layout says how rows are said to the kernel. It is pure: what of the node matters stands in it.
+// layout renders rows. It is pure: it has the facts about the node.
 type layout struct {
 	family    lb.Family
 	scheduler string
 	flags     ipvs.Flags // of the scheduler
-	// sticky is the scheduler of virtual servers that go by a mark, where clients stay with their backend.
+	// sticky is the scheduler of virtual servers by mark with session affinity.
 	sticky      string
 	stickyFlags ipvs.Flags
 	mark        marks
@@ -39,16 +39,18 @@ func keyOf(id ipvs.ServiceID) lb.Key {
 	return lb.Key{Addr: id.Addr.Addr(), Port: id.Addr.Port(), Proto: lb.Proto(id.Proto)}
 }
 
-// portFTP is FTPPORT of the kernel, whose persistent virtual servers take data connections too.
+// portFTP is the kernel's FTPPORT. Persistent virtual servers of that port take data connections
+// too.
 const portFTP = 21
 
-// service is a virtual server as it shall be.
+// service returns the virtual server of that name.
 func (l *layout) service(id ipvs.ServiceID, affinity uint32) ipvs.Service {
 	s := ipvs.Service{ServiceID: id, Scheduler: l.scheduler, Flags: l.flags, Netmask: id.Family.WholeAddress()}
 	switch {
 	case affinity == 0:
 	case id.Mark == 0 && id.Proto == uint8(lb.TCP) && id.Addr.Port() == portFTP:
-		// A persistent one would have all ports of its address from 1024 on that have no virtual server, programs of the node behind them or not.
+		// A persistent one would take all ports of its address from 1024 on without a virtual
+		// server.
 		s.Scheduler, s.Flags = l.sticky, l.stickyFlags
 	default:
 		s.Flags |= ipvs.Persistent
@@ -57,7 +59,8 @@ func (l *layout) service(id ipvs.ServiceID, affinity uint32) ipvs.Service {
 	return s
 }
 
-// bindingOf is what the address of a row is to kube-ipvs0. One of the row's own endpoints keeps its address.
+// bindingOf returns how kube-ipvs0 has the address of a row. A row's own endpoint keeps its
+// address.
 func bindingOf(row *lb.Frontend) binding {
 	switch {
 	case row.Key.IsNodePort():
@@ -70,8 +73,8 @@ func bindingOf(row *lb.Frontend) binding {
 	return lent
 }
 
-// byMark is a virtual server that goes by a mark. The kernel translates no port for a persistent one, so that clients stay where the
-// hash of their address leads them.
+// byMark returns a virtual server by mark. The kernel translates no port for persistent ones, so
+// the hash of the address provides session affinity.
 func (l *layout) byMark(id ipvs.ServiceID, sticky bool) ipvs.Service {
 	s := l.service(id, 0)
 	if sticky {
@@ -80,7 +83,7 @@ func (l *layout) byMark(id ipvs.ServiceID, sticky bool) ipvs.Service {
 	return s
 }
 
-// routeOf is what a packet of an origin meets: the row's route for it, nil if it has none of its own.
+// routeOf returns the row's own route for an origin, or nil.
 func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 	for i := range row.Routes {
 		if row.Routes[i].From == from {
@@ -90,7 +93,8 @@ func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 	return nil
 }
 
-// front is what the kernel holds for the key, which has an address; row is that of the key or of its NodePort.
+// front returns the kernel's objects for a key with an address; row is that of the key or of its
+// NodePort.
 func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	affinity := uint32(row.Affinity / time.Second)
 	base := routeOf(row, lb.Anywhere)
@@ -114,7 +118,8 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 				f.members = append(f.members, in(setSourceCIDR, net))
 			}
 		}
-		// The node's own packets to an address that it holds have that as their source; whether they may, the policy says so (SV-16).
+		// The node's own packets to an address that it holds have that as source; policy decides
+		// about them (SV-16).
 		if within(row.Sources, k.Addr) {
 			f.members = append(f.members, in(setSourceIP, netip.PrefixFrom(k.Addr, k.Addr.BitLen())))
 		}
@@ -139,7 +144,8 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 		m := marked{member: in(o.set)}
 		if elsewhere(o.own, base) {
 			m.to, m.serving = setOf(o.own), row.Serving
-			// The node's own packets have the service address as their source, by which nobody else could answer.
+			// The node's own packets have the service address as source, to which no other node can
+			// answer.
 			m.other = &other{masq: o.own.Masq || o.set == setMarksHost && m.to != nil}
 			if m.to != nil {
 				m.other.set, m.other.sticky = m.to.ID, affinity > 0
@@ -160,7 +166,8 @@ func setOf(r *lb.Route) *lb.BackendSet {
 	return r.To
 }
 
-// asks is the mark of packets that go to the virtual server of their address, or are dropped; ok is false if they need none.
+// asks returns the mark of packets that go to the virtual server of their address, or are dropped;
+// ok is false without one.
 func (l *layout) asks(r *lb.Route) (m mark, ok bool) {
 	switch {
 	case r.Do == lb.Drop:
@@ -171,8 +178,8 @@ func (l *layout) asks(r *lb.Route) (m mark, ok bool) {
 	return mark{}, false
 }
 
-// elsewhere reports whether packets that meet r cannot go to the virtual server of their address, which is made for base: one
-// without real servers if base drops, so that it rejects.
+// elsewhere reports whether packets of route r need another virtual server than that of their
+// address, which is made for base: one without real servers if base drops, so that it rejects.
 func elsewhere(r, base *lb.Route) bool {
 	switch {
 	case r.Do == lb.Drop:
@@ -188,7 +195,8 @@ func same(a, b *lb.Route) bool {
 	return a.Do == b.Do && a.Masq == b.Masq && (a.Do != lb.Balance || a.To.ID == b.To.ID)
 }
 
-// named is the set of those of DP-32 that has the row. A NodePort of SCTP is in a set by address, others by port alone.
+// named returns the set of DP-32 for the row. NodePorts of SCTP are in a set by address, others by
+// port.
 func named(row *lb.Frontend, byAddress bool) (s set, ok bool) {
 	base := routeOf(row, lb.Anywhere)
 	local := base.Do == lb.Drop || base.Do == lb.Balance && base.To.ID.Scope == lb.Local
@@ -218,7 +226,7 @@ func named(row *lb.Frontend, byAddress bool) (s set, ok bool) {
 	return s, (s.typ() != ipset.BitmapPort) == byAddress
 }
 
-// members are what a row asks for once, however many addresses it has.
+// members returns the members that a row has once, for all its addresses.
 func (l *layout) members(row *lb.Frontend) (all []member) {
 	if row.Accepts() {
 		if row.Kind == lb.HealthCheck {

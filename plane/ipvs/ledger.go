@@ -11,16 +11,17 @@ import (
 	"kube-proxy/lb"
 )
 
-// ledger has all objects of a plane twice: as the rows ask for them, and as the kernel has them. Who refers to an object is
-// counted, so that a change costs what it changes. It is pure.
+// ledger has all objects of a plane twice: as rows need them, and as the kernel has them. It counts
+// references to objects, so that the cost of a change follows the change. It is pure.
 type ledger struct {
 	layout
 	rows map[lb.Key]*lb.Frontend
-	// nodePorts are the addresses that answer NodePorts, sorted; elsewhere are the addresses that other interfaces have, so
-	// that they are not bound to kube-ipvs0 (DP-31).
+	// nodePorts are the addresses that answer NodePorts, sorted. elsewhere are addresses of other
+	// interfaces, which are not bound to kube-ipvs0 (DP-31).
 	nodePorts []netip.Addr
 	elsewhere map[netip.Addr]bool
-	// own are all of this node's but those of kube-ipvs0; pods are where those of pods are, and services where cluster IPs are.
+	// own are the node's addresses without those of kube-ipvs0; pods and services are the networks
+	// of pods and of cluster IPs.
 	own            []netip.Addr
 	pods, services []netip.Prefix
 	// apiServers are addresses that are not lent (TN-66).
@@ -31,9 +32,10 @@ type ledger struct {
 	ranges map[string]int
 	// backends counts the backends at an address.
 	backends map[netip.Addr]int32
-	// yields has, of a table that is being loaded, who gets each address that is lent and that is a backend's: true for the backend.
+	// yields says, while a table is loaded, who gets each contested address: true for the backend.
 	yields map[netip.Addr]bool
-	// withheld are the virtual servers that lack real servers at an address, because that is a Service's.
+	// withheld are the virtual servers that lack real servers at an address, because it is a
+	// Service's.
 	withheld map[netip.Addr]map[*virtual]struct{}
 
 	servers map[ipvs.ServiceID]*virtual
@@ -41,21 +43,24 @@ type ledger struct {
 	addrs   map[netip.Addr]address
 	others  map[other]*virtual
 	numbers numbers
-	// late counts who refers to virtual servers for which there was no number, and has one that rejects instead.
+	// late counts references to virtual servers for which there was no number; they use one that
+	// rejects.
 	late map[other]int32
 
 	touched touched
 	round   uint32 // how often the members were listed
 }
 
-// touched is what a change has touched, with a row that it was for: what may have to be written.
+// touched are the objects that a change touched, which may have to be written, each with a row of
+// the change.
 type touched struct {
 	servers map[*virtual]lb.Key
 	members map[member]lb.Key
 	addrs   map[netip.Addr]lb.Key
 }
 
-// counted is a member of an ipset: wanted by so many, with that mark; and whether the kernel has it, with which.
+// counted is a member of an ipset: its references and its mark, and whether the kernel has it, with
+// which mark.
 type counted struct {
 	refs     int32
 	has      bool
@@ -66,7 +71,8 @@ type counted struct {
 // right reports whether nothing is to be written.
 func (e counted) right() bool { return e.has == (e.refs > 0) && (!e.has || e.want == e.is) }
 
-// address is a service address: of so many virtual servers, which of these have it as a cluster IP, and whether kube-ipvs0 has it.
+// address is a service address: its references, those of cluster IPs, and whether kube-ipvs0 has
+// it.
 type address struct {
 	refs, firm int32
 	has        bool
@@ -79,13 +85,13 @@ type virtual struct {
 	id    ipvs.ServiceID
 	proto lb.Proto // 0 of one that goes by a mark and was found
 
-	// As it shall be. It is wanted while refs > 0; refs of an address is 1 at most.
+	// The desired state. It exists while refs > 0; refs of an address is 1 at most.
 	refs int32
 	want ipvs.Service
 	set  *lb.BackendSet // nil for no real servers
 	of   *other         // of one that goes by a mark
 	bind binding        // as which its address is counted in ledger.addrs
-	// serving, if not nil, has the backends whose flows go on though they are not of set.
+	// serving, if not nil, has backends that are not in set and keep their flows.
 	serving *lb.BackendSet
 	// withheld are the addresses of set that have no real server, see [ledger.withholds].
 	withheld []netip.Addr
@@ -95,14 +101,16 @@ type virtual struct {
 	is    ipvs.Service
 	dests map[netip.AddrPort]dest
 	drain *draining // of one with real servers that shall go when their connections have ended
-	// leaving: nobody wants it, and its real servers drain.
+	// leaving: no row needs it, and its real servers drain.
 	leaving bool
-	// made: it was made since [counters.follow]; or else found is how many connections the kernel had counted when it was found.
+	// made: it was made since [counters.follow]. Otherwise found is the number of connections that
+	// the kernel had counted when it was found.
 	made  bool
 	found uint64
 }
 
-// dest is a real server as the kernel has it. Its weight is 1, or 0 if it takes no new connections; unknown if others wrote it.
+// dest is a real server in the kernel. Its weight is 1, or 0 without new connections; unknown if
+// others wrote it.
 type dest struct{ weight, forwarding int32 }
 
 const unknown = -1
@@ -121,7 +129,8 @@ func newTouched() touched {
 	return touched{map[*virtual]lb.Key{}, map[member]lb.Key{}, map[netip.Addr]lb.Key{}}
 }
 
-// effective is the row that decides for a key with an address: its own, or that of a NodePort; nil for none.
+// effective returns the row that decides for a key with an address: its own, or a NodePort's; nil
+// for none.
 func (l *ledger) effective(k lb.Key) *lb.Frontend {
 	if row := l.rows[k]; row != nil && !row.Accepts() {
 		return row
@@ -134,7 +143,8 @@ func (l *ledger) effective(k lb.Key) *lb.Frontend {
 	return nil
 }
 
-// set makes the row of a key another, nil for none. The error says that nobody is served at the key, because the Service has too many ranges.
+// set replaces the row of a key; nil removes it. The error says that the Service has too many
+// ranges, so that the key serves no client.
 func (l *ledger) set(key lb.Key, row *lb.Frontend) error {
 	row, err := l.bounded(l.rows[key], row)
 	l.change(key, lb.Expand(key, l.nodePorts), func() {
@@ -160,8 +170,8 @@ func index(all map[lb.Key]struct{}, key lb.Key, in bool) {
 	}
 }
 
-// change makes a change that decides what the keys are. What they were is counted off after what they are is counted, so that
-// what stays is not touched.
+// change applies a change to the rows of keys. It counts the new objects before it uncounts the old
+// ones, so that objects of both are not touched.
 func (l *ledger) change(key lb.Key, keys iter.Seq[lb.Key], change func()) {
 	var all []lb.Key
 	var before []front
@@ -187,7 +197,7 @@ func (l *ledger) frontOf(k lb.Key) front {
 	return front{}
 }
 
-// countRow counts what a row asks for once.
+// countRow counts the objects that a row has once.
 func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
 	for _, m := range l.layout.members(row) {
 		l.count(key, m, mark{}, by)
@@ -202,7 +212,8 @@ func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
 	}
 }
 
-// countBackend counts who has a backend at an address. With the last of them goes what keeps a lent address from being bound.
+// countBackend counts the backends at an address. While there are any, a lent address may stay
+// unbound.
 func (l *ledger) countBackend(key lb.Key, a netip.Addr, by int32) {
 	is := l.addrs[a]
 	before := is.yields && l.binds(a, is)
@@ -240,7 +251,7 @@ func (l *ledger) countFront(key lb.Key, f *front, by int32) {
 	}
 }
 
-// count counts who refers to a member. The last to come says which mark it has.
+// count counts references to a member. The last added reference decides its mark.
 func (l *ledger) count(key lb.Key, m member, as mark, by int32) {
 	e := l.members[m]
 	if e.refs += by; by > 0 {
@@ -258,7 +269,7 @@ func (l *ledger) put(m member, e counted) {
 	}
 }
 
-// point makes the virtual server of a key what it shall be.
+// point updates the virtual server of a key.
 func (l *ledger) point(key, k lb.Key, f *front) {
 	id := serviceOf(k)
 	s := l.servers[id]
@@ -280,8 +291,9 @@ func (l *ledger) point(key, k lb.Key, f *front) {
 	l.touched.servers[s] = key
 }
 
-// leave takes note that nobody wants a virtual server, and that it stays for its connections, or that it does not any more. New ones are dropped
-// meanwhile, or refused at the node's own addresses, as if it were gone; and by that member a later process knows that it is ours.
+// leave records that a virtual server without rows stays for its connections, or no longer does.
+// New connections are dropped meanwhile, or refused at the node's own addresses. The member also
+// shows a later process that the virtual server is ours.
 func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	if s.leaving == leaving {
 		return
@@ -301,13 +313,13 @@ func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	}
 }
 
-// taken reports whether another device has the address of a virtual server that is no NodePort's: what listens there is not ours to
-// keep clients from.
+// taken reports whether another device has the address of a virtual server that is no NodePort's:
+// the plane must not block other listeners there.
 func (l *ledger) taken(s *virtual) bool {
 	return s.id.Mark == 0 && s.bind != unbound && l.elsewhere[s.id.Addr.Addr()]
 }
 
-// bind counts the address of a virtual server, as what it has it.
+// bind counts the address of a virtual server with its kind of binding.
 func (l *ledger) bind(key lb.Key, s *virtual, as binding) {
 	if s.bind == as {
 		return
@@ -337,8 +349,8 @@ func (is *address) count(as binding, by int32) {
 	}
 }
 
-// yield reports whether an address that comes to be lent stays a backend's, which had it before. So neither who writes a
-// Service nor who writes an endpoint takes an address from another (TN-61).
+// yield reports whether a newly lent address stays with the backend that had it before. So neither
+// the author of a Service nor of an endpoint takes an address from another (TN-61).
 func (l *ledger) yield(a netip.Addr, is address) bool {
 	if yields, contested := l.yields[a]; contested {
 		delete(l.yields, a)
@@ -347,9 +359,10 @@ func (l *ledger) yield(a netip.Addr, is address) bool {
 	return l.backends[a] > 0 && !is.has
 }
 
-// contest decides, of each address of the table that is lent and is a backend's, who had it first. What kube-ipvs0 or the set of
-// its addresses has was lent first. An address that they lack though its virtual server is there was a backend's. On a node that
-// has neither, the older Service has it, as it would have a key.
+// contest decides, for each lent address of the table that is also a backend's, who had it first.
+// If kube-ipvs0 or the set of its addresses has it, it was lent first. If they lack it and its
+// virtual server exists, it was a backend's. On a new node the older Service has it, as it would
+// have a key.
 func (l *ledger) contest(want *lb.Table) {
 	first, served := map[netip.Addr]lb.Owner{}, map[netip.Addr]bool{}
 	for row := range want.All() {
@@ -391,14 +404,15 @@ func (l *ledger) setAddress(a netip.Addr, is address) {
 	}
 }
 
-// binds reports whether kube-ipvs0 shall have the address.
+// binds reports whether kube-ipvs0 must have the address.
 func (l *ledger) binds(a netip.Addr, is address) bool {
 	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || !(is.yields && l.backends[a] > 0) && !within(l.pods, a) &&
 		!slices.Contains(l.apiServers, a))
 }
 
-// withholds reports whether virtual servers have no real servers at an address, because it is one of kube-ipvs0 or of the service
-// network: IPVS would lead clients to programs of this node, behind its firewall (TN-62).
+// withholds reports whether virtual servers have no real servers at an address, because it is one
+// of kube-ipvs0 or of the service network: IPVS would lead clients to programs of this node, behind
+// its firewall (TN-62).
 func (l *ledger) withholds(a netip.Addr) bool {
 	is := l.addrs[a]
 	return is.has || l.binds(a, is) || within(l.services, a)
@@ -433,7 +447,8 @@ func (l *ledger) withhold(s *virtual, addrs []netip.Addr) {
 	}
 }
 
-// retarget touches the virtual servers whose real servers at an address go, or come, as that is bound or not.
+// retarget touches the virtual servers whose real servers at an address go or come, because it is
+// bound or no longer is.
 func (l *ledger) retarget(key lb.Key, a netip.Addr, bound bool) {
 	if !bound {
 		for s := range l.withheld[a] {
@@ -451,8 +466,9 @@ func (l *ledger) retarget(key lb.Key, a netip.Addr, bound bool) {
 	}
 }
 
-// other is the virtual server of that name, or where there are no more numbers, which takes more than 100,000 service ports, one that
-// rejects, rather than lead anybody astray. Who came too late stays so until nobody refers to it, so that each is counted where it was.
+// other returns the virtual server of that name. Without free numbers, beyond 100,000 service
+// ports, it returns one that rejects, so that no client reaches a wrong backend. That assignment
+// stays until its last reference goes, so that references are uncounted where they were counted.
 func (l *ledger) other(o other) *virtual {
 	if s := l.others[o]; s != nil {
 		return s
@@ -482,7 +498,7 @@ func (l *ledger) name(o other, id ipvs.ServiceID) *virtual {
 	return s
 }
 
-// done takes note of what the kernel has now, and forgets what nobody wants and the kernel has not.
+// done forgets a virtual server that no row needs and that the kernel does not have.
 func (l *ledger) done(key lb.Key, s *virtual) {
 	if s.has || s.refs > 0 {
 		return
@@ -504,8 +520,8 @@ func (l *ledger) done(key lb.Key, s *virtual) {
 	}
 }
 
-// place takes a change of this machine: which addresses answer NodePorts, which other interfaces have, which are its own, and where
-// pods and cluster IPs are.
+// place applies a change of this node: its addresses, those that answer NodePorts, those of other
+// interfaces, and the networks of pods and cluster IPs.
 func (l *ledger) place(p Place, n lb.Node) {
 	nodePorts := slices.DeleteFunc(slices.Clone(p.Own), func(a netip.Addr) bool { return !within(n.NodePorts, a) })
 	var differ []netip.Addr
@@ -544,18 +560,18 @@ func (l *ledger) place(p Place, n lb.Node) {
 	}
 }
 
-// know takes in what the table says of the cluster.
+// know records the table's facts about the cluster.
 func (l *ledger) know(n lb.Node) {
 	l.pods, l.services, l.apiServers = n.Pods.Prefixes, n.ServiceCIDRs, n.APIServers
 }
 
-// keeps reports whether flows to a real server that is not of the set go on there: the Service has it, though nobody new is led to it
-// (DP-50).
+// keeps reports whether flows to a real server outside of the set go on: the Service still has it,
+// without new flows (DP-50).
 func (l *ledger) keeps(s *virtual, a netip.AddrPort) bool {
 	return s.refs > 0 && hasBackend(s.serving, a) && !l.withholds(a.Addr())
 }
 
-// wants reports whether the kernel shall have the real server, by a set whose backends are sorted.
+// wants reports whether the kernel must have the real server.
 func (l *ledger) wants(s *virtual, a netip.AddrPort) bool {
 	return s.refs > 0 && hasBackend(s.set, a) && !l.withholds(a.Addr())
 }
@@ -571,8 +587,8 @@ func compare(a, b netip.AddrPort) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Port(), b.Port()))
 }
 
-// drains reports whether real servers keep their connections when they go: those of TCP do (DP-34). Scheduler dh leads all clients to
-// one, and would refuse them while that one drains.
+// drains reports whether real servers keep their connections when they go: those of TCP do (DP-34).
+// Scheduler dh leads all clients to one, and would refuse them while that one drains.
 func (s *virtual) drains() bool {
 	return (s.proto == lb.TCP || s.proto == 0) && (s.refs == 0 || s.want.Scheduler != "dh")
 }
@@ -585,7 +601,7 @@ type draining struct {
 	dests map[netip.AddrPort]seen
 }
 
-// seen is what was seen of a real server that drains.
+// seen is the observed state of a real server that drains.
 type seen struct {
 	left    time.Time // when its weight became 0
 	in, out uint64    // packets
@@ -593,8 +609,8 @@ type seen struct {
 	asked   time.Time // when a packet first went to it that it has not answered; zero if it owes no answer
 }
 
-// numbers gives out the numbers of marks: one that was given back as late as can be, lest a member that the kernel would not
-// change leads to a Service that has the number now.
+// numbers assigns the numbers of marks. It reuses a number as late as possible, because a member
+// that the kernel refused to change may still lead there.
 type numbers struct {
 	last uint32
 	idle []uint32 // given back, the first of them longest ago

@@ -25,7 +25,7 @@ import (
 // DeviceType is the kind of interface that it is. Tests change it on kernels that have none.
 var DeviceType = "dummy"
 
-// cleaner removes what the mode ipvs makes beside its iptables rules.
+// cleaner removes the objects of mode ipvs other than its iptables rules.
 type cleaner struct {
 	mode.Removal
 	exclude []netip.Prefix
@@ -42,8 +42,8 @@ func remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	return c.report, err
 }
 
-// run removes the virtual servers, when their connections have ended, then the addresses, and only then the chain that keeps packets
-// to these from programs of the node (TN-67). Sets go last, because that chain uses them.
+// run removes the virtual servers, once their connections have ended, then the addresses, and then
+// the chain that guards those (TN-67). Sets go last, because that chain uses them.
 func (c *cleaner) run(ctx context.Context) (errs []error) {
 	if err := c.open(); err != nil {
 		errs = append(errs, err)
@@ -106,7 +106,8 @@ func (c *cleaner) close() {
 	}
 }
 
-// read returns a ledger that has what tells which virtual servers are a kube-proxy's: addresses and members of sets.
+// read returns a ledger with the addresses and members by which a kube-proxy's virtual servers are
+// known.
 func (c *cleaner) read(ctx context.Context, fam lb.Family) (*ledger, error) {
 	l := newLedger(layout{family: fam, mark: marks{1 << c.MasqueradeBit}})
 	for _, a := range c.addrs {
@@ -130,8 +131,8 @@ func (c *cleaner) read(ctx context.Context, fam lb.Family) (*ledger, error) {
 	return l, errors.Join(errs...)
 }
 
-// servers deletes the virtual servers of a family that are a kube-proxy's, once their connections have ended or the limit
-// has; none if it was not the time that ended that.
+// servers deletes a kube-proxy's virtual servers of a family, once their connections have ended or
+// the limit has passed; none if the limit was canceled.
 func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	ctx := context.WithoutCancel(limit)
 	conn, err := ipvs.Open()
@@ -176,11 +177,12 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	return errors.Join(errs...)
 }
 
-// drainLook is the time between two looks at connections. A handshake that was under way ends in it, and only then a
-// connection counts.
+// drainLook is the pause between two looks at connections. It is longer than a handshake, after
+// which a connection counts.
 const drainLook = 200 * time.Millisecond
 
-// drain waits until the servers have no established connections, or ctx ends; then it returns how many they have. UDP has none.
+// drain waits until the servers have no established connections, or ctx ends; then it returns their
+// number. UDP has none.
 func drain(ctx context.Context, conn *ipvs.Conn, servers []ipvs.Op) (cut int, err error) {
 	for len(servers) > 0 {
 		select {

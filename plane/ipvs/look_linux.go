@@ -17,28 +17,28 @@ import (
 	"kube-proxy/trace"
 )
 
-// View is what a look at the kernel reads by: connections of its own, in the network namespace of who looks.
+// View has connections of its own for a look at the kernel, in the caller's network namespace.
 type View struct {
 	IPVS   ServerView
 	Sets   SetView
 	Device Addresses
-	// Held returns what leads to the mode's chains, and their rules.
+	// Held returns the jumps to the mode's chains, and their rules.
 	Held heldChains
 	// Here reports whether packets to an address are for this node.
 	Here func(context.Context, netip.Addr) (bool, error)
-	// Stays returns where the virtual server's persistence has led the client; a zero one if nowhere, or if nobody can tell.
+	// Stays returns the real server that persistence chose for the client; a zero one if unknown.
 	Stays func(ctx context.Context, id ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error)
-	// Close gives back what the view holds.
+	// Close closes the connections.
 	Close func() error
 }
 
-// ServerView is what a look needs of ipvs.Conn.
+// ServerView is the part of ipvs.Conn that a look needs.
 type ServerView interface {
 	Servers
 	Service(ctx context.Context, id ipvs.ServiceID) (ipvs.ServiceState, error)
 }
 
-// SetView is what a look needs of ipset.Conn.
+// SetView is the part of ipset.Conn that a look needs.
 type SetView interface {
 	Sets
 	Has(ctx context.Context, name string, m ipset.Member) (bool, error)
@@ -48,7 +48,7 @@ type SetView interface {
 // looks is how many may look at a time; others wait.
 const looks = 1
 
-// view opens what a look reads by, when it is its turn.
+// view waits for its turn, and opens a View.
 func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 	if p.cfg.View == nil {
 		return nil, nil, errors.New("there is nothing to look by")
@@ -69,11 +69,12 @@ func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 	}, nil
 }
 
-// Follow is part of mode.Looker. It goes the way of a packet through the mode's chains as the kernel holds them, its ipsets and the virtual server
-// that takes the packet, by its mark or its address. Rules of others are not looked at. The chains are listed by iptables-save, and a set
-// of marks where the packet has one; all else costs the same in a table of any size.
+// Follow is part of mode.Looker. It follows a packet through the mode's chains in the kernel, its
+// ipsets, and the virtual server of its mark or address. It ignores rules of others. It runs
+// iptables-save, and lists a set of marks for a packet that has one; the rest costs the same in a
+// table of any size.
 //
-// Shares are by the weights, as the schedulers that go by them give them out in the long run; 0, which is not known, of the others.
+// Shares follow the weights if the scheduler does, and are otherwise 0, unknown.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := p.follow(ctx, packet)
 	if err != nil {
@@ -111,7 +112,7 @@ type way struct {
 	view   *View
 	packet trace.Packet
 	chains *xtwalk.Chains
-	// Packet is what has become of it.
+	// Packet is the packet's current state.
 	xtwalk.Packet
 	trace.Kernel
 }
@@ -168,7 +169,8 @@ func (w *way) passes(why string) func() (bool, error) {
 	}
 }
 
-// hook takes the packet through the chains of that name in the tables, and reports whether it ends there.
+// hook takes the packet through the chains of that name in the tables, and reports whether it ends
+// there.
 func (w *way) hook(name string, tables ...string) func() (done bool, err error) {
 	return func() (bool, error) {
 		for _, table := range tables {
@@ -182,7 +184,8 @@ func (w *way) hook(name string, tables ...string) func() (done bool, err error) 
 	}
 }
 
-// serve has IPVS take the packet, and reports whether it does: by the mark if there is a virtual server for that, else by the address.
+// serve takes the packet through IPVS: by its mark if that has a virtual server, else by its
+// address. done is false if there is neither.
 func (w *way) serve() (done bool, err error) {
 	ids := []ipvs.ServiceID{ipvs.ByAddr(w.To, uint8(w.Packet.Proto))}
 	if w.Packet.Mark != 0 {
@@ -257,7 +260,8 @@ func (w *way) balance(s ipvs.Service) error {
 	return w.leave()
 }
 
-// weightOf is a real server's part of new connections, beside those of others; 0 of schedulers that go by something else than weights.
+// weightOf returns a real server's part of new connections; 0 for schedulers that do not use
+// weights.
 func weightOf(scheduler string, weight int32) int64 {
 	switch scheduler {
 	case "rr", "lc":
@@ -268,7 +272,8 @@ func weightOf(scheduler string, weight int32) int64 {
 	return 0
 }
 
-// leave has what IPVS has translated leave the node, which is the same for all real servers but the client itself.
+// leave takes the translated packet out of the node. All real servers but the client itself are
+// alike.
 func (w *way) leave() error {
 	to := w.Backends[0].Address
 	for _, b := range w.Backends {

@@ -17,8 +17,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences is part of mode.Looker. It reads all that the mode has in the kernel into a ledger of its own, as a Reset does, and says what that would
-// write. Real servers that take no new connections, and virtual servers that have only such, drain and are no difference.
+// Differences is part of mode.Looker. It reads all objects of the mode into a ledger of its own, as
+// a Reset does, and reports what that would write. Draining real and virtual servers are no
+// difference.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	v, done, err := p.view(ctx)
 	if err != nil {
@@ -38,7 +39,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
-// differ compares. Its Plane has read what a Reset would, and writes nothing.
+// differ compares. Its Plane reads as a Reset does, and writes nothing.
 type differ struct {
 	*Plane
 	*mode.Teller
@@ -46,7 +47,7 @@ type differ struct {
 	lost bool // there is no device
 }
 
-// chains compares the rules, of which comments say nothing.
+// chains compares the rules without their comments.
 func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 	jumps, rules, err := d.view.Held(ctx)
 	if err != nil {

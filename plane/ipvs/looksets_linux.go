@@ -9,7 +9,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Knows is part of [xtwalk.Sets]: of sets that are not this mode's nobody knows what of a packet their members are.
+// Knows is part of [xtwalk.Sets]: only members of this mode's sets are known.
 func (w *way) Knows(name string) bool {
 	_, known := setNamed(w.cfg.Family, name)
 	return known
@@ -30,7 +30,8 @@ func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 	return has, err
 }
 
-// MarkOf is part of [xtwalk.Sets]. It lists a set of marks: the kernel tells of no single one which mark it has.
+// MarkOf is part of [xtwalk.Sets]. It lists the set: the kernel cannot return the mark of one
+// member.
 func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
@@ -43,7 +44,7 @@ func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err e
 	return value, mask, err
 }
 
-// memberAs is the member of a set that a packet is; of sets of three dimensions the last is the source.
+// memberAs returns the member of a set that matches a packet; the third dimension is the source.
 func memberAs(s set, p xtwalk.Packet) member {
 	m := member{set: s, port: p.To.Port()}
 	switch s.typ() {

@@ -8,8 +8,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// set is one of the plane's ipsets. Their order is that in which members come, so that nobody passes who shall not, and
-// nobody is led where nothing serves yet; they go in the reverse order.
+// set is one of the plane's ipsets, in the order in which members are added: those that keep
+// clients out come first, and those that lead to virtual servers later. Removal is in reverse
+// order.
 type set uint8
 
 const (
@@ -36,7 +37,8 @@ const (
 	setCount
 )
 
-// kinds are the names of the sets, behind KUBE- or KUBE-6-, and their types. All but the last three are those of DP-32, which other software reads.
+// kinds are the names of the sets, behind KUBE- or KUBE-6-, and their types. Other software reads
+// all but the last three (DP-32).
 var kinds = [setCount]struct {
 	name string
 	typ  ipset.Type
@@ -91,7 +93,7 @@ func (s set) names() bool {
 	return s >= setClusterIP && s <= setNodePortLocalSCTP || s == setHealthCheck
 }
 
-// member is a member of an ipset; what the set does not hold is zero.
+// member is a member of an ipset, without the parts that the set does not have.
 type member struct {
 	set   set
 	addr  netip.Addr
@@ -100,22 +102,23 @@ type member struct {
 	from  netip.Prefix // the third dimension
 }
 
-// mark is what a member has a packet marked with: value where mask has bits. The zero mark leaves a packet as it is.
+// mark is the mark that a member gives packets: value where mask has bits. The zero mark changes
+// nothing.
 type mark struct{ value, mask uint32 }
 
-// wholeMark is the mask of a mark that leaves nothing of what a packet had: that of a virtual server, or of packets to drop. Others ask for
-// masquerading.
+// wholeMark is the mask of marks that replace all bits: of virtual servers, and of packets to drop.
+// Other marks request masquerading.
 const wholeMark = ^uint32(0)
 
-// other names a virtual server beside those of addresses: for packets of an origin that goes elsewhere than those from
-// anywhere. Without a set it rejects.
+// other names a virtual server for packets of an origin with a route of its own. Without a set it
+// rejects.
 type other struct {
 	set    lb.SetID
 	sticky bool // clients stay with their backend
 	masq   bool
 }
 
-// front is what the kernel holds for one address, port and protocol.
+// front are the kernel's objects for one address, port and protocol.
 type front struct {
 	service ipvs.Service
 	set     *lb.BackendSet // whose backends are the real servers; nil for none
@@ -140,15 +143,17 @@ type binding uint8
 const (
 	// unbound: it is the node's own, by which NodePorts are served.
 	unbound binding = iota
-	// lent: a tenant may ask for it, so that it is not bound where it was a backend's before, which the node could not reach any more.
+	// lent: tenants choose it, so it stays unbound if it was a backend's before, which the node
+	// could not reach any more.
 	lent
 	// bound: it is a cluster IP.
 	bound
 )
 
-// Place is what of a node's addresses matters to a plane.
+// Place is the part of a node's addresses that a plane needs.
 type Place struct {
-	// Own are all of this node's but those of loopback, of kube-ipvs0, and such as are only valid on a link of IPv6; sorted.
+	// Own are the node's addresses without those of loopback, of kube-ipvs0, and link-local ones;
+	// sorted.
 	Own []netip.Addr
 	// Elsewhere are addresses that other devices have, so that kube-ipvs0 must not (DP-31).
 	Elsewhere map[netip.Addr]bool

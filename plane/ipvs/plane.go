@@ -18,52 +18,56 @@ import (
 	"kube-proxy/plane"
 )
 
-// Config says what a plane programs.
+// Config is the configuration of a plane.
 type Config struct {
 	// Family is the IP family; required.
 	Family lb.Family
-	// Masquerade is the bit of the packet mark that asks for masquerading (plane.MasqueradeMark).
+	// Masquerade is the bit of the packet mark that requests masquerading (plane.MasqueradeMark).
 	Masquerade uint32
 	// Scheduler is that of virtual servers, as schedulers has it; "" is rr.
 	Scheduler string
-	// Sticky is the scheduler of virtual servers that go by a mark where clients stay with their backend: mh, or sh. "" is mh.
+	// Sticky is the scheduler of virtual servers by mark with session affinity: mh, or sh. "" is
+	// mh.
 	Sticky string
-	// Idle is how long IPVS remembers a connection of TCP without packets (--ipvs-tcp-timeout); 0 is its default, 15 minutes.
+	// Idle is the time after which IPVS forgets an idle TCP connection (--ipvs-tcp-timeout); 0 is
+	// 15 minutes.
 	Idle time.Duration
 	// ExcludeCIDRs hold virtual servers and addresses that are not ours (--ipvs-exclude-cidrs).
 	ExcludeCIDRs []netip.Prefix
-	// IPVS, Sets, Device and Chains are where the plane writes; all are required. The plane does not close them.
+	// The plane writes to IPVS, Sets, Device and Chains. All are required; the plane does not close
+	// them.
 	IPVS   Servers
 	Sets   Sets
 	Device Addresses
 	Chains Chains
-	// Counters is where connections are read that are counted by Service; nil: none are. The plane does not close it.
+	// Counters lists counted connections; nil counts none. The plane does not close it.
 	Counters Counters
-	// View opens what Follow and Differences read by, in the network namespace of the calling thread; nil: they tell an error.
+	// View opens connections for Follow and Differences, in the network namespace of the calling
+	// thread. With nil both fail.
 	View func() (*View, error)
 }
 
-// Sets is what the plane needs of ipset.Conn, which says what it does.
+// Sets is the part of ipset.Conn that the plane needs.
 type Sets interface {
 	Ensure(ctx context.Context, s ipset.Set) (created bool, err error)
 	Members(ctx context.Context, name string, f func(ipset.Member)) (ipset.Header, error)
 	Do(ctx context.Context, ops []ipset.Op, failed func(i int, err error)) error
 }
 
-// Addresses are those of kube-ipvs0, of one family, and what the node has of addresses beside it.
+// Addresses are those of kube-ipvs0, of one family, and those of other devices.
 type Addresses interface {
 	// Ensure makes the device if there is none.
 	Ensure(ctx context.Context) error
 	// Addresses are those on it, but such as every device has.
 	Addresses(ctx context.Context) ([]netip.Addr, error)
-	// Add and Remove call failed for each address that could not be added, or removed; that it is there already, or not, is no
-	// error. The error wraps ErrNoDevice if there is no device.
+	// Add and Remove call failed for each refused address. An address that is there already, or is
+	// not there, is no error. The error wraps ErrNoDevice if there is no device.
 	Add(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error
 	Remove(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error
-	// Place returns what other devices have.
+	// Place returns the addresses of other devices.
 	Place(ctx context.Context) (Place, error)
-	// News reports whether others changed what Addresses or Place return since it was called last, and Notify has f called
-	// when there is such news.
+	// News reports whether others changed what Addresses or Place return since the last call.
+	// Notify sets a function that is called when News changes.
 	News() (addresses, place bool)
 	Notify(f func())
 }
@@ -77,8 +81,8 @@ type Chains interface {
 	Rules(ctx context.Context) ([]xtables.ChainRule, error)
 }
 
-// Plane holds one family's virtual servers, and what belongs to them. Its methods must be called by one goroutine at a time; Drift
-// and Stats may be by another.
+// Plane holds one family's virtual servers and the objects around them. Only one goroutine at a
+// time may call its methods, except Drift and Stats.
 type Plane struct {
 	cfg  Config
 	sets [setCount]ipset.Set
@@ -88,7 +92,7 @@ type Plane struct {
 	l *ledger // nil before the first Reset, and when the state was lost
 	// undone are, by row, objects that failed when they were written last, or are written in part.
 	undone map[lb.Key][]any
-	// staged are rows that the ledger has, and of which the kernel has a part (TN-69).
+	// staged are rows in the ledger of which the kernel has a part (TN-69).
 	staged map[lb.Key]*lb.Frontend
 	node   lb.Node
 
@@ -103,7 +107,8 @@ type Plane struct {
 	counters  counters
 	looking   chan struct{} // has a value for each who looks
 
-	// step is how much new rows may weigh that a Reset writes; the others are left for later. A constant but for tests.
+	// step is the weight of new rows that one Reset writes; the others are left for later. Tests
+	// change it.
 	step int
 }
 
@@ -112,9 +117,11 @@ const (
 	pace = 2000
 	// step is that of the new rows of a Reset.
 	step = 20000
-	// stage is how many real servers of one virtual server a call adds or removes: IPVS looks for each among all of them.
+	// stage is the number of real servers of one virtual server that a call adds or removes: for
+	// each, IPVS searches all of them.
 	stage = pace
-	// auditStep is how many virtual servers an audit lists the real servers of; lookStep bounds these.
+	// auditStep is the number of virtual servers whose real servers one audit lists; lookStep
+	// limits these.
 	auditStep = 2000
 )
 
@@ -138,7 +145,7 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// layout is what the configuration says of how rows are said to the kernel.
+// layout returns the part of the configuration that decides how rows are rendered.
 func (cfg *Config) layout() layout {
 	return layout{family: cfg.Family, scheduler: cfg.Scheduler, flags: schedulerFlags(cfg.Scheduler),
 		sticky: cfg.Sticky, stickyFlags: ipvs.Sched1, mark: marks{cfg.Masquerade}}
@@ -155,8 +162,8 @@ func (p *Plane) usable(ctx context.Context) error {
 	return nil
 }
 
-// Apply sets each change's objects, or removes them. A row that fails does not keep the others from being written; the error joins what
-// failed.
+// Apply writes or removes each change's objects. A row that fails does not stop the others; the
+// error joins the failures.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	verb := fmt.Sprintf("apply %d changes", len(changes))
 	if err := p.usable(ctx); err != nil {
@@ -179,7 +186,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	return res, err
 }
 
-// later are the keys of the changes of which a part is left to be written.
+// later returns the keys of changes that are written in part.
 func (w *writer) later(changes []lb.Change) (keys []lb.Key) {
 	for _, c := range changes {
 		if w.cutFor[c.Key] {
@@ -198,7 +205,7 @@ func (p *Plane) stage(key lb.Key, row *lb.Frontend) {
 	p.staged[key] = row
 }
 
-// maxErrors is how many errors of objects are told: where one of them fails, all may.
+// maxErrors limits the errors that are reported: where one object fails, all may.
 const maxErrors = 5
 
 // ended says how a verb ended: by err all of it, or some rows.
@@ -233,7 +240,7 @@ func (p *Plane) ended(verb string, w *writer, err error) error {
 	return fmt.Errorf("ipvs: %s: %w", verb, err)
 }
 
-// lose forgets what the kernel holds.
+// lose forgets the state of the kernel.
 func (p *Plane) lose() {
 	p.l = nil
 	p.drains = nil
@@ -249,7 +256,7 @@ func sortedKeys[V any](m map[lb.Key]V) []lb.Key {
 	return keys
 }
 
-// SetNode writes what a change of the node asks for.
+// SetNode writes the consequences of a change of the node.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("ipvs: set node: %w", err)
@@ -268,7 +275,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	return nil
 }
 
-// replace writes what follows from the addresses that this node has now.
+// replace writes the consequences of a change of the node's addresses.
 func (p *Plane) replace(ctx context.Context) error {
 	place, err := p.cfg.Device.Place(ctx)
 	if err != nil {
@@ -303,11 +310,11 @@ func probeID(f lb.Family) ipvs.ServiceID {
 	return ipvs.ByAddr(netip.AddrPortFrom(a, 20000), uint8(lb.TCP))
 }
 
-// Drift has a value when others changed addresses of the node or of kube-ipvs0, when the kernel answered as if others had
-// changed something else, and when it is time to look whether connections have ended.
+// Drift has a value when others changed addresses, when an answer of the kernel shows that others
+// changed something else, and when it is time to check whether connections have ended.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// signal asks for an audit.
+// signal requests an audit.
 func (p *Plane) signal() {
 	select {
 	case p.drift <- struct{}{}:
@@ -324,7 +331,7 @@ func (p *Plane) suspect() {
 // Pace is some thousand operations.
 func (p *Plane) Pace() int { return pace }
 
-// Close gives back what the plane holds of this process. What it wrote stays.
+// Close releases the resources of this process. The kernel keeps the objects.
 func (p *Plane) Close() error {
 	p.cfg.Device.Notify(func() {})
 	if p.alarm != nil {

@@ -18,8 +18,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// Reset reads what is there, and writes what differs from the table. What upstream's proxy left, or a run before, is taken over
-// as it is: the same virtual servers serve on.
+// Reset reads the kernel's state, and writes the differences to the table. It takes over the
+// objects of upstream's proxy or of an earlier run: the same virtual servers serve on.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	if err := ctx.Err(); err != nil {
 		return res, fmt.Errorf("ipvs: reset: %w", err)
@@ -87,9 +87,10 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	return res, nil
 }
 
-// whoseRules reports whether there are chains of the names of the mode, and whether they are this mode's. That decides when ours are
-// written: those of mode iptables, or of upstream, serve until virtual servers can; where there are none nobody shall come in who may not,
-// or unmasqueraded.
+// whoseRules reports whether chains with the mode's names exist, and whether they are this mode's.
+// That decides when ours are written. Chains of mode iptables, or of upstream, serve until virtual
+// servers can. Without chains, ours come first, because they keep unauthorized clients out and
+// masquerade.
 func (p *Plane) whoseRules(ctx context.Context) (there, ours bool, err error) {
 	rules, err := p.cfg.Chains.Rules(ctx)
 	ours = slices.ContainsFunc(rules, func(r xtables.ChainRule) bool { return strings.Contains(r.Rule, setMarksAnywhere.name(p.cfg.Family)) })
@@ -106,7 +107,8 @@ func (p *Plane) ensure(ctx context.Context) error {
 	return p.cfg.Device.Ensure(ctx)
 }
 
-// readAll returns a ledger without rows, of what the kernel holds that is ours; all of it is touched.
+// readAll returns a ledger without rows and with all objects of ours in the kernel; all are
+// touched.
 func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	place, err := p.cfg.Device.Place(ctx)
 	if err != nil {
@@ -135,8 +137,8 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	return l, nil
 }
 
-// readServers takes in which of our virtual servers the kernel has, and calls foreign with those of others. Of one that was not known
-// before, the real servers are not known either.
+// readServers records which of our virtual servers the kernel has, and calls foreign for those of
+// others. The real servers of a new one are not known yet.
 func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.ServiceID)) (seen map[ipvs.ServiceID]bool, err error) {
 	seen = map[ipvs.ServiceID]bool{}
 	known := l.known()
@@ -170,7 +172,7 @@ func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.Se
 	return seen, nil
 }
 
-// found adds a virtual server that no row asks for.
+// found adds a virtual server without a row.
 func (l *ledger) found(id ipvs.ServiceID) *virtual {
 	s := &virtual{id: id, proto: lb.Proto(id.Proto)}
 	l.servers[id] = s
@@ -184,7 +186,8 @@ func (l *ledger) found(id ipvs.ServiceID) *virtual {
 	return s
 }
 
-// known are the virtual servers that the sets say are a kube-proxy's: at the keys of their members, and where their marks lead.
+// known returns the virtual servers that the sets name as a kube-proxy's: at the keys of members,
+// and of their marks.
 func (l *ledger) known() map[ipvs.ServiceID]bool {
 	known := map[ipvs.ServiceID]bool{probeID(l.family): true}
 	for m, c := range l.members {
@@ -204,7 +207,8 @@ func (l *ledger) known() map[ipvs.ServiceID]bool {
 	return known
 }
 
-// owns reports whether a virtual server is a kube-proxy's, see the package comment; known is what [ledger.known] says.
+// owns reports whether a virtual server is a kube-proxy's, see the package comment; known is the
+// result of [ledger.known].
 func (l *ledger) owns(known map[ipvs.ServiceID]bool, id ipvs.ServiceID) bool {
 	if id.Mark != 0 {
 		_, _, ok := l.mark.number(id.Mark)
@@ -214,7 +218,8 @@ func (l *ledger) owns(known map[ipvs.ServiceID]bool, id ipvs.ServiceID) bool {
 	return known[id] || l.addrs[a].has || l.members[member{set: setIPs, addr: a}].has
 }
 
-// owns reports the same of one that is to be taken over: a NodePort's too, at an address that the node had, and none that is excluded.
+// owns reports the same of a virtual server to take over. It includes NodePorts at addresses that
+// the node had, and excludes excluded networks.
 func (p *Plane) owns(l *ledger, known map[ipvs.ServiceID]bool, id ipvs.ServiceID) bool {
 	if known[id] || id.Mark != 0 {
 		return l.owns(known, id)
@@ -265,7 +270,7 @@ func (p *Plane) readSets(ctx context.Context, l *ledger) error {
 	return nil
 }
 
-// readAddresses takes in what kube-ipvs0 has.
+// readAddresses records the addresses of kube-ipvs0.
 func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 	all, err := p.cfg.Device.Addresses(ctx)
 	if err != nil {
@@ -293,8 +298,9 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 	return nil
 }
 
-// adoptMarks has the marks go on to mean what members of sets say that they mean. One that a member leads to whose row asks for something
-// else now, or is gone, means nothing more: that member is there still when the mark's virtual server gets its real servers (SV-25).
+// adoptMarks keeps the meaning of marks that members of sets have. A mark loses its meaning if the
+// row of one of its members needs something else now, or is gone: that member still exists when the
+// mark's virtual server gets its real servers (SV-25).
 func (l *ledger) adoptMarks(want *lb.Table) {
 	type claim struct {
 		mark uint32
@@ -340,7 +346,7 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 	}
 }
 
-// dropped are keys that were served, as far as sets and virtual servers tell, and that the table has not.
+// dropped returns keys that sets and virtual servers serve, and that the table does not have.
 func (l *ledger) dropped(want *lb.Table) []lb.Key {
 	gone := map[lb.Key]bool{}
 	for m, c := range l.members {
@@ -371,7 +377,7 @@ func (l *ledger) serves(row *lb.Frontend) bool {
 	return true
 }
 
-// foreigners are virtual servers of others that somebody should know of.
+// foreigners are virtual servers of others, for a notice.
 type foreigners struct {
 	ours []ipvs.ServiceID // at keys of the table
 	n    int

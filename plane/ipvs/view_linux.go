@@ -23,11 +23,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// heldChains returns what iptables holds of the mode, as [xtables.Keeper.Held].
+// heldChains returns the mode's rules in iptables, as [xtables.Keeper.Held].
 type heldChains func(context.Context) (jumps, rules []xtables.ChainRule, err error)
 
-// openView opens what the kernel is looked at by, in the network namespace of the calling thread: IPVS by connect, the chains by held. It
-// changes nothing.
+// openView opens a View in the network namespace of the calling thread. It changes nothing.
 func openView(f lb.Family, connect func() (*ipvs.Conn, error), held heldChains) (v *View, err error) {
 	var open closers
 	defer func() {
@@ -68,7 +67,7 @@ var errTooMany = errors.New("the kernel has more connections than are searched f
 // mostConnections is how much of the list of connections is read, in bytes: some 50,000 of them.
 const mostConnections = 4 << 20
 
-// staysInKernel looks for the template of the client in the list of the kernel's connections, which alone has it.
+// staysInKernel looks for the template of the client in the kernel's list of connections.
 func staysInKernel(_ context.Context, id ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error) {
 	list, err := os.Open("/proc/thread-self/net/ip_vs_conn")
 	if errors.Is(err, fs.ErrNotExist) {

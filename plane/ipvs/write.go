@@ -21,28 +21,32 @@ import (
 	"kube-proxy/plane"
 )
 
-// Servers is what the plane needs of ipvs.Conn, which says what it does.
+// Servers is the part of ipvs.Conn that the plane needs.
 type Servers interface {
 	Do(ctx context.Context, ops []ipvs.Op, failed func(i int, err error)) error
 	Services(ctx context.Context, f func(ipvs.ServiceState) error) error
 	Destinations(ctx context.Context, id ipvs.ServiceID, f func(ipvs.DestinationState) error) error
 }
 
-// writer writes what a verb has touched.
+// writer writes the objects that a verb touched.
 //
-// There are no transactions, so the order is what keeps clients served (ADR 0046): first what serves, then what leads there; and
-// what led there goes before what served. Each step is planned of what the ledger says when its turn has come.
+// The kernel has no transactions here, so the order keeps clients served (ADR 0046): first the
+// objects that serve, then those that lead to them; the latter are removed first. Each step is
+// planned from the ledger when its turn comes.
 type writer struct {
 	*Plane
 	wrote  int // operations that the kernel was asked for
 	mended int // of these, those that it took
-	// failed are objects of which the kernel did not take an operation, by what they are in the ledger; they are left alone then.
+	// failed are objects, as the ledger has them, of which the kernel refused an operation. They
+	// are left alone.
 	failed map[any]bool
-	// cut are virtual servers of which the next call writes more, and cutFor the rows that they were touched for (TN-69).
+	// cut are virtual servers that the next call continues, cutFor the rows for which they were
+	// touched (TN-69).
 	cut    map[*virtual]bool
 	cutFor map[lb.Key]bool
 	errs   map[lb.Key][]error
-	// before and after, of a Reset, come before what clients reach is there, and when it is.
+	// before and after are steps of a Reset: before clients can reach the virtual servers, and when
+	// they can.
 	before, after func(context.Context) error
 }
 
@@ -57,11 +61,11 @@ func (w *writer) set(key lb.Key, row *lb.Frontend) {
 	}
 }
 
-// rounds is how often to look what is left to write, because the kernel held something else than we knew.
+// rounds limits the repetitions after the kernel's state differed from the ledger.
 const rounds = 4
 
-// write writes all that was touched. Errors of objects are in w.errs, by the row that touched them; write returns those after
-// which nothing can be said of any.
+// write writes all touched objects. Errors of objects are in w.errs, by the row that touched them.
+// write returns an error after which the state of all is unknown.
 func (w *writer) write(ctx context.Context) error {
 	defer w.forget()
 	for range rounds {
@@ -102,7 +106,7 @@ func once(f *func(context.Context) error) func(context.Context) error {
 	}
 }
 
-// forget clears what was touched, and remembers objects that failed or are written in part.
+// forget clears the touched objects, and remembers those that failed or are written in part.
 func (w *writer) forget() {
 	t := w.l.touched
 	w.l.touched = newTouched()
@@ -137,7 +141,7 @@ func (p *Plane) remember(key lb.Key, object any) {
 	p.undone[key] = append(p.undone[key], object)
 }
 
-// again touches the objects of a row that failed, or of which a part is left to write.
+// again touches the objects of a row that failed or are written in part.
 func (p *Plane) again(key lb.Key) {
 	for _, object := range p.undone[key] {
 		switch o := object.(type) {
@@ -154,8 +158,8 @@ func (p *Plane) again(key lb.Key) {
 	delete(p.undone, key)
 }
 
-// refusedIn takes note of an error of a set's member or of the device's address; gone is that of a set or device that is not there. What
-// a context has cut off is no refusal.
+// refusedIn records an error of a member of a set, or of an address of the device. gone is the
+// error for a set or device that does not exist. After the context has ended there is no refusal.
 func (w *writer) refusedIn(ctx context.Context, object any, key lb.Key, err, gone error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -166,7 +170,8 @@ func (w *writer) refusedIn(ctx context.Context, object any, key lb.Key, err, gon
 	return w.fail(object, key, err)
 }
 
-// fail takes note that an object is not as it shall be. It returns an error if that is so of everything.
+// fail records that an object could not be written. It returns an error if that holds for all
+// objects.
 func (w *writer) fail(object any, key lb.Key, err error) error {
 	if errors.Is(err, nlconn.ErrNoAnswer) {
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
@@ -226,8 +231,8 @@ func (p *Plane) excluded(id ipvs.ServiceID) bool {
 	return id.Mark == 0 && within(p.cfg.ExcludeCIDRs, id.Addr.Addr())
 }
 
-// withheld reports whether a member would say that virtual servers are ours that may be another's, or would have packets to them dropped, until
-// we have made them.
+// withheld reports whether a member must wait for its virtual server, which may be another
+// program's: the member would claim it as ours, or drop packets to it.
 func (w *writer) withheld(m member) bool {
 	if len(w.cfg.ExcludeCIDRs) == 0 || !m.set.names() && !m.set.marks() && m.set != setFirewall || m.set == setHealthCheck {
 		return false
@@ -272,7 +277,7 @@ func (l *ledger) raise(ops []serverOp, s *virtual) []serverOp {
 	return ops
 }
 
-// lower takes real servers from those virtual servers, and removes those that nobody wants.
+// lower removes real servers of the selected virtual servers, and virtual servers without rows.
 func (w *writer) lower(which func(*virtual) bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var ops []serverOp
@@ -309,7 +314,7 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 	}), nil
 }
 
-// fate is what becomes of a real server.
+// fate is the future of a real server.
 type fate uint8
 
 const (
@@ -356,8 +361,9 @@ func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
 	return slices.SortedFunc(maps.Keys(m), compare)
 }
 
-// leave removes a virtual server that nobody wants. If it has connections they go on for a while, as they do in the other modes when a
-// Service goes (DP-53), and it goes with the last of them. At an address that another device has it goes at once (TN-63).
+// leave removes a virtual server without rows. Its open connections go on for a while, as in other
+// modes (DP-53), and it goes with the last of them. At an address that another device has it goes
+// at once (TN-63).
 func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serverOp, error) {
 	taken := w.l.taken(s)
 	if s.leaving && s.drain != nil && len(s.dests) > 0 && len(s.drain.dests) == len(s.dests) && !taken {
@@ -393,7 +399,7 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 	return ops, nil
 }
 
-// serverOps has IPVS carry out operations, and takes note of what came of each.
+// serverOps sends operations to IPVS, and records the outcome of each.
 func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 	wire := make([]ipvs.Op, len(ops))
 	for i, op := range ops {
@@ -417,8 +423,8 @@ func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 	})
 }
 
-// carryOut has the kernel carry out so many operations, and tells done what came of each, in their order. It returns the first error
-// of done; or that of the context, if that has cut off some.
+// carryOut sends n operations, and calls done with the outcome of each, in order. It returns the
+// first error of done; or that of the context, if operations were not sent.
 func (w *writer) carryOut(ctx context.Context, n int, do func(failed func(int, error)) error, done func(i int, err error) error) error {
 	if n == 0 {
 		return nil
@@ -468,7 +474,7 @@ func (s *virtual) gone() {
 	s.has, s.is, s.dests, s.drain, s.made = false, ipvs.Service{}, nil, nil, false
 }
 
-// done takes note of what has become of a virtual server.
+// done records the state of a virtual server after an operation.
 func (p *Plane) done(key lb.Key, s *virtual) {
 	p.counters.follow(s)
 	p.l.done(key, s)
@@ -481,8 +487,8 @@ func (s *virtual) stays(a netip.AddrPort) {
 	}
 }
 
-// refused takes note of an operation that the kernel did not carry out. Where it had another state than we knew, because somebody
-// else wrote, it is known now, and what is left to do is planned anew.
+// refused records a refused operation. If the kernel's state differed from the ledger, because
+// others wrote, the ledger is corrected, and the rest is planned again.
 func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	s, a, key := op.of, op.Destination.Addr, w.l.touched.servers[op.of]
 	is := func(errno unix.Errno) bool { return errors.Is(err, errno) }
@@ -536,7 +542,8 @@ func (p *Plane) destsOf(ctx context.Context, id ipvs.ServiceID) (map[netip.AddrP
 	return dests, nil
 }
 
-// destOf is what the kernel holds; a real server that has more than ours have is as one that is not known.
+// destOf returns a real server as the ledger has it: unknown, if it has settings that ours do not
+// have.
 func destOf(d ipvs.Destination) dest {
 	if d != (ipvs.Destination{Addr: d.Addr, Forwarding: d.Forwarding, Weight: d.Weight}) {
 		return dest{unknown, unknown}
@@ -551,7 +558,8 @@ type memberOp struct {
 	remove bool
 }
 
-// guards reports whether a member keeps clients out: by source ranges, or by the mark of packets to drop.
+// guards reports whether a member keeps clients out: by source ranges, or by the mark of packets to
+// drop.
 func (w *writer) guards(m member, as mark) bool {
 	return m.set <= setFirewall || m.set == setMarksAnywhere && as == mark{w.l.mark.drop(), wholeMark}
 }
