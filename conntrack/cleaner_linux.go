@@ -13,23 +13,24 @@ import (
 	"kube-proxy/lb"
 )
 
-// Config says what a Cleaner works on. Family must be set.
+// Config configures a Cleaner. Family is required.
 type Config struct {
-	// Family is the family of the engine whose changes the Cleaner is told.
+	// Family is the family of the observed engine.
 	Family lb.Family
-	// Proxied, if not nil: flows end at a proxy on this machine, whatever backends there are. It reports whether the proxy answers
-	// flows of a row from that address and port now, and may be called from any goroutine. Only flows of a row that goes, begins
-	// to lead somewhere, or becomes another Service's are looked at, and those forgotten that would miss the proxy's socket.
+	// Proxied is set if flows end at a proxy on this machine. It reports whether the proxy answers
+	// flows of a row from that address and port; any goroutine may call it. Only flows of rows that
+	// go, begin to balance, or change their Service are checked, and those that would miss the
+	// proxy's socket are deleted.
 	Proxied func(row lb.Key, from netip.AddrPort) bool
-	// Log is where runs that deleted something and failures are told, 20 at once and two a minute after that; nil
-	// means slog.Default().
+	// Log reports deletions and failures, 20 at once and two a minute after that; nil is
+	// slog.Default().
 	Log *slog.Logger
-	// Cleaned, if not nil, is told after each pass how long it took, and how many entries it deleted (MT-18). It is
-	// called from the goroutine of [Cleaner.Run].
+	// Cleaned, if not nil, is called after each pass with its duration and the number of deleted
+	// entries (MT-18), by the goroutine of [Cleaner.Run].
 	Cleaned func(took time.Duration, deleted int)
 }
 
-// Cleaner forgets flows whose backend left. It is an engine.Observer and an engine.NodeObserver.
+// Cleaner deletes flows whose backend left. It is an engine.Observer and an engine.NodeObserver.
 type Cleaner struct {
 	cfg    Config
 	kernel kernel
@@ -42,7 +43,7 @@ type Cleaner struct {
 	index *index
 }
 
-// kernel is what a Cleaner needs of the kernel; the methods are those of table.
+// kernel is the part of table that a Cleaner needs.
 type kernel interface {
 	locals(ctx context.Context) (map[netip.Addr]struct{}, error)
 	forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error)
@@ -51,17 +52,17 @@ type kernel interface {
 const (
 	// delay is how long the worker waits for more after the first change.
 	delay = 20 * time.Millisecond
-	// A pass costs as much as the table is long. Pausing this many times as long as it took keeps the cost of
-	// endless changes at a quarter of one CPU.
+	// A pass costs as much as the table is long. A pause of this many times its duration limits
+	// endless changes to a quarter of one CPU.
 	pauseFactor = 3
 	firstRetry  = time.Second
 	lastRetry   = time.Minute
-	// grace is how long the pass in hand may go on after Run was told to stop.
+	// grace is the time that the current pass may take after Run was stopped.
 	grace = 5 * time.Second
 )
 
-// New opens the conntrack table of the network namespace of the calling thread. It needs the capability
-// NET_ADMIN there. [Cleaner.Run] closes it.
+// New opens the conntrack table of the calling thread's network namespace, where it needs
+// CAP_NET_ADMIN. [Cleaner.Run] closes it.
 func New(cfg Config) (*Cleaner, error) {
 	t, err := openTable(cfg.Family)
 	if err != nil {
@@ -100,8 +101,8 @@ func (c *Cleaner) wakeIf(work bool) {
 	}
 }
 
-// NodeApplied takes note of the addresses that answer NodePorts. It does no I/O; where they changed, its time follows
-// the rows.
+// NodeApplied records the addresses that answer NodePorts. It does no I/O; its time follows the
+// rows if they changed.
 func (c *Cleaner) NodeApplied(n lb.Node) {
 	c.mu.Lock()
 	work := c.index.answerAt(n.NodePorts)
@@ -109,7 +110,7 @@ func (c *Cleaner) NodeApplied(n lb.Node) {
 	c.wakeIf(work)
 }
 
-// Run is the worker; it returns when ctx ends, after the pass in hand, and closes the table. Call it once.
+// Run is the worker. It ends with ctx, after the current pass, and closes the table. Call it once.
 func (c *Cleaner) Run(ctx context.Context) {
 	defer c.close()
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -187,7 +188,7 @@ func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 	return took, failed
 }
 
-// plan takes what is suspect. If the addresses of this machine are not known, NodePorts stay suspect.
+// plan takes the suspect keys. Without the addresses of this machine, NodePorts stay suspect.
 func (c *Cleaner) plan(ctx context.Context) (*plan, error) {
 	c.mu.Lock()
 	need := c.index.hasNodePort()

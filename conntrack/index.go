@@ -7,23 +7,24 @@ import (
 	"kube-proxy/lb"
 )
 
-// index knows the rows whose flows may have to be forgotten, and which keys are suspect: entries of theirs
-// may lead where nobody serves.
+// index has the rows whose flows may have to be deleted, and the suspect keys: those with flows to
+// backends that may no longer serve.
 type index struct {
 	proxied func(lb.Key, netip.AddrPort) bool // as in [Config]
 	rows    map[lb.Key]*lb.Frontend
 	suspect map[lb.Key]struct{}
-	// begun are TCP frontends that began to balance since the last pass. Attempts to connect that were
-	// made before have an untranslated entry, with which all their retransmissions miss the Service.
+	// begun are TCP frontends that began to balance since the last pass. Earlier attempts to
+	// connect have an untranslated entry, with which their retransmissions miss the Service.
 	begun map[lb.Key]*lb.Frontend
-	// left is what was found out of large sets since the last settle.
+	// left caches answers about large sets until the next settle.
 	left map[leaving]bool
-	// nodePorts are the addresses that answer NodePorts, everywhere before somebody has told; nodePortsBefore are
-	// those that did when flows were looked at last.
+	// nodePorts are the addresses that answer NodePorts, at first all; nodePortsBefore are those of
+	// the last pass.
 	nodePorts, nodePortsBefore []netip.Prefix
 }
 
-// leaving is a question: does one of the set not serve a row that balances so? Rows of one service port ask the same.
+// leaving is a query: does a backend of the set not serve a row with these routes? Rows of one
+// service port ask the same.
 type leaving struct {
 	set, serving *lb.BackendSet
 	routes       [3]*lb.BackendSet
@@ -37,7 +38,7 @@ func newIndex(proxied func(lb.Key, netip.AddrPort) bool) *index {
 		nodePorts: everywhere}
 }
 
-// answerAt takes note of the addresses that answer NodePorts now, and reports whether that made keys suspect.
+// answerAt records the addresses that answer NodePorts, and reports whether that made keys suspect.
 func (x *index) answerAt(nodePorts []netip.Prefix) (work bool) {
 	if slices.Equal(x.nodePorts, nodePorts) {
 		return false
@@ -60,8 +61,8 @@ func (x *index) answerAt(nodePorts []netip.Prefix) (work bool) {
 // settle is called after a batch of changes.
 func (x *index) settle() { x.left = nil }
 
-// begins takes note of a change of a TCP frontend, and reports whether it began to balance. Old decides:
-// where the hint is wrong, a pass too many or a retransmission lost is all that it costs.
+// begins records a change of a TCP frontend, and reports whether it began to balance. It trusts
+// Old: a wrong hint costs a pass or a retransmission.
 func (x *index) begins(c lb.Change) bool {
 	if c.New == nil || !balances(c.New) {
 		delete(x.begun, c.Key)
@@ -78,8 +79,8 @@ func (x *index) begins(c lb.Change) bool {
 // forgets reports whether translated flows of the protocol are forgotten (DP-53, DP-54).
 func forgets(p lb.Proto) bool { return p == lb.UDP || p == lb.SCTP }
 
-// apply takes note of a change that is in force, and reports whether it made its key suspect. It compares with
-// the row that it knows itself: Old is but a hint.
+// apply records a change in force, and reports whether it made its key suspect. It compares with
+// its own row; Old is a hint.
 func (x *index) apply(c lb.Change) bool {
 	if c.Key.Proto == lb.TCP {
 		return x.begins(c)
@@ -100,8 +101,8 @@ func (x *index) apply(c lb.Change) bool {
 	return true
 }
 
-// lost reports whether flows made under the row old may be wrong under now: somebody stopped serving, or no
-// route went anywhere, so that flows were made without a backend.
+// lost reports whether flows made under old may be wrong under now: a backend stopped serving, or
+// there was none.
 func (x *index) lost(old, now *lb.Frontend) bool {
 	if old.Service != now.Service {
 		return true
@@ -156,7 +157,7 @@ func balances(f *lb.Frontend) bool {
 	return slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.To != nil })
 }
 
-// flow is what matters of a conntrack entry.
+// flow is the relevant part of a conntrack entry.
 type flow struct {
 	proto lb.Proto
 	to    netip.AddrPort // destination as the client sees it
@@ -168,20 +169,20 @@ type flow struct {
 // untranslated reports whether no frontend led the flow anywhere.
 func (f flow) untranslated() bool { return f.from == f.to }
 
-// plan is what one run looks for. It does not change, and shares with the index only rows, which do not either.
+// plan is the work of one pass. It is immutable, as the rows that it shares with the index are.
 type plan struct {
 	// proxied as in [Config]: no flow leads to a backend.
 	proxied func(lb.Key, netip.AddrPort) bool
 	// keys are the suspect keys with their rows; nil where no row is left.
 	keys map[lb.Key]*lb.Frontend
-	// locals are this machine's addresses that answer NodePorts, or did until the pass before; the latter are false. It
-	// is empty if no NodePort is suspect.
+	// locals are this machine's addresses that answer NodePorts (true), or did until the last pass
+	// (false). It is empty if no NodePort is suspect.
 	locals map[netip.Addr]bool
-	// taken are local addresses whose port belongs to a row of its own, though a suspect NodePort has it too.
+	// taken are local addresses where a row of its own has the port of a suspect NodePort.
 	taken map[lb.Key]struct{}
 }
 
-// hasNodePort reports whether a NodePort is suspect, so that take must be given the local addresses.
+// hasNodePort reports whether a NodePort is suspect, for which take needs the local addresses.
 func (x *index) hasNodePort() bool {
 	for k := range x.suspect {
 		if k.IsNodePort() {
@@ -196,8 +197,8 @@ func (x *index) hasNodePort() bool {
 	return false
 }
 
-// take returns the plan for what is suspect now, and begins anew. A NodePort that became suspect without
-// locals being known stays for the next time.
+// take returns the plan for the suspect keys, and begins anew. Without locals, NodePorts stay
+// suspect.
 func (x *index) take(locals map[netip.Addr]struct{}) *plan {
 	p := &plan{proxied: x.proxied, keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{}, taken: map[lb.Key]struct{}{}}
 	for a := range locals {
@@ -293,7 +294,7 @@ func (p *plan) stale(f flow) (lb.Key, bool) {
 // answered reports whether the proxy of mode userspace answers the flow.
 func (p *plan) answered(k lb.Key, f flow) bool { return p.proxied != nil && p.proxied(k, f.from) }
 
-// asks reports whether the plan needs the flows of the protocol.
+// asks reports whether the plan needs flows of the protocol.
 func (p *plan) asks(proto lb.Proto) bool {
 	for k := range p.keys {
 		if k.Proto == proto {

@@ -18,8 +18,8 @@ import (
 // batch is how many deletes go in one message to the kernel.
 const batch = 128
 
-// table is the kernel's conntrack table of one family, in the network namespace that it was opened in.
-// Its memory is allocated once. It is for one goroutine.
+// table is the kernel's conntrack table of one family and network namespace. It allocates its
+// memory once. It is for one goroutine.
 type table struct {
 	family  byte
 	dumps   *nlconn.Conn
@@ -33,7 +33,7 @@ type table struct {
 	keys    []lb.Key // their keys
 }
 
-// tally is what a pass over the table did.
+// tally counts the entries of a pass.
 type tally struct{ seen, deleted int }
 
 func openTable(family lb.Family) (*table, error) {
@@ -64,8 +64,8 @@ func (t *table) close() {
 	}
 }
 
-// forget reads all entries of the protocol and deletes those that stale picks, a batch at a time while it
-// reads. An entry that went by itself in between is no error; failed is told of each other that stayed.
+// forget reads all entries of the protocol, and deletes in batches those that stale picks. An entry
+// that is gone already is no error; failed is called for others that stayed.
 func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
 	var n tally
 	t.pending, t.keys = t.pending[:0], t.keys[:0]

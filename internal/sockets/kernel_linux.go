@@ -25,7 +25,7 @@ func New(cfg Config) (*Watcher, error) {
 	return newWatcher(cfg, d), nil
 }
 
-// diag asks the kernel by sock_diag.
+// diag lists sockets by sock_diag.
 type diag struct{ conn *nlconn.Conn }
 
 func openDiag() (*diag, error) {
@@ -84,7 +84,8 @@ const (
 	attrV6Only    = 11 // INET_DIAG_SKV6ONLY
 )
 
-// dump asks for the sockets of one protocol and family that wait for traffic, on one port if that is not 0.
+// dump lists the sockets of one protocol and family that wait for traffic, on one port if that is
+// not 0.
 func (d *diag) dump(ctx context.Context, family uint8, proto lb.Proto, port uint16) ([]socket, error) {
 	request := make([]byte, sizeofRequest)
 	request[0], request[1] = family, uint8(proto)
@@ -98,7 +99,7 @@ func (d *diag) dump(ctx context.Context, family uint8, proto lb.Proto, port uint
 	})
 }
 
-// parseMessage reads one socket. Not all protocols' dumps heed the port that was asked for.
+// parseMessage reads one socket. Dumps of some protocols ignore the port.
 func parseMessage(b []byte, port uint16) (socket, bool) {
 	if len(b) < sizeofMessage {
 		return socket{}, false

@@ -14,44 +14,45 @@ import (
 	"kube-proxy/lb"
 )
 
-// Config says what a Watcher tells to whom. Collides must be set.
+// Config configures a Watcher. Collides is required.
 type Config struct {
-	// Collides is called from the goroutine of Run for each socket in the way of a NodePort, and once for all that one
-	// Service newly takes at the node's own addresses; once, and once more if it had been away. It should not take long.
+	// Collides is called by the goroutine of Run: for each socket that a NodePort takes traffic
+	// from, and once for all that one Service newly takes at the node's own addresses. It is called
+	// again after a collision had ended. It must not take long.
 	Collides func(Collision)
-	// Local returns the addresses of this node; nil means that Services with such an address are not noticed.
+	// Local returns the addresses of this node; nil ignores Services with such addresses.
 	Local func() ([]netip.Addr, error)
-	// Serves says whether NodePorts answer at an address of this node; nil means at all but loopback.
+	// Serves reports whether NodePorts answer at an address of this node; nil is all but loopback.
 	Serves func(netip.Addr) bool
 	// Delay is how long Run waits for more after the first change; 0 means 100 ms.
 	Delay time.Duration
-	// Period is the time between two looks at all NodePorts, give or take a tenth; 0 means 5 minutes, less
-	// than 0 means never.
+	// Period is the time between two looks at all NodePorts, give or take a tenth; 0 is 5 minutes,
+	// and below 0 is never.
 	Period time.Duration
-	// Log is where failures are told; nil means slog.Default().
+	// Log reports failures; nil is slog.Default().
 	Log *slog.Logger
 }
 
-// Collision is a port of this node that a Service's row takes from somebody.
+// Collision is a port of this node that a Service's row takes over.
 type Collision struct {
 	// Service is the row's, "ns/name:port".
 	Service string
 	// Key is the row's: of a NodePort, or with an address of this node.
 	Key lb.Key
-	// Listener is where a program listens that loses traffic; not valid if it is a NodePort that does.
+	// Listener is the address of the program that loses traffic; not valid for a NodePort.
 	Listener netip.AddrPort
-	// NodePort is the Service, "ns/name:port", whose NodePort loses traffic; "" if it is a program.
+	// NodePort is the Service, "ns/name:port", whose NodePort loses traffic; "" for a program.
 	NodePort string
 	// More is how many more there are of the same Service.
 	More int
 }
 
-// Watcher compares NodePorts, and rows at the node's own addresses, with sockets and with each other. [New] makes one.
+// Watcher compares NodePorts and rows at the node's own addresses with sockets and with each other.
 type Watcher struct {
 	cfg    Config
 	kernel kernel
-	// confirm is how long a UDP socket must exist before it is told: a client without connect(2) looks like a
-	// server, but not for long.
+	// confirm is the age at which a UDP socket is reported: a client without connect(2) looks like
+	// a server, but not for long.
 	confirm time.Duration
 	wake    chan struct{} // has a value when there are fresh ports
 	looks   atomic.Uint64 // that are over
@@ -88,15 +89,15 @@ type state struct {
 
 func (s state) key() lb.Key { return lb.Key{Addr: s.addr, Port: s.number, Proto: s.proto} }
 
-// suspect is a socket that is not told yet.
+// suspect is a socket that is not reported yet.
 type suspect struct {
 	inode uint32
 	since time.Time
 }
 
-// kernel is what a Watcher asks the kernel.
+// kernel is the part of diag that a Watcher needs.
 type kernel interface {
-	// sockets lists what waits for traffic of a protocol, on one port if that is not 0.
+	// sockets lists the sockets of a protocol that wait for traffic, on one port if that is not 0.
 	sockets(ctx context.Context, proto lb.Proto, port uint16) ([]socket, error)
 	// ours returns the inodes of the sockets of this process.
 	ours() (map[uint32]struct{}, error)
@@ -111,7 +112,7 @@ type socket struct {
 	v6only bool
 }
 
-// takes reports whether traffic of a family comes to the socket, if it comes to one of its addresses.
+// takes reports whether the socket receives traffic of a family to its addresses.
 func (s socket) takes(fam lb.Family) bool {
 	a := s.addr.Addr()
 	switch {
@@ -179,8 +180,8 @@ func (o *Observer) Applied(changes []lb.Change) {
 	}
 }
 
-// note takes a change of a row into rows, which are of the kinds; w.mu is held. A Service that is new there is to be
-// looked at.
+// note applies a change to rows of these kinds; w.mu is held. A Service that is new there is looked
+// at.
 func (w *Watcher) note(rows map[port]string, c lb.Change, kinds ...lb.Kind) {
 	p := port{c.Key.Port, c.Key.Proto}
 	_, unseen := w.fresh[p]
@@ -197,11 +198,10 @@ func (w *Watcher) note(rows map[port]string, c lb.Change, kinds ...lb.Kind) {
 	}
 }
 
-// maxGone bounds the ended claims that are remembered between two looks, 100 ms apart or more. A Service
-// that makes more of them is reported by those that it has left.
+// maxGone limits the ended claims that are remembered between two looks.
 const maxGone = 4096
 
-// Run looks until ctx ends, and then closes what New has opened. Call it once.
+// Run looks until ctx ends, and then closes the connections. Call it once.
 func (w *Watcher) Run(ctx context.Context) {
 	defer w.kernel.close()
 	var periodic <-chan time.Time
@@ -241,8 +241,8 @@ func (w *Watcher) period() time.Duration {
 	return time.Duration(float64(w.cfg.Period) * (0.9 + 0.2*rand.Float64()))
 }
 
-// take returns the ports to look at now, by protocol: those of which there is a NodePort, or a row at an address of this
-// node.
+// take returns the ports to look at now, by protocol: those with a NodePort, or with a row at an
+// address of this node.
 func (w *Watcher) take(all bool) map[lb.Proto]map[uint16]struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -297,8 +297,7 @@ func (w *Watcher) here(p port) []state {
 	return out
 }
 
-// against returns what s takes traffic from: the Services that have its port as a NodePort, and those that have it at
-// one of the socket's addresses.
+// against returns the Services that take traffic from s: by a NodePort, or at one of its addresses.
 func (w *Watcher) against(p port, s socket) []state {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -327,7 +326,7 @@ func (w *Watcher) against(p port, s socket) []state {
 	return out
 }
 
-// nodePorts adds rows at the node's own addresses which take a port that is another Service's NodePort.
+// nodePorts adds rows at the node's own addresses that take the port of another Service's NodePort.
 func (w *Watcher) nodePorts(found map[state]uint32, looked map[port]struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -384,8 +383,8 @@ func (w *Watcher) look(ctx context.Context, all bool) {
 	w.looks.Add(1)
 }
 
-// locate takes the claims that ended, and learns at which addresses of this node there are rows or such claims.
-// Where that fails, what was known before does.
+// locate takes the ended claims, and finds the addresses of this node with rows or such claims. If
+// that fails, the previous ones stay.
 func (w *Watcher) locate() {
 	w.mu.Lock()
 	for s := range w.gone {
@@ -414,8 +413,8 @@ func (w *Watcher) locate() {
 	w.locals = slices.DeleteFunc(locals, func(a netip.Addr) bool { return w.addrs[a] == nil && !claimed[a] })
 }
 
-// withoutOurs removes sockets of this process in the way of NodePorts, which it may serve itself. The kernel is asked of
-// them only if there is something to tell.
+// withoutOurs removes sockets of this process from NodePorts' collisions: it may serve those
+// itself.
 func (w *Watcher) withoutOurs(found map[state]uint32) {
 	if len(found) == 0 {
 		return
@@ -429,7 +428,8 @@ func (w *Watcher) withoutOurs(found map[state]uint32) {
 	}
 }
 
-// compare tells what is new, and forgets what is no longer so. looked are the ports of which found tells all.
+// compare reports new collisions, and forgets ended ones. found is complete for the ports in
+// looked.
 func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 	for s := range w.told {
 		_, asked := looked[s.port]
@@ -478,7 +478,7 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 	w.tell(fresh)
 }
 
-// keepEnded has a claim that ended judged at the next look: its UDP socket is too young yet, or the sockets
+// keepEnded keeps an ended claim for the next look: its UDP socket is too young, or the sockets
 // could not be listed.
 func (w *Watcher) keepEnded(s state) {
 	if w.ended == nil {
@@ -489,8 +489,8 @@ func (w *Watcher) keepEnded(s state) {
 	}
 }
 
-// tell tells what is new in the order of Services and keys: what one of them takes at the node's own addresses, all at once,
-// since its author decides how much that is.
+// tell reports new collisions in the order of Services and keys. Those of one Service at the node's
+// own addresses are one report, since its author decides their number.
 func (w *Watcher) tell(fresh []state) {
 	slices.SortFunc(fresh, func(a, b state) int {
 		return cmp.Or(cmp.Compare(lb.OwnerOf(a.service), lb.OwnerOf(b.service)), a.key().Compare(b.key()), a.listener.Compare(b.listener))
@@ -515,7 +515,7 @@ func (w *Watcher) wanted(s state) bool {
 	return w.rows[lb.IPv4][s.port] == s.service || w.rows[lb.IPv6][s.port] == s.service
 }
 
-// failed tells of an error when it is another one than the last time; nil is none.
+// failed reports an error that differs from the last one; nil is none.
 func (w *Watcher) failed(what string, err error) {
 	if err == nil {
 		delete(w.errs, what)

@@ -19,8 +19,8 @@ type Counters interface {
 	Services(ctx context.Context, f func(ipvs.ServiceState) error) error
 }
 
-// counters know which virtual servers of the plane count connections for which service port (docs/adr/0069). The kernel counts, always; here is whose
-// it is, and where a counter begins. A virtual server that the plane has made anew has another number.
+// counters maps virtual servers to service ports (docs/adr/0069). The kernel always counts;
+// counters know where a count begins. A virtual server that was made again has another number.
 type counters struct {
 	on bool
 
@@ -39,10 +39,10 @@ type counter struct {
 	since  int    // the reading that was under way, or the last, when it was noted
 }
 
-// unknownCount is the base of a counter that others began: what it has at the first reading.
+// unknownCount is the base of a counter that others began: its value at the first reading.
 const unknownCount = math.MaxUint64
 
-// follow takes note of what a virtual server has become.
+// follow records the new state of a virtual server.
 func (c *counters) follow(s *virtual) {
 	if !c.on {
 		return
@@ -79,7 +79,7 @@ func (s *virtual) port() string {
 	return ""
 }
 
-// keep forgets virtual servers that the ledger has not: they went while the plane did not know what the kernel holds.
+// keep forgets virtual servers that are not in the ledger: they went while the state was unknown.
 func (c *counters) keep(l *ledger) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,7 +97,8 @@ func (c *counters) begin() {
 	c.reading++
 }
 
-// saw takes in what the kernel lists, of a virtual server of whomever. What was made since the reading began may be the one before.
+// saw records the kernel's count of a virtual server of anybody. One that was made since the
+// reading began may be listed as it was before.
 func (c *counters) saw(s *ipvs.ServiceState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,7 +110,8 @@ func (c *counters) saw(s *ipvs.ServiceState) {
 	is.conns = s.Stats.Conns - is.base
 }
 
-// counts returns what was read last of each virtual server that is there: a list may lack some (package netlink/ipvs).
+// counts returns the last reading of each virtual server: a list may lack some (package
+// netlink/ipvs).
 func (c *counters) counts() []mode.Count {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,8 +127,8 @@ func (c *counters) counts() []mode.Count {
 // Counts is part of [mode.TrafficCounter].
 func (p *Plane) Counts() bool { return p.counters.on }
 
-// Traffic is part of [mode.TrafficCounter]: connections that virtual servers led to a real server, as the kernel told two seconds ago. They are listed
-// with those of others and of the other family; which are ours, the plane knows.
+// Traffic is part of [mode.TrafficCounter]: connections to real servers, as of two seconds ago. The
+// kernel lists virtual servers of others and of the other family too.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	if !p.counters.on {
 		return nil
@@ -145,7 +147,7 @@ func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	return nil
 }
 
-// counting reports whether the kernel tells what it counts: without, all counters stay as they are.
+// counting reports whether the kernel updates its counters.
 func counting() bool {
 	b, err := os.ReadFile("/proc/sys/net/ipv4/vs/run_estimation")
 	return err != nil || strings.TrimSpace(string(b)) != "0" // kernels before 6.2 have no such setting, and count

@@ -12,26 +12,26 @@ import (
 	"kube-proxy/lb"
 )
 
-// How long real servers drain (ADR 0046). One goes when it has no connections. While it has, it goes when it answers nothing any
-// more, so that those of a dead node do not hold it for ever (PN-42).
+// How long real servers drain (ADR 0046). One goes when it has no connections, or no longer
+// answers, so that those of a dead node do not stay for ever (PN-42).
 const (
-	// firstLook is when it is looked at, and lastLook how often in the end; the pause doubles each time.
+	// firstLook is the first pause before a look, and lastLook the longest; pauses double.
 	firstLook, lastLook = 2 * time.Second, 30 * time.Second
-	// underWay is how long it stays in any case: a packet that chose it before its weight was 0 may be put off before IPVS has counted its
-	// connection, which would end with it.
+	// underWay is the shortest stay: packets that chose it before its weight was 0 may not be
+	// counted yet, and would lose their connection.
 	underWay = time.Second
-	// mute is how long packets may go to it without one that comes from it: its clients repeat what was lost.
+	// mute limits the time without an answer while packets go to it: clients repeat lost packets.
 	mute = 2 * time.Minute
-	// silent is how long it may send none, whatever goes to it, where [Config.Idle] says nothing: as long as IPVS remembers a
-	// connection that is idle.
+	// silent limits the time without a packet from it, without [Config.Idle]: IPVS forgets idle
+	// connections then.
 	silent = 15 * time.Minute
-	// stay is how long the connections of a Service that is gone may hold its address, whatever goes through them: the address may
-	// be somebody else's by then (TN-63).
+	// stay limits the time for which connections hold the address of a deleted Service: another may
+	// own it by then (TN-63).
 	stay = 5 * time.Minute
-	// perSecond is how many real servers of one virtual server are listed for each second of pause: to look at one lists all.
+	// perSecond is the number of real servers that are listed for each second of pause.
 	perSecond = 1000
-	// together is how far apart virtual servers may be due that are looked at together, and lookStep how many real servers are listed then:
-	// changes of rows wait meanwhile.
+	// Virtual servers that are due within together are looked at together, up to lookStep real
+	// servers: changes of rows wait meanwhile.
 	together = time.Second
 	lookStep = 20000
 )
@@ -67,7 +67,7 @@ func (p *Plane) wake(at time.Time) {
 	}
 }
 
-// look removes real servers that have drained, of those virtual servers whose time has come.
+// look removes drained real servers of the virtual servers that are due.
 func (p *Plane) look(ctx context.Context) error {
 	now, counts := time.Now(), counting() // without, nothing can be told of who is silent
 	p.alarmAt = time.Time{}
@@ -142,8 +142,8 @@ func (p *Plane) lookAt(ctx context.Context, s *virtual, now time.Time, counts bo
 	return gone, nil
 }
 
-// follow takes note of what a real server has done since it was looked at last, and reports whether it may go; idle is how long
-// IPVS remembers a connection without packets.
+// follow records what a real server did since the last look, and reports whether it may go; idle is
+// the time after which IPVS forgets a connection.
 func (s *seen) follow(d ipvs.DestinationState, now time.Time, idle time.Duration) bool {
 	in, out := d.Stats.InPackets, d.Stats.OutPackets
 	switch {

@@ -24,7 +24,7 @@ const (
 	markPattern = 0x8000_0700
 )
 
-// pattern is what all of our marks have in common, and in which bits.
+// pattern returns the bits that all our marks have in common, and their mask.
 func (m marks) pattern() (value, mask uint32) { return markPattern &^ m.masq, ^(markNumber | m.masq) }
 
 // most is the highest number that a mark can have: at least 2^17-2.
@@ -33,8 +33,8 @@ func (m marks) most() uint32 { return 1<<bits.OnesCount32(markNumber&^m.masq) - 
 // drop is the mark of packets that are dropped.
 func (m marks) drop() uint32 { return m.of(m.most()+1, false) }
 
-// bits yields the bits of a mark that have those of its number, from the lowest of that on: the high bits of the mark first, for the
-// numbers of others are small.
+// bits yields the bits of a mark that hold its number, the lowest first. High bits of the mark come
+// first, because others use small numbers.
 func (m marks) bits(yield func(i int, bit uint32) bool) {
 	const high = markNumber & 0x7ff0_0000
 	i := 0
@@ -62,7 +62,8 @@ func (m marks) of(n uint32, masq bool) uint32 {
 	return v
 }
 
-// number returns what a mark was made of; ok is false for marks of others, and for that of packets to drop.
+// number returns the number and masquerade bit of a mark; ok is false for marks of others, and for
+// that of packets to drop.
 func (m marks) number(mark uint32) (n uint32, masq, ok bool) {
 	for i, bit := range m.bits {
 		if mark&bit != 0 {

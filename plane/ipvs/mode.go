@@ -29,7 +29,7 @@ import "kube-proxy/mode"
 // Device is the interface that holds the service addresses in the mode ipvs (G3, DP-31).
 const Device = "kube-ipvs0"
 
-// The metrics of the mode that its planes tell.
+// The mode's metrics that its planes report.
 const (
 	restoreFailures  = "sync_proxy_rules_iptables_restore_failures_total" // MT-09
 	virtualServers   = "ipvs_virtual_servers"
@@ -40,7 +40,7 @@ const (
 	messageBytes     = "ipvs_netlink_bytes_total"
 )
 
-// facts is what there is to know of the mode on every system; what it does is of Linux.
+// facts describes the mode on every system; its functions are of Linux.
 func facts() mode.Mode {
 	family, to := []string{"ip_family"}, []string{"ip_family", "to"}
 	return mode.Mode{

@@ -18,8 +18,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// able asks for each thing that the mode is made of. The question has a kernel load modules that it has, and changes nothing else.
-// What only the name of a scheduler is wrong with comes last: where the mode cannot run at all, that does not matter.
+// able probes for each part of the mode. The kernel may load modules for that; nothing else
+// changes. The scheduler comes last: its name does not matter where the mode cannot run.
 func able(s mode.Settings) error {
 	for _, ask := range []func(mode.Settings) error{hasIPVS, hasDevice, hasSets, hasIPTables, hasItsScheduler} {
 		if err := ask(s); err != nil {
@@ -56,8 +56,8 @@ func hasItsScheduler(s mode.Settings) error {
 	return checkScheduler(context.Background(), c, s.Family, optionsOf(s.Blocks).IPVS.Scheduler)
 }
 
-// hasDevice finds out whether there can be a device for the service addresses. A device with an address that none can have is
-// refused by who would make it, after the kernel has looked for that.
+// hasDevice probes whether the kernel has devices of the type. It tries to make one with an invalid
+// address, which the kernel refuses after it has looked for the type.
 func hasDevice(mode.Settings) error {
 	ctx := context.Background()
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})

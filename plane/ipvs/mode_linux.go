@@ -35,15 +35,15 @@ func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 	return m
 }
 
-// host is what this process knows of where it runs.
+// host has the state that the planes of this process share.
 type host struct {
 	// backends are those with which planes keep their chains.
 	backends map[lb.Family]xtables.Backend
-	// timed: the timeouts of the namespace are set. said: that the mode is deprecated is told.
+	// timed: the timeouts of the namespace are set. said: the deprecation is reported.
 	timed, said sync.Once
 }
 
-// open makes the plane of a family, and what it writes to.
+// open makes the plane of a family, and opens its connections.
 func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	p := &modePlane{}
 	defer func() {
@@ -111,7 +111,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	return p, nil
 }
 
-// openCounters opens what counters are read by, if they are: nil if not.
+// openCounters opens the connection for counters, or returns nil.
 func (p *modePlane) openCounters(asked bool) (Counters, error) {
 	if !asked {
 		return nil, nil
@@ -124,14 +124,14 @@ func (p *modePlane) openCounters(asked bool) (Counters, error) {
 	return conn, nil
 }
 
-// deprecated is told once (EV-07).
+// deprecated is reported once (EV-07).
 var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, where nftables takes its place; here it goes on to be kept", Event: event.IPVSDeprecated}
 
-// notCounting is told once.
+// notCounting is reported once.
 var notCounting = mode.Notice{Text: "connections are not counted by Service (--service-metrics): the kernel tells nothing of what it counts while " +
 	"net.ipv4.vs.run_estimation is 0; set it to 1"}
 
-// setTimeouts sets those that are asked for (CF-29). They are the same for both families.
+// setTimeouts sets the configured timeouts (CF-29). Both families share them.
 func setTimeouts(ctx context.Context, c *ipvs.Conn, s mode.Settings) error {
 	want := timeouts(optionsOf(s.Blocks))
 	if want == (ipvs.Timeouts{}) {
@@ -152,15 +152,15 @@ func setTimeouts(ctx context.Context, c *ipvs.Conn, s mode.Settings) error {
 	return nil
 }
 
-// timeouts are those that are asked for, in whole seconds: what is less than one would be none.
+// timeouts returns the configured timeouts, rounded up to whole seconds.
 func timeouts(o *Options) ipvs.Timeouts {
 	seconds := func(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 	v := o.IPVS
 	return ipvs.Timeouts{TCP: seconds(v.TCPTimeout.Duration), TCPFin: seconds(v.TCPFinTimeout.Duration), UDP: seconds(v.UDPTimeout.Duration)}
 }
 
-// removeStale removes the chains that are left in the back end of iptables that a family is not written with. In its own the plane takes
-// over what is there.
+// removeStale removes chains of the back end of iptables that a family does not use. In its own the
+// plane takes them over.
 func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	return xtables.RemoveBeside(ctx, what, func(f lb.Family) (xtables.Backend, *xtables.Layout) {
 		keep := chainLayout(f, xtables.Auto, nil)
@@ -175,8 +175,8 @@ const vsConntrack = "net.ipv4.vs.conntrack"
 func sysctls(s mode.Settings) []mode.Sysctl {
 	all := []mode.Sysctl{
 		{Name: vsConntrack, Value: "1"},
-		// A new connection from a port that was used a moment ago would wait for a second. Later kernels have the cause
-		// mended; earlier ones do not heed it.
+		// A new connection from a recently used port would wait for a second. Later kernels fixed
+		// the cause, and earlier ones ignore the setting.
 		{Name: "net.ipv4.vs.conn_reuse_mode", Value: "0", From: [2]int{4, 1}, Before: [2]int{5, 9}},
 		{Name: "net.ipv4.vs.expire_nodest_conn", Value: "1"},
 		{Name: "net.ipv4.vs.expire_quiescent_template", Value: "1", Optional: true},
@@ -193,27 +193,27 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 
 var _ mode.Looker = (*modePlane)(nil)
 
-// modePlane is a plane with what it writes to.
+// modePlane is a plane with its connections.
 type modePlane struct {
 	*Plane
 	ipvs   *ipvs.Conn
 	sets   *ipset.Conn
 	chains *chainKeeper
 	opened closers
-	// first are notices that do not come from what is written.
+	// first are notices that do not come from a write.
 	first []mode.Notice
-	// sent is what was sent when the last write had ended.
+	// sent counts what was sent by the end of the last write.
 	sent atomic.Pointer[sent]
 }
 
-// sent is what went to the kernel.
+// sent counts messages to the kernel.
 type sent struct {
 	ipvs            nlconn.Counters
 	sets            nlconn.Counters
 	restoreFailures uint64
 }
 
-// closers are what was opened, the last first to close.
+// closers are closed in reverse order.
 type closers []io.Closer
 
 // Close closes all of them.
@@ -232,7 +232,7 @@ func (p *modePlane) Notices() []mode.Notice {
 	return all
 }
 
-// Measure is part of mode.Plane: what there was when the last write had ended.
+// Measure is part of mode.Plane: the values at the end of the last write.
 func (p *modePlane) Measure(emit mode.Emit) error {
 	s := p.Stats()
 	emit(virtualServers, float64(s.VirtualServers))
@@ -249,5 +249,5 @@ func (p *modePlane) Measure(emit mode.Emit) error {
 	return nil
 }
 
-// Close gives back what the plane holds of this process. What it wrote stays.
+// Close releases the resources of this process. The kernel keeps the objects.
 func (p *modePlane) Close() error { return errors.Join(p.Plane.Close(), p.opened.Close()) }

@@ -13,8 +13,9 @@ import (
 	"kube-proxy/plane"
 )
 
-// render returns what a new plane would write to an empty kernel, a part for each program, in the order in which they may be loaded
-// one after the other: rules look at sets. What the node has of addresses is known of what answers NodePorts alone.
+// render returns what a new plane would write to an empty kernel: a part for each program, in
+// loading order, since rules name sets. Of the node's addresses it knows those that answer
+// NodePorts.
 func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	mark, err := plane.MasqueradeMark(&s.MasqueradeBit)
 	if err != nil {

@@ -4,7 +4,7 @@ package ipvs
 
 import "kube-proxy/mode"
 
-// notices are what somebody should know, each once.
+// notices are messages for the operator, each once.
 type notices struct {
 	all  []mode.Notice
 	told map[string]bool
@@ -21,7 +21,7 @@ func (n *notices) once(id, text string, args ...any) {
 	n.all = append(n.all, mode.Notice{Text: text, Args: args})
 }
 
-// late tells that there are no more marks.
+// late reports that all marks are in use.
 func (n *notices) late(services int) {
 	if services > 0 {
 		n.once("marks", "there are no more firewall marks: of some ports of Services whose packets from pods or from this node go elsewhere than others "+
@@ -29,7 +29,7 @@ func (n *notices) late(services int) {
 	}
 }
 
-// foreign tells of virtual servers of others.
+// foreign reports virtual servers of others.
 func (n *notices) foreign(f foreigners) {
 	if len(f.ours) > 0 {
 		n.once("at our keys", "virtual servers of others have addresses and ports of Services, and lie in --ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+

@@ -16,7 +16,7 @@ type Options struct {
 	IPVS struct {
 		SyncPeriod    option.Duration `json:"syncPeriod"`
 		MinSyncPeriod option.Duration `json:"minSyncPeriod"`
-		// Scheduler is the kernel's name of it; "" where nobody asks for one.
+		// Scheduler is the kernel's name of it; "" is the default.
 		Scheduler string `json:"scheduler"`
 		// ExcludeCIDRs hold virtual servers that are not ours.
 		ExcludeCIDRs []string `json:"excludeCIDRs"`
@@ -59,8 +59,8 @@ func schedulers() []string {
 	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
 }
 
-// longestTimeout is the longest that IPVS takes on all kernels: 2^31-1 ticks, of which some make a
-// thousand a second.
+// longestTimeout is the longest that IPVS takes on all kernels: 2^31-1 ticks, up to a thousand a
+// second.
 const longestTimeout = (1<<31 - 1) / 1000 * time.Second
 
 func (o *Options) check(r *option.Report) {
@@ -83,8 +83,8 @@ func (o *Options) check(r *option.Report) {
 	}
 }
 
-// checkExcluded is CF-27. Other modes read of this block only what their clean-up is to leave
-// alone. What that is must be known, and --cleanup fails rather than to remove what is not ours.
+// checkExcluded is CF-27. In other modes these networks limit the clean-up, so --cleanup fails if
+// one of them is invalid.
 func (o *Options) checkExcluded(r *option.Report) {
 	bad := false
 	for i, s := range o.IPVS.ExcludeCIDRs {
@@ -103,8 +103,7 @@ func (o *Options) checkExcluded(r *option.Report) {
 	}
 }
 
-// excluded returns the networks whose virtual servers are not ours. Where one of them cannot be
-// read, none is ours.
+// excluded returns the networks of others' virtual servers: everything, if one of them is invalid.
 func (o *Options) excluded() (all []netip.Prefix) {
 	for _, s := range o.IPVS.ExcludeCIDRs {
 		p, err := option.ParsePrefix(s)
@@ -116,10 +115,10 @@ func (o *Options) excluded() (all []netip.Prefix) {
 	return all
 }
 
-// optionsOf returns the mode's values; those of nobody where there are none.
+// optionsOf returns the mode's values, or the zero values.
 func optionsOf(all option.Blocks) *Options { return option.Of(all, &Options{}) }
 
-// networks are those that are told when they are of the wrong family.
+// networks are those whose family is checked.
 func networks(all option.Blocks) map[string][]netip.Prefix {
 	return map[string][]netip.Prefix{"ipvs.excludeCIDRs": optionsOf(all).excluded()}
 }

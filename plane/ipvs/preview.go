@@ -13,7 +13,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// preview is what a new plane would write where nothing is: plain values, in one order.
+// preview is what a new plane would write to an empty kernel, in one order.
 type preview struct {
 	ops       []ipvs.Op // that make the virtual and real servers
 	sets      []previewSet
@@ -25,7 +25,7 @@ type previewSet struct {
 	members []ipset.Member
 }
 
-// previewOf is the preview of a table on a node that has the addresses own besides service addresses.
+// previewOf returns the preview of a table on a node with those addresses beside service addresses.
 func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	led := newLedger(l)
 	led.own = own
@@ -66,7 +66,7 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	return p
 }
 
-// saveServers returns what ipvsadm-save -n prints of virtual and real servers that are made so.
+// saveServers returns the output of ipvsadm-save -n for the operations.
 func saveServers(ops []ipvs.Op) string {
 	var b strings.Builder
 	for _, op := range ops {

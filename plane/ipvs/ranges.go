@@ -6,12 +6,12 @@ import (
 	"kube-proxy/lb"
 )
 
-// mostRanges is how many source ranges the keys of a Service may have, each counted for each key: so many members of an ipset it has that all
-// Services share (ADR 0046).
+// mostRanges limits the source ranges of a Service, summed over its keys: they are members of an
+// ipset that all Services share (ADR 0046).
 const mostRanges = 1 << 16
 
-// bounded takes note of the ranges of the row that comes after old for its key. It returns the row, or where its Service would have too many
-// ranges one that drops everybody, who might be one that may not, and an error.
+// bounded counts the ranges of the row that replaces old. If its Service has too many, it returns
+// an error and a row that drops all clients, since any could be outside of the ranges.
 func (l *ledger) bounded(old, row *lb.Frontend) (*lb.Frontend, error) {
 	l.countRanges(old, -1)
 	if row == nil || len(row.Sources) == 0 {

@@ -6,12 +6,12 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 )
 
-// schedulerOf returns the scheduler that is asked for, or the usual one.
+// schedulerOf returns the configured scheduler, or the default.
 func schedulerOf(asked string) string { return cmp.Or(asked, schedulers()[0]) }
 
-// schedulerFlags are the flags of virtual servers with the scheduler. With sh and mh, a client whose real server drains
-// goes to another one instead of being refused. mh counts the client's port too, as upstream has it (DP-35); sh is plain
-// source hashing: a client has one real server (TN-60).
+// schedulerFlags are the flags of virtual servers with the scheduler. With sh and mh, a client
+// whose real server drains goes to another one. mh counts the client's port too, as upstream does
+// (DP-35); sh does not, so a client has one real server (TN-60).
 func schedulerFlags(name string) ipvs.Flags {
 	switch name {
 	case "sh":

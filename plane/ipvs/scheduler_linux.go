@@ -19,10 +19,10 @@ type doer interface {
 	Do(ctx context.Context, ops []ipvs.Op, failed func(i int, err error)) error
 }
 
-// loadScheduler has the kernel load the module of a scheduler that it must not load when a virtual server asks for it. The modules of
-// lblc and lblcr have data in each network namespace. To be loaded they wait until no namespace is being removed, which waits for the
-// lock of IPVS, which whoever adds a virtual server holds: nothing of the node's namespaces would go on any more. A name of a device
-// that is not there has the kernel look for a module of that name, without a lock, if this process has CAP_SYS_MODULE.
+// loadScheduler loads the modules lblc and lblcr, which the kernel must not load for a virtual
+// server. Loading them waits until no network namespace is being removed; that waits for the lock
+// of IPVS, which the request for a virtual server holds: a deadlock of the whole node. A query for
+// a device of the module's name loads it without a lock, if this process has CAP_SYS_MODULE.
 func loadScheduler(name string) {
 	if name != "lblc" && name != "lblcr" {
 		return
@@ -41,8 +41,9 @@ func loadScheduler(name string) {
 	}
 }
 
-// hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. There is no list of them: a virtual server
-// that has it is made, at an address for documentation, and removed at once (DP-35). A kernel that has the scheduler as a module loads it.
+// hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. The kernel has
+// no list, so it makes a virtual server at an address for documentation, and removes it (DP-35).
+// That loads a module.
 func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (bool, error) {
 	s := ipvs.Service{ServiceID: probeID(f), Scheduler: name, Flags: schedulerFlags(name)}
 	s.Netmask = s.Family.WholeAddress()
@@ -73,9 +74,9 @@ func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (b
 	}
 }
 
-// checkScheduler returns an error if the kernel does not have the scheduler. It wraps [mode.ErrAsked] if somebody asked for it by
-// name, and there are others to choose from: who did knows of one, and not that it is missing here. Where there is none, or the
-// usual one that nobody asked for is missing, the kernel lacks modules of IPVS, and the mode gives way.
+// checkScheduler returns an error if the kernel does not have the scheduler. It wraps
+// [mode.ErrAsked] if the configuration names it and the kernel has others. Otherwise the kernel
+// lacks modules of IPVS, and the mode gives way.
 func checkScheduler(ctx context.Context, kernel doer, f lb.Family, asked string) error {
 	name := schedulerOf(asked)
 	there, err := hasScheduler(ctx, kernel, f, name)

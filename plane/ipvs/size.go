@@ -5,7 +5,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// What the kernel keeps for one, in objects of 128 bytes. A real server has counters for each CPU besides: 64 bytes.
+// The kernel's memory for one of each, in objects of 128 bytes. A real server also has 64 bytes for
+// each CPU.
 const (
 	// stickyScheduler is that of virtual servers by mark, where clients stay with their backend.
 	stickyScheduler = "mh"
@@ -15,11 +16,11 @@ const (
 	memberObjects  = 1 // a member of an ipset
 )
 
-// tables are what schedulers keep for each virtual server, in objects; the others keep nothing that grows.
+// tables are the tables of schedulers for each virtual server, in objects; the others have none.
 var tables = map[string]int{"mh": 256, "sh": 16, "dh": 16, "lblc": 64, "lblcr": 64}
 
-// weigh is the mode's Weigh. Each address has a copy of the real servers; where a traffic policy is Local, two virtual servers by mark
-// have one more each.
+// weigh is the mode's Weigh. Each address has a copy of the real servers; with a traffic policy
+// Local, two virtual servers by mark have one more each.
 func weigh(settings mode.Settings) func(lb.Size) int {
 	table, sticky := tables[schedulerOf(optionsOf(settings.Blocks).IPVS.Scheduler)], tables[stickyScheduler]
 	return func(s lb.Size) int {

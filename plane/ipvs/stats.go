@@ -4,9 +4,9 @@ package ipvs
 
 import "sync/atomic"
 
-// Stats are sizes of what a plane holds, of its family.
+// Stats are the sizes of a plane's state, for its family.
 type Stats struct {
-	// VirtualServers are all of ours; of Draining some real servers take no new connections, and go when those that they have ended.
+	// Draining are the virtual servers with real servers that take no new connections.
 	VirtualServers, Draining int
 	// Members are those of all ipsets, and Addresses those of Services, wherever they are bound.
 	Members, Addresses int
@@ -14,7 +14,7 @@ type Stats struct {
 
 type stats struct{ atomic.Pointer[Stats] }
 
-// publish has Stats return what there is now.
+// publish updates Stats.
 func (p *Plane) publish() {
 	if p.l == nil {
 		return
