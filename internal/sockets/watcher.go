@@ -24,8 +24,6 @@ type Config struct {
 	Local func() ([]netip.Addr, error)
 	// Serves reports whether NodePorts answer at an address of this node; nil is all but loopback.
 	Serves func(netip.Addr) bool
-	// Delay is how long Run waits for more after the first change; 0 means 100 ms.
-	Delay time.Duration
 	// Period is the time between two looks at all NodePorts, give or take a tenth; 0 is 5 minutes,
 	// and below 0 is never.
 	Period time.Duration
@@ -46,6 +44,9 @@ type Collision struct {
 	// More is how many more there are of the same Service.
 	More int
 }
+
+// delay is how long Run waits for more after the first change.
+const delay = 100 * time.Millisecond
 
 // Watcher compares NodePorts and rows at the node's own addresses with sockets and with each other.
 type Watcher struct {
@@ -125,9 +126,6 @@ func (s socket) takes(fam lb.Family) bool {
 }
 
 func newWatcher(cfg Config, k kernel) *Watcher {
-	if cfg.Delay == 0 {
-		cfg.Delay = 100 * time.Millisecond
-	}
 	if cfg.Period == 0 {
 		cfg.Period = 5 * time.Minute
 	}
@@ -218,7 +216,7 @@ func (w *Watcher) Run(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(w.cfg.Delay):
+			case <-time.After(delay):
 			}
 		case <-confirm:
 		case <-periodic:

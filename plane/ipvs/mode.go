@@ -1,27 +1,32 @@
-// Package ipvs is the data plane for --proxy-mode ipvs: virtual servers of the kernel's load balancer IPVS, the device kube-ipvs0
-// with the addresses of Services, and ipsets with constant chains of iptables around them.
+// Package ipvs is the data plane for --proxy-mode ipvs: virtual servers of the kernel's load balancer
+// IPVS, the device kube-ipvs0 with the addresses of Services, and ipsets with constant iptables chains.
 //
-//	row 10.96.0.10:80/tcp ──┬─▶ virtual server TCP 10.96.0.10:80 rr ── real servers 10.1.0.4:8080, 10.1.0.5:8080
-//	                        ├─▶ address 10.96.0.10 of kube-ipvs0, by which packets are for this node
+//	row 10.96.0.10:80/tcp ──┬─▶ virtual server TCP 10.96.0.10:80 rr ── real servers 10.1.0.4:8080, …
+//	                        ├─▶ address 10.96.0.10 of kube-ipvs0, so that packets are for this node
 //	                        ├─▶ member 10.96.0.10,tcp:80 of KUBE-CLUSTER-IP, and others (DP-32)
-//	                        └─▶ for an origin that goes elsewhere: member of KUBE-MARK-POD or -HOST with a mark, and a virtual server of that mark
+//	                        └─▶ for an origin with a route of its own: member of KUBE-MARK-POD or -HOST
+//	                            with a mark, and a virtual server of that mark
 //
-// A packet for a service address is one for this node, so it comes to INPUT, where mangle's chains look up its origin in the sets of
-// marks, and IPVS then takes it (LOCAL_IN): by its mark, or by its address and port. What the node itself sends IPVS takes before the
-// filter table's OUTPUT sees it. POSTROUTING masquerades what is marked so. A virtual server without real servers refuses.
+// A packet to a service address comes to INPUT, where chains of mangle look up its origin in the sets of
+// marks. IPVS then takes it (LOCAL_IN), by its mark or by its address and port. It takes the node's own
+// packets before filter's OUTPUT. POSTROUTING masquerades marked packets. A virtual server without real
+// servers refuses.
 //
-// [Plane] keeps all that, in an order that lets nobody be refused who is served (docs/adr/0046), since the kernel has no
-// transactions here. mode_linux.go puts it together with the kernel; docs/ipvs.md is for operators.
+// [Plane] keeps these objects, in an order that refuses no served client, since the kernel has no
+// transactions here (docs/adr/0046). mode_linux.go connects it to the kernel; docs/ipvs.md is for operators.
 //
 // # Whose virtual servers
 //
-// IPVS has no names: who made a virtual server can only be told from what else is there. A virtual server is a
-// kube-proxy's if its address is on kube-ipvs0; or if its address and port, or its address alone, is in one of the
-// ipsets that hold service addresses or marks (an address that another interface has already is not bound to kube-ipvs0,
-// DP-31, and a server whose Service is gone serves its connections on); or if it has an address of this machine and a port that is in the ipsets of NodePorts; or if it is the one
-// by which schedulers are tried, 198.51.100.0:20000 (DP-35). One that goes by a firewall mark is ours if the mark has the form of our
-// marks, or is in one of the sets of marks. Never is it one that lies in --ipvs-exclude-cidrs. All others stay and are told of; upstream
-// would delete them.
+// IPVS has no names, so other objects show who made a virtual server. It is a kube-proxy's if
+//
+//   - its address is on kube-ipvs0, or
+//   - its address and port, or its address, is in an ipset of service addresses or marks (an address of
+//     another interface is not bound to kube-ipvs0, DP-31; and servers outlive Services), or
+//   - it has an address of this machine and a port of the ipsets of NodePorts, or
+//   - it is the one for trying schedulers, 198.51.100.0:20000 (DP-35), or
+//   - it goes by a firewall mark with the form of our marks, or in one of the sets of marks.
+//
+// Never is it one inside --ipvs-exclude-cidrs. All others stay and are reported; upstream deletes them.
 package ipvs
 
 import "kube-proxy/mode"
