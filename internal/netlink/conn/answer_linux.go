@@ -24,8 +24,8 @@ type Error struct {
 	Seq    uint32 // of the message that it refused
 	Text   string // what the kernel says of it, if anything
 	Offset uint32 // of the attribute that it does not like, in the message; 0 if it does not tell
-	// Request is the body of the message, where the kernel sends that back though it was asked not to: ipsets write into it
-	// what they did not like.
+	// Request is the body of the refused message, if the kernel returns it: ipsets write their
+	// objection into it.
 	Request []byte
 }
 
@@ -45,12 +45,13 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Do sends one request, to which it gives a number, and calls f with each message of the answer; f may be nil. Where the
-// request asks for an acknowledgement or a dump (NLM_F_ACK, NLM_F_DUMP), its end ends the answer. Otherwise a message does
-// that the kernel does not mark as one of many.
+// Do sends one request, to which it gives a number, and calls f, if not nil, with each message of
+// the answer. The answer ends with the end of a dump or acknowledgement that the request asks for
+// (NLM_F_ACK, NLM_F_DUMP), and otherwise with a message that the kernel does not mark as one of
+// many.
 //
-// If f returns an error, the rest is read and left out, and Do returns the error. It returns an [*Error] if the kernel
-// refuses, [ErrInterrupted], or an error that wraps [ErrNoAnswer].
+// If f returns an error, Do ignores the rest and returns the error. It returns an [*Error] if the
+// kernel refuses, [ErrInterrupted], or an error that wraps [ErrNoAnswer].
 func (c *Conn) Do(ctx context.Context, request []byte, f func(Message) error) error {
 	Order.PutUint32(request[8:], c.Next())
 	seq := c.seq
@@ -60,7 +61,8 @@ func (c *Conn) Do(ctx context.Context, request []byte, f func(Message) error) er
 	return c.answer(ctx, seq, Order.Uint16(request[6:])&unix.NLM_F_ACK != 0, f)
 }
 
-// answer reads until the end; acked says that nothing but an acknowledgement, a refusal or the end of a dump is one.
+// answer reads until the end; with acked only an acknowledgement, a refusal or the end of a dump is
+// one.
 func (c *Conn) answer(ctx context.Context, seq uint32, acked bool, f func(Message) error) error {
 	var failed error
 	interrupted := false
@@ -92,13 +94,13 @@ func (c *Conn) answer(ctx context.Context, seq uint32, acked bool, f func(Messag
 	}
 }
 
-// Each sends messages, which each ask for an acknowledgement (NLM_F_ACK) and for nothing else, in one system call, after it gave
-// them numbers. It calls outcome with what became of each, by its position and not always in order: nil, the [*Error] of the
-// kernel, or an error that wraps [ErrNoAnswer] if the kernel has the message and nobody knows what it did with it. An error of
-// Each itself means that the kernel has none of them, and outcome was not called.
+// Each numbers messages, which each request only an acknowledgement (NLM_F_ACK), and sends them in
+// one system call. It calls outcome for each, by position and in no order: nil, the kernel's
+// [*Error], or an error that wraps [ErrNoAnswer] if the outcome is unknown. An error of Each itself
+// means that the kernel has no message, and outcome was not called.
 //
-// Nothing ends what is on its way. Each answer takes up to 2 KiB of the room for messages that nobody has read
-// ([Config].ReceiveBuffer, of which the kernel makes twice as much): the caller sends no more at once than has room there.
+// Nothing interrupts sent messages. Each answer takes up to 2 KiB of twice the receive buffer
+// ([Config].ReceiveBuffer); the caller sends no more at once.
 func (c *Conn) Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error {
 	if len(messages) == 0 {
 		return nil
@@ -133,10 +135,9 @@ func (c *Conn) Each(ctx context.Context, messages []byte, outcome func(i int, er
 	return nil
 }
 
-// Batch sends a transaction of nftables, of which the message with the number last asks for an acknowledgement, and returns
-// what became of it. The error is the [*Error] of the first message that the kernel refused; or wraps [ErrNoAnswer] if the
-// kernel has the batch and nobody knows what it did with it. With any other error the kernel has not seen it. Nothing ends a
-// batch that is on its way.
+// Batch sends a transaction of nftables, in which message number last requests an acknowledgement.
+// The error is the [*Error] of the first refused message, or wraps [ErrNoAnswer] if the outcome is
+// unknown. With any other error the kernel has not received it. Nothing interrupts a sent batch.
 func (c *Conn) Batch(ctx context.Context, bufs [][]byte, last uint32) error {
 	if err := c.transmit(ctx, true, bufs...); err != nil {
 		return err
@@ -157,8 +158,9 @@ func (c *Conn) Batch(ctx context.Context, bufs [][]byte, last uint32) error {
 	return fmt.Errorf("a batch: %w", lost)
 }
 
-// outcomes calls f with each outcome that the kernel has told, until f returns false. The kernel writes all answers before the
-// system call that sent the messages returns, so what is not there then is lost: the error says so, and wraps [ErrNoAnswer].
+// outcomes calls f with each outcome until f returns false. The kernel writes all answers before
+// the system call that sent the messages returns, so missing ones are lost: the error wraps
+// [ErrNoAnswer].
 func (c *Conn) outcomes(f func(seq uint32, err error) bool) error {
 	lost := ErrNoAnswer
 	miss := func(err error) { lost = fmt.Errorf("%w: %w", ErrNoAnswer, os.NewSyscallError("receive", err)) }
@@ -186,7 +188,7 @@ func (c *Conn) outcomes(f func(seq uint32, err error) bool) error {
 	}
 }
 
-// Dump lists what parse reads of the answers to a request, and lists it anew while somebody changes it meanwhile, ten times at most:
+// Dump lists what parse reads from the answers. It repeats an interrupted dump, ten times at most;
 // then the error wraps [ErrInterrupted].
 func Dump[T any](ctx context.Context, kernel Asker, request []byte, parse func(Message) (T, bool)) (all []T, err error) {
 	for range 10 {
@@ -204,8 +206,8 @@ func Dump[T any](ctx context.Context, kernel Asker, request []byte, parse func(M
 	return all, err
 }
 
-// Listen calls f with each message that comes, of the groups that the socket has joined, until the socket is closed. It
-// calls lost when the kernel had to throw some away.
+// Listen calls f with each message of the joined groups, until the socket is closed. It calls lost
+// when the kernel dropped messages.
 func (c *Conn) Listen(f func(Message), lost func()) {
 	for {
 		if err := c.receive(true); err != nil {
@@ -243,7 +245,7 @@ func (c *Conn) next(ctx context.Context) (Message, error) {
 	return c.cut()
 }
 
-// await receives what is not there yet. Most answers are, so only here is it prepared to give up.
+// await waits for an answer. Most answers are there at once, so only await sets a deadline.
 func (c *Conn) await(ctx context.Context) error {
 	if err := c.sock.SetReadDeadline(time.Now().Add(c.Patience)); err != nil {
 		return err
@@ -269,7 +271,7 @@ func (c *Conn) await(ctx context.Context) error {
 	return err
 }
 
-// receive reads what the kernel sent at once; unix.EAGAIN if there is nothing and it shall not wait.
+// receive reads one datagram; without wait it returns unix.EAGAIN if there is none.
 func (c *Conn) receive(wait bool) error {
 	c.wait = wait
 	if err := c.raw.Read(c.receiving); err != nil {
@@ -295,7 +297,7 @@ func (c *Conn) receiveOnce(fd uintptr) bool {
 	}
 }
 
-// cut takes the first message off what was received.
+// cut takes the first message from the datagram.
 func (c *Conn) cut() (Message, error) {
 	b, n := c.unread, 0
 	if len(b) >= unix.SizeofNlMsghdr {
@@ -309,7 +311,7 @@ func (c *Conn) cut() (Message, error) {
 	return Message{Order.Uint16(b[4:]), Order.Uint16(b[6:]), Order.Uint32(b[8:]), b[unix.SizeofNlMsghdr:n]}, nil
 }
 
-// outcome is the error that the last message of an answer tells of. The end of a dump may carry one too.
+// outcome is the error in the last message of an answer. The end of a dump may have one too.
 func (m Message) outcome() error {
 	if len(m.Body) < 4 {
 		if m.Type == unix.NLMSG_DONE {

@@ -2,8 +2,8 @@ package conn
 
 import "encoding/binary"
 
-// Order is the byte order of headers, and of numbers in attributes where a subsystem does not say otherwise: netfilter's are big
-// endian.
+// Order is the byte order of headers, and of numbers in attributes of most subsystems; netfilter's
+// are big endian.
 var Order = binary.NativeEndian
 
 // AttrLimit is the most bytes that an attribute may have, with its header.
@@ -30,7 +30,8 @@ func (e *Encoder) Begin(typ, flags uint16, seq uint32) int {
 	return at
 }
 
-// Netfilter begins a message to a subsystem of netfilter, with its struct nfgenmsg; resource is that's res_id.
+// Netfilter begins a message to a subsystem of netfilter, with its struct nfgenmsg; resource is its
+// res_id.
 func (e *Encoder) Netfilter(typ, flags uint16, family byte, seq uint32, resource uint16) int {
 	at := e.Begin(typ, flags, seq)
 	e.B = append(e.B, family, 0) // NFNETLINK_V0
@@ -117,8 +118,8 @@ func (e *Encoder) pad() {
 	}
 }
 
-// Attributes calls f for each attribute in b, without the flag bits of its type, until f returns false. A
-// malformed rest is ignored: what the kernel sends is well formed.
+// Attributes calls f for each attribute in b, without the flag bits of its type, until f returns
+// false. It ignores a malformed rest.
 func Attributes(b []byte, f func(typ uint16, v []byte) bool) {
 	for len(b) >= 4 {
 		n := int(Order.Uint16(b))
@@ -143,7 +144,7 @@ func Attribute(b []byte, typ uint16) (v []byte) {
 	return v
 }
 
-// U8 is the one byte of an attribute; 0 if there is none. So are the numbers below where the attribute is too short.
+// U8 is the one byte of an attribute; 0 without it. The functions below do the same.
 func U8(b []byte) uint8 {
 	if len(b) < 1 {
 		return 0

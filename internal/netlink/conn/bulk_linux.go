@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Counters count what was sent.
+// Counters count sent messages.
 type Counters struct {
 	Messages uint64 // requests, each counted for itself
 	Sends    uint64 // system calls that sent them
@@ -22,16 +22,17 @@ func (n *Counters) Sent(messages, bytes int) {
 	n.Bytes += uint64(bytes)
 }
 
-// Operations are what a [Bulk] sends a message of each.
+// Operations are the operations of a [Bulk], each of one message.
 type Operations interface {
-	// Append appends the message of an operation. One of which it returns an error is not sent.
+	// Append appends the message of an operation. After an error it is not sent.
 	Append(e *Encoder, i int) error
-	// Done is told what became of an operation: nil, what Append returned, or an error as [Conn.Each] says.
+	// Done is called with the outcome of an operation: nil, the error of Append, or one as
+	// [Conn.Each] says.
 	Done(i int, err error)
 }
 
-// Bulk sends many requests, each of which asks for an acknowledgement, in pieces that go in one system call. It is for one
-// goroutine at a time.
+// Bulk sends many requests that ask for an acknowledgement, in pieces of one system call. It is for
+// one goroutine at a time.
 type Bulk struct {
 	// Piece is how many messages go at once. It becomes less where their answers find no room.
 	Piece int
@@ -44,8 +45,8 @@ type Bulk struct {
 	settle  func(message int, err error)
 }
 
-// Do sends a message for each of n operations, and tells of each what became of it, in no order. The error of a system call is that
-// of all operations that come after, too. A context that has ended keeps the next piece from being sent.
+// Do sends a message for each of n operations, and calls Done for each, in no order. The error of a
+// system call also fails all operations after it. An ended context stops before the next piece.
 func (b *Bulk) Do(ctx context.Context, kernel Transport, n int, ops Operations) {
 	if b.settle == nil { // made once: a closure for each call would be garbage
 		b.settle = b.settled
@@ -85,9 +86,9 @@ func (b *Bulk) settled(message int, err error) {
 	b.ops.Done(b.sent[message], err)
 }
 
-// Failures are what failed of many operations of one call.
+// Failures are the failed operations of one call.
 type Failures struct {
-	// Failed is told of each, with the position of the operation; nil for none.
+	// Failed is called for each, with its position; nil for none.
 	Failed func(i int, err error)
 
 	number int

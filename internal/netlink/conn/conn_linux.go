@@ -13,49 +13,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience is how long the kernel may take for the next part of an answer. It writes the first before the system call
-// that asked returns, and each further one when the one before is read: who waits at all waits for what was lost.
+// Patience is the timeout for the next part of an answer. The kernel writes each part while it
+// handles a system call, so a part that takes longer was lost.
 const Patience = 5 * time.Second
 
 // bufferSize is more than the kernel puts in one part of an answer, which is 32 KiB at most.
 const bufferSize = 64 << 10
 
-// ErrNoAnswer is wrapped by errors of requests that the kernel has, but of which nobody heard what came of them.
+// ErrNoAnswer is wrapped by errors of requests whose outcome is unknown: sent, without a reply.
 var ErrNoAnswer = errors.New("no answer from the kernel")
 
-// ErrInterrupted is what Do returns of a dump during which somebody changed what was read: entries may be missing, or there
-// twice. All of it was handed out.
+// ErrInterrupted is the error of a dump during which the dumped objects changed: some may be
+// missing, or there twice.
 var ErrInterrupted = errors.New("what was read changed meanwhile")
 
-// Config says what socket it is.
+// Config configures a socket.
 type Config struct {
 	// Protocol is unix.NETLINK_NETFILTER or another.
 	Protocol int
-	// ReceiveBuffer is the room in bytes for messages that nobody has read yet, beyond the system's limit if this process
-	// may. 0 means the system's default.
+	// ReceiveBuffer is the size for unread messages in bytes, beyond the system's limit if this
+	// process may; 0 is the system's default.
 	ReceiveBuffer int
-	// Groups are those whose messages the socket hears, as after [Conn.Join], one that replaces it too.
+	// Groups are joined groups, as by [Conn.Join], also of a replaced socket.
 	Groups []uint32
-	// Keep means never to replace the socket, because something hangs on it, as a lock. It must not dump.
+	// Keep prevents replacement of the socket, for one that is a lock. It must not dump.
 	Keep bool
 }
 
-// Asker is what a request goes by: a [Conn], or what stands for one in a test.
+// Asker sends a request: a [Conn], or a test's substitute.
 type Asker interface {
 	Do(ctx context.Context, request []byte, f func(Message) error) error
 }
 
-// Transport carries messages to the kernel and answers back, as a [Conn] does and says. Package ipvsfake has another.
+// Transport sends messages and returns answers, as a [Conn] does. Package ipvsfake has another.
 type Transport interface {
 	Asker
 	Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error
 	Close() error
 }
 
-// Conn is a netlink socket of one network namespace, with one buffer for its whole life. It is for one goroutine at a time;
-// but while one listens ([Conn.Listen]) others may Join, Leave and Close.
+// Conn is a netlink socket of one network namespace. It is for one goroutine at a time; but beside
+// [Conn.Listen] others may Join, Leave and Close.
 type Conn struct {
-	// Patience is how long to wait for the next part of an answer: the constant, unless a test sets another.
+	// Patience is the timeout for the next part of an answer; tests change it.
 	Patience time.Duration
 
 	cfg       Config
@@ -82,8 +82,8 @@ type Conn struct {
 	err       error
 }
 
-// Open opens a socket in the network namespace of the calling thread. The error wraps unix.EPROTONOSUPPORT if the kernel has
-// no such protocol.
+// Open opens a socket in the calling thread's network namespace. The error wraps
+// unix.EPROTONOSUPPORT if the kernel does not have the protocol.
 func Open(cfg Config) (*Conn, error) {
 	c := &Conn{Patience: Patience, cfg: cfg, namespace: threadNamespace(), buf: make([]byte, bufferSize),
 		to: unix.SockaddrNetlink{Family: unix.AF_NETLINK}}
@@ -94,13 +94,14 @@ func Open(cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// open makes the socket, in a network namespace that is open as a file, or with 0 in the calling thread's.
+// open makes the socket, in the network namespace of an open file, or with 0 in the calling
+// thread's.
 func (c *Conn) open(namespace int) error {
 	sock, err := netlink.Dial(c.cfg.Protocol, &netlink.Config{NetNS: namespace})
 	if err != nil {
 		return fmt.Errorf("open a %s netlink socket: %w", c.name(), err)
 	}
-	// Answers come without the request, which may be 100 MB; extended acks say what was wrong.
+	// Answers come without the request, which may be 100 MB; extended acks explain errors.
 	err = errors.Join(sock.SetOption(netlink.CapAcknowledge, true), sock.SetOption(netlink.ExtendedAcknowledge, true))
 	if err == nil && c.cfg.ReceiveBuffer > 0 {
 		err = sock.SetReadBuffer(c.cfg.ReceiveBuffer)
@@ -159,7 +160,7 @@ func (c *Conn) ready() error {
 	return c.open(namespace)
 }
 
-// threadNamespace is the number of the calling thread's network namespace, 0 where there is no /proc to tell.
+// threadNamespace is the number of the calling thread's network namespace, 0 without /proc.
 func threadNamespace() uint64 {
 	var st unix.Stat_t
 	if unix.Stat("/proc/thread-self/ns/net", &st) != nil {
@@ -174,8 +175,8 @@ func (c *Conn) Close() error {
 	return c.sock.Close()
 }
 
-// Port returns the number by which the kernel knows the socket. It is another one after the socket was replaced, which Port
-// does if the next request would.
+// Port returns the socket's number, which changes when the socket is replaced. Port replaces it if
+// the next request would.
 func (c *Conn) Port() (uint32, error) {
 	if err := c.ready(); err != nil {
 		return 0, err
@@ -183,17 +184,17 @@ func (c *Conn) Port() (uint32, error) {
 	return c.sock.PID(), nil
 }
 
-// Join makes the socket hear what the kernel tells a group.
+// Join subscribes to a group.
 func (c *Conn) Join(group uint32) error { return c.sock.JoinGroup(group) }
 
-// Leave ends what Join began.
+// Leave ends a subscription.
 func (c *Conn) Leave(group uint32) error { return c.sock.LeaveGroup(group) }
 
-// SetReceiveBuffer sets what Config.ReceiveBuffer says, until the socket is replaced.
+// SetReceiveBuffer changes Config.ReceiveBuffer, until the socket is replaced.
 func (c *Conn) SetReceiveBuffer(n int) error { return c.sock.SetReadBuffer(n) }
 
-// Dropped returns how many messages the kernel has thrown away because nobody had read what came before them. A socket that replaces
-// it begins at 0.
+// Dropped returns the number of messages that the kernel dropped because the buffer was full, since
+// the socket was opened.
 func (c *Conn) Dropped() (uint32, error) {
 	var info [9]uint32 // SK_MEMINFO_*, of linux/sock_diag.h
 	var errno unix.Errno
@@ -210,8 +211,8 @@ func (c *Conn) Dropped() (uint32, error) {
 	return info[8], nil // SK_MEMINFO_DROPS
 }
 
-// Filter makes the kernel keep from the socket what a program of classic BPF returns 0 for. A socket that replaces it has
-// none.
+// Filter keeps messages from the socket for which a program of classic BPF returns 0. A replaced
+// socket has none.
 func (c *Conn) Filter(program []unix.SockFilter) error {
 	var err error
 	failed := c.raw.Control(func(fd uintptr) {
@@ -242,7 +243,8 @@ func (c *Conn) Next() uint32 {
 	return c.seq
 }
 
-// transmit sends in one system call, by a socket that is ready; with discard, on which nothing is left of earlier answers.
+// transmit sends in one system call, after it replaced a broken socket, and with discard dropped
+// old answers.
 func (c *Conn) transmit(ctx context.Context, discard bool, bufs ...[]byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -259,7 +261,7 @@ func (c *Conn) transmit(ctx context.Context, discard bool, bufs ...[]byte) error
 	return c.send(bufs)
 }
 
-// send sends by a socket that is ready. The kernel does what it is asked before it returns, which nothing can hurry.
+// send sends. The kernel handles the messages before the system call returns.
 func (c *Conn) send(bufs [][]byte) error {
 	if err := c.makeRoom(bufs); err != nil {
 		return err
@@ -286,8 +288,8 @@ func (c *Conn) sendOnce(fd uintptr) {
 	}
 }
 
-// makeRoom makes the send buffer large enough for what is to be sent. In a user namespace of its own, root may not go
-// beyond the system's limit, which is enough for small clusters.
+// makeRoom makes the send buffer large enough. In another user namespace, root is subject to the
+// system's limit, which suffices for small clusters.
 func (c *Conn) makeRoom(bufs [][]byte) error {
 	need := 1 << 16
 	for _, b := range bufs {
