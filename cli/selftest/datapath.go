@@ -16,13 +16,13 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// reply is how a server answers a connection: with its name, and the client's address as it sees that.
+// reply is the server's name, and the client's address as the server sees it.
 type reply struct {
 	server string
 	client netip.Addr
 }
 
-// answers waits until a server answers a client at an address, and sees the client as itself if seen is valid.
+// answers waits until a server answers a client and, if seen is valid, sees it at that address.
 func (r *run) answers(ctx context.Context, from string, to netip.AddrPort, server string, seen netip.Addr) error {
 	return r.await(ctx, func() error {
 		got, err := r.connect(ctx, from, to)
@@ -64,8 +64,8 @@ func (r *run) spreads(ctx context.Context, name, claim, from string, to netip.Ad
 	r.check(name, claim, failed)
 }
 
-// moves checks an open connection, on which exchange returns the server's name, while change gives its
-// frontend another server.
+// moves checks an open connection while change gives its frontend another server. exchange uses the
+// connection and returns the server's name.
 func (r *run) moves(ctx context.Context, from string, to netip.AddrPort, before, after string, exchange func() (string, error), change func() error) {
 	still := func() error {
 		server, err := exchange()
@@ -84,8 +84,9 @@ func (r *run) moves(ctx context.Context, from string, to netip.AddrPort, before,
 	r.check("open-connection", "an open connection survives when its endpoint leaves, and new ones reach the new endpoint", errors.Join(err, still()))
 }
 
-// echo is a pod or a node that answers as `agnhost netexec` does: /hostname with its name, /clientip with
-// its client's address, and /dial with the answer of a server that it connects to itself.
+// echo is a pod or a node that answers as `agnhost netexec` does: /hostname with its name,
+// /clientip with its client's address, and /dial with the answer of a server to which it connects
+// itself.
 type echo struct {
 	at   netip.AddrPort // not valid for the node that runs the test, which only connects
 	name string
@@ -96,7 +97,7 @@ type echo struct {
 // thisNode names the node that runs the test among the clients.
 const thisNode = "node"
 
-// dataPath is step 7: the node and its pods connect to a frontend, and clients elsewhere to a NodePort.
+// dataPath is step 7: the node and its pods connect to a frontend, other clients to a NodePort.
 func (n *hnsNode) dataPath(ctx context.Context) bool {
 	if len(n.Echo) == 0 {
 		return n.skip("echo", "want --echo=ADDRESS:PORT,... of pods that run `agnhost netexec`: on this node, on another, and in a node's own network")
@@ -168,8 +169,8 @@ func (n *hnsNode) dataPath(ctx context.Context) bool {
 	return true
 }
 
-// vipEndpoint answers whether pods of an overlay network need a remote endpoint at a frontend's address, and
-// creates it as the plane does.
+// vipEndpoint answers whether pods of an overlay network need a remote endpoint at a frontend's
+// address, and creates it as the plane does.
 func (n *hnsNode) vipEndpoint(ctx context.Context, frontend netip.AddrPort, all []echo) bool {
 	if i := slices.IndexFunc(all, func(e echo) bool { return e.here }); i >= 0 {
 		n.through(ctx, "vip-endpoint", n.balancerOf(frontend, all[i]), func(string) {
@@ -181,7 +182,7 @@ func (n *hnsNode) vipEndpoint(ctx context.Context, frontend netip.AddrPort, all 
 	return n.check("vip-endpoint-created", "HNS creates a remote endpoint at the frontend's address", err)
 }
 
-// change gives the load balancer of one echo to another while a connection is open.
+// change replaces the endpoint of a load balancer while a connection is open.
 func (n *hnsNode) change(ctx context.Context, id string, at netip.AddrPort, from, to echo) {
 	c, err := n.Dial(ctx, "tcp", at.String())
 	if err != nil {
@@ -203,7 +204,7 @@ func (n *hnsNode) change(ctx context.Context, id string, at netip.AddrPort, from
 	})
 }
 
-// find asks an echo for its name, and HNS for its endpoint.
+// find returns the server at an address, and finds or creates its endpoint.
 func (n *hnsNode) find(ctx context.Context, at netip.AddrPort) (e echo, err error) {
 	got, err := n.ask(ctx, thisNode, at)
 	if err != nil {
@@ -220,7 +221,7 @@ func (n *hnsNode) find(ctx context.Context, at netip.AddrPort) (e echo, err erro
 	return e, err
 }
 
-// balancerOf is a load balancer of echoes, all of which listen on one port.
+// balancerOf is a load balancer of servers with the same port.
 func (n *hnsNode) balancerOf(at netip.AddrPort, all ...echo) hns.LoadBalancer {
 	l := n.balancer(at.Addr(), at.Port())
 	l.PortMappings[0].InternalPort = all[0].at.Port()
@@ -230,7 +231,7 @@ func (n *hnsNode) balancerOf(at netip.AddrPort, all ...echo) hns.LoadBalancer {
 	return l
 }
 
-// through calls f while there is a load balancer of that id.
+// through calls f while a load balancer exists, or writes why it does not.
 func (n *hnsNode) through(ctx context.Context, name string, l hns.LoadBalancer, f func(id string)) {
 	err := n.during(ctx, l, func(made hns.LoadBalancer) error {
 		f(made.ID)
@@ -241,7 +242,7 @@ func (n *hnsNode) through(ctx context.Context, name string, l hns.LoadBalancer, 
 	}
 }
 
-// ask connects from this node, or has an echo of that name connect, and asks the server for both of a reply.
+// ask connects from this node, or from the echo of that name.
 func (n *hnsNode) ask(ctx context.Context, from string, to netip.AddrPort) (got reply, err error) {
 	ctx, cancel := context.WithTimeout(ctx, n.Patience)
 	defer cancel()

@@ -142,7 +142,7 @@ type EndpointFlags uint32
 // RemoteEndpoint: the endpoint is not a container of this node.
 const RemoteEndpoint EndpointFlags = 1
 
-// Endpoint is an HNS endpoint (hcn.HostComputeEndpoint): an address that load balancers may send to.
+// Endpoint is an HNS endpoint (hcn.HostComputeEndpoint): an address for load balancers.
 type Endpoint struct {
 	ID                 string `json:",omitempty"`
 	Name               string `json:",omitempty"`

@@ -64,8 +64,8 @@ var lackTexts = [lacks]string{
 
 // notices collects each message once in the life of a plane.
 type notices struct {
-	told [lacks]bool
-	all  []mode.Notice
+	reported [lacks]bool
+	all      []mode.Notice
 }
 
 // leftOut returns the notices about frontends that are not served.
@@ -78,9 +78,9 @@ func (n *notices) leftOut() (all []mode.Notice) {
 	return all
 }
 
-func (n *notices) tell(l lack, args ...any) {
-	if !n.told[l] {
-		n.told[l] = true
+func (n *notices) report(l lack, args ...any) {
+	if !n.reported[l] {
+		n.reported[l] = true
 		n.all = append(n.all, mode.Notice{Text: lackTexts[l], Args: args})
 	}
 }
@@ -92,7 +92,7 @@ func (n *notices) lacking(l lack, of string, key lb.Key) {
 		what = "backend"
 	}
 	before := len(n.all)
-	n.tell(l, what, of, "key", key.String())
+	n.report(l, what, of, "key", key.String())
 	if len(n.all) > before && (l == lackSources || l == lackRanges) {
 		n.all[before].Event = func(node string) event.Event {
 			return event.SourceRangesUnsupported(node, of, key.String(), lackTexts[l])
@@ -103,13 +103,13 @@ func (n *notices) lacking(l lack, of string, key lb.Key) {
 // facts reports the lacks of the node.
 func (n *notices) facts(f *facts, cfg Config) {
 	if f.wantDSR && !f.features.DSR {
-		n.tell(lackDSR)
+		n.report(lackDSR)
 	}
 	if f.family == lb.IPv4 && !f.management.IsValid() && len(f.node.NodePorts) > 0 {
-		n.tell(lackManagement, "network", fmt.Sprintf("%s (%s)", f.name, f.id))
+		n.report(lackManagement, "network", fmt.Sprintf("%s (%s)", f.name, f.id))
 	}
 	if cfg.ForwardHealthCheckVIP && f.root == "" {
-		n.tell(lackRoot, "endpoint", cfg.RootEndpoint)
+		n.report(lackRoot, "endpoint", cfg.RootEndpoint)
 	}
 }
 

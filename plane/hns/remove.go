@@ -43,7 +43,7 @@ func (p *Plane) removeAll(ctx context.Context, report *mode.Report) error {
 	r := p.reconciliation(pic, nil, nil)
 	r.run(ctx)
 	report.Count(len(r.stale), "load balancers of HNS for %s in the network %q", p.cfg.Family, p.cfg.Network)
-	report.Count(r.mended-len(r.stale), "endpoints of HNS for %s on other nodes", p.cfg.Family)
+	report.Count(r.repaired-len(r.stale), "endpoints of HNS for %s on other nodes", p.cfg.Family)
 	if n := len(p.st.others); n > 0 {
 		report.Leave("%d addresses and ports of %s of other programs' HNS load balancers", n, p.cfg.Family)
 	}

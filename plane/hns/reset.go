@@ -95,7 +95,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 
 // Audit lists HNS and repairs differences. HNS reports no changes; without full, Audit lists only
 // after a suspicious answer.
-func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
+func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("hns: audit: %w", err)
 	}
@@ -128,12 +128,12 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		return 0, fmt.Errorf("hns: audit: %w", r.stopped)
 	case r.stopped != nil:
 		p.st = nil
-		return r.mended, fmt.Errorf("hns: audit: %w: %w", r.stopped, plane.ErrStateLost)
+		return r.repaired, fmt.Errorf("hns: audit: %w: %w", r.stopped, plane.ErrStateLost)
 	case len(r.later) > 0:
 		p.st = nil
-		return r.mended, fmt.Errorf("hns: audit: more than %d load balancers were missing: %w", r.limit, plane.ErrStateLost)
+		return r.repaired, fmt.Errorf("hns: audit: more than %d load balancers were missing: %w", r.limit, plane.ErrStateLost)
 	}
-	return r.mended, r.told(was.failed)
+	return r.repaired, r.auditErr(was.failed)
 }
 
 // reconciliation changes HNS from a picture to what frontends need.
@@ -147,12 +147,12 @@ type reconciliation struct {
 	// source: an endpoint of this node has the source VIP.
 	source bool
 
-	mended  int
-	stale   []lb.Key         // removed load balancers
-	later   []lb.Key         // postponed frontends
-	failed  map[lb.Key]error // frontends that failed
-	rest    []error          // other errors
-	stopped error            // why the run stopped early
+	repaired int
+	stale    []lb.Key         // removed load balancers
+	later    []lb.Key         // postponed frontends
+	failed   map[lb.Key]error // frontends that failed
+	rest     []error          // other errors
+	stopped  error            // why the run stopped early
 }
 
 // reconciliation adopts a picture as the plane's state. was is the former state, or nil.
@@ -314,7 +314,7 @@ func (r *reconciliation) run(ctx context.Context) {
 	}
 	for _, id := range r.spare {
 		if err := r.delete(ctx, id, r.hns.DeleteEndpoint); err == nil {
-			r.mended++
+			r.repaired++
 		} else if !errors.Is(err, ErrNotFound) {
 			r.rest = append(r.rest, fmt.Errorf("duplicate endpoint %s: %w", id, err))
 		}
@@ -323,7 +323,7 @@ func (r *reconciliation) run(ctx context.Context) {
 		r.st.idle(a, e)
 	}
 	n, err := r.sweep(ctx)
-	r.mended += n
+	r.repaired += n
 	r.rest = append(r.rest, err)
 	r.stop(ctx, err)
 }
@@ -340,7 +340,7 @@ func (r *reconciliation) makeSource(ctx context.Context) {
 		r.stopped = fmt.Errorf("creating the endpoint of the source VIP %s (--source-vip, winkernel.sourceVip): %w", st.sourceVIP, err)
 		return
 	}
-	r.mended++
+	r.repaired++
 }
 
 // needsSource reports whether an overlay network has no local endpoint with the source VIP.
@@ -397,7 +397,7 @@ func (r *reconciliation) count(ctx context.Context, f func() error) error {
 	before := r.calls
 	err := f()
 	if r.calls > before && err == nil {
-		r.mended++
+		r.repaired++
 	}
 	r.stop(ctx, err)
 	return err
@@ -413,8 +413,8 @@ func (r *reconciliation) stop(ctx context.Context, err error) {
 	}
 }
 
-// told returns the errors of an audit, without those of frontends that the engine retries anyway.
-func (r *reconciliation) told(known map[lb.Key]bool) error {
+// auditErr returns the errors of an audit, without those of frontends that the engine retries anyway.
+func (r *reconciliation) auditErr(known map[lb.Key]bool) error {
 	errs := slices.Clone(r.rest)
 	for _, k := range slices.SortedFunc(maps.Keys(r.failed), lb.Key.Compare) {
 		if !known[k] {

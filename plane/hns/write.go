@@ -197,7 +197,7 @@ func (w *writer) without(ctx context.Context, s *shape, addrs []netip.Addr, made
 		if e == nil {
 			w.st.refused |= flag
 			w.refused.Store(uint32(w.st.refused))
-			w.notices.tell(lackFlag, "build", w.st.features.Build, "flag", int(flag), "key", s.key().String())
+			w.notices.report(lackFlag, "build", w.st.features.Build, "flag", int(flag), "key", s.key().String())
 			*s = plain
 			return again, nil
 		}
