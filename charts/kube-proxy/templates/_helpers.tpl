@@ -32,7 +32,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end }}
 
-{{- /* The configuration file: what the values say, and where the kubeconfig is. */ -}}
+{{- /* The configuration file, with the path of the kubeconfig. */ -}}
 {{- define "kube-proxy.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- $_ := set $config "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" -}}
@@ -43,7 +43,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ toYaml $config }}
 {{- end }}
 
-{{- /* A ConfigMap that rolls out is another one for each content. */ -}}
+{{- /* With RollingUpdate each content has its own ConfigMap. */ -}}
 {{- define "kube-proxy.configMap" -}}
 {{ include "kube-proxy.name" . }}{{ if eq .Values.configUpdate "RollingUpdate" }}-{{ include "kube-proxy.config" . | sha256sum | trunc 8 }}{{ end }}
 {{- end }}
@@ -66,12 +66,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ include "kube-proxy.address" (dict "address" (get .Values.config "metricsBindAddress" | default "127.0.0.1:10249") "port" 10249) }}
 {{- end }}
 
-{{- /* Whether modules of the kernel may have to be loaded by programs: those of nftables the kernel loads itself. */ -}}
+{{- /* Whether programs must load kernel modules; the kernel loads those of nftables itself. */ -}}
 {{- define "kube-proxy.modules" -}}
 {{- if and .Values.init.enabled (ne (get .Values.config "mode" | default "") "nftables") -}}true{{- end -}}
 {{- end }}
 
-{{- /* What the proxy may do: programs of iptables read the names of ipsets, and the legacy back end its rules, by a raw socket. */ -}}
+{{- /* Capabilities: iptables programs read ipset names, and the legacy back end its rules, by a raw socket. */ -}}
 {{- define "kube-proxy.capabilities" -}}
 {{- $mode := get .Values.config "mode" | default "iptables" -}}
 {{- concat (list "NET_ADMIN") (has $mode (list "iptables" "ipvs") | ternary (list "NET_RAW") list) .Values.extraCapabilities | uniq | toYaml -}}
@@ -113,7 +113,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   mountPath: /run/xtables.lock
 {{- end }}
 
-{{- /* What the schema cannot say. */ -}}
+{{- /* Checks beyond the schema. */ -}}
 {{- define "kube-proxy.check" -}}
 {{- $kubeconfigs := compact (list .Values.apiServer.kubeconfig.hostPath .Values.apiServer.kubeconfig.secret .Values.apiServer.kubeconfig.configMap) -}}
 {{- if not (or .Values.apiServer.host $kubeconfigs) -}}
@@ -152,7 +152,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end }}
 
-{{- /* The host that a probe asks: the kubelet takes the node's address unless the server listens elsewhere. */ -}}
+{{- /* The host of probes: by default the node's address. */ -}}
 {{- define "kube-proxy.probeHost" -}}
 {{- if not (has .host (list "" "0.0.0.0" "::")) -}}
 host: {{ .host | quote }}
