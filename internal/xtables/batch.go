@@ -13,10 +13,10 @@ import (
 	"strconv"
 )
 
-// Batch is one input of iptables-restore: sections in the order in which they come in force. Each does something.
+// Batch is one input of iptables-restore. Its sections take effect in their order.
 type Batch struct {
 	Sections []*Section
-	// handles are rules of tables that iptables cannot read: it cannot delete them, and nf_tables does.
+	// handles are rules of tables that iptables cannot read. nf_tables deletes them.
 	handles []handled
 }
 
@@ -26,7 +26,8 @@ type handled struct {
 	handle uint64
 }
 
-// transactions is how many nf_tables make of the batch: one for each table, and for the handles of each.
+// transactions is how many transactions of nf_tables the batch makes: one for each table, and one
+// for the handles of each table.
 func (b *Batch) transactions() int {
 	handled := map[Table]bool{}
 	for _, h := range b.handles {
@@ -56,7 +57,7 @@ type Section struct {
 	at     map[string]int // where in write a chain is
 }
 
-// Put writes a chain; what was to be done to it before does not count.
+// Put writes a chain, in place of what was noted for it before.
 func (s *Section) Put(c Chain) {
 	if i, again := s.at[c.ID.Name]; again {
 		s.Write[i] = c
@@ -78,7 +79,7 @@ func (s *Section) Delete(id ChainID) {
 	s.Drop = append(s.Drop, id)
 }
 
-// Section returns the section to write to a table after what has been written to others.
+// Section returns the section of a table that comes after what is in the batch.
 func (b *Batch) Section(t Table) *Section {
 	if n := len(b.Sections); n > 0 && b.Sections[n-1].Table == t {
 		return b.Sections[n-1]
@@ -98,11 +99,12 @@ func (b *Batch) Only(t Table) *Section {
 	return b.Section(t)
 }
 
-// appendText writes the section. A declared chain is emptied; all are declared before the first rule, so that
-// rules may lead to any.
+// appendText writes the section. A declared chain is emptied. All are declared before the first
+// rule, so that rules may lead to any of them.
 //
-// They are declared backwards: the programs of both back ends keep the names in a sorted list, and look for each from its
-// beginning. In any other order the time goes by the square of the number of chains.
+// They are declared backwards: the programs of both back ends keep the names in a sorted list and
+// search it from its beginning. In any other order the time grows with the square of the number of
+// chains.
 func (s *Section) appendText(out []byte) []byte {
 	out = s.Table.appendTable(out)
 	names := make([]string, 0, len(s.Write)+len(s.Drop))
@@ -204,7 +206,7 @@ func wasKilled(err error) bool {
 	return errors.As(err, &exit) && !exit.Exited()
 }
 
-// failedLine returns the line of which iptables-restore complained, a high number if it did not say.
+// failedLine returns the line that iptables-restore rejected, a high number if it is unknown.
 func failedLine(err error) int {
 	var run *RunError
 	if !errors.As(err, &run) {
@@ -225,9 +227,9 @@ func (b *Batch) firstLines() int {
 	return bytes.Count(b.Sections[0].appendText(nil), []byte("\n"))
 }
 
-// How many lines a restore of a Reset has at most, about: where nothing limits them, few enough that the next is rendered
-// while one runs. The legacy programs read and write the whole table each time: there all must be one restore, of such
-// pieces.
+// About how many lines a restore of a Reset has at most: few enough that the next one is rendered
+// while one runs. The legacy programs read and write the whole table each time. With them all is
+// one restore, in pieces of PieceLines.
 const (
 	NFTLines   = 20_000
 	PieceLines = 3000

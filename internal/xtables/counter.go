@@ -13,8 +13,8 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 )
 
-// Counters are packets since the objects were made, which may have been by an earlier process. Both families count into
-// the same objects, so each plane tells the sum of both.
+// Counters are packets since the objects were created, perhaps by an earlier process. Both families
+// count into the same objects, so each plane reports the sum.
 type Counters struct {
 	// InvalidDropped are packets that conntrack could not place (DP-09, MT-16).
 	InvalidDropped uint64
@@ -70,8 +70,8 @@ func MakeCounters(nf *kernel.Netfilter) error {
 	return nil
 }
 
-// DropCounters deletes the counters that no rule uses. A rule that has just been deleted may use them for a moment; so
-// long it tries.
+// DropCounters deletes the counters that no rule uses. It retries until the timeout, because a rule
+// that was just deleted may use them for a moment.
 func DropCounters(nf *kernel.Netfilter, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
 	var failed error

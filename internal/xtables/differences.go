@@ -13,7 +13,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// Wanted is a chain as it shall be.
+// Wanted is a chain as it should be.
 type Wanted struct {
 	Chain
 	// Of names the owner of the chain for people; "" for none.
@@ -22,8 +22,9 @@ type Wanted struct {
 	Key func(rule string) lb.Key
 }
 
-// Differences compares the kernel with the chains and the jumps wanted, and tells each difference. Comments are none, and
-// neither is an empty chain that is not wanted. ours reports whether a chain is the mode's.
+// Differences compares the kernel with the wanted chains and jumps, and reports each difference. It
+// ignores comments, and empty chains that are not wanted. ours reports whether a chain belongs to
+// the mode.
 func (t *Tool) Differences(ctx context.Context, jumps []Jump, want iter.Seq[Wanted], ours func(ChainID) bool, tell *mode.Teller) error {
 	h, err := t.OpenHolding(ctx)
 	if err != nil {
@@ -207,7 +208,7 @@ func (d *differ) printedAlike(c Chain) (bool, error) {
 	return d.printed[c.ID].Bare == DigestOf(c.Rules).Bare, nil
 }
 
-// stale tells chains of ours that are not wanted and have rules.
+// stale reports chains of ours that are not wanted and have rules.
 func (d *differ) stale() error {
 	for t := range Tables {
 		names, err := d.holds.Names(t)

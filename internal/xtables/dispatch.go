@@ -13,22 +13,25 @@ import (
 	"kube-proxy/lb"
 )
 
-// LeafSize is how many rows a chain holds before it becomes a node of a tree: a few dozen rules are walked about
-// as fast as the levels of a tree.
+// LeafSize is how many rows a chain holds before it becomes a node of a tree. The kernel walks a
+// few dozen rules about as fast as the levels of a tree.
 const LeafSize = 32
 
-// A child with more than one of heavy parts of a node's rows has no chain: the node leads to that child's children itself.
-// Each level of a tree then has at most a quarter of the rows of the level above, whatever addresses tenants choose, because
-// nf_tables refuses a rule from which a packet could jump 16 times (NFT_JUMP_STACK_SIZE, EMLINK).
+// A child with more than one of heavy parts of a node's rows has no chain: the node leads to that
+// child's children itself. Each level of a tree then has at most a quarter of the rows of the level
+// above, whatever addresses tenants choose. nf_tables refuses a rule from which a packet could jump
+// 16 times (NFT_JUMP_STACK_SIZE, EMLINK).
 const heavy = 4
 
-// A Dispatcher is a chain that finds the rules of a row. With few rows it is a list, as upstream's. With many it
-// is a tree: the chain leads by the next four bits of the destination to sub-chains, and so on. The bits are those of
-// the address, then the protocol, then the port, so that also an address with a thousand ports is split. A chain takes
-// more bits at a time where most of its rows share them (see heavy).
+// A Dispatcher is a chain that finds the rules of a row. With few rows it is a list, as upstream's.
+// With many it is a tree: the chain leads by the next four bits of the destination to sub-chains,
+// and so on. The bits are those of the address, then the protocol, then the port, so that an
+// address with a thousand ports is split too. A chain takes more bits at a time where most of its
+// rows share them (see heavy).
 //
-// The tree is a function of the rows alone: rows are kept sorted, a chain of the tree is a range of them, and where
-// to split follows from the first and the last. So no order of changes gives another tree than a fresh start.
+// The tree is a function of the rows alone. Rows are sorted, a chain of the tree is a range of
+// them, and where to split follows from the first and the last. So every order of changes makes the
+// tree of a fresh start.
 type Dispatcher struct {
 	Table  Table
 	Root   string
@@ -119,7 +122,7 @@ func PathOf(k lb.Key) string {
 
 func ComparePath(e Entry, p string) int { return cmp.Compare(e.Path, p) }
 
-// Set makes entries those of the keys given, in which no rules mean no entry, and returns how to undo that.
+// Set replaces entries, and returns how to undo that. An entry without rules is deleted.
 func (d *Dispatcher) Set(changes []Entry) (undo []Entry) {
 	if len(d.entries) == 0 && len(changes) > LeafSize { // the first rows: sorted at once
 		for _, c := range changes {
@@ -148,8 +151,8 @@ func (d *Dispatcher) Set(changes []Entry) (undo []Entry) {
 	return undo
 }
 
-// Update brings the tree up to date after the entries of those paths, sorted, were set. It returns the paths of
-// nodes that may need to be written, from the leaves up, and of those that are no more.
+// Update updates the tree after the entries of these sorted paths were set. It returns the paths of
+// nodes to write, leaves first, and of nodes that are gone.
 func (d *Dispatcher) Update(paths []string) (write, drop []string) {
 	if len(paths) == 0 {
 		return nil, nil
@@ -206,8 +209,8 @@ type branch struct {
 	lo, hi int
 }
 
-// branches yields the parts into which the entries from lo to hi fall by the first nibble that they do not share, in order.
-// A part of more than most entries is divided again.
+// branches yields the parts of the entries from lo to hi, divided by the first nibble that differs,
+// in order. A part of more than most entries is divided again.
 func (d *Dispatcher) branches(lo, hi, most int) iter.Seq[branch] {
 	return func(yield func(branch) bool) { d.divide(lo, hi, most, yield) }
 }
@@ -254,8 +257,8 @@ func within(paths []string, prefix string) []string {
 	return paths[lo:hi]
 }
 
-// Name returns the name of the chain of a node: the prefix and the nibbles in hexadecimal or, where those do not
-// fit in the 28 characters of a name, a hash of them.
+// Name returns the name of the chain of a node: the prefix and the nibbles in hexadecimal, or a
+// hash of them if they exceed the 28 characters of a name.
 func (d *Dispatcher) Name(at string) string {
 	if at == "" {
 		return d.Root
@@ -334,7 +337,8 @@ func (d *Dispatcher) LeafOf(path string) string {
 	return at
 }
 
-// ChildOf returns the child below which a path's entry is. The children are sorted, and none begins another.
+// ChildOf returns the child above a path's entry. The children are sorted, and none is a prefix of
+// another.
 func (n *Node) ChildOf(path string) string {
 	i, found := slices.BinarySearch(n.Children, path)
 	if !found {
@@ -357,7 +361,7 @@ func (d *Dispatcher) Upwards() iter.Seq[string] {
 	return func(yield func(string) bool) { visit("", yield) }
 }
 
-// hop matches the destinations of which a path is the beginning.
+// hop matches the destinations that begin with a path.
 func (d *Dispatcher) hop(p string) string {
 	addr, rest := d.split(p)
 	s := ""
@@ -386,7 +390,7 @@ func (d *Dispatcher) hop(p string) string {
 	return s + fmt.Sprintf("-m %s --dport %d:%d ", proto, low, high)
 }
 
-// Key is the key of which a path is the way.
+// Key returns the key of a path.
 func (d *Dispatcher) Key(path string) (k lb.Key) {
 	addr, rest := d.split(path)
 	k.Addr, k.Proto = d.address(addr), protoOf(rest[0])

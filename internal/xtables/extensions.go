@@ -29,17 +29,17 @@ func (e Extension) String() string {
 	return "match " + e.Name
 }
 
-// Needed are the extensions without which no Service works, whatever it asks for. The nft back end has others of its own
-// in some versions, and asks the kernel for some of x_tables in all. The match recent is not among them: without it rows
-// with session affinity are refused, and all others work.
+// Needed are the extensions that every Service needs. The nft back end has some of its own,
+// depending on the version, and asks the kernel for others. The match recent is not needed: without
+// it only rows with session affinity are refused.
 var Needed = map[Backend][]Extension{
 	NFT: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true}, {"MASQUERADE", true}},
 	Legacy: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true}, {"MASQUERADE", true},
 		{"mark", false}, {"MARK", true}, {"tcp", false}, {"udp", false}, {"REJECT", true}},
 }
 
-// asker asks the kernel for an extension. The kernel loads its module if it can. The error is that of the kernel: ENOENT if
-// there is none.
+// asker asks the kernel for an extension; the kernel may load its module. The error is the
+// kernel's: ENOENT if the extension is missing.
 type asker func(Extension) error
 
 // lacking says what of the extensions the kernel lacks.
@@ -101,8 +101,8 @@ func (t *tableInfo) asker() asker {
 	}
 }
 
-// Have reports whether the kernel has matches and targets that another mode writes rules with, beside those that all need. It
-// changes nothing. The error says which one is missing, and wraps plane.ErrUnsupported.
+// Have reports whether the kernel has the matches and targets of another mode. It changes nothing.
+// The error names the missing one and wraps plane.ErrUnsupported.
 func (t *Tool) Have(matches, targets []string) error {
 	ask, done, err := t.tables(context.Background())
 	if err != nil {

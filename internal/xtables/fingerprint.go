@@ -14,8 +14,8 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// fingerprint is a cheap sign of what all tables hold: while it stays, nobody else has changed a rule. The zero fingerprint is
-// never that of anything.
+// fingerprint is a cheap sign of the content of all tables. While it stays the same, no other
+// program has changed a rule. The zero fingerprint is never that of any content.
 type fingerprint [2 * Tables]uint32
 
 // fingerprinter takes the fingerprint of the network namespace in which it was made.
@@ -27,7 +27,8 @@ type fingerprinter interface {
 	close()
 }
 
-// newFingerprinter returns one for the network namespace of the calling thread, nil where the kernel does not tell.
+// newFingerprinter returns one for the network namespace of the calling thread, nil if the kernel
+// offers none.
 func newFingerprinter(f lb.Family, b Backend, ours *ownwrites.Ledger) fingerprinter {
 	if b == Legacy {
 		if t, err := newTableInfo(f); err == nil {
@@ -39,8 +40,8 @@ func newFingerprinter(f lb.Family, b Backend, ours *ownwrites.Ledger) fingerprin
 	return nil
 }
 
-// generations counts the transactions of others. nftables count all; what is left when those of this process are taken off, of
-// the other family's plane too, is theirs.
+// generations counts the transactions of other programs: all transactions of nftables, less those
+// of this process, including the other family's plane.
 type generations struct {
 	nf   *kernel.Netfilter
 	ours *ownwrites.Ledger
@@ -60,14 +61,14 @@ func (g *generations) now() (fingerprint, error) {
 	return fingerprint{1, others}, err
 }
 
-// tableInfo knows the number of entries and the size of each legacy table, which the kernel tells without a copy of the
-// table. A rule that is exchanged for another of the same size is not noticed.
+// tableInfo reads the number of entries and the size of each legacy table, without a copy of the
+// table. It does not notice a rule that is replaced by another of the same size.
 type tableInfo struct {
 	fd    int
 	level int
 }
 
-// newTableInfo opens one, and finds out whether the kernel has all tables of the plane, which that makes.
+// newTableInfo opens a tableInfo and checks that the kernel has all tables, which creates them.
 func newTableInfo(f lb.Family) (*tableInfo, error) {
 	t, err := openTableInfo(f)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Rule is a rule as the kernel holds it, whoever wrote it.
+// Rule is a rule in the kernel, of any program.
 type Rule struct {
 	// Text is the rule as iptables -S prints it, without "-A CHAIN ".
 	Text string
@@ -42,8 +42,8 @@ type Holding interface {
 	Close()
 }
 
-// OpenHolding opens what reads the back end's chains, in the network namespace of the calling thread. It makes no tables. Of the legacy back
-// end it is what iptables-save prints now.
+// OpenHolding opens a reader of the back end's chains, in the network namespace of the calling
+// thread. It creates no tables. With the legacy back end it reads the output of iptables-save.
 func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
 	if t.Backend == Legacy {
 		return t.saved(ctx)
@@ -91,8 +91,8 @@ func (l *listing) Names(t Table) (map[string]bool, error) { return l.names[t], n
 func (l *listing) Generation() (uint32, error)            { return 0, nil } // nothing tells of a rule that was exchanged for another
 func (l *listing) Close()                                 {}
 
-// nftHolding asks nf_tables for one chain at a time, by netlink: its cost is that of the rules in it, whatever else there is. The program
-// lists the names of all chains first (docs/adr/0056).
+// nftHolding reads one chain at a time from nf_tables, by netlink. Its cost is that of the rules in
+// the chain; the programs list the names of all chains first (docs/adr/0056).
 type nftHolding struct {
 	nf     *kernel.Netfilter
 	family lb.Family

@@ -19,11 +19,13 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Keeper keeps the chains of another mode than this one, by the same programs and in the same way: it remembers a digest of each
-// chain, writes those that differ in one restore, finds the rules of a row by a tree (docs/adr/0011), and mends what others
-// change. What the chains hold, who has it says; rules must be written as iptables-save prints them.
+// Keeper maintains the chains of a mode other than iptables. It remembers a digest of each chain,
+// writes those that differ in one restore, finds the rules of a row by a tree (docs/adr/0011), and
+// repairs changes of other programs. Its user renders the rules exactly as iptables-save prints
+// them.
 //
-// Its methods must be called by one goroutine at a time, on a thread in the network namespace of the node.
+// Its methods must be called by one goroutine at a time, on a thread in the network namespace of
+// the node.
 type Keeper struct {
 	*Writer
 	layout Layout
@@ -37,8 +39,8 @@ type Keeper struct {
 	held held
 }
 
-// held is what was listed last for who looks. The programs take longer than all else, and the kernel tells by a number whether anything of
-// nftables has changed since.
+// held is the last listing for queries. The programs are slow, and the generation of nftables shows
+// whether it is still current.
 type held struct {
 	mu           sync.Mutex
 	changes      fingerprinter
@@ -119,9 +121,10 @@ func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
 	return all, err
 }
 
-// Held returns the rules of built-in chains that lead to the mode's, of those of the Layout and in its order, and the rules of the mode's
-// chains. Nobody may write to them. It may be called by any goroutine at any time, on a thread in the network namespace of the node; programs
-// run only where something may have changed since: with the legacy back end always, of which the kernel does not tell that surely.
+// Held returns the jumps of the Layout that are in the kernel, in its order, and the rules of the
+// mode's chains. The caller must not change them. Held may be called by any goroutine at any time,
+// on a thread in the network namespace of the node. It runs programs only if the rules may have
+// changed: with the legacy back end always, because its kernel does not say so reliably.
 func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error) {
 	h := &k.held
 	h.mu.Lock()
@@ -178,7 +181,7 @@ func (l *Layout) jumps() (all []Jump) {
 // (mode ipvs after iptables).
 var writeOrder = [...]Table{Filter, Mangle, NAT, Raw}
 
-// ErrRefused is the error of what iptables does not take, and of which nothing is in force.
+// ErrRefused means that iptables refused a restore, and that no part of it is in force.
 var ErrRefused = errors.New("iptables refuses it")
 
 // Reset makes the kernel hold exactly these chains, changing only what differs.
@@ -219,7 +222,7 @@ func (l *Layout) build(frames []Frame, rows Rows) (trees []*Dispatcher, fixed ma
 	return trees, fixed
 }
 
-// wanted yields chains as they shall be.
+// wanted yields all chains.
 func wanted(trees []*Dispatcher, fixed map[ChainID][]string) iter.Seq[Wanted] {
 	return func(yield func(Wanted) bool) {
 		for id, rules := range fixed {
@@ -237,13 +240,13 @@ func wanted(trees []*Dispatcher, fixed map[ChainID][]string) iter.Seq[Wanted] {
 	}
 }
 
-// Differences tells what differs between the kernel and all rows. It may be called by any goroutine at any time, on a thread
-// in the network namespace of the node.
+// Differences reports the differences between the kernel and all rows. It may be called by any
+// goroutine at any time, on a thread in the network namespace of the node.
 func (k *Keeper) Differences(ctx context.Context, frames []Frame, rows Rows, tell *mode.Teller) error {
 	return k.Tool.Differences(ctx, k.layout.jumps(), wanted(k.layout.build(frames, rows)), k.isOurs, tell)
 }
 
-// mend writes what is not as it shall be, and returns how many things that were.
+// mend repairs the kernel and returns the number of differences.
 func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 	var b Batch
 	byID := func(a, b Wanted) int { return CompareID(a.ID, b.ID) }
@@ -358,8 +361,9 @@ func (k *Keeper) Probe(ctx context.Context) error {
 	return nil
 }
 
-// Audit compares all chains and jumps with what was applied, if anybody else may have changed a rule since the last time, or with
-// full an hour has gone by, and writes again what differs. It returns how many things did.
+// Audit compares all chains and jumps with the applied state and repairs them. It does so only if
+// another program may have changed a rule since the last time or, with full, once an hour. It
+// returns the number of differences.
 func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if !k.set {
 		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)

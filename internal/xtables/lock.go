@@ -47,7 +47,7 @@ func lockXtables(ctx context.Context, path string) (unlock func(), err error) {
 	}
 }
 
-// holders names the processes that hold a lock on a file, "" if that cannot be told.
+// holders names the processes that hold a lock on a file, "" if they are unknown.
 func holders(path string) string {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {

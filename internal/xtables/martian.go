@@ -9,9 +9,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// RouteLocalnet is what lets a packet from or to 127.0.0.0/8 leave or come in at all. While it is set
-// blockLocalnet must be in force, or others on the link reach what listens on 127.0.0.1 (CVE-2020-8558, DP-10): it is set
-// after that rule is written, and ends before the rule is deleted.
+// RouteLocalnet is the sysctl that lets packets from and to 127.0.0.0/8 pass an interface. While it
+// is set, BlockLocalnet must be in force, or other hosts on the link reach listeners on 127.0.0.1
+// (CVE-2020-8558, DP-10). It is set after that rule is written, and reset before the rule is
+// deleted.
 const RouteLocalnet = "net.ipv4.conf.all.route_localnet"
 
 // BlockLocalnet is the rule of DP-10, which drops what others send to 127.0.0.0/8.

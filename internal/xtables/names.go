@@ -24,7 +24,7 @@ var tableNames = [...]string{"filter", "nat", "mangle", "raw"}
 
 func (t Table) String() string { return tableNames[t] }
 
-// TableNamed returns the table of that name, unless nobody's kube-proxy has ever written one.
+// TableNamed returns the table of that name, if any kube-proxy ever wrote to it.
 func TableNamed(name string) (t Table, ok bool) {
 	i := slices.Index(tableNames[:], name)
 	return Table(i), i >= 0
@@ -60,21 +60,23 @@ const (
 	EndpointChain = "KUBE-SEP-"
 )
 
-// SourceList begins the names of chains of source ranges, of nat and of filter. What follows is a hash of the ranges: whoever
-// has the same ones shares the chain. Upstream deletes those of nat, as it does branches; those of filter lead nowhere.
+// SourceList begins the names of chains of source ranges, of nat and of filter. A hash of the
+// ranges follows, so that rows with the same ranges share the chain. Upstream deletes those of nat,
+// as it does branches; those of filter lead nowhere.
 const SourceList = FirewallChain + "SRC-"
 
-// The beginnings of the names of the branches of nat's dispatchers. Upstream takes these for chains of service ports, and
-// deletes those that it does not know, all at once. Else branches would stay behind when a node changes back to it, lead to
-// chains of service ports, and keep them from being deleted: no restore of upstream's would succeed any more (G4). A
-// suffix of DP-02 has no hyphen.
+// The beginnings of the names of the branches of nat's dispatchers. Upstream takes these for chains
+// of service ports, and deletes unknown ones, all at once. Under other names, branches would stay
+// behind when a node changes back to upstream, and lead to chains of service ports. These could not
+// be deleted then, and no restore of upstream's would succeed any more (G4). A suffix of DP-02 has
+// no hyphen.
 const (
 	AddressBranch  = ClusterChain + "TO-"
 	NodePortBranch = ClusterChain + "NP-"
 )
 
-// Dynamic chains are recognised by the beginnings of their names, so that those that an earlier process left
-// behind, ours or upstream's, can be told from chains of others.
+// Dynamic chains are recognised by the beginnings of their names. So leftovers of an earlier
+// process, ours or upstream's, can be distinguished from chains of other software.
 var dynamic = [Tables][]string{
 	Filter: {Services + "-", NodePorts + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-", SourceList},
 	NAT:    {ClusterChain, LocalChain, ExternalChain, FirewallChain, EndpointChain, "KUBE-XLB-"},
@@ -119,8 +121,7 @@ func Ours(id ChainID) bool {
 	return IsDynamic(id)
 }
 
-// Chain is a chain's content: rules without "-A NAME ", in the form in which iptables-save prints them, so that
-// what is read can be compared with what is wanted.
+// Chain is a chain's content: rules without "-A NAME ", exactly as iptables-save prints them.
 type Chain struct {
 	ID    ChainID
 	Rules []string

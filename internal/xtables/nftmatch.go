@@ -12,7 +12,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Iptables has nf_tables hold the matches and targets for which that has no words of its own in the structures of linux/netfilter/xt_*.h.
+// Matches and targets that nf_tables does not have itself are held in the structures of
+// linux/netfilter/xt_*.h.
 
 var native = binary.NativeEndian
 
@@ -22,8 +23,8 @@ type revised struct {
 	revision uint8
 }
 
-// matchTexts have, for each match that is understood, the least size of its structure, and what reads it; false if that has something in it
-// which is not understood.
+// matchTexts has the least size of each known match's structure, and its reader. A reader returns
+// false for a structure with unknown content.
 var matchTexts = map[revised]struct {
 	size int
 	read func(r *ruleText, info []byte) bool
@@ -89,7 +90,8 @@ func readUDP(r *ruleText, info []byte) bool {
 	return true
 }
 
-// readSCTP reads struct xt_sctp_info, whose ranges come the other way round, and count only if its flags say so.
+// readSCTP reads struct xt_sctp_info. Its ranges are in reverse order, and count only if its flags
+// say so.
 func readSCTP(r *ruleText, info []byte) bool {
 	flags, inverted := native.Uint32(info[284:]), native.Uint32(info[288:])
 	if flags&^3 != 0 { // of chunks
@@ -150,7 +152,8 @@ func (r *ruleText) addrtype(info []byte, noSrc, noDst bool) bool {
 	return true
 }
 
-// ctStates are the states of connections in struct xt_conntrack_mtinfo, in the order in which iptables prints them.
+// ctStates are the connection states of struct xt_conntrack_mtinfo, in the order in which iptables
+// prints them.
 var ctStates = []struct {
 	bit  uint16
 	name string
@@ -264,7 +267,7 @@ const (
 	natRandomFully = 16
 )
 
-// translation reads a DNAT to one address and port, or to one port alone; size is that of an address.
+// translation reads a DNAT to one address and port, or to one port; size is that of an address.
 func translation(f lb.Family, info []byte, size int) (options string, ok bool) {
 	if len(info) < 4+2*size+4 {
 		return "", false

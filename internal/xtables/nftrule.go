@@ -16,7 +16,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// ruleText puts the text of a rule together in the order in which iptables prints it, whatever the order in which the kernel has it.
+// ruleText collects the text of a rule in the order in which iptables prints it.
 type ruleText struct {
 	family                   lb.Family
 	src, dst, in, out, proto string
@@ -40,7 +40,8 @@ type nftValue struct {
 	mask         []byte // nil for all of it
 }
 
-// readNFT turns the expressions of a rule of nf_tables, from the body of a message about it, back into what iptables was given.
+// readNFT translates the expressions of a rule of nf_tables back into the arguments of iptables.
+// body is that of a message about the rule.
 func readNFT(f lb.Family, body []byte) Rule {
 	r := &ruleText{family: f}
 	nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
@@ -85,7 +86,7 @@ func not(n bool) string {
 	return ""
 }
 
-// expression reads one of nf_tables. What is not understood is named at the rule's end.
+// expression reads one expression. It names unknown ones at the rule's end.
 func (r *ruleText) expression(name string, data []byte) {
 	attr := func(n uint16) []byte { return nlconn.Attribute(data, n) }
 	num := func(n uint16) uint32 { return nlconn.BE32(attr(n)) }
@@ -140,7 +141,7 @@ func (r *ruleText) verdict(v []byte) bool {
 	return code != nil
 }
 
-// between adds the condition that what is loaded lies between two values, which may be the same.
+// between adds the condition that the loaded value is between two values, which may be equal.
 func (r *ruleText) between(low, high []byte, no bool) bool {
 	v := r.loaded
 	if len(low) == 0 || len(low) != len(high) {

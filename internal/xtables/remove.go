@@ -29,13 +29,14 @@ type RemoveConfig struct {
 	// Family is the IP family, Backend the variant of iptables: not Auto.
 	Family  lb.Family
 	Backend Backend
-	// KeepLocalnet leaves connections to NodePorts on 127.0.0.1 alive: net.ipv4.conf.all.route_localnet stays as it
-	// is, and with it the rule that keeps others on the link away from 127.0.0.1 (DP-10). Otherwise both go.
+	// KeepLocalnet keeps connections to NodePorts on 127.0.0.1: the sysctl route_localnet stays as
+	// it is, and so does the rule that protects 127.0.0.1 from other hosts (DP-10). Otherwise both
+	// are removed.
 	KeepLocalnet bool
 	// KeepGuard leaves the chain that [IsGuard] names, which mode ipvs removes after the addresses that it protects.
 	KeepGuard bool
-	// Keep is what a mode that runs keeps by iptables: its chains stay, and so do rules of built-in chains that lead to them from where
-	// it has some itself. Nil if there is no such mode.
+	// Keep is the layout of the mode that runs, nil for none: its chains stay, and so do its jumps
+	// from built-in chains.
 	Keep *Layout
 	// Ours reports which chains of a table to remove; nil for those of the modes iptables and ipvs, see [Leftover].
 	Ours func(table, chain string) bool
@@ -43,14 +44,16 @@ type RemoveConfig struct {
 	Runner Runner
 }
 
-// Remove takes away all that a kube-proxy, ours or upstream's, has written with iptables in the modes iptables and
-// ipvs (DP-15). What is the kubelet's stays: KUBE-MARK-DROP, KUBE-IPTABLES-HINT, its canary, and KUBE-FIREWALL where it has any of them
-// in mangle or others use that chain. Kubelets
-// before 1.28 write KUBE-MARK-MASQ and KUBE-POSTROUTING too; those go, unless a rule of others leads to KUBE-MARK-MASQ,
-// such as one of CNI plugins for host ports.
+// Remove removes everything that a kube-proxy, ours or upstream's, wrote with iptables in the modes
+// iptables and ipvs (DP-15). The kubelet's chains stay: KUBE-MARK-DROP, KUBE-IPTABLES-HINT, its
+// canary, and KUBE-FIREWALL if the kubelet has any of them in mangle or other software uses that
+// chain. Kubelets before 1.28 write KUBE-MARK-MASQ and KUBE-POSTROUTING too; those are removed
+// unless a rule of other software leads to KUBE-MARK-MASQ, such as one of CNI plugins for host
+// ports.
 //
-// Rules of others that lead to our chains stay, and then the chain does, empty. Where there are no rules, nothing is
-// written and no table made. Errors wrap plane.ErrUnsupported where there is no such iptables, and name chains that the kernel still has.
+// Rules of other software that lead to our chains stay, and then so does the chain, empty. Without
+// rules to remove, Remove writes nothing and creates no table. Errors wrap plane.ErrUnsupported if
+// there is no such iptables, and name chains that the kernel still has.
 func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return Removed{}, fmt.Errorf("iptables: remove: family %s: want IPv4 or IPv6", cfg.Family)
@@ -72,7 +75,8 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 	return t.Remove(ctx, cfg)
 }
 
-// Remove lists the rules, removes, and asks the kernel whether that is so. If others change rules meanwhile, it begins again.
+// Remove lists the rules, removes ours, and verifies that with the kernel. It starts again if other
+// programs change rules meanwhile.
 func (t *Tool) Remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
 		found := newLeftovers(cfg)
@@ -95,7 +99,8 @@ func (t *Tool) Remove(ctx context.Context, cfg RemoveConfig) (done Removed, err 
 	return done, fmt.Errorf("iptables: remove rules of %s, %s: %w", cfg.Family, t.Program, err)
 }
 
-// verify asks the kernel which chains it still has that should be gone, or have rules that should be empty.
+// verify looks in the kernel for chains that should be gone, and for rules in chains that should be
+// empty.
 func (t *Tool) verify(ctx context.Context, found *leftovers) error {
 	if !t.Real() {
 		return nil
@@ -137,7 +142,8 @@ func (l *leftovers) mayStay(id ChainID, h Holding) bool {
 	return err == nil && (c == nil || len(c.Rules) == 0)
 }
 
-// removeCounters deletes the counters of MT-16 and MT-17, unless the other family or back end still counts.
+// removeCounters deletes the counters of MT-16 and MT-17, unless the other family or back end uses
+// them.
 func (t *Tool) removeCounters() error {
 	if !t.Real() {
 		return nil
@@ -154,23 +160,27 @@ func (t *Tool) removeCounters() error {
 type leftovers struct {
 	// ours reports which chains are the modes' that are removed.
 	ours func(table, chain string) bool
-	// entries are the rules by which connections come to be translated, jumps all others of chains of others.
+	// entries are the rules that lead connections to translation, jumps all other rules that lead
+	// from foreign chains to ours.
 	entries, jumps []Jump
 	// handles are those of entries and jumps that iptables cannot delete.
 	handles map[Jump][]uint64
-	// Chains are those of a kube-proxy; foreign are rules of others that lead to them, one for each.
+	// Chains are those of a kube-proxy; foreign has one rule of other software for each that such a
+	// rule leads to.
 	Chains  []ChainID
 	foreign map[ChainID]Jump
 	// builtIn are the chains that were listed, and whether packets begin there.
 	builtIn map[ChainID]bool
 	// stay are chains that are reported to stay, and whether they are empty.
 	stay map[ChainID]bool
-	// blockLocalnet: the rule of DP-10 is there. kubelet: so is a kubelet, which writes it as well, and once only.
+	// blockLocalnet: the rule of DP-10 exists. kubelet: a kubelet exists, which writes that rule
+	// too, but only once.
 	blockLocalnet, kubelet bool
-	// guards: the rule of DP-10 is of the modes that are removed. It is not where one of them runs, nor where only
-	// another mode's chains go.
+	// guards: the rule of DP-10 belongs to the modes that are removed: none of them runs, and all
+	// of their chains go.
 	guards bool
-	// toFirewall are rules of built-in chains that lead to KUBE-FIREWALL, inFirewall its rules but for that of DP-10.
+	// toFirewall are rules of built-in chains that lead to KUBE-FIREWALL; inFirewall are its rules
+	// except that of DP-10.
 	toFirewall, inFirewall []Jump
 	// keep and keepGuard are those of RemoveConfig.
 	keep      *Layout
@@ -197,7 +207,8 @@ func (l *leftovers) goes(id ChainID) bool {
 // guard reports whether a chain stays because it protects addresses that are still there.
 func (l *leftovers) guard(id ChainID) bool { return l.keepGuard && IsGuard(id.Table.String(), id.Name) }
 
-// kept reports whether a rule of a built-in chain that leads to a chain of kube-proxy stays. How a program prints a rule does not count.
+// kept reports whether a rule of a built-in chain that leads to a chain of kube-proxy stays,
+// however a program prints it.
 func (l *leftovers) kept(from, to ChainID) bool {
 	return l.guard(to) || l.keep != nil && slices.ContainsFunc(l.keep.Jumps, func(j ChainRule) bool {
 		return j.Table == from.Table.String() && j.Chain == from.Name && target(j.Rule) == to.Name
@@ -258,8 +269,8 @@ func (l *leftovers) rule(j Jump) {
 	}
 }
 
-// keepBlock ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not
-// or cannot be, it says why: then the rule must stay.
+// keepBlock resets route_localnet if the rule that protects 127.0.0.1 exists. If it must not or
+// cannot do that, it returns the reason, and the rule must stay.
 func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
 	if cfg.Family != lb.IPv4 || !l.blockLocalnet {
 		return ""
@@ -279,8 +290,9 @@ func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
 	return ""
 }
 
-// stays takes out of what is to be removed what must stay, and says why. keep says why the rule of DP-10 must, if it must. Of the
-// chains empty are those that stay though they are ours, for rules of others lead to them.
+// stays removes what must stay from the lists, and returns the reasons in left. keep is the reason
+// why the rule of DP-10 must stay, if it must. empty are the chains of ours that stay because rules
+// of other software lead to them.
 func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left []string) {
 	left = l.firewallStays(keep, cfg)
 	switch {
@@ -309,8 +321,8 @@ func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left 
 	return empty, left
 }
 
-// firewallStays removes KUBE-FIREWALL and the rules that lead to it, unless a kubelet or another program uses it. Then it returns
-// the reason.
+// firewallStays lists KUBE-FIREWALL and the rules that lead to it for removal, unless a kubelet or
+// other software uses it. Then it returns the reason.
 func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string) {
 	if _, there := l.builtIn[firewall]; !there || l.kubelet || cfg.KeepLocalnet || cfg.Keep != nil || cfg.Ours != nil {
 		return nil
@@ -332,8 +344,9 @@ func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string)
 	return []string{fmt.Sprintf("chain filter %s stays, though no kubelet has chains here, and so do the rules of INPUT and OUTPUT that lead to it: %s", NodeFirewall, why)}
 }
 
-// take removes what was found: first what leads new connections to translation, so that what is translated already is
-// masqueraded and let pass until the end; then what leads to the other chains; then the chains.
+// take removes first the rules that lead new connections to translation, so that translated ones
+// are masqueraded and accepted until the end. Then it removes the other rules that lead to the
+// chains, and then the chains.
 func (t *Tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, done *Removed) error {
 	empty, left := found.stays(found.keepBlock(cfg), cfg)
 	for _, rules := range [][]Jump{found.entries, found.jumps} {

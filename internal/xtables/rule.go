@@ -91,8 +91,8 @@ func MatchedKey(rule string, each func(option, value string)) (k lb.Key, ok bool
 	return k, k.Port != 0
 }
 
-// isJump reports whether the rule has the form of those by which built-in chains lead to ours, of whatever version: any
-// with another condition was made by somebody else.
+// isJump reports whether the rule has the form of a jump from a built-in chain to ours, of any
+// version. A rule with another condition is of other software.
 func isJump(rule string) bool {
 	var rest []string
 	fields := Words(rule)
@@ -117,7 +117,8 @@ func isJump(rule string) bool {
 	return len(rest) == 2 && rest[0] == "-j"
 }
 
-// Comment returns a comment match. Its text always has a character for which iptables-save sets quotes.
+// Comment returns a comment match. Its text always has a character that makes iptables-save print
+// quotes.
 func Comment(parts ...string) string {
 	text := strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {

@@ -118,8 +118,8 @@ func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 	return nil
 }
 
-// widen makes room in a pipe for most of what is read or written at once: on a busy machine it takes long until the other
-// end runs again. Where that is not allowed the pipe stays as it is.
+// widen enlarges a pipe for most of the input or output: on a busy machine the other end takes long
+// to run again. If that is not allowed, the pipe stays as it is.
 func widen(pipe any) {
 	const size = 1 << 20
 	f, ok := pipe.(syscall.Conn)

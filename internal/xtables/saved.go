@@ -24,8 +24,8 @@ const (
 type SavedLine struct {
 	Kind  savedKind
 	Table string // whichever: others have tables that the plane does not have
-	// Chain names the chain, and rest is its policy, "-" for a chain that is not built in, or the rule, without "-A NAME ".
-	// They are valid until the next line is read.
+	// Chain is the name of the chain. Rest is its policy ("-" for a chain that is not built in), or
+	// the rule without "-A NAME ". Both are valid until the next line is read.
 	Chain, Rest []byte
 	// Handle is the kernel's number of a rule that was read from the kernel; 0 if iptables-save printed it.
 	Handle uint64
@@ -34,8 +34,8 @@ type SavedLine struct {
 // longestRule is more than iptables-save prints of any rule.
 const longestRule = 64 << 10
 
-// ReadSaved reads the output of iptables-save. It ends at the first error: of the reader, or because the text is not what
-// iptables-save prints, such as one that is cut off.
+// ReadSaved reads the output of iptables-save. It ends at the first error, of the reader or of the
+// text, for example if it is cut off.
 func ReadSaved(r io.Reader) iter.Seq2[SavedLine, error] {
 	return func(yield func(SavedLine, error) bool) {
 		in := bufio.NewReaderSize(r, longestRule)
@@ -84,8 +84,8 @@ func ReadSaved(r io.Reader) iter.Seq2[SavedLine, error] {
 	}
 }
 
-// readRule reads a line, without its end, or the lines of a rule whose comments have line ends of their own: they are printed
-// as they are. The text is valid until the next is read.
+// readRule reads a line without its end, or the lines of a rule whose comments have line ends:
+// iptables-save prints them as they are. The text is valid until the next call.
 func readRule(in *bufio.Reader) (text []byte, lines int, err error) {
 	var joined []byte
 	quoted := false
@@ -125,7 +125,7 @@ func opensQuote(part []byte) bool {
 	return odd
 }
 
-// unlistableTable returns the table of which a comment of iptables-save says that it cannot be printed.
+// unlistableTable returns the table that iptables-save cannot print according to a comment.
 func unlistableTable(comment []byte) (table string, ok bool) {
 	rest, ok := bytes.CutPrefix(comment, []byte("# Table `"))
 	if !ok {

@@ -7,11 +7,12 @@ import (
 	"context"
 )
 
-// Snapshot is what the kernel holds of somebody's chains, and of what leads to them.
+// Snapshot is the kernel's state of a user's chains and of the rules that lead to them.
 type Snapshot struct {
 	Chains map[ChainID]Digest
-	// Jumps are the rules of chains of others that lead to chains of a kube-proxy, and those of KUBE-FIREWALL, which is the kubelet's too: as they
-	// are printed, by what they are without comments.
+	// Jumps are the rules of other chains that lead to chains of a kube-proxy, and those of
+	// KUBE-FIREWALL, which the kubelet shares. The keys have no comments, the values are as
+	// printed.
 	Jumps map[Jump]Jump
 	// Kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
 	Kubelet bool
@@ -24,7 +25,8 @@ func NewSnapshot() *Snapshot {
 	return &Snapshot{Chains: map[ChainID]Digest{}, Jumps: map[Jump]Jump{}, handles: map[Jump][]uint64{}}
 }
 
-// Snapshot lists the rules. Only chains that are ours are kept, whatever else there is; each, if it is not nil, gets their rules.
+// Snapshot lists the rules and keeps those of chains that ours selects. each, if it is not nil,
+// gets their rules.
 func (t *Tool) Snapshot(ctx context.Context, ours func(ChainID) bool, each func(ChainID, []byte)) (*Snapshot, error) {
 	s, contents := NewSnapshot(), map[ChainID]*Content{}
 	err := t.Lines(ctx, func(line SavedLine) {

@@ -16,14 +16,14 @@ type Stats struct {
 	Bytes           uint64 // handed to iptables-restore
 	Chains          uint64 // written
 	Saves           uint64 // runs of iptables-save
-	// Stuck are the chains that could not be deleted, because rules of others lead to them, each as "nat KUBE-SVC-…".
-	// They are empty. It is not changed any more once it is handed out.
+	// Stuck are the chains that could not be deleted because rules of other software lead to them,
+	// each as "nat KUBE-SVC-…". They are empty. A returned slice does not change.
 	Stuck []string
-	// Unlike is how many chains, and rules in chains of others, iptables-save prints otherwise than they were written, as audits
-	// have found. Nobody changed them, and nothing is to be mended.
+	// Unlike is how many chains, and rules in chains of others, iptables-save prints differently
+	// from how they were written. No program changed them, and audits do not repair them.
 	Unlike int
-	// Owned is how many rules of ours there are (MT-11), Last how many the last Apply or Reset wrote (MT-12), those in
-	// chains of others that lead to ours included.
+	// Owned is how many rules we have (MT-11), Last how many the last Apply or Reset wrote (MT-12).
+	// Both include our rules in chains of others.
 	Owned, Last Written
 }
 
@@ -51,14 +51,14 @@ type Counts struct {
 	stats Stats
 }
 
-// Stats returns what has been done so far.
+// Stats returns the counts so far.
 func (c *Counts) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.stats
 }
 
-// Count has a function change what has been done so far.
+// Count changes the counts with a function.
 func (c *Counts) Count(f func(*Stats)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

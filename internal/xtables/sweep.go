@@ -11,14 +11,16 @@ import (
 	"kube-proxy/internal/bisect"
 )
 
-// stuckChain is a chain that cannot be deleted, and why: nearly always a rule of somebody else leads to it.
+// stuckChain is a chain that cannot be deleted, and the error: usually a rule of other software
+// leads to it.
 type stuckChain struct {
 	ID  ChainID
 	err error
 }
 
-// Sweep empties chains and deletes those of drop, at most so many in a restore. The chains that cannot be deleted are
-// returned; they stay, empty. An error says that not even that is known, because nothing at all can be written.
+// Sweep empties chains, and deletes those of drop, at most so many in a restore. It returns the
+// chains that cannot be deleted; they stay, empty. An error means that nothing can be written at
+// all.
 func Sweep(ctx context.Context, empty, drop []ChainID, most int, restore func(*Batch) error) (stuck []stuckChain, err error) {
 	// All are emptied before any is deleted, for they lead to each other.
 	for part := range slices.Chunk(slices.Concat(empty, drop), most) {
@@ -54,7 +56,8 @@ func deleteChains(ctx context.Context, ids []ChainID, restore func(*Batch) error
 			case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
 				return stuck, err
 			case restore(emptying(group)) != nil:
-				// Only if iptables takes anything at all are chains to blame. Where somebody holds the lock each try takes 5 s.
+				// The chains are to blame only if iptables accepts other writes. While another
+				// program holds the lock, each attempt takes 5 s.
 				return stuck, err
 			case s.Refused(group):
 				stuck = append(stuck, stuckChain{group[0], err})

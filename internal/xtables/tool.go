@@ -33,7 +33,7 @@ const (
 	Legacy Backend = "legacy"
 )
 
-// Version is what iptables --version tells.
+// Version is the version that iptables --version prints.
 type Version [3]int
 
 func (v Version) AtLeast(o Version) bool {
@@ -74,14 +74,15 @@ type Tool struct {
 	Needs   []Extension
 }
 
-// Real reports whether the programs are the system's, and so is what the kernel tells.
+// Real reports whether the programs are the system's, and so the kernel's state is theirs.
 func (t *Tool) Real() bool {
 	_, is := t.Run.(System)
 	return is
 }
 
-// timeout is how long a program may take, at the start too: on a busy node one that only lists a chain took more than 10 s, and no other
-// mode is to take the place of one that can serve. A restore that waits for the lock is given 5 s by itself.
+// timeout is how long a program may take, also at the start: on a busy node one that only lists a
+// chain took more than 10 s, and no other mode should replace one that works. A restore gets 5 s of
+// its own to wait for the lock.
 const timeout = 2 * time.Minute
 
 // BaseName is what the names of a family's programs begin with.
@@ -143,8 +144,8 @@ func probe(run Runner, f lb.Family, program string) (*Tool, error) {
 	return t, nil
 }
 
-// UsableTool finds the programs of a back end that the kernel has tables for. If nobody says which, and the one that the
-// node seems to use is not to be had, the other may be. Without a Runner it is the system's.
+// UsableTool finds the programs of a back end that the kernel supports. With Auto, the other back
+// end is used if the one of the node is not usable. A nil Runner is the system's.
 func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 	if run == nil {
 		run = System{}
@@ -165,8 +166,9 @@ func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 	return nil, err
 }
 
-// Usable finds out whether the kernel has the tables and the extensions, and lets us at them: else that shows at the first
-// write, when no other mode can be chosen any more. The error says what is missing, and wraps plane.ErrUnsupported.
+// Usable checks that the kernel has the tables and the extensions and grants access to them.
+// Otherwise that would show at the first write, too late to choose another mode. The error names
+// what is missing, and wraps plane.ErrUnsupported.
 func (t *Tool) Usable(ctx context.Context) error {
 	ask, done, err := t.tables(ctx)
 	switch {
@@ -199,7 +201,7 @@ func (t *Tool) wants() string {
 	return t.Program + " may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW"
 }
 
-// tables finds out whether the tables can be read, and returns who tells of extensions.
+// tables checks that the tables can be read, and returns the asker for extensions.
 func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	real := t.Real()
 	if real && t.Backend == Legacy { // no need to wait for the lock, or to copy a table
@@ -225,8 +227,8 @@ func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	return askCompat(nf, t.Family), func() { nf.Close() }, nil
 }
 
-// Choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules
-// (DP-14). Auto means that it cannot be told.
+// Choose returns the back end that the node uses: that with the kubelet's hint, else that with more
+// rules (DP-14). Auto means unknown.
 func Choose(run Runner, base string) Backend {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -237,7 +239,8 @@ func Choose(run Runner, base string) Backend {
 	}
 	for _, b := range backends {
 		program := base + "-" + string(b)
-		// Not iptables-nft-save, which reads the rules of all tables, whichever it is to print: 3 s of 5,000 services.
+		// Not iptables-nft-save, which reads the rules of all tables, whatever it prints: 3 s with
+		// 5,000 services.
 		out, err := Output(ctx, run, program, "-t", "mangle", "-S") // fails where nft has made rules there that it cannot show
 		if err == nil && slices.ContainsFunc(Kubelets, func(name string) bool { return bytes.Contains(out, []byte("-N "+name+"\n")) }) {
 			return b
@@ -255,7 +258,8 @@ func Choose(run Runner, base string) Backend {
 	return Auto
 }
 
-// countRules counts rules that a program lists, until there are enough: of 5,000 services it lists 16 MB.
+// countRules counts the rules that a program lists, up to enough: with 5,000 services it lists 16
+// MB.
 func countRules(ctx context.Context, run Runner, program string, enough int) (n int, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -280,7 +284,7 @@ func countRules(ctx context.Context, run Runner, program string, enough int) (n 
 	return n, err
 }
 
-// legacyInUse reports whether the kernel has tables of the legacy back end in this network namespace.
+// legacyInUse reports whether this network namespace has tables of the legacy back end.
 func legacyInUse(base string) bool {
 	b, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(base, "tables", "_tables_names", 1))
 	return err == nil && len(bytes.TrimSpace(b)) > 0
@@ -320,7 +324,8 @@ func (t *Tool) restore(ctx context.Context, write func(io.Writer) error) error {
 	return err
 }
 
-// restoreBatch runs iptables-restore on the text of a batch, unless there is none, and deletes the rules that have handles.
+// restoreBatch runs iptables-restore on the text of a batch, if there is any, and deletes the rules
+// that have handles.
 func (t *Tool) restoreBatch(ctx context.Context, text []byte, b *Batch) error {
 	if len(text) > 0 {
 		err := t.restore(ctx, func(w io.Writer) error {
@@ -334,11 +339,13 @@ func (t *Tool) restoreBatch(ctx context.Context, text []byte, b *Batch) error {
 	return deleteHandled(ctx, t.Family, b.handles)
 }
 
-// Find finds the system's programs, and asks which back end the node uses, which takes seconds where there are thousands of
-// services. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
+// Find finds the system's programs and the back end that the node uses, which takes seconds with
+// thousands of services. It changes nothing. Errors wrap plane.ErrUnsupported if there is no usable
+// iptables.
 func Find(f lb.Family) (*Tool, error) { return UsableTool(nil, f, Auto) }
 
-// Modules are those that [Find] may make the kernel load: it asks the nft back end, and where there is no such program the other.
+// Modules are those that [Find] may make the kernel load, for the nft back end or, without its
+// program, the legacy one.
 func Modules(f lb.Family) []string {
 	all := []string{"nfnetlink", "nf_tables", "nft_compat"}
 	if _, err := exec.LookPath(BaseName(f) + "-nft"); err != nil {

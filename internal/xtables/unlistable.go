@@ -17,11 +17,12 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// A table that has any rule which iptables cannot express, such as "ct state new accept" made with nft, is left out of what
-// iptables-save prints, as a whole, while iptables-restore goes on to write it. To take it for empty would put another copy
-// of each jump in front at each look. So such a table is read from the kernel, which has no comments.
+// iptables-save leaves out a whole table if it has a rule that iptables cannot express, such as "ct
+// state new accept" of nft, while iptables-restore still writes to it. If such a table counted as
+// empty, each audit would insert another copy of each jump. So it is read from the kernel, without
+// comments.
 
-// Lines lists what iptables-save prints, and what the kernel holds in the tables that it leaves out.
+// Lines lists the output of iptables-save, and the kernel's rules of the tables that it leaves out.
 func (t *Tool) Lines(ctx context.Context, each func(SavedLine)) error {
 	var cannot []Table
 	err := t.List(ctx, func(r io.Reader) error {

@@ -17,10 +17,12 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Writer hands restores to the programs for who has chains of one family, and counts them. It notices whether anybody else has changed rules
-// since it listed them: nftables count transactions, of which ours are taken off, and the kernel tells the size of a legacy table.
+// Writer runs and counts the restores of a user that has chains of one family. It notices whether
+// another program has changed rules since it listed them: nftables counts transactions, ours are
+// subtracted, and the kernel returns the size of a legacy table.
 //
-// Its methods must be called by one goroutine at a time, on a thread in the network namespace of the node; Stats may be read by others.
+// Its methods must be called by one goroutine at a time, on a thread in the network namespace of
+// the node; others may read Stats.
 type Writer struct {
 	*Tool
 	Counts
@@ -37,8 +39,8 @@ type Writer struct {
 // printed is a chain as it was written, and as iptables-save prints that.
 type printed struct{ written, as Digest }
 
-// NewWriter returns a Writer for chains that ours names. writes is shared by all Writers of this process in one network namespace; nil means that
-// there is no other.
+// NewWriter returns a Writer for the chains that ours selects. writes is shared by all Writers of
+// this process in one network namespace; nil means that this is the only one.
 func NewWriter(t *Tool, ours func(ChainID) bool, writes *ownwrites.Ledger) *Writer {
 	w := &Writer{Tool: t, ours: ours}
 	if t.Real() {
@@ -56,7 +58,8 @@ func (w *Writer) Close() error {
 	return nil
 }
 
-// Restore runs iptables-restore on a batch, unless that does nothing. The error wraps plane.ErrStateLost where a part may be in force.
+// Restore runs iptables-restore on a batch, unless that is empty. The error wraps
+// plane.ErrStateLost if a part may be in force.
 func (w *Writer) Restore(ctx context.Context, b *Batch) error {
 	if len(b.Sections)+len(b.handles) == 0 {
 		return nil
@@ -75,7 +78,8 @@ func (w *Writer) Restore(ctx context.Context, b *Batch) error {
 	return err
 }
 
-// handOver makes a change of so many transactions, and counts it. change notes the sections, and has what it writes counted.
+// handOver makes a change of so many transactions, and counts it. change calls note with each
+// section, and writes its text to count.
 func (w *Writer) handOver(transactions int, change func(note func(*Section), count io.Writer) error) (err error) {
 	var text counted
 	var chains int
@@ -108,8 +112,8 @@ func (c *counted) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// RestoreAll hands all batches to one iptables-restore, which reads while they are made. declare names the chains of nat
-// that they write. An error of iptables says that nothing of nat is in force.
+// RestoreAll passes all batches to one iptables-restore, which reads while they are rendered.
+// declare names the chains of nat in them. After an error of iptables, nothing of nat is in force.
 func (w *Writer) RestoreAll(ctx context.Context, declare []string, batches <-chan *Batch) error {
 	first, ok := <-batches
 	if !ok {
@@ -164,14 +168,15 @@ func stream(ctx context.Context, out io.Writer, note func(*Section), declare []s
 	return w.Flush()
 }
 
-// List asks for all rules. What others do from now on is noticed. each, if it is not nil, gets the rules of our chains.
+// List lists all rules. Changes of other programs from now on will be noticed. each, if it is not
+// nil, gets the rules of our chains.
 func (w *Writer) List(ctx context.Context, each func(ChainID, []byte)) (*Snapshot, error) {
 	w.seen, w.ListedAt = w.look(), time.Now()
 	w.Count(func(s *Stats) { s.Saves++ })
 	return w.Tool.Snapshot(ctx, w.ours, each)
 }
 
-// look returns the fingerprint of all tables, zero if it cannot be told.
+// look returns the fingerprint of all tables, zero if it is unknown.
 func (w *Writer) look() fingerprint {
 	if w.changes == nil {
 		return fingerprint{}
@@ -183,17 +188,18 @@ func (w *Writer) look() fingerprint {
 	return now
 }
 
-// Begin notes what others do from now on, for who reads the rules otherwise than by List.
+// Begin starts to notice changes of other programs, for callers that read the rules without List.
 func (w *Writer) Begin() { w.seen = w.look() }
 
 // Doubt has the next audit list all rules.
 func (w *Writer) Doubt() { w.seen, w.ListedAt = fingerprint{}, time.Time{} }
 
-// listPeriod is the time after which an audit lists all rules though nobody seems to have changed any: what nothing
-// notices is mended as soon as by upstream's hourly sync (DP-11).
+// listPeriod is the time after which an audit lists all rules even without a sign of change.
+// Upstream's hourly sync repairs unnoticed changes as soon (DP-11).
 const listPeriod = time.Hour
 
-// Due reports whether an audit must list the rules: if somebody else may have changed any, and with full once an hour.
+// Due reports whether an audit must list the rules: if another program may have changed any, and
+// with full once an hour.
 func (w *Writer) Due(full bool) bool {
 	now := w.look()
 	return full && time.Since(w.ListedAt) >= listPeriod || now == fingerprint{} || now != w.seen
@@ -210,9 +216,9 @@ func (w *Writer) HasJump(j Jump, have *Snapshot) bool {
 	return there || w.unread[j.Bare()]
 }
 
-// Learn looks at what was just mended, and remembers chains and rules that are printed as before: nobody had changed them, but
-// this iptables prints them otherwise than they are written. To mend them each time would never end. It returns how many
-// they are.
+// Learn lists what was just repaired, and remembers chains and rules that are printed as before. No
+// program changed them: this iptables prints them differently, and repairing them would never end.
+// It returns their number.
 func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []Jump, before *Snapshot) (n int, err error) {
 	ours := w.seen
 	have, err := w.List(ctx, nil)
