@@ -10,8 +10,8 @@ import (
 	"kube-proxy/internal/xtables"
 )
 
-// Counters reads what the rules count. ok is false where they count nothing: before the first Reset, and where the kernel
-// or iptables has no match nfacct. It may be called at any time from any goroutine.
+// Counters reads the counters of the rules. ok is false if the rules count nothing: before the
+// first Reset, or without the match nfacct. It may be called at any time from any goroutine.
 func (p *Plane) Counters() (c xtables.Counters, ok bool, err error) {
 	nf := p.accounting.Load()
 	if nf == nil {
@@ -23,8 +23,8 @@ func (p *Plane) Counters() (c xtables.Counters, ok bool, err error) {
 	return c, err == nil, err
 }
 
-// account makes the counters, and finds out whether rules can use them: the kernel must have the match, and iptables know
-// it. Where they cannot, nothing counts, and nothing else is different.
+// account creates the counters if rules can use them: the kernel must have the match nfacct, and
+// iptables must know it. Otherwise the rules do not count.
 func (p *Plane) account(ctx context.Context) {
 	if p.dry {
 		return
@@ -54,14 +54,15 @@ func (p *Plane) account(ctx context.Context) {
 	nf.Close()
 }
 
-// countsAlready reports whether an earlier process has rules that count, so that there is nothing to try.
+// countsAlready reports whether an earlier process wrote rules that count. Then there is nothing to
+// try.
 func (p *Plane) countsAlready(ctx context.Context) bool {
 	args := append([]string{"-t", "filter"}, p.Tool.Wait...)
 	out, err := xtables.Output(ctx, p.Tool.Run, p.Tool.Program, append(args, "-S", xtables.Forward)...)
 	return err == nil && bytes.Contains(out, []byte(xtables.Counting(xtables.InvalidDropped)))
 }
 
-// tryCounting writes such a rule to the canary of a table that has few rules, and takes it away again.
+// tryCounting writes such a rule to the canary of a table with few rules, and removes it again.
 func (p *Plane) tryCounting(ctx context.Context) bool {
 	before := p.Stats()
 	defer p.Count(func(s *xtables.Stats) { *s = before }) // it is nothing that the metrics tell of

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// Apply writes the chains that the changes touch, in one restore, or in several where there are very many; what is much of one service
-// port in stages. See package plane for its contract.
+// Apply writes the chains that the changes touch in one restore, or in several if there are very
+// many. Large changes of one service port come in stages. See package plane for its contract.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if p.st == nil {
 		return res, fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
@@ -70,8 +70,9 @@ func (p *Plane) piece(changes []lb.Change) (n int) {
 	return n
 }
 
-// write applies changes in one restore, if there is anything to write; or does nothing, and returns the service ports of which too much is to be
-// written. If it fails without having done anything, the state is as before.
+// write applies changes in one restore, if there is anything to write. If too much of a service
+// port would be written, it does nothing and returns these service ports. If it fails without
+// effect, the state is as before.
 func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, much []portID, err error) {
 	st := p.st
 	kept := len(st.kept) > 0
@@ -110,10 +111,10 @@ type writer struct {
 
 func newWriter(st *state) *writer { return &writer{xtables.Change{Applied: &st.Applied}, st} }
 
-// change collects what a change is for the kernel.
+// change collects the kernel's part of a change.
 //
-// The filter table refuses what was not translated. So rows are added to it before nat changes, and removed
-// after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
+// The filter table refuses untranslated packets. So rows are added to it before nat changes, and
+// removed after: a packet in between must not pass and leave an untranslated flow behind.
 func (w *writer) change(c *change) {
 	w.Write(xtables.Filter, c.chains...)
 	w.dispatch(xtables.Filter, &c.adds)
@@ -138,8 +139,8 @@ func (w *writer) dispatch(t xtables.Table, lists ...*[dispatchers][]xtables.Entr
 	}
 }
 
-// run hands a batch to iptables-restore. A chain to which a rule of somebody else leads cannot be deleted, and would
-// keep all the rest from happening: it is emptied, and left.
+// run passes a batch to iptables-restore. A chain that a rule of other software leads to cannot be
+// deleted, and would fail the whole batch. Such a chain is emptied and stays.
 func (p *Plane) run(ctx context.Context, b *xtables.Batch) error {
 	if len(b.Sections) == 0 {
 		return nil
@@ -165,7 +166,7 @@ func (p *Plane) run(ctx context.Context, b *xtables.Batch) error {
 	return nil
 }
 
-// SetNode changes what the plane knows of the node. What depends on it is rendered anew, and written where it
+// SetNode changes the node's facts. It renders everything that depends on them, and writes what
 // differs.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if p.st == nil {

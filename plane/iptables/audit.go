@@ -12,16 +12,17 @@ import (
 	"kube-proxy/plane"
 )
 
-// Drift has a value when an audit is to go on. Others' changes to iptables are not told to anybody: they are noticed by the audits that the
-// engine asks for once in a sync period (DP-13).
+// Drift has a value while an audit has more windows to check. Changes of other programs are found
+// by the audits of each sync period (DP-13).
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// Audit compares all our chains, and the rules that lead to them, with what was applied, and writes again what differs.
-// It does so only if anybody else may have changed any rule since the last time (DP-13), which costs nothing to find out; and
-// with full once an hour all the same. Where there are many chains, of the nft back end, it looks at some of them in each call, and lists all rules only
-// once any differs. It returns the number of chains, rules and settings that were mended.
+// Audit compares all our chains and the jumps to them with the applied state, and repairs them. It
+// does so only if another program may have changed a rule since the last time (DP-13), which costs
+// nothing to find out, or with full once an hour. With many chains of the nft back end, each call
+// checks some of them, and a difference makes it list all rules. It returns the number of repaired
+// chains, rules and settings.
 //
-// What the rules depend on may have been set anew since: whether conntrack is liberal (DP-09).
+// It also follows a setting that the rules depend on: whether conntrack is liberal (DP-09).
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)
@@ -80,12 +81,13 @@ func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 	return mended, err
 }
 
-// Probe writes KUBE-MARK-MASQ anew, as it is: one chain of one rule, in the table that almost all rows are written to. The
-// legacy programs write that whole table for it, as for each change; they and the kernel may refuse it for all that they
-// may refuse a change for but what is wrong with a row.
+// Probe writes KUBE-MARK-MASQ again: one chain of one rule, in the table that almost all rows are
+// written to. The legacy programs write that whole table, as for each change. So the probe fails
+// for every reason that a change may fail for, except a bad row.
 //
-// To declare an empty chain again, such as a canary, would not do: the nft programs find nothing to change, and the kernel
-// commits nothing. What is lost is what the rule has counted. Whether our other chains are there is Audit's to find out.
+// Declaring an empty chain again, such as a canary, would not suffice: the nft programs would find
+// nothing to change, and the kernel would commit nothing. The probe loses the count of the rule.
+// Audit looks for our other chains.
 func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
 		return fmt.Errorf("iptables: probe: %w", plane.ErrNotSetUp)

@@ -1,5 +1,5 @@
-// Package iptables is the data plane for --proxy-mode iptables: chains of the tables filter and nat for one IP family,
-// written by iptables-restore, of the nft or of the legacy back end.
+// Package iptables is the data plane for --proxy-mode iptables: chains of the tables filter and nat
+// for one IP family, written by iptables-restore, of the nft or of the legacy back end.
 //
 // # The picture
 //
@@ -12,16 +12,16 @@
 //	         KUBE-SVL-XXXX   one of the endpoints of this node
 //	         KUBE-EXT-XXXX   an external address: the row's routes one after the other
 //	         KUBE-FW-XXXX    an external address with source ranges: to KUBE-EXT-XXXX if the source may
-//	         KUBE-FW-SRC-YYYY  the ranges, for all who have the same: back if the source is in one, else untranslated
+//	         KUBE-FW-SRC-YYYY  shared ranges: back if the source is in one, else untranslated
 //	         KUBE-SEP-XXXX   one endpoint: DNAT, marked if it meets itself, remembered if clients stick
 //	         KUBE-MARK-MASQ ──▶ KUBE-POSTROUTING                  MASQUERADE what is marked
 //	filter   KUBE-SERVICES, KUBE-EXTERNAL-SERVICES                REJECT or DROP what was not translated
 //	         KUBE-PROXY-FIREWALL                                  DROP what a source range keeps out
-//	           KUBE-FW-SRC-YYYY                                   the ranges, where who is in one is to be REJECTed
+//	           KUBE-FW-SRC-YYYY                                   the ranges, where sources in one are REJECTed
 //	         KUBE-FORWARD                                         let pass what was translated, and its answers
-//	         KUBE-NODEPORTS                                       ACCEPT for ports that tell of endpoints (DP-08)
+//	         KUBE-NODEPORTS                                       ACCEPT for health check ports (DP-08)
 //	         KUBE-FIREWALL                                        shared with the kubelet: one rule of ours
-//	mangle   KUBE-PROXY-CANARY, as in each table                  gone when somebody has flushed the table (DP-13)
+//	mangle   KUBE-PROXY-CANARY, as in each table                  gone if another program flushes the table (DP-13)
 //
 // # One packet's way
 //
@@ -35,33 +35,36 @@
 //	filter FORWARD          KUBE-FORWARD: nothing to do; the destination is no service address any more
 //	nat POSTROUTING         KUBE-POSTROUTING: not marked: return
 //
-// # Keeping it
+// # Maintenance
 //
-// The plane keeps a digest of each chain that it has written. An Apply renders the service ports that the changes name,
-// and the branches of the trees on the way to their addresses; chains whose digest differs go into one restore, which is
-// atomic for each table. The tree is a function of the rows alone (docs/adr/0011), so a walk of changes ends in the same
-// chains as a fresh start. Rules are written exactly as iptables-save prints them, so Reset and Audit compare its output
-// with the digests, and a restart writes nothing that is there. Of many rows that no rule leads to the engine's Reset leaves
-// the most for later Applies (docs/adr/0021). What is to be written is written in restores of bounded size:
-// if nothing of ours is there, the trees first, so that each service answers as soon as its part is in; otherwise
-// services first, so that what serves serves until the trees are switched. The legacy programs copy the whole table for
-// each restore, so there it is one, which they read while it is rendered.
+// The plane has a digest of each chain that it wrote. An Apply renders the service ports of its
+// changes and the branches of the trees on the way to their addresses. Chains whose digest differs
+// go into one restore, which is atomic for each table. The tree is a function of the rows alone
+// (docs/adr/0011), so a series of changes ends in the same chains as a fresh start. Rules are
+// written exactly as iptables-save prints them. So Reset and Audit compare its output with the
+// digests, and a restart writes only what differs. A Reset leaves most new rows for later Applies
+// (docs/adr/0021). It writes restores of bounded size: on an empty node the trees first, so that
+// each service works as soon as its part is written, otherwise services first, so that the old
+// chains serve until the trees change. The legacy programs copy the whole table for each restore.
+// With them a Reset is one restore, which they read while it is rendered.
 //
-// Whether somebody else has changed a rule is known without a look at rules: nftables count transactions, of which ours
-// are taken off, and the kernel tells the size of a legacy table. Only if that is not as it was, or an hour has gone by,
-// does Audit list the rules. There is no clock in the plane: the engine asks for an audit once in a sync period.
+// The plane notices changes of other programs without reading rules: nftables counts transactions,
+// ours are subtracted, and the kernel returns the size of a legacy table. Audit lists the rules only
+// if these differ, or after an hour. The plane has no clock; the engine requests an audit once in a
+// sync period.
 //
-// Where kernel and iptables have the match nfacct, packets that are dropped as INVALID and connections to NodePorts on
-// 127.0.0.1 are counted (MT-16, MT-17), by objects that both families share.
+// If kernel and iptables have the match nfacct, it counts packets that are dropped as INVALID, and
+// connections to NodePorts on 127.0.0.1 (MT-16, MT-17). Both families share the counters.
 //
-// Other than in nftables mode, ports and addresses that no Service has pass untouched (SV-62, SV-63, SV-66), and packets
-// that conntrack cannot place are dropped unless it is liberal (DP-09).
+// Unlike in mode nftables, ports and addresses without Service are untouched (SV-62, SV-63, SV-66),
+// and packets that conntrack cannot place are dropped unless it is liberal (DP-09).
 //
-// If iptables refuses what a Reset writes, one more attempt writes everything but the chains of service ports. Those that are not
-// as they should be are left for later, and the engine finds the row that is to blame (docs/adr/0002).
+// If iptables refuses a Reset, a second attempt writes everything except chains of service ports.
+// Those that differ are left for later, and the engine finds the row to blame (docs/adr/0002).
 //
-// The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go and skeleton.go (pure: what chains contain),
-// apply.go and stages.go (chains to restores). The other way: snapshot.go (what the kernel holds), reset.go and load.go (all of it), audit.go
-// and window.go (what others did). For who asks: lookdiff.go (all that differs), accounting.go (counts) and preview.go. The programs, their
-// language and who follows a packet are in internal/xtables and internal/xtwalk.
+// The files, in the order of a change: state.go (changes of rows), render.go, sources.go and
+// skeleton.go (content of chains, pure), apply.go and stages.go (chains to restores). The other way:
+// snapshot.go (the kernel's content), reset.go and load.go (all of it), audit.go and window.go
+// (changes of other programs). For queries: lookdiff.go (differences), accounting.go (counts) and
+// preview.go. Packages xtables and xtwalk have the programs, their language, and the walk of a packet.
 package iptables

@@ -14,18 +14,19 @@ import (
 
 // loader writes a whole state, in restores of bounded size.
 //
-// What is there already serves until the end: chains of services are written first, then the chains that lead to
-// them, from the leaves of the dispatchers to their roots. Where there is nothing yet, the roots come first, so that
-// each service answers as soon as its part is written.
+// Existing chains serve until the end: chains of services are written first, then the chains that
+// lead to them, from the leaves of the dispatchers to their roots. On an empty node the roots come
+// first, so that each service works as soon as its part is written.
 //
-// While one restore runs the next is rendered.
+// The next restore is rendered while one runs.
 type loader struct {
 	comparison
 	batch xtables.Batch
 	lines int
 	left  map[string]int // leaves of nat's dispatchers, by name: entries whose service port is not written yet
 	out   chan<- *xtables.Batch
-	// keepBlock: the rule of DP-10 stays though NodePorts do not answer on 127.0.0.1, because that is routed still.
+	// keepBlock: the rule of DP-10 stays though NodePorts do not answer on 127.0.0.1, because
+	// route_localnet is still set.
 	keepBlock bool
 }
 
@@ -39,7 +40,8 @@ func (l *loader) put(c xtables.Chain) {
 	l.lines += 1 + len(c.Rules)
 }
 
-// flush hands the restore over, if it is long enough or must be. It fails if nobody takes it any more.
+// flush passes the restore on if it is long enough, or if it must. It fails if there is no reader
+// any more.
 func (l *loader) flush(ctx context.Context, must bool) error {
 	if l.lines < l.p.maxLines && !must {
 		return nil
@@ -57,7 +59,8 @@ func (l *loader) flush(ctx context.Context, must bool) error {
 	}
 }
 
-// load writes what differs and deletes what nobody needs. If iptables refuses to write the error is a refusal.
+// load writes what differs, and deletes chains that are not needed. If iptables refuses to write,
+// the error is a refusal.
 func (l *loader) load(ctx context.Context, ports []portRows) error {
 	building, stop := context.WithCancel(ctx)
 	defer stop()
@@ -158,8 +161,8 @@ func (l *loader) frame(cold bool) {
 	l.blockLocalnet()
 }
 
-// blockLocalnet puts the rule of DP-10 where it belongs, or takes it away. The kubelet writes the very same rule, for others who
-// set route_localnet, and once only: with a kubelet it stays.
+// blockLocalnet adds or removes the rule of DP-10. The kubelet writes the same rule, but only once,
+// for other programs that set route_localnet. With a kubelet the rule stays.
 func (l *loader) blockLocalnet() {
 	if l.st.family != lb.IPv4 {
 		return
@@ -261,7 +264,7 @@ func (l *loader) sweep(ctx context.Context) error {
 	return err
 }
 
-// comparison is of what the kernel shall hold with what it holds: Reset and Audit are made of it.
+// comparison compares the wanted state with the kernel, for Reset and Audit.
 type comparison struct {
 	p    *Plane
 	st   *state
@@ -284,8 +287,8 @@ func (c comparison) lacksJump(j xtables.Jump) bool {
 	return !c.p.HasJump(j, c.have.Snapshot)
 }
 
-// stale returns the chains that nothing needs any more. While chains of service ports are kept as they were, it is not known
-// which others these lead to.
+// stale returns the chains that are not needed any more. While chains of service ports are kept, it
+// is unknown which others they lead to.
 func (c comparison) stale() (stale []xtables.ChainID) {
 	if len(c.st.kept) > 0 {
 		return nil

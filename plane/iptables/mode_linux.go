@@ -29,7 +29,8 @@ func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 
 // host is what this process knows of the iptables of its machine.
 type host struct {
-	// found are the programs of the family that the mode was chosen for: to look again would take seconds.
+	// found are the programs of the family that the mode was chosen for. Finding them again would
+	// take seconds.
 	found *xtables.Tool
 	// backends are those that planes write with.
 	backends map[lb.Family]xtables.Backend
@@ -62,8 +63,8 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	return append(fmt.Appendf(nil, "# %s-restore --noflush\n", xtables.BaseName(s.Family)), text...), err
 }
 
-// sysctls lets packets of 127.0.0.1 leave for pods. A plane that runs does it after its rule that blocks localnet is in force;
-// with --init-only that rule comes with the next process.
+// sysctls lets packets of 127.0.0.1 leave for pods. A running plane sets this after its rule that
+// blocks localnet; with --init-only that rule comes with the next process.
 func sysctls(s mode.Settings) []mode.Sysctl {
 	if !s.LocalhostNodePorts || !slices.ContainsFunc(s.NodePorts, func(p netip.Prefix) bool { return p.Overlaps(xtables.Loopback4) }) {
 		return nil
@@ -72,8 +73,8 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 		Asks: "--iptables-localhost-nodeports (iptables.localhostNodePorts), where false does without"}}
 }
 
-// removeStale removes what is left in the back end that a family is not written with: its rules would go on to lead to
-// endpoints of long ago (DP-14). In its own it removes the chains of mode ipvs that the plane has none of.
+// removeStale removes the rules in the back end that a family does not use: they would lead to
+// endpoints of the past (DP-14). In its own back end it removes the chains of mode ipvs.
 func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	keep := layout()
 	return xtables.RemoveBeside(ctx, what, func(f lb.Family) (xtables.Backend, *xtables.Layout) { return h.backends[f], keep })
@@ -91,13 +92,14 @@ func layout() *xtables.Layout {
 	return keep
 }
 
-// told is what the process has been told of already.
+// told is what was already reported.
 type told struct {
 	stuck  []string
 	unlike bool
 }
 
-// Notices is part of mode.Plane: chains that cannot be deleted, and rules that are printed otherwise.
+// Notices is part of mode.Plane: chains that cannot be deleted, and rules that are printed
+// differently.
 func (p *Plane) Notices() (all []mode.Notice) {
 	s := p.Stats()
 	p.written.Store(&s)
@@ -114,7 +116,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	return all
 }
 
-// Measure is part of mode.Plane: what the last write left, and the kernel's counters as they are now.
+// Measure is part of mode.Plane: the counts after the last write, and the kernel's counters.
 func (p *Plane) Measure(emit mode.Emit) error {
 	s := cmp.Or(p.written.Load(), &xtables.Stats{})
 	emit(restoreFailures, float64(s.Failures))

@@ -18,24 +18,26 @@ import (
 type Config struct {
 	// Family is the IP family.
 	Family lb.Family
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that asks for masquerading. Nil means 14 (G3).
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that requests masquerading. Nil means
+	// 14 (G3).
 	MasqueradeBit *int
-	// LocalhostNodePorts lets NodePorts answer on 127.0.0.1 where the node's NodePort prefixes cover it (SV-64),
-	// for which net.ipv4.conf.all.route_localnet is set. Nil means true, upstream's default. It means nothing
-	// for IPv6.
+	// LocalhostNodePorts lets NodePorts answer on 127.0.0.1 if the node's NodePort prefixes cover
+	// it (SV-64), by net.ipv4.conf.all.route_localnet. Nil means true, upstream's default. It has
+	// no effect for IPv6.
 	LocalhostNodePorts *bool
 	// Backend is the variant of iptables; Auto takes the one that the node uses (DP-14).
 	Backend xtables.Backend
 	// Runner runs the programs; nil runs the system's.
 	Runner xtables.Runner
-	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	// Writes is shared by the planes of this process in one network namespace; nil if there are no
+	// others.
 	Writes *ownwrites.Ledger
-	// Programs is what [Find] found for the family. Nil has New look itself, as Backend and Runner say.
+	// Programs are those of [xtables.Find] for the family. With nil, New looks for them.
 	Programs *xtables.Tool
 }
 
-// Plane holds one family's chains in the kernel. Its methods must be called by one goroutine at a time, on a thread
-// in the network namespace of the node; [Plane.Stats] and [Plane.Counters] may be read by others.
+// Plane maintains one family's chains. Its methods must be called by one goroutine at a time, on a
+// thread in the network namespace of the node; others may call [Plane.Stats] and [Plane.Counters].
 type Plane struct {
 	*xtables.Writer
 	*xtwalk.Looker
@@ -53,8 +55,8 @@ type Plane struct {
 	window int    // chains and rules of one
 	drift  chan struct{}
 
-	// found are the keys that the kernel served before a Reset, until one succeeds: what a failed one removed is not seen
-	// again.
+	// found are the keys that the kernel served before a Reset, until one succeeds: a failed Reset
+	// may have removed some.
 	found map[lb.Key]bool
 
 	// opened: this process has set route_localnet.
@@ -62,17 +64,18 @@ type Plane struct {
 
 	// dry: no kernel is written to, so no setting of this machine is read or made either.
 	dry bool
-	// maxLines is how many lines a restore, or with single a piece of it, has where many services are written at once.
+	// maxLines is how many lines a restore of a Reset has, or with single a piece of it.
 	maxLines int
 	single   bool
 	// pace is what an Apply writes in one restore, and of the legacy back end the least of it.
 	pace int
 }
 
-// What an Apply writes in one restore, as [lb.Weight] counts: an endpoint is four lines. With the nft back end the kernel
-// walks, at each restore, all rules to which its hooks lead, a third of a second of 250,000 endpoints: to write these takes
-// about as long. The legacy programs copy the whole table: what is written grows with what is there, so that the copying
-// never takes much more time than the writing.
+// What an Apply writes in one restore, in units of [lb.Weight]: an endpoint is four lines. With the
+// nft back end each restore makes the kernel walk all rules that its hooks reach, a third of a
+// second for 250,000 endpoints; writing this many takes about as long. The legacy programs copy the
+// whole table. So writes grow with the table, and the copying never takes much more time than the
+// writing.
 const (
 	nftPace    = 5000
 	legacyPace = 20_000

@@ -15,8 +15,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Render returns what a plane on an empty machine hands to iptables-restore --noflush for the table. It needs no
-// iptables and changes nothing.
+// Render returns the input of iptables-restore --noflush with which a plane on an empty machine
+// would write the table. It needs no iptables and changes nothing.
 func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	var paper paper
 	cfg.Runner, cfg.Backend = &paper, xtables.NFT

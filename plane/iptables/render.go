@@ -47,8 +47,8 @@ type rendered struct {
 	dispatch map[lb.Key][]dispatched            // what dispatchers must have for each of its rows
 }
 
-// servicePort renders a service port. Where its rows disagree about a set of backends, because not all of them have been
-// changed yet, those that changed last decide.
+// servicePort renders a service port. Its rows may disagree about a backend set while they are
+// being changed; those that changed last decide.
 func (r *renderer) servicePort(id portID, rows []*lb.Frontend, last ...*lb.Frontend) rendered {
 	u := &portRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
 		named: map[string]string{}, lists: map[xtables.ChainID][]netip.Prefix{}, out: make(map[lb.Key][]dispatched, len(rows))}
@@ -126,7 +126,8 @@ func title(k lb.Kind) string {
 	return "node port"
 }
 
-// match returns the match on a key and a source, in the order of iptables-save: an interface stands after the destination.
+// match returns the match on a key and a source, in the order of iptables-save: an interface comes
+// after the destination.
 func (r *renderer) match(k lb.Key, source string) string {
 	s := source
 	switch {
@@ -167,8 +168,8 @@ func from(p netip.Prefix) string {
 	return "-s " + p.String() + " "
 }
 
-// variant returns the name of the service port's chain with that content. Rows of a service port nearly always agree; the
-// content of the first keeps the name of DP-02.
+// variant returns the name of the service port's chain with that content. Rows of a service port
+// nearly always agree; the first content has the name of DP-02.
 func (u *portRenderer) variant(prefix string, rules []string) string {
 	content := prefix + strings.Join(rules, "\n")
 	if name := u.named[content]; name != "" {
@@ -183,8 +184,8 @@ func (u *portRenderer) variant(prefix string, rules []string) string {
 	return name
 }
 
-// direct returns the chain of the set itself if a cluster IP has only that set: then what asks for masquerading
-// stands at the beginning of that chain, as upstream has it.
+// direct returns the chain of the set itself if a cluster IP has only that set. The chain then
+// begins with the rules for masquerading, as upstream's.
 func (u *portRenderer) direct(f *lb.Frontend) (string, bool) {
 	last := f.Routes[len(f.Routes)-1]
 	scope := lb.Cluster
@@ -299,7 +300,8 @@ type choice struct {
 	backends    int
 }
 
-// balance writes the chain of a set and those of its endpoints (DP-06). A large set has a chain for each of its parts (TN-72).
+// balance writes the chains of a set and its endpoints (DP-06). A large set has a chain for each of
+// its parts (TN-72).
 func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	if u.eps == nil {
 		u.eps = map[netip.AddrPort]string{}
@@ -349,8 +351,9 @@ func oneOf(to []choice) []string {
 	return rules
 }
 
-// parts writes a chain for each part of a set, two if clients stick, and returns the rules that lead there. Where a part ends
-// follows from the endpoint at its end, so that a change of one endpoint changes one part, or two.
+// parts writes a chain for each part of a set, two with session affinity, and returns the rules
+// that lead there. The endpoint at its end decides where a part ends, so that a change of one
+// endpoint changes one or two parts.
 func (u *portRenderer) parts(prefix string, all []choice) (rules []string) {
 	var to []choice
 	for len(all) > 0 {
@@ -377,8 +380,8 @@ func (r *renderer) recentMask() string {
 	return "--mask 255.255.255.255 --rsource "
 }
 
-// endpoint writes an endpoint's chain if it is not there yet, and returns its name. A source that meets itself is
-// masqueraded (SV-60).
+// endpoint writes an endpoint's chain once, and returns its name. An endpoint that connects to
+// itself is masqueraded (SV-60).
 func (u *portRenderer) endpoint(a netip.AddrPort) string {
 	if name := u.eps[a]; name != "" {
 		return name
@@ -408,8 +411,8 @@ func probability(n, of int) string {
 	return strconv.FormatFloat(math.Round(v*one)/one, 'f', 11, 64)
 }
 
-// refusal returns what the filter table must have for a row: packets that were not translated (SV-50 to SV-52,
-// SV-61).
+// refusal returns the rules of the filter table for a row, for packets that were not translated
+// (SV-50 to SV-52, SV-61).
 func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
 	p := dispatched{to: inRejected}
 	switch {

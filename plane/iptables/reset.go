@@ -17,9 +17,9 @@ import (
 	"kube-proxy/plane"
 )
 
-// Reset lists the kernel's rules once, and writes the chains that differ from what the table asks for. Rules of an
-// earlier process, ours or upstream's, serve until ours are complete. Of more rows than an Apply should have it leaves those
-// for later to which no rule leads yet. See package plane for its contract.
+// Reset lists the kernel's rules once, and writes the chains that differ. Rules of an earlier
+// process, ours or upstream's, serve until ours are complete. If there are more rows than an Apply
+// takes, new ones are left for later. See package plane for its contract.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	p.st = nil
 	p.newSync()
@@ -57,9 +57,9 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	return res, nil
 }
 
-// resetAsFarAsHeld is the second attempt of a Reset, after iptables has refused the first because of cause. It writes no chain of
-// a service port: those that are not as they should be are left for later, and the engine finds the rows that are to blame.
-// Rows of theirs that the kernel serves it goes on to serve, with the chains that it has.
+// resetAsFarAsHeld is the second attempt of a Reset, after iptables refused the first with cause.
+// It writes no chain of a service port. Service ports that differ are left for later, and the
+// engine finds the rows to blame. Their rows in the kernel keep working with the existing chains.
 func (p *Plane) resetAsFarAsHeld(ctx context.Context, r renderer, ports []portRows, cause error) (later []lb.Key, err error) {
 	have, err := p.list(ctx)
 	if err != nil {
@@ -97,8 +97,8 @@ func (p *Plane) resetAsFarAsHeld(ctx context.Context, r renderer, ports []portRo
 	return later, p.sync(ctx, st, now, have)
 }
 
-// leads reports whether a row is to be translated, and whether the kernel does so, by the chains to which the row's rules are
-// to lead: what these contain may be another thing.
+// leads reports whether a row should be translated, and whether the kernel does so, judged by the
+// chains that its rules lead to, whatever their content.
 func (s *snapshot) leads(k lb.Key, rules []dispatched) (translated, held bool) {
 	held = s.served[k]
 	for _, d := range rules {
@@ -114,7 +114,8 @@ func (s *snapshot) leads(k lb.Key, rules []dispatched) (translated, held bool) {
 	return translated, held
 }
 
-// keepAsHeld notes that chains of some service ports stay as the kernel has them, until an Apply names a row of theirs.
+// keepAsHeld keeps the chains of some service ports as they are in the kernel, until an Apply names
+// one of their rows.
 func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 	st.kept = kept
 	for id := range kept {
@@ -132,8 +133,9 @@ func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 	}
 }
 
-// postpone splits rows into those to write now, and the keys of the others, those of a service port together, in the order of
-// their places in the trees. Rows to which rules lead must not wait, and those without endpoints are little work.
+// postpone returns the rows to write now, and the keys of the others in the order of the trees,
+// those of a service port together. Rows in the kernel and rows without endpoints are not
+// postponed.
 func (p *Plane) postpone(ports []portRows, have *snapshot) (now []portRows, later []lb.Key) {
 	var weight lb.Weight
 	total := 0
@@ -188,7 +190,8 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 	return ports
 }
 
-// sync makes the kernel, of which have is known, hold exactly what the state says, which is made of the rows of ports.
+// sync makes the kernel equal to the state, which is made of the rows of ports. have is the
+// kernel's content.
 func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *snapshot) error {
 	st.kubelet = have.Kubelet
 	l := &loader{comparison: comparison{p, st, have}, left: map[string]int{}}
@@ -207,7 +210,8 @@ func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *sna
 	return nil
 }
 
-// rewrite renders all rows anew, and writes what differs from have. If it fails, only a Reset helps.
+// rewrite renders all rows again, and writes what differs from have. After a failure only a Reset
+// helps.
 func (p *Plane) rewrite(ctx context.Context, r renderer, have *snapshot) error {
 	old := p.st
 	p.st = nil

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// skeleton returns the chains that do not depend on rows, but for the roots of dispatchers and KUBE-FIREWALL.
+// skeleton returns the chains that do not depend on rows, except the roots of dispatchers.
 func (r *renderer) skeleton() []xtables.Chain {
 	bit := fmt.Sprintf("%#x/%#x", r.mark, r.mark)
 	masquerade := xtables.Comment("kubernetes service traffic requiring SNAT") + "-j MASQUERADE"
@@ -46,8 +46,8 @@ func (r *renderer) marking() xtables.Chain {
 	return xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkMasq}, Rules: []string{fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", r.mark)}}
 }
 
-// forward returns KUBE-FORWARD: packets that conntrack cannot place would reach the client with the endpoint's own
-// address, and reset its connection (DP-09).
+// forward returns KUBE-FORWARD. A packet that conntrack cannot place would reach the client with
+// the endpoint's own address, and reset its connection (DP-09).
 func (r *renderer) forward(bit string) []string {
 	rules := []string{
 		xtables.Comment("kubernetes forwarding rules") + "-m mark --mark " + bit + " -j ACCEPT",
@@ -69,7 +69,7 @@ func (r *renderer) toNodePorts(target string) []string {
 	return xtables.NodePortRules(r.family, r.node.NodePorts, r.localhost, note+"-m addrtype --dst-type LOCAL -j "+target)
 }
 
-// jumps returns the rules that lead to our chains, in the order in which they are put in front (DP-01).
+// jumps returns the rules that lead to our chains, in the order in which they are inserted (DP-01).
 func jumps() []xtables.Jump {
 	const isNew = "-m conntrack --ctstate NEW "
 	to := func(t xtables.Table, target, cond, note string, from ...string) []xtables.Jump {
@@ -81,7 +81,7 @@ func jumps() []xtables.Jump {
 	}
 	var out []xtables.Jump
 	for _, list := range [][]xtables.Jump{
-		// OUTPUT too, other than upstream: a process of the node learns as fast as others that nobody serves.
+		// OUTPUT too, unlike upstream: processes of the node are refused as fast as others.
 		to(xtables.Filter, xtables.ExternalServices, isNew, "kubernetes externally-visible service portals", "INPUT", "FORWARD", "OUTPUT"),
 		to(xtables.Filter, xtables.NodePorts, "", "kubernetes health check service ports", "INPUT"),
 		to(xtables.Filter, xtables.Services, isNew, "kubernetes service portals", "FORWARD", "OUTPUT"),
@@ -105,7 +105,7 @@ func (p *Plane) openLocalnet() (wrote bool, err error) {
 	return wrote, err
 }
 
-// liberal reports whether conntrack takes packets out of order as they come, so that none is dropped as INVALID (DP-09).
+// liberal reports whether conntrack accepts packets out of order, so that none is INVALID (DP-09).
 func liberal() bool {
 	value, err := kernel.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	return err == nil && value != "0"

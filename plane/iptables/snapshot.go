@@ -23,7 +23,7 @@ func (s *snapshot) hasBlock() bool {
 	return there
 }
 
-// list asks for all rules. What others do from now on is noticed.
+// list lists all rules. Changes of other programs from now on will be noticed.
 func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	p.round = nil
 	served := map[lb.Key]bool{}
@@ -37,7 +37,7 @@ func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	return &snapshot{have, served}, err
 }
 
-// dispatches reports whether rules of that chain of nat lead from a destination to the chain of a service port.
+// dispatches reports whether rules of a chain of nat lead from a destination to a service port.
 func dispatches(name string) bool {
 	return name == xtables.Services || strings.HasPrefix(name, xtables.AddressBranch) || isNodePorts(name)
 }
@@ -46,7 +46,8 @@ func isNodePorts(name string) bool {
 	return name == xtables.NodePorts || strings.HasPrefix(name, xtables.NodePortBranch)
 }
 
-// servedBy returns the key whose packets a rule of such a chain, ours or upstream's, sends to the chain of a service port.
+// servedBy returns the key that a rule of such a chain, ours or upstream's, leads to a service
+// port.
 func servedBy(name, rule string) (k lb.Key, ok bool) {
 	leads := false
 	k, ok = xtables.MatchedKey(rule, func(option, value string) {

@@ -12,15 +12,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// list is a list of source ranges that rows share, whatever Service they are of. Its chain returns packets that come from
-// within a range, and takes all others out of the caller's way.
+// list is a list of source ranges that rows of any Service share. Its chain returns packets from
+// within a range, and ends the way of all others.
 type list struct {
 	ranges []netip.Prefix
 	users  int // service ports
 }
 
-// listChain returns the content of a list's chain. In nat what comes from elsewhere stays as it is, and no other rule of
-// the table translates it; so it is found, and dropped, by filter.
+// listChain returns the chain of a list. In nat, packets from elsewhere stay untranslated, so that
+// the filter table finds and drops them.
 func listChain(id xtables.ChainID, ranges []netip.Prefix) xtables.Chain {
 	c := xtables.Chain{ID: id, Rules: make([]string, 0, len(ranges)+1)}
 	for _, p := range ranges {
@@ -34,8 +34,9 @@ func listChain(id xtables.ChainID, ranges []netip.Prefix) xtables.Chain {
 	return c
 }
 
-// sourceList returns the name of the chain with a row's ranges, and a match on those that it is to look at. If the row's own
-// address is among the ranges (SV-16) it is left to the match: else the addresses of a Service could not share a chain.
+// sourceList returns the name of the chain with a row's ranges, and a match for it. If the row's
+// own address is among the ranges (SV-16), the match has it: otherwise the addresses of a Service
+// could not share a chain.
 func (u *portRenderer) sourceList(t xtables.Table, f *lb.Frontend) (others, name string) {
 	ranges := f.Sources
 	own := netip.PrefixFrom(f.Key.Addr, f.Key.Addr.BitLen())
@@ -64,7 +65,7 @@ func (st *state) use(id xtables.ChainID, ranges []netip.Prefix, c *change) {
 	l.users++
 }
 
-// release notes that lists are used once less each, and drops those that nobody uses any more.
+// release counts one user less for each list, and deletes unused ones.
 func (st *state) release(ids []xtables.ChainID, c *change) {
 	for _, id := range ids {
 		l := st.lists[id]

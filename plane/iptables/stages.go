@@ -11,10 +11,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// goal is a change that is too much for one restore, and comes in stages (TN-72). Chains are written after those to which they
-// lead, so that each stage serves; then the dispatchers are changed; and then the chains go that nothing needs any more. What is
-// wanted of the same service ports meanwhile waits until the goal is reached: else one who changes his mind all the time would leave
-// ever more chains behind.
+// goal is a change that is too large for one restore, and comes in stages (TN-72). A chain is
+// written after those that it leads to, so that each stage works. Then the dispatchers change, and
+// unneeded chains are deleted. Later changes of the same service ports wait for the goal: otherwise
+// a tenant who changes constantly would leave ever more chains behind.
 type goal struct {
 	changes []lb.Change
 	ports   []portID
@@ -59,10 +59,11 @@ func (st *state) portsOf(c lb.Change) (ids []portID) {
 	return ids
 }
 
-// stageLines is how many lines of service ports' chains a stage has, about. A service port of which more is to be written comes in stages.
+// stageLines is about how many lines of service ports' chains a stage has. A larger change of a
+// service port comes in stages.
 func (p *Plane) stageLines() int { return 4 * p.Pace() }
 
-// tooMuch returns the service ports of which too much is to be written for one restore.
+// tooMuch returns the service ports whose change is too large for one restore.
 func (p *Plane) tooMuch(c *change) (ids []portID) {
 	for id, n := range c.lines {
 		if n > p.stageLines() {
@@ -72,7 +73,7 @@ func (p *Plane) tooMuch(c *change) (ids []portID) {
 	return ids
 }
 
-// goalOf returns the goal that a change has to wait for, nil if there is none.
+// goalOf returns the goal that a change waits for, nil for none.
 func (st *state) goalOf(c lb.Change) *goal {
 	if g := st.goals.byKey[c.Key]; g != nil {
 		return g
@@ -100,7 +101,7 @@ func (st *state) underWay(changes []lb.Change) (others, waiting []lb.Change) {
 	return others, waiting
 }
 
-// aim makes a goal of the changes of each of some service ports, and returns these changes, and the others.
+// aim makes goals of the changes of some service ports, and returns these changes and the others.
 func (st *state) aim(changes []lb.Change, ids []portID) (others, waiting []lb.Change) {
 	for _, id := range ids {
 		st.goals.byPort[id] = &goal{ports: []portID{id}}
@@ -167,7 +168,8 @@ func (p *Plane) stage(ctx context.Context, g *goal) (done bool, err error) {
 	return len(g.drops) == 0, nil
 }
 
-// next returns those of the chains of nat that the kernel does not hold so, or the first of them that are about so many lines.
+// next returns the chains of nat that differ from the kernel, or the first of them, up to about so
+// many lines.
 func (c *change) next(st *state, most int) (next []xtables.Chain, all bool) {
 	lines := 0
 	for _, ch := range c.chains {
@@ -182,7 +184,7 @@ func (c *change) next(st *state, most int) (next []xtables.Chain, all bool) {
 	return next, true
 }
 
-// abandon gives up a goal that iptables refuses. What it wrote and nothing needs the next audit finds, and deletes.
+// abandon gives up a goal that iptables refuses. The next audit deletes its unneeded chains.
 func (p *Plane) abandon(g *goal) {
 	needed := map[xtables.ChainID]bool{}
 	for _, id := range g.ports {

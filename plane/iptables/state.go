@@ -22,7 +22,8 @@ type state struct {
 	jumps       map[xtables.Jump]bool
 	kubelet     bool // as in a snapshot
 	endpoints   int
-	// kept are service ports whose chains are those that a Reset found, because iptables refused others.
+	// kept are service ports whose chains a Reset left as they were, because iptables refused
+	// others.
 	kept map[portID]bool
 	// goals are under way.
 	goals goals
@@ -68,8 +69,8 @@ type servicePort struct {
 // manyEndpoints is how many make a cluster large: then endpoints' rules have no comments (DP-12).
 const manyEndpoints = 1000
 
-// newState returns the state of which the rows of the service ports are all. What chains contain is rendered again when they
-// are written: all at once would take much memory.
+// newState returns the state of all rows. The content of chains is rendered again when they are
+// written: all at once would take much memory.
 func newState(r renderer, ports []portRows) *state {
 	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[xtables.ChainID]*list{},
 		Applied: xtables.NewApplied(), jumps: map[xtables.Jump]bool{}, goals: newGoals()}
@@ -128,7 +129,7 @@ type change struct {
 	lines map[portID]int
 }
 
-// apply makes changes of rows, and returns what they are for the kernel. The dispatchers are still to be changed.
+// apply changes rows, and returns the kernel's part of it. The dispatchers are still to be changed.
 func (st *state) apply(changes []lb.Change) *change {
 	want := make(map[lb.Key]*lb.Frontend, len(changes))
 	for _, c := range changes {
@@ -199,8 +200,8 @@ func (st *state) apply(changes []lb.Change) *change {
 	return c
 }
 
-// replace renders a service port with those rows, or takes it out if there are none. It returns the lists that it does not use any
-// more, or uses once less. last are those of the rows that have changed.
+// replace renders a service port with those rows, or removes it if there are none. It returns the
+// lists that have one user less. last are the rows that have changed.
 func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.Frontend) (unused []xtables.ChainID) {
 	rollback.Delete(st.Log, st.kept, id)
 	var had []string
@@ -301,8 +302,9 @@ func newDispatchers() [dispatchers]*xtables.Dispatcher {
 		inFirewall:          {Table: xtables.Filter, Root: xtables.ProxyFirewall, Prefix: "KUBE-PROXY-FW-"},
 		inHealthChecks:      {Table: xtables.Filter, Root: xtables.NodePorts, Prefix: xtables.NodePorts + "-", Ports: true},
 	}
-	// These look at destinations after translation. A backend whose address somebody else's Service claims, as an external
-	// IP that nobody serves or is to serve few, must not lose what its own Service sends it.
+	// These see destinations after translation. Another Service may claim a backend's address as an
+	// external IP without endpoints, or with few sources. That must not affect the backend's own
+	// Service.
 	for _, i := range []dispatcherIndex{inRejected, inRejectedExternal, inFirewall} {
 		all[i].Head = []string{xtables.Comment("translated already") + "-m conntrack --ctstate DNAT -j RETURN"}
 	}

@@ -13,17 +13,19 @@ import (
 // windowSize is how many chains and rules one Audit looks at, about, where there are more (TN-73).
 const windowSize = 6000
 
-// round is an audit of many chains, in windows: each chain is read from the kernel by itself, and between two windows others are written.
-// It finds out whether anything differs, and no more: then all rules are listed.
+// round is an audit of many chains, in windows. It reads each chain from the kernel by itself, and
+// writes happen between windows. It only finds out whether anything differs; if so, all rules are
+// listed.
 type round struct{ left []xtables.ChainID }
 
-// inWindows reports whether an audit is too much for one call. The legacy programs list all rules or none.
+// inWindows reports whether an audit is too large for one call. The legacy programs list all rules
+// or none.
 func (p *Plane) inWindows() bool {
 	return p.Tool.Backend == xtables.NFT && !p.dry && len(p.st.Digests)+p.st.Rules[xtables.NAT]+p.st.Rules[xtables.Filter] > p.window
 }
 
-// nextWindow is the next window of the audit in hand, or the first of a new one. It reports whether the kernel is as it shall be, as far as is known,
-// and asks for the next window by Drift.
+// nextWindow checks the next window of the audit, or the first of a new one. It reports whether
+// everything seen so far is as wanted, and requests the next window by Drift.
 func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 	h, err := p.Tool.OpenHolding(ctx)
 	if err != nil {
@@ -57,7 +59,7 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 	return true, nil
 }
 
-// looksComplete reports whether all rules that lead to our chains are there, and of the chains all that are needed and no others.
+// looksComplete reports whether all jumps to our chains exist, all needed chains, and no others.
 func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 	have := xtables.NewSnapshot()
 	for t := range xtables.Tables {
@@ -95,7 +97,8 @@ func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 	return true, nil
 }
 
-// holdsStill reports whether the kernel holds a chain as it was written, or nothing needs it any more.
+// holdsStill reports whether the kernel has a chain as written, or the chain is not needed any
+// more.
 func (p *Plane) holdsStill(h xtables.Holding, id xtables.ChainID) (bool, error) {
 	want, needed := p.st.Digests[id]
 	if !needed || id.Name == xtables.NodeFirewall {
