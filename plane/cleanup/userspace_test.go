@@ -122,7 +122,9 @@ func TestUserspaceStale(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := redirect.Entry{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}, Routes: []redirect.Route{{From: lb.Anywhere, Port: 40080}}}
-		must(t, old.Reset(t.Context(), lb.Node{}, []redirect.Entry{a}))
+		if _, err := old.Reset(t.Context(), lb.Node{}, []redirect.Entry{a}); err != nil {
+			t.Fatal(err)
+		}
 		old.Close()
 		modes := all.Modes()
 		m := modes[slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == "userspace" })]

@@ -88,21 +88,21 @@ func (c *fakeRedirector) look() {
 	}
 }
 
-func (c *fakeRedirector) Reset(ctx context.Context, n lb.Node, want []redirect.Entry) error {
+func (c *fakeRedirector) Reset(ctx context.Context, n lb.Node, want []redirect.Entry) (later []lb.Key, err error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
 	c.calls++
 	c.want, c.node, c.lost = map[lb.Key]redirect.Entry{}, n, false
 	for _, l := range want {
 		if c.want[l.Key].Key != (lb.Key{}) {
-			return fmt.Errorf("%s twice", l.Key)
+			return nil, fmt.Errorf("%s twice", l.Key)
 		}
 		c.want[l.Key] = l
 	}
 	c.leads = maps.Clone(c.want)
 	c.look()
-	return nil
+	return nil, nil
 }
 
 var errRefused = errors.New("the kernel refuses")

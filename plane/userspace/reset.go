@@ -72,11 +72,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	slices.SortFunc(res.Dropped, lb.Key.Compare)
 
-	err = p.redirect.Reset(ctx, want.Node, b.leads())
-	var later *redirect.Later
-	if errors.As(err, &later) {
-		err = nil
-	}
+	later, err := p.redirect.Reset(ctx, want.Node, b.leads())
 	p.ready = err == nil
 	for i := range b.steps {
 		b.steps[i].writes = true
@@ -85,11 +81,9 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	if err != nil {
 		return plane.ResetResult{}, p.lost("reset", err)
 	}
-	if later != nil {
-		for _, k := range later.Keys {
-			p.rows[k].told = false
-			res.Later = append(res.Later, k)
-		}
+	for _, k := range later {
+		p.rows[k].told = false
+		res.Later = append(res.Later, k)
 	}
 	return res, nil
 }

@@ -257,13 +257,13 @@ func (c *Addresses) removeAll() (removed int, err error) {
 }
 
 // Reset is part of [Redirector].
-func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) error {
+func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) (later []lb.Key, err error) {
 	if _, err := c.ready(); err != nil {
-		return err
+		return nil, err
 	}
 	ours, err := c.read()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.mu.Lock()
 	clear(c.users)
@@ -273,18 +273,15 @@ func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) error {
 	}
 	failed, err := c.repair(ours, new(int))
 	if len(failed) == 0 {
-		return err
+		return nil, err
 	}
-	later := &Later{Err: err}
 	for _, l := range want {
 		if failed[l.Key.Addr] {
-			later.Keys = append(later.Keys, l.Key)
+			later = append(later, l.Key)
+			c.forget(l.Key)
 		}
 	}
-	for _, k := range later.Keys {
-		c.forget(k)
-	}
-	return later
+	return later, nil
 }
 
 // repair adds what is not there, and then removes what shall not be, and counts that. It goes on after failures, and returns the

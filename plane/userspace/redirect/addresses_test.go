@@ -136,7 +136,7 @@ func TestWindowsAddresses(t *testing.T) {
 	admins := unicast{netip.MustParseAddr("10.96.0.9"), 7, 24, false}
 	m := newMachine(unicast{netip.MustParseAddr("127.0.0.1"), 1, 8, false}, admins)
 	c := m.process()
-	if err := c.Reset(ctx, lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.9")); err != nil {
+	if _, err := c.Reset(ctx, lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.9")); err != nil {
 		t.Fatal(err)
 	}
 	has(t, "after a reset", m.ours(), "10.96.0.1", "10.96.0.2")
@@ -150,7 +150,7 @@ func TestWindowsAddresses(t *testing.T) {
 
 	m.calls = nil
 	c = m.process()
-	if err := c.Reset(ctx, lb.Node{}, leads("10.96.0.3", "10.96.0.4")); err != nil {
+	if _, err := c.Reset(ctx, lb.Node{}, leads("10.96.0.3", "10.96.0.4")); err != nil {
 		t.Fatal(err)
 	}
 	has(t, "after a restart", m.ours(), "10.96.0.3", "10.96.0.4")
@@ -165,7 +165,7 @@ func TestWindowsAddresses(t *testing.T) {
 func TestWindowsAddressesRemoved(t *testing.T) {
 	admins := unicast{netip.MustParseAddr("10.96.0.9"), 7, 24, false}
 	m := newMachine(admins)
-	if err := m.process().Reset(t.Context(), lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.9")); err != nil {
+	if _, err := m.process().Reset(t.Context(), lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.9")); err != nil {
 		t.Fatal(err)
 	}
 	broken := errors.New("broken")
@@ -198,7 +198,7 @@ func TestWindowsAddressesOfOneChange(t *testing.T) {
 		for i := range n {
 			want = append(want, leads(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String())...)
 		}
-		if err := c.Reset(t.Context(), lb.Node{}, want); err != nil {
+		if _, err := c.Reset(t.Context(), lb.Node{}, want); err != nil {
 			t.Fatal(err)
 		}
 		m.calls = nil
@@ -220,7 +220,7 @@ func TestWindowsAddressesOfOthers(t *testing.T) {
 		m.volatile[u.addr] = 1
 	}
 	c := m.process()
-	if err := c.Reset(t.Context(), lb.Node{}, leads("10.96.0.1")); err != nil {
+	if _, err := c.Reset(t.Context(), lb.Node{}, leads("10.96.0.1")); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Apply(t.Context(), nil, []lb.Key{leads("10.96.0.1")[0].Key}); err != nil {
@@ -256,7 +256,7 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 				}
 				return nil
 			}
-			_ = c.Reset(t.Context(), lb.Node{}, leads(some()...))
+			_, _ = c.Reset(t.Context(), lb.Node{}, leads(some()...))
 			for range 3 {
 				var remove []lb.Key
 				for _, l := range leads(some()...) {
@@ -267,7 +267,7 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 		}
 		m.fail = func(string) error { return nil }
 		want := some()
-		if err := m.process().Reset(t.Context(), lb.Node{}, leads(want...)); err != nil {
+		if _, err := m.process().Reset(t.Context(), lb.Node{}, leads(want...)); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		want = slices.DeleteFunc(want, func(a string) bool { return a == admins.addr.String() })
@@ -291,9 +291,8 @@ func TestWindowsAddressesLater(t *testing.T) {
 		return nil
 	}
 	all := leads("10.96.0.1", "10.96.0.2")
-	var later *Later
-	if err := c.Reset(t.Context(), lb.Node{}, all); !errors.As(err, &later) || len(later.Keys) != 1 || later.Keys[0] != all[0].Key {
-		t.Errorf("a Reset with an address that is refused: %v", err)
+	if later, err := c.Reset(t.Context(), lb.Node{}, all); err != nil || len(later) != 1 || later[0] != all[0].Key {
+		t.Errorf("a Reset with an address that is refused: %v, %v", later, err)
 	}
 	has(t, "the others", m.ours(), "10.96.0.2")
 }
@@ -302,7 +301,7 @@ func TestWindowsAddressesLater(t *testing.T) {
 func TestWindowsAddressesProbe(t *testing.T) {
 	m := newMachine(unicast{netip.MustParseAddr("192.0.2.0"), 1, 24, false}, unicast{netip.MustParseAddr("192.0.2.1"), 1, 24, false})
 	c := m.process()
-	if err := c.Reset(t.Context(), lb.Node{}, nil); err != nil {
+	if _, err := c.Reset(t.Context(), lb.Node{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Probe(t.Context()); err != nil || len(m.has) != 2 {
@@ -323,7 +322,7 @@ func TestWindowsAddressesProbe(t *testing.T) {
 func TestWindowsAddressesHeard(t *testing.T) {
 	c := newMachine().process()
 	a, b := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2")
-	if err := c.Reset(t.Context(), lb.Node{}, leads(a.String())); err != nil {
+	if _, err := c.Reset(t.Context(), lb.Node{}, leads(a.String())); err != nil {
 		t.Fatal(err)
 	}
 	drifts := func(what string, u unicast, present, want bool) {

@@ -342,41 +342,39 @@ func listenersOf(l Entry) (all []lb.Key) {
 
 // Verbs.
 
-// Reset is part of [Redirector]. Where iptables refuses it, what the kernel led already is written, and the rest is for later: one row
-// may be to blame, as of SCTP on a kernel without.
-func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
+// Reset is part of [Redirector]. If iptables refuses it, Reset writes the entries of the previous process, and leaves the
+// others: one of them may be to blame, such as one of SCTP on a kernel without.
+func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	known, err := c.Known(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.node, c.address = n, address
 	err = c.reset(ctx, want)
-	if !errors.Is(err, xtables.ErrRefused) {
-		return err
-	}
 	served := map[lb.Key]bool{}
 	for _, l := range known {
 		served[l.Key] = true
 	}
 	for _, keep := range []func(Entry) bool{func(l Entry) bool { return served[l.Key] }, func(Entry) bool { return false }} {
+		if !errors.Is(err, xtables.ErrRefused) {
+			break
+		}
 		var now []Entry
-		later := &Later{Err: err}
+		later = nil
 		for _, l := range want {
 			if keep(l) {
 				now = append(now, l)
 			} else {
-				later.Keys = append(later.Keys, l.Key)
+				later = append(later, l.Key)
 			}
 		}
-		if err = c.reset(ctx, now); err == nil {
-			return later
-		}
+		err = c.reset(ctx, now)
 	}
-	return err
+	return later, err
 }
 
 func (c *IPTables) reset(ctx context.Context, want []Entry) error {

@@ -51,9 +51,8 @@ func TestIPTablesRefuses(t *testing.T) {
 			b.apply(nil, cluster(b.key(w.vip, 82, lb.TCP), to(40001)))
 			b.arrives("pod1", netlab.TCP, w.vip, 82)
 			b.On(netlab.Node1, func() {
-				var later *Later
-				if err := b.Reset(t.Context(), b.n(), []Entry{good, bad}); !errors.As(err, &later) || len(later.Keys) != 1 || later.Keys[0] != bad.Key {
-					t.Errorf("a Reset with a row that is refused: %v", err)
+				if later, err := b.Reset(t.Context(), b.n(), []Entry{good, bad}); err != nil || len(later) != 1 || later[0] != bad.Key {
+					t.Errorf("a Reset with a row that is refused: %v, %v", later, err)
 				}
 			})
 			b.arrives("pod1", netlab.TCP, w.vip, 80)

@@ -144,12 +144,12 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 }
 
 // Reset is part of [Redirector]. A table that is not as this version makes it is replaced in the same transaction.
-func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) error {
+func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
 	const guarded = 3 // then beside a neighbour who changes his tables all the time; what that misses, the audit finds
 	for try := 0; ; try++ {
 		err := c.resetOnce(ctx, n, want, try < guarded)
 		if try == guarded || !errors.Is(err, unix.ERESTART) {
-			return err
+			return nil, err
 		}
 	}
 }

@@ -205,7 +205,7 @@ func TestBusyNeighbour(t *testing.T) {
 	}()
 	want := w.many(5000)
 	for i := range 5 {
-		if err := c.Reset(t.Context(), lb.Node{}, want[:len(want)-i]); err != nil {
+		if _, err := c.Reset(t.Context(), lb.Node{}, want[:len(want)-i]); err != nil {
 			t.Errorf("a Reset beside a busy neighbour: %v", err)
 		}
 		if n, err := c.Audit(t.Context(), true); n != 0 || err != nil {

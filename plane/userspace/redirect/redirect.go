@@ -55,16 +55,6 @@ type Config struct {
 	Writes *ownwrites.Ledger
 }
 
-// Later is the error of a Reset that holds all but the leads of these keys, which are to be applied again.
-type Later struct {
-	Keys []lb.Key
-	Err  error
-}
-
-func (l *Later) Error() string { return l.Err.Error() }
-
-func (l *Later) Unwrap() error { return l.Err }
-
 // Redirector redirects packets of one IP family. Its verbs keep the rules of package plane; Reset comes before the other
 // writes. The caller adds the Redirector's name and family to errors.
 //
@@ -79,8 +69,9 @@ type Redirector interface {
 	Unguarded() error
 	// Known returns the entries of the previous process, so that its ports can be reused. Sources may be missing.
 	Known(ctx context.Context) ([]Entry, error)
-	// Reset redirects exactly these packets. A *[Later] error lists the keys that are not redirected.
-	Reset(ctx context.Context, n lb.Node, want []Entry) error
+	// Reset redirects exactly these packets, except those of the keys that it returns, which were refused. Apply can
+	// try them again.
+	Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error)
 	// Apply sets and removes entries.
 	Apply(ctx context.Context, set []Entry, remove []lb.Key) error
 	// SetNode takes a change of the node.

@@ -113,7 +113,7 @@ func (b *bench) do(f func(context.Context) error) {
 
 func (b *bench) reset(want ...Entry) {
 	b.t.Helper()
-	b.do(func(ctx context.Context) error { return b.Reset(ctx, b.n(), want) })
+	b.do(func(ctx context.Context) error { _, err := b.Reset(ctx, b.n(), want); return err })
 }
 
 func (b *bench) apply(remove []lb.Key, set ...Entry) {

@@ -19,7 +19,7 @@ func TestRemove(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := c.Reset(ctx, b.n(), []Entry{cluster(b.key(b.vip, 80, lb.TCP), to(80))}); err != nil {
+				if _, err := c.Reset(ctx, b.n(), []Entry{cluster(b.key(b.vip, 80, lb.TCP), to(80))}); err != nil {
 					t.Fatal(err)
 				}
 				kept, err := Remove(ctx, []lb.Family{w.Family}, c.Name())
