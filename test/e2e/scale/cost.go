@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"kube-proxy/test/e2e/controlplane"
@@ -12,7 +13,7 @@ import (
 // Cost is what a number of nodes of one population cost the API server.
 type Cost struct {
 	Nodes       int
-	Connections int
+	Connections int64
 	// ListBytes are read by a node at its start, ChangeBytes for each change of one slice of ten endpoints.
 	ListBytes, ChangeBytes float64
 	// APIServer and Etcd are the processor time of each change, for all nodes together.
@@ -31,7 +32,7 @@ func (h *Harness) Costs(ctx context.Context, p *Population, changes int, rate ti
 	if err := h.settle(ctx, p); err != nil {
 		return c, err
 	}
-	c.Connections = p.meter.connections()
+	c.Connections = p.meter.open.Load()
 	read := p.meter.read.Load()
 	if c.Nodes > 0 {
 		c.Heap = (heap() - empty) / int64(c.Nodes)
@@ -41,10 +42,7 @@ func (h *Harness) Costs(ctx context.Context, p *Population, changes int, rate ti
 	if err != nil {
 		return c, err
 	}
-	if err := h.change(ctx, changes, rate); err != nil {
-		return c, err
-	}
-	if err := h.settle(ctx, p); err != nil {
+	if err := errors.Join(h.change(ctx, changes, rate), h.settle(ctx, p)); err != nil {
 		return c, err
 	}
 	apiserver2, etcd2, err := h.cpu()
@@ -79,14 +77,11 @@ func (h *Harness) change(ctx context.Context, changes int, rate time.Duration) e
 			return ctx.Err()
 		case <-ticker.C:
 		}
-		slice := controlplane.Slice(controlplane.LoadName(i%services), 8080, nil)
-		for j := range endpoints {
-			addr := controlplane.LoadAddr(i%services, j, endpoints)
-			if j == 0 {
-				addr = controlplane.LoadAddr(services+h.marks*10000+i, 0, endpoints)
-			}
-			slice.Endpoints = append(slice.Endpoints, controlplane.Slice("", 8080, nil, addr).Endpoints...)
+		addrs := []netip.Addr{controlplane.LoadAddr(services+h.marks*10000+i, 0, endpoints)}
+		for j := 1; j < endpoints; j++ {
+			addrs = append(addrs, controlplane.LoadAddr(i%services, j, endpoints))
 		}
+		slice := controlplane.Slice(controlplane.LoadName(i%services), 8080, nil, addrs...)
 		if err := h.Bed.API.Update(ctx, slice); err != nil {
 			return err
 		}

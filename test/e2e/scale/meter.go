@@ -2,6 +2,7 @@ package scale
 
 import (
 	"context"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -17,13 +18,12 @@ type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error
 type meter struct {
 	dial dialFunc
 
-	read, written, dials atomic.Int64
+	read, dials, open atomic.Int64 // bytes, attempts to connect, connections
 
 	mu       sync.Mutex
 	start    time.Time
 	requests []time.Duration // since start
 	kinds    map[string]int  // requests by resource and kind
-	open     int             // connections
 }
 
 func newMeter(dial dialFunc) *meter {
@@ -38,22 +38,11 @@ func (m *meter) reset() {
 	m.dials.Store(0)
 }
 
-// connections returns how many connections are open.
-func (m *meter) connections() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.open
-}
-
 // snapshot returns the requests since reset, in order, and how many there were of each kind.
 func (m *meter) snapshot() (at []time.Duration, kinds map[string]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	kinds = map[string]int{}
-	for k, n := range m.kinds {
-		kinds[k] = n
-	}
-	return slices.Clone(m.requests), kinds
+	return slices.Clone(m.requests), maps.Clone(m.kinds)
 }
 
 // wrap counts the requests that reach the API server or fail on the way.
@@ -133,9 +122,7 @@ func (l *link) dial(ctx context.Context, network, addr string) (net.Conn, error)
 		return nil, err
 	}
 	c := &conn{Conn: inner, link: l, closed: make(chan struct{})}
-	l.meter.mu.Lock()
-	defer l.meter.mu.Unlock()
-	l.meter.open++
+	l.meter.open.Add(1)
 	return c, nil
 }
 
@@ -168,23 +155,19 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write returns at once, as into a socket's buffer; while the link is cut the bytes wait there.
+// Write writes once packets pass.
 func (c *conn) Write(b []byte) (int, error) {
 	if err := c.wait(); err != nil {
 		return 0, err
 	}
-	n, err := c.Conn.Write(b)
-	c.link.meter.written.Add(int64(n))
-	return n, err
+	return c.Conn.Write(b)
 }
 
 // Close closes the connection.
 func (c *conn) Close() error {
 	c.once.Do(func() {
 		close(c.closed)
-		c.link.meter.mu.Lock()
-		defer c.link.meter.mu.Unlock()
-		c.link.meter.open--
+		c.link.meter.open.Add(-1)
 	})
 	return c.Conn.Close()
 }

@@ -9,9 +9,6 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"kube-proxy/test/e2e/controlplane"
 	"kube-proxy/test/e2e/testbed"
 )
@@ -77,36 +74,25 @@ type Population struct {
 	nodes []*node
 }
 
-// Ours makes nodes that run this product.
-func (h *Harness) Ours(ctx context.Context, n int) (*Population, error) {
-	return h.population(ctx, "ours", ours, n)
+// The clients of populations: this product, and client-go's informers on what upstream follows.
+var Clients = []Client{{"ours", ours}, {"upstream's informers", informing}}
+
+// Client is what a node runs.
+type Client struct {
+	Name string
+	run  client
 }
 
-// Informers makes nodes that run client-go's informers on what upstream follows.
-func (h *Harness) Informers(ctx context.Context, n int) (*Population, error) {
-	return h.population(ctx, "upstream's informers", informing, n)
-}
-
-func (h *Harness) population(ctx context.Context, name string, run client, n int) (*Population, error) {
-	p := &Population{Name: name, h: h, meter: newMeter(h.access.config.Dial)}
+// Population makes n nodes, which are not started.
+func (h *Harness) Population(ctx context.Context, c Client, n int) (*Population, error) {
+	p := &Population{Name: c.Name, h: h, meter: newMeter(h.access.config.Dial)}
 	for i := range n {
-		p.nodes = append(p.nodes, &node{name: fmt.Sprintf("hollow-%05d", i), link: newLink(p.meter), run: run})
+		p.nodes = append(p.nodes, &node{name: fmt.Sprintf("hollow-%05d", i), link: newLink(p.meter), run: c.run})
 	}
 	return p, h.Bed.API.Each(ctx, "hollow Nodes", n, func(ctx context.Context, i int) error {
-		return h.Bed.API.PutNode(ctx, object(p.nodes[i].name, i))
+		addr := netip.AddrFrom4([4]byte{172, 19, byte(i >> 8), byte(i)})
+		return h.Bed.API.PutNode(ctx, controlplane.Node(p.nodes[i].name, addr, "10.200.0.0/24"))
 	})
-}
-
-// object is the Node of a hollow node, about as large as a kubelet's without images.
-func object(name string, i int) *corev1.Node {
-	addr := netip.AddrFrom4([4]byte{172, 19, byte(i >> 8), byte(i)})
-	o := controlplane.Node(name, addr, fmt.Sprintf("10.%d.%d.0/24", 200+i>>8, i&255))
-	for _, kind := range []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure} {
-		o.Status.Conditions = append(o.Status.Conditions, corev1.NodeCondition{Type: kind, Status: corev1.ConditionTrue,
-			Reason: "KubeletHasSufficientResources", Message: "kubelet has sufficient resources available",
-			LastHeartbeatTime: metav1.Unix(1, 0), LastTransitionTime: metav1.Unix(1, 0)})
-	}
-	return o
 }
 
 // Start starts all nodes at once.

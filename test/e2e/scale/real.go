@@ -2,7 +2,6 @@ package scale
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -66,18 +65,14 @@ func (h *Harness) followed(ctx context.Context, proxy *testbed.Proxy) error {
 }
 
 // received is how many bytes node1's interface has received.
-func (h *Harness) received(ctx context.Context) (int64, error) {
-	out, err := h.Bed.Command(ctx, netlab.Node1, "ip", "-json", "-stats", "link", "show", "dev", netlab.Uplink)
+func (h *Harness) received(ctx context.Context) (bytes int64, err error) {
+	out, err := h.Bed.Command(ctx, netlab.Node1, "cat", "/proc/self/net/dev")
 	if err != nil {
 		return 0, err
 	}
-	var links []struct {
-		Stats64 struct {
-			RX struct{ Bytes int64 } `json:"rx"`
-		} `json:"stats64"`
+	_, figures, found := strings.Cut(out, netlab.Uplink+":")
+	if _, err := fmt.Sscan(figures, &bytes); err != nil || !found {
+		return 0, fmt.Errorf("read statistics of node1's interface: %w", err)
 	}
-	if err := json.Unmarshal([]byte(out), &links); err != nil || len(links) != 1 {
-		return 0, fmt.Errorf("read statistics of node1: %d interfaces: %w", len(links), err)
-	}
-	return links[0].Stats64.RX.Bytes, nil
+	return bytes, nil
 }

@@ -17,15 +17,14 @@ func TestRestartStorm(t *testing.T) {
 		t.Fatal(err)
 	}
 	const nodes = 5
-	mine, err := h.Ours(t.Context(), nodes)
-	if err != nil {
-		t.Fatal(err)
+	var both []*Population
+	for _, c := range Clients {
+		p, err := h.Population(t.Context(), c, nodes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, p)
 	}
-	informers, err := h.Informers(t.Context(), nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	both := []*Population{mine, informers}
 	for _, p := range both {
 		cost, err := h.Costs(t.Context(), p, 50, 10*time.Millisecond)
 		if err != nil {

@@ -27,25 +27,25 @@ import (
 type settings struct {
 	nodes      []int
 	changes    int
-	rate       time.Duration
 	storms     []string
 	stormNodes int
-	outage     time.Duration
-	rollout    scale.Rollout
+	endpoints  int
 }
+
+// rate is the time between two changes, and outage how long etcd is away or the network divided in a storm; the API server
+// is away a sixth of that.
+const (
+	rate   = 50 * time.Millisecond
+	outage = time.Minute
+)
 
 func main() {
 	var s settings
 	nodes := flag.String("nodes", "0,10,50,100,250,500", "numbers of hollow nodes to measure costs with; \"\" for none")
 	storms := flag.String("storms", "restart,etcd,partition,update,boot", "storms to pass over; \"\" for none")
 	flag.IntVar(&s.changes, "changes", 500, "how many slices change for each figure")
-	flag.DurationVar(&s.rate, "rate", 50*time.Millisecond, "time between two changes")
 	flag.IntVar(&s.stormNodes, "storm-nodes", 100, "hollow nodes of each kind in a storm")
-	flag.DurationVar(&s.outage, "outage", time.Minute, "how long etcd is away or the network divided in a storm; the API server is away a sixth of that")
-	flag.IntVar(&s.rollout.Endpoints, "rollout", 5000, "endpoints of a deployment that is replaced; 0 for none")
-	flag.DurationVar(&s.rollout.Over, "over", 2*time.Minute, "how long the replacement takes")
-	flag.DurationVar(&s.rollout.Grace, "grace", 5*time.Second, "how long a pod lives after its end")
-	flag.DurationVar(&s.rollout.Rest, "rest", 10*time.Millisecond, "time between two connections of a node")
+	flag.IntVar(&s.endpoints, "rollout", 5000, "endpoints of a deployment that is replaced; 0 for none")
 	flag.Parse()
 	for field := range strings.SplitSeq(*nodes, ",") {
 		n, err := strconv.Atoi(field)
@@ -76,27 +76,27 @@ func run(ctx context.Context, s settings) error {
 			return err
 		}
 	}
-	if s.rollout.Endpoints == 0 {
+	if s.endpoints == 0 {
 		return nil
 	}
 	fmt.Print("| proxy | nodes | connections | lost | a pod is in the kernel: p50 | p99 | out of it: p50 | p99 | last connection to a pod after its end |\n|---|---|---|---|---|---|---|---|---|\n")
-	if err := roll(ctx, "ours", "", s.rollout, logf); err != nil {
+	if err := roll(ctx, "ours", "", s.endpoints, logf); err != nil {
 		return err
 	}
 	if peer := os.Getenv("PEER"); peer != "" {
-		return roll(ctx, "upstream", peer, s.rollout, logf)
+		return roll(ctx, "upstream", peer, s.endpoints, logf)
 	}
 	return nil
 }
 
 // roll has a program pass through a rollout.
-func roll(ctx context.Context, name, program string, r scale.Rollout, logf func(string, ...any)) (err error) {
+func roll(ctx context.Context, name, program string, endpoints int, logf func(string, ...any)) (err error) {
 	bed, err := testbed.New(ctx, testbed.Options{Binary: program, Logf: logf})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, bed.Close()) }()
-	result, err := scale.Roll(ctx, bed, r)
+	result, err := scale.Roll(ctx, bed, scale.Rollout{Endpoints: endpoints, Over: 2 * time.Minute, Grace: 5 * time.Second, Rest: 10 * time.Millisecond})
 	if err != nil {
 		return err
 	}
@@ -130,30 +130,28 @@ func costs(ctx context.Context, h *scale.Harness, s settings) error {
 	if len(s.nodes) == 0 {
 		return nil
 	}
-	beside, err := h.Real(ctx, s.changes, s.rate)
+	beside, err := h.Real(ctx, s.changes, rate)
 	if err != nil {
 		return err
 	}
 	fmt.Printf("The real kube-proxy, at its interface: %.0f bytes for its start, %.0f a change, %d KiB resident.\n\n", beside.ListBytes, beside.ChangeBytes, beside.Heap>>10)
 	fmt.Print("| population | nodes | connections | KiB at the start, a node | bytes a change and node | API server, ms a change | etcd, ms a change | KiB of memory, a node |\n|---|---|---|---|---|---|---|---|\n")
 	lines := ""
-	for _, make := range []func(context.Context, int) (*scale.Population, error){h.Ours, h.Informers} {
+	for _, client := range scale.Clients {
 		var x, cpu, bytes []float64
-		name := ""
 		for _, n := range s.nodes {
-			p, err := make(ctx, n)
+			p, err := h.Population(ctx, client, n)
 			if err != nil {
 				return err
 			}
-			c, err := h.Costs(ctx, p, s.changes, s.rate)
+			c, err := h.Costs(ctx, p, s.changes, rate)
 			if err != nil {
 				return err
 			}
-			name = p.Name
-			fmt.Printf("| %s | %d | %d | %.0f | %.0f | %.2f | %.2f | %d |\n", name, n, c.Connections, c.ListBytes/1024, c.ChangeBytes, ms(c.APIServer), ms(c.Etcd), c.Heap>>10)
+			fmt.Printf("| %s | %d | %d | %.0f | %.0f | %.2f | %.2f | %d |\n", client.Name, n, c.Connections, c.ListBytes/1024, c.ChangeBytes, ms(c.APIServer), ms(c.Etcd), c.Heap>>10)
 			x, cpu, bytes = append(x, float64(n)), append(cpu, ms(c.APIServer)), append(bytes, c.ChangeBytes*float64(n)/1024)
 		}
-		row, err := project(name, x, cpu, bytes)
+		row, err := project(client.Name, x, cpu, bytes)
 		if err != nil {
 			return err
 		}
@@ -186,29 +184,26 @@ func pass(ctx context.Context, h *scale.Harness, s settings) error {
 	if len(s.storms) == 0 {
 		return nil
 	}
-	mine, err := h.Ours(ctx, s.stormNodes)
-	if err != nil {
-		return err
-	}
-	informers, err := h.Informers(ctx, s.stormNodes)
-	if err != nil {
-		return err
-	}
-	both := []*scale.Population{mine, informers}
-	for _, p := range both {
+	var both []*scale.Population
+	for _, client := range scale.Clients {
+		p, err := h.Population(ctx, client, s.stormNodes)
+		if err != nil {
+			return err
+		}
 		p.Start(ctx)
 		defer p.Stop()
+		both = append(both, p)
 	}
 	fmt.Print("| storm | population | nodes | requests before the server is back | in the minute after | dials | most requests in a second | in step: half | all |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, storm := range scale.Storms {
 		if !slices.Contains(s.storms, storm.Name) {
 			continue
 		}
-		outage := s.outage
+		away := outage
 		if storm.Name == "restart" || storm.Name == "boot" {
-			outage /= 6
+			away /= 6
 		}
-		gusts, err := h.Run(ctx, storm, outage, time.Minute, both)
+		gusts, err := h.Run(ctx, storm, away, time.Minute, both)
 		if err != nil {
 			return err
 		}
