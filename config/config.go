@@ -48,6 +48,7 @@ type Config struct {
 	WindowsService bool
 
 	Servers   Servers
+	Snapshot  Snapshot
 	Conntrack Conntrack
 	// OOMScoreAdj is for /proc/self/oom_score_adj, -1000 to 1000.
 	OOMScoreAdj int

@@ -21,6 +21,7 @@ func TestDiff(t *testing.T) {
 		"showHiddenMetricsForVersion": `"` + previousMinor + `"`, "logging.format": "json", "detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8",
 		"nodePortAddresses": "[10.0.0.0/8]", "externalIPCIDRs": "[10.0.0.0/8]", "ipvs.excludeCIDRs": "[10.0.0.0/8]", "portRange": "1-2", "winkernel.sourceVip": "192.0.2.1",
 		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false", "adminSocket": "/run/other.sock",
+		"snapshot": "/var/lib/kube-proxy", "snapshotMaxAge": "1h", "snapshotReady": "true",
 	}
 	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "windowsIgnoreSourceRanges", "splitStream"}
 	o := NewOptions(all.Modes())

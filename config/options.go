@@ -49,6 +49,7 @@ type Options struct {
 	defaults *settings
 	proxy    *proxyBlock      // of file
 	servers  *serversBlock    // of file
+	snapshot *snapshotBlock   // of file
 	sections []option.Section // of modes
 	table    table
 	set      *pflag.FlagSet // to know which flags were given
@@ -71,10 +72,10 @@ type Options struct {
 func NewOptions(modes mode.List) *Options {
 	o := &Options{
 		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: readAtStart, modes: modes, system: runtime.GOOS,
-		file: &settings{}, proxy: &proxyBlock{}, servers: &serversBlock{},
+		file: &settings{}, proxy: &proxyBlock{}, servers: &serversBlock{}, snapshot: &snapshotBlock{},
 	}
-	sections := []option.Section{o.proxySection(), o.nodeSection(), o.serversSection(), windowsSection(), o.conntrackSection(),
-		o.loggingSection(), o.deprecatedSection()}
+	sections := []option.Section{o.proxySection(), o.nodeSection(), o.snapshotSection(), o.serversSection(), windowsSection(),
+		o.conntrackSection(), o.loggingSection(), o.deprecatedSection()}
 	for _, m := range modes {
 		var s option.Section
 		if m.Options != nil {
@@ -170,6 +171,7 @@ func (o *Options) validate() *Config {
 	c.BindAddress = o.bindAddress()
 	c.NodeName = o.nodeName()
 	c.Servers = o.checkServers(r)
+	c.Snapshot = o.checkSnapshot(r)
 	for i, s := range o.sections {
 		if s.Values != nil {
 			c.Blocks = append(c.Blocks, s.Values)

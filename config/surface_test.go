@@ -115,7 +115,8 @@ func TestFlagTable(t *testing.T) {
 // Each flag with an effect that is not "works" says so when it is given: one warning that names it.
 func TestFlagsTell(t *testing.T) {
 	values := map[string]string{"duration": "7s", "int32": "3", "bool": "true", "list": "10.0.0.0/8", "float32": "7", "ip": "192.0.2.1",
-		"ipport": "192.0.2.1:99", "show-hidden-metrics-for-version": previousMinor, "proxy-port-range": "1-2", "source-vip": "192.0.2.9"}
+		"ipport": "192.0.2.1:99", "show-hidden-metrics-for-version": previousMinor, "proxy-port-range": "1-2", "source-vip": "192.0.2.9",
+		"snapshot": "/var/lib/kube-proxy", "snapshot-max-age": "1h"}
 	for _, row := range rows(t, "testdata/flags.tsv") {
 		name := row["name"]
 		if row["effect"] == "works" || slices.Contains(strings.Split(row["effect"], ","), "nftables") || strings.Contains("iptables-sync-period iptables-min-sync-period iptables-masquerade-bit masquerade-all", name) {

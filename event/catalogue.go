@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Entry is one line of the catalogue.
@@ -95,6 +96,9 @@ var catalogue = []Entry{
 	{"KubeProxyConfigInvalid", actionReload, Warning, KindNode,
 		"kube-proxy on node {node} ignores the changed configuration {file} and keeps its settings: {err}",
 		"The configuration file is invalid. The next start would fail.", "EXT"},
+	{"KubeProxyServingSnapshot", actionStart, Warning, KindNode,
+		"kube-proxy on node {node} started without the API server and served {services} Services from its snapshot of {written}",
+		"The node has booted before the API server answered. Sent when it answers, after which the lists are in force.", "SN-03"},
 }
 
 // Catalogue returns all events that the proxy can send.
@@ -262,4 +266,10 @@ func ConfigReloaded(node, file, changes string) Event {
 // ConfigIgnored reports that a changed file is invalid; the previous settings stay in force.
 func ConfigIgnored(node, file string, err error) Event {
 	return about("KubeProxyConfigInvalid", Node(node), err.Error(), "node", node, "file", file, "err", err.Error())
+}
+
+// ServingSnapshot says that the node serves facts that were written before its boot (SN-03).
+func ServingSnapshot(node string, written time.Time, services int) Event {
+	return about("KubeProxyServingSnapshot", Node(node), "", "node", node, "services", strconv.Itoa(services),
+		"written", written.UTC().Format(time.RFC3339))
 }

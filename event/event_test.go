@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 var update = flag.Bool("update", false, "write docs/events.md")
@@ -66,6 +67,8 @@ func TestConstructors(t *testing.T) {
 		{NodeAddressTaken("shop/web:http", "n1", "192.0.2.1:30080/tcp", netip.AddrPort{}, "shop/old:http", 7), Warning, "KubeProxyNodeAddressTaken", "Listen", "192.0.2.1:30080/tcp n1 the NodePort of Service shop/old:http", web, "from the NodePort of Service shop/old:http; there are 7 more such ports of this Service"},
 		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded", "ReloadConfiguration", "logging.verbosity", node, "/etc/c.yaml: logging.verbosity"},
 		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid", "ReloadConfiguration", "mode: bad", node, "mode: bad"},
+		{ServingSnapshot("n1", time.Unix(1_800_000_000, 0), 7), Warning, "KubeProxyServingSnapshot", "StartKubeProxy", "", node,
+			"started without the API server and served 7 Services from its snapshot of 2027-01-15T08:00:00Z"},
 	} {
 		e := c.got
 		if e.Type != c.typ || e.Reason != c.reason || e.Action != c.action || e.Subject != c.subject || e.Regarding != c.regarding {

@@ -77,7 +77,11 @@ func (s *Server) readiness() (int, readiness) {
 	if out.Missing == nil {
 		out.Missing = []string{}
 	}
-	if out.Ready = len(out.Missing) == 0 && !out.Draining; out.Ready {
+	why := s.cfg.NotReady()
+	if out.Waiting == "" {
+		out.Waiting = why
+	}
+	if out.Ready = len(out.Missing) == 0 && why == "" && !out.Draining; out.Ready {
 		return http.StatusOK, out
 	}
 	return http.StatusServiceUnavailable, out

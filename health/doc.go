@@ -5,8 +5,9 @@
 //	path      200                                               503                                rows
 //	/healthz  every family healthy, node eligible, no draining  else                               HT-01
 //	/livez    every family healthy                              else                               HT-02
-//	/readyz   every family has had its first full sync, and     else; "missing" names the          PN-70
-//	          the process is not about to end                   families without one
+//	/readyz   every family has had its first full sync, not     else; "missing" names the          PN-70
+//	          from a snapshot ([Config.NotReady]), and the      families without one
+//	          process is not about to end
 //	others    never; they are 404                                                                  HT-03
 //
 // A family is healthy unless there was a change twice the sync period ago or earlier, and the kernel has taken no

@@ -9,6 +9,9 @@ import (
 
 // newServer is [New] with what a test says nothing of.
 func newServer(cfg Config) *Server {
+	if cfg.NotReady == nil {
+		cfg.NotReady = func() string { return "" }
+	}
 	if cfg.SyncPeriod == nil {
 		cfg.SyncPeriod = func() time.Duration { return 0 }
 	}

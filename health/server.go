@@ -23,6 +23,8 @@ type Config struct {
 	// NodeEligible says whether this node's Node object is known, and whether load balancers may use the node:
 	// it is not being deleted, and has no taint ToBeDeletedByClusterAutoscaler (HT-06).
 	NodeEligible func() (known, eligible bool)
+	// NotReady says why the node is not ready though its rules are in force; "" if it is.
+	NotReady func() string
 	// Waiting returns since when the process waits for the right to write rules, and a sentence on what it waits for; the
 	// zero time means that it does not wait.
 	Waiting func() (since time.Time, on string)

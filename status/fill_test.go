@@ -18,6 +18,9 @@ func FillMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.Connected == nil {
 		cfg.Connected = func() bool { return true }
 	}
+	if cfg.Snapshot == nil {
+		cfg.Snapshot = func() Snapshot { return Snapshot{} }
+	}
 	if cfg.Conntrack == nil {
 		cfg.Conntrack = func() (uint64, uint64, bool) { return 0, 0, false }
 	}

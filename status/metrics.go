@@ -47,10 +47,21 @@ type MetricsConfig struct {
 	EventsDropped func() uint64
 	// Connected reports whether the source of Services and endpoints is followed.
 	Connected func() bool
+	// Snapshot returns how the snapshot of facts stands.
+	Snapshot func() Snapshot
 	// Conntrack returns how many connections the conntrack table has and can have; not ok where there is none to read.
 	Conntrack func() (entries, limit uint64, ok bool)
 	// Refused returns how many Services have addresses in a family that are not served.
 	Refused func(family string) int
+}
+
+// Snapshot is how the snapshot of facts stands.
+type Snapshot struct {
+	// Serving: the rules in force come from it.
+	Serving bool
+	// LastWrite is zero before the first.
+	LastWrite time.Time
+	Failures  uint64
 }
 
 // Gate is one feature gate.

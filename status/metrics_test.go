@@ -108,6 +108,7 @@ func newProxy(t *testing.T, mode string) *proxy {
 		EventsDropped: func() uint64 { return 7 },
 		Connected:     func() bool { return true },
 		Conntrack:     func() (uint64, uint64, bool) { return 3, 4, true },
+		Snapshot:      func() status.Snapshot { return status.Snapshot{} },
 		Refused:       func(family string) int { return len(family) },
 	})
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {

@@ -244,6 +244,25 @@ func tabled() []metric {
 				}
 				emit(connected)
 			}},
+		{row: "SN-03", name: "snapshot_serving", kind: gauge,
+			help: "1 while the rules in force come from a snapshot, as the API server has not answered yet",
+			read: snapshotted(func(s Snapshot) float64 {
+				if s.Serving {
+					return 1
+				}
+				return 0
+			})},
+		{row: "SN-05", name: "snapshot_last_write_timestamp_seconds", kind: gauge,
+			help: "When this process wrote its last snapshot, in seconds since 1970; 0 before the first, and without --snapshot",
+			read: snapshotted(func(s Snapshot) float64 {
+				if s.LastWrite.IsZero() {
+					return 0
+				}
+				return float64(s.LastWrite.Unix())
+			})},
+		{row: "SN-06", name: "snapshot_write_failures_total", kind: counter,
+			help: "Snapshots that could not be written",
+			read: snapshotted(func(s Snapshot) float64 { return float64(s.Failures) })},
 		{row: "EXT", name: "conntrack_entries", kind: gauge,
 			help: "Entries of this node's conntrack table, of all programs; absent without a table",
 			read: conntracked(func(entries, _ uint64) uint64 { return entries })},
@@ -274,6 +293,10 @@ func conntracked(value func(entries, limit uint64) uint64) func(*snapshot, emit)
 			emit(float64(value(entries, limit)))
 		}
 	}
+}
+
+func snapshotted(value func(Snapshot) float64) func(*snapshot, emit) {
+	return func(s *snapshot, emit emit) { emit(value(s.cfg.Snapshot())) }
 }
 
 func answersOf(path string) func(*snapshot, emit) {

@@ -63,16 +63,29 @@ func caution(modes mode.List, name string) string {
 // can be served before it answers anyway.
 const annotationWait = 5 * time.Second
 
+// annotationWaitSnapshot is that wait where a snapshot can be served, and knows the annotation.
+const annotationWaitSnapshot = 300 * time.Millisecond
+
 // annotated returns what the Node's annotation says of the mode (S0).
 func (p *proxy) annotated(ctx context.Context) string {
 	cfg := p.config()
 	if cfg.Manifests != "" {
 		return ""
 	}
-	ctx, cancel := context.WithTimeout(ctx, annotationWait)
+	wait := annotationWait
+	if p.snapshots.found != nil {
+		wait = annotationWaitSnapshot
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	value, err := kube.NodeAnnotation(ctx, p.kubeConfig(), mode.Annotation)
-	if err != nil {
+	switch {
+	case err == nil:
+		p.snapshots.annotation = value
+	case p.snapshots.found != nil:
+		p.log.Info("Cannot read the Node's mode annotation; taking it from the snapshot", "err", err)
+		return p.snapshots.annotation
+	default:
 		p.log.Info("Cannot read the Node's mode annotation; assuming none", "err", err)
 	}
 	return value

@@ -207,6 +207,16 @@ func (f *firsts) add(fam lb.Family) {
 	}
 }
 
+// done reports whether all families have been written.
+func (f *firsts) done() bool {
+	select {
+	case <-f.all:
+		return true
+	default:
+		return false
+	}
+}
+
 // closePlanes ends the planes; their rules stay.
 func (p *proxy) closePlanes() error {
 	var err error

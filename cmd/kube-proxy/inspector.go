@@ -19,7 +19,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	cfg := p.config()
 	ic := inspect.Config{
 		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Asked: p.choice.Asked, Reason: p.reason(),
-		Store: p.store, Changes: p.changes, Pods: p.pods,
+		Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
 	}
 	// What the node has as a service address alone is no address of its own, at which NodePorts and its programs answer.
 	ic.Local = func() ([]netip.Addr, error) { return localAddrs(p.choice.Mode.AddressDevice) }

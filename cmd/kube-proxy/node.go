@@ -58,7 +58,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 		case <-p.facts:
 			again = time.After(0)
 		case <-again:
-			if !p.store.Synced() {
+			if !p.store.Synced() || p.snapshots.serving.Load() != nil { // a snapshot's node is no reason to fail
 				again = time.After(factsPoll)
 				continue
 			}

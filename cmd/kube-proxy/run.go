@@ -48,6 +48,7 @@ type proxy struct {
 	// inspector answers questions of people.
 	inspector *inspect.Inspector
 	writer    *writerLock
+	snapshots snapshots
 
 	unusable  bool        // the configuration file, when it was looked at last; for watchConfig and what it calls
 	reloaded  atomic.Bool // the configuration is another than at the start
@@ -108,6 +109,7 @@ func (p *proxy) run(ctx context.Context) error {
 		publishing.Go(func() { publisher.Run(until) })
 	}
 	p.tell(event.Starting(cfg.NodeName))
+	p.openSnapshot(ctx)
 	fams := wiring.Families(cfg.Config, p.log)
 	if err := errors.Join(srcErr, p.choose(ctx, fams[0])); err != nil {
 		return err
@@ -140,9 +142,15 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 		}
 	})
 	running.Go(func() { p.watchNode(ctx, podCIDRsWait, failed.add) })
+	written := p.keepSnapshots(ctx)
 	<-ctx.Done()
 	p.log.Info("Stopping; the rules stay in force", "because", context.Cause(ctx))
 	running.Wait()
+	select {
+	case <-written:
+	case <-time.After(snapshotEnd):
+		p.log.Error("The last snapshot is not written: the disk does not answer", "waited", snapshotEnd)
+	}
 	return failed.err()
 }
 

@@ -45,6 +45,7 @@ func (p *proxy) newMetrics() {
 		EventsDropped: func() uint64 { return p.dropped() },
 		Connected:     func() bool { return p.connected() },
 		Conntrack:     conntrackUse,
+		Snapshot:      p.snapshotStats,
 		Refused:       func(fam string) int { return int(p.refused.of(fam).Load()) },
 	}
 	mc.Reason = p.reason()
@@ -53,7 +54,7 @@ func (p *proxy) newMetrics() {
 	}
 	p.servers.metrics = status.NewMetrics(mc)
 	p.servers.services = health.NewServices(health.ServicesConfig{
-		Healthy:   func() bool { return p.servers.health.Healthy() },
+		Healthy:   func() bool { return p.servers.health.Healthy() && p.notReady() == "" },
 		Addresses: p.healthCheckAddrs,
 		OnListenFailed: func(service string, port uint16, err error) {
 			p.tell(event.FailedToStartServiceHealthcheck(service, cfg.NodeName, port, err))
@@ -86,6 +87,7 @@ func (p *proxy) newServers() {
 		Families:     map[lb.Family]func() health.State{},
 		SyncPeriod:   func() time.Duration { return p.config().Resolved.Tables.SyncPeriod },
 		NodeEligible: p.nodeEligible,
+		NotReady:     p.notReady,
 		Waiting:      func() (time.Time, string) { return p.writer.waiting() },
 		Answered:     p.servers.metrics.HealthAnswered,
 		OnListenFailed: func(at netip.AddrPort, err error) {
@@ -173,6 +175,9 @@ func (p *proxy) healthToo() http.Handler {
 // nodeEligible says whether load balancers may use this node (HT-06). A folder of manifests need not have a Node.
 func (p *proxy) nodeEligible() (known, eligible bool) {
 	known, eligible = p.store.NodeEligible()
+	if p.notReady() != "" {
+		return false, false
+	}
 	if !known && p.config().Manifests != "" {
 		return true, true
 	}

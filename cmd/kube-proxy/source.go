@@ -69,7 +69,8 @@ func (p *proxy) kubeConfig() kube.Config {
 
 // follow runs the source until ctx ends or it fails.
 func (p *proxy) follow(ctx context.Context, src source) error {
-	var seen lists
+	p.restore()
+	var seen, folded lists
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	return src.run(ctx, func(ev cluster.Event) {
@@ -84,6 +85,9 @@ func (p *proxy) follow(ctx context.Context, src source) error {
 			})
 		}
 		p.fold(ev)
+		if folded.take(ev) {
+			p.listsComplete()
+		}
 	})
 }
 
@@ -94,6 +98,7 @@ func (p *proxy) fold(ev cluster.Event) {
 	dirty := p.store.Fold(ev)
 	p.mark(dirty)
 	p.folding.Unlock()
+	p.snapshots.changed(dirty)
 	if dirty.Facts {
 		p.factsChanged()
 	}

@@ -33,6 +33,8 @@ type Config struct {
 	Local func() ([]netip.Addr, error)
 	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil where nobody knows.
 	Pods func(context.Context, cluster.Name) (map[cluster.Name][]netip.Addr, error)
+	// Snapshot returns when the facts in force were written, if they come from a snapshot, else nil. It may be nil.
+	Snapshot func() *time.Time
 	// Changes remembers what changed; nil where nothing does.
 	Changes *changes.Ring
 }

@@ -15,6 +15,9 @@ func (i *Inspector) Status() Status {
 		Offline: cfg.Offline, Newest: i.Newest(), Synced: cfg.Store.Synced(), Services: len(i.Names()), Facts: NodeFacts{Gone: facts.NodeGone, ServiceCIDRs: facts.CIDRs},
 		Families: []FamilyStatus{},
 	}
+	if cfg.Snapshot != nil {
+		s.Snapshot = cfg.Snapshot()
+	}
 	if n := facts.Node; n != nil {
 		s.Facts.Known, s.Facts.Zone, s.Facts.Addresses, s.Facts.PodCIDRs, s.Facts.Leaving = true, n.Zone, n.Addrs, n.PodCIDRs, n.Leaving
 	}

@@ -255,7 +255,9 @@ type Status struct {
 	// Newest is the Seq of the newest change.
 	Newest uint64 `json:"newest"`
 	// Synced: the sources have listed all.
-	Synced   bool           `json:"synced"`
+	Synced bool `json:"synced"`
+	// Snapshot is when the facts in force were written, while they come from a snapshot.
+	Snapshot *time.Time     `json:"snapshot,omitempty"`
 	Services int            `json:"services"`
 	Facts    NodeFacts      `json:"nodeFacts"`
 	Families []FamilyStatus `json:"families"`

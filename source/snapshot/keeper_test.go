@@ -51,8 +51,8 @@ func (d *disk) run(current func() bool, f func(*Keeper)) string {
 
 func always() bool { return true }
 
-// A tenant who changes his Services 1,000 times a second has one file written every 30 s, and the
-// file has what anybody else changed 35 s before at the latest.
+// SN-05: a tenant who changes his Services 1,000 times a second has one file written every 30 s,
+// and the file has what anybody else changed 35 s before at the latest.
 func TestManyChanges(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -79,8 +79,8 @@ func TestManyChanges(t *testing.T) {
 	})
 }
 
-// A change after a quiet time is written after 5 s; what comes within these goes into the same
-// file.
+// SN-05: a change after a quiet time is written after 5 s; what comes within these goes into the
+// same file.
 func TestOneChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -98,8 +98,8 @@ func TestOneChange(t *testing.T) {
 	})
 }
 
-// The average of what is written has a bound, also where each write fails, and where the disk is
-// slow.
+// SN-05: the average of what is written has a bound, also where each write fails, and where the
+// disk is slow.
 func TestBytesPerSecond(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -132,8 +132,8 @@ func TestBytesPerSecond(t *testing.T) {
 	}
 }
 
-// Facts that have not changed are written again every hour, so that their age is that of the last
-// contact. While they are not confirmed nothing is written.
+// SN-05: facts that have not changed are written again every hour, so that their age is that of the
+// last contact. While they are not confirmed nothing is written.
 func TestRefresh(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -159,7 +159,7 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// Trouble is logged once, and its end.
+// SN-06: trouble is logged once, and its end.
 func TestTrouble(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -37,9 +37,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A process that is killed before or after any system call of a write leaves the old snapshot or
-// the new one, and the next write succeeds. The calls are those of the real process: each run stops
-// it with ptrace one call later.
+// SN-04: a process that is killed before or after any system call of a write leaves the old
+// snapshot or the new one, and the next write succeeds. The calls are those of the real process:
+// each run stops it with ptrace one call later.
 //
 // A loss of power also loses what the kernel has not been asked to keep. So the order of the calls
 // must be: all writes, fsync of the file, rename, fsync of the directory.

@@ -25,7 +25,8 @@ func alone(t *testing.T) {
 	do(t, unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""))
 }
 
-// A disk that is full or read-only makes a write fail with one line, and the snapshot before stays.
+// SN-06: a disk that is full or read-only makes a write fail with one line, and the snapshot before
+// stays.
 func TestDiskFails(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -65,7 +66,8 @@ func TestDiskFails(t *testing.T) {
 	}
 }
 
-// Two processes with one directory never write at once: the second fails, and the file is whole.
+// SN-06: two processes with one directory never write at once: the second fails, and the file is
+// whole.
 func TestTwoWriters(t *testing.T) {
 	t.Parallel()
 	dir, _ := saved(t)
@@ -81,7 +83,7 @@ func TestTwoWriters(t *testing.T) {
 	}
 }
 
-// A symbolic link in the place of a file is replaced, not followed.
+// SN-06: a symbolic link in the place of a file is replaced, not followed.
 func TestLinkIsReplaced(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{current, next} {
@@ -101,7 +103,7 @@ func TestLinkIsReplaced(t *testing.T) {
 	}
 }
 
-// A tenant whose facts are too many is left out. All others keep their snapshot.
+// SN-08: a tenant whose facts are too many is left out. All others keep their snapshot.
 func TestTooLargeToWrite(t *testing.T) {
 	store := storeOf(100)
 	name := cluster.Name{Namespace: "flood", Name: "a"}

@@ -109,8 +109,8 @@ var now = time.Unix(1_800_000_000, 0)
 
 func origin() Origin { return Origin{Node: "n1", Written: now, Boot: "boot/1", Mode: "ipvs"} }
 
-// All that is known of the cluster returns, and makes no Service dirty when the API server lists
-// the same.
+// SN-01: all that is known of the cluster returns, and makes no Service dirty when the API server
+// lists the same.
 func TestRoundTrip(t *testing.T) {
 	t.Parallel()
 	store, service, of := fullStore()
@@ -212,7 +212,7 @@ func saved(t testing.TB) (dir string, content []byte) {
 	return dir, content
 }
 
-// An altered byte, or a missing end, makes a file be rejected, wherever it is.
+// SN-02: an altered byte, or a missing end, makes a file be rejected, wherever it is.
 func TestAlteredAndTorn(t *testing.T) {
 	t.Parallel()
 	_, good := saved(t)
@@ -236,7 +236,8 @@ type zeros struct{ read int64 }
 
 func (z *zeros) Read(b []byte) (int, error) { clear(b); z.read += int64(len(b)); return len(b), nil }
 
-// A file that is larger than memory is refused by its header, before any memory is taken for it.
+// SN-02: a file that is larger than memory is refused by its header, before any memory is taken for
+// it.
 func TestTooLargeToRead(t *testing.T) {
 	var head bytes.Buffer
 	if err := binary.Write(&head, binary.BigEndian, header{Magic: magic, Format: format, Length: 1 << 40}); err != nil {
@@ -255,8 +256,8 @@ func TestTooLargeToRead(t *testing.T) {
 	}
 }
 
-// Each reason for which a snapshot is rejected is named, and none of them is fatal or touches the
-// file.
+// SN-02, SN-06: each reason for which a snapshot is rejected is named, and none of them is fatal or
+// touches the file.
 func TestRejected(t *testing.T) {
 	t.Parallel()
 	header := func(change func(*header0)) func(*testing.T, string) {

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/event"
+	"kube-proxy/source/snapshot"
+	"kube-proxy/status"
+)
+
+const (
+	// snapshotLoad bounds the wait for the disk at the start.
+	snapshotLoad = 5 * time.Second
+	// snapshotEnd bounds the wait for the last write.
+	snapshotEnd = 2 * time.Second
+)
+
+// snapshots is the use of a snapshot (SN-01 to SN-08). Without --snapshot the zero value does
+// nothing.
+type snapshots struct {
+	keeper *snapshot.Keeper
+	boot   string
+	// annotation is the mode that the Node's annotation asks for, as far as known.
+	annotation string
+	// found is the snapshot to serve from; nil if none was found, or none is needed.
+	found *snapshot.Snapshot
+	// serving is when the facts in force were written, while they come from a snapshot.
+	serving atomic.Pointer[time.Time]
+	listed  atomic.Bool // by the API server
+}
+
+// openSnapshot looks for a snapshot. A failure is reported, and the process goes on without.
+func (p *proxy) openSnapshot(ctx context.Context) {
+	cfg, s := p.config(), &p.snapshots
+	dir := cfg.Snapshot.Dir
+	if dir == "" || cfg.Manifests != "" {
+		return
+	}
+	s.boot = snapshot.Boot(cfg.BootID)
+	s.keeper = snapshot.NewKeeper(snapshot.Config{
+		Save: func() (snapshot.Saved, error) {
+			from := snapshot.Origin{Node: cfg.NodeName, Written: time.Now(), Boot: s.boot, Mode: s.annotation}
+			return snapshot.Save(dir, from, p.store)
+		},
+		Current: func() bool { return s.listed.Load() && p.begun.done() && p.connected() },
+		MaxAge:  cfg.Snapshot.MaxAge, Log: p.log,
+	})
+	type result struct {
+		found *snapshot.Snapshot
+		err   error
+	}
+	loaded := make(chan result, 1)
+	go func() {
+		found, err := snapshot.Load(dir, cfg.NodeName, cfg.Snapshot.MaxAge, time.Now())
+		loaded <- result{found, err}
+	}()
+	select {
+	case r := <-loaded:
+		switch {
+		case errors.Is(r.err, snapshot.ErrNone):
+			p.log.Info("No snapshot yet", "dir", dir)
+		case r.err != nil:
+			p.log.Error("Snapshot rejected, starting without", "err", r.err)
+		default:
+			s.found, s.annotation = r.found, r.found.Mode
+		}
+	case <-time.After(snapshotLoad):
+		p.log.Error("Snapshot rejected, starting without: the disk does not answer", "dir", dir, "waited", snapshotLoad)
+	case <-ctx.Done():
+	}
+}
+
+// restore takes in the facts of the snapshot, unless the kernel still has the rules of newer ones.
+// Rules outlive the process, but not in a mode whose connections end at the proxy.
+func (p *proxy) restore() {
+	s := &p.snapshots
+	found := s.found
+	if s.found = nil; found == nil {
+		return
+	}
+	if found.Boot == s.boot && p.choice.Mode.DrainTimeout == nil {
+		p.log.Info("Snapshot not needed: the rules of this boot are in the kernel")
+		return
+	}
+	s.serving.Store(&found.Written)
+	p.log.Warn("Serving from a snapshot until the API server has listed Services and endpoints",
+		"written", found.Written, "services", found.Services())
+	p.tell(event.ServingSnapshot(p.config().NodeName, found.Written, found.Services()))
+	p.fold(found.Events())
+	p.waiveFacts()
+}
+
+// listsComplete ends the use of the snapshot.
+func (p *proxy) listsComplete() {
+	p.snapshots.listed.Store(true)
+	if written := p.snapshots.serving.Swap(nil); written != nil {
+		p.log.Info("The API server has listed Services and endpoints; the snapshot is no longer in use",
+			"written", *written)
+		p.factsChanged()
+	}
+}
+
+// keepSnapshots writes snapshots until ctx ends. The channel closes after the last write.
+func (p *proxy) keepSnapshots(ctx context.Context) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if p.snapshots.keeper != nil {
+			p.snapshots.keeper.Run(ctx)
+		}
+	}()
+	return done
+}
+
+// changed has a snapshot written if facts changed.
+func (s *snapshots) changed(d cluster.Dirty) {
+	if s.keeper != nil && !d.IsZero() {
+		s.keeper.Changed()
+	}
+}
+
+// notReady says why the node is not ready yet, though its rules are in force; "" if it is.
+func (p *proxy) notReady() string {
+	written := p.snapshots.serving.Load()
+	if written == nil || p.config().Snapshot.Ready {
+		return ""
+	}
+	return "the API server has not listed Services and endpoints; serving from a snapshot of " +
+		written.UTC().Format(time.RFC3339)
+}
+
+// snapshotStats are for metrics.
+func (p *proxy) snapshotStats() status.Snapshot {
+	if p.snapshots.keeper == nil {
+		return status.Snapshot{}
+	}
+	s := p.snapshots.keeper.Stats()
+	serving := p.snapshots.serving.Load() != nil
+	return status.Snapshot{Serving: serving, LastWrite: s.LastWrite, Failures: s.Failures}
+}
