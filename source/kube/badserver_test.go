@@ -15,7 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// badServer is an API server that misbehaves from the moment at which bad is set; it answers truthfully before and after.
+// badServer is an API server that misbehaves from the moment at which bad is set; it answers
+// truthfully before and after.
 type badServer struct {
 	api   *apiServer
 	bad   atomic.Bool
@@ -31,9 +32,10 @@ func (b *badServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.reply(w, r)
 }
 
-// misbehave runs a Source against a server that is good, then bad for a time, then good again. What was known must stay
-// in force meanwhile, what changed must arrive in the end, and in the bad time no more than mostOthers requests may come from
-// others than the leader: those that they sent before it had failed.
+// misbehave runs a Source against a server that is good, then bad for a time, then good again. What
+// was known must stay in force meanwhile, what changed must arrive in the end, and in the bad time
+// no more than mostOthers requests may come from others than the leader: those that they sent
+// before it had failed.
 func misbehave(t *testing.T, mostOthers int, reply func(b *badServer, w http.ResponseWriter, r *http.Request)) *rig {
 	t.Helper()
 	r := newRig(t)
@@ -119,8 +121,8 @@ func TestTooManyRequests(t *testing.T) {
 	}
 }
 
-// A server that ends each watch at once, or one that is behind a proxy which does: changes arrive, one line says so, and
-// streams are opened ever more slowly.
+// A server that ends each watch at once, or one that is behind a proxy which does: changes arrive,
+// one line says so, and streams are opened ever more slowly.
 func TestShortWatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -206,8 +208,9 @@ func TestTurn(t *testing.T) {
 	})
 }
 
-// Bookmarks that are ahead of all events, and then go back, lose nothing: neither while the stream lives, nor when the next
-// one begins at a version that the server has not reached, and the server is silent about what it has.
+// Bookmarks that are ahead of all events, and then go back, lose nothing: neither while the stream
+// lives, nor when the next one begins at a version that the server has not reached, and the server
+// is silent about what it has.
 func TestBookmarksOutOfOrder(t *testing.T) {
 	t.Parallel()
 	for _, watchList := range []bool{true, false} {
@@ -233,7 +236,8 @@ func TestBookmarksOutOfOrder(t *testing.T) {
 	}
 }
 
-// Objects whose versions are no numbers, go back or are beyond all others: the last that arrived counts, after a break too.
+// Objects whose versions are no numbers, go back or are beyond all others: the last that arrived
+// counts, after a break too.
 func TestLyingVersions(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"9223372036854775807", "18446744073709551616", "zero", "", "1"} {
@@ -259,7 +263,8 @@ func TestLyingVersions(t *testing.T) {
 	}
 }
 
-// A Node that is deleted while the server is away is gone, and one that was made is there, though its stream goes on.
+// A Node that is deleted while the server is away is gone, and one that was made is there, though
+// its stream goes on.
 func TestNodeChangesInOutage(t *testing.T) {
 	t.Parallel()
 	for _, watchList := range []bool{true, false} {

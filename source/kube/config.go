@@ -21,34 +21,36 @@ import (
 
 // Config says which API server to follow and for whom. NodeName is required.
 type Config struct {
-	// Kubeconfig is the path of a kubeconfig file, in a HostProcess container one of the container unless it has a drive; Master is an API server's URL and has precedence over the
-	// file's. With neither the process must be a pod: its service account is used.
+	// Kubeconfig is the path of a kubeconfig file, in a HostProcess container one of the container
+	// unless it has a drive; Master is an API server's URL and has precedence over the file's. With
+	// neither the process must be a pod: its service account is used.
 	Kubeconfig, Master string
 	// NodeName is the name of this machine's Node (SV-04).
 	NodeName string
-	// Log takes what happens to the connection, and at level debug what client-go has to say. nil is
-	// slog.Default().
+	// Log takes what happens to the connection, and at level debug what client-go has to say. nil
+	// is slog.Default().
 	Log *slog.Logger
-	// OnProblem is called for each problem of an object, once for each change of it, from several goroutines at once and
-	// on the way of everybody's events. nil drops them.
+	// OnProblem is called for each problem of an object, once for each change of it, from several
+	// goroutines at once and on the way of everybody's events. nil drops them.
 	OnProblem func(convert.Problem)
-	// QPS and Burst bound the requests a second to the API server; 0 is no bound. Streams are not counted.
+	// QPS and Burst bound the requests a second to the API server; 0 is no bound. Streams are not
+	// counted.
 	QPS   float32
 	Burst int
-	// ContentType is the media type of what is sent, and AcceptContentTypes, separated by commas, are those of
-	// answers, the preferred first; "" is protobuf, or for answers ContentType. There are protobuf and JSON, and
-	// JSON is always accepted (PR-11).
+	// ContentType is the media type of what is sent, and AcceptContentTypes, separated by commas,
+	// are those of answers, the preferred first; "" is protobuf, or for answers ContentType. There
+	// are protobuf and JSON, and JSON is always accepted (PR-11).
 	ContentType, AcceptContentTypes string
 	// UserAgent is how the client calls itself; "" is client-go's default.
 	UserAgent string
-	// Dial connects to the API server, and Wrap sees each request; nil is a plain connection and no wrapper.
-	// Measurements count with them.
+	// Dial connects to the API server, and Wrap sees each request; nil is a plain connection and no
+	// wrapper. Measurements count with them.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
-// RESTConfig returns how to reach the API server, for other clients of it (PR-12: token files are read again
-// when they change, and HTTP_PROXY counts). Each error names the file and the field.
+// RESTConfig returns how to reach the API server, for other clients of it (PR-12: token files are
+// read again when they change, and HTTP_PROXY counts). Each error names the file and the field.
 func (c Config) RESTConfig() (*rest.Config, error) {
 	out, err := c.restConfig()
 	if err != nil {
@@ -98,8 +100,9 @@ func ofPod() (*rest.Config, error) {
 	return out, nil
 }
 
-// inContainer returns where this process finds a path of its container. A HostProcess container of Windows has its files and volumes in a
-// folder of the node, which CONTAINER_SANDBOX_MOUNT_POINT names; containerd 1.6 shows them nowhere else.
+// inContainer returns where this process finds a path of its container. A HostProcess container of
+// Windows has its files and volumes in a folder of the node, which CONTAINER_SANDBOX_MOUNT_POINT
+// names; containerd 1.6 shows them nowhere else.
 func inContainer(path string) string {
 	if root := os.Getenv("CONTAINER_SANDBOX_MOUNT_POINT"); root != "" && strings.HasPrefix(path, "/") {
 		return filepath.Join(root, path)
@@ -107,8 +110,8 @@ func inContainer(path string) string {
 	return path
 }
 
-// fromFile reads the kubeconfig. clientcmd would take an incomplete file as "localhost:8080" or say no more
-// than "invalid configuration", so each thing it needs is looked at first.
+// fromFile reads the kubeconfig. clientcmd would take an incomplete file as "localhost:8080" or say
+// no more than "invalid configuration", so each thing it needs is looked at first.
 func (c Config) fromFile() (*rest.Config, error) {
 	fail := func(format string, args ...any) (*rest.Config, error) {
 		return nil, fmt.Errorf("kube: --kubeconfig %s: %w", c.Kubeconfig, fmt.Errorf(format, args...))

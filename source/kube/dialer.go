@@ -11,8 +11,9 @@ import (
 	"kube-proxy/cluster"
 )
 
-// dialer connects to the API server, or to the HTTP proxy before it, and first reports where that is, so that no Service takes the
-// address (TN-66). A name is resolved at each connection, so the addresses are as new as the connection.
+// dialer connects to the API server, or to the HTTP proxy before it, and first reports where that
+// is, so that no Service takes the address (TN-66). A name is resolved at each connection, so the
+// addresses are as new as the connection.
 type dialer struct {
 	base func(ctx context.Context, network, addr string) (net.Conn, error) // nil is a plain connection
 
@@ -47,7 +48,8 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 // dialTimeout is client-go's, for connecting and between keep-alive probes.
 const dialTimeout = 30 * time.Second
 
-// addrsOf returns the addresses that "host:port" stands for; none if they cannot be found, which the dial reports.
+// addrsOf returns the addresses that "host:port" stands for; none if they cannot be found, which
+// the dial reports.
 func addrsOf(ctx context.Context, addr string) (all []netip.AddrPort) {
 	host, text, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -22,9 +22,9 @@ import (
 
 // listWatch lists and watches one resource, and gives records instead of API objects.
 //
-// After a stream that broke early the leader is listed anew, which shows the server's version; the others continue
-// where they were. A resource that has seen a newer version asks for its own, and is listed again if that is older
-// too, or if an older version comes down its stream ([progress]).
+// After a stream that broke early the leader is listed again, which shows the server's version; the
+// others continue where they were. A resource that has seen a newer version asks for its own, and
+// is listed again if that is older too, or if an older version comes down its stream ([progress]).
 type listWatch struct {
 	resource *resource
 	client   rest.Interface
@@ -49,8 +49,8 @@ const (
 	slack = 30 * time.Second
 	// listTimeout bounds a LIST or one of its pages.
 	listTimeout = 5 * time.Minute
-	// firstRest is the time between a stream that broke and the next one, but for jitter. In it the leader's stream breaks
-	// too if the connection did, and the others wait for their turn.
+	// firstRest is the time between a stream that broke and the next one, but for jitter. In it the
+	// leader's stream breaks too if the connection did, and the others wait for their turn.
 	firstRest = 100 * time.Millisecond
 	// shortLife is what a stream must live for the next one to be opened at once.
 	shortLife = 10 * time.Second
@@ -153,7 +153,8 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	return list, nil
 }
 
-// complete takes note of a complete list at a version, and of what the resources had seen before it was asked for.
+// complete takes note of a complete list at a version, and of what the resources had seen before it
+// was asked for.
 func (l *listWatch) complete(version uint64, before map[string]uint64) {
 	l.set(&l.forget, false)
 	l.progress.at(l.resource.plural, version)
@@ -234,8 +235,8 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	return s, nil
 }
 
-// compare asks the server for its present version, and fails as for a version that the server has forgotten
-// if that is older than ours.
+// compare asks the server for its present version, and fails as for a version that the server has
+// forgotten if that is older than ours.
 func (l *listWatch) compare(ctx context.Context, ours string, before map[string]uint64) error {
 	list, err := l.read(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -281,8 +282,8 @@ type stream struct {
 	before map[string]uint64
 	// initial: the objects that exist already are being sent, in any order of versions.
 	initial bool
-	// again: the Reflector knows objects already, so it must be told if the Node is not among the initial ones; found says
-	// that it is.
+	// again: the Reflector knows objects already, so it must be told if the Node is not among the
+	// initial ones; found says that it is.
 	again, found bool
 	// floor is the version that all events to come must be newer than; 0 if unknown.
 	floor uint64
@@ -300,9 +301,9 @@ func (s *stream) Stop() {
 // ResultChan returns the events.
 func (s *stream) ResultChan() <-chan watch.Event { return s.out }
 
-// pump converts until the stream ends. A stream that says something, or stays open for a while, is a sign
-// that the server is well; that it was accepted is not, since client-go also "opens" streams to servers that
-// hang up at once.
+// pump converts until the stream ends. A stream that says something, or stays open for a while, is
+// a sign that the server is well; that it was accepted is not, since client-go also "opens" streams
+// to servers that hang up at once.
 func (s *stream) pump(ctx context.Context) {
 	defer close(s.out)
 	defer s.Stop()

@@ -17,9 +17,9 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// outage turns the errors of all streams into few log lines: one when a sort of error begins, one a minute
-// while it lasts, one when all is well again. It also lets a single resource try while the server is away, see
-// [outage.turn].
+// outage turns the errors of all streams into few log lines: one when a sort of error begins, one a
+// minute while it lasts, one when all is well again. It also lets a single resource try while the
+// server is away, see [outage.turn].
 type outage struct {
 	log    *slog.Logger
 	server string
@@ -41,9 +41,9 @@ func newOutage(log *slog.Logger, server string) *outage {
 	return &outage{log: log, server: server, repeat: time.Minute, failing: map[string]bool{}, told: map[string]time.Time{}}
 }
 
-// turn returns when a resource may turn to the server: at once while it answers. While it does not, only the leader
-// tries, so that an outage costs a node one attempt instead of four; the others follow when it succeeds, or after
-// longestTurn, should the leader alone be in trouble.
+// turn returns when a resource may turn to the server: at once while it answers. While it does not,
+// only the leader tries, so that an outage costs a node one attempt instead of four; the others
+// follow when it succeeds, or after longestTurn, should the leader alone be in trouble.
 func (o *outage) turn(ctx context.Context, resource string) error {
 	o.mu.Lock()
 	back := o.back
@@ -87,8 +87,9 @@ func (o *outage) found() {
 	}
 }
 
-// lead takes note of a failure of the leader. If the server answers, but refuses this one resource, the others need not
-// wait; it counts from the second time, because a server that has just started refuses everything for a moment.
+// lead takes note of a failure of the leader. If the server answers, but refuses this one resource,
+// the others need not wait; it counts from the second time, because a server that has just started
+// refuses everything for a moment.
 func (o *outage) lead(sort string) {
 	if !strings.HasPrefix(sort, "403") && !strings.HasPrefix(sort, "404") {
 		o.own = 0
@@ -116,8 +117,8 @@ func (o *outage) failed(resource string, err error) {
 	if last, told := o.told[sort]; told && now.Sub(last) < o.repeat {
 		return
 	}
-	// An API server that has just started forbids everything until it has read who may do what. So within an
-	// outage another sort of error counts from its second time.
+	// An API server that has just started forbids everything until it has read who may do what. So
+	// within an outage another sort of error counts from its second time.
 	if o.seen[sort]++; o.open && o.seen[sort] == 1 {
 		return
 	}

@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// leader is the plural of the resource that is reconnected first. A LIST of the one Node is small, so it is listed anew
-// after each break, and its version shows how far the server is.
+// leader is the plural of the resource that is reconnected first. A LIST of the one Node is small,
+// so it is listed again after each break, and its version shows how far the server is.
 const leader = "nodes"
 
-// progress is the newest version that each resource has seen. It detects a server that has an older copy of the data,
-// such as a restored backup. Such a server may accept a watch from a version that it has not reached yet, and send
-// nothing about all that differs.
+// progress is the newest version that each resource has seen. It detects a server that has an older
+// copy of the data, such as a restored backup. Such a server may accept a watch from a version that
+// it has not reached yet, and send nothing about all that differs.
 type progress struct {
 	mu     sync.Mutex
 	seen   map[string]uint64
@@ -37,15 +37,17 @@ func (p *progress) at(resource string, version uint64) {
 	p.seen[resource] = version
 }
 
-// all returns a copy of what the resources have seen, to be taken before the leader sends a request.
+// all returns a copy of what the resources have seen, to be taken before the leader sends a
+// request.
 func (p *progress) all() map[string]uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.seen)
 }
 
-// reached notes the server's version, as the leader has read it. Resources that had seen a newer one before end their
-// streams and compare, each its own version: an API server may keep resources in different places.
+// reached notes the server's version, as the leader has read it. Resources that had seen a newer
+// one before end their streams and compare, each its own version: an API server may keep resources
+// in different places.
 func (p *progress) reached(theirs uint64, before map[string]uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

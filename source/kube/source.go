@@ -30,12 +30,14 @@ type Source struct {
 	clients   map[*resource]rest.Interface
 	dialer    dialer
 	codec     runtime.ParameterCodec
-	// retryOptional is how long an absent or forbidden optional API is left alone the first time, in which
-	// the API server may just be starting; each further time is twice as long, up to mostRetryOptional.
+	// retryOptional is how long an absent or forbidden optional API is left alone the first time,
+	// in which the API server may just be starting; each further time is twice as long, up to
+	// mostRetryOptional.
 	retryOptional time.Duration
 }
 
-// mostRetryOptional is the longest time for which an absent or forbidden optional API is left alone.
+// mostRetryOptional is the longest time for which an absent or forbidden optional API is left
+// alone.
 const mostRetryOptional = 10 * time.Minute
 
 // New returns a Source for the API server that cfg names. It reads files but does not connect.
@@ -80,8 +82,8 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// Connected reports whether the API server is followed: nothing that is listed and watched failed last. It is so before the first
-// attempt too. It may be called from any goroutine.
+// Connected reports whether the API server is followed: nothing that is listed and watched failed
+// last. It is so before the first attempt too. It may be called from any goroutine.
 func (s *Source) Connected() bool { return s.outage.connected() }
 
 // connectTo makes a client for each resource; they share connections.
@@ -100,9 +102,9 @@ func (s *Source) connectTo(config *rest.Config) error {
 	return nil
 }
 
-// Run sends events to sink until ctx ends, and then returns nil. Sink is called from several goroutines. All
-// that can go wrong is told in the log and retried: an API server that cannot be reached is no reason to
-// stop.
+// Run sends events to sink until ctx ends, and then returns nil. Sink is called from several
+// goroutines. All that can go wrong is told in the log and retried: an API server that cannot be
+// reached is no reason to stop.
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	ctx = klog.NewContext(ctx, clientLog(s.log))
 	var following sync.WaitGroup
@@ -114,7 +116,8 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	ended := make(chan struct{})
 	go func() { following.Wait(); close(ended) }()
 	<-ctx.Done()
-	// A Reflector that found nobody at the server's address sleeps for seconds, and does not look at ctx before it wakes.
+	// A Reflector that found nobody at the server's address sleeps for seconds, and does not look
+	// at ctx before it wakes.
 	select {
 	case <-ended:
 	case <-time.After(lastWait):
@@ -148,8 +151,9 @@ func (o *outlet) close() {
 	o.closed = true
 }
 
-// backoff waits 200 to 400 ms after a first failure and doubles up to 30 to 60 s, as client-go's own does. So the nodes of a
-// large cluster come back spread over about the length of the outage (docs/scale.md).
+// backoff waits 200 to 400 ms after a first failure and doubles up to 30 to 60 s, as client-go's
+// own does. So the nodes of a large cluster come back spread over about the length of the outage
+// (docs/scale.md).
 func backoff() *wait.Backoff {
 	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 30 * time.Second}
 }
@@ -199,8 +203,8 @@ func (s *store) Add(obj any) error    { return s.Update(obj) }
 func (s *store) Resync() error        { return nil }
 func (s *store) Delete(obj any) error { s.gone(obj.(*record)); return nil }
 
-// Update also takes objects that are not for this proxy: the server has already filtered by label, but a
-// slice may have lost its Service's name.
+// Update also takes objects that are not for this proxy: the server has already filtered by label,
+// but a slice may have lost its Service's name.
 func (s *store) Update(obj any) error {
 	if rec := obj.(*record); rec.value != nil {
 		s.sink(s.resource.set(rec.value))

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// CPUTime is the processor time that the process has used since its start, user and system, to 10 ms: its own, and that of the
-// programs that it has run and that have ended.
+// CPUTime is the processor time that the process has used since its start, user and system, to 10
+// ms: its own, and that of the programs that it has run and that have ended.
 func (p *Process) CPUTime() (time.Duration, error) {
 	tasks := fmt.Sprintf("/proc/%d/stat", p.Pid())
 	content, err := os.ReadFile(tasks)

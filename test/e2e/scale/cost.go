@@ -14,7 +14,8 @@ import (
 type Cost struct {
 	Nodes       int
 	Connections int64
-	// ListBytes are read by a node at its start, ChangeBytes for each change of one slice of ten endpoints.
+	// ListBytes are read by a node at its start, ChangeBytes for each change of one slice of ten
+	// endpoints.
 	ListBytes, ChangeBytes float64
 	// APIServer and Etcd are the processor time of each change, for all nodes together.
 	APIServer, Etcd time.Duration
@@ -22,8 +23,9 @@ type Cost struct {
 	Heap int64
 }
 
-// Costs starts a population, changes slices at a steady rate, and stops it. All sizes must use the same rate, because the
-// API server's idle time is in the result, which the constant part of a fit absorbs.
+// Costs starts a population, changes slices at a steady rate, and stops it. All sizes must use the
+// same rate, because the API server's idle time is in the result, which the constant part of a fit
+// absorbs.
 func (h *Harness) Costs(ctx context.Context, p *Population, changes int, rate time.Duration) (c Cost, err error) {
 	c.Nodes = len(p.nodes)
 	empty := heap()

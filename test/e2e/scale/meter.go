@@ -14,7 +14,8 @@ import (
 // dialFunc connects to the API server.
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// meter counts what the nodes of one population send to the API server. Its methods are safe for concurrent use.
+// meter counts what the nodes of one population send to the API server. Its methods are safe for
+// concurrent use.
 type meter struct {
 	dial dialFunc
 
@@ -144,8 +145,8 @@ func (c *conn) wait() error {
 	}
 }
 
-// Read reads what arrives while packets pass. Bytes that were under way when the link was cut arrive when it heals, as TCP
-// repeats them.
+// Read reads what arrives while packets pass. Bytes that were under way when the link was cut
+// arrive when it heals, as TCP repeats them.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.link.meter.read.Add(int64(n))

@@ -26,7 +26,8 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// marker is the slice whose only address is a sign: a node that has it has all that was written before.
+// marker is the slice whose only address is a sign: a node that has it has all that was written
+// before.
 const marker = "scale-marker"
 
 // access is how a node reaches the API server.
@@ -35,7 +36,8 @@ type access struct {
 	config     *rest.Config // for informers
 }
 
-// client is one node's client of the API server; Run follows it until ctx ends, and calls saw with each address of the marker.
+// client is one node's client of the API server; Run follows it until ctx ends, and calls saw with
+// each address of the marker.
 type client func(ctx context.Context, name string, a access, l *link, saw func(string)) error
 
 // node is a hollow node.
@@ -117,8 +119,8 @@ const (
 // resync is the default of upstream's configSyncPeriod.
 const resync = 15 * time.Minute
 
-// informing runs client-go's shared informers on what upstream's kube-proxy follows: Services and EndpointSlices by its
-// label selectors, its own Node, and ServiceCIDRs.
+// informing runs client-go's shared informers on what upstream's kube-proxy follows: Services and
+// EndpointSlices by its label selectors, its own Node, and ServiceCIDRs.
 func informing(ctx context.Context, name string, a access, l *link, saw func(string)) error {
 	config := rest.CopyConfig(a.config)
 	config.Dial, config.WrapTransport, config.UserAgent = l.dial, l.meter.wrap, "hollow/informers"

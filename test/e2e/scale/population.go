@@ -49,7 +49,8 @@ func New(ctx context.Context, bed *testbed.Bed, logf func(string, ...any)) (*Har
 // mark is the address number i of the marker; LoadAddr ends far below it.
 func mark(i int) netip.Addr { return netip.AddrFrom4([4]byte{100, 127, byte(i >> 8), byte(i)}) }
 
-// Mark changes the marker, tries until the API server accepts that, and returns the address that nodes must see.
+// Mark changes the marker, tries until the API server accepts that, and returns the address that
+// nodes must see.
 func (h *Harness) Mark(ctx context.Context) (string, error) {
 	h.marks++
 	addr := mark(h.marks)
@@ -129,7 +130,8 @@ func (p *Population) Await(ctx context.Context, addr string) error {
 	}
 }
 
-// since returns how long after start the nodes saw the marker, in order, without those that have not.
+// since returns how long after start the nodes saw the marker, in order, without those that have
+// not.
 func (p *Population) since(addr string, start time.Time) (took []time.Duration) {
 	for _, n := range p.nodes {
 		if s := n.sign.Load(); s != nil && s.addr == addr {

@@ -35,8 +35,9 @@ type Rolled struct {
 	Nodes, Connections int
 	// Lost are the connections that were refused, reset or not answered.
 	Lost []error
-	// First is the time from a pod's readiness, when its slice is written, until a node's kernel can send a packet to it, and
-	// Last from its end until it no longer does, of each pod on each node, in order.
+	// First is the time from a pod's readiness, when its slice is written, until a node's kernel
+	// can send a packet to it, and Last from its end until it no longer does, of each pod on each
+	// node, in order.
 	First, Last []time.Duration
 	// Late is the longest time after a pod's end at which a connection still reached it.
 	Late time.Duration
@@ -62,7 +63,8 @@ type pods struct {
 	late  time.Duration
 }
 
-// Roll starts three real proxies in the lab's namespaces and replaces the pods of a deployment under traffic.
+// Roll starts three real proxies in the lab's namespaces and replaces the pods of a deployment
+// under traffic.
 func Roll(ctx context.Context, bed *testbed.Bed, r Rollout) (result Rolled, err error) {
 	hosts := []string{netlab.Node1, netlab.Node2, netlab.Client}
 	client, _ := netlab.HostByName(netlab.Client)
@@ -208,7 +210,8 @@ func (p *pods) deploy(ctx context.Context, bed *testbed.Bed, endpoints int) (*de
 	return d, err
 }
 
-// replace replaces all pods, a step at a time: new ones are ready when old ones are marked, which die after the grace period.
+// replace replaces all pods, a step at a time: new ones are ready when old ones are marked, which
+// die after the grace period.
 func (p *pods) replace(ctx context.Context, bed *testbed.Bed, d *deployment, r Rollout) error {
 	steps := r.Endpoints / perStep
 	ticker := time.NewTicker(r.Over / time.Duration(steps))
@@ -253,7 +256,8 @@ func (p *pods) replace(ctx context.Context, bed *testbed.Bed, d *deployment, r R
 	return bury(true)
 }
 
-// turn marks a step's old pods of a slice as terminating and adds as many ready ones, and returns the old ones.
+// turn marks a step's old pods of a slice as terminating and adds as many ready ones, and returns
+// the old ones.
 func (p *pods) turn(slice *discoveryv1.EndpointSlice, step, endpoints int) (old []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -352,7 +356,8 @@ func (v *view) take(line string, now time.Time) {
 	}
 }
 
-// compare returns how long after its readiness each pod came, and how long after its end it went, once all have.
+// compare returns how long after its readiness each pod came, and how long after its end it went,
+// once all have.
 func (v *view) compare(ctx context.Context, p *pods) (first, last []time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

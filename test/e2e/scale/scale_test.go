@@ -8,8 +8,9 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// Five hollow nodes of each kind follow one API server, which is killed and comes back: ours ask it no more often than
-// client-go's informers do, and connect no more often. `make scale` does the same with more nodes and failures.
+// Five hollow nodes of each kind follow one API server, which is killed and comes back: ours ask it
+// no more often than client-go's informers do, and connect no more often. `make scale` does the
+// same with more nodes and failures.
 func TestRestartStorm(t *testing.T) {
 	bed := newBed(t)
 	h, err := New(t.Context(), bed, t.Logf)
@@ -58,7 +59,8 @@ func TestFit(t *testing.T) {
 	if y, e := line.At(100); math.Abs(y-205) > 1e-9 || e > 1e-9 {
 		t.Errorf("y = 5 + 2x at 100: %g ± %g", y, e)
 	}
-	// By hand: slope 0.9, residuals ±0.1, ∓0.3, …; s² = 0.7/3, and at 6 half a width of 3.18 · s · √(1 + 1/5 + 9/10).
+	// By hand: slope 0.9, residuals ±0.1, ∓0.3, …; s² = 0.7/3, and at 6 half a width of 3.18 · s ·
+	// √(1 + 1/5 + 9/10).
 	line, err = Fit([]float64{1, 2, 3, 4, 5}, []float64{1, 2, 2, 4, 4.5})
 	if err != nil {
 		t.Fatal(err)
@@ -74,8 +76,8 @@ func TestFit(t *testing.T) {
 	}
 }
 
-// The pods of a deployment are replaced under traffic from three nodes with real proxies: each node's kernel follows each pod,
-// and no connection is lost.
+// The pods of a deployment are replaced under traffic from three nodes with real proxies: each
+// node's kernel follows each pod, and no connection is lost.
 func TestRollout(t *testing.T) {
 	bed := newBed(t)
 	r, err := Roll(t.Context(), bed, Rollout{Endpoints: 200, Over: 4 * time.Second, Grace: 2 * time.Second, Rest: 5 * time.Millisecond})

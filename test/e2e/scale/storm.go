@@ -25,8 +25,8 @@ var Storms = []Storm{
 type Gust struct {
 	Population string
 	Nodes      int
-	// During are the requests before the API server was back, and After those in the minute from then on; Kinds are of
-	// both.
+	// During are the requests before the API server was back, and After those in the minute from
+	// then on; Kinds are of both.
 	During, After int
 	Kinds         map[string]int
 	// Dials are the attempts to connect.
@@ -40,8 +40,8 @@ type Gust struct {
 // Requests are all of the storm.
 func (g Gust) Requests() int { return g.During + g.After }
 
-// Run has a storm pass over running populations, which must be in step before, and counts until the window after it has
-// passed and all nodes are in step again.
+// Run has a storm pass over running populations, which must be in step before, and counts until the
+// window after it has passed and all nodes are in step again.
 func (h *Harness) Run(ctx context.Context, s Storm, outage, window time.Duration, all []*Population) ([]Gust, error) {
 	for _, p := range all {
 		if err := h.settle(ctx, p); err != nil {
@@ -110,8 +110,8 @@ func (g Gust) String() string {
 		g.Population, g.Nodes, g.During, g.After, kinds, g.Dials, g.Peak, g.Median.Round(time.Millisecond), g.Longest.Round(time.Millisecond))
 }
 
-// restart kills the API server and starts it again after the outage. Its new watch cache begins later than what the nodes
-// know, so it answers each watch with 410 Gone.
+// restart kills the API server and starts it again after the outage. Its new watch cache begins
+// later than what the nodes know, so it answers each watch with 410 Gone.
 func restart(ctx context.Context, h *Harness, outage time.Duration, _ []*Population) error {
 	if err := h.Bed.API.KillAPIServer(); err != nil {
 		return err
@@ -149,7 +149,8 @@ func partition(ctx context.Context, _ *Harness, outage time.Duration, all []*Pop
 	return sleep(ctx, outage)
 }
 
-// update restarts a tenth of the nodes after the other, as a DaemonSet with maxUnavailable 10 % does.
+// update restarts a tenth of the nodes after the other, as a DaemonSet with maxUnavailable 10 %
+// does.
 func update(ctx context.Context, h *Harness, _ time.Duration, all []*Population) error {
 	for _, p := range all {
 		for batch := range slices.Chunk(p.nodes, (len(p.nodes)+9)/10) {

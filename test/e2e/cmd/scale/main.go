@@ -1,9 +1,10 @@
-// Command scale prints what many nodes cost one API server, see package scale, as the tables of docs/scale.md. Run it in
-// test/e2e as root:
+// Command scale prints what many nodes cost one API server, see package scale, as the tables of
+// docs/scale.md. Run it in test/e2e as root:
 //
 //	go run ./cmd/scale [-nodes 10,50,100] [-changes 500] [-storms restart,etcd -storm-nodes 100] [-rollout 5000]
 //
-// PEER names an upstream kube-proxy that passes through the rollout too. Progress goes to standard error.
+// PEER names an upstream kube-proxy that passes through the rollout too. Progress goes to standard
+// error.
 package main
 
 import (
@@ -32,8 +33,8 @@ type settings struct {
 	endpoints  int
 }
 
-// rate is the time between two changes, and outage how long etcd is away or the network divided in a storm; the API server
-// is away a sixth of that.
+// rate is the time between two changes, and outage how long etcd is away or the network divided in
+// a storm; the API server is away a sixth of that.
 const (
 	rate   = 50 * time.Millisecond
 	outage = time.Minute
