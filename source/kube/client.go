@@ -59,9 +59,9 @@ func newClients(config *rest.Config, versions ...schema.GroupVersion) ([]rest.In
 // mediaTypes are the encodings that can be read and written, the better first.
 var mediaTypes = []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}
 
-// content returns the media type of requests and those of answers that the server may choose from (PR-11).
-// JSON is always among these, because servers of extended APIs know no other. ignored says which types cannot
-// be had.
+// content returns the media type of requests and those of answers that the server may choose from
+// (PR-11). JSON is always among these, because servers of extended APIs know no other. ignored says
+// which types cannot be had.
 func (c Config) content() (send, accept string, ignored []string) {
 	send = c.ContentType
 	if send == "" {
@@ -101,8 +101,9 @@ func mediaType(s string) string {
 	return strings.TrimSpace(s)
 }
 
-// NodeAnnotation asks the API server, once, for an annotation of the Node cfg.NodeName; "" means that the
-// Node has none of that name. The Node may be read by system:node-proxier. ctx bounds the time.
+// NodeAnnotation asks the API server, once, for an annotation of the Node cfg.NodeName; "" means
+// that the Node has none of that name. The Node may be read by system:node-proxier. ctx bounds the
+// time.
 func NodeAnnotation(ctx context.Context, cfg Config, name string) (string, error) {
 	if cfg.NodeName == "" {
 		return "", fmt.Errorf("kube: read annotation %s: the name of this node is not known", name)

@@ -24,14 +24,15 @@ import (
 	"kube-proxy/source/convert"
 )
 
-// Publisher sends events to the API server as events.k8s.io/v1. Make one with [NewPublisher] and run it with
-// [Publisher.Run].
+// Publisher sends events to the API server as events.k8s.io/v1. Make one with [NewPublisher] and
+// run it with [Publisher.Run].
 //
-// What happens again is counted, not sent again: the second time and the thousandth become one PATCH of the
-// first event, a minute after it or later, and ever more rarely while it goes on. Memory, requests and
-// patience are bounded; what exceeds the bounds is dropped and counted. Each namespace has its turn, and so has
-// the Node: a flood in one delays an event in another by one event. A namespace whose events the API server refuses for now
-// waits by itself, while the others go on.
+// What happens again is counted, not sent again: the second time and the thousandth become one
+// PATCH of the first event, a minute after it or later, and ever more rarely while it goes on.
+// Memory, requests and patience are bounded; what exceeds the bounds is dropped and counted. Each
+// namespace has its turn, and so has the Node: a flood in one delays an event in another by one
+// event. A namespace whose events the API server refuses for now waits by itself, while the others
+// go on.
 type Publisher struct {
 	log      *slog.Logger
 	server   string
@@ -108,13 +109,15 @@ var usualPace = pace{
 
 const (
 	controller = "kube-proxy"
-	// mostSeries bounds the series that are remembered of all namespaces, and those of the Node, and so the queues.
+	// mostSeries bounds the series that are remembered of all namespaces, and those of the Node,
+	// and so the queues.
 	mostSeries = 512
 	// The API's limits in bytes.
 	mostNote, mostInstance = 1024, 128
 )
 
-// NewPublisher returns a Publisher for the API server that cfg names. It reads files but does not connect.
+// NewPublisher returns a Publisher for the API server that cfg names. It reads files but does not
+// connect.
 func NewPublisher(cfg Config) (*Publisher, error) { return newPublisher(cfg, usualPace) }
 
 func newPublisher(cfg Config, pace pace) (*Publisher, error) {
@@ -139,7 +142,8 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 	}, nil
 }
 
-// ProblemEvent returns the event to send about a problem of an object (EV-06); false if there is none.
+// ProblemEvent returns the event to send about a problem of an object (EV-06); false if there is
+// none.
 func ProblemEvent(p convert.Problem) (event.Event, bool) {
 	if p.Reason != convert.ReasonIncorrectIPVersion {
 		return event.Event{}, false
@@ -148,8 +152,8 @@ func ProblemEvent(p convert.Problem) (event.Event, bool) {
 	return event.IncorrectIPVersion(o, p.Field, p.Value, p.What), true
 }
 
-// Publish takes an event to send. It does no I/O and never waits; it may be called from any goroutine, also
-// before Run. After Run it only counts.
+// Publish takes an event to send. It does no I/O and never waits; it may be called from any
+// goroutine, also before Run. After Run it only counts.
 func (p *Publisher) Publish(e event.Event) {
 	e.Note = cut(e.Note, mostNote)
 	key, now := e.Series(), time.Now()
@@ -193,8 +197,8 @@ func (p *Publisher) full(namespace string) bool {
 	return held >= mostSeries
 }
 
-// makeRoom gives up one series for a new one in the namespace: a silent one, or else one of the namespace that has
-// most. It returns false if that is no other namespace with at least two more.
+// makeRoom gives up one series for a new one in the namespace: a silent one, or else one of the
+// namespace that has most. It returns false if that is no other namespace with at least two more.
 func (p *Publisher) makeRoom(namespace string) bool {
 	sending := p.head()
 	var gone *series
@@ -284,8 +288,8 @@ func (p *Publisher) ring() {
 	}
 }
 
-// Dropped is how many events were not sent: because there were too many, because the API server was away for
-// too long or refused them, or because the process ended. It may be called at any time.
+// Dropped is how many events were not sent: because there were too many, because the API server was
+// away for too long or refused them, or because the process ended. It may be called at any time.
 func (p *Publisher) Dropped() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -407,7 +411,8 @@ func cut(s string, most int) string {
 	return strings.ToValidUTF8(s[:most-len(dots)], "") + dots
 }
 
-// objectName returns a name for an event about an object of that name, which must be a DNS name itself.
+// objectName returns a name for an event about an object of that name, which must be a DNS name
+// itself.
 func objectName(about string) string {
 	random := make([]byte, 8)
 	_, _ = rand.Read(random) // never fails

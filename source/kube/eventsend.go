@@ -27,7 +27,8 @@ var kinds = map[string]struct{ version, plural string }{
 	event.KindEndpointSlice: {discovery.SchemeGroupVersion.String(), "endpointslices"},
 }
 
-// send sends the head of the queues. It returns false if the API server cannot be reached and is to be left alone for a while.
+// send sends the head of the queues. It returns false if the API server cannot be reached and is to
+// be left alone for a while.
 func (p *Publisher) send(ctx context.Context, s *series) bool {
 	p.mu.Lock()
 	now := *s // Publish may go on counting
@@ -66,8 +67,9 @@ func (p *Publisher) pauseAfter(namespace string, refused bool) {
 	p.paused[namespace] = pause{n + 1, time.Now().Add(p.backoff(n))}
 }
 
-// unreachable reports whether a failure is of the connection. An answer is about one namespace: a limit or a quota of its own, a webhook
-// that does not answer; and so may be that there was none in time.
+// unreachable reports whether a failure is of the connection. An answer is about one namespace: a
+// limit or a quota of its own, a webhook that does not answer; and so may be that there was none in
+// time.
 func unreachable(err error) bool {
 	var status apierrors.APIStatus
 	return !errors.As(err, &status) && !errors.Is(err, context.DeadlineExceeded)
@@ -90,8 +92,9 @@ func (p *Publisher) settle(s, now *series, sent, again bool) {
 	}
 }
 
-// anew ends a series that the API server knows, because what it regards is another object of the same name now, and begins
-// one with what has not been sent. It keeps its pace: what is made again all the time is no news either.
+// anew ends a series that the API server knows, because what it regards is another object of the
+// same name now, and begins one with what has not been sent. It keeps its pace: what is made again
+// all the time is no news either.
 func (p *Publisher) anew(s *series) series {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,8 +103,8 @@ func (p *Publisher) anew(s *series) series {
 	return *s
 }
 
-// write creates the event, or updates its series. An event that the API server has forgotten meanwhile is
-// created again.
+// write creates the event, or updates its series. An event that the API server has forgotten
+// meanwhile is created again.
 func (p *Publisher) write(ctx context.Context, s *series) error {
 	namespace := s.event.Regarding.Namespace
 	if namespace == "" {
@@ -146,8 +149,9 @@ func (s *series) api() *events.EventSeries {
 // micro is a time as precise as the API takes it.
 func micro(t time.Time) metav1.MicroTime { return metav1.NewMicroTime(t.Truncate(time.Microsecond)) }
 
-// lookUp asks for the UID of an object, by which kubectl describe finds an object's events. A proxy may list
-// Services and slices but not get them. "" if it cannot be had: the event is worth sending all the same.
+// lookUp asks for the UID of an object, by which kubectl describe finds an object's events. A proxy
+// may list Services and slices but not get them. "" if it cannot be had: the event is worth sending
+// all the same.
 func (p *Publisher) lookUp(ctx context.Context, o event.Object) string {
 	client := p.clients[o.Kind]
 	if client == nil {
@@ -174,8 +178,8 @@ func (p *Publisher) lookUp(ctx context.Context, o event.Object) string {
 	return ""
 }
 
-// retry says whether an event that could not be sent is to be tried again, and tells what an operator should
-// know. That the API server is away is told by the Source.
+// retry says whether an event that could not be sent is to be tried again, and tells what an
+// operator should know. That the API server is away is told by the Source.
 func (p *Publisher) retry(s *series, err error) bool {
 	if !apierrors.IsForbidden(err) {
 		p.refused = time.Time{}

@@ -8,8 +8,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// clientLog returns the logger for client-go, which writes all lines to log at level debug. [outage] reports what an
-// operator should know.
+// clientLog returns the logger for client-go, which writes all lines to log at level debug.
+// [outage] reports what an operator should know.
 func clientLog(log *slog.Logger) klog.Logger { return logr.FromSlogHandler(quiet{log.Handler()}) }
 
 // quiet passes every line on at level debug.

@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// decodeList reads a LIST's answer and gives each object to take while the answer still arrives; the object
-// must not be kept, it is used again. A LIST that is decoded as a whole would hold every API object at once,
-// because servers may ignore the limit of a page.
+// decodeList reads a LIST's answer and gives each object to take while the answer still arrives;
+// the object must not be kept, it is used again. A LIST that is decoded as a whole would hold every
+// API object at once, because servers may ignore the limit of a page.
 func decodeList(body io.Reader, r *resource, take func(apiObject)) (metav1.ListMeta, error) {
 	in := bufio.NewReaderSize(body, 64<<10)
 	magic, err := in.Peek(len(protobufMagic))
@@ -32,8 +32,8 @@ func decodeList(body io.Reader, r *resource, take func(apiObject)) (metav1.ListM
 	return meta, nil
 }
 
-// protobufMagic is what the API's protobuf encoding begins with. A message of type runtime.Unknown follows,
-// whose field raw is the encoded list.
+// protobufMagic is what the API's protobuf encoding begins with. A message of type runtime.Unknown
+// follows, whose field raw is the encoded list.
 const protobufMagic = "k8s\x00"
 
 // The numbers of the fields that are read. They are part of the API.

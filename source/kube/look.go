@@ -48,8 +48,8 @@ type Looked struct {
 	CIDRsErr     error
 }
 
-// Look asks an API server, once, for what a proxy needs of it. It changes nothing there: a SelfSubjectAccessReview is answered, and
-// not kept.
+// Look asks an API server, once, for what a proxy needs of it. It changes nothing there: a
+// SelfSubjectAccessReview is answered, and not kept.
 func Look(ctx context.Context, cfg Config) Looked {
 	ctx = klog.NewContext(ctx, clientLog(cfg.Log))
 	var l Looked

@@ -19,9 +19,10 @@ const (
 	mostSlicePages = 25
 )
 
-// Pods returns the addresses of a Pod, by the EndpointSlices of its namespace that it is an endpoint of: of Pods themselves a proxy may ask
-// nothing. Without a namespace it is those of all Pods of that name. None means that no slice names it. The API server is asked for so many
-// slices and no more, each page once, and waited for as long as ctx lets.
+// Pods returns the addresses of a Pod, by the EndpointSlices of its namespace that it is an
+// endpoint of: of Pods themselves a proxy may ask nothing. Without a namespace it is those of all
+// Pods of that name. None means that no slice names it. The API server is asked for so many slices
+// and no more, each page once, and waited for as long as ctx lets.
 func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 	ctx = klog.NewContext(ctx, clientLog(cfg.Log))
 	config, err := cfg.RESTConfig()
@@ -64,7 +65,8 @@ func scope(namespace string) string {
 	return "namespace " + namespace
 }
 
-// podAddrs adds the addresses that a slice has for a Pod, each once. A slice speaks for Pods of its own namespace alone.
+// podAddrs adds the addresses that a slice has for a Pod, each once. A slice speaks for Pods of its
+// own namespace alone.
 func podAddrs(s *discovery.EndpointSlice, pod cluster.Name, out map[cluster.Name][]netip.Addr) {
 	if pod.Namespace != "" && pod.Namespace != s.Namespace {
 		return

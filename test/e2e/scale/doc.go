@@ -4,6 +4,7 @@
 //	                          ├── informers 1 … N      what upstream's kube-proxy watches, by client-go's informers
 //	                          └── kube-proxy in node1  the real program in nftables mode
 //
-// All hollow nodes run in this process. Each has its own TLS connection and watches. [Costs] measures bytes and
-// processor time for each change, [Fit] projects them to more nodes, and [Storm] counts the requests after a failure.
+// All hollow nodes run in this process. Each has its own TLS connection and watches. [Costs]
+// measures bytes and processor time for each change, [Fit] projects them to more nodes, and [Storm]
+// counts the requests after a failure.
 package scale
