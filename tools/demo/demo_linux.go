@@ -4,8 +4,6 @@ import (
 	"context"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
-	"time"
 
 	"kube-proxy/internal/netlab"
 )
@@ -26,22 +24,8 @@ type demo struct {
 
 // first measures all rows and prints the table. It returns how many are not as wanted.
 func (d *demo) first(ctx context.Context) (wrong int, err error) {
-	var sent, done atomic.Int64
 	step := d.out.step("packets", "real TCP and UDP connections for %d rows, both IP families", len(d.shop.rows))
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
-	finished := make(chan []tally, 1)
-	go func() {
-		finished <- d.field.measure(ctx, d.shop.rows, effort{connections: d.options.connections, sent: &sent, done: &done})
-	}()
-	var tallies []tally
-	for tallies == nil {
-		select {
-		case tallies = <-finished:
-		case <-ticker.C:
-			step.progress("%d connections, %d of %d rows", sent.Load(), done.Load(), len(d.shop.rows))
-		}
-	}
+	tallies := d.field.measure(ctx, d.shop.rows, effort{connections: d.options.connections})
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -49,15 +33,17 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 	d.layout.color = d.out.color
 	d.now = map[string]entry{}
 	var entries []entry
+	sent := 0
 	for i, r := range d.shop.rows {
 		e := entry{row: r, tally: tallies[i]}
+		sent += e.tally.sent()
 		entries = append(entries, e)
 		d.now[r.id()] = e
 	}
 	d.out.printf("\n")
 	d.out.lines(d.layout.table(entries))
 	wrong = verdict(entries)
-	d.out.printf("\n%d connections; %d of %d rows are as %s says they must be\n", sent.Load(), len(entries)-wrong, len(entries),
+	d.out.printf("\n%d connections; %d of %d rows are as %s says they must be\n", sent, len(entries)-wrong, len(entries),
 		packetsFile)
 	return wrong, nil
 }

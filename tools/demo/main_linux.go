@@ -95,12 +95,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 			leaving.done()
 		}
 	}()
-	dir, err := copyShop(o.shop, o.lab)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	shop, err := loadShop(dir)
+	shop, err := loadShop(o.shop)
 	if err != nil {
 		return err
 	}
@@ -117,7 +112,9 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 		}
 	}()
 	step.done()
-	if err := removeStaleCopies(o.lab, dir); err != nil {
+	dir := folderOf(o.lab)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := copyShop(o.shop, dir); err != nil {
 		return err
 	}
 	if err := f.lab.Do("node1", func() error { return o.mode.Able(mode.Settings{Family: lb.IPv4}) }); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"kube-proxy/internal/netlab"
@@ -38,8 +37,6 @@ type effort struct {
 	connections int
 	// quick takes silence for an answer even where one is wanted, as after a change: then anything may be.
 	quick bool
-	// sent, if not nil, counts connections for a progress report, done rows.
-	sent, done *atomic.Int64
 }
 
 // measure sends each row's connections. It returns early when ctx ends.
@@ -51,9 +48,6 @@ func (f *field) measure(ctx context.Context, rows []row, e effort) []tally {
 		running.Go(func() {
 			for i := range next {
 				tallies[i] = f.measureRow(ctx, rows[i], e)
-				if e.done != nil {
-					e.done.Add(1)
-				}
 			}
 		})
 	}
@@ -76,17 +70,17 @@ func (f *field) measureRow(ctx context.Context, r row, e effort) tally {
 		n, first = forSticky, 1
 	}
 	var t tally
-	f.volley(r, patience, first, e, &t)
+	f.volley(r, patience, first, &t)
 	// Where somebody answers, a late answer is one too.
 	patience = slowAnswer
 	for t.answered() > 0 && t.sent() < n && t.silent < scouts && ctx.Err() == nil {
-		f.volley(r, patience, 1, e, &t)
+		f.volley(r, patience, 1, &t)
 	}
 	return t
 }
 
 // volley makes n connections at the same time.
-func (f *field) volley(r row, patience time.Duration, n int, e effort, t *tally) {
+func (f *field) volley(r row, patience time.Duration, n int, t *tally) {
 	type end struct {
 		a   answer
 		err error
@@ -106,9 +100,6 @@ func (f *field) volley(r row, patience time.Duration, n int, e effort, t *tally)
 	for range n {
 		x := <-ends
 		t.add(x.a, x.err)
-		if e.sent != nil {
-			e.sent.Add(1)
-		}
 	}
 }
 

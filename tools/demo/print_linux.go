@@ -50,11 +50,6 @@ func (p *printer) step(name, format string, args ...any) *step {
 	return &step{p, time.Now()}
 }
 
-// progress ends the line, if it has not been, and writes how far it is.
-func (s *step) progress(format string, args ...any) {
-	s.p.printf("\n%-11s %s ...", "", fmt.Sprintf(format, args...))
-}
-
 func (s *step) done() { s.p.printf(" %s\n", took(time.Since(s.begin))) }
 
 // took writes a duration with as many digits as a person reads.

@@ -41,44 +41,17 @@ type row struct {
 // id says which rows of two moments are the same one.
 func (r row) id() string { return fmt.Sprintf("%s %s %d", r.family, r.text, r.index) }
 
-// copyShop copies the folder's files into a new folder, which the caller removes. The lab's name is in the
-// folder's.
-func copyShop(from, lab string) (dir string, err error) {
-	files, err := os.ReadDir(from)
-	if err != nil {
-		return "", fmt.Errorf("read the shop: %w", err)
-	}
-	dir, err = os.MkdirTemp("", copyPrefix+lab+"-")
-	if err != nil {
-		return "", fmt.Errorf("make a folder for a copy of the shop: %w", err)
-	}
-	for _, f := range files {
-		data, err := os.ReadFile(filepath.Join(from, f.Name()))
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, f.Name()), data, 0o644)
-		}
-		if err != nil {
-			os.RemoveAll(dir)
-			return "", fmt.Errorf("copy the shop: %w", err)
-		}
-	}
-	return dir, nil
-}
+// folderOf is where kube-proxy finds a lab's copy of the shop. Only root writes to /run.
+func folderOf(lab string) string { return "/run/kube-proxy-shop-" + lab }
 
-const copyPrefix = "kube-proxy-shop-"
-
-// removeStaleCopies removes what killed runs left, so only who holds the lab's name may call it; keep is the
-// copy in use.
-func removeStaleCopies(lab, keep string) error {
-	// The random part of the names has no dash: the copies of lab "a-b" are not those of "a".
-	copies, err := filepath.Glob(filepath.Join(os.TempDir(), copyPrefix+lab+"-[0-9]*"))
-	for _, dir := range copies {
-		if dir != keep && !strings.Contains(strings.TrimPrefix(filepath.Base(dir), copyPrefix+lab+"-"), "-") {
-			err = errors.Join(err, os.RemoveAll(dir))
-		}
+// copyShop makes a folder with the files of another one, in place of what a killed run left.
+func copyShop(from, to string) error {
+	err := os.RemoveAll(to)
+	if err == nil {
+		err = os.CopyFS(to, os.DirFS(from))
 	}
 	if err != nil {
-		return fmt.Errorf("remove what an earlier run left: %w", err)
+		return fmt.Errorf("copy the shop: %w", err)
 	}
 	return nil
 }
