@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// With its bait the sink answers whatever goes to a service range from a node's pods, and nobody does without.
+// With its bait the sink answers all packets of a node's pods to service ranges; without, nothing answers.
 func TestBaitSink(t *testing.T) {
 	forBoth(t, func(t *testing.T, opts Options) {
 		l := newLab(t, opts)
@@ -39,7 +39,7 @@ func TestBaitSink(t *testing.T) {
 	}
 }
 
-// A quiet machine waits for the shortest time, and a lab where nobody answers has none.
+// A quiet machine waits for the shortest time. A lab without responders is an error.
 func TestSilence(t *testing.T) {
 	l := newLab(t, Options{})
 	if d, err := l.Silence(8080); !errors.Is(err, ErrRefused) {

@@ -147,7 +147,7 @@ func (c *Conn) connect(to netip.AddrPort, reset bool) error {
 	})
 }
 
-// connected tells how a connect went, EAGAIN if it still goes: the poller may
+// connected returns the result of a connect, EAGAIN while it goes on: the poller may
 // report a socket that is not connected yet.
 func connected(fd int) error {
 	if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil {
@@ -164,8 +164,9 @@ func connected(fd int) error {
 }
 
 // queuedError returns the ICMP error that waits at a connecting TCP socket, EAGAIN
-// if there is none. (SCTP has no error queue: it would hand out data instead.) In this lab the answer to a SYN is often there before connect
-// returns; the kernel then keeps it for itself, but for the error queue, and
+// without one. (SCTP has no error queue: it would hand out data instead.) In this
+// lab the answer to a SYN often arrives before connect returns; the kernel then
+// reports it in the error queue alone, and
 // would refuse the connection only when the repeated SYN is answered again.
 func queuedError(fd int) error {
 	oob := make([]byte, 256)

@@ -8,7 +8,7 @@ type TB interface {
 	Fatal(args ...any)
 }
 
-// TestLab is a lab that ends with its test, and fails it if it does not do what it is told.
+// TestLab is a lab that ends with its test. Its errors fail the test.
 type TestLab struct {
 	*Lab
 	t TB
@@ -75,7 +75,7 @@ func (t *CheckedTraffic) Open() {
 	t.check(t.traffic.Open())
 }
 
-// Stop is [Traffic.Stop]. A failure of a way that it tells fails the test too.
+// Stop is [Traffic.Stop]. A failure of a way fails the test.
 func (t *CheckedTraffic) Stop() {
 	t.t.Helper()
 	t.check(t.traffic.Stop())

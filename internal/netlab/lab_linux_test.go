@@ -124,7 +124,7 @@ func (p *pace) check(t *testing.T) {
 	}
 }
 
-// TestUntranslated: a service address that nobody translates never answers, and a
+// TestUntranslated: an untranslated service address never answers, and a
 // closed port refuses at once.
 func TestUntranslated(t *testing.T) {
 	forBoth(t, func(t *testing.T, opts Options) {

@@ -15,7 +15,7 @@ import (
 
 // ListenOptions refine a responder. The zero value answers as the host, on all of
 // its addresses (SCTP: on its IPv4 and its IPv6 address, because an SCTP server on
-// all addresses tells its clients of each).
+// all addresses announces each of them).
 type ListenOptions struct {
 	// Name is what the responder calls itself; empty: the host's name.
 	Name string
@@ -42,7 +42,7 @@ type Responder struct {
 }
 
 // Listen starts a responder on a port of the host; port 0 takes a free one, which
-// Port tells. If the kernel lacks the protocol, the error is ErrUnsupported.
+// Port returns. If the kernel lacks the protocol, the error is ErrUnsupported.
 func (l *Lab) Listen(host string, proto Proto, port uint16, opts ListenOptions) (*Responder, error) {
 	r := &Responder{lab: l, name: opts.Name, proto: proto, port: port, files: map[*os.File]struct{}{}}
 	if r.name == "" {
@@ -205,7 +205,7 @@ func setTransparent(fd int, six bool) error {
 	return os.NewSyscallError("IP_TRANSPARENT", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1))
 }
 
-// askDestination makes a UDP socket tell each datagram's destination address.
+// askDestination makes a UDP socket report each datagram's destination address.
 func askDestination(fd int, six bool) error {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
 	if six {

@@ -42,7 +42,7 @@ var (
 	External6     = netip.MustParsePrefix("2001:db8:51::/64")
 )
 
-// gateway4 and gateway6 are what a pod's default routes name. Nobody owns them:
+// gateway4 and gateway6 are the gateways of a pod's default routes. No host owns them:
 // the pod has permanent neighbour entries with the MAC of its node's end.
 var (
 	gateway4 = netip.MustParseAddr("169.254.1.1")

@@ -90,7 +90,7 @@ func (t *Traffic) Open() error {
 const patience = 30 * time.Second
 
 // More waits until each way has made some more requests, and has used each connection that lives, however slow the machine
-// is. It returns at once if a way has failed, which Stop tells.
+// is. It returns at once if a way has failed, which Stop reports.
 func (t *Traffic) More() error {
 	for _, s := range t.streams {
 		counts := []*atomic.Int64{&s.requests, &s.exchanges}

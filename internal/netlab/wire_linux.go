@@ -188,7 +188,7 @@ func (w *wiring) lanHost(i int, h Host) error {
 	return w.lanRoutes(h)
 }
 
-// lanNeighbours tells a LAN host the others' MAC addresses, so that no packet ever
+// lanNeighbours gives a LAN host the others' MAC addresses, so that no packet ever
 // waits for ARP or ND, whose repetitions take a second.
 func (w *wiring) lanNeighbours(h Host) error {
 	for i, other := range w.lab.hosts {
@@ -255,7 +255,7 @@ func (w *wiring) pod(i int, h Host) error {
 	return nil
 }
 
-// lanRoutes gives a LAN host its routes, as the package comment tells them.
+// lanRoutes gives a LAN host its routes, as the package comment shows them.
 func (w *wiring) lanRoutes(h Host) error {
 	sink, _ := HostByName(Sink)
 	for _, six := range []bool{false, true} {
@@ -364,7 +364,7 @@ func (w *wiring) podRoute(pod Host, far string, addr netip.Addr) error {
 }
 
 // waitReady waits until every host's link carries packets of both families. The
-// kernel tells bridges and IPv6 of a new carrier only a moment after the links are
+// kernel notifies bridges and IPv6 of a new carrier only a moment after the links are
 // up; a packet sent before is lost, and TCP would repeat it a second later.
 func (l *Lab) waitReady() error {
 	for _, h := range l.hosts {

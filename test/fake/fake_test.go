@@ -148,7 +148,7 @@ func TestStateLost(t *testing.T) {
 	asks("lost")
 }
 
-// Reset writes only what differs; Audit mends what was stolen.
+// Reset writes only what differs; Audit repairs stolen rows.
 func TestResetAndAudit(t *testing.T) {
 	p := ready(t)
 	var table lb.Table
@@ -168,7 +168,7 @@ func TestResetAndAudit(t *testing.T) {
 		t.Errorf("a second Reset: %v, %d writes", err, p.Counts().Ops-ops)
 	}
 	if !p.Steal(f.Key, true) || p.Steal(f.Key, true) {
-		t.Error("Steal does not say what was there")
+		t.Error("Steal does not report whether the row existed")
 	}
 	if n, err := p.Audit(ctx, true); n != 1 || err != nil {
 		t.Errorf("Audit: %d, %v", n, err)

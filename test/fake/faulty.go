@@ -22,7 +22,7 @@ type Target interface {
 	SetNode(ctx context.Context, n lb.Node) error
 	Probe(ctx context.Context) error
 	Drift() <-chan struct{}
-	Audit(ctx context.Context, full bool) (mended int, err error)
+	Audit(ctx context.Context, full bool) (repaired int, err error)
 	Pace() int
 }
 
@@ -42,7 +42,7 @@ type Faulty struct {
 	calls int
 }
 
-// NewFaulty returns a plane that does as target does until it is told to fail. The same seed gives the same
+// NewFaulty returns a plane that acts like target until a method makes it fail. The same seed gives the same
 // failures.
 func NewFaulty(target Target, seed uint64) *Faulty {
 	return &Faulty{target: target, rand: rand.New(rand.NewPCG(seed, seed))}
@@ -264,7 +264,7 @@ func (f *Faulty) Probe(ctx context.Context) error {
 func (f *Faulty) Drift() <-chan struct{} { return f.target.Drift() }
 
 // Audit is the target's, or fails before it has done anything.
-func (f *Faulty) Audit(ctx context.Context, full bool) (mended int, err error) {
+func (f *Faulty) Audit(ctx context.Context, full bool) (repaired int, err error) {
 	if err := f.fails("audit"); err != nil {
 		return 0, err
 	}

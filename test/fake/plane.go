@@ -60,7 +60,7 @@ func (p *Plane) Counts() Counts {
 
 // Apply checks all changes, and then does them one by one: it is atomic where a change is malformed.
 //
-// As to a real plane, rows of health checks, and what goes and was never there, are nothing that the kernel is asked for.
+// Like a real plane, it reports nothing as written for rows of health checks and for the removal of missing rows.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,8 +119,8 @@ func (p *Plane) set(key lb.Key, f *lb.Frontend) {
 	p.applied[key], p.kernel.rows[key] = f, f
 }
 
-// Slow makes the plane one that takes its time: a Reset writes that many rows that the kernel does not hold, and leaves
-// the others for later, and an Apply should not weigh more than pace. 0 means that there is no bound.
+// Slow makes a Reset write at most that many new rows, and leave the others for later. An Apply should not
+// weigh more than pace. 0 is no bound.
 func (p *Plane) Slow(most, pace int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -231,11 +231,11 @@ func (p *Plane) Probe(ctx context.Context) error {
 	return nil
 }
 
-// Drift has a value after somebody changed the kernel behind the plane's back.
+// Drift has a value after another program changed the kernel.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
 // Audit puts back rows that the kernel lost and removes those that it should not have.
-func (p *Plane) Audit(ctx context.Context, _ bool) (mended int, err error) {
+func (p *Plane) Audit(ctx context.Context, _ bool) (repaired int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.counts.Audits++
@@ -245,14 +245,14 @@ func (p *Plane) Audit(ctx context.Context, _ bool) (mended int, err error) {
 	for k, f := range p.applied {
 		if !p.kernel.rows[k].Equal(f) {
 			p.set(k, f)
-			mended++
+			repaired++
 		}
 	}
 	for k := range p.kernel.rows {
 		if p.applied[k] == nil {
 			p.set(k, nil)
-			mended++
+			repaired++
 		}
 	}
-	return mended, nil
+	return repaired, nil
 }

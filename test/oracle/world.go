@@ -19,7 +19,7 @@ type Packet struct {
 
 // Answer is what must become of a packet.
 type Answer struct {
-	// Do is 0 where no Service has to do with the packet: nobody may touch it.
+	// Do is 0 if the packet is for no Service: it must pass unchanged.
 	Do lb.Action
 	// Service is the service port that the packet is for.
 	Service string

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// TestAsked compares what operators are told with test/testdata/asked: the answers of "why" and "trace" for people.
+// TestAsked compares the answers for operators with test/testdata/asked: the answers of "why" and "trace" for people.
 func TestAsked(t *testing.T) {
 	dir, err := Dir()
 	if err != nil {
@@ -85,7 +85,7 @@ func apply(t *testing.T, texts ...string) *askedCluster {
 	return c
 }
 
-// answer is what is to be told to people.
+// answer is a text for people.
 func (c *askedCluster) answer(question string) string {
 	verb, rest, _ := strings.Cut(question, " ")
 	if verb == "why" {

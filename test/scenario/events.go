@@ -10,7 +10,7 @@ import (
 	"kube-proxy/source/manifests"
 )
 
-// Events returns what the proxy learns of a change, in the order of the documents, and what a user is told of
+// Events returns what the proxy learns of a change, in the order of the documents, and the problems reported of
 // faults in them. Applying an object that is not for this proxy (SV-01) takes away the one of that name; one with
 // a fault that makes it useless leaves the one before.
 func (c Change) Events() (events []cluster.Event, problems []string, err error) {

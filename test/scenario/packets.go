@@ -114,7 +114,7 @@ type Outcome struct {
 	// Evenly: each backend gets its equal share of many connections.
 	Evenly bool
 	// Or is what connections meet that are led to an endpoint which does not answer: Refused or Dropped. Modes that
-	// try another endpoint then hide it. The zero value, Answered, means that there is no such endpoint.
+	// try another endpoint then hide it. The zero value, Answered, means no such endpoint.
 	Or Verdict
 }
 
@@ -133,7 +133,7 @@ type Origin struct {
 	Addr Addrs
 }
 
-// Same is the Origin.Host of a source that nobody translated.
+// Same is the Origin.Host of an untranslated source.
 const Same = "same"
 
 // Hosts are the lab's hosts that may send and answer.

@@ -28,7 +28,7 @@ type Step struct {
 	State *State
 	// Events are what the user's changes mean, in order.
 	Events []cluster.Event
-	// Problems are what a user is told, in order.
+	// Problems are the problems reported to users, in order.
 	Problems []string
 	// Refused are the addresses that are not served of the Services that the changes concern, a line each.
 	Refused []string
@@ -72,7 +72,7 @@ func (r *Replay) stretched(events []cluster.Event) []cluster.Event {
 	return out
 }
 
-// Next goes to the next state; ok is false when there is none left, and then Next may not be called again.
+// Next goes to the next state; ok is false after the last, and then Next may not be called again.
 func (r *Replay) Next() (step Step, ok bool, err error) {
 	if r.at == len(r.s.States) {
 		return Step{}, false, nil
@@ -165,7 +165,7 @@ func (r *Replay) Fresh() *lb.Table {
 	return t
 }
 
-// Services iterates over the Services that there are now, and the rows that each asks for.
+// Services iterates over the present Services and their rows.
 func (r *Replay) Services() iter.Seq2[lb.Owner, []*lb.Frontend] {
 	return func(yield func(lb.Owner, []*lb.Frontend) bool) {
 		for _, n := range r.store.Names() {
@@ -176,7 +176,7 @@ func (r *Replay) Services() iter.Seq2[lb.Owner, []*lb.Frontend] {
 	}
 }
 
-// Address returns the address of the replay's family that a stands for now; ok is false if there is none. A
+// Address returns the address of the replay's family that a stands for now; ok is false without one. A
 // NodePort has none of its own.
 func (r *Replay) Address(a Addrs) (addr netip.Addr, ok bool) {
 	six := r.settings.Family == lb.IPv6

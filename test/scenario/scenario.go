@@ -41,9 +41,9 @@ type State struct {
 	Restart bool
 	// Tables are the golden texts, by family; a family that the file has no table for is absent.
 	Tables map[lb.Family]string
-	// Refused are the lines that tell of addresses that are not served, by family.
+	// Refused has a line for each refused address, by family.
 	Refused map[lb.Family]string
-	// Problems are what a user is told of faults in the objects, a line each.
+	// Problems has a line for each reported fault of an object.
 	Problems string
 	// Packets are the lines of the section, in order.
 	Packets []Packet
@@ -54,8 +54,8 @@ type State struct {
 	readErr  error
 }
 
-// Events returns what the proxy learns of the state's changes, in order, and what a user is told of faults. The
-// text is read once, however often the scenario is replayed; nobody may change what is returned.
+// Events returns the events of the state's changes, in order, and the reported faults. The text is parsed
+// once, however often the scenario is replayed; callers must not change the result.
 func (st *State) Events() (events []cluster.Event, problems []string, err error) {
 	st.read.Do(func() {
 		for _, c := range st.Changes {

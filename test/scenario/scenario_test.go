@@ -125,7 +125,7 @@ spec:
   ports: [{name: http, port: 80}]
 `
 
-// Errors tell file and line, and all of them are told.
+// Errors name file and line, and all of them are reported.
 func TestParseErrors(t *testing.T) {
 	text := strings.Replace(small, "SV-11", "SV-11, X5", 1) + `-- settings --
 masquerade-all: perhaps

@@ -188,7 +188,7 @@ func peerJob(o options, name string, services int) job {
 	}
 }
 
-// measure runs all jobs and tells progress how far it is. What the jobs print beside benchmark lines goes there too.
+// measure runs all jobs and writes their progress and output to progress.
 func measure(ctx context.Context, root string, jobs []job, progress io.Writer) (figures, error) {
 	if slices.ContainsFunc(jobs, func(j job) bool { return j.dir != "" }) && os.Getenv("KUBE_PROXY") == "" {
 		cmd := command(ctx, root, "make", "build")

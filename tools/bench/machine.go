@@ -39,7 +39,7 @@ func loadAverage() string {
 	return first
 }
 
-// firstLine is the first line of a file, "unknown" if there is none.
+// firstLine is the first line of a file, "unknown" if it cannot be read.
 func firstLine(path string) string {
 	content, err := os.ReadFile(path)
 	if err != nil {

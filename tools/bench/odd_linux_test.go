@@ -23,11 +23,11 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// oddScale divides the odd shapes.
-var oddScale = flag.Int("scale", 1, "divide the odd shapes by this")
+// oddScale divides the adversarial workloads.
+var oddScale = flag.Int("scale", 1, "divide the adversarial workloads by this")
 
-// BenchmarkOdd measures what one tenant's odd shapes take from an event to the kernel: all of one at a start, and after
-// that a change of somebody else's Service. It needs root.
+// BenchmarkOdd measures one tenant's adversarial workloads from an event to the kernel: each at a start, and
+// then a change of another tenant's Service. It needs root.
 func BenchmarkOdd(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("network namespaces need root")

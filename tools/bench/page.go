@@ -68,8 +68,8 @@ func partBegin(mode string) string {
 
 func partEnd(mode string) string { return "<!-- End of what was measured: " + mode + ". -->\n" }
 
-// into returns the text of the page with the parts of the modes that were measured written anew. A page that has no place for one of them is
-// an error.
+// into returns the text of the page with new parts for the measured modes. A page without a place for one
+// of them is an error.
 func (p page) into(text string, measured []string) (string, error) {
 	for _, mode := range measured {
 		before, rest, found := strings.Cut(text, partBegin(mode))

@@ -8,7 +8,7 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// demo is what is there once kube-proxy serves.
+// demo is a running lab whose kube-proxy serves.
 type demo struct {
 	out     *printer
 	field   *field

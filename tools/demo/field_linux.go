@@ -18,10 +18,10 @@ var (
 	pagePort = 8000
 )
 
-// field is the lab with somebody to talk to in every pod.
+// field is the lab with responders in every pod.
 //
-// The sink, where default routes lead, takes all service addresses for its own and answers as "sink". So a
-// packet that node1 lets pass untouched is told from one that it drops.
+// The sink, the target of default routes, has all service addresses and answers as "sink". It shows whether
+// node1 lets a packet pass or drops it.
 type field struct {
 	lab *netlab.Lab
 	// silence is how long no answer must come for a packet to count as dropped.

@@ -32,7 +32,7 @@ import (
 )
 
 func main() {
-	// Whoever started this may die without a word to us, as `go run` does.
+	// The parent process may end without a signal to this one, as `go run` does.
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0)
 	var o options
 	flag.BoolVar(&o.once, "once", false, "print the table and exit, with 1 if a row is not as shop.txtar says")
@@ -73,8 +73,7 @@ type options struct {
 	mode        mode.Mode
 }
 
-// run is the demo from the first look at the machine to the last thing taken away. Its error has all that
-// went wrong.
+// run is the whole demo, with its cleanup. It returns all errors.
 func run(ctx context.Context, out *printer, o options) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root: it makes network namespaces and puts rules into them")

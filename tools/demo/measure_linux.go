@@ -71,7 +71,7 @@ func (f *field) measureRow(ctx context.Context, r row, e effort) tally {
 	}
 	var t tally
 	f.volley(r, patience, first, &t)
-	// Where somebody answers, a late answer is one too.
+	// If the row answers, a late answer counts.
 	patience = slowAnswer
 	for t.answered() > 0 && t.sent() < n && t.silent < scouts && ctx.Err() == nil {
 		f.volley(r, patience, 1, &t)

@@ -21,7 +21,7 @@ func newPrinter(w *os.File) *printer {
 	return &printer{w: w, color: err == nil && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 }
 
-// printf writes; that nobody reads is told by SIGPIPE.
+// printf writes; SIGPIPE reports a closed output.
 func (p *printer) printf(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	p.open = !strings.HasSuffix(text, "\n")

@@ -43,7 +43,7 @@ func startProxy(l *netlab.Lab, path, dir, mode string) (*proxy, error) {
 	return p, nil
 }
 
-// socket is where the proxy that follows a copy of the shop is asked: beside the manifests, with which it goes.
+// socket is the admin socket of the proxy, in the folder of its manifests, which the demo removes.
 func socket(dir string) string { return filepath.Join(dir, "admin.sock") }
 
 func (p *proxy) pid() int { return p.cmd.Process.Pid }

@@ -158,7 +158,7 @@ func testWatch(t *testing.T, binary string) {
 	s := start(ctx, t, binary, example, false)
 	dir := s.wait(t, `follows the files in (\S+);`)
 
-	// It is asked at a socket of its own, as the demo says: that of the machine is for the machine's own kube-proxy.
+	// The demo's proxy has an admin socket of its own: the default one is for the machine's kube-proxy.
 	command := strings.Fields(s.wait(t, `(?m)^  (\S+ trace .* --admin-socket=\S+)$`))
 	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "node node1\n") || !strings.Contains(string(out), "as the table says") {
 		t.Errorf("%q: %v:\n%s", command, err, out)

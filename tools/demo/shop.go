@@ -34,8 +34,8 @@ type row struct {
 	from   string
 	shot   scenario.Shot
 	want   scenario.Outcome
-	// nobody: no Service has the address and port.
-	nobody bool
+	// unknown: no Service has the address and port.
+	unknown bool
 }
 
 // id says which rows of two moments are the same one.
@@ -96,7 +96,7 @@ func loadShop(dir string) (*shop, error) {
 	return s, nil
 }
 
-// inMode returns the shop as it must be in a mode. Where a packet to an address or port of nobody passes untouched (SV-62,
+// inMode returns the shop as it must be in a mode. Where a packet to an unknown address or port passes untouched (SV-62,
 // SV-63), the sink gets it. Where connections end at the proxy, backends see the node.
 func (s *shop) inMode(m mode.Mode) *shop {
 	if m.Terminates {
@@ -112,7 +112,7 @@ func (s *shop) inMode(m mode.Mode) *shop {
 		return s
 	}
 	for i := range s.rows {
-		if r := &s.rows[i]; r.nobody {
+		if r := &s.rows[i]; r.unknown {
 			r.want = scenario.Outcome{Verdict: scenario.Answered, Backends: []scenario.Backend{{Host: netlab.Sink}}}
 		}
 	}
@@ -141,7 +141,7 @@ func rowsOf(p scenario.Packet, views []view, group string) (rows []row, err erro
 		}
 		for i, shot := range shots {
 			rows = append(rows, row{group: group, text: p.Text, family: v.family, index: i, kind: kindOf(p.To), from: p.From,
-				shot: shot, want: p.Want, nobody: v.table.Get(shot.Key) == nil})
+				shot: shot, want: p.Want, unknown: v.table.Get(shot.Key) == nil})
 		}
 	}
 	return rows, nil
@@ -195,7 +195,7 @@ var kinds = map[scenario.AddrKind]string{
 
 func kindOf(t scenario.Target) string {
 	if t.Addr.Of == "" {
-		return "nobody's"
+		return "unknown"
 	}
 	return kinds[t.Addr.Kind]
 }

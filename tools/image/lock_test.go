@@ -32,10 +32,10 @@ func TestLockFile(t *testing.T) {
 func TestLockErrors(t *testing.T) {
 	head := `{"suite":"trixie","time":"2026-11-22T00:00:00Z"}` + "\n"
 	for text, want := range map[string]string{
-		"":   "debian.lock: EOF: `make image-lock` writes it anew",
-		head: "debian.lock: EOF",
-		`{"time":"yesterday"}`:                           "parsing time",
-		head + `{"arch":"amd64","size":"1"}`:             `unknown field "size"`,
+		"":                                   "debian.lock: EOF: `make image-lock` writes it anew",
+		head:                                 "debian.lock: EOF",
+		`{"time":"yesterday"}`:               "parsing time",
+		head + `{"arch":"amd64","size":"1"}`: `unknown field "size"`,
 		head + `{"arch":"amd64","name":"x","sha256":""}`: "is not a SHA-256 in hexadecimal",
 	} {
 		if _, err := parseLock([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
