@@ -11,7 +11,7 @@ import (
 // Config is all that the process was asked to do, validated.
 type Config struct {
 	// Mode is the data plane that is asked for: one of those that this version contains, one that
-	// gives way, or "" for the best that this machine can do. What depends on the mode that runs in
+	// gives way, or "" for the best that this host supports. What depends on the mode that runs in
 	// the end, [Config.For] says.
 	Mode string
 	// Version is the Kubernetes version to report as the one that this proxy stands in for, as

@@ -25,19 +25,19 @@ func (o *Options) conntrackSection() option.Section {
 	f.TCPCloseWaitTimeout = &metav1.Duration{Duration: time.Hour}
 	return option.Section{Title: "Conntrack", Order: 80, Fields: []option.Field{
 		{Path: "conntrack.maxPerCore", Flag: "conntrack-max-per-core", Row: "CF-39", Effect: onLinux,
-			Help: "connections that the kernel may track, for each CPU; 0 leaves its limit"},
+			Help: "limit of tracked connections for each CPU; 0 keeps the kernel's limit"},
 		{Path: "conntrack.min", Flag: "conntrack-min", Row: "CF-39", Effect: onLinux,
-			Help: "connections that the kernel may track at least, however few CPUs there are"},
+			Help: "minimum limit of tracked connections, whatever the number of CPUs"},
 		{Path: "conntrack.tcpEstablishedTimeout", Flag: "conntrack-tcp-timeout-established", Row: "CF-40", Effect: onLinux,
-			Help: "how long an idle TCP connection is tracked, and kept by mode userspace; 0 leaves the kernel's"},
+			Help: "timeout of idle TCP connections in conntrack and mode userspace; 0 keeps the kernel's"},
 		{Path: "conntrack.tcpCloseWaitTimeout", Flag: "conntrack-tcp-timeout-close-wait", Row: "CF-40", Effect: onLinux,
-			Help: "how long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the kernel's"},
+			Help: "timeout of TCP connections in CLOSE_WAIT; 0 keeps the kernel's"},
 		{Path: "conntrack.tcpBeLiberal", Flag: "conntrack-tcp-be-liberal", Row: "CF-41", Effect: onLinux,
-			Help: "let packets outside of a TCP connection's window pass"},
+			Help: "accept packets outside a TCP connection's window"},
 		{Path: "conntrack.udpTimeout", Flag: "conntrack-udp-timeout", Row: "CF-42", Effect: onLinux,
-			Help: "how long a UDP flow without an answer is tracked; 0 leaves the kernel's"},
+			Help: "timeout of UDP flows without a reply; 0 keeps the kernel's"},
 		{Path: "conntrack.udpStreamTimeout", Flag: "conntrack-udp-timeout-stream", Row: "CF-42", Effect: onLinux,
-			Help: "how long a UDP flow with answers is tracked; 0 leaves the kernel's"},
+			Help: "timeout of UDP flows with replies; 0 keeps the kernel's"},
 	}}
 }
 

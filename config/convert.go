@@ -70,7 +70,7 @@ func Convert(modes mode.List, args []string, file []byte, to string) (*Conversio
 		return nil, Unparsed(args, err, modes)
 	}
 	if file == nil && was.ConfigFile != "" {
-		return nil, Problems{{"--config", was.ConfigFile, "its file was not given: give it too"}}
+		return nil, Problems{{"--config", was.ConfigFile, "its file is missing: pass it too"}}
 	}
 	if file != nil {
 		was.ConfigFile = fileName
@@ -215,7 +215,7 @@ func (c *Conversion) drop(o *Options, s *settings, to string) {
 		if !now[name] {
 			s.FeatureGates = maps.Clone(s.FeatureGates) // not that of the old one
 			delete(s.FeatureGates, name)
-			c.Dropped = append(c.Dropped, DroppedField{"featureGates." + name, "a gate of the past, or of another program"})
+			c.Dropped = append(c.Dropped, DroppedField{"featureGates." + name, "a gate of an old version or of another program"})
 		}
 	}
 	if len(s.FeatureGates) == 0 {
@@ -251,16 +251,16 @@ func (c *Conversion) verify(modes mode.List, meant *settings) error {
 		err = errors.New(strings.Join(d.warnings, "; "))
 	}
 	if err != nil {
-		return fmt.Errorf("the configuration that was written does not load: %w\n%s", err, c.YAML)
+		return fmt.Errorf("the written configuration does not load: %w\n%s", err, c.YAML)
 	}
 	if _, err := o.Complete(nil); err != nil {
-		return fmt.Errorf("for mode %s the configuration would not do: %w", c.To, err)
+		return fmt.Errorf("the configuration is invalid for mode %s: %w", c.To, err)
 	}
 	now := o.file.leaves()
 	for i, l := range meant.leaves() {
 		if got := written(now[i]); !bytes.Equal(got, written(l)) {
-			return Problems{{l.Path, strings.Trim(string(written(l)), `"`), "no file can say this (a file takes it as not given, which is " + strings.Trim(string(got), `"`) +
-				"): give another value, such as 1ms for a period"}}
+			return Problems{{l.Path, strings.Trim(string(written(l)), `"`), "a file cannot express this (it means unset, which is " + strings.Trim(string(got), `"`) +
+				"): use another value, such as 1ms for a period"}}
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ func TestConvert(t *testing.T) {
 		{name: "a wrong type", file: head + "iptables: {masqueradeBit: many}", err: "KubeProxyConfiguration.iptables.masqueradeBit"},
 		{name: "no such flag", args: "--no-such-flag --cluster-cidr=x", err: "unknown flag: --no-such-flag"},
 		{name: "no such mode", to: "magic", err: "mode"},
-		{name: "a file that is not given", args: "--config=/var/lib/kube-proxy/config.conf", err: "its file was not given"},
+		{name: "a file that is not given", args: "--config=/var/lib/kube-proxy/config.conf", err: "its file is missing"},
 		{name: "arguments too many", args: "serve", err: "does not take any arguments"},
 		{name: "another kind", file: "apiVersion: v1\nkind: Pod", err: "its apiVersion is \"v1\" and its kind \"Pod\""},
 	} {

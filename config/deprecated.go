@@ -18,21 +18,21 @@ func (o *Options) deprecatedSection() option.Section {
 	o.cleanupIPVS, o.oldHealthzPort, o.oldMetricsPort = true, healthzPort, metricsPort
 	all := []option.Field{
 		{At: &o.oldHealthzPort, Flag: "healthz-port",
-			Help: "`port` of the health server where --healthz-bind-address has none; 0 means no server"},
+			Help: "`port` of the health server if --healthz-bind-address has none; 0 disables it"},
 		{At: &o.oldMetricsPort, Flag: "metrics-port",
-			Help: "`port` of the metrics server where --metrics-bind-address has none; 0 means no server"},
+			Help: "`port` of the metrics server if --metrics-bind-address has none; 0 disables it"},
 		{At: &o.conntrackMax, Flag: "conntrack-max",
-			Help: "connections that the kernel may track: --conntrack-min of that `number` with --conntrack-max-per-core 1; 0 means not given"},
+			Help: "limit of tracked connections: sets --conntrack-min to the `number` and --conntrack-max-per-core to 1; 0 means unset"},
 		{At: &o.cleanupIPTables, Flag: "cleanup-iptables",
-			Help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone"},
-		{At: &o.cleanupIPVS, Flag: "cleanup-ipvs", Help: "false with --cleanup leaves virtual servers alone"},
+			Help: "remove only the rules of mode iptables, and exit"},
+		{At: &o.cleanupIPVS, Flag: "cleanup-ipvs", Help: "with --cleanup, false keeps IPVS virtual servers"},
 		old("azure-container-registry-config", "string", "", "a proxy pulls no images"),
 		old("google-json-key", "string", "", "a proxy pulls no images"),
 		old("resource-container", "string", "/kube-proxy", "the container runtime puts the process into a cgroup"),
-		old("cleanup-iptables-and-exit", "bool", "false", "say --cleanup"),
+		old("cleanup-iptables-and-exit", "bool", "false", "use --cleanup"),
 	}
 	for _, s := range strays {
-		all = append(all, old(s.name, s.typ, s.def, "it belongs to cAdvisor and came into old proxies by accident"))
+		all = append(all, old(s.name, s.typ, s.def, "it belongs to cAdvisor; old proxies had it by accident"))
 	}
 	return option.Section{Title: "Deprecated", Order: 100, Fields: all}
 }

@@ -33,7 +33,7 @@ var moved = map[string]string{
 
 var whyGone = map[string]string{
 	"resourceContainer": "the container runtime puts the process into a cgroup",
-	"master":            "say --master",
+	"master":            "use --master",
 }
 
 // modernize changes root, a file of any age, into one of today but for udpIdleTimeout, which today's type does not have.

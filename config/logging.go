@@ -19,7 +19,7 @@ type Logging struct {
 	// Verbosity is how much is logged, from 0; VModule beats it for some source files.
 	Verbosity int
 	VModule   []VModule
-	// FlushFrequency is the longest time that lines wait in a buffer.
+	// FlushFrequency is the maximum time that lines are buffered.
 	FlushFrequency time.Duration
 	// SplitStream: errors to stderr, the rest to stdout, there after InfoBufferSize bytes are
 	// collected.
@@ -53,38 +53,38 @@ func (o *Options) loggingSection() option.Section {
 	o.klog, o.stderrThreshold = Logging{ToStderr: true, FileMaxMB: 1800, BacktraceAt: ":0"}, 2
 	return option.Section{Title: "Logging", Order: 90, Fields: []option.Field{
 		{Path: "logging.verbosity", Flag: "v", Short: "v", Row: "CF-09", Wins: true,
-			Help: "`level` of detail in the log: 0, the least, to 10"},
+			Help: "log verbosity `level`, 0 to 10"},
 		{Path: "logging.vmodule", Flag: "vmodule", Row: "CF-10", Wins: true,
-			Help: "`pattern=N,...`: level of detail for source files whose name matches the pattern; text format only"},
+			Help: "`pattern=N,...`: verbosity for matching source files; text format only"},
 		{Path: "logging.format", Flag: "logging-format", Row: "CF-07", Restart: logFile, Wins: true,
-			Help: "`format` of the log: text, which is klog's, or json"},
+			Help: "log `format`: text (klog's) or json"},
 		{Path: "logging.flushFrequency", Flag: "log-flush-frequency", Row: "CF-08", Restart: logFile, Wins: true,
-			Help: "longest time that lines wait in a buffer"},
+			Help: "maximum time that lines are buffered"},
 		{Path: "logging.options.text.splitStream", Flag: "log-text-split-stream", Row: "CF-11", Restart: logFile, Wins: true,
-			Help: "in text format, errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
+			Help: "in text format, write errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
 		{Path: "logging.options.text.infoBufferSize", Flag: "log-text-info-buffer-size", Row: "CF-11", Restart: logFile, Wins: true,
-			Help: "`bytes` to collect before writing to a split stdout in text format; needs the gate LoggingAlphaOptions"},
+			Help: "buffer size in `bytes` for a split stdout in text format; needs the gate LoggingAlphaOptions"},
 		{Path: "logging.options.json.splitStream", Flag: "log-json-split-stream", Row: "CF-11", Restart: logFile, Wins: true,
-			Help: "in json format, errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
+			Help: "in json format, write errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
 		{Path: "logging.options.json.infoBufferSize", Flag: "log-json-info-buffer-size", Row: "CF-11", Restart: logFile, Wins: true,
-			Help: "`bytes` to collect before writing to a split stdout in json format; needs the gate LoggingAlphaOptions"},
+			Help: "buffer size in `bytes` for a split stdout in json format; needs the gate LoggingAlphaOptions"},
 
-		{At: &k.ToStderr, Flag: "logtostderr", Help: "log to stderr; say false to log to files"},
-		{At: &k.AlsoToStderr, Flag: "alsologtostderr", Help: "log to stderr too when logging to files"},
+		{At: &k.ToStderr, Flag: "logtostderr", Help: "log to stderr instead of files"},
+		{At: &k.AlsoToStderr, Flag: "alsologtostderr", Help: "log to stderr and to files"},
 		{At: &o.stderrThreshold, Flag: "stderrthreshold",
-			Help: "least `severity` that goes to stderr too when logging to files: 0 or INFO, 1 or WARNING, 2 or ERROR, 3 or FATAL"},
+			Help: "minimum `severity` that also goes to stderr when logging to files: 0 or INFO, 1 or WARNING, 2 or ERROR, 3 or FATAL"},
 		{At: &k.Dir, Flag: "log-dir",
-			Help: "`folder` for log files, one for each severity; the folder for temporary files if not given"},
-		{At: &k.File, Flag: "log-file", Help: "one `file` for all severities, instead of those in --log-dir"},
+			Help: "`folder` for log files, one for each severity; default is the folder for temporary files"},
+		{At: &k.File, Flag: "log-file", Help: "single log `file` for all severities, instead of --log-dir"},
 		{At: &k.FileMaxMB, Flag: "log-file-max-size",
-			Help: "size in `MB` at which --log-file is emptied and begun anew; 0 means no limit"},
+			Help: "size in `MB` at which --log-file is truncated; 0 means no limit"},
 		{At: &k.OneOutput, Flag: "one-output",
-			Help: "write a line only to the file of its own severity, not to those of the lower ones too"},
-		{At: &k.SkipHeaders, Flag: "skip-headers", Help: "leave out the header of each line: severity, time, process, source"},
-		{At: &k.SkipLogHeaders, Flag: "skip-log-headers", Help: "leave out the lines that a log file begins with"},
-		{At: &k.AddDirHeader, Flag: "add-dir-header", Help: "name the folder of the source file in the header"},
+			Help: "write a line only to the file of its severity, not to those of lower ones"},
+		{At: &k.SkipHeaders, Flag: "skip-headers", Help: "omit the header of each line: severity, time, process, source"},
+		{At: &k.SkipLogHeaders, Flag: "skip-log-headers", Help: "omit the first lines of log files"},
+		{At: &k.AddDirHeader, Flag: "add-dir-header", Help: "add the source file's folder to the header"},
 		{At: &k.BacktraceAt, Flag: "log-backtrace-at",
-			Help: "`file:line` of the source whose log lines are followed by a stack trace"},
+			Help: "`file:line` in the source that logs a stack trace"},
 	}}
 }
 
@@ -116,7 +116,7 @@ func (o *Options) logging(r *option.Report, alpha bool) Logging {
 			}
 		}
 		if len(f.VModule) > 0 {
-			o.wrong("logging.vmodule", fmt.Sprint(len(f.VModule))+" patterns", "only the text format obeys them")
+			o.wrong("logging.vmodule", fmt.Sprint(len(f.VModule))+" patterns", "only the text format supports it")
 		}
 	default:
 		o.wrong("logging.format", f.Format, "want text or json")

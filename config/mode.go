@@ -18,7 +18,7 @@ func (o *Options) mode(gates map[string]bool) string {
 	name := string(o.file.Mode)
 	off := func(m mode.Mode) bool { return m.Gate != "" && !gates[m.Gate] }
 	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) }))), ", ") +
-		", or nothing for the best that this machine can do"
+		", or nothing for the best that this host supports"
 	m, known := o.modes.Find(name)
 	switch {
 	case name == "":

@@ -28,7 +28,7 @@ const protobuf = "application/vnd.kubernetes.protobuf"
 
 // watched is why configSyncPeriod does nothing: elsewhere it has known objects looked at again,
 // which changes nothing.
-const watched = "the API server is watched all the time, and objects that are known need no second look"
+const watched = "the API server is always watched"
 
 func (o *Options) nodeSection() option.Section {
 	o.orUsualClient()
@@ -36,25 +36,24 @@ func (o *Options) nodeSection() option.Section {
 	o.bootIDFiles, o.machineIDFiles = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
 	return option.Section{Title: "Node and API server", Order: 20, Fields: []option.Field{
 		{Path: "clientConnection.kubeconfig", Flag: "kubeconfig", Row: "CF-02", Restart: client,
-			Help: "`file` with the API server's address and credentials; without it and --master those of the pod are used"},
-		{At: &o.Master, Flag: "master", Help: "`URL` of the API server; beats the one in the kubeconfig file"},
+			Help: "`file` with the API server's address and credentials; without it and --master, the pod's service account is used"},
+		{At: &o.Master, Flag: "master", Help: "`URL` of the API server; overrides the kubeconfig file"},
 		{Path: "clientConnection.acceptContentTypes", Row: "CF-03", Restart: client,
-			Help: "media `types` that the API server may answer with, with commas between; contentType and JSON if not given"},
+			Help: "accepted media `types` of responses, comma-separated; default contentType and JSON"},
 		{Path: "hostnameOverride", Flag: "hostname-override", Row: "CF-12", Restart: "a process serves one Node", Wins: true,
-			Help: "`name` of this node; $NODE_NAME, then the host's own name, if not given"},
+			Help: "`name` of this node; default $NODE_NAME, then the host name"},
 		{Path: "clientConnection.contentType", Flag: "kube-api-content-type", Row: "CF-04", Restart: client,
-			Help: "media `type` of what is sent to the API server and asked of it: protobuf or JSON"},
+			Help: "media `type` of requests to the API server: protobuf or JSON"},
 		{Path: "clientConnection.qps", Flag: "kube-api-qps", Row: "CF-05", Restart: client,
-			Help: "requests to the API server a second; negative means no limit"},
+			Help: "requests to the API server per second; negative means no limit"},
 		{Path: "clientConnection.burst", Flag: "kube-api-burst", Row: "CF-06", Restart: client,
-			Help: "requests that may come at once"},
+			Help: "burst of requests to the API server"},
 		{Path: "configSyncPeriod", Flag: "config-sync-period", Row: "CF-43", Effect: option.Effect{Gone: watched},
 			Help: "without effect: " + watched},
 		{At: &o.machineIDFiles, Flag: "machine-id-file",
-			Help: "`files`, with commas between; the first that is there holds the machine's id, which the log and /statusz tell"},
+			Help: "`files`, comma-separated; the first one that exists has the machine ID for the log and /statusz"},
 		{At: &o.bootIDFiles, Flag: "boot-id-file",
-			Help: "`files`, with commas between; the first that is there holds the id of the machine's present boot, " +
-				"which the log and /statusz tell"},
+			Help: "`files`, comma-separated; the first one that exists has the boot ID for the log and /statusz"},
 	}}
 }
 
@@ -80,7 +79,7 @@ func (o *Options) api() API {
 		return a
 	}
 	if a.Master != "" {
-		o.problem("--manifests", o.Manifests, "Services come from this folder or from the API server of --master, not from both")
+		o.problem("--manifests", o.Manifests, "want --manifests or --master, not both")
 	}
 	switch {
 	case a.Kubeconfig == "":
@@ -88,7 +87,7 @@ func (o *Options) api() API {
 		o.warn("clientConnection.kubeconfig is ignored because --manifests is given")
 		a.Kubeconfig = ""
 	default:
-		o.problem("--manifests", o.Manifests, "Services come from this folder or from the API server of --kubeconfig, not from both")
+		o.problem("--manifests", o.Manifests, "want --manifests or --kubeconfig, not both")
 	}
 	return a
 }
@@ -102,7 +101,7 @@ func (o *Options) identity(flag, files string) string {
 		}
 	}
 	if o.changed(flag) {
-		o.warn("--%s %q: none of these files can be read", flag, files)
+		o.warn("--%s %q: cannot read any of these files", flag, files)
 	}
 	return ""
 }
@@ -116,7 +115,7 @@ func (o *Options) nodeName() string {
 	if strings.TrimSpace(override) == "" && o.file.HostnameOverride == "" {
 		name, err := o.hostname()
 		if err != nil {
-			o.problem("--hostname-override", "", "not given, and the host's own name is not known: "+err.Error())
+			o.problem("--hostname-override", "", "not given, and reading the host name failed: "+err.Error())
 			return ""
 		}
 		override = name

@@ -42,40 +42,38 @@ func (o *Options) proxySection() option.Section {
 	o.file.BindAddress, o.file.OOMScoreAdj = "0.0.0.0", new(int32(-999))
 	o.proxy.MaxNamespaceObjects = new(DefaultMaxNamespaceObjects)
 	return option.Section{Title: "Proxy", Order: 10, Values: o.proxy, Fields: []option.Field{
-		{Path: "mode", Flag: "proxy-mode", Row: "CF-19", Restart: "the data plane is chosen once", Once: true, Help: modeHelp(o.modes)},
+		{Path: "mode", Flag: "proxy-mode", Row: "CF-19", Restart: "the mode is chosen once", Once: true, Help: modeHelp(o.modes)},
 		{At: &o.ConfigFile, Flag: "config",
-			Help: "`file` with a KubeProxyConfiguration, YAML or JSON; flags that stand for its fields are then ignored"},
-		{At: &o.WriteConfigTo, Flag: "write-config-to", Help: "write the configuration, with its defaults, to the `file`, and exit"},
+			Help: "`file` with a KubeProxyConfiguration, in YAML or JSON; flags that stand for its fields are then ignored"},
+		{At: &o.WriteConfigTo, Flag: "write-config-to", Help: "write the configuration with all defaults to the `file`, and exit"},
 		{At: &o.Manifests, Flag: "manifests",
-			Help: "`folder` of YAML or JSON files with Services and EndpointSlices to serve instead of an API server's; watched"},
+			Help: "`folder` of YAML or JSON files with Services and EndpointSlices, watched instead of an API server"},
 		{Path: "clusterCIDR", Flag: "cluster-cidr", Row: "CF-36",
-			Help: "pod network of the cluster, one `CIDR` or one of each IP family with a comma between"},
+			Help: "pod network of the cluster: one `CIDR`, or one for each IP family, separated by a comma"},
 		{Path: "detectLocalMode", Flag: "detect-local-mode", Row: "CF-33",
-			Help: "`mode` of recognising traffic of this node's pods: " + strings.Join(localModes, ", ") + "; blank means ClusterCIDR"},
+			Help: "how to recognize traffic from this node's pods, a `mode`: " + strings.Join(localModes, ", ") + "; default ClusterCIDR"},
 		{Path: "detectLocal.bridgeInterface", Flag: "pod-bridge-interface", Row: "CF-34",
-			Help: "bridge `interface` that pods are attached to, for BridgeInterface"},
+			Help: "bridge `interface` of the pods, for BridgeInterface"},
 		{Path: "detectLocal.interfaceNamePrefix", Flag: "pod-interface-name-prefix", Row: "CF-35",
-			Help: "what the `names` of the pods' interfaces begin with, for InterfaceNamePrefix"},
+			Help: "`prefix` of the pods' interface names, for InterfaceNamePrefix"},
 		{Path: "nodePortAddresses", Flag: "nodeport-addresses", Row: "CF-37", Help: nodePortsHelp(o.modes)},
 		{Path: "externalIPCIDRs", Flag: "external-ip-cidrs", Row: "EXT",
-			Help: "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; " +
-				"nothing means all but loopback and the like"},
+			Help: "`CIDRs`, comma-separated, that limit the spec.externalIPs to serve; default all, except loopback and similar addresses"},
 		{Path: "maxNamespaceObjects", Flag: "max-namespace-objects", Row: "EXT",
-			Help: "how many objects kube-proxy writes at most for the Services of one namespace, in each IP family, a quarter of them " +
-				"for one Service; an object takes some 128 bytes, and docs/modes.md has what counts how much; 0 for any number"},
+			Help: "limit of objects for the Services of one namespace, for each IP family; one Service may have a quarter. An object takes " +
+				"about 128 bytes; docs/modes.md explains the count. 0 means no limit"},
 		{Path: "bindAddress", Flag: "bind-address", Row: "CF-13",
-			Help: "`IP` that stands for this node instead of its Node object's; 0.0.0.0 or :: means none; nothing is bound to it"},
+			Help: "`IP` of this node, instead of its Node object's; 0.0.0.0 or :: means none; nothing listens on it"},
 		{Path: "iptables.masqueradeAll", Flag: "masquerade-all"},
-		{Path: "featureGates", Flag: "feature-gates", Row: "CF-01", Restart: "gates hold for the life of a process",
-			Help: "`name=bool,...` of features that are off, or not for ever on"},
-		{Path: "oomScoreAdj", Flag: "oom-score-adj", Row: "CF-38", Restart: "it is written once, at the start", Effect: onLinux,
-			Help: "how readily the kernel ends this process when memory is short, -1000 to 1000"},
+		{Path: "featureGates", Flag: "feature-gates", Row: "CF-01", Restart: "gates are read at the start",
+			Help: "`name=bool,...` pairs of feature gates"},
+		{Path: "oomScoreAdj", Flag: "oom-score-adj", Row: "CF-38", Restart: "it is written once", Effect: onLinux,
+			Help: "oom_score_adj of this process, -1000 to 1000"},
 		{At: &o.Cleanup, Flag: "cleanup", Help: "remove the rules of all modes, and exit"},
 		{At: &o.InitOnly, Flag: "init-only", Effect: onLinux,
-			Help: "make the settings of the kernel that need full privileges, and exit"},
+			Help: "apply the kernel settings that need full privileges, and exit"},
 		{At: &o.Version, Flag: "version", Alone: "true",
-			Help: "print the version and exit; --version=raw prints all that is known of the build; " +
-				"a version such as v1.36.0 is reported in place of ours"},
+			Help: "print the version and exit; --version=raw prints build details; a version such as v1.36.0 is reported instead of ours"},
 	}}
 }
 
@@ -98,7 +96,7 @@ func modeHelp(modes mode.List) string {
 			names = append(names, m.Name)
 		}
 	}
-	help := "`mode` of the data plane: " + strings.Join(names, ", ") + "; nothing means the best that this machine can do"
+	help := "`mode` of the data plane: " + strings.Join(names, ", ") + "; nothing means the best that this host supports"
 	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked != "" }); len(unasked) > 0 {
 		help += ", " + unasked[0] + " first"
 	}
@@ -108,7 +106,7 @@ func modeHelp(modes mode.List) string {
 // nodePortsHelp is the help of the field nodePortAddresses.
 func nodePortsHelp(modes mode.List) string {
 	primary := modes.Names(func(m mode.Mode) bool { return m.NodePortsPrimary })
-	return "`addresses` of this node that answer NodePorts: CIDRs and the words primary, localhost (where the mode can), all; nothing means primary in " +
+	return "`addresses` of this node that answer NodePorts: CIDRs, primary, localhost (if the mode supports it) or all; nothing means primary in " +
 		strings.Join(primary, " and ") + " mode, all in the others"
 }
 
@@ -132,7 +130,7 @@ func (o *Options) cleanup() []string {
 
 // clusterCIDRs is CF-36. In the modes that do not look at pod networks, a bad one does no harm.
 func (o *Options) clusterCIDRs() []netip.Prefix {
-	const want = "want a CIDR such as 10.244.0.0/16, or one of each IP family with a comma between"
+	const want = "want a CIDR such as 10.244.0.0/16, or one for each IP family, separated by a comma"
 	s := o.file.ClusterCIDR
 	if s == "" {
 		return nil
@@ -172,7 +170,7 @@ func (o *Options) detectLocal() DetectLocal {
 		field, d.Interface = "detectLocal.interfaceNamePrefix", o.file.DetectLocal.InterfaceNamePrefix
 	default:
 		if !slices.Contains(localModes, mode) {
-			o.wrong("detectLocalMode", mode, "want "+strings.Join(localModes, ", ")+" or nothing, which means ClusterCIDR")
+			o.wrong("detectLocalMode", mode, "want "+strings.Join(localModes, ", ")+" or nothing for ClusterCIDR")
 		}
 		return d
 	}
@@ -180,7 +178,7 @@ func (o *Options) detectLocal() DetectLocal {
 	case n == "":
 		o.wrong(field, n, "must not be empty with the mode "+mode)
 	case len(n) > 15 || strings.ContainsAny(n, "/: \t\n"): // IFNAMSIZ, dev_valid_name
-		o.wrong(field, n, "no interface can have such a name: want 1 to 15 bytes without blanks, slashes and colons")
+		o.wrong(field, n, "want 1 to 15 bytes without blanks, slashes and colons")
 	}
 	return d
 }
@@ -225,7 +223,7 @@ func (o *Options) externalIPCIDRs(gates map[string]bool) []netip.Prefix {
 		all = append(all, p)
 	}
 	if len(all) > 0 && !gates["AllowServiceExternalIPs"] {
-		o.warn("%s has no effect, because the feature gate AllowServiceExternalIPs is off", o.where("externalIPCIDRs"))
+		o.warn("%s has no effect: the feature gate AllowServiceExternalIPs is off", o.where("externalIPCIDRs"))
 	}
 	return all
 }
@@ -234,7 +232,7 @@ func (o *Options) externalIPCIDRs(gates map[string]bool) []netip.Prefix {
 func (o *Options) bindAddress() netip.Addr {
 	a, err := option.ParseAddr(o.file.BindAddress)
 	if err != nil {
-		o.wrong("bindAddress", o.file.BindAddress, "want an IP address; 0.0.0.0 or :: for none of its own")
+		o.wrong("bindAddress", o.file.BindAddress, "want an IP address; 0.0.0.0 or :: for none")
 	}
 	return a
 }

@@ -42,21 +42,20 @@ func (o *Options) serversSection() option.Section {
 	o.servers.AdminSocket = new(DefaultAdminSocket)
 	return option.Section{Title: "Health and metrics", Order: 25, Values: o.servers, Fields: []option.Field{
 		{Path: "healthzBindAddress", Flag: "healthz-bind-address", Row: "CF-14",
-			Help: "`IP:port` of the health server; a port may be left out; empty as a flag, or none in a file, means no server"},
+			Help: "`IP[:port]` of the health server; empty as a flag, or none in a file, disables it"},
 		{Path: "metricsBindAddress", Flag: "metrics-bind-address", Row: "CF-15",
-			Help: "`IP:port` of the metrics server; a port may be left out; empty as a flag, or none in a file, means no server"},
-		{Path: "bindAddressHardFail", Flag: "bind-address-hard-fail", Row: "CF-16", Restart: "it is about the start of the servers",
-			Help: "end the process when the health or metrics server cannot listen, instead of trying again"},
+			Help: "`IP[:port]` of the metrics server; empty as a flag, or none in a file, disables it"},
+		{Path: "bindAddressHardFail", Flag: "bind-address-hard-fail", Row: "CF-16", Restart: "it affects the start of the servers",
+			Help: "exit if the health or metrics server cannot listen, instead of retrying"},
 		{Path: "enableProfiling", Flag: "profiling", Row: "CF-17",
-			Help: "profiles of the process on the metrics server, below /debug"},
+			Help: "serve profiles on the metrics server, below /debug"},
 		{Path: "adminSocket", Flag: "admin-socket", Row: "EXT",
-			Help: "`path` of the unix socket at which kube-proxy trace, why, diff, ui and the like ask this process; root alone may; " +
-				"nothing turns it off. On Windows it is a named pipe for administrators, and the default means `" + adminPipe + "`"},
+			Help: "`path` of the unix socket for queries such as kube-proxy trace, why, diff and ui, only for root; empty disables it. " +
+				"On Windows a named pipe for administrators, by default `" + adminPipe + "`"},
 		{Path: "serviceMetrics", Flag: "service-metrics", Row: "EXT", Restart: option.AtStart,
-			Help: "how many Services have their connections in metrics of their own, 0 to 1000: those with the most, all others " +
-				"together; 0 counts nothing"},
+			Help: "number of Services with their own connection metrics, 0 to 1000: the busiest ones; others are counted together; 0 disables counting"},
 		{Path: "showHiddenMetricsForVersion", Flag: "show-hidden-metrics-for-version", Row: "CF-18", Restart: "metrics are registered once",
-			Help: "show the metrics that were hidden since the `version`, which can only be the one before ours: " + previousMinor},
+			Help: "show metrics that are hidden since the `version`; only the previous one is allowed: " + previousMinor},
 	}}
 }
 
@@ -70,7 +69,7 @@ func (o *Options) checkServers(r *option.Report) Servers {
 	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)
 	// One address for both is one server, as in v1.5.
 	if h, m := s.Healthz, s.Metrics; h != m && h.IsValid() && m.IsValid() && h.Port() == m.Port() && (h.Addr().IsUnspecified() || m.Addr().IsUnspecified()) {
-		o.warn("%s %s and %s %s overlap: only one of the two servers can listen; with the same address one server answers for both",
+		o.warn("%s %s and %s %s overlap: only one server can listen; with equal addresses one server serves both",
 			o.where("healthzBindAddress"), h, o.where("metricsBindAddress"), m)
 	}
 	if v := s.ShowHiddenMetricsFor; v != "" && v != previousMinor {
@@ -121,7 +120,7 @@ func (o *Options) adminSocket() string {
 	case !strings.HasPrefix(path, "/") || strings.HasSuffix(path, "/") || strings.ContainsRune(path, 0):
 		o.wrong("adminSocket", path, "want an absolute path such as "+DefaultAdminSocket+", or nothing for no socket")
 	case len(path) > mostSocketPath:
-		o.wrong("adminSocket", path, fmt.Sprintf("it has %d bytes: want %d at most, as the kernel does", len(path), mostSocketPath))
+		o.wrong("adminSocket", path, fmt.Sprintf("it has %d bytes: the kernel allows %d", len(path), mostSocketPath))
 	}
 	return path
 }
@@ -133,7 +132,7 @@ func (o *Options) server(field string, at *string, port uint16) netip.AddrPort {
 	const want = "want IP:port such as 0.0.0.0:10256 or [::]:10256 with a port of 1 to 65535, or an IP"
 	if *at == "" || *at == noServer {
 		if o.loaded {
-			o.warn("%s is %q: no such server runs; other versions of kube-proxy do not know this word", o.where(field), noServer)
+			o.warn("%s is %q: the server is disabled; other versions of kube-proxy do not know this value", o.where(field), noServer)
 		}
 		*at = noServer
 		return netip.AddrPort{}
@@ -171,7 +170,7 @@ func (o *Options) port(name string, port int32, at *string) {
 		o.problem(old, fmt.Sprint(port), "want 0 to 65535")
 	case port == 0:
 		if o.changed(flag[2:]) && *at != "" {
-			o.warn("%s 0 disables the server, whatever %s says", old, flag)
+			o.warn("%s 0 disables the server and overrides %s", old, flag)
 			o.told = append(o.told, old[2:])
 		}
 		*at = ""
@@ -182,7 +181,7 @@ func (o *Options) port(name string, port int32, at *string) {
 		host, _, _ := strings.Cut(*at, ":")
 		*at = fmt.Sprintf("%s:%d", host, port)
 	default:
-		o.warn("%s is ignored: %s %s wins", old, flag, *at)
+		o.warn("%s is ignored: %s %s overrides it", old, flag, *at)
 		o.told = append(o.told, old[2:])
 	}
 }

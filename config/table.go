@@ -26,7 +26,7 @@ var (
 
 // Why a change needs a new process, where several fields share the reason.
 const (
-	client  = "the client of the API server is made once"
+	client  = "the API client is created once"
 	logFile = "the log is opened once"
 )
 

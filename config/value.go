@@ -17,7 +17,7 @@ type value struct {
 
 func (v *value) Set(s string) error {
 	if v.entry.Once && v.given && v.String() != s {
-		v.note(Problem{"--" + v.entry.Flag, s, fmt.Sprintf("it was %q before: want one of them", v.String())})
+		v.note(Problem{"--" + v.entry.Flag, s, fmt.Sprintf("it was already %q: want one value", v.String())})
 		return nil
 	}
 	to := v.at

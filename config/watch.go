@@ -32,7 +32,7 @@ var newWatcher = fsnotify.NewWatcher
 
 // errBusy is the error of a file that a process has open for writing: its content may be half of what is meant, and a
 // half configuration can lack what restricts tenants.
-var errBusy = errors.New("a process has it open for writing; its content counts when it is closed")
+var errBusy = errors.New("a process is writing it; it is read when it is closed")
 
 // readWhole reads a file that no process writes at the moment, where the kernel can tell.
 func readWhole(file string) ([]byte, error) {
@@ -124,7 +124,7 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 			return nil
 		case _, ok := <-w.Events:
 			if !ok {
-				return errors.New("watch the configuration file: the watch ended")
+				return errors.New("watch the configuration file: the watcher ended")
 			}
 			soon()
 		case <-w.Errors: // events were lost, perhaps ours

@@ -72,7 +72,7 @@ func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	c.between()
 	c.pod()
 	for _, o := range p.Passed {
-		c.add(Same, o, "it was passed over", "It says nothing of how the proxy is started.", "Nothing.")
+		c.add(Same, o, "it was ignored", "It does not configure the proxy.", "Nothing.")
 	}
 	return &Result{From: conv.From, To: conv.To, Config: conv.YAML, Flags: slices.Concat(c.stays, conv.Flags), Statements: c.all}, nil
 }
@@ -104,14 +104,14 @@ var said = []struct {
 	differs string
 	why, do string // with $1 …
 }{
-	{regexp.MustCompile(`^(.+?) has no effect: (.+)$`), "it has no effect", "$2.", "Nothing: it is left out of the configuration."},
-	{regexp.MustCompile(`^(.+?) has no effect, (.+)$`), "it has no effect", "$2.", "Nothing: it is left out."},
-	{regexp.MustCompile(`^(.+?) is read as (.+)$`), "it is read as $2", "It is called so since a later version.", "Nothing: the configuration has the name of today."},
-	{regexp.MustCompile(`^(.+?) is ignored: (.+)$`), "it is ignored", "$2.", "Take it out."},
-	{regexp.MustCompile(`^(ignored because --config is given): (.+)$`), "$2: ignored, because --config is given", "With a file, flags that stand for a field of it do nothing, here as upstream.", "Take them out of the command line, or put the fields into the file."},
-	{regexp.MustCompile(`^without effect in mode (\S+): (.+)$`), "$2: without effect in mode $1", "Only other modes read it, here as upstream.", "Nothing: what the new mode does not read is left out."},
+	{regexp.MustCompile(`^(.+?) has no effect: (.+)$`), "it has no effect", "$2.", "Nothing: the new configuration omits it."},
+	{regexp.MustCompile(`^(.+?) has no effect, (.+)$`), "it has no effect", "$2.", "Nothing: it is omitted."},
+	{regexp.MustCompile(`^(.+?) is read as (.+)$`), "it is read as $2", "A later version renamed it.", "Nothing: the new configuration has the current name."},
+	{regexp.MustCompile(`^(.+?) is ignored: (.+)$`), "it is ignored", "$2.", "Remove it."},
+	{regexp.MustCompile(`^(ignored because --config is given): (.+)$`), "$2: ignored, because --config is given", "With a file, flags that stand for its fields have no effect, as upstream.", "Remove them from the command line, or set the fields in the file."},
+	{regexp.MustCompile(`^without effect in mode (\S+): (.+)$`), "$2: without effect in mode $1", "Only other modes read it, as upstream.", "Nothing: fields that the new mode does not read are omitted."},
 	{regexp.MustCompile(`^(--feature-gates|KubeProxyConfiguration\.featureGates): these gates belong to older versions or to other programs and have no effect: (.+)$`), "$2: they have no effect",
-		"The gates are of earlier versions, or of other programs.", "Nothing: they are left out of the configuration."},
+		"These gates belong to earlier versions or to other programs.", "Nothing: the new configuration omits them."},
 }
 
 // twice is what strict decoding says of a key that a mapping has already.
@@ -121,13 +121,13 @@ var twice = regexp.MustCompile(`line (\d+): key "([^"]+)" already set in map`)
 func (c *converter) loader() {
 	for _, w := range c.conv.Warnings {
 		for _, m := range twice.FindAllStringSubmatch(w, -1) {
-			c.add(Change, m[2], fmt.Sprintf("it stands twice in %s, in line %s again: the last one holds, here as upstream", c.where(), m[1]),
-				"Files are read with a warning about that, so nobody noticed.", "See which one was meant.")
+			c.add(Change, m[2], fmt.Sprintf("it occurs twice in %s, again in line %s: the last one applies, as upstream", c.where(), m[1]),
+				"Such files only cause a warning.", "Check which one was intended.")
 		}
 		if strings.HasPrefix(w, "Using lenient decoding") || strings.Contains(w, "KubeProxyConfiguration and kind") {
 			continue // the fields are told of one by one
 		}
-		about, differs, why, do := c.where(), w, "The loader of the configuration says so.", "See the flag or field that it names."
+		about, differs, why, do := c.where(), w, "The configuration loader reports it.", "Check the flag or field."
 		for _, s := range said {
 			if m := s.pattern.FindStringSubmatchIndex(w); m != nil {
 				expand := func(t string) string { return string(s.pattern.ExpandString(nil, t, w, m)) }
@@ -146,12 +146,12 @@ func (c *converter) loader() {
 		c.add(Same, about, differs, why, do)
 	}
 	for _, u := range c.conv.Unknown {
-		do := "Take it out."
+		do := "Remove it."
 		if u.Near != "" {
-			do = "Take it out, or write " + u.Near + ", which may have been meant."
+			do = "Remove it, or use " + u.Near + " if that was intended."
 		}
-		c.add(Change, u.Path, fmt.Sprintf("%s has the field %s, which does not exist in any version: it has no effect, here as upstream", c.where(), u.Path),
-			"Files are read with a warning about what is unknown, so nobody noticed.", do)
+		c.add(Change, u.Path, fmt.Sprintf("%s has the field %s, which no version has: it has no effect, as upstream", c.where(), u.Path),
+			"Unknown fields only cause a warning.", do)
 	}
 }
 
@@ -160,32 +160,32 @@ func (c *converter) modeNamed(s string) bool { _, ok := c.modes.Find(s); return 
 // fields tells of fields that were left out or moved.
 func (c *converter) fields() {
 	for _, d := range c.conv.Dropped {
-		c.add(Same, d.Path, "the configuration does not have it", "It would do nothing: "+d.Why+".", "Nothing.")
+		c.add(Same, d.Path, "the new configuration omits it", "It would have no effect: "+d.Why+".", "Nothing.")
 	}
 	for _, m := range c.conv.Carried {
 		if m.From == "" {
-			c.add(Change, m.To, fmt.Sprintf("the configuration says %s, as in mode %s where nobody says anything", m.Value, c.fromMode()),
-				fmt.Sprintf("Mode %s has another default: NodePorts would answer on other addresses than now.", c.toMode()),
-				"Nothing, to keep what clients see; take the field out for the mode's own default.")
+			c.add(Change, m.To, fmt.Sprintf("the new configuration sets %s, the default of mode %s", m.Value, c.fromMode()),
+				fmt.Sprintf("Mode %s has another default: NodePorts would answer on other addresses.", c.toMode()),
+				"Nothing, to keep the behaviour; remove the field for the new mode's default.")
 			continue
 		}
-		c.add(Same, m.To, fmt.Sprintf("the configuration has %s, the value of %s", m.Value, m.From), fmt.Sprintf("Mode %s reads its own block.", c.toMode()), "Nothing.")
+		c.add(Same, m.To, fmt.Sprintf("the new configuration sets %s, the value of %s", m.Value, m.From), fmt.Sprintf("Mode %s reads its own block.", c.toMode()), "Nothing.")
 	}
 	for _, f := range c.proxy.Filled {
 		name, _, _ := strings.Cut(strings.TrimLeft(f, "-"), "=")
 		switch {
 		case !config.IgnoredBesideFile(c.modes, name):
 			c.stays = append(c.stays, f)
-			c.add(Same, f, "it stays on the command line", "It is of one node each, or Kubernetes, a shell or systemd fills it in.", "Keep it beside --config.")
+			c.add(Same, f, "it stays on the command line", "It differs between nodes, or Kubernetes, a shell or systemd fills it in.", "Keep it beside --config.")
 		case c.proxy.File != nil:
-			c.add(Same, f, "ignored, because --config is given", "With a file, flags that stand for a field of it do nothing, here as upstream.", "Take it out of the command line.")
+			c.add(Same, f, "ignored, because --config is given", "With a file, flags that stand for its fields have no effect, as upstream.", "Remove it from the command line.")
 		default:
-			c.add(Missing, f, "its value is not in the configuration, and beside --config the flag does nothing",
-				"Kubernetes, a shell or systemd fills it in, so the value is not known here.", "Write the value into the configuration; where nodes differ in it, keep to the command line, without --config.")
+			c.add(Missing, f, "the new configuration lacks its value, and with --config the flag has no effect",
+				"Kubernetes, a shell or systemd fills it in, so the value is unknown here.", "Set the value in the configuration; if it differs between nodes, use only the command line, without --config.")
 		}
 	}
 	for _, f := range c.conv.Flags {
-		c.add(Same, f, "it stays on the command line", "No field of the configuration stands for it.", "Keep it beside --config.")
+		c.add(Same, f, "it stays on the command line", "It has no configuration field.", "Keep it beside --config.")
 	}
 }
 
@@ -213,11 +213,11 @@ func (c *converter) between() {
 		return
 	}
 	if c.conv.To == "" {
-		c.add(Same, "mode", "no mode is asked for, which is the best that the node can do: "+strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked == "linux" }), ", ")+", in this order",
-			"Upstream takes iptables, and ends where that cannot run; a later version will take nftables.", "Ask for a mode, so that all nodes have the same: --to writes it.")
+		c.add(Same, "mode", "no mode is configured, which selects the best that the node supports: "+strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked == "linux" }), ", ")+", in this order",
+			"Upstream uses iptables, and exits if that cannot run; a later version will use nftables.", "Configure a mode, so that all nodes have the same one: --to writes it.")
 	}
 	if m.FallsBackTo != "" {
-		c.add(Same, "mode", fmt.Sprintf("where mode %s cannot run, %s runs instead, and log, event and metric say so", to, m.FallsBackTo), "Upstream ends.", "Watch kubeproxy_mode_info, or run kube-proxy check on the nodes.")
+		c.add(Same, "mode", fmt.Sprintf("if mode %s cannot run, %s runs instead, reported by log, event and metric", to, m.FallsBackTo), "Upstream exits.", "Watch kubeproxy_mode_info, or run kube-proxy check on the nodes.")
 	}
 }
 
@@ -231,33 +231,33 @@ func (c *converter) pod() {
 	main := p.Containers[0]
 	to, _ := c.modes.Find(c.toMode())
 	if !p.HostNetwork {
-		c.add(Missing, at+": hostNetwork", "the pod has no hostNetwork: the proxy would write rules into its own network namespace", "Services are served by the node's kernel.", "Set hostNetwork: true.")
+		c.add(Missing, at+": hostNetwork", "the pod has no hostNetwork: the proxy would write rules in its own network namespace", "The node's kernel serves Services.", "Set hostNetwork: true.")
 	}
 	if main.Image != "" {
-		c.add(Change, at+": image", "it is "+main.Image, "This is another program.", "Put our image in its place; the path of the program is /usr/local/bin/kube-proxy there too, so the command may stay as it is.")
+		c.add(Change, at+": image", "it is "+main.Image, "This is another program.", "Replace the image. The program's path is /usr/local/bin/kube-proxy there too, so the command may stay.")
 	}
 	c.program(at, main)
 	privileged := main.SecurityContext != nil && main.SecurityContext.Privileged != nil && *main.SecurityContext.Privileged
 	switch {
 	case privileged:
-		c.add(Same, at+": securityContext", "the container may do less than privileged: NET_ADMIN (and NET_RAW in modes iptables and ipvs) is enough after a privileged init container with --init-only", "Rules need NET_ADMIN; sysctls need a writable /proc/sys.",
-			"Nothing, or use the chart, whose containers are made so.")
+		c.add(Same, at+": securityContext", "the container needs fewer privileges: NET_ADMIN (and NET_RAW in modes iptables and ipvs) suffices after a privileged init container with --init-only", "Rules need NET_ADMIN; sysctls need a writable /proc/sys.",
+			"Nothing, or use the chart, which does this.")
 	case !main.may("NET_ADMIN"):
-		c.add(Missing, at+": securityContext", "the container has not the capability NET_ADMIN", "No rule can be written without.", "Add NET_ADMIN, and NET_RAW for modes iptables and ipvs.")
+		c.add(Missing, at+": securityContext", "the container lacks the capability NET_ADMIN", "Writing rules needs it.", "Add NET_ADMIN, and NET_RAW for modes iptables and ipvs.")
 	case to.Among != "" && !main.may("NET_RAW"):
-		c.add(Missing, at+": securityContext", "the container has not the capability NET_RAW", "The programs of iptables need it for rules that name ipsets, as those of mode ipvs do (docs/image.md).", "Add NET_RAW.")
+		c.add(Missing, at+": securityContext", "the container lacks the capability NET_RAW", "The iptables programs need it for rules with ipsets, such as those of mode ipvs (docs/image.md).", "Add NET_RAW.")
 	case to.RunsIPTables && !main.may("NET_RAW"):
-		c.add(Change, at+": securityContext", "the container has not the capability NET_RAW", "The programs of iptables need it where anybody's rules name ipsets, as some networks for pods have them, and for the legacy back end (docs/image.md).", "Add NET_RAW.")
+		c.add(Change, at+": securityContext", "the container lacks the capability NET_RAW", "The iptables programs need it if any rules use ipsets, as some pod networks do, and for the legacy back end (docs/image.md).", "Add NET_RAW.")
 	}
 	mounts := map[string]bool{}
 	for _, m := range main.VolumeMounts {
 		mounts[strings.TrimSuffix(m.MountPath, "/")] = true
 	}
 	if to.RunsIPTables && !mounts["/run/xtables.lock"] && !mounts["/run"] {
-		c.add(Missing, at+": volumeMounts", "/run/xtables.lock of the host is not mounted", "Programs that write rules of iptables' legacy back end take turns by this file.", "Mount the host's /run/xtables.lock (hostPath, FileOrCreate).")
+		c.add(Missing, at+": volumeMounts", "/run/xtables.lock of the host is not mounted", "Programs of iptables' legacy back end lock this file.", "Mount the host's /run/xtables.lock (hostPath, FileOrCreate).")
 	}
 	if !to.RunsIPTables && mounts["/run/xtables.lock"] {
-		c.add(Same, at+": volumeMounts", "/run/xtables.lock is not needed", fmt.Sprintf("Mode %s does not run iptables, but to remove what another mode left.", c.toMode()), "Nothing; take it out when all nodes have moved.")
+		c.add(Same, at+": volumeMounts", "/run/xtables.lock is not needed", fmt.Sprintf("Mode %s runs iptables only to remove another mode's rules.", c.toMode()), "Nothing; remove it when all nodes have moved.")
 	}
 }
 

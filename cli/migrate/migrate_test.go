@@ -53,8 +53,8 @@ func TestKubeadm(t *testing.T) {
 		if string(r.Config) != usual || !slices.Equal(r.Flags, []string{"--hostname-override=$(NODE_NAME)"}) {
 			t.Errorf("%s: flags %q\n%s", name, r.Flags, r.Config)
 		}
-		for _, want := range []string{"info mode: no mode is asked for", "change DaemonSet kube-system/kube-proxy, container kube-proxy: image: it is registry.example/kube-proxy:v1.36.3",
-			"info DaemonSet kube-system/kube-proxy, container kube-proxy: securityContext: the container may do less", "info RoleBinding kube-system/kube-proxy: it was passed over", "info chains KUBE-…"} {
+		for _, want := range []string{"info mode: no mode is configured", "change DaemonSet kube-system/kube-proxy, container kube-proxy: image: it is registry.example/kube-proxy:v1.36.3",
+			"info DaemonSet kube-system/kube-proxy, container kube-proxy: securityContext: the container needs fewer privileges", "info RoleBinding kube-system/kube-proxy: it was ignored", "info chains KUBE-…"} {
 			if !r.says(want) {
 				t.Errorf("%s: it does not say %q: %+v", name, want, r.Statements)
 			}
@@ -73,23 +73,23 @@ func TestKubeadm(t *testing.T) {
 // Every mode to every other: a configuration, and statements about what is known to differ.
 func TestModes(t *testing.T) {
 	for _, c := range []struct{ given, to, want string }{
-		{"--proxy-mode=iptables --masquerade-all", "nftables", "info nftables.masqueradeAll: the configuration has true, the value of iptables.masqueradeAll"},
-		{"--proxy-mode=iptables", "nftables", "change nodePortAddresses: the configuration says 0.0.0.0/0,::/0"},
+		{"--proxy-mode=iptables --masquerade-all", "nftables", "info nftables.masqueradeAll: the new configuration sets true, the value of iptables.masqueradeAll"},
+		{"--proxy-mode=iptables", "nftables", "change nodePortAddresses: the new configuration sets 0.0.0.0/0,::/0"},
 		{"--proxy-mode=iptables", "nftables", "change NodePorts on 127.0.0.1"},
 		{"--proxy-mode=iptables", "nftables", "change host firewalls"},
-		{"--proxy-mode=nftables", "nftables", "info nftables.minSyncPeriod: it is 0 by default"},
-		{"--proxy-mode=nftables", "iptables", "change nodePortAddresses: the configuration says primary"},
+		{"--proxy-mode=nftables", "nftables", "info nftables.minSyncPeriod: the default is 0"},
+		{"--proxy-mode=nftables", "iptables", "change nodePortAddresses: the new configuration sets primary"},
 		{"--proxy-mode=ipvs --ipvs-scheduler=lc --ipvs-strict-arp --ipvs-tcp-timeout=1h", "nftables", "change ipvs.scheduler: endpoints get equal shares"},
 		{"--proxy-mode=ipvs --ipvs-scheduler=lc --ipvs-strict-arp --ipvs-tcp-timeout=1h", "nftables", "change ipvs.strictARP"},
 		{"--proxy-mode=ipvs --ipvs-scheduler=lc --ipvs-strict-arp --ipvs-tcp-timeout=1h", "iptables", "change ipvs.tcpTimeout"},
-		{"--proxy-mode=ipvs --ipvs-scheduler=lc", "iptables", "info ipvs.scheduler: the configuration does not have it"},
-		{"--proxy-mode=ipvs", "", "info mode: where mode ipvs cannot run, iptables runs instead"},
+		{"--proxy-mode=ipvs --ipvs-scheduler=lc", "iptables", "info ipvs.scheduler: the new configuration omits it"},
+		{"--proxy-mode=ipvs", "", "info mode: if mode ipvs cannot run, iptables runs instead"},
 		{"--proxy-mode=iptables", "ipvs", "change kube-ipvs0: service addresses become addresses of the node"},
 		{"--proxy-mode=iptables", "userspace", "missing client addresses"},
-		{"--proxy-mode=userspace", "iptables", "change endpoints that do not answer"},
+		{"--proxy-mode=userspace", "iptables", "change unreachable endpoints"},
 		{"--proxy-mode=iptables --resource-container=/x", "", "info --resource-container: it has no effect"},
 		{"--proxy-mode=iptables --ipvs-scheduler=rr", "", "--ipvs-scheduler: without effect in mode iptables"},
-		{"--proxy-mode=iptables --feature-gates=SupportIPVSProxyMode=true", "", "featureGates.SupportIPVSProxyMode: the configuration does not have it"},
+		{"--proxy-mode=iptables --feature-gates=SupportIPVSProxyMode=true", "", "featureGates.SupportIPVSProxyMode: the new configuration omits it"},
 		{"--proxy-mode=iptables --healthz-port=0", "", "info rolling update"},
 		{"--master=https://a --v=2", "", "info --master=https://a: it stays on the command line"},
 	} {
@@ -170,7 +170,7 @@ func TestCommandLines(t *testing.T) {
 		}
 	}
 	r, err := convert("nftables", Input{Name: "p", Data: []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec:\n  containers:\n  - {name: kube-proxy, image: x, command: [kube-proxy]}\n")})
-	if err != nil || !r.says("missing p: ") && !r.says("hostNetwork") || !r.says("the container has not the capability NET_ADMIN") {
+	if err != nil || !r.says("missing p: ") && !r.says("hostNetwork") || !r.says("the container lacks the capability NET_ADMIN") {
 		t.Errorf("a pod that cannot: %v %+v", err, r)
 	}
 }
@@ -216,8 +216,8 @@ func TestFilledIn(t *testing.T) {
 	if got := fmt.Sprint(r.Flags); got != stays {
 		t.Errorf("%s stay on the command line, want %s", got, stays)
 	}
-	for _, want := range []string{"info --hostname-override=$(NODE_NAME): it stays", "missing --cluster-cidr=$(CIDR): its value is not in the configuration", "missing --proxy_mode=${MODE}: its value is not",
-		"missing --healthz-port=$PORT: its value is not", "missing --kubeconfig=$(KC): its value is not"} {
+	for _, want := range []string{"info --hostname-override=$(NODE_NAME): it stays", "missing --cluster-cidr=$(CIDR): the new configuration lacks its value", "missing --proxy_mode=${MODE}: the new configuration lacks",
+		"missing --healthz-port=$PORT: the new configuration lacks", "missing --kubeconfig=$(KC): the new configuration lacks"} {
 		if !r.says(want) {
 			t.Errorf("it does not say %q: %+v", want, r.Statements)
 		}
@@ -233,12 +233,12 @@ func TestFilledIn(t *testing.T) {
 // The programs of iptables need NET_RAW for rules that name ipsets: in mode ipvs always, in mode iptables where somebody has such rules.
 func TestCapabilities(t *testing.T) {
 	for _, c := range []struct{ add, to, want string }{
-		{"NET_ADMIN", "ipvs", "missing kube-proxy-n1: the container has not the capability NET_RAW"},
-		{"NET_ADMIN", "iptables", "change kube-proxy-n1: the container has not the capability NET_RAW"},
+		{"NET_ADMIN", "ipvs", "missing kube-proxy-n1: the container lacks the capability NET_RAW"},
+		{"NET_ADMIN", "iptables", "change kube-proxy-n1: the container lacks the capability NET_RAW"},
 		{"NET_ADMIN", "nftables", ""},
 		{"NET_ADMIN, CAP_NET_RAW", "ipvs", ""},
 		{"ALL", "iptables", ""},
-		{"NET_RAW", "nftables", "missing kube-proxy-n1: the container has not the capability NET_ADMIN"},
+		{"NET_RAW", "nftables", "missing kube-proxy-n1: the container lacks the capability NET_ADMIN"},
 	} {
 		r, err := convert(c.to, Input{Name: "in", Data: []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {hostNetwork: true, containers: [{name: kube-proxy, command: [kube-proxy], securityContext: {capabilities: {add: [" + c.add + "]}}}]}\n")})
 		if err != nil {
@@ -246,7 +246,7 @@ func TestCapabilities(t *testing.T) {
 		}
 		got := ""
 		for _, s := range r.Statements {
-			if strings.Contains(s.Differs, "has not the capability") {
+			if strings.Contains(s.Differs, "lacks the capability") {
 				got += fmt.Sprintf("%s %s: %s", s.Severity, "kube-proxy-n1", s.Differs)
 			}
 		}
@@ -269,15 +269,15 @@ func TestBadInput(t *testing.T) {
 	daemonSet, cm := string(file(t, kubeadm+"daemonset.yaml").Data), string(file(t, kubeadm+"configmap.yaml").Data)
 	for _, c := range []struct{ name, text, want string }{
 		{"an empty file", " \n", "in: it is empty: want a ConfigMap"},
-		{"only comments", "# nothing\n---\n", "there is nothing in the input"},
+		{"only comments", "# nothing\n---\n", "empty input"},
 		{"a Deployment", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: kube-proxy}\n", "in: it is a Deployment: a kube-proxy runs on every node"},
 		{"garbage", "{[%", "in: it is neither YAML nor a command line"},
-		{"text", "hello world", "in: it is no mapping of fields to values"},
-		{"a list", "- a\n- b\n", "in: it is no mapping of fields to values"},
+		{"text", "hello world", "in: it is not a mapping of fields to values"},
+		{"a list", "- a\n- b\n", "in: it is not a mapping of fields to values"},
 		{"no kind", "mode: ipvs\n", "in: it has no kind"},
-		{"binary", "\x7fELF\x00\x01", "in: it is no text"},
-		{"not UTF-8", "a: \xff\xfe", "in: it is no text"},
-		{"10 MB", strings.Repeat("a: b # and so on\n", 600000), "in: it has more than 4 MiB"},
+		{"binary", "\x7fELF\x00\x01", "in: it is not text"},
+		{"not UTF-8", "a: \xff\xfe", "in: it is not text"},
+		{"10 MB", strings.Repeat("a: b # and so on\n", 600000), "in: it is larger than 4 MiB"},
 		{"a bomb", bomb, "in: it is neither YAML nor a command line: "},
 		{"deeper than anything", strings.Repeat("[", 100000), "in: it is neither YAML nor a command line: "},
 		{"a ConfigMap without config.conf", configMap("  other: x\n  kubeconfig.conf: y\n"), "ConfigMap kube-system/kube-proxy has no config.conf, and no other key with a KubeProxyConfiguration: it has kubeconfig.conf, other"},
@@ -285,22 +285,22 @@ func TestBadInput(t *testing.T) {
 		{"a field of the wrong type", configMap(head + "    iptables: {masqueradeBit: many}\n"), "ConfigMap kube-system/kube-proxy, key config.conf: KubeProxyConfiguration.iptables.masqueradeBit: \"many\": failed to decode: want a whole number"},
 		{"a wrong value", configMap(head + "    clusterCIDR: 10.0.0.0/99\n"), "ConfigMap kube-system/kube-proxy, key config.conf: KubeProxyConfiguration.clusterCIDR: \"10.0.0.0/99\""},
 		{"another version", configMap("  config.conf: |\n    apiVersion: kubeproxy.config.k8s.io/v9\n    kind: KubeProxyConfiguration\n"), "its apiVersion is \"kubeproxy.config.k8s.io/v9\""},
-		{"a ConfigMap whose data is a list", "kind: ConfigMap\ndata: [a]\n", "in: it is no object that was ever applied"},
-		{"a DaemonSet without its ConfigMap", daemonSet, "DaemonSet kube-system/kube-proxy, container kube-proxy: --config=/var/lib/kube-proxy/config.conf: its file is not among the input, it is in the ConfigMap kube-proxy: give that too"},
+		{"a ConfigMap whose data is a list", "kind: ConfigMap\ndata: [a]\n", "in: it is not a valid object"},
+		{"a DaemonSet without its ConfigMap", daemonSet, "DaemonSet kube-system/kube-proxy, container kube-proxy: --config=/var/lib/kube-proxy/config.conf: this file is not in the input, it is in the ConfigMap kube-proxy: give that too"},
 		{"two DaemonSets", cm + "\n" + daemonSet + "\n" + daemonSet, "in: document 4: DaemonSet kube-system/kube-proxy is a second pod of kube-proxy"},
 		{"two configurations", cm + "\n" + cm, "in: document 3: it has a second KubeProxyConfiguration"},
 		{"a DaemonSet of others", "kind: DaemonSet\nmetadata: {name: cni}\nspec: {template: {spec: {containers: [{name: cni}, {name: bird}]}}}\n", "in: DaemonSet cni has no container that runs kube-proxy: it has cni, bird"},
 		{"a DaemonSet without a template", "kind: DaemonSet\nmetadata: {name: x}\n", "in: it is a DaemonSet: a kube-proxy runs on every node, as a DaemonSet with a template"},
 		{"a DaemonSet of Windows", "kind: DaemonSet\nmetadata: {name: kube-proxy-windows}\nspec: {template: {spec: {nodeSelector: {kubernetes.io/os: windows}, containers: [{name: kube-proxy, command: [powershell, -Command, kube-proxy.exe]}]}}}\n",
-			"there is nothing of a proxy in DaemonSet kube-proxy-windows, for Windows"},
-		{"an object of others", "kind: Service\nmetadata: {name: web, namespace: shop}\n", "there is nothing of a proxy in Service shop/web"},
+			"no proxy configuration in DaemonSet kube-proxy-windows, for Windows"},
+		{"an object of others", "kind: Service\nmetadata: {name: web, namespace: shop}\n", "no proxy configuration in Service shop/web"},
 		{"a misspelled kind (TN-85)", "kind: DeamonSet\nmetadata: {name: kube-proxy, namespace: kube-system}\n", "kind DeamonSet is unknown: did you mean DaemonSet?"},
-		{"an empty List", "kind: List\nitems: []\n", "there is nothing in the input"},
-		{"an odd item", "kind: List\nitems: [7]\n", "in: items[0]: it is no mapping"},
+		{"an empty List", "kind: List\nitems: []\n", "empty input"},
+		{"an odd item", "kind: List\nitems: [7]\n", "in: items[0]: it is not a mapping"},
 		{"a flag that is not known", "--proxy-mode=ipvs --no-such=1", "in: unknown flag: --no-such"},
 		{"a mode that is not known", "--proxy-mode=magic", "in: --proxy-mode: \"magic\""},
-		{"a command line and a file that it does not read", cm + "\n" + strings.ReplaceAll(daemonSet, "--config=", "--kubeconfig="), "has no --config, so the configuration of ConfigMap kube-system/kube-proxy, key config.conf is not what it runs with"},
-		{"Cilium and a kube-proxy", cm + "\n---\nkind: ConfigMap\nmetadata: {name: cilium-config}\ndata: {kube-proxy-replacement: \"true\"}\n", "there are both Cilium's ConfigMap and a kube-proxy"},
+		{"a command line and a file that it does not read", cm + "\n" + strings.ReplaceAll(daemonSet, "--config=", "--kubeconfig="), "has no --config, so it does not use the configuration of ConfigMap kube-system/kube-proxy, key config.conf"},
+		{"Cilium and a kube-proxy", cm + "\n---\nkind: ConfigMap\nmetadata: {name: cilium-config}\ndata: {kube-proxy-replacement: \"true\"}\n", "the input has both Cilium's ConfigMap and a kube-proxy"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if r, err := convert("", Input{Name: "in", Data: []byte(c.text)}); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -313,7 +313,7 @@ func TestBadInput(t *testing.T) {
 	}
 	// What stands there twice is said: only the last of it holds.
 	twice, err := convert("", Input{Name: "in", Data: []byte(configMap(head + "    mode: ipvs\n    bogus: 1\n    mode: iptables\n    iptables: {masqueradeBit: 3, masqueradeBit: 4}\n"))})
-	if err != nil || !twice.says("change mode: it stands twice in ConfigMap kube-system/kube-proxy, key config.conf, in line 5 again") || !twice.says("change masqueradeBit: it stands twice in") || !twice.says("change bogus: ") {
+	if err != nil || !twice.says("change mode: it occurs twice in ConfigMap kube-system/kube-proxy, key config.conf, again in line 5") || !twice.says("change masqueradeBit: it occurs twice in") || !twice.says("change bogus: ") {
 		t.Errorf("what stands there twice: %v %+v", err, twice)
 	}
 	gate, err := convert("", Input{Name: "in", Data: []byte(configMap(head + "    featureGates: {SupportIPVSProxyMode: true}\n"))})
@@ -325,13 +325,13 @@ func TestBadInput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"change clusterCIDRs: ConfigMap kube-system/kube-proxy, key config.conf has the field clusterCIDRs, which does not exist", "info conntrackMaxPerCore: it is read as conntrack.maxPerCore",
+	for _, want := range []string{"change clusterCIDRs: ConfigMap kube-system/kube-proxy, key config.conf has the field clusterCIDRs, which no version has", "info conntrackMaxPerCore: it is read as conntrack.maxPerCore",
 		"info udpTimeoutMilliseconds: it is read as udpIdleTimeout", "info resourceContainer: it has no effect"} {
 		if !r.says(want) {
 			t.Errorf("it does not say %q: %+v", want, r.Statements)
 		}
 	}
-	if i := slices.IndexFunc(r.Statements, func(s Statement) bool { return s.About == "clusterCIDRs" }); i < 0 || !strings.Contains(r.Statements[i].Do, "clusterCIDR, which may have been meant") {
+	if i := slices.IndexFunc(r.Statements, func(s Statement) bool { return s.About == "clusterCIDRs" }); i < 0 || !strings.Contains(r.Statements[i].Do, "clusterCIDR if that was intended") {
 		t.Errorf("no near name: %+v", r.Statements)
 	}
 }

@@ -134,9 +134,9 @@ func (r *reader) input(in Input) error {
 	case len(bytes.TrimSpace(in.Data)) == 0:
 		return errors.New("it is empty: " + want)
 	case len(in.Data) > MostBytes:
-		return fmt.Errorf("it has more than %d MiB, which no configuration has", MostBytes>>20)
+		return fmt.Errorf("it is larger than %d MiB", MostBytes>>20)
 	case bytes.IndexByte(in.Data, 0) >= 0 || !utf8.Valid(in.Data):
-		return errors.New("it is no text: " + want)
+		return errors.New("it is not text: " + want)
 	}
 	if line, ok := commandLine(string(in.Data)); ok {
 		return r.command(line, in.Name)
@@ -173,7 +173,7 @@ func (r *reader) document(doc []byte, name string) error {
 func (r *reader) value(root any, doc []byte, name string) error {
 	fields, ok := root.(map[string]any)
 	if !ok {
-		return fmt.Errorf("it is no mapping of fields to values: %s", want)
+		return fmt.Errorf("it is not a mapping of fields to values: %s", want)
 	}
 	if kind, _ := fields["kind"].(string); kind == "KubeProxyConfiguration" {
 		if doc == nil {
@@ -190,7 +190,7 @@ func (r *reader) value(root any, doc []byte, name string) error {
 	}
 	var o object
 	if err := yaml.Unmarshal(data, &o); err != nil {
-		return fmt.Errorf("it is no object that was ever applied: %s", strings.TrimPrefix(err.Error(), "error unmarshaling JSON: while decoding JSON: "))
+		return fmt.Errorf("it is not a valid object: %s", strings.TrimPrefix(err.Error(), "error unmarshaling JSON: while decoding JSON: "))
 	}
 	switch {
 	case o.Kind == "":
@@ -220,7 +220,7 @@ func (r *reader) value(root any, doc []byte, name string) error {
 
 func (r *reader) configuration(doc []byte, where string) error {
 	if r.File != nil {
-		return fmt.Errorf("it has a second KubeProxyConfiguration, beside that of %s: give one at a time", r.FileWhere)
+		return fmt.Errorf("it has a second KubeProxyConfiguration, beside that of %s: pass one at a time", r.FileWhere)
 	}
 	r.File, r.FileWhere = doc, where
 	return nil
@@ -274,7 +274,7 @@ func (r *reader) pod(o object, p pod) error {
 		r.Passed = append(r.Passed, o.String()+", for Windows")
 		return nil
 	case r.Pod != nil:
-		return fmt.Errorf("%s is a second pod of kube-proxy, beside %s: give one at a time", o, r.podName)
+		return fmt.Errorf("%s is a second pod of kube-proxy, beside %s: pass one at a time", o, r.podName)
 	}
 	c := p.Containers[i]
 	p.Containers[0], p.Containers[i] = p.Containers[i], p.Containers[0]
@@ -331,7 +331,7 @@ var filledIn = regexp.MustCompile(`\$[({A-Za-z_]`)
 // arguments takes the words of a command line: what comes after the program, up to where a shell would go on with something else.
 func (r *reader) arguments(words []string, where string) error {
 	if r.Where != "" {
-		return fmt.Errorf("it has a second command line, beside that of %s: give one at a time", r.Where)
+		return fmt.Errorf("it has a second command line, beside that of %s: pass one at a time", r.Where)
 	}
 	r.Where = where
 	if i := slices.IndexFunc(words, program.MatchString); i >= 0 {
@@ -378,12 +378,12 @@ func (r *reader) together() error {
 			}
 			return fmt.Errorf("%s has no config.conf, and no other key with a KubeProxyConfiguration: it has %s", o, keys)
 		case len(r.Passed) > 0:
-			return fmt.Errorf("there is nothing of a proxy in %s: %s", strings.Join(r.Passed, ", "), want)
+			return fmt.Errorf("no proxy configuration in %s: %s", strings.Join(r.Passed, ", "), want)
 		}
-		return errors.New("there is nothing in the input: " + want)
+		return errors.New("empty input: " + want)
 	}
 	if r.Cilium != nil && (r.Where != "" || r.File != nil) {
-		return errors.New("there are both Cilium's ConfigMap and a kube-proxy: give one at a time")
+		return errors.New("the input has both Cilium's ConfigMap and a kube-proxy: pass one at a time")
 	}
 	config := ""
 	for i, a := range r.Args {
@@ -394,10 +394,10 @@ func (r *reader) together() error {
 		}
 	}
 	if config != "" && r.File == nil {
-		return fmt.Errorf("%s: --config=%s: its file is not among the input%s", r.Where, config, r.Pod.hint(config))
+		return fmt.Errorf("%s: --config=%s: this file is not in the input%s", r.Where, config, r.Pod.hint(config))
 	}
 	if config == "" && r.File != nil && r.Where != "" {
-		return fmt.Errorf("%s has no --config, so the configuration of %s is not what it runs with: give one of them", r.Where, r.FileWhere)
+		return fmt.Errorf("%s has no --config, so it does not use the configuration of %s: pass one of them", r.Where, r.FileWhere)
 	}
 	for _, o := range r.configMaps {
 		if keyOf(o) == "" {

@@ -125,7 +125,7 @@ func TestMigrateRefuses(t *testing.T) {
 	}{
 		{[]string{"migrate", wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.iptables.masqueradeBit: \"99\": want 0 to 31\nkube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"migrate", types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: "},
-		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after --: --proxy-mode: \"magic\": want iptables, ipvs, nftables, userspace, or nothing for the best that this machine can do\nkube-proxy: the command line after --: --cluster-cidr: "},
+		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after --: --proxy-mode: \"magic\": want iptables, ipvs, nftables, userspace, or nothing for the best that this host supports\nkube-proxy: the command line after --: --cluster-cidr: "},
 		{[]string{"check", "--config=" + types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: "},
 		{[]string{"--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"render", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
