@@ -10,7 +10,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// findAddresses finds the addresses of the node that answer NodePorts. Where rules redirect, they match these addresses.
+// findAddresses finds the node's addresses that answer NodePorts. Where rules redirect, the rules
+// match them.
 func (p *Plane) findAddresses() error {
 	if p.addresses == nil {
 		return nil
@@ -32,7 +33,8 @@ func (p *Plane) findAddresses() error {
 	return nil
 }
 
-// follow moves the listeners of NodePorts to where the node's addresses are now, and counts the rows whose listeners moved.
+// follow moves the listeners of NodePorts to the node's current addresses, and counts the rows
+// whose listeners moved.
 func (p *Plane) follow(ctx context.Context) (moved int, err error) {
 	if p.addresses == nil {
 		return 0, nil

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// batch is changes on their way: what they need is there already, what they leave is not yet given up.
+// batch is a batch of changes: what they need is open already, what they release is not closed yet.
 type batch struct {
 	p      *Plane
 	steps  []step
@@ -31,7 +31,8 @@ type step struct {
 
 func (p *Plane) begin() *batch { return &batch{p: p, before: map[*service][]*lb.BackendSet{}} }
 
-// Apply sets each change's key to its new row, or removes it. Rows whose endpoints alone change need nothing of the kernel.
+// Apply sets each change's key to its new row, or removes it. A change of endpoints alone writes
+// nothing to the kernel.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if err := p.usable(ctx); err != nil {
 		return res, fmt.Errorf("userspace: apply %d changes: %w", len(changes), err)
@@ -50,8 +51,8 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 
 func noPorts(lb.From) uint16 { return 0 }
 
-// change has a key have another row, and reports whether it can be served. One that cannot costs itself alone: what was there stays,
-// unless it would take an address of somebody else.
+// change gives a key another row, and reports whether it can be served. If not, only this row
+// fails: the old one stays, unless it would take an address of another host.
 func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) bool {
 	old := b.p.rows[k]
 	if f.Accepts() {
@@ -87,7 +88,7 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 	return true
 }
 
-// note remembers whom a row's service port has led to.
+// note remembers the backends of a row's service port.
 func (b *batch) note(r *row) {
 	if r == nil {
 		return
@@ -104,7 +105,8 @@ func (b *batch) note(r *row) {
 	b.before[s] = all
 }
 
-// end gives up what is not needed any more: after the redirector took the leads, or else nothing that the kernel may still lead to.
+// end releases what is not needed any more. If the redirector failed, it keeps everything that the
+// kernel may still lead to.
 func (b *batch) end(told bool) {
 	for _, s := range b.steps {
 		switch {
@@ -130,7 +132,7 @@ func (b *batch) end(told bool) {
 	}
 }
 
-// leave tells the listeners of a service port which backends went, and which came back.
+// leave reports to the listeners of a service port which backends left, and which returned.
 func (p *Plane) leave(s *service, was []*lb.BackendSet) {
 	var is []*lb.BackendSet
 	s.backends(func(set *lb.BackendSet) { is = append(is, set) })
@@ -173,7 +175,8 @@ func without(sets, others []*lb.BackendSet) (all []netip.AddrPort) {
 	return slices.Compact(all)
 }
 
-// lacking returns the backends of a set that others lack. Most are in its own successor, which is compared as a whole.
+// lacking returns the backends of a set that others lack. Most are in its own successor, which is
+// compared as a whole.
 func lacking(s *lb.BackendSet, others []*lb.BackendSet) []netip.AddrPort {
 	successor := &lb.BackendSet{}
 	for _, o := range others {

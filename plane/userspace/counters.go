@@ -10,24 +10,24 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// counters count by service port the connections and sessions that were led to an endpoint ([mode.TrafficCounter], docs/adr/0069). The zero value
-// counts nothing.
+// counters count the connections and sessions of each service port ([mode.TrafficCounter],
+// docs/adr/0069). The zero value counts nothing.
 type counters struct {
 	on bool
 
 	mu   sync.Mutex
 	last uint64 // the number that a counter got last
 	of   map[*counter]struct{}
-	// gone are those of service ports that no row needs any more, until they have been read.
+	// gone are the counters of service ports without rows, until they have been read.
 	gone []*counter
-	// rest is what those had that are gone and nobody has read: there were more than mostGone.
+	// rest is the sum of unread counters that are gone, beyond mostGone.
 	rest uint64
 }
 
 // mostGone is how many counters wait to be read.
 const mostGone = 1 << 16
 
-// restNumber is that of counters.rest, which is nobody's.
+// restNumber is the number of counters.rest.
 const restNumber = 1
 
 // counter is that of a service port.
@@ -54,7 +54,7 @@ func (c *counters) open(port string) *counter {
 	return n
 }
 
-// close gives up a counter. What it has is told once more. nil is none.
+// close gives up a counter; nil is none. Its count is reported once more.
 func (c *counters) close(n *counter) {
 	if n == nil {
 		return
@@ -99,7 +99,8 @@ type counting struct {
 	of *counter
 }
 
-// Pick is part of [relay.Balancer]. Whoever is led for the first time counts, whether an endpoint answers or not, as in the modes of the kernel.
+// Pick is part of [relay.Balancer]. It counts a client's first endpoint, whether that answers or
+// not, as the modes of the kernel do.
 func (b counting) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
 	to, answer := b.Balancer.Pick(c, tried)
 	if answer == relay.Forward && len(tried) == 0 && !c.Again {

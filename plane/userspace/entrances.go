@@ -10,14 +10,17 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// entrances are the listeners to which rules lead, for queries while rows are written. A change of endpoints alone does not touch them.
+// entrances are the listeners to which rules lead, for queries during writes. A change of endpoints
+// alone does not change them.
 type entrances struct {
 	mu sync.RWMutex
 	at map[port]entrance
 	of map[entranceName]uint16
-	// direct are the NodePorts that are the port of their own listener: nothing is translated.
+	// direct are the NodePorts that are the port of their own listener, so that nothing is
+	// translated.
 	direct map[port]bool
-	// answers are the routes in force of the rows without connections, whose flows conntrack may delete.
+	// answers are the routes in force of rows without connections, whose flows conntrack may
+	// delete.
 	answers map[lb.Key][]redirect.Route
 }
 
@@ -61,7 +64,7 @@ func (e *entrances) shut(d *door) {
 	}
 }
 
-// lead notes a row that is led to listeners, or with no routes that it no longer is.
+// lead notes the routes of a row; none for a row that is gone.
 func (e *entrances) lead(k lb.Key, routes []redirect.Route) {
 	if !k.IsNodePort() {
 		return
@@ -119,7 +122,7 @@ func (e *entrances) find(p lb.Proto, number uint16) (found entrance, ok bool) {
 	return found, ok
 }
 
-// port is where rules lead to for a set; 0 if nothing listens.
+// port returns the port of a set's listener, 0 for none.
 func (e *entrances) port(name entranceName) uint16 {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -128,5 +131,5 @@ func (e *entrances) port(name entranceName) uint16 {
 
 func (d *door) name() entranceName { return entranceName{d.of.name, d.proto, d.scope} }
 
-// port is that of a listener to which rules lead.
+// port returns the port of a listener to which rules lead.
 func (d *door) port() port { return port{d.proto, d.listener.Addr().Port()} }

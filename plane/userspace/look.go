@@ -12,10 +12,10 @@ import (
 	"kube-proxy/trace"
 )
 
-// errNoLooker is what who asks is told where nobody can read the redirector's state, as on Windows.
+// errNoLooker means that the redirector's state cannot be read, as on Windows.
 var errNoLooker = errors.New("what redirects packets here cannot be asked")
 
-// TraceMode is what [trace.Ask] must know of the mode as it redirects packets here.
+// TraceMode returns what [trace.Ask] must know of the mode with this redirector.
 func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 	switch p.redirect.Name() {
 	case "iptables":
@@ -27,8 +27,9 @@ func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 	return m
 }
 
-// Follow is part of mode.Looker: the redirector says where the kernel leads the packet, the listener there who would be next. No lock of the plane
-// is held while the kernel is asked.
+// Follow is part of mode.Looker. The redirector returns the listener that the kernel leads the
+// packet to, and the listener its next backends. Follow holds no lock of the plane while it reads
+// the kernel.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	look, ok := p.redirect.(redirect.Looker)
 	if !ok {
@@ -58,7 +59,7 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	return k, nil
 }
 
-// tellTurns says who would be next.
+// tellTurns reports the next backends.
 func tellTurns(k *trace.Kernel, state balance.State) {
 	const most = 8
 	failing := 0
@@ -82,7 +83,8 @@ func tellTurns(k *trace.Kernel, state balance.State) {
 	}
 }
 
-// Differences is part of mode.Looker: what the redirector has in the kernel, and what this process listens for, against the table.
+// Differences is part of mode.Looker: it compares the redirector's state in the kernel and the
+// listeners of this process with the table.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	look, ok := p.redirect.(redirect.Looker)
 	if !ok {
@@ -110,7 +112,8 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
-// leadOf is the lead of a row, to the ports at which this process listens. Of a row without listener it tells, and there is none.
+// leadOf returns the entry of a row, with the ports of this process. A row without listener is
+// reported, and has none.
 func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redirect.Entry, leads bool) {
 	l = redirect.Entry{Key: f.Key, Kind: f.Kind, Sources: f.Sources}
 	for _, r := range f.Routes {
@@ -134,7 +137,7 @@ func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redi
 	return l, true
 }
 
-// holds compares the backends of a listener's set, and reports whether anybody wants to know more.
+// holds compares the backends of a listener's set, and reports whether to continue.
 func (p *Plane) holds(name entranceName, port uint16, want *lb.BackendSet, tell func(trace.Difference) bool, k lb.Key) bool {
 	to, ok := p.entrances.find(name.proto, port)
 	if !ok {

@@ -15,7 +15,7 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// The metrics of the mode that its planes tell.
+// The metrics of the mode that its planes measure.
 const (
 	openConnections = "userspace_connections"
 	connections     = "userspace_connections_total"
@@ -132,8 +132,9 @@ func (h modeHost) removeStale(ctx context.Context, what mode.Removal) (all mode.
 	return all, err
 }
 
-// sysctls: the node's end of a connection that the proxy has ended keeps its port towards the endpoint for a minute, so that a few
-// hundred connections a second would use up all ports. A new connection may take one over after a second (tcp_tw_reuse, RFC 6191).
+// sysctls: after the proxy ends a connection, its port towards the endpoint stays in use for a
+// minute. A few hundred connections a second would use up all ports. With tcp_tw_reuse a new
+// connection may take one over after a second (RFC 6191).
 func sysctls(mode.Settings) []mode.Sysctl {
 	if runtime.GOOS != "linux" {
 		return nil
@@ -141,8 +142,8 @@ func sysctls(mode.Settings) []mode.Sysctl {
 	return []mode.Sysctl{{Name: "net.ipv4.tcp_tw_reuse", Value: "1", Optional: true}}
 }
 
-// A plane is a mode.Drainer, or connections would end with their process at once, and a mode.Answerer, or flows would be forgotten
-// while an answer is under way.
+// A plane is a mode.Drainer, so that connections can outlive the signal to end, and a
+// mode.Answerer, so that conntrack keeps flows with answers under way.
 var (
 	_ mode.Drainer  = (*Plane)(nil)
 	_ mode.Answerer = (*Plane)(nil)
@@ -157,8 +158,8 @@ func able(s mode.Settings) error {
 	return c.Close()
 }
 
-// redirectModules are those that a look for the first way to redirect may make the kernel load; another is only looked for where it is
-// known not to be had.
+// redirectModules are those that the kernel may load while the first way to redirect is tried.
+// Another way is tried only if the first one is known to be unavailable.
 var redirectModules = []string{"nfnetlink", "nf_tables"}
 
 func (h modeHost) open(s mode.Settings) (mode.Plane, error) {

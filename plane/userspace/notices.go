@@ -8,7 +8,7 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// notices are what somebody should be told, each once.
+// notices are one-time messages to the operator.
 type notices struct {
 	redirect bool               // told which redirect there is, and why
 	guard    bool               // told that the ports of listeners are not guarded

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/config/option"
 )
 
-// Options are the fields of the mode, of which the published type had some until the mode left it
-// (CF-44, CF-45).
+// Options are the fields of the mode. Some were in the published type until upstream removed the
+// mode (CF-44, CF-45).
 type Options struct {
 	// PortRange are the ports of this node that proxied connections may arrive at; "" for any.
 	PortRange string `json:"portRange"`
@@ -29,11 +29,11 @@ type Options struct {
 	UserspaceFallback *bool `json:"userspaceFallback"`
 }
 
-// drainTimeout is enough for requests that are under way. Connections that last longer are opened
-// anew by their clients in any case, and as long as the process waits, nobody takes new ones.
+// drainTimeout is enough for requests under way. Clients reopen longer connections in any case, and
+// while the process waits, no process accepts new ones.
 const drainTimeout = 5 * time.Second
 
-// defaults are the values that nobody asked for.
+// defaults are the default values.
 func defaults() *Options {
 	v := &Options{UserspaceFallback: new(true)}
 	v.UDPIdleTimeout.Duration = 250 * time.Millisecond

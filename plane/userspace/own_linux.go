@@ -12,7 +12,8 @@ import (
 	rtnl "kube-proxy/internal/netlink/route"
 )
 
-// openOwn returns what asks the kernel whether an address is one of the node, in the network namespace of the calling thread.
+// openOwn returns a function that asks the kernel whether an address is the node's, in the network
+// namespace of the calling thread.
 func openOwn() (own func(netip.Addr) (bool, error), shut func() error, err error) {
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 )
 
-// openOwn returns what tells this host's addresses from others.
+// openOwn returns a function that looks for an address among those of this host.
 func openOwn() (own func(netip.Addr) (bool, error), shut func() error, err error) {
 	return func(a netip.Addr) (bool, error) {
 		addrs, err := net.InterfaceAddrs()

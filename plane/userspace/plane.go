@@ -33,28 +33,32 @@ type Config struct {
 	UDPIdle time.Duration
 	// TCPIdle returns how long an idle connection of TCP is kept, 0 for ever; nil is for ever.
 	TCPIdle func() time.Duration
-	// Grace is how long connections may go on after their endpoint left its Service, or their Service went; 0 for no bound.
+	// Grace is how long connections may last after their endpoint left its Service, or their
+	// Service is gone; 0 for no limit.
 	Grace time.Duration
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that (SV-64).
 	LocalhostNodePorts bool
-	// ExternalIPsBounded reports whether the administrator says which external IPs Services may have. Where there is no packet filter,
-	// others than the node's own are served only then. Nil: no.
+	// ExternalIPsBounded reports whether the administrator limits the external IPs of Services.
+	// Without a packet filter, external IPs that are not the node's are served only then. Nil: no.
 	ExternalIPsBounded func() bool
-	// NoNodeEndpoints: endpoints at the node's own addresses get no connections. Whose an address is the kernel says: tenants
-	// write what slices say of it.
+	// NoNodeEndpoints: endpoints at the node's own addresses get no connections. The kernel decides
+	// which addresses these are, because tenants write EndpointSlices.
 	NoNodeEndpoints bool
 	// CountServices has connections and sessions counted by service port.
 	CountServices bool
-	// Descriptors bounds those of listeners and connections, for all planes of the process that share it; nil for one of its own.
+	// Descriptors limits those of listeners and connections, for all planes of the process that
+	// share it; nil for one of its own.
 	Descriptors *relay.Groups
-	// Log takes what the relay tells an operator; nil for none.
+	// Log receives the relay's messages; nil for none.
 	Log *slog.Logger
 }
 
-// pace is what an Apply should weigh at most: opening listeners takes most of its time, some 30 µs for each.
+// pace is the most that an Apply should weigh: opening listeners takes most of its time, about 30
+// µs for each.
 const pace = 2000
 
-// Plane serves one family. Its methods must be called by one goroutine at a time; Drift, Measure, Answers and Drain may be called by another.
+// Plane serves one family. One goroutine at a time may call its methods; another one may call
+// Drift, Measure, Answers and Drain.
 type Plane struct {
 	cfg      Config
 	relay    relayer
@@ -78,14 +82,15 @@ type Plane struct {
 	node     lb.Node
 	rows     map[lb.Key]*row
 	services map[serviceName]*service
-	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty where rules redirect.
+	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty
+	// where rules redirect.
 	at        map[relay.Listening]*door
 	nodePorts []netip.Addr
 	// nodeHas are the addresses that the node has without us; empty where rules redirect.
 	nodeHas map[netip.Addr]bool
 }
 
-// relayer is what a plane needs of relay.Relay.
+// relayer is the plane's view of relay.Relay.
 type relayer interface {
 	Listen(relay.Listening, relay.Balancer, *relay.Group) (listener, error)
 	Stats() relay.Stats
@@ -94,7 +99,7 @@ type relayer interface {
 	Close()
 }
 
-// listener is what a plane needs of relay.Listener.
+// listener is the plane's view of relay.Listener.
 type listener interface {
 	Addr() netip.AddrPort
 	SetBalancer(relay.Balancer)
@@ -113,7 +118,8 @@ func (s sockets) Listen(at relay.Listening, b relay.Balancer, group *relay.Group
 	return l, nil
 }
 
-// New makes a plane whose sockets are in the network namespace of the calling thread. It changes nothing before the first Reset.
+// New returns a plane whose sockets are in the network namespace of the calling thread. It changes
+// nothing before the first Reset.
 func New(cfg Config) (*Plane, error) {
 	if cfg.Descriptors == nil {
 		cfg.Descriptors = relay.ProcessGroups()
@@ -159,7 +165,8 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 	return p, nil
 }
 
-// avoids returns what reports whether a backend gets no connections (TN-52); nil where all get some.
+// avoids returns a function that reports whether a backend gets no connections (TN-52); nil if all
+// get some.
 func (p *Plane) avoids() func(netip.AddrPort) bool {
 	switch {
 	case p.cfg.NoNodeEndpoints: // what the proxy listens at is the node's, too
@@ -170,10 +177,10 @@ func (p *Plane) avoids() func(netip.AddrPort) bool {
 	return nil
 }
 
-// Pace is what an Apply should weigh at most.
+// Pace is the most that an Apply should weigh.
 func (p *Plane) Pace() int { return p.pace }
 
-// Drift has a value when somebody else may have changed what leads to the listeners.
+// Drift has a value when another program may have changed the rules or addresses that redirect.
 func (p *Plane) Drift() <-chan struct{} { return p.redirect.Drift() }
 
 // Probe has the redirector make a write that changes nothing.
@@ -184,7 +191,7 @@ func (p *Plane) Probe(ctx context.Context) error {
 	return p.lost("probe", p.redirect.Probe(ctx))
 }
 
-// usable says why no verb but Reset can work now.
+// usable returns the error of all verbs except Reset.
 func (p *Plane) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -195,7 +202,7 @@ func (p *Plane) usable(ctx context.Context) error {
 	return nil
 }
 
-// lost wraps an error of the redirector, and notes when it asks for a Reset.
+// lost wraps an error of the redirector, and notes when a Reset is needed.
 func (p *Plane) lost(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -204,12 +211,12 @@ func (p *Plane) lost(doing string, err error) error {
 	return fmt.Errorf("userspace: %s: redirect by %s, %s: %w", doing, p.redirect.Name(), p.cfg.Family, err)
 }
 
-// StopAccepting takes no more connections: another process may listen on the ports now. Only Drain, Close and Measure may be called
-// after it.
+// StopAccepting closes the listeners: another process may listen on the ports now. After it, only
+// Drain, Close and Measure may be called.
 func (p *Plane) StopAccepting() { p.relay.StopAccepting() }
 
-// Drain takes no more connections, and returns when those that are open have ended, or ctx has. It returns how many it ended then.
-// Only Close and Measure may be called after it.
+// Drain closes the listeners, and returns when the open connections or ctx have ended. It returns
+// how many connections it ended. After it, only Close and Measure may be called.
 func (p *Plane) Drain(ctx context.Context) (left int) {
 	watched := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -224,8 +231,8 @@ func (p *Plane) Drain(ctx context.Context) (left int) {
 	return left
 }
 
-// Close ends all connections, and frees what the plane holds. What leads to its listeners stays in force, for the process that
-// comes after. To close it again does nothing.
+// Close ends all connections, and frees the plane's resources. The rules stay in force for the next
+// process. A second Close does nothing.
 func (p *Plane) Close() error {
 	if p.closed {
 		return nil
@@ -235,7 +242,7 @@ func (p *Plane) Close() error {
 	return errors.Join(p.redirect.Close(), p.closeOwn())
 }
 
-// ownAddresses are those at which the proxy listens for others: a connection of its own must not come there.
+// ownAddresses are those of the proxy's listeners, to which it must not connect itself.
 type ownAddresses struct {
 	mu sync.RWMutex
 	at map[netip.AddrPort]int
@@ -266,8 +273,9 @@ func (p *Plane) anywhere() netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// grace is how long connections may go on, as relay wants it. Sessions of UDP end at once: a client that
-// keeps sending would renew one for ever, and its endpoint's address may get another owner (SV-25).
+// grace returns how long connections may last, as relay expects it. Sessions of UDP end at once: a
+// client that keeps sending would renew one forever, and its endpoint's address may get another
+// owner (SV-25).
 func (p *Plane) grace(of lb.Proto) time.Duration {
 	if of == lb.UDP {
 		return 0

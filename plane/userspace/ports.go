@@ -39,8 +39,8 @@ type port struct {
 	number uint16
 }
 
-// resting is a port that a Service gave up. It counts for the Service until it has rested, or one that comes
-// and goes would soon have all ports rest.
+// resting is a port that a Service released. It counts for the Service until it has rested.
+// Otherwise a Service that comes and goes would soon have all ports rest.
 type resting struct {
 	port
 	service string
@@ -51,7 +51,8 @@ func newPorts(first, last uint16) *ports {
 		quotas: map[lb.Proto]*relay.Groups{}}
 }
 
-// quota is that of a protocol's ports. Of those that the kernel gives to sockets that ask for none the node keeps half for its own connections.
+// quota returns the quota of a protocol's ports. The node keeps half of the ephemeral ports for its
+// own connections.
 func (p *ports) quota(proto lb.Proto) *relay.Groups {
 	q := p.quotas[proto]
 	if q == nil && p.last == 0 {
@@ -67,8 +68,9 @@ func (p *ports) quota(proto lb.Proto) *relay.Groups {
 // size is how many ports the range has.
 func (p *ports) size() int { return int(p.last) - int(p.first) + 1 }
 
-// take finds a port for a listener of a Service by trying to listen, first at prefer if that is not 0. listen is given 0 for any port, and
-// returns the one that it got; its errors of ports that somebody else has wrap syscall.EADDRINUSE. refuse closes what listen opened last.
+// take finds a port for a listener of a Service by trying to listen, first at prefer if that is not
+// 0. listen gets 0 for any port, and returns the actual one; its error wraps syscall.EADDRINUSE if
+// another program has the port. refuse closes the last listener.
 func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
 	p.wake(port{proto, prefer})
 	q := p.quota(proto)
@@ -100,7 +102,7 @@ func (p *ports) find(proto lb.Proto, prefer uint16, listen func(uint16) (uint16,
 	return p.ofRange(proto, listen)
 }
 
-// any takes one that the kernel offers.
+// any takes a port of the kernel's choice.
 func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse func()) error {
 	for range portTries {
 		n, err := listen(0)
@@ -120,8 +122,8 @@ func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse 
 	return fmt.Errorf("%w: the kernel offers those alone that were given up less than %v ago (net.ipv4.ip_local_port_range)", ErrNoPort, portRest)
 }
 
-// ofRange takes the next of the range that nobody has. The first one is taken at random: two proxies, or a process and the one before it,
-// do not begin with the same Services.
+// ofRange takes the next free port of the range. The first one is random, so that two proxies, or a
+// process and its successor, do not collide.
 func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) error {
 	size := p.size()
 	if _, begun := p.next[proto]; !begun {

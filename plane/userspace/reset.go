@@ -11,8 +11,9 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// Reset makes the kernel lead exactly as the table says. Rows that the process before led to are listened for at its ports, where those are
-// free. Rows beyond the pace that nobody led to before are left for later, and so are those for which no listener can be opened.
+// Reset makes the kernel redirect exactly as the table says. Rows of the previous process keep its
+// ports, if those are free. New rows beyond the pace are left for later, and so are rows without a
+// listener.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	if err := ctx.Err(); err != nil {
 		return res, fmt.Errorf("userspace: reset: %w", err)
@@ -88,7 +89,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	return res, nil
 }
 
-// portsOf tells by a lead of the process before at which port it listened for those from somewhere.
+// portsOf returns the ports of the previous process by source, from the routes of a row.
 func portsOf(routes []redirect.Route) func(lb.From) uint16 {
 	return func(from lb.From) uint16 {
 		for _, r := range routes {
@@ -100,7 +101,7 @@ func portsOf(routes []redirect.Route) func(lb.From) uint16 {
 	}
 }
 
-// leads are those of all rows but the ones that go.
+// leads returns the entries of all rows, except those that are removed.
 func (b *batch) leads() []redirect.Entry {
 	goes := map[lb.Key]bool{}
 	for _, s := range b.steps {
@@ -116,7 +117,8 @@ func (b *batch) leads() []redirect.Entry {
 	return all
 }
 
-// SetNode takes a change of the node. Where listeners are at the addresses of NodePorts, they go where those are now.
+// SetNode takes a change of the node. Listeners at the addresses of NodePorts move to the current
+// ones.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("userspace: set node: %w", err)
@@ -130,7 +132,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	return err
 }
 
-// Audit has the redirector compare what the kernel holds with what it shall, and mend it.
+// Audit has the redirector compare the kernel with the applied state, and repair it.
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("userspace: audit: %w", err)

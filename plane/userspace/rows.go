@@ -15,10 +15,11 @@ import (
 // row is what the plane knows of a row that it has applied.
 type row struct {
 	f *lb.Frontend
-	// lead is what the redirector was told. told: it has taken that; otherwise the kernel may hold this one, an older one, or none.
+	// lead is the redirector's entry. told: the redirector has taken it; otherwise the kernel may
+	// have this one, an older one, or none.
 	lead redirect.Entry
 	told bool
-	// sets and doors are what the row needs, each once for each reason.
+	// sets and doors are those that the row needs, each once for each reason.
 	sets  []*set
 	doors []*door
 }
@@ -47,7 +48,8 @@ type set struct {
 	needed int
 }
 
-// doorway names a listener of a service port: by its set, or by its address where it is at the service address itself.
+// doorway names a listener of a service port: by its set, or by the service address that it is
+// bound to.
 type doorway struct {
 	scope lb.Scope
 	at    netip.AddrPort
@@ -58,15 +60,15 @@ type door struct {
 	proto lb.Proto
 	doorway
 	listener listener
-	// of and needed are the service port, and how often its rows need the listener, where rules lead to it; claims are who needs
-	// one at a service address.
+	// Where rules lead to the listener, of is its service port, and needed how often the rows of
+	// that need it. At a service address, claims are the rows that need it.
 	of     *service
 	needed int
 	claims []claim
 }
 
-// claim is a row that needs a listener. Several rows may claim one address: a NodePort, and an external address that the node has. And
-// when a key goes from one Service to another, both have it for a moment.
+// claim is a row that needs a listener. Several rows may claim one address: a NodePort and an
+// external address of the node, or for a moment two Services while a key moves.
 type claim struct {
 	by      *row
 	of      *service
@@ -74,7 +76,8 @@ type claim struct {
 	precise bool // the row is for this address alone
 }
 
-// holder is the claim that leads clients: one that is for this address before a NodePort's, and the latest of them.
+// holder is the claim that serves clients: one for exactly this address before a NodePort's, and
+// the latest of them.
 func (d *door) holder() claim {
 	best := d.claims[0]
 	for _, c := range d.claims[1:] {
@@ -95,7 +98,7 @@ func (s *service) backends(f func(*lb.BackendSet)) {
 	}
 }
 
-// service returns that of a row, made if there is none.
+// service returns the service port of a row, and makes it if necessary.
 func (p *Plane) service(f *lb.Frontend) *service {
 	name := serviceName{f.Service, f.Key.Proto}
 	s := p.services[name]
@@ -106,7 +109,7 @@ func (p *Plane) service(f *lb.Frontend) *service {
 	return s
 }
 
-// need has a row hold a set, with the backends that it has now.
+// need gives a row a set, with its current backends.
 func (p *Plane) need(r *row, s *service, to *lb.BackendSet) *set {
 	of := s.sets[to.ID.Scope]
 	if of == nil {
@@ -119,7 +122,8 @@ func (p *Plane) need(r *row, s *service, to *lb.BackendSet) *set {
 	return of
 }
 
-// enter has a row hold a listener, which is opened if it is not there. prefer is the port that it had in the process before; 0 for none.
+// enter gives a row a listener, and opens it if necessary. prefer is the port in the previous
+// process; 0 for none.
 func (p *Plane) enter(r *row, s *service, way doorway, b relay.Balancer, prefer uint16) (*door, error) {
 	d, c := s.doors[way], claim{by: r, of: s, leads: b, precise: !r.f.Key.IsNodePort()}
 	if way.at.IsValid() {
@@ -141,8 +145,8 @@ func (p *Plane) enter(r *row, s *service, way doorway, b relay.Balancer, prefer 
 	return d, nil
 }
 
-// claim changes who claims a listener, and has it lead as the holder says. Whoever is connected to another Service's backends is treated
-// as when that one goes.
+// claim changes the claims of a listener, and its balancer accordingly. Connections to another
+// Service's backends end as if that Service were removed.
 func (p *Plane) claim(d *door, change func()) {
 	was := d.holder()
 	change()
@@ -153,7 +157,7 @@ func (p *Plane) claim(d *door, change func()) {
 	}
 }
 
-// end ends what is connected to a service port's backends, after the grace if there is one.
+// end ends the connections to a service port's backends, after the grace if there is one.
 func (p *Plane) end(d *door, of *service) {
 	var all []netip.AddrPort
 	of.backends(func(b *lb.BackendSet) { all = addrs(all, b) })
@@ -200,7 +204,8 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 	}, func() { d.listener.Close() })
 }
 
-// shut closes a listener that no row needs. Whoever is connected goes on, for the grace if there is one.
+// shut closes a listener that no row needs. Its connections continue, for the grace if there is
+// one.
 func (p *Plane) shut(d *door, of *service) {
 	d.listener.Close()
 	p.cfg.Descriptors.Give(d.of.name)
@@ -216,7 +221,7 @@ func (p *Plane) shut(d *door, of *service) {
 	}
 }
 
-// release gives up what a row holds.
+// release releases everything that a row has.
 func (p *Plane) release(r *row) {
 	for _, d := range r.doors {
 		if d.at.IsValid() {
@@ -256,7 +261,8 @@ func (p *Plane) unclaim(d *door, r *row) {
 	}
 }
 
-// inherit takes over what another row of the same key holds: the kernel may still lead there.
+// inherit takes over everything that another row of the same key has: the kernel may still lead
+// there.
 func (r *row) inherit(old *row) {
 	for _, d := range old.doors {
 		for i := range d.claims {
@@ -284,11 +290,12 @@ func addrs(all []netip.AddrPort, s *lb.BackendSet) []netip.AddrPort {
 	return all
 }
 
-// errTakes is in the errors of rows whose address would be taken from somebody else.
+// errTakes is in the errors of rows whose address may be another host's.
 var errTakes = errors.New("the address would be taken from whoever has it")
 
-// takes refuses an address that is not the Service's to have, where the node would have to have it: all that is sent there, at any
-// port, would end here. A tenant chooses external IPs, and only --external-ip-cidrs says which are nobody's else.
+// takes refuses an address that may not be the Service's, if the node would have to take it: all
+// packets to that address, at any port, would end here. Tenants choose external IPs, and only
+// --external-ip-cidrs limits them.
 func (p *Plane) takes(f *lb.Frontend) error {
 	if p.addresses == nil || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
 		return nil
@@ -311,7 +318,8 @@ func (p *Plane) takes(f *lb.Frontend) error {
 	return fmt.Errorf("%s: this node has no packet filter, and does not serve an external address %s: %w", f.Service, what, errTakes)
 }
 
-// make makes a row of f that holds what it needs, and knows how it is led to. ports are those of the process before, by From.
+// make makes a row of f with everything that it needs, and its entry. ports are those of the
+// previous process by source.
 func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 	if err := p.takes(f); err != nil {
 		return nil, err
@@ -360,7 +368,7 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 	return nil
 }
 
-// atAddresses opens listeners at the row's addresses, which tell sources apart.
+// atAddresses opens listeners at the row's addresses. They distinguish sources.
 func (p *Plane) atAddresses(r *row, s *service) error {
 	last := r.f.Routes[len(r.f.Routes)-1]
 	served := slices.ContainsFunc(r.f.Routes, func(to lb.Route) bool { return to.Do == lb.Balance })

@@ -9,7 +9,8 @@ const (
 	backendObjects  = 2
 )
 
-// weigh is the mode's Weigh. Each address has a listener where packets come by addresses, else each set of backends.
+// weigh is the mode's Weigh. Each address has a listener if listeners are at service addresses,
+// else each set of backends.
 func weigh(s lb.Size) int {
 	copies := s.Copies(lb.NodePortAddresses)
 	return s.Ports*(copies+s.Sets()-1)*listenerObjects + s.Ports*copies*leadObjects + s.Sets()*s.Backends*backendObjects + 8*s.Ranged*(s.Ranges+1)

@@ -21,7 +21,8 @@ var (
 
 // ipHelper is the IP helper of Windows (iphlpapi.dll).
 type ipHelper interface {
-	// target finds the interface that gets service addresses, as a LUID, which no other interface has while the machine runs.
+	// target finds the interface for service addresses, as a LUID, which is unique while the
+	// machine runs.
 	target() (luid uint64, err error)
 	// list returns the unicast addresses of the family at all interfaces.
 	list() ([]unicast, error)
@@ -40,19 +41,21 @@ type unicast struct {
 	skip bool
 }
 
-// book remembers which addresses were given and at which interface, until the machine starts anew, for the process that comes
-// after: Windows does not tell who gave an address.
+// book stores the addresses that were added and their interface, until the machine restarts, for
+// the next process: Windows does not tell who added an address.
 type book interface {
 	read() (map[netip.Addr]uint64, error)
 	write(a netip.Addr, luid uint64) error
 	strike(a netip.Addr) error
 }
 
-// Addresses gives a Windows machine the service addresses, at which listeners are bound (docs/adr/0041). The machine refuses
-// connections to their ports without a listener; a Drop is a refusal, and sources are the listener's to tell apart.
+// Addresses adds the service addresses to a Windows machine, for listeners to bind (docs/adr/0041).
+// The machine refuses connections to ports without a listener. A Drop is a refusal too, and the
+// listener distinguishes sources.
 //
-// An address is ours if it is in the book, at the interface that the book says, and looks as we make them: as long as it can be, and no
-// source. It is written down before it is given, and struck after it is taken away.
+// An address is ours if the book has it with its interface, and it has the form that we give: a
+// full prefix length, and never a source. It is stored in the book before it is added, and removed
+// from the book after it is removed.
 type Addresses struct {
 	family lb.Family
 	ip     ipHelper
@@ -62,7 +65,8 @@ type Addresses struct {
 
 	mu    sync.Mutex
 	users map[netip.Addr]map[lb.Key]bool // keys that need an address
-	// at is what each address of the machine is, as it was listed last, and reported since; given are those that are ours.
+	// at are the addresses of the machine, as last listed, with the changes reported since; given
+	// are ours.
 	at, given map[netip.Addr]unicast
 }
 
@@ -87,7 +91,8 @@ func (c *Addresses) Drift() <-chan struct{} { return c.drift }
 // Close is part of [Redirector].
 func (c *Addresses) Close() error { return c.ip.close() }
 
-// heard notes that an address came to or went from an interface, and wakes whoever audits if that is not what our own writes say.
+// heard takes a report of an address that came to or went from an interface. It signals drift if
+// our own writes do not explain it.
 func (c *Addresses) heard(u unicast, present bool) {
 	c.mu.Lock()
 	if present && c.at != nil {
@@ -100,7 +105,8 @@ func (c *Addresses) heard(u unicast, present bool) {
 	own, is := c.given[u.addr]
 	ours, wanted := is && own.luid == u.luid, len(c.users[u.addr]) > 0
 	c.mu.Unlock()
-	// Listeners of NodePorts follow the machine's own addresses. One of ours too many may have been removed since; audits find others'.
+	// Listeners of NodePorts follow the machine's own addresses. A stale address of ours may have
+	// been removed since; audits find those of others.
 	if wanted && !present || !wanted && present && !ours && !u.addr.IsLinkLocalUnicast() && !u.addr.IsLoopback() {
 		select {
 		case c.drift <- struct{}{}:
@@ -109,7 +115,8 @@ func (c *Addresses) heard(u unicast, present bool) {
 	}
 }
 
-// read reads the machine and the book, strikes what is not there any more, and returns the addresses that are ours.
+// read lists the machine's addresses and the book, deletes stale entries of the book, and returns
+// the addresses that are ours.
 func (c *Addresses) read() (ours []netip.Addr, err error) {
 	all, err := c.ip.list()
 	if err != nil {
@@ -142,7 +149,7 @@ func (c *Addresses) read() (ours []netip.Addr, err error) {
 	return ours, nil
 }
 
-// ready finds the interface, and reports whether it is another one than before.
+// ready finds the interface, and reports whether it has changed.
 func (c *Addresses) ready() (changed bool, err error) {
 	luid, err := c.ip.target()
 	if err != nil {
@@ -153,7 +160,8 @@ func (c *Addresses) ready() (changed bool, err error) {
 	return changed, nil
 }
 
-// add gives the machine an address, and reports whether it did: not where one of its interfaces has it, which stays whose it is.
+// add adds an address to the machine, and reports whether it did: not if an interface has it
+// already.
 func (c *Addresses) add(a netip.Addr) (added bool, err error) {
 	if c.luid == 0 {
 		if _, err := c.ready(); err != nil {
@@ -206,7 +214,7 @@ func (c *Addresses) give(a netip.Addr) (added bool, err error) {
 	return added, err
 }
 
-// take takes away an address that is ours.
+// take removes an address that is ours.
 func (c *Addresses) take(a netip.Addr) error {
 	c.mu.Lock()
 	u, ok := c.given[a]
@@ -242,7 +250,7 @@ func (c *Addresses) NodeAddresses() ([]netip.Addr, error) {
 	return all, nil
 }
 
-// removeAll takes away all that are ours, and counts them. It goes on after a failure.
+// removeAll removes all addresses that are ours, and counts them. It continues after a failure.
 func (c *Addresses) removeAll() (removed int, err error) {
 	ours, err := c.read()
 	errs := []error{err}
@@ -284,8 +292,8 @@ func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) (later []l
 	return later, nil
 }
 
-// repair adds what is not there, and then removes what shall not be, and counts that. It goes on after failures, and returns the
-// addresses that could not be added.
+// repair adds missing addresses, then removes unwanted ones, and counts both. It continues after
+// failures, and returns the addresses that could not be added.
 func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.Addr]bool, err error) {
 	there := map[netip.Addr]bool{}
 	var add, remove []netip.Addr
@@ -379,7 +387,8 @@ func (c *Addresses) Apply(_ context.Context, set []Entry, remove []lb.Key) error
 // SetNode is part of [Redirector]: nothing here follows from the node.
 func (c *Addresses) SetNode(context.Context, lb.Node) error { return nil }
 
-// Probe is part of [Redirector]. It takes away an address that is not there, of a network for documentation.
+// Probe is part of [Redirector]. It removes an address of a documentation network that does not
+// exist here.
 func (c *Addresses) Probe(context.Context) error {
 	all, err := c.ip.list()
 	if err != nil {

@@ -15,8 +15,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// interfaceVariable names the interface that gets service addresses, as upstream's proxy of Windows knows it; without it the
-// loopback interface does, which every machine has and which tells no neighbour of its addresses.
+// interfaceVariable names the interface for service addresses, as with upstream's proxy of Windows.
+// The default is the loopback interface, which every machine has and which does not announce its
+// addresses to neighbours.
 const interfaceVariable = "INTERFACE_TO_ADD_SERVICE_IP"
 
 var (
@@ -154,7 +155,8 @@ func call(proc *windows.LazyProc, row *windows.MibUnicastIpAddressRow) error {
 	}
 }
 
-// rowOf makes the row of an address, as InitializeUnicastIpAddressEntry would, for ever, and without a question to neighbours.
+// rowOf makes the row of an address, as InitializeUnicastIpAddressEntry would: valid forever, and
+// without duplicate address detection.
 func rowOf(u unicast) *windows.MibUnicastIpAddressRow {
 	const forever, unchanged = 0xffffffff, 1 << 4 // IpPrefixOriginUnchanged
 	row := &windows.MibUnicastIpAddressRow{

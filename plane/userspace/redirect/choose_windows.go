@@ -18,7 +18,7 @@ func Choose(cfg Config) (c Redirector, passed []error, err error) {
 	return a, nil, nil
 }
 
-// Remove takes away the addresses that a process before gave, but where redirect is by them: except is then "addresses", else "".
+// Remove removes the addresses that previous processes added, unless except is "addresses".
 func Remove(ctx context.Context, families []lb.Family, except string) (report mode.Report, err error) {
 	if except == "addresses" {
 		return report, nil

@@ -78,8 +78,9 @@ func oursOfIPTables(table, name string) bool {
 	return false
 }
 
-// IPTables redirects by chains of iptables, for hosts without nftables. A row is a few rules of a tree; a change writes the chains on
-// the way to it. Ports and addresses that no Service has pass untouched, as in mode iptables (SV-62, SV-63).
+// IPTables redirects by chains of iptables, for hosts without nftables. A row is a few rules of a
+// tree; a change writes the chains on the way to it. Ports and addresses without Service are
+// untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
 	cfg   Config
 	keep  *xtables.Keeper
@@ -95,8 +96,8 @@ type IPTables struct {
 	lists     map[string]int // leads that need a list, by its chain
 }
 
-// NewIPTables finds the programs, on a thread in the network namespace of the node. It changes nothing. Errors wrap
-// plane.ErrUnsupported where there is no usable iptables.
+// NewIPTables finds the programs, on a thread in the network namespace of the node. It changes
+// nothing. Errors wrap plane.ErrUnsupported if there is no usable iptables.
 func NewIPTables(cfg Config) (*IPTables, error) {
 	c := &IPTables{cfg: cfg, drift: make(chan struct{}, 1)}
 	var err error
@@ -118,7 +119,7 @@ func (c *IPTables) Name() string { return "iptables" }
 // Unguarded is part of [Redirector].
 func (c *IPTables) Unguarded() error { return c.unguarded }
 
-// Drift is part of [Redirector]. Of rules nobody tells; audits find out.
+// Drift is part of [Redirector]. It reports addresses of the node; audits find changed rules.
 func (c *IPTables) Drift() <-chan struct{} { return c.drift }
 
 // Close is part of [Redirector].
@@ -126,7 +127,8 @@ func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.addrs.cl
 
 // Rules.
 
-// source is the match of a kind of source, one for each way in which pods are recognised, as they stand before -d and at the end.
+// source is a match of a kind of source, as it stands before -d and at the end. There is one for
+// each way in which pods are recognised.
 type source struct{ before, after string }
 
 func (c *IPTables) sources(f lb.From) []source {
@@ -161,7 +163,7 @@ func match(s source, k lb.Key) string {
 	return s.before + dst + ports + s.after
 }
 
-// lead returns the rules of a lead in nat and in filter.
+// lead returns the rules of an entry in nat and in filter.
 func (c *IPTables) lead(l Entry) (nat, filter []string) {
 	if len(l.Sources) > 0 {
 		to := match(source{}, l.Key) + "-j " + listChain(l.Sources)
@@ -189,7 +191,7 @@ func (c *IPTables) lead(l Entry) (nat, filter []string) {
 	return nat, filter
 }
 
-// reject refuses as a port does where nobody listens.
+// reject refuses as a port without listener does.
 func (c *IPTables) reject(match string, p lb.Proto) []string {
 	with := "icmp-port-unreachable"
 	if c.cfg.Family == lb.IPv6 {
@@ -201,13 +203,13 @@ func (c *IPTables) reject(match string, p lb.Proto) []string {
 	return []string{match + "-j REJECT --reject-with " + with}
 }
 
-// listChain names the chain of a list of sources: whoever has the same shares it.
+// listChain names the chain of a list of sources, which entries with the same list share.
 func listChain(sources []netip.Prefix) string {
 	sum := sha256.Sum256([]byte(fmt.Sprint(sources)))
 	return listPrefix + base32.StdEncoding.EncodeToString(sum[:])[:11]
 }
 
-// list is the chain of a list, in nat and in filter: who is in one comes back.
+// list returns the chain of a list, in nat and in filter. It returns packets of these sources.
 func list(sources []netip.Prefix) (nat, filter []string) {
 	for _, p := range sources {
 		s := ""
@@ -233,8 +235,9 @@ func (c *IPTables) frames() []xtables.Frame {
 	return f
 }
 
-// passGuard are the rules by which packets pass the guard: answers, and those led to a socket of the proxy. That is
-// transparent, which a program without privileges cannot set. The kernel finds no sockets of SCTP.
+// passGuard are the rules that pass the guard: answers, and packets that were led to a socket of
+// the proxy. That socket is transparent, which an unprivileged program cannot set. The kernel finds
+// no sockets of SCTP.
 func (c *IPTables) passGuard(led string) []string {
 	const answers, sctp, own = "-m conntrack --ctdir REPLY -j RETURN", "-p sctp ", "-m socket --transparent --nowildcard "
 	if c.unguarded != nil {
@@ -451,7 +454,7 @@ func (c *IPTables) Known(ctx context.Context) ([]Entry, error) {
 	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
 }
 
-// leadsIn are the leads that rules make, but for who is refused.
+// leadsIn returns the entries of rules, without refusals.
 func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 	leads := map[lb.Key]Entry{}
 	for _, r := range rules {

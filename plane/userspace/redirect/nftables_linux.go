@@ -22,7 +22,8 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// NFTables redirects by a table of nftables of its own. Its chains are always the same; what rows need are elements of maps.
+// NFTables redirects by a table of its own in nftables. Its chains are always the same; rows are
+// elements of maps.
 type NFTables struct {
 	ip    rule.IP
 	cfg   Config
@@ -38,8 +39,8 @@ type NFTables struct {
 	unguarded error
 }
 
-// NewNFTables opens the sockets of the network namespace that the calling thread is in. It changes nothing. Errors wrap
-// plane.ErrUnsupported where the kernel lacks nf_tables.
+// NewNFTables opens the sockets in the network namespace of the calling thread. It changes nothing.
+// Errors wrap plane.ErrUnsupported if the kernel lacks nf_tables.
 func NewNFTables(cfg Config) (*NFTables, error) {
 	ip := rule.IPOf(cfg.Family)
 	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
@@ -70,7 +71,7 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	return c, nil
 }
 
-// able finds out whether the kernel takes all that we write.
+// able checks that the kernel accepts everything that we write.
 func (c *NFTables) able(ctx context.Context) error {
 	rules := *c.rules
 	everything := netip.PrefixFrom(xtables.Loopback(c.ip.Family).Addr(), 1).Masked() // so that every kind of rule is there
@@ -143,7 +144,7 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) })
 }
 
-// Reset is part of [Redirector]. A table that is not as this version makes it is replaced in the same transaction.
+// Reset is part of [Redirector]. It replaces a table of another version in the same transaction.
 func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
 	const guarded = 3 // then beside a neighbour who changes his tables all the time; what that misses, the audit finds
 	for try := 0; ; try++ {
@@ -185,7 +186,7 @@ func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Entry, guard
 	return nil
 }
 
-// mend stages what makes of what was read what the state wants, and returns how many things differ.
+// mend stages the changes from the snapshot to the state, and returns the number of differences.
 func (c *NFTables) mend(t *wire.Transaction, snap *snapshot, st *nftState) int {
 	n := 0
 	if !snap.ours {
@@ -340,8 +341,9 @@ type snapshot struct {
 	records [setCount]diff.Records
 }
 
-// read reads our table. It begins anew a few times if somebody changes it meanwhile. What others do to their tables all the time does
-// no harm: of what is small it takes so little time to read that they leave a gap, and of changes of our elements the monitor hears.
+// read reads our table, again if another program changes it meanwhile. Frequent changes of other
+// tables do no harm: reading small objects takes so little time that they leave a gap, and the
+// monitor reports changes of our elements.
 func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 	for range 10 {
 		snap, err = c.structure(ctx)

@@ -6,8 +6,8 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// monitor hears what others do to our table. It notes no more than that something was done: the table is small to read, and
-// nobody else has anything to do there.
+// monitor notices changes of our table by other programs. It notes only that there was one: the
+// table is small to read, and no other program should change it.
 type monitor struct {
 	*wire.Monitor
 	heard atomic.Bool

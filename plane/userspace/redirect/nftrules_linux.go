@@ -13,7 +13,7 @@ import (
 	"kube-proxy/plane/internal/ranges"
 )
 
-// ruleset renders the chains for one family and node. It is pure, and what it renders does not depend on rows.
+// ruleset renders the chains for one family and node. It is pure, and independent of rows.
 type ruleset struct {
 	rule.IP
 	sets      [setCount]wire.Set
@@ -58,7 +58,8 @@ func (r *ruleset) chains() []rule.Chain {
 		toRefuse := r.New("this node", append(here, rule.Jump("refuse-nodeports"))...)
 		refuses = append(refuses, toRefuse)
 		leads = append(leads, r.New("this node", append(here, rule.Jump("lead-nodeports"))...))
-		// A NodePort that is the port of its own listener is not translated. What is led somewhere passes here too.
+		// A NodePort that is the port of its own listener is not translated. Redirected packets
+		// pass here too.
 		guard = append(guard, toRefuse)
 	}
 	unknowns := []rule.Rule{r.New("a port that the service does not have", rule.In(r.set(sClusterIPs), r.Destination()), rule.Jump("refused"))}
@@ -92,9 +93,9 @@ func (r *ruleset) chains() []rule.Chain {
 	return all
 }
 
-// intruders refuse packets that would reach the socket of another program: it has taken the port of a listener while no
-// proxy ran. Sockets of the proxy are transparent, which a program without privileges cannot set. The kernel finds no
-// sockets of SCTP.
+// intruders refuse packets to the socket of another program, which took the port of a listener
+// while no proxy ran. Sockets of the proxy are transparent, which an unprivileged program cannot
+// set. The kernel finds no sockets of SCTP.
 func (r *ruleset) intruders() []rule.Rule {
 	if !r.sockets {
 		return nil
@@ -102,7 +103,8 @@ func (r *ruleset) intruders() []rule.Rule {
 	return []rule.Rule{r.New("a socket of another program", rule.NotTransparent, rule.Jump("refused"))}
 }
 
-// bySource jumps to the chains of the kinds of sources, in the order of routes. A chain that has the key does not come back.
+// bySource jumps to the chains of the kinds of sources, in the order of routes. A chain that has
+// the key does not return.
 func (r *ruleset) bySource(what string) (rules []rule.Rule) {
 	for _, match := range r.FromPods(r.node.Pods) {
 		rules = append(rules, r.New("", match, rule.Jump(what+"-"+lb.Pods.String())))
@@ -125,7 +127,7 @@ func (r *ruleset) keyOf(nodePort bool) []rule.Operand {
 	return r.VIP()
 }
 
-// refuse lets pass what is led somewhere, and refuses what is to be refused.
+// refuse accepts packets that will be redirected, and refuses others of its keys.
 func (r *ruleset) refuse(f lb.From, nodePort bool) rule.Chain {
 	key, refused := r.keyOf(nodePort), r.set(refusals(f, nodePort))
 	return rule.Chain{Name: chainName("refuse", f, nodePort), Rules: []rule.Rule{
@@ -135,8 +137,8 @@ func (r *ruleset) refuse(f lb.From, nodePort bool) rule.Chain {
 	}}
 }
 
-// lead translates. What goes to a service address goes to an address of the node, which the interface that it came by need not
-// have; what came for a NodePort stays at its address.
+// lead translates. Packets to a service address go to an address of the node, because the interface
+// that they came by need not have one. Packets to a NodePort keep their address.
 func (r *ruleset) lead(f lb.From, nodePort bool) rule.Chain {
 	c := rule.Chain{Name: chainName("lead", f, nodePort)}
 	key, port := r.keyOf(nodePort), r.set(ports(f, nodePort))
@@ -151,7 +153,8 @@ func (r *ruleset) lead(f lb.From, nodePort bool) rule.Chain {
 	return c
 }
 
-// sources drop packets from sources that are in none of the frontend's ranges. There is a rule for each length of a range (ADR 0018).
+// sources drops packets from sources outside of the frontend's ranges. There is a rule for each
+// length of a range (docs/adr/0018).
 func (r *ruleset) sources() rule.Chain {
 	c := rule.Chain{Name: "sources"}
 	for n := r.AddrLen * 8; n > 0; n -= ranges.Stride {

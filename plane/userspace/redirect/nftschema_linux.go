@@ -10,11 +10,11 @@ import (
 // TableName is the name of the nftables table, in both families.
 const TableName = "kube-proxy-userspace"
 
-// setIndex numbers the sets and maps of the table, of which there are always as many.
+// setIndex numbers the sets and maps of the table.
 type setIndex = int
 
-// What packets from each kind of source meet, by From and by whether the key is a NodePort: the port of a listener, or a
-// refusal. Then what is looked up for all.
+// For each kind of source, and for NodePorts and other keys: maps to the port of a listener, or to
+// a refusal. Then the sets that are the same for all.
 const (
 	sPorts         setIndex = iota                       // six: see ports
 	sRefusals      setIndex = sPorts + 2*setIndex(froms) // six: see refusals

@@ -18,7 +18,7 @@ type element struct {
 	rec string
 }
 
-// nftState is what was applied.
+// nftState is the applied state.
 type nftState struct {
 	leads map[lb.Key]held
 	// shared counts the leads that need an element of a shared set.
@@ -38,7 +38,7 @@ func newNFTState() *nftState {
 	return &nftState{leads: map[lb.Key]held{}, shared: map[element]int32{}, lists: ranges.NewLists()}
 }
 
-// change collects what a batch does to the elements: what is removed comes before what is added.
+// change collects the elements that a batch removes and adds.
 type change struct {
 	st    *nftState
 	log   *rollback.Log // nil where the state is new
@@ -68,7 +68,7 @@ func (c *change) drop(e element) {
 	}
 }
 
-// set makes lead what meets packets to its key.
+// set sets the entry of its key.
 func (c *change) set(lead Entry) {
 	if lead.Key.IsNodePort() {
 		lead.Sources = nil // NodePorts have none
@@ -79,7 +79,7 @@ func (c *change) set(lead Entry) {
 	rollback.Put(c.log, c.st.leads, lead.Key, now)
 }
 
-// remove has nothing meet packets to the key.
+// remove removes the entry of a key.
 func (c *change) remove(k lb.Key) {
 	if was, there := c.st.leads[k]; there {
 		c.lists.Swap(nil, was.list)
@@ -194,7 +194,7 @@ func addressElement(proto byte, a netip.Addr) element {
 	return element{sNodeAddresses, string(append([]byte{proto}, a.AsSlice()...))}
 }
 
-// stateOf is the state of leads, in which lists have the numbers that the kernel has for their keys.
+// stateOf returns the state of entries. Lists keep the numbers that the kernel has for their keys.
 func stateOf(leads []Entry, snap *snapshot, addrLen int) *nftState {
 	st := newNFTState()
 	want := make(map[lb.Key]Entry, len(leads))

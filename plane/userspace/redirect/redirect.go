@@ -1,5 +1,6 @@
-// Package redirect has packets to service addresses reach the sockets of the proxy: by rules of nftables, by rules of iptables,
-// or on Windows by the addresses themselves, put on an interface of the node (docs/adr/0041).
+// Package redirect leads packets to service addresses to the sockets of the proxy: by rules of
+// nftables or iptables, or on Windows by the addresses themselves, added to an interface of the
+// node (docs/adr/0041).
 package redirect
 
 import (
@@ -10,19 +11,19 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Entry says what meets packets to a key.
+// Entry is what happens to packets to a key.
 type Entry struct {
 	Key lb.Key
 	// Kind as in [lb.Frontend].
 	Kind lb.Kind
-	// Sources are the only sources that may come; others are dropped (SV-61). Empty means everybody.
+	// Sources are the only allowed sources; others are dropped (SV-61). Empty allows all.
 	Sources []netip.Prefix
 	// Routes has at most one route for each From, in the order Pods, Host, Anywhere; the last is for Anywhere.
 	// With [AtAddresses] there is one route, and the listener distinguishes sources.
 	Routes []Route
 }
 
-// Route is what meets packets from one kind of source.
+// Route is what happens to packets from one kind of source.
 type Route struct {
 	From lb.From
 	// Port is that of the listener. 0: nothing listens, and Do says what happens instead.
@@ -31,7 +32,7 @@ type Route struct {
 	Do lb.Action
 }
 
-// Shortest returns routes that do the same: who is treated as everybody needs none. It changes routes.
+// Shortest removes routes that do the same as the route for Anywhere. It changes routes.
 func Shortest(routes []Route) []Route {
 	for n := len(routes); n > 1; n-- {
 		last, before := routes[n-1], routes[n-2]
@@ -47,11 +48,12 @@ func Shortest(routes []Route) []Route {
 type Config struct {
 	// Family is the IP family; required.
 	Family lb.Family
-	// Mark has the bits of the packet mark, one or more, of all that the proxy itself sends to backends; 0 for none.
+	// Mark has the bits of the packet mark of the proxy's own packets to backends; 0 for none.
 	Mark uint32
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that (SV-64).
 	LocalhostNodePorts bool
-	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	// Writes is shared by the planes of this process in one network namespace; nil if there are no
+	// others.
 	Writes *ownwrites.Ledger
 }
 

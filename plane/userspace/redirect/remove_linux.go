@@ -15,8 +15,8 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Remove takes away what a process before left to lead packets, whichever way it led them, but for those of the redirector named except:
-// "" if none runs. It works in the network namespace of the calling thread.
+// Remove removes the rules of previous processes, of all ways to redirect but the one named except;
+// "" is none. It works in the network namespace of the calling thread.
 func Remove(ctx context.Context, families []lb.Family, except string) (report mode.Report, err error) {
 	var errs []error
 	for _, fam := range families {
@@ -36,7 +36,8 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 	return report, errors.Join(errs...)
 }
 
-// removeTable deletes our table of nftables, and reports whether there was one. A kernel without nf_tables has none.
+// removeTable deletes our table of nftables, and reports whether there was one. A kernel without
+// nf_tables has none.
 func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
 	s, err := wire.Open()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {

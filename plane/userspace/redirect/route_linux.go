@@ -13,7 +13,8 @@ import (
 	rtnl "kube-proxy/internal/netlink/route"
 )
 
-// addressWatch knows which address of the node packets to service addresses are led to: one that will stay, on whatever interface.
+// addressWatch chooses the address of the node to which packets are redirected: a permanent one, on
+// any interface.
 type addressWatch struct {
 	proto        byte
 	conn, events *nlconn.Conn
@@ -38,7 +39,7 @@ func watchAddresses(proto byte, signal chan<- struct{}) (*addressWatch, error) {
 	return w, nil
 }
 
-// hear wakes whoever leads packets if the chosen address went, or if there was none.
+// hear signals drift if the chosen address went, or if there was none.
 func (w *addressWatch) hear(m nlconn.Message) {
 	a, ok := rtnl.ParseAddress(m.Body)
 	w.mu.Lock()
@@ -49,8 +50,8 @@ func (w *addressWatch) hear(m nlconn.Message) {
 	}
 }
 
-// choose returns the address to lead packets to; not valid if the node has none that will do. It stays with the one before while
-// that is there.
+// choose returns the address to redirect to, not valid if the node has no suitable one. It keeps
+// the previous one while that exists.
 func (w *addressWatch) choose(ctx context.Context, prefer []netip.Prefix) (netip.Addr, error) {
 	all, err := rtnl.Addresses(ctx, w.conn, w.proto)
 	if err != nil {
@@ -69,12 +70,13 @@ func (w *addressWatch) current() netip.Addr {
 	return w.chosen
 }
 
-// chooseAddress prefers the address of before; then those that answer NodePorts, for they are the node's own; then those of other
-// interfaces than lo; then the interface that came first.
+// chooseAddress prefers the previous address, then those that answer NodePorts, because they are
+// the node's own, then those of other interfaces than lo, then the first interface.
 func chooseAddress(all []rtnl.Address, before netip.Addr, prefer []netip.Prefix) netip.Addr {
 	const temporary = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_TEMPORARY
 	usable := slices.DeleteFunc(slices.Clone(all), func(a rtnl.Address) bool {
-		// Only addresses that are valid everywhere: a link's are not without its name, and temporary ones go.
+		// Only permanent addresses that are valid everywhere: a link-local address needs the name
+		// of its link.
 		if a.Addr.Is6() && a.Flags&temporary != 0 {
 			return true
 		}
