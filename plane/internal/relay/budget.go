@@ -2,26 +2,26 @@ package relay
 
 import "sync/atomic"
 
-// Budget bounds what many take of something there is little of, and keeps it from being all one's: descriptors, of which each
-// listener has a share for its connections, and each namespace one for its listeners and all their connections. The relays of a process
-// have one of these: each family alone may have all of it, and both together no more.
+// Budget limits a scarce resource, and keeps one user from taking all of it. Of descriptors, each
+// listener has a share for its connections, and each namespace one for its listeners and all their
+// connections. The relays of a process share one Budget: each family alone may use all of it.
 //
-// One may take more while what it has is less than some times what nobody has. With four times one alone gets 4/5 of all, of ten
-// that want all each gets a tenth, and whoever comes last still finds some. No number of shares is to be set, and what is given
-// back counts at once.
+// A user may take more while it has less than some multiple of what is free. With a multiple of
+// four, one user alone gets 4/5 of all, each of ten gets a tenth, and a late one still finds some.
+// No number of shares is configured, and returned units count at once.
 type Budget struct {
 	max  int64
 	used atomic.Int64
 }
 
-// How many times what is free one may have: a listener, or who else has a zero Share, and a group, so that a greedy one in it leaves some
-// for the others in it.
+// How many times the free amount one user may have: a listener, or a zero Share; and a group, so
+// that a greedy listener leaves some for the others in its group.
 const (
 	greed      = 4
 	groupGreed = 8
 )
 
-// Share is what one has of a budget. The zero Share is of one in no group.
+// Share is the part of a budget that one user has. The zero Share is of one in no group.
 type Share struct {
 	used  atomic.Int64
 	group *Share
@@ -46,8 +46,8 @@ func (s *Share) add(n, free int64) (may bool) {
 	return may
 }
 
-// NewBudget bounds to max, for 0 to five eighths of the descriptors that the process may open: sockets of UDP take a quarter, and some
-// are for the rest of the process.
+// NewBudget limits to max. 0 means five eighths of the process's descriptors: sockets of UDP take a
+// quarter, and the rest of the process needs some.
 func NewBudget(max int) *Budget {
 	if max <= 0 {
 		max = OpenFiles() * 5 / 8
@@ -55,7 +55,7 @@ func NewBudget(max int) *Budget {
 	return &Budget{max: int64(max)}
 }
 
-// Take takes n for one, and reports whether it may have them.
+// Take takes n for one user, and reports whether it may have them.
 func (b *Budget) Take(s *Share, n int64) bool {
 	used := b.used.Add(n)
 	if may := s.add(n, b.max-used); !may || used > b.max {
@@ -65,7 +65,7 @@ func (b *Budget) Take(s *Share, n int64) bool {
 	return true
 }
 
-// force takes n that one has anyway.
+// force takes n for a user regardless of the limit.
 func (b *Budget) force(s *Share, n int64) {
 	b.used.Add(n)
 	s.add(n, 0)

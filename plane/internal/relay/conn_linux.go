@@ -12,8 +12,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// conn is one client, and its backend once that is reached. Ten thousand of them are idle most of the time: what is needed only
-// now and then hangs on a pointer.
+// conn is one client, and its backend once that is reached. Ten thousand of them are idle most of
+// the time: rarely needed parts are behind a pointer.
 type conn struct {
 	from  *listening
 	dial  *dialling // while no backend is reached
@@ -35,8 +35,8 @@ const (
 	backend
 )
 
-// end is one socket of a connection, and the way from it to the other. epoll tells of changes only, so what it said last is
-// remembered here.
+// end is one socket of a connection, and the way from it to the other. It remembers what epoll
+// reported, because epoll reports only changes.
 type end struct {
 	pipe     *pipe    // of bytes that have been read from here, and not been taken by the other
 	held     *message // that was read from here, and is to be passed on
@@ -51,8 +51,9 @@ type end struct {
 	copies   bool // has sent urgent bytes, at which splice would stop
 }
 
-// dialling is the search for a backend. It ends when a backend completes the handshake: from then on the connection is that backend's,
-// and a reset is the client's too. Another attempt would branch at each relay of a loop, and might repeat what the first backend did.
+// dialling is the search for a backend. It ends when a backend completes the handshake: from then
+// on the connection is that backend's, and a reset goes to the client too. Another attempt would
+// branch at each relay of a loop, and might repeat what the first backend did.
 type dialling struct {
 	client  Client
 	hops    int // that the client's packets had left, 0 if unknown
@@ -62,7 +63,7 @@ type dialling struct {
 	timer   timer
 }
 
-// edges is what epoll tells of a socket, when it changes.
+// edges are the events of a socket.
 const edges = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI | unix.EPOLLET
 
 // adopt begins to serve a client, whose descriptors have been taken from the budget.
@@ -99,8 +100,8 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 	l.attempt(c)
 }
 
-// stranger reports whether a client came to the listener's own port, untranslated, where that is not allowed. The kernel does
-// not tell it for SCTP, whose sockets have no address in the kernel's lookup.
+// stranger reports whether a client came to the listener's own port, untranslated, where that is
+// not allowed. The kernel cannot tell for SCTP, whose sockets have no address in its lookup.
 func (e *conns) stranger(s *listening, fd int, asked netip.AddrPort) bool {
 	direct := e.relay.cfg.Direct
 	if direct == nil || s.proto != lb.TCP || asked.Port() != s.at.Port() || direct(s.proto, asked.Port()) {
@@ -110,7 +111,7 @@ func (e *conns) stranger(s *listening, fd int, asked netip.AddrPort) bool {
 	return err == nil && addrPort(sa) == asked
 }
 
-// register has epoll tell of one end.
+// register adds one end to epoll.
 func (l *loop) register(c *conn, end int32) error {
 	e := &c.ends[end]
 	l.gens++
@@ -185,7 +186,7 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	return nil
 }
 
-// failed ends an attempt that has failed. The Balancer is told unless the client may be the cause.
+// failed ends a failed attempt. It reports it to the Balancer unless the client may be the cause.
 func (l *loop) failed(c *conn, err error) {
 	d := c.dial
 	l.abandon(c)
@@ -230,7 +231,7 @@ func (l *loop) reached(c *conn) {
 	c.from.owner.dialled(d.client, d.backend, nil)
 }
 
-// connected takes what epoll tells of the socket of an attempt.
+// connected takes an event of the socket of an attempt.
 func (l *loop) connected(c *conn, events uint32) {
 	switch {
 	case events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
@@ -248,7 +249,7 @@ func (l *loop) connected(c *conn, events uint32) {
 	}
 }
 
-// ended takes what epoll tells of one end.
+// ended takes an event of one end.
 func (l *loop) ended(c *conn, which int32, events uint32) {
 	e := &c.ends[which]
 	e.readable = e.readable || c.from.proto == lb.SCTP || events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0
@@ -267,7 +268,7 @@ func (l *loop) ended(c *conn, which int32, events uint32) {
 	}
 }
 
-// socketError returns, and takes, the error that a socket has to tell.
+// socketError returns a socket's error, and clears it.
 func socketError(fd int32) error {
 	n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
 	if err == nil && n != 0 {
@@ -276,7 +277,7 @@ func socketError(fd int32) error {
 	return err
 }
 
-// serve moves what can be moved, both ways, and ends what has ended.
+// serve moves bytes both ways as far as possible, and closes the connection at its end.
 func (l *loop) serve(c *conn) {
 	again := false
 	for from := range c.ends {
@@ -293,7 +294,7 @@ func (l *loop) serve(c *conn) {
 		}
 	}
 	for i := range c.ends {
-		// With an error to tell, and no way to meet it: there is no room at the other end.
+		// The socket has an error that moving bytes did not meet: the other end has no room.
 		if e := &c.ends[i]; e.failed {
 			e.failed = false
 			if socketError(e.fd) != nil {
@@ -312,7 +313,7 @@ func (l *loop) serve(c *conn) {
 	}
 }
 
-// close ends a connection, and tells both ends by a reset if there is more to say than that nothing comes.
+// close ends a connection, with a reset of both ends if it did not end regularly.
 func (l *loop) close(c *conn, reset bool) {
 	c.closed = true
 	if c.dial != nil {

@@ -16,8 +16,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// conns is the engine of TCP and SCTP: loops, each a thread with an epoll instance, to which the connections belong that it has
-// accepted. A connection is two sockets and some hundred bytes; what is under way between them the kernel holds.
+// conns is the engine of TCP and SCTP: loops, each a thread with an epoll instance, which own the
+// connections that they accepted. A connection is two sockets and some hundred bytes; the kernel
+// holds the bytes in between.
 type conns struct {
 	relay *Relay
 	fds   *Budget
@@ -79,11 +80,13 @@ func (e *conns) stop() {
 	e.work.Wait()
 }
 
-// uneven is how many connections more than another a loop may have, by a quarter of the other's, before others get its clients.
+// uneven is how many more connections than another a loop may have, plus a quarter of the other's,
+// before the other gets its clients.
 const uneven = 16
 
-// lightest returns the loop that is to serve a client whom l has accepted. It is l, which needs no waking, unless that has many more
-// connections than another: of loops that have nothing to do the kernel wakes always the same.
+// lightest returns the loop for a client that l has accepted. It is l, which needs no waking,
+// unless that has many more connections than another: the kernel always wakes the same one of
+// several idle loops.
 func (e *conns) lightest(l *loop) *loop {
 	best, least := l, l.open.Load()
 	for _, other := range e.loops {
@@ -94,7 +97,7 @@ func (e *conns) lightest(l *loop) *loop {
 	return best
 }
 
-// outOfDescriptors tells the operator, once in a while, that clients have to wait.
+// outOfDescriptors logs, at a limited rate, that clients have to wait.
 func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
 	if e.waiting.Allow("") {
 		e.relay.cfg.Log.Warn("no descriptor for another client; it has to wait: raise the limit of open files (ulimit -n, LimitNOFILE)",
@@ -105,7 +108,7 @@ func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
 // errShare is why a client waits though the process has descriptors.
 var errShare = errors.New("the listener has its share of the relay's descriptors")
 
-// listening is a socket of one listener. All loops wait for clients at it; one of them is woken for each.
+// listening is a socket of one listener. All loops wait for its clients; each client wakes one.
 type listening struct {
 	engine *conns
 	owner  *Listener
@@ -134,7 +137,8 @@ func (e *conns) listen(l *Listener, at Listening) (socket, error) {
 	return s, nil
 }
 
-// backlog is how many clients may wait to be accepted; the kernel has its own bound (net.core.somaxconn).
+// backlog is how many clients may wait to be accepted; the kernel has a limit of its own
+// (net.core.somaxconn).
 const backlog = 1 << 15
 
 // listenSocket makes a socket that listens, and returns where.
@@ -156,7 +160,7 @@ func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 		if err := errors.Join(setOptions(fd, options...), distinguish(fd, at.Addr.Addr().Is6())); err != nil {
 			return err
 		}
-		// Clients inherit what is set here.
+		// The sockets of clients inherit these.
 		if err := tune(fd, at.Proto, cfg); err != nil {
 			return err
 		}
@@ -182,10 +186,11 @@ func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 
 func (s *listening) addr() netip.AddrPort { return s.at }
 
-// sweep is how many clients a socket that closes accepts at most; the kernel lets no more wait by default.
+// sweep is the most clients that a closing socket accepts; the kernel lets no more wait by default.
 const sweep = 4096
 
-// close takes no new clients. Those that the kernel has accepted are served: closing the socket would reset them.
+// close accepts no new clients. It serves those that the kernel has accepted: closing the socket
+// would reset them.
 func (s *listening) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,7 +211,8 @@ func (s *listening) close() {
 		}
 	}
 	s.closed = true
-	// A child that another thread has forked keeps the socket until its exec: without this it would take clients whom nobody serves.
+	// A child process keeps the socket between fork and exec. Without the shutdown it would accept
+	// clients that no process serves.
 	_ = unix.Shutdown(s.fd, unix.SHUT_RD)
 	unix.Close(s.fd)
 	s.engine.each(func(l *loop) { delete(l.listening, s.id) })
@@ -223,7 +229,7 @@ func (s *listening) leave(gone []netip.AddrPort, grace time.Duration) {
 // perConn is how many descriptors a connection has when nothing is under way.
 const perConn = 2
 
-// passing reports whether an error of accept is one of the client that has gone, and says nothing of the socket.
+// passing reports whether an error of accept is only about a client that is gone.
 func passing(err error) bool {
 	switch err {
 	case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EHOSTDOWN, unix.ENONET, unix.EHOSTUNREACH,
@@ -238,8 +244,9 @@ func exhausted(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
 }
 
-// distinguish marks a listening socket as one that the guard of package capture lets clients reach: with IP_TRANSPARENT,
-// which takes CAP_NET_ADMIN or CAP_NET_RAW. Without these the process cannot write rules either, and the option is left out.
+// distinguish marks a listening socket for the guard of package redirect, with IP_TRANSPARENT. That
+// takes CAP_NET_ADMIN or CAP_NET_RAW. Without these the process cannot write rules either, and the
+// option is left out.
 func distinguish(fd int, six bool) error {
 	name, level, option := "IP_TRANSPARENT", unix.SOL_IP, unix.IP_TRANSPARENT
 	if six {
@@ -263,8 +270,8 @@ func newSocket(a netip.Addr, p lb.Proto) (int, error) {
 	return -1, os.NewSyscallError("socket", err)
 }
 
-// tune sets what both sockets of a connection have: nothing waits to be sent with what comes later, and peers that have
-// vanished are noticed.
+// tune sets the options of both sockets of a connection: no delay of small writes, and detection of
+// vanished peers.
 func tune(fd int, p lb.Proto, cfg Config) error {
 	if p == lb.SCTP {
 		return tuneSCTP(fd)
@@ -281,19 +288,21 @@ func tune(fd int, p lb.Proto, cfg Config) error {
 	); err != nil {
 		return err
 	}
-	// Who may not pass net.core.rmem_max has the kernel's own bound, tcp_rmem: rmem_max is too little for a stream.
+	// A process that may not exceed net.core.rmem_max uses tcp_rmem: rmem_max is too little for a
+	// stream.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, mostUnread); err != nil && err != unix.EPERM {
 		return os.NewSyscallError("SO_RCVBUFFORCE", err)
 	}
 	return nil
 }
 
-// What the kernel keeps at most of a connection whose peers do not read, in bytes each way. It would give a socket tcp_wmem and
-// tcp_rmem, 4 MiB and up to 32 MiB, and what it has for all of the host (tcp_mem) is soon gone: then it resets whomever it likes.
+// The most bytes that the kernel keeps each way for a connection whose peers do not read. By
+// default it would give a socket tcp_wmem and tcp_rmem, 4 MiB and up to 32 MiB, and soon exhaust
+// tcp_mem, the memory of the whole host. Then it resets arbitrary connections.
 const (
 	// mostUnsent is what waits in a socket's buffer though it may not yet be sent.
 	mostUnsent = 256 << 10
-	// mostUnread is what a socket is offered to send before it is read; the kernel counts as much again for its own needs. It is a window
-	// of 100 MB/s at 10 ms.
+	// mostUnread is the receive buffer offered to a peer; the kernel adds as much for itself. It is
+	// a window of 100 MB/s at 10 ms.
 	mostUnread = 1 << 20
 )

@@ -19,5 +19,5 @@ func OpenFiles() int {
 // listenError has the error of a port in use wrap the same one on every host. Here it does.
 func listenError(err error) error { return err }
 
-// tooLong reports that a datagram is longer than any way takes, whoever it is for.
+// tooLong reports that a datagram is too long for any destination.
 func tooLong(err error) bool { return errors.Is(err, syscall.EMSGSIZE) }

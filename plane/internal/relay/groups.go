@@ -9,10 +9,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// ErrQuota is wrapped by errors that say that the Services of a namespace have as much as they may have beside those of others.
+// ErrQuota is wrapped by errors of a namespace that has its share.
 var ErrQuota = errors.New("no listener for another Service of the namespace")
 
-// Group is what the listeners of a namespace have together, whatever each has alone.
+// Group is the share of a namespace's listeners together.
 type Group struct {
 	descriptors Share // of listeners and connections
 	sessions    Share // of UDP
@@ -26,8 +26,8 @@ func NewGroup() *Group {
 	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed}, held: Share{greed: groupGreed}, loop: rand.Uint32()}
 }
 
-// Groups shares a Budget among namespaces: the Services of one take neither the descriptors nor the ports that those of others
-// need. The families of a process share one. It is safe for concurrent use.
+// Groups divides a Budget among namespaces: Services of one do not use up the descriptors or ports
+// of others. The families of a process share one. It is safe for concurrent use.
 type Groups struct {
 	budget *Budget
 	from   string
@@ -36,17 +36,17 @@ type Groups struct {
 	of map[string]*Group // by namespace
 }
 
-// NewGroups shares b. from says where its size comes from, and so what an operator can do about it.
+// NewGroups divides b. from explains its size to an operator.
 func NewGroups(b *Budget, from string) *Groups {
 	return &Groups{budget: b, from: from, of: map[string]*Group{}}
 }
 
-// ProcessGroups shares what the process's limit of open files leaves for listeners and their connections.
+// ProcessGroups divides the process's limit of open files for listeners and their connections.
 func ProcessGroups() *Groups {
 	return NewGroups(NewBudget(0), "descriptors of listeners and connections; raise the limit of open files: ulimit -n, LimitNOFILE")
 }
 
-// Budget returns what is shared.
+// Budget returns the budget that is divided.
 func (g *Groups) Budget() *Budget { return g.budget }
 
 // Len returns how many namespaces have something.

@@ -9,11 +9,12 @@ import (
 	"kube-proxy/lb"
 )
 
-// The relay is a router among others: what it sends to backends has a hop less before it than what came. Or two relays
-// whose backends are each other, which whoever writes endpoints may have, would pass a connection on until neither has a descriptor left.
+// The relay is a router among others: it lowers the TTL of what it sends to backends. Otherwise two
+// relays whose backends are each other, which the author of endpoints can arrange, would pass a
+// connection on until neither has a descriptor left.
 
-// fewHops is how many hops a client must have left at least for a silent or unreachable backend to be blamed for it: with fewer, a router on
-// the way may have dropped the packet because of the client's TTL. No path in a cluster is that long.
+// fewHops is the TTL that a client must have left before a silent or unreachable backend is blamed:
+// with less, a router on the way may have dropped the packet. No path in a cluster is that long.
 const fewHops = 32
 
 // wantHops has the kernel report how many hops the packets of clients have left.

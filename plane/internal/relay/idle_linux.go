@@ -6,10 +6,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// Keep-alive probes keep an idle connection for as long as both peers exist, and with it two descriptors and a source port.
-// The limit is the one that conntrack has for connections of the other modes.
+// Keep-alive probes keep an idle connection while both peers exist, and with it two descriptors and
+// a source port. The limit is conntrack's for connections of the other modes.
 
-// idleLook is how often a loop looks for idle connections at most; a shorter limit is looked at sixteen times.
+// idleLook is the interval of the search for idle connections, or a sixteenth of a shorter limit.
 const idleLook = time.Minute
 
 // elapsed is the loop's time, since the engine began.

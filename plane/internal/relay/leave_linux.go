@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// join puts a connection to a backend into the list of its listener, in which those to a backend that leaves are looked for.
+// join adds a connection to the list of its listener, for the search for connections to a backend
+// that leaves.
 func (l *loop) join(c *conn, to netip.AddrPort) {
 	c.to, c.next = to, l.first[c.from]
 	if c.next != nil {
@@ -14,7 +15,7 @@ func (l *loop) join(c *conn, to netip.AddrPort) {
 	l.first[c.from] = c
 }
 
-// part takes a connection out of the list, if it is in it.
+// part removes a connection from the list, if it is in it.
 func (l *loop) part(c *conn) {
 	if !c.to.IsValid() {
 		return
@@ -42,7 +43,8 @@ func (l *loop) stay(c *conn) {
 	}
 }
 
-// leave carries out Listener.Leave. Clients for which a backend that leaves is being dialled are sent to another.
+// leave implements Listener.Leave. Clients that are still dialling a backend that leaves get
+// another.
 func (l *loop) leave(s *listening, gone map[netip.AddrPort]bool, grace time.Duration) {
 	var next *conn
 	for c := l.first[s]; c != nil; c = next {

@@ -12,7 +12,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// loop is a thread that serves connections, or sessions of UDP. What is not said to be shared, its thread alone touches.
+// loop is a thread that serves connections, or sessions of UDP. Only its thread touches what is not
+// marked as shared.
 type loop struct {
 	relay  *Relay
 	engine *conns   // nil of one that serves UDP
@@ -43,7 +44,8 @@ type loop struct {
 }
 
 const (
-	// copySize is how many bytes are copied at a time where they cannot be spliced. It holds the longest datagram.
+	// copySize is how many bytes are copied at a time if they cannot be spliced. It holds the
+	// longest datagram.
 	copySize = 64 << 10
 	// batch is how many events are taken from the kernel at a time.
 	batch = 256
@@ -68,14 +70,16 @@ func newLoop(r *Relay) (*loop, error) {
 	return l, nil
 }
 
-// begin runs the loop on a thread of its own, until it is stopped. It returns when the thread is in the relay's namespace.
+// begin starts the loop on a thread of its own. It returns when the thread is in the relay's
+// namespace.
 func (l *loop) begin(work *sync.WaitGroup) error {
 	entered := make(chan error)
 	work.Go(func() { l.start(entered) })
 	return <-entered
 }
 
-// start runs the loop in the relay's namespace until it is stopped, and reports to entered whether it does.
+// start runs the loop in the relay's namespace until it is stopped. It reports to entered when it
+// is there.
 func (l *loop) start(entered chan<- error) {
 	if err := l.relay.ns.run(func() {
 		entered <- nil
@@ -95,7 +99,8 @@ func (l *loop) start(entered chan<- error) {
 	}
 }
 
-// post has the loop's thread call fn soon, and reports whether it will: not if it has ended. It may be called from any goroutine.
+// post makes the loop's thread call fn soon, and reports whether it will: not if the loop has
+// ended. Any goroutine may call it.
 func (l *loop) post(fn func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,7 +137,7 @@ func (l *loop) run() {
 	}
 }
 
-// token says whose an event is: of a listening socket, of one end of a connection, or of the loop itself.
+// token is the owner of an event: a listening socket, one end of a connection, or the loop itself.
 type token struct {
 	kind int32
 	id   int32 // the listening socket's, the connection's slot, or the descriptor of a socket of UDP
@@ -194,7 +199,7 @@ func (l *loop) serveReady() {
 	}
 }
 
-// timer has a loop call something later. The loop's thread alone uses it.
+// timer calls a function of a loop later. Only the loop's thread uses it.
 type timer struct {
 	fire    func()
 	pending *time.Timer // nil if it is not armed

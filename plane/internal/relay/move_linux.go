@@ -19,8 +19,8 @@ const (
 // turnBytes is how much one connection moves one way before others have their turn.
 const turnBytes = 1 << 20
 
-// move moves what can be moved from one end to the other. Bytes are read only if the other can take some: what it cannot take
-// after all stays in the pipe, which bounds what a slow reader costs.
+// move moves bytes from one end to the other. It reads only if the other end can take some. What
+// that cannot take after all stays in the pipe, which limits the cost of a slow reader.
 func (l *loop) move(c *conn, from int) outcome {
 	if c.from.proto == lb.SCTP {
 		return l.moveMessages(c, from)
@@ -80,7 +80,7 @@ func (l *loop) moveBytes(s *Share, src, dst *end) outcome {
 	}
 }
 
-// finish tells an end that nothing more comes.
+// finish sends the end of the stream.
 func (e *end) finish() {
 	if !e.shut {
 		e.shut = true
@@ -88,7 +88,7 @@ func (e *end) finish() {
 	}
 }
 
-// read reads what has come from src: into a pipe, or straight on to dst if there is none to be had.
+// read reads from src into a pipe, or copies to dst if there is no pipe.
 func (l *loop) read(s *Share, src, dst *end) outcome {
 	if src.pipe == nil && !src.copies {
 		src.pipe = l.pipes.get(s)
@@ -110,7 +110,8 @@ func (l *loop) read(s *Share, src, dst *end) outcome {
 	return nothingLeft
 }
 
-// copy passes on bytes through memory. They are taken from src only after dst has taken them, so that none is to be kept.
+// copy copies bytes through memory. It removes them from src only after dst has taken them, so that
+// it keeps none.
 func (l *loop) copy(src, dst *end) outcome {
 	n, _, err := unix.Recvfrom(int(src.fd), l.buf, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	switch {

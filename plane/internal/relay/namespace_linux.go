@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace is a network namespace, in which the relay makes its sockets whatever thread asks for them.
+// namespace is the network namespace of the relay's sockets, whatever thread creates them.
 type namespace struct {
 	fd  int
 	ino uint64
@@ -31,8 +31,8 @@ func currentNamespace() (namespace, error) {
 
 func (n namespace) close() { unix.Close(n.fd) }
 
-// run calls fn on a thread in the namespace: this one, which is back where it was when run returns. A process that never
-// leaves its namespace needs no privilege for it.
+// run calls fn on this thread in the namespace, and returns to the previous one. A process that
+// never leaves its namespace needs no privilege for it.
 func (n namespace) run(fn func()) error {
 	runtime.LockOSThread()
 	home, err := currentNamespace()

@@ -5,9 +5,9 @@ import "golang.org/x/sys/unix"
 // pipe holds bytes that are under way from one socket to another.
 type pipe struct{ r, w int }
 
-// pipes are those of a loop that hold nothing. A connection takes one while bytes are under way. It keeps it only if its peer
-// does not take them. What peers who read slowly cost that way, in descriptors and in memory of the kernel, the budget of pipes
-// bounds, of which no listener gets all.
+// pipes are the empty pipes of a loop. A connection takes one while bytes are in transit, and keeps
+// it only if its peer does not read. The budget of pipes limits the descriptors and kernel memory
+// of slow readers, and no listener gets all of it.
 type pipes struct {
 	free   []*pipe
 	made   int // and not closed
@@ -17,13 +17,14 @@ type pipes struct {
 const (
 	// sparePipes is how many pipes a loop keeps for later.
 	sparePipes = 16
-	// mostPipes is how many pipes are in use at a time, if an eighth of the descriptors is enough for them: with spliceBytes in
-	// each they hold 128 MiB.
+	// mostPipes is how many pipes are in use at a time, if an eighth of the descriptors suffices
+	// for them: with spliceBytes in each they hold 128 MiB.
 	mostPipes = 256
 	// pipeShare is the part of all descriptors that pipes may take: one in so many.
 	pipeShare = 8
-	// pipeSize is how many bytes a pipe is made for, 64 KiB if the kernel does not allow that. They come in pieces, each of which takes
-	// the place of a page, however small. A stream took 0.3 ms of the processor for a megabyte, with 64 KiB 0.5 ms.
+	// pipeSize is the capacity of a pipe, 64 KiB if the kernel does not allow more. Each piece of
+	// data takes the place of a page, however small it is. A stream took 0.3 ms of the processor
+	// for a megabyte, with 64 KiB 0.5 ms.
 	pipeSize = 1 << 20
 	// spliceBytes is how many bytes are read into a pipe at a time.
 	spliceBytes = 512 << 10
@@ -34,7 +35,7 @@ func newPipeBudget(descriptors int64) *Budget {
 	return &Budget{max: min(mostPipes, max(1, descriptors/pipeShare/2))}
 }
 
-// get returns an empty pipe; nil if there is none to be had.
+// get returns an empty pipe, nil if there is none.
 func (p *pipes) get(s *Share) *pipe {
 	if !p.budget.Take(s, 1) {
 		return nil
@@ -83,7 +84,8 @@ func (p *pipes) closeFree() {
 	p.free = nil
 }
 
-// splice moves up to n bytes and does not wait. It is EAGAIN if there are none, or no room for them.
+// splice moves up to n bytes without waiting. The error is EAGAIN if there are none, or no room for
+// them.
 func splice(from, to, n int) (int, error) {
 	for {
 		moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)

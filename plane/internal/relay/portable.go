@@ -16,7 +16,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// portable is the engine of hosts that are not Linux: two goroutines for each connection of TCP, and what package net does.
+// portable is the engine of hosts other than Linux: two goroutines of package net for each
+// connection of TCP.
 type portable struct {
 	relay *Relay
 	fds   *Budget
@@ -141,7 +142,8 @@ func (s *portableSocket) accept() {
 	}
 }
 
-// portableConn is one client, and its backend once that is reached. What other goroutines see is guarded by the engine's mu.
+// portableConn is one client, and its backend once that is reached. The engine's mu guards the
+// fields that other goroutines see.
 type portableConn struct {
 	from   *portableSocket
 	client *net.TCPConn
@@ -166,7 +168,7 @@ func (c *portableConn) reset() {
 	}
 }
 
-// leave ends the connection when grace is over; a negative one takes that back. The engine's mu is held.
+// leave ends the connection after the grace; a negative one cancels that. The engine's mu is held.
 func (c *portableConn) leave(grace time.Duration) {
 	switch {
 	case grace < 0:
@@ -208,7 +210,7 @@ func (c *portableConn) serve() {
 	p.fds.Give(&c.from.share, 2)
 }
 
-// move sends to dst what comes from src, and the end of it. A reset of one is passed on to the other.
+// move sends dst everything from src, and its end. It passes on a reset.
 func (c *portableConn) move(dst, src *net.TCPConn, count *atomic.Uint64) {
 	n, err := io.Copy(dst, src)
 	count.Add(uint64(n))
@@ -254,7 +256,7 @@ func (c *portableConn) dial() bool {
 	return false
 }
 
-// attempt tries to reach a backend. It also reports whether that was given up because the client or the backend has left.
+// attempt tries to reach a backend. given: it was given up because the client or the backend left.
 func (c *portableConn) attempt(backend netip.AddrPort) (given bool, err error) {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
 	mine, abandon := context.WithCancel(c.ctx)

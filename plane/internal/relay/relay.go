@@ -1,5 +1,5 @@
-// Package relay moves what clients send to backends, and back: connections of TCP and SCTP, and sessions of UDP. It knows
-// sockets and nothing of Services: whom a client is led to, a [Balancer] says.
+// Package relay moves bytes between clients and backends: connections of TCP and SCTP, and sessions
+// of UDP. It knows sockets but no Services: a [Balancer] chooses the backends.
 package relay
 
 import (
@@ -19,8 +19,8 @@ import (
 type Client struct {
 	// Addr is where it comes from.
 	Addr netip.AddrPort
-	// Local is the address that it asked for, as far as the socket tells: that of the listener where packets are led to
-	// it, unless the kernel remembers the one before (SO_ORIGINAL_DST).
+	// Local is the address that it asked for: the original destination if the kernel remembers one
+	// (SO_ORIGINAL_DST), else that of the listener.
 	Local netip.AddrPort
 	// Again: it is a session of UDP that has begun before, whose backend could not be reached.
 	Again bool
@@ -37,15 +37,17 @@ const (
 	Refuse
 )
 
-// Balancer says where the clients of a listener go. It is called from many goroutines at a time, and does not block: a loop
-// that serves thousands of connections waits for it. It must not call the relay.
+// Balancer chooses the backends of a listener's clients. It is called from many goroutines at a
+// time. It must not block, because a loop with thousands of connections waits for it, and must not
+// call the relay.
 type Balancer interface {
-	// Pick returns the backend for a new connection or session. tried are those that could not be reached for it, in the
-	// order of the attempts; with none left that is worth an attempt the answer is Refuse. tried is valid during the call.
+	// Pick returns the backend for a new connection or session. tried are those that could not be
+	// reached for it, in the order of the attempts. If no other is worth an attempt, the answer is
+	// Refuse. tried is valid during the call.
 	Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer)
-	// Dialled reports how an attempt to reach the backend ended: nil for a completed handshake, after which there is no other attempt.
-	// An attempt that proves nothing is not reported: the client or the backend left, descriptors ran out, or the
-	// client's TTL may be the cause.
+	// Dialled reports how an attempt to reach the backend ended: nil for a completed handshake,
+	// after which there is no other attempt. Attempts that prove nothing are not reported: the
+	// client or the backend left, descriptors ran out, or the client's TTL may be the cause.
 	Dialled(c Client, backend netip.AddrPort, err error)
 }
 
@@ -61,27 +63,28 @@ var ErrClosed = errors.New("the relay is closed")
 
 // Config is what a relay needs to know. The zero Config is usable.
 type Config struct {
-	// Log takes what an operator should know; nil for none. How much of it there is does not follow what clients do.
+	// Log receives messages for the operator, at a rate that clients cannot raise; nil for none.
 	Log *slog.Logger
-	// Descriptors bounds the descriptors of connections that are open at a time; nil is five eighths of those of the process,
-	// for this relay alone.
+	// Descriptors limits those of open connections; nil is five eighths of the process's, for this
+	// relay alone.
 	Descriptors *Budget
-	// DialTimeout is how long one attempt to reach a backend may take, 0 for DefaultDialTimeout. DialTotal is how long after the
-	// first one another may begin, 0 for DefaultDialTotal.
+	// DialTimeout is the limit of one attempt to reach a backend, 0 for DefaultDialTimeout.
+	// DialTotal is the time after the first one in which others may begin, 0 for DefaultDialTotal.
 	DialTimeout, DialTotal time.Duration
-	// KeepAlive is after how much silence the kernel asks whether a peer is still there, 0 for DefaultKeepAlive. A peer that
-	// does not answer has lost its connection after twice that time.
+	// KeepAlive is the silence after which the kernel probes a peer, 0 for DefaultKeepAlive. A peer
+	// that does not answer loses its connection after twice that time.
 	KeepAlive time.Duration
-	// TCPIdle returns after how long without a byte in either direction a connection of TCP is reset, 0 for never; nil is never.
-	// It is asked once a minute, so that it may change. Probes of the kernel and of peers are no bytes. Linux only.
+	// TCPIdle returns the time without a byte in either direction after which a connection of TCP
+	// is reset, 0 for never; nil is never. It is called once a minute, so that it may change.
+	// Keep-alive probes do not count. Linux only.
 	TCPIdle func() time.Duration
-	// UDPIdle is after how much silence a session of UDP ends, 0 for DefaultUDPIdle.
+	// UDPIdle is the silence after which a session of UDP ends, 0 for DefaultUDPIdle.
 	UDPIdle time.Duration
-	// Direct reports whether clients of TCP may come to a port of a listener as they are. Others must have been translated on
-	// their way, as the kernel's connection tracking knows, and are reset. Nil: all clients may. It does not block.
+	// Direct reports whether clients of TCP may connect to a listener's own port. Otherwise clients
+	// that conntrack has not translated are reset. Nil: all clients may. It must not block.
 	Direct func(p lb.Proto, port uint16) bool
-	// Mark is the packet mark (SO_MARK) of all that goes to backends, the handshake too; 0 for none. By it package capture
-	// knows what must not be led to the proxy again. Hosts that are not Linux have none.
+	// Mark is the packet mark (SO_MARK) of all packets to backends, including the handshake; 0 for
+	// none. By it the rules recognise the proxy's own packets. Only Linux has marks.
 	Mark uint32
 }
 
@@ -118,12 +121,12 @@ func orElse(d *time.Duration, def time.Duration) {
 
 // engine serves listeners of some protocols, and counts what it does.
 type engine interface {
-	// listen begins to serve. The error of a port in use wraps syscall.EADDRINUSE, that of a protocol that the host lacks
-	// errors.ErrUnsupported.
+	// listen begins to serve. The error of a port in use wraps syscall.EADDRINUSE, that of an
+	// unknown protocol errors.ErrUnsupported.
 	listen(l *Listener, at Listening) (socket, error)
 	// add adds the engine's counters to s.
 	add(s *Stats)
-	// stop frees all that the engine holds, and ends what is open. It returns when that has been done.
+	// stop ends what is open, and frees everything before it returns.
 	stop()
 }
 
@@ -134,10 +137,11 @@ type connEngine interface {
 	end()
 }
 
-// socket is what an engine serves of one listener. Its methods may be called at any time from any goroutine, also after close.
+// socket is an engine's part of one listener. Its methods may be called at any time from any
+// goroutine, also after close.
 type socket interface {
 	addr() netip.AddrPort
-	// close takes no new clients; the port is free when it returns. What is open goes on.
+	// close accepts no new clients; the port is free when it returns. Open connections continue.
 	close()
 	leave(gone []netip.AddrPort, grace time.Duration)
 }
@@ -156,7 +160,8 @@ type Relay struct {
 	listeners map[*Listener]struct{}
 }
 
-// New returns a relay whose sockets, those to backends too, are in the network namespace of the calling thread.
+// New returns a relay whose sockets, including those to backends, are in the network namespace of
+// the calling thread.
 func New(cfg Config) (*Relay, error) {
 	ns, err := currentNamespace()
 	if err != nil {
@@ -175,8 +180,9 @@ func New(cfg Config) (*Relay, error) {
 	return r, nil
 }
 
-// Listen serves clients at an address. What their connections take of Config.Descriptors counts for group too; nil is a group of its own. The error of
-// a port in use wraps syscall.EADDRINUSE, that of a protocol that the host does not have errors.ErrUnsupported.
+// Listen serves clients at an address. Their descriptors count for group too; nil is a group of its
+// own. The error of a port in use wraps syscall.EADDRINUSE, that of an unknown protocol
+// errors.ErrUnsupported.
 func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error) {
 	if group == nil {
 		group = NewGroup()
@@ -217,7 +223,8 @@ const (
 	acceptPause = 50 * time.Millisecond
 )
 
-// StopAccepting takes no new clients; the ports are free when it returns. Connections that are open go on.
+// StopAccepting accepts no new clients; the ports are free when it returns. Open connections
+// continue.
 func (r *Relay) StopAccepting() {
 	r.mu.Lock()
 	r.closed = true
@@ -229,8 +236,8 @@ func (r *Relay) StopAccepting() {
 	}
 }
 
-// Drain takes no new clients, waits until the last connection has ended or ctx is done, and ends what is left then.
-// Sessions of UDP are not waited for: nothing tells when one is over.
+// Drain accepts no new clients, waits until the last connection has ended or ctx is done, and then
+// ends the rest. It does not wait for sessions of UDP, which have no end of their own.
 func (r *Relay) Drain(ctx context.Context) {
 	r.StopAccepting()
 	tick := time.NewTicker(drainPoll)
@@ -247,7 +254,7 @@ func (r *Relay) Drain(ctx context.Context) {
 	r.conns.end()
 }
 
-// Close ends everything at once, and frees what the relay holds. It returns when that has been done.
+// Close ends everything at once, and frees the relay's resources before it returns.
 func (r *Relay) Close() {
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -277,7 +284,7 @@ type Listener struct {
 // Addr returns where it listens.
 func (l *Listener) Addr() netip.AddrPort { return l.socket.addr() }
 
-// SetBalancer sends the clients from now on where b says.
+// SetBalancer replaces the Balancer for new clients.
 func (l *Listener) SetBalancer(b Balancer) { l.balancer.Store(&b) }
 
 func (l *Listener) pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer) {
@@ -288,7 +295,8 @@ func (l *Listener) dialled(c Client, backend netip.AddrPort, err error) {
 	(*l.balancer.Load()).Dialled(c, backend, err)
 }
 
-// Close takes no new clients; the port is free when it returns. Connections that are open go on, and still follow Leave. Sessions of UDP end.
+// Close accepts no new clients; the port is free when it returns. Open connections continue, and
+// still follow Leave. Sessions of UDP end.
 func (l *Listener) Close() {
 	l.socket.close()
 	l.relay.mu.Lock()
@@ -296,7 +304,7 @@ func (l *Listener) Close() {
 	l.relay.mu.Unlock()
 }
 
-// Leave tells that backends have gone. Sessions of UDP to them end, and the next datagram picks anew. Connections to them end
-// when grace is over, at once for 0. With a negative grace they may last, and an earlier Leave for them is taken back: the
-// backends have returned. It does not wait.
+// Leave reports that backends have left. Sessions of UDP to them end, and the next datagram picks
+// another. Connections to them end after grace, at once for 0. With a negative grace they may last,
+// and an earlier Leave is cancelled: the backends have returned. Leave does not wait.
 func (l *Listener) Leave(gone []netip.AddrPort, grace time.Duration) { l.socket.leave(gone, grace) }

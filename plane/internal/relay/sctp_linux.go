@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SCTP is served as TCP is, but for the bytes: they come in messages, each on a stream and with a number that says what it is,
-// and so they are passed on. splice knows no messages.
+// SCTP is served like TCP, except for the bytes: they come in messages, each with a stream and a
+// protocol number, and are passed on as such. splice knows no messages.
 
 // From include/uapi/linux/sctp.h.
 const (

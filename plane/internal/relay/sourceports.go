@@ -80,7 +80,7 @@ func (p *sourcePorts) give(c *clientPorts) {
 	p.forget(c)
 }
 
-// forget drops what nobody uses.
+// forget deletes unused entries.
 func (p *sourcePorts) forget(c *clientPorts) {
 	if c.Used() == 0 {
 		delete(c.of.clients, c.client)

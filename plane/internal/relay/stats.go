@@ -14,14 +14,15 @@ type Connections struct {
 	Open int64
 	// Accepted is how many clients have connected.
 	Accepted uint64
-	// Refused is how many of them were reset before they had a backend: because the Balancer says so, or none was reached.
+	// Refused is how many of them were reset before they had a backend: the Balancer refused them,
+	// or none was reached.
 	Refused uint64
 	// DialsFailed is how many attempts to reach a backend have failed, and Retried how many clients had another attempt.
 	DialsFailed, Retried uint64
 	// ToBackends and ToClients are the bytes of user data that were passed on.
 	ToBackends, ToClients uint64
-	// OutOfDescriptors is how often a client had to wait or was refused because there was no descriptor left for it: none
-	// of the process's, or none of its listener's share.
+	// OutOfDescriptors is how often a client had to wait or was refused for lack of a descriptor,
+	// of the process or in its listener's share.
 	OutOfDescriptors uint64
 }
 

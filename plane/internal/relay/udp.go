@@ -9,12 +9,13 @@ import (
 	"time"
 )
 
-// Sessions counts what became of datagrams. A session is what one client sends to one address of one listener, and the
-// replies.
+// Sessions counts datagrams and sessions. A session is what one client sends to one address of one
+// listener, and the replies.
 type Sessions struct {
 	// Open is how many sessions there are.
 	Open int64
-	// Opened is how many have begun. Expired were idle, Evicted made room for another, Moved had a backend that cannot be reached.
+	// Opened is how many have begun. Expired were idle, Evicted made room for another, Moved lost
+	// their backend.
 	Opened, Expired, Evicted, Moved uint64
 	// ToBackends and ToClients were passed on.
 	ToBackends, ToClients Datagrams
@@ -63,13 +64,13 @@ func (c *udpCounters) add(s *Sessions) {
 }
 
 const (
-	// udpFiles and udpPorts are the parts of the process's descriptors and of the node's ports that the sessions of a relay may
-	// take: one in so many. Each session takes one of both.
+	// udpFiles and udpPorts are the parts of the process's descriptors and of the node's ports that
+	// sessions may take: one in so many. Each session takes one of both.
 	udpFiles, udpPorts = 8, 4
 	// datagramSize holds the longest datagram there is.
 	datagramSize = 1 << 16
-	// udpBuffer is how many bytes the socket of a listener may hold back in either direction, what the kernel adds to each datagram
-	// included: a few hundred short datagrams at least.
+	// udpBuffer is the size of a listener's buffer in each direction, including the kernel's
+	// overhead: at least a few hundred short datagrams.
 	udpBuffer = 1 << 20
 )
 
@@ -78,9 +79,9 @@ func newUDPBudget(files, ports int) *Budget {
 	return &Budget{max: int64(max(1, min(files/udpFiles, ports/udpPorts)))}
 }
 
-// sessionSocket is a session's socket, connected to its backend: nobody else can send to it.
+// sessionSocket is a session's socket, connected to its backend, so that it receives from no other.
 type sessionSocket interface {
-	// send sends a datagram that so many routers may pass on, 0 for the host's own limit. It does not wait.
+	// send sends a datagram with a TTL, 0 for the host's own. It does not wait.
 	send(datagram []byte, hops int) error
 	close()
 }
@@ -129,8 +130,8 @@ type udpGroup struct {
 	most *udpFront // with most sessions, nil if that is not known
 }
 
-// udpTable has the sessions of some listeners, and leads datagrams through them. All listeners of a group are in one table. It is
-// used by one goroutine at a time.
+// udpTable has the sessions of some listeners, and forwards datagrams through them. All listeners
+// of a group are in one table. One goroutine at a time uses it.
 type udpTable struct {
 	idle   time.Duration
 	budget *Budget // of all tables of the relay
@@ -144,7 +145,7 @@ func newUDPTable(idle time.Duration, budget *Budget, dial func(*udpSession) erro
 	return &udpTable{idle: idle, budget: budget, dial: dial, groups: map[*Group]*udpGroup{}}
 }
 
-// forward leads a datagram of a client to its backend, to another one if that cannot be reached.
+// forward sends a datagram of a client to its backend, or to another one if that cannot be reached.
 func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now time.Time) {
 	s := f.sessions[k]
 	var tried []netip.AddrPort
@@ -185,13 +186,15 @@ func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now
 	t.count.sendFailed.Add(1)
 }
 
-// begin begins a session to a backend that was not tried; nil: the datagram is dropped, and was counted.
+// begin begins a session to a backend that was not tried. It returns nil if the datagram was
+// dropped, and counts that.
 func (t *udpTable) begin(f *udpFront, k udpKey, tried []netip.AddrPort, now time.Time) *udpSession {
 	s := &udpSession{front: f, key: k, used: now}
 	c := s.client(len(tried) > 0)
 	to, answer := f.owner.pick(c, tried)
 	if answer != Forward && len(tried) > 0 {
-		// None is left. The datagram costs nothing, and what refused the last one may have returned.
+		// No other backend is left. The datagram costs nothing, and the last backend may have
+		// returned.
 		to, answer = f.owner.pick(c, nil)
 	}
 	if answer != Forward || !to.IsValid() {
@@ -217,7 +220,8 @@ func (t *udpTable) begin(f *udpFront, k udpKey, tried []netip.AddrPort, now time
 	return s
 }
 
-// isOurs reports whether another backend would have no more luck: something is used up, or the datagram is too long.
+// isOurs reports whether other backends would fail too: a resource is exhausted, or the datagram is
+// too long.
 func isOurs(err error) bool {
 	for _, e := range []error{syscall.EAGAIN, syscall.ENOBUFS, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE} {
 		if errors.Is(err, e) {
@@ -227,8 +231,8 @@ func isOurs(err error) bool {
 	return tooLong(err)
 }
 
-// makeRoom takes what one more session of a listener needs. Where its group has its share, the oldest session of the listener with
-// most in it ends: what one group does costs no other a session.
+// makeRoom takes the budget of one more session. If the group has its share, the oldest session of
+// its largest listener ends: one group never costs another a session.
 func (t *udpTable) makeRoom(f *udpFront) bool {
 	for !t.budget.Take(&f.share, 1) {
 		g := t.groups[f.owner.group]
@@ -339,8 +343,9 @@ func (t *udpTable) answered(s *udpSession, now time.Time) {
 	}
 }
 
-// refused notes that a backend cannot be reached. Anybody may claim that of somebody else: only if the backend or this node says so, the
-// Balancer is told; and only if the backend says that its port is closed, all its sessions go elsewhere.
+// refused notes that a backend cannot be reached. Any host may claim that. Only if the backend or
+// this node says so, the Balancer gets a report; and only if the backend says that its port is
+// closed, all its sessions move.
 func (t *udpTable) refused(s *udpSession, err error, byBackend, byNode bool) {
 	s.lost = true
 	if byBackend || byNode {
@@ -370,7 +375,7 @@ func (t *udpTable) each(fn func(*udpSession)) {
 // granule is how much longer than the idle time a session may last.
 func (t *udpTable) granule() time.Duration { return max(t.idle/8, time.Millisecond) }
 
-// expire ends what is idle, and reports whether there are other sessions.
+// expire ends idle sessions, and reports whether others are left.
 func (t *udpTable) expire(now time.Time) (left bool) {
 	for _, g := range t.groups {
 		for f := range g.busy {

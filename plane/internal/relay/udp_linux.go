@@ -95,7 +95,7 @@ func (s *udpListener) close() {
 	s.once.Do(func() { s.loop.do(func() { s.loop.remove(&s.udpSocket) }) })
 }
 
-// leave ends the sessions to backends at once, before it returns: a session has no end of its own that could be waited for.
+// leave ends the sessions to backends before it returns: sessions have no end of their own.
 func (s *udpListener) leave(gone []netip.AddrPort, grace time.Duration) {
 	if grace >= 0 {
 		s.loop.do(func() { s.loop.table.leave(s.front, gone) })
@@ -169,7 +169,7 @@ func (s *udpSocket) close() {
 	}
 }
 
-// event takes what epoll tells of a socket.
+// event takes an event of a socket.
 func (l *udpLoop) event(fd int32, events uint32) {
 	s := l.sockets[fd]
 	switch {
@@ -192,7 +192,7 @@ const (
 	backendTurn = 16
 )
 
-// fromClients passes on what has come to a listener.
+// fromClients forwards datagrams of clients.
 func (l *udpLoop) fromClients(s *udpSocket) {
 	for range clientsTurn {
 		n, controlled, flags, from, err := unix.Recvmsg(s.fd, l.buf, l.control[:], unix.MSG_DONTWAIT)
@@ -203,7 +203,8 @@ func (l *udpLoop) fromClients(s *udpSocket) {
 			return
 		}
 		info := parseControl(l.control[:controlled])
-		// The relay is a router among others: two whose backends are each other would pass a datagram on for ever.
+		// The relay is a router among others: two relays whose backends are each other would pass a
+		// datagram on forever.
 		if flags&unix.MSG_TRUNC != 0 || !info.unicast || info.hops == 1 {
 			l.table.count.malformed.Add(1)
 			continue
@@ -216,7 +217,7 @@ func (l *udpLoop) fromClients(s *udpSocket) {
 	}
 }
 
-// fromBackend passes on what has come to a session.
+// fromBackend forwards datagrams of a backend.
 func (l *udpLoop) fromBackend(s *udpSocket) {
 	for range backendTurn {
 		n, err := unix.Read(s.fd, l.buf)

@@ -11,8 +11,9 @@ import (
 // maxPortableSessions bounds the sessions: each has a goroutine with a buffer, 64 MB together.
 const maxPortableSessions = 1024
 
-// portableUDP is the engine of UDP on hosts that are not Linux: a goroutine for each socket, and what package net does. A listener
-// at every address answers from the one that the route to the client has, so listeners should have their own.
+// portableUDP is the engine of UDP on hosts other than Linux: a goroutine of package net for each
+// socket. A listener at every address answers from that of the route to the client, so each address
+// should have its own.
 type portableUDP struct {
 	relay *Relay
 	work  sync.WaitGroup

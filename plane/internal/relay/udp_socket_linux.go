@@ -40,8 +40,8 @@ func (r *Relay) mark() []option {
 	return []option{{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(r.cfg.Mark)}}
 }
 
-// newUDPSocket makes a socket in the namespace of the thread. Datagrams that are too long for a link are cut, and not refused: the client's
-// own way of finding the length ends at the relay.
+// newUDPSocket makes a socket in the namespace of the thread. It fragments datagrams that are too
+// long for a link: the client's own path MTU discovery ends at the relay.
 func newUDPSocket(a netip.Addr) (int, error) {
 	cut := option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT}
 	if a.Is6() {
@@ -88,7 +88,7 @@ func openUDP(at netip.AddrPort) (int, error) {
 	return fd, nil
 }
 
-// dial gives a session a socket that is connected to its backend. It has a port that the kernel chooses at random.
+// dial gives a session a socket that is connected to its backend, with a random port.
 func (l *udpLoop) dial(s *udpSession) error {
 	fd, err := newUDPSocket(s.backend.Addr())
 	if err != nil {
@@ -102,7 +102,8 @@ func (l *udpLoop) dial(s *udpSession) error {
 	if err == nil {
 		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(s.backend)))
 	}
-	// The kernel gives a socket its port before it connects it, and what came to the port in between may be a stranger's.
+	// The kernel gives a socket its port before it connects it. A datagram in between may be of
+	// another host.
 	for err == nil {
 		if _, e := unix.Read(fd, l.control[:1]); e != nil && e != unix.EINTR {
 			break
@@ -136,7 +137,7 @@ func (s *udpSocket) send(datagram []byte, hops int) error {
 	if err == nil || isOurs(err) {
 		return err
 	}
-	// Perhaps it is the error of a datagram before, which is told once.
+	// It may be the error of an earlier datagram, which is reported once.
 	if s.readErrors(); s.session.lost {
 		return err
 	}
@@ -171,8 +172,8 @@ func (s *udpSocket) readErrors() {
 	_, _ = unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 }
 
-// isLocal reports whether the node has an address. The kernel drops what comes from one from elsewhere, in IPv4; in IPv6 only who forges
-// addresses could send it.
+// isLocal reports whether the node has an address. From elsewhere, the kernel drops packets from
+// such an address with IPv4; with IPv6 only forged ones have it.
 func isLocal(a netip.Addr) bool {
 	if !a.IsValid() || a.IsUnspecified() {
 		return false
@@ -185,7 +186,7 @@ func isLocal(a netip.Addr) bool {
 	return unix.Bind(fd, sockaddr(netip.AddrPortFrom(a, 0))) == nil
 }
 
-// received is what the kernel tells of a datagram beside who sent it.
+// received is what the kernel reports about a datagram.
 type received struct {
 	local   netip.Addr // to which address of the host
 	unicast bool
@@ -205,7 +206,8 @@ func parseControl(b []byte) (r received) {
 		b = rest
 		switch {
 		case hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
-			// The source for a reply (4:8) is the destination (8:12), unless that is a multicast or broadcast address.
+			// The source for a reply (4:8) is the destination (8:12), unless that is a multicast or
+			// broadcast address.
 			r.local = netip.AddrFrom4([4]byte(data[8:12]))
 			r.unicast = [4]byte(data[4:8]) == [4]byte(data[8:12])
 		case hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
@@ -233,8 +235,8 @@ func sourceControl(a netip.Addr) []byte {
 // The types of "destination unreachable": RFC 792 and RFC 4443.
 const icmpUnreachable, icmp6Unreachable = 3, 1
 
-// unreachable reads the control messages of an error that the network reports: which, and who says so. 0: it is none that tells
-// that a backend cannot be reached.
+// unreachable reads the control messages of a network error: the error, and the host that reports
+// it. 0: the error does not mean that a backend is unreachable.
 func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
 	for len(b) >= unix.SizeofCmsghdr {
 		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
