@@ -1,6 +1,6 @@
-// Package follow is the floor under those that follow a packet through rules of the kernel, whatever the language of these: the ways that the
-// packet may take, with their shares, and how chains lead to others. Who reads rules says what one does ([Chain]); what becomes of the packet
-// is summed up in one way ([Answer]).
+// Package follow is the common part of walkers that follow a packet through rules of the kernel, in
+// any language: the ways that the packet may take, with their shares, and jumps between chains. A
+// walker says what a rule does ([Chain]); [Answer] sums up the result.
 package follow
 
 import (
@@ -13,7 +13,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// State is what a packet takes from rule to rule, beside its source.
+// State is what a packet carries from rule to rule, besides its source.
 type State struct {
 	To   netip.AddrPort
 	Mark uint32
@@ -26,16 +26,17 @@ type State struct {
 	Memory  Memory
 }
 
-// Memory is what the packet has written for the next one of its client.
+// Memory is what the packet stores for the next one of its client.
 type Memory struct{ Set, Key, Data string }
 
-// Flow is one way that the packet may take, with the part of new connections that takes it: none of those that are affine.
+// Flow is one way that the packet may take, with its share of new connections; affine ones have
+// none.
 type Flow struct {
 	Share float64
 	State
 }
 
-// Merge makes one flow of those that have the same state.
+// Merge joins flows with the same state.
 func Merge(flows []Flow) []Flow {
 	if len(flows) < 2 {
 		return flows
@@ -53,7 +54,7 @@ func Merge(flows []Flow) []Flow {
 	return all
 }
 
-// Part parts flows in two.
+// Part divides flows in two.
 func Part(flows []Flow, is func(Flow) bool) (those, others []Flow) {
 	for _, f := range flows {
 		if is(f) {
@@ -65,10 +66,10 @@ func Part(flows []Flow, is func(Flow) bool) (those, others []Flow) {
 	return those, others
 }
 
-// Kind says where flows go on that have met a rule.
+// Kind is where flows go that have matched a rule.
 type Kind uint8
 
-// The kinds. End is for those of which the hook has decided: they are accepted, or have a verdict.
+// The kinds. End is for flows that the hook has decided: they are accepted, or have a verdict.
 const (
 	Next Kind = iota
 	Jump
@@ -77,28 +78,29 @@ const (
 	End
 )
 
-// Met are flows that have met a rule, and go on alike.
+// Met are flows that have matched a rule and continue alike.
 type Met struct {
 	Flows []Flow
 	Kind  Kind
 	Chain string // of a jump or a goto
 }
 
-// Chain is what a chain does to flows.
+// Chain applies the rules of a chain to flows.
 type Chain interface {
 	// Rules is how many rules there are.
 	Rules() int
-	// Meet has flows meet a rule. rest are those that do not.
+	// Meet applies a rule to flows. rest are those that do not match.
 	Meet(rule int, flows []Flow) (met []Met, rest []Flow, err error)
 }
 
-// Chains are where chains are read, by their names. Most is how deep they may lead to others.
+// Chains reads chains by name. Most is the limit of nested jumps.
 type Chains struct {
 	Read func(name string) (Chain, error) // nil if there is none
 	Most int
 }
 
-// Pass has flows pass a chain. back are those that came to its end or returned, ended those of which the hook has decided.
+// Pass sends flows through a chain. back are those that came to its end or returned, ended those
+// that the hook has decided.
 func (cs Chains) Pass(name string, flows []Flow) (back, ended []Flow, err error) {
 	return cs.pass(name, flows, 0)
 }
@@ -140,10 +142,11 @@ func (cs Chains) pass(name string, flows []Flow, depth int) (back, ended []Flow,
 	return Merge(append(back, flows...)), Merge(ended), nil
 }
 
-// attempts is how often a packet is followed where rules change meanwhile. Where that happens all the time, the last one counts.
+// attempts is how often a packet is followed while rules change. If they change all the time, the
+// last attempt counts.
 const attempts = 4
 
-// Steady follows a packet, and once more if rules have changed meanwhile, as their generation tells.
+// Steady follows a packet, and again if the generation of the rules changed meanwhile.
 func Steady(ctx context.Context, generation func() (uint32, error), follow func() error) error {
 	for attempt := 1; ; attempt++ {
 		before, err := generation()
@@ -161,13 +164,13 @@ func Steady(ctx context.Context, generation func() (uint32, error), follow func(
 	}
 }
 
-// Said are lines about a packet's way, each told once.
+// Said are lines about a packet's way, each once.
 type Said struct {
 	Lines []string
 	told  map[string]bool
 }
 
-// Say notes a line, and reports whether it is new.
+// Say adds a line, and reports whether it is new.
 func (s *Said) Say(line string) bool {
 	if s.told[line] {
 		return false
@@ -180,8 +183,9 @@ func (s *Said) Say(line string) bool {
 	return true
 }
 
-// Answer sums up the ways of a packet. Where some have a backend and others none, backends answer, with shares that are less than one together,
-// and a line says of the others. A backend that is its own client is masqueraded whoever asks (SV-60), and tells nothing of others.
+// Answer sums up the ways of a packet. If only some have a backend, the backends answer with shares
+// that add up to less than one, and a line reports the others. A backend that is its own client is
+// masqueraded in any case (SV-60), and says nothing about others.
 func Answer(packet trace.Packet, ways []Flow, lines []string) trace.Kernel {
 	k := trace.Kernel{Way: lines}
 	parts, shares := map[trace.Verdict]float64{}, map[netip.AddrPort]float64{}

@@ -20,8 +20,8 @@ import (
 	rtnl "kube-proxy/internal/netlink/route"
 )
 
-// surroundings are what rules ask of the kernel beside the packet: whose an address is, through which interface packets go there, and which
-// clients are remembered.
+// surroundings answer what rules ask about the node: whose an address is, the interface to it, and
+// which clients are remembered.
 type surroundings struct {
 	conn       *nlconn.Conn
 	routes     map[netip.Addr]rtnl.Route
@@ -52,7 +52,7 @@ func (s *surroundings) route(ctx context.Context, a netip.Addr) (rtnl.Route, err
 	return way, nil
 }
 
-// interfaceTo returns the name of the interface through which packets go to an address, "" where there is no route.
+// interfaceTo returns the name of the interface to an address, "" without a route.
 func (s *surroundings) interfaceTo(ctx context.Context, a netip.Addr) (string, error) {
 	way, err := s.route(ctx, a)
 	if err != nil || way.Out == 0 {
@@ -145,7 +145,8 @@ func seenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
 	return 0, false
 }
 
-// Jiffies returns the low half of the kernel's clock, and how long one tick of it is. It began five minutes before it ran over.
+// jiffies returns the low half of the kernel's clock, and the length of a tick. The clock started
+// five minutes before its overflow.
 func (s *surroundings) jiffies() (now uint32, tick time.Duration, err error) {
 	var ts unix.Timespec
 	if s.tick == 0 {

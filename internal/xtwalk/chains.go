@@ -14,11 +14,11 @@ import (
 	"kube-proxy/trace"
 )
 
-// Packet is what rules see of a packet at one place of its way through a node.
+// Packet is what rules see of a packet at one place of its way.
 type Packet struct {
 	From, To netip.AddrPort
 	Proto    lb.Proto
-	// In and Out are the interfaces; "" if they are not known, or there is none.
+	// In and Out are the interfaces; "" if unknown, or if there is none.
 	In, Out string
 	Mark    uint32
 	// FromHere and ToHere: the addresses are this node's.
@@ -27,25 +27,27 @@ type Packet struct {
 	Masqueraded bool
 }
 
-// Sets answers what rules ask of ipsets. by is what of a packet its member has, such as "dst,dst".
+// Sets answers matches on ipsets. by selects the packet's fields, such as "dst,dst".
 type Sets interface {
 	// Knows reports whether the set of that name can be asked; no others are.
 	Knows(set string) bool
 	// Has reports whether a set has the packet's member.
 	Has(set, by string, p Packet) (bool, error)
-	// MarkOf returns the mark, and its mask, that the packet's member has; zeros if it has none, or is not there.
+	// MarkOf returns the mark and mask of the packet's member; zeros if there is none.
 	MarkOf(set, by string, p Packet) (value, mask uint32, err error)
 }
 
-// Chains are those of a mode that keeps them with a Keeper, as its Held returns them. A packet goes through them as [Looker.Follow] has it go
-// through the kernel's; but rules of others are not there, and of the node's routes nothing is asked: the Packet has all.
+// Chains are the chains of a mode that uses a Keeper, as its Held returns them. A packet passes
+// them as [Looker.Follow] has it pass the kernel's. But they have no rules of other programs, and
+// the Packet answers for the node's routes.
 type Chains struct {
 	sets   Sets
 	tell   func(line string)
 	chains map[xtables.ChainID]*xtables.ChainState
 }
 
-// NewChains takes rules. tell gets a line for each rule that a packet meets, and for each that is not understood, which nobody meets.
+// NewChains takes rules. tell gets a line for each rule that a packet matches, and for each unknown
+// one, which counts as not matching.
 func NewChains(rules []xtables.ChainRule, sets Sets, tell func(line string)) *Chains {
 	c := &Chains{sets, tell, map[xtables.ChainID]*xtables.ChainState{}}
 	for _, r := range rules {
@@ -63,8 +65,8 @@ func NewChains(rules []xtables.ChainRule, sets Sets, tell func(line string)) *Ch
 // Chain returns a chain, nil if there is none.
 func (c *Chains) Chain(id xtables.ChainID) (*xtables.ChainState, error) { return c.chains[id], nil }
 
-// Pass has a packet go through a chain of a table, which changes it, and says what comes of that: Drop, Reject, or Pass for what goes on
-// behind the chain. An error is of a set.
+// Pass sends a packet through a chain of a table, which changes it. It returns Drop, Reject, or
+// Pass for a packet that continues. The error is of a set.
 func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trace.Verdict, error) {
 	t, known := xtables.TableNamed(table)
 	if !known {

@@ -1,6 +1,7 @@
-// Package xtwalk follows a packet through the chains of iptables, whoever made them: as the kernel holds them ([Looker]), or as a mode keeps
-// them ([Chains]).
+// Package xtwalk follows a packet through the chains of iptables of all programs: those in the
+// kernel ([Looker]), or those of a mode ([Chains]).
 //
-// It knows nothing of Services: a packet passes raw, mangle, nat and filter in the order of the hooks, and does what the text of each rule says
-// that it meets. What a rule asks that is not understood is told, and nobody is said to meet it (docs/adr/0056).
+// It knows no Services. A packet passes raw, mangle, nat and filter in the order of the hooks, and
+// obeys the text of each rule that it matches. Rules with unknown parts are reported, and count as
+// not matching (docs/adr/0056).
 package xtwalk

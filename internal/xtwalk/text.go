@@ -16,20 +16,21 @@ import (
 // rule is a rule whose text was read.
 type rule struct {
 	text string
-	// when are the conditions, all of which a packet must meet. What none of them stands for is met by every packet.
+	// when are the conditions; a packet must meet all. Unconditional matches have none.
 	when []condition
-	// recalls is the list of clients that the rule looks in, "" for none, and within is how many seconds are remembered, 0 for any.
+	// recalls is the list of clients that the rule reads, "" for none; within is the limit in
+	// seconds, 0 for none.
 	recalls string
 	within  uint32
 	do      action
-	// strange names what in it is not understood: such a rule is told of, and nobody knows who meets it.
+	// strange are the unknown parts. Such a rule is reported, and it is unknown who matches it.
 	strange []string
 }
 
-// condition says how likely a packet is to meet one match: 0 to 1, or untold.
+// condition returns the probability that a packet meets a match, 0 to 1, or untold.
 type condition func(w *walker, f follow.Flow) float64
 
-// untold is the answer of a condition where it is not known.
+// untold means unknown.
 const untold = -1
 
 func yesOrNo(yes bool) float64 {
@@ -39,7 +40,7 @@ func yesOrNo(yes bool) float64 {
 	return 0
 }
 
-// odds is how likely a packet is to meet the whole rule, but for the list of clients.
+// odds returns the probability that a packet matches the whole rule, except its list of clients.
 func (r *rule) odds(w *walker, f follow.Flow) float64 {
 	all, known := 1.0, len(r.strange) == 0
 	for _, c := range r.when {
@@ -72,7 +73,7 @@ type reader struct {
 	sets  Sets // nil if there are none
 	match string
 	left  []string
-	// list is the list of clients that the match recent names, and sets whether it only writes there.
+	// list is the list of clients of the match recent; notes: the rule only writes to it.
 	list  string
 	notes bool
 }
@@ -121,7 +122,7 @@ func readText(text string, sets Sets) rule {
 	return b.rule
 }
 
-// next takes the next word, of which quotes are no part.
+// next returns the next word, without quotes.
 func (b *reader) next() string {
 	if len(b.left) == 0 {
 		b.cannot("its end")
@@ -137,7 +138,7 @@ func (b *reader) next() string {
 
 var unescaped = strings.NewReplacer(`\"`, `"`, `\\`, `\`, `\'`, `'`)
 
-// skip skips what belongs to a word that is not known.
+// skip skips the arguments of an unknown word.
 func (b *reader) skip(until func(word string) bool) {
 	for len(b.left) > 0 && !until(b.left[0]) {
 		b.left = b.left[1:]
@@ -146,7 +147,7 @@ func (b *reader) skip(until func(word string) bool) {
 
 func (b *reader) cannot(what string) { b.strange = append(b.strange, what) }
 
-// check names a word in which there was an error.
+// check reports an error in a word.
 func (b *reader) check(what string, err error) bool {
 	if err != nil {
 		b.cannot(what)
@@ -156,7 +157,7 @@ func (b *reader) check(what string, err error) bool {
 
 func (b *reader) meets(c condition) { b.when = append(b.when, c) }
 
-// is adds a condition that can be turned round.
+// is adds a condition that can be inverted.
 func (b *reader) is(no bool, c func(w *walker, f follow.Flow) bool) {
 	b.meets(func(w *walker, f follow.Flow) float64 { return yesOrNo(c(w, f) != no) })
 }
@@ -164,7 +165,7 @@ func (b *reader) is(no bool, c func(w *walker, f follow.Flow) bool) {
 var knownMatches = map[string]bool{"comment": true, "nfacct": true, "tcp": true, "udp": true, "sctp": true, "mark": true, "statistic": true, "addrtype": true,
 	"conntrack": true, "state": true, "socket": true, "recent": true, "set": true}
 
-// options read what can be asked of a packet: those of a match behind its name.
+// options read the conditions of a rule: those of a match are keyed with its name.
 var options = map[string]func(b *reader, no bool){
 	"-p": func(b *reader, no bool) {
 		name := b.next()
@@ -224,7 +225,8 @@ var options = map[string]func(b *reader, no bool){
 	"conntrack --ctstate": states,
 	"state --state":       states,
 	"conntrack --ctdir":   func(b *reader, _ bool) { b.direction(b.next()) },
-	// Such are the listeners of mode userspace, and what is translated to this node's ports is taken to reach one.
+	// Listeners of mode userspace are transparent. Packets that are translated to this node's ports
+	// are assumed to reach one.
 	"socket --transparent": func(b *reader, no bool) {
 		b.is(no, func(_ *walker, f follow.Flow) bool { return f.Translated })
 	},
@@ -287,7 +289,8 @@ func (b *reader) through(no bool, by func(*walker, follow.Flow) (name string, kn
 	})
 }
 
-// ports reads a range of ports of the destination, sourcePorts one of the source, whose port may not be known.
+// ports reads a range of destination ports, sourcePorts one of source ports; the source port may be
+// unknown.
 func ports(b *reader, no bool) {
 	if low, high, ok := b.portRange(); ok {
 		b.is(no, func(_ *walker, f follow.Flow) bool { return low <= f.To.Port() && f.To.Port() <= high })
@@ -360,7 +363,7 @@ func (b *reader) direction(name string) {
 	b.meets(func(*walker, follow.Flow) float64 { return yesOrNo(name != "REPLY") })
 }
 
-// unturned refuses a match of recent that is turned round.
+// unturned rejects an inverted match of recent.
 func (b *reader) unturned(no bool) {
 	if no {
 		b.cannot("! of recent")
@@ -375,7 +378,7 @@ func (b *reader) set() (name, by string, ok bool) {
 	return name, by, ok
 }
 
-// onlyLooks are targets after which a packet goes on with the next rule, and as before.
+// onlyLooks are targets after which a packet continues unchanged with the next rule.
 var onlyLooks = map[string]bool{"LOG": true, "NFLOG": true, "TRACE": true, "TCPMSS": true, "CHECKSUM": true, "AUDIT": true, "CLASSIFY": true}
 
 // target reads what the rule does, with all words that are left.

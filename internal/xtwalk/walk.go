@@ -14,16 +14,18 @@ import (
 	"kube-proxy/trace"
 )
 
-// route is what rules ask of the node beside the packet.
+// route answers what rules ask about the node.
 type route interface {
-	// sourceHere reports whether the packet's source is this node's address, here whether its destination is.
+	// sourceHere reports whether the packet's source is an address of this node, here whether its
+	// destination is.
 	sourceHere(w *walker) bool
 	here(w *walker, destination netip.Addr) bool
-	// comesIn returns the interface that the packet came in through, "" where there is none; false if it is not known. leaves returns that
-	// which it leaves through.
+	// comesIn returns the interface that the packet came in through, "" if there is none; known is
+	// false if it is unknown. leaves returns the one that it leaves through.
 	comesIn(w *walker) (name string, known bool)
 	leaves(w *walker, destination netip.Addr) (name string, known bool)
-	// remembers reports whether a list of xt_recent has a client that was seen so many seconds ago at most, 0 for any time, and how long ago.
+	// remembers reports whether a list of xt_recent has a client that was seen within so many
+	// seconds, 0 for any time, and its age.
 	remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool)
 }
 
@@ -42,25 +44,27 @@ type walker struct {
 	read   map[xtables.ChainID]*chain
 	// allOurs: there are no rules of others.
 	allOurs bool
-	// tell gets what is said at once; nil to keep it in way.
+	// tell gets each line at once; nil to keep them.
 	tell func(line string)
 
-	// leaving: the interface that packets leave through is known. arriving: they have come in through one, and still know it.
+	// leaving: the outgoing interface is known. arriving: the incoming interface is known.
 	leaving, arriving bool
-	// doubt says that a rule of the base chain came before which is not understood, and that might have had the packet accepted, or dropped.
+	// doubt: an unknown rule of the base chain came before, which might have accepted or dropped
+	// the packet.
 	doubt bool
 	ends  []follow.Flow
 
 	said follow.Said
-	// silent: rules are not said. atHome: the node itself is a backend to whom the client's address was to be masqueraded.
+	// silent: rules are not reported. atHome: the node itself is a backend for which the client's
+	// address should have been masqueraded.
 	silent, atHome bool
 	err            error // of the route or of a set
 }
 
-// mostSaid is how many rules of a packet's way are told: a row may have thousands of endpoints.
+// mostSaid is how many rules of a packet's way are reported: a row may have thousands of endpoints.
 const mostSaid = 200
 
-// mostDeep is how deep chains may lead to others; the kernel takes half of that.
+// mostDeep is the limit of nested jumps; the kernel's is half of that.
 const mostDeep = 64
 
 // all goes through the hooks, in the order of the kernel.
@@ -87,10 +91,11 @@ func (w *walker) all() error {
 	return w.err
 }
 
-// staysHere tells what is for this node itself from what goes on to others.
+// staysHere distinguishes packets for this node from forwarded ones.
 func (w *walker) staysHere(f follow.Flow) bool { return w.route.here(w, f.To.Addr()) }
 
-// asked looks whether what the node itself answers was to be masqueraded, which does not come about: it does not leave the node.
+// asked looks whether packets to the node itself should have been masqueraded. They are not,
+// because they do not leave the node.
 func (w *walker) asked(here []follow.Flow) []follow.Flow {
 	w.silent = true
 	for i := range here {
@@ -152,7 +157,7 @@ type chain struct {
 	rules []rule
 }
 
-// chain reads a chain, each once; nil if there is none.
+// chain reads a chain once; nil if there is none.
 func (w *walker) chain(id xtables.ChainID) (*chain, error) {
 	if c, again := w.read[id]; again {
 		return c, w.ctx.Err()
@@ -221,7 +226,8 @@ func (c *chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follo
 	return []follow.Met{{Flows: those, Kind: r.do.kind, Chain: r.do.chain}}, rest, w.err
 }
 
-// judges reports whether what a rule of a chain refuses is refused: not if others do it after a rule that is not understood.
+// judges reports whether a refusal by a rule of a chain counts: not that of another program after
+// an unknown rule.
 func (w *walker) judges(by xtables.ChainID, text string) bool {
 	if w.doubt && !w.allOurs && (!xtables.Ours(by) || by.Name == xtables.NodeFirewall) {
 		w.say(by, text, "not judged: a rule before it, which is not understood, may have let the packet pass")
@@ -230,7 +236,7 @@ func (w *walker) judges(by xtables.ChainID, text string) bool {
 	return true
 }
 
-// say notes a rule of the way, once.
+// say reports a rule of the way once.
 func (w *walker) say(id xtables.ChainID, text, note string) {
 	if w.silent {
 		return
@@ -258,7 +264,7 @@ func (w *walker) fail(err error) {
 	}
 }
 
-// answer puts together what became of all.
+// answer sums up the result.
 func (w *walker) answer() trace.Kernel {
 	lines := w.said.Lines
 	if more := len(lines) - mostSaid; more > 0 {

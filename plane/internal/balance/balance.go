@@ -13,10 +13,12 @@ import (
 
 // Config bounds a Balance.
 type Config struct {
-	// Places is how many places of clients with an affinity there are at most, in all sets; 0 means 1,048,576, of about 40 bytes.
+	// Places limits the places of clients with an affinity in all sets; 0 means 1,048,576, of about
+	// 40 bytes each.
 	Places int
-	// Loops reports whether a connection of this node to the address would come to one of the proxy's own listeners: such a backend
-	// is never led to. Nil means that there is none, because the kernel does not lead the proxy's own packets.
+	// Loops reports whether a connection of this node to the address would reach one of the proxy's
+	// own listeners: such a backend gets no clients. Nil: none would, because the kernel does not
+	// redirect the proxy's own packets.
 	Loops func(netip.AddrPort) bool
 }
 
@@ -28,8 +30,8 @@ type Stats struct {
 	Failing int
 }
 
-// Balance holds the backend sets of one family. Its methods but Stats are called by one goroutine at a time; those of its sets and rows
-// by any.
+// Balance has the backend sets of one family. One goroutine at a time calls its methods, except
+// Stats; any goroutine may call those of its sets and rows.
 type Balance struct {
 	cfg  Config
 	seed maphash.Seed
@@ -41,7 +43,8 @@ type Balance struct {
 	places, failing atomic.Int64
 }
 
-// endpoint is what is known to fail or not. The protocol is part of it: that nobody listens for SCTP says nothing of TCP.
+// endpoint is the subject of health. The protocol is part of it: a closed port of SCTP says nothing
+// about TCP.
 type endpoint struct {
 	proto lb.Proto
 	addr  netip.AddrPort
@@ -55,8 +58,8 @@ func New(cfg Config) *Balance {
 	return &Balance{cfg: cfg, seed: maphash.MakeSeed(), sets: map[lb.SetID]*Set{}, health: map[endpoint]*health{}}
 }
 
-// Set makes the set hold what s says, and returns it. It is in use at once: whoever asks for a backend from now on gets one
-// of these. The cost follows the size of the set, and is nothing where it is the one that is there.
+// Set makes the set have the backends of s, from now on, and returns it. The cost follows the size
+// of the set; an unchanged set costs nothing.
 func (b *Balance) Set(s *lb.BackendSet, affinity time.Duration) *Set {
 	set := b.sets[s.ID]
 	if set == nil {
@@ -72,7 +75,7 @@ func (b *Balance) Set(s *lb.BackendSet, affinity time.Duration) *Set {
 	return set
 }
 
-// Remove forgets a set. Who still has it is refused.
+// Remove forgets a set. Its remaining users are refused.
 func (b *Balance) Remove(id lb.SetID) {
 	set := b.sets[id]
 	if set == nil {
@@ -108,7 +111,7 @@ func (b *Balance) joinAll(p lb.Proto, addrs []netip.AddrPort) []*member {
 	return all
 }
 
-// leave ends a set's interest in a backend. When it was the last, the backend starts anew when it comes again.
+// leave ends a set's interest in a backend. After the last one, a backend that returns starts anew.
 func (b *Balance) leave(p lb.Proto, m *member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,7 +150,8 @@ func (b *Balance) take() bool {
 // sweptAtOnce is how many sets give up places that are over for one client that finds none.
 const sweptAtOnce = 8
 
-// makeRoom has some other sets than s give up places that are over, so that Services that nobody asks do not keep them.
+// makeRoom makes some sets other than s release expired places, so that Services without clients do
+// not keep them.
 func (b *Balance) makeRoom(s *Set, now time.Time) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

@@ -8,14 +8,15 @@ import (
 	"time"
 )
 
-// How long a backend that fails is tried last: from leastBackoff, doubled with each failure, to mostBackoff.
+// How long a failing backend is tried last: from leastBackoff, doubled with each failure, to
+// mostBackoff.
 const (
 	leastBackoff = time.Second
 	mostBackoff  = time.Minute
 )
 
-// Unreachable reports whether err, from an attempt to connect, is an answer of the network or of the backend, or that none came. Others are
-// of this node, and say nothing of the backend.
+// Unreachable reports whether an error of connecting is an answer of the network or of the backend,
+// or a timeout. Other errors are this node's, and say nothing about the backend.
 func Unreachable(err error) bool {
 	for _, e := range answers {
 		if errors.Is(err, e) {
@@ -29,12 +30,12 @@ func Unreachable(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// health is what is known of a backend, shared by the sets that have it.
+// health is the state of a backend, shared by the sets that have it.
 type health struct {
 	sets    int // under the Balance's lock
 	failing *atomic.Int64
 
-	// until is when the backend comes back into its turn, in nanoseconds since 1970; 0: it is in its turn.
+	// until is when the backend gets its turn again, in nanoseconds since 1970; 0: it has its turn.
 	until atomic.Int64
 
 	mu       sync.Mutex
@@ -75,7 +76,7 @@ func (h *health) succeeded() {
 	h.reset()
 }
 
-// forget ends what is known: nobody has the backend any more.
+// forget clears the state: no set has the backend any more.
 func (h *health) forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

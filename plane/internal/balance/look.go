@@ -7,24 +7,26 @@ import (
 	"time"
 )
 
-// State is what a set would do with a new client at this moment.
+// State is what a set would do with a new client now.
 type State struct {
 	Turns []Turn // sorted by address
-	// Affinity is how long clients stay; 0: they do not. Stays is the backend that this one stays with; not valid for none.
+	// Affinity is how long clients stay with a backend, 0 for not at all. Stays is the backend of
+	// this client; not valid for none.
 	Affinity time.Duration
 	Stays    netip.AddrPort
 }
 
-// Turn is a backend with the part of new clients that it gets when all are in their turns, those left out that stay with another.
+// Turn is a backend with its share of new clients, without those that stay with another.
 type Turn struct {
 	Addr  netip.AddrPort
 	Share float64
-	// Failing is how long the backend is tried last from now on, because it could not be reached; 0 if it is in its turn. Meanwhile its
-	// part goes to the others.
+	// Failing is how long the backend will be tried last because it could not be reached; 0 if it
+	// has its turn. Meanwhile the others get its share.
 	Failing time.Duration
 }
 
-// Look says what the set would do with a client. It changes nothing, and holds up other clients for as long as it takes to copy the list.
+// Look returns what the set would do with a client. It changes nothing, and blocks other clients
+// while it copies the list.
 func (s *Set) Look(client netip.Addr) State {
 	now := time.Now()
 	s.mu.Lock()

@@ -10,8 +10,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Origins tells whose an address is (CF-33). A socket does not know the interface that a client's packets came in through: pods are told by
-// their addresses alone.
+// Origins classifies client addresses (CF-33). A socket does not know the interface of a client's
+// packets, so only addresses distinguish pods.
 type Origins struct {
 	own  func(netip.Addr) (bool, error)
 	pods atomic.Pointer[[]netip.Prefix]
@@ -25,21 +25,21 @@ type knownOwn struct {
 	until time.Time
 }
 
-// What is remembered of addresses: so many, for so long. Those of a node change.
+// The number of addresses to remember, and the time: a node's addresses change.
 const (
 	mostKnown  = 4096
 	knownLasts = time.Second
 )
 
-// NewOrigins returns Origins that know no pods. own asks the kernel whether an address is one of this node; it is called from many
-// goroutines.
+// NewOrigins returns Origins that know no pods. own asks the kernel whether an address is this
+// node's; many goroutines call it.
 func NewOrigins(own func(netip.Addr) (bool, error)) *Origins {
 	o := &Origins{own: own, known: map[netip.Addr]knownOwn{}}
 	o.pods.Store(&[]netip.Prefix{})
 	return o
 }
 
-// Detect sets how pods are told from others.
+// Detect sets how to recognise pods.
 func (o *Origins) Detect(d lb.Detector) { o.pods.Store(&d.Prefixes) }
 
 // Pod reports whether the address is a pod's, as the node's detector says.
@@ -47,7 +47,7 @@ func (o *Origins) Pod(a netip.Addr) bool {
 	return slices.ContainsFunc(*o.pods.Load(), func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Host reports whether the address is one of this node; one of which the kernel does not say so is not.
+// Host reports whether the address is this node's, according to the kernel.
 func (o *Origins) Host(a netip.Addr) bool {
 	now := time.Now()
 	o.mu.Lock()

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// Row leads the clients of one service address, each by where it comes from. It is a [relay.Balancer] for a listener that is at
-// the service address itself.
+// Row chooses backends for the clients of one service address by their origin. It is a
+// [relay.Balancer] for a listener at the service address itself.
 type Row struct {
 	sources []netip.Prefix
 	routes  []route
@@ -22,7 +22,7 @@ type route struct {
 	set  *Set
 }
 
-// Row returns what leads by the routes of f, whose sets must be there already.
+// Row returns the Row of f, whose sets must exist.
 func (b *Balance) Row(f *lb.Frontend, o *Origins) *Row {
 	r := &Row{sources: f.Sources, origins: o}
 	for _, of := range f.Routes {
@@ -47,8 +47,8 @@ func (r *Row) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, rela
 	return to.set.Pick(c, tried)
 }
 
-// to returns the route of clients at an address: the first that is for them (lb.Route), and for those whom the row's source ranges leave
-// out one that drops (SV-61).
+// to returns the first route for clients at an address (lb.Route), and one that drops for clients
+// outside of the source ranges (SV-61).
 func (r *Row) to(client netip.Addr) route {
 	if len(r.sources) > 0 && !slices.ContainsFunc(r.sources, func(p netip.Prefix) bool { return p.Contains(client) }) {
 		return route{do: lb.Drop}

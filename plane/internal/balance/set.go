@@ -46,8 +46,8 @@ type place struct {
 	until int64 // nanoseconds since 1970
 }
 
-// hold replaces the backends. Those that stay keep their turns, and new ones get theirs anywhere among them: whatever comes and goes,
-// nobody is first more often than others.
+// hold replaces the backends. Those that stay keep their turns, and new ones get random turns among
+// them, so that none comes first more often than others.
 func (s *Set) hold(want *lb.BackendSet) {
 	was := s.is
 	if was == nil {
@@ -93,7 +93,7 @@ func (s *Set) Backends() []netip.AddrPort {
 	return all
 }
 
-// stick sets the affinity. Without one nobody is remembered.
+// stick sets the affinity. Without one, no client is remembered.
 func (s *Set) stick(affinity time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +104,7 @@ func (s *Set) stick(affinity time.Duration) {
 	}
 }
 
-// among puts new members among those that stay, whose order stays: every order is as likely as any other.
+// among inserts new members at random places. The others keep their order.
 func among(stay, come []*member) []*member {
 	if len(come) == 0 {
 		return stay
@@ -134,7 +134,7 @@ func (s *Set) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, rela
 	return m.addr, relay.Forward
 }
 
-// pick chooses for a client; full tells that there was no place for it.
+// pick chooses for a client; full: there was no place for it.
 func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m *member, full bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,8 +189,8 @@ func (s *Set) turn(tried []netip.AddrPort, now time.Time) *member {
 	return m
 }
 
-// from returns the first backend from a position of the ring on that does not fail, or else the one that comes back first, and its
-// position.
+// from returns the first healthy backend from a position of the ring on, or else the one that
+// recovers first, and its position.
 func (s *Set) from(start int, tried []netip.AddrPort, now time.Time) (best *member, at int) {
 	for i := range min(len(s.ring), window) {
 		i = (start + i) % len(s.ring)
@@ -205,7 +205,7 @@ func (s *Set) from(start int, tried []netip.AddrPort, now time.Time) (best *memb
 	return best, at
 }
 
-// sweep gives up the places that are over, at most once in the time that they last.
+// sweep releases expired places, at most once in the time of the affinity.
 func (s *Set) sweep(now time.Time) {
 	if len(s.places) == 0 || now.Before(s.sweepAt) {
 		return
