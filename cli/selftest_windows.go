@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/windows"
 	"golang.org/x/sys/windows/svc"
 	"golang.org/x/sys/windows/svc/mgr"
 
@@ -27,6 +28,7 @@ func onThisSystem(test *selftest.Config, disruptive bool) error {
 	if err != nil {
 		return fmt.Errorf("taking the writer lock: %w: stop the kube-proxy of this node first", err)
 	}
+	test.Elevated = windows.GetCurrentProcessToken().IsElevated()
 	if test.Mode == hns.Mode().Name {
 		if test.HNS, err = hns.Open(); err != nil {
 			return err

@@ -57,7 +57,11 @@ func (n *hnsNode) version(ctx context.Context) bool {
 	}
 	n.features = f
 	n.answer("build", f.Build)
+	n.answer("hns-version", f.Version)
 	n.answer("features", f)
+	if !n.Elevated {
+		n.check("elevated", "this process has administrator rights", errors.New("run it as administrator or SYSTEM"))
+	}
 	return n.check("hns", "HNS answers", err)
 }
 
@@ -197,9 +201,19 @@ func (n *hnsNode) during(ctx context.Context, l hns.LoadBalancer, f func(made hn
 	return errors.Join(f(made), n.remove(ctx, made.ID, n.HNS.DeleteLoadBalancer))
 }
 
-// takes reports whether HNS accepts a load balancer.
-func (n *hnsNode) takes(ctx context.Context, l hns.LoadBalancer) bool {
-	return n.during(ctx, l, func(hns.LoadBalancer) error { return nil }) == nil
+// takes reports whether HNS accepts a load balancer, and answers the code if not.
+func (n *hnsNode) takes(ctx context.Context, name string, l hns.LoadBalancer) bool {
+	err := n.during(ctx, l, func(hns.LoadBalancer) error { return nil })
+	n.code(name, err)
+	return err == nil
+}
+
+// code answers the code of a refusal.
+func (n *hnsNode) code(name string, err error) {
+	var e *hns.Error
+	if errors.As(err, &e) {
+		n.answer("code/"+name, fmt.Sprintf("0x%x", e.Code))
+	}
 }
 
 // refusals is step 4.
@@ -220,15 +234,15 @@ func (n *hnsNode) refusals(ctx context.Context) bool {
 	n.refused("unknown-endpoint", hns.ErrNotFound, n.HNS.DeleteEndpoint(ctx, unknown))
 	if l.SourceVIP != "" {
 		l.SourceVIP = absent.String()
-		n.answer("source-vip-endpoint", !n.takes(ctx, l))
+		n.answer("source-vip-endpoint", !n.takes(ctx, "source-vip-endpoint", l))
 	}
 	if s, err := net.Listen("tcp", ":0"); err == nil {
-		n.answer("listener-conflict", !n.takes(ctx, n.balancer(vip, uint16(s.Addr().(*net.TCPAddr).Port), e.ID)))
+		n.answer("listener-conflict", !n.takes(ctx, "listener-conflict", n.balancer(vip, uint16(s.Addr().(*net.TCPAddr).Port), e.ID)))
 		_ = s.Close() // no connection is open
 	}
 	var reserved [2]uint16
 	for _, port := range []uint16{30000, 31000, 32000, 32700, 32767} {
-		if !n.takes(ctx, n.balancer(netip.Addr{}, port, e.ID)) {
+		if !n.takes(ctx, fmt.Sprintf("port-%d", port), n.balancer(netip.Addr{}, port, e.ID)) {
 			reserved = [2]uint16{cmp.Or(reserved[0], port), port}
 		}
 	}
@@ -238,10 +252,7 @@ func (n *hnsNode) refusals(ctx context.Context) bool {
 
 // refused checks why HNS refused a call, and answers the code.
 func (n *hnsNode) refused(name string, want, err error) {
-	var e *hns.Error
-	if errors.As(err, &e) {
-		n.answer("code/"+name, fmt.Sprintf("0x%x", e.Code))
-	}
+	n.code(name, err)
 	if errors.Is(err, want) {
 		err = nil
 	} else {
@@ -289,7 +300,7 @@ func (n *hnsNode) mappingFlags(ctx context.Context) (accepted hns.PortMappingFla
 		if n.features.DSR && (flag == hns.MappingUseMux || flag == hns.MappingPreserveDIP) {
 			l.Flags = hns.FlagDSR
 		}
-		if n.takes(ctx, l) {
+		if n.takes(ctx, fmt.Sprintf("mapping-flag-%d", flag), l) {
 			accepted |= flag
 		}
 	}
@@ -344,11 +355,8 @@ func sorted(ids []string) []string {
 	return slices.Sorted(slices.Values(strings.Fields(strings.ToLower(strings.Join(ids, " ")))))
 }
 
-// A list of the objects on a node of a large cluster must end within listTimeout.
-const (
-	largeCluster = 10_000
-	listTimeout  = 5 * time.Minute
-)
+// largeCluster is the number of objects in HNS on a node of a large cluster.
+const largeCluster = 10_000
 
 // measure is step 6.
 func (n *hnsNode) measure(ctx context.Context) bool {
@@ -373,10 +381,10 @@ func (n *hnsNode) measure(ctx context.Context) bool {
 	}
 	object := max(0, lists[len(lists)-1]-lists[0]) / time.Duration(max(1, len(made)-n.Sizes[0]))
 	n.answer("object-ms", millis(object))
-	if whole := lists[0] + object*largeCluster; err == nil && whole > listTimeout {
+	if whole := lists[0] + object*largeCluster; err == nil && whole > hns.FirstList {
 		err = fmt.Errorf("projected: %s", whole)
 	}
-	n.check("list-time", fmt.Sprintf("a list of %d objects would end within %s", largeCluster, listTimeout), err)
+	n.check("list-time", fmt.Sprintf("a list of %d objects would end within %s, the timeout", largeCluster, hns.FirstList), err)
 	err = nil
 	for _, id := range made {
 		err = errors.Join(err, n.remove(ctx, id, n.HNS.DeleteLoadBalancer))

@@ -25,7 +25,7 @@ func on(t *testing.T, facts hnsfake.Facts, typ hns.NetworkType, prepare func(f *
 	f = hnsfake.With(facts)
 	network := f.AddNetwork(hns.Network{Name: "cbr0", Type: typ, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
 		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"}, {IPAddressPrefix: "fd00:10:1:1::/64"}}}}})
-	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Patience: 100 * time.Millisecond, HNS: f, Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
+	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Patience: 100 * time.Millisecond, HNS: f, Elevated: true, Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
 		Restart: func(context.Context) error { return nil }, Service: func(_ context.Context, check func(string, string, error) bool) { check("start", "it starts", nil) }}
 	if typ == hns.Overlay {
 		cfg.Plane.SourceVIP = sourceVIP
@@ -126,6 +126,7 @@ func TestHNSFails(t *testing.T) {
 		failed  string
 	}{
 		"no HNS":            {call("Features", hnsfake.Fault{Code: hns.CodeServiceUnreachable}), "hns"},
+		"no rights":         {func(_ *hnsfake.Fake, _ string, c *Config) { c.Elevated = false }, "elevated"},
 		"an old one":        {func(f *hnsfake.Fake, _ string, _ *Config) { f.SetFeatures(hns.Features{}) }, "hns"},
 		"no network":        {func(_ *hnsfake.Fake, _ string, c *Config) { c.Plane.Network = "other" }, "network"},
 		"a network of NAT":  {network(func(n *hns.Network) { n.Type = "NAT" }), "network"},

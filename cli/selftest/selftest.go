@@ -66,6 +66,8 @@ type Config struct {
 	// HNS is nil for the Linux lab. Plane has the network, the source VIP and DSR.
 	HNS   hns.HNS
 	Plane hns.Config
+	// Elevated: this process has administrator rights.
+	Elevated bool
 	// Echo are servers that answer as `agnhost netexec` does, and EchoVIP is an address for their
 	// load balancers (step 7).
 	Echo    []netip.AddrPort

@@ -42,7 +42,7 @@ func (a *adapter) Features(ctx context.Context) (Features, error) {
 		return Features{
 			DSR: has(hcn.DSRVersion), SessionAffinity: has(hcn.SessionAffinityVersion), IPv6DualStack: has(hcn.IPv6DualStackVersion),
 			ModifyLoadbalancer: has(hcn.ModifyLoadbalancerVersion), RemoteSubnet: has(hcn.RemoteSubnetVersion), V2: has(hcn.V2ApiSupport),
-			Build: build(),
+			Build: build(), Version: fmt.Sprintf("%d.%d", g.Version.Major, g.Version.Minor),
 		}, nil
 	})
 }

@@ -52,8 +52,8 @@ type Features struct {
 	RemoteSubnet bool
 	// V2: the calls of schema version 2.
 	V2 bool
-	// Build is that of Windows, "10.0.20348"; "" if unknown.
-	Build string
+	// Build is that of Windows, "10.0.20348", and Version that of HNS, "15.4"; "" if unknown.
+	Build, Version string
 }
 
 // Version is a schema version.

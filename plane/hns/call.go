@@ -19,11 +19,11 @@ const (
 	// callTimeout is for calls that are no list: single policies took 30 s
 	// (kubernetes/kubernetes#109162).
 	callTimeout = time.Minute
-	// The first list may take firstList. Later ones may take callTimeout, and objectTime for each
+	// FirstList is the timeout of the first list. Later ones may take callTimeout, and objectTime for each
 	// object of the last one: Windows Server 2019 took 110 minutes for 7,000 objects
 	// (kubernetes/kubernetes#109124). After a timeout the next list may take twice as long, up to
 	// longestList.
-	firstList   = 30 * time.Minute
+	FirstList   = 30 * time.Minute
 	objectTime  = time.Second
 	longestList = 4 * time.Hour
 	// mostHanging limits unanswered calls. They cannot be cancelled, and each holds a thread.
@@ -87,7 +87,7 @@ func bounded[T any](ctx context.Context, l *limit, timeout time.Duration, f func
 
 // listed is bounded for a list, with the timeout that the call of that name needs.
 func listed[T any](ctx context.Context, l *limit, call string, f func() ([]T, error)) ([]T, error) {
-	may := firstList
+	may := FirstList
 	if known, ok := l.lists.Load(call); ok {
 		may = known.(time.Duration)
 	}
