@@ -222,8 +222,11 @@ func (n *hnsNode) refusals(ctx context.Context) bool {
 	l := n.balancer(vip, 80, e.ID)
 	if err == nil {
 		err = n.during(ctx, l, func(hns.LoadBalancer) error {
-			_, again := n.HNS.CreateLoadBalancer(ctx, l)
+			twice, again := n.HNS.CreateLoadBalancer(ctx, l)
 			n.refused("same-key", hns.ErrExists, again)
+			if again == nil {
+				return n.remove(ctx, twice.ID, n.HNS.DeleteLoadBalancer)
+			}
 			return nil
 		})
 	}
@@ -367,22 +370,29 @@ func (n *hnsNode) measure(ctx context.Context) bool {
 		begun, before := time.Now(), len(made)
 		for k := before; k < size && err == nil; k++ {
 			var l hns.LoadBalancer
-			l, err = n.HNS.CreateLoadBalancer(ctx, n.balancer(netip.AddrFrom4([4]byte{198, 51, 100, byte(k%200 + 1)}), uint16(1024+k/200), e.ID))
-			made = append(made, l.ID)
+			frontend := netip.AddrFrom4([4]byte{198, 51, 100, byte(k%200 + 1)})
+			if l, err = n.HNS.CreateLoadBalancer(ctx, n.balancer(frontend, uint16(1024+k/200), e.ID)); err == nil {
+				made = append(made, l.ID)
+			}
 		}
 		create := time.Since(begun) / time.Duration(size-before)
 		begun = time.Now()
 		if err == nil {
 			_, err = n.HNS.LoadBalancers(ctx)
 		}
+		if err != nil {
+			break
+		}
 		lists = append(lists, time.Since(begun))
 		n.answer(fmt.Sprintf("list-ms/%d", size), millis(lists[len(lists)-1]))
 		n.answer("call-ms", millis(create))
 	}
-	object := max(0, lists[len(lists)-1]-lists[0]) / time.Duration(max(1, len(made)-n.Sizes[0]))
-	n.answer("object-ms", millis(object))
-	if whole := lists[0] + object*largeCluster; err == nil && whole > hns.FirstList {
-		err = fmt.Errorf("projected: %s", whole)
+	if err == nil {
+		object := max(0, lists[len(lists)-1]-lists[0]) / time.Duration(max(1, len(made)-n.Sizes[0]))
+		n.answer("object-ms", millis(object))
+		if whole := lists[0] + object*largeCluster; whole > hns.FirstList {
+			err = fmt.Errorf("projected: %s", whole)
+		}
 	}
 	n.check("list-time", fmt.Sprintf("a list of %d objects would end within %s, the timeout", largeCluster, hns.FirstList), err)
 	err = nil

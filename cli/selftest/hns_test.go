@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"reflect"
@@ -103,6 +104,39 @@ func (f forgiving) DeleteEndpoint(ctx context.Context, id string) error {
 		return err
 	}
 	return nil
+}
+
+// doubling is an HNS that accepts two load balancers of one key.
+type doubling struct {
+	*hnsfake.Fake
+	twice map[string]bool
+}
+
+func (d doubling) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
+	made, err := d.Fake.CreateLoadBalancer(ctx, l)
+	if errors.Is(err, hns.ErrExists) {
+		l.ID, err = fmt.Sprint("twice ", len(d.twice)), nil
+		d.twice[l.ID] = true
+		return l, err
+	}
+	return made, err
+}
+
+func (d doubling) DeleteLoadBalancer(ctx context.Context, id string) error {
+	if d.twice[id] {
+		delete(d.twice, id)
+		return nil
+	}
+	return d.Fake.DeleteLoadBalancer(ctx, id)
+}
+
+// The second load balancer of a key is a failure, and is deleted (WN-03).
+func TestSameKeyAccepted(t *testing.T) {
+	left := map[string]bool{}
+	lines, _, _ := on(t, hnsfake.Assumed("26100"), hns.L2Bridge, func(f *hnsfake.Fake, _ string, c *Config) { c.HNS = doubling{f, left} })
+	if got := failed(lines); !slices.Contains(got, "refusal/same-key") || len(left) > 0 {
+		t.Errorf("failed %v, left %v", got, left)
+	}
 }
 
 // Each claim fails on an HNS of which it does not hold (WN-03).
