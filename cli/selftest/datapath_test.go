@@ -120,7 +120,7 @@ func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) h
 func TestDataPath(t *testing.T) {
 	for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
 		want := hnsfake.Assumed("26100")
-		lines, ok, f := on(t, want, typ, onWires(t, time.Minute, nil))
+		lines, ok, f := on(t.Context(), t, want, typ, onWires(t, time.Minute, nil))
 		if !ok {
 			t.Errorf("%s: failed: %v", typ, failed(lines))
 		}
@@ -162,7 +162,7 @@ func TestDataPathFails(t *testing.T) {
 		"prefers one":   {func(v hnsfake.Verdict) hnsfake.Verdict { v.Sticky = true; return v }, []string{"balanced"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lines, _, _ := on(t, hnsfake.Assumed("26100"), hns.Overlay, onWires(t, 300*time.Millisecond, c.alter))
+			lines, _, _ := on(t.Context(), t, hnsfake.Assumed("26100"), hns.Overlay, onWires(t, 300*time.Millisecond, c.alter))
 			got := failed(lines)
 			for _, want := range c.failed {
 				if !slices.ContainsFunc(got, func(f string) bool { return strings.HasPrefix(f, want) }) {

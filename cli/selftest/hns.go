@@ -106,8 +106,15 @@ func (n *hnsNode) endpoint(ctx context.Context, a netip.Addr) (e hns.Endpoint, e
 	if e, ok := n.endpoints[a]; ok {
 		return e, nil
 	}
-	if e, err = n.asked(a); err == nil {
-		e, err = n.HNS.CreateEndpoint(ctx, e)
+	want, err := n.asked(a)
+	if err == nil {
+		e, err = n.HNS.CreateEndpoint(ctx, want)
+	}
+	if err != nil { // a killed test may have left it
+		all, _ := n.HNS.EndpointsAt(ctx, n.net.ID, a.String())
+		if i := with(all, a); i >= 0 && all[i].Name == want.Name {
+			e, err = all[i], nil
+		}
 	}
 	if err == nil {
 		n.endpoints[a] = e
@@ -117,6 +124,7 @@ func (n *hnsNode) endpoint(ctx context.Context, a netip.Addr) (e hns.Endpoint, e
 
 // remove deletes an object in up to three attempts.
 func (n *hnsNode) remove(ctx context.Context, id string, by func(context.Context, string) error) (err error) {
+	ctx = context.WithoutCancel(ctx) // an interrupted test leaves nothing behind
 	for range 3 {
 		n.deletes++
 		if err = by(ctx, id); err == nil || errors.Is(err, hns.ErrNotFound) {

@@ -21,7 +21,7 @@ import (
 var sourceVIP = netip.MustParseAddr("10.1.1.2")
 
 // on runs the steps on an HNS that behaves as a build does, after prepare.
-func on(t *testing.T, facts hnsfake.Facts, typ hns.NetworkType, prepare func(f *hnsfake.Fake, network string, cfg *Config)) (lines []Line, ok bool, f *hnsfake.Fake) {
+func on(ctx context.Context, t *testing.T, facts hnsfake.Facts, typ hns.NetworkType, prepare func(f *hnsfake.Fake, network string, cfg *Config)) (lines []Line, ok bool, f *hnsfake.Fake) {
 	t.Helper()
 	f = hnsfake.With(facts)
 	network := f.AddNetwork(hns.Network{Name: "cbr0", Type: typ, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
@@ -35,7 +35,7 @@ func on(t *testing.T, facts hnsfake.Facts, typ hns.NetworkType, prepare func(f *
 	if prepare != nil {
 		prepare(f, network, &cfg)
 	}
-	ok = Run(t.Context(), cfg, func(l Line) { lines = append(lines, l) })
+	ok = Run(ctx, cfg, func(l Line) { lines = append(lines, l) })
 	return lines, ok, f
 }
 
@@ -74,7 +74,7 @@ func TestTranscriptGivesTheFacts(t *testing.T) {
 	for _, build := range hnsfake.Builds {
 		for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
 			want := hnsfake.Assumed(build)
-			lines, ok, f := on(t, want, typ, nil)
+			lines, ok, f := on(t.Context(), t, want, typ, nil)
 			if !ok {
 				t.Errorf("%s %s: failed: %v", build, typ, failed(lines))
 			}
@@ -106,6 +106,39 @@ func (f forgiving) DeleteEndpoint(ctx context.Context, id string) error {
 	return nil
 }
 
+// An interrupted test leaves nothing behind, whenever the interrupt comes (WN-03).
+func TestInterrupted(t *testing.T) {
+	for after := range 400 {
+		ctx, interrupt := context.WithCancel(t.Context())
+		lines, ok, f := on(ctx, t, hnsfake.Assumed("26100"), hns.Overlay, func(f *hnsfake.Fake, _ string, c *Config) {
+			f.FailWith(func(call hnsfake.Call) *hnsfake.Fault {
+				if call.N == after {
+					interrupt()
+				}
+				return nil
+			})
+		})
+		interrupt()
+		if left := f.Own(); strings.Contains(left, "192.0.2.") || strings.Contains(left, "198.51.100.") {
+			t.Fatalf("interrupted at call %d (passed %t, %d lines), it leaves\n%s", after, ok, len(lines), left)
+		}
+	}
+}
+
+// A test after one that was killed uses and deletes its endpoints (WN-03).
+func TestAfterKilled(t *testing.T) {
+	lines, ok, f := on(t.Context(), t, hnsfake.Assumed("26100"), hns.L2Bridge, func(f *hnsfake.Fake, network string, _ *Config) {
+		left := hns.Endpoint{Name: "kube-proxy-selftest 192.0.2.1", HostComputeNetwork: network, Flags: hns.RemoteEndpoint, SchemaVersion: hns.Version2,
+			MacAddress: "02-11-C0-00-02-01", IPConfigurations: []hns.IPConfig{{IPAddress: "192.0.2.1"}}}
+		if _, err := f.CreateEndpoint(t.Context(), left); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if left := f.Own(); !ok || strings.Contains(left, "192.0.2.") {
+		t.Errorf("failed %v; it leaves\n%s", failed(lines), left)
+	}
+}
+
 // doubling is an HNS that accepts two load balancers of one key.
 type doubling struct {
 	*hnsfake.Fake
@@ -133,7 +166,7 @@ func (d doubling) DeleteLoadBalancer(ctx context.Context, id string) error {
 // The second load balancer of a key is a failure, and is deleted (WN-03).
 func TestSameKeyAccepted(t *testing.T) {
 	left := map[string]bool{}
-	lines, _, _ := on(t, hnsfake.Assumed("26100"), hns.L2Bridge, func(f *hnsfake.Fake, _ string, c *Config) { c.HNS = doubling{f, left} })
+	lines, _, _ := on(t.Context(), t, hnsfake.Assumed("26100"), hns.L2Bridge, func(f *hnsfake.Fake, _ string, c *Config) { c.HNS = doubling{f, left} })
 	if got := failed(lines); !slices.Contains(got, "refusal/same-key") || len(left) > 0 {
 		t.Errorf("failed %v, left %v", got, left)
 	}
@@ -202,7 +235,7 @@ func TestHNSFails(t *testing.T) {
 		}, "start"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lines, ok, _ := on(t, hnsfake.Assumed("26100"), hns.Overlay, c.prepare)
+			lines, ok, _ := on(t.Context(), t, hnsfake.Assumed("26100"), hns.Overlay, c.prepare)
 			got := failed(lines)
 			if ok || !slices.ContainsFunc(got, func(f string) bool {
 				return f == c.failed || strings.HasSuffix(c.failed, "/") && strings.HasPrefix(f, c.failed)
