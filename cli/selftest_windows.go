@@ -99,6 +99,7 @@ func testService(ctx context.Context, program string, check func(name, claim str
 		err = os.WriteFile(filepath.Join(dir, "node.yaml"), []byte("kind: Node\nmetadata: {name: selftest}\n"), 0o600)
 	}
 	if err == nil {
+		_ = withService(name, (*mgr.Service).Delete) // a killed test may have left it
 		err = withManager(func(m *mgr.Mgr) error {
 			s, err := m.CreateService(name, program, mgr.Config{StartType: mgr.StartManual}, "--windows-service", "--proxy-mode=userspace",
 				"--hostname-override=selftest", "--manifests="+dir, "--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket=",
