@@ -1,7 +1,7 @@
 package config
 
 import (
-	"path/filepath"
+	"path"
 	"time"
 
 	"kube-proxy/config/option"
@@ -43,7 +43,7 @@ func (o *Options) snapshotSection() option.Section {
 
 func (o *Options) checkSnapshot(r *option.Report) Snapshot {
 	s := Snapshot{Dir: o.snapshot.Snapshot, MaxAge: o.snapshot.SnapshotMaxAge.Duration, Ready: o.snapshot.SnapshotReady}
-	if s.Dir != "" && (!filepath.IsAbs(s.Dir) || filepath.Clean(s.Dir) != s.Dir || s.Dir == "/") {
+	if s.Dir != "" && (!path.IsAbs(s.Dir) || path.Clean(s.Dir) != s.Dir || s.Dir == "/") {
 		r.Wrong("snapshot", s.Dir, "want an absolute path such as /var/lib/kube-proxy, without a slash at its end, "+
 			"or nothing for no snapshot")
 	}

@@ -37,7 +37,7 @@ type snapshots struct {
 func (p *proxy) openSnapshot(ctx context.Context) {
 	cfg, s := p.config(), &p.snapshots
 	dir := cfg.Snapshot.Dir
-	if dir == "" || cfg.Manifests != "" {
+	if dir == "" || cfg.Manifests != "" || !snapshot.Supported { // the configuration has warned
 		return
 	}
 	s.boot = snapshot.Boot(cfg.BootID)

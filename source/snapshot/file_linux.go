@@ -13,16 +13,22 @@ import (
 	"kube-proxy/cluster"
 )
 
+// Supported: this system has snapshots.
+const Supported = true
+
 // The files in the directory: the snapshot, and the next one while it is written.
 const (
 	current = "facts"
 	next    = "facts.new"
 )
 
-// Load returns the snapshot in dir for a node. The error wraps [ErrNone] if dir has none, and else
-// says why it is rejected. It creates dir if only that is missing.
+// Load returns the snapshot in dir for a node. The error wraps [ErrNone] if dir has none, or does
+// not exist, and else says why it is rejected. Load changes nothing.
 func Load(dir, node string, maxAge time.Duration, now time.Time) (*Snapshot, error) {
 	d, err := open(dir)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("snapshot %s/%s: %w", dir, current, ErrNone)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -66,6 +72,9 @@ func load(d *os.File) (*Snapshot, error) {
 // Save replaces the snapshot in dir by the facts of a store. After a failure, even of power, dir
 // has the old snapshot or the new one. A process that writes there at the same time makes it fail.
 func Save(dir string, o Origin, store *cluster.Store) (saved Saved, err error) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return saved, fmt.Errorf("snapshot: create the directory: %w", err)
+	}
 	d, err := open(dir)
 	if err != nil {
 		return saved, err
@@ -116,10 +125,6 @@ func remove(d *os.File) error { return unix.Unlinkat(int(d.Fd()), next, 0) }
 
 // open opens a directory that no other user can read or write.
 func open(dir string) (*os.File, error) {
-	err := os.Mkdir(dir, 0o700)
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("snapshot: create the directory: %w", err)
-	}
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("snapshot: %s is not a directory; a symbolic link to one will not do", dir)

@@ -9,6 +9,9 @@ import (
 	"kube-proxy/cluster"
 )
 
+// Supported: this system has snapshots.
+const Supported = false
+
 var errLinux = errors.New("snapshot: works on Linux only")
 
 // Load fails: the system's files have no such permissions.

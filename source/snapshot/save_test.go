@@ -122,3 +122,17 @@ func TestTooLargeToWrite(t *testing.T) {
 		t.Errorf("%d Services of 100", s.Services())
 	}
 }
+
+// SN-06: Save creates the directory, but no directory above it.
+func TestDirectoryIsCreated(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "a")
+	if _, err := Save(filepath.Join(dir, "b"), origin(), storeOf(1)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without the directory above: %v", err)
+	}
+	_, err := Save(dir, origin(), storeOf(1))
+	do(t, err)
+	if info, err := os.Stat(dir); err != nil || info.Mode() != os.ModeDir|0o700 {
+		t.Errorf("the directory: %v (%v)", info, err)
+	}
+}

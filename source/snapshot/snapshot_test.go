@@ -326,7 +326,7 @@ func TestRejected(t *testing.T) {
 			do(t, os.RemoveAll(dir))
 			do(t, os.WriteFile(dir, nil, 0o600))
 		}, want: "is not a directory"},
-		{name: "parent is missing", want: "create the directory",
+		{name: "parent is missing", want: "not found",
 			spoil: func(t *testing.T, dir string) { do(t, os.RemoveAll(filepath.Dir(dir))) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -345,7 +345,7 @@ func TestRejected(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v; want one line with %q", err, c.want)
 			}
-			if errors.Is(err, ErrNone) != (c.name == "none") {
+			if errors.Is(err, ErrNone) != (c.want == "not found") {
 				t.Errorf("%v: is ErrNone: %t", err, errors.Is(err, ErrNone))
 			}
 		})
