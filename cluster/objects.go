@@ -46,7 +46,16 @@ type Service struct {
 	Name    Name
 	Created int64 // metadata.creationTimestamp, seconds since 1970; 0 if unknown
 
-	Type ServiceType
+	Type                           ServiceType
+	InternalPolicy, ExternalPolicy TrafficPolicy
+	// AffinitySeconds is the client affinity in seconds, 1..86400; 0 without affinity (SV-18).
+	AffinitySeconds int32
+	// HealthCheckNodePort is spec.healthCheckNodePort; 0 if none (SV-21).
+	HealthCheckNodePort uint16
+	// PreserveDestination is the annotation preserve-destination: pods get packets to external and load-balancer
+	// addresses as they were sent, where the node can do that.
+	PreserveDestination bool
+
 	// ClusterIPs has at most one address of each family, in the order of the API; none for headless
 	// Services and those that have no address yet (SV-10, SV-11).
 	ClusterIPs []netip.Addr
@@ -56,15 +65,6 @@ type Service struct {
 	LoadBalancerIPs []netip.Addr
 	// SourceRanges are spec.loadBalancerSourceRanges, parsed and masked (SV-15).
 	SourceRanges []netip.Prefix
-
-	InternalPolicy, ExternalPolicy TrafficPolicy
-	// AffinitySeconds is the client affinity in seconds, 1..86400; 0 without affinity (SV-18).
-	AffinitySeconds int32
-	// HealthCheckNodePort is spec.healthCheckNodePort; 0 if none (SV-21).
-	HealthCheckNodePort uint16
-	// PreserveDestination is the annotation preserve-destination: pods get packets to external and load-balancer
-	// addresses as they were sent, where the node can do that.
-	PreserveDestination bool
 
 	Ports []ServicePort
 }

@@ -97,6 +97,10 @@ type Frontend struct {
 	// name (SV-12), and for a HealthCheck, which serves the whole Service.
 	Service string
 	Kind    Kind
+	// PreserveDestination asks that backends see the row's own address as the destination, which they have too (the
+	// annotation preserve-destination, kubernetes/kubernetes#74825). Only in rows of external and load-balancer addresses
+	// that balance; only the plane of HNS can do it, the others ignore it.
+	PreserveDestination bool
 	// Routes are tried in order: at most one for each From, in the order Pods, Host, Anywhere, and the
 	// last is for Anywhere.
 	Routes []Route
@@ -115,10 +119,6 @@ type Frontend struct {
 	// distinct addresses of the family, over all ports, without those that terminate (HT-13). Else 0. Planes
 	// ignore it.
 	LocalEndpoints int
-	// PreserveDestination asks that backends see the row's own address as the destination, which they have too (the
-	// annotation preserve-destination, kubernetes/kubernetes#74825). Only in rows of external and load-balancer addresses
-	// that balance; only the plane of HNS can do it, the others ignore it.
-	PreserveDestination bool
 }
 
 // Accepts reports whether the row lets packets through to a server of this node and translates nothing, see

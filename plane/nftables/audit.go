@@ -70,7 +70,7 @@ func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error)
 func (p *Plane) elements() int {
 	n := 4 * len(p.st.rows)
 	for _, s := range p.st.sets {
-		n += 1 + s.held.Len() + len(s.tail)
+		n += 1 + s.held.Len() + len(s.tail())
 	}
 	for _, l := range p.st.lists.ByContent {
 		n += len(l.Ranges)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/slots"
 	"kube-proxy/test/planetest"
 )
 
@@ -31,7 +32,7 @@ func TestPortsShareAnOrder(t *testing.T) {
 		return out
 	}
 	orders := func(p *Plane) int {
-		in := map[*uint32]bool{}
+		in := map[*slots.Order]bool{}
 		for _, s := range p.st.sets {
 			if o := s.held.Order(); o != nil {
 				in[o] = true

@@ -16,20 +16,46 @@ import (
 // last slot into the hole and addition appends, so one endpoint's change is one or two elements.
 type set struct {
 	id      uint32
+	seconds uint32         // of affinity
 	source  *lb.BackendSet // the backends in slots; nil before the first write
 	held    slots.Packed   // the slots that packets draw
 	members []uint32       // with affinity, the member in each slot, see slots.Members; else nil
-	seconds uint32         // of affinity
-	refs    int32          // rows that balance over it
-	// goal is what slots shall be, where more is to be written than a batch may have; nil otherwise. tail are elements of backends behind
-	// those that packets draw, which are still to go: behind slots, or with affinity from 0 on.
-	goal, tail []netip.AddrPort
-	lastKey    lb.Key // of the row that left last
+	rest    *rest          // nil if all is written
 
 	// What the present batch wants; equal to source and seconds between batches.
 	wantSource  *lb.BackendSet
 	wantSeconds uint32
-	touched     bool // by the present batch
+	refs        int32        // rows that balance over it
+	last        *lb.Frontend // the row that left last, until another refers to the set
+	touched     bool         // by the present batch
+}
+
+// rest is what later batches write of a set that is too much for one. It is immutable.
+type rest struct {
+	goal []netip.AddrPort // what slots shall be; nil if they are so
+	tail []netip.AddrPort // elements to remove behind those that packets draw: behind slots, or with affinity from 0 on
+}
+
+func (s *set) goal() []netip.AddrPort {
+	if s.rest == nil {
+		return nil
+	}
+	return s.rest.goal
+}
+
+func (s *set) tail() []netip.AddrPort {
+	if s.rest == nil {
+		return nil
+	}
+	return s.rest.tail
+}
+
+// later sets what later batches write.
+func (s *set) later(goal, tail []netip.AddrPort) {
+	s.rest = nil
+	if goal != nil || len(tail) > 0 {
+		s.rest = &rest{goal, tail}
+	}
 }
 
 // slots returns the backends in the slots that packets draw.
@@ -47,13 +73,13 @@ func (s *set) shape() shape {
 	return shape{s.source.ID.Scope, roundSize(uint32(s.held.Len())), s.seconds > 0, s.seconds}
 }
 
-func (s *set) unfinished() bool { return s != nil && (s.goal != nil || len(s.tail) > 0) }
+func (s *set) unfinished() bool { return s != nil && s.rest != nil }
 
 // records calls f for the elements of one set.
 func (s *set) records(f func(i setIndex, rec []byte)) { s.some(0, s.places(), f) }
 
 // places is how many slots the set has, with those that packets no longer draw.
-func (s *set) places() int { return s.held.Len() + len(s.tail) }
+func (s *set) places() int { return s.held.Len() + len(s.tail()) }
 
 // some calls f for the elements of places from to to, and with the first for that of the shape.
 func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
@@ -71,7 +97,7 @@ func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 			continue
 		}
 		n := i - s.held.Len()
-		f(sBackends, wire.AppendAddrPort(wire.AppendNumber(wire.AppendNumber(b[:0], s.id), uint32(behind+n)), s.tail[n]))
+		f(sBackends, wire.AppendAddrPort(wire.AppendNumber(wire.AppendNumber(b[:0], s.id), uint32(behind+n)), s.tail()[n]))
 	}
 }
 
@@ -79,11 +105,11 @@ func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 func (s *set) plain() []netip.AddrPort {
 	switch {
 	case s.members != nil || s.held.Len() == 0:
-		return s.tail
-	case len(s.tail) == 0:
+		return s.tail()
+	case len(s.tail()) == 0:
 		return s.slots()
 	}
-	return slices.Concat(s.slots(), s.tail)
+	return slices.Concat(s.slots(), s.tail())
 }
 
 // slot calls f for the elements of one slot; b is scratch.
@@ -140,7 +166,7 @@ func (c *change) refer(rows []rowChange) {
 			if s != nil {
 				c.touch(s)
 				s.refs--
-				s.lastKey = r.key
+				s.last = r.was.front
 			}
 		}
 	}
@@ -169,6 +195,9 @@ func (c *change) acquire(b *lb.BackendSet, seconds uint32) *set {
 // finishSet says what the batch makes of a set, now that all rows are known.
 func (c *change) finishSet(s *set, was *setBefore) {
 	s.touched = false
+	if s.refs > 0 {
+		s.last = nil
+	}
 	switch {
 	case s.refs == 0 && s.source == nil: // came and went in this batch
 		delete(c.st.sets, s.wantSource.ID)
@@ -194,24 +223,26 @@ func (c *change) finishSet(s *set, was *setBefore) {
 
 // few reports whether all that is to be written of the set is for one batch.
 func (c *change) few(s *set) bool {
-	return s.held.Len()+len(s.tail) <= c.most && (s.wantSource.Backends.Len() <= c.most || s.wantSeconds > 0)
+	return s.places() <= c.most && (s.wantSource.Backends.Len() <= c.most || s.wantSeconds > 0)
 }
 
 // empty takes elements of a set away that no row has. At once it goes out of the sight of packets, in batches out of the kernel.
 func (c *change) empty(s *set) {
 	plain := s.plain()
-	s.held, s.members, s.goal, s.tail = slots.Packed{}, nil, nil, plain[:max(0, len(plain)-c.most)]
-	if len(s.tail) == 0 {
+	s.held, s.members = slots.Packed{}, nil
+	s.later(nil, plain[:max(0, len(plain)-c.most)])
+	if s.rest == nil {
 		rollback.Delete(c.log, c.st.sets, s.source.ID)
 		return
 	}
-	rollback.Put(c.log, c.st.leaving, s.lastKey, append(slices.Clip(c.st.leaving[s.lastKey]), s))
+	k := s.last.Key
+	rollback.Put(c.log, c.st.leaving, k, append(slices.Clip(c.st.leaving[k]), s))
 }
 
 // assign gives a set the backends that it shall have, in those slots; with affinity each keeps its member, or gets a free one.
 func (c *change) assign(s *set, in []netip.AddrPort, members map[netip.AddrPort]uint32) {
 	s.source, s.seconds, s.held, s.members = s.wantSource, s.wantSeconds, c.packer.Pack(in, &s.wantSource.Backends), nil
-	s.goal, s.tail = nil, nil
+	s.rest = nil
 	if s.seconds == 0 {
 		return
 	}
@@ -233,7 +264,7 @@ func (c *change) refill(s *set) {
 		c.assign(s, goal, members)
 	case s.wantSeconds > 0:
 		c.assign(s, goal, members)
-		s.tail = plain[:max(0, len(plain)-c.most)]
+		s.later(nil, plain[:max(0, len(plain)-c.most)])
 	default:
 		drawn := was.held.Len()
 		if was.members != nil {
@@ -241,10 +272,10 @@ func (c *change) refill(s *set) {
 		}
 		next, drawn := slots.Step(plain, drawn, goal, c.most)
 		c.assign(s, next[:drawn], nil)
-		s.tail = next[drawn:]
-		if !slices.Equal(s.slots(), goal) {
-			s.goal = goal
+		if slices.Equal(s.slots(), goal) {
+			goal = nil
 		}
+		s.later(goal, next[drawn:])
 	}
 }
 
@@ -255,8 +286,8 @@ func (c *change) goalOf(s *set) []netip.AddrPort {
 		return slots.First(want)
 	case !s.unfinished():
 		return slots.Next(s.slots(), &s.source.Backends, want)
-	case s.goal != nil && s.source == s.wantSource && s.seconds == s.wantSeconds:
-		return s.goal
+	case s.goal() != nil && s.source == s.wantSource && s.seconds == s.wantSeconds:
+		return s.goal()
 	default:
 		in := s.slots()
 		if s.wantSeconds == 0 {

@@ -10,9 +10,14 @@ import (
 // Packed is what a set has in its slots, as a plane remembers it: as indices into the set's own list of backends. Slots in the
 // order of the list take no memory, and the ports of a Service share one order. The zero Packed has no slots.
 type Packed struct {
-	order []uint32         // the index of the backend in each slot; nil for the order of the list
-	loose []netip.AddrPort // instead, where a slot has a backend that is not in the list
-	n     int
+	n  int
+	in *Order // nil for the order of the list
+}
+
+// Order is what slots hold that are not in the order of their list. It is immutable: several Packed may share it.
+type Order struct {
+	index []uint32         // of the backend in each slot
+	loose []netip.AddrPort // instead of index, if a slot has a backend that is not in the list
 }
 
 // Len returns the number of slots.
@@ -21,18 +26,19 @@ func (p *Packed) Len() int { return p.n }
 // At returns the backend in a slot. The list is that of Pack.
 func (p *Packed) At(list *lb.Backends, slot int) netip.AddrPort {
 	switch {
-	case p.loose != nil:
-		return p.loose[slot]
-	case p.order != nil:
-		slot = int(p.order[slot])
+	case p.in == nil:
+	case p.in.loose != nil:
+		return p.in.loose[slot]
+	default:
+		slot = int(p.in.index[slot])
 	}
 	return list.At(slot).Addr
 }
 
 // Slots returns the backends in all slots. The list is that of Pack.
 func (p *Packed) Slots(list *lb.Backends) []netip.AddrPort {
-	if p.loose != nil {
-		return p.loose
+	if p.in.isLoose() {
+		return p.in.loose
 	}
 	slots := make([]netip.AddrPort, p.n)
 	for i := range slots {
@@ -41,17 +47,14 @@ func (p *Packed) Slots(list *lb.Backends) []netip.AddrPort {
 	return slots
 }
 
-// Order identifies the order that the slots have in memory, which others may share; nil if they take no memory for it.
-func (p *Packed) Order() *uint32 {
-	if p.order == nil {
-		return nil
-	}
-	return &p.order[0]
-}
+// Order returns the order of the slots, nil for that of the list.
+func (p *Packed) Order() *Order { return p.in }
+
+func (o *Order) isLoose() bool { return o != nil && o.loose != nil }
 
 // Packer packs the slots of sets. Sets whose slots are in the same order share it, if one comes soon after the other.
 type Packer struct {
-	orders [][]uint32
+	orders []*Order
 	moves  []move
 }
 
@@ -61,7 +64,7 @@ const recent = 4
 // move is what Next has answered.
 type move struct {
 	from, to lb.Endpoints
-	order    *uint32
+	order    *Order
 	next     Packed
 	differ   []int
 }
@@ -73,7 +76,7 @@ func (r *Packer) Next(held Packed, was, want *lb.Backends) (next Packed, differ 
 	var oldPort, port uint16
 	oldPort, m.from = was.Shared()
 	port, m.to = want.Shared()
-	shared := port == oldPort && m.from.Len() > 0 && m.to.Len() > 0 && held.loose == nil
+	shared := port == oldPort && m.from.Len() > 0 && m.to.Len() > 0 && !m.order.isLoose()
 	if shared {
 		for _, have := range r.moves {
 			if have.from == m.from && have.to == m.to && have.order == m.order {
@@ -88,7 +91,7 @@ func (r *Packer) Next(held Packed, was, want *lb.Backends) (next Packed, differ 
 			m.differ = append(m.differ, i)
 		}
 	}
-	if m.next = r.Pack(is, want); shared && m.next.loose == nil {
+	if m.next = r.Pack(is, want); shared && !m.next.in.isLoose() {
 		if len(r.moves) == recent {
 			r.moves = r.moves[1:]
 		}
@@ -106,20 +109,21 @@ func (r *Packer) Pack(slots []netip.AddrPort, list *lb.Backends) Packed {
 	for i, ap := range slots {
 		j, ok := list.Index(ap)
 		if !ok {
-			return Packed{loose: slots, n: len(slots)}
+			return Packed{len(slots), &Order{loose: slots}}
 		}
 		order[i] = uint32(j)
 	}
 	for _, have := range r.orders {
-		if slices.Equal(have, order) {
-			return Packed{order: have, n: len(have)}
+		if slices.Equal(have.index, order) {
+			return Packed{len(order), have}
 		}
 	}
 	if len(r.orders) == recent {
 		r.orders = r.orders[1:]
 	}
-	r.orders = append(r.orders, order)
-	return Packed{order: order, n: len(order)}
+	in := &Order{index: order}
+	r.orders = append(r.orders, in)
+	return Packed{len(order), in}
 }
 
 // inTurn reports whether slot i has backend i of the list.

@@ -21,7 +21,7 @@ func TestPacked(t *testing.T) {
 				t.Fatalf("seed %d: packed %v of %v, unpacked %v", seed, slots, list, got)
 			}
 			own := !slices.ContainsFunc(slots, func(ap netip.AddrPort) bool { return !list.Has(ap) })
-			if own && p.loose != nil || slices.Equal(slots, First(list)) && p.order != nil {
+			if own && p.in.isLoose() || slices.Equal(slots, First(list)) && p.in != nil {
 				t.Fatalf("seed %d: %v of %v takes more memory than it must", seed, slots, list)
 			}
 		}
