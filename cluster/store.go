@@ -321,6 +321,9 @@ func (ev ServiceGone) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
+	if !s.servicesListed {
+		d.Services = slices.Grow(d.Services, len(ev.Services))
+	}
 	s.servicesListed = true
 	listed := make(map[Name]bool, len(ev.Services))
 	for _, svc := range ev.Services {
@@ -396,6 +399,9 @@ func (ev SliceGone) foldInto(s *Store, d *Dirty) {
 
 func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
 	first, before := !s.slicesListed, len(d.Services)
+	if first {
+		d.Services = slices.Grow(d.Services, len(ev.Slices))
+	}
 	s.slicesListed = true
 	listed := make(map[Name]bool, len(ev.Slices))
 	for _, sl := range ev.Slices {

@@ -55,12 +55,12 @@ func (b *Budget) Settings(name cluster.Name) policy.Settings {
 
 // Weigh takes in what the service of v asks for now. It returns which others of its namespace have more room or less than before: none
 // while all of them fit, and else about as many as fit into the difference.
-func (b *Budget) Weigh(v cluster.View) []cluster.Name {
+func (b *Budget) Weigh(v cluster.View) (others []cluster.Name) {
 	if b == nil {
 		return nil
 	}
 	s := b.now()
-	now := holder{name: v.Name, objects: policy.Objects(v, s)}
+	now := holder{name: v.Name.Name, objects: policy.Objects(v, s)}
 	if v.Service != nil {
 		now.created = v.Service.Created
 	}
@@ -74,11 +74,13 @@ func (b *Budget) Weigh(v cluster.View) []cluster.Name {
 		a = newAccount()
 		b.accounts[v.Name.Namespace] = a
 	}
-	moved := a.set(now, s.MaxObjects)
+	for _, name := range a.set(now, s.MaxObjects) {
+		others = append(others, cluster.Name{Namespace: v.Name.Namespace, Name: name})
+	}
 	if len(a.holders) == 0 {
 		delete(b.accounts, v.Name.Namespace)
 	}
-	return moved
+	return others
 }
 
 // account has the Services of one namespace that ask for objects.
@@ -91,7 +93,7 @@ type account struct {
 
 // holder is a Service.
 type holder struct {
-	name    cluster.Name
+	name    string // in the namespace
 	created int64
 	objects int
 	in      bool
@@ -103,18 +105,18 @@ func newAccount() *account {
 }
 
 // set has a Service ask for other objects than before, and returns which others have another part of the limit.
-func (a *account) set(now holder, limit int) (moved []cluster.Name) {
-	was := a.holders[now.name.Name]
+func (a *account) set(now holder, limit int) (moved []string) {
+	was := a.holders[now.name]
 	if was != nil && was.objects == now.objects && was.created == now.created && a.used <= limit && !a.fits(limit) {
 		return nil
 	}
 	next, used := a.out.first(), a.used
 	if was != nil {
 		a.remove(was)
-		delete(a.holders, now.name.Name)
+		delete(a.holders, now.name)
 	}
 	if now.objects > 0 {
-		a.holders[now.name.Name] = &now
+		a.holders[now.name] = &now
 		now.in = a.out.Len() == 0 || now.compare(a.out.first()) < 0
 		a.add(&now)
 	}
@@ -130,7 +132,7 @@ func (a *account) set(now holder, limit int) (moved []cluster.Name) {
 }
 
 // settle moves Services in and out until the oldest are in, as many as the limit allows.
-func (a *account) settle(limit int) (moved []cluster.Name) {
+func (a *account) settle(limit int) (moved []string) {
 	move := func(h *holder) {
 		a.remove(h)
 		h.in = !h.in
@@ -171,7 +173,7 @@ func (a *account) remove(h *holder) {
 
 // compare orders Services by who is served first.
 func (h *holder) compare(o *holder) int {
-	return cmp.Or(cmp.Compare(h.created, o.created), cmp.Compare(h.name.Name, o.name.Name))
+	return cmp.Or(cmp.Compare(h.created, o.created), cmp.Compare(h.name, o.name))
 }
 
 // order is a heap of holders, the oldest first, or with the sign -1 the youngest.

@@ -53,7 +53,7 @@ func (e *Engine) Mark(d cluster.Dirty) {
 			continue
 		}
 		if b.dirty.names == nil {
-			b.dirty.names = make(map[cluster.Name]notice)
+			b.dirty.names = make(map[cluster.Name]notice, len(d.Services))
 		}
 		n := b.dirty.names[ref.Name]
 		before := n.changes

@@ -15,9 +15,9 @@ type notice struct {
 	triggers []int64 // as in cluster.Ref
 	// For Config.Changes: what happened, the oldest times at which the API had it and Mark told of it, 0 if unknown; the rows that
 	// changed, and the writes with any of them that failed.
-	what           changes.What
 	api, learned   int64
 	rows, failures uint32
+	what           changes.What
 	elsewhere      bool // the Service had no address of the family when it was resolved last
 }
 
@@ -117,6 +117,13 @@ func (p *programming) unresolved(name cluster.Name, n notice) {
 	}
 }
 
+// expect makes room for services that wait for the next Reset.
+func (p *programming) expect(services int) {
+	if p.reset == nil {
+		p.reset = make(map[cluster.Name]notice, services)
+	}
+}
+
 // untilReset says that the service was resolved, and that the plane takes its rows with the next Reset.
 func (p *programming) untilReset(name cluster.Name, n notice) {
 	if u := p.open[name]; u != nil {
@@ -125,9 +132,7 @@ func (p *programming) untilReset(name cluster.Name, n notice) {
 	if n.isZero() {
 		return
 	}
-	if p.reset == nil {
-		p.reset = map[cluster.Name]notice{}
-	}
+	p.expect(1)
 	all := p.reset[name]
 	all.add(n, maxTriggers-len(all.triggers))
 	p.reset[name] = all

@@ -73,11 +73,10 @@ func (e *Engine) absorb() {
 // turn returns the services to be resolved now. Before the first Reset these are all, since it writes the whole table.
 func (e *Engine) turn(d dirty, now time.Time) []cluster.Name {
 	r := &e.resolver
-	budget := turnWork
-	if !e.resets.done {
-		budget = math.MaxInt
-	}
 	r.notice(d.names)
+	if !e.resets.done {
+		return e.everything(d.all, now)
+	}
 	if d.all {
 		e.later(e.cfg.Store.Names())
 	}
@@ -95,7 +94,27 @@ func (e *Engine) turn(d dirty, now time.Time) []cluster.Name {
 			r.dirty.push(name, name.Namespace)
 		}
 	}
-	return r.dirty.take(budget, e.workOf)
+	return r.dirty.take(turnWork, e.workOf)
+}
+
+// everything returns all services that are dirty, and with all those that are not.
+func (e *Engine) everything(all bool, now time.Time) []cluster.Name {
+	r := &e.resolver
+	e.later(r.unresolved.due(now))
+	names := r.dirty.take(math.MaxInt, func(cluster.Name) int { return 1 })
+	names = slices.Grow(names, len(r.notices))
+	for name := range r.notices {
+		names = append(names, name)
+	}
+	if all {
+		for _, name := range e.cfg.Store.Names() {
+			if _, marked := r.notices[name]; !marked {
+				names = append(names, name)
+			}
+		}
+	}
+	e.pending.programming.expect(len(names))
+	return names
 }
 
 // notice takes over what was marked for services.

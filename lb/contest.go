@@ -28,14 +28,14 @@ func (c Contest) Why() string {
 
 // claim is one Service's row for a key.
 type claim struct {
-	owner Owner
+	owner *owned
 	front *Frontend
 	at    int // its place among the losers
 }
 
 // compare orders the claims on one key by who gets it (SV-24).
 func (c *claim) compare(o *claim) int {
-	return cmp.Or(cmp.Compare(c.front.Kind.rank(), o.front.Kind.rank()), c.owner.Compare(o.owner))
+	return cmp.Or(cmp.Compare(c.front.Kind.rank(), o.front.Kind.rank()), c.owner.Compare(o.owner.Owner))
 }
 
 // rank orders the kinds by who gets a key that two claim: first what the cluster gave to a Service, then what a load
@@ -123,7 +123,7 @@ func (t *Table) list(c *claim) {
 }
 
 // unlist takes o's claim from the losers of k.
-func (t *Table) unlist(k Key, o Owner) {
+func (t *Table) unlist(k Key, o *owned) {
 	l := t.losers[k]
 	heap.Remove(l, l.of[o.Name].at)
 	delete(l.of, o.Name)
@@ -141,7 +141,7 @@ func (t *Table) firstLoser(k Key) *claim {
 }
 
 // claimOf returns o's claim on k, which has one or more, or nil.
-func (t *Table) claimOf(k Key, o Owner) *claim {
+func (t *Table) claimOf(k Key, o *owned) *claim {
 	if head := t.rows[k]; head.owner == o {
 		return head
 	}
@@ -164,7 +164,7 @@ func (t *Table) crown(k Key) *claim {
 }
 
 func contestOf(winner, loser *claim) Contest {
-	return Contest{winner.front.Key, winner.owner, loser.owner, winner.front.Kind, loser.front.Kind}
+	return Contest{winner.front.Key, winner.owner.Owner, loser.owner.Owner, winner.front.Kind, loser.front.Kind}
 }
 
 // Contested is the number of keys that more than one Service claims.

@@ -55,9 +55,9 @@ type Table struct {
 	Visited uint64
 }
 
-// owned is what one Service asks for.
+// owned is what one Service asks for. Its claims refer to it as long as it asks for anything.
 type owned struct {
-	owner  Owner
+	Owner
 	fronts []*Frontend
 }
 
@@ -113,7 +113,7 @@ func (t *Table) count(was, now *Frontend) {
 // Owner returns whose row is in force for k, or the zero Owner.
 func (t *Table) Owner(k Key) Owner {
 	if c := t.rows[k]; c != nil {
-		return c.owner
+		return c.owner.Owner
 	}
 	return Owner{}
 }
@@ -156,13 +156,14 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	if t.rows == nil {
 		t.rows, t.owners = map[Key]*claim{}, map[string]*owned{}
 	}
-	var before []*Frontend
-	if old := t.owners[o.Name]; old != nil {
-		before = old.fronts
-		if old.owner != o { // recreated under the same name: its claims may have another place now
-			return t.reclaim(old, o, fronts)
-		}
+	mine := t.owners[o.Name]
+	switch {
+	case mine == nil:
+		mine = &owned{Owner: o}
+	case mine.Owner != o: // recreated under the same name: its claims may have another place now
+		return t.reclaim(mine, o, fronts)
 	}
+	before := mine.fronts
 	fronts = t.share(o.Name, before, fronts)
 	t.Visited += uint64(len(before) + len(fronts))
 
@@ -171,16 +172,17 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	kept := indexOf(fronts)
 	for _, f := range before {
 		if kept.get(f.Key) == nil {
-			changes = t.drop(changes, o, f.Key)
+			changes = t.drop(changes, mine, f.Key)
 		}
 	}
 	for _, f := range fronts {
-		changes, contests = t.claim(changes, contests, o, f)
+		changes, contests = t.claim(changes, contests, mine, f)
 	}
 	if len(fronts) == 0 {
 		delete(t.owners, o.Name)
 	} else {
-		t.owners[o.Name] = &owned{o, fronts}
+		mine.fronts = fronts
+		t.owners[o.Name] = mine
 	}
 	return changes, contests
 }
@@ -190,7 +192,7 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	fronts = t.share(o.Name, old.fronts, fronts)
 	refused := t.refused[o.Name]
-	deletes, _ := t.Replace(old.owner, nil)
+	deletes, _ := t.Replace(old.Owner, nil)
 	adds, contests := t.Replace(o, fronts)
 	t.refuse(o.Name, refused)
 	first := make(map[Key]*Frontend, len(deletes))
@@ -217,7 +219,7 @@ func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Co
 }
 
 // drop removes o's claim on k.
-func (t *Table) drop(changes []Change, o Owner, k Key) []Change {
+func (t *Table) drop(changes []Change, o *owned, k Key) []Change {
 	was := t.rows[k]
 	if was.owner != o {
 		t.unlist(k, o)
@@ -236,7 +238,7 @@ func (t *Table) drop(changes []Change, o Owner, k Key) []Change {
 }
 
 // claim makes f what o wants for f.Key.
-func (t *Table) claim(changes []Change, contests []Contest, o Owner, f *Frontend) ([]Change, []Contest) {
+func (t *Table) claim(changes []Change, contests []Contest, o *owned, f *Frontend) ([]Change, []Contest) {
 	head := t.rows[f.Key]
 	if head == nil {
 		t.rows[f.Key] = &claim{owner: o, front: f}
