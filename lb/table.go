@@ -159,6 +159,9 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	mine := t.owners[o.Name]
 	switch {
 	case mine == nil:
+		if len(fronts) > 0 && OwnerOf(fronts[0].Service) == o.Name {
+			o.Name = OwnerOf(fronts[0].Service) // one string in memory
+		}
 		mine = &owned{Owner: o}
 	case mine.Owner != o: // recreated under the same name: its claims may have another place now
 		return t.reclaim(mine, o, fronts)

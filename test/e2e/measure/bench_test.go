@@ -24,6 +24,7 @@ var (
 // services. One operation is
 //
 //	start    the start of the process on an empty kernel, until the last of 20 services spread among the load answers
+//	restart  the same with the rules of the process before in the kernel, until a change made between is in force
 //	change   an update of an EndpointSlice, until a connection reaches the new endpoint
 //	new      a new EndpointSlice and its Service, until that answers
 //	connect  a connection from a pod through each of the 20 services
@@ -83,6 +84,7 @@ func benchmarkSize(b *testing.B, config Config) {
 	}()
 	s.config.Logf = b.Logf
 	b.Run("start", func(b *testing.B) { benchmarkStart(b, s) })
+	b.Run("restart", func(b *testing.B) { benchmarkRestart(b, s) })
 	b.Run("change", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Change(b.Context()) }) })
 	b.Run("new", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Create(b.Context()) }) })
 	b.Run("connect", func(b *testing.B) { benchmarkConnect(b, s) })
@@ -110,6 +112,22 @@ func benchmarkStart(b *testing.B, s *Session) {
 	}
 	report(b, "", took)
 	b.ReportMetric(milliseconds(cpu)/float64(len(took)), "cpu-ms/op")
+	b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
+}
+
+// benchmarkRestart times starts on the kernel's rules of the process before.
+func benchmarkRestart(b *testing.B, s *Session) {
+	benchmarkStarted(b, s)
+	var took []time.Duration
+	var peak int64
+	for b.Loop() {
+		t, err := s.Restart(b.Context())
+		check(b, err)
+		size, err := s.PeakMemory()
+		check(b, err)
+		took, peak = append(took, t), max(peak, size)
+	}
+	report(b, "", took)
 	b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
 }
 

@@ -251,6 +251,25 @@ func (s *Session) Start(ctx context.Context) (took time.Duration, err error) {
 	return time.Since(begin), nil
 }
 
+// Restart stops the proxy, changes the first probe and returns how long a new process needs until it serves the change. It
+// finds the rules of the old process in the kernel.
+func (s *Session) Restart(ctx context.Context) (took time.Duration, err error) {
+	if err := s.stopProxy(); err != nil {
+		return 0, err
+	}
+	s.changed++
+	pod := fmt.Sprintf("pod%d", 2+s.changed%2)
+	if err := s.update(ctx, podSlice(probeName(0), pod)); err != nil {
+		return 0, err
+	}
+	begin := time.Now()
+	if s.proxy, err = s.startProxy(); err != nil {
+		return 0, err
+	}
+	err = s.await(ctx, s.probes[0], pod)
+	return time.Since(begin), err
+}
+
 // Timing is one change: when it began, how long its write to the API server took, and the write and the way to the kernel
 // together, until a connection reached the endpoint.
 type Timing struct {
