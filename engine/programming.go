@@ -138,16 +138,22 @@ func (p *programming) untilReset(name cluster.Name, n notice) {
 	p.reset[name] = all
 }
 
+// takeOver counts changes that are in force with very many others.
+func (p *programming) takeOver(n notice) {
+	p.done.add(n, len(n.triggers))
+	p.together.Services += n.changes.Services
+	p.together.Slices += n.changes.Slices
+}
+
 // settle says that the changes are in force if they wait for nothing.
 func (p *programming) settle(u *unprogrammed) {
 	if u.open > 0 || u.unresolved {
 		return
 	}
-	p.done.add(u.notice, len(u.triggers))
 	if u.counted && (p.taking || p.loading) {
-		p.together.Services += u.changes.Services
-		p.together.Slices += u.changes.Slices
+		p.takeOver(u.notice)
 	} else {
+		p.done.add(u.notice, len(u.triggers))
 		p.settled = append(p.settled, u)
 	}
 	delete(p.open, u.name)
@@ -170,7 +176,12 @@ func (p *pending) afterReset(before programming, t *lb.Table) {
 				}
 			}
 		}
-		if n.rows == 0 && len(later) == 0 && !p.programming.taking {
+		switch {
+		case len(later) > 0:
+		case p.programming.taking:
+			p.programming.takeOver(n)
+			return
+		case n.rows == 0:
 			n.rows = uint32(len(t.Owned(name.String())))
 		}
 		p.await(name, n, later)
