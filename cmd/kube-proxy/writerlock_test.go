@@ -41,7 +41,7 @@ func TestTwoProxies(t *testing.T) {
 	second.await(itWaits)
 	second.await(regexp.MustCompile(`"read manifests"`))
 	second.await(regexp.MustCompile(`I.*\] "Health server cannot listen yet"`)) // the first has the address
-	n.code(healthURL+"/readyz", 200)                                              // of the first: a probe tells nothing about who waits, so DaemonSets use no surge (docs/operate.md)
+	n.code(healthURL+"/readyz", 200)                                            // of the first: a probe tells nothing about who waits, so DaemonSets use no surge (docs/operate.md)
 	if got := n.serves(); got != goodServed {
 		t.Errorf("while the second waits the kernel has\n%s", got)
 	}
