@@ -50,7 +50,6 @@ const (
 	attrNetmask    = 20
 	attrElements   = 24
 	attrReferences = 25
-	attrMemSize    = 26
 
 	attrIP2     = 20 // of members
 	attrCIDR2   = 21
@@ -201,8 +200,6 @@ func parseHeader(attrs []byte) Header {
 			h.Name = nlconn.CStr(v)
 		case attrTypeName:
 			h.Type = Type(nlconn.CStr(v))
-		case attrRevision:
-			h.Revision = nlconn.U8(v)
 		case attrFamily:
 			h.Family = Family(nlconn.U8(v))
 		}
@@ -216,8 +213,6 @@ func parseHeader(attrs []byte) Header {
 			h.Members = nlconn.BE32(v)
 		case attrReferences:
 			h.References = nlconn.BE32(v)
-		case attrMemSize:
-			h.Memory = nlconn.BE32(v)
 		case attrTimeout:
 			other = append(other, fmt.Sprintf("timeout %d", nlconn.BE32(v)))
 		case attrNetmask:

@@ -109,11 +109,9 @@ func checkName(name string) error {
 // Header is what the kernel tells of a set beside its members.
 type Header struct {
 	Set
-	Revision uint8 // of the type's format
-	Members  uint32
+	Members uint32
 	// References counts the rules and sets that refer to it. While there are any, the kernel destroys it not.
 	References uint32
-	Memory     uint32 // in bytes
 	// Other is what else it was created with that would make it behave differently, in the program's words ("timeout 60"); empty
 	// for a set as this package makes it.
 	Other string

@@ -81,7 +81,6 @@ const (
 	OnePacket  Flags = 1 << 2 // each datagram is scheduled for itself
 	Sched1     Flags = 1 << 3 // sh and mh: fall back to another destination if the chosen one has weight 0 or is overloaded
 	Sched2     Flags = 1 << 4 // sh and mh: the source port counts too
-	Sched3     Flags = 1 << 5
 
 	hashed Flags = 1 << 1
 )

@@ -43,8 +43,6 @@ type Address struct {
 	Scope byte  // RT_SCOPE_*; of IPv6 the address says it
 	// Flags are IFA_F_*. To give an address the flag IFA_F_DEPRECATED means that nothing is sent from it.
 	Flags uint32
-	// Metric is IFA_RT_PRIORITY, that of its routes.
-	Metric uint32
 }
 
 // ParseAddress reads struct ifaddrmsg and what follows.
@@ -61,13 +59,7 @@ func ParseAddress(body []byte) (a Address, ok bool) {
 		case unix.IFA_ADDRESS:
 			peer = v
 		case unix.IFA_FLAGS:
-			if len(v) >= 4 {
-				a.Flags = nlconn.Order.Uint32(v)
-			}
-		case unix.IFA_RT_PRIORITY:
-			if len(v) >= 4 {
-				a.Metric = nlconn.Order.Uint32(v)
-			}
+			a.Flags = nlconn.Native32(v)
 		}
 		return true
 	})
@@ -91,9 +83,6 @@ func AppendAddress(e *nlconn.Encoder, typ, flags uint16, a Address) {
 	e.Bytes(unix.IFA_LOCAL, ip)
 	e.Bytes(unix.IFA_ADDRESS, ip)
 	e.Native32(unix.IFA_FLAGS, a.Flags&^unix.IFA_F_DEPRECATED)
-	if a.Metric != 0 {
-		e.Native32(unix.IFA_RT_PRIORITY, a.Metric)
-	}
 	if a.Flags&unix.IFA_F_DEPRECATED != 0 { // it is preferred for no time, and valid for ever
 		var lifetimes [16]byte // struct ifa_cacheinfo
 		nlconn.Order.PutUint32(lifetimes[4:], math.MaxUint32)
@@ -113,24 +102,6 @@ func Addresses(ctx context.Context, conn nlconn.Asker, family byte) ([]Address, 
 		return nil, fmt.Errorf("list the addresses of this node: %w", err)
 	}
 	return all, nil
-}
-
-// Find asks for an address of IPv6 (the kernel answers of no other), of the interface of that index or with 0 of any. Its cost does not
-// grow with the number of addresses.
-func Find(ctx context.Context, conn nlconn.Asker, index int32, a netip.Addr) (found Address, there bool, err error) {
-	head := make([]byte, unix.SizeofIfAddrmsg)
-	head[0] = unix.AF_INET6
-	nlconn.Order.PutUint32(head[4:], uint32(index))
-	var e nlconn.Encoder
-	e.Bytes(unix.IFA_ADDRESS, a.AsSlice())
-	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETADDR, 0, head, e.B), func(m nlconn.Message) error {
-		found, there = ParseAddress(m.Body)
-		return nil
-	})
-	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) { // there is none
-		return Address{}, false, nil
-	}
-	return found, there, err
 }
 
 // Link is an interface.

@@ -40,7 +40,7 @@ func TestAddresses(t *testing.T) {
 		if err != nil || l.Kind != "bridge" || l.Flags&unix.IFF_NOARP == 0 || l.Flags&unix.IFF_UP != 0 {
 			t.Fatalf("%+v, %v", l, err)
 		}
-		a := Address{Addr: netip.MustParseAddr(ip), Bits: 32, Index: l.Index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE, Metric: 77}
+		a := Address{Addr: netip.MustParseAddr(ip), Bits: 32, Index: l.Index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}
 		want := a
 		want.Flags = want.Flags&^unix.IFA_F_NODAD | unix.IFA_F_PERMANENT // only IPv6 looks for duplicates
 		if family == unix.AF_INET6 {
@@ -96,7 +96,7 @@ func expectNotice(t *testing.T, heard <-chan nlconn.Message, typ uint16, is func
 // FuzzMessages: no message makes the readers stumble.
 func FuzzMessages(f *testing.F) {
 	var e nlconn.Encoder
-	AppendAddress(&e, unix.RTM_NEWADDR, 0, Address{Addr: netip.MustParseAddr("10.96.0.10"), Bits: 32, Index: 1, Metric: 7})
+	AppendAddress(&e, unix.RTM_NEWADDR, 0, Address{Addr: netip.MustParseAddr("10.96.0.10"), Bits: 32, Index: 1})
 	f.Add(e.B[unix.SizeofNlMsghdr:])
 	f.Add(ChangeLink(Link{Name: "kube-ipvs0", Kind: "dummy"}, 0)[unix.SizeofNlMsghdr:])
 	f.Fuzz(func(t *testing.T, body []byte) {
