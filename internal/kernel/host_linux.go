@@ -14,8 +14,8 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 )
 
-// OnlineCPUs returns how many processors the machine has in use, whatever this process may use of them: cgroups
-// and affinity do not count (PR-10).
+// OnlineCPUs returns the number of the machine's processors, regardless of cgroups and affinity
+// (PR-10).
 func (t Tree) OnlineCPUs() (int, error) {
 	file := t.sys("devices/system/cpu/online")
 	b, err := os.ReadFile(file)
@@ -29,7 +29,7 @@ func (t Tree) OnlineCPUs() (int, error) {
 	return n, nil
 }
 
-// countList counts what a list of ranges such as "0-3,8,10-11" holds.
+// countList counts the numbers in a list of ranges such as "0-3,8,10-11".
 func countList(list string) (int, error) {
 	n := 0
 	for part := range strings.SplitSeq(list, ",") {
@@ -67,8 +67,7 @@ func (t Tree) ModuleParameter(module, name string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// SetModuleParameter sets a parameter of a module. On a machine whose /sys is read-only the error wraps
-// unix.EROFS.
+// SetModuleParameter sets a parameter of a module. The error wraps unix.EROFS if /sys is read-only.
 func (t Tree) SetModuleParameter(module, name, value string) error {
 	if err := write(t.sys("module", module, "parameters", name), value); err != nil {
 		return fmt.Errorf("set parameter %s of module %s to %s: %w", name, module, value, err)
@@ -76,8 +75,8 @@ func (t Tree) SetModuleParameter(module, name, value string) error {
 	return nil
 }
 
-// SetOOMScoreAdj tells the kernel how soon to kill this process when memory is short, from -1000 (never) to
-// 1000, and reports whether that was a change. Less than before needs CAP_SYS_RESOURCE.
+// SetOOMScoreAdj sets this process's oom_score_adj, from -1000 (never killed) to 1000, and reports
+// whether that was a change. Lowering it needs CAP_SYS_RESOURCE.
 func (t Tree) SetOOMScoreAdj(score int) (wrote bool, err error) {
 	file, value := t.proc("self/oom_score_adj"), strconv.Itoa(score)
 	have, err := os.ReadFile(file)
@@ -114,8 +113,8 @@ func LoadIPVS() error {
 	return nil
 }
 
-// askForFamily asks for a family of generic netlink. A kernel that has it as a module loads it. The error wraps
-// unix.ENOENT if there is none.
+// askForFamily asks for a family of generic netlink. The kernel loads a module if it has one. The
+// error wraps unix.ENOENT without the family.
 func askForFamily(name string) error {
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_GENERIC})
 	if err != nil {
@@ -128,7 +127,7 @@ func askForFamily(name string) error {
 	return conn.Do(context.Background(), nlconn.Request(unix.GENL_ID_CTRL, 0, head, e.B), nil)
 }
 
-// LoadConntrack makes the kernel load nf_conntrack if it can. The error wraps ErrUnsupported if there is none.
+// LoadConntrack loads nf_conntrack. The error wraps ErrUnsupported if the kernel has none.
 func LoadConntrack() error {
 	if _, err := Sysctl(conntrackMax); !errors.Is(err, fs.ErrNotExist) {
 		return err

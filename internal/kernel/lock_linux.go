@@ -19,17 +19,16 @@ import (
 // ErrHeld says that another process has the lock.
 var ErrHeld = errors.New("another process holds the lock")
 
-// Lock is a right that one process of a network namespace has at a time, and that only those can take who may write
-// netfilter's rules there (CAP_NET_ADMIN): it is one of the 65,536 groups to which rules may log, each of which the
-// kernel gives to one socket. It is free again when the socket closes, however its process ends. No rule logs to the
-// group, so nothing comes of it but the right.
+// Lock is a lock that one process of a network namespace holds, and that needs CAP_NET_ADMIN there:
+// one of the 65,536 groups to which netfilter rules may log, each of which the kernel gives to one
+// socket. It is free when the socket closes, however its process ends. No rule logs to the group.
 type Lock struct {
 	conn  *nlconn.Conn // its socket is the lock
 	group uint16
 	may   bool // this process may take it
 }
 
-// OpenLock returns a lock, which is not taken yet, of the network namespace of the calling thread. The error wraps
+// OpenLock returns a free lock of the calling thread's network namespace. The error wraps
 // ErrUnsupported if the kernel has no netlink of netfilter.
 func OpenLock(group uint16) (*Lock, error) {
 	conn, err := openNetfilter(nlconn.Config{Keep: true})
@@ -50,13 +49,14 @@ const (
 	logBind          = 1                               // NFULNL_CFG_CMD_BIND
 )
 
-// Take takes the lock; that it is taken already is no error. The error is ErrHeld if another process has it, and else
-// wraps fs.ErrPermission or ErrUnsupported, or is one of the socket. It is for one goroutine at a time.
+// Take takes the lock; holding it already is no error. The error is ErrHeld if another process has
+// it, or wraps fs.ErrPermission or ErrUnsupported, or is one of the socket. One goroutine at a time
+// may call it.
 func (l *Lock) Take() error {
 	err := l.ask(logConfig, func(e *nlconn.Encoder) { e.U8(logConfigCommand, logBind) })
 	if errors.Is(err, unix.EPERM) && !l.may {
-		// The kernel gives one answer to who lacks CAP_NET_ADMIN, and to who asks for the group of another. What the message
-		// is, it looks at after that.
+		// The kernel answers EPERM without CAP_NET_ADMIN, and for another's group. It looks at the
+		// message after the former check.
 		l.may = !errors.Is(l.ask(logNothing, func(*nlconn.Encoder) {}), unix.EPERM)
 	}
 	switch {
@@ -89,7 +89,7 @@ type Holder struct {
 	Port    uint32 // its socket's netlink port; 0 if nobody has the lock
 }
 
-// String says who it is.
+// String describes the process.
 func (h Holder) String() string {
 	if h.PID == 0 {
 		return fmt.Sprintf("a process that cannot be seen from here (netlink port %d)", h.Port)
@@ -97,7 +97,8 @@ func (h Holder) String() string {
 	return fmt.Sprintf("process %d (%s), %s", h.PID, h.Program, h.State)
 }
 
-// Holder looks up who has the lock, in the network namespace of the calling thread. It reads all of /proc.
+// Holder finds the process that has the lock, in the calling thread's network namespace. It reads
+// all of /proc.
 func (l *Lock) Holder() Holder {
 	var h Holder
 	for _, f := range fields("/proc/thread-self/net/netfilter/nfnetlink_log") {
@@ -147,7 +148,7 @@ func fields(path string) (lines [][]string) {
 	return lines
 }
 
-// number reads an unsigned number, or one below 0 as the kernel prints it in places; 0 if it is none.
+// number reads a number, which the kernel prints as negative in places; 0 if it is none.
 func number(s string) int64 {
 	n, _ := strconv.ParseInt(s, 10, 64)
 	return n

@@ -14,8 +14,8 @@ var ErrHeld = errors.New("another process holds the lock")
 // lockAccess has the lock belong to the administrators, and lets them and the system have it.
 const lockAccess = "O:BAG:BAD:P(A;;GA;;;BA)(A;;GA;;;SY)"
 
-// Lock is a lock of this machine that one process can have, and that ends with it: a named mutex, which is held by its
-// being there. To own one would be the matter of a thread, which Go does not give.
+// Lock is a lock of this machine that ends with the process: a named mutex, held by its existence.
+// Ownership of a mutex belongs to a thread, which Go does not offer.
 type Lock struct {
 	name   *uint16
 	access *windows.SecurityAttributes
@@ -35,8 +35,8 @@ func OpenLock(group uint16) (*Lock, error) {
 	return &Lock{name: name, access: &windows.SecurityAttributes{Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd}}, nil
 }
 
-// Take takes the lock, or returns ErrHeld at once. To take it again does no harm. Any program may make an object of this
-// name before us: one that is not the administrators' or the system's is told of by another error, and is no lock.
+// Take takes the lock, or returns ErrHeld. Holding it already is no error. Any program may make an
+// object of this name first: one that is not the administrators' or the system's is another error.
 func (l *Lock) Take() error {
 	if l.handle != 0 {
 		return nil
@@ -73,7 +73,7 @@ func (l *Lock) Close() error {
 	return windows.CloseHandle(l.handle)
 }
 
-// Holder is the process that has the lock. Windows does not tell which it is.
+// Holder is the process that has the lock. Windows does not report it.
 type Holder struct{}
 
 // String returns "", for nothing is known.

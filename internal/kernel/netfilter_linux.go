@@ -12,15 +12,15 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 )
 
-// Netfilter asks the netfilter subsystems of the network namespace in which it was opened, whatever the thread that
-// asks. It may be used by many goroutines.
+// Netfilter sends requests to netfilter in the network namespace in which it was opened. It is safe
+// for concurrent use.
 type Netfilter struct {
 	mu   sync.Mutex // from a request to the end of its answers
 	conn *nlconn.Conn
 }
 
-// OpenNetfilter opens a client for the network namespace of the calling thread. The error wraps ErrUnsupported if the
-// kernel has no netlink of netfilter.
+// OpenNetfilter opens a client for the calling thread's network namespace. The error wraps
+// ErrUnsupported if the kernel has no netlink of netfilter.
 func OpenNetfilter() (*Netfilter, error) {
 	conn, err := openNetfilter(nlconn.Config{})
 	if err != nil {
@@ -38,7 +38,7 @@ func openNetfilter(cfg nlconn.Config) (*nlconn.Conn, error) {
 	return conn, err
 }
 
-// Close gives the socket back, after the answer that another goroutine waits for. Requests fail from then on.
+// Close closes the socket, after the answer to a pending request.
 func (n *Netfilter) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -77,7 +77,7 @@ func (n *Netfilter) Ask(typ, flags uint16, family byte, attrs func(*nlconn.Encod
 	return bodies, nil
 }
 
-// Generation returns the number of transactions that the nftables of the namespace have seen, modulo 2^32.
+// Generation returns the number of nftables transactions in the namespace, modulo 2^32.
 func (n *Netfilter) Generation() (uint32, error) {
 	bodies, err := n.Ask(getGeneration, 0, unix.AF_UNSPEC, nil)
 	if err == nil && len(bodies) == 0 {
@@ -94,7 +94,8 @@ const getGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
 // Chain is one of nf_tables.
 type Chain struct{ Table, Name string }
 
-// Chains lists the chains of all nf_tables of a family, unix.NFPROTO_IPV4 or another. Errors are those of [Netfilter.Ask].
+// Chains lists the nf_tables chains of a family, unix.NFPROTO_IPV4 or another. Errors are those of
+// [Netfilter.Ask].
 func (n *Netfilter) Chains(family byte) ([]Chain, error) {
 	bodies, err := n.Ask(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, family, nil)
 	if err != nil {
@@ -108,8 +109,8 @@ func (n *Netfilter) Chains(family byte) ([]Chain, error) {
 	return chains, nil
 }
 
-// askNetfilter asks the netfilter of the calling thread's network namespace for something without attributes, and returns
-// the error that the kernel answers with, 0 for a real answer. A kernel that has the subsystem as a module loads it.
+// askNetfilter sends a request without attributes in the calling thread's network namespace, and
+// returns the kernel's error, or 0. The kernel loads a module if it has one.
 func askNetfilter(typ uint16) (unix.Errno, error) {
 	n, err := OpenNetfilter()
 	if err != nil {

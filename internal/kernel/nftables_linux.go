@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsupported is wrapped by errors that say that the kernel lacks something, however often it is asked.
-// Planes report it as plane.ErrUnsupported.
+// ErrUnsupported is wrapped by errors about features that the kernel lacks. Planes report it as
+// plane.ErrUnsupported.
 var ErrUnsupported = errors.New("not supported by this kernel")
 
-// NFTables returns nil if the kernel has nf_tables and lets this process use it. Otherwise the error wraps
-// ErrUnsupported (no nf_tables) or fs.ErrPermission (no CAP_NET_ADMIN here), or is an error of the socket.
+// NFTables returns nil if the kernel has nf_tables and this process may use it. Otherwise the error
+// wraps ErrUnsupported or fs.ErrPermission, or is one of the socket.
 //
-// The question makes a kernel that has the module but has not loaded it do so.
+// The kernel loads the module if it has one.
 func NFTables() error {
 	errno, err := askNetfilter(getGeneration)
 	if err != nil {
@@ -23,7 +23,7 @@ func NFTables() error {
 	return nftablesAnswer(errno)
 }
 
-// nftablesAnswer says what the kernel's answer to a question for nf_tables' generation means.
+// nftablesAnswer explains the kernel's answer to a query for nf_tables' generation.
 func nftablesAnswer(errno unix.Errno) error {
 	switch errno {
 	case 0:

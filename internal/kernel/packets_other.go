@@ -2,5 +2,5 @@
 
 package kernel
 
-// AwaitPackets returns at once: what there is to wait for is Linux'.
+// AwaitPackets returns at once on other systems.
 func AwaitPackets() {}

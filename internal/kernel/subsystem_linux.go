@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WithNetfilter opens a client for f, which asks for what may not be there. A kernel without the subsystem has nothing of it,
-// so that is no error.
+// WithNetfilter calls f with a client. A kernel without the subsystem is no error.
 func WithNetfilter(f func(*Netfilter) error) error {
 	nf, err := OpenNetfilter()
 	if errors.Is(err, ErrUnsupported) {

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree is where the kernel shows its settings. The zero value is the running system; tests give folders.
+// Tree is the root of the kernel's settings. The zero value is the running system; tests use
+// folders.
 type Tree struct {
 	// Proc and Sys stand for /proc and /sys; "" for those themselves.
 	Proc, Sys string
@@ -36,8 +37,8 @@ func Sysctl(name string) (string, error) { return Tree{}.Sysctl(name) }
 // SetSysctl sets the sysctl of the running system, see [Tree.SetSysctl].
 func SetSysctl(name, value string) (wrote bool, err error) { return Tree{}.SetSysctl(name, value) }
 
-// Sysctl returns the value of the sysctl, without blanks around. The name is written as sysctl(8) takes it:
-// net.ipv4.ip_forward, or with slashes where a part has a dot, net/ipv4/conf/eth0.100/forwarding.
+// Sysctl returns the trimmed value of the sysctl. Names are as for sysctl(8): net.ipv4.ip_forward,
+// or with slashes where a part has a dot, net/ipv4/conf/eth0.100/forwarding.
 func (t Tree) Sysctl(name string) (string, error) {
 	file, err := t.sysctlFile(name)
 	if err != nil {
@@ -50,8 +51,8 @@ func (t Tree) Sysctl(name string) (string, error) {
 	return strings.TrimSpace(string(value)), nil
 }
 
-// SetSysctl sets the sysctl unless it has the value already, and reports whether it wrote. So a machine
-// whose /proc/sys is read-only but set up well is no error. Runs of blanks in values count as one.
+// SetSysctl sets the sysctl unless it has the value, and reports whether it wrote. So a read-only
+// /proc/sys with the right values is no error. It compares runs of blanks as one.
 func (t Tree) SetSysctl(name, value string) (wrote bool, err error) {
 	have, err := t.Sysctl(name)
 	if err != nil {
@@ -76,7 +77,7 @@ func (t Tree) SetSysctl(name, value string) (wrote bool, err error) {
 	return true, nil
 }
 
-// write writes to a file that is there: a setting that the kernel does not know must not become a file.
+// write writes to an existing file: an unknown setting must not become a file.
 func write(file, value string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
@@ -86,7 +87,8 @@ func write(file, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// sysctlFile returns the file of a sysctl. /proc/sys/net shows the namespace of the thread that opens it.
+// sysctlFile returns the file of a sysctl. /proc/sys/net shows the namespace of the thread that
+// opens it.
 func (t Tree) sysctlFile(name string) (string, error) {
 	path := name
 	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '.' {

@@ -18,8 +18,8 @@ func (v Version) AtLeast(major, minor int) bool {
 	return cmp.Or(cmp.Compare(v.Major, major), cmp.Compare(v.Minor, minor)) >= 0
 }
 
-// ParseVersion reads what uname -r prints, such as "6.12.48+deb13-amd64", "5.10.0-35-cloud" or "6.18-rc3";
-// what follows the numbers does not count.
+// ParseVersion reads the output of uname -r, such as "6.12.48+deb13-amd64", "5.10.0-35-cloud" or
+// "6.18-rc3", and ignores the rest after the numbers.
 func ParseVersion(release string) (Version, error) {
 	end := strings.IndexFunc(release, func(r rune) bool { return r != '.' && (r < '0' || r > '9') })
 	if end < 0 {

@@ -12,15 +12,17 @@ import (
 )
 
 const (
-	// messageLimit is how many bytes a message of members may have. Where one member is refused, the answer has the whole of it.
+	// messageLimit limits a message of members, in bytes. The answer to a refused member contains
+	// the whole message.
 	messageLimit = 32 << 10
-	// messagesAtOnce is how many messages go in one system call: all their answers, were each a refusal, must find room.
+	// messagesAtOnce is the number of messages in one system call: all answers must fit, even
+	// refusals.
 	messagesAtOnce = 8
 	// receiveBuffer is that room. The kernel makes twice as much of it.
 	receiveBuffer = messagesAtOnce * (messageLimit + 16<<10)
 )
 
-// batch is a call of Do at work. What it holds is kept for the next.
+// batch is a call of Do in progress. Its memory is reused.
 type batch struct {
 	protocol uint8
 	ops      []Op
@@ -31,13 +33,13 @@ type batch struct {
 	again []int // operations that came after a refused one in its message, and so were not tried
 }
 
-// Do carries out operations, one after the other. It calls failed, which may be nil, with the position and the error of each
-// that the kernel refused, that was not sent, or of which nobody knows what came of it (the error wraps [nlconn.ErrNoAnswer]), in no
-// order; all others are done. It returns nil if all were done, and else the first such error, with how many there were. Errors say
-// what was to be done, and wrap [ErrNoSet] if the set is gone and [ErrFull] if it has no room.
+// Do carries out operations in order. It calls failed, if not nil, for each that the kernel
+// refused, that was not sent, or whose outcome is unknown (the error wraps [nlconn.ErrNoAnswer]),
+// in no order; all others are done. It returns the first such error with their number, or nil.
+// Errors name the operation, and wrap [ErrNoSet] without the set and [ErrFull] without room in it.
 //
-// Neighbours of one set and kind share a message. One that is refused for what it is costs another message for those behind it, which
-// are tried after the rest. One that is refused for what the set is, full or another, takes those behind it in its message along.
+// Neighbours of one set and kind share a message. After a refused member, those behind it are sent
+// again. A refusal because of the set, such as a full one, fails those behind it too.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
 	b := &c.batch
 	b.protocol, b.ops, b.failures, b.todo = c.protocol, ops, nlconn.Failures{Failed: failed}, b.todo[:0]
@@ -59,7 +61,7 @@ func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) 
 	return err
 }
 
-// divide says which operations go in one message: neighbours of one set and kind, as many as there is room for.
+// divide groups operations into messages: neighbours of one set and kind, as many as fit.
 func (b *batch) divide() {
 	b.ends = b.ends[:0]
 	var open *Op // the first of the message
@@ -129,7 +131,7 @@ func (b *batch) Append(e *nlconn.Encoder, n int) error {
 	return nil
 }
 
-// Done is part of [nlconn.Operations]: it is told what became of a message.
+// Done is part of [nlconn.Operations].
 func (b *batch) Done(n int, err error) {
 	if err == nil {
 		return
@@ -150,7 +152,7 @@ func (b *batch) Done(n int, err error) {
 	}
 }
 
-// refusedLine is the line that an error names, in the copy of the request that comes with it; 0 if it names none.
+// refusedLine returns the line that an error names, in its copy of the request; 0 for none.
 func refusedLine(request []byte) int {
 	if len(request) < nfgenmsg {
 		return 0

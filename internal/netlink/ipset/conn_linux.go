@@ -28,12 +28,13 @@ type typeOf struct {
 
 type versions struct{ min, max uint8 }
 
-// newest is the newest version of the protocol that this package speaks. All kernels since 2.6.39 know version 6, those since 4.20
-// version 7, which adds what is not used here.
+// newest is the newest supported version of the protocol. Kernels since 2.6.39 have version 6,
+// those since 4.20 version 7.
 const newest = 7
 
-// Open connects in the network namespace of the calling thread. A kernel that has ipsets as a module loads it; see [Loaded]. The
-// error wraps [ErrUnsupported] if there are none, and unix.EPERM without CAP_NET_ADMIN there.
+// Open connects in the calling thread's network namespace. The kernel loads a module if it has one;
+// see [Loaded]. The error wraps [ErrUnsupported] without ipsets, and unix.EPERM without
+// CAP_NET_ADMIN.
 func Open() (*Conn, error) {
 	kernel, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: receiveBuffer})
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -71,7 +72,8 @@ func New(ctx context.Context, kernel nlconn.Transport) (*Conn, error) {
 	return c, nil
 }
 
-// Loaded reports whether the kernel has ipsets already, without making it load them. Where /sys does not tell, it says yes.
+// Loaded reports whether the kernel has ipsets, without loading them; true if /sys does not show
+// it.
 func Loaded() bool {
 	if _, err := os.Stat("/sys/module"); err != nil {
 		return true
@@ -83,7 +85,7 @@ func Loaded() bool {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.kernel.Close() }
 
-// Counters returns what was sent so far.
+// Counters returns what was sent.
 func (c *Conn) Counters() nlconn.Counters { return c.bulk.Counters }
 
 // begin begins a message.
@@ -93,7 +95,8 @@ func begin(e *nlconn.Encoder, protocol uint8, cmd, flags uint16) (at int) {
 	return at
 }
 
-// ask sends one request, of which build appends the attributes, and calls f with the attributes of each answer.
+// ask sends a request with the attributes that build appends, and calls f with the attributes of
+// each answer.
 func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*nlconn.Encoder), f func(attrs []byte) error) error {
 	e := &c.bulk.Out
 	e.B = e.B[:0]
@@ -114,7 +117,7 @@ func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*nlconn.En
 // nfgenmsg is the length of struct nfgenmsg, with which bodies begin.
 const nfgenmsg = 4
 
-// command asks for something to be done.
+// command sends a request for a change.
 func (c *Conn) command(ctx context.Context, cmd, flags uint16, doing string, build func(*nlconn.Encoder)) error {
 	if err := c.ask(ctx, cmd, unix.NLM_F_ACK|flags, build, nil); err != nil {
 		return fmt.Errorf("%s: %w", doing, explain(err))
@@ -122,7 +125,8 @@ func (c *Conn) command(ctx context.Context, cmd, flags uint16, doing string, bui
 	return nil
 }
 
-// revision asks which format of a type a set gets: the first in which members may carry marks, or the nearest that the kernel has.
+// revision returns the format of a type for a new set: the first with marks, or the nearest that
+// the kernel has.
 func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
 	key := typeOf{s.Type, s.family()}
 	v, known := c.types[key]
@@ -150,7 +154,7 @@ func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
 	return max(min(want, v.max), v.min), nil
 }
 
-// family is what the kernel is told.
+// family is the family for the kernel.
 func (s Set) family() Family {
 	if s.Type == BitmapPort {
 		return 0
@@ -158,8 +162,8 @@ func (s Set) family() Family {
 	return s.Family
 }
 
-// Able says which of the sets this kernel cannot have; the error wraps [ErrUnsupported]. It creates none. A kernel that has their
-// types as modules loads them.
+// Able returns an error that wraps [ErrUnsupported] if the kernel cannot have one of the sets. It
+// creates none; the kernel may load modules.
 func (c *Conn) Able(ctx context.Context, sets []Set) error {
 	for _, s := range sets {
 		if err := s.check(); err != nil {
@@ -172,8 +176,8 @@ func (c *Conn) Able(ctx context.Context, sets []Set) error {
 	return nil
 }
 
-// Create makes a set. The error wraps unix.EEXIST if there is one of that name, whatever it is, and [ErrUnsupported] if the kernel
-// cannot have it.
+// Create makes a set. The error wraps unix.EEXIST if the name is in use, and [ErrUnsupported] if
+// the kernel cannot have the set.
 func (c *Conn) Create(ctx context.Context, s Set) error {
 	return c.create(ctx, s, s.family())
 }
@@ -206,9 +210,10 @@ func (c *Conn) create(ctx context.Context, s Set, family Family) error {
 	})
 }
 
-// Ensure makes sure of a set. One of that name that is another is replaced: if it is of the type and family that are wanted, by one with
-// its members, which takes its place at one moment, also where rules use it; else by an empty one, which only goes where none do: the
-// error, which wraps [ErrOther], says what to do then. created says that the set has no members of before.
+// Ensure makes a set unless it exists. It replaces another set of the name. One of the same type
+// and family is replaced atomically, with its members, also where rules use it. Any other is
+// replaced by an empty set if no rule uses it; otherwise the error wraps [ErrOther], and says what
+// to do. created reports that the set has no earlier members.
 func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
 	if err := s.check(); err != nil {
 		return false, err
@@ -247,12 +252,12 @@ func (c *Conn) other(have Header, want Set, differs string) error {
 		"remove those (iptables-save | grep %s shows them), then run ipset destroy %s: %w", want.Name, differs, want, have.References, want.Name, want.Name, ErrOther)
 }
 
-// sameKind reports whether the kernel lets the one set take the place of the other while rules use it.
+// sameKind reports whether the kernel can swap the sets while rules use them.
 func (h Header) sameKind(want Set) bool {
 	return h.Type == want.Type && (h.Type == BitmapPort || h.Family == want.Family)
 }
 
-// Spare is the name of the set that takes the place of another, for a moment; after a crash in that moment it may be left.
+// Spare is the name of the temporary set of a replacement; a crash may leave it behind.
 func Spare(name string) string { return name[:min(len(name), MaxName-4)] + "-new" }
 
 // replace puts a set in the place of one that has too little room, or forgets members, or the like.
@@ -288,7 +293,7 @@ func (c *Conn) Destroy(ctx context.Context, name string) error {
 	return c.command(ctx, cmdDestroy, unix.NLM_F_EXCL, "destroy ipset "+name, func(e *nlconn.Encoder) { e.Str(attrSetName, name) })
 }
 
-// Swap exchanges two sets of one type and family at one moment: rules that use one use the other from then on.
+// Swap exchanges two sets of one type and family atomically, for rules too.
 func (c *Conn) Swap(ctx context.Context, a, b string) error {
 	if err := cmp.Or(checkName(a), checkName(b)); err != nil {
 		return err
@@ -299,19 +304,20 @@ func (c *Conn) Swap(ctx context.Context, a, b string) error {
 	})
 }
 
-// Header tells of one set, without its members. The error wraps [ErrNoSet] if there is none.
+// Header describes a set, without its members. The error wraps [ErrNoSet] if it does not exist.
 func (c *Conn) Header(ctx context.Context, name string) (Header, error) {
 	return c.list(ctx, name, flagListHeader, nil)
 }
 
-// Members calls f with each member of a set. Of members that others add or delete meanwhile some may be told. The error wraps
-// [ErrNoSet] if there is none of that name.
+// Members calls f with each member of a set. It may miss members that others add or delete
+// meanwhile. The error wraps [ErrNoSet] if the set does not exist.
 func (c *Conn) Members(ctx context.Context, name string, f func(Member)) (Header, error) {
 	return c.list(ctx, name, 0, f)
 }
 
-// Has reports whether a packet with what the member says would be one of the set: of a HashIPPortNet that is so for any prefix that has the
-// member's. It costs the same in a set of any size. The error wraps [ErrNoSet] if there is none of that name.
+// Has reports whether a packet with the member's values matches the set; a HashIPPortNet matches by
+// any prefix. Its cost does not grow with the set. The error wraps [ErrNoSet] if the set does not
+// exist.
 func (c *Conn) Has(ctx context.Context, name string, m Member) (bool, error) {
 	if err := checkName(name); err != nil {
 		return false, err
@@ -331,7 +337,7 @@ func (c *Conn) Has(ctx context.Context, name string, m Member) (bool, error) {
 	return false, fmt.Errorf("look for %s in ipset %s: %w", m, name, explain(err))
 }
 
-// list lists a set, with its members if they are asked for.
+// list lists a set, with its members if member is not nil.
 func (c *Conn) list(ctx context.Context, name string, flags uint32, member func(Member)) (header Header, err error) {
 	if err := checkName(name); err != nil {
 		return header, err

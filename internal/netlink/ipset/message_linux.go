@@ -12,7 +12,7 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 )
 
-// What golang.org/x/sys/unix does not have, from the kernel's ip_set.h.
+// From the kernel's ip_set.h.
 const (
 	cmdProtocol = 1 // IPSET_CMD_*
 	cmdCreate   = 2
@@ -144,7 +144,7 @@ func appendMember(e *nlconn.Encoder, m *Member, line uint32) {
 	e.EndNest(data)
 }
 
-// appendParts appends what a member consists of.
+// appendParts appends the parts of a member.
 func appendParts(e *nlconn.Encoder, m *Member) {
 	if m.Addr.IsValid() {
 		appendAddr(e, attrIP, m.Addr)
@@ -189,7 +189,7 @@ func parseAddr(nest []byte) (a netip.Addr) {
 	return a
 }
 
-// parseHeader reads what an answer says of a set; its type is "" where it says nothing.
+// parseHeader reads the description of a set; its type is "" in later parts of an answer.
 func parseHeader(attrs []byte) Header {
 	var h Header
 	var other []string

@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// Save writes a set and its members as "ipset save" does, and as "ipset restore" reads them. What the kernel chooses by itself, and
-// newer programs therefore say (bucketsize, initval), is left out.
+// Save writes a set and its members as "ipset save" does, for "ipset restore", without values that
+// the kernel chooses (bucketsize, initval).
 func Save(w io.Writer, s Set, members []Member) error {
 	if _, err := fmt.Fprintf(w, "create %s\n", s); err != nil {
 		return err

@@ -44,18 +44,18 @@ func (f Family) has(a netip.Addr) bool {
 const (
 	// MaxName is how long a name may be, in bytes (IPSET_MAXNAMELEN).
 	MaxName = 31
-	// MaxElem is how many members a set of ours may have where it does not say. It is no more than a bound: the kernel takes
-	// memory for members that are there. The program's own, 65536, is less than 100,000 Services need.
+	// MaxElem is the default limit of members. The kernel allocates memory for members that exist.
+	// The program's default, 65536, is too little for 100,000 Services.
 	MaxElem = 1 << 22
 )
 
-// Set says what a set is.
+// Set describes a set.
 type Set struct {
 	Name string
 	Type Type
 	// Family is that of its addresses; a BitmapPort needs none.
 	Family Family
-	// MaxElem is the most members that it may have; 0 stands for the constant. A BitmapPort has no such bound.
+	// MaxElem limits its members; 0 is the constant. A BitmapPort has no limit.
 	MaxElem uint32
 	// SkbInfo: members may carry a mark.
 	SkbInfo bool
@@ -76,7 +76,7 @@ func (s Set) String() string {
 	return b.String()
 }
 
-// hashSize is the number of buckets that a new set has; the kernel doubles it when they are full. It is the program's.
+// hashSize is the initial number of buckets, the program's; the kernel doubles it.
 const hashSize = 1024
 
 func (s Set) maxElem() uint32 {
@@ -106,18 +106,19 @@ func checkName(name string) error {
 	return nil
 }
 
-// Header is what the kernel tells of a set beside its members.
+// Header describes a set in the kernel.
 type Header struct {
 	Set
 	Members uint32
-	// References counts the rules and sets that refer to it. While there are any, the kernel destroys it not.
+	// References counts rules and sets that refer to it. Only a set without references can be
+	// destroyed.
 	References uint32
-	// Other is what else it was created with that would make it behave differently, in the program's words ("timeout 60"); empty
-	// for a set as this package makes it.
+	// Other are other options that change its behaviour, in the program's words ("timeout 60");
+	// empty for sets of this package.
 	Other string
 }
 
-// Differs says why a set that exists cannot be used for what is wanted; "" if it can.
+// Differs says why the set cannot serve as want; "" if it can.
 func (h Header) Differs(want Set) string {
 	switch {
 	case h.Type != want.Type:
@@ -140,7 +141,8 @@ type Member struct {
 	Net   netip.Prefix // of HashIPPortNet, from /1 on (see [Nets]); of HashIPPortIP one with all bits
 	Port  uint16       // not in a HashIP
 	Proto uint8        // beside a port, but not in a BitmapPort: IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP
-	// Mark and Mask are what the set gives a packet, in a set with SkbInfo. No bit of a mark lies outside its mask.
+	// Mark and Mask are the packet mark, in a set with SkbInfo. No bit of a mark is outside of its
+	// mask.
 	Mark, Mask uint32
 }
 
@@ -150,8 +152,8 @@ func (m Member) Key() Member {
 	return m
 }
 
-// Nets returns the prefixes by which members say a prefix: itself, or for one that holds all addresses its halves, because a set
-// takes no /0.
+// Nets returns the prefixes of members for a prefix: itself, or the halves of /0, which sets do not
+// take.
 func Nets(p netip.Prefix) []netip.Prefix {
 	if p.Bits() > 0 {
 		return []netip.Prefix{p.Masked()}
@@ -209,7 +211,7 @@ func protoName(p uint8) string {
 	return fmt.Sprint(p)
 }
 
-// check says why a set cannot have the member. What it lets pass the kernel takes.
+// check says why a set cannot have the member. The kernel takes what passes.
 func (m Member) check(s *Set) error {
 	wants, has := shapes[s.Type], shape{m.Addr.IsValid(), m.Proto != 0, m.Net.IsValid()}
 	switch {
@@ -246,12 +248,11 @@ var shapes = map[Type]shape{
 	BitmapPort:    {},
 }
 
-// revisions are the formats of the types in which members may carry marks. A set of a later one an old program ipset could not
-// list.
+// revisions are the first formats of the types with marks. Old programs cannot list later ones.
 var revisions = map[Type]uint8{HashIP: 4, HashIPPort: 5, HashIPPortIP: 5, HashIPPortNet: 7, BitmapPort: 3}
 
-// Op is one change: a member is added, or deleted. Adding one that is there gives it the mark; deleting one that is not there
-// does nothing.
+// Op adds or deletes a member. Adding an existing one sets its mark; deleting a missing one does
+// nothing.
 type Op struct {
 	Set    *Set
 	Delete bool

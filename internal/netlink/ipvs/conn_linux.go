@@ -11,12 +11,12 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 )
 
-// ErrNoIPVS is wrapped by the errors of a kernel that has no IPVS, and no module of it that it could load.
+// ErrNoIPVS is wrapped by errors of a kernel without IPVS and its module.
 var ErrNoIPVS = errors.New("the kernel has no IPVS (CONFIG_IP_VS, the module ip_vs)")
 
 const (
-	// room is for the answers to a piece of a batch. The kernel makes twice as much of it, and an answer takes up to 2 KiB. This
-	// much is allowed to everybody, unless the system's limit (net.core.rmem_max) was lowered.
+	// room is the receive buffer. The kernel doubles it, and an answer takes up to 2 KiB. Every
+	// process may have this much, unless net.core.rmem_max was lowered.
 	room = 208 << 10
 	// piece is how many operations go in one system call.
 	piece = 192
@@ -34,8 +34,8 @@ type Conn struct {
 	failures nlconn.Failures
 }
 
-// Open connects to IPVS in the network namespace of the calling thread. A kernel that has it as a module loads it. The error
-// wraps [ErrNoIPVS] if there is none, and unix.EPERM without CAP_NET_ADMIN there.
+// Open connects to IPVS in the calling thread's network namespace. The kernel loads a module if it
+// has one. The error wraps [ErrNoIPVS] without IPVS, and unix.EPERM without CAP_NET_ADMIN.
 func Open() (*Conn, error) {
 	kernel, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_GENERIC, ReceiveBuffer: room})
 	if err != nil {
@@ -64,15 +64,15 @@ func New(ctx context.Context, kernel nlconn.Transport) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.kernel.Close() }
 
-// Counters returns what was asked so far.
+// Counters returns what was sent.
 func (c *Conn) Counters() nlconn.Counters { return c.bulk.Counters }
 
-// Do carries out operations, one after the other. It calls failed, which may be nil, with the position and the error of each
-// operation that the kernel refused, that was not sent, or of which nobody knows what came of it (the error wraps
-// [nlconn.ErrNoAnswer]), in no order; all others are done. It returns nil if all were done, and else the first such error, with
-// how many there were. The errors say what was to be done, and wrap the kernel's.
+// Do carries out operations in order. It calls failed, if not nil, for each that the kernel
+// refused, that was not sent, or whose outcome is unknown (the error wraps [nlconn.ErrNoAnswer]),
+// in no order; all others are done. It returns the first such error with their number, or nil.
+// Errors name the operation, and wrap the kernel's.
 //
-// Nothing ends a system call that is under way; a context that has ended keeps the next from being made.
+// Nothing interrupts a system call; an ended context prevents the next one.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
 	c.ops, c.failures = ops, nlconn.Failures{Failed: failed}
 	c.bulk.Do(ctx, c.kernel, len(ops), (*operations)(c))
@@ -97,7 +97,8 @@ func (c *operations) Done(i int, err error) {
 	}
 }
 
-// ask sends one request, of which build appends the attributes, and calls f with the body of each answer.
+// ask sends a request with the attributes that build appends, and calls f with the body of each
+// answer.
 func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*nlconn.Encoder), f func(body []byte) error) error {
 	e := &c.bulk.Out
 	e.B = e.B[:0]
@@ -120,8 +121,8 @@ func (c *Conn) send(ctx context.Context, family uint16, f func(body []byte) erro
 	})
 }
 
-// resolve asks which number the family has. It is another one after the module was unloaded and loaded again, which it can be
-// while there are no virtual services.
+// resolve asks for the number of the family, which changes when the module is loaded again. Without
+// virtual services it can be unloaded.
 func (c *Conn) resolve(ctx context.Context) error {
 	e := &c.bulk.Out
 	e.B = e.B[:0]
@@ -148,8 +149,9 @@ func (c *Conn) resolve(ctx context.Context) error {
 	return nil
 }
 
-// Services calls f with each virtual service of the network namespace, of both families, in no order; see the package comment on
-// what a list may lack. If f returns an error, Services does. f must not use the connection.
+// Services calls f with each virtual service of the network namespace, of both families, in no
+// order; the package comment says what a list may lack. It returns an error of f. f must not use
+// the connection.
 func (c *Conn) Services(ctx context.Context, f func(ServiceState) error) error {
 	err := c.resolve(ctx)
 	if err == nil {
@@ -185,13 +187,13 @@ func (c *Conn) Service(ctx context.Context, id ServiceID) (ServiceState, error) 
 	return s, nil
 }
 
-// naming appends what names a service.
+// naming appends the attributes that name a service.
 func naming(id ServiceID) func(*nlconn.Encoder) {
 	return func(e *nlconn.Encoder) { appendService(e, &Service{ServiceID: id}, false) }
 }
 
-// Destinations calls f with each destination of a service, in no order; of a service that is not there with none. If f returns
-// an error, Destinations does. f must not use the connection.
+// Destinations calls f with each destination of a service, in no order; with none of a missing
+// service. It returns an error of f. f must not use the connection.
 func (c *Conn) Destinations(ctx context.Context, id ServiceID, f func(DestinationState) error) error {
 	err := c.ask(ctx, cmdGetDest, unix.NLM_F_DUMP, naming(id), func(body []byte) error {
 		d, err := c.reply.destination(body, id.Family)
@@ -226,8 +228,8 @@ func (c *Conn) Timeouts(ctx context.Context) (Timeouts, error) {
 	return t, nil
 }
 
-// SetTimeouts sets those of connections, for the packets that come from now on. 0 leaves one as it is.
-// They count in whole seconds.
+// SetTimeouts sets the timeouts of connections, in whole seconds, for later packets; 0 changes
+// nothing.
 func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
 	all := [...]struct {
 		attr  uint16

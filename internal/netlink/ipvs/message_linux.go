@@ -10,8 +10,8 @@ import (
 	nlconn "kube-proxy/internal/netlink/conn"
 )
 
-// Numbers of include/uapi/linux/ip_vs.h. Numbers in attributes are in the machine's byte order, addresses, ports and the netmask
-// of IPv4 in the network's.
+// Numbers of include/uapi/linux/ip_vs.h. Attributes are in the machine's byte order; addresses,
+// ports and IPv4 netmasks in the network's.
 const (
 	familyName    = "IPVS"
 	familyVersion = 1
@@ -146,7 +146,7 @@ func attributes(body []byte, cmd uint8) ([]byte, bool) {
 	return body[genlHeader:], true
 }
 
-// decoder reads answers. It keeps the names of schedulers that it has seen: a list of many services has few.
+// decoder reads answers. It interns the names of schedulers.
 type decoder struct{ names map[string]string }
 
 func (d *decoder) name(b []byte) string {
@@ -169,7 +169,7 @@ func (d *decoder) name(b []byte) string {
 	return s
 }
 
-// service reads an answer that tells of a virtual service.
+// service reads an answer about a virtual service.
 func (d *decoder) service(body []byte) (ServiceState, error) {
 	var s ServiceState
 	attrs, ok := attributes(body, cmdNewService)
@@ -226,7 +226,7 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 	return s, nil
 }
 
-// destination reads an answer that tells of a destination of a service of that family.
+// destination reads an answer about a destination of a service of that family.
 func (d *decoder) destination(body []byte, family Family) (DestinationState, error) {
 	var s DestinationState
 	attrs, ok := attributes(body, cmdNewDest)

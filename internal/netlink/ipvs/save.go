@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// SaveService returns the line, with its end, by which "ipvsadm-save -n" prints a virtual service. A mark stands there as "ipvsadm
-// --restore" reads it: ipvsadm-save prints those from 0x80000000 on as negative numbers, which that refuses.
+// SaveService returns the line of a virtual service for "ipvsadm --restore". ipvsadm-save -n prints
+// it alike, but marks from 0x80000000 on as negative numbers, which --restore refuses.
 func SaveService(s Service) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "-A %s -s %s", saveID(s.ServiceID), s.Scheduler)
@@ -26,7 +26,7 @@ func SaveService(s Service) string {
 	return b.String() + "\n"
 }
 
-// SaveDestination returns the line, with its end, by which "ipvsadm-save -n" prints a destination of a service.
+// SaveDestination returns the line of a destination for "ipvsadm --restore".
 func SaveDestination(id ServiceID, d Destination) string {
 	return fmt.Sprintf("-a %s -r %s -%c -w %d\n", saveID(id), d.Addr, "mlig????"[d.Forwarding&7], d.Weight)
 }

@@ -35,8 +35,8 @@ func (f Family) WholeAddress() uint32 {
 	return 1<<32 - 1
 }
 
-// ServiceID says which virtual service: that of an address, port and protocol, or that of a firewall mark and family. Make it
-// with [ByAddr] or [ByMark], so that two of the same service are equal.
+// ServiceID names a virtual service: by address, port and protocol, or by firewall mark and family.
+// Make it with [ByAddr] or [ByMark], so that equal names are equal values.
 type ServiceID struct {
 	Family Family
 	Mark   uint32 // 0: by address
@@ -44,13 +44,13 @@ type ServiceID struct {
 	Proto  uint8 // IPPROTO_TCP (6), IPPROTO_UDP (17) or IPPROTO_SCTP (132)
 }
 
-// ByAddr names the service of an address, without zone, and port. Port 0 takes what no other service of the address does.
+// ByAddr names the service of an address, without zone, and port. Port 0 takes the other ports of
+// the address.
 func ByAddr(addr netip.AddrPort, proto uint8) ServiceID {
 	return ServiceID{Family: FamilyOf(addr.Addr()), Addr: addr, Proto: proto}
 }
 
-// ByMark names the service of packets with a firewall mark, whatever their address, protocol and port are. The mark is the whole
-// mark, and not 0.
+// ByMark names the service of packets with a firewall mark, compared as a whole, and not 0.
 func ByMark(family Family, mark uint32) ServiceID { return ServiceID{Family: family, Mark: mark} }
 
 // String returns, for example, "TCP 10.0.0.1:80" or "mark 0x4001 (IPv6)".
@@ -72,7 +72,7 @@ func (id ServiceID) String() string {
 	return fmt.Sprintf("protocol %d %s", id.Proto, id.Addr)
 }
 
-// Flags are those of a virtual service (IP_VS_SVC_F_…). The kernel's own flag "hashed" is not among them.
+// Flags are those of a virtual service (IP_VS_SVC_F_…), without the kernel's own flag "hashed".
 type Flags uint32
 
 // The flags.
@@ -85,18 +85,19 @@ const (
 	hashed Flags = 1 << 1
 )
 
-// Service is a virtual service as one asks for it. Two that are equal are the same to the kernel.
+// Service is a virtual service. Equal values are the same to the kernel.
 type Service struct {
 	ServiceID
 	Scheduler string // of at most 15 bytes
 	Flags     Flags
 	Timeout   uint32 // of persistence, in seconds; kept, and of no consequence, without Persistent
-	// Netmask says which addresses are one client to persistence and schedulers: of IPv4 the mask (0xffffff00 is /24), of IPv6
-	// the length of the prefix, 1 to 128. Family.WholeAddress is what one wants mostly.
+	// Netmask groups client addresses for persistence and schedulers: for IPv4 a mask (0xffffff00
+	// is /24), for IPv6 a prefix length, 1 to 128. Family.WholeAddress is usual.
 	Netmask uint32
 }
 
-// String returns all that the service has, as in "TCP 10.0.0.1:80 rr flags 0x1 timeout 10800 netmask 0xffffffff".
+// String returns all settings, as in "TCP 10.0.0.1:80 rr flags 0x1 timeout 10800 netmask
+// 0xffffffff".
 func (s Service) String() string {
 	return fmt.Sprintf("%s %s flags %#x timeout %d netmask %#x", s.ServiceID, s.Scheduler, uint32(s.Flags), s.Timeout, s.Netmask)
 }
@@ -104,7 +105,7 @@ func (s Service) String() string {
 // Forwarding is how packets come to a destination (IP_VS_CONN_F_…).
 type Forwarding uint8
 
-// The methods. The kernel lists the last two, and nobody asks for them.
+// The methods. The kernel lists the last two.
 const (
 	Masq   Forwarding = 0 // destination NAT
 	Local  Forwarding = 1
@@ -113,16 +114,17 @@ const (
 	Bypass Forwarding = 4
 )
 
-// Destination is a real server as one asks for it. Its address and port are its name in the service.
+// Destination is a real server. Its address and port are its name in the service.
 type Destination struct {
 	Addr       netip.AddrPort
 	Forwarding Forwarding
 	Weight     int32 // 0 takes no new connections and keeps those it has; below 0 is refused
-	// Upper is the number of connections beyond which the destination gets no more until it has less than Lower; 0 is none.
+	// At Upper connections the destination gets no more until it has less than Lower; 0 is no
+	// limit.
 	Upper, Lower uint32
 }
 
-// Stats is what went by so far, as counters of 64 bits.
+// Stats are counters of 64 bits.
 type Stats struct {
 	Conns, InPackets, OutPackets, InBytes, OutBytes uint64
 }
@@ -142,10 +144,11 @@ type DestinationState struct {
 	Stats      Stats
 }
 
-// Verb is what an operation does.
+// Verb is the kind of an operation.
 type Verb uint8
 
-// The verbs. Set sets all that a Service or Destination has; it does not make one. Who deletes a service deletes its destinations.
+// The verbs. Set replaces all settings of an existing Service or Destination. Deleting a service
+// deletes its destinations.
 const (
 	NewService Verb = iota + 1
 	SetService
@@ -164,7 +167,8 @@ type Op struct {
 	Destination Destination
 }
 
-// String says what the operation does, as in "add real server 10.1.0.5:8080 of virtual server TCP 10.0.0.1:80".
+// String describes the operation, as in "add real server 10.1.0.5:8080 of virtual server TCP
+// 10.0.0.1:80".
 func (op Op) String() string {
 	var b strings.Builder
 	b.WriteString(verbs[op.Verb])

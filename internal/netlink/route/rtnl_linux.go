@@ -16,8 +16,9 @@ import (
 // Loopback is the index of the interface lo of every network namespace.
 const Loopback = 1
 
-// Open opens a socket for requests, and one that hears of changes of the addresses of a family, unix.AF_INET or unix.AF_INET6, and of what
-// more groups tell (RTNLGRP_*). Both are in the network namespace of the calling thread.
+// Open opens a socket for requests, and one for notifications of addresses of a family,
+// unix.AF_INET or unix.AF_INET6, and of more groups (RTNLGRP_*), in the calling thread's network
+// namespace.
 func Open(family byte, more ...uint32) (conn, events *nlconn.Conn, err error) {
 	group := uint32(unix.RTNLGRP_IPV4_IFADDR)
 	if family == unix.AF_INET6 {
@@ -35,17 +36,17 @@ func Open(family byte, more ...uint32) (conn, events *nlconn.Conn, err error) {
 	return conn, events, nil
 }
 
-// Address is an address of an interface, as the kernel tells it.
+// Address is an address of an interface.
 type Address struct {
 	Addr  netip.Addr
 	Bits  int
 	Index int32 // of the interface
 	Scope byte  // RT_SCOPE_*; of IPv6 the address says it
-	// Flags are IFA_F_*. To give an address the flag IFA_F_DEPRECATED means that nothing is sent from it.
+	// Flags are IFA_F_*. With IFA_F_DEPRECATED in a request, the address is no source address.
 	Flags uint32
 }
 
-// ParseAddress reads struct ifaddrmsg and what follows.
+// ParseAddress reads struct ifaddrmsg and its attributes.
 func ParseAddress(body []byte) (a Address, ok bool) {
 	if len(body) < unix.SizeofIfAddrmsg {
 		return a, false
@@ -114,7 +115,7 @@ type Link struct {
 	Master int32 // the index of the interface that it belongs to; 0 for none
 }
 
-// ParseLink reads struct ifinfomsg and what follows.
+// ParseLink reads struct ifinfomsg and its attributes.
 func ParseLink(body []byte) (l Link, ok bool) {
 	if len(body) < unix.SizeofIfInfomsg {
 		return l, false
@@ -165,7 +166,7 @@ func LinkName(ctx context.Context, conn nlconn.Asker, index int32) (name string,
 	return l.Name, nil
 }
 
-// getLink asks for the interface of an index, or the one that the attributes name.
+// getLink asks for the interface of an index, or named by the attributes.
 func getLink(ctx context.Context, conn nlconn.Asker, index int32, attrs []byte) (found Link, err error) {
 	head := make([]byte, unix.SizeofIfInfomsg)
 	nlconn.Order.PutUint32(head[4:], uint32(index))
@@ -179,8 +180,8 @@ func getLink(ctx context.Context, conn nlconn.Asker, index int32, attrs []byte) 
 	return found, err
 }
 
-// ChangeLink makes a request that sets flags (IFF_*) of an interface to those given; that of the index, or with index 0 a new one of that
-// name and kind. There attrs may say more.
+// ChangeLink makes a request that sets the flags (IFF_*) in which of an interface; with index 0 of
+// a new one of that name and kind, with more attributes.
 func ChangeLink(l Link, which uint32, attrs ...[]byte) []byte {
 	head := make([]byte, unix.SizeofIfInfomsg)
 	nlconn.Order.PutUint32(head[4:], uint32(l.Index))
@@ -204,8 +205,8 @@ func DeleteLink(index int32) []byte {
 	return nlconn.Request(unix.RTM_DELLINK, unix.NLM_F_ACK, head)
 }
 
-// LeadsHere reports whether packets to the address are for this node. An address of IPv6 is the node's only a moment after the kernel took
-// it.
+// LeadsHere reports whether packets to the address are for this node. A new IPv6 address is the
+// node's a moment later.
 func LeadsHere(ctx context.Context, conn nlconn.Asker, a netip.Addr) (here bool, err error) {
 	way, err := RouteTo(ctx, conn, a)
 	return way.Here, err
@@ -219,7 +220,7 @@ type Route struct {
 	Out int32
 }
 
-// RouteTo asks for the route of what this node sends to an address.
+// RouteTo asks for the route of the node's own packets to an address.
 func RouteTo(ctx context.Context, conn nlconn.Asker, a netip.Addr) (way Route, err error) {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = unix.AF_INET, byte(a.BitLen())
@@ -242,7 +243,7 @@ func RouteTo(ctx context.Context, conn nlconn.Asker, a netip.Addr) (way Route, e
 	return way, err
 }
 
-// Entry is one of a table of routes. One that leads through several interfaces is an entry for each.
+// Entry is an entry of a routing table. A route through several interfaces is one entry for each.
 type Entry struct {
 	Dst  netip.Prefix
 	Link int32 // the index of the interface; 0 for none
@@ -263,7 +264,8 @@ func Entries(ctx context.Context, conn nlconn.Asker, family byte) (all []Entry, 
 	return slices.Concat(parts...), nil
 }
 
-// parseRoute reads struct rtmsg and what follows. It reports false for a route of another table than main.
+// parseRoute reads struct rtmsg and its attributes. It returns false for a route of another table
+// than main.
 func parseRoute(body []byte) (all []Entry, main bool) {
 	table, links := uint32(body[4]), []int32{0} // rtm_table
 	dst := make([]byte, 4)
