@@ -31,10 +31,10 @@ const imports = `
 	# It obeys the configuration as it is.
 	config < logging;
 	NONE < config/option, plane/ownwrites, plane/internal/diff, internal/rollback;
-	internal/netlink/conn, internal/nft/wire, internal/rollback, plane/internal/diff < plane/internal/ranges;
+	internal/netlink, internal/nft/wire, internal/rollback, plane/internal/diff < plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/redirect;
 	lb < plane/internal/slots;
-	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink/conn, internal/scm, test/wine;
+	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink, internal/scm, test/wine;
 
 	cluster, lb < policy, debug/changes;
 	cluster, lb, policy < config/nodecheck;
@@ -54,26 +54,26 @@ const imports = `
 	internal/plural < debug/changes, policy, trace;
 	# What a misspelled name may have meant is found in one way.
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
-	internal/netlink/conn < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
-	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink/conn < plane/ipvs;
+	internal/netlink < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
+	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink < plane/ipvs;
 	# What is asked of nf_tables is read from its answers.
-	internal/netlink/conn < internal/xtables;
+	internal/netlink < internal/xtables;
 	# The programs of iptables are run, and their language is known, in one place: chains of three modes are kept by them.
 	lb, plane, plane/ownwrites, mode, internal/kernel, internal/rollback < internal/xtables;
 	internal/xtables < plane/iptables, plane/ipvs, plane/userspace/redirect;
 	# Who follows a packet reads rules, whatever their language, and knows no writer. A rule may ask for the interface that a packet leaves
 	# through, and whether an address is the node's own.
 	trace < internal/follow;
-	lb, trace, internal/follow, internal/xtables, internal/netlink/route, internal/netlink/conn < internal/xtwalk;
+	lb, trace, internal/follow, internal/xtables, internal/netlink/route, internal/netlink < internal/xtwalk;
 	internal/xtwalk < plane/iptables, plane/ipvs, plane/userspace/redirect;
 	internal/follow < internal/nft/walk, plane/nftables, plane/userspace/redirect;
 	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
 	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/redirect, plane/hns, test/fake, test/planetest;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
-	internal/netlink/ipvs, internal/netlink/conn < test/ipvsfake;
+	internal/netlink/ipvs, internal/netlink < test/ipvsfake;
 	internal/netlink/route < plane/userspace/redirect;
 	# The kernel says which addresses are the node's: endpoints there may be refused (TN-52).
-	internal/netlink/conn, internal/netlink/route < plane/userspace;
+	internal/netlink, internal/netlink/route < plane/userspace;
 	lb, plane, plane/ownwrites < internal/nft/wire;
 	lb, internal/nft/wire < internal/nft/rule;
 	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/redirect;
@@ -81,7 +81,7 @@ const imports = `
 	# Rules beside some that iptables cannot print are deleted by their handles.
 	internal/nft/wire < plane/nftables, internal/xtables;
 	# What the kernel's rules make of a packet is asked alike by all who have a table.
-	internal/netlink/conn, internal/nft/wire, trace < internal/nft/walk;
+	internal/netlink, internal/nft/wire, trace < internal/nft/walk;
 	internal/nft/walk < plane/nftables, plane/userspace/redirect;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
@@ -93,7 +93,7 @@ const imports = `
 	< plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
 	lb, internal/ratelimit < plane/internal/relay;
-	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/netlink/conn < plane/userspace/redirect;
+	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/netlink < plane/userspace/redirect;
 	lb, plane/internal/relay < plane/internal/balance;
 	plane/internal/relay, plane/internal/balance, plane/userspace/redirect < plane/userspace;
 	# What moves bytes serves the mode nftables on localhost as well; it follows rows and says what becomes of a packet there. Relay and
@@ -108,7 +108,7 @@ const imports = `
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns < plane/all;
 
 	lb < conntrack, health, internal/sockets, debug/flows;
-	internal/netlink/conntrack, internal/netlink/conn, internal/netlink/route < conntrack, debug/flows;
+	internal/netlink/conntrack, internal/netlink, internal/netlink/route < conntrack, debug/flows;
 	# Traffic by Service is what planes count by row, and the table's rows.
 	lb, mode < debug/traffic;
 	internal/listen < health, status;
@@ -118,7 +118,7 @@ const imports = `
 	# It reads bytes, and knows of no node.
 	config, mode < cli/migrate;
 	# It asks what others would do, and tries modes by their values.
-	lb, mode, internal/system, internal/kernel, internal/xtables, internal/netlink/conn, internal/netlink/route < cli/preflight;
+	lb, mode, internal/system, internal/kernel, internal/xtables, internal/netlink, internal/netlink/route < cli/preflight;
 	# It asks HNS, has the program run in a lab, and asks that by the admin socket.
 	lb, plane/hns, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
 	engine, trace < status;
@@ -163,7 +163,7 @@ const modules = `
 	k8s.io/klog < logging, config, source/kube;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cli, cmd/kube-proxy;
-	# The product has one netlink client, internal/netlink/conn; labs are built with this one, and tests look at the kernel by it.
+	# The product has one netlink client, internal/netlink; labs are built with this one, and tests look at the kernel by it.
 	github.com/vishvananda < internal/netlab, test/planetest, plane/userspace, TESTS;
 	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;
 `

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 	"kube-proxy/test/nlconntest"

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"

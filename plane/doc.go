@@ -65,7 +65,7 @@
 //   - the way back in its own state after a batch that the kernel refused: internal/rollback;
 //   - a ledger of its own writes, to tell them from what others do: plane/ownwrites;
 //   - a search like the engine's for objects of its own that fail among many: internal/bisect;
-//   - requests to the kernel that end when their context does: internal/netlink/conn;
+//   - requests to the kernel that end when their context does: internal/netlink;
 //   - the choice of the mode, its fallbacks, render and --cleanup: package mode, and what calls it;
 //   - the proof: planetest.Verbs, Run, Transitions and History.
 package plane

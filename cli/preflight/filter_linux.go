@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/xtables"
 )
 

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	rtnl "kube-proxy/internal/netlink/route"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	ctwire "kube-proxy/internal/netlink/conntrack"
 	rtnl "kube-proxy/internal/netlink/route"
 )

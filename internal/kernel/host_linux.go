@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // OnlineCPUs returns the number of the machine's processors, regardless of cgroups and affinity

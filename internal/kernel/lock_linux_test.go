@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/test/nlconntest"
 )
 

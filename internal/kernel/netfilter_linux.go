@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Netfilter sends requests to netfilter in the network namespace in which it was opened. It is safe

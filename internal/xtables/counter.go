@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Counters are packets since the objects were created, perhaps by an earlier process. Both families

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )

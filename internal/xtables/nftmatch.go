@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"strings"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/netlink/route"

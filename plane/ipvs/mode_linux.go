@@ -13,7 +13,7 @@ import (
 
 	"kube-proxy/event"
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"

@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"

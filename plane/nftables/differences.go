@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"

@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"

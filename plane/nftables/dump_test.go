@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/ranges"

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"

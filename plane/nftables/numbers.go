@@ -6,7 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/plane"

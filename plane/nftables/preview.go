@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"

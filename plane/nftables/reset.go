@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"

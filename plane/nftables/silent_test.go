@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/nlconntest"

@@ -3,7 +3,7 @@ package ipvsfake
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // order is that of numbers in attributes.

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // hz is the clock of the kernels that we test with, in ticks a second: timeouts of persistence are kept in them, in 32 bits.

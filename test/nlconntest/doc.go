@@ -1,2 +1,2 @@
-// Package nlconntest makes a kernel that does not answer, for the tests of those that ask by internal/netlink/conn.
+// Package nlconntest makes a kernel that does not answer, for the tests of those that ask by internal/netlink.
 package nlconntest

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Silence makes the kernel keep all answers to a connection to itself. It still does what it is asked. A socket that replaces

@@ -3,7 +3,7 @@ package conntrack
 import (
 	"net/netip"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Numbers of the kernel's nfnetlink_conntrack.h, nf_conntrack_common.h and netlink.h, which stay as they are for ever.

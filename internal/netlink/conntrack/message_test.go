@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"testing"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 const tcp, udp = 6, 17

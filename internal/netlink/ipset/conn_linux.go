@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Conn is a connection to the ipsets of one network namespace. It is for one goroutine at a time.

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // ErrNoIPVS is wrapped by errors of a kernel without IPVS and its module.

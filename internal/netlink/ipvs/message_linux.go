@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Numbers of include/uapi/linux/ip_vs.h. Attributes are in the machine's byte order; addresses,

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Loopback is the index of the interface lo of every network namespace.

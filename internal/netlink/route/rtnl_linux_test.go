@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // What is asked for is what the kernel then tells, listed and as notifications.

@@ -3,7 +3,7 @@ package wire
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // elements are messages about elements of one set: as many elements in a message as its list may hold, the messages in buffers that

@@ -8,7 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // ElementsAtOnce is how many elements one request names; the answers, one message each, must fit into the

@@ -5,7 +5,7 @@ import (
 
 	nft "github.com/google/nftables"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 

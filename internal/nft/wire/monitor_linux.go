@@ -3,7 +3,7 @@ package wire
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Monitor hears the kernel's notifications of changes that others make to one table. Our own are filtered out in the kernel, by the

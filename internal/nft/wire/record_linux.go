@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 

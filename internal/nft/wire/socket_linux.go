@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
 )

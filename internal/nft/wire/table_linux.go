@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Table reads one table. Bodies and elements that its methods hand out must not be kept. Lists of them end with nlconn.ErrInterrupted if the

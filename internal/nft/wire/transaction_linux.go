@@ -6,7 +6,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // Transaction collects messages about the objects of one table, which take effect at one moment. They are sent in the order in which

@@ -5,7 +5,7 @@ package wire
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 )
 
 // The message and attribute numbers below come from the kernel's include/uapi/linux/netfilter/nf_tables.h;

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/plane/internal/diff"

@@ -4,7 +4,7 @@ import (
 	"iter"
 	"net/netip"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink/conn"
+	nlconn "kube-proxy/internal/netlink"
 	rtnl "kube-proxy/internal/netlink/route"
 )
 

@@ -1,4 +1,4 @@
-package conn
+package netlink
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/mdlayher/netlink"
+	mdlayher "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,7 +60,7 @@ type Conn struct {
 
 	cfg       Config
 	namespace uint64 // its number
-	sock      *netlink.Conn
+	sock      *mdlayher.Conn
 	raw       syscall.RawConn
 	room      int  // for one message to the kernel, in bytes
 	broken    bool // the last answer was not read to its end
@@ -97,12 +97,12 @@ func Open(cfg Config) (*Conn, error) {
 // open makes the socket, in the network namespace of an open file, or with 0 in the calling
 // thread's.
 func (c *Conn) open(namespace int) error {
-	sock, err := netlink.Dial(c.cfg.Protocol, &netlink.Config{NetNS: namespace})
+	sock, err := mdlayher.Dial(c.cfg.Protocol, &mdlayher.Config{NetNS: namespace})
 	if err != nil {
 		return fmt.Errorf("open a %s netlink socket: %w", c.name(), err)
 	}
 	// Answers come without the request, which may be 100 MB; extended acks explain errors.
-	err = errors.Join(sock.SetOption(netlink.CapAcknowledge, true), sock.SetOption(netlink.ExtendedAcknowledge, true))
+	err = errors.Join(sock.SetOption(mdlayher.CapAcknowledge, true), sock.SetOption(mdlayher.ExtendedAcknowledge, true))
 	if err == nil && c.cfg.ReceiveBuffer > 0 {
 		err = sock.SetReadBuffer(c.cfg.ReceiveBuffer)
 	}

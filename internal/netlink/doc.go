@@ -14,4 +14,4 @@
 // Who imports it calls it nlconn: conn is what variables are called.
 //
 // The socket itself is mdlayher/netlink's; requests and answers are not, for reasons in docs/adr/0030.
-package conn
+package netlink
