@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 	"kube-proxy/test/nlconntest"
@@ -201,7 +201,7 @@ func (ns namespace) flows(t *testing.T, family lb.Family, protos ...lb.Proto) []
 	var all []string
 	for _, proto := range protos {
 		request := conntrack.DumpRequest(table.family, conntrack.Tuple{Proto: uint8(proto)}, conntrack.ByProto)
-		err := table.dumps.Do(t.Context(), request, func(m nlconn.Message) error {
+		err := table.dumps.Do(t.Context(), request, func(m netlink.Message) error {
 			var e conntrack.Entry
 			if e.Parse(m.Body) {
 				all = append(all, fmt.Sprintf("%v %v %v", proto, e.Orig.To, e.Reply.From))
@@ -523,9 +523,9 @@ func TestOtherAddressesOfTheNode(t *testing.T) {
 // inject puts entries into the table without sending packets.
 func (ns namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, from netip.AddrPort, proto lb.Proto)) {
 	tb.Helper()
-	var c *nlconn.Conn
+	var c *netlink.Conn
 	var err error
-	ns.Do(func() { c, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER}) })
+	ns.Do(func() { c, err = netlink.Open(netlink.Config{Protocol: unix.NETLINK_NETFILTER}) })
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -579,7 +579,7 @@ func TestDumpAndDelete(t *testing.T) {
 	table, other := ns.table(t, lb.IPv4), ns.table(t, lb.IPv4)
 
 	messages := 0
-	if err := table.dumps.Do(t.Context(), conntrack.DumpRequest(table.family, conntrack.Tuple{Proto: uint8(lb.UDP)}, conntrack.ByProto), func(nlconn.Message) error { messages++; return nil }); err != nil || messages != n {
+	if err := table.dumps.Do(t.Context(), conntrack.DumpRequest(table.family, conntrack.Tuple{Proto: uint8(lb.UDP)}, conntrack.ByProto), func(netlink.Message) error { messages++; return nil }); err != nil || messages != n {
 		t.Errorf("the kernel sent %d entries, want the %d of UDP: %v", messages, n, err)
 	}
 
@@ -671,7 +671,7 @@ func TestLocalsInterrupted(t *testing.T) {
 	table.routes = asked
 	for end := time.Now().Add(time.Minute); asked.n < 3 && time.Now().Before(end); {
 		switch got, err := table.locals(t.Context()); {
-		case err != nil && !errors.Is(err, nlconn.ErrInterrupted):
+		case err != nil && !errors.Is(err, netlink.ErrInterrupted):
 			t.Fatal(err)
 		case err == nil && len(got) < n:
 			t.Fatalf("a list of %d addresses without an error, want %d at least", len(got), n)
@@ -686,13 +686,13 @@ func TestLocalsInterrupted(t *testing.T) {
 
 // interrupted counts lists that the kernel has interrupted.
 type interrupted struct {
-	nlconn.Transport
+	netlink.Transport
 	n int
 }
 
-func (c *interrupted) Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error {
+func (c *interrupted) Do(ctx context.Context, request []byte, f func(netlink.Message) error) error {
 	err := c.Transport.Do(ctx, request, f)
-	if errors.Is(err, nlconn.ErrInterrupted) {
+	if errors.Is(err, netlink.ErrInterrupted) {
 		c.n++
 	}
 	return err
@@ -730,10 +730,10 @@ func TestSilentKernel(t *testing.T) {
 	nlconntest.Check(t, table.dumps, flow, pass)
 	flow()
 	nlconntest.Silence(t, table.deletes)
-	if err := pass(t.Context()); !errors.Is(err, nlconn.ErrNoAnswer) { // it is there when the request is sent, or not at all
+	if err := pass(t.Context()); !errors.Is(err, netlink.ErrNoAnswer) { // it is there when the request is sent, or not at all
 		t.Errorf("no answer to a request to delete: %v", err)
 	}
-	nlconntest.Check(t, table.routes.(*nlconn.Conn), flow, func(ctx context.Context) error { _, err := table.locals(ctx); return err })
+	nlconntest.Check(t, table.routes.(*netlink.Conn), flow, func(ctx context.Context) error { _, err := table.locals(ctx); return err })
 	if err := pass(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
@@ -22,11 +22,11 @@ const batch = 128
 // memory once. It is for one goroutine.
 type table struct {
 	family  byte
-	dumps   *nlconn.Conn
-	deletes *nlconn.Conn // while a dump is being read
-	routes  nlconn.Transport
+	dumps   *netlink.Conn
+	deletes *netlink.Conn // while a dump is being read
+	routes  netlink.Transport
 
-	conns []*nlconn.Conn // all of them
+	conns []*netlink.Conn // all of them
 
 	entry   conntrack.Entry
 	pending []byte   // delete requests not sent yet
@@ -41,9 +41,9 @@ func openTable(family lb.Family) (*table, error) {
 	if family == lb.IPv6 {
 		t.family = unix.AF_INET6
 	}
-	var all [3]*nlconn.Conn
+	var all [3]*netlink.Conn
 	for i, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} {
-		c, err := nlconn.Open(nlconn.Config{Protocol: protocol})
+		c, err := netlink.Open(netlink.Config{Protocol: protocol})
 		if err != nil {
 			t.close()
 			return nil, err
@@ -73,7 +73,7 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 	if proto == lb.TCP {
 		by |= conntrack.ByNoReply
 	}
-	err := t.dumps.Do(ctx, conntrack.DumpRequest(t.family, conntrack.Tuple{Proto: uint8(proto)}, by), func(m nlconn.Message) error {
+	err := t.dumps.Do(ctx, conntrack.DumpRequest(t.family, conntrack.Tuple{Proto: uint8(proto)}, by), func(m netlink.Message) error {
 		if m.Type != conntrack.New {
 			return nil
 		}
@@ -88,7 +88,7 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 		}
 		return t.drop(ctx, key, e, &n, failed)
 	})
-	if err == nil || errors.Is(err, nlconn.ErrInterrupted) { // what was found counts, but there may be more
+	if err == nil || errors.Is(err, netlink.ErrInterrupted) { // what was found counts, but there may be more
 		err = errors.Join(t.flush(ctx, &n, failed), err)
 	}
 	if err != nil {
@@ -114,7 +114,7 @@ func (t *table) drop(ctx context.Context, key lb.Key, e *conntrack.Entry, n *tal
 func (t *table) flush(ctx context.Context, n *tally, failed func(lb.Key, error)) error {
 	var unknown error
 	err := t.deletes.Each(ctx, t.pending, func(i int, err error) {
-		var refused *nlconn.Error
+		var refused *netlink.Error
 		switch {
 		case err == nil:
 			n.deleted++

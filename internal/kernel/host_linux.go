@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // OnlineCPUs returns the number of the machine's processors, regardless of cgroups and affinity
@@ -116,15 +116,15 @@ func LoadIPVS() error {
 // askForFamily asks for a family of generic netlink. The kernel loads a module if it has one. The
 // error wraps unix.ENOENT without the family.
 func askForFamily(name string) error {
-	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_GENERIC})
+	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_GENERIC})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	var e nlconn.Encoder
+	var e netlink.Encoder
 	e.Str(unix.CTRL_ATTR_FAMILY_NAME, name)
 	head := []byte{unix.CTRL_CMD_GETFAMILY, 1, 0, 0} // struct genlmsghdr: the command, and its version
-	return conn.Do(context.Background(), nlconn.Request(unix.GENL_ID_CTRL, 0, head, e.B), nil)
+	return conn.Do(context.Background(), netlink.Request(unix.GENL_ID_CTRL, 0, head, e.B), nil)
 }
 
 // LoadConntrack loads nf_conntrack. The error wraps ErrUnsupported if the kernel has none.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/test/nlconntest"
 )
 
@@ -78,7 +78,7 @@ func TestLockWithoutAnswer(t *testing.T) {
 		}
 		held.conn.Patience = 20 * time.Millisecond
 		nlconntest.Silence(t, held.conn)
-		if err := held.Take(); !errors.Is(err, nlconn.ErrNoAnswer) {
+		if err := held.Take(); !errors.Is(err, netlink.ErrNoAnswer) {
 			t.Errorf("without an answer: %v", err)
 		}
 		if err := other.Take(); err != ErrHeld {

@@ -9,29 +9,29 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Netfilter sends requests to netfilter in the network namespace in which it was opened. It is safe
 // for concurrent use.
 type Netfilter struct {
 	mu   sync.Mutex // from a request to the end of its answers
-	conn *nlconn.Conn
+	conn *netlink.Conn
 }
 
 // OpenNetfilter opens a client for the calling thread's network namespace. The error wraps
 // ErrUnsupported if the kernel has no netlink of netfilter.
 func OpenNetfilter() (*Netfilter, error) {
-	conn, err := openNetfilter(nlconn.Config{})
+	conn, err := openNetfilter(netlink.Config{})
 	if err != nil {
 		return nil, err
 	}
 	return &Netfilter{conn: conn}, nil
 }
 
-func openNetfilter(cfg nlconn.Config) (*nlconn.Conn, error) {
+func openNetfilter(cfg netlink.Config) (*netlink.Conn, error) {
 	cfg.Protocol = unix.NETLINK_NETFILTER
-	conn, err := nlconn.Open(cfg)
+	conn, err := netlink.Open(cfg)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, fmt.Errorf("%w: netfilter's netlink is missing (CONFIG_NETFILTER_NETLINK)", ErrUnsupported)
 	}
@@ -51,10 +51,10 @@ func (n *Netfilter) Close() {
 // kernel marks as one of many, though it is no dump's, needs the flag NLM_F_ACK: the acknowledgement
 // ends it.
 //
-// A refusal is an [*nlconn.Error], EINVAL or EOPNOTSUPP if the kernel has no such subsystem. The error
-// wraps nlconn.ErrNoAnswer if there is no answer within [nlconn.Patience].
-func (n *Netfilter) Ask(typ, flags uint16, family byte, attrs func(*nlconn.Encoder)) ([][]byte, error) {
-	var e nlconn.Encoder
+// A refusal is an [*netlink.Error], EINVAL or EOPNOTSUPP if the kernel has no such subsystem. The error
+// wraps netlink.ErrNoAnswer if there is no answer within [netlink.Patience].
+func (n *Netfilter) Ask(typ, flags uint16, family byte, attrs func(*netlink.Encoder)) ([][]byte, error) {
+	var e netlink.Encoder
 	at := e.Netfilter(typ, flags, family, 0, 0)
 	if attrs != nil {
 		attrs(&e)
@@ -63,14 +63,14 @@ func (n *Netfilter) Ask(typ, flags uint16, family byte, attrs func(*nlconn.Encod
 	var bodies [][]byte
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	err := n.conn.Do(context.Background(), e.B, func(m nlconn.Message) error {
+	err := n.conn.Do(context.Background(), e.B, func(m netlink.Message) error {
 		bodies = append(bodies, bytes.Clone(m.Body[min(4, len(m.Body)):])) // behind struct nfgenmsg
 		return nil
 	})
 	switch {
 	case errors.Is(err, unix.ENOENT) && flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
 		return nil, nil
-	case errors.Is(err, nlconn.ErrInterrupted): // others changed something meanwhile, which may be in the answers or not
+	case errors.Is(err, netlink.ErrInterrupted): // others changed something meanwhile, which may be in the answers or not
 	case err != nil:
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (n *Netfilter) Generation() (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("ask for the generation of nftables: %w", err)
 	}
-	return nlconn.BE32(nlconn.Attribute(bodies[0], unix.NFTA_GEN_ID)), nil
+	return netlink.BE32(netlink.Attribute(bodies[0], unix.NFTA_GEN_ID)), nil
 }
 
 const getGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
@@ -103,8 +103,8 @@ func (n *Netfilter) Chains(family byte) ([]Chain, error) {
 	}
 	chains := make([]Chain, len(bodies))
 	for i, b := range bodies {
-		chains[i].Table = nlconn.CStr(nlconn.Attribute(b, unix.NFTA_CHAIN_TABLE))
-		chains[i].Name = nlconn.CStr(nlconn.Attribute(b, unix.NFTA_CHAIN_NAME))
+		chains[i].Table = netlink.CStr(netlink.Attribute(b, unix.NFTA_CHAIN_TABLE))
+		chains[i].Name = netlink.CStr(netlink.Attribute(b, unix.NFTA_CHAIN_NAME))
 	}
 	return chains, nil
 }
@@ -118,7 +118,7 @@ func askNetfilter(typ uint16) (unix.Errno, error) {
 	}
 	defer n.Close()
 	_, err = n.Ask(typ, 0, unix.AF_UNSPEC, nil)
-	var refused *nlconn.Error
+	var refused *netlink.Error
 	if errors.As(err, &refused) {
 		return refused.Errno, nil
 	}

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 
@@ -26,10 +26,10 @@ func New(cfg Config) (*Watcher, error) {
 }
 
 // diag lists sockets by sock_diag.
-type diag struct{ conn *nlconn.Conn }
+type diag struct{ conn *netlink.Conn }
 
 func openDiag() (*diag, error) {
-	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_SOCK_DIAG})
+	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_SOCK_DIAG})
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (d *diag) dump(ctx context.Context, family uint8, proto lb.Proto, port uint
 	for i := 48; i < sizeofRequest; i++ {
 		request[i] = 0xff // no cookie
 	}
-	return nlconn.Dump(ctx, d.conn, nlconn.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request), func(m nlconn.Message) (socket, bool) {
+	return netlink.Dump(ctx, d.conn, netlink.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request), func(m netlink.Message) (socket, bool) {
 		return parseMessage(m.Body, port)
 	})
 }
@@ -111,7 +111,7 @@ func parseMessage(b []byte, port uint16) (socket, bool) {
 		addr = netip.AddrFrom16([16]byte(b[offAddr:]))
 	}
 	s := socket{addr: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[offPort:])), inode: binary.NativeEndian.Uint32(b[offInode:])}
-	s.v6only = nlconn.U8(nlconn.Attribute(b[sizeofMessage:], attrV6Only)) != 0
+	s.v6only = netlink.U8(netlink.Attribute(b[sizeofMessage:], attrV6Only)) != 0
 	return s, s.addr.Port() != 0 && (port == 0 || s.addr.Port() == port)
 }
 

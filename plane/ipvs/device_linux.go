@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 )
@@ -33,10 +33,10 @@ var ErrNoDevice = errors.New("there is no " + Device)
 // News, Notify and Close are safe for concurrent use; one goroutine at a time may use the rest.
 type device struct {
 	family lb.Family
-	conn   *nlconn.Conn
-	events *nlconn.Conn
+	conn   *netlink.Conn
+	events *netlink.Conn
 	done   chan struct{}
-	bulk   nlconn.Bulk
+	bulk   netlink.Bulk
 	// lengths are the prefix lengths of addresses that others gave the device.
 	lengths map[netip.Addr]int
 
@@ -59,7 +59,7 @@ const requestsAtOnce = 256
 
 // openDevice listens in the network namespace of the calling thread. It changes nothing.
 func openDevice(family lb.Family) (*device, error) {
-	d := &device{family: family, done: make(chan struct{}), bulk: nlconn.Bulk{Piece: requestsAtOnce},
+	d := &device{family: family, done: make(chan struct{}), bulk: netlink.Bulk{Piece: requestsAtOnce},
 		lengths: map[netip.Addr]int{}, notify: func() {}, own: map[netip.Addr]int{}, quiet: make(chan struct{}, 1),
 		others: map[netip.Addr][]int32{}}
 	var err error
@@ -134,7 +134,7 @@ func (d *device) quieten() {
 }
 
 // hear handles a notification.
-func (d *device) hear(m nlconn.Message) {
+func (d *device) hear(m netlink.Message) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch m.Type {
@@ -232,7 +232,7 @@ func (d *device) find(ctx context.Context) error {
 
 // findDevice returns kube-ipvs0, with index 0 if it does not exist. It fails if the device is not
 // of kube-proxy's type.
-func findDevice(ctx context.Context, conn nlconn.Asker) (route.Link, error) {
+func findDevice(ctx context.Context, conn netlink.Asker) (route.Link, error) {
 	link, err := route.FindLink(ctx, conn, Device)
 	if err == nil && link.Index != 0 && link.Kind != DeviceType {
 		return route.Link{}, fmt.Errorf("there is a device %s of type %q, and it must be of type %s: "+
@@ -322,7 +322,7 @@ func (d *device) Remove(ctx context.Context, addrs []netip.Addr, failed func(i i
 
 func (d *device) change(ctx context.Context, typ uint16, addrs []netip.Addr, failed func(i int, err error)) error {
 	d.mu.Lock()
-	c := &change{device: d, index: d.index, typ: typ, addrs: addrs, failures: nlconn.Failures{Failed: failed}}
+	c := &change{device: d, index: d.index, typ: typ, addrs: addrs, failures: netlink.Failures{Failed: failed}}
 	d.mu.Unlock()
 	d.bulk.Do(ctx, d.conn, len(addrs), c)
 	return c.failures.Err(len(addrs))
@@ -334,11 +334,11 @@ type change struct {
 	index    int32
 	typ      uint16
 	addrs    []netip.Addr
-	failures nlconn.Failures
+	failures netlink.Failures
 }
 
-// Append is part of [nlconn.Operations].
-func (c *change) Append(e *nlconn.Encoder, i int) error {
+// Append is part of [netlink.Operations].
+func (c *change) Append(e *netlink.Encoder, i int) error {
 	if c.index == 0 {
 		return ErrNoDevice
 	}
@@ -360,7 +360,7 @@ func (c *change) Append(e *nlconn.Encoder, i int) error {
 	return nil
 }
 
-// Done is part of [nlconn.Operations].
+// Done is part of [netlink.Operations].
 func (c *change) Done(i int, err error) {
 	if err == nil {
 		return

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/netlink/route"
@@ -30,7 +30,7 @@ type cleaner struct {
 	mode.Removal
 	exclude []netip.Prefix
 	report  mode.Report
-	routes  *nlconn.Conn
+	routes  *netlink.Conn
 	sets    *ipset.Conn     // nil if the kernel has none
 	link    route.Link      // kube-ipvs0; zero if there is none of ours
 	addrs   []route.Address // of all interfaces
@@ -88,7 +88,7 @@ func (c *cleaner) run(ctx context.Context) (errs []error) {
 }
 
 func (c *cleaner) open() (err error) {
-	if c.routes, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE}); err != nil || !ipset.Loaded() {
+	if c.routes, err = netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE}); err != nil || !ipset.Loaded() {
 		return err
 	}
 	if c.sets, err = ipset.Open(); errors.Is(err, ipset.ErrUnsupported) {
@@ -234,7 +234,7 @@ func (c *cleaner) device(ctx context.Context) error {
 	var errs []error
 	n := 0
 	for _, a := range ours {
-		var e nlconn.Encoder
+		var e netlink.Encoder
 		route.AppendAddress(&e, unix.RTM_DELADDR, unix.NLM_F_ACK, a)
 		if err := c.routes.Do(ctx, e.B, nil); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			errs = append(errs, fmt.Errorf("delete address %s of %s: %w", a.Addr, Device, err))

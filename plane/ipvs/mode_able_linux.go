@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/netlink/route"
@@ -60,7 +60,7 @@ func hasItsScheduler(s mode.Settings) error {
 // address, which the kernel refuses after it has looked for the type.
 func hasDevice(mode.Settings) error {
 	ctx := context.Background()
-	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func hasDevice(mode.Settings) error {
 	if link, err := findDevice(ctx, conn); err != nil || link.Index != 0 {
 		return err
 	}
-	var none nlconn.Encoder
+	var none netlink.Encoder
 	none.Bytes(unix.IFLA_ADDRESS, make([]byte, 6))
 	switch err := conn.Do(ctx, route.ChangeLink(route.Link{Name: Device, Kind: DeviceType}, 0, none.B), nil); {
 	case errors.Is(err, unix.EADDRNOTAVAIL):

@@ -13,7 +13,7 @@ import (
 
 	"kube-proxy/event"
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
@@ -208,8 +208,8 @@ type modePlane struct {
 
 // sent counts messages to the kernel.
 type sent struct {
-	ipvs            nlconn.Counters
-	sets            nlconn.Counters
+	ipvs            netlink.Counters
+	sets            netlink.Counters
 	restoreFailures uint64
 }
 

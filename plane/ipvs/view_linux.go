@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/netlink/route"
@@ -52,7 +52,7 @@ func openView(f lb.Family, connect func() (*ipvs.Conn, error), held heldChains) 
 	if err := device.find(context.Background()); err != nil && !errors.Is(err, ErrNoDevice) { // Differences reports that
 		return nil, err
 	}
-	routes, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	routes, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return nil, err
 	}

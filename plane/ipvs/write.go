@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
@@ -173,7 +173,7 @@ func (w *writer) refusedIn(ctx context.Context, object any, key lb.Key, err, gon
 // fail records that an object could not be written. It returns an error if that holds for all
 // objects.
 func (w *writer) fail(object any, key lb.Key, err error) error {
-	if errors.Is(err, nlconn.ErrNoAnswer) {
+	if errors.Is(err, netlink.ErrNoAnswer) {
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
 	w.failed[object] = true

@@ -3,15 +3,15 @@ package ipvsfake
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipvs"
 )
 
 // answer begins the body of an answer: struct genlmsghdr, of which the reserved bytes are 0.
-func answer(cmd Command) *nlconn.Encoder { return &nlconn.Encoder{B: []byte{byte(cmd), 1, 0, 0}} }
+func answer(cmd Command) *netlink.Encoder { return &netlink.Encoder{B: []byte{byte(cmd), 1, 0, 0}} }
 
 // nest is Encoder.Nest without the flag NLA_F_NESTED, which IPVS does not set.
-func nest(e *nlconn.Encoder, typ uint16) int {
+func nest(e *netlink.Encoder, typ uint16) int {
 	at := len(e.B)
 	e.B = order.AppendUint16(e.B, 0)
 	e.B = order.AppendUint16(e.B, typ)
@@ -59,7 +59,7 @@ func destinationAnswer(d *destination) []byte {
 }
 
 // appendStats appends counters in their old form, in which only bytes have 64 bits, and in their new one; the rates are 0.
-func appendStats(e *nlconn.Encoder, old, wide uint16, s ipvs.Stats) {
+func appendStats(e *netlink.Encoder, old, wide uint16, s ipvs.Stats) {
 	all := []uint64{s.Conns, s.InPackets, s.OutPackets, s.InBytes, s.OutBytes, 0, 0, 0, 0, 0}
 	in := nest(e, old)
 	for i, n := range all {

@@ -3,11 +3,11 @@ package ipvsfake
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // order is that of numbers in attributes.
-var order = nlconn.Order
+var order = netlink.Order
 
 // Numbers of include/uapi/linux/ip_vs.h; written down once more, so that a mistake of package ipvs is not one here too.
 const (
@@ -33,7 +33,7 @@ var (
 // of a type that is not asked for, and twice.
 func parse(b []byte, lengths []int) (attrs [][]byte, err error) {
 	attrs = make([][]byte, len(lengths))
-	nlconn.Attributes(b, func(typ uint16, v []byte) bool {
+	netlink.Attributes(b, func(typ uint16, v []byte) bool {
 		if typ == 0 || int(typ) >= len(lengths) || lengths[typ] != 0 && len(v) != lengths[typ] || attrs[typ] != nil {
 			err = unix.EINVAL
 			return false

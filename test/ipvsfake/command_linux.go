@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // hz is the clock of the kernels that we test with, in ticks a second: timeouts of persistence are kept in them, in 32 bits.
@@ -57,7 +57,7 @@ func serviceWanted(a [][]byte) (w wanted, err error) {
 		return w, unix.EINVAL
 	}
 	w.flags = u32(a[svcFlags]) // of which all count: the mask is whole
-	w.scheduler, w.timeout, w.netmask = nlconn.CStr(a[svcScheduler]), u32(a[svcTimeout]), [4]byte(a[svcNetmask])
+	w.scheduler, w.timeout, w.netmask = netlink.CStr(a[svcScheduler]), u32(a[svcTimeout]), [4]byte(a[svcNetmask])
 	return w, nil
 }
 

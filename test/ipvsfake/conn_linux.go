@@ -9,11 +9,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipvs"
 )
 
-// Conn is a connection to the kernel, an [nlconn.Transport]. It is for one goroutine at a time.
+// Conn is a connection to the kernel, an [netlink.Transport]. It is for one goroutine at a time.
 type Conn struct {
 	kernel *Kernel
 	closed bool
@@ -52,8 +52,8 @@ func (c *Conn) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Do is as [nlconn.Conn.Do].
-func (c *Conn) Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error {
+// Do is as [netlink.Conn.Do].
+func (c *Conn) Do(ctx context.Context, request []byte, f func(netlink.Message) error) error {
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
@@ -64,13 +64,13 @@ func (c *Conn) Do(ctx context.Context, request []byte, f func(nlconn.Message) er
 	bodies, err := c.kernel.take(m)
 	for _, body := range bodies {
 		if err == nil && f != nil {
-			err = f(nlconn.Message{Type: m.typ, Body: body})
+			err = f(netlink.Message{Type: m.typ, Body: body})
 		}
 	}
 	return err
 }
 
-// Each is as [nlconn.Conn.Each].
+// Each is as [netlink.Conn.Each].
 func (c *Conn) Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error {
 	if err := c.usable(ctx); err != nil {
 		return err
@@ -110,9 +110,9 @@ func (k *Kernel) take(m message) (bodies [][]byte, err error) {
 	var errno unix.Errno
 	switch {
 	case lost:
-		return nil, fmt.Errorf("%w: nothing for a while: %w", nlconn.ErrNoAnswer, os.ErrDeadlineExceeded)
+		return nil, fmt.Errorf("%w: nothing for a while: %w", netlink.ErrNoAnswer, os.ErrDeadlineExceeded)
 	case errors.As(err, &errno):
-		return nil, &nlconn.Error{Errno: errno}
+		return nil, &netlink.Error{Errno: errno}
 	case err != nil:
 		panic(fmt.Sprintf("Kernel.Before says %v, which is no unix.Errno", err))
 	}
@@ -140,7 +140,7 @@ func (k *Kernel) names(m message) (cmd Command, id ipvs.ServiceID, addr netip.Ad
 // carryOut does what a message asks for, and returns the answers to it.
 func (k *Kernel) carryOut(m message) (bodies [][]byte, err error) {
 	if m.typ == unix.GENL_ID_CTRL {
-		if nlconn.CStr(nlconn.Attribute(m.body[4:], unix.CTRL_ATTR_FAMILY_NAME)) != "IPVS" || k.cfg.Absent {
+		if netlink.CStr(netlink.Attribute(m.body[4:], unix.CTRL_ATTR_FAMILY_NAME)) != "IPVS" || k.cfg.Absent {
 			return nil, unix.ENOENT
 		}
 		return [][]byte{k.familyAnswer()}, nil

@@ -9,12 +9,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Silence makes the kernel keep all answers to a connection to itself. It still does what it is asked. A socket that replaces
 // the connection's hears it again.
-func Silence(t testing.TB, c *nlconn.Conn) {
+func Silence(t testing.TB, c *netlink.Conn) {
 	t.Helper()
 	_, err := c.Port() // of a socket that is not to be replaced at once
 	if err == nil {
@@ -27,11 +27,11 @@ func Silence(t testing.TB, c *nlconn.Conn) {
 
 // Check proves of something that asks by a connection that a silent kernel keeps it waiting for the patience and no longer, and
 // not after its context has ended; and that it recovers. prepare is called before each time.
-func Check(t *testing.T, c *nlconn.Conn, prepare func(), ask func(context.Context) error) {
+func Check(t *testing.T, c *netlink.Conn, prepare func(), ask func(context.Context) error) {
 	t.Helper()
 	recovers := func() {
 		t.Helper()
-		c.Patience = nlconn.Patience
+		c.Patience = netlink.Patience
 		prepare()
 		if err := ask(t.Context()); err != nil {
 			t.Errorf("a kernel that answers again: %v", err)
@@ -40,14 +40,14 @@ func Check(t *testing.T, c *nlconn.Conn, prepare func(), ask func(context.Contex
 	prepare()
 	Silence(t, c)
 	c.Patience = 20 * time.Millisecond
-	if err := ask(t.Context()); !errors.Is(err, nlconn.ErrNoAnswer) || !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := ask(t.Context()); !errors.Is(err, netlink.ErrNoAnswer) || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the patience ends: %v", err)
 	}
 	recovers()
 	prepare()
 	Silence(t, c)
 	c.Patience = time.Hour // so that it is the context that ends the wait
-	if err := ask(EndsWhenAwaited(t)); !errors.Is(err, nlconn.ErrNoAnswer) || !errors.Is(err, context.Canceled) {
+	if err := ask(EndsWhenAwaited(t)); !errors.Is(err, netlink.ErrNoAnswer) || !errors.Is(err, context.Canceled) {
 		t.Errorf("the context ends: %v", err)
 	}
 	recovers()

@@ -3,7 +3,7 @@ package conntrack
 import (
 	"net/netip"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Numbers of the kernel's nfnetlink_conntrack.h, nf_conntrack_common.h and netlink.h, which stay as they are for ever.
@@ -107,7 +107,7 @@ func (e *Entry) Parse(body []byte) bool {
 	if len(body) < 4 {
 		return false
 	}
-	nlconn.Attributes(body[4:], func(typ uint16, v []byte) bool {
+	netlink.Attributes(body[4:], func(typ uint16, v []byte) bool {
 		switch typ {
 		case ctaTupleOrig:
 			e.tuple = v
@@ -115,22 +115,22 @@ func (e *Entry) Parse(body []byte) bool {
 		case ctaTupleReply:
 			e.Reply.parse(v)
 		case ctaStatus:
-			e.Status = nlconn.BE32(v)
+			e.Status = netlink.BE32(v)
 		case ctaProtoInfo:
-			nlconn.Attributes(v, func(typ uint16, v []byte) bool {
+			netlink.Attributes(v, func(typ uint16, v []byte) bool {
 				if typ == ctaProtoInfoTCP || typ == ctaProtoInfoSCTP {
-					e.State = nlconn.U8(nlconn.Attribute(v, ctaProtoInfoState))
+					e.State = netlink.U8(netlink.Attribute(v, ctaProtoInfoState))
 				}
 				return true
 			})
 		case ctaTimeout:
-			e.Timeout = nlconn.BE32(v)
+			e.Timeout = netlink.BE32(v)
 		case ctaMark:
-			e.Mark = nlconn.BE32(v)
+			e.Mark = netlink.BE32(v)
 		case ctaID:
 			e.id = v
 		case ctaZone:
-			e.zone, e.Zone = v, nlconn.BE16(v)
+			e.zone, e.Zone = v, netlink.BE16(v)
 		}
 		return true
 	})
@@ -140,8 +140,8 @@ func (e *Entry) Parse(body []byte) bool {
 // parse reads CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
 func (t *Tuple) parse(b []byte) {
 	var from, to netip.Addr
-	ip := nlconn.Attribute(b, ctaTupleIP)
-	nlconn.Attributes(ip, func(typ uint16, v []byte) bool {
+	ip := netlink.Attribute(b, ctaTupleIP)
+	netlink.Attributes(ip, func(typ uint16, v []byte) bool {
 		switch {
 		case typ == ctaIPv4Src && len(v) == 4:
 			from = netip.AddrFrom4([4]byte(v))
@@ -154,17 +154,17 @@ func (t *Tuple) parse(b []byte) {
 		}
 		return true
 	})
-	proto := nlconn.Attribute(b, ctaTupleProto)
-	source, dest := nlconn.Attribute(proto, ctaProtoSrcPort), nlconn.Attribute(proto, ctaProtoDstPort)
-	t.Proto, t.ports = nlconn.U8(nlconn.Attribute(proto, ctaProtoNum)), source != nil && dest != nil
-	t.From, t.To = netip.AddrPortFrom(from, nlconn.BE16(source)), netip.AddrPortFrom(to, nlconn.BE16(dest))
+	proto := netlink.Attribute(b, ctaTupleProto)
+	source, dest := netlink.Attribute(proto, ctaProtoSrcPort), netlink.Attribute(proto, ctaProtoDstPort)
+	t.Proto, t.ports = netlink.U8(netlink.Attribute(proto, ctaProtoNum)), source != nil && dest != nil
+	t.From, t.To = netip.AddrPortFrom(from, netlink.BE16(source)), netip.AddrPortFrom(to, netlink.BE16(dest))
 }
 
 // all is what names an entry.
 const all = BySource | ByDestination | ByProto | BySourcePort | ByPort
 
 // appendTuple appends an attribute with what by names of the tuple.
-func appendTuple(e *nlconn.Encoder, typ uint16, t Tuple, by By) {
+func appendTuple(e *netlink.Encoder, typ uint16, t Tuple, by By) {
 	tuple := e.Nest(typ)
 	if by&(BySource|ByDestination) != 0 {
 		src, dst := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
@@ -195,7 +195,7 @@ func appendTuple(e *nlconn.Encoder, typ uint16, t Tuple, by By) {
 // DumpRequest asks for the entries of a family, AF_INET or AF_INET6, that are like the tuple in what by names, which has ByProto. Kernels
 // before 5.8 do not know the filter and send all.
 func DumpRequest(family byte, t Tuple, by By) []byte {
-	var e nlconn.Encoder
+	var e netlink.Encoder
 	at := e.Netfilter(Get, dump, family, 0, 0)
 	appendTuple(&e, ctaTupleOrig, t, by)
 	filter := e.Nest(ctaFilter)
@@ -211,7 +211,7 @@ func DumpRequest(family byte, t Tuple, by By) []byte {
 
 // GetRequest asks for the one entry of zone 0 of which the tuple is a direction. The kernel answers ENOENT if there is none.
 func GetRequest(family byte, t Tuple) []byte {
-	var e nlconn.Encoder
+	var e netlink.Encoder
 	at := e.Netfilter(Get, ack, family, 0, 0) // the kernel marks an entry as one of many, so that it ends nothing
 	appendTuple(&e, ctaTupleOrig, t, all)
 	e.EndMessage(at)
@@ -220,7 +220,7 @@ func GetRequest(family byte, t Tuple) []byte {
 
 // AppendNew appends the request to make an entry of e's tuples, status, timeout, mark, and state of TCP. Tests fill tables by it.
 func (e *Entry) AppendNew(b []byte, family byte) []byte {
-	to := nlconn.Encoder{B: b}
+	to := netlink.Encoder{B: b}
 	at := to.Netfilter(New, ack|create|excl, family, 0, 0)
 	appendTuple(&to, ctaTupleOrig, e.Orig, all)
 	appendTuple(&to, ctaTupleReply, e.Reply, all)
@@ -245,7 +245,7 @@ func (e *Entry) AppendDelete(b []byte, family byte) ([]byte, bool) {
 	if len(e.tuple) == 0 || len(e.id) != 4 {
 		return b, false
 	}
-	to := nlconn.Encoder{B: b}
+	to := netlink.Encoder{B: b}
 	at := to.Netfilter(Delete, ack, family, 0, 0)
 	to.Bytes(ctaTupleOrig|nested, e.tuple)
 	to.Bytes(ctaID, e.id)

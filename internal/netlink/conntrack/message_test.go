@@ -7,13 +7,13 @@ import (
 	"reflect"
 	"testing"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 const tcp, udp = 6, 17
 
 // appendEntry appends the attributes of an entry that client has with the service at to, answered by from.
-func appendEntry(e *nlconn.Encoder, client, to, from netip.AddrPort, proto uint8) {
+func appendEntry(e *netlink.Encoder, client, to, from netip.AddrPort, proto uint8) {
 	appendTuple(e, ctaTupleOrig, Tuple{From: client, To: to, Proto: proto}, all)
 	appendTuple(e, ctaTupleReply, Tuple{From: from, To: client, Proto: proto}, all)
 }
@@ -25,7 +25,7 @@ var (
 )
 
 func sample() []byte {
-	e := nlconn.Encoder{B: []byte{2, 0, 0, 0}}
+	e := netlink.Encoder{B: []byte{2, 0, 0, 0}}
 	appendEntry(&e, client, dns, pod, udp)
 	e.U32(ctaStatus, 0x1ae)
 	e.U32(ctaID, 0x01020304)

@@ -7,12 +7,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Probe asks for the number of entries, to say now what would fail in every request.
-func Probe(ctx context.Context, conn *nlconn.Conn) error {
-	err := conn.Do(ctx, nlconn.Request(GetStats, unix.NLM_F_ACK, []byte{unix.AF_UNSPEC, 0, 0, 0}), nil)
+func Probe(ctx context.Context, conn *netlink.Conn) error {
+	err := conn.Do(ctx, netlink.Request(GetStats, unix.NLM_F_ACK, []byte{unix.AF_UNSPEC, 0, 0, 0}), nil)
 	if errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("the kernel has no nf_conntrack_netlink (CONFIG_NF_CT_NETLINK): %w", err)
 	}

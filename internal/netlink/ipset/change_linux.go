@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 type batch struct {
 	protocol uint8
 	ops      []Op
-	failures nlconn.Failures
+	failures netlink.Failures
 
 	todo  []int // operations to be sent, of which message i has those from ends[i-1] to ends[i]
 	ends  []int
@@ -34,7 +34,7 @@ type batch struct {
 }
 
 // Do carries out operations in order. It calls failed, if not nil, for each that the kernel
-// refused, that was not sent, or whose outcome is unknown (the error wraps [nlconn.ErrNoAnswer]),
+// refused, that was not sent, or whose outcome is unknown (the error wraps [netlink.ErrNoAnswer]),
 // in no order; all others are done. It returns the first such error with their number, or nil.
 // Errors name the operation, and wrap [ErrNoSet] without the set and [ErrFull] without room in it.
 //
@@ -42,7 +42,7 @@ type batch struct {
 // again. A refusal because of the set, such as a full one, fails those behind it too.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
 	b := &c.batch
-	b.protocol, b.ops, b.failures, b.todo = c.protocol, ops, nlconn.Failures{Failed: failed}, b.todo[:0]
+	b.protocol, b.ops, b.failures, b.todo = c.protocol, ops, netlink.Failures{Failed: failed}, b.todo[:0]
 	for i := range ops {
 		if err := ops[i].Member.check(ops[i].Set); err != nil {
 			b.fail(i, err)
@@ -57,7 +57,7 @@ func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) 
 		b.todo, b.again = b.again, b.todo
 	}
 	err := b.failures.Err(len(ops))
-	b.ops, b.failures = nil, nlconn.Failures{}
+	b.ops, b.failures = nil, netlink.Failures{}
 	return err
 }
 
@@ -107,8 +107,8 @@ func (b *batch) message(n int) []int {
 	return b.todo[first:b.ends[n]]
 }
 
-// Append is part of [nlconn.Operations]: it appends a message of members.
-func (b *batch) Append(e *nlconn.Encoder, n int) error {
+// Append is part of [netlink.Operations]: it appends a message of members.
+func (b *batch) Append(e *netlink.Encoder, n int) error {
 	ops := b.message(n)
 	first, cmd := &b.ops[ops[0]], uint16(cmdAdd)
 	if first.Delete {
@@ -131,13 +131,13 @@ func (b *batch) Append(e *nlconn.Encoder, n int) error {
 	return nil
 }
 
-// Done is part of [nlconn.Operations].
+// Done is part of [netlink.Operations].
 func (b *batch) Done(n int, err error) {
 	if err == nil {
 		return
 	}
 	ops := b.message(n)
-	var refused *nlconn.Error
+	var refused *netlink.Error
 	if errors.As(err, &refused) {
 		if line := refusedLine(refused.Request); line > 0 && line <= len(ops) { // those before it are done
 			ops = ops[line-1:]
@@ -157,7 +157,7 @@ func refusedLine(request []byte) int {
 	if len(request) < nfgenmsg {
 		return 0
 	}
-	return int(nlconn.Native32(nlconn.Attribute(request[nfgenmsg:], attrLine)))
+	return int(netlink.Native32(netlink.Attribute(request[nfgenmsg:], attrLine)))
 }
 
 func (b *batch) fail(i int, err error) {

@@ -9,15 +9,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Conn is a connection to the ipsets of one network namespace. It is for one goroutine at a time.
 type Conn struct {
-	kernel   nlconn.Transport
+	kernel   netlink.Transport
 	protocol uint8
 	types    map[typeOf]versions // what the kernel said of them
-	bulk     nlconn.Bulk
+	bulk     netlink.Bulk
 	batch    batch
 }
 
@@ -36,7 +36,7 @@ const newest = 7
 // see [Loaded]. The error wraps [ErrUnsupported] without ipsets, and unix.EPERM without
 // CAP_NET_ADMIN.
 func Open() (*Conn, error) {
-	kernel, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: receiveBuffer})
+	kernel, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: receiveBuffer})
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, fmt.Errorf("ipset: netfilter's netlink is missing (CONFIG_NETFILTER_NETLINK): %w", ErrUnsupported)
 	}
@@ -52,12 +52,12 @@ func Open() (*Conn, error) {
 }
 
 // New connects by a transport, which it closes when it is closed; if New fails, the caller does.
-func New(ctx context.Context, kernel nlconn.Transport) (*Conn, error) {
-	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{}, bulk: nlconn.Bulk{Piece: messagesAtOnce}}
+func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
+	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{}, bulk: netlink.Bulk{Piece: messagesAtOnce}}
 	var oldest, latest uint8
 	err := c.ask(ctx, cmdProtocol, 0, nil, func(attrs []byte) error {
-		latest = nlconn.U8(nlconn.Attribute(attrs, attrProtocol))
-		oldest = cmp.Or(nlconn.U8(nlconn.Attribute(attrs, attrProtocolMin)), latest)
+		latest = netlink.U8(netlink.Attribute(attrs, attrProtocol))
+		oldest = cmp.Or(netlink.U8(netlink.Attribute(attrs, attrProtocolMin)), latest)
 		return nil
 	})
 	switch {
@@ -86,10 +86,10 @@ func Loaded() bool {
 func (c *Conn) Close() error { return c.kernel.Close() }
 
 // Counters returns what was sent.
-func (c *Conn) Counters() nlconn.Counters { return c.bulk.Counters }
+func (c *Conn) Counters() netlink.Counters { return c.bulk.Counters }
 
 // begin begins a message.
-func begin(e *nlconn.Encoder, protocol uint8, cmd, flags uint16) (at int) {
+func begin(e *netlink.Encoder, protocol uint8, cmd, flags uint16) (at int) {
 	at = e.Netfilter(unix.NFNL_SUBSYS_IPSET<<8|cmd, flags, unix.AF_INET, 0, 0)
 	e.U8(attrProtocol, protocol)
 	return at
@@ -97,7 +97,7 @@ func begin(e *nlconn.Encoder, protocol uint8, cmd, flags uint16) (at int) {
 
 // ask sends a request with the attributes that build appends, and calls f with the attributes of
 // each answer.
-func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*nlconn.Encoder), f func(attrs []byte) error) error {
+func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*netlink.Encoder), f func(attrs []byte) error) error {
 	e := &c.bulk.Out
 	e.B = e.B[:0]
 	at := begin(e, c.protocol, cmd, flags)
@@ -106,7 +106,7 @@ func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*nlconn.En
 	}
 	e.EndMessage(at)
 	c.bulk.Sent(1, len(e.B))
-	return c.kernel.Do(ctx, e.B, func(m nlconn.Message) error {
+	return c.kernel.Do(ctx, e.B, func(m netlink.Message) error {
 		if f == nil || len(m.Body) < nfgenmsg {
 			return nil
 		}
@@ -118,7 +118,7 @@ func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*nlconn.En
 const nfgenmsg = 4
 
 // command sends a request for a change.
-func (c *Conn) command(ctx context.Context, cmd, flags uint16, doing string, build func(*nlconn.Encoder)) error {
+func (c *Conn) command(ctx context.Context, cmd, flags uint16, doing string, build func(*netlink.Encoder)) error {
 	if err := c.ask(ctx, cmd, unix.NLM_F_ACK|flags, build, nil); err != nil {
 		return fmt.Errorf("%s: %w", doing, explain(err))
 	}
@@ -131,12 +131,12 @@ func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
 	key := typeOf{s.Type, s.family()}
 	v, known := c.types[key]
 	if !known {
-		err := c.ask(ctx, cmdType, 0, func(e *nlconn.Encoder) {
+		err := c.ask(ctx, cmdType, 0, func(e *netlink.Encoder) {
 			e.Str(attrTypeName, string(s.Type))
 			e.U8(attrFamily, uint8(s.family()))
 		}, func(attrs []byte) error {
-			v.max = nlconn.U8(nlconn.Attribute(attrs, attrRevision))
-			v.min = nlconn.U8(nlconn.Attribute(attrs, attrRevisionMin))
+			v.max = netlink.U8(netlink.Attribute(attrs, attrRevision))
+			v.min = netlink.U8(netlink.Attribute(attrs, attrRevisionMin))
 			return nil
 		})
 		if errors.Is(err, unix.EEXIST) || errors.Is(err, errFindType) {
@@ -190,7 +190,7 @@ func (c *Conn) create(ctx context.Context, s Set, family Family) error {
 	if err != nil {
 		return fmt.Errorf("create ipset %s: %w", s.Name, err)
 	}
-	return c.command(ctx, cmdCreate, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "create ipset "+s.String(), func(e *nlconn.Encoder) {
+	return c.command(ctx, cmdCreate, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "create ipset "+s.String(), func(e *netlink.Encoder) {
 		e.Str(attrSetName, s.Name)
 		e.Str(attrTypeName, string(s.Type))
 		e.U8(attrRevision, revision)
@@ -290,7 +290,7 @@ func (c *Conn) Destroy(ctx context.Context, name string) error {
 		return err
 	}
 	// Without NLM_F_EXCL newer kernels, and they alone, would not say that there is no such set.
-	return c.command(ctx, cmdDestroy, unix.NLM_F_EXCL, "destroy ipset "+name, func(e *nlconn.Encoder) { e.Str(attrSetName, name) })
+	return c.command(ctx, cmdDestroy, unix.NLM_F_EXCL, "destroy ipset "+name, func(e *netlink.Encoder) { e.Str(attrSetName, name) })
 }
 
 // Swap exchanges two sets of one type and family atomically, for rules too.
@@ -298,7 +298,7 @@ func (c *Conn) Swap(ctx context.Context, a, b string) error {
 	if err := cmp.Or(checkName(a), checkName(b)); err != nil {
 		return err
 	}
-	return c.command(ctx, cmdSwap, 0, fmt.Sprintf("swap ipset %s and %s", a, b), func(e *nlconn.Encoder) {
+	return c.command(ctx, cmdSwap, 0, fmt.Sprintf("swap ipset %s and %s", a, b), func(e *netlink.Encoder) {
 		e.Str(attrSetName, a)
 		e.Str(attrSetName2, b)
 	})
@@ -322,7 +322,7 @@ func (c *Conn) Has(ctx context.Context, name string, m Member) (bool, error) {
 	if err := checkName(name); err != nil {
 		return false, err
 	}
-	err := c.ask(ctx, cmdTest, unix.NLM_F_ACK, func(e *nlconn.Encoder) {
+	err := c.ask(ctx, cmdTest, unix.NLM_F_ACK, func(e *netlink.Encoder) {
 		e.Str(attrSetName, name)
 		data := e.Nest(attrData)
 		appendParts(e, &m)
@@ -342,7 +342,7 @@ func (c *Conn) list(ctx context.Context, name string, flags uint32, member func(
 	if err := checkName(name); err != nil {
 		return header, err
 	}
-	err = c.ask(ctx, cmdList, unix.NLM_F_DUMP, func(e *nlconn.Encoder) {
+	err = c.ask(ctx, cmdList, unix.NLM_F_DUMP, func(e *netlink.Encoder) {
 		e.Str(attrSetName, name)
 		if flags != 0 {
 			e.U32(attrFlags|unix.NLA_F_NET_BYTEORDER, flags)

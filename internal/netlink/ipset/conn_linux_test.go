@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // open enters a network namespace and connects to its ipsets.
@@ -495,7 +495,7 @@ func TestManyMembers(t *testing.T) {
 
 // transport fails at a message of choice: it is not sent, or its answer is lost.
 type transport struct {
-	nlconn.Transport
+	netlink.Transport
 	at, n int
 	lose  bool
 }
@@ -507,7 +507,7 @@ func (x *transport) Each(ctx context.Context, messages []byte, outcome func(int,
 	if !x.lose {
 		return unix.ENOBUFS
 	}
-	return x.Transport.Each(ctx, messages, func(i int, _ error) { outcome(i, nlconn.ErrNoAnswer) })
+	return x.Transport.Each(ctx, messages, func(i int, _ error) { outcome(i, netlink.ErrNoAnswer) })
 }
 
 // Whatever is not done, or of which nobody knows, is told of.
@@ -524,7 +524,7 @@ func TestTransportFails(t *testing.T) {
 	for _, lose := range []bool{false, true} {
 		x.at, x.n, x.lose = 2, 0, lose
 		failed := 0
-		if err := c.Do(t.Context(), ops, func(int, error) { failed++ }); !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, nlconn.ErrNoAnswer) {
+		if err := c.Do(t.Context(), ops, func(int, error) { failed++ }); !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, netlink.ErrNoAnswer) {
 			t.Error(err)
 		}
 		h, err := c.Header(t.Context(), s.Name)
@@ -549,7 +549,7 @@ func TestProtocol(t *testing.T) {
 		fails          error
 	}{
 		{6, 7, nil, 7, nil}, {0, 6, nil, 6, nil}, {6, 9, nil, 7, nil}, {8, 9, nil, 0, ErrUnsupported}, {0, 0, nil, 0, ErrUnsupported},
-		{0, 0, &nlconn.Error{Errno: unix.EINVAL}, 0, ErrUnsupported}, {0, 0, &nlconn.Error{Errno: unix.EPERM}, 0, unix.EPERM},
+		{0, 0, &netlink.Error{Errno: unix.EINVAL}, 0, ErrUnsupported}, {0, 0, &netlink.Error{Errno: unix.EPERM}, 0, unix.EPERM},
 	} {
 		c, err := New(t.Context(), kernelThatSpeaks{oldest: x.oldest, latest: x.latest, err: x.err})
 		if !errors.Is(err, x.fails) || err == nil && c.protocol != x.spoken {
@@ -559,21 +559,21 @@ func TestProtocol(t *testing.T) {
 }
 
 type kernelThatSpeaks struct {
-	nlconn.Transport
+	netlink.Transport
 	oldest, latest uint8
 	err            error
 }
 
-func (k kernelThatSpeaks) Do(_ context.Context, _ []byte, f func(nlconn.Message) error) error {
+func (k kernelThatSpeaks) Do(_ context.Context, _ []byte, f func(netlink.Message) error) error {
 	if k.err != nil {
 		return k.err
 	}
-	e := nlconn.Encoder{B: make([]byte, nfgenmsg)}
+	e := netlink.Encoder{B: make([]byte, nfgenmsg)}
 	e.U8(attrProtocol, k.latest)
 	if k.oldest > 0 {
 		e.U8(attrProtocolMin, k.oldest)
 	}
-	return f(nlconn.Message{Body: e.B})
+	return f(netlink.Message{Body: e.B})
 }
 
 func TestNets(t *testing.T) {
@@ -586,7 +586,7 @@ func TestNets(t *testing.T) {
 
 // FuzzAnswers: no answer makes the readers stumble.
 func FuzzAnswers(f *testing.F) {
-	var e nlconn.Encoder
+	var e netlink.Encoder
 	e.Str(attrSetName, "a")
 	e.Str(attrTypeName, "hash:ip,port,net")
 	adt := e.Nest(attrADT)
@@ -618,9 +618,9 @@ func FuzzMembers(f *testing.F) {
 			if m.check(&s) != nil {
 				continue
 			}
-			var e nlconn.Encoder
+			var e netlink.Encoder
 			appendMember(&e, &m, 1)
-			if got := parseMember(nlconn.Attribute(e.B, attrData)); got != m {
+			if got := parseMember(netlink.Attribute(e.B, attrData)); got != m {
 				t.Errorf("%v is read as %v", m, got)
 			}
 			if len(e.B) > m.room() {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // From the kernel's ip_set.h.
@@ -91,7 +91,7 @@ var ofMember = map[unix.Errno]bool{errCIDR: true, errHashElem: true, errHashProt
 
 // explain puts the kernel's numbers into words.
 func explain(err error) error {
-	var refused *nlconn.Error
+	var refused *netlink.Error
 	errno := unix.Errno(0)
 	if errors.As(err, &refused) {
 		errno = refused.Errno
@@ -137,7 +137,7 @@ var texts = map[unix.Errno]string{
 var modules = map[Type]string{HashIP: "hash_ip", HashIPPort: "hash_ipport", HashIPPortIP: "hash_ipportip", HashIPPortNet: "hash_ipportnet", BitmapPort: "bitmap_port"}
 
 // appendMember appends a member with the number of its line, which an error of the kernel names.
-func appendMember(e *nlconn.Encoder, m *Member, line uint32) {
+func appendMember(e *netlink.Encoder, m *Member, line uint32) {
 	data := e.Nest(attrData)
 	appendParts(e, m)
 	e.Native32(attrLine, line)
@@ -145,7 +145,7 @@ func appendMember(e *nlconn.Encoder, m *Member, line uint32) {
 }
 
 // appendParts appends the parts of a member.
-func appendParts(e *nlconn.Encoder, m *Member) {
+func appendParts(e *netlink.Encoder, m *Member) {
 	if m.Addr.IsValid() {
 		appendAddr(e, attrIP, m.Addr)
 	}
@@ -166,7 +166,7 @@ func appendParts(e *nlconn.Encoder, m *Member) {
 	}
 }
 
-func appendAddr(e *nlconn.Encoder, typ uint16, a netip.Addr) {
+func appendAddr(e *netlink.Encoder, typ uint16, a netip.Addr) {
 	nest := e.Nest(typ)
 	if a.Is4() {
 		b := a.As4()
@@ -179,7 +179,7 @@ func appendAddr(e *nlconn.Encoder, typ uint16, a netip.Addr) {
 }
 
 func parseAddr(nest []byte) (a netip.Addr) {
-	nlconn.Attributes(nest, func(typ uint16, v []byte) bool {
+	netlink.Attributes(nest, func(typ uint16, v []byte) bool {
 		switch {
 		case typ == addressIPv4 && len(v) == 4, typ == addressIPv6 && len(v) == 16:
 			a, _ = netip.AddrFromSlice(v)
@@ -194,37 +194,37 @@ func parseHeader(attrs []byte) Header {
 	var h Header
 	var other []string
 	lastPort := uint16(65535)
-	nlconn.Attributes(attrs, func(typ uint16, v []byte) bool {
+	netlink.Attributes(attrs, func(typ uint16, v []byte) bool {
 		switch typ {
 		case attrSetName:
-			h.Name = nlconn.CStr(v)
+			h.Name = netlink.CStr(v)
 		case attrTypeName:
-			h.Type = Type(nlconn.CStr(v))
+			h.Type = Type(netlink.CStr(v))
 		case attrFamily:
-			h.Family = Family(nlconn.U8(v))
+			h.Family = Family(netlink.U8(v))
 		}
 		return true
 	})
-	nlconn.Attributes(nlconn.Attribute(attrs, attrData), func(typ uint16, v []byte) bool {
+	netlink.Attributes(netlink.Attribute(attrs, attrData), func(typ uint16, v []byte) bool {
 		switch typ {
 		case attrMaxElem:
-			h.MaxElem = nlconn.BE32(v)
+			h.MaxElem = netlink.BE32(v)
 		case attrElements:
-			h.Members = nlconn.BE32(v)
+			h.Members = netlink.BE32(v)
 		case attrReferences:
-			h.References = nlconn.BE32(v)
+			h.References = netlink.BE32(v)
 		case attrTimeout:
-			other = append(other, fmt.Sprintf("timeout %d", nlconn.BE32(v)))
+			other = append(other, fmt.Sprintf("timeout %d", netlink.BE32(v)))
 		case attrNetmask:
-			other = append(other, fmt.Sprintf("netmask %d", nlconn.U8(v)))
+			other = append(other, fmt.Sprintf("netmask %d", netlink.U8(v)))
 		case attrPort:
-			if first := nlconn.BE16(v); first != 0 && h.Type == BitmapPort {
+			if first := netlink.BE16(v); first != 0 && h.Type == BitmapPort {
 				other = append(other, fmt.Sprintf("a range from %d", first))
 			}
 		case attrPortTo:
-			lastPort = nlconn.BE16(v)
+			lastPort = netlink.BE16(v)
 		case attrCADTFlags:
-			flags := nlconn.BE32(v)
+			flags := netlink.BE32(v)
 			h.SkbInfo = flags&flagWithSkbInfo != 0
 			if flags&flagWithForceAdd != 0 { // it would throw out members where it is full
 				other = append(other, "forceadd")
@@ -241,7 +241,7 @@ func parseHeader(attrs []byte) Header {
 
 // parseMembers calls f with each member in an answer.
 func parseMembers(attrs []byte, f func(Member)) {
-	nlconn.Attributes(nlconn.Attribute(attrs, attrADT), func(typ uint16, v []byte) bool {
+	netlink.Attributes(netlink.Attribute(attrs, attrADT), func(typ uint16, v []byte) bool {
 		if typ == attrData {
 			f(parseMember(v))
 		}
@@ -252,18 +252,18 @@ func parseMembers(attrs []byte, f func(Member)) {
 func parseMember(data []byte) (m Member) {
 	var second netip.Addr
 	bits := -1
-	nlconn.Attributes(data, func(typ uint16, v []byte) bool {
+	netlink.Attributes(data, func(typ uint16, v []byte) bool {
 		switch typ {
 		case attrIP:
 			m.Addr = parseAddr(v)
 		case attrIP2:
 			second = parseAddr(v)
 		case attrCIDR2:
-			bits = int(nlconn.U8(v))
+			bits = int(netlink.U8(v))
 		case attrPort:
-			m.Port = nlconn.BE16(v)
+			m.Port = netlink.BE16(v)
 		case attrProto:
-			m.Proto = nlconn.U8(v)
+			m.Proto = netlink.U8(v)
 		case attrSkbMark:
 			if len(v) == 8 {
 				m.Mark, m.Mask = binary.BigEndian.Uint32(v), binary.BigEndian.Uint32(v[4:])

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // ErrNoIPVS is wrapped by errors of a kernel without IPVS and its module.
@@ -24,20 +24,20 @@ const (
 
 // Conn is a connection to IPVS in one network namespace. It is for one goroutine at a time.
 type Conn struct {
-	kernel nlconn.Transport
+	kernel netlink.Transport
 	family uint16 // its number with this kernel
-	bulk   nlconn.Bulk
+	bulk   netlink.Bulk
 	reply  decoder
 
 	// A call of Do at work.
 	ops      []Op
-	failures nlconn.Failures
+	failures netlink.Failures
 }
 
 // Open connects to IPVS in the calling thread's network namespace. The kernel loads a module if it
 // has one. The error wraps [ErrNoIPVS] without IPVS, and unix.EPERM without CAP_NET_ADMIN.
 func Open() (*Conn, error) {
-	kernel, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_GENERIC, ReceiveBuffer: room})
+	kernel, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_GENERIC, ReceiveBuffer: room})
 	if err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
@@ -50,8 +50,8 @@ func Open() (*Conn, error) {
 }
 
 // New connects by a transport, which it closes when it is closed; if New fails, the caller does.
-func New(ctx context.Context, kernel nlconn.Transport) (*Conn, error) {
-	c := &Conn{kernel: kernel, bulk: nlconn.Bulk{Piece: piece}}
+func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
+	c := &Conn{kernel: kernel, bulk: netlink.Bulk{Piece: piece}}
 	if err := c.resolve(ctx); err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
@@ -65,32 +65,32 @@ func New(ctx context.Context, kernel nlconn.Transport) (*Conn, error) {
 func (c *Conn) Close() error { return c.kernel.Close() }
 
 // Counters returns what was sent.
-func (c *Conn) Counters() nlconn.Counters { return c.bulk.Counters }
+func (c *Conn) Counters() netlink.Counters { return c.bulk.Counters }
 
 // Do carries out operations in order. It calls failed, if not nil, for each that the kernel
-// refused, that was not sent, or whose outcome is unknown (the error wraps [nlconn.ErrNoAnswer]),
+// refused, that was not sent, or whose outcome is unknown (the error wraps [netlink.ErrNoAnswer]),
 // in no order; all others are done. It returns the first such error with their number, or nil.
 // Errors name the operation, and wrap the kernel's.
 //
 // Nothing interrupts a system call; an ended context prevents the next one.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
-	c.ops, c.failures = ops, nlconn.Failures{Failed: failed}
+	c.ops, c.failures = ops, netlink.Failures{Failed: failed}
 	c.bulk.Do(ctx, c.kernel, len(ops), (*operations)(c))
 	err := c.failures.Err(len(ops))
-	c.ops, c.failures = nil, nlconn.Failures{}
+	c.ops, c.failures = nil, netlink.Failures{}
 	return err
 }
 
 // operations are those of the call of Do at work.
 type operations Conn
 
-// Append is part of [nlconn.Operations].
-func (c *operations) Append(e *nlconn.Encoder, i int) error {
+// Append is part of [netlink.Operations].
+func (c *operations) Append(e *netlink.Encoder, i int) error {
 	appendOp(e, c.family, &c.ops[i])
 	return nil
 }
 
-// Done is part of [nlconn.Operations].
+// Done is part of [netlink.Operations].
 func (c *operations) Done(i int, err error) {
 	if err != nil {
 		c.failures.Add(i, fmt.Errorf("%v: %w", c.ops[i], err))
@@ -99,7 +99,7 @@ func (c *operations) Done(i int, err error) {
 
 // ask sends a request with the attributes that build appends, and calls f with the body of each
 // answer.
-func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*nlconn.Encoder), f func(body []byte) error) error {
+func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*netlink.Encoder), f func(body []byte) error) error {
 	e := &c.bulk.Out
 	e.B = e.B[:0]
 	at := begin(e, c.family, flags, cmd)
@@ -113,7 +113,7 @@ func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*nlc
 // send sends the request, and calls f with the body of each answer of a family.
 func (c *Conn) send(ctx context.Context, family uint16, f func(body []byte) error) error {
 	c.bulk.Sent(1, len(c.bulk.Out.B))
-	return c.kernel.Do(ctx, c.bulk.Out.B, func(m nlconn.Message) error {
+	return c.kernel.Do(ctx, c.bulk.Out.B, func(m netlink.Message) error {
 		if m.Type != family || f == nil {
 			return nil
 		}
@@ -133,7 +133,7 @@ func (c *Conn) resolve(ctx context.Context) error {
 	var family uint16
 	err := c.send(ctx, unix.GENL_ID_CTRL, func(body []byte) error {
 		if attrs, ok := attributes(body, unix.CTRL_CMD_NEWFAMILY); ok {
-			family = nlconn.Native16(nlconn.Attribute(attrs, unix.CTRL_ATTR_FAMILY_ID))
+			family = netlink.Native16(netlink.Attribute(attrs, unix.CTRL_ATTR_FAMILY_ID))
 		}
 		return nil
 	})
@@ -188,8 +188,8 @@ func (c *Conn) Service(ctx context.Context, id ServiceID) (ServiceState, error) 
 }
 
 // naming appends the attributes that name a service.
-func naming(id ServiceID) func(*nlconn.Encoder) {
-	return func(e *nlconn.Encoder) { appendService(e, &Service{ServiceID: id}, false) }
+func naming(id ServiceID) func(*netlink.Encoder) {
+	return func(e *netlink.Encoder) { appendService(e, &Service{ServiceID: id}, false) }
 }
 
 // Destinations calls f with each destination of a service, in no order; with none of a missing
@@ -217,7 +217,7 @@ func (c *Conn) Timeouts(ctx context.Context) (Timeouts, error) {
 			return unix.EBADMSG
 		}
 		seconds := func(attr uint16) time.Duration {
-			return time.Duration(nlconn.Native32(nlconn.Attribute(attrs, attr))) * time.Second
+			return time.Duration(netlink.Native32(netlink.Attribute(attrs, attr))) * time.Second
 		}
 		t = Timeouts{TCP: seconds(attrTimeoutTCP), TCPFin: seconds(attrTimeoutTCPFin), UDP: seconds(attrTimeoutUDP)}
 		return nil
@@ -235,7 +235,7 @@ func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
 		attr  uint16
 		value time.Duration
 	}{{attrTimeoutTCP, t.TCP}, {attrTimeoutTCPFin, t.TCPFin}, {attrTimeoutUDP, t.UDP}}
-	err := c.ask(ctx, cmdSetConfig, unix.NLM_F_ACK, func(e *nlconn.Encoder) {
+	err := c.ask(ctx, cmdSetConfig, unix.NLM_F_ACK, func(e *netlink.Encoder) {
 		for _, v := range all {
 			if v.value != 0 {
 				e.Native32(v.attr, uint32(v.value/time.Second))

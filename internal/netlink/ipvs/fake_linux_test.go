@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/test/ipvsfake"
 )
@@ -75,7 +75,7 @@ func TestEachOperationFailsForItself(t *testing.T) {
 			err := c.Do(t.Context(), all, func(i int, err error) { got[i] = err })
 			want := fault
 			if fault == ipvsfake.ErrLost {
-				want = nlconn.ErrNoAnswer
+				want = netlink.ErrNoAnswer
 			}
 			if !errors.Is(got[n], want) || !errors.Is(err, got[n]) && !errors.Is(err, want) {
 				t.Fatalf("%v at %v: %v, %v", fault, all[n], got, err)
@@ -134,7 +134,7 @@ type crowded struct {
 func (c crowded) Each(ctx context.Context, messages []byte, outcome func(int, error)) error {
 	return c.Conn.Each(ctx, messages, func(i int, err error) {
 		if i >= c.room {
-			err = errors.Join(nlconn.ErrNoAnswer, unix.ENOBUFS)
+			err = errors.Join(netlink.ErrNoAnswer, unix.ENOBUFS)
 		}
 		outcome(i, err)
 	})
@@ -154,7 +154,7 @@ func TestLittleRoomForAnswers(t *testing.T) {
 	}
 	lost := 0
 	err = c.Do(t.Context(), batch, func(_ int, err error) { lost++ })
-	if !errors.Is(err, nlconn.ErrNoAnswer) || lost > 300 || len(k.State()) != len(batch) {
+	if !errors.Is(err, netlink.ErrNoAnswer) || lost > 300 || len(k.State()) != len(batch) {
 		t.Errorf("%d answers were lost, %v", lost, err)
 	}
 	for i := range batch {
@@ -203,8 +203,8 @@ func TestNoGarbage(t *testing.T) {
 // silent does nothing and says that it did.
 type silent struct{}
 
-func (silent) Do(_ context.Context, request []byte, f func(nlconn.Message) error) error {
-	m := nlconn.Message{Type: 99}
+func (silent) Do(_ context.Context, request []byte, f func(netlink.Message) error) error {
+	m := netlink.Message{Type: 99}
 	switch {
 	case request[4] == unix.GENL_ID_CTRL:
 		m.Type, m.Body = unix.GENL_ID_CTRL, []byte{unix.CTRL_CMD_NEWFAMILY, 1, 0, 0, 6, 0, unix.CTRL_ATTR_FAMILY_ID, 0, 99, 0, 0, 0}
@@ -217,7 +217,7 @@ func (silent) Do(_ context.Context, request []byte, f func(nlconn.Message) error
 func (silent) Each(_ context.Context, messages []byte, outcome func(int, error)) error {
 	for i := 0; len(messages) > 0; i++ {
 		outcome(i, nil)
-		messages = messages[nlconn.Order.Uint32(messages):]
+		messages = messages[netlink.Order.Uint32(messages):]
 	}
 	return nil
 }
@@ -252,11 +252,11 @@ type canned struct {
 	body []byte
 }
 
-func (c canned) Do(_ context.Context, _ []byte, f func(nlconn.Message) error) error {
+func (c canned) Do(_ context.Context, _ []byte, f func(netlink.Message) error) error {
 	if f == nil {
 		return nil
 	}
-	return f(nlconn.Message{Type: c.typ, Body: c.body})
+	return f(netlink.Message{Type: c.typ, Body: c.body})
 }
 
 // FuzzAnswers: whatever the kernel answers, there is a value or an error.
@@ -298,7 +298,7 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-type swapped struct{ nlconn.Transport }
+type swapped struct{ netlink.Transport }
 
 // answers are the bodies of all that the fake answers.
 func answers(t testing.TB, k *ipvsfake.Kernel) (all [][]byte) {
@@ -319,8 +319,8 @@ type spied struct {
 	seen *[][]byte
 }
 
-func (s *spied) Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error {
-	return s.Conn.Do(ctx, request, func(m nlconn.Message) error {
+func (s *spied) Do(ctx context.Context, request []byte, f func(netlink.Message) error) error {
+	return s.Conn.Do(ctx, request, func(m netlink.Message) error {
 		*s.seen = append(*s.seen, append([]byte(nil), m.Body...))
 		return f(m)
 	})

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Numbers of include/uapi/linux/ip_vs.h. Attributes are in the machine's byte order; addresses,
@@ -72,14 +72,14 @@ var commands = [...]uint8{NewService: cmdNewService, SetService: cmdSetService, 
 	NewDestination: cmdNewDest, SetDestination: cmdSetDest, DelDestination: cmdDelDest}
 
 // begin begins a request to the family with that number.
-func begin(e *nlconn.Encoder, family uint16, flags uint16, cmd uint8) int {
+func begin(e *netlink.Encoder, family uint16, flags uint16, cmd uint8) int {
 	at := e.Begin(family, flags, 0)
 	e.B = append(e.B, cmd, familyVersion, 0, 0)
 	return at
 }
 
 // appendOp appends the message of an operation.
-func appendOp(e *nlconn.Encoder, family uint16, op *Op) {
+func appendOp(e *netlink.Encoder, family uint16, op *Op) {
 	at := begin(e, family, unix.NLM_F_ACK, commands[op.Verb])
 	appendService(e, &op.Service, op.Verb == NewService || op.Verb == SetService)
 	if op.Verb >= NewDestination {
@@ -88,7 +88,7 @@ func appendOp(e *nlconn.Encoder, family uint16, op *Op) {
 	e.EndMessage(at)
 }
 
-func appendService(e *nlconn.Encoder, s *Service, whole bool) {
+func appendService(e *netlink.Encoder, s *Service, whole bool) {
 	nest := e.Nest(attrService)
 	e.Native16(svcAF, uint16(s.Family))
 	if s.Mark != 0 {
@@ -101,8 +101,8 @@ func appendService(e *nlconn.Encoder, s *Service, whole bool) {
 	if whole {
 		e.Str(svcScheduler, s.Scheduler)
 		var flags [8]byte
-		nlconn.Order.PutUint32(flags[:], uint32(s.Flags))
-		nlconn.Order.PutUint32(flags[4:], ^uint32(0))
+		netlink.Order.PutUint32(flags[:], uint32(s.Flags))
+		netlink.Order.PutUint32(flags[4:], ^uint32(0))
 		e.Bytes(svcFlags, flags[:])
 		e.Native32(svcTimeout, s.Timeout)
 		if s.Family == IPv6 {
@@ -114,7 +114,7 @@ func appendService(e *nlconn.Encoder, s *Service, whole bool) {
 	e.EndNest(nest)
 }
 
-func appendDestination(e *nlconn.Encoder, d *Destination, whole bool) {
+func appendDestination(e *netlink.Encoder, d *Destination, whole bool) {
 	nest := e.Nest(attrDest)
 	appendAddr(e, destAddr, d.Addr.Addr())
 	e.U16(destPort, d.Addr.Port())
@@ -128,7 +128,7 @@ func appendDestination(e *nlconn.Encoder, d *Destination, whole bool) {
 	e.EndNest(nest)
 }
 
-func appendAddr(e *nlconn.Encoder, typ uint16, a netip.Addr) {
+func appendAddr(e *netlink.Encoder, typ uint16, a netip.Addr) {
 	if a.Is4() {
 		b := a.As4()
 		e.Bytes(typ, b[:])
@@ -178,24 +178,24 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 	}
 	var addr, netmask []byte
 	var port uint16
-	nlconn.Attributes(nlconn.Attribute(attrs, attrService), func(typ uint16, v []byte) bool {
+	netlink.Attributes(netlink.Attribute(attrs, attrService), func(typ uint16, v []byte) bool {
 		switch typ {
 		case svcAF:
-			s.Family = Family(nlconn.Native16(v))
+			s.Family = Family(netlink.Native16(v))
 		case svcProtocol:
-			s.Proto = uint8(nlconn.Native16(v))
+			s.Proto = uint8(netlink.Native16(v))
 		case svcAddr:
 			addr = v
 		case svcPort:
-			port = nlconn.BE16(v)
+			port = netlink.BE16(v)
 		case svcMark:
-			s.Mark = nlconn.Native32(v)
+			s.Mark = netlink.Native32(v)
 		case svcScheduler:
 			s.Scheduler = d.name(v)
 		case svcFlags:
-			s.Flags = Flags(nlconn.Native32(v)) &^ hashed
+			s.Flags = Flags(netlink.Native32(v)) &^ hashed
 		case svcTimeout:
-			s.Timeout = nlconn.Native32(v)
+			s.Timeout = netlink.Native32(v)
 		case svcNetmask:
 			netmask = v
 		case svcStats:
@@ -208,9 +208,9 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 		return true
 	})
 	if s.Family == IPv6 {
-		s.Netmask = nlconn.Native32(netmask)
+		s.Netmask = netlink.Native32(netmask)
 	} else {
-		s.Netmask = nlconn.BE32(netmask)
+		s.Netmask = netlink.BE32(netmask)
 	}
 	if s.Family != IPv4 && s.Family != IPv6 {
 		return s, fmt.Errorf("the kernel lists a virtual server of the address family %d", s.Family)
@@ -235,28 +235,28 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 	}
 	var addr []byte
 	var port uint16
-	nlconn.Attributes(nlconn.Attribute(attrs, attrDest), func(typ uint16, v []byte) bool {
+	netlink.Attributes(netlink.Attribute(attrs, attrDest), func(typ uint16, v []byte) bool {
 		switch typ {
 		case destAddr:
 			addr = v
 		case destPort:
-			port = nlconn.BE16(v)
+			port = netlink.BE16(v)
 		case destForwarding:
-			s.Forwarding = Forwarding(nlconn.Native32(v) & 7) // IP_VS_CONN_F_FWD_MASK
+			s.Forwarding = Forwarding(netlink.Native32(v) & 7) // IP_VS_CONN_F_FWD_MASK
 		case destWeight:
-			s.Weight = int32(nlconn.Native32(v))
+			s.Weight = int32(netlink.Native32(v))
 		case destUpper:
-			s.Upper = nlconn.Native32(v)
+			s.Upper = netlink.Native32(v)
 		case destLower:
-			s.Lower = nlconn.Native32(v)
+			s.Lower = netlink.Native32(v)
 		case destActive:
-			s.Active = nlconn.Native32(v)
+			s.Active = netlink.Native32(v)
 		case destInactive:
-			s.Inactive = nlconn.Native32(v)
+			s.Inactive = netlink.Native32(v)
 		case destPersistent:
-			s.Persistent = nlconn.Native32(v)
+			s.Persistent = netlink.Native32(v)
 		case destFamily:
-			family = Family(nlconn.Native16(v))
+			family = Family(netlink.Native16(v))
 		case destStats:
 			if s.Stats == (Stats{}) {
 				s.Stats = stats(v)
@@ -287,8 +287,8 @@ func address(family Family, b []byte) (netip.Addr, bool) {
 
 // stats reads counters of 32 or 64 bits.
 func stats(b []byte) (s Stats) {
-	nlconn.Attributes(b, func(typ uint16, v []byte) bool {
-		n := uint64(nlconn.Native32(v))
+	netlink.Attributes(b, func(typ uint16, v []byte) bool {
+		n := uint64(netlink.Native32(v))
 		if len(v) >= 8 {
 			n = binary.NativeEndian.Uint64(v)
 		}

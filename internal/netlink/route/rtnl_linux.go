@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Loopback is the index of the interface lo of every network namespace.
@@ -19,17 +19,17 @@ const Loopback = 1
 // Open opens a socket for requests, and one for notifications of addresses of a family,
 // unix.AF_INET or unix.AF_INET6, and of more groups (RTNLGRP_*), in the calling thread's network
 // namespace.
-func Open(family byte, more ...uint32) (conn, events *nlconn.Conn, err error) {
+func Open(family byte, more ...uint32) (conn, events *netlink.Conn, err error) {
 	group := uint32(unix.RTNLGRP_IPV4_IFADDR)
 	if family == unix.AF_INET6 {
 		group = unix.RTNLGRP_IPV6_IFADDR
 	}
-	cfg := nlconn.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}
-	if conn, err = nlconn.Open(cfg); err != nil {
+	cfg := netlink.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}
+	if conn, err = netlink.Open(cfg); err != nil {
 		return nil, nil, fmt.Errorf("ask for addresses: %w", err)
 	}
 	cfg.Groups = append([]uint32{group}, more...)
-	if events, err = nlconn.Open(cfg); err != nil {
+	if events, err = netlink.Open(cfg); err != nil {
 		conn.Close()
 		return nil, nil, fmt.Errorf("listen for changes of addresses: %w", err)
 	}
@@ -51,16 +51,16 @@ func ParseAddress(body []byte) (a Address, ok bool) {
 	if len(body) < unix.SizeofIfAddrmsg {
 		return a, false
 	}
-	a = Address{Bits: int(body[1]), Flags: uint32(body[2]), Scope: body[3], Index: int32(nlconn.Order.Uint32(body[4:]))}
+	a = Address{Bits: int(body[1]), Flags: uint32(body[2]), Scope: body[3], Index: int32(netlink.Order.Uint32(body[4:]))}
 	var local, peer []byte
-	nlconn.Attributes(body[unix.SizeofIfAddrmsg:], func(typ uint16, v []byte) bool {
+	netlink.Attributes(body[unix.SizeofIfAddrmsg:], func(typ uint16, v []byte) bool {
 		switch typ {
 		case unix.IFA_LOCAL:
 			local = v
 		case unix.IFA_ADDRESS:
 			peer = v
 		case unix.IFA_FLAGS:
-			a.Flags = nlconn.Native32(v)
+			a.Flags = netlink.Native32(v)
 		}
 		return true
 	})
@@ -72,30 +72,30 @@ func ParseAddress(body []byte) (a Address, ok bool) {
 }
 
 // AppendAddress appends a request about an address: unix.RTM_NEWADDR or unix.RTM_DELADDR.
-func AppendAddress(e *nlconn.Encoder, typ, flags uint16, a Address) {
+func AppendAddress(e *netlink.Encoder, typ, flags uint16, a Address) {
 	at := e.Begin(typ, flags, 0)
 	family := byte(unix.AF_INET)
 	if a.Addr.Is6() {
 		family = unix.AF_INET6
 	}
 	e.B = append(e.B, family, byte(a.Bits), 0, a.Scope)
-	e.B = nlconn.Order.AppendUint32(e.B, uint32(a.Index))
+	e.B = netlink.Order.AppendUint32(e.B, uint32(a.Index))
 	ip := a.Addr.AsSlice()
 	e.Bytes(unix.IFA_LOCAL, ip)
 	e.Bytes(unix.IFA_ADDRESS, ip)
 	e.Native32(unix.IFA_FLAGS, a.Flags&^unix.IFA_F_DEPRECATED)
 	if a.Flags&unix.IFA_F_DEPRECATED != 0 { // it is preferred for no time, and valid for ever
 		var lifetimes [16]byte // struct ifa_cacheinfo
-		nlconn.Order.PutUint32(lifetimes[4:], math.MaxUint32)
+		netlink.Order.PutUint32(lifetimes[4:], math.MaxUint32)
 		e.Bytes(unix.IFA_CACHEINFO, lifetimes[:])
 	}
 	e.EndMessage(at)
 }
 
 // Addresses lists the addresses of a family, unix.AF_INET or unix.AF_INET6, or of both with 0.
-func Addresses(ctx context.Context, conn nlconn.Asker, family byte) ([]Address, error) {
-	request := nlconn.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofIfAddrmsg-1)...))
-	all, err := nlconn.Dump(ctx, conn, request, func(m nlconn.Message) (Address, bool) {
+func Addresses(ctx context.Context, conn netlink.Asker, family byte) ([]Address, error) {
+	request := netlink.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofIfAddrmsg-1)...))
+	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (Address, bool) {
 		a, ok := ParseAddress(m.Body)
 		return a, ok && m.Type == unix.RTM_NEWADDR && (family == 0 || m.Body[0] == family)
 	})
@@ -120,17 +120,17 @@ func ParseLink(body []byte) (l Link, ok bool) {
 	if len(body) < unix.SizeofIfInfomsg {
 		return l, false
 	}
-	l = Link{Index: int32(nlconn.Order.Uint32(body[4:])), Flags: nlconn.Order.Uint32(body[8:])}
-	nlconn.Attributes(body[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) bool {
+	l = Link{Index: int32(netlink.Order.Uint32(body[4:])), Flags: netlink.Order.Uint32(body[8:])}
+	netlink.Attributes(body[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) bool {
 		switch typ {
 		case unix.IFLA_IFNAME:
-			l.Name = nlconn.CStr(v)
+			l.Name = netlink.CStr(v)
 		case unix.IFLA_LINKINFO:
-			l.Kind = nlconn.CStr(nlconn.Attribute(v, unix.IFLA_INFO_KIND))
+			l.Kind = netlink.CStr(netlink.Attribute(v, unix.IFLA_INFO_KIND))
 		case unix.IFLA_MTU:
-			l.MTU = nlconn.Native32(v)
+			l.MTU = netlink.Native32(v)
 		case unix.IFLA_MASTER:
-			l.Master = int32(nlconn.Native32(v))
+			l.Master = int32(netlink.Native32(v))
 		}
 		return true
 	})
@@ -138,9 +138,9 @@ func ParseLink(body []byte) (l Link, ok bool) {
 }
 
 // Links lists the interfaces.
-func Links(ctx context.Context, conn nlconn.Asker) ([]Link, error) {
-	request := nlconn.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfInfomsg))
-	all, err := nlconn.Dump(ctx, conn, request, func(m nlconn.Message) (Link, bool) { return ParseLink(m.Body) })
+func Links(ctx context.Context, conn netlink.Asker) ([]Link, error) {
+	request := netlink.Request(unix.RTM_GETLINK, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfInfomsg))
+	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (Link, bool) { return ParseLink(m.Body) })
 	if err != nil {
 		return nil, fmt.Errorf("list the interfaces: %w", err)
 	}
@@ -148,8 +148,8 @@ func Links(ctx context.Context, conn nlconn.Asker) ([]Link, error) {
 }
 
 // FindLink finds the interface of a name; its index is 0 if there is none.
-func FindLink(ctx context.Context, conn nlconn.Asker, name string) (found Link, err error) {
-	var e nlconn.Encoder
+func FindLink(ctx context.Context, conn netlink.Asker, name string) (found Link, err error) {
+	var e netlink.Encoder
 	e.Str(unix.IFLA_IFNAME, name)
 	if found, err = getLink(ctx, conn, 0, e.B); err != nil {
 		return Link{}, fmt.Errorf("look for interface %s: %w", name, err)
@@ -158,7 +158,7 @@ func FindLink(ctx context.Context, conn nlconn.Asker, name string) (found Link, 
 }
 
 // LinkName returns the name of the interface of an index, "" if there is none.
-func LinkName(ctx context.Context, conn nlconn.Asker, index int32) (name string, err error) {
+func LinkName(ctx context.Context, conn netlink.Asker, index int32) (name string, err error) {
 	l, err := getLink(ctx, conn, index, nil)
 	if err != nil {
 		return "", fmt.Errorf("look for interface number %d: %w", index, err)
@@ -167,10 +167,10 @@ func LinkName(ctx context.Context, conn nlconn.Asker, index int32) (name string,
 }
 
 // getLink asks for the interface of an index, or named by the attributes.
-func getLink(ctx context.Context, conn nlconn.Asker, index int32, attrs []byte) (found Link, err error) {
+func getLink(ctx context.Context, conn netlink.Asker, index int32, attrs []byte) (found Link, err error) {
 	head := make([]byte, unix.SizeofIfInfomsg)
-	nlconn.Order.PutUint32(head[4:], uint32(index))
-	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, head, attrs), func(m nlconn.Message) error {
+	netlink.Order.PutUint32(head[4:], uint32(index))
+	err = conn.Do(ctx, netlink.Request(unix.RTM_GETLINK, 0, head, attrs), func(m netlink.Message) error {
 		found, _ = ParseLink(m.Body)
 		return nil
 	})
@@ -184,30 +184,30 @@ func getLink(ctx context.Context, conn nlconn.Asker, index int32, attrs []byte) 
 // a new one of that name and kind, with more attributes.
 func ChangeLink(l Link, which uint32, attrs ...[]byte) []byte {
 	head := make([]byte, unix.SizeofIfInfomsg)
-	nlconn.Order.PutUint32(head[4:], uint32(l.Index))
-	nlconn.Order.PutUint32(head[8:], l.Flags)
-	nlconn.Order.PutUint32(head[12:], which)
+	netlink.Order.PutUint32(head[4:], uint32(l.Index))
+	netlink.Order.PutUint32(head[8:], l.Flags)
+	netlink.Order.PutUint32(head[12:], which)
 	if l.Index != 0 {
-		return nlconn.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK, head)
+		return netlink.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK, head)
 	}
-	var e nlconn.Encoder
+	var e netlink.Encoder
 	e.Str(unix.IFLA_IFNAME, l.Name)
 	info := e.Nest(unix.IFLA_LINKINFO)
 	e.Str(unix.IFLA_INFO_KIND, l.Kind)
 	e.EndNest(info)
-	return nlconn.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, append([][]byte{head, e.B}, attrs...)...)
+	return netlink.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, append([][]byte{head, e.B}, attrs...)...)
 }
 
 // DeleteLink makes a request that deletes an interface.
 func DeleteLink(index int32) []byte {
 	head := make([]byte, unix.SizeofIfInfomsg)
-	nlconn.Order.PutUint32(head[4:], uint32(index))
-	return nlconn.Request(unix.RTM_DELLINK, unix.NLM_F_ACK, head)
+	netlink.Order.PutUint32(head[4:], uint32(index))
+	return netlink.Request(unix.RTM_DELLINK, unix.NLM_F_ACK, head)
 }
 
 // LeadsHere reports whether packets to the address are for this node. A new IPv6 address is the
 // node's a moment later.
-func LeadsHere(ctx context.Context, conn nlconn.Asker, a netip.Addr) (here bool, err error) {
+func LeadsHere(ctx context.Context, conn netlink.Asker, a netip.Addr) (here bool, err error) {
 	way, err := RouteTo(ctx, conn, a)
 	return way.Here, err
 }
@@ -221,23 +221,23 @@ type Route struct {
 }
 
 // RouteTo asks for the route of the node's own packets to an address.
-func RouteTo(ctx context.Context, conn nlconn.Asker, a netip.Addr) (way Route, err error) {
+func RouteTo(ctx context.Context, conn netlink.Asker, a netip.Addr) (way Route, err error) {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = unix.AF_INET, byte(a.BitLen())
 	if a.Is6() {
 		head[0] = unix.AF_INET6
 	}
-	var e nlconn.Encoder
+	var e netlink.Encoder
 	e.Bytes(unix.RTA_DST, a.AsSlice())
-	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m nlconn.Message) error {
+	err = conn.Do(ctx, netlink.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m netlink.Message) error {
 		const typeAt = 7 // rtm_type in struct rtmsg
 		if len(m.Body) >= unix.SizeofRtMsg {
 			way.Here = m.Body[typeAt] == unix.RTN_LOCAL
-			way.Out = int32(nlconn.Native32(nlconn.Attribute(m.Body[unix.SizeofRtMsg:], unix.RTA_OIF)))
+			way.Out = int32(netlink.Native32(netlink.Attribute(m.Body[unix.SizeofRtMsg:], unix.RTA_OIF)))
 		}
 		return nil
 	})
-	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) { // there is no route at all
+	if refused := (*netlink.Error)(nil); errors.As(err, &refused) { // there is no route at all
 		return Route{}, nil
 	}
 	return way, err
@@ -250,9 +250,9 @@ type Entry struct {
 }
 
 // Entries lists the main table of a family, unix.AF_INET or unix.AF_INET6.
-func Entries(ctx context.Context, conn nlconn.Asker, family byte) (all []Entry, err error) {
-	request := nlconn.Request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofRtMsg-1)...))
-	parts, err := nlconn.Dump(ctx, conn, request, func(m nlconn.Message) ([]Entry, bool) {
+func Entries(ctx context.Context, conn netlink.Asker, family byte) (all []Entry, err error) {
+	request := netlink.Request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofRtMsg-1)...))
+	parts, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) ([]Entry, bool) {
 		if len(m.Body) < unix.SizeofRtMsg || m.Body[0] != family {
 			return nil, false
 		}
@@ -272,19 +272,19 @@ func parseRoute(body []byte) (all []Entry, main bool) {
 	if body[0] == unix.AF_INET6 {
 		dst = make([]byte, 16)
 	}
-	nlconn.Attributes(body[unix.SizeofRtMsg:], func(typ uint16, v []byte) bool {
+	netlink.Attributes(body[unix.SizeofRtMsg:], func(typ uint16, v []byte) bool {
 		switch typ {
 		case unix.RTA_TABLE:
-			table = nlconn.Native32(v)
+			table = netlink.Native32(v)
 		case unix.RTA_DST:
 			copy(dst, v)
 		case unix.RTA_OIF:
-			links = []int32{int32(nlconn.Native32(v))}
+			links = []int32{int32(netlink.Native32(v))}
 		case unix.RTA_MULTIPATH:
 			links = nil
 			for len(v) >= unix.SizeofRtNexthop { // struct rtnexthop: its length, flags, hops and the interface
-				links = append(links, int32(nlconn.Order.Uint32(v[4:])))
-				v = v[min(max(int(nlconn.Order.Uint16(v)+3)&^3, unix.SizeofRtNexthop), len(v)):]
+				links = append(links, int32(netlink.Order.Uint32(v[4:])))
+				v = v[min(max(int(netlink.Order.Uint16(v)+3)&^3, unix.SizeofRtNexthop), len(v)):]
 			}
 		}
 		return true

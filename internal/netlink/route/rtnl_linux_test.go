@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // What is asked for is what the kernel then tells, listed and as notifications.
@@ -25,8 +25,8 @@ func TestAddresses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		heard := make(chan nlconn.Message, 100)
-		go events.Listen(func(m nlconn.Message) { m.Body = slices.Clone(m.Body); heard <- m }, func() { t.Error("something was lost") })
+		heard := make(chan netlink.Message, 100)
+		go events.Listen(func(m netlink.Message) { m.Body = slices.Clone(m.Body); heard <- m }, func() { t.Error("something was lost") })
 		defer conn.Close()
 		defer events.Close()
 		name := "br-" + ip[:4]
@@ -50,7 +50,7 @@ func TestAddresses(t *testing.T) {
 		if here, err := LeadsHere(t.Context(), conn, a.Addr); here || err != nil {
 			t.Errorf("%s is here already: %v", ip, err)
 		}
-		var e nlconn.Encoder
+		var e netlink.Encoder
 		AppendAddress(&e, unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, a)
 		AppendAddress(&e, unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, a)
 		var outcomes [2]error
@@ -79,7 +79,7 @@ func TestAddresses(t *testing.T) {
 }
 
 // expectNotice waits for a notification.
-func expectNotice(t *testing.T, heard <-chan nlconn.Message, typ uint16, is func([]byte) bool) {
+func expectNotice(t *testing.T, heard <-chan netlink.Message, typ uint16, is func([]byte) bool) {
 	t.Helper()
 	for end := time.After(10 * time.Second); ; {
 		select {
@@ -95,7 +95,7 @@ func expectNotice(t *testing.T, heard <-chan nlconn.Message, typ uint16, is func
 
 // FuzzMessages: no message makes the readers stumble.
 func FuzzMessages(f *testing.F) {
-	var e nlconn.Encoder
+	var e netlink.Encoder
 	AppendAddress(&e, unix.RTM_NEWADDR, 0, Address{Addr: netip.MustParseAddr("10.96.0.10"), Bits: 32, Index: 1})
 	f.Add(e.B[unix.SizeofNlMsghdr:])
 	f.Add(ChangeLink(Link{Name: "kube-ipvs0", Kind: "dummy"}, 0)[unix.SizeofNlMsghdr:])
