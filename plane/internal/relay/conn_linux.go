@@ -20,13 +20,12 @@ type conn struct {
 	ports *clientPorts
 	to    netip.AddrPort // the backend, also while it is dialled
 	// leaving ends the connection when the grace of a backend that left is over; nil: it may last.
-	leaving    *timer
-	prev, next *conn // of the same listener
-	ends       [2]end
-	active     time.Duration // when a byte was moved last, since the engine began
-	slot       uint32
-	queued     bool // in the loop's ready
-	closed     bool
+	leaving *timer
+	ends    [2]end
+	active  time.Duration // when a byte was moved last, since the engine began
+	slot    uint32
+	queued  bool // in the loop's ready
+	closed  bool
 }
 
 // The ends of a connection.

@@ -5,37 +5,29 @@ import (
 	"time"
 )
 
-// join adds a connection to the list of its listener, for the search for connections to a backend
-// that leaves.
+// join notes that a connection is to a backend, or dials it.
 func (l *loop) join(c *conn, to netip.AddrPort) {
-	c.to, c.next = to, l.first[c.from]
-	if c.next != nil {
-		c.next.prev = c
+	c.to = to
+	if l.joined[c.from] == nil {
+		l.joined[c.from] = map[*conn]struct{}{}
 	}
-	l.first[c.from] = c
+	l.joined[c.from][c] = struct{}{}
 }
 
-// part removes a connection from the list, if it is in it.
+// part undoes join.
 func (l *loop) part(c *conn) {
 	if !c.to.IsValid() {
 		return
 	}
 	l.stay(c)
-	switch {
-	case c.prev != nil:
-		c.prev.next = c.next
-	case c.next != nil:
-		l.first[c.from] = c.next
-	default:
-		delete(l.first, c.from)
+	c.to = netip.AddrPort{}
+	delete(l.joined[c.from], c)
+	if len(l.joined[c.from]) == 0 {
+		delete(l.joined, c.from)
 	}
-	if c.next != nil {
-		c.next.prev = c.prev
-	}
-	c.to, c.prev, c.next = netip.AddrPort{}, nil, nil
 }
 
-// stay takes back that a connection is to end.
+// stay cancels the end of a connection.
 func (l *loop) stay(c *conn) {
 	if c.leaving != nil {
 		c.leaving.disarm()
@@ -46,9 +38,7 @@ func (l *loop) stay(c *conn) {
 // leave implements Listener.Leave. Clients that are still dialling a backend that leaves get
 // another.
 func (l *loop) leave(s *listening, gone map[netip.AddrPort]bool, grace time.Duration) {
-	var next *conn
-	for c := l.first[s]; c != nil; c = next {
-		next = c.next
+	for c := range l.joined[s] {
 		switch {
 		case !gone[c.to]:
 		case grace < 0:

@@ -32,15 +32,15 @@ type loop struct {
 	stopping  bool
 	listening map[int32]*listening // by id
 
-	conns []*conn              // by slot
-	free  []uint32             // slots without a connection
-	gens  int32                // the last generation given to an end
-	first map[*listening]*conn // of each listener's list
-	ready []*conn              // which have used up their turn, with more to move
-	idle  timer                // when to look for idle connections; armed while there may be some
-	pipes pipes
-	moved int64 // bytes, ever
-	buf   []byte
+	conns  []*conn                           // by slot
+	free   []uint32                          // slots without a connection
+	gens   int32                             // the last generation given to an end
+	joined map[*listening]map[*conn]struct{} // by listener: those with a backend, or that dial one
+	ready  []*conn                           // which have used up their turn, with more to move
+	idle   timer                             // when to look for idle connections; armed while there may be some
+	pipes  pipes
+	moved  int64 // bytes, ever
+	buf    []byte
 }
 
 const (
@@ -52,7 +52,7 @@ const (
 )
 
 func newLoop(r *Relay) (*loop, error) {
-	l := &loop{relay: r, listening: map[int32]*listening{}, first: map[*listening]*conn{}, buf: make([]byte, copySize)}
+	l := &loop{relay: r, listening: map[int32]*listening{}, joined: map[*listening]map[*conn]struct{}{}, buf: make([]byte, copySize)}
 	l.idle = timer{fire: l.endIdle}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {

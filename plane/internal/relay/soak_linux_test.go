@@ -173,9 +173,9 @@ func wantEmpty(t *testing.T, r *Relay) {
 			}
 		}
 		var text string
-		if conns+len(l.first)+len(l.ready)+l.pipes.made-len(l.pipes.free) != 0 || l.idle.pending != nil || len(l.pipes.free) > sparePipes {
+		if conns+len(l.joined)+len(l.ready)+l.pipes.made-len(l.pipes.free) != 0 || l.idle.pending != nil || len(l.pipes.free) > sparePipes {
 			text = fmt.Sprintf("%d connections, %d listeners, idle timer %t, %d ready, %d pipes of which %d are free",
-				conns, len(l.first), l.idle.pending != nil, len(l.ready), l.pipes.made, len(l.pipes.free))
+				conns, len(l.joined), l.idle.pending != nil, len(l.ready), l.pipes.made, len(l.pipes.free))
 		}
 		left <- text
 	})

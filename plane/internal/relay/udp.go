@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"container/list"
 	"errors"
 	"net/netip"
 	"slices"
@@ -94,14 +95,14 @@ type udpKey struct {
 
 // udpSession leads what one client sends to one backend.
 type udpSession struct {
-	front        *udpFront
-	key          udpKey
-	backend      netip.AddrPort
-	socket       sessionSocket
-	used         time.Time // last, in either direction
-	answered     bool
-	lost         bool // the backend cannot be reached: the next datagram goes to another
-	newer, older *udpSession
+	front    *udpFront
+	key      udpKey
+	backend  netip.AddrPort
+	socket   sessionSocket
+	used     time.Time // last, in either direction
+	answered bool
+	lost     bool          // the backend cannot be reached: the next datagram goes to another
+	at       *list.Element // in the order of its front
 }
 
 func (s *udpSession) client(again bool) Client {
@@ -113,11 +114,11 @@ func (s *udpSession) dialled(err error) { s.front.owner.dialled(s.client(false),
 
 // udpFront is the client side of sessions: a listener.
 type udpFront struct {
-	owner          *Listener
-	at             netip.AddrPort
-	share          Share
-	sessions       map[udpKey]*udpSession
-	newest, oldest *udpSession // by their last use
+	owner    *Listener
+	at       netip.AddrPort
+	share    Share
+	sessions map[udpKey]*udpSession
+	order    list.List // of sessions, that used last in front
 }
 
 func newUDPFront(owner *Listener, at netip.AddrPort) *udpFront {
@@ -240,7 +241,7 @@ func (t *udpTable) makeRoom(f *udpFront) bool {
 			return false
 		}
 		t.count.evicted.Add(1)
-		t.end(g.fullest().oldest)
+		t.end(g.fullest().oldest())
 	}
 	return true
 }
@@ -271,7 +272,7 @@ func (t *udpTable) add(s *udpSession) {
 	}
 	g.busy[f] = struct{}{}
 	f.sessions[s.key] = s
-	f.push(s)
+	s.at = f.order.PushFront(s)
 	g.note(f)
 	t.count.open.Add(1)
 	t.count.opened.Add(1)
@@ -286,7 +287,7 @@ func (t *udpTable) end(s *udpSession) {
 	t.budget.Give(&f.share, 1)
 	t.count.open.Add(-1)
 	delete(f.sessions, s.key)
-	f.unlink(s)
+	f.order.Remove(s.at)
 	if len(f.sessions) > 0 {
 		return
 	}
@@ -303,34 +304,15 @@ func (t *udpTable) end(s *udpSession) {
 // use notes that a session was used.
 func (t *udpTable) use(s *udpSession, now time.Time) {
 	s.used = now
-	if s.newer != nil {
-		s.front.unlink(s)
-		s.front.push(s)
-	}
+	s.front.order.MoveToFront(s.at)
 }
 
-func (f *udpFront) push(s *udpSession) {
-	s.newer, s.older = nil, f.newest
-	if s.older != nil {
-		s.older.newer = s
-	} else {
-		f.oldest = s
+// oldest returns the session that was idle longest, nil if there is none.
+func (f *udpFront) oldest() *udpSession {
+	if last := f.order.Back(); last != nil {
+		return last.Value.(*udpSession)
 	}
-	f.newest = s
-}
-
-func (f *udpFront) unlink(s *udpSession) {
-	if s.newer != nil {
-		s.newer.older = s.older
-	} else {
-		f.newest = s.older
-	}
-	if s.older != nil {
-		s.older.newer = s.newer
-	} else {
-		f.oldest = s.newer
-	}
-	s.newer, s.older = nil, nil
+	return nil
 }
 
 // answered notes a reply of the backend.
@@ -379,9 +361,9 @@ func (t *udpTable) granule() time.Duration { return max(t.idle/8, time.Milliseco
 func (t *udpTable) expire(now time.Time) (left bool) {
 	for _, g := range t.groups {
 		for f := range g.busy {
-			for f.oldest != nil && now.Sub(f.oldest.used) >= t.idle {
+			for s := f.oldest(); s != nil && now.Sub(s.used) >= t.idle; s = f.oldest() {
 				t.count.expired.Add(1)
-				t.end(f.oldest)
+				t.end(s)
 			}
 		}
 	}

@@ -69,8 +69,9 @@ func (t *tableTest) check(tb testing.TB) {
 		sum := 0
 		for f := range g.busy {
 			n := 0
-			for s := f.newest; s != nil; s = s.older {
-				if n++; f.sessions[s.key] != s || s.older != nil && (s.older.newer != s || s.older.used.After(s.used)) || s.older == nil && f.oldest != s {
+			for at := f.order.Front(); at != nil; at = at.Next() {
+				s := at.Value.(*udpSession)
+				if n++; f.sessions[s.key] != s || s.at != at || at.Next() != nil && at.Next().Value.(*udpSession).used.After(s.used) {
 					tb.Fatalf("session %v is at a wrong place", s.key)
 				}
 			}
