@@ -140,7 +140,7 @@ const imports = `
 	# What the process does with its configuration, commands say that it would do.
 	config, engine, internal/system, lb, mode, policy, source/kube < internal/wiring;
 	# The commands for people ask a proxy, or do offline what one would do; they know no plane but the one that selftest asks.
-	cli/migrate, cli/preflight, cli/selftest, cli/ui, config, debug/api, debug/inspect, source/kube, source/manifests < cli;
+	cli/migrate, cli/preflight, cli/selftest, cli/ui, config, debug/api, debug/inspect, source/kube, source/manifests, source/snapshot < cli;
 	cluster, engine, lb, mode, plane/hns, policy, trace < cli;
 	internal/kernel, internal/nearest, internal/pause, internal/plural, internal/system, internal/wiring < cli;
 
