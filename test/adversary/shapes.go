@@ -31,7 +31,7 @@ func (s Shape) Events() []cluster.Event {
 	return out
 }
 
-// Odd returns the odd shapes of IPv4, divided by scale: they are as large as their names say at 1.
+// Odd returns the adversarial workloads of IPv4, divided by scale: at 1 they are as large as their names say.
 func Odd(scale int) []Shape {
 	return []Shape{
 		ports("10,000 ports", 10_000/scale, 3, 0),

@@ -11,10 +11,10 @@ import (
 
 // Victims is what a tenant knows of others and may aim at.
 type Victims struct {
-	// ClusterIPs and Pods are those of other tenants, of both families; Free are addresses of the service network that
-	// nobody has.
+	// ClusterIPs and Pods are those of other tenants, of both families. Free are unused addresses of the
+	// service network.
 	ClusterIPs, Pods, Free []netip.Addr
-	// Special are addresses that mean the node itself, or everybody.
+	// Special are addresses of the node itself, or of all hosts.
 	Special []netip.Addr
 	// Node has the addresses of this node, NodeName is its name.
 	Node     []netip.Addr
@@ -23,8 +23,8 @@ type Victims struct {
 	Ports, NodePorts, Targets []uint16
 }
 
-// Special are addresses that no Service should ever get: whoever named one would take the traffic of a node to itself,
-// or of others on its wire.
+// Special are addresses that no Service may have: it would take a node's traffic to itself, or that of its
+// neighbours.
 func Special() []netip.Addr {
 	return addrs("0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.255.254", "169.254.169.254", "224.0.0.1", "239.255.255.250", "255.255.255.255",
 		"::", "::1", "fe80::1", "ff02::1", "ff0e::fb", "::ffff:10.96.0.1", "::10.96.0.1")
@@ -111,7 +111,7 @@ func (t *Tenant) addr() netip.Addr {
 		return pick(t, v.Pods)
 	case 5:
 		return pick(t, v.Node)
-	case 6: // somebody's in the Internet, which all tenants want
+	case 6: // an address of the Internet that all tenants claim
 		return pick(t, addrs("192.0.2.7", "198.51.100.7", "2001:db8::7"))
 	}
 	return netip.AddrFrom4([4]byte{byte(t.rnd.IntN(256)), byte(t.rnd.IntN(256)), byte(t.rnd.IntN(256)), byte(t.rnd.IntN(256))})
@@ -215,7 +215,7 @@ func (t *Tenant) Slice(i, k int) *cluster.Slice {
 	return s
 }
 
-// endpoint is somebody's pod, the node, or a special address; without a node's name now and then.
+// endpoint is a pod of another tenant, the node, or a special address; now and then without a node's name.
 func (t *Tenant) endpoint(six bool) cluster.Endpoint {
 	e := cluster.Endpoint{Ready: !t.one(5), Serving: !t.one(3), Terminating: t.one(4)}
 	for range 20 {

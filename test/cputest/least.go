@@ -1,5 +1,5 @@
-// Package cputest tells tests what code costs, by the processor time of the process: the clock says little on a machine
-// that others use. Tests compare two costs of one run, and never one with a limit.
+// Package cputest measures code by the processor time of the process: the clock says little on a shared
+// machine. Tests compare two costs of one run, never one cost with a limit.
 package cputest
 
 import "time"

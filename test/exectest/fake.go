@@ -20,7 +20,7 @@ type Fake struct {
 	runs []string
 }
 
-// LookPath finds the programs that there are.
+// LookPath finds the existing programs.
 func (f *Fake) LookPath(name string) (string, error) {
 	if !slices.Contains(f.Programs, name) {
 		return "", &exec.Error{Name: name, Err: exec.ErrNotFound}

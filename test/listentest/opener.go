@@ -1,5 +1,4 @@
-// Package listentest opens TCP listeners that nobody can reach, in the place of the system. Tests use it where time is
-// made up: it waits for nothing.
+// Package listentest opens TCP listeners without the network, for tests with fake time: it never waits.
 package listentest
 
 import (
@@ -14,7 +13,7 @@ import (
 	"time"
 )
 
-// Opener opens listeners and fails as told; as the system it has no two of which one is in the other's way. The zero
+// Opener opens listeners, and fails on request. Like the system it refuses listeners that conflict. The zero
 // Opener is ready to use, from several goroutines.
 type Opener struct {
 	mu     sync.Mutex

@@ -34,7 +34,7 @@ func Core(t *testing.T, cfg Config, forms func(lb.Family, *lb.Table) ([]string, 
 	}
 }
 
-// missingForms counts the forms of all scenarios, and tells of those that no scenario of the core has.
+// missingForms counts the forms of all scenarios, and names those that no scenario of the core has.
 func missingForms(all, core []*scenario.Scenario, f lb.Family, forms func(lb.Family, *lb.Table) ([]string, error)) (n int, missing []string, _ error) {
 	found := map[string][]string{} // by form: the scenarios that have it
 	for _, sc := range all {

@@ -8,7 +8,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// Counted returns what a plane whose counters have numbers tells, by service port. No counter may be told twice, or with nothing.
+// Counted returns the connections that a plane counts, by service port. No counter may come twice, or empty.
 func Counted(t testing.TB, p mode.TrafficCounter) map[string]uint64 {
 	t.Helper()
 	got, numbers := map[string]uint64{}, map[uint64]bool{}
@@ -24,7 +24,7 @@ func Counted(t testing.TB, p mode.TrafficCounter) map[string]uint64 {
 	return got
 }
 
-// WantCounted asks that a plane tells these connections, by service port, and no others.
+// WantCounted expects these connections, by service port, and no others.
 func WantCounted(t testing.TB, p mode.TrafficCounter, about string, want map[string]uint64) {
 	t.Helper()
 	if got := Counted(t, p); !maps.Equal(got, want) {

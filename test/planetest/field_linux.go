@@ -22,7 +22,7 @@ import (
 // Ports are those that every host of the lab answers on, in every protocol.
 var Ports = []uint16{8080, 8081, 8082}
 
-// field is a lab with somebody to talk to on every host. One scenario uses it at a time.
+// field is a lab with responders on every host. One scenario uses it at a time.
 type field struct {
 	opts netlab.Options
 	lab  *netlab.Lab

@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// Looker is a plane that tells what the kernel holds: [kube-proxy/mode.Looker].
+// Looker is a plane that reports the kernel state: [kube-proxy/mode.Looker].
 type Looker interface {
 	Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error)
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// looker returns the plane as a Looker; false if it is none. A plane in a wrapper of the test's own tells of itself by Looker; nil for not
-// at all.
+// looker returns the plane as a Looker, if it is one. A test's wrapper of a plane has a method Looker, which
+// may return nil.
 func looker(p Plane) (Looker, bool) {
 	if w, ok := p.(interface{ Looker() Looker }); ok {
 		l := w.Looker()

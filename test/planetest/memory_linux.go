@@ -18,7 +18,7 @@ import (
 // Memory proves that the heap and the kernel's memory stay below so many bytes for each byte of API objects, whatever one
 // tenant writes (TN-91). The kernel's memory is counted: [Kernel.Bytes].
 //
-// scale divides the workloads. fresh gives the calling goroutine a kernel in which nobody has written yet, as of [Verbs].
+// scale divides the workloads. fresh gives the calling goroutine an empty kernel, as of [Verbs].
 func Memory(t *testing.T, scale, heapFactor, kernelFactor int, fresh func(testing.TB) Kernel) {
 	victims := adversary.Victims{Ports: []uint16{80}, Node: []netip.Addr{netip.MustParseAddr("192.0.0.1")}}
 	for _, shape := range append(adversary.Odd(scale), adversary.Hostile(1, scale, victims)...) {

@@ -7,8 +7,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Model answers in place of a kernel that nobody has here: it holds what planes write, and says what would become of a connection.
-// What is proven with it is proven of the model.
+// Model answers in place of a kernel that the tests do not have: it keeps the writes of planes, and predicts
+// the outcome of connections. Its results prove something about the model alone.
 type Model interface {
 	// New makes a plane that writes to the model, on top of what the one before left.
 	New() (Plane, error)
@@ -18,7 +18,7 @@ type Model interface {
 	Lives(m Meeting, backend netip.AddrPort) bool
 }
 
-// Connection is what a model is asked about.
+// Connection is a query to a model.
 type Connection struct {
 	// From is the host of the lab that connects.
 	From string
@@ -55,7 +55,7 @@ const (
 	ModelledAffinity Modelled = "affinity"
 	// ModelledSplit: pods and the node are treated as who comes from outside.
 	ModelledSplit Modelled = "split"
-	// ModelledRanges: a row with source ranges lets nobody in.
+	// ModelledRanges: a row with source ranges serves no client.
 	ModelledRanges Modelled = "ranges"
 	// ModelledSCTP: SCTP is not translated.
 	ModelledSCTP Modelled = "sctp"

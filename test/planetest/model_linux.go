@@ -57,7 +57,7 @@ func (s *suite) checkOtherwise(t *testing.T) {
 	}
 }
 
-// in runs fn where nobody has written yet, with what makes planes of the family there.
+// in runs fn in an empty kernel, with a function that makes the family's planes there.
 func (cfg *Config) in(f lb.Family, fn func(create func() (Plane, error)) error) error {
 	if cfg.Model == nil {
 		return netlab.Isolated(0, func() error { return fn(func() (Plane, error) { return cfg.New(f) }) })
@@ -260,7 +260,7 @@ func (o outcome) differs(want scenario.Outcome) error {
 	return nil
 }
 
-// otherways says by which difference a connection met with something else than the line wants; "" if by none.
+// otherways names the difference of the model that explains an unexpected outcome; "" without one.
 func (r *run) otherways(p scenario.Packet, s scenario.Shot, m Meeting, got outcome) Modelled {
 	row := r.table.Get(s.Key)
 	if p.Want.Verdict != scenario.Answered && m.By == "" {
@@ -296,7 +296,7 @@ func (r *run) otherways(p scenario.Packet, s scenario.Shot, m Meeting, got outco
 	return ""
 }
 
-// ranged reports whether the key's row has source ranges; nodePort is whom the NodePort of the key's port leads to, nil if there is none.
+// ranged reports whether the key's row has source ranges.
 func (r *run) ranged(k lb.Key) bool {
 	row := r.table.Get(k)
 	return row != nil && len(row.Sources) > 0
@@ -363,7 +363,7 @@ func (r *run) compareSources(p scenario.Packet, m Meeting) error {
 		case b.From == scenario.Origin{} || same == m.Kept:
 		case m.Kept:
 			r.modelledSo(ModelledClient)
-		case r.s.KeepsSources && b.Host != netlab.Node1: // what does not leave the node, nobody masquerades
+		case r.s.KeepsSources && b.Host != netlab.Node1: // packets that stay on the node are not masqueraded
 			return fmt.Errorf("%s does not see the client's own address", b.Host)
 		default:
 			r.modelledSo(ModelledNode)
@@ -374,7 +374,7 @@ func (r *run) compareSources(p scenario.Packet, m Meeting) error {
 
 func (r *run) modelledSo(how Modelled) { r.modelled = append(r.modelled, how) }
 
-// explain tells what was asked and what the model said.
+// explain describes the query and the model's answer.
 func explain(p scenario.Packet, s scenario.Shot, m Meeting, table *lb.Table, err error) error {
 	row := fmt.Sprintf("none for %s", s.Key)
 	if f := table.Get(s.Key); f != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // Page returns docs/conformance.md: each scenario against each mode and kernel that results are there for. It is
-// the same text for the same input, so that a test can tell when the file is stale. A nil release is none yet.
+// the same text for the same input, so that a test can tell when the file is stale. Release nil: none yet.
 func Page(scenarios []*scenario.Scenario, results []Results, release *Release) string {
 	p := &page{results: results}
 	p.line("# Conformance")
@@ -112,8 +112,8 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 	p.line("")
 }
 
-// mostAsked is about how many packets of a state the plane is asked in emulation, but in complete runs: lines about affinity send hundreds that
-// differ in the client.
+// mostAsked limits the queries to the plane about packets of a state in emulation, except in complete runs:
+// lines about affinity send hundreds of packets that differ in the client.
 const mostAsked = 8
 
 // generatedPrefix begins the names of scenarios that have no file.

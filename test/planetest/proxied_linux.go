@@ -17,7 +17,7 @@ func (r *run) otherwise(how Proxied) {
 	r.proxied = append(r.proxied, how)
 }
 
-// balanced reports whether the row that decides, if there is one, leads somebody to backends.
+// balanced reports whether the deciding row, if any, has a route to backends.
 func (r *run) balanced(shots []scenario.Shot) bool {
 	return len(shots) > 0 && slices.ContainsFunc(shots, func(s scenario.Shot) bool {
 		row := r.table.Get(s.Key)

@@ -22,7 +22,7 @@ const (
 	NeedsSCTP = "needs SCTP"
 )
 
-// Seen is when something was seen, and of which commit; in files "2026-11-22 at 88a0576f7190".
+// Seen is the date and the commit of a result; in files "2026-11-22 at 88a0576f7190".
 type Seen struct{ Date, Commit string }
 
 func (s Seen) String() string { return s.Date + " at " + s.Commit }

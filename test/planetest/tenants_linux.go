@@ -25,7 +25,7 @@ import (
 // tenants come one after the other, each in a namespace of its own, and go again. Each time the kernel must do with packets to
 // the keys of others what it did before, and must list the same lines about them. walks is the number of worlds in each family.
 //
-// fresh gives the calling goroutine a kernel in which nobody has written yet, as of [Verbs].
+// fresh gives the calling goroutine an empty kernel, as of [Verbs].
 func Tenants(t *testing.T, walks int, fresh func(testing.TB) Kernel) {
 	seed := seedtest.Of(t)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -109,7 +109,7 @@ func (n *neighbours) newPlane(want *lb.Table) Plane {
 	return p
 }
 
-// honest has addresses of each kind, of which tenants know.
+// honest has addresses of each kind, which tenants know.
 func (n *neighbours) honest(i int) []cluster.Event {
 	name := cluster.Name{Namespace: fmt.Sprint("honest", i), Name: "web"}
 	s := &cluster.Service{
@@ -139,7 +139,7 @@ func (n *neighbours) tenant(seed uint64) *adversary.Tenant {
 	return adversary.New(fmt.Sprint("tenant", n.tenants), seed, n.victims, func(i int) []netip.Addr { return []netip.Addr{n.Addr(10, first+i)} })
 }
 
-// replace brings events into the table. Whoever comes later is younger, as the API server has it.
+// replace brings events into the table. Later Services are younger, as in the API server.
 func (n *neighbours) replace(events ...cluster.Event) (changed []lb.Change) {
 	for _, ev := range events {
 		if set, ok := ev.(cluster.ServiceSet); ok {
@@ -223,7 +223,7 @@ func precedes(now, was *lb.Frontend) bool {
 	return now != nil && slices.Contains(order, now.Kind) && slices.Index(order, now.Kind) < slices.Index(order, was.Kind)
 }
 
-// missing are the lines of which there are more in was than in is, and how many.
+// missing are the lines that was has more often than is, and the difference.
 func missing(was, is map[string]int) map[string]int {
 	out := map[string]int{}
 	for l, count := range was {
@@ -234,7 +234,7 @@ func missing(was, is map[string]int) map[string]int {
 	return out
 }
 
-// allowed are the lines that a kernel with those rows loses as the taken ones go, and nobody comes (SV-24).
+// allowed are the lines that a kernel with those rows loses with the taken ones alone (SV-24).
 func (n *neighbours) allowed(rows map[lb.Key]*lb.Frontend, taken []lb.Change) (lines map[string]int) {
 	n.Run("allowed", func(t *testing.T) {
 		alone := *n
@@ -312,7 +312,7 @@ func (n *neighbours) apply(p Plane, changes []lb.Change) {
 	}
 }
 
-// some are those of the keys about which the kernel is asked: all of honest Services, and a few of tenants.
+// some are the keys for queries to the kernel: all of honest Services, and a few of tenants.
 func (n *neighbours) some(keys map[lb.Key]string) map[lb.Key]string {
 	out := map[lb.Key]string{}
 	tenants := 0
@@ -359,7 +359,7 @@ func (q question) String() string { return fmt.Sprintf("%s → %s", q.from, q.ke
 func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) map[question]string {
 	look, ok := looker(n.plane)
 	if !ok {
-		n.Fatal("the plane does not tell what the kernel does with packets")
+		n.Fatal("the plane does not report the kernel's treatment of packets")
 	}
 	node := n.victims.Node[0]
 	out := map[question]string{}
@@ -390,7 +390,7 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 	return out
 }
 
-// claimed reports whether somebody claims the node's address, and so the port of a NodePort there (SV-65).
+// claimed reports whether a Service claims the node's address, and so the port of a NodePort there (SV-65).
 func (n *neighbours) claimed(k lb.Key) bool {
 	return k.IsNodePort() && n.table.Get(lb.Key{Addr: n.victims.Node[0], Port: k.Port, Proto: k.Proto}) != nil
 }
@@ -398,8 +398,8 @@ func (n *neighbours) claimed(k lb.Key) bool {
 // dispatch is the name of a chain in front of its rule: as Services come, rules move between chains that only dispatch.
 var dispatch = regexp.MustCompile(`^(nat|filter) KUBE-PORTALS-\S+ `)
 
-// branches are sub-chains of the dispatch trees of modes iptables and userspace, and the rules that lead to them: with each Service that comes
-// the trees may split elsewhere. Whether a packet still finds its rule, answers asks the kernel.
+// branches are sub-chains of the dispatch trees of modes iptables and userspace, and the rules that lead to
+// them: each new Service may split the trees elsewhere. answers checks that packets still find their rules.
 var branches = regexp.MustCompile(`KUBE-(SVC-TO|SVC-NP|SERVICES|NODEPORTS|EXTERNAL|EXTNP|PROXY-FW|PORTALS-[CN]|NODEPORT-[CLN])-([0-9A-F]+|H[0-9A-Z]{12})$`)
 
 // own are the chains of a service port or endpoint: their rules do not move.

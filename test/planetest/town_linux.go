@@ -17,8 +17,8 @@ import (
 const (
 	// townServices is how many Services there are at most.
 	townServices = 8
-	// townPort is the port at which pods serve the first Service. Each has one of its own, so that an answer tells
-	// of which Service it is.
+	// townPort is the port at which pods serve the first Service. Each Service has its own, so that an answer
+	// identifies the Service.
 	townPort = 9000
 	// outsiders is how many addresses the client has beside its own.
 	outsiders = 12
@@ -95,7 +95,7 @@ func (w *town) reform(i int) (lb.Owner, []*lb.Frontend) {
 			s.SourceRanges = []netip.Prefix{netlab.LAN4, netlab.LAN6}
 		}
 	}
-	if w.rnd.IntN(3) == 0 { // all want the same one, and somebody another's cluster IP
+	if w.rnd.IntN(3) == 0 { // all claim the same address, and the next Service's cluster IP
 		s.ExternalIPs = []netip.Addr{w.addr("198.51.100.7", "2001:db8:51::7"),
 			w.addr(fmt.Sprintf("10.97.0.%d", (i+1)%townServices+1), fmt.Sprintf("fd00:10:96::2:%x", (i+1)%townServices+1))}
 	}

@@ -20,9 +20,9 @@ import (
 const movesPerState = 2
 
 // Transitions moves a plane at random between the states of all scenarios, two moves for each state, through
-// Apply alone. A move may come in several batches, and a batch may come twice. Every few moves the plane must
-// tell the same of itself ([Dump]) as a fresh one that was Reset to the same table. It runs in namespaces of its
-// own and needs root.
+// Apply alone. A move may come in several batches, and a batch may come twice. Every few moves the [Dump] of
+// the plane must equal that of a fresh one with the same table. It runs in namespaces of its own and needs
+// root.
 func Transitions(t *testing.T, cfg Config) {
 	all := cfg.load(t)
 	for _, f := range families {

@@ -249,7 +249,7 @@ func (v *verbs) resetInPieces() {
 	v.holds("in pieces", t)
 }
 
-// A plane that comes after another finds what that left, and tells which keys went while there was none (DP-51).
+// A new plane finds the rules of the one before, and reports the keys that went in between (DP-51).
 func (v *verbs) restart() {
 	t := v.table()
 	v.resetTo(t)

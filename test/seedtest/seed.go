@@ -1,5 +1,5 @@
-// Package seedtest gives tests that walk at random where chance begins. `make` sets it by the commit, so that whoever tests a commit takes
-// the walks that CI takes; `go test` alone begins anywhere.
+// Package seedtest has the seeds of random tests. `make` sets them by the commit, so that every test of a
+// commit repeats the walks of CI. `go test` alone takes others.
 package seedtest
 
 import (

@@ -81,9 +81,9 @@ func (m *Machine) fill() error {
 	return os.WriteFile(filepath.Join(m.prefix, ".update-timestamp"), []byte("disable\n"), 0o644)
 }
 
-// Boot has the machine begin in a network namespace: it stays while the test lasts, where else it would end with the last program that
-// somebody runs on it, services and drivers too; and it knows its interfaces and addresses, which a driver tells. start starts a command
-// in the namespace.
+// Boot starts the machine in a network namespace. It runs until the test ends; without Boot it would end with
+// its last program, services and drivers included. A driver reports its interfaces and addresses. start starts
+// a command in the namespace.
 func (m *Machine) Boot(t TB, start func(*exec.Cmd) error) {
 	t.Helper()
 	if err := m.boot(t, start); err != nil {

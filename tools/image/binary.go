@@ -36,7 +36,7 @@ type program struct {
 // compile builds the binary. dir keeps it, so that an unchanged one is not linked again.
 func compile(ctx context.Context, dir string, on v1.Platform) (program, error) {
 	out := filepath.Join(dir, on.OS+"-"+on.Architecture, "kube-proxy")
-	// The commit in the binary, where git tells it: not as a flag of Go's environment may have it.
+	// The commit in the binary, if git knows it, whatever GOFLAGS say.
 	stamp := fmt.Sprintf("-buildvcs=%t", git(ctx, "rev-parse", "HEAD") != "")
 	cmd := goCommand(ctx, on, "build", stamp, "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/kube-proxy")
 	if said, err := cmd.CombinedOutput(); err != nil {

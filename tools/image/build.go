@@ -96,7 +96,7 @@ func ownTree(p program) (t tree, err error) {
 	return t, err
 }
 
-// made is an image with its bill of materials, and what is told of it.
+// made is an image with its bill of materials, and the lines to print.
 type made struct {
 	index v1.ImageIndex // of the tags
 	bill  []byte

@@ -24,14 +24,14 @@ var packages = []string{
 var wanted = slices.Concat([]string{
 	"etc/os-release", "usr/lib/os-release",
 	"usr/sbin/ipset",
-	// What a rule of somebody else names must be readable too, so all extensions; not those of arptables and ebtables.
+	// All extensions, to read the rules of other programs; not those of arptables and ebtables.
 	"usr/lib/*/xtables/libxt_*.so", "usr/lib/*/xtables/libipt_*.so", "usr/lib/*/xtables/libip6t_*.so",
 	// The licences that the packages' copyright files point to.
 	"usr/share/common-licenses/*",
 }, iptablesPrograms())
 
 // iptablesPrograms are the names under which modes iptables and ipvs look for both back ends. The plain names, which are of one
-// of the back ends, are left out: which one a node uses is found out anew on each.
+// of the back ends, are left out: the proxy detects the node's back end.
 func iptablesPrograms() (names []string) {
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, backend := range []string{"nft", "legacy"} {
@@ -125,7 +125,7 @@ func debianTree(ctx context.Context, a archive, l lock, arch string) (tree, []de
 	return t, pkgs, nil
 }
 
-// takeAll adds the files that a pattern names, of which there must be some.
+// takeAll adds the files that match a pattern, at least one.
 func (t tree) takeAll(from tree, pattern string) error {
 	some := false
 	for _, name := range from.names() {

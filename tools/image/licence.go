@@ -29,7 +29,7 @@ func licenceOf(texts map[string][]byte, folder string) string {
 	return conjunction(all)
 }
 
-// conjunction joins licences that all hold. It is "" if there is none, or one that is not known.
+// conjunction joins licences that all hold. It is "" without any, or with an unknown one.
 func conjunction(ids []string) string {
 	var parts []string
 	for _, id := range ids {
@@ -42,7 +42,7 @@ func conjunction(ids []string) string {
 	return strings.Join(slices.Compact(parts), " AND ")
 }
 
-// classify tells which licence a text is, by the sentence that no other has; "" if it is none of those.
+// classify identifies a licence by a sentence that no other has; "" if unknown.
 func classify(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	has := func(s string) bool { return strings.Contains(text, s) }

@@ -157,7 +157,7 @@ func sourceDate(epoch, commit string) (time.Time, error) {
 		text = commit
 	}
 	if text == "" {
-		return time.Time{}, errors.New("no time for the files of the image: git does not tell that of the commit: set SOURCE_DATE_EPOCH")
+		return time.Time{}, errors.New("no time for the files of the image: git does not know that of the commit: set SOURCE_DATE_EPOCH")
 	}
 	seconds, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || seconds < 0 {
