@@ -28,11 +28,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 			at = o.file.at(e.Path).Addr()
 		}
 		v := &value{kind: kindOf(at.Type().Elem()), entry: e, at: at.Elem(), note: note}
-		help := e.Help
-		if e.Later {
-			help += " (" + e.says() + ")"
-		}
-		pf := fs.VarPF(v, e.Flag, e.Short, help)
+		pf := fs.VarPF(v, e.Flag, e.Short, e.Help)
 		pf.NoOptDefVal = e.Alone
 		if v.Type() == "bool" {
 			pf.NoOptDefVal = "true"

@@ -92,15 +92,12 @@ func everyAddress() []netip.Prefix {
 // tellEffects warns of flags and fields that were set and have no effect (G1, G7): at all, or in
 // some mode.
 func (o *Options) tellEffects(c *Config) {
-	var later []string
 	other := map[string][]string{}
 	tell := func(name string, e *entry, isDefault bool) {
 		switch {
 		case e.Gone != "" && isDefault:
 		case e.Gone != "":
 			o.warn("%s has no effect: %s", name, e.Gone)
-		case e.Later:
-			later = append(later, name)
 		case isDefault:
 		case e.System != "" && e.System != o.system, e.modes != nil:
 			for _, m := range o.modes {
@@ -120,9 +117,6 @@ func (o *Options) tellEffects(c *Config) {
 			same := reflect.DeepEqual(o.defaults.at(f.Path).Interface(), o.file.at(f.Path).Interface())
 			tell(path, f, same)
 		}
-	}
-	if len(later) > 0 {
-		o.warn("accepted, without effect in this version: %s", strings.Join(later, ", "))
 	}
 	for _, m := range o.modes {
 		if names := other[m.Name]; len(names) > 0 {

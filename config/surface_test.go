@@ -48,8 +48,6 @@ func effectName(e *entry) string {
 	switch {
 	case e.Gone != "":
 		return "gone"
-	case e.Later:
-		return "later"
 	case e.System != "":
 		return e.System
 	case e.modes != nil:

@@ -35,8 +35,6 @@ func (e *entry) says() string {
 	switch {
 	case e.Gone != "":
 		return "accepted, without effect: " + e.Gone
-	case e.Later:
-		return "accepted, without effect in this version"
 	case e.System != "":
 		return "only on " + systemName(e.System)
 	case e.modes != nil:

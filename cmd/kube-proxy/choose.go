@@ -47,9 +47,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		return err
 	}
 	p.present.Store(resolved)
-	for _, w := range resolved.Resolved.Warnings {
-		p.log.Warn("Configuration warning", "warning", w)
-	}
+	warn(p.log, resolved.Resolved.Warnings)
 	return nil
 }
 

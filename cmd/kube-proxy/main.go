@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -72,9 +73,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 		return asService(ctx, cfg.WindowsService, p.run, p.hangUp)
 	}
 	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
-	for _, w := range cfg.Warnings {
-		log.Logger().Warn("Configuration warning", "warning", w)
-	}
+	warn(log.Logger(), cfg.Warnings)
 	switch {
 	case cfg.WriteConfigTo != "":
 		data, err := cfg.YAML()
@@ -89,5 +88,12 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 		return removeRules(ctx, modes, cfg, log.Logger())
 	default:
 		return newProxy(modes, args, cfg, log, log.Logger()).initOnly(ctx)
+	}
+}
+
+// warn logs warnings about the configuration.
+func warn(log *slog.Logger, warnings []string) {
+	for _, w := range warnings {
+		log.Warn("Configuration warning", "warning", w)
 	}
 }

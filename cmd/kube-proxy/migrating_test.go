@@ -6,13 +6,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-
-	"sigs.k8s.io/yaml"
 )
 
 // Every command of docs/migrating.md that is marked sh runs, in the order of the page, in a namespace, in a folder with the files that the
@@ -64,45 +61,6 @@ func TestMigratingPage(t *testing.T) {
 		if data, err := os.ReadFile(n.path(name)); err != nil || len(data) == 0 {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-	// What is not marked as run is marked as not run, and says why: it needs the cluster, or the chains of mode ipvs, which
-	// plane/cleanup.TestIPVSTakeBack empties on a kernel that has them.
-	inCluster := regexp.MustCompile(`^(kubectl|curl|ip6?tables -t mangle -F KUBE-IPVS-(IN|OUT)( &&|$)) ?`)
-	for _, fence := range regexp.MustCompile("(?m)^ *```([a-z]*)$").FindAllStringSubmatch(string(page), -1) {
-		if !slices.Contains([]string{"sh", "console", "yaml", ""}, fence[1]) {
-			t.Errorf("a block is marked %q", fence[1])
-		}
-	}
-	for _, block := range regexp.MustCompile("(?ms)^ *```console\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {
-		for line := range strings.Lines(block[1]) {
-			if line = strings.TrimSpace(line); !inCluster.MatchString(line) {
-				t.Errorf("it needs no cluster, and is not run: %s", line)
-			}
-		}
-	}
-	for _, block := range regexp.MustCompile("(?ms)^ *```yaml\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {
-		var pod struct {
-			InitContainers []struct{ Command []string }
-		}
-		do(t, yaml.Unmarshal([]byte(block[1]), &pod))
-		if len(pod.InitContainers) != 1 || !slices.Contains(pod.InitContainers[0].Command, "--cleanup") {
-			t.Errorf("this is no part of a pod that cleans up:\n%s", block[1])
-		}
-	}
-	// The tests that it names are there.
-	named := regexp.MustCompile("`([a-z0-9/-]+)\\.(Test\\w+)`").FindAllStringSubmatch(string(page), -1)
-	for _, m := range named {
-		files, err := filepath.Glob("../../" + m[1] + "/*_test.go")
-		do(t, err)
-		if !slices.ContainsFunc(files, func(f string) bool {
-			data, err := os.ReadFile(f)
-			return err == nil && strings.Contains(string(data), "func "+m[2]+"(")
-		}) {
-			t.Errorf("there is no test %s.%s", m[1], m[2])
-		}
-	}
-	if len(named) < 6 {
-		t.Errorf("the page names %d tests", len(named))
 	}
 }
 

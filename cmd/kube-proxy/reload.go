@@ -98,11 +98,8 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 			"the rules stay in force until it runs", before.File, strings.Join(restart, ", "), after.WhyRestart(restart[0])))
 	case len(live) > 0:
 		told := slices.Concat(before.Warnings, before.Resolved.Warnings)
-		for _, w := range slices.Concat(after.Warnings, after.Resolved.Warnings) {
-			if !slices.Contains(told, w) {
-				p.log.Warn("Configuration warning", "warning", w)
-			}
-		}
+		known := func(w string) bool { return slices.Contains(told, w) }
+		warn(p.log, slices.DeleteFunc(slices.Concat(after.Warnings, after.Resolved.Warnings), known))
 		changes := strings.Join(live, ", ")
 		if err := p.apply(before, after); err != nil {
 			p.log.Error("Applied the changed configuration, except host settings", "file", before.File, "fields", strings.Join(live, " "), "err", err)

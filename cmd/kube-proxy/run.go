@@ -87,9 +87,7 @@ func (p *proxy) run(ctx context.Context) error {
 	p.log.Info("Starting kube-proxy", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
 		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"),
 		"machine", cfg.MachineID, "boot", cfg.BootID)
-	for _, w := range cfg.Warnings {
-		p.log.Warn("Configuration warning", "warning", w)
-	}
+	warn(p.log, cfg.Warnings)
 	src, srcErr := p.newSource()
 	if srcErr == nil {
 		p.connected = src.connected

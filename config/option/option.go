@@ -63,8 +63,6 @@ type Field struct {
 type Effect struct {
 	// System is the only operating system that has it, as [runtime.GOOS] names it; "" for all.
 	System string
-	// Later: this version takes it, checks it, and does nothing with it yet (G7).
-	Later bool
 	// Gone is what became of something that no proxy has any more; "" if it is still there.
 	Gone string
 }

@@ -18,6 +18,9 @@ type Options struct {
 	localhostNodePorts bool // a flag alone
 }
 
+// useGate replaces the flag --nftables-localhost-nodeports.
+const useGate = "use the feature gate KubeProxyNFTablesLocalhostNodePorts"
+
 // options is the mode's section of the configuration.
 func options() option.Section {
 	v := &Options{}
@@ -32,8 +35,7 @@ func options() option.Section {
 			Help: "bit of the packet mark that asks for masquerading, 0 to 31"},
 		{Path: "nftables.masqueradeAll", Flag: "nftables-masquerade-all", Row: "CF-30",
 			Help: "masquerade every connection to a cluster IP"},
-		{At: &v.localhostNodePorts, Flag: "nftables-localhost-nodeports", Effect: option.Effect{Later: true},
-			Help: "NodePorts answer on 127.0.0.1 too"},
+		{At: &v.localhostNodePorts, Flag: "nftables-localhost-nodeports", Effect: option.Effect{Gone: useGate}, Help: "without effect: " + useGate},
 	}}
 }
 
