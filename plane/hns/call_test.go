@@ -34,7 +34,8 @@ func TestEndpointHas(t *testing.T) {
 	}
 }
 
-// hcn lists ids and then reads each object: one that goes meanwhile fails the list, which is repeated.
+// hcn lists ids and then reads each object: one that goes meanwhile fails the list, which is
+// repeated (WN-28).
 func TestListWhileObjectsGo(t *testing.T) {
 	gone := errors.New("hcnOpenEndpoint failed in Win32: The specified endpoint was not found. (0x803b0002)")
 	for _, c := range []struct {

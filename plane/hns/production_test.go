@@ -439,8 +439,8 @@ func (u *unchanging) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer)
 	return all[i], err
 }
 
-// HNS 15.4 ignores modifications: the load balancer is made anew, now and from then on, also after a Reset
-// (kubernetes/kubernetes#131466).
+// HNS 15.4 ignores modifications: from then on the load balancer is deleted and created again, also after a
+// Reset (kubernetes/kubernetes#131466, WN-28).
 func TestModificationsIgnored(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	h := &unchanging{Fake: n.Fake}
