@@ -18,7 +18,8 @@ import (
 	"kube-proxy/test/hnsfake"
 )
 
-// wires connect the node and its echoes, as the fake resolves packets: servers of HTTP on this machine stand for echoes.
+// wires connect the node and its servers as the fake resolves packets; HTTP servers of this machine
+// stand in for pods.
 type wires struct {
 	t       *testing.T
 	hns     *hnsfake.Fake
@@ -115,8 +116,9 @@ func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) h
 	}
 }
 
-// On an HNS that carries connections as its documents say, all of step 7 holds: the node and a pod of it reach each backend by a frontend, that
-// pod itself too, clients elsewhere reach them by a NodePort, and policy Local, affinity and open connections keep what they promise (WN-03).
+// All of step 7 passes on an HNS that behaves as documented: the node and its pods reach each
+// backend by a frontend, a pod also itself; other clients reach them by a NodePort; policy Local,
+// affinity and open connections work (WN-03).
 func TestDataPath(t *testing.T) {
 	for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
 		want := hnsfake.Assumed("26100")
@@ -149,7 +151,7 @@ func TestDataPath(t *testing.T) {
 	}
 }
 
-// Each claim of step 7 fails on an HNS of which it does not hold (WN-03).
+// Each claim of step 7 can fail (WN-03).
 func TestDataPathFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		alter  func(hnsfake.Verdict) hnsfake.Verdict

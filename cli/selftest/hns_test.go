@@ -68,8 +68,8 @@ func factsOf(t *testing.T, lines []Line) hnsfake.Facts {
 	return facts
 }
 
-// What the test measures of an HNS is how that HNS behaves: the transcript of each build gives back the facts of the build, and the test
-// leaves nothing behind (WN-03).
+// The transcript of each build returns the facts of the build, and the test leaves nothing behind
+// (WN-03).
 func TestTranscriptGivesTheFacts(t *testing.T) {
 	for _, build := range hnsfake.Builds {
 		for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
@@ -79,7 +79,7 @@ func TestTranscriptGivesTheFacts(t *testing.T) {
 				t.Errorf("%s %s: failed: %v", build, typ, failed(lines))
 			}
 			got := factsOf(t, lines)
-			// No answer: what takes a pod, or a clock; a listener of this test is none of the fake's.
+			// Not measured here: facts that need a pod or a clock, and listeners of this machine.
 			want.CallMillis, want.ObjectMillis, want.VIPEndpoint, want.HostReachesVIP, want.ListenerConflict = 0, 0, false, false, false
 			want.SourceVIPEndpoint = want.SourceVIPEndpoint && typ == hns.Overlay
 			if want.DeletesFail > 0 != (got.DeletesFail > 0) {
@@ -172,7 +172,7 @@ func TestSameKeyAccepted(t *testing.T) {
 	}
 }
 
-// Each claim fails on an HNS of which it does not hold (WN-03).
+// Each claim can fail (WN-03).
 func TestHNSFails(t *testing.T) {
 	call := func(name string, fault hnsfake.Fault) func(*hnsfake.Fake, string, *Config) {
 		return func(f *hnsfake.Fake, _ string, _ *Config) {

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// A proxy is asked what the kernel holds when it has written, and not before: the comparison costs the most on the slow
-// machine whose proxy has not begun, and a late answer to it would be told beside a status that is old by then (WN-03).
+// The proxy compares the kernel only after it has written. Earlier the comparison would slow the
+// start on a slow machine, and its late answer would not match the status (WN-03).
 func TestComparesWhatIsWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "admin.sock")
 	l, err := net.Listen("unix", path)

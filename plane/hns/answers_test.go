@@ -23,7 +23,7 @@ func (n *windowsNode) once(name string, f hnsfake.Fault) {
 	})
 }
 
-// badAnswers are what HNS answers when something is wrong, and the words by which it is told.
+// badAnswers are answers of a faulty HNS, and the words that report them.
 var badAnswers = map[string]struct {
 	fault hnsfake.Fault
 	says  string
@@ -35,8 +35,8 @@ var badAnswers = map[string]struct {
 	"denied":            {hnsfake.Fault{Code: hns.CodeAccessDenied}, "access denied (0x5)"},
 }
 
-// A bad answer to a call of one change costs that change's row alone, which says what HNS said to which call; the other rows of the batch are
-// written, and the next try writes the row (DP-46).
+// A bad answer to one change fails only its frontend, with the call and the answer. The other
+// frontends of the batch are written, and the next attempt succeeds (DP-46).
 func TestBadAnswersToAChange(t *testing.T) {
 	for what, bad := range badAnswers {
 		for _, call := range []string{"CreateEndpoint", "CreateLoadBalancer", "ModifyLoadBalancer", "DeleteLoadBalancer"} {

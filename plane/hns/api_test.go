@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Requests have the names of schema version 2, as github.com/Microsoft/hnslib/hcn writes them: a field that is not set is not there.
+// Requests have the field names of schema version 2, as github.com/Microsoft/hnslib/hcn writes
+// them; unset fields are absent.
 func TestRequestsAreOfSchemaVersion2(t *testing.T) {
 	for want, v := range map[string]any{
 		`{"ID":"l","HostComputeEndpoints":["e"],"SourceVIP":"10.1.1.2","FrontendVIPs":["10.96.0.10"],` +
@@ -56,7 +57,7 @@ func TestKindOfCodes(t *testing.T) {
 	}
 }
 
-// What happened is certain where HNS answered; where it did not, or gave no reason, the call may have done what it was asked for.
+// The outcome is known if HNS answered with a reason, else unknown.
 func TestUncertain(t *testing.T) {
 	for kind, want := range map[error]bool{ErrNotFound: false, ErrExists: false, ErrInUse: false, ErrInvalid: false, ErrUnsupported: false,
 		ErrDenied: false, ErrRPC: true, ErrTimeout: true, ErrFailed: true} {

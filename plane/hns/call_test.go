@@ -99,8 +99,8 @@ func TestHostMAC(t *testing.T) {
 	}
 }
 
-// A call that HNS does not answer is given up after a minute, or with its context; few of them may hang at a time, and when they end, or have been
-// abandoned for long, others go (WN-18).
+// A call without an answer times out after a minute or with its context. Few may hang at a time;
+// others proceed when these end or are abandoned (WN-18).
 func TestCallsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, hang := newLimit(mostHanging), make(chan struct{})
@@ -140,7 +140,8 @@ func TestCallsThatHang(t *testing.T) {
 	})
 }
 
-// An HNS that answers nothing for days holds a few threads more each time that the wait for it doubles, not one for each attempt (WN-18).
+// An HNS that hangs for days holds one thread more for each doubling of the wait, not for each
+// attempt (WN-18).
 func TestThreadsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, hang, made := newLimit(mostHanging), make(chan struct{}), 0
@@ -155,7 +156,8 @@ func TestThreadsThatHang(t *testing.T) {
 	})
 }
 
-// A list may take as long as its objects need, however long a write may; one that was too slow gets more time (WN-18).
+// A list has the time that its objects need, whatever a write may take; after a timeout it has more
+// (WN-18).
 func TestListsTakeTheirTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimit(mostHanging)

@@ -19,8 +19,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// TestConformance puts the packets of every scenario to a resolver that walks the fake's load balancers as HNS would: the column
-// "kernelspace (HNS as assumed)" of docs/conformance.md, with the defaults of the configuration.
+// TestConformance resolves the packets of every scenario in the fake's load balancers: the column
+// "kernelspace (HNS as assumed)" of docs/conformance.md, with the default configuration.
 func TestConformance(t *testing.T) {
 	planetest.Run(t, planetest.Config{Mode: "kernelspace", Stands: "HNS as assumed", Model: node{}.model, Trace: node{}.traced, Otherwise: differing(nil), DiffersIn: unasked})
 }
@@ -36,10 +36,10 @@ func TestConformanceDSR(t *testing.T) {
 		})})
 }
 
-// unasked are scenarios of which the fake cannot tell, and why.
+// unasked are scenarios that the fake cannot show, with the reason.
 var unasked = map[string]string{"first-connection": "the fake of HNS knows no connection that waits for its first answer"}
 
-// differing has the scenarios with lines that HNS cannot carry out, by the reason, but for those that more has.
+// differing are the lines that HNS cannot carry out, by reason, without those of more.
 func differing(more map[planetest.Modelled][]string) map[planetest.Modelled][]string {
 	all := map[planetest.Modelled][]string{
 		planetest.ModelledAffinity:  {"changes-while-down", "restart", "session-affinity-survives-changes", "session-affinity-timeout"},
@@ -193,7 +193,7 @@ func (s *stand) now() *hnsfake.State {
 	return s.state
 }
 
-// watched is a plane after whose writes the state is looked at anew.
+// watched is a plane whose state is read after each write.
 type watched struct {
 	*hns.Plane
 	s *stand

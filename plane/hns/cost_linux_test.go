@@ -16,7 +16,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// backendsEach is how many backends a Service of the tests of cost has: one on this node, two on others.
+// backendsEach is the number of backends of a Service in cost tests: one on this node, two
+// elsewhere.
 const backendsEach = 3
 
 // large is a plane that holds so many Services, and its HNS.
@@ -49,7 +50,7 @@ func large(t *testing.T, f lb.Family, kind hns.NetworkType, services int) (*hnsf
 	return fake, p, table
 }
 
-// What a change costs, in calls to HNS and bytes of their JSON, is the same among 100 Services and among 10,000 (DP-47).
+// A change costs the same calls and bytes among 100 and 10,000 Services (DP-47).
 func TestCostFollowsTheChange(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, kind := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
@@ -79,7 +80,7 @@ func calls(cost map[string]hnsfake.Count) (n int) {
 	return n
 }
 
-// costs tells what each of some changes costs among so many Services.
+// costs returns the cost of each change among n Services.
 func costs(t *testing.T, f lb.Family, kind hns.NetworkType, services int) map[string]map[string]hnsfake.Count {
 	t.Helper()
 	fake, p, table := large(t, f, kind, services)
@@ -114,8 +115,8 @@ func costs(t *testing.T, f lb.Family, kind hns.NetworkType, services int) map[st
 // services is how many the tests of a whole table have.
 const services = 10000
 
-// The first sync of 10,000 Services makes a call for each load balancer and each endpoint of another node, and one list of each kind; a
-// restart finds all of it and writes nothing.
+// The first sync of 10,000 Services makes one call for each load balancer and each remote endpoint,
+// and one list of each kind. A restart finds everything and writes nothing.
 func TestFirstSync(t *testing.T) {
 	start := time.Now()
 	fake, _, table := large(t, lb.IPv4, hns.L2Bridge, services)
@@ -144,8 +145,8 @@ func TestFirstSync(t *testing.T) {
 	}
 }
 
-// A process that holds 10,000 Services takes no more than 200 MiB from the system, for the plane, the table and the fake. It is a process
-// of its own, because what other tests took stays taken.
+// With 10,000 Services the plane, the table and the fake take at most 200 MiB. The test runs in its
+// own process, because memory of other tests stays allocated.
 func TestMemory(t *testing.T) {
 	const child = "HNS_TEST_MEMORY"
 	if os.Getenv(child) != "" {

@@ -9,8 +9,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Dump reads HNS and returns, as text, what load balancers of the family it has, and the endpoints that this package made, in
-// one order and without ids.
+// Dump returns the family's load balancers and our endpoints in HNS as sorted text without ids.
 func (p *Plane) Dump() (string, error) {
 	ctx := context.Background()
 	pic, err := p.read(ctx, lb.Node{})

@@ -17,7 +17,7 @@ var RenderIn = renderIn
 // Remove is --cleanup with the HNS that open finds.
 var Remove = remove
 
-// KeptIn is what trace is told of a node whose network is known.
+// KeptIn is the trace in a known network.
 func KeptIn(s mode.Settings, n Network) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Frontend, string) {
 	known, err := parse(n)
 	if err != nil {

@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "write testdata/*.json anew")
 type golden struct {
 	cfg   hns.Config
 	table *lb.Table
-	// says is what is told of what is left out.
+	// says are words of the notices about omissions.
 	says []string
 }
 
@@ -63,7 +63,7 @@ func healthCheck(port uint16) *lb.Frontend {
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
 }
 
-// leftOut has what HNS cannot say: SCTP, and endpoints with several ports, of which most serve.
+// leftOut has what HNS cannot serve: SCTP, and endpoints with several ports.
 func leftOut() *lb.Table {
 	t := &lb.Table{Node: world.Node()}
 	set := func(proto lb.Proto, backends ...string) *lb.BackendSet {
@@ -85,8 +85,8 @@ func leftOut() *lb.Table {
 	return t
 }
 
-// What is asked of HNS for rows of each kind is what testdata says, the same each time; what HNS cannot say is told and left out, the
-// rest is there (DP-45, CF-31, CF-32).
+// The requests for each kind of frontend equal testdata, every time. What HNS cannot serve is
+// reported and left out (DP-45, CF-31, CF-32).
 func TestRenderDP45(t *testing.T) {
 	t.Setenv("KUBE_NETWORK", "")
 	for name, g := range goldens() {
@@ -129,8 +129,8 @@ func TestRenderDP45(t *testing.T) {
 	}
 }
 
-// Health checks of a load balancer's address follow its Service: other ports, other addresses, and away with the last; a
-// port of the Service itself comes first (CF-32).
+// Forwarded health checks follow their Service's ports and addresses, and end with it; the
+// Service's own ports take precedence (CF-32).
 func TestForwardHealthChecksCF32(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	cfg := n.config(lb.IPv4)

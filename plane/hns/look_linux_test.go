@@ -20,7 +20,8 @@ import (
 
 var _ mode.Looker = (*hns.Plane)(nil)
 
-// asked are packets to each row from a pod, the node and outside, and what the fake's own resolver says of each.
+// follow compares traces of packets from a pod, the node and outside to each frontend with the
+// fake's resolver.
 func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w planetest.World) (balanced int) {
 	t.Helper()
 	state, node := n.State(), w.Addr(192, 1)
@@ -63,8 +64,8 @@ func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w plane
 	return balanced
 }
 
-// A packet is followed through what HNS holds as the fake's own resolver does, also after somebody has damaged it; nothing differs after a Reset
-// and after changes, and each damage is named.
+// Traces equal the fake's resolver, also after damage. After a Reset and changes there are no
+// differences, and each damage is reported.
 func TestLook(t *testing.T) {
 	for name, kind := range map[string]hns.NetworkType{"l2bridge": hns.L2Bridge, "overlay": hns.Overlay} {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -132,7 +133,7 @@ func testLook(t *testing.T, kind hns.NetworkType, f lb.Family, dsr bool) {
 	}
 }
 
-// Whoever looks meanwhile disturbs nobody, and nobody disturbs him.
+// Traces and writes do not disturb each other.
 func TestLookWhileWriting(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	n := newNode(hns.L2Bridge, hnsfake.Everything)

@@ -12,7 +12,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// objectBytes and referenceBytes stand for what HNS keeps of an object, and of an endpoint that a load balancer names; it tells neither.
+// objectBytes and referenceBytes are assumed sizes of an object and of a reference to an endpoint
+// in HNS.
 const objectBytes, referenceBytes = 1024, 36
 
 // What one tenant writes takes heap and memory of HNS in proportion to its bytes (TN-91).

@@ -23,8 +23,8 @@ type version struct {
 
 func (v version) Features(context.Context) (Features, error) { return v.has, v.err }
 
-// A blank mode on Windows is kernelspace. Where HNS is missing or too old, it is an error that names mode userspace; no other mode runs
-// unasked (CF-19).
+// A blank mode on Windows is kernelspace. If HNS is missing or too old, the error names mode
+// userspace; no other mode runs unasked (CF-19).
 func TestBlankModeOnWindows(t *testing.T) {
 	for name, c := range map[string]struct {
 		open func() (HNS, error)
@@ -107,7 +107,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// What check says of a node: the network that there is not, its ManagementIP and the source VIP of an overlay (WN-05).
+// check reports a missing network, ManagementIP, host MAC or source VIP (WN-05).
 func TestMissingWN05(t *testing.T) {
 	ours := hnsNetworks{{ID: "1", Name: "cbr0", Type: Overlay, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01", Ipams: []Ipam{{Subnets: []Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}}}
 	bare := hnsNetworks{{ID: "1", Name: "cbr0", Type: L2Bridge}}

@@ -46,7 +46,7 @@ func (n *windowsNode) addNetwork(t hns.NetworkType) {
 	n.SetServices(slices.Concat(v4.Node().ServiceCIDRs, v6.Node().ServiceCIDRs)...)
 }
 
-// schedule makes the endpoints of the pods of this node that rows have as backends, as the CNI does before they are ready.
+// schedule creates the endpoints of local backends, as the CNI plugin does before pods are ready.
 func (n *windowsNode) schedule(rows ...*lb.Frontend) {
 	if n == nil || n.noCNI || !n.there() {
 		return
@@ -165,7 +165,7 @@ func (n *windowsNode) endpointOf(t testing.TB, a string) hns.Endpoint {
 	return hns.Endpoint{}
 }
 
-// balancerOf returns the load balancer of a key; ok is false if there is none.
+// balancerOf returns the load balancer of a key, if any.
 func (n *windowsNode) balancerOf(vip string, port uint16) (l hns.LoadBalancer, ok bool) {
 	for _, l := range n.State().LoadBalancers {
 		has := ""

@@ -26,8 +26,9 @@ func (n *windowsNode) trace() (asked func() []string) {
 	}
 }
 
-// Other endpoints are written in place where HNS can: connections live on. Otherwise the new endpoint is there before, the old one goes after, and
-// between the end of the old load balancer and the new one there is no call (DP-46).
+// Endpoints change in place where HNS can, and connections survive. Otherwise new endpoints come
+// first and old ones go last, and no call separates the deletion and the creation of the load
+// balancer (DP-46).
 func TestOrderDP46(t *testing.T) {
 	old := hnsfake.Everything
 	old.ModifyLoadbalancer = false
@@ -81,7 +82,8 @@ func TestOrderDP46(t *testing.T) {
 	}
 }
 
-// If HNS refuses a new load balancer after the old one went, that comes back: its clients do not pay for what HNS does not take (DP-46).
+// If HNS refuses a new load balancer after the deletion of the old one, the old one is restored
+// (DP-46).
 func TestComesBackDP46(t *testing.T) {
 	old := hnsfake.Everything
 	old.ModifyLoadbalancer = false
@@ -141,7 +143,8 @@ func TestSharedEndpointsDP46(t *testing.T) {
 	}
 }
 
-// A call that fails though HNS did what it asked for leaves a load balancer that nobody knows: its key is taken. The plane asks for an audit, which adopts it.
+// A call that fails but takes effect leaves an unknown load balancer with the key. The plane
+// requests an audit, which adopts it.
 func TestAnswerLost(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	p, table := n.plane(t, lb.IPv4), world.Table(1, 2)
@@ -174,8 +177,8 @@ func TestAnswerLost(t *testing.T) {
 	}
 }
 
-// otherwise is an HNS that shows objects otherwise than they were asked for: load balancers with a flag more, addresses of IPv6 in capitals, and endpoints with a
-// policy more.
+// otherwise is an HNS that shows objects differently than requested: load balancers with another
+// flag, IPv6 addresses in capitals, endpoints with another policy.
 type otherwise struct{ *windowsNode }
 
 func (o otherwise) balancer(l hns.LoadBalancer) hns.LoadBalancer {
@@ -213,8 +216,8 @@ func (o otherwise) Endpoints(ctx context.Context, network string) ([]hns.Endpoin
 	return all, err
 }
 
-// What HNS shows otherwise than it was asked for is not taken for the work of others: an audit that made it anew each time would cut all connections. What
-// nobody wants any more still goes.
+// Objects that HNS shows differently are still ours and unchanged: repairing them would cut
+// connections with each audit. Stale ones are still removed.
 func TestShownOtherwise(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		n, w := newNode(hns.L2Bridge, hnsfake.Everything), planetest.World{Family: f}

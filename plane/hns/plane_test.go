@@ -32,7 +32,7 @@ func says(t *testing.T, err error, words ...string) {
 	}
 }
 
-// notices returns the texts and arguments of what the plane tells.
+// notices returns the plane's notices with their arguments.
 func notices(p testPlane) string {
 	var b strings.Builder
 	for _, n := range p.Notices() {
@@ -41,8 +41,8 @@ func notices(p testPlane) string {
 	return b.String()
 }
 
-// The network is found by its name, of the flag or of KUBE_NETWORK (CF-31); while it is not there, or is not to be told from another, a Reset says
-// what to do, writes nothing, and succeeds once it is (DP-48).
+// A flag or KUBE_NETWORK names the network (CF-31). While it is missing or ambiguous, a Reset says
+// what to do and writes nothing; later it succeeds (DP-48).
 func TestNetworkCF31(t *testing.T) {
 	t.Setenv("KUBE_NETWORK", "")
 	_, err := hns.New(hns.Config{Family: lb.IPv4, HNS: hnsfake.New(hnsfake.Everything)})
@@ -75,8 +75,8 @@ func TestNetworkCF31(t *testing.T) {
 	reset(t, p, table)
 }
 
-// A network that goes and comes back under its name has another id and nothing in it. Whatever verb meets that asks for a Reset, which waits for the
-// network and then writes everything (DP-48).
+// A network that is created again has another id and no objects. Every verb then requests a Reset,
+// which waits for the network and writes everything (DP-48).
 func TestNetworkComesBackDP48(t *testing.T) {
 	for verb, meet := range map[string]func(testPlane, *lb.Table) error{
 		"apply": func(p testPlane, table *lb.Table) error {
@@ -115,7 +115,8 @@ func TestNetworkComesBackDP48(t *testing.T) {
 	}
 }
 
-// Without a ManagementIP, which HNS has when it has made the network, all but NodePorts is served, and these after the next audit.
+// Without a ManagementIP, which HNS adds last, all but NodePorts is served, and these after the
+// next audit.
 func TestNoManagementIP(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	n.SetNetwork(n.network, func(w *hns.Network) { w.ManagementIP = "" })
@@ -143,8 +144,8 @@ func TestNoManagementIP(t *testing.T) {
 	says(t, err, "ManagementIP", "192.0.0", networkName)
 }
 
-// In an overlay, load balancers need an address of this node, which --source-vip names (CF-31); remote endpoints lead to the node that the network names for
-// their subnet, or are themselves one; else to this node, which has routes, and that is told (WN-04).
+// In an overlay, load balancers need the address of --source-vip (CF-31). Remote endpoints lead to
+// the node of their subnet, or are a node; others lead to this node, with a notice (WN-04).
 func TestOverlayCF31(t *testing.T) {
 	n := newNode(hns.Overlay, hnsfake.Everything)
 	n.noCNI = true
@@ -192,7 +193,8 @@ func TestOverlayCF31(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 
-	// Nobody makes a remote endpoint of an address that only a pod of this node can have: the CNI could not give it to one.
+	// An address that only a pod of this node can have gets no remote endpoint: the CNI plugin
+	// needs it.
 	hostile := &lb.BackendSet{ID: set.ID, Backends: backends("100.0.0.77", "100.0.2.7")}
 	changes, _ := table.Replace(clusterIP(hostile))
 	_, err = p.Apply(t.Context(), changes)
@@ -201,7 +203,7 @@ func TestOverlayCF31(t *testing.T) {
 		t.Errorf("the rest is not served, or the address is taken:\n%s", n.Own())
 	}
 
-	// A node that came after the last audit is asked for once.
+	// A node that joined after the last audit is looked up once.
 	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = append(w.Policies, route("100.0.3.0/24", "192.0.0.3")) })
 	set = &lb.BackendSet{ID: set.ID, Backends: backends("100.0.3.1")}
 	changes, _ = table.Replace(clusterIP(set))
@@ -218,7 +220,7 @@ func TestOverlayCF31(t *testing.T) {
 		t.Errorf("the pod of the node that took over: %+v", e)
 	}
 
-	// Of the family that has no source VIP nothing is served, and that is told; the other is.
+	// The family without a source VIP is not served, with a notice; the other is.
 	cfg6 := n.config(lb.IPv6)
 	cfg6.SourceVIP = cfg.SourceVIP
 	six, w6 := newPlane(t, cfg6), planetest.World{Family: lb.IPv6}
@@ -228,8 +230,9 @@ func TestOverlayCF31(t *testing.T) {
 	}
 }
 
-// An address that a container of this node has leads to the container's endpoint, though an EndpointSlice says that it is elsewhere, and no second
-// one is made (DP-49). A pod whose endpoint is not there yet is left out, and told by the row's error, until it comes.
+// A container's address leads to its own endpoint even if an EndpointSlice names another node, and
+// gets no second one (DP-49). A pod without an endpoint is left out, with an error, until its
+// endpoint exists.
 func TestContainerHasTheAddressDP49(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	n.noCNI = true
@@ -262,8 +265,9 @@ func TestContainerHasTheAddressDP49(t *testing.T) {
 	}
 }
 
-// What a run before has left is adopted without a write, what it made for Services that are gone goes, and so does what an older version of HNS left
-// behind a dead network; what others made stays, and what others hold keeps a row from being written, which says so (PN-76).
+// A Reset adopts an earlier run's objects without a write, and removes those of deleted Services
+// and of an older HNS in a dead network. Others' objects stay, and a frontend whose key they have
+// fails and names them (PN-76).
 func TestAdoptsByExactMatchPN76(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	table := world.Table(3, 3)
@@ -344,7 +348,8 @@ func (n *windowsNode) foreigners(t *testing.T) map[string]string {
 	return all
 }
 
-// A load balancer of others that has the key of a row, and cannot be replaced, is named by the row's error; the rest is served.
+// A frontend whose key another program's load balancer has fails and names it; the others are
+// served.
 func TestOthersHaveTheKeyPN76(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	e := n.AddPod(n.network, "other", netip.MustParseAddr("100.0.9.9"))
@@ -364,8 +369,9 @@ func TestOthersHaveTheKeyPN76(t *testing.T) {
 	}
 }
 
-// What an audit cannot mend it tells each time; what Apply has told of already, and the engine tries again, it does not.
-func TestAuditTells(t *testing.T) {
+// An audit reports each time what it cannot repair, except failures of Apply that the engine
+// retries.
+func TestAuditReports(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	p, table := n.plane(t, lb.IPv4), world.Table(3, 2)
 	reset(t, p, table)
@@ -395,7 +401,8 @@ func TestAuditTells(t *testing.T) {
 	}
 }
 
-// An old HNS serves without what it lacks: affinity, DSR, changes in place; that is told once, with an example, however many Services ask for it (DP-45).
+// An old HNS serves without affinity, DSR and modification. Each lack is reported once, with an
+// example (DP-45).
 func TestOldVersionDP45(t *testing.T) {
 	n := newNode(hns.L2Bridge, hns.Features{V2: true})
 	cfg := n.config(lb.IPv4)
@@ -408,7 +415,7 @@ func TestOldVersionDP45(t *testing.T) {
 	text := notices(p)
 	for _, once := range []string{"no session affinity", "direct server return", "loadBalancerSourceRanges", "does not distinguish sources"} {
 		if strings.Count(text, once) != 1 {
-			t.Errorf("%q is not told once:\n%s", once, text)
+			t.Errorf("%q is not reported once:\n%s", once, text)
 		}
 	}
 	if strings.Count(text, "ns/svc-") != 3 || notices(p) != "" {

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/test/hnsfake"
 )
 
-// preserving is a Service with endpoints here and elsewhere, and with addresses inside and outside of the cluster; pods see the latter if they shall.
+// preserving is a Service with endpoints here and elsewhere and all kinds of addresses; pods may
+// see the external ones.
 func preserving(preserve bool) (lb.Owner, []*lb.Frontend) {
 	o, fronts := world.ClusterIP(1, 10, 2)
 	set := fronts[0].Set(lb.Cluster)
@@ -21,9 +22,9 @@ func preserving(preserve bool) (lb.Owner, []*lb.Frontend) {
 	return o, append(fronts, balancer, external, nodePort)
 }
 
-// Packets to a Service's outer addresses come to pods of this node as they were sent, if the annotation preserve-destination asks for it, with
-// --enable-dsr or without; no others do. An HNS without DSR would refuse that, so they are served as ever, and it is told
-// (kubernetes/kubernetes#74825, WN-12).
+// With the annotation preserve-destination, packets to external addresses reach local pods
+// unchanged, with or without --enable-dsr; no others do. Without DSR in HNS they are served as
+// usual, with a notice (kubernetes/kubernetes#74825, WN-12).
 func TestPreserveDestination(t *testing.T) {
 	without := hnsfake.Everything
 	without.DSR = false
@@ -74,8 +75,8 @@ func TestPreserveDestination(t *testing.T) {
 	}
 }
 
-// What is written so is known again by the next run: it is adopted as it is, changed with the annotation, and goes with the Service
-// (PN-76).
+// The next run adopts such load balancers, changes them with the annotation, and deletes them with
+// the Service (PN-76).
 func TestPreserveDestinationIsOursPN76(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	cfg := n.config(lb.IPv4)

@@ -51,8 +51,9 @@ func backendsOf(addrs ...string) lb.Backends {
 	return lb.BackendsOf(all...)
 }
 
-// A Reset makes the local endpoint of the source VIP, with the host's MAC, or uses the one that is there; without it an overlay refuses
-// every load balancer. An audit makes it again; --cleanup keeps it (WN-04).
+// A Reset creates the local endpoint of the source VIP with the host's MAC, or uses an existing
+// one; without it an overlay refuses load balancers. An audit restores it; --cleanup keeps it
+// (WN-04).
 func TestSourceEndpointWN04(t *testing.T) {
 	n, p := overlayNode(t)
 	table := &lb.Table{Node: world.Node()}
@@ -93,7 +94,8 @@ func TestSourceEndpointWN04(t *testing.T) {
 	says(t, err, "host MAC", networkName)
 }
 
-// Pods of an overlay network reach a cluster IP, by a remote endpoint at it, which goes with the Service's last port (WN-06).
+// Pods of an overlay network reach a cluster IP by a remote endpoint, which is deleted with the
+// Service's last port (WN-06).
 func TestClusterIPEndpointWN06(t *testing.T) {
 	n, p := overlayNode(t)
 	table := &lb.Table{Node: world.Node()}
@@ -136,8 +138,8 @@ func TestClusterIPEndpointWN06(t *testing.T) {
 	}
 }
 
-// Backends see the node's own address where one of them is another node or not of the cluster, else the source VIP; so they do in an
-// l2bridge, where --source-vip counts too (kubernetes/kubernetes#91886, WN-08).
+// Backends see the node's address if one of them is another node or outside of the cluster, else
+// the source VIP, also in l2bridge networks (kubernetes/kubernetes#91886, WN-08).
 func TestSourceOfALoadBalancerWN08(t *testing.T) {
 	for what, c := range map[string]struct {
 		backends []string
@@ -172,8 +174,8 @@ func TestSourceOfALoadBalancerWN08(t *testing.T) {
 	}
 }
 
-// Port mappings have the flags that production has; what a build of Windows does not take is left out, asked for once, and adopted either
-// way (kubernetes/kubernetes#74825, #113742, WN-10).
+// Port mappings have the flags used in production. A flag that a build refuses is requested once,
+// then left out; both forms are adopted (kubernetes/kubernetes#74825, #113742, WN-10).
 func TestFlagsWN10(t *testing.T) {
 	for build, external := range map[string]hns.PortMappingFlags{"17763": 0, "20348": hns.MappingVIPExternal, "26100": hns.MappingVIPExternal} {
 		n := oldNode(hns.L2Bridge, build)
@@ -209,7 +211,8 @@ func TestFlagsWN10(t *testing.T) {
 	}
 }
 
-// Backends of policy Local see the client also without --enable-dsr, and are those of this node alone (kubernetes/kubernetes#93166, WN-12).
+// Backends of policy Local see the client without --enable-dsr, and are on this node
+// (kubernetes/kubernetes#93166, WN-12).
 func TestLocalKeepsClientsWN12(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	table := world.Table(0, 0)
@@ -230,8 +233,8 @@ func TestLocalKeepsClientsWN12(t *testing.T) {
 	}
 }
 
-// A pod's endpoint is found whether HNS filters by addresses, ignores the filter, or finds nothing; what HNS adds to an endpoint of ours
-// does not make it another's (WN-14).
+// A pod's endpoint is found whether HNS filters by address, ignores the filter or finds nothing.
+// Policies that HNS adds do not change the owner (WN-14).
 func TestFiltersWN14(t *testing.T) {
 	for _, filter := range []string{"match", "everything", "nothing"} {
 		facts := hnsfake.Assumed("26100")
@@ -259,9 +262,9 @@ func TestFiltersWN14(t *testing.T) {
 	}
 }
 
-// Windows Server 2019 fails to delete now and then, lets a pod have the address of an endpoint of ours, and refuses ports: deletes are
-// tried again, the pod's endpoint is the one that serves, and the row says whose the port may be (kubernetes/kubernetes#113524, #138000,
-// WN-16).
+// On Windows Server 2019 deletes sometimes fail, pods share addresses with our endpoints, and ports
+// are refused: deletes are repeated, the pod's endpoint serves, and the error explains the port
+// (kubernetes/kubernetes#113524, #138000, WN-16).
 func TestServer2019WN16(t *testing.T) {
 	n := oldNode(hns.L2Bridge, hnsfake.Builds[0])
 	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
@@ -308,8 +311,8 @@ func TestServer2019WN16(t *testing.T) {
 	}
 }
 
-// Where calls take long, as on Windows Server 2019 with many objects, pieces are as small as ends in some seconds (kubernetes/kubernetes#109124,
-// WN-18). The clock is the bubble's.
+// With slow calls, as on Windows Server 2019 with many objects, a piece ends within some seconds of
+// the bubble's clock (kubernetes/kubernetes#109124, WN-18).
 func TestPaceFollowsLatencyWN18(t *testing.T) {
 	for _, c := range []struct {
 		objectMillis float64
@@ -343,8 +346,8 @@ func TestPaceFollowsLatencyWN18(t *testing.T) {
 	}
 }
 
-// Addresses with source ranges are not served, or, where the configuration says that the cloud enforces the ranges, to all; a warning and an
-// event say which (WN-20).
+// Addresses with source ranges are not served or, if the cloud enforces the ranges, served to all;
+// a warning and an event say which (WN-20).
 func TestSourceRangesWN20(t *testing.T) {
 	for _, ignore := range []bool{false, true} {
 		n := newNode(hns.L2Bridge, hnsfake.Everything)
@@ -380,9 +383,9 @@ func TestSourceRangesWN20(t *testing.T) {
 	}
 }
 
-// Health checks of a load balancer's address reach /healthz of a Service without a healthCheckNodePort; where Windows does not let a port be
-// forwarded on which this proxy listens, that is told once, and asked for once in a Reset (kubernetes/kubernetes#99287,
-// kubernetes/community#8883, WN-22).
+// Health checks reach /healthz of Services without a healthCheckNodePort. If Windows refuses to
+// forward a port on which this proxy listens, a notice says so, and each Reset tries once
+// (kubernetes/kubernetes#99287, kubernetes/community#8883, WN-22).
 func TestForwardHealthzWN22(t *testing.T) {
 	for _, build := range hnsfake.Builds {
 		n := oldNode(hns.L2Bridge, build)
@@ -423,7 +426,7 @@ func TestForwardHealthzWN22(t *testing.T) {
 	}
 }
 
-// unchanging is an HNS that reports success when it is asked to modify a load balancer, and keeps the old endpoints.
+// unchanging is an HNS that accepts modifications of load balancers and ignores them.
 type unchanging struct {
 	*hnsfake.Fake
 	asked int

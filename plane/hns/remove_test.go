@@ -13,8 +13,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// --cleanup removes what a proxy wrote in the network that the configuration names, of both families, and nothing of others (PN-76, CF-31). What hinders it is
-// an error, and the rest goes; without a name, or a network, there is nothing to do.
+// --cleanup removes our objects of both families from the configured network, and no others (PN-76,
+// CF-31). A failure is an error, and the rest is removed. Without a name or a network nothing
+// happens.
 func TestCleanupPN76(t *testing.T) {
 	t.Setenv("KUBE_NETWORK", "")
 	n := newNode(hns.L2Bridge, hnsfake.Everything)

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// Shapes has every load balancer that goldens show, whatever its address, ports and endpoints: selftest proves
-// on a node what the plane writes there (WN-03).
+// Shapes includes every load balancer of the goldens, apart from addresses, ports and endpoints, so
+// that selftest proves all of them on a node (WN-03).
 func TestShapes(t *testing.T) {
 	t.Setenv("KUBE_NETWORK", "")
 	type form struct {

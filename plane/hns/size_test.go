@@ -10,7 +10,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What a Service weighs is as many load balancers, references and endpoints as HNS has for it at most (TN-11).
+// A Service weighs at least as much as its load balancers, references and endpoints in HNS (TN-11).
 func TestWeigh(t *testing.T) {
 	source := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("100.64.0.1"), lb.IPv6: netip.MustParseAddr("fd64::1")}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {

@@ -13,7 +13,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// Each verb does what package plane says, with an HNS that can modify load balancers and with one that cannot (DP-51).
+// Each verb keeps the contract of package plane, on an HNS with modification and on one without
+// (DP-51).
 func TestVerbs(t *testing.T) {
 	old := hnsfake.Everything
 	old.ModifyLoadbalancer = false
@@ -60,7 +61,7 @@ func kernel(n *windowsNode) planetest.Kernel {
 	}
 }
 
-// mislead has a load balancer made anew with one of its endpoints.
+// mislead replaces a load balancer by one with a single endpoint.
 func (n *windowsNode) mislead(id string) error {
 	ctx := context.Background()
 	for _, l := range n.State().LoadBalancers {
@@ -76,7 +77,8 @@ func (n *windowsNode) mislead(id string) error {
 	return fmt.Errorf("no load balancer %s", id)
 }
 
-// leak makes what a run before may have left: an endpoint, and a load balancer for a Service that is gone.
+// leak creates leftovers of an earlier run: an endpoint, and the load balancer of a deleted
+// Service.
 func (n *windowsNode) leak(f lb.Family, i int) error {
 	ctx, w := context.Background(), planetest.World{Family: f}
 	a := w.Addr(100, 10000+i)

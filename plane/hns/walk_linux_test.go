@@ -19,8 +19,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// TestWalk: whatever changes, fails, goes and comes back, when HNS works again an audit or a Reset that a verb asks for ends where a fresh
-// start ends. No object is leaked, and none of others was touched (PN-76).
+// TestWalk: whatever changes and fails, when HNS works again an audit or a requested Reset reaches
+// the state of a fresh start. No object is leaked, and others' objects are untouched (PN-76).
 func TestWalk(t *testing.T) {
 	n := 48
 	if testing.Short() {
@@ -43,8 +43,8 @@ func FuzzFailures(f *testing.F) {
 	})
 }
 
-// siteKernel makes kernels of a kind: a type of network, a build of Windows, and whether load balancers can be modified. So many of the
-// calls fail while faults are on.
+// siteKernel returns kernels with a type of network, a build of Windows, and with or without
+// modification; while faults are on, that share of calls fails.
 func siteKernel(kind uint8, often float64) func(testing.TB) planetest.Kernel {
 	return func(t testing.TB) planetest.Kernel {
 		facts := hnsfake.Assumed(hnsfake.Builds[int(kind>>3)%len(hnsfake.Builds)])
@@ -68,7 +68,7 @@ type site struct {
 	pods    map[int]string // the endpoints of the pods of this node, by number
 }
 
-// podsOfNode are how many pods there are on this node: those with even numbers; those with odd ones are elsewhere.
+// podsOfNode is the number of pods on this node, those with even numbers.
 const podsOfNode = 12
 
 var worlds = [2]planetest.World{{Family: lb.IPv4}, {Family: lb.IPv6}}
@@ -126,7 +126,7 @@ func (s *site) stranger(pod string) {
 	}
 }
 
-// sitePlane tells as its state what all planes have in HNS.
+// sitePlane dumps what all planes have in HNS.
 type sitePlane struct {
 	*hns.Plane
 	s *site
@@ -224,7 +224,7 @@ func (s *site) podMoves(rnd *rand.Rand) string {
 	return fmt.Sprintf("pod %d comes", i)
 }
 
-// evict removes endpoints of this proxy that have the pod's addresses: its CNI cannot make the pod before they are gone.
+// evict removes our endpoints with a pod's addresses, which the CNI plugin needs.
 func (s *site) evict(i int) {
 	for _, e := range s.State().Endpoints {
 		for _, a := range e.IPConfigurations {
@@ -235,7 +235,7 @@ func (s *site) evict(i int) {
 	}
 }
 
-// harm is what somebody with the rights of an administrator does to our objects.
+// harm damages our objects as an administrator may.
 func (s *site) harm(rnd *rand.Rand) error {
 	var ids []string
 	st := s.State()
@@ -256,7 +256,7 @@ func (s *site) harm(rnd *rand.Rand) error {
 	return nil
 }
 
-// An HNS that hangs, at any call of any verb, holds nobody longer than the verb's context lasts, and afterwards all is as it should be.
+// If HNS hangs at any call, the verb ends with its context, and everything recovers afterwards.
 func TestHangs(t *testing.T) {
 	for _, done := range []bool{false, true} {
 		for nth := range 12 {

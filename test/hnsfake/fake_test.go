@@ -121,7 +121,7 @@ func TestOneLoadBalancerForAKey(t *testing.T) {
 	refused(t, "a port that a program of the node has", err, hns.ErrExists)
 }
 
-// An ID is the same in either case, and a load balancer tells those of its endpoints in lower case.
+// Ids are equal in either case; load balancers show endpoint ids in lower case.
 func TestCaseOfIDs(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	l := s.create(s.balancer(strings.ToLower(s.pod)))
@@ -323,7 +323,7 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// calls are those of hns.HNS, each of which has something to do in a stage with a load balancer that sends to the pod.
+// calls are those of hns.HNS, each with an object in the stage.
 var calls = map[string]func(context.Context, *stage, hns.LoadBalancer) error{
 	"Features": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error { return second(s.Features(ctx)) },
 	"Networks": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error { return second(s.Networks(ctx, "cbr0")) },
@@ -351,7 +351,7 @@ var calls = map[string]func(context.Context, *stage, hns.LoadBalancer) error{
 
 func second[T any](_ T, err error) error { return err }
 
-// Every call fails as it is told to: before it did anything, after, or when its context ends.
+// Each call fails as configured: before it takes effect, after, or with its context.
 func TestFaults(t *testing.T) {
 	methods := reflect.TypeFor[hns.HNS]()
 	for i := range methods.NumMethod() {
@@ -536,8 +536,8 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// A load balancer with the node's address comes before one without an address; a client that sticks does so as the mapping says; a
-// connection lives as long as its load balancer.
+// A load balancer with the node's address precedes one without an address. Affinity follows the
+// mapping. A connection lives as long as its load balancer.
 func TestResolveOrder(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	node, address := s.balancer(s.pod), s.balancer(s.remote)
@@ -558,7 +558,7 @@ func TestResolveOrder(t *testing.T) {
 	}
 }
 
-// In an overlay network packets go to the node that the endpoint names, and arrive if the pod is there.
+// In an overlay network packets reach the node of the endpoint, and arrive if the pod is there.
 func TestResolveOverlay(t *testing.T) {
 	for what, c := range map[string]struct {
 		addr, node string
