@@ -301,6 +301,8 @@ func TestChartBadValues(t *testing.T) {
 		{good + "serviceMonitor: {enabled: true}", `config\.metricsBindAddress`},
 		{good + "serviceMonitor: {enabled: true}\nconfig: {bindAddress: '::'}", `config\.metricsBindAddress`},
 		{good + "serviceMonitor: {enabled: true}\nconfig: {metricsBindAddress: none}", `config\.metricsBindAddress`},
+		{good + "config: {snapshot: /var/lib/snapshot}", `config\.snapshot: /var/lib/snapshot: want a directory in one that only`},
+		{good + "config: {snapshot: /var/lib/kube-proxy/snapshot}", `config\.snapshot: /var/lib/kube-proxy/snapshot: want`},
 		{good + "config: {healthzBindAddress: none}", `config\.healthzBindAddress: none`},
 		{"apiServer: {host: 'https://172.18.0.10:6443'}", `/apiServer/host`},
 		{"apiServer: {host: a, port: '6443'}", `/apiServer/port.*integer`},
@@ -407,6 +409,32 @@ func TestChartProbes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// SN-01: the directory of a snapshot is in one of the node, which the proxy can write to.
+func TestChartSnapshot(t *testing.T) {
+	values := "apiServer: {host: a}\nimage: {tag: v1}\nconfig: {snapshot: /var/lib/kube-proxy-state/snapshot}"
+	found := false
+	for _, object := range render(t, parse(t, values)) {
+		if object.GetKind() != "DaemonSet" {
+			continue
+		}
+		var set appsv1.DaemonSet
+		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
+		pod := set.Spec.Template.Spec
+		for _, v := range pod.Volumes {
+			found = found || v.Name == "snapshot" && v.HostPath.Path == "/var/lib/kube-proxy-state"
+		}
+		for _, m := range pod.Containers[0].VolumeMounts {
+			if m.Name == "snapshot" && m.MountPath == "/var/lib/kube-proxy-state" && !m.ReadOnly {
+				if !found {
+					t.Error("the directory is not of the node")
+				}
+				return
+			}
+		}
+	}
+	t.Error("the directory is not mounted")
 }
 
 // Windows nodes get a DaemonSet of HostProcess containers, whose files are below the folder of the container, and their own configuration.

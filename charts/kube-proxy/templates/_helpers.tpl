@@ -144,6 +144,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with get .Values.config "snapshot" -}}
+{{- if or (not (regexMatch "^(/[^/]+){4,}$" .)) (eq (dir .) "/var/lib/kube-proxy") -}}
+{{- fail (printf "config.snapshot: %s: want a directory in one that only the proxy uses, such as /var/lib/kube-proxy-state/snapshot: the chart mounts the upper one from the node" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if eq (get .Values.config "healthzBindAddress" | default "") "none" -}}
 {{- fail "config.healthzBindAddress: none: a kubelet that cannot ask a proxy for its health never calls it ready, and no rollout goes on" -}}
 {{- end -}}
