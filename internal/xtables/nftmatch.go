@@ -40,14 +40,9 @@ var matchTexts = map[revised]struct {
 	{"sctp", 0}:      {292, readSCTP},
 	{"mark", 1}:      {9, readMark},
 	{"statistic", 0}: {8, readStatistic},
-	{"addrtype", 0}:  {12, readAddrtype0},
-	{"addrtype", 1}:  {8, readAddrtype1},
-	{"conntrack", 1}: {152, readConntrack},
-	{"conntrack", 2}: {154, readConntrack},
+	{"addrtype", 1}:  {8, readAddrtype},
 	{"conntrack", 3}: {154, readConntrack},
-	{"socket", 2}:    {1, readSocket},
 	{"socket", 3}:    {1, readSocket},
-	{"recent", 0}:    {211, readRecent},
 	{"recent", 1}:    {228, readRecent},
 }
 
@@ -125,27 +120,19 @@ func readStatistic(r *ruleText, info []byte) bool {
 	return native.Uint16(info) == 0 // not nth
 }
 
-func readAddrtype0(r *ruleText, info []byte) bool {
-	return r.addrtype(info, native.Uint32(info[4:]) != 0, native.Uint32(info[8:]) != 0)
-}
-
-func readAddrtype1(r *ruleText, info []byte) bool {
-	flags := native.Uint32(info[4:])
-	return flags&^3 == 0 && r.addrtype(info, flags&1 != 0, flags&2 != 0) // others look at one interface
-}
-
-// addrtype adds whether addresses are this node's own; other types are not understood.
-func (r *ruleText) addrtype(info []byte, noSrc, noDst bool) bool {
+// readAddrtype reads whether addresses are this node's own; other types are unknown, and flags that
+// limit the match to an interface.
+func readAddrtype(r *ruleText, info []byte) bool {
 	const local = 1 << 2 // of RTN_LOCAL
-	src, dst := native.Uint16(info), native.Uint16(info[2:])
+	src, dst, inverted := native.Uint16(info), native.Uint16(info[2:]), native.Uint32(info[4:])
 	var text []string
 	if src != 0 {
-		text = append(text, not(noSrc)+"--src-type LOCAL")
+		text = append(text, not(inverted&1 != 0)+"--src-type LOCAL")
 	}
 	if dst != 0 {
-		text = append(text, not(noDst)+"--dst-type LOCAL")
+		text = append(text, not(inverted&2 != 0)+"--dst-type LOCAL")
 	}
-	if (src|dst)&^local != 0 {
+	if (src|dst)&^local != 0 || inverted&^3 != 0 {
 		return false
 	}
 	r.has("addrtype", strings.Join(text, " "))
@@ -167,10 +154,7 @@ func readConntrack(r *ruleText, info []byte) bool {
 		r.has("conntrack", "--ctdir "+map[bool]string{false: "ORIGINAL", true: "REPLY"}[inverted&direction != 0])
 		return true
 	case state:
-		states := uint16(info[150])
-		if len(info) >= 154 { // since revision 2
-			states = native.Uint16(info[150:])
-		}
+		states := native.Uint16(info[150:])
 		var names []string
 		for _, s := range ctStates {
 			if states&s.bit != 0 {
@@ -207,11 +191,8 @@ func readRecent(r *ruleText, info []byte) bool {
 	if what&reap != 0 {
 		text += "--reap "
 	}
-	text += "--name " + quoted(nlconn.CStr(info[10:210])) + " "
-	if len(info) >= 228 {
-		text += "--mask " + nfAddr(r.family, info[212:]).String() + " "
-	}
-	r.has("recent", text+"--rsource")
+	text += "--name " + quoted(nlconn.CStr(info[10:210])) + " --mask " + nfAddr(r.family, info[212:]).String()
+	r.has("recent", text+" --rsource")
 	return true
 }
 

@@ -55,12 +55,6 @@ type RemoveConfig struct {
 // rules to remove, Remove writes nothing and creates no table. Errors wrap plane.ErrUnsupported if
 // there is no such iptables, and name chains that the kernel still has.
 func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
-	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
-		return Removed{}, fmt.Errorf("iptables: remove: family %s: want IPv4 or IPv6", cfg.Family)
-	}
-	if cfg.Backend != NFT && cfg.Backend != Legacy {
-		return Removed{}, fmt.Errorf("iptables: remove: back end %q: want nft or legacy", cfg.Backend)
-	}
 	if cfg.Backend == Legacy && !legacyInUse(BaseName(cfg.Family)) { // to list its tables would make them
 		return Removed{}, nil
 	}

@@ -110,11 +110,6 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
 	}
-	switch cfg.Backend {
-	case xtables.Auto, xtables.NFT, xtables.Legacy:
-	default:
-		return nil, fmt.Errorf("iptables: back end %q: want nft or legacy", cfg.Backend)
-	}
 	t, err := cfg.tool()
 	if err != nil {
 		return nil, err
