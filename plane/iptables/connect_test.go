@@ -32,17 +32,6 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// A connection through the last of many services takes about as long as one through the first. Packets that walked all
-// services would need several times as long; how exactly is BenchmarkConnect's to say.
-func TestLastServiceIsAsFastAsFirst(t *testing.T) {
-	needs(t, xtables.NFT)
-	first, last := connectTimes(t, xtables.NFT, 2000, 400)
-	t.Logf("median of the first %v, of the last %v: %.2f times", first, last, float64(last)/float64(first))
-	if last > 2*first {
-		t.Errorf("through the last service %v, through the first %v", last, first)
-	}
-}
-
 // connectTimes returns the median time of a connect through the first and the last of n services, of so many each, made in
 // turn.
 func connectTimes(t testing.TB, b xtables.Backend, n, times int) (first, last time.Duration) {

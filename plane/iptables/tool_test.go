@@ -174,15 +174,11 @@ func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io
 	return errors.Join(err, ctx.Err())
 }
 
-// Where the legacy back end has no tables, one rule of nft's decides (DP-14); the others are not read, however many.
+// Where the legacy back end has no tables, one rule of nft decides (DP-14). Reading all would never end.
 func TestChoiceReadsNoMoreThanNeeded(t *testing.T) {
 	inNetns(t)
-	start := time.Now()
 	if got := xtables.Choose(endless{fakeTool("iptables v1.8.9 (nf_tables)", "iptables", "iptables-nft")}, "iptables"); got != xtables.NFT {
 		t.Errorf("back end %q is chosen", got)
-	}
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("it took %v", took)
 	}
 }
 
