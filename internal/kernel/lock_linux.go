@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // ErrHeld says that another process has the lock.
@@ -23,7 +23,7 @@ var ErrHeld = errors.New("another process holds the lock")
 // one of the 65,536 groups to which netfilter rules may log, each of which the kernel gives to one
 // socket. It is free when the socket closes, however its process ends. No rule logs to the group.
 type Lock struct {
-	conn  *nlconn.Conn // its socket is the lock
+	conn  *netlink.Conn // its socket is the lock
 	group uint16
 	may   bool // this process may take it
 }
@@ -31,7 +31,7 @@ type Lock struct {
 // OpenLock returns a free lock of the calling thread's network namespace. The error wraps
 // ErrUnsupported if the kernel has no netlink of netfilter.
 func OpenLock(group uint16) (*Lock, error) {
-	conn, err := openNetfilter(nlconn.Config{Keep: true})
+	conn, err := openNetfilter(netlink.Config{Keep: true})
 	if err != nil {
 		return nil, err
 	}
@@ -53,11 +53,11 @@ const (
 // it, or wraps fs.ErrPermission or ErrUnsupported, or is one of the socket. One goroutine at a time
 // may call it.
 func (l *Lock) Take() error {
-	err := l.ask(logConfig, func(e *nlconn.Encoder) { e.U8(logConfigCommand, logBind) })
+	err := l.ask(logConfig, func(e *netlink.Encoder) { e.U8(logConfigCommand, logBind) })
 	if errors.Is(err, unix.EPERM) && !l.may {
 		// The kernel answers EPERM without CAP_NET_ADMIN, and for another's group. It looks at the
 		// message after the former check.
-		l.may = !errors.Is(l.ask(logNothing, func(*nlconn.Encoder) {}), unix.EPERM)
+		l.may = !errors.Is(l.ask(logNothing, func(*netlink.Encoder) {}), unix.EPERM)
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.EBUSY): // it is ours
@@ -73,8 +73,8 @@ func (l *Lock) Take() error {
 }
 
 // ask sends a message about the group, and returns the error that the kernel answers with.
-func (l *Lock) ask(typ uint16, attrs func(*nlconn.Encoder)) error {
-	var e nlconn.Encoder
+func (l *Lock) ask(typ uint16, attrs func(*netlink.Encoder)) error {
+	var e netlink.Encoder
 	at := e.Netfilter(typ, unix.NLM_F_ACK, unix.AF_UNSPEC, 0, l.group)
 	attrs(&e)
 	e.EndMessage(at)
