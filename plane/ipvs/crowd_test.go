@@ -16,18 +16,12 @@ import (
 // crowd is a plane that has few numbers of marks left, and Services whose pods go elsewhere than others, each with a backend of its
 // own.
 type crowd struct {
-	testing.TB
-	*lab
-	w     planetest.World
-	p     *Plane
-	table *lb.Table
+	served
 }
 
 func newCrowd(t testing.TB, left uint32) *crowd {
-	c := &crowd{TB: t, lab: newLab(t), w: planetest.World{Family: lb.IPv4}}
-	c.table = c.w.Table(0, 0)
-	c.p = c.plane(t, lb.IPv4)
-	must(t, only(planetest.ResetAll(context.Background(), c.p, c.table)))
+	c := &crowd{newServed(t)}
+	c.restart()
 	c.p.l.numbers.last = c.p.l.mark.most() - left
 	return c
 }
@@ -36,8 +30,8 @@ func newCrowd(t testing.TB, left uint32) *crowd {
 func (c *crowd) set(i, n int) error {
 	c.Helper()
 	name := fmt.Sprintf("ns/svc-%d:http", i)
-	fronts := []*lb.Frontend{{Key: lb.Key{Addr: c.w.Addr(12, i), Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.LoadBalancer, Routes: []lb.Route{
-		{From: lb.Pods, Do: lb.Balance, To: c.w.Set(name, lb.Cluster, 100*i, n)},
+	fronts := []*lb.Frontend{{Key: lb.Key{Addr: c.Addr(12, i), Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.LoadBalancer, Routes: []lb.Route{
+		{From: lb.Pods, Do: lb.Balance, To: c.Set(name, lb.Cluster, 100*i, n)},
 		{From: lb.Anywhere, Do: lb.Drop}}}}
 	if n == 0 {
 		fronts = nil
@@ -52,7 +46,7 @@ func (c *crowd) set(i, n int) error {
 func (c *crowd) reached(i int) (backends []netip.AddrPort, ok bool) {
 	c.Helper()
 	for m := range c.sets[setMarksPods.name(lb.IPv4)].members {
-		if m.Addr != c.w.Addr(12, i) {
+		if m.Addr != c.Addr(12, i) {
 			continue
 		}
 		is := c.sets[setMarksPods.name(lb.IPv4)].members[m]
@@ -75,7 +69,7 @@ func (c *crowd) astray(when string, refused map[int]bool, services ...int) {
 	c.Helper()
 	for _, i := range services {
 		own := map[netip.AddrPort]bool{}
-		for b := range c.w.Set(fmt.Sprintf("ns/svc-%d:http", i), lb.Cluster, 100*i, 50).Backends.All() {
+		for b := range c.Set(fmt.Sprintf("ns/svc-%d:http", i), lb.Cluster, 100*i, 50).Backends.All() {
 			own[b.Addr] = true
 		}
 		got, ok := c.reached(i)
@@ -136,15 +130,15 @@ func TestNumbersRunOutSV25(t *testing.T) {
 func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
 	c := newCrowd(t, 10)
 	row := func(service string, key, first int) *lb.Frontend {
-		return &lb.Frontend{Key: lb.Key{Addr: c.w.Addr(12, key), Port: 80, Proto: lb.TCP}, Service: service, Kind: lb.LoadBalancer, Routes: []lb.Route{
-			{From: lb.Pods, Do: lb.Balance, To: c.w.Set(service, lb.Cluster, first, 2)},
+		return &lb.Frontend{Key: lb.Key{Addr: c.Addr(12, key), Port: 80, Proto: lb.TCP}, Service: service, Kind: lb.LoadBalancer, Routes: []lb.Route{
+			{From: lb.Pods, Do: lb.Balance, To: c.Set(service, lb.Cluster, first, 2)},
 			{From: lb.Anywhere, Do: lb.Drop}}}
 	}
 	for _, stays := range []bool{true, false} { // or its other key is gone as well
-		before := c.w.Table(0, 0)
+		before := c.Table(0, 0)
 		before.Replace(lb.Owner{Name: "a/a"}, []*lb.Frontend{row("a/a:p", 1, 100), row("a/a:p", 2, 100)})
 		must(t, only(planetest.ResetAll(context.Background(), c.p, before)))
-		after := c.w.Table(0, 0)
+		after := c.Table(0, 0)
 		if stays {
 			after.Replace(lb.Owner{Name: "a/a"}, []*lb.Frontend{row("a/a:p", 2, 100)})
 		}
@@ -152,7 +146,7 @@ func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
 		look := func(when string) {
 			got, _ := c.reached(2)
 			for _, b := range got {
-				if b.Addr() == c.w.Addr(100, 200) || b.Addr() == c.w.Addr(100, 201) {
+				if b.Addr() == c.Addr(100, 200) || b.Addr() == c.Addr(100, 201) {
 					t.Errorf("%s: pods are led to %s, which is another's", when, b)
 				}
 			}
@@ -162,7 +156,7 @@ func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
 		must(t, only(planetest.ResetAll(context.Background(), restarted, after)))
 		c.refuse = nil
 		look("in the end")
-		if got, _ := c.reached(1); len(got) != 2 || got[0].Addr() != c.w.Addr(100, 200) {
+		if got, _ := c.reached(1); len(got) != 2 || got[0].Addr() != c.Addr(100, 200) {
 			t.Errorf("pods are led to %v, want the backends of the Service that has the key", got)
 		}
 		c.p = restarted

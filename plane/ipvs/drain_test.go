@@ -12,34 +12,20 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
-	"kube-proxy/test/planetest"
 )
 
 // drainLab is a plane with one Service of three backends, under the clock of synctest.
 type drainLab struct {
-	testing.TB
-	*lab
-	w     planetest.World
-	p     *Plane
-	table *lb.Table
-	web   ipvs.ServiceID
+	served
+	web ipvs.ServiceID
 }
 
 func newDrainLab(t testing.TB, proto lb.Proto) *drainLab {
-	d := &drainLab{TB: t, lab: newLab(t), w: planetest.World{Family: lb.IPv4}}
-	d.p = d.plane(t, lb.IPv4)
-	d.table = d.w.Table(0, 0)
-	d.web = ipvs.ByAddr(netip.AddrPortFrom(d.w.Addr(10, 1), 80), uint8(proto))
+	d := &drainLab{served: newServed(t)}
+	d.web = ipvs.ByAddr(netip.AddrPortFrom(d.Addr(10, 1), 80), uint8(proto))
 	d.table.Replace(d.service(proto, 0, 3))
-	d.reset()
+	d.restart()
 	return d
-}
-
-func (d *drainLab) reset() {
-	d.Helper()
-	if _, err := planetest.ResetAll(context.Background(), d.p, d.table); err != nil {
-		d.Fatal(err)
-	}
 }
 
 // service has n backends from pod first on, none of them for negative n.
@@ -56,25 +42,13 @@ func (d *drainLab) service(proto lb.Proto, first, n int) (lb.Owner, []*lb.Fronte
 	return lb.Owner{Name: "ns/web"}, []*lb.Frontend{f}
 }
 
-func (d *drainLab) pod(i int) netip.AddrPort { return netip.AddrPortFrom(d.w.Addr(100, i), 8080) }
-
-func (d *drainLab) apply(o lb.Owner, fronts []*lb.Frontend) {
-	d.Helper()
-	changes, _ := d.table.Replace(o, fronts)
-	if _, err := d.p.Apply(context.Background(), changes); err != nil {
-		d.Fatal(err)
-	}
-}
+func (d *drainLab) pod(i int) netip.AddrPort { return netip.AddrPortFrom(d.Addr(100, i), 8080) }
 
 // busy gives a pod connections and packets.
 func (d *drainLab) busy(pod int, active uint32, in, out uint64) {
 	d.Helper()
-	if err := d.ipvs.SetConns(d.web, d.pod(pod), ipvsfake.Conns{Active: active}); err != nil {
-		d.Fatal(err)
-	}
-	if err := d.ipvs.SetStats(d.web, d.pod(pod), ipvs.Stats{InPackets: in, OutPackets: out}); err != nil {
-		d.Fatal(err)
-	}
+	must(d.TB, d.ipvs.SetConns(d.web, d.pod(pod), ipvsfake.Conns{Active: active}))
+	must(d.TB, d.ipvs.SetStats(d.web, d.pod(pod), ipvs.Stats{InPackets: in, OutPackets: out}))
 }
 
 // wait lets time go by, in which the engine audits when Drift asks for it. each is called every second.

@@ -7,37 +7,23 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/test/planetest"
 )
 
 // firstLab has a pod's address that tenant/a may claim, on a node whose detector does not know pods.
 type firstLab struct {
-	*testing.T
-	*lab
-	planetest.World
-	p             *Plane
-	table         *lb.Table
+	served
 	pod           netip.Addr
 	with, without lb.Node // nodes that know where pods are, and do not
 }
 
 func newFirstLab(t *testing.T) *firstLab {
-	w := planetest.World{Family: lb.IPv4}
-	d := &firstLab{T: t, lab: newLab(t), World: w, table: w.Table(0, 0), pod: w.Addr(100, 5)}
+	d := &firstLab{served: newServed(t)}
+	d.pod = d.Addr(100, 5)
 	d.with, d.without = d.table.Node, d.table.Node
 	d.without.Pods = lb.Detector{}
 	d.table.Node = d.without
 	d.restart()
 	return d
-}
-
-// restart begins another process.
-func (d *firstLab) restart() {
-	d.Helper()
-	d.p = d.plane(d.T, lb.IPv4)
-	if _, err := planetest.ResetAll(d.Context(), d.p, d.table); err != nil {
-		d.Fatal(err)
-	}
 }
 
 // claim has tenant/a claim the pod's address.
@@ -53,14 +39,6 @@ func (d *firstLab) backend(created int64) {
 	owner, fronts := d.ClusterIP(1, 4, 3)
 	owner.Created = created
 	d.apply(owner, fronts)
-}
-
-func (d *firstLab) apply(o lb.Owner, fronts []*lb.Frontend) {
-	d.Helper()
-	changes, _ := d.table.Replace(o, fronts)
-	if _, err := d.p.Apply(d.Context(), changes); err != nil {
-		d.Fatal(err)
-	}
 }
 
 // bound expects that kube-ipvs0 has the pod's address, and that ns/svc-1 has a real server there or not; the other does not.

@@ -90,6 +90,37 @@ func started(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planetest.Worl
 	return k, p, table, w
 }
 
+// served is a lab with a plane of IPv4 and its table.
+type served struct {
+	testing.TB
+	*lab
+	planetest.World
+	p     *Plane
+	table *lb.Table
+}
+
+func newServed(t testing.TB) served {
+	w := planetest.World{Family: lb.IPv4}
+	return served{TB: t, lab: newLab(t), World: w, table: w.Table(0, 0)}
+}
+
+// restart begins another process.
+func (d *served) restart() {
+	d.Helper()
+	d.p = d.plane(d.TB, d.Family)
+	d.reset()
+}
+
+func (d *served) reset() {
+	d.Helper()
+	must(d.TB, only(planetest.ResetAll(context.Background(), d.p, d.table)))
+}
+
+func (d *served) apply(o lb.Owner, fronts []*lb.Frontend) {
+	d.Helper()
+	must(d.TB, only(d.p.Apply(context.Background(), replaced(d.table, o, fronts))))
+}
+
 // connections gives each real server as many as active returns.
 func (k *lab) connections(active func() uint32) {
 	for _, v := range k.ipvs.State() {
@@ -420,13 +451,3 @@ func (k *lab) wipe(f lb.Family) error {
 	k.devs[f].made = false
 	return errors.Join(err, k.conn.Do(context.Background(), ops, nil))
 }
-
-// must ends the test if there is an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func only[T any](_ T, err error) error { return err }

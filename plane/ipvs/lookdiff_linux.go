@@ -125,7 +125,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 	for _, row := range want.Sorted() {
 		l.set(row.Key, row) // what it refuses the plane has refused, and told
 	}
-	servers := slices.SortedFunc(maps.Values(l.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })
+	servers := l.sortedServers()
 	for _, s := range servers {
 		if s.refs == 0 && s.has && s.isDraining() {
 			l.leave(lb.Key{}, s, true)

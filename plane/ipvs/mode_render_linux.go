@@ -65,7 +65,7 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 // saveChains writes chains as iptables-restore reads them.
 func saveChains(b *bytes.Buffer, n nodeFacts) {
 	all := chainRules(n)
-	names := slices.SortedFunc(maps.Keys(all), func(x, y chainName) int { return slices.Compare(x[:], y[:]) })
+	names := slices.SortedFunc(maps.Keys(all), compareChains)
 	for _, table := range []string{"filter", "mangle", "nat"} {
 		fmt.Fprintf(b, "*%s\n", table)
 		for _, name := range names {

@@ -41,8 +41,7 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 		_ = led.set(row.Key, row) // what is refused has no ranges, and drops
 	}
 	var p preview
-	servers := slices.SortedFunc(maps.Values(led.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })
-	for _, s := range servers {
+	for _, s := range led.sortedServers() {
 		for _, op := range led.raise(nil, s) {
 			p.ops = append(p.ops, op.Op)
 		}

@@ -23,3 +23,13 @@ func wantGolden(t *testing.T, file, got string) {
 		t.Errorf("it is not %s; -update writes it anew:\n%s", file, got)
 	}
 }
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func only[T any](_ T, err error) error { return err }

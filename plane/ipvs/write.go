@@ -196,6 +196,11 @@ func (w *writer) sortedServers() []*virtual {
 	return all
 }
 
+// sortedServers returns all virtual servers in one order.
+func (l *ledger) sortedServers() []*virtual {
+	return slices.SortedFunc(maps.Values(l.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })
+}
+
 func compareIDs(a, b ipvs.ServiceID) int {
 	return cmp.Or(cmp.Compare(a.Mark, b.Mark), compare(a.Addr, b.Addr), cmp.Compare(a.Proto, b.Proto))
 }
