@@ -1,9 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -63,57 +63,27 @@ func (t tally) answered() int {
 	return n
 }
 
-// share is a backend, or an end without one, and how often a connection met it.
-type share struct {
-	who     string
-	count   int
-	percent int
-}
-
-// shares are the backends in the order of their names, then the ends without one. Their percents sum to 100
-// if there was any connection: what rounding leaves goes to the largest remainders.
-func (t tally) shares() []share {
+// who says who answered, backends first: "pod1 34%  pod2 66%", or "refused" alone.
+func (t tally) who() string {
 	counts := map[string]int{}
 	for a, n := range t.answers {
 		counts[a.server] += n
 	}
-	var all []share
-	for who, n := range counts {
-		all = append(all, share{who: who, count: n})
-	}
-	slices.SortFunc(all, func(a, b share) int { return cmp.Compare(a.who, b.who) })
-	for _, s := range []share{{who: "refused", count: t.refused}, {who: "no answer", count: t.silent}, {who: "failed", count: t.failed}} {
-		if s.count > 0 {
-			all = append(all, s)
+	names := slices.Sorted(maps.Keys(counts))
+	for _, end := range []struct {
+		name string
+		n    int
+	}{{"refused", t.refused}, {"no answer", t.silent}, {"failed", t.failed}} {
+		if counts[end.name] = end.n; end.n > 0 {
+			names = append(names, end.name)
 		}
 	}
-	total, left := t.sent(), 100
-	for i := range all {
-		all[i].percent = all[i].count * 100 / total
-		left -= all[i].percent
-	}
-	byRemainder := make([]int, len(all))
-	for i := range byRemainder {
-		byRemainder[i] = i
-	}
-	slices.SortStableFunc(byRemainder, func(a, b int) int {
-		return cmp.Compare(all[b].count*100%total, all[a].count*100%total)
-	})
-	for _, i := range byRemainder[:min(left, len(all))] {
-		all[i].percent++
-	}
-	return all
-}
-
-// who says who answered: "pod1 34%  pod2 66%", or "refused" alone.
-func (t tally) who() string {
-	all := t.shares()
-	if len(all) == 1 && t.answered() == 0 {
-		return all[0].who
+	if len(names) == 1 && t.answered() == 0 {
+		return names[0]
 	}
 	var words []string
-	for _, s := range all {
-		words = append(words, fmt.Sprintf("%s %d%%", s.who, s.percent))
+	for _, name := range names {
+		words = append(words, fmt.Sprintf("%s %.0f%%", name, float64(counts[name])*100/float64(t.sent())))
 	}
 	return strings.Join(words, "  ")
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"reflect"
 	"testing"
@@ -21,42 +20,6 @@ func from(server string, seen netip.Addr) answer {
 	return answer{server: server, port: 8080, seen: seen, local: pod3Addr}
 }
 
-func TestSharesSumTo100(t *testing.T) {
-	for _, c := range []struct {
-		counts  [4]int // pod1, pod2, refused, silent
-		percent []int
-	}{
-		{[4]int{1, 2, 0, 0}, []int{33, 67}},
-		{[4]int{2, 1, 0, 0}, []int{67, 33}},
-		{[4]int{1, 1, 1, 0}, []int{34, 33, 33}},
-		{[4]int{0, 0, 7, 0}, []int{100}},
-		{[4]int{199, 1, 0, 0}, []int{100, 0}},
-		{[4]int{0, 0, 0, 0}, nil},
-		{[4]int{3, 3, 3, 3}, []int{25, 25, 25, 25}},
-	} {
-		var ta tally
-		for range c.counts[0] {
-			ta.add(from("pod1", pod3Addr), nil)
-		}
-		for range c.counts[1] {
-			ta.add(from("pod2", pod3Addr), nil)
-		}
-		for range c.counts[2] {
-			ta.add(answer{}, fmt.Errorf("x: %w", netlab.ErrRefused))
-		}
-		for range c.counts[3] {
-			ta.add(answer{}, fmt.Errorf("x: %w", netlab.ErrTimeout))
-		}
-		var got []int
-		for _, s := range ta.shares() {
-			got = append(got, s.percent)
-		}
-		if !reflect.DeepEqual(got, c.percent) {
-			t.Errorf("counts %v: percents %v, want %v", c.counts, got, c.percent)
-		}
-	}
-}
-
 func TestWhoAndSources(t *testing.T) {
 	var ta tally
 	ta.add(from("pod2", node1Addr), nil)
@@ -68,12 +31,16 @@ func TestWhoAndSources(t *testing.T) {
 	if got, want := ta.sources(), "node1 172.18.0.2, pod3 10.1.1.13"; got != want {
 		t.Errorf("sources: %q, want %q", got, want)
 	}
+	ta.add(answer{}, netlab.ErrRefused)
+	if got, want := ta.who(), "pod1 50%  pod2 25%  refused 25%"; got != want {
+		t.Errorf("who with a refusal: %q, want %q", got, want)
+	}
 	var refused tally
 	refused.add(answer{}, netlab.ErrRefused)
 	if got, want := refused.who(), "refused"; got != want {
 		t.Errorf("who of a refusal: %q, want %q", got, want)
 	}
-	if got, want := refused.comparedTo(ta), "pod1 67%  pod2 33%, which saw node1 172.18.0.2, pod3 10.1.1.13"; got != want {
+	if got, want := refused.comparedTo(ta), "pod1 50%  pod2 25%  refused 25%, which saw node1 172.18.0.2, pod3 10.1.1.13"; got != want {
 		t.Errorf("before: %q, want %q", got, want)
 	}
 }
