@@ -126,11 +126,10 @@ type listening struct {
 
 func (e *conns) listen(l *Listener, at Listening) (socket, error) {
 	s := &listening{engine: e, owner: l, share: Share{group: &l.group.descriptors}, held: Share{group: &l.group.held}, id: e.lastID.Add(1), proto: at.Proto}
-	err := errors.New("not called")
-	if nsErr := e.relay.ns.run(func() { s.fd, s.at, err = listenSocket(at, e.relay.cfg) }); nsErr != nil {
-		return nil, nsErr
-	}
-	if err != nil {
+	if err := e.relay.ns.run(func() (err error) {
+		s.fd, s.at, err = listenSocket(at, e.relay.cfg)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	e.each(func(l *loop) { l.watch(s) })

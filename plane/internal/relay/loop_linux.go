@@ -81,9 +81,10 @@ func (l *loop) begin(work *sync.WaitGroup) error {
 // start runs the loop in the relay's namespace until it is stopped. It reports to entered when it
 // is there.
 func (l *loop) start(entered chan<- error) {
-	if err := l.relay.ns.run(func() {
+	if err := l.relay.ns.run(func() error {
 		entered <- nil
 		l.run()
+		return nil
 	}); err != nil && !l.stopping {
 		entered <- err
 	}

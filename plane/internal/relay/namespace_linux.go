@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 
@@ -31,9 +32,9 @@ func currentNamespace() (namespace, error) {
 
 func (n namespace) close() { unix.Close(n.fd) }
 
-// run calls fn on this thread in the namespace, and returns to the previous one. A process that
+// run calls fn on this thread in the namespace, and then returns to the previous one. A process that
 // never leaves its namespace needs no privilege for it.
-func (n namespace) run(fn func()) error {
+func (n namespace) run(fn func() error) error {
 	runtime.LockOSThread()
 	home, err := currentNamespace()
 	if err != nil {
@@ -43,18 +44,17 @@ func (n namespace) run(fn func()) error {
 	defer home.close()
 	if home.ino == n.ino {
 		defer runtime.UnlockOSThread()
-		fn()
-		return nil
+		return fn()
 	}
 	if err := unix.Setns(n.fd, unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
 		return fmt.Errorf("enter the network namespace of the relay (CAP_SYS_ADMIN is needed): %w", err)
 	}
-	fn()
-	if err := unix.Setns(home.fd, unix.CLONE_NEWNET); err != nil {
+	err = fn()
+	if back := unix.Setns(home.fd, unix.CLONE_NEWNET); back != nil {
 		// A thread that stays locked ends with its goroutine, and never serves another.
-		return fmt.Errorf("return to the network namespace of the caller: %w", err)
+		return errors.Join(err, fmt.Errorf("return to the network namespace of the caller: %w", back))
 	}
 	runtime.UnlockOSThread()
-	return nil
+	return err
 }

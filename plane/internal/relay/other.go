@@ -16,7 +16,4 @@ func currentNamespace() (namespace, error) { return namespace{}, nil }
 
 func (namespace) close() {}
 
-func (namespace) run(fn func()) error {
-	fn()
-	return nil
-}
+func (namespace) run(fn func() error) error { return fn() }

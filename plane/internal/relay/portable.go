@@ -57,13 +57,10 @@ func (p *portable) listen(l *Listener, at Listening) (socket, error) {
 		return nil, fmt.Errorf("protocol %v: %w", at.Proto, errors.ErrUnsupported)
 	}
 	var ln net.Listener
-	var err error
-	if nsErr := p.relay.ns.run(func() {
+	if err := p.relay.ns.run(func() (err error) {
 		ln, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), network(at.Addr.Addr()), at.Addr.String())
-	}); nsErr != nil {
-		return nil, nsErr
-	}
-	if err != nil {
+		return err
+	}); err != nil {
 		return nil, listenError(err)
 	}
 	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener), share: Share{group: &l.group.descriptors}}
@@ -272,10 +269,10 @@ func (c *portableConn) attempt(backend netip.AddrPort) (given bool, err error) {
 		Enable: true, Idle: cfg.KeepAlive, Interval: cfg.KeepAlive / keepAliveProbes, Count: keepAliveProbes}}
 	c.client.SetKeepAliveConfig(d.KeepAliveConfig)
 	var conn net.Conn
-	if nsErr := p.relay.ns.run(func() { conn, err = d.DialContext(mine, "tcp", backend.String()) }); nsErr != nil {
-		return false, nsErr
-	}
-	if err != nil {
+	if err = p.relay.ns.run(func() (err error) {
+		conn, err = d.DialContext(mine, "tcp", backend.String())
+		return err
+	}); err != nil {
 		return mine.Err() != nil, err
 	}
 	p.mu.Lock()

@@ -56,11 +56,10 @@ func (e *udpEngine) stop() {
 
 func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
 	s := &udpListener{udpSocket: udpSocket{fd: -1, loop: e.loops[owner.group.loop%uint32(len(e.loops))]}}
-	err := ErrClosed
-	if nsErr := e.relay.ns.run(func() { s.fd, err = openUDP(at.Addr) }); nsErr != nil {
-		return nil, nsErr
-	}
-	if err != nil {
+	if err := e.relay.ns.run(func() (err error) {
+		s.fd, err = openUDP(at.Addr)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	bound, err := unix.Getsockname(s.fd)

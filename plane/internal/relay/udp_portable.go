@@ -56,11 +56,10 @@ type portableFront struct {
 
 func (p *portableUDP) listen(owner *Listener, at Listening) (socket, error) {
 	var conn *net.UDPConn
-	var err error
-	if nsErr := p.relay.ns.run(func() { conn, err = net.ListenUDP(udpNetwork(at.Addr.Addr()), net.UDPAddrFromAddrPort(at.Addr)) }); nsErr != nil {
-		return nil, nsErr
-	}
-	if err != nil {
+	if err := p.relay.ns.run(func() (err error) {
+		conn, err = net.ListenUDP(udpNetwork(at.Addr.Addr()), net.UDPAddrFromAddrPort(at.Addr))
+		return err
+	}); err != nil {
 		return nil, listenError(err)
 	}
 	if err := errors.Join(conn.SetReadBuffer(udpBuffer), conn.SetWriteBuffer(udpBuffer)); err != nil {
@@ -147,13 +146,10 @@ func (s portableSession) close() { s.conn.Close() }
 // dial gives a session its socket. The mu is held.
 func (p *portableUDP) dial(s *udpSession) error {
 	var conn *net.UDPConn
-	var err error
-	if nsErr := p.relay.ns.run(func() {
+	if err := p.relay.ns.run(func() (err error) {
 		conn, err = net.DialUDP(udpNetwork(s.backend.Addr()), nil, net.UDPAddrFromAddrPort(s.backend))
-	}); nsErr != nil {
-		return nsErr
-	}
-	if err != nil {
+		return err
+	}); err != nil {
 		return err
 	}
 	s.socket = portableSession{conn}
