@@ -354,16 +354,13 @@ func (n *hnsNode) same(ctx context.Context, want hns.LoadBalancer) error {
 	}
 	have := all[i]
 	have.ID, have.SchemaVersion = want.ID, want.SchemaVersion
-	have.HostComputeEndpoints, want.HostComputeEndpoints = sorted(have.HostComputeEndpoints), sorted(want.HostComputeEndpoints)
+	if hns.SameIDs(have.HostComputeEndpoints, want.HostComputeEndpoints) {
+		have.HostComputeEndpoints = want.HostComputeEndpoints
+	}
 	if !reflect.DeepEqual(have, want) {
 		return fmt.Errorf("HNS shows %+v, want %+v", have, want)
 	}
 	return nil
-}
-
-// sorted returns sorted ids in lower case, because HNS ignores case.
-func sorted(ids []string) []string {
-	return slices.Sorted(slices.Values(strings.Fields(strings.ToLower(strings.Join(ids, " ")))))
 }
 
 // largeCluster is the number of objects in HNS on a node of a large cluster.

@@ -9,7 +9,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// open returns the HNS of this machine.
-func open() (HNS, error) {
+// Open returns the HNS of this machine.
+func Open() (HNS, error) {
 	return nil, fmt.Errorf("hns: the Host Networking Service needs Windows, not %s: %w", runtime.GOOS, plane.ErrUnsupported)
 }

@@ -16,8 +16,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// open returns the HNS of this machine, if its library is installed.
-func open() (HNS, error) {
+// Open returns the HNS of this machine, if its library is installed.
+func Open() (HNS, error) {
 	if err := windows.NewLazySystemDLL("vmcompute.dll").Load(); err != nil {
 		return nil, fmt.Errorf("hns: this machine has no Host Networking Service, a part of the Windows feature Containers: %w: %w", err, plane.ErrUnsupported)
 	}

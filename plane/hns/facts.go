@@ -28,6 +28,10 @@ type facts struct {
 	rootAddr netip.Addr
 }
 
+func (cfg Config) facts(node lb.Node) facts {
+	return facts{family: cfg.Family, node: node, wantDSR: cfg.DSR, sourceVIP: cfg.SourceVIP, ignoreRanges: cfg.IgnoreSourceRanges}
+}
+
 // network is the HNS network of a plane.
 type network struct {
 	id, name   string

@@ -25,9 +25,8 @@ func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Fronte
 
 // keptBy is kept in a known network.
 func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
-	asked := ConfigOf(s)
-	f := facts{family: s.Family, node: node, network: n, wantDSR: asked.DSR, sourceVIP: asked.SourceVIP, ignoreRanges: asked.IgnoreSourceRanges,
-		features: Features{V2: true, DSR: true, IPv6DualStack: true, SessionAffinity: true}}
+	f := ConfigOf(s).facts(node)
+	f.network, f.features = n, Features{V2: true, DSR: true, IPv6DualStack: true, SessionAffinity: true}
 	p := f.planned(row)
 	var why []string
 	for _, l := range p.lacks {

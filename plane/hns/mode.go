@@ -14,10 +14,7 @@ import (
 )
 
 // Mode is the mode kernelspace.
-func Mode() mode.Mode { return modeOn(open) }
-
-// Open returns the HNS of this machine, for kube-proxy selftest.
-func Open() (HNS, error) { return open() }
+func Mode() mode.Mode { return modeOn(Open) }
 
 // modeOn is the mode on the HNS that open returns.
 func modeOn(open func() (HNS, error)) mode.Mode {

@@ -25,8 +25,8 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 	if err := ctx.Err(); err != nil {
 		return pic, err
 	}
-	pic.facts = facts{family: p.cfg.Family, wantDSR: p.cfg.DSR, sourceVIP: p.cfg.SourceVIP, ignoreRanges: p.cfg.IgnoreSourceRanges, node: node,
-		refused: PortMappingFlags(p.refused.Load())}
+	pic.facts = p.cfg.facts(node)
+	pic.refused = PortMappingFlags(p.refused.Load())
 	if pic.features, err = p.hns.Features(ctx); err != nil {
 		return pic, err
 	}

@@ -18,7 +18,8 @@ var documentation = map[lb.Family][4]string{
 // They share one documentation address and port, or one NodePort, and have addresses in place of
 // endpoint ids. accepted are the flags of port mappings that HNS accepts.
 func Shapes(cfg Config, n Network, has Features, accepted PortMappingFlags) (all []LoadBalancer, err error) {
-	f := facts{family: cfg.Family, features: has, sourceVIP: cfg.SourceVIP, refused: optional &^ accepted, root: "root"}
+	f := cfg.facts(lb.Node{})
+	f.features, f.refused, f.root = has, optional&^accepted, "root"
 	if f.network, err = parse(n); err != nil {
 		return nil, err
 	}

@@ -92,7 +92,7 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	l.ID = is.id
 	w.calls++
 	made, err := w.hns.ModifyLoadBalancer(ctx, l)
-	if err == nil && !sameIDs(made.HostComputeEndpoints, l.HostComputeEndpoints) {
+	if err == nil && !SameIDs(made.HostComputeEndpoints, l.HostComputeEndpoints) {
 		// HNS 15.4 reports success and keeps the old endpoints (kubernetes/kubernetes#131466).
 		w.unmodifiable.Store(true)
 		err = ErrUnsupported
@@ -114,8 +114,8 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	return nil
 }
 
-// sameIDs compares ids, ignoring order and case.
-func sameIDs(a, b []string) bool {
+// SameIDs compares ids, ignoring order and case.
+func SameIDs(a, b []string) bool {
 	lower := func(ids []string) []string {
 		return slices.Sorted(slices.Values(strings.Fields(strings.ToLower(strings.Join(ids, " ")))))
 	}
