@@ -8,8 +8,8 @@ import (
 	"runtime/debug"
 )
 
-// KeepCrashes has the runtime write what it says of a panic to a file as well, for the stderr of a service leads nowhere. The
-// file of a process before that has crashed is kept under the name before, in place of an older one.
+// KeepCrashes has the runtime write panics to a file too, since a service has no stderr. It renames
+// the file of an earlier crash to before.
 func KeepCrashes(name, before string) (crashed bool, err error) {
 	switch info, err := os.Stat(name); {
 	case err == nil && info.Size() > 0:

@@ -6,25 +6,25 @@ import (
 	"strings"
 )
 
-// EventLog is where a service tells people what they must know: the Windows event log. The number of an event is its kind.
+// EventLog is the Windows event log. An event's number is its kind.
 type EventLog interface {
 	Info(id uint32, text string) error
 	Warning(id uint32, text string) error
 	Error(id uint32, text string) error
 }
 
-// The numbers of events: EventCreate.exe, which has the texts of those whose program brings none, knows 1 to 1000.
+// The numbers of events: EventCreate.exe has the texts of 1 to 1000.
 const (
 	infoEvent    = 1
 	warningEvent = 2
 	errorEvent   = 3
 )
 
-// longestEvent is how many characters of a text are told: the event log refuses more than 31,839 of UTF-16.
+// longestEvent limits the characters of a text: the event log refuses more than 31,839 of UTF-16.
 const longestEvent = 15_000
 
-// NewWriter returns a writer that makes an event of what is written at once. It stands for the stderr of a service, which has
-// none: lines of the log that go there, and what a program says before it has a log.
+// NewWriter returns a writer that makes an event of each write. It replaces the stderr of a
+// service, for log lines and for errors before the log exists.
 func NewWriter(l EventLog) io.Writer { return &writer{l} }
 
 type writer struct{ log EventLog }
@@ -49,8 +49,8 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// severity tells by a line, in any of the formats of package logging, what it is. What is no line of the log is an error:
-// programs say it before they end.
+// severity returns the severity of a log line in any format of package logging. Any other line is
+// an error: programs print it before they end.
 func severity(line string) uint32 {
 	switch {
 	case strings.HasPrefix(line, "kube-proxy: warning: "), classic(line, 'W'):

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// State is what the manager knows of a service.
+// State is the state of a service in the manager.
 type State uint8
 
 // The states that a service reports itself; that it has stopped follows from the end of [Serve].
@@ -16,7 +16,7 @@ const (
 	StopPending
 )
 
-// Request is what the manager asks for.
+// Request is a request of the manager.
 type Request uint8
 
 // The requests.
@@ -40,27 +40,28 @@ type Status struct {
 type Manager interface {
 	// Requests are read for as long as the service lives.
 	Requests() <-chan Request
-	// Report tells how the service is.
+	// Report sends the service's status.
 	Report(Status)
 }
 
 const (
-	// hint is how long the manager is asked to wait for the next report of a service that stops.
+	// hint is the time for which the manager waits for the next report of a stopping service.
 	hint = 10 * time.Second
 	// every is the time between two such reports.
 	every = hint / 4
 )
 
-// ErrStopped is the cause of the end of the work's context when the manager stops the service, ErrShutdown when the machine
-// goes down. ErrEnded is that the work ended with no error though nobody asked it to.
+// ErrStopped is the cause of the context's end when the manager stops the service, ErrShutdown when
+// the machine goes down. ErrEnded means that the work ended by itself, without an error.
 var (
 	ErrStopped  = errors.New("the service control manager stops the service")
 	ErrShutdown = errors.New("the machine shuts down")
 	ErrEnded    = errors.New("the service ended though nobody stopped it")
 )
 
-// Serve runs the work, and has its context end when the manager says so. It returns what the work returned, once it has:
-// nil only where it was asked to end. reload is called when the configuration may have changed; it must not block.
+// Serve runs the work, and ends its context when the manager says so. It returns the error of the
+// work, and nil only after a request to end. reload is called when the configuration may have
+// changed; it must not block.
 func Serve(ctx context.Context, m Manager, work func(context.Context) error, reload func()) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)

@@ -11,8 +11,9 @@ import (
 	"kube-proxy/mode"
 )
 
-// Run removes what the modes leave, in both families, in the network namespace of the calling thread, which must be locked
-// if it is not the process's. The error joins all that could not be removed; the rest is.
+// Run removes the objects of all modes, in both families, in the calling thread's network
+// namespace; the thread must be locked if that is not the process's. The error joins the failures;
+// the rest is removed.
 func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, error) {
 	var c cleaner
 	what.Families = []lb.Family{lb.IPv4, lb.IPv6}
@@ -22,14 +23,14 @@ func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, 
 	return c.report, errors.Join(c.errs...)
 }
 
-// Others removes, of the families that a mode serves, what other modes left, but of those that write the same kind of rules. In
-// another family the rules of another mode may be all that there is. It also removes what the mode itself has left elsewhere, such
-// as in the other back end of iptables. Chains of iptables and ipvs have the same names in part: of those each removes what it does
-// not keep itself.
+// Others removes the objects of other modes in the families that a mode serves, except of modes
+// that write the same kind of rules. In another family those may be the only rules. It also removes
+// the mode's own stale objects, such as in the other back end of iptables. Modes iptables and ipvs
+// share names of chains: each removes those that it does not keep.
 //
-// Call it when the first write of each of the families has succeeded: until then the old rules serve, and while both
-// sets of rules are in force, the first that translates a connection decides. An error is for the log: the mode works,
-// but what is left may lead new connections astray.
+// Call it after the first write of each family: until then the old rules serve, and while both are
+// in force, the first that translates a connection decides. An error is for the log: the mode
+// works, but remaining objects may affect new connections.
 func Others(ctx context.Context, modes mode.List, running mode.Mode, what mode.Removal) (mode.Report, error) {
 	if running.Rules == "" { // nothing would keep its own from being removed
 		return mode.Report{}, fmt.Errorf("clean up beside mode %q: it does not say what kind of rules it writes", running.Name)
@@ -48,7 +49,7 @@ func Others(ctx context.Context, modes mode.List, running mode.Mode, what mode.R
 	return c.report, errors.Join(c.errs...)
 }
 
-// cleaner collects what becomes of removals.
+// cleaner collects the results of removals.
 type cleaner struct {
 	report mode.Report
 	errs   []error

@@ -7,7 +7,7 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 )
 
-// answer begins the body of an answer: struct genlmsghdr, of which the reserved bytes are 0.
+// answer begins the body of an answer: struct genlmsghdr.
 func answer(cmd Command) *netlink.Encoder { return &netlink.Encoder{B: []byte{byte(cmd), 1, 0, 0}} }
 
 // nest is Encoder.Nest without the flag NLA_F_NESTED, which IPVS does not set.
@@ -18,7 +18,7 @@ func nest(e *netlink.Encoder, typ uint16) int {
 	return at
 }
 
-// serviceAnswer is what a list says of a service (ip_vs_genl_fill_service).
+// serviceAnswer describes a service (ip_vs_genl_fill_service).
 func serviceAnswer(s *service) []byte {
 	e := answer(NewService)
 	in := nest(e, attrService)
@@ -39,7 +39,7 @@ func serviceAnswer(s *service) []byte {
 	return e.B
 }
 
-// destinationAnswer is what a list says of a destination (ip_vs_genl_fill_dest).
+// destinationAnswer describes a destination (ip_vs_genl_fill_dest).
 func destinationAnswer(d *destination) []byte {
 	e := answer(NewDest)
 	in := nest(e, attrDest)
@@ -58,7 +58,8 @@ func destinationAnswer(d *destination) []byte {
 	return e.B
 }
 
-// appendStats appends counters in their old form, in which only bytes have 64 bits, and in their new one; the rates are 0.
+// appendStats appends counters in their old form, of 64 bits only for bytes, and in their new one;
+// the rates are 0.
 func appendStats(e *netlink.Encoder, old, wide uint16, s ipvs.Stats) {
 	all := []uint64{s.Conns, s.InPackets, s.OutPackets, s.InBytes, s.OutBytes, 0, 0, 0, 0, 0}
 	in := nest(e, old)
@@ -85,7 +86,7 @@ func (k *Kernel) configAnswer() []byte {
 	return e.B
 }
 
-// familyAnswer is what the controller of generic netlink says of the family.
+// familyAnswer is the generic netlink controller's description of the family.
 func (k *Kernel) familyAnswer() []byte {
 	e := answer(unix.CTRL_CMD_NEWFAMILY)
 	e.Str(unix.CTRL_ATTR_FAMILY_NAME, "IPVS")

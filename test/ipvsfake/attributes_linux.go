@@ -9,7 +9,7 @@ import (
 // order is that of numbers in attributes.
 var order = netlink.Order
 
-// Numbers of include/uapi/linux/ip_vs.h; written down once more, so that a mistake of package ipvs is not one here too.
+// Numbers of include/uapi/linux/ip_vs.h, independent of those of package ipvs.
 const (
 	attrService, attrDest, attrDaemon, attrTCP, attrTCPFin, attrUDP = 1, 2, 3, 4, 5, 6
 
@@ -22,15 +22,15 @@ const (
 	flagHashed = 2 // IP_VS_SVC_F_HASHED
 )
 
-// Lengths are those that values have, as our encoder writes them and the kernel's policies want them; 0 is any.
+// The lengths of values, as our encoder writes them and the kernel's policies require; 0 is any.
 var (
 	cmdLengths  = []int{attrService: 0, attrDest: 0, attrDaemon: 0, attrTCP: 4, attrTCPFin: 4, attrUDP: 4}
 	svcLengths  = []int{svcAF: 2, svcProtocol: 2, svcAddr: 0, svcPort: 2, svcMark: 4, svcScheduler: 0, svcFlags: 8, svcTimeout: 4, svcNetmask: 4}
 	destLengths = []int{destAddr: 0, destPort: 2, destForwarding: 4, destWeight: 4, destUpper: 4, destLower: 4, destFamily: 2}
 )
 
-// parse takes attributes apart. One that is not there is nil. It refuses what nobody needs to send: of a length that is not exact,
-// of a type that is not asked for, and twice.
+// parse returns the attributes by type; nil for missing ones. It refuses wrong lengths, unknown
+// types and duplicates.
 func parse(b []byte, lengths []int) (attrs [][]byte, err error) {
 	attrs = make([][]byte, len(lengths))
 	netlink.Attributes(b, func(typ uint16, v []byte) bool {

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// hz is the clock of the kernels that we test with, in ticks a second: timeouts of persistence are kept in them, in 32 bits.
+// hz is the clock of the tested kernels, in ticks a second. The kernel keeps timeouts of
+// persistence in ticks, in 32 bits.
 const hz = 250
 
 // The forwarding method of tunnels, and the mask of all methods.
@@ -44,7 +45,7 @@ func (k *Kernel) serviceKey(attr []byte) (key, [][]byte, error) {
 	return at, a, nil
 }
 
-// wanted is what the other attributes of a service say.
+// wanted are the other attributes of a service.
 type wanted struct {
 	scheduler      string
 	flags, timeout uint32
@@ -61,7 +62,7 @@ func serviceWanted(a [][]byte) (w wanted, err error) {
 	return w, nil
 }
 
-// check says what ip_vs_add_service and ip_vs_edit_service refuse.
+// check refuses like ip_vs_add_service and ip_vs_edit_service.
 func (k *Kernel) check(family uint16, w wanted) error {
 	if w.scheduler != "none" && !slices.Contains(k.cfg.Schedulers, w.scheduler) {
 		return unix.ENOENT
@@ -148,7 +149,8 @@ func (k *Kernel) throwAway(d *destination) {
 	}
 }
 
-// readDestination reads the attributes of one (ip_vs_genl_parse_dest); whole says that all must be there.
+// readDestination reads a destination (ip_vs_genl_parse_dest); with whole all attributes are
+// required.
 func readDestination(attr []byte, whole bool) (*destination, error) {
 	if attr == nil {
 		return nil, unix.EINVAL
@@ -222,8 +224,7 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 // broadcast are the addresses of broadcast where there is loopback.
 var broadcast = map[netip.Addr]bool{netip.AddrFrom4([4]byte{255, 255, 255, 255}): true, netip.AddrFrom4([4]byte{127, 255, 255, 255}): true}
 
-// reachable reports whether an address is one that ip_vs_new_dest takes, on a machine that has no addresses and routes beyond
-// loopback.
+// reachable reports whether ip_vs_new_dest takes an address, on a machine with only loopback.
 func reachable(family uint16, a netip.Addr) bool {
 	if family == unix.AF_INET {
 		return !a.IsUnspecified() && !a.IsMulticast() && !broadcast[a]

@@ -119,7 +119,7 @@ func (k *Kernel) take(m message) (bodies [][]byte, err error) {
 	return bodies, nil
 }
 
-// names says what a message is of, as far as it can be read.
+// names returns the readable part of a message's object.
 func (k *Kernel) names(m message) (cmd Command, id ipvs.ServiceID, addr netip.AddrPort) {
 	cmd = Command(m.body[0])
 	attrs, err := parse(m.body[4:], cmdLengths)
@@ -137,7 +137,7 @@ func (k *Kernel) names(m message) (cmd Command, id ipvs.ServiceID, addr netip.Ad
 	return
 }
 
-// carryOut does what a message asks for, and returns the answers to it.
+// carryOut carries out a message, and returns the answers.
 func (k *Kernel) carryOut(m message) (bodies [][]byte, err error) {
 	if m.typ == unix.GENL_ID_CTRL {
 		if netlink.CStr(netlink.Attribute(m.body[4:], unix.CTRL_ATTR_FAMILY_NAME)) != "IPVS" || k.cfg.Absent {

@@ -15,7 +15,7 @@ import (
 // ErrLost is what [Kernel.Before] returns to have a message carried out and its answer lost.
 var ErrLost = errors.New("the answer is lost")
 
-// Config says what kernel it is. The zero Config is one that has all.
+// Config configures the kernel. The zero Config has all features.
 type Config struct {
 	// Absent is a kernel without ip_vs.
 	Absent bool
@@ -68,11 +68,11 @@ func (c Command) Writes() bool {
 // Conns are the connections of a destination, by number.
 type Conns struct{ Active, Inactive, Persistent uint32 }
 
-// Kernel is an IPVS of one network namespace. Its methods may be called by several goroutines, and from within Before and the
-// functions that a connection calls.
+// Kernel is an IPVS of one network namespace. It is safe for concurrent use, also from within
+// Before and the callbacks of a connection.
 type Kernel struct {
-	// Before, if not nil, is called before each message to IPVS is carried out, and may use the kernel. If it returns an error,
-	// that is the answer, and the message is not carried out; but with ErrLost it is, and there is no answer.
+	// Before, if not nil, is called before each message to IPVS, and may use the kernel. Its error
+	// is the answer, and the message is not carried out; with ErrLost it is, without an answer.
 	Before func(Request) error
 
 	cfg Config
@@ -124,12 +124,12 @@ func (k *Kernel) SetConns(id ipvs.ServiceID, addr netip.AddrPort, n Conns) error
 	return k.withDestination(id, addr, func(d *destination) { d.conns = n })
 }
 
-// SetStats says what went by a destination so far.
+// SetStats sets the counters of a destination.
 func (k *Kernel) SetStats(id ipvs.ServiceID, addr netip.AddrPort, s ipvs.Stats) error {
 	return k.withDestination(id, addr, func(d *destination) { d.stats = s })
 }
 
-// SetServiceStats says what went by a service so far.
+// SetServiceStats sets the counters of a service.
 func (k *Kernel) SetServiceStats(id ipvs.ServiceID, s ipvs.Stats) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

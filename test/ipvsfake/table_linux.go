@@ -7,7 +7,7 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 )
 
-// key is by what the kernel finds a service.
+// key is the kernel's key of a service.
 type key struct {
 	family uint16
 	mark   uint32 // 0: by the rest

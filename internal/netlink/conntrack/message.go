@@ -6,7 +6,7 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Numbers of the kernel's nfnetlink_conntrack.h, nf_conntrack_common.h and netlink.h, which stay as they are for ever.
+// Numbers of the kernel's nfnetlink_conntrack.h, nf_conntrack_common.h and netlink.h.
 const (
 	headerLen = 20 // struct nlmsghdr and struct nfgenmsg
 	nested    = 0x8000
@@ -50,7 +50,7 @@ const (
 	ctaFilterOrigFlags = 1
 )
 
-// GroupNew is NFNLGRP_CONNTRACK_NEW, which hears of each entry whose first packet has passed all rules.
+// GroupNew is NFNLGRP_CONNTRACK_NEW: notifications of entries whose first packet passed all rules.
 const GroupNew = 1
 
 // Bits of [Entry.Status], as nf_conntrack_common.h has them (IPS_*).
@@ -60,35 +60,37 @@ const (
 	Confirmed = 1 << 3 // it is in the table
 )
 
-// By says what of a tuple a dump compares entries with: CTA_FILTER_F_* of the original direction.
+// By selects the parts of the original tuple that a dump compares: CTA_FILTER_F_*.
 type By uint32
 
-// What can be compared.
+// The parts.
 const (
 	BySource      By = 1 << 0
 	ByDestination By = 1 << 1
 	ByProto       By = 1 << 3
 	BySourcePort  By = 1 << 4
 	ByPort        By = 1 << 5
-	// ByNoReply asks for entries without an answer (CTA_STATUS_MASK, kernel 5.17); an older kernel lists
-	// the others too.
+	// ByNoReply selects entries without an answer (CTA_STATUS_MASK, kernel 5.17); an older kernel
+	// lists the others too.
 	ByNoReply By = 1 << 31
 )
 
 // Entry is one entry of the conntrack table.
 type Entry struct {
-	// Orig is the direction of the first packet, as it came; Reply that of the answers, as they come.
+	// Orig is the direction of the first packet, Reply that of the answers.
 	Orig, Reply Tuple
 	// Status are the bits IPS_*.
 	Status uint32
-	// Timeout is after how many seconds without a packet the entry goes. A new one's message may lack it, as other fields below.
+	// Timeout is the seconds without a packet until the entry goes. Messages about new entries may
+	// lack it and fields below.
 	Timeout uint32
 	Mark    uint32
 	// State is TCP's or SCTP's, TCP_CONNTRACK_* or SCTP_CONNTRACK_*; 0 for none.
 	State uint8
 	Zone  uint16
 
-	// What names the entry: the values of attributes, in the buffer that the entry was read from. Without a zone the last is nil.
+	// The values of the attributes that name the entry, in the buffer it was read from. The last is
+	// nil without a zone.
 	tuple, id, zone []byte
 }
 
@@ -100,8 +102,8 @@ type Tuple struct {
 	ports bool
 }
 
-// Parse reads the body of a message of the kernel, struct nfgenmsg and attributes. It reports false for an entry without
-// ports or whose family is unknown to us, which no service can have made. The entry is good until the body is written over.
+// Parse reads the body of a message. It returns false for an entry without ports or of another
+// family, which no Service makes. The entry is valid until the body is overwritten.
 func (e *Entry) Parse(body []byte) bool {
 	*e = Entry{}
 	if len(body) < 4 {
@@ -160,10 +162,10 @@ func (t *Tuple) parse(b []byte) {
 	t.From, t.To = netip.AddrPortFrom(from, netlink.BE16(source)), netip.AddrPortFrom(to, netlink.BE16(dest))
 }
 
-// all is what names an entry.
+// all is the complete tuple.
 const all = BySource | ByDestination | ByProto | BySourcePort | ByPort
 
-// appendTuple appends an attribute with what by names of the tuple.
+// appendTuple appends an attribute with the parts of the tuple.
 func appendTuple(e *netlink.Encoder, typ uint16, t Tuple, by By) {
 	tuple := e.Nest(typ)
 	if by&(BySource|ByDestination) != 0 {
@@ -192,8 +194,8 @@ func appendTuple(e *netlink.Encoder, typ uint16, t Tuple, by By) {
 	e.EndNest(tuple)
 }
 
-// DumpRequest asks for the entries of a family, AF_INET or AF_INET6, that are like the tuple in what by names, which has ByProto. Kernels
-// before 5.8 do not know the filter and send all.
+// DumpRequest asks for the entries of a family, AF_INET or AF_INET6, that equal the tuple in the
+// parts of by, which has ByProto. Kernels before 5.8 send all.
 func DumpRequest(family byte, t Tuple, by By) []byte {
 	var e netlink.Encoder
 	at := e.Netfilter(Get, dump, family, 0, 0)
@@ -209,7 +211,8 @@ func DumpRequest(family byte, t Tuple, by By) []byte {
 	return e.B
 }
 
-// GetRequest asks for the one entry of zone 0 of which the tuple is a direction. The kernel answers ENOENT if there is none.
+// GetRequest asks for the entry of zone 0 with the tuple in one of its directions. The kernel
+// answers ENOENT if there is none.
 func GetRequest(family byte, t Tuple) []byte {
 	var e netlink.Encoder
 	at := e.Netfilter(Get, ack, family, 0, 0) // the kernel marks an entry as one of many, so that it ends nothing
@@ -218,7 +221,8 @@ func GetRequest(family byte, t Tuple) []byte {
 	return e.B
 }
 
-// AppendNew appends the request to make an entry of e's tuples, status, timeout, mark, and state of TCP. Tests fill tables by it.
+// AppendNew appends the request to make an entry with e's tuples, status, timeout, mark and TCP
+// state. Tests fill tables by it.
 func (e *Entry) AppendNew(b []byte, family byte) []byte {
 	to := netlink.Encoder{B: b}
 	at := to.Netfilter(New, ack|create|excl, family, 0, 0)
@@ -238,9 +242,9 @@ func (e *Entry) AppendNew(b []byte, family byte) []byte {
 	return to.B
 }
 
-// AppendDelete appends the request to delete e and nothing else: the id keeps a younger entry with the same
-// addresses safe. It reports false, and appends nothing, if e lacks what names it; a request without a tuple
-// would empty the whole table.
+// AppendDelete appends the request to delete e; its id protects a younger entry with the same
+// addresses. It returns false, and appends nothing, if e lacks its name: a request without a tuple
+// would empty the table.
 func (e *Entry) AppendDelete(b []byte, family byte) ([]byte, bool) {
 	if len(e.tuple) == 0 || len(e.id) != 4 {
 		return b, false
