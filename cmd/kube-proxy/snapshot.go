@@ -82,7 +82,7 @@ func (p *proxy) restore() {
 	if s.found = nil; found == nil {
 		return
 	}
-	if found.Boot == s.boot && p.choice.Mode.DrainTimeout == nil {
+	if s.boot != "" && found.Boot == s.boot && p.choice.Mode.DrainTimeout == nil {
 		p.log.Info("Snapshot not needed: the rules of this boot are in the kernel")
 		return
 	}

@@ -155,8 +155,12 @@ func private(st *unix.Stat_t) error {
 	return nil
 }
 
-// Boot identifies the kernel state of this network namespace: the boot, and the namespace in it.
+// Boot identifies the kernel state of this network namespace: the boot with an id, and the
+// namespace in it; "" if the id is not known.
 func Boot(id string) string {
+	if id == "" {
+		return ""
+	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return id

@@ -11,6 +11,10 @@ import (
 const (
 	// settle is the time from a change to the write that has it: most changes come with others.
 	settle = 5 * time.Second
+	// firstSettle is that time before the first write of a process. It is short, because a process
+	// that starts again must not use the snapshot of an earlier boot, where rules of this one are
+	// newer.
+	firstSettle = 100 * time.Millisecond
 	// minGap is the least time between two writes.
 	minGap = 30 * time.Second
 	// bytesPerSecond bounds what is written on average: a larger file is written less often.
@@ -78,7 +82,7 @@ func (k *Keeper) Stats() Stats {
 // Run writes snapshots until ctx ends, and then what has not been written yet.
 func (k *Keeper) Run(ctx context.Context) {
 	refresh := min(maxRefresh, max(minGap, k.cfg.MaxAge/8))
-	var pause time.Duration // that the last write asks for
+	wait, pause := firstSettle, time.Duration(0) // pause is what the last write asks for
 	for {
 		end := time.Now()
 		dirty := false
@@ -89,7 +93,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 		select {
-		case <-time.After(max(settle, pause-time.Since(end))):
+		case <-time.After(max(wait, pause-time.Since(end))):
 		case <-ctx.Done():
 		}
 		select {
@@ -104,7 +108,7 @@ func (k *Keeper) Run(ctx context.Context) {
 			}
 			return
 		case k.cfg.Current():
-			pause = k.save()
+			wait, pause = settle, k.save()
 		case dirty:
 			k.Changed() // look again
 		}

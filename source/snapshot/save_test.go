@@ -136,3 +136,53 @@ func TestDirectoryIsCreated(t *testing.T) {
 		t.Errorf("the directory: %v (%v)", info, err)
 	}
 }
+
+// SN-01: facts change while they are written. Each file is whole, and has every Service that stays.
+func TestSaveBesideChanges(t *testing.T) {
+	t.Parallel()
+	const services = 300
+	store, dir := storeOf(services), filepath.Join(t.TempDir(), "s")
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			name := cluster.Name{Namespace: "flood", Name: "a"}
+			endpoints := cluster.EndpointsOf(make([]cluster.Endpoint, i%5)...)
+			of := &cluster.Slice{Name: name, Service: name, Endpoints: endpoints}
+			service := &cluster.Service{Name: name, Created: int64(i)}
+			store.Fold(cluster.Batch{cluster.ServiceSet{Service: service}, cluster.SliceSet{Slice: of}})
+			store.Fold(cluster.ServiceGone{Name: name})
+		}
+	}()
+	for range 20 {
+		_, err := Save(dir, origin(), store)
+		do(t, err)
+		s, err := Load(dir, "n1", time.Hour, now)
+		do(t, err)
+		if n := s.Services(); n < services || n > services+1 {
+			t.Errorf("%d Services, want %d or one more", n, services)
+		}
+	}
+	close(stop)
+	<-stopped
+}
+
+// SN-07: the same network namespace in the same boot is one kernel state. Another of either is
+// another, and an unknown boot is none.
+func TestBoot(t *testing.T) {
+	t.Parallel()
+	alone(t)
+	here := Boot("a")
+	if here != Boot("a") || here == Boot("b") || Boot("") != "" {
+		t.Errorf("%q, %q, %q, %q", here, Boot("a"), Boot("b"), Boot(""))
+	}
+	do(t, unix.Unshare(unix.CLONE_NEWNET))
+	if Boot("a") == here {
+		t.Error("a new network namespace is taken for the old one")
+	}
+}

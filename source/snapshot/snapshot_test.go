@@ -161,13 +161,14 @@ func layout(t reflect.Type, b *strings.Builder) {
 	case t == reflect.TypeFor[cluster.Endpoints]():
 		layout(reflect.TypeFor[[]cluster.Endpoint](), b)
 	case t.Kind() == reflect.Struct && t.PkgPath() == reflect.TypeFor[cluster.Name]().PkgPath():
-		b.WriteString(t.Name() + "{")
+		var fields []string // sorted, as their order in the type does not matter
 		for i := range t.NumField() {
-			b.WriteString(t.Field(i).Name + " ")
-			layout(t.Field(i).Type, b)
-			b.WriteString(";")
+			var field strings.Builder
+			layout(t.Field(i).Type, &field)
+			fields = append(fields, t.Field(i).Name+" "+field.String())
 		}
-		b.WriteString("}")
+		slices.Sort(fields)
+		b.WriteString(t.Name() + "{" + strings.Join(fields, "; ") + "}")
 	case t.Kind() == reflect.Slice || t.Kind() == reflect.Pointer:
 		b.WriteString("*")
 		layout(t.Elem(), b)
