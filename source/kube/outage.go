@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"strings"
@@ -32,9 +33,11 @@ type outage struct {
 	seen    map[string]int       // sorts of errors of this outage
 	open    bool                 // a failure was told, and its end was not
 
-	away bool          // the leader has lost the server
-	own  int           // failures in a row that concern the leader alone
-	back chan struct{} // closed when the leader reaches the server again
+	away   bool          // the leader has lost the server
+	lostAt time.Time     // since when
+	spread time.Duration // in which the others follow the leader
+	own    int           // failures in a row that concern the leader alone
+	back   chan struct{} // closed when the leader reaches the server again
 }
 
 func newOutage(log *slog.Logger, server string) *outage {
@@ -42,8 +45,9 @@ func newOutage(log *slog.Logger, server string) *outage {
 }
 
 // turn returns when a resource may turn to the server: at once while it answers. While it does not,
-// only the leader tries, so that an outage costs a node one attempt instead of four; the others
-// follow when it succeeds, or after longestTurn, should the leader alone be in trouble.
+// only the leader tries, so that an outage costs a node one attempt instead of four. The others
+// follow, spread over a quarter of the outage, or after longestTurn, should the leader alone be in
+// trouble.
 func (o *outage) turn(ctx context.Context, resource string) error {
 	o.mu.Lock()
 	back := o.back
@@ -56,14 +60,28 @@ func (o *outage) turn(ctx context.Context, resource string) error {
 	defer timer.Stop()
 	select {
 	case <-back:
+		o.mu.Lock()
+		spread := o.spread
+		o.mu.Unlock()
+		timer.Reset(rand.N(spread + 1))
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
 	return ctx.Err()
 }
 
-// longestTurn is how long a resource waits for the leader.
-const longestTurn = time.Minute
+const (
+	// longestTurn is how long a resource waits for the leader.
+	longestTurn = time.Minute
+	// longestSpread bounds the time in which the others follow it.
+	longestSpread = 10 * time.Second
+)
 
 // lost makes the others wait for the leader.
 func (o *outage) lost() {
@@ -74,7 +92,7 @@ func (o *outage) lost() {
 
 func (o *outage) lostLocked() {
 	if !o.away {
-		o.away, o.back = true, make(chan struct{})
+		o.away, o.lostAt, o.back = true, time.Now(), make(chan struct{})
 	}
 }
 
@@ -82,7 +100,7 @@ func (o *outage) lostLocked() {
 func (o *outage) found() {
 	o.own = 0
 	if o.away {
-		o.away = false
+		o.away, o.spread = false, min(time.Since(o.lostAt)/4, longestSpread)
 		close(o.back)
 	}
 }

@@ -35,7 +35,10 @@ func (h *Harness) Costs(ctx context.Context, p *Population, changes int, rate ti
 		return c, err
 	}
 	c.Connections = p.meter.open.Load()
-	read := p.meter.read.Load()
+	read, err := p.quiet(ctx)
+	if err != nil {
+		return c, err
+	}
 	if c.Nodes > 0 {
 		c.Heap = (heap() - empty) / int64(c.Nodes)
 		c.ListBytes = float64(read) / float64(c.Nodes)
@@ -56,6 +59,15 @@ func (h *Harness) Costs(ctx context.Context, p *Population, changes int, rate ti
 		c.ChangeBytes = float64(p.meter.read.Load()-read) / float64(changes+1) / float64(c.Nodes)
 	}
 	return c, nil
+}
+
+// quiet waits until the lists of all resources have arrived, of which the marker is in one, and
+// returns the bytes so far.
+func (p *Population) quiet(ctx context.Context) (read int64, err error) {
+	for was := int64(-1); was != read && err == nil; err = sleep(ctx, 500*time.Millisecond) {
+		was, read = read, p.meter.read.Load()
+	}
+	return read, err
 }
 
 // settle waits until all nodes have what was written before.

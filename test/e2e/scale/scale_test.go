@@ -8,7 +8,7 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// Five hollow nodes of each kind follow one API server, which is killed and comes back: ours ask it
+// SV-68: five hollow nodes of each kind follow one API server, which is killed and comes back: ours ask it
 // no more often than client-go's informers do, and connect no more often. `make scale` does the
 // same with more nodes and failures.
 func TestRestartStorm(t *testing.T) {
