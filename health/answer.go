@@ -66,7 +66,7 @@ func (s *Server) standing(eligible *bool) (int, standing) {
 	if !out.Healthy || eligible != nil && !*eligible {
 		return http.StatusServiceUnavailable, out
 	}
-	// There was a time when it told how long ago the last sync was, and clients judge by that (HT-05).
+	// Clients compare it with currentTime: it was once the time of the last sync (HT-05).
 	out.LastUpdated = r.now
 	return http.StatusOK, out
 }
@@ -94,5 +94,5 @@ func answer(w http.ResponseWriter, code int, body []byte) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(code)
-	_, _ = w.Write(body) // who hung up does not want to know
+	_, _ = w.Write(body) // the client has closed the connection
 }

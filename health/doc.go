@@ -1,4 +1,4 @@
-// Package health tells load balancers, kubelets and people how the proxy stands, over HTTP.
+// Package health serves the health checks of load balancers and kubelets over HTTP.
 //
 // [Server] is the proxy's own health server, by default on port 10256 (CF-14), without authentication:
 //
@@ -10,19 +10,19 @@
 //	          process is not about to end
 //	others    never; they are 404                                                                  HT-03
 //
-// A family is healthy unless there was a change twice the sync period ago or earlier, and the kernel has taken no
-// write since (HT-04). One odd Service that the kernel refuses does not make a family unhealthy: all nodes have that
-// Service, and would leave the load balancers together. If nothing else is to be written, the engine has the kernel take
-// a write that changes nothing; where that too is refused, the node has failed.
+// A family is unhealthy if a change is older than twice the sync period and the kernel has accepted no write since
+// (HT-04). One Service that the kernel refuses does not make a family unhealthy: all nodes have that Service, and would
+// leave the load balancers together. If nothing else is pending, the engine makes a write that changes nothing; if the
+// kernel refuses that too, the node has failed.
 // While another process keeps this one from writing ([Config].Waiting) all three say so; after twice the sync period
 // /healthz is 503, but /livez is not: a restart would not help.
-// Any method will do. Bodies are JSON in one line, times as RFC 3339 in UTC.
+// All methods are accepted. Bodies are JSON in one line, times as RFC 3339 in UTC.
 //
-// What each is for: cloud load balancers ask /healthz whether to send a node traffic of Services whose policy
-// is Cluster, so it fails while the node is about to be deleted ([Config].NodeEligible, HT-06), and once the
-// process is about to end ([Server.Drain], PR-07): then they have stopped to ask before nobody answers.
-// A kubelet asks /livez whether to restart the process: neither a node that goes nor a process that ends is a
-// reason. /readyz is ours: who waits for it knows that the rules of all Services are in the kernel.
+// Who uses which: cloud load balancers query /healthz to decide whether a node gets traffic of Services with the policy
+// Cluster, so it fails while the node is about to be deleted ([Config].NodeEligible, HT-06), and once the process is
+// about to end ([Server.Drain], PR-07), so that they stop using the node before the server closes.
+// A kubelet queries /livez to decide whether to restart the process: neither a node that is deleted nor a process that
+// ends is a reason. Only this proxy has /readyz: it succeeds when the rules of all Services are in the kernel.
 //
 // [Services] answers on the healthCheckNodePort of each Service that has one, whatever path and method:
 //
@@ -36,8 +36,8 @@
 //	                                   ├─▶ Services ──────────────────────▶ handler: 200 or 503
 //	engine IPv6 ──Applied──▶ Observer ─┘  ring ─▶ Run: opens and closes listeners
 //
-// Observers are told of rows of kind [lb.HealthCheck] after the kernel has them, and of more endpoints after it
-// has the rows by which traffic from outside comes to the Service, so no load balancer hears "ready" before the
-// rules exist (HT-16). A Service has one listener for both families. A pod of a dual-stack
-// cluster has an address in each, so what is told is the larger of the families' counts, not their sum.
+// Observers receive rows of kind [lb.HealthCheck] after the kernel has them, and added endpoints after the kernel has
+// the rows for external traffic of the Service, so the answer is not "ready" before the rules exist (HT-16). A Service
+// has one listener for both families. A pod of a dual-stack cluster has an address in each family, so the answer has
+// the larger of the families' counts, not their sum.
 package health

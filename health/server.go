@@ -28,9 +28,9 @@ type Config struct {
 	// Waiting returns since when the process waits for the right to write rules, and a sentence on what it waits for; the
 	// zero time means that it does not wait.
 	Waiting func() (since time.Time, on string)
-	// Answered is told of each answer on /healthz, /livez and /readyz (MT-15).
+	// Answered is called for each answer on /healthz, /livez and /readyz (MT-15).
 	Answered func(path string, code int)
-	// OnListenFailed is told that the address cannot be bound: once, not at each try, until it can or the
+	// OnListenFailed is called when the address cannot be bound: once, not at each try, until it can or the
 	// error is another.
 	OnListenFailed func(at netip.AddrPort, err error)
 	// Log is where failures are logged.
@@ -64,8 +64,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// newHTTP returns the server behind any number of listeners. Probes are small and quick; whoever is not, is
-// cut off, and so is who waits longest where too many come.
+// newHTTP returns the server behind any number of listeners. Probes are small and quick; slower clients are
+// cut off, and so is the connection that is idle longest when there are too many.
 func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 	s := &http.Server{
 		Handler:           h,
@@ -125,7 +125,7 @@ func (s *Server) moved(from, to netip.AddrPort) {
 	}
 }
 
-// broke returns what tells of listeners that broke.
+// broke returns the function that reports broken listeners.
 func broke(log *slog.Logger) func(netip.AddrPort, error) {
 	return func(at netip.AddrPort, err error) {
 		log.Error("Listener failed, reopening it", "address", at.String(), "err", err)

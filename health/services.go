@@ -16,15 +16,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// ServicesConfig says what [Services] knows. All must be set; functions are called from several goroutines at once.
+// ServicesConfig configures [Services]. All must be set; functions are called from several goroutines at once.
 type ServicesConfig struct {
 	// Healthy reports whether the rules in the kernel are up to date: [Server.Healthy].
 	Healthy func() bool
 	// Addresses returns where to listen: addresses of this machine, or an unspecified one for all of its
 	// family; none means nowhere. [ListenAddrs] makes the list.
 	Addresses func() []netip.Addr
-	// OnListenFailed is told that the port of a Service "ns/name" cannot be bound (EV-05): once, not at each
-	// try, until it can or the Service or its port is another.
+	// OnListenFailed is called when the port of a Service "ns/name" cannot be bound (EV-05): once, not at each
+	// try, until it can or the Service or its port changes.
 	OnListenFailed func(service string, port uint16, err error)
 	// Log is where failures are logged.
 	Log *slog.Logger
@@ -36,7 +36,7 @@ type Services struct {
 	http *http.Server
 	open func(context.Context, listen.Address) (net.Listener, error)
 	wake chan struct{} // has a value when Run should look
-	// failures bounds what is logged and told of ports that do not answer, and of those that do again.
+	// failures limits the log lines and events about ports that fail or work again.
 	failures *ratelimit.Limiter
 
 	mu    sync.RWMutex
@@ -61,7 +61,7 @@ type port struct {
 // fault is why a port is not served.
 type fault struct {
 	service string        // whose port fails; "" if none does
-	told    bool          // it was logged and told
+	told    bool          // it was logged and reported
 	delay   time.Duration // from the last try to the next
 	next    time.Time
 }
@@ -72,7 +72,7 @@ const (
 	lastRetry  = time.Minute
 )
 
-// lookAgain is the time between two looks whether this machine's addresses are still the same: nobody tells of them.
+// lookAgain is how often the addresses of this machine are listed: there is no notification of changes.
 const lookAgain = 30 * time.Second
 
 // NewServices returns a Services that knows of none yet.
@@ -86,7 +86,7 @@ func NewServices(cfg ServicesConfig) *Services {
 	return s
 }
 
-// portListener is a listener that knows what it is for.
+// portListener is a listener that knows its Service port.
 type portListener struct {
 	net.Listener
 	port *port
@@ -103,7 +103,7 @@ func (s *Services) newPort(number uint16) *port {
 	return p
 }
 
-// Observer is what one family's engine tells of the changes that are in force (HT-16).
+// Observer receives the changes in force from one family's engine (HT-16).
 type Observer struct {
 	s *Services
 	i int
@@ -299,7 +299,7 @@ func (s *Services) reconcile(ctx context.Context, p *port, addresses func(uint16
 	}
 }
 
-// failed plans the next try, and tells of a failure that is new.
+// failed plans the next try, and reports a new failure.
 func (s *Services) failed(p *port, service string, err error) {
 	known := p.fault.service == service
 	p.fault.service = service

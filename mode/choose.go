@@ -1,5 +1,5 @@
-// Package mode has what there is to know of a mode as one value, [Mode], and chooses the one that runs: from what was
-// asked for and from what this host can do.
+// Package mode describes each mode as one value, [Mode], and chooses the mode that runs, from the configuration and the
+// capabilities of this host.
 //
 //	plane/nftables ──Mode()──▶ plane/all ──List──▶ config   names, fields, defaults, help
 //	plane/iptables                                 status   metrics
@@ -7,12 +7,11 @@
 //	                                               cleanup  leftovers
 //	                                               cmd      Choose, New, Render
 //
-// A blank mode is the best that the host can do. The documents of v1.5 to v1.16 (S0 to S2) also describe
-// what happens when a mode cannot work: ipvs gives way to iptables, iptables to userspace. Nothing gives way
-// in silence: each step is in the Choice, to be told by log, event and metric. A mode that nobody could take for
-// another, nftables and kernelspace, fails instead (G7).
+// A blank mode means the best mode that the host supports. The documents of v1.5 to v1.16 (S0 to S2) also describe
+// fallbacks: from ipvs to iptables, from iptables to userspace. Each fallback is in the Choice, and is reported by log,
+// event and metric. nftables and kernelspace, which these documents do not have, fail instead (G7).
 //
-// The package itself is pure: what asks the kernel is in the values.
+// The package itself is pure: the functions in the values query the kernel.
 package mode
 
 import (

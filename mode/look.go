@@ -14,12 +14,12 @@ type Looker interface {
 	// Follow says what the state that the kernel holds makes of a packet. Its cost does not grow with the table, but where only
 	// programs that list all can read it. An error is of reading.
 	Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error)
-	// Differences compares the kernel with the table, of which the caller lets nobody change anything meanwhile, and calls each for what
-	// differs until it returns false. What is being written at that moment may differ: who must know looks again.
+	// Differences compares the kernel with the table, which must not change meanwhile, and calls each for every difference until it
+	// returns false. A write in progress may show as a difference: to exclude that, compare again.
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// Teller tells differences for a Looker, until nobody wants to know more.
+// Teller reports differences for a Looker, until the receiver wants no more.
 type Teller struct {
 	ctx  context.Context
 	each func(trace.Difference) bool
@@ -31,8 +31,8 @@ func NewTeller(ctx context.Context, each func(trace.Difference) bool) *Teller {
 	return &Teller{ctx: ctx, each: each}
 }
 
-// Tell tells that an object, of a row if k is not zero, is not as it shall be; "" is the state of what shall not be there, or is not. Once it
-// fails it tells no more, and fails again.
+// Tell reports that an object, of a row if k is not zero, is not as desired; "" is the state of an object that should not exist, or does
+// not. Once it has failed it reports no more, and returns the same error.
 func (t *Teller) Tell(k lb.Key, object, want, have string) error {
 	if t.err == nil {
 		t.err = t.ctx.Err()
@@ -43,10 +43,10 @@ func (t *Teller) Tell(k lb.Key, object, want, have string) error {
 	return t.err
 }
 
-// Err is the error with which telling ended; nil while it has not.
+// Err is the error that ended the reports; nil before.
 func (t *Teller) Err() error { return t.err }
 
-// Done makes of the error of a comparison that of Differences, which is none where nobody wanted to know more.
+// Done turns the error of a comparison into that of Differences: nil if the receiver wanted no more.
 func (t *Teller) Done(err error) error {
 	if t.err != nil {
 		err = t.err
@@ -57,5 +57,5 @@ func (t *Teller) Done(err error) error {
 	return err
 }
 
-// errEnough ends a comparison of which nobody wants to know more.
+// errEnough ends a comparison when the receiver wants no more.
 var errEnough = errors.New("enough")

@@ -20,28 +20,28 @@ type Traffic struct {
 	Bytes uint64
 }
 
-// CounterID names one of the counters of a plane, among all that it has had: by the row that it is of, or by a number, where a row has several, or
-// several have one.
+// CounterID identifies a counter of a plane, among all that it has had: by its row, or by a number where a row has several counters or
+// several rows share one.
 type CounterID struct {
-	// Row is zero of one that has a number. A counter of a row may begin anew at 0, when its row changes or was not used for minutes.
+	// Row is zero if the counter has a number. A counter of a row may restart at 0, when its row changes or was not used for minutes.
 	Row lb.Key
-	// N is 0 of one that is a row's. One that begins anew has another number, unless somebody else than the plane had it begin.
+	// N is 0 if the counter is of a row. A counter that restarts has another number, unless another program reset it.
 	N uint64
 }
 
-// Count is what a counter tells.
+// Count is the value of a counter.
 type Count struct {
 	CounterID
-	// ServicePort is the service port ([lb.Frontend.Service]) that was used; "" for that of the row which the counter is of.
+	// ServicePort is the service port ([lb.Frontend.Service]) that was used; "" for that of the counter's row.
 	ServicePort string
 	Traffic
 }
 
 // TrafficCounter is a plane that counts traffic, if [Settings.CountServices] asks for it.
 type TrafficCounter interface {
-	// Counts reports whether it does: it was asked to, and the kernel can.
+	// Counts reports whether the plane counts: it is configured to, and the kernel supports it.
 	Counts() bool
-	// Traffic calls f once with each counter that has counted something, since some time in the past. It may be called from any goroutine, by one at a
-	// time, and holds up no write. An error says what could not be read; what was told is right, and a counter that was not told may be there still.
+	// Traffic calls f once with each counter that is not 0. It may be called from any goroutine, by one at a time, and delays no write. An error
+	// says what could not be read; the counts passed to f are right, and counters that were not passed may still exist.
 	Traffic(ctx context.Context, f func(Count)) error
 }

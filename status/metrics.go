@@ -24,14 +24,14 @@ import (
 	"kube-proxy/mode"
 )
 
-// MetricsConfig says what the metrics are about, and asks for what nobody tells. All functions must be set; they are
-// called at each scrape, from any goroutine.
+// MetricsConfig has the facts of the process and the sources of values that are read at a scrape. All functions must be
+// set; they are called at each scrape, from any goroutine.
 type MetricsConfig struct {
-	// Modes are all modes, and Mode is the one that runs. Only its metrics are there: one of another mode would show a
-	// zero that means nothing.
+	// Modes are all modes, and Mode is the one that runs. Metrics of other modes are not registered: they
+	// would always be 0.
 	Modes mode.List
 	Mode  string
-	// Asked is the mode that was asked for, "" if none was, and Reason why that is not Mode, "" if it is.
+	// Asked is the configured mode, "" for none, and Reason why it is not Mode, "" if it is.
 	Asked, Reason string
 	// Version is the Kubernetes version that this proxy stands in for, as "v1.37.2".
 	Version string
@@ -43,7 +43,7 @@ type MetricsConfig struct {
 
 	// Changes returns how many changes of Services and of EndpointSlices made a difference (cluster.Store.Changes).
 	Changes func() (services, slices uint64)
-	// EventsDropped returns how many events could not be told to the cluster.
+	// EventsDropped returns how many events could not be sent to the API.
 	EventsDropped func() uint64
 	// Connected reports whether the source of Services and endpoints is followed.
 	Connected func() bool
@@ -96,7 +96,7 @@ type familyState struct {
 	samples map[string][]sample // by metric, in a snapshot
 }
 
-// sample is a value that a plane tells, without the family.
+// sample is a value from a plane, without the family.
 type sample struct {
 	value  float64
 	labels []string
@@ -177,7 +177,7 @@ func (m *Metrics) AddFamily(name string, stats func() engine.Stats, measure func
 	f.ask, f.measure = stats, measure
 }
 
-// family returns the family of that name, which is new if nobody has told of it; m.mu is held.
+// family returns the family of that name, which it adds if it is new; m.mu is held.
 func (m *Metrics) family(name string) *familyState {
 	for _, f := range m.families {
 		if f.name == name {
@@ -189,7 +189,7 @@ func (m *Metrics) family(name string) *familyState {
 	return f
 }
 
-// Written is told of each write of the family's engine (engine.Config.Written).
+// Written records a write of the family's engine (engine.Config.Written).
 func (m *Metrics) Written(family string, w engine.Write) {
 	which := partialDuration
 	switch w.Verb {
@@ -207,14 +207,14 @@ func (m *Metrics) Written(family string, w engine.Write) {
 	}
 }
 
-// Programmed is told how long changes took (engine.Config.Programmed).
+// Programmed records how long changes took (engine.Config.Programmed).
 func (m *Metrics) Programmed(family string, took []time.Duration) {
 	for _, t := range took {
 		m.observe(programming, family, t)
 	}
 }
 
-// Cleaned is told of each pass over the conntrack table (conntrack.Config.Cleaned).
+// Cleaned records a pass over the conntrack table (conntrack.Config.Cleaned).
 func (m *Metrics) Cleaned(family string, took time.Duration, deleted int) {
 	m.observe(conntrackDuration, family, took)
 	m.mu.Lock()
@@ -222,7 +222,7 @@ func (m *Metrics) Cleaned(family string, took time.Duration, deleted int) {
 	m.mu.Unlock()
 }
 
-// HealthAnswered is told of each answer of the health server: the path, and the HTTP status (MT-15). Paths other than
+// HealthAnswered records an answer of the health server: the path, and the HTTP status (MT-15). Paths other than
 // /healthz and /livez are not counted.
 func (m *Metrics) HealthAnswered(path string, code int) {
 	if path != "/healthz" && path != "/livez" {

@@ -67,7 +67,7 @@ func oneByOne(h http.Handler) http.Handler {
 			h.ServeHTTP(a, r)
 		}()
 		w.WriteHeader(a.code)
-		w.Write(a.body.Bytes()) // nobody is left to tell of an error
+		w.Write(a.body.Bytes()) // the client has closed the connection
 	})
 }
 
@@ -87,10 +87,10 @@ func plain(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	io.WriteString(w, text) // nobody is left to tell of an error
+	io.WriteString(w, text) // the client has closed the connection
 }
 
-// checked counts the one check that there is, for /metrics/slis (HT-22).
+// checked counts the only check, for /metrics/slis (HT-22).
 func checked(r *http.Request) {
 	slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success) // always nil
 }
@@ -106,7 +106,7 @@ func (s *Server) orHealth(otherwise http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// healthz answers that the server answers (HT-20). Whether the proxy is well is told on the health port.
+// healthz only shows that this server answers (HT-20). The health port shows whether the proxy is healthy.
 func healthz(w http.ResponseWriter, r *http.Request) {
 	checked(r)
 	if _, verbose := r.URL.Query()["verbose"]; verbose {
@@ -139,7 +139,7 @@ func writeJSON(w http.ResponseWriter, contentType string, v any) error {
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Write(text) // nobody is left to tell of an error
+	w.Write(text) // the client has closed the connection
 	return nil
 }
 
@@ -168,7 +168,7 @@ const maxVerbosity = 1<<31 - 1
 // bodyWait is how long a body of a few bytes may take.
 const bodyWait = 10 * time.Second
 
-// verbosity sets the verbosity of the log, or tells it.
+// verbosity sets or returns the verbosity of the log.
 func (s *Server) verbosity(w http.ResponseWriter, r *http.Request) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:

@@ -45,7 +45,7 @@ type ServerConfig struct {
 	Addr netip.AddrPort
 	// HardFail: [Server.Run] fails if it cannot listen on Addr at once. Else it tries again every 5 s (HT-07).
 	HardFail bool
-	// Log is where the address and failures are told.
+	// Log is where the address and failures are logged.
 	Log *slog.Logger
 }
 

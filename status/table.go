@@ -18,7 +18,7 @@ const (
 
 // metric is one of our own metrics. All of them are ALPHA.
 type metric struct {
-	row    string // of the behaviour book; EXT: ours, upstream has none
+	row    string // of the specification; EXT: an extension, not in upstream
 	name   string // without the prefix
 	kind   mode.Kind
 	labels []string
@@ -57,7 +57,7 @@ func programmingBuckets() []float64 {
 	return b
 }
 
-// The names of the histograms, which are told and not asked for.
+// The names of the histograms, which are observed and not collected.
 const (
 	syncDuration      = "sync_proxy_rules_duration_seconds"
 	fullDuration      = "sync_full_proxy_rules_duration_seconds"
@@ -87,7 +87,7 @@ func withModes(modes mode.List) []metric {
 	return all
 }
 
-// ours is the row of metrics that upstream does not have.
+// ours is the row of metrics that are not in upstream.
 const ours = "EXT"
 
 // place is what metrics are ordered by.

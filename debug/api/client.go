@@ -16,7 +16,7 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// ErrNotAsked is that nobody could be asked: no proxy runs there, it may not be asked, or it is of another version.
+// ErrNotAsked is that no proxy could be queried: none runs there, access is denied, or it has another version.
 var ErrNotAsked = errors.New("cannot query the proxy")
 
 // answerWait is how long an answer may take to begin.
@@ -56,7 +56,7 @@ func Local(about *inspect.Inspector) *Client {
 	})
 }
 
-// Get asks a question, and decodes the answer into out. An error is an [inspect.Problem] of the question, or wraps [ErrNotAsked].
+// Get sends a query, and decodes the answer into out. An error is an [inspect.Problem] of the question, or wraps [ErrNotAsked].
 func (c *Client) Get(ctx context.Context, question string, params url.Values, out any) error {
 	body, err := c.open(ctx, question, params)
 	if err != nil {
@@ -109,7 +109,7 @@ func (c *Client) open(ctx context.Context, question string, params url.Values) (
 		late := errors.Is(context.Cause(ctx), context.DeadlineExceeded)
 		cancel(nil)
 		switch {
-		case asking.Err() != nil: // who asks wants no answer any more
+		case asking.Err() != nil: // the caller has given up
 			return nil, asking.Err()
 		case late:
 			err = context.DeadlineExceeded
@@ -125,7 +125,7 @@ func (c *Client) open(ctx context.Context, question string, params url.Values) (
 
 // patience is how much longer a question may take that waits for something.
 func patience(params url.Values) time.Duration {
-	d, _ := time.ParseDuration(params.Get("wait")) // who answers says what is wrong with it
+	d, _ := time.ParseDuration(params.Get("wait")) // the server reports what is wrong with it
 	return max(0, d)
 }
 
@@ -140,7 +140,7 @@ func (c *cancelled) Close() error {
 	return c.ReadCloser.Close()
 }
 
-// unreachable says why nobody answers, and what to do.
+// unreachable says why no proxy answers, and what to do.
 func (c *Client) unreachable(err error) error {
 	var why string
 	switch {
@@ -164,7 +164,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// inner is the error without the URL, which nobody has asked for.
+// inner is the error without the URL, which the user did not type.
 func inner(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {

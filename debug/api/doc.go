@@ -1,10 +1,9 @@
-// Package api carries questions of people to a proxy that runs, and its answers back: HTTP and JSON over a unix socket for
-// root alone, on Windows a named pipe for administrators.
+// Package api is the admin API of a running proxy, server and client: HTTP and JSON over a unix socket that only root may open, on
+// Windows over a named pipe for administrators.
 //
 //	kube-proxy trace ─▶ Client ─▶ socket ─▶ Server ─▶ Handler ─▶ inspect.Inspector
 //	kube-proxy trace --manifests DIR ─▶ Client ─▶ Handler ─▶ inspect.Inspector
 //
-// Paths begin with the version of what they answer, /v1; fields and paths may be added to it. Whoever asks costs those who do not nothing that
-// grows: connections, headers, the answers that are in memory at once and the questions that are worked on at once are bounded, and who does
-// not read is not waited for.
+// Paths begin with the version of the API, /v1; a version may gain fields and paths. Queries do not slow the proxy down: the number of
+// connections, headers, answers in memory and queries in progress is bounded, and the server does not wait for slow readers.
 package api

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// Header is in each answer, and says which version of this interface the path is of; who gets an answer without it asks somebody else.
+// Header is in each answer, with the version of the API of the path. An answer without it is from another program.
 const Header = "Kube-Proxy-Admin"
 
 // version is that of the interface.
@@ -27,14 +27,14 @@ const (
 	mostComputed = 2
 	// mostAnswers is how many answers are in memory at once, until they are read or writeWait is over.
 	mostAnswers = 4
-	// writeWait is how long an answer, or a piece of a long one, waits for who asked.
+	// writeWait is how long the client may take to read an answer, or a piece of a long one.
 	writeWait = 10 * time.Second
 	// mostLong is how many questions that take long (to compare all of the kernel, to wait for changes, to watch) are there at once: the other
 	// connections are for those whose answer is there at once.
 	mostLong = mostConnections * 3 / 4
 	// mostWait is how long a question for changes waits for some.
 	mostWait = 60 * time.Second
-	// lookEvery is how often such a question looks for changes: to wake it would cost who makes them.
+	// lookEvery is how often such a query looks for changes: to wake it would cost the engines.
 	lookEvery = 100 * time.Millisecond
 	// piece is how much of a long answer is written at once, in bytes.
 	piece = 64 << 10
@@ -149,7 +149,7 @@ func (h *Handler) answer(name string, params []string, computed bool, f func(con
 			return
 		}
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeWait))
-		_, _ = w.Write(body.Bytes()) // who asked is gone
+		_, _ = w.Write(body.Bytes()) // the client has closed the connection
 	})
 }
 
@@ -213,7 +213,7 @@ func (h *Handler) stream(name string, params []string, list string, f func(conte
 			} else {
 				body.WriteByte('}')
 			}
-			_ = flush() // who asked is gone
+			_ = flush() // the client has closed the connection
 		case !sent:
 			fail(w, status(err), err)
 		default:
@@ -222,7 +222,7 @@ func (h *Handler) stream(name string, params []string, list string, f func(conte
 	})
 }
 
-// live adds the question that is answered every second, a line each, until who asks has enough.
+// live adds the query that is answered every second, a line each, until the client closes the connection.
 func (h *Handler) live() {
 	h.mux.HandleFunc("/v1/top", func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := query(w, r, nil); !ok {
@@ -246,8 +246,8 @@ func (h *Handler) live() {
 	})
 }
 
-// events answers what changed after a number, of one Service or of all, and waits for something. Who waits is told of a Service that comes, if he named it with its namespace,
-// or is gone for so long that nothing is remembered; who does not is told that there is none of that name.
+// events answers which changes came after a number, of one Service or of all, and can wait for the first. A client that waits may name, with
+// its namespace, a Service that does not exist yet, or no longer; without waiting that is an error.
 func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	if h.about.Offline() {
 		return nil, &inspect.Problem{Kind: inspect.Unavailable, Text: "no changes offline: query a running proxy"}
@@ -320,7 +320,7 @@ func (h *Handler) linger() error {
 // query reads the query string, in which nothing may stand but these, each once.
 func query(w http.ResponseWriter, r *http.Request, params []string) (url.Values, bool) {
 	if r.ContentLength != 0 {
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // whoever sends a body need not be read to its end
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // the body of a request is not read to its end
 		w.Header().Set("Connection", "close")
 		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "a query has no body"})
 		return nil, false
@@ -371,7 +371,7 @@ func fail(w http.ResponseWriter, code int, err error) {
 		p = &inspect.Problem{Kind: inspect.Unavailable, Text: err.Error()}
 	}
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(p) // who asked is gone
+	_ = json.NewEncoder(w).Encode(p) // the client has closed the connection
 }
 
 // take reports whether it has a place; not if ctx has ended.

@@ -20,7 +20,7 @@ const (
 	headerWait = 5 * time.Second
 	// mostHeader is how long it may be, in bytes.
 	mostHeader = 16 << 10
-	// again is after how long a socket that could not be had is tried again, and whether it is still ours is looked at.
+	// again is how often opening a socket is retried, and how often an open one is checked for replacement.
 	again = 5 * time.Second
 	// farewell is how long questions in hand may take at the end.
 	farewell = 2 * time.Second
@@ -47,7 +47,7 @@ func NewServer(h http.Handler, path string, log *slog.Logger) *Server {
 	}
 }
 
-// noLog is the log of an HTTP server that writes no line for what somebody asks.
+// noLog is the log of an HTTP server without a line per failed request.
 func noLog() *log.Logger { return slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) }
 
 // Listen changes the path, "" for nowhere. It returns at once, and may be called from any goroutine.
@@ -67,7 +67,7 @@ func (s *Server) wanted() string {
 	return s.path
 }
 
-// Run serves until ctx ends. A socket that cannot be had is told once, and tried again: without it all else works.
+// Run serves until ctx ends. If the socket cannot be opened it logs that once, and retries: the rest of the proxy works without.
 func (s *Server) Run(ctx context.Context) {
 	var serving sync.WaitGroup
 	var open *socket
@@ -119,7 +119,7 @@ func (s *Server) end(open *socket) {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
 	if s.http.Shutdown(ctx) != nil {
-		_ = s.http.Close() // who is slower than that is cut off
+		_ = s.http.Close() // slower clients are cut off
 	}
 	if open != nil {
 		open.close()

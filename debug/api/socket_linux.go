@@ -26,7 +26,7 @@ type socket struct {
 // dialWait is how long a process that may still listen is given to take a connection.
 const dialWait = time.Second
 
-// openSocket listens at path, for root alone. It makes the folder if it is not there. A socket that nobody listens at any more is replaced,
+// openSocket listens at path, for root alone. It makes the folder if it does not exist. A socket without a listener is replaced,
 // one of a process that lives is not.
 func openSocket(path string) (*socket, error) {
 	dir := filepath.Dir(path)
@@ -53,8 +53,8 @@ func openSocket(path string) (*socket, error) {
 	return s, nil
 }
 
-// listenUnix makes the socket so that nobody else ever may connect: bind(2) takes the permissions of the descriptor. To change them by the
-// path, after bind, leaves a moment in which others may connect, and changes those of another file if somebody puts a link there.
+// listenUnix makes the socket so that no other user can ever connect: bind(2) takes the permissions of the descriptor. To change them by the
+// path, after bind, leaves a moment in which others may connect, and changes those of another file if another program puts a link there.
 func listenUnix(path string) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
@@ -73,7 +73,7 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", path)
 }
 
-// clear removes a socket that nobody listens at.
+// clear removes a socket without a listener.
 func clear(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -95,7 +95,7 @@ func clear(path string) error {
 	return os.Remove(path)
 }
 
-// peer says who is at the other end.
+// peer returns the process at the other end.
 func peer(c net.Conn) string {
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -130,13 +130,13 @@ func lockDir(dir string) (unlock func(), err error) {
 	}
 }
 
-// ours reports whether the path still leads to this socket.
+// ours reports whether the path still names this socket.
 func (s *socket) ours() bool {
 	info, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(info, s.inode) && !s.broke.Load()
 }
 
-// remove takes the path away, if it is ours.
+// remove removes the path, if it still names this socket.
 func (s *socket) remove() {
 	unlock, err := lockDir(filepath.Dir(s.path))
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package changes remembers what changed in the last minutes: which object, when the API said it, when this process learned of it,
-// and when it was in force. The engines of both families tell one [Ring]; people read it (kube-proxy events, the page).
+// Package changes records the changes of the last minutes: which object, when it changed in the API, when this process received the
+// change, and when it was in force. The engines of both families report to one [Ring]; "kube-proxy events" and the page read it.
 //
-// To tell costs the engine the copy of one small struct under a lock, and no allocation; it is the same whether nobody reads or a
-// thousand do. Memory is bounded: when all entries are taken, the oldest of that namespace goes that has most of them, so that a
-// tenant who changes his Services all the time pushes out his own history and nobody else's. Words are found when they are read.
+// A report costs the engine the copy of one small struct under a lock and no allocation, however many readers there are. Memory is
+// bounded: when the ring is full, it drops the oldest entry of the namespace with the most entries, so that a tenant who changes
+// Services all the time loses only the history of that namespace. The text of an entry is made when it is read.
 package changes
 
 import (

@@ -1,5 +1,5 @@
-// Package traffic adds up by Service what planes count, for metrics (docs/adr/0069): so many Services with the most
-// traffic have a series of their own, whatever tenants do, and all others are one series together.
+// Package traffic sums the counters of the planes by Service, for metrics (docs/adr/0069): a fixed number of Services with the
+// most traffic have their own series, and all others share one.
 package traffic
 
 import (

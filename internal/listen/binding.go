@@ -40,7 +40,7 @@ type Binding struct {
 	Open func(context.Context, Address) (net.Listener, error)
 	// Serve accepts until the listener is closed or breaks, and returns why it ended.
 	Serve func(net.Listener) error
-	// Broke is told at once that Serve has ended though nobody closed the listener.
+	// Broke is called at once when Serve ends without the listener being closed.
 	Broke func(at netip.AddrPort, err error)
 	// Reopen is called [ReopenAfter] after a listener broke. The next Rebind opens it again.
 	Reopen func()

@@ -18,7 +18,7 @@ import (
 type Crowd struct {
 	// Most is how many connections there may be; usually it is [Share].Connections.
 	Most int
-	// Full is told that connections are closed early, and how many were since it was told last; at most once a minute.
+	// Full is called when connections are closed early, with the number since the last call; at most once a minute.
 	Full func(closed int)
 
 	mu      sync.Mutex

@@ -18,13 +18,13 @@ type Config struct {
 	Open func(context.Context, Address) (net.Listener, error)
 	// Serve accepts until the listener is closed or breaks, and returns why it ended. [Mover.Run] waits for that.
 	Serve func(net.Listener) error
-	// Broke is told that a listener ended though nobody closed it. It is opened again [ReopenAfter] later.
+	// Broke is called when a listener ends without being closed. It is opened again [ReopenAfter] later.
 	Broke func(at netip.AddrPort, err error)
-	// Failed is told that an address cannot be bound: once, not at each try, until it can or the error is another.
+	// Failed is called when an address cannot be bound: once, not at each try, until it can or the error changes.
 	// Again says whether it is tried again; else Run returns the error.
 	Failed func(at netip.AddrPort, err error, again bool)
-	// Moved is told where the listener is now, and where it was. One that is not valid means nowhere, which it is
-	// also when it broke.
+	// Moved receives the old and the new address of the listener. An address that is not valid means none, also
+	// after the listener broke.
 	Moved func(from, to netip.AddrPort)
 }
 
@@ -44,7 +44,7 @@ type target struct {
 	hardFail bool // the next try is the only one
 }
 
-// NewMover returns a Mover that listens nowhere yet, and is not to.
+// NewMover returns a Mover without an address.
 func NewMover(cfg Config) *Mover { return &Mover{cfg: cfg, changed: make(chan struct{}, 1)} }
 
 // Move says where to listen from now on; the zero AddrPort means nowhere. An unspecified address, of either family,

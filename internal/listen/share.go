@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// Share is how many of the process's descriptors those may take whom others make it open.
+// Share is how many of the process's descriptors may be used for connections and listeners that others cause.
 type Share struct {
 	Files       int // that the process may have open
 	Connections int // of each of the three servers
@@ -59,7 +59,7 @@ func (s Share) Limited(open func(context.Context, Address) (net.Listener, error)
 	}
 }
 
-// counted is a listener that tells when it is closed.
+// counted is a listener that reports when it is closed.
 type counted struct {
 	net.Listener
 	closed func()

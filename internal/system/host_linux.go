@@ -16,7 +16,7 @@ import (
 type Host struct{ Tree kernel.Tree }
 
 // Start makes all settings but those that the planes make themselves, when it is safe: route_localnet (DP-10). Call it
-// before planes are made. An error is fatal: the process cannot do what it is asked to.
+// before planes are made. An error is fatal: the process cannot work as configured.
 func (h Host) Start(s Settings) (Report, error) {
 	j := job{tree: h.Tree}
 	j.oom(s.OOMScoreAdj)
@@ -37,7 +37,7 @@ func (h Host) InitOnly(s Settings) (Report, error) {
 }
 
 // Reload makes the settings that differ between two configurations of one mode. What is not asked for any more stays
-// as it is, as it would if the process were started anew. An error is for the log: what was set before holds.
+// as it is, as it would after a restart of the process. An error is for the log: the previous settings hold.
 func (h Host) Reload(old, now Settings) (Report, error) {
 	j := job{tree: h.Tree}
 	if old.OOMScoreAdj != now.OOMScoreAdj {
@@ -78,7 +78,7 @@ type sysctl struct {
 	more bool
 	// keepMore: a greater number stays.
 	keepMore bool
-	// optional: not every kernel has it, and those that have not do without.
+	// optional: not every kernel has it, and the proxy works without.
 	optional bool
 }
 

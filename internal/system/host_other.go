@@ -2,7 +2,7 @@
 
 package system
 
-// Host is this machine. Where it is no Linux, it has none of the settings: what asks for them is told of by package config.
+// Host is this machine. Other systems than Linux have none of the settings; package config warns if they are configured.
 type Host struct{}
 
 // Start makes no settings.

@@ -8,10 +8,10 @@ import (
 
 // Settings is what the configuration asks of the host.
 type Settings struct {
-	// Mode is the data plane that runs, and Asked what is asked of it.
+	// Mode is the mode that runs, and Asked its settings.
 	Mode  mode.Mode
 	Asked mode.Settings
-	// Conntrack is asked for in every mode.
+	// Conntrack is applied in every mode.
 	Conntrack Conntrack
 	// OOMScoreAdj is for this process, -1000 to 1000 (CF-38).
 	OOMScoreAdj int
@@ -34,17 +34,17 @@ type Conntrack struct {
 // ReadOnlySysFS is the reason of the event that a read-only /sys calls for (EV-04).
 const ReadOnlySysFS = "readOnlySysFS"
 
-// Report is what became of the settings, beside errors. It is for the log.
+// Report is the result of the settings, beside errors. It is for the log.
 type Report struct {
 	// Wrote has a sentence for each setting that was changed.
 	Wrote []string
 	// Kept has a sentence for each that could not be, and suffices as it is.
 	Kept []string
-	// Warnings are what is not as asked for, and does not keep the proxy from its work.
+	// Warnings are settings that failed, and without which the proxy still works.
 	Warnings []Warning
 }
 
-// Warning is one thing that somebody should mend.
+// Warning is one thing that an operator should fix.
 type Warning struct {
 	// Event is the reason of the event to send about the Node, ReadOnlySysFS; "" for the log alone.
 	Event string
