@@ -47,8 +47,13 @@ const (
 
 // EndpointsOf returns the list of these endpoints. For [Backends] they are sorted by address, without duplicates.
 func EndpointsOf(all ...Endpoint) Endpoints {
-	return Endpoints{addrs.Of(len(all), func(i int) (netip.Addr, addrs.Flags) {
-		e, f := &all[i], addrs.Flags(0)
+	return EndpointsBy(len(all), func(i int) Endpoint { return all[i] })
+}
+
+// EndpointsBy returns the list of n endpoints, as [EndpointsOf] does.
+func EndpointsBy(n int, at func(i int) Endpoint) Endpoints {
+	return Endpoints{addrs.Of(n, func(i int) (netip.Addr, addrs.Flags) {
+		e, f := at(i), addrs.Flags(0)
 		if e.Local {
 			f |= local
 		}

@@ -155,7 +155,8 @@ func (r *resolver) newGroup(of []servedPort) *group {
 // appendSlice appends the candidates of one slice.
 func (r *resolver) appendSlice(sl *cluster.Slice) {
 	facts := &r.view.Node
-	for e := range sl.Endpoints.All() {
+	for i := range sl.Endpoints.Len() {
+		e := sl.Endpoints.At(i)
 		if !r.counts(&e) {
 			continue
 		}
@@ -261,22 +262,22 @@ func (r *resolver) chosen(g *group, ch choice) lb.Endpoints {
 			return g.chosen[i].endpoints
 		}
 	}
-	endpoints := r.choose(r.in(g), ch)
+	endpoints := choose(r.in(g), ch)
 	g.chosen = append(g.chosen, chosen{ch, endpoints})
 	return endpoints
 }
 
-// choose returns the candidates that the choice takes.
-func (r *resolver) choose(all []candidate, ch choice) lb.Endpoints {
-	r.chosenLast = slices.Grow(r.chosenLast[:0], len(all))
-	for i := range all {
-		switch c := &all[i]; {
-		case !ch.takes(c):
-		case ch.all:
-			r.chosenLast = append(r.chosenLast, lb.Endpoint{Addr: c.addr})
-		default:
-			r.chosenLast = append(r.chosenLast, lb.Endpoint{Addr: c.addr, Local: c.local, Unplaced: c.unplaced && !c.local, Draining: !c.ready})
-		}
+// choose returns the candidates that the choice takes, nearly always all.
+func choose(all []candidate, ch choice) lb.Endpoints {
+	leaves := func(c candidate) bool { return !ch.takes(&c) }
+	if slices.ContainsFunc(all, leaves) {
+		all = slices.DeleteFunc(slices.Clone(all), leaves)
 	}
-	return lb.EndpointsOf(r.chosenLast...)
+	return lb.EndpointsBy(len(all), func(i int) lb.Endpoint {
+		c := &all[i]
+		if ch.all {
+			return lb.Endpoint{Addr: c.addr}
+		}
+		return lb.Endpoint{Addr: c.addr, Local: c.local, Unplaced: c.unplaced && !c.local, Draining: !c.ready}
+	})
 }

@@ -84,7 +84,6 @@ type resolver struct {
 
 	groups     map[string]*group // by the indices of their slices; for Services of two ports and more
 	candidates []candidate       // of all groups
-	chosenLast []lb.Endpoint     // memory for one list
 
 	loadBalancerIPs, externalIPs []netip.Addr // those that are served
 	nodePorts                    bool         // NodePorts are served

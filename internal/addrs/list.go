@@ -3,7 +3,6 @@ package addrs
 
 import (
 	"net/netip"
-	"strings"
 	"unsafe"
 )
 
@@ -35,32 +34,39 @@ func Of(n int, at func(i int) (netip.Addr, Flags)) List {
 	if n == 0 {
 		return List{}
 	}
-	width := narrow
-	for i := range n {
-		if a, _ := at(i); a.Is6() {
-			width = wide
-			break
-		}
+	if l, ok := pack(n, narrow, at); ok {
+		return l
 	}
-	var b strings.Builder
-	b.Grow(1 + n*width)
-	b.WriteByte(byte(width))
+	l, _ := pack(n, wide, at)
+	return l
+}
+
+// pack returns the list with entries of that width, false if an address does not fit.
+func pack(n, width int, at func(i int) (netip.Addr, Flags)) (List, bool) {
+	var packed []byte
 	for i := range n {
 		a, f := at(i)
-		entry := [wide]byte{byte(f)}
+		if a.Is6() && width == narrow {
+			return List{}, false
+		}
+		if packed == nil {
+			packed = make([]byte, 1+n*width)
+			packed[0] = byte(width)
+		}
+		entry := packed[1+i*width:]
 		switch {
 		case a.Is4():
 			four := a.As4()
-			entry[0] |= kind4
+			f |= kind4
 			copy(entry[1:], four[:])
 		case a.Is6():
 			sixteen := a.As16()
-			entry[0] |= kind6
+			f |= kind6
 			copy(entry[1:], sixteen[:])
 		}
-		b.Write(entry[:width])
+		entry[0] = byte(f)
 	}
-	return List{b.String()}
+	return List{unsafe.String(&packed[0], len(packed))}, true
 }
 
 // Len returns the number of addresses.
