@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -22,7 +24,10 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"kube-proxy/cluster"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/source/snapshot"
+	"kube-proxy/test/logtest"
 )
 
 // labAPI is an API server of node1 that has objects from its start on, and never changes them.
@@ -398,6 +403,49 @@ func TestBadSnapshot(t *testing.T) {
 		if got := strings.Count(p.log(), "Snapshot is not complete"); got != c.spoils {
 			t.Errorf("%s: %d lines about writes, want %d:\n%s", c.name, got, c.spoils, p.log())
 		}
+	}
+}
+
+// SN-06: a disk that does not answer keeps the process neither from serving nor from ending.
+func TestDiskDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	var log logtest.Buffer
+	p := n.proxy(slog.New(slog.NewTextHandler(&log, nil)))
+	p.store.WaitForFacts(false)
+	writing, never := make(chan struct{}), make(chan struct{})
+	var begun sync.Once
+	defer close(never)
+	p.snapshots.keeper = snapshot.NewKeeper(snapshot.Config{
+		Save: func() (snapshot.Saved, error) {
+			begun.Do(func() { close(writing) })
+			<-never
+			return snapshot.Saved{}, nil
+		},
+		Current: func() bool { return p.begun.done() }, MaxAge: time.Hour, Log: p.log,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	src := source{run: func(ctx context.Context, sink func(cluster.Event)) error {
+		sink(cluster.SlicesListed{})
+		sink(cluster.ServicesListed{})
+		web := cluster.Name{Namespace: "shop", Name: "web"}
+		sink(cluster.ServiceSet{Service: &cluster.Service{Name: web}})
+		<-writing
+		for range 1000 { // the source does not wait for the disk
+			sink(cluster.ServiceSet{Service: &cluster.Service{Name: web, Created: 1}})
+			sink(cluster.ServiceGone{Name: web})
+		}
+		cancel()
+		return nil
+	}}
+	if err := p.serve(ctx, src); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(log.String(), "The last snapshot is not written") {
+		t.Errorf("log:\n%s", log.String())
+	}
+	if err := p.closePlanes(); err != nil {
+		t.Error(err)
 	}
 }
 
