@@ -15,7 +15,6 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/mode"
 	"kube-proxy/test/planetest"
 )
 
@@ -97,71 +96,4 @@ func benchmarkServices(b *testing.B, services int) {
 	}
 	b.ReportMetric(took[0][100], "first-µs")
 	b.ReportMetric(took[1][100], "last-µs")
-}
-
-// BenchmarkCounters reads all counters of 10,000 virtual servers, and measures how long others wait meanwhile that write one.
-func BenchmarkCounters(b *testing.B) {
-	if err := loadOnce(); err != nil || !kernel.HasIPVS() {
-		b.Skip("this kernel has no IPVS: test/vm/vmrun has one that does")
-	}
-	const n = 10_000
-	w := planetest.World{Family: lb.IPv4}
-	netlab.EnterForTest(b)
-	conns := [2]*ipvs.Conn{}
-	for i := range conns {
-		var err error
-		if conns[i], err = ipvs.Open(); err != nil {
-			b.Fatal(err)
-		}
-		defer conns[i].Close()
-	}
-	server := func(i int) ipvs.Service {
-		return ipvs.Service{ServiceID: ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, i), 80), uint8(lb.TCP)), Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}
-	}
-	p := &Plane{cfg: Config{Counters: conns[0]}, counters: counters{on: true}}
-	var ops []ipvs.Op
-	for i := range n {
-		s := server(i)
-		ops = append(ops, ipvs.Op{Verb: ipvs.NewService, Service: s})
-		p.counters.follow(&virtual{id: s.ServiceID, has: true, found: unknownCount})
-	}
-	must(b, conns[1].Do(b.Context(), ops, nil))
-	// A write of one virtual server, made and removed.
-	write := func(i int) time.Duration {
-		s := server(n + i)
-		begin := time.Now()
-		if err := conns[1].Do(b.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s}, {Verb: ipvs.DelService, Service: s}}, nil); err != nil {
-			b.Error(err)
-		}
-		return time.Since(begin)
-	}
-	writes := func(until func() bool) (all []time.Duration) {
-		for i := 0; !until() || i == 0; i++ {
-			all = append(all, write(i))
-		}
-		slices.Sort(all)
-		return all
-	}
-	i := 0
-	alone := writes(func() bool { i++; return i > 200 })
-	var beside []time.Duration
-	var used time.Duration
-	reads := 0
-	for b.Loop() {
-		before := cpu(b)
-		must(b, p.Traffic(b.Context(), func(mode.Count) {}))
-		used += cpu(b) - before
-		reads++
-		done := make(chan error, 1)
-		go func() { done <- p.Traffic(b.Context(), func(mode.Count) {}) }()
-		beside = append(beside, writes(func() bool { return len(done) > 0 })...)
-		must(b, <-done)
-	}
-	slices.Sort(beside)
-	b.ReportMetric(float64(used.Microseconds())/float64(reads)/1000, "cpu-ms/reading")
-	for name, all := range map[string][]time.Duration{"alone": alone, "beside": beside} {
-		b.ReportMetric(float64(all[len(all)/2].Microseconds()), name+"-median-µs")
-		b.ReportMetric(float64(all[len(all)*99/100].Microseconds()), name+"-99%-µs")
-		b.ReportMetric(float64(all[len(all)-1].Microseconds()), name+"-most-µs")
-	}
 }

@@ -224,27 +224,6 @@ func (silent) Each(_ context.Context, messages []byte, outcome func(int, error))
 
 func (silent) Close() error { return nil }
 
-func BenchmarkDo(b *testing.B) {
-	for _, n := range []int{1, 10000} {
-		b.Run(map[int]string{1: "one", 10000: "10000"}[n], func(b *testing.B) {
-			c, err := ipvs.New(b.Context(), silent{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			batch := make([]ipvs.Op, n)
-			for i := range batch {
-				batch[i] = ipvs.Op{Verb: ipvs.NewDestination, Service: sticky, Destination: samples[sticky][0]}
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := c.Do(b.Context(), batch, nil); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 // canned answers each question with the same bytes.
 type canned struct {
 	silent
