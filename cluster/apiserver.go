@@ -8,7 +8,8 @@ import (
 // apiService is the Service whose endpoints the API servers keep: themselves.
 var apiService = Name{Namespace: "default", Name: "kubernetes"}
 
-// maxAPIServers bounds [Facts].APIServers, as tenants of the namespace default may write slices of apiService.
+// maxAPIServers bounds [Facts].APIServers, as tenants of the namespace default may write slices of
+// apiService.
 const maxAPIServers = 64
 
 func (ev APIServerAt) foldInto(s *Store, d *Dirty) {
@@ -35,7 +36,8 @@ func (s *Store) setAPIServers(d *Dirty) {
 	}
 }
 
-// apiServers are where the source reaches the API server, and the endpoints that API servers say they are.
+// apiServers are where the source reaches the API server, and the endpoints that API servers say
+// they are.
 func (s *Store) apiServers() []netip.AddrPort {
 	all := slices.Clone(s.reached)
 	if e := s.services[apiService]; e != nil {

@@ -9,11 +9,13 @@ import (
 	"kube-proxy/internal/addrs"
 )
 
-// Endpoint is one endpoint of a slice, with the API's defaults for absent conditions filled in (SV-32).
+// Endpoint is one endpoint of a slice, with the API's defaults for absent conditions filled in
+// (SV-32).
 type Endpoint struct {
 	Addr netip.Addr
-	// Where it runs; the zero Handle if the API object does not say. Handles make a million endpoints share
-	// the few places there are: as many as nodes, unless who writes slices means harm; never more than endpoints.
+	// Where it runs; the zero Handle if the API object does not say. Handles make a million
+	// endpoints share the few places there are: as many as nodes, unless who writes slices means
+	// harm; never more than endpoints.
 	Where                       unique.Handle[Place]
 	Ready, Serving, Terminating bool
 	// Hints are the topology hints; nil if the endpoint has none.
@@ -23,8 +25,8 @@ type Endpoint struct {
 // Place is where an endpoint runs, each part "" if the API object does not say.
 type Place struct {
 	Node string
-	// Zone is for people: no packet depends on it, so that it is no difference between two endpoints. Who an endpoint
-	// is meant for, its Hints say.
+	// Zone is for people: no packet depends on it, so that it is no difference between two
+	// endpoints. Who an endpoint is meant for, its Hints say.
 	Zone string
 }
 
@@ -47,7 +49,8 @@ func (e *Endpoint) Place() Place {
 	return e.Where.Value()
 }
 
-// OnNode reports whether the endpoint runs on the node of that name; false if either is unknown (SV-33).
+// OnNode reports whether the endpoint runs on the node of that name; false if either is unknown
+// (SV-33).
 func (e *Endpoint) OnNode(name string) bool { return name != "" && e.Place().Node == name }
 
 // Equal reports whether two hints are for the same zones and nodes; nil is for none.
@@ -58,8 +61,9 @@ func (h *Hints) Equal(o *Hints) bool {
 	return slices.Equal(h.Zones, o.Zones) && slices.Equal(h.Nodes, o.Nodes)
 }
 
-// Endpoints is an immutable list of endpoints, in little memory: an endpoint of IPv4 takes 5 bytes, 8 more if one of
-// the list has a place, and 8 if one has hints. Addresses have no zones. The zero Endpoints is empty.
+// Endpoints is an immutable list of endpoints, in little memory: an endpoint of IPv4 takes 5 bytes,
+// 8 more if one of the list has a place, and 8 if one has hints. Addresses have no zones. The zero
+// Endpoints is empty.
 type Endpoints struct {
 	list addrs.List // with the conditions
 	// where and hints are by endpoint, nil if no endpoint has any.

@@ -21,7 +21,8 @@ const (
 	SCTP Protocol = 132
 )
 
-// ServiceType is spec.type. ExternalName Services are not proxied, but are kept: a change of type must be seen.
+// ServiceType is spec.type. ExternalName Services are not proxied, but are kept: a change of type
+// must be seen.
 type ServiceType uint8
 
 // The types of a Service. TypeClusterIP is the API's default.
@@ -52,8 +53,8 @@ type Service struct {
 	AffinitySeconds int32
 	// HealthCheckNodePort is spec.healthCheckNodePort; 0 if none (SV-21).
 	HealthCheckNodePort uint16
-	// PreserveDestination is the annotation preserve-destination: pods get packets to external and load-balancer
-	// addresses as they were sent, where the node can do that.
+	// PreserveDestination is the annotation preserve-destination: pods get packets to external and
+	// load-balancer addresses as they were sent, where the node can do that.
 	PreserveDestination bool
 
 	// ClusterIPs has at most one address of each family, in the order of the API; none for headless
@@ -61,7 +62,8 @@ type Service struct {
 	ClusterIPs []netip.Addr
 	// ExternalIPs are the parsable spec.externalIPs (SV-13).
 	ExternalIPs []netip.Addr
-	// LoadBalancerIPs are the status.loadBalancer.ingress[].ip whose ipMode is VIP or unset (SV-14).
+	// LoadBalancerIPs are the status.loadBalancer.ingress[].ip whose ipMode is VIP or unset
+	// (SV-14).
 	LoadBalancerIPs []netip.Addr
 	// SourceRanges are spec.loadBalancerSourceRanges, parsed and masked (SV-15).
 	SourceRanges []netip.Prefix
@@ -101,8 +103,8 @@ type Slice struct {
 	Ports   []SlicePort
 	// Endpoints have one address each, the API object's first (SV-31).
 	Endpoints Endpoints
-	// Trigger is the annotation endpoints.kubernetes.io/last-change-trigger-time in nanoseconds since
-	// 1970, 0 if absent (SV-35). It is no difference between two slices.
+	// Trigger is the annotation endpoints.kubernetes.io/last-change-trigger-time in nanoseconds
+	// since 1970, 0 if absent (SV-35). It is no difference between two slices.
 	Trigger int64
 }
 
@@ -118,7 +120,8 @@ func (s *Slice) Equal(o *Slice) bool {
 // SamePlaces reports whether the endpoints of two equal slices run in the same places.
 func (s *Slice) SamePlaces(o *Slice) bool { return slices.Equal(s.Endpoints.where, o.Endpoints.where) }
 
-// SlicePort is one entry of a slice's ports. A port without a name has Name "" (a single unnamed port).
+// SlicePort is one entry of a slice's ports. A port without a name has Name "" (a single unnamed
+// port).
 type SlicePort struct {
 	Name     string
 	Protocol Protocol
@@ -128,8 +131,8 @@ type SlicePort struct {
 // Node is what the proxy uses of its own core/v1 Node.
 type Node struct {
 	Name string
-	// Addrs are the node's addresses, internal ones before external ones, each group in the API's order
-	// (PR-03).
+	// Addrs are the node's addresses, internal ones before external ones, each group in the API's
+	// order (PR-03).
 	Addrs []netip.Addr
 	// Zone is the label topology.kubernetes.io/zone; "" if absent.
 	Zone string

@@ -7,12 +7,12 @@ import (
 	"sync"
 )
 
-// Event is one thing that a source learned. The set of events is closed: the types below.
+// Event is a change that a source reports. The set of events is closed: the types below.
 type Event interface{ foldInto(*Store, *Dirty) }
 
-// The events. A …Listed event is a complete list: what it does not name is gone. A source sends one for
-// Services and one for slices after its first successful list, and again after each relist; an interrupted
-// list is no event at all, so an outage of the API server never removes anything.
+// The events. A …Listed event is a complete list: what it does not name is gone. A source sends one
+// for Services and one for slices after its first successful list, and again after each relist; an
+// interrupted list is no event at all, so an outage of the API server never removes anything.
 type (
 	ServiceSet     struct{ Service *Service }
 	ServiceGone    struct{ Name Name }
@@ -29,10 +29,11 @@ type (
 	CIDRSet     struct{ CIDR *ServiceCIDR }
 	CIDRGone    struct{ Name string }
 	CIDRsListed struct{ CIDRs []*ServiceCIDR }
-	// CIDRsAbsent tells that the source cannot list ServiceCIDRs (SV-03); it changes nothing that is known.
+	// CIDRsAbsent: the source cannot list ServiceCIDRs (SV-03). Known ones stay.
 	CIDRsAbsent struct{}
 
-	// APIServerAt tells where the source reaches the API server, of whatever family. It replaces what was told before.
+	// APIServerAt has the addresses at which the source reaches the API server, in either family.
+	// It replaces earlier ones.
 	APIServerAt struct{ Addrs []netip.AddrPort }
 
 	// Batch is several events that belong together: no View is between them.
@@ -46,24 +47,26 @@ type Ref struct {
 	Cause  Cause
 	// Verb is what happened to the object; of a cause ByFacts it says nothing.
 	Verb Verb
-	// Trigger is when somebody changed the Pod or Service that made a slice change, in nanoseconds since 1970
-	// (SV-35); 0 if the change has no such time. Only a change that this process saw happen has one: what the
-	// first list tells of, a slice that goes, and a slice that changes but keeps its time stamp have none.
+	// Trigger is the time at which the Pod or Service changed that made a slice change, in
+	// nanoseconds since 1970 (SV-35), or 0. Slices of the first list, deleted slices and slices
+	// with an unchanged time stamp have none.
 	Trigger int64
 }
 
-// Cause is what made a service dirty.
+// Cause is the kind of object that made a service dirty.
 type Cause uint8
 
-// The causes. Each Ref of the cause ByService or BySlice is one change of one API object, so that they can be counted
-// (MT-07, MT-08). A slice that moves to another Service leaves the one and comes to the other: two changes.
+// The causes. Each Ref of the cause ByService or BySlice is one change of one API object, so that
+// they can be counted (MT-07, MT-08). A slice that moves to another Service leaves the one and
+// comes to the other: two changes.
 const (
 	ByFacts Cause = iota // the node
 	ByService
 	BySlice
 )
 
-// Verb is what happened to an API object. A slice that moves to another Service is deleted from the one and created for the other.
+// Verb is the kind of change of an API object. A slice that moves to another Service is deleted
+// from the one and created for the other.
 type Verb uint8
 
 // The verbs.
@@ -76,44 +79,47 @@ const (
 // Changes counts changes of Services and of EndpointSlices.
 type Changes struct{ Services, Slices uint64 }
 
-// Dirty is what a fold changed.
+// Dirty has the results of a fold.
 type Dirty struct {
-	// Services must be resolved again. A service may stand here more than once. A name of which only
-	// slices are known does not stand here: they have no effect (SV-01).
+	// Services must be resolved again. One may occur more than once. Names with slices but no
+	// Service do not occur here: they have no effect (SV-01).
 	Services []Ref
-	// Facts: the node or the service network changed, or it came out that there is no Node; see [Store.Facts].
+	// Facts: the node or the service network changed, or the source reported that there is no Node;
+	// see [Store.Facts].
 	Facts bool
 }
 
 // IsZero reports whether nothing changed.
 func (d Dirty) IsZero() bool { return len(d.Services) == 0 && !d.Facts }
 
-// View is all that decides one service.
+// View has everything that decides one service.
 type View struct {
 	Name Name
-	// Service is nil where only slices are known (SV-01: they have no effect).
+	// Service is nil if only slices are known; they have no effect (SV-01).
 	Service *Service
 	// Slices are the service's slices of both families, in no order.
 	Slices []*Slice
 	Node   Facts
 }
 
-// Facts are what is known of the node and the service network.
+// Facts describe the node and the service network.
 type Facts struct {
-	// NodeName is this node's name, also when no Node object is known.
+	// NodeName is this node's name, even if no Node object is known.
 	NodeName string
-	// Node is nil until a Node object was known, and then what is known of this machine: where the object is gone, or
-	// names no address or no pod CIDR, what it said last (PR-06).
+	// Node is nil before the first Node object. If the object is gone, or has no address or no pod
+	// CIDR, the last known values stay (PR-06).
 	Node *Node
-	// NodeGone: the Node object was there, and is not now.
+	// NodeGone: the Node object was deleted.
 	NodeGone bool
 	// CIDRs is the service network, sorted; empty if unknown.
 	CIDRs []netip.Prefix
-	// APIServers are where the cluster's API servers are, as far as known, sorted; at most maxAPIServers.
+	// APIServers are the known addresses of the cluster's API servers, sorted; at most
+	// maxAPIServers.
 	APIServers []netip.AddrPort
 }
 
-// Store folds events into the present state. It is safe for concurrent use. Make one with [NewStore].
+// Store folds events into the current state. It is safe for concurrent use. Make one with
+// [NewStore].
 type Store struct {
 	mu       sync.Mutex
 	services map[Name]*entry
@@ -127,17 +133,17 @@ type Store struct {
 	servicesListed, slicesListed bool
 	// waitForFacts: Synced also waits for these two.
 	waitForFacts, nodeListed, cidrsListed bool
-	// waitForPodCIDRs: so it does for this one, which stays true once the node had some.
+	// waitForPodCIDRs: Synced also waits for hadPodCIDRs, which stays true once the node had some.
 	waitForPodCIDRs, hadPodCIDRs bool
 }
 
-// entry is what is known of one service: it exists while there is a Service or a slice.
+// entry is one service. It exists while there is a Service or a slice.
 type entry struct {
 	service *Service
 	slices  []*Slice
 }
 
-// placed is a slice and its place among those of its service, so that one of many is found at once.
+// placed is a slice with its index in entry.slices, so that one of many is found at once.
 type placed struct {
 	*Slice
 	at int
@@ -153,8 +159,8 @@ func NewStore(nodeName string) *Store {
 	}
 }
 
-// Fold takes an event in and says what it changed. Its cost follows the event, but for lists and for those
-// changes of the node that concern every service (SV-40).
+// Fold applies an event and returns what it changed. Its cost follows the event, except for lists
+// and for changes of the node that affect every service (SV-40).
 func (s *Store) Fold(ev Event) Dirty {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,8 +169,8 @@ func (s *Store) Fold(ev Event) Dirty {
 	return d
 }
 
-// Synced reports whether both Services and slices have been listed (SV-05), and what [Store.WaitForFacts]
-// and [Store.WaitForPodCIDRs] ask for.
+// Synced reports whether both Services and slices have been listed (SV-05), and what
+// [Store.WaitForFacts] and [Store.WaitForPodCIDRs] ask for.
 func (s *Store) Synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,10 +178,9 @@ func (s *Store) Synced() bool {
 		(!s.waitForPodCIDRs || s.hadPodCIDRs)
 }
 
-// WaitForFacts makes Synced wait also until a source has told of the node, even if only that there is none,
-// and has listed the service network; or not, which ends such a wait. It reports whether anything of that was
-// still missing. Without the wait a restarted proxy would close its NodePorts for the moment until the Node
-// arrives.
+// WaitForFacts makes Synced also wait until a source has reported the Node, or its absence, and has
+// listed the service network; false ends the wait. It reports whether any of these is missing.
+// Without the wait a restarted proxy would close its NodePorts until the Node arrives.
 func (s *Store) WaitForFacts(wait bool) (missing bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,24 +188,25 @@ func (s *Store) WaitForFacts(wait bool) (missing bool) {
 	return !s.nodeListed || !s.cidrsListed
 }
 
-// WaitForPodCIDRs makes Synced wait also until the node has pod CIDRs, of whatever family (PR-05). The wait has no
-// end but that: without them nothing may be written.
+// WaitForPodCIDRs makes Synced also wait until the node has pod CIDRs of either family (PR-05). The
+// wait does not time out, because nothing may be written without them.
 func (s *Store) WaitForPodCIDRs() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waitForPodCIDRs = true
 }
 
-// PodCIDRsMissing reports whether [Store.WaitForPodCIDRs] waits still: the node never had any. What the proxy has to
-// know before it writes its first rules is no reason to stop later, when the Node goes for a while.
+// PodCIDRsMissing reports whether [Store.WaitForPodCIDRs] still waits: the node never had any. A
+// Node that is deleted later does not stop the proxy.
 func (s *Store) PodCIDRsMissing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waitForPodCIDRs && !s.hadPodCIDRs
 }
 
-// NodeEligible reports whether this node's Node object is there, and whether load balancers may use the node: not
-// while it is unknown or gone, is being deleted, or is about to be removed (HT-06).
+// NodeEligible reports whether this node's Node object exists, and whether load balancers may use
+// the node. They may not if the Node is unknown, deleted, being deleted, or about to be removed
+// (HT-06).
 func (s *Store) NodeEligible() (known, eligible bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,15 +215,15 @@ func (s *Store) NodeEligible() (known, eligible bool) {
 	return known, known && !n.Leaving
 }
 
-// Changes returns how many changes of Services and slices have been folded in so far, those of lists included; what
-// made no difference is not counted (MT-07, MT-08).
+// Changes returns the number of changes of Services and slices so far, including those of lists.
+// Events without a difference do not count (MT-07, MT-08).
 func (s *Store) Changes() Changes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.changes
 }
 
-// View returns all that decides the service. The slice of slices is the caller's.
+// View returns the view of a service. The caller owns the slice of slices.
 func (s *Store) View(name Name) View {
 	var view View
 	s.Look(name, func(v View) {
@@ -227,7 +233,8 @@ func (s *Store) View(name Name) View {
 	return view
 }
 
-// Look calls f with all that decides the service. f must be quick and keep nothing: the Store waits, and the slices are its own.
+// Look calls f with the view of a service, while it holds the Store's lock. f must be quick and
+// keep nothing.
 func (s *Store) Look(name Name, f func(View)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,7 +245,7 @@ func (s *Store) Look(name Name, f func(View)) {
 	f(v)
 }
 
-// Facts returns what is known of the node and the service network.
+// Facts returns the facts about the node and the service network.
 func (s *Store) Facts() Facts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,13 +280,13 @@ func (s *Store) forgetIfEmpty(n Name) {
 	}
 }
 
-// serviceChanged takes note that the Service object changed.
+// serviceChanged notes that the Service object changed.
 func (s *Store) serviceChanged(n Name, v Verb, d *Dirty) {
 	s.changes.Services++
 	d.Services = append(d.Services, Ref{Name: n, V4: true, V6: true, Cause: ByService, Verb: v})
 }
 
-// sliceChanged takes note that a slice of e changed; a service that is not known is not dirty.
+// sliceChanged notes that a slice of e changed. An unknown service does not become dirty.
 func (s *Store) sliceChanged(e *entry, ref Ref, d *Dirty) {
 	s.changes.Slices++
 	if e.service != nil {
@@ -367,13 +374,14 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 	s.sliceChanged(e, ref, d)
 }
 
-// settle takes over the zones of a slice that says nothing else that is new. Nobody's packets depend on them, so nothing is dirty.
+// settle takes over the zones of a slice that differs in nothing else. No packet depends on them,
+// so nothing becomes dirty.
 func (s *Store) settle(was, now *Slice) {
 	if was.SamePlaces(now) {
 		return
 	}
 	kept := *now
-	kept.Trigger = was.Trigger // else the next change would not be told as one of that time
+	kept.Trigger = was.Trigger // else the next change would lose its time
 	at := s.slices[was.Name].at
 	s.services[was.Service].slices[at] = &kept
 	s.slices[was.Name] = placed{&kept, at}
@@ -433,9 +441,9 @@ func (ev NodeSet) foldInto(s *Store, d *Dirty) {
 	s.setNode(now, d)
 }
 
-// lasting returns the Node object now with the addresses and pod CIDRs of was where it has none: a machine that
-// registers anew has an object before anybody has filled it in, and no machine goes on without them. A zone is taken
-// as it stands, since to have none is a choice.
+// lasting returns now with the addresses and pod CIDRs of was where now has none: the object of a
+// machine that registers anew is empty at first, and no machine works without them. A zone is taken
+// as it is, because a machine may have none.
 func lasting(was, now *Node) *Node {
 	if was == nil || len(now.Addrs) > 0 && len(now.PodCIDRs) > 0 {
 		return now
@@ -450,13 +458,13 @@ func lasting(was, now *Node) *Node {
 	return &filled
 }
 
-// NodeGone takes nothing from what is known of the machine, as that is only to drain, or even to come back: it is where
-// it was, and its connections go on (PR-06).
+// NodeGone keeps all facts about the machine: it may only be drained, or may come back, and its
+// connections go on (PR-06).
 func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 	if ev.Name != s.facts.NodeName {
 		return
 	}
-	if !s.nodeListed { // to learn that there is no Node is news (PN-71)
+	if !s.nodeListed { // that there is no Node is a new fact (PN-71)
 		s.nodeListed, d.Facts = true, true
 	}
 	if s.facts.Node != nil && !s.facts.NodeGone {
@@ -464,9 +472,9 @@ func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 	}
 }
 
-// setNode makes every service dirty where its rows may depend on what changed: the zone decides topology
-// (SV-38), the addresses decide who passes source ranges (SV-16), and whether the node has pod CIDRs of a
-// family decides whether NodeCIDR can tell pods from others (SV-67).
+// setNode makes the services dirty whose rows may depend on the change: the zone decides topology
+// (SV-38), the addresses decide who passes source ranges (SV-16), and pod CIDRs of a family decide
+// whether NodeCIDR recognises pods (SV-67).
 func (s *Store) setNode(n *Node, d *Dirty) {
 	was := s.facts.Node
 	s.facts.Node = n
@@ -497,7 +505,7 @@ func (s *Store) setNode(n *Node, d *Dirty) {
 	}
 }
 
-// families says of which families there is a prefix.
+// families reports the families of the prefixes.
 func families(ps []netip.Prefix) (v4, v6 bool) {
 	for _, p := range ps {
 		v4 = v4 || p.Addr().Is4()

@@ -15,7 +15,8 @@ type Backend struct {
 	Addr netip.AddrPort
 	// Local: the backend runs on this node, so it may be its own client (SV-60).
 	Local bool
-	// Unplaced: the API does not say where the backend runs. It may be on this node (TN-68). Never set with Local.
+	// Unplaced: the API does not name the backend's node, which may be this one (TN-68). Never set
+	// with Local.
 	Unplaced bool
 	// Draining: the backend is terminating and serves only because no other can (SV-36, SV-37).
 	Draining bool
@@ -34,8 +35,8 @@ type Endpoint struct {
 	Local, Unplaced, Draining bool
 }
 
-// Endpoints is an immutable list of endpoints, which many backend sets may share. Lists with the same endpoints are ==;
-// that is quickly seen where they share memory.
+// Endpoints is an immutable list of endpoints, which many backend sets may share. Lists with the
+// same endpoints are ==. Comparing lists that share memory is free.
 type Endpoints struct{ list addrs.List }
 
 // The flags of endpoints in a list.
@@ -45,7 +46,8 @@ const (
 	draining
 )
 
-// EndpointsOf returns the list of these endpoints. For [Backends] they are sorted by address, without duplicates.
+// EndpointsOf returns the list of these endpoints. For [Backends] they are sorted by address,
+// without duplicates.
 func EndpointsOf(all ...Endpoint) Endpoints {
 	return EndpointsBy(len(all), func(i int) Endpoint { return all[i] })
 }
@@ -86,9 +88,10 @@ func (l Endpoints) find(a netip.Addr) (i int, ok bool) {
 	return sort.Find(l.Len(), func(i int) int { return a.Compare(l.addr(i)) })
 }
 
-// Backends is an immutable list of backends, sorted as [Backend.Compare] does and without duplicates. It is a list of
-// endpoints for each port, and nearly always there is one port. Many lists share the endpoints: a Service with 87 ports
-// and 3,000 endpoints costs 3,000 endpoints, not 261,000 backends. The zero Backends is empty.
+// Backends is an immutable list of backends, sorted as [Backend.Compare] does and without
+// duplicates. It is a list of endpoints for each port, and nearly always there is one port. Many
+// lists share the endpoints: a Service with 87 ports and 3,000 endpoints costs 3,000 endpoints, not
+// 261,000 backends. The zero Backends is empty.
 type Backends struct {
 	only run
 	more *[]run // all runs; nil if there is but one
@@ -115,8 +118,9 @@ func BackendsOf(all ...Backend) (b Backends) {
 	return b
 }
 
-// Add appends endpoints, one or more, under a port that comes after those that the list has. They are sorted by address,
-// without duplicates. Only the maker of a list calls Add, before others see the list.
+// Add appends endpoints, one or more, under a port that comes after those that the list has. They
+// are sorted by address, without duplicates. Only the maker of a list calls Add, before others see
+// the list.
 func (b *Backends) Add(port uint16, endpoints Endpoints) {
 	r := run{endpoints, port, uint32(b.Len() + endpoints.Len())}
 	switch {
@@ -172,7 +176,7 @@ func (b *Backends) Has(a netip.AddrPort) bool {
 	return ok
 }
 
-// HasAddr reports whether there is a backend at the address, at whatever port.
+// HasAddr reports whether there is a backend at the address, at any port.
 func (b *Backends) HasAddr(a netip.Addr) bool {
 	for i := range b.runs() {
 		if _, found := b.run(i).endpoints.find(a); found {
@@ -208,8 +212,8 @@ func (b *Backends) Index(a netip.AddrPort) (i int, ok bool) {
 	return int(r.end) - r.endpoints.Len() + i, ok
 }
 
-// Without returns the addresses and ports of backends that o lacks, in their order. Where both share a list of endpoints
-// the comparison is free.
+// Without returns the addresses and ports of backends that o lacks, in their order. The comparison
+// is free if both share a list of endpoints.
 func (b *Backends) Without(o *Backends) (all []netip.AddrPort) {
 	for i, at := 0, 0; i < b.runs(); i++ {
 		r := b.run(i)
@@ -256,8 +260,8 @@ func (b *Backends) Equal(o *Backends) bool {
 	return true
 }
 
-// Shared returns the port and the endpoints of a list with one port. A list with several ports, or none, has no such
-// endpoints.
+// Shared returns the port and the endpoints of a list with one port. A list with several ports, or
+// none, has no such endpoints.
 func (b *Backends) Shared() (port uint16, endpoints Endpoints) {
 	if b.more != nil {
 		return 0, Endpoints{}

@@ -14,9 +14,10 @@ func (r Route) Equal(o Route) bool { return (*Comparison)(nil).routes(r, o) }
 // Equal reports whether two sets have the same name and the same backends.
 func (s *BackendSet) Equal(o *BackendSet) bool { return (*Comparison)(nil).sets(s, o) }
 
-// Comparison compares many rows as [Frontend.Equal] does, and remembers what it has compared: rows of one Service
-// share their backend sets and sources, and to compare those anew for each row would cost rows times backends. The zero
-// Comparison is ready to use; it is not safe for concurrent use, and keeps what it was given.
+// Comparison compares many rows as [Frontend.Equal] does, and remembers what it has compared: rows
+// of one Service share their backend sets and sources, and to compare those anew for each row would
+// cost rows times backends. The zero Comparison is ready to use; it is not safe for concurrent use,
+// and keeps what it was given.
 type Comparison struct {
 	known   map[[2]*BackendSet]bool
 	sources map[listPair]bool

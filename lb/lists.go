@@ -1,7 +1,8 @@
 package lb
 
-// lists makes backend sets share equal lists of endpoints: ports of a Service whose endpoints changed one by one, and sets
-// of different scopes that have the same endpoints. Short lists stay as they are. The zero lists is ready to use.
+// lists makes backend sets share equal lists of endpoints: ports of a Service whose endpoints
+// changed one by one, and sets of different scopes that have the same endpoints. Short lists stay
+// as they are. The zero lists is ready to use.
 type lists struct {
 	same map[Endpoints]Endpoints // the list to use for an equal one
 	sets map[*BackendSet]*BackendSet

@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// List is an immutable list of addresses, each with six bits of flags. An address takes 5 bytes if the list has only
-// IPv4, else 17. Two lists with the same content are ==. The zero List is empty.
+// List is an immutable list of addresses, each with six bits of flags. An address takes 5 bytes if
+// the list has only IPv4, else 17. Two lists with the same content are ==. The zero List is empty.
 type List struct {
 	// packed is the width of an entry, then the entries: a byte of flags and kind, and the address.
 	packed string
