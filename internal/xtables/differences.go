@@ -97,7 +97,8 @@ func (d *differ) jumps(all []Jump) error {
 // words names the chain for people.
 func (id ChainID) words() string { return "chain " + id.Name + " of table " + id.Table.String() }
 
-// lines are the arguments with which iptables makes rules of a chain, or the chain if there are none.
+// lines are the arguments with which iptables makes rules of a chain, or the chain if there are
+// none.
 func lines(id ChainID, rules ...string) string {
 	if len(rules) == 0 {
 		return "-N " + id.Name
@@ -169,7 +170,8 @@ func (c *ChainState) texts() (all []string) {
 	return all
 }
 
-// unlike returns the rules that only one side has. If there are none and same is false, the order differs.
+// unlike returns the rules that only one side has. If there are none and same is false, the order
+// differs.
 func unlike(want, have []string) (missing, extra []string, same bool) {
 	if slices.EqualFunc(want, have, func(a, b string) bool { return WithoutComments(a) == WithoutComments(b) }) {
 		return nil, nil, true
@@ -195,8 +197,8 @@ func unlike(want, have []string) (missing, extra []string, same bool) {
 	return missing, extra, false
 }
 
-// printedAlike reports whether iptables itself prints a chain as wanted. An unknown version may write rules as expressions of
-// nf_tables that only it understands.
+// printedAlike reports whether iptables itself prints a chain as wanted. An unknown version may
+// write rules as expressions of nf_tables that only it understands.
 func (d *differ) printedAlike(c Chain) (bool, error) {
 	if d.printed == nil {
 		s, err := d.tool.Snapshot(d.ctx, d.ours, nil)

@@ -20,8 +20,9 @@ type fingerprint [2 * Tables]uint32
 
 // fingerprinter takes the fingerprint of the network namespace in which it was made.
 type fingerprinter interface {
-	// own runs a change of ours that has so many transactions if it succeeds. before is the fingerprint of what is known;
-	// the answer is that of what is known then, zero if others may have come between.
+	// own runs a change of ours that has so many transactions if it succeeds. before is the
+	// fingerprint of what is known; the answer is that of what is known then, zero if others may
+	// have come between.
 	own(before fingerprint, transactions int, change func() error) (fingerprint, error)
 	now() (fingerprint, error)
 	close()

@@ -18,7 +18,8 @@ import (
 type Rule struct {
 	// Text is the rule as iptables -S prints it, without "-A CHAIN ".
 	Text string
-	// Unread: there is more to it than the text says, which has "…" there, or at its end "(not read: …)".
+	// Unread: there is more to it than the text says, which has "…" there, or at its end "(not
+	// read: …)".
 	Unread bool
 	// Handle is nf_tables' number of the rule in its chain, 0 where there is none.
 	Handle uint64

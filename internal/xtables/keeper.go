@@ -54,9 +54,11 @@ type Layout struct {
 	Trees  []Tree
 	// Jumps are rules of built-in chains.
 	Jumps []ChainRule
-	// Ours reports whether a chain of a table is of the mode; those that nobody asks for any more are deleted.
+	// Ours reports whether a chain of a table is of the mode; those that nobody asks for any more
+	// are deleted.
 	Ours func(table, chain string) bool
-	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	// Writes is shared by the planes of this process in one network namespace. Nil means that there
+	// is no other.
 	Writes *ownwrites.Ledger
 	// Backend is the variant of iptables; Auto takes the one that the node uses.
 	Backend Backend
@@ -82,10 +84,12 @@ type Rows struct {
 	Chains map[[2]string][]string
 }
 
-// Frame is what the trees have besides rows, in their order: the first rules and the last of the root.
+// Frame is what the trees have besides rows, in their order: the first rules and the last of the
+// root.
 type Frame struct{ Head, Tail []string }
 
-// NewKeeper finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
+// NewKeeper finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there is
+// no usable iptables.
 func NewKeeper(l Layout) (*Keeper, error) {
 	t, err := UsableTool(nil, l.Family, l.Backend)
 	if err != nil {
@@ -176,9 +180,9 @@ func (l *Layout) jumps() (all []Jump) {
 	return all
 }
 
-// writeOrder is the order of tables in a restore, which the kernel takes one after the other. The filter table comes first:
-// it refuses what is not translated. Nat comes last: where its chains translate no more, those of mangle must work already
-// (mode ipvs after iptables).
+// writeOrder is the order of tables in a restore, which the kernel takes one after the other. The
+// filter table comes first: it refuses what is not translated. Nat comes last: where its chains
+// translate no more, those of mangle must work already (mode ipvs after iptables).
 var writeOrder = [...]Table{Filter, Mangle, NAT, Raw}
 
 // ErrRefused means that iptables refused a restore, and that no part of it is in force.
@@ -287,7 +291,8 @@ func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 	return n + len(stale) - len(stuck), err // those that rules of others lead to stay, empty
 }
 
-// restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in force, else plane.ErrStateLost.
+// restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in
+// force, else plane.ErrStateLost.
 func (k *Keeper) restore(ctx context.Context, b *Batch) error {
 	for _, s := range b.Sections {
 		k.sent += uint64(s.Rules() + len(s.Remove) + len(s.Drop))

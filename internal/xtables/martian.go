@@ -32,8 +32,9 @@ func Loopback(f lb.Family) netip.Prefix {
 	return Loopback4
 }
 
-// NodePortRules returns rules that match packets to addresses of the node that answer NodePorts: a match on each prefix,
-// followed by the rest of the rule (DP-07). Loopback addresses answer only with localhost, and only those of IPv4.
+// NodePortRules returns rules that match packets to addresses of the node that answer NodePorts: a
+// match on each prefix, followed by the rest of the rule (DP-07). Loopback addresses answer only
+// with localhost, and only those of IPv4.
 func NodePortRules(f lb.Family, prefixes []netip.Prefix, localhost bool, rest string) (rules []string) {
 	loop := Loopback(f)
 	for _, p := range prefixes {

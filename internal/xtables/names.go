@@ -96,8 +96,8 @@ var Kubelets = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 // isKubelets reports whether the chain shows that there is a kubelet.
 func isKubelets(id ChainID) bool { return id.Table == Mangle && slices.Contains(Kubelets, id.Name) }
 
-// Hash is the part of a chain's name that stands for what it serves: 16 characters of base32(sha256(parts)),
-// as upstream's (DP-02).
+// Hash is the part of a chain's name that stands for what it serves: 16 characters of
+// base32(sha256(parts)), as upstream's (DP-02).
 func Hash(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {
@@ -139,22 +139,25 @@ func (j Jump) Bare() Jump { return Jump{j.From, WithoutComments(j.Rule)} }
 // guardOfIPVS keeps packets to addresses of kube-ipvs0 from programs of the node (PN-43).
 const guardOfIPVS = "KUBE-IPVS-FILTER"
 
-// IsGuard reports whether a chain protects the programs of the node while kube-ipvs0 has addresses (TN-67).
+// IsGuard reports whether a chain protects the programs of the node while kube-ipvs0 has addresses
+// (TN-67).
 func IsGuard(table, chain string) bool { return table == "filter" && chain == guardOfIPVS }
 
-// Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
+// Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove]
+// would remove.
 func Leftover(table, chain string) bool {
 	t, ok := TableNamed(table)
 	return ok && isLeftover(ChainID{t, chain})
 }
 
-// isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with KUBE- as well.
+// isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with
+// KUBE- as well.
 func isLeftover(id ChainID) bool {
 	return id.Table < Tables && id.Name != NodeFirewall && Ours(id) || slices.Contains(otherModes[id.Table], id.Name)
 }
 
-// Chains of older versions and of mode ipvs (DP-33), beside those of the plane. Mode userspace has its own removal. nat's
-// KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
+// Chains of older versions and of mode ipvs (DP-33), beside those of the plane. Mode userspace has
+// its own removal. nat's KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
 var otherModes = [...][]string{
 	NAT:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", NodeFirewall},
 	Filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", guardOfIPVS, "KUBE-IPVS-OUT-FILTER"},

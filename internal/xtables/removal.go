@@ -17,8 +17,8 @@ import (
 // Both are the back ends of iptables.
 var Both = []Backend{NFT, Legacy}
 
-// RemoveBeside removes the leftovers of other modes in both back ends, next to a mode that keeps a layout in one of them.
-// It skips families for which runs returns no back end.
+// RemoveBeside removes the leftovers of other modes in both back ends, next to a mode that keeps a
+// layout in one of them. It skips families for which runs returns no back end.
 func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (Backend, *Layout)) (r mode.Report, err error) {
 	for _, fam := range what.Families {
 		own, keep := runs(fam)
@@ -36,7 +36,8 @@ func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (
 	return r, err
 }
 
-// RemoveModes removes the rules of the modes iptables and ipvs in both back ends, except the guard of kube-ipvs0.
+// RemoveModes removes the rules of the modes iptables and ipvs in both back ends, except the guard
+// of kube-ipvs0.
 func RemoveModes(ctx context.Context, what mode.Removal) (r mode.Report, err error) {
 	for _, fam := range what.Families {
 		for _, b := range Both {
@@ -47,8 +48,8 @@ func RemoveModes(ctx context.Context, what mode.Removal) (r mode.Report, err err
 	return r, err
 }
 
-// RemoveKept removes the chains that a [Keeper] has of a layout, and the rules that lead to them, in both back ends. of
-// names the mode.
+// RemoveKept removes the chains that a [Keeper] has of a layout, and the rules that lead to them,
+// in both back ends. of names the mode.
 func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err error) {
 	for _, b := range Both {
 		cfg := RemoveConfig{Family: l.Family, Backend: b, KeepLocalnet: true, Ours: l.Ours}
@@ -57,7 +58,8 @@ func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err er
 	return r, err
 }
 
-// remove removes the rules of one back end and adds to the report. It runs the programs only where there may be such rules.
+// remove removes the rules of one back end and adds to the report. It runs the programs only where
+// there may be such rules.
 func (cfg RemoveConfig) remove(ctx context.Context, of string, report *mode.Report) error {
 	if cfg.Backend == NFT {
 		switch some, err := cfg.hasChains(); {
@@ -84,7 +86,8 @@ func (cfg RemoveConfig) remove(ctx context.Context, of string, report *mode.Repo
 	return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", cfg.Family, err)
 }
 
-// hasChains reports whether the nft back end has chains to remove. Where the rule of DP-10 may go, KUBE-FIREWALL counts.
+// hasChains reports whether the nft back end has chains to remove. Where the rule of DP-10 may go,
+// KUBE-FIREWALL counts.
 func (cfg RemoveConfig) hasChains() (some bool, err error) {
 	l := newLeftovers(cfg)
 	such := func(c kernel.Chain) bool {

@@ -33,12 +33,14 @@ type RemoveConfig struct {
 	// it is, and so does the rule that protects 127.0.0.1 from other hosts (DP-10). Otherwise both
 	// are removed.
 	KeepLocalnet bool
-	// KeepGuard leaves the chain that [IsGuard] names, which mode ipvs removes after the addresses that it protects.
+	// KeepGuard leaves the chain that [IsGuard] names, which mode ipvs removes after the addresses
+	// that it protects.
 	KeepGuard bool
 	// Keep is the layout of the mode that runs, nil for none: its chains stay, and so do its jumps
 	// from built-in chains.
 	Keep *Layout
-	// Ours reports which chains of a table to remove; nil for those of the modes iptables and ipvs, see [Leftover].
+	// Ours reports which chains of a table to remove; nil for those of the modes iptables and ipvs,
+	// see [Leftover].
 	Ours func(table, chain string) bool
 	// Runner runs the programs; nil runs the system's.
 	Runner Runner

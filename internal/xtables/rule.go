@@ -60,9 +60,9 @@ func target(rule string) string {
 	return ""
 }
 
-// MatchedKey returns the key that a rule, as iptables-save prints it, matches: the address of a destination, if it is a
-// single one, the protocol and the port. It calls each with the other options. ok is false if a match is negated, or the
-// rule matches no single port.
+// MatchedKey returns the key that a rule, as iptables-save prints it, matches: the address of a
+// destination, if it is a single one, the protocol and the port. It calls each with the other
+// options. ok is false if a match is negated, or the rule matches no single port.
 func MatchedKey(rule string, each func(option, value string)) (k lb.Key, ok bool) {
 	words := Words(rule)
 	for i := 0; i+1 < len(words); i++ {

@@ -21,9 +21,10 @@ import (
 type Runner interface {
 	// LookPath returns where the program of that name is.
 	LookPath(name string) (string, error)
-	// Pipe runs a program. in writes its standard input while it runs, out reads its standard output, which has 16 MB with
-	// 5,000 services; either may be nil. An error of in ends the program before it has seen the end of its input. The error
-	// has what the program wrote to standard error.
+	// Pipe runs a program. in writes its standard input while it runs, out reads its standard
+	// output, which has 16 MB with 5,000 services; either may be nil. An error of in ends the
+	// program before it has seen the end of its input. The error has what the program wrote to
+	// standard error.
 	Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error
 }
 

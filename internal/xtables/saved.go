@@ -27,7 +27,8 @@ type SavedLine struct {
 	// Chain is the name of the chain. Rest is its policy ("-" for a chain that is not built in), or
 	// the rule without "-A NAME ". Both are valid until the next line is read.
 	Chain, Rest []byte
-	// Handle is the kernel's number of a rule that was read from the kernel; 0 if iptables-save printed it.
+	// Handle is the kernel's number of a rule that was read from the kernel; 0 if iptables-save
+	// printed it.
 	Handle uint64
 }
 

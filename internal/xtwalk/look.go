@@ -12,7 +12,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// Looker follows packets through the chains of one family and back end in the kernel. It shares nothing with the writer.
+// Looker follows packets through the chains of one family and back end in the kernel. It shares
+// nothing with the writer.
 type Looker struct {
 	family lb.Family
 	tool   *xtables.Tool
@@ -24,14 +25,15 @@ func New(t *xtables.Tool) *Looker {
 	return &Looker{family: t.Family, tool: t, turn: make(chan struct{}, 1)}
 }
 
-// Follow is part of mode.Looker. It follows a packet through the chains in the kernel, including those of other programs.
-// With the nft back end it reads only the chains that the packet reaches, with the legacy back end the output of
-// iptables-save. It follows one packet at a time.
+// Follow is part of mode.Looker. It follows a packet through the chains in the kernel, including
+// those of other programs. With the nft back end it reads only the chains that the packet reaches,
+// with the legacy back end the output of iptables-save. It follows one packet at a time.
 //
-// Rules of other programs count as ours do if every part of them is understood. The answer names the others. It reports a
-// drop by another program after such a rule, without judging it. Clients that the kernel remembers go to the backend of
-// before (Affine); shares are those of other clients. Masquerade says whether backends see the node's address; a backend
-// that is the client itself does not count, and the node itself always sees the client's.
+// Rules of other programs count as ours do if every part of them is understood. The answer names
+// the others. It reports a drop by another program after such a rule, without judging it. Clients
+// that the kernel remembers go to the backend of before (Affine); shares are those of other
+// clients. Masquerade says whether backends see the node's address; a backend that is the client
+// itself does not count, and the node itself always sees the client's.
 func (l *Looker) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := l.follow(ctx, packet)
 	if err != nil {

@@ -3,7 +3,8 @@
 //
 // # The picture
 //
-// Names are those that other software knows (G3, DP-02); XXXX stands for a hash of the service port's name.
+// Names are those that other software knows (G3, DP-02); XXXX stands for a hash of the service
+// port's name.
 //
 //	nat      PREROUTING, OUTPUT ──▶ KUBE-SERVICES                 by destination; a tree beyond 32 rows
 //	           KUBE-SVC-TO-0A60, KUBE-SVC-TO-0A61, …              its branches, by four bits each
@@ -49,9 +50,9 @@
 // With them a Reset is one restore, which they read while it is rendered.
 //
 // The plane notices changes of other programs without reading rules: nftables counts transactions,
-// ours are subtracted, and the kernel returns the size of a legacy table. Audit lists the rules only
-// if these differ, or after an hour. The plane has no clock; the engine requests an audit once in a
-// sync period.
+// ours are subtracted, and the kernel returns the size of a legacy table. Audit lists the rules
+// only if these differ, or after an hour. The plane has no clock; the engine requests an audit once
+// in a sync period.
 //
 // If kernel and iptables have the match nfacct, it counts packets that are dropped as INVALID, and
 // connections to NodePorts on 127.0.0.1 (MT-16, MT-17). Both families share the counters.
@@ -63,8 +64,9 @@
 // Those that differ are left for later, and the engine finds the row to blame (docs/adr/0002).
 //
 // The files, in the order of a change: state.go (changes of rows), render.go, sources.go and
-// skeleton.go (content of chains, pure), apply.go and stages.go (chains to restores). The other way:
-// snapshot.go (the kernel's content), reset.go and load.go (all of it), audit.go and window.go
+// skeleton.go (content of chains, pure), apply.go and stages.go (chains to restores). The other
+// way: snapshot.go (the kernel's content), reset.go and load.go (all of it), audit.go and window.go
 // (changes of other programs). For queries: lookdiff.go (differences), accounting.go (counts) and
-// preview.go. Packages xtables and xtwalk have the programs, their language, and the walk of a packet.
+// preview.go. Packages xtables and xtwalk have the programs, their language, and the walk of a
+// packet.
 package iptables

@@ -16,8 +16,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences is part of mode.Looker. It renders one service port after the other. It ignores comments, because rules of
-// many endpoints have none (DP-12), and makes one comparison at a time.
+// Differences is part of mode.Looker. It renders one service port after the other. It ignores
+// comments, because rules of many endpoints have none (DP-12), and makes one comparison at a time.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	select {
 	case p.compare <- struct{}{}:

@@ -2,13 +2,15 @@ package iptables
 
 import "kube-proxy/lb"
 
-// What the kernel keeps, in objects of 128 bytes: a rule with its comment or a chain, and the list of clients of one endpoint.
+// What the kernel keeps, in objects of 128 bytes: a rule with its comment or a chain, and the list
+// of clients of one endpoint.
 const (
 	ruleObjects   = 4
 	recentObjects = 20
 )
 
-// A set of more than splitSize backends is split into parts of partSize to 4*partSize, most of them near twice partSize.
+// A set of more than splitSize backends is split into parts of partSize to 4*partSize, most of them
+// near twice partSize.
 const (
 	partSize  = 128
 	splitSize = 8 * partSize

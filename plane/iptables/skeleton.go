@@ -63,7 +63,8 @@ func (r *renderer) forward(bit string) []string {
 	return append([]string{"-m conntrack --ctstate INVALID " + count + "-j DROP"}, rules...)
 }
 
-// toNodePorts returns the last rules of a chain, which lead packets to NodePort addresses to another (DP-07).
+// toNodePorts returns the last rules of a chain, which lead packets to NodePort addresses to
+// another (DP-07).
 func (r *renderer) toNodePorts(target string) []string {
 	note := xtables.Comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
 	return xtables.NodePortRules(r.family, r.node.NodePorts, r.localhost, note+"-m addrtype --dst-type LOCAL -j "+target)

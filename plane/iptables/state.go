@@ -109,7 +109,8 @@ func (r *renderer) dispatchersOf(all [dispatchers][]xtables.Entry) [dispatchers]
 	return ds
 }
 
-// newServicePort returns a service port with those rows, and the names of what was rendered of them.
+// newServicePort returns a service port with those rows, and the names of what was rendered of
+// them.
 func newServicePort(rows []*lb.Frontend, r rendered) *servicePort {
 	u := &servicePort{rows: rows, endpoints: endpointsOf(rows), lists: slices.Collect(maps.Keys(r.lists))}
 	for _, c := range r.chains {

@@ -1,5 +1,6 @@
-// Package userspace is the data plane for --proxy-mode userspace: connections end at the proxy, which
-// opens others to the endpoints. Only this mode can try another endpoint if one does not answer.
+// Package userspace is the data plane for --proxy-mode userspace: connections end at the proxy,
+// which opens others to the endpoints. Only this mode can try another endpoint if one does not
+// answer.
 //
 //	client ──▶ 10.96.0.10:80 ──redirect──▶ listener :37211 ──balance──▶ 10.1.2.14:8080
 //	                            (rules)     (relay)          (turns)
@@ -24,9 +25,9 @@
 //
 // # Cost of a change
 //
-// Endpoints are memory of this process: a change of them replaces one backend set, and Apply reports
-// that nothing was written. Rows are written only if they come, go, or lead elsewhere. Listeners are
-// opened before packets are led to them, and closed after.
+// Endpoints are memory of this process: a change of them replaces one backend set, and Apply
+// reports that nothing was written. Rows are written only if they come, go, or lead elsewhere.
+// Listeners are opened before packets are led to them, and closed after.
 //
 // # Open connections
 //
@@ -39,7 +40,7 @@
 //
 // # Ports
 //
-// Listeners have ports of --proxy-port-range, or any free ones. A released port rests for [portRest],
-// because the kernel may remember flows to it. A process reads the ports of the previous one from the
-// kernel, and takes the same ones ([Plane.Reset]).
+// Listeners have ports of --proxy-port-range, or any free ones. A released port rests for
+// [portRest], because the kernel may remember flows to it. A process reads the ports of the
+// previous one from the kernel, and takes the same ones ([Plane.Reset]).
 package userspace

@@ -98,8 +98,8 @@ func (e *entrances) inForce(k lb.Key, routes []redirect.Route) {
 	e.answers[k] = routes
 }
 
-// Answers reports whether the proxy listens for a row at a port. The address does not matter: either listeners are bound
-// to every address, or to that of the row.
+// Answers reports whether the proxy listens for a row at a port. The address does not matter:
+// either listeners are bound to every address, or to that of the row.
 func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
 	e := &p.entrances
 	e.mu.RLock()

@@ -36,7 +36,8 @@ type Config struct {
 	// Grace is how long connections may last after their endpoint left its Service, or their
 	// Service is gone; 0 for no limit.
 	Grace time.Duration
-	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that (SV-64).
+	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that
+	// (SV-64).
 	LocalhostNodePorts bool
 	// ExternalIPsBounded reports whether the administrator limits the external IPs of Services.
 	// Without a packet filter, external IPs that are not the node's are served only then. Nil: no.

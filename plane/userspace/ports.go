@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// portRest is how long a released port is not used for another listener: longer than the kernel remembers idle flows.
+	// portRest is how long a released port is not used for another listener: longer than the kernel
+	// remembers idle flows.
 	portRest = 3 * time.Minute
 	// portTries is how many ports of the kernel's choice are turned down because they rest.
 	portTries = 16

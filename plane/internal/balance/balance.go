@@ -24,7 +24,8 @@ type Config struct {
 
 // Stats are the state of a Balance.
 type Stats struct {
-	// Places are those in use, including expired ones that have not been swept; Limit is their maximum.
+	// Places are those in use, including expired ones that have not been swept; Limit is their
+	// maximum.
 	Places, Limit int
 	// Failing are the backends that are tried last.
 	Failing int

@@ -1,25 +1,29 @@
-// Package balance says which backend a client of the userspace proxy is led to. It has no I/O but the clock and what it is given.
+// Package balance chooses the backends of the clients of the userspace proxy. Its only I/O is the
+// clock, and what its callers provide.
 //
-// A [Balance] holds the backend sets of one family. Each [Set] gives its backends turns, remembers who is to stay with which of
-// them, and is asked again where a backend could not be reached. A [Row] has the routes of one service address: it tells
-// by a client's address which set is for it, where nothing in the kernel has told that before.
+// A [Balance] has the backend sets of one family. A [Set] gives its backends turns and remembers
+// the clients that stay with one of them. It chooses again if a backend could not be reached. A
+// [Row] has the routes of one service address: it chooses the set by a client's address, where the
+// kernel has not done that.
 //
 // # Affinity
 //
-// A set has at most 4,096 places, found by a hash of the client's address with a seed of this process; a place has the backend that its
-// clients are led to, and the time when that ends (SV-18). All sets together have at most [Config.Places]. Where they are
-// taken, a client without a place is led by its hash alone: it stays with its backend until the set changes. So a flood of
-// one Service costs its own clients evenness, and takes no place from another's, as in mode nftables
+// A set has at most 4,096 places, found by a hash of the client's address with a seed of this
+// process. A place has the backend of its clients, and the time when that ends (SV-18). All sets
+// together have at most [Config.Places]. If these are taken, a client without a place gets its
+// backend by its hash alone, until the set changes. So a flood of one Service costs its own clients
+// evenness, and takes no place of another Service, as in mode nftables
 // (docs/adr/0016-places-for-clients.md).
 //
 // # Backends that fail
 //
-// That a backend cannot be reached is known of its address, port and protocol, to all sets that have it: who finds out first
-// spares the others the wait. Such a backend is tried after all others for a second, and for twice as long each time that it
-// fails again, up to a minute. When that is over, it has its turns again. One success, or that no set has the backend any more,
-// ends it.
+// All sets share the health of a backend, by its address, port and protocol: the first failure
+// spares the others the wait. A failing backend is tried after all others for a second, and for
+// twice as long after each further failure, up to a minute. Then it gets its turns again. One
+// success ends its failures, and so does its removal from the last set.
 //
-// Only a refusal, silence or an error of the network before the handshake counts ([Unreachable]). What this node lacks does not,
-// such as ports or memory: a tenant could use those up. Nothing that a client chooses counts: its TTL (package relay reports only
-// attempts that had enough), its data, or that it gives up.
+// Only a refusal, a timeout or an error of the network before the handshake counts ([Unreachable]).
+// Shortages of this node do not count, such as ports or memory: a tenant could cause those. Nothing
+// that a client chooses counts: its TTL (package relay reports only attempts that had enough), its
+// data, or that it gives up.
 package balance

@@ -56,7 +56,8 @@ func (g *Groups) Len() int {
 	return len(g.of)
 }
 
-// Take takes one for a listener of a Service, "ns/name:port", and returns the group of its namespace.
+// Take takes one for a listener of a Service, "ns/name:port", and returns the group of its
+// namespace.
 func (g *Groups) Take(service string) (*Group, error) {
 	namespace := lb.NamespaceOf(service)
 	g.mu.Lock()

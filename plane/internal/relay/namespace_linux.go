@@ -32,8 +32,8 @@ func currentNamespace() (namespace, error) {
 
 func (n namespace) close() { unix.Close(n.fd) }
 
-// run calls fn on this thread in the namespace, and then returns to the previous one. A process that
-// never leaves its namespace needs no privilege for it.
+// run calls fn on this thread in the namespace, and then returns to the previous one. A process
+// that never leaves its namespace needs no privilege for it.
 func (n namespace) run(fn func() error) error {
 	runtime.LockOSThread()
 	home, err := currentNamespace()

@@ -146,7 +146,8 @@ type socket interface {
 	leave(gone []netip.AddrPort, grace time.Duration)
 }
 
-// Relay is the listeners of a process in one network namespace. Its methods are safe for concurrent use.
+// Relay is the listeners of a process in one network namespace. Its methods are safe for concurrent
+// use.
 type Relay struct {
 	cfg Config
 	ns  namespace

@@ -62,12 +62,13 @@ func associated(fd int32) bool {
 }
 
 const (
-	// mostStreams is how many streams an association may have each way. Those that a peer may open cost memory of the kernel.
+	// mostStreams is how many streams an association may have each way. Those that a peer may open
+	// cost memory of the kernel.
 	mostStreams = 256
 	// mostMessage is the size of the largest message, in bytes; who sends a larger one is reset.
 	mostMessage = 1 << 20
-	// mostHeld is how many bytes of messages a relay holds for all its associations; who needs more is reset. No listener
-	// gets all of it, and no group.
+	// mostHeld is how many bytes of messages a relay holds for all its associations; who needs more
+	// is reset. No listener gets all of it, and no group.
 	mostHeld = 64 << 20
 )
 
@@ -85,8 +86,9 @@ func setStreams(fd int, m initMsg) error {
 	return os.NewSyscallError("SCTP_INITMSG", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, sctpInitMsg, string(raw[:])))
 }
 
-// prepareSCTP gives the socket to the backend the streams that the client has, and the address that leads there: without one the
-// backend were told of all addresses of the node, and might answer to any.
+// prepareSCTP gives the socket to the backend the streams that the client has, and the address that
+// leads there: without one the backend were told of all addresses of the node, and might answer to
+// any.
 func (c *conn) prepareSCTP(to netip.AddrPort) error {
 	fd := int(c.ends[backend].fd)
 	var s status
@@ -119,7 +121,8 @@ func sourceFor(to netip.AddrPort) (netip.Addr, error) {
 	return addrPort(sa).Addr(), nil
 }
 
-// message is one that has not been passed on: because parts of it are missing, or because there was no room for it.
+// message is one that has not been passed on: because parts of it are missing, or because there was
+// no room for it.
 type message struct {
 	data  []byte
 	info  sndInfo
@@ -167,7 +170,8 @@ func (l *loop) receive(s *Share, src, dst *end) outcome {
 	switch {
 	case err == unix.EAGAIN:
 		src.readable = false
-		// Whose shutdown was answered is told so by no call but this: the association is not there any more.
+		// Whose shutdown was answered is told so by no call but this: the association is not there
+		// any more.
 		src.finished = src.shut && !associated(src.fd)
 		return nothingLeft
 	case err == unix.EINTR:

@@ -32,11 +32,12 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// originalDst is SO_ORIGINAL_DST (include/uapi/linux/netfilter_ipv4.h) and IP6T_SO_ORIGINAL_DST (netfilter_ipv6/ip6_tables.h).
+// originalDst is SO_ORIGINAL_DST (include/uapi/linux/netfilter_ipv4.h) and IP6T_SO_ORIGINAL_DST
+// (netfilter_ipv6/ip6_tables.h).
 const originalDst = 80
 
-// asked returns the address that a client asked for: that which conntrack remembers if the packets were led here by a rule, else
-// that of the socket. bound is where the listener is.
+// asked returns the address that a client asked for: that which conntrack remembers if the packets
+// were led here by a rule, else that of the socket. bound is where the listener is.
 func asked(fd int, bound netip.AddrPort) netip.AddrPort {
 	if bound.Addr().Is4() {
 		var sa unix.RawSockaddrInet4

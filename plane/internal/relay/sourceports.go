@@ -11,8 +11,9 @@ import (
 // errPorts is why a client is led to another backend though the node has ports left.
 var errPorts = errors.New("the client has its share of the source ports towards the backend")
 
-// sourcePorts shares out the source ports towards each backend among clients: one client with many idle connections leaves some for the
-// others. It remembers the clients that have connections, and no others.
+// sourcePorts shares out the source ports towards each backend among clients: one client with many
+// idle connections leaves some for the others. It remembers the clients that have connections, and
+// no others.
 type sourcePorts struct {
 	most int64 // towards one backend
 
@@ -20,7 +21,8 @@ type sourcePorts struct {
 	to map[portsKey]*portsTo
 }
 
-// portsKey is whose source ports are used up together: one backend's; for SCTP, whose sockets are bound before they connect, all backends'.
+// portsKey is whose source ports are used up together: one backend's; for SCTP, whose sockets are
+// bound before they connect, all backends'.
 type portsKey struct {
 	proto   lb.Proto
 	backend netip.AddrPort

@@ -17,7 +17,8 @@ type Connections struct {
 	// Refused is how many of them were reset before they had a backend: the Balancer refused them,
 	// or none was reached.
 	Refused uint64
-	// DialsFailed is how many attempts to reach a backend have failed, and Retried how many clients had another attempt.
+	// DialsFailed is how many attempts to reach a backend have failed, and Retried how many clients
+	// had another attempt.
 	DialsFailed, Retried uint64
 	// ToBackends and ToClients are the bytes of user data that were passed on.
 	ToBackends, ToClients uint64

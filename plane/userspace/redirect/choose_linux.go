@@ -17,8 +17,9 @@ var ways = []way{
 	{"iptables", func(c Config) (Redirector, error) { return NewIPTables(c) }},
 }
 
-// Choose returns the best Redirector that this host and the rights of the process allow, in the network namespace of the
-// calling thread. It changes nothing. passed has the errors of the better ways.
+// Choose returns the best Redirector that this host and the rights of the process allow, in the
+// network namespace of the calling thread. It changes nothing. passed has the errors of the better
+// ways.
 func Choose(cfg Config) (c Redirector, passed []error, err error) {
 	for _, w := range ways {
 		if c, err = w.make(cfg); err == nil {

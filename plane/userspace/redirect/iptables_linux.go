@@ -345,8 +345,9 @@ func listenersOf(l Entry) (all []lb.Key) {
 
 // Verbs.
 
-// Reset is part of [Redirector]. If iptables refuses it, Reset writes the entries of the previous process, and leaves the
-// others: one of them may be to blame, such as one of SCTP on a kernel without.
+// Reset is part of [Redirector]. If iptables refuses it, Reset writes the entries of the previous
+// process, and leaves the others: one of them may be to blame, such as one of SCTP on a kernel
+// without.
 func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {

@@ -18,8 +18,8 @@ type Entry struct {
 	Kind lb.Kind
 	// Sources are the only allowed sources; others are dropped (SV-61). Empty allows all.
 	Sources []netip.Prefix
-	// Routes has at most one route for each From, in the order Pods, Host, Anywhere; the last is for Anywhere.
-	// With [AtAddresses] there is one route, and the listener distinguishes sources.
+	// Routes has at most one route for each From, in the order Pods, Host, Anywhere; the last is
+	// for Anywhere. With [AtAddresses] there is one route, and the listener distinguishes sources.
 	Routes []Route
 }
 
@@ -50,29 +50,32 @@ type Config struct {
 	Family lb.Family
 	// Mark has the bits of the packet mark of the proxy's own packets to backends; 0 for none.
 	Mark uint32
-	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that (SV-64).
+	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that
+	// (SV-64).
 	LocalhostNodePorts bool
 	// Writes is shared by the planes of this process in one network namespace; nil if there are no
 	// others.
 	Writes *ownwrites.Ledger
 }
 
-// Redirector redirects packets of one IP family. Its verbs keep the rules of package plane; Reset comes before the other
-// writes. The caller adds the Redirector's name and family to errors.
+// Redirector redirects packets of one IP family. Its verbs keep the rules of package plane; Reset
+// comes before the other writes. The caller adds the Redirector's name and family to errors.
 //
 // Packets of the proxy itself to backends carry the mark of the mode (the bit
-// [kube-proxy/mode.Settings.MasqueradeBit]) and are not redirected. Otherwise an endpoint at a service address would
-// redirect the proxy to itself forever.
+// [kube-proxy/mode.Settings.MasqueradeBit]) and are not redirected. Otherwise an endpoint at a
+// service address would redirect the proxy to itself forever.
 type Redirector interface {
 	// Name is "nftables", "iptables" or "addresses".
 	Name() string
-	// Unguarded returns why an unprivileged program of the node could serve the clients of a listener by taking its
-	// port while no proxy runs. If it is nil, the rules refuse such clients, except those of SCTP.
+	// Unguarded returns why an unprivileged program of the node could serve the clients of a
+	// listener by taking its port while no proxy runs. If it is nil, the rules refuse such clients,
+	// except those of SCTP.
 	Unguarded() error
-	// Known returns the entries of the previous process, so that its ports can be reused. Sources may be missing.
+	// Known returns the entries of the previous process, so that its ports can be reused. Sources
+	// may be missing.
 	Known(ctx context.Context) ([]Entry, error)
-	// Reset redirects exactly these packets, except those of the keys that it returns, which were refused. Apply can
-	// try them again.
+	// Reset redirects exactly these packets, except those of the keys that it returns, which were
+	// refused. Apply can try them again.
 	Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error)
 	// Apply sets and removes entries.
 	Apply(ctx context.Context, set []Entry, remove []lb.Key) error
@@ -87,13 +90,14 @@ type Redirector interface {
 	Close() error
 }
 
-// AtAddresses is a Redirector without packet filter (Windows). Each service address has a listener of its own, which
-// applies sources and routes. The caller binds NodePorts at the addresses of the node.
+// AtAddresses is a Redirector without packet filter (Windows). Each service address has a listener
+// of its own, which applies sources and routes. The caller binds NodePorts at the addresses of the
+// node.
 type AtAddresses interface {
 	Redirector
 	// NodeAddresses returns the addresses of the node, without those that the Redirector added.
 	NodeAddresses() ([]netip.Addr, error)
-	// Prepare adds an address to the node, so that a socket can be bound to it. The next audit removes an address
-	// without entry.
+	// Prepare adds an address to the node, so that a socket can be bound to it. The next audit
+	// removes an address without entry.
 	Prepare(a netip.Addr) error
 }
