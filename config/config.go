@@ -33,10 +33,10 @@ type Config struct {
 	// ClusterCIDRs are the pod networks, at most one of each family, without host bits.
 	ClusterCIDRs []netip.Prefix
 	DetectLocal  DetectLocal
-	// NodePorts are as asked for. What it means in a mode if nobody asked, [Config.For] says.
+	// NodePorts are as configured. [Config.For] applies the default of the mode.
 	NodePorts NodePorts
 
-	// ExternalIPCIDRs are the only networks of which spec.externalIPs are served; none means all.
+	// ExternalIPCIDRs are the networks whose spec.externalIPs are served; none means all.
 	ExternalIPCIDRs []netip.Prefix
 	// MaxNamespaceObjects is how many objects the Services of a namespace may have in a family; 0
 	// for any number.
@@ -81,8 +81,8 @@ type Config struct {
 	names     map[string]string // of fields, as the user knows them
 }
 
-// Removal says what is not ours, and where ours is. A mode that writes among the rules of another
-// knows its own by their marks.
+// Removal returns what to remove, and where the rules of the running mode are. A mode that shares
+// tables with another recognizes its own rules by their marks.
 func (c *Config) Removal() mode.Removal {
 	what := mode.Removal{Blocks: c.Blocks}
 	for _, m := range c.modes {

@@ -36,7 +36,7 @@ type Conversion struct {
 	Flags []string
 	// Warnings are what a start with the old command line and file would warn of.
 	Warnings []string
-	// NodePortsUnset: nobody said which addresses answer NodePorts.
+	// NodePortsUnset: the configuration does not say which addresses answer NodePorts.
 	NodePortsUnset bool
 	// Dropped are fields and gates that would do nothing, and that the file does not have: each
 	// with why.
@@ -155,7 +155,7 @@ func fieldFor(s *settings, m mode.Mode, name string) string {
 	return ""
 }
 
-// carry has a mode find what another was told in its own block, and keeps NodePorts on the
+// carry copies values of one mode's block to that of another, and keeps NodePorts on the
 // addresses that they had.
 func (c *Conversion) carry(o *Options, s *settings, from, to string) {
 	was, ok := o.modes.Find(from)
@@ -271,7 +271,7 @@ func (c *Conversion) verify(modes mode.List, meant *settings) error {
 func (o *Options) unknownFields(file []byte) (unknown []UnknownField) {
 	var root map[string]any
 	if yaml.Unmarshal(file, &root) != nil {
-		return nil // the loader has said it
+		return nil // the loader has reported it
 	}
 	known := slices.Sorted(maps.Keys(moved))
 	blocks := map[string]bool{}

@@ -10,8 +10,8 @@ import (
 )
 
 // Diff compares two configurations field by field, where a mode runs. live are the paths of the fields whose new value
-// can take effect in the running process, or has none in that mode; restart those for which the process has to start
-// anew, as [Config.WhyRestart] says. Both are in the order of the type.
+// can take effect in the running process, or has none in that mode; restart those that need a new process, as
+// [Config.WhyRestart] says. Both are in the order of the type.
 func Diff(running string, before, after *Config) (live, restart []string) {
 	olds, news := before.file.leaves(), after.file.leaves()
 	for i, was := range olds {
@@ -33,7 +33,7 @@ func (c *Config) WhyRestart(path string) string {
 	return f.Restart
 }
 
-// oursBelow is what a file says between the published fields and ours.
+// oursBelow is the comment in a file between the published fields and those of this proxy.
 const oursBelow = "# Fields that upstream's kube-proxy does not have. It ignores them with a warning.\n"
 
 // YAML returns the configuration as a file that means the same, for --write-config-to (FL-06). It has

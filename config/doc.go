@@ -9,20 +9,20 @@
 // A flag, a field of the file, or both are one entry of a section ([kube-proxy/config/option]):
 // name, row of the behaviour book, help, whether a change needs a new process. The sections of what
 // all modes share are here, a file for each with its values, defaults and checks: proxy.go,
-// node.go, servers.go, conntrack.go, logging.go, deprecated.go. Each mode brings its own. Their
-// values are laid over the published type (settings.go), and put together in one table (table.go);
-// what can be written into a flag and a field of which Go type, kind.go says. A problem is reported
+// node.go, servers.go, conntrack.go, logging.go, deprecated.go. Each mode adds its own. Their
+// values are laid over the published type (settings.go), and joined in one table (table.go);
+// kind.go has the syntax of a flag and a field of each Go type. A problem is reported
 // under the name that the user wrote, flag or field, and all problems are reported at once. What is
 // accepted and has no effect is named in a warning. docs/flags.md, docs/configuration.md, the
 // chart's schema and the help text are made from the table.
 //
-// Which mode runs is decided elsewhere, from what was asked for and what the host can do. What
-// depends on it, such as what no nodePortAddresses mean, [Config.For] says once that is known.
+// Package mode chooses the mode that runs, from the configuration and the capabilities of the host.
+// [Config.For] returns what depends on it, such as the default of nodePortAddresses.
 //
-// A file of any age is read (historic.go). [Watch] tells of changes of the file, [Diff] which
-// fields changed and whether they can take effect live, [Config.YAML] writes a file that says the
-// same.
+// Files of all old versions are read (historic.go). [Watch] reports changes of the file, [Diff]
+// which fields changed and whether they can take effect live, [Config.YAML] writes an equivalent
+// file.
 //
-// The package knows the types of Kubernetes and of modes, and no other of ours: Config holds
+// The package imports the types of Kubernetes and of modes, and no others of this proxy: Config has
 // strings, numbers and netip values, which cmd/kube-proxy hands on.
 package config

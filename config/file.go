@@ -25,8 +25,8 @@ type document struct {
 }
 
 // decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON. A field that is unknown or
-// stands there twice is worth a warning only (CF-60). What older versions called otherwise is read
-// as what it became (CF-47). ours are the fields that the published type does not have.
+// occurs twice only gives a warning (CF-60). Old names of fields are read as the present ones
+// (CF-47). ours are the fields that the published type does not have.
 func decode(data []byte, ours []string) (*document, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
@@ -44,8 +44,7 @@ func decode(data []byte, ours []string) (*document, error) {
 		d.warnings = append(d.warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
 	}
 	d.warnings = modernize(d.root, d.warnings)
-	// What remains is what it is; its fields are read one by one, so that all that is wrong is told
-	// at once.
+	// The fields are read one by one, so that all problems are reported at once.
 	kind, err := json.Marshal(map[string]any{"apiVersion": d.root["apiVersion"], "kind": d.root["kind"]})
 	if err == nil {
 		_, _, err = serializer.NewCodecFactory(scheme).UniversalDeserializer().Decode(kind, nil, nil)
@@ -56,8 +55,8 @@ func decode(data []byte, ours []string) (*document, error) {
 	return &d, nil
 }
 
-// without returns the error of a strict decoding without what it says of fields that are ours; nil
-// if it says nothing else.
+// without returns the error of a strict decoding without its parts about the fields ours; nil if it
+// has no others.
 func without(ours []string, err error) error {
 	strict, ok := runtime.AsStrictDecodingError(err)
 	if !ok {

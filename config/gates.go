@@ -39,7 +39,7 @@ func gates() []gate {
 	return all
 }
 
-// Gate is one feature gate as the metric kubernetes_feature_enabled tells it.
+// Gate is one feature gate as the metric kubernetes_feature_enabled shows it.
 type Gate struct {
 	Name string
 	// Stage is ALPHA, BETA or DEPRECATED, or "" for what is generally available.
@@ -105,7 +105,7 @@ func (g gate) documentedOff() bool { return g.locked && idle[g.name] != "" }
 
 // featureGates is CF-01. It returns the state of every gate that a proxy of today knows.
 func (o *Options) featureGates() map[string]bool {
-	names := map[string]gate{"AllAlpha": {now: true}, "AllBeta": {now: true, on: true}} // off or not said is the same
+	names := map[string]gate{"AllAlpha": {now: true}, "AllBeta": {now: true, on: true}} // off and unset are the same
 	for _, g := range gates() {
 		names[g.name] = g
 	}

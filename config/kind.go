@@ -30,7 +30,7 @@ type severity int
 
 var severities = []string{"INFO", "WARNING", "ERROR", "FATAL"}
 
-// taken is a flag that takes anything, for nobody reads it. It never shows what it was given, which
+// taken is a flag that accepts any value, since none has an effect. It never shows its value, which
 // may be a secret.
 type taken struct{ typ, usual string }
 

@@ -14,7 +14,7 @@ import (
 
 // Logging says what is logged, how and where.
 type Logging struct {
-	// Format is "text" or "json", or "" if nobody asked for a format or a file.
+	// Format is "text" or "json", or "" if neither a format nor a file is configured.
 	Format string
 	// Verbosity is how much is logged, from 0; VModule beats it for some source files.
 	Verbosity int
@@ -32,7 +32,7 @@ type Logging struct {
 	// error, 3 fatal.
 	StderrThreshold int
 	Dir, File       string
-	// FileMaxMB is the size at which File begins anew; 0 for no limit.
+	// FileMaxMB is the size at which File starts again; 0 for no limit.
 	FileMaxMB                                            uint32
 	OneOutput, SkipHeaders, SkipLogHeaders, AddDirHeader bool
 	// BacktraceAt is "file.go:17"; ":0" and "" are none.

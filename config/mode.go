@@ -45,7 +45,7 @@ type Resolved struct {
 	// Tables are the block of this mode.
 	Tables    Tables
 	NodePorts NodePorts
-	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1, and nobody asked that they do not.
+	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1, and the configuration does not forbid it.
 	LocalhostNodePorts bool
 	// LocalhostProxy: the mode's gate for NodePorts on localhost is on.
 	LocalhostProxy bool

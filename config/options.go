@@ -53,7 +53,7 @@ type Options struct {
 	sections []option.Section // of modes
 	table    table
 	set      *pflag.FlagSet // to know which flags were given
-	modes    mode.List      // all that there are
+	modes    mode.List      // all modes
 	system   string         // as runtime.GOOS
 	problems Problems
 	warnings []string
@@ -68,7 +68,7 @@ type Options struct {
 }
 
 // NewOptions returns Options with the defaults of all flags. Defaults apply before parsing, so that
-// a flag can ask for 0. In a file 0 means "not given", unless the type tells the two apart (FL-08).
+// a flag can ask for 0. In a file 0 means "not given", unless the type distinguishes the two (FL-08).
 func NewOptions(modes mode.List) *Options {
 	o := &Options{
 		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: readAtStart, modes: modes, system: runtime.GOOS,
@@ -110,8 +110,7 @@ func (o *Options) PrintsVersion() (print, raw bool) {
 	return o.Version == "true" || o.Version == "raw", o.Version == "raw"
 }
 
-// reported is the version that everything which asks is told: ours, or another that --version asks
-// for.
+// reported is the version that all interfaces report: that of this program, or the one in --version.
 func (o *Options) reported() string {
 	if strings.HasPrefix(o.Version, "v") {
 		return o.Version
@@ -234,7 +233,7 @@ func (o *Options) flagLines() []string {
 // Warnings returns what is worth a warning so far; it is of use where Complete failed.
 func (o *Options) Warnings() []string { return o.warnings }
 
-// load puts the file in the place of what flags said, except those that win.
+// load replaces the values of flags by those of the file, except flags that win.
 func (o *Options) load() error {
 	data, err := o.readConfig(o.ConfigFile)
 	if err != nil {
@@ -283,8 +282,8 @@ func (o *Options) flagsAlone() {
 	o.inherit()
 }
 
-// ofTheFamily moves the servers to IPv6 where the node's address is of that, and nobody says where
-// they are (CF-14).
+// ofTheFamily moves the servers to IPv6 if the node's address is IPv6 and theirs are not configured
+// (CF-14).
 func (o *Options) ofTheFamily() {
 	f := o.file
 	if a, err := option.ParseAddr(f.BindAddress); err == nil && a.Is6() {
@@ -308,7 +307,7 @@ func (o *Options) wrong(field, value, want string) { o.problem(o.where(field), v
 // inFile is what the name of a field of the file begins with.
 const inFile = "KubeProxyConfiguration."
 
-// where returns the flag that stands for the field, or the field itself where the file said it.
+// where returns the flag of the field, or the field itself if its value is from the file.
 func (o *Options) where(field string) string {
 	path, rest, _ := strings.Cut(field, "[")
 	for f := range o.table.flags() {

@@ -23,11 +23,11 @@ type NodePorts struct {
 	Primary bool
 	// Prefixes: all local addresses in them; a /0 means all of its family. Without host bits.
 	Prefixes []netip.Prefix
-	// Unset: nobody asked for any of that, it is the default of the mode (CF-64).
+	// Unset: none of that is configured, it is the default of the mode (CF-64).
 	Unset bool
 }
 
-// proxyBlock has the fields that are ours.
+// proxyBlock has the fields that the published type lacks.
 type proxyBlock struct {
 	ExternalIPCIDRs     []string `json:"externalIPCIDRs"`
 	MaxNamespaceObjects *int32   `json:"maxNamespaceObjects"`
@@ -210,8 +210,8 @@ func (o *Options) nodePorts() NodePorts {
 	return n
 }
 
-// externalIPCIDRs is which external IPs are served (SV-13). A list of which something is wrong must
-// not come out as an empty one, which would serve all.
+// externalIPCIDRs returns which external IPs are served (SV-13). A list with an error must not become
+// an empty one, which would serve all.
 func (o *Options) externalIPCIDRs(gates map[string]bool) []netip.Prefix {
 	var all []netip.Prefix
 	for _, s := range o.proxy.ExternalIPCIDRs {

@@ -25,7 +25,7 @@ type Servers struct {
 	ShowHiddenMetricsFor string
 }
 
-// serversBlock has the fields that are ours.
+// serversBlock has the fields that the published type lacks.
 type serversBlock struct {
 	AdminSocket    *string `json:"adminSocket"`
 	ServiceMetrics int32   `json:"serviceMetrics"`

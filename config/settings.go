@@ -20,7 +20,7 @@ type settings struct {
 	known  []option.Leaf // what leaves returns, once it was asked
 }
 
-// copy returns settings of which nothing is shared that can be set.
+// copy returns settings that share no variable with s.
 func (s *settings) copy() *settings {
 	c := &settings{KubeProxyConfiguration: s.KubeProxyConfiguration}
 	for _, b := range s.blocks {

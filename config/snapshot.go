@@ -17,7 +17,7 @@ type Snapshot struct {
 	Ready bool
 }
 
-// snapshotBlock has the fields that are ours.
+// snapshotBlock has the fields that the published type lacks.
 type snapshotBlock struct {
 	Snapshot       string          `json:"snapshot"`
 	SnapshotMaxAge option.Duration `json:"snapshotMaxAge"`

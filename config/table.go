@@ -30,7 +30,7 @@ const (
 	logFile = "the log is opened once"
 )
 
-// says returns the effect in words, for people who read docs.
+// says returns the effect in words, for the documentation.
 func (e *entry) says() string {
 	switch {
 	case e.Gone != "":

@@ -18,10 +18,10 @@ import (
 // settle is how long a file has to be left alone before it is read: editors write in steps.
 const settle = 100 * time.Millisecond
 
-// settleMost is how long it is waited for that at most: others may write in the same folder all the time.
+// settleMost limits that wait: others may write in the same folder all the time.
 const settleMost = 10 * settle
 
-// lookAnyway is the time between two looks at a file that nothing is heard of: not every file system tells of changes.
+// lookAnyway is how often a file is read without a notification: not every file system sends them.
 const lookAnyway = 30 * time.Second
 
 // busyLooks is how many looks in a row may find the file open for writing before this is reported.
@@ -62,11 +62,11 @@ func readAtStart(file string) (content []byte, err error) {
 // Watch calls changed with the content of the file whenever it differs from the one before: after a write, after
 // a rename over it, and after the swap of a symbolic link on the way to it, as a mounted ConfigMap does (PR-04). While a
 // process has the file open for writing, it waits (TN-80). A
-// file that cannot be read is told once, with the error; the watch goes on, and tells of the content when it can be,
-// whatever it is. before is the content that is known.
+// file that cannot be read is reported once, with the error; the watch continues, and reports the content as soon as it
+// can be read. before is the known content.
 //
-// Where the kernel does not tell of changes, deaf is called, and the file is looked at every now and then: many nodes run
-// out of inotify instances. Watch returns when ctx ends, or when nothing can be watched.
+// If the kernel sends no notifications, deaf is called, and the file is read periodically: many nodes run out of inotify
+// instances. Watch returns when ctx ends, or when nothing can be watched.
 func Watch(ctx context.Context, file string, before []byte, changed func(content []byte, err error), deaf func(every time.Duration, err error)) error {
 	w, err := newWatcher()
 	if err != nil {
@@ -127,7 +127,7 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 				return errors.New("watch the configuration file: the watcher ended")
 			}
 			soon()
-		case <-w.Errors: // events were lost, perhaps ours
+		case <-w.Errors: // events were lost, perhaps of this file
 			soon()
 		case <-timer.C:
 			first = time.Time{}

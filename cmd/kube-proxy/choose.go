@@ -11,7 +11,7 @@ import (
 	"kube-proxy/source/kube"
 )
 
-// choose decides which data plane runs, and tells of each that it is not.
+// choose chooses the mode that runs, and reports each that cannot run.
 func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	cfg := p.config()
 	var annotation string

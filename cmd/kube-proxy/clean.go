@@ -56,7 +56,8 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 // othersEnd is how long --cleanup waits for another proxy to end.
 const othersEnd = 10 * time.Second
 
-// removeRules is --cleanup and its like (PR-08, DP-15). Nobody may write meanwhile, so it takes the writer lock.
+// removeRules removes rules for --cleanup and similar flags (PR-08, DP-15). It takes the writer lock, so that no other process writes
+// meanwhile.
 func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *slog.Logger) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, othersEnd,
 		errors.New("another kube-proxy runs in this network namespace and would write them again: end it first"))

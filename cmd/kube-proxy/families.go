@@ -124,7 +124,7 @@ func (p *proxy) newTraffic(f *family, log *slog.Logger) *traffic.Account {
 	return account
 }
 
-// measure tells the metrics of the plane of a family, and its traffic by Service.
+// measure emits the metrics of the plane of a family, and its traffic by Service.
 func (p *proxy) measure(f *family, emit mode.Emit) {
 	if err := f.plane.Measure(emit); err != nil {
 		p.log.Debug("Failed to read data plane metrics", "family", f.name, "err", err)
@@ -141,12 +141,12 @@ func (p *proxy) measure(f *family, emit mode.Emit) {
 	}
 }
 
-// written is told of each write of a family.
+// written is called after each write of a family.
 func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	p.servers.metrics.Written(f.name.String(), w)
 	p.notice(f, log)
 	if w.Err != nil {
-		return // the engine has said it
+		return // the engine has logged it
 	}
 	log.Log(context.Background(), logging.LevelWrite, "Wrote rules", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
 	switch {
@@ -157,7 +157,7 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	}
 }
 
-// notice tells what has come up in the plane of a family.
+// notice reports new problems of the plane of a family.
 func (p *proxy) notice(f *family, log *slog.Logger) {
 	for _, n := range f.plane.Notices() {
 		log.Warn(n.Text, n.Args...)
@@ -181,7 +181,7 @@ func (p *proxy) settings(fam lb.Family) policy.Settings {
 	return p.config().Policy(fam)
 }
 
-// firsts notes which families have been written as a whole, and tells when all have.
+// firsts notes which families have been written as a whole, and reports when all have.
 type firsts struct {
 	mu   sync.Mutex
 	want map[lb.Family]bool

@@ -8,7 +8,7 @@ import (
 	"kube-proxy/internal/system"
 )
 
-// setHost makes settings of the host, as set does it, for the mode that was chosen, and tells what became of them.
+// setHost applies host settings with set, for the chosen mode, and reports the result.
 func (p *proxy) setHost(set func(system.Host, system.Settings) (system.Report, error)) error {
 	report, err := set(system.Host{}, p.config().Host())
 	p.tellOfHost(report)

@@ -9,7 +9,7 @@ import (
 // newFlows returns nothing: a flow of HNS ends with its load balancer, and one of the userspace proxy is its own.
 func (p *proxy) newFlows(lb.Family, mode.Plane) (flows, error) { return nil, nil }
 
-// conntrackUse tells nothing: Windows has no conntrack table.
+// conntrackUse returns nothing: Windows has no conntrack table.
 func conntrackUse() (entries, limit uint64, ok bool) { return 0, 0, false }
 
 // newSockets returns nothing: on Windows a NodePort and a program's listener are not compared.

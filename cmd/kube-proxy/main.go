@@ -54,7 +54,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 		return fmt.Errorf("initialize logging: %w", err)
 	}
 	defer func() {
-		// main prints the error, but whoever reads files or objects does not see that (FL-02).
+		// main prints the error to stderr, which log files and objects do not show (FL-02).
 		if err != nil && (!cfg.Logging.ToStderr || cfg.Logging.Format == "json") {
 			log.Logger().Error("kube-proxy failed", "err", err)
 		}
@@ -72,7 +72,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 		p := newProxy(modes, args, cfg, log, log.Logger())
 		return asService(ctx, cfg.WindowsService, p.run, p.hangUp)
 	}
-	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
+	// The other tasks of the process, such as writing a file, log the warnings as well.
 	warn(log.Logger(), cfg.Warnings)
 	switch {
 	case cfg.WriteConfigTo != "":

@@ -36,7 +36,7 @@ func standard() (out, errOut io.Writer) {
 	_ = eventlog.InstallAsEventCreate(serviceName, eventlog.Error|eventlog.Warning|eventlog.Info)
 	l, err := eventlog.Open(serviceName)
 	if err != nil {
-		return io.Discard, io.Discard // there is nobody to tell
+		return io.Discard, io.Discard // no reader
 	}
 	if exe, err := os.Executable(); err == nil {
 		name := strings.TrimSuffix(exe, ".exe") + ".crash"
@@ -57,7 +57,7 @@ func standard() (out, errOut io.Writer) {
 }
 
 // ends are the signals that end the process: Ctrl-C and Ctrl-Break, and as SIGTERM that its window closes, its user logs
-// off, or the machine or its container goes down. A service is told by its manager, and hears of every user that logs off.
+// off, or the machine or its container goes down. A service is ended by its manager, and would receive a signal for every user that logs off.
 func ends() []os.Signal {
 	if isService() {
 		return []os.Signal{os.Interrupt}

@@ -12,12 +12,12 @@ import (
 	"kube-proxy/policy"
 )
 
-// refusals remembers which addresses of a family were told not to be served, so that each is told once for as long as
-// it stands there (SV-26). Its memory follows the number of Services that have such addresses. One engine calls it.
-type refusals map[cluster.Name]string // the subject of what was told
+// refusals remembers which refused addresses of a family were reported, so that each is reported once for as long as
+// the Service has it (SV-26). Its memory follows the number of Services with such addresses. One engine calls it.
+type refusals map[cluster.Name]string // the subject of the last report
 
-// news returns what is to be told of a Service: one sentence and what it is about, however many addresses there are.
-// A sentence that differs by numbers alone is none.
+// news returns the report about a Service: one sentence and its subject, however many addresses are refused; "" if
+// the last report differs by numbers alone.
 func (r refusals) news(name cluster.Name, now []policy.Refusal) (what, subject string) {
 	if len(now) == 0 {
 		delete(r, name)
@@ -46,7 +46,7 @@ func (r *refusedServices) of(fam string) *atomic.Int64 {
 	return &r.v4
 }
 
-// resolver returns what gives a family's engine the rows of a Service, and tells of its addresses that get none.
+// resolver returns the function that gives a family's engine the rows of a Service, and reports refused addresses.
 func (p *proxy) resolver(fam lb.Family, budget *engine.Budget) func(cluster.View) []*lb.Frontend {
 	told := refusals{}
 	messages := ratelimit.New(p.log.With("family", fam.String()), "Part of a Service is refused")

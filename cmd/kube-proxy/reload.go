@@ -26,7 +26,7 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 	changes := make(chan error, 1)
 	if file != "" {
 		go func() {
-			// What is told first is the content that the process has started with, unless it has changed since.
+			// The first call has the content that the process has started with, unless it has changed since.
 			err := config.Watch(ctx, file, nil, func(_ []byte, err error) {
 				select {
 				case changes <- err:
@@ -50,7 +50,7 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 				p.notReloaded(err)
 				continue
 			}
-			p.reload(begun, fail) // who changes something later waits for an answer
+			p.reload(begun, fail) // later changes come from an operator
 			begun = true
 		case <-p.hangups:
 			if file == "" {
@@ -70,7 +70,7 @@ func (p *proxy) hangUp() {
 	}
 }
 
-// reload reads the configuration again, and has it take effect if it is valid. asked: somebody waits for an answer.
+// reload reads the configuration again, and applies it if it is valid. asked: the operator requested it.
 func (p *proxy) reload(asked bool, fail func(error)) {
 	before := p.config()
 	read, err := loadConfig(p.modes, p.args)
@@ -84,7 +84,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		return
 	}
 	live, restart := config.Diff(p.choice.Mode.Name, before.Config, read)
-	if after.Mode == p.choice.Mode.Name { // it runs already, whoever chose it
+	if after.Mode == p.choice.Mode.Name { // it runs already
 		restart = slices.DeleteFunc(restart, func(field string) bool {
 			if field == "mode" {
 				live = append(live, field)
@@ -135,8 +135,8 @@ func loadConfig(modes mode.List, args []string) (*config.Config, error) {
 	return opts.Complete(flags.Args())
 }
 
-// apply has a valid configuration take effect, of which only live fields have changed. The error is of settings of the
-// host that cannot be made.
+// apply applies a valid configuration in which only live fields have changed. The error is about host settings that
+// cannot be changed.
 func (p *proxy) apply(before, after *wiring.Config) error {
 	p.present.Store(after)
 	p.reloaded.Store(true)

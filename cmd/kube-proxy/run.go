@@ -35,17 +35,17 @@ type proxy struct {
 	log     *slog.Logger
 
 	store    *cluster.Store
-	folding  sync.Mutex // from a fold until the engines are told
+	folding  sync.Mutex // from a fold until the engines are notified
 	choice   mode.Choice
 	writes   ownwrites.Ledger // of the planes of all families
-	changes  *changes.Ring    // what the engines of all families tell
+	changes  *changes.Ring    // from the engines of all families
 	families []*family
 	begun    *firsts
 	refused  refusedServices
 	// problems and collisions bound the messages about malformed objects, and about ports of Services in use.
 	problems, collisions *ratelimit.Limiter
 	servers              servers
-	// inspector answers questions of people.
+	// inspector answers the queries of the admin socket and the page.
 	inspector *inspect.Inspector
 	writer    *writerLock
 	snapshots snapshots
@@ -56,8 +56,7 @@ type proxy struct {
 	facts     chan struct{} // has a value when something of the node has changed
 	verbosity atomic.Int64  // of the log
 
-	// tell has the cluster know of an event, where there is an API server. It never waits, and writes no log: whoever
-	// tells has said it there already.
+	// tell sends an event, if there is an API server. It never waits, and writes no log: the caller has done that.
 	tell func(event.Event)
 	// dropped counts the events that could not be sent.
 	dropped func() uint64
@@ -99,7 +98,7 @@ func (p *proxy) run(ctx context.Context) error {
 		}
 		p.tell = publisher.Publish
 		p.dropped = publisher.Dropped
-		// It ends after all else: what is told of the end is sent too.
+		// It ends after all else, so that events about the end are sent too.
 		var publishing sync.WaitGroup
 		defer publishing.Wait()
 		until, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -152,8 +151,8 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 	return failed.err()
 }
 
-// failures are what the process cannot live with. The first ends it, after a moment in which others may come: two
-// ports that are taken are two problems, and whoever mends one wants to know of both.
+// failures are fatal errors. The first ends the process, after a moment in which others may occur: if two ports are in
+// use, both are reported at once.
 type failures struct {
 	end  func(because error)
 	mu   sync.Mutex
@@ -181,10 +180,10 @@ func (f *failures) err() error {
 	return errors.Join(f.errs...)
 }
 
-// perform serves packets and requests until ctx ends. Servers answer until the last write is done: first that the
-// process is about to end (PR-07). There is no wait for load balancers to notice: whoever finds the port closed takes
-// the node out as well, and the sooner the next process answers there, the less do they do. For the same reason nobody
-// answers any more while open connections finish.
+// perform serves packets and requests until ctx ends. From then on the servers report that the process is about to end
+// (PR-07), until the last write is done. There is no wait for load balancers to notice: a closed port makes them
+// remove the node as well, and the sooner the next process listens there, the fewer do. For the same reason the servers
+// are closed while open connections finish.
 func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	stop := context.AfterFunc(ctx, p.servers.health.Drain)
 	defer stop()
@@ -207,8 +206,8 @@ func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	p.drain(context.WithoutCancel(ctx))
 }
 
-// drain lets connections that end at the proxy finish, within the bound that is configured. Until then they keep nobody
-// waiting: whoever waits for the right to write, and for ports, has them before.
+// drain lets connections that end at the proxy finish, within the configured time. A process that waits for the writer
+// lock and the ports does not wait for that: both are released before.
 func (p *proxy) drain(ctx context.Context) {
 	var planes []mode.Drainer
 	for _, f := range p.families {

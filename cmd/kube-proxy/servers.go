@@ -29,7 +29,7 @@ type servers struct {
 	metrics  *status.Metrics
 	status   *status.Server
 	admin    *api.Server
-	sockets  *sockets.Watcher // nil where the kernel does not tell of sockets
+	sockets  *sockets.Watcher // nil where the kernel does not report sockets
 }
 
 // newMetrics makes what the families count in. It comes after the choice of the mode, and before the families.
@@ -238,7 +238,7 @@ func (p *proxy) answersNodePorts(a netip.Addr) bool {
 	return slices.ContainsFunc(p.nodePortPrefixes(), func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
-// collides is told of a port of this node that a Service takes from a program or from another Service (PN-60).
+// collides reports a port of this node that a Service takes from a program or from another Service (PN-60).
 func (p *proxy) collides(c sockets.Collision) {
 	if !p.collisions.Allow(event.Service(c.Service).Namespace) {
 		return

@@ -91,8 +91,8 @@ func (p *proxy) follow(ctx context.Context, src source) error {
 	})
 }
 
-// fold takes an event in and tells the engines. They are also told of events that change nothing: an empty
-// list may be the one that they wait for.
+// fold folds an event and notifies the engines, also of events that change nothing: an empty list may be the one that
+// they wait for.
 func (p *proxy) fold(ev cluster.Event) {
 	p.folding.Lock()
 	dirty := p.store.Fold(ev)

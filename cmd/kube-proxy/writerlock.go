@@ -20,8 +20,8 @@ const (
 )
 
 // writerLock is the right to write the rules of this network namespace. While one process has it, others wait: two
-// that serve different things, such as the old and the new pod of a rolling update, would undo each other's
-// work for as long as both live. Only who may write rules can take it, and it ends with the process.
+// with different configurations, such as the old and the new pod of a rolling update, would undo each other's writes
+// for as long as both run. Only processes that may write rules can take it, and it ends with the process.
 type writerLock struct {
 	lock   *kernel.Lock // nil where there is none to take
 	err    error        // why
@@ -30,7 +30,7 @@ type writerLock struct {
 
 	mu     sync.Mutex
 	since  time.Time // when the wait began; zero if this process does not wait
-	holder string    // for whom it waits; "" if nobody has looked yet
+	holder string    // the process that has the lock; "" before the first look
 }
 
 // newWriterLock returns the lock of the calling thread's network namespace.
@@ -62,9 +62,9 @@ func (t *writerLock) take() bool {
 	return true
 }
 
-// wait returns nil when this process has the lock, or an error when ctx has ended. How long another may have it is not
-// bounded: one that is only stopped would go on writing when it is continued. So it is told, in the log and by
-// [writerLock.waiting].
+// wait returns nil when this process has the lock, or an error when ctx has ended. There is no time limit
+// for the other process: one that is only stopped would continue to write later. The log and [writerLock.waiting]
+// report the wait.
 func (t *writerLock) wait(ctx context.Context) error {
 	if t.take() {
 		return nil

@@ -25,20 +25,20 @@ type Setup struct {
 	NodePortsUnset bool
 	// Healthz and Metrics are where servers listen, not valid if nowhere.
 	Healthz, Metrics netip.AddrPort
-	// Networks are what the mode was told, by field, of networks, and Addresses of addresses of the primary family.
+	// Networks are the networks in the mode's section, by field, and Addresses the addresses of the primary family.
 	Networks  map[string][]netip.Prefix
 	Addresses map[string]netip.Addr
 	// Manifests: Services come from a folder. Load balancers then use the node without a Node object.
 	Manifests bool
-	// Name returns what the user knows a field of the configuration by: the field, or a flag.
+	// Name returns the name that the user has given a field: the field, or a flag.
 	Name func(field string) string
 }
 
 // Finding is one thing about the configuration that shows only when the node is known.
 type Finding struct {
-	// Row of the behaviour book (docs/behaviour.md): CF-63 to CF-66, PN-71.
+	// Row of the specification (docs/behaviour.md): CF-63 to CF-66, PN-71.
 	Row string
-	// Fatal: at the start, the process should end. Later changes of the node are lived with.
+	// Fatal: at the start, the process should end. After the start, it continues.
 	Fatal bool
 	// Text names the flag or field, its value and what is wrong with it, in one sentence without its end.
 	Text string
@@ -46,7 +46,7 @@ type Finding struct {
 
 // Check compares the settings with what is known of this node (CF-63 to CF-66, PN-71). It is meant for the moment
 // when the node is known, or is known to be missing, and for each change of the facts after it; equal findings have
-// equal texts, so that each can be told once.
+// equal texts, so that each can be reported once.
 func Check(f cluster.Facts, s Setup) []Finding {
 	c := checker{Setup: s, facts: f, ips: policy.ResolveNodeIPs(f, s.Settings)}
 	c.Families = slices.Clone(s.Families)

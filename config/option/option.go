@@ -1,8 +1,8 @@
-// Package option has the words in which flags and fields of the configuration are described: by
-// package config those that every mode has, by each mode its own ([kube-proxy/mode.Mode].Options).
+// Package option has the types that describe flags and fields of the configuration: package config
+// has those of all modes, each mode its own ([kube-proxy/mode.Mode].Options).
 //
-// A [Section] is a group of them, said once and in one place: the values with their defaults, what
-// help and documents say of each, and what is wrong with a value.
+// A [Section] describes a group of them in one place: the values with their defaults, the text for
+// help and documentation, and the validation.
 package option
 
 import (
@@ -24,11 +24,11 @@ type Section struct {
 	// Fields are in the order of the help text.
 	Fields []Field
 	// Values points to a struct that has the defaults. It is laid over the top of the file: the
-	// JSON tags of its fields are the names there. As in the file's published type, a pointer tells
+	// JSON tags of its fields are the names there. As in the file's published type, a pointer distinguishes
 	// zero from "not given"; what is no pointer and zero in a file is not given. Nil for a section
 	// that has flags alone, or fields of the published type.
 	Values any
-	// Check tells what is wrong with the values; nil for nothing.
+	// Check reports invalid values; nil for no check.
 	Check func(*Report)
 	// OnlyInMode: what is wrong does not matter while the section's mode does not run.
 	OnlyInMode bool
@@ -43,7 +43,7 @@ type Field struct {
 	// Flag is the name, without its dashes; "" for none. Short is its one letter, Alone the value
 	// of a flag that is given without one.
 	Flag, Short, Alone string
-	// Row is that of the behaviour book; EXT is ours. A flag without one that has a path stands for
+	// Row is that of the specification; EXT is an extension. A flag without one that has a path stands for
 	// a field of another section, which says the rest.
 	Row string
 	// Restart says why a change of the field needs a new process; "", it takes effect in the

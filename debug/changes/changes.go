@@ -13,7 +13,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Kind says what an entry tells of.
+// Kind is the kind of an entry.
 type Kind uint8
 
 // The kinds.
@@ -54,18 +54,18 @@ type Entry struct {
 	Family lb.Family
 	// What happened to the API objects, of kind Service.
 	What What
-	// Elsewhere: the Service has no address of the family, and had none before: there was nothing to do for it there. People who ask what
-	// changed need not read of it; who shows Services must know.
+	// Elsewhere: the Service has no address of the family, and had none before, so that nothing was to be written. Lists of changes leave it
+	// out; views of Services need it.
 	Elsewhere bool
-	// Service is whom it concerns; the zero Name for what concerns no single one.
+	// Service is the Service that changed; the zero Name if it concerns no single one.
 	Service cluster.Name
 	// Services and Slices count the changes of API objects that came into force together.
 	Services, Slices uint32
 	// API is when the API had the oldest of them: the trigger's time of an EndpointSlice, or the creation of a Service. Both
 	// are whole seconds, as a rule. 0 where the API does not say: it has no time of a Service's change.
 	API int64
-	// Learned is when this process was told of the oldest of them; of a Reset, when it was begun; of what others changed, when
-	// it was first noticed.
+	// Learned is when this process received the oldest of them; for a Reset, when it began; for changes by other programs, when
+	// they were first noticed.
 	Learned int64
 	// Done is when it was in force, or failed.
 	Done int64
@@ -73,7 +73,7 @@ type Entry struct {
 	Rows uint32
 	// Failures are the writes with it that failed before.
 	Failures uint32
-	// Times is how often the same came one after the other: Done is that of the last time, Rows are those of all.
+	// Times is how often the same entry came in sequence: Done is that of the last, Rows are those of all.
 	Times uint32
 	// Why is why a Reset was made, and what failed, shortened to [maxWhy] bytes; else "".
 	Why string
@@ -85,7 +85,7 @@ type Entry struct {
 const maxWhy = 400
 
 // Latency returns how long it took from the API, and since this process learned of it, to the kernel; a negative number where no
-// such time is known. Where the API's clock is ahead of ours it is 0.
+// such time is known. If the API's clock is ahead of this node's it is 0.
 func (e Entry) Latency() (api, learned time.Duration) {
 	return since(e.API, e.Done), since(e.Learned, e.Done)
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// DefaultSize is how many entries a Ring has where nobody says otherwise: some 620 KB.
+// DefaultSize is how many entries a Ring has by default: some 620 KB.
 const DefaultSize = 4096
 
 // buckets is among how many buckets the namespaces are spread; the first holds what is of none.
@@ -70,13 +70,13 @@ func (r *Ring) Add(e Entry) {
 	}
 }
 
-// repeats reports whether o says once more what e says: who undoes our work all the time, or a kernel that takes nothing, fills no ring.
+// repeats reports whether o repeats e: a program that undoes writes all the time, or a kernel that refuses all, does not fill the ring.
 func (e *Entry) repeats(o *Entry) bool {
 	return (o.Kind == Mended || o.Kind == Failed) && e.Kind == o.Kind && e.Family == o.Family && e.Service == o.Service &&
 		e.Key == o.Key && e.Why == o.Why
 }
 
-// bucketOf keeps the namespaces apart; which of them share a bucket nobody outside can foresee.
+// bucketOf returns the bucket of a namespace; tenants cannot predict which namespaces share one.
 func (r *Ring) bucketOf(namespace string) int {
 	if namespace == "" {
 		return 0

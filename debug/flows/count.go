@@ -11,7 +11,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// count is what was counted since somebody asked. Its memory follows the rows, whatever clients do.
+// count has the numbers since the query began. Its memory follows the rows, whatever clients do.
 type count struct {
 	most  int
 	began time.Time
@@ -24,8 +24,8 @@ type count struct {
 
 	told       time.Time
 	elsewhere  uint64
-	dropped    uint32 // by the kernel, when it was told
-	overrun    bool   // it was said that something was lost
+	dropped    uint32 // by the kernel, at the last report
+	overrun    bool   // the kernel has reported a loss
 	counted    bool   // so were messages that were lost
 	missed     uint64 // in all
 	localsRead time.Time
@@ -141,7 +141,7 @@ func (c *count) lost() {
 	c.overrun = true
 }
 
-// rates returns what was counted since they were told last, and begins anew. dropped tells how many messages were lost in all.
+// rates returns the numbers since its last call, and starts again from 0. dropped returns how many messages were lost in all.
 func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	rtnl "kube-proxy/internal/netlink/route"
 )
 
-// room is for messages that nobody has read yet, in bytes: some 6,000 of them.
+// room is for unread messages, in bytes: some 6,000 of them.
 const room = 4 << 20
 
 // kernelFeed hears of the kernel's conntrack table.
@@ -62,7 +62,7 @@ func openKernel() (*kernelFeed, error) {
 	return f, nil
 }
 
-// tellsEvents says why the kernel would tell nothing.
+// tellsEvents says why the kernel would send no events.
 func tellsEvents() error {
 	const dir = "/proc/sys/net/netfilter/"
 	b, err := os.ReadFile(dir + "nf_conntrack_events")

@@ -18,10 +18,10 @@ const (
 	reads = 1 << 20
 )
 
-// Find returns the connections that the query asks for, those that go on first, of the network namespace of the calling thread. Where the
-// client's port is known it costs as much in a table of any size, and finds no entry of another zone than 0, which rules give. Otherwise the
-// kernel looks through its table, some 0.1 s for a million entries, and sends what fits, which is 3 s where it cannot leave out the others. When
-// ctx's deadline comes Find returns what it has, with More set. An error is of reading; that there is none is no error.
+// Find returns the connections of the query, open ones first, in the network namespace of the calling thread. If the client's port is known
+// the cost does not grow with the table, and only zone 0 is searched. Otherwise the kernel searches its table, which takes some 0.1 s for a
+// million entries, and sends those that match, or 3 s if it cannot filter. At ctx's deadline Find returns what it has, with More set. An
+// error is about reading; no connection is no error.
 func Find(ctx context.Context, q Query) (Found, error) {
 	if q.Most <= 0 {
 		q.Most = most
@@ -31,7 +31,7 @@ func Find(ctx context.Context, q Query) (Found, error) {
 		return Found{}, fmt.Errorf("find connections: %w", err)
 	}
 	defer conn.Close()
-	reading, enough := context.WithCancel(ctx) // which ends a dump of which enough is read; the socket goes with it
+	reading, enough := context.WithCancel(ctx) // ends a dump when enough is read, and closes the socket
 	defer enough()
 
 	s := search{query: q}

@@ -22,12 +22,12 @@ type Query struct {
 
 // Found is the answer to a [Query].
 type Found struct {
-	// Flows are those that go on, and behind them those of which one side has ended. One that has ended is there only if the query has the
-	// client's port, as a new one of that port meets it.
+	// Flows are open connections, and after them those that one side has ended. Ended ones are listed only if the query has the client's
+	// port, as a new connection from that port meets them.
 	Flows []Flow
-	// Ended is how many others have ended, which the kernel remembers for some time; where More is set there may be more of them.
+	// Ended is how many others have ended, and are still in the table; if More is set there may be more of them.
 	Ended int
-	// More: there may be others that have not ended, as Most was reached or too much would have to be read.
+	// More: there may be other open ones, since Most was reached or reading was cut short.
 	More bool
 
 	read int // entries
@@ -36,11 +36,11 @@ type Found struct {
 // Flow is a connection, or of UDP what conntrack takes for one.
 type Flow struct {
 	Proto lb.Proto
-	// From and To are as the client has them.
+	// From and To are as the client sees them.
 	From, To netip.AddrPort
-	// By is who answers: the backend where the flow is translated, the proxy's own address and port where connections end at the proxy, else To.
+	// By is the address that answers: the backend if the flow is translated, the proxy's own if connections end at the proxy, else To.
 	By netip.AddrPort
-	// Client is to whom By answers: another than From where the flow is masqueraded.
+	// Client is the address that By answers to: not From if the flow is masqueraded.
 	Client netip.AddrPort
 	// State is that of TCP or SCTP, in the kernel's words, such as ESTABLISHED; "" for UDP.
 	State string

@@ -11,16 +11,16 @@ import (
 
 // Config says what a [Top] counts.
 type Config struct {
-	// Tables returns the rows of each family. It is called at the start and after every period. A table with the very
-	// slice of rows of the time before costs nothing.
+	// Tables returns the rows of each family. It is called at the start and after every period. A table with the same
+	// slice of rows as before costs nothing.
 	Tables func() []Table
-	// Every is the period in which rates are told; 0 for a second.
+	// Every is the period of the reports; 0 for a second.
 	Every time.Duration
-	// Most is how many rows are told one by one; 0 for 1,000.
+	// Most is how many rows are listed; 0 for 1,000.
 	Most int
 }
 
-// Table is a snapshot of the rows of a family, which nobody writes to.
+// Table is a snapshot of the rows of a family, which must not change.
 type Table struct {
 	Family lb.Family
 	// NodePorts are as in [lb.Node].
@@ -30,17 +30,17 @@ type Table struct {
 
 // Rates are how many connections were opened.
 type Rates struct {
-	// Since is when the counting began, and At when it was told; Span is the time since it was told before.
+	// Since is when the counting began, and At the time of the report; Span is the time since the previous report.
 	Since, At time.Time
 	Span      time.Duration
 	// Rows are those that had a connection since the counting began, the busiest in Span first.
 	Rows []Rate
-	// Others are such rows that are too many to be told one by one.
+	// Others are the sum of such rows that are not listed.
 	Others Sum
-	// Elsewhere are connections in Span to what is no row.
+	// Elsewhere are connections in Span to no row.
 	Elsewhere uint64
-	// Missed is how many messages of the kernel were lost in Span, because more came than were read in time: each was of a connection, to a row or
-	// elsewhere. Unless it is 0, all numbers of Span are to be told with "at least"; so are totals where MissedInAll is not 0.
+	// Missed is how many messages of the kernel were lost in Span, because they were not read in time: each was about a connection, to a row or
+	// elsewhere. Unless it is 0, all numbers of Span are lower bounds; so are totals if MissedInAll is not 0.
 	Missed, MissedInAll uint64
 }
 
@@ -83,7 +83,7 @@ type feed interface {
 }
 
 // Listen begins to listen, in the network namespace of the calling thread, until [Top.Each] ends. An error says why there
-// are no rates: this system or kernel cannot tell of new connections.
+// are no rates: this system or kernel does not report new connections.
 func Listen(cfg Config) (*Top, error) {
 	from, err := openFeed()
 	if err != nil {

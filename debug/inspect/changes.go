@@ -22,7 +22,7 @@ func (i *Inspector) Changes(after uint64) Changes {
 	return out
 }
 
-// Changed returns the Service that a person means: one that is there, or one that is gone and of which something is remembered.
+// Changed returns the Service that a query names: one that exists, or a deleted one with recorded changes.
 func (i *Inspector) Changed(said string) (cluster.Name, error) {
 	name, _, err := i.find(said)
 	if p := (*Problem)(nil); !errors.As(err, &p) || p.Kind != Unknown {

@@ -13,8 +13,8 @@ import (
 // mostDifferences is how many differences an answer names.
 const mostDifferences = 1000
 
-// Diff compares the kernel with the desired table. It looks twice where they differ, and tells what stayed: what is being written at that
-// moment differs for a moment. One compares at a time; others wait.
+// Diff compares the kernel with the desired table. If they differ it compares again and reports the
+// differences of both looks: a write in progress is no difference. One query compares at a time; others wait.
 func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	if i.cfg.Offline {
 		return nil, problem(Unavailable, "no kernel to compare with offline: query a running proxy")
@@ -92,7 +92,7 @@ func difference(f Family, table *lb.Table, d trace.Difference) Difference {
 	return out
 }
 
-// copyTable is the desired table of a family as it is now, for who needs it for longer than the engine could wait. Rows are shared.
+// copyTable copies the desired table of a family, for uses that take longer than the engine could wait. Rows are shared.
 func (i *Inspector) copyTable(f Family) *lb.Table {
 	out := &lb.Table{Family: f.Family}
 	for _, name := range i.Names() {

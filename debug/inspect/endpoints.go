@@ -6,7 +6,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// portNamed reports whether the port is the one that was said, by its name or number; "" says all.
+// portNamed reports whether the port has that name or number; "" means all.
 func portNamed(p policy.ExplainedPort, said string) bool {
 	return said == "" || Port{p.Name, p.Port, p.Protocol, p.NodePort}.is(said)
 }

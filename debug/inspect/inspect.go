@@ -31,7 +31,7 @@ type Config struct {
 
 	// Local returns the addresses of this machine; nil where it has none to do with, as offline: then the Node's are taken.
 	Local func() ([]netip.Addr, error)
-	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil where nobody knows.
+	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil if Pods are not watched.
 	Pods func(context.Context, cluster.Name) (map[cluster.Name][]netip.Addr, error)
 	// Snapshot returns when the facts in force were written, if they come from a snapshot, else nil. It may be nil.
 	Snapshot func() *time.Time
@@ -57,8 +57,8 @@ type Family struct {
 // Inspector answers questions. Make one with [New]. It is safe for concurrent use.
 type Inspector struct {
 	cfg       Config
-	comparing chan struct{} // has a value while somebody compares all of the kernel
-	watching  chan struct{} // has a value for each who has connections counted
+	comparing chan struct{} // has a value while a query compares the whole kernel
+	watching  chan struct{} // has a value for each query that counts connections
 
 	names struct { // of all Services, sorted, as of so many changes, the newest of which has this number
 		mu      sync.Mutex
@@ -66,7 +66,7 @@ type Inspector struct {
 		changes uint64
 		newest  uint64
 		known   bool
-		until   time.Time // they are not asked for anew before
+		until   time.Time // they are not listed again before
 	}
 }
 

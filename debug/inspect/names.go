@@ -11,7 +11,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Names returns the names of all Services, sorted by namespace and name. They are shared: nobody may change the slice.
+// Names returns the names of all Services, sorted by namespace and name. The slice is shared and must not change.
 func (i *Inspector) Names() []cluster.Name {
 	names, _ := i.listed()
 	return names
@@ -46,8 +46,8 @@ func ParseName(s string) cluster.Name {
 	return cluster.Name{Namespace: namespace, Name: name}
 }
 
-// find returns the Service that a person means, and what stands behind ":": "ns/name", "name" where one Service alone has it, or the name
-// in DNS, "name.ns" with or without "svc" and the cluster's domain. Of a name that no Service has it returns as much as was said.
+// find returns the Service that a query names, and the text after ":". A Service is named as "ns/name", "name" if only one Service has it, or
+// by its DNS name, "name.ns" with or without "svc" and the cluster's domain. If no Service has the name, it returns the given parts.
 func (i *Inspector) find(said string) (name cluster.Name, port string, err error) {
 	text, port, _ := strings.Cut(strings.TrimSpace(said), ":")
 	bare := strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(text, "service/"), "services/"), "svc/")

@@ -2,7 +2,7 @@ package inspect
 
 import "fmt"
 
-// Kind says what is wrong with a question, or with whom it was put to.
+// Kind says what is wrong with a query, or with the proxy that got it.
 type Kind string
 
 // The kinds of problems.
@@ -13,7 +13,7 @@ const (
 	Unknown Kind = "unknown"
 	// Ambiguous: the name stands for more than one; see Candidates.
 	Ambiguous Kind = "ambiguous"
-	// Unavailable: nobody can answer it here, or now.
+	// Unavailable: it cannot be answered here, or now.
 	Unavailable Kind = "unavailable"
 )
 

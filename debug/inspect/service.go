@@ -10,8 +10,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// Service returns all that decides about one Service, and what came of it. The Service is said as people do: "ns/name", or "name" where one
-// alone has it. Of the ports that one alone is told that is said behind ":".
+// Service returns the inputs of one Service, and the result. The Service is named as "ns/name", or "name" if only one has it. A port after
+// ":" limits the answer to that port.
 func (i *Inspector) Service(said string) (*Detail, error) {
 	name, port, err := i.find(said)
 	if err != nil {
@@ -92,7 +92,7 @@ func (d *Detail) reasons() {
 		}
 	}
 	for _, f := range d.Families {
-		if f.hasRows() || !d.hasRows() || len(d.Families) == 1 { // of one family nothing need be said that the Service does not have
+		if f.hasRows() || !d.hasRows() || len(d.Families) == 1 { // a missing single family needs no line
 			for _, s := range f.Why {
 				say(s)
 			}

@@ -17,7 +17,7 @@ func (i *Inspector) Services(each func(Service) error) (Since, error) {
 	return i.services(names, Since{Newest: newest}, each)
 }
 
-// maxChanged is how many Services that changed are told at a time; of more it costs less to ask for all.
+// maxChanged is how many changed Services an answer has; for more, listing all costs less.
 const maxChanged = 500
 
 // ServicesSince is [Inspector.Services] for those that changed after the change of that number: its cost follows their number.

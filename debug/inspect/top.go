@@ -21,12 +21,12 @@ type Top struct {
 	Span     float64   `json:"spanSeconds"`
 	Services []TopLine `json:"services"`
 	Rows     []TopLine `json:"rows"`
-	// Elsewhere are connections in Span to what is no Service's.
+	// Elsewhere are connections in Span to addresses and ports that no Service has.
 	Elsewhere uint64 `json:"elsewhere"`
-	// Missed is how many the kernel could not tell of in Span, as more came than were read. AtLeast: the other numbers are lower bounds then.
+	// Missed is how many messages of the kernel were lost in Span. AtLeast: the other numbers are then lower bounds.
 	Missed  uint64 `json:"missed,omitempty"`
 	AtLeast bool   `json:"atLeast,omitempty"`
-	// MoreRows had connections too, fewer than those that are told.
+	// MoreRows had connections too, fewer than those in Rows.
 	MoreRows int `json:"moreRows,omitempty"`
 }
 
@@ -88,7 +88,7 @@ func top(r *flows.Rates) *Top {
 	return out
 }
 
-// tables returns a function for the rows of all families. It gathers them anew only if the engine has resolved something.
+// tables returns a function for the rows of all families. It gathers them again only if the engine has resolved something.
 func (i *Inspector) tables() func() []flows.Table {
 	now, at := make([]flows.Table, len(i.cfg.Families)), make([]uint64, len(i.cfg.Families))
 	return func() []flows.Table {

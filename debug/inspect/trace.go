@@ -35,13 +35,13 @@ type TraceAnswer struct {
 	Node string `json:"node"`
 	// Packet is the one that was asked about.
 	Packet PacketText `json:"packet"`
-	// Conntrack are the connections of these two that the kernel remembers; they go on as they were begun, whatever the rest says. Those that
-	// are open come before those of which one side has ended. One that has ended is there only if the packet has the client's port.
+	// Conntrack are the connections of client and destination in the kernel; they continue with their backend, whatever the rest says. Open
+	// ones come before those that one side has ended. An ended one is listed only if the packet has the client's port.
 	Conntrack []Connection `json:"conntrack,omitempty"`
 	// ConntrackEnded is how many others have ended. ConntrackMore: there may be more open ones than those, and more that have ended.
 	ConntrackEnded int  `json:"conntrackEnded,omitempty"`
 	ConntrackMore  bool `json:"conntrackMore,omitempty"`
-	// Notes say what could not be found out, and why: a mode that has nothing to read, a kernel that did not answer.
+	// Notes say what could not be determined, and why.
 	Notes []string `json:"notes,omitempty"`
 
 	// Asked is the packet.
@@ -63,7 +63,8 @@ type PacketText struct {
 type Connection struct {
 	From netip.AddrPort `json:"from"`
 	To   netip.AddrPort `json:"to"`
-	// Backend is who answers: the proxy itself where connections end at it, To where nothing is translated. Sees is the client as that sees it.
+	// Backend is the address that answers: the proxy's own if connections end at it, To if nothing is translated. Sees is the source address
+	// that it sees.
 	Backend netip.AddrPort `json:"backend,omitzero"`
 	Sees    netip.AddrPort `json:"sees,omitzero"`
 	// Answered: something has come back.
@@ -95,7 +96,7 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	return a, nil
 }
 
-// ask asks the table, and why it is as it is for the port that the packet is for: who chose the backends, or why there are none.
+// ask queries the table, and explains the port of the packet: how its backends were chosen, or why it has none.
 func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {
 	f.Query(func(t *lb.Table) { a = trace.Ask(t, f.Trace, p) })
 	if a.Frontend == nil || f.Settings == nil {
@@ -270,8 +271,8 @@ func rank(a netip.Addr) int {
 	return 0
 }
 
-// target finds the destination in a family. Whoever asks for an address without a port asks for all its rows: they are looked for one Service
-// after the other, so that the engine waits for none of it.
+// target finds the destination in a family. An address without a port means all its rows; they are searched one Service at a time, so that
+// the engine does not wait.
 func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to netip.AddrPort, proto lb.Proto, err error) {
 	if t.Addr.IsValid() && t.Port == 0 && t.Proto != trace.ICMPv4 {
 		at := &lb.Table{Family: f.Family}

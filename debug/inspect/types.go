@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// State says in a word how a Service stands on this node.
+// State is the state of a Service on this node.
 type State string
 
-// The states, the gravest first: a Service that is in more than one is said to be in the first.
+// The states, the most severe first: a Service in several states has the first.
 const (
 	// Failing: the kernel refuses a row, or its rows cannot be computed.
 	Failing State = "failing"
 	// NoBackends: nothing serves a port, which is rejected.
 	NoBackends State = "no-backends"
-	// Refused: an address or an endpoint is not served, because nobody may have it or there are too many.
+	// Refused: an address or an endpoint is not served, because it is not allowed or there are too many.
 	Refused State = "refused"
 	// Contested: another Service has one of its addresses.
 	Contested State = "contested"
@@ -88,7 +88,7 @@ type Row struct {
 	Routes          []Route        `json:"routes"`
 	AffinitySeconds int            `json:"affinitySeconds,omitempty"`
 	SourceRanges    []netip.Prefix `json:"sourceRanges,omitempty"`
-	// LocalEndpoints is what a health check port tells load balancers; nil in other rows.
+	// LocalEndpoints is the number that a health check port reports; nil in other rows.
 	LocalEndpoints *int `json:"localEndpoints,omitempty"`
 }
 
@@ -219,7 +219,7 @@ type Since struct {
 	Gone []string `json:"gone,omitempty"`
 }
 
-// Difference is something of which the kernel holds another state than the table asks for.
+// Difference is an object that has another state in the kernel than in the table.
 type Difference struct {
 	Family string `json:"family"`
 	// Key is the row that it belongs to, and Service whose that is; "" for what belongs to no row.
@@ -281,7 +281,7 @@ type FamilyStatus struct {
 	Rows   int    `json:"rows"`
 	// NodePorts are the prefixes of addresses of this node that answer NodePorts.
 	NodePorts []netip.Prefix `json:"nodePorts,omitempty"`
-	// Begun: all that was listed has been written once; Settled: nothing waits; Lost: all will be written anew.
+	// Begun: the first full write is done; Settled: nothing is pending; Lost: all rows will be written again.
 	Begun   bool `json:"begun"`
 	Settled bool `json:"settled"`
 	Lost    bool `json:"lost,omitempty"`
