@@ -160,7 +160,7 @@ func TestTable(t *testing.T) {
 	if strings.Index(page, "svc-00200") > strings.Index(page, "svc-00000") {
 		t.Error("the Service without backends is not first")
 	}
-	has(t, page, "nothing serves")
+	has(t, page, "has no backends")
 	has(t, page, `href="?page=2"`)
 	has(t, page, "250 Services")
 	has(t, w.get("?page=3", 200), "svc-00249")
@@ -185,10 +185,10 @@ func TestBadQueryStrings(t *testing.T) {
 		"?show=some":                            "show=some: want all or problems",
 		"?q=" + strings.Repeat("a", 400):        "want 300 bytes at most",
 		"?q=" + strings.Repeat("a", 4000):       "want 600 at most",
-		"?q=%zz":                                "the query string cannot be read",
+		"?q=%zz":                                "invalid query string",
 		"?q=a&q=b":                              "q is given 2 times",
 		"?sort=name":                            "there is no parameter",
-		"?q=a;b=c":                              "the query string cannot be read",
+		"?q=a;b=c":                              "invalid query string",
 		"service":                               "want a Service, as namespace/name",
 		"trace?from=10.0.0.1":                   "to is empty",
 		"trace?to=10.0.0.1":                     "from is empty",
@@ -292,7 +292,7 @@ func TestOffline(t *testing.T) {
 			t.Errorf("%q is live", path)
 		}
 	}
-	has(t, w.get("changes", 503), "offline nothing has changed")
+	has(t, w.get("changes", 503), "no changes offline")
 }
 
 // What is wrong stands on top of every page.
