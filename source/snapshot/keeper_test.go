@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -18,10 +19,12 @@ import (
 
 // disk takes snapshots of a size, and notes when.
 type disk struct {
-	size   int64
+	size  int64
+	took  time.Duration
+	facts atomic.Int64 // that stand in for those of the node
+
+	mu     sync.Mutex
 	err    error
-	took   time.Duration
-	facts  atomic.Int64 // that stand in for those of the node
 	writes []written
 }
 
@@ -31,9 +34,26 @@ type written struct {
 }
 
 func (d *disk) save() (Saved, error) {
+	d.mu.Lock()
 	d.writes = append(d.writes, written{time.Now(), d.facts.Load()})
+	err := d.err
+	d.mu.Unlock()
 	time.Sleep(d.took)
-	return Saved{Size: d.size}, d.err
+	return Saved{Size: d.size}, err
+}
+
+// files returns the number of files so far.
+func (d *disk) files() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.writes)
+}
+
+// mend ends the disk's trouble.
+func (d *disk) mend() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = nil
 }
 
 // run runs a Keeper on the disk while f does something, and then ends it.
@@ -150,18 +170,18 @@ func TestRefresh(t *testing.T) {
 		d.run(current.Load, func(k *Keeper) {
 			k.Changed()
 			time.Sleep(24 * time.Hour)
-			if len(d.writes) > 0 {
-				t.Errorf("%d files without a source", len(d.writes))
+			if n := d.files(); n > 0 {
+				t.Errorf("%d files without a source", n)
 			}
 			current.Store(true)
 			time.Sleep(24 * time.Hour)
-			if n := len(d.writes); n < 23 || n > 25 {
+			if n := d.files(); n < 23 || n > 25 {
 				t.Errorf("%d files in a day without a change", n)
 			}
 			current.Store(false)
 			k.Changed()
 		})
-		if n := len(d.writes); n > 25 {
+		if n := d.files(); n > 25 {
 			t.Errorf("%d files: the end writes what the source does not confirm", n)
 		}
 	})
@@ -178,7 +198,7 @@ func TestTrouble(t *testing.T) {
 			if s := k.Stats(); s.Failures < 15 || !s.LastWrite.IsZero() {
 				t.Errorf("%+v", s)
 			}
-			d.err = nil
+			d.mend()
 			time.Sleep(time.Minute)
 		})
 		if strings.Count(log, "\n") != 2 || !strings.Contains(log, "read-only file system") ||
