@@ -29,7 +29,7 @@ func TestModeChoice(t *testing.T) {
 		metric      string
 	}{
 		{"blank", "", nil, "iptables",
-			[]string{`"The default mode will change" note="no mode is configured, so kube-proxy on node n1 uses iptables; a later version will choose another. Set mode to keep it"`},
+			[]string{`"The default mode will change" note="no mode is configured, so kube-proxy on node n1 uses iptables; a later version will choose another mode. Set mode to keep it"`},
 			`kubeproxy_mode_info{asked="",mode="iptables",reason=""} 1`},
 		{"blank without iptables", "", withoutIPTables, "nftables",
 			[]string{`"Mode cannot run on this host" mode="iptables" instead="nftables" err="iptables: no usable iptables: `, `executable file not found in $PATH`},
