@@ -214,7 +214,7 @@ func list(t *testing.T, b *browser) {
 	if r := rows(); r > 80 || r < 10 {
 		t.Errorf("%v rows are there", r)
 	}
-	if first := b.text("#services tbody th"); first == "" || !strings.Contains(b.text("#services tbody tr.note .state"), "nothing serves") {
+	if first := b.text("#services tbody th"); first == "" || !strings.Contains(b.text("#services tbody tr.note .state"), "has no backends") {
 		t.Errorf("what needs a look is not first: %q", first)
 	}
 	focus := func() string { return script[string](b, "return document.activeElement.innerText") }
@@ -334,7 +334,7 @@ func live(t *testing.T, n *node, b *browser) {
 	}
 	script[any](b, "window.mark = 1; return null")
 	n.web(0, 1)
-	until(t, "the list shows what changed", func() bool { return strings.Contains(state(), "nothing serves") })
+	until(t, "the list shows what changed", func() bool { return strings.Contains(state(), "has no backends") })
 	n.web(3, 2)
 	until(t, "the list shows what changed back", func() bool { return state() == "ok" })
 	if script[float64](b, "return window.mark || 0") != 1 {
