@@ -44,7 +44,8 @@ func misbehave(t *testing.T, mostOthers int, reply func(b *badServer, w http.Res
 	r.api.down()
 	r.api.handler = b
 	r.api.up()
-	r.api.put(testService("api", 90), testService("web", 80), testSlice("web", "web-1", "10.1.0.5"), testNode("n1", "192.0.2.1"))
+	r.api.put(testService("api", 90), testService("web", 80), testSlice("web", "web-1", "10.1.0.5"),
+		testNode("n1", "192.0.2.1"))
 	r.start()
 	r.wait("api:90 web:80→10.1.0.5 node:192.0.2.1")
 	r.require(2)
@@ -52,7 +53,8 @@ func misbehave(t *testing.T, mostOthers int, reply func(b *badServer, w http.Res
 	r.api.down()
 	ofLeader, ofAll := r.api.asked("/nodes?"), r.api.asked("")
 	r.api.up()
-	r.until(func() bool { return r.api.asked("/nodes?") >= ofLeader+badRequests }, func() string { return "no retries" })
+	enough := func() bool { return r.api.asked("/nodes?") >= ofLeader+badRequests }
+	r.until(enough, func() string { return "no retries" })
 	ofLeader, ofAll = r.api.asked("/nodes?")-ofLeader, r.api.asked("")-ofAll
 	if others := ofAll - ofLeader; others > mostOthers {
 		t.Errorf("%d requests of the other resources beside %d of the leader", others, ofLeader)

@@ -180,7 +180,8 @@ func (o *outage) early(resource string) {
 		return
 	}
 	o.told["early"] = now
-	o.log.Warn("the API server ends streams early, or a proxy before it does; changes arrive late", "server", o.server, "resource", resource)
+	o.log.Warn("the API server ends streams early, or a proxy before it does; changes arrive late",
+		"server", o.server, "resource", resource)
 }
 
 func (o *outage) older(resource string, theirs, ours uint64) {

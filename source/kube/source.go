@@ -163,7 +163,10 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 	retry, told := s.retryOptional, false
 	for ctx.Err() == nil {
 		attempt, giveUp := context.WithCancelCause(ctx)
-		lw := &listWatch{resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter, outage: s.outage, streams: s.streams, progress: s.progress, giveUp: giveUp}
+		lw := &listWatch{
+			resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter,
+			outage: s.outage, streams: s.streams, progress: s.progress, giveUp: giveUp,
+		}
 		kept := &store{resource: r, sink: sink, reporter: s.reporter}
 		logger := klog.FromContext(ctx)
 		reflector := cache.NewReflectorWithOptions(

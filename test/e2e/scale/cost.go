@@ -113,6 +113,7 @@ func (h *Harness) cpu() (apiserver, etcd time.Duration, err error) {
 }
 
 func (c Cost) String() string {
-	return fmt.Sprintf("%d nodes, %d connections: %.0f bytes at the start and %.0f a change for each node, API server %v and etcd %v a change, %d KiB a node",
+	return fmt.Sprintf("%d nodes, %d connections: %.0f bytes at the start and %.0f a change for each node, "+
+		"API server %v and etcd %v a change, %d KiB a node",
 		c.Nodes, c.Connections, c.ListBytes, c.ChangeBytes, c.APIServer, c.Etcd, c.Heap>>10)
 }

@@ -1,7 +1,7 @@
 // Package scale measures what many proxies cost one API server.
 //
-//	etcd ◀── kube-apiserver ◀─┬── hollow node 1 … N    source/kube, policy, table, engine; a data plane in memory
-//	                          ├── informers 1 … N      what upstream's kube-proxy watches, by client-go's informers
+//	etcd ◀── kube-apiserver ◀─┬── hollow node 1 … N    the product with a data plane in memory
+//	                          ├── informers 1 … N      what upstream's kube-proxy watches
 //	                          └── kube-proxy in node1  the real program in nftables mode
 //
 // All hollow nodes run in this process. Each has its own TLS connection and watches. [Costs]

@@ -130,31 +130,34 @@ func informing(ctx context.Context, name string, a access, l *link, saw func(str
 	if err != nil {
 		return fmt.Errorf("informers of %s: %w", name, err)
 	}
-	selected := informers.NewSharedInformerFactoryWithOptions(set, resync, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.LabelSelector = convert.ServiceSelector
-	}))
-	own := informers.NewSharedInformerFactoryWithOptions(set, resync, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactoryWithOptions(set, resync, informers.WithTweakListOptions(tweak))
+	}
+	selected := factory(func(o *metav1.ListOptions) { o.LabelSelector = convert.ServiceSelector })
+	own := factory(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-	}))
+	})
 	ranges := informers.NewSharedInformerFactory(set, resync)
+	factories := []informers.SharedInformerFactory{selected, own, ranges}
 	slices := selected.Discovery().V1().EndpointSlices().Informer()
 	take := func(o any) {
 		if s, ok := o.(*discoveryv1.EndpointSlice); ok && s.Name == marker && len(s.Endpoints) == 1 {
 			saw(s.Endpoints[0].Addresses[0])
 		}
 	}
-	if _, err := slices.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: take, UpdateFunc: func(_, o any) { take(o) }}); err != nil {
+	handler := cache.ResourceEventHandlerFuncs{AddFunc: take, UpdateFunc: func(_, o any) { take(o) }}
+	if _, err := slices.AddEventHandler(handler); err != nil {
 		return fmt.Errorf("informers of %s: %w", name, err)
 	}
 	selected.Core().V1().Services().Informer()
 	own.Core().V1().Nodes().Informer()
 	ranges.Networking().V1().ServiceCIDRs().Informer()
 	quiet := klog.NewContext(ctx, logr.Discard())
-	for _, f := range []informers.SharedInformerFactory{selected, own, ranges} {
+	for _, f := range factories {
 		f.StartWithContext(quiet)
 	}
 	<-ctx.Done()
-	for _, f := range []informers.SharedInformerFactory{selected, own, ranges} {
+	for _, f := range factories {
 		f.Shutdown()
 	}
 	return nil

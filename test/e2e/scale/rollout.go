@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -230,7 +229,9 @@ func (p *pods) replace(ctx context.Context, bed *testbed.Bed, d *deployment, r R
 				return err
 			}
 			p.kill(d.pods)
-			d.slice.Endpoints = slices.DeleteFunc(d.slice.Endpoints, func(e discoveryv1.Endpoint) bool { return slices.Contains(d.pods, e.Addresses[0]) })
+			d.slice.Endpoints = slices.DeleteFunc(d.slice.Endpoints, func(e discoveryv1.Endpoint) bool {
+				return slices.Contains(d.pods, e.Addresses[0])
+			})
 			if err := bed.API.Update(ctx, d.slice); err != nil {
 				return err
 			}
@@ -267,7 +268,7 @@ func (p *pods) turn(slice *discoveryv1.EndpointSlice, step, endpoints int) (old 
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		addr := netip.MustParseAddr(e.Addresses[0])
-		if _, made := p.ready[addr]; made || *e.Conditions.Ready == false || len(old) == perStep {
+		if _, made := p.ready[addr]; made || !*e.Conditions.Ready || len(old) == perStep {
 			continue
 		}
 		e.Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}
@@ -290,7 +291,9 @@ func (p *pods) kill(addrs []string) {
 }
 
 // use connects from a host to the deployment again and again until ctx ends.
-func use(ctx context.Context, bed *testbed.Bed, host string, to netip.AddrPort, rest time.Duration) (connections int, lost []error) {
+func use(ctx context.Context, bed *testbed.Bed, host string, to netip.AddrPort, rest time.Duration) (
+	connections int, lost []error,
+) {
 	for ; ctx.Err() == nil; connections++ {
 		if _, err := bed.Ask(host, to, 5*time.Second); err != nil {
 			lost = append(lost, fmt.Errorf("%s: %w", host, err))
@@ -304,7 +307,6 @@ func use(ctx context.Context, bed *testbed.Bed, host string, to netip.AddrPort, 
 type view struct {
 	host    string
 	process *controlplane.Process
-	lines   atomic.Int64
 
 	mu          sync.Mutex
 	first, last map[netip.Addr]time.Time // when a pod's address came, and when it went last
@@ -331,7 +333,7 @@ func watchKernel(ctx context.Context, bed *testbed.Bed, host string) (*view, err
 		in.Close()
 	}()
 	go func() {
-		for scanner := bufio.NewScanner(out); scanner.Scan(); v.lines.Add(1) {
+		for scanner := bufio.NewScanner(out); scanner.Scan(); {
 			v.take(scanner.Text(), time.Now())
 		}
 	}()
@@ -372,7 +374,7 @@ func (v *view) compare(ctx context.Context, p *pods) (first, last []time.Duratio
 			return first, last, nil
 		}
 		if err := sleep(ctx, 100*time.Millisecond); err != nil {
-			return nil, nil, fmt.Errorf("%s: %d changes of pods have not come to the kernel, of %d lines of nft monitor: %w", v.host, missing, v.lines.Load(), err)
+			return nil, nil, fmt.Errorf("%s: nft monitor lacks %d changes of pods: %w", v.host, missing, err)
 		}
 	}
 }

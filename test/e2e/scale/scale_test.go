@@ -80,7 +80,8 @@ func TestFit(t *testing.T) {
 // node's kernel follows each pod, and no connection is lost.
 func TestRollout(t *testing.T) {
 	bed := newBed(t)
-	r, err := Roll(t.Context(), bed, Rollout{Endpoints: 200, Over: 4 * time.Second, Grace: 2 * time.Second, Rest: 5 * time.Millisecond})
+	rollout := Rollout{Endpoints: 200, Over: 4 * time.Second, Grace: 2 * time.Second, Rest: 5 * time.Millisecond}
+	r, err := Roll(t.Context(), bed, rollout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func TestRollout(t *testing.T) {
 	for _, err := range r.Lost {
 		t.Errorf("a connection is lost: %v", err)
 	}
-	t.Logf("%d connections; a pod is in the kernel after %v (p99 %v), and out of it after %v (p99 %v); a connection still came %v after an end",
+	t.Logf("%d connections; a pod is in the kernel after %v (p99 %v), out of it after %v (p99 %v), used until %v after its end",
 		r.Connections, Of(r.First, 50), Of(r.First, 99), Of(r.Last, 50), Of(r.Last, 99), r.Late)
 }
 

@@ -106,7 +106,8 @@ func (g Gust) String() string {
 	for _, k := range slices.Sorted(maps.Keys(g.Kinds)) {
 		kinds = append(kinds, fmt.Sprintf("%d %s", g.Kinds[k], k))
 	}
-	return fmt.Sprintf("%s, %d nodes: %d requests during, %d after (%v), %d dials, peak %d a second, in step after %v, the last after %v",
+	return fmt.Sprintf("%s, %d nodes: %d requests during, %d after (%v), %d dials, peak %d a second, "+
+		"in step after %v, the last after %v",
 		g.Population, g.Nodes, g.During, g.After, kinds, g.Dials, g.Peak, g.Median.Round(time.Millisecond), g.Longest.Round(time.Millisecond))
 }
 

@@ -1,7 +1,7 @@
 // Command scale prints what many nodes cost one API server, see package scale, as the tables of
 // docs/scale.md. Run it in test/e2e as root:
 //
-//	go run ./cmd/scale [-nodes 10,50,100] [-changes 500] [-storms restart,etcd -storm-nodes 100] [-rollout 5000]
+//	go run ./cmd/scale [-nodes 10,50,100 -changes 500] [-storms restart,etcd -storm-nodes 100] [-rollout 5000]
 //
 // PEER names an upstream kube-proxy that passes through the rollout too. Progress goes to standard
 // error.
@@ -80,7 +80,8 @@ func run(ctx context.Context, s settings) error {
 	if s.endpoints == 0 {
 		return nil
 	}
-	fmt.Print("| proxy | nodes | connections | lost | a pod is in the kernel: p50 | p99 | out of it: p50 | p99 | last connection to a pod after its end |\n|---|---|---|---|---|---|---|---|---|\n")
+	head("proxy", "nodes", "connections", "lost", "a pod is in the kernel: p50", "p99", "out of it: p50", "p99",
+		"last connection to a pod after its end")
 	if err := roll(ctx, "ours", "", s.endpoints, logf); err != nil {
 		return err
 	}
@@ -97,15 +98,22 @@ func roll(ctx context.Context, name, program string, endpoints int, logf func(st
 		return err
 	}
 	defer func() { err = errors.Join(err, bed.Close()) }()
-	result, err := scale.Roll(ctx, bed, scale.Rollout{Endpoints: endpoints, Over: 2 * time.Minute, Grace: 5 * time.Second, Rest: 10 * time.Millisecond})
+	result, err := scale.Roll(ctx, bed, scale.Rollout{
+		Endpoints: endpoints, Over: 2 * time.Minute, Grace: 5 * time.Second, Rest: 10 * time.Millisecond,
+	})
 	if err != nil {
 		return err
 	}
 	for _, lost := range result.Lost[:min(10, len(result.Lost))] {
 		logf("lost: %v", lost)
 	}
-	fmt.Printf("| %s | %d | %d | %d | %.0f ms | %.0f ms | %.0f ms | %.0f ms | %.0f ms |\n", name, result.Nodes, result.Connections, len(result.Lost),
-		ms(scale.Of(result.First, 50)), ms(scale.Of(result.First, 99)), ms(scale.Of(result.Last, 50)), ms(scale.Of(result.Last, 99)), ms(result.Late))
+	fmt.Printf("| %s | %d | %d | %d |", name, result.Nodes, result.Connections, len(result.Lost))
+	for _, d := range []time.Duration{
+		scale.Of(result.First, 50), scale.Of(result.First, 99), scale.Of(result.Last, 50), scale.Of(result.Last, 99), result.Late,
+	} {
+		fmt.Printf(" %.0f ms |", ms(d))
+	}
+	fmt.Println()
 	return nil
 }
 
@@ -135,8 +143,10 @@ func costs(ctx context.Context, h *scale.Harness, s settings) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("The real kube-proxy, at its interface: %.0f bytes for its start, %.0f a change, %d KiB resident.\n\n", beside.ListBytes, beside.ChangeBytes, beside.Heap>>10)
-	fmt.Print("| population | nodes | connections | KiB at the start, a node | bytes a change and node | API server, ms a change | etcd, ms a change | KiB of memory, a node |\n|---|---|---|---|---|---|---|---|\n")
+	fmt.Printf("The real kube-proxy, at its interface: %.0f bytes for its start, %.0f a change, %d KiB resident.\n\n",
+		beside.ListBytes, beside.ChangeBytes, beside.Heap>>10)
+	head("population", "nodes", "connections", "KiB at the start, a node", "bytes a change and node",
+		"API server, ms a change", "etcd, ms a change", "KiB of memory, a node")
 	lines := ""
 	for _, client := range scale.Clients {
 		var x, cpu, bytes []float64
@@ -149,8 +159,10 @@ func costs(ctx context.Context, h *scale.Harness, s settings) error {
 			if err != nil {
 				return err
 			}
-			fmt.Printf("| %s | %d | %d | %.0f | %.0f | %.2f | %.2f | %d |\n", client.Name, n, c.Connections, c.ListBytes/1024, c.ChangeBytes, ms(c.APIServer), ms(c.Etcd), c.Heap>>10)
-			x, cpu, bytes = append(x, float64(n)), append(cpu, ms(c.APIServer)), append(bytes, c.ChangeBytes*float64(n)/1024)
+			fmt.Printf("| %s | %d | %d | %.0f | %.0f | %.2f | %.2f | %d |\n", client.Name, n, c.Connections,
+				c.ListBytes/1024, c.ChangeBytes, ms(c.APIServer), ms(c.Etcd), c.Heap>>10)
+			x, cpu = append(x, float64(n)), append(cpu, ms(c.APIServer))
+			bytes = append(bytes, c.ChangeBytes*float64(n)/1024)
 		}
 		row, err := project(client.Name, x, cpu, bytes)
 		if err != nil {
@@ -158,7 +170,9 @@ func costs(ctx context.Context, h *scale.Harness, s settings) error {
 		}
 		lines += row
 	}
-	fmt.Printf("\n| population | figure | line | largest residual | 5,000 nodes | 15,000 nodes |\n|---|---|---|---|---|---|\n%s\n", lines)
+	fmt.Println()
+	head("population", "figure", "line", "largest residual", "5,000 nodes", "15,000 nodes")
+	fmt.Println(lines)
 	return nil
 }
 
@@ -174,8 +188,9 @@ func project(name string, x, cpu, bytes []float64) (rows string, err error) {
 		}
 		small, e1 := line.At(5000)
 		large, e2 := line.At(15000)
-		worst := slices.MaxFunc(line.Residuals, func(a, b float64) int { return int(1e6 * (max(a, -a) - max(b, -b))) })
-		rows += fmt.Sprintf("| %s | %s | %.2f + %.4f · nodes | %.2f | %.0f ± %.0f | %.0f ± %.0f |\n", name, f.what, line.A, line.B, worst, small, e1, large, e2)
+		worst := max(slices.Max(line.Residuals), -slices.Min(line.Residuals))
+		rows += fmt.Sprintf("| %s | %s | %.2f + %.4f · nodes | ±%.2f | %.0f ± %.0f | %.0f ± %.0f |\n",
+			name, f.what, line.A, line.B, worst, small, e1, large, e2)
 	}
 	return rows, nil
 }
@@ -195,7 +210,8 @@ func pass(ctx context.Context, h *scale.Harness, s settings) error {
 		defer p.Stop()
 		both = append(both, p)
 	}
-	fmt.Print("| storm | population | nodes | requests before the server is back | in the minute after | dials | most requests in a second | in step: half | all |\n|---|---|---|---|---|---|---|---|---|\n")
+	head("storm", "population", "nodes", "requests before the server is back", "in the minute after", "dials",
+		"most requests in a second", "in step: half", "all")
 	for _, storm := range scale.Storms {
 		if !slices.Contains(s.storms, storm.Name) {
 			continue
@@ -209,10 +225,16 @@ func pass(ctx context.Context, h *scale.Harness, s settings) error {
 			return err
 		}
 		for _, g := range gusts {
-			fmt.Printf("| %s | %s | %d | %d | %d | %d | %d | %.1f s | %.1f s |\n", storm.Name, g.Population, g.Nodes, g.During, g.After, g.Dials, g.Peak, g.Median.Seconds(), g.Longest.Seconds())
+			fmt.Printf("| %s | %s | %d | %d | %d | %d | %d | %.1f s | %.1f s |\n", storm.Name, g.Population, g.Nodes,
+				g.During, g.After, g.Dials, g.Peak, g.Median.Seconds(), g.Longest.Seconds())
 		}
 	}
 	return nil
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// head prints the head of a table.
+func head(columns ...string) {
+	fmt.Printf("| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+}
