@@ -117,6 +117,12 @@ func (h *history) walk() (err error) {
 			return h.failed(err)
 		}
 	}
+	// Some damage cannot be noticed, such as that of an unused chain.
+	for i := 0; h.cfg.Break != nil && (h.repaired == 0 || h.found == 0) && i < moreSabotage; i++ {
+		if err := errors.Join(h.sabotage(1), h.round()); err != nil {
+			return h.failed(err)
+		}
+	}
 	return nil
 }
 

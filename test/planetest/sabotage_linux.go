@@ -15,6 +15,9 @@ import (
 // sabotageEvery is after how many steps a History breaks something.
 const sabotageEvery = 6
 
+// moreSabotage is how often it breaks something at the end while nothing was noticed.
+const moreSabotage = 20
+
 // sabotage breaks one thing in the kernel ([Config.Break], or [Config.Drift] each third time), sends packets
 // to all Services, and has the plane repair it.
 //
