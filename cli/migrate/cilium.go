@@ -67,7 +67,7 @@ func (c *converter) cilium(data map[string]string) ([]byte, error) {
 	root := map[string]any{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables"}
 	switch r := data["kube-proxy-replacement"]; {
 	case slices.Contains(off, r):
-		return nil, fmt.Errorf("Cilium's ConfigMap: kube-proxy-replacement is %q: Cilium does not serve Services, a kube-proxy does: pass its ConfigMap", r)
+		return nil, fmt.Errorf("kube-proxy-replacement is %q in the ConfigMap of Cilium, so a kube-proxy serves Services: pass its ConfigMap", r)
 	case r == "partial" || r == "probe":
 		c.add(Change, "kube-proxy-replacement", "it is "+r+": some of Services are Cilium's, the rest a kube-proxy's", "Cilium removed these values in 1.14.", "Give the kube-proxy's ConfigMap too, by itself; turn off what Cilium serves.")
 	default:
