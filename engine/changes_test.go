@@ -67,7 +67,7 @@ func TestChangesAreTold(t *testing.T) {
 		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}}, cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
 		r.run()
 		o.want(t, "the start",
-			"node: everything compared and written; rows 1",
+			"node: compared and wrote everything; rows 1",
 			"shop/s1: Service created, 1 EndpointSlice created; rows 1")
 
 		r.do(triggered(1, 1, 2, 1500*time.Millisecond))
@@ -231,17 +231,17 @@ func TestDriftNodeAndConfigurationAreTold(t *testing.T) {
 		_, o.seen = o.After(0)
 		r.plane.Steal(svcKey(1), true)
 		r.after(time.Second)
-		o.want(t, "somebody removed a row", "node: others had changed our objects, mended: 1 object; rows 1")
+		o.want(t, "somebody removed a row", "node: repaired objects that others had changed: 1 object; rows 1")
 		for range 50 {
 			r.plane.Steal(svcKey(1), true)
 			r.after(time.Second)
 		}
-		o.want(t, "fifty times", "node: others had changed our objects, mended: 51 objects, 51 times; rows 51, learned 50s")
+		o.want(t, "fifty times", "node: repaired objects that others had changed: 51 objects, 51 times; rows 51, learned 50s")
 
 		empty.Store(true)
 		r.engine.ResolveAll()
 		r.run()
-		o.want(t, "the configuration has it otherwise", "node: the node or the configuration changed; rows 3")
+		o.want(t, "the configuration has it otherwise", "node: node or configuration changed; rows 3")
 		r.do(cluster.NodeSet{Node: &cluster.Node{Name: nodeName, Addrs: []netip.Addr{svcIP(9)}}})
 		r.run()
 		entries, _ := o.After(o.seen)

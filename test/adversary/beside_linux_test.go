@@ -41,7 +41,7 @@ func (s *bystander) newBeside() *beside {
 	b := &beside{
 		metrics: status.NewMetrics(status.MetricsConfig{Modes: modes, Mode: "nftables", Version: "v1.37.0",
 			Changes:       func() (uint64, uint64) { c := s.store.Changes(); return c.Services, c.Slices },
-			EventsDropped: func() uint64 { return 0 }, Connected: func() bool { return true },
+			EventsDropped: func() uint64 { return 0 }, Connected: func() bool { return true }, Snapshot: func() status.Snapshot { return status.Snapshot{} },
 			Conntrack: func() (uint64, uint64, bool) { return 0, 0, false }, Refused: func(string) int { return 0 }}),
 		traffic: traffic.New(traffic.Config{Counter: busy{s, new(uint64)}, Query: s.engine.Query, Services: ownSeries}),
 		inspector: inspect.New(inspect.Config{Store: s.store, Offline: true, Changes: s.ring, Families: []inspect.Family{{

@@ -155,7 +155,7 @@ func testReload(t *testing.T) {
 	p.change(t, clusterCIDR+verbose+quick()+"nodePortAddresses: [172.18.0.0/24]\n", "nodePortAddresses")
 	await(t, netlab.Client, nodePort, "pod2")
 
-	wrote := func() int { return strings.Count(p.Log(), `] "wrote"`) }
+	wrote := func() int { return strings.Count(p.Log(), `] "Wrote rules"`) }
 	p.change(t, clusterCIDR+"logging: {verbosity: 0}\n"+quick(), "nodePortAddresses", "verbosity")
 	marker(t, "marker-quiet")
 	before := wrote()
@@ -165,7 +165,7 @@ func testReload(t *testing.T) {
 	}
 	p.change(t, clusterCIDR+verbose+quick(), "verbosity")
 	marker(t, "marker-verbose")
-	awaitLog(t, p.Proxy, fmt.Sprintf(`(?s)(\] "wrote".*){%d}`, before+1))
+	awaitLog(t, p.Proxy, fmt.Sprintf(`(?s)(\] "Wrote rules".*){%d}`, before+1))
 	checkMinSyncPeriod(t, p)
 	works(t, open, "after all")
 	stopPod()
