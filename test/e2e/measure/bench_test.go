@@ -16,6 +16,7 @@ import (
 var (
 	sizes     = flag.String("services", "5000,10000", "numbers of load services to measure with, separated by commas")
 	endpoints = flag.Int("endpoints", 10, "endpoints of each load service")
+	beside    = flag.Int("beside", 0, "changes of other services a second while one is measured")
 	keep      = flag.Bool("keep", false, "keep the filled etcd in bin/ and use it the next time")
 	once      = flag.Bool("once", false, "start once, whatever -benchtime says")
 )
@@ -139,6 +140,10 @@ func benchmarkChanges(b *testing.B, s *Session, change func() (Timing, error)) {
 		_, err := change()
 		check(b, err)
 	}
+	var stop func() error
+	if *beside > 0 {
+		stop = s.Beside(b.Context(), *beside)
+	}
 	var write, took []time.Duration
 	before, err := s.CPUTime()
 	check(b, err)
@@ -149,6 +154,14 @@ func benchmarkChanges(b *testing.B, s *Session, change func() (Timing, error)) {
 		if t.Took > slow {
 			b.Logf("slow: %v", t)
 		}
+	}
+	if *beside > 0 {
+		check(b, stop())
+	}
+	if s.standIn != nil {
+		own, err := s.OwnShares(b.Context())
+		check(b, err)
+		report(b, "own-", own[max(0, len(own)-len(took)):])
 	}
 	after, err := s.CPUTime()
 	check(b, err)

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -196,8 +197,10 @@ func (s *Session) startProxy() (*testbed.Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.bed.StartProxyWith(kubeconfig)
+	return s.bed.StartProxyWith(kubeconfig, "--admin-socket", s.adminSocket())
 }
+
+func (s *Session) adminSocket() string { return filepath.Join(s.bed.Dir, "admin.sock") }
 
 func (s *Session) update(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
 	if s.standIn != nil {
@@ -296,6 +299,60 @@ func (s *Session) Change(ctx context.Context) (t Timing, err error) {
 	err = s.await(ctx, s.probes[probes/2], pod)
 	t.Took = time.Since(t.Begin)
 	return t, err
+}
+
+// OwnShares returns how long the proxy itself took for its last changes of the service that Change updates: from the event
+// of the API server until the kernel had taken the write. It needs a stand-in.
+func (s *Session) OwnShares(ctx context.Context) ([]time.Duration, error) {
+	out, err := s.bed.Command(ctx, netlab.Node1, s.proxy.Binary, "events", "default/"+probeName(probes/2), "-o", "json",
+		"--admin-socket", s.adminSocket())
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Changes []struct {
+			Took *float64 `json:"sinceLearnedMilliseconds"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &answer); err != nil {
+		return nil, fmt.Errorf("decode the answer of kube-proxy events: %w", err)
+	}
+	var took []time.Duration
+	for _, c := range answer.Changes {
+		if c.Took != nil {
+			took = append(took, time.Duration(*c.Took*float64(time.Millisecond)))
+		}
+	}
+	return took, nil
+}
+
+// Beside changes one endpoint of a load service so many times a second until stop is called, which reports what failed.
+func (s *Session) Beside(ctx context.Context, rate int) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		tick := time.NewTicker(time.Second / time.Duration(rate))
+		defer tick.Stop()
+		for n := 0; ; n++ {
+			select {
+			case <-ctx.Done():
+				done <- nil
+				return
+			case <-tick.C:
+			}
+			i := n * 7919 % s.config.Services
+			addrs := make([]netip.Addr, s.config.Endpoints)
+			for j := range addrs {
+				addrs[j] = controlplane.LoadAddr(i, j, s.config.Endpoints)
+			}
+			addrs[0] = netip.AddrFrom4([4]byte{100, 127, byte(n >> 8), byte(n)})
+			if err := s.update(ctx, controlplane.Slice(controlplane.LoadName(i), 8080, nil, addrs...)); err != nil {
+				done <- fmt.Errorf("change a service beside: %w", err)
+				return
+			}
+		}
+	}()
+	return func() error { cancel(); return <-done }
 }
 
 // Create creates a slice and its service, and waits until that answers.

@@ -35,7 +35,8 @@ func buildProxy(ctx context.Context, dir string) (string, error) {
 // Proxy is a kube-proxy process in node1.
 type Proxy struct {
 	*controlplane.Process
-	log string
+	Binary string // its program
+	log    string
 }
 
 // StartProxy starts kube-proxy in node1 as the proxy's user, in the mode of the bed.
@@ -124,7 +125,7 @@ func (b *Bed) startOn(host string, by, args []string) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{Process: process, log: log.Name()}
+	p := &Proxy{Process: process, Binary: binary, log: log.Name()}
 	b.proxies = append(b.proxies, p)
 	return p, nil
 }
