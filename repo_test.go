@@ -83,6 +83,8 @@ const imports = `
 	# What the kernel's rules make of a packet is asked alike by all who have a table.
 	internal/netlink, internal/nft/wire, trace < internal/nft/walk;
 	internal/nft/walk < plane/nftables, plane/userspace/redirect;
+	# The packet filter of the node is that of all programs, in the order of the kernel.
+	lb, trace, internal/follow, internal/netlink, internal/netlink/route, internal/netlink/ipset, internal/nft/wire, internal/nft/walk, internal/xtables, internal/xtwalk < internal/hooks;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	# What a flag or a field is, config and the modes say in the same words.

@@ -21,9 +21,23 @@ type State struct {
 	Translated, Masqueraded bool
 	// Affine: it goes where the kernel remembers that the client went, and counts for nothing else.
 	Affine bool
-	// Verdict is "" on its way.
+	// Verdict is "" on its way. By is the rule that gave it; nil where the walker does not say.
 	Verdict trace.Verdict
+	By      *Rule
 	Memory  Memory
+	// From is the source that rules gave it; invalid if they gave none, or one of this node.
+	From netip.AddrPort
+	// ConnMark is the mark of its connection. Untracked: connection tracking leaves it alone.
+	ConnMark  uint32
+	Untracked bool
+}
+
+// Rule is a rule of any program in the kernel. Number 0 is the policy of the chain.
+type Rule struct {
+	Table, Chain string
+	Number       int
+	Handle       uint64
+	Text         string
 }
 
 // Memory is what the packet stores for the next one of its client.
@@ -33,10 +47,14 @@ type Memory struct{ Set, Key, Data string }
 // none.
 type Flow struct {
 	Share float64
+	// Doubt is the first rule on this way that the walker could not evaluate: the packet goes this
+	// way only if that rule matches. Such a flow has no share; nil for the others.
+	Doubt *Rule
 	State
 }
 
-// Merge joins flows with the same state.
+// Merge joins flows with the same state. A doubtful flow disappears in a certain one: the rule that
+// it stands for makes no difference.
 func Merge(flows []Flow) []Flow {
 	if len(flows) < 2 {
 		return flows
@@ -46,6 +64,9 @@ func Merge(flows []Flow) []Flow {
 	for _, f := range flows {
 		if i, ok := at[f.State]; ok {
 			all[i].Share += f.Share
+			if f.Doubt == nil {
+				all[i].Doubt = nil
+			}
 			continue
 		}
 		at[f.State] = len(all)
@@ -191,6 +212,9 @@ func Answer(packet trace.Packet, ways []Flow, lines []string) trace.Kernel {
 	parts, shares := map[trace.Verdict]float64{}, map[netip.AddrPort]float64{}
 	others, masked := false, map[bool]bool{} // by whether the client itself is the backend
 	for _, f := range ways {
+		if f.Doubt != nil {
+			continue
+		}
 		v := f.Verdict
 		switch {
 		case v == "" && f.Translated:

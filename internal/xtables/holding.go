@@ -64,7 +64,7 @@ type listing struct {
 
 func (t *Tool) saved(ctx context.Context) (*listing, error) {
 	all := &listing{map[Table]map[string]bool{}, map[ChainID]*ChainState{}}
-	if !legacyInUse(BaseName(t.Family)) {
+	if !LegacyInUse(t.Family) {
 		return all, nil
 	}
 	err := t.Lines(ctx, func(line SavedLine) {
@@ -139,7 +139,7 @@ func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
 	}
 	c.Rules = make([]Rule, 0, len(rules))
 	for _, r := range rules {
-		c.Rules = append(c.Rules, readNFT(h.family, r))
+		c.Rules = append(c.Rules, ReadNFT(h.family, r))
 	}
 	return c, nil
 }

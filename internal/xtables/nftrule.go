@@ -40,9 +40,9 @@ type nftValue struct {
 	mask         []byte // nil for all of it
 }
 
-// readNFT translates the expressions of a rule of nf_tables back into the arguments of iptables.
+// ReadNFT translates the expressions of a rule of nf_tables back into the arguments of iptables.
 // body is that of a message about the rule.
-func readNFT(f lb.Family, body []byte) Rule {
+func ReadNFT(f lb.Family, body []byte) Rule {
 	r := &ruleText{family: f}
 	nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
 		r.expression(nlconn.CStr(nlconn.Attribute(e, unix.NFTA_EXPR_NAME)), nlconn.Attribute(e, unix.NFTA_EXPR_DATA))

@@ -284,7 +284,9 @@ func countRules(ctx context.Context, run Runner, program string, enough int) (n 
 	return n, err
 }
 
-// legacyInUse reports whether this network namespace has tables of the legacy back end.
+// LegacyInUse reports whether this network namespace has tables of the legacy back end.
+func LegacyInUse(f lb.Family) bool { return legacyInUse(BaseName(f)) }
+
 func legacyInUse(base string) bool {
 	b, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(base, "tables", "_tables_names", 1))
 	return err == nil && len(bytes.TrimSpace(b)) > 0

@@ -95,7 +95,13 @@ func (p *Packet) remembers(string, netip.Addr, uint32) (time.Duration, bool) { r
 
 // asOf is the packet as a flow is.
 func (w *walker) asOf(f follow.Flow) Packet {
-	p := *w.route.(*Packet)
+	var p Packet
+	switch at := w.route.(type) {
+	case *Packet:
+		p = *at
+	case Place:
+		p = Packet{From: at.Packet.From, To: f.To, Proto: at.Packet.Proto, In: at.In, Out: at.Out}
+	}
 	p.Mark, p.Masqueraded = f.Mark, f.Masqueraded
 	return p
 }

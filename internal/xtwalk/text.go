@@ -70,7 +70,8 @@ type action struct {
 // reader reads a rule as iptables-save prints it.
 type reader struct {
 	rule
-	sets  Sets // nil if there are none
+	sets  Sets                                // nil if there are none
+	any   map[string]func(b *reader, no bool) // more conditions, of rules of any program
 	match string
 	left  []string
 	// list is the list of clients of the match recent; notes: the rule only writes to it.
@@ -78,8 +79,10 @@ type reader struct {
 	notes bool
 }
 
-func readText(text string, sets Sets) rule {
-	b := &reader{rule: rule{text: text}, sets: sets}
+func readText(text string, sets Sets) rule { return (&reader{sets: sets}).read(text) }
+
+func (b *reader) read(text string) rule {
+	b.rule = rule{text: text}
 	if at := strings.LastIndex(text, "(not read: "); at >= 0 && strings.HasSuffix(text, ")") { // as xtables says
 		text = text[:at]
 		b.cannot("what was not read")
@@ -93,7 +96,9 @@ func readText(text string, sets Sets) rule {
 			continue
 		case "-m":
 			b.match = b.next()
-			if !knownMatches[b.match] {
+			if b.any != nil && b.match == "rpfilter" {
+				b.reverse()
+			} else if !knownMatches[b.match] && (b.any == nil || !anyMatches[b.match]) {
 				b.cannot("match " + b.match)
 				b.skip(func(word string) bool { return slices.Contains([]string{"-m", "-j", "-g"}, word) })
 			}
@@ -105,6 +110,8 @@ func readText(text string, sets Sets) rule {
 				name = b.match + " " + word
 			}
 			if read := options[name]; read != nil {
+				read(b, no)
+			} else if read := b.any[name]; read != nil {
 				read(b, no)
 			} else {
 				b.cannot(word)
@@ -217,10 +224,10 @@ var options = map[string]func(b *reader, no bool){
 		}
 	},
 	"addrtype --src-type": func(b *reader, no bool) {
-		b.local(func() { b.is(no, func(w *walker, _ follow.Flow) bool { return w.route.sourceHere(w) }) })
+		b.addressType(no, func(w *walker, _ follow.Flow) netip.Addr { return w.from() })
 	},
 	"addrtype --dst-type": func(b *reader, no bool) {
-		b.local(func() { b.is(no, func(w *walker, f follow.Flow) bool { return w.route.here(w, f.To.Addr()) }) })
+		b.addressType(no, func(_ *walker, f follow.Flow) netip.Addr { return f.To.Addr() })
 	},
 	"conntrack --ctstate": states,
 	"state --state":       states,
@@ -332,35 +339,57 @@ func (b *reader) mark() (value, mask uint32, ok bool) {
 	return uint32(v), uint32(m), b.check("mark "+word, err)
 }
 
-// local reads the one type of address that is understood.
-func (b *reader) local(then func()) {
-	if kind := b.next(); kind == "LOCAL" {
-		then()
-	} else {
-		b.cannot("type " + kind)
+// addressType reads the type of an address. Only LOCAL is understood without a node ([Node]).
+func (b *reader) addressType(no bool, of func(*walker, follow.Flow) netip.Addr) {
+	kinds := strings.Split(b.next(), ",")
+	if slices.Equal(kinds, []string{"LOCAL"}) {
+		b.is(no, func(w *walker, f follow.Flow) bool {
+			if a := of(w, f); a != w.from() {
+				return w.route.here(w, a)
+			}
+			return w.route.sourceHere(w)
+		})
+		return
 	}
+	if b.any == nil {
+		b.cannot("type " + strings.Join(kinds, ","))
+		return
+	}
+	b.meets(func(w *walker, f follow.Flow) float64 {
+		kind, err := w.conn.Node.AddressType(of(w, f))
+		if name := addressTypes[kind]; err == nil && name != "" {
+			return yesOrNo(slices.Contains(kinds, name) != no)
+		}
+		return untold
+	})
 }
 
-// states reads states of connections: the packet opens one, and may have been translated.
+// addressTypes are the names of RTN_*.
+var addressTypes = map[uint32]string{1: "UNICAST", 2: "LOCAL", 3: "BROADCAST", 4: "ANYCAST", 5: "MULTICAST"}
+
+// states reads states of connections.
 func states(b *reader, no bool) {
-	isNew, translated := false, false
+	var names []string
 	for _, name := range strings.Split(b.next(), ",") {
 		switch name {
-		case "NEW":
-			isNew = true
-		case "DNAT":
-			translated = true
-		case "INVALID", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT":
+		case "NEW", "DNAT", "INVALID", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT":
+			names = append(names, name)
 		default:
 			b.cannot("state " + name)
 			return
 		}
 	}
-	b.is(no, func(_ *walker, f follow.Flow) bool { return isNew || translated && f.Translated })
+	b.is(no, func(w *walker, f follow.Flow) bool {
+		state := w.conn.State
+		if f.Untracked {
+			state = "UNTRACKED"
+		}
+		return slices.Contains(names, state) || (f.Translated || w.conn.DNAT) && slices.Contains(names, "DNAT") || w.conn.SNAT && slices.Contains(names, "SNAT")
+	})
 }
 
 func (b *reader) direction(name string) {
-	b.meets(func(*walker, follow.Flow) float64 { return yesOrNo(name != "REPLY") })
+	b.is(false, func(w *walker, _ follow.Flow) bool { return w.conn.Reply == (name == "REPLY") })
 }
 
 // unturned rejects an inverted match of recent.
@@ -406,6 +435,7 @@ func (b *reader) target(name string, final bool) {
 		b.do = refuse(trace.Reject)
 	case name == "RETURN":
 		b.do = action{kind: follow.Return}
+	case b.any != nil && b.anyTarget(name, words):
 	case name == "MASQUERADE", name == "SNAT":
 		b.do = action{kind: follow.End, change: func(_ *walker, f *follow.Flow) { f.Masqueraded = true }}
 	case name == "DNAT" && option("--to-destination"):
@@ -428,7 +458,9 @@ func (b *reader) target(name string, final bool) {
 	case slices.Contains([]string{"DNAT", "MARK", "SET"}, name), onlyLooks[name]:
 	case len(words) > 0: // chains have no options, and what has may end a packet's way
 		b.do = action{kind: follow.End}
-		b.cannot("target " + name)
+		if b.cannot("target " + name); b.any != nil {
+			b.do = refuse(trace.Drop)
+		}
 	case final:
 		b.do = action{kind: follow.Goto, chain: name}
 	default:

@@ -47,6 +47,11 @@ type walker struct {
 	// tell gets each line at once; nil to keep them.
 	tell func(line string)
 
+	// conn is the packet's connection. any: rules that are not understood are followed both ways.
+	conn Conn
+	any  bool
+	as   *follow.Rule // the rule in hand, of any
+
 	// leaving: the outgoing interface is known. arriving: the incoming interface is known.
 	leaving, arriving bool
 	// doubt: an unknown rule of the base chain came before, which might have accepted or dropped
@@ -181,21 +186,37 @@ func (c *chain) Rules() int { return len(c.rules) }
 
 // Meet is part of follow.Chain.
 func (c *chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {
-	r, w := &c.rules[i], c.w
+	return c.w.meet(c.id, &c.rules[i], flows)
+}
+
+// meet applies a rule of a chain to flows.
+func (w *walker) meet(id xtables.ChainID, r *rule, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {
 	var those []follow.Flow
 	for _, f := range flows {
 		odds := r.odds(w, f)
 		switch {
 		case odds == 0:
 			rest = append(rest, f)
+		case odds == untold && w.any:
+			rest = append(rest, f)
+			if f.Share = 0; f.Doubt == nil {
+				f.Doubt = w.as
+			}
+			those = append(those, f)
 		case odds == untold:
-			w.say(c.id, r.text, "not known whether the packet meets it")
+			w.say(id, r.text, "not known whether the packet meets it")
 			w.doubt = w.doubt || r.do.kind != follow.Next
 			rest = append(rest, f)
+		case r.recalls != "" && w.any:
+			if _, known := w.route.remembers(r.recalls, w.from(), r.within); known {
+				those = append(those, f)
+			} else {
+				rest = append(rest, f)
+			}
 		case r.recalls != "":
 			rest = append(rest, f)
 			if age, known := w.route.remembers(r.recalls, w.from(), r.within); known && !f.Affine {
-				w.say(c.id, r.text, fmt.Sprintf("the client is remembered, last seen %.0f s ago", age.Seconds()))
+				w.say(id, r.text, fmt.Sprintf("the client is remembered, last seen %.0f s ago", age.Seconds()))
 				f.Affine, f.Share = true, 0
 				those = append(those, f)
 			}
@@ -212,15 +233,18 @@ func (c *chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follo
 	if len(those) == 0 || w.err != nil {
 		return nil, rest, w.err
 	}
-	if r.do.refuses && !w.judges(c.id, r.text) {
+	if r.do.refuses && !w.judges(id, r.text) {
 		return nil, append(rest, those...), nil
 	}
-	if r.recalls == "" {
-		w.say(c.id, r.text, "")
+	if r.recalls == "" || w.any {
+		w.say(id, r.text, "")
 	}
 	for i := range those {
 		if r.do.change != nil {
 			r.do.change(w, &those[i])
+		}
+		if those[i].Verdict != "" {
+			those[i].By = w.as
 		}
 	}
 	return []follow.Met{{Flows: those, Kind: r.do.kind, Chain: r.do.chain}}, rest, w.err
@@ -242,6 +266,9 @@ func (w *walker) say(id xtables.ChainID, text, note string) {
 		return
 	}
 	line := "-t " + id.Table.String() + " "
+	if w.any {
+		line = ""
+	}
 	if strings.HasPrefix(text, "-P ") {
 		line += text
 	} else {

@@ -108,6 +108,7 @@ func Addresses(ctx context.Context, conn netlink.Asker, family byte) ([]Address,
 // Link is an interface.
 type Link struct {
 	Index  int32
+	Type   uint16 // ARPHRD_*
 	Flags  uint32 // IFF_*
 	Name   string
 	Kind   string // "dummy" and the like; "" for hardware
@@ -120,7 +121,7 @@ func ParseLink(body []byte) (l Link, ok bool) {
 	if len(body) < unix.SizeofIfInfomsg {
 		return l, false
 	}
-	l = Link{Index: int32(netlink.Order.Uint32(body[4:])), Flags: netlink.Order.Uint32(body[8:])}
+	l = Link{Type: netlink.Order.Uint16(body[2:]), Index: int32(netlink.Order.Uint32(body[4:])), Flags: netlink.Order.Uint32(body[8:])}
 	netlink.Attributes(body[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) bool {
 		switch typ {
 		case unix.IFLA_IFNAME:
@@ -214,8 +215,9 @@ func LeadsHere(ctx context.Context, conn netlink.Asker, a netip.Addr) (here bool
 
 // Route is where packets to an address go.
 type Route struct {
-	// Here: they are for this node.
+	// Here: they are for this node. Type is RTN_*, 0 where there is no route at all.
 	Here bool
+	Type byte
 	// Out is the index of the interface that they leave through; 0 where there is no route at all.
 	Out int32
 }
@@ -232,7 +234,8 @@ func RouteTo(ctx context.Context, conn netlink.Asker, a netip.Addr) (way Route, 
 	err = conn.Do(ctx, netlink.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m netlink.Message) error {
 		const typeAt = 7 // rtm_type in struct rtmsg
 		if len(m.Body) >= unix.SizeofRtMsg {
-			way.Here = m.Body[typeAt] == unix.RTN_LOCAL
+			way.Type = m.Body[typeAt]
+			way.Here = way.Type == unix.RTN_LOCAL
 			way.Out = int32(netlink.Native32(netlink.Attribute(m.Body[unix.SizeofRtMsg:], unix.RTA_OIF)))
 		}
 		return nil

@@ -18,11 +18,17 @@ import (
 func (w *walk) step(s Step, flows []flow) (on, broken []flow, err error) {
 	switch s.name {
 	case "lookup":
-		return w.lookup(s, flows)
+		seeing, blind := w.seeing(s, flows)
+		on, broken, err = w.lookup(s, seeing)
+		return append(on, blind...), broken, err
 	case "numgen":
-		return draw(s, flows)
+		if w.node == nil || int(s.modulus)*len(flows) <= mostDrawn {
+			return draw(s, flows)
+		}
 	case "dynset":
-		return w.write(s, flows)
+		if w.node == nil || s.value == "" {
+			return w.write(s, flows)
+		}
 	}
 	for _, f := range flows {
 		if w.do(s, &f) {
@@ -38,7 +44,7 @@ func (w *walk) step(s Step, flows []flow) (on, broken []flow, err error) {
 func (w *walk) do(s Step, f *flow) bool {
 	switch s.name {
 	case "payload":
-		return s.to != 0 && f.load(s.to, w.payload(s, f))
+		return w.payload(s, f)
 	case "meta":
 		return w.meta(s, f)
 	case "ct":
@@ -48,13 +54,19 @@ func (w *walk) do(s Step, f *flow) bool {
 	case "socket":
 		return w.socket(s, f)
 	case "cmp":
+		if f.blindAt(s.from, len(s.value)) {
+			return w.unknown(s, f)
+		}
 		return compare(s.key, bytes.Compare(f.at(s.from, len(s.value)), []byte(s.value)))
 	case "range":
+		if f.blindAt(s.from, len(s.mask)) {
+			return w.unknown(s, f)
+		}
 		in := bytes.Compare(f.at(s.from, len(s.mask)), []byte(s.mask)) >= 0 && bytes.Compare(f.at(s.from, len(s.xor)), []byte(s.xor)) <= 0
 		return in == (s.key == unix.NFT_RANGE_EQ)
 	case "bitwise":
-		if s.key != 0 || len(s.mask) != int(s.length) || len(s.xor) != int(s.length) {
-			return w.unknown(s)
+		if s.key != 0 || len(s.mask) != int(s.length) || len(s.xor) != int(s.length) || f.blindAt(s.from, int(s.length)) {
+			return w.blind(s, f)
 		}
 		v := bytes.Clone(f.at(s.from, int(s.length)))
 		for i := range v {
@@ -62,8 +74,8 @@ func (w *walk) do(s Step, f *flow) bool {
 		}
 		return f.load(s.to, v)
 	case "hash":
-		if s.key != expr0Jenkins {
-			return w.unknown(s)
+		if s.key != expr0Jenkins || f.blindAt(s.from, int(s.length)) {
+			return w.blind(s, f)
 		}
 		return f.load(s.to, number(below(jhash(f.at(s.from, int(s.length)), s.seed), s.modulus)+s.offset))
 	case "immediate":
@@ -77,11 +89,7 @@ func (w *walk) do(s Step, f *flow) bool {
 	case "nat":
 		return w.nat(s, f)
 	case "redir":
-		to := netip.IPv4Unspecified()
-		if w.t.Family == unix.NFPROTO_IPV6 {
-			to = netip.IPv6Unspecified()
-		}
-		return w.translate(f, to, s.second)
+		return w.translate(f, w.itself(), s.second)
 	case "masq":
 		f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
 		return true
@@ -89,17 +97,11 @@ func (w *walk) do(s Step, f *flow) bool {
 		f.Verdict = trace.Reject
 		return true
 	}
-	return w.unknown(s)
+	return w.general(s, f)
 }
 
 // expr0Jenkins is NFT_HASH_JENKINS.
 const expr0Jenkins = 0
-
-// unknown says that the walk does not know an expression, and ends the rule.
-func (w *walk) unknown(s Step) bool {
-	w.say("a rule has the expression %s, which this program does not know, and takes for a match that fails", s.name)
-	return false
-}
 
 func number(n uint32) []byte { return nlconn.Order.AppendUint32(nil, n) }
 
@@ -113,6 +115,7 @@ func (f *flow) load(to int, v []byte) bool {
 	}
 	clear(f.regs[to : to+(len(v)+3)/4*4])
 	copy(f.regs[to:], v)
+	f.hide(to, len(v), false)
 	return true
 }
 
@@ -132,24 +135,6 @@ func compare(op uint32, c int) bool {
 	return c >= 0
 }
 
-// payload is a part of the packet; nil if it has none such.
-func (w *walk) payload(s Step, f *flow) []byte {
-	var b []byte
-	switch s.key {
-	case unix.NFT_PAYLOAD_NETWORK_HEADER:
-		b = networkHeader(w.t.Family, byte(w.p.Proto), w.p.From.Addr(), f.To.Addr())
-	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
-		b = make([]byte, 20)
-		binary.BigEndian.PutUint16(b, w.p.From.Port())
-		binary.BigEndian.PutUint16(b[2:], f.To.Port())
-		b[12], b[13] = 5<<4, 1<<1 // of TCP: no options, SYN
-	}
-	if int(s.offset+s.length) > len(b) {
-		return nil
-	}
-	return b[s.offset : s.offset+s.length]
-}
-
 func networkHeader(family, proto byte, from, to netip.Addr) []byte {
 	if family == unix.NFPROTO_IPV6 {
 		b := make([]byte, 40)
@@ -165,87 +150,13 @@ func networkHeader(family, proto byte, from, to netip.Addr) []byte {
 	return b
 }
 
-func (w *walk) meta(s Step, f *flow) bool {
-	if s.from != 0 {
-		if s.key == unix.NFT_META_MARK {
-			f.Mark = nlconn.Order.Uint32(f.at(s.from, 4))
-		}
-		return true
-	}
-	switch s.key {
-	case unix.NFT_META_MARK:
-		return f.load(s.to, number(f.Mark))
-	case unix.NFT_META_L4PROTO:
-		return f.load(s.to, []byte{byte(w.p.Proto)})
-	case unix.NFT_META_NFPROTO:
-		return f.load(s.to, []byte{w.t.Family})
-	case unix.NFT_META_IIFNAME:
-		name := make([]byte, unix.IFNAMSIZ)
-		copy(name, w.p.In)
-		return f.load(s.to, name)
-	case unix.NFT_META_IIFTYPE:
-		typ := uint16(unix.ARPHRD_ETHER)
-		if w.own() || w.p.In == "lo" {
-			typ = unix.ARPHRD_LOOPBACK
-		}
-		return f.load(s.to, nlconn.Order.AppendUint16(nil, typ))
-	case unix.NFT_META_PRIORITY:
-		return f.load(s.to, number(0))
-	}
-	return w.unknown(Step{name: fmt.Sprintf("meta, key %d", s.key)})
-}
-
-// What ct state and ct status have of a connection that begins.
-const (
-	stateNew     = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
-	statusDstNAT = 1 << 5 // IPS_DST_NAT
-)
-
-func (w *walk) ct(s Step, f *flow) bool {
-	if s.from != 0 {
-		return true
-	}
-	switch s.key {
-	case unix.NFT_CT_STATE:
-		return f.load(s.to, number(stateNew))
-	case unix.NFT_CT_STATUS:
-		status := uint32(0)
-		if f.Translated {
-			status = statusDstNAT
-		}
-		return f.load(s.to, number(status))
-	case unix.NFT_CT_DIRECTION:
-		return f.load(s.to, []byte{0})
-	case unix.NFT_CT_MARK:
-		return f.load(s.to, number(0))
-	case unix.NFT_CT_DST, unix.NFT_CT_DST_IP, unix.NFT_CT_DST_IP6:
-		return f.load(s.to, w.p.To.Addr().AsSlice())
-	case unix.NFT_CT_PROTO_DST:
-		return f.load(s.to, binary.BigEndian.AppendUint16(nil, w.p.To.Port()))
-	}
-	return w.unknown(Step{name: fmt.Sprintf("ct, key %d", s.key)})
-}
-
-func (w *walk) fib(s Step, f *flow) bool {
-	if s.key != unix.NFT_FIB_RESULT_ADDRTYPE {
-		return w.unknown(s)
-	}
-	local := w.p.Host
-	if s.flags&unix.NFTA_FIB_F_DADDR != 0 {
-		local = w.endsHere(f.State)
-	}
-	typ := uint32(unix.RTN_UNICAST)
-	if local {
-		typ = unix.RTN_LOCAL
-	}
-	return f.load(s.to, number(typ))
-}
-
 // socket takes the socket that the packet reaches for one of the proxy, which are transparent. SCTP has none here.
 func (w *walk) socket(s Step, f *flow) bool {
 	switch {
 	case s.key != uint32(expr.SocketKeyTransparent):
-		return w.unknown(Step{name: fmt.Sprintf("socket, key %d", s.key)})
+		return w.blind(Step{name: fmt.Sprintf("socket, key %d", s.key), to: s.to, length: 4}, f)
+	case w.node != nil:
+		return w.blind(s, f)
 	case byte(w.p.Proto) == unix.IPPROTO_SCTP:
 		return false
 	}
@@ -255,6 +166,9 @@ func (w *walk) socket(s Step, f *flow) bool {
 func (w *walk) nat(s Step, f *flow) bool {
 	if s.key != unix.NFT_NAT_DNAT {
 		f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
+		if a, ok := netip.AddrFromSlice(f.at(s.from, w.seen.From.Addr().BitLen()/8)); ok && s.from != 0 {
+			f.From = netip.AddrPortFrom(a, w.seen.From.Port())
+		}
 		return true
 	}
 	to := f.To.Addr()

@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/follow"
 	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 )
@@ -16,11 +18,20 @@ import (
 type Rule struct {
 	Comment string
 	Steps   []Step
+	// Handle is the kernel's number of the rule.
+	Handle uint64
+	// body is the message, of a rule with extensions of iptables.
+	body []byte
+	as   *follow.Rule // once it was needed
 }
 
 // RuleOf reads a rule from the body of a message about it.
 func RuleOf(body []byte) Rule {
-	return Rule{wire.RuleComment(body), Steps(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS))}
+	r := Rule{Comment: wire.RuleComment(body), Steps: Steps(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)), Handle: nlconn.BE64(nlconn.Attribute(body, unix.NFTA_RULE_HANDLE))}
+	if slices.ContainsFunc(r.Steps, func(s Step) bool { return s.name == "match" || s.name == "target" }) {
+		r.body = bytes.Clone(body)
+	}
+	return r
 }
 
 // Does reports whether two rules do the same.
@@ -36,6 +47,7 @@ type base struct {
 // element is one of the kernel's; nil data and no verdict in a set without.
 type element struct {
 	there   bool
+	limited string // the name of an expression that may end the rule, "" for none
 	data    string
 	decides bool // by the verdict, in a verdict map
 	verdict wire.Verdict
@@ -70,16 +82,25 @@ func (w *walk) rules(chain string) ([]Rule, error) {
 		return all, nil
 	}
 	var all []Rule
+	request := wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, w.t.Family, unix.NFTA_RULE_TABLE, w.t.Name, unix.NFTA_RULE_CHAIN, chain)
 	err := wire.Undisturbed(w.ctx, func() error {
 		all = nil
-		return w.sock.Ask(w.ctx, wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, w.t.Family, unix.NFTA_RULE_TABLE, w.t.Name, unix.NFTA_RULE_CHAIN, chain), func(body []byte) {
-			if nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_TABLE)) == w.t.Name && nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)) == chain {
-				all = append(all, RuleOf(body))
+		return w.sock.Dump(w.ctx, request, func(body []byte) error {
+			if nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_TABLE)) != w.t.Name || nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)) != chain {
+				return nil
 			}
+			if w.budget != nil && len(all) == *w.budget {
+				return ErrTooMany
+			}
+			all = append(all, RuleOf(body))
+			return nil
 		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("rules of chain %s: %w", chain, err)
+	}
+	if w.budget != nil {
+		*w.budget -= len(all)
 	}
 	w.chains[chain] = all
 	return all, nil
@@ -99,18 +120,46 @@ func (w *walk) fetch(set string, keys []string) error {
 			ask = append(ask, []byte(k))
 		}
 	}
-	err := wire.Table{Socket: w.sock, Family: w.t.Family, Name: w.t.Name}.Elements(w.ctx, set, ask, func(el []byte) {
-		data := nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA)
-		e := element{there: true, data: string(nlconn.Attribute(data, unix.NFTA_DATA_VALUE))}
-		if e.data == "" && data != nil {
-			e.decides, e.verdict = true, wire.VerdictOf(data)
-		}
-		known[string(wire.ElementKey(el))] = e
-	})
+	table := wire.Table{Socket: w.sock, Family: w.t.Family, Name: w.t.Name}
+	var err error
+	if w.node == nil {
+		err = table.Elements(w.ctx, set, ask, func(el []byte) { known[string(wire.ElementKey(el))] = elementOf(el) })
+	} else {
+		err = w.fetchAny(table, set, ask, known)
+	}
 	if err != nil {
 		return fmt.Errorf("elements of %s: %w", set, err)
 	}
 	return nil
+}
+
+// fetchAny is fetch for a set that may have intervals, and an element for all other keys.
+func (w *walk) fetchAny(table wire.Table, set string, ask [][]byte, known map[string]element) error {
+	for _, k := range ask {
+		take := func(el []byte) { known[string(k)] = elementOf(el) }
+		if err := table.Elements(w.ctx, set, [][]byte{k}, take); err != nil {
+			return err
+		}
+		if !known[string(k)].there {
+			if err := table.CatchAll(w.ctx, set, take); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// nftaSetElemExpressions is NFTA_SET_ELEM_EXPRESSIONS, since Linux 5.11.
+const nftaSetElemExpressions = 11
+
+func elementOf(el []byte) element {
+	data := nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA)
+	e := element{there: true, data: string(nlconn.Attribute(data, unix.NFTA_DATA_VALUE))}
+	e.limited = limits(nlconn.Attribute(el, unix.NFTA_SET_ELEM_EXPR), nlconn.Attribute(el, nftaSetElemExpressions))
+	if e.data == "" && data != nil {
+		e.decides, e.verdict = true, wire.VerdictOf(data)
+	}
+	return e
 }
 
 // keyLen is how many bytes the keys of a set have; 0 if there is no such set.

@@ -107,6 +107,7 @@ func stepOf(name string, d []byte) Step {
 			s.timeout = uint64(nlconn.BE32(t))<<32 | uint64(nlconn.BE32(t[4:]))
 		}
 		s.inverted = num(unix.NFTA_DYNSET_FLAGS)&unix.NFT_DYNSET_F_INV != 0
+		s.value = limits(attr(unix.NFTA_DYNSET_EXPR), attr(nftaDynsetExpressions))
 	case "nat":
 		s.key, s.flags = num(unix.NFTA_NAT_TYPE), num(unix.NFTA_NAT_FAMILY)
 		s.from, s.second = register(attr(unix.NFTA_NAT_REG_ADDR_MIN)), register(attr(unix.NFTA_NAT_REG_PROTO_MIN))
@@ -119,11 +120,34 @@ func stepOf(name string, d []byte) Step {
 		if c := attr(unix.NFTA_REJECT_ICMP_CODE); len(c) > 0 && s.key != unix.NFT_REJECT_TCP_RST {
 			s.flags = uint32(c[0])
 		}
+	case "byteorder":
+		s.to, s.from = register(attr(unix.NFTA_BYTEORDER_DREG)), register(attr(unix.NFTA_BYTEORDER_SREG))
+		s.length, s.offset = num(unix.NFTA_BYTEORDER_LEN), num(unix.NFTA_BYTEORDER_SIZE)
+	case "exthdr", "osf", "rt", "xfrm": // what they load is in register 1 of their attributes
+		s.to, s.length, s.value = register(attr(1)), 16, string(d)
+	case "objref":
+		s.key, s.value = num(unix.NFTA_OBJREF_IMM_TYPE), string(d)
 	default:
 		s.value = string(d) // to be told from others of the name
 	}
 	return s
 }
+
+// limits names the expression of a dynamic element that may end the rule; "" for none.
+func limits(one, more []byte) (name string) {
+	look := func(_ uint16, x []byte) bool {
+		if n := nlconn.CStr(nlconn.Attribute(x, unix.NFTA_EXPR_NAME)); n != "" && !idle[n] {
+			name = n
+		}
+		return name == ""
+	}
+	look(0, one)
+	nlconn.Attributes(more, look)
+	return name
+}
+
+// nftaDynsetExpressions is NFTA_DYNSET_EXPRESSIONS, since Linux 5.11.
+const nftaDynsetExpressions = 10
 
 // nftaBitwiseOp is NFTA_BITWISE_OP, which is 0 for what we write.
 const nftaBitwiseOp = 6

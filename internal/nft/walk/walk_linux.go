@@ -60,6 +60,14 @@ type walk struct {
 	t    Table
 	p    trace.Packet
 
+	seen   Seen
+	node   Node // nil in a walk through one table alone
+	extend Extend
+	budget *int   // of rules to read; nil for no limit
+	now    *Rule  // the rule in hand
+	at     place  // where that is
+	forked []flow // what goes on as if the rule in hand did not match
+
 	bases    []base
 	chains   map[string][]Rule
 	elements map[string]map[string]element
@@ -73,7 +81,7 @@ type walk struct {
 }
 
 func newWalk(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) *walk {
-	return &walk{ctx: ctx, sock: sock, t: t, p: p, chains: map[string][]Rule{}, elements: map[string]map[string]element{},
+	return &walk{ctx: ctx, sock: sock, t: t, p: p, seen: seenOf(t.Family, p), chains: map[string][]Rule{}, elements: map[string]map[string]element{},
 		foreign: map[string]int{}}
 }
 
@@ -202,6 +210,10 @@ type flow struct {
 	follow.Flow
 	regs [registers]byte
 	jump wire.Verdict // what a rule ends in
+	// hidden are the words of registers with unknown content, a bit each.
+	hidden uint32
+	// unsure: the packet is here only if an expression of this rule matches that is not evaluated.
+	unsure bool
 }
 
 // goOn is what a rule ends in that says nothing.
@@ -233,6 +245,9 @@ var kinds = map[expr.VerdictKind]follow.Kind{expr.VerdictAccept: follow.End, exp
 
 // Meet groups flows that have met a rule by how they go on.
 func (c chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {
+	if c.w.node != nil && c.rules[i].body != nil {
+		return c.w.extend(place{c.w, c.name, i}.rule(), c.rules[i].body, flows)
+	}
 	matched, others, err := c.w.rule(c.name, i, c.rules[i], flows)
 	type what struct {
 		kind  follow.Kind
@@ -263,12 +278,13 @@ func (w *walk) rule(chain string, i int, r Rule, flows []follow.Flow) (matched, 
 	for j := range on {
 		on[j] = flow{Flow: flows[j], jump: wire.Verdict{Kind: goOn}}
 	}
+	w.now, w.at, w.forked = &r, place{w, chain, i}, nil
 	for _, s := range r.Steps {
 		next, broken, err := w.step(s, on)
 		if err != nil {
 			return nil, nil, fmt.Errorf("chain %s, rule %d: %w", chain, i+1, err)
 		}
-		others, on = append(others, broken...), next[:0]
+		others, on = append(others, slices.DeleteFunc(broken, func(f flow) bool { return f.unsure })...), next[:0]
 		for _, f := range next {
 			if f.Verdict != "" || f.jump.Kind != goOn {
 				matched = append(matched, f)
@@ -280,7 +296,12 @@ func (w *walk) rule(chain string, i int, r Rule, flows []follow.Flow) (matched, 
 			break
 		}
 	}
-	matched = append(matched, on...)
+	matched, others = append(matched, on...), append(others, w.forked...)
+	for j := range matched {
+		if f := &matched[j]; f.Verdict != "" && w.node != nil {
+			f.By = w.at.rule()
+		}
+	}
 	if e := effects(before, matched); e != "" {
 		w.say("chain %s rule %d %q: %s", chain, i+1, r.Comment, e)
 	}

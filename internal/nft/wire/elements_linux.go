@@ -40,6 +40,25 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 	return nil
 }
 
+// CatchAll asks for the element of a set for all keys that have none, since Linux 5.13, and calls
+// found if it is there.
+func (t Table) CatchAll(ctx context.Context, set string, found func(el []byte)) error {
+	err := t.Ask(ctx, elementsRequest(t.Family, t.Name, set, [][]byte{nil}), func(body []byte) {
+		nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			found(el)
+			return true
+		})
+	})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // older kernels know no such elements
+		return nil
+	}
+	return err
+}
+
+// elementCatchAll is NFT_SET_ELEM_CATCHALL.
+const elementCatchAll = 2
+
+// elementsRequest asks for the elements of keys; a nil key is that of the catch-all element.
 func elementsRequest(family byte, table, set string, keys [][]byte) []byte {
 	var e Encoder
 	at := e.Message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, family, 0)
@@ -48,9 +67,13 @@ func elementsRequest(family byte, table, set string, keys [][]byte) []byte {
 	list := e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	for _, k := range keys {
 		n := e.Nest(unix.NFTA_LIST_ELEM)
-		key := e.Nest(unix.NFTA_SET_ELEM_KEY)
-		e.Bytes(unix.NFTA_DATA_VALUE, k)
-		e.EndNest(key)
+		if k == nil {
+			e.U32(unix.NFTA_SET_ELEM_FLAGS, elementCatchAll)
+		} else {
+			key := e.Nest(unix.NFTA_SET_ELEM_KEY)
+			e.Bytes(unix.NFTA_DATA_VALUE, k)
+			e.EndNest(key)
+		}
 		e.EndNest(n)
 	}
 	e.EndNest(list)

@@ -41,12 +41,10 @@ func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
 }
 
 // Title is the table as nft says it: "table ip6 kube-proxy".
-func (t Table) Title() string {
-	if t.Family == unix.NFPROTO_IPV6 {
-		return "table ip6 " + t.Name
-	}
-	return "table ip " + t.Name
-}
+func (t Table) Title() string { return "table " + familyNames[t.Family] + " " + t.Name }
+
+var familyNames = map[byte]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_ARP: "arp", unix.NFPROTO_NETDEV: "netdev",
+	unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_IPV6: "ip6"}
 
 // EachSet calls f for the sets, those that belong to a rule included.
 func (t Table) EachSet(ctx context.Context, f func(name string, body []byte)) error {
