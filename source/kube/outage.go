@@ -46,7 +46,7 @@ func newOutage(log *slog.Logger, server string) *outage {
 
 // turn returns when a resource may turn to the server: at once while it answers. While it does not,
 // only the leader tries, so that an outage costs a node one attempt instead of four. The others
-// follow, spread over a quarter of the outage, or after longestTurn, should the leader alone be in
+// follow, spread over half of the outage, or after longestTurn, should the leader alone be in
 // trouble.
 func (o *outage) turn(ctx context.Context, resource string) error {
 	o.mu.Lock()
@@ -100,7 +100,7 @@ func (o *outage) lostLocked() {
 func (o *outage) found() {
 	o.own = 0
 	if o.away {
-		o.away, o.spread = false, min(time.Since(o.lostAt)/4, longestSpread)
+		o.away, o.spread = false, min(time.Since(o.lostAt)/2, longestSpread)
 		close(o.back)
 	}
 }
