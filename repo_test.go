@@ -124,6 +124,9 @@ const imports = `
 	# It asks HNS, has the program run in a lab, and asks that by the admin socket.
 	lb, plane/hns, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
 	engine, trace < status;
+	# It follows packets through the whole node, and knows no plane.
+	lb, trace, internal/hooks, internal/netlink, internal/netlink/route < debug/node;
+	debug/node < debug/inspect;
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
 	cluster, lb, policy, trace, mode, engine, debug/changes, debug/flows < debug/inspect;
 	debug/inspect < debug/api;

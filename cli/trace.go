@@ -20,19 +20,24 @@ import (
 
 // traceAsking is "kube-proxy trace".
 func traceAsking() asking {
-	var from, in string
+	var from, in, expect string
 	return asking{
 		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3,
-		short: "what happens to a packet, why, and whether the kernel agrees",
+		short: "what happens to a packet on this node, and why",
 		about: "Explains what happens to a packet from SRC to DST: which Service it meets, which backends answer with which probability, and why. Then it prints " +
-			"the kernel's answer and the open connections between the two. A difference between table and kernel is a finding.",
+			"the kernel's answer, the open connections between the two, and the path of packet and reply through the rest of this node: conntrack, routes, " +
+			"other tables of the packet filter, neighbours, devices and sysctls. What stops the packet is printed first, with exit code 2, and so is a " +
+			"difference between table and kernel.",
 		more: "\nSRC is an address with or without a port, node for this node, or a Pod: pod/NAMESPACE/NAME, or pod/NAME if the name is unique.\n" +
 			"DST is an address, a Service (NAMESPACE/NAME, a unique name, or its DNS name) or nodeport:PORT.\n" +
 			"An omitted port or protocol is the Service's only one.\n\n" +
 			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace --from pod shop/web-1 shop/cart:http\n  kube-proxy trace node nodeport:30080/tcp\n" +
-			"\n      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: --from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
+			"\n      --expect string   balance, reject, drop or pass: exit with code 2 if something else happens to the packet\n" +
+			"      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: --from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
 			"      --in string       the incoming interface, for --detect-local-mode=BridgeInterface and InterfaceNamePrefix\n",
 		flags: func(cmd *cobra.Command) {
+			cmd.Flags().StringVar(&expect, "expect", "", "")
+			completeFlag(cmd, "expect", expectations...)
 			cmd.Flags().StringVar(&from, "from", "", "")
 			cmd.Flags().StringVar(&in, "in", "", "")
 			completeFlag(cmd, "from", "node", "pod")
@@ -48,6 +53,9 @@ func traceAsking() asking {
 		},
 		ask: func(ctx context.Context, q *questions, args []string) error {
 			params, err := traceParams(from, in, args)
+			if err == nil && expect != "" && !slices.Contains(expectations, expect) {
+				err = fmt.Errorf("--expect %s: want %s", lb.Printable(expect), strings.Join(expectations, ", "))
+			}
 			if err != nil {
 				return err
 			}
@@ -55,13 +63,19 @@ func traceAsking() asking {
 				q.head(a.Node)
 				io.WriteString(q.out, traceText(a, q.format == "wide"))
 			})
-			if err == nil && len(a.Findings) > 0 {
+			if err == nil && expect != "" && string(a.Outcome()) != expect {
+				fmt.Fprintf(q.errOut, "expected %s, but the outcome is %s\n", expect, a.Outcome())
+			}
+			if err == nil && (expect == "" && a.Wrong() || expect != "" && string(a.Outcome()) != expect) {
 				return exitCode(ExitFound)
 			}
 			return err
 		},
 	}
 }
+
+// expectations are the verdicts that --expect takes.
+var expectations = []string{string(trace.Balance), string(trace.Reject), string(trace.Drop), string(trace.Pass)}
 
 // traceParams are the question that the arguments ask.
 func traceParams(from, in string, args []string) (url.Values, error) {
@@ -93,6 +107,7 @@ func traceParams(from, in string, args []string) (url.Values, error) {
 // traceText is the answer for people: on one screen, or, wide, with all backends and all of the kernel's way.
 func traceText(a *inspect.TraceAnswer, wide bool) string {
 	var b strings.Builder
+	b.WriteString(a.Rest.Lead())
 	if a.Packet.Pod != "" {
 		fmt.Fprintf(&b, "pod %s is at %s\n", lb.Printable(a.Packet.Pod), a.Packet.From)
 	}
@@ -100,6 +115,9 @@ func traceText(a *inspect.TraceAnswer, wide bool) string {
 		b.WriteString(a.Wide(p))
 	} else {
 		b.WriteString(a.Text(p))
+	}
+	if a.Rest != nil {
+		b.WriteString("\n" + a.Rest.Text(wide))
 	}
 	if len(a.Conntrack) > 0 || a.ConntrackEnded > 0 {
 		b.WriteString("\nconnections\n")

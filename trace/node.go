@@ -28,6 +28,8 @@ type Node struct {
 	NotEvaluated []string `json:"notEvaluated,omitempty"`
 	// Steps is the path, in order. The steps of one backend are shown if all backends share them.
 	Steps []Step `json:"steps,omitempty"`
+	// Rules are the rules that the packet and its reply matched, on all ways, a line each.
+	Rules []string `json:"rules,omitempty"`
 }
 
 // NodeVerdict is what becomes of a connection on the node.
@@ -53,8 +55,6 @@ type Step struct {
 	// Stage is as in [Node].
 	Stage string `json:"stage"`
 	Text  string `json:"text"`
-	// Details are the chains, rules and elements, a line each.
-	Details []string `json:"details,omitempty"`
 }
 
 // Pinned is a connection that conntrack keeps with a former backend.

@@ -8,6 +8,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/debug/changes"
+	"kube-proxy/debug/node"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -35,6 +36,8 @@ type Config struct {
 	Pods func(context.Context, cluster.Name) (map[cluster.Name][]netip.Addr, error)
 	// Snapshot returns when the facts in force were written, if they come from a snapshot, else nil. It may be nil.
 	Snapshot func() *time.Time
+	// Follow follows a packet through the rest of this node: [node.Ask]; nil where that is not read.
+	Follow func(context.Context, node.Question) (trace.Node, error)
 	// Changes remembers what changed; nil where nothing does.
 	Changes *changes.Ring
 }

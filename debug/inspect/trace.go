@@ -28,7 +28,7 @@ type TraceQuery struct {
 	To string
 }
 
-// TraceAnswer is what a packet meets by the table, and by the kernel.
+// TraceAnswer is what a packet meets by the table, by the kernel's state of kube-proxy, and in the rest of this node.
 type TraceAnswer struct {
 	trace.Answer
 	// Node is the one for which this is the answer.
@@ -41,6 +41,8 @@ type TraceAnswer struct {
 	// ConntrackEnded is how many others have ended. ConntrackMore: there may be more open ones than those, and more that have ended.
 	ConntrackEnded int  `json:"conntrackEnded,omitempty"`
 	ConntrackMore  bool `json:"conntrackMore,omitempty"`
+	// Rest is what the rest of this node does with the packet; nil if that was not checked, as Notes say.
+	Rest *trace.Node `json:"rest,omitempty"`
 	// Notes say what could not be determined, and why.
 	Notes []string `json:"notes,omitempty"`
 
@@ -93,8 +95,26 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	a.Answer = i.ask(f, p)
 	i.lookup(ctx, f, p, a)
 	i.connections(ctx, p, a)
+	i.rest(ctx, f, p, a)
 	return a, nil
 }
+
+// Outcome is what happens to the packet: the verdict of the table, or of the kernel where it
+// differs, or of the rest of the node where that stops it.
+func (a *TraceAnswer) Outcome() trace.Verdict {
+	switch {
+	case a.Rest.Harmful() && a.Rest.Verdict == trace.Rejected:
+		return trace.Reject
+	case a.Rest.Harmful():
+		return trace.Drop
+	case a.Kernel != nil && len(a.Findings) > 0:
+		return a.Kernel.Verdict
+	}
+	return a.Verdict
+}
+
+// Wrong reports whether the answer is not as the table alone promises.
+func (a *TraceAnswer) Wrong() bool { return len(a.Findings) > 0 || a.Rest.Harmful() }
 
 // ask queries the table, and explains the port of the packet: how its backends were chosen, or why it has none.
 func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {

@@ -51,7 +51,7 @@ func (n *node) route(a netip.Addr) (route.Route, error) {
 	if known {
 		return way, nil
 	}
-	way, err := route.RouteTo(n.ctx, n.conn, a)
+	way, err := route.Lookup(n.ctx, n.conn, route.Query{To: a})
 	if err == nil {
 		n.routes[a] = way
 	}

@@ -44,7 +44,7 @@ func (s *surroundings) route(ctx context.Context, a netip.Addr) (rtnl.Route, err
 	if way, known := s.routes[a]; known {
 		return way, nil
 	}
-	way, err := rtnl.RouteTo(ctx, s.conn, a)
+	way, err := rtnl.Lookup(ctx, s.conn, rtnl.Query{To: a})
 	if err != nil {
 		return rtnl.Route{}, fmt.Errorf("ask for the route to %s: %w", a, err)
 	}
@@ -78,7 +78,7 @@ func (s *surroundings) here(w *walker, a netip.Addr) bool {
 	}
 	way, err := s.route(w.ctx, a)
 	w.fail(err)
-	return way.Here
+	return way.Here()
 }
 
 func (s *surroundings) comesIn(w *walker) (name string, known bool) {

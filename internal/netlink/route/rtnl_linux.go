@@ -114,6 +114,7 @@ type Link struct {
 	Kind   string // "dummy" and the like; "" for hardware
 	MTU    uint32
 	Master int32 // the index of the interface that it belongs to; 0 for none
+	XDP    bool  // a program of XDP is attached
 }
 
 // ParseLink reads struct ifinfomsg and its attributes.
@@ -132,6 +133,8 @@ func ParseLink(body []byte) (l Link, ok bool) {
 			l.MTU = netlink.Native32(v)
 		case unix.IFLA_MASTER:
 			l.Master = int32(netlink.Native32(v))
+		case unix.IFLA_XDP:
+			l.XDP = netlink.U8(netlink.Attribute(v, unix.IFLA_XDP_ATTACHED)) != 0
 		}
 		return true
 	})
@@ -209,41 +212,8 @@ func DeleteLink(index int32) []byte {
 // LeadsHere reports whether packets to the address are for this node. A new IPv6 address is the
 // node's a moment later.
 func LeadsHere(ctx context.Context, conn netlink.Asker, a netip.Addr) (here bool, err error) {
-	way, err := RouteTo(ctx, conn, a)
-	return way.Here, err
-}
-
-// Route is where packets to an address go.
-type Route struct {
-	// Here: they are for this node. Type is RTN_*, 0 where there is no route at all.
-	Here bool
-	Type byte
-	// Out is the index of the interface that they leave through; 0 where there is no route at all.
-	Out int32
-}
-
-// RouteTo asks for the route of the node's own packets to an address.
-func RouteTo(ctx context.Context, conn netlink.Asker, a netip.Addr) (way Route, err error) {
-	head := make([]byte, unix.SizeofRtMsg)
-	head[0], head[1] = unix.AF_INET, byte(a.BitLen())
-	if a.Is6() {
-		head[0] = unix.AF_INET6
-	}
-	var e netlink.Encoder
-	e.Bytes(unix.RTA_DST, a.AsSlice())
-	err = conn.Do(ctx, netlink.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m netlink.Message) error {
-		const typeAt = 7 // rtm_type in struct rtmsg
-		if len(m.Body) >= unix.SizeofRtMsg {
-			way.Type = m.Body[typeAt]
-			way.Here = way.Type == unix.RTN_LOCAL
-			way.Out = int32(netlink.Native32(netlink.Attribute(m.Body[unix.SizeofRtMsg:], unix.RTA_OIF)))
-		}
-		return nil
-	})
-	if refused := (*netlink.Error)(nil); errors.As(err, &refused) { // there is no route at all
-		return Route{}, nil
-	}
-	return way, err
+	way, err := Lookup(ctx, conn, Query{To: a})
+	return way.Here(), err
 }
 
 // Entry is an entry of a routing table. A route through several interfaces is one entry for each.

@@ -1,0 +1,135 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/debug/node"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// restWait bounds what reading the rest of the node may take.
+const restWait = 5 * time.Second
+
+// rest adds what the rest of this node does with the packet, after the answers of the table, the
+// kernel and conntrack.
+func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *TraceAnswer) {
+	switch {
+	case i.cfg.Offline:
+		return // a note says so already
+	case p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6:
+		a.Notes = append(a.Notes, "pings are not followed through the rest of this node")
+		return
+	case i.cfg.Follow == nil:
+		a.Notes = append(a.Notes, "the rest of this node was not checked")
+		return
+	}
+	q := node.Question{Packet: p, Table: a.Answer, Mode: f.Trace, OnNode: onNode(a.Frontend)}
+	if c := a.existing(p); c != nil {
+		q.Backend, q.Sees = c.Backend, c.Sees
+	}
+	ctx, cancel := context.WithTimeout(ctx, restWait)
+	defer cancel()
+	n, err := i.cfg.Follow(ctx, q)
+	if err != nil {
+		a.Notes = append(a.Notes, "the rest of this node was not checked: "+err.Error())
+		return
+	}
+	n.Pinned, n.Elsewhere = i.pinned(f, a), i.elsewhere(p)
+	a.Rest = &n
+}
+
+// existing returns the open connection from the packet's own port, if there is one: it decides
+// before any rule.
+func (a *TraceAnswer) existing(p trace.Packet) *Connection {
+	if p.From.Port() == 0 || len(a.Conntrack) == 0 || over[a.Conntrack[0].State] {
+		return nil
+	}
+	return &a.Conntrack[0]
+}
+
+// over are the states after which a packet begins a new connection.
+var over = map[string]bool{"TIME_WAIT": true, "CLOSE": true, "LAST_ACK": true, "CLOSED": true, "SHUTDOWN_ACK_SENT": true}
+
+// onNode reports which endpoints of a row run on this node.
+func onNode(row *lb.Frontend) func(netip.AddrPort) bool {
+	return func(a netip.AddrPort) bool {
+		if row == nil {
+			return false
+		}
+		for _, r := range row.Routes {
+			if r.To == nil {
+				continue
+			}
+			if b, ok := r.To.Backends.Find(a); ok && b.Local {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// pinned returns the open connections that lead to an address which the Service has no endpoint at,
+// not even a terminating one.
+func (i *Inspector) pinned(f Family, a *TraceAnswer) (all []trace.Pinned) {
+	if a.Frontend == nil || f.Trace.Terminates || f.Trace.LocalhostProxy && a.Asked.To.Addr().IsLoopback() || a.Verdict == trace.Pass {
+		return nil
+	}
+	endpoints := map[netip.Addr]bool{}
+	for _, s := range i.cfg.Store.View(ParseName(a.Service)).Slices {
+		for e := range s.Endpoints.All() {
+			endpoints[e.Addr] = true
+		}
+	}
+	for _, c := range a.Conntrack {
+		if over[c.State] || !c.Backend.IsValid() || c.Backend == c.To || endpoints[c.Backend.Addr()] {
+			continue
+		}
+		all = append(all, trace.Pinned{From: c.From, To: c.To, Backend: c.Backend, Proto: c.Proto, Do: deleteCommand(c)})
+	}
+	return all
+}
+
+// deleteCommand deletes a connection from conntrack.
+func deleteCommand(c Connection) string {
+	family := ""
+	if c.To.Addr().Is6() {
+		family = " -f ipv6"
+	}
+	return fmt.Sprintf("conntrack -D%s -p %s --orig-src %s --sport %d --orig-dst %s --dport %d", family, c.Proto, c.From.Addr(), c.From.Port(), c.To.Addr(), c.To.Port())
+}
+
+// elsewhere says that the source is an endpoint of another node, which then translates its packets.
+func (i *Inspector) elsewhere(p trace.Packet) string {
+	if p.Host {
+		return ""
+	}
+	facts := i.cfg.Store.Facts()
+	var pod cluster.Place
+	for _, name := range i.Names() {
+		i.cfg.Store.Look(name, func(v cluster.View) { pod = placeOf(v, p.From.Addr()) })
+		if pod.Node != "" {
+			break
+		}
+	}
+	if pod.Node == "" || pod.Node == facts.NodeName {
+		return ""
+	}
+	return fmt.Sprintf("%s is on node %s: ask the proxy there; this is the answer for packets that reach %s", p.From.Addr(), pod.Node, facts.NodeName)
+}
+
+// placeOf returns where the endpoint of an address runs, if the Service has it.
+func placeOf(v cluster.View, a netip.Addr) cluster.Place {
+	for _, s := range v.Slices {
+		for e := range s.Endpoints.All() {
+			if e.Addr == a && e.Where != (cluster.Endpoint{}).Where {
+				return e.Where.Value()
+			}
+		}
+	}
+	return cluster.Place{}
+}

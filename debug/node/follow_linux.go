@@ -1,0 +1,103 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/hooks"
+	"kube-proxy/internal/netlink"
+	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// Filter is the packet filter of the node.
+type Filter interface {
+	// Pass takes a packet through a hook.
+	Pass(context.Context, hooks.Hook, hooks.Packet) ([]hooks.Way, error)
+	// Notes says what was not read, because of its size.
+	Notes() []string
+	// Path returns the rules that matched so far, a line each.
+	Path() []string
+}
+
+// Ask reads the packet filter, and follows a packet and its reply through the node. An error is of
+// reading.
+func Ask(ctx context.Context, q Question) (trace.Node, error) {
+	filter, err := hooks.Open(ctx, lb.FamilyOf(q.Packet.To.Addr()))
+	if err != nil {
+		return trace.Node{}, err
+	}
+	defer filter.Close()
+	return Follow(ctx, q, filter)
+}
+
+// Follow follows a packet and its reply through the node. An error is of reading.
+func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) {
+	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
+	if err != nil {
+		return trace.Node{}, fmt.Errorf("ask for routes: %w", err)
+	}
+	defer conn.Close()
+	family := byte(unix.AF_INET)
+	if lb.FamilyOf(q.Packet.To.Addr()) == lb.IPv6 {
+		family = unix.AF_INET6
+	}
+	w := &walk{q: q}
+	w.sysctl = sysctl
+	w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Lookup(ctx, conn, q) }
+	if w.links, err = rtnl.Links(ctx, conn); err != nil {
+		return trace.Node{}, err
+	}
+	if w.neighbours, err = rtnl.Neighbours(ctx, conn, family); err != nil {
+		return trace.Node{}, err
+	}
+	w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return filter.Pass(ctx, h, p) }
+	w.follow()
+	if w.err != nil {
+		return trace.Node{}, w.err
+	}
+	w.doubts = append(w.doubts, filter.Notes()...)
+	if err := w.programs(ctx, conn); err != nil {
+		return trace.Node{}, err
+	}
+	n := w.judge()
+	n.Rules = filter.Path()
+	return n, nil
+}
+
+// sysctl reads a setting below net of the thread's network namespace; "" if there is none.
+func sysctl(path string) string {
+	value, _ := os.ReadFile("/proc/sys/net/" + path)
+	return strings.TrimSpace(string(value))
+}
+
+// programs names what sees packets at the interfaces used and is not evaluated.
+func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
+	for _, dir := range []struct {
+		links  []int32
+		parent uint16
+		name   string
+	}{{w.in, rtnl.FilterIngress, "ingress"}, {w.out, rtnl.FilterEgress, "egress"}} {
+		slices.Sort(dir.links)
+		for _, index := range slices.Compact(dir.links) {
+			l := w.link(index)
+			if l.XDP && dir.name == "ingress" {
+				w.doubts = append(w.doubts, "program of XDP on "+l.Name)
+			}
+			filters, err := rtnl.Filters(ctx, conn, index, dir.parent)
+			if err != nil {
+				return err
+			}
+			for _, f := range slices.Compact(filters) {
+				w.doubts = append(w.doubts, fmt.Sprintf("filter of tc on %s, %s: %s", l.Name, dir.name, f))
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,232 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/hooks"
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// fault is something on node1 that harms packets, or does not.
+type fault struct {
+	name     string
+	from, to string // hosts
+	six      bool
+	in       string
+	bridge   bool
+	break_   func() error // on node1
+	want     trace.NodeVerdict
+	by       string // a part of the culprit
+	doubt    string // a part of what was not evaluated
+}
+
+func sysctls(kv ...string) func() error {
+	return func() error {
+		for i := 0; i < len(kv); i += 2 {
+			if err := os.WriteFile("/proc/sys/net/"+kv[i], []byte(kv[i+1]), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// routed adds a route of a type to a host, or to its whole prefix.
+func routed(to string, typ int, table int) func() error {
+	return func() error {
+		dst := prefix(to)
+		return netlink.RouteReplace(&netlink.Route{Dst: dst, Type: typ, Table: table, Priority: 1})
+	}
+}
+
+func prefix(cidr string) *net.IPNet {
+	_, p, err := net.ParseCIDR(cidr)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+func onLink(name string, do func(netlink.Link) error) func() error {
+	return func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return do(l)
+	}
+}
+
+// noRouteTo deletes the routes to a prefix and the default route.
+func noRouteTo(cidr string) func() error {
+	return func() error {
+		family := netlink.FAMILY_V4
+		if strings.Contains(cidr, ":") {
+			family = netlink.FAMILY_V6
+		}
+		all, err := netlink.RouteList(nil, family)
+		for _, r := range all {
+			if r.Dst != nil && (r.Dst.String() == prefix(cidr).String() || r.Dst.String() == "0.0.0.0/0" || r.Dst.String() == "::/0") {
+				err = errors.Join(err, netlink.RouteDel(&r))
+			}
+		}
+		return err
+	}
+}
+
+// failedNeighbour routes an address that no host has to a link.
+func failedNeighbour(link, addr string) func() error {
+	return onLink(link, func(l netlink.Link) error {
+		return errors.Join(netlink.RouteAdd(&netlink.Route{Dst: prefix(addr + "/32"), LinkIndex: l.Attrs().Index}),
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP(addr), State: netlink.NUD_FAILED}))
+	})
+}
+
+func ruleTo(rule func(*netlink.Rule)) func() error {
+	return func() error {
+		r := netlink.NewRule()
+		r.Priority = 10
+		rule(r)
+		return netlink.RuleAdd(r)
+	}
+}
+
+func both(all ...func() error) func() error {
+	return func() (err error) {
+		for _, f := range all {
+			err = errors.Join(err, f())
+		}
+		return err
+	}
+}
+
+func nothing() error { return nil }
+
+var faults = []fault{
+	{name: "nothing", from: "pod1", to: "pod2", break_: nothing, want: trace.Delivered},
+	{name: "nothing, bridge", from: "pod1", to: "pod3", bridge: true, break_: nothing, want: trace.Delivered},
+	{name: "bridge-nf-call", from: "pod1", to: "pod2", bridge: true, break_: nothing, want: trace.Undecided,
+		doubt: "net.bridge.bridge-nf-call-iptables is not 1"}, // the lab's pods have no direct route, others have
+	{name: "nothing, from outside", from: "client", to: "pod2", break_: nothing, want: trace.Delivered},
+	{name: "nothing, to another node", from: "pod1", to: "pod4", break_: nothing, want: trace.Delivered},
+	{name: "nothing, from the node", from: "node1", to: "pod1", break_: nothing, want: trace.Delivered},
+	{name: "nothing, to the node", from: "pod1", to: "node1", break_: nothing, want: trace.Delivered},
+	{name: "nothing, to itself", from: "node1", to: "node1", break_: nothing, want: trace.Delivered},
+	{name: "nothing, IPv6", from: "pod1", to: "pod4", six: true, break_: nothing, want: trace.Delivered},
+	{name: "ip_forward", from: "pod1", to: "pod2", break_: sysctls("ipv4/ip_forward", "0"), want: trace.Dropped, by: "net.ipv4.ip_forward=0"},
+	{name: "ip_forward, local only", from: "pod1", to: "node1", break_: sysctls("ipv4/ip_forward", "0"), want: trace.Delivered},
+	{name: "forwarding of the device", from: "pod1", to: "pod2", break_: sysctls("ipv4/conf/vethpod1/forwarding", "0"), want: trace.Dropped,
+		by: "net.ipv4.conf.vethpod1.forwarding=0"},
+	{name: "forwarding of the reply's device", from: "pod1", to: "pod2", break_: sysctls("ipv4/conf/vethpod2/forwarding", "0"),
+		want: trace.Dropped, by: "net.ipv4.conf.vethpod2.forwarding=0"},
+	{name: "forwarding of IPv6", from: "pod1", to: "pod2", six: true, break_: sysctls("ipv6/conf/all/forwarding", "0"), want: trace.Dropped,
+		by: "net.ipv6.conf.all.forwarding=0"},
+	{name: "no route", from: "client", to: "pod2", break_: noRouteTo("10.1.1.12/32"), want: trace.Rejected, by: "no route to 10.1.1.12"},
+	{name: "no route, IPv6", from: "client", to: "pod2", six: true, break_: noRouteTo("fd00:10:1:1::12/128"), want: trace.Rejected, by: "no route"},
+	{name: "no route, from the node", from: "node1", to: "pod2", break_: noRouteTo("10.1.1.12/32"), want: trace.Rejected, by: "no route to 10.1.1.12"},
+	{name: "no route for the reply", from: "client", to: "pod2",
+		break_: routed("172.18.0.100/32", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN), in: "eth0", want: trace.Dropped, by: "172.18.0.100 is a blackhole"},
+	{name: "blackhole", from: "pod1", to: "pod4", break_: routed("10.1.2.14/32", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN), want: trace.Dropped,
+		by: "the route to 10.1.2.14 is a blackhole"},
+	{name: "unreachable", from: "pod1", to: "pod4", break_: routed("10.1.2.14/32", unix.RTN_UNREACHABLE, unix.RT_TABLE_MAIN), want: trace.Rejected,
+		by: "the route to 10.1.2.14 is unreachable"},
+	{name: "prohibit", from: "pod1", to: "pod4", break_: routed("10.1.2.14/32", unix.RTN_PROHIBIT, unix.RT_TABLE_MAIN), want: trace.Rejected,
+		by: "prohibits 10.1.2.14"},
+	{name: "blackhole, IPv6", from: "pod1", to: "pod4", six: true, break_: routed("fd00:10:1:2::14/128", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
+		want: trace.Dropped, by: "blackhole"},
+	{name: "policy rule", from: "pod1", to: "pod4", break_: both(routed("10.1.2.0/24", unix.RTN_BLACKHOLE, 77), ruleTo(func(r *netlink.Rule) {
+		r.Table, r.Src = 77, prefix("10.1.1.11/32")
+	})), want: trace.Dropped, by: "blackhole"},
+	{name: "policy rule of the device", from: "pod1", to: "pod4", break_: both(routed("10.1.2.0/24", unix.RTN_PROHIBIT, 77), ruleTo(func(r *netlink.Rule) {
+		r.Table, r.IifName = 77, "vethpod1"
+	})), want: trace.Rejected, by: "prohibits"},
+	{name: "device down", from: "client", to: "pod2", break_: onLink("vethpod2", netlink.LinkSetDown), want: trace.Dropped,
+		by: "endpoint 10.1.1.12:8080 is on this node, but its route leads through eth0 to 172.18.0.254"},
+	{name: "neighbour failed", from: "pod1", to: "10.1.1.99", break_: failedNeighbour("vethpod2", "10.1.1.99"), want: trace.Dropped,
+		by: "neighbour 10.1.1.99 on vethpod2 is FAILED"},
+	{name: "strict rp_filter", from: "client", to: "pod2", in: "eth0", break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), onLink("vethpod1", func(l netlink.Link) error {
+		return netlink.RouteAdd(&netlink.Route{Dst: prefix("172.18.0.100/32"), LinkIndex: l.Attrs().Index})
+	})), want: trace.Dropped, by: "rp_filter=1 (strict) of eth0: the route back to 172.18.0.100 leads through vethpod1"},
+	{name: "loopback from outside", from: "pod1", to: "127.0.0.1", break_: nothing, want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
+}
+
+// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03).
+func TestFaults(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	for _, f := range faults {
+		t.Run(f.name, func(t *testing.T) {
+			lab := netlab.ForTest(t, netlab.Options{Bridge: f.bridge})
+			const port = 8080
+			from, _ := netlab.HostByName(f.from)
+			to := netip.AddrPort{}
+			if h, ok := netlab.HostByName(f.to); ok {
+				lab.Serve(netlab.TCP, port, f.to)
+				to = netip.AddrPortFrom(h.Addr(f.six), port)
+			} else {
+				to = netip.AddrPortFrom(netip.MustParseAddr(f.to), port)
+			}
+			lab.On(netlab.Node1, func() {
+				if err := f.break_(); err != nil {
+					t.Fatal(err)
+				}
+				n, err := Follow(t.Context(), Question{Packet: trace.Packet{
+					From: netip.AddrPortFrom(from.Addr(f.six), 0), To: to, Host: f.from == netlab.Node1, In: f.in, Proto: lb.TCP,
+				}, OnNode: onNode1}, open{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n.Verdict != f.want || !strings.Contains(n.By, f.by) || (n.By == "") != (f.by == "") ||
+					(len(n.NotEvaluated) > 0) != (f.doubt != "") || !strings.Contains(strings.Join(n.NotEvaluated, "\n"), f.doubt) {
+					t.Errorf("%s by %q (do %q), want %s by %q\n%+v", n.Verdict, n.By, n.Do, f.want, f.by, n)
+				}
+				for _, s := range n.Steps {
+					t.Logf("%v %s: %s", s.Reply, s.Stage, s.Text)
+				}
+			})
+			if !to.Addr().IsLoopback() && f.want != trace.Undecided {
+				_, err := lab.Dial(f.from, netlab.TCP, to, netlab.DialOptions{Timeout: time.Second})
+				if real := outcome(err); real != f.want {
+					t.Errorf("the real packet is %s (%v), want %s", real, err, f.want)
+				}
+			}
+		})
+	}
+}
+
+// open is a packet filter without rules.
+type open struct{}
+
+func (open) Pass(_ context.Context, _ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+	if p.To.Addr() == netip.MustParseAddr("10.1.1.12") && !p.Flow.Reply { // as if a Service led there
+		return []hooks.Way{{Packet: p, Share: 1, Translated: true}}, nil
+	}
+	return []hooks.Way{{Packet: p, Share: 1}}, nil
+}
+func (open) Notes() []string { return nil }
+func (open) Path() []string  { return nil }
+
+func onNode1(a netip.AddrPort) bool { return netlab.Node1Pods4.Contains(a.Addr()) }
+
+func outcome(err error) trace.NodeVerdict {
+	switch {
+	case err == nil:
+		return trace.Delivered
+	case errors.Is(err, netlab.ErrTimeout):
+		return trace.Dropped
+	}
+	return trace.Rejected
+}

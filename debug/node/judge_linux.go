@@ -1,0 +1,52 @@
+package node
+
+import (
+	"slices"
+
+	"kube-proxy/trace"
+)
+
+// maxHarmed is how many backends an answer names.
+const maxHarmed = 8
+
+// judge sums up where the ways ended. The culprit is the obstacle that most connections meet.
+func (w *walk) judge() trace.Node {
+	n := trace.Node{Verdict: trace.Delivered, Warnings: w.warnings, NotEvaluated: slices.Clone(w.doubts)}
+	shares, shown := map[stop]float64{}, end{}
+	var worst stop
+	for _, e := range w.ends {
+		doubt(&n, e.doubts)
+		if e.by == "" {
+			if len(shown.steps) == 0 {
+				shown = e
+			}
+			continue
+		}
+		n.Share += e.share
+		shares[e.stop] += e.share
+		if shares[e.stop] > shares[worst] {
+			worst = e.stop
+		}
+		if e.backend.IsValid() && len(n.Backends) < maxHarmed && !slices.Contains(n.Backends, e.backend) {
+			n.Backends = append(n.Backends, e.backend)
+		}
+	}
+	switch {
+	case worst.by != "":
+		n.Verdict, n.By, n.Do, n.Own, n.Stage = worst.verdict, worst.by, worst.do, worst.own, worst.stage
+		shown = w.ends[slices.IndexFunc(w.ends, func(e end) bool { return e.stop == worst })]
+	case len(n.NotEvaluated) > 0:
+		n.Verdict = trace.Undecided
+	}
+	n.Steps = shown.steps
+	return n
+}
+
+// doubt adds what was not evaluated, each once.
+func doubt(n *trace.Node, all []string) {
+	for _, d := range all {
+		if !slices.Contains(n.NotEvaluated, d) {
+			n.NotEvaluated = append(n.NotEvaluated, d)
+		}
+	}
+}

@@ -1,0 +1,20 @@
+package node
+
+import (
+	"net/netip"
+
+	"kube-proxy/trace"
+)
+
+// Question says what to follow.
+type Question struct {
+	Packet trace.Packet
+	// Table is the answer of the table: modes that open connections of their own go to its backends.
+	Table trace.Answer
+	Mode  trace.Mode
+	// OnNode reports whether the endpoint runs on this node; nil if that is not known.
+	OnNode func(netip.AddrPort) bool
+	// Backend and Sees are the reply's source and destination if conntrack has the connection; else
+	// not valid.
+	Backend, Sees netip.AddrPort
+}

@@ -1,0 +1,155 @@
+package route
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlink"
+)
+
+// Query asks for the route of a packet.
+type Query struct {
+	To, From netip.Addr // From is of packets that come in only
+	// In is the index of the interface that the packet comes in through; 0 for an own packet.
+	In   int32
+	Mark uint32
+}
+
+// Route is where a packet goes.
+type Route struct {
+	// Type is RTN_*.
+	Type byte
+	// Out is the index of the interface that the packet leaves through; 0 for no route.
+	Out int32
+	// Gateway is the next hop; not valid if that is the destination itself.
+	Gateway netip.Addr
+	// Source is the source address of own packets; not valid if the kernel names none.
+	Source netip.Addr
+	Table  uint32 // RT_TABLE_*
+	MTU    uint32 // of the route; 0 for the interface's
+	// Errno is why there is no route; 0 if there is one.
+	Errno unix.Errno
+}
+
+// Here reports whether the packet is for this node.
+func (r Route) Here() bool { return r.Type == unix.RTN_LOCAL }
+
+// Lookup asks the kernel for a route, with its policy rules. Of a packet that comes in the kernel
+// checks the source, too, as its sysctls say.
+func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err error) {
+	head := make([]byte, unix.SizeofRtMsg)
+	head[0], head[1] = family(q.To), byte(q.To.BitLen())
+	var e netlink.Encoder
+	e.Bytes(unix.RTA_DST, q.To.AsSlice())
+	if q.In != 0 {
+		head[2] = byte(q.From.BitLen())
+		e.Bytes(unix.RTA_SRC, q.From.AsSlice())
+		e.Native32(unix.RTA_IIF, uint32(q.In))
+	}
+	if q.Mark != 0 {
+		e.Native32(unix.RTA_MARK, q.Mark)
+	}
+	err = conn.Do(ctx, netlink.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m netlink.Message) error {
+		r.parse(m.Body)
+		return nil
+	})
+	if refused := (*netlink.Error)(nil); errors.As(err, &refused) {
+		return Route{Errno: refused.Errno}, nil
+	}
+	return r, err
+}
+
+func (r *Route) parse(body []byte) {
+	if len(body) < unix.SizeofRtMsg {
+		return
+	}
+	r.Table, r.Type = uint32(body[4]), body[7] // rtm_table, rtm_type
+	netlink.Attributes(body[unix.SizeofRtMsg:], func(typ uint16, v []byte) bool {
+		switch typ {
+		case unix.RTA_OIF:
+			r.Out = int32(netlink.Native32(v))
+		case unix.RTA_GATEWAY:
+			r.Gateway, _ = netip.AddrFromSlice(v)
+		case unix.RTA_VIA: // struct rtvia: the family before the address
+			r.Gateway, _ = netip.AddrFromSlice(v[min(2, len(v)):])
+		case unix.RTA_PREFSRC:
+			r.Source, _ = netip.AddrFromSlice(v)
+		case unix.RTA_TABLE:
+			r.Table = netlink.Native32(v)
+		case unix.RTA_METRICS:
+			r.MTU = netlink.Native32(netlink.Attribute(v, unix.RTAX_MTU))
+		}
+		return true
+	})
+}
+
+func family(a netip.Addr) byte {
+	if a.Is6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// Neighbour is an entry of the neighbour table.
+type Neighbour struct {
+	Addr  netip.Addr
+	Link  int32
+	State uint16 // NUD_*
+}
+
+// Neighbours lists the neighbours of a family, unix.AF_INET or unix.AF_INET6.
+func Neighbours(ctx context.Context, conn netlink.Asker, family byte) ([]Neighbour, error) {
+	request := netlink.Request(unix.RTM_GETNEIGH, unix.NLM_F_DUMP,
+		append([]byte{family}, make([]byte, unix.SizeofNdMsg-1)...))
+	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (Neighbour, bool) {
+		if len(m.Body) < unix.SizeofNdMsg || m.Body[0] != family {
+			return Neighbour{}, false
+		}
+		a, ok := netip.AddrFromSlice(netlink.Attribute(m.Body[unix.SizeofNdMsg:], unix.NDA_DST))
+		return Neighbour{a, int32(netlink.Order.Uint32(m.Body[4:])), netlink.Order.Uint16(m.Body[8:])}, ok
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the neighbours: %w", err)
+	}
+	return all, nil
+}
+
+// Filters lists what traffic control does with packets of an interface in a direction: the kinds of
+// its filters there, such as "bpf", with their names. Parent is TC_H_MIN_INGRESS or
+// TC_H_MIN_EGRESS.
+func Filters(ctx context.Context, conn netlink.Asker, link int32, parent uint16) ([]string, error) {
+	head := make([]byte, sizeofTcMsg)
+	netlink.Order.PutUint32(head[4:], uint32(link))
+	netlink.Order.PutUint32(head[12:], handleClsact|uint32(parent))
+	request := netlink.Request(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, head)
+	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (string, bool) {
+		if len(m.Body) < sizeofTcMsg {
+			return "", false
+		}
+		kind := netlink.CStr(netlink.Attribute(m.Body[sizeofTcMsg:], unix.TCA_KIND))
+		options := netlink.Attribute(m.Body[sizeofTcMsg:], unix.TCA_OPTIONS)
+		if name := netlink.CStr(netlink.Attribute(options, tcaBPFName)); kind == "bpf" && name != "" {
+			kind += " " + name
+		}
+		return kind, options != nil // the kernel lists a filter's head without options, too
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the filters of interface number %d: %w", link, err)
+	}
+	return all, nil
+}
+
+// Numbers of the kernel's pkt_sched.h and pkt_cls.h.
+const (
+	sizeofTcMsg  = 20
+	handleClsact = 0xffff0000
+	tcaBPFName   = 7
+
+	// FilterIngress and FilterEgress are the directions for [Filters].
+	FilterIngress = 0xfff2
+	FilterEgress  = 0xfff3
+)
