@@ -162,7 +162,7 @@ var faults = []fault{
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1", break_: nothing, want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
 
-// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03).
+// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04).
 func TestFaults(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
