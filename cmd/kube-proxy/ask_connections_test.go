@@ -11,7 +11,7 @@ import (
 
 // A client that has ended 300 connections and holds one is told that one, and how many have ended, in one line.
 func TestAskConnections(t *testing.T) {
-	n := newNamespace(t)
+	n := newNamespace(t).routed()
 	n.command("sh", "-ec", `ip link set lo up; ip addr add 10.0.0.1/32 dev lo; ip addr add 192.0.2.1/32 dev lo; ip route add 10.96.0.0/16 dev lo src 192.0.2.1`)
 	write(t, n.dir+"/m/good.yaml", good())
 	n.serve("nftables")

@@ -124,7 +124,7 @@ func TestTracesInText(t *testing.T) {
 
 // So does a proxy that runs.
 func TestAskPageRunning(t *testing.T) {
-	n := newNamespace(t)
+	n := newNamespace(t).routed()
 	t.Chdir("../..")
 	do(t, os.CopyFS(n.path("m"), os.DirFS("docs/examples/shop")))
 	p := n.start([]string{"--proxy-mode=nftables", "--hostname-override=node1", "--manifests=m", "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48"})

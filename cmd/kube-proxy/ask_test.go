@@ -111,7 +111,7 @@ func TestAskGolden(t *testing.T) {
 
 // A proxy that runs is asked by command, in each form, across a reload and a restart; and who may not, or asks what is none, is told so.
 func TestAskRunning(t *testing.T) {
-	n := newNamespace(t)
+	n := newNamespace(t).routed()
 	do(t, os.CopyFS(n.path("m"), os.DirFS("testdata/ask/m")))
 	n.command("mkdir", "-p", "/run/kube-proxy", "/run/other")
 	file := n.path("config.yaml")
@@ -217,7 +217,7 @@ func TestAskRunning(t *testing.T) {
 
 // Where nobody runs, or something else does, the command says what, and what to do.
 func TestAskNobody(t *testing.T) {
-	n := newNamespace(t)
+	n := newNamespace(t).routed()
 	dir := t.TempDir()
 	at := filepath.Join(dir, "a.sock")
 	for name, c := range map[string]struct {
@@ -262,7 +262,7 @@ func listenAt(t *testing.T, path string) *net.UnixListener {
 
 // --watch goes on until it is interrupted, then ends well, and tells of changes as they come.
 func TestAskWatch(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t).routed()
 	n.serve("nftables")
 	until(t, func() string { _, _, errOut := n.kubeProxy("table"); return errOut })
 	events := n.start([]string{"events", "--watch", "-o", "json"})
@@ -347,7 +347,7 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 
 // A crowd at the socket changes neither what the proxy takes of the machine nor how changes reach the kernel.
 func TestAskCrowd(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t).routed()
 	p := n.serve("nftables")
 	at := "/run/kube-proxy/admin.sock"
 	until(t, func() string { _, _, errOut := n.kubeProxy("table"); return errOut })

@@ -19,7 +19,7 @@ import (
 // with -race alone (make test-asked, which CI runs).
 func TestAskedUnderChanges(t *testing.T) {
 	const lasts = 10 * time.Second
-	n := newNamespace(t)
+	n := newNamespace(t).routed()
 	n.command("ip", "addr", "add", "192.0.2.1/32", "dev", "lo")
 	n.write("m/node.yaml", node(""))
 	form := func(i, k int) []byte {

@@ -60,6 +60,21 @@ func newNamespace(t *testing.T) *namespace {
 	return n
 }
 
+// routed gives the namespace a device for its pods and one for the others, as any node has.
+func (n *namespace) routed() *namespace {
+	n.t.Helper()
+	for _, link := range []string{"pods", "uplink"} {
+		n.command("ip", "link", "add", link, "type", "veth", "peer", "name", "far-"+link)
+		n.command("ip", "link", "set", "far-"+link, "up")
+		n.command("ip", "link", "set", link, "up")
+	}
+	for _, six := range []string{"-4", "-6"} {
+		n.command("ip", six, "route", "add", "default", "dev", "uplink")
+	}
+	n.command("ip", "route", "add", "10.1.1.0/24", "dev", "pods")
+	return n
+}
+
 // showConntrackMax has the thread and its programs find a sysctl, which the machine has once and a namespace cannot set, as large as
 // any command line asks for: what the machine has depends on its memory, and what is asked for on its CPUs.
 func showConntrackMax(dir string) error {

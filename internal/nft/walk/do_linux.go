@@ -228,7 +228,7 @@ func (w *walk) lookup(s Step, flows []flow) (on, broken []flow, err error) {
 		if dynamic && !w.remembering {
 			e = element{}
 		}
-		if dynamic && f.Memory.Set == s.set && f.Memory.Key == keys[i] {
+		if f.Memory.Set == s.set && f.Memory.Key == keys[i] {
 			e = element{there: f.Memory.Data != "", data: f.Memory.Data}
 		} else if dynamic && e.there {
 			w.hit = true
