@@ -28,8 +28,8 @@ func (h Hook) String() string {
 // Packet is what rules see of a packet at a hook.
 type Packet struct {
 	Proto lb.Proto
-	// From and To are as the packet has them there. Port 0 of From is an unknown one. The port of To
-	// of ICMP is the type<<8 and the code.
+	// From and To are as the packet has them there. Port 0 of From is an unknown one. The port of
+	// To of ICMP is the type<<8 and the code.
 	From, To netip.AddrPort
 	// In and Out are the devices; "" for none.
 	In, Out string
@@ -57,8 +57,9 @@ type Flow struct {
 	// Bound: conntrack has bound the translation, though State is New: a local packet comes in
 	// through lo, after it was sent.
 	Bound bool
-	// Orig is the tuple of the original direction, Reverse that of replies. They translate a packet
-	// that meets no nat chain. Invalid addresses translate nothing.
+	// Orig is the tuple of the original direction, Reverse that of replies. They translate a
+	// packet that meets no nat chain. Invalid addresses translate nothing. Pass fills them for a
+	// new flow.
 	Orig, Reverse Tuple
 	Mark          uint32
 }
@@ -125,10 +126,14 @@ type Way struct {
 
 // owners are programs by what the names of their tables or chains begin with.
 var owners = []struct{ prefix, owner string }{
-	{"cali-", "Calico"}, {"calico", "Calico"}, {"KUBE-ROUTER", "kube-router"}, {"KUBE-POD-FW", "kube-router"}, {"KUBE-NWPLCY", "kube-router"},
-	{"CILIUM", "Cilium"}, {"OLD_CILIUM", "Cilium"}, {"firewalld", "firewalld"}, {"ufw", "ufw"}, {"DOCKER", "Docker"}, {"docker", "Docker"},
-	{"FLANNEL", "Flannel"}, {"flannel", "Flannel"}, {"WEAVE", "Weave"}, {"f2b-", "fail2ban"}, {"CNI-", "CNI plugins"}, {"LIBVIRT", "libvirt"},
-	{"ISTIO", "Istio"}, {"ANTREA", "Antrea"}, {"antrea", "Antrea"}, {"kube-network-policies", "kube-network-policies"}, {"kindnet", "kindnet"},
+	{"cali-", "Calico"}, {"calico", "Calico"}, {"KUBE-ROUTER", "kube-router"}, {"KUBE-POD-FW",
+		"kube-router"}, {"KUBE-NWPLCY", "kube-router"},
+	{"CILIUM", "Cilium"}, {"OLD_CILIUM", "Cilium"}, {"firewalld", "firewalld"}, {"ufw", "ufw"}, {"DOCKER",
+		"Docker"}, {"docker", "Docker"},
+	{"FLANNEL", "Flannel"}, {"flannel", "Flannel"}, {"WEAVE", "Weave"}, {"f2b-", "fail2ban"}, {"CNI-",
+		"CNI plugins"}, {"LIBVIRT", "libvirt"},
+	{"ISTIO", "Istio"}, {"ANTREA", "Antrea"}, {"antrea", "Antrea"}, {"kube-network-policies",
+		"kube-network-policies"}, {"kindnet", "kindnet"},
 	{"kube-proxy", "kube-proxy"}, {"KUBE-", "kube-proxy or kubelet"},
 }
 

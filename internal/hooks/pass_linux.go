@@ -25,11 +25,12 @@ const (
 	bridgePost    = 4
 )
 
-// Pass returns the ways of a packet through a hook. At Prerouting it also passes what lies before on
-// its device, and at Postrouting what lies after.
+// Pass returns the ways of a packet through a hook. At Prerouting it also passes what lies before
+// on its device, and at Postrouting what lies after.
 func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 	s.sets.ctx, s.node.ctx = ctx, ctx
-	flows := []follow.Flow{{Share: 1, State: follow.State{To: p.To, Mark: p.Mark, ConnMark: p.Flow.Mark, Untracked: p.Flow.State == Untracked}}}
+	flows := []follow.Flow{{Share: 1, State: follow.State{To: p.To, Mark: p.Mark, ConnMark: p.Flow.Mark,
+		Untracked: p.Flow.State == Untracked}}}
 	var err error
 	pass := func(device string, family byte, nums ...uint32) {
 		for _, num := range nums {
@@ -121,8 +122,8 @@ func (s *Snapshot) chains(ctx context.Context, at stop, flows []follow.Flow) ([]
 	return flows, translate()
 }
 
-// translate does what conntrack does at the priority of nat: the first packet of a flow meets the nat
-// chains until one translates it. Others are translated as the flow is.
+// translate does what conntrack does at the priority of nat: the first packet of a flow meets the
+// nat chains until one translates it. Others are translated as the flow is.
 func (s *Snapshot) translate(ctx context.Context, at stop, nat []base, flows []follow.Flow) ([]follow.Flow, error) {
 	f := at.Flow
 	if f.tracked() {
@@ -184,8 +185,10 @@ func (s *Snapshot) chain(ctx context.Context, at stop, b base, flows []follow.Fl
 		lines = t.Lines()
 	}
 	if errors.Is(err, walk.ErrTooMany) {
-		s.note("%s, chain %s is not evaluated: more than %d rules", escaped(b.name), escaped(b.chain), mostRules)
-		whole := &follow.Rule{Table: b.name, Chain: b.chain, Text: fmt.Sprintf("of more than %d rules", mostRules)}
+		s.note("%s, chain %s is not evaluated: more than %d rules", escaped(b.name), escaped(b.chain),
+			mostRules)
+		whole := &follow.Rule{Table: b.name, Chain: b.chain, Text: fmt.Sprintf("of more than %d rules",
+			mostRules)}
 		for _, f := range on {
 			f.Share, f.Doubt, f.Verdict = 0, whole, trace.Drop
 			flows = append(flows, f)
@@ -223,7 +226,8 @@ func (c legacyChain) Meet(i int, flows []follow.Flow) ([]follow.Met, []follow.Fl
 // walked keeps lines about a base chain.
 func (s *Snapshot) walked(b base, lines []string) {
 	if len(lines) > 0 && len(s.path) < mostPath {
-		s.path = append(s.path, fmt.Sprintf("%s, chain %s (%s, priority %d)", escaped(b.name), escaped(b.chain), b.Type, b.Priority))
+		s.path = append(s.path, fmt.Sprintf("%s, chain %s (%s, priority %d)", escaped(b.name),
+			escaped(b.chain), b.Type, b.Priority))
 	}
 	for _, line := range lines {
 		if len(s.path) == mostPath {
@@ -290,25 +294,29 @@ func (f Flow) translations() (bits uint32) {
 }
 
 func (s *Snapshot) seenOf(at stop, b base) walk.Seen {
-	c := walk.Conn{State: stateBits[state(at, b)], Known: known(at, b), Reply: at.Flow.Reply, Status: at.Flow.translations()}
+	c := walk.Conn{State: stateBits[state(at, b)], Known: known(at, b), Reply: at.Flow.Reply,
+		Status: at.Flow.translations()}
 	if at.Flow.State == Established {
 		c.Status |= seenReply
 	}
 	orig := at.orig()
 	c.From, c.To, c.ReplyFrom, c.ReplyTo = orig.From, orig.To, at.Flow.Reverse.From, at.Flow.Reverse.To
-	return walk.Seen{Family: s.proto(), Proto: byte(at.Proto), From: at.From, In: s.node.link(at.In), Out: s.node.link(at.Out),
+	return walk.Seen{Family: s.proto(), Proto: byte(at.Proto), From: at.From, In: s.node.link(at.In),
+		Out:  s.node.link(at.Out),
 		Sent: at.In == "" && (at.hook == Output || at.hook == Postrouting), Conn: c}
 }
 
 func (s *Snapshot) placeOf(at stop, b base) xtwalk.Place {
 	orig, bits := at.orig(), at.Flow.translations()
 	return xtwalk.Place{Packet: trace.Packet{From: at.From, To: orig.To, Proto: at.Proto}, In: at.In, Out: at.Out,
-		Conn: xtwalk.Conn{State: stateNames[state(at, b)], Reply: at.Flow.Reply, DNAT: bits&dstNAT != 0, SNAT: bits&srcNAT != 0,
-			From: orig.From, To: orig.To, Acknowledged: at.Flow.State == Established && !at.Flow.Reply, Node: s.node}}
+		Conn: xtwalk.Conn{State: stateNames[state(at, b)], Known: known(at, b), Reply: at.Flow.Reply,
+			DNAT: bits&dstNAT != 0, SNAT: bits&srcNAT != 0,
+			From: orig.From, To: orig.To, Acknowledged: at.Flow.State == Established &&
+				!at.Flow.Reply, Node: s.node}}
 }
 
-// ways are flows as the hook leaves them. What may differ because of rules that are not evaluated is
-// with those that are certain.
+// ways are flows as the hook leaves them. What may differ because of rules that are not evaluated
+// is with those that are certain.
 func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 	var doubts []Rule
 	for _, f := range flows {
@@ -318,10 +326,14 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 			}
 			continue
 		}
-		w := Way{Packet: p, Share: f.Share, Translated: f.Translated, Masqueraded: f.Masqueraded, Verdict: f.Verdict}
+		w := Way{Packet: p, Share: f.Share, Translated: f.Translated, Masqueraded: f.Masqueraded,
+			Verdict: f.Verdict}
 		w.To, w.Mark, w.Flow.Mark = f.To, f.Mark, f.ConnMark
 		if f.From.IsValid() {
 			w.From = f.From
+		}
+		if w.Flow.State == New && !w.Flow.Bound {
+			w.Flow.Orig, w.Flow.Reverse = p.orig(), Tuple{w.To, w.From}
 		}
 		if f.Untracked {
 			w.Flow.State = Untracked

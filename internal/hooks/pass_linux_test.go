@@ -42,11 +42,13 @@ table ip nat {
 }
 `
 
-// Rules of nftables and of both kinds of iptables decide in their order, and the answer names the rule.
+// Rules of nftables and of both kinds of iptables decide in their order, and the answer names the
+// rule.
 func TestPass(t *testing.T) {
 	netlab.EnterForTest(t)
 	load(t, firewall, "nft", "-f", "-")
-	load(t, "", "iptables-legacy", "-A", "FORWARD", "-p", "tcp", "-m", "multiport", "--dports", "80,443", "-j", "REJECT")
+	load(t, "", "iptables-legacy", "-A", "FORWARD", "-p", "tcp", "-m", "multiport", "--dports", "80,443",
+		"-j", "REJECT")
 	load(t, "", "iptables-nft", "-A", "FORWARD", "-p", "udp", "-m", "multiport", "--dports", "80,443", "-j", "DROP")
 	load(t, "", "iptables-nft", "-P", "INPUT", "DROP")
 	s, err := Open(t.Context(), lb.IPv4)
@@ -60,19 +62,24 @@ func TestPass(t *testing.T) {
 		to    string
 		ways  []string
 	}{
-		{Prerouting, lb.TCP, "10.1.1.1:80", []string{`drop by table inet fw, chain pre, rule 3 "ct state new ip saddr @s tcp dport { … } ip daddr 10.0.0.0/9 drop comment \"no web\"", not evaluated: table inet fw, chain pre, rule 2 "meta mark 0x7 limit accept"`}},
+		{Prerouting, lb.TCP, "10.1.1.1:80",
+			[]string{`drop by table inet fw, chain pre, rule 3 "ct state new ip saddr @s tcp dport { … } ip daddr 10.0.0.0/9 drop comment \"no web\"", not evaluated: table inet fw, chain pre, rule 2 "meta mark 0x7 limit accept"`}},
 		{Prerouting, lb.UDP, "10.1.1.1:80", []string{"to 10.1.1.1:80"}},
 		{Prerouting, lb.TCP, "10.200.0.1:80", []string{"to 10.1.0.1:80 mark 7", "to 10.1.0.2:80 mark 7"}},
-		{Forward, lb.TCP, "10.1.1.1:443", []string{`reject by table filter of iptables-legacy, chain FORWARD, rule 1 "-p tcp -m multiport --dports 80,443 -j REJECT --reject-with icmp-port-unreachable"`}},
-		{Forward, lb.UDP, "10.1.1.1:443", []string{`drop by table ip filter, chain FORWARD, rule 1 "-p udp -m multiport --dports 80,443 -j DROP"`}},
+		{Forward, lb.TCP, "10.1.1.1:443",
+			[]string{`reject by table filter of iptables-legacy, chain FORWARD, rule 1 "-p tcp -m multiport --dports 80,443 -j REJECT --reject-with icmp-port-unreachable"`}},
+		{Forward, lb.UDP, "10.1.1.1:443",
+			[]string{`drop by table ip filter, chain FORWARD, rule 1 "-p udp -m multiport --dports 80,443 -j DROP"`}},
 		{Input, lb.UDP, "10.1.1.1:53", []string{"drop by table ip filter, chain INPUT, policy drop"}},
 	} {
-		ways, err := s.Pass(t.Context(), c.hook, Packet{Proto: c.proto, From: netip.MustParseAddrPort("10.0.0.1:999"), To: netip.MustParseAddrPort(c.to), In: "lo", Out: "lo"})
+		ways, err := s.Pass(t.Context(), c.hook, Packet{Proto: c.proto,
+			From: netip.MustParseAddrPort("10.0.0.1:999"), To: netip.MustParseAddrPort(c.to), In: "lo", Out: "lo"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := describe(ways); strings.Join(got, "\n") != strings.Join(c.ways, "\n") {
-			t.Errorf("%s %s %s:\n%s\nwant\n%s", c.hook, c.proto, c.to, strings.Join(got, "\n"), strings.Join(c.ways, "\n"))
+			t.Errorf("%s %s %s:\n%s\nwant\n%s", c.hook, c.proto, c.to, strings.Join(got, "\n"),
+				strings.Join(c.ways, "\n"))
 		}
 	}
 }

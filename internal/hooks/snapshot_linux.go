@@ -71,7 +71,6 @@ func Open(ctx context.Context, family lb.Family) (_ *Snapshot, err error) {
 	if err = wire.Undisturbed(ctx, func() error { return s.readBases(ctx) }); err != nil {
 		return nil, fmt.Errorf("list the base chains of nftables: %w", err)
 	}
-	slices.Reverse(s.bases) // of two chains of one priority, the kernel runs the younger one first
 	s.readLegacy(ctx)
 	slices.SortStableFunc(s.bases, func(a, b base) int { return cmp.Compare(a.Priority, b.Priority) })
 	return s, nil
@@ -112,29 +111,55 @@ func (s *Snapshot) proto() byte {
 // readBases reads the base chains of all tables of nftables that packets of the family may meet.
 func (s *Snapshot) readBases(ctx context.Context) error {
 	s.bases = nil
-	dormant := map[tableID]bool{}
+	tables := map[tableID]tableState{}
 	for _, family := range []byte{unix.NFPROTO_INET, s.proto(), unix.NFPROTO_NETDEV, unix.NFPROTO_BRIDGE} {
-		err := s.sock.Ask(ctx, wire.Request(unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, family), func(body []byte) {
-			dormant[tableID{family, nlconn.CStr(nlconn.Attribute(body, unix.NFTA_TABLE_NAME))}] =
-				nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
+		request := wire.Request(unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, family)
+		err := s.sock.Ask(ctx, request, func(body []byte) {
+			id := tableID{family, nlconn.CStr(nlconn.Attribute(body, unix.NFTA_TABLE_NAME))}
+			flags := nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))
+			tables[id] = tableState{nlconn.BE64(nlconn.Attribute(body, nftaTableHandle)),
+				flags&unix.NFT_TABLE_F_DORMANT != 0}
 		})
 		if err != nil {
 			return err
 		}
-		err = s.sock.Ask(ctx, wire.Request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, family), func(body []byte) {
+		request = wire.Request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, family)
+		err = s.sock.Ask(ctx, request, func(body []byte) {
 			id := tableID{family, nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_TABLE))}
-			hook, accepts := wire.HookAndPolicy(body)
-			if hook == (wire.Hook{}) || dormant[id] {
-				return
+			if b, ok := baseOf(id, body); ok && !tables[id].dormant {
+				s.bases = append(s.bases, b)
 			}
-			s.bases = append(s.bases, base{Hook: hook, family: family, table: id, name: wire.Table{Family: family, Name: id.name}.Title(),
-				chain: nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME)), drops: !accepts, devices: devicesOf(body)})
 		})
 		if err != nil {
 			return err
 		}
 	}
+	// Of two chains of one priority, the kernel runs the younger one first. Handles of tables grow.
+	slices.SortStableFunc(s.bases, func(a, b base) int {
+		return cmp.Compare(tables[a.table].handle,
+			tables[b.table].handle)
+	})
+	slices.Reverse(s.bases)
 	return nil
+}
+
+// tableState is what a table says of its chains.
+type tableState struct {
+	handle  uint64
+	dormant bool // its chains are not in force
+}
+
+// nftaTableHandle is NFTA_TABLE_HANDLE.
+const nftaTableHandle = 4
+
+// baseOf reads a base chain; ok is false for another chain.
+func baseOf(id tableID, body []byte) (b base, ok bool) {
+	hook, accepts := wire.HookAndPolicy(body)
+	return base{
+		Hook: hook, family: id.family, table: id, name: wire.Table{Family: id.family, Name: id.name}.Title(),
+		chain: nlconn.CStr(nlconn.Attribute(body,
+			unix.NFTA_CHAIN_NAME)), drops: !accepts, devices: devicesOf(body),
+	}, hook != wire.Hook{}
 }
 
 // devicesOf returns the devices of a base chain at ingress or egress.
@@ -184,12 +209,14 @@ func (s *Snapshot) readLegacy(ctx context.Context) {
 		t := &legacyTable{"table " + table + " of iptables-legacy", map[string][]*follow.Rule{}}
 		for chain, c := range lines {
 			for i, text := range c.rules {
-				t.chains[chain] = append(t.chains[chain], &follow.Rule{Table: t.name, Chain: chain, Number: i + 1, Text: text})
+				t.chains[chain] = append(t.chains[chain], &follow.Rule{Table: t.name,
+					Chain: chain, Number: i + 1, Text: text})
 			}
 			for hook, priority := range legacyHooks[table] {
 				if strings.EqualFold(chain, hook.String()) {
 					kind := map[bool]string{true: "nat", false: "filter"}[table == "nat"]
-					s.bases = append(s.bases, base{Hook: wire.Hook{Type: kind, Num: uint32(hook), Priority: priority}, family: s.proto(),
+					s.bases = append(s.bases, base{Hook: wire.Hook{Type: kind,
+						Num: uint32(hook), Priority: priority}, family: s.proto(),
 						name: t.name, chain: chain, drops: c.policy == "DROP", legacy: t})
 				}
 			}
@@ -240,7 +267,8 @@ func (s *Snapshot) note(format string, args ...any) { s.notes.Say(fmt.Sprintf(fo
 func (s *Snapshot) table(id tableID) *walk.Any {
 	t := s.tables[id]
 	if t == nil {
-		t = walk.NewAny(s.sock, id.family, id.name, s.node, func(as *follow.Rule, body []byte, flows []follow.Flow) ([]follow.Met, []follow.Flow, error) {
+		t = walk.NewAny(s.sock, id.family, id.name, s.node, func(as *follow.Rule, body []byte,
+			flows []follow.Flow) ([]follow.Met, []follow.Flow, error) {
 			return s.extended(id, as, body, flows)
 		}, &s.budget)
 		s.tables[id] = t
@@ -249,7 +277,8 @@ func (s *Snapshot) table(id tableID) *walk.Any {
 }
 
 // extended applies a rule of iptables-nft that has extensions, by its text.
-func (s *Snapshot) extended(id tableID, as *follow.Rule, body []byte, flows []follow.Flow) ([]follow.Met, []follow.Flow, error) {
+func (s *Snapshot) extended(id tableID, as *follow.Rule, body []byte, flows []follow.Flow) ([]follow.Met,
+	[]follow.Flow, error) {
 	if !s.xt.Knows(as) {
 		r := xtables.ReadNFT(s.family, body)
 		if as.Text = r.Text; r.Unread {
@@ -292,7 +321,8 @@ type sets struct {
 
 // parts are how many parts of a packet the members of a type have: the address, the port, another
 // address.
-var parts = map[ipset.Type]string{"hash:ip": "a", "hash:net": "a", "bitmap:ip": "a", "hash:ip,port": "ap", "hash:net,port": "ap", "hash:net,net": "aa",
+var parts = map[ipset.Type]string{"hash:ip": "a", "hash:net": "a", "bitmap:ip": "a", "hash:ip,port": "ap",
+	"hash:net,port": "ap", "hash:net,net": "aa",
 	"hash:ip,port,ip": "apa", "hash:ip,port,net": "apa", "hash:net,port,net": "apa", "bitmap:port": "p"}
 
 // Knows is part of xtwalk.Sets.
@@ -337,7 +367,8 @@ func (s *sets) Has(set, by string, p xtwalk.Packet) (bool, error) {
 	return s.conn.Has(s.ctx, set, m)
 }
 
-// MarkOf is part of xtwalk.Sets. Only kube-proxy has such sets, in a mode that answers for itself.
+// MarkOf is part of xtwalk.Sets. Only kube-proxy has such sets, in a mode that answers for
+// itself.
 func (s *sets) MarkOf(string, string, xtwalk.Packet) (value, mask uint32, err error) {
 	return 0, 0, nil
 }

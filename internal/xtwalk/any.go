@@ -36,6 +36,8 @@ type Place struct {
 type Conn struct {
 	State             string
 	Reply, DNAT, SNAT bool
+	// Known: conntrack has the packet.
+	Known bool
 	// From and To are the tuple of the original direction.
 	From, To netip.AddrPort
 	// Acknowledged: the packet is not the first one of its direction.
@@ -57,7 +59,8 @@ func (a *Any) Knows(r *follow.Rule) bool { return a.read[r] != nil }
 
 // At tells where the packet is.
 func (a *Any) At(ctx context.Context, p Place) {
-	a.w = walker{ctx: ctx, packet: p.Packet, route: p, sets: a.sets, conn: p.Conn, any: true, allOurs: true, said: a.w.said}
+	a.w = walker{ctx: ctx, packet: p.Packet, route: p, sets: a.sets, conn: p.Conn, any: true, allOurs: true,
+		said: a.w.said}
 }
 
 // Meet applies a rule to flows, as follow.Chain has it. The text of the rule is that of iptables.
@@ -110,23 +113,25 @@ var anyOptions = map[string]func(b *reader, no bool){
 	"tcp --tcp-flags":     tcpFlags,
 	"connmark --mark": func(b *reader, no bool) {
 		if value, mask, ok := b.mark(); ok {
-			b.is(no, func(_ *walker, f follow.Flow) bool { return f.ConnMark&mask == value })
+			b.known(no, func(_ *walker, f follow.Flow) bool { return f.ConnMark&mask == value })
 		}
 	},
-	"conntrack --ctproto": func(b *reader, no bool) { options["-p"](b, no) },
 	"conntrack --ctorigsrc": func(b *reader, no bool) {
 		b.prefix(func(p netip.Prefix) {
-			b.is(no, func(w *walker, _ follow.Flow) bool { return p.Contains(w.conn.From.Addr()) })
+			b.known(no, func(w *walker, _ follow.Flow) bool { return p.Contains(w.conn.From.Addr()) })
 		})
 	},
 	"conntrack --ctorigdst": func(b *reader, no bool) {
 		b.prefix(func(p netip.Prefix) {
-			b.is(no, func(w *walker, _ follow.Flow) bool { return p.Contains(w.conn.To.Addr()) })
+			b.known(no, func(w *walker, _ follow.Flow) bool { return p.Contains(w.conn.To.Addr()) })
 		})
 	},
 	"conntrack --ctorigdstport": func(b *reader, no bool) {
 		if low, high, ok := b.portRange(); ok {
-			b.is(no, func(w *walker, _ follow.Flow) bool { return low <= w.conn.To.Port() && w.conn.To.Port() <= high })
+			b.known(no, func(w *walker, _ follow.Flow) bool {
+				return low <= w.conn.To.Port() &&
+					w.conn.To.Port() <= high
+			})
 		}
 	},
 }
@@ -134,7 +139,8 @@ var anyOptions = map[string]func(b *reader, no bool){
 func (w *walker) source(follow.Flow) netip.Addr        { return w.from() }
 func (w *walker) destination(f follow.Flow) netip.Addr { return f.To.Addr() }
 
-// reverse reads the match rpfilter: the route back to the source leads out of the incoming interface.
+// reverse reads the match rpfilter: the route back to the source leads out of the incoming
+// interface.
 func (b *reader) reverse() {
 	invert, marked, loose := false, false, false
 	for len(b.left) > 0 && strings.HasPrefix(b.left[0], "--") {
@@ -200,7 +206,8 @@ func (b *reader) addressRange(no bool, of func(*walker, follow.Flow) netip.Addr)
 	}
 }
 
-// icmpType reads a type of ICMP, with or without a code. A packet has them as its destination port.
+// icmpType reads a type of ICMP, with or without a code. A packet has them as its destination
+// port.
 func icmpType(b *reader, no bool) {
 	word := b.next()
 	kind, code, coded := strings.Cut(word, "/")
@@ -238,7 +245,8 @@ func tcpFlags(b *reader, no bool) {
 			if slices.Contains(set, name) || slices.Contains(set, "ALL") {
 				want = append(want, name)
 			}
-			if name == "SYN" && !w.conn.Acknowledged || name == "ACK" && (w.conn.Acknowledged || w.conn.Reply) {
+			if name == "SYN" && !w.conn.Acknowledged || name == "ACK" && (w.conn.Acknowledged ||
+				w.conn.Reply) {
 				have = append(have, name)
 			}
 		}
@@ -247,7 +255,8 @@ func tcpFlags(b *reader, no bool) {
 }
 
 // anyMore are targets that change nothing that rules here look at.
-var anyMore = map[string]bool{"TTL": true, "HL": true, "DSCP": true, "TOS": true, "ECN": true, "SECMARK": true, "CONNSECMARK": true, "IDLETIMER": true, "RATEEST": true, "TEE": true}
+var anyMore = map[string]bool{"TTL": true, "HL": true, "DSCP": true, "TOS": true, "ECN": true, "SECMARK": true,
+	"CONNSECMARK": true, "IDLETIMER": true, "RATEEST": true, "TEE": true}
 
 // anyTarget reads a target that rules of kube-proxy do not have. It returns false for others.
 func (b *reader) anyTarget(name string, words []string) bool {
@@ -266,12 +275,14 @@ func (b *reader) anyTarget(name string, words []string) bool {
 	case name == "CONNMARK" && first == "--set-xmark":
 		b.left = []string{second}
 		if value, mask, ok := b.mark(); ok {
-			change(func(_ *walker, f *follow.Flow) { f.ConnMark = f.ConnMark&^mask ^ value })
+			change(func(w *walker, f *follow.Flow) {
+				if w.tracks(*f) {
+					f.ConnMark = f.ConnMark&^mask ^ value
+				}
+			})
 		}
-	case name == "CONNMARK" && len(words) == 1 && first == "--save-mark":
-		change(func(_ *walker, f *follow.Flow) { f.ConnMark = f.Mark })
-	case name == "CONNMARK" && len(words) == 1 && first == "--restore-mark":
-		change(func(_ *walker, f *follow.Flow) { f.Mark = f.ConnMark })
+	case name == "CONNMARK" && (first == "--save-mark" || first == "--restore-mark"):
+		b.copyMark(first == "--save-mark", words[1:])
 	case name == "SNAT" && first == "--to-source":
 		to, err := netip.ParseAddrPort(second)
 		if a, bare := netip.ParseAddr(second); bare == nil {
@@ -289,13 +300,39 @@ func (b *reader) anyTarget(name string, words []string) bool {
 		if err != nil {
 			return false
 		}
-		b.do = action{kind: follow.End, change: func(_ *walker, f *follow.Flow) { f.To, f.Translated = netip.AddrPortFrom(a, f.To.Port()), true }}
+		b.do = action{kind: follow.End, change: func(_ *walker, f *follow.Flow) {
+			f.To,
+				f.Translated = netip.AddrPortFrom(a, f.To.Port()), true
+		}}
 	case name == "REDIRECT":
 		b.redirect(first, second)
 	default:
 		return false
 	}
 	return true
+}
+
+// copyMark copies bits of the mark of a packet to its connection, or back.
+func (b *reader) copyMark(save bool, words []string) {
+	masks := map[string]uint32{"--nfmask": 1<<32 - 1, "--ctmask": 1<<32 - 1}
+	for i := 0; i+1 < len(words); i += 2 {
+		b.left = []string{words[i+1]}
+		value, _, _ := b.mark()
+		masks[words[i]] = value
+	}
+	packet, conn := masks["--nfmask"], masks["--ctmask"]
+	if len(masks) > 2 || len(words)%2 != 0 {
+		b.cannot("target CONNMARK")
+	}
+	b.do.change = func(w *walker, f *follow.Flow) {
+		switch {
+		case !w.tracks(*f):
+		case save:
+			f.ConnMark = f.ConnMark&^conn ^ f.Mark&packet
+		default:
+			f.Mark = f.Mark&^packet ^ f.ConnMark&conn
+		}
+	}
 }
 
 // redirect sends packets to this node.

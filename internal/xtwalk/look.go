@@ -72,5 +72,5 @@ func (l *Looker) follow(ctx context.Context, packet trace.Packet) (k trace.Kerne
 }
 
 func newWalker(ctx context.Context, packet trace.Packet, holds holder, r route) *walker {
-	return &walker{ctx: ctx, packet: packet, holds: holds, route: r, conn: Conn{State: "NEW"}, read: map[xtables.ChainID]*chain{}}
+	return &walker{ctx: ctx, packet: packet, holds: holds, route: r, conn: Conn{State: "NEW", Known: true}, read: map[xtables.ChainID]*chain{}}
 }

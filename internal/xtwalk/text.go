@@ -3,6 +3,7 @@
 package xtwalk
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -356,16 +357,27 @@ func (b *reader) addressType(no bool, of func(*walker, follow.Flow) netip.Addr) 
 		return
 	}
 	b.meets(func(w *walker, f follow.Flow) float64 {
-		kind, err := w.conn.Node.AddressType(of(w, f))
-		if name := addressTypes[kind]; err == nil && name != "" {
-			return yesOrNo(slices.Contains(kinds, name) != no)
+		a := of(w, f)
+		kind, err := w.conn.Node.AddressType(a)
+		name := addressTypes[kind]
+		if err != nil || name == "" || slices.ContainsFunc(kinds, func(k string) bool { return !slices.Contains(typesKnown, k) }) {
+			return untold
 		}
-		return untold
+		if a.Is6() { // a type that is of the address itself, and one that is of its route, must both be right
+			if slices.Contains(kinds, "UNICAST") && name == "MULTICAST" || slices.Contains(kinds, "MULTICAST") && name != "MULTICAST" {
+				return yesOrNo(no)
+			}
+			byRoute := slices.ContainsFunc(kinds, func(k string) bool { return k == "LOCAL" || k == "ANYCAST" })
+			return yesOrNo((!byRoute || slices.Contains(kinds, name)) != no)
+		}
+		return yesOrNo(slices.Contains(kinds, name) != no)
 	})
 }
 
 // addressTypes are the names of RTN_*.
 var addressTypes = map[uint32]string{1: "UNICAST", 2: "LOCAL", 3: "BROADCAST", 4: "ANYCAST", 5: "MULTICAST"}
+
+var typesKnown = slices.Collect(maps.Values(addressTypes))
 
 // states reads states of connections.
 func states(b *reader, no bool) {
@@ -384,13 +396,21 @@ func states(b *reader, no bool) {
 		if f.Untracked {
 			state = "UNTRACKED"
 		}
-		return slices.Contains(names, state) || (f.Translated || w.conn.DNAT) && slices.Contains(names, "DNAT") || w.conn.SNAT && slices.Contains(names, "SNAT")
+		return slices.Contains(names, state) || (f.Translated || w.conn.DNAT) && slices.Contains(names, "DNAT") || (w.conn.SNAT || w.any && f.Masqueraded) && slices.Contains(names, "SNAT")
 	})
 }
 
 func (b *reader) direction(name string) {
-	b.is(false, func(w *walker, _ follow.Flow) bool { return w.conn.Reply == (name == "REPLY") })
+	b.known(false, func(w *walker, _ follow.Flow) bool { return w.conn.Reply == (name == "REPLY") })
 }
+
+// known is is for what conntrack knows. Of a packet that it does not have, all of that is false.
+func (b *reader) known(no bool, c func(w *walker, f follow.Flow) bool) {
+	b.is(false, func(w *walker, f follow.Flow) bool { return w.tracks(f) && c(w, f) != no })
+}
+
+// tracks reports whether conntrack has the packet.
+func (w *walker) tracks(f follow.Flow) bool { return w.conn.Known && !f.Untracked }
 
 // unturned rejects an inverted match of recent.
 func (b *reader) unturned(no bool) {

@@ -18,8 +18,8 @@ import (
 type Seen struct {
 	// Family is NFPROTO_IPV4 or NFPROTO_IPV6. Proto is the protocol of the transport layer.
 	Family, Proto byte
-	// From is the source; port 0 is an unknown one. The port of the destination of ICMP is its type
-	// and code.
+	// From is the source; port 0 is an unknown one. The port of the destination of ICMP is its
+	// type and code.
 	From netip.AddrPort
 	// In and Out are the devices; none has no name.
 	In, Out Link
@@ -50,13 +50,14 @@ func seenOf(family byte, p trace.Packet) Seen {
 	if p.In == "lo" || p.Host && p.In == "" {
 		in.Type = unix.ARPHRD_LOOPBACK
 	}
-	return Seen{Family: family, Proto: byte(p.Proto), From: p.From, In: in, Conn: Conn{State: stateNew, Known: true, From: p.From, To: p.To}}
+	return Seen{Family: family, Proto: byte(p.Proto), From: p.From, In: in, Conn: Conn{State: stateNew,
+		Known: true, From: p.From, To: p.To}}
 }
 
 // Node answers what expressions ask about the node.
 type Node interface {
-	// AddressType is RTN_LOCAL, RTN_BROADCAST and the like. LinkTo is the device of the route to an
-	// address, 0 without one, and for an address of the node.
+	// AddressType is RTN_LOCAL, RTN_BROADCAST and the like. LinkTo is the device of the route to
+	// an address, 0 without one, and for an address of the node.
 	AddressType(a netip.Addr) (uint32, error)
 	LinkTo(a netip.Addr) (index uint32, name string, err error)
 }
@@ -75,13 +76,14 @@ type place struct {
 func (p place) rule() *follow.Rule {
 	r := &p.w.chains[p.chain][p.i]
 	if r.as == nil {
-		r.as = &follow.Rule{Table: p.w.title(), Chain: p.chain, Number: p.i + 1, Handle: r.Handle, Text: r.Text()}
+		r.as = &follow.Rule{Table: p.w.title(), Chain: p.chain, Number: p.i + 1, Handle: r.Handle,
+			Text: r.Text()}
 	}
 	return r.as
 }
 
-// unknown reports an expression that the walk cannot evaluate. A walk through one table takes it for
-// a match that fails. Others follow both ways, and one of them is doubtful.
+// unknown reports an expression that the walk cannot evaluate. A walk through one table takes it
+// for a match that fails. Others follow both ways, and one of them is doubtful.
 func (w *walk) unknown(s Step, f *flow) bool {
 	if w.node == nil {
 		w.say("a rule has the expression %s, which this program does not know, and takes for a match that fails", s.name)
@@ -126,8 +128,8 @@ func (f *flow) blindAt(from, n int) bool {
 	return false
 }
 
-// seeing divides flows by whether they know the key of a lookup. The others have matched in doubt:
-// they have an unknown value, and of a verdict map the worst one.
+// seeing divides flows by whether they know the key of a lookup. The others have matched in
+// doubt: they have an unknown value, and of a verdict map the worst one.
 func (w *walk) seeing(s Step, flows []flow) (seeing, blind []flow) {
 	if w.node == nil {
 		return flows, nil
@@ -167,7 +169,8 @@ func (w *walk) payload(s Step, f *flow) bool {
 	return f.load(s.to, b[from:to])
 }
 
-// header returns a header of the packet, and which of its bytes are known; nil for an unknown one.
+// header returns a header of the packet, and which of its bytes are known; nil for an unknown
+// one.
 func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 	v6 := w.seen.Family == unix.NFPROTO_IPV6
 	mark := func(from, to int) {
@@ -176,7 +179,8 @@ func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 		}
 	}
 	switch {
-	case base == unix.NFPROTO_UNSPEC && w.t.Family != unix.NFPROTO_IPV4 && w.t.Family != unix.NFPROTO_IPV6: // the link layer
+	case base == unix.NFPROTO_UNSPEC && w.t.Family != unix.NFPROTO_IPV4 &&
+		w.t.Family != unix.NFPROTO_IPV6: // the link layer
 		b, known = make([]byte, 14), make([]byte, 14)
 		binary.BigEndian.PutUint16(b[12:], w.etherType())
 		mark(12, 14)
@@ -252,7 +256,10 @@ func (w *walk) meta(s Step, f *flow) bool {
 		copy(name, link.Name)
 		return f.load(s.to, name)
 	case unix.NFT_META_IIFTYPE, unix.NFT_META_OIFTYPE:
-		if w.node != nil && link.Name == "" {
+		switch {
+		case w.node != nil && w.seen.Sent && s.key == unix.NFT_META_IIFTYPE: // kernels differ
+			return w.blind(s, f)
+		case w.node != nil && link.Name == "":
 			return false
 		}
 		return f.load(s.to, nlconn.Order.AppendUint16(nil, link.Type))
@@ -278,6 +285,7 @@ func (w *walk) meta(s Step, f *flow) bool {
 const (
 	stateNew        = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
 	statusDstNAT    = 1 << 5 // IPS_DST_NAT
+	statusSrcNAT    = 1 << 4 // IPS_SRC_NAT
 	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY
 )
 
@@ -307,6 +315,9 @@ func (w *walk) ct(s Step, f *flow) bool {
 	case unix.NFT_CT_STATUS:
 		if f.Translated {
 			c.Status |= statusDstNAT
+		}
+		if f.Masqueraded && w.node != nil {
+			c.Status |= statusSrcNAT
 		}
 		return f.load(s.to, number(c.Status))
 	case unix.NFT_CT_DIRECTION:
@@ -369,7 +380,8 @@ func (w *walk) lookRoute(s Step, f *flow) bool {
 	if w.seen.In.Type == unix.ARPHRD_LOOPBACK { // its packets pass every check of the way back
 		index, name = w.seen.In.Index, w.seen.In.Name
 	}
-	if s.flags&unix.NFTA_FIB_F_IIF != 0 && index != w.seen.In.Index || s.flags&unix.NFTA_FIB_F_OIF != 0 && index != w.seen.Out.Index {
+	if s.flags&unix.NFTA_FIB_F_IIF != 0 && index != w.seen.In.Index || s.flags&unix.NFTA_FIB_F_OIF != 0 &&
+		index != w.seen.Out.Index {
 		index, name = 0, ""
 	}
 	switch {

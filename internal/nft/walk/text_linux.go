@@ -23,7 +23,10 @@ func (r *Rule) Text() string {
 	for _, s := range r.Steps {
 		t.add(s)
 	}
-	if !slices.ContainsFunc(t.words, func(w string) bool { return strings.HasPrefix(w, "ip ") || strings.HasPrefix(w, "ip6 ") }) {
+	if !slices.ContainsFunc(t.words, func(w string) bool {
+		return strings.HasPrefix(w, "ip ") ||
+			strings.HasPrefix(w, "ip6 ")
+	}) {
 		t.words = append(t.implied, t.words...)
 	}
 	if r.Comment != "" {
@@ -37,8 +40,9 @@ type ruleText struct {
 	words []string
 	regs  map[int]operand // what was loaded, by register
 	proto string          // of the transport layer, once the rule has compared it
-	// ports: the rule looks at the header of the transport layer, so that its protocol is implied.
-	// implied are comparisons of the family, which nft prints only if nothing follows from them.
+	// ports: the rule looks at the header of the transport layer, so that its protocol is
+	// implied. implied are comparisons of the family, which nft prints only if nothing follows
+	// from them.
 	ports   bool
 	implied []string
 }
@@ -118,7 +122,8 @@ func (t *ruleText) add(s Step) {
 	}
 }
 
-var compareWords = map[uint32]string{unix.NFT_CMP_NEQ: "!=", unix.NFT_CMP_LT: "<", unix.NFT_CMP_LTE: "<=", unix.NFT_CMP_GT: ">", unix.NFT_CMP_GTE: ">="}
+var compareWords = map[uint32]string{unix.NFT_CMP_NEQ: "!=", unix.NFT_CMP_LT: "<", unix.NFT_CMP_LTE: "<=",
+	unix.NFT_CMP_GT: ">", unix.NFT_CMP_GTE: ">="}
 
 func (t *ruleText) compare(s Step, o operand) {
 	value, op := o.value(s.value), compareWords[s.key]
@@ -190,9 +195,12 @@ func (t *ruleText) payload(s Step) operand {
 // payloadWords name parts of a packet, by base, offset and length.
 var payloadWords = map[[3]uint32]operand{
 	{0, 12, 2}: {text: "ether type"},
-	{1, 9, 1}:  {text: "ip protocol", kind: protoValue}, {1, 12, 4}: {text: "ip saddr", kind: addressValue}, {1, 16, 4}: {text: "ip daddr", kind: addressValue},
-	{1, 6, 1}: {text: "ip6 nexthdr", kind: protoValue}, {1, 8, 16}: {text: "ip6 saddr", kind: addressValue}, {1, 24, 16}: {text: "ip6 daddr", kind: addressValue},
-	{2, 0, 2}: {text: "th sport", kind: portValue}, {2, 2, 2}: {text: "th dport", kind: portValue}, {2, 13, 1}: {text: "tcp flags"},
+	{1, 9, 1}:  {text: "ip protocol", kind: protoValue}, {1, 12, 4}: {text: "ip saddr",
+		kind: addressValue}, {1, 16, 4}: {text: "ip daddr", kind: addressValue},
+	{1, 6, 1}: {text: "ip6 nexthdr", kind: protoValue}, {1, 8, 16}: {text: "ip6 saddr",
+		kind: addressValue}, {1, 24, 16}: {text: "ip6 daddr", kind: addressValue},
+	{2, 0, 2}: {text: "th sport", kind: portValue}, {2, 2, 2}: {text: "th dport", kind: portValue}, {2, 13,
+		1}: {text: "tcp flags"},
 }
 
 // loaded is what an expression meta or ct loads.
@@ -208,20 +216,27 @@ func loaded(s Step) operand {
 }
 
 var metaWords = map[uint32]operand{
-	unix.NFT_META_MARK: {text: "meta mark", kind: markValue}, unix.NFT_META_L4PROTO: {text: "meta l4proto", kind: protoValue},
-	unix.NFT_META_NFPROTO: {text: "meta nfproto", kind: familyValue}, unix.NFT_META_PROTOCOL: {text: "meta protocol"}, unix.NFT_META_IIF: {text: "iif", kind: markValue},
+	unix.NFT_META_MARK: {text: "meta mark", kind: markValue}, unix.NFT_META_L4PROTO: {text: "meta l4proto",
+		kind: protoValue},
+	unix.NFT_META_NFPROTO: {text: "meta nfproto",
+		kind: familyValue}, unix.NFT_META_PROTOCOL: {text: "meta protocol"}, unix.NFT_META_IIF: {text: "iif", kind: markValue},
 	unix.NFT_META_OIF: {text: "oif", kind: markValue}, unix.NFT_META_IIFNAME: {text: "iifname", kind: nameValue},
-	unix.NFT_META_OIFNAME: {text: "oifname", kind: nameValue}, unix.NFT_META_SKUID: {text: "meta skuid", kind: markValue},
+	unix.NFT_META_OIFNAME: {text: "oifname",
+		kind: nameValue}, unix.NFT_META_IIFTYPE: {text: "iiftype"}, unix.NFT_META_OIFTYPE: {text: "oiftype"}, unix.NFT_META_SKUID: {text: "meta skuid", kind: markValue},
 	unix.NFT_META_PKTTYPE: {text: "meta pkttype"}, unix.NFT_META_NFTRACE: {text: "meta nftrace"}, unix.NFT_META_CGROUP: {text: "meta cgroup", kind: markValue},
 }
 
 var ctWords = map[uint32]operand{
-	unix.NFT_CT_STATE: {text: "ct state", kind: stateValue}, unix.NFT_CT_STATUS: {text: "ct status", kind: markValue}, unix.NFT_CT_MARK: {text: "ct mark", kind: markValue},
-	unix.NFT_CT_DIRECTION: {text: "ct direction"}, unix.NFT_CT_SRC_IP: {text: "ct original ip saddr", kind: addressValue},
-	unix.NFT_CT_DST_IP: {text: "ct original ip daddr", kind: addressValue}, unix.NFT_CT_PROTO_DST: {text: "ct original proto-dst", kind: portValue},
+	unix.NFT_CT_STATE: {text: "ct state", kind: stateValue}, unix.NFT_CT_STATUS: {text: "ct status",
+		kind: markValue}, unix.NFT_CT_MARK: {text: "ct mark", kind: markValue},
+	unix.NFT_CT_DIRECTION: {text: "ct direction"}, unix.NFT_CT_SRC_IP: {text: "ct original ip saddr",
+		kind: addressValue},
+	unix.NFT_CT_DST_IP: {text: "ct original ip daddr",
+		kind: addressValue}, unix.NFT_CT_PROTO_DST: {text: "ct original proto-dst", kind: portValue},
 }
 
-var protoWords = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp", unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_ICMPV6: "ipv6-icmp"}
+var protoWords = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp",
+	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_ICMPV6: "ipv6-icmp"}
 
 // stateWords are the bits of ct state.
 var stateWords = [...]string{"invalid", "established", "related", "new", "", "", "untracked"}
