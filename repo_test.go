@@ -102,12 +102,16 @@ const imports = `
 	# balance know nothing of mode userspace.
 	lb, trace, internal/ratelimit, plane/internal/relay, plane/internal/balance < plane/localhost;
 	plane/localhost, plane/internal/relay < plane/nftables;
+	# The programs are objects and types of C. Their plane has the packet path of another plane, which plane/all gives it: it follows the node's
+	# addresses by netlink.
+	NONE < plane/ebpf/bpf;
+	lb, plane, mode, config/option, internal/netlink, internal/netlink/route, plane/internal/slots, plane/ebpf/bpf < plane/ebpf;
 	lb, plane < test/fake;
 	# Tests say tables as text.
 	lb < test/tables;
 	# HNS in memory knows what HNS is asked for, and nothing of who asks.
 	plane/hns < test/hnsfake;
-	mode, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns < plane/all;
+	mode, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns, plane/ebpf < plane/all;
 
 	lb < conntrack, health, internal/sockets, debug/flows;
 	internal/netlink/conntrack, internal/netlink, internal/netlink/route < conntrack, debug/flows;
@@ -170,6 +174,7 @@ const modules = `
 	github.com/spf13 < config, cli, cmd/kube-proxy;
 	# The product has one netlink client, internal/netlink; labs are built with this one, and tests look at the kernel by it.
 	github.com/vishvananda < internal/netlab, test/planetest, plane/userspace, TESTS;
+	github.com/cilium/ebpf < plane/ebpf, plane/ebpf/bpf;
 	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;
 `
 

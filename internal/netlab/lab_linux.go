@@ -27,6 +27,8 @@ type Options struct {
 	Bridge bool
 	// NoNode2 leaves out node2 and its pods, NoClient the client.
 	NoNode2, NoClient bool
+	// Cgroup gives node1 and its pods a cgroup of the lab's own ([Lab.Cgroup]).
+	Cgroup bool
 }
 
 // Lab is a running lab. Its methods may be called from any goroutine.
@@ -34,6 +36,8 @@ type Lab struct {
 	opts  Options
 	hosts []Host
 	ns    map[string]netns.NsHandle // by host name, and "switch"
+
+	cgroup *cgroup // nil without one
 
 	published []string     // names under runNetns
 	lock      net.Listener // holds the name of a Named lab
@@ -80,6 +84,12 @@ func (l *Lab) build() error {
 	}
 	if err := l.makeNamespaces(); err != nil {
 		return err
+	}
+	if l.opts.Cgroup {
+		var err error
+		if l.cgroup, err = newCgroup(); err != nil {
+			return err
+		}
 	}
 	if err := l.wire(); err != nil {
 		return err
@@ -227,6 +237,10 @@ func (l *Lab) Do(host string, fn func() error) error {
 	if err != nil {
 		return err
 	}
+	if l.Cgroup(host) != "" {
+		defer unix.Close(int(ns))
+		return l.cgroup.do(host, ns, fn)
+	}
 	return onThread(func() error {
 		err := netns.Set(ns)
 		unix.Close(int(ns))
@@ -309,6 +323,9 @@ func (l *Lab) Close() error {
 	var errs []error
 	for c := range closers {
 		errs = append(errs, c.Close())
+	}
+	if l.cgroup != nil {
+		errs = append(errs, l.cgroup.close())
 	}
 	for _, name := range l.published {
 		errs = append(errs, unpublish(name))

@@ -3,6 +3,7 @@ package all
 
 import (
 	"kube-proxy/mode"
+	"kube-proxy/plane/ebpf"
 	"kube-proxy/plane/hns"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/ipvs"
@@ -16,6 +17,7 @@ func Modes() mode.List {
 		iptables.Mode(),
 		nftables.Mode(),
 		ipvs.Mode(),
+		ebpf.Mode(nftables.Mode()),
 		hns.Mode(),
 		userspace.Mode(),
 	}

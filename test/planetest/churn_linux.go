@@ -80,7 +80,7 @@ func (s *suite) tryChurn() (told, failures []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	lab, err := s.labs.get(netlab.Options{})
+	lab, err := s.labs.get(netlab.Options{Cgroup: s.Sockets})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -63,6 +63,9 @@ type Config struct {
 	// Holds: the node has the service addresses. Lines then expect, and so prove, that it answers pings and
 	// refuses packets to their ports without a row. Run does not skip the scenarios of Differs.
 	Holds bool
+	// Sockets: the plane serves the sockets of node1 and its pods, which are in a cgroup of the lab's own. Endpoints may see these
+	// clients' own addresses where lines expect the node's.
+	Sockets bool
 	// Forget, if not nil, deletes connections of the scenario before that conntrack does not have. Run calls
 	// it in the node's namespace.
 	Forget func() error
@@ -245,7 +248,7 @@ func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []s
 		return s.putToModel(sc)
 	}
 	bridge := sc.Settings.Policy.DetectLocal == policy.BridgeInterface
-	lab, err := s.labs.get(netlab.Options{Bridge: bridge})
+	lab, err := s.labs.get(netlab.Options{Bridge: bridge, Cgroup: s.Sockets})
 	if err != nil {
 		return Result{}, nil, false, err
 	}

@@ -315,6 +315,7 @@ func (v *volley) checkSource(want scenario.Origin, a netlab.Reply, local netip.A
 	seen := a.Seen.Addr()
 	ok := true
 	switch {
+	case v.r.s.Sockets && seen == local && v.r.lab.lab.Cgroup(v.r.lab.owner(local)) != "":
 	case want.Host == scenario.Same:
 		ok = seen == local
 	case want.Host != "":

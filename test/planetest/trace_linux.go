@@ -309,6 +309,7 @@ func (r *run) otherBackend(f *fate, fail func(string, ...any) string) string {
 		masq := f.answer.Masquerade || f.answer.Backends[i].Hairpin
 		switch {
 		case a.server == netlab.Node1 && f.from != netlab.Node1: // nothing can masquerade what the node itself takes in
+		case masq && r.s.Sockets && a.seen == a.local && r.lab.lab.Cgroup(f.from) != "":
 		case masq && r.lab.owner(a.seen) != netlab.Node1:
 			return fail("%s saw %s, and trace says that it is masqueraded", a.server, a.seen)
 		case !masq && a.seen != a.local:

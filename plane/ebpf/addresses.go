@@ -1,0 +1,108 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink/route"
+	"kube-proxy/lb"
+)
+
+// addresses keeps the map of the node's addresses that answer NodePorts. It follows the kernel's notifications, because a stale
+// address would take packets for another host.
+type addresses struct {
+	family       lb.Family
+	log          *slog.Logger
+	conn, events *netlink.Conn
+	done         chan struct{}
+
+	mu       sync.Mutex
+	m        *ebpf.Map // nil before the first write
+	prefixes []netip.Prefix
+}
+
+// openAddresses listens in the network namespace of the calling thread.
+func openAddresses(f lb.Family, log *slog.Logger) (*addresses, error) {
+	a := &addresses{family: f, log: log, done: make(chan struct{})}
+	var err error
+	if a.conn, a.events, err = route.Open(a.number()); err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(a.done)
+		a.events.Listen(func(netlink.Message) { a.changed() }, a.changed)
+	}()
+	return a, nil
+}
+
+func (a *addresses) number() byte {
+	if a.family == lb.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+func (a *addresses) close() error {
+	err := errors.Join(a.events.Close(), a.conn.Close())
+	<-a.done
+	return err
+}
+
+// use has the map hold the node's addresses in these prefixes.
+func (a *addresses) use(m *ebpf.Map, prefixes []netip.Prefix) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.m, a.prefixes = m, prefixes
+	return a.write()
+}
+
+// changed is called after each change of the node's addresses.
+func (a *addresses) changed() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.m == nil {
+		return
+	}
+	if err := a.write(); err != nil && a.log != nil {
+		a.log.Warn("Failed to follow the node's addresses for NodePorts", "err", err)
+	}
+}
+
+// write makes the map hold what the kernel has.
+func (a *addresses) write() error {
+	all, err := route.Addresses(context.Background(), a.conn, a.number())
+	if err != nil {
+		return err
+	}
+	want := map[[4]uint32]bool{}
+	for _, is := range all {
+		if slices.ContainsFunc(a.prefixes, func(p netip.Prefix) bool { return p.Contains(is.Addr) }) {
+			want[addrOf(is.Addr)] = true
+		}
+	}
+	var key [4]uint32
+	var value uint32
+	for at := a.m.Iterate(); at.Next(&key, &value); {
+		if !want[key] {
+			err = errors.Join(err, a.m.Delete(key))
+		}
+	}
+	for key := range want {
+		err = errors.Join(err, a.m.Put(key, uint32(1)))
+	}
+	if err != nil {
+		return fmt.Errorf("write the node's addresses: %w", err)
+	}
+	return nil
+}

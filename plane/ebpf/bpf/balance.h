@@ -1,0 +1,309 @@
+/* From a destination to a backend. Whatever cannot be judged here passes unchanged, and the packet path
+ * serves it. */
+
+#define PASS 1
+#define REFUSE 0
+
+#define __inline static __always_inline
+#define MAPPED bpf_htonl(0xffff)
+
+static const __u32 only = 0;
+
+__inline int same(const addr_t a, const addr_t b)
+{
+	return a[3] == b[3] && a[2] == b[2] && a[1] == b[1] && a[0] == b[0];
+}
+
+__inline void copy(addr_t to, const addr_t from)
+{
+	to[0] = from[0];
+	to[1] = from[1];
+	to[2] = from[2];
+	to[3] = from[3];
+}
+
+__inline int is_zero(const addr_t a)
+{
+	return !(a[0] | a[1] | a[2] | a[3]);
+}
+
+__inline int is_mapped(const addr_t a)
+{
+	return !a[0] && !a[1] && a[2] == MAPPED;
+}
+
+__inline int is_loopback(const addr_t a)
+{
+	if (is_mapped(a))
+		return (a[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+	return !a[0] && !a[1] && !a[2] && a[3] == bpf_htonl(1);
+}
+
+/* The address of a hook's context, which may be read only in these two ways. read6 reports whether the
+ * address is of this instance's family. */
+__inline void read4(struct bpf_sock_addr *ctx, struct front *f)
+{
+	f->addr[2] = MAPPED;
+	f->addr[3] = ctx->user_ip4;
+	f->port = ctx->user_port;
+}
+
+__inline int read6(struct bpf_sock_addr *ctx, struct front *f)
+{
+	f->addr[0] = ctx->user_ip6[0];
+	f->addr[1] = ctx->user_ip6[1];
+	f->addr[2] = ctx->user_ip6[2];
+	f->addr[3] = ctx->user_ip6[3];
+	f->port = ctx->user_port;
+	return is_mapped(f->addr) == (family == 4);
+}
+
+__inline void write4(struct bpf_sock_addr *ctx, const addr_t addr, __be16 port)
+{
+	ctx->user_ip4 = addr[3];
+	ctx->user_port = port;
+}
+
+__inline void write6(struct bpf_sock_addr *ctx, const addr_t addr, __be16 port)
+{
+	ctx->user_ip6[0] = addr[0];
+	ctx->user_ip6[1] = addr[1];
+	ctx->user_ip6[2] = addr[2];
+	ctx->user_ip6[3] = addr[3];
+	ctx->user_port = port;
+}
+
+/* From a loopback address no route leads to a backend; a socket of a device has routes of its own. */
+__inline int is_bound(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	addr_t src = {};
+
+	if (!sk)
+		return 1;
+	if (sk->bound_dev_if)
+		return 1;
+	if (sk->family == 2 /* AF_INET */) {
+		src[2] = MAPPED;
+		src[3] = sk->src_ip4;
+	} else {
+		src[0] = sk->src_ip6[0];
+		src[1] = sk->src_ip6[1];
+		src[2] = sk->src_ip6[2];
+		src[3] = sk->src_ip6[3];
+	}
+	return is_loopback(src);
+}
+
+/* class returns the client's class, or CLASSES if it takes the packet path. */
+__inline int class(const struct settings *cfg, __u64 netns)
+{
+	__u32 *flags;
+
+	if (netns == cfg->node)
+		return HOST;
+	if (cfg->scope == SCOPE_HOST)
+		return CLASSES;
+	flags = bpf_map_lookup_elem(&namespaces, &netns);
+	if (!flags)
+		return PODS;
+	if (*flags & OPTED_OUT)
+		return CLASSES;
+	return *flags & NOT_A_POD ? ANYWHERE : PODS;
+}
+
+__inline int find_front(const struct front *to, struct frontend *fe)
+{
+	void *table = bpf_map_lookup_elem(&frontends, &only);
+	struct frontend *found;
+
+	if (!table)
+		return 0;
+	found = bpf_map_lookup_elem(table, to);
+	if (!found)
+		return 0;
+	*fe = *found;
+	barrier();
+	return same(found->front.addr, to->addr) && found->front.port == to->port && found->front.proto == to->proto;
+}
+
+/* find_frontend finds what serves the destination: a row of its own, or a NodePort. */
+__inline int find_frontend(const struct front *to, int class, struct frontend *fe)
+{
+	struct front port = {};
+
+	if (find_front(to, fe))
+		return 1;
+	if (!bpf_map_lookup_elem(&addresses, to->addr))
+		return 0;
+	if (class != HOST && is_loopback(to->addr))
+		return 0; /* another namespace's own */
+	port.port = to->port;
+	port.proto = to->proto;
+	return find_front(&port, fe);
+}
+
+/* find_backend reports whether the set still has the backend. */
+__inline int find_backend(__u32 set, __u32 id, struct backend *b)
+{
+	void *table = bpf_map_lookup_elem(&backends, &only);
+	struct backend *found;
+
+	if (!table)
+		return 0;
+	found = bpf_map_lookup_elem(table, &id);
+	if (!found)
+		return 0;
+	*b = *found;
+	barrier();
+	return found->backend == id && found->set == set && b->set == set;
+}
+
+__inline __u32 count_of(__u32 set)
+{
+	void *table = bpf_map_lookup_elem(&sets, &only);
+	struct set *found;
+	__u32 count;
+
+	if (!table)
+		return 0;
+	found = bpf_map_lookup_elem(table, &set);
+	if (!found)
+		return 0;
+	count = found->count;
+	barrier();
+	return found->set == set ? count : 0;
+}
+
+__inline __u32 backend_at(__u32 set, __u32 at)
+{
+	void *table = bpf_map_lookup_elem(&slots, &only);
+	struct place place = {.set = set, .slot = at};
+	struct slot *found;
+	__u32 id;
+
+	if (!table)
+		return 0;
+	found = bpf_map_lookup_elem(table, &place);
+	if (!found)
+		return 0;
+	id = found->backend;
+	barrier();
+	return found->place.set == set && found->place.slot == at ? id : 0;
+}
+
+/* draw draws a backend of the set. A set that shrinks may have an empty slot: it draws again. */
+__inline int draw(__u32 set, struct backend *b)
+{
+	__u32 count = count_of(set);
+
+	if (!count)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < 3; i++)
+		if (find_backend(set, backend_at(set, bpf_get_prandom_u32() % count), b))
+			return 1;
+	return 0;
+}
+
+/* remember returns the client's last backend, or draws one. */
+__inline int remember(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
+{
+	struct client client = {.netns = netns, .set = set};
+	__u64 now = bpf_ktime_get_ns();
+	struct choice next = {.until = now + fe->affinity * 1000000000ull};
+	struct choice *last;
+
+	last = bpf_map_lookup_elem(&affinity, &client);
+	if (!last || last->until < now || !find_backend(set, last->backend, b))
+		if (!draw(set, b))
+			return 0;
+	next.backend = b->backend;
+	return !bpf_map_update_elem(&affinity, &client, &next, BPF_ANY);
+}
+
+/* choose chooses a backend for the client. One whose address and port are those of a frontend too takes the
+ * packet path, where rules of that frontend do not see the packets of this one. */
+__inline int choose(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
+{
+	struct front at = {.proto = fe->front.proto};
+	struct frontend other;
+
+	if (fe->affinity ? !remember(fe, set, netns, b) : !draw(set, b))
+		return 0;
+	copy(at.addr, b->addr);
+	at.port = b->port;
+	return !find_frontend(&at, HOST, &other);
+}
+
+__inline void count(const struct settings *cfg, __u32 set)
+{
+	__u64 *n;
+
+	if (!cfg->counts)
+		return;
+	n = bpf_map_lookup_elem(&counters, &set);
+	if (n)
+		*n += 1;
+}
+
+/* lookup finds the set of backends for the client of ctx; 0 if the packet path serves it. */
+__inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, const struct front *to, struct frontend *fe)
+{
+	__u32 client;
+
+	if (to->proto != IPPROTO_TCP && to->proto != IPPROTO_UDP)
+		return 0;
+	client = class(cfg, bpf_get_netns_cookie(ctx));
+	if (client >= CLASSES || !find_frontend(to, client, fe) || is_bound(ctx))
+		return 0;
+	/* fe->set[client], whose index the verifier would have to follow */
+	return client == PODS ? fe->set[PODS] : client == HOST ? fe->set[HOST] : fe->set[ANYWHERE];
+}
+
+__inline void set_peer(struct peer *p, const struct front *to, const struct backend *b)
+{
+	copy(p->addr, to->addr);
+	copy(p->backend_addr, b->addr);
+	p->port = to->port;
+	p->backend_port = b->port;
+	p->backend = b->backend;
+	p->set = b->set;
+}
+
+__inline int is_to(const struct peer *p, const struct front *to)
+{
+	return p->port == to->port && same(p->addr, to->addr);
+}
+
+__inline int is_from(const struct peer *p, const struct front *from)
+{
+	return p->backend && p->backend_port == from->port && same(p->backend_addr, from->addr);
+}
+
+/* answer replaces a backend's address by the one that the socket sent to. It reports whether it did. */
+__inline int answer(struct bpf_sock_addr *ctx, struct front *from)
+{
+	struct peer *p;
+	struct flows *f;
+
+	if (!ctx->sk)
+		return 0;
+	p = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
+	if (p && is_from(p, from)) {
+		copy(from->addr, p->addr);
+		from->port = p->port;
+		return 1;
+	}
+	f = bpf_sk_storage_get(&flows, ctx->sk, 0, 0);
+	if (!f)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < FLOWS; i++)
+		if (is_from(&f->peer[i], from)) {
+			copy(from->addr, f->peer[i].addr);
+			from->port = f->peer[i].port;
+			return 1;
+		}
+	return 0;
+}

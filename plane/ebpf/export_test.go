@@ -1,0 +1,81 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// Failed is why the programs are off; nil where they are on.
+func (p *Plane) Failed() error { return p.failed }
+
+// Writes is how many elements the plane has written or deleted.
+func (p *Plane) Writes() uint64 { return p.kernel.writes }
+
+// CloseKernel has the process forget the programs, as if it had ended.
+func (p *Plane) CloseKernel() error {
+	err := p.kernel.close()
+	p.kernel = nil
+	return err
+}
+
+// Unpin removes what is pinned of a family.
+func Unpin(pins string, f lb.Family) error {
+	return errors.Join(unpin(filepath.Join(pins, strings.ToLower(f.String())))...)
+}
+
+// Detach detaches the program of a hook, as another program could.
+func (p *Plane) Detach(hook string) error {
+	l := p.kernel.links[hook].(interface{ Detach() error })
+	return l.Detach()
+}
+
+// Damage deletes all elements of a table, or switches the programs off.
+func (p *Plane) Damage(table string) error {
+	switch table {
+	case "frontends":
+		return damage(&p.kernel.fronts)
+	case "sets":
+		return damage(&p.kernel.sets)
+	case "slots":
+		return damage(&p.kernel.slots)
+	case "backends":
+		return damage(&p.kernel.backends)
+	}
+	off := p.settings
+	off.On = 0
+	return p.kernel.configure(off)
+}
+
+func damage[K, V comparable](t *table[K, V]) error {
+	all, err := t.read()
+	for k := range all {
+		err = errors.Join(err, t.inner.Delete(k))
+	}
+	return err
+}
+
+// AuditPrograms is the part of an audit that is about the programs.
+func (p *Plane) AuditPrograms() (int, error) { return p.audit() }
+
+// Configure changes whose sockets the programs balance.
+func (p *Plane) Configure(sockets string) {
+	s := p.settings
+	s.On, s.Scope = flag(sockets != "off"), flag(sockets == "host")
+	if err := p.kernel.configure(s); err != nil {
+		panic(err)
+	}
+}
+
+// Break has the next write of backends fail.
+func (p *Plane) Break() { p.kernel.backends.inner.Close() }
+
+// The checks of a host.
+var (
+	CheckCgroup = checkCgroup
+	MountBPFFS  = mountBPFFS
+)

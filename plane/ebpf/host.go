@@ -1,0 +1,104 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/plane"
+)
+
+// layout is the version of the maps and of what is pinned. A change of it starts with empty tables.
+const layout = "v1"
+
+// defaultBPFFS is where every system mounts the BPF file system.
+const defaultBPFFS = "/sys/fs/bpf"
+
+// pinsBelow returns the folder of pinned objects in a BPF file system.
+func pinsBelow(bpffs string) string { return filepath.Join(bpffs, "kube-proxy", layout) }
+
+// mountBPFFS mounts the BPF file system if there is none.
+func mountBPFFS(at string) error {
+	is, err := isFS(at, unix.BPF_FS_MAGIC)
+	if err != nil || is {
+		return err
+	}
+	if err := unix.Mount("bpf", at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("mount the BPF file system at %s (in a container, mount the host's there, with Bidirectional propagation): %w: %w", at, err, plane.ErrUnsupported)
+	}
+	return nil
+}
+
+func isFS(path string, magic int64) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return false, fmt.Errorf("look at %s: %w", path, err)
+	}
+	return st.Type == magic, nil
+}
+
+// findCgroup returns the root of the cgroup v2 hierarchy, below which all sockets of the node are.
+func findCgroup() (string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return "", fmt.Errorf("find the cgroup v2 hierarchy: %w", err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		before, after, _ := strings.Cut(lines.Text(), " - ")
+		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+			return fields[4], nil
+		}
+	}
+	return "", fmt.Errorf("no cgroup v2 hierarchy is mounted (mount one: mount -t cgroup2 none /sys/fs/cgroup): %w", plane.ErrUnsupported)
+}
+
+// checkCgroup says why programs at the cgroup would not see the node's sockets. Only a root that the user did not choose must be
+// the real one.
+func checkCgroup(path string, chosen bool) error {
+	if is, err := isFS(path, unix.CGROUP2_SUPER_MAGIC); err != nil {
+		return err
+	} else if !is {
+		return fmt.Errorf("%s is no cgroup v2: %w", path, plane.ErrUnsupported)
+	}
+	if _, err := os.Stat(filepath.Join(path, "cgroup.type")); err == nil && !chosen { // which the root lacks
+		return fmt.Errorf("%s is not the root of the node's cgroups, but that of a container: mount the host's /sys/fs/cgroup and name it with --ebpf-cgroup: %w",
+			path, plane.ErrUnsupported)
+	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("look at the cgroup: %w", err)
+	}
+	return nil
+}
+
+// cgroupID returns the kernel's number of a cgroup.
+func cgroupID(path string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, fmt.Errorf("look at the cgroup %s: %w", path, err)
+	}
+	return st.Ino, nil
+}
+
+// netnsCookie returns the kernel's number of the calling thread's network namespace.
+func netnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return 0, fmt.Errorf("this kernel does not tell the network namespace of a socket (SO_NETNS_COOKIE, Linux 5.14): %w", plane.ErrUnsupported)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the cookie of the network namespace: %w", err)
+	}
+	return cookie, nil
+}

@@ -1,0 +1,307 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/ebpf/bpf"
+)
+
+// kernel is what one family has in the kernel: maps, programs, and the links that attach these to the cgroup. All are pinned, so
+// that they outlive the process.
+type kernel struct {
+	family lb.Family
+	cgroup string
+	pins   string // the folder of the family
+	obj    bpf.LBObjects
+	links  map[string]link.Link
+
+	fronts   table[bpf.LBFront, bpf.LBFrontend]
+	sets     table[uint32, bpf.LBSet]
+	slots    table[bpf.LBPlace, bpf.LBSlot]
+	backends table[uint32, bpf.LBBackend]
+	writes   uint64 // elements that were written or deleted
+}
+
+// snapshot is the content of the tables.
+type snapshot struct {
+	fronts   map[bpf.LBFront]bpf.LBFrontend
+	sets     map[uint32]bpf.LBSet
+	slots    map[bpf.LBPlace]bpf.LBSlot
+	backends map[uint32]bpf.LBBackend
+}
+
+// hook is a program and where it is attached.
+type hook struct {
+	name    string
+	attach  ebpf.AttachType
+	program func(*bpf.LBPrograms) *ebpf.Program
+}
+
+// hooks returns those of a family. IPv4 has those of IPv6 sockets too, which may have IPv4 addresses.
+func hooks(f lb.Family) []hook {
+	all := []hook{
+		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Recvmsg6 }},
+		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, func(p *bpf.LBPrograms) *ebpf.Program { return p.Getpeername6 }},
+		{"sendmsg6", ebpf.AttachCGroupUDP6Sendmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Sendmsg6 }},
+		{"connect6", ebpf.AttachCGroupInet6Connect, func(p *bpf.LBPrograms) *ebpf.Program { return p.Connect6 }},
+		{"post_bind6", ebpf.AttachCGroupInet6PostBind, func(p *bpf.LBPrograms) *ebpf.Program { return p.PostBind6 }},
+	}
+	if f == lb.IPv6 {
+		return all
+	}
+	return append([]hook{
+		{"recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Recvmsg4 }},
+		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, func(p *bpf.LBPrograms) *ebpf.Program { return p.Getpeername4 }},
+		{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Sendmsg4 }},
+		{"connect4", ebpf.AttachCGroupInet4Connect, func(p *bpf.LBPrograms) *ebpf.Program { return p.Connect4 }},
+		{"post_bind4", ebpf.AttachCGroupInet4PostBind, func(p *bpf.LBPrograms) *ebpf.Program { return p.PostBind4 }},
+	}, all...)
+}
+
+// probe loads the programs of a family, and forgets them: so it finds what the kernel lacks.
+func probe(f lb.Family) error {
+	obj, err := load(f, "")
+	if err != nil {
+		return err
+	}
+	return obj.Close()
+}
+
+// load loads maps and programs. Maps pinned in the folder are used again; "" pins nothing.
+func load(f lb.Family, pins string) (obj bpf.LBObjects, err error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return obj, fmt.Errorf("raise the limit of locked memory: %w", err)
+	}
+	spec, err := bpf.LoadLB()
+	if err != nil {
+		return obj, fmt.Errorf("read the programs: %w", err)
+	}
+	if err := spec.Variables["family"].Set(uint8(f)); err != nil {
+		return obj, fmt.Errorf("set the programs' family: %w", err)
+	}
+	if pins != "" {
+		for _, m := range []string{"config", "frontends", "sets", "slots", "backends", "addresses", "namespaces", "affinity", "counters", "connected", "flows"} {
+			spec.Maps[m].Pinning = ebpf.PinByName
+		}
+	}
+	err = spec.LoadAndAssign(&obj, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
+	if err == nil {
+		return obj, nil
+	}
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		err = fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
+	}
+	return obj, fmt.Errorf("load the programs of %s: %w", f, err)
+}
+
+// open takes over what an earlier process pinned, or creates it. The programs that are attached keep serving with the same maps.
+func open(f lb.Family, cgroup, pins string) (_ *kernel, err error) {
+	k := &kernel{family: f, cgroup: cgroup, pins: pins, links: map[string]link.Link{}}
+	if err := os.MkdirAll(pins, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of pinned objects: %w", err)
+	}
+	k.obj, err = load(f, pins)
+	if errors.Is(err, ebpf.ErrMapIncompatible) { // another layout: such maps are made anew
+		if err = errors.Join(unpin(pins)...); err == nil {
+			if err = os.MkdirAll(pins, 0o700); err == nil {
+				k.obj, err = load(f, pins)
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := k.openTables(); err != nil {
+		return nil, errors.Join(err, k.close())
+	}
+	return k, nil
+}
+
+func (k *kernel) openTables() error {
+	spec, err := bpf.LoadLB()
+	if err != nil {
+		return fmt.Errorf("read the maps: %w", err)
+	}
+	return errors.Join(
+		k.fronts.open("frontends", k.obj.Frontends, spec.Maps["frontends"], &k.writes),
+		k.sets.open("sets", k.obj.Sets, spec.Maps["sets"], &k.writes),
+		k.slots.open("slots", k.obj.Slots, spec.Maps["slots"], &k.writes),
+		k.backends.open("backends", k.obj.Backends, spec.Maps["backends"], &k.writes))
+}
+
+// attach attaches the programs, or puts them in the place of those that are attached. It returns how many hooks had none.
+// First come the hooks of answers: no socket gets a backend before its replies are translated.
+func (k *kernel) attach() (attached int, err error) {
+	for _, h := range hooks(k.family) {
+		l := k.links[h.name]
+		if l == nil {
+			l = k.adopt(h)
+		}
+		if l == nil {
+			if l, err = k.create(h); err != nil {
+				return attached, err
+			}
+			attached++
+		}
+		k.links[h.name] = l
+	}
+	return attached, nil
+}
+
+// adopt returns the pinned link of a hook with the program in it, or nil if there is none of use.
+func (k *kernel) adopt(h hook) link.Link {
+	l, err := link.LoadPinnedLink(k.pinOf(h), nil)
+	if err != nil {
+		return nil
+	}
+	if k.attached(l) && l.Update(h.program(&k.obj.LBPrograms)) == nil {
+		return l
+	}
+	l.Close()
+	return nil
+}
+
+func (k *kernel) pinOf(h hook) string { return filepath.Join(k.pins, "link_"+h.name) }
+
+// attached reports whether a link attaches something to our cgroup.
+func (k *kernel) attached(l link.Link) bool {
+	info, err := l.Info()
+	if err != nil || info.Cgroup() == nil {
+		return false
+	}
+	id, err := cgroupID(k.cgroup)
+	return err == nil && info.Cgroup().CgroupId == id
+}
+
+func (k *kernel) create(h hook) (link.Link, error) {
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: k.cgroup, Attach: h.attach, Program: h.program(&k.obj.LBPrograms)})
+	if err != nil {
+		return nil, fmt.Errorf("attach %s to the cgroup %s: %w", h.name, k.cgroup, err)
+	}
+	if err := os.Remove(k.pinOf(h)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, errors.Join(fmt.Errorf("remove a stale pin: %w", err), l.Close())
+	}
+	if err := l.Pin(k.pinOf(h)); err != nil {
+		return nil, errors.Join(fmt.Errorf("pin the link of %s: %w", h.name, err), l.Close())
+	}
+	return l, nil
+}
+
+// repin makes the links whose hook or pin another program removed anew, and returns how many.
+func (k *kernel) repin() (int, error) {
+	for _, h := range hooks(k.family) {
+		l := k.links[h.name]
+		if l == nil {
+			continue
+		}
+		if _, err := os.Stat(k.pinOf(h)); err == nil && k.attached(l) {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			return 0, fmt.Errorf("close the link of %s: %w", h.name, err)
+		}
+		delete(k.links, h.name)
+	}
+	return k.attach()
+}
+
+func (k *kernel) read() (s *snapshot, err error) {
+	s = &snapshot{}
+	if s.fronts, err = k.fronts.read(); err != nil {
+		return nil, err
+	}
+	if s.sets, err = k.sets.read(); err != nil {
+		return nil, err
+	}
+	if s.slots, err = k.slots.read(); err != nil {
+		return nil, err
+	}
+	s.backends, err = k.backends.read()
+	return s, err
+}
+
+// write writes a batch in the order in which any state between serves: a program follows a frontend to a set, a slot and a
+// backend.
+func (k *kernel) write(b *batch) error {
+	for _, step := range []func() error{
+		func() error { return k.backends.set(b.backends.put) },
+		func() error { return k.slots.set(b.slots.put) },
+		func() error { return k.sets.set(b.sets.put) },
+		func() error { return k.fronts.set(b.fronts.put) },
+		func() error { return k.fronts.remove(b.fronts.gone) },
+		func() error { return k.sets.remove(b.sets.gone) },
+		func() error { return k.slots.remove(b.slots.gone) },
+		func() error { return k.backends.remove(b.backends.gone) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clear empties the tables at once.
+func (k *kernel) clear() error {
+	return errors.Join(k.fronts.replace(0), k.sets.replace(0), k.slots.replace(0), k.backends.replace(0))
+}
+
+func (k *kernel) configure(s bpf.LBSettings) error {
+	if err := k.obj.Config.Put(uint32(0), s); err != nil {
+		return fmt.Errorf("configure the programs: %w", err)
+	}
+	return nil
+}
+
+// close closes what this process has of the kernel's objects, which stay.
+func (k *kernel) close() error {
+	errs := []error{k.obj.Close(), k.fronts.close(), k.sets.close(), k.slots.close(), k.backends.close()}
+	for _, l := range k.links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// unpin removes the pins of a folder, and with them the objects that no process has open. The links go first: from then on
+// sockets take the packet path.
+func unpin(folder string) (errs []error) {
+	for _, pattern := range []string{"link_connect*", "link_send*", "*"} {
+		files, err := filepath.Glob(filepath.Join(folder, pattern))
+		errs = append(errs, err)
+		for _, f := range files {
+			errs = append(errs, os.Remove(f))
+		}
+	}
+	return append(errs, os.Remove(folder))
+}
+
+// expire deletes the choices of clients that have expired.
+func (k *kernel) expire() error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the clock: %w", err)
+	}
+	choices := table[bpf.LBClient, bpf.LBChoice]{name: "affinity", inner: k.obj.Affinity, writes: new(uint64)}
+	all, err := choices.read()
+	if err != nil {
+		return err
+	}
+	gone := map[bpf.LBClient]struct{}{}
+	for c, choice := range all {
+		if choice.Until < uint64(now.Nano()) {
+			gone[c] = struct{}{}
+		}
+	}
+	return choices.remove(gone)
+}

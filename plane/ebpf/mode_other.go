@@ -1,0 +1,12 @@
+//go:build !linux
+
+package ebpf
+
+import "kube-proxy/mode"
+
+// Mode returns the mode ebpf, of which other systems have the facts alone.
+func Mode(packets mode.Mode) mode.Mode {
+	m := facts(packets)
+	m.Able, m.New, m.Remove = nil, nil, nil
+	return m
+}

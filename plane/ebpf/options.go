@@ -1,0 +1,56 @@
+package ebpf
+
+import (
+	"path/filepath"
+	"slices"
+
+	"kube-proxy/config/option"
+)
+
+// Options are the values of the block ebpf.
+type Options struct {
+	EBPF struct {
+		SocketLB         string `json:"socketLB"`
+		ProtectNodePorts bool   `json:"protectNodePorts"`
+		Cgroup           string `json:"cgroup"`
+		BPFFS            string `json:"bpffs"`
+	} `json:"ebpf"`
+}
+
+// scopes are the values of socketLB.
+var scopes = []string{"all", "host", "off"}
+
+func newOptions() *Options {
+	v := &Options{}
+	v.EBPF.SocketLB = "all"
+	return v
+}
+
+func optionsOf(all option.Blocks) *Options { return option.Of(all, newOptions()) }
+
+// options is the mode's section of the configuration.
+func options() option.Section {
+	v := newOptions()
+	return option.Section{Title: "ebpf", Order: 35, OnlyInMode: true, Values: v, Check: v.check, Fields: []option.Field{
+		{Path: "ebpf.socketLB", Flag: "ebpf-socket-lb", Row: "EB-01", Restart: option.AtStart,
+			Help: "sockets that eBPF programs connect to endpoints: all, host (those of the node), or off; packets of others are translated"},
+		{Path: "ebpf.protectNodePorts", Flag: "ebpf-protect-nodeports", Row: "EB-02", Restart: option.AtStart,
+			Help: "refuse bind() of the node's programs to a port that a NodePort has"},
+		{Path: "ebpf.cgroup", Flag: "ebpf-cgroup", Row: "EB-03", Restart: option.AtStart,
+			Help: "folder of the cgroup v2 whose sockets are served; by default the root, which has all"},
+		{Path: "ebpf.bpffs", Flag: "ebpf-bpffs", Row: "EB-04", Restart: option.AtStart,
+			Help: "folder where the BPF file system is, or is mounted; by default /sys/fs/bpf"},
+	}}
+}
+
+func (o *Options) check(r *option.Report) {
+	v := o.EBPF
+	if !slices.Contains(scopes, v.SocketLB) {
+		r.Wrong("ebpf.socketLB", v.SocketLB, "want all, host or off")
+	}
+	for path, folder := range map[string]string{"ebpf.cgroup": v.Cgroup, "ebpf.bpffs": v.BPFFS} {
+		if folder != "" && !filepath.IsAbs(folder) {
+			r.Wrong(path, folder, "want an absolute path")
+		}
+	}
+}

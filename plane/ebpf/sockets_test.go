@@ -1,0 +1,393 @@
+//go:build linux
+
+package ebpf_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/ebpf"
+	"kube-proxy/plane/nftables"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/tables"
+)
+
+// bench is a lab with a plane on node1, and a table.
+type bench struct {
+	*netlab.TestLab
+	t      *testing.T
+	f      lb.Family
+	planes *planes
+	plane  *ebpf.Plane
+	table  *lb.Table
+	names  *strings.Replacer
+}
+
+// names4 and names6 are what a table's text calls addresses.
+var (
+	names4 = strings.NewReplacer("VIP", "10.96.0.10", "OTHER", "10.96.0.11", "NODE", "172.18.0.2", "LOCAL", "127.0.0.1", "pod1", "10.1.1.11", "pod2", "10.1.1.12", "PODS", "10.1.0.0/16")
+	names6 = strings.NewReplacer("VIP", "[fd00:10:96::a]", "OTHER", "[fd00:10:96::b]", "NODE", "[fd00:18::2]", "LOCAL", "[::1]", "pod1", "[fd00:10:1:1::11]", "pod2", "[fd00:10:1:1::12]", "PODS", "fd00:10:1::/48")
+)
+
+const shop = `node nodeports ALL pods PODS
+nodeport:30080/tcp shop/web:http nodeport
+  anywhere balance shop/web:http/tcp/cluster masquerade
+VIP:80/tcp shop/web:http clusterip
+  pods     balance shop/web:http/tcp/cluster
+  anywhere balance shop/web:http/tcp/cluster masquerade
+VIP:53/udp shop/dns:dns clusterip
+  anywhere balance shop/dns:dns/udp/cluster
+OTHER:53/udp shop/other:dns clusterip
+  anywhere balance shop/other:dns/udp/cluster
+set shop/web:http/tcp/cluster
+  pod1:8080 local
+set shop/dns:dns/udp/cluster
+  pod1:8080 local
+set shop/other:dns/udp/cluster
+  pod2:8080 local
+`
+
+// eachFamily runs a test in a lab of each family, whose plane has the table shop.
+func eachFamily(t *testing.T, test func(b *bench)) { eachFamilyWith(t, nil, test) }
+
+func eachFamilyWith(t *testing.T, with func(*ebpf.Config), test func(b *bench)) {
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(f.String(), func(t *testing.T) {
+			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true}), t: t, f: f, planes: &planes{bpffs: bpffs(t), with: with}, names: names4}
+			if f == lb.IPv6 {
+				b.names = names6
+			}
+			b.Serve(netlab.TCP, 8080, "pod1", "pod2")
+			b.Serve(netlab.UDP, 8080, "pod1", "pod2")
+			b.On(netlab.Node1, func() { b.plane = b.newPlane() })
+			t.Cleanup(func() {
+				if err := b.plane.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			b.table = b.parse(shop)
+			b.On(netlab.Node1, func() { b.reset(b.table) })
+			test(b)
+		})
+	}
+}
+
+// restart replaces the plane by one with another configuration, as a new process does.
+func (b *bench) restart(with func(*ebpf.Config)) {
+	b.t.Helper()
+	b.planes.with = with
+	b.On(netlab.Node1, func() {
+		if err := b.plane.Close(); err != nil {
+			b.t.Fatal(err)
+		}
+		b.plane = b.newPlane()
+		b.reset(b.table)
+	})
+}
+
+func (b *bench) newPlane() *ebpf.Plane {
+	b.t.Helper()
+	p, err := b.planes.at(b.f, b.Cgroup(netlab.Node1))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+func (b *bench) parse(text string) *lb.Table {
+	b.t.Helper()
+	text = strings.ReplaceAll(text, "ALL", b.f.Everywhere().String())
+	table, err := tables.Parse(b.names.Replace(text))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return table
+}
+
+func (b *bench) reset(table *lb.Table) {
+	b.t.Helper()
+	if _, err := planetest.ResetAll(context.Background(), checked{b.plane}, table); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// noRules removes the rules of the packet path: what is served then, the programs serve.
+func (b *bench) noRules() {
+	b.t.Helper()
+	family := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[b.f]
+	b.On(netlab.Node1, func() {
+		if out, err := exec.Command("nft", "delete", "table", family, nftables.TableName).CombinedOutput(); err != nil {
+			b.t.Fatalf("nft delete table: %v: %s", err, out)
+		}
+	})
+}
+
+func (b *bench) to(name string) netip.AddrPort {
+	b.t.Helper()
+	a, err := netip.ParseAddrPort(b.names.Replace(name))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return a
+}
+
+// reaches expects an answer of the server, to a socket that keeps the address it connected to.
+func (b *bench) reaches(from string, proto netlab.Proto, to, server string) {
+	b.t.Helper()
+	c, err := b.Open(from, proto, b.to(to), netlab.DialOptions{})
+	if err != nil {
+		b.t.Errorf("%s %s → %s: %v", proto, from, to, err)
+		return
+	}
+	defer c.Close()
+	if got := c.First().Server; got != server {
+		b.t.Errorf("%s %s → %s: %s answered, want %s", proto, from, to, got, server)
+	}
+	if local := c.Local().Addr(); c.First().Seen.Addr() != local {
+		b.t.Errorf("%s %s → %s: %s saw %s, want the client's own address %s", proto, from, to, server, c.First().Seen, local)
+	}
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+}
+
+func addrPort(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// socket opens a socket in a host, which ends with the test. mapped is an IPv6 socket for addresses of IPv4.
+func (b *bench) socket(host string, kind int, mapped bool) (fd int) {
+	b.t.Helper()
+	family := unix.AF_INET
+	if mapped || b.f == lb.IPv6 {
+		family = unix.AF_INET6
+	}
+	b.On(host, func() {
+		var err error
+		if fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0); err != nil {
+			b.t.Fatal(err)
+		}
+		wait := unix.Timeval{Sec: 5}
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
+			b.t.Fatal(err)
+		}
+	})
+	b.t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// asks sends a datagram with an unconnected socket, and returns the sender of the reply and its text.
+func asks(fd int, to netip.AddrPort) (from netip.AddrPort, reply string, err error) {
+	if err := unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(to)); err != nil {
+		return from, "", fmt.Errorf("send to %s: %w", to, err)
+	}
+	buf := make([]byte, 1500)
+	n, sa, err := unix.Recvfrom(fd, buf, 0)
+	if err != nil {
+		return from, "", fmt.Errorf("receive from %s: %w", to, err)
+	}
+	return addrPort(sa), string(buf[:n]), nil
+}
+
+// peer returns what getpeername says.
+func peer(t testing.TB, fd int) netip.AddrPort {
+	t.Helper()
+	sa, err := unix.Getpeername(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addrPort(sa)
+}
+
+// TestSockets: without any rule of the packet path, sockets of pods and of the node reach frontends (EB-05).
+func TestSockets(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.noRules()
+		for _, from := range []string{"pod3", netlab.Node1, "pod1"} { // pod1 meets itself
+			b.reaches(from, netlab.TCP, "VIP:80", "pod1")
+			b.reaches(from, netlab.UDP, "VIP:53", "pod1")
+			b.reaches(from, netlab.TCP, "NODE:30080", "pod1")
+		}
+		b.reaches(netlab.Node1, netlab.TCP, "LOCAL:30080", "pod1")
+		for from, to := range map[string]string{"pod3": "LOCAL:30080", "sink": "VIP:80"} { // another host's loopback, and a host without programs
+			if r, err := b.Dial(from, netlab.TCP, b.to(to), netlab.DialOptions{}); err == nil {
+				b.t.Errorf("%s → %s: %s answered", from, to, r.Server)
+			}
+		}
+	})
+}
+
+// TestPeerName: getpeername answers the address that a socket connected to, and nothing else (EB-05).
+func TestPeerName(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		vip, pod := b.to("VIP:80"), b.to("pod1:8080")
+		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			fd := b.socket("pod3", kind, false)
+			to := vip
+			if kind == unix.SOCK_DGRAM {
+				to = b.to("VIP:53")
+			}
+			if err := unix.Connect(fd, sockaddr(to)); err != nil {
+				t.Fatal(err)
+			}
+			if got := peer(t, fd); got != to {
+				b.t.Errorf("connected to %s: peer %s", to, got)
+			}
+			if kind == unix.SOCK_DGRAM { // a second connect() forgets the first
+				if err := unix.Connect(fd, sockaddr(pod)); err != nil {
+					t.Fatal(err)
+				}
+				if got := peer(t, fd); got != pod {
+					b.t.Errorf("connected to %s, and then to %s: peer %s", to, pod, got)
+				}
+			}
+		}
+	})
+}
+
+// TestUnconnected: replies to an unconnected UDP socket come from the addresses that it sent to, and a destination keeps its
+// endpoint (EB-06).
+func TestUnconnected(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.noRules()
+		fd := b.socket("pod3", unix.SOCK_DGRAM, false)
+		for range 3 {
+			for to, server := range map[string]string{"VIP:53": "pod1", "OTHER:53": "pod2"} {
+				from, reply, err := asks(fd, b.to(to))
+				if err != nil {
+					b.t.Fatal(err)
+				}
+				if from != b.to(to) || !strings.Contains(reply, server) {
+					b.t.Errorf("sent to %s: reply %q from %s, want one of %s", to, reply, from, server)
+				}
+			}
+		}
+	})
+}
+
+// TestMapped: an IPv6 socket reaches frontends of IPv4 by mapped addresses (EB-07).
+func TestMapped(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		if b.f == lb.IPv6 {
+			return // it has no mapped addresses; the programs of IPv4 see the sockets of both
+		}
+		b.noRules()
+		mapped := func(name string) netip.AddrPort {
+			a := b.to(name)
+			return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
+		}
+		fd := b.socket("pod3", unix.SOCK_STREAM, true)
+		if err := unix.Connect(fd, sockaddr(mapped("VIP:80"))); err != nil {
+			b.t.Fatal(err)
+		}
+		if got := peer(t, fd); got != mapped("VIP:80") {
+			b.t.Errorf("peer %s", got)
+		}
+		fd = b.socket("pod3", unix.SOCK_DGRAM, true)
+		from, reply, err := asks(fd, mapped("VIP:53"))
+		if err != nil || from != mapped("VIP:53") || !strings.Contains(reply, "pod1") {
+			b.t.Errorf("reply %q from %s, error %v", reply, from, err)
+		}
+	})
+}
+
+// TestRestart: a new process takes over what the old one left, writes nothing, and sockets stay as they are (EB-08).
+func TestRestart(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		fd := b.socket("pod3", unix.SOCK_STREAM, false)
+		if err := unix.Connect(fd, sockaddr(b.to("VIP:80"))); err != nil {
+			b.t.Fatal(err)
+		}
+		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")}, netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})
+		for range 3 {
+			b.restart(nil)
+			if n := b.plane.Writes(); n != 0 {
+				b.t.Errorf("wrote %d elements", n)
+			}
+			traffic.More()
+		}
+		traffic.Stop()
+		if got := peer(t, fd); got != b.to("VIP:80") {
+			b.t.Errorf("peer %s", got)
+		}
+	})
+}
+
+// TestRemove: --cleanup detaches the programs and removes what is pinned, under traffic (EB-09).
+func TestRemove(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		pins := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)))
+		if pinned, _ := filepath.Glob(pins + "/*/*"); len(pinned) < 15 {
+			b.t.Fatalf("only %d objects are pinned: %v", len(pinned), pinned)
+		}
+		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")})
+		b.On(netlab.Node1, func() { b.plane.CloseKernel() })
+		if err := ebpf.Unpin(pins, b.f); err != nil {
+			b.t.Error(err)
+		}
+		traffic.More()
+		traffic.Stop()
+		if pinned, _ := filepath.Glob(pins + "/*"); len(pinned) != 0 {
+			b.t.Errorf("left: %v", pinned)
+		}
+		if n := attached(b.t, b.Cgroup(netlab.Node1)); n != 0 {
+			b.t.Errorf("%d programs are attached", n)
+		}
+	})
+}
+
+// attached returns the number of programs that are attached to a cgroup, as bpftool sees them.
+func attached(t testing.TB, cgroup string) int {
+	t.Helper()
+	out, err := exec.Command("bpftool", "cgroup", "show", cgroup).Output()
+	if err != nil {
+		t.Fatalf("bpftool cgroup show %s: %v", cgroup, err)
+	}
+	return max(0, strings.Count(strings.TrimSpace(string(out)), "\n"))
+}
+
+// TestAudit: a detached program, a removed pin, and deleted and changed elements are found and repaired (EB-10).
+func TestAudit(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.noRules()
+		pins := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)), strings.ToLower(b.f.String()))
+		for name, damage := range map[string]func() error{
+			"removed pin":     func() error { return os.Remove(filepath.Join(pins, "link_connect6")) },
+			"detached":        func() error { return b.plane.Detach("connect6") },
+			"deleted backend": func() error { return b.plane.Damage("backends") },
+			"deleted slot":    func() error { return b.plane.Damage("slots") },
+			"deleted set":     func() error { return b.plane.Damage("sets") },
+			"deleted row":     func() error { return b.plane.Damage("frontends") },
+			"switched off":    func() error { return b.plane.Damage("config") },
+		} {
+			if err := damage(); err != nil {
+				b.t.Fatalf("%s: %v", name, err)
+			}
+			if n, err := b.plane.AuditPrograms(); err != nil || n == 0 && name != "switched off" {
+				b.t.Errorf("%s: repaired %d, error %v", name, n, err)
+			}
+			b.reaches("pod3", netlab.TCP, "VIP:80", "pod1")
+			b.reaches("pod3", netlab.UDP, "VIP:53", "pod1")
+		}
+	})
+}
