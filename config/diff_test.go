@@ -23,7 +23,7 @@ func TestDiff(t *testing.T) {
 		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false", "adminSocket": "/run/other.sock",
 		"snapshot": "/var/lib/kube-proxy", "snapshotMaxAge": "1h", "snapshotReady": "true",
 	}
-	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "windowsIgnoreSourceRanges", "splitStream"}
+	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "windowsIgnoreSourceRanges", "splitStream", "protectNodePorts"}
 	o := NewOptions(all.Modes())
 	for _, row := range rows(t, "testdata/fields.tsv") {
 		path := row["field"]

@@ -62,10 +62,10 @@ func TestCompletionByPlace(t *testing.T) {
 		{"top -o |", []string{"json", "wide", "yaml"}},
 		{"check -o |", []string{"json", "text"}},
 		{"migrate --output |", []string{"json", "text"}},
-		{"migrate --to |", []string{"iptables", "ipvs", "nftables", "userspace"}},
-		{"--proxy-mode |", []string{"iptables", "ipvs", "nftables", "userspace"}},
-		{"render --proxy-mode |", []string{"iptables", "ipvs", "nftables", "userspace"}},
-		{"why --proxy-mode |", []string{"iptables", "ipvs", "nftables", "userspace"}},
+		{"migrate --to |", []string{"ebpf", "iptables", "ipvs", "nftables", "userspace"}},
+		{"--proxy-mode |", []string{"ebpf", "iptables", "ipvs", "nftables", "userspace"}},
+		{"render --proxy-mode |", []string{"ebpf", "iptables", "ipvs", "nftables", "userspace"}},
+		{"why --proxy-mode |", []string{"ebpf", "iptables", "ipvs", "nftables", "userspace"}},
 	} {
 		line := strings.Split(strings.TrimSuffix(c.typed, "|"), " ")
 		args := []string{"__completeNoDesc"}

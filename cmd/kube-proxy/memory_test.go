@@ -175,7 +175,7 @@ func TestNewMode(t *testing.T) {
 	// The help and the errors name it.
 	once(0, "mode of the data plane: iptables, nftables, ipvs, kernelspace (Windows), userspace, memory; nothing means", "--help")
 	once(0, "nothing means primary in nftables and memory mode, all in the others", "--help")
-	once(1, "want iptables, ipvs, memory, nftables, userspace, or nothing", "--proxy-mode=magic", "--manifests=m")
+	once(1, "want ebpf, iptables, ipvs, memory, nftables, userspace, or nothing", "--proxy-mode=magic", "--manifests=m")
 	once(0, "in mode memory that of remember", "render", "--help")
 
 	// It renders, with its default of addresses for NodePorts.

@@ -125,7 +125,7 @@ func TestMigrateRefuses(t *testing.T) {
 	}{
 		{[]string{"migrate", wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.iptables.masqueradeBit: \"99\": want 0 to 31\nkube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"migrate", types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: "},
-		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after --: --proxy-mode: \"magic\": want iptables, ipvs, nftables, userspace, or nothing for the best that this host supports\nkube-proxy: the command line after --: --cluster-cidr: "},
+		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after --: --proxy-mode: \"magic\": want ebpf, iptables, ipvs, nftables, userspace, or nothing for the best that this host supports\nkube-proxy: the command line after --: --cluster-cidr: "},
 		{[]string{"check", "--config=" + types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: "},
 		{[]string{"--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"render", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
@@ -142,7 +142,7 @@ func TestMigrateRefuses(t *testing.T) {
 		{[]string{"migrate", "--", "--no-such"}, "the command line after --: unknown flag: --no-such"},
 		{[]string{"check", "-o=xml"}, "--output: \"xml\": want text or json"},
 		{[]string{"check", "--no-such"}, "unknown flag: --no-such"},
-		{[]string{"check", "--proxy-mode=ebpf"}, "--proxy-mode: \"ebpf\": want iptables, ipvs, nftables, userspace, or nothing"},
+		{[]string{"check", "--proxy-mode=xdp"}, "--proxy-mode: \"xdp\": want ebpf, iptables, ipvs, nftables, userspace, or nothing"},
 		{[]string{"check", "--config=" + dir + "/deployment.yaml"}, "deployment.yaml: failed to decode: its apiVersion is missing"},
 		{[]string{"check", "now"}, "does not take any arguments"},
 	} {

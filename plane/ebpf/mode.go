@@ -29,8 +29,6 @@ func facts(packets mode.Mode) mode.Mode {
 		under := packets.Weigh(s)
 		return func(size lb.Size) int { return under(size) + weigh(size) }
 	}
-	m.Render = nil
-	m.Loader = ""
 	return m
 }
 
