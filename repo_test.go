@@ -102,8 +102,7 @@ const imports = `
 	# balance know nothing of mode userspace.
 	lb, trace, internal/ratelimit, plane/internal/relay, plane/internal/balance < plane/localhost;
 	plane/localhost, plane/internal/relay < plane/nftables;
-	# The programs are objects and types of C. Their plane has the packet path of another plane, which plane/all gives it: it follows the node's
-	# addresses by netlink.
+	# The programs are objects and types of C. Their plane follows the node's addresses by netlink.
 	NONE < plane/ebpf/bpf;
 	lb, plane, mode, config/option, internal/netlink, internal/netlink/route, plane/internal/slots, plane/ebpf/bpf < plane/ebpf;
 	lb, plane < test/fake;

@@ -16,8 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroup is one of the lab's own for the sockets of node1 and its pods. It is threaded: the hosts' threads are in it, and the
-// rest of the process is not. To move a thread takes the kernel milliseconds, so threads are used again.
+// cgroup is one of the lab's own for the sockets of node1 and its pods. It is threaded: the hosts'
+// threads are in it, and the rest of the process is not. To move a thread takes the kernel
+// milliseconds, so threads are used again.
 type cgroup struct {
 	path string
 
@@ -75,8 +76,8 @@ func ownCgroup() (string, error) {
 	return "", errors.New("no cgroup v2 is mounted: mount one at /sys/fs/cgroup/unified")
 }
 
-// do runs fn on a thread in the host's namespace and in the cgroup. If fn ends its goroutine, as a test's Fatal does, the
-// caller's ends too.
+// do runs fn on a thread in the host's namespace and in the cgroup. If fn ends its goroutine, as a
+// test's Fatal does, the caller's ends too.
 func (c *cgroup) do(host string, ns netns.NsHandle, fn func() error) error {
 	thread, err := c.thread(host, ns)
 	if err != nil {

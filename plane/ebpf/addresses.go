@@ -19,8 +19,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// addresses keeps the map of the node's addresses that answer NodePorts. It follows the kernel's notifications, because a stale
-// address would take packets for another host.
+// addresses keeps the map of the node's addresses that answer NodePorts. It follows the kernel's
+// notifications, because a stale address would take packets for another host.
 type addresses struct {
 	family       lb.Family
 	log          *slog.Logger

@@ -23,8 +23,8 @@ func (st *state) add(want *lb.Table) {
 // left reports whether there are numbers left.
 func (st *state) left() bool { return st.numbers.set.Left() && st.numbers.backend.Left() }
 
-// adopt gives the state the rows of a table, with the numbers and slots that the kernel has, so that clients stay with their
-// backends and little is written.
+// adopt gives the state the rows of a table, with the numbers and slots that the kernel has, so
+// that clients stay with their backends and little is written.
 func (st *state) adopt(have *snapshot, want *lb.Table) {
 	for n := range have.sets {
 		st.numbers.set.Saw(n)
@@ -97,7 +97,8 @@ func (s *snapshot) Allocated(f *lb.Frontend) bool {
 	return f.Kind == lb.ClusterIP || f.Kind == lb.NodePort
 }
 
-// adoptSet returns a set in which as many backends as possible have the slots and numbers that they have in the kernel.
+// adoptSet returns a set in which as many backends as possible have the slots and numbers that they
+// have in the kernel.
 func (st *state) adoptSet(have *snapshot, want *lb.BackendSet, number uint32) *set {
 	s := &set{id: want.ID, number: number, list: want.Backends}
 	at := have.Backends(number)

@@ -38,7 +38,8 @@ func (e *edits[K, V]) remove(k K) {
 	delete(e.put, k)
 }
 
-// differ adds what leads from one content to another, and returns how many elements that are. It consumes have.
+// differ adds what leads from one content to another, and returns how many elements that are. It
+// consumes have.
 func (e *edits[K, V]) differ(have map[K]V, want iter.Seq2[K, V]) {
 	for k, v := range want {
 		if is, ok := have[k]; !ok || is != v {

@@ -24,14 +24,15 @@ const defaultBPFFS = "/sys/fs/bpf"
 // pinsBelow returns the folder of pinned objects in a BPF file system.
 func pinsBelow(bpffs string) string { return filepath.Join(bpffs, "kube-proxy", layout) }
 
-// mountBPFFS mounts the BPF file system if there is none.
+// mountBPFFS mounts the BPF file system where it is missing.
 func mountBPFFS(at string) error {
 	is, err := isFS(at, unix.BPF_FS_MAGIC)
 	if err != nil || is {
 		return err
 	}
 	if err := unix.Mount("bpf", at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return fmt.Errorf("mount the BPF file system at %s (in a container, mount the host's there, with Bidirectional propagation): %w: %w", at, err, plane.ErrUnsupported)
+		return fmt.Errorf("mount the BPF file system at %s "+
+			"(in a container, mount the host's there, with Bidirectional propagation): %w: %w", at, err, plane.ErrUnsupported)
 	}
 	return nil
 }
@@ -57,11 +58,12 @@ func findCgroup() (string, error) {
 			return fields[4], nil
 		}
 	}
-	return "", fmt.Errorf("no cgroup v2 hierarchy is mounted (mount one: mount -t cgroup2 none /sys/fs/cgroup): %w", plane.ErrUnsupported)
+	return "", fmt.Errorf("no cgroup v2 hierarchy is mounted (mount one: mount -t cgroup2 none /sys/fs/cgroup): %w",
+		plane.ErrUnsupported)
 }
 
-// checkCgroup says why programs at the cgroup would not see the node's sockets. Only a root that the user did not choose must be
-// the real one.
+// checkCgroup says why programs at the cgroup would not see the node's sockets. Only a root that
+// the user did not choose must be the real one.
 func checkCgroup(path string, chosen bool) error {
 	if is, err := isFS(path, unix.CGROUP2_SUPER_MAGIC); err != nil {
 		return err
@@ -69,8 +71,8 @@ func checkCgroup(path string, chosen bool) error {
 		return fmt.Errorf("%s is no cgroup v2: %w", path, plane.ErrUnsupported)
 	}
 	if _, err := os.Stat(filepath.Join(path, "cgroup.type")); err == nil && !chosen { // which the root lacks
-		return fmt.Errorf("%s is not the root of the node's cgroups, but that of a container: mount the host's /sys/fs/cgroup and name it with --ebpf-cgroup: %w",
-			path, plane.ErrUnsupported)
+		return fmt.Errorf("%s is not the root of the node's cgroups, but that of a container: "+
+			"mount the host's /sys/fs/cgroup and name it with --ebpf-cgroup: %w", path, plane.ErrUnsupported)
 	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("look at the cgroup: %w", err)
 	}
@@ -95,7 +97,7 @@ func netnsCookie() (uint64, error) {
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if errors.Is(err, unix.ENOPROTOOPT) {
-		return 0, fmt.Errorf("this kernel does not tell the network namespace of a socket (SO_NETNS_COOKIE, Linux 5.14): %w", plane.ErrUnsupported)
+		return 0, fmt.Errorf("this kernel lacks the socket option SO_NETNS_COOKIE (Linux 5.14): %w", plane.ErrUnsupported)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read the cookie of the network namespace: %w", err)

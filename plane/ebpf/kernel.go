@@ -18,8 +18,8 @@ import (
 	"kube-proxy/plane/ebpf/bpf"
 )
 
-// kernel is what one family has in the kernel: maps, programs, and the links that attach these to the cgroup. All are pinned, so
-// that they outlive the process.
+// kernel is what one family has in the kernel: maps, programs, and the links that attach these to
+// the cgroup. All are pinned, so that they outlive the process.
 type kernel struct {
 	family lb.Family
 	cgroup string
@@ -49,7 +49,8 @@ type hook struct {
 	program func(*bpf.LBPrograms) *ebpf.Program
 }
 
-// hooks returns those of a family. IPv4 has those of IPv6 sockets too, which may have IPv4 addresses.
+// hooks returns those of a family. IPv4 has those of IPv6 sockets too, which may have IPv4
+// addresses.
 func hooks(f lb.Family) []hook {
 	all := []hook{
 		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Recvmsg6 }},
@@ -92,7 +93,8 @@ func load(f lb.Family, pins string) (obj bpf.LBObjects, err error) {
 		return obj, fmt.Errorf("set the programs' family: %w", err)
 	}
 	if pins != "" {
-		for _, m := range []string{"config", "frontends", "sets", "slots", "backends", "addresses", "namespaces", "affinity", "counters", "connected", "flows"} {
+		for _, m := range []string{"config", "frontends", "sets", "slots", "backends", "addresses", "namespaces",
+			"affinity", "connected", "flows"} {
 			spec.Maps[m].Pinning = ebpf.PinByName
 		}
 	}
@@ -106,14 +108,15 @@ func load(f lb.Family, pins string) (obj bpf.LBObjects, err error) {
 	return obj, fmt.Errorf("load the programs of %s: %w", f, err)
 }
 
-// open takes over what an earlier process pinned, or creates it. The programs that are attached keep serving with the same maps.
+// open takes over what an earlier process pinned, or creates it. The programs that are attached
+// keep serving with the same maps.
 func open(f lb.Family, cgroup, pins string) (_ *kernel, err error) {
 	k := &kernel{family: f, cgroup: cgroup, pins: pins, links: map[string]link.Link{}}
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of pinned objects: %w", err)
 	}
 	k.obj, err = load(f, pins)
-	if errors.Is(err, ebpf.ErrMapIncompatible) { // another layout: such maps are made anew
+	if errors.Is(err, ebpf.ErrMapIncompatible) { // maps of another layout are replaced
 		if err = errors.Join(unpin(pins)...); err == nil {
 			if err = os.MkdirAll(pins, 0o700); err == nil {
 				k.obj, err = load(f, pins)
@@ -141,8 +144,9 @@ func (k *kernel) openTables() error {
 		k.backends.open("backends", k.obj.Backends, spec.Maps["backends"], &k.writes))
 }
 
-// attach attaches the programs, or puts them in the place of those that are attached. It returns how many hooks had none.
-// First come the hooks of answers: no socket gets a backend before its replies are translated.
+// attach attaches the programs, or puts them in the place of those that are attached. It returns
+// how many hooks had none. First come the hooks of answers: no socket gets a backend before its
+// replies are translated.
 func (k *kernel) attach() (attached int, err error) {
 	for _, h := range hooks(k.family) {
 		l := k.links[h.name]
@@ -160,7 +164,7 @@ func (k *kernel) attach() (attached int, err error) {
 	return attached, nil
 }
 
-// adopt returns the pinned link of a hook with the program in it, or nil if there is none of use.
+// adopt returns the pinned link of a hook with the program in it, or nil if that is missing or detached.
 func (k *kernel) adopt(h hook) link.Link {
 	l, err := link.LoadPinnedLink(k.pinOf(h), nil)
 	if err != nil {
@@ -186,7 +190,8 @@ func (k *kernel) attached(l link.Link) bool {
 }
 
 func (k *kernel) create(h hook) (link.Link, error) {
-	l, err := link.AttachCgroup(link.CgroupOptions{Path: k.cgroup, Attach: h.attach, Program: h.program(&k.obj.LBPrograms)})
+	p := h.program(&k.obj.LBPrograms)
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: k.cgroup, Attach: h.attach, Program: p})
 	if err != nil {
 		return nil, fmt.Errorf("attach %s to the cgroup %s: %w", h.name, k.cgroup, err)
 	}
@@ -199,7 +204,7 @@ func (k *kernel) create(h hook) (link.Link, error) {
 	return l, nil
 }
 
-// repin makes the links whose hook or pin another program removed anew, and returns how many.
+// repin replaces the links whose hook or pin another program removed, and returns how many.
 func (k *kernel) repin() (int, error) {
 	for _, h := range hooks(k.family) {
 		l := k.links[h.name]
@@ -232,8 +237,8 @@ func (k *kernel) read() (s *snapshot, err error) {
 	return s, err
 }
 
-// write writes a batch in the order in which any state between serves: a program follows a frontend to a set, a slot and a
-// backend.
+// write writes a batch in the order in which any state between serves: a program follows a frontend
+// to a set, a slot and a backend.
 func (k *kernel) write(b *batch) error {
 	for _, step := range []func() error{
 		func() error { return k.backends.set(b.backends.put) },
@@ -273,8 +278,8 @@ func (k *kernel) close() error {
 	return errors.Join(errs...)
 }
 
-// unpin removes the pins of a folder, and with them the objects that no process has open. The links go first: from then on
-// sockets take the packet path.
+// unpin removes the pins of a folder, and with them the objects that no process has open. The links
+// go first: from then on sockets take the packet path.
 func unpin(folder string) (errs []error) {
 	for _, pattern := range []string{"link_connect*", "link_send*", "*"} {
 		files, err := filepath.Glob(filepath.Join(folder, pattern))

@@ -21,7 +21,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// bpffs mounts a BPF file system of the test's own, which ends with it, and with it what is pinned there.
+// bpffs mounts a BPF file system of the test's own, which ends with it, and with it what is pinned
+// there.
 func bpffs(t testing.TB) string {
 	t.Helper()
 	at := t.TempDir()

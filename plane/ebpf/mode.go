@@ -10,13 +10,14 @@ import (
 // Name is the mode's name.
 const Name = "ebpf"
 
-// facts are what the mode has on every system. It is the mode of the packet path with programs in front, and has its
-// configuration, metrics and limits.
+// facts are what the mode has on every system. It is the mode of the packet path with programs in
+// front, and has its configuration, metrics and limits.
 func facts(packets mode.Mode) mode.Mode {
 	m := packets
 	m.Name = Name
 	m.OS = "linux"
-	m.Doc = "eBPF programs connect sockets of pods and of the node to endpoints, without translation of packets; mode " + packets.Name + " serves all other traffic"
+	m.Doc = "eBPF programs connect sockets of pods and of the node to endpoints, without translation of packets; mode " +
+		packets.Name + " serves all other traffic"
 	m.Unasked = "" // by name only
 	m.Options = options
 	m.Reads = append(slices.Clone(packets.Reads), "ebpf")
@@ -32,7 +33,8 @@ func facts(packets mode.Mode) mode.Mode {
 	return m
 }
 
-// weigh is how many elements of 128 bytes the tables have for a Service: of a backend, two of some 80 bytes each.
+// weigh is how many elements of 128 bytes the tables have for a Service: of a backend, two of some
+// 80 bytes each.
 func weigh(s lb.Size) int {
 	const backend = 2
 	return s.Ports*s.Copies(1) + s.Sets()*(s.Ports+backend*s.Backends)

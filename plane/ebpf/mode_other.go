@@ -4,7 +4,7 @@ package ebpf
 
 import "kube-proxy/mode"
 
-// Mode returns the mode ebpf, of which other systems have the facts alone.
+// Mode returns the mode ebpf, without its plane: other systems cannot run it.
 func Mode(packets mode.Mode) mode.Mode {
 	m := facts(packets)
 	m.Able, m.New, m.Remove = nil, nil, nil

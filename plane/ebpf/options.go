@@ -33,7 +33,8 @@ func options() option.Section {
 	v := newOptions()
 	return option.Section{Title: "ebpf", Order: 35, OnlyInMode: true, Values: v, Check: v.check, Fields: []option.Field{
 		{Path: "ebpf.socketLB", Flag: "ebpf-socket-lb", Row: "EB-01", Restart: option.AtStart,
-			Help: "sockets that eBPF programs connect to endpoints: all, host (those of the node), or off; packets of others are translated"},
+			Help: "sockets that eBPF programs connect to endpoints: all, host (those of the node), or off; " +
+				"packets of others are translated"},
 		{Path: "ebpf.protectNodePorts", Flag: "ebpf-protect-nodeports", Row: "EB-02", Restart: option.AtStart,
 			Help: "refuse bind() of the node's programs to a port that a NodePort has"},
 		{Path: "ebpf.cgroup", Flag: "ebpf-cgroup", Row: "EB-03", Restart: option.AtStart,

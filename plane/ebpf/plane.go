@@ -41,10 +41,11 @@ type PacketPath interface {
 	mode.TrafficCounter
 }
 
-// Plane is the packet path with the programs in front. Its methods are called as those of the packet path.
+// Plane is the packet path with the programs in front. Its methods are called as those of the
+// packet path.
 //
-// The packet path alone would serve every row. So a failure of the programs is no failure of a call: the programs are switched
-// off, and the next audit tries to repair them.
+// The packet path alone would serve every row. So a failure of the programs is no failure of a
+// call: the programs are switched off, and the next audit tries to repair them.
 type Plane struct {
 	PacketPath
 	cfg       Config
@@ -57,15 +58,16 @@ type Plane struct {
 	noticed   bool
 }
 
-// New returns a plane in the network namespace of the calling thread, over the packet path, which it closes. It changes
-// nothing.
+// New returns a plane in the network namespace of the calling thread, over the packet path, which
+// it closes. It changes nothing.
 func New(cfg Config, packets PacketPath) (*Plane, error) {
 	node, err := netnsCookie()
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
 	p := &Plane{PacketPath: packets, cfg: cfg}
-	p.settings = bpf.LBSettings{Node: node, On: flag(cfg.Sockets != "off"), Scope: flag(cfg.Sockets == "host"), Guard: flag(cfg.Guard), Counts: flag(cfg.Count)}
+	p.settings = bpf.LBSettings{Node: node, On: flag(cfg.Sockets != "off"), Scope: flag(cfg.Sockets == "host"),
+		Guard: flag(cfg.Guard), Counts: flag(cfg.Count)}
 	if p.addresses, err = openAddresses(cfg.Family, cfg.Log); err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
@@ -128,13 +130,14 @@ func (p *Plane) reset(want *lb.Table) error {
 
 func (p *Plane) open() (err error) {
 	if p.kernel == nil {
-		p.kernel, err = open(p.cfg.Family, p.cfg.Cgroup, filepath.Join(p.cfg.Pins, strings.ToLower(p.cfg.Family.String())))
+		pins := filepath.Join(p.cfg.Pins, strings.ToLower(p.cfg.Family.String()))
+		p.kernel, err = open(p.cfg.Family, p.cfg.Cgroup, pins)
 	}
 	return err
 }
 
-// hold sends the clients of rows that have other sets than before to the packet path: while the tables change, the number of a
-// set may be that of another one.
+// hold sends the clients of rows that have other sets than before to the packet path: while the
+// tables change, the number of a set may be that of another one.
 func (p *Plane) hold(have *snapshot) error {
 	b := &batch{}
 	want := map[bpf.LBFront][3]uint32{}
@@ -187,8 +190,9 @@ func (p *Plane) write(b *batch) {
 	}
 }
 
-// settle notes how a write of the tables ended. After a failure the programs are switched off or, if that fails too, detached.
-// What the process has of them is closed, for a failure may be of that.
+// settle notes how a write of the tables ended. After a failure the programs are switched off or,
+// if that fails too, detached. What the process has of them is closed, for a failure may be of
+// that.
 func (p *Plane) settle(err error) {
 	if err == nil {
 		p.failed = nil
@@ -226,17 +230,17 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 }
 
 // Audit is part of plane.Plane. It reads all tables, for nothing reports changes of them.
-func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
-	mended, err = p.PacketPath.Audit(ctx, full)
+func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) {
+	repaired, err = p.PacketPath.Audit(ctx, full)
 	if err != nil || p.st == nil || !full && p.failed == nil {
-		return mended, err
+		return repaired, err
 	}
 	n, err := p.audit()
 	p.settle(err)
-	return mended + n, nil
+	return repaired + n, nil
 }
 
-func (p *Plane) audit() (mended int, err error) {
+func (p *Plane) audit() (repaired int, err error) {
 	if err := p.open(); err != nil {
 		return 0, err
 	}
@@ -263,8 +267,8 @@ func (p *Plane) Notices() []mode.Notice {
 	all := p.PacketPath.Notices()
 	if p.failed != nil && !p.noticed {
 		p.noticed = true
-		all = append(all, mode.Notice{Text: "Failed to write the tables of the eBPF programs; the nftables rules serve all connections until a comparison repairs them",
-			Args: []any{"err", p.failed}})
+		all = append(all, mode.Notice{Args: []any{"err", p.failed}, Text: "Failed to write the tables of the eBPF programs; " +
+			"the nftables rules serve all connections until a comparison repairs them"})
 	}
 	return all
 }

@@ -35,8 +35,10 @@ type bench struct {
 
 // names4 and names6 are what a table's text calls addresses.
 var (
-	names4 = strings.NewReplacer("VIP", "10.96.0.10", "OTHER", "10.96.0.11", "NODE", "172.18.0.2", "LOCAL", "127.0.0.1", "pod1", "10.1.1.11", "pod2", "10.1.1.12", "PODS", "10.1.0.0/16")
-	names6 = strings.NewReplacer("VIP", "[fd00:10:96::a]", "OTHER", "[fd00:10:96::b]", "NODE", "[fd00:18::2]", "LOCAL", "[::1]", "pod1", "[fd00:10:1:1::11]", "pod2", "[fd00:10:1:1::12]", "PODS", "fd00:10:1::/48")
+	names4 = strings.NewReplacer("VIP", "10.96.0.10", "OTHER", "10.96.0.11", "NODE", "172.18.0.2", "LOCAL", "127.0.0.1",
+		"pod1", "10.1.1.11", "pod2", "10.1.1.12", "PODS", "10.1.0.0/16")
+	names6 = strings.NewReplacer("VIP", "[fd00:10:96::a]", "OTHER", "[fd00:10:96::b]", "NODE", "[fd00:18::2]", "LOCAL", "[::1]",
+		"pod1", "[fd00:10:1:1::11]", "pod2", "[fd00:10:1:1::12]", "PODS", "fd00:10:1::/48")
 )
 
 const shop = `node nodeports ALL pods PODS
@@ -63,10 +65,7 @@ func eachFamily(t *testing.T, test func(b *bench)) { eachFamilyWith(t, nil, test
 func eachFamilyWith(t *testing.T, with func(*ebpf.Config), test func(b *bench)) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
-			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true}), t: t, f: f, planes: &planes{bpffs: bpffs(t), with: with}, names: names4}
-			if f == lb.IPv6 {
-				b.names = names6
-			}
+			b := newBench(t, f, with)
 			b.Serve(netlab.TCP, 8080, "pod1", "pod2")
 			b.Serve(netlab.UDP, 8080, "pod1", "pod2")
 			b.On(netlab.Node1, func() { b.plane = b.newPlane() })
@@ -80,6 +79,15 @@ func eachFamilyWith(t *testing.T, with func(*ebpf.Config), test func(b *bench)) 
 			test(b)
 		})
 	}
+}
+
+func newBench(t *testing.T, f lb.Family, with func(*ebpf.Config)) *bench {
+	lab := netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
+	b := &bench{TestLab: lab, t: t, f: f, planes: &planes{bpffs: bpffs(t), with: with}, names: names4}
+	if f == lb.IPv6 {
+		b.names = names6
+	}
+	return b
 }
 
 // restart replaces the plane by one with another configuration, as a new process does.
@@ -175,7 +183,8 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// socket opens a socket in a host, which ends with the test. mapped is an IPv6 socket for addresses of IPv4.
+// socket opens a socket in a host, which ends with the test. mapped is an IPv6 socket for addresses
+// of IPv4.
 func (b *bench) socket(host string, kind int, mapped bool) (fd int) {
 	b.t.Helper()
 	family := unix.AF_INET
@@ -196,7 +205,8 @@ func (b *bench) socket(host string, kind int, mapped bool) (fd int) {
 	return fd
 }
 
-// asks sends a datagram with an unconnected socket, and returns the sender of the reply and its text.
+// asks sends a datagram with an unconnected socket, and returns the sender of the reply and its
+// text.
 func asks(fd int, to netip.AddrPort) (from netip.AddrPort, reply string, err error) {
 	if err := unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(to)); err != nil {
 		return from, "", fmt.Errorf("send to %s: %w", to, err)
@@ -219,7 +229,8 @@ func peer(t testing.TB, fd int) netip.AddrPort {
 	return addrPort(sa)
 }
 
-// TestSockets: without any rule of the packet path, sockets of pods and of the node reach frontends (EB-05).
+// TestSockets: without any rule of the packet path, sockets of pods and of the node reach frontends
+// (EB-05).
 func TestSockets(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.noRules()
@@ -229,7 +240,8 @@ func TestSockets(t *testing.T) {
 			b.reaches(from, netlab.TCP, "NODE:30080", "pod1")
 		}
 		b.reaches(netlab.Node1, netlab.TCP, "LOCAL:30080", "pod1")
-		for from, to := range map[string]string{"pod3": "LOCAL:30080", "sink": "VIP:80"} { // another host's loopback, and a host without programs
+		// The loopback of another host, and a host without programs.
+		for from, to := range map[string]string{"pod3": "LOCAL:30080", "sink": "VIP:80"} {
 			if r, err := b.Dial(from, netlab.TCP, b.to(to), netlab.DialOptions{}); err == nil {
 				b.t.Errorf("%s → %s: %s answered", from, to, r.Server)
 			}
@@ -237,7 +249,8 @@ func TestSockets(t *testing.T) {
 	})
 }
 
-// TestPeerName: getpeername answers the address that a socket connected to, and nothing else (EB-05).
+// TestPeerName: getpeername answers the address that a socket connected to, and nothing else
+// (EB-05).
 func TestPeerName(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		vip, pod := b.to("VIP:80"), b.to("pod1:8080")
@@ -265,8 +278,8 @@ func TestPeerName(t *testing.T) {
 	})
 }
 
-// TestUnconnected: replies to an unconnected UDP socket come from the addresses that it sent to, and a destination keeps its
-// endpoint (EB-06).
+// TestUnconnected: replies to an unconnected UDP socket come from the addresses that it sent to,
+// and a destination keeps its endpoint (EB-06).
 func TestUnconnected(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.noRules()
@@ -311,7 +324,8 @@ func TestMapped(t *testing.T) {
 	})
 }
 
-// TestRestart: a new process takes over what the old one left, writes nothing, and sockets stay as they are (EB-08).
+// TestRestart: a new process takes over what the old one left, writes nothing, and sockets stay as
+// they are (EB-08).
 func TestRestart(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		fd := b.socket("pod3", unix.SOCK_STREAM, false)
@@ -366,7 +380,8 @@ func attached(t testing.TB, cgroup string) int {
 	return max(0, strings.Count(strings.TrimSpace(string(out)), "\n"))
 }
 
-// TestAudit: a detached program, a removed pin, and deleted and changed elements are found and repaired (EB-10).
+// TestAudit: a detached program, a removed pin, and deleted and changed elements are found and
+// repaired (EB-10).
 func TestAudit(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.noRules()

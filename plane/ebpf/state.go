@@ -56,8 +56,9 @@ func (st *state) routeOf(f *lb.Frontend, from lb.From) lb.Route {
 	return f.Last()
 }
 
-// balances reports whether the programs can serve a row. The packet path serves others: SCTP, whose sockets have no hooks,
-// and source ranges, because most sockets have no address yet when they connect.
+// balances reports whether the programs can serve a row. The packet path serves others: SCTP, whose
+// sockets have no hooks, and source ranges, because most sockets have no address yet when they
+// connect.
 func balances(f *lb.Frontend) bool {
 	return (f.Key.Proto == lb.TCP || f.Key.Proto == lb.UDP) && len(f.Sources) == 0
 }

@@ -19,7 +19,8 @@ import (
 	"kube-proxy/test/tables"
 )
 
-// direct reports whether a client's connection to a NodePort is not translated: the endpoint sees the client and not the node.
+// direct reports whether a client's connection to a NodePort is not translated: the endpoint sees
+// the client and not the node.
 func (b *bench) direct(from string) bool {
 	b.t.Helper()
 	c, err := b.Open(from, netlab.TCP, b.to("NODE:30080"), netlab.DialOptions{})
@@ -30,7 +31,8 @@ func (b *bench) direct(from string) bool {
 	return c.First().Seen.Addr() == c.Local().Addr()
 }
 
-// TestScopes: the configuration says whose sockets are balanced. Open sockets keep their endpoints (EB-01).
+// TestScopes: the configuration says whose sockets are balanced. Open sockets keep their endpoints
+// (EB-01).
 func TestScopes(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		udp, tcp := b.socket("pod3", unix.SOCK_DGRAM, false), b.socket("pod3", unix.SOCK_STREAM, false)
@@ -66,7 +68,7 @@ func TestScopes(t *testing.T) {
 	})
 }
 
-// TestGuard: bind() to a NodePort is refused in the node's namespace, if that is asked for (EB-02).
+// TestGuard: bind() to a NodePort is refused in the node's namespace, if the configuration says so (EB-02).
 func TestGuard(t *testing.T) {
 	eachFamilyWith(t, func(c *ebpf.Config) { c.Guard = true }, func(b *bench) {
 		zero := b.f.Everywhere().Addr()
@@ -95,8 +97,8 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// TestFailure: after a failed write the programs are off, the packet path serves the change, and an audit switches them on
-// again (EB-12).
+// TestFailure: after a failed write the programs are off, the packet path serves the change, and an
+// audit switches them on again (EB-12).
 func TestFailure(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		changed := b.parse(strings.Replace(shop, "  pod1:8080 local\nset shop/dns", "  pod2:8080 local\nset shop/dns", 1))
@@ -139,7 +141,7 @@ func changesTo(table *lb.Table) (all []lb.Change) {
 func TestWrites(t *testing.T) {
 	for _, services := range []int{50, 5000} {
 		t.Run(fmt.Sprint(services), func(t *testing.T) {
-			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true}), t: t, f: lb.IPv4, planes: &planes{bpffs: bpffs(t)}, names: names4}
+			b := newBench(t, lb.IPv4, nil)
 			b.On(netlab.Node1, func() {
 				b.plane = b.newPlane()
 				b.reset(many(t, services, 0, 3))
@@ -173,12 +175,14 @@ func TestWrites(t *testing.T) {
 	}
 }
 
-// many is a table of Services with three frontends each. The backends of all are those from first to last.
+// many is a table of Services with three frontends each. The backends of all are those from first
+// to last.
 func many(t *testing.T, services, first, last int) *lb.Table {
 	var b strings.Builder
 	b.WriteString("node nodeports 0.0.0.0/0 pods 10.1.0.0/16\n")
 	for i := range services {
-		for _, front := range []string{"nodeport:%[2]d/tcp n/s%[1]d:p nodeport", "10.96.%[3]d.%[4]d:80/tcp n/s%[1]d:p clusterip", "192.0.%[3]d.%[4]d:80/tcp n/s%[1]d:p loadbalancer"} {
+		for _, front := range []string{"nodeport:%[2]d/tcp n/s%[1]d:p nodeport", "10.96.%[3]d.%[4]d:80/tcp n/s%[1]d:p clusterip",
+			"192.0.%[3]d.%[4]d:80/tcp n/s%[1]d:p loadbalancer"} {
 			fmt.Fprintf(&b, front+"\n  anywhere balance n/s%[1]d:p/tcp/cluster\n", i, 30000+i, i/250, i%250+1)
 		}
 	}

@@ -9,7 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// table is a growing map of the programs: they find the map that holds the elements in the only element of outer.
+// table is a growing map of the programs: they find the map that holds the elements in the only
+// element of outer.
 type table[K, V comparable] struct {
 	name         string
 	outer, inner *ebpf.Map

@@ -1,7 +1,9 @@
-// Package bpf has the programs of the mode ebpf, their maps, and the objects that clang makes of them.
+// Package bpf has the programs of the mode ebpf, their maps, and the objects that clang makes of
+// them.
 //
-// There is one C file for each hook. balance.h is what the hooks share: from a destination to a backend. maps.h has the maps
-// and their structs, which the Go types below mirror. `make generate` builds the objects again.
+// There is one C file for each hook. balance.h is what the hooks share: from a destination to a
+// backend. maps.h has the maps and their structs, which the Go types below mirror. `make generate`
+// builds the objects again.
 package bpf
 
 //go:generate go tool bpf2go -tags linux -target bpfel,bpfeb -type settings -type front -type frontend -type set -type place -type slot -type backend -type client -type choice -type peer LB lb.c -- -O2 -Wall -Werror
