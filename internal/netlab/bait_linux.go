@@ -14,9 +14,9 @@ func ServiceRanges() []netip.Prefix {
 	return []netip.Prefix{Service4, LoadBalancer4, External4, Service6, LoadBalancer6, External6}
 }
 
-// BaitSink makes the sink take all addresses of ServiceRanges for its own, and gives it ways back to the pods. With
-// responders there (BaitPort), a packet that a node lets pass untouched is answered by the sink, and Silence means
-// that the node dropped it.
+// BaitSink makes the sink take all addresses of ServiceRanges for its own, and gives it ways back
+// to the pods. With responders there (BaitPort), a packet that a node lets pass untouched is
+// answered by the sink, and Silence means that the node dropped it.
 func (l *Lab) BaitSink() error {
 	ns, err := l.Namespace(Sink)
 	if err != nil {
@@ -68,8 +68,9 @@ type bait struct {
 	port  uint16
 }
 
-// Silence returns how long no answer must come for a packet to count as dropped. It measures connections from pod3 to pod1
-// and pod4, which must have responders on the TCP port, so that on a busy machine a late answer is not taken for none.
+// Silence returns how long no answer must come for a packet to count as dropped. It measures
+// connections from pod3 to pod1 and pod4, which must have responders on the TCP port, so that on a
+// busy machine a late answer is not taken for none.
 func (l *Lab) Silence(port uint16) (time.Duration, error) {
 	var slowest time.Duration
 	for range 3 {

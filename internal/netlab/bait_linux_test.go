@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// With its bait the sink answers all packets of a node's pods to service ranges; without, nothing answers.
+// With its bait the sink answers all packets of a node's pods to service ranges; without, nothing
+// answers.
 func TestBaitSink(t *testing.T) {
 	forBoth(t, func(t *testing.T, opts Options) {
 		l := newLab(t, opts)

@@ -41,8 +41,8 @@ func (l *Lab) Command(host, name string, args ...string) *Cmd {
 func (c *Cmd) Start() error {
 	started := make(chan error, 1)
 	go func() {
-		// Do puts the thread back afterwards. To end it with the goroutine would not do: the main thread never ends, and
-		// would keep the namespace for as long as the process lives.
+		// Do puts the thread back afterwards. To end it with the goroutine would not do: the main
+		// thread never ends, and would keep the namespace for as long as the process lives.
 		err := c.lab.Do(c.host, func() error {
 			err := c.Cmd.Start()
 			started <- err

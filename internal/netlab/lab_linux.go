@@ -122,8 +122,8 @@ func (l *Lab) claimName() error {
 
 func (l *Lab) publicName(host string) string { return "kp-" + l.opts.Name + "-" + host }
 
-// shareNames makes /run/netns a shared mount, as `ip netns add` does. If it were left to that, its mount
-// would cover ours, and our names could not be removed any more.
+// shareNames makes /run/netns a shared mount, as `ip netns add` does. If it were left to that, its
+// mount would cover ours, and our names could not be removed any more.
 func shareNames() error {
 	if err := os.MkdirAll(runNetns, 0o755); err != nil {
 		return fmt.Errorf("make the folder of named namespaces: %w", err)
@@ -218,8 +218,9 @@ func lockThread() (netns.NsHandle, error) {
 	return ns, nil
 }
 
-// returnTo puts the thread back into the namespace that lockThread returned. If that fails, the thread stays locked, so
-// that it dies with the goroutine instead of serving another one from the wrong network.
+// returnTo puts the thread back into the namespace that lockThread returned. If that fails, the
+// thread stays locked, so that it dies with the goroutine instead of serving another one from the
+// wrong network.
 func returnTo(ns netns.NsHandle) error {
 	defer ns.Close()
 	if err := netns.Set(ns); err != nil {
@@ -341,7 +342,8 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// LocalPorts has the kernel of a host choose ports from first to last alone for sockets that ask for none.
+// LocalPorts has the kernel of a host choose ports from first to last alone for sockets that ask
+// for none.
 func (l *Lab) LocalPorts(host string, first, last uint16) error {
 	err := l.Do(host, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", first, last), 0)

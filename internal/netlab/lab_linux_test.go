@@ -356,8 +356,8 @@ func TestParallelLabs(t *testing.T) {
 	}
 }
 
-// TestNamedBesideIPNetns: a named lab can be taken away, and made again, after `ip netns add` was called. It
-// runs with mounts of its own, so that /run/netns is not prepared yet.
+// TestNamedBesideIPNetns: a named lab can be taken away, and made again, after `ip netns add` was
+// called. It runs with mounts of its own, so that /run/netns is not prepared yet.
 func TestNamedBesideIPNetns(t *testing.T) {
 	const inside = "NETLAB_OWN_MOUNTS"
 	if os.Getenv(inside) == "" {

@@ -9,12 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Isolated runs fn on a thread in new namespaces, which end with it: a network namespace, and those that more asks for
-// (CLONE_NEWNS and so on). Programs that fn starts are in them, goroutines that it starts are not.
+// Isolated runs fn on a thread in new namespaces, which end with it: a network namespace, and those
+// that more asks for (CLONE_NEWNS and so on). Programs that fn starts are in them, goroutines that
+// it starts are not.
 func Isolated(more uintptr, fn func() error) error {
 	var err error
 	ownThread(func() {
-		// Threads share the root and the working directory; with a shared one the kernel gives no mount namespace.
+		// Threads share the root and the working directory; with a shared one the kernel gives no
+		// mount namespace.
 		if err = unix.Unshare(int(more) | unix.CLONE_NEWNET | unix.CLONE_FS); err != nil {
 			err = fmt.Errorf("netlab: make namespaces (root is needed): %w", err)
 			return
@@ -24,8 +26,8 @@ func Isolated(more uintptr, fn func() error) error {
 	return err
 }
 
-// In runs fn on a thread that is in the namespace. Sockets that fn opens and programs that it starts belong to that for
-// ever; goroutines that it starts do not.
+// In runs fn on a thread that is in the namespace. Sockets that fn opens and programs that it
+// starts belong to that for ever; goroutines that it starts do not.
 func In(ns netns.NsHandle, fn func() error) error {
 	return onThread(func() error {
 		if err := netns.Set(ns); err != nil {
@@ -42,7 +44,8 @@ func ownThread(fn func()) {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread does not end: Go parks it, and what it is in would live as long as the process.
+			// The main thread does not end: Go parks it, and what it is in would live as long as
+			// the process.
 			ownThread(fn) // cannot be this one, which is taken
 			runtime.UnlockOSThread()
 			return
@@ -52,8 +55,8 @@ func ownThread(fn func()) {
 	<-done
 }
 
-// Namespace is a network namespace without links but lo, which is down, and a thread in it. The thread, and the programs that it
-// starts, see mounts of their own.
+// Namespace is a network namespace without links but lo, which is down, and a thread in it. The
+// thread, and the programs that it starts, see mounts of their own.
 type Namespace struct {
 	calls chan func()
 	tid   int
@@ -85,8 +88,9 @@ func NewNamespace() (*Namespace, error) {
 	return n, nil
 }
 
-// Do runs fn on the namespace's thread, calls from several goroutines one after the other. Sockets that fn opens and
-// programs that it starts belong to the namespace for ever; goroutines that it starts do not.
+// Do runs fn on the namespace's thread, calls from several goroutines one after the other. Sockets
+// that fn opens and programs that it starts belong to the namespace for ever; goroutines that it
+// starts do not.
 func (n *Namespace) Do(fn func()) {
 	done := make(chan struct{})
 	n.calls <- func() {
@@ -99,11 +103,12 @@ func (n *Namespace) Do(fn func()) {
 // TID is the id of the namespace's thread, by which ip names its network namespace.
 func (n *Namespace) TID() int { return n.tid }
 
-// Close ends the thread; Do must not be called any more. The namespace ends with the last socket and program in it.
+// Close ends the thread; Do must not be called any more. The namespace ends with the last socket
+// and program in it.
 func (n *Namespace) Close() { close(n.calls) }
 
-// EnterNew locks the calling goroutine to its thread and takes it into a new network namespace, until leave is called
-// from the same goroutine. It needs root (CAP_SYS_ADMIN).
+// EnterNew locks the calling goroutine to its thread and takes it into a new network namespace,
+// until leave is called from the same goroutine. It needs root (CAP_SYS_ADMIN).
 func EnterNew() (leave func() error, err error) {
 	home, err := lockThread()
 	if err != nil {

@@ -7,9 +7,10 @@ import (
 	"strings"
 )
 
-// Overflows returns how many packets this machine has dropped since its start because the queue of a CPU
-// was full (the second column of /proc/net/softnet_stat). All links of all namespaces share these queues,
-// loopback and veth included, so a test that counts datagrams may have lost that many to other programs.
+// Overflows returns how many packets this machine has dropped since its start because the queue of
+// a CPU was full (the second column of /proc/net/softnet_stat). All links of all namespaces share
+// these queues, loopback and veth included, so a test that counts datagrams may have lost that many
+// to other programs.
 func Overflows() (uint64, error) {
 	data, err := os.ReadFile("/proc/net/softnet_stat")
 	if err != nil {

@@ -20,16 +20,18 @@ type Way struct {
 	Seen string
 	// Requests alone: no connection lives on.
 	Requests bool
-	// Port is the first of 2,000 that the client connects from by turns, so that no two ways share any; 0 lets the system choose.
+	// Port is the first of 2,000 that the client connects from by turns, so that no two ways share
+	// any; 0 lets the system choose.
 	Port uint16
-	// Rest is how many times as long as a request or an exchange took the loop rests after it: on a slow machine the traffic
-	// leaves the processors to what is tested.
+	// Rest is how many times as long as a request or an exchange took the loop rests after it: on a
+	// slow machine the traffic leaves the processors to what is tested.
 	Rest int
 }
 
-// Traffic is a loop of TCP requests on each of some ways, and connections that live on and are used all the time, while a
-// test changes what is between the hosts. The first failure of a way ends it. A SYN that had to be repeated is a failure
-// too, unless the machine is so slow that answers may come too late: with it a hole of less than a second would pass.
+// Traffic is a loop of TCP requests on each of some ways, and connections that live on and are used
+// all the time, while a test changes what is between the hosts. The first failure of a way ends it.
+// A SYN that had to be repeated is a failure too, unless the machine is so slow that answers may
+// come too late: with it a hole of less than a second would pass.
 type Traffic struct {
 	lab     *Lab
 	streams []*stream
@@ -85,12 +87,12 @@ func (t *Traffic) Open() error {
 	return nil
 }
 
-// patience is how long an answer may take: the hosts share the processors with whatever else runs, and what was lost shows
-// otherwise.
+// patience is how long an answer may take: the hosts share the processors with whatever else runs,
+// and what was lost shows otherwise.
 const patience = 30 * time.Second
 
-// More waits until each way has made some more requests, and has used each connection that lives, however slow the machine
-// is. It returns at once if a way has failed, which Stop reports.
+// More waits until each way has made some more requests, and has used each connection that lives,
+// however slow the machine is. It returns at once if a way has failed, which Stop reports.
 func (t *Traffic) More() error {
 	for _, s := range t.streams {
 		counts := []*atomic.Int64{&s.requests, &s.exchanges}
@@ -168,7 +170,8 @@ func (s *stream) loop(stop chan struct{}, count *atomic.Int64, once func(n int) 
 	}
 }
 
-// slow is how long an answer takes on a machine where a repeated SYN says nothing: the first repetition comes after 1 s.
+// slow is how long an answer takes on a machine where a repeated SYN says nothing: the first
+// repetition comes after 1 s.
 const slow = 100 * time.Millisecond
 
 func (s *stream) request(n int) error {

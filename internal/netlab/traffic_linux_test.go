@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Traffic notices a host that answers no more for a moment, a connection that is cut, and a source that is not the one that
-// it should be; and nothing where there is nothing.
+// Traffic notices a host that answers no more for a moment, a connection that is cut, and a source
+// that is not the one that it should be; and nothing where there is nothing.
 func TestTraffic(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("the rules of this test need the nft program: ", err)
@@ -41,7 +41,8 @@ func TestTraffic(t *testing.T) {
 			nft(t, l, "delete table ip t")
 		}, "client to 172.18.0.2:8080"},
 	} {
-		// once returns what Stop returned, and whether the machine was fast enough for a repeated SYN to count.
+		// once returns what Stop returned, and whether the machine was fast enough for a repeated
+		// SYN to count.
 		once := func(t *testing.T) (error, bool) {
 			lab := newLab(t, Options{})
 			listen(t, lab, Node1, TCP, 8080)
@@ -63,7 +64,8 @@ func TestTraffic(t *testing.T) {
 		}
 		t.Run(c.name, func(t *testing.T) {
 			err, fast := once(t)
-			// A machine that is busy with other tests can be too slow for an attempt, not for all of them.
+			// A machine that is busy with other tests can be too slow for an attempt, not for all
+			// of them.
 			for attempts := 1; err == nil && c.want != "" && !fast && attempts < 20; attempts++ {
 				err, fast = once(t)
 			}
@@ -74,7 +76,8 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// A loop that rests leaves the processors to others for as many times as long as it had them, however slow the machine is.
+// A loop that rests leaves the processors to others for as many times as long as it had them,
+// however slow the machine is.
 func TestTrafficRests(t *testing.T) {
 	for _, took := range []time.Duration{time.Millisecond, 100 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
