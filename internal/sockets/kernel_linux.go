@@ -84,17 +84,23 @@ const (
 	attrV6Only    = 11 // INET_DIAG_SKV6ONLY
 )
 
+// request returns an inet_diag_req_v2 without a cookie.
+func request(family uint8, proto lb.Proto) []byte {
+	b := make([]byte, sizeofRequest)
+	b[0], b[1] = family, uint8(proto)
+	for i := 48; i < sizeofRequest; i++ {
+		b[i] = 0xff
+	}
+	return b
+}
+
 // dump lists the sockets of one protocol and family that wait for traffic, on one port if that is
 // not 0.
 func (d *diag) dump(ctx context.Context, family uint8, proto lb.Proto, port uint16) ([]socket, error) {
-	request := make([]byte, sizeofRequest)
-	request[0], request[1] = family, uint8(proto)
-	binary.NativeEndian.PutUint32(request[4:], 1<<waiting(proto))
-	binary.BigEndian.PutUint16(request[8:], port)
-	for i := 48; i < sizeofRequest; i++ {
-		request[i] = 0xff // no cookie
-	}
-	return netlink.Dump(ctx, d.conn, netlink.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request), func(m netlink.Message) (socket, bool) {
+	r := request(family, proto)
+	binary.NativeEndian.PutUint32(r[4:], 1<<waiting(proto))
+	binary.BigEndian.PutUint16(r[8:], port)
+	return netlink.Dump(ctx, d.conn, netlink.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, r), func(m netlink.Message) (socket, bool) {
 		return parseMessage(m.Body, port)
 	})
 }

@@ -81,7 +81,7 @@ func (s *snapshot) Backends(set uint32) map[uint32]netip.AddrPort {
 	all := map[uint32]netip.AddrPort{}
 	for slot := range s.sets[set].Count {
 		if b, ok := s.backendAt(set, slot); ok {
-			all[slot] = placeOf(b)
+			all[slot] = placeOf(b.Addr, b.Port)
 		}
 	}
 	return all

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"context"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -10,8 +11,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Failed is why the programs are off; nil where they are on.
-func (p *Plane) Failed() error { return p.failed }
+// Failed is why the programs are off, or why sockets do not end with their endpoint; nil where all is well.
+func (p *Plane) Failed() error { return errors.Join(p.failed, p.unreaped) }
 
 // Writes is how many elements the plane has written or deleted.
 func (p *Plane) Writes() uint64 { return p.kernel.writes }
@@ -79,3 +80,6 @@ var (
 	CheckCgroup = checkCgroup
 	MountBPFFS  = mountBPFFS
 )
+
+// Reap makes a pass over the sockets.
+func (p *Plane) Reap(ctx context.Context) error { return p.kernel.reaper.pass(ctx) }

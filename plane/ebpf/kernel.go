@@ -31,7 +31,8 @@ type kernel struct {
 	sets     table[uint32, bpf.LBSet]
 	slots    table[bpf.LBPlace, bpf.LBSlot]
 	backends table[uint32, bpf.LBBackend]
-	writes   uint64 // elements that were written or deleted
+	writes   uint64  // elements that were written or deleted
+	reaper   *reaper // nil for none
 }
 
 // snapshot is the content of the tables.
@@ -271,6 +272,7 @@ func (k *kernel) configure(s bpf.LBSettings) error {
 
 // close closes what this process has of the kernel's objects, which stay.
 func (k *kernel) close() error {
+	k.reaper.close()
 	errs := []error{k.obj.Close(), k.fronts.close(), k.sets.close(), k.slots.close(), k.backends.close()}
 	for _, l := range k.links {
 		errs = append(errs, l.Close())

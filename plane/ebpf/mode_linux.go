@@ -59,8 +59,8 @@ func newOver(packets mode.Mode, s mode.Settings) (mode.Plane, error) {
 		err := fmt.Errorf("ebpf: mode %s cannot serve as the packet path", packets.Name)
 		return nil, errors.Join(err, under.Close())
 	}
-	p, err := New(Config{Family: s.Family, Cgroup: cgroup, Pins: pinsBelow(o.bpffs()),
-		Sockets: o.EBPF.SocketLB, Guard: o.EBPF.ProtectNodePorts, Count: s.CountServices, Log: s.Log}, path)
+	p, err := New(Config{Family: s.Family, Cgroup: cgroup, Pins: pinsBelow(o.bpffs()), Sockets: o.EBPF.SocketLB,
+		Guard: o.EBPF.ProtectNodePorts, Stale: o.EBPF.StaleSockets, Count: s.CountServices, Log: s.Log}, path)
 	if err != nil {
 		return nil, errors.Join(err, under.Close())
 	}

@@ -12,6 +12,7 @@ type Options struct {
 	EBPF struct {
 		SocketLB         string `json:"socketLB"`
 		ProtectNodePorts bool   `json:"protectNodePorts"`
+		StaleSockets     string `json:"staleSockets"`
 		Cgroup           string `json:"cgroup"`
 		BPFFS            string `json:"bpffs"`
 	} `json:"ebpf"`
@@ -20,9 +21,12 @@ type Options struct {
 // scopes are the values of socketLB.
 var scopes = []string{"all", "host", "off"}
 
+// staleSockets are the values of that name.
+var staleSockets = []string{"udp", "all", "none"}
+
 func newOptions() *Options {
 	v := &Options{}
-	v.EBPF.SocketLB = "all"
+	v.EBPF.SocketLB, v.EBPF.StaleSockets = "all", "udp"
 	return v
 }
 
@@ -37,6 +41,8 @@ func options() option.Section {
 				"packets of others are translated"},
 		{Path: "ebpf.protectNodePorts", Flag: "ebpf-protect-nodeports", Row: "EB-02", Restart: option.AtStart,
 			Help: "refuse bind() of the node's programs to a port that a NodePort has"},
+		{Path: "ebpf.staleSockets", Flag: "ebpf-stale-sockets", Row: "EB-13", Restart: option.AtStart,
+			Help: "connected sockets that end with their endpoint: udp, all (TCP too), or none"},
 		{Path: "ebpf.cgroup", Flag: "ebpf-cgroup", Row: "EB-03", Restart: option.AtStart,
 			Help: "folder of the cgroup v2 whose sockets are served; by default the root, which has all"},
 		{Path: "ebpf.bpffs", Flag: "ebpf-bpffs", Row: "EB-04", Restart: option.AtStart,
@@ -48,6 +54,9 @@ func (o *Options) check(r *option.Report) {
 	v := o.EBPF
 	if !slices.Contains(scopes, v.SocketLB) {
 		r.Wrong("ebpf.socketLB", v.SocketLB, "want all, host or off")
+	}
+	if !slices.Contains(staleSockets, v.StaleSockets) {
+		r.Wrong("ebpf.staleSockets", v.StaleSockets, "want udp, all or none")
 	}
 	for path, folder := range map[string]string{"ebpf.cgroup": v.Cgroup, "ebpf.bpffs": v.BPFFS} {
 		if folder != "" && !filepath.IsAbs(folder) {

@@ -28,6 +28,8 @@ type Config struct {
 	Sockets string
 	// Guard refuses bind() to a NodePort in the node's network namespace.
 	Guard bool
+	// Stale says which sockets end with their endpoint: "udp", "all" or "none".
+	Stale string
 	// Count has connections counted.
 	Count bool
 	// Log takes failures outside the calls of a plane; nil for none.
@@ -56,6 +58,8 @@ type Plane struct {
 	node      lb.Node
 	failed    error // why the programs are off
 	noticed   bool
+	unreaped  error // why sockets do not end with their endpoint
+	untold    bool
 }
 
 // New returns a plane in the network namespace of the calling thread, over the packet path, which
@@ -133,7 +137,14 @@ func (p *Plane) open() (err error) {
 		pins := filepath.Join(p.cfg.Pins, strings.ToLower(p.cfg.Family.String()))
 		p.kernel, err = open(p.cfg.Family, p.cfg.Cgroup, pins)
 	}
-	return err
+	if err != nil || p.kernel.reaper != nil || p.cfg.Stale == "none" {
+		return err
+	}
+	// A kernel without BTF has none; a socket then stays with an endpoint that is gone, as said in docs/ebpf.md.
+	if p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log); p.unreaped != nil {
+		p.untold = true
+	}
+	return nil
 }
 
 // hold sends the clients of rows that have other sets than before to the packet path: while the
@@ -166,6 +177,7 @@ func (p *Plane) repair(have *snapshot) error {
 		return err
 	}
 	_, err := p.kernel.attach()
+	p.kernel.reaper.ask()
 	return err
 }
 
@@ -185,8 +197,12 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResu
 
 // write writes a batch, if the programs are on.
 func (p *Plane) write(b *batch) {
-	if p.failed == nil {
-		p.settle(p.kernel.write(b))
+	if p.failed != nil {
+		return
+	}
+	p.settle(p.kernel.write(b))
+	if p.failed == nil && len(b.backends.gone) > 0 {
+		p.kernel.reaper.ask()
 	}
 }
 
@@ -259,6 +275,7 @@ func (p *Plane) audit() (repaired int, err error) {
 	if err := p.addresses.use(p.kernel.obj.Addresses, p.node.NodePorts); err != nil {
 		return 0, err
 	}
+	p.kernel.reaper.ask()
 	return attached + b.len(), errors.Join(p.kernel.expire(), p.kernel.configure(p.settings))
 }
 
@@ -269,6 +286,10 @@ func (p *Plane) Notices() []mode.Notice {
 		p.noticed = true
 		all = append(all, mode.Notice{Args: []any{"err", p.failed}, Text: "Failed to write the tables of the eBPF programs; " +
 			"the nftables rules serve all connections until a comparison repairs them"})
+	}
+	if p.untold {
+		p.untold = false
+		all = append(all, mode.Notice{Text: "Cannot end sockets whose endpoint is gone; their programs send to it until they connect again", Args: []any{"err", p.unreaped}})
 	}
 	return all
 }

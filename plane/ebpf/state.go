@@ -237,12 +237,13 @@ func addrOf(a netip.Addr) (words [4]uint32) {
 	return words
 }
 
-func placeOf(b bpf.LBBackend) netip.AddrPort {
+// placeOf is the reverse of addrOf, with a port in network order.
+func placeOf(words [4]uint32, port uint16) netip.AddrPort {
 	var a [16]byte
-	for i, w := range b.Addr {
+	for i, w := range words {
 		binary.NativeEndian.PutUint32(a[4*i:], w)
 	}
-	return netip.AddrPortFrom(netip.AddrFrom16(a).Unmap(), bigEndian(b.Port))
+	return netip.AddrPortFrom(netip.AddrFrom16(a).Unmap(), bigEndian(port))
 }
 
 // bigEndian swaps a port between the host's order and that of the network.

@@ -7,3 +7,4 @@
 package bpf
 
 //go:generate go tool bpf2go -tags linux -target bpfel,bpfeb -type settings -type front -type frontend -type set -type place -type slot -type backend -type client -type choice -type peer LB lb.c -- -O2 -Wall -Werror
+//go:generate go tool bpf2go -tags linux -target bpfel,bpfeb -type stale Stale stale.c -- -O2 -Wall -Werror

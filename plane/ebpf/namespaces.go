@@ -1,0 +1,76 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// namespaceFiles are where network namespaces have files: those that CNI plugins name, then those of processes, then those of
+// their threads. In a container the latter are the node's if it has hostPID.
+var namespaceFiles = []string{"/proc/thread-self/ns/net", "/run/netns/*", "/proc/[0-9]*/ns/net", "/proc/[0-9]*/task/[0-9]*/ns/net"}
+
+// inNamespaces calls f for each network namespace, named by its inode, in a thread that is in it.
+func inNamespaces[T any](all map[uint32]T, f func(T) error) error {
+	left := len(all)
+	done := map[uint32]bool{}
+	var errs []error
+	for _, pattern := range namespaceFiles {
+		if left == 0 {
+			break
+		}
+		files, err := filepath.Glob(pattern)
+		errs = append(errs, err)
+		for _, file := range files {
+			inode, ok := namespaceOf(file)
+			what, wanted := all[inode]
+			if !ok || !wanted || done[inode] {
+				continue
+			}
+			done[inode] = true
+			left--
+			errs = append(errs, inNamespace(file, func() error { return f(what) }))
+		}
+	}
+	if left > 0 {
+		errs = append(errs, fmt.Errorf("%d network namespaces have no file in /run/netns or /proc (in a container, set hostPID or mount the host's /run/netns)", left))
+	}
+	return errors.Join(errs...)
+}
+
+// namespaceOf returns the inode of the network namespace of a file. Files of processes that have ended are none.
+func namespaceOf(file string) (inode uint32, ok bool) {
+	var st unix.Stat_t
+	err := unix.Stat(file, &st)
+	return uint32(st.Ino), err == nil
+}
+
+// inNamespace calls f in a thread of its own, which ends with it.
+func inNamespace(file string, f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread is in another namespace
+		result <- enter(file, f)
+	}()
+	return <-result
+}
+
+func enter(file string, f func() error) error {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // its process has ended
+	}
+	if err != nil {
+		return fmt.Errorf("open the network namespace %s: %w", file, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter the network namespace %s: %w", file, err)
+	}
+	return f()
+}

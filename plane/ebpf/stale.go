@@ -1,0 +1,211 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/sockets"
+	"kube-proxy/lb"
+	"kube-proxy/plane/ebpf/bpf"
+)
+
+// reaper ends sockets whose endpoint is gone: connected UDP sockets, which would send to it for ever, and TCP sockets if
+// they are wanted too. A pass looks once at each socket that the programs connected, in all network namespaces, and asks for
+// each whether its backend is in the tables. So it needs no list of what left, and misses nothing that an earlier process
+// removed. Passes run beside the writes; one serves all that asked meanwhile.
+type reaper struct {
+	obj   *ebpf.Collection
+	tcp   bool
+	log   *slog.Logger
+	asked chan struct{}
+	done  sync.WaitGroup
+	stop  context.CancelFunc
+}
+
+// newReaper starts a reaper for the maps of a family. It needs a kernel with BTF.
+func newReaper(maps *bpf.LBMaps, tcp bool, log *slog.Logger) (*reaper, error) {
+	spec, err := bpf.LoadStale()
+	if err != nil {
+		return nil, fmt.Errorf("read the program that finds stale sockets: %w", err)
+	}
+	obj, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		"addresses": maps.Addresses, "affinity": maps.Affinity, "backends": maps.Backends, "config": maps.Config, "connected": maps.Connected,
+		"counters": maps.Counters, "flows": maps.Flows, "frontends": maps.Frontends, "namespaces": maps.Namespaces, "sets": maps.Sets, "slots": maps.Slots,
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("load the program that finds stale sockets: %w", err)
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	r := &reaper{obj: obj, tcp: tcp, log: log, asked: make(chan struct{}, 1), stop: stop}
+	r.done.Go(func() { r.run(ctx) })
+	return r, nil
+}
+
+// ask asks for a pass.
+func (r *reaper) ask() {
+	if r == nil {
+		return
+	}
+	select {
+	case r.asked <- struct{}{}:
+	default: // one is due
+	}
+}
+
+func (r *reaper) close() {
+	if r == nil {
+		return
+	}
+	r.stop()
+	r.done.Wait()
+	r.obj.Close()
+}
+
+func (r *reaper) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.asked:
+		}
+		if err := r.pass(ctx); err != nil && ctx.Err() == nil {
+			r.log.Warn("Failed to end sockets whose endpoint is gone; their programs may send to it until they connect again", "err", err)
+		}
+	}
+}
+
+// pass ends the sockets that are stale now.
+func (r *reaper) pass(ctx context.Context) error {
+	found, err := r.find()
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	if found, err = r.unserved(found); err != nil {
+		return err
+	}
+	byNamespace := map[uint32][]sockets.Connected{}
+	for _, s := range found {
+		byNamespace[s.Netns] = append(byNamespace[s.Netns], connectedOf(s))
+	}
+	return inNamespaces(byNamespace, func(all []sockets.Connected) error {
+		ended, err := sockets.Destroy(ctx, all)
+		if ended > 0 {
+			r.log.Info("Ended sockets whose endpoint is gone", "sockets", ended)
+		}
+		return err
+	})
+}
+
+// find lists the sockets whose backend is not in the tables.
+func (r *reaper) find() (found []bpf.StaleStale, err error) {
+	it, err := link.AttachIter(link.IterOptions{Program: r.obj.Programs["find_stale"], Map: r.obj.Maps["connected"]})
+	if err != nil {
+		return nil, fmt.Errorf("look for stale sockets: %w", err)
+	}
+	defer it.Close()
+	file, err := it.Open()
+	if err != nil {
+		return nil, fmt.Errorf("look for stale sockets: %w", err)
+	}
+	defer file.Close()
+	for in := bufio.NewReaderSize(file, 1<<16); ; {
+		var s bpf.StaleStale
+		err := binary.Read(in, binary.NativeEndian, &s)
+		if errors.Is(err, io.EOF) {
+			return found, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read stale sockets: %w", err)
+		}
+		if r.tcp || s.Proto == unix.IPPROTO_UDP {
+			found = append(found, s)
+		}
+	}
+}
+
+// unserved leaves out sockets whose destination still has their endpoint, in another set or under another number: only the
+// packet path would notice a difference.
+func (r *reaper) unserved(found []bpf.StaleStale) ([]bpf.StaleStale, error) {
+	t, err := openReading(r.obj.Maps)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close()
+	at := map[bpf.LBFront]map[netip.AddrPort]bool{}
+	return slices.DeleteFunc(found, func(s bpf.StaleStale) bool {
+		k := bpf.LBFront{Addr: s.Peer.Addr, Port: s.Peer.Port, Proto: uint8(s.Proto)}
+		if at[k] == nil {
+			at[k] = t.endpoints(k)
+		}
+		return at[k][placeOf(s.Peer.BackendAddr, s.Peer.BackendPort)]
+	}), nil
+}
+
+func connectedOf(s bpf.StaleStale) sockets.Connected {
+	return sockets.Connected{Family: uint8(s.Family), Proto: lb.Proto(s.Proto), From: placeOf(s.Src, s.SrcPort), To: placeOf(s.Dst, s.DstPort)}
+}
+
+// reading looks up elements of the tables as the programs do, in any goroutine.
+type reading struct{ fronts, sets, slots, backends *ebpf.Map }
+
+func openReading(maps map[string]*ebpf.Map) (*reading, error) {
+	t := &reading{}
+	for name, inner := range map[string]**ebpf.Map{"frontends": &t.fronts, "sets": &t.sets, "slots": &t.slots, "backends": &t.backends} {
+		if err := maps[name].Lookup(uint32(0), inner); err != nil {
+			t.close()
+			return nil, fmt.Errorf("open the table %s: %w", name, err)
+		}
+	}
+	return t, nil
+}
+
+func (t *reading) close() {
+	for _, m := range []*ebpf.Map{t.fronts, t.sets, t.slots, t.backends} {
+		if m != nil {
+			m.Close()
+		}
+	}
+}
+
+// endpoints returns where the programs send what comes to a destination; a NodePort's if it has no row of its own.
+func (t *reading) endpoints(k bpf.LBFront) map[netip.AddrPort]bool {
+	all := map[netip.AddrPort]bool{}
+	var f bpf.LBFrontend
+	if t.fronts.Lookup(k, &f) != nil {
+		k.Addr = [4]uint32{}
+		if t.fronts.Lookup(k, &f) != nil {
+			return all
+		}
+	}
+	for _, number := range f.Set {
+		var s bpf.LBSet
+		if number == 0 || t.sets.Lookup(number, &s) != nil {
+			continue
+		}
+		for slot := range s.Count {
+			var at bpf.LBSlot
+			var b bpf.LBBackend
+			if t.slots.Lookup(bpf.LBPlace{Set: number, Slot: slot}, &at) == nil && t.backends.Lookup(at.Backend, &b) == nil {
+				all[placeOf(b.Addr, b.Port)] = true
+			}
+		}
+	}
+	return all
+}

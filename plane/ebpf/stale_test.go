@@ -1,0 +1,176 @@
+//go:build linux
+
+package ebpf_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/ebpf"
+)
+
+// change makes the table another one by changes, as the engine does.
+func (b *bench) change(text string) {
+	b.t.Helper()
+	want := b.parse(text)
+	var changes []lb.Change
+	for f := range b.table.All() {
+		if want.Get(f.Key) == nil {
+			changes = append(changes, lb.Change{Key: f.Key, Old: f})
+		}
+	}
+	for f := range want.All() {
+		changes = append(changes, lb.Change{Key: f.Key, Old: b.table.Get(f.Key), New: f})
+	}
+	b.On(netlab.Node1, func() {
+		if _, err := (checked{b.plane}).Apply(context.Background(), changes); err != nil {
+			b.t.Fatal(err)
+		}
+	})
+	b.table = want
+}
+
+// connected opens a socket in a host that is connected, and asks once.
+func (b *bench) connected(host string, kind int, to netip.AddrPort, mapped bool) (fd int) {
+	b.t.Helper()
+	fd = b.socket(host, kind, mapped)
+	if mapped {
+		to = netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
+	}
+	if err := unix.Connect(fd, sockaddr(to)); err != nil {
+		b.t.Fatalf("connect to %s: %v", to, err)
+	}
+	if err := b.ask(fd); err != nil {
+		b.t.Fatalf("ask %s: %v", to, err)
+	}
+	return fd
+}
+
+func (b *bench) ask(fd int) error {
+	if _, err := unix.Write(fd, []byte("hello\n")); err != nil {
+		return err
+	}
+	_, err := unix.Read(fd, make([]byte, 1500))
+	return err
+}
+
+// ended waits until the kernel has ended a socket: its next call fails, once.
+func ended(fd int) bool {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && unix.Errno(n) == unix.ECONNABORTED {
+			return true
+		}
+	}
+	return false
+}
+
+// TestStaleSockets: when an endpoint leaves, UDP sockets connected to it by the programs end, in all network namespaces and of
+// both kinds, and can connect again. Sockets of another Service, those that connected to the endpoint itself, those whose
+// endpoint another set still has, and TCP connections go on (EB-13; kubernetes resolvers that stay at CoreDNS pods long gone,
+// cilium/cilium#27300).
+func TestStaleSockets(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		dns := b.to("VIP:53")
+		stale := []int{b.connected("pod3", unix.SOCK_DGRAM, dns, false), b.connected(netlab.Node1, unix.SOCK_DGRAM, dns, false), b.connected("pod2", unix.SOCK_DGRAM, dns, false)}
+		if b.f == lb.IPv4 {
+			stale = append(stale, b.connected("pod3", unix.SOCK_DGRAM, dns, true))
+		}
+		lives := map[string]int{
+			"another Service":        b.connected("pod3", unix.SOCK_DGRAM, b.to("OTHER:53"), false),
+			"the endpoint itself":    b.connected("pod3", unix.SOCK_DGRAM, b.to("pod1:8080"), false),
+			"TCP to the same server": b.connected("pod3", unix.SOCK_STREAM, b.to("VIP:80"), false),
+		}
+		left := strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local", "set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1)
+		b.change(left)
+		for i, fd := range stale {
+			if !ended(fd) {
+				b.t.Errorf("socket %d to an endpoint that left is still connected", i)
+				continue
+			}
+			to := dns
+			if i == 3 {
+				to = netip.AddrPortFrom(netip.AddrFrom16(dns.Addr().As16()), dns.Port())
+			}
+			if err := errors.Join(unix.Connect(fd, sockaddr(to)), b.ask(fd)); err != nil {
+				b.t.Errorf("socket %d connects again: %v", i, err)
+			}
+		}
+		for name, fd := range lives {
+			if err := b.ask(fd); err != nil {
+				b.t.Errorf("%s: %v", name, err)
+			}
+		}
+		// The endpoint comes under another number: a local set takes the place of the cluster's.
+		moved := strings.NewReplacer("shop/dns:dns/udp/cluster", "shop/dns:dns/udp/local").Replace(left)
+		b.change(moved)
+		if err := b.plane.Reap(t.Context()); err != nil {
+			b.t.Error(err)
+		}
+		for i, fd := range stale {
+			if err := b.ask(fd); err != nil {
+				b.t.Errorf("socket %d, whose endpoint has another number: %v", i, err)
+			}
+		}
+	})
+}
+
+// TestStaleAfterRestart: a new process ends sockets whose endpoint left while none ran, TCP sockets too if it is asked (EB-13).
+func TestStaleAfterRestart(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		udp := b.connected("pod3", unix.SOCK_DGRAM, b.to("VIP:53"), false)
+		tcp := b.connected("pod3", unix.SOCK_STREAM, b.to("VIP:80"), false)
+		b.table = b.parse(strings.Replace(shop, "pod1:8080 local", "pod2:8080 local", 2))
+		b.restart(nil)
+		if !ended(udp) {
+			b.t.Error("a UDP socket to an endpoint that left while no process ran is still connected")
+		}
+		if err := b.ask(tcp); err != nil {
+			b.t.Errorf("TCP: %v", err)
+		}
+		b.restart(func(cfg *ebpf.Config) { cfg.Stale = "all" })
+		if !ended(tcp) {
+			b.t.Error("a TCP socket to an endpoint that left is still connected, though all stale sockets were to end")
+		}
+	})
+}
+
+// TestManyStaleSockets: a pass finds each of many sockets, and leaves those alone whose endpoint stays (cilium/cilium#44835: a
+// reverse map that is full misses sockets; storage of sockets cannot be).
+func TestManyStaleSockets(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		const n = 400
+		var gone, stay []int
+		for range n {
+			gone = append(gone, b.connectOnly("pod3", b.to("VIP:53")))
+			stay = append(stay, b.connectOnly("pod3", b.to("OTHER:53")))
+		}
+		b.change(strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local", "set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1))
+		for i, fd := range gone {
+			if !ended(fd) {
+				b.t.Fatalf("socket %d of %d is still connected", i, n)
+			}
+		}
+		for i, fd := range stay {
+			if got := peer(t, fd); got != b.to("OTHER:53") {
+				b.t.Fatalf("socket %d of another Service: peer %s", i, got)
+			}
+		}
+	})
+}
+
+func (b *bench) connectOnly(host string, to netip.AddrPort) (fd int) {
+	b.t.Helper()
+	fd = b.socket(host, unix.SOCK_DGRAM, false)
+	if err := unix.Connect(fd, sockaddr(to)); err != nil {
+		b.t.Fatal(err)
+	}
+	return fd
+}
