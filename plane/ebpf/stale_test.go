@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/ebpf"
+	"kube-proxy/test/tables"
 )
 
 // change makes the table another one by changes, as the engine does.
@@ -173,4 +174,44 @@ func (b *bench) connectOnly(host string, to netip.AddrPort) (fd int) {
 		b.t.Fatal(err)
 	}
 	return fd
+}
+
+// BenchmarkReap is a pass over sockets whose endpoints stay, divided by their number.
+func BenchmarkReap(b *testing.B) {
+	const n = 10_000
+	lab := netlab.ForTest(b, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
+	all := &planes{bpffs: bpffs(b)}
+	var p *ebpf.Plane
+	lab.On(netlab.Node1, func() {
+		var err error
+		if p, err = all.at(lb.IPv4, lab.Cgroup(netlab.Node1)); err != nil {
+			b.Fatal(err)
+		}
+		table, err := tables.Parse(names4.Replace(strings.ReplaceAll(shop, "ALL", lb.IPv4.Everywhere().String())))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := p.Reset(b.Context(), table); err != nil {
+			b.Fatal(err)
+		}
+	})
+	defer p.Close()
+	lab.On("pod3", func() {
+		for range n {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if err == nil {
+				err = unix.Connect(fd, sockaddr(netip.MustParseAddrPort("10.96.0.10:53")))
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { unix.Close(fd) })
+		}
+	})
+	for b.Loop() {
+		if err := p.Reap(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/socket")
 }
