@@ -338,10 +338,7 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 		if f.Untracked {
 			w.Flow.State = Untracked
 		}
-		if f.By != nil {
-			by := ruleOf(f.By)
-			w.By = &by
-		}
+		w.By, w.UntrackedBy = named(f.By), named(f.UntrackedBy)
 		all = append(all, w)
 	}
 	for i := range all {
@@ -352,6 +349,14 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 
 // mostDoubts bounds how many rules a way names that were not evaluated.
 const mostDoubts = 16
+
+func named(r *follow.Rule) *Rule {
+	if r == nil {
+		return nil
+	}
+	rule := ruleOf(r)
+	return &rule
+}
 
 func ruleOf(r *follow.Rule) Rule {
 	return Rule{r.Table, r.Chain, r.Number, r.Handle, r.Text, ownerOf(r.Table, r.Chain)}

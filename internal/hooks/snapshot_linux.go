@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -93,7 +94,7 @@ func (s *Snapshot) Close() {
 func (s *Snapshot) Notes() []string { return s.notes.Lines }
 
 // mostRules is how many rules of nftables are read.
-const mostRules = 50_000
+const mostRules = 20_000
 
 // mostPath bounds the lines of Path.
 const mostPath = 200
@@ -290,14 +291,19 @@ func (s *Snapshot) extended(id tableID, as *follow.Rule, body []byte, flows []fo
 	return s.xt.Meet(as, flows)
 }
 
+// savedWait is how long iptables-nft-save may take: it reads all tables.
+const savedWait = time.Second
+
 // savedRule returns a rule as iptables-nft-save prints it; "" if it does not.
 func (s *Snapshot) savedRule(table string, as *follow.Rule) string {
 	if s.nft == nil {
 		s.nft = saved{}
 		tool, err := xtables.FindTool(xtables.System{}, s.family, xtables.NFT)
 		if err == nil {
+			ctx, cancel := context.WithTimeout(s.sets.ctx, savedWait)
+			defer cancel()
 			var all saved
-			if all, err = readSaved(s.sets.ctx, tool); err == nil {
+			if all, err = readSaved(ctx, tool); err == nil {
 				s.nft = all
 			}
 		}

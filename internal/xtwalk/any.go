@@ -59,7 +59,8 @@ func (a *Any) Knows(r *follow.Rule) bool { return a.read[r] != nil }
 
 // At tells where the packet is.
 func (a *Any) At(ctx context.Context, p Place) {
-	a.w = walker{ctx: ctx, packet: p.Packet, route: p, sets: a.sets, conn: p.Conn, any: true, allOurs: true,
+	a.w = walker{ctx: ctx, packet: p.Packet, route: p, sets: a.sets, conn: p.Conn, source: p.Packet.From,
+		any: true, allOurs: true,
 		said: a.w.said}
 }
 
@@ -106,8 +107,8 @@ var anyOptions = map[string]func(b *reader, no bool){
 	"multiport --dports":  func(b *reader, no bool) { b.multiport(no, false, true) },
 	"multiport --sports":  func(b *reader, no bool) { b.multiport(no, true, false) },
 	"multiport --ports":   func(b *reader, no bool) { b.multiport(no, true, true) },
-	"iprange --src-range": func(b *reader, no bool) { b.addressRange(no, (*walker).source) },
-	"iprange --dst-range": func(b *reader, no bool) { b.addressRange(no, (*walker).destination) },
+	"iprange --src-range": func(b *reader, no bool) { b.addressRange(no, (*walker).sender) },
+	"iprange --dst-range": func(b *reader, no bool) { b.addressRange(no, (*walker).receiver) },
 	"icmp --icmp-type":    icmpType,
 	"icmp6 --icmpv6-type": icmpType,
 	"tcp --tcp-flags":     tcpFlags,
@@ -136,8 +137,8 @@ var anyOptions = map[string]func(b *reader, no bool){
 	},
 }
 
-func (w *walker) source(follow.Flow) netip.Addr        { return w.from() }
-func (w *walker) destination(f follow.Flow) netip.Addr { return f.To.Addr() }
+func (w *walker) sender(follow.Flow) netip.Addr     { return w.from() }
+func (w *walker) receiver(f follow.Flow) netip.Addr { return f.To.Addr() }
 
 // reverse reads the match rpfilter: the route back to the source leads out of the incoming
 // interface.
@@ -271,7 +272,11 @@ func (b *reader) anyTarget(name string, words []string) bool {
 	switch {
 	case anyMore[name]:
 	case name == "NOTRACK", name == "CT" && first == "--notrack":
-		change(func(w *walker, f *follow.Flow) { f.Untracked = f.Untracked || w.conn.State == "INVALID" })
+		change(func(w *walker, f *follow.Flow) {
+			if !f.Untracked && w.conn.State == "INVALID" {
+				f.Untracked, f.UntrackedBy = true, w.as
+			}
+		})
 	case name == "CONNMARK" && first == "--set-xmark":
 		b.left = []string{second}
 		if value, mask, ok := b.mark(); ok {

@@ -396,7 +396,9 @@ func states(b *reader, no bool) {
 		if f.Untracked {
 			state = "UNTRACKED"
 		}
-		return slices.Contains(names, state) || (f.Translated || w.conn.DNAT) && slices.Contains(names, "DNAT") || (w.conn.SNAT || w.any && f.Masqueraded) && slices.Contains(names, "SNAT")
+		dnat, snat := f.Translated || w.conn.DNAT, w.conn.SNAT || w.any && f.Masqueraded
+		return slices.Contains(names, state) ||
+			w.tracks(f) && (dnat && slices.Contains(names, "DNAT") || snat && slices.Contains(names, "SNAT"))
 	})
 }
 

@@ -51,6 +51,8 @@ type walker struct {
 	conn Conn
 	any  bool
 	as   *follow.Rule // the rule in hand, of any
+	// source is where the packet comes from, of any.
+	source netip.AddrPort
 
 	// leaving: the outgoing interface is known. arriving: the incoming interface is known.
 	leaving, arriving bool
@@ -193,6 +195,12 @@ func (c *chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follo
 func (w *walker) meet(id xtables.ChainID, r *rule, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {
 	var those []follow.Flow
 	for _, f := range flows {
+		if w.any {
+			w.packet.From = w.source
+			if f.From.IsValid() { // rules before have changed it
+				w.packet.From = f.From
+			}
+		}
 		odds := r.odds(w, f)
 		switch {
 		case odds == 0:

@@ -139,13 +139,13 @@ func networkHeader(family, proto byte, from, to netip.Addr) []byte {
 	if family == unix.NFPROTO_IPV6 {
 		b := make([]byte, 40)
 		b[0], b[6] = 6<<4, proto
-		copy(b[8:], from.AsSlice())
+		copy(b[8:24], from.AsSlice())
 		copy(b[24:], to.AsSlice())
 		return b
 	}
 	b := make([]byte, 20)
 	b[0], b[8], b[9] = 4<<4|5, 64, proto
-	copy(b[12:], from.AsSlice())
+	copy(b[12:16], from.AsSlice())
 	copy(b[16:], to.AsSlice())
 	return b
 }

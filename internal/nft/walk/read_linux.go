@@ -82,28 +82,43 @@ func (w *walk) rules(chain string) ([]Rule, error) {
 		return all, nil
 	}
 	var all []Rule
+	if err := w.afford(chain); err != nil {
+		return nil, fmt.Errorf("rules of chain %s: %w", chain, err)
+	}
 	request := wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, w.t.Family, unix.NFTA_RULE_TABLE, w.t.Name, unix.NFTA_RULE_CHAIN, chain)
 	err := wire.Undisturbed(w.ctx, func() error {
 		all = nil
-		return w.sock.Dump(w.ctx, request, func(body []byte) error {
-			if nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_TABLE)) != w.t.Name || nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)) != chain {
-				return nil
+		return w.sock.Ask(w.ctx, request, func(body []byte) {
+			table, name := nlconn.Attribute(body, unix.NFTA_RULE_TABLE), nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)
+			if nlconn.CStr(table) == w.t.Name && nlconn.CStr(name) == chain {
+				all = append(all, RuleOf(body))
 			}
-			if w.budget != nil && len(all) == *w.budget {
-				return ErrTooMany
-			}
-			all = append(all, RuleOf(body))
-			return nil
 		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("rules of chain %s: %w", chain, err)
 	}
-	if w.budget != nil {
-		*w.budget -= len(all)
-	}
 	w.chains[chain] = all
 	return all, nil
+}
+
+// afford takes the rules of a chain from the budget. The kernel counts them, and the jumps to the
+// chain.
+func (w *walk) afford(chain string) error {
+	if w.budget == nil {
+		return nil
+	}
+	uses := 0
+	request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name, unix.NFTA_CHAIN_NAME, chain)
+	err := w.sock.Ask(w.ctx, request, func(body []byte) { uses = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_USE))) })
+	switch {
+	case err != nil && !errors.Is(err, unix.ENOENT):
+		return err
+	case uses > *w.budget:
+		return ErrTooMany
+	}
+	*w.budget -= uses
+	return nil
 }
 
 // fetch reads the elements of those keys that are not known yet.

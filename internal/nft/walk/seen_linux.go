@@ -169,10 +169,20 @@ func (w *walk) payload(s Step, f *flow) bool {
 	return f.load(s.to, b[from:to])
 }
 
+// source is the source of the packet, as rules before have left it; sure is false for a masqueraded
+// packet, which has an address of the node.
+func (w *walk) source(f *flow) (from netip.AddrPort, sure bool) {
+	if w.node == nil || !f.Masqueraded && !f.From.IsValid() {
+		return w.seen.From, true
+	}
+	return f.From, f.From.IsValid()
+}
+
 // header returns a header of the packet, and which of its bytes are known; nil for an unknown
 // one.
 func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 	v6 := w.seen.Family == unix.NFPROTO_IPV6
+	from, sure := w.source(f)
 	mark := func(from, to int) {
 		for i := from; i < to; i++ {
 			known[i] = 1
@@ -185,16 +195,20 @@ func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 		binary.BigEndian.PutUint16(b[12:], w.etherType())
 		mark(12, 14)
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && v6:
-		b, known = networkHeader(w.seen.Family, w.seen.Proto, w.seen.From.Addr(), f.To.Addr()), make([]byte, 40)
+		b, known = networkHeader(w.seen.Family, w.seen.Proto, from.Addr(), f.To.Addr()), make([]byte, 40)
 		mark(0, 1)
 		mark(6, 7)
-		mark(8, 40)
+		if mark(24, 40); sure {
+			mark(8, 24)
+		}
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER:
-		b, known = networkHeader(w.seen.Family, w.seen.Proto, w.seen.From.Addr(), f.To.Addr()), make([]byte, 20)
+		b, known = networkHeader(w.seen.Family, w.seen.Proto, from.Addr(), f.To.Addr()), make([]byte, 20)
 		mark(0, 2)
 		mark(6, 8)
 		mark(9, 10)
-		mark(12, 20)
+		if mark(16, 20); sure {
+			mark(12, 16)
+		}
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		b, known = make([]byte, 20), make([]byte, 20)
 		if p := w.seen.Proto; p == unix.IPPROTO_ICMP || p == unix.IPPROTO_ICMPV6 {
@@ -202,7 +216,7 @@ func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 			mark(0, 2)
 			return b[:8], known
 		}
-		binary.BigEndian.PutUint16(b, w.seen.From.Port())
+		binary.BigEndian.PutUint16(b, from.Port())
 		binary.BigEndian.PutUint16(b[2:], f.To.Port())
 		b[12], b[13] = 5<<4, 1<<1 // of TCP: no options, SYN
 		if w.seen.Conn.Reply {
@@ -210,7 +224,7 @@ func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 		} else if w.seen.Conn.Status&statusSeenReply != 0 {
 			b[13] = 1 << 4
 		}
-		if mark(2, 4); w.seen.From.Port() != 0 {
+		if mark(2, 4); from.Port() != 0 {
 			mark(0, 2)
 		}
 		if w.seen.Proto == unix.IPPROTO_TCP {
@@ -365,9 +379,12 @@ func (w *walk) fib(s Step, f *flow) bool {
 
 // lookRoute is fib for any rule.
 func (w *walk) lookRoute(s Step, f *flow) bool {
-	a := w.seen.From.Addr()
+	from, sure := w.source(f)
+	a := from.Addr()
 	if s.flags&unix.NFTA_FIB_F_DADDR != 0 {
 		a = f.To.Addr()
+	} else if !sure {
+		return w.blind(s, f)
 	}
 	if s.key == unix.NFT_FIB_RESULT_ADDRTYPE {
 		typ, err := w.node.AddressType(a)
@@ -419,7 +436,9 @@ func (w *walk) general(s Step, f *flow) bool {
 		f.hide(s.to, len(v), unknown)
 		return true
 	case "notrack":
-		f.Untracked = f.Untracked || !w.seen.Conn.Known
+		if !f.Untracked && !w.seen.Conn.Known {
+			f.Untracked, f.UntrackedBy = true, w.at.rule()
+		}
 		return true
 	case "exthdr", "osf", "rt", "xfrm", "hash", "numgen":
 		return s.to == 0 && s.name == "exthdr" || w.blind(s, f)
