@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/hooks"
 	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/trace"
 )
@@ -73,6 +74,20 @@ func down(l rtnl.Link) stop {
 		return s
 	}
 	return stop{}
+}
+
+// untranslated reports a packet to a Service that leaves for the Service's own address.
+func (w *walk) untranslated(y way) stop {
+	if y.reply || y.backend.IsValid() || w.q.Table.Verdict != trace.Balance {
+		return stop{}
+	}
+	s := stop{verdict: trace.Dropped, stage: "prerouting", by: fmt.Sprintf("the packet to %s is not translated", y.To),
+		do: "kube-proxy diff"}
+	if y.Flow.State == hooks.Untracked {
+		s.by += ": a rule takes it out of conntrack (notrack)"
+		s.do = "nft list ruleset | grep notrack; iptables -t raw -S"
+	}
+	return s
 }
 
 // undeliverable reports a packet that the outgoing interface or its neighbour does not take.

@@ -135,6 +135,10 @@ func (w *walk) forward(y way, r rtnl.Route) (all []way) {
 	out := w.link(r.Out)
 	y.Out = out.Name
 	y.note("route", "%s", routeText(r, out))
+	if s := w.untranslated(y); s.by != "" {
+		w.stop(y, s)
+		return nil
+	}
 	w.compareMTU(w.named(y.In), out, r)
 	for _, y := range w.hook(hooks.Forward, y) {
 		all = append(all, w.leave(y, r)...)
