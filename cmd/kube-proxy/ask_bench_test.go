@@ -11,12 +11,27 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"kube-proxy/internal/netlab"
 )
 
-// BenchmarkAskTrace has the program ask a proxy with 10,000 Services what becomes of a packet: the whole command, from its start to its end. p50 is what
-// docs/performance.md states.
+// BenchmarkAskTrace measures kube-proxy trace with 10,000 Services and 5,000 rules of another program, from the
+// start of the command to its end (NT-09). docs/performance.md states the p50 of mode nftables.
 func BenchmarkAskTrace(b *testing.B) {
+	for _, mode := range []string{"nftables", "iptables"} {
+		b.Run(mode, func(b *testing.B) { askTrace(b, mode) })
+	}
+}
+
+func askTrace(b *testing.B, mode string) {
 	n := newNodeLab(b)
+	rules := []byte("table inet firewall { chain forward { type filter hook forward priority 0;\n")
+	for i := range 5000 {
+		rules = fmt.Appendf(rules, "ip saddr 10.200.%d.%d tcp dport 80 drop\n", i/250, i%250)
+	}
+	load := n.Command(netlab.Node1, "nft", "-f", "-")
+	load.Stdin = bytes.NewReader(append(rules, "}; }\n"...))
+	do(b, load.Run())
 	var text bytes.Buffer
 	for i := range 10_000 {
 		fmt.Fprintf(&text, "---\nkind: Service\nmetadata: {name: s%[1]d, namespace: lab}\nspec: {clusterIP: 10.96.%[2]d.%[3]d, ports: [{port: 80}]}\n---\n"+
@@ -24,7 +39,7 @@ func BenchmarkAskTrace(b *testing.B) {
 			"endpoints: [{addresses: [100.64.%[2]d.%[3]d]}, {addresses: [100.65.%[2]d.%[3]d]}, {addresses: [100.66.%[2]d.%[3]d]}]\n", i, i/250, i%250+1)
 	}
 	n.apply("all", text.String())
-	n.mode = "nftables"
+	n.mode = mode
 	p := n.serve()
 	at := filepath.Join(n.dir, "admin.sock")
 	self, err := os.Executable()
