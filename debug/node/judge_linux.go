@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"slices"
 
 	"kube-proxy/trace"
@@ -12,7 +13,7 @@ const maxHarmed = 8
 // judge sums up where the ways ended. The culprit is the obstacle that most connections meet.
 func (w *walk) judge() trace.Node {
 	n := trace.Node{Verdict: trace.Delivered, Warnings: w.warnings, NotEvaluated: slices.Clone(w.doubts)}
-	shares, shown := map[stop]float64{}, end{}
+	shares, shown, retries := map[stop]float64{}, end{}, w.retries()
 	var worst stop
 	for _, e := range w.ends {
 		doubt(&n, e.doubts)
@@ -20,6 +21,10 @@ func (w *walk) judge() trace.Node {
 			if len(shown.steps) == 0 {
 				shown = e
 			}
+			continue
+		}
+		if retries && e.backend.IsValid() {
+			n.Warnings = append(n.Warnings, fmt.Sprintf("The proxy does not reach %s, and takes another backend: %s.", e.backend, e.by))
 			continue
 		}
 		n.Share += e.share
@@ -40,6 +45,12 @@ func (w *walk) judge() trace.Node {
 	}
 	n.Steps = shown.steps
 	return n
+}
+
+// retries reports whether the proxy itself connects to backends and reaches at least one, so that
+// no client notices the others.
+func (w *walk) retries() bool {
+	return w.q.Mode.Terminates && slices.ContainsFunc(w.ends, func(e end) bool { return e.by == "" })
 }
 
 // doubt adds what was not evaluated, each once.

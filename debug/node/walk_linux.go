@@ -251,7 +251,7 @@ func (w *walk) proxied(y way) (all []way) {
 		z.Flow = hooks.Flow{Orig: y.Flow.Orig}
 		if !m.Holds {
 			own := w.lookup(rtnl.Query{To: b.Address.Addr()})
-			z.From = netip.AddrPortFrom(own.Source, 0)
+			z.From, z.Mark = netip.AddrPortFrom(own.Source, 0), 0
 			z.Flow.Orig = hooks.Tuple{From: z.From, To: z.To}
 		}
 		all = append(all, w.send(z)...)

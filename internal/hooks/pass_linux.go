@@ -168,6 +168,9 @@ func (s *Snapshot) chain(ctx context.Context, at stop, b base, flows []follow.Fl
 	if len(on) == 0 {
 		return flows, nil
 	}
+	if on[0].From.IsValid() { // conntrack has translated the source, the same for all flows
+		at.From = on[0].From
+	}
 	s.xt.At(ctx, s.placeOf(at, b))
 	var back, ended []follow.Flow
 	var err error
