@@ -150,6 +150,9 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 	}
 	shell(f.do)
 	defer shell(f.undo)
+	if mode == "nftables" && strings.Contains("drop in forward, reject in forward, one backend, nothing", f.name) {
+		n.expected(t, f)
+	}
 	a, text := n.traced(t, f.from, f.to)
 	delivered, rejected, dropped := n.shoot(t, f.from, netip.MustParseAddrPort(f.to))
 	rest := a.Rest
@@ -164,6 +167,23 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 	case rest.Verdict == trace.Undecided && len(rest.NotEvaluated) > 0: // it says so
 	case !some[rest.Verdict], all && delivered > 0, rest.Verdict == trace.Delivered && rejected+dropped > 0, !all && rest.By != "" && delivered == 0:
 		t.Errorf("predicted %s (%.2f), but %d were delivered, %d rejected, %d dropped:\n%s", rest.Verdict, rest.Share, delivered, rejected, dropped, text)
+	}
+}
+
+// expected asks trace whether the outcome is each of those that there are.
+func (n *nodeLab) expected(t *testing.T, f nodeFault) {
+	outcome := map[trace.NodeVerdict]string{trace.Delivered: "balance", trace.Dropped: "drop", trace.Rejected: "reject"}[f.expect]
+	h, _ := netlab.HostByName(f.from)
+	for _, expect := range []string{"balance", "drop", "reject", "pass"} {
+		p := n.program("trace", h.V4.String(), f.to, "--expect", expect, "--admin-socket="+n.dir+"/admin.sock")
+		<-p.done
+		want := 2
+		if expect == outcome {
+			want = 0
+		}
+		if code := p.cmd.ProcessState.ExitCode(); code != want {
+			t.Errorf("--expect %s: exit code %d, want %d:\n%s", expect, code, want, p.log())
+		}
 	}
 }
 
