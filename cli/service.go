@@ -41,7 +41,7 @@ func whyAsking() asking {
 				q.head(d.Node)
 				whyText(q.out, d, q.format == "wide")
 			})
-			if err == nil && d.State != inspect.OK && d.State != inspect.NotProxied {
+			if err == nil && d.Severity.Bad() {
 				return exitCode(ExitFound)
 			}
 			return err

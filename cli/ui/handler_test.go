@@ -303,7 +303,7 @@ func TestHead(t *testing.T) {
 	for _, path := range []string{"", "trace", "changes", "node"} {
 		page := w.get(path, 200)
 		has(t, page, `class="head alarm"`)
-		has(t, page, "1 row is not in force")
+		has(t, page, "1 frontend is not in force")
 	}
 	has(t, w.get("node", 200), "no buffer space")
 }

@@ -127,7 +127,7 @@ func (h *Handler) service(r *http.Request, f *frame) error {
 	if err := h.client.Get(r.Context(), "service", url.Values{"name": {got["name"]}}, &d); err != nil {
 		return err
 	}
-	p := servicePage{Detail: &d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.State), Picture: draw(&d)} // of all endpoints
+	p := servicePage{Detail: &d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.Severity), Picture: draw(&d)} // of all endpoints
 	for k := range d.Families {
 		f := &d.Families[k]
 		f.MoreEndpoints += max(0, len(f.Endpoints)-shownLines)

@@ -22,15 +22,15 @@ const (
 // String returns the word that pages have for it.
 func (l level) String() string { return [...]string{"fine", "note", "alarm"}[l] }
 
-// levelOf says how much a state needs the operator.
-func levelOf(s inspect.State) level {
+// levelOf is how pages show a severity.
+func levelOf(s inspect.Severity) level {
 	switch s {
-	case inspect.Failing:
+	case inspect.Error:
 		return alarm
-	case inspect.OK, inspect.NotProxied, inspect.NoLocalBackends, inspect.Waiting:
-		return fine
+	case inspect.Warning:
+		return note
 	}
-	return note
+	return fine
 }
 
 // item is a Service as a row of the table.
@@ -59,7 +59,7 @@ const shown = 2
 func itemOf(s *inspect.Service) item {
 	i := item{
 		Name: s.Namespace + "/" + s.Name, Type: s.Type, Policy: policyOf(s), Rows: s.Rows,
-		Ready: s.Endpoints.Ready, All: s.Endpoints.All, Here: s.Endpoints.Local, Level: levelOf(s.State),
+		Ready: s.Endpoints.Ready, All: s.Endpoints.All, Here: s.Endpoints.Local, Level: levelOf(s.Severity),
 	}
 	if s.State != inspect.OK {
 		i.Says = said(s)
@@ -105,35 +105,21 @@ type head struct {
 	Text  string `json:"text"`
 }
 
-// headOf says in a line how the proxy stands.
+// headOf says in a line how the proxy stands: it is as bad as the worst finding.
 func headOf(s inspect.Status) head {
-	var h head
+	h := head{levelOf(s.Severity), plural(s.Services, "Service", "Services") + ", all rows in force"}
 	var says []string
-	add := func(l level, format string, args ...any) {
-		says = append(says, fmt.Sprintf(format, args...))
-		h.Level = max(h.Level, l)
+	for _, f := range s.Findings[:min(len(s.Findings), shownFindings)] {
+		says = append(says, short(f.Text, 200))
 	}
-	if !s.Synced {
-		add(note, "what there is to serve is not listed yet")
+	if more := len(s.Findings) - len(says); more > 0 {
+		says = append(says, fmt.Sprintf("and %d more", more))
 	}
-	for _, f := range s.Families {
-		switch {
-		case f.Lost:
-			add(alarm, "%s: the kernel's state is not known, all is being written anew", f.Family)
-		case len(f.Failing) > 0:
-			add(alarm, "%s: %s not in force", f.Family, plural(len(f.Failing), "row is", "rows are"))
-		case f.Failures > 0 && f.QueuedSince != nil && f.LastFailure != nil && (f.LastSuccess == nil || f.LastFailure.After(*f.LastSuccess)):
-			add(alarm, "%s: the last write failed", f.Family)
-		case s.Synced && !f.Begun && !s.Offline:
-			add(note, "%s: nothing is written yet", f.Family)
-		}
-		if f.Unresolved > 0 {
-			add(alarm, "%s: the rows of %s cannot be computed", f.Family, plural(f.Unresolved, "Service", "Services"))
-		}
+	if says != nil {
+		h.Text = strings.Join(says, "; ")
 	}
-	if says == nil {
-		says = []string{plural(s.Services, "Service", "Services") + ", all rows in force"}
-	}
-	h.Text = strings.Join(says, "; ")
 	return h
 }
+
+// shownFindings is how many findings the line on top of a page has.
+const shownFindings = 3

@@ -21,7 +21,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	ic := inspect.Config{
 		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Asked: p.choice.Asked, Reason: p.reason(),
 		Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
-		Follow: rest.Ask,
+		Follow: rest.Ask, Conntrack: conntrackUse, Connected: func() bool { return p.connected() },
 	}
 	// What the node has as a service address alone is no address of its own, at which NodePorts and its programs answer.
 	ic.Local = func() ([]netip.Addr, error) { return localAddrs(p.choice.Mode.AddressDevice) }

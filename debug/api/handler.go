@@ -58,6 +58,7 @@ func NewHandler(about *inspect.Inspector) *Handler {
 	})
 	h.answer("service", []string{"name"}, true, func(_ context.Context, q url.Values) (any, error) { return about.Service(q.Get("name")) })
 	h.answer("status", nil, true, func(context.Context, url.Values) (any, error) { return about.Status(), nil })
+	h.answer("attention", nil, true, func(context.Context, url.Values) (any, error) { return about.Attention(), nil })
 	h.answer("diff", nil, false, func(ctx context.Context, _ url.Values) (any, error) {
 		if err := h.linger(); err != nil {
 			return nil, err

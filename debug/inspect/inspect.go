@@ -38,6 +38,10 @@ type Config struct {
 	Snapshot func() *time.Time
 	// Follow follows a packet through the rest of this node: [node.Ask]; nil where that is not read.
 	Follow func(context.Context, node.Question) (trace.Node, error)
+	// Conntrack returns how many entries the connection table has and can have; not ok where there is none. It may be nil.
+	Conntrack func() (entries, limit uint64, ok bool)
+	// Connected reports whether the source of Services is followed; nil where nothing is.
+	Connected func() bool
 	// Changes remembers what changed; nil where nothing does.
 	Changes *changes.Ring
 }
@@ -71,6 +75,7 @@ type Inspector struct {
 		known   bool
 		until   time.Time // they are not listed again before
 	}
+	odd odd
 }
 
 // New returns an Inspector.

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"fmt"
 	"net/netip"
 
 	"kube-proxy/cluster"
@@ -123,7 +122,7 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 	for _, p := range svc.Ports {
 		s.Ports = append(s.Ports, Port{p.Name, p.Port, lb.Proto(p.Protocol).String(), p.NodePort})
 	}
-	j := judged{service: &s, state: OK}
+	j := newJudged(&s)
 	for _, f := range i.cfg.Families {
 		o := f.owned(v.Name)
 		for _, row := range o.rows {
@@ -153,7 +152,6 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 	if len(svc.ClusterIPs) == 0 && s.Rows == 0 && s.Lost == 0 {
 		j.is(NotProxied, "%s", notProxied(svc))
 	}
-	s.State = j.state
 	return s
 }
 
@@ -171,37 +169,6 @@ func hasAddress(svc *cluster.Service, fam lb.Family) bool {
 		}
 	}
 	return false
-}
-
-// judged gathers the gravest state of a Service.
-type judged struct {
-	service *Service
-	state   State
-}
-
-// gravity orders the states.
-var gravity = map[State]int{Failing: 7, NoBackends: 6, Refused: 5, Contested: 4, NoLocalBackends: 3, Waiting: 2, NotProxied: 1, OK: 0}
-
-func (j *judged) is(s State, format string, args ...any) {
-	if gravity[s] > gravity[j.state] {
-		j.state, j.service.Why = s, fmt.Sprintf(format, args...)
-	}
-}
-
-// row looks at what a row in force does with packets.
-func (j *judged) row(row *lb.Frontend) {
-	for _, r := range row.Routes {
-		switch r.Do {
-		case lb.Reject:
-			j.is(NoBackends, "%s has no backends: connections are rejected", row.Service)
-		case lb.Drop:
-			which := "external"
-			if row.Kind == lb.ClusterIP {
-				which = "internal"
-			}
-			j.is(NoLocalBackends, "%s has no endpoints on this node, and its %s traffic policy is Local: %s is dropped from %s", row.Service, which, row.Key, r.From)
-		}
-	}
 }
 
 // countEndpoints counts the endpoints of the Service's first family.

@@ -24,6 +24,16 @@ func (i *Inspector) Status() Status {
 	for _, f := range cfg.Families {
 		s.Families = append(s.Families, f.status())
 	}
+	if cfg.Conntrack != nil {
+		if entries, limit, ok := cfg.Conntrack(); ok {
+			s.Conntrack = &Conntrack{entries, limit}
+		}
+	}
+	s.LastChange = lastChange(i.recent())
+	s.Severity, s.Findings = Fine, i.findings(&s)
+	if len(s.Findings) > 0 {
+		s.Severity = s.Findings[0].Severity
+	}
 	return s
 }
 

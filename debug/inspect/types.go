@@ -5,29 +5,6 @@ import (
 	"time"
 )
 
-// State is the state of a Service on this node.
-type State string
-
-// The states, the most severe first: a Service in several states has the first.
-const (
-	// Failing: the kernel refuses a row, or its rows cannot be computed.
-	Failing State = "failing"
-	// NoBackends: nothing serves a port, which is rejected.
-	NoBackends State = "no-backends"
-	// Refused: an address or an endpoint is not served, because it is not allowed or there are too many.
-	Refused State = "refused"
-	// Contested: another Service has one of its addresses.
-	Contested State = "contested"
-	// NoLocalBackends: a traffic policy is Local, and what serves is on other nodes.
-	NoLocalBackends State = "no-local-backends"
-	// Waiting: the proxy has not written its rows yet.
-	Waiting State = "waiting"
-	// NotProxied: it has no address (headless, ExternalName), so nothing is to be done for it.
-	NotProxied State = "not-proxied"
-	// OK: all is as it should be.
-	OK State = "ok"
-)
-
 // Service is one Service in a list.
 type Service struct {
 	Namespace string `json:"namespace"`
@@ -44,6 +21,8 @@ type Service struct {
 	Rows  int   `json:"rows"`
 	Lost  int   `json:"lost,omitempty"`
 	State State `json:"state"`
+	// Severity says how much the state needs the operator, the same in every output.
+	Severity Severity `json:"severity"`
 	// Why says a few words about a state other than ok.
 	Why string `json:"why,omitempty"`
 }
@@ -256,11 +235,25 @@ type Status struct {
 	Newest uint64 `json:"newest"`
 	// Synced: the sources have listed all.
 	Synced bool `json:"synced"`
+	// Severity is that of the worst finding; ok without any.
+	Severity Severity `json:"severity"`
+	// Findings are what needs attention, the worst first.
+	Findings []Finding `json:"findings"`
+	// Conntrack is how full the connection table is; nil where there is none to read.
+	Conntrack *Conntrack `json:"conntrack,omitempty"`
+	// LastChange is the newest change that is in force.
+	LastChange *Change `json:"lastChange,omitempty"`
 	// Snapshot is when the facts in force were written, while they come from a snapshot.
 	Snapshot *time.Time     `json:"snapshot,omitempty"`
 	Services int            `json:"services"`
 	Facts    NodeFacts      `json:"nodeFacts"`
 	Families []FamilyStatus `json:"families"`
+}
+
+// Conntrack is how many entries the connection table of the node has, of all programs, and can have.
+type Conntrack struct {
+	Entries uint64 `json:"entries"`
+	Limit   uint64 `json:"limit"`
 }
 
 // NodeFacts are what is known of this node.

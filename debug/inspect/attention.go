@@ -1,0 +1,187 @@
+package inspect
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"kube-proxy/cluster"
+)
+
+// Brief is a Service that is not ok, in short.
+type Brief struct {
+	// Service is "ns/name".
+	Service  string   `json:"service"`
+	State    State    `json:"state"`
+	Severity Severity `json:"severity"`
+	Why      string   `json:"why,omitempty"`
+}
+
+// odd has the Services that are neither ok nor not-proxied. Its memory follows their number, and the time to bring it up to
+// date what changed since it was asked last.
+type odd struct {
+	mu    sync.Mutex
+	known bool
+	all   map[cluster.Name]Brief
+	marks marks     // as of which all is
+	due   time.Time // all Services are not looked at again before
+}
+
+// marks are numbers that move where Services may have changed their states; of a change that concerns one Service alone
+// [Inspector.ServicesSince] knows which.
+type marks struct {
+	newest uint64
+	others [2]struct { // of the families
+		contests              uint64
+		contested, unresolved int
+		begun                 bool
+	}
+}
+
+// marks returns the numbers as they are now, and whether changes are owed to a plane: no entry tells of them before they are
+// in force.
+func (i *Inspector) marks() (m marks, owed bool) {
+	m.newest = i.Newest()
+	for k, f := range i.cfg.Families {
+		if f.Stats == nil {
+			owed = true
+			continue
+		}
+		s := f.Stats()
+		o := &m.others[k]
+		o.contests, o.contested, o.unresolved, o.begun = s.Contests, s.Contested, s.Unresolved, s.Begun
+		owed = owed || s.Owed != (cluster.Changes{})
+	}
+	return m, owed
+}
+
+// freely is how long a look at all Services may take before it is made for a tenth of the time at most.
+const freely = 5 * time.Millisecond
+
+// oddOnes returns the Services that are neither ok nor not-proxied, in no order.
+func (i *Inspector) oddOnes() []Brief {
+	o := &i.odd
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now, owed := i.marks()
+	again := !o.known || owed || now.others != o.marks.others
+	keep := func(s Service) error {
+		name := cluster.Name{Namespace: s.Namespace, Name: s.Name}
+		if delete(o.all, name); s.State != OK && s.State != NotProxied {
+			o.all[name] = Brief{name.String(), s.State, s.Severity, s.Why}
+		}
+		return nil
+	}
+	if !again {
+		since, _ := i.ServicesSince(o.marks.newest, keep)
+		if again = since.Again; !again {
+			for _, name := range since.Gone {
+				delete(o.all, ParseName(name))
+			}
+			i.look(o.unsteady(), keep)
+			i.look(i.failingNames(), keep)
+		}
+	}
+	if begun := time.Now(); again && (!o.known || !begun.Before(o.due)) {
+		o.all = map[cluster.Name]Brief{}
+		_, _ = i.Services(keep) // keep returns no error
+		o.known, o.due = true, time.Now().Add(9*max(0, time.Since(begun)-freely))
+	} else if again {
+		return briefs(o.all) // as of a moment ago
+	}
+	o.marks = now
+	return briefs(o.all)
+}
+
+func briefs(all map[cluster.Name]Brief) []Brief {
+	out := make([]Brief, 0, len(all))
+	for _, b := range all {
+		out = append(out, b)
+	}
+	return out
+}
+
+// look has each told of these Services as they are now.
+func (i *Inspector) look(names []cluster.Name, each func(Service) error) {
+	if len(names) > 0 {
+		_, _ = i.services(names, Since{}, each) // keep returns no error
+	}
+}
+
+// unsteady are the Services whose state may end without a change of theirs.
+func (o *odd) unsteady() (names []cluster.Name) {
+	for name, b := range o.all {
+		if b.State == Failing || b.State == Waiting {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// failingNames are the Services of which rows fail now.
+func (i *Inspector) failingNames() (names []cluster.Name) {
+	for name := range i.failing() {
+		names = append(names, ParseName(name))
+	}
+	return names
+}
+
+// compareBriefs orders the worst first, then by name.
+func compareBriefs(a, b Brief) int {
+	return cmp.Or(b.Severity.Compare(a.Severity), gravity[b.State]-gravity[a.State], strings.Compare(a.Service, b.Service))
+}
+
+// Attention lists the Services that need it.
+type Attention struct {
+	// Node is the one for which this is the answer.
+	Node string `json:"node"`
+	// Services is how many need attention.
+	Services int `json:"services"`
+	// Groups are those of one state in one namespace, the worst first; at most [mostGroups].
+	Groups []Group `json:"groups"`
+	// More is how many Services are in further groups.
+	More int `json:"more,omitempty"`
+}
+
+// Group is the Services of one namespace that are in the same state.
+type Group struct {
+	Namespace string   `json:"namespace"`
+	State     State    `json:"state"`
+	Severity  Severity `json:"severity"`
+	Count     int      `json:"count"`
+	// First are the first of them by name, at most [mostOfGroup].
+	First []Brief `json:"first"`
+}
+
+// The bounds of [Attention]. A tenant with very many broken Services fills one group for each state.
+const (
+	mostGroups  = 100
+	mostOfGroup = 3
+)
+
+// Attention lists the Services that need attention.
+func (i *Inspector) Attention() Attention {
+	out := Attention{Node: i.Node(), Groups: []Group{}}
+	bad := slices.DeleteFunc(i.oddOnes(), func(b Brief) bool { return !b.Severity.Bad() })
+	out.Services = len(bad)
+	slices.SortFunc(bad, compareBriefs)
+	for _, b := range bad { // sorted by state, then by namespace
+		namespace, _, _ := strings.Cut(b.Service, "/")
+		last := len(out.Groups) - 1
+		if last < 0 || out.Groups[last].Namespace != namespace || out.Groups[last].State != b.State || out.Groups[last].Severity != b.Severity {
+			if out.More > 0 || last+1 == mostGroups {
+				out.More++
+				continue
+			}
+			out.Groups = append(out.Groups, Group{Namespace: namespace, State: b.State, Severity: b.Severity})
+			last++
+		}
+		g := &out.Groups[last]
+		if g.Count++; len(g.First) < mostOfGroup {
+			g.First = append(g.First, b)
+		}
+	}
+	return out
+}

@@ -1,0 +1,162 @@
+package inspect
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/debug/changes"
+	"kube-proxy/internal/plural"
+)
+
+// Finding is something that needs attention, and the command to go on with.
+type Finding struct {
+	Severity Severity `json:"severity"`
+	// About is source, writes, drift, conntrack, node, or the state of Services.
+	About string `json:"about"`
+	Text  string `json:"text"`
+	// Services is how many Services it concerns, and First the first of them, at most [mostOfGroup]; not all findings have them.
+	Services int      `json:"services,omitempty"`
+	First    []string `json:"first,omitempty"`
+	Next     string   `json:"next"`
+}
+
+// findings gathers findings.
+type findings []Finding
+
+func (f *findings) add(v Severity, about, next, format string, args ...any) {
+	*f = append(*f, Finding{Severity: v, About: about, Text: fmt.Sprintf(format, args...), Next: next})
+}
+
+// Thresholds of findings.
+const (
+	// slowWrite is how long a change may wait for the kernel.
+	slowWrite = 30 * time.Second
+	// recentDrift is how long repaired drift is a finding.
+	recentDrift = 10 * time.Minute
+)
+
+// findings says what needs attention, the worst first. s has all but them.
+func (i *Inspector) findings(s *Status) []Finding {
+	var f findings
+	now := time.Now()
+	i.sourceFindings(&f, s)
+	for k := range s.Families {
+		s.Families[k].findings(&f, s, now)
+	}
+	if c := s.Conntrack; c != nil && c.Limit > 0 && c.Entries*10 >= c.Limit*9 {
+		v := Warning
+		if c.Entries*100 >= c.Limit*99 {
+			v = Error
+		}
+		f.add(v, "conntrack", "kube-proxy top", "the connection table is nearly full: %d of %d entries; the kernel drops packets of further connections",
+			c.Entries, c.Limit)
+	}
+	if n := mended(now, i.recent()); n != "" {
+		f.add(Warning, "drift", "kube-proxy events", "%s", n)
+	}
+	if s.Facts.Gone {
+		f.add(Warning, "node", "kube-proxy check --problems", "the Node object %s is gone: what it said last holds", s.Node)
+	}
+	i.serviceFindings(&f)
+	slices.SortStableFunc(f, func(a, b Finding) int { return b.Severity.Compare(a.Severity) })
+	if f == nil {
+		return []Finding{}
+	}
+	return f
+}
+
+func (i *Inspector) sourceFindings(f *findings, s *Status) {
+	const next = "kube-proxy check --problems"
+	switch {
+	case s.Offline:
+	case s.Snapshot != nil:
+		f.add(Warning, "source", next, "the API server has not answered: the rules come from the snapshot of %s UTC", s.Snapshot.UTC().Format(time.DateTime))
+	case !s.Synced:
+		f.add(Warning, "source", next, "the API server has not listed all Services and EndpointSlices yet")
+	case i.cfg.Connected != nil && !i.cfg.Connected():
+		f.add(Warning, "source", next, "the API server does not answer: the last known state stays in force")
+	}
+}
+
+func (f *FamilyStatus) findings(all *findings, s *Status, now time.Time) {
+	add := func(v Severity, next, format string, args ...any) {
+		all.add(v, "writes", next, "%s: %s", f.Family, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case f.Lost:
+		add(Error, "kube-proxy events", "the kernel state is unknown: everything is being written again")
+	case f.Failures > 0 && f.QueuedSince != nil && f.LastFailure != nil && (f.LastSuccess == nil || f.LastFailure.After(*f.LastSuccess)):
+		add(Error, "kube-proxy events", "the last write failed: %s", f.LastError)
+	case len(f.Failing) > 0:
+		x := f.Failing[0]
+		add(Error, "kube-proxy why "+x.Service, "%s not in force; %s: %s", plural.Count(len(f.Failing), "frontend is", "frontends are"), x.Key, x.Error)
+	case f.QueuedSince != nil && now.Sub(*f.QueuedSince) > slowWrite:
+		add(Warning, "kube-proxy events", "changes wait for the kernel since %s UTC", f.QueuedSince.UTC().Format(time.DateTime))
+	case s.Synced && !f.Begun && !s.Offline:
+		add(Warning, "kube-proxy events", "nothing is written yet")
+	}
+	if f.Unresolved > 0 {
+		add(Error, "kube-proxy events", "the frontends of %s cannot be computed", plural.Count(f.Unresolved, "Service", "Services"))
+	}
+}
+
+// recent are the newest entries of the ring.
+func (i *Inspector) recent() []changes.Entry {
+	newest := i.Newest()
+	entries, _ := i.cfg.Changes.After(newest - min(newest, 200))
+	return entries
+}
+
+// mended tells of drift that was repaired lately; "" for none.
+func mended(now time.Time, recent []changes.Entry) string {
+	for _, e := range slices.Backward(recent) {
+		if e.Kind == changes.Mended && now.Sub(time.Unix(0, e.Done)) < recentDrift {
+			return e.Words()
+		}
+	}
+	return ""
+}
+
+// serviceFindings has a finding for each state of Services that needs attention.
+func (i *Inspector) serviceFindings(f *findings) {
+	bad := slices.DeleteFunc(i.oddOnes(), func(b Brief) bool { return !b.Severity.Bad() })
+	slices.SortFunc(bad, compareBriefs)
+	for len(bad) > 0 {
+		n := 1
+		for n < len(bad) && bad[n].State == bad[0].State && bad[n].Severity == bad[0].Severity {
+			n++
+		}
+		x := Finding{Severity: bad[0].Severity, About: string(bad[0].State), Services: n, Next: "kube-proxy why " + bad[0].Service}
+		for _, b := range bad[:min(n, mostOfGroup)] {
+			x.First = append(x.First, b.Service)
+		}
+		x.Text = plural.Count(n, "Service", "Services") + ": " + strings.Join(x.First, ", ")
+		switch more := n - len(x.First); {
+		case n == 1:
+			x.Text = bad[0].Service + ": " + bad[0].Why
+		case more > 0:
+			x.Text += fmt.Sprintf(" and %d more", more)
+			x.Next = "kube-proxy why"
+		}
+		*f = append(*f, x)
+		bad = bad[n:]
+	}
+}
+
+// lastChange is the newest change that is in force, of a Service where there is one; nil where none is remembered.
+func lastChange(recent []changes.Entry) *Change {
+	var last *Change
+	for _, e := range slices.Backward(recent) {
+		if e.Elsewhere || e.Kind == changes.Failed {
+			continue
+		}
+		if c := change(e); e.Kind == changes.Service {
+			return &c
+		} else if last == nil {
+			last = &c
+		}
+	}
+	return last
+}

@@ -1,0 +1,112 @@
+package inspect
+
+import (
+	"fmt"
+
+	"kube-proxy/lb"
+)
+
+// State is the state of a Service on this node.
+type State string
+
+// The states.
+const (
+	// Failing: the kernel refuses a row, or its rows cannot be computed.
+	Failing State = "failing"
+	// NoBackends: nothing serves a port, which is rejected.
+	NoBackends State = "no-backends"
+	// Refused: an address or an endpoint is not served, because it is not allowed or there are too many.
+	Refused State = "refused"
+	// Contested: another Service has one of its addresses.
+	Contested State = "contested"
+	// Terminating: no endpoint is ready, and those that terminate still serve.
+	Terminating State = "terminating"
+	// NoLocalBackends: a traffic policy is Local, and what serves is on other nodes.
+	NoLocalBackends State = "no-local-backends"
+	// Waiting: the proxy has not written its rows yet.
+	Waiting State = "waiting"
+	// NotProxied: it has no address (headless, ExternalName), so nothing is to be done for it.
+	NotProxied State = "not-proxied"
+	// OK: all is as it should be.
+	OK State = "ok"
+)
+
+// Severity says how much something needs the operator. Commands, page and metrics take it from here.
+type Severity string
+
+// The severities.
+const (
+	// Fine: nothing is to be done.
+	Fine Severity = "ok"
+	// Info: clients may notice, but somebody asked for it, as for an external traffic policy of Local.
+	Info Severity = "info"
+	// Warning: clients are not served as they expect, for what the objects or the node say.
+	Warning Severity = "warning"
+	// Error: the node does not do what the objects ask for.
+	Error Severity = "error"
+)
+
+// What orders severities, and states.
+var (
+	ranks   = map[Severity]int{Fine: 0, Info: 1, Warning: 2, Error: 3}
+	gravity = map[State]int{Failing: 8, NoBackends: 7, Refused: 6, Contested: 5, Terminating: 4, NoLocalBackends: 3, Waiting: 2, NotProxied: 1, OK: 0}
+)
+
+// severities are those of states; of NoLocalBackends and Terminating where outside traffic alone is concerned it is Info.
+var severities = map[State]Severity{
+	Failing: Error, NoBackends: Warning, Refused: Warning, Contested: Warning, Terminating: Warning, NoLocalBackends: Warning,
+	Waiting: Info, NotProxied: Fine, OK: Fine,
+}
+
+// Bad reports whether the severity is one that needs attention: a Warning or an Error.
+func (s Severity) Bad() bool { return ranks[s] >= ranks[Warning] }
+
+// Compare orders severities, the least first.
+func (s Severity) Compare(o Severity) int { return ranks[s] - ranks[o] }
+
+// compare orders states, the least grave first; the severity counts first.
+func (s *Service) compare(state State, severity Severity) int {
+	if d := s.Severity.Compare(severity); d != 0 {
+		return d
+	}
+	return gravity[s.State] - gravity[state]
+}
+
+// judged gathers the gravest state of a Service.
+type judged struct{ *Service }
+
+func newJudged(s *Service) judged {
+	s.State, s.Severity = OK, Fine
+	return judged{s}
+}
+
+// is says that the Service is in a state.
+func (j judged) is(s State, format string, args ...any) { j.as(s, severities[s], format, args...) }
+
+func (j judged) as(s State, v Severity, format string, args ...any) {
+	if j.compare(s, v) < 0 {
+		j.State, j.Severity, j.Why = s, v, fmt.Sprintf(format, args...)
+	}
+}
+
+// row looks at what a row in force does with packets.
+func (j judged) row(row *lb.Frontend) {
+	which, outside := "internal", Warning
+	if row.Kind != lb.ClusterIP {
+		which, outside = "external", Info
+	}
+	for _, r := range row.Routes {
+		switch {
+		case r.Do == lb.Reject:
+			j.is(NoBackends, "%s has no backends: connections are rejected", row.Service)
+		case r.Do == lb.Drop:
+			j.as(NoLocalBackends, outside, "%s has no endpoints on this node, and its %s traffic policy is Local: %s is dropped from %s",
+				row.Service, which, row.Key, r.From)
+		case r.To == nil || !r.To.Backends.At(0).Draining: // all drain, or none
+		case r.To.ID.Scope == lb.Local:
+			j.as(Terminating, outside, "%s has only terminating endpoints on this node, and its %s traffic policy is Local", row.Service, which)
+		default:
+			j.is(Terminating, "%s has only terminating endpoints: they serve until they end", row.Service)
+		}
+	}
+}
