@@ -51,7 +51,8 @@ const imports = `
 	internal/bisect < plane/nftables, plane/ipvs, internal/xtables;
 
 	internal/pause < conntrack, debug/inspect;
-	internal/plural < debug/changes, policy, trace;
+	# Sentences count things.
+	internal/plural < debug/changes, debug/inspect, policy, trace;
 	# What a misspelled name may have meant is found in one way.
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
 	internal/netlink < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
