@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 const (
@@ -18,8 +18,8 @@ const (
 	nobodys  = 0xf0 << 8 // no subsystem has this number
 )
 
-func named(attr uint16, name string) func(*nlconn.Encoder) {
-	return func(e *nlconn.Encoder) { e.Str(attr, name) }
+func named(attr uint16, name string) func(*netlink.Encoder) {
+	return func(e *netlink.Encoder) { e.Str(attr, name) }
 }
 
 // The client stays in the network namespace in which it was opened, whichever thread asks.

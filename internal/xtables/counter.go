@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Counters are packets since the objects were created, perhaps by an earlier process. Both families
@@ -44,7 +44,7 @@ func Counting(name string) string { return "-m nfacct --nfacct-name  " + name + 
 
 // askCounter asks for a counter, or for a change of it.
 func askCounter(nf *kernel.Netfilter, typ, flags uint16, name string) ([][]byte, error) {
-	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(e *nlconn.Encoder) { e.Str(acctName, name) })
+	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(e *netlink.Encoder) { e.Str(acctName, name) })
 }
 
 // Packets reads a counter.
@@ -56,7 +56,7 @@ func Packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the counter %s: %w", name, err)
 	}
-	return nlconn.BE64(nlconn.Attribute(bodies[0], acctPackets)), nil
+	return netlink.BE64(netlink.Attribute(bodies[0], acctPackets)), nil
 }
 
 // MakeCounters makes those that are not there.

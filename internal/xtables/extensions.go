@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -67,7 +67,7 @@ func askCompat(nf *kernel.Netfilter, f lb.Family) asker {
 		if e.Target {
 			kind = 1
 		}
-		_, err := nf.Ask(get, unix.NLM_F_ACK, nfproto(f), func(to *nlconn.Encoder) {
+		_, err := nf.Ask(get, unix.NLM_F_ACK, nfproto(f), func(to *netlink.Encoder) {
 			to.Str(name, e.Name)
 			to.U32(revision, 0)
 			to.U32(typ, kind)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 
@@ -130,7 +130,7 @@ func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
 		}
 	}
 	const getRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
-	rules, err := h.nf.Ask(getRule, unix.NLM_F_DUMP, nfproto(h.family), func(e *nlconn.Encoder) {
+	rules, err := h.nf.Ask(getRule, unix.NLM_F_DUMP, nfproto(h.family), func(e *netlink.Encoder) {
 		e.Str(unix.NFTA_RULE_TABLE, id.Table.String())
 		e.Str(unix.NFTA_RULE_CHAIN, id.Name)
 	})
@@ -147,7 +147,7 @@ func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
 // base reads how a chain ends in which packets begin, and whether there is one.
 func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
 	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
-	answers, err := h.nf.Ask(getChain, 0, nfproto(h.family), func(e *nlconn.Encoder) {
+	answers, err := h.nf.Ask(getChain, 0, nfproto(h.family), func(e *netlink.Encoder) {
 		e.Str(unix.NFTA_CHAIN_TABLE, id.Table.String())
 		e.Str(unix.NFTA_CHAIN_NAME, id.Name)
 	})
@@ -158,9 +158,9 @@ func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
 		return false, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
 	}
 	for _, a := range answers {
-		c.Hooked = nlconn.Attribute(a, unix.NFTA_CHAIN_HOOK) != nil
-		policy := nlconn.Attribute(a, unix.NFTA_CHAIN_POLICY)
-		c.Drops = policy != nil && nlconn.BE32(policy) == 0 // NF_DROP
+		c.Hooked = netlink.Attribute(a, unix.NFTA_CHAIN_HOOK) != nil
+		policy := netlink.Attribute(a, unix.NFTA_CHAIN_POLICY)
+		c.Drops = policy != nil && netlink.BE32(policy) == 0 // NF_DROP
 	}
 	return len(answers) > 0, nil
 }

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"strings"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 
@@ -30,7 +30,7 @@ var matchTexts = map[revised]struct {
 	read func(r *ruleText, info []byte) bool
 }{
 	{"comment", 0}: {1, func(r *ruleText, info []byte) bool {
-		r.has("comment", "--comment "+quoted(nlconn.CStr(info)))
+		r.has("comment", "--comment "+quoted(netlink.CStr(info)))
 		return true
 	}},
 	{"nfacct", 0}:    {32, readCounter},
@@ -105,7 +105,7 @@ func readSCTP(r *ruleText, info []byte) bool {
 }
 
 func readCounter(r *ruleText, info []byte) bool {
-	r.has("nfacct", "--nfacct-name  "+nlconn.CStr(info[:32])) // iptables prints two spaces
+	r.has("nfacct", "--nfacct-name  "+netlink.CStr(info[:32])) // iptables prints two spaces
 	return true
 }
 
@@ -191,7 +191,7 @@ func readRecent(r *ruleText, info []byte) bool {
 	if what&reap != 0 {
 		text += "--reap "
 	}
-	text += "--name " + quoted(nlconn.CStr(info[10:210])) + " --mask " + nfAddr(r.family, info[212:]).String()
+	text += "--name " + quoted(netlink.CStr(info[10:210])) + " --mask " + nfAddr(r.family, info[212:]).String()
 	r.has("recent", text+" --rsource")
 	return true
 }
@@ -254,7 +254,7 @@ func translation(f lb.Family, info []byte, size int) (options string, ok bool) {
 		return "", false
 	}
 	low, high := nfAddr(f, info[4:]), nfAddr(f, info[4+size:])
-	port, last := nlconn.BE16(info[4+2*size:][:2]), nlconn.BE16(info[6+2*size:][:2])
+	port, last := netlink.BE16(info[4+2*size:][:2]), netlink.BE16(info[6+2*size:][:2])
 	switch what := native.Uint32(info); {
 	case what == natPort && port == last: // the address stays
 		return fmt.Sprintf(" --to-destination :%d", port), true

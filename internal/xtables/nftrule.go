@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 
@@ -44,12 +44,12 @@ type nftValue struct {
 // body is that of a message about the rule.
 func ReadNFT(f lb.Family, body []byte) Rule {
 	r := &ruleText{family: f}
-	nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
-		r.expression(nlconn.CStr(nlconn.Attribute(e, unix.NFTA_EXPR_NAME)), nlconn.Attribute(e, unix.NFTA_EXPR_DATA))
+	netlink.Attributes(netlink.Attribute(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
+		r.expression(netlink.CStr(netlink.Attribute(e, unix.NFTA_EXPR_NAME)), netlink.Attribute(e, unix.NFTA_EXPR_DATA))
 		return true
 	})
 	read := Rule{Text: r.text(), Unread: r.short || len(r.unread) > 0}
-	if handle := nlconn.Attribute(body, unix.NFTA_RULE_HANDLE); len(handle) == 8 {
+	if handle := netlink.Attribute(body, unix.NFTA_RULE_HANDLE); len(handle) == 8 {
 		read.Handle = binary.BigEndian.Uint64(handle)
 	}
 	return read
@@ -88,9 +88,9 @@ func not(n bool) string {
 
 // expression reads one expression. It names unknown ones at the rule's end.
 func (r *ruleText) expression(name string, data []byte) {
-	attr := func(n uint16) []byte { return nlconn.Attribute(data, n) }
-	num := func(n uint16) uint32 { return nlconn.BE32(attr(n)) }
-	value := func(n uint16) []byte { return nlconn.Attribute(attr(n), unix.NFTA_DATA_VALUE) }
+	attr := func(n uint16) []byte { return netlink.Attribute(data, n) }
+	num := func(n uint16) uint32 { return netlink.BE32(attr(n)) }
+	value := func(n uint16) []byte { return netlink.Attribute(attr(n), unix.NFTA_DATA_VALUE) }
 	ok := true
 	switch name {
 	case "counter":
@@ -109,11 +109,11 @@ func (r *ruleText) expression(name string, data []byte) {
 	case "range":
 		ok = r.loaded.mask == nil && r.between(value(unix.NFTA_RANGE_FROM_DATA), value(unix.NFTA_RANGE_TO_DATA), num(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ)
 	case "immediate":
-		ok = r.verdict(nlconn.Attribute(attr(unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT))
+		ok = r.verdict(netlink.Attribute(attr(unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT))
 	case "match": // NFTA_MATCH_* and NFTA_TARGET_* are the same
-		r.match(nlconn.CStr(attr(unix.NFTA_MATCH_NAME)), uint8(num(unix.NFTA_MATCH_REV)), attr(unix.NFTA_MATCH_INFO))
+		r.match(netlink.CStr(attr(unix.NFTA_MATCH_NAME)), uint8(num(unix.NFTA_MATCH_REV)), attr(unix.NFTA_MATCH_INFO))
 	case "target":
-		r.extension(nlconn.CStr(attr(unix.NFTA_MATCH_NAME)), uint8(num(unix.NFTA_MATCH_REV)), attr(unix.NFTA_MATCH_INFO))
+		r.extension(netlink.CStr(attr(unix.NFTA_MATCH_NAME)), uint8(num(unix.NFTA_MATCH_REV)), attr(unix.NFTA_MATCH_INFO))
 	default:
 		ok = false
 	}
@@ -123,8 +123,8 @@ func (r *ruleText) expression(name string, data []byte) {
 }
 
 func (r *ruleText) verdict(v []byte) bool {
-	code, chain := nlconn.Attribute(v, unix.NFTA_VERDICT_CODE), nlconn.CStr(nlconn.Attribute(v, unix.NFTA_VERDICT_CHAIN))
-	switch int32(nlconn.BE32(code)) {
+	code, chain := netlink.Attribute(v, unix.NFTA_VERDICT_CODE), netlink.CStr(netlink.Attribute(v, unix.NFTA_VERDICT_CHAIN))
+	switch int32(netlink.BE32(code)) {
 	case unix.NFT_JUMP:
 		r.target = "-j " + chain
 	case unix.NFT_GOTO:
@@ -158,7 +158,7 @@ func (r *ruleText) between(low, high []byte, no bool) bool {
 		if name != "tcp" && name != "udp" && name != "sctp" {
 			return false
 		}
-		r.port(name, v.offset == 2, nlconn.BE16(low), nlconn.BE16(high), no)
+		r.port(name, v.offset == 2, netlink.BE16(low), netlink.BE16(high), no)
 		return true
 	}
 	return false
@@ -167,7 +167,7 @@ func (r *ruleText) between(low, high []byte, no bool) bool {
 func (r *ruleText) meta(v nftValue, value []byte, no bool) bool {
 	switch v.key {
 	case unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME:
-		name := nlconn.CStr(value)
+		name := netlink.CStr(value)
 		if len(name) == len(value) && len(value) < unix.IFNAMSIZ {
 			name += "+"
 		}
@@ -191,9 +191,9 @@ func (r *ruleText) meta(v nftValue, value []byte, no bool) bool {
 		}
 		mask := uint32(1<<32 - 1)
 		if v.mask != nil {
-			mask = nlconn.Native32(v.mask)
+			mask = netlink.Native32(v.mask)
 		}
-		r.marked(nlconn.Native32(value), mask, no)
+		r.marked(netlink.Native32(value), mask, no)
 		return true
 	}
 	return false

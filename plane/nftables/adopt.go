@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
@@ -74,7 +74,7 @@ func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
 			at = snap.records[i].Size - 4
 		}
 		for rec := range snap.records[i].All() {
-			c.st.ids.Saw(nlconn.Order.Uint32(rec[at:]))
+			c.st.ids.Saw(netlink.Order.Uint32(rec[at:]))
 		}
 	}
 	c.st.adoptReserved(snap)
@@ -97,7 +97,7 @@ func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 				if front == nil {
 					continue
 				}
-				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: nlconn.Order.Uint32(rec[len(rec)-4:])}) {
+				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: netlink.Order.Uint32(rec[len(rec)-4:])}) {
 					return
 				}
 			}
@@ -113,7 +113,7 @@ func (c *change) restricted(snap *snapshot, want *lb.Table) iter.Seq2[uint32, []
 			if f := want.Get(wire.ParseKey(rec, c.AddrLen)); f != nil {
 				sources = f.Sources
 			}
-			if !yield(nlconn.Order.Uint32(rec[len(rec)-4:]), sources) {
+			if !yield(netlink.Order.Uint32(rec[len(rec)-4:]), sources) {
 				return
 			}
 		}
@@ -140,13 +140,13 @@ func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[ne
 	clear(o.slots)
 	key := wire.AppendNumber(make([]byte, 0, 8), id)
 	o.backends.Each(key, func(rec []byte) {
-		o.slots[nlconn.Order.Uint32(rec[4:])] = wire.ParseAddrPort(rec[8:], len(rec)-12)
+		o.slots[netlink.Order.Uint32(rec[4:])] = wire.ParseAddrPort(rec[8:], len(rec)-12)
 	})
 	o.members.Each(key, func(rec []byte) {
-		m := nlconn.Order.Uint32(rec[8:])
+		m := netlink.Order.Uint32(rec[8:])
 		o.memberBackends.Each(wire.AppendNumber(wire.AppendNumber(nil, m), id), func(backend []byte) {
 			ap := wire.ParseAddrPort(backend[8:], len(backend)-12)
-			o.slots[nlconn.Order.Uint32(rec[4:])] = ap
+			o.slots[netlink.Order.Uint32(rec[4:])] = ap
 			if members == nil {
 				members = map[netip.AddrPort]uint32{}
 			}

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -219,7 +219,7 @@ func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 	}
 	recs, bySet := snap.records[sAffinity], map[uint32]int{}
 	for rec := range recs.All() {
-		bySet[nlconn.Order.Uint32(rec)]++
+		bySet[netlink.Order.Uint32(rec)]++
 	}
 	return recs.Len(), bySet
 }

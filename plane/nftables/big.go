@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
@@ -25,8 +25,8 @@ func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	total := 0
 	each := func(f func(id uint32, sh shape)) {
 		for rec := range shapes.All() {
-			if sh := parseShape(lb.Cluster, nlconn.Order.Uint32(rec[4:])); sh.seconds == 0 {
-				f(nlconn.Order.Uint32(rec), sh)
+			if sh := parseShape(lb.Cluster, netlink.Order.Uint32(rec[4:])); sh.seconds == 0 {
+				f(netlink.Order.Uint32(rec), sh)
 			}
 		}
 	}

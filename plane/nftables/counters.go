@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -100,7 +100,7 @@ func (c *counters) read(ctx context.Context, f func(row lb.Key, n uint64)) error
 			}
 		})
 		// Others may write meanwhile; what is missing then is read the next time. Before the first write there is no table.
-		if err != nil && !errors.Is(err, nlconn.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
+		if err != nil && !errors.Is(err, netlink.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("nftables %s: read the counters of %s: %w", c.IP.Family, d.Name, err)
 		}
 	}
@@ -109,9 +109,9 @@ func (c *counters) read(ctx context.Context, f func(row lb.Key, n uint64)) error
 
 // counterOf returns the packets that an element's counter has counted.
 func counterOf(el []byte) (uint64, bool) {
-	x := nlconn.Attribute(el, unix.NFTA_SET_ELEM_EXPR)
-	n := nlconn.Attribute(nlconn.Attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
-	if nlconn.CStr(nlconn.Attribute(x, unix.NFTA_EXPR_NAME)) != "counter" || len(n) != 8 {
+	x := netlink.Attribute(el, unix.NFTA_SET_ELEM_EXPR)
+	n := netlink.Attribute(netlink.Attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
+	if netlink.CStr(netlink.Attribute(x, unix.NFTA_EXPR_NAME)) != "counter" || len(n) != 8 {
 		return 0, false
 	}
 	return binary.BigEndian.Uint64(n), true

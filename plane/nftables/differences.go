@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -91,7 +91,7 @@ func (d *differ) compute() {
 	held := map[uint32]bool{}
 	for _, i := range []setIndex{sSetShapes, sBackends, sMembers} {
 		for rec := range d.snap.records[i].All() {
-			held[nlconn.Order.Uint32(rec)] = true
+			held[netlink.Order.Uint32(rec)] = true
 		}
 	}
 	for _, s := range st.sets {
@@ -191,7 +191,7 @@ func (d *differ) tell(i setIndex, key, want, have []byte) {
 	case i == sSourceLists:
 		wants = "the number of its list"
 		if have != nil {
-			has += d.restricted(nlconn.Order.Uint32(have))
+			has += d.restricted(netlink.Order.Uint32(have))
 		}
 	case slices.Contains(setsOfRows, i):
 		s := r.cluster
@@ -200,7 +200,7 @@ func (d *differ) tell(i setIndex, key, want, have []byte) {
 		}
 		wants = "the id of set " + s.source.ID.String()
 		if have != nil {
-			has += d.owner(nlconn.Order.Uint32(have))
+			has += d.owner(netlink.Order.Uint32(have))
 		}
 	}
 	d.Tell(k, def.ElementText(key), wants, has)

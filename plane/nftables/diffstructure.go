@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
@@ -23,14 +23,14 @@ func (d *differ) compareStructure(ctx context.Context) error {
 	maps.Copy(may.shapes, d.state.shapes)
 	for _, i := range []setIndex{sFilterClasses, sNATClasses} {
 		for key := range d.snap.verdicts[i] {
-			if c := class(nlconn.Order.Uint32([]byte(key))); c.valid() {
+			if c := class(netlink.Order.Uint32([]byte(key))); c.valid() {
 				may.classes[c] = true
 			}
 		}
 	}
 	for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
 		for key := range d.snap.verdicts[shapesOf(scope)] {
-			if s := parseShape(scope, nlconn.Order.Uint32([]byte(key))); s.valid() {
+			if s := parseShape(scope, netlink.Order.Uint32([]byte(key))); s.valid() {
 				may.shapes[s] = true
 			}
 		}

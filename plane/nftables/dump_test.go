@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/ranges"
@@ -87,7 +87,7 @@ func (d *dumper) number(i setIndex, key []byte) (uint32, bool) {
 	if !ok {
 		return 0, false
 	}
-	return nlconn.Order.Uint32(data), true
+	return netlink.Order.Uint32(data), true
 }
 
 // rows describes each frontend with what its class asks for and the backends of its sets.
@@ -226,11 +226,11 @@ func (d *dumper) checkUnused() {
 func (d *dumper) checkStructure() {
 	st := newState(0)
 	for key := range d.snap.verdicts[sFilterClasses] {
-		st.classes[class(nlconn.Order.Uint32([]byte(key)))] = true
+		st.classes[class(netlink.Order.Uint32([]byte(key)))] = true
 	}
 	for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
 		for key := range d.snap.verdicts[shapesOf(scope)] {
-			st.shapes[parseShape(scope, nlconn.Order.Uint32([]byte(key)))] = true
+			st.shapes[parseShape(scope, netlink.Order.Uint32([]byte(key)))] = true
 		}
 	}
 	chains, verdicts := (&change{ruleset: d.rules, st: st}).structure()

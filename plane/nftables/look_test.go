@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
@@ -408,7 +408,7 @@ func TestSabotageByChange(t *testing.T) {
 				defer l.sabotage(func(b *change) { b.out.FlushChain("cluster-3") })
 			}
 			if strings.Contains(object, "%") {
-				for _, n := range []uint32{nlconn.Order.Uint32(id(set(0, lb.Cluster))), nlconn.Order.Uint32(id(set(4, lb.Cluster))), nlconn.Order.Uint32(id(set(2, lb.Cluster))), nlconn.Order.Uint32(listKey(listOf(0), 8))} {
+				for _, n := range []uint32{netlink.Order.Uint32(id(set(0, lb.Cluster))), netlink.Order.Uint32(id(set(4, lb.Cluster))), netlink.Order.Uint32(id(set(2, lb.Cluster))), netlink.Order.Uint32(listKey(listOf(0), 8))} {
 					if slices.ContainsFunc(l.differences(), func(d trace.Difference) bool { return d.Object == fmt.Sprintf(c.object, n) }) {
 						object = fmt.Sprintf(c.object, n)
 					}
@@ -434,7 +434,7 @@ func TestSabotageByChange(t *testing.T) {
 
 // listKey is the key of a list for ranges of a length.
 func listKey(list []byte, length uint32) []byte {
-	return wire.AppendNumber(nil, nlconn.Order.Uint32(list)|length)
+	return wire.AppendNumber(nil, netlink.Order.Uint32(list)|length)
 }
 
 // The whole table may be gone, or asleep: that is said, and Follow and Differences work while no other verb does.

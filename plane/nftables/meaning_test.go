@@ -14,7 +14,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -262,8 +262,8 @@ func sameSets(t *testing.T, p *Plane) {
 				continue
 			}
 			found++
-			size := nlconn.BE32(nlconn.Attribute(nlconn.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE))
-			comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_SET_USERDATA), userdata.NFTNL_UDATA_SET_COMMENT)
+			size := netlink.BE32(netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE))
+			comment, _ := userdata.GetString(netlink.Attribute(body, unix.NFTA_SET_USERDATA), userdata.NFTNL_UDATA_SET_COMMENT)
 			if size != d.Size || comment != d.Comment {
 				t.Errorf("set %s: at most %d elements, comment %q; want %d, %q", name, size, comment, d.Size, d.Comment)
 			}
@@ -298,7 +298,7 @@ func sameMeaning(t *testing.T, p *Plane) {
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
 	err := p.sock.Dump(t.Context(), wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.ip.Proto, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
-		rules = append(rules, exprsOf(t, p, nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
+		rules = append(rules, exprsOf(t, p, netlink.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})
 	if err != nil {
@@ -310,8 +310,8 @@ func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 // exprsOf reads the expressions of a rule.
 func exprsOf(t *testing.T, p *Plane, b []byte) []expr.Any {
 	var all []expr.Any
-	nlconn.Attributes(b, func(_ uint16, x []byte) bool {
-		if e := kernelExpr(t, p, nlconn.CStr(nlconn.Attribute(x, unix.NFTA_EXPR_NAME)), nlconn.Attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
+	netlink.Attributes(b, func(_ uint16, x []byte) bool {
+		if e := kernelExpr(t, p, netlink.CStr(netlink.Attribute(x, unix.NFTA_EXPR_NAME)), netlink.Attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
 			all = append(all, e)
 		}
 		return true
@@ -328,11 +328,11 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	case "meta":
 		e = &expr.Meta{}
 	case "ct":
-		if d := nlconn.Attribute(data, unix.NFTA_CT_DIRECTION); d != nil { // of which the library wants four bytes
+		if d := netlink.Attribute(data, unix.NFTA_CT_DIRECTION); d != nil { // of which the library wants four bytes
 			if d[0] != 0 {
 				t.Errorf("ct direction %d", d[0])
 			}
-			return &original{expr.Ct{Key: expr.CtKey(nlconn.BE32(nlconn.Attribute(data, unix.NFTA_CT_KEY))), Register: nlconn.BE32(nlconn.Attribute(data, unix.NFTA_CT_DREG))}}
+			return &original{expr.Ct{Key: expr.CtKey(netlink.BE32(netlink.Attribute(data, unix.NFTA_CT_KEY))), Register: netlink.BE32(netlink.Attribute(data, unix.NFTA_CT_DREG))}}
 		}
 		e = &expr.Ct{}
 	case "fib":
@@ -360,7 +360,7 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	case "byteorder":
 		// nft swaps the bytes of each part of a key that may be a range. That of the protocol has one byte: nothing
 		// happens, because a swap is of two.
-		if n, size := nlconn.BE32(nlconn.Attribute(data, unix.NFTA_BYTEORDER_LEN)), nlconn.BE32(nlconn.Attribute(data, unix.NFTA_BYTEORDER_SIZE)); n >= size {
+		if n, size := netlink.BE32(netlink.Attribute(data, unix.NFTA_BYTEORDER_LEN)), netlink.BE32(netlink.Attribute(data, unix.NFTA_BYTEORDER_SIZE)); n >= size {
 			t.Errorf("a swap of %d bytes by %d", n, size)
 		}
 		return nil
@@ -372,8 +372,8 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 		t.Errorf("expression %s: %v", name, err)
 	}
 	if ct, ok := e.(*expr.Ct); ok { // of which the library does not read the source register
-		if r := nlconn.Attribute(data, unix.NFTA_CT_SREG); r != nil {
-			ct.Register, ct.SourceRegister = nlconn.BE32(r), true
+		if r := netlink.Attribute(data, unix.NFTA_CT_SREG); r != nil {
+			ct.Register, ct.SourceRegister = netlink.BE32(r), true
 		}
 	}
 	return e

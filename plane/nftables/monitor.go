@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 )
 
@@ -115,7 +115,7 @@ func (m *monitor) hear(typ uint16, body []byte) {
 }
 
 func (m *monitor) hearElements(present bool, body []byte) {
-	i, ok := m.index[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
+	i, ok := m.index[netlink.CStr(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
 	if !ok {
 		return // of a foreign set, which was noticed itself
 	}
@@ -131,7 +131,7 @@ func (m *monitor) hearElements(present bool, body []byte) {
 		if n.elements == nil {
 			n.elements = map[elementKey]elementNote{}
 		}
-		nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 			rec := d.Record(nil, el)
 			k := len(rec) - d.DataLen()
 			n.elements[elementKey{i, string(rec[:k])}] = elementNote{present, string(rec[k:])}

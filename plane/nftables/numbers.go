@@ -6,7 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/plane"
@@ -30,7 +30,7 @@ func (st *state) reserved(f func(i setIndex, rec []byte)) {
 func (s *snapshot) numbered() bool {
 	keys := map[uint32]bool{}
 	for rec := range s.records[sReserved].All() {
-		keys[nlconn.Order.Uint32(rec)] = true
+		keys[netlink.Order.Uint32(rec)] = true
 	}
 	return keys[reservedIDs] && keys[reservedSeed]
 }
@@ -38,7 +38,7 @@ func (s *snapshot) numbered() bool {
 // adoptReserved goes on where the kernel's table stands.
 func (st *state) adoptReserved(snap *snapshot) {
 	for rec := range snap.records[sReserved].All() {
-		switch v := nlconn.Order.Uint32(rec[4:]); nlconn.Order.Uint32(rec) {
+		switch v := netlink.Order.Uint32(rec[4:]); netlink.Order.Uint32(rec) {
 		case reservedIDs:
 			st.ids.GoOn(v)
 		case reservedSeed:
@@ -56,7 +56,7 @@ func (p *Plane) chooseSeed(st *state) {
 	for st.seed == 0 {
 		var b [4]byte
 		rand.Read(b[:])
-		st.seed = nlconn.Order.Uint32(b[:])
+		st.seed = netlink.Order.Uint32(b[:])
 	}
 	p.rules.seed = st.seed
 }

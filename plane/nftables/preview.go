@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -98,7 +98,7 @@ func inOrder(d *wire.Set) func(a, b []byte) int {
 		for _, f := range d.Key {
 			c := bytes.Compare(a[:f.Size], b[:f.Size])
 			if f.Number {
-				c = cmp.Compare(nlconn.Order.Uint32(a), nlconn.Order.Uint32(b))
+				c = cmp.Compare(netlink.Order.Uint32(a), netlink.Order.Uint32(b))
 			}
 			if c != 0 {
 				return c
@@ -233,7 +233,7 @@ func (a *about) record(i setIndex, rec []byte) string {
 	case sSourceLists:
 		return a.frontend(k, false)
 	case sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets:
-		return a.set(nlconn.Order.Uint32(rec[len(rec)-4:])).source.ID.String()
+		return a.set(netlink.Order.Uint32(rec[len(rec)-4:])).source.ID.String()
 	case sSetShapes:
 		s := a.set(numberIn(i, rec))
 		text := fmt.Sprintf("%s: %d backends", s.source.ID, s.held.Len())
@@ -263,7 +263,7 @@ func (a *about) frontend(k lb.Key, withClass bool) string {
 
 // aboutVerdict names the class, unless the chain does.
 func aboutVerdict(i setIndex, key []byte, v wire.Verdict) string {
-	name := class(nlconn.Order.Uint32(key)).String()
+	name := class(netlink.Order.Uint32(key)).String()
 	if i != sFilterClasses && i != sNATClasses || strings.HasSuffix(v.Chain, "."+name) {
 		return ""
 	}

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/plane/internal/diff"
@@ -53,7 +53,7 @@ func (p *Plane) readTable(ctx context.Context, which func(*wire.Set) bool) (*sna
 		if err == nil {
 			return s, gen, nil
 		}
-		if !errors.Is(err, nlconn.ErrInterrupted) || try == 9 {
+		if !errors.Is(err, netlink.ErrInterrupted) || try == 9 {
 			return nil, 0, fmt.Errorf("nftables %s: read the table: %w", p.ip.Family, err)
 		}
 	}
@@ -100,7 +100,7 @@ func (r reader) elements(ctx context.Context, s *snapshot, which func(*wire.Set)
 		if !big && err == nil {
 			err = r.EachElement(ctx, d.Name, func(el []byte) { s.element(i, &d, el) })
 		}
-		if err != nil && !(errors.Is(err, nlconn.ErrInterrupted) && r.calm()) {
+		if err != nil && !(errors.Is(err, netlink.ErrInterrupted) && r.calm()) {
 			return fmt.Errorf("elements of %s: %w", d.Name, err)
 		}
 	}
@@ -110,7 +110,7 @@ func (r reader) elements(ctx context.Context, s *snapshot, which func(*wire.Set)
 // element adds one element of the kernel's answer to the snapshot.
 func (s *snapshot) element(i setIndex, d *wire.Set, el []byte) {
 	if d.Verdict {
-		s.verdicts[i][string(wire.ElementKey(el))] = wire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))
+		s.verdicts[i][string(wire.ElementKey(el))] = wire.VerdictOf(netlink.Attribute(el, unix.NFTA_SET_ELEM_DATA))
 		return
 	}
 	s.records[i].Bytes = d.Record(s.records[i].Bytes, el)

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -61,7 +61,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		return res, nil
 	}
 	*p.rules = before
-	if errors.Is(err, plane.ErrStateLost) && !errors.Is(err, nlconn.ErrNoAnswer) {
+	if errors.Is(err, plane.ErrStateLost) && !errors.Is(err, netlink.ErrNoAnswer) {
 		p.trust = min(p.trust+1, untrusted)
 	}
 	return res, err

@@ -5,7 +5,7 @@ package nftables
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -61,11 +61,11 @@ func rowKey(i setIndex, key []byte, addrLen int) (k lb.Key, ok bool) {
 func numberIn(i setIndex, key []byte) uint32 {
 	switch i {
 	case sSetShapes, sBackends, sMembers:
-		return nlconn.Order.Uint32(key)
+		return netlink.Order.Uint32(key)
 	case sMemberBackends:
-		return nlconn.Order.Uint32(key[4:])
+		return netlink.Order.Uint32(key[4:])
 	case sSourceRanges:
-		return ranges.NumberOf(nlconn.Order.Uint32(key))
+		return ranges.NumberOf(netlink.Order.Uint32(key))
 	}
 	return 0
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/nlconntest"
@@ -48,7 +48,7 @@ func TestSilentKernelWhenWriting(t *testing.T) {
 	} {
 		before := p.sock.Number()
 		nlconntest.Silence(t, p.sock.Conn)
-		if err := write.do(); !errors.Is(err, plane.ErrStateLost) || !errors.Is(err, nlconn.ErrNoAnswer) {
+		if err := write.do(); !errors.Is(err, plane.ErrStateLost) || !errors.Is(err, netlink.ErrNoAnswer) {
 			t.Errorf("%s: %v", write.what, err)
 		}
 		reset(t, p, tab)

@@ -8,14 +8,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink/route"
 )
 
 // openOwn returns a function that asks the kernel whether an address is the node's, in the network
 // namespace of the calling thread.
 func openOwn() (own func(netip.Addr) (bool, error), shut func() error, err error) {
-	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return nil, nil, fmt.Errorf("open a netlink socket for routes: %w", err)
 	}
@@ -23,6 +23,6 @@ func openOwn() (own func(netip.Addr) (bool, error), shut func() error, err error
 	return func(a netip.Addr) (bool, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		return rtnl.LeadsHere(context.Background(), conn, a)
+		return route.LeadsHere(context.Background(), conn, a)
 	}, conn.Close, nil
 }

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 )
 
@@ -42,7 +42,7 @@ func (k *Kept) readSets(ctx context.Context, t wire.Table, sets []wire.Set) erro
 	return t.EachSet(ctx, func(name string, body []byte) {
 		i := slices.IndexFunc(sets, func(d wire.Set) bool { return d.Name == name })
 		switch {
-		case nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
+		case netlink.BE32(netlink.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
 		case i < 0:
 			k.Foreign = append(k.Foreign, name)
 		case sets[i].Matches(body):

@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 )
 
@@ -24,7 +24,7 @@ type Rule struct {
 
 // New makes a rule of statements.
 func (ip IP) New(comment string, statements ...Statement) Rule {
-	e := wire.Encoder{Encoder: nlconn.Encoder{B: make([]byte, 0, 1024)}}
+	e := wire.Encoder{Encoder: netlink.Encoder{B: make([]byte, 0, 1024)}}
 	for _, s := range statements {
 		for _, x := range s.exprs {
 			at := e.Nest(unix.NFTA_LIST_ELEM)

@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
@@ -29,7 +29,7 @@ var (
 	SourceIsLocal      = Is(sourceType, "local", wire.AppendNumber(nil, unix.RTN_LOCAL))
 	DestinationIsLocal = Is(destinationType, "local", wire.AppendNumber(nil, unix.RTN_LOCAL))
 	// FromThisNode matches what the node sent to itself.
-	FromThisNode  = Is(inputType, "loopback", nlconn.Order.AppendUint16(nil, unix.ARPHRD_LOOPBACK))
+	FromThisNode  = Is(inputType, "loopback", netlink.Order.AppendUint16(nil, unix.ARPHRD_LOOPBACK))
 	NewConnection = Statement{"ct state new", NotZero(ctState.And(expr.CtStateBitNEW)).exprs}
 	Answer        = Is(ctDirection, "reply", []byte{1})
 	// DestinationTranslated matches connections that somebody has led to another destination.

@@ -3,7 +3,7 @@ package wire
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // elements are messages about elements of one set: as many elements in a message as its list may hold, the messages in buffers that
@@ -68,16 +68,16 @@ func (e *Encoder) key(d *Set, rec []byte) []byte {
 // element returns the writer for an element, with an open message that has room for one more.
 func (t *Transaction) element(of **elements, set string, typ, flags uint16) *Encoder {
 	if *of == nil {
-		*of = &elements{cur: Encoder{nlconn.Encoder{B: make([]byte, 0, 128)}}} // enough for one element
+		*of = &elements{cur: Encoder{netlink.Encoder{B: make([]byte, 0, 128)}}} // enough for one element
 	}
 	e := *of
-	if e.list != 0 && len(e.cur.B)-e.list > nlconn.AttrLimit-512 {
+	if e.list != 0 && len(e.cur.B)-e.list > netlink.AttrLimit-512 {
 		e.close()
 	}
 	if e.list != 0 {
 		return &e.cur
 	}
-	if len(e.cur.B) > bufferLimit-nlconn.AttrLimit-1024 {
+	if len(e.cur.B) > bufferLimit-netlink.AttrLimit-1024 {
 		e.full = append(e.full, e.cur.B)
 		if n := len(t.spare); n > 0 {
 			e.cur.B, t.spare = t.spare[n-1], t.spare[:n-1]

@@ -8,7 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // ElementsAtOnce is how many elements one request names; the answers, one message each, must fit into the
@@ -21,7 +21,7 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 	for len(keys) > 0 {
 		some, answered := keys[:min(len(keys), ElementsAtOnce)], 0
 		err := t.Ask(ctx, elementsRequest(t.Family, t.Name, set, some), func(body []byte) {
-			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				answered++
 				found(el)
 				return true
@@ -44,7 +44,7 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 // found if it is there.
 func (t Table) CatchAll(ctx context.Context, set string, found func(el []byte)) error {
 	err := t.Ask(ctx, elementsRequest(t.Family, t.Name, set, [][]byte{nil}), func(body []byte) {
-		nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 			found(el)
 			return true
 		})
@@ -100,10 +100,10 @@ func GoTo(chain string) Verdict { return Verdict{expr.VerdictGoto, chain} }
 
 // VerdictOf reads the verdict in the data of an element or of an expression (NFTA_DATA_VERDICT).
 func VerdictOf(data []byte) Verdict {
-	v := nlconn.Attribute(data, unix.NFTA_DATA_VERDICT)
+	v := netlink.Attribute(data, unix.NFTA_DATA_VERDICT)
 	return Verdict{
-		Kind:  expr.VerdictKind(int32(nlconn.BE32(nlconn.Attribute(v, unix.NFTA_VERDICT_CODE)))),
-		Chain: nlconn.CStr(nlconn.Attribute(v, unix.NFTA_VERDICT_CHAIN)),
+		Kind:  expr.VerdictKind(int32(netlink.BE32(netlink.Attribute(v, unix.NFTA_VERDICT_CODE)))),
+		Chain: netlink.CStr(netlink.Attribute(v, unix.NFTA_VERDICT_CHAIN)),
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 
 	nft "github.com/google/nftables"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 
@@ -18,7 +18,7 @@ var (
 		Expression: Expression{Text: "meta priority", Kind: exprMeta, Parameters: []uint32{2}}, Text: classText}
 	SlotField = Field{Type: nft.TypeInteger, Size: 4, Number: true,
 		Expression: Expression{Text: "numgen random mod 1", Kind: exprNumgen, Parameters: []uint32{1, 1, 0}},
-		Text:       func(b []byte) string { return fmt.Sprint(nlconn.Order.Uint32(b)) }}
+		Text:       func(b []byte) string { return fmt.Sprint(netlink.Order.Uint32(b)) }}
 	ProtoField = Field{Type: nft.TypeInetProto, Size: 4, Text: func(b []byte) string { return lb.Proto(b[0]).String() }}
 	PortField  = Field{Type: nft.TypeInetService, Size: 4,
 		Expression: Expression{Text: "th dport", Kind: exprPayload, Parameters: []uint32{11, 2}}, Text: portText}
@@ -36,10 +36,10 @@ func addrText(b []byte) string { return ParseAddr(b).String() }
 
 func portText(b []byte) string { return fmt.Sprint(ParsePort(b)) }
 
-func markText(b []byte) string { return fmt.Sprintf("0x%08x", nlconn.Order.Uint32(b)) }
+func markText(b []byte) string { return fmt.Sprintf("0x%08x", netlink.Order.Uint32(b)) }
 
 func classText(b []byte) string {
-	n := nlconn.Order.Uint32(b)
+	n := netlink.Order.Uint32(b)
 	return fmt.Sprintf("%x:%x", n>>16, n&0xffff)
 }
 

@@ -3,7 +3,7 @@ package wire
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Monitor hears the kernel's notifications of changes that others make to one table. Our own are filtered out in the kernel, by the
@@ -54,7 +54,7 @@ func (m *Monitor) Close() error {
 }
 
 // hear sorts out what is about the table.
-func (m *Monitor) hear(msg nlconn.Message) {
+func (m *Monitor) hear(msg netlink.Message) {
 	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < Header || msg.Body[0] != m.family {
 		return
 	}
@@ -62,7 +62,7 @@ func (m *Monitor) hear(msg nlconn.Message) {
 	switch typ := msg.Type & 0xff; typ {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN,
 		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-		if nlconn.CStr(nlconn.Attribute(body, 1)) == m.table { // in all of them attribute 1 is the table
+		if netlink.CStr(netlink.Attribute(body, 1)) == m.table { // in all of them attribute 1 is the table
 			m.heard(typ, body)
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/lb"
 )
 
@@ -21,7 +21,7 @@ func AppendAddr(b []byte, a netip.Addr) []byte {
 }
 
 // AppendNumber appends a number.
-func AppendNumber(b []byte, n uint32) []byte { return nlconn.Order.AppendUint32(b, n) }
+func AppendNumber(b []byte, n uint32) []byte { return netlink.Order.AppendUint32(b, n) }
 
 // AppendOctet appends a byte.
 func AppendOctet(b []byte, n byte) []byte { return append(b, n, 0, 0, 0) }

@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Field is the type of a part of a key or of data.
@@ -198,7 +198,7 @@ func (d *Set) userdata() []byte {
 
 // Matches reports whether the kernel's set, of which that is the body of a message, is as [Transaction.AddSet] makes it.
 func (d *Set) Matches(body []byte) bool {
-	is := func(attr uint16, want uint32) bool { return nlconn.BE32(nlconn.Attribute(body, attr)) == want }
+	is := func(attr uint16, want uint32) bool { return netlink.BE32(netlink.Attribute(body, attr)) == want }
 	if !is(unix.NFTA_SET_FLAGS, d.flags()) || !is(unix.NFTA_SET_KEY_TYPE, d.Key.nftType()) || !is(unix.NFTA_SET_KEY_LEN, uint32(d.KeyLen())) {
 		return false
 	}
@@ -210,14 +210,14 @@ func (d *Set) Matches(body []byte) bool {
 
 // ElementKey is the key of an element of the kernel's.
 func ElementKey(el []byte) []byte {
-	return nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
+	return netlink.Attribute(netlink.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
 }
 
 // Record appends an element of the kernel's to b, as a record.
 func (d *Set) Record(b, el []byte) []byte {
 	b = append(b, ElementKey(el)...)
 	if d.Data != nil {
-		b = append(b, nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE)...)
+		b = append(b, netlink.Attribute(netlink.Attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE)...)
 	}
 	return b
 }

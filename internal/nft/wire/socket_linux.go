@@ -8,14 +8,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
 )
 
 // Socket is a connection to the netfilter subsystem of the network namespace in which it was opened.
 type Socket struct {
-	*nlconn.Conn
+	*netlink.Conn
 	port uint32
 	// moved is told the port of a socket that replaced another, before it writes.
 	moved func(port uint32) error
@@ -31,7 +31,7 @@ const ReceiveBuffer = 8 << 20
 
 // Open opens a socket. The error wraps unix.EPROTONOSUPPORT if the kernel has no netlink of netfilter.
 func Open() (*Socket, error) {
-	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: ReceiveBuffer})
+	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: ReceiveBuffer})
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func Open() (*Socket, error) {
 // Number is the port of the socket, by which the kernel tells its writes from those of others.
 func (s *Socket) Number() uint32 { return s.port }
 
-// send sends a batch and returns its outcome; see [nlconn.Conn.Batch]. last is the sequence number of the message that asks
+// send sends a batch and returns its outcome; see [netlink.Conn.Batch]. last is the sequence number of the message that asks
 // for an acknowledgement.
 func (s *Socket) send(ctx context.Context, bufs [][]byte, last uint32) error {
 	port, err := s.Port()
@@ -58,10 +58,10 @@ func (s *Socket) send(ctx context.Context, bufs [][]byte, last uint32) error {
 }
 
 // Dump sends a request and calls f with the body of each message of the answer, without struct nfgenmsg.
-// f must not keep the body. It returns nlconn.ErrInterrupted if the ruleset changed meanwhile.
+// f must not keep the body. It returns netlink.ErrInterrupted if the ruleset changed meanwhile.
 func (s *Socket) Dump(ctx context.Context, request []byte, f func(body []byte) error) error {
 	s.Asked.Requests++
-	return s.Do(ctx, request, func(m nlconn.Message) error {
+	return s.Do(ctx, request, func(m netlink.Message) error {
 		s.Asked.Messages, s.Asked.Bytes = s.Asked.Messages+1, s.Asked.Bytes+len(m.Body)
 		if len(m.Body) < Header {
 			return unix.EBADMSG
@@ -83,7 +83,7 @@ func (s *Socket) Generation(ctx context.Context) (uint32, error) {
 	e.EndMessage(at)
 	var gen uint32
 	err := s.Dump(ctx, e.B, func(body []byte) error {
-		gen = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_GEN_ID))
+		gen = netlink.BE32(netlink.Attribute(body, unix.NFTA_GEN_ID))
 		return nil
 	})
 	return gen, err
@@ -107,10 +107,10 @@ func (s *Socket) subscribe(on bool) error {
 func (s *Socket) ignore(pid uint32) error {
 	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
 	var b [4]byte
-	nlconn.Order.PutUint32(b[:], pid)
+	netlink.Order.PutUint32(b[:], pid)
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: pidAt},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nlconn.BE32(b[:]), Jt: 0, Jf: 1},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: netlink.BE32(b[:]), Jt: 0, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
 	}
@@ -146,13 +146,13 @@ func (s *Socket) Commit(ctx context.Context, ours *ownwrites.Ledger, t *Transact
 // outcome explains why a transaction failed; what says what a message, by its number, is about.
 func outcome(err error, what func(seq uint32) string) error {
 	errno := syscall.Errno(0)
-	if ke := (*nlconn.Error)(nil); errors.As(err, &ke) {
+	if ke := (*netlink.Error)(nil); errors.As(err, &ke) {
 		errno, err = ke.Errno, fmt.Errorf("%s: %w", what(ke.Seq), err)
 	}
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, nlconn.ErrNoAnswer), // the kernel may hold what the state does not say
+	case errors.Is(err, netlink.ErrNoAnswer), // the kernel may hold what the state does not say
 		errno == unix.ENOENT, errno == unix.EEXIST, errno == unix.EBUSY:
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
@@ -165,7 +165,7 @@ func (s *Socket) Takes(ctx context.Context, t *Transaction) error {
 	t.DeleteChain("no-such-chain")
 	bufs, last := t.Buffers()
 	err := s.send(ctx, bufs, last)
-	var refused *nlconn.Error
+	var refused *netlink.Error
 	switch {
 	case err == nil:
 		return errors.New("the kernel deleted a chain that is not there")

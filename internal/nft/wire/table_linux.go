@@ -8,10 +8,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
-// Table reads one table. Bodies and elements that its methods hand out must not be kept. Lists of them end with nlconn.ErrInterrupted if the
+// Table reads one table. Bodies and elements that its methods hand out must not be kept. Lists of them end with netlink.ErrInterrupted if the
 // ruleset changed meanwhile.
 type Table struct {
 	*Socket
@@ -23,7 +23,7 @@ type Table struct {
 func (t Table) list(ctx context.Context, typ, table uint16, f func(body []byte), attrs ...any) error {
 	attrs = append([]any{int(table), t.Name}, attrs...)
 	return t.Ask(ctx, Request(typ, unix.NLM_F_DUMP, t.Family, attrs...), func(body []byte) {
-		if nlconn.CStr(nlconn.Attribute(body, table)) == t.Name {
+		if netlink.CStr(netlink.Attribute(body, table)) == t.Name {
 			f(body)
 		}
 	})
@@ -32,7 +32,7 @@ func (t Table) list(ctx context.Context, typ, table uint16, f func(body []byte),
 // State reports whether the table is there, and whether it is dormant: none of its chains is in force.
 func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
 	err = t.Ask(ctx, Request(unix.NFT_MSG_GETTABLE, 0, t.Family, unix.NFTA_TABLE_NAME, t.Name), func(body []byte) {
-		there, dormant = true, nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
+		there, dormant = true, netlink.BE32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
 	})
 	if errors.Is(err, unix.ENOENT) {
 		err = nil
@@ -49,21 +49,21 @@ var familyNames = map[byte]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: 
 // EachSet calls f for the sets, those that belong to a rule included.
 func (t Table) EachSet(ctx context.Context, f func(name string, body []byte)) error {
 	return t.list(ctx, unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, func(body []byte) {
-		f(nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME)), body)
+		f(netlink.CStr(netlink.Attribute(body, unix.NFTA_SET_NAME)), body)
 	})
 }
 
 // EachChain calls f for the chains.
 func (t Table) EachChain(ctx context.Context, f func(name string, h Hook)) error {
 	return t.list(ctx, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(body []byte) {
-		f(nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME)), HookOf(body))
+		f(netlink.CStr(netlink.Attribute(body, unix.NFTA_CHAIN_NAME)), HookOf(body))
 	})
 }
 
 // EachRule calls f for the rules, those of a chain in their order.
 func (t Table) EachRule(ctx context.Context, f func(chain string, body []byte)) error {
 	return t.list(ctx, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(body []byte) {
-		f(nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)), body)
+		f(netlink.CStr(netlink.Attribute(body, unix.NFTA_RULE_CHAIN)), body)
 	})
 }
 
@@ -71,7 +71,7 @@ func (t Table) EachRule(ctx context.Context, f func(chain string, body []byte)) 
 func (t Table) EachElement(ctx context.Context, set string, f func(el []byte)) error {
 	request := Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, t.Family, unix.NFTA_SET_ELEM_LIST_TABLE, t.Name, unix.NFTA_SET_ELEM_LIST_SET, set)
 	return t.Ask(ctx, request, func(body []byte) {
-		nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 			f(el)
 			return true
 		})
@@ -96,7 +96,7 @@ func (t Table) Get(ctx context.Context, d *Set, keys [][]byte) (map[string][]byt
 func Undisturbed(ctx context.Context, read func() error) error {
 	var err error
 	for range 100 {
-		if err = read(); !errors.Is(err, nlconn.ErrInterrupted) || ctx.Err() != nil {
+		if err = read(); !errors.Is(err, netlink.ErrInterrupted) || ctx.Err() != nil {
 			return err
 		}
 	}

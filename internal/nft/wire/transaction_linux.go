@@ -6,7 +6,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // Transaction collects messages about the objects of one table, which take effect at one moment. They are sent in the order in which
@@ -152,15 +152,15 @@ func HookOf(body []byte) Hook {
 
 // HookAndPolicy reads the hook of a chain, and whether the chain accepts what comes to its end.
 func HookAndPolicy(body []byte) (h Hook, accepts bool) {
-	hook := nlconn.Attribute(body, unix.NFTA_CHAIN_HOOK)
+	hook := netlink.Attribute(body, unix.NFTA_CHAIN_HOOK)
 	if hook == nil {
 		return h, true
 	}
 	return Hook{
-		Type:     nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_TYPE)),
-		Num:      nlconn.BE32(nlconn.Attribute(hook, unix.NFTA_HOOK_HOOKNUM)),
-		Priority: int32(nlconn.BE32(nlconn.Attribute(hook, unix.NFTA_HOOK_PRIORITY))),
-	}, nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_POLICY)) == policyAccept
+		Type:     netlink.CStr(netlink.Attribute(body, unix.NFTA_CHAIN_TYPE)),
+		Num:      netlink.BE32(netlink.Attribute(hook, unix.NFTA_HOOK_HOOKNUM)),
+		Priority: int32(netlink.BE32(netlink.Attribute(hook, unix.NFTA_HOOK_PRIORITY))),
+	}, netlink.BE32(netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)) == policyAccept
 }
 
 // AddRule appends a rule to a chain, with expressions as the kernel keeps them.
@@ -175,7 +175,7 @@ func (t *Transaction) AddRule(chain string, expressions []byte, comment string) 
 
 // RuleComment returns the comment of a rule, of which that is the body of a message.
 func RuleComment(body []byte) string {
-	comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
+	comment, _ := userdata.GetString(netlink.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
 	return comment
 }
 

@@ -5,7 +5,7 @@ package wire
 import (
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 )
 
 // The message and attribute numbers below come from the kernel's include/uapi/linux/netfilter/nf_tables.h;
@@ -18,7 +18,7 @@ const Header = 4
 func MsgType(m uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | m }
 
 // Encoder appends messages and attributes to a buffer.
-type Encoder struct{ nlconn.Encoder }
+type Encoder struct{ netlink.Encoder }
 
 // Message begins a message to the nftables subsystem for a family.
 func (e *Encoder) Message(typ, flags uint16, family byte, seq uint32) int {
@@ -41,7 +41,7 @@ func Request(typ, flags uint16, family byte, attrs ...any) []byte {
 // the transaction (ERESTART) unless the ruleset is still of that generation.
 func Batch(bufs [][]byte, seq, generation uint32) (framed [][]byte, last uint32) {
 	last = askForAck(bufs[len(bufs)-1])
-	begin, end := nlconn.Encoder{B: make([]byte, 0, 32)}, nlconn.Encoder{B: make([]byte, 0, 24)}
+	begin, end := netlink.Encoder{B: make([]byte, 0, 32)}, netlink.Encoder{B: make([]byte, 0, 24)}
 	at := begin.Netfilter(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
 	if generation != 0 {
 		begin.U32(unix.NFNL_BATCH_GENID, generation)
@@ -57,12 +57,12 @@ func Batch(bufs [][]byte, seq, generation uint32) (framed [][]byte, last uint32)
 func askForAck(b []byte) uint32 {
 	at := 0
 	for {
-		next := at + int(nlconn.Order.Uint32(b[at:]))
+		next := at + int(netlink.Order.Uint32(b[at:]))
 		if next >= len(b) {
 			break
 		}
 		at = next
 	}
-	nlconn.Order.PutUint16(b[at+6:], nlconn.Order.Uint16(b[at+6:])|unix.NLM_F_ACK)
-	return nlconn.Order.Uint32(b[at+8:])
+	netlink.Order.PutUint16(b[at+6:], netlink.Order.Uint16(b[at+6:])|unix.NLM_F_ACK)
+	return netlink.Order.Uint32(b[at+8:])
 }

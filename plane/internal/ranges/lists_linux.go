@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/plane/internal/diff"
@@ -53,7 +53,7 @@ func appendKey(b []byte, number uint32, p netip.Prefix) []byte {
 
 // ParseKey is the inverse of AppendKey.
 func ParseKey(b []byte) (number uint32, p netip.Prefix) {
-	n := nlconn.Order.Uint32(b)
+	n := netlink.Order.Uint32(b)
 	return NumberOf(n), netip.PrefixFrom(wire.ParseAddr(b[4:]), int(n&(1<<lengthBits-1)))
 }
 

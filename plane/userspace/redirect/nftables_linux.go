@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
@@ -137,7 +137,7 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 				add(rec, Route{From: from, Port: wire.ParsePort(rec[len(rec)-2:])})
 			}
 			for rec := range snap.records[refusals(from, np)].All() {
-				add(rec, Route{From: from, Do: lb.Action(nlconn.Order.Uint32(rec[len(rec)-4:]))})
+				add(rec, Route{From: from, Do: lb.Action(netlink.Order.Uint32(rec[len(rec)-4:]))})
 			}
 		}
 	}
@@ -350,7 +350,7 @@ func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 		if err == nil && snap.ours {
 			err = c.readElements(ctx, snap)
 		}
-		if !errors.Is(err, nlconn.ErrInterrupted) {
+		if !errors.Is(err, netlink.ErrInterrupted) {
 			break
 		}
 	}
@@ -386,7 +386,7 @@ func (c *NFTables) readElements(ctx context.Context, s *snapshot) error {
 			continue
 		}
 		err := c.table().EachElement(ctx, d.Name, func(el []byte) { s.records[i].Bytes = d.Record(s.records[i].Bytes, el) })
-		if err != nil && !(errors.Is(err, nlconn.ErrInterrupted) && !c.mon.heard.Load()) {
+		if err != nil && !(errors.Is(err, netlink.ErrInterrupted) && !c.mon.heard.Load()) {
 			return err
 		}
 	}

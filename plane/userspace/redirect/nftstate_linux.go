@@ -4,7 +4,7 @@ import (
 	"iter"
 	"net/netip"
 
-	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/lb"
@@ -205,7 +205,7 @@ func stateOf(leads []Entry, snap *snapshot, addrLen int) *nftState {
 	snap.records[sSourceRanges] = snap.records[sSourceRanges].Sorted()
 	c.lists.Adopt(func(yield func(uint32, []netip.Prefix) bool) {
 		for rec := range snap.records[sSourceLists].All() {
-			if !yield(nlconn.Order.Uint32(rec[len(rec)-4:]), want[wire.ParseKey(rec, addrLen)].Sources) {
+			if !yield(netlink.Order.Uint32(rec[len(rec)-4:]), want[wire.ParseKey(rec, addrLen)].Sources) {
 				return
 			}
 		}

@@ -9,15 +9,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	nlconn "kube-proxy/internal/netlink"
-	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/netlink"
+	"kube-proxy/internal/netlink/route"
 )
 
 // addressWatch chooses the address of the node to which packets are redirected: a permanent one, on
 // any interface.
 type addressWatch struct {
 	proto        byte
-	conn, events *nlconn.Conn
+	conn, events *netlink.Conn
 	signal       chan<- struct{}
 	done         chan struct{}
 
@@ -29,7 +29,7 @@ type addressWatch struct {
 func watchAddresses(proto byte, signal chan<- struct{}) (*addressWatch, error) {
 	w := &addressWatch{proto: proto, signal: signal, done: make(chan struct{})}
 	var err error
-	if w.conn, w.events, err = rtnl.Open(proto); err != nil {
+	if w.conn, w.events, err = route.Open(proto); err != nil {
 		return nil, err
 	}
 	go func() {
@@ -40,8 +40,8 @@ func watchAddresses(proto byte, signal chan<- struct{}) (*addressWatch, error) {
 }
 
 // hear signals drift if the chosen address went, or if there was none.
-func (w *addressWatch) hear(m nlconn.Message) {
-	a, ok := rtnl.ParseAddress(m.Body)
+func (w *addressWatch) hear(m netlink.Message) {
+	a, ok := route.ParseAddress(m.Body)
 	w.mu.Lock()
 	chosen := w.chosen
 	w.mu.Unlock()
@@ -53,7 +53,7 @@ func (w *addressWatch) hear(m nlconn.Message) {
 // choose returns the address to redirect to, not valid if the node has no suitable one. It keeps
 // the previous one while that exists.
 func (w *addressWatch) choose(ctx context.Context, prefer []netip.Prefix) (netip.Addr, error) {
-	all, err := rtnl.Addresses(ctx, w.conn, w.proto)
+	all, err := route.Addresses(ctx, w.conn, w.proto)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -72,9 +72,9 @@ func (w *addressWatch) current() netip.Addr {
 
 // chooseAddress prefers the previous address, then those that answer NodePorts, because they are
 // the node's own, then those of other interfaces than lo, then the first interface.
-func chooseAddress(all []rtnl.Address, before netip.Addr, prefer []netip.Prefix) netip.Addr {
+func chooseAddress(all []route.Address, before netip.Addr, prefer []netip.Prefix) netip.Addr {
 	const temporary = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_TEMPORARY
-	usable := slices.DeleteFunc(slices.Clone(all), func(a rtnl.Address) bool {
+	usable := slices.DeleteFunc(slices.Clone(all), func(a route.Address) bool {
 		// Only permanent addresses that are valid everywhere: a link-local address needs the name
 		// of its link.
 		if a.Addr.Is6() && a.Flags&temporary != 0 {
@@ -82,13 +82,13 @@ func chooseAddress(all []rtnl.Address, before netip.Addr, prefer []netip.Prefix)
 		}
 		return a.Scope >= unix.RT_SCOPE_LINK || a.Addr.IsLoopback()
 	})
-	rank := func(a rtnl.Address) int {
+	rank := func(a route.Address) int {
 		switch {
 		case a.Addr == before:
 			return 0
 		case len(prefer) > 0 && slices.ContainsFunc(prefer, func(p netip.Prefix) bool { return p.Bits() > 0 && p.Contains(a.Addr) }):
 			return 1
-		case a.Index != rtnl.Loopback:
+		case a.Index != route.Loopback:
 			return 2
 		}
 		return 3
@@ -96,7 +96,7 @@ func chooseAddress(all []rtnl.Address, before netip.Addr, prefer []netip.Prefix)
 	if len(usable) == 0 {
 		return netip.Addr{}
 	}
-	return slices.MinFunc(usable, func(a, b rtnl.Address) int {
+	return slices.MinFunc(usable, func(a, b route.Address) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Index, b.Index), a.Addr.Compare(b.Addr))
 	}).Addr
 }
