@@ -16,37 +16,37 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/netlink"
-	"kube-proxy/internal/netlink/route"
+	nlconn "kube-proxy/internal/netlink"
+	rtnl "kube-proxy/internal/netlink/route"
 )
 
 // surroundings answer what rules ask about the node: whose an address is, the interface to it, and
 // which clients are remembered.
 type surroundings struct {
-	conn       *netlink.Conn
-	routes     map[netip.Addr]route.Route
+	conn       *nlconn.Conn
+	routes     map[netip.Addr]rtnl.Route
 	interfaces map[int32]string
 	tick       time.Duration // of the kernel's clock, in which xt_recent keeps time
 }
 
 // lookAround opens them in the network namespace of the calling thread.
 func lookAround() (*surroundings, error) {
-	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return nil, fmt.Errorf("ask for routes: %w", err)
 	}
-	return &surroundings{conn: conn, routes: map[netip.Addr]route.Route{}, interfaces: map[int32]string{}}, nil
+	return &surroundings{conn: conn, routes: map[netip.Addr]rtnl.Route{}, interfaces: map[int32]string{}}, nil
 }
 
 func (s *surroundings) close() { s.conn.Close() }
 
-func (s *surroundings) route(ctx context.Context, a netip.Addr) (route.Route, error) {
+func (s *surroundings) route(ctx context.Context, a netip.Addr) (rtnl.Route, error) {
 	if way, known := s.routes[a]; known {
 		return way, nil
 	}
-	way, err := route.Lookup(ctx, s.conn, route.Query{To: a})
+	way, err := rtnl.Lookup(ctx, s.conn, rtnl.Query{To: a})
 	if err != nil {
-		return route.Route{}, fmt.Errorf("ask for the route to %s: %w", a, err)
+		return rtnl.Route{}, fmt.Errorf("ask for the route to %s: %w", a, err)
 	}
 	s.routes[a] = way
 	return way, nil
@@ -60,7 +60,7 @@ func (s *surroundings) interfaceTo(ctx context.Context, a netip.Addr) (string, e
 	}
 	name, known := s.interfaces[way.Out]
 	if !known {
-		if name, err = route.LinkName(ctx, s.conn, way.Out); err != nil {
+		if name, err = rtnl.LinkName(ctx, s.conn, way.Out); err != nil {
 			return "", err
 		}
 		s.interfaces[way.Out] = name
