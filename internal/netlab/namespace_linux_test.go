@@ -2,7 +2,6 @@ package netlab
 
 import (
 	"os"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -36,47 +35,4 @@ func TestMainThreadStaysHome(t *testing.T) {
 			t.Fatalf("the main thread is in namespace %s (%v), was in %s", now, err, home)
 		}
 	}
-}
-
-func TestNamespace(t *testing.T) {
-	n, err := NewNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
-	links := func() string {
-		names, err := os.ReadFile("/proc/thread-self/net/dev")
-		if err != nil {
-			t.Error(err)
-		}
-		return string(names)
-	}
-	n.Do(func() {
-		if got := links(); strings.Count(got, ":") != 1 || !strings.Contains(got, "lo:") {
-			t.Errorf("not lo alone: %s", got)
-		}
-		if n.TID() != unix.Gettid() {
-			t.Errorf("thread %d, want %d", unix.Gettid(), n.TID())
-		}
-	})
-	n.Close()
-
-	before, leave, err := links(), func() error { return nil }, error(nil)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if leave, err = EnterNew(); err != nil {
-			t.Error(err)
-			return
-		}
-		if got := links(); strings.Count(got, ":") != 1 {
-			t.Errorf("entered, and not lo alone: %s", got)
-		}
-		if err := leave(); err != nil {
-			t.Error(err)
-		}
-		if got := links(); strings.Count(got, ":") != strings.Count(before, ":") {
-			t.Errorf("left, and sees %s, not %s", got, before)
-		}
-	}()
-	<-done
 }
