@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"kube-proxy/lb"
@@ -39,12 +38,6 @@ func row(k string) *lb.Frontend {
 	return f
 }
 
-// healthCheck is a well-formed row of that kind.
-func healthCheck(endpoints int) *lb.Frontend {
-	return &lb.Frontend{Key: key("nodeport:32100/tcp"), Service: "a/b", Kind: lb.HealthCheck,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
-}
-
 func put(f *lb.Frontend) []lb.Change { return []lb.Change{{Key: f.Key, New: f}} }
 
 func ready(t *testing.T) *Plane {
@@ -75,106 +68,6 @@ func TestMalformed(t *testing.T) {
 	}
 	if d := p.Dump(); d != empty {
 		t.Errorf("something was done:\n%s", d)
-	}
-}
-
-// Applying twice does no harm, and removing what is not there is no error.
-func TestIdempotent(t *testing.T) {
-	p := ready(t)
-	empty := p.Dump()
-	changes := append(put(row("192.0.2.1:80/tcp")), put(row("192.0.2.2:80/tcp"))...)
-	for range 2 {
-		if _, err := p.Apply(ctx, changes); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want := changes[0].New.String() + changes[1].New.String()
-	if d := p.Dump(); !strings.HasPrefix(d, want) {
-		t.Errorf("got:\n%swant:\n%s", d, want)
-	}
-	gone := []lb.Change{{Key: changes[0].Key}, {Key: changes[1].Key}}
-	for range 2 {
-		if _, err := p.Apply(ctx, gone); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if d := p.Dump(); d != empty {
-		t.Errorf("after removal:\n%s", d)
-	}
-}
-
-// A health check is held as any row is, so that tests of the engine see whether it is up to date.
-func TestHealthCheckIsHeld(t *testing.T) {
-	p := ready(t)
-	for _, n := range []int{0, 2} {
-		if _, err := p.Apply(ctx, put(healthCheck(n))); err != nil {
-			t.Fatal(err)
-		}
-		want := healthCheck(n).String()
-		if d := p.Dump(); !strings.HasPrefix(d, want) {
-			t.Errorf("got:\n%swant:\n%s", d, want)
-		}
-	}
-}
-
-// Before the first Reset, and after its state was lost, a plane answers with ErrStateLost.
-func TestStateLost(t *testing.T) {
-	p := New(lb.IPv4)
-	asks := func(when string) {
-		t.Helper()
-		if _, err := p.Apply(ctx, nil); !errors.Is(err, plane.ErrStateLost) {
-			t.Errorf("%s: Apply: %v", when, err)
-		}
-		if err := p.SetNode(ctx, lb.Node{}); !errors.Is(err, plane.ErrStateLost) {
-			t.Errorf("%s: SetNode: %v", when, err)
-		}
-		if _, err := p.Audit(ctx, true); !errors.Is(err, plane.ErrStateLost) {
-			t.Errorf("%s: Audit: %v", when, err)
-		}
-	}
-	asks("new")
-	if _, err := p.Reset(ctx, &lb.Table{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Apply(ctx, put(row("192.0.2.1:80/tcp"))); err != nil {
-		t.Fatal(err)
-	}
-	p.Lose(true)
-	select {
-	case <-p.Drift():
-	default:
-		t.Error("no drift signalled")
-	}
-	asks("lost")
-}
-
-// Reset writes only what differs; Audit repairs stolen rows.
-func TestResetAndAudit(t *testing.T) {
-	p := ready(t)
-	var table lb.Table
-	f, g := row("192.0.2.1:80/tcp"), row("192.0.2.2:80/tcp")
-	table.Replace(lb.Owner{Name: "a/b"}, []*lb.Frontend{f, g})
-	if _, err := p.Apply(ctx, put(row("192.0.2.9:80/tcp"))); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Reset(ctx, &table); err != nil {
-		t.Fatal(err)
-	}
-	want, ops := p.Dump(), p.Counts().Ops
-	if p.Len() != 2 || p.Has(key("192.0.2.9:80/tcp")) {
-		t.Errorf("after Reset:\n%s", want)
-	}
-	if _, err := p.Reset(ctx, &table); err != nil || p.Counts().Ops != ops {
-		t.Errorf("a second Reset: %v, %d writes", err, p.Counts().Ops-ops)
-	}
-	if !p.Steal(f.Key, true) || p.Steal(f.Key, true) {
-		t.Error("Steal does not report whether the row existed")
-	}
-	if n, err := p.Audit(ctx, true); n != 1 || err != nil {
-		t.Errorf("Audit: %d, %v", n, err)
-	}
-	if d := p.Dump(); d != want {
-		t.Errorf("after Audit:\n%s", d)
 	}
 }
 
@@ -245,38 +138,5 @@ func TestFaults(t *testing.T) {
 	}
 	if failed < 400 || failed > 600 {
 		t.Errorf("%d of 1000 calls failed with probability 0.5", failed)
-	}
-}
-
-// Probe fails where Apply would, before a Reset and for a faulty plane, but not for a row; it changes nothing.
-func TestProbe(t *testing.T) {
-	if err := New(lb.IPv4).Probe(ctx); !errors.Is(err, plane.ErrStateLost) {
-		t.Errorf("before a Reset: error %v", err)
-	}
-	p := ready(t)
-	f := NewFaulty(p, 1)
-	refused := row("192.0.2.7:80/tcp")
-	f.Refuse(refused.Key)
-	before, ops := p.Dump(), p.Counts().Ops
-	if _, err := f.Apply(ctx, put(refused)); !errors.Is(err, ErrInjected) {
-		t.Errorf("a refused row: error %v", err)
-	}
-	if err := f.Probe(ctx); err != nil {
-		t.Errorf("beside a refused row: error %v", err)
-	}
-	f.FailWith(1)
-	if err := f.Probe(ctx); !errors.Is(err, ErrInjected) {
-		t.Errorf("where all fails: error %v", err)
-	}
-	if c := p.Counts(); c.Probes != 1 || c.Ops != ops || p.Dump() != before {
-		t.Errorf("%+v, and holds\n%s", c, p.Dump())
-	}
-	f.FailWith(0)
-	f.FailNext(plane.ErrStateLost)
-	if err := f.Probe(ctx); !errors.Is(err, plane.ErrStateLost) {
-		t.Errorf("error %v", err)
-	}
-	if _, err := p.Apply(ctx, nil); !errors.Is(err, plane.ErrStateLost) {
-		t.Errorf("after a probe that found the state lost: error %v", err)
 	}
 }
