@@ -17,9 +17,6 @@ const inside = "RELAY_TEST_INSIDE"
 // TestMain runs all tests, with every goroutine that they start, in a network namespace of their own, and lets them open as many
 // files as the kernel allows.
 func TestMain(m *testing.M) {
-	if role := os.Getenv(udpRole); role != "" {
-		playUDP(role)
-	}
 	if os.Getenv(inside) == "" {
 		os.Exit(runInside())
 	}

@@ -27,9 +27,8 @@ func TestTCPManyOpen(t *testing.T) {
 		n = (int(limit.Cur) - spare) / perConn
 	}
 	r := newRelay(t, Config{Descriptors: NewBudget(1 << 20)})
-	here := func(fn func()) { fn() }
-	client := startPeer(t, loopback.Addr(), here)
-	l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends["connect"]), nil)
+	client := startPeer(t)
+	l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t).backends["connect"]), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,9 +69,8 @@ func TestTCPStalledPeers(t *testing.T) {
 	for _, c := range []struct{ client, backend string }{{"stall", "flood"}, {"pour", "mute"}} {
 		t.Run(c.backend, func(t *testing.T) {
 			r := newRelay(t, Config{})
-			here := func(fn func()) { fn() }
-			client := startPeer(t, loopback.Addr(), here)
-			l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends[c.backend]), nil)
+			client := startPeer(t)
+			l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t).backends[c.backend]), nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -395,85 +394,5 @@ func TestUDPStranger(t *testing.T) {
 			t.Error("the port of a session that has ended takes what a stranger sends")
 		}
 		eventually(t, "one datagram went to the client", func() bool { return r.Stats().UDP.ToClients.Datagrams == 1 })
-	})
-}
-
-// Backends die and return, are removed and added, at random, while clients ask and compare each byte: everybody is answered, nobody
-// gets what another asked for, and nothing is left.
-func TestUDPSoak(t *testing.T) {
-	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
-		r := start(Config{UDPIdle: 50 * time.Millisecond})
-		const backends = 4
-		all := to()
-		var conns []*net.UDPConn
-		for i := range backends {
-			// Their ports are none of those that clients get, who else may have one of them when its backend returns.
-			c := udpEcho(t, netip.AddrPortFrom(loopback.Addr(), uint16(20001+i)), nil)
-			conns = append(conns, c)
-			all.backends = append(all.backends, boundAt(c))
-		}
-		l := listenUDP(t, r, loopback, all)
-		done := make(chan struct{})
-		var clients sync.WaitGroup
-		var answered atomic.Uint64
-		for client := range 8 {
-			clients.Go(func() {
-				buf := make([]byte, datagramSize)
-				for round := 0; ; round++ {
-					c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(l.Addr()))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					mine := fmt.Sprintf("client %d round %d ", client, round)
-					for i := range 30 {
-						select {
-						case <-done:
-							c.Close()
-							return
-						default:
-						}
-						want := append([]byte(mine), bytes.Repeat([]byte{byte(i)}, i*40)...)
-						for end := time.Now().Add(patience); ; {
-							c.Write(want)
-							c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-							n, err := c.Read(buf)
-							if err == nil && !bytes.HasPrefix(buf[:n], []byte(mine)) {
-								t.Errorf("%sgot %q", mine, buf[:min(n, 40)])
-							}
-							if err == nil && bytes.Equal(buf[:n], want) {
-								answered.Add(1)
-								break
-							}
-							if time.Now().After(end) {
-								t.Errorf("%sdatagram %d is not answered; %+v", mine, i, r.Stats().UDP)
-								c.Close()
-								return
-							}
-						}
-					}
-					c.Close()
-				}
-			})
-		}
-		rnd := rand.New(rand.NewPCG(3, 4))
-		for range 40 {
-			i := rnd.IntN(backends)
-			if rnd.IntN(2) == 0 { // it dies, and returns
-				conns[i].Close()
-			} else { // it is removed, and then ends
-				l.SetBalancer(to(slices.Delete(slices.Clone(all.backends), i, i+1)...))
-				l.Leave(all.backends[i:i+1], 0)
-				conns[i].Close()
-			}
-			before := answered.Load()
-			eventually(t, "clients are answered without the backend", func() bool { return answered.Load() > before+20 || t.Failed() })
-			conns[i] = udpEcho(t, all.backends[i], nil)
-			l.SetBalancer(all)
-		}
-		close(done)
-		clients.Wait()
-		eventually(t, "no session is left", func() bool { return r.Stats().UDP.Open == 0 })
-		t.Logf("%d answered; %+v", answered.Load(), r.Stats().UDP)
 	})
 }
