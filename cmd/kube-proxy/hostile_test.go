@@ -104,20 +104,6 @@ func (b *neighbour) add(name, ip string, endpoints ...netip.AddrPort) netip.Addr
 	return to
 }
 
-// The largest datagrams there are come through whole, both ways.
-func TestUserspaceLargestDatagrams(t *testing.T) {
-	b := newNeighbour(t)
-	for _, size := range []int{0, 1, 1472, 1473, 8192, 65506, 65507} {
-		sent := make([]byte, size)
-		for i := range sent {
-			sent[i] = byte(i * 31)
-		}
-		if err := b.n.askUDP("pod3", neighbourAt, sent, 5); err != nil {
-			t.Errorf("%d bytes: %v", size, err)
-		}
-	}
-}
-
 // open says if another number of connections of TCP is open.
 func (b *neighbour) open(want float64) string {
 	page, err := b.p.get("/metrics")
@@ -133,29 +119,6 @@ func (b *neighbour) open(want float64) string {
 		}
 	}
 	return "no metric of open connections"
-}
-
-// Whoever looks for the proxy's ports on the node finds none: a packet that was not led there gets no answer.
-func TestUserspaceNoPortIsReachable(t *testing.T) {
-	b := newNeighbour(t)
-	ports := b.n.ports()
-	if len(ports) == 0 {
-		t.Fatal("nobody listens")
-	}
-	for _, at := range ports {
-		_, port, _ := net.SplitHostPort(strings.Replace(at, "*", "0.0.0.0", 1))
-		for _, host := range []string{"pod3", netlab.Client} {
-			for _, node := range []string{"172.18.0.2", "fd00:18::2"} {
-				to := netip.MustParseAddrPort(net.JoinHostPort(node, port))
-				c, err := b.n.dial(host, "tcp", to, 300*time.Millisecond)
-				if err == nil {
-					c.Close()
-					t.Errorf("%s reaches the proxy's socket %s at %s", host, at, to)
-				}
-			}
-		}
-	}
-	b.well("after a scan")
 }
 
 // A Service whose endpoint is its own address, another Service's, the node's NodePort or a port of the proxy leads back to the
@@ -215,24 +178,6 @@ func TestUserspaceLoops(t *testing.T) {
 		t.Errorf("the program has %d descriptors, and had %d", now, files)
 	}
 	until(t, func() string { return b.open(0) })
-}
-
-// A flood from addresses that nobody has fills no more than the table of sessions; those that others have go on.
-func TestUserspaceSpoofedFlood(t *testing.T) {
-	b := newNeighbour(t, "--udp-timeout=1m")
-	before := b.p.resident()
-	echo := b.n.echo("pod4", 8080)
-	to := b.add("victim", "10.96.0.26", echo.at())
-	do(t, b.n.strangers(to, 0, 300_000))
-	b.well("after a flood of 300,000 clients")
-	if grown := b.p.resident() - before; grown > 256<<20 {
-		t.Errorf("the flood costs %d MiB", grown>>20)
-	}
-	sessions := b.p.metric("kubeproxy_userspace_udp_sessions")
-	if sessions > 2<<17 {
-		t.Errorf("%v sessions are open", sessions)
-	}
-	t.Logf("%v sessions, %d MiB", sessions, (b.p.resident()-before)>>20)
 }
 
 // One tenant who opens all connections that can be had takes the proxy no descriptor that others need: he runs into a bound

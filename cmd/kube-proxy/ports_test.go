@@ -66,21 +66,6 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 	}
 }
 
-// HT-15: a healthCheckNodePort that somebody has is told, and taken when it is free.
-func TestOccupiedHealthCheckNodePort(t *testing.T) {
-	t.Parallel()
-	n := newNamespace(t)
-	n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
-	n.write("m/good.yaml", good())
-	n.write("m/web.yaml", balanced(32000, 1))
-	l := n.listen("192.0.2.1:32000")
-	p := n.serve("nftables")
-	p.await(regexp.MustCompile(`\] .*32000.*address already in use`))
-	l.Close()
-	n.write("m/web.yaml", balanced(32000, 2)) // the next sync
-	has(t, "the port", n.code("http://192.0.2.1:32000/", 200).body, `"localEndpoints": 2,`)
-}
-
 // PN-60: a program of the node that listens on a NodePort is told of once; one that listens on another port, or on an
 // address that does not answer NodePorts, is not.
 func TestNodePortCollision(t *testing.T) {

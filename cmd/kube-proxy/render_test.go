@@ -83,38 +83,6 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// Of mode ipvs the sets are made, and the rules that look at them; what is for IPVS itself TestIPVSRender has.
-func TestRenderIPVS(t *testing.T) {
-	t.Parallel()
-	n := newNamespace(t)
-	rules := map[string]string{}
-	for _, p := range partsOf(renderText(t, append([]string{"--proxy-mode=ipvs"}, renderArgs...)...)) {
-		program, _, _ := strings.Cut(p[0], " ")
-		file := filepath.Join(t.TempDir(), "part")
-		write(t, file, []byte(p[1]))
-		switch program {
-		case "ipset":
-			n.command("ipset", "restore", "-file", file)
-		case "iptables-restore", "ip6tables-restore":
-			n.command(program, "--noflush", file)
-			rules[program] = p[1]
-		}
-	}
-	has(t, "ipset save", n.command("ipset", "save"), "add KUBE-CLUSTER-IP 10.96.0.53,udp:53", "add KUBE-6-IPVS-IPS ")
-	for program, text := range rules {
-		listed := n.command(strings.TrimSuffix(program, "restore") + "save")
-		for line := range strings.Lines(text) {
-			if strings.HasPrefix(line, "-A KUBE-") && !strings.Contains(listed, line) {
-				t.Errorf("%s took %s and shows\n%s", program, line, listed)
-				break
-			}
-		}
-	}
-	if len(rules) != 2 {
-		t.Errorf("there are rules for %d families", len(rules))
-	}
-}
-
 // What is wrong is told on stderr, all of it; the rest is rendered as it would be served, the exit code is 1, and no
 // privilege is needed.
 func TestRenderProblems(t *testing.T) {
