@@ -8,14 +8,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/listen"
 	"kube-proxy/lb"
 	"kube-proxy/test/logtest"
 )
@@ -332,52 +330,6 @@ func (s *Server) await(t *testing.T, listens bool) netip.AddrPort {
 	return s.Addr()
 }
 
-// The address changes while the server runs: the new one answers, the old one does not, connections that are open
-// go on (issue 3, reload). One of the addresses contains another, and in the end there is none.
-func TestListenChanges(t *testing.T) {
-	s := newServer(Config{})
-	run(t, s)
-	a, b := lonely(t), lonely(t)
-	port := freePort(t)
-	first, second := netip.AddrPortFrom(a, port), netip.AddrPortFrom(b, port)
-	everywhere := netip.AddrPortFrom(netip.IPv4Unspecified(), port)
-	s.Listen(first, false)
-	s.await(t, true)
-	kept := &http.Client{Transport: &http.Transport{}}
-	if code := status(kept, first); code != 200 {
-		t.Fatalf("%s: %d", first, code)
-	}
-	var before netip.AddrPort
-	for _, step := range []struct {
-		at           netip.AddrPort
-		answers, not []netip.AddrPort
-	}{
-		{first, []netip.AddrPort{first}, []netip.AddrPort{second}},
-		{second, []netip.AddrPort{second}, []netip.AddrPort{first}},
-		{everywhere, []netip.AddrPort{first, second, netip.MustParseAddrPort(fmt.Sprintf("[::1]:%d", port))}, nil}, // CF-14
-		{first, []netip.AddrPort{first}, []netip.AddrPort{second}},
-		{netip.AddrPort{}, nil, []netip.AddrPort{first, second}},
-		{second, []netip.AddrPort{second}, []netip.AddrPort{first}},
-	} {
-		s.Listen(step.at, false)
-		eventually(t, "to listen on "+step.at.String(), func() bool { return s.Addr() == step.at })
-		for _, at := range step.answers {
-			if code := status(new(http.Client), at); code != 200 {
-				t.Errorf("from %s to %s: %s answers %d", before, step.at, at, code)
-			}
-		}
-		for _, at := range step.not {
-			if code := status(fresh(), at); code != 0 {
-				t.Errorf("from %s to %s: %s still answers %d", before, step.at, at, code)
-			}
-		}
-		if code := status(kept, first); code != 200 {
-			t.Errorf("from %s to %s: a connection that was open broke", before, step.at)
-		}
-		before = step.at
-	}
-}
-
 // status asks for /livez; 0 means that nobody answers.
 func status(c *http.Client, at netip.AddrPort) int {
 	resp, err := c.Get("http://" + at.String() + "/livez")
@@ -386,90 +338,4 @@ func status(c *http.Client, at netip.AddrPort) int {
 	}
 	drain(resp)
 	return resp.StatusCode
-}
-
-// HT-07: a port that somebody has. Without hard fail it is told of once, and taken when it is free; the old address
-// serves until then. With hard fail Run ends.
-func TestOccupiedHT07(t *testing.T) {
-	a, b := lonely(t), lonely(t)
-	first, taken := netip.AddrPortFrom(a, 10256), netip.AddrPortFrom(b, 10256)
-	squatter := squat(t, taken)
-	told := make(chan string, 10)
-	cfg := Config{OnListenFailed: func(at netip.AddrPort, err error) { told <- fmt.Sprint(at, ": ", err) }}
-
-	hard := newServer(cfg)
-	hard.Listen(taken, true)
-	err := hard.Run(context.Background())
-	if want := fmt.Sprintf("health server: listen tcp %s: bind: address already in use", taken); err == nil || err.Error() != want {
-		t.Errorf("with hard fail: %v, want %s", err, want)
-	}
-	if n := len(told); n != 1 {
-		t.Errorf("with hard fail told %d times", n)
-	}
-	<-told
-
-	soft := newServer(cfg)
-	run(t, soft)
-	soft.Listen(first, false)
-	soft.await(t, true)
-	soft.Listen(taken, false)
-	if got := <-told; got == "" {
-		t.Error("told nothing")
-	}
-	if code := status(fresh(), first); code != 200 {
-		t.Errorf("meanwhile the old address answers %d", code)
-	}
-	if err := squatter.Close(); err != nil {
-		t.Fatal(err)
-	}
-	soft.Listen(taken, false) // rather than to wait for 5 s
-	eventually(t, "to listen on "+taken.String(), func() bool { return soft.Addr() == taken })
-	if code := status(fresh(), first); code != 0 {
-		t.Errorf("the old address still answers %d", code)
-	}
-}
-
-// HT-07: each 5 s, and told once; another error is told of, and success makes all new.
-func TestRetryHT07(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := &fakeOpener{}
-		told := 0
-		s := newServer(Config{OnListenFailed: func(netip.AddrPort, error) { told++ }})
-		s.open = o.listen
-		run(t, s)
-		at := netip.MustParseAddrPort("192.0.2.1:10256")
-		o.Refuse("", "in use")
-		s.Listen(at, false)
-		synctest.Wait()
-		start := time.Now()
-		pass(21 * time.Second)
-		if want := []time.Duration{0, 5, 10, 15, 20}; !slices.Equal(o.Tried(start), seconds(want...)) {
-			t.Errorf("tried at %v, want %v seconds", o.Tried(start), want)
-		}
-		if told != 1 {
-			t.Errorf("told %d times of one failure", told)
-		}
-		o.Refuse("", "no such address")
-		pass(10 * time.Second)
-		if told != 2 {
-			t.Errorf("told %d times of two failures", told)
-		}
-		o.Refuse("", "")
-		pass(5 * time.Second)
-		if !s.Addr().IsValid() {
-			t.Error("does not listen when it could")
-		}
-		tries := len(o.Tried(time.Time{}))
-		o.kill() // as if the socket were broken
-		pass(listen.ReopenAfter)
-		if len(o.Tried(time.Time{})) != tries+1 || !s.Addr().IsValid() {
-			t.Errorf("a listener that ended was opened again %d times", len(o.Tried(time.Time{}))-tries)
-		}
-		o.Refuse("", "in use")
-		o.kill()
-		pass(time.Minute)
-		if told != 3 || s.Addr().IsValid() {
-			t.Errorf("a listener that ended and could not be opened: told %d times, listens at %v", told, s.Addr())
-		}
-	})
 }

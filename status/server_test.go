@@ -3,7 +3,6 @@ package status_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,7 +13,6 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -347,29 +345,6 @@ func occupy(t *testing.T) (net.Listener, netip.AddrPort) {
 	}
 	t.Cleanup(func() { l.Close() })
 	return l, addr
-}
-
-// HT-07: an occupied port is tried again, or ends the process where that is asked for.
-func TestOccupiedPort(t *testing.T) {
-	taken, addr := occupy(t)
-	err := status.FillServer(status.ServerConfig{Metrics: status.FillMetrics(status.MetricsConfig{}), Addr: addr, HardFail: true, Log: discard}).Run(t.Context())
-	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(fmt.Sprint(err), addr.String()) {
-		t.Errorf("hard fail: %v", err)
-	}
-	log := &logtest.Buffer{}
-	s := start(t, status.ServerConfig{Addr: addr, Log: slog.New(slog.NewTextHandler(log, nil))})
-	awaitLog(t, log, "cannot listen, retrying")
-	if a := s.Addr(); a != nil {
-		t.Errorf("listens on %v", a)
-	}
-	taken.Close()
-	waitFor(t, s, func(a net.Addr) bool { return a != nil }) // TestRetryHT07 has the time
-	if _, body := get(t, "http://"+addr.String()+"/healthz"); body != "ok" {
-		t.Errorf("/healthz: %q", body)
-	}
-	if text := log.String(); strings.Count(text, "cannot listen, retrying") != 1 || !strings.Contains(text, addr.String()) {
-		t.Errorf("log:\n%s", text)
-	}
 }
 
 // The address can change while requests are in hand, and go, and come back; without one there is no server (FL-09).
