@@ -118,17 +118,6 @@ func TestNetfilterManyAsk(t *testing.T) {
 	all.Wait()
 }
 
-// BenchmarkGeneration is what the plane iptables asks at each change.
-func BenchmarkGeneration(b *testing.B) {
-	n := openThere(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := n.Generation(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 // openThere opens a client in a network namespace of its own, where the caller is not.
 func openThere(t testing.TB) (n *Netfilter) {
 	t.Helper()

@@ -466,22 +466,3 @@ func TestDeviceAddressIsNoSource(t *testing.T) {
 		}
 	})
 }
-
-// One address, and 10,000 that are there.
-func BenchmarkDevice(b *testing.B) {
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, n := range []int{1, 10_000} {
-			b.Run(fmt.Sprintf("%s/%d", family, n), func(b *testing.B) {
-				d := newDeviceBench(b, family)
-				d.begin()
-				all := d.addrs(n)
-				for b.Loop() {
-					d.must(d.Add(b.Context(), all, nil))
-					d.must(d.Remove(b.Context(), all, nil))
-				}
-				b.ReportMetric(float64(d.bulk.Messages)/float64(b.N), "messages/op")
-				b.ReportMetric(float64(d.bulk.Sends)/float64(b.N), "sends/op")
-			})
-		}
-	}
-}

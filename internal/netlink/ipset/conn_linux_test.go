@@ -630,29 +630,6 @@ func FuzzMembers(f *testing.F) {
 	})
 }
 
-// One member, and 10,000, of a set that has as many.
-func BenchmarkDo(b *testing.B) {
-	for _, n := range []int{1, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			c := open(b)
-			s := Set{Name: "a", Type: HashIPPort, Family: IPv4, SkbInfo: true}
-			must(b, c.Create(b.Context(), s))
-			ops := many(&s, n)
-			before := c.Counters()
-			for b.Loop() {
-				for i := range ops {
-					ops[i].Delete = !ops[i].Delete
-				}
-				must(b, c.Do(b.Context(), ops, nil))
-			}
-			after := c.Counters()
-			b.ReportMetric(float64(after.Messages-before.Messages)/float64(b.N), "messages/op")
-			b.ReportMetric(float64(after.Sends-before.Sends)/float64(b.N), "sends/op")
-			b.ReportMetric(float64(after.Bytes-before.Bytes)/float64(b.N), "bytes/op")
-		})
-	}
-}
-
 // must ends the test if there is an error.
 func must(t testing.TB, err error) {
 	t.Helper()
