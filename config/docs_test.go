@@ -18,12 +18,17 @@ func flagsPage(modes mode.List) string {
 	o.AddFlags(set)
 	var b strings.Builder
 	b.WriteString("# Flags\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
-		"`_` and `-` are equal in flag names. A flag that sets a field is described in [the configuration file](configuration.md).\n" +
-		"With `--config` such a flag is ignored, unless it *beats the file*. A flag without effect is accepted with a warning.\n")
+		"These flags set no field. [The configuration file](configuration.md) lists the others with their fields; with `--config`\n" +
+		"they are ignored, except " + winning(o) + ".\n`_` and `-` are equal in flag names.\n")
+	var idle []*entry
 	for _, g := range o.table.groups() {
-		fmt.Fprintf(&b, "\n## %s\n\n| flag | type | default | description |\n|---|---|---|---|\n", g)
+		head := fmt.Sprintf("\n## %s\n\n| flag | type | default | description |\n|---|---|---|---|\n", g)
 		for f := range o.table.flags() {
-			if f.group != g {
+			if f.group != g || f.Path != "" {
+				continue
+			}
+			if f.Gone != "" {
+				idle = append(idle, f)
 				continue
 			}
 			pf := set.Lookup(f.Flag)
@@ -31,17 +36,34 @@ func flagsPage(modes mode.List) string {
 			if f.Short != "" && f.Short != f.Flag {
 				name += ", `-" + f.Short + "`"
 			}
-			text := about(f.asFlag(modes))
-			if f.Path != "" {
-				text = "sets " + code(f.Path)
-			}
-			if f.Wins {
-				text += ". *beats the file*"
-			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, pf.Value.Type(), code(pf.DefValue), text)
+			fmt.Fprintf(&b, "%s| %s | %s | %s | %s |\n", head, name, pf.Value.Type(), code(pf.DefValue), about(f.asFlag(modes)))
+			head = ""
 		}
 	}
+	b.WriteString("\n## Without effect\n\nThese flags of older versions are accepted with a warning.\n\n| reason | flags |\n|---|---|\n")
+	by := map[string][]string{}
+	var reasons []string
+	for _, f := range idle {
+		if by[f.Gone] == nil {
+			reasons = append(reasons, f.Gone)
+		}
+		by[f.Gone] = append(by[f.Gone], "`--"+f.Flag+"`")
+	}
+	for _, r := range reasons {
+		fmt.Fprintf(&b, "| %s | %s |\n", r, strings.Join(by[r], ", "))
+	}
 	return b.String()
+}
+
+// winning names the flags that override the fields of the file.
+func winning(o *Options) string {
+	var names []string
+	for f := range o.table.flags() {
+		if f.Path != "" && f.Wins {
+			names = append(names, "`--"+f.Flag+"`")
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // configurationPage returns docs/configuration.md.
@@ -49,22 +71,37 @@ func configurationPage(modes mode.List) string {
 	o := NewOptions(modes)
 	var b strings.Builder
 	b.WriteString("# The configuration file\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
-		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, in YAML or JSON. Unknown and repeated fields cause a warning. Field names of\n" +
-		"older versions are understood, those of `componentconfig/v1alpha1` too. An absent field has its default, and so has a zero, unless the field's\n" +
-		"type distinguishes the two.\n\n" +
-		"A change of a *live* field takes effect in the running process. A change of another field ends the process, which must be restarted, unless\n" +
-		"the running mode does not use the field. The row is that of [the specification](behaviour.md); *EXT* fields are ours.\n\n" +
-		"| field | type | default | row | change | flag | description |\n|---|---|---|---|---|---|---|\n")
+		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, in YAML or JSON. Unknown and repeated fields cause a\n" +
+		"warning. Older field names are read, also those of `componentconfig/v1alpha1`. An absent field has its default, and so\n" +
+		"has a zero, unless the field's type distinguishes the two.\n\n" +
+		"A change of a *live* field takes effect in the running process. Another change ends the process, which must be\n" +
+		"restarted, unless the running mode does not use the field.\n" +
+		"The row is that of [the specification](behaviour.md); *EXT* fields are ours.\n")
+	by := map[string][]*entry{}
+	var where []string
 	for f := range o.table.fields() {
-		v := o.file.at(f.Path)
-		change, flag := "live", ""
-		if f.Restart != "" {
-			change = "new process: " + f.Restart
+		says := f.says()
+		if f.Gone != "" {
+			says = ""
 		}
-		if name := o.table.flagOf(f.Path); name != "" {
-			flag = "`--" + name + "`"
+		if by[says] == nil {
+			where = append(where, says)
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.Path, kindOf(v.Type()).name, code(strings.Trim(string(written(option.Leaf{Path: f.Path, Value: v})), `"`)), f.Row, change, flag, about(f))
+		by[says] = append(by[says], f)
+	}
+	for _, says := range where {
+		fmt.Fprintf(&b, "\n## %s\n\n| field | type | default | row | change | flag | description |\n|---|---|---|---|---|---|---|\n",
+			cmp.Or(strings.Replace(says, "only", "Only", 1), "In all modes"))
+		for _, f := range by[says] {
+			v := o.file.at(f.Path)
+			flag := ""
+			if name := o.table.flagOf(f.Path); name != "" {
+				flag = "`--" + name + "`"
+			}
+			value := strings.Trim(string(written(option.Leaf{Path: f.Path, Value: v})), `"`)
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n",
+				f.Path, kindOf(v.Type()).name, code(value), f.Row, choice(f.Restart == "", "live", "restart"), flag, plain(f.Help))
+		}
 	}
 	b.WriteString("\n## Modes\n\nA blank mode is the first one marked *tried* that the host supports.\n\n" +
 		"| mode | mechanism | here | if unsupported | default NodePort addresses | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
@@ -113,13 +150,18 @@ func choice(is bool, yes, no string) string {
 	return no
 }
 
-// about is the text of a table's last column.
+// about is the help text of a flag or field, and where it applies.
 func about(e *entry) string {
-	text := strings.ReplaceAll(strings.ReplaceAll(e.Help, "`", ""), "|", "\\|")
+	text := plain(e.Help)
 	if says := e.says(); says != "" && e.Gone == "" {
 		text += ". *" + says + "*"
 	}
 	return text
+}
+
+// plain returns a help text for a cell of a table.
+func plain(help string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(help, "`", ""), "|", "\\|")
 }
 
 func code(s string) string {

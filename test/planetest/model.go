@@ -89,8 +89,8 @@ func (p *page) modelled() {
 	if !slices.ContainsFunc(p.results, func(r Results) bool { return r.Model }) {
 		return
 	}
-	p.line("A column with a name in brackets is a model: no packets were sent. The plane wrote each table to a fake in memory, and a resolver")
-	p.line("looked up each packet there, as the documentation of the real system says ([ADR 0043](adr/0043-services-in-hns.md)). It proves what is")
-	p.line("written, not that Windows executes it. The resolver has no time and no packets in flight.")
+	p.line("A mode with a name in brackets is a model: no packets were sent. The plane wrote each table to a fake in memory, and a")
+	p.line("resolver looked up each packet as the real system's documentation says ([ADR 0043](adr/0043-services-in-hns.md)).")
+	p.line("It proves what is written, not that Windows executes it.")
 	p.line("")
 }

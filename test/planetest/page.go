@@ -9,23 +9,23 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// Page returns docs/conformance.md: each scenario against each mode and kernel that results are there for. It is
-// the same text for the same input, so that a test can tell when the file is stale. Release nil: none yet.
+// Page returns docs/conformance.md: the recorded results of each mode and kernel. It depends on its input alone.
+// A nil release means that none has passed.
 func Page(scenarios []*scenario.Scenario, results []Results, release *Release) string {
 	p := &page{results: results}
 	p.line("# Conformance")
 	p.line("")
 	p.line("<!-- Made by `go test ./test/planetest -run TestPage -update` from test/planetest/testdata/results. Do not edit. -->")
 	p.line("")
-	p.line("Each scenario sends real packets through each mode, on each kernel, in IPv4 and in IPv6. A scenario is a")
-	p.line("file of [test/testdata/scenarios](../test/testdata/scenarios) that begins with its purpose. [The specification](behaviour.md) lists the scenarios of each of its rows.")
+	p.line("Each scenario sends real packets through each mode, on each kernel, in IPv4 and IPv6. A scenario is a file of")
+	p.line("[test/testdata/scenarios](../test/testdata/scenarios); [the specification](behaviour.md) lists those of each row.")
 	p.line("")
-	p.line("For each packet the tests also run `kube-proxy trace`. Its verdict, backends and source, from the table and from the kernel, must be")
-	p.line("those of the packet. After each step the kernel must equal the table ([ADR 0028](adr/0028-what-a-change-proves.md)).")
+	p.line("`kube-proxy trace` must name the verdict, backends and source of each packet, from the table and from the kernel.")
+	p.line("After each step the kernel must equal the table ([ADR 0028](adr/0028-what-a-change-proves.md)).")
 	p.line("")
-	p.line("Kernels other than the machine's run in emulation. There the kernel's answer is compared for at least %d packets of a state, and for one", mostAsked)
-	p.line("in generated scenarios; `make test-kernels FULL=1` compares all. The table's answer is always compared.")
-	p.line("Pings have the table's answer only. Packets that another program redirects first have neither.")
+	p.line("Kernels other than the machine's are emulated. There the kernel's answer is compared for at least %d packets of a", mostAsked)
+	p.line("state, one in generated scenarios; `make test-kernels FULL=1` compares all. Pings have the table's answer only.")
+	p.line("Packets that another program redirects first have neither.")
 	p.line("")
 	p.when(release)
 	p.summary()
@@ -46,8 +46,8 @@ func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n",
 
 // when says which runs prove what.
 func (p *page) when(release *Release) {
-	p.line("CI runs all scenarios on its own kernel. On the other kernels it runs each mode's core scenarios, which write every form of rule.")
-	p.line("`make release-check` runs all scenarios on all kernels, all other tests with the race detector, and all fuzz targets.")
+	p.line("CI runs all scenarios on its own kernel, and on the others each mode's core scenarios, which have every form of rule.")
+	p.line("`make release-check` runs all scenarios on all kernels, all tests with the race detector, and all fuzz targets.")
 	if release == nil {
 		p.line("It has not passed yet.")
 	} else {
@@ -85,29 +85,41 @@ func (p *page) summary() {
 	p.line("")
 }
 
-// table has a line for each scenario, and for each generated one that a run knew. A column is a mode.
+// table lists, for each mode, the scenarios that do not simply pass, by their marks and notes.
 func (p *page) table(scenarios []*scenario.Scenario) {
-	p.line("## Scenarios")
+	p.line("## Differences by mode")
 	p.line("")
-	p.line("✓ passes in both families, ✗ fails, – differs by intent or is not applicable, ≈ differs as its notes say, ? was not run.")
-	p.line("A mark covers all kernels on which the scenario ran; where they differ, each is named.")
+	p.line("A scenario that is not listed for a mode passes there in both families, on all kernels on which it ran.")
 	p.line("")
-	modes := p.modes()
-	p.line("| scenario | %s |", strings.Join(modes, " | "))
-	p.line("|---|%s", strings.Repeat(":-:|", len(modes)))
+	p.line("✓ passes, with notes; ✗ fails; – differs by intent or is not applicable; ≈ differs as its notes say; ? was not run.")
+	p.line("Where kernels differ, each is named.")
+	names := map[string]string{} // with links
 	for _, s := range scenarios {
-		p.line("| [%s](../test/testdata/scenarios/%[1]s.txtar) |%s", s.Name, p.cells(modes, s.Name))
+		names[s.Name] = fmt.Sprintf("[%s](../test/testdata/scenarios/%[1]s.txtar)", s.Name)
 	}
-	generated := map[string]bool{}
 	for _, r := range p.results {
 		for name := range r.Cases {
 			if strings.HasPrefix(name, generatedPrefix) {
-				generated[name] = true
+				names[name] = name
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(generated)) {
-		p.line("| %s |%s", name, p.cells(modes, name))
+	for _, mode := range p.modes() {
+		by := map[string][]string{}
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			if cell := p.cell(mode, name); cell != mark(Passes) {
+				by[cell] = append(by[cell], names[name])
+			}
+		}
+		p.line("\n### %s\n", mode)
+		if len(by) == 0 {
+			p.line("All scenarios pass.")
+			continue
+		}
+		p.line("| result | scenarios |\n|---|---|")
+		for _, cell := range slices.Sorted(maps.Keys(by)) {
+			p.line("| %s | %s |", cell, strings.Join(by[cell], ", "))
+		}
 	}
 	p.line("")
 }
@@ -126,14 +138,6 @@ func (p *page) modes() []string {
 		modes = append(modes, r.column())
 	}
 	return slices.Compact(modes)
-}
-
-func (p *page) cells(modes []string, name string) string {
-	var out string
-	for _, mode := range modes {
-		out += " " + p.cell(mode, name) + " |"
-	}
-	return out
 }
 
 // cell returns the mark of a scenario in a mode, with its notes.

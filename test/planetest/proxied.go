@@ -46,8 +46,7 @@ func (p *page) proxied() {
 		}
 	}
 	for _, mode := range modes {
-		p.line("In mode %s connections end at the proxy, so it differs from the other modes by intent, as the notes say. The tests expect each", mode)
-		p.line("of these differences ([userspace.md](userspace.md)).")
+		p.line("In mode %s connections end at the proxy; the notes name the intended differences ([userspace.md](userspace.md)).", mode)
 		p.line("")
 	}
 }
