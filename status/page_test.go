@@ -56,7 +56,7 @@ func MetricsPage(modes mode.List) string {
 	return b.String()
 }
 
-// bounds prints the bounds of buckets. A run with equal steps, or doubled bounds, are printed by its ends.
+// bounds prints the bounds of buckets. Doubled bounds, and runs with equal steps, are shortened.
 func bounds(all []float64) string {
 	twice := len(all) > 2
 	for i := 1; i < len(all); i++ {
