@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write docs/check.md anew")
+var update = flag.Bool("update", false, "write docs/check.md")
 
 // docs/check.md is what the list of kinds says.
 func TestPage(t *testing.T) {
