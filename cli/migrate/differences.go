@@ -25,7 +25,7 @@ var (
 	inUser     = []string{"userspace"}
 )
 
-// differences are from the documents of both programs, docs/conformance.md and the behaviour book; each has where it can be read.
+// differences are from the documents of both programs, docs/conformance.md and docs/behaviour.md, each with its source.
 var differences = []difference{
 	// Whatever the mode.
 	{sev: Same, about: "rolling update", differs: "a second proxy on a node waits until the first exits; the rules keep serving",
