@@ -135,7 +135,7 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	done
 
 generate: deps ## write docs/conformance.md anew, from complete runs on this machine's kernel and on the others
-	PLANETEST_RECORD=$(COMMIT) go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables ./plane/userspace ./plane/hns
+	PLANETEST_RECORD=$(COMMIT) go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables ./plane/userspace ./plane/hns ./plane/ebpf
 	PLANETEST_RECORD=$(COMMIT) $(MAKE) test-kernels FULL=1
 	go test ./test/planetest -run TestPage -update
 

@@ -11,8 +11,11 @@ import (
 	"kube-proxy/lb"
 )
 
-// Failed is why the programs are off, or why sockets do not end with their endpoint; nil where all is well.
-func (p *Plane) Failed() error { return errors.Join(p.failed, p.unreaped) }
+// Failed is why the programs are off; nil where they are on.
+func (p *Plane) Failed() error { return p.failed }
+
+// Unreaped is why sockets do not end with their endpoint; nil where they do.
+func (p *Plane) Unreaped() error { return p.unreaped }
 
 // Writes is how many elements the plane has written or deleted.
 func (p *Plane) Writes() uint64 { return p.kernel.writes }

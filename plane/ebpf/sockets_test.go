@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	cilium "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
@@ -354,6 +356,9 @@ func TestRemove(t *testing.T) {
 		if pinned, _ := filepath.Glob(pins + "/*/*"); len(pinned) < 15 {
 			b.t.Fatalf("only %d objects are pinned: %v", len(pinned), pinned)
 		}
+		if n := attached(b.t, b.Cgroup(netlab.Node1)); n < 5 {
+			b.t.Fatalf("only %d programs are attached", n)
+		}
 		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")})
 		b.On(netlab.Node1, func() { b.plane.CloseKernel() })
 		if err := ebpf.Unpin(pins, b.f); err != nil {
@@ -370,14 +375,25 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// attached returns the number of programs that are attached to a cgroup, as bpftool sees them.
-func attached(t testing.TB, cgroup string) int {
+// attached returns the number of programs that are attached to a cgroup.
+func attached(t testing.TB, cgroup string) (n int) {
 	t.Helper()
-	out, err := exec.Command("bpftool", "cgroup", "show", cgroup).Output()
+	folder, err := os.Open(cgroup)
 	if err != nil {
-		t.Fatalf("bpftool cgroup show %s: %v", cgroup, err)
+		t.Fatal(err)
 	}
-	return max(0, strings.Count(strings.TrimSpace(string(out)), "\n"))
+	defer folder.Close()
+	for _, at := range []cilium.AttachType{cilium.AttachCGroupInet4Connect, cilium.AttachCGroupInet6Connect,
+		cilium.AttachCGroupUDP4Sendmsg, cilium.AttachCGroupUDP6Sendmsg, cilium.AttachCGroupUDP4Recvmsg,
+		cilium.AttachCGroupUDP6Recvmsg, cilium.AttachCgroupInet4GetPeername, cilium.AttachCgroupInet6GetPeername,
+		cilium.AttachCGroupInet4PostBind, cilium.AttachCGroupInet6PostBind} {
+		all, err := link.QueryPrograms(link.QueryOptions{Target: int(folder.Fd()), Attach: at})
+		if err != nil {
+			t.Fatalf("query the programs of %s: %v", cgroup, err)
+		}
+		n += len(all.Programs)
+	}
+	return n
 }
 
 // TestAudit: a detached program, a removed pin, and deleted and changed elements are found and

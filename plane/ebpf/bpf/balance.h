@@ -276,9 +276,26 @@ __inline int is_to(const struct peer *p, const struct front *to)
 	return p->port == to->port && same(p->addr, to->addr);
 }
 
+/* is_at reports whether packets to the peer go to the backend. */
+__inline int is_at(const struct peer *p, const struct backend *b)
+{
+	return p->backend_port == b->port && same(p->backend_addr, b->addr);
+}
+
 __inline int is_from(const struct peer *p, const struct front *from)
 {
 	return p->backend && p->backend_port == from->port && same(p->backend_addr, from->addr);
+}
+
+/* peer_of returns what the socket is connected to, or 0. No hook sees a UDP socket disconnect. */
+__inline struct peer *peer_of(struct bpf_sock *sk)
+{
+	struct peer *p;
+
+	if (sk->state == BPF_TCP_CLOSE)
+		return 0;
+	p = bpf_sk_storage_get(&connected, sk, 0, 0);
+	return p && p->backend ? p : 0;
 }
 
 /* answer replaces a backend's address by the one that the socket sent to. It reports whether it did. */
@@ -289,7 +306,7 @@ __inline int answer(struct bpf_sock_addr *ctx, struct front *from)
 
 	if (!ctx->sk)
 		return 0;
-	p = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
+	p = peer_of(ctx->sk);
 	if (p && is_from(p, from)) {
 		copy(from->addr, p->addr);
 		from->port = p->port;

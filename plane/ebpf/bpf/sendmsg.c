@@ -1,7 +1,7 @@
 //go:build ignore
 
-/* sendto() of an unconnected UDP socket. A destination keeps its backend while the frontend has it, as a
- * flow of conntrack does. */
+/* sendto() of a UDP socket. A destination keeps its backend while the frontend has it, as a flow of conntrack
+ * does. A connected socket receives from the backend that it is connected to and from no other. */
 
 __inline int flow_to(struct bpf_sock_addr *ctx, const struct front *to, struct backend *b)
 {
@@ -13,6 +13,12 @@ __inline int flow_to(struct bpf_sock_addr *ctx, const struct front *to, struct b
 
 	if (!cfg || !ctx->sk)
 		return 0;
+	p = peer_of(ctx->sk);
+	if (p && is_to(p, to)) {
+		copy(b->addr, p->backend_addr);
+		b->port = p->backend_port;
+		return 1;
+	}
 	set = lookup(ctx, cfg, to, &fe);
 	if (!set)
 		return 0;
@@ -27,7 +33,7 @@ __inline int flow_to(struct bpf_sock_addr *ctx, const struct front *to, struct b
 		else if (is_to(p, to))
 			known = p;
 	}
-	if (known && known->set == set && find_backend(set, known->backend, b))
+	if (known && known->set == set && find_backend(set, known->backend, b) && is_at(known, b))
 		return 1;
 	if (!known)
 		known = empty;
@@ -36,7 +42,7 @@ __inline int flow_to(struct bpf_sock_addr *ctx, const struct front *to, struct b
 #pragma unroll
 	for (int i = 0; i < FLOWS; i++) {
 		p = &f->peer[i];
-		if (p != known && p->backend && p->backend_port == b->port && same(p->backend_addr, b->addr))
+		if (p != known && p->backend && is_at(p, b))
 			return 0; /* a reply would not say which of the two destinations it is from */
 	}
 	set_peer(known, to, b);

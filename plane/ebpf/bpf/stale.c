@@ -71,7 +71,7 @@ int find_stale(struct bpf_iter__bpf_sk_storage_map *ctx)
 	struct stale s = {};
 	struct backend b;
 
-	if (!sk || !p || !p->backend || find_backend(p->set, p->backend, &b))
+	if (!sk || !p || !p->backend || (find_backend(p->set, p->backend, &b) && is_at(p, &b)))
 		return 0;
 	s.peer = *p;
 	s.family = sk->__sk_common.skc_family;
@@ -87,6 +87,8 @@ int find_stale(struct bpf_iter__bpf_sk_storage_map *ctx)
 		copy(s.src, sk->__sk_common.skc_v6_rcv_saddr.in6_u.u6_addr32);
 		copy(s.dst, sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32);
 	}
+	if (s.dst_port != p->backend_port || !same(s.dst, p->backend_addr))
+		return 0; /* it has ended, or is connected elsewhere */
 	bpf_seq_write(ctx->meta->seq, &s, sizeof(s));
 	return 0;
 }
