@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	cilium "github.com/cilium/ebpf"
+
 	"kube-proxy/lb"
 )
 
@@ -86,3 +88,16 @@ var (
 
 // Reap makes a pass over the sockets.
 func (p *Plane) Reap(ctx context.Context) error { return p.kernel.reaper.pass(ctx) }
+
+// Memory is how many bytes of the kernel the tables take.
+func (p *Plane) Memory() (n uint64) {
+	for _, m := range []*cilium.Map{p.kernel.fronts.inner, p.kernel.sets.inner, p.kernel.slots.inner, p.kernel.backends.inner} {
+		info, err := m.Info()
+		if err != nil {
+			panic(err)
+		}
+		size, _ := info.Memlock()
+		n += size
+	}
+	return n
+}

@@ -102,6 +102,7 @@ func TestGuard(t *testing.T) {
 func TestFailure(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		changed := b.parse(strings.Replace(shop, "  pod1:8080 local\nset shop/dns", "  pod2:8080 local\nset shop/dns", 1))
+		b.plane.Notices() // of the start
 		b.plane.Break()
 		b.On(netlab.Node1, func() {
 			if _, err := b.plane.Apply(context.Background(), changesTo(changed)); err != nil {
