@@ -56,7 +56,7 @@ const askEveryTime = 2 * time.Second
 // askCommands are the commands that ask.
 func (p *program) askCommands() []*cobra.Command {
 	var all []*cobra.Command
-	for _, a := range []asking{traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking(), uiAsking()} {
+	for _, a := range []asking{statusAsking(), traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking(), uiAsking()} {
 		all = append(all, p.ask(a))
 	}
 	return all

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"kube-proxy/cli/preflight"
 	"kube-proxy/config"
+	"kube-proxy/internal/plural"
 	"kube-proxy/internal/system"
 	"kube-proxy/internal/wiring"
 	"kube-proxy/lb"
@@ -26,30 +28,37 @@ import (
 
 // checkHelp is the help of "kube-proxy check".
 func checkHelp() string {
-	return "Usage: kube-proxy check [-o text|json] [--load-modules] [flags]\n\n" +
+	return "Usage: kube-proxy check [-o text|json] [--problems] [--load-modules] [flags]\n\n" +
 		wrapped("Inspects this node for a proxy with the same flags, and reports what is in its way, why it matters and what to do. It "+
 			"changes nothing on the node. It loads no kernel module unless --load-modules is given; then it also tries modes that need one. "+
 			"Run it as root in the node's network namespace; it reports what it cannot find out. docs/check.md lists all kinds of findings.") + "\n" +
 		fmt.Sprintf("Exit codes: %d only ok and info; 1 invalid command line or configuration; %d an error among the findings;\n"+
 			"%d a warning or unknown, but no error.\n\n", preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
 		"  -o, --output string   text, or json: {version, node, mode, runs, worst, exitCode, findings: [{id, severity, about, seen, why, remedy}]}\n" +
+		"      --problems        list errors, warnings and what is unknown alone; of json the findings\n" +
 		"      --load-modules    let the kernel load modules for the modes that need them, as the proxy would\n\n" +
 		"Accepts all flags of kube-proxy, see kube-proxy --help.\n"
 }
 
 // check is "kube-proxy check".
 func (p *program) check() *cobra.Command {
-	var load bool
+	var load, problems bool
 	return p.command(command{
 		name: "check", short: "inspect this node: what is in the way of a proxy with these flags, and the remedy", help: checkHelp(),
 		prints: true,
-		flags:  func(fs *pflag.FlagSet) { fs.BoolVar(&load, "load-modules", false, "") },
+		flags: func(fs *pflag.FlagSet) {
+			fs.BoolVar(&load, "load-modules", false, "")
+			fs.BoolVar(&problems, "problems", false, "")
+		},
 		run: func(ctx context.Context, cfg *config.Config, json bool) error {
 			s := preflightSetup(cfg, p.modes)
 			s.LoadModules = load
 			facts := preflight.Look(ctx, s)
 			findings := preflight.Judge(s, facts)
 			r := CheckReport{1, cfg.NodeName, cfg.Mode, preflight.Runs(s, facts), preflight.Worst(findings), preflight.Exit(findings), findings}
+			if problems {
+				r.Findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.Severity == preflight.OK || f.Severity == preflight.Info })
+			}
 			if err := printFindings(p.out, json, r); err != nil {
 				return fmt.Errorf("print the findings: %w", err)
 			}
@@ -128,12 +137,12 @@ func printFindings(out io.Writer, asJSON bool, r CheckReport) error {
 		_, err = fmt.Fprintf(out, "%s\n", data)
 		return err
 	}
-	_, err := io.WriteString(out, findingsText(r.Findings))
+	_, err := io.WriteString(out, findingsText(inkFor(out), r.Findings))
 	return err
 }
 
 // findingsText is for people: a line for each finding, and below it why and what to do, if anything is to be done.
-func findingsText(all []preflight.Finding) string {
+func findingsText(ink ink, all []preflight.Finding) string {
 	var b strings.Builder
 	width := 0
 	for _, f := range all {
@@ -141,13 +150,23 @@ func findingsText(all []preflight.Finding) string {
 	}
 	indent := strings.Repeat(" ", len("warning")+2+width+2)
 	counts := map[preflight.Severity]int{}
-	for _, f := range all {
+	same := 0 // findings of this kind and severity, so far
+	for n, f := range all {
 		counts[f.Severity]++
+		if same++; n == 0 || all[n-1].ID != f.ID || all[n-1].Severity != f.Severity {
+			same = 1
+		}
+		if last := n+1 == len(all) || all[n+1].ID != f.ID || all[n+1].Severity != f.Severity; same > mostAlike && last {
+			fmt.Fprintf(&b, "%sand %s\n", indent, plural.Count(same-mostAlike, "more finding like these", "more findings like these"))
+		}
+		if same > mostAlike {
+			continue
+		}
 		seen := f.Seen
 		if f.About != "" {
 			seen = f.About + ": " + seen
 		}
-		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", f.Severity, width, f.ID, lb.Printable(strings.ReplaceAll(seen, "\n", "; ")))
+		fmt.Fprintf(&b, "%s  %-*s  %s\n", ink.of(string(f.Severity), fmt.Sprintf("%-7s", f.Severity)), width, f.ID, lb.Printable(strings.ReplaceAll(seen, "\n", "; ")))
 		for _, more := range []struct{ word, text string }{{"why", f.Why}, {"do", f.Remedy}} {
 			if more.text == "" || f.Severity == preflight.Info {
 				continue
@@ -167,6 +186,12 @@ func findingsText(all []preflight.Finding) string {
 			sum = append(sum, fmt.Sprintf("%d %s", counts[s], s))
 		}
 	}
+	if sum == nil {
+		sum = []string{"no problems"}
+	}
 	fmt.Fprintf(&b, "\n%s\n", strings.Join(sum, ", "))
 	return b.String()
 }
+
+// mostAlike is how many findings of one kind and severity people are shown in sequence.
+const mostAlike = 5

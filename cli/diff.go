@@ -26,7 +26,11 @@ func diffAsking() asking {
 		ask: func(ctx context.Context, q *questions, _ []string) error {
 			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) {
 				q.head(d.Node)
-				diffText(q.out, d)
+				most := mostDiffers
+				if q.format == "wide" {
+					most = len(d.Differences)
+				}
+				diffText(q.out, d, most)
 			})
 			switch {
 			case err != nil:
@@ -41,8 +45,12 @@ func diffAsking() asking {
 	}
 }
 
-func diffText(out io.Writer, d *inspect.Diff) {
-	for _, x := range d.Differences {
+// mostDiffers is how many differences people are shown, without -o wide.
+const mostDiffers = 50
+
+func diffText(out io.Writer, d *inspect.Diff, most int) {
+	shown := d.Differences[:min(len(d.Differences), most)]
+	for _, x := range shown {
 		fmt.Fprintf(out, "%s  %s\n", x.Family, lb.Printable(strings.TrimSpace(x.Service+"  "+x.Key+"  "+x.Object)))
 		for _, side := range []struct{ word, text string }{{"want", x.Want}, {"have", x.Have}} {
 			text := side.text
@@ -58,8 +66,8 @@ func diffText(out io.Writer, d *inspect.Diff) {
 			}
 		}
 	}
-	if d.More > 0 {
-		fmt.Fprintf(out, "and %d more\n", d.More)
+	if more := len(d.Differences) - len(shown) + d.More; more > 0 {
+		fmt.Fprintf(out, "and %d more\n", more)
 	}
 	switch n := len(d.Differences) + d.More; {
 	case n > 0:

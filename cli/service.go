@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -32,11 +33,15 @@ func backendsAsking() asking {
 // whyAsking is "kube-proxy why".
 func whyAsking() asking {
 	return asking{
-		name: "why", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
-		short: "why a Service has no backends, this node is skipped or endpoints are excluded",
-		about: "Explains the state of a Service on this node: missing backends, a skipped node, excluded endpoints, refused addresses, conflicts with other Services.",
-		more:  "\n  kube-proxy why shop/web\n",
+		name: "why", args: "[SERVICE[:PORT]]", most: 1, takes: oneService,
+		short: "which Services need attention; why one has no backends, or excludes some",
+		about: "Explains the state of a Service on this node: missing backends, a skipped node, excluded endpoints, refused addresses, conflicts with other Services. " +
+			"Without a Service it lists those that need attention, the worst first, three of each namespace and state.",
+		more: "\n  kube-proxy why\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
+			if len(args) == 0 {
+				return q.attention(ctx)
+			}
 			d, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
 				q.head(d.Node)
 				whyText(q.out, d, q.format == "wide")
@@ -47,6 +52,18 @@ func whyAsking() asking {
 			return err
 		},
 	}
+}
+
+// attention lists the Services that need attention.
+func (q *questions) attention(ctx context.Context) error {
+	a, err := get(ctx, q, "attention", nil, func(a *inspect.Attention) {
+		q.head(a.Node)
+		attentionText(q.out, a)
+	})
+	if err == nil && a.Services > 0 {
+		return exitCode(ExitFound)
+	}
+	return err
 }
 
 // headline is a Service in two lines.
@@ -63,7 +80,7 @@ func headline(out io.Writer, d *inspect.Detail) {
 		at = []string{"no address"}
 	}
 	fmt.Fprintf(out, "%s  %s  %s\n", lb.Printable(d.Namespace+"/"+d.Name), d.Type, strings.Join(at, ", "))
-	state := string(d.State)
+	state := inkFor(out).of(string(d.Severity), string(d.State))
 	if d.Why != "" {
 		state += ": " + lb.Printable(d.Why)
 	}
@@ -113,8 +130,13 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 		head = append(head, "HINTS")
 	}
 	lines := [][]string{append(head, "WHY NOT")}
+	more := reasons{}
 	for _, e := range f.Endpoints {
 		if e.Service != p.Service || e.Protocol != p.Protocol || out && e.Why == "" {
+			continue
+		}
+		if out && !wide && len(lines) > mostExcluded {
+			more[e.Why]++
 			continue
 		}
 		at := e.Address.String()
@@ -140,7 +162,16 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 	} else if !out {
 		io.WriteString(w, "  no endpoints\n")
 	}
+	for _, why := range slices.Sorted(maps.Keys(more)) {
+		fmt.Fprintf(w, "  and %d more: %s\n", more[why], lb.Printable(why))
+	}
 }
+
+// reasons counts endpoints by why they are excluded.
+type reasons map[string]int
+
+// mostExcluded is how many excluded endpoints of a port people are shown, without -o wide.
+const mostExcluded = 20
 
 func orDash(s string) string {
 	if s == "" {

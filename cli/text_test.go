@@ -20,7 +20,7 @@ func TestAskCountsWell(t *testing.T) {
 		"no difference; 36 rows compared\n": {Rows: 36},
 	} {
 		var out bytes.Buffer
-		diffText(&out, d)
+		diffText(&out, d, mostDiffers)
 		if got := out.String(); !strings.HasSuffix("\n"+got, "\n"+want) {
 			t.Errorf("%s, want %s", got, want)
 		}
@@ -39,7 +39,7 @@ func TestAskCountsWell(t *testing.T) {
 // Who runs a command reads names of processes that others chose: their terminal obeys none of it.
 func TestTerminalIsLeftAlone(t *testing.T) {
 	evil := "x\x1b]0;owned\x07\u009b2J\r"
-	text := findingsText([]preflight.Finding{{ID: "node-ports", Severity: preflight.Warning, About: "30080/tcp", Seen: "process 1 (" + evil + ")"}})
+	text := findingsText(false, []preflight.Finding{{ID: "node-ports", Severity: preflight.Warning, About: "30080/tcp", Seen: "process 1 (" + evil + ")"}})
 	if strings.ContainsAny(text, "\x1b\x07\r\u009b") || !strings.Contains(text, `x\x1b]0;owned\a\u009b2J\r`) {
 		t.Errorf("%q", text)
 	}

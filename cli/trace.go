@@ -61,7 +61,7 @@ func traceAsking() asking {
 			}
 			a, err := get(ctx, q, "trace", params, func(a *inspect.TraceAnswer) {
 				q.head(a.Node)
-				io.WriteString(q.out, traceText(a, q.format == "wide"))
+				io.WriteString(q.out, inkFor(q.out).verdicts(traceText(a, q.format == "wide")))
 			})
 			if err == nil && expect != "" && string(a.Outcome()) != expect {
 				fmt.Fprintf(q.errOut, "expected %s, but the outcome is %s\n", expect, a.Outcome())

@@ -63,7 +63,9 @@ func (c *portExplainer) nobody(p *cluster.ServicePort) {
 	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) || c.port.More > 0:
 		c.choose("None of its %s serves: %s.", plural.Count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
 	case len(c.has.ports) == 0:
-		c.choose("Its EndpointSlices have no port.")
+		// The controller leaves a port out whose targetPort names none of a pod, and writes the pod's endpoint all the same.
+		c.choose("Its EndpointSlices have %s, but no port: does targetPort of the port %q name a port of the pods' containers?",
+			plural.Count(c.has.endpoints, "endpoint", "endpoints"), p.Name)
 	default:
 		c.choose("No EndpointSlice with an endpoint has the port %q of %s: they have %s. Does targetPort name a port of the pods?",
 			p.Name, lb.Proto(p.Protocol), strings.Join(c.has.ports, ", "))

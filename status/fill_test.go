@@ -27,6 +27,9 @@ func FillMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.Refused == nil {
 		cfg.Refused = func(string) int { return 0 }
 	}
+	if cfg.NotOK == nil {
+		cfg.NotOK = func(int, func(string, string, string, int)) {}
+	}
 	return NewMetrics(cfg)
 }
 

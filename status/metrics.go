@@ -51,6 +51,8 @@ type MetricsConfig struct {
 	Snapshot func() Snapshot
 	// Conntrack returns how many connections the conntrack table has and can have; not ok where there is none to read.
 	Conntrack func() (entries, limit uint64, ok bool)
+	// NotOK tells how many Services of a namespace are in a state, for so many namespaces at most, and for the others as one.
+	NotOK func(most int, each func(namespace, state, severity string, n int))
 	// Refused returns how many Services have addresses in a family that are not served.
 	Refused func(family string) int
 }

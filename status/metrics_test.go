@@ -110,6 +110,9 @@ func newProxy(t *testing.T, mode string) *proxy {
 		Conntrack:     func() (uint64, uint64, bool) { return 3, 4, true },
 		Snapshot:      func() status.Snapshot { return status.Snapshot{} },
 		Refused:       func(family string) int { return len(family) },
+		NotOK: func(most int, each func(namespace, state, severity string, n int)) {
+			each("shop", "no-backends", "warning", most)
+		},
 	})
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		plane := fake.NewFaulty(fake.New(fam), 1)
@@ -399,6 +402,7 @@ func TestValues(t *testing.T) {
 		{"rows_failing", []string{"IPv4"}, 1},
 		{"rows_pending", []string{"IPv4"}, 1},
 		{"services_refused_addresses", []string{"IPv6"}, 4},
+		{"services_not_ok", []string{"shop", "warning", "no-backends"}, 50},
 		{"contested_keys", []string{"IPv6"}, 1},
 		{"events_dropped_total", nil, 7},
 	} {

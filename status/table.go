@@ -226,6 +226,11 @@ func tabled() []metric {
 					emit(float64(s.cfg.Refused(name)), name)
 				}
 			}},
+		{row: "EXT", name: "services_not_ok", kind: gauge, labels: []string{"namespace", "state", "severity"},
+			help: "Services in a state other than ok and not-proxied, as kube-proxy why tells it, for the 50 namespaces with the most; _others is the sum of the rest",
+			read: func(s *snapshot, emit emit) {
+				s.cfg.NotOK(mostNamespaces, func(namespace, state, severity string, n int) { emit(float64(n), namespace, state, severity) })
+			}},
 		{row: "EXT", name: "audits_total", kind: counter, labels: family,
 			help: "Comparisons of the kernel with the desired state",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Audits })},
@@ -274,6 +279,9 @@ func tabled() []metric {
 			read: func(s *snapshot, emit emit) { emit(float64(s.cfg.EventsDropped())) }},
 	}
 }
+
+// mostNamespaces is how many namespaces have series of their own.
+const mostNamespaces = 50
 
 func perFamily(value func(*familyState) float64) func(*snapshot, emit) {
 	return func(s *snapshot, emit emit) {

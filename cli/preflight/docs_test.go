@@ -47,7 +47,8 @@ func page() string {
 	b.WriteString("# Findings of `kube-proxy check`\n\n<!-- Made by `go test ./cli/preflight -run TestPage -update`. Do not edit. -->\n\n" +
 		"`kube-proxy check` takes the flags and the `--config` of a proxy, inspects the node and reports what is in the proxy's way,\n" +
 		"why it matters and what to do. It changes nothing on the node. It tries each mode in a temporary network namespace, unless\n" +
-		"the kernel would load a module for that; `--load-modules` allows it. Each probe has a time limit.\n\n" +
+		"the kernel would load a module for that; `--load-modules` allows it. Each probe has a time limit.\n" +
+		"`--problems` lists errors, warnings and what is unknown alone.\n\n" +
 		"| exit code | meaning |\n|---|---|\n" +
 		fmt.Sprintf("| %d | only `ok` and `info` |\n| 1 | invalid command line or configuration; nothing was checked |\n"+
 			"| %d | an `error` among the findings |\n| %d | a `warning` or `unknown`, but no error |\n\n", ExitOK, ExitErrors, ExitWarnings) +

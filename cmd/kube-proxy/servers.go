@@ -13,6 +13,7 @@ import (
 
 	"kube-proxy/config"
 	"kube-proxy/debug/api"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/event"
 	"kube-proxy/health"
 	"kube-proxy/internal/sockets"
@@ -46,6 +47,7 @@ func (p *proxy) newMetrics() {
 		Connected:     func() bool { return p.connected() },
 		Conntrack:     conntrackUse,
 		Snapshot:      p.snapshotStats,
+		NotOK:         p.notOK,
 		Refused:       func(fam string) int { return int(p.refused.of(fam).Load()) },
 	}
 	mc.Reason = p.reason()
@@ -66,6 +68,13 @@ func (p *proxy) newMetrics() {
 	if err != nil {
 		p.log.Warn("Cannot detect port conflicts between Services and programs on this node", "err", err)
 	}
+}
+
+// notOK tells the metrics of the states of Services.
+func (p *proxy) notOK(most int, each func(namespace, state, severity string, n int)) {
+	p.inspector.Tally(most, func(namespace string, s inspect.State, v inspect.Severity, n int) {
+		each(namespace, string(s), string(v), n)
+	})
 }
 
 // reason is why the mode that runs is not the configured one or the default; "" if it is.

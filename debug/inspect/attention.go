@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -184,4 +185,36 @@ func (i *Inspector) Attention() Attention {
 		}
 	}
 	return out
+}
+
+// OtherNamespaces stands for all namespaces beyond those that [Inspector.Tally] names.
+const OtherNamespaces = "_others"
+
+// Tally calls each with how many Services of a namespace are in a state other than ok and not-proxied. It names the namespaces
+// with the most of them, so many at most; the others are told of as [OtherNamespaces].
+func (i *Inspector) Tally(most int, each func(namespace string, s State, v Severity, n int)) {
+	type kind struct {
+		namespace string
+		state     State
+		severity  Severity
+	}
+	all, counts := i.oddOnes(), map[string]int{}
+	for _, b := range all {
+		counts[ParseName(b.Service).Namespace]++
+	}
+	named := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(counts[b]-counts[a], strings.Compare(a, b)) })
+	kinds := map[kind]int{}
+	for _, n := range named[min(len(named), most):] {
+		counts[n] = 0
+	}
+	for _, b := range all {
+		k := kind{ParseName(b.Service).Namespace, b.State, b.Severity}
+		if counts[k.namespace] == 0 {
+			k.namespace = OtherNamespaces
+		}
+		kinds[k]++
+	}
+	for k, n := range kinds {
+		each(k.namespace, k.state, k.severity, n)
+	}
 }

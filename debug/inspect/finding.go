@@ -135,7 +135,10 @@ func (i *Inspector) serviceFindings(f *findings) {
 		x.Text = plural.Count(n, "Service", "Services") + ": " + strings.Join(x.First, ", ")
 		switch more := n - len(x.First); {
 		case n == 1:
-			x.Text = bad[0].Service + ": " + bad[0].Why
+			x.Text = bad[0].Why
+			if !strings.HasPrefix(x.Text, bad[0].Service) {
+				x.Text = bad[0].Service + ": " + x.Text
+			}
 		case more > 0:
 			x.Text += fmt.Sprintf(" and %d more", more)
 			x.Next = "kube-proxy why"

@@ -42,7 +42,8 @@ func (s *bystander) newBeside() *beside {
 		metrics: status.NewMetrics(status.MetricsConfig{Modes: modes, Mode: "nftables", Version: "v1.37.0",
 			Changes:       func() (uint64, uint64) { c := s.store.Changes(); return c.Services, c.Slices },
 			EventsDropped: func() uint64 { return 0 }, Connected: func() bool { return true }, Snapshot: func() status.Snapshot { return status.Snapshot{} },
-			Conntrack: func() (uint64, uint64, bool) { return 0, 0, false }, Refused: func(string) int { return 0 }}),
+			Conntrack: func() (uint64, uint64, bool) { return 0, 0, false }, Refused: func(string) int { return 0 },
+			NotOK: func(int, func(string, string, string, int)) {}}),
 		traffic: traffic.New(traffic.Config{Counter: busy{s, new(uint64)}, Query: s.engine.Query, Services: ownSeries}),
 		inspector: inspect.New(inspect.Config{Store: s.store, Offline: true, Changes: s.ring, Families: []inspect.Family{{
 			Family: s.family, Query: s.engine.Query, Stats: s.engine.Stats, Settings: func(cluster.Name) policy.Settings { return s.settings }}}}),

@@ -1,0 +1,145 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"kube-proxy/debug/inspect"
+	"kube-proxy/internal/plural"
+	"kube-proxy/lb"
+)
+
+// statusAsking is "kube-proxy status".
+func statusAsking() asking {
+	return asking{
+		name:  "status",
+		short: "how the proxy of this node stands, and what needs attention",
+		about: "Prints mode, version, uptime, frontends in force, pending and failing, conflicts, repaired drift, conntrack usage and the last change " +
+			"with its latency. Below are problems only, the worst first, each with the next command. The exit code is 2 if there is one.",
+		more: "\n  kube-proxy status --watch\n",
+		ask: func(ctx context.Context, q *questions, _ []string) error {
+			s, err := get(ctx, q, "status", nil, func(s *inspect.Status) {
+				q.head(s.Node)
+				statusText(q.out, s, time.Now())
+			})
+			if err == nil && s.Severity.Bad() {
+				return exitCode(ExitFound)
+			}
+			return err
+		},
+	}
+}
+
+func statusText(out io.Writer, s *inspect.Status, now time.Time) {
+	var total inspect.FamilyStatus
+	var rows []string
+	for _, f := range s.Families {
+		total.Rows, total.Pending, total.Contested = total.Rows+f.Rows, total.Pending+f.Pending, total.Contested+f.Contested
+		total.Mended, total.Audits = total.Mended+f.Mended, total.Audits+f.Audits
+		total.Failing = append(total.Failing, f.Failing...)
+		rows = append(rows, fmt.Sprintf("%s %d", f.Family, f.Rows))
+	}
+	lines := [][]string{
+		{"mode", modeText(s)},
+		{"version", "kube-proxy " + s.Version + upText(s, now)},
+		{"frontends", fmt.Sprintf("%d in force (%s), %d pending, %d failing, %d in conflict", max(0, total.Rows-total.Pending-len(total.Failing)),
+			strings.Join(rows, ", "), total.Pending, len(total.Failing), total.Contested)},
+		{"services", fmt.Sprint(s.Services)},
+	}
+	if !s.Offline {
+		lines = append(lines, []string{"drift", fmt.Sprintf("%s repaired in %s", plural.Count(total.Mended, "object", "objects"),
+			plural.Count(total.Audits, "audit", "audits"))})
+	}
+	if c := s.Conntrack; c != nil && c.Limit > 0 {
+		lines = append(lines, []string{"conntrack", fmt.Sprintf("%d of %d entries (%.0f %%)", c.Entries, c.Limit, 100*float64(c.Entries)/float64(c.Limit))})
+	}
+	if c := s.LastChange; c != nil {
+		lines = append(lines, []string{"last change", changeText(c, now)})
+	}
+	columns(out, lines)
+	findingsOf(out, s.Findings)
+}
+
+func modeText(s *inspect.Status) string {
+	switch {
+	case s.Offline:
+		return s.Mode + ", offline: computed from the objects alone"
+	case s.Reason != "":
+		return fmt.Sprintf("%s (asked for: %s; %s)", s.Mode, orDash(s.Asked), s.Reason)
+	}
+	return s.Mode
+}
+
+func upText(s *inspect.Status, now time.Time) string {
+	if s.Started == nil {
+		return ""
+	}
+	return ", up " + ageText(now.Sub(*s.Started))
+}
+
+// ageText is a duration in its two largest units.
+func ageText(d time.Duration) string {
+	switch d = max(0, d); {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+func changeText(c *inspect.Change, now time.Time) string {
+	s := c.Object + ": " + c.What
+	if c.Done != nil {
+		s += "; " + ageText(now.Sub(*c.Done)) + " ago"
+	}
+	if c.SinceLearned != nil {
+		s += ", in force " + took(c.SinceLearned) + " after this proxy learned of it"
+	}
+	if c.SinceAPI != nil {
+		s += ", " + took(c.SinceAPI) + " after the API had it"
+	}
+	return s
+}
+
+// findingsOf prints what needs attention.
+func findingsOf(out io.Writer, all []inspect.Finding) {
+	ink := inkFor(out)
+	if len(all) == 0 {
+		io.WriteString(out, "\n"+ink.of(string(inspect.Fine), "no problems")+"\n")
+		return
+	}
+	fmt.Fprintf(out, "\n%s\n", plural.Count(len(all), "problem", "problems"))
+	for _, f := range all {
+		fmt.Fprintf(out, "%s  %s: %s\n         %s\n", ink.of(string(f.Severity), fmt.Sprintf("%-7s", f.Severity)), f.About,
+			lb.Printable(f.Text), lb.Printable(f.Next))
+	}
+}
+
+// attentionText is the answer to why without a Service.
+func attentionText(out io.Writer, a *inspect.Attention) {
+	ink := inkFor(out)
+	if a.Services == 0 {
+		io.WriteString(out, ink.of(string(inspect.Fine), "no Service needs attention")+"\n")
+		return
+	}
+	fmt.Fprintf(out, "%s attention\n", plural.Count(a.Services, "Service needs", "Services need"))
+	for _, g := range a.Groups {
+		for _, b := range g.First {
+			fmt.Fprintf(out, "%s  %s  %s: %s\n", ink.of(string(b.Severity), fmt.Sprintf("%-7s", b.Severity)), lb.Printable(b.Service),
+				b.State, lb.Printable(b.Why))
+		}
+		if more := g.Count - len(g.First); more > 0 {
+			fmt.Fprintf(out, "         and %d more in namespace %s: %s\n", more, lb.Printable(g.Namespace), g.State)
+		}
+	}
+	if a.More > 0 {
+		fmt.Fprintf(out, "and %s in further namespaces\n", plural.Count(a.More, "Service", "Services"))
+	}
+	fmt.Fprintf(out, "\nnext: kube-proxy why %s\n", lb.Printable(a.Groups[0].First[0].Service))
+}
