@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "write the last column of docs/behaviour
 
 const book = "docs/behaviour.md"
 
-// The behaviour book and the tree agree: each row that is cited is in the book; each row of the book is cited, and is proven
+// The specification and the tree agree: each row that is cited is in the page; each row of the page is cited, and is proven
 // by a test or a scenario that cites it, unless it waits for a package that is not built yet. Who proves it is the last column.
 func TestBehaviourBook(t *testing.T) {
 	content, err := os.ReadFile(book)

@@ -7,7 +7,7 @@
 //	                   └──────────────────────────────────────────────────────────────────────────┴─▶ validate ─▶ Config
 //
 // A flag, a field of the file, or both are one entry of a section ([kube-proxy/config/option]):
-// name, row of the behaviour book, help, whether a change needs a new process. The sections of what
+// name, row of the specification, help, whether a change needs a new process. The sections of what
 // all modes share are here, a file for each with its values, defaults and checks: proxy.go,
 // node.go, servers.go, conntrack.go, logging.go, deprecated.go. Each mode adds its own. Their
 // values are laid over the published type (settings.go), and joined in one table (table.go);

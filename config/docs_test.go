@@ -111,13 +111,10 @@ func configurationPage(modes mode.List) string {
 	}
 	b.WriteString("\n## Feature gates\n\nAn unknown gate is an error, and so is a change of a locked one. `AllAlpha` and `AllBeta` are known too.\n\n" +
 		"| gate | stage | default | locked | here |\n|---|---|---|---|---|\n")
+	var fixed []string
 	for _, g := range gates() {
 		if !g.now {
 			continue
-		}
-		locked := ""
-		if g.locked {
-			locked = "yes"
 		}
 		here := does[g.name]
 		switch {
@@ -125,9 +122,13 @@ func configurationPage(modes mode.List) string {
 			here = "false is accepted without effect: " + idle[g.name]
 		case here == "" && !g.locked:
 			here = "without effect: " + idle[g.name]
+		case here == "":
+			fixed = append(fixed, "`"+g.name+"`")
+			continue
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %t | %s | %s |\n", g.name, g.stage, g.on, locked, here)
+		fmt.Fprintf(&b, "| `%s` | %s | %t | %s | %s |\n", g.name, g.stage, g.on, choice(g.locked, "yes", ""), here)
 	}
+	fmt.Fprintf(&b, "\nLocked and on: %s.\n", strings.Join(fixed, ", "))
 	b.WriteString("\nGates of older versions and of other programs ([list](../config/gates.txt)) are accepted with a warning and have no effect.\n")
 	return b.String()
 }

@@ -53,7 +53,7 @@
 //   - what it keeps of the applied state, to know what a change touches;
 //   - a text of its state (Dump), by which planetest.Transitions compares it with a fresh one;
 //   - in its mode: whether it is able here, its settings of the host, its leftovers, its metrics;
-//   - its differences by intent from the behaviour book, as planetest.Config.Differs.
+//   - its differences by intent from the specification, as planetest.Config.Differs.
 //
 // What it gets:
 //

@@ -66,7 +66,7 @@ const (
 	conntrackDuration = "conntrack_reconciler_sync_duration_seconds"
 )
 
-// withModes are the metrics of the proxy itself and those of the modes, in the order of the behaviour book.
+// withModes are the metrics of the proxy itself and those of the modes, in the order of the specification.
 func withModes(modes mode.List) []metric {
 	all := tabled()
 	for _, m := range modes {

@@ -43,7 +43,7 @@ func agree(t *testing.T, got trace.Answer, want oracle.Answer, what string) {
 	}
 }
 
-// Every packet of every scenario, in every state: the answer is the oracle's, which has read the behaviour book and not the table.
+// Every packet of every scenario, in every state: the answer is the oracle's, which has read the specification and not the table.
 func TestScenarios(t *testing.T) {
 	dir, err := scenario.Dir()
 	if err != nil {

@@ -271,7 +271,7 @@ func awaitMetric(t *testing.T, what, name string, want float64) {
 	}
 }
 
-// checkMetricNames compares names and types with the list that was written by hand from the behaviour book.
+// checkMetricNames compares names and types with the list that was written by hand from the specification.
 func checkMetricNames(t *testing.T) {
 	t.Helper()
 	body := awaitCode(t, netlab.Node1, metricsPort, "/metrics", 200).Body
