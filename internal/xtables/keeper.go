@@ -34,7 +34,6 @@ type Keeper struct {
 	trees   []*Dispatcher
 	applied Applied
 	fixed   map[ChainID][]string // chains that are no trees
-	sent    uint64
 
 	held held
 }
@@ -115,9 +114,6 @@ func (k *Keeper) Close() error {
 
 // FullyRandom reports whether this iptables knows --random-fully.
 func (t *Tool) FullyRandom() bool { return t.Version.AtLeast(Version{1, 6, 2}) }
-
-// Sent is how many rules were written.
-func (k *Keeper) Sent() uint64 { return k.sent }
 
 // Rules returns the rules of the mode's chains, as they are in the kernel.
 func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
@@ -294,10 +290,6 @@ func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 // restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in
 // force, else plane.ErrStateLost.
 func (k *Keeper) restore(ctx context.Context, b *Batch) error {
-	for _, s := range b.Sections {
-		k.sent += uint64(s.Rules() + len(s.Remove) + len(s.Drop))
-	}
-	k.sent += uint64(len(b.handles))
 	err := k.Restore(ctx, b)
 	switch {
 	case errors.Is(err, plane.ErrStateLost):

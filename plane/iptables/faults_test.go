@@ -578,7 +578,7 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 func TestForeignCommentOfSeveralLines(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
-		comments := []string{"made by\nsetup.sh", "a \"quoted\" \\\nCOMMIT\n*nat\n-A KUBE-SERVICES -j ACCEPT\n:KUBE-SVC-AAAA\n", "\nit's\n"}
+		comments := []string{"x\n-A FORWARD -j KUBE-FORWARD\n", "made by\nsetup.sh", "a \"quoted\" \\\nCOMMIT\n*nat\n-A KUBE-SERVICES -j ACCEPT\n:KUBE-SVC-AAAA\n", "\nit's\n"}
 		for _, c := range comments {
 			run(t, "", p.Tool.Program, "-A", "INPUT", "-m", "comment", "--comment", c, "-j", "ACCEPT")
 		}
@@ -596,6 +596,16 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		run(t, "", p.Tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
 		if mended, err := auditAll(p); mended != 1 || err != nil {
 			t.Errorf("with a rule of others in a chain of ours, an audit mended %d, %v", mended, err)
+		}
+		// And no line of a comment is a rule to remove.
+		if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend}); err != nil || len(r.Left) > 0 {
+			t.Errorf("left %q, %v", r.Left, err)
+		}
+		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.Contains(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
+			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
+		}
+		if rules := saved(t, p.Tool.Program); strings.Contains(rules, ":KUBE-SERVICES") {
+			t.Errorf("chains stay:\n%s", rules)
 		}
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netns"
 
@@ -27,9 +26,8 @@ var _ mode.Looker = (*Plane)(nil)
 var asked = trace.Mode{Name: "iptables", PassesUnknown: true, Loopback: true}
 
 // compare follows all packets, and tells of those that meet something else than the table says.
-func compare(t testing.TB, p *Plane, table *lb.Table, packets []trace.Packet) (seen map[trace.Verdict]int) {
+func compare(t testing.TB, p *Plane, table *lb.Table, packets []trace.Packet) {
 	t.Helper()
-	seen = map[trace.Verdict]int{}
 	for _, packet := range packets {
 		want := trace.Ask(table, asked, packet)
 		got, err := p.Follow(t.Context(), packet)
@@ -39,58 +37,11 @@ func compare(t testing.TB, p *Plane, table *lb.Table, packets []trace.Packet) (s
 		if found := trace.Compare(want, got); found != nil {
 			t.Errorf("%+v: %s\ntable: %+v\nkernel: %s", packet, strings.Join(found, " "), want, show(got))
 		}
-		seen[got.Verdict]++
 	}
-	return seen
 }
 
 func show(k trace.Kernel) string {
 	return fmt.Sprintf("%s %v masquerade %t affine %v\n%s", k.Verdict, k.Backends, k.Masquerade, k.Affine, strings.Join(k.Way, "\n"))
-}
-
-// fullTable has rows of all kinds.
-func fullTable(w planetest.World) *lb.Table {
-	table := w.Table(40, 3)
-	for i := range 8 {
-		table.Replace(w.Full(100+i, 100*(i%3), i%4, i%3, time.Duration(i%2)*time.Hour))
-	}
-	o, fronts := w.Full(120, 100, 3, 2, 0) // whom the ranges let in, is refused
-	for _, f := range fronts {
-		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
-	}
-	fronts = append(fronts, &lb.Frontend{Key: lb.Key{Port: 20000, Proto: lb.TCP}, Service: o.Name, Kind: lb.HealthCheck,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}})
-	table.Replace(o, fronts)
-	return table
-}
-
-// The kernel's chains make of every packet what the table says, whatever tells pods, and nothing differs.
-func TestFollowAgreesWithTheTable(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		p := newPlane(t, cfg)
-		table := fullTable(w)
-		for i, pods := range []lb.Detector{table.Node.Pods, {}, {InterfacePrefix: "veth"}, {Interface: "veth1"}, {Prefixes: someRanges(w, 100, 3)}} {
-			table.Node.Pods = pods
-			reset(t, p, table)
-			packets, every := w.Packets(table, false), 1
-			if i > 0 || cfg.Backend == xtables.Legacy { // each fifth is of another source, and to another row
-				every = 5
-			}
-			for n := range len(packets) / every {
-				packets[n] = packets[every*n]
-			}
-			packets = packets[:len(packets)/every]
-			seen := compare(t, p, table, packets)
-			for _, v := range []trace.Verdict{trace.Balance, trace.Reject, trace.Drop, trace.Pass} {
-				if seen[v] == 0 {
-					t.Errorf("no packet met %s: %v", v, seen)
-				}
-			}
-			for _, d := range planetest.Differences(t, p, table) {
-				t.Errorf("pods by %+v: differs: %+v", pods, d)
-			}
-		}
-	})
 }
 
 // Comments make no difference: with many endpoints new rules have none, and old ones keep theirs (DP-12).

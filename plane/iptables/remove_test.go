@@ -323,25 +323,6 @@ func TestRemoveTriesAgain(t *testing.T) {
 	}
 }
 
-// A comment of a rule of others may have several lines, one of which looks like a rule that leads to a chain of ours: there is
-// no such rule to delete.
-func TestRemoveBesideCommentOfSeveralLines(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		program := programOf(cfg)
-		run(t, "", program, "-A", "INPUT", "-m", "comment", "--comment", "x\n-A FORWARD -j KUBE-FORWARD\n", "-j", "ACCEPT")
-		before := saved(t, program)
-		reset(t, newPlane(t, cfg), w.Table(3, 2))
-		r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
-		if err != nil || len(r.Left) > 0 {
-			t.Errorf("left %q, %v", r.Left, err)
-		}
-		after := saved(t, program)
-		if strings.Contains(after, ":KUBE-SERVICES") || !strings.Contains(after, before[strings.Index(before, "-A INPUT"):strings.Index(before, "COMMIT")]) {
-			t.Errorf("before\n%s\nafter\n%s", before, after)
-		}
-	})
-}
-
 // However many chains cannot be deleted, the others are, and each of those is named; what it takes is in proportion to them.
 func TestSweepManyStuckChains(t *testing.T) {
 	for _, c := range []struct{ chains, stuck int }{{1, 0}, {1, 1}, {1000, 0}, {1000, 1}, {1000, 40}, {40, 40}} {

@@ -235,14 +235,3 @@ func TestMartiansAreDroppedDP10(t *testing.T) {
 		})
 	}
 }
-
-// DP-09: what conntrack cannot place is dropped, unless conntrack is liberal when the plane is made.
-func TestInvalidDrop(t *testing.T) {
-	for _, liberal := range []string{"0", "1"} {
-		r := renderer{family: lb.IPv4, liberal: liberal == "1", mark: 0x4000}
-		drops := strings.Contains(strings.Join(r.forward("0x4000/0x4000"), "\n"), "INVALID -j DROP")
-		if drops == r.liberal {
-			t.Errorf("liberal %s: packets out of order are dropped: %t", liberal, drops)
-		}
-	}
-}

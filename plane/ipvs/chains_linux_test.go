@@ -97,8 +97,8 @@ func TestChainsInKernel(t *testing.T) {
 				k := keeper(t, n, b)
 				must(t, k.Reset(t.Context(), n.node))
 				second := keeperHere(t, n, b)
-				if err := second.Reset(t.Context(), n.node); err != nil || second.Sent() != 0 {
-					t.Errorf("a second one writes %d rules, %v", second.Sent(), err)
+				if err := second.Reset(t.Context(), n.node); err != nil || second.Stats().Restores != 0 {
+					t.Errorf("a second one writes: %+v, %v", second.Stats(), err)
 				}
 				if rules, err := k.Rules(t.Context()); err != nil || len(rules) != strings.Count(textOf(n), "\n-A KUBE-") {
 					t.Errorf("the kernel has %d rules, %v: %v", len(rules), err, rules)
@@ -108,20 +108,20 @@ func TestChainsInKernel(t *testing.T) {
 				}
 				for what, c := range map[string]struct {
 					change func(*lb.Node)
-					rules  uint64
+					chains uint64
 				}{
 					"nothing":      {func(*lb.Node) {}, 0},
-					"pods":         {func(x *lb.Node) { x.Pods = lb.Detector{Interface: "cbr1"} }, 3},
-					"node ports":   {func(x *lb.Node) { x.NodePorts = []netip.Prefix{n.family.Everywhere()} }, 6},
+					"pods":         {func(x *lb.Node) { x.Pods = lb.Detector{Interface: "cbr1"} }, 1},
+					"node ports":   {func(x *lb.Node) { x.NodePorts = []netip.Prefix{n.family.Everywhere()} }, 1},
 					"service CIDR": {func(x *lb.Node) { x.ServiceCIDRs = []netip.Prefix{n.family.Everywhere()} }, 1},
 				} {
-					before, node := k.Sent(), n.node
+					before, node := k.Stats().Chains, n.node
 					c.change(&node)
 					if err := k.SetNode(t.Context(), node); err != nil {
 						t.Errorf("change of %s: %v", what, err)
 					}
-					if sent := k.Sent() - before; sent > c.rules {
-						t.Errorf("change of %s: %d rules are written, want at most %d", what, sent, c.rules)
+					if sent := k.Stats().Chains - before; sent > c.chains {
+						t.Errorf("change of %s: %d chains are written, want at most %d", what, sent, c.chains)
 					}
 					if err := k.SetNode(t.Context(), n.node); err != nil {
 						t.Errorf("change of %s back: %v", what, err)

@@ -127,34 +127,6 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, mos
 	return seen, findings
 }
 
-// The state that the kernel holds makes of every packet what the table says, whatever tells pods, and nothing differs.
-func TestFollowAgreesWithTheTable(t *testing.T) {
-	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-		k, p, table, w := looked(t, f)
-		for _, pods := range []lb.Detector{table.Node.Pods, {}, {InterfacePrefix: "veth"}, {Interface: "veth1"}} {
-			table.Node.Pods = pods
-			must(t, only(planetest.ResetAll(t.Context(), p, table)))
-			seen, found := follow(t, p, table, w.Packets(table, true), 5)
-			for _, what := range found {
-				t.Errorf("%s, pods by %+v: %s", f, pods, what)
-			}
-			for _, v := range []trace.Verdict{trace.Balance, trace.Reject, trace.Drop, trace.Pass} {
-				if seen[v] == 0 {
-					t.Errorf("no packet met %s: %v", v, seen)
-				}
-			}
-			for _, d := range planetest.Differences(t, p, table) {
-				t.Errorf("%s, pods by %+v: differs: %+v", f, pods, d)
-			}
-		}
-		before := fmt.Sprint(k.ipvs, k.wrote)
-		planetest.Differences(t, p, table)
-		if after := fmt.Sprint(k.ipvs, k.wrote); after != before {
-			t.Errorf("a look changed something: %s", difference(before, after))
-		}
-	}
-}
-
 // state is what can be spoiled: IPVS by a connection of somebody else's, and the rest by name.
 type spoiler struct {
 	*testing.T
@@ -353,12 +325,16 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	changes, _ := table.Replace(w.ClusterIP(0, 0, 2))
 	must(t, only(p.Apply(t.Context(), changes)))
 	packet.To = one.Addr
+	before := fmt.Sprint(k.ipvs, k.wrote)
 	got := follow()
 	if len(got.Backends) != 2 || !strings.Contains(strings.Join(got.Way, "\n"), leaves.String()+" -m -w 0: it drains, with 3 connections") {
 		t.Errorf("backends %v by way of\n%s", got.Backends, strings.Join(got.Way, "\n"))
 	}
 	for _, d := range planetest.Differences(t, p, table) {
 		t.Errorf("while it drains: %+v", d)
+	}
+	if after := fmt.Sprint(k.ipvs, k.wrote); after != before {
+		t.Errorf("a look changed something: %s", difference(before, after))
 	}
 	// The whole Service goes, and its connections go on.
 	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
