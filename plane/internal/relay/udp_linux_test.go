@@ -22,7 +22,6 @@ import (
 	"kube-proxy/lb"
 )
 
-// engineOf makes the engine of Linux with some loops, with or without the kernel's joining and cutting of datagrams.
 // A session whose backend has no such port goes to another with its next datagram, and the Balancer is told. With one
 // backend alone it is tried again, and serves as soon as it is back.
 func TestUDPBackendDiesAndReturns(t *testing.T) {
