@@ -5,6 +5,11 @@
 // On Windows the steps call the Host Networking Service with documentation addresses. On Linux they
 // run this program in a lab of network namespaces and send packets. Each result is a [Line] of a
 // transcript, which package hnsfake reads. A step that does not apply has one line with the reason.
+//
+// It uses HNS, not the plane, because a Reset would delete real Services' load balancers. It creates
+// those that [hns.Render] returns, and holds the writer lock against audits. Step 7 sends packets from
+// pods of the image agnhost netexec, named by --echo, because the command cannot act in a pod; it
+// creates none, because a node must be provable before it joins.
 package selftest
 
 import (
