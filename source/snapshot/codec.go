@@ -1,13 +1,12 @@
 package snapshot
 
 import (
-	"bufio"
+	"encoding"
 	"encoding/binary"
 	"errors"
-	"io"
 	"net/netip"
+	"reflect"
 	"slices"
-	"time"
 	"unique"
 
 	"kube-proxy/cluster"
@@ -15,310 +14,209 @@ import (
 
 // format is the number of the encoding below. Every change of it, and of a type that it encodes,
 // needs the next one.
-const format = 1
+const format = 2
 
-// coder writes values, or reads them. One function describes each type for both directions, so that
+// coder writes values, or reads them, as their types say. One function has both directions, so that
 // these cannot differ. When writing it changes no value: the store shares them. After an error it
 // does nothing.
 type coder struct {
-	out *bufio.Writer // nil when reading
-	in  []byte        // what is left to read
-	err error
+	b       []byte // written, or left to read
+	reading bool
+	err     error // of reading
 
 	// Words are texts that occur often, such as namespaces and nodes: each is spelled once.
-	spelled []string          // when reading
+	words   []string
 	numbers map[string]uint64 // when writing
-	places  map[cluster.Place]unique.Handle[cluster.Place]
-	scratch []cluster.Endpoint
+
+	binary    []byte // scratch
+	endpoints []cluster.Endpoint
 }
 
 var errMalformed = errors.New("its content is malformed")
 
-func newReader(content []byte) *coder {
-	return &coder{in: content, places: map[cluster.Place]unique.Handle[cluster.Place]{}}
-}
-
-func newWriter(to io.Writer) *coder {
-	return &coder{out: bufio.NewWriterSize(to, 64<<10), numbers: map[string]uint64{}}
-}
-
-func (c *coder) reading() bool { return c.out == nil }
-
 // take returns the next n bytes of the input.
 func (c *coder) take(n uint64) []byte {
-	if n > uint64(len(c.in)) {
-		c.err, c.in = errMalformed, nil
+	if n > uint64(len(c.b)) {
+		c.err, c.b = errMalformed, nil
 		return nil
 	}
-	b := c.in[:n]
-	c.in = c.in[n:]
+	b := c.b[:n]
+	c.b = c.b[n:]
 	return b
 }
 
-func (c *coder) put(b []byte) {
-	if c.err == nil {
-		_, c.err = c.out.Write(b)
+// number writes n, or reads another number; it returns the number.
+func (c *coder) number(n uint64) uint64 {
+	if !c.reading {
+		c.b = binary.AppendUvarint(c.b, n)
+		return n
 	}
-}
-
-type integers interface {
-	~int | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint64
-}
-
-func integer[T integers](c *coder, v *T) {
-	if !c.reading() {
-		c.put(binary.AppendUvarint(c.out.AvailableBuffer(), uint64(*v)))
-		return
+	n, size := binary.Uvarint(c.b)
+	if size == 0 {
+		size = -1
 	}
-	u, n := binary.Uvarint(c.in)
-	if n <= 0 || uint64(T(u)) != u {
-		c.err, c.in = errMalformed, nil
-		return
-	}
-	c.in, *v = c.in[n:], T(u)
-}
-
-// flags are up to eight booleans in one byte.
-func (c *coder) flags(all ...*bool) {
-	var b uint8
-	for i, f := range all {
-		if *f {
-			b |= 1 << i
-		}
-	}
-	integer(c, &b)
-	if c.reading() {
-		for i, f := range all {
-			*f = b>>i&1 == 1
-		}
-	}
+	c.take(uint64(size)) // of a negative one there is not so much
+	return n
 }
 
 func (c *coder) text(s *string) {
-	n := uint64(len(*s))
-	integer(c, &n)
-	if c.reading() {
+	n := c.number(uint64(len(*s)))
+	if c.reading {
 		*s = string(c.take(n))
-	} else if c.err == nil {
-		_, c.err = c.out.WriteString(*s)
+	} else {
+		c.b = append(c.b, *s...)
 	}
 }
 
 // word is a text by its number; a number that is new is followed by its text.
 func (c *coder) word(s *string) {
-	if !c.reading() {
-		n, known := c.numbers[*s]
-		if !known {
-			n = uint64(len(c.numbers))
+	next := uint64(len(c.words))
+	n, known := c.numbers[*s]
+	if !known {
+		n = next
+	}
+	switch n = c.number(n); {
+	case n == next:
+		c.text(s)
+		if c.words = append(c.words, *s); !c.reading {
 			c.numbers[*s] = n
 		}
-		integer(c, &n)
-		if !known {
-			c.text(s)
+	case n > next:
+		c.err = errMalformed
+	case c.reading:
+		*s = c.words[n]
+	}
+}
+
+// takeBack removes what was written since there were so many words.
+func (c *coder) takeBack(words int) {
+	for _, w := range c.words[words:] {
+		delete(c.numbers, w)
+	}
+	c.b, c.words = c.b[:0], c.words[:words]
+}
+
+// binaryType is a type of the standard library that has an encoding: addresses, times.
+type binaryType interface {
+	encoding.BinaryAppender
+	encoding.BinaryUnmarshaler
+}
+
+// special codes the types that have no exported fields, or that occur often.
+func (c *coder) special(to any) bool {
+	switch v := to.(type) {
+	case *cluster.Name:
+		c.word(&v.Namespace)
+		c.text(&v.Name)
+	case *unique.Handle[cluster.Place]:
+		var place cluster.Place
+		if *v != (unique.Handle[cluster.Place]{}) {
+			place = v.Value()
 		}
-		return
-	}
-	var n uint64
-	integer(c, &n)
-	if n == uint64(len(c.spelled)) && c.err == nil {
-		var spelled string
-		c.text(&spelled)
-		c.spelled = append(c.spelled, spelled)
-	}
-	if n >= uint64(len(c.spelled)) {
-		c.err, c.in = errMalformed, nil
-		return
-	}
-	*s = c.spelled[n]
-}
-
-func (c *coder) name(n *cluster.Name) { c.word(&n.Namespace); c.text(&n.Name) }
-
-func (c *coder) addr(a *netip.Addr) {
-	n := uint64(a.BitLen() / 8)
-	integer(c, &n)
-	if c.reading() {
-		var ok bool
-		if *a, ok = netip.AddrFromSlice(c.take(n)); !ok && n != 0 {
-			c.err = errMalformed
+		c.word(&place.Node)
+		c.word(&place.Zone)
+		if c.reading {
+			*v = cluster.At(place.Node, place.Zone)
 		}
-		return
-	}
-	all := a.As16()
-	c.put(append(c.out.AvailableBuffer(), all[len(all)-int(n):]...))
-}
-
-func (c *coder) addrPort(a *netip.AddrPort) {
-	addr, port := a.Addr(), a.Port()
-	c.addr(&addr)
-	integer(c, &port)
-	if c.reading() {
-		*a = netip.AddrPortFrom(addr, port)
-	}
-}
-
-func (c *coder) prefix(p *netip.Prefix) {
-	addr, bits := p.Addr(), uint8(p.Bits())
-	c.addr(&addr)
-	integer(c, &bits)
-	if c.reading() {
-		if *p = netip.PrefixFrom(addr, int(bits)); !p.IsValid() {
-			c.err = errMalformed
+	case *cluster.Endpoints:
+		c.endpoints = slices.AppendSeq(c.endpoints[:0], v.All())
+		c.code(&c.endpoints)
+		if c.reading {
+			*v = cluster.EndpointsOf(c.endpoints...)
 		}
-	}
-}
-
-// list is a number of items, each of at least the bytes least: so no input makes room for more than
-// it has.
-func list[T any](c *coder, least int, all *[]T, item func(*coder, *T)) {
-	n := len(*all)
-	integer(c, &n)
-	if c.reading() {
-		if n < 0 || n > len(c.in)/least {
-			c.err, c.in = errMalformed, nil
-			return
-		}
-		*all = slices.Grow(*all, n)[:n]
-		clear(*all)
-	}
-	for i := range *all {
-		if c.err != nil {
-			return
-		}
-		item(c, &(*all)[i])
-	}
-}
-
-func (c *coder) service(s *cluster.Service) {
-	c.name(&s.Name)
-	integer(c, &s.Created)
-	integer(c, &s.Type)
-	list(c, 1, &s.ClusterIPs, (*coder).addr)
-	list(c, 1, &s.ExternalIPs, (*coder).addr)
-	list(c, 1, &s.LoadBalancerIPs, (*coder).addr)
-	list(c, 2, &s.SourceRanges, (*coder).prefix)
-	integer(c, &s.InternalPolicy)
-	integer(c, &s.ExternalPolicy)
-	integer(c, &s.AffinitySeconds)
-	integer(c, &s.HealthCheckNodePort)
-	c.flags(&s.PreserveDestination)
-	list(c, 4, &s.Ports, func(c *coder, p *cluster.ServicePort) {
-		c.word(&p.Name)
-		integer(c, &p.Protocol)
-		integer(c, &p.Port)
-		integer(c, &p.NodePort)
-	})
-}
-
-// slice leaves out the Service, which the caller knows, and the trigger: a restart makes no old
-// change new (SV-35).
-func (c *coder) slice(s *cluster.Slice) {
-	c.name(&s.Name)
-	c.flags(&s.IPv6)
-	list(c, 3, &s.Ports, func(c *coder, p *cluster.SlicePort) {
-		c.word(&p.Name)
-		integer(c, &p.Protocol)
-		integer(c, &p.Port)
-	})
-	c.scratch = c.scratch[:0]
-	if !c.reading() {
-		c.scratch = slices.AppendSeq(c.scratch, s.Endpoints.All())
-	}
-	list(c, 4, &c.scratch, (*coder).endpoint)
-	if c.reading() {
-		s.Endpoints = cluster.EndpointsOf(c.scratch...)
-	}
-}
-
-func (c *coder) endpoint(e *cluster.Endpoint) {
-	c.addr(&e.Addr)
-	hinted := e.Hints != nil
-	c.flags(&e.Ready, &e.Serving, &e.Terminating, &hinted)
-	place := e.Place()
-	c.word(&place.Node)
-	c.word(&place.Zone)
-	if c.reading() {
-		where, known := c.places[place]
-		if !known {
-			where = cluster.At(place.Node, place.Zone)
-			c.places[place] = where
-		}
-		e.Where = where
-	}
-	if !hinted {
-		return
-	}
-	if e.Hints == nil {
-		e.Hints = &cluster.Hints{}
-	}
-	list(c, 1, &e.Hints.Zones, (*coder).word)
-	list(c, 1, &e.Hints.Nodes, (*coder).word)
-}
-
-func (c *coder) node(n *cluster.Node) {
-	c.text(&n.Name)
-	list(c, 1, &n.Addrs, (*coder).addr)
-	c.text(&n.Zone)
-	list(c, 2, &n.PodCIDRs, (*coder).prefix)
-	c.flags(&n.Leaving)
-}
-
-// origin is what a snapshot says of itself.
-func (c *coder) origin(o *Origin) {
-	c.text(&o.Node)
-	at := o.Written.UnixNano()
-	integer(c, &at)
-	if c.reading() {
-		o.Written = time.Unix(0, at)
-	}
-	c.text(&o.Boot)
-	c.text(&o.Mode)
-}
-
-func (c *coder) facts(f *cluster.Facts) {
-	known := f.Node != nil
-	c.flags(&known, &f.NodeGone)
-	if known {
-		if f.Node == nil {
-			f.Node = &cluster.Node{}
-		}
-		c.node(f.Node)
-	}
-	list(c, 2, &f.CIDRs, (*coder).prefix)
-	list(c, 2, &f.APIServers, (*coder).addrPort)
-}
-
-// service and its slices are one entry. more is false after the last one.
-func (c *coder) entry(more *bool, s *cluster.Service, of *[]*cluster.Slice) {
-	c.flags(more)
-	if !*more {
-		return
-	}
-	c.service(s)
-	list(c, 5, of, func(c *coder, sl **cluster.Slice) {
-		if c.reading() {
-			*sl = &cluster.Slice{Service: s.Name}
-		}
-		c.slice(*sl)
-	})
-}
-
-// snapshot reads all; what it returns counts if there is no error.
-func (c *coder) snapshot() *Snapshot {
-	s := &Snapshot{}
-	c.origin(&s.Origin)
-	c.facts(&s.facts)
-	for c.err == nil {
-		var more bool
-		var of []*cluster.Slice
-		service := &cluster.Service{}
-		if c.entry(&more, service, &of); !more {
+	case binaryType:
+		if !c.reading {
+			c.binary, _ = v.AppendBinary(c.binary[:0]) // these types never fail
+			c.number(uint64(len(c.binary)))
+			c.b = append(c.b, c.binary...)
 			break
 		}
-		s.services, s.slices = append(s.services, service), append(s.slices, of...)
+		err := v.UnmarshalBinary(c.take(c.number(0)))
+		if p, ok := to.(*netip.Prefix); err != nil || ok && !p.IsValid() {
+			c.err = errMalformed
+		}
+	default:
+		return false
 	}
-	if c.err == nil && len(c.in) > 0 {
+	return true
+}
+
+// code writes or reads the value that to points to.
+func (c *coder) code(to any) { c.value(reflect.ValueOf(to).Elem()) }
+
+func (c *coder) value(v reflect.Value) {
+	if c.err != nil {
+		return
+	}
+	switch kind := v.Kind(); kind {
+	case reflect.Struct:
+		if c.special(v.Addr().Interface()) {
+			return
+		}
+		for i := range v.NumField() {
+			c.value(v.Field(i))
+		}
+	case reflect.Slice:
+		n := int(c.number(uint64(v.Len())))
+		if c.reading {
+			v.SetLen(0)
+		}
+		for i := 0; i < n && c.err == nil; i++ {
+			if c.reading {
+				if i == v.Cap() {
+					v.Grow(min(n-i, 64+i)) // memory follows what was read
+				}
+				v.SetLen(i + 1)
+				v.Index(i).SetZero()
+			}
+			c.value(v.Index(i))
+		}
+	case reflect.Pointer:
+		if !c.there(!v.IsNil()) {
+			break
+		}
+		if c.reading {
+			v.Set(reflect.New(v.Type().Elem()))
+		}
+		c.value(v.Elem())
+	case reflect.String:
+		c.word(v.Addr().Interface().(*string))
+	case reflect.Bool:
+		if c.there(v.Bool()) && c.reading {
+			v.SetBool(true)
+		}
+	default:
+		c.integer(v)
+	}
+}
+
+// there writes a boolean, or reads another one.
+func (c *coder) there(is bool) bool {
+	n := uint64(0)
+	if is {
+		n = 1
+	}
+	return c.number(n) == 1
+}
+
+func (c *coder) integer(v reflect.Value) {
+	if v.CanInt() {
+		n := int64(c.number(uint64(v.Int())))
+		if !c.reading {
+			return
+		}
+		if v.OverflowInt(n) {
+			c.err = errMalformed
+		}
+		v.SetInt(n)
+		return
+	}
+	n := c.number(v.Uint())
+	if !c.reading {
+		return
+	}
+	if v.OverflowUint(n) {
 		c.err = errMalformed
 	}
-	return s
+	v.SetUint(n)
 }

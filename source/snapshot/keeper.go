@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"kube-proxy/internal/pause"
 )
 
 const (
@@ -82,34 +84,25 @@ func (k *Keeper) Stats() Stats {
 // Run writes snapshots until ctx ends, and then what has not been written yet.
 func (k *Keeper) Run(ctx context.Context) {
 	refresh := min(maxRefresh, max(minGap, k.cfg.MaxAge/8))
-	wait, pause := firstSettle, time.Duration(0) // pause is what the last write asks for
-	for {
-		end := time.Now()
-		dirty := false
+	wait, next := firstSettle, time.Time{} // next is the earliest time of the next write
+	for ended := false; !ended; {
 		select {
 		case <-k.changed:
-			dirty = true
+			k.Changed() // it is due until a write begins
 		case <-time.After(refresh):
 		case <-ctx.Done():
 		}
-		select {
-		case <-time.After(max(wait, pause-time.Since(end))):
-		case <-ctx.Done():
-		}
+		ended = !pause.For(ctx, max(wait, time.Until(next)))
+		dirty := false
 		select {
 		case <-k.changed:
 			dirty = true
 		default:
 		}
-		switch {
-		case ctx.Err() != nil:
-			if dirty && k.cfg.Current() {
-				k.save()
-			}
-			return
-		case k.cfg.Current():
-			wait, pause = settle, k.save()
-		case dirty:
+		if current := k.cfg.Current(); current && (dirty || !ended) {
+			gap := k.save()
+			wait, next = settle, time.Now().Add(gap)
+		} else if dirty {
 			k.Changed() // look again
 		}
 	}

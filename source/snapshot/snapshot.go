@@ -1,22 +1,22 @@
 package snapshot
 
 import (
-	"bytes"
+	"bufio"
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"kube-proxy/cluster"
 )
 
-// MaxSize bounds the content of a file, in bytes; 100,000 Services with 10 endpoints each take 16
-// MB. It is checked before any memory is taken.
+// MaxSize bounds a file, in bytes; 100,000 Services with 10 endpoints each take 20 MB. It is
+// checked before any memory is taken.
 const MaxSize = 64 << 20
 
 // maxSkew is how far the clock may have gone back since a snapshot was written.
@@ -45,6 +45,13 @@ type Snapshot struct {
 	slices   []*cluster.Slice
 }
 
+// entry is a Service with its slices. These lack the Service's name, and their trigger: a restart
+// makes no old change new (SV-35).
+type entry struct {
+	service cluster.Service
+	slices  []cluster.Slice
+}
+
 // Services returns the number of Services.
 func (s *Snapshot) Services() int { return len(s.services) }
 
@@ -62,124 +69,125 @@ func (s *Snapshot) Events() cluster.Batch {
 		cluster.ServicesListed{Services: s.services})
 }
 
-// header stands before the content of a file.
-type header struct {
-	Magic  [20]byte
-	Format uint32
-	Length uint64 // of the content
-	Sum    [sha256.Size]byte
-}
+// A file is the magic text, the format number, the origin, the facts, the entries and the SHA-256 of
+// all that.
+const magic = "kube-proxy snapshot\n"
 
-var (
-	magic      = [20]byte([]byte("kube-proxy snapshot\n"))
-	headerSize = binary.Size(header{})
-)
+const headSize = len(magic) + 4
 
 // Saved is what a write has come to.
 type Saved struct {
 	// Size is what was written, in bytes, also where the write failed.
 	Size int64
-	// LeftOut are the namespaces that had no room, sorted: those with the most facts.
+	// LeftOut are the namespaces that had no room for all their Services: those with the most facts.
 	LeftOut []string
 }
 
-// limited writes MaxSize bytes at most, and counts further ones.
-type limited struct {
-	io.Writer
-	n int64
-}
-
-func (l *limited) Write(b []byte) (int, error) {
-	if l.n += int64(len(b)); l.n > MaxSize {
-		return len(b), nil
-	}
-	return l.Writer.Write(b)
-}
-
-// encode writes the facts of a store to a file. It takes the memory of the names of the Services
-// and of one buffer, and holds the store only for a look at one Service at a time. Where the facts
-// are too large it says which namespaces to leave out, and the file is of no use.
-func encode(to io.WriteSeeker, o Origin, store *cluster.Store, without []string,
-) (size int64, tooLarge []string, err error) {
-	h := header{Magic: magic, Format: format}
-	if err := writeHeader(to, h); err != nil { // the place of the one that knows length and sum
-		return 0, nil, err
-	}
+// encode writes the facts of a store. It takes the memory of the names of the Services and of one
+// Service, and holds the store only for a look at one at a time.
+func encode(to io.Writer, o Origin, store *cluster.Store) (saved Saved, err error) {
 	sum := sha256.New()
-	content := &limited{Writer: io.MultiWriter(sum, to)}
-	c := newWriter(content)
-	c.origin(&o)
+	out := bufio.NewWriterSize(io.MultiWriter(sum, to), 64<<10)
+	c := &coder{b: binary.BigEndian.AppendUint32([]byte(magic), format), numbers: map[string]uint64{}}
 	facts := store.Facts()
-	c.facts(&facts)
-	sizes := map[string]int64{}
-	more := true
-	for _, name := range store.Names() {
+	c.code(&o)
+	c.code(&facts)
+	var e entry
+	for _, name := range smallFirst(store) {
 		v := store.View(name)
-		if v.Service == nil || slices.Contains(without, name.Namespace) { // or it has gone since
+		if v.Service == nil { // it has gone since
 			continue
 		}
-		before := content.n + int64(c.out.Buffered())
-		c.entry(&more, v.Service, &v.Slices)
-		sizes[name.Namespace] += content.n + int64(c.out.Buffered()) - before
-		if c.err != nil {
-			return content.n, nil, c.err
+		if err := flush(c, out, &saved); err != nil {
+			return saved, err
+		}
+		e.service, e.slices = *v.Service, e.slices[:0]
+		for _, s := range v.Slices {
+			e.slices = append(e.slices, *s)
+			last := &e.slices[len(e.slices)-1]
+			last.Service, last.Trigger = cluster.Name{}, 0
+		}
+		words := len(c.words)
+		c.code(&e.service)
+		c.code(&e.slices)
+		if saved.Size+int64(len(c.b))+sha256.Size > MaxSize {
+			c.takeBack(words)
+			if n := len(saved.LeftOut); n == 0 || saved.LeftOut[n-1] != name.Namespace {
+				saved.LeftOut = append(saved.LeftOut, name.Namespace)
+			}
 		}
 	}
-	more = false
-	c.entry(&more, nil, nil)
-	if err := errors.Join(c.err, c.out.Flush()); err != nil {
-		return content.n, nil, err
+	if err := errors.Join(flush(c, out, &saved), out.Flush()); err != nil {
+		return saved, err
 	}
-	if content.n > MaxSize {
-		return MaxSize, largest(sizes, content.n-MaxSize), nil
-	}
-	h.Length, h.Sum = uint64(content.n), [sha256.Size]byte(sum.Sum(nil))
-	return int64(headerSize) + content.n, nil, writeHeader(to, h)
+	saved.Size += sha256.Size
+	_, err = to.Write(sum.Sum(nil))
+	return saved, err
 }
 
-func writeHeader(to io.WriteSeeker, h header) error {
-	if _, err := to.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	return binary.Write(to, binary.BigEndian, h)
+func flush(c *coder, to io.Writer, saved *Saved) error {
+	saved.Size += int64(len(c.b))
+	_, err := to.Write(c.b)
+	c.b = c.b[:0]
+	return err
 }
 
-// largest returns the largest namespaces that are more than excess together, and one in any case.
-func largest(sizes map[string]int64, excess int64) (all []string) {
-	// The texts that others share with them are spelled elsewhere then.
-	excess += MaxSize / 8
-	bySize := func(a, b string) int { return cmp.Compare(sizes[b], sizes[a]) }
-	for _, namespace := range slices.SortedFunc(maps.Keys(sizes), bySize) {
-		all = append(all, namespace)
-		if excess -= sizes[namespace]; excess < 0 {
-			break
-		}
+// smallFirst returns the names of all Services, those of namespaces with few facts first: the last
+// may find no room.
+func smallFirst(store *cluster.Store) []cluster.Name {
+	names, weight := store.Names(), map[string]int{}
+	for _, n := range names {
+		store.Look(n, func(v cluster.View) {
+			weight[n.Namespace]++
+			for _, s := range v.Slices {
+				weight[n.Namespace] += 1 + s.Endpoints.Len()
+			}
+		})
 	}
-	return all
+	slices.SortFunc(names, func(a, b cluster.Name) int {
+		return cmp.Or(cmp.Compare(weight[a.Namespace], weight[b.Namespace]), strings.Compare(a.Namespace, b.Namespace))
+	})
+	return names
 }
 
-// decode reads a file of a size. It takes memory only for a content whose size is in bounds.
+// decode reads a file of a size. It takes memory only for a size in bounds.
 func decode(from io.Reader, size int64) (*Snapshot, error) {
-	var h header
-	switch err := binary.Read(from, binary.BigEndian, &h); {
-	case err != nil || h.Magic != magic:
-		return nil, errors.New("it is not a snapshot")
-	case h.Format != format:
-		return nil, fmt.Errorf("it has format %d; this version reads format %d", h.Format, format)
-	case h.Length > MaxSize:
-		return nil, fmt.Errorf("it declares %d bytes; the limit is %d", h.Length, MaxSize)
-	case int64(h.Length) != size-int64(headerSize):
-		return nil, fmt.Errorf("it is torn: it declares %d bytes and has %d", h.Length, size-int64(headerSize))
+	if size > MaxSize {
+		return nil, fmt.Errorf("it has %d bytes; the limit is %d", size, MaxSize)
 	}
-	content := make([]byte, h.Length)
+	content := make([]byte, size)
 	if _, err := io.ReadFull(from, content); err != nil {
 		return nil, fmt.Errorf("read it: %w", err)
 	}
-	if sum := sha256.Sum256(content); !bytes.Equal(sum[:], h.Sum[:]) {
-		return nil, errors.New("its checksum does not match: it was altered")
+	if len(content) < headSize || string(content[:len(magic)]) != magic {
+		return nil, errors.New("it is not a snapshot")
 	}
-	c := newReader(content)
-	return c.snapshot(), c.err
+	if of := binary.BigEndian.Uint32(content[len(magic):]); of != format {
+		return nil, fmt.Errorf("it has format %d; this version reads format %d", of, format)
+	}
+	end := len(content) - sha256.Size
+	if end < headSize || sha256.Sum256(content[:end]) != [sha256.Size]byte(content[end:]) {
+		return nil, errors.New("its checksum does not match: it is torn or was altered")
+	}
+	return read(content[headSize:end])
+}
+
+// read reads what stands between the format number and the checksum.
+func read(content []byte) (*Snapshot, error) {
+	s, c := &Snapshot{}, &coder{b: content, reading: true}
+	c.code(&s.Origin)
+	c.code(&s.facts)
+	for c.err == nil && len(c.b) > 0 {
+		e := &entry{}
+		c.code(&e.service)
+		c.code(&e.slices)
+		s.services = append(s.services, &e.service)
+		for i := range e.slices {
+			e.slices[i].Service = e.service.Name
+			s.slices = append(s.slices, &e.slices[i])
+		}
+	}
+	return s, c.err
 }
 
 // check says why a snapshot is not for this node now.
