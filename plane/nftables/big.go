@@ -21,6 +21,7 @@ const bigMap = 150_000
 // readBig reads the backends of all sets that set-shapes knows, if there are many, and reports whether it did.
 // Backends that belong to no set are not found this way; no packet can reach them.
 func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
+	s.records[sSetShapes] = s.records[sSetShapes].Sorted() // then the backends are, mostly
 	shapes := s.records[sSetShapes]
 	total := 0
 	each := func(f func(id uint32, sh shape)) {

@@ -19,22 +19,20 @@ import (
 // structure, and returns how many objects they concern.
 func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
 	n := c.mendStructure(snap)
-	var want [setCount]diff.Records
-	var read [setCount]bool
-	for i := range want {
+	var pending [setCount]*diff.Pending
+	for i := range pending {
 		if d := &c.sets[i]; which(d) && !d.Verdict && !d.Dynamic() {
-			read[i] = true
-			want[i] = diff.Records{Size: d.RecordLen(), Bytes: make([]byte, 0, len(snap.records[i].Bytes))} // mostly nothing differs
+			pending[i] = diff.Compare(snap.records[i], d.KeyLen(), c.mendElement(setIndex(i)))
 		}
 	}
 	c.st.records(func(i setIndex, rec []byte) {
-		if read[i] {
-			want[i].Bytes = append(want[i].Bytes, rec...)
+		if pending[i] != nil {
+			pending[i].Want(rec)
 		}
 	})
-	for i := range setCount {
-		if read[i] {
-			n += c.mendSet(i, snap.records[i], want[i])
+	for _, p := range pending {
+		if p != nil {
+			n += p.End()
 		}
 	}
 	return n
@@ -42,14 +40,19 @@ func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
 
 // mendSet stages the differences between elements of one set.
 func (c *change) mendSet(i setIndex, is, want diff.Records) int {
-	return diff.Elements(is, want, c.sets[i].KeyLen(), func(is, want []byte) {
+	return diff.Elements(is, want, c.sets[i].KeyLen(), c.mendElement(i))
+}
+
+// mendElement stages the difference of one element; nil is for none.
+func (c *change) mendElement(i setIndex) func(is, want []byte) {
+	return func(is, want []byte) {
 		if is != nil {
 			c.out.Remove(i, is)
 		}
 		if want != nil {
 			c.out.Add(i, want)
 		}
-	})
+	}
 }
 
 // mendStructure stages the differences of chains, rules and verdict maps, and removes foreign sets. Chains that no class and no

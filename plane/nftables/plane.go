@@ -46,6 +46,7 @@ type Plane struct {
 	rules *ruleset
 	sock  *wire.Socket
 	mon   *monitor
+	early *early // nil after the first Reset
 	ours  *ownwrites.Ledger
 	st    *state // nil before the first Reset
 	trust trust
@@ -86,6 +87,9 @@ func New(cfg Config) (*Plane, error) {
 		return nil, errors.Join(err, p.Close())
 	}
 	p.ours.Join(p.mon)
+	if err := p.readEarly(context.Background()); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
 	return p, nil
 }
 
@@ -151,7 +155,7 @@ func (p *Plane) Close() error {
 		err = p.mon.Close()
 	}
 	p.localhost.Close()
-	return errors.Join(err, p.sock.Close(), p.counters.close(), p.rejected.close())
+	return errors.Join(err, p.early.close(), p.sock.Close(), p.counters.close(), p.rejected.close())
 }
 
 // Stats returns what has been sent so far.

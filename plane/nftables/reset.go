@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 
@@ -112,10 +113,16 @@ func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, sto
 
 // readForReset reads the table, with the generation of the ruleset that shows whether anybody changes it afterwards.
 func (p *Plane) readForReset(ctx context.Context) (*snapshot, uint32, error) {
-	p.mon.take() // what others did so far, the reading shows
-	snap, gen, err := p.readTable(ctx, allSets)
+	gen, err := p.sock.Generation(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.ip.Family, err)
+	}
+	snap := p.takeEarly(ctx)
+	p.mon.take() // what others did so far, the reading shows
+	if snap == nil {
+		if snap, gen, err = p.readTable(ctx, allSets); err != nil {
+			return nil, 0, err
+		}
 	}
 	snap.ours = snap.ours && snap.numbered() && p.trust != untrusted
 	return snap, gen, nil

@@ -3,6 +3,9 @@
 package nftables
 
 import (
+	"cmp"
+	"maps"
+	"math/bits"
 	"net/netip"
 	"slices"
 
@@ -66,7 +69,7 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	for _, r := range st.rows {
 		rowRecords(r, f)
 	}
-	for _, s := range st.sets {
+	for _, s := range slices.SortedFunc(maps.Values(st.sets), inRecordOrder) {
 		s.records(f)
 	}
 	for _, l := range st.lists.ByContent {
@@ -79,6 +82,12 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	for n := range 256 {
 		f(sEqualBytes, wire.AppendOctet(wire.AppendOctet(b[:0], byte(n)), byte(n)))
 	}
+}
+
+// inRecordOrder compares sets by their records, see [diff.Records.Sorted]. A million records that are in order
+// need not be sorted.
+func inRecordOrder(a, b *set) int {
+	return cmp.Compare(bits.ReverseBytes32(a.id), bits.ReverseBytes32(b.id))
 }
 
 // rowRecords calls f for the elements of one row.

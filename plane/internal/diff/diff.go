@@ -92,6 +92,54 @@ func Elements(is, want Records, key int, differs func(is, want []byte)) int {
 	}, func(i int) { differs(is.At(i), nil) }, func(j int) { differs(nil, want.At(j)) }) + changed
 }
 
+// Pending compares as [Elements] does, but takes the wanted elements one by one, so that no second
+// list of a million is made. It is quick if they come in the order of their bytes.
+type Pending struct {
+	is      Records // sorted
+	key     int
+	differs func(is, want []byte)
+	wanted  []bool // by place in is
+	next    int    // where the next one is expected
+	n       int
+}
+
+// Compare begins a comparison. It sorts is.
+func Compare(is Records, key int, differs func(is, want []byte)) *Pending {
+	is = is.Sorted()
+	return &Pending{is: is, key: key, differs: differs, wanted: make([]bool, is.Len())}
+}
+
+// Want compares an element, whose key no other one has.
+func (p *Pending) Want(rec []byte) {
+	key := rec[:p.key]
+	there := func(i int) bool { return i < p.is.Len() && bytes.HasPrefix(p.is.At(i), key) }
+	at := p.next
+	if !there(at) {
+		at = sort.Search(p.is.Len(), func(i int) bool { return bytes.Compare(p.is.At(i)[:p.key], key) >= 0 })
+	}
+	if !there(at) {
+		p.n++
+		p.differs(nil, rec)
+		return
+	}
+	p.next, p.wanted[at] = at+1, true
+	if is := p.is.At(at); !bytes.Equal(is, rec) {
+		p.n++
+		p.differs(is, rec)
+	}
+}
+
+// End reports the elements that nobody wants, and returns how many differ.
+func (p *Pending) End() int {
+	for i, wanted := range p.wanted {
+		if !wanted {
+			p.n++
+			p.differs(p.is.At(i), nil)
+		}
+	}
+	return p.n
+}
+
 // Sorted calls remove for what only the first of two sorted lists without duplicates has, and add for what only the other has.
 func Sorted[T any](is, want []T, compare func(a, b T) int, remove, add func(T)) int {
 	return merge(len(is), len(want), func(i, j int) int { return compare(is[i], want[j]) },

@@ -75,7 +75,7 @@ func (s *Session) prepare(ctx context.Context) error {
 		return err
 	}
 	kept := filepath.Join(root, "bin", fmt.Sprintf("etcd-%dx%d", s.config.Services, s.config.Endpoints))
-	options := testbed.Options{Mode: s.config.Mode, Binary: s.config.Peer, Logf: s.config.Logf}
+	options := testbed.Options{Mode: s.config.Mode, Binary: s.config.Peer, NoAPI: s.config.StandIn, Logf: s.config.Logf}
 	if s.config.Peer != "" {
 		// Upstream's cannot live without settings of the host that a namespace may not change.
 		options.Args = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"}
@@ -147,7 +147,7 @@ func (s *Session) fill(ctx context.Context, kept string) error {
 	return nil
 }
 
-// fillStandIn starts a stand-in with the same load. The API server of the bed stays unused.
+// fillStandIn starts a stand-in with the same load.
 func (s *Session) fillStandIn() error {
 	var err error
 	if s.standIn, err = newStandIn(s.bed.Lab); err != nil {

@@ -62,6 +62,7 @@ type Options struct {
 	Etcd     string                           // program to run instead of the etcd that is built
 	Snapshot string                           // as in controlplane.Config
 	Pods     bool                             // as in controlplane.Config; the API server then listens on APIPort
+	NoAPI    bool                             // start no API server: API is nil
 	Logf     func(format string, args ...any) // is told of the progress; nil for silence
 }
 
@@ -87,9 +88,11 @@ func New(ctx context.Context, options Options) (*Bed, error) {
 }
 
 func (b *Bed) start(ctx context.Context) (err error) {
-	programs, err := controlplane.Build(ctx, b.options.Logf)
-	if err != nil {
-		return err
+	programs := &controlplane.Programs{}
+	if !b.options.NoAPI {
+		if programs, err = controlplane.Build(ctx, b.options.Logf); err != nil {
+			return err
+		}
 	}
 	if b.options.Etcd != "" {
 		programs.Etcd = b.options.Etcd
@@ -110,6 +113,9 @@ func (b *Bed) start(ctx context.Context) (err error) {
 		if _, err := b.Lab.Listen(host.Name, netlab.TCP, PodPort, netlab.ListenOptions{}); err != nil {
 			return err
 		}
+	}
+	if b.options.NoAPI {
+		return nil
 	}
 	b.API, err = controlplane.Start(ctx, controlplane.Config{
 		Dir: b.Dir, Programs: *programs, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true,

@@ -1,0 +1,67 @@
+//go:build linux
+
+package nftables
+
+import (
+	"testing"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
+	"kube-proxy/test/planetest"
+)
+
+// A plane that takes over reads the table once, while it waits for rows. What another process
+// changes after that reading began, the first Reset sees; writes of the same process do not count.
+func TestReadEarly(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	for _, c := range []struct {
+		name  string
+		after func(t *testing.T, ours *ownwrites.Ledger)
+		reads bool // the first Reset reads anew, and isDump shows that it has seen the change
+	}{
+		{name: "nothing changes", after: func(*testing.T, *ownwrites.Ledger) {}},
+		{name: "the other family is written", after: func(t *testing.T, ours *ownwrites.Ledger) {
+			p, err := New(Config{Family: lb.IPv6, Writes: ours})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { p.Close() })
+			reset(t, p, (planetest.World{Family: lb.IPv6}).Table(2, 2))
+		}},
+		{name: "another process flushes a map", reads: true, after: func(t *testing.T, _ *ownwrites.Ledger) {
+			runNFT(t, "flush", "map", "ip", TableName, "backends")
+		}},
+		{name: "another process deletes the table", reads: true, after: func(t *testing.T, _ *ownwrites.Ledger) {
+			runNFT(t, "delete", "table", "ip", TableName)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			netlab.EnterForTest(t)
+			tab := w.Table(20, 3)
+			before := newPlane(t, lb.IPv4)
+			reset(t, before, tab)
+			want := dump(t, before)
+			before.Close()
+
+			ours := &ownwrites.Ledger{}
+			p, err := New(Config{Family: lb.IPv4, Writes: ours})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { p.Close() })
+			<-p.early.done
+			c.after(t, ours)
+			requests := func() int {
+				before := p.sock.Asked.Requests
+				reset(t, p, tab)
+				return p.sock.Asked.Requests - before
+			}
+			first, second := requests(), requests() // the second reads in any case
+			if first >= second && !c.reads || p.early != nil {
+				t.Errorf("the first Reset sends %d requests, the next one %d; want fewer", first, second)
+			}
+			isDump(t, p, want)
+		})
+	}
+}
