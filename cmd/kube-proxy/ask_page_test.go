@@ -21,7 +21,8 @@ const askPage = "docs/ask.md" // from the root
 // console matches a block of docs/ask.md that begins with commands: of a folder, or of a proxy that runs.
 var console = regexp.MustCompile("(?ms)^```console( running)?\n(.*?)^```\n")
 
-// page has the blocks of docs/ask.md say what run says of their commands; numbers, and the order of lines, count only where they stay the same.
+// page compares the blocks of docs/ask.md with what run prints for their commands. In blocks of a
+// running proxy, numbers and the order of lines do not count.
 func page(t *testing.T, running bool, run func(args []string) string) {
 	t.Helper()
 	text, err := os.ReadFile(askPage)
@@ -69,10 +70,10 @@ func alike(s string) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// shopNote is all that a command says on stderr of docs/examples/shop without --hostname-override; the page says so once.
+// shopNote is what commands print on stderr for docs/examples/shop without --hostname-override.
 const shopNote = "kube-proxy: note: answering for node node1, the only one in the folder\n"
 
-// The commands say of docs/examples/shop what docs/ask.md says; with -update the page says what they do.
+// docs/ask.md shows what the commands print for docs/examples/shop; -update writes it.
 func TestAskPage(t *testing.T) {
 	t.Chdir("../..")
 	page(t, false, func(args []string) string {
@@ -86,7 +87,7 @@ func TestAskPage(t *testing.T) {
 	})
 }
 
-// In our own example there is nothing to complain of, in whatever mode.
+// The example renders without warnings in each mode.
 func TestExampleRenders(t *testing.T) {
 	for _, m := range []string{"iptables", "ipvs", "nftables"} {
 		var out, errOut bytes.Buffer
@@ -99,7 +100,7 @@ func TestExampleRenders(t *testing.T) {
 
 var tracesInText = regexp.MustCompile("kube-proxy (trace [0-9][^ `]* [^ `\\n]+)")
 
-// What the text of pages asks, outside of blocks that say the answer, is answered of the example.
+// Queries in the text of pages, outside of blocks with answers, have an answer in the example.
 func TestTracesInText(t *testing.T) {
 	commands := []string{"trace --from pod shop/web-1 shop/cart", "trace pod/shop/web-1 shop/cart:http", "trace node nodeport:30080"}
 	for _, file := range []string{"README.md", "docs/what.md", "docs/debug.md", askPage} {
