@@ -69,7 +69,7 @@ const imports = `
 	internal/xtwalk < plane/iptables, plane/ipvs, plane/userspace/redirect;
 	internal/follow < internal/nft/walk, plane/nftables, plane/userspace/redirect;
 	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
-	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/redirect, plane/hns, test/fake, test/planetest;
+	trace < plane/nftables, plane/ebpf, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/redirect, plane/hns, test/fake, test/planetest;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
 	internal/netlink/ipvs, internal/netlink < test/ipvsfake;
 	internal/netlink/route < plane/userspace/redirect;

@@ -19,7 +19,7 @@ func TestDiff(t *testing.T) {
 	values := map[string]string{
 		"mode": "nftables", "bindAddress": "192.0.2.1", "healthzBindAddress": "192.0.2.1:80", "metricsBindAddress": "none",
 		"showHiddenMetricsForVersion": `"` + previousMinor + `"`, "logging.format": "json", "detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8",
-		"nodePortAddresses": "[10.0.0.0/8]", "externalIPCIDRs": "[10.0.0.0/8]", "ipvs.excludeCIDRs": "[10.0.0.0/8]", "portRange": "1-2", "winkernel.sourceVip": "192.0.2.1",
+		"nodePortAddresses": "[10.0.0.0/8]", "externalIPCIDRs": "[10.0.0.0/8]", "ipvs.excludeCIDRs": "[10.0.0.0/8]", "portRange": "1-2", "winkernel.sourceVip": "192.0.2.1", "ebpf.exempt": "[/run/x]",
 		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false", "adminSocket": "/run/other.sock",
 		"snapshot": "/var/lib/kube-proxy", "snapshotMaxAge": "1h", "snapshotReady": "true",
 	}

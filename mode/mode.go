@@ -152,6 +152,13 @@ type Drainer interface {
 	Drain(ctx context.Context) (left int)
 }
 
+// Configurable is a plane that follows changes of its section of the configuration, of the fields that need no
+// new process.
+type Configurable interface {
+	// Configure takes the present configuration. It may be called at any time from any goroutine.
+	Configure(option.Blocks) error
+}
+
 // Answerer is a plane at which flows end. It knows at which endpoint each does.
 type Answerer interface {
 	// Answers reports whether clients of the row are answered from that address and port, as far as writes that have

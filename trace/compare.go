@@ -37,7 +37,7 @@ func Compare(a Answer, k Kernel) []string {
 			}
 		}
 	}
-	if a.Masquerade != k.Masquerade && !(k.Masquerade && hairpins(a.Backends)) {
+	if a.Masquerade != k.Masquerade && !k.Connected && !(k.Masquerade && hairpins(a.Backends)) {
 		words := map[bool]string{true: "masqueraded", false: "not masqueraded"}
 		find("By the table the packet is %s, by the kernel's state it is %s.", words[a.Masquerade], words[k.Masquerade])
 	}

@@ -54,6 +54,9 @@ type Kernel struct {
 	Verdict    Verdict   `json:"verdict"`
 	Backends   []Backend `json:"backends,omitempty"`
 	Masquerade bool      `json:"masquerade,omitempty"`
+	// Connected: the client's socket is connected to the backend itself. Its packets are not translated, whatever the table says
+	// of masquerading.
+	Connected bool `json:"connected,omitempty"`
 	// Way is what the packet meets on its way, a line each, in the words of the program that lists such state: map elements,
 	// chains with their rules, virtual servers.
 	Way []string `json:"way"`

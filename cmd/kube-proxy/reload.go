@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"reflect"
@@ -102,7 +103,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		warn(p.log, slices.DeleteFunc(slices.Concat(after.Warnings, after.Resolved.Warnings), known))
 		changes := strings.Join(live, ", ")
 		if err := p.apply(before, after); err != nil {
-			p.log.Error("Applied the changed configuration, except host settings", "file", before.File, "fields", strings.Join(live, " "), "err", err)
+			p.log.Error("Applied a part of the changed configuration", "file", before.File, "fields", strings.Join(live, " "), "err", err)
 			changes += "; but not: " + err.Error()
 		} else {
 			p.log.Info("Applied the changed configuration", "file", before.File, "fields", strings.Join(live, " "))
@@ -135,8 +136,8 @@ func loadConfig(modes mode.List, args []string) (*config.Config, error) {
 	return opts.Complete(flags.Args())
 }
 
-// apply applies a valid configuration in which only live fields have changed. The error is about host settings that
-// cannot be changed.
+// apply applies a valid configuration in which only live fields have changed. The error is about what cannot
+// be changed.
 func (p *proxy) apply(before, after *wiring.Config) error {
 	p.present.Store(after)
 	p.reloaded.Store(true)
@@ -145,7 +146,13 @@ func (p *proxy) apply(before, after *wiring.Config) error {
 	}
 	p.logs.SetVModule(after.Logging.VModule)
 	was, is := before.Resolved.Tables, after.Resolved.Tables
+	var errs []error
 	for _, f := range p.families {
+		if c, ok := f.plane.(mode.Configurable); ok {
+			if err := c.Configure(after.Plane(f.name).Blocks); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", f.name, err))
+			}
+		}
 		if was.MinSyncPeriod != is.MinSyncPeriod {
 			f.engine.SetMinSyncPeriod(is.MinSyncPeriod)
 		}
@@ -164,5 +171,5 @@ func (p *proxy) apply(before, after *wiring.Config) error {
 	p.factsChanged() // the addresses of NodePorts may be others now
 	report, err := system.Host{}.Reload(before.Host(), after.Host())
 	p.tellOfHost(report)
-	return err
+	return errors.Join(append(errs, err)...)
 }

@@ -138,7 +138,7 @@ func TestReloadHostRefuses(t *testing.T) {
 	p := n.configured(file)
 	// The size of the table belongs to the initial network namespace.
 	write(t, file, nftablesFile("conntrack: {maxPerCore: 1, min: 2000000000, udpTimeout: 77s}\n"))
-	p.await(regexp.MustCompile(`E.*\] "Applied the changed configuration, except host settings" file=\S+ ` +
+	p.await(regexp.MustCompile(`E.*\] "Applied a part of the changed configuration" file=\S+ ` +
 		`fields="conntrack.maxPerCore conntrack.min conntrack.udpTimeout" err=.*nf_conntrack_max.*conntrack.min`))
 	n.eventually("77", "sysctl", "-n", "net.netfilter.nf_conntrack_udp_timeout")
 	p.stop()

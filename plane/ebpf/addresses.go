@@ -59,11 +59,13 @@ func (a *addresses) close() error {
 	return err
 }
 
-// use has the map hold the node's addresses in these prefixes.
+// use has the map hold the node's addresses in these prefixes; no map if it is nil.
 func (a *addresses) use(m *ebpf.Map, prefixes []netip.Prefix) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.m, a.prefixes = m, prefixes
+	if a.m, a.prefixes = m, prefixes; m == nil {
+		return nil
+	}
 	return a.write()
 }
 

@@ -32,8 +32,14 @@ func (st *state) adopt(have *snapshot, want *lb.Table) {
 	for n := range have.backends {
 		st.numbers.backend.Saw(n)
 	}
-	for p := range have.slots {
+	for p, is := range have.slots {
 		st.numbers.set.Saw(p.Set)
+		st.numbers.backend.Saw(is.Backend)
+	}
+	for _, f := range have.fronts { // whose sets may have been in a map of another layout
+		for _, n := range f.Set {
+			st.numbers.set.Saw(n)
+		}
 	}
 	known := slots.AdoptIDs(len(have.sets), st.claims(have, want), have)
 	for f := range want.All() {

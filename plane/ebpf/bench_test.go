@@ -70,7 +70,9 @@ func BenchmarkSockets(b *testing.B) {
 			took := map[string][]time.Duration{}
 			for b.Loop() {
 				for _, w := range ways {
-					p.Configure(w.sockets)
+					if err := p.Switch(w.sockets); err != nil {
+						b.Fatal(err)
+					}
 					if op.name == "connect" && w.name == "ebpf" { // forget what the packet path translated
 						lab.On(netlab.Node1, func() { exec.Command("conntrack", "-F").Run() })
 					}

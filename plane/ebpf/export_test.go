@@ -10,6 +10,7 @@ import (
 
 	cilium "github.com/cilium/ebpf"
 
+	"kube-proxy/config/option"
 	"kube-proxy/lb"
 )
 
@@ -24,9 +25,7 @@ func (p *Plane) Writes() uint64 { return p.kernel.writes }
 
 // CloseKernel has the process forget the programs, as if it had ended.
 func (p *Plane) CloseKernel() error {
-	err := p.kernel.close()
-	p.kernel = nil
-	return err
+	return p.forget()
 }
 
 // Unpin removes what is pinned of a family.
@@ -52,9 +51,7 @@ func (p *Plane) Damage(table string) error {
 	case "backends":
 		return damage(&p.kernel.backends)
 	}
-	off := p.settings
-	off.On = 0
-	return p.kernel.configure(off)
+	return p.switches.off(p.kernel.obj.Config)
 }
 
 func damage[K, V comparable](t *table[K, V]) error {
@@ -68,13 +65,11 @@ func damage[K, V comparable](t *table[K, V]) error {
 // AuditPrograms is the part of an audit that is about the programs.
 func (p *Plane) AuditPrograms() (int, error) { return p.audit() }
 
-// Configure changes whose sockets the programs balance.
-func (p *Plane) Configure(sockets string) {
-	s := p.settings
-	s.On, s.Scope = flag(sockets != "off"), flag(sockets == "host")
-	if err := p.kernel.configure(s); err != nil {
-		panic(err)
-	}
+// Switch changes whose sockets the programs balance, as a changed configuration does.
+func (p *Plane) Switch(sockets string, exempt ...string) error {
+	o := newOptions()
+	o.EBPF.SocketLB, o.EBPF.Exempt = sockets, exempt
+	return p.Configure(option.Blocks{o})
 }
 
 // Break has the next write of backends fail.
@@ -100,4 +95,13 @@ func (p *Plane) Memory() (n uint64) {
 		n += size
 	}
 	return n
+}
+
+// Settle notes how a write ended.
+func (p *Plane) Settle(err error) { p.settle(err) }
+
+// Alone is the check of a start for programs of others.
+func Alone(f lb.Family, cgroup string) error {
+	all, err := neighbours(f, cgroup)
+	return errors.Join(err, alone(all))
 }

@@ -9,8 +9,9 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
@@ -31,8 +32,9 @@ type kernel struct {
 	sets     table[uint32, bpf.LBSet]
 	slots    table[bpf.LBPlace, bpf.LBSlot]
 	backends table[uint32, bpf.LBBackend]
-	writes   uint64  // elements that were written or deleted
-	reaper   *reaper // nil for none
+	writes   uint64   // elements that were written or deleted
+	reaper   *reaper  // nil for none
+	witness  *witness // nil for none
 }
 
 // snapshot is the content of the tables.
@@ -72,31 +74,41 @@ func hooks(f lb.Family) []hook {
 	}, all...)
 }
 
-// probe loads the programs of a family, and forgets them: so it finds what the kernel lacks.
-func probe(f lb.Family) error {
-	obj, err := load(f, "")
+// pinned are the maps that outlive the process.
+var pinned = []string{"config", "frontends", "sets", "slots", "backends", "addresses", "exempt_netns", "exempt_cgroups",
+	"affinity", "connected", "flows"}
+
+// specOf returns the maps and programs of a family.
+func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
+	spec, err := bpf.LoadLB()
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("read the programs: %w", err)
 	}
-	return obj.Close()
+	if err := spec.Variables["family"].Set(uint8(f)); err != nil {
+		return nil, fmt.Errorf("set the programs' family: %w", err)
+	}
+	hasRetval := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil
+	if err := spec.Variables["has_retval"].Set(flag(hasRetval)); err != nil {
+		return nil, fmt.Errorf("set whether programs may set an error: %w", err)
+	}
+	return spec, nil
 }
 
 // load loads maps and programs. Maps pinned in the folder are used again; "" pins nothing.
 func load(f lb.Family, pins string) (obj bpf.LBObjects, err error) {
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return obj, fmt.Errorf("raise the limit of locked memory: %w", err)
+	if err := raiseMemlock(); err != nil {
+		return obj, err
 	}
-	spec, err := bpf.LoadLB()
+	spec, err := specOf(f)
 	if err != nil {
-		return obj, fmt.Errorf("read the programs: %w", err)
-	}
-	if err := spec.Variables["family"].Set(uint8(f)); err != nil {
-		return obj, fmt.Errorf("set the programs' family: %w", err)
+		return obj, err
 	}
 	if pins != "" {
-		for _, m := range []string{"config", "frontends", "sets", "slots", "backends", "addresses", "namespaces",
-			"affinity", "connected", "flows"} {
+		for _, m := range pinned {
 			spec.Maps[m].Pinning = ebpf.PinByName
+		}
+		if err := unpinChanged(pins, spec.Maps); err != nil {
+			return obj, err
 		}
 	}
 	err = spec.LoadAndAssign(&obj, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
@@ -106,7 +118,48 @@ func load(f lb.Family, pins string) (obj bpf.LBObjects, err error) {
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		err = fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
-	return obj, fmt.Errorf("load the programs of %s: %w", f, err)
+	return obj, fmt.Errorf("load the programs of %s: %w", f, explain(err))
+}
+
+// unpinChanged unpins the maps whose layout is not that of this program. The attached programs keep
+// using them until their links have programs with new maps, which are written before. So a change
+// of the layout of one map leaves the others, and no socket is without a program.
+func unpinChanged(pins string, specs map[string]*ebpf.MapSpec) error {
+	for _, name := range pinned {
+		file := filepath.Join(pins, name)
+		m, err := ebpf.LoadPinnedMap(file, nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			same := sameLayout(m, specs[name])
+			if err = m.Close(); same && err == nil {
+				continue
+			}
+		}
+		if err = errors.Join(err, os.Remove(file)); err != nil {
+			return fmt.Errorf("replace the map %s of another layout: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// sameLayout reports whether a map is as this program makes it; of a growing table, its elements
+// too.
+func sameLayout(m *ebpf.Map, spec *ebpf.MapSpec) bool {
+	if spec.Compatible(m) != nil {
+		return false
+	}
+	if spec.InnerMap == nil {
+		return true
+	}
+	var inner *ebpf.Map
+	if m.Lookup(uint32(0), &inner) != nil {
+		return false
+	}
+	defer inner.Close()
+	want := spec.InnerMap
+	return inner.Type() == want.Type && inner.KeySize() == want.KeySize && inner.ValueSize() == want.ValueSize
 }
 
 // open takes over what an earlier process pinned, or creates it. The programs that are attached
@@ -116,15 +169,7 @@ func open(f lb.Family, cgroup, pins string) (_ *kernel, err error) {
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of pinned objects: %w", err)
 	}
-	k.obj, err = load(f, pins)
-	if errors.Is(err, ebpf.ErrMapIncompatible) { // maps of another layout are replaced
-		if err = errors.Join(unpin(pins)...); err == nil {
-			if err = os.MkdirAll(pins, 0o700); err == nil {
-				k.obj, err = load(f, pins)
-			}
-		}
-	}
-	if err != nil {
+	if k.obj, err = load(f, pins); err != nil {
 		return nil, err
 	}
 	if err := k.openTables(); err != nil {
@@ -263,17 +308,10 @@ func (k *kernel) clear() error {
 	return errors.Join(k.fronts.replace(0), k.sets.replace(0), k.slots.replace(0), k.backends.replace(0))
 }
 
-func (k *kernel) configure(s bpf.LBSettings) error {
-	if err := k.obj.Config.Put(uint32(0), s); err != nil {
-		return fmt.Errorf("configure the programs: %w", err)
-	}
-	return nil
-}
-
 // close closes what this process has of the kernel's objects, which stay.
 func (k *kernel) close() error {
 	k.reaper.close()
-	errs := []error{k.obj.Close(), k.fronts.close(), k.sets.close(), k.slots.close(), k.backends.close()}
+	errs := []error{k.witness.close(), k.obj.Close(), k.fronts.close(), k.sets.close(), k.slots.close(), k.backends.close()}
 	for _, l := range k.links {
 		errs = append(errs, l.Close())
 	}

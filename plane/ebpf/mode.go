@@ -25,6 +25,11 @@ func facts(packets mode.Mode) mode.Mode {
 	for _, under := range packets.Metrics { // which describes them
 		m.Metrics = append(m.Metrics, mode.Metric{Name: under.Name})
 	}
+	m.Metrics = append(m.Metrics,
+		mode.Metric{Row: "EXT", Name: programsServing, Kind: mode.Gauge, Labels: []string{"ip_family"},
+			Help: "1 while eBPF programs connect sockets to endpoints, 0 while nftables rules serve all connections"},
+		mode.Metric{Row: "EXT", Name: refusalsTotal, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
+			Help: "Calls of sockets that failed: to a Service that rejects or drops, and bind() to the port of a NodePort"})
 	m.Rules, m.Among = Name, packets.Rules
 	m.Weigh = func(s mode.Settings) func(lb.Size) int {
 		under := packets.Weigh(s)
@@ -39,3 +44,9 @@ func weigh(s lb.Size) int {
 	const backend = 2
 	return s.Ports*s.Copies(1) + s.Sets()*(s.Ports+backend*s.Backends)
 }
+
+// The metrics of the programs.
+const (
+	programsServing = "ebpf_programs_serving"
+	refusalsTotal   = "ebpf_refusals_total"
+)

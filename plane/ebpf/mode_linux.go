@@ -26,19 +26,25 @@ func Mode(packets mode.Mode) mode.Mode {
 	return m
 }
 
-// able tries what the mode needs of this host, and changes nothing.
+// able tries what the mode needs of this host, and changes nothing. It names all that is missing.
 func able(s mode.Settings) error {
 	o := optionsOf(s.Blocks)
-	if _, err := netnsCookie(); err != nil {
+	_, err := netnsCookie()
+	if _, e := os.Stat(o.bpffs()); e != nil {
+		err = errors.Join(err, fmt.Errorf("no place for the BPF file system (--ebpf-bpffs): %w", e))
+	}
+	cgroup, e := o.cgroup()
+	if e != nil {
+		return errors.Join(err, e)
+	}
+	if err = errors.Join(err, probe(s.Family, cgroup)); err != nil {
 		return err
 	}
-	if _, err := o.cgroup(); err != nil {
+	all, err := neighbours(s.Family, cgroup)
+	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(o.bpffs()); err != nil {
-		return fmt.Errorf("no place for the BPF file system: %w", err)
-	}
-	return probe(s.Family)
+	return alone(all)
 }
 
 func newOver(packets mode.Mode, s mode.Settings) (mode.Plane, error) {
@@ -60,7 +66,7 @@ func newOver(packets mode.Mode, s mode.Settings) (mode.Plane, error) {
 		return nil, errors.Join(err, under.Close())
 	}
 	p, err := New(Config{Family: s.Family, Cgroup: cgroup, Pins: pinsBelow(o.bpffs()), Sockets: o.EBPF.SocketLB,
-		Guard: o.EBPF.ProtectNodePorts, Stale: o.EBPF.StaleSockets, Count: s.CountServices, Log: s.Log}, path)
+		Guard: o.EBPF.ProtectNodePorts, Exempt: o.EBPF.Exempt, Stale: o.EBPF.StaleSockets, Count: s.CountServices, Log: s.Log}, path)
 	if err != nil {
 		return nil, errors.Join(err, under.Close())
 	}

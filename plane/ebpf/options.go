@@ -10,11 +10,12 @@ import (
 // Options are the values of the block ebpf.
 type Options struct {
 	EBPF struct {
-		SocketLB         string `json:"socketLB"`
-		ProtectNodePorts bool   `json:"protectNodePorts"`
-		StaleSockets     string `json:"staleSockets"`
-		Cgroup           string `json:"cgroup"`
-		BPFFS            string `json:"bpffs"`
+		SocketLB         string   `json:"socketLB"`
+		ProtectNodePorts bool     `json:"protectNodePorts"`
+		StaleSockets     string   `json:"staleSockets"`
+		Cgroup           string   `json:"cgroup"`
+		BPFFS            string   `json:"bpffs"`
+		Exempt           []string `json:"exempt"`
 	} `json:"ebpf"`
 }
 
@@ -36,13 +37,16 @@ func optionsOf(all option.Blocks) *Options { return option.Of(all, newOptions())
 func options() option.Section {
 	v := newOptions()
 	return option.Section{Title: "ebpf", Order: 35, OnlyInMode: true, Values: v, Check: v.check, Fields: []option.Field{
-		{Path: "ebpf.socketLB", Flag: "ebpf-socket-lb", Row: "EB-01", Restart: option.AtStart,
+		{Path: "ebpf.socketLB", Flag: "ebpf-socket-lb", Row: "EB-01",
 			Help: "sockets that eBPF programs connect to endpoints: all, host (those of the node), or off; " +
 				"packets of others are translated"},
-		{Path: "ebpf.protectNodePorts", Flag: "ebpf-protect-nodeports", Row: "EB-02", Restart: option.AtStart,
+		{Path: "ebpf.protectNodePorts", Flag: "ebpf-protect-nodeports", Row: "EB-02",
 			Help: "refuse bind() of the node's programs to a port that a NodePort has"},
 		{Path: "ebpf.staleSockets", Flag: "ebpf-stale-sockets", Row: "EB-13", Restart: option.AtStart,
 			Help: "connected sockets that end with their endpoint: udp, all (TCP too), or none"},
+		{Path: "ebpf.exempt", Flag: "ebpf-exempt", Row: "EB-14",
+			Help: "patterns of files that are network namespaces, and of folders that are cgroups: their sockets are not connected by " +
+				"eBPF programs; their packets are translated"},
 		{Path: "ebpf.cgroup", Flag: "ebpf-cgroup", Row: "EB-03", Restart: option.AtStart,
 			Help: "folder of the cgroup v2 whose sockets are served; by default the root, which has all"},
 		{Path: "ebpf.bpffs", Flag: "ebpf-bpffs", Row: "EB-04", Restart: option.AtStart,
@@ -57,6 +61,11 @@ func (o *Options) check(r *option.Report) {
 	}
 	if !slices.Contains(staleSockets, v.StaleSockets) {
 		r.Wrong("ebpf.staleSockets", v.StaleSockets, "want udp, all or none")
+	}
+	for _, p := range v.Exempt {
+		if _, err := filepath.Match(p, ""); err != nil || !filepath.IsAbs(p) {
+			r.Wrong("ebpf.exempt", p, "want an absolute path, perhaps with wildcards, of network namespaces or cgroups")
+		}
 	}
 	for path, folder := range map[string]string{"ebpf.cgroup": v.Cgroup, "ebpf.bpffs": v.BPFFS} {
 		if folder != "" && !filepath.IsAbs(folder) {

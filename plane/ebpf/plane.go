@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"sync"
 
+	"kube-proxy/config/option"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -28,6 +30,8 @@ type Config struct {
 	Sockets string
 	// Guard refuses bind() to a NodePort in the node's network namespace.
 	Guard bool
+	// Exempt are patterns of files: network namespaces and cgroups that take the packet path.
+	Exempt []string
 	// Stale says which sockets end with their endpoint: "udp", "all" or "none".
 	Stale string
 	// Count has connections counted.
@@ -51,15 +55,23 @@ type PacketPath interface {
 type Plane struct {
 	PacketPath
 	cfg       Config
-	settings  bpf.LBSettings
+	cookie    uint64 // of this network namespace
+	switches  switches
 	addresses *addresses
-	kernel    *kernel // nil before the first Reset, and after a failure to open it
-	st        *state  // nil before the first Reset
-	node      lb.Node
-	failed    error // why the programs are off
-	noticed   bool
-	unreaped  error // why sockets do not end with their endpoint
-	untold    bool
+	exempt    *exemptions
+	counted   *counted // nil where connections are not counted
+	st        *state   // nil before the first Reset
+
+	// mu is held to change what follows, by the goroutine that makes the calls of a plane; others
+	// read it.
+	mu     sync.RWMutex
+	kernel *kernel // nil before the first Reset, and after a failure
+	node   lb.Node
+
+	failed   error // why the programs are off
+	unreaped error // why sockets do not end with their endpoint
+	notices  []mode.Notice
+	others   string // that were noticed
 }
 
 // New returns a plane in the network namespace of the calling thread, over the packet path, which
@@ -69,29 +81,44 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
-	p := &Plane{PacketPath: packets, cfg: cfg}
-	p.settings = bpf.LBSettings{Node: node, On: flag(cfg.Sockets != "off"), Scope: flag(cfg.Sockets == "host"),
-		Guard: flag(cfg.Guard), Counts: flag(cfg.Count)}
+	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node}
+	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count)}
+	follow(&p.switches.want, cfg.Sockets, cfg.Guard)
+	if cfg.Count {
+		p.counted = &counted{ports: map[uint32]string{}}
+	}
 	if p.addresses, err = openAddresses(cfg.Family, cfg.Log); err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
+	p.exempt = newExemptions(&p.switches, cfg.Log)
+	p.exempt.patterns = cfg.Exempt
 	return p, nil
-}
-
-func flag(is bool) uint8 {
-	if is {
-		return 1
-	}
-	return 0
 }
 
 // Close closes what the process has open. The programs keep serving.
 func (p *Plane) Close() error {
-	err := p.addresses.close()
-	if p.kernel != nil {
-		err = errors.Join(err, p.kernel.close())
+	return errors.Join(p.exempt.close(), p.addresses.close(), p.forget(), p.PacketPath.Close())
+}
+
+// forget closes what this process has of the programs, which stay as they are.
+func (p *Plane) forget() error {
+	if p.kernel == nil {
+		return nil
 	}
-	return errors.Join(err, p.PacketPath.Close())
+	p.switches.forget()
+	err := errors.Join(p.exempt.use(nil), p.addresses.use(nil, nil))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	err = errors.Join(err, p.kernel.close())
+	p.kernel = nil
+	return err
+}
+
+// Configure is part of mode.Configurable.
+func (p *Plane) Configure(blocks option.Blocks) error {
+	o := optionsOf(blocks).EBPF
+	return errors.Join(p.exempt.want(o.Exempt),
+		p.switches.change(func(s *bpf.LBSettings) { follow(s, o.SocketLB, o.ProtectNodePorts) }))
 }
 
 // Reset is part of plane.Plane. The programs are attached after the first one.
@@ -100,14 +127,26 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	if err != nil {
 		return res, err
 	}
-	p.node = want.Node
+	p.setNode(want.Node)
 	p.settle(p.reset(want))
 	return res, nil
+}
+
+func (p *Plane) setNode(n lb.Node) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.node = n
 }
 
 // reset makes the tables hold want, whatever is there.
 func (p *Plane) reset(want *lb.Table) error {
 	p.st = newState(want.Node)
+	defer func() {
+		if p.counted != nil {
+			p.counted.retain(p.st)
+			p.st.counted = p.counted
+		}
+	}()
 	if err := p.open(); err != nil {
 		p.st.add(want)
 		return err
@@ -127,37 +166,71 @@ func (p *Plane) reset(want *lb.Table) error {
 		err = p.hold(have)
 	}
 	if err == nil {
-		err = p.repair(have)
+		_, err = p.repair(have)
 	}
 	return err
 }
 
-func (p *Plane) open() (err error) {
-	if p.kernel == nil {
-		pins := filepath.Join(p.cfg.Pins, strings.ToLower(p.cfg.Family.String()))
-		p.kernel, err = open(p.cfg.Family, p.cfg.Cgroup, pins)
-	}
-	if err != nil || p.kernel.reaper != nil || p.cfg.Stale == "none" {
+// open opens maps and programs, unless another program connects sockets to endpoints too.
+func (p *Plane) open() error {
+	if err := p.look(); err != nil {
 		return err
 	}
+	if p.kernel == nil {
+		pins := filepath.Join(p.cfg.Pins, strings.ToLower(p.cfg.Family.String()))
+		k, err := open(p.cfg.Family, p.cfg.Cgroup, pins)
+		if err != nil {
+			return err
+		}
+		if k.witness, err = newWitness(k.obj.Refusals, p.cfg.Log); err != nil {
+			return errors.Join(err, k.close())
+		}
+		p.mu.Lock()
+		p.kernel = k
+		p.mu.Unlock()
+	}
+	if p.kernel.reaper != nil || p.cfg.Stale == "none" {
+		return nil
+	}
 	// A kernel without BTF has none; a socket then stays with an endpoint that is gone, as said in docs/ebpf.md.
-	if p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log); p.unreaped != nil {
-		p.untold = true
+	known := p.unreaped != nil
+	p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log)
+	if p.unreaped != nil && !known {
+		p.notice("Cannot end sockets whose endpoint is gone; their programs send to it until they connect again", "err", p.unreaped)
 	}
 	return nil
+}
+
+// look looks for programs of others at the hooks, and reports those that it has not seen before.
+func (p *Plane) look() error {
+	all, err := neighbours(p.cfg.Family, p.cfg.Cgroup)
+	if err != nil {
+		return err
+	}
+	if names := words(all); names != p.others {
+		p.others = names
+		if names != "" {
+			p.notice("Other programs see the same calls of sockets, and may change their addresses", "programs", names)
+		}
+	}
+	return alone(all)
+}
+
+func (p *Plane) notice(text string, args ...any) {
+	p.notices = append(p.notices, mode.Notice{Text: text, Args: args})
 }
 
 // hold sends the clients of rows that have other sets than before to the packet path: while the
 // tables change, the number of a set may be that of another one.
 func (p *Plane) hold(have *snapshot) error {
 	b := &batch{}
-	want := map[bpf.LBFront][3]uint32{}
+	want := map[bpf.LBFront][len(classes)]uint32{}
 	for k, f := range p.st.fronts() {
 		want[k] = f.Set
 	}
 	for k, f := range have.fronts {
 		if want[k] != f.Set {
-			f.Set = [3]uint32{}
+			f.Set = [len(classes)]uint32{}
 			b.fronts.set(k, f)
 			have.fronts[k] = f
 		}
@@ -165,20 +238,22 @@ func (p *Plane) hold(have *snapshot) error {
 	return p.kernel.write(b)
 }
 
-// repair writes what differs from what was read, and switches the programs on.
-func (p *Plane) repair(have *snapshot) error {
-	if err := p.kernel.write(p.st.differ(have)); err != nil {
-		return err
+// repair writes what differs from what was read, attaches programs that are not attached, and
+// switches them on. It returns how much that was.
+func (p *Plane) repair(have *snapshot) (repaired int, err error) {
+	b := p.st.differ(have)
+	if err := p.kernel.write(b); err != nil {
+		return 0, err
 	}
 	if err := p.addresses.use(p.kernel.obj.Addresses, p.node.NodePorts); err != nil {
-		return err
+		return 0, err
 	}
-	if err := p.kernel.configure(p.settings); err != nil {
-		return err
+	if err := errors.Join(p.switches.use(p.kernel.obj.Config), p.exempt.use(&p.kernel.obj.LBMaps)); err != nil {
+		return 0, err
 	}
-	_, err := p.kernel.attach()
+	attached, err := p.kernel.repin()
 	p.kernel.reaper.ask()
-	return err
+	return attached + b.len(), err
 }
 
 // Apply is part of plane.Plane.
@@ -214,17 +289,19 @@ func (p *Plane) settle(err error) {
 		p.failed = nil
 		return
 	}
-	p.failed, p.noticed = err, false
+	if p.failed == nil || p.failed.Error() != err.Error() {
+		p.notice("The eBPF programs are off, and the nftables rules serve all connections, until a comparison repairs the programs", "err", err)
+	}
+	p.failed = err
 	if p.kernel == nil {
 		return
 	}
-	off := p.settings
-	off.On = 0
-	if p.kernel.configure(off) != nil {
-		p.failed = errors.Join(append(unpin(p.kernel.pins), err)...)
+	if e := p.switches.off(p.kernel.obj.Config); e != nil {
+		p.failed = errors.Join(append(unpin(p.kernel.pins), err, e)...)
 	}
-	p.failed = errors.Join(p.failed, p.kernel.close())
-	p.kernel = nil
+	if e := p.forget(); e != nil && p.cfg.Log != nil {
+		p.cfg.Log.Debug("Failed to close what belongs to the eBPF programs", "err", e)
+	}
 }
 
 // SetNode is part of plane.Plane.
@@ -232,7 +309,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if err := p.PacketPath.SetNode(ctx, n); err != nil {
 		return err
 	}
-	p.node = n
+	p.setNode(n)
 	if p.st == nil {
 		return nil
 	}
@@ -264,35 +341,39 @@ func (p *Plane) audit() (repaired int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	attached, err := p.kernel.repin()
-	if err != nil {
-		return 0, err
-	}
-	b := p.st.differ(have)
-	if err := p.kernel.write(b); err != nil {
-		return 0, err
-	}
-	if err := p.addresses.use(p.kernel.obj.Addresses, p.node.NodePorts); err != nil {
-		return 0, err
-	}
-	p.kernel.reaper.ask()
-	return attached + b.len(), errors.Join(p.kernel.expire(), p.kernel.configure(p.settings))
+	repaired, err = p.repair(have)
+	return repaired, errors.Join(err, p.kernel.expire())
 }
 
 // Notices is part of mode.Plane.
 func (p *Plane) Notices() []mode.Notice {
-	all := p.PacketPath.Notices()
-	if p.failed != nil && !p.noticed {
-		p.noticed = true
-		all = append(all, mode.Notice{Args: []any{"err", p.failed}, Text: "Failed to write the tables of the eBPF programs; " +
-			"the nftables rules serve all connections until a comparison repairs them"})
-	}
-	if p.untold {
-		p.untold = false
-		all = append(all, mode.Notice{Text: "Cannot end sockets whose endpoint is gone; their programs send to it until they connect again", Args: []any{"err", p.unreaped}})
-	}
+	all := append(p.PacketPath.Notices(), p.notices...)
+	p.notices = nil
 	return all
 }
 
 // Measure is part of mode.Plane.
-func (p *Plane) Measure(emit mode.Emit) error { return p.PacketPath.Measure(emit) }
+func (p *Plane) Measure(emit mode.Emit) error {
+	err := p.PacketPath.Measure(emit)
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	emit(programsServing, float64(flag(p.kernel != nil)))
+	if p.kernel != nil {
+		err = errors.Join(err, measureRefusals(p.kernel.obj.Refused, emit))
+	}
+	return err
+}
+
+// Counts is part of mode.TrafficCounter.
+func (p *Plane) Counts() bool { return p.counted != nil && p.PacketPath.Counts() }
+
+// Traffic is part of mode.TrafficCounter: connections by the packet path, and by the programs.
+func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
+	err := p.PacketPath.Traffic(ctx, f)
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.counted != nil && p.kernel != nil {
+		err = errors.Join(err, p.counted.each(ctx, p.kernel.obj.Counters, f))
+	}
+	return err
+}

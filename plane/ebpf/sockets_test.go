@@ -369,8 +369,8 @@ func TestRemove(t *testing.T) {
 		if pinned, _ := filepath.Glob(pins + "/*"); len(pinned) != 0 {
 			b.t.Errorf("left: %v", pinned)
 		}
-		if n := attached(b.t, b.Cgroup(netlab.Node1)); n != 0 {
-			b.t.Errorf("%d programs are attached", n)
+		if !eventually(func() bool { return attached(b.t, b.Cgroup(netlab.Node1)) == 0 }) {
+			b.t.Error("programs are attached")
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -29,6 +30,7 @@ import (
 // removed. Passes run beside the writes; one serves all that asked meanwhile.
 type reaper struct {
 	obj   *ebpf.Collection
+	maps  *bpf.LBMaps
 	tcp   bool
 	log   *slog.Logger
 	asked chan struct{}
@@ -42,10 +44,13 @@ func newReaper(maps *bpf.LBMaps, tcp bool, log *slog.Logger) (*reaper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the program that finds stale sockets: %w", err)
 	}
-	obj, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		"addresses": maps.Addresses, "affinity": maps.Affinity, "backends": maps.Backends, "config": maps.Config, "connected": maps.Connected,
-		"counters": maps.Counters, "flows": maps.Flows, "frontends": maps.Frontends, "namespaces": maps.Namespaces, "sets": maps.Sets, "slots": maps.Slots,
-	}})
+	shared := map[string]*ebpf.Map{"connected": maps.Connected, "backends": maps.Backends}
+	for name := range spec.Maps { // of the headers
+		if shared[name] == nil && !strings.HasPrefix(name, ".") {
+			delete(spec.Maps, name)
+		}
+	}
+	obj, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
 		return nil, fmt.Errorf("load the program that finds stale sockets: %w", err)
 	}
@@ -53,7 +58,7 @@ func newReaper(maps *bpf.LBMaps, tcp bool, log *slog.Logger) (*reaper, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	r := &reaper{obj: obj, tcp: tcp, log: log, asked: make(chan struct{}, 1), stop: stop}
+	r := &reaper{obj: obj, maps: maps, tcp: tcp, log: log, asked: make(chan struct{}, 1), stop: stop}
 	r.done.Go(func() { r.run(ctx) })
 	return r, nil
 }
@@ -143,7 +148,7 @@ func (r *reaper) find() (found []bpf.StaleStale, err error) {
 // unserved leaves out sockets whose destination still has their endpoint, in another set or under another number: only the
 // packet path would notice a difference.
 func (r *reaper) unserved(found []bpf.StaleStale) ([]bpf.StaleStale, error) {
-	t, err := openReading(r.obj.Maps)
+	t, err := openReading(r.maps)
 	if err != nil {
 		return nil, err
 	}
@@ -165,12 +170,12 @@ func connectedOf(s bpf.StaleStale) sockets.Connected {
 // reading looks up elements of the tables as the programs do, in any goroutine.
 type reading struct{ fronts, sets, slots, backends *ebpf.Map }
 
-func openReading(maps map[string]*ebpf.Map) (*reading, error) {
+func openReading(m *bpf.LBMaps) (*reading, error) {
 	t := &reading{}
-	for name, inner := range map[string]**ebpf.Map{"frontends": &t.fronts, "sets": &t.sets, "slots": &t.slots, "backends": &t.backends} {
-		if err := maps[name].Lookup(uint32(0), inner); err != nil {
+	for inner, outer := range map[**ebpf.Map]*ebpf.Map{&t.fronts: m.Frontends, &t.sets: m.Sets, &t.slots: m.Slots, &t.backends: m.Backends} {
+		if err := outer.Lookup(uint32(0), inner); err != nil {
 			t.close()
-			return nil, fmt.Errorf("open the table %s: %w", name, err)
+			return nil, fmt.Errorf("open a table of the eBPF programs: %w", err)
 		}
 	}
 	return t, nil
@@ -195,17 +200,45 @@ func (t *reading) endpoints(k bpf.LBFront) map[netip.AddrPort]bool {
 		}
 	}
 	for _, number := range f.Set {
-		var s bpf.LBSet
-		if number == 0 || t.sets.Lookup(number, &s) != nil {
-			continue
-		}
-		for slot := range s.Count {
-			var at bpf.LBSlot
-			var b bpf.LBBackend
-			if t.slots.Lookup(bpf.LBPlace{Set: number, Slot: slot}, &at) == nil && t.backends.Lookup(at.Backend, &b) == nil {
-				all[placeOf(b.Addr, b.Port)] = true
-			}
+		for _, a := range t.backendsOf(number) {
+			all[a] = true
 		}
 	}
 	return all
+}
+
+// backendsOf returns the backends of a set, by slot; set 0 has none.
+func (t *reading) backendsOf(number uint32) (all []netip.AddrPort) {
+	var s bpf.LBSet
+	if number == 0 || t.sets.Lookup(number, &s) != nil {
+		return nil
+	}
+	for slot := range s.Count {
+		var at bpf.LBSlot
+		var b bpf.LBBackend
+		if t.slots.Lookup(bpf.LBPlace{Set: number, Slot: slot}, &at) == nil && t.backends.Lookup(at.Backend, &b) == nil {
+			all = append(all, placeOf(b.Addr, b.Port))
+		}
+	}
+	return all
+}
+
+// all reads the tables.
+func (t *reading) all() (s *snapshot, err error) {
+	s = &snapshot{}
+	fronts := table[bpf.LBFront, bpf.LBFrontend]{name: "frontends", inner: t.fronts}
+	sets := table[uint32, bpf.LBSet]{name: "sets", inner: t.sets}
+	places := table[bpf.LBPlace, bpf.LBSlot]{name: "slots", inner: t.slots}
+	backends := table[uint32, bpf.LBBackend]{name: "backends", inner: t.backends}
+	if s.fronts, err = fronts.read(); err != nil {
+		return nil, err
+	}
+	if s.sets, err = sets.read(); err != nil {
+		return nil, err
+	}
+	if s.slots, err = places.read(); err != nil {
+		return nil, err
+	}
+	s.backends, err = backends.read()
+	return s, err
 }

@@ -22,6 +22,7 @@ type state struct {
 
 	numbers struct{ set, backend slots.Counter }
 	packer  slots.Packer
+	counted *counted // notes whose the sets are; nil for nobody
 }
 
 type row struct {
@@ -44,7 +45,10 @@ func newState(node lb.Node) *state {
 }
 
 // classes are the kinds of clients, in the order of the programs.
-var classes = [...]lb.From{lb.Pods, lb.Host, lb.Anywhere}
+var classes = [...]lb.From{lb.Pods, lb.Host}
+
+// refuses are the values of that name in the tables, by what the packet path does.
+var refuses = map[lb.Action]uint8{lb.Reject: 1, lb.Drop: 2}
 
 // routeOf returns the route of a kind of client.
 func (st *state) routeOf(f *lb.Frontend, from lb.From) lb.Route {
@@ -86,19 +90,27 @@ func (st *state) change(b *batch, k lb.Key, f *lb.Frontend) {
 // row returns the row of a frontend, whose sets it holds.
 func (st *state) row(b *batch, f *lb.Frontend) *row {
 	is := &row{front: f, value: bpf.LBFrontend{Front: frontOf(f.Key), Affinity: uint32(f.Affinity / time.Second)}}
-	if !balances(f) {
-		return is
-	}
 	for class, from := range classes {
-		r := st.routeOf(f, from)
-		if r.Do != lb.Balance || from == lb.Pods && r.Masq && f.Kind == lb.ClusterIP { // masqueradeAll asks for that
-			continue
+		if balances(f) {
+			is.value.Refuses[class] = refuses[st.routeOf(f, from).Do]
 		}
-		s := st.hold(b, r.To)
-		is.value.Set[class] = s.number
-		is.sets = append(is.sets, s)
+		if to := st.setOf(f, class); to != nil {
+			s := st.hold(b, to)
+			is.value.Set[class] = s.number
+			is.sets = append(is.sets, s)
+		}
 	}
 	return is
+}
+
+// setOf returns the set of a class of clients, or nil if the packet path serves them.
+func (st *state) setOf(f *lb.Frontend, class int) *lb.BackendSet {
+	r := st.routeOf(f, classes[class])
+	masqueraded := classes[class] == lb.Pods && r.Masq && f.Kind == lb.ClusterIP // masqueradeAll asks for that
+	if !balances(f) || r.Do != lb.Balance || masqueraded {
+		return nil
+	}
+	return r.To
 }
 
 // hold counts a reference to a set, and makes it what the row has.
@@ -107,6 +119,7 @@ func (st *state) hold(b *batch, want *lb.BackendSet) *set {
 	if s == nil {
 		s = &set{id: want.ID, number: st.numbers.set.Next()}
 		st.sets[want.ID] = s
+		st.counted.add(s.number, s.id.Service)
 	}
 	s.refs++
 	if !s.list.Equal(&want.Backends) || s.order.Len() == 0 {
@@ -157,6 +170,7 @@ func (st *state) release(b *batch, sets []*set) {
 			continue
 		}
 		delete(st.sets, s.id)
+		st.counted.remove(s.number)
 		b.sets.remove(s.number)
 		for i, id := range s.backends {
 			b.slots.remove(bpf.LBPlace{Set: s.number, Slot: uint32(i)})

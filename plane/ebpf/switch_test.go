@@ -59,7 +59,9 @@ func TestScopes(t *testing.T) {
 		}
 		b.noRules()
 		for sockets, served := range map[string]bool{"host": true, "off": false} {
-			b.plane.Configure(sockets)
+			if err := b.plane.Switch(sockets); err != nil {
+				b.t.Fatal(err)
+			}
 			_, err := b.Dial(netlab.Node1, netlab.TCP, b.to("VIP:80"), netlab.DialOptions{Timeout: 300e6})
 			if (err == nil) != served {
 				b.t.Errorf("%s: a connection of the node without rules of the packet path: %v", sockets, err)
@@ -77,8 +79,8 @@ func TestGuard(t *testing.T) {
 			at   netip.AddrPort
 			want error
 		}{
-			{netlab.Node1, netip.AddrPortFrom(zero, 30080), unix.EPERM},
-			{netlab.Node1, b.to("NODE:30080"), unix.EPERM},
+			{netlab.Node1, netip.AddrPortFrom(zero, 30080), unix.EADDRINUSE},
+			{netlab.Node1, b.to("NODE:30080"), unix.EADDRINUSE},
 			{netlab.Node1, b.to("LOCAL:30080"), nil},
 			{netlab.Node1, netip.AddrPortFrom(zero, 30081), nil},
 			{"pod3", netip.AddrPortFrom(zero, 30080), nil},

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 )
@@ -63,7 +64,7 @@ func (t *table[K, V]) make(n int) (*ebpf.Map, error) {
 	spec.Name, spec.MaxEntries = "kp_"+t.name, uint32(room)
 	m, err := ebpf.NewMap(spec)
 	if err != nil {
-		return nil, fmt.Errorf("make the table %s with room for %d elements: %w", t.name, room, err)
+		return nil, fmt.Errorf("make the table %s with room for %d elements: %w", t.name, room, shortage(err, t.bytes(room)))
 	}
 	return m, nil
 }
@@ -147,9 +148,16 @@ func (t *table[K, V]) put(put map[K]V) error {
 		_, err = t.inner.BatchUpdate(keys, values, nil)
 	}
 	if err != nil {
-		return fmt.Errorf("write %d elements of the table %s: %w", len(keys), t.name, err)
+		return fmt.Errorf("write %d elements of the table %s: %w", len(keys), t.name, shortage(err, t.bytes(len(keys))))
 	}
 	return nil
+}
+
+// bytes is about what n elements take in the kernel, each with its head and its bucket.
+func (t *table[K, V]) bytes(n int) uint64 {
+	var k K
+	var v V
+	return uint64(n) * uint64(64+unsafe.Sizeof(k)+unsafe.Sizeof(v))
 }
 
 // remove removes elements; those that are not there too.

@@ -3,11 +3,14 @@
 
 #define PASS 1
 #define REFUSE 0
+#define EADDRINUSE 98
+#define ECONNREFUSED 111
 
 #define __inline static __always_inline
 #define MAPPED bpf_htonl(0xffff)
 
 static const __u32 only = 0;
+static const __u64 one = 1;
 
 __inline int same(const addr_t a, const addr_t b)
 {
@@ -77,49 +80,65 @@ __inline void write6(struct bpf_sock_addr *ctx, const addr_t addr, __be16 port)
 __inline int is_bound(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
-	addr_t src = {};
+	addr_t src = {0, 0, MAPPED, 0};
 
-	if (!sk)
-		return 1;
-	if (sk->bound_dev_if)
+	if (!sk || sk->bound_dev_if)
 		return 1;
 	if (sk->family == 2 /* AF_INET */) {
-		src[2] = MAPPED;
 		src[3] = sk->src_ip4;
-	} else {
-		src[0] = sk->src_ip6[0];
-		src[1] = sk->src_ip6[1];
-		src[2] = sk->src_ip6[2];
-		src[3] = sk->src_ip6[3];
+		return is_loopback(src);
 	}
+	src[0] = sk->src_ip6[0];
+	src[1] = sk->src_ip6[1];
+	src[2] = sk->src_ip6[2];
+	src[3] = sk->src_ip6[3];
 	return is_loopback(src);
+}
+
+/* DEPTH is how deep below the root a cgroup can be exempt. The kubelet's pods are at 2 and 3, or one deeper
+ * in a node that is a container. */
+#define DEPTH 6
+
+/* is_exempt reports whether the client's namespace, its cgroup or one above that is exempt. */
+__inline int is_exempt(__u64 netns)
+{
+	__u64 cgroup;
+
+	if (bpf_map_lookup_elem(&exempt_netns, &netns))
+		return 1;
+#pragma unroll
+	for (int level = 1; level <= DEPTH; level++) {
+		cgroup = bpf_get_current_ancestor_cgroup_id(level);
+		if (!cgroup)
+			return 0;
+		if (bpf_map_lookup_elem(&exempt_cgroups, &cgroup))
+			return 1;
+	}
+	return 0;
 }
 
 /* class returns the client's class, or CLASSES if it takes the packet path. */
 __inline int class(const struct settings *cfg, __u64 netns)
 {
-	__u32 *flags;
-
+	if (cfg->exempts && is_exempt(netns))
+		return CLASSES;
 	if (netns == cfg->node)
 		return HOST;
-	if (cfg->scope == SCOPE_HOST)
-		return CLASSES;
-	flags = bpf_map_lookup_elem(&namespaces, &netns);
-	if (!flags)
-		return PODS;
-	if (*flags & OPTED_OUT)
-		return CLASSES;
-	return *flags & NOT_A_POD ? ANYWHERE : PODS;
+	return cfg->scope == SCOPE_HOST ? CLASSES : PODS;
+}
+
+/* find looks up an element of a growing table. */
+__inline void *find(void *outer, const void *key)
+{
+	void *table = bpf_map_lookup_elem(outer, &only);
+
+	return table ? bpf_map_lookup_elem(table, key) : 0;
 }
 
 __inline int find_front(const struct front *to, struct frontend *fe)
 {
-	void *table = bpf_map_lookup_elem(&frontends, &only);
-	struct frontend *found;
+	struct frontend *found = find(&frontends, to);
 
-	if (!table)
-		return 0;
-	found = bpf_map_lookup_elem(table, to);
 	if (!found)
 		return 0;
 	*fe = *found;
@@ -130,28 +149,20 @@ __inline int find_front(const struct front *to, struct frontend *fe)
 /* find_frontend finds what serves the destination: a row of its own, or a NodePort. */
 __inline int find_frontend(const struct front *to, int class, struct frontend *fe)
 {
-	struct front port = {};
+	struct front port = {.port = to->port, .proto = to->proto};
 
 	if (find_front(to, fe))
 		return 1;
-	if (!bpf_map_lookup_elem(&addresses, to->addr))
-		return 0;
 	if (class != HOST && is_loopback(to->addr))
 		return 0; /* another namespace's own */
-	port.port = to->port;
-	port.proto = to->proto;
-	return find_front(&port, fe);
+	return bpf_map_lookup_elem(&addresses, to->addr) && find_front(&port, fe);
 }
 
 /* find_backend reports whether the set still has the backend. */
 __inline int find_backend(__u32 set, __u32 id, struct backend *b)
 {
-	void *table = bpf_map_lookup_elem(&backends, &only);
-	struct backend *found;
+	struct backend *found = find(&backends, &id);
 
-	if (!table)
-		return 0;
-	found = bpf_map_lookup_elem(table, &id);
 	if (!found)
 		return 0;
 	*b = *found;
@@ -161,13 +172,9 @@ __inline int find_backend(__u32 set, __u32 id, struct backend *b)
 
 __inline __u32 count_of(__u32 set)
 {
-	void *table = bpf_map_lookup_elem(&sets, &only);
-	struct set *found;
+	struct set *found = find(&sets, &set);
 	__u32 count;
 
-	if (!table)
-		return 0;
-	found = bpf_map_lookup_elem(table, &set);
 	if (!found)
 		return 0;
 	count = found->count;
@@ -177,14 +184,10 @@ __inline __u32 count_of(__u32 set)
 
 __inline __u32 backend_at(__u32 set, __u32 at)
 {
-	void *table = bpf_map_lookup_elem(&slots, &only);
 	struct place place = {.set = set, .slot = at};
-	struct slot *found;
+	struct slot *found = find(&slots, &place);
 	__u32 id;
 
-	if (!table)
-		return 0;
-	found = bpf_map_lookup_elem(table, &place);
 	if (!found)
 		return 0;
 	id = found->backend;
@@ -222,18 +225,24 @@ __inline int remember(const struct frontend *fe, __u32 set, __u64 netns, struct 
 	return !bpf_map_update_elem(&affinity, &client, &next, BPF_ANY);
 }
 
-/* choose chooses a backend for the client. One whose address and port are those of a frontend too takes the
- * packet path, where rules of that frontend do not see the packets of this one. */
-__inline int choose(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
+/* is_frontend reports whether the address and port of a backend are those of a frontend too. */
+__inline int is_frontend(const struct frontend *fe, const struct backend *b)
 {
 	struct front at = {.proto = fe->front.proto};
 	struct frontend other;
 
-	if (fe->affinity ? !remember(fe, set, netns, b) : !draw(set, b))
-		return 0;
 	copy(at.addr, b->addr);
 	at.port = b->port;
-	return !find_frontend(&at, HOST, &other);
+	return find_frontend(&at, HOST, &other);
+}
+
+/* choose chooses a backend for the client. One that is a frontend too takes the packet path, where rules of
+ * that frontend do not see the packets of this one. */
+__inline int choose(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
+{
+	if (fe->affinity ? !remember(fe, set, netns, b) : !draw(set, b))
+		return 0;
+	return !is_frontend(fe, b);
 }
 
 __inline void count(const struct settings *cfg, __u32 set)
@@ -244,21 +253,57 @@ __inline void count(const struct settings *cfg, __u32 set)
 		return;
 	n = bpf_map_lookup_elem(&counters, &set);
 	if (n)
-		*n += 1;
+		__sync_fetch_and_add(n, 1);
+	else
+		bpf_map_update_elem(&counters, &set, &one, BPF_NOEXIST);
 }
 
-/* lookup finds the set of backends for the client of ctx; 0 if the packet path serves it. */
-__inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, const struct front *to, struct frontend *fe)
+/* refuse notes a call that fails. */
+__inline void refuse(const struct front *to, __u64 netns, __u32 reason)
 {
-	__u32 client;
+	__u64 *n = bpf_map_lookup_elem(&refused, &reason), now = bpf_ktime_get_ns(), *last;
+	struct refusal r = {.front = *to, .reason = reason, .netns = netns};
 
+	if (n)
+		__sync_fetch_and_add(n, 1);
+	last = bpf_map_lookup_elem(&sampled, &netns);
+	if (last && now - *last < 1000000000ull)
+		return;
+	bpf_map_update_elem(&sampled, &netns, &now, BPF_ANY);
+	r.cgroup = bpf_get_current_cgroup_id();
+	r.pid = bpf_get_current_pid_tgid() >> 32;
+	bpf_get_current_comm(r.comm, sizeof(r.comm));
+	bpf_ringbuf_output(&refusals, &r, sizeof(r), 0);
+}
+
+/* of_class finds the frontend of a destination, and its set for a class of clients; 0 for none. */
+__inline __u32 of_class(const struct front *to, __u32 client, struct frontend *fe, __u32 *refuses)
+{
 	if (to->proto != IPPROTO_TCP && to->proto != IPPROTO_UDP)
 		return 0;
-	client = class(cfg, bpf_get_netns_cookie(ctx));
-	if (client >= CLASSES || !find_frontend(to, client, fe) || is_bound(ctx))
+	if (client >= CLASSES || !find_frontend(to, client, fe))
 		return 0;
-	/* fe->set[client], whose index the verifier would have to follow */
-	return client == PODS ? fe->set[PODS] : client == HOST ? fe->set[HOST] : fe->set[ANYWHERE];
+	*refuses = client == PODS ? fe->refuses[PODS] : fe->refuses[HOST];
+	return client == PODS ? fe->set[PODS] : fe->set[HOST];
+}
+
+/* lookup finds the set of backends for the client of ctx; 0 if the packet path serves it, and REFUSED if the
+ * call fails. */
+#define REFUSED 0xffffffff
+__inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, const struct front *to, struct frontend *fe)
+{
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	__u32 refuses = NO, set;
+
+	if (is_bound(ctx))
+		return 0;
+	set = of_class(to, class(cfg, netns), fe, &refuses);
+	if (refuses)
+		refuse(to, netns, refuses);
+	if (refuses != REJECTS || !cfg->on || !has_retval)
+		return set;
+	bpf_set_retval(-ECONNREFUSED);
+	return REFUSED;
 }
 
 __inline void set_peer(struct peer *p, const struct front *to, const struct backend *b)
@@ -269,6 +314,13 @@ __inline void set_peer(struct peer *p, const struct front *to, const struct back
 	p->backend_port = b->port;
 	p->backend = b->backend;
 	p->set = b->set;
+}
+
+/* move makes a destination that of the backend. */
+__inline void move(struct front *to, const struct backend *b)
+{
+	copy(to->addr, b->addr);
+	to->port = b->port;
 }
 
 __inline int is_to(const struct peer *p, const struct front *to)
@@ -324,3 +376,29 @@ __inline int answer(struct bpf_sock_addr *ctx, struct front *from)
 		}
 	return 0;
 }
+
+/* HOOKS defines the programs of a hook for the sockets of IPv4 and of IPv6. act returns 1 if it has
+ * replaced the address, 0 if that stays, and -1 if the call fails. */
+#define HOOKS(hook, act)                                                       \
+	SEC("cgroup/" #hook "4")                                               \
+	int hook##4(struct bpf_sock_addr *ctx)                                 \
+	{                                                                      \
+		struct front at = {.proto = ctx->protocol};                    \
+		int did;                                                       \
+                                                                               \
+		read4(ctx, &at);                                               \
+		did = act(ctx, &at);                                           \
+		if (did > 0)                                                   \
+			write4(ctx, at.addr, at.port);                         \
+		return did < 0 ? REFUSE : PASS;                                \
+	}                                                                      \
+	SEC("cgroup/" #hook "6")                                               \
+	int hook##6(struct bpf_sock_addr *ctx)                                 \
+	{                                                                      \
+		struct front at = {.proto = ctx->protocol};                    \
+		int did = read6(ctx, &at) ? act(ctx, &at) : 0;                 \
+                                                                               \
+		if (did > 0)                                                   \
+			write6(ctx, at.addr, at.port);                         \
+		return did < 0 ? REFUSE : PASS;                                \
+	}

@@ -13,7 +13,13 @@ __inline int may_bind(struct bpf_sock *sk, const addr_t addr)
 		return PASS;
 	if (!is_zero(addr) && !same(addr, any4) && !bpf_map_lookup_elem(&addresses, addr))
 		return PASS;
-	return find_front(&port, &fe) ? REFUSE : PASS;
+	if (!find_front(&port, &fe))
+		return PASS;
+	copy(port.addr, addr);
+	refuse(&port, cfg->node, BIND);
+	if (has_retval)
+		bpf_set_retval(-EADDRINUSE);
+	return REFUSE;
 }
 
 SEC("cgroup/post_bind4")

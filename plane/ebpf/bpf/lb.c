@@ -8,5 +8,6 @@
 #include "recvmsg.c"
 #include "getpeername.c"
 #include "bind.c"
+#include "ask.c"
 
 char licence[] SEC("license") = "Apache-2.0"; /* no helper asks for the GPL */

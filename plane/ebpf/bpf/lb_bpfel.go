@@ -53,7 +53,9 @@ type LBFrontend struct {
 	_        structs.HostLayout
 	Front    LBFront
 	Affinity uint32
-	Set      [3]uint32
+	Set      [2]uint32
+	Refuses  [2]uint8
+	Pad      uint16
 }
 
 type LBPeer struct {
@@ -72,6 +74,32 @@ type LBPlace struct {
 	Slot uint32
 }
 
+type LBQuestion struct {
+	_          structs.HostLayout
+	To         LBFront
+	Client     uint32
+	Netns      uint64
+	Found      uint32
+	Set        uint32
+	Count      uint32
+	Refuses    uint32
+	Backend    LBBackend
+	Remembered uint32
+	On         uint32
+	_          [4]byte
+}
+
+type LBRefusal struct {
+	_      structs.HostLayout
+	Front  LBFront
+	Reason uint32
+	Netns  uint64
+	Cgroup uint64
+	Pid    uint32
+	Pad    uint32
+	Comm   [16]int8
+}
+
 type LBSet struct {
 	_     structs.HostLayout
 	Set   uint32
@@ -79,13 +107,14 @@ type LBSet struct {
 }
 
 type LBSettings struct {
-	_      structs.HostLayout
-	Node   uint64
-	On     uint8
-	Scope  uint8
-	Guard  uint8
-	Counts uint8
-	Pad    uint32
+	_       structs.HostLayout
+	Node    uint64
+	On      uint8
+	Scope   uint8
+	Guard   uint8
+	Counts  uint8
+	Exempts uint8
+	Pad     [3]uint8
 }
 
 type LBSlot struct {
@@ -136,6 +165,7 @@ type LBSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type LBProgramSpecs struct {
+	Ask          *ebpf.ProgramSpec `ebpf:"ask"`
 	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
@@ -152,17 +182,21 @@ type LBProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type LBMapSpecs struct {
-	Addresses  *ebpf.MapSpec `ebpf:"addresses"`
-	Affinity   *ebpf.MapSpec `ebpf:"affinity"`
-	Backends   *ebpf.MapSpec `ebpf:"backends"`
-	Config     *ebpf.MapSpec `ebpf:"config"`
-	Connected  *ebpf.MapSpec `ebpf:"connected"`
-	Counters   *ebpf.MapSpec `ebpf:"counters"`
-	Flows      *ebpf.MapSpec `ebpf:"flows"`
-	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
-	Namespaces *ebpf.MapSpec `ebpf:"namespaces"`
-	Sets       *ebpf.MapSpec `ebpf:"sets"`
-	Slots      *ebpf.MapSpec `ebpf:"slots"`
+	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
+	Affinity      *ebpf.MapSpec `ebpf:"affinity"`
+	Backends      *ebpf.MapSpec `ebpf:"backends"`
+	Config        *ebpf.MapSpec `ebpf:"config"`
+	Connected     *ebpf.MapSpec `ebpf:"connected"`
+	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	ExemptCgroups *ebpf.MapSpec `ebpf:"exempt_cgroups"`
+	ExemptNetns   *ebpf.MapSpec `ebpf:"exempt_netns"`
+	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
+	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
+	Refused       *ebpf.MapSpec `ebpf:"refused"`
+	Sampled       *ebpf.MapSpec `ebpf:"sampled"`
+	Sets          *ebpf.MapSpec `ebpf:"sets"`
+	Slots         *ebpf.MapSpec `ebpf:"slots"`
 }
 
 // LBVariableSpecs contains global variables before they are loaded into the kernel.
@@ -175,8 +209,11 @@ type LBVariableSpecs struct {
 	Family       *ebpf.VariableSpec `ebpf:"family"`
 	FrontType    *ebpf.VariableSpec `ebpf:"front_type"`
 	FrontendType *ebpf.VariableSpec `ebpf:"frontend_type"`
+	HasRetval    *ebpf.VariableSpec `ebpf:"has_retval"`
 	PeerType     *ebpf.VariableSpec `ebpf:"peer_type"`
 	PlaceType    *ebpf.VariableSpec `ebpf:"place_type"`
+	QuestionType *ebpf.VariableSpec `ebpf:"question_type"`
+	RefusalType  *ebpf.VariableSpec `ebpf:"refusal_type"`
 	SetType      *ebpf.VariableSpec `ebpf:"set_type"`
 	SettingsType *ebpf.VariableSpec `ebpf:"settings_type"`
 	SlotType     *ebpf.VariableSpec `ebpf:"slot_type"`
@@ -202,17 +239,21 @@ func (o *LBObjects) Close() error {
 //
 // It can be passed to LoadLBObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LBMaps struct {
-	Addresses  *ebpf.Map `ebpf:"addresses"`
-	Affinity   *ebpf.Map `ebpf:"affinity"`
-	Backends   *ebpf.Map `ebpf:"backends"`
-	Config     *ebpf.Map `ebpf:"config"`
-	Connected  *ebpf.Map `ebpf:"connected"`
-	Counters   *ebpf.Map `ebpf:"counters"`
-	Flows      *ebpf.Map `ebpf:"flows"`
-	Frontends  *ebpf.Map `ebpf:"frontends"`
-	Namespaces *ebpf.Map `ebpf:"namespaces"`
-	Sets       *ebpf.Map `ebpf:"sets"`
-	Slots      *ebpf.Map `ebpf:"slots"`
+	Addresses     *ebpf.Map `ebpf:"addresses"`
+	Affinity      *ebpf.Map `ebpf:"affinity"`
+	Backends      *ebpf.Map `ebpf:"backends"`
+	Config        *ebpf.Map `ebpf:"config"`
+	Connected     *ebpf.Map `ebpf:"connected"`
+	Counters      *ebpf.Map `ebpf:"counters"`
+	ExemptCgroups *ebpf.Map `ebpf:"exempt_cgroups"`
+	ExemptNetns   *ebpf.Map `ebpf:"exempt_netns"`
+	Flows         *ebpf.Map `ebpf:"flows"`
+	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Refusals      *ebpf.Map `ebpf:"refusals"`
+	Refused       *ebpf.Map `ebpf:"refused"`
+	Sampled       *ebpf.Map `ebpf:"sampled"`
+	Sets          *ebpf.Map `ebpf:"sets"`
+	Slots         *ebpf.Map `ebpf:"slots"`
 }
 
 func (m *LBMaps) Close() error {
@@ -223,9 +264,13 @@ func (m *LBMaps) Close() error {
 		m.Config,
 		m.Connected,
 		m.Counters,
+		m.ExemptCgroups,
+		m.ExemptNetns,
 		m.Flows,
 		m.Frontends,
-		m.Namespaces,
+		m.Refusals,
+		m.Refused,
+		m.Sampled,
 		m.Sets,
 		m.Slots,
 	)
@@ -241,8 +286,11 @@ type LBVariables struct {
 	Family       *ebpf.Variable `ebpf:"family"`
 	FrontType    *ebpf.Variable `ebpf:"front_type"`
 	FrontendType *ebpf.Variable `ebpf:"frontend_type"`
+	HasRetval    *ebpf.Variable `ebpf:"has_retval"`
 	PeerType     *ebpf.Variable `ebpf:"peer_type"`
 	PlaceType    *ebpf.Variable `ebpf:"place_type"`
+	QuestionType *ebpf.Variable `ebpf:"question_type"`
+	RefusalType  *ebpf.Variable `ebpf:"refusal_type"`
 	SetType      *ebpf.Variable `ebpf:"set_type"`
 	SettingsType *ebpf.Variable `ebpf:"settings_type"`
 	SlotType     *ebpf.Variable `ebpf:"slot_type"`
@@ -252,6 +300,7 @@ type LBVariables struct {
 //
 // It can be passed to LoadLBObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LBPrograms struct {
+	Ask          *ebpf.Program `ebpf:"ask"`
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
@@ -266,6 +315,7 @@ type LBPrograms struct {
 
 func (p *LBPrograms) Close() error {
 	return _LBClose(
+		p.Ask,
 		p.Connect4,
 		p.Connect6,
 		p.Getpeername4,

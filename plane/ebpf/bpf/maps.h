@@ -15,13 +15,14 @@ struct settings {
 	__u8 scope;  /* one of SCOPE_* */
 	__u8 guard;  /* bind() to a NodePort is refused in the node's namespace */
 	__u8 counts; /* connections are counted by set */
-	__u32 pad;
+	__u8 exempts; /* the map exempt has elements */
+	__u8 pad[3];
 };
 
 enum { SCOPE_ALL, SCOPE_HOST };
 
 /* The classes of clients: index of frontend.set. */
-enum { PODS, HOST, ANYWHERE, CLASSES };
+enum { PODS, HOST, CLASSES };
 
 /* front is what a destination is found by. A NodePort has the address zero. */
 struct front {
@@ -36,6 +37,8 @@ struct frontend {
 	struct front front;
 	__u32 affinity; /* seconds */
 	__u32 set[CLASSES];
+	__u8 refuses[CLASSES]; /* one of NO, REJECTS, DROPS: what the packet path then does */
+	__u16 pad;
 };
 
 struct set {
@@ -89,15 +92,30 @@ struct flows {
 	struct peer peer[FLOWS];
 };
 
-/* The flags of a network namespace. */
-enum { OPTED_OUT = 1, NOT_A_POD = 2 };
+/* Why a call fails: index of refused. */
+enum { NO, REJECTS, DROPS, BIND, REASONS };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct settings);
-} config SEC(".maps");
+/* refusal is a call of a program that fails. */
+struct refusal {
+	struct front front;
+	__u32 reason;
+	__u64 netns;
+	__u64 cgroup;
+	__u32 pid;
+	__u32 pad;
+	char comm[16];
+};
+
+#define MAP(name, map_type, flags, n, key_type, value_type)     \
+	struct {                                                \
+		__uint(type, BPF_MAP_TYPE_##map_type);          \
+		__uint(map_flags, flags);                       \
+		__uint(max_entries, n);                         \
+		__type(key, key_type);                          \
+		__type(value, value_type);                      \
+	} name SEC(".maps")
+
+MAP(config, ARRAY, 0, 1, __u32, struct settings);
 
 /* Tables grow: the plane replaces the only element of these maps by a larger copy. */
 #define GROWING(name, key_type, value_type)                         \
@@ -115,16 +133,9 @@ struct {
 	} name SEC(".maps")
 
 /* Without a use of their own the compiler leaves these types incomplete. */
-const struct front *front_type __attribute__((unused));
-const struct frontend *frontend_type __attribute__((unused));
-const struct set *set_type __attribute__((unused));
-const struct place *place_type __attribute__((unused));
-const struct slot *slot_type __attribute__((unused));
-const struct settings *settings_type __attribute__((unused));
-const struct client *client_type __attribute__((unused));
-const struct choice *choice_type __attribute__((unused));
-const struct peer *peer_type __attribute__((unused));
-const struct backend *backend_type __attribute__((unused));
+#define KEEP(name) const struct name *name##_type __attribute__((unused));
+KEEP(front) KEEP(frontend) KEEP(set) KEEP(place) KEEP(slot) KEEP(backend) KEEP(settings)
+KEEP(client) KEEP(choice) KEEP(peer) KEEP(refusal)
 
 GROWING(frontends, struct front, struct frontend);
 GROWING(sets, __u32, struct set);
@@ -132,54 +143,33 @@ GROWING(slots, struct place, struct slot);
 GROWING(backends, __u32, struct backend);
 
 /* This node's addresses that answer NodePorts. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
-	__type(key, addr_t);
-	__type(value, __u32);
-} addresses SEC(".maps");
+MAP(addresses, HASH, BPF_F_NO_PREALLOC, 65536, addr_t, __u32);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
-	__type(key, __u64);
-	__type(value, __u32);
-} namespaces SEC(".maps");
+/* The cookies of network namespaces, and the numbers of cgroups, whose sockets take the packet path. */
+MAP(exempt_netns, HASH, BPF_F_NO_PREALLOC, 65536, __u64, __u32);
+MAP(exempt_cgroups, HASH, BPF_F_NO_PREALLOC, 65536, __u64, __u32);
 
 /* The plane deletes expired choices. A client that finds no room takes the packet path: nobody's choice is
  * evicted for another's. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 262144);
-	__type(key, struct client);
-	__type(value, struct choice);
-} affinity SEC(".maps");
+MAP(affinity, HASH, BPF_F_NO_PREALLOC, 262144, struct client, struct choice);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1048576);
-	__type(key, __u32);
-	__type(value, __u64);
-} counters SEC(".maps");
+/* Connections by set. The plane deletes those of sets that are gone. */
+MAP(counters, PERCPU_HASH, BPF_F_NO_PREALLOC, 1048576, __u32, __u64);
 
-/* The destination of a connected socket. */
+/* How many calls were refused, and a sample of them: one a second of a network namespace. */
+MAP(refused, PERCPU_ARRAY, 0, REASONS, __u32, __u64);
+MAP(sampled, LRU_HASH, 0, 4096, __u64, __u64);
 struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct peer);
-} connected SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536);
+} refusals SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct flows);
-} flows SEC(".maps");
+/* The destination of a connected socket, and those of an unconnected one. */
+MAP(connected, SK_STORAGE, BPF_F_NO_PREALLOC, 0, int, struct peer);
+MAP(flows, SK_STORAGE, BPF_F_NO_PREALLOC, 0, int, struct flows);
 
 /* The IP family of this instance: 4 or 6. An IPv6 socket may have IPv4 addresses. */
 volatile const __u8 family = 4;
+
+/* bpf_set_retval exists, of Linux 5.18: refused calls fail with an errno of ours. */
+volatile const __u8 has_retval = 0;

@@ -3,11 +3,12 @@
 /* sendto() of a UDP socket. A destination keeps its backend while the frontend has it, as a flow of conntrack
  * does. A connected socket receives from the backend that it is connected to and from no other. */
 
-__inline int flow_to(struct bpf_sock_addr *ctx, const struct front *to, struct backend *b)
+__inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 {
 	struct settings *cfg = bpf_map_lookup_elem(&config, &only);
 	struct peer *p, *known = 0, *empty = 0;
 	struct frontend fe;
+	struct backend b;
 	struct flows *f;
 	__u32 set;
 
@@ -15,13 +16,13 @@ __inline int flow_to(struct bpf_sock_addr *ctx, const struct front *to, struct b
 		return 0;
 	p = peer_of(ctx->sk);
 	if (p && is_to(p, to)) {
-		copy(b->addr, p->backend_addr);
-		b->port = p->backend_port;
+		copy(to->addr, p->backend_addr);
+		to->port = p->backend_port;
 		return 1;
 	}
 	set = lookup(ctx, cfg, to, &fe);
-	if (!set)
-		return 0;
+	if (!set || set == REFUSED)
+		return set ? -1 : 0;
 	f = bpf_sk_storage_get(&flows, ctx->sk, 0, cfg->on ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 	if (!f)
 		return 0;
@@ -33,42 +34,24 @@ __inline int flow_to(struct bpf_sock_addr *ctx, const struct front *to, struct b
 		else if (is_to(p, to))
 			known = p;
 	}
-	if (known && known->set == set && find_backend(set, known->backend, b) && is_at(known, b))
+	if (known && known->set == set && find_backend(set, known->backend, &b) && is_at(known, &b)) {
+		move(to, &b);
 		return 1;
+	}
 	if (!known)
 		known = empty;
-	if (!known || !cfg->on || !choose(&fe, set, bpf_get_netns_cookie(ctx), b))
+	if (!known || !cfg->on || !choose(&fe, set, bpf_get_netns_cookie(ctx), &b))
 		return 0;
 #pragma unroll
 	for (int i = 0; i < FLOWS; i++) {
 		p = &f->peer[i];
-		if (p != known && p->backend && is_at(p, b))
+		if (p != known && p->backend && is_at(p, &b))
 			return 0; /* a reply would not say which of the two destinations it is from */
 	}
-	set_peer(known, to, b);
+	set_peer(known, to, &b);
 	count(cfg, set);
+	move(to, &b);
 	return 1;
 }
 
-SEC("cgroup/sendmsg4")
-int sendmsg4(struct bpf_sock_addr *ctx)
-{
-	struct front to = {.proto = ctx->protocol};
-	struct backend b;
-
-	read4(ctx, &to);
-	if (family == 4 && flow_to(ctx, &to, &b))
-		write4(ctx, b.addr, b.port);
-	return PASS;
-}
-
-SEC("cgroup/sendmsg6")
-int sendmsg6(struct bpf_sock_addr *ctx)
-{
-	struct front to = {.proto = ctx->protocol};
-	struct backend b;
-
-	if (read6(ctx, &to) && flow_to(ctx, &to, &b))
-		write6(ctx, b.addr, b.port);
-	return PASS;
-}
+HOOKS(sendmsg, flow_to)

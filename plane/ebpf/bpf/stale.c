@@ -33,6 +33,10 @@ struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
 };
+struct seq_file;
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
 #pragma clang attribute pop
 
 struct bpf_iter__bpf_sk_storage_map {
@@ -41,13 +45,6 @@ struct bpf_iter__bpf_sk_storage_map {
 	struct sock *sk;
 	void *value;
 };
-
-struct seq_file;
-#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-struct bpf_iter_meta {
-	struct seq_file *seq;
-};
-#pragma clang attribute pop
 
 /* stale is a socket, as sock_diag names it, and what it connected to. IPv4 addresses are mapped, as in the maps. */
 struct stale {
@@ -61,7 +58,7 @@ struct stale {
 	__u32 netns; /* inode */
 	__u32 pad;
 };
-const struct stale *stale_type __attribute__((unused));
+KEEP(stale)
 
 SEC("iter/bpf_sk_storage_map")
 int find_stale(struct bpf_iter__bpf_sk_storage_map *ctx)

@@ -43,13 +43,14 @@ type StalePeer struct {
 }
 
 type StaleSettings struct {
-	_      structs.HostLayout
-	Node   uint64
-	On     uint8
-	Scope  uint8
-	Guard  uint8
-	Counts uint8
-	Pad    uint32
+	_       structs.HostLayout
+	Node    uint64
+	On      uint8
+	Scope   uint8
+	Guard   uint8
+	Counts  uint8
+	Exempts uint8
+	Pad     [3]uint8
 }
 
 type StaleStale struct {
@@ -114,17 +115,21 @@ type StaleProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type StaleMapSpecs struct {
-	Addresses  *ebpf.MapSpec `ebpf:"addresses"`
-	Affinity   *ebpf.MapSpec `ebpf:"affinity"`
-	Backends   *ebpf.MapSpec `ebpf:"backends"`
-	Config     *ebpf.MapSpec `ebpf:"config"`
-	Connected  *ebpf.MapSpec `ebpf:"connected"`
-	Counters   *ebpf.MapSpec `ebpf:"counters"`
-	Flows      *ebpf.MapSpec `ebpf:"flows"`
-	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
-	Namespaces *ebpf.MapSpec `ebpf:"namespaces"`
-	Sets       *ebpf.MapSpec `ebpf:"sets"`
-	Slots      *ebpf.MapSpec `ebpf:"slots"`
+	Addresses     *ebpf.MapSpec `ebpf:"addresses"`
+	Affinity      *ebpf.MapSpec `ebpf:"affinity"`
+	Backends      *ebpf.MapSpec `ebpf:"backends"`
+	Config        *ebpf.MapSpec `ebpf:"config"`
+	Connected     *ebpf.MapSpec `ebpf:"connected"`
+	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	ExemptCgroups *ebpf.MapSpec `ebpf:"exempt_cgroups"`
+	ExemptNetns   *ebpf.MapSpec `ebpf:"exempt_netns"`
+	Flows         *ebpf.MapSpec `ebpf:"flows"`
+	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
+	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
+	Refused       *ebpf.MapSpec `ebpf:"refused"`
+	Sampled       *ebpf.MapSpec `ebpf:"sampled"`
+	Sets          *ebpf.MapSpec `ebpf:"sets"`
+	Slots         *ebpf.MapSpec `ebpf:"slots"`
 }
 
 // StaleVariableSpecs contains global variables before they are loaded into the kernel.
@@ -137,8 +142,10 @@ type StaleVariableSpecs struct {
 	Family       *ebpf.VariableSpec `ebpf:"family"`
 	FrontType    *ebpf.VariableSpec `ebpf:"front_type"`
 	FrontendType *ebpf.VariableSpec `ebpf:"frontend_type"`
+	HasRetval    *ebpf.VariableSpec `ebpf:"has_retval"`
 	PeerType     *ebpf.VariableSpec `ebpf:"peer_type"`
 	PlaceType    *ebpf.VariableSpec `ebpf:"place_type"`
+	RefusalType  *ebpf.VariableSpec `ebpf:"refusal_type"`
 	SetType      *ebpf.VariableSpec `ebpf:"set_type"`
 	SettingsType *ebpf.VariableSpec `ebpf:"settings_type"`
 	SlotType     *ebpf.VariableSpec `ebpf:"slot_type"`
@@ -165,17 +172,21 @@ func (o *StaleObjects) Close() error {
 //
 // It can be passed to LoadStaleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type StaleMaps struct {
-	Addresses  *ebpf.Map `ebpf:"addresses"`
-	Affinity   *ebpf.Map `ebpf:"affinity"`
-	Backends   *ebpf.Map `ebpf:"backends"`
-	Config     *ebpf.Map `ebpf:"config"`
-	Connected  *ebpf.Map `ebpf:"connected"`
-	Counters   *ebpf.Map `ebpf:"counters"`
-	Flows      *ebpf.Map `ebpf:"flows"`
-	Frontends  *ebpf.Map `ebpf:"frontends"`
-	Namespaces *ebpf.Map `ebpf:"namespaces"`
-	Sets       *ebpf.Map `ebpf:"sets"`
-	Slots      *ebpf.Map `ebpf:"slots"`
+	Addresses     *ebpf.Map `ebpf:"addresses"`
+	Affinity      *ebpf.Map `ebpf:"affinity"`
+	Backends      *ebpf.Map `ebpf:"backends"`
+	Config        *ebpf.Map `ebpf:"config"`
+	Connected     *ebpf.Map `ebpf:"connected"`
+	Counters      *ebpf.Map `ebpf:"counters"`
+	ExemptCgroups *ebpf.Map `ebpf:"exempt_cgroups"`
+	ExemptNetns   *ebpf.Map `ebpf:"exempt_netns"`
+	Flows         *ebpf.Map `ebpf:"flows"`
+	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Refusals      *ebpf.Map `ebpf:"refusals"`
+	Refused       *ebpf.Map `ebpf:"refused"`
+	Sampled       *ebpf.Map `ebpf:"sampled"`
+	Sets          *ebpf.Map `ebpf:"sets"`
+	Slots         *ebpf.Map `ebpf:"slots"`
 }
 
 func (m *StaleMaps) Close() error {
@@ -186,9 +197,13 @@ func (m *StaleMaps) Close() error {
 		m.Config,
 		m.Connected,
 		m.Counters,
+		m.ExemptCgroups,
+		m.ExemptNetns,
 		m.Flows,
 		m.Frontends,
-		m.Namespaces,
+		m.Refusals,
+		m.Refused,
+		m.Sampled,
 		m.Sets,
 		m.Slots,
 	)
@@ -204,8 +219,10 @@ type StaleVariables struct {
 	Family       *ebpf.Variable `ebpf:"family"`
 	FrontType    *ebpf.Variable `ebpf:"front_type"`
 	FrontendType *ebpf.Variable `ebpf:"frontend_type"`
+	HasRetval    *ebpf.Variable `ebpf:"has_retval"`
 	PeerType     *ebpf.Variable `ebpf:"peer_type"`
 	PlaceType    *ebpf.Variable `ebpf:"place_type"`
+	RefusalType  *ebpf.Variable `ebpf:"refusal_type"`
 	SetType      *ebpf.Variable `ebpf:"set_type"`
 	SettingsType *ebpf.Variable `ebpf:"settings_type"`
 	SlotType     *ebpf.Variable `ebpf:"slot_type"`

@@ -1,0 +1,58 @@
+//go:build ignore
+
+/* What the programs do with a destination, for `kube-proxy trace` and tests: no hook, but run by
+ * BPF_PROG_RUN with a question as the packet, which it answers in place. It changes nothing, so a client
+ * whose affinity is remembered may get another backend. */
+
+/* question is asked at the hook of a connect() or sendto(). */
+struct question {
+	struct front to;
+	__u32 client; /* class; CLASSES: of the namespace and the settings */
+	__u64 netns;
+	/* the answer */
+	__u32 found; /* there is a frontend */
+	__u32 set;
+	__u32 count;
+	__u32 refuses;
+	struct backend backend; /* that was drawn, or is remembered; its number is 0 for none */
+	__u32 remembered;
+	__u32 on;
+};
+KEEP(question)
+
+__inline void reply(struct question *q, const struct settings *cfg)
+{
+	struct client client = {.netns = q->netns};
+	struct frontend fe = {};
+	struct choice *last;
+	__u32 class_of = q->client;
+
+	if (class_of == CLASSES)
+		class_of = class(cfg, q->netns);
+	q->on = cfg->on;
+	q->set = of_class(&q->to, class_of, &fe, &q->refuses);
+	q->found = fe.front.proto != 0;
+	if (!q->set)
+		return;
+	q->count = count_of(q->set);
+	client.set = q->set;
+	last = fe.affinity ? bpf_map_lookup_elem(&affinity, &client) : 0;
+	if (last && last->until >= bpf_ktime_get_ns() && find_backend(q->set, last->backend, &q->backend))
+		q->remembered = 1;
+	else if (!draw(q->set, &q->backend))
+		q->backend.backend = 0;
+	if (q->backend.backend && is_frontend(&fe, &q->backend))
+		q->backend.backend = 0;
+}
+
+SEC("tc")
+int ask(struct __sk_buff *skb)
+{
+	struct settings *cfg = bpf_map_lookup_elem(&config, &only);
+	struct question q;
+
+	if (!cfg || bpf_skb_load_bytes(skb, 0, &q, sizeof(q)))
+		return 1;
+	reply(&q, cfg);
+	return bpf_skb_store_bytes(skb, 0, &q, sizeof(q), 0) ? 1 : 0;
+}

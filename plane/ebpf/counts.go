@@ -1,0 +1,79 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"kube-proxy/mode"
+)
+
+// counted numbers counters apart from those of the packet path, whose are of rows.
+type counted struct {
+	mu    sync.Mutex
+	ports map[uint32]string // service ports of the sets, by number
+}
+
+func (c *counted) add(number uint32, port string) {
+	if c != nil {
+		c.mu.Lock()
+		c.ports[number] = port
+		c.mu.Unlock()
+	}
+}
+
+// retain forgets the sets that the state does not have.
+func (c *counted) retain(st *state) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ports = make(map[uint32]string, len(st.sets))
+	for _, s := range st.sets {
+		c.ports[s.number] = s.id.Service
+	}
+}
+
+func (c *counted) remove(number uint32) {
+	if c != nil {
+		c.mu.Lock()
+		delete(c.ports, number)
+		c.mu.Unlock()
+	}
+}
+
+// each calls f with each counter of the programs. Counters of sets that are gone are deleted: their
+// last connections are not told, as those of a removed row.
+func (c *counted) each(ctx context.Context, m *ebpf.Map, f func(mode.Count)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var number uint32
+	var cpus []uint64
+	var gone []uint32
+	at := m.Iterate()
+	for ctx.Err() == nil && at.Next(&number, &cpus) {
+		port, ok := c.ports[number]
+		if !ok {
+			gone = append(gone, number)
+			continue
+		}
+		total := uint64(0)
+		for _, n := range cpus {
+			total += n
+		}
+		f(mode.Count{CounterID: mode.CounterID{N: uint64(number)}, ServicePort: port, Traffic: mode.Traffic{Connections: total}})
+	}
+	err := errors.Join(ctx.Err(), at.Err())
+	for _, number := range gone {
+		if e := m.Delete(number); !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("read the counters of the eBPF programs: %w", err)
+	}
+	return nil
+}

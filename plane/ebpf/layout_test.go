@@ -1,0 +1,75 @@
+//go:build linux
+
+package ebpf_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+)
+
+// otherLayout puts a map of another layout in the place of a pinned one, as an older version left it.
+func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
+	b.t.Helper()
+	pin := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)), strings.ToLower(b.f.String()), name)
+	if err := os.Remove(pin); err != nil {
+		b.t.Fatal(err)
+	}
+	m, err := cebpf.NewMap(spec)
+	if err == nil {
+		err = m.Pin(pin)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if spec.InnerMap != nil {
+		inner, err := cebpf.NewMap(spec.InnerMap)
+		if err == nil {
+			err = m.Put(uint32(0), inner)
+			inner.Close()
+		}
+		if err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	m.Close()
+}
+
+// TestLayout: a new version replaces maps of another layout under traffic, of which nothing fails, and
+// leaves the others: open sockets keep their peer (EB-21).
+func TestLayout(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		tcp, udp := b.socket("pod3", unix.SOCK_STREAM, false), b.socket("pod3", unix.SOCK_DGRAM, false)
+		if err := unix.Connect(tcp, sockaddr(b.to("VIP:80"))); err != nil {
+			b.t.Fatal(err)
+		}
+		if _, _, err := asks(udp, b.to("VIP:53")); err != nil {
+			b.t.Fatal(err)
+		}
+		inner := &cebpf.MapSpec{Type: cebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1024, Flags: unix.BPF_F_NO_PREALLOC}
+		b.otherLayout("sets", &cebpf.MapSpec{Type: cebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
+		b.otherLayout("config", &cebpf.MapSpec{Type: cebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: 1})
+		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")}, netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})
+		b.restart(nil)
+		traffic.More()
+		traffic.Stop()
+		if got := peer(b.t, tcp); got != b.to("VIP:80") {
+			b.t.Errorf("the peer of an open socket is %s", got)
+		}
+		b.noRules()
+		if from, _, err := asks(udp, b.to("VIP:53")); err != nil || from != b.to("VIP:53") {
+			b.t.Errorf("an open UDP socket: reply from %s, error %v", from, err)
+		}
+		b.reaches("pod3", netlab.TCP, "VIP:80", "pod1")
+		b.restart(nil)
+		if n := b.plane.Writes(); n != 0 {
+			b.t.Errorf("the next process wrote %d elements", n)
+		}
+	})
+}

@@ -1,0 +1,86 @@
+//go:build linux
+
+package ebpf_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// TestFollow: trace runs the loaded program for sockets of this node, and then the rules where that
+// passes (EB-18).
+func TestFollow(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.change(refusing)
+		follow := func(from string, to string) (k trace.Kernel) {
+			b.t.Helper()
+			at := b.to(to)
+			p := trace.Packet{From: netip.AddrPortFrom(b.to(from+":1").Addr(), 0), Host: from == "NODE", To: at, Here: from == "NODE" && to != "VIP:80", Proto: lb.TCP}
+			var err error
+			b.On(netlab.Node1, func() { k, err = b.plane.Follow(b.t.Context(), p) })
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			return k
+		}
+		for _, from := range []string{"pod2", "NODE"} {
+			k := follow(from, "VIP:80")
+			if !k.Connected || k.Verdict != trace.Balance || len(k.Backends) != 1 || k.Backends[0].Address != b.to("pod1:8080") {
+				b.t.Errorf("%s → VIP:80: %+v", from, k)
+			}
+			if k = follow(from, "VIP:81"); k.Connected || k.Verdict != trace.Reject || !strings.Contains(k.Way[0], "the rules decide") {
+				b.t.Errorf("%s → VIP:81: %+v", from, k)
+			}
+		}
+		if err := b.plane.Switch("host"); err != nil {
+			b.t.Fatal(err)
+		}
+		if k := follow("pod2", "VIP:80"); k.Connected || k.Verdict != trace.Balance || !strings.Contains(k.Way[0], "sockets of the node alone") {
+			b.t.Errorf("with scope host, pod2 → VIP:80: %+v", k)
+		}
+	})
+}
+
+// TestDifferences: diff names what another program changed in the tables, and a detached program
+// (EB-18).
+func TestDifferences(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		look := func() string {
+			var all []string
+			b.On(netlab.Node1, func() {
+				if err := b.plane.Differences(b.t.Context(), b.table, func(d trace.Difference) bool {
+					all = append(all, d.Key.String()+" "+d.Object+": "+d.Want+", not "+d.Have)
+					return true
+				}); err != nil {
+					b.t.Error(err)
+				}
+			})
+			return strings.Join(all, "\n")
+		}
+		if got := look(); got != "" {
+			b.t.Errorf("differences without any damage:\n%s", got)
+		}
+		for what, want := range map[string]string{"slots": "[" + b.to("pod1:8080").String() + "], not []", "frontends": "not the packet path"} {
+			if err := b.plane.Damage(what); err != nil {
+				b.t.Fatal(err)
+			}
+			if got := look(); !strings.Contains(got, want) {
+				b.t.Errorf("damaged %s, and diff lacks %q:\n%s", what, want, got)
+			}
+			if _, err := b.plane.AuditPrograms(); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+		if err := b.plane.Detach("connect6"); err != nil {
+			b.t.Fatal(err)
+		}
+		if got := look(); !strings.Contains(got, "program of connect6: attached to") {
+			b.t.Errorf("a detached program: %s", got)
+		}
+	})
+}

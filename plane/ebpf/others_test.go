@@ -1,0 +1,99 @@
+//go:build linux
+
+package ebpf_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/plane/ebpf"
+)
+
+// stranger attaches a program of another name, which changes nothing, to connect() in a cgroup, alone
+// where it can be; it ends with the test.
+func (b *bench) stranger(name, cgroup string) (remove func()) {
+	b.t.Helper()
+	p, err := cebpf.NewProgram(&cebpf.ProgramSpec{Name: name, Type: cebpf.CGroupSockAddr, AttachType: cebpf.AttachCGroupInet6Connect,
+		License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	dir, err := os.Open(cgroup)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: cebpf.AttachCGroupInet6Connect,
+		Flags: map[bool]uint32{true: unix.BPF_F_ALLOW_MULTI}[cgroup == b.Cgroup(netlab.Node1)]}); err != nil {
+		b.t.Fatalf("attach %s to %s: %v", name, cgroup, err)
+	}
+	return func() {
+		dir, err := os.Open(cgroup)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		defer dir.Close()
+		err = link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: cebpf.AttachCGroupInet6Connect})
+		if err != nil {
+			b.t.Error(err)
+		}
+		p.Close()
+	}
+}
+
+// TestNeighbours: a program of a cgroup below does not replace ours, and is reported. One that connects
+// sockets to endpoints switches ours off, and the rules serve, until it is gone (EB-19).
+func TestNeighbours(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.plane.Notices()
+		below := b.folder(filepath.Join(b.Cgroup(netlab.Node1), "below"))
+		remove := b.stranger("harmless", below)
+		audit := func() string {
+			if _, err := b.plane.AuditPrograms(); err != nil {
+				b.plane.Settle(err)
+			}
+			var all []string
+			for _, n := range b.plane.Notices() {
+				all = append(all, n.Text)
+				for _, a := range n.Args {
+					switch a := a.(type) {
+					case error:
+						all = append(all, a.Error())
+					case string:
+						all = append(all, a)
+					}
+				}
+			}
+			return strings.Join(all, " ")
+		}
+		if got := audit(); !strings.Contains(got, "harmless at connect6 of "+below) {
+			b.t.Errorf("notices %q", got)
+		}
+		if b.passesIn(below) {
+			b.t.Error("a program of a cgroup below replaces ours")
+		}
+		remove()
+		remove = b.stranger("cil_sock6_conne", b.Cgroup(netlab.Node1))
+		if got := audit(); !strings.Contains(got, "cil_sock6_conne") || !strings.Contains(got, "Cilium") || b.plane.Failed() == nil {
+			b.t.Errorf("beside Cilium: notices %q, programs off: %v", got, b.plane.Failed())
+		}
+		if b.direct("pod3") {
+			b.t.Error("the programs serve beside Cilium's")
+		}
+		if err := ebpf.Alone(b.f, b.Cgroup(netlab.Node1)); err == nil || !strings.Contains(err.Error(), "turn that off in Cilium") {
+			b.t.Errorf("a start beside Cilium: %v", err)
+		}
+		remove()
+		if got := audit(); got != "" || !b.direct("pod3") {
+			b.t.Errorf("after Cilium has gone: notices %q, and the programs do not serve", got)
+		}
+	})
+}

@@ -1,0 +1,248 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// need is something that the mode needs of the kernel.
+type need struct {
+	name string
+	// try returns nil if the kernel has it. An error that wraps plane.ErrUnsupported is complete
+	// without the name.
+	try func() error
+}
+
+// lacking tries what is needed and names everything that is missing.
+func lacking(needs []need) error {
+	var errs []error
+	for _, n := range needs {
+		switch err := n.try(); {
+		case err == nil:
+		case errors.Is(err, ebpf.ErrNotSupported):
+			errs = append(errs, fmt.Errorf("this kernel lacks %s: %w", n.name, plane.ErrUnsupported))
+		case errors.Is(err, plane.ErrUnsupported):
+			errs = append(errs, err)
+		default:
+			errs = append(errs, fmt.Errorf("%s: %w", n.name, explain(err)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// probe finds what the kernel lacks for a family. It loads the programs and forgets them; if that
+// fails, it tries each feature by itself.
+func probe(f lb.Family, cgroup string) error {
+	if err := lacking(hookNeeds(f, cgroup)); err != nil {
+		return err
+	}
+	obj, err := load(f, "")
+	if err == nil {
+		return obj.Close()
+	}
+	if missing := lacking(programNeeds(f)); missing != nil {
+		return missing
+	}
+	return err
+}
+
+// hookNeeds are the hooks of a family. To list their programs shows that the kernel has them.
+func hookNeeds(f lb.Family, cgroup string) (all []need) {
+	for _, h := range hooks(f) {
+		all = append(all, need{"the cgroup hook " + h.name + " (CONFIG_CGROUP_BPF)", func() error {
+			_, err := programsAt(cgroup, h)
+			if errors.Is(err, unix.EINVAL) {
+				return ebpf.ErrNotSupported
+			}
+			return err
+		}})
+	}
+	return all
+}
+
+// programNeeds are the types of maps and the functions of the kernel that the programs use.
+func programNeeds(f lb.Family) (all []need) {
+	spec, err := specOf(f)
+	if err != nil {
+		return []need{{"", func() error { return err }}}
+	}
+	types := map[ebpf.MapType]bool{}
+	for _, m := range spec.Maps {
+		types[m.Type] = true
+	}
+	for t := range types {
+		all = append(all, need{"BPF maps of type " + t.String(), func() error { return features.HaveMapType(t) }})
+	}
+	slices.SortFunc(all, func(a, b need) int { return strings.Compare(a.name, b.name) })
+	for _, fn := range []asm.BuiltinFunc{asm.FnSkStorageGet, asm.FnGetNetnsCookie, asm.FnGetCurrentAncestorCgroupId,
+		asm.FnGetCurrentPidTgid, asm.FnGetCurrentComm, asm.FnRingbufOutput, asm.FnKtimeGetNs} {
+		all = append(all, need{"the function " + fn.String() + " in programs of sockets",
+			func() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, fn) }})
+	}
+	return all
+}
+
+// programsAt lists the programs that are attached to a cgroup itself.
+func programsAt(cgroup string, h hook) (*link.QueryResult, error) {
+	dir, err := os.Open(cgroup)
+	if err != nil {
+		return nil, fmt.Errorf("list the programs of %s: %w", h.name, err)
+	}
+	defer dir.Close()
+	all, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: h.attach})
+	if err != nil {
+		return nil, fmt.Errorf("list the programs of %s at %s: %w", h.name, cgroup, err)
+	}
+	return all, nil
+}
+
+// explain adds what a bare error of the kernel does not say.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w (%s)", err, whyRefused())
+	case errors.Is(err, unix.ENOMEM):
+		return fmt.Errorf("%w (%s)", err, memoryLimit())
+	}
+	return err
+}
+
+// capabilities of linux/capability.h that the mode needs.
+var capabilities = []struct {
+	name string
+	bit  uint
+}{{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN}, {"CAP_BPF", unix.CAP_BPF}}
+
+// whyRefused says why the kernel may refuse this process the call bpf().
+func whyRefused() string {
+	var missing []string
+	var have [2]unix.CapUserData
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if unix.Capget(&header, &have[0]) == nil {
+		has := func(bit uint) bool { return have[bit/32].Effective&(1<<(bit%32)) != 0 }
+		for _, c := range capabilities {
+			if !has(c.bit) && !has(unix.CAP_SYS_ADMIN) {
+				missing = append(missing, c.name)
+			}
+		}
+	}
+	if len(missing) > 0 {
+		return "the process lacks " + strings.Join(missing, " and ")
+	}
+	lockdown, _ := os.ReadFile("/sys/kernel/security/lockdown")
+	return refusal(string(lockdown))
+}
+
+// refusal says what refuses bpf() to a process with all capabilities. lockdown is the content of that file.
+func refusal(lockdown string) string {
+	if _, level, ok := strings.Cut(lockdown, "["); ok && !strings.HasPrefix(level, "none]") {
+		level, _, _ = strings.Cut(level, "]")
+		return "kernel lockdown is at level " + level + ", which may forbid eBPF: boot with lockdown=integrity or without it"
+	}
+	return "a seccomp filter or a security module refuses bpf()"
+}
+
+// raiseMemlock lifts the limit of locked memory, which counts maps on kernels before 5.11.
+func raiseMemlock() error {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return fmt.Errorf("raise the limit of locked memory (RLIMIT_MEMLOCK, which needs CAP_SYS_RESOURCE): %w", err)
+	}
+	return nil
+}
+
+// shortage is an error of a map for which there is no memory. It says how much that map takes, and
+// how much is missing, if a limit is known.
+func shortage(err error, bytes uint64) error {
+	var lock unix.Rlimit
+	switch {
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.E2BIG):
+		limit, used, file := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup")
+		return fmt.Errorf("%w (%s)", err, missing(bytes, limit, used, file))
+	case errors.Is(err, unix.EPERM) && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lock) == nil && lock.Cur != unix.RLIM_INFINITY:
+		return fmt.Errorf("%w (%s)", err, missing(bytes, lock.Cur, 0, "RLIMIT_MEMLOCK"))
+	}
+	return explain(err)
+}
+
+// memoryLimit says what the limit of this process is.
+func memoryLimit() string {
+	limit, used, file := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup")
+	if limit == 0 {
+		return "the node has no memory left for BPF maps"
+	}
+	return fmt.Sprintf("%s is %d KiB, of which %d KiB are in use", file, limit/1024, used/1024)
+}
+
+// missing says how much memory a map of that size lacks; limit 0 is none.
+func missing(bytes, limit, used uint64, name string) string {
+	free := uint64(0)
+	if limit > used {
+		free = limit - used
+	}
+	switch {
+	case limit == 0:
+		return fmt.Sprintf("it takes up to %d KiB, which the node has not", bytes/1024)
+	case bytes > free:
+		return fmt.Sprintf("it takes up to %d KiB, and %s of %d KiB leaves %d KiB: raise it by %d KiB",
+			bytes/1024, name, limit/1024, free/1024, (bytes-free+1023)/1024)
+	}
+	return fmt.Sprintf("it takes up to %d KiB; %s is %d KiB, and leaves %d KiB", bytes/1024, name, limit/1024, free/1024)
+}
+
+// cgroupMemory returns the tightest memory limit of the process's cgroups, its use, and its file.
+// It is 0 if there is none.
+func cgroupMemory(proc, root string) (limit, used uint64, file string) {
+	text, err := os.ReadFile(proc)
+	if err != nil {
+		return 0, 0, ""
+	}
+	for line := range strings.Lines(string(text)) {
+		controllers, path, _ := strings.Cut(strings.TrimSpace(line[strings.Index(line, ":")+1:]), ":")
+		base, maxFile, now := root, "memory.max", "memory.current"
+		if controllers == "memory" {
+			base, maxFile, now = filepath.Join(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+		} else if controllers != "" {
+			continue
+		}
+		for at := filepath.Join("/", path); ; at = filepath.Dir(at) {
+			most, in := number(filepath.Join(base, at, maxFile)), number(filepath.Join(base, at, now))
+			if most > 0 && most < 1<<60 && (limit == 0 || most-min(in, most) < limit-min(used, limit)) {
+				limit, used, file = most, in, filepath.Join(base, at, maxFile)
+			}
+			if at == "/" {
+				break
+			}
+		}
+	}
+	return limit, used, file
+}
+
+// number returns the number in a file, and 0 for none.
+func number(file string) uint64 {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil { // "max"
+		return 0
+	}
+	return n
+}

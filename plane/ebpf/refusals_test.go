@@ -1,0 +1,124 @@
+//go:build linux
+
+package ebpf_test
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/mode"
+	"kube-proxy/plane/ebpf"
+)
+
+// lines keeps what is logged.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+const refusing = shop + `VIP:81/tcp shop/none:http clusterip
+  anywhere reject
+VIP:81/udp shop/none:dns clusterip
+  anywhere reject
+VIP:82/tcp shop/drops:http clusterip
+  anywhere drop
+`
+
+// TestRefusals: a Service without endpoints refuses sockets of pods and of the node at once, and one
+// that drops does not answer. Refused calls are counted, and a sample is logged (EB-15, EB-16).
+func TestRefusals(t *testing.T) {
+	log := &lines{}
+	with := func(c *ebpf.Config) {
+		c.Guard, c.Log = true, slog.New(slog.NewTextHandler(log, nil))
+	}
+	eachFamilyWith(t, with, func(b *bench) {
+		b.change(refusing)
+		for _, from := range []string{"pod3", netlab.Node1} {
+			fd := b.socket(from, unix.SOCK_STREAM, false)
+			if err := unix.Connect(fd, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
+				b.t.Errorf("%s connects to a Service without endpoints: %v", from, err)
+			}
+			fd = b.socket(from, unix.SOCK_DGRAM, false)
+			if err := unix.Connect(fd, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
+				b.t.Errorf("%s connects to a Service without endpoints by UDP: %v", from, err)
+			}
+			fd = b.socket(from, unix.SOCK_DGRAM, false)
+			if err := unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
+				b.t.Errorf("%s sends to a Service without endpoints: %v", from, err)
+			}
+		}
+		if _, err := b.Dial("pod3", netlab.TCP, b.to("VIP:82"), netlab.DialOptions{Timeout: 300e6}); err == nil || errors.Is(err, unix.ECONNREFUSED) {
+			b.t.Errorf("a Service that drops: %v", err)
+		}
+		at := netip.AddrPortFrom(b.f.Everywhere().Addr(), 30080)
+		if err := unix.Bind(b.socket(netlab.Node1, unix.SOCK_STREAM, false), sockaddr(at)); !errors.Is(err, unix.EADDRINUSE) {
+			b.t.Errorf("bind to a NodePort: %v", err)
+		}
+		counts := map[string]float64{}
+		if err := b.plane.Measure(func(name string, v float64, labels ...string) {
+			counts[name+strings.Join(labels, ",")] = v
+		}); err != nil {
+			b.t.Error(err)
+		}
+		if r, d := counts["ebpf_refusals_totalreject"], counts["ebpf_refusals_totaldrop"]; r < 4 || d < 1 ||
+			counts["ebpf_refusals_totalbind"] != 1 || counts["ebpf_programs_serving"] != 1 {
+			b.t.Errorf("metrics %v", counts)
+		}
+		want := []string{"Refused a connection to a Service", "to=" + b.to("VIP:81").String(), "why=reject", "program=ebpf.test", "netns="}
+		if !eventually(func() bool {
+			for _, w := range want {
+				if !strings.Contains(log.String(), w) {
+					return false
+				}
+			}
+			return true
+		}) {
+			b.t.Errorf("log lacks one of %q: %s", want, log)
+		}
+	})
+}
+
+// TestCounts: the programs count connections by service port, beside those of the packet path, and forget
+// those of Services that are gone (EB-17).
+func TestCounts(t *testing.T) {
+	eachFamilyWith(t, func(c *ebpf.Config) { c.Count = true }, func(b *bench) {
+		count := func() map[string]uint64 {
+			all := map[string]uint64{}
+			if err := b.plane.Traffic(t.Context(), func(c mode.Count) { all[c.ServicePort] += c.Connections }); err != nil {
+				b.t.Fatal(err)
+			}
+			return all
+		}
+		for range 3 {
+			b.reaches("pod3", netlab.TCP, "VIP:80", "pod1")
+			b.reaches(netlab.Node1, netlab.UDP, "VIP:53", "pod1")
+		}
+		if got := count(); got["shop/web:http"] != 3 || got["shop/dns:dns"] != 3 {
+			b.t.Errorf("counted %v", got)
+		}
+		b.change(strings.Replace(strings.Replace(shop, "VIP:53/udp shop/dns:dns clusterip\n  anywhere balance shop/dns:dns/udp/cluster\n", "", 1),
+			"set shop/dns:dns/udp/cluster\n  pod1:8080 local\n", "", 1))
+		if got := count(); got["shop/web:http"] != 3 || got["shop/dns:dns"] != 0 {
+			b.t.Errorf("counted %v after a Service left", got)
+		}
+	})
+}

@@ -1,0 +1,76 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"kube-proxy/plane/ebpf/bpf"
+)
+
+// switches are the settings of the programs. The configuration may change them at any time, from
+// any goroutine, and takes effect at the next call of a program.
+type switches struct {
+	mu     sync.Mutex
+	want   bpf.LBSettings
+	config *ebpf.Map // nil while there are no programs, or while they are off
+}
+
+// change changes what is wanted, and has the programs follow.
+func (s *switches) change(f func(*bpf.LBSettings)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(&s.want)
+	if s.config == nil {
+		return nil
+	}
+	return put(s.config, s.want)
+}
+
+// use has programs follow from now on.
+func (s *switches) use(config *ebpf.Map) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.config = config
+	return put(config, s.want)
+}
+
+// forget leaves the programs as they are.
+func (s *switches) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.config = nil
+}
+
+// off has programs connect no new sockets until they are used again.
+func (s *switches) off(config *ebpf.Map) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.config = nil
+	off := s.want
+	off.On = 0
+	return put(config, off)
+}
+
+func put(config *ebpf.Map, s bpf.LBSettings) error {
+	if err := config.Put(uint32(0), s); err != nil {
+		return fmt.Errorf("configure the programs: %w", err)
+	}
+	return nil
+}
+
+// follow takes whose sockets are connected to endpoints, and whether bind() is guarded, from the
+// configuration.
+func follow(s *bpf.LBSettings, sockets string, guard bool) {
+	s.On, s.Scope, s.Guard = flag(sockets != "off"), flag(sockets == "host"), flag(guard)
+}
+
+func flag(is bool) uint8 {
+	if is {
+		return 1
+	}
+	return 0
+}
