@@ -201,9 +201,9 @@ func TestWithPrometheus(t *testing.T) {
 	t.Run("dashboard", func(t *testing.T) {
 		l.t = t
 		missing := map[string]string{} // queries
-		for _, p := range readDashboard(t).Panels {
+		for _, p := range readDashboard(t).all() {
 			for _, q := range p.Targets {
-				expr := strings.NewReplacer("$job", "kube-proxy", "$instance", ".*", "$__rate_interval", "15s").Replace(q.Expr)
+				expr := strings.NewReplacer("$cluster", ".*", "$job", "kube-proxy", "$instance", ".*", "$__rate_interval", "15s").Replace(q.Expr)
 				missing[expr] = p.Title
 			}
 		}
@@ -332,12 +332,12 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 	write(l.t, dir, "deep", longWay)
 	expect("another program's chains leave ours no room", "KubeProxyRowsRefused")
 	shows := map[string]string{} // queries
-	for _, p := range readDashboard(l.t).Panels {
+	for _, p := range readDashboard(l.t).all() {
 		for _, q := range p.Targets {
 			if !strings.Contains(q.Expr, "kubeproxy_rows_failing") {
 				continue
 			}
-			expr := strings.NewReplacer("$job", "kube-proxy", "$instance", "172.18.0.3:10249").Replace(q.Expr)
+			expr := strings.NewReplacer("$cluster", ".*", "$job", "kube-proxy", "$instance", "172.18.0.3:10249").Replace(q.Expr)
 			shows["("+expr+") == 2"] = p.Title // the NodePort and the load balancer's address, and not the cluster IP
 		}
 	}

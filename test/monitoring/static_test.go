@@ -64,7 +64,7 @@ type dashboard struct {
 	Timezone      string                    `json:"timezone"`
 	Links         []any                     `json:"links"`
 	Annotations   struct {
-		List []any `json:"list"`
+		List []annotation `json:"list"`
 	} `json:"annotations"`
 	Templating struct {
 		List []variable `json:"list"`
@@ -91,6 +91,20 @@ type variable struct {
 	Hide       int     `json:"hide"`
 	Options    []any   `json:"options"`
 	Current    any     `json:"current"`
+	AllValue   string  `json:"allValue,omitempty"`
+}
+
+// annotation is a mark on every panel, where its query has a value.
+type annotation struct {
+	Name        string  `json:"name"`
+	Enable      bool    `json:"enable"`
+	Hide        bool    `json:"hide"`
+	IconColor   string  `json:"iconColor"`
+	Datasource  *source `json:"datasource"`
+	Expr        string  `json:"expr"`
+	Step        string  `json:"step"`
+	TitleFormat string  `json:"titleFormat"`
+	TextFormat  string  `json:"textFormat"`
 }
 
 type panel struct {
@@ -124,10 +138,30 @@ func readDashboard(t *testing.T) (d dashboard) {
 	decoder := json.NewDecoder(strings.NewReader(string(text)))
 	decoder.DisallowUnknownFields()
 	must(t, decoder.Decode(&d))
-	if len(d.Panels) < 20 {
-		t.Fatalf("%s has %d panels", dashboardFile, len(d.Panels))
+	if n := len(d.all()); n < 20 {
+		t.Fatalf("%s has %d panels", dashboardFile, n)
 	}
 	return d
+}
+
+// all are the panels, each row before those that are folded in it.
+func (d dashboard) all() (all []panel) {
+	for _, p := range d.Panels {
+		all = append(append(all, p), p.Panels...)
+	}
+	return all
+}
+
+// firstScreen is how many lines of the grid, of 38 pixels each with their gaps, a screen of 900 pixels shows.
+const firstScreen = 22
+
+// unfolded complains of what the first screen does not show and is not folded.
+func (d dashboard) unfolded(t *testing.T) {
+	for _, p := range d.Panels {
+		if p.GridPos.Y+p.GridPos.H > firstScreen && !p.Collapsed {
+			t.Errorf("panel %q ends at line %d: it is below the first screen, and not folded", p.Title, p.GridPos.Y+p.GridPos.H)
+		}
+	}
 }
 
 // metricLabels are the metrics that a proxy may tell, with their labels and those that every scrape adds.
@@ -272,6 +306,10 @@ func TestAlerts(t *testing.T) {
 // The dashboard is one that Grafana takes as it is, and asks for what there is.
 func TestDashboard(t *testing.T) {
 	labels, d := metricLabels(t), readDashboard(t)
+	for name := range labels {
+		labels[name] = append(labels[name], "cluster") // that Prometheus adds where it scrapes several
+	}
+	d.unfolded(t)
 	if d.Title == "" || d.UID != "kube-proxy" || d.SchemaVersion < 36 || d.Time.From == "" || d.Time.To == "" {
 		t.Errorf("title %q, uid %q, schema %d, time %v", d.Title, d.UID, d.SchemaVersion, d.Time)
 	}
@@ -286,10 +324,18 @@ func TestDashboard(t *testing.T) {
 			t.Errorf("variable %s of type %s", v.Name, v.Type)
 		}
 	}
+	for _, a := range d.Annotations.List {
+		if wrong, _ := faults(a.Expr, labels); len(wrong) > 0 || !a.Enable || !strings.Contains(a.Expr, `job=~"$job"`) {
+			t.Errorf("annotation %s: %q, enabled: %t", a.Name, wrong, a.Enable)
+		}
+	}
 	ids := map[int]string{}
 	taken := map[[2]int]string{}
 	queries := 0
-	for _, p := range d.Panels {
+	for _, p := range d.all() {
+		if p.Type == "row" { // the panels of a folded row stand below it alone
+			taken = map[[2]int]string{}
+		}
 		if ids[p.ID] != "" || p.ID == 0 || p.Title == "" {
 			t.Errorf("panel %q has the id %d, as %q", p.Title, p.ID, ids[p.ID])
 		}
@@ -332,7 +378,7 @@ func TestDashboard(t *testing.T) {
 				}
 			}
 			for _, m := range selector.FindAllStringSubmatch(q.Expr, -1) {
-				if !strings.Contains(m[2], `job=~"$job"`) {
+				if !strings.Contains(m[2], `cluster=~"$cluster", job=~"$job"`) {
 					t.Errorf("panel %q: %s is not of the job", p.Title, m[0])
 				}
 			}
