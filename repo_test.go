@@ -50,7 +50,7 @@ const imports = `
 	cluster, policy, lb, plane, debug/changes, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/ipvs, internal/xtables;
 
-	internal/pause < conntrack, debug/inspect;
+	internal/pause < conntrack, debug/inspect, source/snapshot;
 	# Sentences count things.
 	internal/plural < debug/changes, debug/inspect, policy, trace;
 	# What a misspelled name may have meant is found in one way.

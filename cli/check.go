@@ -3,14 +3,12 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -23,7 +21,6 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/source/kube"
-	"kube-proxy/source/snapshot"
 )
 
 // checkHelp is the help of "kube-proxy check".
@@ -85,24 +82,11 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 			return (&wiring.Config{Config: cfg, Resolved: resolved}).Host(), err
 		},
 	}
-	if cfg.Manifests == "" && cfg.Snapshot.Dir != "" && snapshot.Supported {
-		s.Snapshot = func() preflight.Snapshot { return snapshotFact(cfg) }
-	}
 	if cfg.Manifests == "" {
 		kc := wiring.API(cfg, quiet)
 		s.API = func(ctx context.Context) *preflight.Cluster { return clusterFacts(kube.Look(ctx, kc)) }
 	}
 	return s
-}
-
-// snapshotFact is the snapshot that a start would find.
-func snapshotFact(cfg *config.Config) preflight.Snapshot {
-	found, err := snapshot.Load(cfg.Snapshot.Dir, cfg.NodeName, cfg.Snapshot.MaxAge, time.Now())
-	if err != nil {
-		return preflight.Snapshot{Seen: err.Error(), Rejected: !errors.Is(err, snapshot.ErrNone)}
-	}
-	age := time.Since(found.Written).Round(time.Second)
-	return preflight.Snapshot{Seen: fmt.Sprintf("%d Services, written %v ago", found.Services(), age)}
 }
 
 // clusterFacts are what an API server said.

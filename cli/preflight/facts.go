@@ -61,21 +61,11 @@ type Facts struct {
 	// Descriptors is the hard limit of file descriptors of this process.
 	Descriptors Known[uint64]
 
-	// Snapshot is the node's snapshot, if one is kept.
-	Snapshot Known[Snapshot]
-
 	// Firewall is Windows Firewall.
 	Firewall Known[Firewall]
 
 	// Cluster is what the API server says; nil if none is asked.
 	Cluster *Cluster
-}
-
-// Snapshot is what a start would find.
-type Snapshot struct {
-	// Seen describes it, or says why it is rejected.
-	Seen     string
-	Rejected bool
 }
 
 // Ability is whether a mode can serve a family here.

@@ -70,10 +70,6 @@ func hostKinds() []Kind {
 			Looks:  "the limit of file descriptors",
 			Why:    "In mode userspace each connection takes two to six descriptors; without them new connections wait or are rejected. Other modes need a few hundred.",
 			Remedy: "Raise the limit of the container runtime, or LimitNOFILE= of the unit."},
-		{ID: "snapshot", Worst: Warning, judge: (*judge).snapshot,
-			Looks:  "the snapshot of --snapshot, and who has access to its directory",
-			Why:    "After a reboot the node serves nothing until the API server answers.",
-			Remedy: "Do as the finding says; the running proxy writes the next snapshot within a minute."},
 	}
 }
 
@@ -327,18 +323,5 @@ func (j *judge) descriptors() {
 		j.warn("", "at most %d", limit)
 	default:
 		j.ok("", "at most %d", limit)
-	}
-}
-
-func (j *judge) snapshot() {
-	if j.Snapshot == nil {
-		return
-	}
-	switch s, ok := of(j, "", j.facts.Snapshot); {
-	case !ok:
-	case s.Rejected:
-		j.warn("", "%s", s.Seen)
-	default:
-		j.ok("", "%s", s.Seen)
 	}
 }

@@ -145,12 +145,6 @@ func TestJudge(t *testing.T) {
 		{"the clock runs free", func(_ *Setup, f *Facts) { f.Unsynchronised.Value = true }, "clock warning kernel", ExitWarnings},
 		{"the API server's clock", func(_ *Setup, f *Facts) { f.Cluster.Ahead.Value = -time.Hour }, "clock warning API server: its clock is 1h0m0s behind this machine's", ExitWarnings},
 		{"few descriptors", func(s *Setup, f *Facts) { s.Asked, f.Descriptors.Value = "second", 20000 }, "descriptors warning : at most 20000: mode second holds some 6666 connections", ExitWarnings},
-		{"a snapshot", func(s *Setup, f *Facts) {
-			s.Snapshot, f.Snapshot.Value = noSnapshot, Snapshot{Seen: "7 Services"}
-		}, "snapshot ok : 7 Services", ExitOK},
-		{"a snapshot that is rejected", func(s *Setup, f *Facts) {
-			s.Snapshot, f.Snapshot.Value = noSnapshot, Snapshot{Seen: "it is torn", Rejected: true}
-		}, "snapshot warning : it is torn", ExitWarnings},
 		{"Cilium that is not known", func(_ *Setup, f *Facts) {
 			f.BPF.Err = errNeedsRoot
 			f.Links.Value = append(f.Links.Value, Link{Name: "cilium_host"})
@@ -214,9 +208,6 @@ func TestJudge(t *testing.T) {
 		})
 	}
 }
-
-// noSnapshot says that a snapshot is configured.
-func noSnapshot() Snapshot { return Snapshot{} }
 
 var errNeedsRoot = errors.New("needs root")
 

@@ -66,9 +66,6 @@ func Look(ctx context.Context, s *Setup) *Facts {
 		err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r)
 		return r.Max, err
 	})
-	if s.Snapshot != nil {
-		look(ctx, s, &looking, &f.Snapshot, func(context.Context) (Snapshot, error) { return s.Snapshot(), nil })
-	}
 	looking.Go(func() { f.Programs = programs(ctx, s, m) })
 	looking.Go(func() { f.Cluster = s.cluster(ctx) })
 	looking.Wait()

@@ -33,8 +33,6 @@ type Setup struct {
 	With func(lb.Family) mode.Settings
 	// Host returns what the configuration asks of the host in a mode.
 	Host func(mode.Mode) (system.Settings, error)
-	// Snapshot reads the node's snapshot of Services; nil if none is kept.
-	Snapshot func() Snapshot
 	// API asks the API server; nil if Services come from a folder.
 	API func(context.Context) *Cluster
 	// WriterGroup is the log group of netfilter that a running kube-proxy holds.

@@ -18,7 +18,7 @@ func TestReadEarly(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		after func(t *testing.T, ours *ownwrites.Ledger)
-		reads bool // the first Reset reads anew, and isDump shows that it has seen the change
+		reads bool // the first Reset must read again: isDump compares the result
 	}{
 		{name: "nothing changes", after: func(*testing.T, *ownwrites.Ledger) {}},
 		{name: "the other family is written", after: func(t *testing.T, ours *ownwrites.Ledger) {

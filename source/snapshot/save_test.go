@@ -104,8 +104,8 @@ func TestLinkIsReplaced(t *testing.T) {
 	}
 }
 
-// SN-08: a tenant whose facts are too many is left out. All others keep their snapshot, though their
-// Services come later in the alphabet, and spell words that only the flood has too.
+// SN-08: a tenant whose facts are too many is left out. All others keep their snapshot, though
+// their Services come later in the alphabet.
 func TestTooLargeToWrite(t *testing.T) {
 	store := storeOf(100)
 	large := []cluster.SlicePort{{Name: strings.Repeat("x", MaxSize/2)}, {Name: "http"}, {Name: "new"}}

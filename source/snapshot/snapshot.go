@@ -15,7 +15,7 @@ import (
 	"kube-proxy/cluster"
 )
 
-// MaxSize bounds a file, in bytes; 100,000 Services with 10 endpoints each take 20 MB. It is
+// MaxSize bounds a file, in bytes; 100,000 Services with 10 endpoints each take 19 MB. It is
 // checked before any memory is taken.
 const MaxSize = 64 << 20
 
@@ -79,7 +79,8 @@ const headSize = len(magic) + 4
 type Saved struct {
 	// Size is what was written, in bytes, also where the write failed.
 	Size int64
-	// LeftOut are the namespaces that had no room for all their Services: those with the most facts.
+	// LeftOut are the namespaces that had no room for all their Services: those with the most
+	// facts.
 	LeftOut []string
 }
 

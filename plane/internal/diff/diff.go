@@ -129,7 +129,7 @@ func (p *Pending) Want(rec []byte) {
 	}
 }
 
-// End reports the elements that nobody wants, and returns how many differ.
+// End reports the elements that were not wanted, and returns how many differ.
 func (p *Pending) End() int {
 	for i, wanted := range p.wanted {
 		if !wanted {
