@@ -103,6 +103,7 @@ type now struct {
 	backends map[lb.Family]xtables.Backend
 	exclude  []netip.Prefix
 	drain    time.Duration
+	blocks   option.Blocks // beside those of exclude
 }
 
 // others is [Others] where the mode runs.
@@ -115,7 +116,7 @@ func (n now) others(ctx context.Context) (mode.Report, error) {
 	case "ipvs":
 		modes[i] = ipvs.ModeIn(n.backends)
 	}
-	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, Blocks: excluding(n.exclude), Drain: n.drain})
+	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, Blocks: append(excluding(n.exclude), n.blocks...), Drain: n.drain})
 }
 
 // legacyWorks reports whether this machine has the legacy back end.

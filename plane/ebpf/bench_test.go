@@ -54,8 +54,9 @@ var ways = []way{
 	{"nftables", netip.MustParseAddrPort("10.96.0.10:80"), "off"},
 }
 
-// BenchmarkSockets measures what a pod does, straight to an endpoint and through a cluster IP, by turns: with the
-// programs, and with the packet path alone. Its figures are medians, so that a busy machine does not matter.
+// BenchmarkSockets measures what a pod does, straight to an endpoint and through a cluster IP,
+// by turns: with the programs, and with the packet path alone. Its figures are medians, so that
+// a busy machine does not matter.
 func BenchmarkSockets(b *testing.B) {
 	lab := netlab.ForTest(b, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
 	p := echoLab(b, lab, 10_000)
@@ -142,7 +143,8 @@ func echoLab(b *testing.B, lab *netlab.TestLab, services int) *ebpf.Plane {
 	return p
 }
 
-// serveEcho answers a byte to each read of a stream that ends with '!', and a datagram to a datagram.
+// serveEcho answers a byte to each read of a stream that ends with '!', and a datagram to a
+// datagram.
 func serveEcho(b *testing.B) {
 	l, err := net.Listen("tcp", ":9000")
 	if err != nil {
@@ -240,12 +242,16 @@ func exchanges(to netip.AddrPort, samples []time.Duration, data []byte) error {
 		start := time.Now()
 		for rest := data; len(rest) > 0; {
 			n, err := unix.Write(fd, rest)
-			if err != nil {
+			if err != nil && err != unix.EINTR {
 				return err
 			}
-			rest = rest[n:]
+			rest = rest[max(n, 0):]
 		}
-		if _, err := unix.Read(fd, buf[:]); err != nil {
+		_, err := unix.Read(fd, buf[:])
+		for err == unix.EINTR {
+			_, err = unix.Read(fd, buf[:])
+		}
+		if err != nil {
 			return err
 		}
 		samples[i] = time.Since(start)
@@ -294,8 +300,9 @@ func (p *timed) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	return p.PacketPath.Reset(ctx, want)
 }
 
-// BenchmarkTables is the first sync of Services with ten endpoints, and then a change of one endpoint: how much longer
-// it takes than the packet path, the elements written, and the kernel's memory.
+// BenchmarkTables is the first sync of Services with ten endpoints, and then a change of one
+// endpoint: how much longer it takes than the packet path, the elements written, and the
+// kernel's memory.
 func BenchmarkTables(b *testing.B) {
 	for _, n := range []int{100, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
@@ -362,8 +369,8 @@ func benchChange(b *testing.B, w planetest.World, table *lb.Table, p *ebpf.Plane
 	b.ReportMetric(0, "ns/op")
 }
 
-// TestManyBackendsLeave: a tenth of 10,000 endpoints leave at once under load. No new connection fails, and those that
-// begin afterwards reach none of them (EB-11).
+// TestManyBackendsLeave: a tenth of 10,000 endpoints leave at once under load. No new
+// connection fails, and those that begin afterwards reach none of them (EB-11).
 func TestManyBackendsLeave(t *testing.T) {
 	const backends = 10_000
 	lab := netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})

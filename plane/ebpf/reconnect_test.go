@@ -27,8 +27,9 @@ func (b *bench) disconnect(fd int) {
 	}
 }
 
-// TestSendToWhileConnected: a datagram that a connected socket sends to the address it is connected to, by
-// sendto(), goes to its endpoint, because the socket receives from no other (EB-06).
+// TestSendToWhileConnected: a datagram that a connected socket sends to the address it is
+// connected to, by sendto(), goes to its endpoint, because the socket receives from no other
+// (EB-06).
 func TestSendToWhileConnected(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.change(twoDNS)
@@ -43,8 +44,8 @@ func TestSendToWhileConnected(t *testing.T) {
 	})
 }
 
-// TestDisconnected: a UDP socket that disconnected from a frontend sees an endpoint's own address, and an
-// endpoint that leaves does not end it (EB-06, EB-13).
+// TestDisconnected: a UDP socket that disconnected from a frontend sees an endpoint's own
+// address, and an endpoint that leaves does not end it (EB-06, EB-13).
 func TestDisconnected(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		fd := b.connected("pod3", unix.SOCK_DGRAM, b.to("VIP:53"), false)
@@ -66,8 +67,8 @@ func TestDisconnected(t *testing.T) {
 	})
 }
 
-// TestNumbersUsedAgain: a new process may give an endpoint the number of one that left before. Sockets that
-// remember the number then choose again, and connected ones end (EB-08).
+// TestNumbersUsedAgain: a new process may give an endpoint the number of one that left before.
+// Sockets that remember the number then choose again, and connected ones end (EB-08).
 func TestNumbersUsedAgain(t *testing.T) {
 	const table = "node nodeports ALL pods PODS\nVIP:53/udp shop/dns:dns clusterip\n  anywhere "
 	at := func(pod string) string {
@@ -115,7 +116,8 @@ func TestFastOpen(t *testing.T) {
 	})
 }
 
-// TestPassedSocket: a socket counts as one of the namespace that opened it, whichever thread uses it (EB-05).
+// TestPassedSocket: a socket counts as one of the namespace that opened it, whichever thread
+// uses it (EB-05).
 func TestPassedSocket(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.noRules()

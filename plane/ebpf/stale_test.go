@@ -73,8 +73,8 @@ func ended(fd int) bool {
 	return false
 }
 
-// reaps skips a test on a kernel that refuses programs that read its memory, as in lockdown. test/vm/suites runs
-// it on others.
+// reaps skips a test on a kernel that refuses programs that read its memory, as in lockdown.
+// test/vm/suites runs it on others.
 func (b *bench) reaps() {
 	b.t.Helper()
 	switch err := b.plane.Unreaped(); {
@@ -85,10 +85,11 @@ func (b *bench) reaps() {
 	}
 }
 
-// TestStaleSockets: when an endpoint leaves, UDP sockets connected to it by the programs end, in all network namespaces and of
-// both kinds, and can connect again. Sockets of another Service, those that connected to the endpoint itself, those whose
-// endpoint another set still has, and TCP connections go on (EB-13; kubernetes resolvers that stay at CoreDNS pods long gone,
-// cilium/cilium#27300).
+// TestStaleSockets: when an endpoint leaves, UDP sockets connected to it by the programs end,
+// in all network namespaces and of both kinds, and can connect again. Sockets of another
+// Service, those that connected to the endpoint itself, those whose endpoint another set still
+// has, and TCP connections go on (EB-13; kubernetes resolvers that stay at CoreDNS pods long
+// gone, cilium/cilium#27300).
 func TestStaleSockets(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.reaps()
@@ -122,7 +123,8 @@ func TestStaleSockets(t *testing.T) {
 				b.t.Errorf("%s: %v", name, err)
 			}
 		}
-		// The endpoint comes under another number: a local set takes the place of the cluster's.
+		// The endpoint comes under another number: a local set takes the place of the
+		// cluster's.
 		moved := strings.NewReplacer("shop/dns:dns/udp/cluster", "shop/dns:dns/udp/local").Replace(left)
 		b.change(moved)
 		if err := b.plane.Reap(t.Context()); err != nil {
@@ -136,7 +138,8 @@ func TestStaleSockets(t *testing.T) {
 	})
 }
 
-// TestStaleAfterRestart: a new process ends sockets whose endpoint left while none ran, TCP sockets too if it is asked (EB-13).
+// TestStaleAfterRestart: a new process ends sockets whose endpoint left while none ran, TCP
+// sockets too if it is asked (EB-13).
 func TestStaleAfterRestart(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.reaps()
@@ -157,8 +160,9 @@ func TestStaleAfterRestart(t *testing.T) {
 	})
 }
 
-// TestManyStaleSockets: a pass finds each of many sockets, and leaves those alone whose endpoint stays (cilium/cilium#44835: a
-// reverse map that is full misses sockets; storage of sockets cannot be).
+// TestManyStaleSockets: a pass finds each of many sockets, and leaves those alone whose
+// endpoint stays (cilium/cilium#44835: a reverse map that is full misses sockets; storage of
+// sockets cannot be).
 func TestManyStaleSockets(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.reaps()
