@@ -47,11 +47,11 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 // proxy then holds much and allocates little, so that less headroom than usual costs little time:
 // with 100,000 Services it saves a sixth of the resident memory. While the lists arrive it is the
 // other way round.
-const gcPercent = 35
+const gcPercent, gcPercentListing = 35, 70
 
-func saveMemory() {
+func setGC(percent int) {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
+		debug.SetGCPercent(percent)
 	}
 }
 
@@ -74,6 +74,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 		}
 	}
 	if cfg.WriteConfigTo == "" && len(cfg.Cleanup) == 0 && !cfg.InitOnly {
+		setGC(gcPercentListing)
 		p := newProxy(modes, args, cfg, log, log.Logger())
 		return asService(ctx, cfg.WindowsService, p.run, p.hangUp)
 	}

@@ -86,7 +86,7 @@ func (p *proxy) restore() {
 		p.log.Info("Snapshot not needed: the rules of this boot are in the kernel")
 		return
 	}
-	saveMemory()
+	setGC(gcPercent)
 	s.serving.Store(&found.Written)
 	p.log.Warn("Serving from a snapshot until the API server has listed Services and endpoints",
 		"written", found.Written, "services", found.Services())
@@ -97,7 +97,7 @@ func (p *proxy) restore() {
 
 // listsComplete ends the use of the snapshot.
 func (p *proxy) listsComplete() {
-	saveMemory()
+	setGC(gcPercent)
 	p.snapshots.listed.Store(true)
 	if written := p.snapshots.serving.Swap(nil); written != nil {
 		p.log.Info("The API server has listed Services and endpoints; the snapshot is no longer in use",
