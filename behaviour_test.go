@@ -105,7 +105,7 @@ func faults(page string, rows map[string]*cited, built func(dir string) bool) []
 	return all
 }
 
-// withProofs returns the book with its last column written anew.
+// withProofs returns the page with a new last column.
 func withProofs(page string, rows map[string]*cited) string {
 	lines := strings.Split(page, "\n")
 	for i, line := range lines {
