@@ -123,7 +123,7 @@ func TestTracesInText(t *testing.T) {
 	}
 }
 
-// So does a proxy that runs.
+// docs/ask.md shows what the commands print for a running proxy.
 func TestAskPageRunning(t *testing.T) {
 	n := newNamespace(t).routed()
 	t.Chdir("../..")
