@@ -18,7 +18,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: objects test-objects site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -57,7 +57,23 @@ test-status: deps ## the status page in a real Chromium, against a proxy with 10
 	go test -count=1 -v -timeout 10m ./test/page -chromium $(ARGS) | grep -v '^=== '
 
 # Beside what else test-status does.
-test-status: test-monitoring test-asked
+test-status: test-monitoring test-asked test-objects
+
+# Debian 12's clang, 14.0.6, made the committed objects: other versions make others.
+OBJECTS := command -v clang >/dev/null && [[ -e /usr/include/bpf/bpf_helpers.h ]] || { echo 'installing clang'; \
+  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
+  need="clang llvm libbpf-dev linux-libc-dev"; \
+  apt install -y --no-install-recommends $$need 2>/dev/null || { apt update; apt install -y --no-install-recommends $$need; }; }
+objects: ## build the objects of plane/ebpf/bpf with Debian's clang; a part of generate
+	@$(OBJECTS)
+	go generate ./plane/ebpf/bpf
+
+# In a copy, so that the tree stays as it is.
+test-objects: ## whether the objects of plane/ebpf/bpf are what Debian's clang makes of the C there; a part of test-status
+	@$(OBJECTS)
+	@rm -rf bin/_objects; mkdir -p bin/_objects; cp -r plane/ebpf/bpf bin/_objects/bpf; go generate ./bin/_objects/bpf
+	@diff -rq plane/ebpf/bpf bin/_objects/bpf || \
+	  { echo "make: not what $$(clang --version | head -1) makes of the C; with Debian 12's: make objects" >&2; exit 1; }
 
 # The race detector needs a C compiler, which nothing else does. awk fails where the test was not run.
 test-asked: deps ## the commands against a proxy that takes in 100 changes a second, with the race detector; a part of test-status
@@ -134,7 +150,7 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	  go -C "$$(dirname $$file)" test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) .; \
 	done
 
-generate: deps ## write docs/conformance.md anew, from complete runs on this machine's kernel and on the others
+generate: deps objects ## build the eBPF objects, and write docs/conformance.md anew, from complete runs on this machine's kernel and on the others
 	PLANETEST_RECORD=$(COMMIT) go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables ./plane/userspace ./plane/hns ./plane/ebpf
 	PLANETEST_RECORD=$(COMMIT) $(MAKE) test-kernels FULL=1
 	go test ./test/planetest -run TestPage -update

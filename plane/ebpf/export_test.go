@@ -77,8 +77,9 @@ func (p *Plane) Break() { p.kernel.backends.inner.Close() }
 
 // The checks of a host.
 var (
-	CheckCgroup = checkCgroup
-	MountBPFFS  = mountBPFFS
+	CheckCgroup  = checkCgroup
+	FindCgroupIn = findCgroupIn
+	MountBPFFS   = mountBPFFS
 )
 
 // Reap makes a pass over the sockets.

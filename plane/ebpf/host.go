@@ -45,18 +45,29 @@ func isFS(path string, magic int64) (bool, error) {
 	return st.Type == magic, nil
 }
 
-// findCgroup returns the root of the cgroup v2 hierarchy, below which all sockets of the node are.
-func findCgroup() (string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
+// findCgroup returns the root of the cgroup v2 hierarchy, below which all sockets of the node are. In a container its own
+// hierarchy may be mounted beside the host's: the real root is the one without cgroup.type.
+func findCgroup() (string, error) { return findCgroupIn("/proc/self/mountinfo") }
+
+func findCgroupIn(mounts string) (found string, err error) {
+	f, err := os.Open(mounts)
 	if err != nil {
 		return "", fmt.Errorf("find the cgroup v2 hierarchy: %w", err)
 	}
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		before, after, _ := strings.Cut(lines.Text(), " - ")
-		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+		fields := strings.Fields(before)
+		if !strings.HasPrefix(after, "cgroup2 ") || len(fields) < 5 {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(fields[4], "cgroup.type")); errors.Is(err, os.ErrNotExist) {
 			return fields[4], nil
 		}
+		found = fields[4]
+	}
+	if found != "" {
+		return found, nil
 	}
 	return "", fmt.Errorf("no cgroup v2 hierarchy is mounted (mount one: mount -t cgroup2 none /sys/fs/cgroup): %w",
 		plane.ErrUnsupported)
