@@ -2,16 +2,21 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"kube-proxy/debug/inspect"
+	"kube-proxy/debug/node"
 	"kube-proxy/internal/nearest"
 	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
@@ -21,6 +26,8 @@ import (
 // traceAsking is "kube-proxy trace".
 func traceAsking() asking {
 	var from, in, expect string
+	var live time.Duration
+	var folder *pflag.Flag
 	return asking{
 		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3,
 		short: "what happens to a packet on this node, and why",
@@ -34,10 +41,15 @@ func traceAsking() asking {
 			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace --from pod shop/web-1 shop/cart:http\n  kube-proxy trace node nodeport:30080/tcp\n" +
 			"\n      --expect string   balance, reject, drop or pass: exit with code 2 if something else happens to the packet\n" +
 			"      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: --from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
+			"      --live[=DURATION] follow a real packet by the kernel's own trace, for 1s or up to 30s, and compare; needs root in\n" +
+			"                        the node's network namespace. If SRC is this node, the command sends a SYN or an empty datagram\n" +
 			"      --in string       the incoming interface, for --detect-local-mode=BridgeInterface and InterfaceNamePrefix\n",
 		flags: func(cmd *cobra.Command) {
 			cmd.Flags().StringVar(&expect, "expect", "", "")
 			completeFlag(cmd, "expect", expectations...)
+			cmd.Flags().DurationVar(&live, "live", 0, "")
+			cmd.Flags().Lookup("live").NoOptDefVal = "1s"
+			folder = cmd.Flags().Lookup("manifests")
 			cmd.Flags().StringVar(&from, "from", "", "")
 			cmd.Flags().StringVar(&in, "in", "", "")
 			completeFlag(cmd, "from", "node", "pod")
@@ -56,10 +68,23 @@ func traceAsking() asking {
 			if err == nil && expect != "" && !slices.Contains(expectations, expect) {
 				err = fmt.Errorf("--expect %s: want %s", lb.Printable(expect), strings.Join(expectations, ", "))
 			}
+			if err == nil && (live < 0 || live > longestLive) {
+				err = fmt.Errorf("--live=%s: want a duration up to %s", live, longestLive)
+			}
+			if err == nil && live != 0 && folder.Changed {
+				err = errors.New("--live follows packets of a node: want no --manifests")
+			}
 			if err != nil {
 				return err
 			}
-			a, err := get(ctx, q, "trace", params, func(a *inspect.TraceAnswer) {
+			var raw json.RawMessage
+			if err = q.client.Get(ctx, "trace", params, &raw); err == nil && live != 0 {
+				raw, err = followLive(ctx, raw, live)
+			}
+			if err != nil {
+				return err
+			}
+			a, err := show(q, raw, func(a *inspect.TraceAnswer) {
 				q.head(a.Node)
 				io.WriteString(q.out, inkFor(q.out).verdicts(traceText(a, q.format == "wide")))
 			})
@@ -72,6 +97,29 @@ func traceAsking() asking {
 			return err
 		},
 	}
+}
+
+// longestLive bounds how long the kernel reports on packets.
+const longestLive = 30 * time.Second
+
+// followLive adds to an answer what becomes of a real packet. This process follows it, not the proxy,
+// which only answers queries.
+func followLive(ctx context.Context, raw json.RawMessage, wait time.Duration) (json.RawMessage, error) {
+	a, err := decode[inspect.TraceAnswer](raw)
+	if err != nil {
+		return nil, err
+	}
+	p := packetOf(a.Packet)
+	if p.Proto != lb.TCP && p.Proto != lb.UDP {
+		return nil, fmt.Errorf("--live follows TCP and UDP only, not %s", lb.Printable(a.Packet.Proto))
+	}
+	live, err := node.Live(ctx, p, wait)
+	if err != nil {
+		return nil, err
+	}
+	live.Compare(a.Rest)
+	a.Live = &live
+	return json.Marshal(a)
 }
 
 // expectations are the verdicts that --expect takes.
@@ -107,6 +155,9 @@ func traceParams(from, in string, args []string) (url.Values, error) {
 // traceText is the answer for people: on one screen, or, wide, with all backends and all of the kernel's way.
 func traceText(a *inspect.TraceAnswer, wide bool) string {
 	var b strings.Builder
+	if a.Live != nil && a.Live.Differs != "" {
+		b.WriteString("LIVE: " + lb.Printable(a.Live.Differs) + "\n")
+	}
 	b.WriteString(a.Rest.Lead())
 	if a.Packet.Pod != "" {
 		fmt.Fprintf(&b, "pod %s is at %s\n", lb.Printable(a.Packet.Pod), a.Packet.From)
@@ -118,6 +169,9 @@ func traceText(a *inspect.TraceAnswer, wide bool) string {
 	}
 	if a.Rest != nil {
 		b.WriteString("\n" + a.Rest.Text(wide))
+	}
+	if a.Live != nil {
+		b.WriteString("\n" + a.Live.Text(wide))
 	}
 	if len(a.Conntrack) > 0 || a.ConntrackEnded > 0 {
 		b.WriteString("\nconnections\n")

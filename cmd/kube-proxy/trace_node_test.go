@@ -3,10 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +27,7 @@ type nodeFault struct {
 	expect   trace.NodeVerdict
 	by       string // a part of the culprit, or of what was not evaluated
 	modes    string // "" for all
+	six, udp bool
 }
 
 const (
@@ -32,6 +35,47 @@ const (
 	two  = "10.96.0.20:80" // pod2 and pod4
 	sick = "10.96.0.30:80" // none
 )
+
+// asked is the destination of a fault as trace takes it, with the address of its family.
+func (f nodeFault) asked() (to netip.AddrPort, text string) {
+	to = netip.MustParseAddrPort(cmp.Or(f.to, one))
+	if f.six {
+		b := to.Addr().As4()
+		to = netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf("fd00:10:96::%d", b[3])), to.Port())
+	}
+	text = to.String()
+	if f.udp {
+		text += "/udp"
+	}
+	return to, text
+}
+
+func (f nodeFault) proto() netlab.Proto {
+	if f.udp {
+		return netlab.UDP
+	}
+	return netlab.TCP
+}
+
+// dual is a Service of both families, with a port 80 of TCP and of UDP.
+func (n *nodeLab) dual(name string, number int, pods ...string) {
+	text := fmt.Sprintf("kind: Service\nmetadata: {name: %s, namespace: lab}\nspec:\n  type: ClusterIP\n"+
+		"  clusterIP: 10.96.0.%[2]d\n  clusterIPs: [10.96.0.%[2]d, \"fd00:10:96::%[2]d\"]\n  ipFamilies: [IPv4, IPv6]\n"+
+		"  ipFamilyPolicy: RequireDualStack\n  ports:\n"+
+		"  - {name: tcp, port: 80}\n  - {name: udp, port: 80, protocol: UDP}\n", name, number)
+	for _, family := range []string{"IPv4", "IPv6"} {
+		var list []string
+		for _, pod := range pods {
+			h, _ := netlab.HostByName(pod)
+			list = append(list, fmt.Sprintf("{addresses: [%q], nodeName: %s}", h.Addr(family == "IPv6"), h.Node))
+		}
+		text += fmt.Sprintf("---\nkind: EndpointSlice\nmetadata: {name: %[1]s-%[4]s, namespace: lab, "+
+			"labels: {kubernetes.io/service-name: %[1]s}}\naddressType: %[2]s\n"+
+			"ports: [{name: tcp, port: 8080}, {name: udp, port: 8080, protocol: UDP}]\nendpoints: [%[3]s]\n",
+			name, family, strings.Join(list, ", "), strings.ToLower(family))
+	}
+	n.apply(name, text)
+}
 
 // nft is a rule in a chain of a table of its own.
 func nft(family, hook, rule string) (do, undo string) {
@@ -78,7 +122,8 @@ func nftFaults() []nodeFault {
 		{"no backend", "inet", "forward priority 0", "accept", "", sick, trace.Rejected, "", ""},
 	} {
 		do, undo := nft(f.family, f.hook, f.rule)
-		all = append(all, nodeFault{f.name, do, undo, f.from, f.to, f.expect, f.by, f.modes})
+		all = append(all, nodeFault{name: f.name, do: do, undo: undo, from: f.from, to: f.to, expect: f.expect,
+			by: f.by, modes: f.modes})
 	}
 	return all
 }
@@ -114,20 +159,114 @@ func otherFaults() []nodeFault {
 	return all
 }
 
+// familyFaults are faults of IPv6 and of UDP.
+func familyFaults() []nodeFault {
+	var all []nodeFault
+	for _, f := range []struct {
+		name, family, hook, rule string
+		six, udp                 bool
+		from                     string
+		expect                   trace.NodeVerdict
+		modes                    string
+	}{
+		{"forward", "inet", "forward priority 0", "ip6 daddr fd00:10:1:1::12 drop", true, false, "", trace.Dropped, ""},
+		{"forward", "ip6", "forward priority 0", "udp dport 8080 reject", true, true, "", trace.Rejected, "nftables iptables"},
+		{"forward", "ip", "forward priority 0", "udp dport 8080 reject", false, true, "", trace.Rejected, "nftables iptables"},
+		{"forward", "inet", "forward priority 0", "udp dport 8080 drop", false, true, "", trace.Dropped, "nftables iptables"},
+		{"the other protocol", "inet", "forward priority 0", "udp dport 8080 drop", false, false, "", trace.Delivered, ""},
+		{"the other protocol", "inet", "forward priority 0", "tcp dport 8080 drop", true, true, "", trace.Delivered, ""},
+		{"the other family", "ip", "forward priority 0", "drop", true, false, "", trace.Delivered, ""},
+		{"the reply", "inet", "forward priority 0", "ct direction reply udp sport 8080 drop", true, true, "", trace.Dropped, "nftables iptables"},
+		{"the reply", "inet", "forward priority 0", "ct direction reply udp sport 8080 drop", false, true, "", trace.Dropped, "nftables iptables"},
+		{"raw", "ip6", "prerouting priority -300", "ip6 daddr fd00:10:96::10 drop", true, false, "", trace.Dropped, ""},
+		{"raw", "ip", "prerouting priority -300", "ip daddr 10.96.0.10 udp dport 80 drop", false, true, "", trace.Dropped, ""},
+		{"output", "inet", "output priority -200", "ip6 daddr fd00:10:96::10 drop", true, false, "node1", trace.Dropped, ""},
+		{"output", "inet", "output priority 0", "udp dport 8080 drop", false, true, "node1", trace.Dropped, "nftables iptables"},
+		{"nothing", "inet", "forward priority 0", "accept", true, false, "", trace.Delivered, ""},
+		{"nothing", "inet", "forward priority 0", "accept", true, true, "", trace.Delivered, ""},
+		{"nothing", "inet", "forward priority 0", "accept", false, true, "", trace.Delivered, ""},
+		{"notrack", "ip6", "prerouting priority -300", "ip6 daddr fd00:10:96::10 notrack", true, false, "", trace.Dropped, "nftables iptables"},
+		{"netdev", "netdev", "ingress device vethpod1 priority 0", "ip6 daddr fd00:10:96::10 drop", true, false, "", trace.Dropped, ""},
+		{"netdev egress", "netdev", "egress device vethpod2 priority 0", "udp dport 8080 drop", false, true, "", trace.Dropped, "nftables iptables"},
+	} {
+		do, undo := nft(f.family, f.hook, f.rule)
+		name := map[bool]string{false: "TCP", true: "UDP"}[f.udp] + " over " + map[bool]string{false: "IPv4", true: "IPv6"}[f.six]
+		by := map[bool]string{true: "rule 1"}[f.expect != trace.Delivered && f.name != "notrack"]
+		all = append(all, nodeFault{name: name + ", " + f.name, do: do, undo: undo, from: f.from, expect: f.expect, by: by,
+			six: f.six, udp: f.udp, modes: f.modes})
+	}
+	return all
+}
+
+// combinedFaults are two at a time, those of known programs, and those of IPv6 routes.
+func combinedFaults() []nodeFault {
+	table := func(chains string) string { return "nft 'table inet firewall { " + chains + " }'; " }
+	const gone = "nft delete table inet firewall; "
+	return []nodeFault{
+		{name: "a drop and a blackhole", to: two, expect: trace.Dropped,
+			do:   table("chain c { type filter hook forward priority 0; ip daddr 10.1.1.12 drop; };") + "ip route add blackhole 10.1.2.14/32",
+			undo: gone + "ip route del blackhole 10.1.2.14/32", by: ""},
+		{name: "two tables, of which the first one accepts", expect: trace.Dropped, by: "chain late, rule 1",
+			do: table("chain early { type filter hook forward priority -5; accept; }; " +
+				"chain late { type filter hook forward priority 5; tcp dport 8080 drop; };"), undo: gone},
+		{name: "nftables accepts, iptables drops", expect: trace.Dropped, by: "FORWARD", modes: "nftables userspace",
+			do:   table("chain c { type filter hook forward priority -5; accept; };") + "iptables -I FORWARD -p tcp --dport 8080 -j DROP",
+			undo: gone + "iptables -D FORWARD -p tcp --dport 8080 -j DROP"},
+		{name: "a limit before a drop", expect: trace.Dropped, by: "rule 2",
+			do:   table("chain c { type filter hook forward priority 0; limit rate 1000/second counter; tcp dport 8080 drop; };"),
+			undo: gone},
+		{name: "ip_forward and a rule", expect: trace.Dropped, by: "ip_forward=0", modes: "nftables iptables",
+			do:   table("chain c { type filter hook forward priority 0; drop; };") + "echo 0 >/proc/sys/net/ipv4/ip_forward",
+			undo: gone + "echo 1 >/proc/sys/net/ipv4/ip_forward"},
+		{name: "a jump", expect: trace.Dropped, by: "chain deep, rule 2", undo: gone,
+			do: table("chain deep { ip daddr 10.1.1.13 accept; drop; }; chain mid { tcp dport vmap { 8080 : goto deep }; }; " +
+				"chain c { type filter hook forward priority 0; ct state new jump mid; };")},
+		{name: "marked and matched later", expect: trace.Dropped, by: "chain f, rule 1", undo: gone,
+			do: table("chain p { type filter hook prerouting priority -150; ip daddr 10.96.0.10 meta mark set 0x9; }; " +
+				"chain f { type filter hook forward priority 0; meta mark 0x9 drop; };"), modes: "nftables iptables"},
+		{name: "iptables-legacy", expect: trace.Dropped, by: "iptables-legacy", modes: "nftables userspace",
+			do:   "iptables-legacy -I FORWARD -p tcp --dport 8080 -j DROP",
+			undo: "iptables-legacy -D FORWARD -p tcp --dport 8080 -j DROP"},
+		{name: "iptables-legacy rejects IPv6", expect: trace.Rejected, by: "iptables-legacy", six: true,
+			do:   "ip6tables-legacy -I FORWARD -p tcp --dport 8080 -j REJECT",
+			undo: "ip6tables-legacy -D FORWARD -p tcp --dport 8080 -j REJECT", modes: "nftables userspace"},
+		{name: "ip6tables", expect: trace.Dropped, by: "FORWARD", six: true, do: "ip6tables -I FORWARD -p tcp --dport 8080 -j DROP",
+			undo: "ip6tables -D FORWARD -p tcp --dport 8080 -j DROP"},
+		{name: "Calico", expect: trace.Dropped, by: "(of Calico)", modes: "nftables iptables",
+			do:   "iptables -N cali-FORWARD; iptables -A cali-FORWARD -d 10.1.1.12 -j DROP; iptables -I FORWARD -j cali-FORWARD",
+			undo: "iptables -D FORWARD -j cali-FORWARD; iptables -F cali-FORWARD; iptables -X cali-FORWARD"},
+		{name: "Docker", expect: trace.Dropped, by: "(of Docker)", modes: "nftables iptables",
+			do:   "iptables -N DOCKER-USER; iptables -A DOCKER-USER -i vethpod1 -j DROP; iptables -I FORWARD -j DOCKER-USER",
+			undo: "iptables -D FORWARD -j DOCKER-USER; iptables -F DOCKER-USER; iptables -X DOCKER-USER"},
+		{name: "firewalld", expect: trace.Rejected, by: "(of firewalld)",
+			do:   "nft 'table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; ct state new reject with icmpx admin-prohibited; }; }'",
+			undo: "nft delete table inet firewalld"},
+		{name: "an ipset", expect: trace.Dropped, by: "FORWARD", modes: "nftables iptables",
+			do:   "ipset create bad hash:ip; ipset add bad 10.1.1.12; iptables -I FORWARD -m set --match-set bad dst -j DROP",
+			undo: "iptables -D FORWARD -m set --match-set bad dst -j DROP; sleep 0.1; ipset destroy bad"},
+		{name: "forwarding of IPv6", expect: trace.Dropped, by: "forwarding=0", six: true, modes: "nftables iptables",
+			do:   "echo 0 >/proc/sys/net/ipv6/conf/all/forwarding",
+			undo: "echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"},
+		{name: "unreachable, IPv6", expect: trace.Rejected, by: "unreachable", six: true, to: two,
+			do: "ip route add unreachable fd00:10:1:2::14/128", undo: "ip route del unreachable fd00:10:1:2::14/128"},
+		{name: "rp_filter and a route elsewhere", from: "client", expect: trace.Dropped, by: "rp_filter=1",
+			do:   "echo 1 >/proc/sys/net/ipv4/conf/eth0/rp_filter; ip route add 172.18.0.100/32 dev vethpod1",
+			undo: "ip route del 172.18.0.100/32 dev vethpod1; echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter"},
+		{name: "a filter of tc", expect: trace.Undecided, by: "filter of tc on vethpod1",
+			do:   "tc qdisc add dev vethpod1 clsact; tc filter add dev vethpod1 ingress matchall action drop",
+			undo: "tc qdisc del dev vethpod1 clsact"},
+	}
+}
+
 // TestTraceNode breaks a node on which the proxy serves, asks trace, and sends real packets: trace
 // predicts what happens to them (NT-01, NT-04, NT-06, NT-08).
 func TestTraceNode(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "userspace"} {
 		t.Run(mode, func(t *testing.T) {
-			n := newNodeLab(t)
-			n.mode = mode
-			n.Serve(netlab.TCP, 8080, "pod2", "pod4")
-			n.service(labService{name: "one", ip: "10.96.0.10", endpoints: []netip.AddrPort{endpoint("pod2", 8080)}})
-			n.service(labService{name: "two", ip: "10.96.0.20", endpoints: []netip.AddrPort{endpoint("pod2", 8080), endpoint("pod4", 8080)}})
-			n.service(labService{name: "sick", ip: "10.96.0.30"})
+			n := newTraceLab(t, mode)
 			p := n.serve()
 			defer p.stop()
-			for _, f := range append(nftFaults(), otherFaults()...) {
+			for _, f := range slices.Concat(nftFaults(), otherFaults(), familyFaults(), combinedFaults()) {
 				if f.modes == "" || strings.Contains(f.modes, mode) {
 					t.Run(f.name, func(t *testing.T) { n.fault(t, f, mode) })
 				}
@@ -136,39 +275,49 @@ func TestTraceNode(t *testing.T) {
 	}
 }
 
+// newTraceLab has the Services of the faults.
+func newTraceLab(t *testing.T, mode string) *nodeLab {
+	n := newNodeLab(t)
+	n.mode = mode
+	n.Serve(netlab.TCP, 8080, "pod2", "pod4")
+	n.Serve(netlab.UDP, 8080, "pod2", "pod4")
+	n.dual("one", 10, "pod2")
+	n.dual("two", 20, "pod2", "pod4")
+	n.dual("sick", 30)
+	return n
+}
+
+// shell runs commands on node1.
+func (n *nodeLab) shell(t *testing.T, command string) {
+	t.Helper()
+	if out, err := n.Command(netlab.Node1, "sh", "-ec", command).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", command, err, out)
+	}
+}
+
 // fault breaks the node, compares trace with real packets, and repairs the node.
 func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
-	shell := func(command string) {
-		t.Helper()
-		if out, err := n.Command(netlab.Node1, "sh", "-ec", command).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v: %s", command, err, out)
-		}
-	}
-	if f.from == "" {
-		f.from = "pod1"
-	}
-	if f.to == "" {
-		f.to = one
-	}
-	shell(f.do)
-	defer shell(f.undo)
+	f.from = cmp.Or(f.from, "pod1")
+	n.shell(t, f.do)
+	defer n.shell(t, f.undo)
 	if mode == "nftables" && strings.Contains("drop in forward, reject in forward, one backend, nothing", f.name) {
 		n.expected(t, f)
 	}
-	a, text := n.traced(t, f.from, f.to)
-	delivered, rejected, dropped := n.shoot(t, f.from, netip.MustParseAddrPort(f.to))
+	a, text := n.traced(t, f)
+	delivered, rejected, dropped := n.shoot(t, f)
 	rest := a.Rest
 	if rest == nil {
-		t.Fatalf("no answer of the node:\n%s", text)
+		t.Fatalf("no answer of the node:\n%s", text())
 	}
 	if mode == "nftables" && (rest.Verdict != f.expect || !strings.Contains(rest.By+strings.Join(rest.NotEvaluated, " "), f.by)) {
-		t.Errorf("%s by %q, want %s by %q:\n%s", rest.Verdict, rest.By, f.expect, f.by, text)
+		t.Errorf("%s by %q, want %s by %q:\n%s", rest.Verdict, rest.By, f.expect, f.by, text())
 	}
 	some := map[trace.NodeVerdict]bool{trace.Delivered: delivered > 0, trace.Rejected: rejected > 0, trace.Dropped: dropped > 0}
 	switch all := rest.By != "" && rest.Share > 0.99; {
 	case rest.Verdict == trace.Undecided && len(rest.NotEvaluated) > 0: // it says so
 	case !some[rest.Verdict], all && delivered > 0, rest.Verdict == trace.Delivered && rejected+dropped > 0, !all && rest.By != "" && delivered == 0:
-		t.Errorf("predicted %s (%.2f), but %d were delivered, %d rejected, %d dropped:\n%s", rest.Verdict, rest.Share, delivered, rejected, dropped, text)
+		t.Errorf("predicted %s (%.2f), but %d were delivered, %d rejected, %d dropped:\n%s", rest.Verdict, rest.Share,
+			delivered, rejected, dropped, text())
 	}
 }
 
@@ -177,7 +326,8 @@ func (n *nodeLab) expected(t *testing.T, f nodeFault) {
 	outcome := map[trace.NodeVerdict]string{trace.Delivered: "balance", trace.Dropped: "drop", trace.Rejected: "reject"}[f.expect]
 	h, _ := netlab.HostByName(f.from)
 	for _, expect := range []string{"balance", "drop", "reject", "pass"} {
-		p := n.program("trace", h.V4.String(), f.to, "--expect", expect, "--admin-socket="+n.dir+"/admin.sock")
+		_, to := f.asked()
+		p := n.program("trace", h.V4.String(), to, "--expect", expect, "--admin-socket="+n.dir+"/admin.sock")
 		<-p.done
 		want := 2
 		if expect == outcome {
@@ -189,32 +339,34 @@ func (n *nodeLab) expected(t *testing.T, f nodeFault) {
 	}
 }
 
-// traced asks trace about a packet of a host.
-func (n *nodeLab) traced(t *testing.T, from, to string) (a inspect.TraceAnswer, text string) {
+// traced asks trace about a packet of a host; text asks again, for people.
+func (n *nodeLab) traced(t *testing.T, f nodeFault, more ...string) (a inspect.TraceAnswer, text func() string) {
 	t.Helper()
-	h, _ := netlab.HostByName(from)
-	ask := func(more ...string) string {
-		p := n.program(append([]string{"trace", h.V4.String(), to, "--admin-socket=" + n.dir + "/admin.sock"}, more...)...)
+	h, _ := netlab.HostByName(f.from)
+	_, to := f.asked()
+	ask := func(format string) string {
+		p := n.program(append([]string{"trace", h.Addr(f.six).String(), to, "--admin-socket=" + n.dir + "/admin.sock",
+			"-o", format}, more...)...)
 		<-p.done
 		return p.log()
 	}
-	text = ask("-o", "wide")
-	raw := ask("-o", "json")
+	raw := ask("json")
 	if err := json.Unmarshal([]byte(raw), &a); err != nil {
 		t.Fatalf("%v: %s", err, raw)
 	}
-	return a, text
+	return a, func() string { return ask("wide") }
 }
 
 // shoot opens connections until two backends must have been chosen, and counts their outcomes.
-func (n *nodeLab) shoot(t *testing.T, from string, to netip.AddrPort) (delivered, rejected, dropped int) {
+func (n *nodeLab) shoot(t *testing.T, f nodeFault) (delivered, rejected, dropped int) {
 	t.Helper()
+	to, _ := f.asked()
 	shots := 1
-	if to.String() == two {
+	if f.to == two {
 		shots = 8
 	}
 	for i := 0; i < shots || shots > 1 && i < 40 && (delivered == 0 || delivered == i); i++ {
-		_, err := n.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: 300 * time.Millisecond})
+		_, err := n.Dial(f.from, f.proto(), to, netlab.DialOptions{Timeout: 300 * time.Millisecond})
 		switch {
 		case err == nil:
 			delivered++

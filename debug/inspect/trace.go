@@ -43,6 +43,8 @@ type TraceAnswer struct {
 	ConntrackMore  bool `json:"conntrackMore,omitempty"`
 	// Rest is what the rest of this node does with the packet; nil if that was not checked, as Notes say.
 	Rest *trace.Node `json:"rest,omitempty"`
+	// Live is what became of a real packet; nil unless "kube-proxy trace --live" asked.
+	Live *trace.Live `json:"live,omitempty"`
 	// Notes say what could not be determined, and why.
 	Notes []string `json:"notes,omitempty"`
 
@@ -100,9 +102,15 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 }
 
 // Outcome is what happens to the packet: the verdict of the table, or of the kernel where it
-// differs, or of the rest of the node where that stops it.
+// differs, or of the rest of the node where that stops it. A real packet overrules them.
 func (a *TraceAnswer) Outcome() trace.Verdict {
 	switch {
+	case a.Live != nil && a.Live.Verdict == trace.Rejected:
+		return trace.Reject
+	case a.Live != nil && a.Live.Stopped():
+		return trace.Drop
+	case a.Live != nil && a.Live.Answered:
+		return a.Verdict
 	case a.Rest.Harmful() && a.Rest.Verdict == trace.Rejected:
 		return trace.Reject
 	case a.Rest.Harmful():
@@ -114,7 +122,9 @@ func (a *TraceAnswer) Outcome() trace.Verdict {
 }
 
 // Wrong reports whether the answer is not as the table alone promises.
-func (a *TraceAnswer) Wrong() bool { return len(a.Findings) > 0 || a.Rest.Harmful() }
+func (a *TraceAnswer) Wrong() bool {
+	return len(a.Findings) > 0 || a.Rest.Harmful() || a.Live != nil && a.Live.Differs != ""
+}
 
 // ask queries the table, and explains the port of the packet: how its backends were chosen, or why it has none.
 func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {

@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"errors"
+	"time"
 
 	"kube-proxy/trace"
 )
@@ -12,4 +13,9 @@ import (
 // Ask follows packets on Linux only.
 func Ask(context.Context, Question) (trace.Node, error) {
 	return trace.Node{}, errors.New("not available on this system")
+}
+
+// Live follows packets on Linux only.
+func Live(context.Context, trace.Packet, time.Duration) (trace.Live, error) {
+	return trace.Live{}, errors.New("follow a real packet: not available on this system")
 }

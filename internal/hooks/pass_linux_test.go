@@ -38,6 +38,11 @@ table ip nat {
 	chain pre {
 		type nat hook prerouting priority -100
 		ip daddr 10.200.0.1 tcp dport 80 dnat to numgen random mod 2 map { 0 : 10.1.0.1, 1 : 10.1.0.2 }
+		ip daddr 10.201.0.1 dnat to 10.201.0.1
+	}
+	chain translated {
+		type filter hook prerouting priority 0
+		ip daddr 10.201.0.1 ct status dnat drop
 	}
 }
 `
@@ -51,6 +56,8 @@ func TestPass(t *testing.T) {
 		"-j", "REJECT")
 	load(t, "", "iptables-nft", "-A", "FORWARD", "-p", "udp", "-m", "multiport", "--dports", "80,443", "-j", "DROP")
 	load(t, "", "iptables-nft", "-P", "INPUT", "DROP")
+	load(t, "", "iptables-legacy", "-t", "nat", "-A", "PREROUTING", "-p", "udp", "-d", "10.202.0.1", "-j", "DNAT",
+		"--to-destination", "10.1.0.1-10.1.0.2")
 	s, err := Open(t.Context(), lb.IPv4)
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +73,9 @@ func TestPass(t *testing.T) {
 			[]string{`drop by table inet fw, chain pre, rule 3 "ct state new ip saddr @s tcp dport { … } ip daddr 10.0.0.0/9 drop comment \"no web\"", not evaluated: table inet fw, chain pre, rule 2 "meta mark 0x7 limit accept"`}},
 		{Prerouting, lb.UDP, "10.1.1.1:80", []string{"to 10.1.1.1:80"}},
 		{Prerouting, lb.TCP, "10.200.0.1:80", []string{"to 10.1.0.1:80 mark 7", "to 10.1.0.2:80 mark 7"}},
+		{Prerouting, lb.TCP, "10.201.0.1:90", []string{"to 10.201.0.1:90 mark 7"}},
+		{Prerouting, lb.UDP, "10.202.0.1:53", []string{`to 10.202.0.1:53, not evaluated: table nat of iptables-legacy, chain PREROUTING, rule 1 ` +
+			`"-d 10.202.0.1/32 -p udp -j DNAT --to-destination 10.1.0.1-10.1.0.2"`}},
 		{Forward, lb.TCP, "10.1.1.1:443",
 			[]string{`reject by table filter of iptables-legacy, chain FORWARD, rule 1 "-p tcp -m multiport --dports 80,443 -j REJECT --reject-with icmp-port-unreachable"`}},
 		{Forward, lb.UDP, "10.1.1.1:443",

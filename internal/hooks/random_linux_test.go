@@ -444,7 +444,8 @@ func (r *rules) target(table, chain string) string {
 		a := r.judge.pods["pod2"].String()
 		switch chain {
 		case "PREROUTING", "OUTPUT":
-			all = append(all, "-j DNAT --to-destination "+a, "-j DNAT --to-destination "+a)
+			all = append(all, "-j DNAT --to-destination "+a, "-j DNAT --to-destination "+a,
+				"-j DNAT --to-destination "+a+"-"+a) // a range is not evaluated
 		case "POSTROUTING":
 			all = append(all, "-j MASQUERADE", "-j SNAT --to-source "+r.judge.node.String())
 		}

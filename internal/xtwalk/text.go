@@ -396,7 +396,7 @@ func states(b *reader, no bool) {
 		if f.Untracked {
 			state = "UNTRACKED"
 		}
-		dnat, snat := f.Translated || w.conn.DNAT, w.conn.SNAT || w.any && f.Masqueraded
+		dnat, snat := f.Translated && f.To != w.conn.To || w.conn.DNAT, w.conn.SNAT || w.any && f.Masqueraded
 		return slices.Contains(names, state) ||
 			w.tracks(f) && (dnat && slices.Contains(names, "DNAT") || snat && slices.Contains(names, "SNAT"))
 	})
@@ -437,7 +437,7 @@ func (b *reader) target(name string, final bool) {
 	refuse := func(v trace.Verdict) action {
 		return action{kind: follow.End, refuses: true, change: func(_ *walker, f *follow.Flow) { f.Verdict = v }}
 	}
-	words := b.left
+	words, known := b.left, len(b.strange)
 	b.left = nil
 	option := func(want string) bool {
 		if len(words) == 0 || words[0] != want {
@@ -480,9 +480,7 @@ func (b *reader) target(name string, final bool) {
 	case slices.Contains([]string{"DNAT", "MARK", "SET"}, name), onlyLooks[name]:
 	case len(words) > 0: // chains have no options, and what has may end a packet's way
 		b.do = action{kind: follow.End}
-		if b.cannot("target " + name); b.any != nil {
-			b.do = refuse(trace.Drop)
-		}
+		b.cannot("target " + name)
 	case final:
 		b.do = action{kind: follow.Goto, chain: name}
 	default:
@@ -490,6 +488,9 @@ func (b *reader) target(name string, final bool) {
 	}
 	if !onlyLooks[name] && len(b.left) > 0 && name != "" {
 		b.cannot(strings.Join(b.left, " "))
+	}
+	if b.any != nil && len(b.strange) > known { // it may do anything; a drop is what differs from all else
+		b.do = refuse(trace.Drop)
 	}
 	b.left = nil
 }

@@ -18,15 +18,16 @@ type IP struct {
 	Addr    wire.Field
 
 	saddr, daddr uint32 // offsets in the header
-	ctDaddr      expr.CtKey
+	// The keys of the original source and destination.
+	ctSaddr, ctDaddr expr.CtKey
 }
 
 // IPOf returns that of a family.
 func IPOf(f lb.Family) IP {
 	if f == lb.IPv6 {
-		return IP{f, unix.NFPROTO_IPV6, 16, wire.IPv6Field, 8, 24, unix.NFT_CT_DST_IP6}
+		return IP{f, unix.NFPROTO_IPV6, 16, wire.IPv6Field, 8, 24, unix.NFT_CT_SRC_IP6, unix.NFT_CT_DST_IP6}
 	}
-	return IP{f, unix.NFPROTO_IPV4, 4, wire.IPv4Field, 12, 16, unix.NFT_CT_DST_IP}
+	return IP{f, unix.NFPROTO_IPV4, 4, wire.IPv4Field, 12, 16, unix.NFT_CT_SRC_IP, unix.NFT_CT_DST_IP}
 }
 
 // Name is the version's in the language of nft(8).

@@ -327,7 +327,7 @@ func (w *walk) ct(s Step, f *flow) bool {
 	case unix.NFT_CT_STATE:
 		return f.load(s.to, number(c.State))
 	case unix.NFT_CT_STATUS:
-		if f.Translated {
+		if f.Translated && f.To != c.To { // to where it went anyway is no translation
 			c.Status |= statusDstNAT
 		}
 		if f.Masqueraded && w.node != nil {

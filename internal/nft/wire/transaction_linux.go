@@ -94,6 +94,17 @@ func (t *Transaction) AddTable() {
 	t.object(&t.head, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFTA_TABLE_NAME, 0, "")
 }
 
+// AddOwnedTable makes a table that the kernel deletes when the socket closes, however its process
+// ends, and that no other socket can change. Kernels before 5.12 refuse it, and so does one that has
+// the table.
+func (t *Transaction) AddOwnedTable() {
+	const owner = 2 // NFT_TABLE_F_OWNER
+	at := t.begin(&t.head, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL,
+		unix.NFTA_TABLE_NAME, "table "+t.Table)
+	t.head.U32(unix.NFTA_TABLE_FLAGS, owner)
+	t.head.EndMessage(at)
+}
+
 // DeleteTable deletes the table with all that is in it.
 func (t *Transaction) DeleteTable() {
 	t.object(&t.head, unix.NFT_MSG_DELTABLE, 0, unix.NFTA_TABLE_NAME, 0, "")
