@@ -129,7 +129,7 @@ const imports = `
 	lb, plane/hns, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
 	engine, trace < status;
 	# It follows packets through the whole node, and knows no plane.
-	lb, trace, internal/hooks, internal/netlink, internal/netlink/route, internal/netlink/conntrack, internal/nft/wire, internal/nft/rule, plane/ownwrites < debug/node;
+	lb, trace, internal/hooks, internal/netlink, internal/netlink/route, internal/netlink/conntrack, internal/nft/wire, internal/nft/rule, internal/kernel, plane/ownwrites < debug/node;
 	debug/node < debug/inspect, cli;
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
 	cluster, lb, policy, trace, mode, engine, debug/changes, debug/flows < debug/inspect;

@@ -7,10 +7,12 @@ import (
 	"maps"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"kube-proxy/debug/inspect"
 	"kube-proxy/lb"
+	"kube-proxy/trace"
 )
 
 // backendsAsking is "kube-proxy backends".
@@ -46,6 +48,9 @@ func whyAsking() asking {
 				q.head(d.Node)
 				whyText(q.out, d, q.format == "wide")
 			})
+			if err == nil && d.State == inspect.OK && q.format != "json" && q.format != "yaml" {
+				return inTheWay(ctx, q, d, args[0])
+			}
 			if err == nil && d.Severity.Bad() {
 				return exitCode(ExitFound)
 			}
@@ -64,6 +69,28 @@ func (q *questions) attention(ctx context.Context) error {
 		return exitCode(ExitFound)
 	}
 	return err
+}
+
+// inTheWay follows a packet of this node to a Service whose objects are in order, and its reply.
+func inTheWay(ctx context.Context, q *questions, d *inspect.Detail, said string) error {
+	if !strings.Contains(said, ":") && len(d.Ports) > 1 {
+		said += ":" + strconv.Itoa(int(d.Ports[0].Port)) + "/" + strings.ToLower(d.Ports[0].Protocol)
+	}
+	a := &inspect.TraceAnswer{}
+	if err := q.client.Get(ctx, "trace", url.Values{"from": {"node"}, "to": {said}}, a); err != nil || a.Rest == nil {
+		return nil // without the check nothing is said
+	}
+	switch {
+	case a.Rest.Harmful():
+		fmt.Fprintf(q.out, "\n%s  see kube-proxy trace node %s\n", a.Rest.Lead(), lb.Printable(said))
+		return exitCode(ExitFound)
+	case a.Rest.Verdict == trace.Delivered:
+		fmt.Fprintf(q.out, "\nnothing in its way from this node to %s; for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n",
+			lb.Printable(a.Packet.To), lb.Printable(said))
+	case a.Rest.Verdict == trace.Undecided:
+		fmt.Fprintf(q.out, "\nwhat is in its way on this node could not be evaluated completely: kube-proxy trace node %s\n", lb.Printable(said))
+	}
+	return nil
 }
 
 // headline is a Service in two lines.

@@ -32,7 +32,11 @@ func (n *Node) Lead() string {
 	case n.By == "" && n.Verdict == Undecided:
 		line("NOT DECIDED: nothing that was evaluated stops it, but not everything could be evaluated; see below")
 	case n.By != "" && !n.Own:
-		line("%s on this node, not by kube-proxy: %s", strings.ToUpper(string(n.Verdict)), n.By)
+		who := ", not by kube-proxy"
+		if strings.HasSuffix(n.By, "(of kube-proxy)") {
+			who = ", by a rule of kube-proxy that the table does not want"
+		}
+		line("%s on this node%s: %s", strings.ToUpper(string(n.Verdict)), who, n.By)
 		line("  at %s, %s", n.Stage, n.harmed())
 		if n.Do != "" {
 			line("  do: %s", n.Do)

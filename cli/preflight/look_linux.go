@@ -45,7 +45,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	look(ctx, s, &looking, &f.Legacy, legacyChains)
 	look(ctx, s, &looking, &f.Writer, func(context.Context) (string, error) { return writer(s.WriterGroup, m) })
 	look(ctx, s, &looking, &f.VirtualServers, virtualServers)
-	look(ctx, s, &looking, &f.BPF, bpfPrograms)
+	look(ctx, s, &looking, &f.BPF, kernel.BPFPrograms)
 	look(ctx, s, &looking, &f.Links, links)
 	look(ctx, s, &looking, &f.Routes, routes)
 	look(ctx, s, &looking, &f.Sockets, listening)

@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -20,6 +21,9 @@ import (
 	nlconn "kube-proxy/internal/netlink"
 	rtnl "kube-proxy/internal/netlink/route"
 )
+
+// littleEndian is the order of this machine.
+var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // programPatience is how long a program may take to tell its version.
 const programPatience = 5 * time.Second

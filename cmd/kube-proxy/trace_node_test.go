@@ -193,7 +193,7 @@ func familyFaults() []nodeFault {
 		name := map[bool]string{false: "TCP", true: "UDP"}[f.udp] + " over " + map[bool]string{false: "IPv4", true: "IPv6"}[f.six]
 		by := map[bool]string{true: "rule 1"}[f.expect != trace.Delivered && f.name != "notrack"]
 		all = append(all, nodeFault{name: name + ", " + f.name, do: do, undo: undo, from: f.from, expect: f.expect, by: by,
-			six: f.six, udp: f.udp, modes: f.modes})
+			six: f.six, udp: f.udp, modes: cmp.Or(f.modes, "nftables iptables")})
 	}
 	return all
 }
@@ -253,7 +253,7 @@ func combinedFaults() []nodeFault {
 			do:   "echo 1 >/proc/sys/net/ipv4/conf/eth0/rp_filter; ip route add 172.18.0.100/32 dev vethpod1",
 			undo: "ip route del 172.18.0.100/32 dev vethpod1; echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter"},
 		{name: "a filter of tc", expect: trace.Undecided, by: "filter of tc on vethpod1",
-			do:   "tc qdisc add dev vethpod1 clsact; tc filter add dev vethpod1 ingress matchall action drop",
+			do:   "tc qdisc add dev vethpod1 clsact; tc filter add dev vethpod1 ingress protocol ip u32 match u32 0 0 classid 1:1",
 			undo: "tc qdisc del dev vethpod1 clsact"},
 	}
 }
@@ -266,7 +266,12 @@ func TestTraceNode(t *testing.T) {
 			n := newTraceLab(t, mode)
 			p := n.serve()
 			defer p.stop()
-			for _, f := range slices.Concat(nftFaults(), otherFaults(), familyFaults(), combinedFaults()) {
+			all := slices.Concat(nftFaults(), otherFaults(), familyFaults())
+			for _, f := range combinedFaults() {
+				f.modes = cmp.Or(f.modes, "nftables iptables")
+				all = append(all, f)
+			}
+			for _, f := range all {
 				if f.modes == "" || strings.Contains(f.modes, mode) {
 					t.Run(f.name, func(t *testing.T) { n.fault(t, f, mode) })
 				}

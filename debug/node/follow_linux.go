@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/hooks"
+	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlink"
 	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
@@ -77,15 +79,16 @@ func sysctl(path string) string {
 	return strings.TrimSpace(string(value))
 }
 
-// programs names what sees packets at the interfaces used and is not evaluated.
+// programs names what sees packets on this node and is not evaluated.
 func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
 	for _, dir := range []struct {
-		links  []int32
-		parent uint16
-		name   string
-	}{{w.in, rtnl.FilterIngress, "ingress"}, {w.out, rtnl.FilterEgress, "egress"}} {
-		slices.Sort(dir.links)
-		for _, index := range slices.Compact(dir.links) {
+		links       []int32
+		parent      uint16
+		tcx, netkit uint32
+		name        string
+	}{{w.in, rtnl.FilterIngress, kernel.BPFTcxIngress, kernel.BPFNetkitPrimary, "ingress"},
+		{w.out, rtnl.FilterEgress, kernel.BPFTcxEgress, kernel.BPFNetkitPeer, "egress"}} {
+		for _, index := range w.withPorts(dir.links) {
 			l := w.link(index)
 			if l.XDP && dir.name == "ingress" {
 				w.doubts = append(w.doubts, "program of XDP on "+l.Name)
@@ -97,7 +100,59 @@ func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
 			for _, f := range slices.Compact(filters) {
 				w.doubts = append(w.doubts, fmt.Sprintf("filter of tc on %s, %s: %s", l.Name, dir.name, f))
 			}
+			w.attached(uint32(index), dir.tcx, fmt.Sprintf("BPF program of tcx on %s, %s", l.Name, dir.name))
+			w.attached(uint32(index), dir.netkit, "BPF program of netkit on "+l.Name)
 		}
+	}
+	return w.cgroup()
+}
+
+// withPorts adds to interfaces the ports of those that are bridges, each once.
+func (w *walk) withPorts(links []int32) []int32 {
+	all := slices.Clone(links)
+	for _, l := range w.links {
+		if slices.Contains(links, l.Master) && w.link(l.Master).Kind == "bridge" {
+			all = append(all, l.Index)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// attached names BPF programs of a target.
+func (w *walk) attached(target, typ uint32, what string) {
+	names, err := kernel.BPFAttached(target, typ)
+	if err != nil {
+		w.doubts = append(w.doubts, fmt.Sprintf("%s: cannot be listed: %v", what, err))
+	}
+	for _, name := range names {
+		w.doubts = append(w.doubts, what+": "+name)
+	}
+}
+
+// cgroupHooks are where programs of the root cgroup see packets and sockets, by IP family.
+var cgroupHooks = map[bool]map[uint32]string{
+	false: {kernel.BPFCgroupIngress: "ingress", kernel.BPFCgroupEgress: "egress", kernel.BPFCgroupConnect4: "connect",
+		kernel.BPFCgroupSendmsg4: "sendmsg", kernel.BPFCgroupRecvmsg4: "recvmsg"},
+	true: {kernel.BPFCgroupIngress: "ingress", kernel.BPFCgroupEgress: "egress", kernel.BPFCgroupConnect6: "connect",
+		kernel.BPFCgroupSendmsg6: "sendmsg", kernel.BPFCgroupRecvmsg6: "recvmsg"},
+}
+
+// cgroup names the programs of the root cgroup: they see the sockets of this node and of its pods.
+// Those of mode ebpf are the proxy's own.
+func (w *walk) cgroup() error {
+	path := kernel.Cgroup2()
+	if path == "" {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("look for programs of the root cgroup: %w", err)
+	}
+	defer f.Close()
+	hooks := cgroupHooks[w.q.Packet.To.Addr().Is6()]
+	for _, typ := range slices.Sorted(maps.Keys(hooks)) {
+		w.attached(uint32(f.Fd()), typ, "BPF program of the root cgroup, "+hooks[typ])
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/internal/hooks"
 	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
 
@@ -145,6 +146,19 @@ func (w *walk) directBridge(y way, bridge rtnl.Link) {
 		w.number("bridge/"+name) == 0 {
 		w.doubts = append(w.doubts, fmt.Sprintf("replies between ports of bridge %s: if the pods have a route to each other there, they pass "+
 			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name, calls))
+	}
+}
+
+// answersARP warns where the node holds an address that another machine may announce: with
+// arp_ignore=0 it answers ARP for the addresses of all its interfaces.
+func (w *walk) answersARP(in rtnl.Link) {
+	f, to := w.q.Table.Frontend, w.q.Packet.To.Addr()
+	if f == nil || !w.q.Mode.Holds || f.Kind != lb.LoadBalancer && f.Kind != lb.ExternalIP || !to.Is4() || in.Name == "lo" {
+		return
+	}
+	if ignore := w.either(in.Name, "arp_ignore"); ignore == 0 {
+		w.warn("This node answers ARP for %s on %s (arp_ignore=0), and takes traffic of the node that announces the "+
+			"address: see --ipvs-strict-arp.", to, in.Name)
 	}
 }
 

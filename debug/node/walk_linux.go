@@ -30,7 +30,6 @@ type walk struct {
 	warnings []string
 	doubts   []string // of the node, not of one way
 	in, out  []int32  // interfaces used
-	local    bool     // a socket of this node sends or receives
 	err      error
 }
 
@@ -87,7 +86,6 @@ func (w *walk) own() bool { return w.q.Packet.Host && w.q.Packet.In == "" }
 // request takes the packet to where it is delivered.
 func (w *walk) request(y way) []way {
 	if w.own() {
-		w.local = true
 		return w.send(y)
 	}
 	in, s := w.comesIn()
@@ -95,6 +93,7 @@ func (w *walk) request(y way) []way {
 		w.stop(y, s)
 		return nil
 	}
+	w.answersARP(in)
 	return w.receive(y, in)
 }
 
@@ -125,7 +124,7 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 func (w *walk) arrive(y way) []way {
 	all := w.hook(hooks.Input, y)
 	for i := range all {
-		all[i].here, w.local = true, true
+		all[i].here = true
 	}
 	return all
 }

@@ -123,6 +123,13 @@ func TestWalk(t *testing.T) {
 			func(n trace.Node) bool { return !strings.Contains(n.Lead()+n.Text(true), "\x1b") }},
 		{"a small MTU", func(w *walk) { w.links[3].MTU = 1400 }, trace.Delivered, "", 0,
 			func(n trace.Node) bool { return len(n.Warnings) == 1 && strings.Contains(n.Warnings[0], "1400") }},
+		{"ARP for an address of a load balancer", func(w *walk) {
+			w.q.Mode.Holds, w.q.Table.Frontend = true, &lb.Frontend{Kind: lb.LoadBalancer}
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+			w.q.Table.Verdict = trace.Pass
+		}, trace.Delivered, "", 0, func(n trace.Node) bool {
+			return len(n.Warnings) == 1 && strings.Contains(n.Warnings[0], "arp_ignore=0")
+		}},
 		{"the proxy takes another backend", func(w *walk) {
 			w.q.Mode.Terminates = true
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")

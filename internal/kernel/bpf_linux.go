@@ -1,19 +1,17 @@
-package preflight
+package kernel
 
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
-
-// littleEndian is the order of this machine.
-var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // mostPrograms bounds how many BPF programs are looked at.
 const mostPrograms = 10000
@@ -25,8 +23,9 @@ const (
 	nameSize = 16 // BPF_OBJ_NAME_LEN
 )
 
-// bpfPrograms lists the names of the BPF programs that the kernel has. It reads, and holds each for a moment.
-func bpfPrograms(ctx context.Context) (names []string, err error) {
+// BPFPrograms lists the names of the BPF programs that the kernel has. It reads, and holds each for
+// a moment.
+func BPFPrograms(ctx context.Context) (names []string, err error) {
 	seen := map[string]bool{}
 	id := uint32(0)
 	for range mostPrograms {
@@ -81,6 +80,60 @@ func bpfName(id uint32) (string, error) {
 	}
 	name, _, _ := bytes.Cut(info[nameAt:nameAt+nameSize], []byte{0})
 	return string(name), nil
+}
+
+// Types of attachment of linux/bpf.h (enum bpf_attach_type).
+const (
+	BPFCgroupIngress, BPFCgroupEgress    = 0, 1
+	BPFCgroupConnect4, BPFCgroupConnect6 = 10, 11
+	BPFCgroupSendmsg4, BPFCgroupSendmsg6 = 14, 15
+	BPFCgroupRecvmsg4, BPFCgroupRecvmsg6 = 19, 20
+	BPFTcxIngress, BPFTcxEgress          = 46, 47
+	BPFNetkitPrimary, BPFNetkitPeer      = 54, 55
+	mostAttached                         = 16
+)
+
+// BPFAttached returns the names of the programs that are attached to a target: the file descriptor of
+// a cgroup, or the index of an interface. A kernel that lacks the type has none.
+func BPFAttached(target, typ uint32) (names []string, err error) {
+	var ids [mostAttached]uint32
+	var pins runtime.Pinner
+	pins.Pin(&ids)
+	defer pins.Unpin()
+	q := struct {
+		target, typ, flags, attached uint32
+		ids                          uint64
+		count, _                     uint32
+		_                            [3]uint64 // what newer kernels add
+	}{target: target, typ: typ, ids: uint64(uintptr(unsafe.Pointer(&ids))), count: mostAttached}
+	_, errno := bpf(unix.BPF_PROG_QUERY, unsafe.Pointer(&q), unsafe.Sizeof(q))
+	switch errno {
+	case 0, unix.ENOSPC: // there are more
+	case unix.EINVAL, unix.ENOENT, unix.ENOSYS, unix.EOPNOTSUPP:
+		return nil, nil
+	default:
+		return nil, bpfError(errno)
+	}
+	for _, id := range ids[:min(q.count, mostAttached)] {
+		name, err := bpfName(id)
+		if err != nil {
+			return names, err
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+// Cgroup2 returns where the cgroup v2 hierarchy is mounted, "" if it is not.
+func Cgroup2() string {
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		before, after, _ := strings.Cut(line, " - ")
+		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+			return fields[4]
+		}
+	}
+	return ""
 }
 
 func bpf(cmd uintptr, attr unsafe.Pointer, size uintptr) (uintptr, unix.Errno) {

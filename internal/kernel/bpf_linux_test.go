@@ -1,0 +1,56 @@
+package kernel
+
+import (
+	"os"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestBPFAttached finds a program that was attached to a cgroup, and no other one.
+func TestBPFAttached(t *testing.T) {
+	if os.Geteuid() != 0 || Cgroup2() == "" {
+		t.Skip("needs root and cgroup v2")
+	}
+	dir, err := os.MkdirTemp(Cgroup2(), "bpf-test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(dir)
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	code := [2]uint64{0xb7 | 1<<32, 0x95} // r0 = 1; exit
+	licence := [4]byte{'G', 'P', 'L'}
+	load := struct {
+		kind, count         uint32
+		code, licence       uint64
+		level, size         uint32
+		log                 uint64
+		version, flags      uint32
+		name                [16]byte
+		ifindex, attachType uint32
+	}{kind: 8, count: 2, code: uint64(uintptr(unsafe.Pointer(&code))), licence: uint64(uintptr(unsafe.Pointer(&licence)))} // CGROUP_SKB
+	copy(load.name[:], "passes")
+	fd, errno := bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	defer unix.Close(int(fd))
+	attach := struct{ target, program, typ, flags uint32 }{uint32(f.Fd()), uint32(fd), BPFCgroupEgress, 0}
+	if _, errno := bpf(unix.BPF_PROG_ATTACH, unsafe.Pointer(&attach), unsafe.Sizeof(attach)); errno != 0 {
+		t.Fatal(errno)
+	}
+	if names, err := BPFAttached(uint32(f.Fd()), BPFCgroupEgress); err != nil || !slices.Equal(names, []string{"passes"}) {
+		t.Errorf("%q, %v", names, err)
+	}
+	for _, typ := range []uint32{BPFCgroupIngress, 999} {
+		if names, err := BPFAttached(uint32(f.Fd()), typ); err != nil || len(names) != 0 {
+			t.Errorf("type %d: %q, %v", typ, names, err)
+		}
+	}
+}
