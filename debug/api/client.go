@@ -22,10 +22,11 @@ var ErrNotAsked = errors.New("cannot query the proxy")
 // answerWait is how long an answer may take to begin.
 const answerWait = 30 * time.Second
 
-// Client asks a proxy. Make one with [NewClient] or [Local].
+// Client asks a proxy. Make one with [NewClient], [Over] or [Local].
 type Client struct {
-	http *http.Client
-	at   string
+	http    *http.Client
+	at      string
+	connect func(context.Context) (net.Conn, error)
 }
 
 // connectWait is how long it may take to connect.
@@ -33,23 +34,33 @@ const connectWait = 5 * time.Second
 
 // NewClient returns a client for the proxy that listens at a unix socket, on Windows a named pipe.
 func NewClient(path string) *Client {
-	connect := func(ctx context.Context, _, _ string) (net.Conn, error) {
+	return Over(path, func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, connectWait)
 		defer cancel()
 		return dial(ctx, path)
-	}
-	return newClient(path, connect)
+	})
 }
 
-func newClient(at string, connect func(context.Context, string, string) (net.Conn, error)) *Client {
-	t := &http.Transport{DialContext: connect, DisableKeepAlives: true, MaxResponseHeaderBytes: mostHeader}
-	return &Client{at: at, http: &http.Client{Transport: t}}
+// Over returns a client for the proxy whose admin socket connect connects to; at names it in messages.
+func Over(at string, connect func(context.Context) (net.Conn, error)) *Client {
+	t := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: mostHeader,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return connect(ctx) }}
+	return &Client{at: at, connect: connect, http: &http.Client{Transport: t}}
+}
+
+// Connect connects to the admin socket, for who speaks HTTP himself. An error wraps [ErrNotAsked].
+func (c *Client) Connect(ctx context.Context) (net.Conn, error) {
+	conn, err := c.connect(ctx)
+	if err != nil {
+		return nil, c.unreachable(err)
+	}
+	return conn, nil
 }
 
 // Local returns a client for what this process knows itself.
 func Local(about *inspect.Inspector) *Client {
 	server := &http.Server{Handler: NewHandler(about), ErrorLog: noLog()}
-	return newClient("this process", func(context.Context, string, string) (net.Conn, error) {
+	return Over("this process", func(context.Context) (net.Conn, error) {
 		here, there := net.Pipe()
 		go server.Serve(&piped{there}) // it returns at once
 		return here, nil

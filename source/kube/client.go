@@ -29,8 +29,8 @@ func newScheme() *runtime.Scheme {
 	return scheme
 }
 
-// newClients makes a client for each version of the API; they share connections.
-func newClients(config *rest.Config, versions ...schema.GroupVersion) ([]rest.Interface, error) {
+// Clients makes a client for each version of the API; they share connections.
+func Clients(config *rest.Config, versions ...schema.GroupVersion) ([]rest.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.NegotiatedSerializer = serializer.NewCodecFactory(newScheme()).WithoutConversion()
 	if config.UserAgent == "" {
@@ -117,7 +117,7 @@ func NodeAnnotation(ctx context.Context, cfg Config, name string) (string, error
 	if err != nil {
 		return "", err
 	}
-	clients, err := newClients(config, core.SchemeGroupVersion)
+	clients, err := Clients(config, core.SchemeGroupVersion)
 	if err != nil {
 		return "", err
 	}

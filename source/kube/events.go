@@ -128,7 +128,7 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	clients, err := newClients(config, events.SchemeGroupVersion, core.SchemeGroupVersion, discovery.SchemeGroupVersion)
+	clients, err := Clients(config, events.SchemeGroupVersion, core.SchemeGroupVersion, discovery.SchemeGroupVersion)
 	if err != nil {
 		return nil, err
 	}

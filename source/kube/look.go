@@ -62,7 +62,7 @@ func Look(ctx context.Context, cfg Config) Looked {
 	if l.Version, l.Ahead, l.Err = version(ctx, config); l.Err != nil {
 		return l
 	}
-	clients, err := newClients(config, core.SchemeGroupVersion, networking.SchemeGroupVersion, authorization.SchemeGroupVersion)
+	clients, err := Clients(config, core.SchemeGroupVersion, networking.SchemeGroupVersion, authorization.SchemeGroupVersion)
 	if err != nil {
 		l.Err = err
 		return l

@@ -29,7 +29,7 @@ func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][
 	if err != nil {
 		return nil, err
 	}
-	clients, err := newClients(config, discovery.SchemeGroupVersion)
+	clients, err := Clients(config, discovery.SchemeGroupVersion)
 	if err != nil {
 		return nil, err
 	}

@@ -92,7 +92,7 @@ func (s *Source) connectTo(config *rest.Config) error {
 	for i, r := range s.resources {
 		versions[i] = r.version
 	}
-	clients, err := newClients(config, versions...)
+	clients, err := Clients(config, versions...)
 	if err != nil {
 		return err
 	}

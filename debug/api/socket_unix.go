@@ -1,3 +1,5 @@
+//go:build !windows
+
 package api
 
 import (
@@ -93,24 +95,6 @@ func clear(path string) error {
 		return fmt.Errorf("cannot check whether %s is in use: %w", path, err)
 	}
 	return os.Remove(path)
-}
-
-// peer returns the process at the other end.
-func peer(c net.Conn) string {
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return "another process"
-	}
-	pid := int32(0)
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = cred.Pid
-		}
-	})
-	if pid == 0 { // of another namespace of processes
-		return "another process"
-	}
-	return fmt.Sprintf("process %d", pid)
 }
 
 // lockDir has processes that take and remove the socket do so one after the other.
