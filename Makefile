@@ -18,7 +18,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: objects test-objects site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: objects test-objects site vm help build build-windows krew image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -31,6 +31,9 @@ build: ## build bin/kube-proxy
 build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-windows-arm64.exe
 	@mkdir -p bin
 	for arch in amd64 arm64; do CGO_ENABLED=0 GOOS=windows GOARCH=$$arch go build $(VCS) -trimpath -o bin/kube-proxy-windows-$$arch.exe ./cmd/kube-proxy; done
+
+krew: ## write bin/krew: kubectl svcproxy for krew, archives and manifest (URL=https://... is where the archives will be)
+	@$(call tool,krew) -url $(URL) $(ARGS)
 
 # IMAGE names it, TAG is its version; DEBIAN and DEBIAN_SECURITY are mirrors in place of those of this machine's apt sources.
 MIRRORS = $(if $(DEBIAN),-debian $(DEBIAN)) $(if $(DEBIAN_SECURITY),-debian-security $(DEBIAN_SECURITY))
