@@ -148,6 +148,9 @@ const imports = `
 
 	# What the process does with its configuration, commands say that it would do.
 	config, engine, internal/system, lb, mode, policy, source/kube < internal/wiring;
+	# The plugin of kubectl reaches proxies as its user; nothing that serves packets knows it.
+	source/kube < cli/kubectl;
+	cli/kubectl < cli;
 	# The commands for people ask a proxy, or do offline what one would do; they know no plane but the one that selftest asks.
 	cli/migrate, cli/preflight, cli/selftest, cli/ui, config, debug/api, debug/inspect, source/kube, source/manifests, source/snapshot < cli;
 	cluster, engine, lb, mode, plane/hns, policy, trace < cli;
@@ -155,6 +158,9 @@ const imports = `
 
 	# The tools are a module of their own, so that what only they need does not come into the product.
 	ALL < cmd/kube-proxy, tools/demo, tools/bench;
+	# Systems without a proxy have the plugin alone.
+	cli < cmd/kubectl-svcproxy;
+	config < tools/krew;
 	# What makes the image builds the program, and knows nothing of it.
 	NONE < tools/image;
 	# What makes the pages a site reads pages.
@@ -167,11 +173,11 @@ const imports = `
 // side is free to all but the pure packages; of two that match, the longer one counts. TESTS are the tests of all packages.
 const modules = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
-	k8s.io, sigs.k8s.io < config, config/option, source/kube, source/manifests, source/convert, test/adversary;
-	sigs.k8s.io/yaml < cli, cli/migrate, config, source/manifests, cmd/kube-proxy;
+	k8s.io, sigs.k8s.io < config, config/option, source/kube, source/manifests, source/convert, cli/kubectl, test/adversary;
+	sigs.k8s.io/yaml < cli, cli/migrate, config, source/manifests, cmd/kube-proxy, tools/krew;
 	k8s.io/klog < logging, config, source/kube;
 	k8s.io/component-base < config, source/kube, source/convert, status;
-	github.com/spf13 < config, cli, cmd/kube-proxy;
+	github.com/spf13 < config, cli, cli/kubectl, cmd/kube-proxy;
 	# The product has one netlink client, internal/netlink; labs are built with this one, and tests look at the kernel by it.
 	github.com/vishvananda < internal/netlab, test/planetest, plane/userspace, TESTS;
 	github.com/cilium/ebpf < plane/ebpf, plane/ebpf/bpf;

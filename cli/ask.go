@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,10 +35,14 @@ type asking struct {
 	takes func(args []string) (service bool, words []string)
 	// serves: it goes on until it is interrupted, and prints no answers.
 	serves bool
+	// source: the first of its arguments is where a packet begins.
+	source bool
 	// ask asks once.
 	ask func(context.Context, *questions, []string) error
 	// watch, if there is one, goes on until ctx ends; nil has ask called again and again.
 	watch func(context.Context, *questions, []string) error
+	// merge prints the answers of several nodes, of those that answered, as JSON; nil has the same texts printed once.
+	merge func(out io.Writer, answers []nodeAnswer, wide bool) error
 }
 
 // questions is how one call of a command asks and prints.
@@ -48,6 +54,8 @@ type questions struct {
 	// repeats: the whole answer comes again and again, and for people with the time, in the place of the last one where that can be.
 	repeats bool
 	shown   int // answers
+	// merged: the answer is one of many nodes, and does not name its own.
+	merged bool
 }
 
 // askEveryTime is the time between two questions of --watch.
@@ -56,10 +64,14 @@ const askEveryTime = 2 * time.Second
 // askCommands are the commands that ask.
 func (p *program) askCommands() []*cobra.Command {
 	var all []*cobra.Command
-	for _, a := range []asking{statusAsking(), traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking(), uiAsking()} {
+	for _, a := range askings() {
 		all = append(all, p.ask(a))
 	}
 	return all
+}
+
+func askings() []asking {
+	return []asking{statusAsking(), traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking(), uiAsking(), connectAsking()}
 }
 
 func (p *program) ask(a asking) *cobra.Command {
@@ -72,16 +84,10 @@ func (p *program) ask(a asking) *cobra.Command {
 		Use: a.name, Short: a.short,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) < a.least || len(args) > a.most {
-				return fmt.Errorf("want kube-proxy %s %s (see kube-proxy %[1]s --help)", a.name, a.args)
-			}
-			switch output {
-			case "", "wide", "json", "yaml":
-				q.format = output
-			default:
-				return config.Problems{{Where: "--output", Value: output, Want: "want json, yaml or wide"}}
-			}
 			var err error
+			if q.format, err = a.checked("kube-proxy", args, output); err != nil {
+				return err
+			}
 			if q.client, err = askWhom(cmd, opts, p.modes, p.errOut); err != nil {
 				return told(err)
 			}
@@ -92,31 +98,50 @@ func (p *program) ask(a asking) *cobra.Command {
 		},
 	}
 	opts.AddFlags(cmd.Flags())
-	if !a.serves {
-		cmd.Flags().StringVarP(&output, "output", "o", "", "")
-		cmd.Flags().BoolVarP(&watch, "watch", "w", false, "")
-		completeFlag(cmd, "output", "json", "wide", "yaml")
-	}
-	if a.flags != nil {
-		a.flags(cmd)
-	}
+	a.printFlags(cmd, &output, &watch)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
-	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, a.help()) })
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, a.help("kube-proxy", askFlags)) })
 	cmd.ValidArgsFunction = a.completes(opts, p.modes)
 	completeModes(cmd, p.modes)
 	return cmd
 }
 
-func (a asking) help() string {
+// checked returns the format of output, after a look at the number of arguments.
+func (a asking) checked(program string, args []string, output string) (string, error) {
+	if len(args) < a.least || len(args) > a.most {
+		return "", fmt.Errorf("want %s %s %s (see %[1]s %[2]s --help)", program, a.name, a.args)
+	}
+	if !slices.Contains([]string{"", "wide", "json", "yaml"}, output) {
+		return "", config.Problems{{Where: "--output", Value: output, Want: "want json, yaml or wide"}}
+	}
+	return output, nil
+}
+
+// printFlags adds the flags for answers, and those of the command itself.
+func (a asking) printFlags(cmd *cobra.Command, output *string, watch *bool) {
+	if !a.serves {
+		cmd.Flags().StringVarP(output, "output", "o", "", "")
+		cmd.Flags().BoolVarP(watch, "watch", "w", false, "")
+		completeFlag(cmd, "output", "json", "wide", "yaml")
+	}
+	if a.flags != nil {
+		a.flags(cmd)
+	}
+}
+
+// askFlags are the flags with which a command on the node finds the proxy.
+var askFlags = "      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would; no proxy is asked\n" +
+	"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + "\n"
+
+func (a asking) help(program, flags string) string {
 	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json and yaml have stable fields for programs; wide shows more columns\n"+
 		"  -w, --watch           repeat until interrupted\n"
 	if a.serves {
 		usage, printing = "", ""
 	}
-	return fmt.Sprintf("Usage: kube-proxy %s %s%s [--manifests DIR] [flags]\n\n", a.name, a.args, usage) + wrapped(a.about) + a.more + printing +
-		"      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would; no proxy is asked\n" +
-		"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + "\n\n" +
-		fmt.Sprintf("Exit codes: 0 answered; 1 invalid query, such as an unknown Service; %d answered, and something is wrong;\n"+
+	text := fmt.Sprintf("Usage: kube-proxy %s%s [flags]\n\n", strings.TrimSpace(a.name+" "+a.args), usage) + wrapped(a.about) + a.more + printing
+	return strings.ReplaceAll(text, "kube-proxy "+a.name, program+" "+a.name) + flags + fmt.Sprintf(
+		"\nExit codes: 0 answered; 1 invalid query, such as an unknown Service; %d answered, and something is wrong;\n"+
 			"%d no proxy could be asked. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
 }
 
@@ -238,6 +263,9 @@ func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
 // head is the first line of an answer for people, by which those of a thousand nodes can be told apart. An answer that repeats comes after
 // the last one, or on a terminal in its place; the time is as events tell it.
 func (q *questions) head(node string) {
+	if q.merged {
+		return
+	}
 	s := "node " + lb.Printable(node)
 	if q.repeats {
 		s += " at " + time.Now().UTC().Format(time.DateTime) + " UTC"

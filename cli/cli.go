@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -47,7 +46,7 @@ func New(modes mode.List, out, errOut io.Writer, commandLine []string,
 			cfg, err := complete(opts, args)
 			if err != nil {
 				p.warn(opts)
-				return errors.Join(meant(cmd, args), err)
+				return errors.Join(meant(cmd, args, "kube-proxy"), err)
 			}
 			return start(cmd.Context(), cfg)
 		},
@@ -81,7 +80,7 @@ func help(commands []*cobra.Command) string {
 }
 
 // meant is the error of an argument that looks like the name of a command, or begins one; nil for another.
-func meant(cmd *cobra.Command, args []string) error {
+func meant(cmd *cobra.Command, args []string, program string) error {
 	if len(args) == 0 || args[0] == "" {
 		return nil
 	}
@@ -100,7 +99,7 @@ func meant(cmd *cobra.Command, args []string) error {
 	if len(like) == 0 {
 		return nil
 	}
-	return fmt.Errorf("unknown command %q: did you mean kube-proxy %s?", args[0], strings.Join(like, " or kube-proxy "))
+	return fmt.Errorf("unknown command %q: did you mean %s %s?", args[0], program, strings.Join(like, " or "+program+" "))
 }
 
 // command is a command that takes the flags of kube-proxy, and is about one with these.
@@ -170,17 +169,6 @@ func (p *program) warn(opts *config.Options) {
 	}
 }
 
-// plugin is the name by which kubectl finds the program as "kubectl proxy-trace".
-const plugin = "kubectl-proxy_trace"
-
-// Arguments are those of the command line: as a plugin of kubectl the program is its command trace.
-func Arguments(commandLine []string) []string {
-	if filepath.Base(commandLine[0]) == plugin {
-		return append([]string{"trace"}, commandLine[1:]...)
-	}
-	return commandLine[1:]
-}
-
 // The exit codes of commands beside 0 and 1.
 const (
 	// ExitFound: answered, and something is wrong.
@@ -194,18 +182,18 @@ type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 
-// Exit prints the error of a command, each thing that is wrong in a line of its own, and returns its exit code. What is
+// Exit prints the error of a command of a program, each thing that is wrong in a line of its own, and returns its exit code. What is
 // wrong with the command line comes with a hint to --help, not with all of it: the message must not scroll away.
-func Exit(errOut io.Writer, err error) int {
+func Exit(errOut io.Writer, program string, err error) int {
 	var code exitCode
 	if err == nil || errors.As(err, &code) {
 		return int(code)
 	}
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintf(errOut, "kube-proxy: %s\n", lb.Printable(line))
+		fmt.Fprintf(errOut, "%s: %s\n", program, lb.Printable(line))
 	}
 	if errors.As(err, new(config.Problems)) {
-		fmt.Fprintln(errOut, "kube-proxy --help lists all flags")
+		fmt.Fprintln(errOut, program+" --help lists all flags")
 	}
 	var a asked
 	if errors.As(err, &a) {

@@ -87,7 +87,8 @@ func eventsAsking() asking {
 		short: "recent changes and their latency",
 		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect here, and how long that took since the API had it and " +
 			"since this proxy learned of it.",
-		more: "\n  kube-proxy events shop/web --watch\n",
+		more:  "\n  kube-proxy events shop/web --watch\n",
+		merge: mergeEvents,
 		ask: func(ctx context.Context, q *questions, args []string) error {
 			_, err := q.events(ctx, args, nil)
 			return err
@@ -179,7 +180,8 @@ func topAsking() asking {
 		short: "Services by connections per second",
 		about: "Prints the Services with new connections in one second, busiest first; with --watch every second, with totals since the start. -o wide " +
 			"lists addresses separately. Connections are counted only while it runs; it says so if the kernel lost some.",
-		ask: func(ctx context.Context, q *questions, _ []string) error { return q.top(ctx, false) },
+		merge: mergeTops,
+		ask:   func(ctx context.Context, q *questions, _ []string) error { return q.top(ctx, false) },
 		watch: func(ctx context.Context, q *questions, _ []string) error {
 			return q.top(ctx, true)
 		},

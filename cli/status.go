@@ -19,7 +19,8 @@ func statusAsking() asking {
 		short: "how the proxy of this node stands, and what needs attention",
 		about: "Prints mode, version, uptime, frontends in force, pending and failing, conflicts, repaired drift, conntrack usage and the last change " +
 			"with its latency. Below are problems only, the worst first, each with the next command. The exit code is 2 if there is one.",
-		more: "\n  kube-proxy status --watch\n",
+		more:  "\n  kube-proxy status --watch\n",
+		merge: mergeStatus,
 		ask: func(ctx context.Context, q *questions, _ []string) error {
 			s, err := get(ctx, q, "status", nil, func(s *inspect.Status) {
 				q.head(s.Node)

@@ -79,7 +79,7 @@ func TestAskPage(t *testing.T) {
 	page(t, false, func(args []string) string {
 		var out, errOut bytes.Buffer
 		err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context())
-		cli.Exit(&errOut, err)
+		cli.Exit(&errOut, "kube-proxy", err)
 		if errOut.String() != shopNote {
 			t.Errorf("%v: on stderr is\n%swant\n%s", args, errOut.String(), shopNote)
 		}

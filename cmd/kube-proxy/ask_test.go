@@ -95,7 +95,7 @@ func TestAskGolden(t *testing.T) {
 				line = append(line, "--manifests=m", "--hostname-override=n1", "--cluster-cidr=10.1.0.0/16")
 			}
 			err := command(all.Modes(), &out, &errOut, line).ExecuteContext(t.Context())
-			code := cli.Exit(&errOut, err)
+			code := cli.Exit(&errOut, "kube-proxy", err)
 			text := fmt.Sprintf("$ kube-proxy %q\n%s%sexit code %d\n", args, out.String(), errOut.String(), code)
 			if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' }) {
 				t.Errorf("a terminal would obey it: %q", text)
@@ -320,7 +320,7 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 		asked = 0
 		var out, errOut bytes.Buffer
 		err := command(all.Modes(), &out, &errOut, append(args, "--watch", "--admin-socket="+at)).ExecuteContext(t.Context())
-		if code := cli.Exit(io.Discard, err); code != cli.ExitNotAsked {
+		if code := cli.Exit(io.Discard, "kube-proxy", err); code != cli.ExitNotAsked {
 			t.Errorf("%v: %v: %s", args, err, errOut.String())
 		}
 		return out.String()
@@ -419,16 +419,46 @@ func TestAskJSONKeepsFields(t *testing.T) {
 	}
 }
 
-// By the name of a plugin of kubectl the program is its command trace.
+// KC-01: by the name of the plugin, the program has the plugin's commands and kubectl's flags, and errors in its name.
 func TestAskAsPlugin(t *testing.T) {
 	self, err := os.Executable()
 	do(t, err)
-	link := filepath.Join(t.TempDir(), "kubectl-proxy_trace")
+	link := filepath.Join(t.TempDir(), "kubectl-svcproxy")
 	do(t, os.Symlink(self, link))
-	cmd := exec.Command(link, "10.1.1.13", "shop/web", "--manifests=testdata/ask/m", "--hostname-override=n1")
+	for _, c := range []struct {
+		args, want string
+		code       int
+	}{
+		{"--help", "Usage: kubectl svcproxy COMMAND", 0},
+		{"trace --help", "kubectl svcproxy trace shop/web-1 shop/cart:http", 0},
+		{"--context=x trace a b --kubeconfig=/nosuch", "kubectl svcproxy: read the kubeconfig: ", 3},
+		{"trce", "did you mean kubectl svcproxy trace?", 1},
+		{"trace one", "want kubectl svcproxy trace SRC DST", 1},
+		{"diff --manifests=x", "unknown flag: --manifests", 1},
+	} {
+		cmd := exec.Command(link, strings.Fields(c.args)...)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		out, _ := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.want) {
+			t.Errorf("%s: exit code %d, want %d and %q:\n%s", c.args, code, c.code, c.want, out)
+		}
+	}
+}
+
+// KC-02: "kube-proxy connect" carries requests to the admin socket, and ends when the answer is complete.
+func TestConnect(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "asked "+r.URL.Path) }))
+	self, err := os.Executable()
+	do(t, err)
+	cmd := exec.Command(self, "connect", "--admin-socket="+at)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "10.1.1.13 → 10.96.0.10:80/tcp") {
-		t.Errorf("%v: %s", err, out)
+	in, err := cmd.StdinPipe() // it stays open, as the one of an execution may
+	do(t, err)
+	go io.WriteString(in, "GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	out, err := cmd.Output()
+	if err != nil || !strings.HasPrefix(string(out), "kube-proxy connected\nHTTP/1.1 200 OK\r\n") || !strings.HasSuffix(string(out), "asked /v1/status") {
+		t.Errorf("%v: %q", err, out)
 	}
 }
 

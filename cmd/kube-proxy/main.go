@@ -31,7 +31,11 @@ func run(modes mode.List) {
 	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	out, errOut := standard()
-	if code := cli.Exit(errOut, command(modes, out, errOut, cli.Arguments(os.Args)).ExecuteContext(ctx)); code != 0 {
+	name, cmd := "kube-proxy", command(modes, out, errOut, os.Args[1:])
+	if cli.IsPlugin(os.Args[0]) {
+		name, cmd = cli.PluginName, cli.NewPlugin(out, errOut, os.Args[1:])
+	}
+	if code := cli.Exit(errOut, name, cmd.ExecuteContext(ctx)); code != 0 {
 		os.Exit(code)
 	}
 }

@@ -152,7 +152,7 @@ func TestMigrateRefuses(t *testing.T) {
 			t.Errorf("%q: no error:\n%s", c.args, out.String())
 			continue
 		}
-		if code := cli.Exit(&errOut, err); code != 1 || !strings.Contains(errOut.String(), c.want) || out.Len() > 0 {
+		if code := cli.Exit(&errOut, "kube-proxy", err); code != 1 || !strings.Contains(errOut.String(), c.want) || out.Len() > 0 {
 			t.Errorf("%q:\n%s\n%s\nwant %q", c.args, out.String(), errOut.String(), c.want)
 		}
 	}
@@ -174,7 +174,7 @@ func TestTerminalIsLeftAlone(t *testing.T) {
 	write(t, file, []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {containers: [{name: kube-proxy, image: \"a\\e]0;owned\\a\", command: [kube-proxy, \"--hostname-override=\\e[2J\"]}]}\n"))
 	var out, errOut bytes.Buffer
 	do(t, command(all.Modes(), &out, &errOut, []string{"migrate", file}).Execute())
-	cli.Exit(&errOut, command(all.Modes(), &out, &errOut, []string{"migrate", file + "\x1b[2J"}).Execute())
+	cli.Exit(&errOut, "kube-proxy", command(all.Modes(), &out, &errOut, []string{"migrate", file + "\x1b[2J"}).Execute())
 	for _, s := range []string{out.String(), errOut.String()} {
 		if strings.ContainsAny(s, "\x1b\x07\r\u009b") {
 			t.Errorf("%q", s)
