@@ -98,13 +98,13 @@ func (s *snapshot) clone() *snapshot {
 
 // apply writes a batch as kernel.write does. It calls between after each table.
 func (s *snapshot) apply(b *batch, between func(table string)) {
-	put(s.backends, &b.backends)
+	insert(s.backends, &b.backends)
 	between("backends")
-	put(s.slots, &b.slots)
+	insert(s.slots, &b.slots)
 	between("slots")
-	put(s.sets, &b.sets)
+	insert(s.sets, &b.sets)
 	between("sets")
-	put(s.fronts, &b.fronts)
+	insert(s.fronts, &b.fronts)
 	between("frontends")
 	drop(s.fronts, &b.fronts)
 	between("removed frontends")
@@ -116,7 +116,7 @@ func (s *snapshot) apply(b *batch, between func(table string)) {
 	between("removed backends")
 }
 
-func put[K, V comparable](m map[K]V, e *edits[K, V]) { maps.Copy(m, e.put) }
+func insert[K, V comparable](m map[K]V, e *edits[K, V]) { maps.Copy(m, e.put) }
 
 func drop[K, V comparable](m map[K]V, e *edits[K, V]) {
 	for k := range e.gone {
