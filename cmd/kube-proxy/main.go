@@ -50,7 +50,7 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 // gcPercent is GOGC from when the lists have arrived, unless the environment says otherwise. The
 // proxy then holds much and allocates little, so that less headroom than usual costs little time:
 // with 100,000 Services it saves a sixth of the resident memory. While the lists arrive it is the
-// other way round.
+// other way round (docs/scale.md).
 const gcPercent, gcPercentListing = 35, 70
 
 func setGC(percent int) {
