@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/debug/changes"
 	"kube-proxy/debug/traffic"
 	"kube-proxy/engine"
 	"kube-proxy/event"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/internal/wiring"
 	"kube-proxy/lb"
 	"kube-proxy/logging"
@@ -84,6 +86,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	if p.servers.sockets != nil {
 		observers = append(observers, p.servers.sockets.Observer(fam))
 	}
+	observers = append(observers, &changes.Endpoints{Family: fam, Ring: p.changes, Store: p.store, Tell: endpointLines(labelled)})
 	t := cfg.Resolved.Tables
 	f.engine = engine.New(engine.Config{
 		Family: fam, Plane: plane, Store: p.store, Observers: observers,
@@ -154,6 +157,16 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 		p.begun.add(f.name)
 	case w.Verb == "audit" && w.Changes > 0:
 		p.tell(event.DriftRepaired(p.config().NodeName, f.name.String(), w.Changes))
+	}
+}
+
+// endpointLines returns what logs which endpoints of Services changed: a bounded number of lines for each namespace.
+func endpointLines(log *slog.Logger) func(cluster.Name, string) {
+	messages := ratelimit.New(log, "Endpoints of a Service changed")
+	return func(service cluster.Name, text string) {
+		if log.Enabled(context.Background(), logging.LevelWrite) && messages.Allow(service.Namespace) {
+			log.Log(context.Background(), logging.LevelWrite, "Endpoints of a Service changed", "service", service.String(), "endpoints", text)
+		}
 	}
 }
 

@@ -172,3 +172,28 @@ func (n *namespace) statusSays(url string, bad int) {
 		n.t.Error("the page has a green line above what is not")
 	}
 }
+
+// ST-04: events and the log at -v 2 name the endpoints that came and went, with node and reason.
+func TestEventsNameEndpoints(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	n.command("mkdir", "-p", "/run/kube-proxy")
+	web := situation{name: "web", ports: httpPort, endpoints: localReady + ", " + farReady}
+	n.write("m/web.yaml", web.manifest(0))
+	p := n.serve("nftables", "-v=2")
+	web.endpoints = localReady + ", " + strings.Replace(farReady, "ready: true", "ready: false", 1)
+	n.write("m/web.yaml", web.manifest(0))
+	const want = "−10.0.0.8:8080 (n2, not ready)"
+	p.await(regexp.MustCompile(`Endpoints of a Service changed.*service="shop/web" endpoints="` + regexp.QuoteMeta(want)))
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		_, out, _ := n.kubeProxy("events", "shop/web")
+		if strings.Contains(out, want) {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("events do not name the endpoint:\n%s", out)
+		}
+	}
+	if _, out, _ := n.kubeProxy("status"); !strings.Contains(out, want) {
+		t.Errorf("status: %s", out)
+	}
+}

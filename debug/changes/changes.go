@@ -77,6 +77,8 @@ type Entry struct {
 	Times uint32
 	// Why is why a Reset was made, and what failed, shortened to [maxWhy] bytes; else "".
 	Why string
+	// Endpoints names endpoints that came and went, shortened to [maxWhy] bytes; "" for none.
+	Endpoints string
 	// Key is the row that failed, if it is one.
 	Key lb.Key
 }

@@ -6,9 +6,12 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
 )
 
-// DefaultSize is how many entries a Ring has by default: some 620 KB.
+// DefaultSize is how many entries a Ring has by default: some 690 KB, and a text of up to [maxWhy] bytes for each.
 const DefaultSize = 4096
 
 // buckets is among how many buckets the namespaces are spread; the first holds what is of none.
@@ -52,9 +55,7 @@ func (r *Ring) Add(e Entry) {
 	if r == nil {
 		return
 	}
-	if len(e.Why) > maxWhy {
-		e.Why = strings.ToValidUTF8(e.Why[:maxWhy], "") + "…"
-	}
+	e.Why = shortened(e.Why)
 	b := &r.by[r.bucketOf(e.Service.Namespace)]
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,6 +68,33 @@ func (r *Ring) Add(e Entry) {
 		i := r.place()
 		r.slots[i] = slot{Entry: e}
 		b.add(r.slots, i)
+	}
+}
+
+func shortened(s string) string {
+	if len(s) > maxWhy {
+		s = strings.ToValidUTF8(s[:maxWhy], "") + "…"
+	}
+	return s
+}
+
+// name has the newest entry about changes of a Service in a family name endpoints.
+func (r *Ring) name(family lb.Family, service cluster.Name, endpoints string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b := &r.by[r.bucketOf(service.Namespace)]
+	is := func(s *slot) bool { return s.Kind == Service && s.Family == family && s.Service == service }
+	newest := &r.slots[b.last]
+	for i, at := int32(0), b.first; i < b.n && !is(&r.slots[b.last]); i, at = i+1, r.slots[at].next {
+		if is(&r.slots[at]) {
+			newest = &r.slots[at]
+		}
+	}
+	if b.n > 0 && is(newest) {
+		newest.Endpoints = shortened(endpoints)
 	}
 }
 

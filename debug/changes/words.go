@@ -33,6 +33,9 @@ func (e Entry) Words() string {
 		if e.Rows == 0 {
 			s += ", no row changed"
 		}
+		if e.Endpoints != "" {
+			s += ": " + e.Endpoints
+		}
 	case Node:
 		s = "node or configuration changed"
 		if e.Rows == 0 {

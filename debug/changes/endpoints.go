@@ -1,0 +1,174 @@
+package changes
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/cluster"
+	"kube-proxy/internal/plural"
+	"kube-proxy/lb"
+)
+
+// Endpoints is told of the changes that a plane accepted, and names the endpoints that came and went:
+// in the newest entry of the Service, and to Tell. It is an observer of an engine.
+type Endpoints struct {
+	Family lb.Family
+	Ring   *Ring
+	Store  *cluster.Store
+	// Tell, if not nil, gets each text, from the engine's goroutine.
+	Tell func(service cluster.Name, text string)
+}
+
+// The bounds of what is compared and told: a Service may have very many ports and endpoints.
+const (
+	maxPorts    = 8    // service ports of a Service
+	maxBackends = 1000 // backends of a port; of larger ones the numbers are told
+	maxNamed    = 3    // endpoints that are named, of each kind
+	maxServices = 100  // Services of one write
+)
+
+// Applied is part of engine.Observer. Its time follows the Services of the write, at most [maxServices].
+func (o *Endpoints) Applied(changes []lb.Change) {
+	all := map[string]*delta{}
+	for _, c := range changes {
+		row := cmp.Or(c.New, c.Old)
+		if row == nil || row.Kind == lb.HealthCheck || c.Old == nil || c.New == nil {
+			continue // a whole frontend that came or went says so itself
+		}
+		owner := lb.OwnerOf(row.Service)
+		d := all[owner]
+		if d == nil && len(all) < maxServices {
+			d = &delta{}
+			all[owner] = d
+		}
+		if d != nil {
+			d.add(c)
+		}
+	}
+	for owner, d := range all {
+		namespace, name, _ := strings.Cut(owner, "/")
+		service := cluster.Name{Namespace: namespace, Name: name}
+		if text := d.text(o.Store, service); text != "" {
+			o.Ring.name(o.Family, service, text)
+			if o.Tell != nil {
+				o.Tell(service, text)
+			}
+		}
+	}
+}
+
+// delta is which endpoints of a Service new connections may reach, or not any more.
+type delta struct {
+	added, removed         []netip.AddrPort
+	moreAdded, moreRemoved int
+	large                  string // the numbers of a port with very many
+	ports                  []port
+}
+
+// port is a service port that was compared: its rows lead to the same endpoints.
+type port struct {
+	service string
+	proto   lb.Proto
+}
+
+// add takes in what a change does to the endpoints of its service port.
+func (d *delta) add(c lb.Change) {
+	was, is := reached(c.Old), reached(c.New)
+	p := port{c.New.Service, c.Key.Proto}
+	if was == is || len(d.ports) == maxPorts || slices.Contains(d.ports, p) {
+		return
+	}
+	d.ports = append(d.ports, p)
+	var before, after lb.Backends
+	if was != nil {
+		before = was.Backends
+	}
+	if is != nil {
+		after = is.Backends
+	}
+	if before.Len() > maxBackends || after.Len() > maxBackends {
+		d.large = fmt.Sprintf("%d endpoints before, %d now", before.Len(), after.Len())
+		return
+	}
+	d.added, d.moreAdded = named(d.added, d.moreAdded, after.Without(&before))
+	d.removed, d.moreRemoved = named(d.removed, d.moreRemoved, before.Without(&after))
+}
+
+// reached is the set that most connections to a row reach: that of the cluster, else that of this node.
+func reached(f *lb.Frontend) *lb.BackendSet {
+	if f == nil {
+		return nil
+	}
+	if s := f.Set(lb.Cluster); s != nil {
+		return s
+	}
+	return f.Set(lb.Local)
+}
+
+// named appends as many as may be named, and counts the others.
+func named(all []netip.AddrPort, more int, of []netip.AddrPort) ([]netip.AddrPort, int) {
+	n := min(len(of), maxNamed-len(all))
+	return append(all, of[:n]...), more + len(of) - n
+}
+
+// text is the delta in words, as in "−10.1.2.14:8080 (node2, not ready), +10.1.2.15:8080 (node1)";
+// "" for none. The Store says where endpoints run, and why one is not used any more.
+func (d *delta) text(store *cluster.Store, name cluster.Name) string {
+	if len(d.added)+len(d.removed) == 0 {
+		return d.large
+	}
+	about := d.look(store.View(name))
+	var all []string
+	for _, a := range d.removed {
+		why := "gone"
+		if e, there := about[a.Addr()]; there {
+			why = strings.TrimPrefix(e.Place().Node+", "+unused(&e), ", ")
+		}
+		all = append(all, fmt.Sprintf("−%s (%s)", a, why))
+	}
+	for _, a := range d.added {
+		s := "+" + a.String()
+		if e := about[a.Addr()]; e.Place().Node != "" {
+			s += " (" + e.Place().Node + ")"
+		}
+		all = append(all, s)
+	}
+	if d.moreRemoved > 0 {
+		all = append(all, plural.Count(d.moreRemoved, "more is removed", "more are removed"))
+	}
+	if d.moreAdded > 0 {
+		all = append(all, plural.Count(d.moreAdded, "more is added", "more are added"))
+	}
+	return strings.Join(all, ", ")
+}
+
+// unused is why connections do not reach an endpoint that a slice still has.
+func unused(e *cluster.Endpoint) string {
+	switch {
+	case e.Terminating:
+		return "terminating"
+	case e.Ready:
+		return "ready, but not for this node"
+	}
+	return "not ready"
+}
+
+// look returns what the slices have of the named endpoints; of several entries a ready one counts.
+func (d *delta) look(v cluster.View) map[netip.Addr]cluster.Endpoint {
+	about := map[netip.Addr]cluster.Endpoint{}
+	wanted := slices.Concat(d.added, d.removed)
+	for _, s := range v.Slices {
+		for e := range s.Endpoints.All() {
+			if !slices.ContainsFunc(wanted, func(a netip.AddrPort) bool { return a.Addr() == e.Addr }) {
+				continue
+			}
+			if was, there := about[e.Addr]; !there || e.Ready && !was.Ready {
+				about[e.Addr] = e
+			}
+		}
+	}
+	return about
+}
