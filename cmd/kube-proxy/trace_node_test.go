@@ -263,6 +263,7 @@ func combinedFaults() []nodeFault {
 func TestTraceNode(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "userspace"} {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel() // they mostly wait for packets that do not come
 			n := newTraceLab(t, mode)
 			p := n.serve()
 			defer p.stop()
