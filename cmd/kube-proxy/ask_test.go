@@ -433,7 +433,7 @@ func TestAskAsPlugin(t *testing.T) {
 		{"trace --help", "kubectl svcproxy trace shop/web-1 shop/cart:http", 0},
 		{"--context=x trace a b --kubeconfig=/nosuch", "kubectl svcproxy: read the kubeconfig: ", 3},
 		{"trce", "did you mean kubectl svcproxy trace?", 1},
-		{"trace one", "want kubectl svcproxy trace SRC DST", 1},
+		{"trace", "want kubectl svcproxy trace SRC DST", 1},
 		{"diff --manifests=x", "unknown flag: --manifests", 1},
 	} {
 		cmd := exec.Command(link, strings.Fields(c.args)...)

@@ -29,7 +29,8 @@ func TestCompletionByPlace(t *testing.T) {
 		typed string // words up to the one that is begun
 		want  []string
 	}{
-		{"|", []string{"backends", "check", "completion", "diff", "events", "migrate", "render", "selftest", "table", "top", "trace", "ui", "why"}},
+		{"|", []string{"backends", "check", "completion", "connect", "diff", "events", "migrate", "render", "selftest",
+			"status", "table", "top", "trace", "ui", "why"}},
 		{"no|", nil},
 		{"completion|", []string{"completion"}},
 		{"completion |", []string{"bash", "fish", "zsh"}},

@@ -267,6 +267,8 @@ func TestMetricsOfMode(t *testing.T) {
 			n.code(healthURL+"/livez", 200)
 			n.code(healthURL+"/healthz", 200)
 			n.code(metricsURL+"/healthz", 200)
+			n.write("m/lonely.yaml", []byte("kind: Service\nmetadata: {name: lonely, namespace: shop}\n"+
+				"spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}\n")) // so that a Service is not ok
 			// A change that a controller has stamped, and a UDP endpoint that goes: then all is measured that is.
 			dns := bytes.ReplaceAll(service("dns", "10.96.0.10", 53, "10.0.0.53"), []byte("port: "), []byte("protocol: UDP, port: "))
 			dns = bytes.ReplaceAll(dns, []byte("name: dns-1,"), fmt.Appendf(nil, "annotations: {endpoints.kubernetes.io/last-change-trigger-time: %q}, name: dns-1,",

@@ -74,7 +74,8 @@ endpoints: [%[5]s]
 // ST-01, ST-02, ST-03: commands, page and metrics agree on the state and the severity of each Service, and nothing is green above what is not.
 func TestStatesAgree(t *testing.T) {
 	t.Parallel()
-	n := newNamespace(t)
+	n := newNamespace(t).routed()
+	n.command("ip", "address", "add", "172.18.0.2/24", "dev", "uplink")
 	n.command("mkdir", "-p", "/run/kube-proxy")
 	n.write("m/fine.yaml", situations[0].manifest(0))
 	n.serve("nftables", "--metrics-bind-address=127.0.0.1:10249")
