@@ -26,12 +26,18 @@ import (
 // checkHelp is the help of "kube-proxy check".
 func checkHelp() string {
 	return "Usage: kube-proxy check [-o text|json] [--problems] [--load-modules] [flags]\n\n" +
-		wrapped("Inspects this node for a proxy with the same flags, and reports what is in its way, why it matters and what to do. It "+
-			"changes nothing on the node. It loads no kernel module unless --load-modules is given; then it also tries modes that need one. "+
-			"Run it as root in the node's network namespace; it reports what it cannot find out. docs/check.md lists all kinds of findings.") + "\n" +
-		fmt.Sprintf("Exit codes: %d only ok and info; 1 invalid command line or configuration; %d an error among the findings;\n"+
-			"%d a warning or unknown, but no error.\n\n", preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
-		"  -o, --output string   text, or json: {version, node, mode, runs, worst, exitCode, findings: [{id, severity, about, seen, why, remedy}]}\n" +
+		wrapped("Inspects this node for a proxy with the same flags, and reports what is in its way, "+
+			"why it matters and what to do. It "+
+			"changes nothing on the node. It loads no kernel module unless --load-modules is given; "+
+			"then it also tries modes that need one. "+
+			"Run it as root in the node's network namespace; "+
+			"it reports what it cannot find out. docs/check.md lists all kinds of findings.") + "\n" +
+		fmt.Sprintf("Exit codes: %d only ok and info; 1 invalid command line or configuration; "+
+			"%d an error among the findings;\n"+
+			"%d a warning or unknown, but no error.\n\n",
+			preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
+		"  -o, --output string   text, or json: {version, node, mode, runs, worst, exitCode, " +
+		"findings: [{id, severity, about, seen, why, remedy}]}\n" +
 		"      --problems        list errors, warnings and what is unknown alone; of json the findings\n" +
 		"      --load-modules    let the kernel load modules for the modes that need them, as the proxy would\n\n" +
 		"Accepts all flags of kube-proxy, see kube-proxy --help.\n"
@@ -41,8 +47,8 @@ func checkHelp() string {
 func (p *program) check() *cobra.Command {
 	var load, problems bool
 	return p.command(command{
-		name: "check", short: "inspect this node: what is in the way of a proxy with these flags, and the remedy", help: checkHelp(),
-		prints: true,
+		name: "check", short: "inspect this node: what is in the way of a proxy with these flags, and the remedy",
+		help: checkHelp(), prints: true,
 		flags: func(fs *pflag.FlagSet) {
 			fs.BoolVar(&load, "load-modules", false, "")
 			fs.BoolVar(&problems, "problems", false, "")
@@ -52,9 +58,12 @@ func (p *program) check() *cobra.Command {
 			s.LoadModules = load
 			facts := preflight.Look(ctx, s)
 			findings := preflight.Judge(s, facts)
-			r := CheckReport{1, cfg.NodeName, cfg.Mode, preflight.Runs(s, facts), preflight.Worst(findings), preflight.Exit(findings), findings}
+			r := CheckReport{1, cfg.NodeName, cfg.Mode, preflight.Runs(s, facts), preflight.Worst(findings),
+				preflight.Exit(findings), findings}
 			if problems {
-				r.Findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.Severity == preflight.OK || f.Severity == preflight.Info })
+				r.Findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool {
+					return f.Severity == preflight.OK || f.Severity == preflight.Info
+				})
 			}
 			if err := printFindings(p.out, json, r); err != nil {
 				return fmt.Errorf("print the findings: %w", err)
@@ -125,7 +134,7 @@ func printFindings(out io.Writer, asJSON bool, r CheckReport) error {
 	return err
 }
 
-// findingsText is for people: a line for each finding, and below it why and what to do, if anything is to be done.
+// findingsText is for people: a line for each finding; below it why, and what to do, if anything.
 func findingsText(ink ink, all []preflight.Finding) string {
 	var b strings.Builder
 	width := 0
@@ -140,8 +149,10 @@ func findingsText(ink ink, all []preflight.Finding) string {
 		if same++; n == 0 || all[n-1].ID != f.ID || all[n-1].Severity != f.Severity {
 			same = 1
 		}
-		if last := n+1 == len(all) || all[n+1].ID != f.ID || all[n+1].Severity != f.Severity; same > mostAlike && last {
-			fmt.Fprintf(&b, "%sand %s\n", indent, plural.Count(same-mostAlike, "more finding like these", "more findings like these"))
+		last := n+1 == len(all) || all[n+1].ID != f.ID || all[n+1].Severity != f.Severity
+		if same > mostAlike && last {
+			fmt.Fprintf(&b, "%sand %s\n", indent,
+				plural.Count(same-mostAlike, "more finding like these", "more findings like these"))
 		}
 		if same > mostAlike {
 			continue
@@ -150,7 +161,9 @@ func findingsText(ink ink, all []preflight.Finding) string {
 		if f.About != "" {
 			seen = f.About + ": " + seen
 		}
-		fmt.Fprintf(&b, "%s  %-*s  %s\n", ink.of(string(f.Severity), fmt.Sprintf("%-7s", f.Severity)), width, f.ID, lb.Printable(strings.ReplaceAll(seen, "\n", "; ")))
+		fmt.Fprintf(&b, "%s  %-*s  %s\n",
+			ink.of(string(f.Severity), fmt.Sprintf("%-7s", f.Severity)), width, f.ID,
+			lb.Printable(strings.ReplaceAll(seen, "\n", "; ")))
 		for _, more := range []struct{ word, text string }{{"why", f.Why}, {"do", f.Remedy}} {
 			if more.text == "" || f.Severity == preflight.Info {
 				continue
@@ -165,7 +178,9 @@ func findingsText(ink ink, all []preflight.Finding) string {
 		}
 	}
 	var sum []string
-	for _, s := range []preflight.Severity{preflight.Error, preflight.Warning, preflight.Unknown, preflight.Info, preflight.OK} {
+	for _, s := range []preflight.Severity{
+		preflight.Error, preflight.Warning, preflight.Unknown, preflight.Info, preflight.OK,
+	} {
 		if counts[s] > 0 {
 			sum = append(sum, fmt.Sprintf("%d %s", counts[s], s))
 		}

@@ -1,6 +1,6 @@
-// Package cli has the commands for people: those that ask a proxy that runs (trace, table, backends, why, diff, events,
-// top, ui), those that look at a node, at manifests or at another proxy (check, selftest, render, migrate), and the
-// completion of a shell. None of them writes rules.
+// Package cli has the commands for people: those that ask a running proxy (trace, table, backends,
+// why, diff, events, top, ui), those that look at a node, at manifests or at another proxy (check,
+// selftest, render, migrate), and the completion of a shell. None of them writes rules.
 package cli
 
 import (
@@ -61,7 +61,8 @@ func New(modes mode.List, out, errOut io.Writer, commandLine []string,
 	completion := completionCommand(cmd, out)
 	commands := append(p.askCommands(), p.check(), p.selftest(), p.migrate(), p.render(), completion)
 	cmd.AddCommand(commands...)
-	cmd.SetHelpCommand(completion) // cobra makes one of its own else: "help" is no command, but an argument too many (FL-01)
+	// Cobra makes one of its own else: "help" is no command, but an argument too many (FL-01).
+	cmd.SetHelpCommand(completion)
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, help(commands)); config.Usage(out, modes) })
 	cmd.SetArgs(commandLine)
 	return cmd
@@ -79,7 +80,7 @@ func help(commands []*cobra.Command) string {
 	return b.String()
 }
 
-// meant is the error of an argument that looks like the name of a command, or begins one; nil for another.
+// meant is the error of an argument that resembles a command's name, or begins one; else nil.
 func meant(cmd *cobra.Command, args []string, program string) error {
 	if len(args) == 0 || args[0] == "" {
 		return nil
@@ -99,7 +100,8 @@ func meant(cmd *cobra.Command, args []string, program string) error {
 	if len(like) == 0 {
 		return nil
 	}
-	return fmt.Errorf("unknown command %q: did you mean %s %s?", args[0], program, strings.Join(like, " or "+program+" "))
+	return fmt.Errorf("unknown command %q: did you mean %s %s?",
+		args[0], program, strings.Join(like, " or "+program+" "))
 }
 
 // command is a command that takes the flags of kube-proxy, and is about one with these.
@@ -182,8 +184,9 @@ type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 
-// Exit prints the error of a command of a program, each thing that is wrong in a line of its own, and returns its exit code. What is
-// wrong with the command line comes with a hint to --help, not with all of it: the message must not scroll away.
+// Exit prints the error of a command of a program, each thing that is wrong in a line of its own,
+// and returns its exit code. What is wrong with the command line comes with a hint to --help, not
+// with all of it: the message must not scroll away.
 func Exit(errOut io.Writer, program string, err error) int {
 	var code exitCode
 	if err == nil || errors.As(err, &code) {

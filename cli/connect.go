@@ -13,8 +13,10 @@ func connectAsking() asking {
 	return asking{
 		name: "connect", serves: true,
 		short: "connect stdin and stdout to the admin socket; for kubectl svcproxy",
-		about: "Connects standard input and output to the admin socket of the proxy, until either side ends. kubectl svcproxy runs it in the proxy's container, " +
-			"with kubectl exec, and so asks the proxy of any node without access to the node. docs/ask.md describes the requests.",
+		about: "Connects standard input and output to the admin socket of the proxy, until either side ends. " +
+			"kubectl svcproxy runs it in the proxy's container, " +
+			"with kubectl exec, and so asks the proxy of any node without access to the node. " +
+			"docs/ask.md describes the requests.",
 		ask: func(ctx context.Context, q *questions, _ []string) error { return q.carry(ctx, os.Stdin) },
 	}
 }

@@ -6,17 +6,20 @@ import (
 	"strings"
 )
 
-// ink colours words on a terminal. What it colours is escaped before: names of others never bring codes of their own.
+// ink colours words on a terminal. What it colours is escaped before: names of others never bring
+// codes of their own.
 type ink bool
 
-// inkFor colours on a terminal only, and not where NO_COLOR is set (no-color.org) or the terminal is dumb.
+// inkFor colours on a terminal only, and not where NO_COLOR is set (no-color.org) or the terminal
+// is dumb.
 func inkFor(out io.Writer) ink {
 	return ink(isTerminal(out) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
 }
 
 // colours are those of severities and verdicts.
 var colours = map[string]string{
-	"error": "31", "DROP": "31", "DROPPED": "31", "REJECT": "31", "REJECTED": "31", "drop": "31", "reject": "31", "THE KERNEL DIFFERS": "31", "PINNED": "31",
+	"error": "31", "DROP": "31", "DROPPED": "31", "REJECT": "31", "REJECTED": "31",
+	"drop": "31", "reject": "31", "THE KERNEL DIFFERS": "31", "PINNED": "31",
 	"warning": "33", "unknown": "33", "NOT DECIDED": "33",
 	"ok": "32", "balance": "32",
 }
@@ -36,7 +39,10 @@ func (i ink) verdicts(text string) string {
 	}
 	var b strings.Builder
 	for line := range strings.Lines(text) {
-		for _, word := range []string{"DROP", "DROPPED", "REJECT", "REJECTED", "PINNED", "NOT DECIDED", "THE KERNEL DIFFERS", "balance", "reject", "drop"} {
+		for _, word := range []string{
+			"DROP", "DROPPED", "REJECT", "REJECTED", "PINNED", "NOT DECIDED", "THE KERNEL DIFFERS",
+			"balance", "reject", "drop",
+		} {
 			if rest, is := strings.CutPrefix(line, word); is && strings.IndexAny(rest, " :\n") == 0 {
 				line = i.of(word, word) + rest
 				break

@@ -43,7 +43,9 @@ const evil = "x\x1b]0;owned\x07\u009b2J\r\x1b[32mok"
 // worst is a proxy with hostile names in all that it says.
 var worst = inspect.Status{Node: "n1", Mode: "nftables", Reason: evil, Services: 1, Severity: inspect.Error,
 	LastChange: &inspect.Change{Object: evil, What: evil},
-	Findings:   []inspect.Finding{{Severity: inspect.Error, About: "writes", Text: evil, Next: "kube-proxy why " + evil}}}
+	Findings: []inspect.Finding{{
+		Severity: inspect.Error, About: "writes", Text: evil, Next: "kube-proxy why " + evil,
+	}}}
 
 // Severities have colours on a terminal, not without one, and not where NO_COLOR asks for none.
 func TestColourOnTerminal(t *testing.T) {
@@ -78,11 +80,13 @@ func TestStatusLeavesTerminalAlone(t *testing.T) {
 	statusText(&out, &worst, time.Now())
 	brief := inspect.Brief{Service: "shop/" + evil, State: inspect.NoBackends, Severity: inspect.Warning, Why: evil}
 	attentionText(&out, &inspect.Attention{Services: 9, More: 3, Groups: []inspect.Group{
-		{Namespace: evil, State: inspect.NoBackends, Severity: inspect.Warning, Count: 6, First: []inspect.Brief{brief}}}})
+		{Namespace: evil, State: inspect.NoBackends, Severity: inspect.Warning,
+			Count: 6, First: []inspect.Brief{brief}}}})
 	if strings.ContainsFunc(out.String(), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x9b }) {
 		t.Errorf("%q", out.String())
 	}
-	if !strings.Contains(out.String(), "and 5 more in namespace") || !strings.Contains(out.String(), "and 3 Services in further namespaces") {
+	if !strings.Contains(out.String(), "and 5 more in namespace") ||
+		!strings.Contains(out.String(), "and 3 Services in further namespaces") {
 		t.Errorf("%s", out.String())
 	}
 }

@@ -81,7 +81,8 @@ func pluginHelp(commands []*cobra.Command) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Usage: %s COMMAND [flags]\n\n", PluginName)
 	b.WriteString(wrapped("Asks the kube-proxy of one node or of all nodes, with your kubeconfig: " +
-		"it runs \"kube-proxy connect\" in the proxy's pod, as kubectl exec does, and merges the answers. A node that does not answer is a line of the result. It changes nothing."))
+		"it runs \"kube-proxy connect\" in the proxy's pod, as kubectl exec does, and merges the answers. " +
+		"A node that does not answer is a line of the result. It changes nothing."))
 	b.WriteString("\nCommands (each has its own --help):\n")
 	for _, c := range commands {
 		if !c.Hidden {
@@ -204,11 +205,13 @@ func choose(proxies []kubectl.Proxy, node string) (kubectl.Proxy, error) {
 
 // source returns the node at which the packet of a trace begins, and the sources that its Pod may
 // be there; none for another source.
-func (p *plugin) source(ctx context.Context, c *kubectl.Cluster, args []string) (node string, from []string, err error) {
+func (p *plugin) source(ctx context.Context, c *kubectl.Cluster,
+	args []string) (node string, from []string, err error) {
 	name := strings.TrimPrefix(args[0], "pod/")
 	if name == "node" || isAddress(name) {
 		if p.node == "" {
-			return "", nil, fmt.Errorf("--node NODE is missing: on which node does the packet from %s begin?", lb.Printable(name))
+			return "", nil, fmt.Errorf("--node NODE is missing: on which node does the packet from %s begin?",
+				lb.Printable(name))
 		}
 		return p.node, nil, nil
 	}
@@ -224,7 +227,8 @@ func (p *plugin) source(ctx context.Context, c *kubectl.Cluster, args []string) 
 	if !is.Host {
 		from = is.Addrs
 	}
-	fmt.Fprintf(p.errOut, "%s: note: Pod %s/%s is at %s, on %s\n", PluginName, lb.Printable(namespace), lb.Printable(pod), strings.Join(is.Addrs, " and "),
+	fmt.Fprintf(p.errOut, "%s: note: Pod %s/%s is at %s, on %s\n",
+		PluginName, lb.Printable(namespace), lb.Printable(pod), strings.Join(is.Addrs, " and "),
 		lb.Printable(is.Node))
 	return cmp.Or(p.node, is.Node), from, nil
 }
@@ -251,7 +255,8 @@ type nodeAnswer struct {
 
 // askAll asks all proxies, some at a time, and returns an answer for each. If ctx ends, those not
 // asked yet have its error.
-func (p *plugin) askAll(ctx context.Context, c *kubectl.Cluster, proxies []kubectl.Proxy, a asking, args []string, format string) []nodeAnswer {
+func (p *plugin) askAll(ctx context.Context, c *kubectl.Cluster, proxies []kubectl.Proxy,
+	a asking, args []string, format string) []nodeAnswer {
 	if a.merge != nil || format == "yaml" {
 		format = "json"
 	}
@@ -325,7 +330,8 @@ func (b *progress) add(bad bool) {
 		return
 	}
 	full := barWidth * b.done / b.n
-	fmt.Fprintf(b.out, "\r[%s%s] %d of %s", strings.Repeat("#", full), strings.Repeat(" ", barWidth-full), b.done, plural.Count(b.n, "node", "nodes"))
+	fmt.Fprintf(b.out, "\r[%s%s] %d of %s",
+		strings.Repeat("#", full), strings.Repeat(" ", barWidth-full), b.done, plural.Count(b.n, "node", "nodes"))
 	if b.bad > 0 {
 		fmt.Fprintf(b.out, ", %d without an answer", b.bad)
 	}

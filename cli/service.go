@@ -20,8 +20,9 @@ func backendsAsking() asking {
 	return asking{
 		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
 		short: "the endpoints of a Service: node, condition, sets, reasons",
-		about: "Prints the endpoints of a Service by port: node, conditions, the sets that contain each, and why others do not.",
-		more:  "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
+		about: "Prints the endpoints of a Service by port: node, conditions, the sets that contain each, " +
+			"and why others do not.",
+		more: "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
 			_, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
 				q.head(d.Node)
@@ -37,7 +38,8 @@ func whyAsking() asking {
 	return asking{
 		name: "why", args: "[SERVICE[:PORT]]", most: 1, takes: oneService,
 		short: "which Services need attention; why one has no backends, or excludes some",
-		about: "Explains the state of a Service on this node: missing backends, a skipped node, excluded endpoints, refused addresses, conflicts with other Services. " +
+		about: "Explains the state of a Service on this node: missing backends, a skipped node, excluded endpoints, " +
+			"refused addresses, conflicts with other Services. " +
 			"Without a Service it lists those that need attention, the worst first, three of each namespace and state.",
 		more: "\n  kube-proxy why\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
@@ -85,10 +87,12 @@ func inTheWay(ctx context.Context, q *questions, d *inspect.Detail, said string)
 		fmt.Fprintf(q.out, "\n%s  see kube-proxy trace node %s\n", a.Rest.Lead(), lb.Printable(said))
 		return exitCode(ExitFound)
 	case a.Rest.Verdict == trace.Delivered:
-		fmt.Fprintf(q.out, "\nnothing in its way from this node to %s; for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n",
+		fmt.Fprintf(q.out, "\nnothing in its way from this node to %s; "+
+			"for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n",
 			lb.Printable(a.Packet.To), lb.Printable(said))
 	case a.Rest.Verdict == trace.Undecided:
-		fmt.Fprintf(q.out, "\nwhat is in its way on this node could not be evaluated completely: kube-proxy trace node %s\n", lb.Printable(said))
+		fmt.Fprintf(q.out, "\nwhat is in its way on this node could not be evaluated completely: "+
+			"kube-proxy trace node %s\n", lb.Printable(said))
 	}
 	return nil
 }
@@ -244,7 +248,8 @@ func whyText(out io.Writer, d *inspect.Detail, wide bool) {
 		fmt.Fprintf(out, "  %s\n", lb.Printable(r))
 	}
 	if len(d.Reasons) == 0 && d.State == inspect.OK {
-		io.WriteString(out, "\n  Nothing is wrong on this node. kube-proxy trace follows a packet, kube-proxy diff checks the kernel.\n")
+		io.WriteString(out, "\n  Nothing is wrong on this node. "+
+			"kube-proxy trace follows a packet, kube-proxy diff checks the kernel.\n")
 	}
 	for _, f := range d.Families {
 		for _, p := range f.Ports {
@@ -255,7 +260,8 @@ func whyText(out io.Writer, d *inspect.Detail, wide bool) {
 				}
 			}
 			if left > 0 {
-				fmt.Fprintf(out, "\n%s  %s  %s%s, excluded:\n", lb.Printable(p.Service), portText(p), f.Family, setsText(p))
+				fmt.Fprintf(out, "\n%s  %s  %s%s, excluded:\n",
+					lb.Printable(p.Service), portText(p), f.Family, setsText(p))
 				endpointsText(out, f, p, wide, true)
 			}
 		}

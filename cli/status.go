@@ -17,8 +17,10 @@ func statusAsking() asking {
 	return asking{
 		name:  "status",
 		short: "how the proxy of this node stands, and what needs attention",
-		about: "Prints mode, version, uptime, frontends in force, pending and failing, conflicts, repaired drift, conntrack usage and the last change " +
-			"with its latency. Below are problems only, the worst first, each with the next command. The exit code is 2 if there is one.",
+		about: "Prints mode, version, uptime, frontends in force, pending and failing, " +
+			"conflicts, repaired drift, conntrack usage and the last change " +
+			"with its latency. Below are problems only, the worst first, each with the next command. " +
+			"The exit code is 2 if there is one.",
 		more:  "\n  kube-proxy status --watch\n",
 		merge: mergeStatus,
 		ask: func(ctx context.Context, q *questions, _ []string) error {
@@ -38,7 +40,8 @@ func statusText(out io.Writer, s *inspect.Status, now time.Time) {
 	var total inspect.FamilyStatus
 	var rows []string
 	for _, f := range s.Families {
-		total.Rows, total.Pending, total.Contested = total.Rows+f.Rows, total.Pending+f.Pending, total.Contested+f.Contested
+		total.Rows, total.Pending = total.Rows+f.Rows, total.Pending+f.Pending
+		total.Contested += f.Contested
 		total.Mended, total.Audits = total.Mended+f.Mended, total.Audits+f.Audits
 		total.Failing = append(total.Failing, f.Failing...)
 		rows = append(rows, fmt.Sprintf("%s %d", f.Family, f.Rows))
@@ -46,16 +49,19 @@ func statusText(out io.Writer, s *inspect.Status, now time.Time) {
 	lines := [][]string{
 		{"mode", modeText(s)},
 		{"version", "kube-proxy " + s.Version + upText(s, now)},
-		{"frontends", fmt.Sprintf("%d in force (%s), %d pending, %d failing, %d in conflict", max(0, total.Rows-total.Pending-len(total.Failing)),
+		{"frontends", fmt.Sprintf("%d in force (%s), %d pending, %d failing, %d in conflict",
+			max(0, total.Rows-total.Pending-len(total.Failing)),
 			strings.Join(rows, ", "), total.Pending, len(total.Failing), total.Contested)},
 		{"services", fmt.Sprint(s.Services)},
 	}
 	if !s.Offline {
-		lines = append(lines, []string{"drift", fmt.Sprintf("%s repaired in %s", plural.Count(total.Mended, "object", "objects"),
+		lines = append(lines, []string{"drift", fmt.Sprintf("%s repaired in %s",
+			plural.Count(total.Mended, "object", "objects"),
 			plural.Count(total.Audits, "audit", "audits"))})
 	}
 	if c := s.Conntrack; c != nil && c.Limit > 0 {
-		lines = append(lines, []string{"conntrack", fmt.Sprintf("%d of %d entries (%.0f %%)", c.Entries, c.Limit, 100*float64(c.Entries)/float64(c.Limit))})
+		lines = append(lines, []string{"conntrack", fmt.Sprintf("%d of %d entries (%.0f %%)",
+			c.Entries, c.Limit, 100*float64(c.Entries)/float64(c.Limit))})
 	}
 	if c := s.LastChange; c != nil {
 		lines = append(lines, []string{"last change", changeText(c, now)})
@@ -117,7 +123,8 @@ func findingsOf(out io.Writer, all []inspect.Finding) {
 	}
 	fmt.Fprintf(out, "\n%s\n", plural.Count(len(all), "problem", "problems"))
 	for _, f := range all {
-		fmt.Fprintf(out, "%s  %s: %s\n         %s\n", ink.of(string(f.Severity), fmt.Sprintf("%-7s", f.Severity)), f.About,
+		fmt.Fprintf(out, "%s  %s: %s\n         %s\n",
+			ink.of(string(f.Severity), fmt.Sprintf("%-7s", f.Severity)), f.About,
 			lb.Printable(f.Text), lb.Printable(f.Next))
 	}
 }
@@ -132,7 +139,8 @@ func attentionText(out io.Writer, a *inspect.Attention) {
 	fmt.Fprintf(out, "%s attention\n", plural.Count(a.Services, "Service needs", "Services need"))
 	for _, g := range a.Groups {
 		for _, b := range g.First {
-			fmt.Fprintf(out, "%s  %s  %s: %s\n", ink.of(string(b.Severity), fmt.Sprintf("%-7s", b.Severity)), lb.Printable(b.Service),
+			fmt.Fprintf(out, "%s  %s  %s: %s\n",
+				ink.of(string(b.Severity), fmt.Sprintf("%-7s", b.Severity)), lb.Printable(b.Service),
 				b.State, lb.Printable(b.Why))
 		}
 		if more := g.Count - len(g.First); more > 0 {

@@ -31,19 +31,30 @@ func traceAsking() asking {
 	return asking{
 		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3, source: true,
 		short: "what happens to a packet on this node, and why",
-		about: "Explains what happens to a packet from SRC to DST: which Service it meets, which backends answer with which probability, and why. Then it prints " +
-			"the kernel's answer, the open connections between the two, and the path of packet and reply through the rest of this node: conntrack, routes, " +
-			"other tables of the packet filter, neighbours, devices and sysctls. What stops the packet is printed first, with exit code 2, and so is a " +
+		about: "Explains what happens to a packet from SRC to DST: which Service it meets, " +
+			"which backends answer with which probability, and why. Then it prints " +
+			"the kernel's answer, the open connections between the two, " +
+			"and the path of packet and reply through the rest of this node: conntrack, routes, " +
+			"other tables of the packet filter, neighbours, devices and sysctls. " +
+			"What stops the packet is printed first, " +
+			"with exit code 2, and so is a " +
 			"difference between table and kernel.",
-		more: "\nSRC is an address with or without a port, node for this node, or a Pod: NAMESPACE/NAME, or pod/NAME if the name is unique.\n" +
+		more: "\nSRC is an address with or without a port, node for this node, " +
+			"or a Pod: NAMESPACE/NAME, or pod/NAME if the name is unique.\n" +
 			"DST is an address, a Service (NAMESPACE/NAME, a unique name, or its DNS name) or nodeport:PORT.\n" +
 			"An omitted port or protocol is the Service's only one.\n\n" +
-			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace shop/web-1 shop/cart:http\n  kube-proxy trace node nodeport:30080/tcp\n" +
-			"\n      --expect string   balance, reject, drop or pass: exit with code 2 if something else happens to the packet\n" +
-			"      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: --from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
-			"      --live[=DURATION] follow a real packet by the kernel's own trace, for 1s or up to 30s, and compare; needs root in\n" +
-			"                        the node's network namespace. If SRC is this node, the command sends a SYN or an empty datagram\n" +
-			"      --in string       the incoming interface, for --detect-local-mode=BridgeInterface and InterfaceNamePrefix\n",
+			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace shop/web-1 shop/cart:http\n" +
+			"  kube-proxy trace node nodeport:30080/tcp\n" +
+			"\n      --expect string   balance, reject, drop or pass: " +
+			"exit with code 2 if something else happens to the packet\n" +
+			"      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: " +
+			"--from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
+			"      --live[=DURATION] follow a real packet by the kernel's own trace, for 1s or up to 30s, " +
+			"and compare; needs root in\n" +
+			"                        the node's network namespace. If SRC is this node, " +
+			"the command sends a SYN or an empty datagram\n" +
+			"      --in string       the incoming interface, " +
+			"for --detect-local-mode=BridgeInterface and InterfaceNamePrefix\n",
 		flags: func(cmd *cobra.Command) {
 			cmd.Flags().StringVar(&expect, "expect", "", "")
 			completeFlag(cmd, "expect", expectations...)
@@ -102,8 +113,8 @@ func traceAsking() asking {
 // longestLive bounds how long the kernel reports on packets.
 const longestLive = 30 * time.Second
 
-// followLive adds to an answer what becomes of a real packet. This process follows it, not the proxy,
-// which only answers queries.
+// followLive adds to an answer what becomes of a real packet. This process follows it, not the
+// proxy, which only answers queries.
 func followLive(ctx context.Context, raw json.RawMessage, wait time.Duration) (json.RawMessage, error) {
 	a, err := decode[inspect.TraceAnswer](raw)
 	if err != nil {
@@ -152,7 +163,8 @@ func traceParams(from, in string, args []string) (url.Values, error) {
 	return params, nil
 }
 
-// traceText is the answer for people: on one screen, or, wide, with all backends and all of the kernel's way.
+// traceText is the answer for people: on one screen, or, wide, with all backends and all of the
+// kernel's way.
 func traceText(a *inspect.TraceAnswer, wide bool) string {
 	var b strings.Builder
 	if a.Live != nil && a.Live.Differs != "" {

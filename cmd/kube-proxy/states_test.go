@@ -38,14 +38,20 @@ var situations = []situation{
 	{"none", "", httpPort, "", inspect.NoBackends, inspect.Warning, "have no endpoint"},
 	{"unready", "", httpPort, farUnready, inspect.NoBackends, inspect.Warning, "1 not ready"},
 	{"ending", "", httpPort, farEnding, inspect.Terminating, inspect.Warning, "terminating and still serve"},
-	{"inside", insideTo, httpPort, farReady, inspect.NoLocalBackends, inspect.Warning, "internal traffic policy is Local"},
-	{"outside", outsideTo, httpPort, farReady, inspect.NoLocalBackends, inspect.Info, "external traffic policy is Local"},
+	{"inside", insideTo, httpPort, farReady, inspect.NoLocalBackends, inspect.Warning,
+		"internal traffic policy is Local"},
+	{"outside", outsideTo, httpPort, farReady, inspect.NoLocalBackends, inspect.Info,
+		"external traffic policy is Local"},
 	{"outside-none", outsideTo, httpPort, "", inspect.NoBackends, inspect.Warning, "have no endpoint"},
-	{"outside-ending", outsideTo, httpPort, strings.ReplaceAll(farEnding, "n2", "n1") + ", " + farReady, inspect.Terminating, inspect.Info, "those here that are terminating"},
+	{"outside-ending", outsideTo, httpPort, strings.ReplaceAll(farEnding, "n2", "n1") + ", " + farReady,
+		inspect.Terminating, inspect.Info, "those here that are terminating"},
 	// As the EndpointSlice controller writes a targetPort that names no port of the pods.
-	{"target", "", "[]", farReady, inspect.NoBackends, inspect.Warning, "does targetPort of the port \"http\" name a port of the pods' containers?"},
-	{"target-of-two", "", "[{name: other, port: 9000}]", farReady, inspect.NoBackends, inspect.Warning, "Does targetPort name a port of the pods?"},
-	{"late", "clusterIP: 10.96.5.1, ", httpPort, localReady, inspect.Contested, inspect.Warning, "belongs to another Service"},
+	{"target", "", "[]", farReady, inspect.NoBackends, inspect.Warning,
+		"does targetPort of the port \"http\" name a port of the pods' containers?"},
+	{"target-of-two", "", "[{name: other, port: 9000}]", farReady, inspect.NoBackends, inspect.Warning,
+		"Does targetPort name a port of the pods?"},
+	{"late", "clusterIP: 10.96.5.1, ", httpPort, localReady, inspect.Contested, inspect.Warning,
+		"belongs to another Service"},
 	{"headless", "clusterIP: None, ", httpPort, localReady, inspect.NotProxied, inspect.Fine, "headless"},
 }
 
@@ -71,7 +77,8 @@ endpoints: [%[5]s]
 `, s.name, ip, s.policy, s.ports, s.endpoints, n, nodePort)
 }
 
-// ST-01, ST-02, ST-03: commands, page and metrics agree on the state and the severity of each Service, and nothing is green above what is not.
+// ST-01, ST-02, ST-03: commands, page and metrics agree on the state and the severity of each
+// Service, and nothing is green above what is not.
 func TestStatesAgree(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t).routed()
@@ -121,7 +128,8 @@ func (n *namespace) statesOf(url string) (bad int) {
 			counts[fmt.Sprintf(`namespace="shop",severity="%s",state="%s"`, s.severity, s.state)]++
 		}
 		code, out, errOut := n.kubeProxy("why", "shop/"+s.name)
-		if (code == 2) != s.severity.Bad() || !strings.Contains(out, "\n"+string(s.state)) || !strings.Contains(out, s.reason) {
+		if (code == 2) != s.severity.Bad() ||
+			!strings.Contains(out, "\n"+string(s.state)) || !strings.Contains(out, s.reason) {
 			n.t.Errorf("why %s: exit code %d, want %s, %s:\n%s%s", s.name, code, s.state, s.reason, out, errOut)
 		}
 		_, out, _ = n.kubeProxy("backends", "shop/"+s.name, "-o", "json")
@@ -156,12 +164,14 @@ func (n *namespace) statusSays(url string, bad int) {
 	found := 0
 	for k, f := range s.Findings {
 		found += f.Services
-		if !strings.HasPrefix(f.Next, "kube-proxy ") || !f.Severity.Bad() || k > 0 && f.Severity.Compare(s.Findings[k-1].Severity) > 0 {
+		if !strings.HasPrefix(f.Next, "kube-proxy ") || !f.Severity.Bad() ||
+			k > 0 && f.Severity.Compare(s.Findings[k-1].Severity) > 0 {
 			n.t.Errorf("finding %+v", f)
 		}
 	}
 	if code != 2 || found != bad || s.Severity != inspect.Warning {
-		n.t.Errorf("status: exit code %d, %d Services, %s; want 2, %d, warning:\n%s%s", code, found, s.Severity, bad, out, errOut)
+		n.t.Errorf("status: exit code %d, %d Services, %s; want 2, %d, warning:\n%s%s",
+			code, found, s.Severity, bad, out, errOut)
 	}
 	code, out, _ = n.kubeProxy("why")
 	if code != 2 || !strings.Contains(out, fmt.Sprintf("%d Services need attention", bad)) {
@@ -185,7 +195,8 @@ func TestEventsNameEndpoints(t *testing.T) {
 	web.endpoints = localReady + ", " + strings.Replace(farReady, "ready: true", "ready: false", 1)
 	n.write("m/web.yaml", web.manifest(0))
 	const want = "−10.0.0.8:8080 (n2, not ready)"
-	p.await(regexp.MustCompile(`Endpoints of a Service changed.*service="shop/web" endpoints="` + regexp.QuoteMeta(want)))
+	p.await(regexp.MustCompile(`Endpoints of a Service changed.*service="shop/web" endpoints="` +
+		regexp.QuoteMeta(want)))
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		_, out, _ := n.kubeProxy("events", "shop/web")
 		if strings.Contains(out, want) {

@@ -34,18 +34,23 @@ func TestTraceLive(t *testing.T) {
 			hook: "forward priority 0", rule: "tcp dport 8080 drop"},
 		{nodeFault: nodeFault{name: "forward, IPv6, UDP", from: "pod1", six: true, udp: true, expect: trace.Dropped,
 			by: "table inet firewall, chain c"}, hook: "forward priority 0", rule: "udp dport 8080 drop"},
-		{nodeFault: nodeFault{name: "the reply", from: "pod1", expect: trace.Dropped, by: "table inet firewall, chain c"},
+		{nodeFault: nodeFault{name: "the reply", from: "pod1", expect: trace.Dropped,
+			by: "table inet firewall, chain c"},
 			hook: "forward priority 0", rule: "tcp sport 8080 drop"},
 		{nodeFault: nodeFault{name: "policy", from: "pod1", expect: trace.Dropped, by: "table inet firewall, chain c"},
 			hook: "forward priority 0; policy drop", rule: "ip saddr 10.1.1.13 accept"},
-		{nodeFault: nodeFault{name: "raw, of the node", from: "node1", expect: trace.Dropped, by: "table inet firewall, chain c"},
+		{nodeFault: nodeFault{name: "raw, of the node", from: "node1", expect: trace.Dropped,
+			by: "table inet firewall, chain c"},
 			hook: "output priority -300", rule: "ip daddr 10.96.0.10 drop"},
-		{nodeFault: nodeFault{name: "reject, of the node", from: "node1", expect: trace.Rejected, by: "table inet firewall, chain c"},
+		{nodeFault: nodeFault{name: "reject, of the node", from: "node1", expect: trace.Rejected,
+			by: "table inet firewall, chain c"},
 			hook: "output priority 10", rule: "tcp dport 8080 reject"},
-		{nodeFault: nodeFault{name: "ip_forward", from: "pod1", expect: trace.Dropped, do: "echo 0 >/proc/sys/net/ipv4/ip_forward",
+		{nodeFault: nodeFault{name: "ip_forward", from: "pod1", expect: trace.Dropped,
+			do:   "echo 0 >/proc/sys/net/ipv4/ip_forward",
 			undo: "echo 1 >/proc/sys/net/ipv4/ip_forward"}, lost: "packet last seen at prerouting"},
 		{nodeFault: nodeFault{name: "iptables-legacy", from: "pod1", expect: trace.Dropped,
-			do: "iptables-legacy -I FORWARD -j DROP", undo: "iptables-legacy -D FORWARD -j DROP"}, lost: "packet last seen at prerouting"},
+			do: "iptables-legacy -I FORWARD -j DROP", undo: "iptables-legacy -D FORWARD -j DROP"},
+			lost: "packet last seen at prerouting"},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			if f.rule != "" {
@@ -86,7 +91,8 @@ func TestTraceLive(t *testing.T) {
 func (n *nodeLab) knock(f nodeFault, stop chan struct{}) {
 	to, _ := f.asked()
 	for {
-		_, _ = n.Dial(f.from, f.proto(), to, netlab.DialOptions{Timeout: 200 * time.Millisecond}) // the trace says what becomes of it
+		// The trace says what becomes of it.
+		_, _ = n.Dial(f.from, f.proto(), to, netlab.DialOptions{Timeout: 200 * time.Millisecond})
 		select {
 		case <-stop:
 			return
@@ -125,7 +131,8 @@ func (n *nodeLab) killedLive(t *testing.T) {
 	})
 	second := n.program(args...)
 	<-second.done
-	if code := second.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(second.log(), "another trace --live") {
+	if code := second.cmd.ProcessState.ExitCode(); code != 1 ||
+		!strings.Contains(second.log(), "another trace --live") {
 		t.Errorf("a second one ends with %d: %s", code, second.log())
 	}
 	if err := p.cmd.Process.Kill(); err != nil {
@@ -149,7 +156,8 @@ func TestLiveDiffers(t *testing.T) {
 		differs string
 		outcome trace.Verdict
 	}{
-		{"missed", trace.Node{Verdict: trace.Delivered}, trace.Live{Seen: true, Verdict: trace.Dropped, By: "table ip x, chain c", Handle: 7},
+		{"missed", trace.Node{Verdict: trace.Delivered},
+			trace.Live{Seen: true, Verdict: trace.Dropped, By: "table ip x, chain c", Handle: 7},
 			"predicted delivered, but it was dropped by table ip x, chain c, rule with handle 7", trace.Drop},
 		{"another rule", trace.Node{Verdict: trace.Dropped, By: "table ip y, chain c, rule 1", Share: 1},
 			trace.Live{Seen: true, Verdict: trace.Dropped, By: "table ip x, chain c"}, "policy", trace.Drop},
@@ -157,14 +165,17 @@ func TestLiveDiffers(t *testing.T) {
 			trace.Live{Seen: true, Verdict: trace.Delivered, Answered: true}, "but it was delivered", trace.Balance},
 		{"one backend of two", trace.Node{Verdict: trace.Dropped, By: "table ip y, chain c, rule 1", Share: 0.5},
 			trace.Live{Seen: true, Verdict: trace.Delivered, Answered: true}, "", trace.Balance},
-		{"none came", trace.Node{Verdict: trace.Dropped, By: "z", Share: 1}, trace.Live{Verdict: trace.Undecided}, "", trace.Drop},
-		{"hostile", trace.Node{Verdict: trace.Delivered}, trace.Live{Seen: true, Verdict: trace.Dropped, By: "\x1b[31m", Steps: []string{"\x1b]0;x\a"}},
+		{"none came", trace.Node{Verdict: trace.Dropped, By: "z", Share: 1},
+			trace.Live{Verdict: trace.Undecided}, "", trace.Drop},
+		{"hostile", trace.Node{Verdict: trace.Delivered},
+			trace.Live{Seen: true, Verdict: trace.Dropped, By: "\x1b[31m", Steps: []string{"\x1b]0;x\a"}},
 			"\x1b", trace.Drop},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.live.Compare(&c.node)
 			a := inspect.TraceAnswer{Rest: &c.node, Live: &c.live, Answer: trace.Answer{Verdict: trace.Balance}}
-			if !strings.Contains(c.live.Differs, c.differs) || (c.live.Differs == "") != (c.differs == "") || a.Outcome() != c.outcome {
+			if !strings.Contains(c.live.Differs, c.differs) || (c.live.Differs == "") != (c.differs == "") ||
+				a.Outcome() != c.outcome {
 				t.Errorf("differs %q, outcome %s", c.live.Differs, a.Outcome())
 			}
 			if text := fmt.Sprint(c.live.Text(true)); strings.ContainsAny(text, "\x1b\a") {

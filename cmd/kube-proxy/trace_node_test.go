@@ -60,7 +60,8 @@ func (f nodeFault) proto() netlab.Proto {
 // dual is a Service of both families, with a port 80 of TCP and of UDP.
 func (n *nodeLab) dual(name string, number int, pods ...string) {
 	text := fmt.Sprintf("kind: Service\nmetadata: {name: %s, namespace: lab}\nspec:\n  type: ClusterIP\n"+
-		"  clusterIP: 10.96.0.%[2]d\n  clusterIPs: [10.96.0.%[2]d, \"fd00:10:96::%[2]d\"]\n  ipFamilies: [IPv4, IPv6]\n"+
+		"  clusterIP: 10.96.0.%[2]d\n  clusterIPs: [10.96.0.%[2]d, \"fd00:10:96::%[2]d\"]\n"+
+		"  ipFamilies: [IPv4, IPv6]\n"+
 		"  ipFamilyPolicy: RequireDualStack\n  ports:\n"+
 		"  - {name: tcp, port: 80}\n  - {name: udp, port: 80, protocol: UDP}\n", name, number)
 	for _, family := range []string{"IPv4", "IPv6"} {
@@ -79,8 +80,8 @@ func (n *nodeLab) dual(name string, number int, pods ...string) {
 
 // nft is a rule in a chain of a table of its own.
 func nft(family, hook, rule string) (do, undo string) {
-	return fmt.Sprintf(`nft 'table %[1]s firewall { chain c { type filter hook %[2]s; %[3]s; }; }'`, family, hook, rule),
-		fmt.Sprintf("nft delete table %s firewall", family)
+	do = fmt.Sprintf(`nft 'table %[1]s firewall { chain c { type filter hook %[2]s; %[3]s; }; }'`, family, hook, rule)
+	return do, fmt.Sprintf("nft delete table %s firewall", family)
 }
 
 // nodeFaults are faults with a rule of nftables.
@@ -93,32 +94,57 @@ func nftFaults() []nodeFault {
 		by                       string
 		modes                    string
 	}{
-		{"drop in forward", "inet", "forward priority 0", "ip daddr 10.1.1.12 drop", "", "", trace.Dropped, "table inet firewall, chain c, rule 1", ""},
-		{"drop before forward", "ip", "forward priority -10", "tcp dport 8080 drop", "", "", trace.Dropped, "rule 1", ""},
-		{"reject in forward", "inet", "forward priority 10", "tcp dport 8080 reject", "", "", trace.Rejected, "rule 1", ""},
-		{"policy", "inet", "forward priority 0; policy drop", "ct state established accept; ip saddr 10.1.1.13 accept", "", "", trace.Dropped, "policy", ""},
-		{"accepted under a policy", "inet", "forward priority 0; policy drop", "ct state established accept; ct status dnat accept", "", "", trace.Delivered, "", ""},
-		{"the service's address, raw", "ip", "prerouting priority -300", "ip daddr 10.96.0.10 drop", "", "", trace.Dropped, "rule 1", ""},
-		{"the service's address, after translation", "ip", "prerouting priority 0", "ip daddr 10.96.0.10 drop", "", "", trace.Delivered, "", ""},
-		{"the reply alone", "inet", "forward priority 0", "ct direction reply tcp sport 8080 drop", "", "", trace.Dropped, "rule 1", ""},
-		{"the reply alone, prerouting", "ip", "prerouting priority -200", "ip saddr 10.1.1.12 drop", "", "", trace.Dropped, "rule 1", ""},
-		{"the reply alone, postrouting", "ip", "postrouting priority 300", "ip saddr 10.96.0.10 drop", "", "", trace.Dropped, "rule 1", ""},
+		{"drop in forward", "inet", "forward priority 0", "ip daddr 10.1.1.12 drop",
+			"", "", trace.Dropped, "table inet firewall, chain c, rule 1", ""},
+		{"drop before forward", "ip", "forward priority -10", "tcp dport 8080 drop",
+			"", "", trace.Dropped, "rule 1", ""},
+		{"reject in forward", "inet", "forward priority 10", "tcp dport 8080 reject",
+			"", "", trace.Rejected, "rule 1", ""},
+		{"policy", "inet", "forward priority 0; policy drop",
+			"ct state established accept; ip saddr 10.1.1.13 accept",
+			"", "", trace.Dropped, "policy", ""},
+		{"accepted under a policy", "inet", "forward priority 0; policy drop",
+			"ct state established accept; ct status dnat accept",
+			"", "", trace.Delivered, "", ""},
+		{"the service's address, raw", "ip", "prerouting priority -300", "ip daddr 10.96.0.10 drop",
+			"", "", trace.Dropped, "rule 1", ""},
+		{"the service's address, after translation", "ip", "prerouting priority 0", "ip daddr 10.96.0.10 drop",
+			"", "", trace.Delivered, "", ""},
+		{"the reply alone", "inet", "forward priority 0", "ct direction reply tcp sport 8080 drop",
+			"", "", trace.Dropped, "rule 1", ""},
+		{"the reply alone, prerouting", "ip", "prerouting priority -200", "ip saddr 10.1.1.12 drop",
+			"", "", trace.Dropped, "rule 1", ""},
+		{"the reply alone, postrouting", "ip", "postrouting priority 300", "ip saddr 10.96.0.10 drop",
+			"", "", trace.Dropped, "rule 1", ""},
 		{"a stranger", "inet", "forward priority 0", "ip saddr 10.1.1.13 drop", "", "", trace.Delivered, "", ""},
 		{"another port", "inet", "forward priority 0", "tcp dport 8081 drop", "", "", trace.Delivered, "", ""},
-		{"a set", "inet", "forward priority 0", "ip daddr { 10.1.1.0/30, 10.1.1.12 } tcp dport { 80, 8000-8090 } drop", "", "", trace.Dropped, "rule 1", ""},
-		{"an interface", "inet", "forward priority 0", `iifname "vethpod1" oifname "vethpod*" drop`, "", "", trace.Dropped, "rule 1", ""},
+		{"a set", "inet", "forward priority 0",
+			"ip daddr { 10.1.1.0/30, 10.1.1.12 } tcp dport { 80, 8000-8090 } drop",
+			"", "", trace.Dropped, "rule 1", ""},
+		{"an interface", "inet", "forward priority 0", `iifname "vethpod1" oifname "vethpod*" drop`,
+			"", "", trace.Dropped, "rule 1", ""},
 		{"another interface", "inet", "forward priority 0", `iifname "vethpod3" drop`, "", "", trace.Delivered, "", ""},
 		{"postrouting", "ip", "postrouting priority 0", "oifname vethpod2 drop", "", "", trace.Dropped, "rule 1", ""},
 		{"one backend", "inet", "forward priority 0", "ip daddr 10.1.2.14 drop", "", two, trace.Dropped, "rule 1", ""},
-		{"one backend, rejected", "inet", "forward priority 0", "ip daddr 10.1.1.12 reject", "", two, trace.Rejected, "rule 1", ""},
-		{"notrack", "ip", "prerouting priority -300", "ip daddr 10.96.0.10 notrack", "", "", trace.Dropped, "not translated", "nftables iptables"},
-		{"output", "inet", "output priority 0", "ip daddr 10.1.1.12 drop", "node1", "", trace.Dropped, "rule 1", "nftables iptables"},
-		{"output, the service's address", "inet", "output priority -200", "ip daddr 10.96.0.10 drop", "node1", "", trace.Dropped, "rule 1", ""},
-		{"input does not matter", "inet", "input priority 0", "ip saddr 10.1.1.11 drop", "", "", trace.Delivered, "", "nftables iptables"},
-		{"input of the reply", "inet", "input priority 0", "tcp sport 8080 drop", "node1", "", trace.Dropped, "rule 1", ""},
-		{"a limit", "inet", "forward priority 0", "limit rate over 1000/second drop", "", "", trace.Undecided, "limit", ""},
-		{"netdev", "netdev", "ingress device vethpod1 priority 0", "ip daddr 10.96.0.10 drop", "", "", trace.Dropped, "rule 1", ""},
-		{"from outside", "inet", "prerouting priority -150", "iifname eth0 tcp dport 80 drop", "client", "", trace.Dropped, "rule 1", ""},
+		{"one backend, rejected", "inet", "forward priority 0", "ip daddr 10.1.1.12 reject",
+			"", two, trace.Rejected, "rule 1", ""},
+		{"notrack",
+			"ip", "prerouting priority -300", "ip daddr 10.96.0.10 notrack", "", "", trace.Dropped, "not translated",
+			"nftables iptables"},
+		{"output", "inet", "output priority 0", "ip daddr 10.1.1.12 drop",
+			"node1", "", trace.Dropped, "rule 1", "nftables iptables"},
+		{"output, the service's address", "inet", "output priority -200", "ip daddr 10.96.0.10 drop",
+			"node1", "", trace.Dropped, "rule 1", ""},
+		{"input does not matter", "inet", "input priority 0", "ip saddr 10.1.1.11 drop",
+			"", "", trace.Delivered, "", "nftables iptables"},
+		{"input of the reply", "inet", "input priority 0", "tcp sport 8080 drop",
+			"node1", "", trace.Dropped, "rule 1", ""},
+		{"a limit", "inet", "forward priority 0", "limit rate over 1000/second drop",
+			"", "", trace.Undecided, "limit", ""},
+		{"netdev", "netdev", "ingress device vethpod1 priority 0", "ip daddr 10.96.0.10 drop",
+			"", "", trace.Dropped, "rule 1", ""},
+		{"from outside", "inet", "prerouting priority -150", "iifname eth0 tcp dport 80 drop",
+			"client", "", trace.Dropped, "rule 1", ""},
 		{"no backend", "inet", "forward priority 0", "accept", "", sick, trace.Rejected, "", ""},
 	} {
 		do, undo := nft(f.family, f.hook, f.rule)
@@ -138,19 +164,29 @@ func otherFaults() []nodeFault {
 	all := []nodeFault{
 		f("iptables FORWARD", "FORWARD -p tcp --dport 8080 -j DROP", "", "", trace.Dropped, "FORWARD"),
 		f("iptables reject", "FORWARD -d 10.1.1.12 -j REJECT", "", "", trace.Rejected, "FORWARD"),
-		f("iptables multiport", "FORWARD -p tcp -m multiport --dports 80,8080 -j DROP", "", "", trace.Dropped, "FORWARD"),
+		f("iptables multiport", "FORWARD -p tcp -m multiport --dports 80,8080 -j DROP",
+			"", "", trace.Dropped, "FORWARD"),
 		f("iptables, another pod", "FORWARD -d 10.1.1.13 -j DROP", "", "", trace.Delivered, ""),
-		f("iptables, the reply", "FORWARD -m conntrack --ctstate ESTABLISHED --ctdir REPLY -j DROP", "", "", trace.Dropped, "FORWARD"),
+		f("iptables, the reply", "FORWARD -m conntrack --ctstate ESTABLISHED --ctdir REPLY -j DROP",
+			"", "", trace.Dropped, "FORWARD"),
 		f("iptables, mark", "FORWARD -m mark --mark 0x77 -j DROP", "", "", trace.Delivered, ""),
 		f("iptables OUTPUT", "OUTPUT -d 10.96.0.10 -j DROP", "node1", "", trace.Delivered, ""),
-		{name: "iptables raw", do: "iptables -t raw -I PREROUTING -d 10.96.0.10 -j DROP", undo: "iptables -t raw -F PREROUTING", expect: trace.Dropped, by: "PREROUTING"},
-		{name: "iptables limit", do: "iptables -I FORWARD -m limit --limit 1000/s --limit-burst 1000 -j DROP", undo: "iptables -D FORWARD -m limit --limit 1000/s --limit-burst 1000 -j DROP",
-			from: "", expect: trace.Undecided, by: "limit"},
-		{name: "ip_forward", do: "echo 0 >/proc/sys/net/ipv4/ip_forward", undo: "echo 1 >/proc/sys/net/ipv4/ip_forward", expect: trace.Dropped, by: "ip_forward=0"},
-		{name: "blackhole", do: "ip route add blackhole 10.1.2.14/32", undo: "ip route del blackhole 10.1.2.14/32", to: two, expect: trace.Dropped, by: "blackhole"},
-		{name: "a rule by mark", do: "ip route add prohibit default table 77; ip rule add fwmark 0x77 table 77 prio 5; " +
-			`nft 'table ip firewall { chain c { type filter hook prerouting priority -150; ip saddr 10.1.1.11 meta mark set 0x77; }; }'`,
-			undo: "nft delete table ip firewall; ip rule del prio 5; ip route flush table 77", expect: trace.Rejected, by: "prohibits"},
+		{name: "iptables raw", expect: trace.Dropped, by: "PREROUTING",
+			do:   "iptables -t raw -I PREROUTING -d 10.96.0.10 -j DROP",
+			undo: "iptables -t raw -F PREROUTING"},
+		{name: "iptables limit", from: "", expect: trace.Undecided, by: "limit",
+			do:   "iptables -I FORWARD -m limit --limit 1000/s --limit-burst 1000 -j DROP",
+			undo: "iptables -D FORWARD -m limit --limit 1000/s --limit-burst 1000 -j DROP"},
+		{name: "ip_forward", expect: trace.Dropped, by: "ip_forward=0",
+			do:   "echo 0 >/proc/sys/net/ipv4/ip_forward",
+			undo: "echo 1 >/proc/sys/net/ipv4/ip_forward"},
+		{name: "blackhole", to: two, expect: trace.Dropped, by: "blackhole",
+			do: "ip route add blackhole 10.1.2.14/32", undo: "ip route del blackhole 10.1.2.14/32"},
+		{name: "a rule by mark", expect: trace.Rejected, by: "prohibits",
+			do: "ip route add prohibit default table 77; ip rule add fwmark 0x77 table 77 prio 5; " +
+				`nft 'table ip firewall { chain c { type filter hook prerouting priority -150; ` +
+				`ip saddr 10.1.1.11 meta mark set 0x77; }; }'`,
+			undo: "nft delete table ip firewall; ip rule del prio 5; ip route flush table 77"},
 		{name: "nothing", do: "true", undo: "true", expect: trace.Delivered},
 		{name: "nothing, from the node", do: "true", undo: "true", from: "node1", expect: trace.Delivered},
 		{name: "nothing, from outside", do: "true", undo: "true", from: "client", expect: trace.Delivered},
@@ -170,30 +206,45 @@ func familyFaults() []nodeFault {
 		modes                    string
 	}{
 		{"forward", "inet", "forward priority 0", "ip6 daddr fd00:10:1:1::12 drop", true, false, "", trace.Dropped, ""},
-		{"forward", "ip6", "forward priority 0", "udp dport 8080 reject", true, true, "", trace.Rejected, "nftables iptables"},
-		{"forward", "ip", "forward priority 0", "udp dport 8080 reject", false, true, "", trace.Rejected, "nftables iptables"},
-		{"forward", "inet", "forward priority 0", "udp dport 8080 drop", false, true, "", trace.Dropped, "nftables iptables"},
-		{"the other protocol", "inet", "forward priority 0", "udp dport 8080 drop", false, false, "", trace.Delivered, ""},
-		{"the other protocol", "inet", "forward priority 0", "tcp dport 8080 drop", true, true, "", trace.Delivered, ""},
+		{"forward", "ip6", "forward priority 0", "udp dport 8080 reject",
+			true, true, "", trace.Rejected, "nftables iptables"},
+		{"forward", "ip", "forward priority 0", "udp dport 8080 reject",
+			false, true, "", trace.Rejected, "nftables iptables"},
+		{"forward", "inet", "forward priority 0", "udp dport 8080 drop",
+			false, true, "", trace.Dropped, "nftables iptables"},
+		{"the other protocol", "inet", "forward priority 0", "udp dport 8080 drop",
+			false, false, "", trace.Delivered, ""},
+		{"the other protocol", "inet", "forward priority 0", "tcp dport 8080 drop",
+			true, true, "", trace.Delivered, ""},
 		{"the other family", "ip", "forward priority 0", "drop", true, false, "", trace.Delivered, ""},
-		{"the reply", "inet", "forward priority 0", "ct direction reply udp sport 8080 drop", true, true, "", trace.Dropped, "nftables iptables"},
-		{"the reply", "inet", "forward priority 0", "ct direction reply udp sport 8080 drop", false, true, "", trace.Dropped, "nftables iptables"},
+		{"the reply", "inet", "forward priority 0", "ct direction reply udp sport 8080 drop",
+			true, true, "", trace.Dropped, "nftables iptables"},
+		{"the reply", "inet", "forward priority 0", "ct direction reply udp sport 8080 drop",
+			false, true, "", trace.Dropped, "nftables iptables"},
 		{"raw", "ip6", "prerouting priority -300", "ip6 daddr fd00:10:96::10 drop", true, false, "", trace.Dropped, ""},
-		{"raw", "ip", "prerouting priority -300", "ip daddr 10.96.0.10 udp dport 80 drop", false, true, "", trace.Dropped, ""},
-		{"output", "inet", "output priority -200", "ip6 daddr fd00:10:96::10 drop", true, false, "node1", trace.Dropped, ""},
-		{"output", "inet", "output priority 0", "udp dport 8080 drop", false, true, "node1", trace.Dropped, "nftables iptables"},
+		{"raw", "ip", "prerouting priority -300", "ip daddr 10.96.0.10 udp dport 80 drop",
+			false, true, "", trace.Dropped, ""},
+		{"output", "inet", "output priority -200", "ip6 daddr fd00:10:96::10 drop",
+			true, false, "node1", trace.Dropped, ""},
+		{"output", "inet", "output priority 0", "udp dport 8080 drop",
+			false, true, "node1", trace.Dropped, "nftables iptables"},
 		{"nothing", "inet", "forward priority 0", "accept", true, false, "", trace.Delivered, ""},
 		{"nothing", "inet", "forward priority 0", "accept", true, true, "", trace.Delivered, ""},
 		{"nothing", "inet", "forward priority 0", "accept", false, true, "", trace.Delivered, ""},
-		{"notrack", "ip6", "prerouting priority -300", "ip6 daddr fd00:10:96::10 notrack", true, false, "", trace.Dropped, "nftables iptables"},
-		{"netdev", "netdev", "ingress device vethpod1 priority 0", "ip6 daddr fd00:10:96::10 drop", true, false, "", trace.Dropped, ""},
-		{"netdev egress", "netdev", "egress device vethpod2 priority 0", "udp dport 8080 drop", false, true, "", trace.Dropped, "nftables iptables"},
+		{"notrack",
+			"ip6", "prerouting priority -300", "ip6 daddr fd00:10:96::10 notrack", true, false, "", trace.Dropped,
+			"nftables iptables"},
+		{"netdev", "netdev", "ingress device vethpod1 priority 0", "ip6 daddr fd00:10:96::10 drop",
+			true, false, "", trace.Dropped, ""},
+		{"netdev egress", "netdev", "egress device vethpod2 priority 0", "udp dport 8080 drop",
+			false, true, "", trace.Dropped, "nftables iptables"},
 	} {
 		do, undo := nft(f.family, f.hook, f.rule)
-		name := map[bool]string{false: "TCP", true: "UDP"}[f.udp] + " over " + map[bool]string{false: "IPv4", true: "IPv6"}[f.six]
+		name := map[bool]string{false: "TCP", true: "UDP"}[f.udp] + " over " +
+			map[bool]string{false: "IPv4", true: "IPv6"}[f.six]
 		by := map[bool]string{true: "rule 1"}[f.expect != trace.Delivered && f.name != "notrack"]
-		all = append(all, nodeFault{name: name + ", " + f.name, do: do, undo: undo, from: f.from, expect: f.expect, by: by,
-			six: f.six, udp: f.udp, modes: cmp.Or(f.modes, "nftables iptables")})
+		all = append(all, nodeFault{name: name + ", " + f.name, do: do, undo: undo, from: f.from,
+			expect: f.expect, by: by, six: f.six, udp: f.udp, modes: cmp.Or(f.modes, "nftables iptables")})
 	}
 	return all
 }
@@ -204,25 +255,31 @@ func combinedFaults() []nodeFault {
 	const gone = "nft delete table inet firewall; "
 	return []nodeFault{
 		{name: "a drop and a blackhole", to: two, expect: trace.Dropped,
-			do:   table("chain c { type filter hook forward priority 0; ip daddr 10.1.1.12 drop; };") + "ip route add blackhole 10.1.2.14/32",
+			do: table("chain c { type filter hook forward priority 0; ip daddr 10.1.1.12 drop; };") +
+				"ip route add blackhole 10.1.2.14/32",
 			undo: gone + "ip route del blackhole 10.1.2.14/32", by: ""},
 		{name: "two tables, of which the first one accepts", expect: trace.Dropped, by: "chain late, rule 1",
 			do: table("chain early { type filter hook forward priority -5; accept; }; " +
 				"chain late { type filter hook forward priority 5; tcp dport 8080 drop; };"), undo: gone},
 		{name: "nftables accepts, iptables drops", expect: trace.Dropped, by: "FORWARD", modes: "nftables userspace",
-			do:   table("chain c { type filter hook forward priority -5; accept; };") + "iptables -I FORWARD -p tcp --dport 8080 -j DROP",
+			do: table("chain c { type filter hook forward priority -5; accept; };") +
+				"iptables -I FORWARD -p tcp --dport 8080 -j DROP",
 			undo: gone + "iptables -D FORWARD -p tcp --dport 8080 -j DROP"},
 		{name: "a limit before a drop", expect: trace.Dropped, by: "rule 2",
-			do:   table("chain c { type filter hook forward priority 0; limit rate 1000/second counter; tcp dport 8080 drop; };"),
+			do: table("chain c { type filter hook forward priority 0; " +
+				"limit rate 1000/second counter; tcp dport 8080 drop; };"),
 			undo: gone},
 		{name: "ip_forward and a rule", expect: trace.Dropped, by: "ip_forward=0", modes: "nftables iptables",
-			do:   table("chain c { type filter hook forward priority 0; drop; };") + "echo 0 >/proc/sys/net/ipv4/ip_forward",
+			do: table("chain c { type filter hook forward priority 0; drop; };") +
+				"echo 0 >/proc/sys/net/ipv4/ip_forward",
 			undo: gone + "echo 1 >/proc/sys/net/ipv4/ip_forward"},
 		{name: "a jump", expect: trace.Dropped, by: "chain deep, rule 2", undo: gone,
-			do: table("chain deep { ip daddr 10.1.1.13 accept; drop; }; chain mid { tcp dport vmap { 8080 : goto deep }; }; " +
+			do: table("chain deep { ip daddr 10.1.1.13 accept; drop; }; " +
+				"chain mid { tcp dport vmap { 8080 : goto deep }; }; " +
 				"chain c { type filter hook forward priority 0; ct state new jump mid; };")},
 		{name: "marked and matched later", expect: trace.Dropped, by: "chain f, rule 1", undo: gone,
-			do: table("chain p { type filter hook prerouting priority -150; ip daddr 10.96.0.10 meta mark set 0x9; }; " +
+			do: table("chain p { type filter hook prerouting priority -150; " +
+				"ip daddr 10.96.0.10 meta mark set 0x9; }; " +
 				"chain f { type filter hook forward priority 0; meta mark 0x9 drop; };"), modes: "nftables iptables"},
 		{name: "iptables-legacy", expect: trace.Dropped, by: "iptables-legacy", modes: "nftables userspace",
 			do:   "iptables-legacy -I FORWARD -p tcp --dport 8080 -j DROP",
@@ -230,19 +287,24 @@ func combinedFaults() []nodeFault {
 		{name: "iptables-legacy rejects IPv6", expect: trace.Rejected, by: "iptables-legacy", six: true,
 			do:   "ip6tables-legacy -I FORWARD -p tcp --dport 8080 -j REJECT",
 			undo: "ip6tables-legacy -D FORWARD -p tcp --dport 8080 -j REJECT", modes: "nftables userspace"},
-		{name: "ip6tables", expect: trace.Dropped, by: "FORWARD", six: true, do: "ip6tables -I FORWARD -p tcp --dport 8080 -j DROP",
+		{name: "ip6tables", expect: trace.Dropped, by: "FORWARD", six: true,
+			do:   "ip6tables -I FORWARD -p tcp --dport 8080 -j DROP",
 			undo: "ip6tables -D FORWARD -p tcp --dport 8080 -j DROP"},
 		{name: "Calico", expect: trace.Dropped, by: "(of Calico)", modes: "nftables iptables",
-			do:   "iptables -N cali-FORWARD; iptables -A cali-FORWARD -d 10.1.1.12 -j DROP; iptables -I FORWARD -j cali-FORWARD",
+			do: "iptables -N cali-FORWARD; iptables -A cali-FORWARD -d 10.1.1.12 -j DROP; " +
+				"iptables -I FORWARD -j cali-FORWARD",
 			undo: "iptables -D FORWARD -j cali-FORWARD; iptables -F cali-FORWARD; iptables -X cali-FORWARD"},
 		{name: "Docker", expect: trace.Dropped, by: "(of Docker)", modes: "nftables iptables",
-			do:   "iptables -N DOCKER-USER; iptables -A DOCKER-USER -i vethpod1 -j DROP; iptables -I FORWARD -j DOCKER-USER",
+			do: "iptables -N DOCKER-USER; iptables -A DOCKER-USER -i vethpod1 -j DROP; " +
+				"iptables -I FORWARD -j DOCKER-USER",
 			undo: "iptables -D FORWARD -j DOCKER-USER; iptables -F DOCKER-USER; iptables -X DOCKER-USER"},
 		{name: "firewalld", expect: trace.Rejected, by: "(of firewalld)",
-			do:   "nft 'table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; ct state new reject with icmpx admin-prohibited; }; }'",
+			do: "nft 'table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; " +
+				"ct state new reject with icmpx admin-prohibited; }; }'",
 			undo: "nft delete table inet firewalld"},
 		{name: "an ipset", expect: trace.Dropped, by: "FORWARD", modes: "nftables iptables",
-			do:   "ipset create bad hash:ip; ipset add bad 10.1.1.12; iptables -I FORWARD -m set --match-set bad dst -j DROP",
+			do: "ipset create bad hash:ip; ipset add bad 10.1.1.12; " +
+				"iptables -I FORWARD -m set --match-set bad dst -j DROP",
 			undo: "iptables -D FORWARD -m set --match-set bad dst -j DROP; sleep 0.1; ipset destroy bad"},
 		{name: "forwarding of IPv6", expect: trace.Dropped, by: "forwarding=0", six: true, modes: "nftables iptables",
 			do:   "echo 0 >/proc/sys/net/ipv6/conf/all/forwarding",
@@ -253,7 +315,8 @@ func combinedFaults() []nodeFault {
 			do:   "echo 1 >/proc/sys/net/ipv4/conf/eth0/rp_filter; ip route add 172.18.0.100/32 dev vethpod1",
 			undo: "ip route del 172.18.0.100/32 dev vethpod1; echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter"},
 		{name: "a filter of tc", expect: trace.Undecided, by: "filter of tc on vethpod1",
-			do:   "tc qdisc add dev vethpod1 clsact; tc filter add dev vethpod1 ingress protocol ip u32 match u32 0 0 classid 1:1",
+			do: "tc qdisc add dev vethpod1 clsact; " +
+				"tc filter add dev vethpod1 ingress protocol ip u32 match u32 0 0 classid 1:1",
 			undo: "tc qdisc del dev vethpod1 clsact"},
 	}
 }
@@ -315,13 +378,18 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 	if rest == nil {
 		t.Fatalf("no answer of the node:\n%s", text())
 	}
-	if mode == "nftables" && (rest.Verdict != f.expect || !strings.Contains(rest.By+strings.Join(rest.NotEvaluated, " "), f.by)) {
+	told := rest.By + strings.Join(rest.NotEvaluated, " ")
+	if mode == "nftables" && (rest.Verdict != f.expect || !strings.Contains(told, f.by)) {
 		t.Errorf("%s by %q, want %s by %q:\n%s", rest.Verdict, rest.By, f.expect, f.by, text())
 	}
-	some := map[trace.NodeVerdict]bool{trace.Delivered: delivered > 0, trace.Rejected: rejected > 0, trace.Dropped: dropped > 0}
+	some := map[trace.NodeVerdict]bool{
+		trace.Delivered: delivered > 0, trace.Rejected: rejected > 0, trace.Dropped: dropped > 0,
+	}
 	switch all := rest.By != "" && rest.Share > 0.99; {
 	case rest.Verdict == trace.Undecided && len(rest.NotEvaluated) > 0: // it says so
-	case !some[rest.Verdict], all && delivered > 0, rest.Verdict == trace.Delivered && rejected+dropped > 0, !all && rest.By != "" && delivered == 0:
+	case !some[rest.Verdict], all && delivered > 0,
+		rest.Verdict == trace.Delivered && rejected+dropped > 0,
+		!all && rest.By != "" && delivered == 0:
 		t.Errorf("predicted %s (%.2f), but %d were delivered, %d rejected, %d dropped:\n%s", rest.Verdict, rest.Share,
 			delivered, rejected, dropped, text())
 	}
@@ -329,7 +397,9 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 
 // expected asks trace whether the outcome is each of those that there are.
 func (n *nodeLab) expected(t *testing.T, f nodeFault) {
-	outcome := map[trace.NodeVerdict]string{trace.Delivered: "balance", trace.Dropped: "drop", trace.Rejected: "reject"}[f.expect]
+	outcome := map[trace.NodeVerdict]string{
+		trace.Delivered: "balance", trace.Dropped: "drop", trace.Rejected: "reject",
+	}[f.expect]
 	h, _ := netlab.HostByName(f.from)
 	for _, expect := range []string{"balance", "drop", "reject", "pass"} {
 		_, to := f.asked()

@@ -20,8 +20,8 @@ type Brief struct {
 	Why      string   `json:"why,omitempty"`
 }
 
-// odd has the Services that are neither ok nor not-proxied. Its memory follows their number, and the time to bring it up to
-// date what changed since it was asked last.
+// odd has the Services that are neither ok nor not-proxied. Its memory follows their number. The
+// time to bring it up to date follows what changed since it was asked last.
 type odd struct {
 	mu    sync.Mutex
 	known bool
@@ -30,8 +30,8 @@ type odd struct {
 	due   time.Time // all Services are not looked at again before
 }
 
-// marks are numbers that move where Services may have changed their states; of a change that concerns one Service alone
-// [Inspector.ServicesSince] knows which.
+// marks are numbers that move where Services may have changed their states; of a change that
+// concerns one Service alone [Inspector.ServicesSince] knows which.
 type marks struct {
 	newest uint64
 	others [2]struct { // of the families
@@ -41,8 +41,8 @@ type marks struct {
 	}
 }
 
-// marks returns the numbers as they are now, and whether changes are owed to a plane: no entry tells of them before they are
-// in force.
+// marks returns the numbers as they are now, and whether changes are owed to a plane: no entry
+// tells of them before they are in force.
 func (i *Inspector) marks() (m marks, owed bool) {
 	m.newest = i.Newest()
 	for k, f := range i.cfg.Families {
@@ -58,7 +58,8 @@ func (i *Inspector) marks() (m marks, owed bool) {
 	return m, owed
 }
 
-// freely is how long a look at all Services may take before it is made for a tenth of the time at most.
+// freely is how long a look at all Services may take before it is made for a tenth of the time
+// at most.
 const freely = 5 * time.Millisecond
 
 // oddOnes returns the Services that are neither ok nor not-proxied, in no order.
@@ -131,7 +132,8 @@ func (i *Inspector) failingNames() (names []cluster.Name) {
 
 // compareBriefs orders the worst first, then by name.
 func compareBriefs(a, b Brief) int {
-	return cmp.Or(b.Severity.Compare(a.Severity), gravity[b.State]-gravity[a.State], strings.Compare(a.Service, b.Service))
+	return cmp.Or(b.Severity.Compare(a.Severity), gravity[b.State]-gravity[a.State],
+		strings.Compare(a.Service, b.Service))
 }
 
 // Attention lists the Services that need it.
@@ -156,7 +158,8 @@ type Group struct {
 	First []Brief `json:"first"`
 }
 
-// The bounds of [Attention]. A tenant with very many broken Services fills one group for each state.
+// The bounds of [Attention]. A tenant with very many broken Services fills one group for each
+// state.
 const (
 	mostGroups  = 100
 	mostOfGroup = 3
@@ -171,7 +174,8 @@ func (i *Inspector) Attention() Attention {
 	for _, b := range bad { // sorted by state, then by namespace
 		namespace, _, _ := strings.Cut(b.Service, "/")
 		last := len(out.Groups) - 1
-		if last < 0 || out.Groups[last].Namespace != namespace || out.Groups[last].State != b.State || out.Groups[last].Severity != b.Severity {
+		if last < 0 || out.Groups[last].Namespace != namespace ||
+			out.Groups[last].State != b.State || out.Groups[last].Severity != b.Severity {
 			if out.More > 0 || last+1 == mostGroups {
 				out.More++
 				continue
@@ -190,8 +194,9 @@ func (i *Inspector) Attention() Attention {
 // OtherNamespaces stands for all namespaces beyond those that [Inspector.Tally] names.
 const OtherNamespaces = "_others"
 
-// Tally calls each with how many Services of a namespace are in a state other than ok and not-proxied. It names the namespaces
-// with the most of them, so many at most; the others are told of as [OtherNamespaces].
+// Tally calls each with how many Services of a namespace are in a state other than ok and
+// not-proxied. It names the namespaces with the most of them, so many at most; the others are told
+// of as [OtherNamespaces].
 func (i *Inspector) Tally(most int, each func(namespace string, s State, v Severity, n int)) {
 	type kind struct {
 		namespace string
@@ -202,7 +207,9 @@ func (i *Inspector) Tally(most int, each func(namespace string, s State, v Sever
 	for _, b := range all {
 		counts[ParseName(b.Service).Namespace]++
 	}
-	named := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(counts[b]-counts[a], strings.Compare(a, b)) })
+	named := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(counts[b]-counts[a], strings.Compare(a, b))
+	})
 	kinds := map[kind]int{}
 	for _, n := range named[min(len(named), most):] {
 		counts[n] = 0

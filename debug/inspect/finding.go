@@ -16,7 +16,8 @@ type Finding struct {
 	// About is source, writes, drift, conntrack, node, or the state of Services.
 	About string `json:"about"`
 	Text  string `json:"text"`
-	// Services is how many Services it concerns, and First the first of them, at most [mostOfGroup]; not all findings have them.
+	// Services is how many Services it concerns. First has the first of them, at most
+	// [mostOfGroup]. Not all findings have them.
 	Services int      `json:"services,omitempty"`
 	First    []string `json:"first,omitempty"`
 	Next     string   `json:"next"`
@@ -50,14 +51,16 @@ func (i *Inspector) findings(s *Status) []Finding {
 		if c.Entries*100 >= c.Limit*99 {
 			v = Error
 		}
-		f.add(v, "conntrack", "kube-proxy top", "the connection table is nearly full: %d of %d entries; the kernel drops packets of further connections",
+		f.add(v, "conntrack", "kube-proxy top", "the connection table is nearly full: %d of %d entries; "+
+			"the kernel drops packets of further connections",
 			c.Entries, c.Limit)
 	}
 	if n := mended(now, i.recent()); n != "" {
 		f.add(Warning, "drift", "kube-proxy events", "%s", n)
 	}
 	if s.Facts.Gone {
-		f.add(Warning, "node", "kube-proxy check --problems", "the Node object %s is gone: what it said last holds", s.Node)
+		f.add(Warning, "node", "kube-proxy check --problems",
+			"the Node object %s is gone: what it said last holds", s.Node)
 	}
 	i.serviceFindings(&f)
 	slices.SortStableFunc(f, func(a, b Finding) int { return b.Severity.Compare(a.Severity) })
@@ -72,7 +75,9 @@ func (i *Inspector) sourceFindings(f *findings, s *Status) {
 	switch {
 	case s.Offline:
 	case s.Snapshot != nil:
-		f.add(Warning, "source", next, "the API server has not answered: the rules come from the snapshot of %s UTC", s.Snapshot.UTC().Format(time.DateTime))
+		f.add(Warning, "source", next,
+			"the API server has not answered: the rules come from the snapshot of %s UTC",
+			s.Snapshot.UTC().Format(time.DateTime))
 	case !s.Synced:
 		f.add(Warning, "source", next, "the API server has not listed all Services and EndpointSlices yet")
 	case i.cfg.Connected != nil && !i.cfg.Connected():
@@ -87,18 +92,22 @@ func (f *FamilyStatus) findings(all *findings, s *Status, now time.Time) {
 	switch {
 	case f.Lost:
 		add(Error, "kube-proxy events", "the kernel state is unknown: everything is being written again")
-	case f.Failures > 0 && f.QueuedSince != nil && f.LastFailure != nil && (f.LastSuccess == nil || f.LastFailure.After(*f.LastSuccess)):
+	case f.Failures > 0 && f.QueuedSince != nil && f.LastFailure != nil &&
+		(f.LastSuccess == nil || f.LastFailure.After(*f.LastSuccess)):
 		add(Error, "kube-proxy events", "the last write failed: %s", f.LastError)
 	case len(f.Failing) > 0:
 		x := f.Failing[0]
-		add(Error, "kube-proxy why "+x.Service, "%s not in force; %s: %s", plural.Count(len(f.Failing), "frontend is", "frontends are"), x.Key, x.Error)
+		add(Error, "kube-proxy why "+x.Service, "%s not in force; %s: %s",
+			plural.Count(len(f.Failing), "frontend is", "frontends are"), x.Key, x.Error)
 	case f.QueuedSince != nil && now.Sub(*f.QueuedSince) > slowWrite:
-		add(Warning, "kube-proxy events", "changes wait for the kernel since %s UTC", f.QueuedSince.UTC().Format(time.DateTime))
+		add(Warning, "kube-proxy events", "changes wait for the kernel since %s UTC",
+			f.QueuedSince.UTC().Format(time.DateTime))
 	case s.Synced && !f.Begun && !s.Offline:
 		add(Warning, "kube-proxy events", "nothing is written yet")
 	}
 	if f.Unresolved > 0 {
-		add(Error, "kube-proxy events", "the frontends of %s cannot be computed", plural.Count(f.Unresolved, "Service", "Services"))
+		add(Error, "kube-proxy events", "the frontends of %s cannot be computed",
+			plural.Count(f.Unresolved, "Service", "Services"))
 	}
 }
 
@@ -128,7 +137,8 @@ func (i *Inspector) serviceFindings(f *findings) {
 		for n < len(bad) && bad[n].State == bad[0].State && bad[n].Severity == bad[0].Severity {
 			n++
 		}
-		x := Finding{Severity: bad[0].Severity, About: string(bad[0].State), Services: n, Next: "kube-proxy why " + bad[0].Service}
+		x := Finding{Severity: bad[0].Severity, About: string(bad[0].State),
+			Services: n, Next: "kube-proxy why " + bad[0].Service}
 		for _, b := range bad[:min(n, mostOfGroup)] {
 			x.First = append(x.First, b.Service)
 		}
@@ -148,7 +158,8 @@ func (i *Inspector) serviceFindings(f *findings) {
 	}
 }
 
-// lastChange is the newest change that is in force, of a Service where there is one; nil where none is remembered.
+// lastChange is the newest change that is in force, of a Service where there is one; nil where
+// none is remembered.
 func lastChange(recent []changes.Entry) *Change {
 	var last *Change
 	for _, e := range slices.Backward(recent) {

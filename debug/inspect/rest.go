@@ -53,7 +53,9 @@ func (a *TraceAnswer) existing(p trace.Packet) *Connection {
 }
 
 // over are the states after which a packet begins a new connection.
-var over = map[string]bool{"TIME_WAIT": true, "CLOSE": true, "LAST_ACK": true, "CLOSED": true, "SHUTDOWN_ACK_SENT": true}
+var over = map[string]bool{
+	"TIME_WAIT": true, "CLOSE": true, "LAST_ACK": true, "CLOSED": true, "SHUTDOWN_ACK_SENT": true,
+}
 
 // onNode reports which endpoints of a row run on this node.
 func onNode(row *lb.Frontend) func(netip.AddrPort) bool {
@@ -76,7 +78,8 @@ func onNode(row *lb.Frontend) func(netip.AddrPort) bool {
 // pinned returns the open connections that lead to an address which the Service has no endpoint at,
 // not even a terminating one.
 func (i *Inspector) pinned(f Family, a *TraceAnswer) (all []trace.Pinned) {
-	if a.Frontend == nil || f.Trace.Terminates || f.Trace.LocalhostProxy && a.Asked.To.Addr().IsLoopback() || a.Verdict == trace.Pass {
+	if a.Frontend == nil || f.Trace.Terminates ||
+		f.Trace.LocalhostProxy && a.Asked.To.Addr().IsLoopback() || a.Verdict == trace.Pass {
 		return nil
 	}
 	endpoints := map[netip.Addr]bool{}
@@ -89,7 +92,9 @@ func (i *Inspector) pinned(f Family, a *TraceAnswer) (all []trace.Pinned) {
 		if over[c.State] || !c.Backend.IsValid() || c.Backend == c.To || endpoints[c.Backend.Addr()] {
 			continue
 		}
-		all = append(all, trace.Pinned{From: c.From, To: c.To, Backend: c.Backend, Proto: c.Proto, Do: deleteCommand(c)})
+		all = append(all, trace.Pinned{
+			From: c.From, To: c.To, Backend: c.Backend, Proto: c.Proto, Do: deleteCommand(c),
+		})
 	}
 	return all
 }
@@ -100,7 +105,8 @@ func deleteCommand(c Connection) string {
 	if c.To.Addr().Is6() {
 		family = " -f ipv6"
 	}
-	return fmt.Sprintf("conntrack -D%s -p %s --orig-src %s --sport %d --orig-dst %s --dport %d", family, c.Proto, c.From.Addr(), c.From.Port(), c.To.Addr(), c.To.Port())
+	return fmt.Sprintf("conntrack -D%s -p %s --orig-src %s --sport %d --orig-dst %s --dport %d",
+		family, c.Proto, c.From.Addr(), c.From.Port(), c.To.Addr(), c.To.Port())
 }
 
 // elsewhere says that the source is an endpoint of another node, which then translates its packets.
@@ -119,7 +125,8 @@ func (i *Inspector) elsewhere(p trace.Packet) string {
 	if pod.Node == "" || pod.Node == facts.NodeName {
 		return ""
 	}
-	return fmt.Sprintf("%s is on node %s: ask the proxy there; this is the answer for packets that reach %s", p.From.Addr(), pod.Node, facts.NodeName)
+	return fmt.Sprintf("%s is on node %s: ask the proxy there; this is the answer for packets that reach %s",
+		p.From.Addr(), pod.Node, facts.NodeName)
 }
 
 // placeOf returns where the endpoint of an address runs, if the Service has it.

@@ -15,7 +15,7 @@ const (
 	Failing State = "failing"
 	// NoBackends: nothing serves a port, which is rejected.
 	NoBackends State = "no-backends"
-	// Refused: an address or an endpoint is not served, because it is not allowed or there are too many.
+	// Refused: an address or an endpoint is not served: it is not allowed, or there are too many.
 	Refused State = "refused"
 	// Contested: another Service has one of its addresses.
 	Contested State = "contested"
@@ -31,14 +31,16 @@ const (
 	OK State = "ok"
 )
 
-// Severity says how much something needs the operator. Commands, page and metrics take it from here.
+// Severity says how much something needs the operator. Commands, page and metrics take it from
+// here.
 type Severity string
 
 // The severities.
 const (
 	// Fine: nothing is to be done.
 	Fine Severity = "ok"
-	// Info: clients may notice, but somebody asked for it, as for an external traffic policy of Local.
+	// Info: clients may notice, but somebody asked for it, as for an external traffic policy of
+	// Local.
 	Info Severity = "info"
 	// Warning: clients are not served as they expect, for what the objects or the node say.
 	Warning Severity = "warning"
@@ -49,12 +51,17 @@ const (
 // What orders severities, and states.
 var (
 	ranks   = map[Severity]int{Fine: 0, Info: 1, Warning: 2, Error: 3}
-	gravity = map[State]int{Failing: 8, NoBackends: 7, Refused: 6, Contested: 5, Terminating: 4, NoLocalBackends: 3, Waiting: 2, NotProxied: 1, OK: 0}
+	gravity = map[State]int{
+		Failing: 8, NoBackends: 7, Refused: 6, Contested: 5, Terminating: 4, NoLocalBackends: 3, Waiting: 2,
+		NotProxied: 1, OK: 0,
+	}
 )
 
-// severities are those of states; of NoLocalBackends and Terminating where outside traffic alone is concerned it is Info.
+// severities are those of states. NoLocalBackends and Terminating are Info where they concern
+// outside traffic alone.
 var severities = map[State]Severity{
-	Failing: Error, NoBackends: Warning, Refused: Warning, Contested: Warning, Terminating: Warning, NoLocalBackends: Warning,
+	Failing: Error, NoBackends: Warning, Refused: Warning,
+	Contested: Warning, Terminating: Warning, NoLocalBackends: Warning,
 	Waiting: Info, NotProxied: Fine, OK: Fine,
 }
 
@@ -100,11 +107,14 @@ func (j judged) row(row *lb.Frontend) {
 		case r.Do == lb.Reject:
 			j.is(NoBackends, "%s has no backends: connections are rejected", row.Service)
 		case r.Do == lb.Drop:
-			j.as(NoLocalBackends, outside, "%s has no endpoints on this node, and its %s traffic policy is Local: %s is dropped from %s",
+			j.as(NoLocalBackends, outside, "%s has no endpoints on this node, and its %s traffic policy is Local: "+
+				"%s is dropped from %s",
 				row.Service, which, row.Key, r.From)
 		case r.To == nil || !r.To.Backends.At(0).Draining: // all drain, or none
 		case r.To.ID.Scope == lb.Local:
-			j.as(Terminating, outside, "%s has only terminating endpoints on this node, and its %s traffic policy is Local", row.Service, which)
+			j.as(Terminating, outside,
+				"%s has only terminating endpoints on this node, and its %s traffic policy is Local",
+				row.Service, which)
 		default:
 			j.is(Terminating, "%s has only terminating endpoints: they serve until they end", row.Service)
 		}

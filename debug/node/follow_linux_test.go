@@ -78,7 +78,8 @@ func noRouteTo(cidr string) func() error {
 		}
 		all, err := netlink.RouteList(nil, family)
 		for _, r := range all {
-			if r.Dst != nil && (r.Dst.String() == prefix(cidr).String() || r.Dst.String() == "0.0.0.0/0" || r.Dst.String() == "::/0") {
+			if r.Dst != nil && (r.Dst.String() == prefix(cidr).String() ||
+				r.Dst.String() == "0.0.0.0/0" || r.Dst.String() == "::/0") {
 				err = errors.Join(err, netlink.RouteDel(&r))
 			}
 		}
@@ -90,7 +91,8 @@ func noRouteTo(cidr string) func() error {
 func failedNeighbour(link, addr string) func() error {
 	return onLink(link, func(l netlink.Link) error {
 		return errors.Join(netlink.RouteAdd(&netlink.Route{Dst: prefix(addr + "/32"), LinkIndex: l.Attrs().Index}),
-			netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP(addr), State: netlink.NUD_FAILED}))
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index,
+				IP: net.ParseIP(addr), State: netlink.NUD_FAILED}))
 	})
 }
 
@@ -125,41 +127,61 @@ var faults = []fault{
 	{name: "nothing, to the node", from: "pod1", to: "node1", break_: nothing, want: trace.Delivered},
 	{name: "nothing, to itself", from: "node1", to: "node1", break_: nothing, want: trace.Delivered},
 	{name: "nothing, IPv6", from: "pod1", to: "pod4", six: true, break_: nothing, want: trace.Delivered},
-	{name: "ip_forward", from: "pod1", to: "pod2", break_: sysctls("ipv4/ip_forward", "0"), want: trace.Dropped, by: "net.ipv4.ip_forward=0"},
-	{name: "ip_forward, local only", from: "pod1", to: "node1", break_: sysctls("ipv4/ip_forward", "0"), want: trace.Delivered},
-	{name: "forwarding of the device", from: "pod1", to: "pod2", break_: sysctls("ipv4/conf/vethpod1/forwarding", "0"), want: trace.Dropped,
-		by: "net.ipv4.conf.vethpod1.forwarding=0"},
-	{name: "forwarding of the reply's device", from: "pod1", to: "pod2", break_: sysctls("ipv4/conf/vethpod2/forwarding", "0"),
-		want: trace.Dropped, by: "net.ipv4.conf.vethpod2.forwarding=0"},
-	{name: "forwarding of IPv6", from: "pod1", to: "pod2", six: true, break_: sysctls("ipv6/conf/all/forwarding", "0"), want: trace.Dropped,
-		by: "net.ipv6.conf.all.forwarding=0"},
-	{name: "no route", from: "client", to: "pod2", break_: noRouteTo("10.1.1.12/32"), want: trace.Rejected, by: "no route to 10.1.1.12"},
-	{name: "no route, IPv6", from: "client", to: "pod2", six: true, break_: noRouteTo("fd00:10:1:1::12/128"), want: trace.Rejected, by: "no route"},
-	{name: "no route, from the node", from: "node1", to: "pod2", break_: noRouteTo("10.1.1.12/32"), want: trace.Rejected, by: "no route to 10.1.1.12"},
+	{name: "ip_forward", from: "pod1", to: "pod2", break_: sysctls("ipv4/ip_forward", "0"),
+		want: trace.Dropped, by: "net.ipv4.ip_forward=0"},
+	{name: "ip_forward, local only", from: "pod1", to: "node1", break_: sysctls("ipv4/ip_forward", "0"),
+		want: trace.Delivered},
+	{name: "forwarding of the device", from: "pod1", to: "pod2",
+		break_: sysctls("ipv4/conf/vethpod1/forwarding", "0"),
+		want:   trace.Dropped, by: "net.ipv4.conf.vethpod1.forwarding=0"},
+	{name: "forwarding of the reply's device", from: "pod1", to: "pod2",
+		break_: sysctls("ipv4/conf/vethpod2/forwarding", "0"),
+		want:   trace.Dropped, by: "net.ipv4.conf.vethpod2.forwarding=0"},
+	{name: "forwarding of IPv6", from: "pod1", to: "pod2", six: true,
+		break_: sysctls("ipv6/conf/all/forwarding", "0"),
+		want:   trace.Dropped, by: "net.ipv6.conf.all.forwarding=0"},
+	{name: "no route", from: "client", to: "pod2", break_: noRouteTo("10.1.1.12/32"),
+		want: trace.Rejected, by: "no route to 10.1.1.12"},
+	{name: "no route, IPv6", from: "client", to: "pod2", six: true, break_: noRouteTo("fd00:10:1:1::12/128"),
+		want: trace.Rejected, by: "no route"},
+	{name: "no route, from the node", from: "node1", to: "pod2", break_: noRouteTo("10.1.1.12/32"),
+		want: trace.Rejected, by: "no route to 10.1.1.12"},
 	{name: "no route for the reply", from: "client", to: "pod2",
-		break_: routed("172.18.0.100/32", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN), in: "eth0", want: trace.Dropped, by: "172.18.0.100 is a blackhole"},
-	{name: "blackhole", from: "pod1", to: "pod4", break_: routed("10.1.2.14/32", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN), want: trace.Dropped,
-		by: "the route to 10.1.2.14 is a blackhole"},
-	{name: "unreachable", from: "pod1", to: "pod4", break_: routed("10.1.2.14/32", unix.RTN_UNREACHABLE, unix.RT_TABLE_MAIN), want: trace.Rejected,
-		by: "the route to 10.1.2.14 is unreachable"},
-	{name: "prohibit", from: "pod1", to: "pod4", break_: routed("10.1.2.14/32", unix.RTN_PROHIBIT, unix.RT_TABLE_MAIN), want: trace.Rejected,
-		by: "prohibits 10.1.2.14"},
-	{name: "blackhole, IPv6", from: "pod1", to: "pod4", six: true, break_: routed("fd00:10:1:2::14/128", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
-		want: trace.Dropped, by: "blackhole"},
-	{name: "policy rule", from: "pod1", to: "pod4", break_: both(routed("10.1.2.0/24", unix.RTN_BLACKHOLE, 77), ruleTo(func(r *netlink.Rule) {
-		r.Table, r.Src = 77, prefix("10.1.1.11/32")
-	})), want: trace.Dropped, by: "blackhole"},
-	{name: "policy rule of the device", from: "pod1", to: "pod4", break_: both(routed("10.1.2.0/24", unix.RTN_PROHIBIT, 77), ruleTo(func(r *netlink.Rule) {
-		r.Table, r.IifName = 77, "vethpod1"
-	})), want: trace.Rejected, by: "prohibits"},
-	{name: "device down", from: "client", to: "pod2", break_: onLink("vethpod2", netlink.LinkSetDown), want: trace.Dropped,
+		break_: routed("172.18.0.100/32", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
+		in:     "eth0", want: trace.Dropped, by: "172.18.0.100 is a blackhole"},
+	{name: "blackhole", from: "pod1", to: "pod4",
+		break_: routed("10.1.2.14/32", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
+		want:   trace.Dropped, by: "the route to 10.1.2.14 is a blackhole"},
+	{name: "unreachable", from: "pod1", to: "pod4",
+		break_: routed("10.1.2.14/32", unix.RTN_UNREACHABLE, unix.RT_TABLE_MAIN),
+		want:   trace.Rejected, by: "the route to 10.1.2.14 is unreachable"},
+	{name: "prohibit", from: "pod1", to: "pod4",
+		break_: routed("10.1.2.14/32", unix.RTN_PROHIBIT, unix.RT_TABLE_MAIN),
+		want:   trace.Rejected, by: "prohibits 10.1.2.14"},
+	{name: "blackhole, IPv6", from: "pod1", to: "pod4", six: true,
+		break_: routed("fd00:10:1:2::14/128", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
+		want:   trace.Dropped, by: "blackhole"},
+	{name: "policy rule", from: "pod1", to: "pod4", want: trace.Dropped, by: "blackhole",
+		break_: both(routed("10.1.2.0/24", unix.RTN_BLACKHOLE, 77), ruleTo(func(r *netlink.Rule) {
+			r.Table, r.Src = 77, prefix("10.1.1.11/32")
+		}))},
+	{name: "policy rule of the device", from: "pod1", to: "pod4", want: trace.Rejected, by: "prohibits",
+		break_: both(routed("10.1.2.0/24", unix.RTN_PROHIBIT, 77), ruleTo(func(r *netlink.Rule) {
+			r.Table, r.IifName = 77, "vethpod1"
+		}))},
+	{name: "device down", from: "client", to: "pod2",
+		break_: onLink("vethpod2", netlink.LinkSetDown), want: trace.Dropped,
 		by: "endpoint 10.1.1.12:8080 is on this node, but its route leads through eth0 to 172.18.0.254"},
-	{name: "neighbour failed", from: "pod1", to: "10.1.1.99", break_: failedNeighbour("vethpod2", "10.1.1.99"), want: trace.Dropped,
-		by: "neighbour 10.1.1.99 on vethpod2 is FAILED"},
-	{name: "strict rp_filter", from: "client", to: "pod2", in: "eth0", break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), onLink("vethpod1", func(l netlink.Link) error {
-		return netlink.RouteAdd(&netlink.Route{Dst: prefix("172.18.0.100/32"), LinkIndex: l.Attrs().Index})
-	})), want: trace.Dropped, by: "rp_filter=1 (strict) of eth0: the route back to 172.18.0.100 leads through vethpod1"},
-	{name: "loopback from outside", from: "pod1", to: "127.0.0.1", break_: nothing, want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
+	{name: "neighbour failed", from: "pod1", to: "10.1.1.99",
+		break_: failedNeighbour("vethpod2", "10.1.1.99"),
+		want:   trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is FAILED"},
+	{name: "strict rp_filter", from: "client", to: "pod2", in: "eth0", want: trace.Dropped,
+		by: "rp_filter=1 (strict) of eth0: the route back to 172.18.0.100 leads through vethpod1",
+		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), onLink("vethpod1", func(l netlink.Link) error {
+			return netlink.RouteAdd(&netlink.Route{Dst: prefix("172.18.0.100/32"), LinkIndex: l.Attrs().Index})
+		}))},
+	{name: "loopback from outside", from: "pod1", to: "127.0.0.1", break_: nothing,
+		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
 
 // TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04).
@@ -184,13 +206,15 @@ func TestFaults(t *testing.T) {
 					t.Fatal(err)
 				}
 				n, err := Follow(t.Context(), Question{Packet: trace.Packet{
-					From: netip.AddrPortFrom(from.Addr(f.six), 0), To: to, Host: f.from == netlab.Node1, In: f.in, Proto: lb.TCP,
+					From: netip.AddrPortFrom(from.Addr(f.six), 0), To: to,
+					Host: f.from == netlab.Node1, In: f.in, Proto: lb.TCP,
 				}, OnNode: onNode1}, open{})
 				if err != nil {
 					t.Fatal(err)
 				}
 				if n.Verdict != f.want || !strings.Contains(n.By, f.by) || (n.By == "") != (f.by == "") ||
-					(len(n.NotEvaluated) > 0) != (f.doubt != "") || !strings.Contains(strings.Join(n.NotEvaluated, "\n"), f.doubt) {
+					(len(n.NotEvaluated) > 0) != (f.doubt != "") ||
+					!strings.Contains(strings.Join(n.NotEvaluated, "\n"), f.doubt) {
 					t.Errorf("%s by %q (do %q), want %s by %q\n%+v", n.Verdict, n.By, n.Do, f.want, f.by, n)
 				}
 				for _, s := range n.Steps {

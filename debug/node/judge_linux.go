@@ -24,7 +24,8 @@ func (w *walk) judge() trace.Node {
 			continue
 		}
 		if retries && e.backend.IsValid() {
-			n.Warnings = append(n.Warnings, fmt.Sprintf("The proxy does not reach %s, and takes another backend: %s.", e.backend, e.by))
+			n.Warnings = append(n.Warnings,
+				fmt.Sprintf("The proxy does not reach %s, and takes another backend: %s.", e.backend, e.by))
 			continue
 		}
 		n.Share += e.share

@@ -22,8 +22,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// Live has the kernel report on one real packet for the time given, and returns what it reported. If
-// the packet is one of this node, Live sends it: a SYN, or an empty datagram; else a client must. It
+// Live has the kernel report on one real packet for the time given, and returns the reports. If
+// the packet is this node's, Live sends it: a SYN or an empty datagram; else a client must. It
 // works in the network namespace of the calling thread and needs CAP_NET_ADMIN. All that it adds to
 // the kernel is a table that the kernel deletes when the socket closes, even after kill -9.
 func Live(ctx context.Context, p trace.Packet, wait time.Duration) (trace.Live, error) {
@@ -107,7 +107,8 @@ func (w *watcher) table() *wire.Transaction {
 		there, conn = append(there, rule.Opening), append(conn, rule.Handshake)
 	}
 	add := func(name string, num uint32, priority int32, conditions ...[]rule.Statement) {
-		c := rule.Chain{Name: name + "/" + hookNames[num], Hook: wire.Hook{Type: "filter", Num: num, Priority: priority}}
+		c := rule.Chain{Name: name + "/" + hookNames[num],
+			Hook: wire.Hook{Type: "filter", Num: num, Priority: priority}}
 		for _, all := range conditions {
 			c.Rules = append(c.Rules, w.ip.New("", slices.Concat(all, rule.Traced)...))
 		}
@@ -143,7 +144,8 @@ func (w *watcher) hear(m nlconn.Message) {
 	case m.Type == wire.MsgType(unix.NFT_MSG_TRACE) && len(m.Body) > wire.Header && len(w.reports) < maxReports:
 		r := parseReport(m.Body)
 		w.reports = append(w.reports, r)
-		if r.table == w.own && strings.HasPrefix(r.chain, replyGoes) && !w.closed && observed(w.own, w.reports).Answered {
+		if r.table == w.own && strings.HasPrefix(r.chain, replyGoes) &&
+			!w.closed && observed(w.own, w.reports).Answered {
 			w.closed = true
 			close(w.answered)
 		}
@@ -192,7 +194,8 @@ func headers(network, transport []byte) (from, to netip.AddrPort) {
 	}
 	source, _ := netip.AddrFromSlice(network[at : at+n])
 	destination, _ := netip.AddrFromSlice(network[at+n : at+2*n])
-	return netip.AddrPortFrom(source, nlconn.BE16(transport)), netip.AddrPortFrom(destination, nlconn.BE16(transport[2:]))
+	return netip.AddrPortFrom(source, nlconn.BE16(transport)),
+		netip.AddrPortFrom(destination, nlconn.BE16(transport[2:]))
 }
 
 func (w *watcher) note(s string) {

@@ -27,8 +27,10 @@ func (w *walk) either(link, name string) int {
 // conntrackFull reports whether conntrack has no place for a new connection.
 func (w *walk) conntrackFull() (stop, bool) {
 	count, most := w.number("netfilter/nf_conntrack_count"), w.number("netfilter/nf_conntrack_max")
-	return stop{verdict: trace.Dropped, stage: "conntrack", by: fmt.Sprintf("the conntrack table is full (%d of %d)", count, most),
-		do: "sysctl -w net.netfilter.nf_conntrack_max=" + strconv.Itoa(2*most)}, most > 0 && count >= most
+	full := most > 0 && count >= most
+	return stop{verdict: trace.Dropped, stage: "conntrack",
+		by: fmt.Sprintf("the conntrack table is full (%d of %d)", count, most),
+		do: "sysctl -w net.netfilter.nf_conntrack_max=" + strconv.Itoa(2*most)}, full
 }
 
 // comesIn finds the interface through which the client's packets come in: the one that was asked
@@ -38,7 +40,8 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 	if name := w.q.Packet.In; name != "" {
 		l := w.named(name)
 		if l.Index == 0 {
-			return l, stop{verdict: trace.Dropped, stage: "device", by: "interface " + name + " does not exist", do: "ip link"}
+			return l, stop{verdict: trace.Dropped, stage: "device",
+				by: "interface " + name + " does not exist", do: "ip link"}
 		}
 		return w.master(l), stop{}
 	}
@@ -98,9 +101,11 @@ func (w *walk) undeliverable(y way, r rtnl.Route, out rtnl.Link) stop {
 	if r.Gateway.IsValid() {
 		next = r.Gateway
 	}
-	if on := w.q.OnNode; s.by == "" && on != nil && !y.reply && y.backend.IsValid() && r.Gateway.IsValid() && on(y.backend) {
+	if on := w.q.OnNode; s.by == "" && on != nil && !y.reply &&
+		y.backend.IsValid() && r.Gateway.IsValid() && on(y.backend) {
 		s = stop{verdict: trace.Dropped, stage: "route", do: "ip route; ip link: is the interface of the pod down?",
-			by: fmt.Sprintf("endpoint %s is on this node, but its route leads through %s to %s", y.backend, out.Name, r.Gateway)}
+			by: fmt.Sprintf("endpoint %s is on this node, but its route leads through %s to %s",
+				y.backend, out.Name, r.Gateway)}
 	}
 	for _, n := range w.neighbours {
 		if n.Link != out.Index || n.Addr != next || s.by != "" {
@@ -115,7 +120,8 @@ func (w *walk) undeliverable(y way, r rtnl.Route, out rtnl.Link) stop {
 		default:
 			continue
 		}
-		s = stop{verdict: trace.Dropped, stage: "neighbour", by: fmt.Sprintf("neighbour %s on %s is %s: it does not answer", next, out.Name, state),
+		s = stop{verdict: trace.Dropped, stage: "neighbour",
+			by: fmt.Sprintf("neighbour %s on %s is %s: it does not answer", next, out.Name, state),
 			do: fmt.Sprintf("ip neigh show %s dev %s; is that machine or pod up?", next, out.Name)}
 	}
 	if s.by != "" {
@@ -131,7 +137,8 @@ func (w *walk) compareMTU(in, out rtnl.Link, r rtnl.Route) {
 		mtu = min(mtu, r.MTU)
 	}
 	if in.MTU > mtu && mtu != 0 {
-		w.warn("Packets of more than %d bytes do not fit from %s (MTU %d) to %s (MTU %d): if ICMP is filtered, large transfers hang.",
+		w.warn("Packets of more than %d bytes do not fit from %s (MTU %d) to %s (MTU %d): "+
+			"if ICMP is filtered, large transfers hang.",
 			mtu, in.Name, in.MTU, out.Name, mtu)
 	}
 }
@@ -144,7 +151,8 @@ func (w *walk) directBridge(y way, bridge rtnl.Link) {
 	}
 	if bridge.Kind == "bridge" && y.backend.IsValid() && !y.masq && len(w.in) > 0 && w.in[0] == bridge.Index &&
 		w.number("bridge/"+name) == 0 {
-		w.doubts = append(w.doubts, fmt.Sprintf("replies between ports of bridge %s: if the pods have a route to each other there, they pass "+
+		w.doubts = append(w.doubts, fmt.Sprintf("replies between ports of bridge %s: "+
+			"if the pods have a route to each other there, they pass "+
 			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name, calls))
 	}
 }
@@ -153,7 +161,8 @@ func (w *walk) directBridge(y way, bridge rtnl.Link) {
 // arp_ignore=0 it answers ARP for the addresses of all its interfaces.
 func (w *walk) answersARP(in rtnl.Link) {
 	f, to := w.q.Table.Frontend, w.q.Packet.To.Addr()
-	if f == nil || !w.q.Mode.Holds || f.Kind != lb.LoadBalancer && f.Kind != lb.ExternalIP || !to.Is4() || in.Name == "lo" {
+	if f == nil || !w.q.Mode.Holds ||
+		f.Kind != lb.LoadBalancer && f.Kind != lb.ExternalIP || !to.Is4() || in.Name == "lo" {
 		return
 	}
 	if ignore := w.either(in.Name, "arp_ignore"); ignore == 0 {
@@ -167,7 +176,8 @@ func (w *walk) refused(r rtnl.Route, y way, in rtnl.Link) stop {
 	s := stop{verdict: trace.Dropped, stage: y.stage("route")}
 	to, from := y.To.Addr(), y.From.Addr()
 	set := func(path, value string) stop {
-		s.by, s.do = fmt.Sprintf("net.%s=%s", dots(path), w.sysctl(path)), fmt.Sprintf("sysctl -w net.%s=%s", dots(path), value)
+		s.by = fmt.Sprintf("net.%s=%s", dots(path), w.sysctl(path))
+		s.do = fmt.Sprintf("sysctl -w net.%s=%s", dots(path), value)
 		return s
 	}
 	switch {
@@ -206,11 +216,15 @@ func (w *walk) badSource(s stop, r rtnl.Route, y way, in rtnl.Link) stop {
 	s.do = fmt.Sprintf("ip route get %s; or sysctl -w net.ipv4.conf.%s.rp_filter=2", from, in.Name)
 	switch {
 	case back.Here():
-		s.by, s.do = fmt.Sprintf("the source %s is an address of this node, and the packet comes in through %s", from, in.Name), "ip address"
+		s.by = fmt.Sprintf("the source %s is an address of this node, and the packet comes in through %s",
+			from, in.Name)
+		s.do = "ip address"
 	case back.Errno != 0 && filter != 0:
-		s.by, s.do = fmt.Sprintf("rp_filter=%d of %s: there is no route back to %s", filter, in.Name, from), "ip route get "+from.String()
+		s.by = fmt.Sprintf("rp_filter=%d of %s: there is no route back to %s", filter, in.Name, from)
+		s.do = "ip route get " + from.String()
 	case filter == 1 && back.Out != in.Index:
-		s.by = fmt.Sprintf("rp_filter=1 (strict) of %s: the route back to %s leads through %s", in.Name, from, w.link(back.Out).Name)
+		s.by = fmt.Sprintf("rp_filter=1 (strict) of %s: the route back to %s leads through %s",
+			in.Name, from, w.link(back.Out).Name)
 	default:
 		return noRoute(r, y.To.Addr(), true, s.stage)
 	}
@@ -219,7 +233,8 @@ func (w *walk) badSource(s stop, r rtnl.Route, y way, in rtnl.Link) stop {
 
 // noRoute says what the kernel's refusal of a route means; the zero stop if it did not refuse.
 func noRoute(r rtnl.Route, to netip.Addr, forwarded bool, stage string) stop {
-	s := stop{verdict: trace.Rejected, stage: stage, do: fmt.Sprintf("ip route get %s; ip rule; ip route show table all", to)}
+	s := stop{verdict: trace.Rejected, stage: stage,
+		do: fmt.Sprintf("ip route get %s; ip rule; ip route show table all", to)}
 	switch r.Errno {
 	case 0:
 		return stop{}

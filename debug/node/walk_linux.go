@@ -270,7 +270,8 @@ func (w *walk) bounded(all []trace.Backend) []trace.Backend {
 func (w *walk) answered(y way) []way {
 	z := y
 	z.reply, z.here, z.Mark, z.From, z.To = true, false, 0, y.To, y.From
-	z.Flow = hooks.Flow{State: hooks.Established, Reply: true, Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}}
+	z.Flow = hooks.Flow{State: hooks.Established, Reply: true,
+		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}}
 	switch in := w.named(y.Out); {
 	case y.here:
 		return w.send(z)
@@ -372,7 +373,9 @@ func (y way) stage(name string) string {
 
 // note adds a step.
 func (y *way) note(stage, format string, args ...any) {
-	y.steps = append(slices.Clip(y.steps), trace.Step{Backend: y.backend, Reply: y.reply, Stage: stage, Text: fmt.Sprintf(format, args...)})
+	y.steps = append(slices.Clip(y.steps), trace.Step{
+		Backend: y.backend, Reply: y.reply, Stage: stage, Text: fmt.Sprintf(format, args...),
+	})
 }
 
 // stop ends a way at an obstacle.

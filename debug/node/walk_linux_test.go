@@ -20,8 +20,12 @@ const up = unix.IFF_UP | unix.IFF_RUNNING
 // world is a node with a pod at 10.1.1.1 and one at 10.1.1.2; everything else is behind eth0.
 func world() facts {
 	return facts{
-		links: []rtnl.Link{{Index: 1, Name: "lo", Flags: up, MTU: 65536}, {Index: 2, Name: "eth0", Flags: up, MTU: 1500},
-			{Index: 3, Name: "pod1", Flags: up, MTU: 1500}, {Index: 4, Name: "pod2", Flags: up, MTU: 1500}},
+		links: []rtnl.Link{
+			{Index: 1, Name: "lo", Flags: up, MTU: 65536},
+			{Index: 2, Name: "eth0", Flags: up, MTU: 1500},
+			{Index: 3, Name: "pod1", Flags: up, MTU: 1500},
+			{Index: 4, Name: "pod2", Flags: up, MTU: 1500},
+		},
 		route: func(q rtnl.Query) (rtnl.Route, error) {
 			switch q.To.String() {
 			case "10.1.1.1":
@@ -80,17 +84,21 @@ func TestWalk(t *testing.T) {
 		check func(trace.Node) bool
 	}{
 		{"nothing", func(*walk) {}, trace.Delivered, "", 0, func(n trace.Node) bool { return len(n.Steps) > 0 }},
-		{"one backend of two", stopped(near, "Calico", trace.Drop), trace.Dropped, `table inet x, chain c, rule 1 "drop"`, 0.5,
+		{"one backend of two", stopped(near, "Calico", trace.Drop),
+			trace.Dropped, `table inet x, chain c, rule 1 "drop"`, 0.5,
 			func(n trace.Node) bool {
-				return !n.Own && slices.Equal(n.Backends, []netip.AddrPort{netip.MustParseAddrPort(near)}) && n.Harmful()
+				reached := []netip.AddrPort{netip.MustParseAddrPort(near)}
+				return !n.Own && slices.Equal(n.Backends, reached) && n.Harmful()
 			}},
 		{"kube-proxy rejects, as the table says", func(w *walk) {
 			w.q.Table.Verdict = trace.Reject
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				return []hooks.Way{{Packet: p, Share: 1, Verdict: trace.Reject, By: rule("kube-proxy")}}, nil
 			}
-		}, trace.Rejected, "table inet x", 1, func(n trace.Node) bool { return n.Own && !n.Harmful() && n.Lead() == "" }},
-		{"kube-proxy rejects, and the table says otherwise", stopped(near, "kube-proxy", trace.Reject), trace.Rejected, "table inet x", 0.5,
+		}, trace.Rejected, "table inet x", 1,
+			func(n trace.Node) bool { return n.Own && !n.Harmful() && n.Lead() == "" }},
+		{"kube-proxy rejects, and the table says otherwise", stopped(near, "kube-proxy", trace.Reject),
+			trace.Rejected, "table inet x", 0.5,
 			func(n trace.Node) bool { return !n.Own && n.Harmful() }},
 		{"a doubt", func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
@@ -106,10 +114,14 @@ func TestWalk(t *testing.T) {
 			}
 		}, trace.Dropped, "notrack", 1, nil},
 		{"a full table", func(w *walk) {
-			w.sysctl = func(path string) string { return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")] }
+			w.sysctl = func(path string) string {
+				return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")]
+			}
 		}, trace.Dropped, "the conntrack table is full (7 of 7)", 1, nil},
 		{"an existing connection in a full table", func(w *walk) {
-			w.sysctl = func(path string) string { return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")] }
+			w.sysctl = func(path string) string {
+				return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")]
+			}
 			w.q.Backend, w.q.Sees = netip.MustParseAddrPort(near), w.q.Packet.From
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				if !p.Flow.Reply {
@@ -118,7 +130,8 @@ func TestWalk(t *testing.T) {
 				return one(p), nil
 			}
 		}, trace.Delivered, "", 0, nil},
-		{"no carrier", func(w *walk) { w.links[3].Flags = unix.IFF_UP }, trace.Dropped, "pod2 has no carrier", 0.5, nil},
+		{"no carrier", func(w *walk) { w.links[3].Flags = unix.IFF_UP },
+			trace.Dropped, "pod2 has no carrier", 0.5, nil},
 		{"no such interface", func(w *walk) { w.q.Packet.In = "evil\x1b[31m" }, trace.Dropped, "does not exist", 1,
 			func(n trace.Node) bool { return !strings.Contains(n.Lead()+n.Text(true), "\x1b") }},
 		{"a small MTU", func(w *walk) { w.links[3].MTU = 1400 }, trace.Delivered, "", 0,
@@ -138,16 +151,21 @@ func TestWalk(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := &walk{facts: world(), q: Question{
-				Packet: trace.Packet{From: netip.MustParseAddrPort("10.1.1.1:1"), To: netip.MustParseAddrPort(service), Proto: lb.TCP},
+				Packet: trace.Packet{
+					From: netip.MustParseAddrPort("10.1.1.1:1"), To: netip.MustParseAddrPort(service), Proto: lb.TCP,
+				},
 				Table: trace.Answer{Verdict: trace.Balance, Backends: []trace.Backend{
-					{Address: netip.MustParseAddrPort(near), Share: 0.5}, {Address: netip.MustParseAddrPort(far), Share: 0.5}}},
+					{Address: netip.MustParseAddrPort(near), Share: 0.5},
+					{Address: netip.MustParseAddrPort(far), Share: 0.5}}},
 			}}
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return balanced(h, p, near, far), nil }
 			c.edit(w)
 			w.follow()
 			n := w.judge()
-			if w.err != nil || n.Verdict != c.want || !strings.Contains(n.By, c.by) || (n.By == "") != (c.by == "") || n.Share != c.share {
-				t.Errorf("%v: %s by %q (%v), want %s by %q (%v)", w.err, n.Verdict, n.By, n.Share, c.want, c.by, c.share)
+			if w.err != nil || n.Verdict != c.want || !strings.Contains(n.By, c.by) || (n.By == "") != (c.by == "") ||
+				n.Share != c.share {
+				t.Errorf("%v: %s by %q (%v), want %s by %q (%v)",
+					w.err, n.Verdict, n.By, n.Share, c.want, c.by, c.share)
 			}
 			if c.check != nil && !c.check(n) {
 				t.Errorf("%+v\n%s%s", n, n.Lead(), n.Text(true))
@@ -170,7 +188,8 @@ func TestManyBackends(t *testing.T) {
 		return balanced(h, p, backends...), nil
 	}
 	w.follow()
-	if n := w.judge(); passed > 6*maxWays || n.Verdict != trace.Delivered || !strings.Contains(strings.Join(n.Warnings, ""), "64 of 5000") {
+	if n := w.judge(); passed > 6*maxWays || n.Verdict != trace.Delivered ||
+		!strings.Contains(strings.Join(n.Warnings, ""), "64 of 5000") {
 		t.Errorf("%d hooks passed; %s, %q", passed, n.Verdict, n.Warnings)
 	}
 }

@@ -26,7 +26,7 @@ func foreign(n int) string {
 var web = Packet{Proto: lb.TCP, From: netip.MustParseAddrPort("10.0.0.1:999"),
 	To: netip.MustParseAddrPort("10.1.1.1:80"), In: "lo", Out: "lo"}
 
-// 5,000 rules of others are evaluated; of a chain with 100,000 the answer says that it has too many.
+// 5,000 rules of others are evaluated. Of a chain with 100,000 the answer says: too many.
 func TestManyRules(t *testing.T) {
 	for _, c := range []struct {
 		rules  int
@@ -67,54 +67,83 @@ func TestRareRules(t *testing.T) {
 		want        string
 	}{
 		{"ingress",
-			"table netdev d { chain i { type filter hook ingress device d0 priority 0; tcp dport 80 drop;\n} }", "nft", Prerouting, from("d0"),
+			"table netdev d { chain i { type filter hook ingress device d0 priority 0; tcp dport 80 drop;\n} }",
+			"nft", Prerouting, from("d0"),
 			`drop by table netdev d, chain i, rule 1 "tcp dport 80 drop"`},
 		{"ingress of another device",
-			"table netdev d { chain i { type filter hook ingress device d1 priority 0; tcp dport 80 drop;\n} }", "nft", Prerouting, from("d0"), "to 10.1.1.1:80"},
+			"table netdev d { chain i { type filter hook ingress device d1 priority 0; tcp dport 80 drop;\n} }",
+			"nft", Prerouting, from("d0"), "to 10.1.1.1:80"},
 		{"bridge",
-			"table bridge b { chain i { type filter hook input priority 0; meta protocol ip ip daddr 10.1.1.1 drop;\n} }", "nft", Prerouting, from("br0"),
+			"table bridge b { chain i { type filter hook input priority 0; meta protocol ip " +
+				"ip daddr 10.1.1.1 drop;\n} }",
+			"nft", Prerouting, from("br0"),
 			`drop by table bridge b, chain i, rule 1 "ip daddr 10.1.1.1 drop"`},
 		{"no bridge", "table bridge b { chain i { type filter hook input priority 0; drop;\n} }", "nft",
 			Prerouting, from("d0"), "to 10.1.1.1:80"},
 		{"dormant table",
-			"table inet x { flags dormant; chain i { type filter hook forward priority 0; drop;\n} }", "nft", Forward, web, "to 10.1.1.1:80"},
-		{"limit", "table inet x { chain i { type filter hook forward priority 0; limit rate 1/second drop;\n} }", "nft", Forward, web,
+			"table inet x { flags dormant; chain i { type filter hook forward priority 0; drop;\n} }",
+			"nft", Forward, web, "to 10.1.1.1:80"},
+		{"limit",
+			"table inet x { chain i { type filter hook forward priority 0; " +
+				"limit rate 1/second drop;\n} }", "nft", Forward, web,
 			`to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "limit drop"`},
 		{"limit without consequence",
-			"table inet x { chain i { type filter hook forward priority 0; limit rate 1/second accept;\n} }", "nft", Forward, web, "to 10.1.1.1:80"},
+			"table inet x { chain i { type filter hook forward priority 0; limit rate 1/second accept;\n} }",
+			"nft", Forward, web, "to 10.1.1.1:80"},
 		{"unknown, but another condition fails",
-			"table inet x { chain i { type filter hook forward priority 0; ip ttl 3 tcp dport 81 drop;\n} }", "nft", Forward, web, "to 10.1.1.1:80"},
+			"table inet x { chain i { type filter hook forward priority 0; ip ttl 3 tcp dport 81 drop;\n} }",
+			"nft", Forward, web, "to 10.1.1.1:80"},
 		{"limited element",
-			"table inet x { set s { type ipv4_addr; size 10; flags dynamic; }; chain i { type filter hook forward priority 0; add @s { ip saddr limit rate over 1/second } drop;\n} }", "nft", Forward, web,
+			"table inet x { set s { type ipv4_addr; size 10; flags dynamic; }; " +
+				"chain i { type filter hook forward priority 0; " +
+				"add @s { ip saddr limit rate over 1/second } drop;\n} }",
+			"nft", Forward, web,
 			`to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "update @s { ip saddr limit } drop"`},
 		{"catch-all element",
-			"table inet x { map m { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept, * : drop }; }; chain i { type filter hook forward priority 0; ip daddr vmap @m;\n} }", "nft", Forward, web,
+			"table inet x { map m { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept, * : drop }; }; " +
+				"chain i { type filter hook forward priority 0; ip daddr vmap @m;\n} }",
+			"nft", Forward, web,
 			`drop by table inet x, chain i, rule 1 "ip daddr vmap @m"`},
 		{"hostile names",
-			"table inet x { chain i { type filter hook forward priority 0; drop comment \"\x1b[31m red\";\n} }", "nft", Forward, web,
+			"table inet x { chain i { type filter hook forward priority 0; drop comment \"\x1b[31m red\";\n} }",
+			"nft", Forward, web,
 			`drop by table inet x, chain i, rule 1 "drop comment \"\\x1b[31m red\""`},
-		{"ipset", "ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:80; iptables-nft -A FORWARD -m set --match-set s dst,dst -j DROP", "sh", Forward, web,
+		{"ipset",
+			"ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:80; " +
+				"iptables-nft -A FORWARD -m set --match-set s dst,dst -j DROP",
+			"sh", Forward, web,
 			`drop by table ip filter, chain FORWARD, rule 1 "-m set --match-set s dst,dst -j DROP"`},
 		{"ipset without the port",
-			"ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:81; iptables-legacy -A FORWARD -m set --match-set s dst,dst -j DROP", "sh", Forward, web, "to 10.1.1.1:80"},
+			"ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:81; " +
+				"iptables-legacy -A FORWARD -m set --match-set s dst,dst -j DROP",
+			"sh", Forward, web, "to 10.1.1.1:80"},
 		{"strange ipset",
 			"ipset create s list:set; iptables-legacy -A FORWARD -m set --match-set s src -j DROP", "sh", Forward, web,
-			`to 10.1.1.1:80, not evaluated: table filter of iptables-legacy, chain FORWARD, rule 1 "-m set --match-set s src -j DROP"`},
+			`to 10.1.1.1:80, not evaluated: table filter of iptables-legacy, chain FORWARD, rule 1 ` +
+				`"-m set --match-set s src -j DROP"`},
 		{"reverse path", "iptables-legacy -t raw -A PREROUTING -m rpfilter --invert -j DROP", "sh",
 			Prerouting, from("d0"),
 			`drop by table raw of iptables-legacy, chain PREROUTING, rule 1 "-m rpfilter --invert -j DROP"`},
 		{"reverse path from where it leads",
-			"iptables-legacy -t raw -A PREROUTING -m rpfilter --invert -j DROP", "sh", Prerouting, from("d1"), "to 10.1.1.1:80"},
+			"iptables-legacy -t raw -A PREROUTING -m rpfilter --invert -j DROP",
+			"sh", Prerouting, from("d1"), "to 10.1.1.1:80"},
 		{"unknown match", "iptables-nft -A FORWARD -m time --timestart 01:00 -j DROP", "sh", Forward, web,
-			`to 10.1.1.1:80, not evaluated: table ip filter, chain FORWARD, rule 1 "-m time --timestart 01:00:00 --timestop 23:59:59 --datestop 2038-01-19T03:14:07 -j DROP"`},
+			`to 10.1.1.1:80, not evaluated: table ip filter, chain FORWARD, rule 1 ` +
+				`"-m time --timestart 01:00:00 --timestop 23:59:59 --datestop 2038-01-19T03:14:07 -j DROP"`},
 		{"unknown target", "iptables-nft -A FORWARD -p tcp -j NFQUEUE --queue-num 3", "sh", Forward, web,
-			`to 10.1.1.1:80, not evaluated: table ip filter, chain FORWARD, rule 1 "-p tcp -j NFQUEUE --queue-num 3"`},
-		{"owner", "iptables-nft -N cali-FORWARD; iptables-nft -A FORWARD -j cali-FORWARD; iptables-nft -A cali-FORWARD -j DROP", "sh", Forward, web,
+			`to 10.1.1.1:80, not evaluated: table ip filter, chain FORWARD, rule 1 ` +
+				`"-p tcp -j NFQUEUE --queue-num 3"`},
+		{"owner",
+			"iptables-nft -N cali-FORWARD; iptables-nft -A FORWARD -j cali-FORWARD; " +
+				"iptables-nft -A cali-FORWARD -j DROP",
+			"sh", Forward, web,
 			`drop by table ip filter, chain cali-FORWARD, rule 1 "drop" (of Calico)`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			netlab.EnterForTest(t)
-			load(t, `set -e; ip link set lo up; ip link add d0 type veth peer name e0; ip link add d1 type veth peer name e1; ip link set e0 up; ip link set e1 up; ip link add br0 type bridge; ip link set d0 up; ip link set d1 up
+			load(t, `set -e; ip link set lo up; ip link add d0 type veth peer name e0; `+
+				`ip link add d1 type veth peer name e1; ip link set e0 up; ip link set e1 up; `+
+				`ip link add br0 type bridge; ip link set d0 up; ip link set d1 up
 				ip addr add 10.0.0.2/24 dev d1`, "sh")
 			if c.command == "nft" {
 				load(t, strings.ReplaceAll(c.rules, "\n} }", "\n}\n}"), "nft", "-f", "-")
@@ -143,8 +172,8 @@ func from(in string) Packet {
 	return p
 }
 
-// A flow that conntrack knows is translated as it is, whatever the nat chains say, and a later packet of
-// it is no first one.
+// Conntrack translates a flow that it knows, whatever the nat chains say. A later packet of it is
+// no first one.
 func TestEstablished(t *testing.T) {
 	netlab.EnterForTest(t)
 	load(t, `table inet x {
@@ -163,7 +192,8 @@ func TestEstablished(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	client, service, pod := netip.MustParseAddrPort("10.0.0.1:999"), netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.1.1.7:8080")
+	client, service := netip.MustParseAddrPort("10.0.0.1:999"), netip.MustParseAddrPort("10.96.0.1:80")
+	pod := netip.MustParseAddrPort("10.1.1.7:8080")
 	flow := Flow{State: Established, Orig: Tuple{client, service}, Reverse: Tuple{pod, client}}
 	there := Packet{Proto: lb.TCP, From: client, To: service, In: "lo", Flow: flow}
 	flow.Reply = true

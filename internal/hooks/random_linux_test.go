@@ -155,7 +155,8 @@ func (r *rules) load(t *testing.T) (texts []string) {
 		[]string{"legacy"}, []string{"nft", "xt-nft"}, []string{"nft", "legacy"})
 	r.judge.on(netlab.Node1, func() {
 		load(t, "flush ruleset", "nft", "-f", "-")
-		load(t, "*raw\nCOMMIT\n*mangle\nCOMMIT\n*nat\nCOMMIT\n*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\nCOMMIT\n", program+"-legacy-restore")
+		load(t, "*raw\nCOMMIT\n*mangle\nCOMMIT\n*nat\nCOMMIT\n"+
+			"*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\nCOMMIT\n", program+"-legacy-restore")
 		for _, kind := range kinds {
 			var text string
 			switch kind {
@@ -295,7 +296,8 @@ func (r *rules) matches(hook string) string {
 func (r *rules) rule(next, chains int, hook string) string {
 	verdicts := []string{"accept", "drop", "reject", "return", "counter", "meta mark set 1",
 		"meta mark set meta mark | 0x2", "ct mark set 5", "ct mark set meta mark",
-		"meta mark set ct mark", "meta mark set udp dport map @marks", "add @dyn { " + r.ip() + " saddr }", "continue", "meta mark set 3 accept", "ip6 hoplimit set 9 accept"}
+		"meta mark set ct mark", "meta mark set udp dport map @marks",
+		"add @dyn { " + r.ip() + " saddr }", "continue", "meta mark set 3 accept", "ip6 hoplimit set 9 accept"}
 	verdicts[len(verdicts)-1] = "update @dyn { " + r.ip() + " daddr timeout 1m } return"
 	if hook == "prerouting" || hook == "output" {
 		verdicts = append(verdicts, "notrack")
@@ -329,7 +331,8 @@ func (r *rules) match(hook string) string {
 			not), fmt.Sprintf("%s daddr @timed", ip),
 		fmt.Sprintf("%s daddr . udp dport %s@pairs", ip,
 			not), fmt.Sprintf("%s daddr . meta l4proto . udp dport @exact", ip),
-		"udp dport " + not + r.portText(), "udp dport { 53, 80-100 }", "udp dport >= 443", "udp sport 10000-40000", "th dport " + r.portText(),
+		"udp dport " + not + r.portText(), "udp dport { 53, 80-100 }", "udp dport >= 443",
+		"udp sport 10000-40000", "th dport " + r.portText(),
 		"meta mark " + not + pick(r, "1", "2",
 			"3"), "meta mark & 0x2 == 0x2", "meta mark and 0x1 != 0", "ct mark 5", "meta mark < 2",
 		"ct state " + not + pick(r, "new", "established", "invalid", "untracked", "established,related",
@@ -338,7 +341,8 @@ func (r *rules) match(hook string) string {
 			"{ tcp, udp }"), "meta nfproto " + pick(r, "ipv4", "ipv6"), "meta protocol " + ip,
 		"fib daddr type local", "fib saddr type " + not + pick(r, "unicast",
 			"local"), "meta pkttype host", "ct original " + ip + " daddr " + r.addr(),
-		"meta l4proto udp ct original proto-dst 80", "ct reply " + ip + " saddr " + r.addr(), "meta length < 1", "tcp flags syn", "meta iiftype ether",
+		"meta l4proto udp ct original proto-dst 80", "ct reply " + ip + " saddr " + r.addr(),
+		"meta length < 1", "tcp flags syn", "meta iiftype ether",
 	}
 	if hook == "prerouting" || hook == "input" || hook == "forward" {
 		all = append(all, `iifname "vethpod1"`, `iifname `+not+`"vethpod*"`, "iif "+not+"vethpod2",
@@ -410,12 +414,16 @@ func (r *rules) options(base string) string {
 func (r *rules) option(base string) string {
 	not, ports := pick(r, "", "", "! "), strings.ReplaceAll(r.portText(), "-", ":")
 	all := []string{
-		not + "-s " + r.prefix(), not + "-d " + r.addr(), "-p udp", not + "-p tcp", "-p udp -m udp " + not + "--dport " + ports, "-p udp -m udp --sport 10000:30000",
-		"-p udp -m multiport " + not + "--dports 53,80:100,9000", "-p udp -m multiport --ports 443,8080", "-m mark " + not + "--mark 0x1", "-m mark --mark 0x2/0x2",
+		not + "-s " + r.prefix(), not + "-d " + r.addr(), "-p udp",
+		not + "-p tcp", "-p udp -m udp " + not + "--dport " + ports, "-p udp -m udp --sport 10000:30000",
+		"-p udp -m multiport " + not + "--dports 53,80:100,9000", "-p udp -m multiport --ports 443,8080",
+		"-m mark " + not + "--mark 0x1", "-m mark --mark 0x2/0x2",
 		"-m connmark " + not + "--mark 5", "-m conntrack " + not + "--ctstate " + pick(r, "NEW",
 			"ESTABLISHED,RELATED", "INVALID", "DNAT", "UNTRACKED,NEW", "SNAT"),
-		"-m state --state NEW", "-m addrtype " + not + "--dst-type LOCAL", "-m addrtype --src-type " + pick(r, "LOCAL", "UNICAST"),
-		"-m iprange --dst-range " + r.judge.pods["pod1"].String() + "-" + r.judge.pods["pod2"].String(), `-m comment --comment "a \"b\" c"`,
+		"-m state --state NEW", "-m addrtype " + not + "--dst-type LOCAL",
+		"-m addrtype --src-type " + pick(r, "LOCAL", "UNICAST"),
+		"-m iprange --dst-range " + r.judge.pods["pod1"].String() + "-" + r.judge.pods["pod2"].String(),
+		`-m comment --comment "a \"b\" c"`,
 		"-m conntrack --ctorigdst " + r.addr(), "-m conntrack --ctdir " + pick(r, "ORIGINAL",
 			"REPLY"), "-m length --length 1:5", "-m conntrack --ctorigdstport 80",
 	}
@@ -431,7 +439,8 @@ func (r *rules) option(base string) string {
 // target is what a rule of iptables does.
 func (r *rules) target(table, chain string) string {
 	all := []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j MARK --set-xmark 0x1/0xffffffff",
-		"-j MARK --or-mark 0x2", "-j CONNMARK --set-mark 5", "-j CONNMARK --save-mark", "-j CONNMARK --restore-mark", ""}
+		"-j MARK --or-mark 0x2", "-j CONNMARK --set-mark 5", "-j CONNMARK --save-mark",
+		"-j CONNMARK --restore-mark", ""}
 	if table == "raw" {
 		all = []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j CT --notrack",
 			"-j MARK --set-xmark 0x1/0xffffffff", ""}

@@ -30,7 +30,9 @@ func Hollow(name string, failing bool) Run {
 		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
 	slice := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: "web-1"}, Service: web,
 		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
-	slice.Endpoints = slice.Endpoints.With(cluster.Endpoint{Addr: netip.MustParseAddr("10.1.1.11"), Ready: true, Serving: true})
+	slice.Endpoints = slice.Endpoints.With(cluster.Endpoint{
+		Addr: netip.MustParseAddr("10.1.1.11"), Ready: true, Serving: true,
+	})
 	store.Fold(cluster.ServicesListed{Services: []*cluster.Service{service}})
 	store.Fold(cluster.SlicesListed{Slices: []*cluster.Slice{slice}})
 	settings := policy.Settings{Family: lb.IPv4}
@@ -40,22 +42,30 @@ func Hollow(name string, failing bool) Run {
 	stats := engine.Stats{Begun: true, Settled: true, LastSuccess: now}
 	if failing {
 		key := lb.Key{Addr: service.ClusterIPs[0], Port: 80, Proto: lb.TCP}
-		stats.Failing = []engine.Failing{{Key: key, Service: "shop/web:http", Err: "no space left on device", Since: now, Tries: 3}}
+		stats.Failing = []engine.Failing{{
+			Key: key, Service: "shop/web:http", Err: "no space left on device", Since: now, Tries: 3,
+		}}
 	}
 	ring := changes.New(0)
-	ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: web, What: changes.ServiceChanged, Services: 1, Rows: 1,
-		API: changed.Add(-time.Second).UnixNano(), Learned: changed.UnixNano(), Done: changed.Add(time.Duration(len(name)) * time.Millisecond).UnixNano()})
+	ring.Add(changes.Entry{
+		Kind: changes.Service, Family: lb.IPv4, Service: web, What: changes.ServiceChanged, Services: 1, Rows: 1,
+		API: changed.Add(-time.Second).UnixNano(), Learned: changed.UnixNano(),
+		Done: changed.Add(time.Duration(len(name)) * time.Millisecond).UnixNano(),
+	})
 	var mu sync.Mutex
 	about := inspect.New(inspect.Config{
-		Version: "v1.37.2", Started: now.Add(-time.Hour), Mode: mode.Mode{Name: "nftables"}, Asked: "nftables", Store: store, Changes: ring,
+		Version: "v1.37.2", Started: now.Add(-time.Hour), Mode: mode.Mode{Name: "nftables"},
+		Asked: "nftables", Store: store, Changes: ring,
 		Families: []inspect.Family{{
-			Family: lb.IPv4, Stats: func() engine.Stats { return stats }, Settings: func(cluster.Name) policy.Settings { return settings },
-			Query: func(f func(*lb.Table)) { mu.Lock(); defer mu.Unlock(); f(&table) },
+			Family: lb.IPv4, Stats: func() engine.Stats { return stats },
+			Settings: func(cluster.Name) policy.Settings { return settings },
+			Query:    func(f func(*lb.Table)) { mu.Lock(); defer mu.Unlock(); f(&table) },
 		}},
 	})
 	client := api.Local(about)
 	return func(ctx context.Context, command []string, in io.Reader, out, errOut io.Writer) error {
-		if !slices.Equal(command, []string{"/usr/local/bin/kube-proxy", "connect", "--config=/var/lib/kube-proxy/config.conf"}) {
+		want := []string{"/usr/local/bin/kube-proxy", "connect", "--config=/var/lib/kube-proxy/config.conf"}
+		if !slices.Equal(command, want) {
 			fmt.Fprintf(errOut, "kube-proxy: unknown command %q\n", command)
 			return ExitCode(1)
 		}

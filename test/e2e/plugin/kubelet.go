@@ -49,7 +49,10 @@ func (k *Kubelet) Serve(l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	config := &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{cert}, PrivateKey: key}}, NextProtos: []string{"http/1.1"}}
+	config := &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{cert}, PrivateKey: key}},
+		NextProtos:   []string{"http/1.1"},
+	}
 	return (&http.Server{Handler: k}).Serve(tls.NewListener(l, config))
 }
 
@@ -61,15 +64,19 @@ func (k *Kubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no such container", http.StatusNotFound)
 		return
 	}
-	remotecommand.ServeExec(w, r, k, parts[2], "", parts[3], r.URL.Query()["command"], options, time.Minute, time.Minute, protocols)
+	remotecommand.ServeExec(w, r, k, parts[2], "", parts[3], r.URL.Query()["command"],
+		options, time.Minute, time.Minute, protocols)
 }
 
 // protocols are those of a kubelet: the API server speaks the newer one, for WebSockets, itself.
-var protocols = []string{remotecommand.StreamProtocolV4Name, remotecommand.StreamProtocolV3Name, remotecommand.StreamProtocolV2Name,
-	remotecommand.StreamProtocolV1Name}
+var protocols = []string{
+	remotecommand.StreamProtocolV4Name, remotecommand.StreamProtocolV3Name,
+	remotecommand.StreamProtocolV2Name, remotecommand.StreamProtocolV1Name,
+}
 
 // ExecInContainer runs a command.
-func (k *Kubelet) ExecInContainer(ctx context.Context, pod, _, _ string, command []string, in io.Reader, out, errOut io.WriteCloser, _ bool,
+func (k *Kubelet) ExecInContainer(ctx context.Context, pod, _, _ string, command []string,
+	in io.Reader, out, errOut io.WriteCloser, _ bool,
 	_ <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	now := k.Running.Add(1)
 	defer k.Running.Add(-1)

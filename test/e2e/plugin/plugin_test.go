@@ -103,9 +103,13 @@ func (c *clusterBed) add(t *testing.T, name, flag string, runs bool, run Run) {
 		labels = map[string]string{"app.kubernetes.io/name": "kube-proxy"}
 	}
 	pod := c.pod(t, metav1.NamespaceSystem, "kube-proxy-"+name, name, "", labels, flag)
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "kube-proxy", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: "kube-proxy", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
+	}}
 	if !runs {
-		pod.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+		pod.Status.ContainerStatuses[0].State = corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"},
+		}
 	}
 	_, err = c.API.Client.CoreV1().Pods(pod.Namespace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 	must(t, err)
@@ -115,13 +119,15 @@ func (c *clusterBed) add(t *testing.T, name, flag string, runs bool, run Run) {
 }
 
 // pod makes a pod on a node, with an address if there is one.
-func (c *clusterBed) pod(t *testing.T, namespace, name, node, address string, labels map[string]string, args ...string) *corev1.Pod {
+func (c *clusterBed) pod(t *testing.T, namespace, name, node, address string,
+	labels map[string]string, args ...string) *corev1.Pod {
 	t.Helper()
 	pods := c.API.Client.CoreV1().Pods(namespace)
 	pod, err := pods.Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{
-			{Name: "first", Image: "x"}, {Name: "kube-proxy", Image: "x", Command: []string{"/usr/local/bin/kube-proxy"}, Args: args}}},
+			{Name: "first", Image: "x"},
+			{Name: "kube-proxy", Image: "x", Command: []string{"/usr/local/bin/kube-proxy"}, Args: args}}},
 	}, metav1.CreateOptions{})
 	must(t, err)
 	pod.Status.Phase = corev1.PodRunning
@@ -153,7 +159,8 @@ func (c *clusterBed) grant(t *testing.T) {
 	must(t, err)
 	text, err := os.ReadFile(filepath.Join(root, "..", "..", "docs", "examples", "kubectl-role.yaml"))
 	must(t, err)
-	of, rbac := []rbacv1.Subject{{Kind: "User", Name: controlplane.NobodyUser, APIGroup: rbacv1.GroupName}}, c.API.Client.RbacV1()
+	of := []rbacv1.Subject{{Kind: "User", Name: controlplane.NobodyUser, APIGroup: rbacv1.GroupName}}
+	rbac := c.API.Client.RbacV1()
 	var role rbacv1.Role
 	var wide rbacv1.ClusterRole
 	parts := bytes.Split(text, []byte("\n---\n"))
@@ -161,13 +168,16 @@ func (c *clusterBed) grant(t *testing.T) {
 	must(t, yaml.UnmarshalStrict(parts[1], &wide))
 	_, err = rbac.Roles(role.Namespace).Create(t.Context(), &role, metav1.CreateOptions{})
 	must(t, err)
-	_, err = rbac.RoleBindings(role.Namespace).Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: of,
+	_, err = rbac.RoleBindings(role.Namespace).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: of,
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}}, metav1.CreateOptions{})
 	must(t, err)
 	_, err = rbac.ClusterRoles().Create(t.Context(), &wide, metav1.CreateOptions{})
 	must(t, err)
-	_, err = rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: wide.Name}, Subjects: of,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: wide.Name}}, metav1.CreateOptions{})
+	_, err = rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: wide.Name}, Subjects: of,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: wide.Name},
+	}, metav1.CreateOptions{})
 	must(t, err)
 }
 
@@ -191,7 +201,8 @@ func TestCluster(t *testing.T) {
 	service := controlplane.Service("web", 80)
 	pod1, _ := netlab.HostByName("pod1")
 	pod4, _ := netlab.HostByName("pod4")
-	must(t, c.API.Create(t.Context(), service, controlplane.Slice("web", testbed.PodPort, testbed.NodeOf, pod1.V4, pod4.V4)))
+	must(t, c.API.Create(t.Context(), service,
+		controlplane.Slice("web", testbed.PodPort, testbed.NodeOf, pod1.V4, pod4.V4)))
 	c.pod(t, "default", "web-4", netlab.Node2, pod4.V4.String(), nil)
 	all := hollowNodes + 6
 
@@ -209,7 +220,8 @@ func TestCluster(t *testing.T) {
 			t.Errorf("exit code %d: %s", code, errOut)
 		}
 		has(t, out, fmt.Sprintf("%d of %d nodes answered", all-3, all), "no answer from node hangs: no answer in 5s",
-			`no answer from node nosocket: there is no socket /x\x1b[2J`, "no answer from node stopped: its pod kube-proxy-stopped does not run: CrashLoopBackOff",
+			`no answer from node nosocket: there is no socket /x\x1b[2J`,
+			"no answer from node stopped: its pod kube-proxy-stopped does not run: CrashLoopBackOff",
 			"nodes without a problem; -o wide lists all", "\nerror  node hollow000: ", PluginNext)
 		first := strings.Split(out[strings.Index(out, "NODE"):], "\n")[1]
 		if !strings.HasPrefix(first, "hollow000 ") {
@@ -248,10 +260,12 @@ func TestCluster(t *testing.T) {
 		if code != 0 || !strings.HasPrefix(out, "node node1\n") {
 			t.Errorf("--node: exit code %d: %s%s", code, out, errOut)
 		}
-		if code, _, errOut = c.run(t, "trace", "10.1.1.11", "web"); code != 1 || !strings.Contains(errOut, "--node NODE") {
+		if code, _, errOut = c.run(t, "trace", "10.1.1.11", "web"); code != 1 ||
+			!strings.Contains(errOut, "--node NODE") {
 			t.Errorf("without a node: exit code %d: %s", code, errOut)
 		}
-		if code, _, errOut = c.run(t, "trace", "default/gone", "web"); code != 3 || !strings.Contains(errOut, `"gone" not found`) {
+		if code, _, errOut = c.run(t, "trace", "default/gone", "web"); code != 3 ||
+			!strings.Contains(errOut, `"gone" not found`) {
 			t.Errorf("a Pod that is not there: exit code %d: %s", code, errOut)
 		}
 	})
@@ -286,16 +300,19 @@ func TestCluster(t *testing.T) {
 	})
 	t.Run("why", func(t *testing.T) {
 		code, out, _ := c.run(t, "why", "shop/web", "--timeout=5s")
-		has(t, out, fmt.Sprintf("%d nodes (hollow001, ", hollowNodes-1), `no answer from 3 nodes (client, node1, node2): no Service shop/web`)
+		has(t, out, fmt.Sprintf("%d nodes (hollow001, ", hollowNodes-1),
+			`no answer from 3 nodes (client, node1, node2): no Service shop/web`)
 		if code != 2 {
 			t.Errorf("exit code %d", code)
 		}
-		if code, _, errOut := c.run(t, "why", "shop/nosuch", "--node=hollow001"); code != 1 || !strings.Contains(errOut, "no Service shop/nosuch") {
+		if code, _, errOut := c.run(t, "why", "shop/nosuch", "--node=hollow001"); code != 1 ||
+			!strings.Contains(errOut, "no Service shop/nosuch") {
 			t.Errorf("exit code %d: %s", code, errOut)
 		}
 	})
 	t.Run("forbidden", func(t *testing.T) {
-		must(t, c.API.Client.RbacV1().RoleBindings(metav1.NamespaceSystem).Delete(t.Context(), "svcproxy", metav1.DeleteOptions{}))
+		bindings := c.API.Client.RbacV1().RoleBindings(metav1.NamespaceSystem)
+		must(t, bindings.Delete(t.Context(), "svcproxy", metav1.DeleteOptions{}))
 		defer c.bindAgain(t)
 		code, _, errOut := c.run(t, "status")
 		if code != 3 || !strings.Contains(errOut, "forbidden") || !strings.Contains(errOut, "kube-system") {
@@ -309,8 +326,10 @@ const PluginNext = "next: kubectl svcproxy why shop/web --node hollow000"
 
 func (c *clusterBed) bindAgain(t *testing.T) {
 	_, err := c.API.Client.RbacV1().RoleBindings(metav1.NamespaceSystem).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "svcproxy"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "svcproxy"},
-		Subjects: []rbacv1.Subject{{Kind: "User", Name: controlplane.NobodyUser, APIGroup: rbacv1.GroupName}}}, metav1.CreateOptions{})
+		ObjectMeta: metav1.ObjectMeta{Name: "svcproxy"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "svcproxy"},
+		Subjects:   []rbacv1.Subject{{Kind: "User", Name: controlplane.NobodyUser, APIGroup: rbacv1.GroupName}},
+	}, metav1.CreateOptions{})
 	must(t, err)
 }
 

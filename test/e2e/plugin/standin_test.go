@@ -36,10 +36,13 @@ func standIn(t *testing.T, k *Kubelet, pods []corev1.Pod) (kubeconfig string) {
 			k.ServeHTTP(w, r)
 		case len(parts) == 6 && strings.HasPrefix(q.Get("labelSelector"), "k8s-app in "):
 			w.Header().Set("Content-Type", "application/json")
-			json.NewEncoder(w).Encode(corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, Items: pods})
+			json.NewEncoder(w).Encode(corev1.PodList{
+				TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, Items: pods,
+			})
 		case r.URL.Path == "/api/v1/namespaces/shop/pods/web-1":
 			w.Header().Set("Content-Type", "application/json")
-			json.NewEncoder(w).Encode(corev1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}, Spec: corev1.PodSpec{NodeName: "hollow001"},
+			json.NewEncoder(w).Encode(corev1.Pod{
+				TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}, Spec: corev1.PodSpec{NodeName: "hollow001"},
 				Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "fd00::1"}, {IP: "10.1.1.11"}}}})
 		default:
 			w.Header().Set("Content-Type", "application/json")
@@ -48,7 +51,8 @@ func standIn(t *testing.T, k *Kubelet, pods []corev1.Pod) (kubeconfig string) {
 	}))
 	t.Cleanup(s.Close)
 	kubeconfig = filepath.Join(t.TempDir(), "config")
-	must(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, "{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a}}], "+
+	must(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, "{apiVersion: v1, kind: Config, current-context: a, "+
+		"contexts: [{name: a, context: {cluster: a}}], "+
 		"clusters: [{name: a, cluster: {server: '%s'}}]}", s.URL), 0o600))
 	return kubeconfig
 }
@@ -56,7 +60,8 @@ func standIn(t *testing.T, k *Kubelet, pods []corev1.Pod) (kubeconfig string) {
 // podOf is the pod of a proxy, which runs unless it is to wait for something.
 func podOf(name, waits string) corev1.Pod {
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy-" + name, Namespace: metav1.NamespaceSystem}}
-	pod.Spec = corev1.PodSpec{NodeName: name, Containers: []corev1.Container{{Name: "kube-proxy", Command: []string{"/usr/local/bin/kube-proxy"},
+	pod.Spec = corev1.PodSpec{NodeName: name, Containers: []corev1.Container{{
+		Name: "kube-proxy", Command: []string{"/usr/local/bin/kube-proxy"},
 		Args: []string{"--config", "/var/lib/kube-proxy/config.conf", "--v=2"}}}}
 	state := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 	if waits != "" {
@@ -114,19 +119,23 @@ func runs(t *testing.T, kubeconfig string) func(args ...string) (int, string) {
 func TestFewNodes(t *testing.T) {
 	k, pods := hollow(3)
 	k.Pods["kube-proxy-hangs"], k.Pods["kube-proxy-nosocket"] = hangs, noSocket
-	run := runs(t, standIn(t, k, append(pods, podOf("hangs", ""), podOf("nosocket", ""), podOf("stopped", "CrashLoopBackOff"))))
+	run := runs(t, standIn(t, k,
+		append(pods, podOf("hangs", ""), podOf("nosocket", ""), podOf("stopped", "CrashLoopBackOff"))))
 	code, out := run("status", "--timeout=15s")
-	has(t, out, "3 of 6 nodes answered\n", "no answer from node hangs: no answer in 15s\n", "no answer from node nosocket: there is no socket /x\\x1b[2J\n",
+	has(t, out, "3 of 6 nodes answered\n", "no answer from node hangs: no answer in 15s\n",
+		"no answer from node nosocket: there is no socket /x\\x1b[2J\n",
 		"no answer from node stopped: its pod kube-proxy-stopped does not run: CrashLoopBackOff\n", "\nhollow002  ok ")
 	if code != 2 {
 		t.Errorf("exit code %d", code)
 	}
 	code, out = run("trace", "shop/web-1", "10.96.0.10:80")
-	has(t, out, "Pod shop/web-1 is at fd00::1 and 10.1.1.11, on hollow001\n", "node hollow001\n10.1.1.11 → 10.96.0.10:80/tcp\n")
+	has(t, out, "Pod shop/web-1 is at fd00::1 and 10.1.1.11, on hollow001\n",
+		"node hollow001\n10.1.1.11 → 10.96.0.10:80/tcp\n")
 	if code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	if code, out = run("trace", "web-1", "web", "-n", "shop", "--node=hollow002"); code != 0 || !strings.Contains(out, "node hollow002\n10.1.1.11 ") {
+	if code, out = run("trace", "web-1", "web", "-n", "shop", "--node=hollow002"); code != 0 ||
+		!strings.Contains(out, "node hollow002\n10.1.1.11 ") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 	if code, out = run("trace", "10.1.1.11", "web"); code != 1 || !strings.Contains(out, "--node NODE is missing") {
@@ -164,7 +173,8 @@ func TestOverSPDY(t *testing.T) {
 	k, pods := hollow(hollowNodes)
 	run := runs(t, standIn(t, k, pods))
 	code, out := run("status")
-	if code != 2 || strings.Count(out, "hollow007 ") != 1 || strings.Index(out, "hollow007 ") > strings.Index(out, "hollow000 ") {
+	if code != 2 || strings.Count(out, "hollow007 ") != 1 ||
+		strings.Index(out, "hollow007 ") > strings.Index(out, "hollow000 ") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 	has(t, out, "200 of 200 nodes answered", "and 179 nodes without a problem; -o wide lists all", "--node hollow007\n")
@@ -178,10 +188,12 @@ func TestOverSPDY(t *testing.T) {
 		t.Errorf("exit code %d, %d lines for one change:\n%s", code, lines, out)
 	}
 	has(t, out, " 200 ")
-	if code, out = run("why", "shop/wbe"); code != 1 || !strings.Contains(out, "no Service shop/wbe; candidates:\nkubectl svcproxy:   shop/web") {
+	if code, out = run("why", "shop/wbe"); code != 1 ||
+		!strings.Contains(out, "no Service shop/wbe; candidates:\nkubectl svcproxy:   shop/web") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
-	if code, out = run("--node=hollow003", "status", "-o", "json"); code != 0 || !strings.Contains(out, `"node": "hollow003"`) {
+	if code, out = run("--node=hollow003", "status", "-o", "json"); code != 0 ||
+		!strings.Contains(out, `"node": "hollow003"`) {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 	if code, out = run("status", "--node=nosuch"); code != 3 || !strings.Contains(out, "no proxy pod on node nosuch") {
