@@ -311,7 +311,9 @@ func (k *kernel) clear() error {
 // close closes what this process has of the kernel's objects, which stay.
 func (k *kernel) close() error {
 	k.reaper.close()
-	errs := []error{k.witness.close(), k.obj.Close(), k.fronts.close(), k.sets.close(), k.slots.close(), k.backends.close()}
+	errs := []error{
+		k.witness.close(), k.obj.Close(), k.fronts.close(), k.sets.close(), k.slots.close(), k.backends.close(),
+	}
 	for _, l := range k.links {
 		errs = append(errs, l.Close())
 	}

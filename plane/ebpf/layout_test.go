@@ -55,7 +55,8 @@ func TestLayout(t *testing.T) {
 		inner := &cebpf.MapSpec{Type: cebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1024, Flags: unix.BPF_F_NO_PREALLOC}
 		b.otherLayout("sets", &cebpf.MapSpec{Type: cebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
 		b.otherLayout("config", &cebpf.MapSpec{Type: cebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: 1})
-		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")}, netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})
+		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")},
+			netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})
 		b.restart(nil)
 		traffic.More()
 		traffic.Stop()

@@ -30,17 +30,20 @@ func TestFollow(t *testing.T) {
 		}
 		for _, from := range []string{"pod2", "NODE"} {
 			k := follow(from, "VIP:80")
-			if !k.Connected || k.Verdict != trace.Balance || len(k.Backends) != 1 || k.Backends[0].Address != b.to("pod1:8080") {
+			if !k.Connected || k.Verdict != trace.Balance || len(k.Backends) != 1 ||
+				k.Backends[0].Address != b.to("pod1:8080") {
 				b.t.Errorf("%s → VIP:80: %+v", from, k)
 			}
-			if k = follow(from, "VIP:81"); k.Connected || k.Verdict != trace.Reject || !strings.Contains(k.Way[0], "the rules decide") {
+			if k = follow(from, "VIP:81"); k.Connected || k.Verdict != trace.Reject ||
+				!strings.Contains(k.Way[0], "the rules decide") {
 				b.t.Errorf("%s → VIP:81: %+v", from, k)
 			}
 		}
 		if err := b.plane.Switch("host"); err != nil {
 			b.t.Fatal(err)
 		}
-		if k := follow("pod2", "VIP:80"); k.Connected || k.Verdict != trace.Balance || !strings.Contains(k.Way[0], "sockets of the node alone") {
+		if k := follow("pod2", "VIP:80"); k.Connected || k.Verdict != trace.Balance ||
+			!strings.Contains(k.Way[0], "sockets of the node alone") {
 			b.t.Errorf("with scope host, pod2 → VIP:80: %+v", k)
 		}
 	})

@@ -38,7 +38,8 @@ func inNamespaces[T any](all map[uint32]T, f func(T) error) error {
 		}
 	}
 	if left > 0 {
-		errs = append(errs, fmt.Errorf("%d network namespaces have no file in /run/netns or /proc (in a container, set hostPID or mount the host's /run/netns)", left))
+		errs = append(errs, fmt.Errorf("%d network namespaces have no file in /run/netns or /proc "+
+			"(in a container, set hostPID or mount the host's /run/netns)", left))
 	}
 	return errors.Join(errs...)
 }

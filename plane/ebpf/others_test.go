@@ -82,13 +82,15 @@ func TestNeighbours(t *testing.T) {
 		}
 		remove()
 		remove = b.stranger("cil_sock6_conne", b.Cgroup(netlab.Node1))
-		if got := audit(); !strings.Contains(got, "cil_sock6_conne") || !strings.Contains(got, "Cilium") || b.plane.Failed() == nil {
+		if got := audit(); !strings.Contains(got, "cil_sock6_conne") ||
+			!strings.Contains(got, "Cilium") || b.plane.Failed() == nil {
 			b.t.Errorf("beside Cilium: notices %q, programs off: %v", got, b.plane.Failed())
 		}
 		if b.direct("pod3") {
 			b.t.Error("the programs serve beside Cilium's")
 		}
-		if err := ebpf.Alone(b.f, b.Cgroup(netlab.Node1)); err == nil || !strings.Contains(err.Error(), "turn that off in Cilium") {
+		if err := ebpf.Alone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
+			!strings.Contains(err.Error(), "turn that off in Cilium") {
 			b.t.Errorf("a start beside Cilium: %v", err)
 		}
 		remove()

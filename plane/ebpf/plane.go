@@ -196,7 +196,8 @@ func (p *Plane) open() error {
 	known := p.unreaped != nil
 	p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log)
 	if p.unreaped != nil && !known {
-		p.notice("Cannot end sockets whose endpoint is gone; their programs send to it until they connect again", "err", p.unreaped)
+		p.notice("Cannot end sockets whose endpoint is gone; "+
+			"their programs send to it until they connect again", "err", p.unreaped)
 	}
 	return nil
 }
@@ -290,7 +291,8 @@ func (p *Plane) settle(err error) {
 		return
 	}
 	if p.failed == nil || p.failed.Error() != err.Error() {
-		p.notice("The eBPF programs are off, and the nftables rules serve all connections, until a comparison repairs the programs", "err", err)
+		p.notice("The eBPF programs are off, and the nftables rules serve all connections, "+
+			"until a comparison repairs the programs", "err", err)
 	}
 	p.failed = err
 	if p.kernel == nil {

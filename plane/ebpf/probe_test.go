@@ -72,7 +72,8 @@ func TestShortage(t *testing.T) {
 	if got := missing(3<<20, limit, used, "memory.max"); got != "it takes up to 3072 KiB, and memory.max of 8192 KiB leaves 1024 KiB: raise it by 2048 KiB" {
 		t.Error(got)
 	}
-	if err := shortage(fmt.Errorf("make a map: %w", unix.ENOMEM), 1<<50); !errors.Is(err, unix.ENOMEM) || !strings.Contains(err.Error(), "KiB") {
+	if err := shortage(fmt.Errorf("make a map: %w", unix.ENOMEM), 1<<50); !errors.Is(err, unix.ENOMEM) ||
+		!strings.Contains(err.Error(), "KiB") {
 		t.Errorf("error %v", err)
 	}
 }

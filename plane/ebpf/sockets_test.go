@@ -164,7 +164,8 @@ func (b *bench) reaches(from string, proto netlab.Proto, to, server string) {
 		b.t.Errorf("%s %s → %s: %s answered, want %s", proto, from, to, got, server)
 	}
 	if local := c.Local().Addr(); c.First().Seen.Addr() != local {
-		b.t.Errorf("%s %s → %s: %s saw %s, want the client's own address %s", proto, from, to, server, c.First().Seen, local)
+		b.t.Errorf("%s %s → %s: %s saw %s, want the client's own address %s",
+			proto, from, to, server, c.First().Seen, local)
 	}
 }
 
@@ -334,7 +335,8 @@ func TestRestart(t *testing.T) {
 		if err := unix.Connect(fd, sockaddr(b.to("VIP:80"))); err != nil {
 			b.t.Fatal(err)
 		}
-		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")}, netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})
+		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")},
+			netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})
 		for range 3 {
 			b.restart(nil)
 			if n := b.plane.Writes(); n != 0 {

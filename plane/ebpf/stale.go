@@ -91,7 +91,8 @@ func (r *reaper) run(ctx context.Context) {
 		case <-r.asked:
 		}
 		if err := r.pass(ctx); err != nil && ctx.Err() == nil {
-			r.log.Warn("Failed to end sockets whose endpoint is gone; their programs may send to it until they connect again", "err", err)
+			r.log.Warn("Failed to end sockets whose endpoint is gone; "+
+				"their programs may send to it until they connect again", "err", err)
 		}
 	}
 }
@@ -164,7 +165,9 @@ func (r *reaper) unserved(found []bpf.StaleStale) ([]bpf.StaleStale, error) {
 }
 
 func connectedOf(s bpf.StaleStale) sockets.Connected {
-	return sockets.Connected{Family: uint8(s.Family), Proto: lb.Proto(s.Proto), From: placeOf(s.Src, s.SrcPort), To: placeOf(s.Dst, s.DstPort)}
+	return sockets.Connected{
+		Family: uint8(s.Family), Proto: lb.Proto(s.Proto), From: placeOf(s.Src, s.SrcPort), To: placeOf(s.Dst, s.DstPort),
+	}
 }
 
 // reading looks up elements of the tables as the programs do, in any goroutine.
@@ -216,7 +219,8 @@ func (t *reading) backendsOf(number uint32) (all []netip.AddrPort) {
 	for slot := range s.Count {
 		var at bpf.LBSlot
 		var b bpf.LBBackend
-		if t.slots.Lookup(bpf.LBPlace{Set: number, Slot: slot}, &at) == nil && t.backends.Lookup(at.Backend, &b) == nil {
+		if t.slots.Lookup(bpf.LBPlace{Set: number, Slot: slot}, &at) == nil &&
+			t.backends.Lookup(at.Backend, &b) == nil {
 			all = append(all, placeOf(b.Addr, b.Port))
 		}
 	}

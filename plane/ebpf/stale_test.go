@@ -66,7 +66,8 @@ func (b *bench) ask(fd int) error {
 // ended waits until the kernel has ended a socket: its next call fails, once.
 func ended(fd int) bool {
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && unix.Errno(n) == unix.ECONNABORTED {
+		if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil &&
+			unix.Errno(n) == unix.ECONNABORTED {
 			return true
 		}
 	}
@@ -94,7 +95,11 @@ func TestStaleSockets(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.reaps()
 		dns := b.to("VIP:53")
-		stale := []int{b.connected("pod3", unix.SOCK_DGRAM, dns, false), b.connected(netlab.Node1, unix.SOCK_DGRAM, dns, false), b.connected("pod2", unix.SOCK_DGRAM, dns, false)}
+		stale := []int{
+			b.connected("pod3", unix.SOCK_DGRAM, dns, false),
+			b.connected(netlab.Node1, unix.SOCK_DGRAM, dns, false),
+			b.connected("pod2", unix.SOCK_DGRAM, dns, false),
+		}
 		if b.f == lb.IPv4 {
 			stale = append(stale, b.connected("pod3", unix.SOCK_DGRAM, dns, true))
 		}

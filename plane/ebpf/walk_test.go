@@ -88,7 +88,9 @@ func TestWalk(t *testing.T) {
 }
 
 func (s *snapshot) clone() *snapshot {
-	clone := &snapshot{map[bpf.LBFront]bpf.LBFrontend{}, map[uint32]bpf.LBSet{}, map[bpf.LBPlace]bpf.LBSlot{}, map[uint32]bpf.LBBackend{}}
+	clone := &snapshot{
+		map[bpf.LBFront]bpf.LBFrontend{}, map[uint32]bpf.LBSet{}, map[bpf.LBPlace]bpf.LBSlot{}, map[uint32]bpf.LBBackend{},
+	}
 	maps.Copy(clone.fronts, s.fronts)
 	maps.Copy(clone.sets, s.sets)
 	maps.Copy(clone.slots, s.slots)
