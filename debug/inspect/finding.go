@@ -138,7 +138,7 @@ func (i *Inspector) serviceFindings(f *findings) {
 			n++
 		}
 		x := Finding{Severity: bad[0].Severity, About: string(bad[0].State),
-			Services: n, Next: "kube-proxy why " + bad[0].Service}
+			Services: n, First: make([]string, 0, min(n, mostOfGroup)), Next: "kube-proxy why " + bad[0].Service}
 		for _, b := range bad[:min(n, mostOfGroup)] {
 			x.First = append(x.First, b.Service)
 		}
