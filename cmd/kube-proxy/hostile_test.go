@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -13,7 +12,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -83,25 +81,6 @@ func (n *nodeLab) askUDP(host string, to netip.AddrPort, what []byte, tries int)
 		}
 	}
 	return err
-}
-
-// add serves another Service, and waits until its address leads to the proxy.
-func (b *neighbour) add(name, ip string, endpoints ...netip.AddrPort) netip.AddrPort {
-	b.n.t.Helper()
-	b.n.service(labService{name: name, ip: ip, endpoints: endpoints})
-	to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
-	until(b.n.t, func() string {
-		c, err := b.n.dial("pod3", "tcp", to, time.Second)
-		if errors.Is(err, syscall.ECONNREFUSED) || err == nil {
-			if err == nil { // gone for good: what only ends its half leaves the other to the backend
-				_ = c.(*net.TCPConn).SetLinger(0)
-				c.Close()
-			}
-			return ""
-		}
-		return fmt.Sprintf("%s is not served: %v", to, err)
-	})
-	return to
 }
 
 // open says if another number of connections of TCP is open.

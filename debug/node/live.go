@@ -15,7 +15,6 @@ type report struct {
 	table  string // as nft says it
 	chain  string
 	handle uint64 // of the rule; 0 for a policy
-	rule   bool
 	drop   bool
 	text   string // the verdict
 	// from and to are the packet's, in reports that have its headers; else not valid.
