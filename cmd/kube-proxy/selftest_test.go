@@ -62,6 +62,11 @@ func TestSelftest(t *testing.T) {
 		if !m.Here() || !m.Built() {
 			continue
 		}
+		// The pins of mode ebpf are the machine's, not a namespace's: proxies in other modes, which run
+		// beside this test, remove them. plane/ebpf has its own file system and proves the mode.
+		if m.Name == "ebpf" {
+			continue
+		}
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
 			if err := m.Able(mode.Settings{Family: lb.IPv4}); err != nil {
