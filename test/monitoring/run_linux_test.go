@@ -330,6 +330,7 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 		}
 	}
 	write(l.t, dir, "deep", longWay)
+	write(l.t, dir, "lonely", lonely)
 	expect("another program's chains leave ours no room", "KubeProxyRowsRefused")
 	shows := map[string]string{} // queries
 	for _, p := range readDashboard(l.t).all() {
@@ -368,6 +369,12 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 		return nil
 	})
 }
+
+// lonely is a Service without endpoints.
+const lonely = `kind: Service
+metadata: {name: lonely, namespace: shop}
+spec: {clusterIP: 10.96.0.44, ports: [{port: 80}]}
+`
 
 // longWay is a Service whose NodePort and load balancer's address go through more chains than its cluster IP does.
 const longWay = `kind: Service
