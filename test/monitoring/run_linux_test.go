@@ -137,6 +137,7 @@ func TestWithPrometheus(t *testing.T) {
 		dirs[p.host] = t.TempDir()
 		write(t, dirs[p.host], "node", "kind: Node\nmetadata: {name: "+p.host+"}\nstatus: {addresses: [{type: InternalIP, address: "+p.address+"}]}\n")
 		write(t, dirs[p.host], "web", web(""))
+		write(t, dirs[p.host], "lonely", lonely)
 		running[p.host] = l.start(p.host, p.mode, dirs[p.host])
 		targets = append(targets, p.address+":10249")
 	}
@@ -330,7 +331,6 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 		}
 	}
 	write(l.t, dir, "deep", longWay)
-	write(l.t, dir, "lonely", lonely)
 	expect("another program's chains leave ours no room", "KubeProxyRowsRefused")
 	shows := map[string]string{} // queries
 	for _, p := range readDashboard(l.t).all() {
