@@ -125,8 +125,8 @@ type group struct {
 	code  int
 }
 
-// grouped gathers answers by a key, the groups with findings first, then the smallest: what few
-// nodes say is what matters.
+// grouped gathers answers by a key, the groups with findings first, then those that could not
+// answer, and in each the smallest: what few nodes say is what matters.
 func grouped(answers []nodeAnswer, key func(nodeAnswer) string) []group {
 	at := map[string]int{}
 	var all []group
@@ -139,8 +139,9 @@ func grouped(answers []nodeAnswer, key func(nodeAnswer) string) []group {
 		}
 		all[i].nodes = append(all[i].nodes, n.node)
 	}
+	urgency := func(g group) int { return slices.Index([]int{ExitNotAsked, ExitFound}, g.code) }
 	slices.SortStableFunc(all, func(a, b group) int {
-		return cmp.Or(cmp.Compare(b.code, a.code), cmp.Compare(len(a.nodes), len(b.nodes)))
+		return cmp.Or(cmp.Compare(urgency(b), urgency(a)), cmp.Compare(len(a.nodes), len(b.nodes)))
 	})
 	return all
 }

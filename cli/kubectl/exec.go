@@ -10,7 +10,9 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/go-logr/logr"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/klog/v2"
 	"k8s.io/streaming/pkg/httpstream"
 )
 
@@ -32,7 +34,9 @@ func (c *Cluster) Dial(ctx context.Context, p Proxy) (net.Conn, error) {
 		return nil, fmt.Errorf("run a command in %s: %w", p.At(), err)
 	}
 	here, there := net.Pipe()
-	running, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	// client-go logs each stream that ends; the error of the execution says what matters.
+	quiet := klog.NewContext(context.WithoutCancel(ctx), logr.Discard())
+	running, cancel := context.WithCancelCause(quiet)
 	out, said := &greeted{to: there, done: make(chan struct{})}, &head{}
 	go func() {
 		err := executor.StreamWithContext(running, remotecommand.StreamOptions{Stdin: there, Stdout: out, Stderr: said})
