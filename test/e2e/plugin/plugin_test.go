@@ -18,7 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
 	"kube-proxy/internal/netlab"
@@ -354,9 +354,10 @@ func (c *clusterBed) bindAgain(t *testing.T) {
 	must(t, err)
 }
 
-// The API server ends each execution as it likes, and the kubelet's library logs that.
+// The kubelet's library logs each execution whose end it does not see.
 func TestMain(m *testing.M) {
-	utilruntime.ErrorHandlers = nil
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
 	os.Exit(m.Run())
 }
 
