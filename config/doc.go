@@ -3,8 +3,8 @@
 // Both fill the same struct first, the published KubeProxyConfiguration of v1alpha1, so that a flag
 // and the field it stands for cannot mean different things:
 //
-//	flags ──▶ Options ─┬─ --config? ── the file replaces what flags of file fields said (FL-03) ──┐
-//	                   └──────────────────────────────────────────────────────────────────────────┴─▶ validate ─▶ Config
+//	flags ──▶ Options ─┬─ --config? ─ the file replaces flags of its fields (FL-03) ─┐
+//	                   └─────────────────────────────────────────────────────────────┴─▶ validate ─▶ Config
 //
 // A flag, a field of the file, or both are one entry of a section ([kube-proxy/config/option]):
 // name, row of the specification, help, whether a change needs a new process. The sections of what

@@ -56,9 +56,10 @@
 // # The table
 //
 //	state      meaning                                        next
-//	reset due  at the start, or the plane's state is lost:    reset succeeds: loading; fails: reset due, after a backoff
-//	           nothing else is written
-//	loading    what the Reset left for later is written       all of it accepted or failed alone: whole; lost: reset due
+//	reset due  at the start, or the plane's state is lost:    reset succeeds: loading
+//	           nothing else is written                        fails: reset due, after a backoff
+//	loading    what the Reset left for later is written       all accepted or failed alone: whole
+//	                                                          lost: reset due
 //	whole      the plane serves what the sources listed, but  lost: reset due
 //	           for failed rows
 //

@@ -52,7 +52,7 @@ var differences = []difference{
 		do: "Use the node's address, or a cluster IP; image registries at localhost:NodePort need another address."},
 	{from: []string{"iptables", "userspace"}, to: inNFTables, sev: Change, about: "INVALID packets", differs: "packets in conntrack state INVALID are not dropped", why: "Upstream's mode nftables does not either.", do: "Set conntrack.tcpBeLiberal if connections were reset."},
 	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "host firewalls", differs: "the proxy does not open other firewalls for health checks and forwarded traffic", why: "In nftables all base chains must accept a packet.",
-		do: "Run kube-proxy check, which lists chains that drop. Let them accept the pods' networks and NodePorts."},
+		do: "Run kube-proxy check, which lists such chains. Let them accept the pods' networks and NodePorts."},
 	{from: []string{"iptables", "userspace"}, to: inNFTables, sev: Same, about: "unused addresses and ports", differs: "unused ports of cluster IPs are rejected, and packets to unused addresses of the service network are dropped", why: "They would leave the node through the default route.",
 		do: "Nothing."},
 	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "tools", differs: "iptables-save does not show the rules: nft list table ip kube-proxy does", why: "They are a table of nftables.", do: "Change scripts and dashboards that read iptables; network plugins that look for KUBE- chains must know the mode."},

@@ -426,7 +426,8 @@ var (
 	// flagFirst matches text that begins as a command line does: with a flag, or with the program.
 	flagFirst = regexp.MustCompile(`^(?:--[a-zA-Z]|(?:\S*/)?(?:kube-proxy|hyperkube)(?:\.exe)?(?:\s|$))`)
 	// assigned matches lines of environment files and of units of systemd.
-	assigned = regexp.MustCompile(`(?m)^\s*(?:export\s+)?(?:ExecStart|[A-Z_]*(?:KUBE|PROXY|DAEMON)[A-Z_]*(?:ARGS|OPTS|FLAGS|ARG))=((?:.*\\\r?\n)*.*)$`)
+	assigned = regexp.MustCompile(`(?m)^\s*(?:export\s+)?(?:ExecStart|` +
+		`[A-Z_]*(?:KUBE|PROXY|DAEMON)[A-Z_]*(?:ARGS|OPTS|FLAGS|ARG))=((?:.*\\\r?\n)*.*)$`)
 )
 
 // commandLine returns the command line in a text: the text itself, or what an environment file or a unit of systemd assigns.

@@ -1,6 +1,7 @@
 // Package selftest proves on one machine what a mode claims, in nine steps ("kube-proxy selftest"):
 //
-//	1 node ─▶ 2 network ─▶ 3 endpoints ─▶ 4 refusals ─▶ 5 load balancers ─▶ 6 latency ─▶ 7 data path ─▶ 8 restarts ─▶ 9 service
+//	1 node ─▶ 2 network ─▶ 3 endpoints ─▶ 4 refusals ─▶ 5 load balancers ─▶
+//	6 latency ─▶ 7 data path ─▶ 8 restarts ─▶ 9 service
 //
 // On Windows the steps call the Host Networking Service with documentation addresses. On Linux they
 // run this program in a lab of network namespaces and send packets. Each result is a [Line] of a

@@ -1,9 +1,9 @@
 // Package ui is the status page: what the proxy does and why, for a person who looks for a fault with a browser. It runs in the
 // process of kube-proxy ui, which that person has started, and asks the proxy at its admin socket.
 //
-//	                           ┌─ / (table of Services)  service  changes  trace  node     html/template: works without JavaScript
-//	admin.Client ──▶ Handler ──┼─ services.json                                            all rows at once, for the virtual list
-//	                           └─ events                                                   what changed, as server-sent events
+//	                           ┌─ / (table of Services)  service  changes  trace  node   html/template
+//	admin.Client ──▶ Handler ──┼─ services.json                                          rows of the virtual list
+//	                           └─ events                                                 server-sent events
 //
 // It only shows: GET and HEAD alone, nothing is written anywhere. All is below a random path ([Handler.Path]); a request that does
 // not name it learns nothing. All that pages show may have been written by tenants who mean harm: templates escape, the content

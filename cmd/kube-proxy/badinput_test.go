@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "write what the program does into testda
 //
 //	what it is
 //	-- args --     the command line; that of usual if there is none
-//	-- m/… --      files; m/good.yaml with the Node and a good Service is always there, and generated has what is not text
+//	-- m/… --      files, beside m/good.yaml with the Node and a good Service; generated has what is not text
 //	-- says --     all that the program prints but lines of level INFO, log lines sorted
 //	-- serves --   what the kernel has afterwards; nothing if the program ends by itself: then all is as before
 //	-- exit --     its exit code if it ends by itself; otherwise it goes on until SIGTERM, and then exits with 0

@@ -34,7 +34,8 @@ func TestBPFAttached(t *testing.T) {
 		version, flags      uint32
 		name                [16]byte
 		ifindex, attachType uint32
-	}{kind: 8, count: 2, code: uint64(uintptr(unsafe.Pointer(&code))), licence: uint64(uintptr(unsafe.Pointer(&licence)))} // CGROUP_SKB
+	}{kind: 8 /* CGROUP_SKB */, count: 2}
+	load.code, load.licence = uint64(uintptr(unsafe.Pointer(&code))), uint64(uintptr(unsafe.Pointer(&licence)))
 	copy(load.name[:], "passes")
 	fd, errno := bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
 	if errno != 0 {

@@ -1,7 +1,7 @@
 // Package cleanup removes what a kube-proxy leaves in the kernel, ours or upstream's, in modes that do not run (PR-08).
 //
 //	Run      --cleanup and its like: the process ends afterwards
-//	Others   after the first write of a mode: what the mode before it left, so that a change of the mode is not noticed
+//	Others   after the first write of a mode: what the mode before it left; clients notice no change
 //
 // What a mode leaves, the mode knows ([mode.Mode].Remove):
 //

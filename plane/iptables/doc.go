@@ -8,8 +8,8 @@
 //
 //	nat      PREROUTING, OUTPUT ──▶ KUBE-SERVICES                 by destination; a tree beyond 32 rows
 //	           KUBE-SVC-TO-0A60, KUBE-SVC-TO-0A61, …              its branches, by four bits each
-//	           KUBE-NODEPORTS                                     the last rule: NodePorts on local addresses; a tree too
-//	         KUBE-SVC-XXXX   one of all endpoints; of very many, by chains of parts   (cluster IPs come here; marked if they must be)
+//	           KUBE-NODEPORTS                                     the last rule: NodePorts of local addresses; a tree
+//	         KUBE-SVC-XXXX   one of all endpoints; of very many, by chains of parts; cluster IPs come here
 //	         KUBE-SVL-XXXX   one of the endpoints of this node
 //	         KUBE-EXT-XXXX   an external address: the row's routes one after the other
 //	         KUBE-FW-XXXX    an external address with source ranges: to KUBE-EXT-XXXX if the source may

@@ -22,7 +22,7 @@
 //	map filter-classes, nat-classes     class : verdict       a few dozen at most
 //	map cluster-shapes, local-shapes    shape : verdict       one for each size and each time in use, see [shape]
 //
-//	map source-lists   address . protocol . port : list      who may use this frontend? (only where there are source ranges)
+//	map source-lists   address . protocol . port : list      who may use this frontend? (with source ranges)
 //	set source-ranges  list|length . range                    the ranges of a list, a rule for each length
 //	set cluster-ips
 //	set equal-bytes    byte . byte, always all 256          two addresses are equal if all their bytes are

@@ -61,7 +61,7 @@ func facts() mode.Mode {
 			{Row: "EXT", Name: entriesMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
 				Help: "Estimated number of clients in the session affinity map, at the last full audit"},
 			{Row: "EXT", Name: limitMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
-				Help: "Capacity of the session affinity map in clients; further ones are led by a hash of their address"},
+				Help: "Capacity of the session affinity map in clients; further ones go by a hash of their address"},
 		},
 
 		Loader: "nft -f",

@@ -400,7 +400,8 @@ var dispatch = regexp.MustCompile(`^(nat|filter) KUBE-PORTALS-\S+ `)
 
 // branches are sub-chains of the dispatch trees of modes iptables and userspace, and the rules that lead to
 // them: each new Service may split the trees elsewhere. answers checks that packets still find their rules.
-var branches = regexp.MustCompile(`KUBE-(SVC-TO|SVC-NP|SERVICES|NODEPORTS|EXTERNAL|EXTNP|PROXY-FW|PORTALS-[CN]|NODEPORT-[CLN])-([0-9A-F]+|H[0-9A-Z]{12})$`)
+var branches = regexp.MustCompile(`KUBE-(SVC-TO|SVC-NP|SERVICES|NODEPORTS|EXTERNAL|EXTNP|` +
+	`PROXY-FW|PORTALS-[CN]|NODEPORT-[CLN])-([0-9A-F]+|H[0-9A-Z]{12})$`)
 
 // own are the chains of a service port or endpoint: their rules do not move.
 var own = regexp.MustCompile(`^(nat|filter) KUBE-(SVC|SVL|EXT|FW|SEP)-[A-Z2-7]{16}$`)

@@ -2,8 +2,8 @@
 // of machine, what ours must reach, what it takes now.
 //
 //	make bench                                  some minutes; root, because it works in network namespaces
-//	make bench ARGS=-quick                      a few minutes with small clusters, to see that everything still measures
-//	make bench ARGS='-out docs/performance.md'  also write the page's parts of the modes that are measured; the rest of it stays
+//	make bench ARGS=-quick                      a few minutes with small clusters: does everything still measure?
+//	make bench ARGS='-out docs/performance.md'  also write the page's parts of the modes measured
 //	make bench ARGS='-mode iptables -only new'  one row
 //	make bench ARGS='-mode userspace'           what goes through the proxy against what goes straight
 //	make bench ARGS='-mode ipvs'                what changes ask of the kernel, counted in a VM

@@ -15,8 +15,8 @@
 //	unix.EEXIST        a new service or destination that is there already
 //	unix.ESRCH         a service that is not there, also of an operation on a destination of it
 //	unix.ENOENT        a destination that is not there; of a new or changed service: the kernel has no such scheduler
-//	unix.EINVAL        a netmask of IPv6 outside 1 to 128; an address that no packet can be sent to; a destination of the
-//	                   other family that is not tunnelled
+//	unix.EINVAL        a netmask of IPv6 outside 1 to 128; an address that no packet can be sent to; a
+//	                   destination of the other family that is not tunnelled
 //	unix.ERANGE        a weight below 0; a lower threshold above the upper one
 //	unix.EAFNOSUPPORT  IPv6 where the kernel has none
 //	unix.EPERM         without CAP_NET_ADMIN in the network namespace

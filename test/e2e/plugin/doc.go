@@ -1,7 +1,7 @@
 // Package plugin proves kubectl svcproxy in a cluster of hundreds of nodes.
 //
-//	client ── kubectl-svcproxy ──▶ kube-apiserver ── pods/exec ──▶ Kubelet in node1 ─┬─ a real proxy for each of three nodes
-//	                                                                                └─ hollow nodes: the answers of a real Inspector
+//	client ─ kubectl-svcproxy ─▶ kube-apiserver ─ pods/exec ─▶ Kubelet in node1 ─┬─ real proxies for three nodes
+//	                                                                             └─ hollow nodes, real Inspectors
 //
 // The API server, its authorization and its way to a kubelet are real; [Kubelet] answers for all
 // nodes, with the code by which container runtimes serve commands.

@@ -121,7 +121,8 @@ func schedule(ctx context.Context, logf func(string, ...any)) {
 
 // nodeOf is the node for which the DaemonSet controller made the pod.
 func nodeOf(pod *corev1.Pod) string {
-	for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	for _, term := range required.NodeSelectorTerms {
 		for _, field := range term.MatchFields {
 			if field.Key == "metadata.name" {
 				return field.Values[0]
