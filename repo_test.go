@@ -175,7 +175,7 @@ const modules = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
 	k8s.io, sigs.k8s.io < config, config/option, source/kube, source/manifests, source/convert, cli/kubectl, test/adversary;
 	sigs.k8s.io/yaml < cli, cli/migrate, config, source/manifests, cmd/kube-proxy, tools/krew;
-	k8s.io/klog < logging, config, source/kube;
+	k8s.io/klog < logging, config, source/kube, cli/kubectl;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cli, cli/kubectl, cmd/kube-proxy;
 	# The product has one netlink client, internal/netlink; labs are built with this one, and tests look at the kernel by it.
