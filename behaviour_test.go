@@ -17,12 +17,13 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the last column of docs/behaviour.md")
+var update = flag.Bool("update", false, "write the proofs into docs/behaviour.md")
 
 const book = "docs/behaviour.md"
 
-// The specification and the tree agree: each row that is cited is in the page; each row of the page is cited, and is proven
-// by a test or a scenario that cites it, unless it waits for a package that is not built yet. Who proves it is the last column.
+// The specification and the tree agree: the page has each row that the tree cites, and each row of
+// the page is cited and proven by a test or a scenario, unless its package is not built yet.
+// The proofs end the row.
 func TestBehaviourBook(t *testing.T) {
 	content, err := os.ReadFile(book)
 	if err != nil {
@@ -41,7 +42,8 @@ func TestBehaviourBook(t *testing.T) {
 	want := strings.Split(withProofs(page, rows), "\n")
 	for i, line := range strings.Split(page, "\n") {
 		if line != want[i] {
-			t.Errorf("%s:%d: the last column is stale (go test . -run TestBehaviourBook -update):\n%s\nwant\n%s", book, i+1, line, want[i])
+			t.Errorf("%s:%d: the proofs are stale (go test . -run TestBehaviourBook -update):\n%s\nwant\n%s",
+				book, i+1, line, want[i])
 		}
 	}
 }
@@ -56,8 +58,8 @@ func built(dir string) bool {
 }
 
 var (
-	// bookRow is a line of the book: | id | what must be so | source | proven by |.
-	bookRow = regexp.MustCompile(`^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|([^|]*)\|$`)
+	// bookRow is a line of the book: **id** What must be so. *(source)* `proof` `proof`.
+	bookRow = regexp.MustCompile("^\\*\\*([^*]+)\\*\\* (.+\\.(?: \\*\\([^*]+\\)\\*)?)((?: `[^` ]+`)*)$")
 	// notBuilt is in the text of a row that waits for a folder.
 	notBuilt = regexp.MustCompile("Not built yet: `([a-z0-9/]+)`")
 )
@@ -74,12 +76,12 @@ func faults(page string, rows map[string]*cited, built func(dir string) bool) []
 	fault := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	there := map[string]bool{}
 	for i, line := range strings.Split(page, "\n") {
-		if !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---|") || strings.HasPrefix(line, "| id | ") {
+		if !strings.HasPrefix(line, "**") {
 			continue
 		}
 		cells := bookRow.FindStringSubmatch(line)
 		if cells == nil || !rowID.MatchString(cells[1]) {
-			fault("%s:%d: want a row's id and three more cells, have %q", book, i+1, line)
+			fault("%s:%d: want **id** and a sentence, have %q", book, i+1, line)
 			continue
 		}
 		id, wait := cells[1], notBuilt.FindStringSubmatch(cells[2])
@@ -105,7 +107,7 @@ func faults(page string, rows map[string]*cited, built func(dir string) bool) []
 	return all
 }
 
-// withProofs returns the page with a new last column.
+// withProofs returns the page with new proofs.
 func withProofs(page string, rows map[string]*cited) string {
 	lines := strings.Split(page, "\n")
 	for i, line := range lines {
@@ -113,13 +115,44 @@ func withProofs(page string, rows map[string]*cited) string {
 		if cells == nil || !rowID.MatchString(cells[1]) {
 			continue
 		}
-		proofs := ""
-		if row := rows[cells[1]]; row != nil && len(row.proofs) > 0 {
-			proofs = " " + strings.Join(row.proofs, ", ")
+		lines[i] = fmt.Sprintf("**%s** %s", cells[1], cells[2])
+		if row := rows[cells[1]]; row != nil {
+			for _, proof := range byFolder(row.proofs) {
+				lines[i] += " `" + proof + "`"
+			}
 		}
-		lines[i] = fmt.Sprintf("| %s | %s | %s |%s |", cells[1], cells[2], cells[3], proofs)
 	}
 	return strings.Join(lines, "\n")
+}
+
+// byFolder joins the proofs of a folder as a shell's braces do: config.{TestA,TestB}.
+func byFolder(proofs []string) []string {
+	var heads []string
+	tails := map[string][]string{}
+	for _, proof := range proofs {
+		cut := strings.LastIndexAny(proof, "/.") + 1
+		if strings.Contains(proof, "/testdata/") {
+			cut = strings.LastIndex(proof, "/") + 1
+		}
+		head := proof[:cut]
+		if head == "" { // a scenario
+			head = proof
+		}
+		if tails[head] == nil {
+			heads = append(heads, head)
+		}
+		tails[head] = append(tails[head], proof[cut:])
+	}
+	for i, head := range heads {
+		switch t := tails[head]; {
+		case head == t[0]: // a scenario
+		case len(t) == 1:
+			heads[i] += t[0]
+		default:
+			heads[i] += "{" + strings.Join(t, ",") + "}"
+		}
+	}
+	return heads
 }
 
 var (
@@ -168,7 +201,7 @@ func citations(t *testing.T) map[string]*cited {
 	}
 	prove := func(by string, ids []string) {
 		for _, id := range ids {
-			row(id).proofs = append(row(id).proofs, "`"+by+"`")
+			row(id).proofs = append(row(id).proofs, by)
 		}
 	}
 	gofiles, texts := goFiles(t), textFiles(t)
@@ -299,29 +332,37 @@ func TestRowIDs(t *testing.T) {
 }
 
 func TestFaultsOfTheBook(t *testing.T) {
-	const head = "| id | what must be so | source | proven by |\n|---|---|---|---|\n"
-	proven := map[string]*cited{"SV-10": {at: "a.go", proofs: []string{"`x`"}}}
+	proven := map[string]*cited{"SV-10": {at: "a.go", proofs: []string{"x"}}}
+	unproven := map[string]*cited{"SV-10": {at: "a.go"}}
 	for _, c := range []struct {
 		name, page string
 		rows       map[string]*cited
 		want       string
 	}{
-		{"all is well", head + "| SV-10 | a | b | `x` |\n", proven, ""},
-		{"cited and not there", head, proven, "a.go cites SV-10, which docs/behaviour.md has not"},
-		{"part of a range, and not there", head, map[string]*cited{"SV-11": {}}, ""},
-		{"there and not cited", head + "| SV-10 | a | b | |\n", nil, "docs/behaviour.md:3: nothing cites SV-10"},
-		{"there and not proven", head + "| SV-10 | a | b | |\n", map[string]*cited{"SV-10": {at: "a.go"}}, "docs/behaviour.md:3: no test and no scenario proves SV-10"},
-		{"waits", head + "| SV-10 | a. Not built yet: `plane/x`. | b | |\n", map[string]*cited{"SV-10": {at: "a.go"}}, ""},
-		{"waits no more", head + "| SV-10 | a. Not built yet: `plane/y`. | b | `x` |\n", proven, "docs/behaviour.md:3: SV-10 waits for plane/y, which is there"},
-		{"twice", head + "| SV-10 | a | b | `x` |\n| SV-10 | a | b | `x` |\n", proven, "docs/behaviour.md:4: SV-10 is there twice"},
-		{"a cell too few", head + "| SV-10 | a | `x` |\n", nil, "docs/behaviour.md:3: want a row's id and three more cells, have \"| SV-10 | a | `x` |\""},
-		{"no id", head + "| SV-1 | a | b | `x` |\n", nil, "docs/behaviour.md:3: want a row's id and three more cells, have \"| SV-1 | a | b | `x` |\""},
+		{"all is well", "**SV-10** A. *(b)* `x`\n", proven, ""},
+		{"cited, not in the page", "", proven, "a.go cites SV-10, which docs/behaviour.md has not"},
+		{"part of a range, not in the page", "", map[string]*cited{"SV-11": {}}, ""},
+		{"in the page, not cited", "**SV-10** A.\n", nil, "docs/behaviour.md:1: nothing cites SV-10"},
+		{"not proven", "**SV-10** A. *(b)*\n", unproven, "docs/behaviour.md:1: no test and no scenario proves SV-10"},
+		{"waits", "**SV-10** A. Not built yet: `plane/x`.\n", unproven, ""},
+		{"waits no more", "**SV-10** A. Not built yet: `plane/y`. `x`\n", proven,
+			"docs/behaviour.md:1: SV-10 waits for plane/y, which is there"},
+		{"twice", "**SV-10** A. `x`\n\n**SV-10** A. `x`\n", proven, "docs/behaviour.md:3: SV-10 is there twice"},
+		{"no sentence", "**SV-10** `x`\n", nil,
+			"docs/behaviour.md:1: want **id** and a sentence, have \"**SV-10** `x`\""},
+		{"no id", "**SV-1** A.\n", nil, "docs/behaviour.md:1: want **id** and a sentence, have \"**SV-1** A.\""},
 	} {
 		if got := strings.Join(faults(c.page, c.rows, func(dir string) bool { return dir == "plane/y" }), "\n"); got != c.want {
 			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
 		}
 	}
-	if got, want := withProofs(head+"| SV-10 | a | b | old |\n| SV-11 | a | b | |\ntext", proven), head+"| SV-10 | a | b | `x` |\n| SV-11 | a | b | |\ntext"; got != want {
-		t.Errorf("the last column:\n%s\nwant\n%s", got, want)
+	got := withProofs("**SV-10** A `b`. *(c)* `old` `a.b`\n\n**SV-11** A `b.c`. `d`.\ntext", proven)
+	if want := "**SV-10** A `b`. *(c)* `x`\n\n**SV-11** A `b.c`. `d`.\ntext"; got != want {
+		t.Errorf("new proofs:\n%s\nwant\n%s", got, want)
+	}
+	proofs := []string{"restart", "restarts", "a.TestA", "a/testdata/x.txt", "a/testdata/y.tsv", "a.TestB", "..TestC"}
+	want := "restart restarts a.{TestA,TestB} a/testdata/{x.txt,y.tsv} ..TestC"
+	if got := strings.Join(byFolder(proofs), " "); got != want {
+		t.Errorf("byFolder(%v):\n%s\nwant\n%s", proofs, got, want)
 	}
 }
