@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -18,11 +19,11 @@ func flagsPage(modes mode.List) string {
 	o.AddFlags(set)
 	var b strings.Builder
 	b.WriteString("# Flags\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
-		"These flags set no field. [The configuration file](configuration.md) lists the others with their fields; with `--config`\n" +
-		"they are ignored, except " + winning(o) + ".\n`_` and `-` are equal in flag names.\n")
+		"These flags set no field. [The configuration file](configuration.md) lists the others; with `--config` they are\n" +
+		"ignored, except " + winning(o) + ".\n`_` and `-` are equal in flag names.\n")
 	var idle []*entry
 	for _, g := range o.table.groups() {
-		head := fmt.Sprintf("\n## %s\n\n| flag | type | default | description |\n|---|---|---|---|\n", g)
+		head := fmt.Sprintf("\n## %s\n\n", g)
 		for f := range o.table.flags() {
 			if f.group != g || f.Path != "" {
 				continue
@@ -36,11 +37,11 @@ func flagsPage(modes mode.List) string {
 			if f.Short != "" && f.Short != f.Flag {
 				name += ", `-" + f.Short + "`"
 			}
-			fmt.Fprintf(&b, "%s| %s | %s | %s | %s |\n", head, name, pf.Value.Type(), code(pf.DefValue), about(f.asFlag(modes)))
+			fmt.Fprintf(&b, "%s- %s (%s): %s\n", head, name, joined(pf.Value.Type(), code(pf.DefValue)), about(f.asFlag(modes)))
 			head = ""
 		}
 	}
-	b.WriteString("\n## Without effect\n\nThese flags of older versions are accepted with a warning.\n\n| reason | flags |\n|---|---|\n")
+	b.WriteString("\n## Without effect\n\nThese flags of older versions are accepted with a warning.\n\n")
 	by := map[string][]string{}
 	var reasons []string
 	for _, f := range idle {
@@ -50,7 +51,7 @@ func flagsPage(modes mode.List) string {
 		by[f.Gone] = append(by[f.Gone], "`--"+f.Flag+"`")
 	}
 	for _, r := range reasons {
-		fmt.Fprintf(&b, "| %s | %s |\n", r, strings.Join(by[r], ", "))
+		fmt.Fprintf(&b, "- %s: %s\n", strings.Join(by[r], ", "), r)
 	}
 	return b.String()
 }
@@ -74,9 +75,9 @@ func configurationPage(modes mode.List) string {
 		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, in YAML or JSON. Unknown and repeated fields cause a\n" +
 		"warning. Older field names are read, also those of `componentconfig/v1alpha1`. An absent field has its default, and so\n" +
 		"has a zero, unless the field's type distinguishes the two.\n\n" +
-		"A change of a *live* field takes effect in the running process. Another change ends the process, which must be\n" +
-		"restarted, unless the running mode does not use the field.\n" +
-		"The row is that of [the specification](behaviour.md); *EXT* fields are ours.\n")
+		"In parentheses: the flag, the type, the default. A change takes effect in the running process, unless *restart*\n" +
+		"stands there: it ends the process, which must be restarted, if the running mode uses the field. Upstream lacks\n" +
+		"fields with *EXT*. [The specification](behaviour.md#configuration-file) has the rules of a field.\n")
 	by := map[string][]*entry{}
 	var where []string
 	for f := range o.table.fields() {
@@ -90,8 +91,7 @@ func configurationPage(modes mode.List) string {
 		by[says] = append(by[says], f)
 	}
 	for _, says := range where {
-		fmt.Fprintf(&b, "\n## %s\n\n| field | type | default | row | change | flag | description |\n|---|---|---|---|---|---|---|\n",
-			cmp.Or(strings.Replace(says, "only", "Only", 1), "In all modes"))
+		fmt.Fprintf(&b, "\n## %s\n\n", cmp.Or(strings.Replace(says, "only", "Only", 1), "In all modes"))
 		for _, f := range by[says] {
 			v := o.file.at(f.Path)
 			flag := ""
@@ -99,35 +99,38 @@ func configurationPage(modes mode.List) string {
 				flag = "`--" + name + "`"
 			}
 			value := strings.Trim(string(written(option.Leaf{Path: f.Path, Value: v})), `"`)
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n",
-				f.Path, kindOf(v.Type()).name, code(value), f.Row, choice(f.Restart == "", "live", "restart"), flag, plain(f.Help))
+			fmt.Fprintf(&b, "- `%s` (%s): %s\n", f.Path, joined(flag, kindOf(v.Type()).name, code(value),
+				choice(f.Restart == "", "", "*restart*"), choice(strings.HasPrefix(f.Row, "CF-"), "", "*EXT*")), plain(f.Help))
 		}
 	}
 	b.WriteString("\n## Modes\n\nA blank mode is the first one marked *tried* that the host supports.\n\n" +
-		"| mode | mechanism | here | if unsupported | default NodePort addresses | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
+		"| mode | mechanism | here | if unsupported | NodePorts at | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
 	for _, m := range modes {
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Doc, here(m), cmp.Or(code(m.FallsBackTo), "an error"),
-			choice(m.NodePortsPrimary, "primary", "all"), choice(m.LocalhostNodePorts, "can", choice(m.LocalhostGate != "", "with the gate `"+m.LocalhostGate+"`", "")))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Doc, here(m),
+			cmp.Or(code(m.FallsBackTo), "error"), choice(m.NodePortsPrimary, "primary", "all"),
+			choice(m.LocalhostNodePorts, "yes", choice(m.LocalhostGate != "", "`"+m.LocalhostGate+"`", "")))
 	}
-	b.WriteString("\n## Feature gates\n\nAn unknown gate is an error, and so is a change of a locked one. `AllAlpha` and `AllBeta` are known too.\n\n" +
-		"| gate | stage | default | locked | here |\n|---|---|---|---|---|\n")
-	var fixed []string
+	b.WriteString("\n## Feature gates\n\nAn unknown gate is an error, and so is a change of a locked one. " +
+		"`AllAlpha` and `AllBeta` are known too.\n\n")
+	var fixed, locked, idleGates []string
 	for _, g := range gates() {
 		if !g.now {
 			continue
 		}
-		here := does[g.name]
-		switch {
+		name := "`" + g.name + "`"
+		switch does := does[g.name]; {
 		case g.documentedOff():
-			here = "false is accepted without effect: " + idle[g.name]
-		case here == "" && !g.locked:
-			here = "without effect: " + idle[g.name]
-		case here == "":
-			fixed = append(fixed, "`"+g.name+"`")
-			continue
+			locked = append(locked, name+" ("+idle[g.name]+")")
+		case does == "" && !g.locked:
+			idleGates = append(idleGates, name+" ("+idle[g.name]+")")
+		case does == "":
+			fixed = append(fixed, name)
+		default:
+			fmt.Fprintf(&b, "- %s (%s, %t): %s\n", name, g.stage, g.on, does)
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %t | %s | %s |\n", g.name, g.stage, g.on, choice(g.locked, "yes", ""), here)
 	}
+	fmt.Fprintf(&b, "\nWithout effect: %s.\n", strings.Join(idleGates, ", "))
+	fmt.Fprintf(&b, "\nLocked and on, where false is accepted without effect: %s.\n", strings.Join(locked, ", "))
 	fmt.Fprintf(&b, "\nLocked and on: %s.\n", strings.Join(fixed, ", "))
 	b.WriteString("\nGates of older versions and of other programs ([list](../config/gates.txt)) are accepted with a warning and have no effect.\n")
 	return b.String()
@@ -142,6 +145,11 @@ func here(m mode.Mode) string {
 		return "on " + systemName(m.OS)
 	}
 	return ""
+}
+
+// joined returns the words that are not empty, with commas.
+func joined(words ...string) string {
+	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), ", ")
 }
 
 func choice(is bool, yes, no string) string {
@@ -160,7 +168,7 @@ func about(e *entry) string {
 	return text
 }
 
-// plain returns a help text for a cell of a table.
+// plain returns a help text for Markdown.
 func plain(help string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(help, "`", ""), "|", "\\|")
 }

@@ -12,8 +12,8 @@ func MetricsPage(modes mode.List) string {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n<!-- Made by `go test ./status -run TestPage -update`. Do not edit. -->\n\n" +
 		"`/metrics` on the metrics port (`--metrics-bind-address`, 127.0.0.1:10249) returns Prometheus text, or OpenMetrics if\n" +
-		"`Accept` asks for it. Metrics have stability level ALPHA, as upstream's. The row is that of\n" +
-		"[the specification](behaviour.md); upstream lacks *ours*.\n")
+		"`Accept` requests it. All are ALPHA, as upstream's. Upstream lacks those with *EXT*;\n" +
+		"[the specification](behaviour.md#metrics) has the others.\n")
 	by := map[string][]metric{}
 	var where []string
 	for _, x := range withModes(modes) {
@@ -27,13 +27,16 @@ func MetricsPage(modes mode.List) string {
 		by[at] = append(by[at], x)
 	}
 	for _, at := range where {
-		fmt.Fprintf(&b, "\n## %s\n\n| metric | type | labels | row | description |\n|---|---|---|---|---|\n", at)
+		fmt.Fprintf(&b, "\n## %s\n\n", at)
 		for _, x := range by[at] {
-			row := x.row
-			if row == ours {
-				row = "ours"
+			by := fmt.Sprint(x.kind)
+			if len(x.labels) > 0 {
+				by += " by " + quoted(x.labels)
 			}
-			fmt.Fprintf(&b, "| `%s%s` | %s | %s | %s | %s |\n", prefix, x.name, x.kind, quoted(x.labels), row, x.help)
+			if !strings.HasPrefix(x.row, "MT-") {
+				by += ", *EXT*"
+			}
+			fmt.Fprintf(&b, "- `%s%s` (%s): %s\n", prefix, x.name, by, x.help)
 		}
 	}
 	b.WriteString("\n## Buckets\n\nUpper bounds in seconds.\n\n")
@@ -94,15 +97,14 @@ func quoted(labels []string) string {
 const remarks = `
 ## Definitions
 
-- A *write* is one call that hands rules to the kernel: all at the start and for a repair (full), else changes (partial).
-  Audits and probes are no writes. A probe tests whether the kernel accepts writes while a Service is refused.
-- *Network programming latency* starts at the slice's ` + "`endpoints.kubernetes.io/last-change-trigger-time`" + ` and ends when
-  the last frontend of its Service is in force. The first list, older times and deleted slices do not count.
-- *Pending* changes are not in force yet. A refused Service keeps them above 0 until all rules are written again; then
+- A *write* is one call that hands rules to the kernel: all of them at the start and for a repair, else changes.
+  Audits and probes (tests whether the kernel accepts writes while a Service is refused) are no writes.
+- *Network programming latency* starts at the slice's ` + "`endpoints.kubernetes.io/last-change-trigger-time`" + `. The first
+  list, older times and deleted slices do not count.
+- *Pending*: a refused Service keeps its changes pending until all rules are written again; then
   ` + "`kubeproxy_rows_failing`" + ` still shows it. A change counts once for both IP families.
-- An event without a write updates the time of the last sync too, so the alert "last queued > last" works.
-- ` + "`kubeproxy_sync_proxy_rules_no_local_endpoints_total`" + ` does not count a service port without any endpoint, or without
-  an external address.
+- ` + "`kubeproxy_sync_proxy_rules_no_local_endpoints_total`" + ` does not count a service port without any endpoint, or
+  without an external address.
 
 ## Connections by Service
 
@@ -111,11 +113,13 @@ Services (at most 1,000) have their own series; the others share one with namesp
 a free series, or that of the least busy one if it has twice the traffic ([0069](adr/0069-counting-where-it-is-done-already.md)).
 Counting starts with the process, and for frontends in use before with the first scrape. Bytes are not counted.
 
-| mode | cost | measured by |
-|---|---|---|
-| nftables | 3 to 10 % more kernel CPU for the first packet of a connection, 0.6 of 8 µs; 200 bytes of kernel memory for each frontend in use and 16 for each CPU. At most 65,536 frontends count within ten minutes | ` + "`go test ./plane/nftables -run '^$' -bench Counting -benchtime 1x`" + ` (2026-11-22, kernel 6.18) |
-| userspace | an atomic addition for each connection; 100 bytes for each service port | – |
-| ipvs | none for packets. A reading lists all virtual servers: 380 ms of CPU for 10,000, emulated. The kernel adds up every 2 seconds; counts since then are lost with a virtual server. With ` + "`net.ipv4.vs.run_estimation`" + ` 0 nothing is counted; the log says so | ` + "`go test -c ./plane/ipvs && test/vm/vmrun --kernel 6.12 -- ./ipvs.test -test.run '^$' -test.bench Counters -test.benchtime 5x`" + ` (2026-11-22) |
+- nftables: 3 to 10 % more kernel CPU for the first packet of a connection, 0.6 of 8 µs
+  (` + "`go test ./plane/nftables -run '^$' -bench Counting -benchtime 1x`" + `, kernel 6.18); 200 bytes of kernel memory for each
+  frontend in use and 16 for each CPU. At most 65,536 frontends count within ten minutes.
+- userspace: an atomic addition for each connection; 100 bytes for each service port.
+- ipvs: nothing for packets. A reading lists all virtual servers: 380 ms of CPU for 10,000, emulated
+  (` + "`BenchmarkCounters`" + ` of plane/ipvs). The kernel adds up every 2 seconds; counts since then are lost with a virtual
+  server. With ` + "`net.ipv4.vs.run_estimation`" + ` 0 nothing is counted; the log says so.
 
 ## Metrics of every Kubernetes component (MT-21)
 

@@ -45,28 +45,26 @@ func TestKinds(t *testing.T) {
 func page() string {
 	var b strings.Builder
 	b.WriteString("# Findings of `kube-proxy check`\n\n<!-- Made by `go test ./cli/preflight -run TestPage -update`. Do not edit. -->\n\n" +
-		"`kube-proxy check` takes the flags and the `--config` of a proxy, inspects the node and reports what is in the proxy's way,\n" +
-		"why it matters and what to do. It changes nothing on the node. It tries each mode in a temporary network namespace, unless\n" +
-		"the kernel would load a module for that; `--load-modules` allows it. Each probe has a time limit.\n" +
-		"`--problems` lists errors, warnings and what is unknown alone.\n\n" +
-		"| exit code | meaning |\n|---|---|\n" +
-		fmt.Sprintf("| %d | only `ok` and `info` |\n| 1 | invalid command line or configuration; nothing was checked |\n"+
-			"| %d | an `error` among the findings |\n| %d | a `warning` or `unknown`, but no error |\n\n", ExitOK, ExitErrors, ExitWarnings) +
+		"`kube-proxy check` takes the flags and the `--config` of a proxy, inspects the node and reports what would hinder the\n" +
+		"proxy, why it matters and what to do. It changes nothing on the node. It tries each mode in a temporary network\n" +
+		"namespace, unless the kernel would load a module for that; `--load-modules` allows it. Each probe has a time limit.\n" +
+		"`--problems` lists only errors, warnings and unknowns.\n\n" +
+		fmt.Sprintf("Exit codes: %d only `ok` and `info`; 1 invalid command line or configuration, nothing was checked;\n"+
+			"%d an `error`; %d a `warning` or `unknown`, but no error.\n\n", ExitOK, ExitErrors, ExitWarnings) +
 		"## `-o json`\n\nAn object. Fields may be added. `id`, `severity` and `about` are stable; the sentences may change.\n\n" +
-		"| field | meaning |\n|---|---|\n| `version` | of this format: 1 |\n| `node` | the node name of the proxy |\n" +
-		"| `mode` | the configured mode; empty for the best that the host supports |\n" +
-		"| `runs` | the mode that would run; empty if none can, or if that could not be tried |\n" +
-		"| `worst` | the worst severity |\n| `exitCode` | as above |\n| `findings` | in the order of this page |\n" +
-		"| `findings[].id` | the kind of finding, below |\n" +
-		"| `findings[].severity` | `ok`, `info`, `unknown`, `warning`, `error`, in this order |\n" +
-		"| `findings[].about` | the object, such as a mode and family, a sysctl, an interface |\n" +
-		"| `findings[].seen` | the observation, or why it is unknown |\n" +
-		"| `findings[].why`, `findings[].remedy` | why it matters and what to do; absent if no action is needed |\n\n" +
+		"- `version` of this format: 1\n- `node`: the node name of the proxy\n" +
+		"- `mode`: the configured mode; empty for the best that the host supports\n" +
+		"- `runs`: the mode that would run; empty if none can, or if that could not be tried\n" +
+		"- `worst` severity\n- `exitCode`: as above\n- `findings`: in the order of this page, each with\n" +
+		"  - `id`: the kind, below\n" +
+		"  - `severity`: `ok`, `info`, `unknown`, `warning`, `error`, in this order\n" +
+		"  - `about`: the object, such as a mode and family, a sysctl, an interface\n" +
+		"  - `seen`: the observation, or why it is unknown\n" +
+		"  - `why`, `remedy`: why it matters and what to do; absent if no action is needed\n\n" +
 		"## Kinds\n\nA kind may have several findings, or none if it does not apply. Any may be `unknown`, without the necessary\n" +
-		"privileges or after a timeout. The command prints why a finding matters.\n\n" +
-		"| kind | up to | examined | remedy |\n|---|---|---|---|\n")
+		"privileges or after a timeout. In parentheses: the worst severity. Then what is examined, and the remedy.\n\n")
 	for _, k := range Kinds() {
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", k.ID, k.Worst, k.Looks, k.Remedy)
+		fmt.Fprintf(&b, "- `%s` (%s): %s. %s\n", k.ID, k.Worst, k.Looks, k.Remedy)
 	}
 	return b.String()
 }
