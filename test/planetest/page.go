@@ -17,15 +17,12 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.line("")
 	p.line("<!-- Made by `go test ./test/planetest -run TestPage -update` from test/planetest/testdata/results. Do not edit. -->")
 	p.line("")
-	p.line("Each scenario sends real packets through each mode, on each kernel, in IPv4 and IPv6. A scenario is a file of")
-	p.line("[test/testdata/scenarios](../test/testdata/scenarios); [the specification](behaviour.md) lists those of each row.")
-	p.line("")
+	p.line("Each [scenario](../test/testdata/scenarios) sends real packets through each mode, on each kernel, in IPv4 and IPv6.")
 	p.line("`kube-proxy trace` must name the verdict, backends and source of each packet, from the table and from the kernel.")
-	p.line("After each step the kernel must equal the table ([ADR 0028](adr/0028-what-a-change-proves.md)).")
+	p.line("After each step the kernel must equal the table ([0028](adr/0028-what-a-change-proves.md)).")
 	p.line("")
 	p.line("Kernels other than the machine's are emulated. There the kernel's answer is compared for at least %d packets of a", mostAsked)
 	p.line("state, one in generated scenarios; `make test-kernels FULL=1` compares all. Pings have the table's answer only.")
-	p.line("Packets that another program redirects first have neither.")
 	p.line("")
 	p.when(release)
 	p.summary()
@@ -58,7 +55,7 @@ func (p *page) when(release *Release) {
 
 // summary counts, for each run, the scenarios in one family each.
 func (p *page) summary() {
-	p.line("| mode | kernel | pass | fail | differ by intent | not applicable | SCTP lines left out | last complete run | oldest result |")
+	p.line("| mode | kernel | pass | fail | differ by intent | not applicable | lines without SCTP | complete run | oldest result |")
 	p.line("|---|---|---|---|---|---|---|---|---|")
 	for _, r := range p.results {
 		count, differ, sctp := map[string]int{}, 0, 0
@@ -81,7 +78,7 @@ func (p *page) summary() {
 			count[NotApplicable]+count[NeedsSCTP], sctp, all, r.oldest())
 	}
 	p.line("")
-	p.line("Pass and fail count a scenario once for each family. Kernels without SCTP leave out the SCTP lines; the others prove them.")
+	p.line("A scenario counts once for each family. Kernels without SCTP leave out its lines; the others prove them.")
 	p.line("")
 }
 
@@ -89,10 +86,8 @@ func (p *page) summary() {
 func (p *page) table(scenarios []*scenario.Scenario) {
 	p.line("## Differences by mode")
 	p.line("")
-	p.line("A scenario that is not listed for a mode passes there in both families, on all kernels on which it ran.")
-	p.line("")
-	p.line("✓ passes, with notes; ✗ fails; – differs by intent or is not applicable; ≈ differs as its notes say; ? was not run.")
-	p.line("Where kernels differ, each is named.")
+	p.line("Scenarios that are not listed pass on all kernels on which they ran. ✓ passes, with notes; ✗ fails; – differs by")
+	p.line("intent or is not applicable; ≈ differs as its notes say; ? was not run. Where kernels differ, each is named.")
 	names := map[string]string{} // with links
 	for _, s := range scenarios {
 		names[s.Name] = fmt.Sprintf("[%s](../test/testdata/scenarios/%[1]s.txtar)", s.Name)
@@ -192,7 +187,9 @@ func (p *page) notesOf(c Result) []string {
 		notes = append(notes, p.note(c.Differs))
 	}
 	for _, how := range c.Proxied {
-		notes = append(notes, p.note(proxiedNotes[how]))
+		if how != ProxiedAddress { // every mode with proxied connections has it
+			notes = append(notes, p.note(proxiedNotes[how]))
+		}
 	}
 	for _, how := range c.Modelled {
 		notes = append(notes, p.note(modelledNotes[how]))

@@ -21,7 +21,6 @@ const (
 
 // proxiedNotes are what docs/conformance.md says of each.
 var proxiedNotes = map[Proxied]string{
-	ProxiedAddress:  "Connections end at the proxy: backends see an address of the node, not the client's.",
 	ProxiedRestart:  "Open connections end with the proxy's process.",
 	ProxiedAffinity: "Session affinity ends with the proxy's process.",
 	ProxiedReset:    "If no backend answers, a connection is accepted and then reset.",
@@ -46,7 +45,7 @@ func (p *page) proxied() {
 		}
 	}
 	for _, mode := range modes {
-		p.line("In mode %s connections end at the proxy; the notes name the intended differences ([userspace.md](userspace.md)).", mode)
+		p.line("In mode %s connections end at the proxy: backends see an address of the node, not the client's.", mode)
 		p.line("")
 	}
 }

@@ -16,7 +16,7 @@ type page struct {
 	quick     bool
 }
 
-var heads = []string{"work", "services", "upstream, for scale", "ours must reach", "now", "ok?"}
+var heads = []string{"work", "services", "upstream, for scale", "goal", "now", "ok?"}
 
 func (r row) cells() []string {
 	ok := "yes"
@@ -53,7 +53,7 @@ func (p page) judgement() string {
 			missed++
 		}
 	}
-	s := fmt.Sprintf("%d of %d rows reach what they must; load average %s at the end.", len(p.rows)-missed, len(p.rows), p.loadAfter)
+	s := fmt.Sprintf("%d of %d rows reach their goal; load average %s at the end.", len(p.rows)-missed, len(p.rows), p.loadAfter)
 	if p.quick {
 		s += " With -quick the figures come from few repetitions."
 	}
@@ -104,14 +104,20 @@ func (r row) mode() string {
 func (p page) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n%s\n\n%s\n\n", p.machine, p.judgement())
+	heads := heads[:len(heads)-1]
 	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(heads, " | "), strings.Repeat("---|", len(heads)))
+	last := ""
 	for _, r := range p.rows {
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(r.cells(), " | "))
+		cells := r.cells()[:len(heads)]
+		if r.work == last {
+			cells[0] = ""
+		}
+		if !r.ok {
+			cells[len(cells)-1] = "**missed:** " + cells[len(cells)-1]
+		}
+		last = r.work
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | "))
 	}
-	b.WriteString("\nThe commands, in the root of the module, each as often as the number before it says:\n\n```\n")
-	for _, j := range p.jobs {
-		fmt.Fprintf(&b, "%d × %s\n", j.rounds, j.command())
-	}
-	b.WriteString("```\n\n")
+	b.WriteString("\n")
 	return b.String()
 }
