@@ -16,15 +16,16 @@ import (
 	"kube-proxy/plane/internal/slots"
 )
 
-// desired computes the state for some rows of a table, with the numbers and slots that the kernel already uses. New ids are
-// given out in the order of rows. Those that this plane cannot hold are left out, and told.
+// desired computes the state for some frontends of a table. It keeps the numbers and slots that the
+// kernel already uses, and allocates new ids in the order of the frontends. It leaves out frontends
+// that this plane cannot hold, and returns them as refused.
 func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend]) (st *state, refused refusedRows) {
 	st = newState(want.Len())
 	st.node = want.Node
 	c := p.newChange(st)
-	c.log, c.lists = nil, st.lists.Change(nil) // only the state counts
+	c.log, c.lists = nil, st.lists.Change(nil) // no rollback log: only the new state counts
 	if !snap.ours {
-		snap = &snapshot{} // its slots and members belong to ids that mean nothing in a new table
+		snap = &snapshot{} // slots and members belong to ids that have no meaning in a new table
 	}
 	kernel := newOldSets(snap)
 	if snap.ours {
@@ -32,9 +33,9 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		snap.records[sSourceRanges] = snap.records[sSourceRanges].Sorted()
 		c.lists.Adopt(c.restricted(snap, want), snap.records[sSourceRanges])
 	}
-	p.chooseSeed(st) // before any row
+	p.chooseSeed(st) // before the first frontend
 	plan := p.planner(st)
-	some := make([]rowPlan, 0, 1000) // at a time, for the sake of memory
+	some := make([]rowPlan, 0, 1000) // in parts of this size, to save memory
 	for f := range rows {
 		r, err := plan.row(f.Key, f)
 		if err != nil {
@@ -55,20 +56,22 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		c.assign(s, slots.Adopt(old, &s.wantSource.Backends), members)
 		c.needShape(s.shape())
 	}
-	_ = c.reserve() // plan asks itself whether numbers are left
+	_ = c.reserve() // plan checks itself whether numbers are left
 	return st, refused
 }
 
-// refusedRows are rows that cannot be held, and why.
+// refusedRows are frontends that cannot be programmed, each with its reason.
 type refusedRows struct {
 	keys []lb.Key
 	err  error
 }
 
-// adoptIDs finds which ids are whose in the kernel, and goes on behind all that are in use there.
+// adoptIDs finds the owner of each id in the kernel. New ids continue after the highest id in use
+// there.
 func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
 	c.adopted = slots.AdoptIDs(snap.records[sSetShapes].Len(), c.claims(snap, want), kernel)
-	for _, i := range append([]setIndex{sSetShapes, sBackends, sMembers}, setsOfRows...) { // also ids that no row of want refers to
+	// Includes ids that no frontend of want refers to.
+	for _, i := range append([]setIndex{sSetShapes, sBackends, sMembers}, setsOfRows...) {
 		at := 0
 		if slices.Contains(setsOfRows, i) {
 			at = snap.records[i].Size - 4
@@ -83,7 +86,7 @@ func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
 // setsOfRows are the maps from frontends to set ids.
 var setsOfRows = []setIndex{sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets}
 
-// claims are the rows of want that balance over a set, and for which the kernel has an id.
+// claims are the frontends of want that balance over a set and for which the kernel has an id.
 func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 	return func(yield func(slots.Claim) bool) {
 		for _, i := range setsOfRows {
@@ -105,7 +108,8 @@ func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 	}
 }
 
-// restricted are the lists that the kernel's rows have, with the sources that the rows of want have.
+// restricted yields the source range lists that the kernel has for frontends, each with the ranges
+// of that frontend in want.
 func (c *change) restricted(snap *snapshot, want *lb.Table) iter.Seq2[uint32, []netip.Prefix] {
 	return func(yield func(uint32, []netip.Prefix) bool) {
 		for rec := range snap.records[sSourceLists].All() {
@@ -120,12 +124,13 @@ func (c *change) restricted(snap *snapshot, want *lb.Table) iter.Seq2[uint32, []
 	}
 }
 
-// oldSets finds, for sets whose ids were adopted, the slots and the members of their backends. The records are kept in
-// order, so that those of one set stand together: a map of a million slots would take hundreds of megabytes.
+// oldSets finds the slots and members of backends, for sets whose ids were adopted. It keeps the
+// records sorted, so that the records of one set are adjacent: a map of a million slots would take
+// hundreds of megabytes.
 type oldSets struct {
 	backends, members, memberBackends, clusterIPs diff.Records
 
-	slots map[uint32]netip.AddrPort // of one set; used again for the next
+	slots map[uint32]netip.AddrPort // of one set; reused for the next
 }
 
 func newOldSets(snap *snapshot) *oldSets {
@@ -135,7 +140,8 @@ func newOldSets(snap *snapshot) *oldSets {
 	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends], snap.records[sClusterIPs], map[uint32]netip.AddrPort{}}
 }
 
-// of returns the backends that the kernel has in slots of the set, until the next call, and the members that they have.
+// of returns the backends that the kernel has in the slots of the set, and their members. Both maps
+// are valid until the next call.
 func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[netip.AddrPort]uint32) {
 	clear(o.slots)
 	key := wire.AppendNumber(make([]byte, 0, 8), id)
@@ -156,14 +162,15 @@ func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[ne
 	return o.slots, members
 }
 
-// Backends makes oldSets a slots.Kernel.
+// Backends implements slots.Kernel.
 func (o *oldSets) Backends(id uint32) map[uint32]netip.AddrPort {
 	slots, _ := o.of(id)
 	return slots
 }
 
-// Allocated reports whether the row has a NodePort, or a cluster IP that was one in the kernel too: anybody may ask for an
-// external address that becomes a cluster IP later.
+// Allocated reports whether the frontend has a NodePort, or a cluster IP that was one in the kernel
+// too. An external address proves nothing: any tenant may request one that becomes a cluster IP
+// later.
 func (o *oldSets) Allocated(f *lb.Frontend) bool {
 	was := false
 	if f.Kind == lb.ClusterIP {

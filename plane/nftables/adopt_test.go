@@ -12,12 +12,13 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// While no proxy runs, keys change their owners. Each Service keeps its set id all the same, and with it its clients (SV-18):
-// what the kernel has under a key that went from one to another says nothing of whose set it is.
+// Keys change owners while no proxy runs. Each Service still keeps its set id, and with it its
+// clients (SV-18): the kernel's entry of a key that moved to another Service does not show who owns
+// the set.
 func TestSetIDsWhenKeysChangeHands(t *testing.T) {
-	const pairs = 16 // of which half would come out wrong by chance
+	const pairs = 16 // half of them would come out wrong by chance
 	type form struct {
-		keys     []int // 0 to 3 of the pair are cluster IPs, 4 and above anybody's
+		keys     []int // 0 to 3 of the pair are cluster IPs, 4 and above are external
 		backends [2]int
 	}
 	for name, c := range map[string]struct{ was, is [2]form }{

@@ -20,25 +20,28 @@ import (
 	"kube-proxy/lb"
 )
 
-// Session affinity. Packets fill one map for all sets, so what one Service's clients may take of it is bounded: of
-// each set it remembers places, not clients. A client's place is a hash of its address with a seed that nobody but the
-// node's root knows. Clients of a set that have one place have one backend too, and all of them stay with it.
+// Session affinity. Packets fill one map for all sets, so the share of each Service is bounded: for
+// each set the map remembers places, not clients. A client's place is a hash of its address with a
+// seed that only root on the node can read. Clients of a set that share a place share a backend,
+// and all of them stay with it.
 //
-// The map as a whole is bounded for the sake of memory. When more sets than it has room for are full of clients, a
-// client without a place is led by the hash of its address alone: it stays with its backend until the number of
-// backends changes, or a place becomes free.
+// The whole map is bounded too, to limit memory. When the clients of many Services fill it, the
+// hash of its address alone chooses the backend of a client without a place. That client stays with
+// its backend until the number of backends changes, or until a place becomes free.
 const (
-	// affinityPlaces is how many places each set has. For a set of many more backends than that, a node reaches only
-	// so many of them at a time.
+	// affinityPlaces is the number of places of each set. A node reaches at most that many backends
+	// of a larger set at a time.
 	affinityPlaces = 1 << 12
-	// affinityLimit is how many elements the map may have: those of 256 sets that are full. They take about 100 MB.
+	// affinityLimit is the maximum number of elements of the map: those of 256 full sets. They take
+	// about 100 MB.
 	affinityLimit = 1 << 20
 )
 
 // client is the client's part of a key of the affinity map.
 //
-// A kernel without the expression hash remembers clients by their addresses. There many clients of one Service can
-// take the room of others, and when it is full clients without a place are spread at random.
+// A kernel without the hash expression remembers clients by address. There, many clients of one
+// Service can use up the space of others, and clients without a place are spread at random once the
+// map is full.
 func (r *ruleset) client() rule.Operand {
 	if !r.hashes {
 		return r.Source()
@@ -46,16 +49,16 @@ func (r *ruleset) client() rule.Operand {
 	return r.Hash(r.places, r.seed)
 }
 
-// With affinity a set is served by two chains, see [shape] and [ruleset.scope].
+// Two chains serve a set with affinity, see [shape] and [ruleset.scope].
 //
-// The affinity map is keyed by set and client, and its answer is a member: a number that stands for one backend in
-// one set, see [slots.Members]. The backend is looked up by member and set id, so that whatever the map says, it leads to a
-// backend of this set or to none. A backend that left has no entry in member-backends any more, so its clients need
-// no cleaning; a rule forgets such an answer when it meets one, because updating an element does not change
-// its data.
+// The key of the affinity map is set and client, and its value is a member: a number that stands
+// for one backend in one set, see [slots.Members]. The rules look the backend up by member and set
+// id. So whatever value the map has, packets go to a backend of this set or to no backend. A
+// backend that left has no entry in member-backends, so its clients need no cleanup. A rule deletes
+// such a value when it finds one, because updating an element does not change its data.
 
-// sameBackend is the rules that lead a client to the backend that the affinity map has for it, and renew its time. set is the
-// statement that finds the set id.
+// sameBackend returns the rules that send a client to the backend that the affinity map has for it,
+// and that renew its timeout. The statement set finds the set id.
 func (r *ruleset) sameBackend(seconds uint32, set rule.Statement) []rule.Rule {
 	client := r.client()
 	last := rule.Find(rule.Member, r.set(sAffinity), rule.SetID, client)
@@ -66,8 +69,9 @@ func (r *ruleset) sameBackend(seconds uint32, set rule.Statement) []rule.Rule {
 	}
 }
 
-// choose is the rules that put a backend for a client into the affinity map, for as long as a packet needs to come to the
-// rules of sameBackend. Where the map is full, the update fails, and the last rules balance without memory.
+// choose returns the rules that put a backend for a client into the affinity map, for as long as a
+// packet needs to reach the rules of sameBackend. When the map is full, the update fails, and the
+// last rules balance without affinity.
 func (r *ruleset) choose(s shape, set rule.Statement) []rule.Rule {
 	var rules []rule.Rule
 	remember := rule.Remember(r.set(sAffinity), r.client(), passingSeconds)
@@ -78,18 +82,19 @@ func (r *ruleset) choose(s shape, set rule.Statement) []rule.Rule {
 	for i, n := range s.picks() {
 		slot := rule.Random(n)
 		if r.hashes {
-			slot = r.Hash(n, r.seed+uint32(i)) // each draw by itself
+			slot = r.Hash(n, r.seed+uint32(i)) // draws are independent
 		}
 		rules = append(rules, r.New("no memory left", set, rule.Find(rule.Member, r.set(sMembers), rule.SetID, slot), look, dnat))
 	}
 	return rules
 }
 
-// passingSeconds is the time of an element of the affinity map between two rules.
+// passingSeconds is the timeout of an element of the affinity map between two rules.
 const passingSeconds = 10
 
-// stickable returns the backends that a set with affinity holds: all, or of more than it can hold those that this node
-// chooses. Each node chooses others, so that all serve; and the choice stays while other backends come and go.
+// stickable returns the backends that a set with affinity holds: all of them, or those that this
+// node chooses if there are more than fit. Each node chooses others, so that all backends serve.
+// The choice stays while other backends come and go.
 func (p *planner) stickable(b *lb.BackendSet) *lb.BackendSet {
 	if b == nil || b.Backends.Len() <= maxStickySlots {
 		return b
@@ -103,7 +108,7 @@ func (p *planner) stickable(b *lb.BackendSet) *lb.BackendSet {
 	return p.chosen[b]
 }
 
-// stickable is what planner.stickable remembers: the choice for a seed.
+// stickable is the choice for a seed that planner.stickable caches.
 func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
 	if b.Backends.Len() <= maxStickySlots {
 		return b
@@ -129,11 +134,12 @@ func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
 	return &lb.BackendSet{ID: b.ID, Backends: lb.BackendsOf(few...)}
 }
 
-// HashesClients reports whether the kernel can hash the addresses of clients with session affinity. If it cannot, the
-// clients of one Service can take the room that others need.
+// HashesClients reports whether the kernel can hash the addresses of clients with session affinity.
+// Without it, the clients of one Service can use up the space that others need.
 func (p *Plane) HashesClients() bool { return p.rules.hashes }
 
-// lacks reports whether the kernel lacks an expression of a rule. It asks by a transaction that the kernel refuses in any case.
+// lacks reports whether the kernel lacks an expression of a rule. It probes with a transaction that
+// the kernel refuses in any case.
 func (p *Plane) lacks(ctx context.Context, r rule.Rule) (bool, error) {
 	t := p.rules.transaction(TableName + "-probe")
 	t.AddTable()
@@ -149,26 +155,26 @@ func (p *Plane) lacks(ctx context.Context, r rule.Rule) (bool, error) {
 	return false, nil
 }
 
-// AffinityUse is how full the memory of session affinity is.
+// AffinityUse reports how full the session affinity map is.
 type AffinityUse struct {
-	// Entries is an estimate of the number of elements, Limit the most that there can be. Limit is 0 while that is not
-	// known, and where the kernel cannot hash.
+	// Entries is an estimate of the number of elements, and Limit the maximum. Limit is 0 before
+	// the first measurement, and on kernels that cannot hash.
 	Entries, Limit int
-	// Busiest are some of the Services with the most entries, as "namespace/name:port".
+	// Busiest lists some of the Services with the most entries, as "namespace/name:port".
 	Busiest []string
 }
 
-// Percent is how full it is, 0 while that is not known.
+// Percent returns the used share of the limit in percent, or 0 before the first measurement.
 func (u AffinityUse) Percent() int { return u.Entries * 100 / max(u.Limit, 1) }
 
-// Affinity returns how full the memory of session affinity was at the last Reset or full audit.
+// Affinity returns how full the session affinity map was at the last Reset or full audit.
 func (p *Plane) Affinity() AffinityUse { return p.use }
 
-// affinitySamples is how many places a measurement looks at. To count them all would take the kernel seconds, and no
-// kernel that we know tells their number.
+// affinitySamples is the number of places that a measurement reads. Counting all of them would take
+// the kernel seconds, and no known kernel reports their number.
 const affinitySamples = 512
 
-// measureAffinity estimates how many places are taken, by looking at some.
+// measureAffinity estimates the number of used places from a sample.
 func (p *Plane) measureAffinity(ctx context.Context) error {
 	p.use = AffinityUse{}
 	if !p.rules.hashes {
@@ -193,7 +199,7 @@ func (p *Plane) measureAffinity(ctx context.Context) error {
 	return nil
 }
 
-// most returns the n keys of the highest counts.
+// most returns the n keys with the highest counts.
 func most(counts map[string]int, n int) []string {
 	keys := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		return cmp.Or(cmp.Compare(counts[b], counts[a]), strings.Compare(a, b))

@@ -29,8 +29,9 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// Two Services with affinity. A client of the first sticks to a pod, which leaves; the process is started anew; the
-// other Service gets a pod. The client stays among the pods of its Service (SV-18, SV-25).
+// Two Services have affinity. A client of the first sticks to a pod, which leaves; the process
+// restarts; the other Service gets a pod. The client stays among the pods of its Service (SV-18,
+// SV-25).
 func TestAffinityAcrossARestart(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(fam.String(), func(t *testing.T) { acrossARestart(t, fam) })
@@ -72,7 +73,8 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 	lab.On(netlab.Node1, func() {
 		p = newPlane(t, fam)
 		reset(t, p, &lb.Table{})
-		for _, f := range []string{"other", "first"} { // so that the pod that leaves has the last member number
+		// So that the leaving pod has the last member number.
+		for _, f := range []string{"other", "first"} {
 			for _, row := range table.Sorted() {
 				if row.Service == f {
 					apply(t, p, []lb.Change{{Key: row.Key, New: row}}, nil)
@@ -102,7 +104,7 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 			t.Errorf("a client of the first Service reached %s, a pod of the other", got)
 		}
 	}
-	// Nor would it reach one if the map said so.
+	// The client would not reach the other Service's pod even if the map had it.
 	lab.On(netlab.Node1, func() {
 		other := p.st.sets[lb.SetID{Service: "other", Proto: lb.TCP, Scope: lb.Cluster}]
 		for _, m := range other.members {
@@ -114,14 +116,15 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 	})
 }
 
-// history notes whose each set id has ever been, and which member a backend of a set has.
+// history records which Service each set id ever belonged to, and which member each backend of a
+// set has.
 type history struct {
 	sets    map[uint32]lb.SetID
 	members map[uint32]map[netip.AddrPort]uint32
 	most    map[uint32]int
 }
 
-// see notes the numbers of a state, and reports one that was somebody else's before.
+// see records the numbers of a state, and reports a number that had another owner before.
 func (h *history) see(st *state) error {
 	for id, s := range st.sets {
 		if was, ok := h.sets[s.id]; ok && was != id {
@@ -144,7 +147,7 @@ func (h *history) see(st *state) error {
 	return nil
 }
 
-// Whatever happens to a table, no set id and no member is ever used a second time (SV-25).
+// No change of a table ever reuses a set id or a member (SV-25).
 func TestNumbersAreNeverUsedAgain(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -168,7 +171,7 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 				did = "Reset"
 				reset(t, p, tab)
 			case 2:
-				did = "somebody removes elements; Reset"
+				did = "another program removes elements; Reset"
 				for _, m := range []string{"members", "member-backends", "set-shapes", "cluster-sets"} {
 					runNFT(t, "flush map "+p.ip.Name()+" kube-proxy "+m)
 				}
@@ -196,7 +199,8 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 	})
 }
 
-// lead writes into the affinity map, for every place of a set, a member that packets would never put there.
+// lead writes into the affinity map, for every place of a set, a member that packets would never
+// put there.
 func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 	t.Helper()
 	c := p.newChange(p.st)
@@ -210,7 +214,7 @@ func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 	}
 }
 
-// entries counts the elements of the affinity map, by set id.
+// entries counts the elements of the affinity map, in total and by set id.
 func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 	t.Helper()
 	snap, _, err := p.readTable(t.Context(), func(d *wire.Set) bool { return d.Dynamic() })
@@ -224,7 +228,7 @@ func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 	return recs.Len(), bySet
 }
 
-// shops are Services with affinity in a lab, reached by the client under many addresses.
+// shops are Services with affinity in a lab. The client reaches them from many addresses.
 type shops struct {
 	*netlab.TestLab
 	t   *testing.T
@@ -281,7 +285,7 @@ func (s *shops) vip(i int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", 1+i))
 }
 
-// client is address i of the client.
+// client returns address i of the client.
 func (s *shops) client(i int) netip.Addr {
 	if s.fam == lb.IPv6 {
 		return netip.MustParseAddr(fmt.Sprintf("fd00:18::1:%x", 1+i))
@@ -303,7 +307,8 @@ func (s *shops) visit(client, service int) netip.Addr {
 	return r.At.Addr()
 }
 
-// faithful proves that each client of a Service comes to the same pod each time, and that not all come to one.
+// faithful checks that each client of a Service reaches the same pod each time, and that the
+// clients use several pods.
 func (s *shops) faithful(service int) {
 	s.t.Helper()
 	pods := map[netip.Addr]int{}
@@ -321,8 +326,8 @@ func (s *shops) faithful(service int) {
 	}
 }
 
-// The clients of one Service take no more than its places, and all of them stay with their pods. Those of another
-// have their own.
+// The clients of one Service use at most its places, and all of them stay with their pods. Those of
+// another Service have their own places.
 func TestAffinityPlaces(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].Size = 16, 32 })
@@ -347,7 +352,8 @@ func TestAffinityPlaces(t *testing.T) {
 	})
 }
 
-// Where others have filled the map, clients without a place stay with their pods by the hash of their addresses.
+// When other Services have filled the map, clients without a place stay with their pods by the hash
+// of their addresses.
 func TestAffinityWithoutRoom(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].Size = 16, 8 })
@@ -380,7 +386,7 @@ func TestAffinityWithoutHash(t *testing.T) {
 				t.Errorf("%d entries of %d clients", all, shopClients)
 			}
 			if mended, err := s.p.Audit(t.Context(), true); mended != 0 || err != nil {
-				t.Errorf("an audit mended %d, %v", mended, err)
+				t.Errorf("an audit repaired %d, %v", mended, err)
 			}
 			if use := s.p.Affinity(); use.Limit != 0 {
 				t.Errorf("measured %+v where there are no places", use)
@@ -395,7 +401,7 @@ func withoutHash(p *Plane) {
 	p.look = p.rules.layout
 }
 
-// scenarios returns a folder with the scenarios that match a pattern, and how many files it has.
+// scenarios returns a folder with the scenarios that match a pattern, and the number of files.
 func scenarios(t *testing.T, pattern string) (dir string, n int) {
 	t.Helper()
 	all, err := scenario.Dir()
@@ -421,7 +427,7 @@ func scenarios(t *testing.T, pattern string) (dir string, n int) {
 	return dir, n
 }
 
-// The scenarios of session affinity hold on a kernel that cannot hash, too.
+// The session affinity scenarios also pass on a kernel that cannot hash.
 func TestConformanceWithoutHash(t *testing.T) {
 	from, err := scenario.Dir()
 	if err != nil {
@@ -440,13 +446,13 @@ func TestConformanceWithoutHash(t *testing.T) {
 	}})
 }
 
-// A kernel is asked for expressions without a trace.
+// Probing the kernel for expressions leaves no trace.
 func TestProbeOfExpressions(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		p := newPlane(t, w.Family)
 		if !p.HashesClients() {
-			t.Error("this kernel cannot hash") // all that the suite runs on can
+			t.Error("this kernel cannot hash") // all kernels of the suite can
 		}
 		before, err := p.sock.Generation(t.Context())
 		if err != nil {
@@ -467,7 +473,7 @@ func TestProbeOfExpressions(t *testing.T) {
 	})
 }
 
-// A table whose numbers are used up, or that does not say which were used, is replaced; clients are forgotten.
+// A Reset replaces a table whose numbers are used up or unrecorded; clients lose their affinity.
 func TestTableWithoutNumbers(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		for name, spoil := range map[string]string{
@@ -499,7 +505,7 @@ func TestTableWithoutNumbers(t *testing.T) {
 	})
 }
 
-// A process that uses up the numbers says so, and the Reset that follows makes a new table.
+// A process that uses up the numbers returns an error, and the following Reset creates a new table.
 func TestNumbersEndWhileRunning(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -521,8 +527,9 @@ func TestNumbersEndWhileRunning(t *testing.T) {
 	isFresh(t, p, tab)
 }
 
-// A tenant who toggles session affinity uses up nothing: each toggle took a number for each backend from one counter of the
-// whole table, and at its end the clients of everybody were forgotten. Here an older process has left that counter near its end (TN-32).
+// A tenant who toggles session affinity uses up no numbers. Before, each toggle took a number for
+// each backend from one counter of the whole table, and when it ran out, the clients of all
+// Services lost their affinity. Here an older process has left that counter near its end (TN-32).
 func TestTogglesUseUpNoNumbers(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -535,7 +542,8 @@ func TestTogglesUseUpNoNumbers(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
-	_, _ = exec.Command("nft", "delete element ip kube-proxy reserved { 2 }").CombinedOutput() // there is one of the older process only
+	// Only the older process's element exists.
+	_, _ = exec.Command("nft", "delete element ip kube-proxy reserved { 2 }").CombinedOutput()
 	runNFT(t, fmt.Sprintf("add element ip kube-proxy reserved { 2 : %d }", slots.End-40))
 	p = newPlane(t, w.Family)
 	reset(t, p, tab)
@@ -557,7 +565,7 @@ func TestTogglesUseUpNoNumbers(t *testing.T) {
 	isFresh(t, p, tab)
 }
 
-// What somebody changes of the numbers while the process runs is mended.
+// An audit repairs numbers that another program changes while the process runs.
 func TestAuditOfNumbers(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -568,7 +576,7 @@ func TestAuditOfNumbers(t *testing.T) {
 		runNFT(t, "delete element ip kube-proxy reserved { 1 }; add element ip kube-proxy reserved { 9 : 9 }")
 		<-p.Drift()
 		if n, err := p.Audit(t.Context(), full); n != 2 || err != nil {
-			t.Errorf("mended %d, %v", n, err)
+			t.Errorf("repaired %d, %v", n, err)
 		}
 		if after := runNFT(t, "list map ip kube-proxy reserved"); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -576,7 +584,7 @@ func TestAuditOfNumbers(t *testing.T) {
 	}
 }
 
-// The estimate of how full the map is lies near the truth, and names who fills it.
+// The estimated usage of the map is close to the real one, and names the Services that fill it.
 func TestAffinityUse(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -600,8 +608,8 @@ func TestAffinityUse(t *testing.T) {
 	})
 }
 
-// A Service with affinity and more endpoints than a set can hold is served: each node chooses some, others than another
-// node, and keeps to its choice.
+// A Service with affinity and more endpoints than a set can hold is served. Each node chooses some,
+// which differ from another node's, and keeps its choice.
 func TestAffinityOfManyBackends(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -652,7 +660,7 @@ func TestAffinityOfManyBackends(t *testing.T) {
 		t.Errorf("when 100 left, %d of %d stayed, and %d bytes were sent", stay, maxStickySlots, bytes)
 	}
 	dump(t, p)
-	reset(t, p, tab) // which forgets the chain for 100 backends
+	reset(t, p, tab) // drops the chain for 100 backends
 	q := newPlane(t, w.Family)
 	reset(t, q, tab)
 	if s := q.Stats(); s.Batches != 0 {
@@ -660,7 +668,8 @@ func TestAffinityOfManyBackends(t *testing.T) {
 	}
 }
 
-// A NodePort may have the number of another Service's port. Who knows the one is not led there on his way to the other.
+// A NodePort may have the number of another Service's port. A client of the NodePort does not reach
+// the other Service.
 func TestAffinityOfANodePortWithTheSameNumber(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		s := newShops(t, w.Family, func(*Plane) {})

@@ -15,26 +15,27 @@ import (
 	"kube-proxy/plane/internal/slots"
 )
 
-// change is what a batch does, in three steps. Plan says what rows need; it is pure. Stage makes that so in the state: it counts who
-// refers to sets and lists of source ranges, and gives out slots and numbers. Encode says what differs then in the language of the
-// kernel. If the kernel refuses that, the log takes back what was staged.
+// change is one batch, in three steps. Plan computes what frontends need, without side effects.
+// Stage applies that to the state: it counts the references to sets and source range lists, and
+// allocates slots and numbers. Encode writes the difference as nftables messages. If the kernel
+// refuses them, the rollback log undoes the staged changes.
 type change struct {
 	*ruleset
 	st   *state
 	out  *wire.Transaction
 	undo rollback.Log
-	log  *rollback.Log // undo, or nil for a state that is built anew
+	log  *rollback.Log // undo, or nil for a state built from scratch
 	most int           // slots of a set that the batch may change
 
 	rows       []rowChange
 	touched    []*set
-	before     []setBefore // of touched; not in a state that is built anew
+	before     []setBefore // of touched sets; empty for a state built from scratch
 	lists      *ranges.Change
-	classes    []class // that are new, as shapes
+	classes    []class // new, as shapes
 	shapes     []shape
-	clusterIPs map[netip.Addr]int32 // the counts before, of addresses that were touched
+	clusterIPs map[netip.Addr]int32 // the counts before, of touched addresses
 
-	adopted map[lb.SetID]uint32 // ids that the kernel has for sets which the state does not have yet
+	adopted map[lb.SetID]uint32 // ids that the kernel has for sets that the state does not have yet
 	packer  slots.Packer
 }
 
@@ -45,7 +46,7 @@ func (p *Plane) newChange(st *state) *change {
 	return c
 }
 
-// write sends what was encoded. If the kernel refuses it, the state is as before.
+// write sends the encoded messages. If the kernel refuses them, the state stays as before.
 func (p *Plane) write(ctx context.Context, c *change) error {
 	err := p.commit(ctx, c.out)
 	if err != nil {
@@ -54,7 +55,7 @@ func (p *Plane) write(ctx context.Context, c *change) error {
 	return err
 }
 
-// commit sends a transaction. Errors are those of [wire.Socket.Commit].
+// commit sends a transaction. It returns the errors of [wire.Socket.Commit].
 func (p *Plane) commit(ctx context.Context, t *wire.Transaction) error {
 	size, err := p.sock.Commit(ctx, p.ours, t)
 	if size > 0 {
@@ -69,8 +70,8 @@ func (p *Plane) commit(ctx context.Context, t *wire.Transaction) error {
 	return nil
 }
 
-// Apply writes the changes in one transaction: all of them are in force, or none. Of a set of more backends than Pace it writes a
-// part, and leaves the rows that change it for later.
+// Apply writes the changes in one transaction: all of them are in force, or none. For a set with
+// more backends than Pace it writes a part, and leaves the frontends that change the set for later.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	if p.st == nil {
 		return plane.ApplyResult{}, fmt.Errorf("nftables %s: apply: %w", p.ip.Family, plane.ErrNotSetUp)

@@ -13,13 +13,14 @@ import (
 	"kube-proxy/plane/internal/diff"
 )
 
-// Drift has a value when somebody else changed our table.
+// Drift has a value when another program changed our table.
 func (p *Plane) Drift() <-chan struct{} { return p.mon.signal }
 
-// Audit mends what others did to our table. With full it looks for what was not noticed: everything is compared,
-// of a large table another part in each call. Otherwise it looks at what the kernel's notifications named. It
-// returns the number of objects that differed, and an error that wraps plane.ErrStateLost where the table or one
-// of its sets is gone or no longer as we make it.
+// Audit repairs changes that other programs made to our table, and returns the number of objects
+// that differed. With full it compares everything, also changes without a notification; of a large
+// table each call compares another part. Otherwise it compares the objects that the kernel's
+// notifications named. The error wraps plane.ErrStateLost if the table or one of its sets is
+// missing or has the wrong type.
 func (p *Plane) Audit(ctx context.Context, full bool) (int, error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("nftables %s: audit: %w", p.ip.Family, plane.ErrNotSetUp)
@@ -37,7 +38,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (int, error) {
 	return n, err
 }
 
-// audit takes out of the notes what it has mended.
+// audit removes from the notes what it has repaired.
 func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error) {
 	if notes.everything || full && p.elements() <= p.window {
 		return p.auditAll(ctx, allSets)
@@ -66,7 +67,7 @@ func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error)
 	return mended + n, nil
 }
 
-// elements is about how many elements of large maps the state has.
+// elements returns roughly how many elements of large maps the state has.
 func (p *Plane) elements() int {
 	n := 4 * len(p.st.rows)
 	for _, s := range p.st.sets {
@@ -85,7 +86,7 @@ func (p *Plane) auditAll(ctx context.Context, which func(*wire.Set) bool) (int, 
 		return 0, err
 	}
 	if !snap.ours {
-		return 0, fmt.Errorf("nftables %s: somebody removed or replaced table %s or one of its sets: %w", p.ip.Family, TableName, plane.ErrStateLost)
+		return 0, fmt.Errorf("nftables %s: another program removed or replaced table %s or one of its sets: %w", p.ip.Family, TableName, plane.ErrStateLost)
 	}
 	c := p.newChange(p.st)
 	n := c.mend(snap, which)
@@ -95,7 +96,7 @@ func (p *Plane) auditAll(ctx context.Context, which func(*wire.Set) bool) (int, 
 	return n, nil
 }
 
-// mendElements mends single elements of which the last word is known.
+// mendElements repairs single elements whose last notification is known.
 func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNote) (int, error) {
 	w := wanted{st: p.st, defs: p.rules.sets}
 	var is, want [setCount]diff.Records
@@ -122,7 +123,7 @@ func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNo
 	return n, nil
 }
 
-// wanted answers which elements the state wants. Its indexes are made when they are first needed.
+// wanted finds the elements that the state requires. It builds its indexes on first use.
 type wanted struct {
 	st   *state
 	defs *[setCount]wire.Set
@@ -130,7 +131,7 @@ type wanted struct {
 	byID map[uint32]*set
 }
 
-// of returns the data that an element of that key shall have, and whether there shall be one.
+// of returns the data that the element of that key must have, and whether it must exist.
 func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 	d := &w.defs[i]
 	find := func(j setIndex, rec []byte) {
@@ -162,7 +163,7 @@ func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 	return data, ok
 }
 
-// set returns the set of that id, or nil.
+// set returns the set with that id, or nil.
 func (w *wanted) set(id uint32) *set {
 	if w.byID == nil {
 		w.byID = make(map[uint32]*set, len(w.st.sets))
@@ -173,7 +174,7 @@ func (w *wanted) set(id uint32) *set {
 	return w.byID[id]
 }
 
-// SetNode brings the rules that follow from the node up to date, in one transaction.
+// SetNode updates the rules that depend on the node, in one transaction.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if p.st == nil {
 		return fmt.Errorf("nftables %s: set node: %w", p.ip.Family, plane.ErrNotSetUp)
@@ -189,8 +190,9 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	return nil
 }
 
-// tidy removes the chains of classes and shapes that nothing has any more. It goes by the state, and so comes when an audit has just
-// made the kernel hold that: else what others took away of them would look like a table that is lost.
+// tidy removes the chains of classes and shapes that nothing uses any more. It relies on the state,
+// so it must run right after an audit that made the kernel match it. Otherwise a chain that another
+// program removed would look like a lost table.
 func (p *Plane) tidy(ctx context.Context) error {
 	classes, shapes := p.st.needs()
 	if len(classes) == len(p.st.classes) && len(shapes) == len(p.st.shapes) {
@@ -203,14 +205,14 @@ func (p *Plane) tidy(ctx context.Context) error {
 	return p.write(ctx, c)
 }
 
-// needs returns the classes and shapes that the rows have.
+// needs returns the classes and shapes that the frontends use.
 func (st *state) needs() (map[class]bool, map[shape]bool) {
 	classes, shapes := map[class]bool{}, map[shape]bool{}
 	for _, r := range st.rows {
 		classes[r.class] = true
 	}
 	for _, s := range st.sets {
-		if s.held.Len() == 0 { // it is leaving
+		if s.held.Len() == 0 { // being removed
 			continue
 		}
 		for _, part := range s.shape().parts() {

@@ -25,7 +25,7 @@ func heard(t *testing.T, p *Plane) {
 	time.Sleep(20 * time.Millisecond) // the rest of the same transaction
 }
 
-// What others do to our table is noticed and mended, and nothing else is touched.
+// The plane notices and repairs foreign changes to our table, and changes nothing else.
 func TestDrift(t *testing.T) {
 	for _, tc := range []struct{ name, do string }{
 		{"element deleted", "delete element T services { 10.0.0.1 . tcp . 80 }"},
@@ -64,14 +64,15 @@ func TestDrift(t *testing.T) {
 			heard(t, p)
 			n, err := p.Audit(t.Context(), false)
 			if err != nil || n == 0 {
-				t.Fatalf("mended %d, error %v", n, err)
+				t.Fatalf("repaired %d, error %v", n, err)
 			}
 			isDump(t, p, want)
-			if s := p.Stats().minus(sent); s.Batches != 1 || s.Messages > 12 { // a chain has nine rules at most
-				t.Errorf("mending took %+v", s)
+			// A chain has at most nine rules.
+			if s := p.Stats().minus(sent); s.Batches != 1 || s.Messages > 12 {
+				t.Errorf("repairing took %+v", s)
 			}
 			if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-				t.Errorf("a full audit then mended %d, error %v", n, err)
+				t.Errorf("a full audit then repaired %d, error %v", n, err)
 			}
 			if !strings.Contains(runNFT(t, "list tables"), "others") {
 				t.Error("a foreign table is gone")
@@ -80,7 +81,7 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// A full audit finds what no notification told of.
+// A full audit finds changes that no notification reported.
 func TestFullAudit(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -95,17 +96,17 @@ func TestFullAudit(t *testing.T) {
 		}
 		runNFT(t, "flush map "+fam+" kube-proxy services; flush map "+fam+" kube-proxy members; flush chain "+fam+" kube-proxy service-network; flush chain "+fam+" kube-proxy local")
 		if n, err := p.Audit(t.Context(), false); err != nil || n != 0 {
-			t.Fatalf("an audit of what was heard mended %d, error %v", n, err)
+			t.Fatalf("an audit of notifications repaired %d, error %v", n, err)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n == 0 {
-			t.Fatalf("the full audit mended %d, error %v", n, err)
+			t.Fatalf("the full audit repaired %d, error %v", n, err)
 		}
 		isDump(t, p, want)
 	})
 }
 
-// A removed table, or one whose sets are not ours, asks for a Reset; so does a change or a proof that the kernel refuses because it does
-// not hold what we think. A proof that fails makes nothing.
+// A removed table, or one with foreign sets, requires a Reset. So does a change or a probe that the
+// kernel refuses because its state differs from ours. A failed probe creates nothing.
 func TestStateLost(t *testing.T) {
 	for name, do := range map[string]string{
 		"deleted":  "delete table ip kube-proxy",
@@ -143,7 +144,7 @@ func TestStateLost(t *testing.T) {
 	}
 }
 
-// A change of the node is one transaction, and ends where a fresh start ends.
+// A change of the node is one transaction, with the same result as a fresh start.
 func TestSetNode(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -174,7 +175,7 @@ func TestSetNode(t *testing.T) {
 	})
 }
 
-// What nothing uses any more goes with a full audit, and is no drift.
+// A full audit removes unused objects, and does not count them as drift.
 func TestTidy(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -192,7 +193,7 @@ func TestTidy(t *testing.T) {
 			t.Fatal("no chain was added")
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-			t.Errorf("mended %d, error %v", n, err)
+			t.Errorf("repaired %d, error %v", n, err)
 		}
 		if len(p.st.chains) != chains {
 			t.Errorf("%d chains, want %d", len(p.st.chains), chains)
@@ -206,7 +207,7 @@ func TestTidy(t *testing.T) {
 	})
 }
 
-// Where there are very many backends they are asked for one by one: restart and audit do the same as ever.
+// A map with very many backends is read element by element. Restart and audit work as usual.
 func TestBigMap(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -240,7 +241,7 @@ func TestBigMap(t *testing.T) {
 			}
 		}
 		if mended != 2*len(ids) {
-			t.Errorf("the audits mended %d, want %d", mended, 2*len(ids))
+			t.Errorf("the audits repaired %d, want %d", mended, 2*len(ids))
 		}
 		isDump(t, p, want)
 		runNFT(t, fmt.Sprintf("delete element %s kube-proxy backends { %s }", fam, strings.Join(ids, ", ")))
@@ -249,8 +250,9 @@ func TestBigMap(t *testing.T) {
 	})
 }
 
-// A full audit compares a part of a set that is larger than its window, the next one goes on there. What we write in between is no
-// drift, and what others did is found wherever it is, after as many audits as the elements have windows (TN-31).
+// A full audit compares one window of a large set, and the next audit continues after it. Our own
+// writes in between are no drift. Foreign changes are found wherever they are, after as many audits
+// as the elements have windows (TN-31).
 func TestAuditsOfALargeSet(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -269,23 +271,23 @@ func TestAuditsOfALargeSet(t *testing.T) {
 		}
 		for range 30 {
 			if n := audit(); n != 0 {
-				t.Errorf("mended %d where nobody changed anything", n)
+				t.Errorf("repaired %d where nobody changed anything", n)
 			}
 		}
 		runNFT(t, "flush map "+p.ip.Name()+" kube-proxy backends")
 		<-p.Drift()
-		p.mon.take() // as if nothing had been heard
+		p.mon.take() // as if no notification had arrived
 		mended := 0
 		for i := range 30 {
 			n := audit()
 			if mended += n; n > p.window+10 {
-				t.Errorf("audit %d mended %d elements, want a window of %d at most", i, n, p.window)
+				t.Errorf("audit %d repaired %d elements, want a window of %d at most", i, n, p.window)
 			}
 			o, f := w.ClusterIP(20+i, 5000+i, 3)
 			apply2(t, p, tab, o, f)
 		}
 		if mended < 1000 || mended > 1100 {
-			t.Errorf("mended %d elements of some 1,000", mended)
+			t.Errorf("repaired %d elements of some 1,000", mended)
 		}
 		isFresh(t, p, tab)
 	})

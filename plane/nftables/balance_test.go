@@ -22,8 +22,9 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// A Service that grows from one endpoint to many, and shrinks again, leaves few chains behind, and most steps write an
-// element and nothing else: what numbers of endpoints a tenant's Services had costs others nothing.
+// A Service that grows from one endpoint to many, and shrinks again, leaves few chains behind, and
+// most steps write only one element. So the endpoint counts of one tenant's Services cost other
+// tenants nothing.
 func TestScaleUpAndDown(t *testing.T) {
 	const most = 700
 	w := planetest.World{Family: lb.IPv4}
@@ -64,7 +65,8 @@ func TestRoundSize(t *testing.T) {
 	}
 }
 
-// Where a balancer is larger than the set, each connection still finds a backend, and all backends get as many.
+// When a balancer is larger than the set, each connection still finds a backend, and all backends
+// get the same share.
 func TestBalancerLargerThanItsSet(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		for _, n := range []int{17, 27, 33} {
@@ -88,7 +90,8 @@ func TestBalancerLargerThanItsSet(t *testing.T) {
 	})
 }
 
-// With affinity, too, and where the kernel has no memory left as well; and each client stays with its backend.
+// The same holds with affinity, also when the affinity map is full; and each client stays with its
+// backend.
 func TestBalancerWithAffinityLargerThanItsSet(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		for name, room := range map[string]uint32{"memory": affinityLimit, "no memory": 1} {
@@ -127,7 +130,8 @@ func TestBalancerWithAffinityLargerThanItsSet(t *testing.T) {
 	})
 }
 
-// even expects that each backend of the set got its share, to six times the standard deviation, and nobody else any.
+// even checks that each backend of the set got its share, within six times the standard deviation,
+// and no other backend got any.
 func even(t *testing.T, got map[netip.Addr]int, set *lb.BackendSet, share int) {
 	t.Helper()
 	for b := range set.Backends.All() {
@@ -141,8 +145,8 @@ func even(t *testing.T, got map[netip.Addr]int, set *lb.BackendSet, share int) {
 	}
 }
 
-// flows sends a packet of each of n flows into nothing, and tells of each that has a backend. from says which address flow i
-// comes from.
+// flows sends one packet of each of n flows to a destination without a receiver, and calls told for
+// each flow that has a backend. from returns the source address of flow i.
 func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, told func(client, backend netip.Addr)) {
 	t.Helper()
 	to := netip.AddrPortFrom(key.Addr, key.Port)
@@ -174,7 +178,7 @@ func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, told func(c
 			t.Fatal(err)
 		}
 	}
-	// The first flow is still known when the last one was sent, however slow the machine.
+	// The first flow is still in conntrack when the last one is sent, even on a slow machine.
 	if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_udp_timeout", "3600"); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +207,8 @@ func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, told func(c
 	}
 }
 
-// Whatever times and sizes tenants choose for session affinity, there are no more chains than sizes and rounded times.
+// The number of chains never exceeds the sizes plus the rounded timeouts, whatever session affinity
+// timeouts and sizes tenants choose.
 func TestChainsOfSessionAffinity(t *testing.T) {
 	const services, most, day, maxSeconds = 400, 200, 86_400, 129_600
 	times := map[uint32]bool{}
@@ -267,7 +272,7 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 	}
 }
 
-// freely lets a socket have an address that no interface has.
+// freely lets a socket bind an address that no interface has.
 func freely(_, _ string, c syscall.RawConn) error {
 	var failed error
 	err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })

@@ -16,8 +16,8 @@ import (
 
 var sizes = []int{100, 1_000, 10_000, 100_000}
 
-// BenchmarkEndpointIntoKernel is one endpoint's change of a service with 10: table, rendering and the netlink
-// transaction. It reports what was sent.
+// BenchmarkEndpointIntoKernel changes one endpoint of a service with 10: table, rendering and the
+// netlink transaction. It reports the messages and bytes sent.
 func BenchmarkEndpointIntoKernel(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
@@ -33,7 +33,7 @@ func BenchmarkEndpointIntoKernel(b *testing.B) {
 	}
 }
 
-// BenchmarkEndpointRender is the same without the kernel.
+// BenchmarkEndpointRender does the same without the kernel.
 func BenchmarkEndpointRender(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
@@ -50,7 +50,7 @@ func BenchmarkEndpointRender(b *testing.B) {
 	}
 }
 
-// BenchmarkServiceIntoKernel is a new service with 10 endpoints, which only adds.
+// BenchmarkServiceIntoKernel adds a new service with 10 endpoints.
 func BenchmarkServiceIntoKernel(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
@@ -64,7 +64,7 @@ func BenchmarkServiceIntoKernel(b *testing.B) {
 	}
 }
 
-// BenchmarkColdReset fills an empty kernel; BenchmarkWarmReset is a restart that finds everything in place.
+// BenchmarkColdReset fills an empty kernel; BenchmarkWarmReset restarts with everything in place.
 func BenchmarkColdReset(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
@@ -82,7 +82,7 @@ func BenchmarkColdReset(b *testing.B) {
 				if err := p.commit(b.Context(), c.out); err != nil {
 					b.Fatal(err)
 				}
-				p.Close() // or it hears what the next one writes
+				p.Close() // else it receives the next one's notifications
 				b.StartTimer()
 			}
 		})
@@ -108,11 +108,11 @@ func loadedTable(b *testing.B, n int) (*Plane, *lb.Table) {
 	return p, tab
 }
 
-// flipped is how many services change in turn: with any number of services the same many.
+// flipped is the number of services that change in turn, for any total number of services.
 const flipped = 100
 
-// loaded returns a function that makes the next change: one of a service's ten endpoints is another one. The rows are made
-// beforehand, a source and policy make them and not the plane.
+// loaded returns a function that makes the next change, which replaces one of a service's ten
+// endpoints. The frontends are made beforehand, because source and policy make them, not the plane.
 func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 	p, tab := loadedTable(b, n)
 	type form struct {
@@ -132,7 +132,7 @@ func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 			set.Backends = lb.BackendsOf(all...)
 		}
 	}
-	runtime.GC() // what the setup left behind is not the change's
+	runtime.GC() // exclude the setup's garbage
 	i := 0
 	return p, func() []lb.Change {
 		f := &forms[i/flipped%2][i%flipped]
@@ -142,8 +142,9 @@ func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 	}
 }
 
-// BenchmarkRestart is a cold start and then a warm one, by a new process that finds everything in place, of services
-// with 10 endpoints, of which every tenth has affinity. What the warm one costs is the reading, by the kernel most of all.
+// BenchmarkRestart does a cold start and then a warm one, by a new process that finds everything in
+// place. Services have 10 endpoints, and every tenth has affinity. The warm start's cost is
+// reading, mostly in the kernel.
 func BenchmarkRestart(b *testing.B) {
 	w := planetest.World{Family: lb.IPv4}
 	for _, n := range sizes {
@@ -177,7 +178,7 @@ func BenchmarkRestart(b *testing.B) {
 							b.Fatal(err)
 						}
 					}
-					p.Close() // or it hears what the next one writes
+					p.Close() // else it receives the next one's notifications
 				}
 			}
 			for i, name := range []string{"cold", "warm"} {

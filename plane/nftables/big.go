@@ -13,15 +13,15 @@ import (
 	"kube-proxy/plane/internal/diff"
 )
 
-// The kernel walks a hash table from its beginning for each 32 KiB of a dump, so the time to dump a map grows
-// with the square of its size: a second for 200,000 elements, half a minute for a million. A map of more than
-// bigMap elements is read by asking for each key instead.
+// The kernel walks a hash table from its start for each 32 KiB of a dump. So the time to dump a map
+// grows with the square of its size: a second for 200,000 elements, half a minute for a million.
+// Maps of more than bigMap elements are read key by key instead.
 const bigMap = 150_000
 
-// readBig reads the backends of all sets that set-shapes knows, if there are many, and reports whether it did.
-// Backends that belong to no set are not found this way; no packet can reach them.
+// readBig reads the backends of all sets in set-shapes, if there are many, and reports whether it
+// did. It does not find backends that belong to no set, which no packet can reach.
 func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
-	s.records[sSetShapes] = s.records[sSetShapes].Sorted() // then the backends are, mostly
+	s.records[sSetShapes] = s.records[sSetShapes].Sorted() // then the backends mostly are too
 	shapes := s.records[sSetShapes]
 	total := 0
 	each := func(f func(id uint32, sh shape)) {
@@ -55,15 +55,15 @@ func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	return true, err
 }
 
-// auditWindow is how many elements of the large maps one full audit compares, so that it holds up the writing of
-// changes for some 20 ms at most.
+// auditWindow is the number of elements of the large maps that one full audit compares. It delays
+// the writing of changes by 20 ms or less.
 const auditWindow = 6_000
 
-// cycle is what is left of one look at all elements of the large maps.
+// cycle is the remainder of one pass over all elements of the large maps.
 type cycle struct {
 	rows  []lb.Key
 	sets  []lb.SetID
-	place int // of the first of sets, where the next look begins
+	place int // of the first of sets, where the next pass begins
 	lists []string
 }
 
@@ -72,8 +72,9 @@ func (y *cycle) begin(st *state) {
 	y.lists = slices.Collect(maps.Keys(st.lists.ByContent))
 }
 
-// auditSome asks for some elements that shall be there, others each time, and stages what is missing or
-// differs. What is there and shall not be, in a large map, only the monitor and a Reset find.
+// auditSome reads some of the required elements, others each time, and stages those that are
+// missing or differ. In a large map, only the monitor and a Reset find elements that must not
+// exist.
 func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 	if len(p.cycle.rows) == 0 && len(p.cycle.sets) == 0 && len(p.cycle.lists) == 0 {
 		p.cycle.begin(p.st)

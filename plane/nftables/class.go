@@ -18,9 +18,10 @@ import (
 	"kube-proxy/plane/internal/ranges"
 )
 
-// class is the shape of a frontend's treatment without its names and backends: what each kind of source
-// meets, and how long the source ranges are. Frontends of one class share their chains; a cluster has a
-// handful. The number is derived from the routes alone, so it means the same after a restart.
+// class is the shape of a frontend's treatment, without its names and backends: the action for each
+// kind of source, and the lengths of its source ranges. Frontends of one class share their chains;
+// a cluster has a handful of classes. The number derives from the routes alone, so it means the
+// same after a restart.
 //
 //	bits 0-2 route from anywhere, 3-5 from the host, 6-8 from pods (0: no such route), 9-16 the lengths of the
 //	source ranges, see [eighths] (0: open to all)
@@ -45,7 +46,8 @@ var actionNames = [...]string{"", "reject", "drop", "cluster", "cluster-masq", "
 
 func (a action) balances() bool { return a >= actionCluster }
 
-// chain is the chain that does it, in the nat hooks for those that balance, else in the filter hooks.
+// chain returns the chain that does it: in the nat hooks if the action balances, else in the filter
+// hooks.
 func (a action) chain() string {
 	if a == actionReject {
 		return "no-backend" // "reject" is a word of the nft language
@@ -72,11 +74,11 @@ func shiftOf(f lb.From) int {
 	return 0
 }
 
-// eighths has a bit for each eighth of an address in which source ranges end.
+// eighths returns a bit for each eighth of an address in which source ranges end.
 func (c class) eighths() uint32 { return uint32(c >> eighthsShift) }
 
-// eighths says which lengths the ranges of a list have: bit i stands for those in the i-th eighth of an address, of
-// which there is one for IPv4 and there are four for IPv6.
+// eighths returns which prefix lengths the ranges of a list have. Bit i stands for the lengths in
+// the i-th eighth of an address: IPv4 lengths need one bit per 4 bits, IPv6 lengths one per 16.
 func eighths(sources []netip.Prefix) uint32 {
 	var e uint32
 	for _, p := range sources {
@@ -85,7 +87,7 @@ func eighths(sources []netip.Prefix) uint32 {
 	return e
 }
 
-// lengths are the lengths of ranges in the eighths, the longest first.
+// lengths returns the prefix lengths in the eighths, longest first.
 func lengths(ip rule.IP, eighths uint32) []int {
 	var all []int
 	for n := ip.AddrLen * 8; n > 0; n -= ranges.Stride {
@@ -96,11 +98,12 @@ func lengths(ip rule.IP, eighths uint32) []int {
 	return all
 }
 
-// sourcesChain is the chain that drops whom the source ranges leave out.
+// sourcesChain returns the chain that drops sources outside the source ranges.
 func (c class) sourcesChain() string { return "sources." + c.String() }
 
-// String returns the class as it stands in chain names, "pods-cluster.host-cluster-masq.any-local.ranges-68": the ranges
-// end in the sixth and in the last eighth of the address.
+// String returns the class as chain names contain it:
+// "pods-cluster.host-cluster-masq.any-local.ranges-68", where the ranges end in the sixth and in
+// the last eighth of the address.
 func (c class) String() string {
 	var parts []string
 	for i, f := range []lb.From{lb.Pods, lb.Host, lb.Anywhere} {
@@ -120,10 +123,11 @@ func (c class) String() string {
 	return strings.Join(parts, ".")
 }
 
-// simple reports whether every source is treated alike.
+// simple reports whether all sources are treated alike.
 func (c class) simple() bool { return c&^7 == 0 }
 
-// valid reports whether the class is one that a frontend may have: anybody can write a number into a map.
+// valid reports whether a frontend may have this class: any program with root can write a number
+// into a map.
 func (c class) valid() bool {
 	for _, f := range []lb.From{lb.Pods, lb.Host, lb.Anywhere} {
 		if int(c.at(f)) >= len(actionNames) {
@@ -133,7 +137,7 @@ func (c class) valid() bool {
 	return c.at(lb.Anywhere) != actionNone && c>>(eighthsShift+8) == 0
 }
 
-// classOf derives the class of a frontend that [lb.Check] has found right.
+// classOf derives the class of a frontend that [lb.Check] has accepted.
 func classOf(f *lb.Frontend) class {
 	c := class(eighths(f.Sources)) << eighthsShift
 	for _, r := range f.Routes {
@@ -159,18 +163,20 @@ func actionOf(r lb.Route) action {
 	return a
 }
 
-// shape is what decides by which chains a set is served: its scope, size and affinity. Sets of one shape share them.
+// shape determines the chains that serve a set: by its scope, size and affinity. Sets of one shape
+// share them.
 //
-// Those with affinity have two, so that there are no more chains than sizes and times together, whatever tenants write: one
-// chooses a backend, the other remembers it for a time. The parts of a shape stand for them.
+// A set with affinity has two chains: one chooses a backend, the other remembers it for a time. So
+// there are never more chains than sizes plus timeouts, whatever tenants write. The parts of a
+// shape stand for these chains.
 type shape struct {
 	scope   lb.Scope
-	size    uint32 // that of roundSize; 0 in the part that remembers
+	size    uint32 // as roundSize returns; 0 in the part that remembers
 	sticky  bool
-	seconds uint32 // of affinity, those of roundSeconds; 0 in the part that chooses
+	seconds uint32 // affinity timeout, as roundSeconds returns; 0 in the part that chooses
 }
 
-// parts returns a shape for each chain that serves s.
+// parts returns one shape for each chain that serves s.
 func (s shape) parts() []shape {
 	if !s.sticky {
 		return []shape{s}
@@ -178,12 +184,13 @@ func (s shape) parts() []shape {
 	return []shape{{s.scope, s.size, true, 0}, {s.scope, 0, true, s.seconds}}
 }
 
-// timeSteps are what roundSeconds rounds to. Each is used for times above sixteen times itself, so no time becomes longer by a
-// sixteenth or more. Up to 80 s each second counts.
+// timeSteps are the units to which roundSeconds rounds. Each is used for times above sixteen times
+// itself, so no time grows by a sixteenth or more. Times up to 80 s are exact.
 var timeSteps = []uint32{3600, 900, 300, 60, 15, 5}
 
-// roundSeconds rounds a time of session affinity up, so that few times are in use, though tenants may choose among 86,400.
-// What people choose stays: all minutes up to 80, five minutes up to four hours, quarters up to 16 hours, and whole hours.
+// roundSeconds rounds a session affinity timeout up, so that few values are in use, although
+// tenants may choose among 86,400. It keeps common values: all minutes up to 80, five minutes up to
+// four hours, quarters up to 16 hours, and whole hours.
 func roundSeconds(n uint32) uint32 {
 	for _, step := range timeSteps {
 		if n > 16*step {
@@ -193,20 +200,21 @@ func roundSeconds(n uint32) uint32 {
 	return n
 }
 
-// exactSizes is the size up to which each number of slots has a balancer of its own.
+// exactSizes is the size up to which each number of slots has its own balancer.
 const exactSizes = 16
 
-// roundSize returns the size of the balancer that serves a set of n slots: n, or a little more, so that there are few
-// balancers, whatever numbers of endpoints there are and have been. The kernel looks at all of them when one comes.
+// roundSize returns the size of the balancer that serves a set of n slots: n, or a little more. So
+// there are few balancers, whatever endpoint counts exist or existed. The kernel checks all of them
+// when one is added.
 func roundSize(n uint32) uint32 {
 	step := sizeStep(n)
 	return (n + step - 1) / step * step
 }
 
-// wholeSize returns a number of slots that each set served by that balancer has.
+// wholeSize returns the number of slots that every set served by that balancer has at least.
 func wholeSize(size uint32) uint32 { return size - sizeStep(size) + 1 }
 
-// sizeStep is the distance of the sizes about n: an eighth of n at most.
+// sizeStep returns the distance between sizes near n: n/8 or less.
 func sizeStep(n uint32) uint32 {
 	if n <= exactSizes {
 		return 1
@@ -214,11 +222,12 @@ func sizeStep(n uint32) uint32 {
 	return 1 << (bits.Len32(n-1) - bits.Len32(exactSizes-1))
 }
 
-// pickTries is how often a balancer draws a slot that may not be there. Once in 700 connections at most none is there;
-// those then go to the slots that are there for certain.
+// pickTries is how often a balancer draws a slot that may be empty. For at most one in 700
+// connections all draws are empty; those use the slots that always exist.
 const pickTries = 3
 
-// picks are the numbers of slots that a balancer draws from, one after the other until there is a backend.
+// picks returns the numbers of slots that a balancer draws from, in order, until it finds a
+// backend.
 func (s shape) picks() []uint32 {
 	if wholeSize(s.size) == s.size {
 		return []uint32{s.size}
@@ -230,7 +239,8 @@ func (s shape) compare(o shape) int {
 	return cmp.Or(cmp.Compare(s.scope, o.scope), cmp.Compare(s.number(), o.number()))
 }
 
-// chain is the name of the chain of a part: "cluster-10", or with affinity "cluster-10-sticky" and "cluster-sticky-10800".
+// chain returns the name of the chain of a part: "cluster-10", or with affinity "cluster-10-sticky"
+// and "cluster-sticky-10800".
 func (s shape) chain() string {
 	switch {
 	case !s.sticky:
@@ -241,7 +251,8 @@ func (s shape) chain() string {
 	return fmt.Sprintf("%s-sticky-%d", s.scope, s.seconds)
 }
 
-// verdict leads to the chain of a part. Those of sets with affinity return, see [ruleset.scope].
+// verdict returns the verdict that sends packets to the chain of a part. The chains of sets with
+// affinity return, see [ruleset.scope].
 func (s shape) verdict() wire.Verdict {
 	if s.sticky {
 		return wire.Jump(s.chain())
@@ -249,7 +260,7 @@ func (s shape) verdict() wire.Verdict {
 	return wire.GoTo(s.chain())
 }
 
-// shapes is the map from shapes of that scope to chains.
+// shapesOf returns the map from shapes of that scope to chains.
 func shapesOf(s lb.Scope) setIndex {
 	if s == lb.Local {
 		return sLocalShapes
@@ -257,8 +268,8 @@ func shapesOf(s lb.Scope) setIndex {
 	return sClusterShapes
 }
 
-// number is the shape as it stands in maps: the size alone, or with affinity bit 31, the seconds in bits 14
-// to 30 and the size below.
+// number returns the shape's encoding in maps: the size alone, or with affinity bit 31, the seconds
+// in bits 14 to 30 and the size below.
 func (s shape) number() uint32 {
 	if !s.sticky {
 		return s.size
@@ -266,7 +277,7 @@ func (s shape) number() uint32 {
 	return 1<<31 | s.seconds<<14 | s.size
 }
 
-// valid reports whether a set, or a part of one, may have the shape.
+// valid reports whether a set, or a part of one, may have this shape.
 func (s shape) valid() bool {
 	if !s.sticky {
 		return s.size > 0 && s.size <= roundSize(maxSlots) && s.size == roundSize(s.size)
@@ -282,14 +293,14 @@ func parseShape(scope lb.Scope, number uint32) shape {
 	return shape{scope: scope, sticky: true, size: number & (1<<14 - 1), seconds: number >> 14 & (1<<17 - 1)}
 }
 
-// What the numbers of the two parts have of that of a shape with affinity.
+// The bits that each of the two parts keeps of the number of a shape with affinity.
 const (
 	sizePart = 1<<31 + 1<<14 - 1
 	timePart = 1<<32 - 1<<14
 )
 
-// The most backends of a set, without and with affinity. Where a set with affinity has more, each node serves so many of them,
-// see stickable.
+// The maximum number of backends of a set, without and with affinity. If a set with affinity has
+// more, each node serves a selection of that size, see stickable.
 const (
 	maxSlots       = 1 << 24
 	maxStickySlots = 15 << 10

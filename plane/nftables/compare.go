@@ -12,11 +12,12 @@ import (
 	"kube-proxy/plane/internal/diff"
 )
 
-// What differs between the kernel's table and the state, Reset and the audits stage in the same way: the structure, which is
-// chains with their rules and the verdict maps that lead to them, and elements.
+// Reset and the audits stage the differences between the kernel's table and the state in the same
+// way. The structure means chains with their rules, and the verdict maps that refer to them; the
+// rest are elements.
 
-// mend stages all differences between a snapshot of our layout and the state, in the elements of some sets and in the
-// structure, and returns how many objects they concern.
+// mend stages all differences between a snapshot of our layout and the state: in the structure, and
+// in the elements of the sets that which selects. It returns the number of objects that differ.
 func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
 	n := c.mendStructure(snap)
 	var pending [setCount]*diff.Pending
@@ -38,12 +39,12 @@ func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
 	return n
 }
 
-// mendSet stages the differences between elements of one set.
+// mendSet stages the differences between the elements of one set.
 func (c *change) mendSet(i setIndex, is, want diff.Records) int {
 	return diff.Elements(is, want, c.sets[i].KeyLen(), c.mendElement(i))
 }
 
-// mendElement stages the difference of one element; nil is for none.
+// mendElement stages the difference of one element; nil means no element.
 func (c *change) mendElement(i setIndex) func(is, want []byte) {
 	return func(is, want []byte) {
 		if is != nil {
@@ -55,8 +56,8 @@ func (c *change) mendElement(i setIndex) func(is, want []byte) {
 	}
 }
 
-// mendStructure stages the differences of chains, rules and verdict maps, and removes foreign sets. Chains that no class and no
-// shape of the state needs go.
+// mendStructure stages the differences of chains, rules and verdict maps. It removes foreign sets,
+// and chains that no class and no shape of the state needs.
 func (c *change) mendStructure(snap *snapshot) int {
 	n := len(snap.Foreign)
 	for _, name := range snap.Foreign {
@@ -109,7 +110,8 @@ func (c *change) mendStructure(snap *snapshot) int {
 	return n
 }
 
-// structure is the chains that the state needs, in a fixed order, and the elements of verdict maps.
+// structure returns the chains that the state needs, in a fixed order, and the elements of verdict
+// maps.
 func (c *change) structure() ([]rule.Chain, [setCount]map[string]wire.Verdict) {
 	verdicts := [setCount]map[string]wire.Verdict{
 		sFilterClasses: {}, sNATClasses: {}, sClusterShapes: {}, sLocalShapes: {},
@@ -128,8 +130,8 @@ func (c *change) structure() ([]rule.Chain, [setCount]map[string]wire.Verdict) {
 	return chains, verdicts
 }
 
-// restructure has set change what the structure follows from, the node or the classes and shapes of the state, and stages what
-// that makes different. It does not read the kernel.
+// restructure calls set, which changes the node or the classes and shapes of the state, and stages
+// the resulting differences in the structure. It does not read the kernel.
 func (c *change) restructure(set func()) {
 	is := &snapshot{Kept: rule.Kept{Chains: make(map[string]rule.KeptChain, len(c.st.chains))}}
 	for name, d := range c.st.chains {

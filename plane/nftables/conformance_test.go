@@ -15,7 +15,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// traced is what trace must know of the mode.
+// traced returns the mode's description for trace.
 func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
 
 // TestConformance sends the packets of every scenario through the kernel.
@@ -28,7 +28,8 @@ func TestRandomTransitions(t *testing.T) {
 	planetest.Transitions(t, planetest.Config{New: newConformant})
 }
 
-// TestHistory sends packets to all Services after each step of a node's life (SV-25), and while something is broken.
+// TestHistory sends packets to all Services after each step of a node's life (SV-25), and while
+// something is damaged.
 func TestHistory(t *testing.T) {
 	planetest.History(t, planetest.Config{New: newConformant, Trace: traced, Drift: damage, TakeOver: usurp, Break: planetest.BreakTable(TableName)})
 }
@@ -40,7 +41,8 @@ func nftFamily(f lb.Family) string {
 	return "ip"
 }
 
-// damage is what somebody with our rights may do: empty a chain, a map or a set, or delete the table.
+// damage does what another program with our rights may do: it empties a chain, a map or a set, or
+// deletes the table.
 func damage(f lb.Family, rnd *rand.Rand) error {
 	table := nftFamily(f) + " " + TableName
 	text, err := exec.Command("nft", "-t", "list", "table", nftFamily(f), TableName).Output()
@@ -56,7 +58,7 @@ func damage(f lb.Family, rnd *rand.Rand) error {
 	return runScript(ways[rnd.IntN(len(ways))])
 }
 
-// usurp leaves what an upstream kube-proxy would: a table of the same name and of another layout.
+// usurp creates what an upstream kube-proxy leaves: a table with the same name and another layout.
 func usurp(f lb.Family) error {
 	return runScript(strings.ReplaceAll(`add table T
 		delete table T
@@ -75,7 +77,8 @@ func runScript(script string) error {
 	return nil
 }
 
-// newConformant returns a plane that counts connections in one family, so that packets meet both ways.
+// newConformant returns a plane that counts connections in one family, so that packets meet rules
+// with and without counters.
 func newConformant(f lb.Family) (planetest.Plane, error) {
 	return New(Config{Family: f, CountServices: f == lb.IPv6})
 }

@@ -11,8 +11,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// core are the scenarios that other kernels run. Together they use all expressions, sets and hooks that the mode uses,
-// which TestCore proves; the last two lines have the kernel remember clients and flows, and hold much, while rules change.
+// core lists the scenarios that other kernels run. Together they use all expressions, sets and
+// hooks of the mode, as TestCore proves. The last two make the kernel remember clients and flows,
+// and hold many objects, while rules change.
 var core = []string{
 	"all-ways-in", "detect-bridge", "detect-interface-prefix", "equal-shares", "external-ip-of-node", "external-policy-local-affinity-fallback",
 	"hairpin", "hairpin-affinity", "no-endpoints", "nodeport-addresses-localhost", "policies-cross", "restart", "same-port-different-protocols",
@@ -21,7 +22,8 @@ var core = []string{
 	"udp-endpoint-drains", "generated-five-thousand-endpoints", "generated-many-services", "generated-thousand-ports",
 }
 
-// TestCore proves that the scenarios for other kernels have the plane write all forms of rules and sets.
+// TestCore proves that the scenarios for other kernels make the plane write every form of rule and
+// set.
 func TestCore(t *testing.T) {
 	planetest.Core(t, planetest.Config{Mode: "nftables", Core: core}, func(f lb.Family, table *lb.Table) ([]string, error) {
 		text, err := Render(Config{Family: f}, table)
@@ -34,8 +36,8 @@ var (
 	numbers = regexp.MustCompile(`\b(0x[0-9a-f]+|[0-9][0-9a-f.:/]*)|\b[0-9a-f]*:[0-9a-f:/]+|(nat|sources)\.[a-z0-9.-]+`)
 )
 
-// forms returns the rules of a rendered table without addresses, numbers and names of chains, the sets' declarations,
-// and which sets have elements.
+// forms returns the rules of a rendered table without addresses, numbers and chain names, the
+// declarations of the sets, and the names of sets that have elements.
 func forms(text string) []string {
 	var all []string
 	set, inElements := "", false

@@ -19,18 +19,22 @@ import (
 	"kube-proxy/mode"
 )
 
-// Connections by frontend ([mode.TrafficCounter], docs/adr/0069). The first packet of a connection, which alone comes to the nat chains, is counted in
-// a set that packets fill: an element for each frontend in use, with a counter. So no change of a row costs more, nothing is to be kept in step, and
-// what is not used goes by itself. A rule of its own counts: where it fails, because the set is full or memory short, the packet goes on to the
-// next rule, and is served.
+// Connections by frontend ([mode.TrafficCounter], docs/adr/0069). Only the first packet of a
+// connection reaches the nat chains. It is counted in a set that packets fill: one element with a
+// counter for each frontend in use. So changes of frontends cost no more, the set needs no
+// synchronisation, and unused counters expire. The counting rule does nothing else: when it fails,
+// because the set is full or memory is short, the packet continues with the next rule and is
+// served.
 const (
-	// countersLimit is the most frontends whose connections are counted at a time. An element takes about 200 bytes, and 16 for each CPU.
+	// countersLimit is the maximum number of frontends whose connections are counted at a time. An
+	// element takes about 200 bytes, plus 16 for each CPU.
 	countersLimit = 1 << 16
-	// countersKept is how long the counter of a frontend is kept that nobody uses, so the longest time between two readings.
+	// countersKept is how long the counter of an unused frontend lives, and so the maximum time
+	// between two readings.
 	countersKept = 10 * time.Minute
 )
 
-// count is the rule that counts a connection to a frontend that has a set of backends in sets.
+// count returns the rule that counts a connection to a frontend that has a backend set in sets.
 func (r *ruleset) count(comment string, sets setIndex, key []rule.Operand) rule.Rule {
 	counters := sConnections
 	if sets == sNodePortClusterSets || sets == sNodePortLocalSets {
@@ -39,14 +43,15 @@ func (r *ruleset) count(comment string, sets setIndex, key []rule.Operand) rule.
 	return r.New(comment+": count", rule.Find(rule.Number, r.set(sets), key...), rule.Increment(r.set(counters), countersKept, key...))
 }
 
-// counters reads the counters, over a socket of its own: writes go on meanwhile. It is nil where nothing is counted.
+// counters reads the counters on its own socket, so that writes continue meanwhile. It is nil when
+// nothing is counted.
 type counters struct {
-	mu sync.Mutex // held to read
+	mu sync.Mutex // held while reading
 	reader
-	addrLens map[setIndex]int // sets, with the lengths of addresses in their keys: 0 for NodePorts
+	addrLens map[setIndex]int // sets, with the address length in their keys: 0 for NodePorts
 }
 
-// openCounters opens the socket, where rules count.
+// openCounters opens the socket, if rules count.
 func (p *Plane) openCounters(ctx context.Context) (err error) {
 	if !p.rules.counts {
 		return nil
@@ -59,7 +64,7 @@ func (p *Plane) openCounters(ctx context.Context) (err error) {
 	return err
 }
 
-// newCounters reads sets of counters, by the lengths of addresses in their keys.
+// newCounters returns a reader for sets of counters, given with the address length in their keys.
 func (p *Plane) newCounters(addrLens map[setIndex]int) (*counters, error) {
 	sock, err := wire.Open()
 	if err != nil {
@@ -75,10 +80,11 @@ func (c *counters) close() error {
 	return c.Socket.Close()
 }
 
-// Counts is part of mode.TrafficCounter. It is false where the kernel cannot count.
+// Counts implements mode.TrafficCounter. It is false if the kernel cannot count.
 func (p *Plane) Counts() bool { return p.counters != nil }
 
-// Traffic is part of mode.TrafficCounter: connections that were led to an endpoint. Bytes are not counted; it would cost each packet something.
+// Traffic implements mode.TrafficCounter with the connections that were translated to an endpoint.
+// It does not count bytes, which would cost each packet time.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	return p.counters.read(ctx, func(row lb.Key, n uint64) {
 		f(mode.Count{CounterID: mode.CounterID{Row: row}, Traffic: mode.Traffic{Connections: n}})
@@ -99,7 +105,8 @@ func (c *counters) read(ctx context.Context, f func(row lb.Key, n uint64)) error
 				f(wire.ParseKey(wire.ElementKey(el), addrLen), n)
 			}
 		})
-		// Others may write meanwhile; what is missing then is read the next time. Before the first write there is no table.
+		// Another program may write meanwhile; the next reading returns the missing counters.
+		// Before the first write no table exists.
 		if err != nil && !errors.Is(err, netlink.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("nftables %s: read the counters of %s: %w", c.IP.Family, d.Name, err)
 		}
@@ -107,7 +114,7 @@ func (c *counters) read(ctx context.Context, f func(row lb.Key, n uint64)) error
 	return nil
 }
 
-// counterOf returns the packets that an element's counter has counted.
+// counterOf returns the number of packets in an element's counter.
 func counterOf(el []byte) (uint64, bool) {
 	x := netlink.Attribute(el, unix.NFTA_SET_ELEM_EXPR)
 	n := netlink.Attribute(netlink.Attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)

@@ -15,9 +15,10 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// BenchmarkCounting is what counting costs the first packet of a connection, the only one that it costs anything: the CPU time of sending one, from
-// a process of the node through translation and masquerading to an interface. Two namespaces, one that counts and one that does not, have their
-// turns in one run, each with flows that are all new.
+// BenchmarkCounting measures the cost of counting for the first packet of a connection; later
+// packets cost nothing. It takes the CPU time to send one, from a process on the node through
+// translation and masquerading to an interface. Two namespaces, with and without counting, take
+// turns in one run, each with new flows.
 func BenchmarkCounting(b *testing.B) {
 	const turns, packets = 15, 1_500
 	send := map[bool]func(turn int) float64{false: newFlows(b, false), true: newFlows(b, true)}
@@ -38,8 +39,9 @@ func BenchmarkCounting(b *testing.B) {
 	}
 }
 
-// newFlows returns what sends 1,500 packets, each of a flow of its own, from a port on, to a Service among 1,000 in a namespace of its own, and
-// tells the nanoseconds of CPU that took.
+// newFlows returns a function that sends 1,500 packets, each of a new flow, from the given port on.
+// They go to one Service among 1,000 in a separate namespace. The function returns the CPU time in
+// nanoseconds.
 func newFlows(b *testing.B, counts bool) func(from int) float64 {
 	b.Helper()
 	ready, release := make(chan int), make(chan struct{})

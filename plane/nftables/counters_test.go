@@ -30,7 +30,7 @@ func countingPlane(t testing.TB, f lb.Family) *Plane {
 	return p
 }
 
-// counted is what the plane tells; a row that is told twice is an error.
+// countedOf returns the counters that the plane reports; a frontend reported twice is an error.
 func countedOf(t *testing.T, p *Plane) map[lb.Key]uint64 {
 	t.Helper()
 	got := map[lb.Key]uint64{}
@@ -45,7 +45,8 @@ func countedOf(t *testing.T, p *Plane) map[lb.Key]uint64 {
 	return got
 }
 
-// Each connection counts once, by its row, with session affinity too; where there is no room for a counter it is served all the same.
+// Each connection counts once, for its frontend, also with session affinity. Without space for a
+// counter it is still served.
 func TestCounters(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		for name, c := range map[string]struct {
@@ -84,16 +85,16 @@ func TestCounters(t *testing.T) {
 				case !c.full && (len(got) != 1 || got[f[0].Key] != n):
 					t.Errorf("%v, want %d of %s alone", got, n, f[0].Key)
 				}
-				// What packets fill is no drift.
+				// Elements that packets add are no drift.
 				if res, err := p.Audit(t.Context(), true); err != nil || res != 0 {
-					t.Errorf("an audit mended %d: %v", res, err)
+					t.Errorf("an audit repaired %d: %v", res, err)
 				}
 			})
 		}
 	})
 }
 
-// fill takes all the room that there is for counters.
+// fill uses all the space for counters.
 func fill(t *testing.T, p *Plane) {
 	t.Helper()
 	var script bytes.Buffer
@@ -115,8 +116,9 @@ func fill(t *testing.T, p *Plane) {
 	}
 }
 
-// A connection to a NodePort counts for the NodePort, and one to a cluster IP for that, from wherever; and counting goes on through restarts and is
-// turned off and on without a connection or a client's backend lost.
+// A connection to a NodePort counts for the NodePort, and one to a cluster IP for the cluster IP,
+// whatever its source. Counts continue over restarts. Turning counting off and on loses no
+// connection and no client's backend.
 func TestCountersOfALab(t *testing.T) {
 	l := netlab.ForTest(t, netlab.Options{})
 	tab, clusterIP, nodePort := planetest.Shop(lb.IPv4)
@@ -137,7 +139,7 @@ func TestCountersOfALab(t *testing.T) {
 			dial("client", nodePort, port)
 			dial("node1", clusterIP, vip)
 		}
-		dial("pod1", clusterIP, vip) // at times its own backend
+		dial("pod1", clusterIP, vip) // sometimes its own backend
 		if got := countedOf(t, p); len(got) != 2 || got[vip] != want[vip] || got[port] != want[port] {
 			t.Errorf("%s: %v, want %v", about, got, want)
 		}
@@ -166,7 +168,7 @@ func TestCountersOfALab(t *testing.T) {
 		if got := countedOf(t, again); got[vip] != before[vip] {
 			t.Errorf("turned off it counts: %v, before %v", got, before)
 		}
-		if err := off.Traffic(t.Context(), func(c mode.Count) { t.Errorf("turned off it tells of %s", c.Row) }); err != nil {
+		if err := off.Traffic(t.Context(), func(c mode.Count) { t.Errorf("turned off it reports %s", c.Row) }); err != nil {
 			t.Error(err)
 		}
 

@@ -19,8 +19,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences is part of mode.Looker. It reads the table by a socket of its own, and compares it with what a Reset would make of it. Ids,
-// slots and members are taken as the kernel has them: what counts is where they lead.
+// Differences implements mode.Looker. It reads the table on its own socket, and compares it with
+// the table that a Reset would write. It takes ids, slots and members as the kernel has them: only
+// what they refer to counts.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	more := true
 	sock, err := wire.Open()
@@ -42,10 +43,10 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
-// tellOf tells of what is no row's.
+// tellOf reports a difference that belongs to no frontend.
 func (d *differ) tellOf(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
 
-// differ compares a snapshot with the state that a plane would have of it.
+// differ compares a snapshot with the state that a plane would derive from it.
 type differ struct {
 	reader
 	*mode.Teller
@@ -54,7 +55,8 @@ type differ struct {
 	snap  *snapshot
 	state *state
 
-	// By number, sets and lists of which the kernel holds something; and rows that have them, or the address of a cluster IP.
+	// By number: the sets and lists that the kernel has parts of. And the frontends that use them,
+	// or the address of a cluster IP.
 	sets     map[uint32]*set
 	lists    map[uint32]*ranges.List
 	setRows  map[uint32]lb.Key
@@ -78,9 +80,10 @@ func (d *differ) all(ctx context.Context) (err error) {
 	return nil
 }
 
-// compute finds the state. Of a set or list whose number the kernel has nowhere but in a row, or not at all, it has nothing.
+// compute derives the state. It is empty for a set or list whose number the kernel has only in a
+// frontend's element, or not at all.
 func (d *differ) compute() {
-	d.snap.ours = true // so that its numbers count
+	d.snap.ours = true // so that its numbers are used
 	st, refused := d.plane.desired(d.snap, d.want, d.want.All())
 	for _, k := range refused.keys {
 		classes, _, _ := mapsOf(k)
@@ -120,17 +123,17 @@ func (d *differ) compute() {
 	delete(d.lists, noList)
 }
 
-// Numbers of sets and lists of which the kernel has nothing.
+// Numbers for sets and lists that the kernel has no part of.
 const noSet, noList = slots.End, ranges.MaxLists
 
-// keepLeast keeps the least key.
+// keepLeast keeps the lowest key.
 func keepLeast[K comparable](keys map[K]lb.Key, of K, k lb.Key) {
 	if was, ok := keys[of]; !ok || k.Compare(was) < 0 {
 		keys[of] = k
 	}
 }
 
-// compareElements compares elements of the sets that are there.
+// compareElements compares the elements of the existing sets.
 func (d *differ) compareElements() {
 	var want [setCount]diff.Records
 	for i := range want {
@@ -160,7 +163,7 @@ func (d *differ) compareElements() {
 	}
 }
 
-// text says data of an element, a backend as an address with its port.
+// text formats the data of an element, a backend as address and port.
 func (d *differ) text(i setIndex, data []byte) string {
 	if data != nil && (i == sBackends || i == sMemberBackends) {
 		return wire.ParseAddrPort(data, d.AddrLen).String()
@@ -168,7 +171,7 @@ func (d *differ) text(i setIndex, data []byte) string {
 	return d.layout.sets[i].DataText(data)
 }
 
-// tell tells that an element has other data; nil for no element.
+// tell reports that an element has other data; nil means no element.
 func (d *differ) tell(i setIndex, key, want, have []byte) {
 	def := &d.layout.sets[i]
 	wants, has := d.text(i, want), d.text(i, have)
@@ -206,7 +209,7 @@ func (d *differ) tell(i setIndex, key, want, have []byte) {
 	d.Tell(k, def.ElementText(key), wants, has)
 }
 
-// restricted says whose the number of a list is.
+// restricted names the owner of a list number.
 func (d *differ) restricted(n uint32) string {
 	if l := d.lists[ranges.NumberOf(n)]; l != nil && l.Key() == n {
 		return ", the list of " + d.listRows[l.Number].String()
@@ -214,7 +217,7 @@ func (d *differ) restricted(n uint32) string {
 	return ", that of no list"
 }
 
-// owner says whose the id of a set is.
+// owner names the owner of a set id.
 func (d *differ) owner(id uint32) string {
 	if s := d.sets[id]; s != nil {
 		return ", that of set " + s.source.ID.String()

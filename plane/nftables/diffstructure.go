@@ -14,8 +14,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// compareStructure compares chains with their rules, and the maps that lead to them. Chains of classes and shapes that no row has any more
-// may stay, see needClass.
+// compareStructure compares chains with their rules, and the maps that refer to them. Chains of
+// classes and shapes that no frontend uses any more are allowed, see needClass.
 func (d *differ) compareStructure(ctx context.Context) error {
 	needed, must := (&change{ruleset: d.plane.rules, st: d.state}).structure()
 	may := newState(0)
@@ -50,7 +50,7 @@ func (d *differ) compareStructure(ctx context.Context) error {
 	return nil
 }
 
-// compareVerdicts compares a map of verdicts with what it may have and what it must.
+// compareVerdicts compares a map of verdicts with the elements that it may have and must have.
 func (d *differ) compareVerdicts(i setIndex, have, may, must map[string]wire.Verdict) {
 	for _, key := range slices.Sorted(maps.Keys(have)) {
 		want, ok := may[key]

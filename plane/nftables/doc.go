@@ -1,12 +1,13 @@
-// Package nftables is the data plane for --proxy-mode nftables: one table in each IP family, written over raw
-// netlink. The nft program is not needed, but can list what is here (also that of Debian 12, see
-// [ruleset.find]).
+// Package nftables is the data plane for --proxy-mode nftables: one table in each IP family,
+// written over raw netlink. It does not need the nft program, but nft can list the table (also that
+// of Debian 12, see [ruleset.find]).
 //
 // # The picture
 //
-// The number of sets and of shared chains does not grow with the cluster, because the kernel finds a set by
-// walking the table's list. What grows are elements of maps from plain data to plain data. Only four small maps
-// hold verdicts: the kernel looks at every chain that such a map can reach whenever it changes.
+// The number of sets and of shared chains does not grow with the cluster, because the kernel finds
+// a set by walking the table's list. Elements of maps from plain data to plain data do grow. Only
+// four small maps hold verdicts: whenever such a map changes, the kernel checks every chain that it
+// can reach.
 //
 //	map services       address . protocol . port : class      how is this frontend treated?
 //	map cluster-sets   address . protocol . port : set id     which backends serve it? (all of the cluster)
@@ -27,11 +28,11 @@
 //	set cluster-ips
 //	set equal-bytes    byte . byte, always all 256          two addresses are equal if all their bytes are
 //
-// What follows from the node, such as the addresses that answer NodePorts, stands in a few rules.
+// A few rules hold the node's part, such as the addresses that answer NodePorts.
 //
-// Several frontends of a service port share one backend set; a change of an endpoint changes one or two
-// elements of backends. A class is the list of a frontend's routes as a number, see [class]; chains that
-// carry out a class are named by it, such as nat.pods-cluster.host-cluster-masq.any-local.
+// Several frontends of a service port share one backend set; an endpoint change affects one or two
+// elements of backends. A class encodes a frontend's routes as a number, see [class]. The chains
+// that implement a class have its name, such as nat.pods-cluster.host-cluster-masq.any-local.
 //
 // # One packet's way
 //
@@ -46,25 +47,29 @@
 //	  cluster-3           dnat to backends[7 . random 0..2]
 //	nat-prerouting-again  (dstnat + 1)         not met by a packet that was translated, see [secondLook]
 //	filter-forward  (filter)                   the destination is no service address any more
-//	nat-postrouting (srcnat)                   masquerade if marked, or if a frontend led a backend to itself
+//	nat-postrouting (srcnat)                   masquerade if marked, or if a frontend sent a backend to itself
 //
-// Had the class asked for masquerading, the packet would have passed cluster-masq, which sets the mark. A
-// frontend without backends is refused in filter-frontends, before translation, where the original address is
-// still to be seen, and by connection state, so that established connections go on. An address or port
-// that no frontend has reaches filter-forward or filter-output untranslated, and is rejected if the address is a
-// cluster IP (SV-62), TCP by a reset; dropped if it only lies in the service network (SV-63).
+// If the class requests masquerading, the packet passes cluster-masq, which sets the mark. A
+// frontend without backends is refused in filter-frontends. That is before translation, where the
+// packet still has its original address, and depends on the connection state, so established
+// connections go on. A packet to an address or port without a frontend reaches filter-forward or
+// filter-output untranslated. If the address is a cluster IP, it is rejected (SV-62), TCP with a
+// reset; if it is only in the service network, it is dropped (SV-63).
 //
-// The base chains of DP-20 are there but for filter-input, which this layout does not need.
+// The table has all base chains of DP-20 except filter-input, which this layout does not need.
 //
 // # Keeping it
 //
-// An Apply is one transaction. The applied state is kept in memory; what a refused transaction changed there is taken back.
-// Reset reads the kernel once and sends the difference, taking over ids and slots, so that a restart is invisible. Set ids are
-// never used again. A table of another layout is replaced in one transaction. Each rule ends in a comment with a
-// digest of its content. A second socket hears what others do to the table, and Audit mends just that.
+// An Apply is one transaction. The applied state is kept in memory; if the kernel refuses a
+// transaction, the staged state is rolled back. Reset reads the kernel once and sends the
+// difference. It takes over ids and slots, so that a restart is invisible. Set ids are never
+// reused. A table of another layout is replaced in one transaction. Each rule ends in a comment
+// with a digest of its content. A second socket receives notifications of foreign changes, and
+// Audit repairs only those.
 //
-// The files, in the order of a change's way: class.go, rules.go, affinity.go (pure: what chains contain), schema.go (the sets);
-// plan.go, stage.go with sets.go and numbers.go, then encode.go, all told by apply.go; read.go, adopt.go (what an earlier
-// process left), reset.go, audit.go and monitor.go go the other way, with compare.go for all of them. For people preview.go says the
-// same state and rules in the language of the nft program.
+// The files, in the order of a change's way: class.go, rules.go and affinity.go (pure: the content
+// of chains), schema.go (the sets); plan.go, stage.go with sets.go and numbers.go, then encode.go,
+// all called by apply.go. In the opposite direction go read.go, adopt.go (the state of an earlier
+// process), reset.go, audit.go and monitor.go, which share compare.go. preview.go writes the same
+// state and rules as text for people, in the language of the nft program.
 package nftables

@@ -16,9 +16,9 @@ import (
 	"kube-proxy/plane/internal/ranges"
 )
 
-// Dump reads the table from the kernel and describes what it does, without ids, slots and chain names that
-// depend on how it came about: two tables that treat every packet alike have the same dump. What no packet
-// can reach, or what is missing on a packet's way, is named as a fault.
+// Dump reads the table from the kernel and describes what it does, without the ids, slots and chain
+// names that depend on its history. Two tables that treat every packet alike have the same dump. It
+// reports unreachable objects, and missing ones on a packet's way, as faults.
 func (p *Plane) Dump() (string, error) {
 	snap, _, err := p.readTable(context.Background(), allSets)
 	if err != nil {
@@ -90,7 +90,7 @@ func (d *dumper) number(i setIndex, key []byte) (uint32, bool) {
 	return netlink.Order.Uint32(data), true
 }
 
-// rows describes each frontend with what its class asks for and the backends of its sets.
+// rows describes each frontend with the treatment of its class and the backends of its sets.
 func (d *dumper) rows() []string {
 	var lines []string
 	for i, addrLen := range map[setIndex]int{sServices: d.rules.AddrLen, sNodePorts: 0} {
@@ -168,7 +168,7 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 	for slot := range s.size {
 		backend, ok := d.backend(s, id, slot)
 		if !ok && slot >= wholeSize(s.size) {
-			break // a balancer may be a little larger than the set; what comes behind cannot be chosen
+			break // a balancer may be a little larger than the set; later slots cannot be chosen
 		}
 		if !ok {
 			d.fault("%s: set %d has nothing in slot %d", k, id, slot)
@@ -193,9 +193,9 @@ func (d *dumper) backend(s shape, id, slot uint32) ([]byte, bool) {
 	return d.use(sMemberBackends, wire.AppendNumber(wire.AppendNumber(nil, member), id))
 }
 
-// constants describes what no row leads to.
+// constants describes the objects that belong to no frontend.
 func (d *dumper) constants() []string {
-	node := d.rules.node // the chains are compared with it
+	node := d.rules.node // the chains are compared with the rules for it
 	lines := []string{fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods, node.ServiceCIDRs)}
 	for a := range d.elements[sClusterIPs] {
 		d.use(sClusterIPs, []byte(a))
@@ -222,7 +222,8 @@ func (d *dumper) checkUnused() {
 	}
 }
 
-// checkStructure compares chains and verdict maps with what the classes and shapes of the kernel ask for.
+// checkStructure compares chains and verdict maps with those that the classes and shapes of the
+// kernel require.
 func (d *dumper) checkStructure() {
 	st := newState(0)
 	for key := range d.snap.verdicts[sFilterClasses] {

@@ -9,18 +9,18 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// early is a reading of the table that begins when the plane is made. A large table takes the
-// kernel seconds, in which the source lists and rows are resolved on another core.
+// early is a reading of the table that starts when the plane is made. The kernel needs seconds for
+// a large table; meanwhile another core resolves the sources into frontends.
 type early struct {
 	sock   *wire.Socket
 	end    context.CancelFunc
 	done   chan struct{} // closed when snap and err are set
-	others uint32        // see [ownwrites.Ledger.Others], before the reading
+	others uint32        // see [ownwrites.Ledger.Others]; taken before the reading
 	snap   *snapshot
 	err    error
 }
 
-// readEarly begins a reading, by a socket in the network namespace of the calling thread.
+// readEarly starts a reading, on a socket in the network namespace of the calling thread.
 func (p *Plane) readEarly(ctx context.Context) error {
 	sock, err := wire.Open()
 	if err != nil {
@@ -41,13 +41,13 @@ func (p *Plane) readEarly(ctx context.Context) error {
 	return nil
 }
 
-// others changes with each change that another process makes to the ruleset.
+// others returns a number that changes with each change of the ruleset by another process.
 func (p *Plane) others(ctx context.Context) (uint32, error) {
 	return p.ours.Others(func() (uint32, error) { return p.sock.Generation(ctx) })
 }
 
-// takeEarly returns what the early reading found, once, if no other process has changed the ruleset
-// since it began; else nil.
+// takeEarly returns the early reading once, if no other process has changed the ruleset since it
+// began; else nil.
 func (p *Plane) takeEarly(ctx context.Context) *snapshot {
 	e := p.early
 	if e == nil {

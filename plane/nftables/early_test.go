@@ -11,8 +11,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A plane that takes over reads the table once, while it waits for rows. What another process
-// changes after that reading began, the first Reset sees; writes of the same process do not count.
+// A plane that takes over reads the table once, while it waits for frontends. The first Reset sees
+// changes that another process makes after that reading began; writes of the same process do not
+// count.
 func TestReadEarly(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	for _, c := range []struct {

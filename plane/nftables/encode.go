@@ -15,7 +15,8 @@ func (r *ruleset) transaction(table string) *wire.Transaction {
 	return wire.NewTransaction(r.Proto, table, r.sets[:])
 }
 
-// encode says what is staged: the elements in which the state and what it was differ, and chains that are new.
+// encode writes the messages for the staged changes: the elements that differ between the old and
+// new state, and new chains.
 func (c *change) encode() {
 	for _, cl := range c.classes {
 		chains, filter, nat := c.classChains(cl)
@@ -50,7 +51,7 @@ func (c *change) encode() {
 	}
 }
 
-// addChains makes chains that are not there yet.
+// addChains creates chains that do not exist yet.
 func (c *change) addChains(chains ...rule.Chain) {
 	for _, ch := range chains {
 		c.out.AddChain(ch.Name, ch.Hook)
@@ -59,7 +60,7 @@ func (c *change) addChains(chains ...rule.Chain) {
 	}
 }
 
-// encodeRow encodes what leads from a frontend.
+// encodeRow encodes the elements keyed by a frontend.
 func (c *change) encodeRow(rec []byte, r *rowChange) {
 	classes, cluster, local := mapsOf(r.key)
 	key := wire.AppendKey(rec[:0], r.key)
@@ -89,8 +90,8 @@ func (c *change) number(i setIndex, key []byte, had bool, old uint32, has bool, 
 	}
 }
 
-// encodeSet encodes the slots that differ between two states of a set, and what packets draw of it. With affinity slots and members
-// change apart.
+// encodeSet encodes the slots that differ between two states of a set, and the number of slots that
+// packets draw from. With affinity, slots and members change separately.
 func (c *change) encodeSet(rec []byte, was *setBefore, now *set) {
 	if was.source == nil && now.source != nil {
 		now.records(c.out.Add)
@@ -124,7 +125,7 @@ func (c *change) encodeSet(rec []byte, was *setBefore, now *set) {
 	}
 }
 
-// drawn is the backend in a slot; not valid in one that the set has not.
+// drawn returns the backend in a slot; it is invalid for a slot that the set does not have.
 func (s *set) drawn(slot int) netip.AddrPort {
 	if slot >= s.held.Len() {
 		return netip.AddrPort{}
@@ -139,7 +140,7 @@ func slotOf(slots []netip.AddrPort, i int) netip.AddrPort {
 	return slots[i]
 }
 
-// encodeSlot encodes the change of one slot; one that is not valid is empty.
+// encodeSlot encodes the change of one slot; an invalid address means an empty slot.
 func (c *change) encodeSlot(rec []byte, id uint32, slot int, old, is netip.AddrPort) {
 	if old == is {
 		return
@@ -153,7 +154,7 @@ func (c *change) encodeSlot(rec []byte, id uint32, slot int, old, is netip.AddrP
 	}
 }
 
-// elements are those of the set's slots in one map.
+// elements returns the elements of the set's slots in one map.
 func (c *change) elements(s *set, i setIndex) diff.Records {
 	recs := diff.Records{Size: c.set(i).RecordLen()}
 	for slot := range s.held.Len() {

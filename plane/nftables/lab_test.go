@@ -15,7 +15,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// inNetns runs the rest of the test in a network namespace of its own.
+// inNetns runs the rest of the test in a new network namespace.
 func inNetns(t testing.TB) {
 	t.Helper()
 	netlab.EnterForTest(t)
@@ -52,8 +52,9 @@ func dump(t testing.TB, p *Plane) string {
 	return dumpUntil(t, p, func(s string) bool { return !strings.Contains(s, "FAULT") }, "one that is consistent")
 }
 
-// dumpUntil reads the table until it is as wanted, for a while: of a set that was filled just now the kernel makes the hash
-// table larger behind the scenes, and who lists it meanwhile misses elements and sees others twice.
+// dumpUntil reads the table repeatedly, for a limited time, until good accepts it. The kernel grows
+// the hash table of a newly filled set in the background, and a listing meanwhile misses elements
+// or has them twice.
 func dumpUntil(t testing.TB, p *Plane, good func(string) bool, want string) string {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -71,19 +72,19 @@ func dumpUntil(t testing.TB, p *Plane, good func(string) bool, want string) stri
 	}
 }
 
-// fresh is the dump of a table that was never anything else.
+// fresh returns the dump of a newly written table.
 func fresh(t *testing.T, f lb.Family, want *lb.Table) string {
 	t.Helper()
 	var s string
 	done := make(chan struct{})
-	go func() { // a thread and a namespace of its own
+	go func() { // in a new thread and namespace
 		defer close(done)
 		inNetns(t)
 		p := newPlane(t, f)
 		reset(t, p, want)
 		last := ""
 		s = dumpUntil(t, p, func(s string) bool {
-			still := s == last || len(s) < 10_000 // so few elements come in one message
+			still := s == last || len(s) < 10_000 // so few elements fit in one message
 			last = s
 			return still && !strings.Contains(s, "FAULT")
 		}, "one that does not change")
@@ -92,13 +93,13 @@ func fresh(t *testing.T, f lb.Family, want *lb.Table) string {
 	return s
 }
 
-// isFresh expects what a fresh start makes of the table.
+// isFresh checks that the table equals the result of a fresh start.
 func isFresh(t *testing.T, p *Plane, want *lb.Table, about ...any) {
 	t.Helper()
 	isDump(t, p, fresh(t, p.ip.Family, want), about...)
 }
 
-// isDump expects that dump.
+// isDump checks that the table has that dump.
 func isDump(t *testing.T, p *Plane, want string, about ...any) {
 	t.Helper()
 	if got := dump(t, p); got != want {
@@ -106,7 +107,7 @@ func isDump(t *testing.T, p *Plane, want string, about ...any) {
 	}
 }
 
-// runNFT runs the nft program, which tests may use.
+// runNFT runs the nft program, which only tests may use.
 func runNFT(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("nft", args...).CombinedOutput()

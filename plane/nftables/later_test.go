@@ -9,8 +9,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A Reset beside a table of ours holds what the kernel serves, changed or not, takes out what went, and leaves rows that are
-// new for later; with them it is what a fresh start makes.
+// A Reset on a table of ours updates the frontends that the kernel serves, removes those that left,
+// and leaves new ones for later. Once they are written, the table equals the result of a fresh
+// start.
 func TestResetLeavesRowsForLater(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)

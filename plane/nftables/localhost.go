@@ -13,7 +13,7 @@ import (
 	"kube-proxy/plane/localhost"
 )
 
-// openLocalhost opens what serves NodePorts on localhost, if that is asked for.
+// openLocalhost opens the listeners for NodePorts on localhost, if cfg enables them.
 func (p *Plane) openLocalhost(cfg Config) (err error) {
 	if !cfg.LocalhostNodePorts {
 		return nil
@@ -36,8 +36,8 @@ func (p *Plane) openLocalhost(cfg Config) (err error) {
 // atLocalhost reports whether TCP NodePorts answer on localhost.
 func (r *ruleset) atLocalhost() bool { return r.localhost && r.node.Localhost.IsValid() }
 
-// localhostRules count and reject packets to NodePorts on localhost, but those of TCP, for which the proxy listens. What they look
-// up follows the rows by itself.
+// localhostRules count and reject packets to NodePorts on localhost, except TCP, for which the
+// proxy listens. They look up maps of frontends, so changes of frontends need no new rules.
 func (r *ruleset) localhostRules() []rule.Rule {
 	if !r.atLocalhost() {
 		return nil
@@ -50,8 +50,8 @@ func (r *ruleset) localhostRules() []rule.Rule {
 	return []rule.Rule{r.New("localhost: count", append(to, rule.Increment(r.set(sLocalhostRejected), 0, rule.NodePort...))...), reject}
 }
 
-// notTheProxy matches packets but those of the proxy to an endpoint, which are led nowhere else: the endpoint may be at the address of
-// another Service.
+// notTheProxy matches packets except those of the proxy to an endpoint, which must not be
+// translated again: the endpoint may have the address of another Service.
 func (r *ruleset) notTheProxy() rule.Statement {
 	if !r.atLocalhost() {
 		return rule.Statement{}

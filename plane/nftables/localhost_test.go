@@ -18,8 +18,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// localhostTable has NodePorts on localhost: 30080 of all endpoints, 30081 of one that clients stay with, 30082 with the policy Local
-// and an endpoint here, 30083 with none here, 30084 without any, and 30053 of UDP.
+// localhostTable has NodePorts on localhost: 30080 with all endpoints, 30081 with session affinity
+// and one endpoint, 30082 with the policy Local and a local endpoint, 30083 without a local one,
+// 30084 without any, and 30053 for UDP.
 const localhostTable = `node nodeports %[1]s/%[2]d localhost %[1]s
 nodeport:30080/tcp shop/web:http nodeport
   anywhere balance shop/web:http/tcp/cluster masquerade
@@ -70,7 +71,7 @@ func localhostOf(t testing.TB, f lb.Family) (*lb.Table, netip.Addr) {
 	return tab, at
 }
 
-// localhostLab is a lab whose node has a plane that serves localhost.
+// localhostLab is a lab whose node has a plane that serves NodePorts on localhost.
 type localhostLab struct {
 	*netlab.TestLab
 	t     *testing.T
@@ -102,7 +103,7 @@ func (l *localhostLab) stop() {
 	l.plane = nil
 }
 
-// restart has another process take the place of the plane, with the feature gate on or off.
+// restart replaces the plane by that of another process, with the feature gate on or off.
 func (l *localhostLab) restart(on bool) {
 	l.t.Helper()
 	l.On("node1", func() {
@@ -115,7 +116,8 @@ func (l *localhostLab) restart(on bool) {
 	})
 }
 
-// servers returns who answers some connections, and checks that they saw the node, and that trace says so.
+// servers returns the servers that answered some connections. It checks that they saw the node's
+// address, and that trace agrees.
 func (l *localhostLab) servers(port uint16) (names []string) {
 	l.t.Helper()
 	for range 8 {
@@ -142,7 +144,7 @@ func (l *localhostLab) refused(proto netlab.Proto, port uint16) {
 	}
 }
 
-// traced asks the table and the kernel about a packet, which must agree.
+// traced traces a packet through the table and the kernel, which must agree.
 func (l *localhostLab) traced(proto lb.Proto, port uint16, want trace.Verdict) {
 	l.t.Helper()
 	packet := trace.Packet{From: netip.AddrPortFrom(l.at, 0), Host: true, To: netip.AddrPortFrom(l.at, port), Here: true, Proto: proto}
@@ -158,7 +160,7 @@ func (l *localhostLab) traced(proto lb.Proto, port uint16, want trace.Verdict) {
 	})
 }
 
-// same fails if the kernel differs from the table, or an audit mends something.
+// same fails if the kernel differs from the table, or if an audit repairs anything.
 func (l *localhostLab) same() {
 	l.t.Helper()
 	l.On("node1", func() {
@@ -166,7 +168,7 @@ func (l *localhostLab) same() {
 			l.t.Errorf("differences: %v", found)
 		}
 		if n, err := l.plane.Audit(l.t.Context(), true); n != 0 || err != nil {
-			l.t.Errorf("an audit mended %d: %v", n, err)
+			l.t.Errorf("an audit repaired %d: %v", n, err)
 		}
 	})
 }
@@ -183,8 +185,9 @@ func (l *localhostLab) measured() map[string]float64 {
 	return all
 }
 
-// TCP NodePorts answer at 127.0.0.1 and ::1, with session affinity and the external traffic policy Local (TN-56); those of UDP are
-// rejected and counted (TN-57). Trace says of each packet what becomes of it.
+// TCP NodePorts answer at 127.0.0.1 and ::1, with session affinity and the external traffic policy
+// Local (TN-56); UDP NodePorts are rejected and counted (TN-57). Trace reports the result for each
+// packet.
 func TestLocalhostNodePortsTN56TN57(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -216,7 +219,8 @@ func TestLocalhostNodePortsTN56TN57(t *testing.T) {
 	}
 }
 
-// The story of one Service at localhost: packets, an established connection over changes, and a restart (TN-56, TN-57).
+// The life of one Service at localhost: packets, an established connection over changes, and a
+// restart (TN-56, TN-57).
 func TestConformanceLocalhost(t *testing.T) {
 	dir, n := scenarios(t, "testdata/scenarios/*.txtar")
 	if n != 2 {
@@ -227,8 +231,9 @@ func TestConformanceLocalhost(t *testing.T) {
 		Trace: func(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f, LocalhostProxy: true}) }})
 }
 
-// With the feature gate off, and where nodePortAddresses names no loopback address, nothing is served on localhost and nothing rejected;
-// turned on it is served at once, in the same process and after a restart (TN-58; kubernetes/kubernetes#142183).
+// With the feature gate off, and if nodePortAddresses has no loopback address, nothing is served or
+// rejected on localhost. Once turned on it serves at once, in the same process and after a restart
+// (TN-58; kubernetes/kubernetes#142183).
 func TestLocalhostTurnedOnTN58(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -275,8 +280,8 @@ func TestLocalhostTurnedOnTN58(t *testing.T) {
 	}
 }
 
-// Connections that the proxy opens to an endpoint at the address of another Service do not reach that Service (TN-56), and an endpoint
-// in the host's network is reached.
+// Connections that the proxy opens to an endpoint at the address of another Service do not reach
+// that Service (TN-56), and the proxy reaches an endpoint in the host's network.
 func TestLocalhostLeadsToEndpointsAlone(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -322,8 +327,8 @@ set host/web/tcp/cluster
 	}
 }
 
-// A port that another program has is no failure of the row: the NodePort is served elsewhere, trace and diff say what is missing, and
-// the program keeps its clients (TN-58).
+// A port that another program uses is no failure of the frontend: the NodePort is served elsewhere,
+// trace and diff report the missing listener, and the program keeps its clients (TN-58).
 func TestLocalhostPortTakenTN58(t *testing.T) {
 	l := newLocalhostLab(t, lb.IPv4)
 	l.stop()
@@ -357,7 +362,8 @@ func TestLocalhostPortTakenTN58(t *testing.T) {
 	l.same()
 }
 
-// What Render says of localhost, nft loads and a plane takes for what it would write (TN-56, TN-57).
+// nft loads the localhost part of Render's output, and a plane accepts it as its own (TN-56,
+// TN-57).
 func TestRenderLocalhost(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -386,7 +392,7 @@ func TestRenderLocalhost(t *testing.T) {
 	})
 }
 
-// A kernel that cannot count rejects all the same, and there is no such metric (TN-57).
+// A kernel that cannot count still rejects, and the metric does not exist (TN-57).
 func TestLocalhostWithoutCounters(t *testing.T) {
 	l := newLocalhostLab(t, lb.IPv4)
 	l.On("node1", func() {

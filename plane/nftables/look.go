@@ -12,11 +12,12 @@ import (
 	"kube-proxy/trace"
 )
 
-// ruleset is the plane's for no node and no seed.
+// ruleset returns the plane's ruleset without node and seed.
 func (l *layout) ruleset() *ruleset { return &ruleset{layout: *l} }
 
-// Follow is part of mode.Looker. It reads the rules and elements that the packet meets, on a socket of its own, and carries them out: the
-// answer holds of what is in the kernel, whatever this process believes to be there.
+// Follow implements mode.Looker. It reads the rules and elements that the packet meets on its own
+// socket, and evaluates them. So the answer describes the kernel, whatever this process believes to
+// be there.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := p.look.follow(ctx, packet)
 	if err != nil {
@@ -25,7 +26,7 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	return p.localhost.Follow(packet, k), nil
 }
 
-// table is the table as packets walk through it.
+// table returns the table in the form that a packet walk needs.
 func (l *layout) table() walk.Table {
 	return walk.Table{Family: l.Proto, Name: TableName, Chains: l.ruleset().skeleton(), Sets: l.sets[:]}
 }

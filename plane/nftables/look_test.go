@@ -29,7 +29,7 @@ import (
 
 var _ mode.Looker = (*Plane)(nil)
 
-// looks is a plane with a table in which each kind of row is.
+// looks is a plane with a table that has every kind of frontend.
 type looks struct {
 	planetest.World
 	*Plane
@@ -41,15 +41,16 @@ func newLooks(t *testing.T, w planetest.World) *looks {
 	inNetns(t)
 	l := &looks{w, newPlane(t, w.Family), t, &lb.Table{Node: w.Node()}}
 	l.want.Replace(w.Full(0, 0, 3, 1, 0))          // all kinds, with an external policy Local
-	l.want.Replace(w.Full(1, 10, 3, 0, 0))         // nobody local
+	l.want.Replace(w.Full(1, 10, 3, 0, 0))         // no local endpoint
 	l.want.Replace(w.Full(2, 20, 4, 2, time.Hour)) // session affinity
-	l.want.Replace(w.ClusterIP(3, 0, 0))           // nobody
-	l.want.Replace(w.ClusterIP(4, 40, 21))         // more backends than the balancer draws from exactly
+	l.want.Replace(w.ClusterIP(3, 0, 0))           // no endpoint
+	// More backends than the balancer draws from exactly.
+	l.want.Replace(w.ClusterIP(4, 40, 21))
 	reset(t, l.Plane, l.want)
 	return l
 }
 
-// packets are telling ones, by name.
+// packets returns packets that distinguish the cases, by name.
 func (l *looks) packets() map[string]trace.Packet {
 	all := map[string]trace.Packet{}
 	add := func(name string, from, to netip.Addr, port int, p trace.Packet) {
@@ -85,7 +86,7 @@ func (l *looks) follow(p trace.Packet) trace.Kernel {
 	return k
 }
 
-// answer is what a test compares of an answer.
+// answer returns the parts of an answer that tests compare.
 func answer(k trace.Kernel) string {
 	text := string(k.Verdict)
 	if k.Masquerade {
@@ -97,7 +98,7 @@ func answer(k trace.Kernel) string {
 	return text
 }
 
-// balance is the answer of a set of backends.
+// balance returns the answer for a backend set.
 func (l *looks) balance(first, n int, masquerade bool) string {
 	k := trace.Kernel{Verdict: trace.Balance, Masquerade: masquerade}
 	for i := range n {
@@ -108,7 +109,7 @@ func (l *looks) balance(first, n int, masquerade bool) string {
 
 func (l *looks) differences() []trace.Difference { return planetest.Differences(l.t, l, l.want) }
 
-// What the kernel's table makes of each kind of packet, with the words of nft.
+// The kernel's table treats each kind of packet as trace reports, in nft's words.
 func TestFollow(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		l := newLooks(t, w)
@@ -150,7 +151,7 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// sabotage has somebody else write to the table.
+// sabotage writes to the table as another program.
 func (l *looks) sabotage(what func(c *change)) {
 	l.t.Helper()
 	s, err := wire.Open()
@@ -165,7 +166,7 @@ func (l *looks) sabotage(what func(c *change)) {
 	}
 }
 
-// mend has the plane write what differs, after which nothing does.
+// mend makes the plane repair the differences, after which nothing differs.
 func (l *looks) mend() {
 	l.t.Helper()
 	reset(l.t, l.Plane, l.want)
@@ -174,7 +175,7 @@ func (l *looks) mend() {
 	}
 }
 
-// named returns the difference of an object; it fails where there is none.
+// named returns the difference of an object; it fails if there is no difference.
 func (l *looks) named(object string) trace.Difference {
 	l.t.Helper()
 	all := l.differences()
@@ -186,7 +187,7 @@ func (l *looks) named(object string) trace.Difference {
 	return all[i]
 }
 
-// ways are the answers to all packets.
+// ways returns the answers for all packets.
 func (l *looks) ways() map[string]trace.Kernel {
 	all := map[string]trace.Kernel{}
 	for name, p := range l.packets() {
@@ -195,7 +196,7 @@ func (l *looks) ways() map[string]trace.Kernel {
 	return all
 }
 
-// An element that is deleted is named, and packets that met it meet none, whatever map it is of.
+// Differences names a deleted element of any map, and packets that met it meet no element.
 func TestSabotageOfElements(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		l := newLooks(t, w)
@@ -237,7 +238,7 @@ func TestSabotageOfElements(t *testing.T) {
 			recs := snap.records[i].Sorted()
 			for n := range recs.Len() {
 				if every := max(1, recs.Len()/some); n%every != 0 && !(i == sEqualBytes && n == 10) {
-					continue // those of a map are much alike
+					continue // the elements of a map are alike
 				}
 				rec := slices.Clone(recs.At(n))
 				lose(i, rec[:l.rules.sets[i].KeyLen()])
@@ -264,7 +265,8 @@ func TestSabotageOfElements(t *testing.T) {
 	})
 }
 
-// A chain without its rules, or that is gone, is named, and packets that met it say so.
+// Differences names a chain without its rules and a missing chain, and the trace of packets that
+// met it says so.
 func TestSabotageOfChains(t *testing.T) {
 	l := newLooks(t, planetest.World{Family: lb.IPv4})
 	packets, before := l.packets(), l.ways()
@@ -306,7 +308,7 @@ func TestSabotageOfChains(t *testing.T) {
 	if all := l.differences(); len(all) != 0 {
 		t.Errorf("all is there again, and these differ: %+v", all)
 	}
-	// Without both chains that translate a cluster IP rejects, without all nothing happens.
+	// Without both chains that translate, a cluster IP rejects; without all chains nothing happens.
 	to := packets["pod to cluster IP 0"]
 	for _, c := range []string{"nat-prerouting", "nat-prerouting-again"} {
 		l.sabotage(func(b *change) { b.out.FlushChain(c) })
@@ -322,7 +324,8 @@ func TestSabotageOfChains(t *testing.T) {
 	}
 }
 
-// What stands where ours should be leads packets elsewhere, and is named; also where its comment says that it is ours.
+// A foreign object in the place of ours sends packets elsewhere, and Differences names it, even if
+// its comment claims to be ours.
 func TestSabotageByChange(t *testing.T) {
 	l := newLooks(t, planetest.World{Family: lb.IPv4})
 	packets := l.packets()
@@ -351,11 +354,11 @@ func TestSabotageByChange(t *testing.T) {
 		name     string
 		do       func(c *change)
 		object   string
-		want     string // a part
-		have     string // a part
+		want     string // a substring
+		have     string // a substring
 		packet   string
-		becomes  string // an answer; "" for the same
-		contains string // in the way
+		becomes  string // an answer; "" if unchanged
+		contains string // part of the packet's way
 	}{
 		{"a backend becomes another's", swap(sBackends, append(id(set(0, lb.Cluster)), wire.AppendNumber(nil, 0)...), wire.AppendAddrPort(nil, stranger)),
 			"element { 0x%08x . 0 } of map backends", "100.0.0.", stranger.String(), "pod to cluster IP 0",
@@ -370,14 +373,14 @@ func TestSabotageByChange(t *testing.T) {
 			"pod to cluster IP 0", "reject", ""},
 		{"a set of fewer backends", swap(sSetShapes, id(set(0, lb.Cluster)), wire.AppendNumber(nil, 1)), "element { 0x%08x } of map set-shapes", "0x00000003", "0x00000001",
 			"pod to cluster IP 0", "", ""},
-		{"a Service that nobody has", add(sServices, wire.AppendKey(nil, lb.Key{Addr: l.Addr(10, 200), Port: 80, Proto: lb.TCP}), wire.AppendNumber(nil, uint32(actionReject))),
+		{"a Service without frontend", add(sServices, wire.AppendKey(nil, lb.Key{Addr: l.Addr(10, 200), Port: 80, Proto: lb.TCP}), wire.AppendNumber(nil, uint32(actionReject))),
 			"element { 10.0.0.200 . tcp . 80 } of map services", "", "0x00000001", "pod to an unknown cluster IP", "reject", ""},
 		{"a range more", add(sSourceRanges, listKey(listOf(0), 8), sources.AsSlice()), "element { 0x%08x . 172.0.0.0 } of set source-ranges", "", "there",
 			"outside to load balancer 0", "balance 100.0.0.0:8080=1.0000", ""},
 		{"the ranges of another", swap(sSourceLists, loadBalancer, listOf(1)), "element { 198.0.0.1 . tcp . 80 } of map source-lists", "the number of its list", "the list of 198.0.0.2:80/tcp",
 			"outside to load balancer 0", "", ""},
 		{"the ranges of none", swap(sSourceLists, other, listKey([]byte{0, 0, 0, 0}, 0)), "element { 198.0.0.2 . tcp . 80 } of map source-lists", "the number of its list", "", "pod to load balancer 1", "drop", ""},
-		{"a cluster IP that nobody has", add(sClusterIPs, l.Addr(172, 8).AsSlice()), "element { 172.0.0.8 } of set cluster-ips", "", "there", "pod to a stranger", "reject", ""},
+		{"a cluster IP without Service", add(sClusterIPs, l.Addr(172, 8).AsSlice()), "element { 172.0.0.8 } of set cluster-ips", "", "there", "pod to a stranger", "reject", ""},
 		{"a slot that a balancer draws from, and shall not", add(sBackends, id(set(4, lb.Cluster)), wire.AppendNumber(nil, 21), wire.AppendAddrPort(nil, stranger)),
 			"element { 0x%08x . 21 } of map backends", "", stranger.String(), "pod to cluster IP 4", "more", ""},
 		{"a member that left", add(sMemberBackends, wire.AppendNumber(nil, 99), id(set(2, lb.Cluster)), wire.AppendAddrPort(nil, stranger)), "element { 0:63 . 0x%08x } of map member-backends", "", "100.0.0.77",
@@ -404,7 +407,7 @@ func TestSabotageByChange(t *testing.T) {
 			l.sabotage(c.do)
 			object := c.object
 			defer l.mend()
-			if strings.HasPrefix(object, "rule") { // by whose comment Resets know it
+			if strings.HasPrefix(object, "rule") { // Resets recognise it by its comment
 				defer l.sabotage(func(b *change) { b.out.FlushChain("cluster-3") })
 			}
 			if strings.Contains(object, "%") {
@@ -432,12 +435,13 @@ func TestSabotageByChange(t *testing.T) {
 	}
 }
 
-// listKey is the key of a list for ranges of a length.
+// listKey returns the key of a list for ranges of a length.
 func listKey(list []byte, length uint32) []byte {
 	return wire.AppendNumber(nil, netlink.Order.Uint32(list)|length)
 }
 
-// The whole table may be gone, or asleep: that is said, and Follow and Differences work while no other verb does.
+// The whole table may be missing or dormant. Follow and Differences report that, and work where the
+// other verbs fail.
 func TestSabotageOfTheTable(t *testing.T) {
 	l := newLooks(t, planetest.World{Family: lb.IPv4})
 	to := l.packets()["pod to cluster IP 0"]
@@ -478,7 +482,7 @@ func TestSabotageOfTheTable(t *testing.T) {
 	if k := l.follow(to); k.Verdict != trace.Balance {
 		t.Errorf("%+v", k)
 	}
-	// Who wants to know no more is told no more.
+	// Differences stops reporting when the callback returns false.
 	runNFT(t, "flush", "map", "ip", TableName, "services")
 	told := 0
 	if err := l.Differences(t.Context(), l.want, func(trace.Difference) bool { told++; return told < 3 }); err != nil || told != 3 {
@@ -494,7 +498,7 @@ func TestSabotageOfTheTable(t *testing.T) {
 	}
 }
 
-// A trace asks for as much in a table of 10,000 Services as in one of 100.
+// A trace reads as much from a table of 10,000 Services as from one of 100.
 func TestFollowCost(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -520,8 +524,8 @@ func TestFollowCost(t *testing.T) {
 	}
 }
 
-// Whoever asks, asks what is there: beside a plane that writes all the time answers are one of those that there were, and afterwards nothing
-// differs.
+// Queries see the kernel's content: beside a plane that writes all the time, each answer is one of
+// the states that existed, and afterwards nothing differs.
 func TestLookBesideApply(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -567,7 +571,8 @@ func TestLookBesideApply(t *testing.T) {
 	<-done
 }
 
-// For a client whom the kernel remembers Follow says where: with the hash that the kernel made of his address, and without one.
+// For a client in the affinity map, Follow returns its backend: with the kernel's hash of its
+// address, and without a hash.
 func TestFollowAffine(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		for name, change := range map[string]func(*Plane){"hash": func(*Plane) {}, "address": withoutHash} {

@@ -20,9 +20,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// meaning says what a rule does, whatever registers and places it uses: its matches and effects in order, each
-// with where its values come from. It is written from the kernel's side and shares nothing with package rule. Two rules
-// of one meaning treat every packet alike but for the scratch marks that Render's comment names.
+// meaning describes what a rule does, independent of the registers and slots that it uses: its
+// matches and effects in order, each with the source of its values. It models the kernel and shares
+// no code with package rule. Two rules with one meaning treat every packet alike, except for the
+// scratch marks that Render's comment names.
 func meaning(t *testing.T, fam rule.IP, sets []wire.Set, exprs []expr.Any) []string {
 	t.Helper()
 	m := &machine{t: t, fam: fam, sets: map[string]*wire.Set{}, regs: map[int]word{}, before: map[int]word{}}
@@ -37,10 +38,10 @@ func meaning(t *testing.T, fam rule.IP, sets []wire.Set, exprs []expr.Any) []str
 	return m.out
 }
 
-// word is one 32-bit register: part of something, with a mask and an exclusive or on it.
+// word is one 32-bit register: part of a value, with a mask and an exclusive or.
 type word struct {
 	what     string
-	off, n   int // of a packet's bytes, or a name's
+	off, n   int // of a packet's bytes, or of a name
 	and, xor string
 }
 
@@ -60,13 +61,13 @@ type machine struct {
 	t            *testing.T
 	fam          rule.IP
 	sets         map[string]*wire.Set
-	regs, before map[int]word // before: what registers held until they were last written
+	regs, before map[int]word // before: the registers' content before the last write
 	mark         word
 	ctMark, prio word
 	out          []string
 }
 
-// index is the number of the first 32-bit register that a register number of the kernel means.
+// index returns the number of the first 32-bit register that a kernel register number stands for.
 func index(r uint32) int {
 	if r <= 4 {
 		return int(r-1) * 4
@@ -94,10 +95,10 @@ func (m *machine) words(r uint32, bytes int) string {
 	return strings.Join(all, ",")
 }
 
-// original is a part of what the first packet of a connection was sent to.
+// original is a part of the original destination of a connection.
 type original struct{ expr.Ct }
 
-// effect notes what the rule does, and the mark that the packet has then.
+// effect records an effect of the rule, and the packet's mark at that point.
 func (m *machine) effect(format string, args ...any) {
 	m.out = append(m.out, fmt.Sprintf(format, args...)+" with mark "+m.mark.String())
 }
@@ -197,7 +198,7 @@ func (m *machine) meta(x *expr.Meta) {
 	}
 }
 
-// compare notes a match byte by byte, because nft loads only the bytes of a prefix that matter.
+// compare records a match byte by byte, because nft loads only the bytes of a prefix that matter.
 func (m *machine) compare(x *expr.Cmp) {
 	var all []string
 	for i, is := range x.Data {
@@ -225,7 +226,7 @@ func (m *machine) lookup(x *expr.Lookup) {
 	}
 }
 
-// protocols checks the one anonymous set that there may be.
+// protocols checks the only anonymous set that a rule may have.
 func (m *machine) protocols(x *expr.Lookup) {
 	if w := m.words(x.SourceRegister, 4); w != "l4proto+0/1" || x.Invert || x.IsDestRegSet {
 		m.t.Errorf("a lookup of %s in %s", w, x.SetName)
@@ -252,7 +253,7 @@ func (m *machine) protocols(x *expr.Lookup) {
 	}
 }
 
-// sameSets compares what Reset does not look at: the most elements of a set, and its comment.
+// sameSets compares properties that Reset ignores: the maximum size of a set, and its comment.
 func sameSets(t *testing.T, p *Plane) {
 	t.Helper()
 	found := 0
@@ -274,7 +275,7 @@ func sameSets(t *testing.T, p *Plane) {
 	}
 }
 
-// sameMeaning compares the rules of the kernel with those that the plane would write.
+// sameMeaning compares the kernel's rules with those that the plane would write.
 func sameMeaning(t *testing.T, p *Plane) {
 	t.Helper()
 	chains, _ := p.newChange(p.st).structure()
@@ -319,7 +320,7 @@ func exprsOf(t *testing.T, p *Plane, b []byte) []expr.Any {
 	return all
 }
 
-// kernelExpr reads one expression; nil if it does nothing.
+// kernelExpr reads one expression, and returns nil if it has no effect.
 func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	var e expr.Any
 	switch name {
@@ -328,7 +329,8 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	case "meta":
 		e = &expr.Meta{}
 	case "ct":
-		if d := netlink.Attribute(data, unix.NFTA_CT_DIRECTION); d != nil { // of which the library wants four bytes
+		// The library expects four bytes.
+		if d := netlink.Attribute(data, unix.NFTA_CT_DIRECTION); d != nil {
 			if d[0] != 0 {
 				t.Errorf("ct direction %d", d[0])
 			}
@@ -358,8 +360,8 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	case "immediate":
 		e = &expr.Verdict{}
 	case "byteorder":
-		// nft swaps the bytes of each part of a key that may be a range. That of the protocol has one byte: nothing
-		// happens, because a swap is of two.
+		// nft swaps the bytes of each part of a key that may be a range. The protocol has one byte,
+		// and a swap works on two, so nothing happens.
 		if n, size := netlink.BE32(netlink.Attribute(data, unix.NFTA_BYTEORDER_LEN)), netlink.BE32(netlink.Attribute(data, unix.NFTA_BYTEORDER_SIZE)); n >= size {
 			t.Errorf("a swap of %d bytes by %d", n, size)
 		}
@@ -371,7 +373,7 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	if err := expr.Unmarshal(p.ip.Proto, data, e); err != nil {
 		t.Errorf("expression %s: %v", name, err)
 	}
-	if ct, ok := e.(*expr.Ct); ok { // of which the library does not read the source register
+	if ct, ok := e.(*expr.Ct); ok { // the library does not read its source register
 		if r := netlink.Attribute(data, unix.NFTA_CT_SREG); r != nil {
 			ct.Register, ct.SourceRegister = netlink.BE32(r), true
 		}

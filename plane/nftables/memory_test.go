@@ -10,11 +10,11 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// elementBytes is what an element takes of the kernel's memory, as measured by a memory cgroup on 6.18: 18.9 MB for a set of 262,144
-// backends, 7.4 MB for 20,000 Services of five elements each.
+// elementBytes is the kernel memory that an element takes. A memory cgroup on 6.18 measured 18.9 MB
+// for a set of 262,144 backends, and 7.4 MB for 20,000 Services of five elements each.
 const elementBytes = 74
 
-// What one tenant writes takes heap and kernel memory in proportion to its bytes (TN-91).
+// One tenant's objects take heap and kernel memory in proportion to their bytes (TN-91).
 func TestMemoryOfTenants(t *testing.T) {
 	planetest.Memory(t, 4, 400, 500, func(t testing.TB) planetest.Kernel {
 		inNetns(t)

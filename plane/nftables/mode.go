@@ -5,7 +5,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// The metrics of the mode that its planes tell.
+// The metrics that the mode's planes report.
 const (
 	cleanupFailures = "sync_proxy_rules_nftables_cleanup_failures_total" // MT-14
 	entriesMetric   = "session_affinity_entries"
@@ -16,7 +16,7 @@ const (
 	localhostRejected  = "nftables_localhost_nodeport_rejected_packets_total"
 )
 
-// facts is what there is to know of the mode on every system; what it does is of Linux.
+// facts returns the facts about the mode that hold on every system; only Linux can run it.
 func facts() mode.Mode {
 	return mode.Mode{
 		Name:    "nftables",

@@ -44,13 +44,14 @@ func removeTables(ctx context.Context, what mode.Removal) (r mode.Report, err er
 	return r, err
 }
 
-// told is what the process has been told of already.
+// told records which notices the process has already got.
 type told struct {
 	noHash bool
 	nearly bool // session affinity is nearly full
 }
 
-// Notices is part of mode.Plane: what this kernel lacks, and that session affinity is nearly full.
+// Notices implements mode.Plane: it reports missing kernel features, and that session affinity is
+// nearly full.
 func (p *Plane) Notices() (all []mode.Notice) {
 	if !p.rules.hashes && !p.told.noHash {
 		p.told.noHash = true
@@ -75,7 +76,8 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	return all
 }
 
-// Measure is part of mode.Plane. Of session affinity nothing is told that has not been measured, or cannot be.
+// Measure implements mode.Plane. It omits the session affinity metrics before the first
+// measurement, and if the kernel cannot measure.
 func (p *Plane) Measure(emit mode.Emit) error {
 	emit(cleanupFailures, 0)
 	if use := p.shown.Load(); use != nil && use.Limit > 0 {

@@ -4,5 +4,5 @@ package nftables
 
 import "kube-proxy/mode"
 
-// Mode returns the mode nftables, of which other systems know the facts alone.
+// Mode returns the mode nftables. Other systems than Linux have only its facts.
 func Mode() mode.Mode { return facts() }

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// It is told once that session affinity is nearly full, and again only after it was much less so; and the metrics have it.
+// A notice reports once that session affinity is nearly full, and again only after usage fell far
+// below that. The metrics show the usage.
 func TestAffinityNearlyFull(t *testing.T) {
 	p, err := offline(Config{Family: lb.IPv6})
 	if err != nil {
@@ -34,7 +35,7 @@ func TestAffinityNearlyFull(t *testing.T) {
 			t.Errorf("of %d entries the metrics say %v", entries, got)
 		}
 	}
-	p.use = AffinityUse{} // not known
+	p.use = AffinityUse{} // unknown
 	p.Notices()
 	if got := measured(); len(got) != 1 {
 		t.Errorf("where it is not known the metrics say %v", got)
@@ -47,7 +48,8 @@ func TestAffinityNearlyFull(t *testing.T) {
 	}
 }
 
-// A kernel that cannot hash clients is told of once, and the mode has each metric that its planes tell.
+// A notice reports once that the kernel cannot hash clients, and the mode lists each metric that
+// its planes report.
 func TestNotices(t *testing.T) {
 	p, err := offline(Config{Family: lb.IPv4})
 	if err != nil {

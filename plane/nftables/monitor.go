@@ -11,22 +11,24 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// monitor notes the changes that others make to our table.
+// monitor records the changes that other programs make to our table.
 type monitor struct {
 	*wire.Monitor
 	index map[string]setIndex
 	defs  *[setCount]wire.Set
 
-	signal chan struct{} // has a value when there is something to look at
+	signal chan struct{} // has a value when notes exist
 
 	mu    sync.Mutex
 	notes notes
 }
 
-// notes is what others did since the last look.
+// notes are the foreign changes since the last take.
 type notes struct {
-	everything bool // notifications were lost, or the table went: only a full comparison helps
-	structure  bool // a set, chain or rule came or went, or the table's flags changed
+	// Notifications were lost, or the table was removed: only a full comparison finds the
+	// differences.
+	everything bool
+	structure  bool // a set, chain or rule was added or removed, or the table's flags changed
 	elements   map[elementKey]elementNote
 }
 
@@ -35,7 +37,7 @@ type elementKey struct {
 	key string // what appendElementKey writes: a record without data
 }
 
-// elementNote is the last that was heard of an element.
+// elementNote is the last notification about an element.
 type elementNote struct {
 	present bool
 	data    string
@@ -43,10 +45,12 @@ type elementNote struct {
 
 func (n *notes) empty() bool { return !n.everything && !n.structure && len(n.elements) == 0 }
 
-// manyNotes is when keeping count of single elements stops being cheaper than comparing all.
+// manyNotes is the number of notes from which comparing everything is cheaper than tracking single
+// elements.
 const manyNotes = 4096
 
-// startMonitor listens in the network namespace of the calling thread. What own writes is ours.
+// startMonitor listens in the network namespace of the calling thread. It ignores changes that the
+// socket own makes.
 func startMonitor(l *layout, own *wire.Socket) (m *monitor, err error) {
 	m = &monitor{defs: l.sets, index: map[string]setIndex{}, signal: make(chan struct{}, 1)}
 	for i := range m.defs {
@@ -66,7 +70,7 @@ func (m *monitor) note(f func(*notes)) {
 	}
 }
 
-// take returns the notes so far and begins anew.
+// take returns the notes so far and clears them.
 func (m *monitor) take() notes {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -75,14 +79,14 @@ func (m *monitor) take() notes {
 	return n
 }
 
-// silent reports whether nothing was heard since the last take.
+// silent reports whether no notification arrived since the last take.
 func (m *monitor) silent() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.notes.empty()
 }
 
-// giveBack undoes a take whose notes could not be dealt with. What came since then counts more.
+// giveBack undoes a take whose notes could not be processed. Newer notes take precedence.
 func (m *monitor) giveBack(old notes) {
 	if old.empty() {
 		return
@@ -102,7 +106,7 @@ func (m *monitor) giveBack(old notes) {
 	})
 }
 
-// hear sorts one notification.
+// hear sorts one notification into the notes.
 func (m *monitor) hear(typ uint16, body []byte) {
 	switch typ {
 	case unix.NFT_MSG_DELTABLE:
@@ -117,7 +121,7 @@ func (m *monitor) hear(typ uint16, body []byte) {
 func (m *monitor) hearElements(present bool, body []byte) {
 	i, ok := m.index[netlink.CStr(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
 	if !ok {
-		return // of a foreign set, which was noticed itself
+		return // of a foreign set, which has its own note
 	}
 	d := &m.defs[i]
 	switch {

@@ -12,21 +12,21 @@ import (
 	"kube-proxy/plane"
 )
 
-// The keys of the map reserved.
+// The keys of the reserved map.
 const (
 	reservedIDs  = 1
-	reservedSeed = 3 // 2 counted members, which each set numbers by itself now
+	reservedSeed = 3 // 2 counted members, which each set now numbers itself
 )
 
-// reserved calls f for the elements of the map of that name.
+// reserved calls f for the elements of the map reserved.
 func (st *state) reserved(f func(i setIndex, rec []byte)) {
 	for key, v := range map[uint32]uint32{reservedIDs: st.ids.Reserved, reservedSeed: st.seed} {
 		f(sReserved, wire.AppendNumber(wire.AppendNumber(nil, key), v))
 	}
 }
 
-// numbered reports whether the table says which numbers were used. Somebody may have removed that; then nobody knows
-// what its clients remember, and only a new table will do.
+// numbered reports whether the table records which numbers were used. If another program removed
+// that record, the affinity map may contain any number, and only a new table is safe.
 func (s *snapshot) numbered() bool {
 	keys := map[uint32]bool{}
 	for rec := range s.records[sReserved].All() {
@@ -35,7 +35,7 @@ func (s *snapshot) numbered() bool {
 	return keys[reservedIDs] && keys[reservedSeed]
 }
 
-// adoptReserved goes on where the kernel's table stands.
+// adoptReserved continues with the numbers of the kernel's table.
 func (st *state) adoptReserved(snap *snapshot) {
 	for rec := range snap.records[sReserved].All() {
 		switch v := netlink.Order.Uint32(rec[4:]); netlink.Order.Uint32(rec) {
@@ -47,8 +47,9 @@ func (st *state) adoptReserved(snap *snapshot) {
 	}
 }
 
-// chooseSeed keeps the seed of the kernel's table, or else of the process. A new one is drawn: who does not know it
-// cannot choose with whom to share a place in the affinity map.
+// chooseSeed keeps the seed of the kernel's table, or else of the process, or else draws a new one.
+// A client that does not know the seed cannot choose which clients share its place in the affinity
+// map.
 func (p *Plane) chooseSeed(st *state) {
 	if st.seed == 0 {
 		st.seed = p.rules.seed
@@ -61,8 +62,8 @@ func (p *Plane) chooseSeed(st *state) {
 	p.rules.seed = st.seed
 }
 
-// reserve sees to it that the set ids which the change gave out are reserved in its own transaction. The error wraps
-// plane.ErrStateLost where none are left: the Reset to come makes a new table.
+// reserve adds to the change's transaction the reservation of the set ids that it allocated. The
+// error wraps plane.ErrStateLost if no ids are left: the next Reset makes a new table.
 func (c *change) reserve() error {
 	if n := &c.st.ids; n.Short() {
 		rollback.Value(c.log, &n.Reserved)

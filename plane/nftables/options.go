@@ -5,8 +5,9 @@ import (
 	"kube-proxy/mode"
 )
 
-// Options are the values of the block nftables (CF-30). The periods are 0, see docs/adr/0021: what
-// others change is noticed at once, and upstream's 30 s would compare a large table all the time.
+// Options are the values of the block nftables (CF-30). The periods are 0, see docs/adr/0021: the
+// plane notices foreign changes at once, and upstream's 30 s would compare a large table all the
+// time.
 type Options struct {
 	NFTables struct {
 		MasqueradeBit *int32          `json:"masqueradeBit"`
@@ -15,13 +16,13 @@ type Options struct {
 		MinSyncPeriod option.Duration `json:"minSyncPeriod"`
 	} `json:"nftables"`
 
-	localhostNodePorts bool // a flag alone
+	localhostNodePorts bool // only a flag
 }
 
-// useGate replaces the flag --nftables-localhost-nodeports.
+// useGate is the hint for the flag --nftables-localhost-nodeports, which the feature gate replaces.
 const useGate = "use the feature gate KubeProxyNFTablesLocalhostNodePorts"
 
-// options is the mode's section of the configuration.
+// options returns the mode's section of the configuration.
 func options() option.Section {
 	v := &Options{}
 	v.NFTables.MasqueradeBit = new(int32(mode.MasqueradeBit))

@@ -12,8 +12,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// TN-21: the plane's memory of the kernel has no second copy of backends. A set whose endpoints have not changed takes nothing for
-// its slots; ports whose endpoints change together share one order of slots, also after a restart.
+// TN-21: the plane's copy of the kernel's state has no second copy of backends. A set with
+// unchanged endpoints takes no memory for its slots. Ports whose endpoints change together share
+// one order of slots, also after a restart.
 func TestPortsShareAnOrder(t *testing.T) {
 	const ports, endpoints = 20, 100
 	w := planetest.World{Family: lb.IPv4}

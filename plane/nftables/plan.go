@@ -8,7 +8,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// planner says what rows need. It is pure, but that it remembers what it has chosen.
+// planner computes what frontends need. It has no side effects, but caches its choices.
 type planner struct {
 	family   lb.Family
 	maxSlots int
@@ -20,16 +20,16 @@ func (p *Plane) planner(st *state) planner {
 	return planner{family: p.ip.Family, maxSlots: p.maxSlots, seed: st.seed}
 }
 
-// rowPlan is what the kernel shall hold for a key.
+// rowPlan is the content that the kernel must have for a key.
 type rowPlan struct {
 	key            lb.Key
-	front          *lb.Frontend // nil for nothing
+	front          *lb.Frontend // nil to remove the key
 	class          class
-	cluster, local *lb.BackendSet // nil where no route balances over that scope
-	seconds        uint32         // of affinity
+	cluster, local *lb.BackendSet // nil if no route balances over that scope
+	seconds        uint32         // affinity timeout
 }
 
-// rowsOf plans changes, of several of one key the last.
+// rowsOf plans changes. If several have one key, the last counts.
 func (p *planner) rowsOf(changes []lb.Change) ([]rowPlan, error) {
 	if len(changes) > 1 {
 		changes = lastOfEach(changes)
@@ -61,8 +61,9 @@ func lastOfEach(changes []lb.Change) []lb.Change {
 	return out
 }
 
-// row plans what front makes of its key; nil is nothing. A row that accepts is as good as none: our table lets through what it does
-// not translate. [lb.Check] has found what is wrong with a frontend in any plane; here it is looked whether this one can hold it.
+// row plans the elements of front for its key; nil means none. A frontend that accepts needs none
+// either: our table accepts packets that it does not translate. [lb.Check] has already rejected
+// frontends that no plane can hold; row checks whether this plane can hold this one.
 func (p *planner) row(k lb.Key, f *lb.Frontend) (rowPlan, error) {
 	if f == nil || f.Accepts() {
 		return rowPlan{key: k}, nil

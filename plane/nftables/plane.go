@@ -21,26 +21,30 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Config says what a plane programs.
+// Config configures a plane.
 type Config struct {
 	// Family is the IP family; required.
 	Family lb.Family
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that asks for masquerading. Nil means 14 (G3).
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that requests masquerading. Nil means
+	// 14 (G3).
 	MasqueradeBit *int
-	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	// Writes is shared by the planes of this process in one network namespace. Nil means that this
+	// plane is the only one.
 	Writes *ownwrites.Ledger
-	// CountServices has connections counted by frontend.
+	// CountServices enables counting connections by frontend.
 	CountServices bool
-	// LocalhostNodePorts has TCP NodePorts answer at [lb.Node.Localhost], and those of other protocols rejected there.
+	// LocalhostNodePorts makes TCP NodePorts answer at [lb.Node.Localhost], and rejects those of
+	// other protocols there.
 	LocalhostNodePorts bool
-	// Descriptors bounds those of localhost NodePorts; nil for five eighths of the process's.
+	// Descriptors limits the file descriptors of localhost NodePorts; nil means five eighths of the
+	// process's limit.
 	Descriptors *relay.Groups
-	// Log takes failures to listen; nil for none.
+	// Log receives failures to listen; nil discards them.
 	Log *slog.Logger
 }
 
-// Plane holds one family's table in the kernel. Its methods must be called by one goroutine at a time;
-// [Plane.Drift] may be read by another.
+// Plane holds one family's table in the kernel. Only one goroutine may call its methods at a time;
+// another may read [Plane.Drift].
 type Plane struct {
 	ip    rule.IP
 	rules *ruleset
@@ -52,29 +56,31 @@ type Plane struct {
 	trust trust
 	stats Stats
 	use   AffinityUse
-	shown atomic.Pointer[AffinityUse] // what Measure tells
+	shown atomic.Pointer[AffinityUse] // the values that Measure reports
 	told  told
 	look  layout
-	// counters is nil where nothing is counted, and localhost where nothing is served there.
+	// counters is nil without counting, and localhost and rejected are nil without localhost
+	// NodePorts.
 	counters, rejected *counters
 	localhost          *localhost.Proxy
 
-	// How many elements are too many to dump, to audit and to load at once, and how many backends a set may have; constants
-	// but for tests.
+	// The maximum number of elements to dump, to audit and to load at once, and of backends in a
+	// set. Only tests change them.
 	bigMap, window, loadStep, maxSlots int
 	pace                               int
 	cycle                              cycle
 }
 
-// Stats count what the plane has sent.
+// Stats count the plane's writes.
 type Stats struct {
 	Batches, Failures uint64
-	Messages          uint64 // netlink messages, the frames of batches left out
+	Messages          uint64 // netlink messages, without the frames of batches
 	Bytes             uint64
 }
 
-// New opens the netlink sockets of the network namespace that the calling thread is in, and checks that the
-// kernel has nf_tables. It changes nothing. Errors wrap plane.ErrUnsupported where the kernel lacks it.
+// New opens the netlink sockets in the network namespace of the calling thread, and checks that the
+// kernel has nf_tables. It changes nothing. Errors wrap plane.ErrUnsupported if the kernel lacks
+// nf_tables.
 func New(cfg Config) (*Plane, error) {
 	p, err := offline(cfg)
 	if err != nil {
@@ -93,7 +99,7 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// open finds out what the kernel has, and opens what else there is to open.
+// open probes the kernel's features, and opens the sockets and listeners that depend on them.
 func (p *Plane) open(cfg Config) error {
 	ctx := context.Background()
 	if _, err := p.sock.Generation(ctx); err != nil {
@@ -120,7 +126,7 @@ func (p *Plane) open(cfg Config) error {
 	return nil
 }
 
-// offline returns a plane that can compute, but neither write nor read.
+// offline returns a plane that can only compute, not write or read.
 func offline(cfg Config) (*Plane, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return nil, fmt.Errorf("nftables: family %s: want IPv4 or IPv6", cfg.Family)
@@ -138,7 +144,7 @@ func offline(cfg Config) (*Plane, error) {
 	}, nil
 }
 
-// probeError explains why the kernel did not tell the generation of its ruleset.
+// probeError explains why the kernel did not return the generation of its ruleset.
 func probeError(err error) error {
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPROTONOSUPPORT):
@@ -147,7 +153,8 @@ func probeError(err error) error {
 	return fmt.Errorf("nftables: read the ruleset's generation: %w", err)
 }
 
-// Close closes the sockets, and with them ends connections to localhost NodePorts. The rules stay in force.
+// Close closes the sockets, which also ends connections to localhost NodePorts. The rules stay in
+// force.
 func (p *Plane) Close() error {
 	var err error
 	if p.mon != nil { // else it was never opened
@@ -158,5 +165,5 @@ func (p *Plane) Close() error {
 	return errors.Join(err, p.early.close(), p.sock.Close(), p.counters.close(), p.rejected.close())
 }
 
-// Stats returns what has been sent so far.
+// Stats returns the totals so far.
 func (p *Plane) Stats() Stats { return p.stats }

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A second Reset, and a Reset by a new process, find nothing to do: restart is invisible.
+// A second Reset, and a Reset by a new process, have nothing to do: a restart is invisible.
 func TestRestartSendsNothing(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -39,7 +39,7 @@ func TestRestartSendsNothing(t *testing.T) {
 	})
 }
 
-// A new process changes only what differs, and keeps ids, so that clients keep their backends.
+// A new process changes only differences, and keeps ids, so that clients keep their backends.
 func TestRestartSendsTheDifference(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -64,8 +64,8 @@ func TestRestartSendsTheDifference(t *testing.T) {
 	})
 }
 
-// A health check needs nothing of the kernel: it sends no batch, whether it comes, changes or goes, and where it
-// takes the port of a NodePort, that goes as if nothing came.
+// A health check needs no kernel objects: it sends no batch when it is added, changed or removed.
+// If it takes the port of a NodePort, the plane just removes the NodePort.
 func TestHealthCheckSendsNothing(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -93,7 +93,8 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 			t.Errorf("with a NodePort instead, got:\n%s\nwant:\n%s", got, want)
 		}
 		apply2(t, p, tab, balanced, []*lb.Frontend{check(1)})
-		// The chains of the NodePort's class stay until the next Reset; what leads to them must be gone.
+		// The chains of the NodePort's class stay until the next Reset, but all references to them
+		// must be gone.
 		if _, ok := p.st.rows[port]; ok {
 			t.Error("the NodePort is still there")
 		}
@@ -111,7 +112,7 @@ func apply2(t testing.TB, p *Plane, tab *lb.Table, o lb.Owner, fronts []*lb.Fron
 	apply(t, p, changes, contests)
 }
 
-// The messages and bytes of a change do not depend on how many services there are.
+// The messages and bytes of a change do not depend on the number of services.
 func TestCostOfAChange(t *testing.T) {
 	cost := func(n int) (endpoint, service Stats) {
 		w := planetest.World{Family: lb.IPv4}
@@ -123,7 +124,7 @@ func TestCostOfAChange(t *testing.T) {
 		o, f := w.ClusterIP(n/2, n/2*10, 10)
 		set := f[0].Set(lb.Cluster)
 		all := slices.Collect(set.Backends.All())
-		all[8].Addr = netip.AddrPortFrom(all[8].Addr.Addr(), 8081) // of ten, one that runs elsewhere
+		all[8].Addr = netip.AddrPortFrom(all[8].Addr.Addr(), 8081) // of ten, one on another node
 		slices.SortFunc(all, lb.Backend.Compare)
 		set.Backends = lb.BackendsOf(all...)
 		apply2(t, p, tab, o, f)
@@ -153,7 +154,7 @@ func (s Stats) minus(o Stats) Stats {
 	return Stats{s.Batches - o.Batches, s.Failures - o.Failures, s.Messages - o.Messages, s.Bytes - o.Bytes}
 }
 
-// What serves beside the routes (DP-50) is nothing to a plane.
+// Planes ignore the serving state beside the routes (DP-50).
 func TestServingAloneSendsNothing(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -178,7 +179,7 @@ func TestServingAloneSendsNothing(t *testing.T) {
 	}
 }
 
-// One row that the plane cannot hold does not keep the others out of the kernel.
+// One frontend that the plane cannot hold does not keep the others out of the kernel.
 func TestResetWithABadRow(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -202,7 +203,7 @@ func TestResetWithABadRow(t *testing.T) {
 	isDump(t, p, want, "a refused change left traces")
 }
 
-// The nft program, also that of Debian 12, can list what we make.
+// The nft program, also that of Debian 12, can list our table.
 func TestListing(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)

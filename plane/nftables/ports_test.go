@@ -11,8 +11,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// One endpoint's change of a Service costs memory once, whatever the number of its ports, which share their endpoints; each port's set has
-// the change then, and an audit finds nothing to mend (TN-89).
+// An endpoint change of a Service costs memory once, whatever the number of its ports, because the
+// ports share their endpoints. Each port's set then has the change, and an audit has nothing to
+// repair (TN-89).
 func TestPatchOfManyPorts(t *testing.T) {
 	inNetns(t)
 	const endpoints = 1000
@@ -24,7 +25,7 @@ func TestPatchOfManyPorts(t *testing.T) {
 		version := func(n int) []lb.Change {
 			var shared []lb.Endpoint
 			for e := range endpoints {
-				if e != n { // one leaves, and one comes that was left out before
+				if e != n { // one leaves, and an omitted one is added
 					shared = append(shared, lb.Endpoint{Addr: w.Addr(100, e)})
 				}
 			}
@@ -54,7 +55,7 @@ func TestPatchOfManyPorts(t *testing.T) {
 			}
 		}
 		if mended, err := p.Audit(t.Context(), true); err != nil || mended > 0 {
-			t.Errorf("%d ports: an audit mended %d elements: %v", ports, mended, err)
+			t.Errorf("%d ports: an audit repaired %d elements: %v", ports, mended, err)
 		}
 		p.Close()
 	}

@@ -21,21 +21,23 @@ import (
 	"kube-proxy/plane/internal/ranges"
 )
 
-// Render returns what a plane on an empty machine puts into the kernel for the table, in the language of nft(8):
-// nft -f loads it. It needs no kernel and changes nothing. Rows that cannot be written are left out, and named by
-// the error, which then comes with the rest. Equal tables give equal text.
+// Render returns the objects that a plane on an empty machine writes for the table, in the language
+// of nft(8): nft -f loads it. It needs no kernel and changes nothing. It leaves out frontends that
+// cannot be written and names them in its error, which comes with the rest of the text. Equal
+// tables give equal text.
 //
-// A plane that is reset to the same table on top of the loaded text finds nothing to do: sets, elements, chains and
-// the comments of rules are those that it writes. The rules say the same in other words, because the language
-// cannot say all that the kernel can:
+// A plane that is reset to the same table on top of the loaded text finds no difference: sets,
+// elements, chains and comments of rules are its own. The rules have the same meaning in other
+// words, because the language cannot express all that the kernel can:
 //
-//   - The answer of a map that is part of the key of another map is in a register, for which there is no word. The
-//     text puts it aside in ct mark, with session affinity also in meta priority. So loaded text leaves a number in
-//     the connection's mark and in the priority of its first packet, which the plane does not.
-//   - A rule that translates matches the protocols that have ports before, which all frontends have anyway.
-//   - With session affinity a client's memory gets a new timeout before its backend is known to be there still. If
-//     it is not, the next rule forgets it all the same.
-//   - The seed of the clients' hash, which the plane draws, is always the same.
+//   - The value of a map that is part of the key of another map is in a register, which the
+//     language cannot name. The text stores it in ct mark, with session affinity also in meta
+//     priority. So loaded text leaves a number in the connection's mark and in the priority of its
+//     first packet, which the plane does not.
+//   - A rule that translates first matches the protocols that have ports. All frontends have one.
+//   - With session affinity a client's entry gets a new timeout before the rule knows whether its
+//     backend still exists. If it does not, the next rule still deletes the entry.
+//   - The seed of the client hash, which the plane draws at random, is constant.
 func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	p, err := offline(cfg)
 	if err != nil {
@@ -68,7 +70,7 @@ func (p *Plane) render(want *lb.Table) ([]byte, error) {
 	return d.text.Bytes(), refused.err
 }
 
-// document is the text as it grows.
+// document is the text under construction.
 type document struct {
 	*change
 	about    about
@@ -92,7 +94,7 @@ func (d *document) records() {
 	}
 }
 
-// inOrder compares records of a set as people count.
+// inOrder returns a comparison of a set's records in numerical order.
 func inOrder(d *wire.Set) func(a, b []byte) int {
 	return func(a, b []byte) int {
 		for _, f := range d.Key {
@@ -141,7 +143,7 @@ func (d *document) set(i setIndex, verdicts map[string]wire.Verdict) {
 	d.line(1, "}")
 }
 
-// equalBytes says the elements that are always the same in few lines.
+// equalBytes writes the constant elements in a few lines.
 func (d *document) equalBytes() {
 	for line := range slices.Chunk(d.elements[sEqualBytes], 16) {
 		var all []string
@@ -171,7 +173,7 @@ func (d *document) chain(c rule.Chain) {
 	d.line(1, "}")
 }
 
-// types says what the set holds.
+// types returns the types of the set's elements.
 func types(d *wire.Set) string {
 	word, name := "type ", func(f wire.Field) string { return f.Type.Name }
 	if d.ByExpression() {
@@ -186,7 +188,7 @@ func types(d *wire.Set) string {
 	return text
 }
 
-// recordText says a record.
+// recordText formats a record.
 func recordText(d *wire.Set, rec []byte) string {
 	text := d.Key.Text(rec)
 	if d.Data != nil {
@@ -195,11 +197,11 @@ func recordText(d *wire.Set, rec []byte) string {
 	return text
 }
 
-// about finds out what an element has to do with, for people.
+// about finds the objects that an element belongs to, for comments.
 type about struct {
 	wanted
 	services map[netip.Addr]string // by cluster IP
-	lists    map[uint32]string     // by number: a Service that has the list
+	lists    map[uint32]string     // by number: a Service that uses the list
 }
 
 func newAbout(w wanted) about {
@@ -215,7 +217,7 @@ func newAbout(w wanted) about {
 	return a
 }
 
-// keepFirst keeps the first name in the order of names, so that equal tables give equal text.
+// keepFirst keeps the alphabetically first name, so that equal tables give equal text.
 func keepFirst[K comparable](names map[K]string, k K, name string) {
 	if was, ok := names[k]; !ok || name < was {
 		names[k] = name
@@ -261,7 +263,7 @@ func (a *about) frontend(k lb.Key, withClass bool) string {
 	return text
 }
 
-// aboutVerdict names the class, unless the chain does.
+// aboutVerdict names the class, unless the chain's name contains it.
 func aboutVerdict(i setIndex, key []byte, v wire.Verdict) string {
 	name := class(netlink.Order.Uint32(key)).String()
 	if i != sFilterClasses && i != sNATClasses || strings.HasSuffix(v.Chain, "."+name) {
@@ -270,7 +272,7 @@ func aboutVerdict(i setIndex, key []byte, v wire.Verdict) string {
 	return name
 }
 
-// printable makes sure that a name does not end a comment.
+// printable replaces characters that would end a comment.
 func printable(r rune) rune {
 	if !unicode.IsPrint(r) {
 		return '?'

@@ -22,9 +22,9 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-var update = flag.Bool("update", false, "write testdata/*.nft anew")
+var update = flag.Bool("update", false, "rewrite testdata/*.nft")
 
-// load gives text to nft -f, in the network namespace of this thread.
+// load loads text with nft -f, in the network namespace of this thread.
 func load(text string) error {
 	cmd := exec.Command("nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(text)
@@ -43,8 +43,8 @@ func render(t testing.TB, f lb.Family, want *lb.Table) string {
 	return string(text)
 }
 
-// proveRendering proves that nft takes the text, that a plane finds nothing to do on top of it, and that the rules mean
-// what the plane's mean. The namespace must have no table of ours.
+// proveRendering proves that nft accepts the text, that a plane has nothing to change on top of it,
+// and that the rules have the same meaning as the plane's. The namespace must not have our table.
 func proveRendering(t *testing.T, f lb.Family, want *lb.Table, text string) {
 	t.Helper()
 	if err := load(text); err != nil {
@@ -54,7 +54,7 @@ func proveRendering(t *testing.T, f lb.Family, want *lb.Table, text string) {
 	reset(t, p, want)
 	mended, err := p.Audit(t.Context(), true)
 	if s := p.Stats(); s.Messages != 0 || mended != 0 || err != nil {
-		t.Errorf("a plane on top of the text sends %+v, and mends %d: %v\n%s", s, mended, err, text)
+		t.Errorf("a plane on top of the text sends %+v, and repairs %d: %v\n%s", s, mended, err, text)
 	}
 	dump(t, p)
 	sameSets(t, p)
@@ -64,7 +64,7 @@ func proveRendering(t *testing.T, f lb.Family, want *lb.Table, text string) {
 	}
 }
 
-// Every state of every scenario can be said, and nft takes it for what the plane writes.
+// Render can express every state of every scenario, and nft reads it as the plane's own table.
 func TestRenderScenarios(t *testing.T) {
 	dir, err := scenario.Dir()
 	if err != nil {
@@ -104,8 +104,8 @@ func TestRenderScenarios(t *testing.T) {
 // textPlane is a plane whose Reset goes through Render and nft.
 type textPlane struct{ *Plane }
 
-// Looker is nil: the language of nft says rules in other words than the plane, which numbers that are read from the kernel do not fit
-// (ADR 0056).
+// Looker returns nil: nft expresses rules in other words than the plane, so numbers read from the
+// kernel do not match (ADR 0056).
 func (textPlane) Looker() planetest.Looker { return nil }
 
 func (p textPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
@@ -125,7 +125,8 @@ func (p textPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult
 	return res, err
 }
 
-// The rules that nft makes of the text carry the packets of every scenario as the plane's own do.
+// The rules that nft makes of the text treat the packets of every scenario as the plane's own rules
+// do.
 func TestRenderConformance(t *testing.T) {
 	planetest.Run(t, planetest.Config{
 		Mode: "nftables-text", Variant: true,
@@ -137,7 +138,7 @@ func TestRenderConformance(t *testing.T) {
 	})
 }
 
-// goldens are tables whose rendering stands in testdata.
+// goldens returns tables whose rendering is in testdata.
 func goldens() map[string]*lb.Table {
 	w, w6 := planetest.World{Family: lb.IPv4}, planetest.World{Family: lb.IPv6}
 	pod := func(w planetest.World, i int, local bool) lb.Backend {
@@ -182,7 +183,8 @@ func goldens() map[string]*lb.Table {
 	}
 }
 
-// The rendering is what testdata says: the table, its hooks and their priorities (DP-20), and what leads where.
+// The rendering equals testdata: the table, its hooks and their priorities (DP-20), rules and
+// elements.
 func TestRenderGoldens(t *testing.T) {
 	for name, table := range goldens() {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +212,7 @@ func TestRenderGoldens(t *testing.T) {
 	}
 }
 
-// The text grows with the table, and so does the time that it takes.
+// The text and the time to write it grow in proportion to the table.
 func TestRenderManyServices(t *testing.T) {
 	took := func(n int) time.Duration {
 		table := planetest.World{Family: lb.IPv4}.Table(n, 10)
@@ -229,7 +231,7 @@ func TestRenderManyServices(t *testing.T) {
 	}
 }
 
-// Rows that cannot be written are named, and cost nobody else (plane's rules).
+// The error names frontends that cannot be written, and all others are written (plane's rules).
 func TestRenderBadRows(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	tab := w.Table(3, 2)
@@ -253,8 +255,8 @@ func TestRenderBadRows(t *testing.T) {
 	}
 }
 
-// The bit of the packet mark that asks for masquerading is the one that the configuration names (CF-30), in each rule that
-// sets it or looks at it.
+// Each rule that sets or matches the masquerading bit of the packet mark uses the bit that the
+// configuration names (CF-30).
 func TestMasqueradeBit(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	tab := w.Table(3, 2)
@@ -275,8 +277,8 @@ func TestMasqueradeBit(t *testing.T) {
 	}
 }
 
-// Names are only ever told in comments, which they cannot end; an interface's name is part of a rule, and one that
-// the language has no way to say is refused.
+// Names appear only in comments, which they cannot end. An interface's name is part of a rule;
+// Render refuses one that the language cannot express.
 func TestRenderNames(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	tab := &lb.Table{Node: w.Node()}

@@ -10,10 +10,12 @@ import (
 	"kube-proxy/plane"
 )
 
-// Probe writes the rules of one small chain anew, as they are, in a transaction as Apply's. The kernel may refuse it for
-// all that it may refuse that for but what is wrong with a row; it wraps plane.ErrStateLost where table or chain is gone.
+// Probe rewrites the unchanged rules of one small chain, in a transaction like Apply's. Whatever
+// makes the kernel refuse it would make it refuse an Apply too; only invalid frontends are not
+// covered. The error wraps plane.ErrStateLost if the table or chain is missing.
 //
-// To add again what is there, such as the table, would not do: the kernel finds nothing to change, and commits nothing.
+// Adding an existing object, such as the table, would prove nothing: the kernel finds no change,
+// and commits nothing.
 func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
 		return fmt.Errorf("nftables %s: probe: %w", p.ip.Family, plane.ErrNotSetUp)

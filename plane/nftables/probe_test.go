@@ -17,8 +17,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A proof is a transaction that the kernel commits, and changes nothing that anybody can list: neither we nor another
-// process finds anything to mend (HT-04).
+// A probe is a transaction that the kernel commits, and that changes nothing visible: neither this
+// nor another process finds anything to repair (HT-04).
 func TestProbeHT04(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		netlab.EnterForTest(t)
@@ -54,7 +54,7 @@ func TestProbeHT04(t *testing.T) {
 			}
 			for _, full := range []bool{false, true} {
 				if n, err := p.Audit(t.Context(), full); err != nil || n != 0 {
-					t.Errorf("an audit (full: %t) then mended %d, error %v", full, n, err)
+					t.Errorf("an audit (full: %t) then repaired %d, error %v", full, n, err)
 				}
 			}
 			q := newPlane(t, w.Family)
@@ -75,7 +75,7 @@ func generationOf(t *testing.T, p *Plane) uint32 {
 	return g
 }
 
-// Where the kernel takes no write of ours, a proof fails, and says why.
+// If the kernel refuses all our writes, a probe fails with the reason.
 func TestProbeRefused(t *testing.T) {
 	netlab.EnterForTest(t)
 	w := planetest.World{Family: lb.IPv4}

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// restricted is a Service with a number of ports, which all have the same source ranges.
+// restricted returns a Service with a number of ports that all have the same source ranges.
 func restricted(w planetest.World, i, ports int, sources []netip.Prefix) (lb.Owner, []*lb.Frontend) {
 	name := fmt.Sprintf("ns/restricted-%d", i)
 	var fronts []*lb.Frontend
@@ -31,7 +31,7 @@ func restricted(w planetest.World, i, ports int, sources []netip.Prefix) (lb.Own
 	return lb.Owner{Name: name}, fronts
 }
 
-// someRanges are n ranges of that length, others for each from.
+// someRanges returns n ranges of that length, different ones for each from.
 func someRanges(w planetest.World, from, n, bits int) []netip.Prefix {
 	var all []netip.Prefix
 	for i := range n {
@@ -45,8 +45,8 @@ func someRanges(w planetest.World, from, n, bits int) []netip.Prefix {
 	return slices.Compact(all)
 }
 
-// What a Service costs is its ports and its ranges, not their product; and what a change of the ranges costs is what
-// changes, however many ports and ranges there are, and whoever else has ranges.
+// The cost of a Service is its ports plus its ranges, not their product. The cost of changing
+// ranges is the size of the change, however many ports and ranges the Service and others have.
 func TestCostOfSourceRanges(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -60,7 +60,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 			apply2(t, p, tab, o, f)
 			return p.Stats().minus(before).Bytes
 		}
-		bytesOf(1, 1, someRanges(w, 0, 1, all)) // the chains that all share
+		bytesOf(1, 1, someRanges(w, 0, 1, all)) // the chains that all Services share
 		ports, ranges := bytesOf(2, 300, someRanges(w, 0, 1, all)), bytesOf(3, 1, someRanges(w, 0, 300, all))
 		if both := bytesOf(4, 300, someRanges(w, 1000, 300, all)); both > 3*(ports+ranges)/2 {
 			t.Errorf("300 ports take %d bytes, 300 ranges %d, both %d", ports, ranges, both)
@@ -68,7 +68,8 @@ func TestCostOfSourceRanges(t *testing.T) {
 		if again := bytesOf(5, 300, someRanges(w, 1000, 300, all)); again > 3*ports/2 {
 			t.Errorf("a Service with ranges that another one has takes %d bytes, with one range %d", again, ports)
 		}
-		o, f := restricted(w, 5, 300, someRanges(w, 2000, 300, all)) // so 4 is alone again
+		// So 4 no longer shares its list.
+		o, f := restricted(w, 5, 300, someRanges(w, 2000, 300, all))
 		apply2(t, p, tab, o, f)
 		for i := 10; i < 110; i++ {
 			bytesOf(i, 1, someRanges(w, 5000+i*300, 300, all))
@@ -84,8 +85,8 @@ func TestCostOfSourceRanges(t *testing.T) {
 	})
 }
 
-// Lists come, change, are shared and go at random, some batches fail, and processes follow each other: the table is that of a
-// fresh start, and what the state says of it is true.
+// Lists are added, changed, shared and removed at random, some batches fail, and processes succeed
+// each other. The table equals the result of a fresh start, and the state matches it.
 func TestSourceListsWalk(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -100,7 +101,7 @@ func TestSourceListsWalk(t *testing.T) {
 				pool[i] = append(pool[i], someRanges(w, rnd.IntN(4000), 1+rnd.IntN(5), bits-rnd.IntN(bits-8))...)
 			}
 			slices.SortFunc(pool[i], netip.Prefix.Compare)
-			for j := 1; j < len(pool[i]); { // as policy has them
+			for j := 1; j < len(pool[i]); { // as policy orders them
 				if pool[i][j-1].Overlaps(pool[i][j]) {
 					pool[i] = slices.Delete(pool[i], j, j+1)
 				} else {
@@ -140,19 +141,20 @@ func TestSourceListsWalk(t *testing.T) {
 				p.Close()
 				p = newPlane(t, w.Family)
 				reset(t, p, tab)
-				if s := p.Stats(); s.Bytes > 20_000 { // chains that nothing needs go
+				if s := p.Stats(); s.Bytes > 20_000 { // removes unused chains
 					t.Errorf("step %d: a restart sent %+v", step, s)
 				}
 			}
 			if n, err := p.Audit(t.Context(), step%4 == 0); n != 0 || err != nil {
-				t.Fatalf("step %d: an audit mended %d, %v", step, n, err)
+				t.Fatalf("step %d: an audit repaired %d, %v", step, n, err)
 			}
 			isFresh(t, p, tab, "step %d", step)
 		}
 	})
 }
 
-// Ranges of all lengths, cut into those that have rules, hold the same addresses, and their class has a rule for each.
+// Ranges of all lengths, cut into lengths that have rules, contain the same addresses, and their
+// class has a rule for each length.
 func FuzzRanges(f *testing.F) {
 	f.Add([]byte{10, 0, 0, 0, 10, 3, 3, 3}, byte(8), byte(0))
 	f.Add(make([]byte, 32), byte(51), byte(77))
@@ -165,7 +167,7 @@ func FuzzRanges(f *testing.F) {
 		}
 		p := netip.PrefixFrom(wire.ParseAddr(b[:n]), int(bits)%(n*8+1)).Masked()
 		client := slices.Clone(b[n : 2*n])
-		if flip%2 == 0 { // near the range
+		if flip%2 == 0 { // close to the range
 			copy(client, p.Addr().AsSlice())
 			client[int(flip)%n] ^= 1 << (flip % 8)
 		}
@@ -185,7 +187,7 @@ func FuzzRanges(f *testing.F) {
 	})
 }
 
-// BenchmarkSourceRanges writes a Service with source ranges, and a change of another Service beside it.
+// BenchmarkSourceRanges writes a Service with source ranges, and changes another Service beside it.
 func BenchmarkSourceRanges(b *testing.B) {
 	w := planetest.World{Family: lb.IPv4}
 	for _, bc := range []struct{ services, ports, ranges int }{{1, 300, 300}, {1, 100, 1000}, {1, 1, 100_000}, {100, 1, 1000}} {

@@ -15,34 +15,37 @@ import (
 	"kube-proxy/plane/internal/diff"
 )
 
-// snapshot is what the kernel's table holds, as far as a comparison needs it.
+// snapshot is the content of the kernel's table, as far as a comparison needs it.
 type snapshot struct {
 	rule.Kept
-	ours bool // it is in force and has all our sets and base chains, as we make them
+	ours bool // it is in force and has all our sets and base chains, unchanged
 
 	records  [setCount]diff.Records
 	verdicts [setCount]map[string]wire.Verdict
 }
 
-// reader reads our table by a socket.
+// reader reads our table on a socket.
 type reader struct {
 	wire.Table
 	*layout
 	bigMap int
-	// calm reports whether a list of elements that changes of the ruleset interrupted is as good as another.
+	// calm reports whether a list of elements is valid although changes of the ruleset interrupted
+	// it.
 	calm func() bool
 }
 
-// reader returns the plane's. Others may change their tables all the time, which does no harm to what we read of ours; and of a change of
-// ours the monitor hears, so that it is looked at again.
+// reader returns the plane's reader. Other programs may change their tables all the time, which
+// does not affect what we read of ours. The monitor notices a change of our table, so an audit
+// compares it again.
 func (p *Plane) reader() reader { return p.readerBy(p.sock, p.mon.silent) }
 
 func (p *Plane) readerBy(s *wire.Socket, calm func() bool) reader {
 	return reader{wire.Table{Socket: s, Family: p.ip.Proto, Name: TableName}, &p.look, p.bigMap, calm}
 }
 
-// readTable reads our table, with the elements of the sets that which selects, and the generation of the ruleset at the
-// beginning. It tries again a few times if somebody changes the ruleset meanwhile.
+// readTable reads our table, with the elements of the sets that which selects, and the generation
+// of the ruleset at the beginning. It retries a few times if another program changes the ruleset
+// meanwhile.
 func (p *Plane) readTable(ctx context.Context, which func(*wire.Set) bool) (*snapshot, uint32, error) {
 	for try := 0; ; try++ {
 		gen, err := p.sock.Generation(ctx)
@@ -59,7 +62,7 @@ func (p *Plane) readTable(ctx context.Context, which func(*wire.Set) bool) (*sna
 	}
 }
 
-// once reads the table's structure and, if that is ours, the elements of sets.
+// once reads the table's structure and, if it is our layout, the elements of sets.
 func (r reader) once(ctx context.Context, which func(*wire.Set) bool) (*snapshot, error) {
 	s, err := r.structure(ctx)
 	if err == nil && s.ours {
@@ -68,21 +71,21 @@ func (r reader) once(ctx context.Context, which func(*wire.Set) bool) (*snapshot
 	return s, err
 }
 
-// structure reads all but elements.
+// structure reads everything except elements.
 func (r reader) structure(ctx context.Context) (*snapshot, error) {
 	is, err := rule.Read(ctx, r.Table, r.sets[:])
 	return &snapshot{Kept: is, ours: is.Serves(r.ruleset().skeleton())}, err
 }
 
-// allSets are the sets whose elements are ours: all but those that packets fill.
+// allSets selects the sets whose elements are ours: all except those that packets fill.
 func allSets(d *wire.Set) bool { return !d.Dynamic() }
 
-// smallSets are those that grow slowly, if at all, so that each audit reads them.
+// smallSets selects the sets that grow slowly or never, so each audit reads them.
 func smallSets(d *wire.Set) bool {
 	return d.Verdict || d.Name == "equal-bytes" || d.Name == "reserved"
 }
 
-// elements reads those of the sets that which selects, of those that are there.
+// elements reads the elements of the existing sets that which selects.
 func (r reader) elements(ctx context.Context, s *snapshot, which func(*wire.Set) bool) error {
 	for i := range setCount {
 		d := r.sets[i]
@@ -107,7 +110,7 @@ func (r reader) elements(ctx context.Context, s *snapshot, which func(*wire.Set)
 	return nil
 }
 
-// element adds one element of the kernel's answer to the snapshot.
+// element adds one element from the kernel's reply to the snapshot.
 func (s *snapshot) element(i setIndex, d *wire.Set, el []byte) {
 	if d.Verdict {
 		s.verdicts[i][string(wire.ElementKey(el))] = wire.VerdictOf(netlink.Attribute(el, unix.NFTA_SET_ELEM_DATA))

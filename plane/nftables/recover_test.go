@@ -20,7 +20,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A row that the kernel has under an id, and that cannot be held any more, costs a Reset that row only.
+// A frontend that the kernel has under an id, and that the plane can no longer hold, is the only
+// one that a Reset loses.
 func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -48,7 +49,7 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 	})
 }
 
-// A full audit of a large table, which looks at a part of it, does not forget what was heard of the rest.
+// A full audit of a large table compares a part of it, and keeps the notes about the rest.
 func TestFullAuditMendsWhatWasHeard(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -65,13 +66,13 @@ func TestFullAuditMendsWhatWasHeard(t *testing.T) {
 			add element %[1]s kube-proxy equal-bytes { 1 . 2 }`, fam, id, foreign))
 		heard(t, p)
 		if n, err := p.Audit(t.Context(), true); err != nil || n < 3 {
-			t.Errorf("mended %d, error %v", n, err)
+			t.Errorf("repaired %d, error %v", n, err)
 		}
 		isDump(t, p, want)
 	})
 }
 
-// An audit that fails does not forget what was to be mended.
+// A failed audit keeps its notes for the next one.
 func TestFailedAuditRemembers(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -89,7 +90,7 @@ func TestFailedAuditRemembers(t *testing.T) {
 	p.sock = sock
 	heard(t, p)
 	if n, err := p.Audit(t.Context(), false); err != nil || n != 6 {
-		t.Errorf("mended %d, error %v", n, err)
+		t.Errorf("repaired %d, error %v", n, err)
 	}
 	isDump(t, p, want)
 }
@@ -104,8 +105,8 @@ func closedSocket(t *testing.T) *wire.Socket {
 	return s
 }
 
-// An element that stands in the way and that no reading shows does not keep Resets from their end: two are refused, and the third
-// replaces the table. What a reading shows is trusted again then.
+// A conflicting element that no reading shows does not block Resets for ever: two are refused, and
+// the third replaces the table. Readings are trusted again afterwards.
 func TestResetWithWhatCannotBeSeen(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -160,7 +161,7 @@ func busyNeighbour(t *testing.T) {
 	})
 }
 
-// Others may change their own tables as often as they like: we read ours all the same.
+// Other programs may change their own tables as often as they like; we can still read ours.
 func TestBusyNeighbour(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -174,10 +175,11 @@ func TestBusyNeighbour(t *testing.T) {
 		t.Errorf("Reset: %v", err)
 	}
 	if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-		t.Errorf("a full audit mended %d, error %v", n, err)
+		t.Errorf("a full audit repaired %d, error %v", n, err)
 	}
 	runNFT(t, "flush chain ip kube-proxy cluster; flush map ip kube-proxy services")
-	for repaired := 0; repaired < 2000; { // the notifications come in several messages, the rules first
+	// The notifications arrive in several messages, the rules first.
+	for repaired := 0; repaired < 2000; {
 		heard(t, p)
 		n, err := p.Audit(t.Context(), false)
 		if err != nil {
@@ -190,8 +192,9 @@ func TestBusyNeighbour(t *testing.T) {
 	}
 }
 
-// The kernel's answer to a batch finds no room in our socket, after it has done what the batch says. The plane must not
-// believe that nothing happened: what it takes for never written would stay for ever.
+// The kernel's reply to a batch does not fit in our socket buffer, after the kernel has done the
+// batch. The plane must not assume that nothing was written: objects it does not know of would stay
+// for ever.
 func TestAnswerWithoutRoom(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -199,7 +202,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	tab := w.Table(3, 2)
 	reset(t, p, tab)
 	want := dump(t, p)
-	if err := p.sock.SetReceiveBuffer(1); err != nil { // the least that there is
+	if err := p.sock.SetReceiveBuffer(1); err != nil { // the minimum
 		t.Fatal(err)
 	}
 	stop := crowd(t, p.sock.Number())
@@ -227,7 +230,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	isDump(t, p, want)
 }
 
-// crowd sends messages that mean nothing to a netlink socket, until it is stopped.
+// crowd sends meaningless messages to a netlink socket until it is stopped.
 func crowd(t *testing.T, pid uint32) (stop func()) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)

@@ -16,12 +16,14 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// translating are the chains, ours and upstream's, that choose backends for new connections.
+// translating lists the chains, ours and upstream's, that choose backends for new connections.
 var translating = []string{"nat-prerouting", "nat-prerouting-again", "nat-output", "nat-output-again"}
 
-// Remove deletes the table of a family, ours or upstream's, and reports whether there was one. The chains that translate new
-// connections go first, and the rest when no packet is under way between the two: what was translated is masqueraded too.
-// A kernel without nf_tables has no table. Connections that are established go on: conntrack keeps their translation.
+// Remove deletes the table of a family, ours or upstream's, and reports whether one existed. It
+// removes the chains that translate new connections first, and the rest when no packet can be
+// between the two: translated connections are still masqueraded. Without nf_tables in the kernel,
+// it has no table to remove. Established connections go on, because conntrack keeps their
+// translation.
 func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 	if fam != lb.IPv4 && fam != lb.IPv6 {
 		return false, fmt.Errorf("nftables: remove: family %s: want IPv4 or IPv6", fam)
@@ -45,7 +47,7 @@ func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 	return removed, nil
 }
 
-// removeTable deletes a table, its translating chains first, and reports whether there was one.
+// removeTable deletes a table, its translating chains first, and reports whether it existed.
 func removeTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (removed bool, err error) {
 	there, err := hasTable(ctx, s, ip.Proto, name)
 	if err != nil {
@@ -64,7 +66,7 @@ func removeTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (
 		kernel.AwaitPackets()
 		err = transact(ctx, s, ip, name, (*wire.Transaction).DeleteTable)
 	}
-	if errors.Is(err, unix.ENOENT) { // somebody was faster
+	if errors.Is(err, unix.ENOENT) { // another program was faster
 		return false, nil
 	}
 	if errors.Is(err, unix.EPERM) {
@@ -76,7 +78,8 @@ func removeTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (
 	return true, nil
 }
 
-// hasTable reports whether the family has a table of that name. To ask does not load nf_tables' families.
+// hasTable reports whether the family has a table of that name. The query does not load nf_tables'
+// families.
 func hasTable(ctx context.Context, s *wire.Socket, proto byte, name string) (bool, error) {
 	there, _, err := wire.Table{Socket: s, Family: proto, Name: name}.State(ctx)
 	switch {
@@ -88,7 +91,7 @@ func hasTable(ctx context.Context, s *wire.Socket, proto byte, name string) (boo
 	return there, nil
 }
 
-// transact runs a transaction about a table.
+// transact runs a transaction on a table.
 func transact(ctx context.Context, s *wire.Socket, ip rule.IP, table string, stage func(t *wire.Transaction)) error {
 	t := wire.NewTransaction(ip.Proto, table, nil)
 	stage(t)

@@ -15,7 +15,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// PR-08: our table goes, and upstream's; what others have stays, whatever it is called.
+// PR-08: Remove deletes our table and upstream's. Other programs' objects stay, whatever their
+// names.
 func TestRemove(t *testing.T) {
 	inNetns(t)
 	const theirs = `
@@ -52,7 +53,8 @@ table arp kube-proxy { chain services { drop; }; }
 	}
 }
 
-// A table that another process owns cannot be deleted: the error says so. Without NET_ADMIN too.
+// Remove cannot delete a table that another process owns, or any without NET_ADMIN: the error says
+// so.
 func TestRemoveRefused(t *testing.T) {
 	inNetns(t)
 	owner, err := wire.Open()

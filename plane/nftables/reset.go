@@ -18,36 +18,41 @@ import (
 	"kube-proxy/plane"
 )
 
-// pace is how much an Apply writes in a fraction of a second, as [lb.Weight] counts; constant but for tests.
+// pace is the weight that an Apply can write in a fraction of a second, see [lb.Weight]. Only tests
+// change it.
 const pace = 15_000
 
-// Pace is what an Apply should weigh at most.
+// Pace returns the recommended maximum weight of an Apply.
 func (p *Plane) Pace() int { return p.pace }
 
-// trust says whether a reading of our table shows all that is in it. Others may have added what no reading shows, such as an
-// element of a map that is read by key. The kernel then refuses what follows from the reading, however often it is tried.
+// trust is the degree to which a reading of our table is complete. Another program may have added
+// objects that no reading shows, such as an element of a map that is read by key. The kernel then
+// refuses the changes derived from the reading, on every attempt.
 type trust int
 
 const (
 	trusted   trust = iota
-	doubted         // the kernel refused what followed from the last reading
-	untrusted       // it did so twice in a row: the table is replaced
+	doubted         // the kernel refused the changes derived from the last reading
+	untrusted       // it did so twice in a row: the next Reset replaces the table
 )
 
-// guardedTries is how often a Reset has the kernel check that nobody changed the ruleset since it was read. Beside a neighbour
-// who changes his tables all the time it then goes without; what that misses, the audit finds.
+// guardedTries is how many attempts of a Reset make the kernel check that the ruleset is still the
+// one that was read. If another program changes its tables all the time, the last attempt runs
+// without that check; the audit finds the changes it misses.
 const guardedTries = 3
 
-// Reset makes the table hold exactly what want says, in one transaction. It reads the kernel and changes only
-// what differs; a table of another layout, such as that of upstream's nftables mode, is replaced whole, in
-// that same transaction, while another one stands in (standin.go). Only where there is no table at all a large one is
-// filled before, see load.
+// Reset makes the table hold exactly what want requires, in one transaction. It reads the kernel
+// and changes only differences. A table of another layout, such as that of upstream's nftables
+// mode, is replaced in the same transaction, while a stand-in serves (standin.go). Only if no table
+// exists, a large one is filled before that transaction, see load.
 //
-// It leaves rows for later that cannot be held and, where a table of ours is in force, those that it does not have, if they
-// are more than an Apply should have. A table that is not there, or another's, is written whole: from its first moment it
-// refuses what no row matches, though rules of another mode may serve that (docs/adr/0007).
+// Reset returns frontends that the plane cannot hold as later. If a table of ours is in force, it
+// also postpones frontends missing in it, if they weigh more than one Apply should. A missing or
+// foreign table is written whole: from its first moment it refuses packets that match no frontend,
+// though rules of another mode may serve them (docs/adr/0007).
 //
-// If the kernel does not hold what was read of it, the error wraps plane.ErrStateLost, and the next Reset knows: see [trust].
+// If the kernel does not hold what Reset read, the error wraps plane.ErrStateLost, and the next
+// Reset takes that into account: see [trust].
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	before := *p.rules
 	stoodIn := false
@@ -68,12 +73,13 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	return res, err
 }
 
-// resetOnce reads the kernel and writes what differs. If it is guarded the kernel refuses that, by ERESTART, where somebody
-// changed the ruleset in between.
+// resetOnce reads the kernel and writes the differences. If it is guarded, the kernel refuses them
+// with ERESTART if another program changed the ruleset in between.
 func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, stoodIn *bool) (plane.ResetResult, error) {
 	snap, gen, err := p.readForReset(ctx)
 	if err == nil && snap.Present && !snap.ours && !*stoodIn {
-		// Without it packets under way may go astray; what the kernel refuses, it refuses of the table proper too.
+		// Without the stand-in, packets on their way may get lost. If the kernel refuses it, it
+		// refuses the table proper too.
 		_ = p.standIn(ctx, want)
 		*stoodIn = true
 		snap, gen, err = p.readForReset(ctx)
@@ -103,7 +109,7 @@ func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, sto
 	}
 	p.st = c.st
 	p.localhost.Reset(want)
-	_ = p.measureAffinity(ctx) // what is in the way of it, the next full audit reports
+	_ = p.measureAffinity(ctx) // the next full audit reports an error
 	if err := p.standDown(ctx); err != nil {
 		return plane.ResetResult{}, err
 	}
@@ -111,14 +117,15 @@ func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, sto
 	return res, nil
 }
 
-// readForReset reads the table, with the generation of the ruleset that shows whether anybody changes it afterwards.
+// readForReset reads the table, with the generation of the ruleset that shows whether a later
+// change happens.
 func (p *Plane) readForReset(ctx context.Context) (*snapshot, uint32, error) {
 	gen, err := p.sock.Generation(ctx)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.ip.Family, err)
 	}
 	snap := p.takeEarly(ctx)
-	p.mon.take() // what others did so far, the reading shows
+	p.mon.take() // the reading contains all changes noted so far
 	if snap == nil {
 		if snap, gen, err = p.readTable(ctx, allSets); err != nil {
 			return nil, 0, err
@@ -128,12 +135,12 @@ func (p *Plane) readForReset(ctx context.Context) (*snapshot, uint32, error) {
 	return snap, gen, nil
 }
 
-// plan stages the way from the snapshot to the rows, for a ruleset of that generation, if it is not 0. Rows that cannot be
-// held are left out, and refused names them.
+// plan stages the changes from the snapshot to the frontends, for a ruleset of that generation, or
+// any if it is 0. It leaves out frontends that the plane cannot hold, and returns them as refused.
 func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend], gen uint32) (c *change, refused refusedRows, err error) {
 	p.rules.node = want.Node
 	st, refused := p.desired(snap, want, rows)
-	if !st.ids.Left() { // then a new table, with clients forgotten
+	if !st.ids.Left() { // then a new table, without the clients' affinity
 		snap.ours = false
 		st, refused = p.desired(snap, want, rows)
 	}
@@ -149,16 +156,16 @@ func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows i
 	return c, refused, p.load(ctx, c, !snap.Present)
 }
 
-// loadStep is how many elements of a new table one transaction writes.
+// loadStep is the number of elements of a new table that one transaction writes.
 const loadStep = 50_000
 
-// load stages a new table with all that it holds. If there was none before, inSteps, it writes the most of a large one already:
-// the elements, in transactions of their own. No packet sees them before the chains are there, which come all
-// at once in the last one. If that does not come about, the next Reset finds a table that is not ours.
+// load stages a new table with all its content. With inSteps, if no table existed, it first writes
+// most elements of a large table, in separate transactions. Packets see none of them before the
+// last transaction adds all chains. If that fails, the next Reset finds a table that is not ours.
 //
-// In a single transaction the kernel needs far more time for each element of a large table, because its hash
-// tables grow behind the back of the writer, who gets ahead of them; and where somebody listens, memory for a
-// notification of each.
+// In a single transaction the kernel needs far more time for each element of a large table: its
+// hash tables grow in the background, and the writer overtakes them. If a program listens, the
+// kernel also needs memory for one notification of each element.
 func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	c.out.AddTable()
 	c.out.AddSets()
@@ -190,8 +197,8 @@ func (p *Plane) served(snap *snapshot) map[lb.Key]bool {
 	return keys
 }
 
-// postpone splits the rows into those to write now and the keys of the others, those of a Service together: rows that the
-// kernel has must not wait.
+// postpone splits the frontends into those to write now and the keys of the others, and keeps the
+// frontends of a Service together. Frontends that the kernel has must not wait.
 func (p *Plane) postpone(served map[lb.Key]bool, want *lb.Table) (now iter.Seq[*lb.Frontend], later []lb.Key) {
 	var weight lb.Weight
 	total := 0

@@ -12,7 +12,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// The priorities of DP-20: connections are translated at dstnat, so that others may hook before and after.
+// The priorities of DP-20. Connections are translated at dstnat, so that other programs may hook
+// before and after.
 const (
 	prioDstNAT    = -100
 	prioPreDstNAT = prioDstNAT - 10
@@ -20,19 +21,21 @@ const (
 	prioSrcNAT    = 100
 )
 
-// layout is what a plane's table is made by; nothing of it changes while the plane lives, so any goroutine may ask it.
+// layout has the parameters of a plane's table. It does not change while the plane lives, so any
+// goroutine may read it.
 type layout struct {
 	rule.IP
 	sets *[setCount]wire.Set
 	mark uint32 // the packet mark of connections to masquerade
-	// Session affinity: whether the kernel can hash, and affinityPlaces but for tests.
+	// hashes: the kernel can hash clients for session affinity. places is affinityPlaces, except in
+	// tests.
 	hashes bool
 	places uint32
 	// counts: rules count connections, see counters.go.
 	counts bool
 	// localhost: TCP NodePorts answer at the node's [lb.Node.Localhost], by a proxy, see localhost.go.
 	localhost bool
-	// uncounted: what localhost rejects is not counted, as this kernel cannot.
+	// uncounted: localhost rejections are not counted, because this kernel cannot.
 	uncounted bool
 }
 
@@ -40,12 +43,12 @@ type layout struct {
 type ruleset struct {
 	layout
 	node lb.Node
-	seed uint32 // of the hash of clients
+	seed uint32 // of the client hash
 }
 
 func (r *ruleset) set(i setIndex) *wire.Set { return &r.sets[i] }
 
-// skeleton is the chains that are always there.
+// skeleton returns the chains that always exist.
 func (r *ruleset) skeleton() []rule.Chain {
 	base := func(name, typ string, num uint32, priority int32, rules ...rule.Rule) rule.Chain {
 		return rule.Chain{Name: name, Hook: wire.Hook{Type: typ, Num: num, Priority: priority}, Rules: rules}
@@ -60,8 +63,8 @@ func (r *ruleset) skeleton() []rule.Chain {
 	return []rule.Chain{
 		{Name: actionReject.chain(), Rules: []rule.Rule{r.New("", r.Reject())}},
 		{Name: "filter-nodeports", Rules: nodePortClass(sFilterClasses)},
-		// What a process of the node sends to a backend at the node's own address comes in again, translated. Somebody
-		// else's Service may claim that address.
+		// A packet from a process of the node to a backend at the node's own address enters again,
+		// translated. Another tenant's Service may claim that address.
 		{Name: "filter-frontends", Rules: append([]rule.Rule{r.New("translated on the way out", rule.DestinationTranslated, rule.GoBack)},
 			r.classes(sFilterClasses, "filter-nodeports")...)},
 		{Name: "nat-nodeports", Rules: nodePortClass(sNATClasses)},
@@ -83,20 +86,21 @@ func (r *ruleset) skeleton() []rule.Chain {
 		base("filter-forward", "filter", unix.NF_INET_FORWARD, prioFilter, unknown),
 		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, prioFilter, unknown),
 		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioSrcNAT,
-			// Without its mark a packet that is wrapped and comes by again is not masqueraded twice.
+			// Clearing the mark keeps a packet that is encapsulated and passes again from being
+			// masqueraded twice.
 			r.New("asked for on the way in", rule.NotZero(rule.PacketMark.And(r.mark)), rule.SetMark(rule.PacketMark.Xor(r.mark)), rule.Masquerade),
 			r.New("a backend that is its own client", append(append([]rule.Statement{rule.DestinationTranslated}, r.ToItself(r.set(sEqualBytes))...), rule.GoTo("hairpin"))...)),
 	}
 }
 
-// secondLook is what the chains ...-again are for. While a transaction takes effect, a packet may meet new elements
-// under old Rules: it finds a chain that is still empty for it, or misses the slot that just went, and falls through.
-// The rules that a packet meets are those of the moment at which it enters a base chain, so the second look has
-// base chains of its own.
+// secondLook explains the chains named ...-again. While a transaction takes effect, a packet may
+// find new elements under old rules: its chain is still empty, or its slot is gone, and it falls
+// through. A packet uses the rules of the moment when it enters a base chain, so the second lookup
+// has its own base chains.
 const secondLook = "a change came between two lookups"
 
-// classes sends packets for service addresses to the chain of their class, and those for addresses that answer NodePorts to the
-// chain that does the same for ports.
+// classes returns the rules that send packets for service addresses to the chain of their class,
+// and those for NodePort addresses to the chain that does the same by port.
 func (r *ruleset) classes(verdicts setIndex, nodePorts string) []rule.Rule {
 	rules := []rule.Rule{r.New("service address", rule.Find(rule.Number, r.set(sServices), r.VIP()...), rule.VMap(r.set(verdicts), rule.Number))}
 	for _, p := range r.node.NodePorts {
@@ -105,8 +109,9 @@ func (r *ruleset) classes(verdicts setIndex, nodePorts string) []rule.Rule {
 	return rules
 }
 
-// hairpin masquerades a backend that is its own client, if it is a frontend of ours that led it to itself (SV-60): the
-// connection's first destination was one. Other programs translate as well, such as CNI plugins for hostPort.
+// hairpin masquerades a backend that is its own client, if one of our frontends redirected it to
+// itself (SV-60): the connection's original destination is that frontend. Other programs translate
+// as well, such as CNI plugins for hostPort.
 func (r *ruleset) hairpin() rule.Chain {
 	to := r.OriginalDestination()
 	rules := []rule.Rule{r.New("by a service address", rule.HasPorts, rule.Find(rule.Number, r.set(sServices), to, rule.L4Proto, rule.OriginalPort), rule.NotZero(rule.Number), rule.Masquerade)}
@@ -117,13 +122,14 @@ func (r *ruleset) hairpin() rule.Chain {
 	return rule.Chain{Name: "hairpin", Rules: rules}
 }
 
-// serviceNetwork refuses what reached a service address untranslated.
+// serviceNetwork refuses packets that reached a service address untranslated.
 //
-// That may be a port that the service has: a connection that the kernel tracked before the service was here is never
-// translated any more, and each SYN from the same port, also of later connections, keeps it tracked for two minutes
-// more. A refused client has its port free at once, so the next connections try it again and again, all the more where
-// ports are scarce. With a TCP reset the kernel (from 6.3 on) closes the tracked connection, and it ends 10 s later
-// (nf_conntrack_tcp_timeout_close), whatever comes; after an ICMP error it does not.
+// That may be a port that the service has. The kernel never translates a connection that it tracked
+// before the service existed, and each SYN from the same port, also of later connections, keeps it
+// tracked for another two minutes. A refused client frees its port at once, so the next connections
+// use it again and again, especially if ports are scarce. With a TCP reset the kernel (6.3 or
+// later) closes the tracked connection, which then ends after 10 s (nf_conntrack_tcp_timeout_close)
+// in any case; after an ICMP error it does not.
 func (r *ruleset) serviceNetwork() rule.Chain {
 	const note = "a port that the service does not have"
 	clusterIP := rule.In(r.set(sClusterIPs), r.Destination())
@@ -134,22 +140,26 @@ func (r *ruleset) serviceNetwork() rule.Chain {
 	return rule.Chain{Name: "service-network", Rules: rules}
 }
 
-// byFrontend is rules for service addresses, and then the same for NodePorts, which have a map of their own.
+// byFrontend returns the rules for service addresses, and then the same for NodePorts, which have
+// their own map.
 func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setIndex, key []rule.Operand) []rule.Rule) []rule.Rule {
 	vips, nodePorts := sClusterSets, sNodePortClusterSets
 	if s == lb.Local {
 		vips, nodePorts = sLocalSets, sNodePortLocalSets
 	}
 	all := rules("service address", vips, r.VIP())
-	// What a frontend's address led here ends here: a NodePort may have the number of its port.
+	// A packet that reached this point by a frontend's address stops here: a NodePort may have the
+	// number of its port.
 	all = append(all, r.New("no NodePort", rule.Find(rule.Number, r.set(vips), r.VIP()...), rule.NotZero(rule.Number), rule.GoBack))
 	return append(all, rules("NodePort", nodePorts, rule.NodePort)...)
 }
 
-// scope goes from the frontend to its set, from there to the set's shape, and on to the balancer.
+// scope returns the chain that finds the frontend's set, then the set's shape, and jumps to the
+// balancer.
 //
-// With session affinity a set has two balancers, see [shape]. A client who was here before gets his backend from the one that
-// remembers. To others it does nothing: then the one that chooses remembers a backend for them, and the first one is asked again.
+// With session affinity a set has two balancers, see [shape]. The first remembers: a known client
+// gets its backend from it. For other clients it does nothing; the second then chooses and stores a
+// backend for them, and the first runs again.
 func (r *ruleset) scope(s lb.Scope) rule.Chain {
 	return rule.Chain{Name: s.String(), Rules: r.byFrontend(s, func(comment string, sets setIndex, key []rule.Operand) []rule.Rule {
 		set, shape := rule.Find(rule.Number, r.set(sets), key...), rule.Find(rule.Number, r.set(sSetShapes), rule.Number)
@@ -176,7 +186,7 @@ func (r *ruleset) masqThen(s lb.Scope) rule.Chain {
 	}}
 }
 
-// balancer picks a backend of a set, or does one part of that where the set has affinity.
+// balancer picks a backend of a set, or does one part of that for a set with affinity.
 func (r *ruleset) balancer(s shape) rule.Chain {
 	return rule.Chain{Name: s.chain(), Rules: r.byFrontend(s.scope, func(comment string, sets setIndex, key []rule.Operand) []rule.Rule {
 		switch {
@@ -195,8 +205,8 @@ func (r *ruleset) balancer(s shape) rule.Chain {
 	})}
 }
 
-// classChains are the chains that a class needs of its own, with the verdicts that lead a packet of the class
-// into the right chain: the first in the filter hooks, the second in the nat hooks.
+// classChains returns the chains that belong to one class, with the verdicts that send a packet of
+// the class to its chain: the first in the filter hooks, the second in the nat hooks.
 func (r *ruleset) classChains(c class) (chains []rule.Chain, filter, nat wire.Verdict) {
 	if a := c.at(lb.Anywhere); c.simple() && a.balances() {
 		return nil, wire.Return, a.verdict()
@@ -220,8 +230,9 @@ func (r *ruleset) classChains(c class) (chains []rule.Chain, filter, nat wire.Ve
 	return chains, filter, nat
 }
 
-// bySource is a rule for each kind of source, in the order of routes. In the nat hooks the rules balance, in the filter hooks
-// they refuse; what is the other's, they let pass. It reports whether any does more than that.
+// bySource returns a rule for each kind of source, in the order of routes. In the nat hooks the
+// rules balance, in the filter hooks they refuse; each lets the other's sources pass. It reports
+// whether any rule does more than that.
 func (r *ruleset) bySource(c class, balance bool) (rules []rule.Rule, needed bool) {
 	add := func(a action, match rule.Statement) {
 		if a.balances() == balance {
@@ -238,13 +249,15 @@ func (r *ruleset) bySource(c class, balance bool) (rules []rule.Rule, needed boo
 	if a := c.at(lb.Host); a != actionNone {
 		add(a, rule.SourceIsLocal)
 	}
-	if a := c.at(lb.Anywhere); a.balances() == balance { // else they return at the end of the chain
+	// Else the rules return at the end of the chain.
+	if a := c.at(lb.Anywhere); a.balances() == balance {
 		add(a, rule.Statement{})
 	}
 	return rules, needed
 }
 
-// sourceRules drop packets from sources that are in none of the frontend's ranges. There is a rule for each length of a range.
+// sourceRules drop packets from sources outside the frontend's ranges. Each range length has a
+// rule.
 func (r *ruleset) sourceRules(c class) []rule.Rule {
 	var rules []rule.Rule
 	for _, n := range lengths(r.IP, c.eighths()) {

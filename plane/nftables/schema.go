@@ -15,8 +15,8 @@ import (
 // TableName is the name of the table in both families (G3, DP-20).
 const TableName = "kube-proxy"
 
-// setIndex numbers the sets and maps of the table. Their number is constant, whatever the cluster's size:
-// the kernel finds a set by walking the table's list.
+// setIndex numbers the sets and maps of the table. Their number is constant, whatever the cluster's
+// size, because the kernel finds a set by walking the table's list.
 type setIndex = int
 
 const (
@@ -46,7 +46,7 @@ const (
 	setCount
 )
 
-// rowKey returns the frontend in the key of an element, if the set is keyed by them.
+// rowKey returns the frontend key in the key of an element, if the set is keyed by frontends.
 func rowKey(i setIndex, key []byte, addrLen int) (k lb.Key, ok bool) {
 	switch i {
 	case sServices, sClusterSets, sLocalSets, sSourceLists:
@@ -57,7 +57,7 @@ func rowKey(i setIndex, key []byte, addrLen int) (k lb.Key, ok bool) {
 	return k, false
 }
 
-// numberIn is the number of a set or list that the key of an element has; 0 for none.
+// numberIn returns the number of a set or list in the key of an element, or 0.
 func numberIn(i setIndex, key []byte) uint32 {
 	switch i {
 	case sSetShapes, sBackends, sMembers:
@@ -70,7 +70,8 @@ func numberIn(i setIndex, key []byte) uint32 {
 	return 0
 }
 
-// schema is the sets of a family. hashes says whether the kernel can hash the addresses of clients, see affinity.go.
+// schema returns the sets of a family. hashes says whether the kernel can hash the addresses of
+// clients, see affinity.go.
 func schema(ip rule.IP, hashes bool) *[setCount]wire.Set {
 	vip := wire.Fields{ip.Addr, wire.ProtoField, wire.PortField}
 	nodePort := vip[1:]

@@ -12,28 +12,31 @@ import (
 	"kube-proxy/plane/internal/slots"
 )
 
-// set is a backend set in the kernel. The elements of its slots are backends{id . slot}. Removal moves the
-// last slot into the hole and addition appends, so one endpoint's change is one or two elements.
+// set is a backend set in the kernel. The elements of its slots are backends{id . slot}. A removal
+// moves the last slot into the hole and an addition appends, so an endpoint change is one or two
+// elements.
 type set struct {
 	id      uint32
-	seconds uint32         // of affinity
+	seconds uint32         // affinity timeout
 	source  *lb.BackendSet // the backends in slots; nil before the first write
-	held    slots.Packed   // the slots that packets draw
+	held    slots.Packed   // the slots that packets draw from
 	members []uint32       // with affinity, the member in each slot, see slots.Members; else nil
-	rest    *rest          // nil if all is written
+	rest    *rest          // nil if everything is written
 
-	// What the present batch wants; equal to source and seconds between batches.
+	// The goal of the present batch; equal to source and seconds between batches.
 	wantSource  *lb.BackendSet
 	wantSeconds uint32
-	refs        int32        // rows that balance over it
-	last        *lb.Frontend // the row that left last, until another refers to the set
+	refs        int32        // frontends that balance over it
+	last        *lb.Frontend // the last frontend that left, until another refers to the set
 	touched     bool         // by the present batch
 }
 
-// rest is what later batches write of a set that is too much for one. It is immutable.
+// rest is the part of a large set that later batches write. It is immutable.
 type rest struct {
-	goal []netip.AddrPort // what slots shall be; nil if they are so
-	tail []netip.AddrPort // elements to remove behind those that packets draw: behind slots, or with affinity from 0 on
+	goal []netip.AddrPort // the final slots; nil if they are done
+	// Elements to remove behind those that packets draw from: behind slots, or with affinity from 0
+	// on.
+	tail []netip.AddrPort
 }
 
 func (s *set) goal() []netip.AddrPort {
@@ -50,7 +53,7 @@ func (s *set) tail() []netip.AddrPort {
 	return s.rest.tail
 }
 
-// later sets what later batches write.
+// later records the part that later batches write.
 func (s *set) later(goal, tail []netip.AddrPort) {
 	s.rest = nil
 	if goal != nil || len(tail) > 0 {
@@ -58,7 +61,7 @@ func (s *set) later(goal, tail []netip.AddrPort) {
 	}
 }
 
-// slots returns the backends in the slots that packets draw.
+// slots returns the backends in the slots that packets draw from.
 func (s *set) slots() []netip.AddrPort {
 	if s.source == nil {
 		return nil
@@ -78,10 +81,11 @@ func (s *set) unfinished() bool { return s != nil && s.rest != nil }
 // records calls f for the elements of one set.
 func (s *set) records(f func(i setIndex, rec []byte)) { s.some(0, s.places(), f) }
 
-// places is how many slots the set has, with those that packets no longer draw.
+// places returns the number of the set's slots, including those that packets no longer draw from.
 func (s *set) places() int { return s.held.Len() + len(s.tail()) }
 
-// some calls f for the elements of places from to to, and with the first for that of the shape.
+// some calls f for the elements of places from to to, and with the first place for the shape's
+// element.
 func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 	b := make([]byte, 0, 64)
 	if from == 0 && s.held.Len() > 0 {
@@ -101,7 +105,7 @@ func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 	}
 }
 
-// plain are the set's elements of backends, whether packets draw them or not.
+// plain returns the backends of the set's elements, whether packets draw them or not.
 func (s *set) plain() []netip.AddrPort {
 	switch {
 	case s.members != nil || s.held.Len() == 0:
@@ -123,14 +127,14 @@ func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {
 	f(sMemberBackends, wire.AppendAddrPort(wire.AppendNumber(wire.AppendNumber(b[:0], s.members[i]), s.id), s.at(i)))
 }
 
-// setBefore is how a set was that a batch may change.
+// setBefore is the previous state of a set that a batch may change.
 type setBefore struct {
 	*set
-	differ []int // the slots that differ now, in their order, where that is known
+	differ []int // the slots that now differ, in order, if known
 	known  bool
 }
 
-// touch notes that the batch may change the set.
+// touch records that the batch may change the set.
 func (c *change) touch(s *set) {
 	if s.touched {
 		return
@@ -144,7 +148,7 @@ func (c *change) touch(s *set) {
 	c.touched = append(c.touched, s)
 }
 
-// goOn has the batch go on with what earlier ones have left of the row.
+// goOn makes the batch continue what earlier batches left unwritten for the key.
 func (c *change) goOn(k lb.Key) {
 	r := c.st.rows[k]
 	for _, s := range append([]*set{r.cluster, r.local}, c.st.leaving[k]...) {
@@ -157,7 +161,7 @@ func (c *change) goOn(k lb.Key) {
 	}
 }
 
-// refer has rows refer to their sets, and no longer to those that they had.
+// refer makes frontends refer to their new sets, and drops their old references.
 func (c *change) refer(rows []rowChange) {
 	for i := range rows {
 		r := &rows[i]
@@ -172,7 +176,7 @@ func (c *change) refer(rows []rowChange) {
 	}
 }
 
-// acquire adds a reference to the set, which from now on shall have these backends.
+// acquire adds a reference to the set, which must then have these backends.
 func (c *change) acquire(b *lb.BackendSet, seconds uint32) *set {
 	if b == nil {
 		return nil
@@ -192,14 +196,14 @@ func (c *change) acquire(b *lb.BackendSet, seconds uint32) *set {
 	return s
 }
 
-// finishSet says what the batch makes of a set, now that all rows are known.
+// finishSet computes a set's changes in the batch, after all frontends are planned.
 func (c *change) finishSet(s *set, was *setBefore) {
 	s.touched = false
 	if s.refs > 0 {
 		s.last = nil
 	}
 	switch {
-	case s.refs == 0 && s.source == nil: // came and went in this batch
+	case s.refs == 0 && s.source == nil: // added and removed in this batch
 		delete(c.st.sets, s.wantSource.ID)
 		return
 	case s.refs == 0:
@@ -209,7 +213,7 @@ func (c *change) finishSet(s *set, was *setBefore) {
 	case s.source == nil && c.few(s):
 		c.assign(s, slots.First(&s.wantSource.Backends), nil)
 	case s.source != nil && !s.unfinished() && s.members == nil && s.wantSeconds == 0 && c.few(s):
-		// Ports that share their endpoints cost what differs.
+		// Ports that share endpoints pay for the difference once.
 		next, differ := c.packer.Next(s.held, &s.source.Backends, &s.wantSource.Backends)
 		s.source, s.seconds, s.held = s.wantSource, 0, next
 		was.differ, was.known = differ, true
@@ -221,12 +225,13 @@ func (c *change) finishSet(s *set, was *setBefore) {
 	}
 }
 
-// few reports whether all that is to be written of the set is for one batch.
+// few reports whether one batch can write all changes of the set.
 func (c *change) few(s *set) bool {
 	return s.places() <= c.most && (s.wantSource.Backends.Len() <= c.most || s.wantSeconds > 0)
 }
 
-// empty takes elements of a set away that no row has. At once it goes out of the sight of packets, in batches out of the kernel.
+// empty removes the elements of a set that no frontend uses: at once from packets' lookups, in
+// batches from the kernel.
 func (c *change) empty(s *set) {
 	plain := s.plain()
 	s.held, s.members = slots.Packed{}, nil
@@ -239,7 +244,8 @@ func (c *change) empty(s *set) {
 	rollback.Put(c.log, c.st.leaving, k, append(slices.Clip(c.st.leaving[k]), s))
 }
 
-// assign gives a set the backends that it shall have, in those slots; with affinity each keeps its member, or gets a free one.
+// assign gives a set its wanted backends, in those slots. With affinity each backend keeps its
+// member, or gets a free one.
 func (c *change) assign(s *set, in []netip.AddrPort, members map[netip.AddrPort]uint32) {
 	s.source, s.seconds, s.held, s.members = s.wantSource, s.wantSeconds, c.packer.Pack(in, &s.wantSource.Backends), nil
 	s.rest = nil
@@ -249,7 +255,8 @@ func (c *change) assign(s *set, in []netip.AddrPort, members map[netip.AddrPort]
 	s.members = slots.Members(in, members)
 }
 
-// refill brings a set's slots up to date, or as near to it as a batch may. With affinity it does so at once, as such a set is small.
+// refill updates a set's slots, or as many as a batch may. With affinity it updates all, because
+// such a set is small.
 func (c *change) refill(s *set) {
 	was, plain, goal := *s, s.plain(), c.goalOf(s)
 	var members map[netip.AddrPort]uint32
@@ -279,7 +286,7 @@ func (c *change) refill(s *set) {
 	}
 }
 
-// goalOf returns the slots that a set shall have.
+// goalOf returns the final slots of a set.
 func (c *change) goalOf(s *set) []netip.AddrPort {
 	switch want := &s.wantSource.Backends; {
 	case s.source == nil:

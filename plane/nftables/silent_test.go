@@ -15,7 +15,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A kernel that does not answer keeps no reading of the table waiting for ever, nor after the context has ended.
+// A kernel that does not answer blocks no reading of the table for ever, nor beyond the end of the
+// context.
 func TestSilentKernel(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
@@ -29,8 +30,9 @@ func TestSilentKernel(t *testing.T) {
 	isDump(t, p, want)
 }
 
-// A write of which nobody hears what became of it says at once that the state is lost: no patience is needed, for the kernel
-// answers a batch before it has it done or not at all. The Reset after that has another socket, which the monitor knows.
+// A write without a reply fails at once with lost state. No timeout is needed, because the kernel
+// answers a batch before it has done it, or not at all. The next Reset uses another socket, which
+// the monitor knows.
 func TestSilentKernelWhenWriting(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}

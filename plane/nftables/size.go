@@ -2,7 +2,7 @@ package nftables
 
 import "kube-proxy/lb"
 
-// weigh is the mode's Weigh: an object is an element of a map or set, of up to 128 bytes.
+// weigh implements the mode's Weigh: an object is an element of a map or set, of up to 128 bytes.
 func weigh(s lb.Size) int {
 	front, backend := 4, 1 // class, set, cluster IP, list of source ranges
 	if s.Local {
@@ -15,7 +15,8 @@ func weigh(s lb.Size) int {
 	return front*s.Ports*s.Copies(1) + s.Sets()*(s.Ports+backend*s.Backends) + cut*s.Ranged*(s.Ranges+1)
 }
 
-// weighLocalhost is weigh where NodePorts are served on localhost too: a listener is its socket, descriptor and what reads it.
+// weighLocalhost is weigh with localhost NodePorts: a listener is its socket, descriptor and
+// reader.
 func weighLocalhost(s lb.Size) int {
 	const listener, backend = 32, 2
 	n := weigh(s)

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What a Service weighs is as many elements as the kernel has for it at most (TN-11).
+// The weight of a Service is at least the number of its elements in the kernel (TN-11).
 func TestWeigh(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(fam.String(), func(t *testing.T) {

@@ -9,13 +9,14 @@ import (
 	"kube-proxy/lb"
 )
 
-// rowChange is a row that a batch changes: how it was, and is.
+// rowChange is the old and new state of a frontend that a batch changes.
 type rowChange struct {
 	rowPlan
-	was, now row // without a frontend: none
+	was, now row // an empty front means none
 }
 
-// stage makes the state what rows want, but for what is said of sets and lists: [change.finish] does that, when all rows are known.
+// stage applies the planned frontends to the state, except sets and lists: [change.finish] updates
+// those when all frontends are planned.
 func (c *change) stage(rows []rowPlan) {
 	from := len(c.rows)
 	for _, r := range rows {
@@ -47,7 +48,7 @@ func (c *change) stage(rows []rowPlan) {
 	}
 }
 
-// finish stages what the rows make of sets and lists.
+// finish stages the resulting changes of sets and lists.
 func (c *change) finish() error {
 	for i, s := range c.touched {
 		c.finishSet(s, &c.before[i])
@@ -58,7 +59,7 @@ func (c *change) finish() error {
 
 func isClusterIP(f *lb.Frontend) bool { return f != nil && f.Kind == lb.ClusterIP }
 
-// countClusterIP changes how many rows need the address of a cluster IP, which is that of the key.
+// countClusterIP updates how many frontends need the key's address as a cluster IP.
 func (c *change) countClusterIP(r rowChange) {
 	counts, a := c.st.clusterIPs, r.key.Addr
 	if _, ok := c.clusterIPs[a]; !ok && c.log != nil {
@@ -75,8 +76,8 @@ func (c *change) countClusterIP(r rowChange) {
 	}
 }
 
-// needClass notes a class that is new. Classes and shapes stay until the next Reset or full audit: they are few, and removing them
-// here would make a change dear.
+// needClass records a new class. Classes and shapes stay until the next Reset or full audit: they
+// are few, and removing them here would make changes expensive.
 func (c *change) needClass(cl class) {
 	if !c.st.classes[cl] {
 		rollback.Put(c.log, c.st.classes, cl, true)

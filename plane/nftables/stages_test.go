@@ -9,8 +9,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A set of more backends than Pace comes, changes and goes in calls of bounded size, whatever it was and is to be; a fresh plane would
-// hold the same (TN-30).
+// A set with more backends than Pace is added, changed and removed in calls of bounded size, from
+// any state to any other. A fresh plane would hold the same (TN-30).
 func TestLargeSetsInStages(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -35,7 +35,7 @@ func TestLargeSetsInStages(t *testing.T) {
 		} {
 			o, fronts := w.Full(9, step.first, step.n, 0, step.affinity)
 			changes, _ := tab.Replace(o, fronts)
-			// 100 slots that are written anew, and with affinity the members of all.
+			// 100 rewritten slots, and with affinity the members of all.
 			most := uint64(100*300 + 20_000)
 			if step.affinity > 0 || step.what == "without affinity" {
 				most += uint64(step.n * 400)
@@ -45,7 +45,7 @@ func TestLargeSetsInStages(t *testing.T) {
 				t.Errorf("%s: %d calls, want about %d", step.what, calls, step.calls)
 			}
 			if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
-				t.Errorf("%s: the audit mended %d, %v", step.what, n, err)
+				t.Errorf("%s: the audit repaired %d, %v", step.what, n, err)
 			}
 			isFresh(t, p, tab, "%s", step.what)
 		}

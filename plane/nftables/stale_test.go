@@ -16,9 +16,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// A client tried a service before there were rules for it, and the kernel tracked that: nothing translates connections
-// from the same port any more. They are refused, as they were when each refusal kept the entry alive for another two
-// minutes and gave the port back for the next connection to try; but now the entry ends soon, however often one tries.
+// A client tried a service before its rules existed, and the kernel tracked that: connections from
+// the same port are no longer translated. They are refused. Before, each refusal kept the entry for
+// another two minutes and freed the port for the next attempt; now the entry ends soon, however
+// often the client tries.
 func TestConnectionFromBeforeTheService(t *testing.T) {
 	if !resetCloses(t) {
 		t.Skip("before Linux 6.3 a TCP reset does not close a tracked connection")
@@ -37,7 +38,8 @@ func TestConnectionFromBeforeTheService(t *testing.T) {
 func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true, NoClient: true})
 	lab.Serve(netlab.TCP, 8080, "pod1")
-	// Somebody's rules have the kernel track connections, and what is closed is to be forgotten sooner than it is.
+	// Foreign rules make the kernel track connections, and the test shortens the timeout of closed
+	// ones.
 	lab.On(netlab.Node1, func() {
 		runNFT(t, "add table inet others; add chain inet others c { type filter hook output priority 0; }; add rule inet others c ct state invalid drop")
 		if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", []byte("2"), 0); err != nil {

@@ -10,23 +10,26 @@ import (
 	"kube-proxy/lb"
 )
 
-// StandInName is the name of the table that serves while one of another layout is replaced (ADR 0027).
+// StandInName is the name of the table that serves while a table of another layout is replaced (ADR
+// 0027).
 //
-// One transaction deletes that table and makes ours, but a packet may have read the kernel's list of chains before ours were in it,
-// and walk it when the others are gone. So a table that others have not is there before, and goes when no such packet is left.
+// One transaction deletes that table and creates ours. But a packet may have read the kernel's list
+// of chains before ours were in it, and walk it when the old ones are gone. So the stand-in, whose
+// name no other table has, exists before, and is deleted when no such packet is left.
 const StandInName = TableName + "-stand-in"
 
-// standIn makes the table that stands in hold the rows, and returns when every packet meets it.
+// standIn writes the frontends to the stand-in table, and returns when every packet meets it.
 func (p *Plane) standIn(ctx context.Context, want *lb.Table) error {
 	there, err := hasTable(ctx, p.sock, p.ip.Proto, StandInName)
 	if err != nil {
 		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.ip.Family, err)
 	}
 	p.rules.node = want.Node
-	st, _ := p.desired(&snapshot{}, want, want.All()) // what is refused, the table proper leaves for later
+	// Frontends that it refuses are left to the table proper.
+	st, _ := p.desired(&snapshot{}, want, want.All())
 	c := p.newChange(st)
 	c.out.Table = StandInName
-	if there { // of a process that was killed: it may be of long ago
+	if there { // left by a killed process, perhaps long ago
 		c.out.DeleteTable()
 	}
 	if err := p.load(ctx, c, !there); err != nil {
@@ -39,7 +42,7 @@ func (p *Plane) standIn(ctx context.Context, want *lb.Table) error {
 	return nil
 }
 
-// standDown deletes the table that stands in, if there is one: this process's, or that of one that was killed.
+// standDown deletes the stand-in table, if it exists: this process's, or that of a killed one.
 func (p *Plane) standDown(ctx context.Context) error {
 	there, err := hasTable(ctx, p.sock, p.ip.Proto, StandInName)
 	if err != nil {

@@ -15,20 +15,21 @@ import (
 	"kube-proxy/plane/internal/slots"
 )
 
-// state is what the kernel holds, as we last wrote it.
+// state is the kernel's content as of our last write.
 type state struct {
 	node  lb.Node
 	rows  map[lb.Key]row
 	sets  map[lb.SetID]*set
 	lists *ranges.Lists
-	// leaving are sets that no row has any more, and of which elements are left, by the key of the row that left last.
+	// leaving are sets that no frontend uses and that still have elements, by the key of the last
+	// frontend.
 	leaving map[lb.Key][]*set
 	// ids counts the set ids.
 	ids slots.Counter
-	// seed is that of the hash of clients with affinity.
+	// seed is the seed of the client hash for affinity.
 	seed uint32
 
-	// How many rows need the address; an element exists while the number is not 0.
+	// The number of frontends that need the address; an element exists while it is not 0.
 	clusterIPs map[netip.Addr]int32
 
 	classes map[class]bool
@@ -36,7 +37,7 @@ type state struct {
 	chains  map[string]string // name → digest of the rules
 }
 
-// newState returns an empty state with room for a number of rows.
+// newState returns an empty state with capacity for a number of frontends.
 func newState(rows int) *state {
 	return &state{
 		rows: make(map[lb.Key]row, rows), sets: make(map[lb.SetID]*set, rows),
@@ -50,11 +51,11 @@ func newState(rows int) *state {
 type row struct {
 	front          *lb.Frontend
 	class          class
-	cluster, local *set // nil where no route balances over that scope
+	cluster, local *set // nil if no route balances over that scope
 	list           *ranges.List
 }
 
-// maps are the maps from a row's key to its class and its sets.
+// mapsOf returns the maps from a frontend's key to its class and its sets.
 func mapsOf(k lb.Key) (classes, cluster, local setIndex) {
 	if k.IsNodePort() {
 		return sNodePorts, sNodePortClusterSets, sNodePortLocalSets
@@ -62,8 +63,8 @@ func mapsOf(k lb.Key) (classes, cluster, local setIndex) {
 	return sServices, sClusterSets, sLocalSets
 }
 
-// records calls f for each element that the state wants in the kernel, verdict maps and what packets fill
-// left out. rec is only valid during the call.
+// records calls f for each element that the state requires in the kernel, except in verdict maps
+// and maps that packets fill. rec is only valid during the call.
 func (st *state) records(f func(i setIndex, rec []byte)) {
 	b := make([]byte, 0, 64)
 	for _, r := range st.rows {
@@ -84,13 +85,13 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	}
 }
 
-// inRecordOrder compares sets by their records, see [diff.Records.Sorted]. A million records that are in order
-// need not be sorted.
+// inRecordOrder compares sets by their records, see [diff.Records.Sorted]. It avoids sorting a
+// million records that are already in order.
 func inRecordOrder(a, b *set) int {
 	return cmp.Compare(bits.ReverseBytes32(a.id), bits.ReverseBytes32(b.id))
 }
 
-// rowRecords calls f for the elements of one row.
+// rowRecords calls f for the elements of one frontend.
 func rowRecords(r row, f func(i setIndex, rec []byte)) {
 	classes, cluster, local := mapsOf(r.front.Key)
 	b := wire.AppendKey(make([]byte, 0, 80), r.front.Key)
@@ -106,7 +107,7 @@ func rowRecords(r row, f func(i setIndex, rec []byte)) {
 	}
 }
 
-// unfinished returns the keys of changes of which a part is still to be written.
+// unfinished returns the keys of changes that are only partly written.
 func (st *state) unfinished(changes []lb.Change) (later []lb.Key) {
 	for _, ch := range changes {
 		r := st.rows[ch.Key]

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// upstreamTable has the objects that DP-21 names, in the layout of one verdict map keyed by service and a chain
-// for each service port and endpoint, for one service: 10.96.0.10:80, NodePort 30080.
+// upstreamTable has the objects that DP-21 names: one verdict map keyed by service, and a chain for
+// each service port and endpoint. It has one service: 10.96.0.10:80, NodePort 30080.
 const upstreamTable = `
 table ip kube-proxy {
 	comment "rules for kube-proxy"
@@ -58,15 +58,15 @@ table ip kube-proxy {
 }
 `
 
-// A node changes from upstream's nftables mode to ours: established connections live on, and a loop of new ones
-// notices nothing (G4, DP-21).
+// A node changes from upstream's nftables mode to ours: established connections live on, and a loop
+// of new ones sees no failure (G4, DP-21).
 func TestTakeOverUnderTraffic(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	lab.On("node1", func() { runNFT(t, upstreamTable) })
 	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
 	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
-	for range 2 { // some of the connections go to each endpoint
+	for range 2 { // so that each endpoint gets some connections
 		traffic.Open()
 	}
 	traffic.More()
@@ -82,8 +82,9 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	}
 }
 
-// A packet that has the list of upstream's chains in hand when they go, and has not met ours, is translated (ADR 0027). What a killed
-// process left standing in is replaced, and gone in the end.
+// A packet that has read the list of upstream's chains when they are deleted, and has not met ours,
+// is translated (ADR 0027). A stand-in that a killed process left is replaced, and deleted in the
+// end.
 func TestTakeOverPacketUnderWay(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
@@ -111,7 +112,7 @@ func TestTakeOverPacketUnderWay(t *testing.T) {
 	}
 }
 
-// shopTable is in our words what upstreamTable says.
+// shopTable is the table that upstreamTable implements.
 func shopTable() *lb.Table {
 	table, _, _ := planetest.Shop(lb.IPv4)
 	return table

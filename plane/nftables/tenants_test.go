@@ -8,7 +8,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What one namespace writes leaves elements of others alone (TN-01).
+// Changes of one namespace leave the elements of others alone (TN-01).
 func TestTenants(t *testing.T) {
 	planetest.Tenants(t, 2, func(t testing.TB) planetest.Kernel {
 		inNetns(t)

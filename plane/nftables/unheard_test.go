@@ -12,8 +12,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// While one family writes a large batch the other does not listen either: else the kernel would write a
-// notification of each element, and lose most of them. Afterwards both hear again.
+// While one family writes a large batch, the other does not listen either: else the kernel would
+// write a notification of each element, and lose most of them. Afterwards both receive
+// notifications again.
 func TestLargeBatchUnheard(t *testing.T) {
 	inNetns(t)
 	four, six := bothPlanes(t)
@@ -28,22 +29,22 @@ func TestLargeBatchUnheard(t *testing.T) {
 	for fam, p := range planes {
 		select {
 		case <-p.Drift():
-			t.Errorf("%s: the other family's batch was heard: %+v", fam, p.mon.take())
+			t.Errorf("%s: the other family's batch was noticed: %+v", fam, p.mon.take())
 		default:
 		}
 		runNFT(t, "flush set "+fam+" kube-proxy cluster-ips")
-		for mended := 0; mended < 3_000; { // the notifications come in several messages
+		for mended := 0; mended < 3_000; { // the notifications arrive in several messages
 			<-p.Drift()
 			n, err := p.Audit(t.Context(), false)
 			if err != nil {
-				t.Fatalf("%s: after %d elements were mended: %v", fam, mended, err)
+				t.Fatalf("%s: after %d elements were repaired: %v", fam, mended, err)
 			}
 			mended += n
 		}
 	}
 }
 
-// What others do while a large batch is written is noticed all the same, by both families.
+// Both families still notice foreign changes while a large batch is written.
 func TestForeignChangeDuringLargeBatch(t *testing.T) {
 	inNetns(t)
 	p, q := bothPlanes(t)
@@ -62,7 +63,7 @@ func TestForeignChangeDuringLargeBatch(t *testing.T) {
 	}
 }
 
-// bothPlanes are the planes of a process, which know each other's writes.
+// bothPlanes returns the planes of a process, which share a ledger of writes.
 func bothPlanes(t *testing.T) (four, six *Plane) {
 	t.Helper()
 	var ours ownwrites.Ledger
@@ -78,7 +79,7 @@ func bothPlanes(t *testing.T) (four, six *Plane) {
 	return planes[0], planes[1]
 }
 
-// A plane that is closed is asked no more whether it listens.
+// The ledger no longer checks whether a closed plane listens.
 func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 	inNetns(t)
 	p, q := bothPlanes(t)
@@ -86,12 +87,12 @@ func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.Generation(t.Context()) }, func() error { return nil }); err != nil {
-		t.Error(err) // its socket is none any more
+		t.Error(err) // its socket is closed
 	}
 }
 
-// A table that is written in steps is the same as one written at once. Until the last step no chain is there, and
-// if that fails the next Reset begins anew.
+// A table written in steps equals one written at once. Until the last step it has no chain, and if
+// that step fails the next Reset starts over.
 func TestLoadInSteps(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -112,7 +113,8 @@ func TestLoadInSteps(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := q.plan(t.Context(), snap, tab, tab.All(), gen); err != nil { // all but the last step
+		// All but the last step.
+		if _, _, err := q.plan(t.Context(), snap, tab, tab.All(), gen); err != nil {
 			t.Fatal(err)
 		}
 		if q.Stats().Batches < 5 {

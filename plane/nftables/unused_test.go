@@ -13,25 +13,26 @@ import (
 	"kube-proxy/trace"
 )
 
-// Chains of classes and shapes that no row has any more stay for a while. Whatever others do to them, who looks after it mends it without
-// a Reset, and a Service that comes and needs them finds them whole.
+// Chains of classes and shapes that no frontend uses stay for a while. If another program damages
+// them, the next audit, Reset or restart repairs them. The audit needs no Reset for that, and a new
+// Service that needs the chains finds them intact.
 func TestUnusedChainDamaged(t *testing.T) {
 	audit := func(full bool) func(*testing.T, *Plane, *lb.Table) *Plane {
 		return func(t *testing.T, p *Plane, _ *lb.Table) *Plane {
 			if n, err := p.Audit(t.Context(), full); err != nil || n == 0 {
-				t.Errorf("the audit mended %d, error %v", n, err)
+				t.Errorf("the audit repaired %d, error %v", n, err)
 			}
 			return p
 		}
 	}
 	looks := map[string]func(*testing.T, *Plane, *lb.Table) *Plane{
-		"audit of what was heard": audit(false),
+		"audit of notifications": audit(false),
 		"full audit":              audit(true),
 		"full audit of a part": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
 			p.window = 10
 			return audit(true)(t, p, tab)
 		},
-		"full audit that heard nothing": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
+		"full audit without notifications": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
 			p.mon.take()
 			return audit(true)(t, p, tab)
 		},
@@ -87,14 +88,14 @@ func TestUnusedChainDamaged(t *testing.T) {
 				differsNowhere(t, p, tab)
 				isDump(t, p, want, "a Service that needs the chains again")
 				if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-					t.Errorf("a full audit then mended %d, error %v", n, err)
+					t.Errorf("a full audit then repaired %d, error %v", n, err)
 				}
 			})
 		}
 	}
 }
 
-// come has Services come that need chains which others do not.
+// come adds Services that need chains which others do not.
 func come(t *testing.T, p *Plane, tab *lb.Table) {
 	w := planetest.World{Family: p.ip.Family}
 	o, f := w.Full(100, 500, 7, 2, 0)
@@ -103,7 +104,8 @@ func come(t *testing.T, p *Plane, tab *lb.Table) {
 	apply2(t, p, tab, o, f)
 }
 
-// unused is what no row needs: chains, and elements of the maps that lead to them.
+// unused lists the objects that no frontend needs: chains, and elements of the maps that refer to
+// them.
 type unused struct {
 	chains   []string
 	verdicts []verdictAt
@@ -131,7 +133,7 @@ func unusedOf(st *state) (u unused) {
 	return u
 }
 
-// chain writes a line for each chain, verdict one for each element.
+// chain returns a line for each chain, and verdict one for each element.
 func (u unused) chain(format string) string {
 	var b strings.Builder
 	for _, c := range u.chains {

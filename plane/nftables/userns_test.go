@@ -12,7 +12,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// Root of a user namespace (rootless clusters) may not force socket buffers, but can serve all the same.
+// Root of a user namespace (rootless clusters) may not force the size of socket buffers, but can
+// still serve.
 func TestUserNamespace(t *testing.T) {
 	const inside = "KUBE_PROXY_TEST_IN_USER_NAMESPACE"
 	if os.Getenv(inside) == "" {
@@ -34,7 +35,7 @@ func TestUserNamespace(t *testing.T) {
 	changes, contests := tab.Replace(w.Full(30, 100, 4, 2, 0))
 	apply(t, p, changes, contests)
 	if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-		t.Errorf("a full audit mended %d, error %v", n, err)
+		t.Errorf("a full audit repaired %d, error %v", n, err)
 	}
 	dump(t, p)
 }

@@ -11,7 +11,7 @@ import (
 
 func TestVerbs(t *testing.T) { planetest.Verbs(t, realKernel) }
 
-// realKernel is a network namespace of its own, which the calling goroutine enters.
+// realKernel is a new network namespace that the calling goroutine enters.
 func realKernel(t testing.TB) planetest.Kernel {
 	inNetns(t)
 	return planetest.Kernel{

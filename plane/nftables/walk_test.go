@@ -17,10 +17,11 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// saboteur damages the tables of both families at random, as another program with the same rights could.
+// saboteur damages the tables of both families at random, as another program with the same rights
+// could.
 type saboteur struct{ rnd *rand.Rand }
 
-// act does one thing; that the kernel may refuse it does not matter.
+// act does one random thing; the kernel may refuse it.
 func (s saboteur) act() {
 	do, w := "", planetest.World{Family: []lb.Family{lb.IPv4, lb.IPv6}[s.rnd.IntN(2)]}
 	fam := nftFamily(w.Family)
@@ -74,8 +75,8 @@ func (s saboteur) act() {
 	exec.Command("nft", do).Run()
 }
 
-// While planes write, somebody damages their tables without pause. When that rests they soon hold what a fresh start makes, with
-// Services of more backends than Pace too (TN-30).
+// While planes write, another program damages their tables without pause. When it stops, they soon
+// hold the result of a fresh start, also with Services of more backends than Pace (TN-30).
 func TestWalk(t *testing.T) {
 	planetest.Walks(t, 4, 50, func(t testing.TB) planetest.Kernel {
 		k := realKernel(t)
@@ -106,7 +107,7 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// onTheSameNamespace makes f run, wherever it is called, on a thread in the namespace of the caller.
+// onTheSameNamespace returns a function that runs f on a thread in the namespace of its caller.
 func onTheSameNamespace(t testing.TB, f func()) func() {
 	t.Helper()
 	here, err := netns.Get()
