@@ -15,10 +15,10 @@ import (
 	"kube-proxy/plane"
 )
 
-// Audit repairs what others changed. IPVS and ipsets send no notifications. With full, or if an
-// answer of the kernel showed another writer, it compares all virtual servers, members and
+// Audit repairs changes of other programs. IPVS and ipsets send no notifications. With full, or if
+// a reply of the kernel revealed another writer, it compares all virtual servers, members and
 // addresses, and the real servers of a part of the virtual servers; the next audit continues with
-// others. Otherwise it handles notifications of addresses, rules, and real servers that drain.
+// others. Otherwise it handles notifications of addresses and rules, and real servers that drain.
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("ipvs: audit: %w", err)
@@ -27,9 +27,9 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	p.suspected = false
 	addresses, place := p.cfg.Device.News()
 	err = func() error {
-		p.again(lb.Key{}) // the engine retries rows
+		p.again(lb.Key{}) // the engine retries frontends
 		left := p.writer()
-		if err := left.write(ctx); err != nil { // not counted: it is no drift
+		if err := left.write(ctx); err != nil { // not counted, because it is no drift
 			return err
 		}
 		// Addresses come first: while one is not bound, packets to it go elsewhere.
@@ -70,11 +70,11 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if errors.Is(err, plane.ErrStateLost) {
 		p.lose()
 	}
-	p.suspected = true // what was heard is not heard again
+	p.suspected = true // notifications arrive only once
 	return mended, fmt.Errorf("ipvs: audit: %w", err)
 }
 
-// compare records and touches what others changed.
+// compare records and touches the objects that other programs changed.
 func (p *Plane) compare(ctx context.Context) error {
 	if err := p.readSets(ctx, p.l); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (p *Plane) compare(ctx context.Context) error {
 	return p.compareDests(ctx)
 }
 
-// compareDests takes in the real servers of the next part of the virtual servers.
+// compareDests reads the real servers of the next part of the virtual servers.
 func (p *Plane) compareDests(ctx context.Context) error {
 	if len(p.unread) == 0 {
 		p.unread = slices.SortedFunc(maps.Keys(p.l.servers), compareIDs)

@@ -18,21 +18,22 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// asked counts what was asked of IPVS and of ipsets.
+// asked returns the messages and bytes sent to IPVS and ipsets.
 func (w *whole) asked() (messages, bytes uint64) {
 	v, s := w.cfg.IPVS.(*ipvs.Conn).Counters(), w.cfg.Sets.(*ipset.Conn).Counters()
 	return v.Messages + s.Messages, v.Bytes + s.Bytes
 }
 
-// cpu is how long this process has computed, in the kernel too.
+// cpu returns the CPU time of this process, including the kernel's.
 func cpu(b *testing.B) time.Duration {
 	var u unix.Rusage
 	must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkIPVS has a table of Services with ten backends each come into the kernel, then one endpoint of one of them change, and then
-// compares connections to the last Service with connections to the first.
+// BenchmarkIPVS writes a table of Services with ten backends each into the kernel, then changes one
+// endpoint of one of them. Then it compares connections to the last Service with connections to the
+// first.
 func BenchmarkIPVS(b *testing.B) {
 	if err := loadOnce(); err != nil || !kernel.HasIPVS() {
 		b.Skip("this kernel has no IPVS: make bench measures in a VM")
@@ -47,8 +48,8 @@ func benchmarkServices(b *testing.B, services int) {
 	lab.Serve(netlab.TCP, 8080, "pod1")
 	w := planetest.World{Family: lb.IPv4}
 	table := w.Table(services, 10)
-	table.Node.ServiceCIDRs = nil              // pods of the lab are in it
-	for _, i := range []int{0, services - 1} { // these two are connected to
+	table.Node.ServiceCIDRs = nil              // the lab's pods are in that network
+	for _, i := range []int{0, services - 1} { // the benchmark connects to these two
 		o, fronts := w.ClusterIP(i, 0, 1)
 		fronts[0].Routes[0].To.Backends = lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true})
 		table.Replace(o, fronts)
@@ -85,7 +86,7 @@ func benchmarkServices(b *testing.B, services int) {
 	})
 	first, last := netip.AddrPortFrom(w.Addr(10, 1), 80), netip.AddrPortFrom(w.Addr(10, services), 80)
 	var took [2][]float64
-	for i := range 400 { // by turns
+	for i := range 400 { // alternately
 		to := []netip.AddrPort{first, last}[i%2]
 		begin := time.Now()
 		must(b, only(lab.Dial("pod3", netlab.TCP, to, netlab.DialOptions{})))

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Chains that do not change with rows. Those of nat and filter have the names of DP-33.
+// Chains that do not depend on frontends. Those of nat and filter have the names of DP-33.
 const (
 	chainServices     = "KUBE-SERVICES"               // nat
 	chainNodePort     = "KUBE-NODE-PORT"              // nat, filter
@@ -38,7 +38,7 @@ type chainName = [2]string
 // nodeFacts are the facts that decide the rules.
 type nodeFacts struct {
 	family lb.Family
-	masq   uint32 // the bit of the mark that asks for masquerading
+	masq   uint32 // the masquerading bit of the mark
 	node   lb.Node
 	// excluded are the networks of others' virtual servers (--ipvs-exclude-cidrs), of any family.
 	excluded []netip.Prefix
@@ -46,7 +46,7 @@ type nodeFacts struct {
 	fullyRandom bool
 }
 
-// comment is as iptables-save prints it. Its text has a blank, for which quotes are set.
+// comment returns the match as iptables-save prints it: it quotes texts with a blank.
 func comment(text string) string { return fmt.Sprintf("-m comment --comment %q ", text) }
 
 // matches returns the match of an ipset; by is the member's parts in the packet, such as "dst,dst".
@@ -54,7 +54,7 @@ func (n *nodeFacts) matches(s set, by string) string {
 	return "-m set --match-set " + s.name(n.family) + " " + by + " "
 }
 
-// protocolICMP is the name of the family's ICMP.
+// protocolICMP returns the name of the family's ICMP, and of its reject message.
 func (n *nodeFacts) protocolICMP() (name, refused string) {
 	if n.family == lb.IPv6 {
 		return "ipv6-icmp", "icmp6-port-unreachable"
@@ -78,7 +78,7 @@ func chainRules(n nodeFacts) map[chainName][]string {
 	return all
 }
 
-// pods are the matches of sources that are pods.
+// pods returns the matches of sources that are pods.
 func (n *nodeFacts) pods() (all []string) {
 	d := n.node.Pods
 	switch {
@@ -114,8 +114,8 @@ func (n *nodeFacts) mangle(all map[chainName][]string) {
 		"-m addrtype ! --dst-type LOCAL -j RETURN",
 		// Translated by IPVS, without a mark, to an endpoint of this node: it has met its rules.
 		n.matches(setIPs, "src") + strings.Replace(n.matches(setIPs, "dst"), "-m set ", "-m set ! ", 1) + "-j RETURN",
-		// The kernel chooses the address of the Service as source, to which no other node would
-		// answer.
+		// The kernel chooses the address of the Service as source; another node would not reply to
+		// this one.
 		n.matches(setIPs, "dst") + n.matches(setIPs, "src") + fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", n.masq),
 		"-j " + chainOrigin,
 		"-j " + chainFirewall,
@@ -208,15 +208,15 @@ func (n *nodeFacts) filter(all map[chainName][]string) {
 	// met its rules.
 	all[chainName{"filter", chainFirewall}] = append([]string{"-i lo -m conntrack --ctstate SNAT -j RETURN"}, all[chainName{"filter", chainFirewall}]...)
 
-	// Packets to a service address, and to no port of a Service, would reach a server of this node
-	// (PN-43). A ping is answered (SV-66).
+	// Packets to a service address without that port would reach a server of this node (PN-43). The
+	// node answers a ping (SV-66).
 	var rules []string
 	for _, s := range []set{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setLoadBalancerLocal} {
 		rules = append(rules, n.matches(s, "dst,dst")+"-j RETURN")
 	}
 	rules = append(rules, healthCheck+"-j RETURN")
-	// The address may also have another program's virtual server, which IPVS asks after this chain
-	// (CF-27).
+	// Another program may have a virtual server at the address, which IPVS looks up after this
+	// chain (CF-27).
 	for _, p := range n.excluded {
 		switch {
 		case lb.FamilyOf(p.Addr()) != n.family:
@@ -238,7 +238,7 @@ func (n *nodeFacts) filter(all map[chainName][]string) {
 	all[chainName{"filter", chainOutFilter}] = rules
 }
 
-// chainJumps are the rules of built-in chains, in the order in which they stand there.
+// chainJumps returns the rules of built-in chains, in order.
 func chainJumps() (all []xtables.ChainRule) {
 	to := func(table, target, note string, from ...string) {
 		for _, f := range from {
@@ -257,8 +257,8 @@ func chainJumps() (all []xtables.ChainRule) {
 	return all
 }
 
-// chainLayout returns the constant chains. Leftovers of modes iptables and ipvs are taken over, or
-// removed.
+// chainLayout returns the constant chains. It takes over or removes leftovers of modes iptables and
+// ipvs.
 func chainLayout(f lb.Family, backend xtables.Backend, writes *ownwrites.Ledger) xtables.Layout {
 	return xtables.Layout{Family: f, Ours: xtables.Leftover, Writes: writes, Backend: backend, Jumps: chainJumps()}
 }
@@ -269,8 +269,8 @@ type chainKeeper struct {
 	facts nodeFacts
 }
 
-// newChains finds the programs, on a thread in the node's network namespace. It changes nothing.
-// Errors wrap plane.ErrUnsupported without a usable iptables.
+// newChains finds the iptables programs, on a thread in the node's network namespace. It changes
+// nothing. Errors wrap plane.ErrUnsupported without a usable iptables.
 func newChains(facts nodeFacts, backend xtables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
 	k, err := xtables.NewKeeper(chainLayout(facts.family, backend, writes))
 	if err != nil {
@@ -280,14 +280,14 @@ func newChains(facts nodeFacts, backend xtables.Backend, writes *ownwrites.Ledge
 	return &chainKeeper{k, facts}, nil
 }
 
-// rows are the chains of a node.
+// rows returns the chains of a node.
 func (c *chainKeeper) rows(n lb.Node) xtables.Rows {
 	facts := c.facts
 	facts.node = n
 	return xtables.Rows{Chains: chainRules(facts)}
 }
 
-// Reset makes the kernel hold exactly these chains. The ipsets and the objects that serve must
+// Reset makes the kernel hold exactly these chains. The ipsets, and the objects that serve, must
 // exist.
 func (c *chainKeeper) Reset(ctx context.Context, n lb.Node) error {
 	return c.Keeper.Reset(ctx, nil, c.rows(n))

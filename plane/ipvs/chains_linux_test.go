@@ -25,7 +25,7 @@ func prefixes(all ...string) (out []netip.Prefix) {
 	return out
 }
 
-// nodes are facts whose chains stand in testdata.
+// nodes are facts whose chains are in testdata.
 var nodes = map[string]nodeFacts{
 	"ipv4": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true, node: lb.Node{NodePorts: prefixes("172.18.0.2/32"),
 		Pods: lb.Detector{Prefixes: prefixes("10.1.0.0/16")}, ServiceCIDRs: prefixes("10.96.0.0/12")}},
@@ -38,14 +38,14 @@ var nodes = map[string]nodeFacts{
 	"nothing": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true},
 }
 
-// textOf is what iptables-restore reads of chains.
+// textOf returns the chains as input for iptables-restore.
 func textOf(n nodeFacts) string {
 	var b bytes.Buffer
 	saveChains(&b, n)
 	return b.String()
 }
 
-// The chains of a node are what testdata says (DP-33).
+// The chains of a node equal testdata (DP-33).
 func TestChains(t *testing.T) {
 	for name, n := range nodes {
 		t.Run(name, func(t *testing.T) {
@@ -65,7 +65,7 @@ func mustRun(t *testing.T, stdin, program string, args ...string) string {
 	return string(out)
 }
 
-// makeSets makes the ipsets that rules name, in the network namespace of the calling thread.
+// makeSets creates the ipsets that rules name, in the network namespace of the calling thread.
 func makeSets(t *testing.T, f lb.Family) {
 	t.Helper()
 	var b strings.Builder
@@ -88,8 +88,9 @@ func programOf(f lb.Family, b xtables.Backend) string {
 	return map[lb.Family]string{lb.IPv4: "iptables-", lb.IPv6: "ip6tables-"}[f] + string(b)
 }
 
-// Both back ends take the chains, and print them as they were written: a second Keeper finds nothing to write, and an audit nothing to
-// mend. What a change of the node costs is the chains that tell of it.
+// Both back ends accept the chains, and print them as they were written. A second Keeper writes
+// nothing, and an audit repairs nothing. A change of the node writes only the chains that depend on
+// it.
 func TestChainsInKernel(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for name, n := range nodes {
@@ -157,8 +158,9 @@ func keeperHere(t *testing.T, n nodeFacts, b xtables.Backend) *chainKeeper {
 	return k
 }
 
-// What upstream's modes ipvs and iptables left, and ours, is taken over: chains that are not needed go, with the rules that lead to
-// them. What others have stays, and the kubelet's (G4).
+// The plane takes over the chains of upstream's modes ipvs and iptables, and ours: it removes
+// unneeded chains, with the rules that jump to them. Chains of other programs stay, and the
+// kubelet's (G4).
 func TestChainsTakeOver(t *testing.T) {
 	const before = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
@@ -238,8 +240,8 @@ COMMIT
 	}
 }
 
-// TestChainsUnshown (TN-70): of tables that iptables-save leaves out, an audit and a restart add nothing, chains of another mode go, and a
-// removal leaves nothing.
+// TestChainsUnshown (TN-70): iptables-save omits some tables. An audit and a restart add nothing to
+// them, chains of another mode are removed, and a removal leaves nothing.
 func TestChainsUnshown(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {

@@ -21,15 +21,16 @@ import (
 	"kube-proxy/trace"
 )
 
-// whole is a plane with the connections to the kernel that it writes by.
+// whole is a plane with its connections to the kernel.
 type whole struct {
 	*Plane
 	closes []func() error
 	chains *heldOnce
 }
 
-// heldOnce lists the chains once until the plane writes them, which Apply never does.
-// With the legacy back end a list is iptables-save of each table, and took half a second in emulation for each packet.
+// heldOnce lists the chains once until the plane writes them, which Apply never does. With the
+// legacy back end, listing runs iptables-save for each table, which took half a second for each
+// packet in emulation.
 type heldOnce struct {
 	list  heldChains
 	mu    sync.Mutex
@@ -79,10 +80,11 @@ func (w *whole) Close() error {
 	return errors.Join(errs...)
 }
 
-// newWhole makes a plane in the network namespace of the calling thread, which is set up as the mode asks (DP-30).
+// newWhole creates a plane in the network namespace of the calling thread, with the sysctls of the
+// mode (DP-30).
 func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix) (_ *whole, err error) {
 	for _, s := range sysctls(mode.Settings{}) {
-		if s.Before != [2]int{} { // no kernel that tests run on needs it
+		if s.Before != [2]int{} { // only for kernels older than the tests'
 			continue
 		}
 		if _, err := kernel.SetSysctl(s.Name, s.Value); err != nil && !s.Optional {
@@ -132,7 +134,7 @@ func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix)
 
 var loadOnce = sync.OnceValue(kernel.LoadIPVS)
 
-// inVM skips where the kernel has no IPVS.
+// inVM skips the test if the kernel has no IPVS.
 func inVM(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -143,17 +145,17 @@ func inVM(t *testing.T) {
 	}
 }
 
-// differs names what this mode does otherwise, by intent.
+// differs names the intended differences of this mode.
 var differs = map[string]string{
 	"SV-66": "a ping of a cluster IP is answered by the node, which has the address",
 }
 
-// differsIn names scenarios in which it does.
+// differsIn names the scenarios that show them.
 var differsIn = map[string]string{
 	"session-affinity-timeout": "SV-18: the kernel keeps a client at its backend as long as it keeps one of its connections, which is two minutes after the last one ended, then for the timeout",
 }
 
-// traced is what trace must know of the mode.
+// traced returns the mode's description for trace.
 func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
 
 func conformance(b xtables.Backend) planetest.Config {
@@ -161,7 +163,8 @@ func conformance(b xtables.Backend) planetest.Config {
 		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
 }
 
-// forgetServers deletes all virtual servers: with connections of the scenario before they would stay, and their addresses.
+// forgetServers deletes all virtual servers, because those with connections from the scenario
+// before would stay, with their addresses.
 func forgetServers() error {
 	conn, err := ipvs.Open()
 	if err != nil {
@@ -179,7 +182,7 @@ func forgetServers() error {
 }
 
 func opened(w *whole, err error) (planetest.Plane, error) {
-	if err != nil { // not a nil of its own type
+	if err != nil { // a typed nil is not nil
 		return nil, err
 	}
 	return w, nil

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// core are the scenarios that other kernels run. Together they have virtual servers and members of ipsets of every form that the
-// mode writes, which TestCore proves; the others show what a kernel does with them.
+// core lists the scenarios that other kernels run. Together they have virtual servers and ipset
+// members of every form that the mode writes, as TestCore proves; the others exercise the kernel.
 var core = []string{
 	"all-ways-in", "address-of-a-pod", "detect-bridge", "detect-interface-prefix", "established-connections", "established-udp-flow", "external-ip-of-node",
 	"external-policy-local", "external-policy-local-affinity-fallback", "external-policy-local-none-local", "external-policy-local-udp", "hairpin-affinity", "health-check-port",
@@ -20,17 +20,19 @@ var core = []string{
 	"session-affinity-survives-changes", "session-affinity-udp", "source-ranges", "source-ranges-local-policy", "source-ranges-node", "terminating-external-local", "udp", "unallocated-address", "unknown-port",
 }
 
-// TestCore proves that the scenarios for other kernels have the plane write virtual servers and members of all forms.
+// TestCore proves that the scenarios for other kernels make the plane write every form of virtual
+// server and member.
 func TestCore(t *testing.T) {
 	planetest.Core(t, planetest.Config{Mode: "ipvs", Core: core}, func(f lb.Family, table *lb.Table) ([]string, error) {
 		return forms(previewText(previewOf(testLayout(f), nodeAddresses(f), table))), nil
 	})
 }
 
-// figures are addresses, ports, times and numbers, but for marks.
+// figures matches addresses, ports, times and numbers, except marks.
 var figures = regexp.MustCompile(`\[[0-9a-f:.]+\]|\b[0-9]+(\.[0-9]+){3}(/[0-9]+)?|\b[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*(/[0-9]+)?|\b[0-9]+\b`)
 
-// forms are the lines of a preview, with what a mark asks for in its place and without other numbers.
+// forms returns the lines of a preview, with marks replaced by their meaning, and without other
+// numbers.
 func forms(text string) (all []string) {
 	m := marks{1 << 14}
 	marked := regexp.MustCompile(`0x[0-9a-f]+(/0x[0-9a-f]+)?`)

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// cost is what was asked of the kernel: messages to IPVS and system calls for them, and members and addresses that changed, each
-// counted as a message of its own, though neighbours share one.
+// cost counts the plane's requests to the kernel: messages to IPVS, system calls for them, and
+// changed members and addresses. Each counts as a message, though neighbours share one.
 type cost struct {
 	messages, sends uint64
 	wrote           int
@@ -31,8 +31,8 @@ func (c cost) since(o cost) cost {
 	return cost{c.messages - o.messages, c.sends - o.sends, c.wrote - o.wrote}
 }
 
-// A change costs what it changes, whatever there is beside it: one endpoint of a cluster IP four messages at most, from when it comes
-// or leaves until its real server has drained. Nothing is listed.
+// The cost of a change depends on the change alone. One endpoint of a cluster IP takes at most four
+// messages, from its arrival or removal until its real server has drained. Nothing is listed.
 func TestCostOfChange(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		services := 10000
@@ -53,7 +53,8 @@ func TestCostOfChange(t *testing.T) {
 		}
 		for what, most := range map[string]int{
 			"an endpoint more": 2, "an endpoint less": 2, "what drained goes": 2,
-			// The virtual server and three real servers; the names, three marks, the address and its name, and two for hairpins.
+			// The virtual server and three real servers; the names, three marks, the address and
+			// its name, and two for hairpins.
 			"a Service more": 10, "a Service less": 9,
 		} {
 			if got := few[what].total(); got > most || got == 0 {
@@ -117,8 +118,9 @@ func costsOfChanges(t *testing.T, f lb.Family, services int, counts bool) map[st
 	return costs
 }
 
-// A NodePort is a virtual server for each address of the node that answers it: an endpoint costs a message for each, and the mark
-// of a port that is local to pods and host one more for each origin, however many addresses there are.
+// A NodePort has a virtual server for each node address that answers it, so an endpoint costs a
+// message for each. The mark of a port that is local to pods and host costs one more for each
+// origin, however many addresses the node has.
 func TestCostOfNodePort(t *testing.T) {
 	for _, addresses := range []int{1, 10} {
 		k := newLab(t)
@@ -135,7 +137,7 @@ func TestCostOfNodePort(t *testing.T) {
 			return []*lb.Frontend{{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "ns/np:http", Kind: lb.NodePort,
 				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: w.Set("ns/np:http", lb.Cluster, 100, n)}}}}
 		}
-		for n := 1; n < 3; n++ { // the pod that joins is on another node
+		for n := 1; n < 3; n++ { // the new pod is on another node
 			changes, _ := table.Replace(lb.Owner{Name: "ns/np"}, set(n))
 			before := k.cost()
 			must(t, only(p.Apply(t.Context(), changes)))
@@ -146,7 +148,8 @@ func TestCostOfNodePort(t *testing.T) {
 	}
 }
 
-// The first sync of 10,000 Services is a few system calls for each thousand of them, and a restart writes nothing.
+// The first sync of 10,000 Services needs a few system calls for each thousand, and a restart
+// writes nothing.
 func TestFirstSync(t *testing.T) {
 	const services = 10000
 	k := newLab(t)
@@ -180,8 +183,9 @@ func TestFirstSync(t *testing.T) {
 	}
 }
 
-// 16,000 real servers of one virtual server, of which one leaves and comes back, and a Service with 1,000 ports. More is as much for the
-// plane; but IPVS looks for each new real server among all of the virtual server, and so does the fake.
+// One virtual server has 16,000 real servers; one of them leaves and returns. A second Service has
+// 1,000 ports. The plane could handle more, but IPVS searches all real servers of a virtual server
+// for each new one, and so does the fake.
 func TestLarge(t *testing.T) {
 	k := newLab(t)
 	p := k.plane(t, lb.IPv4)
@@ -208,7 +212,8 @@ func TestLarge(t *testing.T) {
 	changes, _ := table.Replace(lb.Owner{Name: "ns/many"}, nil)
 	before := k.cost()
 	must(t, only(p.Apply(t.Context(), changes)))
-	// Each port: a look for connections, the virtual server, its name; and the address with its name once.
+	// Each port: a check for connections, the virtual server, and its name; the address with its
+	// name only once.
 	if c := k.cost().since(before); c.total() > 3*1000+20 {
 		t.Errorf("a Service with 1,000 ports goes at the cost of %+v", c)
 	}

@@ -14,32 +14,34 @@ import (
 	"kube-proxy/mode"
 )
 
-// Counters is what [Plane.Traffic] reads, beside the writes of the plane: an ipvs.Conn of its own.
+// Counters is the connection from which [Plane.Traffic] reads, beside the plane's writes: a
+// separate ipvs.Conn.
 type Counters interface {
 	Services(ctx context.Context, f func(ipvs.ServiceState) error) error
 }
 
 // counters maps virtual servers to service ports (docs/adr/0069). The kernel always counts;
-// counters know where a count begins. A virtual server that was made again has another number.
+// counters record where each count began. A recreated virtual server gets a new number.
 type counters struct {
 	on bool
 
 	mu      sync.Mutex
-	last    uint64 // the number that a counter got last
-	reading int    // which reading is under way, or was last
+	last    uint64 // the number that the last counter got
+	reading int    // the number of the current or last reading
 	of      map[ipvs.ServiceID]*counter
 }
 
-// counter is that of a virtual server.
+// counter belongs to one virtual server.
 type counter struct {
 	number uint64
-	port   string // the service port; "" while it had no backends
-	base   uint64 // what the kernel had counted before it was known here
+	port   string // the service port; "" before it had backends
+	base   uint64 // the kernel's count when we found it
 	conns  uint64 // beyond that
-	since  int    // the reading that was under way, or the last, when it was noted
+	since  int    // the reading in progress, or the last one, when it was recorded
 }
 
-// unknownCount is the base of a counter that others began: its value at the first reading.
+// unknownCount is the base of a counter that another program created: the first reading replaces
+// it.
 const unknownCount = math.MaxUint64
 
 // follow records the new state of a virtual server.
@@ -71,7 +73,7 @@ func (c *counters) follow(s *virtual) {
 	}
 }
 
-// port is the service port that a virtual server leads to, "" if it leads nowhere.
+// port returns the service port of a virtual server, or "" if it has no backends.
 func (s *virtual) port() string {
 	if s.set != nil {
 		return s.set.ID.Service
@@ -79,7 +81,8 @@ func (s *virtual) port() string {
 	return ""
 }
 
-// keep forgets virtual servers that are not in the ledger: they went while the state was unknown.
+// keep forgets virtual servers that are not in the ledger: they were removed while the state was
+// unknown.
 func (c *counters) keep(l *ledger) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,8 +100,8 @@ func (c *counters) begin() {
 	c.reading++
 }
 
-// saw records the kernel's count of a virtual server of anybody. One that was made since the
-// reading began may be listed as it was before.
+// saw records the kernel's count of any virtual server. The list may show the previous state of one
+// that was created since the reading began.
 func (c *counters) saw(s *ipvs.ServiceState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,11 +109,11 @@ func (c *counters) saw(s *ipvs.ServiceState) {
 	if is == nil || is.since == c.reading {
 		return
 	}
-	is.base = min(is.base, s.Stats.Conns) // less: others had it begin anew
+	is.base = min(is.base, s.Stats.Conns) // less: another program recreated it
 	is.conns = s.Stats.Conns - is.base
 }
 
-// counts returns the last reading of each virtual server: a list may lack some (package
+// counts returns the last reading of each virtual server: one list may lack some (package
 // netlink/ipvs).
 func (c *counters) counts() []mode.Count {
 	c.mu.Lock()
@@ -124,11 +127,11 @@ func (c *counters) counts() []mode.Count {
 	return all
 }
 
-// Counts is part of [mode.TrafficCounter].
+// Counts implements [mode.TrafficCounter].
 func (p *Plane) Counts() bool { return p.counters.on }
 
-// Traffic is part of [mode.TrafficCounter]: connections to real servers, as of two seconds ago. The
-// kernel lists virtual servers of others and of the other family too.
+// Traffic implements [mode.TrafficCounter] with the connections to real servers, as of two seconds
+// ago. The kernel also lists virtual servers of other programs and of the other family.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	if !p.counters.on {
 		return nil

@@ -18,7 +18,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// count has planes of the lab count, by a connection of their own.
+// count makes planes of the lab count, on a separate connection.
 func (k *lab) count(t testing.TB) {
 	t.Helper()
 	conn, err := ipvs.New(t.Context(), k.ipvs.Connect())
@@ -28,7 +28,7 @@ func (k *lab) count(t testing.TB) {
 	k.counters = conn
 }
 
-// startedCounting is a lab with a plane that counts, and holds startTable.
+// startedCounting returns a lab with a plane that counts, and holds startTable.
 func startedCounting(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
 	t.Helper()
 	w := planetest.World{Family: f}
@@ -39,8 +39,9 @@ func startedCounting(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planet
 	return k, p, table, w
 }
 
-// connect has each virtual server that leads somewhere count n connections more, those of others too, and returns how many that are for each service port, as the rows and
-// the sets of marks say.
+// connect adds n connections to each virtual server that has backends, also foreign ones. It
+// returns the added connections for each service port, according to the frontends and the sets of
+// marks.
 func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own []netip.Addr) map[string]uint64 {
 	t.Helper()
 	want, served := map[string]uint64{}, map[ipvs.ServiceID]bool{}
@@ -49,7 +50,7 @@ func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own 
 	}
 	for id, is := range k.counted(t) {
 		row := k.rowOf(f, table, id, own)
-		if row != nil && !served[id] { // nobody gets anywhere
+		if row != nil && !served[id] { // without a serving backend
 			continue
 		}
 		must(t, k.ipvs.SetServiceStats(id, ipvs.Stats{Conns: is + n, InPackets: 7}))
@@ -60,7 +61,7 @@ func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own 
 	return want
 }
 
-// counted are the connections of each virtual server of the kernel.
+// counted returns the connections of each virtual server of the kernel.
 func (k *lab) counted(t testing.TB) map[ipvs.ServiceID]uint64 {
 	t.Helper()
 	all := map[ipvs.ServiceID]uint64{}
@@ -68,7 +69,7 @@ func (k *lab) counted(t testing.TB) map[ipvs.ServiceID]uint64 {
 	return all
 }
 
-// rowOf is a row that leads to a virtual server.
+// rowOf returns a frontend that uses a virtual server.
 func (k *lab) rowOf(f lb.Family, table *lb.Table, id ipvs.ServiceID, own []netip.Addr) *lb.Frontend {
 	key := keyOf(id)
 	if id.Mark != 0 {
@@ -100,8 +101,9 @@ func plus(sums ...map[string]uint64) map[string]uint64 {
 	return all
 }
 
-// What virtual servers count, by address, at each address of a NodePort and by mark, is that of the service port which they lead to. Those of others
-// are not counted, and neither is what there was when they were found.
+// The connections of virtual servers, by address, at each address of a NodePort and by mark, count
+// for their service port. Foreign virtual servers do not count, and neither do connections from
+// before a virtual server was found.
 func TestCounters(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		k, p, table, w := startedCounting(t, f)
@@ -143,7 +145,8 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// Counters go on through all that becomes of their virtual servers: they are not told for another Service, nor twice, nor less.
+// Counters continue through all changes of their virtual servers: no connection counts for another
+// Service, twice, or not at all.
 func TestCountersGoOn(t *testing.T) {
 	k, p, table, w := startedCounting(t, lb.IPv4)
 	id := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
@@ -180,7 +183,7 @@ func TestCountersGoOn(t *testing.T) {
 	connect(4)
 	planetest.WantCounted(t, p, "set to zero by others", map[string]uint64{one: 4})
 
-	// A Service that goes while somebody is connected drains, and its virtual server is ours.
+	// A Service that is removed during a connection drains, and its virtual server stays ours.
 	k.connections(always(1))
 	connect(9)
 	do(lb.Owner{Name: "ns/svc-0"}, nil)
@@ -197,7 +200,7 @@ func TestCountersGoOn(t *testing.T) {
 		t.Error("a counter that began anew has the number of the one before")
 	}
 
-	// The address goes to another Service: what was counted before is not told for that.
+	// The address moves to another Service: earlier connections do not count for that.
 	_, f := w.ClusterIP(0, 7, 2)
 	moved := *f[0]
 	moved.Service = "ns/other:http"
@@ -207,7 +210,8 @@ func TestCountersGoOn(t *testing.T) {
 		t.Errorf("an address that moves has the counter %d, before %d: what was counted would count again", got, second)
 	}
 
-	// Others delete it, and the audit makes it anew; or they make it anew, with what it has then.
+	// Another program deletes it, and the audit recreates it; or that program recreates it, and its
+	// count at that time is the base.
 	remove := []ipvs.Op{{Verb: ipvs.DelService, Service: ipvs.Service{ServiceID: id}}}
 	add := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}
 	must(t, k.conn.Do(t.Context(), remove, nil))
@@ -220,7 +224,7 @@ func TestCountersGoOn(t *testing.T) {
 	connect(5)
 	planetest.WantCounted(t, p, "made anew by others", map[string]uint64{"ns/other:http": 5})
 
-	// A Reset makes what others deleted: the counter is not the one before.
+	// A Reset recreates a deleted virtual server: it gets a new counter.
 	third := number()
 	must(t, k.conn.Do(t.Context(), remove, nil))
 	table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
@@ -232,7 +236,8 @@ func TestCountersGoOn(t *testing.T) {
 		t.Error("a counter that a Reset began anew has the number of the one before")
 	}
 
-	// One that could not be made, and that others then made, begins with what it has.
+	// The plane could not create a virtual server and another program then does: its count at that
+	// time is the base.
 	key := lb.Key{Addr: w.Addr(10, 31), Port: 80, Proto: lb.TCP}
 	theirs := add
 	theirs.Service.ServiceID = serviceOf(key)
@@ -253,14 +258,14 @@ func TestCountersGoOn(t *testing.T) {
 	planetest.WantCounted(t, p, "made by others", map[string]uint64{"ns/other:http": 50, "ns/svc-30:http": 5})
 }
 
-// replacedBy has a Service i come with two endpoints.
+// replacedBy adds a Service i with two endpoints.
 func replacedBy(t *testing.T, table *lb.Table, w planetest.World, i int) []lb.Change {
 	t.Helper()
 	o, f := w.ClusterIP(i, 7, 2)
 	return replaced(table, o, f)
 }
 
-// disturbed is a list that lacks some, or is longer under way than a change.
+// disturbed is a list that lacks entries, or takes longer than a change.
 type disturbed struct {
 	Counters
 	lacks func(ipvs.ServiceID) bool
@@ -283,7 +288,8 @@ func (d *disturbed) Services(ctx context.Context, f func(ipvs.ServiceState) erro
 	return nil
 }
 
-// The kernel's list may lack virtual servers, and tell of those before: nothing is counted twice.
+// The kernel's list may lack virtual servers, and show the previous ones: no connection counts
+// twice.
 func TestCountersOfADisturbedList(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	k := newLab(t)
@@ -313,7 +319,8 @@ func TestCountersOfADisturbedList(t *testing.T) {
 	planetest.WantCounted(t, p, "the next time", want)
 }
 
-// Whatever fails, the plane knows of each virtual server that it has whose it is, and of no other.
+// Whatever fails, the plane knows the owner of each virtual server that it has, and records no
+// other.
 func TestCountersFollow(t *testing.T) {
 	for _, seed := range walks(30) {
 		f := familyOf(seed)
@@ -365,7 +372,7 @@ func TestCountersFollow(t *testing.T) {
 	}
 }
 
-// What a change has to note costs no memory.
+// Recording a change allocates no memory.
 func TestCountersCost(t *testing.T) {
 	_, p, _, w := startedCounting(t, lb.IPv4)
 	s := p.l.servers[ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))]

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// crowd is a plane that has few numbers of marks left, and Services whose pods go elsewhere than others, each with a backend of its
-// own.
+// crowd is a plane with few numbers of marks left, and Services whose pods use another route than
+// others. Each has its own backend.
 type crowd struct {
 	served
 }
@@ -26,7 +26,7 @@ func newCrowd(t testing.TB, left uint32) *crowd {
 	return c
 }
 
-// set makes a Service whose pods reach n backends; none for 0.
+// set writes a Service whose pods reach n backends; n is 0 to remove it.
 func (c *crowd) set(i, n int) error {
 	c.Helper()
 	name := fmt.Sprintf("ns/svc-%d:http", i)
@@ -41,8 +41,8 @@ func (c *crowd) set(i, n int) error {
 	return err
 }
 
-// reached is which backends the pods' packets to a Service are led to, as the kernel decides; ok is false if no virtual server has
-// their mark.
+// reached returns the backends that the kernel chooses for the pods' packets to a Service; ok is
+// false if no virtual server has their mark.
 func (c *crowd) reached(i int) (backends []netip.AddrPort, ok bool) {
 	c.Helper()
 	for m := range c.sets[setMarksPods.name(lb.IPv4)].members {
@@ -64,7 +64,7 @@ func (c *crowd) reached(i int) (backends []netip.AddrPort, ok bool) {
 	return nil, false
 }
 
-// astray expects that pods reach the Services' own backends, or are refused where there were no more numbers for it.
+// astray checks that pods reach the Services' own backends, or are refused if no number was left.
 func (c *crowd) astray(when string, refused map[int]bool, services ...int) {
 	c.Helper()
 	for _, i := range services {
@@ -87,8 +87,9 @@ func (c *crowd) astray(when string, refused map[int]bool, services ...int) {
 	}
 }
 
-// Who comes when all numbers of marks are given out has pods refused, rather than led to another Service's backends (SV-25), which is
-// told, and whoever comes when there are numbers again is served.
+// When all numbers of marks are in use, the pods of a new Service are refused, and never reach
+// another Service's backends (SV-25). A notice reports it. New Services are served once numbers are
+// free again.
 func TestNumbersRunOutSV25(t *testing.T) {
 	c := newCrowd(t, 2)
 	for i := 1; i <= 2; i++ {
@@ -116,7 +117,7 @@ func TestNumbersRunOutSV25(t *testing.T) {
 		c.astray(step.when, step.refused, step.all...)
 	}
 	must(t, only(planetest.ResetAll(context.Background(), c.p, c.table)))
-	c.astray("after a Reset", nil, 2, 3, 4, 5) // the numbers that this test took away are there
+	c.astray("after a Reset", nil, 2, 3, 4, 5) // the numbers that this test took are free
 	for _, i := range []int{4, 2, 5, 3} {
 		must(t, c.set(i, 0))
 	}
@@ -125,8 +126,8 @@ func TestNumbersRunOutSV25(t *testing.T) {
 	}
 }
 
-// A mark that led to one Service when the program ended, and of which another has a key now, goes on to mean neither while members of
-// sets lead others there (SV-25).
+// A mark belonged to one Service when the program ended, and another Service has its key now. The
+// mark keeps neither meaning while members of sets refer to it (SV-25).
 func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
 	c := newCrowd(t, 10)
 	row := func(service string, key, first int) *lb.Frontend {
@@ -134,7 +135,7 @@ func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
 			{From: lb.Pods, Do: lb.Balance, To: c.Set(service, lb.Cluster, first, 2)},
 			{From: lb.Anywhere, Do: lb.Drop}}}
 	}
-	for _, stays := range []bool{true, false} { // or its other key is gone as well
+	for _, stays := range []bool{true, false} { // or its other key is removed as well
 		before := c.Table(0, 0)
 		before.Replace(lb.Owner{Name: "a/a"}, []*lb.Frontend{row("a/a:p", 1, 100), row("a/a:p", 2, 100)})
 		must(t, only(planetest.ResetAll(context.Background(), c.p, before)))

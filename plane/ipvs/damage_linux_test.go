@@ -21,7 +21,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// damaged is a plane over the kernel's ipsets and addresses; IPVS and the rules are in memory.
+// damaged is a plane on the kernel's ipsets and addresses; IPVS and the rules are in memory.
 type damaged struct {
 	*deviceBench
 	planetest.World
@@ -52,7 +52,7 @@ func newDamaged(t *testing.T, f lb.Family) *damaged {
 	return d
 }
 
-// difference are the lines that one has and the other has not.
+// difference returns the lines that only one of the texts has.
 func difference(before, after string) string {
 	var b strings.Builder
 	for _, x := range []struct{ sign, of, in string }{{"lacks", before, after}, {"has", after, before}} {
@@ -65,7 +65,7 @@ func difference(before, after string) string {
 	return b.String()
 }
 
-// run runs a command, as somebody else on the node does.
+// run runs a command, as another program on the node would.
 func (d *damaged) run(stdin string, args ...string) {
 	d.t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)
@@ -75,14 +75,15 @@ func (d *damaged) run(stdin string, args ...string) {
 	}
 }
 
-// state is what the kernel's ipsets and kube-ipvs0 hold.
+// state returns the content of the kernel's ipsets and kube-ipvs0.
 func (d *damaged) state() string {
 	d.t.Helper()
 	var all []string
 	for s := range setCount {
 		name := s.name(d.Family)
 		h, err := d.sets.Members(d.t.Context(), name, func(m ipset.Member) {
-			if _, _, numbered := d.p.cfg.layout().mark.number(m.Mark); numbered { // which number it is may change
+			// Its number may change.
+			if _, _, numbered := d.p.cfg.layout().mark.number(m.Mark); numbered {
 				m.Mark = 1
 			}
 			all = append(all, name+" "+m.String())
@@ -103,14 +104,15 @@ func (d *damaged) state() string {
 	return strings.Join(all, "\n")
 }
 
-// mends has the plane mend what it noticed, or with full what it finds, until the kernel is as it shall be.
+// mends makes the plane repair the changes that it noticed, or with full those that it finds, until
+// right returns no difference.
 func (d *damaged) mends(full bool, right func() string) {
 	d.t.Helper()
 	wrong := ""
 	for end := time.After(10 * time.Second); ; {
 		if !full {
 			select {
-			case <-d.p.Drift(): // more than once, if it heard of one thing a moment after another
+			case <-d.p.Drift(): // more than once, if notifications arrive one after another
 			case <-end:
 				d.t.Fatalf("nothing was noticed, or mended:\n%s", wrong)
 			}
@@ -129,7 +131,8 @@ func (d *damaged) mends(full bool, right func() string) {
 	}
 }
 
-// Whatever somebody does to ipsets and addresses is mended: addresses at once, ipsets by the next full audit (DP-31, DP-32).
+// The plane repairs any foreign change of ipsets and addresses: addresses at once, ipsets in the
+// next full audit (DP-31, DP-32).
 func TestDamage(t *testing.T) {
 	eachDamaged := func(name string, full bool, damage func(d *damaged)) {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -192,14 +195,15 @@ func TestDamage(t *testing.T) {
 	eachDamaged("set the device up, and down", false, func(d *damaged) {
 		d.must(netlink.LinkSetUp(device(d)))
 		d.must(netlink.LinkSetDown(device(d)))
-		if d.World.Family == lb.IPv4 { // whose addresses that does not harm
+		if d.World.Family == lb.IPv4 { // whose addresses are unaffected
 			d.foreign(unix.RTM_DELADDR, d.indexOf(Device), d.Addr(10, 1), d.Addr(10, 1).BitLen())
 		}
 	})
 }
 
-// Another interface gets a service address, and loses it: it is bound, and a member of the set of bound addresses, where and when no
-// other has it (DP-31). New NodePort addresses get virtual servers.
+// Another interface gets a service address, and loses it. The address is bound, and a member of the
+// set of bound addresses, only while no other interface has it (DP-31). New NodePort addresses get
+// virtual servers.
 func TestServiceAddressElsewhere(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -219,7 +223,7 @@ func TestServiceAddressElsewhere(t *testing.T) {
 				d.mends(false, func() string { return difference(before, d.state()) })
 				d.leads(vip, true)
 			}
-			// Somebody has it there before the Service comes, and goes on to.
+			// Another interface has the address before the Service exists, and keeps it.
 			late := d.Addr(10, 501)
 			d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, late, late.BitLen())
 			d.mends(false, func() string {
@@ -237,7 +241,7 @@ func TestServiceAddressElsewhere(t *testing.T) {
 	}
 }
 
-// placeFails is a device of which once nobody learns what other devices have.
+// placeFails is a device that once fails to list the addresses of other devices.
 type placeFails struct {
 	*fakeDevice
 	err error
@@ -251,7 +255,7 @@ func (d *placeFails) Place(ctx context.Context) (Place, error) {
 	return d.fakeDevice.Place(ctx)
 }
 
-// What was heard, and could not be looked at, is looked at by the next audit: nobody tells of it twice.
+// If an audit fails, the next one handles its notifications, because they arrive only once.
 func TestNewsOutliveAFailedAudit(t *testing.T) {
 	k, w := newLab(t), planetest.World{Family: lb.IPv4}
 	cfg := k.config(w.Family)
@@ -274,7 +278,7 @@ func TestNewsOutliveAFailedAudit(t *testing.T) {
 	}
 }
 
-// Where nothing can be written the error names some of it, and how much there is: a line of the log.
+// If all writes fail, the error names some objects and their number, in one line of the log.
 func TestErrorsAreBounded(t *testing.T) {
 	k, w := newLab(t), planetest.World{Family: lb.IPv4}
 	p := k.plane(t, w.Family)

@@ -17,7 +17,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// packets is a plane on a node to which packets are sent while somebody damages what it wrote.
+// packets is a node with a plane; the test sends it packets while another program damages the
+// plane's objects.
 type packets struct {
 	*netlab.TestLab
 	t     *testing.T
@@ -72,7 +73,8 @@ func (k *packets) must(err error) {
 	}
 }
 
-// mend does as the engine does: it has the plane mend what it noticed, or with full what it finds.
+// mend acts as the engine: it makes the plane repair the changes that it noticed, or with full
+// those that it finds.
 func (k *packets) mend(full bool) {
 	k.t.Helper()
 	for again := true; again; {
@@ -91,7 +93,7 @@ func (k *packets) mend(full bool) {
 				k.must(err)
 			}
 		})
-		select { // what was noticed in the meantime
+		select { // notifications that arrived in the meantime
 		case <-k.p.Drift():
 			k.p.signal()
 		case <-time.After(200 * time.Millisecond):
@@ -100,7 +102,7 @@ func (k *packets) mend(full bool) {
 	}
 }
 
-// serves sends requests all ways, and through each some.
+// serves sends several requests over each path.
 func (k *packets) serves(what string) {
 	k.t.Helper()
 	for _, w := range []struct {
@@ -129,8 +131,8 @@ func (k *packets) bound() bool {
 	return has
 }
 
-// Whatever somebody does to ipsets and addresses, packets go their way once it is mended, and connections that are open go on; where
-// another interface gets a service address they never stop (DP-31).
+// After any foreign change of ipsets and addresses is repaired, packets reach their backends, and
+// open connections go on. If another interface gets a service address, packets never stop (DP-31).
 func TestDamageAndPackets(t *testing.T) {
 	inVM(t)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -143,7 +145,9 @@ func TestDamageAndPackets(t *testing.T) {
 			traffic := k.Traffic(ways...)
 			traffic.More()
 			add := []string{"ip", "addr", "add", bits, "dev", netlab.Uplink}
-			if f == lb.IPv6 { // or the kernel would take it for the source of what it masquerades. It must first prove to be nobody else's
+			// Otherwise the kernel would use it as the source of masqueraded packets. Duplicate
+			// address detection must finish first.
+			if f == lb.IPv6 {
 				add = append(add, "preferred_lft", "0")
 			}
 			k.must(k.run("", add...))
@@ -152,7 +156,8 @@ func TestDamageAndPackets(t *testing.T) {
 				t.Error("kube-ipvs0 has an address that another interface has")
 			}
 			traffic.More()
-			k.must(k.run("", "ip", "link", "add", "late", "type", "dummy")) // a second, while the first has it
+			// A second one, while the first has it.
+			k.must(k.run("", "ip", "link", "add", "late", "type", "dummy"))
 			k.must(k.run("", "ip", "addr", "add", bits, "dev", "late"))
 			k.must(k.run("", "ip", "addr", "del", bits, "dev", netlab.Uplink))
 			traffic.More()
@@ -192,7 +197,7 @@ func TestDamageAndPackets(t *testing.T) {
 			k.serves("device deleted")
 			k.must(k.run("", "ip", "link", "set", Device, "up"))
 			k.must(k.run("", "ip", "link", "set", Device, "down"))
-			if f == lb.IPv6 { // it loses those alone
+			if f == lb.IPv6 { // it loses only the IPv6 addresses
 				k.mend(false)
 			}
 			k.serves("device set up and down")

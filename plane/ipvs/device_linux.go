@@ -18,29 +18,31 @@ import (
 	"kube-proxy/lb"
 )
 
-// ErrNoDevice is wrapped by errors that say that kube-ipvs0 does not exist.
+// ErrNoDevice is wrapped by errors of operations that need kube-ipvs0 when it does not exist.
 var ErrNoDevice = errors.New("there is no " + Device)
 
-// device is kube-ipvs0 for one family. It also knows the addresses of the node's other devices.
-// It follows changes by the kernel's notifications, at a cost that follows the changes.
+// device is kube-ipvs0 for one family. It also tracks the addresses of the node's other devices. It
+// follows the kernel's notifications, so its cost follows the changes.
 //
-// Only kube-proxy uses the device: addresses without a Service are left from an earlier run, or from
-// upstream. The device stays down, as upstream's does. Its addresses are the node's all the same,
-// and it gets no routes and no link-local address. The addresses have scope host, and for IPv6
-// preferred lifetime 0, because the kernel would otherwise take one as source address towards an
-// interface without an address, such as that of a pod. --ipvs-strict-arp decides about ARP for them.
+// Only kube-proxy uses the device: addresses without a Service are left from an earlier run, or
+// from upstream. The device stays down, as upstream's does. Its addresses are still the node's, and
+// it gets no routes and no link-local address. The addresses have scope host, and for IPv6
+// preferred lifetime 0. Otherwise the kernel would use one as source address on an interface
+// without an address, such as a pod's. --ipvs-strict-arp decides about ARP for them.
 //
-// News, Notify and Close are safe for concurrent use; one goroutine at a time may use the rest.
+// News, Notify and Close are safe for concurrent use; only one goroutine at a time may use the
+// rest.
 type device struct {
 	family lb.Family
 	conn   *netlink.Conn
 	events *netlink.Conn
 	done   chan struct{}
 	bulk   netlink.Bulk
-	// lengths are the prefix lengths of addresses that others gave the device.
+	// lengths are the prefix lengths of addresses that other programs added to the device.
 	lengths map[netip.Addr]int
 
-	// mu is held while all addresses are listed: notifications wait, since they may be older or newer.
+	// mu is held while all addresses are listed: notifications wait, because they may be older or
+	// newer.
 	mu     sync.Mutex
 	notify func()
 	index  int32 // of the device, 0 if it does not exist
@@ -50,11 +52,12 @@ type device struct {
 	// others are the addresses of other devices, with the indexes of these.
 	others    map[netip.Addr][]int32
 	listed    bool // others is known
-	addresses bool // others changed addresses of the device
-	place     bool // others changed what Place returns
+	addresses bool // other programs changed addresses of the device
+	place     bool // other programs changed the result of Place
 }
 
-// requestsAtOnce is the number of requests in one system call. Their answers must fit the receive buffer.
+// requestsAtOnce is the number of requests in one system call. Their replies must fit the receive
+// buffer.
 const requestsAtOnce = 256
 
 // openDevice listens in the network namespace of the calling thread. It changes nothing.
@@ -83,15 +86,15 @@ func (d *device) Close() error {
 	return cmp.Or(err, d.conn.Close())
 }
 
-// Notify sets the function that is called, by another goroutine, when News changes. It must not
-// call the device.
+// Notify sets the function that another goroutine calls when News changes. It must not call the
+// device.
 func (d *device) Notify(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.notify = f
 }
 
-// News reports whether others changed what Addresses or Place return since the last call.
+// News reports whether other programs changed the result of Addresses or Place since the last call.
 func (d *device) News() (addresses, place bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -115,7 +118,7 @@ func (d *device) forgetOwn() {
 	d.quieten()
 }
 
-// settle notes that a notification of our own write has come, or will not come.
+// settle records that a notification of our own write has arrived, or will not arrive.
 func (d *device) settle(a netip.Addr) {
 	if d.own[a]--; d.own[a] <= 0 {
 		delete(d.own, a)
@@ -164,7 +167,8 @@ func (d *device) hearOthers(a route.Address, there bool) {
 	}
 }
 
-// note records whether another device has an address, and reports whether the node gained or lost it.
+// note records whether another device has an address, and reports whether the node gained or lost
+// it.
 func (d *device) note(a route.Address, there bool) (changed bool) {
 	if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
 		there = false // not the node's address yet; another notification comes when it is
@@ -201,7 +205,7 @@ func (d *device) hearLink(l route.Link, there bool) {
 // linkLocal reports whether an address is link-local. Those come and go with devices, such as pods'.
 func linkLocal(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-// Ensure makes the device if it does not exist.
+// Ensure creates the device if it does not exist.
 func (d *device) Ensure(ctx context.Context) error {
 	err := d.find(ctx)
 	if !errors.Is(err, ErrNoDevice) {
@@ -209,7 +213,7 @@ func (d *device) Ensure(ctx context.Context) error {
 	}
 	made := route.Link{Name: Device, Kind: DeviceType, Flags: unix.IFF_NOARP}
 	err = d.conn.Do(ctx, route.ChangeLink(made, unix.IFF_NOARP), nil)
-	if err != nil && !errors.Is(err, unix.EEXIST) { // the other family's plane may have made it
+	if err != nil && !errors.Is(err, unix.EEXIST) { // the other family's plane may have created it
 		return fmt.Errorf("make device %s: %w", Device, err)
 	}
 	return d.find(ctx)
@@ -282,8 +286,8 @@ func (d *device) list(ctx context.Context) (ours []netip.Addr, err error) {
 	return ours, nil
 }
 
-// Place returns the addresses of other devices. Only the first call asks the kernel, and one after
-// notifications were lost.
+// Place returns the addresses of other devices. It queries the kernel only on the first call, and
+// after notifications were lost.
 func (d *device) Place(ctx context.Context) (Place, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -303,9 +307,9 @@ func (d *device) Place(ctx context.Context) (Place, error) {
 	return p, nil
 }
 
-// Add gives the device addresses, and calls failed for each that the kernel refuses. An address that
-// it has already is no error. When Add returns, the kernel delivers packets to the others locally.
-// The error wraps ErrNoDevice if there is no device.
+// Add adds addresses to the device, and calls failed for each that the kernel refuses. An address
+// that it already has is no error. When Add returns, the kernel delivers packets to the others
+// locally. The error wraps ErrNoDevice if the device does not exist.
 func (d *device) Add(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error {
 	err := d.change(ctx, unix.RTM_NEWADDR, addrs, failed)
 	if d.family == lb.IPv6 && len(addrs) > 0 {
@@ -314,8 +318,9 @@ func (d *device) Add(ctx context.Context, addrs []netip.Addr, failed func(i int,
 	return err
 }
 
-// Remove takes addresses from the device, and calls failed for each that the kernel refuses. An
-// address that it does not have is no error. The error wraps ErrNoDevice if there is no device.
+// Remove removes addresses from the device, and calls failed for each that the kernel refuses. An
+// address that it does not have is no error. The error wraps ErrNoDevice if the device does not
+// exist.
 func (d *device) Remove(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error {
 	return d.change(ctx, unix.RTM_DELADDR, addrs, failed)
 }
@@ -337,7 +342,7 @@ type change struct {
 	failures netlink.Failures
 }
 
-// Append is part of [netlink.Operations].
+// Append implements [netlink.Operations].
 func (c *change) Append(e *netlink.Encoder, i int) error {
 	if c.index == 0 {
 		return ErrNoDevice
@@ -360,14 +365,14 @@ func (c *change) Append(e *netlink.Encoder, i int) error {
 	return nil
 }
 
-// Done is part of [netlink.Operations].
+// Done implements [netlink.Operations].
 func (c *change) Done(i int, err error) {
 	if err == nil {
 		return
 	}
 	a := c.addrs[i]
 	c.mu.Lock()
-	c.settle(a) // no notification comes
+	c.settle(a) // no notification will arrive
 	c.mu.Unlock()
 	doing := "take service address %s from device %s: %w"
 	switch adding := c.typ == unix.RTM_NEWADDR; {
@@ -385,12 +390,12 @@ func (c *change) Done(i int, err error) {
 	c.failures.Add(i, fmt.Errorf(doing, a, Device, err))
 }
 
-// settleWithin is how long to wait for notifications of new addresses. They come within milliseconds.
+// settleWithin is the timeout for notifications of new addresses. They arrive within milliseconds.
 const settleWithin = 5 * time.Second
 
-// settled waits until the kernel delivers packets to new IPv6 addresses locally. The kernel sends the
-// notification of an address shortly after it acknowledged the request, and then makes the route, both
-// under the lock that changes of interfaces need.
+// settled waits until the kernel delivers packets to new IPv6 addresses locally. The kernel sends
+// the notification of an address shortly after it acknowledges the request, and then adds the
+// route. Both happen under the lock that changes of interfaces need.
 func (d *device) settled(ctx context.Context) error {
 	late := time.After(settleWithin)
 	for d.awaits() {

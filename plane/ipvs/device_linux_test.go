@@ -21,7 +21,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// deviceBench is a device in a network namespace of its own, with another interface beside it.
+// deviceBench is a device in a new network namespace, with another interface beside it.
 type deviceBench struct {
 	*device
 	t     testing.TB
@@ -30,7 +30,8 @@ type deviceBench struct {
 	net   string // of service addresses
 }
 
-// enterForDevice enters a network namespace, and chooses a kind of device that this kernel has.
+// enterForDevice enters a network namespace, and chooses a kind of device that this kernel
+// supports.
 func enterForDevice(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -84,7 +85,7 @@ func (b *deviceBench) must(err error) {
 	}
 }
 
-// addrs are n service addresses.
+// addrs returns n service addresses.
 func (b *deviceBench) addrs(n int) []netip.Addr {
 	all := make([]netip.Addr, n)
 	a := netip.MustParseAddr(b.net)
@@ -95,7 +96,7 @@ func (b *deviceBench) addrs(n int) []netip.Addr {
 	return all
 }
 
-// begin makes the device, and looks at what is there.
+// begin creates the device, and lists its addresses.
 func (b *deviceBench) begin() {
 	b.t.Helper()
 	b.must(b.Ensure(b.t.Context()))
@@ -104,7 +105,8 @@ func (b *deviceBench) begin() {
 	b.News()
 }
 
-// has expects the device to have those addresses, of which packets are led here.
+// has checks that the device has exactly those addresses, and that packets to them are delivered
+// here.
 func (b *deviceBench) has(want ...netip.Addr) {
 	b.t.Helper()
 	got, err := b.Addresses(b.t.Context())
@@ -124,7 +126,7 @@ func (b *deviceBench) leads(a netip.Addr, want bool) {
 	}
 }
 
-// hears waits for news that are of what they shall be of.
+// hears waits for news of the expected kinds.
 func (b *deviceBench) hears(addresses, place bool) {
 	b.t.Helper()
 	var a, p bool
@@ -139,7 +141,7 @@ func (b *deviceBench) hears(addresses, place bool) {
 	}
 }
 
-// silent expects that there is no news up to now: what is heard is heard in order.
+// silent checks that no news has arrived; notifications arrive in order.
 func (b *deviceBench) silent() {
 	b.t.Helper()
 	mark := netip.MustParseAddr("203.0.113.9")
@@ -153,7 +155,7 @@ func (b *deviceBench) silent() {
 	}
 }
 
-// noted waits until it has been heard that another interface has an address, or has it no more.
+// noted waits for the notification that another interface has an address, or lost it.
 func (b *deviceBench) noted(a netip.Addr, index int, there bool) {
 	b.t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -169,7 +171,7 @@ func (b *deviceBench) noted(a netip.Addr, index int, there bool) {
 	}
 }
 
-// foreign changes an address as others do.
+// foreign changes an address as another program would.
 func (b *deviceBench) foreign(typ uint16, index int, a netip.Addr, bits int) {
 	b.t.Helper()
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
@@ -190,7 +192,8 @@ func (b *deviceBench) indexOf(name string) int {
 	return l.Attrs().Index
 }
 
-// Addresses come and go, many in one system call; twice does no harm, and nobody takes our own writes for others'.
+// Addresses are added and removed, many in one system call. Repetitions are harmless, and our own
+// writes do not count as foreign.
 func TestDevice(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx := t.Context()
@@ -209,7 +212,7 @@ func TestDevice(t *testing.T) {
 		b.must(b.Remove(ctx, all[5:], nil))
 		b.must(b.Remove(ctx, all[5:10], nil))
 		b.has(all[:5]...)
-		for range 50 { // what is heard late is not taken for somebody else's
+		for range 50 { // a late notification does not count as foreign
 			b.must(b.Remove(ctx, all[:1], nil))
 			b.must(b.Add(ctx, all[:1], nil))
 		}
@@ -236,7 +239,7 @@ func TestDevice(t *testing.T) {
 	})
 }
 
-// What others do to the device is noticed, and can be undone.
+// The device notices foreign changes, and can undo them.
 func TestDeviceOthersWrite(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(4)
@@ -258,10 +261,10 @@ func TestDeviceOthersWrite(t *testing.T) {
 
 		link, err := netlink.LinkByName(Device)
 		b.must(err)
-		b.must(netlink.LinkSetUp(link)) // to which nobody objects; of IPv6 it gets an address of its own
+		b.must(netlink.LinkSetUp(link)) // which gives it an IPv6 address
 		b.silent()
 		b.has(all[:3]...)
-		b.must(netlink.LinkSetDown(link)) // with which it loses those of IPv6
+		b.must(netlink.LinkSetDown(link)) // which removes its IPv6 addresses
 		if b.family == lb.IPv6 {
 			b.hears(true, false)
 			b.has()
@@ -291,11 +294,11 @@ func TestDeviceOthersWrite(t *testing.T) {
 	})
 }
 
-// A device was deleted a moment ago, and the notification has not arrived.
+// The device was just deleted, and the notification has not arrived.
 func TestDeviceGoneUnheard(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		b.begin()
-		b.mu.Lock() // so that no notification is handled
+		b.mu.Lock() // so that notifications wait
 		link, err := netlink.LinkByName(Device)
 		b.must(err)
 		b.must(netlink.LinkDel(link))
@@ -308,7 +311,8 @@ func TestDeviceGoneUnheard(t *testing.T) {
 	})
 }
 
-// Which addresses other interfaces have, and which of the node's answer NodePorts (SV-64, DP-31).
+// The addresses that other interfaces have, and those of the node that answer NodePorts (SV-64,
+// DP-31).
 func TestDevicePlace(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(3)
@@ -329,7 +333,8 @@ func TestDevicePlace(t *testing.T) {
 			l.place(p, lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix(prefix)}})
 			has := []string{}
 			for a := range p.Elsewhere {
-				if s := a.String(); !strings.HasPrefix(s, "fe80::") || s == linkLocal { // what the kernel gives every interface
+				// The kernel adds these to every interface.
+				if s := a.String(); !strings.HasPrefix(s, "fe80::") || s == linkLocal {
 					has = append(has, s)
 				}
 			}
@@ -346,7 +351,8 @@ func TestDevicePlace(t *testing.T) {
 		expect(every, []string{node}, []string{node}, loopback, node)
 		expect(nodes, []string{node}, []string{node}, loopback, node)
 		expect("192.0.2.0/24", nil, []string{node}, loopback, node)
-		// One gets an address that the device has: that may go, and packets to it come here all the same.
+		// Another interface gets an address of the device. The device may lose it, and packets to
+		// it still arrive here.
 		vip := all[0].String()
 		b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, all[0], all[0].BitLen())
 		b.hears(false, true)
@@ -356,15 +362,16 @@ func TestDevicePlace(t *testing.T) {
 		b.must(b.Remove(ctx, all[:1], nil))
 		b.has(all[1])
 		b.leads(all[0], true)
-		// A second interface has it, and the first loses it: no news.
+		// A second interface gets it, and the first loses it: no news.
 		second := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
 		b.must(netlink.LinkAdd(second))
 		b.foreign(unix.RTM_NEWADDR, second.Attrs().Index, all[0], all[0].BitLen())
-		b.noted(all[0], second.Attrs().Index, true) // IPv6 lets it be the node's a moment later
+		// IPv6 needs a moment before the address is the node's.
+		b.noted(all[0], second.Attrs().Index, true)
 		b.foreign(unix.RTM_DELADDR, b.other.Attrs().Index, all[0], all[0].BitLen())
 		b.silent()
 		expect(every, both, both, loopback, node, vip)
-		// The last loses it, with the whole interface.
+		// The last interface with it is removed.
 		b.must(netlink.LinkDel(second))
 		b.hears(false, true)
 		expect(every, []string{node}, []string{node}, loopback, node)
@@ -376,7 +383,7 @@ func TestDevicePlace(t *testing.T) {
 			b.silent()
 			expect(every, []string{node}, []string{node}, loopback, node, linkLocal)
 		}
-		// What notifications have told is what a listing tells.
+		// Notifications gave the same state as a listing.
 		before := maps.Clone(b.others)
 		b.mu.Lock()
 		_, err = b.list(ctx)
@@ -395,7 +402,7 @@ func strs(addrs []netip.Addr) (s []string) {
 	return s
 }
 
-// More happens than notifications find room for.
+// More notifications are sent than the buffer holds.
 func TestDeviceLost(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(400)
@@ -407,7 +414,7 @@ func TestDeviceLost(t *testing.T) {
 		for _, a := range all[:200] {
 			b.foreign(unix.RTM_NEWADDR, int(index), a, a.BitLen())
 		}
-		for i := range 10 { // while they listen at their leisure
+		for i := range 10 { // while they listen normally
 			b.mu.Lock()
 			for _, a := range all[200+i*20:][:20] {
 				b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, a, a.BitLen())
@@ -422,7 +429,7 @@ func TestDeviceLost(t *testing.T) {
 	})
 }
 
-// A device of that name and another type is not ours, and stays as it is.
+// A device of that name and another type is not ours, and stays unchanged.
 func TestDeviceOfOthers(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(2)
@@ -445,14 +452,14 @@ func TestDeviceOfOthers(t *testing.T) {
 	})
 }
 
-// Nothing of this node takes a service address for its source, not even towards an interface that has none.
+// The node never uses a service address as source, not even on an interface without an address.
 func TestDeviceAddressIsNoSource(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		own, far := "172.18.0.2", "198.18.0.0/15"
 		if b.family == lb.IPv6 {
 			own, far = "fd00:18::2", "2001:db8:18::/64"
 		}
-		b.begin() // so that it comes before the interface with the node's address
+		b.begin() // so that it is listed before the interface with the node's address
 		b.must(b.Add(t.Context(), b.addrs(3), nil))
 		host := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
 		b.must(netlink.LinkAdd(host))

@@ -12,31 +12,31 @@ import (
 	"kube-proxy/lb"
 )
 
-// How long real servers drain (ADR 0046). One goes when it has no connections, or no longer
-// answers, so that those of a dead node do not stay for ever (PN-42).
+// How long real servers drain (ADR 0046). A real server is removed when it has no connections, or
+// no longer answers, so that those of a dead node do not stay for ever (PN-42).
 const (
-	// firstLook is the first pause before a look, and lastLook the longest; pauses double.
+	// firstLook is the first pause before a check, and lastLook the longest; pauses double.
 	firstLook, lastLook = 2 * time.Second, 30 * time.Second
-	// underWay is the shortest stay: packets that chose it before its weight was 0 may not be
-	// counted yet, and would lose their connection.
+	// underWay is the minimum stay. Packets that chose the real server before its weight was 0 may
+	// not be counted yet, and would lose their connection.
 	underWay = time.Second
-	// mute limits the time without an answer while packets go to it: clients repeat lost packets.
+	// mute limits the time without a reply while packets go to it: clients repeat lost packets.
 	mute = 2 * time.Minute
-	// silent limits the time without a packet from it, without [Config.Idle]: IPVS forgets idle
-	// connections then.
+	// silent limits the time without a packet from it, without [Config.Idle]: IPVS then forgets
+	// idle connections.
 	silent = 15 * time.Minute
-	// stay limits the time for which connections hold the address of a deleted Service: another may
-	// own it by then (TN-63).
+	// stay limits how long connections keep the address of a deleted Service: another may own it by
+	// then (TN-63).
 	stay = 5 * time.Minute
 	// perSecond is the number of real servers that are listed for each second of pause.
 	perSecond = 1000
-	// Virtual servers that are due within together are looked at together, up to lookStep real
-	// servers: changes of rows wait meanwhile.
+	// Virtual servers due within together are checked together, up to lookStep real servers:
+	// changes of frontends wait meanwhile.
 	together = time.Second
 	lookStep = 20000
 )
 
-// drain has a real server go when its connections have ended.
+// drain schedules the removal of a real server for when its connections have ended.
 func (p *Plane) drain(s *virtual, a netip.AddrPort) {
 	now := time.Now()
 	if s.drain == nil {
@@ -54,7 +54,7 @@ func (p *Plane) drain(s *virtual, a netip.AddrPort) {
 	p.wake(s.drain.next)
 }
 
-// wake has Drift have a value then.
+// wake makes Drift have a value at that time.
 func (p *Plane) wake(at time.Time) {
 	if !p.alarmAt.IsZero() && !at.Before(p.alarmAt) {
 		return
@@ -69,12 +69,12 @@ func (p *Plane) wake(at time.Time) {
 
 // look removes drained real servers of the virtual servers that are due.
 func (p *Plane) look(ctx context.Context) error {
-	now, counts := time.Now(), counting() // without, nothing can be told of who is silent
+	now, counts := time.Now(), counting() // without counts, silence cannot be detected
 	p.alarmAt = time.Time{}
 	w := p.writer()
 	var ops []serverOp
 	listed := 0
-	for s := range p.drains { // in another order each time, so that all have their turn
+	for s := range p.drains { // in another order each time, so that all get their turn
 		if s.drain == nil || len(s.drain.dests) == 0 && !s.leaving {
 			s.drain = nil
 			delete(p.drains, s)
@@ -111,7 +111,7 @@ func (p *Plane) look(ctx context.Context) error {
 	return p.ended("remove what has drained", w, nil)
 }
 
-// look returns which real servers have drained, or serve no connection any more.
+// lookAt returns the real servers that have drained, or serve no connection any more.
 func (p *Plane) lookAt(ctx context.Context, s *virtual, now time.Time, counts bool) (gone []netip.AddrPort, err error) {
 	left := map[netip.AddrPort]bool{}
 	late := s.leaving && (now.Sub(s.drain.left) >= stay || p.l.taken(s))
@@ -134,7 +134,7 @@ func (p *Plane) lookAt(ctx context.Context, s *virtual, now time.Time, counts bo
 		return nil, fmt.Errorf("look for connections of virtual server %s: %w", s.id, err)
 	}
 	for a := range s.drain.dests {
-		if !left[a] { // somebody removed it
+		if !left[a] { // another program removed it
 			delete(s.dests, a)
 			delete(s.drain.dests, a)
 		}
@@ -142,8 +142,8 @@ func (p *Plane) lookAt(ctx context.Context, s *virtual, now time.Time, counts bo
 	return gone, nil
 }
 
-// follow records what a real server did since the last look, and reports whether it may go; idle is
-// the time after which IPVS forgets a connection.
+// follow records a real server's activity since the last check, and reports whether it can be
+// removed. idle is the time after which IPVS forgets a connection.
 func (s *seen) follow(d ipvs.DestinationState, now time.Time, idle time.Duration) bool {
 	in, out := d.Stats.InPackets, d.Stats.OutPackets
 	switch {

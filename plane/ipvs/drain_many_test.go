@@ -14,8 +14,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// However many virtual servers have real servers that drain, and whenever they began, they are looked at once in a second at most, and
-// then a bounded number of real servers is listed, so that changes of others need not wait; all have their turn.
+// However many virtual servers have draining real servers, and whenever they began, they are
+// checked at most once a second. Each check lists a bounded number of real servers, so that other
+// changes need not wait; all get their turn.
 func TestManyDrainTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const services, backends = 50, 500
@@ -79,8 +80,8 @@ func TestManyDrainTogether(t *testing.T) {
 	})
 }
 
-// A full audit lists the real servers of a part of the virtual servers, by what they have: changes of others wait meanwhile. All have
-// their turn.
+// A full audit lists the real servers of a part of the virtual servers, by their number: other
+// changes wait meanwhile. All get their turn.
 func TestAuditListsAPart(t *testing.T) {
 	const services, backends = 50, 500
 	k := newLab(t)

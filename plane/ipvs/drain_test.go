@@ -14,7 +14,7 @@ import (
 	"kube-proxy/test/ipvsfake"
 )
 
-// drainLab is a plane with one Service of three backends, under the clock of synctest.
+// drainLab is a plane with one Service of three backends, under the synctest clock.
 type drainLab struct {
 	served
 	web ipvs.ServiceID
@@ -28,7 +28,7 @@ func newDrainLab(t testing.TB, proto lb.Proto) *drainLab {
 	return d
 }
 
-// service has n backends from pod first on, none of them for negative n.
+// service returns a Service with n backends from pod first on; a negative n removes it.
 func (d *drainLab) service(proto lb.Proto, first, n int) (lb.Owner, []*lb.Frontend) {
 	var all []lb.Backend
 	for i := range n {
@@ -51,7 +51,7 @@ func (d *drainLab) busy(pod int, active uint32, in, out uint64) {
 	must(d.TB, d.ipvs.SetStats(d.web, d.pod(pod), ipvs.Stats{InPackets: in, OutPackets: out}))
 }
 
-// wait lets time go by, in which the engine audits when Drift asks for it. each is called every second.
+// wait lets time pass, while the engine audits when Drift requests it. It calls each every second.
 func (d *drainLab) wait(time_ time.Duration, each func(second int)) {
 	d.Helper()
 	for i := range int(time_ / time.Second) {
@@ -69,7 +69,7 @@ func (d *drainLab) wait(time_ time.Duration, each func(second int)) {
 	}
 }
 
-// weights are the weights of the real servers that the virtual server has; nil if there is none.
+// weights returns the weights of the virtual server's real servers; nil without a virtual server.
 func (d *drainLab) weights() map[netip.AddrPort]int32 {
 	for _, v := range d.ipvs.State() {
 		if v.ServiceID == d.web {
@@ -83,7 +83,7 @@ func (d *drainLab) weights() map[netip.AddrPort]int32 {
 	return nil
 }
 
-// want expects that pods 0, 1, … have these weights; -1 for none.
+// want checks that pods 0, 1, … have these weights; -1 means no real server.
 func (d *drainLab) want(when string, weights ...int32) {
 	d.Helper()
 	got := d.weights()
@@ -105,7 +105,8 @@ func (d *drainLab) want(when string, weights ...int32) {
 	}
 }
 
-// A TCP backend that leaves keeps its connections and gets no new ones; it goes with the last of them, soon after that (DP-34, PN-40).
+// A TCP backend that leaves keeps its connections and gets no new ones; it is removed soon after
+// the last of them ends (DP-34, PN-40).
 func TestDrainDP34(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)
@@ -123,7 +124,7 @@ func TestDrainDP34(t *testing.T) {
 	})
 }
 
-// Without connections it goes at the first look, and then nobody looks any more.
+// Without connections it is removed at the first check, and the checks end.
 func TestDrainWithoutConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)
@@ -139,8 +140,9 @@ func TestDrainWithoutConnections(t *testing.T) {
 	})
 }
 
-// One that comes back has its weight again, also where a restart lies between (PN-40, #92019).
-// A real server that leaves right before another one's turn to be looked at stays until the next: packets that chose it may be under way.
+// A backend that returns gets its weight back, also with a restart in between (PN-40, #92019). A
+// real server that leaves right before a check for another one stays until the next: packets that
+// chose it may be on their way.
 func TestDrainPacketsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)
@@ -188,7 +190,7 @@ func TestDrainReturns(t *testing.T) {
 	}
 }
 
-// A restart finds one that drains, and has it go when it has drained.
+// After a restart, the plane finds a draining real server, and removes it once drained.
 func TestDrainGoesOnAfterRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)
@@ -205,8 +207,8 @@ func TestDrainGoesOnAfterRestart(t *testing.T) {
 	})
 }
 
-// The connections of a node that died hold its real server for two minutes of packets without an answer, and such as nobody uses for 15 minutes:
-// a bound, whatever clients do (PN-42).
+// The connections of a dead node keep its real server for two minutes of unanswered packets, and
+// idle ones for 15 minutes. This is a bound, whatever clients do (PN-42).
 func TestDrainBoundPN42(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in    bool // clients send
@@ -236,8 +238,8 @@ func TestDrainBoundPN42(t *testing.T) {
 	}
 }
 
-// The virtual server of a Service that goes stays for its connections, as they go on in other modes, with its address; it takes no new
-// ones, and no other key knows of it (DP-53).
+// The virtual server of a removed Service stays for its connections, which continue as in other
+// modes, with its address. It takes no new ones, and no other key uses it (DP-53).
 func TestDrainDeletedServiceDP53(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)
@@ -250,7 +252,7 @@ func TestDrainDeletedServiceDP53(t *testing.T) {
 		if n := len(d.sets[setClusterIP.name(lb.IPv4)].members); n != 0 {
 			t.Errorf("KUBE-CLUSTER-IP has %d members", n)
 		}
-		d.reset() // an odd moment for it
+		d.reset() // at an unusual moment
 		d.wait(time.Minute, nil)
 		d.want("with connections", -1, 0, -1)
 		d.busy(1, 0, 0, 0)
@@ -267,7 +269,8 @@ func TestDrainDeletedServiceDP53(t *testing.T) {
 	})
 }
 
-// A connection that never ends holds the address of a Service that is gone for a bounded time, also after a restart (TN-63).
+// A connection that never ends keeps the address of a removed Service for a bounded time, also
+// after a restart (TN-63).
 func TestDrainDeletedServiceIsBounded(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -298,8 +301,8 @@ func TestDrainDeletedServiceIsBounded(t *testing.T) {
 	}
 }
 
-// Connections do not keep an address that another device has: what listens there is reached at once, also where the address comes to the
-// device later (TN-63).
+// Connections do not keep an address that another device has: a listener there is reached at once,
+// also if the device gets the address later (TN-63).
 func TestDrainAtAddressOfAnotherDevice(t *testing.T) {
 	for _, later := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -326,7 +329,8 @@ func TestDrainAtAddressOfAnotherDevice(t *testing.T) {
 	}
 }
 
-// Idle connections to a real server that leaves end when IPVS forgets them, by --ipvs-tcp-timeout (TN-64).
+// Idle connections to a leaving real server end when IPVS forgets them, after --ipvs-tcp-timeout
+// (TN-64).
 func TestDrainFollowsTheTimeout(t *testing.T) {
 	for _, idle := range []time.Duration{5 * time.Minute, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -350,7 +354,7 @@ func TestDrainFollowsTheTimeout(t *testing.T) {
 	}
 }
 
-// A Service that comes back while connections of the one before drain takes its virtual server over.
+// A Service that returns while connections of its predecessor drain takes over its virtual server.
 func TestDrainServiceReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)

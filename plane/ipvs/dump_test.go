@@ -14,8 +14,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Dump reads the kernel and returns, as text, what decides about new connections: without real servers that drain, and with names
-// instead of the numbers of marks.
+// Dump reads the kernel and returns the state that decides about new connections as text: without
+// draining real servers, and with names instead of the numbers of marks.
 func (p *Plane) Dump() (string, error) {
 	ctx := context.Background()
 	d := dumper{Plane: p, leaving: map[ipvs.ServiceID]bool{}, held: map[netip.Addr]bool{}}
@@ -41,7 +41,8 @@ func (p *Plane) Dump() (string, error) {
 type dumper struct {
 	*Plane
 	lines []string
-	// leaving are virtual servers that nobody wants, whose connections go on, and held the addresses that they alone have.
+	// leaving are virtual servers without a frontend whose connections continue, and held the
+	// addresses that only they have.
 	leaving map[ipvs.ServiceID]bool
 	held    map[netip.Addr]bool
 }
@@ -66,7 +67,7 @@ func (d *dumper) line(format string, args ...any) {
 	d.lines = append(d.lines, fmt.Sprintf(format, args...)+"\n")
 }
 
-// name is that of a virtual server.
+// name returns the name of a virtual server.
 func (d *dumper) name(id ipvs.ServiceID) string {
 	if id.Mark == 0 {
 		return id.String()

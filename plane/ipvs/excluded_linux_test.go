@@ -12,14 +12,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// Virtual servers of others in --ipvs-exclude-cidrs go on to serve, whatever Services ask for at their addresses: at the key of a Service, at another
-// port of its address, which kube-ipvs0 has then, at the key of a load balancer whose source ranges let nobody in, as a NodePort, and one that comes later. The Service
-// serves when they are gone, and its source ranges hold (CF-27, DP-35).
+// Foreign virtual servers in --ipvs-exclude-cidrs go on serving, whatever Services claim at their
+// addresses: the key of a Service; another port of its address, which kube-ipvs0 then has; the key
+// of a load balancer whose source ranges admit no client; a NodePort; and one that is added later.
+// The Service serves when they are removed, and its source ranges hold (CF-27, DP-35).
 func TestIPVSServersOfOthersGoOn(t *testing.T) {
 	inVM(t)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
-	lab.Serve(netlab.TCP, 9000, "pod3") // behind the servers of others
+	lab.Serve(netlab.TCP, 9000, "pod3") // behind the foreign servers
 	silence, err := lab.Silence(8080)
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +42,8 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 	theirs := func(when string, ways ...netip.AddrPort) {
 		t.Helper()
 		for _, to := range ways {
-			for _, from := range []string{"client", "node1"} { // a pod's answers would not come by way of IPVS
+			// A pod's replies would not pass through IPVS.
+			for _, from := range []string{"client", "node1"} {
 				if r, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: 5 * netlab.DefaultTimeout}); err != nil || r.Server != "pod3" {
 					t.Errorf("%s: %s → %s, a virtual server of others: %v, %v", when, from, to, r, err)
 				}
@@ -54,7 +56,8 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		for _, to := range []netip.AddrPort{vip, balancer} { // so that the node takes the packets, and no interface has the address
+		// So that the node accepts the packets, and no interface has the address.
+		for _, to := range []netip.AddrPort{vip, balancer} {
 			mustRun(t, "", "ip", "route", "add", "local", to.Addr().String(), "dev", "lo")
 		}
 		for _, to := range []netip.AddrPort{vip, more, balancer, node} {

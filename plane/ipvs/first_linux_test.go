@@ -9,8 +9,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// An endpoint that is a service address leads nobody to a program of the node, which would be past the node's firewall; a client is
-// refused (TN-62). Who asks at the external IP that another tenant names as an endpoint is served on (TN-61).
+// An endpoint at a service address gives no client access to a program of the node, which would
+// bypass the node's firewall; the client is refused (TN-62). Clients of an external IP that another
+// tenant names as an endpoint are still served (TN-61).
 func TestIPVSEndpointAtServiceAddress(t *testing.T) {
 	inVM(t)
 	k := newPackets(t, lb.IPv4)

@@ -9,11 +9,12 @@ import (
 	"kube-proxy/lb"
 )
 
-// firstLab has a pod's address that tenant/a may claim, on a node whose detector does not know pods.
+// firstLab has a pod's address that tenant/a may claim, on a node whose detector cannot recognise
+// pods.
 type firstLab struct {
 	served
 	pod           netip.Addr
-	with, without lb.Node // nodes that know where pods are, and do not
+	with, without lb.Node // nodes with and without pod networks
 }
 
 func newFirstLab(t *testing.T) *firstLab {
@@ -26,14 +27,14 @@ func newFirstLab(t *testing.T) *firstLab {
 	return d
 }
 
-// claim has tenant/a claim the pod's address.
+// claim makes tenant/a claim the pod's address.
 func (d *firstLab) claim(kind lb.Kind, created int64) {
 	d.Helper()
 	d.apply(lb.Owner{Name: "tenant/a", Created: created}, []*lb.Frontend{{Key: lb.Key{Addr: d.pod, Port: 8080, Proto: lb.TCP}, Service: "tenant/a:p", Kind: kind,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
 }
 
-// backend has ns/svc-1 name the pod as an endpoint, among others.
+// backend adds the pod to the endpoints of ns/svc-1.
 func (d *firstLab) backend(created int64) {
 	d.Helper()
 	owner, fronts := d.ClusterIP(1, 4, 3)
@@ -41,7 +42,8 @@ func (d *firstLab) backend(created int64) {
 	d.apply(owner, fronts)
 }
 
-// bound expects that kube-ipvs0 has the pod's address, and that ns/svc-1 has a real server there or not; the other does not.
+// bound checks that kube-ipvs0 has the pod's address, and whether ns/svc-1 has a real server there;
+// the other must not.
 func (d *firstLab) bound(when string, want, real bool) {
 	d.Helper()
 	_, named := d.sets[setIPs.name(lb.IPv4)].members[member{addr: d.pod}.wire(mark{})]
@@ -62,9 +64,10 @@ func (d *firstLab) bound(when string, want, real bool) {
 	}
 }
 
-// An address that is lent and that is an endpoint's stays whose it was first, as long as that Service has it, over restarts: a slice does
-// not take an external or load-balancer address from another Service, nor a Service a pod's address (TN-61). No virtual server
-// has a real server at an address that is bound (TN-62).
+// A provisional address that is also an endpoint's stays with its first owner while that Service
+// has it, also over restarts. A slice does not take an external or load-balancer address from
+// another Service, nor does a Service take a pod's address (TN-61). No virtual server has a real
+// server at a bound address (TN-62).
 func TestFirstKeepsTheAddress(t *testing.T) {
 	d := newFirstLab(t)
 	for _, kind := range []lb.Kind{lb.ExternalIP, lb.LoadBalancer} {
@@ -102,7 +105,7 @@ func TestFirstKeepsTheAddress(t *testing.T) {
 	}
 }
 
-// On a node that starts anew the older Service has the address, as it would have a key (TN-61).
+// On a new node the older Service gets the address, as it would get a key (TN-61).
 func TestOlderHasTheAddress(t *testing.T) {
 	for _, older := range []bool{false, true} {
 		d := newFirstLab(t)
@@ -120,8 +123,9 @@ func TestOlderHasTheAddress(t *testing.T) {
 
 func second[A, B any](_ A, b B) B { return b }
 
-// A cluster IP is bound whatever endpoints there are. Nothing in the service network has a real server, whether the network is known
-// or not; it has one again when the address is no Service's, outside of the network (TN-62).
+// A cluster IP is bound whatever the endpoints are. No address of the service network has a real
+// server, whether the network is known or not. It has one again when it belongs to no Service and
+// is outside of the network (TN-62).
 func TestEndpointsAtClusterIPs(t *testing.T) {
 	d := newFirstLab(t)
 	d.backend(1)
@@ -139,7 +143,8 @@ func TestEndpointsAtClusterIPs(t *testing.T) {
 	}
 }
 
-// An external IP that is the address of one of the Service's own endpoints, as that of a node whose network the pods share, is not bound on other nodes.
+// An external IP that equals one of the Service's own endpoints, such as a node whose network the
+// pods share, is not bound on other nodes.
 func TestExternalIPOfTheServicesOwnEndpoint(t *testing.T) {
 	d := newFirstLab(t)
 	row := &lb.Frontend{Key: lb.Key{Addr: d.pod, Port: 8080, Proto: lb.TCP}, Service: "ns/svc-1:http", Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
@@ -154,7 +159,8 @@ func TestExternalIPOfTheServicesOwnEndpoint(t *testing.T) {
 	d.bound("a restart later", false, true)
 }
 
-// The address of an API server is not bound for a Service that names it, whoever is first; a cluster IP is (TN-66).
+// The address of an API server is not bound for a Service that names it, in any order; a cluster IP
+// is (TN-66).
 func TestAddressOfAnAPIServer(t *testing.T) {
 	d := newFirstLab(t)
 	node := d.without

@@ -9,8 +9,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// The kernel takes a virtual server of port 21 that is persistent for one of FTP, and leads all ports from 1024 on there that have
-// none of their own. A Service with that port at an address of the node, and affinity, would have the ports of the node's programs.
+// The kernel treats a persistent virtual server with port 21 as FTP, and redirects all ports from
+// 1024 on without their own virtual server to it. So a Service with that port and affinity at a
+// node's address would capture the ports of the node's programs.
 func TestServicesOfTheHostBesideFTP(t *testing.T) {
 	inVM(t)
 	k := newPackets(t, lb.IPv4)

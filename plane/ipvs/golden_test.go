@@ -19,7 +19,7 @@ func testLayout(f lb.Family) layout {
 	return layout{family: f, scheduler: "rr", sticky: "mh", stickyFlags: ipvs.Sched1, mark: marks{1 << 14}}
 }
 
-// nodeAddresses are those of node1 in the scenarios' lab.
+// nodeAddresses returns the addresses of node1 in the scenarios' lab.
 func nodeAddresses(f lb.Family) []netip.Addr {
 	if f == lb.IPv6 {
 		return []netip.Addr{netip.MustParseAddr("fd00:18::2")}
@@ -27,7 +27,8 @@ func nodeAddresses(f lb.Family) []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("172.18.0.2")}
 }
 
-// previewText is a preview as ipvsadm-save -n and ipset save print it, and the addresses; empty sets are left out.
+// previewText formats a preview as ipvsadm-save -n and ipset save do, with the addresses; it omits
+// empty sets.
 func previewText(p preview) string {
 	var b strings.Builder
 	b.WriteString(saveServers(p.ops))
@@ -42,7 +43,8 @@ func previewText(p preview) string {
 	return b.String()
 }
 
-// What each scenario's states are to the kernel, in both families: virtual servers, ipsets and addresses (DP-31, DP-32, DP-35).
+// The kernel objects of each scenario's states, in both families: virtual servers, ipsets and
+// addresses (DP-31, DP-32, DP-35).
 func TestGoldens(t *testing.T) {
 	all, err := scenario.LoadDir("../../test/testdata/scenarios")
 	if err != nil {

@@ -15,12 +15,12 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// moment is what clients meet between two writes.
+// moment is the state that clients meet between two writes.
 type moment struct {
 	serving map[ipvs.ServiceID]bool   // with a real server for new connections
-	ways    map[string]ipvs.ServiceID // where members lead, by mark
+	ways    map[string]ipvs.ServiceID // the virtual servers of members, by mark
 	addrs   map[netip.Addr]bool
-	what    string // was about to be written
+	what    string // the next write
 }
 
 func (k *lab) moment(f lb.Family, what string) moment {
@@ -44,8 +44,8 @@ func (k *lab) moment(f lb.Family, what string) moment {
 	return m
 }
 
-// Without transactions: between any two messages of a change, or of a restart, everybody who was served before and is after it has a real
-// server, by address and by mark (by wire).
+// Without transactions: between any two messages of a change or restart, each client that was
+// served before and is served afterwards has a real server, by address and by mark.
 func TestNoHole(t *testing.T) {
 	for _, seed := range walks(20) {
 		f := familyOf(seed)
@@ -82,7 +82,7 @@ func TestNoHole(t *testing.T) {
 	}
 }
 
-// hole says who is not served at a moment between two at which he is.
+// hole names a client that is not served at a moment, but is served before and after.
 func hole(before, at, after moment, drop uint32) string {
 	for id := range before.serving {
 		if id.Mark == 0 && after.serving[id] && !at.serving[id] {
@@ -102,7 +102,8 @@ func hole(before, at, after moment, drop uint32) string {
 	return ""
 }
 
-// A change that gives a key both endpoints and source ranges, or endpoints and a drop, keeps clients out before it lets any in (TN-65).
+// A change that gives a key endpoints and source ranges, or endpoints and a drop, blocks clients
+// before it admits any (TN-65).
 func TestGuardsComeFirst(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	owner, key := lb.Owner{Name: "ns/web"}, lb.Key{Addr: w.Addr(198, 1), Port: 80, Proto: lb.TCP}

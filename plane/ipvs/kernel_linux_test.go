@@ -31,7 +31,7 @@ func command(program string, args ...string) error {
 	return nil
 }
 
-// damageKernel changes what a plane has in the kernel, as somebody with the same rights could.
+// damageKernel changes a plane's objects in the kernel, as a program with the same rights could.
 func damageKernel(b xtables.Backend) func(lb.Family, *rand.Rand) error {
 	return func(f lb.Family, rnd *rand.Rand) error {
 		conn, err := ipvs.Open()
@@ -103,18 +103,20 @@ func wipeKernel(b xtables.Backend) func(lb.Family) error {
 	}
 }
 
-// TestKernelVerbs proves each verb by what the kernel holds after it.
+// TestKernelVerbs checks each verb against the kernel's state afterwards.
 func TestKernelVerbs(t *testing.T) {
 	inVM(t)
 	planetest.Verbs(t, realKernel)
 }
 
-// TestIPVSTenants has tenants come and go beside Services of others, with the kernel's own state as the judge (TN-01).
+// TestIPVSTenants adds and removes tenants beside Services of others, and compares the kernel's own
+// state (TN-01).
 func TestIPVSTenants(t *testing.T) {
 	inVM(t)
 	planetest.Tenants(t, 1, func(t testing.TB) planetest.Kernel {
 		k := realKernel(t)
-		for _, args := range [][]string{{"link", "set", "lo", "up"}, // without routes of its own a namespace takes no real server
+		// A namespace without routes accepts no real server.
+		for _, args := range [][]string{{"link", "set", "lo", "up"},
 			{"link", "add", "lan0", "type", DeviceType}, {"link", "set", "lan0", "up"},
 			{"addr", "add", planetest.World{Family: lb.IPv4}.Addr(192, 1).String() + "/32", "dev", "lan0"},
 			{"addr", "add", planetest.World{Family: lb.IPv6}.Addr(192, 1).String() + "/128", "dev", "lan0", "nodad"}} {
@@ -124,10 +126,10 @@ func TestIPVSTenants(t *testing.T) {
 	})
 }
 
-// realKernel is that of a network namespace of the test's own.
+// realKernel is a new network namespace of the test.
 func realKernel(t testing.TB) planetest.Kernel {
 	netlab.EnterForTest(t)
-	var last planetest.Plane // of the process before, which has ended when the next begins
+	var last planetest.Plane // of the process before, which has ended when the next one starts
 	next := func(f lb.Family, step int) (planetest.Plane, error) {
 		if last != nil {
 			if err := last.(*whole).Close(); err != nil {
@@ -145,13 +147,14 @@ func realKernel(t testing.TB) planetest.Kernel {
 	}
 }
 
-// TestKernelTransitions walks at random between the states of all scenarios, with the kernel's own listing as the judge.
+// TestKernelTransitions walks at random between the states of all scenarios, and compares the
+// kernel's own listing.
 func TestKernelTransitions(t *testing.T) {
 	inVM(t)
 	cfg := conformance(xtables.NFT)
 	create := cfg.New
 	cfg.New = func(f lb.Family) (planetest.Plane, error) {
-		// Without routes of its own, as before lo is up, a namespace takes no address for one of a real server.
+		// Without routes, as before lo is up, a namespace accepts no address of a real server.
 		if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}); err != nil {
 			return nil, err
 		}
@@ -172,8 +175,9 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// shopRows are the rows of a Service with a cluster IP, a NodePort, and a load balancer whose external policy is Local, so that pods
-// and the node go where others do not; pods are those that serve.
+// shopRows returns the frontends of a Service with a cluster IP, a NodePort, and a load balancer
+// whose external policy is Local, so that pods and the node use other routes than other clients;
+// pods are the serving ones.
 func shopRows(pods []lb.Backend) (lb.Owner, []*lb.Frontend) {
 	const service = "shop/web:http"
 	set := func(s lb.Scope, all []lb.Backend) *lb.BackendSet {
@@ -200,8 +204,9 @@ func shopRows(pods []lb.Backend) (lb.Owner, []*lb.Frontend) {
 	}
 }
 
-// While endpoints come and go ten thousand times, beside other Services that do, nobody who connects is refused or waits for a second
-// SYN, and connections that are open go on, though their endpoint leaves and comes back (DP-34).
+// While endpoints are added and removed ten thousand times, beside changes of other Services, no
+// client is refused or waits for a second SYN. Open connections continue, though their endpoint
+// leaves and returns (DP-34).
 func TestNobodyIsRefused(t *testing.T) {
 	inVM(t)
 	changes := 10_000
@@ -225,11 +230,11 @@ func TestNobodyIsRefused(t *testing.T) {
 		table.Replace(shopRows(all))
 		must(t, only(planetest.ResetAll(ctx, p, table)))
 		balancer := netip.MustParseAddrPort("192.0.2.10:80")
-		// IPVS takes two connections from one port of a client to one real server for the same (docs/ipvs.md).
+		// IPVS confuses two connections from one client port to one real server (docs/ipvs.md).
 		traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Port: 20000}, netlab.Way{From: "client", To: nodePort, Seen: "node1", Port: 20000},
 			netlab.Way{From: "node1", To: vip}, netlab.Way{From: "client", To: balancer, Seen: "client", Port: 22000}, netlab.Way{From: "pod3", To: balancer, Seen: "pod3", Port: 22000})
 		for i := range changes {
-			// One local endpoint at least, and any others.
+			// At least one local endpoint, and any others.
 			some := []lb.Backend{all[i%2]}
 			for _, b := range all {
 				if b != some[0] && rnd.IntN(2) == 0 {
@@ -262,8 +267,9 @@ func sortBackends(all []lb.Backend) {
 	}
 }
 
-// PN-43: what listens at all addresses of the node is not reached at a service address, whoever tries, and neither is a port that a Service has with
-// another protocol; a ping is answered (SV-66). The port of a health check is open there, for the balancers that ask it (DP-08).
+// PN-43: no client reaches a listener on all addresses of the node by a service address, or by a
+// port that a Service has with another protocol; the node answers a ping (SV-66). The port of a
+// health check is open there, for the balancers that query it (DP-08).
 func TestServicesOfTheHost(t *testing.T) {
 	inVM(t)
 	for _, b := range backends {
@@ -309,8 +315,9 @@ func TestServicesOfTheHost(t *testing.T) {
 	}
 }
 
-// PN-44: source ranges hold for the node's own packets too, whose source is the load balancer's own address (SV-16, SV-61): IPVS takes them before
-// filter's OUTPUT. They hold for a port with the external policy Local, whose packets go to a virtual server by mark.
+// PN-44: source ranges apply to the node's own packets too, whose source is the load balancer's own
+// address (SV-16, SV-61): IPVS takes them before filter's OUTPUT. They apply to a port with the
+// external policy Local, whose packets go to a virtual server by mark.
 func TestSourceRangesOfTheNode(t *testing.T) {
 	inVM(t)
 	for _, b := range backends {
@@ -363,7 +370,8 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 	}
 }
 
-// A SYN that conntrack takes for invalid, as one with FIN is, does not come past source ranges: IPVS would have a connection for it (SV-61).
+// A SYN that conntrack considers invalid, such as one with FIN, does not pass source ranges: IPVS
+// would create a connection for it (SV-61).
 func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
 	inVM(t)
 	for _, b := range backends {
@@ -389,7 +397,7 @@ func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
 					must(t, only(planetest.ResetAll(t.Context(), p, table)))
 					must(t, lab.Do("client", func() error { return sendSYNFIN(client, balancer) }))
 					there := false
-					for range 100 { // a packet that must not come is waited for as long
+					for range 100 { // the same wait applies to a packet that must not arrive
 						if there = there || strings.Contains(mustRun(t, "", "ipvsadm", "-Lcn"), client.String()); there {
 							break
 						}
@@ -404,7 +412,7 @@ func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
 	}
 }
 
-// sendSYNFIN sends a packet of TCP with SYN and FIN.
+// sendSYNFIN sends a TCP packet with SYN and FIN.
 func sendSYNFIN(from netip.Addr, to netip.AddrPort) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
@@ -429,8 +437,9 @@ func sendSYNFIN(from netip.Addr, to netip.AddrPort) error {
 	return unix.Sendto(fd, p, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
 }
 
-// Real connections count once for their service port, whichever virtual server leads them: by address, at each address of a NodePort, by the mark of
-// their origin, sticky or not; another process begins with what comes then.
+// Real connections count once for their service port, whichever virtual server they use: by
+// address, at each address of a NodePort, by the mark of their origin, with or without affinity.
+// Another process starts with later connections.
 func TestKernelCounters(t *testing.T) {
 	inVM(t)
 	lab := netlab.ForTest(t, netlab.Options{})
@@ -474,7 +483,7 @@ func TestKernelCounters(t *testing.T) {
 				dial(service, "node1", netlab.TCP, balancer)
 				dial("shop/dns", "pod3", netlab.UDP, dns)
 			}
-			// The kernel adds up every two seconds. What it has then stays.
+			// The kernel adds up every two seconds; afterwards the sum stays.
 			for end, equal := time.Now().Add(time.Minute), 0; equal < 2; {
 				got := planetest.Counted(t, p.Plane)
 				if maps.Equal(got, want) {

@@ -25,8 +25,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// lab is a node without a kernel: IPVS is that of ipvsfake, which is as strict as a real one; ipsets, addresses and rules are maps. The
-// conformance tests have the real ones.
+// lab is a node without a kernel: IPVS is ipvsfake, which is as strict as a real one; ipsets,
+// addresses and rules are maps. The conformance tests use the real ones.
 type lab struct {
 	ipvs *ipvsfake.Kernel
 	conn *ipvs.Conn
@@ -35,13 +35,13 @@ type lab struct {
 	// others are addresses of other devices.
 	others []netip.Addr
 	rules  map[lb.Family]*rules
-	// refuse, if not nil, is asked before each operation on a member or address.
+	// refuse, if not nil, is called before each operation on a member or address.
 	refuse func(what string) error
-	// stays is where persistence has led clients.
+	// stays records the persistent real server of each client.
 	stays map[netip.Addr]netip.AddrPort
 	// wrote counts operations on members and addresses.
 	wrote int
-	// counters are what planes read connections by; nil: they do not.
+	// counters is the planes' connection for reading counters; nil: they do not count.
 	counters Counters
 }
 
@@ -90,7 +90,7 @@ func started(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planetest.Worl
 	return k, p, table, w
 }
 
-// served is a lab with a plane of IPv4 and its table.
+// served is a lab with an IPv4 plane and its table.
 type served struct {
 	testing.TB
 	*lab
@@ -104,7 +104,7 @@ func newServed(t testing.TB) served {
 	return served{TB: t, lab: newLab(t), World: w, table: w.Table(0, 0)}
 }
 
-// restart begins another process.
+// restart starts another process.
 func (d *served) restart() {
 	d.Helper()
 	d.p = d.plane(d.TB, d.Family)
@@ -121,7 +121,7 @@ func (d *served) apply(o lb.Owner, fronts []*lb.Frontend) {
 	must(d.TB, only(d.p.Apply(context.Background(), replaced(d.table, o, fronts))))
 }
 
-// connections gives each real server as many as active returns.
+// connections gives each real server the number of connections that active returns.
 func (k *lab) connections(active func() uint32) {
 	for _, v := range k.ipvs.State() {
 		for _, d := range v.Destinations {
@@ -133,7 +133,8 @@ func (k *lab) connections(active func() uint32) {
 // always returns n.
 func always(n uint32) func() uint32 { return func() uint32 { return n } }
 
-// hasten has the time come at which real servers that drain are looked at, and packets to them are under way no more.
+// hasten moves time to the next check of draining real servers, when no packets to them are on
+// their way any more.
 func hasten(p *Plane) {
 	for s := range p.drains {
 		if s.drain != nil {
@@ -148,7 +149,7 @@ func hasten(p *Plane) {
 
 var walk = flag.Uint64("walk", 0, "the one random walk to repeat")
 
-// walks are the seeds of n random walks, or of the one to repeat.
+// walks returns the seeds of n random walks, or the one to repeat.
 func walks(n uint64) (seeds []uint64) {
 	if *walk != 0 {
 		return []uint64{*walk}
@@ -159,7 +160,7 @@ func walks(n uint64) (seeds []uint64) {
 	return seeds
 }
 
-// familyOf is the family of a walk: a third of them are of IPv6.
+// familyOf returns the family of a walk: a third of them use IPv6.
 func familyOf(seed uint64) lb.Family {
 	if seed%3 == 0 {
 		return lb.IPv6
@@ -174,7 +175,7 @@ func (k *lab) allowed(what string) error {
 	return k.refuse(what)
 }
 
-// setTable is all ipsets, each with its members' marks.
+// setTable has all ipsets, each with its members' marks.
 type setTable map[string]*fakeSet
 
 type fakeSet struct {
@@ -303,7 +304,7 @@ func (d *fakeDevice) News() (addresses, place bool) {
 
 func (d *fakeDevice) Notify(f func()) { d.notify = f }
 
-// tell has the plane hear that others changed addresses on kube-ipvs0, or elsewhere.
+// tell reports to the plane that other programs changed addresses on kube-ipvs0, or elsewhere.
 func (d *fakeDevice) tell(addresses, place bool) {
 	d.news = [2]bool{d.news[0] || addresses, d.news[1] || place}
 	if d.notify != nil {
@@ -311,12 +312,12 @@ func (d *fakeDevice) tell(addresses, place bool) {
 	}
 }
 
-// rules stand for the chains.
+// rules stands for the chains.
 type rules struct {
 	text    string
 	node    lb.Node
-	spoil   func(xtables.ChainRule) bool // says which are not there
-	written func()                       // is called when they are written
+	spoil   func(xtables.ChainRule) bool // reports missing rules
+	written func()                       // called when they are written
 }
 
 func (r *rules) Reset(_ context.Context, n lb.Node) error { return r.SetNode(context.Background(), n) }
@@ -336,7 +337,7 @@ func (r *rules) Rules(context.Context) (all []xtables.ChainRule, err error) {
 	return all, nil
 }
 
-// kernel is the lab as planetest.Verbs sees it.
+// kernel returns the lab as planetest.Verbs needs it.
 func (k *lab) kernel() planetest.Kernel {
 	return planetest.Kernel{
 		New: func(f lb.Family) (planetest.Plane, error) { return New(k.config(f)) },
@@ -354,10 +355,10 @@ func (k *lab) kernel() planetest.Kernel {
 	}
 }
 
-// damage changes something, as somebody with the same rights could.
+// damage changes something, as a program with the same rights could.
 func (k *lab) damage(f lb.Family, rnd *rand.Rand) error { return k.harm(f, rnd, rnd.IntN(9)) }
 
-// harm is damage of a kind.
+// harm does one kind of damage.
 func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	ctx := context.Background()
 	var servers []ipvs.ServiceState
@@ -431,7 +432,8 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	return nil
 }
 
-// stray is the damage of a virtual server that somebody has at an address of ours. It is theirs when the address is ours no more.
+// stray is the damage of a foreign virtual server at one of our addresses. It stays foreign when
+// the address is no longer ours.
 const stray = 8
 
 // wipe removes everything.

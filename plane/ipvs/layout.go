@@ -10,7 +10,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// layout renders rows. It is pure: it has the facts about the node.
+// layout renders frontends. It has no side effects and contains the facts about the node.
 type layout struct {
 	family    lb.Family
 	scheduler string
@@ -21,7 +21,7 @@ type layout struct {
 	mark        marks
 }
 
-// wireFamily is the family's number in Linux.
+// wireFamily returns Linux's number of the family.
 func wireFamily(f lb.Family) ipvs.Family {
 	if f == lb.IPv6 {
 		return ipvs.IPv6
@@ -29,12 +29,12 @@ func wireFamily(f lb.Family) ipvs.Family {
 	return ipvs.IPv4
 }
 
-// serviceOf is the name of the virtual server of a key that has an address.
+// serviceOf returns the name of the virtual server of a key with an address.
 func serviceOf(k lb.Key) ipvs.ServiceID {
 	return ipvs.ByAddr(netip.AddrPortFrom(k.Addr, k.Port), uint8(k.Proto))
 }
 
-// keyOf is the key of a virtual server that goes by an address.
+// keyOf returns the key of a virtual server named by an address.
 func keyOf(id ipvs.ServiceID) lb.Key {
 	return lb.Key{Addr: id.Addr.Addr(), Port: id.Addr.Port(), Proto: lb.Proto(id.Proto)}
 }
@@ -43,7 +43,7 @@ func keyOf(id ipvs.ServiceID) lb.Key {
 // too.
 const portFTP = 21
 
-// service returns the virtual server of that name.
+// service returns the virtual server with that name.
 func (l *layout) service(id ipvs.ServiceID, affinity uint32) ipvs.Service {
 	s := ipvs.Service{ServiceID: id, Scheduler: l.scheduler, Flags: l.flags, Netmask: id.Family.WholeAddress()}
 	switch {
@@ -59,8 +59,8 @@ func (l *layout) service(id ipvs.ServiceID, affinity uint32) ipvs.Service {
 	return s
 }
 
-// bindingOf returns how kube-ipvs0 has the address of a row. A row's own endpoint keeps its
-// address.
+// bindingOf returns how kube-ipvs0 has the address of a frontend. If the address is one of the
+// frontend's own endpoints, it stays there.
 func bindingOf(row *lb.Frontend) binding {
 	switch {
 	case row.Key.IsNodePort():
@@ -83,7 +83,7 @@ func (l *layout) byMark(id ipvs.ServiceID, sticky bool) ipvs.Service {
 	return s
 }
 
-// routeOf returns the row's own route for an origin, or nil.
+// routeOf returns the frontend's own route for an origin, or nil.
 func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 	for i := range row.Routes {
 		if row.Routes[i].From == from {
@@ -93,8 +93,8 @@ func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 	return nil
 }
 
-// front returns the kernel's objects for a key with an address; row is that of the key or of its
-// NodePort.
+// front returns the kernel's objects for a key with an address; row is the frontend of the key or
+// of its NodePort.
 func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	affinity := uint32(row.Affinity / time.Second)
 	base := routeOf(row, lb.Anywhere)
@@ -118,8 +118,8 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 				f.members = append(f.members, in(setSourceCIDR, net))
 			}
 		}
-		// The node's own packets to an address that it holds have that as source; policy decides
-		// about them (SV-16).
+		// The node's own packets to an address that it holds have that address as source; policy
+		// decides about them (SV-16).
 		if within(row.Sources, k.Addr) {
 			f.members = append(f.members, in(setSourceIP, netip.PrefixFrom(k.Addr, k.Addr.BitLen())))
 		}
@@ -132,7 +132,7 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	for _, o := range []struct {
 		set set
 		own *lb.Route
-		// needless: without a member of the set a packet meets the same.
+		// needless: without a member of the set, packets get the same treatment.
 		needless bool
 	}{
 		{setMarksPods, pods, pods != nil && host == nil && same(pods, base)},
@@ -144,8 +144,8 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 		m := marked{member: in(o.set)}
 		if elsewhere(o.own, base) {
 			m.to, m.serving = setOf(o.own), row.Serving
-			// The node's own packets have the service address as source, to which no other node can
-			// answer.
+			// The node's own packets have the service address as source; another node could not
+			// reply to that.
 			m.other = &other{masq: o.own.Masq || o.set == setMarksHost && m.to != nil}
 			if m.to != nil {
 				m.other.set, m.other.sticky = m.to.ID, affinity > 0
@@ -158,7 +158,7 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	return f
 }
 
-// setOf is the set that a route balances over.
+// setOf returns the set that a route balances over.
 func setOf(r *lb.Route) *lb.BackendSet {
 	if r.Do != lb.Balance {
 		return nil
@@ -178,8 +178,8 @@ func (l *layout) asks(r *lb.Route) (m mark, ok bool) {
 	return mark{}, false
 }
 
-// elsewhere reports whether packets of route r need another virtual server than that of their
-// address, which is made for base: one without real servers if base drops, so that it rejects.
+// elsewhere reports whether packets of route r need a different virtual server from that of their
+// address, which is made for base. If base drops, that one has no real servers and rejects.
 func elsewhere(r, base *lb.Route) bool {
 	switch {
 	case r.Do == lb.Drop:
@@ -190,13 +190,13 @@ func elsewhere(r, base *lb.Route) bool {
 	return base.Do != lb.Balance || r.To.ID != base.To.ID
 }
 
-// same reports whether two routes ask for the same, for whomever they are.
+// same reports whether two routes do the same, for any origin.
 func same(a, b *lb.Route) bool {
 	return a.Do == b.Do && a.Masq == b.Masq && (a.Do != lb.Balance || a.To.ID == b.To.ID)
 }
 
-// named returns the set of DP-32 for the row. NodePorts of SCTP are in a set by address, others by
-// port.
+// named returns the set of DP-32 for the frontend. SCTP NodePorts are in a set by address, others
+// by port.
 func named(row *lb.Frontend, byAddress bool) (s set, ok bool) {
 	base := routeOf(row, lb.Anywhere)
 	local := base.Do == lb.Drop || base.Do == lb.Balance && base.To.ID.Scope == lb.Local
@@ -226,7 +226,7 @@ func named(row *lb.Frontend, byAddress bool) (s set, ok bool) {
 	return s, (s.typ() != ipset.BitmapPort) == byAddress
 }
 
-// members returns the members that a row has once, for all its addresses.
+// members returns the members that a frontend has once, for all its addresses.
 func (l *layout) members(row *lb.Frontend) (all []member) {
 	if row.Accepts() {
 		if row.Kind == lb.HealthCheck {

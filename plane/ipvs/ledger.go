@@ -11,8 +11,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// ledger has all objects of a plane twice: as rows need them, and as the kernel has them. It counts
-// references to objects, so that the cost of a change follows the change. It is pure.
+// ledger has all objects of a plane twice: as frontends need them, and as the kernel has them. It
+// counts references to objects, so that the cost of a change follows the change. It does no I/O.
 type ledger struct {
 	layout
 	rows map[lb.Key]*lb.Frontend
@@ -24,7 +24,7 @@ type ledger struct {
 	// of pods and of cluster IPs.
 	own            []netip.Addr
 	pods, services []netip.Prefix
-	// apiServers are addresses that are not lent (TN-66).
+	// apiServers are addresses that no Service gets provisionally (TN-66).
 	apiServers []netip.Addr
 	// byPort are the keys of NodePorts.
 	byPort map[lb.Key]struct{}
@@ -32,9 +32,10 @@ type ledger struct {
 	ranges map[string]int
 	// backends counts the backends at an address.
 	backends map[netip.Addr]int32
-	// yields says, while a table is loaded, who gets each contested address: true for the backend.
+	// yields records, while a table is loaded, who owns each conflicting address: true for the
+	// backend.
 	yields map[netip.Addr]bool
-	// withheld are the virtual servers that lack real servers at an address, because it is a
+	// withheld are the virtual servers without real servers at an address, because the address is a
 	// Service's.
 	withheld map[netip.Addr]map[*virtual]struct{}
 
@@ -43,7 +44,7 @@ type ledger struct {
 	addrs   map[netip.Addr]address
 	others  map[other]*virtual
 	numbers numbers
-	// late counts references to virtual servers for which there was no number; they use one that
+	// late counts references to virtual servers for which no number was free; they use one that
 	// rejects.
 	late map[other]int32
 
@@ -51,7 +52,7 @@ type ledger struct {
 	round   uint32 // how often the members were listed
 }
 
-// touched are the objects that a change touched, which may have to be written, each with a row of
+// touched are the objects that a change affects, which may have to be written, each with a key of
 // the change.
 type touched struct {
 	servers map[*virtual]lb.Key
@@ -59,16 +60,16 @@ type touched struct {
 	addrs   map[netip.Addr]lb.Key
 }
 
-// counted is a member of an ipset: its references and its mark, and whether the kernel has it, with
-// which mark.
+// counted is a member of an ipset: its references and its mark, and whether the kernel has it, and
+// with which mark.
 type counted struct {
 	refs     int32
 	has      bool
 	want, is mark
-	round    uint32 // in which of ledger.round it was last listed
+	round    uint32 // the ledger.round that last listed it
 }
 
-// right reports whether nothing is to be written.
+// right reports whether no write is needed.
 func (e counted) right() bool { return e.has == (e.refs > 0) && (!e.has || e.want == e.is) }
 
 // address is a service address: its references, those of cluster IPs, and whether kube-ipvs0 has
@@ -76,21 +77,21 @@ func (e counted) right() bool { return e.has == (e.refs > 0) && (!e.has || e.wan
 type address struct {
 	refs, firm int32
 	has        bool
-	// yields: it is lent, and a backend had it before.
+	// yields: the address is provisional, and a backend had it before.
 	yields bool
 }
 
 // virtual is a virtual server.
 type virtual struct {
 	id    ipvs.ServiceID
-	proto lb.Proto // 0 of one that goes by a mark and was found
+	proto lb.Proto // 0 if it goes by a mark and was found
 
 	// The desired state. It exists while refs > 0; refs of an address is 1 at most.
 	refs int32
 	want ipvs.Service
 	set  *lb.BackendSet // nil for no real servers
-	of   *other         // of one that goes by a mark
-	bind binding        // as which its address is counted in ledger.addrs
+	of   *other         // if it goes by a mark
+	bind binding        // how its address counts in ledger.addrs
 	// serving, if not nil, has backends that are not in set and keep their flows.
 	serving *lb.BackendSet
 	// withheld are the addresses of set that have no real server, see [ledger.withholds].
@@ -100,17 +101,17 @@ type virtual struct {
 	has   bool
 	is    ipvs.Service
 	dests map[netip.AddrPort]dest
-	drain *draining // of one with real servers that shall go when their connections have ended
+	drain *draining // non-nil if real servers must be removed after their connections end
 	// leaving: no row needs it, and its real servers drain.
 	leaving bool
-	// made: it was made since [counters.follow]. Otherwise found is the number of connections that
-	// the kernel had counted when it was found.
+	// made: it was created after the last [counters.follow]. Otherwise found is the kernel's
+	// connection count when it was found.
 	made  bool
 	found uint64
 }
 
-// dest is a real server in the kernel. Its weight is 1, or 0 without new connections; unknown if
-// others wrote it.
+// dest is a real server in the kernel. Its weight is 1, or 0 without new connections; it is unknown
+// if another program wrote it.
 type dest struct{ weight, forwarding int32 }
 
 const unknown = -1
@@ -129,8 +130,8 @@ func newTouched() touched {
 	return touched{map[*virtual]lb.Key{}, map[member]lb.Key{}, map[netip.Addr]lb.Key{}}
 }
 
-// effective returns the row that decides for a key with an address: its own, or a NodePort's; nil
-// for none.
+// effective returns the frontend that decides for a key with an address: its own, or a NodePort's,
+// or nil.
 func (l *ledger) effective(k lb.Key) *lb.Frontend {
 	if row := l.rows[k]; row != nil && !row.Accepts() {
 		return row
@@ -143,8 +144,8 @@ func (l *ledger) effective(k lb.Key) *lb.Frontend {
 	return nil
 }
 
-// set replaces the row of a key; nil removes it. The error says that the Service has too many
-// ranges, so that the key serves no client.
+// set replaces the frontend of a key; nil removes it. The error reports that the Service has too
+// many ranges, so that the key serves no client.
 func (l *ledger) set(key lb.Key, row *lb.Frontend) error {
 	row, err := l.bounded(l.rows[key], row)
 	l.change(key, lb.Expand(key, l.nodePorts), func() {
@@ -170,13 +171,13 @@ func index(all map[lb.Key]struct{}, key lb.Key, in bool) {
 	}
 }
 
-// change applies a change to the rows of keys. It counts the new objects before it uncounts the old
-// ones, so that objects of both are not touched.
+// change applies a change to the frontends of keys. It counts the new objects before it uncounts
+// the old ones, so that objects of both are not touched.
 func (l *ledger) change(key lb.Key, keys iter.Seq[lb.Key], change func()) {
 	var all []lb.Key
 	var before []front
 	for k := range keys {
-		if k.Addr.IsValid() { // a health check has none
+		if k.Addr.IsValid() { // a health check has no address
 			all = append(all, k)
 			before = append(before, l.frontOf(k))
 		}
@@ -197,7 +198,7 @@ func (l *ledger) frontOf(k lb.Key) front {
 	return front{}
 }
 
-// countRow counts the objects that a row has once.
+// countRow counts the objects that a frontend has once.
 func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
 	for _, m := range l.layout.members(row) {
 		l.count(key, m, mark{}, by)
@@ -212,8 +213,8 @@ func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
 	}
 }
 
-// countBackend counts the backends at an address. While there are any, a lent address may stay
-// unbound.
+// countBackend counts the backends at an address. While the count is positive, a provisional
+// address may stay unbound.
 func (l *ledger) countBackend(key lb.Key, a netip.Addr, by int32) {
 	is := l.addrs[a]
 	before := is.yields && l.binds(a, is)
@@ -227,7 +228,7 @@ func (l *ledger) countBackend(key lb.Key, a netip.Addr, by int32) {
 	}
 }
 
-// countFront counts members, and the virtual servers that go by marks.
+// countFront counts members, and virtual servers by mark.
 func (l *ledger) countFront(key lb.Key, f *front, by int32) {
 	for _, m := range f.members {
 		l.count(key, m, mark{}, by)
@@ -291,9 +292,9 @@ func (l *ledger) point(key, k lb.Key, f *front) {
 	l.touched.servers[s] = key
 }
 
-// leave records that a virtual server without rows stays for its connections, or no longer does.
-// New connections are dropped meanwhile, or refused at the node's own addresses. The member also
-// shows a later process that the virtual server is ours.
+// leave records that a virtual server without frontends stays for its connections, or no longer
+// does. New connections are dropped meanwhile, or refused at the node's own addresses. The member
+// also shows a later process that the virtual server is ours.
 func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	if s.leaving == leaving {
 		return
@@ -303,18 +304,20 @@ func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	if leaving {
 		by = 1
 	}
-	if s.id.Mark == 0 { // a mark tells by itself
+	if s.id.Mark == 0 { // a mark identifies itself
 		k := keyOf(s.id)
 		as := mark{l.mark.drop(), wholeMark}
 		if s.bind == unbound || l.elsewhere[k.Addr] {
-			as = mark{} // the node's own address refuses where nothing listens, and so does a virtual server without weights
+			// The node's own address refuses without a listener, and so does a virtual server
+			// without weights.
+			as = mark{}
 		}
 		l.count(key, member{set: setMarksAnywhere, addr: k.Addr, port: k.Port, proto: k.Proto}, as, by)
 	}
 }
 
-// taken reports whether another device has the address of a virtual server that is no NodePort's:
-// the plane must not block other listeners there.
+// taken reports whether another device has the address of a virtual server that is not a
+// NodePort's: the plane must not block other listeners there.
 func (l *ledger) taken(s *virtual) bool {
 	return s.id.Mark == 0 && s.bind != unbound && l.elsewhere[s.id.Addr.Addr()]
 }
@@ -349,8 +352,8 @@ func (is *address) count(as binding, by int32) {
 	}
 }
 
-// yield reports whether a newly lent address stays with the backend that had it before. So neither
-// the author of a Service nor of an endpoint takes an address from another (TN-61).
+// yield reports whether a newly provisional address stays with the backend that had it before. So
+// neither the author of a Service nor of an endpoint can take an address from another (TN-61).
 func (l *ledger) yield(a netip.Addr, is address) bool {
 	if yields, contested := l.yields[a]; contested {
 		delete(l.yields, a)
@@ -359,10 +362,10 @@ func (l *ledger) yield(a netip.Addr, is address) bool {
 	return l.backends[a] > 0 && !is.has
 }
 
-// contest decides, for each lent address of the table that is also a backend's, who had it first.
-// If kube-ipvs0 or the set of its addresses has it, it was lent first. If they lack it and its
-// virtual server exists, it was a backend's. On a new node the older Service has it, as it would
-// have a key.
+// contest decides who had each provisional address of the table first, if it is also a backend's.
+// If kube-ipvs0 or the set of its addresses has it, the Service was first. If they lack it and its
+// virtual server exists, the backend was. On a new node the older Service gets it, as it would get
+// a key.
 func (l *ledger) contest(want *lb.Table) {
 	first, served := map[netip.Addr]lb.Owner{}, map[netip.Addr]bool{}
 	for row := range want.All() {
@@ -411,14 +414,14 @@ func (l *ledger) binds(a netip.Addr, is address) bool {
 }
 
 // withholds reports whether virtual servers have no real servers at an address, because it is one
-// of kube-ipvs0 or of the service network: IPVS would lead clients to programs of this node, behind
+// of kube-ipvs0 or of the service network: IPVS would send clients to programs of this node, behind
 // its firewall (TN-62).
 func (l *ledger) withholds(a netip.Addr) bool {
 	is := l.addrs[a]
 	return is.has || l.binds(a, is) || within(l.services, a)
 }
 
-// rebound has the ipset of addresses follow them.
+// rebound updates the ipset of addresses for one address.
 func (l *ledger) rebound(key lb.Key, a netip.Addr, before bool) {
 	if now := l.binds(a, l.addrs[a]); now != before {
 		by := int32(-1)
@@ -431,7 +434,7 @@ func (l *ledger) rebound(key lb.Key, a netip.Addr, before bool) {
 	l.touched.addrs[a] = key
 }
 
-// withhold takes note of the addresses at which a virtual server lacks real servers.
+// withhold records the addresses at which a virtual server lacks real servers.
 func (l *ledger) withhold(s *virtual, addrs []netip.Addr) {
 	for _, a := range s.withheld {
 		if delete(l.withheld[a], s); len(l.withheld[a]) == 0 {
@@ -447,8 +450,8 @@ func (l *ledger) withhold(s *virtual, addrs []netip.Addr) {
 	}
 }
 
-// retarget touches the virtual servers whose real servers at an address go or come, because it is
-// bound or no longer is.
+// retarget touches the virtual servers whose real servers at an address must be added or removed,
+// because the address is bound or no longer is.
 func (l *ledger) retarget(key lb.Key, a netip.Addr, bound bool) {
 	if !bound {
 		for s := range l.withheld[a] {
@@ -459,7 +462,8 @@ func (l *ledger) retarget(key lb.Key, a netip.Addr, bound bool) {
 	if l.backends[a] == 0 || within(l.services, a) {
 		return
 	}
-	for _, s := range l.servers { // of an unknown service network alone: lent addresses yield to backends
+	// Only for an unknown service network: provisional addresses yield to backends.
+	for _, s := range l.servers {
 		if s.set != nil && s.set.Backends.HasAddr(a) {
 			l.touched.servers[s] = key
 		}
@@ -468,7 +472,8 @@ func (l *ledger) retarget(key lb.Key, a netip.Addr, bound bool) {
 
 // other returns the virtual server of that name. Without free numbers, beyond 100,000 service
 // ports, it returns one that rejects, so that no client reaches a wrong backend. That assignment
-// stays until its last reference goes, so that references are uncounted where they were counted.
+// stays until its last reference is removed, so that references are uncounted where they were
+// counted.
 func (l *ledger) other(o other) *virtual {
 	if s := l.others[o]; s != nil {
 		return s
@@ -486,7 +491,7 @@ func (l *ledger) other(o other) *virtual {
 	return l.name(o, ipvs.ByMark(wireFamily(l.family), l.mark.of(n, o.masq)))
 }
 
-// name gives a mark a meaning.
+// name assigns a virtual server to a mark.
 func (l *ledger) name(o other, id ipvs.ServiceID) *virtual {
 	s := l.servers[id]
 	if s == nil {
@@ -498,7 +503,7 @@ func (l *ledger) name(o other, id ipvs.ServiceID) *virtual {
 	return s
 }
 
-// done forgets a virtual server that no row needs and that the kernel does not have.
+// done forgets a virtual server that no frontend needs and that the kernel does not have.
 func (l *ledger) done(key lb.Key, s *virtual) {
 	if s.has || s.refs > 0 {
 		return
@@ -565,8 +570,8 @@ func (l *ledger) know(n lb.Node) {
 	l.pods, l.services, l.apiServers = n.Pods.Prefixes, n.ServiceCIDRs, n.APIServers
 }
 
-// keeps reports whether flows to a real server outside of the set go on: the Service still has it,
-// without new flows (DP-50).
+// keeps reports whether flows to a real server outside of the set continue: the Service still has
+// it, without new flows (DP-50).
 func (l *ledger) keeps(s *virtual, a netip.AddrPort) bool {
 	return s.refs > 0 && hasBackend(s.serving, a) && !l.withholds(a.Addr())
 }
@@ -587,16 +592,17 @@ func compare(a, b netip.AddrPort) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Port(), b.Port()))
 }
 
-// drains reports whether real servers keep their connections when they go: those of TCP do (DP-34).
-// Scheduler dh leads all clients to one, and would refuse them while that one drains.
+// drains reports whether real servers keep their connections when they leave: TCP ones do (DP-34).
+// Scheduler dh sends all of a client's connections to one, and would refuse them while that one
+// drains.
 func (s *virtual) drains() bool {
 	return (s.proto == lb.TCP || s.proto == 0) && (s.refs == 0 || s.want.Scheduler != "dh")
 }
 
-// draining is how a virtual server's real servers go that had connections.
+// draining schedules the removal of a virtual server's real servers that had connections.
 type draining struct {
-	left  time.Time // when its Service went, if it did
-	next  time.Time // when to look
+	left  time.Time // when its Service was removed, or zero
+	next  time.Time // time of the next check
 	pause time.Duration
 	dests map[netip.AddrPort]seen
 }
@@ -605,22 +611,23 @@ type draining struct {
 type seen struct {
 	left    time.Time // when its weight became 0
 	in, out uint64    // packets
-	heard   time.Time // when it last sent one, or we began to look
-	asked   time.Time // when a packet first went to it that it has not answered; zero if it owes no answer
+	heard   time.Time // when it last sent one, or when the checks began
+	// Time of the first packet to it without a reply; zero if there is no such packet.
+	asked time.Time
 }
 
 // numbers assigns the numbers of marks. It reuses a number as late as possible, because a member
 // that the kernel refused to change may still lead there.
 type numbers struct {
 	last uint32
-	idle []uint32 // given back, the first of them longest ago
+	idle []uint32 // freed, the longest free first
 	used map[uint32]bool
 }
 
 // refusing is the number of virtual servers that reject.
 const refusing = 0
 
-// next gives out a number that is free, from 1 to most; refusing if there is none.
+// next returns a free number, from 1 to most, or refusing.
 func (n *numbers) next(most uint32) uint32 {
 	for n.last < most || len(n.idle) > 0 {
 		var number uint32
@@ -638,7 +645,7 @@ func (n *numbers) next(most uint32) uint32 {
 	return refusing
 }
 
-// take has a number that was found in use not be given out.
+// take reserves a number that was found in use.
 func (n *numbers) take(number uint32) {
 	if number != refusing {
 		n.used[number] = true

@@ -22,7 +22,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// DeviceType is the kind of interface that it is. Tests change it on kernels that have none.
+// DeviceType is the type of interface of Device. Tests change it on kernels without it.
 var DeviceType = "dummy"
 
 // cleaner removes the objects of mode ipvs other than its iptables rules.
@@ -31,8 +31,8 @@ type cleaner struct {
 	exclude []netip.Prefix
 	report  mode.Report
 	routes  *netlink.Conn
-	sets    *ipset.Conn     // nil if the kernel has none
-	link    route.Link      // kube-ipvs0; zero if there is none of ours
+	sets    *ipset.Conn     // nil if the kernel has no ipsets
+	link    route.Link      // kube-ipvs0; zero if we have no such device
 	addrs   []route.Address // of all interfaces
 }
 
@@ -43,7 +43,7 @@ func remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
 }
 
 // run removes the virtual servers, once their connections have ended, then the addresses, and then
-// the chain that guards those (TN-67). Sets go last, because that chain uses them.
+// the chain that guards those (TN-67). It removes the sets last, because that chain uses them.
 func (c *cleaner) run(ctx context.Context) (errs []error) {
 	if err := c.open(); err != nil {
 		errs = append(errs, err)
@@ -71,7 +71,7 @@ func (c *cleaner) run(ctx context.Context) (errs []error) {
 			errs = append(errs, err, c.servers(limit, l))
 		}
 	}
-	if ctx.Err() != nil { // what stays is for the next process to remove: its connections go on
+	if ctx.Err() != nil { // the next process removes the rest, whose connections continue
 		return append(errs, ctx.Err())
 	}
 	if c.link.Index != 0 {
@@ -106,8 +106,8 @@ func (c *cleaner) close() {
 	}
 }
 
-// read returns a ledger with the addresses and members by which a kube-proxy's virtual servers are
-// known.
+// read returns a ledger with the addresses and members that identify a kube-proxy's virtual
+// servers.
 func (c *cleaner) read(ctx context.Context, fam lb.Family) (*ledger, error) {
 	l := newLedger(layout{family: fam, mark: marks{1 << c.MasqueradeBit}})
 	for _, a := range c.addrs {
@@ -132,7 +132,7 @@ func (c *cleaner) read(ctx context.Context, fam lb.Family) (*ledger, error) {
 }
 
 // servers deletes a kube-proxy's virtual servers of a family, once their connections have ended or
-// the limit has passed; none if the limit was canceled.
+// limit is over; none if limit was cancelled.
 func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	ctx := context.WithoutCancel(limit)
 	conn, err := ipvs.Open()
@@ -169,7 +169,7 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	}
 	n := len(ours)
 	_ = conn.Do(ctx, ours, func(_ int, err error) {
-		if n--; !errors.Is(err, unix.ESRCH) { // ESRCH: it is gone
+		if n--; !errors.Is(err, unix.ESRCH) { // ESRCH: it no longer exists
 			errs = append(errs, err)
 		}
 	})
@@ -177,12 +177,12 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	return errors.Join(errs...)
 }
 
-// drainLook is the pause between two looks at connections. It is longer than a handshake, after
+// drainLook is the pause between two checks for connections. It is longer than a handshake, after
 // which a connection counts.
 const drainLook = 200 * time.Millisecond
 
 // drain waits until the servers have no established connections, or ctx ends; then it returns their
-// number. UDP has none.
+// number. UDP has no such connections.
 func drain(ctx context.Context, conn *ipvs.Conn, servers []ipvs.Op) (cut int, err error) {
 	for len(servers) > 0 {
 		select {
@@ -217,7 +217,7 @@ func (c *cleaner) device(ctx context.Context) error {
 	stay := 0
 	for _, a := range c.addrs {
 		switch {
-		case a.Index != c.link.Index, linkLocal(a.Addr): // every device has one of these
+		case a.Index != c.link.Index, linkLocal(a.Addr): // every device has a link-local address
 		case !slices.Contains(c.Families, lb.FamilyOf(a.Addr)), within(c.exclude, a.Addr):
 			stay++
 		default:
@@ -247,7 +247,7 @@ func (c *cleaner) device(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// ipsets destroys the sets of the families, and such as take their place for a moment.
+// ipsets destroys the sets of the families, and their temporary replacements.
 func (c *cleaner) ipsets() error {
 	if c.sets == nil {
 		return nil
@@ -273,7 +273,7 @@ func (c *cleaner) ipsets() error {
 	return errors.Join(errs...)
 }
 
-// SetNames are the names of the ipsets of a family (DP-32), and those of earlier versions.
+// SetNames returns the names of the ipsets of a family (DP-32), and those of earlier versions.
 func SetNames(f lb.Family) (names []string) {
 	for s := range setCount {
 		names = append(names, s.name(f))

@@ -15,7 +15,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// Which virtual servers are a kube-proxy's, by what real ipsets tell (DP-31, DP-32, DP-35), of sets of any size.
+// Real ipsets show which virtual servers are a kube-proxy's (DP-31, DP-32, DP-35), for sets of any
+// size.
 func TestKnown(t *testing.T) {
 	inNamespace(t)
 	if _, err := exec.LookPath("ipset"); err != nil {
@@ -55,7 +56,7 @@ add KUBE-MARK-POD 10.96.0.2,tcp:80 skbmark 0x1234/0xffffffff
 add KUBE-MARK-ANY 10.96.0.2,tcp:80 skbmark 0x4000/0x4000
 add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 `)
-	for i := range 3000 { // in more than one message
+	for i := range 3000 { // needs more than one message
 		fmt.Fprintf(&many, "add KUBE-EXTERNAL-IP 10.5.%d.%d,udp:53\n", i/250, i%250)
 	}
 	restore := exec.Command("ipset", "restore")
@@ -80,22 +81,23 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 		return ipvs.ByAddr(netip.MustParseAddrPort(at), uint8(proto))
 	}
 	for id, want := range map[ipvs.ServiceID]bool{
-		by(lb.TCP, "10.96.0.1:1"):                           true,
-		by(lb.TCP, "10.96.0.2:80"):                          true,
-		by(lb.TCP, "10.96.0.2:81"):                          false,
-		by(lb.UDP, "10.96.0.3:5"):                           true,
-		by(lb.TCP, "10.96.0.99:5"):                          false,
-		by(lb.TCP, "10.1.0.1:8080"):                         false,
-		by(lb.TCP, "10.1.0.2:8080"):                         false,
-		by(lb.UDP, "10.5.11.249:53"):                        true,
-		by(lb.UDP, "10.5.12.0:53"):                          false,
-		by(lb.UDP, "[2001:db8::7]:53"):                      true,
-		by(lb.UDP, "192.0.2.1:30053"):                       true,
-		by(lb.TCP, "192.0.2.1:30053"):                       false,
-		by(lb.SCTP, "[2001:db8::9]:30090"):                  true,
-		by(lb.SCTP, "192.0.2.1:30090"):                      false,
-		by(lb.TCP, "192.0.2.1:32000"):                       false,
-		by(lb.TCP, "192.0.2.1:30010"):                       true, // of a NodePort that is gone, while its connections go on
+		by(lb.TCP, "10.96.0.1:1"):          true,
+		by(lb.TCP, "10.96.0.2:80"):         true,
+		by(lb.TCP, "10.96.0.2:81"):         false,
+		by(lb.UDP, "10.96.0.3:5"):          true,
+		by(lb.TCP, "10.96.0.99:5"):         false,
+		by(lb.TCP, "10.1.0.1:8080"):        false,
+		by(lb.TCP, "10.1.0.2:8080"):        false,
+		by(lb.UDP, "10.5.11.249:53"):       true,
+		by(lb.UDP, "10.5.12.0:53"):         false,
+		by(lb.UDP, "[2001:db8::7]:53"):     true,
+		by(lb.UDP, "192.0.2.1:30053"):      true,
+		by(lb.TCP, "192.0.2.1:30053"):      false,
+		by(lb.SCTP, "[2001:db8::9]:30090"): true,
+		by(lb.SCTP, "192.0.2.1:30090"):     false,
+		by(lb.TCP, "192.0.2.1:32000"):      false,
+		// Of a removed NodePort, while its connections continue.
+		by(lb.TCP, "192.0.2.1:30010"):                       true,
 		by(lb.TCP, "192.0.2.1:30011"):                       false,
 		by(lb.UDP, "192.0.2.2:30053"):                       false,
 		by(lb.TCP, "198.51.100.0:20000"):                    true,

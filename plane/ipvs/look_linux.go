@@ -17,7 +17,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// View has connections of its own for a look at the kernel, in the caller's network namespace.
+// View has its own connections for reading the kernel, in the caller's network namespace.
 type View struct {
 	IPVS   ServerView
 	Sets   SetView
@@ -45,7 +45,7 @@ type SetView interface {
 	Header(ctx context.Context, name string) (ipset.Header, error)
 }
 
-// looks is how many may look at a time; others wait.
+// looks is the number of concurrent readers; others wait.
 const looks = 1
 
 // view waits for its turn, and opens a View.
@@ -69,10 +69,10 @@ func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 	}, nil
 }
 
-// Follow is part of mode.Looker. It follows a packet through the mode's chains in the kernel, its
-// ipsets, and the virtual server of its mark or address. It ignores rules of others. It runs
-// iptables-save, and lists a set of marks for a packet that has one; the rest costs the same in a
-// table of any size.
+// Follow implements mode.Looker. It follows a packet through the mode's chains in the kernel, its
+// ipsets, and the virtual server of its mark or address. It ignores rules of other programs. It
+// runs iptables-save, and lists a set of marks for a packet that has one; the rest costs the same
+// in a table of any size.
 //
 // Shares follow the weights if the scheduler does, and are otherwise 0, unknown.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
@@ -105,7 +105,7 @@ func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	return way.Kernel, nil
 }
 
-// way is that of one packet.
+// way is the path of one packet.
 type way struct {
 	*Plane
 	ctx    context.Context
@@ -117,7 +117,7 @@ type way struct {
 	trace.Kernel
 }
 
-// mostSaid is how many lines a way has.
+// mostSaid is the maximum number of lines of a way.
 const mostSaid = 200
 
 func (w *way) tell(format string, args ...any) { w.line(fmt.Sprintf(format, args...)) }
@@ -185,7 +185,7 @@ func (w *way) hook(name string, tables ...string) func() (done bool, err error) 
 }
 
 // serve takes the packet through IPVS: by its mark if that has a virtual server, else by its
-// address. done is false if there is neither.
+// address. done is false without either.
 func (w *way) serve() (done bool, err error) {
 	ids := []ipvs.ServiceID{ipvs.ByAddr(w.To, uint8(w.Packet.Proto))}
 	if w.Packet.Mark != 0 {
@@ -204,7 +204,7 @@ func (w *way) serve() (done bool, err error) {
 	return false, nil
 }
 
-// balance has a virtual server take the packet.
+// balance makes a virtual server take the packet.
 func (w *way) balance(s ipvs.Service) error {
 	w.tell("%s", strings.TrimSpace(ipvs.SaveService(s)))
 	var persistent uint32
@@ -260,7 +260,7 @@ func (w *way) balance(s ipvs.Service) error {
 	return w.leave()
 }
 
-// weightOf returns a real server's part of new connections; 0 for schedulers that do not use
+// weightOf returns a real server's share of new connections; 0 for schedulers that do not use
 // weights.
 func weightOf(scheduler string, weight int32) int64 {
 	switch scheduler {
@@ -272,7 +272,7 @@ func weightOf(scheduler string, weight int32) int64 {
 	return 0
 }
 
-// leave takes the translated packet out of the node. All real servers but the client itself are
+// leave takes the translated packet out of the node. All real servers except the client itself are
 // alike.
 func (w *way) leave() error {
 	to := w.Backends[0].Address

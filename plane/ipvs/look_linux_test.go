@@ -20,7 +20,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// lookBench is a plane over the kernel's ipsets, addresses and rules; IPVS is the kernel's where that has it, else in memory.
+// lookBench is a plane on the kernel's ipsets, addresses and rules; IPVS is the kernel's if it has
+// it, else in memory.
 type lookBench struct {
 	*deviceBench
 	planetest.World
@@ -61,8 +62,8 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
 	return k
 }
 
-// The kernel's own sets, addresses and rules, by both variants of iptables, make of packets what the table says; what others do to them is
-// named, and what the plane then mends differs no more.
+// The kernel's own sets, addresses and rules, with both variants of iptables, treat packets as the
+// table says. Differences names foreign changes, and after the plane repairs them nothing differs.
 func TestLookAtKernel(t *testing.T) {
 	for _, b := range backends {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -70,7 +71,8 @@ func TestLookAtKernel(t *testing.T) {
 				k := newLookBench(t, b, f)
 				packets := k.Packets(k.table, true)
 				n := 0
-				for i := 0; i < len(packets); i += 11 { // with the legacy back end each is a run of iptables-save
+				// With the legacy back end each runs iptables-save.
+				for i := 0; i < len(packets); i += 11 {
 					packets[n] = packets[i]
 					n++
 				}
@@ -82,10 +84,11 @@ func TestLookAtKernel(t *testing.T) {
 					t.Errorf("differs: %+v", d)
 				}
 				for _, c := range sabotages {
-					if c.spares != "" || b == xtables.Legacy && !strings.HasPrefix(c.object, "chain ") { // the rest is the same
+					// The rest is the same.
+					if c.spares != "" || b == xtables.Legacy && !strings.HasPrefix(c.object, "chain ") {
 						continue
 					}
-					k.sabotage(t, b, c.do) // on this thread, which alone is in the namespace
+					k.sabotage(t, b, c.do) // on this thread, the only one in the namespace
 					all := planetest.Differences(t, k.p, k.table)
 					if !c.named(k.World, all) {
 						t.Errorf("%s: differences: %+v; want one of %q, and hardly more", c.name, all, c.object)
@@ -102,7 +105,7 @@ func TestLookAtKernel(t *testing.T) {
 	}
 }
 
-// sabotage does something to the kernel's state.
+// sabotage changes the kernel's state.
 func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler)) {
 	t.Helper()
 	conn, err := k.connect()
@@ -151,7 +154,8 @@ func unquoted(words []string) []string {
 	return words
 }
 
-// The list of connections names the real server that a client stays with, by the template, whose client has no port.
+// The list of connections shows the persistent real server of a client by the template, whose
+// client has no port.
 func TestStaysIn(t *testing.T) {
 	const list = `Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
 TCP C0A80002 9C40 0A600001 0050 0A010001 1F90 ESTABLISHED     897
@@ -178,7 +182,8 @@ TCP fd00:0000:0000:0000:0000:0000:0000:0001 0000 fd00:0010:0096:0000:0000:0000:0
 	}
 }
 
-// Who looks while rows change reads by connections of his own: neither fails, and at the end nothing differs.
+// A query during changes of frontends uses its own connections: neither fails, and in the end
+// nothing differs.
 func TestLookWhileRowsChange(t *testing.T) {
 	k := newLookBench(t, xtables.NFT, lb.IPv4)
 	here, err := netns.Get()
@@ -186,10 +191,12 @@ func TestLookWhileRowsChange(t *testing.T) {
 	defer here.Close()
 	stop, done := make(chan struct{}), make(chan error, 1)
 	packets := k.Packets(k.table, true)
-	own := lookTable(k.World) // what the looker compares with
+	own := lookTable(k.World) // the table for the comparison
 	go func() {
 		done <- func() error {
-			runtime.LockOSThread() // which ends with the goroutine: nobody else gets a thread in this namespace
+			// The thread ends with the goroutine, so that no other goroutine runs in this
+			// namespace.
+			runtime.LockOSThread()
 			if err := netns.Set(here); err != nil {
 				return err
 			}

@@ -22,7 +22,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// labView is what a lab is looked at by.
+// labView reads a lab.
 type labView struct{ *lab }
 
 func (v labView) Has(_ context.Context, name string, m ipset.Member) (bool, error) {
@@ -51,7 +51,8 @@ func (v labView) Header(_ context.Context, name string) (ipset.Header, error) {
 	return ipset.Header{Set: s.Set}, nil
 }
 
-// view is what is looked at by in a lab, whose chains are as the plane would write them, but for what spoil makes of them.
+// view returns the View of a lab. Its chains are those that the plane would write, as changed by
+// spoil.
 func (k *lab) view(f lb.Family) (*View, error) {
 	conn, err := ipvs.New(context.Background(), k.ipvs.Connect())
 	if err != nil {
@@ -83,7 +84,8 @@ func (k *lab) view(f lb.Family) (*View, error) {
 
 func asked() trace.Mode { return Mode().Trace(mode.Settings{}) }
 
-// lookTable has rows of all kinds: each origin its own way, source ranges, affinity, no endpoints, health checks.
+// lookTable has frontends of all kinds: a route for each origin, source ranges, affinity, no
+// endpoints, health checks.
 func lookTable(w planetest.World) *lb.Table {
 	table := w.Table(10, 3)
 	table.Family = w.Family
@@ -108,7 +110,7 @@ func looked(t *testing.T, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World
 	return k, p, table, w
 }
 
-// follow follows packets, and returns what becomes of them and what Compare finds, at most so much.
+// follow follows packets. It returns their verdicts and at most most findings of Compare.
 func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, most int) (seen map[trace.Verdict]int, findings []string) {
 	t.Helper()
 	seen = map[trace.Verdict]int{}
@@ -127,7 +129,7 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, mos
 	return seen, findings
 }
 
-// state is what can be spoiled: IPVS by a connection of somebody else's, and the rest by name.
+// spoiler changes the state: IPVS on a separate connection, and the rest by name.
 type spoiler struct {
 	*testing.T
 	planetest.World
@@ -135,7 +137,7 @@ type spoiler struct {
 	member func(set string, m ipset.Member, there bool)
 	addr   func(netip.Addr) // removes it
 	rules  func(spoil func(xtables.ChainRule) bool)
-	set    func(name string) // destroys it; nil where that cannot be
+	set    func(name string) // destroys it; nil if impossible
 }
 
 func (s *spoiler) do(verb ipvs.Verb, service ipvs.Service, d ipvs.Destination) {
@@ -145,7 +147,7 @@ func (s *spoiler) do(verb ipvs.Verb, service ipvs.Service, d ipvs.Destination) {
 	}
 }
 
-// vip is the virtual server of the first Service, and real its real servers.
+// vip returns the virtual server of the first Service, and its real servers.
 func (s *spoiler) vip() (ipvs.Service, []ipvs.Destination) {
 	s.Helper()
 	is, err := s.ipvs.Service(s.Context(), ipvs.ByAddr(netip.AddrPortFrom(s.Addr(10, 1), 80), uint8(lb.TCP)))
@@ -167,12 +169,12 @@ type sabotage struct {
 	name   string
 	do     func(*spoiler)
 	object string // of a difference; ADDR stands for the first Service's address
-	found  string // "" where packets meet nothing else
-	// spares: the kernel does not let it happen.
+	found  string // "" if packets notice nothing else
+	// spares: the kernel prevents it.
 	spares string
 }
 
-// named reports whether it is told, and little else.
+// named reports whether the differences include it, and little else.
 func (c sabotage) named(w planetest.World, all []trace.Difference) bool {
 	object := strings.ReplaceAll(c.object, "ADDR", w.Addr(10, 1).String())
 	if w.Family == lb.IPv6 && strings.Contains(object, "ipset") {
@@ -181,7 +183,8 @@ func (c sabotage) named(w planetest.World, all []trace.Difference) bool {
 	return len(all) <= 3 && slices.ContainsFunc(all, func(d trace.Difference) bool { return strings.Contains(d.Object, object) && d.Want != d.Have })
 }
 
-// sabotages are what somebody with the same rights may do, and what names it: in Differences, and in what Compare finds of some packet.
+// sabotages are changes that a program with the same rights may make, and the names that
+// Differences, and Compare for some packet, report.
 var sabotages = []sabotage{
 	{"real server gone", func(s *spoiler) {
 		v, real := s.vip()
@@ -196,7 +199,7 @@ var sabotages = []sabotage{
 		v, real := s.vip()
 		real[1].Weight = 3
 		s.do(ipvs.SetDestination, v, real[1])
-	}, "real server", "", ""}, // rr gives each as much
+	}, "real server", "", ""}, // rr gives each the same share
 	{"other weight, and a scheduler that goes by it", func(s *spoiler) {
 		v, real := s.vip()
 		real[1].Weight = 3
@@ -252,7 +255,7 @@ var sabotages = []sabotage{
 	{"set gone", func(s *spoiler) { s.set("MARK-POD") }, "ipset KUBE-MARK-POD", "masquerade", "a set that rules name stays"},
 }
 
-// What somebody spoils is named by both, one by one.
+// Differences and Compare name each single change.
 func TestSabotageIsNamed(t *testing.T) {
 	for _, c := range sabotages {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -290,11 +293,12 @@ func TestSabotageIsNamed(t *testing.T) {
 	}
 }
 
-// Where the kernel keeps a client is told if it keeps any; a real server that drains is told of, and gets nobody new; and who is on the way out is
-// no difference.
+// Follow reports the persistent backend of a client, if it has one. It reports that a real server
+// drains and gets no new client. A draining server is no difference.
 func TestFollowAffinityAndDraining(t *testing.T) {
 	k, p, table, w := looked(t, lb.IPv4)
-	id := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 102), 80), uint8(lb.TCP)) // of World.Full(101, …), which is sticky
+	// Of World.Full(101, …), which has affinity.
+	id := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 102), 80), uint8(lb.TCP))
 	row := table.Get(keyOf(id))
 	if row == nil || row.Affinity == 0 {
 		t.Fatalf("%s: %v", id, row)
@@ -311,7 +315,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 		return got
 	}
 	k.stays = map[netip.Addr]netip.AddrPort{client: real}
-	if got := follow(); got.Affine.IsValid() { // nobody asks where no real server has a template
+	if got := follow(); got.Affine.IsValid() { // no query without a template at a real server
 		t.Errorf("affine %v without templates", got.Affine)
 	}
 	must(t, k.ipvs.SetConns(id, real, ipvsfake.Conns{Persistent: 1}))
@@ -336,7 +340,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	if after := fmt.Sprint(k.ipvs, k.wrote); after != before {
 		t.Errorf("a look changed something: %s", difference(before, after))
 	}
-	// The whole Service goes, and its connections go on.
+	// The whole Service is removed, and its connections continue.
 	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
 	must(t, only(p.Apply(t.Context(), changes)))
 	for _, d := range planetest.Differences(t, p, table) {

@@ -17,9 +17,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences is part of mode.Looker. It reads all objects of the mode into a ledger of its own, as
-// a Reset does, and reports what that would write. Draining real and virtual servers are no
-// difference.
+// Differences implements mode.Looker. It reads all objects of the mode into a separate ledger, as a
+// Reset does, and reports the writes that a Reset would make. Draining real and virtual servers are
+// no difference.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	v, done, err := p.view(ctx)
 	if err != nil {
@@ -44,7 +44,7 @@ type differ struct {
 	*Plane
 	*mode.Teller
 	view *View
-	lost bool // there is no device
+	lost bool // the device does not exist
 }
 
 // chains compares the rules without their comments.
@@ -80,7 +80,7 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 
 func compareChains(a, b chainName) int { return slices.Compare(a[:], b[:]) }
 
-// kinds looks for sets, and the device, that are not there or are others'.
+// kinds checks that the sets and the device exist with the right type.
 func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
 	for s := range setCount {
 		want := d.sets[s]
@@ -108,10 +108,10 @@ func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
 	return err
 }
 
-// kernelDevice is Addresses by a name that none of its methods has.
+// kernelDevice is Addresses under a name that no method uses.
 type kernelDevice = Addresses
 
-// nowhere is a device that is not there: it has no addresses.
+// nowhere is a missing device: it has no addresses.
 type nowhere struct{ kernelDevice }
 
 func (nowhere) Addresses(context.Context) ([]netip.Addr, error) { return nil, nil }
@@ -123,7 +123,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 		return err
 	}
 	for _, row := range want.Sorted() {
-		l.set(row.Key, row) // what it refuses the plane has refused, and told
+		l.set(row.Key, row) // the plane has refused and reported it too
 	}
 	servers := l.sortedServers()
 	for _, s := range servers {
@@ -133,7 +133,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 	}
 	unmarked := d.broken[setMarksPods] || d.broken[setMarksHost] || d.broken[setMarksAnywhere]
 	for _, s := range servers {
-		if s.id.Mark != 0 && unmarked { // nobody knows what a mark means
+		if s.id.Mark != 0 && unmarked { // the meaning of the mark is unknown
 			continue
 		}
 		d.server(l, s)
@@ -201,7 +201,7 @@ func (d *differ) server(l *ledger, s *virtual) {
 		d.Tell(key, name, save(true, s.want), save(s.has, s.is))
 	}
 	if !s.has {
-		return // it has no real servers
+		return // its real servers are unknown
 	}
 	right := dest{1, int32(ipvs.Masq)}
 	text := func(a netip.AddrPort, is dest) string {

@@ -9,13 +9,13 @@ import (
 	"kube-proxy/lb"
 )
 
-// Knows is part of [xtwalk.Sets]: only members of this mode's sets are known.
+// Knows implements [xtwalk.Sets]: it knows only members of this mode's sets.
 func (w *way) Knows(name string) bool {
 	_, known := setNamed(w.cfg.Family, name)
 	return known
 }
 
-// Has is part of [xtwalk.Sets].
+// Has implements [xtwalk.Sets].
 func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
@@ -23,14 +23,14 @@ func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 		m.addr = p.From.Addr()
 	}
 	has, err := w.view.Sets.Has(w.ctx, name, m.wire(mark{}))
-	if errors.Is(err, ipset.ErrNoSet) { // it went since its rule was listed
+	if errors.Is(err, ipset.ErrNoSet) { // removed since its rule was listed
 		w.tell("there is no ipset %s", name)
 		return false, nil
 	}
 	return has, err
 }
 
-// MarkOf is part of [xtwalk.Sets]. It lists the set: the kernel cannot return the mark of one
+// MarkOf implements [xtwalk.Sets]. It lists the set: the kernel cannot return the mark of one
 // member.
 func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err error) {
 	s, _ := setNamed(w.cfg.Family, name)

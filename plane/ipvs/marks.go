@@ -2,9 +2,9 @@ package ipvs
 
 import "math/bits"
 
-// marks are the firewall marks of virtual servers for packets of an origin that goes elsewhere than those from anywhere
-// (docs/adr/0046-objects-of-mode-ipvs.md). A mark is a number, the bit that asks for masquerading or not, and a pattern by which
-// ours are told from those of others:
+// marks are the firewall marks of virtual servers for packets whose origin has its own route
+// (docs/adr/0046-objects-of-mode-ipvs.md). A mark consists of a number, an optional bit that
+// requests masquerading, and a pattern that distinguishes our marks from those of other programs:
 //
 //	bit 31        1, so that no small number that people choose is one of ours
 //	bits 20 to 30 of the number
@@ -16,7 +16,7 @@ import "math/bits"
 //	bit 7         0: routes of the AWS CNI
 //	bits 0 to 6   of the number
 type marks struct {
-	masq uint32 // the bit that asks for masquerading
+	masq uint32 // the masquerading bit
 }
 
 const (
@@ -30,7 +30,7 @@ func (m marks) pattern() (value, mask uint32) { return markPattern &^ m.masq, ^(
 // most is the highest number that a mark can have: at least 2^17-2.
 func (m marks) most() uint32 { return 1<<bits.OnesCount32(markNumber&^m.masq) - 2 }
 
-// drop is the mark of packets that are dropped.
+// drop returns the mark of packets to drop.
 func (m marks) drop() uint32 { return m.of(m.most()+1, false) }
 
 // bits yields the bits of a mark that hold its number, the lowest first. High bits of the mark come
@@ -62,8 +62,8 @@ func (m marks) of(n uint32, masq bool) uint32 {
 	return v
 }
 
-// number returns the number and masquerade bit of a mark; ok is false for marks of others, and for
-// that of packets to drop.
+// number returns the number and masquerade bit of a mark; ok is false for foreign marks, and for
+// the mark of packets to drop.
 func (m marks) number(mark uint32) (n uint32, masq, ok bool) {
 	for i, bit := range m.bits {
 		if mark&bit != 0 {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A mark is of one number, and no mark of another software's is taken for ours, whichever bit asks for masquerading.
+// A mark has one number, and no mark of other software counts as ours, whichever bit requests
+// masquerading.
 func TestMarks(t *testing.T) {
 	others := map[string]uint32{
 		"none": 0, "kubelet's drop": 0x8000, "masquerade": 0x4000, "host ports of CNI": 0x2000, "AWS CNI": 0x80, "Calico accept": 0x10000, "Calico endpoint": 0x1a400000,

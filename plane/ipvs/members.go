@@ -7,7 +7,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// wire is the member as ipsets have it.
+// wire returns the member as ipsets have it.
 func (m member) wire(as mark) ipset.Member {
 	w := ipset.Member{Addr: m.addr, Net: m.from, Port: m.port, Mark: as.value, Mask: as.mask}
 	if m.addr.IsValid() {
@@ -16,12 +16,12 @@ func (m member) wire(as mark) ipset.Member {
 	return w
 }
 
-// memberOf is a member as the kernel lists it.
+// memberOf returns a member as the kernel lists it.
 func memberOf(s set, w ipset.Member) (member, mark) {
 	return member{set: s, addr: w.Addr, port: w.Port, proto: lb.Proto(w.Proto), from: w.Net}, mark{w.Mark, w.Mask}
 }
 
-// key is that of the row which has the member, of a set that names rows.
+// key returns the key of the frontend that has the member, for sets that name frontends.
 func (m member) key() lb.Key {
 	k := lb.Key{Addr: m.addr, Port: m.port, Proto: m.proto}
 	switch m.set {

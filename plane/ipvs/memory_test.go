@@ -10,13 +10,14 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What objects take of the kernel's memory: 58 MB were measured for 100,000 real servers; the others are their structs of 6.12.
+// The kernel memory of objects: 58 MB were measured for 100,000 real servers; the others are the
+// sizes of their structs in 6.12.
 const (
 	serverBytes, destinationBytes = 640, 580
 	memberBytes, addressBytes     = 96, 256
 )
 
-// What one tenant writes takes heap and kernel memory in proportion to its bytes (TN-91).
+// One tenant's objects take heap and kernel memory in proportion to their bytes (TN-91).
 func TestMemoryOfTenants(t *testing.T) {
 	planetest.Memory(t, 8, 900, 3500, func(t testing.TB) planetest.Kernel {
 		lab := newLab(t)

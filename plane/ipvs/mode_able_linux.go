@@ -29,7 +29,7 @@ func able(s mode.Settings) error {
 	return nil
 }
 
-// modules are those that the questions of able may have the kernel load.
+// modules are those that the probes of able may make the kernel load.
 func modules(s mode.Settings) []string {
 	return append([]string{"ip_vs", "ip_vs_" + schedulerOf(optionsOf(s.Blocks).IPVS.Scheduler), DeviceType, "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
 		"ip_set_hash_ipportnet", "ip_set_bitmap_port", "xt_set"}, xtables.Modules(s.Family)...)
@@ -56,7 +56,7 @@ func hasItsScheduler(s mode.Settings) error {
 	return checkScheduler(context.Background(), c, s.Family, optionsOf(s.Blocks).IPVS.Scheduler)
 }
 
-// hasDevice probes whether the kernel has devices of the type. It tries to make one with an invalid
+// hasDevice probes whether the kernel has devices of the type. It requests one with an invalid
 // address, which the kernel refuses after it has looked for the type.
 func hasDevice(mode.Settings) error {
 	ctx := context.Background()
@@ -85,7 +85,7 @@ func hasDevice(mode.Settings) error {
 	return err
 }
 
-// hasSets finds out whether the kernel can have the ipsets that the mode makes, without making one.
+// hasSets probes whether the kernel supports the ipsets of the mode, without creating one.
 func hasSets(s mode.Settings) error {
 	c, err := ipset.Open()
 	if err != nil {
@@ -99,7 +99,7 @@ func hasSets(s mode.Settings) error {
 	return unsupported(c.Able(context.Background(), all), ipset.ErrUnsupported)
 }
 
-// unsupported has an error that is of another package wrap plane.ErrUnsupported too.
+// unsupported makes an error of another package wrap plane.ErrUnsupported too.
 func unsupported(err, is error) error {
 	if errors.Is(err, is) {
 		return fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
@@ -107,7 +107,7 @@ func unsupported(err, is error) error {
 	return err
 }
 
-// Extensions of iptables that the chains of the mode need beside those that all need.
+// Extensions of iptables that the mode's chains need, beside those that all modes need.
 var chainMatches, chainTargets = []string{"set"}, []string{"SET"}
 
 func hasIPTables(s mode.Settings) error {

@@ -24,7 +24,7 @@ import (
 	"kube-proxy/test/ipvsfake"
 )
 
-// inNamespace runs the rest of a test in a network namespace of its own.
+// inNamespace runs the rest of a test in a new network namespace.
 func inNamespace(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -33,7 +33,7 @@ func inNamespace(t *testing.T) {
 	netlab.EnterForTest(t)
 }
 
-// output is what a program prints.
+// output returns the output of a program.
 func output(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -51,7 +51,7 @@ func of(t *testing.T, kind string) {
 	t.Cleanup(func() { DeviceType = was })
 }
 
-// G7: whether the kernel has a kind of device is found out without making one.
+// G7: hasDevice probes for a kind of device without creating one.
 func TestHasDevice(t *testing.T) {
 	inNamespace(t)
 	before := output(t, "ip", "-o", "link")
@@ -78,7 +78,7 @@ func TestHasDevice(t *testing.T) {
 	}
 }
 
-// G7: the kernel is asked for ipsets without making one.
+// G7: hasSets probes for ipsets without creating one.
 func TestHasSets(t *testing.T) {
 	inNamespace(t)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -91,7 +91,7 @@ func TestHasSets(t *testing.T) {
 	}
 }
 
-// Without CAP_NET_ADMIN each question says so.
+// Without CAP_NET_ADMIN each probe says so.
 func TestAbleWithoutCapability(t *testing.T) {
 	inNamespace(t)
 	done := make(chan map[string]error)
@@ -115,7 +115,7 @@ func TestAbleWithoutCapability(t *testing.T) {
 	}
 }
 
-// listed are the virtual servers of the namespace.
+// listed returns the virtual servers of the namespace.
 func listed(t *testing.T, c *ipvs.Conn) (all []string) {
 	t.Helper()
 	err := c.Services(t.Context(), func(s ipvs.ServiceState) error {
@@ -144,8 +144,8 @@ func needsIPVS(t *testing.T) *ipvs.Conn {
 	return c
 }
 
-// CF-26, DP-35: the kernel's schedulers are tried by a virtual server that is gone at once, with others of the namespace as they were; what a proxy
-// that was killed left in the way does no harm.
+// CF-26, DP-35: a probe of the kernel's schedulers uses a virtual server that is removed at once,
+// and leaves others of the namespace alone. The leftover of a killed proxy does no harm.
 func TestIPVSSchedulers(t *testing.T) {
 	c := needsIPVS(t)
 	other := ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("198.51.100.0:20001"), unix.IPPROTO_TCP), Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}
@@ -173,8 +173,8 @@ func TestIPVSSchedulers(t *testing.T) {
 	}
 }
 
-// A scheduler whose module is not loaded yet is tried while namespaces come and go, as they do on every node. Whoever leaves it to the kernel to
-// load lblc stops both for ever.
+// A scheduler whose module is not loaded is probed while namespaces are created and removed, as
+// happens on every node. A program that leaves loading lblc to the kernel blocks both for ever.
 func TestIPVSSchedulerBesideNamespaces(t *testing.T) {
 	c := needsIPVS(t)
 	end := make(chan struct{})
@@ -201,7 +201,7 @@ func TestIPVSSchedulerBesideNamespaces(t *testing.T) {
 	}()
 	for range 2 {
 		for _, name := range []string{"lblc", "lblcr"} {
-			_ = exec.Command("rmmod", "ip_vs_"+name).Run() // where it is built in there is nothing to try
+			_ = exec.Command("rmmod", "ip_vs_"+name).Run() // a built-in module needs no test
 			if there, err := hasScheduler(t.Context(), c, lb.IPv4, name); err != nil || !there {
 				t.Errorf("%s: %t, %v", name, there, err)
 			}
@@ -212,10 +212,10 @@ func TestIPVSSchedulerBesideNamespaces(t *testing.T) {
 	others.Wait()
 }
 
-// kernelWith answers as IPVS with these schedulers does.
+// kernelWith answers like an IPVS with these schedulers.
 type kernelWith struct {
 	schedulers []string
-	refuses    error // all of it
+	refuses    error // everything
 	there      map[ipvs.ServiceID]bool
 }
 
@@ -238,7 +238,8 @@ func (k *kernelWith) Do(_ context.Context, ops []ipvs.Op, _ func(int, error)) er
 	return nil
 }
 
-// What becomes of a scheduler that is not there: an error for who asked for it by name, and else a reason to give way.
+// A missing scheduler is an error if the configuration names it, and otherwise a reason to use
+// another mode.
 func TestCheckScheduler(t *testing.T) {
 	for _, c := range []struct {
 		asked, has string
@@ -271,14 +272,14 @@ func TestCheckScheduler(t *testing.T) {
 	}
 }
 
-// idle asks for timeouts.
+// idle returns options with timeouts.
 func idle(tcp, tcpFin, udp time.Duration) *Options {
 	o := &Options{}
 	o.IPVS.TCPTimeout.Duration, o.IPVS.TCPFinTimeout.Duration, o.IPVS.UDPTimeout.Duration = tcp, tcpFin, udp
 	return o
 }
 
-// CF-29: the kernel counts whole seconds, and 0 leaves what is there.
+// CF-29: the kernel counts whole seconds, and 0 keeps the present value.
 func TestTimeouts(t *testing.T) {
 	got := timeouts(idle(time.Millisecond, 90*time.Second, 0))
 	if want := (ipvs.Timeouts{TCP: time.Second, TCPFin: 90 * time.Second}); got != want {

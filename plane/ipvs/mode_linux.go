@@ -25,7 +25,7 @@ import (
 // Mode returns the mode ipvs.
 func Mode() mode.Mode { return ModeIn(map[lb.Family]xtables.Backend{}) }
 
-// ModeIn returns the mode as it is where its planes keep their chains with these back ends already.
+// ModeIn returns the mode for planes that already keep their chains with these back ends.
 func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 	h := &host{backends: backends}
 	m := facts()
@@ -37,13 +37,13 @@ func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 
 // host has the state that the planes of this process share.
 type host struct {
-	// backends are those with which planes keep their chains.
+	// backends are the back ends with which planes keep their chains.
 	backends map[lb.Family]xtables.Backend
 	// timed: the timeouts of the namespace are set. said: the deprecation is reported.
 	timed, said sync.Once
 }
 
-// open makes the plane of a family, and opens its connections.
+// open creates the plane of a family, and opens its connections.
 func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	p := &modePlane{}
 	defer func() {
@@ -159,8 +159,8 @@ func timeouts(o *Options) ipvs.Timeouts {
 	return ipvs.Timeouts{TCP: seconds(v.TCPTimeout.Duration), TCPFin: seconds(v.TCPFinTimeout.Duration), UDP: seconds(v.UDPTimeout.Duration)}
 }
 
-// removeStale removes chains of the back end of iptables that a family does not use. In its own the
-// plane takes them over.
+// removeStale removes chains of the iptables back end that a family does not use. The plane takes
+// over those of its own.
 func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	return xtables.RemoveBeside(ctx, what, func(f lb.Family) (xtables.Backend, *xtables.Layout) {
 		keep := chainLayout(f, xtables.Auto, nil)
@@ -168,15 +168,15 @@ func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report,
 	})
 }
 
-// vsConntrack has IPVS leave connections to conntrack too, by which they are masqueraded.
+// vsConntrack makes IPVS leave connections in conntrack too, which masquerades them.
 const vsConntrack = "net.ipv4.vs.conntrack"
 
 // sysctls are the settings of DP-30.
 func sysctls(s mode.Settings) []mode.Sysctl {
 	all := []mode.Sysctl{
 		{Name: vsConntrack, Value: "1"},
-		// A new connection from a recently used port would wait for a second. Later kernels fixed
-		// the cause, and earlier ones ignore the setting.
+		// Otherwise a new connection from a recently used port would wait for a second. Later
+		// kernels fixed the cause, and earlier ones ignore the setting.
 		{Name: "net.ipv4.vs.conn_reuse_mode", Value: "0", From: [2]int{4, 1}, Before: [2]int{5, 9}},
 		{Name: "net.ipv4.vs.expire_nodest_conn", Value: "1"},
 		{Name: "net.ipv4.vs.expire_quiescent_template", Value: "1", Optional: true},
@@ -202,7 +202,7 @@ type modePlane struct {
 	opened closers
 	// first are notices that do not come from a write.
 	first []mode.Notice
-	// sent counts what was sent by the end of the last write.
+	// sent holds the totals at the end of the last write.
 	sent atomic.Pointer[sent]
 }
 
@@ -224,7 +224,7 @@ func (c closers) Close() (err error) {
 	return err
 }
 
-// Notices is part of mode.Plane.
+// Notices implements mode.Plane.
 func (p *modePlane) Notices() []mode.Notice {
 	p.sent.Store(&sent{p.ipvs.Counters(), p.sets.Counters(), p.chains.Stats().Failures})
 	all := append(p.first, p.Plane.Notices()...)
@@ -232,7 +232,7 @@ func (p *modePlane) Notices() []mode.Notice {
 	return all
 }
 
-// Measure is part of mode.Plane: the values at the end of the last write.
+// Measure implements mode.Plane with the values at the end of the last write.
 func (p *modePlane) Measure(emit mode.Emit) error {
 	s := p.Stats()
 	emit(virtualServers, float64(s.VirtualServers))

@@ -4,5 +4,5 @@ package ipvs
 
 import "kube-proxy/mode"
 
-// Mode returns the mode ipvs, of which other systems know the facts alone.
+// Mode returns the mode ipvs. Other systems than Linux have only its facts.
 func Mode() mode.Mode { return facts() }

@@ -14,7 +14,7 @@ import (
 )
 
 // render returns what a new plane would write to an empty kernel: a part for each program, in
-// loading order, since rules name sets. Of the node's addresses it knows those that answer
+// loading order, since rules name sets. The only node addresses that it knows are those that answer
 // NodePorts.
 func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	mark, err := plane.MasqueradeMark(&s.MasqueradeBit)
@@ -47,7 +47,7 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 		}
 	}
 	fmt.Fprintf(&b, "# %s -batch -\n", ip)
-	if s.Family == lb.IPv4 { // the parts of IPv6 come behind
+	if s.Family == lb.IPv4 { // the IPv6 parts follow
 		fmt.Fprintf(&b, "link add %s type dummy\n", Device)
 	}
 	for _, a := range p.addresses {

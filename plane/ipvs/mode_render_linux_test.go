@@ -15,7 +15,7 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// input gives a program its standard input, and returns what it prints.
+// input passes text to a program's standard input, and returns its output.
 func input(t *testing.T, text, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -27,7 +27,7 @@ func input(t *testing.T, text, name string, args ...string) string {
 	return string(out)
 }
 
-// sortedLines are the lines that begin so, in the order of the alphabet.
+// sortedLines returns the lines with one of the prefixes, sorted.
 func sortedLines(text string, prefixes ...string) (lines []string) {
 	for line := range strings.Lines(text) {
 		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(line, p) }) {
@@ -38,8 +38,8 @@ func sortedLines(text string, prefixes ...string) (lines []string) {
 	return lines
 }
 
-// What render prints of the last state of each scenario ipset takes, and then prints itself, and iptables takes the rules. What is for ipvsadm
-// TestIPVSGoldensRestore gives it, in VMs.
+// ipset accepts the rendering of each scenario's last state, and prints it unchanged; iptables
+// accepts the rules. TestIPVSGoldensRestore loads the ipvsadm part, in VMs.
 func TestRenderScenarios(t *testing.T) {
 	inNamespace(t)
 	for _, p := range []string{"ipset", "ip", "iptables-nft-restore", "ip6tables-nft-restore"} {
@@ -52,7 +52,7 @@ func TestRenderScenarios(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	taken := map[string]bool{} // rules that iptables has taken already: they differ by the node alone
+	taken := map[string]bool{} // rules that iptables has accepted already: they differ only by node
 	for i, sc := range all {
 		f, parts := rendered(t, i, sc)
 		members, rules := parts[1], parts[3]
@@ -75,12 +75,12 @@ func TestRenderScenarios(t *testing.T) {
 	}
 }
 
-// rendered is what render prints of the last state of a scenario, without the lines that name programs: for ipvsadm, ipset, ip and iptables. The family
-// changes from one scenario to the next.
+// rendered returns render's output for the last state of a scenario, without the lines that name
+// programs: for ipvsadm, ipset, ip and iptables. Families alternate between scenarios.
 func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []string) {
 	t.Helper()
 	f = lb.IPv4
-	if i%2 != 0 { // both in all, and each scenario once
+	if i%2 != 0 { // both families overall, and each scenario once
 		f = lb.IPv6
 	}
 	var last *lb.Table
@@ -95,7 +95,7 @@ func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []
 		last = step.Table
 	}
 	node := last.Node
-	for _, a := range nodeAddresses(f) { // addresses that render knows
+	for _, a := range nodeAddresses(f) { // the addresses that render knows
 		if within(node.NodePorts, a) {
 			last.Node.NodePorts = append(slices.Clip(node.NodePorts), netip.PrefixFrom(a, a.BitLen()))
 		}
@@ -115,8 +115,9 @@ func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []
 	return f, parts
 }
 
-// What render prints of the last state of each scenario, ipvsadm, ipset and iptables take in an empty network namespace, and then the kernel lists exactly that:
-// virtual and real servers, members with their marks, and rules.
+// In an empty network namespace, ipvsadm, ipset and iptables load the rendering of each scenario's
+// last state. The kernel then lists exactly that: virtual and real servers, members with their
+// marks, and rules.
 func TestIPVSGoldensRestore(t *testing.T) {
 	inVM(t)
 	all, err := scenario.LoadDir("../../test/testdata/scenarios")
@@ -126,11 +127,12 @@ func TestIPVSGoldensRestore(t *testing.T) {
 	if len(all) < 50 {
 		t.Errorf("%d scenarios", len(all))
 	}
-	taken, servers := map[string]bool{}, 0 // rules that iptables has taken already: they differ by the node alone
+	// Rules that iptables has accepted already: they differ only by node.
+	taken, servers := map[string]bool{}, 0
 	for i, sc := range all {
 		t.Run(sc.Name, func(t *testing.T) {
 			inNamespace(t)
-			output(t, "ip", "link", "set", "lo", "up") // IPVS takes real servers where there are routes
+			output(t, "ip", "link", "set", "lo", "up") // IPVS accepts real servers only with routes
 			f, parts := rendered(t, i, sc)
 			if parts[0] != "\n" {
 				input(t, parts[0], "ipvsadm", "--restore")
@@ -159,7 +161,8 @@ func TestIPVSGoldensRestore(t *testing.T) {
 	}
 }
 
-// listServers is what the kernel has of virtual and real servers, as render prints them.
+// listServers returns the kernel's virtual and real servers, as render prints them, and their
+// number.
 func listServers(t *testing.T) (string, int) {
 	t.Helper()
 	conn, err := ipvs.Open()
@@ -186,7 +189,7 @@ func listServers(t *testing.T) (string, int) {
 	return b.String(), len(ids)
 }
 
-// listSets is what the kernel has of sets and their members, as render prints them.
+// listSets returns the kernel's sets and their members, as render prints them.
 func listSets(t *testing.T, f lb.Family) string {
 	t.Helper()
 	conn, err := ipset.Open()

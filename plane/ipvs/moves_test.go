@@ -54,7 +54,7 @@ func startTable(w planetest.World) *lb.Table {
 	return t
 }
 
-// onlyOne are the lines that only one of two texts has.
+// onlyOne returns the lines that only one of two texts has.
 func onlyOne(want, got string) string {
 	var b strings.Builder
 	diff.Sorted(slices.Sorted(strings.Lines(want)), slices.Sorted(strings.Lines(got)), strings.Compare,

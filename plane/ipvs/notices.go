@@ -4,7 +4,7 @@ package ipvs
 
 import "kube-proxy/mode"
 
-// notices are messages for the operator, each once.
+// notices are messages for the operator, each sent once.
 type notices struct {
 	all  []mode.Notice
 	told map[string]bool
@@ -29,7 +29,7 @@ func (n *notices) late(services int) {
 	}
 }
 
-// foreign reports virtual servers of others.
+// foreign reports virtual servers of other programs.
 func (n *notices) foreign(f foreigners) {
 	if len(f.ours) > 0 {
 		n.once("at our keys", "virtual servers of others have addresses and ports of Services, and lie in --ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
@@ -40,7 +40,7 @@ func (n *notices) foreign(f foreigners) {
 	}
 }
 
-// Notices is part of mode.Plane.
+// Notices implements mode.Plane.
 func (p *Plane) Notices() []mode.Notice {
 	all := p.notices.all
 	p.notices.all = nil

@@ -8,9 +8,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// set is one of the plane's ipsets, in the order in which members are added: those that keep
-// clients out come first, and those that lead to virtual servers later. Removal is in reverse
-// order.
+// set is one of the plane's ipsets, in the order in which members are added: first the sets that
+// block clients, later those that send clients to virtual servers. Removal is in reverse order.
 type set uint8
 
 const (
@@ -65,7 +64,7 @@ var kinds = [setCount]struct {
 	setMarksAnywhere:     {"MARK-ANY", ipset.HashIPPort},
 }
 
-// name is the name of the set; upstream cuts it where the kernel would not take more, too.
+// name returns the name of the set; upstream also cuts names that are too long for the kernel.
 func (s set) name(f lb.Family) string {
 	name := "KUBE-" + kinds[s].name
 	if f == lb.IPv6 {
@@ -76,7 +75,7 @@ func (s set) name(f lb.Family) string {
 
 func (s set) typ() ipset.Type { return kinds[s].typ }
 
-// made is how the set is created.
+// made returns the arguments to create the set.
 func (s set) made(f lb.Family) ipset.Set {
 	made := ipset.Set{Name: s.name(f), Type: s.typ(), SkbInfo: s.marks()}
 	if s.typ() != ipset.BitmapPort {
@@ -88,7 +87,7 @@ func (s set) made(f lb.Family) ipset.Set {
 // marks reports whether the members of the set carry marks.
 func (s set) marks() bool { return s >= setMarksPods }
 
-// names reports whether the members of the set are the keys of rows.
+// names reports whether the members of the set are the keys of frontends.
 func (s set) names() bool {
 	return s >= setClusterIP && s <= setNodePortLocalSCTP || s == setHealthCheck
 }
@@ -110,19 +109,20 @@ type mark struct{ value, mask uint32 }
 // Other marks request masquerading.
 const wholeMark = ^uint32(0)
 
-// other names a virtual server for packets of an origin with a route of its own. Without a set it
+// other names a virtual server for packets of an origin with its own route. Without a set it
 // rejects.
 type other struct {
 	set    lb.SetID
-	sticky bool // clients stay with their backend
+	sticky bool // session affinity
 	masq   bool
 }
 
 // front are the kernel's objects for one address, port and protocol.
 type front struct {
 	service ipvs.Service
-	set     *lb.BackendSet // whose backends are the real servers; nil for none
-	serving *lb.BackendSet // of these those that stay without new connections, beside those of TCP; nil where set says it
+	set     *lb.BackendSet // its backends are the real servers; nil for none
+	// The backends of set that stay without new connections, beside TCP ones; nil if set has them.
+	serving *lb.BackendSet
 	bind    binding
 	members []member // without marks
 	marks   []marked
@@ -131,20 +131,20 @@ type front struct {
 // marked is a member of a set of marks.
 type marked struct {
 	member member
-	mark   mark // of those that go to the virtual server of the address, or are dropped
+	mark   mark // for packets that go to the virtual server of the address, or are dropped
 	other  *other
 	// to and serving are those of other, as in front.
 	to, serving *lb.BackendSet
 }
 
-// binding says whether a virtual server's address is one of kube-ipvs0.
+// binding says whether a virtual server's address is on kube-ipvs0.
 type binding uint8
 
 const (
-	// unbound: it is the node's own, by which NodePorts are served.
+	// unbound: it is the node's own address, which serves NodePorts.
 	unbound binding = iota
-	// lent: tenants choose it, so it stays unbound if it was a backend's before, which the node
-	// could not reach any more.
+	// lent: tenants choose it, so the owner is provisional. It stays unbound if it was a backend's
+	// before, which the node could not reach any more.
 	lent
 	// bound: it is a cluster IP.
 	bound

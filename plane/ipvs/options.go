@@ -16,21 +16,20 @@ type Options struct {
 	IPVS struct {
 		SyncPeriod    option.Duration `json:"syncPeriod"`
 		MinSyncPeriod option.Duration `json:"minSyncPeriod"`
-		// Scheduler is the kernel's name of it; "" is the default.
+		// Scheduler is the kernel's name of the scheduler; "" is the default.
 		Scheduler string `json:"scheduler"`
-		// ExcludeCIDRs hold virtual servers that are not ours.
+		// ExcludeCIDRs are the networks of foreign virtual servers.
 		ExcludeCIDRs []string `json:"excludeCIDRs"`
-		// StrictARP: the node answers ARP for no address of another interface.
+		// StrictARP: the node answers ARP on an interface only for addresses of that interface.
 		StrictARP bool `json:"strictARP"`
-		// Timeouts are how long idle connections are kept, TCPFinTimeout those that are being
-		// closed; 0 leaves the kernel's.
+		// Timeouts of idle connections, and TCPFinTimeout of closing ones; 0 keeps the kernel's.
 		TCPTimeout    option.Duration `json:"tcpTimeout"`
 		TCPFinTimeout option.Duration `json:"tcpFinTimeout"`
 		UDPTimeout    option.Duration `json:"udpTimeout"`
 	} `json:"ipvs"`
 }
 
-// options is the mode's section of the configuration.
+// options returns the mode's section of the configuration.
 func options() option.Section {
 	v := &Options{}
 	v.IPVS.SyncPeriod.Duration = 30 * time.Second
@@ -54,13 +53,14 @@ func options() option.Section {
 	}}
 }
 
-// schedulers are those that kernels have for IPVS, the usual one first. Not every kernel has all.
+// schedulers returns the schedulers that kernels have for IPVS, the default first. Not every kernel
+// has all.
 func schedulers() []string {
 	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
 }
 
-// longestTimeout is the longest that IPVS takes on all kernels: 2^31-1 ticks, up to a thousand a
-// second.
+// longestTimeout is the longest timeout that IPVS accepts on all kernels: 2^31-1 ticks, with up to
+// a thousand a second.
 const longestTimeout = (1<<31 - 1) / 1000 * time.Second
 
 func (o *Options) check(r *option.Report) {
@@ -77,14 +77,14 @@ func (o *Options) check(r *option.Report) {
 			r.Wrong(timeout.path, timeout.is.Duration.String(), "want at most "+longestTimeout.String()+", the longest that the kernel takes")
 		}
 	}
-	// Whether this machine's kernel has it shows when the mode starts (CF-26).
+	// The mode checks at its start whether this machine's kernel has it (CF-26).
 	if known := schedulers(); v.Scheduler != "" && !slices.Contains(known, v.Scheduler) {
 		r.Wrong("ipvs.scheduler", v.Scheduler, "want "+strings.Join(known, ", "))
 	}
 }
 
-// checkExcluded is CF-27. In other modes these networks limit the clean-up, so --cleanup fails if
-// one of them is invalid.
+// checkExcluded implements CF-27. In other modes these networks limit the cleanup, so --cleanup
+// fails if one of them is invalid.
 func (o *Options) checkExcluded(r *option.Report) {
 	bad := false
 	for i, s := range o.IPVS.ExcludeCIDRs {
@@ -103,7 +103,7 @@ func (o *Options) checkExcluded(r *option.Report) {
 	}
 }
 
-// excluded returns the networks of others' virtual servers: everything, if one of them is invalid.
+// excluded returns the networks of foreign virtual servers: everything, if one of them is invalid.
 func (o *Options) excluded() (all []netip.Prefix) {
 	for _, s := range o.IPVS.ExcludeCIDRs {
 		p, err := option.ParsePrefix(s)
@@ -118,7 +118,7 @@ func (o *Options) excluded() (all []netip.Prefix) {
 // optionsOf returns the mode's values, or the zero values.
 func optionsOf(all option.Blocks) *Options { return option.Of(all, &Options{}) }
 
-// networks are those whose family is checked.
+// networks returns the networks whose family is checked.
 func networks(all option.Blocks) map[string][]netip.Prefix {
 	return map[string][]netip.Prefix{"ipvs.excludeCIDRs": optionsOf(all).excluded()}
 }

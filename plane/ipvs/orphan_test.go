@@ -9,8 +9,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A virtual server of a NodePort whose Service is gone, and whose connections go on, is still known for ours after a restart, and goes
-// when they have ended.
+// After a restart, the plane still recognises a virtual server of a removed NodePort with open
+// connections as ours, and removes it when they have ended.
 func TestLeavingNodePortSurvivesRestart(t *testing.T) {
 	k, p, table, w := started(t, lb.IPv4)
 	k.connections(always(1))
@@ -37,7 +37,8 @@ func TestLeavingNodePortSurvivesRestart(t *testing.T) {
 	}
 }
 
-// Virtual servers by marks of another masquerade bit are still known for ours by the sets that lead there, and go.
+// The plane recognises virtual servers by marks of another masquerade bit as ours by the sets that
+// refer to them, and removes them.
 func TestMasqueradeBitChanges(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	k := newLab(t)

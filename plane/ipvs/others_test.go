@@ -17,7 +17,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// foreign makes virtual servers of others, with a real server each.
+// foreign creates foreign virtual servers, with one real server each.
 func (k *lab) foreign(t *testing.T, ids ...ipvs.ServiceID) {
 	t.Helper()
 	for _, id := range ids {
@@ -39,8 +39,9 @@ func (k *lab) scheduler(id ipvs.ServiceID) string {
 	return "none"
 }
 
-// Virtual servers of others: those that nothing shows to be a kube-proxy's stay, whatever their marks and addresses; one that has exactly a
-// Service's key is taken over, or left alone where --ipvs-exclude-cidrs says so, and then that row alone is not served.
+// Foreign virtual servers stay if nothing shows that they are a kube-proxy's, whatever their marks
+// and addresses. The plane takes over one with exactly a Service's key, or leaves it alone if
+// --ipvs-exclude-cidrs contains it; then only that frontend is not served.
 func TestOthersVirtualServers(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	byAddr := func(a netip.Addr, port uint16) ipvs.ServiceID {
@@ -87,7 +88,7 @@ func TestOthersVirtualServers(t *testing.T) {
 	if !strings.Contains(strings.Join(told, "\n"), "virtual servers of others") {
 		t.Errorf("told: %q", told)
 	}
-	// A restart at which nothing else is to be written is no failure either.
+	// A restart without other changes is no failure either.
 	if again, err := p.Reset(t.Context(), table); err != nil || len(again.Later) != 1 {
 		t.Errorf("restart: %v left for later, %v", again.Later, err)
 	}
@@ -99,7 +100,8 @@ func TestOthersVirtualServers(t *testing.T) {
 	if k.scheduler(onOurs) != "none" {
 		t.Error("a virtual server at another port of a Service's address stays")
 	}
-	// The row goes, and what another has stays; so it does when all goes.
+	// The frontend is removed, and the foreign server stays; it also stays when all frontends are
+	// removed.
 	if _, err := p.Apply(t.Context(), []lb.Change{{Key: keyOf(protected)}}); err != nil {
 		t.Error(err)
 	}
@@ -114,7 +116,7 @@ func TestOthersVirtualServers(t *testing.T) {
 	}
 }
 
-// A NodePort at an address that the node lost while no proxy ran goes with it.
+// The plane removes a NodePort at an address that the node lost while no proxy ran.
 func TestNodePortAtAddressThatLeft(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	k := newLab(t)
@@ -133,7 +135,7 @@ func TestNodePortAtAddressThatLeft(t *testing.T) {
 	}
 }
 
-// An ipset of our name and another type that rules use is an error that names it.
+// If rules use an ipset with our name and another type, the error names it.
 func TestOthersIPSet(t *testing.T) {
 	k, p := newLab(t), (*Plane)(nil)
 	for _, s := range []set{setClusterIP, setMarksAnywhere} {
@@ -146,8 +148,8 @@ func TestOthersIPSet(t *testing.T) {
 	}
 }
 
-// Of a node that gets and loses addresses: NodePorts are served on those that it has, and an address that another device gets is served, and
-// is no more one of kube-ipvs0 (DP-31).
+// A node gets and loses addresses: its present addresses serve NodePorts. A service address on
+// another device is served, and leaves kube-ipvs0 (DP-31).
 func TestAddressesOfOtherDevices(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	k := newLab(t)
@@ -186,7 +188,8 @@ func TestAddressesOfOtherDevices(t *testing.T) {
 	}
 }
 
-// A virtual server that could not be made, and that others then make, without real servers or with one, is taken over by an audit.
+// The plane could not create a virtual server, and another program then creates it, with or without
+// a real server: an audit takes it over.
 func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 	for _, dests := range []int{0, 1} {
 		k, p, table, w := started(t, lb.IPv4)
@@ -207,7 +210,8 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 			ops = append(ops, ipvs.Op{Verb: ipvs.NewDestination, Service: theirs.Service, Destination: ipvs.Destination{Addr: f[0].Set(lb.Cluster).Backends.At(0).Addr, Weight: 3}})
 		}
 		must(t, k.conn.Do(t.Context(), ops, nil))
-		p.unread = []ipvs.ServiceID{probeID(lb.IPv4)} // as where there are so many that an audit does not list the real servers of all
+		// As if an audit could not list the real servers of all.
+		p.unread = []ipvs.ServiceID{probeID(lb.IPv4)}
 		must(t, only(p.Audit(t.Context(), true)))
 		for _, v := range k.ipvs.State() {
 			if v.ServiceID == theirs.Service.ServiceID && (len(v.Destinations) != 2 || v.Destinations[0].Weight != 1 || v.Destinations[1].Weight != 1) {

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// While connections of a Service that is gone go on, new ones to it are dropped, as if there were nothing; and what is closed already does not
-// hold it (DP-53).
+// While connections of a removed Service continue, new ones to it are dropped, as if the Service
+// did not exist; closed connections do not keep it (DP-53).
 func TestGoneServiceTakesNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)
@@ -40,7 +40,7 @@ func TestGoneServiceTakesNoMore(t *testing.T) {
 	})
 }
 
-// The flows of a backend of UDP or SCTP that serves on, though nobody new is led to it, go on (DP-50).
+// Flows of a UDP or SCTP backend that still serves without new clients continue (DP-50).
 func TestServingBackendKeepsFlows(t *testing.T) {
 	for _, proto := range []lb.Proto{lb.UDP, lb.SCTP} {
 		d := newDrainLab(t, proto)
@@ -69,7 +69,8 @@ func TestServingBackendKeepsFlows(t *testing.T) {
 	}
 }
 
-// What the kernel refused to remove is still known after a restart, though no row names it any more.
+// After a restart, the plane still knows objects that the kernel refused to remove, though no
+// frontend has them.
 func TestRefusedRemovalIsKnown(t *testing.T) {
 	k, p, table, w := started(t, lb.IPv4)
 	np := serviceOf(lb.Key{Addr: w.Addr(192, 1), Port: 30010, Proto: lb.TCP})
@@ -91,8 +92,8 @@ func TestRefusedRemovalIsKnown(t *testing.T) {
 	}
 }
 
-// Where rules of mode iptables serve, ours take their place when every row is served, however many there are; where there are none they
-// come before anybody can come in.
+// If rules of mode iptables serve, ours replace them when every frontend is served, however many
+// exist. Without such rules, ours are written before any client can connect.
 func TestChainsComeInTime(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	for was, want := range map[string]int{"nat KUBE-SERVICES -j KUBE-SVC-ABC": 20, "": 0} {

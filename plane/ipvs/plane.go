@@ -24,7 +24,7 @@ type Config struct {
 	Family lb.Family
 	// Masquerade is the bit of the packet mark that requests masquerading (plane.MasqueradeMark).
 	Masquerade uint32
-	// Scheduler is that of virtual servers, as schedulers has it; "" is rr.
+	// Scheduler is the scheduler of virtual servers, as named in schedulers; "" is rr.
 	Scheduler string
 	// Sticky is the scheduler of virtual servers by mark with session affinity: mh, or sh. "" is
 	// mh.
@@ -32,7 +32,7 @@ type Config struct {
 	// Idle is the time after which IPVS forgets an idle TCP connection (--ipvs-tcp-timeout); 0 is
 	// 15 minutes.
 	Idle time.Duration
-	// ExcludeCIDRs hold virtual servers and addresses that are not ours (--ipvs-exclude-cidrs).
+	// ExcludeCIDRs contain foreign virtual servers and addresses (--ipvs-exclude-cidrs).
 	ExcludeCIDRs []netip.Prefix
 	// The plane writes to IPVS, Sets, Device and Chains. All are required; the plane does not close
 	// them.
@@ -43,7 +43,7 @@ type Config struct {
 	// Counters lists counted connections; nil counts none. The plane does not close it.
 	Counters Counters
 	// View opens connections for Follow and Differences, in the network namespace of the calling
-	// thread. With nil both fail.
+	// thread. If it is nil, both fail.
 	View func() (*View, error)
 }
 
@@ -56,18 +56,18 @@ type Sets interface {
 
 // Addresses are those of kube-ipvs0, of one family, and those of other devices.
 type Addresses interface {
-	// Ensure makes the device if there is none.
+	// Ensure creates the device if it does not exist.
 	Ensure(ctx context.Context) error
-	// Addresses are those on it, but such as every device has.
+	// Addresses returns its addresses, except link-local ones.
 	Addresses(ctx context.Context) ([]netip.Addr, error)
-	// Add and Remove call failed for each refused address. An address that is there already, or is
-	// not there, is no error. The error wraps ErrNoDevice if there is no device.
+	// Add and Remove call failed for each refused address. Adding an address twice, or removing a
+	// missing one, is no error. The error wraps ErrNoDevice if the device does not exist.
 	Add(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error
 	Remove(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error
 	// Place returns the addresses of other devices.
 	Place(ctx context.Context) (Place, error)
-	// News reports whether others changed what Addresses or Place return since the last call.
-	// Notify sets a function that is called when News changes.
+	// News reports whether other programs changed the result of Addresses or Place since the last
+	// call. Notify sets a function that is called when News changes.
 	News() (addresses, place bool)
 	Notify(f func())
 }
@@ -77,7 +77,7 @@ type Chains interface {
 	Reset(ctx context.Context, n lb.Node) error
 	SetNode(ctx context.Context, n lb.Node) error
 	Audit(ctx context.Context, full bool) (mended int, err error)
-	// Rules are those that the kernel has.
+	// Rules returns the rules that the kernel has.
 	Rules(ctx context.Context) ([]xtables.ChainRule, error)
 }
 
@@ -90,32 +90,32 @@ type Plane struct {
 	broken [setCount]bool
 
 	l *ledger // nil before the first Reset, and when the state was lost
-	// undone are, by row, objects that failed when they were written last, or are written in part.
+	// undone are the objects, by key, that failed in the last write, or are partly written.
 	undone map[lb.Key][]any
-	// staged are rows in the ledger of which the kernel has a part (TN-69).
+	// staged are frontends in the ledger that the kernel has in part (TN-69).
 	staged map[lb.Key]*lb.Frontend
 	node   lb.Node
 
 	drift     chan struct{}
-	suspected bool // the kernel answered as it would if others had written
+	suspected bool // a reply of the kernel suggests that another program wrote
 	alarm     *time.Timer
 	alarmAt   time.Time
 	drains    map[*virtual]struct{}
-	unread    []ipvs.ServiceID // what the audit under way has yet to list
+	unread    []ipvs.ServiceID // the rest that the audit in progress must list
 	notices   notices
 	stats     stats
 	counters  counters
-	looking   chan struct{} // has a value for each who looks
+	looking   chan struct{} // has a value for each reader
 
-	// step is the weight of new rows that one Reset writes; the others are left for later. Tests
-	// change it.
+	// step is the weight of new frontends that one Reset writes; it leaves the others for later.
+	// Tests change it.
 	step int
 }
 
 const (
-	// pace is the weight of an Apply: an operation takes some 10 µs.
+	// pace is the weight of an Apply: an operation takes about 10 µs.
 	pace = 2000
-	// step is that of the new rows of a Reset.
+	// step is the default weight of the new frontends of a Reset.
 	step = 20000
 	// stage is the number of real servers of one virtual server that a call adds or removes: for
 	// each, IPVS searches all of them.
@@ -125,7 +125,7 @@ const (
 	auditStep = 2000
 )
 
-// New makes a plane. It calls nothing.
+// New returns a plane. It makes no calls.
 func New(cfg Config) (*Plane, error) {
 	switch {
 	case cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6:
@@ -145,13 +145,13 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// layout returns the part of the configuration that decides how rows are rendered.
+// layout returns the part of the configuration that rendering needs.
 func (cfg *Config) layout() layout {
 	return layout{family: cfg.Family, scheduler: cfg.Scheduler, flags: schedulerFlags(cfg.Scheduler),
 		sticky: cfg.Sticky, stickyFlags: ipvs.Sched1, mark: marks{cfg.Masquerade}}
 }
 
-// usable says why nothing can be written now.
+// usable returns an error if writes are impossible now.
 func (p *Plane) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -162,7 +162,7 @@ func (p *Plane) usable(ctx context.Context) error {
 	return nil
 }
 
-// Apply writes or removes each change's objects. A row that fails does not stop the others; the
+// Apply writes or removes each change's objects. A failed frontend does not stop the others; the
 // error joins the failures.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	verb := fmt.Sprintf("apply %d changes", len(changes))
@@ -186,7 +186,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	return res, err
 }
 
-// later returns the keys of changes that are written in part.
+// later returns the keys of changes that are partly written.
 func (w *writer) later(changes []lb.Change) (keys []lb.Key) {
 	for _, c := range changes {
 		if w.cutFor[c.Key] {
@@ -197,7 +197,7 @@ func (w *writer) later(changes []lb.Change) (keys []lb.Key) {
 	return keys
 }
 
-// stage remembers a row of which the kernel has a part.
+// stage remembers a frontend that the kernel has in part.
 func (p *Plane) stage(key lb.Key, row *lb.Frontend) {
 	if p.staged == nil {
 		p.staged = map[lb.Key]*lb.Frontend{}
@@ -205,10 +205,10 @@ func (p *Plane) stage(key lb.Key, row *lb.Frontend) {
 	p.staged[key] = row
 }
 
-// maxErrors limits the errors that are reported: where one object fails, all may.
+// maxErrors limits the errors that are reported: if one object fails, all may.
 const maxErrors = 5
 
-// ended says how a verb ended: by err all of it, or some rows.
+// ended returns the result of a verb: err failed all of it, or some frontends failed.
 func (p *Plane) ended(verb string, w *writer, err error) error {
 	p.publish()
 	if err == nil {
@@ -269,7 +269,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 		return p.replace(ctx)
 	}()
 	if err != nil {
-		p.lose() // what is not as the node asks for, only a Reset finds out
+		p.lose() // only a Reset finds what differs from the node's state
 		return fmt.Errorf("ipvs: set node: %w: %w", err, plane.ErrStateLost)
 	}
 	return nil
@@ -295,13 +295,13 @@ func (p *Plane) Probe(ctx context.Context) error {
 	errs := map[int]error{}
 	err := p.cfg.IPVS.Do(ctx, []ipvs.Op{{Verb: ipvs.NewService, Service: s}, {Verb: ipvs.DelService, Service: s}},
 		func(i int, err error) { errs[i] = err })
-	if err != nil && errs[1] != nil { // that it was there already shows no less
+	if err != nil && errs[1] != nil { // an existing one proves as much
 		return fmt.Errorf("ipvs: probe: %w", err)
 	}
 	return nil
 }
 
-// probeID is the virtual server by which schedulers are tried, by upstream too.
+// probeID returns the virtual server for probing schedulers, which upstream uses too.
 func probeID(f lb.Family) ipvs.ServiceID {
 	a := netip.MustParseAddr("198.51.100.0")
 	if f == lb.IPv6 {
@@ -310,8 +310,8 @@ func probeID(f lb.Family) ipvs.ServiceID {
 	return ipvs.ByAddr(netip.AddrPortFrom(a, 20000), uint8(lb.TCP))
 }
 
-// Drift has a value when others changed addresses, when an answer of the kernel shows that others
-// changed something else, and when it is time to check whether connections have ended.
+// Drift has a value when other programs changed addresses, when a reply of the kernel shows another
+// foreign change, and when it is time to check for ended connections.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
 // signal requests an audit.
@@ -322,13 +322,13 @@ func (p *Plane) signal() {
 	}
 }
 
-// suspect has the next audit compare everything.
+// suspect makes the next audit compare everything.
 func (p *Plane) suspect() {
 	p.suspected = true
 	p.signal()
 }
 
-// Pace is some thousand operations.
+// Pace allows about two thousand operations.
 func (p *Plane) Pace() int { return pace }
 
 // Close releases the resources of this process. The kernel keeps the objects.

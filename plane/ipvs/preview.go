@@ -13,11 +13,11 @@ import (
 	"kube-proxy/lb"
 )
 
-// preview is what a new plane would write to an empty kernel, in one order.
+// preview is what a new plane would write to an empty kernel, in a fixed order.
 type preview struct {
-	ops       []ipvs.Op // that make the virtual and real servers
+	ops       []ipvs.Op // that create the virtual and real servers
 	sets      []previewSet
-	addresses []netip.Addr // of kube-ipvs0
+	addresses []netip.Addr // on kube-ipvs0
 }
 
 type previewSet struct {
@@ -25,7 +25,8 @@ type previewSet struct {
 	members []ipset.Member
 }
 
-// previewOf returns the preview of a table on a node with those addresses beside service addresses.
+// previewOf returns the preview of a table on a node that has those addresses, beside service
+// addresses.
 func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	led := newLedger(l)
 	led.own = own
@@ -38,7 +39,7 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 		}
 	}
 	for _, row := range table.Sorted() {
-		_ = led.set(row.Key, row) // what is refused has no ranges, and drops
+		_ = led.set(row.Key, row) // a refused frontend has no ranges, and drops
 	}
 	var p preview
 	for _, s := range led.sortedServers() {

@@ -10,8 +10,9 @@ import (
 // ipset that all Services share (ADR 0046).
 const mostRanges = 1 << 16
 
-// bounded counts the ranges of the row that replaces old. If its Service has too many, it returns
-// an error and a row that drops all clients, since any could be outside of the ranges.
+// bounded counts the ranges of the frontend that replaces old. If its Service has too many, it
+// returns an error and a frontend that drops all clients, since any client could be outside of the
+// ranges.
 func (l *ledger) bounded(old, row *lb.Frontend) (*lb.Frontend, error) {
 	l.countRanges(old, -1)
 	if row == nil || len(row.Sources) == 0 {

@@ -14,7 +14,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// ranged are rows of a Service that share a list of ranges, each at a port of its own, from 80 on.
+// ranged returns frontends of a Service that share a list of ranges, on consecutive ports from 80
+// on.
 func ranged(w planetest.World, service string, addr, ports, ranges int) (all []*lb.Frontend) {
 	var sources []netip.Prefix
 	for i := range ranges {
@@ -29,10 +30,10 @@ func ranged(w planetest.World, service string, addr, ports, ranges int) (all []*
 	return all
 }
 
-// held is what the kernel has of a key.
+// held is the kernel's state of a key.
 type held struct {
 	ranges          int
-	firewalled      bool // none but those of the ranges pass
+	firewalled      bool // only clients of the ranges pass
 	drops, balances bool
 }
 
@@ -60,8 +61,9 @@ func (k *lab) held(p *Plane, key lb.Key) (h held) {
 	return h
 }
 
-// A Service whose ranges, counted for each of its keys, are beyond the bound has that told, and its other keys drop everybody: nobody passes
-// whom its ranges leave out, and others are served (SV-61, SV-25).
+// A Service whose ranges, counted for each of its keys, exceed the limit is reported. Its other
+// keys drop all clients, so no client outside its ranges passes, and other Services are served
+// (SV-61, SV-25).
 func TestTooManySourceRangesSV61(t *testing.T) {
 	const many = mostRanges/2 + 1 // fits once, not twice
 	k, w := newLab(t), planetest.World{Family: lb.IPv4}
@@ -89,7 +91,8 @@ func TestTooManySourceRangesSV61(t *testing.T) {
 
 	looks := 0
 	k.refuse = func(what string) error {
-		if looks++; looks%4000 == 0 || !strings.Contains(what, setSourceCIDR.name(lb.IPv4)) { // that one more may come opens nothing
+		// The announced next operation changes nothing.
+		if looks++; looks%4000 == 0 || !strings.Contains(what, setSourceCIDR.name(lb.IPv4)) {
 			if h := k.held(p, second); h.open() {
 				t.Errorf("before %s: all may come: %+v", what, h)
 			}
@@ -133,7 +136,7 @@ func TestTooManySourceRangesSV61(t *testing.T) {
 	}
 }
 
-// What honest users have is below the bound: 1,000 ports with 50 ranges, whatever others have.
+// Common configurations are below the limit: 1,000 ports with 50 ranges, whatever others have.
 func TestManySourceRangesFit(t *testing.T) {
 	w := planetest.World{Family: lb.IPv6}
 	l := newLedger(layout{family: lb.IPv6})
@@ -144,7 +147,7 @@ func TestManySourceRangesFit(t *testing.T) {
 	}
 }
 
-// What a Service may not have takes no memory, at a restart least of all.
+// Refused ranges of a Service take no memory, also not at a restart.
 func TestTooManySourceRangesTakeNoMemory(t *testing.T) {
 	const ports, ranges = 300, 20000
 	k, w := newLab(t), planetest.World{Family: lb.IPv4}
@@ -159,7 +162,8 @@ func TestTooManySourceRangesTakeNoMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, key := range res.Later {
-			p.Apply(t.Context(), []lb.Change{{Key: key, New: table.Get(key)}}) // most are refused
+			// The plane refuses most.
+			p.Apply(t.Context(), []lb.Change{{Key: key, New: table.Get(key)}})
 		}
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; took > mostRanges*4000 {

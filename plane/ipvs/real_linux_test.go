@@ -9,7 +9,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// realLab is a lab whose ipsets, addresses and rules are the kernel's, in the network namespace of the calling thread; IPVS alone is in memory.
+// realLab is a lab with the kernel's ipsets, addresses and rules, in the network namespace of the
+// calling thread; only IPVS is in memory.
 func realLab(t *testing.T, f lb.Family) (*lab, func() *Plane) {
 	t.Helper()
 	enterForDevice(t)
@@ -44,8 +45,8 @@ func realLab(t *testing.T, f lb.Family) (*lab, func() *Plane) {
 	}
 }
 
-// The plane over the kernel's ipsets, addresses and rules: every move, restarts between them, and nothing of it is taken for
-// the work of others (DP-31 to DP-33).
+// The plane on the kernel's ipsets, addresses and rules: all moves, with restarts between them. It
+// takes none of its own changes for foreign ones (DP-31 to DP-33).
 func TestRealSetsAndRules(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {

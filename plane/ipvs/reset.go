@@ -40,13 +40,14 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	res.Dropped = l.dropped(want)
 	p.l = l
-	for s := range l.touched.servers { // what the plane knows of before it knows the rows drains with them
+	for s := range l.touched.servers { // objects known before their frontends drain with them
 		s.drain = nil
 	}
 	w := p.writer()
 	left := p.step
 	if there && !ours {
-		left = math.MaxInt // they serve until ours take their place, and nobody what is left for later
+		// They serve until ours replace them, and would not serve what a Reset leaves for later.
+		left = math.MaxInt
 	}
 	for _, row := range want.Sorted() {
 		if !l.serves(row) {
@@ -89,7 +90,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 
 // whoseRules reports whether chains with the mode's names exist, and whether they are this mode's.
 // That decides when ours are written. Chains of mode iptables, or of upstream, serve until virtual
-// servers can. Without chains, ours come first, because they keep unauthorized clients out and
+// servers can. Without chains, ours come first, because they block unauthorised clients and
 // masquerade.
 func (p *Plane) whoseRules(ctx context.Context) (there, ours bool, err error) {
 	rules, err := p.cfg.Chains.Rules(ctx)
@@ -97,7 +98,7 @@ func (p *Plane) whoseRules(ctx context.Context) (there, ours bool, err error) {
 	return len(rules) > 0, ours, err
 }
 
-// ensure makes the sets and the device if they are not there.
+// ensure creates missing sets and the device.
 func (p *Plane) ensure(ctx context.Context) error {
 	for s := range setCount {
 		if _, err := p.cfg.Sets.Ensure(ctx, p.sets[s]); err != nil {
@@ -107,7 +108,7 @@ func (p *Plane) ensure(ctx context.Context) error {
 	return p.cfg.Device.Ensure(ctx)
 }
 
-// readAll returns a ledger without rows and with all objects of ours in the kernel; all are
+// readAll returns a ledger without frontends and with all our objects in the kernel; all are
 // touched.
 func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	place, err := p.cfg.Device.Place(ctx)
@@ -137,8 +138,8 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	return l, nil
 }
 
-// readServers records which of our virtual servers the kernel has, and calls foreign for those of
-// others. The real servers of a new one are not known yet.
+// readServers records which of our virtual servers the kernel has, and calls foreign for the
+// others. The real servers of a new one are still unknown.
 func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.ServiceID)) (seen map[ipvs.ServiceID]bool, err error) {
 	seen = map[ipvs.ServiceID]bool{}
 	known := l.known()
@@ -153,7 +154,9 @@ func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.Se
 			return nil
 		}
 		seen[id] = true
-		if s == nil { // of a run before; or others made it at one of our addresses, or with one of our marks
+		// From an earlier run; or another program created it at one of our addresses, or with one
+		// of our marks.
+		if s == nil {
 			s = l.found(id)
 		}
 		if !s.has {
@@ -172,7 +175,7 @@ func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.Se
 	return seen, nil
 }
 
-// found adds a virtual server without a row.
+// found adds a virtual server without a frontend.
 func (l *ledger) found(id ipvs.ServiceID) *virtual {
 	s := &virtual{id: id, proto: lb.Proto(id.Proto)}
 	l.servers[id] = s
@@ -194,8 +197,9 @@ func (l *ledger) known() map[ipvs.ServiceID]bool {
 		switch {
 		case !c.has:
 		case m.set.marks():
-			known[serviceOf(m.key())] = true // of one on its way out no other set has it, see ledger.leave
-			if c.is.mask == wholeMark {      // its form does not tell, if it is of another masquerade bit
+			// No other set has the member of one that leaves, see ledger.leave.
+			known[serviceOf(m.key())] = true
+			if c.is.mask == wholeMark { // another masquerade bit, so its form is no proof
 				known[ipvs.ByMark(wireFamily(l.family), c.is.value)] = true
 			}
 		case m.set.names() && m.set != setHealthCheck:
@@ -237,7 +241,7 @@ func (l *ledger) isNodePort(port uint16, proto lb.Proto) bool {
 	return false
 }
 
-// readSets takes in the members of all sets.
+// readSets reads the members of all sets.
 func (p *Plane) readSets(ctx context.Context, l *ledger) error {
 	l.round++
 	for s := range setCount {
@@ -280,7 +284,7 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 	for _, a := range all {
 		if is := l.addrs[a]; !is.has {
 			if is.refs == 0 && within(p.cfg.ExcludeCIDRs, a) && !l.members[member{set: setIPs, addr: a}].has {
-				continue // another's
+				continue // a foreign address
 			}
 			is.has = true
 			l.addrs[a] = is
@@ -299,8 +303,8 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 }
 
 // adoptMarks keeps the meaning of marks that members of sets have. A mark loses its meaning if the
-// row of one of its members needs something else now, or is gone: that member still exists when the
-// mark's virtual server gets its real servers (SV-25).
+// frontend of one of its members now needs something else, or is gone: that member still exists
+// when the mark's virtual server gets its real servers (SV-25).
 func (l *ledger) adoptMarks(want *lb.Table) {
 	type claim struct {
 		mark uint32
@@ -318,7 +322,7 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 	var sorted []claim
 	for _, row := range want.Sorted() {
 		open := *row
-		open.Sources = nil // which ask for no marks, and may be many
+		open.Sources = nil // which need no marks, and may be many
 		for k := range lb.Expand(row.Key, l.nodePorts) {
 			if !k.Addr.IsValid() || row.Accepts() {
 				continue
@@ -346,7 +350,7 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 	}
 }
 
-// dropped returns keys that sets and virtual servers serve, and that the table does not have.
+// dropped returns keys that sets and virtual servers serve, and that the table lacks.
 func (l *ledger) dropped(want *lb.Table) []lb.Key {
 	gone := map[lb.Key]bool{}
 	for m, c := range l.members {
@@ -364,7 +368,7 @@ func (l *ledger) dropped(want *lb.Table) []lb.Key {
 	return sortedKeys(gone)
 }
 
-// serves reports whether the kernel has a virtual server for the row, or needs none.
+// serves reports whether the kernel has a virtual server for the frontend, or needs none.
 func (l *ledger) serves(row *lb.Frontend) bool {
 	if row.Accepts() {
 		return true
@@ -377,7 +381,7 @@ func (l *ledger) serves(row *lb.Frontend) bool {
 	return true
 }
 
-// foreigners are virtual servers of others, for a notice.
+// foreigners are foreign virtual servers, for a notice.
 type foreigners struct {
 	ours []ipvs.ServiceID // at keys of the table
 	n    int

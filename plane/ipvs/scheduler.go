@@ -9,7 +9,7 @@ import (
 // schedulerOf returns the configured scheduler, or the default.
 func schedulerOf(asked string) string { return cmp.Or(asked, schedulers()[0]) }
 
-// schedulerFlags are the flags of virtual servers with the scheduler. With sh and mh, a client
+// schedulerFlags returns the flags of virtual servers with the scheduler. With sh and mh, a client
 // whose real server drains goes to another one. mh counts the client's port too, as upstream does
 // (DP-35); sh does not, so a client has one real server (TN-60).
 func schedulerFlags(name string) ipvs.Flags {

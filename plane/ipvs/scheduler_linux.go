@@ -20,9 +20,10 @@ type doer interface {
 }
 
 // loadScheduler loads the modules lblc and lblcr, which the kernel must not load for a virtual
-// server. Loading them waits until no network namespace is being removed; that waits for the lock
-// of IPVS, which the request for a virtual server holds: a deadlock of the whole node. A query for
-// a device of the module's name loads it without a lock, if this process has CAP_SYS_MODULE.
+// server. Loading them waits until no network namespace is being removed, and that waits for the
+// lock of IPVS. The request for a virtual server holds this lock: a deadlock of the whole node. A
+// query for a device of the module's name loads it without a lock, if this process has
+// CAP_SYS_MODULE.
 func loadScheduler(name string) {
 	if name != "lblc" && name != "lblcr" {
 		return
@@ -42,21 +43,22 @@ func loadScheduler(name string) {
 }
 
 // hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. The kernel has
-// no list, so it makes a virtual server at an address for documentation, and removes it (DP-35).
-// That loads a module.
+// no list, so it creates a virtual server at a documentation address, and removes it (DP-35). That
+// loads a module.
 func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (bool, error) {
 	s := ipvs.Service{ServiceID: probeID(f), Scheduler: name, Flags: schedulerFlags(name)}
 	s.Netmask = s.Family.WholeAddress()
 	loadScheduler(name)
 	try := func(verb ipvs.Verb) error { return kernel.Do(ctx, []ipvs.Op{{Verb: verb, Service: s}}, nil) }
 	remove := func() error {
-		if err := try(ipvs.DelService); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: another proxy tries too
+		// ESRCH: another proxy probes too.
+		if err := try(ipvs.DelService); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("try scheduler %s: %w", name, err)
 		}
 		return nil
 	}
 	err := try(ipvs.NewService)
-	if errors.Is(err, unix.EEXIST) { // of a proxy that ended while it tried
+	if errors.Is(err, unix.EEXIST) { // left by a proxy that ended during its probe
 		if err := remove(); err != nil {
 			return false, err
 		}
@@ -76,7 +78,7 @@ func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (b
 
 // checkScheduler returns an error if the kernel does not have the scheduler. It wraps
 // [mode.ErrAsked] if the configuration names it and the kernel has others. Otherwise the kernel
-// lacks modules of IPVS, and the mode gives way.
+// lacks modules of IPVS, and the process uses another mode.
 func checkScheduler(ctx context.Context, kernel doer, f lb.Family, asked string) error {
 	name := schedulerOf(asked)
 	there, err := hasScheduler(ctx, kernel, f, name)

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Scheduler sh hashes the client's address alone: all connections of a client meet one endpoint, at the cluster IP and at
-// the NodePort, whatever port they come from (TN-60).
+// Scheduler sh hashes the client's address alone: all connections of a client reach one endpoint,
+// at the cluster IP and at the NodePort, whatever their source port (TN-60).
 func TestIPVSSourceHash(t *testing.T) {
 	inVM(t)
 	k := newPackets(t, lb.IPv4)

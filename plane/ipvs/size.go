@@ -8,7 +8,7 @@ import (
 // The kernel's memory for one of each, in objects of 128 bytes. A real server also has 64 bytes for
 // each CPU.
 const (
-	// stickyScheduler is that of virtual servers by mark, where clients stay with their backend.
+	// stickyScheduler is the scheduler of virtual servers by mark with session affinity.
 	stickyScheduler = "mh"
 
 	serverObjects  = 8 // a virtual or a real server
@@ -16,11 +16,12 @@ const (
 	memberObjects  = 1 // a member of an ipset
 )
 
-// tables are the tables of schedulers for each virtual server, in objects; the others have none.
+// tables are the sizes of the schedulers' tables for each virtual server, in objects; other
+// schedulers have no table.
 var tables = map[string]int{"mh": 256, "sh": 16, "dh": 16, "lblc": 64, "lblcr": 64}
 
-// weigh is the mode's Weigh. Each address has a copy of the real servers; with a traffic policy
-// Local, two virtual servers by mark have one more each.
+// weigh implements the mode's Weigh. Each address has a copy of the real servers; with a traffic
+// policy Local, two virtual servers by mark have one more each.
 func weigh(settings mode.Settings) func(lb.Size) int {
 	table, sticky := tables[schedulerOf(optionsOf(settings.Blocks).IPVS.Scheduler)], tables[stickyScheduler]
 	return func(s lb.Size) int {

@@ -14,8 +14,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What a Service weighs is as many virtual and real servers, tables of schedulers, addresses and members as the kernel has for it at
-// most (TN-11).
+// The weight of a Service is at least the number of its virtual and real servers, scheduler tables,
+// addresses and members in the kernel (TN-11).
 func TestWeigh(t *testing.T) {
 	for _, scheduler := range []string{"", "mh", "sh"} {
 		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -30,7 +30,7 @@ func TestWeigh(t *testing.T) {
 	}
 }
 
-// objectsOf counts what a new plane writes for a table.
+// objectsOf counts the objects that a new plane writes for a table.
 func objectsOf(fam lb.Family, scheduler string, want *lb.Table) (objects int) {
 	cfg := Config{Family: fam, Masquerade: 1 << 14, Scheduler: schedulerOf(scheduler), Sticky: stickyScheduler}
 	var own []netip.Addr

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// weights counts the real servers of the virtual server of a row, those of weight 1 and all.
+// weights counts the real servers of the virtual server of a frontend: those with weight 1, and
+// all.
 func (k *lab) weights(key lb.Key) (serve, all int) {
 	for _, v := range k.ipvs.State() {
 		if v.ServiceID != serviceOf(key) {
@@ -26,8 +27,9 @@ func (k *lab) weights(key lb.Key) (serve, all int) {
 	return serve, all
 }
 
-// A Service of 10,000 endpoints that come, are all replaced, and go: no call asks the kernel for more than a stage of them, each stage
-// serves, and a stranger's Service in the same call is whole (TN-69).
+// A Service of 10,000 endpoints is added, replaced completely, and removed. No call sends the
+// kernel more than one stage of them, each stage serves, and another tenant's Service in the same
+// call is complete (TN-69).
 func TestLargeServicesInStages(t *testing.T) {
 	const n = 5 * stage
 	k := newLab(t)
@@ -91,13 +93,14 @@ func TestLargeServicesInStages(t *testing.T) {
 	if serve, all := k.weights(key); serve != 0 || all != n {
 		t.Errorf("of %d real servers %d serve, want %d that drain", all, serve, n)
 	}
-	if most > 2*stage+50 { // the last that come, and the first that leave
+	if most > 2*stage+50 { // the last that are added, and the first that leave
 		t.Errorf("a call was %d messages to IPVS, want %d", most, 2*stage+50)
 	}
 	t.Logf("a call was %d messages to IPVS at most", most)
 }
 
-// What a Reset, a change of the node or an audit finds of such a Service is written in stages too, and is no drift (TN-69).
+// Reset, a change of the node and an audit also write such a Service in stages, and the rest is no
+// drift (TN-69).
 func TestLargeServicesInStagesElsewhere(t *testing.T) {
 	const n = 3 * stage
 	k := newLab(t)
@@ -112,7 +115,7 @@ func TestLargeServicesInStagesElsewhere(t *testing.T) {
 		return nil
 	}
 	must(t, only(planetest.ResetAll(t.Context(), p, table)))
-	// Another process, whose table has it no more.
+	// Another process, whose table no longer has it.
 	k.connections(always(1))
 	p = k.plane(t, lb.IPv4)
 	writes = 0

@@ -6,9 +6,9 @@ import "sync/atomic"
 
 // Stats are the sizes of a plane's state, for its family.
 type Stats struct {
-	// Draining are the virtual servers with real servers that take no new connections.
+	// Draining counts the virtual servers with real servers that take no new connections.
 	VirtualServers, Draining int
-	// Members are those of all ipsets, and Addresses those of Services, wherever they are bound.
+	// Members counts those of all ipsets, and Addresses those of Services, wherever they are bound.
 	Members, Addresses int
 }
 
@@ -22,7 +22,7 @@ func (p *Plane) publish() {
 	p.stats.Store(&Stats{VirtualServers: len(p.l.servers), Draining: len(p.drains), Members: len(p.l.members), Addresses: len(p.l.addrs)})
 }
 
-// Stats returns the sizes after the last write that has ended. It may be called from any goroutine.
+// Stats returns the sizes after the last finished write. Any goroutine may call it.
 func (p *Plane) Stats() Stats {
 	if s := p.stats.Load(); s != nil {
 		return *s

@@ -18,7 +18,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// street is a node with a stranger's Services and a tenant's, from events to the kernel's objects. No detector knows where pods are.
+// street is a node with Services of a victim and of a tenant, from events to the kernel's objects.
+// No detector knows where pods are.
 type street struct {
 	*testing.T
 	*lab
@@ -39,7 +40,7 @@ func newStreet(t *testing.T) *street {
 	return s
 }
 
-// restart begins another process.
+// restart starts another process.
 func (s *street) restart() {
 	s.Helper()
 	s.p = s.plane(s.T, lb.IPv4)
@@ -48,7 +49,7 @@ func (s *street) restart() {
 	}
 }
 
-// do brings an event into the kernel.
+// do passes an event on to the kernel.
 func (s *street) do(ev cluster.Event) {
 	s.Helper()
 	var changes []lb.Change
@@ -81,7 +82,7 @@ func strangersService(i int) (*cluster.Service, *cluster.Slice) {
 	return s, sl
 }
 
-// victims are the strangers' addresses, all of which the tenant knows.
+// victims returns the victims' addresses, which the tenant knows.
 func victims(t *street, n int) adversary.Victims {
 	v := adversary.Victims{Node: t.others, NodeName: "node1", Ports: []uint16{80, 53}, Targets: []uint16{8080, 53}, NodePorts: []uint16{32000},
 		Free: []netip.Addr{netip.MustParseAddr("10.96.9.9")}}
@@ -96,7 +97,8 @@ func victims(t *street, n int) adversary.Victims {
 	return v
 }
 
-// holds is all that the kernel holds at the strangers' keys, and whether it leads packets to their addresses and to their pods' here.
+// holds returns all the kernel's objects at the victims' keys, and whether it sends packets for
+// their addresses and for their pods here.
 func (s *street) holds(v adversary.Victims) string {
 	var lines []string
 	keys := map[ipvs.ServiceID]bool{}
@@ -119,7 +121,7 @@ func (s *street) holds(v adversary.Victims) string {
 		}
 	}
 	for name, set := range s.sets {
-		if name == setLoopBack.name(lb.IPv4) { // whose members are endpoints, not keys
+		if name == setLoopBack.name(lb.IPv4) { // its members are endpoints, not keys
 			continue
 		}
 		for m := range set.members {
@@ -135,8 +137,9 @@ func (s *street) holds(v adversary.Victims) string {
 	return strings.Join(lines, "\n")
 }
 
-// Whatever Services and slices a tenant writes, in whatever order, over restarts and until it leaves: the strangers' virtual servers, members
-// and addresses stay as they were, and so do their pods' addresses, though nothing tells the node where pods are (TN-01, TN-61).
+// Whatever Services and slices a tenant writes, in any order, over restarts and until it leaves:
+// the victims' virtual servers, members and addresses do not change, and neither do their pods'
+// addresses, though the node does not know where pods are (TN-01, TN-61).
 func TestStrangersBesideATenant(t *testing.T) {
 	for _, seed := range walks(200) {
 		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { besideATenant(t, seed) }) {
@@ -164,8 +167,8 @@ func besideATenant(t *testing.T, seed uint64) {
 	for i := range 12 {
 		ev := tenant.Event()
 		if set, is := ev.(cluster.ServiceSet); is {
-			set.Service.Created = 2 // after the strangers': age decides who has a key (SV-24)
-			// No tenant writes status, and no controller gives an address twice.
+			set.Service.Created = 2 // younger than the victims': age decides who has a key (SV-24)
+			// No tenant can write the status, and no controller assigns an address twice.
 			set.Service.LoadBalancerIPs = slices.DeleteFunc(set.Service.LoadBalancerIPs, func(a netip.Addr) bool { return slices.Contains(v.ClusterIPs, a) })
 		}
 		s.do(ev)

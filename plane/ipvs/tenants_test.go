@@ -8,7 +8,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What one namespace writes leaves virtual servers, members and addresses of others alone (TN-01).
+// Changes of one namespace leave virtual servers, members and addresses of others alone (TN-01).
 func TestTenants(t *testing.T) {
 	planetest.Tenants(t, 2, func(t testing.TB) planetest.Kernel { return newLab(t).kernel() })
 }

@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// update has golden tests write what they compare.
+// update makes golden tests write the files that they compare.
 var update = flag.Bool("update", false, "write testdata anew")
 
-// wantGolden fails the test unless the file says the same; with -update it does afterwards.
+// wantGolden fails the test unless the file has this content; with -update it writes it.
 func wantGolden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {

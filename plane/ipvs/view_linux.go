@@ -61,10 +61,11 @@ func openView(f lb.Family, connect func() (*ipvs.Conn, error), held heldChains) 
 		Here: func(ctx context.Context, a netip.Addr) (bool, error) { return route.LeadsHere(ctx, routes, a) }}, nil
 }
 
-// errTooMany is the error of a search that would read more than anybody should for one question.
+// errTooMany is the error of a search that would read more than one query may.
 var errTooMany = errors.New("the kernel has more connections than are searched for where it has led the client")
 
-// mostConnections is how much of the list of connections is read, in bytes: some 50,000 of them.
+// mostConnections is the part of the list of connections that is read, in bytes: some 50,000
+// connections.
 const mostConnections = 4 << 20
 
 // staysInKernel looks for the template of the client in the kernel's list of connections.
@@ -104,10 +105,10 @@ func staysIn(list io.Reader, id ipvs.ServiceID, client netip.Addr) (netip.AddrPo
 	return netip.AddrPort{}, nil
 }
 
-// protocolNames are as the list of connections has them.
+// protocolNames are the names in the list of connections.
 var protocolNames = map[uint8]string{uint8(lb.TCP): "TCP", uint8(lb.UDP): "UDP", uint8(lb.SCTP): "SCTP"}
 
-// connectionEnd reads an address, of IPv4 as eight digits, and a port, in hexadecimal.
+// connectionEnd reads an address and a port in hexadecimal; an IPv4 address has eight digits.
 func connectionEnd(addr, port string) netip.AddrPort {
 	n, err := strconv.ParseUint(port, 16, 16)
 	if err != nil {

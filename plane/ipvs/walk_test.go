@@ -19,7 +19,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// Whatever way led to a table, the kernel holds what a fresh start makes of it.
+// Whatever the history of a table, the kernel holds the result of a fresh start.
 func TestRandomTransitions(t *testing.T) {
 	planetest.Transitions(t, planetest.Config{New: func(f lb.Family) (planetest.Plane, error) {
 		k := ipvsfake.New(ipvsfake.Config{})
@@ -28,13 +28,15 @@ func TestRandomTransitions(t *testing.T) {
 			return nil, err
 		}
 		lab := labOf(k, conn)
-		lab.others = append(lab.others, nodeAddresses(f)...) // the scenarios'
+		lab.others = append(lab.others, nodeAddresses(f)...) // of the scenarios
 		return New(lab.config(f))
 	}})
 }
 
-// Faults of IPVS, sets and addresses, others who interfere, addresses of other devices that come and go, restarts and connections: when
-// all is well again an audit ends where a fresh start does, and when all connections have ended the kernel is exactly a fresh one's.
+// IPVS, sets and addresses fail, other programs interfere, addresses of other devices change,
+// processes restart, and connections continue. After these faults end, an audit gives the result of
+// a fresh start. When all connections have ended, the kernel's state equals exactly that of a fresh
+// start.
 func TestWalk(t *testing.T) {
 	planetest.Walks(t, 20, 50, func(t testing.TB) planetest.Kernel {
 		k := newLab(t)
@@ -91,7 +93,7 @@ func (k *lab) faults(t testing.TB) planetest.Faults {
 	}
 }
 
-// interference fails some calls to IPVS; before others another program changes what they are about.
+// interference makes some calls to IPVS fail; before others, another program changes their object.
 func interference(k *lab, other *ipvs.Conn, rnd *rand.Rand) func(ipvsfake.Request) error {
 	inside := false
 	return func(r ipvsfake.Request) error {
@@ -118,7 +120,8 @@ func interference(k *lab, other *ipvs.Conn, rnd *rand.Rand) func(ipvsfake.Reques
 		}
 		switch what := rnd.IntN(12); what {
 		case 0, 1, 2, 3, 4:
-			// Of ESRCH, that is not so, nobody can tell: what is gone is another's when it comes back.
+			// A false ESRCH cannot be detected: if the object then appears, it counts as another
+			// program's.
 			return []error{unix.ENOENT, unix.EEXIST, unix.EPERM, unix.EINVAL, unix.ENOMEM}[what]
 		case 5:
 			if r.Command.Writes() {
@@ -143,7 +146,8 @@ func interference(k *lab, other *ipvs.Conn, rnd *rand.Rand) func(ipvsfake.Reques
 	}
 }
 
-// ends has all connections end, after which the kernel holds exactly what a fresh one does, which no drain and no debt shows.
+// ends ends all connections. The kernel must then hold exactly the objects of a fresh start, with
+// nothing left that drains or waits for a retry.
 func (k *lab) ends(t testing.TB, p *Plane, want *lb.Table) {
 	t.Helper()
 	if len(p.undone) > 0 {
@@ -161,7 +165,7 @@ func (k *lab) ends(t testing.TB, p *Plane, want *lb.Table) {
 	}
 }
 
-// nameless is all that the kernel has of a family, without the numbers of marks.
+// nameless returns all of the kernel's objects of a family, without the numbers of marks.
 func (k *lab) nameless(f lb.Family) string {
 	var lines []string
 	for _, v := range k.ipvs.State() {

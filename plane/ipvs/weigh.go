@@ -8,8 +8,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Weigh is part of plane.Weigher: each key has a virtual server with all backends, and members for
-// all ranges. Shared virtual servers by mark count for each row.
+// Weigh implements plane.Weigher: each key has a virtual server with all backends, and members for
+// all ranges. Shared virtual servers by mark count for each frontend.
 func (p *Plane) Weigh(row *lb.Frontend) int {
 	base := routeOf(row, lb.Anywhere)
 	each := 1 + len(row.Sources) + backendsOf(base)

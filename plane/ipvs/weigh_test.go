@@ -12,11 +12,11 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// measured is a plane whose writes are measured.
+// measured is a plane that measures its writes.
 type measured struct {
 	*Plane
 	lab          *lab
-	reset, apply int // the most that one took
+	reset, apply int // the largest single write
 }
 
 func (m *measured) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
@@ -31,8 +31,9 @@ func (m *measured) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyR
 	return m.Plane.Apply(ctx, changes)
 }
 
-// What one write takes on follows what rows are here, where each address has its own copy of the backends and ranges that they share: a Service
-// with many of both has no Apply longer than others'.
+// A frontend's weight bounds its part of a write. In this mode each address has its own copy of the
+// backends and ranges that frontends share, so a Service with many of both makes no Apply longer
+// than others'.
 func TestWritesAreAsLongAsTheyWeigh(t *testing.T) {
 	const addresses, endpoints, ranges = 60, 200, 300
 	k, w := newLab(t), planetest.World{Family: lb.IPv4}
@@ -53,7 +54,7 @@ func TestWritesAreAsLongAsTheyWeigh(t *testing.T) {
 	table := w.Table(0, 0)
 	table.Replace(lb.Owner{Name: "a/a"}, rows)
 	must(t, only(planetest.ResetAll(t.Context(), m, table)))
-	const heaviest = endpoints + ranges + 10 // a row may begin where the piece ends
+	const heaviest = endpoints + ranges + 10 // a frontend may begin at the end of a piece
 	if m.apply > pace+heaviest || m.reset > m.step+heaviest {
 		t.Errorf("an Apply was %d operations, a Reset %d, want %d and %d at most", m.apply, m.reset, pace+heaviest, m.step+heaviest)
 	}

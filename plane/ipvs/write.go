@@ -30,18 +30,18 @@ type Servers interface {
 
 // writer writes the objects that a verb touched.
 //
-// The kernel has no transactions here, so the order keeps clients served (ADR 0046): first the
-// objects that serve, then those that lead to them; the latter are removed first. Each step is
-// planned from the ledger when its turn comes.
+// The kernel has no transactions here, so the order keeps clients served (ADR 0046). It writes
+// first the objects that serve, then those that refer to them; it removes the latter first. Each
+// step is planned from the ledger when its turn comes.
 type writer struct {
 	*Plane
-	wrote  int // operations that the kernel was asked for
-	mended int // of these, those that it took
-	// failed are objects, as the ledger has them, of which the kernel refused an operation. They
-	// are left alone.
+	wrote  int // operations sent to the kernel
+	mended int // operations that the kernel accepted
+	// failed are the ledger's objects for which the kernel refused an operation. The writer leaves
+	// them alone.
 	failed map[any]bool
-	// cut are virtual servers that the next call continues, cutFor the rows for which they were
-	// touched (TN-69).
+	// cut are virtual servers that the next call continues, cutFor the frontends for which they
+	// were touched (TN-69).
 	cut    map[*virtual]bool
 	cutFor map[lb.Key]bool
 	errs   map[lb.Key][]error
@@ -54,7 +54,7 @@ func (p *Plane) writer() *writer {
 	return &writer{Plane: p, failed: map[any]bool{}, cut: map[*virtual]bool{}, cutFor: map[lb.Key]bool{}, errs: map[lb.Key][]error{}}
 }
 
-// set has a row written. One that the ledger refuses is written as that holds it.
+// set writes a frontend. If the ledger refuses it, set writes the ledger's replacement.
 func (w *writer) set(key lb.Key, row *lb.Frontend) {
 	if err := w.l.set(key, row); err != nil {
 		w.errs[key] = append(w.errs[key], err)
@@ -64,7 +64,7 @@ func (w *writer) set(key lb.Key, row *lb.Frontend) {
 // rounds limits the repetitions after the kernel's state differed from the ledger.
 const rounds = 4
 
-// write writes all touched objects. Errors of objects are in w.errs, by the row that touched them.
+// write writes all touched objects. Errors of objects are in w.errs, by the key that touched them.
 // write returns an error after which the state of all is unknown.
 func (w *writer) write(ctx context.Context) error {
 	defer w.forget()
@@ -80,7 +80,7 @@ func (w *writer) write(ctx context.Context) error {
 			once(&w.after),
 			w.lower(func(s *virtual) bool { return s.id.Mark == 0 || s.refs > 0 }),
 			w.removeAddresses,
-			w.addMembers(anyMember), // of what drains from now on
+			w.addMembers(anyMember), // of servers that now start to drain
 			w.removeMembers,
 			w.lower(func(s *virtual) bool { return true }),
 		} {
@@ -95,7 +95,7 @@ func (w *writer) write(ctx context.Context) error {
 	return nil
 }
 
-// once calls a function the first time, if there is one.
+// once calls a function the first time, if it is set.
 func once(f *func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		do := *f
@@ -106,7 +106,7 @@ func once(f *func(context.Context) error) func(context.Context) error {
 	}
 }
 
-// forget clears the touched objects, and remembers those that failed or are written in part.
+// forget clears the touched objects, and remembers those that failed or are partly written.
 func (w *writer) forget() {
 	t := w.l.touched
 	w.l.touched = newTouched()
@@ -133,7 +133,8 @@ func (w *writer) forget() {
 	}
 }
 
-// remember has the next write of a row, or the next audit for the zero key, write an object again.
+// remember schedules another write of an object, with the next write of its frontend, or with the
+// next audit for the zero key.
 func (p *Plane) remember(key lb.Key, object any) {
 	if p.undone == nil {
 		p.undone = map[lb.Key][]any{}
@@ -141,7 +142,7 @@ func (p *Plane) remember(key lb.Key, object any) {
 	p.undone[key] = append(p.undone[key], object)
 }
 
-// again touches the objects of a row that failed or are written in part.
+// again touches the objects of a frontend that failed or are partly written.
 func (p *Plane) again(key lb.Key) {
 	for _, object := range p.undone[key] {
 		switch o := object.(type) {
@@ -159,7 +160,7 @@ func (p *Plane) again(key lb.Key) {
 }
 
 // refusedIn records an error of a member of a set, or of an address of the device. gone is the
-// error for a set or device that does not exist. After the context has ended there is no refusal.
+// error for a set or device that does not exist. After the context has ended, it records nothing.
 func (w *writer) refusedIn(ctx context.Context, object any, key lb.Key, err, gone error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -170,7 +171,7 @@ func (w *writer) refusedIn(ctx context.Context, object any, key lb.Key, err, gon
 	return w.fail(object, key, err)
 }
 
-// fail records that an object could not be written. It returns an error if that holds for all
+// fail records that an object could not be written. It returns an error if that applies to all
 // objects.
 func (w *writer) fail(object any, key lb.Key, err error) error {
 	if errors.Is(err, netlink.ErrNoAnswer) {
@@ -184,7 +185,7 @@ func (w *writer) fail(object any, key lb.Key, err error) error {
 	return nil
 }
 
-// sortedServers are those that were touched and have not failed, in one order.
+// sortedServers returns the touched virtual servers without a failure, in a fixed order.
 func (w *writer) sortedServers() []*virtual {
 	all := make([]*virtual, 0, len(w.l.touched.servers))
 	for s := range w.l.touched.servers {
@@ -196,7 +197,7 @@ func (w *writer) sortedServers() []*virtual {
 	return all
 }
 
-// sortedServers returns all virtual servers in one order.
+// sortedServers returns all virtual servers in a fixed order.
 func (l *ledger) sortedServers() []*virtual {
 	return slices.SortedFunc(maps.Values(l.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })
 }
@@ -211,7 +212,7 @@ type serverOp struct {
 	ipvs.Op
 }
 
-// raise makes those virtual servers, and adds real servers to them.
+// raise creates those virtual servers, and adds real servers to them.
 func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var ops []serverOp
@@ -220,7 +221,8 @@ func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
 				continue
 			}
 			first := len(ops)
-			if ops = w.l.raise(ops, s); !s.has && w.excluded(s.id) { // another's would take the real servers
+			// A foreign one would get the real servers.
+			if ops = w.l.raise(ops, s); !s.has && w.excluded(s.id) {
 				ops = ops[:first+1]
 			}
 			if len(ops)-first > stage {
@@ -252,7 +254,7 @@ func (w *writer) withheld(m member) bool {
 
 func (s *virtual) op(verb ipvs.Verb, a netip.AddrPort, weight int32) serverOp {
 	service := s.want
-	service.ServiceID = s.id // one that was found and that nobody wants has no more
+	service.ServiceID = s.id // one that was found and that no frontend needs has only its name
 	return serverOp{s, ipvs.Op{Verb: verb, Service: service, Destination: ipvs.Destination{Addr: a, Forwarding: ipvs.Masq, Weight: weight}}}
 }
 
@@ -282,12 +284,13 @@ func (l *ledger) raise(ops []serverOp, s *virtual) []serverOp {
 	return ops
 }
 
-// lower removes real servers of the selected virtual servers, and virtual servers without rows.
+// lower removes real servers of the selected virtual servers, and virtual servers without
+// frontends.
 func (w *writer) lower(which func(*virtual) bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var ops []serverOp
 		for _, s := range w.sortedServers() {
-			if !s.has || w.cut[s] || !which(s) { // those that leave serve on until all that come are there
+			if !s.has || w.cut[s] || !which(s) { // leaving ones serve until all new ones exist
 				continue
 			}
 			var err error
@@ -319,17 +322,17 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 	}), nil
 }
 
-// fate is the future of a real server.
+// fate is what happens to a real server.
 type fate uint8
 
 const (
 	stays  fate = iota
 	idles       // without new connections
-	drains      // without new connections, and goes when the last has ended
+	drains      // without new connections, until the last has ended
 	goes
 )
 
-// removeServers appends the operations that remove real servers, up to a stage of them.
+// removeServers appends operations that remove real servers, at most a stage of them.
 func (w *writer) removeServers(ops []serverOp, s *virtual, fateOf func(netip.AddrPort) fate) []serverOp {
 	first := len(ops)
 	for _, a := range sortedAddrs(s.dests) {
@@ -351,7 +354,7 @@ func (w *writer) removeServers(ops []serverOp, s *virtual, fateOf func(netip.Add
 	return ops
 }
 
-// wantsAll reports, at the cost of a look at each backend, that no real server is one too many.
+// wantsAll reports whether every real server is wanted. It costs a lookup for each backend.
 func (l *ledger) wantsAll(s *virtual) bool {
 	n := 0
 	for b := range s.set.Backends.All() {
@@ -366,20 +369,20 @@ func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
 	return slices.SortedFunc(maps.Keys(m), compare)
 }
 
-// leave removes a virtual server without rows. Its open connections go on for a while, as in other
-// modes (DP-53), and it goes with the last of them. At an address that another device has it goes
-// at once (TN-63).
+// leave removes a virtual server without frontends. Its open connections continue for a while, as
+// in other modes (DP-53), and it is removed after the last of them. At an address that another
+// device has it is removed at once (TN-63).
 func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serverOp, error) {
 	taken := w.l.taken(s)
 	if s.leaving && s.drain != nil && len(s.dests) > 0 && len(s.drain.dests) == len(s.dests) && !taken {
-		return ops, nil // in hand
+		return ops, nil // already handled
 	}
 	if !s.drains() || len(s.dests) == 0 || taken {
 		return append(ops, s.op(ipvs.DelService, netip.AddrPort{}, 0)), nil
 	}
 	busy := map[netip.AddrPort]bool{}
 	err := w.cfg.IPVS.Destinations(ctx, s.id, func(d ipvs.DestinationState) error {
-		if d.Active > 0 { // those that are closed, or not open yet, wait for nothing from a Service that is gone
+		if d.Active > 0 { // closed and half-open connections do not keep a removed Service
 			busy[d.Addr] = true
 		}
 		return nil
@@ -418,7 +421,7 @@ func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 		case err != nil:
 			return w.refused(ctx, op, err)
 		case !op.of.has && op.Verb >= ipvs.NewDestination:
-			w.suspect() // others removed it, and made it again
+			w.suspect() // another program removed it, and created it again
 		}
 		op.of.did(op.Op)
 		if op.Verb == ipvs.DelService && ctx.Err() == nil {
@@ -445,13 +448,14 @@ func (w *writer) carryOut(ctx context.Context, n int, do func(failed func(int, e
 			return err
 		}
 	}
-	if err := ctx.Err(); err != nil && all != nil { // what was sent was carried out all the same
+	// The operations sent were carried out all the same.
+	if err := ctx.Err(); err != nil && all != nil {
 		return err
 	}
 	return nil
 }
 
-// did takes note that the kernel carried out an operation.
+// did records that the kernel carried out an operation.
 func (s *virtual) did(op ipvs.Op) {
 	switch a := op.Destination.Addr; op.Verb {
 	case ipvs.NewService:
@@ -461,7 +465,7 @@ func (s *virtual) did(op ipvs.Op) {
 	case ipvs.DelService:
 		s.gone()
 	case ipvs.NewDestination, ipvs.SetDestination:
-		if !s.has { // others made it, as what is not known
+		if !s.has { // created by another program, like one with unknown settings
 			s.has, s.dests, s.found = true, map[netip.AddrPort]dest{}, unknownCount
 		}
 		s.dests[a] = dest{op.Destination.Weight, int32(op.Destination.Forwarding)}
@@ -474,7 +478,7 @@ func (s *virtual) did(op ipvs.Op) {
 	}
 }
 
-// gone takes note that there is no such virtual server.
+// gone records that the virtual server does not exist.
 func (s *virtual) gone() {
 	s.has, s.is, s.dests, s.drain, s.made = false, ipvs.Service{}, nil, nil, false
 }
@@ -485,7 +489,7 @@ func (p *Plane) done(key lb.Key, s *virtual) {
 	p.l.done(key, s)
 }
 
-// stays takes note that a real server drains no more.
+// stays records that a real server no longer drains.
 func (s *virtual) stays(a netip.AddrPort) {
 	if s.drain != nil {
 		delete(s.drain.dests, a)
@@ -493,12 +497,12 @@ func (s *virtual) stays(a netip.AddrPort) {
 }
 
 // refused records a refused operation. If the kernel's state differed from the ledger, because
-// others wrote, the ledger is corrected, and the rest is planned again.
+// another program wrote, it corrects the ledger, and the rest is planned again.
 func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	s, a, key := op.of, op.Destination.Addr, w.l.touched.servers[op.of]
 	is := func(errno unix.Errno) bool { return errors.Is(err, errno) }
 	onDest := op.Verb >= ipvs.NewDestination
-	if !s.has && onDest { // it could not be made, which is told
+	if !s.has && onDest { // it could not be created, which is already reported
 		return nil
 	}
 	switch {
@@ -510,7 +514,7 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 		if err := w.read(ctx, s); err != nil {
 			return w.fail(s, key, err)
 		}
-	case is(unix.ESRCH): // of a real server's operation too
+	case is(unix.ESRCH): // also for a real server's operation
 		s.gone()
 		w.done(key, s)
 	case op.Verb == ipvs.NewDestination && is(unix.EEXIST):
@@ -525,7 +529,7 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	return nil
 }
 
-// read takes note of a virtual server that is there.
+// read records an existing virtual server.
 func (p *Plane) read(ctx context.Context, s *virtual) error {
 	dests, err := p.destsOf(ctx, s.id)
 	if err == nil {
@@ -547,8 +551,7 @@ func (p *Plane) destsOf(ctx context.Context, id ipvs.ServiceID) (map[netip.AddrP
 	return dests, nil
 }
 
-// destOf returns a real server as the ledger has it: unknown, if it has settings that ours do not
-// have.
+// destOf returns a real server as the ledger has it: unknown, if its settings differ from ours.
 func destOf(d ipvs.Destination) dest {
 	if d != (ipvs.Destination{Addr: d.Addr, Forwarding: d.Forwarding, Weight: d.Weight}) {
 		return dest{unknown, unknown}
@@ -556,14 +559,14 @@ func destOf(d ipvs.Destination) dest {
 	return dest{d.Weight, int32(d.Forwarding)}
 }
 
-// memberOp adds a member, or takes it away.
+// memberOp adds or removes a member.
 type memberOp struct {
 	member
 	mark   mark
 	remove bool
 }
 
-// guards reports whether a member keeps clients out: by source ranges, or by the mark of packets to
+// guards reports whether a member blocks clients: by source ranges, or by the mark of packets to
 // drop.
 func (w *writer) guards(m member, as mark) bool {
 	return m.set <= setFirewall || m.set == setMarksAnywhere && as == mark{w.l.mark.drop(), wholeMark}

@@ -33,7 +33,7 @@ type layout struct {
 	places uint32
 	// counts: rules count connections, see counters.go.
 	counts bool
-	// localhost: TCP NodePorts answer at the node's [lb.Node.Localhost], by a proxy, see localhost.go.
+	// localhost: a proxy serves TCP NodePorts at [lb.Node.Localhost], see localhost.go.
 	localhost bool
 	// uncounted: localhost rejections are not counted, because this kernel cannot.
 	uncounted bool
