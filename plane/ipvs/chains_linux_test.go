@@ -105,7 +105,7 @@ func TestChainsInKernel(t *testing.T) {
 					t.Errorf("the kernel has %d rules, %v: %v", len(rules), err, rules)
 				}
 				if mended, err := k.Audit(t.Context(), true); mended != 0 || err != nil {
-					t.Errorf("an audit mends %d, %v", mended, err)
+					t.Errorf("an audit repairs %d, %v", mended, err)
 				}
 				for what, c := range map[string]struct {
 					change func(*lb.Node)
@@ -234,7 +234,7 @@ COMMIT
 				}
 			}
 			if mended, err := k.Audit(t.Context(), true); mended != 0 || err != nil {
-				t.Errorf("an audit mends %d, %v", mended, err)
+				t.Errorf("an audit repairs %d, %v", mended, err)
 			}
 		})
 	}
@@ -250,7 +250,7 @@ func TestChainsUnshown(t *testing.T) {
 			must := func(mended int, err error) {
 				t.Helper()
 				if err != nil {
-					t.Fatalf("%d mended, %v", mended, err)
+					t.Fatalf("%d repaired, %v", mended, err)
 				}
 			}
 			must(0, k.Reset(t.Context(), n.node))
@@ -264,7 +264,7 @@ func TestChainsUnshown(t *testing.T) {
 				}
 			}
 			if n, err := k.Audit(t.Context(), true); n != 0 || err != nil {
-				t.Errorf("where nobody changed anything, an audit mended %d, %v", n, err)
+				t.Errorf("where nobody changed anything, an audit repaired %d, %v", n, err)
 			}
 			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: f, Backend: xtables.NFT})
 			if left := planetest.Leading(t, f); err != nil || len(r.Left)+len(left) > 0 {

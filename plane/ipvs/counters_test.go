@@ -197,7 +197,7 @@ func TestCountersGoOn(t *testing.T) {
 	planetest.WantCounted(t, p, "it comes again", map[string]uint64{one: 100})
 	second := number()
 	if second == first {
-		t.Error("a counter that began anew has the number of the one before")
+		t.Error("a counter that began again has the number of the one before")
 	}
 
 	// The address moves to another Service: earlier connections do not count for that.
@@ -217,12 +217,12 @@ func TestCountersGoOn(t *testing.T) {
 	must(t, k.conn.Do(t.Context(), remove, nil))
 	must(t, only(p.Audit(t.Context(), true)))
 	connect(3)
-	planetest.WantCounted(t, p, "mended", map[string]uint64{"ns/other:http": 3})
+	planetest.WantCounted(t, p, "repaired", map[string]uint64{"ns/other:http": 3})
 	must(t, k.conn.Do(t.Context(), append(remove, add), nil))
 	connect(2)
 	must(t, only(p.Audit(t.Context(), true)))
 	connect(5)
-	planetest.WantCounted(t, p, "made anew by others", map[string]uint64{"ns/other:http": 5})
+	planetest.WantCounted(t, p, "recreated by others", map[string]uint64{"ns/other:http": 5})
 
 	// A Reset recreates a deleted virtual server: it gets a new counter.
 	third := number()
@@ -231,9 +231,9 @@ func TestCountersGoOn(t *testing.T) {
 	table.Replace(lb.Owner{Name: "ns/other"}, []*lb.Frontend{&moved})
 	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	connect(50)
-	planetest.WantCounted(t, p, "made anew by a Reset", map[string]uint64{"ns/other:http": 50})
+	planetest.WantCounted(t, p, "recreated by a Reset", map[string]uint64{"ns/other:http": 50})
 	if number() == third {
-		t.Error("a counter that a Reset began anew has the number of the one before")
+		t.Error("a counter that a Reset began again has the number of the one before")
 	}
 
 	// The plane could not create a virtual server and another program then does: its count at that
@@ -315,7 +315,7 @@ func TestCountersOfADisturbedList(t *testing.T) {
 		d.then = func() {}
 	}
 	delete(want, "ns/svc-0:http")
-	planetest.WantCounted(t, p, "made anew while it was listed", want)
+	planetest.WantCounted(t, p, "recreated during the list", want)
 	planetest.WantCounted(t, p, "the next time", want)
 }
 
@@ -361,7 +361,7 @@ func TestCountersFollow(t *testing.T) {
 		before := planetest.Counted(t, p)
 		var more map[string]uint64
 		if more = k.connect(t, f, table, 2, p.l.nodePorts); len(more) == 0 {
-			t.Fatal("nobody came")
+			t.Fatal("no connection arrived")
 		}
 		got := planetest.Counted(t, p)
 		for port, n := range more {

@@ -114,7 +114,7 @@ func (d *damaged) mends(full bool, right func() string) {
 			select {
 			case <-d.p.Drift(): // more than once, if notifications arrive one after another
 			case <-end:
-				d.t.Fatalf("nothing was noticed, or mended:\n%s", wrong)
+				d.t.Fatalf("nothing was noticed, or repaired:\n%s", wrong)
 			}
 		}
 		_, err := d.p.Audit(d.t.Context(), full)

@@ -390,7 +390,7 @@ func TestDevicePlace(t *testing.T) {
 		b.mu.Unlock()
 		b.must(err)
 		if !maps.EqualFunc(before, b.others, func(_, _ []int32) bool { return true }) {
-			t.Errorf("heard of %v, listed %v", before, b.others)
+			t.Errorf("notified of %v, listed %v", before, b.others)
 		}
 	})
 }

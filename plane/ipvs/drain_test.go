@@ -62,7 +62,7 @@ func (d *drainLab) wait(time_ time.Duration, each func(second int)) {
 		select {
 		case <-d.p.Drift():
 			if n, err := d.p.Audit(context.Background(), false); err != nil || n != 0 {
-				d.Fatalf("audit: mended %d, %v", n, err)
+				d.Fatalf("audit: repaired %d, %v", n, err)
 			}
 		default:
 		}
@@ -213,7 +213,7 @@ func TestDrainBoundPN42(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in    bool // clients send
 		bound time.Duration
-	}{"clients repeat what is lost": {true, mute}, "nobody sends": {false, silent}} {
+	}{"clients repeat what is lost": {true, mute}, "no client sends": {false, silent}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := newDrainLab(t, lb.TCP)

@@ -90,7 +90,7 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 			mustRun(t, "", "ipvsadm", "-D", "-t", to.String())
 		}
 		if failed := again(); len(failed) > 0 {
-			t.Errorf("nobody else is there any more: %q", failed)
+			t.Errorf("no foreign server is left: %q", failed)
 		}
 		for _, c := range []struct {
 			from string

@@ -60,7 +60,7 @@ func (d *firstLab) bound(when string, want, real bool) {
 		d.Errorf("%s: there is a real server at the address: %t, want %t", when, has, real)
 	}
 	if left, err := d.p.Audit(d.Context(), true); left != 0 || err != nil {
-		d.Errorf("%s: an audit mends %d, %v", when, left, err)
+		d.Errorf("%s: an audit repairs %d, %v", when, left, err)
 	}
 }
 

@@ -252,7 +252,7 @@ func (w *way) balance(s ipvs.Service) error {
 		}
 	}
 	if len(w.Backends) == 0 {
-		w.tell("no real server takes new connections: the client is told so")
+		w.tell("no real server takes new connections: the client is refused")
 		w.Verdict, w.Drains = trace.Reject, open > 0
 		return nil
 	}

@@ -97,7 +97,7 @@ func TestLookAtKernel(t *testing.T) {
 						t.Error(err)
 					}
 					for _, d := range planetest.Differences(t, k.p, k.table) {
-						t.Errorf("%s: after it was mended: %+v", c.name, d)
+						t.Errorf("%s: after it was repaired: %+v", c.name, d)
 					}
 				}
 			})

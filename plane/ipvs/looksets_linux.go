@@ -24,7 +24,7 @@ func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 	}
 	has, err := w.view.Sets.Has(w.ctx, name, m.wire(mark{}))
 	if errors.Is(err, ipset.ErrNoSet) { // removed since its rule was listed
-		w.tell("there is no ipset %s", name)
+		w.tell("no ipset %s", name)
 		return false, nil
 	}
 	return has, err

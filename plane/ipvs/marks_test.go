@@ -40,7 +40,7 @@ func TestMarks(t *testing.T) {
 			}
 		}
 		if _, _, ok := m.number(m.drop()); ok || m.drop()&mask != value || m.drop()&m.masq != 0 {
-			t.Errorf("bit %d: the mark of drop %#x is that of a virtual server, or of somebody else", bit, m.drop())
+			t.Errorf("bit %d: the mark of drop %#x is that of a virtual server, or of other software", bit, m.drop())
 		}
 		for who, mark := range others {
 			for _, more := range []uint32{0, m.masq} {

@@ -128,7 +128,7 @@ func (p *modePlane) openCounters(asked bool) (Counters, error) {
 var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, where nftables takes its place; here it goes on to be kept", Event: event.IPVSDeprecated}
 
 // notCounting is reported once.
-var notCounting = mode.Notice{Text: "connections are not counted by Service (--service-metrics): the kernel tells nothing of what it counts while " +
+var notCounting = mode.Notice{Text: "connections are not counted by Service (--service-metrics): the kernel does not publish its counters while " +
 	"net.ipv4.vs.run_estimation is 0; set it to 1"}
 
 // setTimeouts sets the configured timeouts (CF-29). Both families share them.

@@ -25,7 +25,7 @@ func (n *notices) once(id, text string, args ...any) {
 func (n *notices) late(services int) {
 	if services > 0 {
 		n.once("marks", "there are no more firewall marks: of some ports of Services whose packets from pods or from this node go elsewhere than others "+
-			"(externalTrafficPolicy: Local), packets from there are refused; have fewer of them, and start kube-proxy anew, or choose mode nftables", "refused", services)
+			"(externalTrafficPolicy: Local), packets from there are refused; reduce their number and restart kube-proxy, or choose mode nftables", "refused", services)
 	}
 }
 

@@ -183,7 +183,7 @@ func TestAddressesOfOtherDevices(t *testing.T) {
 			t.Errorf("%s: the load balancer's address is not served", step.what)
 		}
 		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
-			t.Errorf("%s: an audit mended %d more, %v", step.what, n, err)
+			t.Errorf("%s: an audit repaired %d more, %v", step.what, n, err)
 		}
 	}
 }

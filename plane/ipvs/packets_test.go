@@ -59,7 +59,7 @@ func TestServingBackendKeepsFlows(t *testing.T) {
 		d.reset()
 		d.want("after a restart", 1, 1, 0)
 		if n, err := d.p.Audit(t.Context(), true); n != 0 || err != nil {
-			t.Errorf("an audit mended %d, %v", n, err)
+			t.Errorf("an audit repaired %d, %v", n, err)
 		}
 		d.apply(serving(0, 3, 3))
 		d.want("it is back", 1, 1, 1)

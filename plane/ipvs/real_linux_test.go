@@ -61,7 +61,7 @@ func TestRealSetsAndRules(t *testing.T) {
 					t.Fatalf("%s: %v", m.name, err)
 				}
 				if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-					t.Fatalf("%s: an audit mended %d, %v", m.name, n, err)
+					t.Fatalf("%s: an audit repaired %d, %v", m.name, n, err)
 				}
 				was, err := p.Dump()
 				if err != nil {

@@ -261,7 +261,7 @@ func (p *Plane) readSets(ctx context.Context, l *ledger) error {
 			return err
 		}
 		if other := is.Differs(p.sets[s]); other != "" {
-			return fmt.Errorf("ipset %s has %s: somebody has put another in its place: %w", p.sets[s].Name, other, plane.ErrStateLost)
+			return fmt.Errorf("ipset %s has %s: another program has replaced it: %w", p.sets[s].Name, other, plane.ErrStateLost)
 		}
 	}
 	for m, c := range l.members {

@@ -124,7 +124,7 @@ func TestLargeServicesInStagesElsewhere(t *testing.T) {
 		<-p.Drift()
 		writes = 0
 		if mended, err := p.Audit(t.Context(), false); mended > 0 || err != nil {
-			t.Fatalf("mended %d, %v", mended, err)
+			t.Fatalf("repaired %d, %v", mended, err)
 		}
 	}
 	key := table.Sorted()[0].Key

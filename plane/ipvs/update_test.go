@@ -7,7 +7,7 @@ import (
 )
 
 // update makes golden tests write the files that they compare.
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "rewrite testdata")
 
 // wantGolden fails the test unless the file has this content; with -update it writes it.
 func wantGolden(t *testing.T, file, got string) {
@@ -20,7 +20,7 @@ func wantGolden(t *testing.T, file, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("it is not %s; -update writes it anew:\n%s", file, got)
+		t.Errorf("it is not %s; -update rewrites it:\n%s", file, got)
 	}
 }
 
