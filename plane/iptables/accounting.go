@@ -10,8 +10,8 @@ import (
 	"kube-proxy/internal/xtables"
 )
 
-// Counters reads the counters of the rules. ok is false if the rules count nothing: before the
-// first Reset, or without the match nfacct. It may be called at any time from any goroutine.
+// Counters returns the reader of the rules' counters. ok is false if the rules count nothing:
+// before the first Reset, or without the match nfacct. Any goroutine may call it at any time.
 func (p *Plane) Counters() (c xtables.Counters, ok bool, err error) {
 	nf := p.accounting.Load()
 	if nf == nil {
@@ -30,7 +30,7 @@ func (p *Plane) account(ctx context.Context) {
 		return
 	}
 	if nf := p.accounting.Load(); nf != nil {
-		if xtables.MakeCounters(nf) == nil { // somebody may have deleted them
+		if xtables.MakeCounters(nf) == nil { // another program may have deleted them
 			return
 		}
 		p.accounting.Store(nil)
@@ -54,8 +54,7 @@ func (p *Plane) account(ctx context.Context) {
 	nf.Close()
 }
 
-// countsAlready reports whether an earlier process wrote rules that count. Then there is nothing to
-// try.
+// countsAlready reports whether an earlier process wrote rules that count. Then no trial is needed.
 func (p *Plane) countsAlready(ctx context.Context) bool {
 	args := append([]string{"-t", "filter"}, p.Tool.Wait...)
 	out, err := xtables.Output(ctx, p.Tool.Run, p.Tool.Program, append(args, "-S", xtables.Forward)...)
@@ -65,7 +64,7 @@ func (p *Plane) countsAlready(ctx context.Context) bool {
 // tryCounting writes such a rule to the canary of a table with few rules, and removes it again.
 func (p *Plane) tryCounting(ctx context.Context) bool {
 	before := p.Stats()
-	defer p.Count(func(s *xtables.Stats) { *s = before }) // it is nothing that the metrics tell of
+	defer p.Count(func(s *xtables.Stats) { *s = before }) // the metrics do not count the trial
 	try := func(rules ...string) error {
 		var b xtables.Batch
 		b.Only(xtables.Mangle).Put(xtables.Chain{ID: xtables.ChainID{Table: xtables.Mangle, Name: xtables.Canary}, Rules: rules})
@@ -76,10 +75,10 @@ func (p *Plane) tryCounting(ctx context.Context) bool {
 	return err == nil && gone == nil
 }
 
-// newSync has the rules counted from now on (MT-12).
+// newSync resets the count of rules written by the last sync (MT-12).
 func (p *Plane) newSync() { p.Count(func(s *xtables.Stats) { s.Last = xtables.Written{} }) }
 
-// owned notes how many rules there are.
+// owned records the number of our rules.
 func (p *Plane) owned() {
 	n := xtables.Written{Filter: p.st.Rules[xtables.Filter], NAT: p.st.Rules[xtables.NAT]}
 	for j := range p.st.jumps {

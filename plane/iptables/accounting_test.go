@@ -17,8 +17,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// What conntrack cannot place is dropped and counted (DP-09, MT-16), unless conntrack is liberal when the plane is made.
-// Connections to NodePorts on 127.0.0.1 are counted (MT-17), others are not.
+// Packets that conntrack finds invalid are dropped and counted (DP-09, MT-16), unless conntrack is
+// liberal when the plane is made. Connections to NodePorts on 127.0.0.1 are counted (MT-17), others
+// are not.
 func TestInvalidAndLocalhostAreCounted(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, liberal := range []string{"0", "1"} {
@@ -68,7 +69,7 @@ func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 		t.Errorf("after %d connections to 127.0.0.1 and as many to another address: %+v", times, c)
 	}
 
-	// A segment with SYN and FIN is none that conntrack can place. It goes to a pod through the node.
+	// conntrack finds a segment with SYN and FIN invalid. It goes to a pod through the node.
 	from, to := netip.MustParseAddr("172.18.0.4"), netip.MustParseAddrPort("10.1.1.11:8080")
 	lab.On("client", func() { from = addressOn(t, from) })
 	dropped := func() bool {
@@ -90,7 +91,7 @@ func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 	if got := dropped(); got != (liberal == "0") {
 		t.Errorf("liberal %s: a segment that conntrack cannot place is dropped: %t", liberal, got)
 	}
-	// conntrack.tcpBeLiberal of a changed configuration file takes effect with the next audit.
+	// conntrack.tcpBeLiberal of a changed configuration file takes effect at the next audit.
 	lab.On("node1", func() {
 		other := map[string]string{"0": "1", "1": "0"}[liberal]
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", other); err != nil {
@@ -138,7 +139,7 @@ func addressOn(t *testing.T, want netip.Addr) netip.Addr {
 	return want
 }
 
-// sendSegment sends a TCP segment without data and with those flags.
+// sendSegment sends a TCP segment with those flags and without data.
 func sendSegment(from netip.Addr, to netip.AddrPort, flags byte) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
@@ -163,7 +164,8 @@ func sendSegment(from netip.Addr, to netip.AddrPort, flags byte) error {
 	return unix.Sendto(fd, seg, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
 }
 
-// listenRaw listens for TCP segments from port 40000 and returns a function that tells, after a while, whether one came.
+// listenRaw listens for TCP segments from port 40000. The returned function waits, and reports
+// whether one arrived.
 func listenRaw(t *testing.T, lab *netlab.TestLab, who string) func() bool {
 	t.Helper()
 	fd := -1
@@ -192,7 +194,7 @@ func listenRaw(t *testing.T, lab *netlab.TestLab, who string) func() bool {
 	}
 }
 
-// Where there is no match nfacct, all else is as ever.
+// Without the match nfacct, everything else works as usual.
 func TestWithoutAccounting(t *testing.T) {
 	if strings.Contains(strings.Join((&renderer{family: lb.IPv4}).forward("0x4000/0x4000"), "\n"), "nfacct") {
 		t.Error("a renderer counts that was not told to")

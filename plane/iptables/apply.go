@@ -14,7 +14,8 @@ import (
 )
 
 // Apply writes the chains that the changes touch in one restore, or in several if there are very
-// many. Large changes of one service port come in stages. See package plane for its contract.
+// many. Large changes of one service port are split into stages. See package plane for its
+// contract.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if p.st == nil {
 		return res, fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
@@ -57,7 +58,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	return res, nil
 }
 
-// piece returns how many of the changes are for one restore.
+// piece returns how many of the changes fit in one restore.
 func (p *Plane) piece(changes []lb.Change) (n int) {
 	var now, old lb.Weight
 	for used := 0; n < len(changes) && (n == 0 || used < p.Pace()); n++ {
@@ -70,9 +71,9 @@ func (p *Plane) piece(changes []lb.Change) (n int) {
 	return n
 }
 
-// write applies changes in one restore, if there is anything to write. If too much of a service
-// port would be written, it does nothing and returns these service ports. If it fails without
-// effect, the state is as before.
+// write applies changes in one restore, if anything must be written. If too much of a service port
+// would be written, it does nothing and returns these service ports. If it fails without effect,
+// the state stays as before.
 func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, much []portID, err error) {
 	st := p.st
 	kept := len(st.kept) > 0
@@ -89,12 +90,12 @@ func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, muc
 		return false, nil, err
 	}
 	if kept && len(st.kept) == 0 {
-		p.Doubt() // so that the next audit finds the chains that are not needed any more
+		p.Doubt() // so that the next audit finds the unneeded chains
 	}
 	return len(w.Sections) > 0, nil, nil
 }
 
-// commit runs a restore. If that fails without having done anything, the state is as before.
+// commit runs a restore. If that fails without effect, the state stays as before.
 func (p *Plane) commit(ctx context.Context, w *writer) error {
 	err := p.run(ctx, &w.Batch)
 	if err != nil {
@@ -103,7 +104,7 @@ func (p *Plane) commit(ctx context.Context, w *writer) error {
 	return err
 }
 
-// writer collects the changes of one restore, which the state has at once.
+// writer collects the changes of one restore; the state has them at once.
 type writer struct {
 	xtables.Change
 	st *state
@@ -113,8 +114,8 @@ func newWriter(st *state) *writer { return &writer{xtables.Change{Applied: &st.A
 
 // change collects the kernel's part of a change.
 //
-// The filter table refuses untranslated packets. So rows are added to it before nat changes, and
-// removed after: a packet in between must not pass and leave an untranslated flow behind.
+// The filter table refuses untranslated packets. So frontends are added to it before nat changes,
+// and removed after: a packet in between must not pass and leave an untranslated flow behind.
 func (w *writer) change(c *change) {
 	w.Write(xtables.Filter, c.chains...)
 	w.dispatch(xtables.Filter, &c.adds)
@@ -139,8 +140,8 @@ func (w *writer) dispatch(t xtables.Table, lists ...*[dispatchers][]xtables.Entr
 	}
 }
 
-// run passes a batch to iptables-restore. A chain that a rule of other software leads to cannot be
-// deleted, and would fail the whole batch. Such a chain is emptied and stays.
+// run passes a batch to iptables-restore. A chain that a rule of other software jumps to cannot be
+// deleted, and would fail the whole batch. run empties and keeps such a chain.
 func (p *Plane) run(ctx context.Context, b *xtables.Batch) error {
 	if len(b.Sections) == 0 {
 		return nil

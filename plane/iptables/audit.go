@@ -12,8 +12,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// Drift has a value while an audit has more windows to check. Changes of other programs are found
-// by the audits of each sync period (DP-13).
+// Drift has a value while an audit has more windows to check. The audits of each sync period find
+// changes of other programs (DP-13).
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
 // Audit compares all our chains and the jumps to them with the applied state, and repairs them. It
@@ -60,7 +60,8 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	return mended + set, err
 }
 
-// auditSettings brings in line what the rules and the kernel's settings say to each other.
+// auditSettings updates the rules that depend on the kernel's settings, and the settings that
+// depend on the rules.
 func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 	if p.dry {
 		return 0, nil
@@ -81,13 +82,13 @@ func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 	return mended, err
 }
 
-// Probe writes KUBE-MARK-MASQ again: one chain of one rule, in the table that almost all rows are
+// Probe rewrites KUBE-MARK-MASQ: one chain of one rule, in the table that almost all frontends are
 // written to. The legacy programs write that whole table, as for each change. So the probe fails
-// for every reason that a change may fail for, except a bad row.
+// for every reason that a change may fail for, except an invalid frontend.
 //
 // Declaring an empty chain again, such as a canary, would not suffice: the nft programs would find
-// nothing to change, and the kernel would commit nothing. The probe loses the count of the rule.
-// Audit looks for our other chains.
+// no change, and the kernel would commit nothing. The probe loses the count of the rule. Audit
+// checks our other chains.
 func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
 		return fmt.Errorf("iptables: probe: %w", plane.ErrNotSetUp)

@@ -15,7 +15,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// BenchmarkFirstSync is the cold load of services with ten backends each.
+// BenchmarkFirstSync writes services with ten backends each to an empty kernel.
 func BenchmarkFirstSync(b *testing.B) {
 	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, n := range []int{1000, 5000} {
@@ -35,7 +35,7 @@ func BenchmarkFirstSync(b *testing.B) {
 	}
 }
 
-// BenchmarkChange is one endpoint of one service that changes among many.
+// BenchmarkChange changes one endpoint of one service among many.
 func BenchmarkChange(b *testing.B) {
 	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, n := range []int{100, 5000} {
@@ -59,8 +59,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// BenchmarkSourceRanges is a Service with 300 source ranges and 300 ports that comes, one range more, and a change of
-// another Service beside it.
+// BenchmarkSourceRanges adds a Service with 300 source ranges and 300 ports, adds one more range,
+// and changes another Service beside it.
 func BenchmarkSourceRanges(b *testing.B) {
 	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		b.Run(string(back), func(b *testing.B) {
@@ -91,9 +91,9 @@ func BenchmarkSourceRanges(b *testing.B) {
 	}
 }
 
-// BenchmarkManyEndpoints is the cold load of services with fifty backends each, as the engine makes it: a Reset and then
-// pieces; and then a change of an endpoint, and a new service. Processor time is that of the programs: on a busy machine it
-// says more than the clock.
+// BenchmarkManyEndpoints writes services with fifty backends each to an empty kernel, as the engine
+// does: with a Reset and then pieces. Then it changes an endpoint, and adds a service. It measures
+// the processor time of the programs, because elapsed time says little on a busy machine.
 func BenchmarkManyEndpoints(b *testing.B) {
 	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, n := range []int{1000, 5000} {
@@ -140,7 +140,7 @@ func BenchmarkManyEndpoints(b *testing.B) {
 	}
 }
 
-// programTime is the processor time of the programs that have run.
+// programTime returns the processor time of the programs run so far.
 func programTime(b *testing.B) time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &u); err != nil {

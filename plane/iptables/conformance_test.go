@@ -19,20 +19,21 @@ import (
 	"kube-proxy/trace"
 )
 
-// differs names what this mode does otherwise, by intent (DP-26).
+// differs names the intended differences of this mode (DP-26).
 var differs = map[string]string{
 	"SV-62": "a port that a Service does not have is not rejected: iptables looks at the ports that there are",
 	"SV-63": "an address of the service network that no Service has is not dropped",
 	"SV-66": "a ping of a cluster IP is not handled",
 }
 
-// tooLarge is what emulation takes too long for.
+// tooLarge names the scenarios that take too long in emulation.
 var tooLarge = map[string]string{
 	"generated-five-thousand-endpoints": "an emulated kernel 6.1 sits for more than ten minutes over one list of 5,000 rules",
 }
 
-// newLiberal makes a plane where conntrack takes packets as they come (--conntrack-tcp-be-liberal). In the lab the
-// sink answers the client past the node, which then sees half of a connection and else drops the rest (DP-09).
+// newLiberal creates a plane with a liberal conntrack (--conntrack-tcp-be-liberal). In the lab the
+// sink replies to the client past the node, which then sees half of a connection and would
+// otherwise drop the rest (DP-09).
 func newLiberal(b xtables.Backend) func(lb.Family) (planetest.Plane, error) {
 	return func(f lb.Family) (planetest.Plane, error) {
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1"); err != nil {
@@ -42,8 +43,8 @@ func newLiberal(b xtables.Backend) func(lb.Family) (planetest.Plane, error) {
 	}
 }
 
-// ownLock returns a lock file of the plane's own. All planes of the legacy back end share one, in whatever network
-// namespace they are, and where code is slow many tests at once wait too long for it.
+// ownLock returns a lock file for one plane. Otherwise all planes of the legacy back end share one,
+// in any network namespace, and on a slow machine many parallel tests wait too long for it.
 func ownLock() string { return fmt.Sprintf("/run/xtables.lock.%d.%d", os.Getpid(), locks.Add(1)) }
 
 var locks atomic.Uint64
@@ -57,7 +58,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// traced is what trace must know of the mode.
+// traced returns the mode's description for trace.
 func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
 
 // TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
@@ -83,7 +84,8 @@ func TestRandomTransitions(t *testing.T) {
 	}
 }
 
-// TestHistory sends packets to all Services after each step of a node's life, and while something is broken.
+// TestHistory sends packets to all Services after each step of a node's life, and while something
+// is damaged.
 func TestHistory(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
@@ -95,10 +97,11 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// backend is a back end, and what others do by it.
+// backend is a back end, with the changes that other programs make through it.
 type backend xtables.Backend
 
-// damage is what somebody with our rights may do: empty a chain of ours, or all, or take a jump away.
+// damage does what a program with our rights may do: it empties one of our chains, or all, or
+// removes a jump.
 func (b backend) damage(f lb.Family, rnd *rand.Rand) error {
 	program := b.program(f)
 	rules, err := exec.Command(program, "-t", "nat", "-S").Output()
@@ -118,7 +121,8 @@ func (b backend) damage(f lb.Family, rnd *rand.Rand) error {
 	return nil
 }
 
-// usurp leaves what an upstream kube-proxy would: the chains that both know say something else, and some are new.
+// usurp writes what an upstream kube-proxy would leave: other content in the chains that both know,
+// and some new chains.
 func (b backend) usurp(f lb.Family) error {
 	restore := exec.Command(b.program(f)+"-restore", "--noflush")
 	restore.Stdin = strings.NewReader(`*nat
@@ -137,7 +141,7 @@ COMMIT
 	return nil
 }
 
-// program is the name of the family's iptables of the back end.
+// program returns the name of the family's iptables of the back end.
 func (b backend) program(f lb.Family) string {
 	if f == lb.IPv6 {
 		return "ip6tables-" + string(b)

@@ -11,15 +11,17 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// core are the scenarios that other kernels run. Together they use all matches and targets that the mode uses, in every
-// table and for every protocol, which TestCore proves. They are few: each state starts programs, which is slow in emulation.
+// core lists the scenarios that other kernels run. Together they use all matches and targets of the
+// mode, in every table and for every protocol, as TestCore proves. They are few, because each state
+// starts programs, which is slow in emulation.
 var core = []string{
 	"all-ways-in", "detect-bridge", "detect-interface-prefix", "external-ip-of-node", "external-policy-local", "hairpin-affinity", "health-check-port",
 	"no-endpoints", "nodeport-addresses-localhost", "restart", "same-port-different-protocols", "sctp", "session-affinity", "source-ranges",
 	"source-ranges-without-endpoints", "terminating-external-local", "udp", "unknown-port",
 }
 
-// TestCore proves that the scenarios for other kernels have the plane write all matches and targets.
+// TestCore proves that the scenarios for other kernels make the plane write all matches and
+// targets.
 func TestCore(t *testing.T) {
 	planetest.Core(t, planetest.Config{Mode: "iptables", Core: core}, func(f lb.Family, table *lb.Table) ([]string, error) {
 		text, err := Render(Config{Family: f}, table)
@@ -27,14 +29,14 @@ func TestCore(t *testing.T) {
 	})
 }
 
-// remark is a comment, which is no part of the rule's meaning.
+// remark matches a comment, which does not affect the rule's meaning.
 var remark = regexp.MustCompile(` -m comment --comment ("[^"]*"|\S+)`)
 
-// values are what a rule's options are given: names of our chains, addresses, numbers.
+// values matches the values of a rule's options: names of our chains, addresses, numbers.
 var values = regexp.MustCompile(`KUBE-[A-Z0-9-]+|\b[0-9][0-9a-fx.:/]*|\b[0-9a-f]*:[0-9a-f:./]+|::`)
 
-// clauses returns the matches and the targets of a rendered text, each once with the table that it is in, as in
-// "*nat -m addrtype --dst-type LOCAL".
+// clauses returns the matches and targets of a rendered text, each once with its table, as in "*nat
+// -m addrtype --dst-type LOCAL".
 func clauses(text string) []string {
 	var all []string
 	table := ""

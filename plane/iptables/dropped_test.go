@@ -10,8 +10,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// DP-51: a new process tells which keys the kernel served that no Service has any more, whatever leads to them: a list or a
-// tree, cluster IPs, NodePorts and addresses with source ranges; and no others.
+// DP-51: a new process reports the keys that the kernel served and that no Service has any more,
+// whatever serves them: a list or a tree, cluster IPs, NodePorts and addresses with source ranges.
+// It reports no other keys.
 func TestDropped(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		for _, n := range []int{3, 80} {
@@ -47,7 +48,8 @@ func TestDropped(t *testing.T) {
 	})
 }
 
-// Keys are told of the rules that upstream's proxy wrote, too; what is no service address is not one.
+// Keys in the rules of upstream's proxy are reported too; an address that is no service address is
+// not.
 func TestServedBy(t *testing.T) {
 	for _, c := range []struct{ chain, rule, want string }{
 		{"KUBE-SERVICES", `-d 10.96.0.10/32 -p udp -m comment --comment "kube-system/kube-dns:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-TCOU7JCQXEZGVUNU`, "10.96.0.10:53/udp"},

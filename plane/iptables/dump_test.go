@@ -12,7 +12,7 @@ import (
 	"kube-proxy/internal/xtables"
 )
 
-// Dump lists our chains, and the rules that lead to them, as the kernel has them, without comments.
+// Dump lists our chains, and the rules that jump to them, as the kernel has them, without comments.
 func (p *Plane) Dump() (string, error) {
 	rules := map[xtables.ChainID]string{}
 	have, err := p.Snapshot(context.Background(), xtables.Ours, func(id xtables.ChainID, rule []byte) {

@@ -18,13 +18,13 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// tally counts the rows that the engine tells of as written.
+// tally counts the frontends that the engine reports as written.
 type tally struct{ atomic.Int64 }
 
 func (n *tally) Applied(changes []lb.Change) { n.Add(int64(len(changes))) }
 
-// The engine finds the rows that iptables refuses, also where they are there from the start, and writes all others; what it takes is
-// bounded (docs/adr/0002).
+// The engine finds the frontends that iptables refuses, also if they exist from the start, and
+// writes all others, at a bounded cost (docs/adr/0002).
 func TestEngineFindsRefusedRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {

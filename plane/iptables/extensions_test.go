@@ -13,8 +13,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A kernel that has the tables but lacks a match or a target that rules need is not usable, and New says which one, so that
-// another mode can be chosen.
+// A kernel that has the tables but lacks a required match or target is not usable. New names it, so
+// that another mode can be chosen.
 func TestKernelLacksExtension(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		tool, err := xtables.FindTool(xtables.System{}, cfg.Family, cfg.Backend)
@@ -35,7 +35,7 @@ func TestKernelLacksExtension(t *testing.T) {
 	})
 }
 
-// What another mode needs beside is asked for in the same way.
+// The same probe checks what other modes need in addition.
 func TestHave(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		tool, err := cfg.tool()
@@ -54,8 +54,9 @@ func TestHave(t *testing.T) {
 	})
 }
 
-// What an extension is needed for is in the rules that are written, and the other way round: rules of a table with all
-// kinds of rows have no match or target that New does not ask for, but those that it does without.
+// The listed extensions and the written rules agree. The rules of a table with all kinds of
+// frontends have only matches and targets that New probes for, and optional ones; and each probed
+// one is used.
 func TestNeededIsWhatIsWritten(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	table := w.Table(3, 3)

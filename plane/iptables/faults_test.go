@@ -27,8 +27,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// halving hands rows that a Reset left for later to Apply, and those that fail together again by halves, as the engine does. It
-// returns those that fail alone.
+// halving passes frontends that a Reset left for later to Apply, and splits those that fail
+// together into halves, as the engine does. It returns those that fail alone.
 func halving(t *testing.T, p *Plane, table *lb.Table, keys []lb.Key) (refused []lb.Key) {
 	t.Helper()
 	var changes []lb.Change
@@ -47,7 +47,7 @@ func halving(t *testing.T, p *Plane, table *lb.Table, keys []lb.Key) (refused []
 	return append(halving(t, p, table, keys[:half]), halving(t, p, table, keys[half:])...)
 }
 
-// refusing is an iptables that takes no rules of some chains.
+// refusing is an iptables that refuses the rules of some chains.
 func refusing(chains ...string) func([]byte, []string) error {
 	return func(stdin []byte, _ []string) error {
 		for _, name := range chains {
@@ -59,8 +59,8 @@ func refusing(chains ...string) func([]byte, []string) error {
 	}
 }
 
-// Rows that the kernel does not take keep no other out: a Reset leaves for later what it cannot write, after one more attempt and
-// not a search of its own.
+// Frontends that the kernel refuses do not block others: a Reset leaves those that it cannot write
+// for later, after one more attempt and without a search of its own.
 func TestKernelRefusesRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
@@ -68,7 +68,8 @@ func TestKernelRefusesRows(t *testing.T) {
 			hole := &blackHole{version: version, fail: refusing(portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain), portID{"ns/svc-333:http", lb.TCP}.chain(xtables.ClusterChain))}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			table := w.Table(400, 10)
-			table.Replace(w.ClusterIP(500, 0, 0)) // which is refused, by a rule of its own, whatever becomes of the others
+			// Refused because of its own rule, independent of the others.
+			table.Replace(w.ClusterIP(500, 0, 0))
 			res, err := p.Reset(t.Context(), table)
 			if err != nil {
 				t.Fatal(err)
@@ -92,11 +93,11 @@ func TestKernelRefusesRows(t *testing.T) {
 	}
 }
 
-// refuser is the system's iptables, which takes no rules of some chains.
+// refuser is the system's iptables, which refuses the rules of some chains.
 type refuser struct {
 	xtables.System
 	refuses func(stdin []byte, args []string) error
-	program string // that was run last
+	program string // the last one that ran
 }
 
 func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
@@ -117,8 +118,9 @@ func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 	}, out, name, args...)
 }
 
-// What the kernel serves it goes on to serve while a Reset cannot write what has changed of it: all chains that lead to an endpoint
-// stay as they were, until an Apply takes the row. Then the kernel holds what a fresh start writes.
+// While a Reset cannot write a change, the kernel goes on to serve the old state: all chains on the
+// way to an endpoint stay unchanged, until an Apply succeeds for the frontend. Then the kernel
+// holds the result of a fresh start.
 func TestServedRowsThatAreRefusedStay(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		table := w.Table(40, 3)
@@ -144,7 +146,8 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 			table.Replace(w.ClusterIP(i, 5000+10*i, 4))
 		}
 		table.Replace(w.Full(100, 6000, 4, 2, time.Hour))
-		table.Replace(lb.Owner{Name: "ns/svc-9"}, nil) // one went, one is new, which moves branches of the tree
+		// One removed and one added, which moves branches of the tree.
+		table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		table.Replace(w.ClusterIP(41, 9000, 2))
 		bad := portID{"ns/svc-5:http", lb.TCP}.chain(xtables.ClusterChain)
 		run := &refuser{System: xtables.System{Lock: ownLock()}, refuses: refusing(bad)}
@@ -183,7 +186,8 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		if got := halving(t, p, table, res.Later); len(got) > 0 {
 			t.Errorf("refused: %v, want none any more", got)
 		}
-		if _, err := p.Audit(t.Context(), true); err != nil { // which deletes the chains of endpoints that went
+		// Deletes the chains of removed endpoints.
+		if _, err := p.Audit(t.Context(), true); err != nil {
 			t.Error(err)
 		}
 		after := dump(t, p)
@@ -196,7 +200,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 	})
 }
 
-// If nothing at all is taken, Reset says so and does not try for ever.
+// If iptables refuses everything, Reset returns an error and does not retry for ever.
 func TestKernelRefusesAll(t *testing.T) {
 	hole := &blackHole{fail: func(stdin []byte, _ []string) error {
 		if len(stdin) == 0 {
@@ -217,7 +221,8 @@ func TestKernelRefusesAll(t *testing.T) {
 	}
 }
 
-// A cold load that is to end does so before the next restore, and what it wrote so far serves.
+// If a cold load is cancelled, it stops before the next restore, and the rules written so far
+// serve.
 func TestLoadEndsBetweenRestores(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -238,7 +243,8 @@ func TestLoadEndsBetweenRestores(t *testing.T) {
 	}
 }
 
-// Each restore of a cold load leads to no chain that is not there yet, and those that it completes serve at once.
+// Each restore of a cold load jumps only to existing chains, and the services that it completes
+// work at once.
 func TestHalfALoadServes(t *testing.T) {
 	declared, jumped := map[string]bool{}, map[string]bool{}
 	restores, served := 0, []int{}
@@ -285,7 +291,7 @@ func TestHalfALoadServes(t *testing.T) {
 	}
 }
 
-// scripts makes programs of iptables that are shell scripts, and the only ones there are.
+// scripts installs shell scripts as the only programs of iptables.
 func scripts(t *testing.T, restore string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -299,8 +305,8 @@ func scripts(t *testing.T, restore string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// A program that hangs, even if it does not want to end, is ended with the context; one that dies half-way, or ends without
-// having read all, is an error.
+// A program that hangs and ignores signals is killed when the context ends. A program that crashes,
+// or exits before it has read all its input, is an error.
 func TestProgramMisbehaves(t *testing.T) {
 	for _, c := range []struct{ name, script, want string }{
 		{"hangs", "sleep 60", "deadline exceeded"},
@@ -325,15 +331,16 @@ func TestProgramMisbehaves(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 3000 {
 				t.Errorf("error %.300v, want one with %q", err, c.want)
 			}
-			if took := time.Since(start); took > 50*time.Second { // nobody waited for sleep
+			if took := time.Since(start); took > 50*time.Second { // the test did not wait for sleep
 				t.Errorf("it took %v", took)
 			}
 		})
 	}
 }
 
-// A program that succeeded has, though somebody has its error output open still: what it started, or on a busy machine a child of ours
-// that was forked meanwhile and does not come to its exec.
+// A program that succeeded counts as successful even if another process holds its error output
+// open: a child of it, or on a busy machine a child of ours that was just forked and has not
+// reached its exec.
 func TestProgramLeavesItsOutputOpen(t *testing.T) {
 	out, err := xtables.Output(t.Context(), xtables.System{}, "sh", "-c", "echo rules; sleep 4 >/dev/null &")
 	if err != nil || string(out) != "rules\n" {
@@ -341,7 +348,8 @@ func TestProgramLeavesItsOutputOpen(t *testing.T) {
 	}
 }
 
-// While somebody else holds the lock of the legacy back end, a restore waits for a bounded time, and says who it is (DP-14).
+// While another process holds the lock of the legacy back end, a restore waits for a bounded time,
+// and its error names that process (DP-14).
 func TestLockIsHeld(t *testing.T) {
 	needs(t, xtables.Legacy)
 	inNetns(t)
@@ -371,7 +379,8 @@ func TestLockIsHeld(t *testing.T) {
 	apply(t, p, changes, nil)
 }
 
-// Programs before 1.6.2 cannot wait for the lock: it is taken for them. They know no --random-fully (DP-03, DP-14).
+// Programs before 1.6.2 cannot wait for the lock, so the plane takes it for them. They do not
+// support --random-fully (DP-03, DP-14).
 func TestOldIptablesDP14(t *testing.T) {
 	for _, c := range []struct {
 		version     string
@@ -423,7 +432,8 @@ func TestOldIptablesDP14(t *testing.T) {
 	}
 }
 
-// Where iptables cannot be used, New says why in a sentence, and wraps the error on which another mode is taken.
+// If iptables is unusable, New gives the reason in one sentence, and wraps the error that makes the
+// process choose another mode.
 func TestUnusable(t *testing.T) {
 	for _, c := range []struct{ name, said, want string }{
 		{"no kernel", "iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument", "has no tables"},
@@ -446,8 +456,9 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// In a container without NET_RAW the legacy back end can be asked for nothing, and rules that name ipsets, whoever made them, cannot be listed. Whoever reads that
-// the old rules stay, or that none are written, reads what to do about it.
+// In a container without NET_RAW, the legacy back end cannot be queried, and rules that name ipsets
+// cannot be listed, whoever made them. The message that old rules stay, or that none are written,
+// says what to do.
 func TestListWithoutRights(t *testing.T) {
 	for _, c := range []struct {
 		program string
@@ -468,7 +479,8 @@ func TestListWithoutRights(t *testing.T) {
 	}
 }
 
-// If the kernel lacks what the node's iptables needs, the other back end is taken, unless one is asked for.
+// If the kernel lacks what the node's iptables needs, New takes the other back end, unless the
+// configuration names one.
 func TestOtherBackend(t *testing.T) {
 	fake := fakeTool("", "iptables", "iptables-nft", "iptables-legacy")
 	fake.Do = func(_ []byte, name string, args ...string) (string, error) {
@@ -492,7 +504,7 @@ func TestOtherBackend(t *testing.T) {
 	}
 }
 
-// The figures of the metrics MT-09 to MT-12 are those of the kernel's rules.
+// The metrics MT-09 to MT-12 match the kernel's rules.
 func TestStatsMT11(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
@@ -537,8 +549,9 @@ func TestStatsMT11(t *testing.T) {
 	})
 }
 
-// While iptables takes nothing at all, such as when somebody holds the lock, no chain is to blame that cannot be deleted,
-// and it is not tried with each one: a node that comes back with a thousand stale chains would wait 5 s for each.
+// While iptables refuses everything, for example because another process holds the lock, the plane
+// blames no undeletable chain, and does not try each one. Otherwise a node that returns with a
+// thousand stale chains would wait 5 s for each.
 func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 	var stale strings.Builder
 	stale.WriteString("*nat\n")
@@ -574,7 +587,8 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 	}
 }
 
-// A comment of a rule of others may have several lines, whatever they look like: iptables-save prints them as they are.
+// A comment of a foreign rule may have several lines with any content: iptables-save prints them
+// unchanged.
 func TestForeignCommentOfSeveralLines(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
@@ -591,13 +605,13 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
 		}
-		// In a chain of ours such a rule is drift as any other.
+		// In one of our chains such a rule is drift like any other.
 		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
 		run(t, "", p.Tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
 		if mended, err := auditAll(p); mended != 1 || err != nil {
 			t.Errorf("with a rule of others in a chain of ours, an audit mended %d, %v", mended, err)
 		}
-		// And no line of a comment is a rule to remove.
+		// No line of a comment counts as a rule to remove.
 		if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend}); err != nil || len(r.Left) > 0 {
 			t.Errorf("left %q, %v", r.Left, err)
 		}
@@ -610,7 +624,8 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 	})
 }
 
-// tap is a runner that reads what it is given piece by piece, and ends a context after so many bytes.
+// tap is a runner that reads its input piece by piece, and cancels a context after a number of
+// bytes.
 type tap struct {
 	blackHole
 	after int
@@ -634,7 +649,8 @@ func (r *tap) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Re
 	return r.blackHole.Pipe(ctx, nil, out, name, args...)
 }
 
-// A load of the legacy back end that is to end does not have committed what it is by then: all chains are emptied first.
+// A cancelled load of the legacy back end must not commit its input so far, because it begins by
+// emptying all chains.
 func TestLoadThatEndsCommitsNothing(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -651,7 +667,7 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 	}
 }
 
-// What a program that is killed has done is not known: it may have been all.
+// The effect of a killed program is unknown: it may have finished.
 func TestKilledAfterItsWork(t *testing.T) {
 	needs(t, xtables.NFT)
 	inNetns(t)
@@ -673,7 +689,7 @@ func TestKilledAfterItsWork(t *testing.T) {
 	if err := os.WriteFile(die, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	changes, _ := table.Replace(w.ClusterIP(1, 700, 3)) // of nat alone
+	changes, _ := table.Replace(w.ClusterIP(1, 700, 3)) // only of nat
 	if _, err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
 		t.Errorf("apply: %v; want one that says that the state is lost", err)
 	}

@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/*.rules anew")
 
-// goldens are tables whose rendering stands in testdata.
+// goldens returns tables whose rendering is in testdata.
 func goldens() map[string]*lb.Table {
 	w := planetest.World{Family: lb.IPv4}
 	all := &lb.Table{Node: w.Node()}
@@ -39,14 +39,14 @@ func goldens() map[string]*lb.Table {
 	return map[string]*lb.Table{"shop": shopTable(), "every-kind": all, "interface-prefix": interfaces, "ipv6": six, "tree": w.Table(40, 1), "health-checks": checks}
 }
 
-// healthCheck is a row for the port on which the node tells of a Service's endpoints.
+// healthCheck returns a frontend for the port on which the node reports a Service's endpoints.
 func healthCheck(service string, port int) (lb.Owner, []*lb.Frontend) {
 	return lb.Owner{Name: service}, []*lb.Frontend{{Key: lb.Key{Port: uint16(port), Proto: lb.TCP}, Service: service, Kind: lb.HealthCheck,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
 }
 
-// The rendering is what testdata says, and both back ends take it: the rules that lead to our chains (DP-01), and what is in
-// them (DP-03 to DP-08, DP-10).
+// The rendering equals testdata, and both back ends accept it: the rules that jump to our chains
+// (DP-01), and their content (DP-03 to DP-08, DP-10).
 func TestRender(t *testing.T) {
 	for name, table := range goldens() {
 		t.Run(name, func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// Names of chains are those that upstream gives (DP-02): other software may compute them.
+// Chain names equal upstream's (DP-02): other software may compute them.
 func TestNamesDP02(t *testing.T) {
 	u := portID{"ns1/svc1:p80", lb.TCP}
 	for _, c := range []struct{ got, want string }{
@@ -96,7 +96,8 @@ func TestNamesDP02(t *testing.T) {
 	}
 }
 
-// DP-12: with more than 1,000 endpoints those have no comments, however they came; the rules that lead to services keep theirs.
+// DP-12: with more than 1,000 endpoints, rules of endpoints have no comments, whatever the history;
+// rules that jump to services keep theirs.
 func TestLargeClusterHasNoEndpointCommentsDP12(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	note := regexp.MustCompile(`-A KUBE-(SEP-.*--comment|SVC-.*--comment "ns/svc-\d+:http ->)`)
@@ -112,7 +113,7 @@ func TestLargeClusterHasNoEndpointCommentsDP12(t *testing.T) {
 			t.Errorf("%d rules that lead to services have comments, want %d", n, services)
 		}
 	}
-	// The change that makes the cluster large, and later ones, leave the comments out.
+	// The change that makes the cluster large, and later ones, omit the comments.
 	var wrote string
 	hole := &blackHole{fail: func(stdin []byte, _ []string) error { wrote = string(stdin); return nil }}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
@@ -125,15 +126,15 @@ func TestLargeClusterHasNoEndpointCommentsDP12(t *testing.T) {
 			t.Errorf("service %d: rules of endpoints have comments", i)
 		}
 	}
-	changes, _ := table.Replace(w.ClusterIP(7, 5000, 11)) // one that had them
+	changes, _ := table.Replace(w.ClusterIP(7, 5000, 11)) // one whose rules had comments
 	apply(t, p, changes, nil)
 	if note.MatchString(wrote) {
 		t.Errorf("a service that changes keeps the comments of its endpoints:\n%s", wrote)
 	}
 }
 
-// The bit of the packet mark that asks for masquerading is the one that the configuration names (CF-20), in each rule that
-// sets it, clears it or looks at it.
+// Each rule that sets, clears or matches the masquerading bit of the packet mark uses the bit that
+// the configuration names (CF-20).
 func TestMasqueradeBit(t *testing.T) {
 	want, err := Render(Config{Family: lb.IPv4}, shopTable())
 	if err != nil {

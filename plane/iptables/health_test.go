@@ -12,7 +12,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// On a host that lets nothing in, load balancers reach the port that tells of a Service's endpoints, and no other (DP-08).
+// On a host that refuses all other input, load balancers reach the port that reports a Service's
+// endpoints, and no other (DP-08).
 func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
@@ -25,7 +26,8 @@ func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 				_, err := lab.Dial("client", netlab.TCP, to, netlab.DialOptions{Timeout: patience})
 				return err == nil
 			}
-			const yes, no = netlab.DefaultTimeout, 500 * time.Millisecond // how long to wait for what is expected
+			// Timeouts for expected and unexpected replies.
+			const yes, no = netlab.DefaultTimeout, 500 * time.Millisecond
 			if !opens(32100, yes) || !opens(32101, yes) {
 				t.Fatal("the ports are not even open without rules")
 			}

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// inNetns runs the rest of the test in a network namespace of its own.
+// inNetns runs the rest of the test in a new network namespace.
 func inNetns(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -26,7 +26,7 @@ func inNetns(t testing.TB) {
 	netlab.EnterForTest(t)
 }
 
-// needs skips a test where the machine has no such iptables, or the kernel no such tables.
+// needs skips a test if the machine lacks this iptables, or the kernel its tables.
 func needs(t testing.TB, b xtables.Backend) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -69,7 +69,7 @@ func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) {
 	}
 }
 
-// auditAll is an audit of all rules, whatever was noticed.
+// auditAll audits all rules, even without notification.
 func auditAll(p *Plane) (mended int, err error) {
 	p.Doubt()
 	for {
@@ -89,7 +89,7 @@ func dump(t testing.TB, p *Plane) string {
 	return s
 }
 
-// run runs a program of iptables, which must succeed, with that input.
+// run runs a program of iptables with that input; it must succeed.
 func run(t testing.TB, stdin, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -101,7 +101,7 @@ func run(t testing.TB, stdin, name string, args ...string) string {
 	return string(out)
 }
 
-// eachKind runs a test with both back ends and both families, each in a namespace of its own.
+// eachKind runs a test with both back ends and both families, each in its own namespace.
 func eachKind(t *testing.T, f func(t *testing.T, w planetest.World, cfg Config)) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {

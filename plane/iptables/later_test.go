@@ -11,7 +11,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// inPieces has the plane take rows that a Reset left for later.
+// inPieces makes the plane write frontends that a Reset left for later.
 func inPieces(t *testing.T, p *Plane, tab *lb.Table, later []lb.Key) {
 	t.Helper()
 	for part := range slices.Chunk(later, 30) {
@@ -23,8 +23,9 @@ func inPieces(t *testing.T, p *Plane, tab *lb.Table, later []lb.Key) {
 	}
 }
 
-// A Reset holds what the kernel serves, changed or not, takes out what went, and leaves rows that are new for later; with
-// them it is what a fresh start makes. So it is where nothing was.
+// A Reset updates the frontends that the kernel serves, removes those that left, and leaves new
+// ones for later. Once they are written, the kernel holds the result of a fresh start. The same
+// holds for an empty kernel.
 func TestResetLeavesRowsForLater(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		whole := func(tab *lb.Table) (text string) {
@@ -49,7 +50,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 		p.pace = 10
 		res, err := p.Reset(t.Context(), tab)
 		later := res.Later
-		if err != nil || len(later) < 3*60 { // rows that drop what comes are written at once
+		if err != nil || len(later) < 3*60 { // frontends that drop are written at once
 			t.Fatalf("%d rows left for later, error %v", len(later), err)
 		}
 		got := dump(t, p)

@@ -14,23 +14,24 @@ import (
 
 // loader writes a whole state, in restores of bounded size.
 //
-// Existing chains serve until the end: chains of services are written first, then the chains that
-// lead to them, from the leaves of the dispatchers to their roots. On an empty node the roots come
-// first, so that each service works as soon as its part is written.
+// Existing chains serve until the end: the loader writes chains of services first, then the chains
+// that jump to them, from the leaves of the dispatchers to their roots. On an empty node it writes
+// the roots first, so that each service works as soon as its part is written.
 //
-// The next restore is rendered while one runs.
+// It renders the next restore while one runs.
 type loader struct {
 	comparison
 	batch xtables.Batch
 	lines int
-	left  map[string]int // leaves of nat's dispatchers, by name: entries whose service port is not written yet
-	out   chan<- *xtables.Batch
-	// keepBlock: the rule of DP-10 stays though NodePorts do not answer on 127.0.0.1, because
+	// Leaves of nat's dispatchers, by name: entries whose service port is not written yet.
+	left map[string]int
+	out  chan<- *xtables.Batch
+	// keepBlock: the rule of DP-10 stays although NodePorts do not answer on 127.0.0.1, because
 	// route_localnet is still set.
 	keepBlock bool
 }
 
-// put adds a chain to the restore unless the kernel holds it so.
+// put adds a chain to the restore, unless the kernel holds the same content.
 func (l *loader) put(c xtables.Chain) {
 	l.st.Note(c.ID, xtables.DigestOf(c.Rules))
 	if !l.differs(c.ID) {
@@ -40,8 +41,8 @@ func (l *loader) put(c xtables.Chain) {
 	l.lines += 1 + len(c.Rules)
 }
 
-// flush passes the restore on if it is long enough, or if it must. It fails if there is no reader
-// any more.
+// flush passes the restore on if it is long enough, or if must is set. It fails if the reader has
+// stopped.
 func (l *loader) flush(ctx context.Context, must bool) error {
 	if l.lines < l.p.maxLines && !must {
 		return nil
@@ -59,8 +60,8 @@ func (l *loader) flush(ctx context.Context, must bool) error {
 	}
 }
 
-// load writes what differs, and deletes chains that are not needed. If iptables refuses to write,
-// the error is a refusal.
+// load writes the differences, and deletes unneeded chains. If iptables refuses to write, the error
+// is a refusal.
 func (l *loader) load(ctx context.Context, ports []portRows) error {
 	building, stop := context.WithCancel(ctx)
 	defer stop()
@@ -105,7 +106,7 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 	return l.sweep(ctx)
 }
 
-// build makes the restores.
+// build creates the restores.
 func (l *loader) build(ctx context.Context, ports []portRows) error {
 	is, known := l.have.Chains[xtables.ChainID{Table: xtables.NAT, Name: xtables.Services}]
 	cold := !known || is.Rules == 0
@@ -125,7 +126,8 @@ func (l *loader) build(ctx context.Context, ports []portRows) error {
 	return l.flush(ctx, true)
 }
 
-// frame writes what does not depend on rows and, if nothing is there, what leads to the leaves.
+// frame writes the chains that do not depend on frontends and, on an empty node, the chains that
+// jump to the leaves.
 func (l *loader) frame(cold bool) {
 	for _, c := range l.st.skeleton() {
 		l.put(c)
@@ -145,7 +147,7 @@ func (l *loader) frame(cold bool) {
 			switch {
 			case leaf && l.left[id.Name] == 0:
 				l.put(d.Chain(at))
-			case !known && (cold && leaf || !cold && at == ""): // so that rules can lead there
+			case !known && (cold && leaf || !cold && at == ""): // so that rules can refer to it
 				l.batch.Only(d.Table).Put(xtables.Chain{ID: id})
 				l.have.Chains[id] = xtables.Empty
 			}
@@ -181,7 +183,7 @@ func (l *loader) blockLocalnet() {
 	}
 }
 
-// branches writes the nodes of nat's dispatchers that are not leaves.
+// branches writes the inner nodes of nat's dispatchers.
 func (l *loader) branches() {
 	for _, i := range []dispatcherIndex{inServices, inNodePorts} {
 		d := l.st.dispatchers[i]
@@ -193,7 +195,7 @@ func (l *loader) branches() {
 	}
 }
 
-// refusals writes the dispatchers of the filter table, which lead to no service.
+// refusals writes the dispatchers of the filter table, which jump to no service.
 func (l *loader) refusals() {
 	for id := range l.st.lists {
 		if id.Table == xtables.Filter {
@@ -210,7 +212,7 @@ func (l *loader) refusals() {
 	}
 }
 
-// servicePort writes the chains of a service port, and the leaves that are complete with it.
+// servicePort writes the chains of a service port, and the leaves that it completes.
 func (l *loader) servicePort(ctx context.Context, id portID) error {
 	u := l.st.ports[id]
 	for _, list := range u.lists {
@@ -248,9 +250,10 @@ func (l *loader) list(id xtables.ChainID) {
 	l.have.Chains[id] = l.st.Digests[id]
 }
 
-// sweep deletes the chains that nothing needs any more.
+// sweep deletes unneeded chains.
 func (l *loader) sweep(ctx context.Context) error {
-	l.p.Count(func(s *xtables.Stats) { s.Stuck = nil }) // those that are so still are noted again
+	// The deletion records those that are still stuck.
+	l.p.Count(func(s *xtables.Stats) { s.Stuck = nil })
 	stale := l.stale()
 	most := max(1, min(l.p.maxLines/3, 2000))
 	if l.p.single {
@@ -271,24 +274,24 @@ type comparison struct {
 	have *snapshot
 }
 
-// differs reports whether the kernel holds a chain otherwise than wanted.
+// differs reports whether the kernel's content of a chain is not the wanted one.
 func (c comparison) differs(id xtables.ChainID) bool {
 	is, known := c.have.Chains[id]
 	return !known || !c.p.Holds(id, c.st.Digests[id], is)
 }
 
-// portDiffers reports whether that is so for any chain of a service port.
+// portDiffers reports the same for any chain of a service port.
 func (c comparison) portDiffers(s *servicePort) bool {
 	return slices.ContainsFunc(s.chains, func(name string) bool { return c.differs(xtables.ChainID{Table: xtables.NAT, Name: name}) })
 }
 
-// lacksJump reports whether a rule is not where it should be.
+// lacksJump reports whether a jump is missing at its place.
 func (c comparison) lacksJump(j xtables.Jump) bool {
 	return !c.p.HasJump(j, c.have.Snapshot)
 }
 
-// stale returns the chains that are not needed any more. While chains of service ports are kept, it
-// is unknown which others they lead to.
+// stale returns the unneeded chains. While chains of service ports are kept, the chains that they
+// jump to are unknown.
 func (c comparison) stale() (stale []xtables.ChainID) {
 	if len(c.st.kept) > 0 {
 		return nil
@@ -301,7 +304,7 @@ func (c comparison) stale() (stale []xtables.ChainID) {
 	return stale
 }
 
-// count returns how many things are not as they should be.
+// count returns the number of differences.
 func (c comparison) count() int {
 	n := len(c.stale())
 	for id := range c.st.Digests {

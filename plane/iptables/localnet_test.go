@@ -18,8 +18,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// Where route_localnet cannot be set back, the rule that protects 127.0.0.1 stays though NodePorts do not answer there any
-// more (DP-10).
+// If route_localnet cannot be reset, the rule that protects 127.0.0.1 stays although NodePorts no
+// longer answer there (DP-10).
 func TestMartianRuleStaysWhileRouted(t *testing.T) {
 	needs(t, xtables.NFT)
 	err := netlab.Isolated(unix.CLONE_NEWNS, func() error {
@@ -71,7 +71,8 @@ func sysctlsReadOnly() error {
 	return nil
 }
 
-// Where route_localnet cannot be set, NodePorts do not answer on 127.0.0.1, each audit says so, and all else works.
+// If route_localnet cannot be set, NodePorts do not answer on 127.0.0.1, each audit reports it, and
+// everything else works.
 func TestLocalnetCannotBeSet(t *testing.T) {
 	needs(t, xtables.NFT)
 	err := netlab.Isolated(unix.CLONE_NEWNS, func() error {
@@ -105,7 +106,8 @@ func TestLocalnetCannotBeSet(t *testing.T) {
 	}
 }
 
-// kubeletFirewall is what a kubelet writes at its start, and not again while its canaries are there.
+// kubeletFirewall are the rules that a kubelet writes at its start, and not again while its
+// canaries exist.
 const kubeletFirewall = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
@@ -119,8 +121,8 @@ COMMIT
 COMMIT
 `
 
-// The kubelet writes the same rule that blocks localnet as we do, and others who set route_localnet for an interface rely on it:
-// whatever we do, one stays (G3, CVE-2020-8558).
+// The kubelet writes the same rule that blocks localnet, and other programs that set route_localnet
+// for an interface rely on it. So one copy always stays (G3, CVE-2020-8558).
 func TestMartianRuleOfKubelet(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for _, unlistable := range []bool{false, true} {
@@ -176,8 +178,9 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 	}
 }
 
-// With a kubelet the rule says nothing of who set route_localnet: others may need it, such as those who translate
-// connections to a server of theirs on 127.0.0.1. What this process has set it takes back.
+// With a kubelet, the rule does not show who set route_localnet. Other programs may need it, for
+// example to translate connections to their server on 127.0.0.1. The plane resets it only if this
+// process set it.
 func TestLocalnetOfOthers(t *testing.T) {
 	needs(t, xtables.NFT)
 	inNetns(t)
@@ -195,7 +198,7 @@ func TestLocalnetOfOthers(t *testing.T) {
 	routesLocalnet(t, false)
 }
 
-// A kubelet may come after us, and finds its rule written.
+// A kubelet may start after us, and finds its rule written.
 func TestMartianRuleOfLaterKubelet(t *testing.T) {
 	needs(t, xtables.NFT)
 	inNetns(t)

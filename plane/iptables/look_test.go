@@ -22,10 +22,10 @@ import (
 
 var _ mode.Looker = (*Plane)(nil)
 
-// asked is how the table is asked what mode iptables makes of it.
+// asked is the mode iptables as trace describes it.
 var asked = trace.Mode{Name: "iptables", PassesUnknown: true, Loopback: true}
 
-// compare follows all packets, and tells of those that meet something else than the table says.
+// compare follows all packets, and reports those whose treatment differs from the table.
 func compare(t testing.TB, p *Plane, table *lb.Table, packets []trace.Packet) {
 	t.Helper()
 	for _, packet := range packets {
@@ -44,13 +44,14 @@ func show(k trace.Kernel) string {
 	return fmt.Sprintf("%s %v masquerade %t affine %v\n%s", k.Verdict, k.Backends, k.Masquerade, k.Affine, strings.Join(k.Way, "\n"))
 }
 
-// Comments make no difference: with many endpoints new rules have none, and old ones keep theirs (DP-12).
+// Comments make no difference: with many endpoints new rules have none, and old ones keep theirs
+// (DP-12).
 func TestCommentsAreNoDifference(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		table := w.Table(2, 450)
 		reset(t, p, table)
-		for i := range 4 { // from the second on there are too many
+		for i := range 4 { // from the second on the cluster is large
 			changes, contests := table.Replace(w.ClusterIP(2+i, 1000+i*400, 400-100*i))
 			apply(t, p, changes, contests)
 		}
@@ -69,7 +70,8 @@ func TestCommentsAreNoDifference(t *testing.T) {
 	})
 }
 
-// Whoever looks while the engine writes sees a state that the kernel held, and what he finds to differ is only what is being written (-race).
+// A query while the engine writes sees a state that the kernel held, and finds only differences
+// that are being written (-race).
 func TestLookWhileWriting(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
@@ -129,7 +131,8 @@ func TestLookWhileWriting(t *testing.T) {
 	}
 }
 
-// balancesOverOneSet reports what is wrong with an answer of which the backends come and go together, with equal shares.
+// balancesOverOneSet returns an error if the answer's backends are not from one set, or have
+// different shares.
 func balancesOverOneSet(w planetest.World, k trace.Kernel) error {
 	if k.Verdict != trace.Balance {
 		return fmt.Errorf("not balanced: %s", show(k))

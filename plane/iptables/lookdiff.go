@@ -16,7 +16,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences is part of mode.Looker. It renders one service port after the other. It ignores
+// Differences implements mode.Looker. It renders one service port after the other. It ignores
 // comments, because rules of many endpoints have none (DP-12), and makes one comparison at a time.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	select {
@@ -25,7 +25,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	case <-ctx.Done():
 		return fmt.Errorf("iptables: compare: %w", ctx.Err())
 	}
-	// The settings of a renderer, without those that the engine's goroutine changes.
+	// The settings of a renderer, except those that the engine's goroutine changes.
 	r := renderer{family: p.Family, node: want.Node, localhost: p.base.localhost, fullyRandom: p.base.fullyRandom, mark: p.base.mark,
 		liberal: !p.dry && liberal(), counts: p.accounting.Load() != nil}
 	leading := jumps()
@@ -38,7 +38,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
-// wanted yields all chains of a table. Those that everything depends on come first.
+// wanted yields all chains of a table. It begins with those that all others depend on.
 func (r *renderer) wanted(table *lb.Table) iter.Seq[xtables.Wanted] {
 	return func(yield func(xtables.Wanted) bool) {
 		for _, c := range r.skeleton() {

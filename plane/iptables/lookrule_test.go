@@ -13,7 +13,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// othersRules are rules that our planes do not write. The last of them have what is not understood.
+// othersRules are rules that our planes do not write. The last ones use unsupported extensions.
 const othersRules = `*nat
 :OTHERS - [0:0]
 :MORE - [0:0]
@@ -50,11 +50,12 @@ func othersRulesOf(f lb.Family) string {
 		"icmp-host-prohibited", "icmp6-addr-unreachable").Replace(othersRules)
 }
 
-// Each rule that is read from the kernel is the one that iptables prints, word for word; what is not understood is named, and nothing else is.
+// The reader prints each rule that it reads from the kernel exactly as iptables does; it names
+// every unsupported extension, and no other.
 func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		if cfg.Backend == xtables.Legacy {
-			return // it is read as it is printed
+			return // the reader prints it correctly
 		}
 		p := newPlane(t, cfg)
 		table := w.Table(40, 2)
@@ -81,7 +82,7 @@ func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 		for id, lines := range want {
 			c, err := h.Chain(id)
 			if err == nil && c == nil && xtables.IsBuiltIn(id.Name) && len(lines) == 1 && cfg.Backend == xtables.NFT {
-				continue // it is printed whether it is there or not
+				continue // printed in any case
 			}
 			if err != nil || c == nil {
 				t.Errorf("chain %v: %v, %v", id, c, err)
@@ -100,7 +101,7 @@ func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 				}
 				got = append(got, text)
 			}
-			lines = lines[1:] // the first is the chain's own
+			lines = lines[1:] // the first declares the chain
 			for i := range lines {
 				lines[i] = strings.TrimSpace(lines[i])
 			}

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// vandal does what somebody with the same rights could.
+// vandal makes changes that a program with the same rights could make.
 type vandal struct {
 	*testing.T
 	planetest.World
@@ -36,7 +36,7 @@ func (v *vandal) rules(table, chain string) (all []string) {
 	return all
 }
 
-// find returns the number of the first rule of a chain that has a text in it, from 1.
+// find returns the number, from 1, of the first rule of a chain that contains a text.
 func (v *vandal) find(table, chain, text string) string {
 	i := slices.IndexFunc(v.rules(table, chain), func(r string) bool { return strings.Contains(r, text) })
 	if i < 0 {
@@ -45,12 +45,12 @@ func (v *vandal) find(table, chain, text string) string {
 	return fmt.Sprint(i + 1)
 }
 
-// remove deletes the first rule of a chain that has a text in it.
+// remove deletes the first rule of a chain that contains a text.
 func (v *vandal) remove(table, chain, text string) {
 	v.iptables("-t", table, "-D", chain, v.find(table, chain, text))
 }
 
-// The services of the tests: one with affinity, one without, one that nobody serves.
+// The services of the tests: one with affinity, one without, one without endpoints.
 const (
 	sticky = iota
 	loose
@@ -71,12 +71,13 @@ func (v *vandal) backend(i, n int) netip.AddrPort {
 
 func (v *vandal) clusterIP(i int) netip.AddrPort { return netip.AddrPortFrom(v.Addr(10, i+1), 80) }
 
-// answer is what is expected of a packet: the verdict, and of backends their shares by their number.
+// answer is the expected result for a packet: the verdict, and the shares of backends by their
+// number.
 type answer struct {
 	verdict trace.Verdict
 	shares  map[int]float64
 	masq    bool
-	affine  int // the number of the backend and 1
+	affine  int // the number of the backend, plus 1
 	way     string
 }
 
@@ -84,7 +85,7 @@ func all(masq bool) answer {
 	return answer{verdict: trace.Balance, shares: map[int]float64{0: 1. / 3, 1: 1. / 3, 2: 1. / 3}, masq: masq}
 }
 
-// meets follows a packet to a cluster IP.
+// meets checks what a packet to a cluster IP meets.
 func (v *vandal) meets(what string, service int, from trace.Packet, want answer) {
 	v.Helper()
 	from.To, from.Proto = v.clusterIP(service), lb.TCP
@@ -108,8 +109,9 @@ func (v *vandal) meets(what string, service int, from trace.Packet, want answer)
 	}
 }
 
-// Whatever somebody does to the chains, a packet is said to meet what the kernel holds then, and what differs from the table is named; by rules
-// of others nothing differs, but packets may. After a Reset nothing does.
+// After any foreign change of the chains, Follow reports the kernel's new treatment of a packet,
+// and Differences names the change. Foreign rules are no difference, but may affect packets. After
+// a Reset nothing differs.
 func TestSabotageIsSeen(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
@@ -141,7 +143,8 @@ func TestSabotageIsSeen(t *testing.T) {
 			service int
 			from    trace.Packet
 			want    answer
-			differs []string // of each difference what is in its object, and in what is wanted or there
+			// For each difference a part of its object, and of the wanted or existing content.
+			differs []string
 			undo    func()
 		}{
 			{name: "an endpoint's rule is deleted", do: func() { v.remove("nat", v.sep(loose, 0), "DNAT") }, service: loose, from: pod,
@@ -242,7 +245,8 @@ func TestSabotageIsSeen(t *testing.T) {
 	})
 }
 
-// remembered: a client that a list has goes where it went, until it is forgotten, and as long as the rule says (SV-18).
+// remembered: a client in a list goes to the same endpoint, until it is removed from the list, and
+// as long as the rule says (SV-18).
 func (v *vandal) remembered(pod trace.Packet, table *lb.Table) {
 	list := "/proc/thread-self/net/xt_recent/" + v.sep(sticky, 1)
 	tell := func(what string) {

@@ -5,7 +5,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// The metrics of the mode that its planes tell.
+// The metrics that the mode's planes report.
 const (
 	restoreFailures = "sync_proxy_rules_iptables_restore_failures_total"         // MT-09
 	partialFailures = "sync_proxy_rules_iptables_partial_restore_failures_total" // MT-10
@@ -15,7 +15,7 @@ const (
 	localhostTotal  = "iptables_localhost_nodeports_accepted_packets_total"      // MT-17
 )
 
-// facts is what there is to know of the mode on every system; what it does is of Linux.
+// facts returns the facts about the mode that hold on every system; only Linux can run it.
 func facts() mode.Mode {
 	family, table := []string{"ip_family"}, []string{"ip_family", "table"}
 	return mode.Mode{

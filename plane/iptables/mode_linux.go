@@ -15,7 +15,7 @@ import (
 // Mode returns the mode iptables.
 func Mode() mode.Mode { return ModeIn(map[lb.Family]xtables.Backend{}) }
 
-// ModeIn returns the mode as it is where its planes write with these back ends already.
+// ModeIn returns the mode for planes that already write with these back ends.
 func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 	h := host{backends: backends}
 	m := facts()
@@ -27,12 +27,12 @@ func ModeIn(backends map[lb.Family]xtables.Backend) mode.Mode {
 	return m
 }
 
-// host is what this process knows of the iptables of its machine.
+// host has the state that planes of this process share about the machine's iptables.
 type host struct {
 	// found are the programs of the family that the mode was chosen for. Finding them again would
 	// take seconds.
 	found *xtables.Tool
-	// backends are those that planes write with.
+	// backends are the back ends with which planes write.
 	backends map[lb.Family]xtables.Backend
 }
 
@@ -63,8 +63,8 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	return append(fmt.Appendf(nil, "# %s-restore --noflush\n", xtables.BaseName(s.Family)), text...), err
 }
 
-// sysctls lets packets of 127.0.0.1 leave for pods. A running plane sets this after its rule that
-// blocks localnet; with --init-only that rule comes with the next process.
+// sysctls lets packets from 127.0.0.1 leave for pods. A running plane sets this after its rule that
+// blocks localnet; with --init-only the next process adds that rule.
 func sysctls(s mode.Settings) []mode.Sysctl {
 	if !s.LocalhostNodePorts || !slices.ContainsFunc(s.NodePorts, func(p netip.Prefix) bool { return p.Overlaps(xtables.Loopback4) }) {
 		return nil
@@ -73,14 +73,14 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 		Asks: "--iptables-localhost-nodeports (iptables.localhostNodePorts), where false does without"}}
 }
 
-// removeStale removes the rules in the back end that a family does not use: they would lead to
-// endpoints of the past (DP-14). In its own back end it removes the chains of mode ipvs.
+// removeStale removes the rules in the back end that a family does not use: they would send packets
+// to old endpoints (DP-14). In its own back end it removes the chains of mode ipvs.
 func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	keep := layout()
 	return xtables.RemoveBeside(ctx, what, func(f lb.Family) (xtables.Backend, *xtables.Layout) { return h.backends[f], keep })
 }
 
-// layout is what the plane keeps.
+// layout returns the chains that the plane keeps.
 func layout() *xtables.Layout {
 	keep := &xtables.Layout{Ours: func(table, chain string) bool {
 		t, ok := xtables.TableNamed(table)
@@ -92,14 +92,14 @@ func layout() *xtables.Layout {
 	return keep
 }
 
-// told is what was already reported.
+// told records the notices already reported.
 type told struct {
 	stuck  []string
 	unlike bool
 }
 
-// Notices is part of mode.Plane: chains that cannot be deleted, and rules that are printed
-// differently.
+// Notices implements mode.Plane: it reports chains that cannot be deleted, and rules that iptables
+// prints differently.
 func (p *Plane) Notices() (all []mode.Notice) {
 	s := p.Stats()
 	p.written.Store(&s)
@@ -116,7 +116,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	return all
 }
 
-// Measure is part of mode.Plane: the counts after the last write, and the kernel's counters.
+// Measure implements mode.Plane with the counts after the last write, and the kernel's counters.
 func (p *Plane) Measure(emit mode.Emit) error {
 	s := cmp.Or(p.written.Load(), &xtables.Stats{})
 	emit(restoreFailures, float64(s.Failures))

@@ -4,5 +4,5 @@ package iptables
 
 import "kube-proxy/mode"
 
-// Mode returns the mode iptables, of which other systems know the facts alone.
+// Mode returns the mode iptables. Other systems than Linux have only its facts.
 func Mode() mode.Mode { return facts() }

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// What came up is told once; and the metrics have what the last write left, each one that the mode has but the kernel's
-// counters (MT-09 to MT-12).
+// Each condition is reported once. The metrics have the values of the last write, and include each
+// metric of the mode except the kernel's counters (MT-09 to MT-12).
 func TestNotices(t *testing.T) {
 	p, err := New(Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: &paper{}})
 	if err != nil {

@@ -18,7 +18,7 @@ type Options struct {
 	} `json:"iptables"`
 }
 
-// options is the mode's section of the configuration.
+// options returns the mode's section of the configuration.
 func options() option.Section {
 	values := &Options{}
 	v := &values.IPTables
@@ -31,7 +31,8 @@ func options() option.Section {
 			Help: "time between two complete comparisons with the kernel; as a flag it also holds for nftables"},
 		{Path: "iptables.masqueradeBit", Flag: "iptables-masquerade-bit", Row: "CF-20", Restart: "packets on their way carry it",
 			Help: "bit of the packet mark that asks for masquerading, 0 to 31; as a flag it also holds for nftables"},
-		{Path: "iptables.masqueradeAll", Row: "CF-21", // its flag, --masquerade-all, stands among those of all modes
+		// Its flag, --masquerade-all, belongs to all modes.
+		{Path: "iptables.masqueradeAll", Row: "CF-21",
 			Help: "masquerade every connection to a cluster IP; as a flag it also holds for nftables"},
 		{Path: "iptables.localhostNodePorts", Flag: "iptables-localhost-nodeports", Row: "CF-22",
 			Restart: "a setting of the kernel and the rules that guard it go together, made at the start",

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/plane/ownwrites"
 )
 
-// Config says what a plane programs. Only Family is required.
+// Config configures a plane. Only Family is required.
 type Config struct {
 	// Family is the IP family.
 	Family lb.Family
@@ -25,63 +25,65 @@ type Config struct {
 	// it (SV-64), by net.ipv4.conf.all.route_localnet. Nil means true, upstream's default. It has
 	// no effect for IPv6.
 	LocalhostNodePorts *bool
-	// Backend is the variant of iptables; Auto takes the one that the node uses (DP-14).
+	// Backend is the variant of iptables; Auto uses the node's (DP-14).
 	Backend xtables.Backend
 	// Runner runs the programs; nil runs the system's.
 	Runner xtables.Runner
-	// Writes is shared by the planes of this process in one network namespace; nil if there are no
-	// others.
+	// Writes is shared by the planes of this process in one network namespace; nil if this plane is
+	// the only one.
 	Writes *ownwrites.Ledger
-	// Programs are those of [xtables.Find] for the family. With nil, New looks for them.
+	// Programs are the family's programs that [xtables.Find] returned. If it is nil, New finds
+	// them.
 	Programs *xtables.Tool
 }
 
-// Plane maintains one family's chains. Its methods must be called by one goroutine at a time, on a
+// Plane maintains one family's chains. Only one goroutine at a time may call its methods, on a
 // thread in the network namespace of the node; others may call [Plane.Stats] and [Plane.Counters].
 type Plane struct {
 	*xtables.Writer
 	*xtwalk.Looker
-	compare chan struct{} // has room for the one comparison that is made at a time
-	base    renderer      // what of a renderer does not change
-	st      *state        // nil before the first Reset, and when it is not known what the kernel holds
+	compare chan struct{} // has room for one comparison at a time
+	base    renderer      // the constant part of a renderer
+	st      *state        // nil before the first Reset, and while the kernel's content is unknown
 
 	written atomic.Pointer[xtables.Stats] // after the last write; for Measure
 	told    told
 
-	// accounting reads the counters; nil if there are none.
+	// accounting reads the counters; nil without counters.
 	accounting atomic.Pointer[kernel.Netfilter]
 
-	round  *round // the audit in hand, if it is one of windows
-	window int    // chains and rules of one
+	round  *round // the audit in progress, if it has windows
+	window int    // chains and rules in a window
 	drift  chan struct{}
 
 	// found are the keys that the kernel served before a Reset, until one succeeds: a failed Reset
 	// may have removed some.
 	found map[lb.Key]bool
 
-	// opened: this process has set route_localnet.
+	// opened: this process set route_localnet.
 	opened bool
 
-	// dry: no kernel is written to, so no setting of this machine is read or made either.
+	// dry: the plane has no kernel, so it neither reads nor writes settings of this machine.
 	dry bool
-	// maxLines is how many lines a restore of a Reset has, or with single a piece of it.
+	// maxLines is the number of lines in a restore of a Reset, or with single in a piece of it.
 	maxLines int
 	single   bool
-	// pace is what an Apply writes in one restore, and of the legacy back end the least of it.
+	// pace is the weight that an Apply writes in one restore; with the legacy back end it is the
+	// minimum.
 	pace int
 }
 
-// What an Apply writes in one restore, in units of [lb.Weight]: an endpoint is four lines. With the
-// nft back end each restore makes the kernel walk all rules that its hooks reach, a third of a
-// second for 250,000 endpoints; writing this many takes about as long. The legacy programs copy the
-// whole table. So writes grow with the table, and the copying never takes much more time than the
-// writing.
+// The weight that an Apply writes in one restore, in units of [lb.Weight]: an endpoint is four
+// lines. With the nft back end each restore makes the kernel walk all rules that its hooks reach,
+// which takes a third of a second for 250,000 endpoints; writing this many takes about as long. The
+// legacy programs copy the whole table. So the writes grow with the table, and copying never takes
+// much more time than writing.
 const (
 	nftPace    = 5000
 	legacyPace = 20_000
 )
 
-// Pace is what an Apply should weigh at most.
+// Pace returns the recommended maximum weight of an Apply.
 func (p *Plane) Pace() int {
 	if !p.single || p.st == nil {
 		return p.pace
@@ -89,7 +91,7 @@ func (p *Plane) Pace() int {
 	return max(p.pace, p.st.endpoints/2)
 }
 
-// tool returns the programs that were found, or finds them.
+// tool returns the configured programs, or finds them.
 func (cfg Config) tool() (*xtables.Tool, error) {
 	if found := cfg.Programs; found != nil {
 		if found.Family != cfg.Family {
@@ -100,8 +102,8 @@ func (cfg Config) tool() (*xtables.Tool, error) {
 	return xtables.UsableTool(cfg.Runner, cfg.Family, cfg.Backend)
 }
 
-// New finds the programs, and asks which back end the node uses. It changes nothing. Errors wrap
-// plane.ErrUnsupported where there is no usable iptables.
+// New finds the programs, and detects the node's back end. It changes nothing. Errors wrap
+// plane.ErrUnsupported without a usable iptables.
 func New(cfg Config) (*Plane, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return nil, fmt.Errorf("iptables: family %s: want IPv4 or IPv6", cfg.Family)
@@ -130,7 +132,7 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// Close gives back what the plane holds of this process. The rules stay in force.
+// Close releases the resources of this process. The rules stay in force.
 func (p *Plane) Close() error {
 	if nf := p.accounting.Swap(nil); nf != nil {
 		nf.Close()

@@ -19,8 +19,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A change costs what it changes (DP-11): what is handed to iptables-restore is the same among 100 services and among
-// 10,000 but for the chain of the dispatcher, and nothing is listed.
+// The cost of a change depends on the change alone (DP-11). The input of iptables-restore is the
+// same among 100 services and among 10,000, except for the dispatcher's chain, and nothing is
+// listed.
 func TestChangeIsOfItsOwnSize(t *testing.T) {
 	type cost struct {
 		endpoint, add, remove int // bytes
@@ -28,11 +29,11 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 	}
 	costs := map[int]cost{}
 	for _, n := range []int{100, 10_000} {
-		// Nothing is done to a kernel: what counts is what is handed over.
+		// No kernel is involved: the test measures the input of the programs.
 		rec := &blackHole{}
 		w := planetest.World{Family: lb.IPv4}
 		p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: rec})
-		table := w.Table(n, 11) // so many that neither has comments on endpoints (DP-12)
+		table := w.Table(n, 11) // so many that neither table has comments on endpoints (DP-12)
 		reset(t, p, table)
 		size := func(o lb.Owner, fronts []*lb.Frontend) int {
 			before := p.Stats().Bytes
@@ -70,7 +71,8 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 	}
 }
 
-// Many changes at once take few restores of the legacy back end: each copies the whole table.
+// Many changes at once need few restores of the legacy back end, because each copies the whole
+// table.
 func TestManyChangesTakeFewCopies(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.Legacy, Runner: &blackHole{version: "iptables v1.8.9 (legacy)"}})
@@ -88,11 +90,11 @@ func TestManyChangesTakeFewCopies(t *testing.T) {
 	}
 }
 
-// blackHole is an iptables that takes everything and holds nothing.
+// blackHole is an iptables that accepts everything and keeps nothing.
 type blackHole struct {
 	runs    []string
 	version string // nft if empty
-	saved   string // what iptables-save prints
+	saved   string // output of iptables-save
 	fail    func(stdin []byte, args []string) error
 }
 
@@ -102,7 +104,7 @@ func (b *blackHole) Pipe(_ context.Context, in func(io.Writer) error, out func(i
 	return piped(b.run, in, out, name, args...)
 }
 
-// piped runs a program that takes and returns texts.
+// piped runs a program that reads and writes text.
 func piped(run func(stdin []byte, name string, args ...string) ([]byte, error), in func(io.Writer) error, out func(io.Reader) error,
 	name string, args ...string) error {
 	var text bytes.Buffer
@@ -137,7 +139,8 @@ func (b *blackHole) run(stdin []byte, name string, args ...string) ([]byte, erro
 	return nil, nil
 }
 
-// A health check among the rows of a service port without name, which has the same name, changes none of its chains.
+// A health check in a service port without name, which has the same name, changes none of its
+// chains.
 func TestHealthCheckBesidePortWithoutName(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		o, fronts := w.Full(1, 10, 3, 1, time.Hour)
@@ -163,7 +166,7 @@ func TestHealthCheckBesidePortWithoutName(t *testing.T) {
 	})
 }
 
-// natOf returns the part of a dump that is of the nat table.
+// natOf returns the nat table's part of a dump.
 func natOf(dump string) string {
 	at := strings.Index(dump, "\nnat ")
 	return dump[max(0, at):]
@@ -191,9 +194,9 @@ func TestWalkIsShort(t *testing.T) {
 	}
 }
 
-// Whatever addresses tenants choose, a tree has few levels: nf_tables refuses a rule from which a packet could jump 16 times,
-// and after the tree come up to six jumps (TN-75). Each address here differs from the next one at a nibble of its own, and
-// there are more rows than a leaf takes at the last.
+// Whatever addresses tenants choose, a tree has few levels: nf_tables refuses a rule from which a
+// packet could jump 16 times, and up to six jumps follow the tree (TN-75). Here each address
+// differs from the next at a different nibble, and the last has more frontends than fit in a leaf.
 func TestTreesAreLow(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, c := range []struct{ ports, levels int }{{40, 1}, {500, 2}, {5000, 4}} {
@@ -219,8 +222,9 @@ func TestTreesAreLow(t *testing.T) {
 	}
 }
 
-// deepRows are a load balancer's rows: an address with many ports, and for each nibble of the address another address that
-// differs from there on. Behind each come as many chains as there can be.
+// deepRows returns a load balancer's frontends: an address with many ports, and for each nibble of
+// the address another address that differs from there on. Each has the maximum number of chains
+// behind it.
 func deepRows(w planetest.World, ports int) (lb.Owner, []*lb.Frontend) {
 	o, fronts := w.Full(100, 1000, 1100, 3, time.Hour)
 	balancer := fronts[len(fronts)-1]
@@ -246,7 +250,7 @@ func deepRows(w planetest.World, ports int) (lb.Owner, []*lb.Frontend) {
 	return o, all
 }
 
-// A tenant who writes such addresses gets them served, and so does the stranger who comes later (TN-75).
+// The addresses of such a tenant are served, and so is another tenant's later Service (TN-75).
 func TestDeepTreesAreTaken(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		table := &lb.Table{Node: w.Node()}
@@ -262,8 +266,8 @@ func TestDeepTreesAreTaken(t *testing.T) {
 	})
 }
 
-// A restart with the same rows writes nothing, whatever the kernel and the program make of our rules: what
-// iptables-save prints is what was written.
+// A restart with the same frontends writes nothing, whatever form the kernel and the program give
+// our rules: iptables-save prints them as written.
 func TestRestartWritesNothing(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		table := w.Table(40, 3)
@@ -287,8 +291,8 @@ func TestRestartWritesNothing(t *testing.T) {
 	})
 }
 
-// What others do to our chains is mended (DP-13): a flushed table, a deleted jump, a foreign rule in a chain of ours, a
-// chain that is gone. Rules of others stay.
+// An audit repairs foreign changes of our chains (DP-13): a flushed table, a deleted jump, a
+// foreign rule in one of our chains, a missing chain. Foreign rules elsewhere stay.
 func TestDriftIsMended(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
@@ -305,7 +309,7 @@ func TestDriftIsMended(t *testing.T) {
 		for _, drift := range []struct {
 			name    string
 			args    []string
-			restore string // instead of args, what a restore without --noflush reads
+			restore string // instead of args: the input of a restore without --noflush
 		}{
 			{"nat flushed", []string{"-t", "nat", "-F"}, ""},
 			{"filter flushed", nil, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n"},
@@ -352,7 +356,8 @@ func TestDriftIsMended(t *testing.T) {
 	})
 }
 
-// A chain of ours to which a rule of somebody else leads cannot be deleted: it is emptied, and all else goes on.
+// One of our chains cannot be deleted while a foreign rule jumps to it: the plane empties it, and
+// everything else works.
 func TestChainInUseElsewhere(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
@@ -370,7 +375,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 		if got := p.Stats().Stuck; !slices.Contains(got, "nat "+svc) {
 			t.Errorf("nothing is said of the chain that is stuck: %q", got)
 		}
-		for range 2 { // not to wait for an hour: what could be deleted goes at once
+		for range 2 { // deletable chains are removed at once, not after an hour
 			if _, err := p.Audit(context.Background(), true); err != nil {
 				t.Error(err)
 			}
@@ -387,7 +392,8 @@ func TestChainInUseElsewhere(t *testing.T) {
 	})
 }
 
-// What Apply writes in steps is what a fresh plane writes at once, also across the sizes at which the dispatcher splits.
+// Several Applies lead to the same chains as a fresh plane, also across the sizes at which the
+// dispatcher splits.
 func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := planetest.World{Family: fam}
@@ -419,7 +425,7 @@ func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 				compare(fmt.Sprintf("service %d came", i))
 			}
 		}
-		changes, _ := table.Replace(w.Full(50_000, 9000, 3, 1, 0)) // addresses far from all others
+		changes, _ := table.Replace(w.Full(50_000, 9000, 3, 1, 0)) // addresses far from the others
 		apply(t, p, changes, nil)
 		compare("an outlier came")
 		for i := range 120 {

@@ -31,7 +31,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	return paper.text.Bytes(), nil
 }
 
-// paper is an iptables that writes down what it is given.
+// paper is an iptables that records its input.
 type paper struct{ text bytes.Buffer }
 
 func (*paper) LookPath(name string) (string, error) { return name, nil }

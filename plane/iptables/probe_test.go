@@ -22,8 +22,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A proof is a write that the kernel commits, and changes nothing: neither we nor another process finds anything to mend,
-// nor has to list the rules to know that (HT-04), and it is no sync to the metrics (MT-10 to MT-12).
+// A probe is a write that the kernel commits and that changes nothing. Neither this nor another
+// process finds anything to repair, or must list the rules to find out (HT-04). The metrics do not
+// count it as a sync (MT-10 to MT-12).
 func TestProbeHT04(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		cfg.Writes = &ownwrites.Ledger{}
@@ -73,8 +74,8 @@ func TestProbeHT04(t *testing.T) {
 			t.Errorf("another process then wrote: %+v", s)
 		}
 
-		// What somebody else does before a proof is noticed all the same. The legacy kernel counts no transactions, but that it
-		// wrote the rule shows in what that has counted: it began anew.
+		// The plane still notices a foreign change from before a probe. The legacy kernel counts no
+		// transactions, but the rule's packet counter shows the write, because it starts from zero.
 		run(t, "", p.Tool.Program, "-t", "nat", "-F", xtables.Services)
 		const counted = "[7:9] -A KUBE-MARK-MASQ "
 		if cfg.Backend == xtables.Legacy {
@@ -98,7 +99,7 @@ func TestProbeHT04(t *testing.T) {
 	})
 }
 
-// rulesOf lists what all tables hold, without comments.
+// rulesOf lists the rules of all tables, without comments.
 func rulesOf(t *testing.T, p *Plane) string {
 	t.Helper()
 	var rules strings.Builder
@@ -110,8 +111,8 @@ func rulesOf(t *testing.T, p *Plane) string {
 	return rules.String()
 }
 
-// transactions returns how many transactions of this process the kernel has seen in this network namespace, which only the
-// nft back end counts.
+// transactions returns the number of this process's transactions in this network namespace; only
+// the nft back end counts them.
 func transactions(t *testing.T, p *Plane, ours *ownwrites.Ledger) uint32 {
 	t.Helper()
 	if p.Backend != xtables.NFT {
@@ -133,7 +134,8 @@ func transactions(t *testing.T, p *Plane, ours *ownwrites.Ledger) uint32 {
 	return all - others
 }
 
-// Where the kernel takes no write of ours, a proof fails and changes nothing; when it takes them again, it does not.
+// If the kernel refuses our writes, a probe fails and changes nothing; when the kernel accepts them
+// again, it succeeds.
 func TestProbeRefused(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
@@ -158,13 +160,13 @@ func TestProbeRefused(t *testing.T) {
 	})
 }
 
-// withoutNetAdmin calls f on a thread whose programs do not get CAP_NET_ADMIN, though they are root's.
+// withoutNetAdmin calls f on a thread whose programs run as root without CAP_NET_ADMIN.
 func withoutNetAdmin(t *testing.T, f func() error) error {
 	t.Helper()
 	here := fmt.Sprintf("/proc/%d/ns/net", unix.Gettid())
 	failed := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine
 		failed <- func() error {
 			fd, err := unix.Open(here, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			if err != nil {
@@ -192,7 +194,7 @@ func withoutNetAdmin(t *testing.T, f func() error) error {
 	return <-failed
 }
 
-// A proof that is cut off may have come about: then the state counts as lost, as after any write.
+// An interrupted probe may have been committed: the state then counts as lost, as after any write.
 func TestProbeCutOff(t *testing.T) {
 	netlab.EnterForTest(t)
 	hole := &blackHole{}

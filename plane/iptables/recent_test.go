@@ -11,9 +11,10 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What xt_recent remembers of a client lies in a list of one endpoint of one Service, named as the endpoint's chain, and
-// leads to that chain alone (SV-18, SV-25). So whatever is left in a list leads to no other Service, and the clients of one
-// Service push none of another out, also where Services share their endpoints.
+// xt_recent keeps clients in one list for each endpoint of a Service. The list has the name of the
+// endpoint's chain and sends clients to that chain only (SV-18, SV-25). So leftovers in a list
+// never lead to another Service, and clients of one Service do not displace those of another, also
+// if Services share endpoints.
 func TestRecentListsAreOfOneEndpoint(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := planetest.World{Family: fam}

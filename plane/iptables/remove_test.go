@@ -34,7 +34,7 @@ func readRules(t *testing.T, name string) string {
 
 var volatile = regexp.MustCompile(`(?m)^#.*\n|\[\d+:\d+\]`)
 
-// saved is what iptables-save prints, without counters and times.
+// saved returns the output of iptables-save, without counters and times.
 func saved(t *testing.T, program string) string {
 	t.Helper()
 	return volatile.ReplaceAllString(run(t, "", program+"-save"), "")
@@ -47,7 +47,7 @@ func programOf(cfg Config) string {
 	return "iptables-" + string(cfg.Backend)
 }
 
-// makeSets makes the ipsets that rules of the mode ipvs look at (DP-32).
+// makeSets creates the ipsets that rules of the mode ipvs match (DP-32).
 func makeSets(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("ipset"); err != nil {
@@ -63,7 +63,8 @@ func makeSets(t *testing.T) {
 	}
 }
 
-// Nothing of ours stays, nor of upstream's of any mode, and everything of others does, rule by rule (DP-15, DP-32, DP-33, PR-08).
+// Remove leaves nothing of ours, or of upstream's in any mode, and keeps all foreign rules (DP-15,
+// DP-32, DP-33, PR-08).
 func TestRemoveDP15(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)
@@ -114,7 +115,8 @@ func TestRemoveDP15(t *testing.T) {
 	})
 }
 
-// Beside a mode that keeps chains by iptables the other's go, of those with the same names the running mode's stay, in both directions (PR-08, DP-33).
+// If the running mode keeps chains by iptables, Remove deletes the other mode's chains, and keeps
+// the running mode's where names are the same, in both directions (PR-08, DP-33).
 func TestRemoveBeside(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		if w.Family == lb.IPv6 {
@@ -167,7 +169,7 @@ func TestRemoveBeside(t *testing.T) {
 			t.Errorf("a second time: %+v", r)
 		}
 
-		// And back, to a mode that has some of the names.
+		// And back, to a mode that shares some of the names.
 		keep = &xtables.Layout{Ours: func(table, chain string) bool {
 			return table == "nat" && (chain == "KUBE-SERVICES" || chain == "KUBE-POSTROUTING" || chain == "KUBE-MARK-MASQ")
 		}, Jumps: []xtables.ChainRule{{Table: "nat", Chain: "PREROUTING", Rule: "-j KUBE-SERVICES"}, {Table: "nat", Chain: "OUTPUT", Rule: "-j KUBE-SERVICES"}, {Table: "nat", Chain: "POSTROUTING", Rule: "-j KUBE-POSTROUTING"}}}
@@ -178,7 +180,7 @@ func TestRemoveBeside(t *testing.T) {
 	})
 }
 
-// What others' rules rely on stays, is said, and the rest goes all the same.
+// Chains that foreign rules use stay and are reported, and the rest is still removed.
 func TestRemoveForeignReferences(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)
@@ -234,8 +236,8 @@ COMMIT
 	})
 }
 
-// Without the rule that blocks localnet, route_localnet would let others on the link reach 127.0.0.1: both go, or both
-// stay for connections that live (DP-10).
+// Without the rule that blocks localnet, route_localnet would let other hosts on the link reach
+// 127.0.0.1. So both are removed, or both stay for live connections (DP-10).
 func TestRemoveMartianDP10(t *testing.T) {
 	needs(t, xtables.NFT)
 	inNetns(t)
@@ -255,7 +257,7 @@ func TestRemoveMartianDP10(t *testing.T) {
 	}
 }
 
-// A back end that nobody uses is not touched: to look at it would make its tables.
+// Remove does not touch an unused back end, because listing it would create its tables.
 func TestRemoveMakesNothing(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		inNetns(t)
@@ -278,7 +280,7 @@ func TestRemoveMakesNothing(t *testing.T) {
 	}
 }
 
-// Without programs, Remove says that the host cannot do it.
+// Without programs, Remove reports that the host cannot do it.
 func TestRemoveWithoutPrograms(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT}); !errors.Is(err, plane.ErrUnsupported) {
@@ -286,11 +288,11 @@ func TestRemoveWithoutPrograms(t *testing.T) {
 	}
 }
 
-// unlucky is a Runner for which others change rules now and then: some restores fail.
+// unlucky is a Runner for which other programs change rules now and then: some restores fail.
 type unlucky struct {
 	xtables.System
-	fail  int // so many restores
-	after int // this one and those that follow
+	fail  int // number of failing restores
+	after int // the first to fail
 }
 
 func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
@@ -303,8 +305,8 @@ func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 	return u.System.Pipe(ctx, in, out, name, args...)
 }
 
-// A restore that fails because others have changed rules is not the end: the rules are listed again. One that fails for
-// good is an error that names family and program.
+// If a restore fails because another program changed rules, Remove lists the rules again. A
+// permanent failure is an error that names family and program.
 func TestRemoveTriesAgain(t *testing.T) {
 	needs(t, xtables.NFT)
 	for _, fail := range []int{1, 2, 100} {
@@ -323,7 +325,8 @@ func TestRemoveTriesAgain(t *testing.T) {
 	}
 }
 
-// However many chains cannot be deleted, the others are, and each of those is named; what it takes is in proportion to them.
+// However many chains cannot be deleted, Remove deletes the others and names each of those; its
+// cost is in proportion to them.
 func TestSweepManyStuckChains(t *testing.T) {
 	for _, c := range []struct{ chains, stuck int }{{1, 0}, {1, 1}, {1000, 0}, {1000, 1}, {1000, 40}, {40, 40}} {
 		var ids []xtables.ChainID
@@ -361,7 +364,8 @@ func TestSweepManyStuckChains(t *testing.T) {
 	}
 }
 
-// TestRemoveAsksTheKernel (TN-71): programs that report success and remove nothing are found out by what the kernel has.
+// TestRemoveAsksTheKernel (TN-71): Remove compares the kernel's content, and so detects programs
+// that report success and remove nothing.
 func TestRemoveAsksTheKernel(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)
@@ -379,8 +383,8 @@ func TestRemoveAsksTheKernel(t *testing.T) {
 	})
 }
 
-// TestRemoveFirewall (DP-15): KUBE-FIREWALL and its jumps go where no kubelet runs; where others use it, the report names it; what
-// the kubelet has stays.
+// TestRemoveFirewall (DP-15): Remove deletes KUBE-FIREWALL and its jumps where no kubelet runs. If
+// other programs use it, the report names it; the kubelet's rules stay.
 func TestRemoveFirewall(t *testing.T) {
 	const rule = "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP"
 	for name, c := range map[string]struct {
@@ -417,7 +421,7 @@ func TestRemoveFirewall(t *testing.T) {
 	}
 }
 
-// The removal of another mode's chains leaves the rule that protects 127.0.0.1 to the mode that wrote it.
+// Removing another mode's chains leaves the rule that protects 127.0.0.1 to the mode that wrote it.
 func TestRemoveOfOthersLeavesTheFirewall(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		needs(t, b)

@@ -15,17 +15,17 @@ import (
 	"kube-proxy/lb"
 )
 
-// dispatched is a rule, or more, that must stand in a dispatcher for a row.
+// dispatched is one or more rules that a dispatcher must have for a frontend.
 type dispatched struct {
 	to    dispatcherIndex
 	rules []string
 }
 
-// renderer turns rows into rules. It is pure: it has no state but its settings.
+// renderer turns frontends into rules. It has no side effects, and no state except its settings.
 type renderer struct {
 	family lb.Family
 	node   lb.Node
-	// localhost: NodePorts answer on 127.0.0.1 where the prefixes allow (SV-64).
+	// localhost: NodePorts answer on 127.0.0.1 if the prefixes cover it (SV-64).
 	localhost bool
 	// liberal: packets out of order are not dropped (DP-09).
 	liberal bool
@@ -40,15 +40,15 @@ type renderer struct {
 
 func (r *renderer) host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// rendered is what a service port needs.
+// rendered has the chains and rules that a service port needs.
 type rendered struct {
-	chains   []xtables.Chain                    // its own
-	lists    map[xtables.ChainID][]netip.Prefix // those that it shares with others
-	dispatch map[lb.Key][]dispatched            // what dispatchers must have for each of its rows
+	chains   []xtables.Chain                    // of this service port only
+	lists    map[xtables.ChainID][]netip.Prefix // shared with others
+	dispatch map[lb.Key][]dispatched            // the dispatchers' rules for each of its frontends
 }
 
-// servicePort renders a service port. Its rows may disagree about a backend set while they are
-// being changed; those that changed last decide.
+// servicePort renders a service port. Its frontends may disagree about a backend set during a
+// change; the last changed ones decide.
 func (r *renderer) servicePort(id portID, rows []*lb.Frontend, last ...*lb.Frontend) rendered {
 	u := &portRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
 		named: map[string]string{}, lists: map[xtables.ChainID][]netip.Prefix{}, out: make(map[lb.Key][]dispatched, len(rows))}
@@ -72,21 +72,22 @@ type portRenderer struct {
 	id     portID
 	sticky int // seconds
 	sets   map[lb.Scope]*lb.BackendSet
-	masq   map[lb.Scope][]string // rules at the beginning of a set's chain
+	masq   map[lb.Scope][]string // rules at the start of a set's chain
 	named  map[string]string     // content of EXT and FW chains to their names
-	// chains are those of sets and of endpoints, variants the EXT and FW chains.
+	// chains are those of sets and of endpoints; variants are the EXT and FW chains.
 	chains, variants []xtables.Chain
 	lists            map[xtables.ChainID][]netip.Prefix
 	eps              map[netip.AddrPort]string
 	out              map[lb.Key][]dispatched
 }
 
-// decide takes the sets of a row, and how long its clients stick.
+// decide records the sets of a frontend, and its affinity timeout.
 func (u *portRenderer) decide(f *lb.Frontend) {
 	for _, route := range f.Routes {
 		if route.To != nil {
 			u.sets[route.To.ID.Scope] = route.To
-			u.sticky = int(f.Affinity.Seconds()) // a row that refuses has none, and says nothing of the others
+			// A frontend that refuses has no affinity, and says nothing about the others.
+			u.sticky = int(f.Affinity.Seconds())
 		}
 	}
 }
@@ -140,7 +141,7 @@ func (r *renderer) match(k lb.Key, source string) string {
 	return s + "-p " + k.Proto.String() + " -m " + k.Proto.String() + " --dport " + strconv.Itoa(int(k.Port)) + " "
 }
 
-// target returns the chain that translates the row's packets, "" if none are.
+// target returns the chain that translates the frontend's packets, or "".
 func (u *portRenderer) target(f *lb.Frontend) string {
 	if !slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.To != nil }) {
 		return ""
@@ -168,8 +169,8 @@ func from(p netip.Prefix) string {
 	return "-s " + p.String() + " "
 }
 
-// variant returns the name of the service port's chain with that content. Rows of a service port
-// nearly always agree; the first content has the name of DP-02.
+// variant returns the name of the service port's chain with that content. Frontends of a service
+// port nearly always agree; the first content has the name of DP-02.
 func (u *portRenderer) variant(prefix string, rules []string) string {
 	content := prefix + strings.Join(rules, "\n")
 	if name := u.named[content]; name != "" {
@@ -217,7 +218,7 @@ func (*portRenderer) setPrefix(s lb.Scope) string {
 	return xtables.ClusterChain
 }
 
-// notPods matches sources that are not pods, and says where they are marked.
+// notPods returns a match for sources that are not pods, and the chain that marks them.
 func (r *renderer) notPods() (source, mark string) {
 	switch d := r.node.Pods; {
 	case d.Interface != "":
@@ -232,7 +233,7 @@ func (r *renderer) notPods() (source, mark string) {
 	return "", xtables.MarkMasq
 }
 
-// pods matches sources that are pods; there may be several matches, or none.
+// pods returns the matches for sources that are pods: none, one or several.
 func (r *renderer) pods() []string {
 	switch d := r.node.Pods; {
 	case d.Interface != "":
@@ -248,7 +249,7 @@ func (r *renderer) pods() []string {
 	}
 }
 
-// routes returns the rules that carry out a row's routes one after the other (DP-04).
+// routes returns the rules that implement a frontend's routes in order (DP-04).
 func (u *portRenderer) routes(f *lb.Frontend) []string {
 	var rules []string
 	for _, route := range f.Routes {
@@ -279,7 +280,7 @@ func describe(f lb.From) string {
 	return "masquerade or local"
 }
 
-// sources returns the matches of a route: what stands before the comment, and after it.
+// sources returns the matches of a route: the parts before and after the comment.
 func (r *renderer) sources(f lb.From) [][2]string {
 	switch f {
 	case lb.Pods:
@@ -322,7 +323,7 @@ func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: u.setChain(s.ID.Scope)}, Rules: rules})
 }
 
-// recent returns the rules that send clients where they were before, if they are to stick.
+// recent returns the rules for session affinity, which send clients to their previous endpoint.
 func (u *portRenderer) recent(to []choice) (rules []string) {
 	if u.sticky == 0 {
 		return nil
@@ -352,7 +353,7 @@ func oneOf(to []choice) []string {
 }
 
 // parts writes a chain for each part of a set, two with session affinity, and returns the rules
-// that lead there. The endpoint at its end decides where a part ends, so that a change of one
+// that jump there. The last endpoint of a part decides where it ends, so that a change of one
 // endpoint changes one or two parts.
 func (u *portRenderer) parts(prefix string, all []choice) (rules []string) {
 	var to []choice
@@ -411,8 +412,8 @@ func probability(n, of int) string {
 	return strconv.FormatFloat(math.Round(v*one)/one, 'f', 11, 64)
 }
 
-// refusal returns the rules of the filter table for a row, for packets that were not translated
-// (SV-50 to SV-52, SV-61).
+// refusal returns the rules of the filter table for a frontend, for packets that were not
+// translated (SV-50 to SV-52, SV-61).
 func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
 	p := dispatched{to: inRejected}
 	switch {
@@ -440,7 +441,7 @@ func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
 		return p
 	}
 	kept := xtables.Comment(f.Service, " traffic not accepted by "+u.id.chain(xtables.FirewallChain))
-	if rejects { // but only whom the ranges let in
+	if rejects { // but only sources inside the ranges
 		others, list := u.sourceList(xtables.Filter, f)
 		p.rules = append([]string{u.match(f.Key, others) + kept + "-j " + list}, rules...)
 	}

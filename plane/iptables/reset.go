@@ -18,8 +18,8 @@ import (
 )
 
 // Reset lists the kernel's rules once, and writes the chains that differ. Rules of an earlier
-// process, ours or upstream's, serve until ours are complete. If there are more rows than an Apply
-// takes, new ones are left for later. See package plane for its contract.
+// process, ours or upstream's, serve until ours are complete. It leaves new frontends for later if
+// they are more than an Apply should write. See package plane for its contract.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	p.st = nil
 	p.newSync()
@@ -58,8 +58,9 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 }
 
 // resetAsFarAsHeld is the second attempt of a Reset, after iptables refused the first with cause.
-// It writes no chain of a service port. Service ports that differ are left for later, and the
-// engine finds the rows to blame. Their rows in the kernel keep working with the existing chains.
+// It writes no chain of a service port. It leaves service ports that differ for later, and the
+// engine finds the faulty frontends. Their frontends in the kernel keep working with the existing
+// chains.
 func (p *Plane) resetAsFarAsHeld(ctx context.Context, r renderer, ports []portRows, cause error) (later []lb.Key, err error) {
 	have, err := p.list(ctx)
 	if err != nil {
@@ -89,7 +90,7 @@ func (p *Plane) resetAsFarAsHeld(ctx context.Context, r renderer, ports []portRo
 			now = append(now, portRows{port.id, rows})
 		}
 	}
-	if len(later) == 0 { // no row is to blame
+	if len(later) == 0 { // no frontend is the cause
 		return nil, cause
 	}
 	st := newState(r, now)
@@ -97,8 +98,8 @@ func (p *Plane) resetAsFarAsHeld(ctx context.Context, r renderer, ports []portRo
 	return later, p.sync(ctx, st, now, have)
 }
 
-// leads reports whether a row should be translated, and whether the kernel does so, judged by the
-// chains that its rules lead to, whatever their content.
+// leads reports whether a frontend should be translated, and whether the kernel does so. It checks
+// the chains that its rules jump to, not their content.
 func (s *snapshot) leads(k lb.Key, rules []dispatched) (translated, held bool) {
 	held = s.served[k]
 	for _, d := range rules {
@@ -115,7 +116,7 @@ func (s *snapshot) leads(k lb.Key, rules []dispatched) (translated, held bool) {
 }
 
 // keepAsHeld keeps the chains of some service ports as they are in the kernel, until an Apply names
-// one of their rows.
+// one of their frontends.
 func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 	st.kept = kept
 	for id := range kept {
@@ -133,9 +134,9 @@ func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 	}
 }
 
-// postpone returns the rows to write now, and the keys of the others in the order of the trees,
-// those of a service port together. Rows in the kernel and rows without endpoints are not
-// postponed.
+// postpone returns the frontends to write now, and the keys of the others in the order of the
+// trees, those of a service port together. It does not postpone frontends in the kernel or without
+// endpoints.
 func (p *Plane) postpone(ports []portRows, have *snapshot) (now []portRows, later []lb.Key) {
 	var weight lb.Weight
 	total := 0
@@ -159,13 +160,13 @@ func (p *Plane) postpone(ports []portRows, have *snapshot) (now []portRows, late
 	return now, later
 }
 
-// portRows are rows of a service port.
+// portRows are frontends of a service port.
 type portRows struct {
 	id   portID
 	rows []*lb.Frontend
 }
 
-// byPort sorts rows by service ports, these in the order of their first row in the trees.
+// byPort sorts frontends by service ports, these in the order of their first frontend in the trees.
 func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 	type placed struct {
 		path string
@@ -190,7 +191,7 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 	return ports
 }
 
-// sync makes the kernel equal to the state, which is made of the rows of ports. have is the
+// sync makes the kernel equal to the state, which consists of the frontends of ports. have is the
 // kernel's content.
 func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *snapshot) error {
 	st.kubelet = have.Kubelet
@@ -203,15 +204,15 @@ func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *sna
 		return err
 	}
 	if st.localnet() && !p.dry {
-		p.openLocalnet() // if that fails all else works: the audits try again, and say so
+		p.openLocalnet() // if that fails all else works: the audits retry and report it
 	}
 	p.st = st
 	p.owned()
 	return nil
 }
 
-// rewrite renders all rows again, and writes what differs from have. After a failure only a Reset
-// helps.
+// rewrite renders all frontends again, and writes the differences from have. After a failure only a
+// Reset helps.
 func (p *Plane) rewrite(ctx context.Context, r renderer, have *snapshot) error {
 	old := p.st
 	p.st = nil

@@ -2,8 +2,8 @@ package iptables
 
 import "kube-proxy/lb"
 
-// What the kernel keeps, in objects of 128 bytes: a rule with its comment or a chain, and the list
-// of clients of one endpoint.
+// The kernel's objects, in units of 128 bytes: a rule with its comment or a chain, and the list of
+// clients of one endpoint.
 const (
 	ruleObjects   = 4
 	recentObjects = 20
@@ -16,11 +16,11 @@ const (
 	splitSize = 8 * partSize
 )
 
-// weigh is the mode's Weigh. Package policy takes for granted that it is linear in the backends.
+// weigh implements the mode's Weigh. Package policy relies on it being linear in the backends.
 func weigh(s lb.Size) int {
 	const (
 		portRules  = 16 // chains of the port, and their rules
-		frontRules = 6  // in dispatchers, and what marks for masquerading
+		frontRules = 6  // in dispatchers, and for masquerading
 		firewall   = 8  // of an address with source ranges: a chain, and rules that drop and reject
 		endpoint   = 3  // a chain and its two rules
 		partOf     = 50 // more than 64 endpoints for the chain of a part, and for the rule that leads there

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What a Service weighs is as many rules, chains and lists of clients as the kernel has for it at most (TN-11).
+// The weight of a Service is at least the number of its rules, chains and client lists in the
+// kernel (TN-11).
 func TestWeigh(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(fam.String(), func(t *testing.T) {
@@ -26,7 +27,8 @@ func TestWeigh(t *testing.T) {
 	}
 }
 
-// What an endpoint weighs does not depend on how many there are, or a Service with more than fit would have none (TN-10).
+// The weight of an endpoint does not depend on their number; otherwise a Service with more than fit
+// would have none (TN-10).
 func TestWeighIsLinear(t *testing.T) {
 	for _, s := range []lb.Size{{Ports: 1, Addresses: 1}, {Ports: 1, Addresses: 1, Affinity: true, Local: true}} {
 		of := func(backends int) int {

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// skeleton returns the chains that do not depend on rows, except the roots of dispatchers.
+// skeleton returns the chains that do not depend on frontends, except the roots of dispatchers.
 func (r *renderer) skeleton() []xtables.Chain {
 	bit := fmt.Sprintf("%#x/%#x", r.mark, r.mark)
 	masquerade := xtables.Comment("kubernetes service traffic requiring SNAT") + "-j MASQUERADE"
@@ -30,7 +30,8 @@ func (r *renderer) skeleton() []xtables.Chain {
 			masquerade,
 		}},
 		{ID: xtables.ChainID{Table: xtables.Filter, Name: xtables.Forward}, Rules: r.forward(bit)},
-		{ID: xtables.ChainID{Table: xtables.Filter, Name: xtables.NodeFirewall}, Rules: nil}, // declared alone: the kubelet's rules stay
+		// Only declared: the kubelet's rules stay.
+		{ID: xtables.ChainID{Table: xtables.Filter, Name: xtables.NodeFirewall}, Rules: nil},
 	}
 	if len(r.node.Pods.Prefixes) > 1 {
 		chains = append(chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkOffCluster}, Rules: off})
@@ -46,7 +47,7 @@ func (r *renderer) marking() xtables.Chain {
 	return xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkMasq}, Rules: []string{fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", r.mark)}}
 }
 
-// forward returns KUBE-FORWARD. A packet that conntrack cannot place would reach the client with
+// forward returns KUBE-FORWARD. A packet that conntrack finds invalid would reach the client with
 // the endpoint's own address, and reset its connection (DP-09).
 func (r *renderer) forward(bit string) []string {
 	rules := []string{
@@ -63,14 +64,14 @@ func (r *renderer) forward(bit string) []string {
 	return append([]string{"-m conntrack --ctstate INVALID " + count + "-j DROP"}, rules...)
 }
 
-// toNodePorts returns the last rules of a chain, which lead packets to NodePort addresses to
-// another (DP-07).
+// toNodePorts returns the last rules of a chain, which send packets to NodePort addresses to
+// another chain (DP-07).
 func (r *renderer) toNodePorts(target string) []string {
 	note := xtables.Comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
 	return xtables.NodePortRules(r.family, r.node.NodePorts, r.localhost, note+"-m addrtype --dst-type LOCAL -j "+target)
 }
 
-// jumps returns the rules that lead to our chains, in the order in which they are inserted (DP-01).
+// jumps returns the rules that jump to our chains, in the order of their insertion (DP-01).
 func jumps() []xtables.Jump {
 	const isNew = "-m conntrack --ctstate NEW "
 	to := func(t xtables.Table, target, cond, note string, from ...string) []xtables.Jump {
@@ -97,7 +98,7 @@ func jumps() []xtables.Jump {
 	return out
 }
 
-// openLocalnet lets NodePorts answer on 127.0.0.1, and reports whether they did not.
+// openLocalnet lets NodePorts answer on 127.0.0.1, and reports whether it changed the setting.
 func (p *Plane) openLocalnet() (wrote bool, err error) {
 	if wrote, err = kernel.SetSysctl(xtables.RouteLocalnet, "1"); err != nil {
 		err = fmt.Errorf("NodePorts on 127.0.0.1 (--iptables-localhost-nodeports, where false does without): %w", err)

@@ -10,20 +10,20 @@ import (
 	"kube-proxy/lb"
 )
 
-// snapshot is what the kernel holds of our chains, and of what leads to them.
+// snapshot is the kernel's content of our chains, and of the jumps to them.
 type snapshot struct {
 	*xtables.Snapshot
-	// served are the keys of rules by which nat leads to chains of service ports.
+	// served are the keys of nat's rules that jump to chains of service ports.
 	served map[lb.Key]bool
 }
 
-// hasBlock reports whether the rule of DP-10 is there.
+// hasBlock reports whether the rule of DP-10 exists.
 func (s *snapshot) hasBlock() bool {
 	_, there := s.Jumps[xtables.BlockLocalnetJump.Bare()]
 	return there
 }
 
-// list lists all rules. Changes of other programs from now on will be noticed.
+// list lists all rules. It marks the point from which changes of other programs are noticed.
 func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	p.round = nil
 	served := map[lb.Key]bool{}
@@ -37,7 +37,8 @@ func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	return &snapshot{have, served}, err
 }
 
-// dispatches reports whether rules of a chain of nat lead from a destination to a service port.
+// dispatches reports whether a chain of nat may have rules that jump to a service port by
+// destination.
 func dispatches(name string) bool {
 	return name == xtables.Services || strings.HasPrefix(name, xtables.AddressBranch) || isNodePorts(name)
 }
@@ -46,7 +47,7 @@ func isNodePorts(name string) bool {
 	return name == xtables.NodePorts || strings.HasPrefix(name, xtables.NodePortBranch)
 }
 
-// servedBy returns the key that a rule of such a chain, ours or upstream's, leads to a service
+// servedBy returns the key for which a rule of such a chain, ours or upstream's, jumps to a service
 // port.
 func servedBy(name, rule string) (k lb.Key, ok bool) {
 	leads := false

@@ -12,15 +12,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// list is a list of source ranges that rows of any Service share. Its chain returns packets from
-// within a range, and ends the way of all others.
+// list is a list of source ranges that frontends of any Service share. Its chain returns packets
+// from within a range, and ends the traversal for all others.
 type list struct {
 	ranges []netip.Prefix
 	users  int // service ports
 }
 
-// listChain returns the chain of a list. In nat, packets from elsewhere stay untranslated, so that
-// the filter table finds and drops them.
+// listChain returns the chain of a list. In nat, packets from other sources stay untranslated, so
+// that the filter table drops them.
 func listChain(id xtables.ChainID, ranges []netip.Prefix) xtables.Chain {
 	c := xtables.Chain{ID: id, Rules: make([]string, 0, len(ranges)+1)}
 	for _, p := range ranges {
@@ -34,9 +34,9 @@ func listChain(id xtables.ChainID, ranges []netip.Prefix) xtables.Chain {
 	return c
 }
 
-// sourceList returns the name of the chain with a row's ranges, and a match for it. If the row's
-// own address is among the ranges (SV-16), the match has it: otherwise the addresses of a Service
-// could not share a chain.
+// sourceList returns the name of the chain with a frontend's ranges, and a match for it. If the
+// frontend's own address is among the ranges (SV-16), the match has it: otherwise the addresses of
+// a Service could not share a chain.
 func (u *portRenderer) sourceList(t xtables.Table, f *lb.Frontend) (others, name string) {
 	ranges := f.Sources
 	own := netip.PrefixFrom(f.Key.Addr, f.Key.Addr.BitLen())
@@ -53,7 +53,7 @@ func (u *portRenderer) sourceList(t xtables.Table, f *lb.Frontend) (others, name
 	return others, name
 }
 
-// use notes that one more service port uses a list, which is written if it is the first.
+// use records one more service port that uses a list, and writes the list if it is the first.
 func (st *state) use(id xtables.ChainID, ranges []netip.Prefix, c *change) {
 	l := st.lists[id]
 	if l == nil {

@@ -13,7 +13,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// restricted is a Service with a number of ports of a load-balancer address, which all have the same source ranges.
+// restricted returns a Service with a number of ports of a load-balancer address that all have the
+// same source ranges.
 func restricted(w planetest.World, i, ports int, sources []netip.Prefix, do lb.Action) (lb.Owner, []*lb.Frontend) {
 	name := fmt.Sprintf("ns/restricted-%d", i)
 	var fronts []*lb.Frontend
@@ -31,7 +32,7 @@ func restricted(w planetest.World, i, ports int, sources []netip.Prefix, do lb.A
 	return lb.Owner{Name: name}, fronts
 }
 
-// someRanges are n addresses, others for each from.
+// someRanges returns n addresses, different ones for each from.
 func someRanges(w planetest.World, from, n int) (all []netip.Prefix) {
 	for i := range n {
 		a := w.Addr(11, from+i)
@@ -40,8 +41,9 @@ func someRanges(w planetest.World, from, n int) (all []netip.Prefix) {
 	return all
 }
 
-// What a Service costs is its ports and its ranges, not their product, whether it has endpoints or not, also where each of its
-// addresses may come to itself; and a Service with ranges that another one has costs its ports alone.
+// The cost of a Service is its ports plus its ranges, not their product, with or without endpoints,
+// also if its addresses are among the ranges. A Service that shares its ranges with another one
+// costs only its ports.
 func TestCostOfSourceRanges(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, do := range []lb.Action{lb.Balance, lb.Reject} {
@@ -87,8 +89,9 @@ func TestCostOfSourceRanges(t *testing.T) {
 	}
 }
 
-// The chain of a list comes with its first user and goes with its last, in the right order for the kernel: of nat for Services with
-// endpoints, of filter for those without. A process that starts in between takes them over.
+// The chain of a list is created for its first user and deleted after its last, in the right order
+// for the kernel: in nat for Services with endpoints, in filter for those without. A process that
+// starts in between takes them over.
 func TestSourceListsComeAndGo(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)

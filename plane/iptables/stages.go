@@ -11,18 +11,18 @@ import (
 	"kube-proxy/lb"
 )
 
-// goal is a change that is too large for one restore, and comes in stages (TN-72). A chain is
-// written after those that it leads to, so that each stage works. Then the dispatchers change, and
+// goal is a change that is too large for one restore, and is written in stages (TN-72). A chain is
+// written after those that it jumps to, so that each stage works. Then the dispatchers change, and
 // unneeded chains are deleted. Later changes of the same service ports wait for the goal: otherwise
 // a tenant who changes constantly would leave ever more chains behind.
 type goal struct {
 	changes []lb.Change
 	ports   []portID
-	written []xtables.ChainID // before anything of the state leads to them
-	drops   []xtables.ChainID // that are still to be deleted
+	written []xtables.ChainID // before the state refers to them
+	drops   []xtables.ChainID // still to be deleted
 }
 
-// goals are the changes under way, by their keys and by the service ports that they touch.
+// goals are the changes in progress, by their keys and by the service ports that they touch.
 type goals struct {
 	byKey  map[lb.Key]*goal
 	byPort map[portID]*goal
@@ -59,8 +59,8 @@ func (st *state) portsOf(c lb.Change) (ids []portID) {
 	return ids
 }
 
-// stageLines is about how many lines of service ports' chains a stage has. A larger change of a
-// service port comes in stages.
+// stageLines is the approximate number of lines of service ports' chains in a stage. A larger
+// change of a service port is split into stages.
 func (p *Plane) stageLines() int { return 4 * p.Pace() }
 
 // tooMuch returns the service ports whose change is too large for one restore.
@@ -73,7 +73,7 @@ func (p *Plane) tooMuch(c *change) (ids []portID) {
 	return ids
 }
 
-// goalOf returns the goal that a change waits for, nil for none.
+// goalOf returns the goal that a change waits for, or nil.
 func (st *state) goalOf(c lb.Change) *goal {
 	if g := st.goals.byKey[c.Key]; g != nil {
 		return g
@@ -86,7 +86,7 @@ func (st *state) goalOf(c lb.Change) *goal {
 	return nil
 }
 
-// underWay returns the changes that have to wait for a goal, and the others.
+// underWay separates the changes that must wait for a goal from the others.
 func (st *state) underWay(changes []lb.Change) (others, waiting []lb.Change) {
 	if len(st.goals.byKey) == 0 {
 		return changes, nil
@@ -101,7 +101,7 @@ func (st *state) underWay(changes []lb.Change) (others, waiting []lb.Change) {
 	return others, waiting
 }
 
-// aim makes goals of the changes of some service ports, and returns these changes and the others.
+// aim makes goals of the changes of some service ports, and returns the other changes and these.
 func (st *state) aim(changes []lb.Change, ids []portID) (others, waiting []lb.Change) {
 	for _, id := range ids {
 		st.goals.byPort[id] = &goal{ports: []portID{id}}
@@ -168,8 +168,8 @@ func (p *Plane) stage(ctx context.Context, g *goal) (done bool, err error) {
 	return len(g.drops) == 0, nil
 }
 
-// next returns the chains of nat that differ from the kernel, or the first of them, up to about so
-// many lines.
+// next returns the chains of nat that differ from the kernel, or the first of them, up to about
+// most lines.
 func (c *change) next(st *state, most int) (next []xtables.Chain, all bool) {
 	lines := 0
 	for _, ch := range c.chains {

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// fresh is what a plane holds that starts with the table, beside what is there.
+// fresh returns the content of a plane that starts with the table, on top of the existing rules.
 func fresh(t *testing.T, cfg Config, tab *lb.Table) string {
 	t.Helper()
 	p := newPlane(t, cfg)
@@ -26,8 +26,8 @@ func fresh(t *testing.T, cfg Config, tab *lb.Table) string {
 	return dump(t, p)
 }
 
-// A Service of more endpoints than one restore should have comes, changes and goes in calls of bounded size, whatever it was and is to
-// be; a fresh plane would hold the same (TN-72).
+// A Service with more endpoints than fit in one restore is added, changed and removed in calls of
+// bounded size, from any state to any other. A fresh plane would hold the same (TN-72).
 func TestLargeServicesInStages(t *testing.T) {
 	for _, cfg := range []Config{{Family: lb.IPv4, Backend: xtables.NFT}, {Family: lb.IPv6, Backend: xtables.Legacy}} {
 		t.Run(fmt.Sprintf("%s/%s", cfg.Backend, cfg.Family), func(t *testing.T) {
@@ -73,9 +73,10 @@ func TestLargeServicesInStages(t *testing.T) {
 	}
 }
 
-// While iptables refuses what it is given, or ends in the middle, or programs of others change chains, others are written as ever, an audit
-// finds nothing that nobody did, and the next process holds what a fresh one would, with Services of many stages too (TN-72). What the kernel
-// makes of packets is what the table says.
+// iptables refuses input or exits in the middle, and other programs change chains. Meanwhile other
+// frontends are written as usual, and an audit repairs only foreign changes. The next process holds
+// the same as a fresh one, with Services of many stages too (TN-72). The kernel treats packets as
+// the table says.
 func TestWalk(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
@@ -99,7 +100,7 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// atRandom refuses some restores, or has them end after some of their tables.
+// atRandom refuses some restores, or makes them end after some of their tables.
 func (r *refuser) atRandom(ctx context.Context, rnd *rand.Rand) func([]byte, []string) error {
 	refused := &xtables.RunError{Name: "iptables-restore", Said: "line 1: RULE_APPEND failed", Err: errors.New("exit status 4")}
 	ended := &xtables.RunError{Name: "iptables-restore", Said: "line 1000000: COMMIT expected", Err: errors.New("exit status 2")}

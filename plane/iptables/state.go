@@ -12,7 +12,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// state is what the plane has applied.
+// state is the state that the plane has applied.
 type state struct {
 	renderer
 	rows        map[lb.Key]*row
@@ -22,16 +22,15 @@ type state struct {
 	jumps       map[xtables.Jump]bool
 	kubelet     bool // as in a snapshot
 	endpoints   int
-	// kept are service ports whose chains a Reset left as they were, because iptables refused
-	// others.
+	// kept are service ports whose chains a Reset left unchanged, because iptables refused others.
 	kept map[portID]bool
-	// goals are under way.
+	// goals are in progress.
 	goals goals
-	// Applied are the chains in the kernel. Its Log undoes a change of all this.
+	// Applied are the chains in the kernel. Its Log undoes changes of the whole state.
 	xtables.Applied
 }
 
-// fronts returns all rows, in no order.
+// fronts returns all frontends, in no order.
 func (st *state) fronts() iter.Seq[*lb.Frontend] {
 	return func(yield func(*lb.Frontend) bool) {
 		for _, r := range st.rows {
@@ -42,7 +41,7 @@ func (st *state) fronts() iter.Seq[*lb.Frontend] {
 	}
 }
 
-// snapshot returns what the kernel is known to hold.
+// snapshot returns the known content of the kernel.
 func (st *state) snapshot() *snapshot {
 	have := xtables.NewSnapshot()
 	have.Chains, have.Kubelet = st.Digests, st.kubelet
@@ -52,7 +51,7 @@ func (st *state) snapshot() *snapshot {
 	return &snapshot{Snapshot: have}
 }
 
-// row is a frontend and what the dispatchers have for it.
+// row is a frontend and its rules in the dispatchers.
 type row struct {
 	front    *lb.Frontend
 	dispatch []dispatched
@@ -66,11 +65,12 @@ type servicePort struct {
 	endpoints int
 }
 
-// manyEndpoints is how many make a cluster large: then endpoints' rules have no comments (DP-12).
+// manyEndpoints is the number above which a cluster is large: its endpoints' rules have no comments
+// (DP-12).
 const manyEndpoints = 1000
 
-// newState returns the state of all rows. The content of chains is rendered again when they are
-// written: all at once would take much memory.
+// newState returns the state of all frontends. It does not keep the content of chains, which is
+// rendered again when they are written: all at once would take much memory.
 func newState(r renderer, ports []portRows) *state {
 	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[xtables.ChainID]*list{},
 		Applied: xtables.NewApplied(), jumps: map[xtables.Jump]bool{}, goals: newGoals()}
@@ -109,8 +109,8 @@ func (r *renderer) dispatchersOf(all [dispatchers][]xtables.Entry) [dispatchers]
 	return ds
 }
 
-// newServicePort returns a service port with those rows, and the names of what was rendered of
-// them.
+// newServicePort returns a service port with those frontends, and the names of their rendered
+// chains.
 func newServicePort(rows []*lb.Frontend, r rendered) *servicePort {
 	u := &servicePort{rows: rows, endpoints: endpointsOf(rows), lists: slices.Collect(maps.Keys(r.lists))}
 	for _, c := range r.chains {
@@ -121,22 +121,23 @@ func newServicePort(rows []*lb.Frontend, r rendered) *servicePort {
 
 func portOf(f *lb.Frontend) portID { return portID{f.Service, f.Key.Proto} }
 
-// change is what an Apply asks of the kernel.
+// change is the kernel's part of an Apply.
 type change struct {
 	chains        []xtables.Chain
 	drops         []xtables.ChainID
 	adds, deletes [dispatchers][]xtables.Entry
-	// lines is how many lines the chains of each service port are that are written or deleted.
+	// lines is the number of lines, by service port, in chains that are written or deleted.
 	lines map[portID]int
 }
 
-// apply changes rows, and returns the kernel's part of it. The dispatchers are still to be changed.
+// apply changes frontends, and returns the kernel's part of it. The dispatchers must still be
+// changed.
 func (st *state) apply(changes []lb.Change) *change {
 	want := make(map[lb.Key]*lb.Frontend, len(changes))
 	for _, c := range changes {
 		want[c.Key] = c.New
 	}
-	before := map[lb.Key]*row{} // the rows of service ports that the changes touch
+	before := map[lb.Key]*row{} // the frontends of service ports that the changes touch
 	touched := map[portID]map[lb.Key]*lb.Frontend{}
 	touch := func(id portID) map[lb.Key]*lb.Frontend {
 		if touched[id] == nil {
@@ -171,7 +172,7 @@ func (st *state) apply(changes []lb.Change) *change {
 		}
 		endpoints += endpointsOf(slices.Collect(maps.Values(byKey)))
 	}
-	// Never back: to give them their comments would be a change of all.
+	// Never back: restoring the comments would change all chains.
 	st.plain = st.plain || endpoints > manyEndpoints
 	c := &change{lines: map[portID]int{}}
 	var unused []xtables.ChainID
@@ -201,8 +202,8 @@ func (st *state) apply(changes []lb.Change) *change {
 	return c
 }
 
-// replace renders a service port with those rows, or removes it if there are none. It returns the
-// lists that have one user less. last are the rows that have changed.
+// replace renders a service port with those frontends, or removes it without frontends. It returns
+// the lists that have one user less. last are the frontends that have changed.
 func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.Frontend) (unused []xtables.ChainID) {
 	rollback.Delete(st.Log, st.kept, id)
 	var had []string
@@ -233,7 +234,8 @@ func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.
 			rollback.Put(st.Log, st.rows, f.Key, &row{f, r.dispatch[f.Key]})
 		}
 	}
-	for _, name := range slices.Backward(had) { // a chain cannot go before those that lead to it
+	// A chain cannot be deleted before those that jump to it.
+	for _, name := range slices.Backward(had) {
 		if !has[name] {
 			c.drops = append(c.drops, xtables.ChainID{Table: xtables.NAT, Name: name})
 			c.lines[id] += 2
@@ -242,7 +244,7 @@ func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.
 	return unused
 }
 
-// endpointsOf returns about how many endpoints serve the rows of a service port.
+// endpointsOf returns the approximate number of endpoints of a service port's frontends.
 func endpointsOf(rows []*lb.Frontend) int {
 	n := 0
 	for _, f := range rows {
@@ -255,7 +257,7 @@ func endpointsOf(rows []*lb.Frontend) int {
 	return n
 }
 
-// dispatch notes what changes in the dispatchers for a key.
+// dispatch records the changes of a key in the dispatchers.
 func (c *change) dispatch(k lb.Key, old, now *row) {
 	var before, after [dispatchers][]string
 	if old != nil {
@@ -279,17 +281,18 @@ func (c *change) dispatch(k lb.Key, old, now *row) {
 	}
 }
 
-// dispatcherIndex says which chain finds a row's rule by the packet's destination.
+// dispatcherIndex says which chain finds a frontend's rule by the packet's destination.
 type dispatcherIndex uint8
 
 const (
 	inServices          dispatcherIndex = iota // nat: addresses to chains that translate
 	inNodePorts                                // nat: the same for NodePorts
-	inRejected                                 // filter: cluster IPs that nobody serves
-	inRejectedExternal                         // filter: other addresses that nobody serves
-	inRejectedNodePorts                        // filter: NodePorts that nobody serves
+	inRejected                                 // filter: cluster IPs without endpoints
+	inRejectedExternal                         // filter: other addresses without endpoints
+	inRejectedNodePorts                        // filter: NodePorts without endpoints
 	inFirewall                                 // filter: addresses with source ranges
-	inHealthChecks                             // filter: ports on which this node tells of its endpoints (DP-08)
+	// filter: ports on which this node reports its endpoints (DP-08).
+	inHealthChecks
 	dispatchers
 )
 

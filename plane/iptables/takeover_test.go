@@ -15,8 +15,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// upstreamRules has the chains that DP-01 to DP-09 name, for one service: 10.96.0.10:80, NodePort 30080. The names of the
-// chains of the service are those that upstream would give them, so they are ours as well.
+// upstreamRules returns the chains that DP-01 to DP-09 name, for one service: 10.96.0.10:80,
+// NodePort 30080. The service's chains have upstream's names, so they are ours as well.
 func upstreamRules() string {
 	u := portID{"shop/web:http", lb.TCP}
 	svc, ext := u.chain(xtables.ClusterChain), u.chain(xtables.ExternalChain)
@@ -80,9 +80,9 @@ COMMIT
 `)
 }
 
-// A node changes from upstream's iptables mode to ours, and a loop of new connections notices nothing; nor do
-// established ones, which are used all the time (G4). Then it changes back: upstream writes its rules over ours. Then ours
-// comes again.
+// A node changes from upstream's iptables mode to ours. A loop of new connections sees no failure,
+// nor do established ones that send all the time (G4). Then it changes back: upstream writes its
+// rules over ours. Then it changes to ours again.
 func TestTakeOverUnderTraffic(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) { takeOver(t, b) })
@@ -125,7 +125,7 @@ func takeOver(t *testing.T, b xtables.Backend) {
 	traffic.Stop()
 }
 
-// upstreamAgain is upstreamRules where the rules of chains of others are there.
+// upstreamAgain returns upstreamRules for a node that has the foreign chains' rules.
 func upstreamAgain() string {
 	var again []string
 	for line := range strings.Lines(upstreamRules()) {
@@ -138,15 +138,16 @@ func upstreamAgain() string {
 	return strings.Join(again, "")
 }
 
-// shopTable is in our words what upstreamRules says: NodePorts are on all addresses.
+// shopTable is the table that upstreamRules implements: NodePorts are on all addresses.
 func shopTable() *lb.Table {
 	table, _, _ := planetest.Shop(lb.IPv4)
 	table.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
 	return table
 }
 
-// NodePorts answer on 127.0.0.1 by default, others on the link cannot use that to reach the node's own services
-// (DP-10), and with LocalhostNodePorts false they do not answer there (SV-64, CF-22).
+// NodePorts answer on 127.0.0.1 by default, and other hosts on the link cannot use that to reach
+// the node's own services (DP-10). With LocalhostNodePorts false they do not answer there (SV-64,
+// CF-22).
 func TestLocalhostNodePortSV64(t *testing.T) {
 	needs(t, xtables.NFT)
 	lab := netlab.ForTest(t, netlab.Options{})
@@ -172,7 +173,7 @@ func TestLocalhostNodePortSV64(t *testing.T) {
 	}
 }
 
-// routesLocalnet checks that packets to 127.0.0.0/8 are routed, or that they are not.
+// routesLocalnet checks whether packets to 127.0.0.0/8 are routed.
 func routesLocalnet(t *testing.T, want bool) {
 	t.Helper()
 	got, err := kernel.Sysctl("net.ipv4.conf.all.route_localnet")
@@ -181,8 +182,8 @@ func routesLocalnet(t *testing.T, want bool) {
 	}
 }
 
-// Who else is on the link does not reach what listens on 127.0.0.1, though that is routed, and not when the node's
-// NodePorts do not cover 127.0.0.1 any more (CVE-2020-8558, DP-10).
+// Other hosts on the link do not reach listeners on 127.0.0.1, although that is routed, nor after
+// the node's NodePorts no longer cover 127.0.0.1 (CVE-2020-8558, DP-10).
 func TestMartiansAreDroppedDP10(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What one namespace writes leaves rules of others alone (TN-01).
+// Changes of one namespace leave rules of others alone (TN-01).
 func TestTenants(t *testing.T) {
 	planetest.Tenants(t, 1, func(t testing.TB) planetest.Kernel {
 		inNetns(t)

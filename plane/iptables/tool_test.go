@@ -20,7 +20,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// fakeTool is a machine with the programs of a family, of which --version prints that.
+// fakeTool returns a machine with the programs of a family, whose --version prints version.
 func fakeTool(version string, programs ...string) program {
 	f := program{&exectest.Fake{}}
 	for _, p := range programs {
@@ -86,9 +86,9 @@ func TestFindTool(t *testing.T) {
 	}
 }
 
-// A restore that fails without having done anything leaves the plane as it was, and the next one succeeds; one of which a
-// part may be in force asks for a Reset.
-// slowTool is a machine so busy that each program takes a while.
+// A restore that fails without effect leaves the plane unchanged, and the next one succeeds. After
+// one that may have been applied in part, the plane requires a Reset. slowTool is a busy machine,
+// where each program is slow.
 type slowTool struct {
 	program
 	takes time.Duration
@@ -103,7 +103,8 @@ func (s slowTool) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 	}
 }
 
-// A busy machine has its programs and tables all the same: no other back end, and no other mode, takes their place for that.
+// A busy machine still has its programs and tables: slowness makes New choose no other back end,
+// and no other mode.
 func TestBusyMachineHasItsTables(t *testing.T) {
 	fake := func() program {
 		return fakeTool("iptables v1.8.9 (nf_tables)", "iptables-nft", "iptables-legacy")
@@ -137,7 +138,8 @@ func TestRestoreFails(t *testing.T) {
 			table := w.Table(32, 2)
 			reset(t, p, table)
 			tree, chains := treeOf(p.st.dispatchers[inServices]), len(p.st.Digests)
-			changes, _ := table.Replace(w.ClusterIP(100, 1000, 2)) // the row that splits the dispatcher
+			// The frontend that splits the dispatcher.
+			changes, _ := table.Replace(w.ClusterIP(100, 1000, 2))
 			hole.fail = func([]byte, []string) error { return c.err }
 			_, err := p.Apply(t.Context(), changes)
 			if err == nil || errors.Is(err, plane.ErrStateLost) != c.lost {
@@ -155,7 +157,7 @@ func TestRestoreFails(t *testing.T) {
 	}
 }
 
-// endless lists rules without end, as far as anybody reads.
+// endless lists rules without end, while the reader reads.
 type endless struct{ program }
 
 func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
@@ -174,7 +176,8 @@ func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io
 	return errors.Join(err, ctx.Err())
 }
 
-// Where the legacy back end has no tables, one rule of nft decides (DP-14). Reading all would never end.
+// If the legacy back end has no tables, a single nft rule decides (DP-14). Reading all rules would
+// never end.
 func TestChoiceReadsNoMoreThanNeeded(t *testing.T) {
 	inNetns(t)
 	if got := xtables.Choose(endless{fakeTool("iptables v1.8.9 (nf_tables)", "iptables", "iptables-nft")}, "iptables"); got != xtables.NFT {
@@ -182,7 +185,7 @@ func TestChoiceReadsNoMoreThanNeeded(t *testing.T) {
 	}
 }
 
-// DP-14: the back end that has the kubelet's chains is taken, else the one with more rules.
+// DP-14: New chooses the back end with the kubelet's chains, else the one with more rules.
 func TestChooseDP14(t *testing.T) {
 	needs(t, xtables.Legacy)
 	const rule = "-A INPUT -j ACCEPT\n"
@@ -201,7 +204,7 @@ func TestChooseDP14(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inNetns(t)
-			run(t, "", "iptables-legacy", "-t", "nat", "-S") // so that there are tables
+			run(t, "", "iptables-legacy", "-t", "nat", "-S") // creates the tables
 			fake := fakeTool("", "iptables-nft", "iptables-legacy")
 			fake.Do = func(_ []byte, name string, args ...string) (string, error) {
 				text := map[string]string{"iptables-nft": c.nft, "iptables-legacy": c.legacy}[strings.TrimSuffix(name, "-save")]
@@ -226,7 +229,7 @@ func TestChooseDP14(t *testing.T) {
 	}
 }
 
-// What Find found is not looked for again: among thousands of services that takes seconds.
+// New does not repeat the search of Find, which takes seconds among thousands of services.
 func TestFoundOnce(t *testing.T) {
 	needs(t, xtables.NFT)
 	inNetns(t)

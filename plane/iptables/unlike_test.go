@@ -14,7 +14,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// otherwise is an iptables whose iptables-save prints some rules otherwise than they are written.
+// otherwise is an iptables whose iptables-save prints some rules differently from how they were
+// written.
 type otherwise struct {
 	xtables.System
 	replace *strings.Replacer
@@ -33,8 +34,8 @@ func (o otherwise) Pipe(ctx context.Context, in func(io.Writer) error, out func(
 	}, name, args...)
 }
 
-// An iptables that prints rules otherwise than they are written does not have them mended for ever, nor said to be changed by
-// others; what others do change is mended as before.
+// If iptables prints rules differently from how they were written, the plane does not repair them
+// for ever, and does not report them as foreign changes. It still repairs real foreign changes.
 func TestRulesPrintedOtherwise(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		cfg.Runner = otherwise{xtables.System{Lock: ownLock()}, strings.NewReplacer("--probability 0.5", "--probability 0,5", " --random-fully", " --fully-random",

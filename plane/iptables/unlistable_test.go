@@ -13,9 +13,10 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A table to which somebody has added a rule that iptables cannot show, such as one of nft, is not in the output of
-// iptables-save. Our rules stay as they are, whoever looks: nothing is inserted a second time, and changes go on; a rule that
-// is gone comes back, also one that leads to an endpoint (TN-70).
+// If another program adds a rule to a table that iptables cannot show, such as one of nft,
+// iptables-save omits the table. Audits and restarts leave our rules as they are and insert nothing
+// twice, and changes still work. A missing rule is restored, also one that jumps to an endpoint
+// (TN-70).
 func TestTableThatIptablesCannotShow(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		if cfg.Backend == xtables.Legacy {
@@ -35,7 +36,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		if w.Family == lb.IPv4 { // with the rule that blocks localnet
 			table.Node = node
 		}
-		table.Replace(w.ClusterIP(4, 0, 0)) // which is refused in filter
+		table.Replace(w.ClusterIP(4, 0, 0)) // refused in filter
 		reset(t, p, table)
 		for _, chain := range []string{"filter INPUT", "nat OUTPUT"} {
 			run(t, "", "nft", strings.Fields("add rule "+family+" "+chain+" ct state new limit rate 10/second accept")...)

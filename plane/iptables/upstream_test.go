@@ -13,10 +13,11 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A node with so many services that the dispatchers are trees changes back to upstream. Its first restore rewrites
-// KUBE-SERVICES and deletes the chains with names of DP-02 that it does not know, and its later ones those of services that
-// went. If a chain of ours that it does not know led to one of them, it could not be deleted, and no restore of upstream's
-// would succeed any more (G4).
+// A node with so many services that the dispatchers are trees changes back to upstream. Upstream's
+// first restore rewrites KUBE-SERVICES and deletes unknown chains with names of DP-02; its later
+// ones delete the chains of removed services. If one of our chains that upstream does not know
+// jumped to one of them, the deletion would fail, and with it every later restore of upstream's
+// (G4).
 func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
@@ -32,7 +33,7 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 				t.Fatalf("dispatcher %d is no tree", root)
 			}
 		}
-		for _, left := range []int{60, 30, 0} { // services of upstream's
+		for _, left := range []int{60, 30, 0} { // upstream's services
 			var declared, rules []string
 			active := map[string]bool{}
 			for i := range left {

@@ -20,7 +20,7 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
-// kernel is a network namespace of its own, which the calling goroutine enters.
+// kernel returns a new network namespace that the calling goroutine enters.
 func (b backend) kernel(t testing.TB) planetest.Kernel {
 	inNetns(t)
 	return planetest.Kernel{
@@ -43,7 +43,7 @@ func (b backend) kernel(t testing.TB) planetest.Kernel {
 	}
 }
 
-// slow makes a plane that takes little at a time.
+// slow creates a plane with a small pace.
 func slow(cfg Config) (planetest.Plane, error) {
 	p, err := New(cfg)
 	if err == nil {

@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// windowSize is how many chains and rules one Audit looks at, about, where there are more (TN-73).
+// windowSize is the approximate number of chains and rules that one Audit checks of a larger total
+// (TN-73).
 const windowSize = 6000
 
-// round is an audit of many chains, in windows. It reads each chain from the kernel by itself, and
-// writes happen between windows. It only finds out whether anything differs; if so, all rules are
-// listed.
+// round is an audit of many chains, in windows. It reads each chain from the kernel separately, and
+// writes happen between windows. It only detects whether anything differs; if so, the plane lists
+// all rules.
 type round struct{ left []xtables.ChainID }
 
 // inWindows reports whether an audit is too large for one call. The legacy programs list all rules
@@ -59,7 +60,7 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 	return true, nil
 }
 
-// looksComplete reports whether all jumps to our chains exist, all needed chains, and no others.
+// looksComplete reports whether all jumps to our chains and all needed chains exist, and no others.
 func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 	have := xtables.NewSnapshot()
 	for t := range xtables.Tables {
@@ -97,8 +98,7 @@ func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 	return true, nil
 }
 
-// holdsStill reports whether the kernel has a chain as written, or the chain is not needed any
-// more.
+// holdsStill reports whether the kernel has a chain as written, or the chain is no longer needed.
 func (p *Plane) holdsStill(h xtables.Holding, id xtables.ChainID) (bool, error) {
 	want, needed := p.st.Digests[id]
 	if !needed || id.Name == xtables.NodeFirewall {

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// An audit of many chains reads so many in each call and no program lists them; what is written in between is no drift, and what others
-// changed is found and mended, whatever it was (TN-73).
+// An audit of many chains reads a limited number in each call, and no program lists them. Our own
+// writes in between are no drift; every kind of foreign change is found and repaired (TN-73).
 func TestAuditsInWindows(t *testing.T) {
 	needs(t, xtables.NFT)
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -28,7 +28,7 @@ func TestAuditsInWindows(t *testing.T) {
 			reset(t, p, tab)
 			p.window = 100
 			windows := (len(p.st.Digests) + p.st.Rules[xtables.NAT] + p.st.Rules[xtables.Filter]) / p.window
-			// all has the plane audit until nothing asks for more.
+			// all makes the plane audit until no window is left.
 			all := func(what string, drifted bool) {
 				t.Helper()
 				saves, mended := p.Stats().Saves, 0
@@ -41,7 +41,8 @@ func TestAuditsInWindows(t *testing.T) {
 					mended += n
 					select {
 					case <-p.Drift():
-						changes, _ := tab.Replace(w.ClusterIP(200+calls%3, 3000+10*calls, calls%5)) // comes and goes
+						// Added and removed again.
+						changes, _ := tab.Replace(w.ClusterIP(200+calls%3, 3000+10*calls, calls%5))
 						apply(t, p, changes, nil)
 						continue
 					default:
