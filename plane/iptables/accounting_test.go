@@ -99,7 +99,7 @@ func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 		}
 		mended, err := p.Audit(t.Context(), true)
 		if mended != 0 {
-			t.Errorf("a changed setting counts as %d mended", mended)
+			t.Errorf("a changed setting counts as %d repaired", mended)
 		}
 		if err != nil {
 			t.Fatal(err)

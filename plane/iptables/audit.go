@@ -48,7 +48,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if mended > 0 {
 		p.newSync()
 		if err := p.rewrite(ctx, p.st.renderer, have); err != nil {
-			return 0, fmt.Errorf("iptables: mend %d chains: %w", mended, err)
+			return 0, fmt.Errorf("iptables: repair %d chains: %w", mended, err)
 		}
 		odd, err := p.Learn(ctx, p.st.Digests, slices.Collect(maps.Keys(p.st.jumps)), have.Snapshot)
 		if err != nil {

@@ -163,7 +163,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 			}
 		}
 		if n, err := auditAll(p); n != 0 || err != nil {
-			t.Errorf("an audit then mended %d, %v", n, err)
+			t.Errorf("an audit then repaired %d, %v", n, err)
 		}
 		node := w.Node()
 		node.NodePorts = append(node.NodePorts, netip.PrefixFrom(w.Addr(193, 0), 24))
@@ -180,7 +180,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 			t.Errorf("the row that is refused was served by\n%s\nand is by\n%s", served["ns/svc-5"], is)
 		}
 		if n, err := auditAll(p); n != 0 || err != nil {
-			t.Errorf("an audit while a row is refused mended %d, %v", n, err)
+			t.Errorf("an audit while a row is refused repaired %d, %v", n, err)
 		}
 		run.refuses = nil
 		if got := halving(t, p, table, res.Later); len(got) > 0 {
@@ -457,7 +457,7 @@ func TestUnusable(t *testing.T) {
 }
 
 // In a container without NET_RAW, the legacy back end cannot be queried, and rules that name ipsets
-// cannot be listed, whoever made them. The message that old rules stay, or that none are written,
+// cannot be listed, whatever program made them. The message that old rules stay, or that none are written,
 // says what to do.
 func TestListWithoutRights(t *testing.T) {
 	for _, c := range []struct {
@@ -600,7 +600,7 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		table := w.Table(3, 2)
 		reset(t, p, table)
 		if mended, err := auditAll(p); mended != 0 || err != nil {
-			t.Errorf("an audit mended %d, %v", mended, err)
+			t.Errorf("an audit repaired %d, %v", mended, err)
 		}
 		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
@@ -609,7 +609,7 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
 		run(t, "", p.Tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
 		if mended, err := auditAll(p); mended != 1 || err != nil {
-			t.Errorf("with a rule of others in a chain of ours, an audit mended %d, %v", mended, err)
+			t.Errorf("with a rule of others in a chain of ours, an audit repaired %d, %v", mended, err)
 		}
 		// No line of a comment counts as a rule to remove.
 		if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend}); err != nil || len(r.Left) > 0 {

@@ -18,7 +18,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-var update = flag.Bool("update", false, "write testdata/*.rules anew")
+var update = flag.Bool("update", false, "rewrite testdata/*.rules")
 
 // goldens returns tables whose rendering is in testdata.
 func goldens() map[string]*lb.Table {

@@ -61,7 +61,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 		}
 		inPieces(t, p, tab, later)
 		if n, err := auditAll(p); n != 0 || err != nil {
-			t.Errorf("an audit mends %d, error %v", n, err)
+			t.Errorf("an audit repairs %d, error %v", n, err)
 		}
 		got = dump(t, p)
 
@@ -75,7 +75,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 		}
 		inPieces(t, cold, tab, later)
 		if n, err := auditAll(cold); n != 0 || err != nil {
-			t.Errorf("cold: an audit mends %d, error %v", n, err)
+			t.Errorf("cold: an audit repairs %d, error %v", n, err)
 		}
 		fromNothing := dump(t, cold)
 		want := whole(tab)

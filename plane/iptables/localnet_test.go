@@ -45,7 +45,7 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 			t.Errorf("route_localnet is 1, and KUBE-FIREWALL has %q, %v", out, err)
 		}
 		if mended, err := auditAll(p); mended != 0 || err != nil {
-			t.Errorf("an audit mended %d, %v", mended, err)
+			t.Errorf("an audit repaired %d, %v", mended, err)
 		}
 		return nil
 	})
@@ -95,7 +95,7 @@ func TestLocalnetCannotBeSet(t *testing.T) {
 		for range 2 {
 			if mended, err := p.Audit(t.Context(), true); mended != 0 || err == nil ||
 				!strings.Contains(err.Error(), "--iptables-localhost-nodeports") || errors.Is(err, plane.ErrStateLost) {
-				t.Errorf("audit: mended %d, %v", mended, err)
+				t.Errorf("audit: repaired %d, %v", mended, err)
 			}
 		}
 		routesLocalnet(t, false)
@@ -160,7 +160,7 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 				}
 				routesLocalnet(t, false)
 				if mended, err := auditAll(p); mended != 0 || err != nil {
-					t.Errorf("an audit mended %d, %v", mended, err)
+					t.Errorf("an audit repaired %d, %v", mended, err)
 				}
 				if unlistable {
 					return
@@ -206,7 +206,7 @@ func TestMartianRuleOfLaterKubelet(t *testing.T) {
 	reset(t, p, shopTable())
 	run(t, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n", "iptables-nft-restore", "--noflush")
 	if mended, err := p.Audit(t.Context(), false); mended != 0 || err != nil {
-		t.Errorf("an audit mended %d, %v", mended, err)
+		t.Errorf("an audit repaired %d, %v", mended, err)
 	}
 	elsewhere := shopTable().Node
 	elsewhere.NodePorts = nil

@@ -109,7 +109,7 @@ func TestLookWhileWriting(t *testing.T) {
 				for ctx.Err() == nil {
 					err := p.Differences(t.Context(), same, func(d trace.Difference) bool {
 						if k := d.Key; k.Addr.IsValid() && k.Addr != packet.To.Addr() {
-							t.Errorf("differs, though nobody wrote it: %+v", d)
+							t.Errorf("differs, though no program wrote it: %+v", d)
 						}
 						return true
 					})

@@ -165,15 +165,15 @@ func TestSabotageIsSeen(t *testing.T) {
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table nat"}},
 			{name: "OUTPUT leads nowhere, others do not care", do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose, from: pod,
 				want: all(false), differs: []string{"rule of chain OUTPUT of table nat"}},
-			{name: "FORWARD refuses nobody", do: func() { v.remove("filter", "FORWARD", xtables.Services) }, service: unserved, from: pod,
+			{name: "FORWARD refuses no client", do: func() { v.remove("filter", "FORWARD", xtables.Services) }, service: unserved, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain FORWARD of table filter"}},
 			{name: "the node's packets are refused nowhere", do: func() { v.remove("filter", "OUTPUT", xtables.Services) }, service: unserved, from: host,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table filter"}},
-			{name: "POSTROUTING masquerades nobody", do: func() { v.remove("nat", "POSTROUTING", xtables.Postrouting) }, service: loose, from: host,
+			{name: "POSTROUTING masquerades no packet", do: func() { v.remove("nat", "POSTROUTING", xtables.Postrouting) }, service: loose, from: host,
 				want: all(false), differs: []string{"rule of chain POSTROUTING of table nat"}},
 			{name: "INPUT leads nowhere", do: func() { v.remove("filter", "INPUT", xtables.ExternalServices) }, service: loose, from: pod,
 				want: all(false), differs: []string{"rule of chain INPUT of table filter"}},
-			{name: "nobody is marked", do: func() { v.iptables("-t", "nat", "-F", xtables.MarkMasq) }, service: loose, from: host,
+			{name: "no packet is marked", do: func() { v.iptables("-t", "nat", "-F", xtables.MarkMasq) }, service: loose, from: host,
 				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
 			{name: "another mark", do: func() { v.iptables("-t", "nat", "-R", xtables.MarkMasq, "1", "-j", "MARK", "--set-xmark", "0x8/0x8") }, service: loose, from: host,
 				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
@@ -191,7 +191,7 @@ func TestSabotageIsSeen(t *testing.T) {
 			{name: "a rule more", do: func() { v.iptables("-t", "nat", "-I", v.svc(loose), "-j", "RETURN") }, service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{v.svc(loose)}},
 			{name: "the table is emptied", do: func() { v.iptables("-t", "nat", "-F") }, service: loose, from: pod, want: answer{verdict: trace.Pass}, differs: nil},
-			{name: "a Service that nobody knows", do: func() {
+			{name: "an unknown Service", do: func() {
 				v.iptables("-t", "nat", "-N", "KUBE-SVC-UNKNOWN")
 				v.iptables("-t", "nat", "-A", "KUBE-SVC-UNKNOWN", "-j", "RETURN")
 			}, service: loose, from: pod, want: all(false), differs: []string{"chain KUBE-SVC-UNKNOWN of table nat"}},
@@ -255,7 +255,7 @@ func (v *vandal) remembered(pod trace.Packet, table *lb.Table) {
 			v.Fatal(err)
 		}
 	}
-	v.meets("nobody is remembered", sticky, pod, all(false))
+	v.meets("no client is in a list", sticky, pod, all(false))
 	tell("+")
 	remembered := all(false)
 	remembered.affine, remembered.way = 2, "(the client is remembered, last seen 0 s ago)"

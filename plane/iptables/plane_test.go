@@ -283,7 +283,7 @@ func TestRestartWritesNothing(t *testing.T) {
 			t.Errorf("a restart ran %d restores that wrote %d chains", s.Restores, s.Chains)
 		}
 		if mended, err := auditAll(second); mended != 0 || err != nil {
-			t.Errorf("an audit mended %d, %v", mended, err)
+			t.Errorf("an audit repaired %d, %v", mended, err)
 		}
 		if after := dump(t, second); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -302,7 +302,7 @@ func TestDriftIsMended(t *testing.T) {
 		tool := p.Tool.Program
 		run(t, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n", tool+"-restore", "--noflush")
 		if mended, err := p.Audit(context.Background(), false); mended != 0 || err != nil {
-			t.Errorf("somebody has a chain of his own: mended %d, %v", mended, err)
+			t.Errorf("another program has its own chain: repaired %d, %v", mended, err)
 		}
 		want := dump(t, p)
 		svc := portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain)
@@ -313,7 +313,7 @@ func TestDriftIsMended(t *testing.T) {
 		}{
 			{"nat flushed", []string{"-t", "nat", "-F"}, ""},
 			{"filter flushed", nil, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n"},
-			{"nat restored by somebody else", nil, "*nat\n:THEIRS - [0:0]\n-A OUTPUT -j THEIRS\nCOMMIT\n"},
+			{"nat restored by another program", nil, "*nat\n:THEIRS - [0:0]\n-A OUTPUT -j THEIRS\nCOMMIT\n"},
 			{"jump deleted", []string{"-t", "nat", "-D", "PREROUTING", "1"}, ""},
 			{"chain emptied", []string{"-t", "nat", "-F", svc}, ""},
 			{"rule deleted", []string{"-t", "nat", "-D", svc, "2"}, ""},
@@ -322,7 +322,7 @@ func TestDriftIsMended(t *testing.T) {
 		} {
 			saves := p.Stats().Saves
 			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil || p.Stats().Saves != saves {
-				t.Errorf("before %s: nobody did anything; mended %d, %v, %d times listed", drift.name, mended, err, p.Stats().Saves-saves)
+				t.Errorf("before %s: no change happened; repaired %d, %v, %d times listed", drift.name, mended, err, p.Stats().Saves-saves)
 			}
 			if drift.restore != "" {
 				run(t, drift.restore, tool+"-restore")
@@ -331,20 +331,20 @@ func TestDriftIsMended(t *testing.T) {
 			}
 			mended, err := p.Audit(context.Background(), false)
 			if err != nil || mended == 0 {
-				t.Errorf("%s: mended %d, %v", drift.name, mended, err)
+				t.Errorf("%s: repaired %d, %v", drift.name, mended, err)
 			}
 			if got := dump(t, p); got != want {
-				t.Errorf("%s: not mended:\n%s", drift.name, got)
+				t.Errorf("%s: not repaired:\n%s", drift.name, got)
 			}
 			if again, err := auditAll(p); again != 0 || err != nil {
-				t.Errorf("%s: a second audit mended %d, %v", drift.name, again, err)
+				t.Errorf("%s: a second audit repaired %d, %v", drift.name, again, err)
 			}
 		}
 		saves := p.Stats().Saves
 		p.ListedAt = p.ListedAt.Add(-time.Hour)
 		for range 2 {
 			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil {
-				t.Errorf("an hour later: mended %d, %v", mended, err)
+				t.Errorf("an hour later: repaired %d, %v", mended, err)
 			}
 		}
 		if n := p.Stats().Saves - saves; n != 1 {
@@ -387,7 +387,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 			t.Errorf("%d chains of endpoints, want 2 of each of the 3 services", n)
 		}
 		if mended, err := auditAll(p); err != nil || mended != 0 {
-			t.Errorf("a later audit mended %d, %v", mended, err)
+			t.Errorf("a later audit repaired %d, %v", mended, err)
 		}
 	})
 }

@@ -38,7 +38,7 @@ func TestProbeHT04(t *testing.T) {
 		changes, contests := table.Replace(w.Full(100, 1000, 2, 1, time.Hour))
 		apply(t, p, changes, contests)
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-			t.Fatalf("before: mended %d, error %v", n, err)
+			t.Fatalf("before: repaired %d, error %v", n, err)
 		}
 		before, rules, stats, seen := dump(t, p), rulesOf(t, p), p.Stats(), transactions(t, p, cfg.Writes)
 		for range 3 {
@@ -50,17 +50,17 @@ func TestProbeHT04(t *testing.T) {
 			t.Errorf("3 proofs were %d transactions to the kernel", n)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-			t.Errorf("an audit then mended %d, error %v", n, err)
+			t.Errorf("an audit then repaired %d, error %v", n, err)
 		}
 		now := p.Stats()
 		if now.Saves != stats.Saves {
-			t.Error("the audit listed the rules: the plane took its own proof for somebody else's write")
+			t.Error("the audit listed the rules: the plane took its own probe for a foreign write")
 		}
 		if now.Restores != stats.Restores+3 || now.Failures != 0 || now.PartialFailures != 0 || now.Last != stats.Last || now.Owned != stats.Owned {
 			t.Errorf("before: %+v, after: %+v", stats, now)
 		}
 		if n, err := auditAll(p); err != nil || n != 0 {
-			t.Errorf("an audit of all rules then mended %d, error %v", n, err)
+			t.Errorf("an audit of all rules then repaired %d, error %v", n, err)
 		}
 		if after := dump(t, p); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -91,7 +91,7 @@ func TestProbeHT04(t *testing.T) {
 			t.Errorf("the rule was not written:\n%s", all)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 1 {
-			t.Errorf("somebody emptied a chain: mended %d, error %v", n, err)
+			t.Errorf("another program emptied a chain: repaired %d, error %v", n, err)
 		}
 		if after := dump(t, p); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -155,7 +155,7 @@ func TestProbeRefused(t *testing.T) {
 			t.Errorf("with the capability again: %v", err)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-			t.Errorf("an audit then mended %d, error %v", n, err)
+			t.Errorf("an audit then repaired %d, error %v", n, err)
 		}
 	})
 }

@@ -127,7 +127,7 @@ func TestSourceListsComeAndGo(t *testing.T) {
 				t.Errorf("%s: %d lists are known", step.what, len(p.st.lists))
 			}
 			if mended, err := auditAll(p); mended != 0 || err != nil {
-				t.Errorf("%s: an audit mended %d, %v", step.what, mended, err)
+				t.Errorf("%s: an audit repaired %d, %v", step.what, mended, err)
 			}
 			before := dump(t, p)
 			p = newPlane(t, cfg)

@@ -64,7 +64,7 @@ func TestLargeServicesInStages(t *testing.T) {
 				}
 			}
 			if n, err := auditAll(p); n != 0 || err != nil {
-				t.Errorf("the audit mended %d, %v", n, err)
+				t.Errorf("the audit repaired %d, %v", n, err)
 			}
 			if got, want := dump(t, p), fresh(t, cfg, tab); got != want {
 				t.Fatalf("got:\n%s\nwant:\n%s", got, want)

@@ -48,7 +48,7 @@ func TestRulesPrintedOtherwise(t *testing.T) {
 			before := p.Stats().Restores
 			n, err := auditAll(p)
 			if err != nil || n != want {
-				t.Errorf("%s: mended %d, error %v, want %d", what, n, err, want)
+				t.Errorf("%s: repaired %d, error %v, want %d", what, n, err, want)
 			}
 			if wrote := p.Stats().Restores - before; wrote > 0 != writes {
 				t.Errorf("%s: %d restores", what, wrote)
@@ -63,11 +63,11 @@ func TestRulesPrintedOtherwise(t *testing.T) {
 		program := p.Tool.Program
 		run(t, "", program, "-t", "nat", "-F", portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain))
 		audit("a chain of these is flushed", 1, true)
-		audit("and mended", 0, false)
+		audit("and repaired", 0, false)
 		run(t, "", program, "-t", "nat", "-I", portID{"ns/svc-2:http", lb.TCP}.chain(xtables.ClusterChain), "-j", "RETURN")
 		run(t, "", program, "-t", "filter", "-F", xtables.Forward)
 		audit("a rule too many, and none", 2, true)
-		audit("and mended again", 0, false)
+		audit("and repaired again", 0, false)
 
 		changes, _ := tab.Replace(w.ClusterIP(3, 90, 2))
 		apply(t, p, changes, nil)

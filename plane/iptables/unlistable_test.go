@@ -51,7 +51,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		want := leading()
 		for range 2 {
 			if mended, err := auditAll(p); mended != 0 || err != nil {
-				t.Errorf("an audit mended %d, %v", mended, err)
+				t.Errorf("an audit repaired %d, %v", mended, err)
 			}
 		}
 		again := newPlane(t, cfg)
@@ -66,10 +66,10 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		for _, chain := range []string{"filter FORWARD", "nat " + portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)} {
 			run(t, "", "nft", strings.Fields("flush chain "+family+" "+chain)...)
 			if mended, err := again.Audit(context.Background(), false); mended == 0 || err != nil {
-				t.Errorf("the rules of %s are gone: mended %d, %v", chain, mended, err)
+				t.Errorf("the rules of %s are gone: repaired %d, %v", chain, mended, err)
 			}
 			if mended, err := auditAll(again); mended != 0 || err != nil {
-				t.Errorf("the rules of %s are back: mended %d, %v", chain, mended, err)
+				t.Errorf("the rules of %s are back: repaired %d, %v", chain, mended, err)
 			}
 		}
 		if got := leading(); got != want {

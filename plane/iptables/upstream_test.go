@@ -62,7 +62,7 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 		}
 		reset(t, p, table) // and back
 		if mended, err := auditAll(p); mended != 0 || err != nil {
-			t.Errorf("after another change of mode an audit mended %d, %v", mended, err)
+			t.Errorf("after another change of mode an audit repaired %d, %v", mended, err)
 		}
 	})
 }

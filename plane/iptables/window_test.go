@@ -53,7 +53,7 @@ func TestAuditsInWindows(t *testing.T) {
 					break
 				}
 				if listed := p.Stats().Saves - saves; (mended > 0) != drifted || (listed > 0) != drifted {
-					t.Errorf("%s: mended %d, %d lists", what, mended, listed)
+					t.Errorf("%s: repaired %d, %d lists", what, mended, listed)
 				}
 			}
 			all("nothing", false)

@@ -125,7 +125,7 @@ func (p *modePlane) openCounters(asked bool) (Counters, error) {
 }
 
 // deprecated is reported once (EV-07).
-var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, where nftables takes its place; here it goes on to be kept", Event: event.IPVSDeprecated}
+var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, in favour of nftables; this kube-proxy continues to support it", Event: event.IPVSDeprecated}
 
 // notCounting is reported once.
 var notCounting = mode.Notice{Text: "connections are not counted by Service (--service-metrics): the kernel does not publish its counters while " +

@@ -24,8 +24,8 @@ func (n *notices) once(id, text string, args ...any) {
 // late reports that all marks are in use.
 func (n *notices) late(services int) {
 	if services > 0 {
-		n.once("marks", "there are no more firewall marks: of some ports of Services whose packets from pods or from this node go elsewhere than others "+
-			"(externalTrafficPolicy: Local), packets from there are refused; reduce their number and restart kube-proxy, or choose mode nftables", "refused", services)
+		n.once("marks", "all firewall marks are in use: some Services route packets from pods or from this node differently from others "+
+			"(externalTrafficPolicy: Local), and those packets are refused; reduce the number of such Services and restart kube-proxy, or choose mode nftables", "refused", services)
 	}
 }
 
