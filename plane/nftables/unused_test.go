@@ -27,7 +27,7 @@ func TestUnusedChainDamaged(t *testing.T) {
 	}
 	looks := map[string]func(*testing.T, *Plane, *lb.Table) *Plane{
 		"audit of notifications": audit(false),
-		"full audit":              audit(true),
+		"full audit":             audit(true),
 		"full audit of a part": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
 			p.window = 10
 			return audit(true)(t, p, tab)
