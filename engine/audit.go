@@ -9,23 +9,24 @@ import (
 	"kube-proxy/lb"
 )
 
-// audits is when the kernel is compared with what was applied, and what came of it.
+// audits holds the schedule of comparisons with the kernel, and their results.
 type audits struct {
-	planned int64     // the period by which next was planned
+	planned int64     // the period from which next was computed
 	next    time.Time // when all is compared
-	drifted bool      // others may have changed something
+	drifted bool      // another program may have changed something
 	after   time.Time // not before this is looked at
 	trouble trouble
 	mended  tally
-	// restoring: an audit found that others had taken the plane's state away, and no Reset has brought it back.
+	// restoring: an audit found that another program removed the plane's state, and no Reset has
+	// restored it yet
 	restoring bool
 }
 
-// driftGap is the least time from one audit to the next that a notification asks for: somebody who undoes
+// driftGap is the least time between two audits that notifications request: a program that undoes
 // our work at once must not keep a processor busy.
 const driftGap = 100 * time.Millisecond
 
-// audit has the plane compare the kernel with what was applied, and mend it.
+// audit lets the plane compare the kernel with the applied state, and repair it.
 func (e *Engine) audit(ctx context.Context, full bool) {
 	a := &e.audits
 	w := &Write{Verb: "audit"}
@@ -62,8 +63,9 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	}
 }
 
-// restored counts and tells what a Reset has mended that an audit asked for: it found that others had removed all rows,
-// or so much that single objects were not worth to look for. A table without rows is one object.
+// restored counts and reports the repairs of a Reset that an audit requested. Such an audit found
+// that another program removed all frontends, or so many that single objects were not worth a
+// search. A table without frontends counts as one object.
 func (e *Engine) restored(took time.Duration) {
 	if !e.audits.restoring {
 		return
@@ -74,8 +76,8 @@ func (e *Engine) restored(took time.Duration) {
 	e.written(Write{Verb: "audit", Changes: rows, Took: took})
 }
 
-// auditPeriod is the period of full audits, give or take a tenth, so that the nodes of a cluster do not audit
-// together.
+// auditPeriod returns the period of full audits, plus or minus 10 %, so that the nodes of a cluster
+// do not audit together.
 func (e *Engine) auditPeriod() time.Duration {
 	return time.Duration(float64(e.auditEvery.Load()) * (0.9 + 0.2*rand.Float64()))
 }

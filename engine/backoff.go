@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// How long what failed waits: 50 ms at first, twice as long each time, 30 s at most.
+// Backoff of failed work: 50 ms at first, doubled on each failure, 30 s at most.
 const (
 	firstDelay = 50 * time.Millisecond
 	lastDelay  = 30 * time.Second
@@ -26,21 +26,22 @@ func (p *pause) fail(now time.Time) {
 	p.until = now.Add(p.delay)
 }
 
-// How many writes may fail with no success between: 100 at once, then 5 a second.
+// Limit of failed writes without a success between them: 100 at once, then 5 a second.
 const (
 	maxCredit    = 100
 	creditPeriod = 200 * time.Millisecond
 )
 
-// credit limits failing writes, of whatever rows: when everything fails, neither a storm of events nor many
-// rows with a backoff of their own may become a storm of writes. The first success gives all of it back. It
-// is kept as the time at which it will be whole again; the zero credit is whole.
+// credit limits failed writes across all frontends. When everything fails, neither a storm of
+// events nor many frontends with their own backoff may become a storm of writes. The first success
+// restores the full credit. The value is the time at which the credit is full again; the zero
+// credit is full.
 type credit struct{ whole time.Time }
 
 // spend counts a write that failed.
 func (c *credit) spend(now time.Time) { c.whole = latest(c.whole, now).Add(creditPeriod) }
 
-// until is when the next write may start; the zero time means now.
+// until returns when the next write may start; the zero time means now.
 func (c *credit) until() time.Time {
 	if c.whole.IsZero() {
 		return time.Time{}
@@ -48,8 +49,8 @@ func (c *credit) until() time.Time {
 	return c.whole.Add(-(maxCredit - 1) * creditPeriod)
 }
 
-// waitlist is the backoff of many things, each with its own delay. A key that is not in the heap but in
-// entries is being tried; its delay is remembered. The zero waitlist is empty.
+// waitlist is the backoff of many keys, each with its own delay. A key that is in entries but not
+// in the heap is being tried; its delay is kept. The zero waitlist is empty.
 type waitlist[K comparable] struct {
 	entries map[K]*waiting[K]
 	queue   waitQueue[K]
@@ -61,10 +62,11 @@ type waiting[K comparable] struct {
 	at    int // place in the queue, -1 while it is being tried
 }
 
-// fail makes k wait, longer than the last time.
+// fail makes k wait, longer than before.
 func (w *waitlist[K]) fail(k K, now time.Time) { w.entry(k).wait(w, now) }
 
-// again makes k wait for the first delay: it failed together with others, some of which were then taken.
+// again makes k wait for the first delay: it failed together with other keys, and some of them were
+// accepted later.
 func (w *waitlist[K]) again(k K, now time.Time) {
 	e := w.entry(k)
 	e.pause.delay = 0
@@ -92,7 +94,7 @@ func (e *waiting[K]) wait(w *waitlist[K], now time.Time) {
 	heap.Push(&w.queue, e)
 }
 
-// renew makes the backoff of k start anew: it has changed.
+// renew restarts the backoff of k, because k changed.
 func (w *waitlist[K]) renew(k K) {
 	if e := w.entries[k]; e != nil {
 		e.pause.delay = 0
@@ -114,7 +116,7 @@ func (w *waitlist[K]) forget(k K) {
 	}
 }
 
-// due takes the keys whose time has come out of the queue.
+// due removes the keys whose backoff has passed from the queue, and returns them.
 func (w *waitlist[K]) due(now time.Time) []K {
 	var keys []K
 	for len(w.queue) > 0 && !w.queue[0].pause.until.After(now) {
@@ -123,7 +125,7 @@ func (w *waitlist[K]) due(now time.Time) []K {
 	return keys
 }
 
-// next says when the first key is due; false if none waits.
+// next returns when the first key is due, and false if no key waits.
 func (w *waitlist[K]) next() (time.Time, bool) {
 	if len(w.queue) == 0 {
 		return time.Time{}, false

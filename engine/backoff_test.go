@@ -79,7 +79,7 @@ func TestCredit(t *testing.T) {
 	}
 }
 
-// Removed and added again before a write, a key that was never accepted is no change at all.
+// A key that was never accepted, and is removed and added again before a write, is no change.
 func TestPendingFolds(t *testing.T) {
 	k := svcKey(1)
 	f := &lb.Frontend{Key: k, Service: "shop/s1", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}

@@ -10,10 +10,12 @@ import (
 	"kube-proxy/policy"
 )
 
-// Budget hands out the objects that the Services of one namespace may have in one family ([policy.Settings.MaxObjects]). The oldest
-// Service has all that it asks for, then the next one by age and name, until one asks for more than is left: that one has what fits,
-// and those after it have nothing. So what is served follows from the objects alone, whatever order they came in, and a new
-// Service takes nothing from an older one. Make one with [NewBudget]. It may be used from any goroutine.
+// Budget divides the objects that the Services of one namespace may have in one family
+// ([policy.Settings.MaxObjects]). Services are served in the order of their age, then of their
+// name. Each gets all objects that it requests, until a request exceeds the rest: that Service gets
+// the rest, and younger ones get nothing. So the result depends on the objects alone, not on the
+// order of their arrival, and a new Service takes nothing from an older one. Make one with
+// [NewBudget]. It may be used from any goroutine.
 type Budget struct {
 	weigh    func(lb.Size) int
 	settings func() policy.Settings
@@ -22,7 +24,8 @@ type Budget struct {
 	accounts map[string]*account // by namespace
 }
 
-// NewBudget returns a budget that knows no Service yet. weigh is that of the mode, and settings returns the settings of now.
+// NewBudget returns a budget without Services. weigh is the weight function of the mode; settings
+// returns the current settings.
 func NewBudget(weigh func(lb.Size) int, settings func() policy.Settings) *Budget {
 	return &Budget{weigh: weigh, settings: settings, accounts: map[string]*account{}}
 }
@@ -34,7 +37,8 @@ func (b *Budget) now() policy.Settings {
 	return s
 }
 
-// Settings returns the settings for the Service of that name, with what its namespace leaves to it.
+// Settings returns the settings for the named Service, with the limit that its namespace leaves to
+// it.
 func (b *Budget) Settings(name cluster.Name) policy.Settings {
 	s := b.now()
 	b.mu.Lock()
@@ -53,8 +57,9 @@ func (b *Budget) Settings(name cluster.Name) policy.Settings {
 	return s
 }
 
-// Weigh takes in what the service of v asks for now. It returns which others of its namespace have more room or less than before: none
-// while all of them fit, and else about as many as fit into the difference.
+// Weigh records the request of the Service of v. It returns the other Services of the namespace
+// whose share changed: none while all of them fit, and else about as many as fit into the
+// difference.
 func (b *Budget) Weigh(v cluster.View) (others []cluster.Name) {
 	if b == nil {
 		return nil
@@ -83,10 +88,11 @@ func (b *Budget) Weigh(v cluster.View) (others []cluster.Name) {
 	return others
 }
 
-// account has the Services of one namespace that ask for objects.
+// account holds the Services of one namespace that request objects.
 type account struct {
 	holders map[string]*holder // by name
-	// in has those that have all they ask for, the youngest first; out the others, the oldest first. All in are older than all out.
+	// in holds the Services that get all they request, youngest first; out holds the others, oldest
+	// first. All in are older than all out.
 	in, out order
 	used    int // by those in
 }
@@ -104,7 +110,8 @@ func newAccount() *account {
 	return &account{holders: map[string]*holder{}, in: order{sign: -1}, out: order{sign: 1}}
 }
 
-// set has a Service ask for other objects than before, and returns which others have another part of the limit.
+// set records a new request of a Service, and returns the other Services whose share of the limit
+// changed.
 func (a *account) set(now holder, limit int) (moved []string) {
 	was := a.holders[now.name]
 	if was != nil && was.objects == now.objects && was.created == now.created && a.used <= limit && !a.fits(limit) {
@@ -148,7 +155,7 @@ func (a *account) settle(limit int) (moved []string) {
 	return moved
 }
 
-// fits reports whether the oldest Service that is out fits.
+// fits reports whether the oldest Service in out fits.
 func (a *account) fits(limit int) bool {
 	return a.out.Len() > 0 && a.used+a.out.first().objects <= limit
 }
@@ -176,7 +183,7 @@ func (h *holder) compare(o *holder) int {
 	return cmp.Or(cmp.Compare(h.created, o.created), cmp.Compare(h.name, o.name))
 }
 
-// order is a heap of holders, the oldest first, or with the sign -1 the youngest.
+// order is a heap of holders, the oldest first, or with sign -1 the youngest.
 type order struct {
 	list []*holder
 	sign int
@@ -190,7 +197,7 @@ func (o *order) first() *holder {
 	return o.list[0]
 }
 
-// Len is for [heap.Interface], and so are the next four.
+// Len implements [heap.Interface], as do the next four methods.
 func (o *order) Len() int { return len(o.list) }
 
 // Less reports whether one holder comes before another.

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// weighed asks for so many objects; a Service is as old as its number says.
+// weighed returns a Service that requests the given number of objects. Its name gives its age.
 func weighed(ns string, created, objects int) cluster.View {
 	s := &cluster.Service{Name: cluster.Name{Namespace: ns, Name: fmt.Sprintf("s%d", created)}, Created: int64(created),
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []cluster.ServicePort{{Name: "p", Protocol: cluster.TCP, Port: 80}}}
@@ -28,10 +28,10 @@ func weighed(ns string, created, objects int) cluster.View {
 	return cluster.View{Name: s.Name, Service: s, Slices: []*cluster.Slice{sl}}
 }
 
-// weighEach weighs a row and each endpoint as one object.
+// weighEach counts each frontend and each endpoint as one object.
 func weighEach(s lb.Size) int { return s.Ports*s.Copies(1) + s.Backends }
 
-// budgets are a budget, and what it said of each Service.
+// budgets is a budget with its result for each Service.
 type budgets struct {
 	*Budget
 	limit int
@@ -46,7 +46,7 @@ func newBudgets(limit int) *budgets {
 	return b
 }
 
-// weigh takes in a Service, and resolves it and those that the budget names.
+// weigh records a Service, and resolves it and the Services that the budget returns.
 func (b *budgets) weigh(v cluster.View) {
 	b.views[v.Name] = v
 	if v.Service == nil {
@@ -59,7 +59,7 @@ func (b *budgets) weigh(v cluster.View) {
 	}
 }
 
-// served are the names of those of the namespace that are served.
+// served returns the names of the served Services of the namespace.
 func (b *budgets) served(ns string) (names []string) {
 	for name, is := range b.said {
 		if is > 0 && name.Namespace == ns {
@@ -70,8 +70,9 @@ func (b *budgets) served(ns string) (names []string) {
 	return names
 }
 
-// The oldest Services of a namespace have its objects. An older one that grows takes from the youngest, and what one frees serves those
-// that were refused. Other namespaces do not matter (TN-12).
+// The oldest Services of a namespace get its objects. An older Service that grows takes objects
+// from the youngest; freed objects serve Services that were refused. Other namespaces have no
+// effect (TN-12).
 func TestBudget(t *testing.T) {
 	b := newBudgets(100)
 	want := func(story string, names ...string) {
@@ -111,8 +112,9 @@ func TestBudget(t *testing.T) {
 	want("no limit", "s2", "s3", "s4", "s5", "s6", "s7")
 }
 
-// Whatever happened before, the same Services are served: those that a budget names that knew them from the start (TN-12).
-// While all fit nothing is resolved anew, and else no more than fits into what changed.
+// The history has no effect: the served Services are those that a budget would serve that had them
+// all from the start (TN-12). While all fit, no Service is resolved again; else no more than fit
+// into the difference.
 func TestBudgetWalk(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seedtest.Of(t), 19))
 	const limit = 400
@@ -158,8 +160,9 @@ func TestBudgetWalk(t *testing.T) {
 	}
 }
 
-// With a namespace at its limit the engine writes what fits, from the first Reset on, and what one Service frees serves another at
-// once. A stranger is served whatever it asks for (TN-12).
+// With a namespace at its limit, the engine writes the part that fits from the first Reset on, and
+// objects freed by one Service serve another at once. A Service of another namespace is served
+// whatever this namespace requests (TN-12).
 func TestBudgetInForce(t *testing.T) {
 	const fit, services = 5, 40 // 4 objects each
 	limited := settings
@@ -212,7 +215,7 @@ func TestBudgetInForce(t *testing.T) {
 	})
 }
 
-// resetSize notes how many rows the first Reset has.
+// resetSize records how many frontends the first Reset has.
 type resetSize struct {
 	Plane
 	first *int

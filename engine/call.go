@@ -9,29 +9,30 @@ import (
 	"kube-proxy/plane"
 )
 
-// Write is one finished call of the plane; "load" is the end of what a Reset had left for later. An audit that found
-// everything gone comes twice: once with its error, and once with the rows as Changes when a Reset, which comes too, has
-// brought them back.
+// Write is one finished call of the plane; "load" is the end of the work that a Reset postponed. An
+// audit that found all state missing is reported twice: once with its error, and again with the
+// frontends as Changes after a Reset, reported too, restored them.
 type Write struct {
 	Verb    string // "apply", "reset", "load", "setnode", "audit" or "probe"
-	Changes int    // offered changes; rows that were written for "reset" and "load"; mended objects for "audit"; 0 for "probe"
+	Changes int    // changes offered; frontends written by reset and load; objects repaired by audit
 	Later   int    // rows that a "reset" left for later
 	Took    time.Duration
 	Err     error
 
 	again bool // something of it has failed before
-	wrote bool // it brought something up to date in the kernel
+	wrote bool // it updated the kernel
 }
 
-// call has the plane do something, which f may say more of in w. The call is counted and told; a panic is an error. After an
-// error by which the plane does not know what the kernel holds, everything is written anew.
+// call runs f, a call of the plane that may add details to w. The call is counted and reported; a
+// panic becomes an error. After an error that leaves the kernel's state unknown, the engine writes
+// everything again.
 func (e *Engine) call(w *Write, f func() error) error {
 	start := time.Now()
 	w.Err = e.guard("plane, ", w.Verb, f)
 	end := time.Now()
 	w.Took = end.Sub(start)
 	e.stats.called(w, end)
-	if w.Verb != "audit" { // who undoes our work all the time would keep changes waiting for MinSyncPeriod for ever
+	if w.Verb != "audit" { // a program that always undoes our work would make changes wait for MinSyncPeriod forever
 		e.writer.end = end
 	}
 	e.written(*w)
@@ -41,7 +42,7 @@ func (e *Engine) call(w *Write, f func() error) error {
 	return w.Err
 }
 
-// written tells of a write.
+// written reports a write.
 func (e *Engine) written(w Write) {
 	if e.cfg.Written != nil {
 		e.cfg.Written(w)
@@ -56,7 +57,8 @@ type panicked struct {
 
 func (p *panicked) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
-// guard calls f and turns a panic into an error; every such error is counted, and its stack logged. in and of say what f does.
+// guard calls f and converts a panic into an error; each such error is counted, and its stack
+// logged. in and of name the work of f.
 func (e *Engine) guard(in, of string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

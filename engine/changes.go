@@ -9,19 +9,19 @@ import (
 	"kube-proxy/lb"
 )
 
-// What Config.Changes is told. An entry is written where the log or a metric is told as well.
+// Entries for Config.Changes. They are written where the log or a metric is written as well.
 
-// manyTogether is of how many Services the changes that came into force with a Reset are only counted: a whole cluster at the start
-// is one entry.
+// manyTogether is the number of Services from which the changes of a Reset are only counted: a
+// whole cluster at the start is one entry.
 const manyTogether = 100
 
-// What a verb is called in an entry.
+// Names of the verbs in an entry.
 var (
 	serviceVerbs = [...]changes.What{cluster.Changed: changes.ServiceChanged, cluster.Created: changes.ServiceCreated, cluster.Deleted: changes.ServiceDeleted}
 	sliceVerbs   = [...]changes.What{cluster.Changed: changes.SliceChanged, cluster.Created: changes.SliceCreated, cluster.Deleted: changes.SliceDeleted}
 )
 
-// oldest returns the smaller of two times of which 0 is none.
+// oldest returns the smaller of two times, where 0 means unknown.
 func oldest(a, b int64) int64 {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -29,7 +29,7 @@ func oldest(a, b int64) int64 {
 	return a
 }
 
-// fails counts a write that failed with something of u in it, once.
+// fails counts a failed write with a part of u in it, once.
 func (u *unprogrammed) fails(write uint64) {
 	if u.failed != write {
 		u.failed = write
@@ -37,7 +37,7 @@ func (u *unprogrammed) fails(write uint64) {
 	}
 }
 
-// tellSettled tells of changes that are in force now.
+// tellSettled reports changes that came into force.
 func (e *Engine) tellSettled() {
 	p := &e.pending.programming
 	if len(p.settled) == 0 {
@@ -66,7 +66,8 @@ func (e *Engine) tellSettled() {
 	p.settled = p.settled[:0]
 }
 
-// tellReset tells of a Reset that succeeded, with what came into force with it and is not told by itself.
+// tellReset reports a successful Reset, with the changes that came into force with it and are not
+// reported one by one.
 func (e *Engine) tellReset(w *Write) {
 	end := e.writer.end
 	e.tellTogether(changes.Entry{Kind: changes.Reset, Rows: uint32(w.Changes), Why: e.resets.why,
@@ -74,14 +75,14 @@ func (e *Engine) tellReset(w *Write) {
 	e.resets.why = ""
 }
 
-// tellLoaded tells that what a Reset left for later is written.
+// tellLoaded reports the end of the work that a Reset postponed.
 func (e *Engine) tellLoaded(w Write) {
 	now := time.Now()
 	e.tellTogether(changes.Entry{Kind: changes.Loaded, Rows: uint32(w.Changes), Learned: now.Add(-w.Took).UnixNano(), Done: now.UnixNano()})
 	e.pending.programming.loading = false
 }
 
-// tellTogether tells with an entry how many changes came into force with it.
+// tellTogether adds to an entry how many changes came into force with it.
 func (e *Engine) tellTogether(entry changes.Entry) {
 	p := &e.pending.programming
 	entry.Family, entry.Services, entry.Slices = e.cfg.Family, uint32(p.together.Services), uint32(p.together.Slices)
@@ -89,18 +90,18 @@ func (e *Engine) tellTogether(entry changes.Entry) {
 	e.cfg.Changes.Add(entry)
 }
 
-// tellMended tells of an audit that found something.
+// tellMended reports an audit that found differences.
 func (e *Engine) tellMended(w *Write, end time.Time) {
 	e.cfg.Changes.Add(changes.Entry{Kind: changes.Mended, Family: e.cfg.Family, Rows: uint32(w.Changes),
 		Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
 }
 
-// tellNodeSet tells that the plane has what is known of this machine.
+// tellNodeSet reports that the plane accepted the facts of this machine.
 func (e *Engine) tellNodeSet() {
 	e.cfg.Changes.Add(changes.Entry{Kind: changes.Node, Family: e.cfg.Family, Learned: e.node.since.UnixNano(), Done: e.writer.end.UnixNano()})
 }
 
-// tellFailed tells of what failed and was not told of by the same words before.
+// tellFailed reports a failure unless its text is the same as that of the last one.
 func (e *Engine) tellFailed(name cluster.Name, k lb.Key, verb string, err error) {
 	if e.cfg.Changes != nil {
 		e.cfg.Changes.Add(changes.Entry{Kind: changes.Failed, Family: e.cfg.Family, Service: name, Key: k,
@@ -108,7 +109,7 @@ func (e *Engine) tellFailed(name cluster.Name, k lb.Key, verb string, err error)
 	}
 }
 
-// nameOf returns the name of the Service that a row is of, which may have ":port" behind it.
+// nameOf returns the name of the Service of a frontend; ":port" may follow it in row.
 func nameOf(row string) cluster.Name {
 	namespace, name, _ := strings.Cut(lb.OwnerOf(row), "/")
 	return cluster.Name{Namespace: namespace, Name: name}

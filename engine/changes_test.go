@@ -19,7 +19,8 @@ import (
 	"kube-proxy/test/cputest"
 )
 
-// ringTold are the entries of a Ring as text, a line each: what happened, rows, and how long it took from the API and from us.
+// ringTold formats the entries of a Ring, one a line: event, frontends, and the times since the API
+// server and since Mark.
 type ringTold struct {
 	*changes.Ring
 	seen uint64
@@ -99,7 +100,8 @@ func TestChangesAreTold(t *testing.T) {
 	})
 }
 
-// What fails is told when it fails, and once; when it is in force, it says after how many failures.
+// A failure is reported once, when it happens; when the change is in force, its entry has the
+// number of failures.
 func TestFailuresAreTold(t *testing.T) {
 	changesBubble(t, nil, func(r *rig, o *ringTold) {
 		r.start()
@@ -138,7 +140,8 @@ func TestFailuresAreTold(t *testing.T) {
 	})
 }
 
-// A list counts with the first write even if something else wakes the loop when the store has it and Mark is yet to come.
+// A list counts with the first write even if another event wakes the loop after the store has the
+// list and before Mark.
 func TestListIsMarkedBeforeItIsWritten(t *testing.T) {
 	changesBubble(t, nil, func(r *rig, o *ringTold) {
 		r.start()
@@ -164,7 +167,8 @@ func TestListIsMarkedBeforeItIsWritten(t *testing.T) {
 	})
 }
 
-// A whole cluster at the start is one entry, or two if it comes in pieces, and so it is when the plane's state is lost.
+// A whole cluster at the start is one entry, or two if it arrives in pieces; so is a Reset after
+// the plane lost its state.
 func TestManyAreCounted(t *testing.T) {
 	changesBubble(t, func(c *Config) { c.AuditPeriod = -1 }, func(r *rig, o *ringTold) {
 		r.plane.Slow(1000, 1000)
@@ -180,7 +184,7 @@ func TestManyAreCounted(t *testing.T) {
 		if len(entries) != 2 || entries[0].Kind != changes.Reset || entries[1].Kind != changes.Loaded || services != 5000 || slices != 5000 {
 			t.Errorf("a list of 5000 Services is told as %d entries, %d Services, %d slices: %+v", len(entries), services, slices, entries[:min(5, len(entries))])
 		}
-		// What changes while that is written is told by itself.
+		// Changes that arrive during that write are reported one by one.
 		r.plane.Lose(true)
 		r.after(time.Second)
 		r.do(triggered(7, 5, 5, 0))
@@ -258,7 +262,8 @@ func TestDriftNodeAndConfigurationAreTold(t *testing.T) {
 	})
 }
 
-// TestTellingIsFree: who tells a Ring makes no allocation more for a change than who tells nobody, whether somebody watches or not.
+// TestTellingIsFree: a change causes the same number of allocations with a Ring as without, whether
+// or not a reader watches it.
 func TestTellingIsFree(t *testing.T) {
 	allocs := func(ring *changes.Ring) float64 {
 		r := newRig(t, func(c *Config) { c.Changes, c.Observers = ring, nil })
@@ -287,7 +292,7 @@ func TestTellingIsFree(t *testing.T) {
 	t.Logf("%v allocations for each change", nobody)
 }
 
-// With ten who look for what is new ten times a second, a change costs the process 10 µs more at most.
+// With ten readers that poll ten times a second, a change costs the process at most 10 µs more.
 func TestReadersCostLittle(t *testing.T) {
 	cost := func(readers int) time.Duration {
 		ring := changes.New(0)
@@ -334,8 +339,8 @@ func TestReadersCostLittle(t *testing.T) {
 	}
 }
 
-// A Service is nothing to a family of which it has no address, and had none: that is told for those who show Services, and marked for
-// those who ask what changed.
+// A Service has and had no address of a family: the entry of that family is reported to readers
+// that show Services, and marked for readers that ask for changes.
 func TestElsewhereIsMarked(t *testing.T) {
 	changesBubble(t, nil, func(r *rig, o *ringTold) {
 		r.begin()

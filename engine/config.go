@@ -13,52 +13,58 @@ import (
 	"kube-proxy/policy"
 )
 
-// Config says what an engine works with. Family, Plane and Store must be set.
+// Config configures an engine. Family, Plane and Store must be set.
 type Config struct {
 	Family lb.Family
 	Plane  Plane
-	// Store is asked for the services that Mark names, for the node's facts, and whether all sources have
+	// Store supplies the Services that Mark names, the node's facts, and whether all sources have
 	// listed.
 	Store *cluster.Store
 
-	// Settings are what the default Resolve and ResolveNode decide by; their Family is set by New.
+	// Settings are the settings of the default Resolve and ResolveNode; New sets their Family.
 	Settings policy.Settings
-	// Resolve gives the rows of one service of this family, none for one that has gone; nil means policy.Resolve with
-	// Settings.
+	// Resolve returns the frontends of one Service in this family, none for a deleted Service; nil
+	// means policy.Resolve with Settings.
 	Resolve func(cluster.View) []*lb.Frontend
-	// Budget, if not nil, says how many objects of its namespace's limit are left to a Service. It is told of each Service before
-	// Resolve is, whose settings it has then ([Budget.Settings]).
+	// Budget, if not nil, returns how many objects its namespace's limit leaves to a Service. The
+	// engine weighs each Service before it calls Resolve, which then uses [Budget.Settings].
 	Budget *Budget
-	// ResolveNode gives what the plane must know of this machine; nil means policy.ResolveNode with Settings.
+	// ResolveNode returns the facts of this machine that the plane needs; nil means
+	// policy.ResolveNode with Settings.
 	ResolveNode func(cluster.Facts) lb.Node
 
-	// MinSyncPeriod is the least time between the end of one write and the start of the next; 0 means none
-	// (DP-60).
+	// MinSyncPeriod is the least time between the end of one write and the start of the next; 0
+	// means no wait (DP-60).
 	MinSyncPeriod time.Duration
-	// AuditPeriod is the time between two full audits, give or take a tenth; 0 means 5 minutes, less than 0
-	// means never.
+	// AuditPeriod is the time between two full audits, plus or minus 10 %; 0 means 5 minutes, a
+	// negative value means never.
 	AuditPeriod time.Duration
 
-	// Observers are told of accepted changes, in this order.
+	// Observers receive accepted changes, in this order.
 	Observers []Observer
-	// Log is where failures and contests are told; nil means slog.Default().
+	// Log receives failures and conflicts; nil means slog.Default().
 	Log *slog.Logger
-	// Written, if not nil, is called after each call of the plane that writes, from the engine's goroutine.
+	// Written, if not nil, is called after each writing call of the plane, from the engine's
+	// goroutine.
 	Written func(Write)
-	// Programmed, if not nil, is told how long each change of endpoints took that is in force now, from its trigger
-	// ([cluster.Ref]) to the end of the write that has the last of its service's rows (SV-35, MT-04); 0 where the
-	// trigger's clock is ahead. Changes for which no row had to be written are in force as soon as that is known.
-	// It is called from the engine's goroutine.
+	// Programmed, if not nil, receives the latency of each change of endpoints that came into
+	// force: from its trigger ([cluster.Ref]) to the end of the write with the last frontend of its
+	// Service (SV-35, MT-04); 0 where the trigger's clock is ahead. A change that needs no write is
+	// in force as soon as the engine finds that out. Programmed is called from the engine's
+	// goroutine.
 	Programmed func(took []time.Duration)
-	// Changes, if not nil, is told of what came into force and of what failed; the engines of both families may have the same.
+	// Changes, if not nil, receives the changes that came into force and the failures; the engines
+	// of both families may share it.
 	Changes *changes.Ring
 	// Contested, if not nil, is called for each loss that is also logged as a warning (SV-24).
 	Contested func(Loss)
-	// Lent, if not nil, is called for each loan that is also logged as a warning (SV-24).
+	// Lent, if not nil, is called for each provisional owner that is also logged as a warning
+	// (SV-24).
 	Lent func(Loan)
 }
 
-// Engine keeps one plane at what the Store asks for. Make one with [New], and run it with [Engine.Run].
+// Engine keeps one plane in the state that the Store describes. Make one with [New], and run it
+// with [Engine.Run].
 type Engine struct {
 	cfg        Config
 	minPeriod  atomic.Int64
@@ -68,7 +74,8 @@ type Engine struct {
 	inbox inbox
 	stats ledger
 
-	// tableMu guards the table against Query; only the loop writes, while no write is in hand.
+	// tableMu guards the table against Query; only the loop writes it, while the plane writes
+	// nothing.
 	tableMu sync.RWMutex
 	table   *lb.Table
 
@@ -80,16 +87,16 @@ type Engine struct {
 	writer   writer
 	resets   resets
 	audits   audits
-	withheld map[lb.Key]withheld // rows of health checks that observers are not told of yet
+	withheld map[lb.Key]withheld // frontends of health checks that observers must not see yet
 	noLocal  noLocal
-	// Messages about Services: those that lost a key or got one on loan, and those whose rows fail. Rows that fail
-	// together are the share of the namespace "".
+	// Limits of messages about Services: of lost keys, of provisionally owned keys, and of failed
+	// frontends. Frontends that fail together count for the namespace "".
 	contests, loans, failures *ratelimit.Limiter
 	panics                    once // whose stack was logged
 	said                      once // other errors that were logged
 }
 
-// New returns an engine that has done nothing yet.
+// New returns an engine; it does nothing before Run.
 func New(cfg Config) *Engine {
 	cfg.Settings.Family = cfg.Family
 	if cfg.Resolve == nil {
@@ -120,11 +127,11 @@ func New(cfg Config) *Engine {
 	return e
 }
 
-// defaultAuditPeriod is what an AuditPeriod of 0 means.
+// defaultAuditPeriod replaces an AuditPeriod of 0.
 const defaultAuditPeriod = 5 * time.Minute
 
-// SetAuditPeriod changes Config.AuditPeriod; it may be called at any time from any goroutine. The next full audit
-// is planned anew.
+// SetAuditPeriod changes Config.AuditPeriod and reschedules the next full audit. It may be called
+// at any time from any goroutine.
 func (e *Engine) SetAuditPeriod(d time.Duration) {
 	if d == 0 {
 		d = defaultAuditPeriod
@@ -139,8 +146,8 @@ func (e *Engine) SetMinSyncPeriod(d time.Duration) {
 	e.inbox.ring()
 }
 
-// Query calls f with the desired table. f must only read, must not keep the table, and should be short: new
-// events are not taken in while it runs. It may be called from any goroutine.
+// Query calls f with the desired table. f must only read, must not keep the table, and should be
+// short: the engine takes in no events while f runs. Query may be called from any goroutine.
 func (e *Engine) Query(f func(*lb.Table)) {
 	e.tableMu.RLock()
 	defer e.tableMu.RUnlock()

@@ -7,18 +7,19 @@ import (
 	"kube-proxy/lb"
 )
 
-// Loss is what one Service lost to others by one change (SV-24).
+// Loss is the set of keys that one Service lost to others by one change (SV-24).
 type Loss struct {
-	// Contest is the first of the contests, by key.
+	// Contest is the first conflict, by key.
 	lb.Contest
 	// Keys is their number.
 	Keys int
 }
 
-// Loan is what one Service got by one change of the service network, as addresses of another kind than its cluster IP:
-// it must give them back to whom they are assigned (SV-24).
+// Loan is the set of frontends that one Service received by one change with addresses of the
+// service network that are not its cluster IP. It is their provisional owner until they are
+// assigned to another Service (SV-24).
 type Loan struct {
-	// Frontend is the first of the rows, by key.
+	// Frontend is the first one, by key.
 	*lb.Frontend
 	// Owner is "ns/name".
 	Owner string
@@ -26,21 +27,22 @@ type Loan struct {
 	Keys int
 }
 
-// claims gathers what is to be told of claims while services are resolved. A tenant can contest as many keys as there
-// are, and a Service that loses them all has one fault: there is one message for each Service and change, and of many
-// Services few are told.
+// claims collects the messages about conflicts while Services are resolved. A tenant can cause
+// conflicts for as many keys as there are, and a Service that loses them all has one fault. So
+// there is one message for each Service and change, and a limit for many Services.
 type claims struct {
 	contests []contest // that began
 	lent     []lentKey // rows that came
 }
 
-// contest is one that a change of the Service cause began.
+// contest is a conflict that a change of the Service cause started.
 type contest struct {
 	lb.Contest
 	cause string
 }
 
-// share is whose share a message about the contest is of. Others cannot exhaust the share for what the loser does itself.
+// share returns the namespace whose message limit the conflict counts for. Other tenants cannot
+// exhaust the limit for changes of the loser itself.
 func (c contest) share() string {
 	loser := nameOf(c.Loser.Name).Namespace
 	if nameOf(c.cause).Namespace != loser {
@@ -49,13 +51,14 @@ func (c contest) share() string {
 	return loser
 }
 
-// lentKey is a key of the service network that a Service got though it is not its cluster IP.
+// lentKey is a key of the service network with a provisional owner: it is not the Service's cluster
+// IP.
 type lentKey struct {
 	key   lb.Key
 	owner string
 }
 
-// add takes note of what the replacement of the owner's rows changed.
+// add records the conflicts that the replacement of the owner's frontends changed.
 func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, contests []lb.Contest) {
 	for _, began := range contests {
 		c.contests = append(c.contests, contest{began, owner})
@@ -67,7 +70,8 @@ func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, contests []
 	}
 }
 
-// tellClaims tells of what was gathered. Its cost is that of the changes that it was gathered from.
+// tellClaims reports the collected conflicts. Its cost is proportional to the changes that caused
+// them.
 func (e *Engine) tellClaims(c claims) {
 	if len(c.contests) > 0 {
 		e.tellLosses(c.contests)
@@ -77,7 +81,8 @@ func (e *Engine) tellClaims(c claims) {
 	}
 }
 
-// tellLosses asks the table again: while many services were resolved the winner may have changed.
+// tellLosses looks into the table again: the winner may have changed while many Services were
+// resolved.
 func (e *Engine) tellLosses(began []contest) {
 	var lost []contest
 	for _, c := range began {
@@ -100,7 +105,7 @@ func (e *Engine) tellLosses(began []contest) {
 	}
 }
 
-// tellLoans leaves out what the same look at the services gave to somebody else.
+// tellLoans leaves out keys that the same turn gave to another Service.
 func (e *Engine) tellLoans(lent []lentKey) {
 	var loans []Loan
 	for _, c := range lent {
@@ -123,7 +128,8 @@ func (e *Engine) tellLoans(lent []lentKey) {
 	}
 }
 
-// byService returns the first claim of each service, by key, in the order of services, and how many each has.
+// byService returns the first claim of each Service, by key, in the order of Services, and the
+// number of claims of each.
 func byService[C any](claims []C, of func(C) (service string, key lb.Key)) (first []C, keys map[string]int) {
 	keys = map[string]int{}
 	for _, c := range claims {

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// crowd returns Services that all claim the same ports of one external address, and have no cluster IP in common. The
-// oldest has number first.
+// crowd returns Services that all claim the same ports of one external address and have different
+// cluster IPs. The oldest has number first.
 func crowd(first, services, ports int) []*cluster.Service {
 	out := make([]*cluster.Service, services)
 	for i := range out {
@@ -27,8 +27,9 @@ func crowd(first, services, ports int) []*cluster.Service {
 	return out
 }
 
-// SV-24, TN-02: what is told of contests is bounded, whatever Services claim, and says how much is left out. The youngest
-// come first, so that each takes all keys from the one before. A stranger's losses are told beside it.
+// SV-24, TN-02: messages about conflicts are limited, whatever Services claim, and report how many
+// were left out. The youngest Services come first, so that each takes all keys from the one before.
+// The losses of a Service of another namespace are reported as well.
 func TestFloodOfContests(t *testing.T) {
 	var told []Loss
 	bubble(t, func(c *Config) { c.Contested = func(l Loss) { told = append(told, l) } }, func(r *rig) {
@@ -52,7 +53,7 @@ func TestFloodOfContests(t *testing.T) {
 		if r.log.Count(fmt.Sprintf("messages=%d mostAbout=shop", suppressed)) != 1 || strings.Count(r.log.String(), "\n") > ratelimit.Burst+5 {
 			t.Errorf("the log does not count %d suppressed messages, or is too long:\n%s", suppressed, r.log)
 		}
-		// Of another namespace the first is reported all the same, also where the flood caused it.
+		// The first loss in another namespace is reported, also where the flood caused it.
 		mine, theirs := service(1), service(2)
 		for i, s := range []*cluster.Service{mine, theirs} {
 			s.Name.Namespace, s.Created = "stranger", int64(1e6+i)
@@ -74,8 +75,8 @@ func TestFloodOfContests(t *testing.T) {
 	})
 }
 
-// Contested keys change nothing for other Services, however many there are, and cost those who claim them no more than
-// their own rows and a logarithm.
+// Conflicts change nothing for other Services, whatever their number. They cost the claimants no
+// more than their own frontends and a logarithm.
 func TestContestsCostNobodyElse(t *testing.T) {
 	type cost struct{ visited, resolved, offered, contests uint64 }
 	measure := func(services, ports int) (all, others cost) {
@@ -101,12 +102,13 @@ func TestContestsCostNobodyElse(t *testing.T) {
 		return all, others
 	}
 	_, few := measure(2, 2)
-	many, beside := measure(101, 1000) // 1,000 keys, 100,000 contests
+	many, beside := measure(101, 1000) // 1,000 keys, 100,000 conflicts
 	crowded, besideOne := measure(11_000, 1)
 	if few != beside || few != besideOne {
 		t.Errorf("a change of another Service costs %+v beside 2 contests, %+v beside 100,000, %+v beside a crowd of 11,000 on one key", few, beside, besideOne)
 	}
-	// A row is looked at when it comes, as cluster IP and as external IP, and compared a few times.
+	// The engine inspects a frontend when it arrives, as cluster IP and as external IP, and
+	// compares it a few times.
 	for _, c := range []struct {
 		cost
 		rows uint64
@@ -117,8 +119,8 @@ func TestContestsCostNobodyElse(t *testing.T) {
 	}
 }
 
-// SV-24: a Service with an address of the service network that is not its cluster IP has it until somebody else gets it,
-// and is warned, unless that somebody comes at the same time.
+// SV-24: a Service with an address of the service network that is not its cluster IP is the
+// provisional owner of the address. A warning is logged, unless the owner arrives at the same time.
 func TestLoanOfTheServiceNetwork(t *testing.T) {
 	var told []Loan
 	bubble(t, func(c *Config) { c.Lent = func(l Loan) { told = append(told, l) } }, func(r *rig) {
@@ -138,7 +140,7 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		}
 		owner := crowd(7, 1, 3)[0]
 		owner.ExternalIPs = nil
-		late := crowd(2, 1, 3)[0] // comes together with the owner of what it wants
+		late := crowd(2, 1, 3)[0] // arrives together with the owner of the address
 		late.ExternalIPs = []netip.Addr{svcIP(7)}
 		r.do(cluster.Batch{cluster.ServiceSet{Service: late}, cluster.ServiceSet{Service: owner}, cluster.SliceSet{Slice: slice(7, 1, 1)}})
 		r.run()

@@ -26,7 +26,7 @@ func (r *rig) fill(n int) {
 	r.do(cluster.ServicesListed{Services: services}, cluster.SlicesListed{Slices: slices})
 }
 
-// What one endpoint event costs does not depend on the number of services.
+// The cost of one endpoint event does not depend on the number of Services.
 func TestCostFollowsTheChange(t *testing.T) {
 	type cost struct{ resolved, visited, offered, changes, applies, ops uint64 }
 	measure := func(n int) (c cost) {
@@ -56,14 +56,14 @@ func TestCostFollowsTheChange(t *testing.T) {
 	}
 }
 
-// The pending map was as large as the table once; a change must not pay for that.
+// The pending map was as large as the table once; that must not slow down a change.
 func BenchmarkEndpointChange(b *testing.B) {
 	for _, n := range []int{100, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) { benchEndpointChange(b, n) })
 	}
 }
 
-// applied tells the benchmark that a change is in.
+// applied signals the benchmark that a change is in the plane.
 type applied chan struct{}
 
 func (a applied) Applied([]lb.Change) { a <- struct{}{} }
@@ -77,7 +77,7 @@ func benchEndpointChange(b *testing.B, n int) {
 	r.start()
 	r.fill(n)
 	<-done
-	// Everything pending at once, so that what is large once is large.
+	// All changes are pending at once, so that the maps reach their full size once.
 	r.faulty.FailNext(fake.ErrInjected)
 	changed := make([]*cluster.Slice, n)
 	for i := range changed {
@@ -98,20 +98,20 @@ func benchEndpointChange(b *testing.B, n int) {
 	for i, at := range rand.Perm(n)[:len(forms)] {
 		forms[i] = [2]*cluster.Slice{slice(at, 3, 10), slice(at, 4, 10)}
 	}
-	runtime.GC() // what the setup left behind is not the change's
+	runtime.GC() // garbage of the setup does not count for the change
 	before, cpu := r.engine.Stats(), cputest.Time()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		r.do(cluster.SliceSet{Slice: forms[i%len(forms)][i/len(forms)%2]})
 		<-done
 	}
-	// On a busy machine the processor time says more than the clock.
+	// On a busy machine the processor time is more exact than the clock.
 	b.ReportMetric(float64(cputest.Time()-cpu)/float64(b.N), "cpu-ns/op")
 	s := r.engine.Stats()
 	b.ReportMetric(float64(s.Changes-before.Changes)/float64(b.N), "changes/op")
 }
 
-// Many goroutines mark at once while the plane fails now and then: nothing is lost. Run with -race.
+// Many goroutines mark at once while the plane fails at times: no change is lost. Run with -race.
 func TestNoLostChange(t *testing.T) {
 	const services, writers = 200, 8
 	rounds := 300

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// SV-05: no rule is written until both Services and slices have been listed; then one Reset.
+// SV-05: nothing is written until both Services and slices have been listed; then one Reset.
 func TestNothingBeforeTheLists(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -53,7 +53,8 @@ func TestEmptyLists(t *testing.T) {
 	})
 }
 
-// DP-60: the first event after an idle time is applied at once; what arrives while a write runs is one batch.
+// DP-60: the first event after an idle time is applied at once; events that arrive during a write
+// form one batch.
 func TestFireAtOnceCoalesceWhileWriting(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -139,7 +140,7 @@ func TestMinSyncPeriod(t *testing.T) {
 	})
 }
 
-// An engine hears of its own family only (G6).
+// An engine receives events of its own family only (G6).
 func TestOtherFamilyIsNotHeard(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -157,7 +158,7 @@ func TestOtherFamilyIsNotHeard(t *testing.T) {
 	})
 }
 
-// A change that is taken back before it was offered is not written.
+// A change that is reverted before it was offered is not written.
 func TestTakenBack(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
 		r.start()
@@ -166,7 +167,7 @@ func TestTakenBack(t *testing.T) {
 		r.do(cluster.ServiceSet{Service: service(1)}, cluster.SliceSet{Slice: slice(1, 1, 3)})
 		r.after(time.Minute)
 		r.converged()
-		r.do(cluster.ServiceSet{Service: service(2)}) // begins the second in which nothing is written
+		r.do(cluster.ServiceSet{Service: service(2)}) // starts the second in which nothing is written
 		r.run()
 		before := r.plane.Counts()
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
@@ -180,7 +181,7 @@ func TestTakenBack(t *testing.T) {
 	})
 }
 
-// Stop: the write in hand is finished, nothing more is started, the rules stay.
+// Stop: the current write is finished, no other starts, the rules stay.
 func TestGracefulStop(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -213,7 +214,7 @@ type hanging struct {
 	ended chan error
 }
 
-// Drift is none: the plane's own channel was made outside the bubble.
+// Drift returns nil: the plane's own channel was made outside the bubble.
 func (h hanging) Drift() <-chan struct{} { return nil }
 
 func (h hanging) Apply(ctx context.Context, _ []lb.Change) (plane.ApplyResult, error) {
@@ -222,7 +223,7 @@ func (h hanging) Apply(ctx context.Context, _ []lb.Change) (plane.ApplyResult, e
 	return plane.ApplyResult{}, ctx.Err()
 }
 
-// A write that hangs cannot keep the process from stopping for ever.
+// A hanging write cannot keep the process from stopping forever.
 func TestStopIsBounded(t *testing.T) {
 	h := hanging{fake.New(lb.IPv4), make(chan error, 1)}
 	bubble(t, func(c *Config) { c.Plane = h }, func(r *rig) {
@@ -239,7 +240,8 @@ func TestStopIsBounded(t *testing.T) {
 	})
 }
 
-// SV-24: the loser of a contested key is warned of once, and gets the key when the winner goes.
+// SV-24: a conflict is logged once as a warning for the loser, which gets the key when the winner
+// goes.
 func TestContest(t *testing.T) {
 	var told []Loss
 	bubble(t, func(c *Config) { c.Contested = func(x Loss) { told = append(told, x) } }, func(r *rig) {
@@ -278,7 +280,7 @@ func TestContest(t *testing.T) {
 	})
 }
 
-// ResolveAll asks the policy again for everything.
+// ResolveAll calls the policy again for every Service.
 func TestResolveAll(t *testing.T) {
 	masq := false
 	resolve := func(c *Config) {
@@ -320,7 +322,7 @@ func TestQuery(t *testing.T) {
 	})
 }
 
-// dropper is a plane that found rows of a service which went while no proxy ran.
+// dropper is a plane that found frontends of a Service that was deleted while no proxy ran.
 type dropper struct {
 	*fake.Plane
 	keys []lb.Key
@@ -332,12 +334,12 @@ func (d dropper) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, 
 	return res, err
 }
 
-// told is an observer that keeps what it was told.
+// told is an observer that records its calls.
 type told struct{ changes []lb.Change }
 
 func (o *told) Applied(changes []lb.Change) { o.changes = append(o.changes, changes...) }
 
-// Observers learn which keys the first Reset removed, and only the first.
+// Observers receive the keys that the first Reset removed, and those of no other Reset.
 func TestDroppedRowsAreTold(t *testing.T) {
 	gone := svcKey(77)
 	var o told

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// Add A, which fails after A was programmed, then delete A: folding the two to nothing
-// would leave A in the kernel for ever.
+// Add A, which fails after the plane programmed A, then delete A: folding the two into nothing
+// would leave A in the kernel forever.
 func TestDoubt(t *testing.T) {
 	for seed := range uint64(20) {
 		bubble(t, nil, func(r *rig) {
@@ -34,7 +34,8 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// The same in one look: the delete arrives before the retry, and what is wanted is what was accepted last.
+// The same in one turn: the delete arrives before the retry, and the desired state equals the last
+// accepted one.
 func TestDoubtIsOfferedThoughNothingChanged(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin(1)
@@ -54,7 +55,8 @@ func TestDoubtIsOfferedThoughNothingChanged(t *testing.T) {
 	})
 }
 
-// Issue 2, item 5: one bad object is retried alone with backoff; it blocks nobody and forces no Reset.
+// Issue 2, item 5: one bad object is retried alone with backoff; it blocks no other and forces no
+// Reset.
 func TestBadObject(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -91,7 +93,7 @@ func TestBadObject(t *testing.T) {
 		if s.Resets != 1 {
 			t.Errorf("%d resets", s.Resets)
 		}
-		// Others are not held up by it.
+		// It does not delay others.
 		r.add(200)
 		r.run()
 		if !r.plane.Has(svcKey(200)) {
@@ -104,7 +106,8 @@ func TestBadObject(t *testing.T) {
 	})
 }
 
-// A row that the plane cannot hold does not keep a Reset from the others, and is retried alone.
+// A Reset writes all other frontends if the plane cannot hold one of them; that one is retried
+// alone.
 func TestBadObjectInReset(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.list()
@@ -131,7 +134,7 @@ func TestBadObjectInReset(t *testing.T) {
 	})
 }
 
-// A new change for a key that waits is tried at once, and its backoff begins anew.
+// A new change of a waiting key is tried at once, and its backoff restarts.
 func TestNewWishIsTriedAtOnce(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -155,7 +158,8 @@ func TestNewWishIsTriedAtOnce(t *testing.T) {
 	})
 }
 
-// When everything fails there is one backoff for all, not a storm, also while events keep coming.
+// When every write fails there is one backoff for all and no storm, even while events keep
+// arriving.
 func TestSystemicFailure(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -227,7 +231,7 @@ func TestManyBadObjects(t *testing.T) {
 	})
 }
 
-// A write that fails once is made good at once.
+// A write that fails once is repaired at once.
 func TestPassingFailure(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -241,8 +245,8 @@ func TestPassingFailure(t *testing.T) {
 	})
 }
 
-// A Reset that fails is retried with backoff and told of once for each error; what arrives meanwhile is in
-// the next one.
+// A failed Reset is retried with backoff and logged once for each error text; events that arrive
+// meanwhile are part of the next one.
 func TestResetFails(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -270,7 +274,7 @@ func TestResetFails(t *testing.T) {
 	})
 }
 
-// ErrStateLost, whoever returns it, asks for a Reset; the observers hear what the Reset brought.
+// ErrStateLost from any call causes a Reset; the observers receive its result.
 func TestStateLost(t *testing.T) {
 	bubble(t, func(c *Config) { c.AuditPeriod = time.Minute }, func(r *rig) {
 		r.start()
@@ -300,7 +304,7 @@ func TestStateLost(t *testing.T) {
 	})
 }
 
-// A changed audit period holds at once: also one that is shorter than what is left of the one before.
+// A changed audit period takes effect at once, even if it is shorter than the rest of the old one.
 func TestSetAuditPeriod(t *testing.T) {
 	bubble(t, func(c *Config) { c.AuditPeriod = time.Hour }, func(r *rig) {
 		r.begin()
@@ -324,7 +328,7 @@ func TestSetAuditPeriod(t *testing.T) {
 	})
 }
 
-// DP-61: a panic in the plane is caught; since the plane may be half changed, it is reset.
+// DP-61: a panic in the plane is caught; the plane may be half changed, so it is reset.
 func TestPanicInPlane(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin(1)
@@ -342,7 +346,8 @@ func TestPanicInPlane(t *testing.T) {
 	})
 }
 
-// DP-61: a panic in the policy costs its own service only, which keeps its rows, and is tried again.
+// DP-61: a panic in the policy affects its own Service only, which keeps its frontends and is tried
+// again.
 func TestPanicInPolicy(t *testing.T) {
 	var sick atomic.Bool
 	var asked atomic.Int64
@@ -383,8 +388,8 @@ func TestPanicInPolicy(t *testing.T) {
 	})
 }
 
-// HT-04: a Service whose rows cannot be computed is no change that waits for the kernel, also where nothing else changes; it
-// stays visible.
+// HT-04: a Service whose frontends cannot be computed does not count as a change that waits for the
+// kernel, even where nothing else changes; it stays visible.
 func TestSickPolicyHT04(t *testing.T) {
 	change := func(c *Config) {
 		c.Resolve = func(v cluster.View) []*lb.Frontend {
@@ -404,7 +409,7 @@ func TestSickPolicyHT04(t *testing.T) {
 				t.Fatalf("one Service's policy is sick, and the kernel well: %+v", s)
 			}
 		}
-		// Where the kernel takes no write either, that counts as ever.
+		// If the kernel also refuses a write, that counts as usual.
 		r.faulty.FailWith(1)
 		queued := time.Now()
 		r.add(3)
@@ -415,7 +420,8 @@ func TestSickPolicyHT04(t *testing.T) {
 	})
 }
 
-// DP-61: a panic in the table leaves it half changed: it is made anew and the plane reset to it, once.
+// DP-61: a panic in the table leaves it half changed: the engine rebuilds it and resets the plane
+// to it, once.
 func TestPanicInTable(t *testing.T) {
 	var sick atomic.Bool
 	change := func(c *Config) {
@@ -447,7 +453,7 @@ func TestPanicInTable(t *testing.T) {
 	})
 }
 
-// A panic in an observer is its own.
+// A panic in an observer affects that observer only.
 func TestPanicInObserver(t *testing.T) {
 	bubble(t, func(c *Config) { c.Observers = append([]Observer{sickObserver{}}, c.Observers...) }, func(r *rig) {
 		r.begin(1)
@@ -462,8 +468,8 @@ type sickObserver struct{}
 
 func (sickObserver) Applied([]lb.Change) { panic("observer is sick") }
 
-// HT-04: what waits for the kernel waits since the sources have listed; before, nothing does. So an engine whose sources
-// are silent is well, and one whose first Reset hangs is not.
+// HT-04: changes wait for the kernel from the time when the sources have listed, not before. So an
+// engine with silent sources is healthy, and one with a hanging first Reset is not.
 func TestQueuedSinceListed(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -493,7 +499,8 @@ func TestQueuedSinceListed(t *testing.T) {
 	})
 }
 
-// TN-08: a tenant whose rows fail, many together and again and again, causes no line for each time.
+// TN-08: frontends of one tenant that fail, many together and repeatedly, do not cause a log line
+// each time.
 func TestFloodOfFailures(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()

@@ -15,17 +15,17 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// story plays bytes as events and faults. Every byte string is a story.
+// story replays bytes as events and faults. Every byte string is a story.
 type story struct {
 	*rig
 	bytes    []byte
 	services map[cluster.Name]*cluster.Service
 	slices   map[cluster.Name]*cluster.Slice
-	had      map[string]map[netip.Addr]bool // by service, every address that a slice of it has ever named
+	had      map[string]map[netip.Addr]bool // by Service, every address that any of its slices has ever named
 	release  func()
 }
 
-// universe is the number of services; few, so that stories meet the same one again.
+// universe is the number of Services; it is small, so that stories change the same Service often.
 const universe = 6
 
 func (s *story) next() int {
@@ -37,8 +37,8 @@ func (s *story) next() int {
 	return int(b)
 }
 
-// someService is one of the services, in one of many forms. All may claim the same load-balancer address,
-// and some are re-created with another age.
+// someService is one of the Services, in one of many forms. All may claim the same load-balancer
+// address; some are re-created with another age.
 func (s *story) someService(i, form int) *cluster.Service {
 	svc := service(i)
 	svc.Created += int64(form>>6) * 100
@@ -67,7 +67,7 @@ func (s *story) someService(i, form int) *cluster.Service {
 	return svc
 }
 
-// someSlice is one of a service's two slices; it may also move to another service.
+// someSlice is one of a Service's two slices; it may also move to another Service.
 func (s *story) someSlice(i, form int) *cluster.Slice {
 	sl := slice(i, 1+form&3, form>>2&3)
 	if form&16 != 0 {
@@ -183,8 +183,8 @@ func (s *story) remember(sl *cluster.Slice) {
 	}
 }
 
-// nobodyStrays checks that no packet of one service reaches a backend of another, whatever the history: each row in force
-// leads to addresses alone that its own service has named.
+// nobodyStrays checks that no packet of one Service reaches a backend of another, whatever the
+// history: each frontend in force has only addresses that its own Service has named.
 func (s *story) nobodyStrays() {
 	for k, f := range s.plane.Rows() {
 		service, _, _ := strings.Cut(f.Service, ":")
@@ -211,14 +211,14 @@ func (s *story) open() {
 	}
 }
 
-// listAll tells of all that there is.
+// listAll sends the lists of all objects.
 func (s *story) listAll() {
 	s.do(cluster.ServicesListed{Services: slices.Collect(maps.Values(s.services))})
 	s.do(cluster.SlicesListed{Slices: slices.Collect(maps.Values(s.slices))})
 }
 
-// waits checks what is said to wait for the kernel (HT-04): nothing while only some rows are refused, and everything from
-// the first event on while no write works.
+// waits checks which events wait for the kernel (HT-04): none while the kernel refuses only some
+// frontends, and all from the first event on while no write works.
 func (s *story) waits() {
 	s.listAll()
 	for i := range universe {
@@ -230,7 +230,7 @@ func (s *story) waits() {
 	s.faulty.Refuse(svcKey(universe))
 	s.after(2 * time.Minute)
 	queued := s.engine.Stats().QueuedSince
-	if lost := s.engine.Stats().Lost; !lost && !queued.IsZero() { // a Reset that took long keeps the next one waiting
+	if lost := s.engine.Stats().Lost; !lost && !queued.IsZero() { // a long Reset makes the next one wait
 		s.t.Errorf("only rows are refused, and something waits since %v, now %v", queued, time.Now())
 	}
 	s.faulty.FailWith(1)
@@ -245,11 +245,11 @@ func (s *story) waits() {
 	s.faulty.Heal()
 }
 
-// FuzzIncremental: whatever happens, and whatever the plane does half, when the faults have stopped the
-// plane holds what a fresh start would give it, and the observers know it.
+// FuzzIncremental: after any history, and after any half-finished write of the plane, once the
+// faults have stopped the plane holds the state of a fresh start, and the observers have the same.
 func FuzzIncremental(f *testing.F) {
 	f.Add([]byte{})
-	// Lists, a service and its slice, half done, then gone.
+	// Lists, a Service and its slice, half written, then deleted.
 	f.Add([]byte{8, 0, 9, 0, 22, 0, 12, 0, 0, 1, 0, 4, 1, 12, 22, 0, 3, 1, 22, 0})
 	// Contested keys, a refused one, the winner goes.
 	f.Add([]byte{8, 0, 9, 0, 14, 64, 0, 1, 1, 0, 2, 1, 4, 1, 12, 4, 2, 12, 22, 0, 3, 1, 23, 40})

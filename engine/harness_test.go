@@ -17,7 +17,7 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// rig is an engine with all that surrounds it, over a fake plane.
+// rig is an engine with its surroundings, over a fake plane.
 type rig struct {
 	t      testing.TB
 	store  *cluster.Store
@@ -70,7 +70,7 @@ func (r *rig) start() {
 	})
 }
 
-// begin starts the engine, and has it write the services after the lists.
+// begin starts the engine, and lets it write the Services after the lists.
 func (r *rig) begin(services ...int) {
 	r.start()
 	r.list()
@@ -80,7 +80,7 @@ func (r *rig) begin(services ...int) {
 	r.run()
 }
 
-// heals has the kernel take all writes again, and checks that what failed is made good.
+// heals lets the kernel take all writes again, and checks that failed writes are repeated.
 func (r *rig) heals() {
 	r.t.Helper()
 	r.faulty.Heal()
@@ -88,7 +88,7 @@ func (r *rig) heals() {
 	r.converged()
 }
 
-// do folds events and marks what they changed.
+// do folds events and marks their changes.
 func (r *rig) do(events ...cluster.Event) {
 	for _, ev := range events {
 		r.engine.Mark(r.store.Fold(ev))
@@ -98,7 +98,7 @@ func (r *rig) do(events ...cluster.Event) {
 // list makes the store synced.
 func (r *rig) list() { r.do(cluster.ServicesListed{}, cluster.SlicesListed{}) }
 
-// fresh is the dump of a plane that was reset to what the store holds.
+// fresh is the dump of a plane that was reset to the store's contents.
 func (r *rig) fresh() string {
 	p := fake.New(lb.IPv4)
 	if _, err := p.Reset(context.Background(), tableOf(r.store)); err != nil {
@@ -116,7 +116,7 @@ func tableOf(store *cluster.Store) *lb.Table {
 	return table
 }
 
-// converged checks that the plane and the observers stand where a fresh start would.
+// converged checks that the plane and the observers have the state of a fresh start.
 func (r *rig) converged() {
 	r.t.Helper()
 	s := r.engine.Stats()
@@ -135,7 +135,8 @@ func (r *rig) converged() {
 	}
 }
 
-// noLocalOf counts as MT-13 reads: the service ports whose policy is Local, with endpoints but none on this node.
+// noLocalOf counts as MT-13 specifies: service ports with policy Local that have endpoints, but
+// none on this node.
 func noLocalOf(store *cluster.Store) (n NoLocal) {
 	internal, external := map[lb.SetID]bool{}, map[lb.SetID]bool{}
 	for f := range tableOf(store).All() {
@@ -153,7 +154,7 @@ func noLocalOf(store *cluster.Store) (n NoLocal) {
 	return NoLocal{len(internal), len(external)}
 }
 
-// model is an observer that checks that what it is told makes sense.
+// model is an observer that checks that its calls are consistent.
 type model struct {
 	mu     sync.Mutex
 	rows   map[lb.Key]*lb.Frontend
@@ -208,10 +209,10 @@ func bubble(t *testing.T, change func(*Config), f func(*rig)) {
 	})
 }
 
-// run waits until nothing happens any more without time passing.
+// run waits until all goroutines are idle, without advancing the clock.
 func (r *rig) run() { synctest.Wait() }
 
-// after lets time pass.
+// after advances the clock.
 func (r *rig) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -238,7 +239,7 @@ func service(i int) *cluster.Service {
 // svcPod is pod k of the service.
 func svcPod(i, k int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(k)}) }
 
-// slice is the service's slice, with n endpoints whose addresses begin at from.
+// slice is the Service's slice, with n endpoints whose addresses start at from.
 func slice(i, from, n int) *cluster.Slice {
 	s := &cluster.Slice{
 		Name:    cluster.Name{Namespace: "shop", Name: fmt.Sprintf("s%d-x", i)},

@@ -8,24 +8,24 @@ import (
 	"kube-proxy/lb"
 )
 
-// inbox gathers what is dirty between two looks of the loop, and knows how long it waits.
+// inbox collects dirty Services between two turns of the loop, with the time of the oldest.
 type inbox struct {
 	wake chan struct{} // has a value when the loop should look
 
 	mu     sync.Mutex
 	dirty  dirty
-	synced bool            // the Store is, and all that was folded before is marked
+	synced bool            // the Store is synced, and all earlier folds are marked
 	listed bool            // the loop has seen the sources listed
 	busy   bool            // the loop has something in hand or waiting
-	since  time.Time       // when the oldest mark came, or the sources had listed; zero before that
+	since  time.Time       // time of the oldest mark, or when the sources had listed; zero before that
 	last   time.Time       // when the newest mark came
-	idle   time.Time       // when nothing fresh was left to write, last
+	idle   time.Time       // last time without anything fresh to write
 	owed   cluster.Changes // that were marked and are not in force
 }
 
 // dirty is what was marked.
 type dirty struct {
-	names      map[cluster.Name]notice // nil when empty: a map that was large once is never ranged over again
+	names      map[cluster.Name]notice // nil when empty: ranging over a map that was large once is slow
 	facts, all bool
 }
 
@@ -38,10 +38,10 @@ func (b *inbox) ring() {
 	}
 }
 
-// Mark tells the engine what a fold changed. It is cheap and may be called from any goroutine, after the
-// fold. It must be called after every fold until the Store is synced, also after one that changed nothing:
-// the lists that everything waits for may be empty (SV-05). Until then, no fold may come between another and its Mark:
-// what is in the lists counts with the first write.
+// Mark records the changes of a fold. It is cheap and may be called from any goroutine, after the
+// fold. Until the Store is synced, it must be called after every fold, even after one without
+// changes: the lists that everything waits for may be empty (SV-05). Until then, no fold may come
+// between another and its Mark: the contents of the lists count with the first write.
 func (e *Engine) Mark(d cluster.Dirty) {
 	b := &e.inbox
 	now := time.Now()
@@ -66,7 +66,7 @@ func (e *Engine) Mark(d cluster.Dirty) {
 	if d.Facts {
 		b.dirty.facts, heard = true, true
 	}
-	if heard && (b.synced || len(d.Services) > 0) { // facts alone ask for nothing before the lists are there
+	if heard && (b.synced || len(d.Services) > 0) { // facts alone cause no work before the lists are there
 		b.queued(now)
 	}
 	b.mu.Unlock()
@@ -75,7 +75,8 @@ func (e *Engine) Mark(d cluster.Dirty) {
 	}
 }
 
-// ResolveAll makes every service and the node dirty: what Resolve or ResolveNode decide by has changed.
+// ResolveAll marks every Service and the node dirty: the settings of Resolve or ResolveNode have
+// changed.
 func (e *Engine) ResolveAll() {
 	b := &e.inbox
 	b.mu.Lock()
@@ -85,7 +86,7 @@ func (e *Engine) ResolveAll() {
 	b.ring()
 }
 
-// queued takes note of when a mark came; b.mu is held.
+// queued records the time of a mark; b.mu is held.
 func (b *inbox) queued(now time.Time) {
 	b.last = now
 	if b.listed && b.since.IsZero() {
@@ -102,29 +103,30 @@ func (b *inbox) take() dirty {
 	return d
 }
 
-// complete reports whether all was marked that everything waits for.
+// complete reports whether all lists that the engine waits for were marked.
 func (b *inbox) complete() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.synced
 }
 
-// sourcesListed says that now something waits to be written.
+// sourcesListed records that changes wait to be written from now on.
 func (b *inbox) sourcesListed() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.listed, b.since = true, time.Now()
 }
 
-// waiting reports whether a mark came that nothing was written for since.
+// waiting reports whether a mark arrived since the last write.
 func (b *inbox) waiting() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return !b.since.IsZero()
 }
 
-// accepted says that the kernel takes writes. all says that nothing else waits for one: what came meanwhile waits from now on;
-// else a piece was written, and the rest has not waited since then. synced says that nothing fresh is left to write (MT-05).
+// accepted records that the kernel takes writes. all means that no other change waits for a write:
+// changes that arrived meanwhile wait from now on. Else the write was a piece, and the rest has not
+// waited since then. synced means that nothing fresh is left to write (MT-05).
 func (b *inbox) accepted(all, synced bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -140,9 +142,10 @@ func (b *inbox) accepted(all, synced bool) {
 	}
 }
 
-// rest is called when the loop has nothing to write now. busy says that something waits for its time, told that this
-// is only rows that the kernel refuses while it takes others, and Services without rows because their policy fails, and more
-// that Services are left to be resolved.
+// rest is called when the loop has nothing to write now. busy means that something waits for its
+// time; told, that this is only frontends that the kernel refuses while it accepts others, and
+// Services without frontends because their policy fails; more, that Services are left to be
+// resolved.
 func (b *inbox) rest(busy, told, more bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,12 +154,12 @@ func (b *inbox) rest(busy, told, more bool) {
 		return
 	}
 	if more || !b.dirty.isZero() {
-		if told && !b.since.IsZero() { // what was resolved so far needs no write: the rest waits from now on
+		if told && !b.since.IsZero() { // the Services resolved so far need no write: the rest waits from now on
 			b.since = time.Now()
 		}
 		return
 	}
-	if !busy && b.idle.Before(b.last) { // also where a probe has ended the wait, and then the row went unwritten
+	if !busy && b.idle.Before(b.last) { // also where a probe ended the wait, and the frontend was never written
 		b.idle = time.Now()
 	}
 	if !busy || told {
@@ -164,7 +167,7 @@ func (b *inbox) rest(busy, told, more bool) {
 	}
 }
 
-// programmed says that changes are in force.
+// programmed records that changes are in force.
 func (b *inbox) programmed(done cluster.Changes) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

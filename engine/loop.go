@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// grace is how long a write in hand may go on after Run was told to stop.
+// grace is how long a current write may continue after the context of Run ends.
 const grace = 5 * time.Second
 
-// Run does the engine's work until ctx is cancelled. Then the write in hand is finished, nothing more is
-// started, the rules stay, and Run returns nil. It must be called once.
+// Run does the engine's work until ctx is cancelled. Then it finishes the current write, starts no
+// other, leaves the rules in place, and returns nil. It must be called once.
 func (e *Engine) Run(ctx context.Context) error {
 	writes, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -36,7 +36,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	return nil
 }
 
-// wait returns when something happened, or when next has come; the zero next never comes.
+// wait returns on an event or at the time next; a zero next never comes.
 func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
 	more := e.resolver.waiting()
 	if more {
@@ -65,13 +65,14 @@ func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
 	}
 }
 
-// agenda finds the action that is due, and otherwise when the next one will be.
+// agenda finds the action that is due, or when the next one will be.
 type agenda struct {
 	now  time.Time
 	next time.Time
 }
 
-// due reports whether an action may run, which may not before any of the times; if not, it is remembered.
+// due reports whether an action may run; it may not run before any of the given times. If it may
+// not, due remembers when it may.
 func (a *agenda) due(after ...time.Time) bool {
 	var t time.Time
 	for _, x := range after {
@@ -93,8 +94,8 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// step takes the one action that is due and matters most. If there is none, it returns false and when to look
-// again.
+// step runs the most important action that is due. Without one, it returns false and the time of
+// the next.
 func (e *Engine) step(ctx context.Context) (next time.Time, worked bool) {
 	a := agenda{now: time.Now()}
 	e.planResolve(&a)
@@ -107,7 +108,7 @@ func (e *Engine) step(ctx context.Context) (next time.Time, worked bool) {
 		}
 		return a.next, worked
 	}
-	// What is new goes first, but retries and audits come between two writes.
+	// New changes go first, but retries and audits run between two writes.
 	first, second := e.stepFresh, e.stepRest
 	if e.writer.fresh {
 		first, second = second, first
@@ -116,7 +117,7 @@ func (e *Engine) step(ctx context.Context) (next time.Time, worked bool) {
 	return a.next, worked
 }
 
-// writeAfter is when the next write may start (DP-60).
+// writeAfter returns when the next write may start (DP-60).
 func (e *Engine) writeAfter() time.Time {
 	if d := time.Duration(e.minPeriod.Load()); d > 0 && !e.writer.end.IsZero() {
 		return e.writer.end.Add(d)
@@ -152,7 +153,7 @@ func (e *Engine) stepRest(ctx context.Context, a *agenda) bool {
 		e.setNode(ctx)
 	case len(w.searches) > 0 && a.due(w.credit.until()):
 		e.searchOn(ctx)
-	case e.mayProbe() && a.due(w.credit.until()): // MinSyncPeriod does not hold up what belongs to a write that was made
+	case e.mayProbe() && a.due(w.credit.until()): // MinSyncPeriod does not delay the rest of a write
 		e.probe(ctx)
 	case waits && len(w.searches) == 0 && a.due(retryAt, w.credit.until(), e.writeAfter()):
 		e.retry(a.now)

@@ -10,8 +10,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// A row that breaks a rule of the table is never offered: the plane keeps the Service's last good one, nobody else waits, and
-// it is told once, and as long as it is so.
+// A malformed frontend is never offered: the plane keeps the Service's last good one, no other
+// Service waits, and the fault is logged once and stays in Stats as long as it lasts.
 func TestMalformedRows(t *testing.T) {
 	spoilt := false
 	resolve := func(v cluster.View) []*lb.Frontend {

@@ -8,17 +8,17 @@ import (
 	"kube-proxy/lb"
 )
 
-// node is how far the plane knows this machine.
+// node is the state of this machine's facts in the plane.
 type node struct {
 	known   bool // it has been resolved once
 	changed bool // it must be resolved again, not before wait
 	wait    pause
 	stale   bool      // the plane does not have table.Node yet
-	since   time.Time // when that became known
+	since   time.Time // time of the change
 	trouble trouble
 }
 
-// resolveNode computes what the plane must know of this machine.
+// resolveNode computes the facts of this machine for the plane.
 func (e *Engine) resolveNode(now time.Time) {
 	var n lb.Node
 	err := e.guard("policy, ", "node", func() error {
@@ -44,7 +44,7 @@ func (e *Engine) resolveNode(now time.Time) {
 	e.node.stale, e.node.since, e.node.trouble.pause = true, now, pause{}
 }
 
-// setNode tells the plane of the node without a Reset.
+// setNode writes the node's facts to the plane without a Reset.
 func (e *Engine) setNode(ctx context.Context) {
 	n := &e.node
 	w := &Write{Verb: "setnode", wrote: true, again: n.trouble.logged != ""}

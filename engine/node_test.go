@@ -22,7 +22,7 @@ func cidr(s string) cluster.Event {
 	return cluster.CIDRSet{CIDR: &cluster.ServiceCIDR{Name: "c", Prefixes: []netip.Prefix{netip.MustParsePrefix(s)}}}
 }
 
-// A change of the node is one SetNode, and nothing where the plane's view of it stays the same.
+// A change of the node is one SetNode, or none where the plane's view of it stays the same.
 func TestNodeChanges(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -69,7 +69,7 @@ func TestNodeChanges(t *testing.T) {
 	})
 }
 
-// DP-61: while the node cannot be resolved nothing is written with a wrong one.
+// DP-61: while the node cannot be resolved, nothing is written with wrong facts.
 func TestPanicInNode(t *testing.T) {
 	var sick atomic.Bool
 	sick.Store(true)
@@ -108,7 +108,7 @@ func TestPanicInNode(t *testing.T) {
 	})
 }
 
-// Drift is mended at once where it is signalled, and by the full audit where it is not.
+// Drift is repaired at once where it is signalled, and by the full audit where it is not.
 func TestAudit(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -139,7 +139,7 @@ func TestAudit(t *testing.T) {
 	})
 }
 
-// Somebody who undoes our work all the time costs ten audits a second at most.
+// A program that undoes our work all the time costs at most ten audits a second.
 func TestDriftStorm(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin(1)
@@ -155,7 +155,8 @@ func TestDriftStorm(t *testing.T) {
 	})
 }
 
-// Somebody who undoes our work all the time does not keep new changes waiting for MinSyncPeriod to pass (DP-60).
+// A program that undoes our work all the time does not make new changes wait for MinSyncPeriod
+// (DP-60).
 func TestDriftStormStarvesNobody(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
 		r.start()
@@ -175,7 +176,7 @@ func TestDriftStormStarvesNobody(t *testing.T) {
 	})
 }
 
-// An audit that fails is retried and forces no Reset.
+// A failed audit is retried and forces no Reset.
 func TestAuditFails(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin(1)
@@ -193,7 +194,8 @@ func TestAuditFails(t *testing.T) {
 	})
 }
 
-// Who undoes our work all the time does not fill the log: one line at once, then one a minute with all that was mended.
+// A program that undoes our work all the time does not fill the log: one line at once, then one a
+// minute with the number of repairs.
 func TestDriftLog(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin(1)
@@ -211,8 +213,8 @@ func TestDriftLog(t *testing.T) {
 	})
 }
 
-// Somebody who removes everything all the time has everything written ten times a second at most, and again soon after
-// the end; the log has a line a minute.
+// If a program removes everything all the time, the engine writes everything at most ten times a
+// second, and again soon after the end; the log has a line a minute.
 func TestLossStorm(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin(1)
@@ -235,8 +237,9 @@ func TestLossStorm(t *testing.T) {
 	})
 }
 
-// Whoever removes the whole table changes more than who removes an element: it is counted and told as much (MT EXT), once
-// the rules are there again. What the plane lost by itself, in a write, is nobody's doing.
+// Removing the whole table is a bigger change than removing an element. The engine counts and logs
+// it as such (MT EXT), once the rules are restored. State that the plane lost by itself, in a
+// write, is not attributed to another program.
 func TestStateLostToOthers(t *testing.T) {
 	var audits []Write
 	bubble(t, func(c *Config) {
@@ -248,7 +251,7 @@ func TestStateLostToOthers(t *testing.T) {
 		}
 	}, func(r *rig) {
 		r.begin()
-		r.plane.Lose(true) // with no rows at all the table itself is gone
+		r.plane.Lose(true) // without frontends the table itself is missing
 		r.run()
 		if s := r.engine.Stats(); s.Mended != 1 || len(audits) != 1 || audits[0].Changes != 1 || audits[0].Err != nil {
 			t.Errorf("%d mended and told %+v after an empty table was removed, want 1", s.Mended, audits)
@@ -275,7 +278,7 @@ func TestStateLostToOthers(t *testing.T) {
 	})
 }
 
-// nodeTold is an observer that writes down the order of what it is told.
+// nodeTold is an observer that records the order of its calls.
 type nodeTold struct {
 	mu  sync.Mutex
 	got []string
@@ -293,7 +296,8 @@ func (o *nodeTold) NodeApplied(n lb.Node) {
 	o.got = append(o.got, "node "+joined(n.ServiceCIDRs))
 }
 
-// Observers that want to know are told of the node when the plane has taken it, not before, and ahead of the rows of a Reset.
+// Observers that implement NodeObserver receive the node after the plane has accepted it, not
+// before, and ahead of the frontends of a Reset.
 func TestNodeIsTold(t *testing.T) {
 	var o nodeTold
 	bubble(t, func(c *Config) { c.Observers = append(c.Observers, &o) }, func(r *rig) {

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// withSettings makes the engine decide by other settings than those of the rig.
+// withSettings makes the engine use other settings than those of the rig.
 func withSettings(s policy.Settings) func(*Config) {
 	return func(c *Config) {
 		s.Family = lb.IPv4
@@ -21,7 +21,8 @@ func withSettings(s policy.Settings) func(*Config) {
 	}
 }
 
-// wantNode compares what the plane knows of the node: the addresses of NodePorts and the pod networks, one each or "".
+// wantNode compares the node's facts in the plane: the addresses of NodePorts and the pod networks,
+// one each or "".
 func (r *rig) wantNode(what, nodePorts, pods string) {
 	r.t.Helper()
 	var want lb.Node
@@ -46,8 +47,8 @@ func nodeOf(change func(*cluster.Node)) cluster.Event {
 	return cluster.NodeSet{Node: n}
 }
 
-// PR-05: nothing is written before the node has pod CIDRs, then at once; a later change is taken over live, and the
-// loss of the Node ends nothing.
+// PR-05: nothing is written before the node has pod CIDRs, then at once; a later change takes
+// effect live, and the deletion of the Node changes nothing.
 func TestPodCIDRsLivePR05(t *testing.T) {
 	bubble(t, withSettings(policy.Settings{DetectLocal: policy.NodeCIDR}), func(r *rig) {
 		r.store.WaitForPodCIDRs()
@@ -80,7 +81,8 @@ func TestPodCIDRsLivePR05(t *testing.T) {
 	})
 }
 
-// PR-03, PR-06: the node's address comes, changes, outlives the Node and changes again; a bind address stays.
+// PR-03, PR-06: the node's address arrives, changes, outlives the Node and changes again; a bind
+// address stays.
 func TestNodeAddressLivePR06(t *testing.T) {
 	addr := func(a string) cluster.Event {
 		return nodeOf(func(n *cluster.Node) { n.Addrs = []netip.Addr{netip.MustParseAddr(a), netip.MustParseAddr("fd00::2")} })
@@ -143,8 +145,8 @@ func joined(ps []netip.Prefix) string {
 	return strings.Join(words, " ")
 }
 
-// SV-40, PR-06: a change of the node's zone chooses endpoints anew, and so does the loss of the label, but not of the
-// Node.
+// SV-40, PR-06: a change of the node's zone selects endpoints again, and so does the loss of the
+// label, but not of the Node.
 func TestZoneLiveSV40(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		backends := func() string {

@@ -2,22 +2,22 @@ package engine
 
 import "kube-proxy/lb"
 
-// NoLocal counts service ports, each name and protocol once, whose traffic policy is Local and which have endpoints,
-// but none on this node, so that packets are dropped (MT-13, SV-51, SV-52).
+// NoLocal counts service ports, each name and protocol once, with traffic policy Local that have
+// endpoints, but none on this node, so that packets are dropped (MT-13, SV-51, SV-52).
 type NoLocal struct {
 	Internal int // of cluster IPs
 	External int // of NodePorts, load-balancer IPs and external IPs
 }
 
-// noLocal counts the rows in force that drop everything that policy Local leaves over. Its memory follows the number
-// of such rows, its time the changes.
+// noLocal counts the frontends in force that drop all traffic because of policy Local. Its memory
+// is proportional to the number of such frontends, its time to the changes.
 type noLocal struct {
 	rows  map[lb.Key]localPort
 	ports map[localPort]int // their rows
 	count NoLocal
 }
 
-// localPort is a service port, and which of its traffic policies counts.
+// localPort is a service port and the traffic policy that counts.
 type localPort struct {
 	service  string
 	proto    lb.Proto
@@ -33,7 +33,7 @@ func noLocalIn(t *lb.Table) noLocal {
 	return n
 }
 
-// set says that f is in force for the key; nil, that nothing is.
+// set records that f is in force for the key; nil means no frontend.
 func (n *noLocal) set(k lb.Key, f *lb.Frontend) {
 	if was, had := n.rows[k]; had {
 		delete(n.rows, k)
@@ -43,7 +43,7 @@ func (n *noLocal) set(k lb.Key, f *lb.Frontend) {
 			*n.counter(was)--
 		}
 	}
-	// A row drops for want of a local endpoint only: source ranges are not among the routes.
+	// A frontend that drops lacks a local endpoint: source ranges are not among the routes.
 	if f == nil || len(f.Routes) == 0 || f.Routes[len(f.Routes)-1].Do != lb.Drop {
 		return
 	}

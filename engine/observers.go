@@ -6,19 +6,20 @@ import (
 	"kube-proxy/lb"
 )
 
-// observe tells the observers of accepted changes, as far as they may know of them.
+// observe reports accepted changes to the observers, without the withheld ones.
 func (e *Engine) observe(changes []lb.Change) { e.tell(e.withhold(changes)) }
 
-// withheld is a row of a health check that observers are not told of yet.
+// withheld is a frontend of a health check that observers must not see yet.
 type withheld struct {
 	lb.Change
-	await lb.Key // one of those that it waits for
+	await lb.Key // one of the keys that it waits for
 }
 
-// withhold takes out of accepted changes what observers must not know yet, and keeps it until [Engine.tellWithheld]: that a health
-// check has more endpoints to tell of, while a row that leads outside traffic to the Service is not in force (HT-16). To
-// most planes the row of a health check is nothing, so that it is accepted while all others are refused. Fewer endpoints
-// are told at once: a load balancer that goes elsewhere too early does no harm.
+// withhold removes changes from accepted ones that observers must not see yet, and keeps them until
+// [Engine.tellWithheld]. It withholds more endpoints of a health check while a frontend for outside
+// traffic to the same Service is not in force (HT-16). Most planes have nothing to write for a
+// health check, so they accept its frontend while they refuse all others. Fewer endpoints are
+// reported at once: a load balancer that switches to another node too early does no harm.
 func (e *Engine) withhold(changes []lb.Change) []lb.Change {
 	if !slices.ContainsFunc(changes, func(c lb.Change) bool { return c.Old.Accepts() || c.New.Accepts() }) {
 		return changes
@@ -37,7 +38,7 @@ func (e *Engine) withhold(changes []lb.Change) []lb.Change {
 			out = append(out, c)
 			continue
 		}
-		if c.Old != nil && c.Old.Service != c.New.Service { // the port is another's: what was told of it ends now
+		if c.Old != nil && c.Old.Service != c.New.Service { // another Service has the port
 			out = append(out, lb.Change{Key: c.Key, Old: c.Old})
 			c.Old = nil
 		}
@@ -53,8 +54,8 @@ func (e *Engine) withhold(changes []lb.Change) []lb.Change {
 	return out
 }
 
-// awaited returns a row by which traffic from outside comes to the Service of a health check, and that the plane still has
-// to take; false if there is none.
+// awaited returns a frontend for outside traffic to the Service of a health check that the plane
+// still has to accept; false if none is left.
 func (e *Engine) awaited(check *lb.Frontend) (lb.Key, bool) {
 	rows := e.table.Owned(check.Service)
 	i := slices.IndexFunc(rows, func(f *lb.Frontend) bool {
@@ -66,7 +67,8 @@ func (e *Engine) awaited(check *lb.Frontend) (lb.Key, bool) {
 	return rows[i].Key, true
 }
 
-// stillAwaited does not look at all rows of a Service while the one that was found before has not been taken.
+// stillAwaited does not inspect all frontends of a Service while the plane has not accepted the one
+// found before.
 func (e *Engine) stillAwaited(k lb.Key, h withheld) bool {
 	if f := e.table.Get(h.await); e.pending.byKey[h.await] != nil && f != nil {
 		if lb.OwnerOf(f.Service) == h.New.Service && f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck {
@@ -81,7 +83,7 @@ func (e *Engine) stillAwaited(k lb.Key, h withheld) bool {
 	return waits
 }
 
-// tellWithheld tells the observers what was kept from them and has no reason to be any more.
+// tellWithheld reports withheld changes that no longer have a reason to wait.
 func (e *Engine) tellWithheld() {
 	if len(e.withheld) == 0 || e.resets.due {
 		return
@@ -99,7 +101,7 @@ func (e *Engine) tellWithheld() {
 	e.tell(changes)
 }
 
-// tell tells the observers of changes.
+// tell reports changes to the observers.
 func (e *Engine) tell(changes []lb.Change) {
 	if len(changes) == 0 {
 		return
@@ -109,7 +111,7 @@ func (e *Engine) tell(changes []lb.Change) {
 	}
 }
 
-// tellNode tells the observers of the node that is in force.
+// tellNode reports the node in force to the observers.
 func (e *Engine) tellNode() {
 	for _, o := range e.cfg.Observers {
 		if o, ok := o.(NodeObserver); ok {

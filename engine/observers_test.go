@@ -9,8 +9,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// HT-16: load balancers are told of more endpoints once the rows that lead there are in force, and not because the plane
-// had nothing to do for the row of the health check itself. Of fewer they are told at once.
+// HT-16: load balancers receive more endpoints once the frontends for their traffic are in force,
+// and not because the plane had nothing to do for the frontend of the health check itself. They
+// receive fewer endpoints at once.
 func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 	const number = 32100
 	nodePort := lb.Key{Port: 30080, Proto: lb.TCP}
@@ -54,7 +55,7 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 		want(r, "one is left, and the row that leads to all three", 1)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
 		want(r, "one comes back", 1)
-		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)}) // what the plane accepted last, but the row is in doubt
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)}) // the last accepted state, but the frontend is in doubt
 		want(r, "all are as they were", 1)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 4)}, cluster.ServiceGone{Name: svcName(1)})
 		want(r, "the Service is gone", -1)
@@ -62,7 +63,8 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 		r.after(time.Hour)
 		r.converged()
 	})
-	// The row of a cluster IP leads nobody from outside: what fails there is no reason to leave the node out.
+	// The frontend of a cluster IP takes no outside traffic: its failure is no reason to leave the
+	// node out.
 	bubble(t, nil, func(r *rig) {
 		r.start()
 		r.list()
@@ -72,7 +74,8 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
 		want(r, "two", 2)
 	})
-	// So it is for rows that a Reset had to leave out, and for what another Service of the name asks for meanwhile.
+	// The same holds for frontends that a Reset had to leave out, and for requests of another
+	// Service of that name meanwhile.
 	bubble(t, nil, func(r *rig) {
 		r.faulty.Refuse(nodePort)
 		r.start()

@@ -2,37 +2,39 @@ package engine
 
 import "kube-proxy/lb"
 
-// pending is what the plane has not accepted yet. What is wanted stands in the table; here stands what was
-// accepted last. For a key that is not here the plane holds the table's row.
+// pending holds the changes that the plane has not accepted yet. The table has the desired
+// frontends; pending has the last accepted ones. For a key that is not in pending, the plane holds
+// the table's frontend.
 type pending struct {
 	byKey map[lb.Key]*pendingChange
 	// queue has the keys to be written next.
 	queue queue[lb.Key]
-	// waits are the keys that failed, each with its own backoff.
+	// waits holds the failed keys, each with its own backoff.
 	waits waitlist[lb.Key]
 	// doubtful counts the changes in doubt.
 	doubtful int
-	// left counts the rows that a Reset left for later and that have yet to be tried.
+	// left counts the frontends that a Reset postponed and that were not tried yet.
 	left int
-	// programming says who waits for which changes.
+	// programming records which Services wait for which changes.
 	programming programming
 }
 
-// pendingChange is one key that the plane must be told of.
+// pendingChange is one key that the plane must update.
 type pendingChange struct {
-	old     *lb.Frontend    // what the plane accepted last
-	doubt   bool            // it was offered in a write that failed: the plane may hold anything
+	old     *lb.Frontend    // last accepted frontend
+	doubt   bool            // it was offered in a failed write: the plane may hold anything
 	begun   bool            // the plane has written a part of it
-	left    bool            // a Reset left it for later, and it was neither accepted nor found to fail alone
+	left    bool            // a Reset postponed it, and it was neither accepted nor found to fail alone
 	alone   bool            // it has failed alone
-	search  uint64          // that it belongs to; 0 if none
+	search  uint64          // the search that it belongs to; 0 if none
 	logged  string          // the last error that was logged for it
-	waiters []*unprogrammed // services that wait for it; as many as claim the key
+	waiters []*unprogrammed // Services that wait for it; as many as claim the key
 }
 
 func newPending() pending { return pending{byKey: map[lb.Key]*pendingChange{}} }
 
-// add folds a change of the table in. A key that waited is fresh again: what failed was another row.
+// add adds a change of the table. A waiting key is fresh again: the failure was that of another
+// frontend.
 func (p *pending) add(c lb.Change) {
 	pc := p.byKey[c.Key]
 	if pc == nil {
@@ -44,7 +46,8 @@ func (p *pending) add(c lb.Change) {
 	p.queue.push(c.Key, lb.NamespaceOf(serviceOf(c)))
 }
 
-// leave adds a row that a Reset left for later. known is what the plane held for the key before, if anything.
+// leave adds a frontend that a Reset postponed. known is the plane's former frontend of the key, if
+// any.
 func (p *pending) leave(k lb.Key, known *lb.Frontend, service string) {
 	p.byKey[k] = &pendingChange{old: known, doubt: known != nil, left: true}
 	p.left++
@@ -54,7 +57,7 @@ func (p *pending) leave(k lb.Key, known *lb.Frontend, service string) {
 	p.queue.later(k, lb.NamespaceOf(service))
 }
 
-// goOn queues a key again of whose change the plane has written a part.
+// goOn queues a key again after the plane has written a part of its change.
 func (p *pending) goOn(k lb.Key, t *lb.Table) {
 	pc := p.byKey[k]
 	pc.begun, pc.alone, pc.search = true, false, 0
@@ -62,18 +65,19 @@ func (p *pending) goOn(k lb.Key, t *lb.Table) {
 	p.queue.later(k, lb.NamespaceOf(serviceOf(lb.Change{Key: k, Old: pc.old, New: t.Get(k)})))
 }
 
-// take takes a piece of the queue, of about that weight as of tells it.
+// take removes a piece from the queue, of about that weight as computed by of.
 func (p *pending) take(weight int, of func(*lb.Frontend) int, t *lb.Table) []lb.Key {
 	return p.queue.take(weight, func(k lb.Key) int { return p.weigh(of, k, t) })
 }
 
-// weigh tells how much work a key is.
+// weigh returns the weight of a key.
 func (p *pending) weigh(of func(*lb.Frontend) int, k lb.Key, t *lb.Table) int {
 	return max(of(t.Get(k)), of(p.byKey[k].old))
 }
 
-// offer returns what must be offered for the keys, and whether some of it was offered before; it forgets keys that want
-// what the plane holds for certain. A key in doubt is offered even then.
+// offer returns the changes to offer for the keys, and whether some of them were offered before. It
+// forgets keys whose desired frontend the plane holds for certain. It offers a key in doubt even
+// then.
 func (p *pending) offer(keys []lb.Key, t *lb.Table) (changes []lb.Change, again bool) {
 	changes = make([]lb.Change, 0, len(keys))
 	var compared lb.Comparison
@@ -89,7 +93,7 @@ func (p *pending) offer(keys []lb.Key, t *lb.Table) (changes []lb.Change, again 
 	return changes, again
 }
 
-// failed says that the changes were in a write that failed.
+// failed records that the changes were in a failed write.
 func (p *pending) failed(changes []lb.Change) {
 	p.programming.failed++
 	for _, c := range changes {
@@ -104,7 +108,7 @@ func (p *pending) failed(changes []lb.Change) {
 	}
 }
 
-// tried says that a change was accepted, or has failed alone.
+// tried records that a change was accepted, or has failed alone.
 func (p *pending) tried(pc *pendingChange) {
 	if pc.left {
 		pc.left = false
@@ -112,7 +116,7 @@ func (p *pending) tried(pc *pendingChange) {
 	}
 }
 
-// forget drops a key: the plane holds what is wanted.
+// forget drops a key: the plane holds its desired frontend.
 func (p *pending) forget(k lb.Key) {
 	pc := p.byKey[k]
 	if pc.doubt {

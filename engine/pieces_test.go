@@ -13,8 +13,8 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// slowRig is an engine over a plane that writes ten services in a piece. at is called after each write with its number,
-// before the next one.
+// slowRig is an engine over a plane that writes ten Services in a piece. at is called after each
+// write with its number, before the next one.
 func slowRig(t *testing.T, change func(*Config), at func(r *rig, write int)) func(f func(r *rig)) {
 	return func(f func(r *rig)) {
 		bubble(t, func(c *Config) {
@@ -35,18 +35,19 @@ func slowRig(t *testing.T, change func(*Config), at func(r *rig, write int)) fun
 	}
 }
 
-// knows reports whether the observers know the row as the store has it.
+// knows reports whether the observers have the frontend as the store has it.
 func (r *rig) knows(k lb.Key) bool {
 	r.model.mu.Lock()
 	defer r.model.mu.Unlock()
 	return r.model.rows[k] != nil && r.model.rows[k].Equal(tableOf(r.store).Get(k))
 }
 
-// A change that is marked while a large table is written for the first time is in the plane with the next piece: a new service
-// as well as one that was to come at the end. The proxy is not ready before all is written (SV-05).
+// A change that is marked during the first write of a large table is in the plane with the next
+// piece: a new Service as well as one that was due at the end. The proxy is not ready before all is
+// written (SV-05).
 func TestChangeDuringFirstWrite(t *testing.T) {
 	const services, marked = 400, 10
-	changed, added := svcKey(services-1), svcKey(services) // the fake plane leaves rows for later by their keys
+	changed, added := svcKey(services-1), svcKey(services) // the fake plane postpones frontends by their keys
 	came := map[lb.Key]int{}
 	writes := 0
 	slowRig(t, nil, func(r *rig, n int) {
@@ -87,7 +88,8 @@ type observer func([]lb.Change)
 
 func (o observer) Applied(changes []lb.Change) { o(changes) }
 
-// One tenant's service of thousands of ports does not make others' changes wait, and comes in pieces.
+// One tenant's Service with thousands of ports does not delay others' changes, and is written in
+// pieces.
 func TestManyPortsMakeNobodyWait(t *testing.T) {
 	const ports = 2000
 	huge := service(1)
@@ -153,7 +155,8 @@ func TestPiecesDoNotWaitForMinSyncPeriod(t *testing.T) {
 	})
 }
 
-// A row that is refused does not keep the first write from its end; a plane that takes nothing does.
+// A refused frontend does not prevent the end of the first write; a plane that refuses everything
+// does.
 func TestFirstWriteFails(t *testing.T) {
 	slowRig(t, nil, nil)(func(r *rig) {
 		r.fill(100)
@@ -184,8 +187,8 @@ func TestFirstWriteFails(t *testing.T) {
 	})
 }
 
-// The state is lost in the middle of a first write, and later, when the observers know all rows: they are told of each
-// once, and changes are in force with the rows.
+// The plane loses its state during a first write, and again when the observers have all frontends:
+// they receive each once, and changes are in force with the frontends.
 func TestStateLostBetweenPieces(t *testing.T) {
 	l := &latencies{}
 	slowRig(t, func(c *Config) { c.Programmed = l.add }, func(r *rig, n int) {
@@ -211,8 +214,8 @@ func TestStateLostBetweenPieces(t *testing.T) {
 	})
 }
 
-// The count of endpoints that a load balancer asks for waits for the rows by which traffic comes (HT-16), also where a Reset
-// leaves them for later.
+// The endpoint count of a health check waits for the frontends of its traffic (HT-16), also where a
+// Reset postpones them.
 func TestHealthCheckWaitsForLaterRows(t *testing.T) {
 	check := lb.Key{Port: 32000, Proto: lb.TCP}
 	told, balanced := 0, 0
@@ -244,7 +247,7 @@ func TestHealthCheckWaitsForLaterRows(t *testing.T) {
 	})
 }
 
-// Groups that are tried again are cut into pieces, too.
+// Groups of retries are cut into pieces, too.
 func TestRetriesInPieces(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.list()
@@ -282,7 +285,7 @@ type weigher struct {
 
 func (w weigher) Weigh(*lb.Frontend) int { return w.each }
 
-// A plane that weighs rows itself gets pieces by that: of what is new, and of what is tried again.
+// A plane with its own weight function gets pieces by that weight, of new changes and of retries.
 func TestPiecesByThePlanesOwnWeight(t *testing.T) {
 	p := weigher{fake.New(lb.IPv4), 50}
 	p.Slow(0, 100)

@@ -8,15 +8,17 @@ import (
 	"kube-proxy/lb"
 )
 
-// kernel is what is known of whether the kernel takes writes; doc.go has the transitions. A row that is refused alone says
-// nothing of that: it may be odd, or the kernel may be sick. Where others are written they tell; in a family where nothing
-// else changes the plane is asked, for one odd Service, which all nodes have, must not make all of them unhealthy (HT-04).
+// kernel is the state of the question whether the kernel takes writes; doc.go has the transitions.
+// A frontend refused alone does not answer it: the frontend may be malformed, or the kernel may
+// fail. Other writes answer it. In a family in which nothing else changes, the engine probes the
+// plane, because one bad Service, which all nodes have, must not make all of them unhealthy
+// (HT-04).
 type kernel uint8
 
 const (
-	healthy  kernel = iota // a write was accepted after the last that failed, or none has failed
-	unknown                // a write failed since, and so did a probe if there was one; the next try of a row alone will tell
-	probeDue               // a row failed alone since; the plane may be asked once
+	healthy  kernel = iota // a write was accepted after the last failure, or none has failed
+	unknown                // a write failed since, and any probe; the next single retry will show more
+	probeDue               // a frontend failed alone since; one probe is allowed
 )
 
 // failed takes note of a write that failed.
@@ -26,14 +28,15 @@ func (k *kernel) failed() {
 	}
 }
 
-// mayProbe reports whether it is time to ask the plane: an event waits for a write to be accepted, and none is to be
-// made that would tell as well.
+// mayProbe reports whether the engine may probe the plane: an event waits for an accepted write,
+// and no due write would give the same answer.
 func (e *Engine) mayProbe() bool {
 	return e.writer.kernel == probeDue && e.pending.queue.len() == 0 && len(e.writer.searches) == 0 && e.inbox.waiting()
 }
 
-// probe has the plane show that the kernel takes writes. If it does, the rows that failed are the odd ones: they are
-// retried alone as before, but no event waits any more. There is one probe at most for each try of a row.
+// probe checks with the plane whether the kernel takes writes. If it does, the failed frontends are
+// at fault: they are retried alone as before, but no event waits any longer. There is at most one
+// probe for each retry of a frontend.
 func (e *Engine) probe(ctx context.Context) {
 	err := e.call(&Write{Verb: "probe"}, func() error { return e.cfg.Plane.Probe(ctx) })
 	if err == nil {

@@ -14,11 +14,13 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// syncPeriod is the one by which HT-04 judges: what waits for twice as long makes a family unhealthy.
+// syncPeriod is the period of HT-04: an event that waits for twice as long makes a family
+// unhealthy.
 const syncPeriod = 30 * time.Second
 
-// HT-04: one row that the kernel refuses, in a family in which nothing else changes, is no event that waits: the kernel
-// takes writes, as one that changes nothing shows. The row is retried and told of as ever.
+// HT-04: one frontend that the kernel refuses, in a family in which nothing else changes, does not
+// count as a waiting event: a probe, which changes nothing, shows that the kernel takes writes. The
+// frontend is retried and logged as usual.
 func TestOneRefusedRowHT04(t *testing.T) {
 	var written []Write
 	change := func(c *Config) { c.Written = func(w Write) { written = append(written, w) } }
@@ -71,20 +73,20 @@ func TestOneRefusedRowHT04(t *testing.T) {
 	})
 }
 
-// HT-04: where no write works something waits, since the oldest event that none has followed, and there is one probe at
-// most for each try of a row.
+// HT-04: where no write works, an event waits since the oldest one without a later successful
+// write, and there is at most one probe for each retry.
 func TestAllRefusedHT04(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
 		r.begin(1)
 		r.after(time.Second)
-		before := r.engine.Stats() // the first row came with the Reset, or just after it
+		before := r.engine.Stats() // the first frontend came with the Reset, or just after it
 		r.faulty.FailWith(1)
 		queued := time.Now()
 		r.add(2)
 		r.after(10 * time.Minute)
 		r.add(3)
 		r.run()
-		// An event that is taken back before it is written tells nothing of the kernel.
+		// An event that is reverted before it is written gives no information about the kernel.
 		r.do(cluster.ServiceSet{Service: service(4)})
 		r.after(time.Second / 10)
 		r.do(cluster.ServiceGone{Name: svcName(4)})
@@ -113,7 +115,8 @@ func TestAllRefusedHT04(t *testing.T) {
 	})
 }
 
-// Where other writes tell, no probe is made: not in a batch with good rows, and not while good rows follow.
+// No probe is made where other writes show the state: not in a batch with good frontends, and not
+// while good ones follow.
 func TestNoProbeBesideOtherWrites(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -142,8 +145,8 @@ func TestNoProbeBesideOtherWrites(t *testing.T) {
 	})
 }
 
-// Events that change no row do not wait for a row that is refused either, however rare its retries are; and they do not
-// make for more probes than retries.
+// Events that change no frontend do not wait for a refused one either, however rare its retries
+// are; and they cause no more probes than retries.
 func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
 		r.begin(1)
@@ -164,7 +167,8 @@ func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
 		if n := int(s.Probes - before.Probes); n == 0 || n > tries+1 { // the first is of the try before
 			t.Errorf("%d probes, %d tries", n, tries)
 		}
-		// The kernel takes nothing any more: the next event waits, whatever was shown before.
+		// The kernel refuses everything from here on: the next event waits, whatever a probe showed
+		// before.
 		r.faulty.FailWith(1)
 		r.after(lastDelay + time.Second) // until that shows
 		queued := time.Now()
@@ -176,7 +180,8 @@ func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
 	})
 }
 
-// A Service with many rows, all of which are refused, is one odd object too; so is one that the first Reset leaves out.
+// A Service with many frontends, all of them refused, counts as one bad object too; so does one
+// that the first Reset leaves out.
 func TestOddServiceHT04(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.faulty.Refuse(svcKey(1))
@@ -207,7 +212,7 @@ func TestOddServiceHT04(t *testing.T) {
 	})
 }
 
-// A plane that finds in a probe that it has lost its state is reset; one that panics as well.
+// A plane that finds during a probe that it has lost its state is reset; so is one that panics.
 func TestProbeFindsStateLost(t *testing.T) {
 	for _, err := range []error{fmt.Errorf("table gone: %w", plane.ErrStateLost), &panicked{value: "boom"}} {
 		var sick error
@@ -230,7 +235,7 @@ func TestProbeFindsStateLost(t *testing.T) {
 	}
 }
 
-// oddProbe fails in its own way, once.
+// oddProbe fails once, in its own way.
 type oddProbe struct {
 	*fake.Faulty
 	err *error
@@ -248,7 +253,7 @@ func (p oddProbe) Probe(ctx context.Context) error {
 	return err
 }
 
-// A probe that fails for a moment is made again with the row's next try.
+// A probe that fails temporarily is repeated with the next retry of the frontend.
 func TestProbeIsMadeAgain(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
@@ -271,8 +276,9 @@ func TestProbeIsMadeAgain(t *testing.T) {
 	})
 }
 
-// HT-04, MT-05: the row of a health check is nothing to the kernel, so that a plane accepts it while every write fails. That
-// shows nothing, whether it is offered before the others or after them, and brings nothing up to date.
+// HT-04, MT-05: the kernel has nothing for the frontend of a health check, so a plane accepts it
+// while every write fails. That shows nothing, whether it is offered before the others or after
+// them, and updates no timestamp.
 func TestHealthCheckShowsNothingHT04(t *testing.T) {
 	const number = 32100
 	balanced := func() *cluster.Service {
@@ -309,7 +315,7 @@ func TestHealthCheckShowsNothingHT04(t *testing.T) {
 		r.after(lastDelay)
 		r.converged()
 
-		// While all is well a health check that changes alone waits for nobody.
+		// Without failures, a health check that changes alone is reported at once.
 		gone := slice(1, 1, 11)
 		gone.Endpoints = gone.Endpoints.Edited(func(i int, e *cluster.Endpoint) { e.Terminating = i > 0 })
 		r.do(cluster.SliceSet{Slice: gone})
@@ -318,7 +324,7 @@ func TestHealthCheckShowsNothingHT04(t *testing.T) {
 	})
 }
 
-// sickKernel takes no write while it is sick, but needs none for health checks.
+// sickKernel refuses writes while it is sick, but needs none for health checks.
 type sickKernel struct {
 	*fake.Faulty
 	sick *atomic.Bool

@@ -9,23 +9,25 @@ import (
 	"kube-proxy/lb"
 )
 
-// notice is what was marked for one service: how many changes, and since when those wait that know it.
+// notice is the record of marks of one Service: their number, and the times from which those with a
+// known time wait.
 type notice struct {
 	changes  cluster.Changes
 	triggers []int64 // as in cluster.Ref
-	// For Config.Changes: what happened, the oldest times at which the API had it and Mark told of it, 0 if unknown; the rows that
-	// changed, and the writes with any of them that failed.
+	// For Config.Changes: the event, the oldest times at which the API server had it and Mark
+	// received it, 0 if unknown; the changed frontends, and the failed writes with any of them.
 	api, learned   int64
 	rows, failures uint32
 	what           changes.What
 	elsewhere      bool // the Service had no address of the family when it was resolved last
 }
 
-// maxTriggers bounds the memory for a service that changes again and again while it cannot be written. Of more
-// triggers the oldest count: they wait longest.
+// maxTriggers limits the memory for a Service that changes repeatedly while it cannot be written.
+// The oldest triggers count: they wait longest.
 const maxTriggers = 1000
 
-// count takes note of one change. What was triggered before this process started is another one's latency (SV-35).
+// count records one change. A trigger from before the start of this process counts for another
+// one's latency (SV-35).
 func (n *notice) count(ref cluster.Ref, started, now int64) {
 	switch ref.Cause {
 	case cluster.ByService:
@@ -46,7 +48,7 @@ func (n *notice) count(ref cluster.Ref, started, now int64) {
 	}
 }
 
-// add adds o, of whose triggers as many as there is room for.
+// add adds o, with as many of its triggers as room allows.
 func (n *notice) add(o notice, room int) {
 	n.changes.Services += o.changes.Services
 	n.changes.Slices += o.changes.Slices
@@ -62,36 +64,39 @@ func (n *notice) add(o notice, room int) {
 
 func (n *notice) isZero() bool { return n.learned == 0 }
 
-// unprogrammed are the changes of one service that are not in force: they are when the plane has accepted all pending
-// changes that they made, and the service's rows could be computed.
+// unprogrammed holds the changes of one Service that are not in force. They are in force when the
+// plane has accepted all pending changes that they made, and the Service's frontends could be
+// computed.
 type unprogrammed struct {
 	name cluster.Name
 	notice
 	open       int // pending changes
 	unresolved bool
-	// For Config.Changes: the last write that failed, and whether it is counted with others and not told by itself.
+	// For Config.Changes: the last failed write, and whether it is counted with others and not
+	// reported separately.
 	failed  uint64
 	counted bool
 }
 
-// programming is what was marked and is not in force yet. The zero value is empty.
+// programming holds the marked changes that are not in force yet. The zero value is empty.
 type programming struct {
-	// open has only services of which something waits. It is never ranged over but in a Reset.
+	// open has only Services with waiting changes. Only a Reset ranges over it.
 	open map[cluster.Name]*unprogrammed
 	peak int // of len(open) since the map was made
 	// reset is what waits for the next Reset.
 	reset map[cluster.Name]notice
-	// done is in force, and nobody has been told yet; so are settled, each by itself.
+	// done is in force and not reported yet; so is settled, each entry by itself.
 	done    notice
 	settled []*unprogrammed
-	// Of what waited for a Reset that brings very much only the number is told, by together; taking while that is taken over,
-	// and loading while what the Reset left for later is written.
+	// If a Reset brings very many changes, only their number is reported, with together. taking is
+	// true while that number is taken over, and loading while the frontends that the Reset
+	// postponed are written.
 	taking, loading bool
 	together        cluster.Changes
 	failed          uint64 // writes that failed
 }
 
-// of returns what the service waits for, with what was marked for it now; nil means nothing.
+// of returns the waiting changes of the Service, including the new marks; nil means none.
 func (p *programming) of(name cluster.Name, n notice) *unprogrammed {
 	u := p.open[name]
 	if u == nil {
@@ -110,21 +115,22 @@ func (p *programming) of(name cluster.Name, n notice) *unprogrammed {
 	return u
 }
 
-// unresolved says that the rows of the service could not be computed.
+// unresolved records that the frontends of the Service could not be computed.
 func (p *programming) unresolved(name cluster.Name, n notice) {
 	if u := p.of(name, n); u != nil {
 		u.unresolved, u.counted = true, false
 	}
 }
 
-// expect makes room for services that wait for the next Reset.
+// expect reserves room for Services that wait for the next Reset.
 func (p *programming) expect(services int) {
 	if p.reset == nil {
 		p.reset = make(map[cluster.Name]notice, services)
 	}
 }
 
-// untilReset says that the service was resolved, and that the plane takes its rows with the next Reset.
+// untilReset records that the Service was resolved, and that the plane takes its frontends with the
+// next Reset.
 func (p *programming) untilReset(name cluster.Name, n notice) {
 	if u := p.open[name]; u != nil {
 		u.unresolved = false
@@ -138,14 +144,14 @@ func (p *programming) untilReset(name cluster.Name, n notice) {
 	p.reset[name] = all
 }
 
-// takeOver counts changes that are in force with very many others.
+// takeOver counts changes that come into force with very many others.
 func (p *programming) takeOver(n notice) {
 	p.done.add(n, len(n.triggers))
 	p.together.Services += n.changes.Services
 	p.together.Slices += n.changes.Slices
 }
 
-// settle says that the changes are in force if they wait for nothing.
+// settle records that the changes are in force if they wait for nothing.
 func (p *programming) settle(u *unprogrammed) {
 	if u.open > 0 || u.unresolved {
 		return
@@ -162,8 +168,8 @@ func (p *programming) settle(u *unprogrammed) {
 	}
 }
 
-// afterReset takes over what was not in force before a Reset. It is now, but for services that could not be
-// resolved, or of which rows were left for later.
+// afterReset takes over the changes that were not in force before a Reset. They are in force now,
+// except those of Services that could not be resolved or that have postponed frontends.
 func (p *pending) afterReset(before programming, t *lb.Table) {
 	p.programming.done, p.programming.settled = before.done, before.settled
 	p.programming.taking = len(before.reset)+len(before.open) > manyTogether
@@ -200,15 +206,16 @@ func (p *pending) afterReset(before programming, t *lb.Table) {
 	p.programming.taking = false
 }
 
-// await says which pending changes the service's changes wait for: those of the keys. With none, nothing had to
-// be written for them, and they are in force at once.
+// await records the pending changes that the Service's changes wait for: those of the keys. Without
+// any, no write was needed, and they are in force at once.
 func (p *pending) await(name cluster.Name, n notice, changes []lb.Change) {
 	u := p.programming.of(name, n)
 	if u == nil {
 		return
 	}
 	u.unresolved = false
-	// Many services may want one key in turn. One that waits for nothing yet need not be searched for among them.
+	// Many Services may claim one key in turn. One that waits for nothing yet need not be searched
+	// for among them.
 	first := u.open == 0
 	for _, c := range changes {
 		if pc := p.byKey[c.Key]; first || !slices.Contains(pc.waiters, u) {
@@ -220,7 +227,8 @@ func (p *pending) await(name cluster.Name, n notice, changes []lb.Change) {
 	p.programming.settle(u)
 }
 
-// programmed tells of changes that are in force now: of how long they took (MT-04), and that nobody waits for them.
+// programmed reports changes that came into force: their latency (MT-04), and that they no longer
+// wait.
 func (e *Engine) programmed() {
 	e.tellSettled()
 	done := e.pending.programming.done

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// latencies gathers what Config.Programmed is told.
+// latencies collects the values of Config.Programmed.
 type latencies struct {
 	mu   sync.Mutex
 	took []time.Duration
@@ -24,7 +24,7 @@ func (l *latencies) add(took []time.Duration) {
 	l.took = append(l.took, took...)
 }
 
-// want takes what was told since the last time, in any order.
+// want takes the values since the last call, in any order.
 func (l *latencies) want(t *testing.T, what string, want ...time.Duration) {
 	t.Helper()
 	l.mu.Lock()
@@ -36,7 +36,7 @@ func (l *latencies) want(t *testing.T, what string, want ...time.Duration) {
 	l.took = nil
 }
 
-// triggered is a slice whose change was triggered a while ago.
+// triggered is a slice whose change was triggered at an earlier time.
 func triggered(i, from, n int, ago time.Duration) cluster.SliceSet {
 	s := slice(i, from, n)
 	s.Trigger = time.Now().Add(-ago).UnixNano()
@@ -66,7 +66,7 @@ func TestProgrammedMT04(t *testing.T) {
 	latencyBubble(t, nil, func(r *rig, l *latencies) {
 		r.start()
 		r.after(time.Hour)
-		// What a first list tells of happened before this process could have done anything about it.
+		// The events of a first list happened before this process could act on them.
 		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1), service(2)}})
 		r.wantOwed("listed, not complete", 2, 0)
 		r.do(cluster.SlicesListed{Slices: []*cluster.Slice{triggered(1, 1, 1, time.Minute).Slice, slice(2, 1, 1)}})
@@ -85,7 +85,7 @@ func TestProgrammedMT04(t *testing.T) {
 		r.run()
 		l.want(t, "a trigger of a clock that is ahead", 0)
 
-		// A row that does not change is in force at once.
+		// A frontend that does not change is in force at once.
 		unused := triggered(1, 1, 4, time.Second)
 		unused.Slice.Endpoints = unused.Slice.Endpoints.With(cluster.Endpoint{Addr: unused.Slice.Endpoints.At(0).Addr.Next().Next().Next().Next()})
 		applies := r.engine.Stats().Applies
@@ -99,7 +99,7 @@ func TestProgrammedMT04(t *testing.T) {
 	})
 }
 
-// What cannot be written is owed, and what else changes is not held up by it.
+// A change that cannot be written stays owed, and does not delay other changes.
 func TestProgrammedAfterFailures(t *testing.T) {
 	latencyBubble(t, nil, func(r *rig, l *latencies) {
 		r.start()
@@ -134,7 +134,7 @@ func TestProgrammedAfterFailures(t *testing.T) {
 	})
 }
 
-// A Reset has everything that was marked before it, but for services that could not be resolved.
+// A Reset brings everything that was marked before it, except Services that could not be resolved.
 func TestProgrammedByReset(t *testing.T) {
 	var bad atomic.Bool
 	bad.Store(true)
@@ -176,8 +176,8 @@ func TestProgrammedByReset(t *testing.T) {
 	})
 }
 
-// MT-05, MT-06: after an event the time of the last sync passes the time of the last event, whether or not anything had
-// to be written, or "queued > last" would be an alert for ever.
+// MT-05, MT-06: after an event the time of the last sync passes the time of the last event, whether
+// or not a write was needed; else "queued > last" would alert forever.
 func TestTimestampsMT05MT06(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -218,7 +218,7 @@ func TestTimestampsMT05MT06(t *testing.T) {
 	})
 }
 
-// MT-13: service ports that drop because of policy Local are counted as rows change.
+// MT-13: service ports that drop because of policy Local are counted as frontends change.
 func TestNoLocalMT13(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -267,7 +267,7 @@ type slow struct{}
 
 func (slow) Applied([]lb.Change) { time.Sleep(time.Second) }
 
-// The latency ends with the write, not with what is done after it.
+// The latency ends with the write, not with later work.
 func TestProgrammedBeforeObservers(t *testing.T) {
 	latencyBubble(t, func(c *Config) { c.Observers = append(c.Observers, slow{}) }, func(r *rig, l *latencies) {
 		r.start()

@@ -1,32 +1,33 @@
 package engine
 
-// queue has what comes next: keys to be written, or Services to be resolved. They are taken in pieces of bounded weight, and
-// between two pieces what was marked meanwhile is taken in. What is new goes into the next piece; what did not fit into a
-// piece is the backlog, which has half of each. In both the namespaces are served round robin, so that neither a tenant with
-// very many keys nor one who marks his anew all the time makes those of others wait. The zero queue is empty.
+// queue holds the keys to write, or the Services to resolve. They are taken in pieces of bounded
+// weight; between two pieces the engine takes in new marks. New keys go into the next piece; the
+// rest of a piece becomes the backlog, which gets half of each. In both, the namespaces are served
+// round robin, so neither a tenant with very many keys nor one who marks keys again all the time
+// delays others. The zero queue is empty.
 type queue[K comparable] struct {
 	fresh, backlog roundRobin[K]
-	waits          map[K]struct{} // the keys; one that stands in both comes the first time
+	waits          map[K]struct{} // the keys; one that is in both comes out the first time
 }
 
 // roundRobin has keys by namespace.
 type roundRobin[K comparable] struct {
-	ring []*namespace[K] // those that have keys; the first is next
+	ring []*namespace[K] // namespaces with keys; the first is next
 	at   map[string]*namespace[K]
 	has  map[K]struct{} // the keys in ring
 }
 
 type namespace[K comparable] struct {
 	name string
-	keys []K // in the order in which they came
+	keys []K // in the order of arrival
 }
 
-// quantum is which part of a piece a namespace has before the next one comes.
+// quantum is the part of a piece that one namespace gets before the next.
 const quantum = 32
 
 func (q *queue[K]) len() int { return len(q.waits) }
 
-// push adds a key that is new, of that namespace.
+// push adds a new key of the namespace.
 func (q *queue[K]) push(k K, namespace string) { q.put(&q.fresh, k, namespace) }
 
 // later adds a key to the backlog.
@@ -40,8 +41,8 @@ func (q *queue[K]) put(to *roundRobin[K], k K, namespace string) {
 	to.add(namespace, k)
 }
 
-// take takes a piece of about that weight: at least one key of what is new, and one of the backlog. What is new and
-// does not fit becomes backlog.
+// take removes a piece of about that weight: at least one new key and one of the backlog. New keys
+// that do not fit become backlog.
 func (q *queue[K]) take(weight int, of func(K) int) []K {
 	all := weight
 	if len(q.backlog.ring) > 0 {
@@ -63,7 +64,7 @@ func (q *queue[K]) take(weight int, of func(K) int) []K {
 	return append(fresh, backlog...)
 }
 
-// some takes keys of about that weight, a quantum of each namespace after the other.
+// some removes keys of about that weight, a quantum of each namespace in turn.
 func (q *queue[K]) some(from *roundRobin[K], weight, quantum int, of func(K) int) (keys []K, used int) {
 	for len(from.ring) > 0 && (used == 0 || used < weight) {
 		n := from.ring[0]

@@ -12,7 +12,7 @@ func number(i int) lb.Key { return lb.Key{Port: uint16(i), Proto: lb.TCP} }
 
 func one(lb.Key) int { return 1 }
 
-// Whatever is pushed and taken, each key comes once, and comes in the end.
+// Every pushed key comes out once, and does come out in the end.
 func TestQueueLosesNothing(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -58,7 +58,8 @@ func TestQueueLosesNothing(t *testing.T) {
 	}
 }
 
-// One tenant marks very many rows anew all the time: the rows of others come with the next piece, and his own come, too.
+// One tenant marks very many frontends again all the time: those of others are in the next piece,
+// and his own come, too.
 func TestQueueIsFair(t *testing.T) {
 	var q queue[lb.Key]
 	const rows, piece = 10_000, 640
@@ -86,7 +87,7 @@ func TestQueueIsFair(t *testing.T) {
 	}
 }
 
-// What was left for later has its share of each piece, however much is new.
+// Postponed keys get their share of each piece, however many new ones arrive.
 func TestQueueBacklogIsNotStarved(t *testing.T) {
 	var q queue[lb.Key]
 	for i := range 1000 {

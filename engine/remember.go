@@ -2,9 +2,9 @@ package engine
 
 import "time"
 
-// What is remembered of lines in the log, so that the same thing is not said again and again.
+// Memory of log lines, so that the same line is not logged repeatedly.
 
-// once remembers what has been said already. It keeps few texts: with many different ones it forgets.
+// once remembers logged texts. It keeps few: with many different ones it forgets.
 type once map[string]struct{}
 
 func (o *once) first(text string) bool {
@@ -18,31 +18,31 @@ func (o *once) first(text string) bool {
 	return true
 }
 
-// trouble is something that fails and is tried again: until when it waits, and the error that was logged last. An error that
-// is as the one before is not logged. The zero trouble is none.
+// trouble is an operation that fails and is retried: the end of its backoff, and the last logged
+// error. An error equal to the last is not logged. The zero trouble has no error.
 type trouble struct {
 	pause
 	logged string
 }
 
-// news reports whether the error is to be logged.
+// news reports whether to log the error.
 func (t *trouble) news(err error) bool {
 	before := t.logged
 	t.logged = err.Error()
 	return t.logged != before
 }
 
-// remind is the least time from one line about what others do to the next: who undoes our work all the time must not fill
-// the log.
+// remind is the least time between two log lines about other programs: one that undoes our work all
+// the time must not fill the log.
 const remind = time.Minute
 
-// tally counts what is told once in a while.
+// tally counts events that are reported at intervals.
 type tally struct {
 	n    int
 	next time.Time // the earliest time for another line
 }
 
-// add counts n more, and returns all since the last line if it is time for another one, else 0.
+// add counts n more. It returns the sum since the last line if another line is due, else 0.
 func (t *tally) add(n int, now time.Time) (all int) {
 	t.n += n
 	if n == 0 || now.Before(t.next) {

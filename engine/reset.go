@@ -10,24 +10,25 @@ import (
 	"kube-proxy/plane"
 )
 
-// resets is how far the plane holds the table; doc.go has the transitions.
+// resets is the state of the table in the plane; doc.go has the transitions.
 type resets struct {
 	due     bool // the plane needs a Reset before anything else
 	done    bool // one has succeeded
-	whole   bool // and what it left for later was tried, too
+	whole   bool // and the postponed frontends were tried, too
 	load    load // what is being written so
 	trouble trouble
 	losses  tally  // of the plane's state
 	why     string // it is due, for Config.Changes
 }
 
-// load is what a Reset left for later.
+// load holds the frontends that a Reset postponed.
 type load struct {
 	rows  int
 	since time.Time
 }
 
-// lose has the plane reset before anything else is written. Of many losses there is a line once in a while.
+// lose makes the engine reset the plane before any other write. Many losses cause one log line at
+// intervals.
 func (e *Engine) lose(w *Write, now time.Time) {
 	e.resets.due, e.writer.searches = true, nil
 	if e.cfg.Changes != nil {
@@ -38,11 +39,11 @@ func (e *Engine) lose(w *Write, now time.Time) {
 	}
 }
 
-// reset has the plane hold exactly the table: once at the start, and where the plane lost its state. If it
-// fails it is tried again with backoff; until then the kernel serves what it has.
+// reset makes the plane hold exactly the table: once at the start, and after the plane lost its
+// state. A failed Reset is retried with backoff; until then the kernel serves its old state.
 func (e *Engine) reset(ctx context.Context) {
 	r := &e.resets
-	e.audits.drifted = false // what drifted before is mended by the Reset
+	e.audits.drifted = false // the Reset repairs earlier drift
 	var res plane.ResetResult
 	w := &Write{Verb: "reset", Changes: e.table.Len(), wrote: true, again: r.trouble.logged != ""}
 	err := e.call(w, func() (err error) {
@@ -66,7 +67,7 @@ func (e *Engine) reset(ctx context.Context) {
 	changes := e.untold(res)
 	e.audits.next = end.Add(e.auditPeriod())
 	r.trouble = trouble{}
-	if r.done { // who removes everything again and again does not have us write everything all the time
+	if r.done { // a program that removes everything repeatedly does not make us write everything all the time
 		r.trouble.until = end.Add(max(w.Took, driftGap))
 	}
 	r.due, r.done = false, true
@@ -86,8 +87,8 @@ func (e *Engine) reset(ctx context.Context) {
 	e.restored(w.Took)
 }
 
-// leave queues rows that a Reset has left for later. If the plane held a row of that key before, it is in doubt whether it
-// does: it is offered even where nothing else is wanted by then.
+// leave queues the frontends that a Reset postponed. If the plane held one of that key before, the
+// key is in doubt: the engine offers it even if the desired frontend is the old one by then.
 func (e *Engine) leave(later []lb.Key, known []*lb.Frontend) {
 	if len(later) > 0 {
 		e.writer.inPiece, e.resets.load = true, load{rows: len(later), since: time.Now()}
@@ -99,7 +100,7 @@ func (e *Engine) leave(later []lb.Key, known []*lb.Frontend) {
 	e.loaded()
 }
 
-// loaded looks whether all was tried that a Reset left for later.
+// loaded checks whether all postponed frontends were tried.
 func (e *Engine) loaded() {
 	r := &e.resets
 	if r.due || e.pending.left > 0 {
@@ -114,12 +115,13 @@ func (e *Engine) loaded() {
 	e.tellLoaded(w)
 	e.cfg.Log.Info("wrote what the reset left for later", "rows", w.Changes, "took", w.Took)
 	e.written(w)
-	if e.pending.queue.len() == 0 { // else a write will tell
+	if e.pending.queue.len() == 0 { // else a write will report it
 		e.inbox.accepted(false, true)
 	}
 }
 
-// knownOf returns what the observers know of rows that a Reset did not write: they are not told of it.
+// knownOf returns the frontends known to the observers that a Reset did not write: it reports none
+// of them.
 func (e *Engine) knownOf(keys []lb.Key) []*lb.Frontend {
 	known := make([]*lb.Frontend, len(keys))
 	for i, k := range keys {
@@ -132,8 +134,8 @@ func (e *Engine) knownOf(keys []lb.Key) []*lb.Frontend {
 	return known
 }
 
-// untold returns what the observers do not know yet after a Reset: all rows after the first one, with the keys that it
-// removed, and later those that were pending; but none that is left for later.
+// untold returns the changes that the observers do not have after a Reset: all frontends after the
+// first one, with the keys that it removed, and later the pending ones; but no postponed one.
 func (e *Engine) untold(res plane.ResetResult) (changes []lb.Change) {
 	switch {
 	case e.resets.done:

@@ -13,26 +13,27 @@ import (
 	"kube-proxy/policy"
 )
 
-// resolver is what the rows of services are computed with. Services are resolved in turns of bounded work, and what the
-// turn changed is written before the next one.
+// resolver computes the frontends of Services. It resolves Services in turns of bounded work; the
+// engine writes the changes of a turn before the next one.
 type resolver struct {
-	synced     bool                    // the lists have been marked, and all services are in the table
+	synced     bool                    // the lists have been marked, and all Services are in the table
 	dirty      queue[cluster.Name]     // services for later turns
-	notices    map[cluster.Name]notice // what was marked for services that are not resolved yet
+	notices    map[cluster.Name]notice // marks of Services that are not resolved yet
 	one        [1]cluster.Name
 	unresolved waitlist[cluster.Name] // services whose policy panicked
 	rebuild    bool                   // the table itself cannot be trusted
 	visited    uint64                 // rows, by tables before a rebuild
 }
 
-// turnWork is how much may be resolved before a write: slices, ports, rows and backends. One service may be more.
+// turnWork limits the work of a turn: slices, ports, frontends and backends. One Service may exceed
+// it.
 const turnWork = 1 << 15
 
-// waiting reports whether services are left for another turn.
+// waiting reports whether Services are left for another turn.
 func (r *resolver) waiting() bool { return r.dirty.len() > 0 }
 
-// absorb takes in what was marked, and resolves dirty services, as many as one turn may: the changes of their rows
-// become pending. Before all sources have listed it does nothing (SV-05).
+// absorb takes in the marks, and resolves dirty Services, as many as one turn may: the changes of
+// their frontends become pending. Before all sources have listed it does nothing (SV-05).
 func (e *Engine) absorb() {
 	r := &e.resolver
 	if !r.synced && !e.inbox.complete() {
@@ -70,7 +71,8 @@ func (e *Engine) absorb() {
 	e.tellClaims(found)
 }
 
-// turn returns the services to be resolved now. Before the first Reset these are all, since it writes the whole table.
+// turn returns the Services to resolve now. Before the first Reset it returns all, since the Reset
+// writes the whole table.
 func (e *Engine) turn(d dirty, now time.Time) []cluster.Name {
 	r := &e.resolver
 	r.notice(d.names)
@@ -88,7 +90,7 @@ func (e *Engine) turn(d dirty, now time.Time) []cluster.Name {
 		return r.one[:]
 	}
 	for name, n := range d.names {
-		if n.isZero() { // the node changed, and with it very many services
+		if n.isZero() { // the node changed, and with it very many Services
 			r.dirty.later(name, name.Namespace)
 		} else {
 			r.dirty.push(name, name.Namespace)
@@ -97,7 +99,7 @@ func (e *Engine) turn(d dirty, now time.Time) []cluster.Name {
 	return r.dirty.take(turnWork, e.workOf)
 }
 
-// everything returns all services that are dirty, and with all those that are not.
+// everything returns all dirty Services, and with all the clean ones as well.
 func (e *Engine) everything(all bool, now time.Time) []cluster.Name {
 	r := &e.resolver
 	e.later(r.unresolved.due(now))
@@ -130,21 +132,21 @@ func (r *resolver) notice(names map[cluster.Name]notice) {
 	}
 }
 
-// later has services resolved beside those that were marked one by one.
+// later queues Services to be resolved beside those that were marked one by one.
 func (e *Engine) later(names []cluster.Name) {
 	for _, name := range names {
 		e.resolver.dirty.later(name, name.Namespace)
 	}
 }
 
-// workOf returns how much it is to resolve a service, or to remove its rows.
+// workOf returns the work to resolve a Service, or to remove its frontends.
 func (e *Engine) workOf(name cluster.Name) int {
 	var c policy.Cost
 	e.cfg.Store.Look(name, func(v cluster.View) { c = policy.CostOf(v, e.cfg.Family) })
 	return 1 + c.Slices + c.Ports + c.Rows + c.Backends
 }
 
-// planResolve remembers when something that could not be resolved is due again.
+// planResolve schedules the retry of Services that could not be resolved.
 func (e *Engine) planResolve(a *agenda) {
 	if t, ok := e.resolver.unresolved.next(); ok {
 		a.due(t)
@@ -154,20 +156,20 @@ func (e *Engine) planResolve(a *agenda) {
 	}
 }
 
-// resolve computes the rows of one service and replaces them in the table. n is what was marked for the
-// service.
+// resolve computes the frontends of one Service and replaces them in the table. n holds the
+// Service's marks.
 func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Time) {
 	r := &e.resolver
 	view := e.cfg.Store.View(name)
 	e.stats.resolved(policy.CostOf(view, e.cfg.Family))
 	e.later(e.cfg.Budget.Weigh(view))
 	owner := ownerOf(view)
-	_, suspect := r.unresolved.entries[name] // it may be the table that cannot take the rows
+	_, suspect := r.unresolved.entries[name] // the table may be the part that fails
 	fronts, err := e.rows(view, owner, suspect)
 	var diff []lb.Change
 	if err == nil {
 		diff, err = e.replace(found, owner, fronts)
-		r.rebuild = r.rebuild || err != nil // it may be half changed: it is made anew, with the old rows of this service
+		r.rebuild = r.rebuild || err != nil // it may be half changed
 	}
 	if err != nil {
 		e.unresolved(name, err, now)
@@ -194,7 +196,8 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 	}
 }
 
-// weighAll has the budget know all Services before the first of them is resolved, so that none is served which is refused next.
+// weighAll adds all Services to the budget before the first is resolved, so that the budget serves
+// none that it refuses next.
 func (e *Engine) weighAll() {
 	if e.cfg.Budget == nil {
 		return
@@ -204,7 +207,7 @@ func (e *Engine) weighAll() {
 	}
 }
 
-// elsewhere reports whether the Service has no address of the engine's family, as one that is gone.
+// elsewhere reports whether the Service has no address of the engine's family, like a deleted one.
 func (e *Engine) elsewhere(v *cluster.View) bool {
 	return v.Service == nil || !slices.ContainsFunc(v.Service.ClusterIPs, func(a netip.Addr) bool { return lb.FamilyOf(a) == e.cfg.Family })
 }
@@ -217,7 +220,7 @@ func ownerOf(v cluster.View) lb.Owner {
 	return o
 }
 
-// rows computes the rows of a service. With apart it has a table of their own take them first.
+// rows computes the frontends of a Service. With apart it tries them in a separate table first.
 func (e *Engine) rows(v cluster.View, o lb.Owner, apart bool) (fronts []*lb.Frontend, err error) {
 	err = e.guard("policy, service ", o.Name, func() error {
 		fronts = e.cfg.Resolve(v)
@@ -229,7 +232,8 @@ func (e *Engine) rows(v cluster.View, o lb.Owner, apart bool) (fronts []*lb.Fron
 	return fronts, err
 }
 
-// unresolved has a service tried again later: its rows could not be computed, or the table could not take them.
+// unresolved schedules another attempt for a Service whose frontends could not be computed, or not
+// be put into the table.
 func (e *Engine) unresolved(name cluster.Name, err error, now time.Time) {
 	e.resolver.unresolved.fail(name, now)
 	e.stats.failed("resolve service "+name.String()+": "+err.Error(), now)
@@ -239,7 +243,7 @@ func (e *Engine) unresolved(name cluster.Name, err error, now time.Time) {
 	}
 }
 
-// replace gives a service its rows in the table, and notes what that changed of claims.
+// replace replaces the frontends of a Service in the table, and records the changed conflicts.
 func (e *Engine) replace(found *claims, o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change, err error) {
 	var contests []lb.Contest
 	var refused []lb.Refused
@@ -261,7 +265,7 @@ func (e *Engine) replace(found *claims, o lb.Owner, fronts []*lb.Frontend) (chan
 	return changes, err
 }
 
-// tellRefused tells of rows of a service that break a rule of the table, so that no plane is offered them.
+// tellRefused reports malformed frontends of a Service, which no plane is offered.
 func (e *Engine) tellRefused(service string, refused []lb.Refused) {
 	e.stats.malformed(service, refused)
 	if len(refused) == 0 {
@@ -275,8 +279,8 @@ func (e *Engine) tellRefused(service string, refused []lb.Refused) {
 	}
 }
 
-// rebuildTable makes a new table of the rows of the old one after a panic there, has the plane reset to it, and has all
-// services resolved again.
+// rebuildTable builds a new table from the frontends of the old one after a panic there, requests a
+// Reset, and queues all Services to be resolved again.
 func (e *Engine) rebuildTable(found *claims, now time.Time) {
 	r, old := &e.resolver, e.table
 	r.visited += old.Visited
@@ -284,7 +288,7 @@ func (e *Engine) rebuildTable(found *claims, now time.Time) {
 	e.table = &lb.Table{Family: old.Family, Node: old.Node}
 	e.tableMu.Unlock()
 	r.rebuild, e.resets.due, e.resets.why = false, true, "the table was made anew"
-	// Until the Reset nothing is written, so what happens to pending here only tells observers.
+	// Nothing is written before the Reset, so this change of pending only concerns observers.
 	names := e.cfg.Store.Names()
 	for _, name := range names {
 		var owner lb.Owner

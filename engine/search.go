@@ -11,13 +11,14 @@ import (
 	"kube-proxy/plane"
 )
 
-// search looks for the rows because of which a batch failed.
+// search looks for the frontends that made a batch fail.
 type search struct {
 	*bisect.Search[lb.Key]
 	id uint64
 }
 
-// startSearch has groups of pending changes tried, one attempt at a time. failures is how many writes in a row failed with them.
+// startSearch tries groups of pending changes, one attempt at a time. failures is the number of
+// consecutive failed writes with them.
 func (e *Engine) startSearch(groups [][]lb.Key, failures int) {
 	w := &e.writer
 	w.lastSearch++
@@ -29,8 +30,8 @@ func (e *Engine) startSearch(groups [][]lb.Key, failures int) {
 	w.searches = append(w.searches, &search{bisect.New(groups, failures), w.lastSearch})
 }
 
-// searchOn makes one attempt of the oldest search. Between two attempts the loop takes in what is new: a key
-// that changed again is no longer in the search.
+// searchOn makes one attempt of the oldest search. Between two attempts the loop takes in new
+// marks: a key that changed again is no longer in the search.
 func (e *Engine) searchOn(ctx context.Context) {
 	w := &e.writer
 	s := w.searches[0]
@@ -59,7 +60,7 @@ func (e *Engine) searchOn(ctx context.Context) {
 	}
 }
 
-// still returns those of the keys that the search has still to do with.
+// still returns those of the keys that still belong to the search.
 func (e *Engine) still(keys []lb.Key, s *search) []lb.Key {
 	out := make([]lb.Key, 0, len(keys))
 	for _, k := range keys {
@@ -70,8 +71,8 @@ func (e *Engine) still(keys []lb.Key, s *search) []lb.Key {
 	return out
 }
 
-// giveUp makes what is left of a search wait: only shortly if the search found something that can be
-// written, since then the rest is likely to hold more of it.
+// giveUp makes the rest of a search wait. The wait is short if the search found a change that can
+// be written, because the rest probably holds more.
 func (e *Engine) giveUp(s *search, err error) {
 	now := time.Now()
 	left := e.still(s.Left(), s)
@@ -89,10 +90,12 @@ func (e *Engine) giveUp(s *search, err error) {
 	}
 }
 
-// manyAlone is how many rows that failed alone are tried one by one; more are tried together, by halves.
+// manyAlone is how many frontends that failed alone are retried one by one; more are retried
+// together, by halves.
 const manyAlone = 8
 
-// retry begins a search among the keys whose backoff has passed. Rows that failed alone are not tried with the others.
+// retry starts a search among the keys whose backoff has passed. Frontends that failed alone are
+// not tried with the others.
 func (e *Engine) retry(now time.Time) {
 	var alone, others []lb.Key
 	for _, k := range e.pending.waits.due(now) {
@@ -104,7 +107,7 @@ func (e *Engine) retry(now time.Time) {
 	}
 	var groups [][]lb.Key
 	if len(alone) > manyAlone {
-		// In another order each time, so that a bounded search gets to all of them.
+		// A random order, so that a bounded search reaches all of them in time.
 		rand.Shuffle(len(alone), func(i, j int) { alone[i], alone[j] = alone[j], alone[i] })
 		groups = append(groups, e.inPieces(alone)...)
 	} else {
@@ -116,7 +119,7 @@ func (e *Engine) retry(now time.Time) {
 	e.startSearch(groups, 0)
 }
 
-// inPieces cuts keys into groups that may be written at once.
+// inPieces divides keys into groups that one write may hold.
 func (e *Engine) inPieces(keys []lb.Key) (groups [][]lb.Key) {
 	most := e.piece()
 	of := plane.Weights(e.cfg.Plane)

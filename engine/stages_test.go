@@ -11,7 +11,7 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// stages is a plane that takes rows of many backends in ten stages.
+// stages is a plane that accepts frontends with many backends in ten stages.
 type stages struct {
 	*fake.Faulty
 	stage map[lb.Key]int
@@ -39,7 +39,8 @@ func backendsOf(f *lb.Frontend) int {
 	return f.Set(lb.Cluster).Backends.Len()
 }
 
-// staged runs f in a bubble with such a plane. at is called after each write with its number, before the next one.
+// staged runs f in a bubble with such a plane. at is called after each write with its number,
+// before the next one.
 func staged(t *testing.T, at func(r *rig, n int), f func(r *rig)) {
 	bubble(t, func(c *Config) { c.Plane = &stages{c.Plane.(*fake.Faulty), map[lb.Key]int{}} }, func(r *rig) {
 		n := 0
@@ -54,7 +55,8 @@ func staged(t *testing.T, at func(r *rig, n int), f func(r *rig)) {
 	})
 }
 
-// A row that a plane takes in stages is told when it is whole, and what comes meanwhile is in the next call (TN-30).
+// A frontend that a plane accepts in stages is reported when it is complete, and changes that
+// arrive meanwhile are in the next call (TN-30).
 func TestStagesMakeNobodyWait(t *testing.T) {
 	const huge, small = 1, 2
 	writes, began := 0, 0
@@ -85,7 +87,8 @@ func TestStagesMakeNobodyWait(t *testing.T) {
 	})
 }
 
-// Where the old row is wanted again half-way, the plane is asked for it; a failure half-way is tried again (TN-30).
+// If the old frontend is desired again half-way, the engine offers it to the plane; a failure
+// half-way is retried (TN-30).
 func TestStagesAreTurnedBack(t *testing.T) {
 	began := 0
 	var at func(r *rig)
@@ -120,7 +123,8 @@ func TestStagesAreTurnedBack(t *testing.T) {
 	})
 }
 
-// Rows under way take turns by namespace, as all others do: many large Services have one share (TN-30).
+// Unfinished frontends take turns by namespace, as all others do: many large Services have one
+// share (TN-30).
 func TestRowsUnderWayTakeTurnsByNamespace(t *testing.T) {
 	p, table := newPending(), &lb.Table{}
 	key := func(i int) lb.Key { return svcKey(i) }

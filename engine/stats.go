@@ -11,7 +11,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// Stats is what an engine has done and how it stands. The counters never go back.
+// Stats holds the counters and the state of an engine. The counters never decrease.
 type Stats struct {
 	Resolved uint64 // services resolved
 	Slices   uint64 // EndpointSlices of the services resolved ([policy.Cost])
@@ -24,54 +24,57 @@ type Stats struct {
 	Offered  uint64 // changes in calls of Apply
 	Changes  uint64 // changes that were accepted
 	Failures uint64 // calls of the plane that returned an error or panicked
-	Retries  uint64 // calls of the plane that offered again what had failed
+	Retries  uint64 // calls of the plane that repeated failed changes
 	Panics   uint64 // panics caught in the plane, the policy or an observer
 	Audits   uint64 // calls of Plane.Audit
 	Probes   uint64 // calls of Plane.Probe
-	Mended   uint64 // objects that audits mended; rows, where an audit found that a Reset had to
+	Mended   uint64 // objects that audits repaired; frontends, where a Reset had to repair them
 	Contests uint64 // times that a Service lost a key to another (SV-24)
 
 	Pending  int // keys that the plane has not accepted yet
-	Doubtful int // those of them that were offered in a write that failed
-	// Owed are changes that were marked and are not in force yet (MT-07, MT-08): not looked at, not written, or
-	// not accepted.
+	Doubtful int // those of them that were offered in a failed write
+	// Owed counts changes that were marked and are not in force yet (MT-07, MT-08): not resolved,
+	// not written, or not accepted.
 	Owed cluster.Changes
 	// Contested is the number of keys that more than one Service claims (SV-24).
 	Contested int
 	// NoLocal is what is in force.
 	NoLocal NoLocal
-	// Unresolved is the number of services whose rows could not be computed.
+	// Unresolved is the number of Services whose frontends could not be computed.
 	Unresolved int
-	// Failing are rows that fail alone or are malformed ([lb.Check]), ordered by key; at most 100 of each are kept.
+	// Failing lists frontends that fail alone or are malformed ([lb.Check]), ordered by key; at
+	// most 100 of each are kept.
 	Failing []Failing
 
-	// LastError is the text of the last failure; it stays after the next success.
+	// LastError is the text of the last failure; the next success does not clear it.
 	LastError string
-	// LastFailure is when the last call failed, zero if none did.
+	// LastFailure is the time of the last failed call, zero if none failed.
 	LastFailure time.Time
-	// LastSuccess is when the plane last accepted a write or a Reset (DP-62), zero before the first. A probe is none: it
-	// brings nothing up to date.
+	// LastSuccess is when the plane last accepted a write or a Reset (DP-62), zero before the
+	// first. A probe does not count: it updates nothing.
 	LastSuccess time.Time
-	// QueuedSince is when the oldest event came that no successful write or probe has followed; zero if none. So a row that
-	// the kernel refuses while it takes others waits, but the event that brought it does not. While the sources have not
-	// listed nothing waits for the kernel: it is zero then, and later not before they had (HT-04).
+	// QueuedSince is the time of the oldest event that no successful write or probe has followed;
+	// zero if none. So a frontend that the kernel refuses while it accepts others waits, but its
+	// event does not. It is zero while the sources have not listed, and never earlier than their
+	// lists, because nothing waits for the kernel before (HT-04).
 	QueuedSince time.Time
 
-	// LastQueued is when the newest event came (MT-06), zero before the first.
+	// LastQueued is the time of the newest event (MT-06), zero before the first.
 	LastQueued time.Time
-	// LastSynced is when the plane last accepted a write after which nothing new was left, or nothing was left to write
-	// after an event that changed no row (MT-05); zero before the first. It passes LastQueued when all is well.
+	// LastSynced is when the plane last accepted a write after which nothing new was left, or when
+	// nothing was left to write after an event that changed no frontend (MT-05); zero before the
+	// first. It passes LastQueued in normal operation.
 	LastSynced time.Time
 
-	// Begun: the plane serves what the sources listed, but for rows that it refuses.
+	// Begun: the plane serves the listed objects, except frontends that it refuses.
 	Begun bool
 	// Lost: the plane waits for a Reset.
 	Lost bool
-	// Settled: the plane holds all that the engine was told of; nothing is in hand and nothing waits.
+	// Settled: the plane holds all marked changes; none is being written and none waits.
 	Settled bool
 }
 
-// Failing is a row that the plane refuses, or that is not offered to it.
+// Failing is a frontend that the plane refuses, or that is malformed and not offered to it.
 type Failing struct {
 	Key     lb.Key
 	Service string
@@ -87,7 +90,7 @@ type ledger struct {
 	mu      sync.Mutex
 	stats   Stats
 	failing map[lb.Key]*Failing
-	// refused has the malformed rows of each service: more than one may want a key.
+	// refused has the malformed frontends of each Service: several may claim a key.
 	refused  map[string][]Failing
 	nRefused int
 }
@@ -142,7 +145,7 @@ func (l *ledger) called(w *Write, end time.Time) {
 	}
 }
 
-// failed takes note of what failed beside calls of the plane.
+// failed records a failure outside calls of the plane.
 func (l *ledger) failed(text string, now time.Time) {
 	l.update(func(s *Stats) { s.LastError, s.LastFailure = text, now })
 }
@@ -171,7 +174,7 @@ func (l *ledger) works(k lb.Key) {
 	delete(l.failing, k)
 }
 
-// malformed takes note of the rows of a service that break a rule.
+// malformed records the malformed frontends of a Service.
 func (l *ledger) malformed(service string, refused []lb.Refused) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -228,7 +231,7 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// publish brings what Stats says of the loop up to date.
+// publish updates the loop's part of Stats.
 func (e *Engine) publish() {
 	l := &e.stats
 	l.mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// large returns a Service of many ports with its slices: what is resolved of it is more than one turn's work.
+// large returns a Service of many ports with its slices: resolving it is more than one turn's work.
 func large(i int) (*cluster.Service, []*cluster.Slice) {
 	const ports, many, endpoints = 20, 2, 1000
 	s := service(i)
@@ -35,15 +35,15 @@ func large(i int) (*cluster.Service, []*cluster.Slice) {
 	return s, slices
 }
 
-// idle is the slice with one more endpoint that does not serve: no row changes with it.
+// idle is the slice with one more endpoint that does not serve: it changes no frontend.
 func idle(sl *cluster.Slice) cluster.Event {
 	more := *sl
 	more.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: svcIP(0)})
 	return cluster.SliceSet{Slice: &more}
 }
 
-// fillLarge has n large Services of a tenant and one small Service of a stranger in force, and returns a slice of each
-// large one.
+// fillLarge brings n large Services of a tenant and one small Service of another namespace in
+// force, and returns a slice of each large one.
 func (r *rig) fillLarge(n int) (first []*cluster.Slice) {
 	services, slices := []*cluster.Service{service(0)}, []*cluster.Slice{slice(0, 1, 1)}
 	for i := 1; i <= n; i++ {
@@ -59,8 +59,8 @@ func (r *rig) fillLarge(n int) (first []*cluster.Slice) {
 	return first
 }
 
-// TN-03: however many large Services of a tenant are dirty, by his own changes, the node's or the configuration's, what is
-// resolved between a stranger's change and its write is the same.
+// TN-03: any number of a tenant's large Services may be dirty, by his own changes, the node's or
+// the configuration's: the work between another tenant's change and its write is the same.
 func TestManyLargeServicesMakeNobodyWait(t *testing.T) {
 	type work struct{ services, slices, ports, backends uint64 }
 	of := func(s Stats) work { return work{s.Resolved, s.Slices, s.Ports, s.Backends} }
@@ -116,8 +116,9 @@ type onApplied func([]lb.Change)
 
 func (f onApplied) Applied(changes []lb.Change) { f(changes) }
 
-// TN-04, HT-04: while a tenant's Services are resolved, which takes minutes, whether they change rows or not, no event
-// waits so long for a write that health checks would fail; and a resolution that does not end is noticed.
+// TN-04, HT-04: while a tenant's Services are resolved, which takes minutes, whether or not
+// frontends change, no event waits for a write long enough to fail health checks; and a resolution
+// that does not end is noticed.
 func TestLongResolutionKeepsHealth(t *testing.T) {
 	slow := time.Duration(0)
 	resolve := func(v cluster.View) []*lb.Frontend {
@@ -168,8 +169,9 @@ func TestLongResolutionKeepsHealth(t *testing.T) {
 	})
 }
 
-// TN-03, DP-60: what is dirty together is written without the time between two writes, also where it takes several turns to
-// resolve; what comes later waits for it. Each change is reported once as in force.
+// TN-03, DP-60: Services that are dirty together are written without the minimum period between two
+// writes, also where they take several turns to resolve; later ones wait for it. Each change is
+// reported once as in force.
 func TestTurnsAreOneWrite(t *testing.T) {
 	const services = 8
 	var writes []time.Time

@@ -13,9 +13,9 @@ import (
 // writer is how writes of changes go.
 type writer struct {
 	end     time.Time // of the last write
-	fresh   bool      // the last action was a write of what is new
-	inPiece bool      // and it was a piece; more are to follow
-	awaits  int       // services that were left to be resolved when its first piece was written, and still are
+	fresh   bool      // the last action wrote new changes
+	inPiece bool      // and it was a piece; more will follow
+	awaits  int       // unresolved Services when its first piece was written that still are unresolved
 
 	kernel kernel
 	probe  trouble
@@ -23,7 +23,7 @@ type writer struct {
 
 	searches   []*search
 	lastSearch uint64
-	together   trouble // of many rows, for which a search gave up
+	together   trouble // of many frontends, after a search gave up
 }
 
 // afterReset forgets all that was wrong.
@@ -31,8 +31,8 @@ func (w *writer) afterReset() {
 	*w = writer{end: w.end, fresh: w.fresh, inPiece: w.inPiece, lastSearch: w.lastSearch}
 }
 
-// writeFresh offers the next piece of what is queued in one write; nearly always that is all of it. If it fails, the
-// culprit is searched for among them.
+// writeFresh offers the next piece of the queue in one write; nearly always that is the whole
+// queue. If the write fails, a search for the faulty frontend starts.
 func (e *Engine) writeFresh(ctx context.Context) {
 	w := &e.writer
 	if !w.inPiece {
@@ -50,10 +50,10 @@ func (e *Engine) writeFresh(ctx context.Context) {
 	}
 }
 
-// piece is how much may be written at once.
+// piece is the weight limit of one write.
 func (e *Engine) piece() int { return max(1, e.cfg.Plane.Pace()) }
 
-// apply offers what is pending for the keys to the plane. It returns what was offered.
+// apply offers the pending changes of the keys to the plane. It returns the offered changes.
 func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) {
 	changes, again := e.pending.offer(keys, e.table)
 	if len(changes) == 0 {
@@ -81,7 +81,7 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 	return changes, nil
 }
 
-// goOnLater queues again what the plane has written a part of, and returns the other changes.
+// goOnLater queues changes again that the plane has written in part, and returns the others.
 func (e *Engine) goOnLater(changes []lb.Change, later []lb.Key) []lb.Change {
 	if len(later) == 0 {
 		return changes
@@ -93,8 +93,8 @@ func (e *Engine) goOnLater(changes []lb.Change, later []lb.Key) []lb.Change {
 	return slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool { return slices.Contains(later, c.Key) })
 }
 
-// accepted takes note that the plane holds the new rows, and tells the observers. shows says whether the kernel has shown
-// by it that it takes writes.
+// accepted records that the plane holds the new frontends, and reports them to the observers. shows
+// means that the kernel has shown by it that it takes writes.
 func (e *Engine) accepted(changes []lb.Change, shows bool) {
 	var first *lb.Change
 	rows := 0
@@ -124,13 +124,13 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 	e.observe(changes)
 }
 
-// upToDate takes note that the plane has taken what was offered.
+// upToDate records that the plane has accepted the offered changes.
 func (e *Engine) upToDate() {
 	all := e.pending.queue.len() == 0 && !e.resolver.waiting()
 	e.inbox.accepted(all, all)
 }
 
-// rowFailed says that the change failed alone; it will be tried again after its own backoff.
+// rowFailed records that the change failed alone; it is retried after its own backoff.
 func (e *Engine) rowFailed(c lb.Change, err error) {
 	p := e.pending.byKey[c.Key]
 	p.alone, p.search = true, 0
