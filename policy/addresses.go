@@ -9,7 +9,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// use is what an address is named for.
+// use is the purpose of an address.
 type use uint8
 
 const (
@@ -22,12 +22,12 @@ const (
 var useFields = [...]string{asClusterIP: "spec.clusterIPs", asLoadBalancerIP: "status.loadBalancer.ingress",
 	asExternalIP: "spec.externalIPs", asEndpoint: "endpoints"}
 
-// serves reports whether a, named for the use, is an address of the family that is served.
+// serves reports whether a is served as an address of the family and this use.
 func (s *Settings) serves(a netip.Addr, u use) bool {
 	return lb.FamilyOf(a) == s.Family && s.refuses(a, u) == ""
 }
 
-// served returns those of the addresses that are served, nil if there are none.
+// served returns the served ones of the addresses, nil without any.
 func (s *Settings) served(addrs []netip.Addr, u use) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range addrs {
@@ -38,7 +38,7 @@ func (s *Settings) served(addrs []netip.Addr, u use) []netip.Addr {
 	return out
 }
 
-// outerIPs returns the service's addresses outside of the service network that are served, as far as the bounds allow.
+// outerIPs returns the Service's served addresses outside the service network, within the limits.
 func (s *Settings) outerIPs(svc *cluster.Service) (loadBalancer, external []netip.Addr) {
 	loadBalancer = s.served(svc.LoadBalancerIPs, asLoadBalancerIP)
 	if !s.NoExternalIPs {
@@ -47,7 +47,7 @@ func (s *Settings) outerIPs(svc *cluster.Service) (loadBalancer, external []neti
 	return loadBalancer, external
 }
 
-// clusterIP returns the service's cluster IP in the family, the zero Addr if it has none that is served.
+// clusterIP returns the Service's cluster IP in the family, the zero Addr if none is served.
 func (s *Settings) clusterIP(svc *cluster.Service) netip.Addr {
 	for _, a := range svc.ClusterIPs {
 		if s.serves(a, asClusterIP) {
@@ -57,7 +57,7 @@ func (s *Settings) clusterIP(svc *cluster.Service) netip.Addr {
 	return netip.Addr{}
 }
 
-// refuses says why a is not served, "" if it is (SV-26).
+// refuses returns the reason why a is not served, "" if it is served (SV-26).
 func (s *Settings) refuses(a netip.Addr, u use) string {
 	if why := special(a, u); why != "" {
 		return why
@@ -71,8 +71,9 @@ func (s *Settings) refuses(a netip.Addr, u use) string {
 	return ""
 }
 
-// reserve takes in which of the service's external and load-balancer addresses it must not have, because it names the port of an
-// API server there: the nodes would lose the API server, and would not learn when the Service is deleted (TN-66).
+// reserve records the external and load-balancer addresses of the Service that must not be served,
+// because the Service has the port of an API server there: the nodes would lose the API server, and
+// would never receive the deletion of the Service (TN-66).
 func (s *Settings) reserve(v *cluster.View) {
 	s.reserved = nil
 	svc := v.Service
@@ -87,11 +88,12 @@ func (s *Settings) reserve(v *cluster.View) {
 	}
 }
 
-// special says what keeps a from being anybody's address in the network: whoever named it would take the traffic of
-// a node to itself, or of others on its wire. Two kinds of addresses depend on the use. Those of 240.0.0.0/4 serve
-// clusters as pod and service networks, and link-local ones of IPv4 may do for a service network: those ranges the
-// administrator chose. But an external address among them is named by somebody who does not own it, such as the
-// 169.254.169.254 of a cloud.
+// special returns the reason why a cannot be a unicast address of the network: a Service with such
+// an address would take the traffic of a node itself, or of others on its link. Two kinds of
+// addresses depend on the use. Clusters use 240.0.0.0/4 for pod and service networks, and may use
+// IPv4 link-local addresses for a service network: the administrator chose those ranges. But the
+// author of a Service does not own such an external address, for example 169.254.169.254 of a
+// cloud.
 func special(a netip.Addr, u use) string {
 	if a.Is4() {
 		switch b := a.As4(); {
@@ -127,21 +129,23 @@ func special(a netip.Addr, u use) string {
 	return ""
 }
 
-// compatible are the IPv4-compatible addresses, long out of use.
+// compatible holds the IPv4-compatible addresses, deprecated long ago.
 var compatible = netip.MustParsePrefix("::/96")
 
-// Refusal tells of addresses that a Service, or a slice of it, names in one field, and that are not served.
+// Refusal describes addresses in one field of a Service or of its slices that are not served.
 type Refusal struct {
-	// Field is where they stand.
+	// Field is the field with the addresses.
 	Field string
-	// Addr is the lowest of them, or the first of too many, and Why says what is wrong with it. It is not valid for NodePorts.
+	// Addr is the lowest refused address, or the first of too many; Why is the reason. Addr is not
+	// valid for NodePorts.
 	Addr netip.Addr
 	Why  string
-	// More is how many others there are.
+	// More is the number of other addresses.
 	More int
 }
 
-// String returns the refusal as half a sentence: "spec.externalIPs 127.0.0.1 is a loopback address, and 3 others".
+// String returns the refusal as part of a sentence: "spec.externalIPs 127.0.0.1 is a loopback
+// address, and 3 others".
 func (r Refusal) String() string {
 	s := r.Subject() + " " + r.Why
 	switch r.More {
@@ -161,8 +165,9 @@ func (r Refusal) Subject() string {
 	return r.Field + " " + r.Addr.String()
 }
 
-// Refused returns what [Resolve] leaves out of the service's addresses in the family of s, at most one for each field
-// and one more where there are too many; nil where all are served, and where none are wanted.
+// Refused returns the addresses of the Service that [Resolve] leaves out in the family of s: at
+// most one Refusal for each field, and one more where there are too many addresses. It returns nil
+// if all are served, or if the Service has none.
 func Refused(v cluster.View, s Settings) []Refusal {
 	if v.Service == nil || v.Service.Type == cluster.TypeExternalName {
 		return nil
@@ -216,7 +221,7 @@ func (s *Settings) refused(u use, addrs []netip.Addr) Refusal {
 	return found
 }
 
-// add takes in an address; until [Refused] is done, More counts all.
+// add records an address; until [Refused] ends, More counts all.
 func (r *Refusal) add(s *Settings, u use, a netip.Addr) {
 	if lb.FamilyOf(a) != s.Family {
 		return

@@ -11,7 +11,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// SV-26, SV-13: which address is served for which use, and what is told of the others.
+// SV-26, SV-13: which address is served for which use, and how the others are reported.
 func TestAddressesSV26(t *testing.T) {
 	const all, none = "cluster IP, load balancer, external, endpoint", ""
 	for addr, want := range map[string]string{
@@ -81,7 +81,8 @@ func uses(a netip.Addr) (cluster.Service, cluster.Slice, netip.Addr) {
 	return svc, sl, vip
 }
 
-// --external-ip-cidrs is about spec.externalIPs alone, and says nothing where the gate has them off.
+// --external-ip-cidrs concerns spec.externalIPs alone, and has no message where the gate disables
+// them.
 func TestExternalIPCIDRs(t *testing.T) {
 	svc, sl, _ := uses(netip.IPv4Unspecified())
 	svc.ExternalIPs = addrs("198.51.100.7", "198.51.100.8", "203.0.113.7", "2001:db8::7")

@@ -10,8 +10,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// BenchmarkEndpointChange is the path of one endpoint event through everything above the planes: fold,
-// view, resolve, replace. The services have one port and ten endpoints. Its cost must not follow their
+// BenchmarkEndpointChange measures one endpoint event in everything above the planes: fold, view,
+// resolve, replace. The Services have one port and ten endpoints. The cost must not depend on their
 // number.
 func BenchmarkEndpointChange(b *testing.B) {
 	for _, n := range []int{100, 10_000, 100_000} {
@@ -32,13 +32,14 @@ func benchmarkEndpointChange(b *testing.B, services int) {
 	b.ReportMetric(float64(c.table.Visited-visited)/float64(b.N), "rows/op")
 }
 
-// TestEndpointChangeCost pins what the benchmark shows: a change costs the same at any number of services.
+// TestEndpointChangeCost checks the benchmark's claim: a change costs the same with any number of
+// Services.
 func TestEndpointChangeCost(t *testing.T) {
 	for _, services := range []int{100, 10_000} {
 		c := newChanger(services)
 		visited := c.table.Visited
 		const runs = 100
-		allocs := testing.AllocsPerRun(runs-1, func() { c.change() }) // which runs it once more to warm up
+		allocs := testing.AllocsPerRun(runs-1, func() { c.change() }) // AllocsPerRun makes one more run to warm up
 		if rows := c.table.Visited - visited; rows != 2*runs {
 			t.Errorf("%d services: %d changes visited %d rows, want two each", services, runs, rows)
 		}
@@ -48,7 +49,7 @@ func TestEndpointChangeCost(t *testing.T) {
 	}
 }
 
-// changer is a cluster in which one endpoint of one service comes and goes.
+// changer is a cluster in which one endpoint of one Service is added and removed.
 type changer struct {
 	store    *cluster.Store
 	table    *lb.Table
@@ -70,7 +71,7 @@ func newChanger(services int) *changer {
 	return c
 }
 
-// change makes the endpoint go, or come, and returns how many rows changed.
+// change removes or adds the endpoint, and returns the number of changed frontends.
 func (c *changer) change() int {
 	c.n++
 	return c.apply(cluster.SliceSet{Slice: c.states[(c.n+1)%2]})

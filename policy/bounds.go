@@ -10,24 +10,26 @@ import (
 	"kube-proxy/lb"
 )
 
-// The bounds of one Service in one family, beside those of objects ([Settings.MaxObjects]). What a Service costs every node is not what its author writes but the
-// product: addresses times ports, and endpoints times ports. One of a thousand ports and 500 external IPs would be half
-// a million rows. The cluster IP and the NodePorts, one row for each port, always serve.
+// Limits of one Service in one family, beside those of objects ([Settings.MaxObjects]). The cost of
+// a Service on every node is a product: addresses times ports, and endpoints times ports. A
+// thousand ports and 500 external IPs would make half a million frontends. The cluster IP and the
+// NodePorts, one frontend for each port, are always served.
 const (
-	// maxOuterRows bounds the rows of load-balancer and external addresses.
+	// maxOuterRows limits the frontends of load-balancer and external addresses.
 	maxOuterRows = 1 << 14
-	// maxBackends bounds the endpoints, each counted once for each port.
+	// maxBackends limits the endpoints, each counted once for each port.
 	maxBackends = 1 << 18
-	// maxSlicePorts bounds the ports of the slices that have endpoints, whether or not the Service has them too. Where it
-	// has, maxBackends allows no more.
+	// maxSlicePorts limits the ports of slices with endpoints, whether or not the Service has the
+	// ports as well. For ports of the Service, maxBackends allows no more.
 	maxSlicePorts = maxBackends
 )
 
-// serviceShare is which part of the objects of a namespace one Service may have.
+// serviceShare is the divisor for the part of a namespace's objects that one Service may have.
 const serviceShare = 4
 
-// Objects returns how many objects the plane writes at most for the service of v, whatever the rest of its namespace has; 0 if it is not
-// served, and where objects are not bounded. Its cost follows the slices and the addresses of the Service, not the endpoints.
+// Objects returns the most objects that the plane writes for the Service of v, whatever the rest of
+// its namespace has; 0 if it is not served, and where objects are not limited. Its cost is
+// proportional to the slices and addresses of the Service, not to the endpoints.
 func Objects(v cluster.View, s Settings) int {
 	if !s.bounds() || v.Service == nil || v.Service.Type == cluster.TypeExternalName || !s.clusterIP(v.Service).IsValid() {
 		return 0
@@ -40,10 +42,10 @@ func Objects(v cluster.View, s Settings) int {
 // bounds reports whether objects are bounded.
 func (s *Settings) bounds() bool { return s.Weigh != nil && s.MaxObjects > 0 }
 
-// room is how many objects a Service may have.
+// room returns how many objects a Service may have.
 func (s *Settings) room() int { return min(s.MaxObjects/serviceShare, s.MaxObjects-s.Older) }
 
-// overBudget says why a part of a Service has no room.
+// overBudget returns the reason why there is no room for a part of a Service.
 func (s *Settings) overBudget() string {
 	if s.MaxObjects-s.Older < s.MaxObjects/serviceShare {
 		return fmt.Sprintf("exceeds the limit of %d objects per namespace (--max-namespace-objects), which older Services use", s.MaxObjects)
@@ -51,19 +53,21 @@ func (s *Settings) overBudget() string {
 	return fmt.Sprintf("exceeds the limit of %d objects per Service, a quarter of --max-namespace-objects", s.MaxObjects/serviceShare)
 }
 
-// fit is how much of a Service is served.
+// fit is the served part of a Service.
 type fit struct {
 	// clusterIP and nodePorts are 1 or 0.
 	clusterIP, nodePorts int
-	// loadBalancer and external are how many addresses of each kind, the first of them; each with all ports.
+	// loadBalancer and external are the numbers of served addresses of each kind, from the first
+	// on; each with all ports.
 	loadBalancer, external int
-	// objects is how many all of that takes. full: no objects are left for the rest.
+	// objects is the number of objects for all of these. full: no objects are left for the rest.
 	objects int
 	full    bool
 }
 
-// fitting returns how much of a Service is served that has so many addresses: the cluster IP, then the NodePorts, then the
-// load balancer's addresses and then the others, as far as rows and objects go. Behind the first part without room nothing is served.
+// fitting returns the served part of a Service with these numbers of addresses. Frontends and
+// objects go to the cluster IP, then to the NodePorts, then to load-balancer addresses, then to
+// external IPs. After the first part without room, nothing is served.
 func (s *Settings) fitting(v *cluster.View, loadBalancer, external int) fit {
 	rows := max(1, maxOuterRows/max(1, len(v.Service.Ports)))
 	f := fit{clusterIP: 1, loadBalancer: min(loadBalancer, rows)}
@@ -95,7 +99,7 @@ func (s *Settings) fitting(v *cluster.View, loadBalancer, external int) fit {
 	return f
 }
 
-// take takes as many of a part as there is room for, and leaves their number.
+// take reduces wanted to the number that fits into the room.
 func (f *fit) take(wanted *int, each, room int) {
 	fits := *wanted
 	switch {
@@ -109,7 +113,7 @@ func (f *fit) take(wanted *int, each, room int) {
 	*wanted = fits
 }
 
-// size is the Service's with its cluster IP alone.
+// size returns the size of the Service with its cluster IP alone.
 func (s *Settings) size(v *cluster.View) lb.Size {
 	svc := v.Service
 	size := lb.Size{
@@ -126,11 +130,11 @@ func (s *Settings) size(v *cluster.View) lb.Size {
 	return size
 }
 
-// portFTP is that of FTP.
+// portFTP is the control port of FTP.
 const portFTP = 21
 
-// endpoints counts the endpoints of the slices of the family, each once for each port. Whether they are ready does not matter: the
-// number stays while they restart.
+// endpoints counts the endpoints of the family's slices, each once for each port. It ignores
+// whether they are ready: the number does not change while they restart.
 func (s *Settings) endpoints(v *cluster.View) int {
 	n := 0
 	for _, sl := range v.Slices {
@@ -141,7 +145,8 @@ func (s *Settings) endpoints(v *cluster.View) int {
 	return n
 }
 
-// maxBackends is how many of the endpoints are served at most, so that the cluster IP with them is within the limit for a Service.
+// maxBackends returns the most endpoints that are served, so that they and the cluster IP fit into
+// the limit of a Service.
 func (s *Settings) maxBackends(size lb.Size) int {
 	if !s.bounds() {
 		return maxBackends
@@ -154,9 +159,10 @@ func (s *Settings) maxBackends(size lb.Size) int {
 	return min(maxBackends, max(0, s.MaxObjects/serviceShare-none)*sample/max(1, each))
 }
 
-// bounded returns the slices without the endpoints that are too many for the Service's ports, and what was left out.
-// Those stay that are ready, then those that serve still, by the names of their slices: the same on every node. Where a
-// traffic policy is Local, the node's own come before all.
+// bounded returns the slices without the endpoints that are too many for the Service's ports, and a
+// Refusal for those. Ready endpoints stay first, then those that still serve, in the order of their
+// slices' names: the same on every node. If a traffic policy is Local, this node's endpoints come
+// first.
 func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 	ports, room, inSlices := len(v.Service.Ports), s.maxBackends(s.size(v)), 0
 	for _, sl := range v.Slices {
@@ -221,10 +227,12 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 	return out, left
 }
 
-// searched reports whether the family looks for ports of Services in a slice: one without endpoints has no effect.
+// searched reports whether the family looks for Service ports in a slice: a slice without endpoints
+// has no effect.
 func (s *Settings) searched(sl *cluster.Slice) bool { return s.ofFamily(sl) && sl.Endpoints.Len() > 0 }
 
-// fittingPorts returns how many of the slices may have effect, by the ports of those that are searched.
+// fittingPorts returns how many of the slices may have an effect, by the ports of the searched
+// ones.
 func fittingPorts(sorted []*cluster.Slice, searched func(*cluster.Slice) bool) int {
 	ports := 0
 	for i, sl := range sorted {
@@ -242,7 +250,7 @@ func byName(a, b *cluster.Slice) int {
 	return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
 }
 
-// tooMany is the refusal of the addresses from the first that does not fit on; none if all fit.
+// tooMany returns the refusal of all addresses that do not fit; an empty one if all fit.
 func (s *Settings) tooMany(u use, addrs []netip.Addr, fits int, f fit, ports int) Refusal {
 	if fits == len(addrs) {
 		return Refusal{}

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// wide returns a Service of so many ports, with a cluster IP and NodePorts.
+// wide returns a Service with this number of ports, with a cluster IP and NodePorts.
 func wide(ports int) *cluster.Service {
 	s := benchService(1)
 	s.Type, s.Ports = cluster.TypeLoadBalancer, nil
@@ -30,8 +30,8 @@ func addrRange(second byte, n int) (out []netip.Addr) {
 	return out
 }
 
-// A Service of many ports with many addresses is served at the first of them, with all ports each, and never loses its
-// cluster IP and its NodePorts. What is left out is told.
+// A Service with many ports and addresses is served at its first addresses, with all ports each,
+// and never loses its cluster IP and its NodePorts. The rest is reported.
 func TestTooManyAddresses(t *testing.T) {
 	for _, test := range []struct {
 		story                          string
@@ -73,8 +73,9 @@ func TestTooManyAddresses(t *testing.T) {
 	}
 }
 
-// Endpoints times ports have a bound: ready ones stay before those that drain, and where a policy is Local those of this
-// node before all. All nodes choose the same others, in whatever order they learn of the slices.
+// Endpoints times ports are limited: ready ones stay before draining ones, and with policy Local
+// those of this node stay first. All nodes choose the same others, whatever the order in which the
+// slices arrive.
 func TestTooManyEndpoints(t *testing.T) {
 	const ports, perSlice, room = 1000, 100, 262 // 2^18 / ports
 	view := func(node string, local bool, seed uint64) cluster.View {
@@ -87,7 +88,7 @@ func TestTooManyEndpoints(t *testing.T) {
 		for _, p := range svc.Ports {
 			slicePorts = append(slicePorts, cluster.SlicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
 		}
-		for i := range 5 { // 500 endpoints, of which 400 are ready; the first 100 drain
+		for i := range 5 { // 500 endpoints, 400 of them ready; the first 100 drain
 			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)}, Service: svc.Name, Ports: slicePorts}
 			for e := range perSlice {
 				sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{
@@ -145,8 +146,9 @@ func TestTooManyEndpoints(t *testing.T) {
 	}
 }
 
-// TN-05: ports in slices are bounded, though the Service has none of them: the first slices by name count, on every node,
-// and what is left out is refused by name. Slices without endpoints have no effect, and cost nothing.
+// TN-05: ports in slices are limited, even if the Service does not have them: the first slices by
+// name count, on every node, and a Refusal names the others. Slices without endpoints have no
+// effect and no cost.
 func TestTooManySlicePorts(t *testing.T) {
 	junk := make([]cluster.SlicePort, 20_000)
 	for i := range junk {
@@ -189,8 +191,9 @@ func TestTooManySlicePorts(t *testing.T) {
 	}
 }
 
-// Of a Service without room for all, the cluster IP is served first, then the NodePorts, the load balancer's addresses, and external
-// IPs. What is left out is refused by name, and what is served weighs no more than there is (TN-10).
+// If a Service does not fit, the cluster IP is served first, then the NodePorts, the load-balancer
+// addresses, and external IPs. A Refusal names the rest, and the served part weighs no more than
+// the limit (TN-10).
 func TestPartsInTheirOrder(t *testing.T) {
 	const ports = 10
 	svc := wide(ports)
@@ -237,8 +240,9 @@ func TestPartsInTheirOrder(t *testing.T) {
 	}
 }
 
-// What a Service weighs does not follow whether its endpoints are ready, so that nothing comes or goes when pods restart; and a Service
-// of too many endpoints for its quarter of the limit has fewer of them, but its cluster IP (TN-10).
+// The weight of a Service does not depend on the readiness of its endpoints, so restarting pods add
+// and remove nothing. A Service with too many endpoints for its quarter of the limit has fewer of
+// them, but keeps its cluster IP (TN-10).
 func TestWeightOfEndpoints(t *testing.T) {
 	svc := wide(1)
 	svc.Type = cluster.TypeClusterIP

@@ -5,15 +5,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// Cost is how much [Resolve] looks at for one Service in one family.
+// Cost is the amount of data that [Resolve] reads for one Service in one family.
 type Cost struct {
 	Slices   int // EndpointSlices of both families
 	Ports    int // ports of the Service and of its slices
-	Rows     int // rows that the Service asks for
+	Rows     int // frontends that the Service requests
 	Backends int // endpoints, each once for every port that it may serve
 }
 
-// CostOf returns what it costs to resolve v. It looks at each slice but not into it.
+// CostOf returns the cost to resolve v. It counts each slice without reading its endpoints.
 func CostOf(v cluster.View, f lb.Family) Cost {
 	c := Cost{Slices: len(v.Slices)}
 	if v.Service == nil {

@@ -8,7 +8,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// TN-03: the cost of a Service is known before it is resolved.
+// TN-03: the cost of a Service is available before it is resolved.
 func TestCostOf(t *testing.T) {
 	v := cluster.View{Service: &cluster.Service{Ports: make([]cluster.ServicePort, 3)}, Slices: []*cluster.Slice{
 		{Ports: make([]cluster.SlicePort, 2), Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 10)...)},

@@ -9,15 +9,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// sets are the two backend sets of one service port. A nil set has no backend. If there is a local backend,
-// there is one in the cluster: that cluster is nil means that no usable endpoint is anywhere (SV-41).
+// sets holds the two backend sets of one service port. A nil set has no backend. A local backend is
+// also one of the cluster: a nil cluster set means that no endpoint is usable (SV-41).
 type sets struct {
 	service        string // "ns/name:port"
 	cluster, local *lb.BackendSet
-	serving        *lb.BackendSet // all that serves; nil for TCP, whose flows nobody forgets (DP-53)
+	serving        *lb.BackendSet // all serving endpoints; nil for TCP, whose flows are never deleted (DP-53)
 }
 
-// sets builds the sets that the service's traffic policies need (SV-20).
+// sets builds the backend sets for the Service's traffic policies (SV-20).
 func (r *resolver) sets(p *cluster.ServicePort) sets {
 	out := sets{service: r.portName(p)}
 	var buf [2]portGroup
@@ -28,13 +28,14 @@ func (r *resolver) sets(p *cluster.ServicePort) sets {
 		out.local = r.newSet(out.service, p, lb.Local, groups, chooseLocal(known))
 	}
 	if p.Protocol != cluster.TCP {
-		// Flows may stay with any candidate, whatever traffic policy and topology say and although others are ready (DP-50).
+		// Flows may stay with any candidate, whatever traffic policy and topology select, even if
+		// others are ready (DP-50).
 		out.serving = r.newSet(out.service, p, lb.Serving, groups, choice{all: true})
 	}
 	return out
 }
 
-// portName is "ns/name:port", or "ns/name" where the port has no name (SV-12).
+// portName returns "ns/name:port", or "ns/name" for a port without a name (SV-12).
 func (r *resolver) portName(p *cluster.ServicePort) string {
 	if p.Name == "" {
 		return r.full
@@ -42,7 +43,7 @@ func (r *resolver) portName(p *cluster.ServicePort) string {
 	return r.full + ":" + p.Name
 }
 
-// newSet returns the set of those that the choice takes, nil if it takes none.
+// newSet returns the set of the chosen candidates, nil without any.
 func (r *resolver) newSet(service string, p *cluster.ServicePort, scope lb.Scope, groups []portGroup, ch choice) *lb.BackendSet {
 	var all lb.Backends
 	for _, g := range groups {
@@ -57,23 +58,25 @@ func (r *resolver) newSet(service string, p *cluster.ServicePort, scope lb.Scope
 	return &lb.BackendSet{ID: id, Backends: all}
 }
 
-// candidate is what all slices of a group together say of one address that may serve.
+// candidate is the merged data of all slices of a group about one address that may serve.
 type candidate struct {
 	addr     netip.Addr
-	local    bool // one of its usable entries says that it runs on this node (SV-32)
-	unplaced bool // one of these does not say where (TN-68)
+	local    bool // a usable entry places it on this node (SV-32)
+	unplaced bool // a usable entry has no node (TN-68)
 	ready    bool // one of its entries is ready
 	draining bool // one is terminating and still serves
 	hints    hints
 }
 
-// usable reports whether new connections may go to the candidate. Else it only keeps the flows that it has.
+// usable reports whether new connections may go to the candidate. Otherwise it only keeps its
+// flows.
 func (c *candidate) usable() bool { return c.ready || c.draining }
 
-// group is what the slices that give a port the same number say of endpoints. An entry is usable if it is ready, or
-// terminating and still serving. One that serves but is neither, which the API does not foresee, says no more than that
-// (DP-50); others have no effect. Entries for the same address are merged, whatever slices they stand in (SV-32): one
-// that says "on this node" or "ready" is believed, and hints of the ready ones add up.
+// group holds the endpoints of the slices that give a port the same number. An entry is usable if
+// it is ready, or terminating and still serving. An entry that serves but is neither ready nor
+// terminating, which the API does not foresee, only keeps flows (DP-50); others have no effect.
+// Entries for the same address are merged across slices (SV-32): one that is on this node or ready
+// is enough, and hints of the ready ones add up.
 type group struct {
 	from, to int // the candidates in resolver.candidates, sorted by address
 	known
@@ -81,20 +84,21 @@ type group struct {
 	first  [1]chosen // room for chosen; most groups need no more
 }
 
-// chosen is the endpoints of a group that a choice takes.
+// chosen holds the endpoints of a group that a choice takes.
 type chosen struct {
 	choice
 	endpoints lb.Endpoints
 }
 
-// portGroup is a group under the number that a port has in its slices.
+// portGroup is a group with the number that its slices give a port.
 type portGroup struct {
 	port uint16
 	*group
 }
 
-// groupsOf appends to groups those of a service port, sorted by the port's number there. Ports with the same slices get
-// the same groups, so the work and the memory follow the endpoints, not endpoints times ports.
+// groupsOf appends the groups of a service port to groups, sorted by the port's number in them.
+// Ports with the same slices share groups, so work and memory are proportional to endpoints, not to
+// endpoints times ports.
 func (r *resolver) groupsOf(groups []portGroup, p *cluster.ServicePort) []portGroup {
 	var buf [8]servedPort
 	served := r.served(buf[:0], p)
@@ -171,7 +175,7 @@ func (r *resolver) appendSlice(sl *cluster.Slice) {
 	}
 }
 
-// counts reports whether an entry of a slice makes a candidate.
+// counts reports whether an entry of a slice becomes a candidate.
 func (r *resolver) counts(e *cluster.Endpoint) bool {
 	return (e.Ready || e.Serving) && r.settings.serves(e.Addr, asEndpoint)
 }
@@ -196,13 +200,13 @@ func mergeCopies(sorted []candidate) []candidate {
 // in returns the candidates of a group.
 func (r *resolver) in(g *group) []candidate { return r.candidates[g.from:g.to] }
 
-// known is what the candidates of a port have together, on which the choices depend.
+// known holds properties of all candidates of a port that the choices depend on.
 type known struct {
 	ready, localReady bool  // one is ready; one on this node is
-	every, some       hints // those that every ready candidate has, and those that some have
+	every, some       hints // hints of every ready candidate, and hints of at least one
 }
 
-// knownOf returns what the candidates of the groups have together.
+// knownOf returns the properties of the candidates of the groups.
 func knownOf(groups []portGroup) known {
 	k := noneKnown
 	for _, g := range groups {
@@ -212,7 +216,7 @@ func knownOf(groups []portGroup) known {
 	return k
 }
 
-// noneKnown is what no candidates have together.
+// noneKnown holds the properties of an empty set of candidates.
 var noneKnown = known{every: hasNodes | hasZones}
 
 func (k *known) see(c *candidate) {
@@ -222,12 +226,12 @@ func (k *known) see(c *candidate) {
 	}
 }
 
-// choice says which candidates a backend set has.
+// choice selects the candidates of a backend set.
 type choice struct {
-	all      bool  // every candidate, without what is known of it
+	all      bool  // every candidate, whatever is known of it
 	here     bool  // only those on this node
-	draining bool  // the terminating ones that still serve, for none is ready
-	hints    hints // only those of the ready ones that have all of these
+	draining bool  // the terminating ones that still serve, because none is ready
+	hints    hints // only ready ones with all these hints
 }
 
 // takes reports whether the set has the candidate.
@@ -243,14 +247,14 @@ func (ch choice) takes(c *candidate) bool {
 	return c.ready && c.hints&ch.hints == ch.hints
 }
 
-// chooseCluster takes the ready endpoints that the topology hints choose, or, if none is ready, the
+// chooseCluster selects the ready endpoints by topology hints, or, if none is ready, the
 // terminating ones that still serve, whatever their hints (SV-36).
 func chooseCluster(k known) choice {
 	return choice{hints: chooseHints(k), draining: !k.ready}
 }
 
-// chooseLocal takes the ready endpoints on this node, or, if there are none, the terminating ones on this
-// node that still serve (SV-37).
+// chooseLocal selects the ready endpoints on this node, or, without any, the terminating ones on
+// this node that still serve (SV-37).
 func chooseLocal(k known) choice {
 	return choice{here: true, draining: !k.localReady}
 }
@@ -267,7 +271,7 @@ func (r *resolver) chosen(g *group, ch choice) lb.Endpoints {
 	return endpoints
 }
 
-// choose returns the candidates that the choice takes, nearly always all.
+// choose returns the selected candidates, nearly always all.
 func choose(all []candidate, ch choice) lb.Endpoints {
 	leaves := func(c candidate) bool { return !ch.takes(&c) }
 	if slices.ContainsFunc(all, leaves) {

@@ -11,26 +11,27 @@ import (
 	"kube-proxy/lb"
 )
 
-// maxExplained bounds the endpoints that one explanation names, each counted once for each port.
+// maxExplained limits the endpoints of one explanation, each counted once for each port.
 const maxExplained = 10_000
 
-// Explanation says why the rows of a Service are as they are in one family. Sentences are for people.
+// Explanation gives the reasons for the frontends of a Service in one family. Sentences are for
+// people.
 type Explanation struct {
 	// Service is "ns/name".
 	Service string `json:"service"`
 	// Family is "IPv4" or "IPv6".
 	Family string `json:"family"`
-	// Not says why the Service has no rows, as a sentence; "" if it has some.
+	// Not is the reason why the Service has no frontends, as a sentence; "" if it has some.
 	Not string `json:"not,omitempty"`
 	// Ports are the service's ports in its order.
 	Ports []ExplainedPort `json:"ports,omitempty"`
-	// Refused are what is left out of its addresses: [Refused].
+	// Refused lists the refused addresses: [Refused].
 	Refused []Refusal `json:"-"`
-	// Why is what there is to say of the whole Service, a sentence each.
+	// Why has sentences about the whole Service.
 	Why []string `json:"why,omitempty"`
 }
 
-// ExplainedPort says why a service port has the backends that it has.
+// ExplainedPort gives the reasons for the backends of a service port.
 type ExplainedPort struct {
 	// Service is the service port as in [lb.Frontend.Service].
 	Service  string `json:"service"`
@@ -38,53 +39,59 @@ type ExplainedPort struct {
 	Protocol string `json:"protocol"`
 	Port     uint16 `json:"port"`
 	NodePort uint16 `json:"nodePort,omitempty"`
-	// Rows are what the Service asks for of this port. Another Service may have a key all the same: [lb.Table.Lost] knows.
+	// Rows are the frontends that the Service requests for this port. Another Service may still win
+	// a key: see [lb.Table.Lost].
 	Rows []*lb.Frontend `json:"-"`
-	// Cluster and Local report whether rows may lead to all endpoints of the cluster, or to those on this node alone, where there are
-	// any: that is what the traffic policies say (SV-19, SV-20).
+	// Cluster and Local report whether frontends may lead to all endpoints of the cluster, or to
+	// those on this node alone, if there are any. The traffic policies decide that (SV-19, SV-20).
 	Cluster bool `json:"cluster"`
 	Local   bool `json:"local"`
-	// Endpoints are all that the slices have for the port, by address and port, as far as the bound of an explanation goes. More is
-	// how many other entries slices have.
+	// Endpoints lists the slices' entries for the port, by address and port, within the limit of an
+	// explanation. More is the number of other entries.
 	Endpoints []ExplainedEndpoint `json:"endpoints"`
 	More      int                 `json:"more,omitempty"`
-	// Why is what there is to say of the port, a sentence each: why it has no backends, which hints count, what that does to clients.
+	// Why has sentences about the port: why it has no backends, which hints count, and the effect
+	// on clients.
 	Why []string `json:"why,omitempty"`
-	// Chosen are those of Why that say how its backends were chosen, or why nobody was.
+	// Chosen are the sentences of Why about how backends were chosen, or why the port has none.
 	Chosen []string `json:"-"`
 }
 
-// ExplainedEndpoint says whether an endpoint serves a port, and why not.
+// ExplainedEndpoint reports whether an endpoint serves a port, and why not.
 type ExplainedEndpoint struct {
-	// Address has port 0 where its slice does not have the port.
+	// Address has port 0 if its slice does not have the port.
 	Address netip.AddrPort `json:"address"`
-	// Node is where it runs as far as the API says; "" if it does not.
+	// Node is the endpoint's node according to the API; "" if the API does not name one.
 	Node string `json:"node,omitempty"`
 	// Here: that is this node.
 	Here bool `json:"here,omitempty"`
-	// Zone is that of the place where it runs as far as the API says, and SameZone whether this node is in it too.
+	// Zone is the endpoint's zone according to the API; SameZone reports whether this node is in it
+	// too.
 	Zone     string `json:"zone,omitempty"`
 	SameZone bool   `json:"sameZone,omitempty"`
-	// Zones and Nodes are for whom its topology hints say that it is meant.
+	// Zones and Nodes are the targets of its topology hints.
 	Zones []string `json:"hintZones,omitempty"`
 	Nodes []string `json:"hintNodes,omitempty"`
-	// Ready, Serving and Terminating are its conditions: of several entries for the address, what one says counts (SV-32).
+	// Ready, Serving and Terminating are its conditions. Of several entries for the address, one
+	// with a condition is enough (SV-32).
 	Ready       bool `json:"ready"`
 	Serving     bool `json:"serving"`
 	Terminating bool `json:"terminating,omitempty"`
-	// Entries is how many entries of slices name it.
+	// Entries is the number of slice entries that name it.
 	Entries int `json:"entries"`
-	// InCluster and InLocal report whether it is in the set of all, or of this node's, to which rows lead.
+	// InCluster and InLocal report whether it is in the set of all endpoints, or in this node's,
+	// and frontends use that set.
 	InCluster bool `json:"inCluster"`
 	InLocal   bool `json:"inLocal"`
-	// WhyNotCluster and WhyNotLocal say why it is not, in a few words ("not ready"); "" where it is, and where the port
-	// needs no such set.
+	// WhyNotCluster and WhyNotLocal give the reason why it is not, in a few words ("not ready"); ""
+	// if it is, and if the port needs no such set.
 	WhyNotCluster string `json:"whyNotCluster,omitempty"`
 	WhyNotLocal   string `json:"whyNotLocal,omitempty"`
 }
 
-// Explain says why [Resolve] gives the rows that it gives for these facts. It asks the same functions. Its cost follows the ports times the slices
-// and endpoints of the Service, as that of Resolve does, and is some ten times as much.
+// Explain returns the reasons for the frontends that [Resolve] returns for the same facts. It calls
+// the same functions. Its cost is proportional to the ports times the slices and endpoints of the
+// Service, as that of Resolve is, but about ten times as high.
 func Explain(v cluster.View, s Settings) Explanation {
 	x := Explanation{Service: v.Name.String(), Family: s.Family.String(), Refused: Refused(v, s)}
 	s.reserve(&v)
@@ -93,7 +100,7 @@ func Explain(v cluster.View, s Settings) Explanation {
 		x.Not = s.whyNone(&v)
 		return x
 	}
-	whole := v // with the endpoints that are too many, and in an order
+	whole := v // including the endpoints above the limit, in a fixed order
 	whole.Slices = slices.SortedFunc(slices.Values(v.Slices), byName)
 	v.Slices, _ = s.bounded(&v)
 	r.indexPorts()
@@ -113,7 +120,8 @@ func Explain(v cluster.View, s Settings) Explanation {
 	return x
 }
 
-// whyNone says why the service has no address in the family, which is when newResolver says that it does not serve.
+// whyNone returns the reason why the Service has no address in the family, for the case that
+// newResolver returns serves=false.
 func (s *Settings) whyNone(v *cluster.View) string {
 	svc := v.Service
 	switch {
@@ -141,12 +149,12 @@ func (s *Settings) whyNone(v *cluster.View) string {
 // explainer is one call of Explain.
 type explainer struct {
 	*resolver
-	entire resolver // of all slices, where resolver has those within the bounds
+	entire resolver // of all slices, while resolver has those within the limits
 	has    sliceFacts
 	room   int // how many more endpoints may be named
 }
 
-// sliceFacts are what all slices of the family have together.
+// sliceFacts holds properties of all slices of the family together.
 type sliceFacts struct {
 	slices, endpoints int
 	ports             []string // the first few, for people
@@ -172,7 +180,7 @@ func (r *resolver) facts() (f sliceFacts) {
 	return f
 }
 
-// mostPorts is how many ports of slices a sentence names.
+// mostPorts is the most slice ports that a sentence names.
 const mostPorts = 5
 
 // port explains a service port.
@@ -197,7 +205,7 @@ func (e *explainer) port(p *cluster.ServicePort) ExplainedPort {
 	return x
 }
 
-// portExplainer explains one port, by what its sets have.
+// portExplainer explains one port from the contents of its sets.
 type portExplainer struct {
 	*explainer
 	port           *ExplainedPort
@@ -230,7 +238,7 @@ func (c *portExplainer) candidate(at netip.AddrPort) *candidate {
 	return nil
 }
 
-// endpoints names all that the slices have for the port.
+// endpoints lists all entries of the slices for the port.
 func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 	found := map[netip.AddrPort]*named{}
 	for _, s := range c.entire.served(nil, p) {
@@ -273,7 +281,8 @@ type named struct {
 	counts bool // an entry makes a candidate
 }
 
-// gather takes in the entries of a slice; port is 0 where it does not have the port, and then it names nobody who has it elsewhere.
+// gather records the entries of a slice; port is 0 if the slice lacks the port, and then entries
+// that have the port in another slice are left out.
 func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
 	if c.room == 0 && len(found) == 0 {
 		c.port.More += sl.Endpoints.Len()
@@ -303,7 +312,8 @@ func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slic
 	}
 }
 
-// place takes in where an entry says that the endpoint runs. Of several the first counts, before it one that says on this node (SV-32).
+// place records an entry's node and zone. Of several entries the first counts, but one on this node
+// comes before all others (SV-32).
 func (e *ExplainedEndpoint) place(at cluster.Place, node *cluster.Facts) {
 	here := node.NodeName != "" && at.Node == node.NodeName
 	if e.Node == "" || here && e.Node != node.NodeName {
@@ -316,7 +326,7 @@ func (e *ExplainedEndpoint) place(at cluster.Place, node *cluster.Facts) {
 	e.SameZone = e.Zone != "" && node.Node != nil && e.Zone == node.Node.Zone
 }
 
-// out notes that an endpoint is in no set.
+// out records that an endpoint is in no set.
 func (e *ExplainedEndpoint) out(p *ExplainedPort, why string) {
 	if p.Cluster {
 		e.WhyNotCluster = why
@@ -326,7 +336,7 @@ func (e *ExplainedEndpoint) out(p *ExplainedPort, why string) {
 	}
 }
 
-// judge says in which sets a candidate is.
+// judge records the sets of a candidate.
 func (c *portExplainer) judge(e *ExplainedEndpoint, is *candidate) {
 	e.InCluster, e.InLocal = c.port.Cluster && c.cluster.takes(is), c.port.Local && c.local.takes(is)
 	if c.port.Cluster && !e.InCluster {
@@ -355,5 +365,6 @@ func (c *portExplainer) judge(e *ExplainedEndpoint, is *candidate) {
 	}
 }
 
-// flowsOnly is what the API does not foresee: only flows that it has stay there (DP-50).
+// flowsOnly describes a state that the API does not foresee: such an endpoint only keeps its flows
+// (DP-50).
 const flowsOnly = "not ready, though said to serve"

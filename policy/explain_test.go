@@ -16,8 +16,8 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// checkExplained holds Explain and Resolve together: an endpoint is said to be in a set if and only if the set of the rows has it, and
-// each that is out has a reason.
+// checkExplained compares Explain with Resolve: an endpoint is explained as part of a set if and
+// only if the set of the frontends has it, and each excluded one has a reason.
 func checkExplained(t *testing.T, v cluster.View, s policy.Settings) policy.Explanation {
 	t.Helper()
 	x, rows := policy.Explain(v, s), policy.Resolve(v, s)
@@ -30,7 +30,8 @@ func checkExplained(t *testing.T, v cluster.View, s policy.Settings) policy.Expl
 		explained = append(explained, p.Rows...)
 		checkExplainedPort(t, p, v, what)
 	}
-	// The rows of the ports are all rows, in their order, but that of the health check.
+	// The frontends of the ports are all frontends, in their order, except that of the health
+	// check.
 	rows = slices.DeleteFunc(slices.Clone(rows), func(f *lb.Frontend) bool { return f.Kind == lb.HealthCheck })
 	if !slices.EqualFunc(rows, explained, (*lb.Frontend).Equal) {
 		t.Fatalf("explained rows\n%v\nare not those of Resolve\n%v\n%s", explained, rows, what)
@@ -101,7 +102,7 @@ func checkExplainedPort(t *testing.T, p policy.ExplainedPort, v cluster.View, wh
 	}
 }
 
-// FuzzExplain is TestExplainRandomViews for as long as one likes.
+// FuzzExplain is TestExplainRandomViews without a time limit.
 func FuzzExplain(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	f.Fuzz(func(t *testing.T, seed1, seed2 uint64) {
@@ -177,7 +178,8 @@ func TestExplainScenarios(t *testing.T) {
 	}
 }
 
-// A Service of sixteen times as many ports, none of which anybody serves, must not cost the square to explain.
+// Explaining a Service with sixteen times as many ports, none with an endpoint, must not have
+// quadratic cost.
 func TestExplainIsLinear(t *testing.T) {
 	view := func(ports int) cluster.View {
 		name := cluster.Name{Namespace: "odd", Name: "s"}

@@ -14,14 +14,14 @@ import (
 	"kube-proxy/test/oracle"
 )
 
-// FuzzResolve compares [policy.Resolve] with its slow twin over random views, and checks what every row
-// promises.
+// FuzzResolve compares [policy.Resolve] with its slow twin over random views, and checks the
+// invariants of every frontend.
 func FuzzResolve(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	f.Fuzz(checkRandomView)
 }
 
-// TestResolveRandomViews is the part of FuzzResolve that every test run can afford.
+// TestResolveRandomViews is the part of FuzzResolve that is fast enough for every test run.
 func TestResolveRandomViews(t *testing.T) {
 	for seed := range uint64(5000) {
 		checkRandomView(t, seed, 0)
@@ -51,8 +51,8 @@ func checkRandomView(t *testing.T, seed1, seed2 uint64) {
 	checkNode(t, policy.ResolveNode(v.Node, s), s)
 }
 
-// checkRefused checks that what is refused is told: an address that is told would be in no row, and leaving out what is
-// told changes nothing.
+// checkRefused checks that refusals are reported: a reported address is in no frontend, and
+// removing it from the Service changes nothing.
 func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 	t.Helper()
 	told := map[string]policy.Refusal{}
@@ -95,7 +95,7 @@ func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 	want("endpoints", "endpoint", endpoints)
 }
 
-// checkPromises checks what package lb says of a Frontend and Resolve of its answer.
+// checkPromises checks the documented invariants of Frontend in package lb and of Resolve's result.
 func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 	t.Helper()
 	keys, sets := map[lb.Key]bool{}, map[lb.SetID]*lb.BackendSet{}
@@ -173,8 +173,8 @@ func has(s *lb.BackendSet, is func(lb.Backend) bool) bool {
 	return slices.ContainsFunc(slices.Collect(s.Backends.All()), is)
 }
 
-// checkServing checks what DP-50 promises of a row: all that its routes reach serves, and more, or the row
-// need not say it.
+// checkServing checks DP-50 for a frontend: everything that its routes reach serves, and more does,
+// or Serving is nil.
 func checkServing(f *lb.Frontend, sets map[lb.SetID]*lb.BackendSet) string {
 	s := f.Serving
 	if s == nil {
@@ -241,7 +241,7 @@ func describe(v cluster.View) string {
 	return out
 }
 
-// generator makes random views. Its values are few, so that they meet.
+// generator makes random views. It has few values, so that they collide.
 type generator struct{ *rand.Rand }
 
 func (g generator) chance(percent int) bool { return g.IntN(100) < percent }
@@ -275,7 +275,7 @@ func prefixes(words ...string) []netip.Prefix {
 	return out
 }
 
-// special are addresses at the edges of the classes of SV-26, on both sides.
+// special holds addresses on both sides of the edges of the classes of SV-26.
 var special = addrs("0.0.0.0", "0.255.255.255", "1.0.0.0", "126.255.255.255", "127.0.0.1", "127.255.255.255", "128.0.0.0",
 	"169.253.255.255", "169.254.0.0", "169.254.169.254", "169.254.255.255", "169.255.0.0", "223.255.255.255", "224.0.0.0", "224.0.0.251",
 	"239.255.255.255", "240.0.0.0", "255.255.255.254", "255.255.255.255", "::", "::1", "::2", "::7f00:1", "::1:0:0", "::ffff:192.0.2.9",
@@ -349,7 +349,7 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 			NodePort: pick[uint16](g, 0, 30080, 30443, 65535),
 		})
 	}
-	// The API lets no two ports have the same name and protocol.
+	// The API rejects two ports with the same name and protocol.
 	seen := map[string]bool{}
 	s.Ports = slices.DeleteFunc(s.Ports, func(p cluster.ServicePort) bool {
 		id := fmt.Sprint(p.Name, p.Protocol)
@@ -379,11 +379,12 @@ func (g generator) slice(i int, service cluster.Name) *cluster.Slice {
 	if g.chance(2) {
 		s.Ports = append(s.Ports, cluster.SlicePort{Name: "q7", Protocol: cluster.TCP, Port: 8080})
 	}
-	// Each slice has a mood, since mixed ones would nearly always have a ready endpoint without hints.
+	// The chances are fixed for each slice, since mixed slices would nearly always have a ready
+	// endpoint without hints.
 	readyChance, hintChance := pick(g, 0, 20, 80, 100), pick(g, 0, 0, 80, 100)
 	n := g.IntN(5)
 	if g.chance(3) {
-		n = 40 // more than fit in the buffer on the stack
+		n = 40 // more than the buffer on the stack holds
 	}
 	for range n {
 		s.Endpoints = s.Endpoints.With(g.endpoint(s.IPv6, n, readyChance, hintChance))

@@ -10,9 +10,9 @@ import (
 
 var acceptAll = []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}
 
-// healthCheck adds the row of the port on which this node tells load balancers whether to send to it. Only a
-// Service of type LoadBalancer whose external policy is Local has one (SV-21): with policy Cluster every node
-// is as good as any other.
+// healthCheck adds the frontend of the port at which load balancers check whether this node has
+// endpoints. Only a Service of type LoadBalancer with external policy Local has one (SV-21): with
+// policy Cluster all nodes are equal.
 func (r *resolver) healthCheck() {
 	if r.svc.HealthCheckNodePort == 0 || r.svc.Type != cluster.TypeLoadBalancer || r.svc.ExternalPolicy != cluster.PolicyLocal {
 		return
@@ -21,10 +21,10 @@ func (r *resolver) healthCheck() {
 	r.add(row, netip.Addr{}, r.svc.HealthCheckNodePort, cluster.TCP)
 }
 
-// readyHere counts the addresses at which a port of the service is served on this node. An endpoint that
-// terminates does not count even where it still serves for want of a better one (SV-37), or is called ready
-// because the Service publishes all that are not: so load balancers go elsewhere while the last connections
-// are served (HT-13).
+// readyHere counts the addresses at which a port of the Service is served on this node. It does not
+// count an endpoint that terminates, even if that still serves because there is no better one
+// (SV-37), or is ready because the Service publishes endpoints that are not. So load balancers
+// switch to other nodes while the last connections are served (HT-13).
 func (r *resolver) readyHere() int {
 	var buf [16]netip.Addr
 	addrs := buf[:0]

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// balanced makes the Service of the scene one that load balancers ask about on port 32100.
+// balanced gives the Service of the scene a health check for load balancers on port 32100.
 func balanced(s *scene) {
 	s.external(cluster.PolicyLocal)
 	s.svc.Type, s.svc.HealthCheckNodePort = cluster.TypeLoadBalancer, 32100

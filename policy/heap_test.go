@@ -11,8 +11,9 @@ import (
 	"kube-proxy/policy"
 )
 
-// TN-20: what a large Service keeps in memory follows the size of its objects, not endpoints times ports times backend sets:
-// with 87 ports of 3,000 endpoints, records and table stay below 10 bytes of heap for each byte of the smallest JSON.
+// TN-20: the memory of a large Service is proportional to the size of its objects, not to endpoints
+// times ports times backend sets: with 87 ports of 3,000 endpoints, records and table stay below 10
+// bytes of heap for each byte of the smallest JSON.
 func TestHeapOfALargeService(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -8,13 +8,14 @@ import (
 	"kube-proxy/lb"
 )
 
-// ResolveNode returns what planes must know of this machine, in the family of s.
+// ResolveNode returns the facts of this machine that planes need, in the family of s.
 //
-// NodePorts answer on the node's own address (Primary) and on all local addresses in the given prefixes. If
-// neither is asked for, or only prefixes of the other family are, they answer on every local address
-// (CF-65). Primary without a known address of the family adds nothing: until a Node object or NodeIP tells
-// it, and on a node without an address of this family, such NodePorts answer nowhere. Upstream assumes
-// 127.0.0.1 then; opening a port where nobody asked for it would be worse than a closed one.
+// NodePorts answer on the node's own address (Primary) and on all local addresses in the given
+// prefixes. If the configuration has neither, or only prefixes of the other family, they answer on
+// every local address (CF-65). Primary adds nothing without an address of the family: such
+// NodePorts answer nowhere until a Node object or NodeIP has one, and on a node without an address
+// of this family. Upstream assumes 127.0.0.1 then; an unrequested open port would be worse than a
+// closed one.
 func ResolveNode(f cluster.Facts, s Settings) lb.Node {
 	return lb.Node{
 		NodePorts:    nodePorts(f, s),
@@ -25,8 +26,8 @@ func ResolveNode(f cluster.Facts, s Settings) lb.Node {
 	}
 }
 
-// Localhost returns the family's loopback address, 127.0.0.1 or ::1, if one of the prefixes that were asked for has it and loopback
-// addresses alone; else an address that is not valid.
+// Localhost returns the family's loopback address, 127.0.0.1 or ::1, if one of the configured
+// prefixes contains it and only loopback addresses; otherwise an invalid address.
 func Localhost(asked []netip.Prefix, f lb.Family) netip.Addr {
 	loopback, bits := netip.AddrFrom4([4]byte{127, 0, 0, 1}), 8
 	if f == lb.IPv6 {
@@ -38,7 +39,7 @@ func Localhost(asked []netip.Prefix, f lb.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// apiServers are the addresses of API servers in the family.
+// apiServers returns the addresses of API servers in the family.
 func apiServers(f cluster.Facts, s Settings) (all []netip.Addr) {
 	for _, at := range f.APIServers { // sorted
 		if a := at.Addr(); lb.FamilyOf(a) == s.Family && !slices.Contains(all, a) {
@@ -62,8 +63,9 @@ func nodePorts(f cluster.Facts, s Settings) []netip.Prefix {
 	return asked
 }
 
-// nodeAddr is this node's own address in the family: NodeIP if it is one, else the Node object's first
-// (PR-03). It is the zero Addr if neither is known. An unspecified NodeIP says nothing.
+// nodeAddr returns this node's own address in the family: NodeIP if it is one, else the first of
+// the Node object (PR-03). It is the zero Addr if neither has one. An unspecified NodeIP does not
+// count.
 func nodeAddr(f cluster.Facts, s Settings) netip.Addr {
 	if ip := s.NodePortAddrs.NodeIP; isFamily(ip, s.Family) {
 		return ip
@@ -74,7 +76,7 @@ func nodeAddr(f cluster.Facts, s Settings) netip.Addr {
 	return addrOf(f.Node.Addrs, s.Family)
 }
 
-// detector tells pods' traffic from other traffic (CF-33). A mode whose input is missing in this
+// detector distinguishes pods' traffic from other traffic (CF-33). A mode without its input in this
 // family recognises nothing (CF-66, SV-67).
 func detector(f cluster.Facts, s Settings) lb.Detector {
 	switch s.DetectLocal {
@@ -95,7 +97,7 @@ func detects(f cluster.Facts, s Settings) bool {
 	return slices.ContainsFunc(podPrefixes(f, s), func(p netip.Prefix) bool { return isPrefixOf(p, s.Family) })
 }
 
-// podPrefixes are the prefixes, of any family, that the detectors by source address use.
+// podPrefixes returns the prefixes, of any family, that the detectors by source address use.
 func podPrefixes(f cluster.Facts, s Settings) []netip.Prefix {
 	switch s.DetectLocal {
 	case ClusterCIDR, "":

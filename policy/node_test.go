@@ -10,8 +10,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// TestResolveNode compares with the node's line in a table's text. The node has the addresses 172.18.0.2,
-// 203.0.113.2 and fd00::2 in this order, internal ones first.
+// TestResolveNode compares with the node's line in a table's text. The node has the addresses
+// 172.18.0.2, 203.0.113.2 and fd00::2 in this order, internal ones first.
 func TestResolveNode(t *testing.T) {
 	nodeIP := netip.MustParseAddr
 	for _, test := range []struct {

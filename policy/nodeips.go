@@ -7,19 +7,20 @@ import (
 	"kube-proxy/lb"
 )
 
-// NodeIPs are the addresses that stand for this node: in source ranges, and for NodePorts on the primary address.
+// NodeIPs holds the addresses that represent this node: in source ranges, and for NodePorts on the
+// primary address.
 type NodeIPs struct {
-	// Primary is the family that comes first, in [NodeIPs.Addrs] too.
+	// Primary is the first family, also in [NodeIPs.Addrs].
 	Primary lb.Family
-	// Addrs are one address of each family that the node is known to have, that of the primary family first.
+	// Addrs has one address of each of the node's families, that of the primary family first.
 	Addrs []netip.Addr
-	// Guessed: nothing is known of the node, and its only address is the loopback one.
+	// Guessed: the node's addresses are unknown, and Addrs has only the loopback address.
 	Guessed bool
 }
 
-// ResolveNodeIPs returns this node's addresses (PR-03): the specific bind address, then the Node object's, internal
-// ones before external ones, of each family the first. A node of which nothing is known has 127.0.0.1, which is for
-// people to read: no rule is made from a guess.
+// ResolveNodeIPs returns this node's addresses (PR-03), the first of each family: the specific bind
+// address, then the Node object's addresses, internal ones before external ones. A node without
+// known addresses has 127.0.0.1, for display only: no rule is made from a guess.
 func ResolveNodeIPs(f cluster.Facts, s Settings) NodeIPs {
 	var n NodeIPs
 	bind := s.NodePortAddrs.NodeIP
@@ -28,7 +29,7 @@ func ResolveNodeIPs(f cluster.Facts, s Settings) NodeIPs {
 		n.Primary = lb.FamilyOf(bind)
 	case f.Node != nil && len(f.Node.Addrs) > 0:
 		n.Primary = lb.FamilyOf(f.Node.Addrs[0])
-	case bind.Is6(): // unspecified, but said
+	case bind.Is6(): // unspecified, but given
 		n.Primary = lb.IPv6
 	default:
 		n.Primary = lb.IPv4

@@ -7,27 +7,28 @@ import (
 	"kube-proxy/lb"
 )
 
-// portName is what a service port and the ports of slices have in common (SV-12, SV-22).
+// portName is the key that a service port shares with the ports of slices (SV-12, SV-22).
 type portName struct {
 	name     string
 	protocol cluster.Protocol
 }
 
-// portIndex finds what the slices say of a service port, for Services of so many ports that to search all slices for
-// each would cost the square.
+// portIndex finds the slices' entries of a service port, for Services with so many ports that a
+// search of all slices for each would have quadratic cost.
 type portIndex struct {
-	// first is the number of the port's first entry, 0 if it has none. It knows the ports of the Service only.
+	// first is the index of the port's first entry, 0 if it has none. It has the ports of the
+	// Service only.
 	first   map[portName]int
-	entries []portEntry // the first means nothing
+	entries []portEntry // the first is unused
 }
 
-// portEntry is one of the slices that serve a port.
+// portEntry is one slice that serves a port.
 type portEntry struct {
 	servedPort
 	next int // as portIndex.first
 }
 
-// indexPorts makes the index if the Service has many ports.
+// indexPorts builds the index if the Service has many ports.
 func (r *resolver) indexPorts() {
 	if len(r.svc.Ports) <= few {
 		return
@@ -53,7 +54,7 @@ func (r *resolver) indexPorts() {
 	r.ports = &x
 }
 
-// servedPort says that a slice, by its index in the view, serves a port under this number.
+// servedPort is a slice, by its index in the view, and the number under which it serves a port.
 type servedPort struct {
 	port  uint16
 	slice int32
@@ -63,7 +64,7 @@ func (s servedPort) compare(o servedPort) int {
 	return cmp.Or(cmp.Compare(s.port, o.port), cmp.Compare(s.slice, o.slice))
 }
 
-// served appends to out which slices of the family serve the service port, in no order.
+// served appends the slices of the family that serve the service port to out, in any order.
 func (r *resolver) served(out []servedPort, p *cluster.ServicePort) []servedPort {
 	if x := r.ports; x != nil {
 		for i := x.first[portName{p.Name, p.Protocol}]; i != 0; i = x.entries[i].next {
@@ -84,7 +85,7 @@ func (r *resolver) served(out []servedPort, p *cluster.ServicePort) []servedPort
 	return out
 }
 
-// isPort reports whether the slice's port is the service's, and has a number there (SV-22, SV-31).
+// isPort reports whether the slice's port is the Service's, and has a number there (SV-22, SV-31).
 func isPort(sp cluster.SlicePort, p *cluster.ServicePort) bool {
 	return sp.Name == p.Name && sp.Protocol == p.Protocol && sp.Port != 0
 }
@@ -93,7 +94,7 @@ func (r *resolver) ofFamily(sl *cluster.Slice) bool { return r.settings.ofFamily
 
 func (s *Settings) ofFamily(sl *cluster.Slice) bool { return sl.IPv6 == (s.Family == lb.IPv6) }
 
-// isServed reports whether a slice's port is one of the service's.
+// isServed reports whether a slice's port is one of the Service's.
 func (r *resolver) isServed(sp cluster.SlicePort) bool {
 	if sp.Port == 0 {
 		return false

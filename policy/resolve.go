@@ -12,16 +12,18 @@ import (
 // maxAffinity is the longest affinity that the API allows, in seconds (SV-18).
 const maxAffinity = 86400
 
-// Resolve returns the rows that the service of v asks for in the family of s, each key once; nil if the
-// service has none (SV-10, SV-11). The frontends of one service port share one [lb.BackendSet] for each
-// scope.
+// Resolve returns the frontends that the Service of v requests in the family of s, each key once;
+// nil if it requests none (SV-10, SV-11). The frontends of one service port share one
+// [lb.BackendSet] for each scope.
 //
-// One service may name the same address twice, as cluster IP, load-balancer IP or external IP. The first of
-// these kinds gives the row: the cluster IP because in-cluster clients depend on it, and a load-balancer IP
-// before an external IP because only the former has source ranges (SV-15), which naming the address again
-// must not open. Of two ports with the same number and protocol, which the API forbids, the first counts.
+// One Service may name the same address twice, as cluster IP, load-balancer IP or external IP. The
+// first of these kinds gives the frontend: the cluster IP because in-cluster clients depend on it,
+// and a load-balancer IP before an external IP because only the former has source ranges (SV-15);
+// naming the address again must not open it to others. Of two ports with the same number and
+// protocol, which the API forbids, the first counts.
 //
-// A Service that asks for more rows or backends than the bounds allow has fewer; [Refused] says so.
+// A Service that requests more frontends or backends than the limits allow gets fewer; [Refused]
+// reports that.
 func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	s.reserve(&v)
 	r, serves := newResolver(&v, &s)
@@ -41,8 +43,9 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	return r.rows
 }
 
-// newResolver returns a resolver that knows the service's addresses and sources; serves is false if the service has no address in the
-// family (SV-10, SV-11), and where its namespace has no objects left for its cluster IP (TN-10).
+// newResolver returns a resolver with the Service's addresses and sources. serves is false if the
+// Service has no address in the family (SV-10, SV-11), or if its namespace has no objects left for
+// its cluster IP (TN-10).
 func newResolver(v *cluster.View, s *Settings) (r resolver, serves bool) {
 	svc := v.Service
 	if svc == nil || svc.Type == cluster.TypeExternalName {
@@ -75,24 +78,24 @@ type resolver struct {
 	settings   *Settings
 	vip        netip.Addr
 	node       netip.Addr     // this node's address, for source ranges; zero if unknown
-	sources    []netip.Prefix // of the service; nil if everybody may come
-	nodeMay    bool           // there are sources, and this node is among them
+	sources    []netip.Prefix // of the Service; nil if every source is allowed
+	nodeMay    bool           // there are sources, and they include this node
 	vipSources map[netip.Addr][]netip.Prefix
 	detects    bool       // there is a local-traffic detector
 	full       string     // "ns/name"
 	ports      *portIndex // nil where a search is cheaper
 
-	groups     map[string]*group // by the indices of their slices; for Services of two ports and more
+	groups     map[string]*group // by the indices of their slices; for Services with two or more ports
 	candidates []candidate       // of all groups
 
-	loadBalancerIPs, externalIPs []netip.Addr // those that are served
+	loadBalancerIPs, externalIPs []netip.Addr // the served ones
 	nodePorts                    bool         // NodePorts are served
 
 	rows []*lb.Frontend
-	seen map[lb.Key]bool // keys of rows, once there are too many to search
+	seen map[lb.Key]bool // keys of frontends, once there are too many to search
 }
 
-// size is the number of rows if no key comes twice.
+// size returns the number of frontends if all keys differ.
 func (r *resolver) size() int {
 	perPort := 1 + len(r.loadBalancerIPs) + len(r.externalIPs)
 	if r.nodePorts {
@@ -133,23 +136,23 @@ func (r *resolver) port(p *cluster.ServicePort) {
 	}
 }
 
-// takesNodePorts reports whether the service's type has NodePorts (SV-17), and it has one.
+// takesNodePorts reports whether the Service's type has NodePorts (SV-17), and it has one.
 func takesNodePorts(svc *cluster.Service) bool {
 	return (svc.Type == cluster.TypeNodePort || svc.Type == cluster.TypeLoadBalancer) &&
 		slices.ContainsFunc(svc.Ports, func(p cluster.ServicePort) bool { return p.NodePort != 0 })
 }
 
-// few is the number of rows below which a search is cheaper than a map.
+// few is the number of frontends below which a search is cheaper than a map.
 const few = 8
 
-// add appends row under the key, unless an earlier row has it.
+// add appends row under the key, unless an earlier frontend has it.
 func (r *resolver) add(row lb.Frontend, a netip.Addr, port uint16, proto cluster.Protocol) {
 	row.Key = lb.Key{Addr: a, Port: port, Proto: lb.Proto(proto)}
 	if r.has(row.Key) {
 		return
 	}
 	if row.Set(lb.Cluster) == nil && row.Set(lb.Local) == nil {
-		row.Affinity, row.PreserveDestination = 0, false // no backend to stick to, or to see anything
+		row.Affinity, row.PreserveDestination = 0, false // without backends, neither has a meaning
 	}
 	r.rows = append(r.rows, &row)
 	if r.seen != nil {
@@ -175,7 +178,7 @@ func (r *resolver) has(k lb.Key) bool {
 	return r.seen[k]
 }
 
-// affinity is the service's client affinity, within the limits of the API (SV-18).
+// affinity returns the Service's client affinity, within the limits of the API (SV-18).
 func affinity(svc *cluster.Service) time.Duration {
 	return time.Duration(min(max(svc.AffinitySeconds, 0), maxAffinity)) * time.Second
 }
@@ -190,8 +193,8 @@ func addrOf(addrs []netip.Addr, f lb.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// isFamily reports whether a can be an address of a node in the family. The unspecified address, addresses with a
-// zone and IPv4-mapped ones cannot: no packet carries them.
+// isFamily reports whether a can be an address of a node in the family. The unspecified address,
+// addresses with a zone and IPv4-mapped ones cannot: no packet carries them.
 func isFamily(a netip.Addr, f lb.Family) bool {
 	return lb.FamilyOf(a) == f && !a.IsUnspecified() && a.Zone() == "" && !a.Is4In6()
 }

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/test/oracle"
 )
 
-// scene is what a test changes before it resolves: Service shop/web with port http 80 on 10.96.0.7, on node
-// node-1 (172.18.0.2) of a cluster whose pods are 10.1.0.0/16.
+// scene is the state that a test changes before it resolves: Service shop/web with port http 80 on
+// 10.96.0.7, on node node-1 (172.18.0.2) of a cluster whose pods are 10.1.0.0/16.
 type scene struct {
 	svc      *cluster.Service
 	slices   []*cluster.Slice
@@ -91,7 +91,7 @@ func (s *scene) loadBalancer(ips string, ranges ...string) *scene {
 	return s
 }
 
-// with changes the scene in a way for which there is no word.
+// with applies any other change to the scene.
 func (s *scene) with(change func(*scene)) *scene { change(s); return s }
 
 func (s *scene) resolve() *lb.Table {
@@ -100,7 +100,8 @@ func (s *scene) resolve() *lb.Table {
 	return &t
 }
 
-// rows returns the text of the rows whose line contains one of words, with their sets; of all rows without words.
+// rows returns the text of the frontends whose line contains one of words, with their sets; of all
+// frontends without words.
 func rows(t *lb.Table, words ...string) string {
 	var kept lb.Table
 	var fronts []*lb.Frontend
@@ -134,7 +135,7 @@ set shop/web:http/tcp/local
 	far   = "10.1.2.14"
 )
 
-// check compares the rows that contain one of words with want.
+// check compares the frontends that contain one of words with want.
 func check(t *testing.T, s *scene, want string, words ...string) {
 	t.Helper()
 	table := s.resolve()

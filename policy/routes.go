@@ -12,9 +12,10 @@ var (
 
 // internal returns the routes of the cluster IP.
 //
-// Nobody serves: reject, so that clients fail at once (SV-50). Only other nodes serve although the policy
-// is Local: drop (SV-51). Else the source is masqueraded always (SV-58), or unless the detector knows it
-// for a pod's, so that the answer finds its way back through this node (SV-59), or never (SV-67).
+// Without endpoints: reject, so that clients fail at once (SV-50). With policy Local and endpoints
+// on other nodes only: drop (SV-51). Otherwise it balances, and masquerades the source always
+// (SV-58), or unless the detector recognises a pod's, so that the answer returns through this node
+// (SV-59), or never (SV-67).
 func (r *resolver) internal(s sets) []lb.Route {
 	if s.cluster == nil {
 		return rejectAll
@@ -36,11 +37,12 @@ func (r *resolver) internal(s sets) []lb.Route {
 
 // external returns the routes of NodePorts, load-balancer IPs and external IPs.
 //
-// Nobody serves: reject (SV-50). Policy Cluster: any backend, masqueraded (SV-54). Policy Local: sources in
-// this cluster are short-circuited to any backend, for they did not come through a load balancer that chose
-// this node (SV-53): pods as they are (SV-56), this host masqueraded, since its source may be an address
-// that the backend cannot answer (SV-57). The others reach local backends with their own source address
-// (SV-55), and none if there are none (SV-52).
+// Without endpoints: reject (SV-50). Policy Cluster: any backend, masqueraded (SV-54). Policy
+// Local: sources in this cluster are short-circuited to any backend, because they did not come
+// through a load balancer that chose this node (SV-53). Pods keep their source address (SV-56);
+// this host is masqueraded, since the backend may be unable to answer its source (SV-57). Other
+// clients reach local backends with their own source address (SV-55), and are dropped without local
+// backends (SV-52).
 func (r *resolver) external(s sets) []lb.Route {
 	if s.cluster == nil {
 		return rejectAll
@@ -59,7 +61,8 @@ func (r *resolver) external(s sets) []lb.Route {
 	return append(routes, balance(lb.Anywhere, s.local, false))
 }
 
-// beside returns what serves, or nil if the routes reach all of it, so that a row need not say it (DP-50).
+// beside returns the serving set, or nil if the routes reach all of it, so that a frontend need not
+// have it (DP-50).
 func beside(routes []lb.Route, serving *lb.BackendSet) *lb.BackendSet {
 	if serving == nil {
 		return nil

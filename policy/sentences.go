@@ -21,7 +21,7 @@ func (c *portExplainer) choose(format string, args ...any) {
 	c.port.Chosen = append(c.port.Chosen, c.port.Why[len(c.port.Why)-1])
 }
 
-// why says what there is to say of a port whose endpoints are named.
+// why adds the sentences about a port whose endpoints are listed.
 func (c *portExplainer) why(p *cluster.ServicePort) {
 	switch {
 	case p.Port == 0:
@@ -50,7 +50,7 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 	}
 }
 
-// nobody says why no endpoint serves the port.
+// nobody adds the reason why no endpoint serves the port.
 func (c *portExplainer) nobody(p *cluster.ServicePort) {
 	all := len(c.entire.view.Slices)
 	switch {
@@ -63,7 +63,8 @@ func (c *portExplainer) nobody(p *cluster.ServicePort) {
 	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) || c.port.More > 0:
 		c.choose("None of its %s serves: %s.", plural.Count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
 	case len(c.has.ports) == 0:
-		// The controller leaves a port out whose targetPort names none of a pod, and writes the pod's endpoint all the same.
+		// The controller leaves out a port whose targetPort names no port of a pod, but still
+		// writes the pod's endpoint.
 		c.choose("Its EndpointSlices have %s, but no port: does targetPort of the port %q name a port of the pods' containers?",
 			plural.Count(c.has.endpoints, "endpoint", "endpoints"), p.Name)
 	default:
@@ -72,7 +73,7 @@ func (c *portExplainer) nobody(p *cluster.ServicePort) {
 	}
 }
 
-// tally counts the endpoints by why they are out.
+// tally counts the endpoints by the reason of their exclusion.
 func (c *portExplainer) tally() string {
 	var order []string
 	n := map[string]int{}
@@ -91,7 +92,7 @@ func (c *portExplainer) tally() string {
 	return strings.Join(order[:min(len(order), 5)], "; ")
 }
 
-// hints says what the topology hints do (SV-38).
+// hints adds the effect of the topology hints (SV-38).
 func (c *portExplainer) hints() {
 	ready, chosen := 0, 0
 	c.hasAny(func(x *candidate) bool {
@@ -138,7 +139,7 @@ func (c *portExplainer) hints() {
 	}
 }
 
-// localOnly says what a Local traffic policy does on this node (SV-51, SV-52).
+// localOnly adds the effect of a Local traffic policy on this node (SV-51, SV-52).
 func (c *portExplainer) localOnly() {
 	switch {
 	case c.hasAny(c.local.takes):
@@ -159,7 +160,7 @@ func (c *portExplainer) localOnly() {
 	}
 }
 
-// about is what there is to say of the whole Service.
+// about returns the sentences about the whole Service.
 func (e *explainer) about() (out []string) {
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	svc := e.svc
@@ -184,7 +185,7 @@ func (e *explainer) about() (out []string) {
 	return out
 }
 
-// aboutSources says who may use the load balancer's addresses (SV-15, SV-16).
+// aboutSources adds the allowed clients of the load-balancer addresses (SV-15, SV-16).
 func (e *explainer) aboutSources(say func(string, ...any)) {
 	if len(e.sources) == 0 {
 		say("loadBalancerSourceRanges keep nobody out: they have none of this family, or one of everybody.")

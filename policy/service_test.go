@@ -12,7 +12,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// heads returns the first lines of the rows that contain one of words, or of all.
+// heads returns the first lines of the frontends that contain one of words, or of all.
 func heads(s *scene, words ...string) string {
 	var out []string
 	for line := range strings.Lines(rows(s.resolve(), words...)) {
@@ -26,7 +26,8 @@ func heads(s *scene, words ...string) string {
 	return strings.Join(out, "\n")
 }
 
-// TestServices walks through "From a Service to addresses" in docs/behaviour.md: which rows a Service has.
+// TestServices checks "From a Service to addresses" in docs/behaviour.md: the frontends of a
+// Service.
 func TestServices(t *testing.T) {
 	nodePort := func(typ cluster.ServiceType, port uint16) func(*scene) {
 		return func(s *scene) { s.svc.Type, s.svc.Ports[0].NodePort = typ, port }
@@ -94,7 +95,7 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestSources walks through SV-15 and SV-16. The node is 172.18.0.2.
+// TestSources checks SV-15 and SV-16. The node is 172.18.0.2.
 func TestSources(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -136,7 +137,7 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// Each address has its own exception, and they do not leak into each other.
+// Each address has its own exception, which does not apply to the other.
 func TestSourcesOfTwoAddresses(t *testing.T) {
 	s := newScene().loadBalancer("192.0.2.7 192.0.2.8 192.0.2.9", "172.16.0.0/12")
 	want := `192.0.2.7:80/tcp shop/web:http loadbalancer sources 172.16.0.0/12,192.0.2.7/32
@@ -168,7 +169,7 @@ func TestAffinitySV18(t *testing.T) {
 	}
 }
 
-// The annotation is for addresses outside of the cluster that have endpoints, and for no others.
+// The annotation applies to addresses outside the cluster with endpoints, and to no others.
 func TestPreserveDestination(t *testing.T) {
 	s := newScene().external(cluster.PolicyCluster).loadBalancer("192.0.2.7").endpoints(far)
 	for _, asked := range []bool{false, true} {
@@ -194,7 +195,7 @@ func TestPreserveDestination(t *testing.T) {
 	}
 }
 
-// All rows of one port share one set for each scope; another port has its own.
+// All frontends of one port share one set for each scope; another port has its own.
 func TestSetsAreShared(t *testing.T) {
 	s := newScene().external(cluster.PolicyLocal).loadBalancer("192.0.2.7").endpoints(mixed, far)
 	s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "https", Protocol: cluster.TCP, Port: 443})

@@ -18,7 +18,8 @@ func overProtocol(s *scene, p cluster.Protocol) {
 	}
 }
 
-// TestServingDP50: a row says what serves where its routes do not go, whatever keeps them away.
+// TestServingDP50: a frontend lists serving endpoints that its routes do not reach, whatever the
+// reason.
 func TestServingDP50(t *testing.T) {
 	const rowOnly = `
 10.96.0.7:80/udp shop/web:http clusterip
@@ -110,7 +111,7 @@ set shop/web:http/udp/cluster
 	}
 }
 
-// DP-53, DP-54: TCP rows do not say what serves, SCTP rows do.
+// DP-53, DP-54: TCP frontends have no Serving set, SCTP frontends have one.
 func TestServingByProtocol(t *testing.T) {
 	for proto, want := range map[cluster.Protocol]bool{cluster.TCP: false, cluster.UDP: true, cluster.SCTP: true} {
 		s := newScene().endpoints(far, "10.1.2.15 terminating").with(func(s *scene) { overProtocol(s, proto) })
@@ -122,8 +123,8 @@ func TestServingByProtocol(t *testing.T) {
 	}
 }
 
-// DP-50: an endpoint that stops serving, where no route goes, is a change for those who watch flows, and the
-// same routes over the same sets, by pointer, for planes.
+// DP-50: an endpoint that stops serving, and that no route reaches, is a change for flow tables;
+// for planes it is the same routes over the same sets, by pointer.
 func TestServingAloneChanges(t *testing.T) {
 	resolve := func(eps ...string) []*lb.Frontend {
 		s := newScene().external(cluster.PolicyCluster).endpoints(eps...).with(udp)

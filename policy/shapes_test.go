@@ -10,7 +10,8 @@ import (
 	"kube-proxy/test/cputest"
 )
 
-// shape is one large Service: so many ports, each in every one of its slices, and so many endpoints over all slices.
+// shape is one large Service: its number of ports, each in every one of its slices, and of
+// endpoints over all slices.
 type shape struct {
 	ports, slices, endpoints int
 	externalIPs, ranges      int
@@ -28,7 +29,8 @@ func (s shape) String() string {
 	return text
 }
 
-// changerOf returns a cluster with a Service of the shape, of which one endpoint moves to another address and back.
+// changerOf returns a cluster with a Service of the shape, with one endpoint that moves to another
+// address and back.
 func changerOf(s shape) *changer {
 	if s.protocol == 0 {
 		s.protocol = cluster.TCP
@@ -59,7 +61,7 @@ func changerOf(s shape) *changer {
 		}
 		sl.Endpoints = cluster.EndpointsOf(all...)
 		c.apply(cluster.SliceSet{Slice: sl})
-		if i == s.slices-1 { // its last endpoint moves, which a comparison finds last
+		if i == s.slices-1 { // its last endpoint moves; a comparison reaches it last
 			moved := *sl
 			all[len(all)-1].Addr = netip.AddrFrom4([4]byte{100, 127, 255, 254})
 			moved.Endpoints = cluster.EndpointsOf(all...)
@@ -70,7 +72,7 @@ func changerOf(s shape) *changer {
 	return c
 }
 
-// BenchmarkOddShapes is one endpoint change of one large Service.
+// BenchmarkOddShapes measures one endpoint change of one large Service.
 func BenchmarkOddShapes(b *testing.B) {
 	for _, s := range []shape{
 		{ports: 10, slices: 10, endpoints: 10}, {ports: 100, slices: 10, endpoints: 10},
@@ -91,8 +93,8 @@ func BenchmarkOddShapes(b *testing.B) {
 	}
 }
 
-// Twice as many ports in twice as many entries of slices, or twice as many rows with twice as many endpoints that they
-// share, must not cost four times as much.
+// Twice as many ports in twice as many slice entries, or twice as many frontends with twice as many
+// shared endpoints, must not cost four times as much.
 func TestOddShapesAreLinear(t *testing.T) {
 	for _, test := range []struct {
 		story        string
@@ -110,7 +112,8 @@ func TestOddShapesAreLinear(t *testing.T) {
 	}
 }
 
-// BenchmarkHeadless is what Services without an address cost when they come and go: nothing is written for them.
+// BenchmarkHeadless measures the cost of adding and deleting Services without an address: nothing
+// is written for them.
 func BenchmarkHeadless(b *testing.B) {
 	for _, n := range []int{100, 100_000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {

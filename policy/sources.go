@@ -7,9 +7,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// sourcesOf returns who may use the load-balancer IP vip; empty means everybody. If this node may, so may the
-// address itself: where the address is bound on the node, the node's own connections to it carry it as
-// source (SV-16). All ports of an address share what is returned.
+// sourcesOf returns the allowed sources of the load-balancer IP vip; empty means all. If this node
+// is allowed, so is the address itself: where the address is bound on the node, the node's own
+// connections to it have it as source (SV-16). All ports of an address share the result.
 func (r *resolver) sourcesOf(vip netip.Addr) []netip.Prefix {
 	if !r.nodeMay {
 		return r.sources
@@ -27,8 +27,8 @@ func (r *resolver) sourcesOf(vip netip.Addr) []netip.Prefix {
 	return ps
 }
 
-// canonical returns the prefixes of the family, masked, sorted, and without those that lie in another; nil if
-// there are none.
+// canonical returns the prefixes of the family, masked, sorted, and without those that another
+// contains; nil without any.
 func canonical(ps []netip.Prefix, f lb.Family) []netip.Prefix {
 	n := 0
 	for _, p := range ps {
@@ -45,7 +45,7 @@ func canonical(ps []netip.Prefix, f lb.Family) []netip.Prefix {
 			out = append(out, p.Masked())
 		}
 	}
-	// By address, wider ones first: a prefix that contains others stands right before them.
+	// By address, wider ones first: a prefix that contains others comes directly before them.
 	slices.SortFunc(out, netip.Prefix.Compare)
 	kept := out[:0]
 	for _, p := range out {
@@ -62,5 +62,5 @@ func contains(ps []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// everybody reports whether canonical prefixes leave nobody out.
+// everybody reports whether canonical prefixes contain every address.
 func everybody(ps []netip.Prefix) bool { return len(ps) == 1 && ps[0].Bits() == 0 }

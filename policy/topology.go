@@ -6,7 +6,7 @@ import (
 	"kube-proxy/cluster"
 )
 
-// hints say what an endpoint's topology hints mean for this node.
+// hints is the meaning of an endpoint's topology hints for this node.
 type hints uint8
 
 const (
@@ -36,9 +36,10 @@ func hintsOf(e *cluster.Endpoint, facts *cluster.Facts) hints {
 	return h
 }
 
-// chooseHints returns which hints an endpoint must have to be chosen (SV-38): this node's if all ready
-// endpoints have node hints and one names this node; else this zone's on the same terms; else any. One ready
-// endpoint without hints of a kind disables that kind, because the writer of the hints did not plan for it.
+// chooseHints returns the hints that an endpoint must have to be chosen (SV-38): this node's if all
+// ready endpoints have node hints and one names this node; else this zone's on the same terms; else
+// any. One ready endpoint without hints of a kind disables that kind, because the author of the
+// hints did not plan for it.
 func chooseHints(k known) hints {
 	switch {
 	case k.every&hasNodes != 0 && k.some&thisNode != 0:
