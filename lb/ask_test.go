@@ -10,7 +10,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// What KindAt remembers is what the rows in force say, and the first contests are the beginning of all of them, whatever comes and goes.
+// KindAt returns the kinds of the frontends in force, and the first conflicts are a prefix of all,
+// through any changes.
 func TestAskedOfTables(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(14, 56))
 	var table lb.Table

@@ -118,9 +118,8 @@ func BackendsOf(all ...Backend) (b Backends) {
 	return b
 }
 
-// Add appends endpoints, one or more, under a port that comes after those that the list has. They
-// are sorted by address, without duplicates. Only the maker of a list calls Add, before others see
-// the list.
+// Add appends one or more endpoints under a port higher than all ports of the list. They are sorted
+// by address, without duplicates. Only the creator of a list calls Add, before it shares the list.
 func (b *Backends) Add(port uint16, endpoints Endpoints) {
 	r := run{endpoints, port, uint32(b.Len() + endpoints.Len())}
 	switch {
@@ -229,7 +228,7 @@ func (b *Backends) Without(o *Backends) (all []netip.AddrPort) {
 	return all
 }
 
-// without appends what others lack.
+// without appends the members of all that others lacks.
 func (r *run) without(all []netip.AddrPort, others Endpoints) []netip.AddrPort {
 	if others == r.endpoints {
 		return all

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// BenchmarkContested is a Service that claims a key and gives it up: with others on its key, or beside other contested
-// keys.
+// BenchmarkContested measures a Service that claims and releases a key: with others on its key, or
+// beside other keys in conflict.
 func BenchmarkContested(b *testing.B) {
 	key := lb.Key{Addr: netip.MustParseAddr("192.0.2.7"), Port: 80, Proto: lb.TCP}
 	for _, crowd := range []int{0, 100, 10_000, 100_000} {

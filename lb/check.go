@@ -13,15 +13,16 @@ type Refused struct {
 	Err error
 }
 
-// Check says which rule of this package a row breaks, nil if none: no plane could hold such a row, and with it in a batch
-// the kernel would refuse the others too. family is that of the table; 0 stands for either.
+// Check returns the rule of this package that a frontend violates, nil if none. No plane could hold
+// such a frontend, and the kernel would refuse a whole batch with it. family is that of the table;
+// 0 means either.
 func Check(family Family, f *Frontend) error {
 	var c check
 	return c.row(family, f)
 }
 
-// check remembers what it found to be right last: the rows of a service port share their backend sets, and all rows of a
-// Service may share their sources.
+// check remembers the last valid values: the frontends of a service port share their backend sets,
+// and all frontends of a Service may share their sources.
 type check struct {
 	sets    [3]*BackendSet // one for each scope
 	lists   [3]Endpoints

@@ -38,8 +38,8 @@ func healthCheck(endpoints int) *lb.Frontend {
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
 }
 
-// A row that breaks a rule is refused, whatever it is, and costs nobody else: the Service's other rows come, and the row that
-// it had for that key stays.
+// A frontend that violates any rule is refused without effect on others: the Service's other
+// frontends are accepted, and its former frontend of that key stays.
 func TestCheck(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -125,7 +125,8 @@ func TestCheck(t *testing.T) {
 			if bad.Key == was.Key && (table.Get(was.Key) != was || len(changes) != 1) {
 				t.Errorf("%s is in force, want what was; changes %v", table.Get(was.Key).Service, changes)
 			}
-			// A Service of that name that is older keeps both, and one that asks for less is no more refused.
+			// An older Service of that name keeps both, and one that claims less is no longer
+			// refused.
 			o.Created = 7
 			table.Replace(o, []*lb.Frontend{bad, good})
 			if len(table.Refused(o.Name)) != 1 || table.Get(good.Key) == nil {

@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// Contest is a key that more than one Service claims. Winner's row is in force; Loser gets the key when all who
-// come before it give it up.
+// Contest is a conflict: a key that more than one Service claims. Winner's frontend is in force;
+// Loser gets the key when all claims before its own are gone.
 type Contest struct {
 	Key           Key
 	Winner, Loser Owner
-	// WinnerKind and LoserKind are as what they claim it.
+	// WinnerKind and LoserKind are the kinds of their claims.
 	WinnerKind, LoserKind Kind
 }
 
-// Why says what the winner is or does that the loser does not, as in "shop/old, which is older".
+// Why returns the property of the winner that decides, as in "shop/old, which is older".
 func (c Contest) Why() string {
 	switch {
 	case c.WinnerKind.rank() != c.LoserKind.rank():
@@ -38,9 +38,9 @@ func (c *claim) compare(o *claim) int {
 	return cmp.Or(cmp.Compare(c.front.Kind.rank(), o.front.Kind.rank()), c.owner.Compare(o.owner.Owner))
 }
 
-// rank orders the kinds by who gets a key that two claim: first what the cluster gave to a Service, then what a load
-// balancer did, and last what only the author of the Service says is its own. NodePorts and health checks have keys
-// of their own, and are equals.
+// rank orders the kinds by their priority for a key: first addresses that the cluster assigned to a
+// Service, then those of a load balancer, and last those that only the Service's author chose.
+// NodePorts and health checks have separate keys and equal rank.
 func (k Kind) rank() int {
 	switch k {
 	case LoadBalancer:
@@ -51,7 +51,7 @@ func (k Kind) rank() int {
 	return 0
 }
 
-// Words returns the kind as people say it.
+// Words returns the kind in words for people.
 func (k Kind) Words() string {
 	switch k {
 	case ClusterIP:
@@ -170,8 +170,8 @@ func contestOf(winner, loser *claim) Contest {
 // Contested is the number of keys that more than one Service claims.
 func (t *Table) Contested() int { return len(t.losers) }
 
-// Contests returns the contests for k, one for each loser, in the order in which they get the key. It is for people
-// who ask: its cost follows their number.
+// Contests returns the conflicts for k, one for each loser, in the order in which they get the key.
+// It is for display: its cost is proportional to their number.
 func (t *Table) Contests(k Key) []Contest {
 	var out []Contest
 	for _, c := range t.sortedLosers(k) {
@@ -180,14 +180,14 @@ func (t *Table) Contests(k Key) []Contest {
 	return out
 }
 
-// FirstContests returns the first n contests for k, in the order in which the losers get the key, and how many there are. Its
-// cost follows n, whatever crowd is on the key.
+// FirstContests returns the first n conflicts for k, in the order in which the losers get the key,
+// and the number of all. Its cost is proportional to n, however many Services claim the key.
 func (t *Table) FirstContests(k Key, n int) (first []Contest, all int) {
 	l := t.losers[k]
 	if l == nil {
 		return nil, 0
 	}
-	// In a heap the next one is among the children of those that were taken.
+	// In a heap the next one is among the children of those already taken.
 	next := []int{0}
 	for len(first) < n && len(next) > 0 {
 		i := slices.IndexFunc(next, func(at int) bool {
@@ -203,7 +203,7 @@ func (t *Table) FirstContests(k Key, n int) (first []Contest, all int) {
 	return first, len(l.heap)
 }
 
-// Lost returns the contest for k that the Service "ns/name" loses, false if it does not.
+// Lost returns the conflict for k that the Service "ns/name" loses, false if it loses none.
 func (t *Table) Lost(k Key, name string) (Contest, bool) {
 	if l := t.losers[k]; l != nil && l.of[name] != nil {
 		return contestOf(t.rows[k], l.of[name]), true

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Equal reports whether two frontends ask for the same treatment of the same key.
+// Equal reports whether two frontends describe the same treatment of the same key.
 func (f *Frontend) Equal(o *Frontend) bool { return (*Comparison)(nil).Equal(f, o) }
 
 // Equal reports whether two routes do the same.
@@ -14,10 +14,10 @@ func (r Route) Equal(o Route) bool { return (*Comparison)(nil).routes(r, o) }
 // Equal reports whether two sets have the same name and the same backends.
 func (s *BackendSet) Equal(o *BackendSet) bool { return (*Comparison)(nil).sets(s, o) }
 
-// Comparison compares many rows as [Frontend.Equal] does, and remembers what it has compared: rows
-// of one Service share their backend sets and sources, and to compare those anew for each row would
-// cost rows times backends. The zero Comparison is ready to use; it is not safe for concurrent use,
-// and keeps what it was given.
+// Comparison compares many frontends as [Frontend.Equal] does, and remembers its results: frontends
+// of one Service share their backend sets and sources, and comparing those again for each frontend
+// would cost frontends times backends. The zero Comparison is ready to use; it is not safe for
+// concurrent use, and keeps its arguments.
 type Comparison struct {
 	known   map[[2]*BackendSet]bool
 	sources map[listPair]bool
@@ -29,10 +29,10 @@ type listPair struct {
 	n    int
 }
 
-// short is the length up to which lists are compared again rather than remembered.
+// short is the length up to which lists are compared again, not remembered.
 const short = 16
 
-// Equal reports whether two frontends ask for the same treatment of the same key.
+// Equal reports whether two frontends describe the same treatment of the same key.
 func (c *Comparison) Equal(f, o *Frontend) bool {
 	if f == o {
 		return true
@@ -71,7 +71,7 @@ func (c *Comparison) prefixes(a, b []netip.Prefix) bool {
 	return remembered(&c.sources, listPair{&a[0], &b[0], len(a)}, func() bool { return slices.Equal(a, b) })
 }
 
-// remembered returns what equal says of a pair. It calls equal once.
+// remembered returns the result of equal for a pair. It calls equal once.
 func remembered[K comparable](known *map[K]bool, pair K, equal func() bool) bool {
 	is, ok := (*known)[pair]
 	if !ok {

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// Expand yields the keys under which a plane that needs one entry for each address programs k: k itself, or,
-// for a NodePort, one key for each of addrs, in their order. It takes a Key and not a Frontend because a
-// removal has nothing else to go by.
+// Expand yields the keys under which a plane with one entry for each address programs k: k itself,
+// or, for a NodePort, one key for each of addrs, in their order. It takes a Key and not a Frontend
+// because a removal has only the key.
 func Expand(k Key, addrs []netip.Addr) iter.Seq[Key] {
 	return func(yield func(Key) bool) {
 		if !k.IsNodePort() {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Kind says why a frontend exists. Planes need it for two things only: an address of kind ClusterIP
-// belongs to the service network (SV-62), and people want to read it.
+// Kind is the origin of a frontend. Planes use it for one purpose: an address of kind ClusterIP
+// belongs to the service network (SV-62). All else is for display.
 type Kind uint8
 
 // The kinds of frontends.
@@ -17,8 +17,9 @@ const (
 	ExternalIP
 	LoadBalancer
 	NodePort
-	// HealthCheck is a port on which this node itself tells load balancers whether it has endpoints of the
-	// Service (HT-10). Its key is that of a NodePort, its protocol TCP and its only route [Accept].
+	// HealthCheck is a port at which this node itself reports to load balancers whether it has
+	// endpoints of the Service (HT-10). Its key is that of a NodePort, its protocol TCP and its
+	// only route [Accept].
 	HealthCheck
 )
 
@@ -28,10 +29,10 @@ var kindNames = [...]string{ClusterIP: "clusterip", ExternalIP: "externalip", Lo
 // String returns the kind's name in lower case.
 func (k Kind) String() string { return name(kindNames[:], int(k), "Kind") }
 
-// From says which sources a route is for. A packet may match more than one; the first route wins.
+// From is the set of sources of a route. A packet may match more than one; the first route wins.
 type From uint8
 
-// The three kinds of sources, in the order in which routes name them.
+// The three kinds of sources, in the order of routes.
 const (
 	// Pods are sources that the node's local-traffic detector ([Node.Pods]) recognises.
 	Pods From = iota + 1
@@ -46,7 +47,7 @@ var fromNames = [...]string{Pods: "pods", Host: "host", Anywhere: "anywhere"}
 // String returns the source's name in lower case.
 func (f From) String() string { return name(fromNames[:], int(f), "From") }
 
-// Action is what a route does with a new connection.
+// Action is the treatment of a new connection by a route.
 type Action uint8
 
 // The actions.
@@ -55,10 +56,11 @@ const (
 	Balance Action = iota + 1
 	// Reject answers with ICMP port unreachable (SV-50).
 	Reject
-	// Drop answers nothing (SV-51, SV-52, SV-61).
+	// Drop discards packets without an answer (SV-51, SV-52, SV-61).
 	Drop
-	// Accept lets the packet through to a server of this node. Planes that punch holes into the host's
-	// firewall do so (DP-08); for the others such a row means that nothing is translated, as if there were none.
+	// Accept lets the packet through to a server of this node. Planes that open ports in the host's
+	// firewall do so (DP-08); for the others such a frontend means that nothing is translated, as
+	// if it did not exist.
 	Accept
 )
 
@@ -67,7 +69,7 @@ var actionNames = [...]string{Balance: "balance", Reject: "reject", Drop: "drop"
 // String returns the action's name in lower case.
 func (a Action) String() string { return name(actionNames[:], int(a), "Action") }
 
-// Scope tells the backend sets of a service port apart.
+// Scope distinguishes the backend sets of a service port.
 type Scope uint8
 
 // The scopes. Routes balance over all of the cluster's backends, or only over those on this node (SV-20);
@@ -97,9 +99,10 @@ type Frontend struct {
 	// name (SV-12), and for a HealthCheck, which serves the whole Service.
 	Service string
 	Kind    Kind
-	// PreserveDestination asks that backends see the row's own address as the destination, which they have too (the
-	// annotation preserve-destination, kubernetes/kubernetes#74825). Only in rows of external and load-balancer addresses
-	// that balance; only the plane of HNS can do it, the others ignore it.
+	// PreserveDestination lets backends see the frontend's own address, which they have too, as the
+	// destination (the annotation preserve-destination, kubernetes/kubernetes#74825). It occurs
+	// only in balancing frontends of external and load-balancer addresses; only the HNS plane
+	// supports it, the others ignore it.
 	PreserveDestination bool
 	// Routes are tried in order: at most one for each From, in the order Pods, Host, Anywhere, and the
 	// last is for Anywhere.
@@ -107,22 +110,24 @@ type Frontend struct {
 	// Affinity is how long a client sticks to its backend after its last new connection, in whole seconds
 	// from 1 s to 24 h; 0 means no affinity (SV-18).
 	Affinity time.Duration
-	// Sources are the only sources that may use the row, sorted and without overlaps; others are dropped
-	// whatever the routes say (SV-61). Empty means everybody, as always in rows of NodePorts.
+	// Sources are the only sources that may use the frontend, sorted and without overlaps; packets
+	// of others are dropped whatever the routes are (SV-61). Empty means all sources, as always in
+	// frontends of NodePorts.
 	Sources []netip.Prefix
-	// Serving is all that serves the service port now, whatever traffic policy and topology say and whoever
-	// drains beside whom: flows that exist may stay there (DP-50). It is nil where the routes reach all of
-	// that, and in rows of TCP, whose flows nobody forgets (DP-53). Its backends say nothing of Local, Unplaced and
-	// Draining. Planes that leave flows to the kernel ignore it.
+	// Serving holds all endpoints that serve the service port now, whatever traffic policy and
+	// topology select and whichever of them drain: existing flows may stay there (DP-50). It is nil
+	// where the routes reach all of them, and in frontends of TCP, whose flows are never deleted
+	// (DP-53). Its backends have no Local, Unplaced and Draining. Planes that leave flows to the
+	// kernel ignore it.
 	Serving *BackendSet
-	// LocalEndpoints, in rows of kind HealthCheck, is how many endpoints of the Service are ready on this node:
-	// distinct addresses of the family, over all ports, without those that terminate (HT-13). Else 0. Planes
-	// ignore it.
+	// LocalEndpoints, in frontends of kind HealthCheck, is the number of ready endpoints of the
+	// Service on this node: distinct addresses of the family, over all ports, without terminating
+	// ones (HT-13). Else 0. Planes ignore it.
 	LocalEndpoints int
 }
 
-// Accepts reports whether the row lets packets through to a server of this node and translates nothing, see
-// [Accept]. A nil row does not.
+// Accepts reports whether the frontend lets packets through to a server of this node and translates
+// nothing, see [Accept]. A nil frontend does not.
 func (f *Frontend) Accepts() bool {
 	return f != nil && len(f.Routes) == 1 && f.Routes[0].Do == Accept
 }
@@ -131,7 +136,7 @@ func (f *Frontend) Accepts() bool {
 type Route struct {
 	From From
 	Do   Action
-	// Masq asks that the backend sees the node as the source. Only with Balance.
+	// Masq makes the node the source that the backend sees. Only with Balance.
 	Masq bool
 	// To is the set to balance over, never empty; nil unless Do is Balance.
 	To *BackendSet
@@ -160,8 +165,8 @@ func (id SetID) Compare(o SetID) int {
 	return cmp.Or(cmp.Compare(id.Service, o.Service), cmp.Compare(id.Proto, o.Proto), cmp.Compare(id.Scope, o.Scope))
 }
 
-// Serves reports whether the backend at a serves the row's service port, so that a flow which a route once
-// sent there may stay (DP-50). It says nothing of where a new one may go.
+// Serves reports whether the backend at a serves the frontend's service port, so that an existing
+// flow to it may stay (DP-50). The result does not apply to new flows.
 func (f *Frontend) Serves(a netip.AddrPort) bool {
 	if f.Serving != nil {
 		return f.Serving.Backends.Has(a)
@@ -187,9 +192,9 @@ func (f *Frontend) Set(scope Scope) *BackendSet {
 	return nil
 }
 
-// Change is one step from one table to another: the row of Key becomes New, or goes when New is nil.
-// Applying a change twice is the same as applying it once. Old is a hint of what was there; Key and New
-// are the truth.
+// Change is one step from one table to another: the frontend of Key becomes New, or is removed when
+// New is nil. Applying a change twice is the same as applying it once. Old is a hint of the former
+// frontend; Key and New are authoritative.
 type Change struct {
 	Key      Key
 	Old, New *Frontend

@@ -83,16 +83,17 @@ func ParseProto(s string) (Proto, error) {
 	return 0, fmt.Errorf("protocol %q: want tcp, udp or sctp", s)
 }
 
-// Key is what a packet is matched by. It is comparable and its own map key.
+// Key holds the packet fields that select a frontend. It is comparable and its own map key.
 //
-// A zero Addr means every NodePort address of this node (see [Node.NodePorts]): a NodePort is one row.
+// A zero Addr means every NodePort address of this node (see [Node.NodePorts]): a NodePort is one
+// frontend.
 type Key struct {
 	Addr  netip.Addr
 	Port  uint16
 	Proto Proto
 }
 
-// IsNodePort reports whether k stands for all NodePort addresses of the node.
+// IsNodePort reports whether k means all NodePort addresses of the node.
 func (k Key) IsNodePort() bool { return !k.Addr.IsValid() }
 
 // String returns "192.0.2.7:80/tcp", "[2001:db8::7]:80/tcp" or, for a NodePort, "nodeport:30080/tcp".

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Node is what a plane must know of the machine besides the rows.
+// Node holds the facts of this machine that a plane needs beside the frontends.
 type Node struct {
 	// NodePorts are the prefixes whose addresses, where this machine holds them, answer NodePorts. A /0
 	// means every local address. Sorted, no overlaps. Empty: NodePorts answer nowhere.
 	NodePorts []netip.Prefix
-	// Localhost is 127.0.0.1 or ::1 if a prefix that was asked for has loopback addresses alone and this one among them; not valid
-	// else. A wider prefix of NodePorts may have it too and says nothing of that.
+	// Localhost is 127.0.0.1 or ::1 if a configured prefix contains it and only loopback addresses;
+	// otherwise invalid. A wider prefix of NodePorts may contain it too and does not count.
 	Localhost netip.Addr
 	// Pods recognises sources for routes from [Pods].
 	Pods Detector
@@ -29,17 +29,18 @@ func (n Node) Equal(o Node) bool {
 		slices.Equal(n.APIServers, o.APIServers)
 }
 
-// Lends reports whether the row's address is of the service network though it is no cluster IP, so that its Service has
-// it only until the address is assigned (SV-24). A nil row has none.
+// Lends reports whether the frontend's address is of the service network but not a cluster IP. Its
+// Service is then only the provisional owner, until the address is assigned (SV-24). For a nil
+// frontend it returns false.
 func (n Node) Lends(f *Frontend) bool {
 	return f != nil && (f.Kind == ExternalIP || f.Kind == LoadBalancer) &&
 		slices.ContainsFunc(n.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(f.Key.Addr) })
 }
 
-// Detector tells traffic of pods from other traffic (CF-33). At most one field is set; the zero
-// value recognises nothing (SV-67).
+// Detector distinguishes pods' traffic from other traffic (CF-33). At most one field is set; the
+// zero value recognises nothing (SV-67).
 type Detector struct {
-	// Prefixes: the source address lies in one of them (ClusterCIDR, NodeCIDR). Sorted, no overlaps.
+	// Prefixes contain the source address (ClusterCIDR, NodeCIDR). Sorted, no overlaps.
 	Prefixes []netip.Prefix
 	// Interface: the packet came in through the interface of this name (BridgeInterface).
 	Interface string

@@ -52,7 +52,7 @@ func TestSetsShareEndpoints(t *testing.T) {
 	}
 }
 
-// Without says what Has says, of any two lists (TN-79).
+// Without agrees with Has for any two lists (TN-79).
 func TestWithout(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seedtest.Of(t), 0))
 	var shared lb.Endpoints

@@ -1,7 +1,8 @@
 package lb
 
-// Size says how much a Service asks for in one family, as far as that decides how many objects a plane writes for it. It is the same on
-// every node: a plane that has a use for the node's own endpoints, or for its addresses, assumes the worst.
+// Size is the request of a Service in one family, as far as it determines the number of objects
+// that a plane writes for it. It is the same on every node: a plane that treats the node's own
+// endpoints or addresses specially assumes the worst.
 type Size struct {
 	// Ports is the number of service ports, and so of frontends at each address.
 	Ports int
@@ -13,7 +14,7 @@ type Size struct {
 	NodePorts bool
 	// Local: a traffic policy is Local, so that each port has a second set of backends.
 	Local bool
-	// FTP: one of the ports is 21, of which IPVS needs to know.
+	// FTP: one of the ports is 21, which IPVS treats specially.
 	FTP bool
 	// Affinity: clients stay with their backend.
 	Affinity bool

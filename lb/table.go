@@ -12,7 +12,7 @@ import (
 type Owner struct {
 	// Name is "ns/name".
 	Name string
-	// Created is when the Service was created, in seconds since 1970. It decides contests.
+	// Created is the Service's time of creation, in seconds since 1970. It decides conflicts.
 	Created int64
 }
 
@@ -33,13 +33,13 @@ func (o Owner) Compare(p Owner) int {
 	return cmp.Or(cmp.Compare(o.Created, p.Created), cmp.Compare(o.Name, p.Name))
 }
 
-// Table is the desired state: for each key the claims on it, of which the best is in force.
+// Table is the desired state: for each key its claims, with the best one in force.
 //
 // The zero Table is empty and ready to use. A Table is not safe for concurrent use.
 type Table struct {
-	// Family is that of the rows; 0 stands for either.
+	// Family is the family of the frontends; 0 means either.
 	Family Family
-	// Node is what planes must know of this machine. Set it before the first Reset of a plane.
+	// Node holds the facts of this machine for planes. Set it before the first Reset of a plane.
 	Node Node
 
 	rows   map[Key]*claim // the winners
@@ -47,15 +47,16 @@ type Table struct {
 	owners map[string]*owned
 	// addresses counts the rows in force at each address, by the rank of their kind.
 	addresses map[netip.Addr][len(ranked)]int32
-	// refused has the Services with rows that are left out; nearly always there are none.
+	// refused has the Services with refused frontends; it is nearly always empty.
 	refused map[string][]Refused
 
-	// Visited counts the rows that Replace has looked at since the table was made, and those that it has compared
-	// with others for a contested key. Tests use it to show that the cost of a change does not grow with the table.
+	// Visited counts the frontends that Replace has inspected since the table was made, and those
+	// compared with others for a key in conflict. Tests use it to show that the cost of a change
+	// does not grow with the table.
 	Visited uint64
 }
 
-// owned is what one Service asks for. Its claims refer to it as long as it asks for anything.
+// owned holds the requests of one Service. Its claims refer to it as long as it has any.
 type owned struct {
 	Owner
 	fronts []*Frontend
@@ -72,8 +73,8 @@ func (t *Table) Get(k Key) *Frontend {
 	return nil
 }
 
-// KindAt returns the kind of the rows in force at the address, at whatever port: where they are of several kinds, the one that wins a
-// key (SV-24); 0 if there is none.
+// KindAt returns the kind of the frontends in force at the address, at any port. Of several kinds
+// it returns the one that wins a key (SV-24); 0 without a frontend.
 func (t *Table) KindAt(a netip.Addr) Kind {
 	n := t.addresses[a]
 	for i, kind := range ranked {
@@ -84,10 +85,10 @@ func (t *Table) KindAt(a netip.Addr) Kind {
 	return 0
 }
 
-// ranked are the kinds of rows that have an address of their own, by [Kind.rank].
+// ranked lists the kinds of frontends with their own address, by [Kind.rank].
 var ranked = [...]Kind{ClusterIP, LoadBalancer, ExternalIP}
 
-// count notes that the row in force for a key was one and is another; nil for none.
+// count records that the frontend in force for a key changed from was to now; nil means none.
 func (t *Table) count(was, now *Frontend) {
 	a := cmp.Or(was, now).Key.Addr
 	if !a.IsValid() || was != nil && now != nil && was.Kind == now.Kind {
@@ -134,7 +135,7 @@ func (t *Table) Sorted() []*Frontend {
 	return slices.SortedFunc(t.All(), func(a, b *Frontend) int { return a.Key.Compare(b.Key) })
 }
 
-// Owned returns all that the Service "ns/name" asks for, in force or not.
+// Owned returns all frontends that the Service "ns/name" requests, in force or not.
 func (t *Table) Owned(name string) []*Frontend {
 	if o := t.owners[name]; o != nil {
 		return o.fronts
@@ -142,16 +143,18 @@ func (t *Table) Owned(name string) []*Frontend {
 	return nil
 }
 
-// Refused returns the rows that the Service "ns/name" asked for last and that [Check] refuses, in their order.
+// Refused returns the frontends of the last request of the Service "ns/name" that [Check] refuses,
+// in their order.
 func (t *Table) Refused(name string) []Refused { return t.refused[name] }
 
-// Replace sets all that one Service asks for; fronts is empty when the Service goes. It returns the changes
-// to the rows in force, and the contests that this call began. The table keeps fronts; where a row or a
-// backend set equals the present one, the present one stays, so that planes may compare by pointer. A second
-// row for the same key in fronts is ignored. A row that [Check] refuses is left out, and the Service's present row for
-// that key stays; [Table.Refused] tells of it.
+// Replace sets all requests of one Service; fronts is empty when the Service is deleted. It returns
+// the changes to the frontends in force, and the conflicts that this call started. The table keeps
+// fronts. Where a frontend or a backend set equals the present one, the table keeps the present
+// one, so that planes may compare by pointer. A second frontend for the same key in fronts is
+// ignored. A frontend that [Check] refuses is left out, and the Service's present one for that key
+// stays; see [Table.Refused].
 //
-// The cost follows the number of rows of this Service.
+// The cost is proportional to the number of frontends of this Service.
 func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	if t.rows == nil {
 		t.rows, t.owners = map[Key]*claim{}, map[string]*owned{}
@@ -190,8 +193,8 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	return changes, contests
 }
 
-// reclaim replaces the rows of a Service whose age changed: all old claims go, then all new ones come.
-// Changes of one key fold into one.
+// reclaim replaces the frontends of a Service whose age changed: it removes all old claims, then
+// adds all new ones. Changes of one key are folded into one.
 func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	fronts = t.share(o.Name, old.fronts, fronts)
 	refused := t.refused[o.Name]
@@ -240,7 +243,7 @@ func (t *Table) drop(changes []Change, o *owned, k Key) []Change {
 	return append(changes, Change{k, was.front, next.front})
 }
 
-// claim makes f what o wants for f.Key.
+// claim makes f the request of o for f.Key.
 func (t *Table) claim(changes []Change, contests []Contest, o *owned, f *Frontend) ([]Change, []Contest) {
 	head := t.rows[f.Key]
 	if head == nil {
@@ -288,8 +291,9 @@ func (t *Table) refuse(name string, refused []Refused) {
 	}
 }
 
-// share returns fronts without repeated keys, with each row or backend set that equals one of before replaced by it. In
-// place of a row that Check refuses comes the one of before, if there is one; t.refused notes it.
+// share returns fronts without repeated keys, and replaces each frontend or backend set that equals
+// one of before by that one. It replaces a frontend that Check refuses by that of before, if any,
+// and records it in t.refused.
 func (t *Table) share(name string, before, fronts []*Frontend) []*Frontend {
 	var refused []Refused
 	defer func() { t.refuse(name, refused) }()
@@ -322,7 +326,8 @@ func (t *Table) share(name string, before, fronts []*Frontend) []*Frontend {
 	return out.list
 }
 
-// few is the number of rows or sets up to which a search is cheaper than a map. Most services have fewer.
+// few is the number of frontends or sets up to which a search is cheaper than a map. Most Services
+// have fewer.
 const few = 8
 
 // index finds rows by key, and keeps their order.
@@ -373,7 +378,7 @@ func (x *index) get(k Key) *Frontend {
 // setIndex finds backend sets by name, and lists of endpoints that equal theirs.
 type setIndex struct {
 	compared *Comparison
-	lists    *lists // nil before the first set that equals none
+	lists    *lists // nil before the first set without an equal
 	list     []*BackendSet
 	byID     map[SetID]*BackendSet // nil while the list is short
 }
@@ -440,7 +445,7 @@ func (x *setIndex) same(s *BackendSet) *BackendSet {
 	return x.lists.share(s)
 }
 
-// withSets returns f, or a copy of it that points to those of the sets that equal its own.
+// withSets returns f, or a copy of it in which equal sets replace its own.
 func withSets(f *Frontend, sets *setIndex) *Frontend {
 	copied := false
 	for i, r := range f.Routes {

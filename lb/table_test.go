@@ -23,7 +23,7 @@ func row(o lb.Owner, key lb.Key) *lb.Frontend {
 	return &lb.Frontend{Key: key, Service: o.Name, Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
 }
 
-// contest is one of rows as row makes them.
+// contest is a conflict of frontends as row makes them.
 func contest(key lb.Key, winner, loser lb.Owner) lb.Contest {
 	return lb.Contest{Key: key, Winner: winner, Loser: loser, WinnerKind: lb.ExternalIP, LoserKind: lb.ExternalIP}
 }
@@ -85,7 +85,8 @@ func TestLoserLeavesSilently(t *testing.T) {
 	}
 }
 
-// SV-24: what an address is to a Service counts before its age, and the kinds of rows may change.
+// SV-24: the kind of an address counts before the Service's age, and the kinds of frontends may
+// change.
 func TestKindBeforeAgeSV24(t *testing.T) {
 	key := mustKey(t, "10.96.0.7:80/tcp")
 	as := func(o lb.Owner, kind lb.Kind) *lb.Frontend {
@@ -143,7 +144,7 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 	}
 }
 
-// A crowd on one key costs those who come and go its logarithm, and the others nothing.
+// Many Services on one key cost each change of them a logarithm, and other keys nothing.
 func TestCrowdOnOneKey(t *testing.T) {
 	key, other := mustKey(t, "192.0.2.7:80/tcp"), mustKey(t, "192.0.2.8:80/tcp")
 	visited := func(crowd int) (others, one uint64) {
@@ -173,7 +174,7 @@ func TestCrowdOnOneKey(t *testing.T) {
 	}
 }
 
-// A Service that is deleted and made again under its name is younger, and may lose a key that it had.
+// A Service that is deleted and created again under its name is younger, and may lose a key.
 func TestRecreatedService(t *testing.T) {
 	key, other := mustKey(t, "192.0.2.7:80/tcp"), mustKey(t, "192.0.2.8:80/tcp")
 	var table lb.Table
@@ -288,7 +289,7 @@ func TestReplaceServing(t *testing.T) {
 	replace(2, parse("10.0.0.2:53"))
 }
 
-// DP-50: flows may stay where the row says, and where its routes go if it says nothing.
+// DP-50: flows may stay at the endpoints in Serving, and at those of the routes if Serving is nil.
 func TestServes(t *testing.T) {
 	const text = `10.96.0.1:53/udp ns/m:a externalip
   host     balance ns/m:a/udp/cluster
@@ -319,8 +320,8 @@ set ns/m:a/udp/serving
 	}
 }
 
-// HT-16: a health check whose count changes is a change, and one whose count does not is none. It contests its
-// key as any other row does (SV-24).
+// HT-16: a health check whose count changes is a change, and one whose count does not is none. It
+// conflicts over its key like any other frontend (SV-24).
 func TestReplaceHealthCheck(t *testing.T) {
 	parse := func(endpoints int) []*lb.Frontend {
 		return mustParse(t, fmt.Sprintf("nodeport:32100/tcp ns/m healthcheck endpoints %d\n  anywhere accept\n", endpoints)).Sorted()
@@ -397,8 +398,8 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// FuzzTableReplace shows that any sequence of calls gives the table that the last call of each Service gives at once, and
-// that its changes, applied one by one, give what the table holds.
+// FuzzTableReplace shows that any sequence of calls gives the same table as only the last call of
+// each Service, and that its changes, applied one by one, give the contents of the table.
 func FuzzTableReplace(f *testing.F) {
 	for seed := range uint64(20) {
 		f.Add(seed, uint8(seed))
@@ -436,7 +437,7 @@ func FuzzTableReplace(f *testing.F) {
 	})
 }
 
-// winnersSlow says who wins each key (SV-24), written for reading.
+// winnersSlow returns the winner of each key (SV-24), written for readability.
 func winnersSlow(asked map[lb.Owner][]*lb.Frontend) map[lb.Key]string {
 	kinds := map[lb.Kind]int{lb.ClusterIP: 1, lb.LoadBalancer: 2, lb.ExternalIP: 3} // NodePorts and health checks are equals
 	out, best := map[lb.Key]string{}, map[lb.Key]string{}
@@ -467,8 +468,8 @@ func winners(table *lb.Table) func(yield func(lb.Key, string) bool) {
 	}
 }
 
-// checkChanges applies changes, each of which must tell what was there, say something new, and stand alone
-// for its key.
+// checkChanges applies changes. Each must have the former frontend, differ from it, and be the only
+// one for its key.
 func checkChanges(t *testing.T, applied map[lb.Key]*lb.Frontend, changes []lb.Change) {
 	t.Helper()
 	seen := map[lb.Key]bool{}

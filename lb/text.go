@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// String returns the table as text: the node, the rows sorted by key, the backend sets sorted by name.
+// String returns the table as text: the node, the frontends sorted by key, the backend sets sorted
+// by name.
 //
 //	node nodeports 172.18.0.2/32 pods 10.1.0.0/16 services 10.96.0.0/12
 //	192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32
@@ -29,11 +30,11 @@ import (
 //	  10.1.2.14:8080 draining
 //	  10.1.2.16:8080 unplaced
 //
-// A claim that lost its key stands below the row in force and names the winner. "created" is
-// [Owner].Created; it is left out where it is 0, and so is all else that says nothing; "endpoints" is
-// [Frontend].LocalEndpoints, and "preserve destination" behind the sources [Frontend].PreserveDestination. After the routes
-// "serving" names the set of what serves though no route may reach it ([Frontend.Serving]). Package test/tables reads
-// the text back.
+// A claim that lost its key follows the frontend in force and names the winner. "created" is
+// [Owner].Created; zero values are left out. "endpoints" is [Frontend].LocalEndpoints, and
+// "preserve destination" after the sources is [Frontend].PreserveDestination. "serving" after the
+// routes names the set of [Frontend.Serving]: endpoints that serve even if no route reaches them.
+// Package test/tables parses the text.
 func (t *Table) String() string {
 	var b strings.Builder
 	writeNode(&b, t.Node)
@@ -65,7 +66,8 @@ func (t *Table) sortedKeys() []Key {
 	return keys
 }
 
-// String returns the row and its backend sets as text, in the form of [Table.String]. A nil row is "none".
+// String returns the frontend and its backend sets as text, in the form of [Table.String]. A nil
+// frontend is "none".
 func (f *Frontend) String() string {
 	if f == nil {
 		return "none\n"

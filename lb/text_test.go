@@ -114,7 +114,7 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
-// checkText compares a table with the one that is read back from its text.
+// checkText compares a table with the one parsed from its text.
 func checkText(t *testing.T, table *lb.Table) {
 	t.Helper()
 	text := table.String()
@@ -131,7 +131,7 @@ func checkText(t *testing.T, table *lb.Table) {
 	checkSameRows(t, back, table)
 }
 
-// checkSameRows compares the rows in force and the contests of two tables.
+// checkSameRows compares the frontends in force and the conflicts of two tables.
 func checkSameRows(t *testing.T, got, want *lb.Table) {
 	t.Helper()
 	if got.Len() != want.Len() {
@@ -147,8 +147,8 @@ func checkSameRows(t *testing.T, got, want *lb.Table) {
 	}
 }
 
-// randomWish returns a Service of a few and the rows that it asks for, with few distinct keys, so that
-// services meet on them.
+// randomWish returns one of a few Services and its frontends, with few distinct keys, so that
+// Services conflict.
 func randomWish(rng *rand.Rand) (lb.Owner, []*lb.Frontend) {
 	o := lb.Owner{Name: fmt.Sprintf("ns/svc-%d", rng.IntN(4)), Created: int64(rng.IntN(3) - 1)}
 	var fronts []*lb.Frontend

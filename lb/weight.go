@@ -2,8 +2,9 @@ package lb
 
 import "net/netip"
 
-// Weight tells how much work rows are for a plane: one for each row and source range, and one for each backend. A set, or a
-// slice of ranges, that rows share counts once. The zero Weight has counted nothing.
+// Weight is the amount of work of frontends for a plane: one for each frontend and source range,
+// and one for each backend. A set, or a slice of ranges, that frontends share counts once. The zero
+// Weight has counted nothing.
 type Weight struct {
 	seen  map[*BackendSet]struct{}
 	lists map[*netip.Prefix]struct{}
