@@ -17,7 +17,7 @@ func (ev APIServerAt) foldInto(s *Store, d *Dirty) {
 	s.setAPIServers(d)
 }
 
-// setAPIServers makes the Services dirty that name an address which an API server has now, or had.
+// setAPIServers marks the Services dirty that name an address which an API server has or had.
 func (s *Store) setAPIServers(d *Dirty) {
 	now := s.apiServers()
 	if slices.Equal(now, s.facts.APIServers) {
@@ -36,8 +36,8 @@ func (s *Store) setAPIServers(d *Dirty) {
 	}
 }
 
-// apiServers are where the source reaches the API server, and the endpoints that API servers say
-// they are.
+// apiServers returns the addresses at which the source reaches the API server, and the API servers'
+// own endpoints.
 func (s *Store) apiServers() []netip.AddrPort {
 	all := slices.Clone(s.reached)
 	if e := s.services[apiService]; e != nil {

@@ -18,8 +18,9 @@ func apiSlice(name string, port uint16, addrs ...string) *cluster.Slice {
 	return s
 }
 
-// The API servers are where the source reaches them and where their own endpoints are, as these change. Only Services that name such
-// an address are dirty, and their number is bounded (TN-66).
+// The API servers are the address of the source's connection and their own endpoints, as these
+// change. Only Services that name such an address are dirty, and the number of addresses is limited
+// (TN-66).
 func TestAPIServersTN66(t *testing.T) {
 	s := cluster.NewStore("n1")
 	lends := func(name, addr string) {

@@ -52,7 +52,8 @@ func TestTriggerSV35(t *testing.T) {
 	}
 }
 
-// MT-07, MT-08: each change of an object is counted once, and what makes no difference is none.
+// MT-07, MT-08: each change of an object is counted once; an update without a difference is not
+// counted.
 func TestChangesAreCounted(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	var marked cluster.Changes
@@ -80,13 +81,13 @@ func TestChangesAreCounted(t *testing.T) {
 			t.Errorf("%s: counted %v, marked %v, want %v", step.what, got, marked, step.want)
 		}
 	}
-	// A slice of a Service that is not known changes nothing that anybody could wait for.
+	// A slice of an unknown Service changes nothing that a write could bring in force.
 	if d := s.Fold(cluster.SliceSet{Slice: sliceOf("x-1", "x", "10.0.0.1")}); !d.IsZero() || s.Changes().Slices != 4 {
 		t.Errorf("a slice without a Service: dirty %v, %v", d, s.Changes())
 	}
 }
 
-// Each change says what happened to its object.
+// Each change has the verb of its object.
 func TestVerbs(t *testing.T) {
 	other := service("web")
 	other.ExternalPolicy = cluster.PolicyLocal

@@ -13,20 +13,20 @@ import (
 // (SV-32).
 type Endpoint struct {
 	Addr netip.Addr
-	// Where it runs; the zero Handle if the API object does not say. Handles make a million
-	// endpoints share the few places there are: as many as nodes, unless who writes slices means
-	// harm; never more than endpoints.
+	// Where is the endpoint's place; the zero Handle if the API object has none. With handles a
+	// million endpoints share a few places: as many as nodes, unless the author of the slices is
+	// malicious; never more than endpoints.
 	Where                       unique.Handle[Place]
 	Ready, Serving, Terminating bool
 	// Hints are the topology hints; nil if the endpoint has none.
 	Hints *Hints
 }
 
-// Place is where an endpoint runs, each part "" if the API object does not say.
+// Place is the location of an endpoint, each part "" if the API object does not have it.
 type Place struct {
 	Node string
-	// Zone is for people: no packet depends on it, so that it is no difference between two
-	// endpoints. Who an endpoint is meant for, its Hints say.
+	// Zone is for display: no packet depends on it, so two endpoints that differ only in it are
+	// equal. Hints select the nodes that use an endpoint.
 	Zone string
 }
 
@@ -38,7 +38,7 @@ func At(node, zone string) unique.Handle[Place] {
 	return unique.Make(Place{node, zone})
 }
 
-// Hints say for whom an endpoint is meant (SV-38).
+// Hints are the zones and nodes that an endpoint is meant for (SV-38).
 type Hints struct{ Zones, Nodes []string }
 
 // Place returns where the endpoint runs.
@@ -53,7 +53,7 @@ func (e *Endpoint) Place() Place {
 // (SV-33).
 func (e *Endpoint) OnNode(name string) bool { return name != "" && e.Place().Node == name }
 
-// Equal reports whether two hints are for the same zones and nodes; nil is for none.
+// Equal reports whether two hints have the same zones and nodes; nil means none.
 func (h *Hints) Equal(o *Hints) bool {
 	if h == nil || o == nil {
 		return h == o

@@ -7,7 +7,8 @@ import (
 	"kube-proxy/cluster"
 )
 
-// PR-05: what waits for pod CIDRs waits until the node has had some, whatever comes in between, and no longer.
+// PR-05: the wait for pod CIDRs lasts until the node has had some, whatever comes in between, and
+// no longer.
 func TestWaitForPodCIDRsPR05(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	s.WaitForPodCIDRs()
@@ -33,7 +34,7 @@ func TestWaitForPodCIDRsPR05(t *testing.T) {
 			t.Errorf("%s: missing %v", step.what, missing)
 		}
 	}
-	// Nobody waits if nobody asked.
+	// The store waits only if WaitForPodCIDRs was called.
 	unasked := cluster.NewStore("node-1")
 	fold(unasked, cluster.ServicesListed{}, cluster.SlicesListed{})
 	if !unasked.Synced() || unasked.PodCIDRsMissing() {
@@ -76,7 +77,8 @@ func TestNodeEligibleHT06(t *testing.T) {
 	}
 }
 
-// PN-71: that there is no Node is told once, so that somebody can say so; a Node that goes is a change each time.
+// PN-71: a missing Node is reported once, so that the proxy can log it; each deletion of a Node is
+// a change.
 func TestNoNodePN71(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	for _, step := range []struct {
@@ -97,8 +99,9 @@ func TestNoNodePN71(t *testing.T) {
 	}
 }
 
-// PR-06: what was known of the machine last stays in force while the Node object is gone, in whatever way the source
-// learns of it, and while one that came back says nothing yet. Only what the new object says takes its place.
+// PR-06: the last facts of the machine stay in force while the Node object is gone, however the
+// source learns of it, and while a new object lacks them. Only values of the new object replace
+// them.
 func TestNodeLastsPR06(t *testing.T) {
 	addrs, others := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")}, []netip.Addr{netip.MustParseAddr("172.18.0.9")}
 	cidrs, otherCIDRs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}

@@ -42,7 +42,7 @@ const (
 	PolicyLocal
 )
 
-// Service is what the proxy uses of a core/v1 Service.
+// Service has the fields of a core/v1 Service that the proxy uses.
 type Service struct {
 	Name    Name
 	Created int64 // metadata.creationTimestamp, seconds since 1970; 0 if unknown
@@ -95,7 +95,7 @@ func (s *Service) Equal(o *Service) bool {
 		slices.Equal(s.Ports, o.Ports)
 }
 
-// Slice is what the proxy uses of a discovery.k8s.io/v1 EndpointSlice.
+// Slice has the fields of a discovery.k8s.io/v1 EndpointSlice that the proxy uses.
 type Slice struct {
 	Name    Name
 	Service Name // from the label kubernetes.io/service-name (SV-30)
@@ -128,7 +128,7 @@ type SlicePort struct {
 	Port     uint16
 }
 
-// Node is what the proxy uses of its own core/v1 Node.
+// Node has the fields of the proxy's own core/v1 Node that the proxy uses.
 type Node struct {
 	Name string
 	// Addrs are the node's addresses, internal ones before external ones, each group in the API's

@@ -21,7 +21,8 @@ func slicesOf(n int) []*cluster.Slice {
 	return out
 }
 
-// BenchmarkOneOfManySlices is a change of one slice, and one that goes and comes, beside others of its Service.
+// BenchmarkOneOfManySlices measures a change of one slice, and the deletion and return of one,
+// beside others of its Service.
 func BenchmarkOneOfManySlices(b *testing.B) {
 	for _, n := range []int{1, 100, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("slices=%d", n), func(b *testing.B) {
@@ -43,7 +44,8 @@ func BenchmarkOneOfManySlices(b *testing.B) {
 	}
 }
 
-// The slices of one Service cost no more each when there are many: they come, and go in the order in which they came.
+// The cost of each slice of a Service does not grow with their number: they are added, and deleted
+// in the same order.
 func TestSlicesOfOneServiceAreLinear(t *testing.T) {
 	comeAndGo := func(n int) func() {
 		slices := slicesOf(n)

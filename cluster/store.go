@@ -10,9 +10,10 @@ import (
 // Event is a change that a source reports. The set of events is closed: the types below.
 type Event interface{ foldInto(*Store, *Dirty) }
 
-// The events. A …Listed event is a complete list: what it does not name is gone. A source sends one
-// for Services and one for slices after its first successful list, and again after each relist; an
-// interrupted list is no event at all, so an outage of the API server never removes anything.
+// The events. A …Listed event is a complete list: objects that it does not name are deleted. A
+// source sends one for Services and one for slices after its first successful list, and again after
+// each relist. An interrupted list is no event, so an outage of the API server never removes
+// anything.
 type (
 	ServiceSet     struct{ Service *Service }
 	ServiceGone    struct{ Name Name }
@@ -22,7 +23,7 @@ type (
 	SliceGone    struct{ Name Name }
 	SlicesListed struct{ Slices []*Slice }
 
-	// NodeSet tells of this node; the Store ignores nodes of other names.
+	// NodeSet has this node; the Store ignores nodes of other names.
 	NodeSet  struct{ Node *Node }
 	NodeGone struct{ Name string }
 
@@ -45,9 +46,9 @@ type Ref struct {
 	Name   Name
 	V4, V6 bool
 	Cause  Cause
-	// Verb is what happened to the object; of a cause ByFacts it says nothing.
+	// Verb is the change of the object; meaningless for the cause ByFacts.
 	Verb Verb
-	// Trigger is the time at which the Pod or Service changed that made a slice change, in
+	// Trigger is the time of the change of a Pod or Service that caused the change of a slice, in
 	// nanoseconds since 1970 (SV-35), or 0. Slices of the first list, deleted slices and slices
 	// with an unchanged time stamp have none.
 	Trigger int64
@@ -57,8 +58,8 @@ type Ref struct {
 type Cause uint8
 
 // The causes. Each Ref of the cause ByService or BySlice is one change of one API object, so that
-// they can be counted (MT-07, MT-08). A slice that moves to another Service leaves the one and
-// comes to the other: two changes.
+// they can be counted (MT-07, MT-08). A slice that moves to another Service is removed from one and
+// added to the other: two changes.
 const (
 	ByFacts Cause = iota // the node
 	ByService
@@ -84,7 +85,7 @@ type Dirty struct {
 	// Services must be resolved again. One may occur more than once. Names with slices but no
 	// Service do not occur here: they have no effect (SV-01).
 	Services []Ref
-	// Facts: the node or the service network changed, or the source reported that there is no Node;
+	// Facts: the node or the service network changed, or the source reported that no Node exists;
 	// see [Store.Facts].
 	Facts bool
 }
@@ -95,7 +96,7 @@ func (d Dirty) IsZero() bool { return len(d.Services) == 0 && !d.Facts }
 // View has everything that decides one service.
 type View struct {
 	Name Name
-	// Service is nil if only slices are known; they have no effect (SV-01).
+	// Service is nil if only slices exist; they have no effect (SV-01).
 	Service *Service
 	// Slices are the service's slices of both families, in no order.
 	Slices []*Slice
@@ -159,8 +160,8 @@ func NewStore(nodeName string) *Store {
 	}
 }
 
-// Fold applies an event and returns what it changed. Its cost follows the event, except for lists
-// and for changes of the node that affect every service (SV-40).
+// Fold applies an event and returns the changes. Its cost is proportional to the event, except for
+// lists and for changes of the node that affect every Service (SV-40).
 func (s *Store) Fold(ev Event) Dirty {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,8 +170,8 @@ func (s *Store) Fold(ev Event) Dirty {
 	return d
 }
 
-// Synced reports whether both Services and slices have been listed (SV-05), and what
-// [Store.WaitForFacts] and [Store.WaitForPodCIDRs] ask for.
+// Synced reports whether both Services and slices have been listed (SV-05), and whether the waits
+// of [Store.WaitForFacts] and [Store.WaitForPodCIDRs] are over.
 func (s *Store) Synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,7 +234,7 @@ func (s *Store) View(name Name) View {
 	return view
 }
 
-// Look calls f with the view of a service, while it holds the Store's lock. f must be quick and
+// Look calls f with the view of a Service, while it holds the Store's lock. f must be quick and
 // keep nothing.
 func (s *Store) Look(name Name, f func(View)) {
 	s.mu.Lock()
@@ -374,8 +375,8 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 	s.sliceChanged(e, ref, d)
 }
 
-// settle takes over the zones of a slice that differs in nothing else. No packet depends on them,
-// so nothing becomes dirty.
+// settle copies the zones of a slice without any other difference. No packet depends on them, so
+// nothing becomes dirty.
 func (s *Store) settle(was, now *Slice) {
 	if was.SamePlaces(now) {
 		return
@@ -441,9 +442,9 @@ func (ev NodeSet) foldInto(s *Store, d *Dirty) {
 	s.setNode(now, d)
 }
 
-// lasting returns now with the addresses and pod CIDRs of was where now has none: the object of a
-// machine that registers anew is empty at first, and no machine works without them. A zone is taken
-// as it is, because a machine may have none.
+// lasting returns now, with the addresses and pod CIDRs of was if now has none: the object of a
+// machine that registers again is empty at first, and no machine works without them. The zone is
+// always that of now, because a machine may have none.
 func lasting(was, now *Node) *Node {
 	if was == nil || len(now.Addrs) > 0 && len(now.PodCIDRs) > 0 {
 		return now
@@ -464,7 +465,7 @@ func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 	if ev.Name != s.facts.NodeName {
 		return
 	}
-	if !s.nodeListed { // that there is no Node is a new fact (PN-71)
+	if !s.nodeListed { // a missing Node is a new fact (PN-71)
 		s.nodeListed, d.Facts = true, true
 	}
 	if s.facts.Node != nil && !s.facts.NodeGone {

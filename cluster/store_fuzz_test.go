@@ -11,8 +11,9 @@ import (
 	"kube-proxy/cluster"
 )
 
-// FuzzStore shows that any sequence of events leaves the store as a fresh one that is told the final objects,
-// and that each event says of every service that its view changed, in the right family, and of no other.
+// FuzzStore shows that after any sequence of events the store equals a fresh one with the final
+// objects. It also shows that each event marks exactly the Services whose view changed, in the
+// right family.
 func FuzzStore(f *testing.F) {
 	for seed := range uint64(30) {
 		f.Add(seed, uint8(3*seed))
@@ -50,7 +51,7 @@ func (m *model) clone() *model {
 	return &c
 }
 
-// event changes the model at random and returns the event that tells of it.
+// event changes the model at random and returns the event of the change.
 func (m *model) event(rng *rand.Rand) cluster.Event {
 	switch rng.IntN(16) {
 	case 0, 1, 2:
@@ -115,7 +116,7 @@ func (m *model) event(rng *rand.Rand) cluster.Event {
 	}
 }
 
-// freshStore returns a store that is told the final objects, in random order.
+// freshStore returns a store that receives the final objects in random order.
 func (m *model) freshStore(rng *rand.Rand) *cluster.Store {
 	var events []cluster.Event
 	for _, svc := range m.services {
@@ -192,7 +193,7 @@ func checkStore(t *testing.T, s *cluster.Store, m *model, fresh *cluster.Store) 
 	}
 }
 
-// checkDirty compares what an event made dirty with the services whose views differ.
+// checkDirty compares the dirty Services of an event with those whose views differ.
 func checkDirty(t *testing.T, before, after *model, ev cluster.Event, d cluster.Dirty) {
 	t.Helper()
 	got := map[cluster.Name]cluster.Ref{}

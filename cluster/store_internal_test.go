@@ -2,7 +2,7 @@ package cluster
 
 import "testing"
 
-// A cluster that comes and goes leaves nothing behind.
+// After all objects are deleted the store keeps nothing of them.
 func TestStoreForgets(t *testing.T) {
 	s := NewStore("node-1")
 	n := Name{"shop", "web"}

@@ -89,7 +89,8 @@ func TestServiceGoesSV01(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	refs, _ := fold(s, cluster.ServiceSet{Service: service("web")})
 	wantDirty(t, "a new Service", refs, both("web"))
-	// A Service that gets the label service-proxy-name leaves the selection: the source says that it is gone.
+	// A Service that gets the label service-proxy-name leaves the selection: the source reports it
+	// as deleted.
 	refs, _ = fold(s, cluster.ServiceGone{Name: name("web")})
 	wantDirty(t, "a Service went", refs, both("web"))
 	if v := s.View(name("web")); v.Service != nil {
@@ -109,7 +110,7 @@ func TestSliceWithoutServiceSV01(t *testing.T) {
 	if v := s.View(name("web")); v.Service != nil {
 		t.Errorf("a slice made the Service %v", v.Service)
 	}
-	// The Service comes after its slices, and goes before them: nothing is lost.
+	// The Service is added after its slices, and deleted before them: nothing is lost.
 	for range 2 {
 		refs, _ = fold(s, cluster.ServiceSet{Service: service("web")})
 		wantDirty(t, "the Service came", refs, both("web"))
@@ -214,7 +215,7 @@ func edited(at int, edit func(*cluster.Endpoint)) func(*cluster.Slice) {
 	}
 }
 
-// An update that changes nothing that the proxy uses is no change.
+// An update without a change of a used field is no change.
 func TestSameAgainSV23(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	svc := service("web")
@@ -227,7 +228,7 @@ func TestSameAgainSV23(t *testing.T) {
 	svc2, sl2 := *svc, *sl
 	svc2.Ports = slices.Clone(svc.Ports)
 	hint(&sl2)
-	sl2.Trigger = 42 // SV-35: a time stamp decides nothing about packets
+	sl2.Trigger = 42 // SV-35: no packet depends on a time stamp
 	if d := s.Fold(cluster.ServiceSet{Service: &svc2}); !d.IsZero() {
 		t.Errorf("an equal Service is a change: %v", d)
 	}
@@ -304,8 +305,9 @@ func TestEveryFieldCountsSV23(t *testing.T) {
 	}
 }
 
-// A zone is for people: where it alone changes, who asks is told the new one, and no Service is dirty. The slice keeps its time, so that
-// the next change is told as the first one with a new time (SV-35).
+// A zone is for display: after a change of a zone alone, views have the new one and no Service is
+// dirty. The slice keeps its time, so that the next change counts as the first one with a new time
+// (SV-35).
 func TestZoneMakesNothingDirty(t *testing.T) {
 	in := func(zone string, trigger int64, addrs ...string) cluster.Event {
 		sl := sliceOf("web-1", "web", addrs...)
@@ -337,7 +339,8 @@ func TestZoneMakesNothingDirty(t *testing.T) {
 	}
 }
 
-// What an endpoint takes grows with the cluster, and must not for what only people ask for.
+// The memory of endpoints grows with the cluster, and must not grow for data that is only for
+// display.
 func TestEndpointSize(t *testing.T) {
 	one := cluster.Endpoint{Addr: netip.MustParseAddr("10.0.0.1"), Where: cluster.At("node-1", "zone-a"), Ready: true}
 	all := slices.Repeat([]cluster.Endpoint{one}, 10_000)
@@ -444,7 +447,7 @@ func TestNodeChangesSV40(t *testing.T) {
 	}
 }
 
-// A list is complete: what it does not name is gone. Nothing else removes anything.
+// A list is complete: objects that it does not name are deleted. Nothing else deletes anything.
 func TestRelist(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	fold(s, cluster.ServicesListed{Services: []*cluster.Service{service("a"), service("b")}},
@@ -470,7 +473,7 @@ func TestRelist(t *testing.T) {
 	}
 }
 
-// What a view shows does not change with the store.
+// A view does not change with the store.
 func TestViewIsTheCallers(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	fold(s, cluster.ServiceSet{Service: service("web")})
