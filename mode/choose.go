@@ -25,10 +25,10 @@ import (
 // Annotation is the annotation of the Node object that chooses the mode where it is blank (S0).
 const Annotation = "net.experimental.kubernetes.io/proxy-mode"
 
-// Step is one mode that was wanted and cannot run here.
+// Step is one mode of the configuration that cannot run here.
 type Step struct {
 	From, To string
-	// Why says what From lacks here.
+	// Why is the support that From lacks here.
 	Why error
 }
 
@@ -41,25 +41,25 @@ func (s Step) String() string {
 type Choice struct {
 	// Mode is what runs.
 	Mode Mode
-	// Asked is what the flag or the file asks for, "" if nothing.
+	// Asked is the mode of the flag or the file, "" if neither has one.
 	Asked string
-	// Annotated is what the Node's annotation asks for, where that counted; otherwise "".
+	// Annotated is the mode of the Node's annotation, where that counted; otherwise "".
 	Annotated string
-	// Steps are the fallbacks on the way from what was asked for to Mode.
+	// Steps are the fallbacks from the configured mode to Mode.
 	Steps []Step
-	// Ignored says what is wrong with the annotation, if anything.
+	// Ignored is the reason why the annotation is ignored, if it is.
 	Ignored string
 }
 
-// Choose finds the first mode of the list that can run: what is asked for or what it falls back to; where nothing is
-// asked for, one of those that are tried unasked. annotation is the value of [Annotation], "" for none; it counts only
-// where nothing is asked for. Whether a mode can serve the family on this host, with these settings, is asked once, and only of
-// those that matter.
+// Choose finds the first mode of the list that can run: the configured one or one of its fallbacks;
+// without a configured mode, one of the modes with Unasked. annotation is the value of
+// [Annotation], "" for none; it counts only without a configured mode. Choose calls Able once, and
+// only for the modes that matter.
 func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 	c := Choice{Asked: asked}
 	start := asked
 	if asked == "" && annotation != "" {
-		may := l.Names(func(m Mode) bool { return m.Annotated }) // what S0 knows
+		may := l.Names(func(m Mode) bool { return m.Annotated }) // modes that S0 has
 		if slices.Contains(may, annotation) {
 			c.Annotated, start = annotation, annotation
 		} else {
@@ -98,7 +98,7 @@ func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 	return c, impossible(start, failed)
 }
 
-// impossible is the error when nothing of what was asked for can run.
+// impossible returns the error if neither the configured mode nor a fallback can run.
 func impossible(asked string, failed []Step) error {
 	errs := make([]error, len(failed))
 	for i, s := range failed {

@@ -15,8 +15,8 @@ import (
 	"kube-proxy/plane/userspace"
 )
 
-// choices.tsv is the table of --proxy-mode in S0 to S4 and G7: what is asked for, what the Node's annotation says,
-// what the host can do, and what then runs after which steps, or what the error says.
+// choices.tsv is the table of --proxy-mode in S0 to S4 and G7: the configured mode, the Node's
+// annotation, the capabilities of the host, and the resulting mode with its steps, or the error.
 //
 //go:embed testdata/choices.tsv
 var choices string
@@ -75,7 +75,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// What was asked for by its name and is not there is an error: no other mode takes its place (CF-26).
+// A configured mode that does not exist is an error: no other mode replaces it (CF-26).
 func TestChooseAsked(t *testing.T) {
 	modes := all.Modes()
 	for i := range modes {
@@ -92,7 +92,8 @@ func TestChooseAsked(t *testing.T) {
 	}
 }
 
-// A blank mode is never one of another operating system, and one that is asked for must be of this one.
+// A blank mode never selects one of another operating system, and a configured mode must be one of
+// this system.
 func TestChooseOfThisSystem(t *testing.T) {
 	here := func(m mode.Mode) mode.Mode {
 		m.Able = func(mode.Settings) error { return nil }
@@ -108,8 +109,8 @@ func TestChooseOfThisSystem(t *testing.T) {
 	}
 }
 
-// A mode with security implications takes the place of no other where the administrator says so; asked for by name, by the flag or
-// the Node's annotation, it runs (TN-51).
+// A mode with security implications replaces no other mode if the administrator forbids it;
+// configured by name, by the flag or the Node's annotation, it runs (TN-51).
 func TestChooseNotInPlaceOfAnotherTN51(t *testing.T) {
 	modes := all.Modes()
 	for i, m := range modes {

@@ -8,18 +8,20 @@ import (
 	"kube-proxy/trace"
 )
 
-// Looker is a plane that tells what the kernel holds. Its methods may be called at any time from any goroutine in the network
-// namespace of the plane, also while a write is under way; they change nothing, and take no time of the plane's other callers.
+// Looker is a plane that can read its state back from the kernel. Its methods may be called at any
+// time from any goroutine in the network namespace of the plane, also during a write. They are
+// read-only and do not delay the plane's other callers.
 type Looker interface {
-	// Follow says what the state that the kernel holds makes of a packet. Its cost does not grow with the table, but where only
-	// programs that list all can read it. An error is of reading.
+	// Follow computes what the kernel does with a packet, from the state that it holds. Its cost
+	// does not grow with the table, except where the state can only be read with programs that list
+	// all of it. An error is one of reading.
 	Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error)
 	// Differences compares the kernel with the table, which must not change meanwhile, and calls each for every difference until it
 	// returns false. A write in progress may show as a difference: to exclude that, compare again.
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// Teller reports differences for a Looker, until the receiver wants no more.
+// Teller reports differences for a Looker, until the receiver stops it.
 type Teller struct {
 	ctx  context.Context
 	each func(trace.Difference) bool
@@ -31,8 +33,9 @@ func NewTeller(ctx context.Context, each func(trace.Difference) bool) *Teller {
 	return &Teller{ctx: ctx, each: each}
 }
 
-// Tell reports that an object, of a row if k is not zero, is not as desired; "" is the state of an object that should not exist, or does
-// not. Once it has failed it reports no more, and returns the same error.
+// Tell reports that an object, of a frontend if k is not zero, differs from the desired state; ""
+// means that the object should not exist, or does not. After a failure it reports nothing, and
+// returns the same error.
 func (t *Teller) Tell(k lb.Key, object, want, have string) error {
 	if t.err == nil {
 		t.err = t.ctx.Err()
@@ -46,7 +49,7 @@ func (t *Teller) Tell(k lb.Key, object, want, have string) error {
 // Err is the error that ended the reports; nil before.
 func (t *Teller) Err() error { return t.err }
 
-// Done turns the error of a comparison into that of Differences: nil if the receiver wanted no more.
+// Done converts the error of a comparison into that of Differences: nil if the receiver stopped it.
 func (t *Teller) Done(err error) error {
 	if t.err != nil {
 		err = t.err
@@ -57,5 +60,5 @@ func (t *Teller) Done(err error) error {
 	return err
 }
 
-// errEnough ends a comparison when the receiver wants no more.
+// errEnough ends a comparison when the receiver stops it.
 var errEnough = errors.New("enough")

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// Who has heard enough hears no more, which is no error; who does not wait any longer hears no more either, which is one.
+// A receiver that stops gets no more reports and no error; one that no longer waits gets no more
+// reports and an error.
 func TestTellerEnds(t *testing.T) {
 	heard := 0
 	enough := mode.NewTeller(t.Context(), func(trace.Difference) bool { heard++; return heard < 2 })

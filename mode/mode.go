@@ -19,15 +19,16 @@ import (
 	"kube-proxy/trace"
 )
 
-// ErrAsked says that the host supports the mode, but not something by name in the configuration, such as an IPVS scheduler. It is an error
-// and no reason for a fallback: in another mode the name would mean nothing.
+// ErrAsked means that the host supports the mode, but not an item in the configuration, such as an
+// IPVS scheduler. It is an error and no reason for a fallback: in another mode the item would have
+// no meaning.
 var ErrAsked = errors.New("not available on this host")
 
 // Mode describes one mode. Its folder below plane returns it; plane/all has the list.
 type Mode struct {
 	// Name is the value of --proxy-mode.
 	Name string
-	// Doc says in one sentence how the mode serves, for docs/configuration.md.
+	// Doc describes in one sentence how the mode serves, for docs/configuration.md.
 	Doc string
 	// OS is the only operating system that has the mode; "" for no such bound.
 	OS string
@@ -37,12 +38,14 @@ type Mode struct {
 	// FallsBackTo is the mode that runs if this one is configured and cannot run (S0 to S2); "" for none: then startup fails
 	// (G7).
 	FallsBackTo string
-	// Unasked is the operating system on which the mode is tried if none is configured, in the order of the list; "" for none.
+	// Unasked is the operating system on which the mode is tried if none is configured, in the
+	// order of the list; "" for none.
 	Unasked string
-	// Refuses says why the mode may not take the place of another (TN-51), or returns nil. Nil where it always may.
+	// Refuses returns the reason why the mode may not replace another (TN-51), or nil. A nil
+	// function means that it always may.
 	Refuses func(Settings) error
-	// Caution says in a sentence what a node's administrator must know before switching to the mode;
-	// "" for nothing.
+	// Caution is a sentence that a node's administrator must read before switching to the mode; ""
+	// for none.
 	Caution string
 	// Annotated modes may be chosen by the Node's annotation (S0).
 	Annotated bool
@@ -58,10 +61,11 @@ type Mode struct {
 	// none.
 	Networks  func(option.Blocks) map[string][]netip.Prefix
 	Addresses func(option.Blocks) map[string]netip.Addr
-	// Reads are blocks and fields of the configuration that do nothing in modes that do not name them.
+	// Reads lists blocks and fields of the configuration that have no effect in modes that do not
+	// list them.
 	Reads []string
-	// Inherits are fields that take the value of another's flag where their own flag is not given: the other, by
-	// their path.
+	// Inherits maps fields to the field whose flag supplies the value if their own flag is not
+	// given, by path.
 	Inherits map[string]string
 	// NodePortsPrimary: if no addresses are configured, NodePorts answer on the node's primary ones, and not on all.
 	NodePortsPrimary bool
@@ -90,13 +94,14 @@ type Mode struct {
 	// to each part of the size. Nil where objects are not counted.
 	Weigh func(Settings) func(lb.Size) int
 
-	// Able says why the mode cannot serve the family on this host, or returns nil. It changes nothing, except that the kernel may
-	// load modules. It receives the settings that do not depend on the mode. If the error wraps [ErrAsked], no other mode is
-	// tried.
+	// Able returns the reason why the mode cannot serve the family on this host, or nil. It changes
+	// nothing, except that the kernel may load modules. It receives the settings that do not depend
+	// on the mode. If the error wraps [ErrAsked], no other mode is tried.
 	Able func(Settings) error
-	// Lacks says what the node lacks for the mode to serve, and may get while the proxy waits; nil for nothing. It changes nothing.
+	// Lacks returns the missing requirements of the mode that the node may still get while the
+	// proxy waits; nil for none. It changes nothing.
 	Lacks func(context.Context, Settings) []error
-	// Modules names those modules, for checks, which load none; nil for none.
+	// Modules returns the names of those modules, for checks, which load none; nil for none.
 	Modules func(Settings) []string
 	// New makes the plane of a family, in the network namespace of the calling thread.
 	New func(Settings) (Plane, error)
@@ -110,7 +115,8 @@ type Mode struct {
 	Show, Flush string
 	// AddressDevice is the network device that has every service address (PN-43); "" for none.
 	AddressDevice string
-	// HairpinsByNode: a backend that is its own client is not masqueraded where the API says that it runs on another node (SV-60).
+	// HairpinsByNode: a backend that is its own client is not masqueraded if the API places it on
+	// another node (SV-60).
 	HairpinsByNode bool
 	// Served returns how the mode changes rows that it cannot serve as they are: [trace.Mode.Served]. Nil: it changes none.
 	Served func(Settings) func(lb.Node, *lb.Frontend, trace.Packet) (kept *lb.Frontend, why string)
@@ -133,11 +139,11 @@ type Mode struct {
 // Plane is a running data plane of one family.
 type Plane interface {
 	plane.Plane
-	// Notices returns new problems that an operator should know of, each once. It is called when no write is in progress:
-	// before the first, and after each.
+	// Notices returns new problems for the operator, each once. It is called when no write is in
+	// progress: before the first, and after each.
 	Notices() []Notice
-	// Measure emits the values of the mode's metrics. It may be called at any time from any goroutine. An error says which
-	// could not be read; the others are emitted.
+	// Measure emits the values of the mode's metrics. It may be called at any time from any
+	// goroutine. An error names the metrics that could not be read; the others are emitted.
 	Measure(Emit) error
 	// Close releases the plane's resources in this process. The rules that it wrote stay in force.
 	Close() error
@@ -148,7 +154,8 @@ type Drainer interface {
 	// StopAccepting closes the listeners, so that another process can listen at the same ports. No write is in
 	// progress, and only Drain, Measure and Close are called after it.
 	StopAccepting()
-	// Drain returns when the open connections have ended. When ctx ends, it closes those that are left, and says how many.
+	// Drain returns when the open connections have ended. When ctx ends, it closes the rest and
+	// returns their number.
 	Drain(ctx context.Context) (left int)
 }
 
@@ -159,10 +166,10 @@ type Configurable interface {
 	Configure(option.Blocks) error
 }
 
-// Answerer is a plane at which flows end. It knows at which endpoint each does.
+// Answerer is a plane at which flows end. It has the endpoint of each flow.
 type Answerer interface {
-	// Answers reports whether clients of the row are answered from that address and port, as far as writes that have
-	// returned say. It may be called from any goroutine.
+	// Answers reports whether clients of the frontend get answers from that address and port,
+	// according to the finished writes. It may be called from any goroutine.
 	Answers(row lb.Key, from netip.AddrPort) bool
 }
 
@@ -177,7 +184,7 @@ type Notice struct {
 // Settings are the settings of a mode for one family.
 type Settings struct {
 	Family lb.Family
-	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
+	// MasqueradeBit is the bit of the packet mark for masquerading, 0 to 31.
 	MasqueradeBit int
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of NodePorts, the prefixes of addresses that answer them,
 	// covers that.
@@ -197,7 +204,8 @@ type Settings struct {
 	Blocks option.Blocks
 	// CountServices makes planes that can count traffic by row ([TrafficCounter]).
 	CountServices bool
-	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	// Writes is shared by the planes of this process in one network namespace. Nil means that there
+	// are no other planes.
 	Writes *ownwrites.Ledger
 	// Log is for problems outside the calls of a plane, such as a shortage; nil for none. It has the family already.
 	Log *slog.Logger
@@ -219,7 +227,7 @@ type Sysctl struct {
 	InitOnly bool
 }
 
-// Removal says what to remove of a mode.
+// Removal describes what to remove of a mode.
 type Removal struct {
 	Families []lb.Family
 	// MasqueradeBit is that of the mode ipvs ([Settings]); it identifies its marks.
@@ -240,7 +248,7 @@ type Report struct {
 	Left []string
 }
 
-// Count notes that n objects were removed; nothing if n is 0.
+// Count records that n objects were removed; nothing if n is 0.
 func (r *Report) Count(n int, format string, args ...any) {
 	if n > 0 {
 		r.Removed = append(r.Removed, fmt.Sprintf("%d %s", n, fmt.Sprintf(format, args...)))
@@ -266,11 +274,11 @@ const (
 type Metric struct {
 	// Name is the name without the prefix.
 	Name string
-	// Row is that of the specification; EXT: an extension, not in upstream.
+	// Row is the row of the specification; EXT: an extension, not in upstream.
 	Row  string
 	Kind Kind
-	// Labels are "ip_family", whose value the family gives, and then what [Emit] is given. Without ip_family the value
-	// is the host's, and that of the first plane is used.
+	// Labels are "ip_family", whose value is the family, and then the arguments of [Emit]. Without
+	// ip_family the value is the host's, and that of the first plane is used.
 	Labels []string
 	Help   string
 }
@@ -290,7 +298,7 @@ func (m Mode) Here() bool { return m.On(runtime.GOOS) }
 // On reports whether the mode is for an operating system, as [runtime.GOOS] names it.
 func (m Mode) On(system string) bool { return m.OS == "" || m.OS == system }
 
-// ReadsField reports whether the mode is one of those that alone read the field.
+// ReadsField reports whether the mode is one of those that read a field that others ignore.
 func (m Mode) ReadsField(path string) bool {
 	return slices.ContainsFunc(m.Reads, func(r string) bool { return path == r || strings.HasPrefix(path, r+".") })
 }
@@ -304,7 +312,7 @@ func (l List) Find(name string) (Mode, bool) {
 	return l[i], true
 }
 
-// Names returns the names of the modes that is says yes to.
+// Names returns the names of the modes for which is returns true.
 func (l List) Names(is func(Mode) bool) []string {
 	var names []string
 	for _, m := range l {
@@ -320,7 +328,7 @@ func (l List) Reading(path string) []string {
 	return l.Names(func(m Mode) bool { return m.ReadsField(path) })
 }
 
-// Chain returns the modes to try where one is asked for, the first first: itself and those that it falls back to.
+// Chain returns the modes to try for a configured one, in order: itself and its fallbacks.
 func (l List) Chain(name string) List {
 	var chain List
 	for {

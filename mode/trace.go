@@ -2,7 +2,7 @@ package mode
 
 import "kube-proxy/trace"
 
-// Trace is what [trace.Ask] must know of the mode with these settings.
+// Trace returns the data of the mode with these settings for [trace.Ask].
 func (m Mode) Trace(s Settings) trace.Mode {
 	how := trace.Mode{
 		Name:           m.Name,

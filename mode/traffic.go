@@ -12,16 +12,18 @@ const (
 	ServiceBytes       = "service_bytes_total"
 )
 
-// Traffic is what one counter has counted.
+// Traffic is the value of one counter.
 type Traffic struct {
-	// Connections are new connections, and flows of protocols without connections, that were led to an endpoint.
+	// Connections counts new connections, and flows of protocols without connections, that were
+	// sent to an endpoint.
 	Connections uint64
-	// Bytes are those of the user's packets in both directions; 0 where the mode does not count them.
+	// Bytes counts those of the user's packets in both directions; 0 where the mode does not count
+	// them.
 	Bytes uint64
 }
 
-// CounterID identifies a counter of a plane, among all that it has had: by its row, or by a number where a row has several counters or
-// several rows share one.
+// CounterID identifies a counter of a plane, among all that it has had: by its frontend, or by a
+// number if a frontend has several counters or several frontends share one.
 type CounterID struct {
 	// Row is zero if the counter has a number. A counter of a row may restart at 0, when its row changes or was not used for minutes.
 	Row lb.Key
@@ -32,16 +34,18 @@ type CounterID struct {
 // Count is the value of a counter.
 type Count struct {
 	CounterID
-	// ServicePort is the service port ([lb.Frontend.Service]) that was used; "" for that of the counter's row.
+	// ServicePort is the service port ([lb.Frontend.Service]) that was used; "" for that of the
+	// counter's frontend.
 	ServicePort string
 	Traffic
 }
 
-// TrafficCounter is a plane that counts traffic, if [Settings.CountServices] asks for it.
+// TrafficCounter is a plane that counts traffic if [Settings.CountServices] is set.
 type TrafficCounter interface {
 	// Counts reports whether the plane counts: it is configured to, and the kernel supports it.
 	Counts() bool
-	// Traffic calls f once with each counter that is not 0. It may be called from any goroutine, by one at a time, and delays no write. An error
-	// says what could not be read; the counts passed to f are right, and counters that were not passed may still exist.
+	// Traffic calls f once with each counter that is not 0. It may be called from any goroutine, by
+	// one at a time, and delays no write. An error names the parts that could not be read; the
+	// counts passed to f are right, and counters that were not passed may still exist.
 	Traffic(ctx context.Context, f func(Count)) error
 }
