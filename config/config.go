@@ -8,22 +8,21 @@ import (
 	"kube-proxy/mode"
 )
 
-// Config is all that the process was asked to do, validated.
+// Config is the validated configuration of the process.
 type Config struct {
-	// Mode is the data plane that is asked for: one of those that this version contains, one that
-	// gives way, or "" for the best that this host supports. What depends on the mode that runs in
-	// the end, [Config.For] says.
+	// Mode is the configured data plane: one of this version, one with a fallback, or "" for the
+	// best that this host supports. [Config.For] returns the values that depend on the running
+	// mode.
 	Mode string
-	// Version is the Kubernetes version to report as the one that this proxy stands in for, as
-	// "v1.37.2".
+	// Version is the Kubernetes version to report, the one that this proxy replaces, as "v1.37.2".
 	Version string
 	// NodeName is the name of this machine's Node: lower case, no blanks around, never empty.
 	NodeName string
-	// BindAddress stands for the node instead of its Node object's addresses; unspecified (0.0.0.0
-	// or ::) leaves it to the Node object.
+	// BindAddress replaces the addresses of the Node object; unspecified (0.0.0.0 or ::) leaves the
+	// choice to the Node object.
 	BindAddress netip.Addr
 
-	// MachineID and BootID are what the host calls itself and its present life; "" if unknown.
+	// MachineID and BootID identify the host and its current boot; "" if unknown.
 	MachineID, BootID string
 
 	// Manifests is the folder to serve from; "" means an API server.
@@ -36,13 +35,13 @@ type Config struct {
 	// NodePorts are as configured. [Config.For] applies the default of the mode.
 	NodePorts NodePorts
 
-	// ExternalIPCIDRs are the networks whose spec.externalIPs are served; none means all.
+	// ExternalIPCIDRs are the networks whose spec.externalIPs are served; empty means all.
 	ExternalIPCIDRs []netip.Prefix
 	// MaxNamespaceObjects is how many objects the Services of a namespace may have in a family; 0
 	// for any number.
 	MaxNamespaceObjects int
 
-	// Blocks are what the modes' own sections say.
+	// Blocks are the values of the modes' own sections.
 	Blocks option.Blocks
 	// WindowsService: the process is a service of Windows.
 	WindowsService bool
@@ -52,24 +51,23 @@ type Config struct {
 	Conntrack Conntrack
 	// OOMScoreAdj is for /proc/self/oom_score_adj, -1000 to 1000.
 	OOMScoreAdj int
-	// Gates is the state of every feature gate that a proxy of today knows; see
-	// [Config.GateStages].
+	// Gates is the state of every feature gate that a current proxy has; see [Config.GateStages].
 	Gates map[string]bool
 
-	// Cleanup names the modes whose rules are to be removed instead of running; none, to run.
+	// Cleanup names the modes whose rules the process removes before it exits; empty: it runs.
 	Cleanup []string
 	// InitOnly: make the settings that need full privileges, and exit.
 	InitOnly bool
 	// WriteConfigTo is the file to write [Config.YAML] to before the process ends; "" for none.
 	WriteConfigTo string
-	// File is the configuration file, to be watched; "" if flags say all.
+	// File is the watched configuration file; "" if flags configure everything.
 	File string
 
 	Logging Logging
 	// Flags has a line for each flag, as the log shows them at verbosity 1 and more (FL-05).
 	Flags []string
-	// Warnings are for the log: what was ignored, and what has no effect in any mode. [Config.For]
-	// has those that depend on the mode.
+	// Warnings are for the log: ignored settings, and settings without effect in any mode.
+	// [Config.For] has those that depend on the mode.
 	Warnings []string
 
 	file  *settings
@@ -78,7 +76,7 @@ type Config struct {
 	// unchecked and inMode are problems and warnings that count only if the mode runs.
 	unchecked map[string]Problems
 	inMode    map[string][]string
-	names     map[string]string // of fields, as the user knows them
+	names     map[string]string // of fields, as the user wrote them
 }
 
 // Removal returns what to remove, and where the rules of the running mode are. A mode that shares
@@ -93,13 +91,12 @@ func (c *Config) Removal() mode.Removal {
 	return what
 }
 
-// Name returns what the user knows a field by: the flag that stands for it, or the field where the
-// file says it.
+// Name returns the user's name of a field: the flag that sets it, or the field if the file sets it.
 func (c *Config) Name(field string) string { return c.names[field] }
 
-// Tables is what every mode has, some in the block of another.
+// Tables has the values that every mode has, some in the block of another.
 type Tables struct {
-	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
+	// MasqueradeBit is the bit of the packet mark for masquerading, 0 to 31.
 	MasqueradeBit int
 	// MasqueradeAll: every connection to a cluster IP is masqueraded (SV-58).
 	MasqueradeAll bool

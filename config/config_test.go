@@ -38,10 +38,10 @@ func write(t testing.TB, name, text string) {
 //	| a line of the configuration file
 //	= a field of the Config that differs from that of "$ --proxy-mode=nftables"
 //	! a problem
-//	~ a warning, with those of the mode that is asked for, or of iptables
+//	~ a warning, with those of the configured mode, or of iptables
 //
-// All fields that differ, all problems and all warnings must be listed, in order. A problem or warning may
-// end in "…", then only what is before it counts.
+// All fields that differ, all problems and all warnings must be listed, in order. A problem or
+// warning may end in "…"; then only the text before it counts.
 type testCase struct {
 	name, at       string
 	args           []string
@@ -88,7 +88,7 @@ func TestCases(t *testing.T) {
 	}
 }
 
-// warnings are all of c where the mode runs that was asked for, or iptables.
+// warnings returns all warnings of c when the configured mode runs, or iptables.
 func warnings(t testing.TB, c *Config) []string {
 	t.Helper()
 	mode := c.Mode
@@ -100,7 +100,7 @@ func warnings(t testing.TB, c *Config) []string {
 	return slices.Concat(c.Warnings, r.Warnings)
 }
 
-// rewrite puts what each case gave in the place of what it expects.
+// rewrite replaces the expectations of each case by its results.
 func rewrite(t *testing.T, file string, updated map[string]string) {
 	data, err := os.ReadFile(file)
 	must(t, err)
@@ -131,7 +131,7 @@ func marked(mark string, lines []string) string {
 // modes are the names of all modes.
 var modes = all.Modes().Names(func(mode.Mode) bool { return true })
 
-// windowsModes are the modes of a program for Windows, where those of Linux are facts alone.
+// windowsModes returns the modes of a program for Windows, with the Linux modes as facts only.
 func windowsModes() mode.List {
 	modes := all.Modes()
 	for i := range modes {
@@ -142,7 +142,7 @@ func windowsModes() mode.List {
 	return modes
 }
 
-// forMode is what c says for the mode of that name.
+// forMode returns the values of c for the mode of that name.
 func forMode(t testing.TB, c *Config, name string) (Resolved, error) {
 	t.Helper()
 	m, ok := c.modes.Find(name)
@@ -175,7 +175,7 @@ func complete(t testing.TB, tc testCase) (*Config, error) {
 		return nil, Unparsed(args, err, all.Modes())
 	}
 	c, err := o.Complete(fs.Args())
-	if err != nil && tc.file != "" { // the name of the temporary file says nothing
+	if err != nil && tc.file != "" { // the name of the temporary file is arbitrary
 		err = errors.New(strings.ReplaceAll(err.Error(), args[0][len("--config="):], "FILE"))
 	}
 	return c, err
@@ -305,7 +305,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// FL-05: whether the version is printed is known before anything is validated.
+// FL-05: --version is evaluated before anything is validated.
 func TestVersion(t *testing.T) {
 	for arg, want := range map[string][2]bool{
 		"--version": {true, false}, "--version=true": {true, false}, "--version=raw": {true, true},
@@ -323,7 +323,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// Whatever stands in the file, there is a configuration or an error, and a configuration keeps its promises, and can be written (FL-06).
+// Any file gives a configuration or an error; a configuration is valid and can be written (FL-06).
 func FuzzFile(f *testing.F) {
 	files, err := filepath.Glob("testdata/*file.txt")
 	if err != nil {
@@ -353,7 +353,7 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
-// Files that no editor makes: nothing, no text, another alphabet, a folder.
+// Files that no editor writes: nothing, binary data, another alphabet, a folder.
 func TestBadFiles(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "config.yaml")
 	for content, want := range map[string]string{
@@ -381,7 +381,8 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
-// A file that an editor of Windows has written, with CRLF and with or without a mark at its beginning, says the same.
+// A file from an editor of Windows, with CRLF and with or without a byte order mark, has the same
+// meaning.
 func TestFileOfWindows(t *testing.T) {
 	const file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.0.0.0/16\nwinkernel:\n  networkName: cbr0\n"
 	want, err := complete(t, testCase{file: file})

@@ -7,8 +7,9 @@ import (
 	"reflect"
 )
 
-// Configz returns the configuration as /configz shows it: an object that encoding/json writes, in which fields have
-// the names of the Go types and not those of the file, as upstream's internal type prints itself (HT-24).
+// Configz returns the configuration for /configz: an object for encoding/json in which fields have
+// the names of the Go types and not those of the file, as upstream's internal type prints itself
+// (HT-24).
 func (c *Config) Configz() any {
 	fields := named(reflect.ValueOf(c.file.KubeProxyConfiguration)).(map[string]any)
 	for _, b := range c.file.blocks {
@@ -17,8 +18,8 @@ func (c *Config) Configz() any {
 	return fields
 }
 
-// named returns v with structs as maps from the fields' Go names. What knows how to print itself, such as a
-// duration, stays as it is.
+// named returns v with structs as maps from the fields' Go names. Types with their own text form,
+// such as durations, stay as they are.
 func named(v reflect.Value) any {
 	if !v.IsValid() {
 		return nil

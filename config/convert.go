@@ -20,26 +20,24 @@ import (
 
 // Conversion is a configuration of some proxy, as a file of today for a mode.
 type Conversion struct {
-	// YAML has the fields that say something other than the default; loaded, it means what was
-	// meant.
+	// YAML has the fields that differ from the default; loaded, it gives the same configuration.
 	YAML []byte
-	// From is the mode that was asked for, To the one that the file asks for; "" is the best that
-	// the machine can do.
+	// From is the configured mode, To the mode of the file; "" is the best that the machine
+	// supports.
 	From, To string
 	// Carried are fields that the file has because another mode would not have read what stood
 	// elsewhere.
 	Carried []Carried
-	// Unknown are fields of the old file that no version had.
+	// Unknown lists fields of the old file that no version had.
 	Unknown []UnknownField
-	// Flags are those that no field stands for, and which do something: they stay on the command
-	// line.
+	// Flags are those with an effect that have no field: they stay on the command line.
 	Flags []string
-	// Warnings are what a start with the old command line and file would warn of.
+	// Warnings are those of a start with the old command line and file.
 	Warnings []string
 	// NodePortsUnset: the configuration does not say which addresses answer NodePorts.
 	NodePortsUnset bool
-	// Dropped are fields and gates that would do nothing, and that the file does not have: each
-	// with why.
+	// Dropped lists fields and gates without effect, which the file does not have, each with the
+	// reason.
 	Dropped []DroppedField
 	// Given are the paths of the fields of the old configuration that differ from the default.
 	Given []string
@@ -48,20 +46,20 @@ type Conversion struct {
 // Carried is a value that moved to the field of another mode.
 type Carried struct{ From, To, Value string }
 
-// DroppedField is a field, or a feature gate below one, that says something and does nothing.
+// DroppedField is a set field, or a feature gate below one, without effect.
 type DroppedField struct{ Path, Why string }
 
-// UnknownField is a field that does not exist, and the one that may have been meant; "" if none is
+// UnknownField is a field that does not exist, and the one with the nearest name; "" if none is
 // near.
 type UnknownField struct{ Path, Near string }
 
-// fileName stands for the file of a conversion in messages.
+// fileName replaces the name of a converted file in messages.
 const fileName = "config.conf"
 
-// Convert reads a command line, without the program's name, and the file that its --config names,
-// nil for none, as a proxy that starts would, and writes them as one file for the mode to; "" keeps
-// the mode. It looks at nothing else: not at this machine's name, environment or files. The error
-// is [Problems], or says that the file could not be decoded.
+// Convert reads a command line, without the program's name, and the file of its --config, nil for
+// none, as a starting proxy does, and writes them as one file for the mode to; "" keeps the mode.
+// It reads nothing else: not this machine's name, environment or files. The error is [Problems], or
+// that the file could not be decoded.
 func Convert(modes mode.List, args []string, file []byte, to string) (*Conversion, error) {
 	was := pureOptions(modes, file)
 	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
@@ -101,7 +99,7 @@ func (o *Options) usual() string {
 	return strings.Join(o.modes.Names(func(m mode.Mode) bool { return m.Unasked == o.system })[:1], "")
 }
 
-// pureOptions are options that know one file and nothing of this machine; the system is Linux.
+// pureOptions returns options with one file that use nothing of this machine; the system is Linux.
 func pureOptions(modes mode.List, file []byte) *Options {
 	o := NewOptions(modes)
 	o.system = "linux"
@@ -112,8 +110,8 @@ func pureOptions(modes mode.List, file []byte) *Options {
 	return o
 }
 
-// fieldless returns the arguments whose flags no field stands for, but those that do nothing any
-// more and those that name the file.
+// fieldless returns the arguments whose flags have no field, except those that have no effect any
+// longer and those that name the file.
 func (o *Options) fieldless(args []string) (keep []string) {
 	for f := range o.table.flags() {
 		apart := slices.Contains([]string{"config", "healthz-port", "metrics-port"}, f.Flag)
@@ -124,8 +122,8 @@ func (o *Options) fieldless(args []string) (keep []string) {
 	return keep
 }
 
-// IgnoredBesideFile reports whether a flag, named without its dashes, does nothing where --config
-// is given (FL-03, FL-04).
+// IgnoredBesideFile reports whether a flag, named without its dashes, has no effect with --config
+// (FL-03, FL-04).
 func IgnoredBesideFile(modes mode.List, name string) bool {
 	name = strings.ReplaceAll(name, "_", "-")
 	return slices.ContainsFunc(NewOptions(modes).table, func(e entry) bool { return e.Flag == name && e.ignored() })
@@ -142,10 +140,10 @@ func (o *Options) differing(s *settings) (paths []string) {
 	return paths
 }
 
-// carried are the names of fields that each mode reads in a block of its own.
+// carried are the names of fields that each mode reads in its own block.
 var carried = []string{"masqueradeAll", "masqueradeBit", "syncPeriod", "minSyncPeriod"}
 
-// fieldFor returns the field of that name that a mode reads; "" if it has none.
+// fieldFor returns the field of that name that a mode reads; "" without one.
 func fieldFor(s *settings, m mode.Mode, name string) string {
 	for _, path := range []string{m.Name + "." + name, m.Block + "." + name} {
 		if slices.ContainsFunc(s.leaves(), func(l option.Leaf) bool { return l.Path == path }) && m.ReadsField(path) {
@@ -155,8 +153,8 @@ func fieldFor(s *settings, m mode.Mode, name string) string {
 	return ""
 }
 
-// carry copies values of one mode's block to that of another, and keeps NodePorts on the
-// addresses that they had.
+// carry copies values of one mode's block to that of another, and keeps NodePorts on their former
+// addresses.
 func (c *Conversion) carry(o *Options, s *settings, from, to string) {
 	was, ok := o.modes.Find(from)
 	will, ok2 := o.modes.Find(to)
@@ -186,8 +184,8 @@ func (c *Conversion) carry(o *Options, s *settings, from, to string) {
 	c.Carried = append(c.Carried, Carried{"", "nodePortAddresses", strings.Join(s.NodePortAddresses, ",")})
 }
 
-// drop takes out what would do nothing: fields that neither the mode reads nor one that it gives
-// way to, those of other systems, and gates of the past.
+// drop removes settings without effect: fields that neither the mode nor one of its fallbacks
+// reads, those of other systems, and gates of the past.
 func (c *Conversion) drop(o *Options, s *settings, to string) {
 	chain := o.modes.Chain(to).Names(func(mode.Mode) bool { return true })
 	for _, path := range o.differing(s) {
@@ -213,7 +211,7 @@ func (c *Conversion) drop(o *Options, s *settings, to string) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.FeatureGates)) {
 		if !now[name] {
-			s.FeatureGates = maps.Clone(s.FeatureGates) // not that of the old one
+			s.FeatureGates = maps.Clone(s.FeatureGates) // do not change the map of the old one
 			delete(s.FeatureGates, name)
 			c.Dropped = append(c.Dropped, DroppedField{"featureGates." + name, "a gate of an old version or of another program"})
 		}
@@ -266,8 +264,8 @@ func (c *Conversion) verify(modes mode.List, meant *settings) error {
 	return nil
 }
 
-// unknownFields returns the fields of a file that no version had, each with the one that may have
-// been meant.
+// unknownFields returns the fields of a file that no version had, each with the one with the
+// nearest name.
 func (o *Options) unknownFields(file []byte) (unknown []UnknownField) {
 	var root map[string]any
 	if yaml.Unmarshal(file, &root) != nil {

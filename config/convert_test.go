@@ -39,8 +39,9 @@ type oldProxy struct {
 	file []byte
 }
 
-// Every old proxy that is known becomes a file for every mode, which loads strictly and means what was meant: Convert fails otherwise.
-// In its own mode nothing that is asked for is lost: the whole of the configuration is the same.
+// Every known old proxy is converted to a file for every mode, which loads strictly and has the
+// same meaning: Convert fails otherwise. In its own mode nothing is lost: the whole configuration
+// is the same.
 func TestConvertOldProxies(t *testing.T) {
 	for name, p := range oldProxies(t) {
 		for _, to := range []string{"", "nftables", "ipvs"} {
@@ -69,7 +70,7 @@ func TestConvert(t *testing.T) {
 		name, args, file, to string
 		yaml                 string // without the head, or
 		err                  string
-		says                 string // a part of what else is told
+		says                 string // a part of the other messages
 	}{
 		{name: "nothing is said"},
 		{name: "defaults say nothing", args: "--iptables-masquerade-bit=14 --conntrack-min=131072", file: ""},
@@ -123,7 +124,8 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// No file and no command line is too odd to be converted, or to be refused with a reason; what is written is never odd.
+// Every file and command line is converted, or rejected with a reason; written files are always
+// valid.
 func FuzzConvert(f *testing.F) {
 	for _, p := range oldProxies(f) {
 		f.Add(strings.Join(p.args, " "), string(p.file), "nftables")

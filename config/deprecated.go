@@ -12,8 +12,8 @@ type deprecatedFlags struct {
 	oldHealthzPort, oldMetricsPort, conntrackMax int32
 }
 
-// deprecatedSection has flags that work where that makes sense; the others are taken, so that an
-// old manifest starts (G1), with a warning that says what became of them.
+// deprecatedSection has deprecated flags. Those that still make sense work; the others are
+// accepted, so that an old manifest starts (G1), with a warning about the replacement.
 func (o *Options) deprecatedSection() option.Section {
 	o.cleanupIPVS, o.oldHealthzPort, o.oldMetricsPort = true, healthzPort, metricsPort
 	all := []option.Field{
@@ -41,8 +41,8 @@ func old(name, typ, def, why string) option.Field {
 	return option.Field{Flag: name, At: &taken{typ, def}, Effect: option.Effect{Gone: why}, Help: "without effect: " + why}
 }
 
-// oldConntrackMax is the flag of the first versions for the number of connections. It overrides
-// those that came later, as it did there (CF-39).
+// oldConntrackMax is the flag of the first versions for the number of connections. It overrides the
+// later ones, as it did there (CF-39).
 func (o *Options) oldConntrackMax() {
 	switch n := o.conntrackMax; {
 	case n < 0:

@@ -9,9 +9,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Diff compares two configurations field by field, where a mode runs. live are the paths of the fields whose new value
-// can take effect in the running process, or has none in that mode; restart those that need a new process, as
-// [Config.WhyRestart] says. Both are in the order of the type.
+// Diff compares two configurations field by field for the running mode. live are the paths of the
+// fields whose new value can take effect in the running process, or has no effect in that mode;
+// restart those that need a new process, see [Config.WhyRestart]. Both are in the order of the
+// type.
 func Diff(running string, before, after *Config) (live, restart []string) {
 	olds, news := before.file.leaves(), after.file.leaves()
 	for i, was := range olds {
@@ -27,7 +28,7 @@ func Diff(running string, before, after *Config) (live, restart []string) {
 	return live, restart
 }
 
-// WhyRestart says why a change of the field needs a new process; "" if it does not.
+// WhyRestart returns the reason why a change of the field needs a new process; "" if it does not.
 func (c *Config) WhyRestart(path string) string {
 	f, _ := c.table.field(path)
 	return f.Restart
@@ -36,8 +37,8 @@ func (c *Config) WhyRestart(path string) string {
 // oursBelow is the comment in a file between the published fields and those of this proxy.
 const oursBelow = "# Fields that upstream's kube-proxy does not have. It ignores them with a warning.\n"
 
-// YAML returns the configuration as a file that means the same, for --write-config-to (FL-06). It has
-// all defaults, and our own fields last. Flags without a field, such as --manifests, are not in it.
+// YAML returns the configuration as an equivalent file, for --write-config-to (FL-06). It has all
+// defaults, and our own fields last. Flags without a field, such as --manifests, are not in it.
 func (c *Config) YAML() ([]byte, error) {
 	root, err := c.file.root()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// Every field that changes is named, and on the right side; the table of fields says which.
+// Every changed field is reported, and in the right list; the table of fields has the expectation.
 func TestDiff(t *testing.T) {
 	base, err := complete(t, testCase{args: []string{"--proxy-mode=iptables", "--nodeport-addresses=primary"}})
 	must(t, err)

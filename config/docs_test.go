@@ -136,7 +136,7 @@ func configurationPage(modes mode.List) string {
 	return b.String()
 }
 
-// here says where the mode is.
+// here returns the link to the mode's code.
 func here(m mode.Mode) string {
 	switch {
 	case m.Unasked != "":

@@ -18,15 +18,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// document is what a file says.
+// document is the decoded content of a file.
 type document struct {
 	root     map[string]any // of today's layout
 	warnings []string
 }
 
-// decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON. A field that is unknown or
-// occurs twice only gives a warning (CF-60). Old names of fields are read as the present ones
-// (CF-47). ours are the fields that the published type does not have.
+// decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON. An unknown or repeated field
+// only causes a warning (CF-60). Old names of fields are read as the current ones (CF-47). ours are
+// the fields that the published type does not have.
 func decode(data []byte, ours []string) (*document, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
@@ -71,9 +71,9 @@ func without(ours []string, err error) error {
 	return runtime.NewStrictDecodingError(others)
 }
 
-// fill puts what a file of today's layout says into s, which has the defaults, and returns a
+// fill puts the values of a file in the current layout into s, which has the defaults. It returns a
 // problem for each value that is not of its field's type, such as text for a number. A decoder
-// gives up at the first, and says only what Go calls it.
+// would stop at the first, and report only its Go name.
 func (s *settings) fill(root map[string]any) (all Problems) {
 	for _, l := range s.leaves() {
 		at, value := find(root, l.Path)
@@ -103,8 +103,8 @@ func (s *settings) fill(root map[string]any) (all Problems) {
 	return all
 }
 
-// find returns the value at path, nil if there is none, and its path. Where a block on the way is
-// no mapping, it is that block.
+// find returns the value at path, nil without one, and its path. If a block on the way is no
+// mapping, it returns that block.
 func find(root map[string]any, path string) (at string, value any) {
 	names := strings.Split(path, ".")
 	value = root
@@ -120,7 +120,7 @@ func find(root map[string]any, path string) (at string, value any) {
 	return path, value
 }
 
-// explain says in the user's words why data could not be decoded.
+// explain describes in the user's terms why data could not be decoded.
 func explain(data []byte, err error) error {
 	want := fmt.Sprintf("want apiVersion: %s and kind: KubeProxyConfiguration", v1alpha1.SchemeGroupVersion)
 	var root any
@@ -166,7 +166,7 @@ func given(root map[string]any) []string {
 	return all
 }
 
-// isZero reports whether a value of a YAML file says nothing: kubeadm writes every field.
+// isZero reports whether a value of a YAML file is empty: kubeadm writes every field.
 func isZero(v any) bool {
 	switch v := v.(type) {
 	case nil:

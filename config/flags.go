@@ -54,8 +54,8 @@ func Usage(w io.Writer, modes mode.List) {
 	}
 }
 
-// Unparsed returns all that is wrong with a command line that the parser gave up with an error,
-// such as for an unknown flag (FL-02): that error, and what there is to say of the rest.
+// Unparsed returns all problems of a command line that the parser rejected with an error, such as
+// an unknown flag (FL-02): that error, and those of the rest.
 func Unparsed(args []string, err error, modes mode.List) error {
 	o := NewOptions(modes)
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
@@ -79,8 +79,8 @@ func Unparsed(args []string, err error, modes mode.List) error {
 	return problems.In(o.ConfigFile, "")
 }
 
-// FlagError is an error of the parser of flags as problems; of an unknown flag it names the one
-// that may have been meant.
+// FlagError converts an error of the flag parser to problems; for an unknown flag it suggests the
+// nearest name.
 func FlagError(fs *pflag.FlagSet, err error) Problems {
 	where := err.Error()
 	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
@@ -101,13 +101,13 @@ func unknown(fs *pflag.FlagSet, args []string) Problems {
 		case f == nil:
 			all = append(all, Problem{Where: "unknown flag: --" + name + suggestion(fs, name)})
 		case !valued && f.NoOptDefVal == "":
-			i++ // what follows is its value
+			i++ // skip its value
 		}
 	}
 	return all
 }
 
-// suggestion names the flag that is like an unknown one; "" if none is.
+// suggestion returns the flag with the nearest name to an unknown one; "" if none is near.
 func suggestion(fs *pflag.FlagSet, name string) string {
 	var known []string
 	fs.VisitAll(func(f *pflag.Flag) {

@@ -20,11 +20,13 @@ type gate struct {
 	stage  string // alpha, beta, ga, deprecated
 	on     bool   // by default
 	locked bool   // cannot be changed
-	// now: today's kube-proxy has it. The others are accepted with a warning, and have only a name.
+	// now: the current kube-proxy has it. The others are accepted with a warning, and have only a
+	// name.
 	now bool
 }
 
-// gates returns all feature gates but AllAlpha and AllBeta, which package featuregate knows by itself.
+// gates returns all feature gates except AllAlpha and AllBeta, which package featuregate adds
+// itself.
 func gates() []gate {
 	var all []gate
 	for line := range strings.Lines(gatesText) {
@@ -47,7 +49,7 @@ type Gate struct {
 	On    bool
 }
 
-// GateStages returns all gates that a proxy of today knows, by name.
+// GateStages returns all gates that a current proxy has, by name.
 func (c *Config) GateStages() []Gate {
 	specs := newGateSet().GetAll()
 	var all []Gate
@@ -57,7 +59,7 @@ func (c *Config) GateStages() []Gate {
 	return all
 }
 
-// does says what the gates do here that can be changed and have an effect.
+// does describes the effect of gates that can be changed and have one.
 var does = map[string]string{
 	"AllowServiceExternalIPs":             "off: spec.externalIPs of Services are not served",
 	"ComponentFlagz":                      "off: no /flagz",
@@ -69,7 +71,8 @@ var does = map[string]string{
 	"NativeHistograms":                    "off: no native histograms; they are sent to scrapers that ask for protobuf",
 }
 
-// idle says why a gate does nothing here when it is changed. Those of today that are not in it are in does, or locked.
+// idle gives the reason why changing a gate has no effect here. Current gates that are not in it
+// are in does, or locked.
 var idle = map[string]string{
 	"ContextualLogging":  "lines of the log always say what they are about",
 	"LoggingBetaOptions": "no option of the log is beta",
@@ -103,7 +106,7 @@ var silentOn = map[string]string{"WinDSR": "linux", "WinOverlay": "linux"}
 // be off, some as the default. Such a setting is accepted without effect (CF-01).
 func (g gate) documentedOff() bool { return g.locked && idle[g.name] != "" }
 
-// featureGates is CF-01. It returns the state of every gate that a proxy of today knows.
+// featureGates is CF-01. It returns the state of every gate that a current proxy has.
 func (o *Options) featureGates() map[string]bool {
 	names := map[string]gate{"AllAlpha": {now: true}, "AllBeta": {now: true, on: true}} // off and unset are the same
 	for _, g := range gates() {
@@ -122,7 +125,7 @@ func (o *Options) featureGates() map[string]bool {
 			}
 			continue
 		}
-		// A set of its own for each: one that refused a gate refuses all that follow.
+		// Each gate has its own set: a set that refused one gate refuses all later ones.
 		if err := newGateSet().SetFromMapWithLogger(klog.Logger{}, map[string]bool{name: on}); err != nil {
 			want := err.Error()
 			if !ok {

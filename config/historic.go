@@ -11,7 +11,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// moved says where fields of older files went (CF-47). Until v1.7 the file was flat.
+// moved maps fields of older files to their current place (CF-47). Until v1.7 the file was flat.
 var moved = map[string]string{
 	"conntrackMax":                    "conntrack.min",
 	"conntrack.max":                   "conntrack.min",
@@ -36,8 +36,8 @@ var whyGone = map[string]string{
 	"master":            "use --master",
 }
 
-// modernize changes root, a file of any age, into one of today but for udpIdleTimeout, which today's type does not have.
-// It returns warnings with those that it adds.
+// modernize changes root, a file of any age, to the current layout, except udpIdleTimeout, which
+// the current type does not have. It returns warnings with its own appended.
 func modernize(root map[string]any, warnings []string) []string {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	if v := root["apiVersion"]; v == "componentconfig/v1alpha1" {
@@ -85,7 +85,7 @@ func modernize(root map[string]any, warnings []string) []string {
 				b, err := strconv.ParseBool(on)
 				gates[name] = b
 				if err != nil {
-					gates[name] = on // the decoder says that it wants true or false
+					gates[name] = on // the decoder reports that the value must be true or false
 				}
 			}
 		}

@@ -14,11 +14,11 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// kind is what there is to know of a type of values: how a flag writes them, and how a file does.
+// kind describes a type of values: their syntax in a flag and in a file.
 type kind struct {
 	// name is for help and documents.
 	name string
-	// want is what a flag takes, inFile what a file does, if that is something else.
+	// want describes the values of a flag, inFile those of a file, if they differ
 	want, inFile string
 	// parse reads the text of a flag into at, which has what stood there before; print writes it.
 	parse func(text string, at reflect.Value) error
@@ -30,11 +30,11 @@ type severity int
 
 var severities = []string{"INFO", "WARNING", "ERROR", "FATAL"}
 
-// taken is a flag that accepts any value, since none has an effect. It never shows its value, which
-// may be a secret.
+// taken is a flag that accepts any value, since none has an effect. It never prints its value,
+// which may be a secret.
 type taken struct{ typ, usual string }
 
-// kindOf returns the kind of a value, or of what its pointer leads to.
+// kindOf returns the kind of a value, or of the target of its pointer.
 func kindOf(t reflect.Type) kind {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -128,7 +128,7 @@ func duration(s string, at *metav1.Duration) (err error) {
 
 func printAny(at reflect.Value) string { return fmt.Sprint(at.Interface()) }
 
-// parts are what stands between commas.
+// parts returns the parts between commas.
 func parts(s string) (all []string) {
 	for part := range strings.SplitSeq(s, ",") {
 		if part = strings.TrimSpace(part); part != "" {

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/config/option"
 )
 
-// Logging says what is logged, how and where.
+// Logging configures what is logged, how and where.
 type Logging struct {
 	// Format is "text" or "json", or "" if neither a format nor a file is configured.
 	Format string
@@ -26,7 +26,7 @@ type Logging struct {
 	SplitStream    bool
 	InfoBufferSize int64
 
-	// What follows is klog's: log files are written if ToStderr is false.
+	// The following are klog's: log files are written if ToStderr is false.
 	ToStderr, AlsoToStderr bool
 	// StderrThreshold is the least severity that goes to stderr beside files: 0 info, 1 warning, 2
 	// error, 3 fatal.
@@ -88,7 +88,7 @@ func (o *Options) loggingSection() option.Section {
 	}}
 }
 
-// klogFlags are the flags that only the text format obeys; any of them asks for it.
+// klogFlags are the flags that only the text format obeys; any of them selects it.
 var klogFlags = []string{"logtostderr", "alsologtostderr", "stderrthreshold", "log-dir", "log-file", "log-file-max-size",
 	"one-output", "skip-headers", "skip-log-headers", "add-dir-header", "log-backtrace-at"}
 

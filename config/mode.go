@@ -38,8 +38,8 @@ func (o *Options) once() bool {
 	return o.Cleanup || o.cleanupIPTables || o.InitOnly || o.WriteConfigTo != ""
 }
 
-// Resolved is what a [Config] says for the mode that runs. It may be another than what was asked
-// for: a blank mode is chosen by the process, and one that cannot run here may give way.
+// Resolved holds the values of a [Config] for the running mode. That may differ from the configured
+// one: the process chooses a blank mode, and a mode that cannot run here may have a fallback.
 type Resolved struct {
 	Mode mode.Mode
 	// Tables are the block of this mode.
@@ -53,8 +53,8 @@ type Resolved struct {
 	Warnings []string
 }
 
-// For returns what the configuration says for a mode. The error is [Problems] of what only some
-// modes read, which was not checked before if another mode was asked for.
+// For returns the configuration for a mode. The error is [Problems] of fields that only some modes
+// read; they were not checked before if another mode is configured.
 func (c *Config) For(m mode.Mode) (Resolved, error) {
 	if ps := c.unchecked[m.Name]; len(ps) > 0 {
 		return Resolved{}, ps
@@ -71,7 +71,7 @@ func (c *Config) For(m mode.Mode) (Resolved, error) {
 	return r, nil
 }
 
-// Tables returns what every mode has, for this one: from its blocks, or the usual values.
+// Tables returns the common values for this mode: from its blocks, or the defaults.
 func (c *Config) Tables(m mode.Mode) Tables {
 	t := Tables{MasqueradeBit: mode.MasqueradeBit, LocalhostNodePorts: m.LocalhostNodePorts}
 	read(c.file, m.Block+".masqueradeBit", &t.MasqueradeBit)
@@ -89,8 +89,8 @@ func everyAddress() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
-// tellEffects warns of flags and fields that were set and have no effect (G1, G7): at all, or in
-// some mode.
+// tellEffects adds warnings about flags and fields that were set and have no effect (G1, G7): in
+// any mode, or in some.
 func (o *Options) tellEffects(c *Config) {
 	other := map[string][]string{}
 	tell := func(name string, e *entry, isDefault bool) {
@@ -126,7 +126,7 @@ func (o *Options) tellEffects(c *Config) {
 	}
 }
 
-// asFlag returns the entry of a flag, which may hold for other modes than its field: those that
+// asFlag returns the entry of a flag, which may apply to other modes than its field: those that
 // inherit it.
 func (e *entry) asFlag(modes mode.List) *entry {
 	as := *e
@@ -137,8 +137,8 @@ func (e *entry) asFlag(modes mode.List) *entry {
 	return &as
 }
 
-// inherit has the flags of one block feed those of another, where a mode that wants that is chosen
-// by a flag (CF-62), or may be; its own flags win.
+// inherit copies the flags of one block to another, if a flag selects a mode that inherits them
+// (CF-62), or may select it; the block's own flags take precedence.
 func (o *Options) inherit() {
 	for _, m := range o.modes {
 		if cmp.Or(string(o.file.Mode), m.Name) != m.Name {
@@ -152,7 +152,7 @@ func (o *Options) inherit() {
 	}
 }
 
-// tellLoopback warns where NodePorts are asked for on addresses on which the mode cannot serve them
+// tellLoopback warns if NodePorts are configured on addresses on which the mode cannot serve them
 // (CF-37, SV-64).
 func (o *Options) tellLoopback(c *Config, m mode.Mode) []string {
 	field := m.Block + ".localhostNodePorts"
@@ -184,7 +184,8 @@ func (o *Options) tellLoopback(c *Config, m mode.Mode) []string {
 	return all
 }
 
-// loopbacks reports of which families an entry of nodePortAddresses is loopback addresses alone.
+// loopbacks reports for each family whether an entry of nodePortAddresses contains loopback
+// addresses only.
 func loopbacks(entry string) (v4, v6 bool) {
 	if entry == "localhost" {
 		return true, true

@@ -11,7 +11,8 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// What depends on the mode is known for each, whatever was asked for (CF-19, CF-30, CF-37, CF-62, CF-64).
+// The values that depend on the mode are available for each, whatever mode is configured (CF-19,
+// CF-30, CF-37, CF-62, CF-64).
 func TestFor(t *testing.T) {
 	const file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	for _, tc := range []struct {
@@ -71,7 +72,7 @@ func TestFor(t *testing.T) {
 	}
 }
 
-// The names under which a user knows fields: where the value came from.
+// The user's names of fields: the source of the value.
 func TestName(t *testing.T) {
 	byFlag, err := complete(t, testCase{args: []string{"--cluster-cidr=10.0.0.0/8"}})
 	must(t, err)

@@ -8,16 +8,16 @@ import (
 	"kube-proxy/config/option"
 )
 
-// API says how to reach the API server. With neither Kubeconfig nor Master the pod's own
-// credentials serve.
+// API configures the connection to the API server. Without Kubeconfig and Master the pod's own
+// credentials are used.
 type API struct {
 	Kubeconfig string
 	Master     string
 	// QPS is requests a second, negative for no limit; Burst is how many may come at once.
 	QPS   float32
 	Burst int
-	// ContentType is the media type of requests, AcceptContentTypes those of answers; "" for the
-	// client's own.
+	// ContentType is the media type of requests, AcceptContentTypes those of responses; "" for the
+	// client's default.
 	ContentType, AcceptContentTypes string
 }
 
@@ -26,8 +26,8 @@ type nodeFlags struct{ bootIDFiles, machineIDFiles string }
 
 const protobuf = "application/vnd.kubernetes.protobuf"
 
-// watched is why configSyncPeriod does nothing: elsewhere it has known objects looked at again,
-// which changes nothing.
+// watched is the reason why configSyncPeriod has no effect: in other proxies it processes known
+// objects again, which changes nothing.
 const watched = "the API server is always watched"
 
 func (o *Options) nodeSection() option.Section {
@@ -92,8 +92,7 @@ func (o *Options) api() API {
 	return a
 }
 
-// identity returns what stands in the first file of a list, paths with commas between, that is
-// there.
+// identity returns the content of the first existing file in a list of paths, separated by commas.
 func (o *Options) identity(flag, files string) string {
 	for name := range strings.SplitSeq(files, ",") {
 		if data, err := o.readFile(strings.TrimSpace(name)); err == nil {
@@ -106,7 +105,7 @@ func (o *Options) identity(flag, files string) string {
 	return ""
 }
 
-// nodeName is CF-12: without an override it is what the host calls itself.
+// nodeName is CF-12: without an override it is the hostname.
 func (o *Options) nodeName() string {
 	override := o.file.HostnameOverride
 	if override == "" {

@@ -16,13 +16,13 @@ import (
 	"kube-proxy/mode"
 )
 
-// Compatible is the newest Kubernetes whose kube-proxy this one stands in for.
+// Compatible is the newest Kubernetes whose kube-proxy this one replaces.
 const Compatible = "v1.37.0"
 
 // previousMinor is the version before Compatible.
 const previousMinor = "1.36"
 
-// Options is what the command line says, before it is put together with the file and validated.
+// Options holds the command line before it is merged with the file and validated.
 type Options struct {
 	// ConfigFile is --config.
 	ConfigFile string
@@ -34,8 +34,8 @@ type Options struct {
 	Master string
 	// Version is --version: "", "false", "true", "raw" or a version "vX.Y.Z" to report instead.
 	Version string
-	// Renders: rules are printed, and nothing runs; so the mode may be one of another operating
-	// system.
+	// Renders: the process prints rules, and does not run; so the mode may be one of another
+	// operating system.
 	Renders bool
 	// Cleanup is --cleanup, InitOnly is --init-only.
 	Cleanup, InitOnly bool
@@ -45,20 +45,20 @@ type Options struct {
 	klog            Logging // of it the parts that no file has
 	stderrThreshold severity
 
-	file     *settings // what flags say, or what the file says
+	file     *settings // values of the flags, or of the file
 	defaults *settings
 	proxy    *proxyBlock      // of file
 	servers  *serversBlock    // of file
 	snapshot *snapshotBlock   // of file
 	sections []option.Section // of modes
 	table    table
-	set      *pflag.FlagSet // to know which flags were given
+	set      *pflag.FlagSet // to find the flags that were given
 	modes    mode.List      // all modes
 	system   string         // as runtime.GOOS
 	problems Problems
 	warnings []string
-	loaded   bool     // file holds what the file says
-	inFile   []string // paths of the fields that the file sets to more than nothing
+	loaded   bool     // file holds the values of the file
+	inFile   []string // paths of the fields that the file sets to a non-zero value
 	told     []string // flags that a warning was given about
 
 	hostname   func() (string, error)
@@ -104,13 +104,14 @@ func orDefault[T comparable](at *T, value T) {
 
 var versions = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 
-// PrintsVersion reports whether --version asks to print the version and exit, which comes before
-// all else (FL-05), and whether in full ("raw").
+// PrintsVersion reports whether --version requests the version, which comes before all else
+// (FL-05), and whether in full ("raw").
 func (o *Options) PrintsVersion() (print, raw bool) {
 	return o.Version == "true" || o.Version == "raw", o.Version == "raw"
 }
 
-// reported is the version that all interfaces report: that of this program, or the one in --version.
+// reported returns the version that all interfaces report: that of this program, or the one in
+// --version.
 func (o *Options) reported() string {
 	if strings.HasPrefix(o.Version, "v") {
 		return o.Version
@@ -118,9 +119,9 @@ func (o *Options) reported() string {
 	return Compatible
 }
 
-// Complete loads the file, applies the rules for flags beside it (FL-03), and validates all. args
-// are the arguments that are left after the flags (FL-01). The error is [Problems], or says that
-// the file could not be read or decoded, or both.
+// Complete loads the file, applies the rules for flags beside it (FL-03), and validates everything.
+// args are the arguments left after the flags (FL-01). The error is [Problems], or that the file
+// could not be read or decoded, or both.
 func (o *Options) Complete(args []string) (*Config, error) {
 	if slices.ContainsFunc(args, func(a string) bool { return a != "" }) {
 		o.problem(fmt.Sprintf("%q does not take any arguments, got %q", "kube-proxy", args), "", "")
@@ -151,7 +152,7 @@ func (o *Options) Complete(args []string) (*Config, error) {
 	return c, nil
 }
 
-// validate turns what flags or file say into a Config, and notes all problems.
+// validate converts the values of flags or file to a Config, and records all problems.
 func (o *Options) validate() *Config {
 	r := o.report()
 	c := &Config{
@@ -197,7 +198,7 @@ func (o *Options) report() *option.Report {
 	return &option.Report{Wrong: o.wrong, Insist: o.wrong, Warn: o.warn, Name: o.where, Given: o.given, Runs: true, Cleanup: o.Cleanup}
 }
 
-// given reports whether a flag or the file says something of the field.
+// given reports whether a flag or the file sets the field.
 func (o *Options) given(path string) bool {
 	if o.loaded {
 		return slices.Contains(o.inFile, path)
@@ -205,8 +206,8 @@ func (o *Options) given(path string) bool {
 	return o.changed(o.table.flagOf(path))
 }
 
-// check checks the section of a mode. Of some, the problems count only if the mode is asked for, or
-// runs in the end.
+// check checks the section of a mode. In some sections, problems count only if the mode is
+// configured or finally runs.
 func (o *Options) check(c *Config, m mode.Mode, s option.Section) {
 	r := o.report()
 	asked := string(o.file.Mode)
@@ -233,7 +234,7 @@ func (o *Options) flagLines() []string {
 // Warnings returns what is worth a warning so far; it is of use where Complete failed.
 func (o *Options) Warnings() []string { return o.warnings }
 
-// load replaces the values of flags by those of the file, except flags that win.
+// load replaces the values of flags by those of the file, except flags with Wins.
 func (o *Options) load() error {
 	data, err := o.readConfig(o.ConfigFile)
 	if err != nil {
@@ -251,7 +252,7 @@ func (o *Options) load() error {
 	for f := range o.table.flags() {
 		switch {
 		case !o.changed(f.Flag):
-		case f.Flag == "hostname-override" && flags.HostnameOverride == "": // says nothing
+		case f.Flag == "hostname-override" && flags.HostnameOverride == "": // has no value
 		case f.Flag == "vmodule": // entries of the flag are looked at first
 			o.file.Logging.VModule = append(slices.Clone(flags.Logging.VModule), o.file.Logging.VModule...)
 		case f.Wins:
@@ -301,10 +302,10 @@ func (o *Options) problem(where, value, want string) {
 	o.problems = append(o.problems, Problem{where, value, want})
 }
 
-// wrong notes a problem of the field, under the name that the user knows it by.
+// wrong records a problem of the field, under the user's name of it.
 func (o *Options) wrong(field, value, want string) { o.problem(o.where(field), value, want) }
 
-// inFile is what the name of a field of the file begins with.
+// inFile is the prefix of the names of the file's fields.
 const inFile = "KubeProxyConfiguration."
 
 // where returns the flag of the field, or the field itself if its value is from the file.

@@ -7,12 +7,12 @@ import (
 
 // Problem is one thing that is wrong with the configuration.
 type Problem struct {
-	// Where is the flag ("--cluster-cidr") or the field of the file ("detectLocal.bridgeInterface"); or, if
-	// Want is "", it says all.
+	// Where is the flag ("--cluster-cidr") or the field of the file
+	// ("detectLocal.bridgeInterface"); or, if Want is "", the whole message.
 	Where string
-	// Value is what stands there.
+	// Value is the rejected value.
 	Value string
-	// Want says what is allowed, or why the value is not.
+	// Want describes the valid values, or why the value is not one.
 	Want string
 }
 
@@ -37,7 +37,8 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// In returns the problems with where each is from in front of it: file for those of a field, commandLine for the others; "" says nothing.
+// In returns the problems with a prefix for their source: file for those of a field, commandLine
+// for the others; "" means no prefix.
 func (ps Problems) In(file, commandLine string) Problems {
 	located := make(Problems, len(ps))
 	for i, p := range ps {

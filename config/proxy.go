@@ -9,7 +9,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// DetectLocal says how traffic of this node's pods is recognised.
+// DetectLocal configures how traffic of this node's pods is recognised.
 type DetectLocal struct {
 	// Mode is ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.
 	Mode string
@@ -17,13 +17,13 @@ type DetectLocal struct {
 	Interface string
 }
 
-// NodePorts says which addresses of this machine answer NodePorts.
+// NodePorts configures which addresses of this machine answer NodePorts.
 type NodePorts struct {
 	// Primary: the node's own addresses.
 	Primary bool
 	// Prefixes: all local addresses in them; a /0 means all of its family. Without host bits.
 	Prefixes []netip.Prefix
-	// Unset: none of that is configured, it is the default of the mode (CF-64).
+	// Unset: none of that is configured; the mode has the default (CF-64).
 	Unset bool
 }
 
@@ -77,7 +77,7 @@ func (o *Options) proxySection() option.Section {
 	}}
 }
 
-// windowsSection is what the process itself does on Windows; the rest is of the modes there.
+// windowsSection configures the process itself on Windows; the modes there have the rest.
 func windowsSection() option.Section {
 	return option.Section{Title: "Windows", Order: 70, Fields: []option.Field{
 		{Path: "windowsRunAsService", Flag: "windows-service", Row: "CF-46", Restart: "a service is made once", Effect: onWindows,
@@ -183,7 +183,7 @@ func (o *Options) detectLocal() DetectLocal {
 	return d
 }
 
-// nodePorts is CF-37: what is asked for. What nothing means depends on the mode.
+// nodePorts is CF-37: the configured addresses. The meaning of none depends on the mode.
 func (o *Options) nodePorts() NodePorts {
 	n := NodePorts{Unset: len(o.file.NodePortAddresses) == 0}
 	add := func(ps ...netip.Prefix) {

@@ -19,10 +19,11 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// chartSchema says what values of the Helm chart may be. All of it is written by hand but what is below properties.config.
+// chartSchema is the schema of the Helm chart's values. It is written by hand except the part below
+// properties.config.
 const chartSchema = "../charts/kube-proxy/values.schema.json"
 
-// The chart knows every field of the configuration, with its type, and no other.
+// The chart has every field of the configuration, with its type, and no other.
 func TestChartSchema(t *testing.T) {
 	there, err := os.ReadFile(chartSchema)
 	must(t, err)
@@ -50,8 +51,9 @@ func TestChartSchema(t *testing.T) {
 	}
 }
 
-// configSchema is the JSON schema of a KubeProxyConfiguration. It refuses what the proxy only warns
-// about, such as an unknown field. It accepts null, which kubeadm writes, for a missing value.
+// configSchema returns the JSON schema of a KubeProxyConfiguration. It rejects settings that the
+// proxy only warns about, such as an unknown field. It accepts null, which kubeadm writes, for a
+// missing value.
 func configSchema(modes mode.List) map[string]any {
 	root := block()
 	root["properties"] = map[string]any{
@@ -88,7 +90,7 @@ func block() map[string]any {
 	return map[string]any{"type": "object", "additionalProperties": false, "properties": map[string]any{}}
 }
 
-// modeNames are the modes that may be asked for, none too.
+// modeNames returns the modes that may be configured, including none.
 func modeNames(modes mode.List) []string {
 	names := append(modes.Names(func(mode.Mode) bool { return true }), "")
 	slices.Sort(names)

@@ -9,17 +9,17 @@ import (
 	"kube-proxy/config/option"
 )
 
-// Servers says where health and metrics are served.
+// Servers configures where health and metrics are served.
 type Servers struct {
 	// Healthz and Metrics are not valid where there shall be no server.
 	Healthz, Metrics netip.AddrPort
 	// HardFail ends the process when one of them cannot listen.
 	HardFail  bool
 	Profiling bool
-	// AdminSocket is the path of the socket for questions of people; "" for none.
+	// AdminSocket is the path of the socket for queries by operators; "" for none.
 	AdminSocket string
-	// ServiceMetrics is how many Services have metrics of their traffic, 0 to MostServiceMetrics;
-	// 0: none is counted.
+	// ServiceMetrics is the number of Services with traffic metrics, 0 to MostServiceMetrics; 0
+	// disables counting.
 	ServiceMetrics int
 	// ShowHiddenMetricsFor is "1.36", or "" for none.
 	ShowHiddenMetricsFor string
@@ -59,8 +59,8 @@ func (o *Options) serversSection() option.Section {
 	}}
 }
 
-// servers is CF-14 to CF-18. A bare IP gets the server's usual port; nothing (FL-09) and none
-// disable it.
+// checkServers is CF-14 to CF-18. A bare IP gets the server's usual port; an empty value (FL-09) or
+// "none" disables it.
 func (o *Options) checkServers(r *option.Report) Servers {
 	f := o.file
 	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
@@ -78,12 +78,11 @@ func (o *Options) checkServers(r *option.Report) Servers {
 	return s
 }
 
-// MostServiceMetrics is how many Services may have metrics of their own at most: a series for each,
+// MostServiceMetrics is the largest number of Services with their own metrics: a series for each,
 // IP family and node.
 const MostServiceMetrics = 1000
 
-// DefaultAdminSocket is the admin socket where nobody asks for another: where the commands look for
-// it.
+// DefaultAdminSocket is the admin socket unless another is configured; the commands use this path.
 const DefaultAdminSocket = "/run/kube-proxy/admin.sock"
 
 // adminPipe is what [DefaultAdminSocket] means on Windows, so that one file serves nodes of both
@@ -93,8 +92,8 @@ const adminPipe = pipePrefix + `ProtectedPrefix\Administrators\kube-proxy-admin`
 
 const pipePrefix = `\\.\pipe\`
 
-// AdminSocketOn returns the path at which an admin socket is on an operating system, as
-// runtime.GOOS names it.
+// AdminSocketOn returns the path of an admin socket on an operating system, as runtime.GOOS names
+// it.
 func AdminSocketOn(system, path string) string {
 	if system == "windows" && path == DefaultAdminSocket {
 		return adminPipe
@@ -105,7 +104,7 @@ func AdminSocketOn(system, path string) string {
 // mostSocketPath is the length of the longest path of a unix socket on Linux, in bytes.
 const mostSocketPath = 107
 
-// mostPipePath is that of a named pipe of Windows.
+// mostPipePath is the longest path of a named pipe of Windows.
 const mostPipePath = 256
 
 // adminSocket is the path of the socket for questions of people.
@@ -125,7 +124,7 @@ func (o *Options) adminSocket() string {
 	return path
 }
 
-// noServer disables a server in a file, where nothing means the default (FL-08).
+// noServer disables a server in a file, where an empty value means the default (FL-08).
 const noServer = "none"
 
 func (o *Options) server(field string, at *string, port uint16) netip.AddrPort {

@@ -12,12 +12,12 @@ import (
 	"kube-proxy/config/option"
 )
 
-// settings is what flags and file fill: the published type, and over it the blocks of sections: of
-// those each may have fields that the published type has, or once had, or never had.
+// settings is the target of flags and file: the published type, overlaid with the blocks of
+// sections. A block may have fields that the published type has, or once had, or never had.
 type settings struct {
 	v1alpha1.KubeProxyConfiguration
 	blocks option.Blocks
-	known  []option.Leaf // what leaves returns, once it was asked
+	known  []option.Leaf // cached result of leaves
 }
 
 // copy returns settings that share no variable with s.
@@ -31,7 +31,7 @@ func (s *settings) copy() *settings {
 	return c
 }
 
-// set gives each value that of other settings.
+// set copies each value of other settings.
 func (s *settings) set(other *settings) {
 	mine := s.leaves()
 	for i, l := range other.leaves() {
@@ -39,8 +39,7 @@ func (s *settings) set(other *settings) {
 	}
 }
 
-// leaves returns all values that fields may be: those of the published type, and then those of
-// blocks.
+// leaves returns all values of fields: those of the published type, and then those of blocks.
 func (s *settings) leaves() []option.Leaf {
 	if s.known != nil {
 		return s.known
@@ -73,7 +72,7 @@ func (s *settings) at(path string) reflect.Value {
 	return all[i].Value
 }
 
-// read stores the value at a path, or what its pointer leads to; nothing where there is none.
+// read stores the value at a path, or the target of its pointer; nothing if there is no value.
 func read[T any](s *settings, path string, into *T) {
 	for _, l := range s.leaves() {
 		if v := reflect.Indirect(l.Value); l.Path == path && v.CanConvert(reflect.TypeFor[T]()) {
@@ -82,7 +81,7 @@ func read[T any](s *settings, path string, into *T) {
 	}
 }
 
-// written is a value as a file says it.
+// written returns a value as written in a file.
 func written(l option.Leaf) []byte {
 	data, err := json.Marshal(l.Value.Interface())
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"kube-proxy/config/option"
 )
 
-// Snapshot says how a node serves after a reboot before its API server answers.
+// Snapshot configures how a node serves after a reboot before its API server answers.
 type Snapshot struct {
-	// Dir is the directory of the snapshot; "" keeps none.
+	// Dir is the directory of the snapshot; "" disables it.
 	Dir string
 	// MaxAge is the age at which a snapshot is rejected.
 	MaxAge time.Duration

@@ -7,7 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestUnknownFlagSuggestion (FL-02): an unknown flag comes with the flag that is like it, if one is, and each is told of once.
+// TestUnknownFlagSuggestion (FL-02): an unknown flag is reported once, with the flag of the nearest
+// name, if any is near.
 func TestUnknownFlagSuggestion(t *testing.T) {
 	args := []string{"--proxi-mode=nftables", "--cluster-cdr", "10.0.0.0/8", "--zzzzz"}
 	err := Unparsed(args, pflag.NewFlagSet("", pflag.ContinueOnError).Parse(args), nil)

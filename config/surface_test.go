@@ -65,7 +65,7 @@ func TestFlagTable(t *testing.T) {
 	for f := range o.table.flags() {
 		byName[f.Flag] = f
 	}
-	// What the documents call by better names than a parser needs.
+	// Types with better names in the documents than in the parser.
 	names := map[string]string{"ip": "string", "ipport": "string"}
 	var listed []string
 	count := map[string]int{}
@@ -110,7 +110,7 @@ func TestFlagTable(t *testing.T) {
 	}
 }
 
-// Each flag with an effect that is not "works" says so when it is given: one warning that names it.
+// Each flag whose effect is not "works" causes one warning that names it.
 func TestFlagsTell(t *testing.T) {
 	values := map[string]string{"duration": "7s", "int32": "3", "bool": "true", "list": "10.0.0.0/8", "float32": "7", "ip": "192.0.2.1",
 		"ipport": "192.0.2.1:99", "show-hidden-metrics-for-version": previousMinor, "proxy-port-range": "1-2", "source-vip": "192.0.2.9",
@@ -144,7 +144,7 @@ func TestFlagsTell(t *testing.T) {
 		if told != 1 {
 			t.Errorf("--%s=%s has %d warnings: %q", name, value, told, c.Warnings)
 		}
-		// In its own mode it is what was asked for.
+		// In its own mode the flag has its effect.
 		if mode, _, _ := strings.Cut(row["effect"], ","); slices.Contains(modes, mode) && mode != "kernelspace" {
 			c, err := complete(t, testCase{args: []string{"--proxy-mode=" + mode, "--nodeport-addresses=primary", "--" + name + "=" + value}})
 			switch {
@@ -187,7 +187,7 @@ func TestFieldTable(t *testing.T) {
 	}
 }
 
-// saidAt is a value as a file says it.
+// saidAt returns a value as written in a file.
 func saidAt(s *settings, path string) string {
 	return strings.Trim(string(written(option.Leaf{Path: path, Value: s.at(path)})), `"`)
 }
@@ -214,7 +214,7 @@ func TestGates(t *testing.T) {
 			t.Errorf("the gate %s is not known, or both idle and not", name)
 		}
 	}
-	for _, g := range known { // G7: a gate that can be changed does something, or says why not
+	for _, g := range known { // G7: a gate that can be changed has an effect, or a reason why not
 		changes := !g.locked || g.documentedOff()
 		if g.now && g.name != "AllAlpha" && g.name != "AllBeta" && changes == (does[g.name] == "" && idle[g.name] == "") {
 			t.Errorf("the gate %s: locked %t, does %q, idle %q", g.name, g.locked, does[g.name], idle[g.name])

@@ -14,7 +14,7 @@ import (
 type entry struct {
 	option.Field
 	group string
-	// modes are the only ones in which it does something; nil means all.
+	// modes are the only ones in which it has an effect; nil means all.
 	modes []string
 }
 
@@ -101,8 +101,8 @@ func (t table) which(is func(*entry) bool) iter.Seq[*entry] {
 	}
 }
 
-// field returns the entry of a path; a path below one, such as a gate's, has the entry of what is
-// above.
+// field returns the entry of a path; a path below one, such as a gate's, has the entry of its
+// parent.
 func (t table) field(path string) (*entry, bool) {
 	for e := range t.fields() {
 		if e.Path == path || strings.HasPrefix(path, e.Path+".") {
@@ -112,7 +112,7 @@ func (t table) field(path string) (*entry, bool) {
 	return &entry{}, false
 }
 
-// flagOf returns the flag that stands for a field; "" if none does.
+// flagOf returns the flag of a field; "" without one.
 func (t table) flagOf(path string) string {
 	for e := range t.flags() {
 		if path != "" && e.Path == path {

@@ -41,7 +41,7 @@ func (v *value) Set(s string) error {
 }
 
 func (v *value) String() string {
-	if !v.at.IsValid() { // pflag makes a zero value to learn whether a default is worth printing
+	if !v.at.IsValid() { // pflag makes a zero value to find whether a default is worth printing
 		return ""
 	}
 	if at := reflect.Indirect(v.at); at.IsValid() {

@@ -18,7 +18,7 @@ import (
 // settle is how long a file has to be left alone before it is read: editors write in steps.
 const settle = 100 * time.Millisecond
 
-// settleMost limits that wait: others may write in the same folder all the time.
+// settleMost limits that wait: other programs may write in the same folder all the time.
 const settleMost = 10 * settle
 
 // lookAnyway is how often a file is read without a notification: not every file system sends them.
@@ -34,7 +34,7 @@ var newWatcher = fsnotify.NewWatcher
 // half configuration can lack what restricts tenants.
 var errBusy = errors.New("a process is writing it; it is read when it is closed")
 
-// readWhole reads a file that no process writes at the moment, where the kernel can tell.
+// readWhole reads a file that no process is writing, where the kernel can report that.
 func readWhole(file string) ([]byte, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -136,8 +136,8 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 	}
 }
 
-// follow watches the folders of the file and of each symbolic link on the way to it, and no others. A folder that
-// cannot be watched is left to the look that comes anyway.
+// follow watches the folders of the file and of each symbolic link on the way to it, and no others.
+// A folder that cannot be watched is left to the periodic read.
 func follow(w *fsnotify.Watcher, file string) {
 	dirs := folders(file)
 	for _, dir := range w.WatchList() {
@@ -150,12 +150,12 @@ func follow(w *fsnotify.Watcher, file string) {
 	}
 }
 
-// folders returns the folders in which a change may change what file is. Links are followed a step at a time, 40
-// at most, as in the kernel.
+// folders returns the folders in which a change may change the target of file. It follows links a
+// step at a time, 40 at most, as the kernel does.
 func folders(file string) []string {
 	var dirs []string
 	for range 40 {
-		// The first link on the path decides where the rest of it leads.
+		// The first link on the path decides the target of the rest.
 		at, rest := firstLink(file)
 		if at == "" {
 			return append(dirs, filepath.Dir(file))
@@ -173,7 +173,8 @@ func folders(file string) []string {
 	return dirs
 }
 
-// firstLink returns the first part of the path that is a symbolic link, and what follows it; "" if none is.
+// firstLink returns the first part of the path that is a symbolic link, and the rest; "" without a
+// link.
 func firstLink(file string) (at, rest string) {
 	for i := 1; i <= len(file); i++ {
 		if i < len(file) && file[i] != filepath.Separator {

@@ -37,7 +37,7 @@ func TestWatch(t *testing.T) {
 	for _, tc := range []struct {
 		name, file string
 		steps      []func()
-		want       []string // what each step tells of, "" for nothing
+		want       []string // the report of each step, "" for none
 	}{
 		{"written", plain, []func(){
 			func() { must(t, os.WriteFile(plain, []byte("two"), 0o600)) },
@@ -79,7 +79,7 @@ func TestWatch(t *testing.T) {
 			time.Sleep(2 * settle) // the watch begins
 			for i, step := range tc.steps {
 				step()
-				wait := 8 * settle // long enough to be told on a busy machine
+				wait := 8 * settle // long enough for a report on a busy machine
 				if tc.want[i] != "" {
 					wait = lookAnyway / 2
 				}
@@ -101,7 +101,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// hears fails the test if the kernel does not tell of changes.
+// hears fails the test if the kernel sends no notification of changes.
 func hears(t *testing.T) func(time.Duration, error) {
 	return func(_ time.Duration, err error) { t.Errorf("no watch: %v", err) }
 }
@@ -113,7 +113,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// The watch also tells of what changed between the reading and its beginning.
+// The watch also reports a change between the first read and its start.
 func TestWatchBegins(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c")
 	must(t, os.WriteFile(file, []byte("new"), 0o600))
@@ -154,7 +154,8 @@ func TestWatchSlowWriterTN80(t *testing.T) {
 	must(t, <-ended)
 }
 
-// A folder where others write all the time, such as that of a log, does not keep a change from being noticed.
+// A folder in which others write all the time, such as that of a log, does not delay the report of
+// a change.
 func TestWatchBusyFolder(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "c")

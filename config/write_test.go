@@ -61,7 +61,7 @@ func roundTrip(t testing.TB, c *Config, windows bool) {
 	if live, restart := Diff(c.Mode, c, again); len(live)+len(restart) > 0 {
 		t.Errorf("what was written loads differently: %q %q\n%s", live, restart, data)
 	}
-	// What no field stands for is not in the file.
+	// Flags without a field are not in the file.
 	want, got := *c, *again
 	for _, x := range []*Config{&want, &got} {
 		x.modes, x.table, x.unchecked, x.inMode, x.names = nil, nil, nil, nil, nil

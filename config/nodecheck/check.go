@@ -1,5 +1,6 @@
-// Package nodecheck compares the configuration with what is known of the node (CF-63 to CF-66, PN-71): what is right by
-// itself, and package config took, may not fit the node's addresses and pod CIDRs.
+// Package nodecheck compares the configuration with the facts of the node (CF-63 to CF-66, PN-71):
+// values that are valid by themselves, and that package config accepted, may not fit the node's
+// addresses and pod CIDRs.
 package nodecheck
 
 import (
@@ -15,13 +16,15 @@ import (
 	"kube-proxy/policy"
 )
 
-// Setup is what [Check] compares with the facts: settings of the user, and what the host made of them.
+// Setup is the input of [Check] beside the facts: settings of the user, and values derived from the
+// host.
 type Setup struct {
-	// Families are those that are served, at least one, in any order. With both, the host is dual-stack (PR-02).
+	// Families are the served ones, at least one, in any order. With both, the host is dual-stack
+	// (PR-02).
 	Families []lb.Family
-	// Settings are as for [policy.ResolveNode], of whatever family.
+	// Settings are as for [policy.ResolveNode], of any family.
 	Settings policy.Settings
-	// NodePortsUnset: the user did not say which addresses answer NodePorts.
+	// NodePortsUnset: the user did not configure which addresses answer NodePorts.
 	NodePortsUnset bool
 	// Healthz and Metrics are where servers listen, not valid if nowhere.
 	Healthz, Metrics netip.AddrPort
@@ -34,7 +37,7 @@ type Setup struct {
 	Name func(field string) string
 }
 
-// Finding is one thing about the configuration that shows only when the node is known.
+// Finding is one problem of the configuration that is only visible with the facts of the node.
 type Finding struct {
 	// Row of the specification (docs/behaviour.md): CF-63 to CF-66, PN-71.
 	Row string
@@ -44,9 +47,9 @@ type Finding struct {
 	Text string
 }
 
-// Check compares the settings with what is known of this node (CF-63 to CF-66, PN-71). It is meant for the moment
-// when the node is known, or is known to be missing, and for each change of the facts after it; equal findings have
-// equal texts, so that each can be reported once.
+// Check compares the settings with the facts of this node (CF-63 to CF-66, PN-71). Call it when the
+// facts arrive, or when the node turns out to be missing, and after each change of the facts; equal
+// findings have equal texts, so that each can be reported once.
 func Check(f cluster.Facts, s Setup) []Finding {
 	c := checker{Setup: s, facts: f, ips: policy.ResolveNodeIPs(f, s.Settings)}
 	c.Families = slices.Clone(s.Families)
@@ -96,7 +99,7 @@ func (c *checker) wrongFamily(fatal bool, what string) {
 	c.add("CF-63", fatal, "%s", text)
 }
 
-// node is PN-71 and PR-06, and PR-03 where nothing stands for the node.
+// node is PN-71 and PR-06, and PR-03 without any address of the node.
 func (c *checker) node() {
 	without := "source ranges count as if it were in none" // SV-16
 	if c.Settings.NodePortAddrs.Primary {
@@ -201,7 +204,7 @@ func (c *checker) nodePorts() {
 	}
 }
 
-// others are the rest of CF-63.
+// others is the rest of CF-63.
 func (c *checker) others() {
 	for field, a := range c.Addresses {
 		if a.IsValid() && lb.FamilyOf(a) != c.Families[0] {

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// TestCheck: each case changes a dual-stack node about which there is nothing to say.
+// TestCheck: each case changes a dual-stack node without findings.
 func TestCheck(t *testing.T) {
 	type setup = nodecheck.Setup
 	type facts = cluster.Facts
@@ -150,7 +150,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// PR-05: the error says which Node, how long, and what to look at.
+// PR-05: the error has the Node, the time, and what to check.
 func TestNoPodCIDRs(t *testing.T) {
 	name := func(field string) string { return "--" + field }
 	for node, want := range map[*cluster.Node]string{
@@ -164,7 +164,7 @@ func TestNoPodCIDRs(t *testing.T) {
 	}
 }
 
-// PR-02, PR-03, CF-13: which addresses stand for the node, and which family comes first.
+// PR-02, PR-03, CF-13: which addresses represent the node, and which family comes first.
 func TestNodeIPs(t *testing.T) {
 	for _, test := range []struct {
 		name, bind, node string

@@ -1,5 +1,5 @@
 // Package option has the types that describe flags and fields of the configuration: package config
-// has those of all modes, each mode its own ([kube-proxy/mode.Mode].Options).
+// has those common to all modes, each mode its own ([kube-proxy/mode.Mode].Options).
 //
 // A [Section] describes a group of them in one place: the values with their defaults, the text for
 // help and documentation, and the validation.
@@ -36,20 +36,20 @@ type Section struct {
 
 // Field is a flag, a field of the file, or both.
 type Field struct {
-	// Path leads to the field, with dots between; "" for a flag that no file has. At points to the
-	// value of such a flag.
+	// Path is the path of the field, separated by dots; "" for a flag without a field. At points to
+	// the value of such a flag.
 	Path string
 	At   any
-	// Flag is the name, without its dashes; "" for none. Short is its one letter, Alone the value
-	// of a flag that is given without one.
+	// Flag is the name, without its dashes; "" for none. Short is its one letter, Alone its value
+	// if it is given without one.
 	Flag, Short, Alone string
-	// Row is that of the specification; EXT is an extension. A flag without one that has a path stands for
-	// a field of another section, which says the rest.
+	// Row is the row of the specification; EXT is an extension. A flag without a row but with a
+	// path sets a field of another section, which has the rest.
 	Row string
-	// Restart says why a change of the field needs a new process; "", it takes effect in the
-	// running one.
+	// Restart is the reason why a change of the field needs a new process; "": it takes effect
+	// live.
 	Restart string
-	// Wins: the flag beats the field of the file. Otherwise a file replaces what the flag says
+	// Wins: the flag overrides the field of the file. Otherwise the file overrides the flag
 	// (FL-03).
 	Wins bool
 	// Once: two values contradict each other.
@@ -59,21 +59,22 @@ type Field struct {
 	Help string
 }
 
-// Effect says where a field does something; the zero Effect is everywhere.
+// Effect describes where a field has an effect; the zero Effect means everywhere.
 type Effect struct {
 	// System is the only operating system that has it, as [runtime.GOOS] names it; "" for all.
 	System string
-	// Gone is what became of something that no proxy has any more; "" if it is still there.
+	// Gone describes the replacement of something that no proxy has any longer; "" if it still
+	// exists.
 	Gone string
 }
 
 // AtStart is the usual reason for a new process.
 const AtStart = "the mode reads it when it begins"
 
-// Blocks are the values of sections, each a pointer to a struct of a type of its own.
+// Blocks are the values of sections, each a pointer to a struct of its own type.
 type Blocks []any
 
-// Of returns the block of a type; fallback where there is none.
+// Of returns the block of a type; fallback without one.
 func Of[T any](all Blocks, fallback *T) *T {
 	for _, b := range all {
 		if t, ok := b.(*T); ok {
@@ -83,7 +84,7 @@ func Of[T any](all Blocks, fallback *T) *T {
 	return fallback
 }
 
-// Leaf is a value of a block, and the path that leads to it.
+// Leaf is a value of a block, and its path.
 type Leaf struct {
 	Path  string
 	Value reflect.Value
@@ -113,7 +114,7 @@ func Leaves(at any) []Leaf {
 	return all
 }
 
-// readsItself reports whether a struct stands for one value in the file.
+// readsItself reports whether a struct is a single value in the file.
 func readsItself(t reflect.Type) bool {
 	_, ok := reflect.PointerTo(t).MethodByName("UnmarshalJSON")
 	return ok

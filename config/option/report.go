@@ -7,18 +7,18 @@ import (
 
 // Report takes what is wrong with a section, and has the checks that many values share.
 type Report struct {
-	// Wrong notes a problem of a field. Those of a section whose mode does not run are kept for the
-	// day on which it does.
+	// Wrong records a problem of a field. Problems of a section whose mode does not run are kept
+	// until it does.
 	Wrong func(path, value, want string)
 	// Insist notes one that always counts.
 	Insist func(path, value, want string)
 	// Warn notes what is worth a warning.
 	Warn func(format string, args ...any)
-	// Name returns what the user knows a field by: the flag, or the field where the file says it.
+	// Name returns the user's name of a field: the flag, or the field if the file sets it.
 	Name func(path string) string
-	// Given reports whether a flag or the file says anything of the field.
+	// Given reports whether a flag or the file sets the field.
 	Given func(path string) bool
-	// Runs: the section's mode is asked for. Cleanup: the process removes rules, and ends.
+	// Runs: the section's mode is configured. Cleanup: the process removes rules, and exits.
 	Runs, Cleanup bool
 }
 
@@ -34,22 +34,22 @@ func (r *Report) Within(path string, n, low, high int32) int {
 	return int(n)
 }
 
-// Positive checks that a time is more than none.
+// Positive checks that a time is greater than 0.
 func (r *Report) Positive(path string, d Duration) {
 	if d.Duration <= 0 {
 		r.Wrong(path, d.Duration.String(), "want more than 0")
 	}
 }
 
-// NotNegative checks a time that may be none.
+// NotNegative checks that a time is 0 or greater.
 func (r *Report) NotNegative(path string, d Duration) {
 	if d.Duration < 0 {
 		r.Wrong(path, d.Duration.String(), "want 0 or more")
 	}
 }
 
-// Periods checks the time between two full comparisons, 0 for the engine's own, and the least time
-// between two writes.
+// Periods checks the time between two full comparisons, 0 for the engine's default, and the least
+// time between two writes.
 func (r *Report) Periods(block string, sync, least Duration) {
 	s, l := sync.Duration, Exact(least)
 	switch path := block + ".minSyncPeriod"; {
@@ -60,7 +60,7 @@ func (r *Report) Periods(block string, sync, least Duration) {
 	}
 }
 
-// noPeriod is how a file says 0 where 0 means "not given" (FL-08): the shortest time that can be
+// noPeriod represents 0 in a file where 0 means "not given" (FL-08): the shortest time that can be
 // written.
 const noPeriod = time.Nanosecond
 
@@ -72,7 +72,7 @@ func Exact(d Duration) time.Duration {
 	return d.Duration
 }
 
-// Sayable returns a time as a file says it whose default is another.
+// Sayable returns a time as written in a file if its default differs.
 func Sayable(d Duration) Duration {
 	if d.Duration == 0 {
 		d.Duration = noPeriod
