@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// standing is the body of /healthz and /livez: what upstream's have since 1.34 (HT-01, HT-02). Earlier ones
-// have the same names, but for healthy and status, and times that are not RFC 3339.
+// standing is the body of /healthz and /livez, with upstream's fields since 1.34 (HT-01, HT-02).
+// Earlier ones have the same names, except healthy and status, and times that are not RFC 3339.
 type standing struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
@@ -16,7 +16,7 @@ type standing struct {
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
 	Healthy      bool                    `json:"healthy"`
 	Status       map[string]familyReport `json:"status"`
-	// Waiting is what the process waits for before it writes.
+	// Waiting is the event for which the process waits before it writes.
 	Waiting string `json:"waiting,omitempty"`
 }
 
@@ -55,8 +55,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.cfg.Answered(r.URL.Path, code)
 }
 
-// standing says how the families and, unless eligible is nil, the node stand. That another process keeps this one from
-// writing is a reason to send the node nothing after a while, but none to start this process anew.
+// standing returns the state of the families and, unless eligible is nil, of the node. If another
+// process keeps this one from writing, that is a reason to take the node out of load balancers
+// after a while, but no reason to restart this process.
 func (s *Server) standing(eligible *bool) (int, standing) {
 	r := s.look()
 	out := standing{LastUpdated: r.last, CurrentTime: r.now, NodeEligible: eligible, Healthy: r.healthy, Status: r.families, Waiting: r.waiting}

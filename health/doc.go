@@ -10,19 +10,21 @@
 //	          process is not about to end
 //	others    never; they are 404                                                                  HT-03
 //
-// A family is unhealthy if a change is older than twice the sync period and the kernel has accepted no write since
-// (HT-04). One Service that the kernel refuses does not make a family unhealthy: all nodes have that Service, and would
-// leave the load balancers together. If nothing else is pending, the engine makes a write that changes nothing; if the
-// kernel refuses that too, the node has failed.
-// While another process keeps this one from writing ([Config].Waiting) all three say so; after twice the sync period
-// /healthz is 503, but /livez is not: a restart would not help.
-// All methods are accepted. Bodies are JSON in one line, times as RFC 3339 in UTC.
+// A family is unhealthy if a change is older than twice the sync period and the kernel has accepted
+// no write since (HT-04). One Service that the kernel refuses does not make a family unhealthy: all
+// nodes have that Service, and would leave the load balancers together. If nothing else is pending,
+// the engine makes a write that changes nothing; if the kernel refuses that too, the node has
+// failed. While another process keeps this one from writing ([Config].Waiting) all three report it;
+// after twice the sync period /healthz is 503, but /livez is not: a restart would not help. All
+// methods are accepted. Bodies are JSON in one line, times as RFC 3339 in UTC.
 //
-// Who uses which: cloud load balancers query /healthz to decide whether a node gets traffic of Services with the policy
-// Cluster, so it fails while the node is about to be deleted ([Config].NodeEligible, HT-06), and once the process is
-// about to end ([Server.Drain], PR-07), so that they stop using the node before the server closes.
-// A kubelet queries /livez to decide whether to restart the process: neither a node that is deleted nor a process that
-// ends is a reason. Only this proxy has /readyz: it succeeds when the rules of all Services are in the kernel.
+// Clients: cloud load balancers query /healthz to decide whether a node gets traffic of Services
+// with the policy Cluster, so it fails while the node is about to be deleted
+// ([Config].NodeEligible, HT-06), and once the process is about to end ([Server.Drain], PR-07), so
+// that they stop using the node before the server closes. A kubelet queries /livez to decide
+// whether to restart the process: neither a node that is deleted nor a process that ends is a
+// reason. Only this proxy has /readyz: it succeeds when the rules of all Services are in the
+// kernel.
 //
 // [Services] answers on the healthCheckNodePort of each Service that has one, whatever path and method:
 //

@@ -16,7 +16,8 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// behindEngine runs a real engine until the test ends, on a plane that fails on demand. do feeds it, state is how it stands.
+// behindEngine runs a real engine until the test ends, on a plane that fails on demand. do sends
+// events, state returns the engine's state.
 func behindEngine(t *testing.T, observers ...engine.Observer) (faulty *fake.Faulty, state func() State, do func(...cluster.Event)) {
 	t.Helper()
 	faulty = fake.NewFaulty(fake.New(lb.IPv4), 1)
@@ -45,9 +46,9 @@ func behindEngine(t *testing.T, observers ...engine.Observer) (faulty *fake.Faul
 	}
 }
 
-// HT-04, HT-01, HT-02: one Service that the kernel refuses, in a cluster where nothing else changes, is on all nodes, so it
-// must not take them out of the load balancers, however long it is there. A kernel that takes nothing does, after two sync
-// periods.
+// HT-04, HT-01, HT-02: one Service that the kernel refuses, in a cluster where nothing else
+// changes, is on all nodes, so it must not take them out of the load balancers, however long it
+// exists. A kernel that refuses everything does, after two sync periods.
 func TestOneOddServiceHT04(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		faulty, state, do := behindEngine(t)
@@ -56,7 +57,7 @@ func TestOneOddServiceHT04(t *testing.T) {
 			SyncPeriod: func() time.Duration { return period },
 			Families:   map[lb.Family]func() State{lb.IPv4: state},
 		})
-		// stays asks each second for so long.
+		// stays queries each second for that time.
 		stays := func(what string, code int, d time.Duration) {
 			t.Helper()
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
@@ -89,8 +90,8 @@ func TestOneOddServiceHT04(t *testing.T) {
 	})
 }
 
-// HT-16, PN-70: behind a real engine nobody is told "ready" before the kernel has the rules: not at the start, not when
-// the first endpoint comes, and not while writes fail.
+// HT-16, PN-70: behind a real engine the server never answers "ready" before the kernel has the
+// rules: not at the start, not when the first endpoint is added, and not while writes fail.
 func TestBehindEngineHT16(t *testing.T) {
 	d := newDesk(t)
 	faulty, state, do := behindEngine(t, d.v4)

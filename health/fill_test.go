@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// newServer is [New] with what a test says nothing of.
+// newServer is [New] with defaults for all that a test leaves out.
 func newServer(cfg Config) *Server {
 	if cfg.NotReady == nil {
 		cfg.NotReady = func() string { return "" }
@@ -31,7 +31,7 @@ func newServer(cfg Config) *Server {
 	return New(cfg)
 }
 
-// newServices is [NewServices] with what a test says nothing of.
+// newServices is [NewServices] with defaults for all that a test leaves out.
 func newServices(cfg ServicesConfig) *Services {
 	if cfg.Healthy == nil {
 		cfg.Healthy = func() bool { return true }

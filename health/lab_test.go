@@ -34,12 +34,12 @@ func lonely(t testing.TB) netip.Addr {
 	return netip.Addr{}
 }
 
-// freePort returns a port that nobody listens on, on any address. It is none of those that connections get, which may
-// take it before we do.
+// freePort returns a port without a listener on any address. It is outside the range of ephemeral
+// ports, which connections may take first.
 func freePort(t testing.TB) uint16 {
 	t.Helper()
 	for range 100 {
-		port := uint16(10300 + rand.IntN(9000)) // nor one of those that other tests here use
+		port := uint16(10300 + rand.IntN(9000)) // nor one of the ports of other tests in this package
 		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil && l.Close() == nil {
 			return port
 		}
@@ -48,7 +48,7 @@ func freePort(t testing.TB) uint16 {
 	return 0
 }
 
-// squat listens where others want to.
+// squat listens on an address that another listener needs.
 func squat(t testing.TB, at netip.AddrPort) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", at.String())
@@ -95,14 +95,14 @@ func drain(resp *http.Response) string {
 	return string(b)
 }
 
-// fakeOpener opens listeners that nobody can reach, and fails as told.
+// fakeOpener opens listeners that no client can reach, and fails on demand.
 type fakeOpener struct{ listentest.Opener }
 
 func (o *fakeOpener) listen(ctx context.Context, p listen.Address) (net.Listener, error) {
 	return o.Open(ctx, p.Network, p.At)
 }
 
-// pass lets made-up time pass, and what happens then be done.
+// pass advances the fake clock, and waits for the results.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()

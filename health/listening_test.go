@@ -67,7 +67,7 @@ func TestRetryHT15(t *testing.T) {
 	})
 }
 
-// HT-15: that some Services go does not keep others from being tried again.
+// HT-15: deleted Services do not keep others from being retried.
 func TestRetryOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &fakeOpener{}
@@ -97,8 +97,9 @@ func TestRetryOfOthers(t *testing.T) {
 	})
 }
 
-// HT-14: the addresses change. What stays is not touched, what comes opens before what goes closes; one that
-// contains others has to wait for them. If the new ones cannot be had the old ones stay.
+// HT-14: the addresses change. Unchanged listeners stay open; new ones open before old ones close,
+// except that one which contains others has to wait for them. If the new ones cannot be opened the
+// old ones stay.
 func TestAddressesChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &fakeOpener{}
@@ -231,8 +232,8 @@ func TestOtherRowsCostNothing(t *testing.T) {
 	})
 }
 
-// HT-14: nobody tells of an address that this machine gets or loses, so there is a look now and then. It does not
-// change when what fails is tried again.
+// HT-14: the kernel sends no notification of a new or removed address of this machine, so the
+// server checks periodically. A retry of a failed listener does not change the period.
 func TestAddressComesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var addr atomic.Value
@@ -263,7 +264,8 @@ func TestAddressComesLater(t *testing.T) {
 	})
 }
 
-// A listener that breaks, and breaks again whenever it is opened, is told of and costs one try a second.
+// A listener that breaks, and breaks again whenever it is opened, is logged and costs one try a
+// second.
 func TestListenerBreaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

@@ -10,7 +10,7 @@ import (
 // portKey is the key of the context of a connection under which its port is.
 type portKey struct{}
 
-// serve answers on a healthCheckNodePort, whatever is asked (HT-10).
+// serve answers any request on a healthCheckNodePort (HT-10).
 func (s *Services) serve(w http.ResponseWriter, r *http.Request) {
 	service, n, known := s.count(r.Context().Value(portKey{}).(*port))
 	healthy := s.cfg.Healthy()
@@ -19,14 +19,15 @@ func (s *Services) serve(w http.ResponseWriter, r *http.Request) {
 		code = http.StatusOK
 	}
 	if !known {
-		w.Header().Set("Connection", "close") // the next request finds nobody, as it should
+		w.Header().Set("Connection", "close") // the next request must open a new connection
 	}
 	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(n)) // HT-11
 	answer(w, code, body(service, n, healthy))
 }
 
-// count returns the Service of a port and how many endpoints it has on this node: as many as the family that
-// has more, since a pod of both families has an address in each. Known is false when the Service has gone.
+// count returns the Service of a port and the number of its endpoints on this node: that of the
+// family with more, since a pod of both families has an address in each. Known is false for a
+// deleted Service.
 func (s *Services) count(p *port) (service string, n int, known bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

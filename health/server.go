@@ -14,19 +14,22 @@ import (
 	"kube-proxy/lb"
 )
 
-// Config says what a [Server] knows. All must be set; functions are called from several goroutines at once.
+// Config configures a [Server]. All fields must be set; functions are called from several
+// goroutines at once.
 type Config struct {
-	// Families are the families that the proxy serves, each with how it stands now.
+	// Families are the served families, each with a function that returns its state.
 	Families map[lb.Family]func() State
 	// SyncPeriod is the sync period of the running mode; it may change. One that is not above 0 means 30 s.
 	SyncPeriod func() time.Duration
-	// NodeEligible says whether this node's Node object is known, and whether load balancers may use the node:
-	// it is not being deleted, and has no taint ToBeDeletedByClusterAutoscaler (HT-06).
+	// NodeEligible reports whether this node's Node object is known, and whether load balancers may
+	// use the node: it is not being deleted, and has no taint ToBeDeletedByClusterAutoscaler
+	// (HT-06).
 	NodeEligible func() (known, eligible bool)
-	// NotReady says why the node is not ready though its rules are in force; "" if it is.
+	// NotReady returns the reason why the node is not ready though its rules are in force; "" if it
+	// is.
 	NotReady func() string
-	// Waiting returns since when the process waits for the right to write rules, and a sentence on what it waits for; the
-	// zero time means that it does not wait.
+	// Waiting returns since when the process waits for the right to write rules, and a sentence
+	// about the reason; the zero time means that it does not wait.
 	Waiting func() (since time.Time, on string)
 	// Answered is called for each answer on /healthz, /livez and /readyz (MT-15).
 	Answered func(path string, code int)
@@ -74,7 +77,7 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 		WriteTimeout:      20 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    listen.MaxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn), // such as no more file descriptors
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn), // for example out of file descriptors
 
 		DisableGeneralOptionsHandler: true, // any method (HT-10)
 	}
@@ -86,19 +89,20 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 	return s
 }
 
-// Listen says where to listen from now on; the zero AddrPort means nowhere. An unspecified address, of either
-// family, means all addresses of both, where the kernel has both (CF-14). The new address is bound before the
-// old one is let go, unless one of them contains the other: then a connection may be refused in between.
+// Listen sets the address; the zero AddrPort means no address. An unspecified address, of either
+// family, means all addresses of both, where the kernel has both (CF-14). The new address is bound
+// before the old one is closed, unless one of them contains the other: then a connection may be
+// refused in between.
 //
-// An address that cannot be bound is tried again every 5 s, while the old one serves; with hardFail the first try
-// must succeed, or it ends [Server.Run] with an error (HT-07). Listen does not block.
+// An address that cannot be bound is retried every 5 s, while the old one serves; with hardFail the
+// first try must succeed, or it ends [Server.Run] with an error (HT-07). Listen does not block.
 func (s *Server) Listen(at netip.AddrPort, hardFail bool) { s.listener.Move(at, hardFail) }
 
 // Drain makes /readyz and /healthz fail from now on, because the process is about to end (PR-07). /livez stays
 // as it is. Go on for as long as load balancers need to notice, then end [Server.Run].
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Run serves until ctx is done, and lets requests under way finish. It returns an error only where the address
+// Run serves until ctx is done, and finishes open requests. It returns an error only if the address
 // of a [Server.Listen] with hardFail cannot be bound. Run may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	defer listen.ShutDown(s.http, lastWords)

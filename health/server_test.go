@@ -18,7 +18,7 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// scene is what a server is asked about.
+// scene is the state behind a server.
 type scene struct {
 	v4, v6          State
 	v4Only          bool
@@ -60,8 +60,8 @@ func probe(s http.Handler, method, path string) *httptest.ResponseRecorder {
 	return w
 }
 
-// TestAnswers walks through HT-01, HT-02, HT-04 to HT-06, PR-07 and PN-70. In the bubble the server is made at
-// midnight, and asked at ten minutes past.
+// TestAnswers checks HT-01, HT-02, HT-04 to HT-06, PR-07 and PN-70. In the bubble the server is
+// made at midnight, and queried at ten minutes past.
 func TestAnswers(t *testing.T) {
 	midnight := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(sec float64) time.Time { return midnight.Add(time.Duration(sec * float64(time.Second))) }
@@ -210,7 +210,7 @@ func TestPathsHT03(t *testing.T) {
 	}
 }
 
-// What goes wrong in an answer is logged, and the next one is asked as before.
+// A panic in a handler is logged, and the next request is answered as before.
 func TestPanicIsLogged(t *testing.T) {
 	var bad atomic.Bool
 	log := &logtest.Buffer{}
@@ -240,7 +240,7 @@ func TestPanicIsLogged(t *testing.T) {
 	}
 }
 
-// FuzzTimes: whatever clock and time zone, times are RFC 3339 in UTC and the same instants (HT-01).
+// FuzzTimes: with any clock and time zone, times are RFC 3339 in UTC and the same instants (HT-01).
 func FuzzTimes(f *testing.F) {
 	f.Add(int64(0), int64(0), 0)
 	f.Add(int64(1763719200), int64(1), -5*3600)
@@ -300,7 +300,8 @@ func run(t *testing.T, s *Server) life {
 	return l
 }
 
-// over HTTP: the headers are those of the book, and no others but the date's (HT-01, HT-02).
+// Over HTTP: the headers are those of the specification, and no others except the date (HT-01,
+// HT-02).
 func TestHeaders(t *testing.T) {
 	s := newServer(Config{NodeEligible: func() (bool, bool) { return true, false }})
 	run(t, s)
@@ -330,7 +331,7 @@ func (s *Server) await(t *testing.T, listens bool) netip.AddrPort {
 	return s.Addr()
 }
 
-// status asks for /livez; 0 means that nobody answers.
+// status requests /livez; 0 means that no server answers.
 func status(c *http.Client, at netip.AddrPort) int {
 	resp, err := c.Get("http://" + at.String() + "/livez")
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 type ServicesConfig struct {
 	// Healthy reports whether the rules in the kernel are up to date: [Server.Healthy].
 	Healthy func() bool
-	// Addresses returns where to listen: addresses of this machine, or an unspecified one for all of its
-	// family; none means nowhere. [ListenAddrs] makes the list.
+	// Addresses returns the listen addresses: addresses of this machine, or an unspecified one for
+	// all of its family; none disables listening. [ListenAddrs] computes the list.
 	Addresses func() []netip.Addr
 	// OnListenFailed is called when the port of a Service "ns/name" cannot be bound (EV-05): once, not at each
 	// try, until it can or the Service or its port changes.
@@ -42,7 +42,7 @@ type Services struct {
 	mu    sync.RWMutex
 	ports map[uint16]*port
 	dirty map[uint16]struct{} // ports that Run must look at
-	all   bool                // it must look at all
+	all   bool                // it must check all ports
 }
 
 // port is one healthCheckNodePort. Rows of both families meet here, and share the listeners.
@@ -75,7 +75,7 @@ const (
 // lookAgain is how often the addresses of this machine are listed: there is no notification of changes.
 const lookAgain = 30 * time.Second
 
-// NewServices returns a Services that knows of none yet.
+// NewServices returns a Services without any Service.
 func NewServices(cfg ServicesConfig) *Services {
 	s := &Services{cfg: cfg, open: listen.OwnShare().Limited(listen.Open), wake: make(chan struct{}, 1),
 		failures: ratelimit.New(cfg.Log, "Health check port cannot listen"), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
@@ -86,7 +86,7 @@ func NewServices(cfg ServicesConfig) *Services {
 	return s
 }
 
-// portListener is a listener that knows its Service port.
+// portListener is a listener with its Service port.
 type portListener struct {
 	net.Listener
 	port *port
@@ -144,8 +144,8 @@ func (o *Observer) Applied(changes []lb.Change) {
 	}
 }
 
-// set makes f the row of a family for a port; nil if it has none. It reports whether that is a change. s.mu is held.
-// What the change says was there before does not count: Old is but a hint.
+// set makes f the frontend of a family for a port; nil if it has none. It reports whether that is a
+// change. s.mu is held. The change's Old does not count: it is only a hint.
 func (s *Services) set(i int, number uint16, f *lb.Frontend) (changed bool) {
 	p := s.ports[number]
 	if p == nil {
@@ -160,7 +160,7 @@ func (s *Services) set(i int, number uint16, f *lb.Frontend) (changed bool) {
 	}
 	p.rows[i] = f
 	for _, f := range p.rows {
-		if f != nil { // of two Services, which the API server does not allow, that of IPv4
+		if f != nil { // if two Services share it, which the API server prevents, that of IPv4
 			p.service = f.Service
 			break
 		}
@@ -169,7 +169,7 @@ func (s *Services) set(i int, number uint16, f *lb.Frontend) (changed bool) {
 	return true
 }
 
-// AddressesChanged says that ServicesConfig.Addresses has another answer now. It does not block.
+// AddressesChanged reports a new result of ServicesConfig.Addresses. It does not block.
 func (s *Services) AddressesChanged() {
 	s.mu.Lock()
 	s.all = true
@@ -191,7 +191,8 @@ func (s *Services) ring() {
 	}
 }
 
-// Run opens and closes listeners until ctx is done, and lets requests under way finish. It may be called once.
+// Run opens and closes listeners until ctx is done, and finishes open requests. It may be called
+// once.
 func (s *Services) Run(ctx context.Context) {
 	defer s.end()
 	failing := map[uint16]*port{} // ports that wait for their next try
@@ -349,10 +350,10 @@ func (s *Services) addresses() func(port uint16) []listen.Address {
 	}
 }
 
-// ListenAddrs returns the addresses for ServicesConfig.Addresses (HT-14): of the addresses that this machine
-// holds those that answer NodePorts, which is to say that lie in the prefixes of [lb.Node] of any of the
-// families served. A /0 gives the unspecified address of its family. Addresses that are valid on one link
-// only are left out: no load balancer asks there.
+// ListenAddrs returns the addresses for ServicesConfig.Addresses (HT-14): the addresses of this
+// machine that answer NodePorts, which means that they are in the prefixes of [lb.Node] of any
+// served family. A /0 gives the unspecified address of its family. Link-local addresses are left
+// out: no load balancer uses them.
 func ListenAddrs(nodePorts []netip.Prefix, local []netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	for _, p := range nodePorts {

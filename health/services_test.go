@@ -31,7 +31,7 @@ func set(f *lb.Frontend) []lb.Change { return []lb.Change{{Key: f.Key, New: f}} 
 
 func gone(port uint16) []lb.Change { return []lb.Change{{Key: lb.Key{Port: port, Proto: lb.TCP}}} }
 
-// desk is a Services that runs on an address of its own.
+// desk is a Services with its own address.
 type desk struct {
 	*Services
 	addr    netip.Addr
@@ -148,7 +148,8 @@ func raw(t *testing.T, at netip.AddrPort, method, path string) string {
 	return strings.Join(lines, "\r\n") + "\r\n\r\n" + body
 }
 
-// HT-14: without restriction one listener answers in both families, and nothing is left when both rows are gone.
+// HT-14: without restriction one listener answers in both families, and it is closed when both
+// frontends are gone.
 func TestOneListenerForBothFamilies(t *testing.T) {
 	s := newServices(ServicesConfig{OnListenFailed: func(_ string, _ uint16, err error) { t.Error(err) }})
 	o := &recorder{open: s.open}
@@ -204,7 +205,8 @@ func TestPortChanges(t *testing.T) {
 	}
 }
 
-// Only rows of kind HealthCheck matter, what a change says of the row before does not, and a NodePort takes the port.
+// Only frontends of kind HealthCheck matter, the change's Old does not, and a NodePort takes the
+// port.
 func TestOtherRows(t *testing.T) {
 	d := newDesk(t)
 	nodePort := check("shop/web:http", 32100, 0)
@@ -224,8 +226,8 @@ func TestOtherRows(t *testing.T) {
 	awaitPort(t, d.at(32101), false)
 }
 
-// Two Services with one port, one in each family, which the API server does not allow: that of IPv4 answers, with
-// its own endpoints.
+// Two Services with one port, one in each family, which the API server prevents: that of IPv4
+// answers, with its own endpoints.
 func TestPortOfTwoServices(t *testing.T) {
 	d := newDesk(t)
 	d.v6.Applied(set(check("shop/other", 32100, 5)))
@@ -271,7 +273,8 @@ func TestRequestAfterTheEnd(t *testing.T) {
 	}
 }
 
-// HT-14: whenever a request comes, the answer is whole: 200 with endpoints, 503 without, or nobody is there.
+// HT-14: at any time the response to a request is complete: 200 with endpoints, 503 without, or the
+// connection is refused.
 func TestRequestsWhileServicesComeAndGo(t *testing.T) {
 	d := newDesk(t)
 	var clients, writer sync.WaitGroup
@@ -338,7 +341,8 @@ func TestRequestsWhileServicesComeAndGo(t *testing.T) {
 	}
 }
 
-// HT-14, HT-15: all addresses or none; a failure is told of once, and the port answers when it is free.
+// HT-14, HT-15: all addresses or none; a failure is logged once, and the port answers when it is
+// free.
 func TestOccupiedHT15(t *testing.T) {
 	a, b := lonely(t), lonely(t)
 	const port = 32100
@@ -356,7 +360,7 @@ func TestOccupiedHT15(t *testing.T) {
 		t.Errorf("told %q, want %q", got, want)
 	}
 	awaitPort(t, netip.AddrPortFrom(a, port), false)
-	v4.Applied(set(check("shop/web", port, 2))) // a change is a reason to try, and not to tell
+	v4.Applied(set(check("shop/web", port, 2))) // a change causes a retry, but no log line
 	v4.Applied(set(check("shop/fine", port+1, 1)))
 	awaitPort(t, netip.AddrPortFrom(a, port+1), true)
 	if err := squatter.Close(); err != nil {
@@ -400,7 +404,7 @@ func TestListenAddrs(t *testing.T) {
 	}
 }
 
-// A thousand Services cost little while nobody asks.
+// A thousand Services cost little while no client sends requests.
 func TestThousandServices(t *testing.T) {
 	const n = 1000
 	d := newDesk(t)

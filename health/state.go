@@ -6,12 +6,13 @@ import (
 	"kube-proxy/lb"
 )
 
-// State is how the writer of one family's rules stands.
+// State is the state of the writer of one family's rules.
 type State struct {
-	// QueuedSince is when the oldest change came after which the kernel has taken no write; zero if there is none. A
-	// row that the kernel refuses while it takes others is no change that waits; where nothing else is to be written, a
-	// write that changes nothing shows whether it would (engine.Plane). While the sources have not listed yet there is
-	// nothing to write, so it is zero (HT-04: start-up is healthy).
+	// QueuedSince is the time of the oldest change that no successful write of the kernel has
+	// followed; zero without one. A frontend that the kernel refuses while it accepts others is not
+	// a waiting change. If nothing else is to be written, a write that changes nothing shows
+	// whether the kernel would accept others (engine.Plane). While the sources have not listed
+	// there is nothing to write, so it is zero (HT-04: start-up is healthy).
 	QueuedSince time.Time
 	// LastSuccess is when the kernel last took a write (DP-62); zero before the first.
 	LastSuccess time.Time
@@ -19,7 +20,7 @@ type State struct {
 	Begun bool
 }
 
-// defaultSyncPeriod stands in for a period that is not known.
+// defaultSyncPeriod replaces an unknown period.
 const defaultSyncPeriod = 30 * time.Second
 
 // patience is how long a change may wait for the kernel (HT-04, CF-61).
@@ -30,14 +31,14 @@ func (s *Server) patience() time.Duration {
 	return 2 * defaultSyncPeriod
 }
 
-// report is how all families stand at one moment.
+// report is the state of all families at one moment.
 type report struct {
 	now      time.Time
 	healthy  bool
 	last     time.Time // the newest real update of any family
 	families map[string]familyReport
 	missing  []string // families that have not begun
-	waiting  string   // what the process waits for before it writes
+	waiting  string   // reason of the wait before it writes
 	stalled  bool     // it has waited longer than a change may
 }
 
@@ -46,8 +47,8 @@ type familyReport struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// look asks all families how they stand. A family that has not written yet counts as updated when the server
-// was made.
+// look returns the state of all families. A family that has not written yet counts as updated when
+// the server was made.
 func (s *Server) look() report {
 	r := report{now: time.Now().UTC(), healthy: true, last: s.made, families: make(map[string]familyReport, len(s.cfg.Families))}
 	patience := s.patience()
@@ -75,7 +76,8 @@ func (s *Server) look() report {
 	return r
 }
 
-// Healthy reports whether the rules of every family are up to date (HT-04). It says nothing of the node.
+// Healthy reports whether the rules of every family are up to date (HT-04). It ignores the state of
+// the node.
 func (s *Server) Healthy() bool { return s.look().healthy }
 
 // eligible reports whether load balancers may send the node what any node can serve (HT-06).
