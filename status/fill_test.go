@@ -7,7 +7,7 @@ import (
 	"net/http"
 )
 
-// FillMetrics is [NewMetrics] with what a test says nothing of.
+// FillMetrics is [NewMetrics] with defaults for all that a test leaves out.
 func FillMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.Changes == nil {
 		cfg.Changes = func() (uint64, uint64) { return 0, 0 }
@@ -33,7 +33,7 @@ func FillMetrics(cfg MetricsConfig) *Metrics {
 	return NewMetrics(cfg)
 }
 
-// FillServer is [NewServer] with what a test says nothing of.
+// FillServer is [NewServer] with defaults for all that a test leaves out.
 func FillServer(cfg ServerConfig) *Server {
 	if cfg.Config == nil {
 		cfg.Config = func() (any, error) { return map[string]any{}, nil }
@@ -51,7 +51,8 @@ func FillServer(cfg ServerConfig) *Server {
 	return NewServer(cfg)
 }
 
-// Addr returns what is listened on, with the port that the system chose if port 0 was asked for; nil if nothing is.
+// Addr returns the listen address, with the port that the system chose for port 0; nil without a
+// listener.
 func (s *Server) Addr() net.Addr {
 	if a := s.listener.Addr(); a.IsValid() {
 		return net.TCPAddrFromAddrPort(a)

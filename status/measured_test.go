@@ -8,7 +8,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// A value of a family has its label; of one of the host, which each plane tells, there is one sample.
+// A value of a family has its label; a value of the host, which each plane emits, has one sample.
 func TestMeasured(t *testing.T) {
 	s := &snapshot{families: []familyState{
 		{name: "IPv4", samples: map[string][]sample{"rules": {{1, []string{"nat"}}, {2, []string{"filter"}}}}},

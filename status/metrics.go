@@ -31,9 +31,10 @@ type MetricsConfig struct {
 	// would always be 0.
 	Modes mode.List
 	Mode  string
-	// Asked is the configured mode, "" for none, and Reason why it is not Mode, "" if it is.
+	// Asked is the configured mode, "" for none, and Reason the reason why Mode differs, "" if it
+	// does not.
 	Asked, Reason string
-	// Version is the Kubernetes version that this proxy stands in for, as "v1.37.2".
+	// Version is the Kubernetes version that this proxy replaces, as "v1.37.2".
 	Version string
 	// Gates are the feature gates.
 	Gates []Gate
@@ -47,17 +48,19 @@ type MetricsConfig struct {
 	EventsDropped func() uint64
 	// Connected reports whether the source of Services and endpoints is followed.
 	Connected func() bool
-	// Snapshot returns how the snapshot of facts stands.
+	// Snapshot returns the state of the snapshot of facts.
 	Snapshot func() Snapshot
-	// Conntrack returns how many connections the conntrack table has and can have; not ok where there is none to read.
+	// Conntrack returns the number of entries of the conntrack table and its limit; not ok without
+	// a readable table.
 	Conntrack func() (entries, limit uint64, ok bool)
-	// NotOK tells how many Services of a namespace are in a state, for so many namespaces at most, and for the others as one.
+	// NotOK reports how many Services of a namespace are in a state, for at most that many
+	// namespaces, and for all others together.
 	NotOK func(most int, each func(namespace, state, severity string, n int))
 	// Refused returns how many Services have addresses in a family that are not served.
 	Refused func(family string) int
 }
 
-// Snapshot is how the snapshot of facts stands.
+// Snapshot is the state of the snapshot of facts.
 type Snapshot struct {
 	// Serving: the rules in force come from it.
 	Serving bool
@@ -74,8 +77,8 @@ type Gate struct {
 	On    bool
 }
 
-// Metrics holds the metrics of the process. Make one with [NewMetrics]. Its methods may be called from any goroutine,
-// and wait for nothing.
+// Metrics holds the metrics of the process. Make one with [NewMetrics]. Its methods may be called
+// from any goroutine, and do not block.
 type Metrics struct {
 	cfg        MetricsConfig
 	registry   k8s.KubeRegistry
@@ -87,14 +90,14 @@ type Metrics struct {
 	answers  map[answer]uint64
 }
 
-// familyState is what is known of one IP family.
+// familyState is the state of one IP family.
 type familyState struct {
 	name    string
 	ask     func() engine.Stats
 	stats   engine.Stats        // in a snapshot
 	failed  uint64              // writes
 	deleted uint64              // conntrack entries
-	measure func(mode.Emit)     // nil where there is no plane to ask
+	measure func(mode.Emit)     // nil without a plane
 	samples map[string][]sample // by metric, in a snapshot
 }
 
@@ -110,7 +113,7 @@ type answer struct {
 	code int
 }
 
-// snapshot is what one scrape shows.
+// snapshot holds the values of one scrape.
 type snapshot struct {
 	cfg              *MetricsConfig
 	services, slices uint64
@@ -118,8 +121,9 @@ type snapshot struct {
 	answers          map[answer]uint64
 }
 
-// NewMetrics registers the metrics of the mode. Each Metrics has a registry of its own, but what client-go, the Go
-// runtime and the operating system tell is the process's, and so is the state of feature gates.
+// NewMetrics registers the metrics of the mode. Each Metrics has its own registry, but the metrics
+// of client-go, the Go runtime and the operating system are those of the process, and so is the
+// state of feature gates.
 func NewMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.ShowHidden {
 		k8s.SetShowHidden()
@@ -236,8 +240,8 @@ func (m *Metrics) HealthAnswered(path string, code int) {
 }
 
 // nativeHistograms gives histograms the native format beside the classic one if the gate is on
-// (KEP-5808). Only scrapers that ask for protobuf receive it. It acts on histograms that are made
-// afterwards, and on the whole process, as the gate's state in component-base does.
+// (KEP-5808). Only scrapers that request protobuf receive it. It affects histograms made
+// afterwards, in the whole process, as the gate's state in component-base does.
 func nativeHistograms(gates []Gate) {
 	on := slices.ContainsFunc(gates, func(g Gate) bool { return g.On && g.Name == string(metricsfeatures.NativeHistograms) })
 	gate := featuregate.NewFeatureGate()
@@ -255,12 +259,12 @@ func (m *Metrics) observe(name, family string, d time.Duration) {
 	}
 }
 
-// Handler serves all metrics as text or, where Accept asks for it, as OpenMetrics (HT-21).
+// Handler serves all metrics as text or, if Accept requests it, as OpenMetrics (HT-21).
 func (m *Metrics) Handler() http.Handler {
 	return k8s.HandlerFor(m.gatherers, k8s.HandlerOpts{ErrorHandling: k8s.ContinueOnError, EnableOpenMetrics: true})
 }
 
-// snapshot asks for everything once.
+// snapshot calls all sources once.
 func (m *Metrics) snapshot() *snapshot {
 	s := &snapshot{cfg: &m.cfg}
 	s.services, s.slices = m.cfg.Changes()
@@ -285,7 +289,7 @@ func (m *Metrics) snapshot() *snapshot {
 	return s
 }
 
-// collector gives what is asked for at a scrape.
+// collector reads its values at each scrape.
 type collector struct {
 	k8s.BaseStableCollector
 	metrics *Metrics

@@ -138,7 +138,7 @@ func newProxy(t *testing.T, mode string) *proxy {
 	return p
 }
 
-// measure is a plane that tells all metrics of all modes.
+// measure is a plane that emits all metrics of all modes.
 func measure(emit mode.Emit) {
 	for _, m := range all.Modes() {
 		for _, x := range m.Metrics {
@@ -283,8 +283,8 @@ func (p *proxy) exercise() {
 	}
 }
 
-// Every metric of ours has the name, type, labels and buckets that the list has, in the modes that it names, and there
-// is no other (MT-01 to MT-19), so not MT-20.
+// Each of our metrics has the name, type, labels and buckets of the list, in the modes that the
+// list names, and there is no other (MT-01 to MT-19), so not MT-20.
 func TestEveryMetric(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace", "kernelspace"} {
 		t.Run(mode, func(t *testing.T) {
@@ -355,7 +355,7 @@ func compare(t *testing.T, want expected, have *dto.MetricFamily) {
 	}
 }
 
-// What the metrics say is what has happened.
+// The metrics have the values of the events.
 func TestValues(t *testing.T) {
 	p := newProxy(t, "nftables")
 	all := p.scrape()
@@ -461,11 +461,11 @@ func TestProofIsNoSync(t *testing.T) {
 	}
 }
 
-// MT-21: what every component has is there too, and nothing twice.
+// MT-21: the metrics of every component are present too, and none twice.
 func TestComponentMetrics(t *testing.T) {
 	p := newProxy(t, "iptables")
 	p.exercise()
-	// A client of client-go, of which one request counts.
+	// A client of client-go with one counted request.
 	var asked atomic.Int32
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		asked.Add(1)
@@ -525,7 +525,8 @@ func TestComponentMetrics(t *testing.T) {
 	}
 }
 
-// CF-18: a metric that was deprecated long ago is hidden, and is shown where --show-hidden-metrics-for-version asks.
+// CF-18: a metric that was deprecated long ago is hidden, and shown with
+// --show-hidden-metrics-for-version.
 func TestHiddenMetrics(t *testing.T) {
 	if k8s.ShouldShowHidden() {
 		t.Skip("an earlier run of this test in the same process has shown them, which cannot be undone")
@@ -545,7 +546,7 @@ func TestHiddenMetrics(t *testing.T) {
 	}
 }
 
-// With the gate NativeHistograms, scrapers that ask for protobuf get native histograms beside the
+// With the gate NativeHistograms, scrapers that request protobuf get native histograms beside the
 // classic buckets; text stays classic (MT-22).
 func TestNativeHistogramsMT22(t *testing.T) {
 	const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"

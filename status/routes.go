@@ -55,8 +55,8 @@ func (s *Server) routes() http.Handler {
 	return m
 }
 
-// oneByOne makes one answer at a time, and sends it when it is whole: what an answer is made from takes several times as much
-// memory, and who asks may take it slowly.
+// oneByOne computes one response at a time, and sends it when it is complete: computing takes
+// several times as much memory as the response, and a client may read it slowly.
 func oneByOne(h http.Handler) http.Handler {
 	var making sync.Mutex
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -95,7 +95,7 @@ func checked(r *http.Request) {
 	slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success) // always nil
 }
 
-// orHealth has the health server answer where this address is its own too.
+// orHealth passes requests to the health server if it has the same address.
 func (s *Server) orHealth(otherwise http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if h := s.cfg.Health(); h != nil {
@@ -131,7 +131,7 @@ func (s *Server) configz(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// writeJSON answers with v. If it returns an error, nothing has been written.
+// writeJSON responds with v. If it returns an error, nothing has been written.
 func writeJSON(w http.ResponseWriter, contentType string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -143,7 +143,7 @@ func writeJSON(w http.ResponseWriter, contentType string, v any) error {
 	return nil
 }
 
-// debug adds what is there only with profiling (HT-26).
+// debug adds the routes that require profiling (HT-26).
 func (s *Server) debug(m *mux) {
 	handle := func(path string, h http.HandlerFunc) {
 		m.Handle(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -14,13 +14,13 @@ import (
 	"kube-proxy/internal/listen"
 )
 
-// ServerConfig says what a Server shows. Metrics, Log and all functions must be set; functions are called for each
-// request, from any goroutine, so that they show what holds now.
+// ServerConfig configures a Server. Metrics, Log and all functions must be set; functions are
+// called for each request, from any goroutine, so that they return current values.
 type ServerConfig struct {
 	Metrics *Metrics
 	// Mode is the mode that runs, for /proxyMode.
 	Mode string
-	// Version is the Kubernetes version that this proxy stands in for, as "v1.37.2", for /statusz.
+	// Version is the Kubernetes version that this proxy replaces, as "v1.37.2", for /statusz.
 	Version string
 	// Started is when the process started; zero means when the Server was made.
 	Started time.Time
@@ -28,20 +28,22 @@ type ServerConfig struct {
 	Config func() (any, error)
 	// Flags returns the command line's flags, each with its value, for /flagz.
 	Flags func() map[string]string
-	// Health returns what answers /healthz, /livez and /readyz where the address is that of the health server too, as up to
-	// v1.13 (S0); nil where it is not.
+	// Health returns the handler of /healthz, /livez and /readyz if the health server has the same
+	// address, as up to v1.13 (S0); nil if it does not.
 	Health func() http.Handler
 	// Off are paths of HT-22 and HT-25 that feature gates have turned off: they are answered with 404.
 	Off []string
-	// Machine names the host and its present life for /statusz, by what they are called; nil leaves them out.
+	// Machine has the identifiers of the host and its boot for /statusz, by label; nil leaves them
+	// out.
 	Machine map[string]string
 	// Verbosity and SetVerbosity get and set the verbosity of the log, for /debug/flags/v.
 	Verbosity    func() int
 	SetVerbosity func(int)
-	// Profiling says whether /debug is there; see [Server.SetProfiling].
+	// Profiling enables /debug; see [Server.SetProfiling].
 	Profiling bool
 
-	// Addr is the address to listen on; the zero one means none, until [Server.Listen] gives one (FL-09).
+	// Addr is the address to listen on; the zero one means none, until a call of [Server.Listen]
+	// (FL-09).
 	Addr netip.AddrPort
 	// HardFail: [Server.Run] fails if it cannot listen on Addr at once. Else it tries again every 5 s (HT-07).
 	HardFail bool
@@ -90,11 +92,12 @@ func NewServer(cfg ServerConfig) *Server {
 	return s
 }
 
-// SetProfiling says whether /debug is there. It may be called at any time from any goroutine.
+// SetProfiling enables or disables /debug. It may be called at any time from any goroutine.
 func (s *Server) SetProfiling(on bool) { s.profiling.Store(on) }
 
-// Listen changes the address; the zero one closes the server. It returns at once, and may be called at any time from
-// any goroutine. The old address is open until the new one is; if the new one cannot be had, for as long as that takes.
+// Listen changes the address; the zero one closes the server. It returns at once, and may be called
+// at any time from any goroutine. The old address stays open until the new one is bound, however
+// long that takes.
 func (s *Server) Listen(addr netip.AddrPort) { s.listener.Move(addr, false) }
 
 // Run serves until ctx ends, and then returns nil after the requests in hand, or some seconds. With HardFail it
@@ -107,12 +110,12 @@ func (s *Server) Run(ctx context.Context) error {
 // closeWait is how long requests in hand may go on after their address was closed.
 const closeWait = 3 * time.Second
 
-// serve answers on one listener. Nobody goes on to ask at an address that was closed, on whatever connection: each
-// listener has a server, which ends with it.
+// serve answers on one listener. Each listener has its own HTTP server, which ends with it, so that
+// no connection to a closed address stays in use.
 func (s *Server) serve(l net.Listener) error {
 	h := &http.Server{
 		Handler:           s.handler,
-		ReadHeaderTimeout: 10 * time.Second, // profiles may take as long as they are asked to, what precedes them not
+		ReadHeaderTimeout: 10 * time.Second, // profiles may take as long as requested, headers may not
 		WriteTimeout:      time.Minute,      // pprof adds the time that a profile takes
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    listen.MaxHeaderBytes,

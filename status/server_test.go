@@ -25,7 +25,8 @@ import (
 
 var anyPort = netip.MustParseAddrPort("127.0.0.1:0")
 
-// serve runs a server until the test ends, and returns its URL. tell is called with it before it runs.
+// serve runs a server until the test ends, and returns its URL. It calls the func with the server
+// before it runs.
 func serve(t *testing.T, cfg status.ServerConfig, tell func(*status.Server)) string {
 	t.Helper()
 	if !cfg.Addr.IsValid() {
@@ -63,7 +64,7 @@ func start(t *testing.T, cfg status.ServerConfig) *status.Server {
 	return s
 }
 
-// waitFor waits until the server's address is as wanted.
+// waitFor waits until the server's address satisfies good.
 func waitFor(t *testing.T, s *status.Server, good func(net.Addr) bool) net.Addr {
 	t.Helper()
 	for limit := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -120,7 +121,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// HT-21: text, OpenMetrics where it is asked for, and compressed.
+// HT-21: text, OpenMetrics on request, and compressed.
 func TestMetricsFormats(t *testing.T) {
 	url := serve(t, status.ServerConfig{Mode: "nftables"}, nil) + "/metrics"
 	res, body := get(t, url)
@@ -186,7 +187,7 @@ func TestPagesOff(t *testing.T) {
 	}
 }
 
-// HT-25: text for people, JSON for who names what it wants, else 406.
+// HT-25: text for people, JSON for clients that request a version, else 406.
 func TestPages(t *testing.T) {
 	started := time.Now().Add(-3*time.Hour - 25*time.Minute - 2*time.Second)
 	url := serve(t, status.ServerConfig{
@@ -321,7 +322,7 @@ func TestDebug(t *testing.T) {
 	}
 }
 
-// free returns an address and a port on which nobody listens. No connection gets either of them.
+// free returns an address and a port without a listener, outside the range of ephemeral ports.
 func free(t *testing.T) netip.AddrPort {
 	t.Helper()
 	for range 100 {
@@ -335,7 +336,7 @@ func free(t *testing.T) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// occupy listens on a port that nobody else has.
+// occupy listens on an unused port.
 func occupy(t *testing.T) (net.Listener, netip.AddrPort) {
 	t.Helper()
 	addr := free(t)

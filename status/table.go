@@ -101,7 +101,7 @@ func (m *metric) place() string {
 	return "ours, of the whole process"
 }
 
-// measured reads what planes tell.
+// measured reads the metrics of planes.
 func measured(x mode.Metric) func(*snapshot, emit) {
 	ofFamily := slices.Contains(x.Labels, "ip_family")
 	return func(s *snapshot, emit emit) {
@@ -280,7 +280,7 @@ func tabled() []metric {
 	}
 }
 
-// mostNamespaces is how many namespaces have series of their own.
+// mostNamespaces is the number of namespaces with their own series.
 const mostNamespaces = 50
 
 func perFamily(value func(*familyState) float64) func(*snapshot, emit) {

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 )
 
-// slowWriter takes an answer when it is told to.
+// slowWriter accepts a response on demand.
 type slowWriter struct {
 	*httptest.ResponseRecorder
 	take chan struct{}
@@ -19,7 +19,7 @@ func (w slowWriter) Write(b []byte) (int, error) {
 	return w.ResponseRecorder.Write(b)
 }
 
-// Whoever takes an answer slowly keeps nothing but that, and others are answered meanwhile, one after the other.
+// A slow reader keeps only its own response; others are answered meanwhile, one after the other.
 func TestOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var making, made, most atomic.Int32

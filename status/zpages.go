@@ -15,7 +15,7 @@ import (
 // component is our name on the pages.
 const component = "kube-proxy"
 
-// object is what the structured forms of the pages begin with.
+// object holds the first fields of the structured forms of the pages.
 type object struct {
 	Kind       string `json:"kind"`
 	APIVersion string `json:"apiVersion"`
@@ -45,7 +45,7 @@ type statuszObject struct {
 	Paths            []string  `json:"paths,omitempty"`
 }
 
-// apiGroup is that of the structured forms, apiVersions those that there are.
+// apiGroup is the group of the structured forms, apiVersions their versions.
 const apiGroup = "config.k8s.io"
 
 var apiVersions = []string{"v1alpha1", "v1beta1"}
@@ -104,7 +104,8 @@ func page(name, kind string, text func() string, structured func(version string)
 	})
 }
 
-// negotiate picks the form that is accepted most: a version means JSON, "" text. Nothing accepted means anything.
+// negotiate picks the form with the highest preference: a version means JSON, "" text. Without an
+// Accept header any form will do.
 func negotiate(accept []string, kind string) (version string, ok bool) {
 	best := 0.0
 	some := false
@@ -124,7 +125,7 @@ func negotiate(accept []string, kind string) (version string, ok bool) {
 	return version, ok
 }
 
-// accepted says which form one part of Accept asks for, and how much.
+// accepted returns the form of one part of Accept, and its weight.
 func accepted(part, kind string) (version string, q float64, ok bool) {
 	media, params, err := mime.ParseMediaType(part)
 	if err != nil {
