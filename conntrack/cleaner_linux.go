@@ -18,9 +18,9 @@ type Config struct {
 	// Family is the family of the observed engine.
 	Family lb.Family
 	// Proxied is set if flows end at a proxy on this machine. It reports whether the proxy answers
-	// flows of a row from that address and port; any goroutine may call it. Only flows of rows that
-	// go, begin to balance, or change their Service are checked, and those that would miss the
-	// proxy's socket are deleted.
+	// flows of a frontend from that address and port; any goroutine may call it. Only flows of
+	// frontends that are removed, begin to balance, or change their Service are checked, and those
+	// that would miss the proxy's socket are deleted.
 	Proxied func(row lb.Key, from netip.AddrPort) bool
 	// Log reports deletions and failures, 20 at once and two a minute after that; nil is
 	// slog.Default().
@@ -141,7 +141,7 @@ func (c *Cleaner) Run(ctx context.Context) {
 	}
 }
 
-// clean is one pass. Keys with which it failed stay suspect.
+// clean is one pass. Keys that failed in it stay suspect.
 func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 	start := time.Now()
 	p, err := c.plan(ctx)
@@ -203,7 +203,7 @@ func (c *Cleaner) plan(ctx context.Context) (*plan, error) {
 	return c.index.take(locals), err
 }
 
-// note makes keys with which the pass failed suspect again.
+// note makes keys suspect again that failed in the pass.
 func (c *Cleaner) note(p *plan, retry []lb.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

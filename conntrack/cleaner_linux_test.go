@@ -19,7 +19,7 @@ import (
 
 // fakeKernel is a conntrack table in memory, with a clock for how long a pass takes.
 type fakeKernel struct {
-	cleaned []string // what Config.Cleaned was told
+	cleaned []string // values passed to Config.Cleaned
 	mu      sync.Mutex
 	flows   []flow
 	takes   time.Duration
@@ -72,7 +72,7 @@ func flowTo(key, from string) flow {
 	return flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(from), false}
 }
 
-// letPass lets the time pass, and all that happens in it.
+// letPass advances the fake clock, and runs everything that is due.
 func letPass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -144,7 +144,7 @@ func TestPassesByProtocol(t *testing.T) {
 		one, two := row("10.96.0.10:53/tcp", service, lb.Cluster, podA), row("10.96.0.10:53/tcp", service, lb.Cluster, podB)
 		c.Applied([]lb.Change{set(one)})
 		letPass(time.Minute)
-		c.Applied([]lb.Change{{Key: one.Key, Old: one, New: two}}) // begins nothing
+		c.Applied([]lb.Change{{Key: one.Key, Old: one, New: two}}) // starts no pass
 		letPass(time.Minute)
 		if !slices.Equal(k.protos, []lb.Proto{lb.TCP}) {
 			t.Errorf("passes for a new TCP frontend: %v", k.protos)
@@ -186,7 +186,8 @@ func TestRetry(t *testing.T) {
 	})
 }
 
-// An entry that stays is tried again with its key alone; the others are not looked at twice.
+// An entry that could not be deleted is retried with its key alone; the others are not inspected
+// again.
 func TestRetryOneKey(t *testing.T) {
 	other := "10.96.0.11:53/udp"
 	k := &fakeKernel{flows: []flow{flowTo(vip, podA), flowTo(other, podA)}}

@@ -13,7 +13,7 @@ type index struct {
 	proxied func(lb.Key, netip.AddrPort) bool // as in [Config]
 	rows    map[lb.Key]*lb.Frontend
 	suspect map[lb.Key]struct{}
-	// begun are TCP frontends that began to balance since the last pass. Earlier attempts to
+	// begun holds TCP frontends that began to balance since the last pass. Earlier attempts to
 	// connect have an untranslated entry, with which their retransmissions miss the Service.
 	begun map[lb.Key]*lb.Frontend
 	// left caches answers about large sets until the next settle.
@@ -23,8 +23,8 @@ type index struct {
 	nodePorts, nodePortsBefore []netip.Prefix
 }
 
-// leaving is a query: does a backend of the set not serve a row with these routes? Rows of one
-// service port ask the same.
+// leaving is a query: does a backend of the set not serve a frontend with these routes? Frontends
+// of one service port have the same query.
 type leaving struct {
 	set, serving *lb.BackendSet
 	routes       [3]*lb.BackendSet
@@ -80,7 +80,7 @@ func (x *index) begins(c lb.Change) bool {
 func forgets(p lb.Proto) bool { return p == lb.UDP || p == lb.SCTP }
 
 // apply records a change in force, and reports whether it made its key suspect. It compares with
-// its own row; Old is a hint.
+// its own frontend; Old is a hint.
 func (x *index) apply(c lb.Change) bool {
 	if c.Key.Proto == lb.TCP {
 		return x.begins(c)
@@ -166,23 +166,23 @@ type flow struct {
 	replied bool
 }
 
-// untranslated reports whether no frontend led the flow anywhere.
+// untranslated reports whether no frontend redirected the flow.
 func (f flow) untranslated() bool { return f.from == f.to }
 
 // plan is the work of one pass. It is immutable, as the rows that it shares with the index are.
 type plan struct {
-	// proxied as in [Config]: no flow leads to a backend.
+	// proxied as in [Config]: no flow goes to a backend.
 	proxied func(lb.Key, netip.AddrPort) bool
 	// keys are the suspect keys with their rows; nil where no row is left.
 	keys map[lb.Key]*lb.Frontend
 	// locals are this machine's addresses that answer NodePorts (true), or did until the last pass
 	// (false). It is empty if no NodePort is suspect.
 	locals map[netip.Addr]bool
-	// taken are local addresses where a row of its own has the port of a suspect NodePort.
+	// taken holds local addresses where another frontend has the port of a suspect NodePort.
 	taken map[lb.Key]struct{}
 }
 
-// hasNodePort reports whether a NodePort is suspect, for which take needs the local addresses.
+// hasNodePort reports whether a NodePort is suspect; take then needs the local addresses.
 func (x *index) hasNodePort() bool {
 	for k := range x.suspect {
 		if k.IsNodePort() {
@@ -197,7 +197,7 @@ func (x *index) hasNodePort() bool {
 	return false
 }
 
-// take returns the plan for the suspect keys, and begins anew. Without locals, NodePorts stay
+// take returns the plan for the suspect keys, and clears them. Without locals, NodePorts stay
 // suspect.
 func (x *index) take(locals map[netip.Addr]struct{}) *plan {
 	p := &plan{proxied: x.proxied, keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{}, taken: map[lb.Key]struct{}{}}
@@ -273,7 +273,7 @@ func (p *plan) stale(f flow) (lb.Key, bool) {
 	switch {
 	case !ok:
 		return k, false
-	case f.untranslated() && f.replied: // no frontend led it, and what answers it goes on (TN-81)
+	case f.untranslated() && f.replied: // no frontend redirected it, and its server still answers (TN-81)
 		return k, false
 	case k.IsNodePort() && (row == nil || !p.locals[f.to.Addr()]):
 		return k, !f.untranslated() && f.proto != lb.TCP

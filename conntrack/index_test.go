@@ -9,7 +9,7 @@ import (
 	"kube-proxy/test/tables"
 )
 
-// row makes a row of the service that balances over the backends, or rejects where there are none.
+// row makes a frontend of the Service that balances over the backends, or rejects without any.
 func row(key, service string, scope lb.Scope, backends ...string) *lb.Frontend {
 	k, err := tables.Key(key)
 	if err != nil {
@@ -222,9 +222,9 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TN-81: claiming an external IP, and dropping it, leaves flows alone that no frontend led and something
-// else answers. TN-82: of TCP, attempts to connect that have no answer and no translation are forgotten
-// when a frontend begins to balance, and nothing else ever (DP-53).
+// TN-81: claiming an external IP, and dropping it, has no effect on flows that no frontend
+// redirected and another server answers. TN-82: of TCP, attempts to connect that have no answer and
+// no translation are deleted when a frontend begins to balance, and nothing else ever (DP-53).
 func TestUntranslated(t *testing.T) {
 	const web, nodePort = "198.51.100.7:80/tcp", "nodeport:30080/tcp"
 	to := func(key, from string, replied bool) flow {
@@ -271,7 +271,7 @@ func TestUntranslated(t *testing.T) {
 	}
 }
 
-// A TCP key with which a pass failed is tried again, and one whose frontend went meanwhile is not.
+// A TCP key that failed in a pass is retried, except if its frontend was deleted meanwhile.
 func TestRetryTCP(t *testing.T) {
 	const web = "198.51.100.7:80/tcp"
 	x := newIndex(nil)
@@ -288,7 +288,8 @@ func TestRetryTCP(t *testing.T) {
 	}
 }
 
-// A NodePort's flows are looked for on the addresses that answer NodePorts, and once on those that did until now.
+// The pass looks for a NodePort's flows on the addresses that answer NodePorts, and once on those
+// that answered until now.
 func TestStaleAtNodeAddresses(t *testing.T) {
 	const nodePort, at1, at2, at3 = "nodeport:30053/udp", "192.0.2.1:30053/udp", "192.0.2.2:30053/udp", "192.0.2.3:30053/udp"
 	locals := map[netip.Addr]struct{}{}
@@ -311,7 +312,7 @@ func TestStaleAtNodeAddresses(t *testing.T) {
 	}{
 		{"before anybody has told", everywhere, []lb.Change{set(row(nodePort, service, lb.Cluster, podA))}, true,
 			verdicts{stale: [][2]string{{at1, podB}, {at2, podB}, {at3, podB}}, fresh: [][2]string{{at1, podA}}}},
-		{"one address answers", only("192.0.2.1"), nil, true, // on the others, all that is translated was ours
+		{"one address answers", only("192.0.2.1"), nil, true, // on the others, all translated flows were ours
 			verdicts{stale: [][2]string{{at1, podB}, {at2, podA}, {at3, podA}}, fresh: [][2]string{{at1, podA}, {at2, "192.0.2.2:30053"}}}},
 		{"a backend leaves", only("192.0.2.1"), []lb.Change{set(row(nodePort, service, lb.Cluster, podB))}, true,
 			verdicts{stale: [][2]string{{at1, podA}, {at1, podC}}, fresh: [][2]string{{at1, podB}, {at2, podA}, {at2, podC}, {at3, podA}}}},
@@ -409,7 +410,8 @@ func BenchmarkApplied(b *testing.B) {
 	}
 }
 
-// A health check is of TCP and translates nothing, so its coming, its change and its end make nothing suspect.
+// A health check is of TCP and translates nothing, so adding, changing and deleting it makes
+// nothing suspect.
 func TestHealthCheckIsNoFlow(t *testing.T) {
 	x := newIndex(nil)
 	health := &lb.Frontend{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "dns/dns", Kind: lb.HealthCheck,
@@ -423,8 +425,9 @@ func TestHealthCheckIsNoFlow(t *testing.T) {
 	}
 }
 
-// Where flows end at a proxy of this machine no endpoint that comes or goes makes one stale, or an answer that is under way would be
-// lost. A row that goes, or becomes another Service's, does: its flows would miss the socket of the next (DP-50, DP-51).
+// Where flows end at a proxy of this machine, added and deleted endpoints make no flow stale; else
+// an answer under way would be lost. A frontend that is deleted, or moves to another Service, does:
+// its flows would miss the socket of the next one (DP-50, DP-51).
 func TestProxied(t *testing.T) {
 	var listens uint16 // where the proxy does for the row, if it does
 	x := newIndex(func(k lb.Key, from netip.AddrPort) bool { return k.String() == vip && from.Port() == listens })

@@ -107,7 +107,8 @@ func (ns namespace) talk(t *testing.T, to string) talk {
 	return talk{conn}
 }
 
-// ask sends one packet and returns who answers within the time, "" for nobody.
+// ask sends one packet and returns the name of the server that answers within the time, "" without
+// an answer.
 func (c talk) ask(t *testing.T, patience time.Duration) string {
 	t.Helper()
 	if _, err := c.Write([]byte("who?")); err != nil && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.EHOSTUNREACH) {
@@ -133,7 +134,7 @@ func network(t *testing.T) (client, node namespace) {
 		ip -6 route add default dev away`)
 	client.sh(t, `ip link set uplink up; ip addr add 192.0.2.7/24 dev uplink; ip addr add 2001:db8::7/64 dev uplink nodad
 		ip route add default via 192.0.2.1; ip -6 route add default via 2001:db8::1`)
-	// Links and neighbours take their time. Without rules nothing is entered into the table yet.
+	// Links and neighbours take some time. Without rules the table has no entries yet.
 	for _, at := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		node.answer(t, at, "here")
 		c := client.talk(t, at)
@@ -171,7 +172,7 @@ func (ns namespace) cleaner(t *testing.T, family lb.Family) *watched {
 	return c
 }
 
-// settle waits until the Cleaner has made a pass over each protocol in question after the one before.
+// settle waits until the Cleaner has finished another pass over each protocol.
 func settle(t *testing.T, c *watched, passes int64) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); c.passes.Load() < passes; time.Sleep(time.Millisecond) {
@@ -305,7 +306,7 @@ func TestBackendDrains(t *testing.T) {
 	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA, podB))})
 	settle(t, c, 1)
 
-	// A drains. Another row leads to a pass, which shows that one was made and left the flow alone.
+	// A drains. Another frontend causes a pass, which shows that the pass left the flow.
 	node.nft(t, "ip", "ipv4_addr", "10.96.0.10 . udp . 53 : 10.1.0.2 . 5353")
 	c.Applied([]lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podA, podB)), set(row("10.96.0.11:53/udp", "other/x:x", lb.Cluster, podA))})
 	settle(t, c, 2)
@@ -313,7 +314,7 @@ func TestBackendDrains(t *testing.T) {
 	expectAnswer(t, later, "B")
 	expectAnswer(t, flow, "A")
 
-	// So does a restart of the proxy, for which all rows are new.
+	// The same after a restart of the proxy, for which all frontends are new.
 	again := node.cleaner(t, lb.IPv4)
 	again.Applied([]lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podA, podB))})
 	settle(t, again, 1)
@@ -399,7 +400,7 @@ func TestFirstConnectionTN82(t *testing.T) {
 // it goes.
 func TestClaimLeavesStrangersFlowsTN81(t *testing.T) {
 	client, node := network(t)
-	node.sh(t, "ip addr add 198.51.100.53/32 dev lo") // stands for a server elsewhere, whose flows pass the node
+	node.sh(t, "ip addr add 198.51.100.53/32 dev lo") // represents a server elsewhere; its flows pass the node
 	node.answer(t, "198.51.100.53:53", "owner")
 	node.nft(t, "ip", "ipv4_addr")
 	c := node.cleaner(t, lb.IPv4)
@@ -454,9 +455,10 @@ func TestNodePortAfterRestart(t *testing.T) {
 	}
 }
 
-// A hostPort of somebody else has the number of a NodePort, on an address of the node that answers no NodePorts: its flows
-// are not ours, whatever becomes of the NodePort. Flows through the NodePort itself go as ever, and all that are
-// left when its address stops to answer NodePorts; those to an address that begins to are then ours (DP-26).
+// Another program's hostPort has the number of a NodePort, on an address of the node that answers
+// no NodePorts: its flows are not ours, whatever happens to the NodePort. Flows through the
+// NodePort itself are deleted as usual, and the rest when its address stops answering NodePorts.
+// Flows to an address that begins to answer them are ours from then on (DP-26).
 func TestOtherAddressesOfTheNode(t *testing.T) {
 	for _, c := range families {
 		t.Run(c.family.String(), func(t *testing.T) {
@@ -501,7 +503,7 @@ func TestOtherAddressesOfTheNode(t *testing.T) {
 			expectFlows(t, node, c.family, list(c.other, stranger)...)
 			expectAnswer(t, ours, "B")
 
-			cleaner.NodeApplied(answers(c.node)) // says nothing new
+			cleaner.NodeApplied(answers(c.node)) // changes nothing
 			cleaner.Applied([]lb.Change{remove(nodePort)})
 			settle(t, cleaner, 3)
 			expectFlows(t, node, c.family, list(c.other, stranger)...)
@@ -565,8 +567,8 @@ func TestSCTP(t *testing.T) {
 	expectFlows(t, ns, lb.IPv4, "sctp 10.96.0.10:53 10.1.0.2:5353")
 }
 
-// The kernel leaves other protocols out of the dump (it has done so since 5.8), a batch of deletes names
-// each entry alone, and one that is gone by then is no error.
+// The kernel leaves other protocols out of the dump (since 5.8), a batch of deletes names each
+// entry, and one that no longer exists is no error.
 func TestDumpAndDelete(t *testing.T) {
 	ns := newNamespace(t)
 	const n = 3*batch + 7
@@ -587,7 +589,7 @@ func TestDumpAndDelete(t *testing.T) {
 	odd := func(f flow) (lb.Key, bool) { return lb.Key{}, f.from.Port() == 5001 }
 	raced := false
 	got, err := table.forget(t.Context(), lb.UDP, func(f flow) (lb.Key, bool) {
-		if !raced { // somebody else deletes the same, while this pass reads
+		if !raced { // another process deletes the same entries while this pass reads
 			raced = true
 			if n, err := other.forget(t.Context(), lb.UDP, odd, failed); err != nil || n.deleted != 195 {
 				t.Errorf("the other deleted %+v, %v", n, err)
@@ -646,7 +648,8 @@ func TestLocals(t *testing.T) {
 	}
 }
 
-// A list of addresses that the kernel interrupts is asked for anew, and is no list that lacks some (TN-81).
+// A list of addresses that the kernel interrupts is read again, and never used with addresses
+// missing (TN-81).
 func TestLocalsInterrupted(t *testing.T) {
 	const n = 1500 // more than one message holds
 	ns := newNamespace(t)
@@ -698,7 +701,7 @@ func (c *interrupted) Do(ctx context.Context, request []byte, f func(netlink.Mes
 	return err
 }
 
-// An answer that nobody read, after a pass that broke off, does not mix with the next one.
+// An unread answer of an interrupted pass does not mix with the next one.
 func TestUnreadAnswer(t *testing.T) {
 	const n = 2000 // more than one message holds
 	ns := newNamespace(t)
@@ -730,7 +733,7 @@ func TestSilentKernel(t *testing.T) {
 	nlconntest.Check(t, table.dumps, flow, pass)
 	flow()
 	nlconntest.Silence(t, table.deletes)
-	if err := pass(t.Context()); !errors.Is(err, netlink.ErrNoAnswer) { // it is there when the request is sent, or not at all
+	if err := pass(t.Context()); !errors.Is(err, netlink.ErrNoAnswer) { // present when the request is sent, or never
 		t.Errorf("no answer to a request to delete: %v", err)
 	}
 	nlconntest.Check(t, table.routes.(*netlink.Conn), flow, func(ctx context.Context) error { _, err := table.locals(ctx); return err })
@@ -744,7 +747,7 @@ func TestSilentKernel(t *testing.T) {
 
 func allStale(flow) (lb.Key, bool) { return lb.Key{}, true }
 
-// What New cannot do it says.
+// New returns an error for a missing capability.
 func TestNewWithoutCapability(t *testing.T) {
 	ns := newNamespace(t)
 	var c *Cleaner
@@ -766,7 +769,7 @@ func TestNewWithoutCapability(t *testing.T) {
 	}
 }
 
-// A pass over 100,000 UDP entries of which 100 are stale.
+// A pass over 100,000 UDP entries with 100 stale ones.
 func BenchmarkPass(b *testing.B) {
 	const all, bad = 100_000, 100
 	ns := newNamespace(b)

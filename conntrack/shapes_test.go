@@ -10,7 +10,8 @@ import (
 	"kube-proxy/test/cputest"
 )
 
-// Rows that share a large set are compared with the one that comes next at the cost of the set once, not of each row.
+// Comparing frontends that share a large set with their successors costs the set once, not once for
+// each frontend.
 func TestSharedSetsAreLinear(t *testing.T) {
 	replace := func(n int) func() {
 		set := func(more ...lb.Backend) *lb.BackendSet {
@@ -28,7 +29,7 @@ func TestSharedSetsAreLinear(t *testing.T) {
 			}
 			return out
 		}
-		x, after := newIndex(nil), set(lb.Backend{Addr: netip.MustParseAddrPort("100.127.0.1:53")}) // nobody leaves
+		x, after := newIndex(nil), set(lb.Backend{Addr: netip.MustParseAddrPort("100.127.0.1:53")}) // no backend leaves
 		one, other := changes(set()), changes(after)
 		for _, c := range one {
 			x.apply(c)

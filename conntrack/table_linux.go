@@ -64,8 +64,8 @@ func (t *table) close() {
 	}
 }
 
-// forget reads all entries of the protocol, and deletes in batches those that stale picks. An entry
-// that is gone already is no error; failed is called for others that stayed.
+// forget reads all entries of the protocol, and deletes those that stale selects, in batches. An
+// entry that no longer exists is no error; failed is called for others that could not be deleted.
 func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
 	var n tally
 	t.pending, t.keys = t.pending[:0], t.keys[:0]
@@ -118,7 +118,7 @@ func (t *table) flush(ctx context.Context, n *tally, failed func(lb.Key, error))
 		switch {
 		case err == nil:
 			n.deleted++
-		case errors.Is(err, unix.ENOENT): // gone by itself
+		case errors.Is(err, unix.ENOENT): // expired in the meantime
 		case errors.As(err, &refused):
 			failed(t.keys[i], fmt.Errorf("delete a conntrack entry: %w", err))
 		default:

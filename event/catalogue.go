@@ -17,7 +17,7 @@ type Entry struct {
 	Regards string
 	// Note is the text; words in braces are replaced.
 	Note string
-	// Meaning says when the event is sent and what to do.
+	// Meaning describes when the event is sent and how to react.
 	Meaning string
 	// Row names the rows of docs/behaviour.md.
 	Row string
@@ -160,7 +160,7 @@ func withoutIndexes(field string) string {
 	}, field)
 }
 
-// DefaultModeWillChange reports that no mode is configured (EV-07); mode is the one in use.
+// DefaultModeWillChange reports that no mode is configured (EV-07); mode is the running one.
 func DefaultModeWillChange(node, mode string) Event {
 	return about("default-mode-will-change", Node(node), "", "node", node, "mode", mode)
 }
@@ -183,8 +183,8 @@ func ModeFromAnnotation(node, mode, annotation string) Event {
 	return about("KubeProxyModeFromAnnotation", Node(node), "", "node", node, "mode", mode, "annotation", annotation)
 }
 
-// SourceRangesUnsupported reports that the mode cannot enforce source ranges, and what it does instead.
-// service and key are the first of such frontends (WN-20).
+// SourceRangesUnsupported reports that the mode cannot enforce source ranges, and its behaviour
+// instead. service and key are the first of such frontends (WN-20).
 func SourceRangesUnsupported(node, service, key, what string) Event {
 	return about("KubeProxySourceRangesUnsupported", Node(node), key, "node", node, "service", service, "key", key, "what", what)
 }
@@ -219,8 +219,8 @@ func AddressLent(service, key, kind string, more int) Event {
 	return about("KubeProxyServiceNetworkAddress", Service(service), key, "key", key, "kind", kind, "more", others)
 }
 
-// AddressRefused reports that addresses of the Service "ns/name" are not served (SV-26). what says which
-// and why; subject identifies them across repetitions.
+// AddressRefused reports that addresses of the Service "ns/name" are not served (SV-26). what has
+// the addresses and the reason; subject identifies them across repetitions.
 func AddressRefused(service, what, subject string) Event {
 	return about("KubeProxyAddressRefused", Service(service), subject, "what", what)
 }
@@ -268,7 +268,7 @@ func ConfigIgnored(node, file string, err error) Event {
 	return about("KubeProxyConfigInvalid", Node(node), err.Error(), "node", node, "file", file, "err", err.Error())
 }
 
-// ServingSnapshot says that the node serves facts that were written before its boot (SN-03).
+// ServingSnapshot reports that the node serves facts that were written before its boot (SN-03).
 func ServingSnapshot(node string, written time.Time, services int) Event {
 	return about("KubeProxyServingSnapshot", Node(node), "", "node", node, "services", strconv.Itoa(services),
 		"written", written.UTC().Format(time.RFC3339))

@@ -3,9 +3,9 @@
 //
 //	a component ──event.DriftRepaired(…)──▶ func(event.Event) ──▶ source/kube.Publisher ──▶ API server
 //
-// One table holds every reason, action and text; docs/events.md is generated from it. The package knows
-// neither Kubernetes' types nor how an event is sent. Components log the same facts, so nothing is lost
-// without an API server.
+// One table holds every reason, action and text; docs/events.md is generated from it. The package
+// depends neither on Kubernetes' types nor on the way in which an event is sent. Components log the
+// same facts, so nothing is lost without an API server.
 package event
 
 import "strings"
@@ -26,7 +26,7 @@ const (
 	KindEndpointSlice = "EndpointSlice"
 )
 
-// Object is what an event regards.
+// Object is the object that an event regards.
 type Object struct {
 	// Kind is one of the constants above.
 	Kind string
@@ -61,8 +61,8 @@ type Event struct {
 	Regarding      Object
 	// Note is a sentence that needs no context.
 	Note string
-	// Subject distinguishes events of one reason about one object, such as two contested keys of a
-	// Service. It is not sent.
+	// Subject distinguishes events of one reason about one object, such as two keys of a Service in
+	// conflict. It is not sent.
 	Subject string
 }
 

@@ -92,7 +92,7 @@ func TestConstructors(t *testing.T) {
 	}
 }
 
-// What an error says is not searched for words in braces, and the value of one word not for another.
+// Braces in the text of an error are not replaced, and neither are those in the value of a word.
 func TestNoteTakesValuesAsTheyAre(t *testing.T) {
 	e := FailedToStartMetricServer("{err}", "a", errors.New("{node} {addr}"))
 	if want := "kube-proxy on node {err} cannot serve metrics on a: {node} {addr}"; e.Note != want {

@@ -1,5 +1,5 @@
-// Package logging sets up the process's log: a [log/slog.Logger] whose lines klog formats and writes, as the flags
-// of kube-proxies say.
+// Package logging sets up the process's log: a [log/slog.Logger] whose lines klog formats and
+// writes, as the flags of kube-proxy configure.
 //
 //	slog.Record ──▶ handler ──▶ klog ──▶ stderr, or files by severity, or both
 //	                (level, vmodule)     (or a JSON object a line)

@@ -34,7 +34,8 @@ type Log struct {
 	modules   atomic.Pointer[[]config.VModule]
 }
 
-// New sets up klog as cfg says; out and errOut stand for stdout and stderr. It fails if a log file cannot be written.
+// New sets up klog as cfg describes; out and errOut replace stdout and stderr. It fails if a log
+// file cannot be written.
 func New(cfg config.Logging, out, errOut io.Writer) (*Log, error) {
 	l := &Log{klog: flag.NewFlagSet("klog", flag.ContinueOnError), addDir: cfg.AddDirHeader}
 	klog.InitFlags(l.klog)
@@ -136,8 +137,9 @@ func (l *Log) set(flags map[string]any) error {
 // exitFile is klog's exit code when it cannot write a file.
 const exitFile = 2
 
-// createFiles has klog create all its files now. It would create that of a severity with the first line, and if that
-// failed, or a write later, end the process: a full disk must not end the proxy, so then the log goes on on stderr.
+// createFiles makes klog create all its files now. klog would create the file of a severity with
+// its first line, and end the process if that failed, or a later write: a full disk must not end
+// the proxy. After such a failure the log continues on stderr.
 func createFiles(cfg config.Logging) (err error) {
 	if cfg.File == "" { // klog would take the folder of temporary files instead
 		f, err := os.CreateTemp(cfg.Dir, "kube-proxy.*.tmp")
@@ -156,7 +158,7 @@ func createFiles(cfg config.Logging) (err error) {
 		}
 	}()
 	klog.OsExit = func(int) { failed = true; panic("klog exits") }
-	klog.Error() // an empty line, of this severity: klog creates the files of all lower ones too
+	klog.Error() // an empty line of this severity: klog also creates the files of all lower ones
 	klog.OsExit = func(code int) {
 		if code != exitFile {
 			os.Exit(code)
@@ -166,9 +168,9 @@ func createFiles(cfg config.Logging) (err error) {
 	return nil
 }
 
-// handler leaves out records that are too verbose, and adds the attributes of derived loggers, which klog's own handler
-// loses. Only Handle knows the source file of a record, so klog's own --vmodule, which looks at the call stack, cannot
-// work below it.
+// handler drops records that are too verbose, and adds the attributes of derived loggers, which
+// klog's own handler loses. Only Handle has the source file of a record, so klog's own --vmodule,
+// which inspects the call stack, cannot work below it.
 type handler struct {
 	info, errors slog.Handler
 	log          *Log
@@ -219,7 +221,7 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return h
 }
 
-// source is the source file of a record; "" if that is not known.
+// source returns the source file of a record; "" if unknown.
 func source(pc uintptr) string {
 	if pc == 0 {
 		return ""
@@ -228,7 +230,8 @@ func source(pc uintptr) string {
 	return frame.File
 }
 
-// verbosityOf is the verbosity of a source file: that of the first pattern that matches, else that of all.
+// verbosityOf returns the verbosity of a source file: that of the first matching pattern, else the
+// global one.
 func (l *Log) verbosityOf(file string) int64 {
 	file = strings.TrimSuffix(file, ".go")
 	for _, m := range *l.modules.Load() {

@@ -190,7 +190,8 @@ func TestVerbosity(t *testing.T) {
 	}
 }
 
-// One file for each severity; lower ones have all, or with --one-output their own.
+// One file for each severity, with the records of higher ones too, or with --one-output without
+// them.
 func TestDir(t *testing.T) {
 	for _, tc := range []struct {
 		cfg                  config.Logging
@@ -239,7 +240,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// Bad input is an error at the start, in which klog does not end the process.
+// Bad input is an error at the start, and klog does not end the process.
 func TestBadConfig(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	for want, cfg := range map[string]config.Logging{
@@ -275,7 +276,7 @@ func TestSplitStream(t *testing.T) {
 	}
 }
 
-// limited takes nothing as long as it has no room.
+// limited refuses writes while it has no room.
 type limited struct {
 	strings.Builder
 	full bool
