@@ -125,7 +125,7 @@ func withProofs(page string, rows map[string]*cited) string {
 	return strings.Join(lines, "\n")
 }
 
-// byFolder joins the proofs of a folder as a shell's braces do: config.{TestA,TestB}.
+// byFolder joins the proofs of a folder, and scenarios, as a shell's braces do: config.{TestA,TestB}.
 func byFolder(proofs []string) []string {
 	var heads []string
 	tails := map[string][]string{}
@@ -134,21 +134,16 @@ func byFolder(proofs []string) []string {
 		if strings.Contains(proof, "/testdata/") {
 			cut = strings.LastIndex(proof, "/") + 1
 		}
-		head := proof[:cut]
-		if head == "" { // a scenario
-			head = proof
-		}
+		head := proof[:cut] // "" for a scenario
 		if tails[head] == nil {
 			heads = append(heads, head)
 		}
 		tails[head] = append(tails[head], proof[cut:])
 	}
 	for i, head := range heads {
-		switch t := tails[head]; {
-		case head == t[0]: // a scenario
-		case len(t) == 1:
+		if t := tails[head]; len(t) == 1 {
 			heads[i] += t[0]
-		default:
+		} else {
 			heads[i] += "{" + strings.Join(t, ",") + "}"
 		}
 	}
@@ -361,7 +356,7 @@ func TestFaultsOfTheBook(t *testing.T) {
 		t.Errorf("new proofs:\n%s\nwant\n%s", got, want)
 	}
 	proofs := []string{"restart", "restarts", "a.TestA", "a/testdata/x.txt", "a/testdata/y.tsv", "a.TestB", "..TestC"}
-	want := "restart restarts a.{TestA,TestB} a/testdata/{x.txt,y.tsv} ..TestC"
+	want := "{restart,restarts} a.{TestA,TestB} a/testdata/{x.txt,y.tsv} ..TestC"
 	if got := strings.Join(byFolder(proofs), " "); got != want {
 		t.Errorf("byFolder(%v):\n%s\nwant\n%s", proofs, got, want)
 	}

@@ -103,10 +103,10 @@ func configurationPage(modes mode.List) string {
 				choice(f.Restart == "", "", "*restart*"), choice(strings.HasPrefix(f.Row, "CF-"), "", "*EXT*")), plain(f.Help))
 		}
 	}
-	b.WriteString("\n## Modes\n\nA blank mode is the first one marked *tried* that the host supports.\n\n" +
-		"| mode | mechanism | here | if unsupported | NodePorts at | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Modes\n\nA blank mode is the first one marked *tried* that the host supports. " +
+		"[Modes](modes.md) compares them.\n\n| mode | here | if unsupported | NodePorts at | on 127.0.0.1 |\n|---|---|---|---|---|\n")
 	for _, m := range modes {
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Doc, here(m),
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", m.Name, here(m),
 			cmp.Or(code(m.FallsBackTo), "error"), choice(m.NodePortsPrimary, "primary", "all"),
 			choice(m.LocalhostNodePorts, "yes", choice(m.LocalhostGate != "", "`"+m.LocalhostGate+"`", "")))
 	}

@@ -2,6 +2,7 @@ package status
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"kube-proxy/mode"
@@ -12,8 +13,8 @@ func MetricsPage(modes mode.List) string {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n<!-- Made by `go test ./status -run TestPage -update`. Do not edit. -->\n\n" +
 		"`/metrics` on the metrics port (`--metrics-bind-address`, 127.0.0.1:10249) returns Prometheus text, or OpenMetrics if\n" +
-		"`Accept` requests it. All are ALPHA, as upstream's. Upstream lacks those with *EXT*;\n" +
-		"[the specification](behaviour.md#metrics) has the others.\n")
+		"`Accept` requests it. All are ALPHA, as upstream's, and have the label `ip_family` unless *node* stands there.\n" +
+		"Upstream lacks those with *EXT*; [the specification](behaviour.md#metrics) has the others.\n")
 	by := map[string][]metric{}
 	var where []string
 	for _, x := range withModes(modes) {
@@ -29,9 +30,12 @@ func MetricsPage(modes mode.List) string {
 	for _, at := range where {
 		fmt.Fprintf(&b, "\n## %s\n\n", at)
 		for _, x := range by[at] {
-			by := fmt.Sprint(x.kind)
-			if len(x.labels) > 0 {
-				by += " by " + quoted(x.labels)
+			by, family := fmt.Sprint(x.kind), slices.Contains(x.labels, "ip_family")
+			if labels := slices.DeleteFunc(slices.Clone(x.labels), func(l string) bool { return l == "ip_family" }); len(labels) > 0 {
+				by += " by " + quoted(labels)
+			}
+			if !family {
+				by += ", *node*"
 			}
 			if !strings.HasPrefix(x.row, "MT-") {
 				by += ", *EXT*"

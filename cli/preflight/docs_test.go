@@ -62,9 +62,10 @@ func page() string {
 		"  - `seen`: the observation, or why it is unknown\n" +
 		"  - `why`, `remedy`: why it matters and what to do; absent if no action is needed\n\n" +
 		"## Kinds\n\nA kind may have several findings, or none if it does not apply. Any may be `unknown`, without the necessary\n" +
-		"privileges or after a timeout. In parentheses: the worst severity. Then what is examined, and the remedy.\n\n")
+		"privileges or after a timeout. In parentheses: the worst severity. The command prints why a finding matters, and\n" +
+		"the remedy.\n\n")
 	for _, k := range Kinds() {
-		fmt.Fprintf(&b, "- `%s` (%s): %s. %s\n", k.ID, k.Worst, k.Looks, k.Remedy)
+		fmt.Fprintf(&b, "- `%s` (%s): %s\n", k.ID, k.Worst, k.Looks)
 	}
 	return b.String()
 }

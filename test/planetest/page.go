@@ -55,8 +55,6 @@ func (p *page) when(release *Release) {
 
 // summary counts, for each run, the scenarios in one family each.
 func (p *page) summary() {
-	p.line("| mode | kernel | pass | fail | differ by intent | not applicable | lines without SCTP | complete run | oldest result |")
-	p.line("|---|---|---|---|---|---|---|---|---|")
 	for _, r := range p.results {
 		count, differ, sctp := map[string]int{}, 0, 0
 		for _, c := range r.Cases {
@@ -70,12 +68,21 @@ func (p *page) summary() {
 			}
 			sctp += c.SCTP
 		}
-		all := "–"
-		if r.All != nil {
-			all = r.All.String()
+		text := fmt.Sprintf("- %s, %s: %d pass", r.Mode, r.Kernel, count[Passes])
+		for _, more := range []struct {
+			n    int
+			what string
+		}{{count[Fails], "fail"}, {differ, "differ by intent"}, {count[NotApplicable] + count[NeedsSCTP], "not applicable"},
+			{sctp, "lines without SCTP"}} {
+			if more.n > 0 {
+				text += fmt.Sprintf(", %d %s", more.n, more.what)
+			}
 		}
-		p.line("| %s | %s | %d | %d | %d | %d | %d | %s | %s |", r.Mode, r.Kernel, count[Passes], count[Fails], differ,
-			count[NotApplicable]+count[NeedsSCTP], sctp, all, r.oldest())
+		if r.All != nil {
+			p.line("%s; complete on %s", text, r.All)
+		} else {
+			p.line("%s; oldest result %s", text, r.oldest())
+		}
 	}
 	p.line("")
 	p.line("A scenario counts once for each family. Kernels without SCTP leave out its lines; the others prove them.")

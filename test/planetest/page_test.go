@@ -111,7 +111,7 @@ func TestPageCells(t *testing.T) {
 	}}, nil)
 	for _, want := range []string{
 		"It has not passed yet",
-		"| m | 6.1 | 8 | 3 | 1 | 1 | 2 | 2026-11-03 at abc | 2026-11-02 |\n",
+		"- m, 6.1: 8 pass, 3 fail, 1 differ by intent, 1 not applicable, 2 lines without SCTP; complete on 2026-11-03 at abc\n",
 		"| ? | [new](../test/testdata/scenarios/new.txtar) |\n",
 		"| ? <sup>2</sup> | [large](../test/testdata/scenarios/large.txtar) |\n",
 		"| v4 ✓ v6 – | [half](../test/testdata/scenarios/half.txtar) |\n",
@@ -168,7 +168,7 @@ func TestPageModelled(t *testing.T) {
 		"### w (fake HNS)\n",
 		"A mode with a name in brackets is a model",
 		"| ≈ <sup>1</sup> <sup>2</sup> | [one](../test/testdata/scenarios/one.txtar) |\n",
-		"| w | fake HNS | 0 | 0 | 1 | 0 | 0 | – | – |\n",
+		"- w, fake HNS: 0 pass, 1 differ by intent; oldest result –\n",
 		"1. " + modelledNotes[ModelledSCTP] + "\n2. " + modelledNotes[ModelledSplit] + "\n",
 	} {
 		if !strings.Contains(got, want) {

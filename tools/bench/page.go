@@ -62,11 +62,9 @@ func (p page) judgement() string {
 
 // A part of docs/performance.md is what one mode's last run gave, between two lines that name the mode. The rest of the page is written
 // by hand, and stays.
-func partBegin(mode string) string {
-	return "<!-- Measured: " + mode + ". Written by `make bench ARGS='-mode " + mode + " -out docs/performance.md'`; do not edit it by hand. -->\n"
-}
+func partBegin(mode string) string { return "<!-- bench: " + mode + " -->\n" }
 
-func partEnd(mode string) string { return "<!-- End of what was measured: " + mode + ". -->\n" }
+func partEnd(mode string) string { return "<!-- end of bench: " + mode + " -->\n" }
 
 // into returns the text of the page with new parts for the measured modes. A page without a place for one
 // of them is an error.

@@ -142,7 +142,7 @@ func (a at) limit(name, operation, unit string, most float64) limit {
 
 // writePart is how much of a time from an API write on the API server took, until it answered the writer.
 func (a at) writePart(operation string) string {
-	return fmt.Sprintf("of that the API server: p50 %s, p99 %s",
+	return fmt.Sprintf("API server: p50 %s, p99 %s",
 		amount(a.value(operation, "write-p50-ms"), "ms"), amount(a.value(operation, "write-p99-ms"), "ms"))
 }
 
