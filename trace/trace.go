@@ -62,8 +62,16 @@ type Kernel struct {
 	Way []string `json:"way"`
 	// Affine is the backend that the kernel remembers for this client, if it does.
 	Affine netip.AddrPort `json:"affine,omitzero"`
+	// Programs are those of the mode that sockets of this node meet first; nil for none. The answer is also theirs.
+	Programs *Programs `json:"-"`
 	// Drains: what rejects the packet is on the way out, and stays until connections that it has have ended.
 	Drains bool `json:"drains,omitempty"`
+}
+
+// Programs are BPF programs at a cgroup, by the kernel's numbers.
+type Programs struct {
+	Cgroup string
+	IDs    []uint32
 }
 
 // Difference is something of which the kernel holds another state than the table asks for.

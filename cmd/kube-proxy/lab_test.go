@@ -32,9 +32,11 @@ type nodeLab struct {
 // connections do not end at the proxy.
 const labMode = "KUBE_PROXY_TEST_MODE"
 
-func newNodeLab(t testing.TB) *nodeLab {
+func newNodeLab(t testing.TB) *nodeLab { t.Helper(); return newNodeLabWith(t, netlab.Options{}) }
+
+func newNodeLabWith(t testing.TB, opts netlab.Options) *nodeLab {
 	t.Helper()
-	n := &nodeLab{TestLab: netlab.ForTest(t, netlab.Options{}), t: t, dir: t.TempDir(), mode: "userspace"}
+	n := &nodeLab{TestLab: netlab.ForTest(t, opts), t: t, dir: t.TempDir(), mode: "userspace"}
 	if m := os.Getenv(labMode); m != "" {
 		n.mode = m
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kube-proxy/debug/inspect"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/trace"
@@ -28,6 +30,7 @@ type nodeFault struct {
 	by       string // a part of the culprit, or of what was not evaluated
 	modes    string // "" for all
 	six, udp bool
+	port     uint16 // the client's, for trace; 0 for any
 }
 
 const (
@@ -324,19 +327,20 @@ func combinedFaults() []nodeFault {
 // TestTraceNode breaks a node on which the proxy serves, asks trace, and sends real packets: trace
 // predicts what happens to them (NT-01, NT-04, NT-06, NT-08).
 func TestTraceNode(t *testing.T) {
-	for _, mode := range []string{"nftables", "iptables", "userspace"} {
+	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // they mostly wait for packets that do not come
 			n := newTraceLab(t, mode)
-			p := n.serve()
+			p := n.serve(n.sockets(t)...)
 			defer p.stop()
+			rules := strings.Replace(mode, "ebpf", "nftables", 1) // what serves below
 			all := slices.Concat(nftFaults(), otherFaults(), familyFaults())
 			for _, f := range combinedFaults() {
 				f.modes = cmp.Or(f.modes, "nftables iptables")
 				all = append(all, f)
 			}
 			for _, f := range all {
-				if f.modes == "" || strings.Contains(f.modes, mode) {
+				if f.modes == "" || strings.Contains(f.modes, rules) {
 					t.Run(f.name, func(t *testing.T) { n.fault(t, f, mode) })
 				}
 			}
@@ -346,7 +350,7 @@ func TestTraceNode(t *testing.T) {
 
 // newTraceLab has the Services of the faults.
 func newTraceLab(t *testing.T, mode string) *nodeLab {
-	n := newNodeLab(t)
+	n := newNodeLabWith(t, netlab.Options{Cgroup: mode == "ebpf"})
 	n.mode = mode
 	n.Serve(netlab.TCP, 8080, "pod2", "pod4")
 	n.Serve(netlab.UDP, 8080, "pod2", "pod4")
@@ -354,6 +358,17 @@ func newTraceLab(t *testing.T, mode string) *nodeLab {
 	n.dual("two", 20, "pod2", "pod4")
 	n.dual("sick", 30)
 	return n
+}
+
+// sockets are flags with which mode ebpf serves the sockets of the lab alone; none for other modes.
+func (n *nodeLab) sockets(t *testing.T) []string {
+	if n.mode != "ebpf" {
+		return nil
+	}
+	bpffs := t.TempDir()
+	do(t, unix.Mount("bpf", bpffs, "bpf", 0, ""))
+	t.Cleanup(func() { do(t, unix.Unmount(bpffs, 0)) })
+	return []string{"--ebpf-cgroup=" + n.Cgroup(netlab.Node1), "--ebpf-bpffs=" + bpffs}
 }
 
 // shell runs commands on node1.
@@ -420,8 +435,12 @@ func (n *nodeLab) traced(t *testing.T, f nodeFault, more ...string) (a inspect.T
 	t.Helper()
 	h, _ := netlab.HostByName(f.from)
 	_, to := f.asked()
+	from := h.Addr(f.six).String()
+	if f.port != 0 {
+		from = netip.AddrPortFrom(h.Addr(f.six), f.port).String()
+	}
 	ask := func(format string) string {
-		p := n.program(append([]string{"trace", h.Addr(f.six).String(), to, "--admin-socket=" + n.dir + "/admin.sock",
+		p := n.program(append([]string{"trace", from, to, "--admin-socket=" + n.dir + "/admin.sock",
 			"-o", format}, more...)...)
 		<-p.done
 		return p.log()

@@ -28,7 +28,7 @@ func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *Trace
 		a.Notes = append(a.Notes, "the rest of this node was not checked")
 		return
 	}
-	q := node.Question{Packet: p, Table: a.Answer, Mode: f.Trace, OnNode: onNode(a.Frontend)}
+	q := node.Question{Packet: p, Table: a.Answer, Mode: f.Trace, Kernel: a.Kernel, OnNode: onNode(a.Frontend)}
 	if c := a.existing(p); c != nil {
 		q.Backend, q.Sees = c.Backend, c.Sees
 	}

@@ -104,7 +104,8 @@ func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
 			w.attached(uint32(index), dir.netkit, "BPF program of netkit on "+l.Name)
 		}
 	}
-	return w.cgroup()
+	w.cgroup()
+	return nil
 }
 
 // withPorts adds to interfaces the ports of those that are bridges, each once.
@@ -119,15 +120,25 @@ func (w *walk) withPorts(links []int32) []int32 {
 	return slices.Compact(all)
 }
 
-// attached names BPF programs of a target.
+// attached names BPF programs of a target, but for those whose answer is known.
 func (w *walk) attached(target, typ uint32, what string) {
-	names, err := kernel.BPFAttached(target, typ)
+	all, err := kernel.BPFAttached(target, typ)
 	if err != nil {
 		w.doubts = append(w.doubts, fmt.Sprintf("%s: cannot be listed: %v", what, err))
 	}
-	for _, name := range names {
-		w.doubts = append(w.doubts, what+": "+name)
+	for _, p := range all {
+		if own := w.programsOfMode(); own == nil || !slices.Contains(own.IDs, p.ID) {
+			w.doubts = append(w.doubts, what+": "+p.Name)
+		}
 	}
+}
+
+// programsOfMode are those of the proxy's mode that meet sockets; nil for none.
+func (w *walk) programsOfMode() *trace.Programs {
+	if w.q.Kernel == nil {
+		return nil
+	}
+	return w.q.Kernel.Programs
 }
 
 // cgroupHooks are where programs of the root cgroup see packets and sockets, by IP family.
@@ -138,21 +149,24 @@ var cgroupHooks = map[bool]map[uint32]string{
 		kernel.BPFCgroupSendmsg6: "sendmsg", kernel.BPFCgroupRecvmsg6: "recvmsg"},
 }
 
-// cgroup names the programs of the root cgroup: they see the sockets of this node and of its pods.
-// Those of mode ebpf are the proxy's own.
-func (w *walk) cgroup() error {
-	path := kernel.Cgroup2()
+// cgroup names the programs of the root cgroup, or of that which the mode was given in its place: they
+// see the sockets of this node and of its pods.
+func (w *walk) cgroup() {
+	path, where := kernel.Cgroup2(), "the root cgroup"
+	if own := w.programsOfMode(); own != nil {
+		path, where = own.Cgroup, "cgroup "+own.Cgroup
+	}
 	if path == "" {
-		return nil
+		return
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("look for programs of the root cgroup: %w", err)
+		w.doubts = append(w.doubts, fmt.Sprintf("BPF programs of %s: cannot be listed: %v", where, err))
+		return
 	}
 	defer f.Close()
 	hooks := cgroupHooks[w.q.Packet.To.Addr().Is6()]
 	for _, typ := range slices.Sorted(maps.Keys(hooks)) {
-		w.attached(uint32(f.Fd()), typ, "BPF program of the root cgroup, "+hooks[typ])
+		w.attached(uint32(f.Fd()), typ, "BPF program of "+where+", "+hooks[typ])
 	}
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -229,6 +230,21 @@ func TestFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A cgroup that cannot be read is one thing that was not evaluated: the rest is (NT-06).
+func TestCgroupUnreadable(t *testing.T) {
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.On(netlab.Node1, func() {
+		from, _ := netlab.HostByName("pod1")
+		n, err := Follow(t.Context(), Question{Packet: trace.Packet{From: netip.AddrPortFrom(from.V4, 0),
+			To: netip.MustParseAddrPort("10.1.1.12:8080"), Proto: lb.TCP},
+			Kernel: &trace.Kernel{Programs: &trace.Programs{Cgroup: "/nowhere"}}}, open{})
+		want := []string{"BPF programs of cgroup /nowhere: cannot be listed: open /nowhere: no such file or directory"}
+		if err != nil || n.Verdict != trace.Undecided || !slices.Equal(n.NotEvaluated, want) || len(n.Steps) == 0 {
+			t.Errorf("%+v, %v", n, err)
+		}
+	})
 }
 
 // open is a packet filter without rules.

@@ -72,13 +72,39 @@ func (w *walk) follow() {
 		w.stop(start, s)
 		return
 	}
-	for _, y := range w.request(start) {
-		for _, z := range w.proxied(y) {
-			for _, done := range w.answered(z) {
-				w.ends = append(w.ends, end{way: done})
+	for _, x := range w.connected(start) {
+		for _, y := range w.request(x) {
+			for _, z := range w.proxied(y) {
+				for _, done := range w.answered(z) {
+					w.ends = append(w.ends, end{way: done})
+				}
 			}
 		}
 	}
+}
+
+// connected gives the packet of a socket that a program connects the destinations that it gets so. A
+// pod that is its own backend sends nothing to this node.
+func (w *walk) connected(y way) (all []way) {
+	k := w.q.Kernel
+	if k == nil || !k.Connected || y.Flow.State == hooks.Established {
+		return []way{y}
+	}
+	backends := k.Backends
+	if k.Affine.IsValid() {
+		backends = []trace.Backend{{Address: k.Affine, Share: 1}}
+	}
+	for _, b := range w.bounded(backends) {
+		z := y
+		z.To, z.backend, z.share, z.Flow.Orig.To = b.Address, b.Address, b.Share, b.Address
+		z.note("socket", "to %s, by an eBPF program of kube-proxy", b.Address)
+		if z.To.Addr() == z.From.Addr() && !w.own() {
+			w.ends = append(w.ends, end{way: z})
+			continue
+		}
+		all = append(all, z)
+	}
+	return all
 }
 
 func (w *walk) own() bool { return w.q.Packet.Host && w.q.Packet.In == "" }

@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ type judge struct {
 	guide   [2]*net.UDPConn // client and server of packets that every rule set accepts
 	ct      *nlconn.Conn
 	port    uint16
+	round   uint32 // of samples
 }
 
 // Ports on which the server and the node answer; guided is that of packets that every rule set
@@ -194,12 +196,25 @@ func (o outcome) agrees(got outcome, masked bool) bool {
 	return masked || o.from.Addr() == got.from.Addr()
 }
 
+// Datagrams say which round and sample they belong to, and whether they are the request or the reply: a
+// rule may lead a reply to another server, or a datagram may arrive when its round has ended.
+const (
+	asks = iota
+	answers
+)
+
+func (j *judge) datagram(kind, id uint32) []byte {
+	b := binary.BigEndian.AppendUint32(nil, j.round)
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, kind), id)
+}
+
 // send sends the samples and sees what becomes of them.
 func (j *judge) send(all []*sample) {
 	j.t.Helper()
+	j.round++
 	for i, s := range all {
 		s.conn = j.socket(s.host, s.from, s.to)
-		if _, err := s.conn.Write(binary.BigEndian.AppendUint32(nil, uint32(i))); err != nil &&
+		if _, err := s.conn.Write(j.datagram(asks, uint32(i))); err != nil &&
 			!errors.Is(err, unix.EPERM) && !rejection(err) {
 			j.t.Fatal(err)
 		} else if err != nil { // a local packet that is dropped is refused to its sender
@@ -208,18 +223,17 @@ func (j *judge) send(all []*sample) {
 	}
 	j.barrier()
 	for at, c := range j.servers {
-		j.each(c, func(id uint32, from netip.AddrPort) {
+		j.each(c, asks, func(id uint32, from netip.AddrPort) {
 			all[id].got = outcome{verdict: trace.Pass, at: at,
 				from: netip.AddrPortFrom(from.Addr().Unmap(), from.Port())}
-			if _, err := c.WriteToUDPAddrPort(binary.BigEndian.AppendUint32(nil, id),
-				from); err != nil && !errors.Is(err, unix.EPERM) && !rejection(err) {
+			if _, err := c.WriteToUDPAddrPort(j.datagram(answers, id), from); err != nil && !errors.Is(err, unix.EPERM) && !rejection(err) {
 				j.t.Fatal(err)
 			}
 		})
 	}
 	j.barrier()
 	for i, s := range all {
-		err := j.each(s.conn, func(id uint32, _ netip.AddrPort) {
+		err := j.each(s.conn, answers, func(id uint32, _ netip.AddrPort) {
 			s.got.replied = s.got.replied ||
 				int(id) == i
 		})
@@ -239,8 +253,8 @@ func rejection(err error) bool {
 		unix.ENETUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOPROTOOPT)
 }
 
-// each calls f for the datagrams that a socket has, and returns the error that ends them.
-func (j *judge) each(c *net.UDPConn, f func(id uint32, from netip.AddrPort)) error {
+// each calls f for the datagrams of a kind that a socket has of this round, and returns the error that ends them.
+func (j *judge) each(c *net.UDPConn, kind uint32, f func(id uint32, from netip.AddrPort)) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
@@ -258,8 +272,8 @@ func (j *judge) each(c *net.UDPConn, f func(id uint32, from netip.AddrPort)) err
 		if err != nil {
 			return err
 		}
-		if n == 4 {
-			f(binary.BigEndian.Uint32(b[:]), addrPort(from))
+		if id := binary.BigEndian.Uint32(b[8:]); n == 12 && bytes.Equal(b[:n], j.datagram(kind, id)) {
+			f(id, addrPort(from))
 		}
 	}
 }

@@ -93,9 +93,15 @@ const (
 	mostAttached                         = 16
 )
 
-// BPFAttached returns the names of the programs that are attached to a target: the file descriptor of
-// a cgroup, or the index of an interface. A kernel that lacks the type has none.
-func BPFAttached(target, typ uint32) (names []string, err error) {
+// BPFProgram is a BPF program of the kernel.
+type BPFProgram struct {
+	ID   uint32
+	Name string
+}
+
+// BPFAttached returns the programs that are attached to a target: the file descriptor of a cgroup, or
+// the index of an interface. A kernel that lacks the type has none.
+func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
 	var ids [mostAttached]uint32
 	var pins runtime.Pinner
 	pins.Pin(&ids)
@@ -117,11 +123,11 @@ func BPFAttached(target, typ uint32) (names []string, err error) {
 	for _, id := range ids[:min(q.count, mostAttached)] {
 		name, err := bpfName(id)
 		if err != nil {
-			return names, err
+			return all, err
 		}
-		names = append(names, name)
+		all = append(all, BPFProgram{id, name})
 	}
-	return names, nil
+	return all, nil
 }
 
 // Cgroup2 returns where the cgroup v2 hierarchy is mounted, "" if it is not.

@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/cilium/ebpf/link"
 
 	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
@@ -19,7 +22,8 @@ import (
 
 // Follow is part of mode.Looker. For a client with a socket of this node it asks the programs
 // first, as they are in the kernel; what they pass, and packets of others, meet the rules.
-func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (k trace.Kernel, err error) {
+	defer func() { k.Programs = p.programs() }()
 	under, err := p.PacketPath.Follow(ctx, packet)
 	if err != nil || packet.Proto != lb.TCP && packet.Proto != lb.UDP {
 		return under, err
@@ -43,6 +47,29 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 		return under, nil
 	}
 	return is, nil
+}
+
+// programs returns what is attached, of both families: a socket of IPv6 meets both. Nil if this plane's
+// programs are not loaded.
+func (p *Plane) programs() *trace.Programs {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.kernel == nil {
+		return nil
+	}
+	is := &trace.Programs{Cgroup: p.kernel.cgroup}
+	pins, _ := filepath.Glob(filepath.Join(p.cfg.Pins, "*", "link_*"))
+	for _, pin := range pins {
+		l, err := link.LoadPinnedLink(pin, nil)
+		if err != nil {
+			continue // it is named as not evaluated
+		}
+		if info, err := l.Info(); err == nil {
+			is.IDs = append(is.IDs, uint32(info.Program))
+		}
+		l.Close()
+	}
+	return is
 }
 
 // The classes of clients of the programs.
