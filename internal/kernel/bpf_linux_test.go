@@ -50,7 +50,7 @@ func TestBPFAttached(t *testing.T) {
 	}
 	for _, typ := range []uint32{BPFCgroupIngress, 999} {
 		if names, err := BPFAttached(uint32(f.Fd()), typ); err != nil || len(names) != 0 {
-			t.Errorf("type %d: %q, %v", typ, names, err)
+			t.Errorf("type %d: %v, %v", typ, names, err)
 		}
 	}
 }
