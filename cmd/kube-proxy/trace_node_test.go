@@ -324,6 +324,89 @@ func combinedFaults() []nodeFault {
 	}
 }
 
+// restored has iptables-restore add rules, whose chains are of the table filter, and takes them back.
+func restored(jumps, chains string) (do, undo string) {
+	do = "iptables-restore --noflush <<'END'\n*filter\n" + chains + jumps + "COMMIT\nEND\n"
+	for rule := range strings.Lines(jumps) {
+		undo = strings.Replace(rule, "-A ", "iptables -D ", 1) + undo
+	}
+	for line := range strings.Lines(chains) {
+		if name, ok := strings.CutPrefix(line, ":"); ok {
+			undo += "iptables -F " + strings.Fields(name)[0] + "\n"
+		}
+	}
+	for line := range strings.Lines(chains) {
+		if name, ok := strings.CutPrefix(line, ":"); ok {
+			undo += "iptables -X " + strings.Fields(name)[0] + "\n"
+		}
+	}
+	return do, undo
+}
+
+// ufw are rules as "ufw enable" makes them for forwarded packets, with a rule of "ufw route", and with
+// the policy of its default.
+func ufw(rule, policy string) (do, undo string) {
+	do, undo = restored("-A FORWARD -j ufw-before-logging-forward\n-A FORWARD -j ufw-before-forward\n"+
+		"-A FORWARD -j ufw-after-forward\n-A FORWARD -j ufw-after-logging-forward\n"+
+		"-A FORWARD -j ufw-reject-forward\n-A FORWARD -j ufw-track-forward\n",
+		":ufw-before-logging-forward - [0:0]\n:ufw-before-forward - [0:0]\n:ufw-after-forward - [0:0]\n"+
+			":ufw-after-logging-forward - [0:0]\n:ufw-reject-forward - [0:0]\n:ufw-track-forward - [0:0]\n"+
+			":ufw-user-forward - [0:0]\n:ufw-logging-deny - [0:0]\n"+
+			"-A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"+
+			"-A ufw-before-forward -m conntrack --ctstate INVALID -j ufw-logging-deny\n"+
+			"-A ufw-before-forward -m conntrack --ctstate INVALID -j DROP\n"+
+			"-A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT\n"+
+			"-A ufw-before-forward -j ufw-user-forward\n"+
+			"-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix \"[UFW BLOCK] \"\n"+
+			"-A ufw-user-forward "+rule+"\n")
+	return do + "iptables -P FORWARD " + policy, "iptables -P FORWARD ACCEPT\n" + undo
+}
+
+// kubeRouter are rules as kube-router makes them for a network policy of pod2, which admits port 8080
+// from the pods of a set.
+func kubeRouter(admitted string) (do, undo string) {
+	const mark = "0x10000/0x10000"
+	do, undo = restored("-A FORWARD -m comment --comment \"kube-router netpol - TEMCG2JMHZYE7H7T\" -j KUBE-ROUTER-FORWARD\n",
+		":KUBE-ROUTER-FORWARD - [0:0]\n:KUBE-POD-FW-4D2B6O4UVZ - [0:0]\n:KUBE-NWPLCY-WBZ7VKJ3EX - [0:0]\n"+
+			"-A KUBE-ROUTER-FORWARD -d 10.1.1.12/32 -m comment --comment \"rule to jump traffic to POD name:two\" "+
+			"-j KUBE-POD-FW-4D2B6O4UVZ\n"+
+			"-A KUBE-ROUTER-FORWARD -m comment --comment \"accept traffic that network policies admit\" "+
+			"-m mark --mark 0x20000/0x20000 -j ACCEPT\n"+
+			"-A KUBE-POD-FW-4D2B6O4UVZ -m conntrack --ctstate INVALID -j DROP\n"+
+			"-A KUBE-POD-FW-4D2B6O4UVZ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"+
+			"-A KUBE-POD-FW-4D2B6O4UVZ -d 10.1.1.12/32 -m addrtype --src-type LOCAL -j ACCEPT\n"+
+			"-A KUBE-POD-FW-4D2B6O4UVZ -d 10.1.1.12/32 -j KUBE-NWPLCY-WBZ7VKJ3EX\n"+
+			"-A KUBE-POD-FW-4D2B6O4UVZ -m mark ! --mark "+mark+" -m limit --limit 10/min --limit-burst 10 "+
+			"-j NFLOG --nflog-group 100\n"+
+			"-A KUBE-POD-FW-4D2B6O4UVZ -m mark ! --mark "+mark+" -j REJECT --reject-with icmp-port-unreachable\n"+
+			"-A KUBE-POD-FW-4D2B6O4UVZ -j MARK --set-xmark 0x0/0x10000\n"+
+			"-A KUBE-POD-FW-4D2B6O4UVZ -j MARK --set-xmark 0x20000/0x20000\n"+
+			"-A KUBE-NWPLCY-WBZ7VKJ3EX -p tcp -m set --match-set KUBE-SRC-AB src -m set --match-set KUBE-DST-AB dst "+
+			"-m tcp --dport 8080 -j MARK --set-xmark "+mark+"\n"+
+			"-A KUBE-NWPLCY-WBZ7VKJ3EX -p tcp -m set --match-set KUBE-SRC-AB src -m set --match-set KUBE-DST-AB dst "+
+			"-m tcp --dport 8080 -m mark --mark "+mark+" -j RETURN\n")
+	return "ipset create KUBE-SRC-AB hash:ip; ipset add KUBE-SRC-AB " + admitted +
+			"; ipset create KUBE-DST-AB hash:ip; ipset add KUBE-DST-AB 10.1.1.12\n" + do,
+		undo + "sleep 0.1; ipset destroy KUBE-SRC-AB; ipset destroy KUBE-DST-AB"
+}
+
+// programFaults are rule sets such as other programs write.
+func programFaults() []nodeFault {
+	f := func(name string, expect trace.NodeVerdict, by string) func(do, undo string) nodeFault {
+		return func(do, undo string) nodeFault {
+			return nodeFault{name: name, expect: expect, by: by, do: do, undo: undo}
+		}
+	}
+	const port = " -p tcp -m tcp --dport 8080 "
+	return []nodeFault{
+		f("ufw denies a route", trace.Dropped, "(of ufw)")(ufw("-d 10.1.1.12/32"+port+"-j DROP", "ACCEPT")),
+		f("ufw, by its default", trace.Dropped, "chain FORWARD, policy")(ufw("-d 10.1.1.13/32 -j ACCEPT", "DROP")),
+		f("ufw allows a route", trace.Delivered, "")(ufw("-d 10.1.1.12/32"+port+"-j ACCEPT", "DROP")),
+		f("kube-router, not admitted", trace.Rejected, "(of kube-router)")(kubeRouter("10.1.1.13")),
+		f("kube-router, admitted", trace.Delivered, "")(kubeRouter("10.1.1.11")),
+	}
+}
+
 // TestTraceNode breaks a node on which the proxy serves, asks trace, and sends real packets: trace
 // predicts what happens to them (NT-01, NT-04, NT-06, NT-08).
 func TestTraceNode(t *testing.T) {
@@ -335,7 +418,7 @@ func TestTraceNode(t *testing.T) {
 			defer p.stop()
 			rules := strings.Replace(mode, "ebpf", "nftables", 1) // what serves below
 			all := slices.Concat(nftFaults(), otherFaults(), familyFaults())
-			for _, f := range combinedFaults() {
+			for _, f := range append(combinedFaults(), programFaults()...) {
 				f.modes = cmp.Or(f.modes, "nftables iptables")
 				all = append(all, f)
 			}
@@ -475,4 +558,35 @@ func (n *nodeLab) shoot(t *testing.T, f nodeFault) (delivered, rejected, dropped
 		}
 	}
 	return delivered, rejected, dropped
+}
+
+// TestTraceBridge has a chain on one port of a bridge: it decides if --in names the port, and is named
+// as not evaluated if nobody says which port it is (NT-06).
+func TestTraceBridge(t *testing.T) {
+	n := newNodeLabWith(t, netlab.Options{Bridge: true})
+	n.mode = "nftables"
+	n.Serve(netlab.TCP, 8080, "pod2", "pod4")
+	n.dual("two", 20, "pod4")
+	p := n.serve()
+	defer p.stop()
+	do, undo := nft("netdev", "ingress device vethpod1 priority 0", "tcp dport 80 drop")
+	n.shell(t, do)
+	defer n.shell(t, undo)
+	for _, c := range []struct {
+		in     []string
+		from   string
+		expect trace.NodeVerdict
+	}{{nil, "pod1", trace.Undecided}, {[]string{"--in", "vethpod1"}, "pod1", trace.Dropped},
+		{[]string{"--in", "vethpod3"}, "pod3", trace.Delivered}} {
+		f := nodeFault{from: c.from, to: two}
+		a, text := n.traced(t, f, c.in...)
+		told := a.Rest.By + strings.Join(a.Rest.NotEvaluated, "")
+		if a.Rest.Verdict != c.expect || strings.Contains(told, "table netdev firewall, chain c, rule 1") != (c.from == "pod1") {
+			t.Errorf("%s, --in %v: %s\n%s", c.from, c.in, told, text())
+		}
+		if _, err := n.Dial(c.from, netlab.TCP, netip.MustParseAddrPort(two),
+			netlab.DialOptions{Timeout: 300 * time.Millisecond}); (err == nil) != (c.from == "pod3") {
+			t.Errorf("a connection of %s: %v", c.from, err)
+		}
+	}
 }

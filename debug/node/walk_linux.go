@@ -125,7 +125,10 @@ func (w *walk) request(y way) []way {
 
 // receive takes a packet that comes in through an interface.
 func (w *walk) receive(y way, in rtnl.Link) (all []way) {
-	y.In, y.Out = in.Name, ""
+	y.In, y.Out, y.Port = in.Name, "", ""
+	if port := w.q.Packet.In; !y.reply && port != in.Name {
+		y.Port = port
+	}
 	w.in = append(w.in, in.Index)
 	if s := down(in); s.by != "" {
 		w.stop(y, s)

@@ -78,6 +78,23 @@ func TestRareRules(t *testing.T) {
 				"ip daddr 10.1.1.1 drop;\n} }",
 			"nft", Prerouting, from("br0"),
 			`drop by table bridge b, chain i, rule 1 "ip daddr 10.1.1.1 drop"`},
+		{"ingress of a port of the bridge, of many",
+			"table netdev d { chain i { type filter hook ingress device d2 priority 0; tcp dport 80 drop;\n} }",
+			"nft", Prerouting, from("br0"),
+			`to 10.1.1.1:80, not evaluated: table netdev d, chain i, rule 1 "tcp dport 80 drop"`},
+		{"ingress of a port of the bridge, for others",
+			"table netdev d { chain i { type filter hook ingress device d2 priority 0; tcp dport 81 drop;\n} }",
+			"nft", Prerouting, from("br0"), "to 10.1.1.1:80"},
+		{"ingress of the port of the bridge",
+			"table netdev d { chain i { type filter hook ingress device d2 priority 0; tcp dport 80 drop;\n} }",
+			"nft", Prerouting, fromPort("br0", "d2"), `drop by table netdev d, chain i, rule 1 "tcp dport 80 drop"`},
+		{"ingress of another port of the bridge",
+			"table inet d { chain i { type filter hook ingress device d2 priority 0; tcp dport 80 drop;\n} }",
+			"nft", Prerouting, fromPort("br0", "d3"), "to 10.1.1.1:80"},
+		{"egress of a port of the bridge",
+			"table netdev d { chain e { type filter hook egress device d2 priority 0; tcp dport 80 drop;\n} }",
+			"nft", Postrouting, to("br0"),
+			`to 10.1.1.1:80, not evaluated: table netdev d, chain e, rule 1 "tcp dport 80 drop"`},
 		{"no bridge", "table bridge b { chain i { type filter hook input priority 0; drop;\n} }", "nft",
 			Prerouting, from("d0"), "to 10.1.1.1:80"},
 		{"dormant table",
@@ -144,7 +161,7 @@ func TestRareRules(t *testing.T) {
 			load(t, `set -e; ip link set lo up; ip link add d0 type veth peer name e0; `+
 				`ip link add d1 type veth peer name e1; ip link set e0 up; ip link set e1 up; `+
 				`ip link add br0 type bridge; ip link set d0 up; ip link set d1 up
-				ip addr add 10.0.0.2/24 dev d1`, "sh")
+				ip addr add 10.0.0.2/24 dev d1; for i in 2 3; do ip link add d$i master br0 type veth peer name e$i; done`, "sh")
 			if c.command == "nft" {
 				load(t, strings.ReplaceAll(c.rules, "\n} }", "\n}\n}"), "nft", "-f", "-")
 			} else {
@@ -169,6 +186,18 @@ func TestRareRules(t *testing.T) {
 func from(in string) Packet {
 	p := web
 	p.In, p.Out = in, ""
+	return p
+}
+
+func fromPort(bridge, port string) Packet {
+	p := from(bridge)
+	p.Port = port
+	return p
+}
+
+func to(out string) Packet {
+	p := web
+	p.In, p.Out = "", out
 	return p
 }
 

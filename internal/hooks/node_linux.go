@@ -3,6 +3,7 @@ package hooks
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -45,6 +46,17 @@ func (n *node) link(name string) walk.Link {
 
 // bridge reports whether a device is a bridge.
 func (n *node) bridge(name string) bool { return n.byName[name].Kind == "bridge" }
+
+// ports returns the names of a bridge's ports.
+func (n *node) ports(bridge string) (all []string) {
+	for name, l := range n.byName {
+		if l.Master == n.byName[bridge].Index {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
 
 func (n *node) route(a netip.Addr) (route.Route, error) {
 	way, known := n.routes[a]

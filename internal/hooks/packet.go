@@ -33,8 +33,10 @@ type Packet struct {
 	From, To netip.AddrPort
 	// In and Out are the devices; "" for none.
 	In, Out string
-	Mark    uint32
-	Flow    Flow
+	// Port is the port of the bridge In that the packet came in through; "" if that is unknown.
+	Port string
+	Mark uint32
+	Flow Flow
 }
 
 // State is how conntrack sees a packet.

@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,10 +40,24 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 			}
 		}
 	}
+	perhaps := func(bridge string, family byte, num uint32) {
+		for _, port := range s.node.ports(bridge) {
+			before := flows
+			pass(port, family, num)
+			flows = mayEnd(before, flows)
+		}
+	}
 	if h == Prerouting && p.In != "" {
 		pass(p.In, unix.NFPROTO_NETDEV, netdevIngress)
 		pass(p.In, unix.NFPROTO_INET, inetIngress)
 		if s.node.bridge(p.In) {
+			if p.Port != "" {
+				pass(p.Port, unix.NFPROTO_NETDEV, netdevIngress)
+				pass(p.Port, unix.NFPROTO_INET, inetIngress)
+			} else {
+				perhaps(p.In, unix.NFPROTO_NETDEV, netdevIngress)
+				perhaps(p.In, unix.NFPROTO_INET, inetIngress)
+			}
 			pass("", unix.NFPROTO_BRIDGE, bridgePre, bridgeIn)
 		}
 	}
@@ -50,6 +65,7 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 	if h == Postrouting && p.Out != "" {
 		if s.node.bridge(p.Out) {
 			pass("", unix.NFPROTO_BRIDGE, bridgeOut, bridgePost)
+			perhaps(p.Out, unix.NFPROTO_NETDEV, netdevEgress)
 		}
 		pass(p.Out, unix.NFPROTO_NETDEV, netdevEgress)
 	}
@@ -57,6 +73,20 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 		return nil, fmt.Errorf("follow a packet to %s through %s: %w", p.To, h, err)
 	}
 	return s.ways(p, flows), nil
+}
+
+// mayEnd has flows go on as they were, with a doubt for each that may have ended: nobody says which
+// port of a bridge the packet takes.
+func mayEnd(before, after []follow.Flow) []follow.Flow {
+	all := slices.Clone(before)
+	for _, f := range after {
+		if f.Verdict == "" || slices.ContainsFunc(before, func(b follow.Flow) bool { return b.Verdict != "" && b.By == f.By }) {
+			continue
+		}
+		f.Share, f.Doubt = 0, cmp.Or(f.Doubt, f.By)
+		all = append(all, f)
+	}
+	return all
 }
 
 // stop is one hook on the way of a packet.
