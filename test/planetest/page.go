@@ -118,9 +118,8 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 			p.line("All scenarios pass.")
 			continue
 		}
-		p.line("| result | scenarios |\n|---|---|")
 		for _, cell := range slices.Sorted(maps.Keys(by)) {
-			p.line("| %s | %s |", cell, strings.Join(by[cell], ", "))
+			p.line("- %s: %s", cell, strings.Join(by[cell], ", "))
 		}
 	}
 	p.line("")

@@ -26,8 +26,8 @@ func TestPageKernels(t *testing.T) {
 	agree := []Results{{Mode: "m", Kernel: "6.1", Cases: is(Passes)}, {Mode: "m", Kernel: "6.12", Cases: is(Passes)}}
 	differ := append(agree[:1:1], Results{Mode: "m", Kernel: "6.12", Cases: is(Fails)})
 	for want, results := range map[string][]Results{
-		"### m\n\n| result | scenarios |\n|---|---|\n| ? <sup>1</sup> | [new](../test/testdata/scenarios/new.txtar) |\n": agree,
-		"| 6.1 ✓, 6.12 ✗ | [one](../test/testdata/scenarios/one.txtar) |\n":                                              differ,
+		"### m\n\n- ? <sup>1</sup>: [new](../test/testdata/scenarios/new.txtar)\n": agree,
+		"- 6.1 ✓, 6.12 ✗: [one](../test/testdata/scenarios/one.txtar)\n":                                                 differ,
 	} {
 		if got := Page(sc, results, nil); !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
@@ -112,12 +112,12 @@ func TestPageCells(t *testing.T) {
 	for _, want := range []string{
 		"It has not passed yet",
 		"- m, 6.1: 8 pass, 3 fail, 1 differ by intent, 1 not applicable, 2 lines without SCTP; complete on 2026-11-03 at abc\n",
-		"| ? | [new](../test/testdata/scenarios/new.txtar) |\n",
-		"| ? <sup>2</sup> | [large](../test/testdata/scenarios/large.txtar) |\n",
-		"| v4 ✓ v6 – | [half](../test/testdata/scenarios/half.txtar) |\n",
-		"| v4 ✓ v6 ✗ | generated-x |\n",
-		"| – <sup>1</sup> | [differs](../test/testdata/scenarios/differs.txtar) |\n",
-		"| ✗ | [bad](../test/testdata/scenarios/bad.txtar) |\n",
+		"- ?: [new](../test/testdata/scenarios/new.txtar)\n",
+		"- ? <sup>2</sup>: [large](../test/testdata/scenarios/large.txtar)\n",
+		"- v4 ✓ v6 –: [half](../test/testdata/scenarios/half.txtar)\n",
+		"- v4 ✓ v6 ✗: generated-x\n",
+		"- – <sup>1</sup>: [differs](../test/testdata/scenarios/differs.txtar)\n",
+		"- ✗: [bad](../test/testdata/scenarios/bad.txtar)\n",
 		"1. SV-62: not in this mode\n2. Left out in emulation: it takes hours.\n",
 	} {
 		if !strings.Contains(got, want) {
@@ -144,7 +144,7 @@ func TestPageProxied(t *testing.T) {
 	for _, want := range []string{
 		"In mode u connections end at the proxy: ",
 		"### m\n\nAll scenarios pass.\n\n### u\n",
-		"| ✓ <sup>1</sup> | [one](../test/testdata/scenarios/one.txtar) |\n",
+		"- ✓ <sup>1</sup>: [one](../test/testdata/scenarios/one.txtar)\n",
 		"1. " + proxiedNotes[ProxiedRetry] + "\n",
 	} {
 		if !strings.Contains(got, want) {
@@ -167,7 +167,7 @@ func TestPageModelled(t *testing.T) {
 	for _, want := range []string{
 		"### w (fake HNS)\n",
 		"A mode with a name in brackets is a model",
-		"| ≈ <sup>1</sup> <sup>2</sup> | [one](../test/testdata/scenarios/one.txtar) |\n",
+		"- ≈ <sup>1</sup> <sup>2</sup>: [one](../test/testdata/scenarios/one.txtar)\n",
 		"- w, fake HNS: 0 pass, 1 differ by intent; oldest result –\n",
 		"1. " + modelledNotes[ModelledSCTP] + "\n2. " + modelledNotes[ModelledSplit] + "\n",
 	} {
