@@ -120,9 +120,9 @@ func configurationPage(modes mode.List) string {
 		name := "`" + g.name + "`"
 		switch does := does[g.name]; {
 		case g.documentedOff():
-			locked = append(locked, name+" ("+idle[g.name]+")")
+			locked = append(locked, name)
 		case does == "" && !g.locked:
-			idleGates = append(idleGates, name+" ("+idle[g.name]+")")
+			idleGates = append(idleGates, name)
 		case does == "":
 			fixed = append(fixed, name)
 		default:

@@ -19,7 +19,7 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.line("")
 	p.line("Each [scenario](../test/testdata/scenarios) sends real packets through each mode, on each kernel, in IPv4 and IPv6.")
 	p.line("`kube-proxy trace` must name the verdict, backends and source of each packet, from the table and from the kernel.")
-	p.line("After each step the kernel must equal the table ([0028](adr/0028-what-a-change-proves.md)).")
+	p.line("After each step the kernel must equal the table.")
 	p.line("")
 	p.line("Kernels other than the machine's are emulated. There the kernel's answer is compared for at least %d packets of a", mostAsked)
 	p.line("state, one in generated scenarios; `make test-kernels FULL=1` compares all. Pings have the table's answer only.")
