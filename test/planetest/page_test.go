@@ -27,7 +27,7 @@ func TestPageKernels(t *testing.T) {
 	differ := append(agree[:1:1], Results{Mode: "m", Kernel: "6.12", Cases: is(Fails)})
 	for want, results := range map[string][]Results{
 		"### m\n\n- ? <sup>1</sup>: [new](../test/testdata/scenarios/new.txtar)\n": agree,
-		"- 6.1 ✓, 6.12 ✗: [one](../test/testdata/scenarios/one.txtar)\n":                                                 differ,
+		"- 6.1 ✓, 6.12 ✗: [one](../test/testdata/scenarios/one.txtar)\n":           differ,
 	} {
 		if got := Page(sc, results, nil); !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
