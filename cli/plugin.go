@@ -233,7 +233,9 @@ func (p *plugin) source(ctx context.Context, c *kubectl.Cluster,
 	return cmp.Or(p.node, is.Node), from, nil
 }
 
-func isAddress(s string) bool { return addrPort(s).Addr().IsValid() }
+func isAddress(s string) bool {
+	return (inspect.PacketText{From: s}).Packet().From.IsValid()
+}
 
 // inNamespace puts the name of a Service, with what follows it, into a namespace, if it is one
 // without.

@@ -30,7 +30,7 @@ func TestAskCountsWell(t *testing.T) {
 		"  none is open; 2 ended ones\n":          {ConntrackEnded: 2},
 		"  none is open; at least 2 ended ones\n": {ConntrackEnded: 2, ConntrackMore: true},
 	} {
-		if got := traceText(of, false); !strings.HasSuffix(got, want) {
+		if got := of.Report(false); !strings.HasSuffix(got, want) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}

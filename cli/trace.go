@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -18,7 +17,6 @@ import (
 	"kube-proxy/debug/inspect"
 	"kube-proxy/debug/node"
 	"kube-proxy/internal/nearest"
-	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -97,7 +95,7 @@ func traceAsking() asking {
 			}
 			a, err := show(q, raw, func(a *inspect.TraceAnswer) {
 				q.head(a.Node)
-				io.WriteString(q.out, inkFor(q.out).verdicts(traceText(a, q.format == "wide")))
+				io.WriteString(q.out, inkFor(q.out).verdicts(a.Report(q.format == "wide")))
 			})
 			if err == nil && expect != "" && string(a.Outcome()) != expect {
 				fmt.Fprintf(q.errOut, "expected %s, but the outcome is %s\n", expect, a.Outcome())
@@ -120,7 +118,7 @@ func followLive(ctx context.Context, raw json.RawMessage, wait time.Duration) (j
 	if err != nil {
 		return nil, err
 	}
-	p := packetOf(a.Packet)
+	p := a.Packet.Packet()
 	if p.Proto != lb.TCP && p.Proto != lb.UDP {
 		return nil, fmt.Errorf("--live follows TCP and UDP only, not %s", lb.Printable(a.Packet.Proto))
 	}
@@ -151,98 +149,5 @@ func traceParams(from, in string, args []string) (url.Values, error) {
 	case len(args) != 2:
 		return nil, fmt.Errorf("want SRC and DST (see kube-proxy trace --help)")
 	}
-	params := url.Values{"to": {args[1]}}
-	if name, ok := strings.CutPrefix(args[0], "pod/"); ok || strings.Contains(name, "/") {
-		params.Set("pod", name)
-	} else {
-		params.Set("from", args[0])
-	}
-	if in != "" {
-		params.Set("in", in)
-	}
-	return params, nil
-}
-
-// traceText is the answer for people: on one screen, or, wide, with all backends and all of the
-// kernel's way.
-func traceText(a *inspect.TraceAnswer, wide bool) string {
-	var b strings.Builder
-	if a.Live != nil && a.Live.Differs != "" {
-		b.WriteString("LIVE: " + lb.Printable(a.Live.Differs) + "\n")
-	}
-	b.WriteString(a.Rest.Lead())
-	if a.Packet.Pod != "" {
-		fmt.Fprintf(&b, "pod %s is at %s\n", lb.Printable(a.Packet.Pod), a.Packet.From)
-	}
-	if p := packetOf(a.Packet); wide {
-		b.WriteString(a.Wide(p))
-	} else {
-		b.WriteString(a.Text(p))
-	}
-	if a.Rest != nil {
-		b.WriteString("\n" + a.Rest.Text(wide))
-	}
-	if a.Live != nil {
-		b.WriteString("\n" + a.Live.Text(wide))
-	}
-	if len(a.Conntrack) > 0 || a.ConntrackEnded > 0 {
-		b.WriteString("\nconnections\n")
-	}
-	for _, c := range a.Conntrack {
-		b.WriteString("  " + lb.Printable(connectionText(c)) + "\n")
-	}
-	if n := a.ConntrackEnded; n > 0 {
-		b.WriteString("  " + endedText(n, len(a.Conntrack) > 0, a.ConntrackMore) + "\n")
-	}
-	if len(a.Notes) > 0 {
-		b.WriteByte('\n')
-		for _, n := range a.Notes {
-			b.WriteString("note: " + lb.Printable(n) + "\n")
-		}
-	}
-	return b.String()
-}
-
-// endedText tells of connections that have ended: others than those above it, at least so many.
-func endedText(n int, others, atLeast bool) string {
-	s := plural.Count(n, "ended one", "ended ones")
-	if atLeast {
-		s = "at least " + s
-	}
-	if others {
-		return "and " + s
-	}
-	return "none is open; " + s
-}
-
-func connectionText(c inspect.Connection) string {
-	s := strings.TrimSpace(c.Proto+" "+c.State) + " " + c.From.String()
-	if c.Backend.IsValid() && c.Backend != c.To {
-		s += ", answered by " + c.Backend.String()
-	}
-	if c.Sees.IsValid() && c.Sees != c.From {
-		s += ", which sees " + c.Sees.String()
-	}
-	if !c.Answered {
-		s += ", no reply yet"
-	}
-	return fmt.Sprintf("%s; idle timeout %ds", s, c.Timeout)
-}
-
-// packetOf reads a packet back; what cannot be read is not there.
-func packetOf(t inspect.PacketText) trace.Packet {
-	p := trace.Packet{In: t.In, Host: t.Node, From: addrPort(t.From), To: addrPort(t.To)}
-	p.Proto, _ = lb.ParseProto(t.Proto)
-	if t.Proto == "icmp" {
-		p.Proto = trace.ICMPv4
-	}
-	return p
-}
-
-func addrPort(s string) netip.AddrPort {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.AddrPortFrom(a, 0)
-	}
-	at, _ := netip.ParseAddrPort(s)
-	return at
+	return inspect.TraceParams(args[0], "", in, args[1]), nil
 }

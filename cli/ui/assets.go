@@ -64,9 +64,9 @@ func (a asset) serve(w http.ResponseWriter, r *http.Request) {
 // templates are the pages.
 func templates() *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
-		"visible": visible, "took": took, "clock": clock, "moment": moment, "percent": percent,
+		"visible": visible, "took": took, "clock": clock, "moment": moment, "verdict": verdict,
 		"int": count[int], "uint": count[uint64], "plural": plural, "rowsays": func(r inspect.Row) string { return rowSays(&r) }, "tracelink": traceLink,
-		"endclass": func(e inspect.Endpoint) string { return endClass(&e) }, "endstate": endState, "shares": shares, "kind": kindWords, "span": func(seconds int) string { return took(time.Duration(seconds) * time.Second) }, "servicename": func(port string) string { return inspect.ParseName(port).String() }, "ago": func(from, to time.Time) string { return took(to.Sub(from)) },
+		"endclass": func(e inspect.Endpoint) string { return endClass(&e) }, "endstate": endState, "kind": kindWords, "span": func(seconds int) string { return took(time.Duration(seconds) * time.Second) }, "servicename": func(port string) string { return inspect.ParseName(port).String() }, "ago": func(from, to time.Time) string { return took(to.Sub(from)) },
 	}).ParseFS(layouts, "templates/*.html"))
 }
 
@@ -84,5 +84,3 @@ func moment(t time.Time) string {
 	}
 	return t.Local().Format("2006-01-02 15:04:05")
 }
-
-func percent(share float64) string { return fmt.Sprintf("%.3g %%", share*100) }

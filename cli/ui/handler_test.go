@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
+	"kube-proxy/trace"
 )
 
 // TN-84: every user of the machine can connect. Without the whole secret of the address nobody learns anything, whatever he says he is; with it
@@ -271,7 +273,7 @@ func TestBigService(t *testing.T) {
 func TestTraceForm(t *testing.T) {
 	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
 	page := w.get("trace?from=10.1.1.11&to=10.96.0.0:80&proto=tcp", 200)
-	for _, text := range []string{"Balanced over 1 backend", "100.64.0.0:8080", "100 %", `href="service?name=shop%2fweb"`} {
+	for _, text := range []string{"Balanced over 1 backend", "100.64.0.0:8080", "100.00 %", `href="service?name=shop%2fweb"`} {
 		has(t, page, text)
 	}
 	has(t, w.get("trace?from=10.1.1.11&to=10.9.9.9:80", 200), "Passed")
@@ -357,22 +359,56 @@ func FuzzQuery(f *testing.F) {
 	})
 }
 
-// An answer has the connections that are open, and how many have ended.
-func TestAnswerTellsOfConnections(t *testing.T) {
+// PG-01: the form asks about the whole node, with source port and interface. What stops the packet there is the heading, above what the table
+// says, and all is as "kube-proxy trace" prints it.
+func TestTraceOfTheNode(t *testing.T) {
+	w := newWorld(t, many(1)...)
+	by := `table inet firewall, chain forward, rule 3 "drop <b>"`
+	dropped := trace.Node{Verdict: trace.Dropped, By: by, Stage: "forward", Share: 1, Do: "nft delete rule",
+		Steps: []trace.Step{{Stage: "route", Text: "to eth0"}, {Stage: "route", Text: "back", Reply: true}}, NotEvaluated: []string{"bpf\u202e on eth0"}}
+	some, rejected := dropped, dropped
+	some.Share, rejected.Verdict = .5, trace.Rejected
 	for _, c := range []struct {
-		of   inspect.TraceAnswer
-		want string // "" for nothing of ended ones
+		rest          trace.Node
+		class, says   string
+		alert, screen string
 	}{
-		{inspect.TraceAnswer{ConntrackEnded: 300}, ">300 connections that have ended are remembered still.<"},
-		{inspect.TraceAnswer{ConntrackEnded: 1, ConntrackMore: true}, ">At least 1 connection that has ended is remembered still.<"},
-		{inspect.TraceAnswer{Conntrack: []inspect.Connection{{State: "ESTABLISHED"}}}, ""},
+		{dropped, "wrong", "Dropped on this node", "DROPPED on this node, not by kube-proxy: table inet firewall, chain forward, rule 3 &#34;drop &lt;b&gt;&#34;", "packet: route to eth0"},
+		{some, "wrong", "Dropped on this node for some connections", "do: nft delete rule", "reply: route back"},
+		{rejected, "wrong", "Rejected on this node", "REJECTED on this node", `not evaluated: bpf\u202e on eth0`},
+		{trace.Node{Verdict: trace.Undecided}, "balance", "Balanced over 1 backend, as far as this node could be evaluated", "NOT DECIDED", "this node: unknown"},
+		{trace.Node{Verdict: trace.Delivered}, "balance", "Balanced over 1 backend", "", "this node: delivered"},
 	} {
-		var b strings.Builder
-		if err := templates().ExecuteTemplate(&b, "answer", &c.of); err != nil {
-			t.Fatal(err)
+		w.rest = &c.rest
+		page := w.get("trace?from=10.1.1.9&port=40000&to=ns/svc-00000&in=eth1", 200)
+		has(t, page, fmt.Sprintf(`class="verdict %s">%s</h2>`, c.class, c.says))
+		has(t, page, c.alert)
+		if strings.Contains(page, `role="alert"`) != (c.alert != "") {
+			t.Errorf("%s: an alert, or none:\n%s", c.says, page)
 		}
-		if got := b.String(); !strings.Contains(got, c.want) || c.want == "" && strings.Contains(got, "remembered") || strings.Count(got, "ESTABLISHED") != len(c.of.Conntrack) {
-			t.Errorf("want %q:\n%s", c.want, got)
+		has(t, page, c.screen)
+		has(t, page, `name="in" class="brief" maxlength="15" value="eth1"`)
+		if got, want := w.followed.Packet, (trace.Packet{From: netip.MustParseAddrPort("10.1.1.9:40000"), In: "eth1", To: netip.MustParseAddrPort("10.96.0.0:80"), Proto: lb.TCP}); got != want {
+			t.Errorf("asked about %+v, want %+v", got, want)
 		}
 	}
+	for says, rest := range map[string]trace.Node{
+		`class="verdict wrong">A connection stays with a former backend</h2>`: {Pinned: []trace.Pinned{{Proto: "tcp", Do: "conntrack -D"}}},
+		`<pre class="remark" role="alert">ask node2`:                          {Elsewhere: "ask node2"},
+	} {
+		var b strings.Builder
+		if err := templates().ExecuteTemplate(&b, "answer", &inspect.TraceAnswer{Rest: &rest}); err != nil {
+			t.Fatal(err)
+		}
+		has(t, b.String(), says)
+	}
+	w.get("trace?from=shop/web-1&port=40000&to=ns/svc-00000", 200)
+	if got := w.followed.Packet.From.String(); got != "100.64.0.7:40000" {
+		t.Errorf("the Pod is at %s", got)
+	}
+	has(t, w.get("trace?from=shop/nobody&to=ns/svc-00000", 404), "shop/nobody")
+	for _, port := range []string{"0", "x", "99999"} {
+		has(t, w.get("trace?from=10.1.1.9&to=ns/svc-00000&port="+port, 400), "want a number from 1 to 65535")
+	}
+	has(t, w.get("trace?from=10.1.1.9:1&to=ns/svc-00000&port=2", 400), "and none in the source")
 }

@@ -171,23 +171,24 @@ func (h *Handler) changes(r *http.Request, f *frame) error {
 	return err
 }
 
-// tracePage is the question what becomes of a packet.
+// tracePage is the question what happens to a packet.
 type tracePage struct {
-	From, To, Proto string
-	Answer          *inspect.TraceAnswer
-	Problem         string
+	From, Port, To, Proto, In string
+	Answer                    *inspect.TraceAnswer
+	Problem                   string
 }
 
-// trace is the page that answers what becomes of a packet.
+// trace is the page that answers what happens to a packet.
 func (h *Handler) trace(r *http.Request, f *frame) error {
-	got, err := parameters(r.URL.RawQuery, "from", "to", "proto")
+	got, err := parameters(r.URL.RawQuery, "from", "port", "to", "proto", "in")
 	if err != nil {
 		return err
 	}
-	p := tracePage{From: strings.TrimSpace(got["from"]), To: strings.TrimSpace(got["to"]), Proto: got["proto"]}
+	said := func(name string) string { return strings.TrimSpace(got[name]) }
+	p := tracePage{From: said("from"), Port: said("port"), To: said("to"), Proto: said("proto"), In: said("in")}
 	if p.From != "" || p.To != "" {
 		if p.Answer, err = h.ask(r.Context(), &p); err != nil {
-			p.Problem, f.code = err.Error(), codeOf(err)
+			p.Problem, f.code = inWordsOf(err), codeOf(err)
 		}
 	}
 	f.Title, f.Data = "Trace", p
@@ -198,21 +199,45 @@ func (h *Handler) trace(r *http.Request, f *frame) error {
 func (h *Handler) ask(ctx context.Context, p *tracePage) (*inspect.TraceAnswer, error) {
 	switch {
 	case p.From == "":
-		return nil, badQuery{"from is empty: want the address that the packet comes from"}
+		return nil, badQuery{"from is empty: want the source of the packet, an address, a Pod or node"}
 	case p.To == "":
 		return nil, badQuery{"to is empty: want an address and a port, or a Service"}
 	case p.Proto != "" && p.Proto != "tcp" && p.Proto != "udp" && p.Proto != "sctp":
 		return nil, bad("proto", p.Proto, "tcp, udp or sctp")
 	}
 	to := p.To
-	if p.Proto != "" && !strings.Contains(to, "/"+p.Proto) {
+	if p.Proto != "" && !strings.HasSuffix(to, "/"+p.Proto) {
 		to += "/" + p.Proto
 	}
 	var a inspect.TraceAnswer
-	if err := h.client.Get(ctx, "trace", url.Values{"from": {p.From}, "to": {to}}, &a); err != nil {
+	if err := h.client.Get(ctx, "trace", inspect.TraceParams(p.From, p.Port, p.In, to), &a); err != nil {
 		return nil, err
 	}
 	return &a, nil
+}
+
+// verdict is the outcome of a packet in words.
+func verdict(a *inspect.TraceAnswer) string {
+	some := ""
+	if a.Rest.Harmful() && a.Rest.Share < 1-1e-6 {
+		some = " for some connections"
+	}
+	switch here := a.Rest.Harmful(); {
+	case here && a.Rest.By == "":
+		return "A connection stays with a former backend"
+	case here && a.Rest.Verdict == trace.Rejected:
+		return "Rejected on this node" + some
+	case here:
+		return "Dropped on this node" + some
+	}
+	says := map[trace.Verdict]string{
+		trace.Balance: "Balanced over " + plural(len(a.Backends), "backend", "backends"),
+		trace.Reject:  "Rejected", trace.Drop: "Dropped", trace.Pass: "Passed: this proxy does not handle it",
+	}[a.Outcome()]
+	if a.Rest != nil && a.Rest.Verdict == trace.Undecided {
+		says += ", as far as this node could be evaluated"
+	}
+	return says
 }
 
 // nodePage is what is known of the node, of the mode, and whether the kernel holds what it should.
@@ -251,13 +276,4 @@ func traceLink(key string) string {
 	}
 	at, proto, _ := strings.Cut(key, "/")
 	return "trace?" + url.Values{"from": {"node"}, "to": {at}, "proto": {proto}}.Encode()
-}
-
-// shares writes backends with their parts of new connections.
-func shares(all []trace.Backend) string {
-	list := make([]string, 0, len(all))
-	for _, b := range all {
-		list = append(list, b.Address.String())
-	}
-	return strings.Join(list, ", ")
 }

@@ -1,6 +1,8 @@
 package ui
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -14,10 +16,12 @@ import (
 	"kube-proxy/debug/api"
 	"kube-proxy/debug/changes"
 	"kube-proxy/debug/inspect"
+	"kube-proxy/debug/node"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
+	"kube-proxy/trace"
 )
 
 // world is what pages are about in tests: a Store, the table that its Services ask for, and an Inspector of both.
@@ -29,7 +33,9 @@ type world struct {
 	ring      *changes.Ring
 	settings  policy.Settings
 	stats     engine.Stats
-	looked    int // how often, by the inspector
+	looked    int           // how often, by the inspector
+	rest      *trace.Node   // what the rest of the node does; nil: nobody looks
+	followed  node.Question // the last one
 	inspector *inspect.Inspector
 	h         *Handler
 }
@@ -43,6 +49,18 @@ func newWorld(t testing.TB, names ...cluster.Name) *world {
 	w.store.Fold(cluster.SlicesListed{})
 	i := inspect.New(inspect.Config{
 		Version: "v1.37.0", Mode: mode.Mode{Name: "nftables"}, Asked: "nftables", Store: w.store, Changes: w.ring,
+		Follow: func(_ context.Context, q node.Question) (trace.Node, error) {
+			if w.followed = q; w.rest == nil {
+				return trace.Node{}, errors.New("this test has no node")
+			}
+			return *w.rest, nil
+		},
+		Pods: func(_ context.Context, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
+			if pod.Name != "web-1" {
+				return nil, nil
+			}
+			return map[cluster.Name][]netip.Addr{pod: {netip.MustParseAddr("100.64.0.7")}}, nil
+		},
 		Families: []inspect.Family{{
 			Family: lb.IPv4, Query: w.query, Stats: func() engine.Stats { return w.stats },
 			Settings: func(cluster.Name) policy.Settings { return w.settings },

@@ -53,8 +53,8 @@ type Handler struct {
 func NewHandler(about *inspect.Inspector) *Handler {
 	h := &Handler{about: about, answers: make(chan struct{}, mostAnswers), computed: make(chan struct{}, mostComputed),
 		long: make(chan struct{}, mostLong)}
-	h.answer("trace", []string{"from", "pod", "in", "to"}, true, func(ctx context.Context, q url.Values) (any, error) {
-		return about.Trace(ctx, inspect.TraceQuery{From: q.Get("from"), Pod: q.Get("pod"), In: q.Get("in"), To: q.Get("to")})
+	h.answer("trace", []string{"from", "pod", "port", "in", "to"}, true, func(ctx context.Context, q url.Values) (any, error) {
+		return about.Trace(ctx, inspect.TraceQuery{From: q.Get("from"), Pod: q.Get("pod"), Port: q.Get("port"), In: q.Get("in"), To: q.Get("to")})
 	})
 	h.answer("service", []string{"name"}, true, func(_ context.Context, q url.Values) (any, error) { return about.Service(q.Get("name")) })
 	h.answer("status", nil, true, func(context.Context, url.Values) (any, error) { return about.Status(), nil })

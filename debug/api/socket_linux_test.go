@@ -260,7 +260,7 @@ func TestBadQuestions(t *testing.T) {
 	get := func(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" }
 	for name, c := range map[string]struct{ send, code, says string }{
 		"garbage in the query string": {get("/v1/trace?from=%zz"), "400", "invalid query string"},
-		"an unknown parameter":        {get("/v1/trace?frm=1"), "400", `takes from, pod, in, to`},
+		"an unknown parameter":        {get("/v1/trace?frm=1"), "400", `takes from, pod, port, in, to`},
 		"a parameter twice":           {get("/v1/service?name=a&name=b"), "400", "each once"},
 		"no parameter":                {get("/v1/trace"), "400", "want a source"},
 		"an unknown question":         {get("/v1/delete"), "404", "unknown query"},

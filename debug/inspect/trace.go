@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,10 +24,29 @@ type TraceQuery struct {
 	// From is the source: an address, with or without a port, or "node". Pod names a Pod instead, "ns/name" or, where one Pod alone has it,
 	// "name". One of the two must be there.
 	From, Pod string
+	// Port is the source port if From names none; "" for a port that no connection has.
+	Port string
 	// In is the interface that the packet comes in through; "" if that is not known.
 	In string
 	// To is the destination: ADDRESS[:PORT][/PROTO], SERVICE[:PORT][/PROTO] or nodeport:PORT[/PROTO].
 	To string
+}
+
+// TraceParams are the parameters of the query, from a source as people write it: pod/NAME and
+// NAMESPACE/NAME are Pods. The source port and the interface may be "".
+func TraceParams(from, port, in, to string) url.Values {
+	params := url.Values{"to": {to}}
+	if name, ok := strings.CutPrefix(from, "pod/"); ok || strings.Contains(name, "/") {
+		params.Set("pod", name)
+	} else {
+		params.Set("from", from)
+	}
+	for name, value := range map[string]string{"port": port, "in": in} {
+		if value != "" {
+			params.Set(name, value)
+		}
+	}
+	return params
 }
 
 // TraceAnswer is what a packet meets by the table, by the kernel's state of kube-proxy, and in the rest of this node.
@@ -208,7 +229,15 @@ func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Pa
 		}
 		target.Service = name.String()
 	}
-	return i.resolve(source, pods, target, q.In)
+	f, p, err := i.resolve(source, pods, target, q.In)
+	if err == nil && q.Port != "" {
+		n, invalid := strconv.ParseUint(q.Port, 10, 16)
+		if invalid != nil || n == 0 || p.From.Port() != 0 {
+			return none, p, problem(Bad, "source port %q: want a number from 1 to 65535, and none in the source", cut(q.Port))
+		}
+		p.From = netip.AddrPortFrom(p.From.Addr(), uint16(n))
+	}
+	return f, p, err
 }
 
 // maxInterface is the length of the longest name of an interface, in bytes.
