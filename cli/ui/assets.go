@@ -64,9 +64,13 @@ func (a asset) serve(w http.ResponseWriter, r *http.Request) {
 // templates are the pages.
 func templates() *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
-		"visible": visible, "took": took, "clock": clock, "moment": moment, "verdict": verdict,
-		"int": count[int], "uint": count[uint64], "plural": plural, "rowsays": func(r inspect.Row) string { return rowSays(&r) }, "tracelink": traceLink,
-		"endclass": func(e inspect.Endpoint) string { return endClass(&e) }, "endstate": endState, "kind": kindWords, "span": func(seconds int) string { return took(time.Duration(seconds) * time.Second) }, "servicename": func(port string) string { return inspect.ParseName(port).String() }, "ago": func(from, to time.Time) string { return took(to.Sub(from)) },
+		"visible": visible, "took": took, "clock": clock, "moment": moment,
+		"int": count[int], "uint": count[uint64], "plural": plural, "tracelink": traceLink,
+		"rowsays":  func(r inspect.Row) string { return rowSays(&r) },
+		"endclass": func(e inspect.Endpoint) string { return endClass(&e) }, "endstate": endState, "kind": kindWords,
+		"span":        func(seconds int) string { return took(time.Duration(seconds) * time.Second) },
+		"servicename": func(port string) string { return inspect.ParseName(port).String() },
+		"ago":         func(from, to time.Time) string { return took(to.Sub(from)) },
 	}).ParseFS(layouts, "templates/*.html"))
 }
 

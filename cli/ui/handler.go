@@ -27,6 +27,7 @@ type Handler struct {
 	client *api.Client
 	token  string
 	list   list
+	meter  meter
 	open   chan struct{} // has a value for each page that is told of changes
 	assets map[string]asset
 	pages  *template.Template
@@ -35,7 +36,10 @@ type Handler struct {
 
 // New returns a Handler that shows what the proxy at this client answers.
 func New(client *api.Client) *Handler {
-	h := &Handler{client: client, token: rand.Text(), list: list{client: client}, open: make(chan struct{}, maxPages), assets: assets(), pages: templates()}
+	h := &Handler{
+		client: client, token: rand.Text(), list: list{client: client}, meter: meter{client: client},
+		open: make(chan struct{}, maxPages), assets: assets(), pages: templates(),
+	}
 	h.routes = map[string]http.HandlerFunc{
 		"":              h.page("services", h.services),
 		"service":       h.page("service", h.service),
@@ -44,6 +48,7 @@ func New(client *api.Client) *Handler {
 		"node":          h.page("node", h.node),
 		"services.json": h.listing,
 		"events":        h.events,
+		"traffic.json":  h.traffic,
 	}
 	return h
 }

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -62,7 +64,8 @@ func TestAddressIsSecret(t *testing.T) {
 			if a.Code != c.code {
 				t.Errorf("%s %s: %d, want %d: %s", c.method, c.path, a.Code, c.code, a.Body)
 			}
-			if text := fmt.Sprint(a.Header(), a.Body); a.Code == 403 && (strings.Contains(text, "shop") || strings.Contains(text, strings.Trim(secret, "/"))) {
+			if text := fmt.Sprint(a.Header(), a.Body); a.Code == 403 &&
+				(strings.Contains(text, "shop") || strings.Contains(text, strings.Trim(secret, "/"))) {
 				t.Errorf("%s %s: it tells what it must not: %s", c.method, c.path, text)
 			}
 			if c.method == "HEAD" && a.Body.Len() > 0 {
@@ -78,17 +81,20 @@ var inline = regexp.MustCompile(`<script>|<script [^>]*>[^<]|\son[a-z]+=|\sstyle
 // Every answer says what a browser may do with it, and no page needs more than that.
 func TestHeaders(t *testing.T) {
 	w := newWorld(t, many(3)...)
-	for _, path := range []string{"", "service?name=ns/svc-00001", "changes", "trace", "trace?from=10.0.0.1&to=10.96.0.1:80", "node", "node?compare=now",
+	for _, path := range []string{"", "service?name=ns/svc-00001", "changes", "trace",
+		"trace?from=10.0.0.1&to=10.96.0.1:80", "node", "node?compare=now",
 		"services.json", "static/page.js", "static/style.css", "static/icon.svg", "nothing", "?page=x"} {
 		a := w.ask("GET", path, nil)
 		csp := a.Header().Get("Content-Security-Policy")
-		for _, part := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"} {
+		for _, part := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'",
+			"frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"} {
 			has(t, csp, part)
 		}
 		if strings.Contains(csp, "unsafe") {
 			t.Errorf("%s: %s", path, csp)
 		}
-		for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin"} {
+		for name, want := range map[string]string{"X-Content-Type-Options": "nosniff",
+			"Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin"} {
 			if got := a.Header().Get(name); got != want {
 				t.Errorf("%s: %s: %q, want %q", path, name, got, want)
 			}
@@ -120,9 +126,13 @@ func TestHostileNames(t *testing.T) {
 		{Namespace: "<b>", Name: "&lt;b&gt;"},
 	}
 	w := newWorld(t, evil...)
-	w.stats.LastError, w.stats.Failing = "<script>alert(2)</script>\u202e", []engine.Failing{{Key: lb.Key{Port: 80, Proto: lb.TCP}, Service: evil[0].String(), Err: "<script>alert(3)</script>"}}
-	w.ring.Add(changes.Entry{Kind: changes.Failed, Service: evil[0], Why: "<script>alert(4)</script>", Done: time.Now().UnixNano()})
-	paths := []string{"", "changes", "node", "?q=%3Cscript%3Ealert(5)%3C/script%3E", "trace?from=%3Cscript%3Ealert(6)%3C/script%3E&to=%E2%80%AE", "service?name=%3Cscript%3E%E2%80%AE"}
+	w.stats.LastError, w.stats.Failing = "<script>alert(2)</script>\u202e",
+		[]engine.Failing{{Key: lb.Key{Port: 80, Proto: lb.TCP}, Service: evil[0].String(),
+			Err: "<script>alert(3)</script>"}}
+	w.ring.Add(changes.Entry{Kind: changes.Failed, Service: evil[0], Why: "<script>alert(4)</script>",
+		Done: time.Now().UnixNano()})
+	paths := []string{"", "changes", "node", "?q=%3Cscript%3Ealert(5)%3C/script%3E",
+		"trace?from=%3Cscript%3Ealert(6)%3C/script%3E&to=%E2%80%AE", "service?name=%3Cscript%3E%E2%80%AE"}
 	link := regexp.MustCompile(`href="(service\?name=[^"]+)"`)
 	for _, m := range link.FindAllStringSubmatch(w.get("", 200), -1) {
 		path := strings.ReplaceAll(m[1], "&amp;", "&")
@@ -246,7 +256,8 @@ func TestListing(t *testing.T) {
 		t.Errorf("older rows are as of %d", rev)
 	}
 	w.h.list.due = time.Now()
-	for names := w.inspector.Names(); !slices.ContainsFunc(names, func(n cluster.Name) bool { return n.Name == "new" }); names = w.inspector.Names() {
+	for names := w.inspector.Names(); !slices.ContainsFunc(names,
+		func(n cluster.Name) bool { return n.Name == "new" }); names = w.inspector.Names() {
 		time.Sleep(time.Millisecond) // names are read again for a hundredth of the time at most
 	}
 	ask(10000)
@@ -266,14 +277,53 @@ func TestBigService(t *testing.T) {
 	if n := strings.Count(page, `<g class="end`); n != shownEnds {
 		t.Errorf("%d endpoints in the picture, want %d", n, shownEnds)
 	}
-	has(t, page, `role="img" aria-labelledby="pt" aria-describedby="pd"`)
+	has(t, page, `role="img" aria-labelledby="title-0" aria-describedby="says-0"`)
+}
+
+// KC-11: each port has a picture in each family, with its own addresses and endpoints; eight at most.
+func TestPicturesByPortAndFamily(t *testing.T) {
+	d := &inspect.Detail{Service: inspect.Service{Namespace: "ns", Name: "web"}}
+	for _, family := range []string{"IPv4", "IPv6"} {
+		f := inspect.DetailFamily{Family: family}
+		for _, port := range []inspect.Port{{Name: "dns", Port: 53, Protocol: "udp"},
+			{Name: "dns-tcp", Port: 53, Protocol: "tcp"}, {Name: "http", Port: 80, Protocol: "tcp"}} {
+			service, at := "ns/web:"+port.Name, map[string]string{"IPv4": "10.96.0.1", "IPv6": "[fd00::1]"}[family]
+			f.Ports = append(f.Ports, inspect.DetailPort{Port: port, Service: service, MoreEndpoints: 7})
+			f.Rows = append(f.Rows, inspect.Row{Key: fmt.Sprintf("%s:%d/%s", at, port.Port, port.Protocol),
+				Service: service, State: "in force",
+				Routes: []inspect.Route{{Do: "balance", Set: service + "/" + port.Protocol + "/cluster", Backends: 1}}})
+			f.Endpoints = append(f.Endpoints, inspect.Endpoint{Service: service, Protocol: port.Protocol,
+				In: []string{"cluster"}, Ready: true,
+				Address: netip.AddrPortFrom(netip.MustParseAddr(strings.Trim(at, "[]")), 8000+port.Port)})
+		}
+		d.Families = append(d.Families, f)
+	}
+	all, more := pictures(d)
+	var of []string
+	for _, p := range all {
+		of = append(of, p.Of)
+		if len(p.Boxes) != 3 || len(p.Ways) != 2 ||
+			!strings.HasPrefix(p.Says, "From 1 service address on the left over backend sets to 8 endpoints") {
+			t.Errorf("%s: %d boxes, %d ways: %s", p.Of, len(p.Boxes), len(p.Ways), p.Says)
+		}
+	}
+	want := []string{"dns (53/udp), IPv4", "dns-tcp (53/tcp), IPv4", "http (80/tcp), IPv4", "dns (53/udp), IPv6",
+		"dns-tcp (53/tcp), IPv6", "http (80/tcp), IPv6"}
+	if !slices.Equal(of, want) || more != 0 {
+		t.Errorf("pictures of %q and %d more, want %q", of, more, want)
+	}
+	d.Families = append(d.Families, d.Families...)
+	if all, more = pictures(d); len(all) != shownPictures || more != 12-shownPictures {
+		t.Errorf("%d pictures and %d more", len(all), more)
+	}
 }
 
 // The question what becomes of a packet.
 func TestTraceForm(t *testing.T) {
 	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
 	page := w.get("trace?from=10.1.1.11&to=10.96.0.0:80&proto=tcp", 200)
-	for _, text := range []string{"Balanced over 1 backend", "100.64.0.0:8080", "100.00 %", `href="service?name=shop%2fweb"`} {
+	for _, text := range []string{"Balanced over 1 backend", "100.64.0.0:8080", "100.00 %",
+		`href="service?name=shop%2fweb"`} {
 		has(t, page, text)
 	}
 	has(t, w.get("trace?from=10.1.1.11&to=10.9.9.9:80", 200), "Passed")
@@ -286,8 +336,10 @@ func TestTraceForm(t *testing.T) {
 func TestOffline(t *testing.T) {
 	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
 	w.h = New(api.Local(inspect.New(inspect.Config{Store: w.store, Offline: true, Mode: mode.Mode{Name: "nftables"},
-		Families: []inspect.Family{{Family: lb.IPv4, Query: w.query, Settings: func(cluster.Name) policy.Settings { return w.settings }}}})))
-	for path, text := range map[string]string{"": "shop/web", "service?name=shop/web": "100.64.0.0:8080", "trace?from=node&to=10.96.0.0:80": "Balanced over 1 backend", "node": "Mode nftables"} {
+		Families: []inspect.Family{{Family: lb.IPv4, Query: w.query,
+			Settings: func(cluster.Name) policy.Settings { return w.settings }}}})))
+	for path, text := range map[string]string{"": "shop/web", "service?name=shop/web": "100.64.0.0:8080",
+		"trace?from=node&to=10.96.0.0:80": "Balanced over 1 backend", "node": "Mode nftables"} {
 		page := w.get(path, 200)
 		has(t, page, text)
 		if strings.Contains(page, "<script") {
@@ -301,7 +353,8 @@ func TestOffline(t *testing.T) {
 func TestHead(t *testing.T) {
 	w := newWorld(t, many(2)...)
 	has(t, w.get("trace", 200), "2 Services, all rows in force")
-	w.stats.Failing = []engine.Failing{{Key: lb.Key{Port: 80, Proto: lb.TCP}, Service: "ns/svc-00001:http", Err: "no buffer space", Tries: 3}}
+	w.stats.Failing = []engine.Failing{{Key: lb.Key{Port: 80, Proto: lb.TCP}, Service: "ns/svc-00001:http",
+		Err: "no buffer space", Tries: 3}}
 	for _, path := range []string{"", "trace", "changes", "node"} {
 		page := w.get(path, 200)
 		has(t, page, `class="head alarm"`)
@@ -314,7 +367,10 @@ func TestHead(t *testing.T) {
 func TestAssets(t *testing.T) {
 	w := newWorld(t)
 	a := w.ask("GET", "static/style.css", nil)
-	again := w.ask("GET", "static/style.css", func(r *http.Request) { r.Header.Set("If-None-Match", a.Header().Get("ETag")) })
+	again := w.ask("GET", "static/style.css", func(r *http.Request) {
+		r.Header.Set("If-None-Match",
+			a.Header().Get("ETag"))
+	})
 	if a.Code != 200 || again.Code != 304 || again.Body.Len() != 0 {
 		t.Errorf("%d, then %d with %d bytes", a.Code, again.Code, again.Body.Len())
 	}
@@ -331,8 +387,10 @@ func TestAssets(t *testing.T) {
 // What cannot be seen is spelled out.
 func TestVisible(t *testing.T) {
 	for in, want := range map[string]string{
-		"shop/web": "shop/web", "größe": "größe", "日本": "日本", "a\u202eb": `a\u{202e}b`, "a\u200bb": `a\u{200b}b`, "\ufeff": `\u{feff}`,
-		"a\nb": `a\u{a}b`, "\x7f": `\u{7f}`, "\u0085": `\u{85}`, "\u2028": `\u{2028}`, "\xff": `\xff`, "\uFFFD": "\uFFFD", "\u2066x\u2069": `\u{2066}x\u{2069}`,
+		"shop/web": "shop/web", "größe": "größe", "日本": "日本", "a\u202eb": `a\u{202e}b`, "a\u200bb": `a\u{200b}b`,
+		"\ufeff": `\u{feff}`,
+		"a\nb":   `a\u{a}b`, "\x7f": `\u{7f}`, "\u0085": `\u{85}`, "\u2028": `\u{2028}`, "\xff": `\xff`,
+		"\uFFFD": "\uFFFD", "\u2066x\u2069": `\u{2066}x\u{2069}`,
 	} {
 		if got := visible(in); got != want {
 			t.Errorf("visible(%q) = %q, want %q", in, got, want)
@@ -342,7 +400,8 @@ func TestVisible(t *testing.T) {
 
 // FuzzQuery: no query string is too odd for an answer, and none is an error of ours.
 func FuzzQuery(f *testing.F) {
-	for _, q := range []string{"", "q=a&page=1", "q=%00", "page=-1", "name=ns/svc-00001", "from=10.0.0.1&to=10.96.0.1:80", "since=1", "%", ";;", "q=" + strings.Repeat("%41", 400)} {
+	for _, q := range []string{"", "q=a&page=1", "q=%00", "page=-1", "name=ns/svc-00001",
+		"from=10.0.0.1&to=10.96.0.1:80", "since=1", "%", ";;", "q=" + strings.Repeat("%41", 400)} {
 		f.Add(q)
 	}
 	w := newWorld(f, many(3)...)
@@ -352,20 +411,52 @@ func FuzzQuery(f *testing.F) {
 			if a.Code >= 500 {
 				t.Errorf("%s?%s: %d: %s", path, q, a.Code, a.Body)
 			}
-			if inline.MatchString(strings.ReplaceAll(a.Body.String(), "http://www.w3.org", "")) && strings.Contains(a.Body.String(), "<script>") {
+			if inline.MatchString(strings.ReplaceAll(a.Body.String(), "http://www.w3.org", "")) &&
+				strings.Contains(a.Body.String(), "<script>") {
 				t.Errorf("%s?%s: %s", path, q, a.Body)
 			}
 		}
 	})
 }
 
-// PG-01: the form asks about the whole node, with source port and interface. What stops the packet there is the heading, above what the table
+// KC-10: State and Ready follow the name, which the row does not say twice.
+func TestColumns(t *testing.T) {
+	name := cluster.Name{Namespace: "ns", Name: "web"}
+	w := newWorld(t, name)
+	w.service(name, 0, 0)
+	if page := w.get("",
+		200); !regexp.MustCompile(`<bdi>ns/web</bdi></a></th><td class="state"><span class="dot" aria-hidden="true"></span>http has no backends[^<]*</td><td class="n">0/0</td><td class="n conn">`).MatchString(page) {
+		t.Errorf("the columns are others:\n%s", page)
+	}
+	for why, want := range map[string]string{"ns/web has no backends": "has no backends",
+		"ns/web:http has none; ns/web:dns too": "http has none; dns too"} {
+		if got := said(&inspect.Service{Namespace: "ns", Name: "web", Why: why}); got != want {
+			t.Errorf("%q is said as %q, want %q", why, got, want)
+		}
+	}
+}
+
+// KC-14: where people look first, they find the command.
+func TestCommandIsPrinted(t *testing.T) {
+	for file, command := range map[string]string{
+		"README.md": "kube-proxy ui ", "docs/operate.md": "kube-proxy ui",
+		"charts/kube-proxy/templates/NOTES.txt": "kube-proxy ui --listen 127.0.0.1:10300",
+	} {
+		text, err := os.ReadFile(filepath.Join("..", "..", file))
+		if err != nil || !strings.Contains(string(text), command) {
+			t.Errorf("%s has no %q (%v)", file, command, err)
+		}
+	}
+}
+
+// KC-09: the form asks about the whole node, with source port and interface. What stops the packet there is the heading, above what the table
 // says, and all is as "kube-proxy trace" prints it.
 func TestTraceOfTheNode(t *testing.T) {
 	w := newWorld(t, many(1)...)
 	by := `table inet firewall, chain forward, rule 3 "drop <b>"`
 	dropped := trace.Node{Verdict: trace.Dropped, By: by, Stage: "forward", Share: 1, Do: "nft delete rule",
-		Steps: []trace.Step{{Stage: "route", Text: "to eth0"}, {Stage: "route", Text: "back", Reply: true}}, NotEvaluated: []string{"bpf\u202e on eth0"}}
+		Steps:        []trace.Step{{Stage: "route", Text: "to eth0"}, {Stage: "route", Text: "back", Reply: true}},
+		NotEvaluated: []string{"bpf\u202e on eth0"}}
 	some, rejected := dropped, dropped
 	some.Share, rejected.Verdict = .5, trace.Rejected
 	for _, c := range []struct {
@@ -373,10 +464,12 @@ func TestTraceOfTheNode(t *testing.T) {
 		class, says   string
 		alert, screen string
 	}{
-		{dropped, "wrong", "Dropped on this node", "DROPPED on this node, not by kube-proxy: table inet firewall, chain forward, rule 3 &#34;drop &lt;b&gt;&#34;", "packet: route to eth0"},
+		{dropped, "wrong", "Dropped on this node",
+			"DROPPED on this node, not by kube-proxy: table inet firewall, chain forward, rule 3 &#34;drop &lt;b&gt;&#34;", "packet: route to eth0"},
 		{some, "wrong", "Dropped on this node for some connections", "do: nft delete rule", "reply: route back"},
 		{rejected, "wrong", "Rejected on this node", "REJECTED on this node", `not evaluated: bpf\u202e on eth0`},
-		{trace.Node{Verdict: trace.Undecided}, "balance", "Balanced over 1 backend, as far as this node could be evaluated", "NOT DECIDED", "this node: unknown"},
+		{trace.Node{Verdict: trace.Undecided}, "balance",
+			"Balanced over 1 backend, as far as this node could be evaluated", "NOT DECIDED", "this node: unknown"},
 		{trace.Node{Verdict: trace.Delivered}, "balance", "Balanced over 1 backend", "", "this node: delivered"},
 	} {
 		w.rest = &c.rest
@@ -388,13 +481,15 @@ func TestTraceOfTheNode(t *testing.T) {
 		}
 		has(t, page, c.screen)
 		has(t, page, `name="in" class="brief" maxlength="15" value="eth1"`)
-		if got, want := w.followed.Packet, (trace.Packet{From: netip.MustParseAddrPort("10.1.1.9:40000"), In: "eth1", To: netip.MustParseAddrPort("10.96.0.0:80"), Proto: lb.TCP}); got != want {
+		if got, want := w.followed.Packet, (trace.Packet{From: netip.MustParseAddrPort("10.1.1.9:40000"), In: "eth1",
+			To: netip.MustParseAddrPort("10.96.0.0:80"), Proto: lb.TCP}); got != want {
 			t.Errorf("asked about %+v, want %+v", got, want)
 		}
 	}
 	for says, rest := range map[string]trace.Node{
-		`class="verdict wrong">A connection stays with a former backend</h2>`: {Pinned: []trace.Pinned{{Proto: "tcp", Do: "conntrack -D"}}},
-		`<pre class="remark" role="alert">ask node2`:                          {Elsewhere: "ask node2"},
+		`class="verdict wrong">A connection stays with a former backend</h2>`: {Pinned: []trace.Pinned{{Proto: "tcp",
+			Do: "conntrack -D"}}},
+		`<pre class="remark" role="alert">ask node2`: {Elsewhere: "ask node2"},
 	} {
 		var b strings.Builder
 		if err := templates().ExecuteTemplate(&b, "answer", &inspect.TraceAnswer{Rest: &rest}); err != nil {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"kube-proxy/debug/inspect"
-	"kube-proxy/trace"
 )
 
 // frame is what every page has around its content.
@@ -102,10 +101,11 @@ func (h *Handler) services(r *http.Request, f *frame) error {
 // servicePage is one Service.
 type servicePage struct {
 	*inspect.Detail
-	Full    string // "ns/name"
-	Level   level
-	Picture picture
-	Changes []change
+	Full         string // "ns/name"
+	Level        level
+	Pictures     []picture
+	MorePictures int
+	Changes      []change
 }
 
 // shownLines is how many endpoints, and rows, of a family the page of a Service lists.
@@ -127,7 +127,8 @@ func (h *Handler) service(r *http.Request, f *frame) error {
 	if err := h.client.Get(r.Context(), "service", url.Values{"name": {got["name"]}}, &d); err != nil {
 		return err
 	}
-	p := servicePage{Detail: &d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.Severity), Picture: draw(&d)} // of all endpoints
+	p := servicePage{Detail: &d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.Severity)}
+	p.Pictures, p.MorePictures = pictures(&d) // of all endpoints
 	for k := range d.Families {
 		f := &d.Families[k]
 		f.MoreEndpoints += max(0, len(f.Endpoints)-shownLines)
@@ -214,30 +215,6 @@ func (h *Handler) ask(ctx context.Context, p *tracePage) (*inspect.TraceAnswer, 
 		return nil, err
 	}
 	return &a, nil
-}
-
-// verdict is the outcome of a packet in words.
-func verdict(a *inspect.TraceAnswer) string {
-	some := ""
-	if a.Rest.Harmful() && a.Rest.Share < 1-1e-6 {
-		some = " for some connections"
-	}
-	switch here := a.Rest.Harmful(); {
-	case here && a.Rest.By == "":
-		return "A connection stays with a former backend"
-	case here && a.Rest.Verdict == trace.Rejected:
-		return "Rejected on this node" + some
-	case here:
-		return "Dropped on this node" + some
-	}
-	says := map[trace.Verdict]string{
-		trace.Balance: "Balanced over " + plural(len(a.Backends), "backend", "backends"),
-		trace.Reject:  "Rejected", trace.Drop: "Dropped", trace.Pass: "Passed: this proxy does not handle it",
-	}[a.Outcome()]
-	if a.Rest != nil && a.Rest.Verdict == trace.Undecided {
-		says += ", as far as this node could be evaluated"
-	}
-	return says
 }
 
 // nodePage is what is known of the node, of the mode, and whether the kernel holds what it should.

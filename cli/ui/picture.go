@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"kube-proxy/debug/inspect"
 )
@@ -19,10 +20,12 @@ const (
 	shownFronts, shownEnds = 24, 60 // are drawn at most; tables have the rest
 	shownReasons           = 3      // why those of a zone that are not drawn get no connections
 	shownHints             = 5      // whom an endpoint is meant for
+	shownPictures          = 8      // of a Service, one for each port and family
 )
 
-// picture shows the way from service addresses over backend sets to endpoints.
+// picture shows the way from the service addresses of a port in a family over backend sets to endpoints.
 type picture struct {
+	Of            string // the port and the family
 	Width, Height int
 	Boxes         []box
 	Groups        []mark2
@@ -59,7 +62,37 @@ type drawing struct {
 	ends int            // height of what stands on the right
 }
 
-// draw makes the picture of a Service.
+// pictures are those of a Service, port by port in each family, and how many more there would be.
+func pictures(d *inspect.Detail) (all []picture, more int) {
+	for _, f := range d.Families {
+		for _, p := range f.Ports {
+			if len(all) == shownPictures {
+				more++
+				continue
+			}
+			part := *d
+			part.Families = []inspect.DetailFamily{ofPort(f, p)}
+			drawn := draw(&part)
+			drawn.Of = short(p.String(), 80) + ", " + f.Family
+			all = append(all, drawn)
+		}
+	}
+	return all, more
+}
+
+// ofPort is what of a family belongs to one port.
+func ofPort(f inspect.DetailFamily, p inspect.DetailPort) inspect.DetailFamily {
+	f.MoreEndpoints = p.MoreEndpoints
+	f.Rows = slices.DeleteFunc(slices.Clone(f.Rows), func(r inspect.Row) bool {
+		return r.Service != p.Service || !strings.HasSuffix(r.Key, "/"+p.Protocol)
+	})
+	f.Endpoints = slices.DeleteFunc(slices.Clone(f.Endpoints), func(e inspect.Endpoint) bool {
+		return e.Service != p.Service || e.Protocol != p.Protocol
+	})
+	return f
+}
+
+// draw makes the picture of what d has.
 func draw(d *inspect.Detail) picture {
 	w := drawing{sets: map[string]box{}}
 	w.Width = pictureWidth
@@ -366,6 +399,6 @@ func inWords(d *inspect.Detail) string {
 			}
 		}
 	}
-	return fmt.Sprintf("%s on the left lead over backend sets to %s on the right, of which %s new connections. The tables below say the same.",
+	return fmt.Sprintf("From %s on the left over backend sets to %s on the right, of which %s new connections. The tables below say the same.",
 		plural(rows, "service address", "service addresses"), plural(ends, "endpoint", "endpoints"), plural(in, "gets", "get"))
 }

@@ -14,12 +14,16 @@ import (
 
 // places sets a Service with endpoints on nodes in zones, as "zone/node", each with its state: ready, out (not ready), draining, or far (hints for another zone).
 func (w *world) places(name cluster.Name, at ...string) {
-	s := &cluster.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.9.9")}, Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
-	sl := &cluster.Slice{Name: cluster.Name{Namespace: name.Namespace, Name: name.Name + "-1"}, Service: name, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
+	s := &cluster.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.9.9")},
+		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
+	sl := &cluster.Slice{Name: cluster.Name{Namespace: name.Namespace, Name: name.Name + "-1"}, Service: name,
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	for k, where := range at {
 		where, state, _ := strings.Cut(where, " ")
 		zone, node, _ := strings.Cut(where, "/")
-		e := cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, byte(k >> 8), byte(k)}), Where: cluster.At(node, zone), Ready: state != "out" && state != "draining", Serving: state != "out", Terminating: state == "draining"}
+		e := cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, byte(k >> 8), byte(k)}),
+			Where: cluster.At(node, zone), Ready: state != "out" && state != "draining", Serving: state != "out",
+			Terminating: state == "draining"}
 		switch state {
 		case "far":
 			e.Hints = &cluster.Hints{Zones: []string{"zone-z"}}
@@ -69,12 +73,16 @@ func TestPlaces(t *testing.T) {
 	}{
 		{"by zone and node",
 			[]string{"zone-b/node0", "/node4 draining", "zone-a/node0 out", "zone-a/node1", "zone-a/node0", "/ out"},
-			[]string{"zone zone-a (here): 2 of 3 in use", "group node1 (this node)", "100.64.0.3:8080 ready", "group node0", "100.64.0.2:8080 not ready", "100.64.0.4:8080 ready",
+			[]string{"zone zone-a (here): 2 of 3 in use", "group node1 (this node)", "100.64.0.3:8080 ready",
+				"group node0", "100.64.0.2:8080 not ready", "100.64.0.4:8080 ready",
 				"zone zone-b: 1 of 1 in use", "group node0", "100.64.0.0:8080 ready",
-				"zone zone not named: 0 of 2 in use", "group node4", "100.64.0.1:8080 terminating, while others are ready", "group node not named", "100.64.0.5:8080 not ready"}},
+				"zone zone not named: 0 of 2 in use", "group node4",
+				"100.64.0.1:8080 terminating, while others are ready", "group node not named",
+				"100.64.0.5:8080 not ready"}},
 		{"hints",
 			[]string{"zone-a/node2 near", "zone-a/node2 far", "zone-b/node3 far"},
-			[]string{"zone zone-a (here): 1 of 2 in use", "group node2", "100.64.0.0:8080 ready", "100.64.0.1:8080 for other zones, by its topology hints",
+			[]string{"zone zone-a (here): 1 of 2 in use", "group node2", "100.64.0.0:8080 ready",
+				"100.64.0.1:8080 for other zones, by its topology hints",
 				"zone zone-b: 0 of 1 in use", "group node3", "100.64.0.2:8080 for other zones, by its topology hints"}},
 		{"nobody names a zone", []string{"/node2", "/node1"},
 			[]string{"group node1 (this node)", "100.64.0.1:8080 ready", "group node2", "100.64.0.0:8080 ready"}},
@@ -110,7 +118,8 @@ func TestManyPlaces(t *testing.T) {
 	if n := strings.Count(page, `<g class="end`); n != shownEnds || len(page) > 1<<19 {
 		t.Errorf("%d endpoints in the picture, want %d; %d bytes", n, shownEnds, len(page))
 	}
-	for _, text := range []string{"zone-a (here): 1,667 of 1,667 in use", "and 1,647 more, 1,647 in use", "zone-b: 0 of 1,667 in use", "and 1,646 more, 0 in use", "1,647 for other zones, by its topology hints"} {
+	for _, text := range []string{"zone-a (here): 1,667 of 1,667 in use", "and 1,647 more, 1,647 in use",
+		"zone-b: 0 of 1,667 in use", "and 1,646 more, 0 in use", "1,647 for other zones, by its topology hints"} {
 		has(t, page, text)
 	}
 	if n := len(w.lines(name)); n > 3*shownEnds {
@@ -130,12 +139,14 @@ func TestManyPlaces(t *testing.T) {
 // Names of zones are a tenant's, who may write EndpointSlices.
 func TestHostileZones(t *testing.T) {
 	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "web"}
-	w.places(name, "<script>alert(1)<|script>/node1", strings.Repeat("z", 63)+"/node2", "/node3", `"><b>/n`, "a\u202eb\x1b[31m/n", "bad\xff/n", "{{.}}/n")
+	w.places(name, "<script>alert(1)<|script>/node1", strings.Repeat("z", 63)+"/node2", "/node3", `"><b>/n`,
+		"a\u202eb\x1b[31m/n", "bad\xff/n", "{{.}}/n")
 	page := w.get("service?name=shop/web", 200)
 	if found := inline.FindString(strings.ReplaceAll(page, "http://www.w3.org", "")); found != "" {
 		t.Errorf("the page has %q", found)
 	}
-	for _, text := range []string{"&lt;script&gt;alert(1)", strings.Repeat("z", 63), strings.Repeat("z", 25) + "…", "zone not named: 1 of 1 in use", `a\u{202e}b\u{1b}[31m`, "bad\uFFFD", "{{.}}"} {
+	for _, text := range []string{"&lt;script&gt;alert(1)", strings.Repeat("z", 63), strings.Repeat("z", 25) + "…",
+		"zone not named: 1 of 1 in use", `a\u{202e}b\u{1b}[31m`, "bad\uFFFD", "{{.}}"} {
 		has(t, page, text)
 	}
 	if strings.ContainsAny(page, "\u202e\x1b") || strings.Contains(page, "\xff") || strings.Contains(page, "<b>") {

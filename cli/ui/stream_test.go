@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -17,6 +19,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/debug/api"
 	"kube-proxy/debug/changes"
+	"kube-proxy/debug/inspect"
 )
 
 // openPage is a page that is told of changes.
@@ -38,7 +41,8 @@ func serve(t *testing.T, h *Handler) *httptest.Server {
 // open opens a page that has all changes to since.
 func open(t *testing.T, s *httptest.Server, h *Handler, since uint64) *openPage {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), "GET", fmt.Sprintf("%s%sevents?since=%d", s.URL, h.Path(), since), nil)
+	r, err := http.NewRequestWithContext(t.Context(), "GET", fmt.Sprintf("%s%sevents?since=%d", s.URL, h.Path(),
+		since), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,11 +79,13 @@ func TestLive(t *testing.T) {
 	p := open(t, s, w.h, rev)
 	name := cluster.Name{Namespace: "ns", Name: "svc-00003"}
 	w.service(name, 3, 0)
-	if d, _ := p.next(); d.Again || len(d.Some) != 1 || d.Some[0][0] != "ns/svc-00003" || d.Some[0][5] != 0.0 || d.Some[0][8] != 1.0 {
+	if d, _ := p.next(); d.Again || len(d.Some) != 1 || d.Some[0][0] != "ns/svc-00003" || d.Some[0][5] != 0.0 ||
+		d.Some[0][8] != 1.0 {
 		t.Errorf("%+v", d)
 	}
 	w.gone(name)
-	if d, _ := p.next(); d.Again || len(d.Gone) != 1 || d.Gone[0] != "ns/svc-00003" || !strings.HasPrefix(d.Head.Text, "4 Services") {
+	if d, _ := p.next(); d.Again || len(d.Gone) != 1 || d.Gone[0] != "ns/svc-00003" ||
+		!strings.HasPrefix(d.Head.Text, "4 Services") {
 		t.Errorf("%+v", d)
 	}
 	if d, _ := open(t, s, w.h, rev).next(); d.Again || len(d.Gone) != 1 || d.Rev != rev+2 { // it was loaded before all that
@@ -145,7 +151,8 @@ func TestIdle(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		ended := make(chan string)
 		go func() {
-			ended <- w.ask("GET", fmt.Sprintf("events?since=%d", w.inspector.Newest()), func(r *http.Request) { *r = *r.WithContext(ctx) }).Body.String()
+			ended <- w.ask("GET", fmt.Sprintf("events?since=%d", w.inspector.Newest()),
+				func(r *http.Request) { *r = *r.WithContext(ctx) }).Body.String()
 		}()
 		time.Sleep(10 * wait) // it asks again and again
 		w.tell(e.Service)
@@ -194,5 +201,78 @@ func TestProxyRestarts(t *testing.T) {
 	until(t, "the list is that of the next proxy", func() bool {
 		page := before.get("", 200)
 		return strings.Contains(page, "shop/new") && !strings.Contains(page, "shop/old")
+	})
+}
+
+// KC-12: the traffic of a Service's ports is summed, and counters add what conntrack does not see. Services that
+// are not named carry nothing, unless more carry something than are named.
+func TestRates(t *testing.T) {
+	top := inspect.Top{Services: []inspect.TopLine{{Service: "ns/a:http", PerSecond: 3.25},
+		{Service: "ns/a:https", PerSecond: 4},
+		{Service: "ns/b", PerSecond: 7}}}
+	want := func(services map[string][2]float64, known, counted bool, note string) {
+		t.Helper()
+		r := rateOf(&top)
+		if !maps.Equal(r.Services, services) || r.Known != known || r.Counted != counted ||
+			!strings.HasPrefix(r.Note, note) {
+			t.Errorf("%+v, want %v, %v, %v, %q", r, services, known, counted, note)
+		}
+	}
+	want(map[string][2]float64{"ns/a": {7.25, 0}, "ns/b": {7, 0}}, true, false, "")
+	top.MoreRows, top.Missed, top.AtLeast = 1, 7, true
+	want(map[string][2]float64{"ns/a": {7.25, 0}, "ns/b": {7, 0}}, false, false, "lower bounds")
+	top.AtLeast, top.Note, top.Counted = false, "no counters", map[string][2]float64{"ns/a": {1, 1234},
+		"ns/c": {.5, 99}}
+	want(map[string][2]float64{"ns/a": {7.25, 1234}, "ns/b": {7, 0}, "ns/c": {.5, 99}}, false, true, "no counters")
+}
+
+// KC-12: however many pages ask, the proxy is asked once, and no more a while after the last page is gone. Rates that are old are not shown.
+func TestMeter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked, open := 0, 0
+		m := meter{client: api.Over("a proxy", func(context.Context) (net.Conn, error) {
+			here, there := net.Pipe()
+			asked++
+			open++
+			go func() {
+				defer func() { there.Close(); open-- }()
+				if _, err := http.ReadRequest(bufio.NewReader(there)); err != nil {
+					return
+				}
+				fmt.Fprintf(there, "HTTP/1.1 200 OK\r\n%s: 1\r\n\r\n", api.Header)
+				for n := 1; ; n++ {
+					time.Sleep(time.Second)
+					if _, err := fmt.Fprintf(there, `{"services":[{"service":"ns/a:http","perSecond":%d}]}`,
+						n); err != nil {
+						return
+					}
+				}
+			}()
+			return here, nil
+		})}
+		for n := range 20 {
+			for range 3 {
+				m.now()
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if got := m.now().Services["ns/a"][0]; got != float64(n+1) {
+				t.Errorf("after %d seconds it carries %v", n+1, got)
+			}
+		}
+		time.Sleep(3 * linger)
+		synctest.Wait()
+		if asked != 1 || open != 0 || m.runs {
+			t.Errorf("the proxy was asked %d times, and %d questions are open", asked, open)
+		}
+		if got := m.now(); got.Services != nil {
+			t.Errorf("old rates are sent: %v", got)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := m.now().Services["ns/a"][0]; got != 1 || asked != 2 {
+			t.Errorf("asked anew it carries %v", got)
+		}
+		time.Sleep(3 * linger)
 	})
 }

@@ -93,8 +93,8 @@ func policyOf(s *inspect.Service) string {
 
 // said is what is to be said of a Service that is not simply served.
 func said(s *inspect.Service) string {
-	if s.Why != "" { // the row begins with the name
-		return strings.ReplaceAll(s.Why, s.Namespace+"/"+s.Name+":", "")
+	if full := s.Namespace + "/" + s.Name; s.Why != "" { // the row begins with the name
+		return strings.NewReplacer(full+":", "", full+" ", "").Replace(s.Why)
 	}
 	return strings.ReplaceAll(string(s.State), "-", " ")
 }

@@ -42,9 +42,11 @@ type world struct {
 
 // newWorld has a node and these Services, each with an endpoint on this node.
 func newWorld(t testing.TB, names ...cluster.Name) *world {
-	w := &world{t: t, store: cluster.NewStore("node1"), ring: changes.New(0), settings: policy.Settings{Family: lb.IPv4}}
+	w := &world{t: t, store: cluster.NewStore("node1"), ring: changes.New(0),
+		settings: policy.Settings{Family: lb.IPv4}}
 	w.stats.Begun = true
-	w.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Zone: "zone-a"}})
+	w.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1",
+		Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Zone: "zone-a"}})
 	w.store.Fold(cluster.ServicesListed{})
 	w.store.Fold(cluster.SlicesListed{})
 	i := inspect.New(inspect.Config{
@@ -83,10 +85,13 @@ func (w *world) query(f func(*lb.Table)) {
 
 // service sets the Service of number k, at 10.96.x.y:80, with so many endpoints on this node.
 func (w *world) service(name cluster.Name, k, endpoints int) {
-	s := &cluster.Service{Name: name, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(k >> 8), byte(k)})}, Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
-	slice := &cluster.Slice{Name: cluster.Name{Namespace: name.Namespace, Name: name.Name + "-1"}, Service: name, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
+	s := &cluster.Service{Name: name, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(k >> 8),
+		byte(k)})}, Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
+	slice := &cluster.Slice{Name: cluster.Name{Namespace: name.Namespace, Name: name.Name + "-1"}, Service: name,
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	for e := range endpoints {
-		slice.Endpoints = slice.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64 + byte(e>>16), byte(e >> 8), byte(e)}), Where: cluster.At("node1", ""), Ready: true, Serving: true})
+		slice.Endpoints = slice.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64 + byte(e>>16),
+			byte(e >> 8), byte(e)}), Where: cluster.At("node1", ""), Ready: true, Serving: true})
 	}
 	w.store.Fold(cluster.ServiceSet{Service: s})
 	w.store.Fold(cluster.SliceSet{Slice: slice})
@@ -111,7 +116,8 @@ func (w *world) replace(name cluster.Name, rows []*lb.Frontend) {
 // tell has the ring know that a Service changed.
 func (w *world) tell(name cluster.Name) {
 	now := time.Now()
-	w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: name, What: changes.ServiceChanged, Services: 1, Rows: 1,
+	w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: name, What: changes.ServiceChanged,
+		Services: 1, Rows: 1,
 		Learned: now.Add(-3 * time.Millisecond).UnixNano(), Done: now.UnixNano()})
 }
 

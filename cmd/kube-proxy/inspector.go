@@ -31,10 +31,14 @@ func (p *proxy) newInspector() *inspect.Inspector {
 		if knows, ok := f.plane.(interface{ TraceMode(trace.Mode) trace.Mode }); ok { // mode userspace finds out how it captures
 			how = knows.TraceMode(how)
 		}
-		ic.Families = append(ic.Families, inspect.Family{
+		of := inspect.Family{
 			Family: f.name, Query: f.engine.Query, Stats: f.engine.Stats, Settings: f.budget.Settings,
 			Trace: how, Looker: looker,
-		})
+		}
+		if f.traffic != nil {
+			of.Counted = f.traffic.Rates
+		}
+		ic.Families = append(ic.Families, of)
 	}
 	return inspect.New(ic)
 }

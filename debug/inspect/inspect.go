@@ -57,6 +57,8 @@ type Family struct {
 	Settings func(cluster.Name) policy.Settings
 	// Trace is what the mode makes of the table.
 	Trace trace.Mode
+	// Counted calls its argument with the traffic per second of Services that the mode counts; nil where it counts none.
+	Counted func(context.Context, func(service string, connections, bytes float64)) error
 	// Looker reads the kernel; nil where the mode, or the lack of one, has nothing to read.
 	Looker mode.Looker
 }

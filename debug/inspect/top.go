@@ -28,6 +28,29 @@ type Top struct {
 	AtLeast bool   `json:"atLeast,omitempty"`
 	// MoreRows had connections too, fewer than those in Rows.
 	MoreRows int `json:"moreRows,omitempty"`
+	// Counted are connections and bytes per second by the kernel's counters, of each Service ("ns/name")
+	// that has metrics of its own (--service-metrics); null where nothing is counted.
+	Counted map[string][2]float64 `json:"counted"`
+	// Note says why counters could not be read; "" if they could.
+	Note string `json:"note,omitempty"`
+}
+
+// count adds what the counters of the modes say.
+func (t *Top) count(ctx context.Context, families []Family) {
+	for _, f := range families {
+		if f.Counted == nil {
+			continue
+		}
+		if t.Counted == nil {
+			t.Counted = map[string][2]float64{}
+		}
+		if err := f.Counted(ctx, func(service string, connections, bytes float64) {
+			c := t.Counted[service]
+			t.Counted[service] = [2]float64{c[0] + connections, c[1] + bytes}
+		}); err != nil {
+			t.Note = err.Error()
+		}
+	}
 }
 
 // TopLine is one Service ("ns/name:port"), or one of its rows.
@@ -61,13 +84,15 @@ func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 	t.Each(ctx, func(r *flows.Rates) bool {
 		answer := top(r)
 		answer.Node = i.Node()
+		answer.count(ctx, i.cfg.Families)
 		return each(answer)
 	})
 	return ctx.Err()
 }
 
 func top(r *flows.Rates) *Top {
-	out := &Top{Since: r.Since, At: r.At, Span: r.Span.Seconds(), Services: []TopLine{}, Rows: []TopLine{}, Elsewhere: r.Elsewhere, Missed: r.Missed,
+	out := &Top{Since: r.Since, At: r.At, Span: r.Span.Seconds(), Services: []TopLine{}, Rows: []TopLine{},
+		Elsewhere: r.Elsewhere, Missed: r.Missed,
 		AtLeast: r.AtLeast(), MoreRows: r.Others.Rows}
 	by := map[string]int{}
 	for _, row := range r.Rows {
@@ -147,7 +172,8 @@ func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAns
 // connected adds what conntrack has.
 func (a *TraceAnswer) connected(found flows.Found) {
 	for _, f := range found.Flows {
-		a.Conntrack = append(a.Conntrack, Connection{From: f.From, To: f.To, Backend: f.By, Sees: f.Client, Proto: f.Proto.String(), State: f.State,
+		a.Conntrack = append(a.Conntrack, Connection{From: f.From, To: f.To, Backend: f.By, Sees: f.Client,
+			Proto: f.Proto.String(), State: f.State,
 			Answered: f.Answered, Timeout: int(f.Timeout.Seconds())})
 	}
 	a.ConntrackEnded, a.ConntrackMore = found.Ended, found.More

@@ -114,7 +114,8 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	if err != nil {
 		return nil, err
 	}
-	a := &TraceAnswer{Asked: p, Node: i.Node(), Packet: PacketText{From: from(p), Pod: q.Pod, In: p.In, Node: p.Host, To: to(p), Proto: protoName(p.Proto)}}
+	a := &TraceAnswer{Asked: p, Node: i.Node(), Packet: PacketText{From: from(p), Pod: q.Pod, In: p.In, Node: p.Host,
+		To: to(p), Proto: protoName(p.Proto)}}
 	a.Answer = i.ask(f, p)
 	i.lookup(ctx, f, p, a)
 	i.connections(ctx, p, a)
@@ -233,7 +234,8 @@ func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Pa
 	if err == nil && q.Port != "" {
 		n, invalid := strconv.ParseUint(q.Port, 10, 16)
 		if invalid != nil || n == 0 || p.From.Port() != 0 {
-			return none, p, problem(Bad, "source port %q: want a number from 1 to 65535, and none in the source", cut(q.Port))
+			return none, p, problem(Bad, "source port %q: want a number from 1 to 65535, and none in the source",
+				cut(q.Port))
 		}
 		p.From = netip.AddrPortFrom(p.From.Addr(), uint16(n))
 	}
@@ -251,7 +253,8 @@ func cut(s string) string {
 }
 
 // resolve finds the family in which the question makes sense, and there the packet.
-func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace.Target, in string) (Family, trace.Packet, error) {
+func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace.Target, in string) (Family,
+	trace.Packet, error) {
 	local, err := i.local()
 	if err != nil {
 		return Family{}, trace.Packet{}, problem(Unavailable, "listing the addresses of this node: %v", err)
@@ -269,7 +272,8 @@ func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace
 			}
 			continue
 		}
-		return f, trace.Packet{From: from, In: in, Host: source.Node || slices.Contains(local, from.Addr()), To: to, Here: slices.Contains(local, to.Addr()), Proto: proto}, nil
+		return f, trace.Packet{From: from, In: in, Host: source.Node || slices.Contains(local, from.Addr()), To: to,
+			Here: slices.Contains(local, to.Addr()), Proto: proto}, nil
 	}
 	if firstErr != nil {
 		return Family{}, trace.Packet{}, firstErr
@@ -332,7 +336,8 @@ func rank(a netip.Addr) int {
 
 // target finds the destination in a family. An address without a port means all its rows; they are searched one Service at a time, so that
 // the engine does not wait.
-func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to netip.AddrPort, proto lb.Proto, err error) {
+func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to netip.AddrPort, proto lb.Proto,
+	err error) {
 	if t.Addr.IsValid() && t.Port == 0 && t.Proto != trace.ICMPv4 {
 		at := &lb.Table{Family: f.Family}
 		for _, name := range i.Names() {
@@ -387,7 +392,8 @@ func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, ad
 	case err != nil:
 		return name, nil, problem(Unavailable, "finding the address of pod %s: %v; %s", bare, err, see)
 	case len(names) == 0:
-		return name, nil, problem(Unknown, "pod %s is in no EndpointSlice, and this proxy knows no other pods: %s", bare, see)
+		return name, nil, problem(Unknown, "pod %s is in no EndpointSlice, and this proxy knows no other pods: %s",
+			bare, see)
 	case len(names) > 1:
 		return name, nil, ambiguous("pods", short, names)
 	}

@@ -144,6 +144,8 @@ type DetailPort struct {
 	// InCluster and InLocal are how many endpoints are in these sets.
 	InCluster int `json:"inCluster"`
 	InLocal   int `json:"inLocal"`
+	// MoreEndpoints is how many of its endpoints are left out of the list.
+	MoreEndpoints int `json:"moreEndpoints,omitempty"`
 	// Why is what there is to say, a sentence each.
 	Why []string `json:"why,omitempty"`
 }

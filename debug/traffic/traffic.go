@@ -70,7 +70,8 @@ type told struct {
 // series is a Service with a series of its own.
 type series struct {
 	mode.Traffic
-	rate float64 // connections a second, of late
+	rate float64    // connections a second, of late
+	now  [2]float64 // connections and bytes a second, between the last two readings
 }
 
 // New returns an account in which nothing has been counted.
@@ -86,13 +87,7 @@ func New(cfg Config) *Account {
 // name, and at last with [Others]. Of many who ask at once one reads; the others are told what was read before. With an error comes what was
 // known before.
 func (a *Account) Each(ctx context.Context, f func(namespace, name string, t mode.Traffic)) error {
-	var err error
-	if a.cfg.Counter.Counts() && a.reading.TryLock() {
-		if now := a.cfg.Now(); now.Sub(a.read) >= every {
-			err = a.update(ctx, now)
-		}
-		a.reading.Unlock()
-	}
+	err := a.refresh(ctx)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(a.own)) {
@@ -101,6 +96,30 @@ func (a *Account) Each(ctx context.Context, f func(namespace, name string, t mod
 	}
 	f(Others, Others, a.others)
 	return err
+}
+
+// Rates reads the counters as Each does, and calls f with the connections and bytes per second of
+// each Service that has a series of its own, as between the last two readings.
+func (a *Account) Rates(ctx context.Context, f func(service string, connections, bytes float64)) error {
+	err := a.refresh(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, s := range a.own {
+		f(name, s.now[0], s.now[1])
+	}
+	return err
+}
+
+// refresh reads the counters, unless that was done just now or is being done.
+func (a *Account) refresh(ctx context.Context) error {
+	if !a.cfg.Counter.Counts() || !a.reading.TryLock() {
+		return nil
+	}
+	defer a.reading.Unlock()
+	if now := a.cfg.Now(); now.Sub(a.read) >= every {
+		return a.update(ctx, now)
+	}
+	return nil
 }
 
 // used is a row or a service port, with what was counted since the last reading.
@@ -202,6 +221,10 @@ func (a *Account) add(sum map[string]mode.Traffic, seconds float64) {
 		}
 	}
 	a.promote(without)
+	for name, s := range a.own {
+		t := sum[name]
+		s.now = [2]float64{float64(t.Connections) / seconds, float64(t.Bytes) / seconds}
+	}
 	for name, t := range sum {
 		to := &a.others
 		if s := a.own[name]; s != nil {

@@ -30,7 +30,8 @@ type rig struct {
 
 func newRig(t testing.TB, services int) *rig {
 	r := &rig{t: t, counts: map[mode.CounterID]mode.Count{}, now: time.Unix(1, 0)}
-	r.account = New(Config{Counter: r, Services: services, Now: func() time.Time { return r.now }, Query: func(f func(*lb.Table)) { f(&r.table) }})
+	r.account = New(Config{Counter: r, Services: services, Now: func() time.Time { return r.now },
+		Query: func(f func(*lb.Table)) { f(&r.table) }})
 	return r
 }
 
@@ -51,7 +52,8 @@ func keyOf(i int) lb.Key {
 func (r *rig) service(i int, name string) lb.Key {
 	r.t.Helper()
 	k := keyOf(i)
-	r.table.Replace(lb.Owner{Name: name}, []*lb.Frontend{{Key: k, Service: name + ":http", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+	r.table.Replace(lb.Owner{Name: name}, []*lb.Frontend{{Key: k, Service: name + ":http", Kind: lb.ClusterIP,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
 	if r.table.Get(k) == nil {
 		r.t.Fatalf("%s has no row", name)
 	}
@@ -129,9 +131,37 @@ func TestAccount(t *testing.T) {
 	r.add(c, 8)
 	r.want("a Service goes, and its last connections are nobody's", map[string]uint64{"shop/a": 19, rest: 13})
 	nodePort := lb.Key{Port: 30080, Proto: lb.TCP}
-	r.table.Replace(lb.Owner{Name: "shop/d"}, []*lb.Frontend{{Key: nodePort, Service: "shop/d", Kind: lb.NodePort, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+	r.table.Replace(lb.Owner{Name: "shop/d"}, []*lb.Frontend{{Key: nodePort, Service: "shop/d", Kind: lb.NodePort,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
 	r.add(nodePort, 3)
 	r.want("a NodePort", map[string]uint64{"shop/a": 19, "shop/d": 3, rest: 13})
+}
+
+// Rates are of the time between the last two readings, of Services that have a series.
+func TestRates(t *testing.T) {
+	r := newRig(t, 2)
+	a, b := r.service(1, "shop/a"), r.service(2, "shop/b")
+	want := func(about string, want map[string][2]float64) {
+		t.Helper()
+		got := map[string][2]float64{}
+		if err := r.account.Rates(t.Context(),
+			func(name string, connections, bytes float64) {
+				got[name] = [2]float64{connections,
+					bytes}
+			}); err != nil || !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v (%v)", about, got, want, err)
+		}
+	}
+	r.add(a, 1000)
+	want("what an earlier process counted", map[string][2]float64{})
+	r.add(a, 50)
+	r.now = r.now.Add(10 * time.Second)
+	want("a", map[string][2]float64{"shop/a": {5, 500}})
+	r.add(b, 20)
+	r.now = r.now.Add(time.Second)
+	want("it was read just now", map[string][2]float64{"shop/a": {5, 500}})
+	r.now = r.now.Add(9 * time.Second)
+	want("b", map[string][2]float64{"shop/a": {0, 0}, "shop/b": {2, 200}})
 }
 
 // Counters with numbers are of a service port, several of one and one after the other.
@@ -148,7 +178,8 @@ func TestNumberedCounters(t *testing.T) {
 	r.want("several of one Service", map[string]uint64{"shop/a": 3, "shop/b": 3, rest: 0})
 	delete(r.counts, first)
 	r.count(third, "shop/a:http", 2000)
-	r.want("one that begins anew with more than the one before had", map[string]uint64{"shop/a": 2003, "shop/b": 3, rest: 0})
+	r.want("one that begins anew with more than the one before had", map[string]uint64{"shop/a": 2003, "shop/b": 3,
+		rest: 0})
 	r.count(third, "shop/b:http", 5)
 	r.want("one that counts for another now", map[string]uint64{"shop/a": 2003, "shop/b": 8, rest: 0})
 	r.count(second, "shop/gone:http", 4)
@@ -206,7 +237,8 @@ func TestFrequentScrapes(t *testing.T) {
 	defer r.account.reading.Unlock()
 	r.now = r.now.Add(time.Hour)
 	told := 0
-	if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) { told++ }); err != nil || told != 1 || r.reads != 1 {
+	if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) { told++ }); err != nil || told != 1 ||
+		r.reads != 1 {
 		t.Errorf("told %d with %d readings: %v", told, r.reads, err)
 	}
 }
@@ -274,7 +306,8 @@ func TestSeriesAreBounded(t *testing.T) {
 // Whatever a Service is called, what is told can be written as a label, and none can be taken for the others.
 func TestHostileNames(t *testing.T) {
 	r := newRig(t, 50)
-	names := []string{"a/_other", "a/\"} 1\nevil 1", "a/\xff\xfe", "a/<script>", "/", "a", strings.Repeat("a", 300) + "/b", "a/b/c", "a/b:c:d", "others/others"}
+	names := []string{"a/_other", "a/\"} 1\nevil 1", "a/\xff\xfe", "a/<script>", "/", "a", strings.Repeat("a", 300) +
+		"/b", "a/b/c", "a/b:c:d", "others/others"}
 	r.scrape()
 	var keys []lb.Key
 	for i, name := range names {

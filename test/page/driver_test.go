@@ -32,14 +32,28 @@ type place struct {
 
 func newPlace(t *testing.T) *place {
 	p := &place{t, netlab.NamespaceForTest(t)}
-	for _, args := range []string{"link set lo up", "link add node type veth peer name lan", "address add 172.18.0.2/24 dev node", "link set node up", "link set lan up"} {
-		p.ns.Do(func() {
-			if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-				t.Errorf("ip %s: %v: %s", args, err, out)
-			}
-		})
+	for _, args := range []string{"link set lo up", "link add node type veth peer name lan",
+		"address add 172.18.0.2/24 dev node", "link set node up", "link set lan up",
+		"route add 100.64.0.0/10 via 172.18.0.1", "route add 10.96.0.0/11 via 172.18.0.1",
+		"route add 100.64.200.0/24 dev lan", "neigh add 172.18.0.1 lladdr 02:00:00:00:00:01 dev node",
+		"route add 10.1.0.0/24 dev lan", "neigh add 10.1.0.9 lladdr 02:00:00:00:00:09 dev lan",
+		"address add 100.64.210.1/32 dev lo"} {
+		p.run("ip", strings.Fields(args)...)
 	}
+	p.run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0")
 	return p
+}
+
+// run runs a program there until it ends, and returns what it prints.
+func (p *place) run(name string, args ...string) string {
+	p.t.Helper()
+	var out []byte
+	var err error
+	p.ns.Do(func() { out, err = exec.Command(name, args...).Output() })
+	if err != nil {
+		p.t.Errorf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
 }
 
 // program is what runs there.
@@ -91,7 +105,8 @@ func (p *place) listen(port string) net.Listener {
 
 // client asks ports there.
 func (p *place) client() *http.Client {
-	return &http.Client{Timeout: patience, Transport: &http.Transport{DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+	return &http.Client{Timeout: patience, Transport: &http.Transport{DialContext: func(_ context.Context, _,
+		addr string) (net.Conn, error) {
 		_, port, err := net.SplitHostPort(addr)
 		if err != nil {
 			return nil, err
@@ -139,9 +154,12 @@ func newBrowser(t *testing.T, p *place, page string) *browser {
 		SessionID string `json:"sessionId"`
 	}
 	b.do("POST", "/session", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
-		"browserName": "chrome", "unhandledPromptBehavior": "ignore", "goog:loggingPrefs": map[string]string{"browser": "ALL"},
-		"goog:chromeOptions": map[string]any{"args": []string{"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-			"--window-size=1280,800", "--user-data-dir=" + t.TempDir(), "--no-first-run", "--disable-background-networking", "--disable-component-update"}},
+		"browserName": "chrome", "unhandledPromptBehavior": "ignore",
+		"goog:loggingPrefs": map[string]string{"browser": "ALL"},
+		"goog:chromeOptions": map[string]any{"args": []string{"--headless=new", "--no-sandbox", "--disable-gpu",
+			"--disable-dev-shm-usage", "--hide-scrollbars",
+			"--window-size=1280,800", "--user-data-dir=" + t.TempDir(), "--no-first-run",
+			"--disable-background-networking", "--disable-component-update"}},
 	}}}, &session)
 	b.session = "/session/" + session.SessionID
 	t.Cleanup(func() { b.do("DELETE", b.session, nil, nil) })
@@ -206,6 +224,26 @@ func script[V any](b *browser, text string, args ...any) V {
 	return v
 }
 
+// later runs a script whose value comes later: it calls done.
+func later[V any](b *browser, text string) V {
+	b.t.Helper()
+	var v V
+	b.do("POST", b.session+"/execute/async", map[string]any{"script": "const done = arguments[0]; " + text,
+		"args": []any{}}, &v)
+	return v
+}
+
+// width has the page shown as on a screen of that width, in CSS pixels; 0 for that of the window.
+func (b *browser) width(pixels int) {
+	b.t.Helper()
+	if pixels == 0 {
+		b.cdp("Emulation.clearDeviceMetricsOverride", nil, nil)
+		return
+	}
+	b.cdp("Emulation.setDeviceMetricsOverride", map[string]any{"width": pixels, "height": 844, "deviceScaleFactor": 1,
+		"mobile": pixels < 500}, nil)
+}
+
 // at returns the element that a selector of CSS finds.
 func (b *browser) at(css string) string {
 	b.t.Helper()
@@ -231,7 +269,8 @@ func (b *browser) text(css string) string {
 
 // Keys of WebDriver.
 const (
-	keyTab, keyEnter, keyEnd, keyHome, keyDown, keyUp, keyPageDown = "\ue004", "\ue007", "\ue010", "\ue011", "\ue015", "\ue013", "\ue00f"
+	keyTab, keyEnter, keyEnd, keyHome, keyDown, keyUp, keyPageDown, keyRight = "\ue004", "\ue007", "\ue010", "\ue011",
+		"\ue015", "\ue013", "\ue00f", "\ue014"
 )
 
 // press presses keys one after the other, wherever the focus is.
@@ -239,9 +278,11 @@ func (b *browser) press(keys string) {
 	b.t.Helper()
 	var actions []map[string]string
 	for _, k := range keys {
-		actions = append(actions, map[string]string{"type": "keyDown", "value": string(k)}, map[string]string{"type": "keyUp", "value": string(k)})
+		actions = append(actions, map[string]string{"type": "keyDown", "value": string(k)},
+			map[string]string{"type": "keyUp", "value": string(k)})
 	}
-	b.do("POST", b.session+"/actions", map[string]any{"actions": []any{map[string]any{"type": "key", "id": "keyboard", "actions": actions}}}, nil)
+	b.do("POST", b.session+"/actions", map[string]any{"actions": []any{map[string]any{"type": "key", "id": "keyboard",
+		"actions": actions}}}, nil)
 }
 
 // cdp sends a command of the Chrome DevTools Protocol, for what WebDriver cannot do.

@@ -21,7 +21,8 @@ import (
 // hostile shows Services whose names the API server would refuse, as a proxy that lost its guard might be told of them: they stay text,
 // in what the server writes and in what scripts make of it.
 func hostile(t *testing.T, n *node, b *browser) {
-	names := []string{"<script>window.owned=1</script>", `"><img src=x onerror="window.owned=1">`, "javascript&colon;window.owned=1", "web\u202egnp.exe", "bell\a\x1b[31m", strings.Repeat("x", 253)}
+	names := []string{"<script>window.owned=1</script>", `"><img src=x onerror="window.owned=1">`,
+		"javascript&colon;window.owned=1", "web\u202egnp.exe", "bell\a\x1b[31m", strings.Repeat("x", 253)}
 	store, ring := cluster.NewStore("node1"), changes.New(0)
 	var table lb.Table
 	settings := policy.Settings{Family: lb.IPv4}
@@ -29,18 +30,22 @@ func hostile(t *testing.T, n *node, b *browser) {
 	store.Fold(cluster.SlicesListed{})
 	for k, name := range names {
 		full := cluster.Name{Namespace: "evil", Name: name}
-		store.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: full, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(k)})},
-			Ports: []cluster.ServicePort{{Name: name, Protocol: cluster.TCP, Port: 80}}}})
+		store.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: full,
+			ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(k)})},
+			Ports:      []cluster.ServicePort{{Name: name, Protocol: cluster.TCP, Port: 80}}}})
 		if k < 3 { // the others have no endpoint; these run in zones and on nodes of such names
-			store.Fold(cluster.SliceSet{Slice: &cluster.Slice{Name: full, Service: full, Ports: []cluster.SlicePort{{Name: name, Protocol: cluster.TCP, Port: 80}},
-				Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, 0, byte(k)}), Where: cluster.At(name, names[(k*2)%len(names)]), Ready: true})}})
+			store.Fold(cluster.SliceSet{Slice: &cluster.Slice{Name: full, Service: full,
+				Ports: []cluster.SlicePort{{Name: name, Protocol: cluster.TCP, Port: 80}},
+				Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, 0, byte(k)}),
+					Where: cluster.At(name, names[(k*2)%len(names)]), Ready: true})}})
 		}
 		table.Replace(lb.Owner{Name: full.String()}, policy.Resolve(store.View(full), settings))
 		ring.Add(changes.Entry{Kind: changes.Failed, Service: full, Why: name, Done: 1})
 	}
 	h := ui.New(api.Local(inspect.New(inspect.Config{
 		Version: "v1.37.0", Mode: mode.Mode{Name: "<b>"}, Store: store, Changes: ring,
-		Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(&table) }, Settings: func(cluster.Name) policy.Settings { return settings }}},
+		Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(&table) },
+			Settings: func(cluster.Name) policy.Settings { return settings }}},
 	})))
 	s := &http.Server{Handler: h}
 	go s.Serve(n.listen("10301"))
@@ -61,8 +66,10 @@ func hostile(t *testing.T, n *node, b *browser) {
 	b.load(at)
 	until(t, "the list is there", func() bool { return b.text("#live") == "live" })
 	look("the list")
-	for _, text := range []string{"evil/" + names[0], "evil/" + names[1], `evil/web\u{202e}gnp.exe`, `evil/bell\u{7}\u{1b}[31m`, names[5]} {
-		if has := script[string](b, "return document.getElementById('services').textContent"); !strings.Contains(has, text) {
+	for _, text := range []string{"evil/" + names[0], "evil/" + names[1], `evil/web\u{202e}gnp.exe`,
+		`evil/bell\u{7}\u{1b}[31m`, names[5]} {
+		if has := script[string](b, "return document.getElementById('services').textContent"); !strings.Contains(has,
+			text) {
 			t.Errorf("the list has no %q", text)
 		}
 	}
@@ -78,14 +85,16 @@ func hostile(t *testing.T, n *node, b *browser) {
 		look(b.text("h1"))
 		if wide := script[bool](b, "return document.documentElement.scrollWidth > innerWidth"); wide {
 			t.Errorf("%.20s: long names make the page wider than the window: %q", b.text("h1"),
-				script[[]string](b, "return [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 80))"))
+				script[[]string](b,
+					"return [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 80))"))
 		}
 		zones += int(script[float64](b, "return document.querySelectorAll('svg.picture text.zone').length"))
 	}
 	if zones != 3 {
 		t.Errorf("%d zones in the pictures, want 3", zones)
 	}
-	for _, path := range []string{"changes", "node", "trace?from=%3Cscript%3Ewindow.owned=1%3C/script%3E&to=x", "service?name=%3Cscript%3Ewindow.owned=1%3C/script%3E"} {
+	for _, path := range []string{"changes", "node", "trace?from=%3Cscript%3Ewindow.owned=1%3C/script%3E&to=x",
+		"service?name=%3Cscript%3Ewindow.owned=1%3C/script%3E"} {
 		b.load(at + path)
 		look(path)
 	}

@@ -19,6 +19,7 @@ import (
 
 var (
 	chromium = flag.Bool("chromium", false, "test the status page in Chromium (make test-status)")
+	axe      = flag.String("axe", "", "the file axe.min.js of axe-core, which make test-status fetches")
 	pictures = flag.Bool("pictures", false, "write the screenshots in docs/pictures anew")
 )
 
@@ -29,8 +30,9 @@ const services = 10_000
 type node struct {
 	*place
 	proxy *program
-	dir   string // of manifests
-	page  string // where it is
+	ask   func(args ...string) string // what a command of kube-proxy prints
+	dir   string                      // of manifests
+	page  string                      // where it is
 }
 
 // newNode starts a proxy with 10,000 Services, and the page.
@@ -41,22 +43,30 @@ func newNode(t *testing.T) *node {
 		t.Fatalf("go build: %v: %s", err, out)
 	}
 	socket := filepath.Join(t.TempDir(), "admin.sock")
-	n.write("node", "kind: Node\nmetadata: {name: node1, labels: {topology.kubernetes.io/zone: zone-a}}\nspec: {podCIDRs: [10.1.0.0/24]}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n")
+	n.write("node",
+		"kind: Node\nmetadata: {name: node1, labels: {topology.kubernetes.io/zone: zone-a}}\nspec: {podCIDRs: [10.1.0.0/24]}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n")
 	teams := []string{"shop", "blog", "auth", "payments", "search", "media", "mail", "billing", "data", "kube-system"}
 	var text strings.Builder
 	for k := range services {
 		team := teams[k%len(teams)]
 		ready := k%1999 != 7
-		fmt.Fprintf(&text, "---\nkind: Service\nmetadata: {name: svc-%05d, namespace: %s}\nspec: {clusterIP: 10.%d.%d.%d, ports: [{name: http, port: 80}]}\n", k, team, 96+k>>16, k>>8&255, k&255)
-		fmt.Fprintf(&text, "---\nkind: EndpointSlice\nmetadata: {name: svc-%05d-1, namespace: %s, labels: {kubernetes.io/service-name: svc-%05d}}\naddressType: IPv4\n"+
-			"ports: [{name: http, port: 8080}]\nendpoints: [{addresses: [100.64.%d.%d], nodeName: node%d, conditions: {ready: %v}}]\n", k, team, k, k>>8&255, k&255, 1+k%5, ready)
+		fmt.Fprintf(&text,
+			"---\nkind: Service\nmetadata: {name: svc-%05d, namespace: %s}\nspec: {clusterIP: 10.%d.%d.%d, ports: [{name: http, port: 80}]}\n", k, team, 96+k>>16, k>>8&255, k&255)
+		fmt.Fprintf(&text,
+			"---\nkind: EndpointSlice\nmetadata: {name: svc-%05d-1, namespace: %s, labels: {kubernetes.io/service-name: svc-%05d}}\naddressType: IPv4\n"+
+				"ports: [{name: http, port: 8080}]\nendpoints: [{addresses: [100.64.%d.%d], nodeName: node%d, conditions: {ready: %v}}]\n", k, team, k, k>>8&255, k&255, 1+k%5, ready)
 	}
 	n.write("bulk", text.String())
 	n.web(3, 0)
-	n.proxy = n.start(binary, "--proxy-mode=nftables", "--hostname-override=node1", "--manifests="+n.dir, "--cluster-cidr=10.1.0.0/16",
-		"--nodeport-addresses=172.18.0.0/24", "--conntrack-max-per-core=0", "--conntrack-min=0", "--admin-socket="+socket, "--detect-local-mode=ClusterCIDR")
+	n.proxy = n.start(binary, "--proxy-mode=nftables", "--hostname-override=node1", "--manifests="+n.dir,
+		"--cluster-cidr=10.1.0.0/16",
+		"--nodeport-addresses=172.18.0.0/24", "--conntrack-max-per-core=0", "--conntrack-min=0",
+		"--admin-socket="+socket, "--detect-local-mode=ClusterCIDR",
+		"--service-metrics=50")
+	n.ask = func(args ...string) string { return n.run(binary, append(args, "--admin-socket="+socket)...) }
 	until(t, "all Services are written", func() bool {
-		return slices.ContainsFunc(n.proxy.out.Lines(`"reset" family="IPv4"`), func(line string) bool { return strings.Contains(line, "rows=10") })
+		return slices.ContainsFunc(n.proxy.out.Lines(`"reset" family="IPv4"`),
+			func(line string) bool { return strings.Contains(line, "rows=10") })
 	})
 	ui := n.start(binary, "ui", "--admin-socket="+socket, "--listen=127.0.0.1:10300")
 	until(t, "the page is there", func() bool {
@@ -104,7 +114,7 @@ endpoints:
 	n.write("web", text)
 }
 
-// The page in a browser, step by step, as an operator goes through it.
+// The page in a browser, step by step, as an operator goes through it (KC-09, KC-10, KC-12, KC-13).
 func TestPage(t *testing.T) {
 	if !*chromium {
 		t.Skip("Chromium is not among what every test may use: make test-status starts this with -chromium, and package ui proves what is answered")
@@ -123,8 +133,12 @@ func TestPage(t *testing.T) {
 	step("service", func(t *testing.T) { service(t, b) })
 	step("live", func(t *testing.T) { live(t, n, b) })
 	step("changes", func(t *testing.T) { changesAndPlot(t, n, b) })
-	step("trace", func(t *testing.T) { trace(t, b) })
+	step("trace", func(t *testing.T) { trace(t, n, b) })
 	step("node", func(t *testing.T) { facts(t, b) })
+	step("traffic", func(t *testing.T) { traffic(t, n, b) })
+	step("widths", func(t *testing.T) { widths(t, n, b) })
+	step("keyboard", func(t *testing.T) { keyboard(t, b) })
+	step("axe", func(t *testing.T) { audit(t, b) })
 	step("contrast", func(t *testing.T) { contrast(t, b) })
 	step("accessible", func(t *testing.T) { accessible(t, b) })
 	step("without scripts", func(t *testing.T) { withoutScripts(t, b) })
@@ -159,9 +173,12 @@ func firstPaint(t *testing.T, b *browser) {
 	empty, full := both[0], both[1]
 	b.clean("favicon.ico")
 	until(t, "the list is there", func() bool { return b.text("#live") == "live" })
-	sent := script[float64](b, "return [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')].reduce((sum, e) => sum + e.transferSize, 0)")
-	files := script[float64](b, "return performance.getEntriesByType('resource').filter(e => !e.name.startsWith(location.origin)).length")
-	t.Logf("first paint after %.0f ms, that of a page with two letters after %.0f ms; %.0f bytes were sent", full, empty, sent)
+	sent := script[float64](b,
+		"return [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')].reduce((sum, e) => sum + e.transferSize, 0)")
+	files := script[float64](b,
+		"return performance.getEntriesByType('resource').filter(e => !e.name.startsWith(location.origin)).length")
+	t.Logf("first paint after %.0f ms, that of a page with two letters after %.0f ms; %.0f bytes were sent", full,
+		empty, sent)
 	if full > 8*empty+20 {
 		t.Errorf("first paint after %.0f ms, that of a page with two letters after %.0f ms: want 8 times that and 20 ms at most", full, empty)
 	}
@@ -183,7 +200,8 @@ func noteCosts(t *testing.T, full, empty, sent float64) {
 		t.Fatal(err)
 	}
 	for _, row := range []struct{ what, now string }{
-		{`[0-9]+ ms, where a page with two letters takes [0-9]+ ms`, fmt.Sprintf("%.0f ms, where a page with two letters takes %.0f ms", full, empty)},
+		{`[0-9]+ ms, where a page with two letters takes [0-9]+ ms`,
+			fmt.Sprintf("%.0f ms, where a page with two letters takes %.0f ms", full, empty)},
 		{`\| sent for it \| [0-9]+ KB`, fmt.Sprintf("| sent for it | %.0f KB", sent/1000)},
 		{`measured [0-9-]+`, "measured " + time.Now().UTC().Format(time.DateOnly)},
 	} {
@@ -214,17 +232,20 @@ func list(t *testing.T, b *browser) {
 	if r := rows(); r > 80 || r < 10 {
 		t.Errorf("%v rows are there", r)
 	}
-	if first := b.text("#services tbody th"); first == "" || !strings.Contains(b.text("#services tbody tr.note .state"), "has no backends") {
+	if first := b.text("#services tbody th"); first == "" ||
+		!strings.Contains(b.text("#services tbody tr.note .state"), "has no backends") {
 		t.Errorf("what needs a look is not first: %q", first)
 	}
 	focus := func() string { return script[string](b, "return document.activeElement.innerText") }
 	index := func() string {
-		return script[string](b, "const r = document.activeElement.closest('tr'); return r ? r.getAttribute('aria-rowindex') : ''")
+		return script[string](b,
+			"const r = document.activeElement.closest('tr'); return r ? r.getAttribute('aria-rowindex') : ''")
 	}
 	b.press("/")
 	b.press(keyDown)
 	for _, c := range []struct{ key, index string }{
-		{"", "2"}, {keyDown, "3"}, {keyDown, "4"}, {keyUp, "3"}, {keyEnd, fmt.Sprint(services + 2)}, {keyUp, fmt.Sprint(services + 1)}, {keyHome, "2"},
+		{"", "2"}, {keyDown, "3"}, {keyDown, "4"}, {keyUp, "3"}, {keyEnd, fmt.Sprint(services + 2)},
+		{keyUp, fmt.Sprint(services + 1)}, {keyHome, "2"},
 	} {
 		if c.key != "" {
 			b.press(c.key)
@@ -265,7 +286,8 @@ func list(t *testing.T, b *browser) {
 func dark(b *browser, on bool) {
 	b.t.Helper()
 	value := map[bool]string{true: "dark", false: "light"}[on]
-	b.cdp("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": value}}}, nil)
+	b.cdp("Emulation.setEmulatedMedia",
+		map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": value}}}, nil)
 }
 
 // What is typed is searched for at once; the address has it.
@@ -279,11 +301,20 @@ func search(t *testing.T, b *browser) {
 		t.Errorf("the address says %q", at)
 	}
 	b.load(b.page + "?q=blog+svc-0004")
-	until(t, "the address is enough", func() bool { return b.text("#found") == "1 of 10,001 Services" && b.text("#live") == "live" })
+	until(t, "the address is enough", func() bool {
+		return b.text("#found") == "1 of 10,001 Services" &&
+			b.text("#live") == "live"
+	})
 	b.click("input[value=problems]")
-	until(t, "there is nothing", func() bool { return strings.Contains(b.text("#services tbody"), "No Service has all of these words") })
+	until(t, "there is nothing", func() bool {
+		return strings.Contains(b.text("#services tbody"),
+			"No Service has all of these words")
+	})
 	b.load(b.page + "?show=problems")
-	until(t, "problems are found", func() bool { return b.text("#live") == "live" && b.text("#found") == "5 of 10,001 Services" })
+	until(t, "problems are found", func() bool {
+		return b.text("#live") == "live" &&
+			b.text("#found") == "5 of 10,001 Services"
+	})
 	b.clean()
 	b.load(b.page + "?page=zero")
 	if text := b.text("[role=alert]"); text != "page=zero: want a number from 1" {
@@ -295,20 +326,27 @@ func search(t *testing.T, b *browser) {
 // The picture of a Service has its addresses, sets and endpoints, and says the same in words.
 func service(t *testing.T, b *browser) {
 	b.load(b.page + "service?name=shop/web")
-	for _, text := range []string{"192.0.2.7:80/tcp", "nodeport:30080/tcp", "10.111.0.1:80/tcp", "http/tcp/cluster", "http/tcp/local", "100.64.200.1:8080", "node1 (this node)", "not ready",
-		"zone-a (here): 1 of 1 in use", "zone-b: 2 of 4 in use", "terminating, while others are ready", "ready; not local: on another node"} {
-		if has := script[string](b, "return document.querySelector('svg.picture').textContent"); !strings.Contains(has, text) {
+	for _, text := range []string{"192.0.2.7:80/tcp", "nodeport:30080/tcp", "10.111.0.1:80/tcp", "http/tcp/cluster",
+		"http/tcp/local", "100.64.200.1:8080", "node1 (this node)", "not ready",
+		"zone-a (here): 1 of 1 in use", "zone-b: 2 of 4 in use", "terminating, while others are ready",
+		"ready; not local: on another node"} {
+		if has := script[string](b,
+			"return document.querySelector('svg.picture').textContent"); !strings.Contains(has, text) {
 			t.Errorf("the picture has no %q: %s", text, has)
 		}
 	}
 	if ways := script[float64](b, "return document.querySelectorAll('svg.picture path').length"); ways < 8 {
 		t.Errorf("%v ways in the picture", ways)
 	}
-	if says := script[string](b, "return document.querySelector('svg.picture desc').textContent"); !strings.Contains(says, "of which 3 get new connections") {
+	if says := script[string](b,
+		"return document.querySelector('svg.picture desc').textContent"); !strings.Contains(says,
+		"of which 3 get new connections") {
 		t.Errorf("the picture is described by %q", says)
 	}
-	order := script[[]string](b, "return [...document.querySelectorAll('svg.picture text.zone, svg.picture text.group')].map(e => e.textContent)")
-	if want := []string{"zone-a (here): 1 of 1 in use", "node1 (this node)", "zone-b: 2 of 4 in use", "node2", "node3"}; !slices.Equal(order, want) {
+	order := script[[]string](b,
+		"return [...document.querySelectorAll('svg.picture text.zone, svg.picture text.group')].map(e => e.textContent)")
+	if want := []string{"zone-a (here): 1 of 1 in use", "node1 (this node)", "zone-b: 2 of 4 in use", "node2",
+		"node3"}; !slices.Equal(order, want) {
 		t.Errorf("the picture has its endpoints by %q, want %q", order, want)
 	}
 	if over := script[[]string](b, `const box = document.querySelector('svg.picture').getBoundingClientRect();
@@ -344,7 +382,8 @@ func live(t *testing.T, n *node, b *browser) {
 	until(t, "the page is live", func() bool { return b.text("#live") == "live" })
 	n.web(2, 3)
 	until(t, "the page of the Service shows what changed", func() bool {
-		return strings.Contains(b.text("#content"), "2 ready of 4") && strings.Contains(b.text("#content"), "100.64.201.4")
+		return strings.Contains(b.text("#content"), "2 ready of 4") &&
+			strings.Contains(b.text("#content"), "100.64.201.4")
 	})
 	b.clean()
 }
@@ -366,16 +405,36 @@ func changesAndPlot(t *testing.T, n *node, b *browser) {
 	keep(t, "page-changes.png", b.screenshot())
 }
 
-// The question what becomes of a packet is a form.
-func trace(t *testing.T, b *browser) {
+// KC-09: the form asks about the whole node. It shows what "kube-proxy trace" prints, and a firewall that drops the packet first.
+func trace(t *testing.T, n *node, b *browser) {
 	b.load(b.page + "trace")
 	b.click("#from")
-	b.press("10.1.0.9" + keyTab + "10.111.0.1:80" + keyTab + keyTab + keyEnter)
+	b.press("10.1.0.9" + keyTab + "40000" + keyTab + "10.111.0.1:80" + keyTab + keyTab + "lan" + keyTab + keyEnter)
 	until(t, "there is an answer", func() bool { return strings.HasPrefix(b.text("h2.verdict"), "Balanced over") })
-	for _, text := range []string{"shop/web:http", "10.111.0.1:80/tcp", "The kernel's own answer"} {
+	for _, text := range []string{"shop/web:http", "10.1.0.9:40000 → 10.111.0.1:80 tcp, through lan",
+		"this node: delivered"} {
 		if has := b.text("main"); !strings.Contains(has, text) {
 			t.Errorf("the answer has no %q: %s", text, has)
 		}
+	}
+	for details, args := range map[string][]string{"": nil, "details ": {"-o", "wide"}} {
+		want := n.ask(append([]string{"trace", "10.1.0.9:40000", "10.111.0.1:80", "--in=lan"}, args...)...)
+		got := script[string](b, "return document.querySelector(arguments[0]).textContent", details+"pre.screen")
+		if _, want, _ = strings.Cut(want, "\n"); got != want { // the command's first line is the node
+			t.Errorf("the page says\n%s\nand the command\n%s", got, want)
+		}
+	}
+	b.clean()
+	n.run("nft",
+		"add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; }; add rule inet firewall forward ip daddr 100.64.0.0/10 drop")
+	b.load(b.page + "trace?from=10.1.0.9&to=10.111.0.1:80&in=lan")
+	n.run("nft", "delete table inet firewall")
+	if got := b.text("h2.verdict.wrong"); got != "Dropped on this node" {
+		t.Errorf("behind a firewall the verdict is %q", got)
+	}
+	if got := b.text("pre.problem[role=alert]"); !strings.HasPrefix(got,
+		"DROPPED on this node, not by kube-proxy: table inet firewall, chain forward, rule 1") {
+		t.Errorf("the firewall is not named: %q", got)
 	}
 	b.clean()
 	b.load(b.page + "trace?from=nobody&to=10.111.0.1:80")
@@ -389,7 +448,10 @@ func trace(t *testing.T, b *browser) {
 func facts(t *testing.T, b *browser) {
 	b.load(b.page + "node")
 	b.click("button[name=compare]")
-	until(t, "the kernel is compared", func() bool { return strings.Contains(b.text(".says"), "rows are in the kernel") })
+	until(t, "the kernel is compared", func() bool {
+		return strings.Contains(b.text(".says"),
+			"rows are in the kernel")
+	})
 	for _, text := range []string{"172.18.0.2", "zone-a", "10.1.0.0/24", "Mode nftables", "10,00"} {
 		if has := b.text("main"); !strings.Contains(has, text) {
 			t.Errorf("the page has no %q", text)
@@ -423,7 +485,8 @@ func contrast(t *testing.T, b *browser) {
 	for _, on := range []bool{false, true} {
 		dark(b, on)
 		grounds := ""
-		for _, path := range []string{"", "service?name=shop/web", "changes", "trace?from=10.1.0.9&to=10.111.0.1:80", "node"} {
+		for _, path := range []string{"", "service?name=shop/web", "changes", "trace?from=10.1.0.9&to=10.111.0.1:80",
+			"node"} {
 			b.load(b.page + path)
 			if path == "" {
 				until(t, "the list is there", func() bool { return b.text("#live") == "live" })
@@ -450,11 +513,18 @@ type axNode struct {
 // accessible: a screen reader finds landmarks, headings, a table whose rows are counted, and a name for everything that can be pressed.
 func accessible(t *testing.T, b *browser) {
 	for path, want := range map[string][]string{
-		"":                      {"banner", "navigation:Pages", "main", "contentinfo", "search", "heading:Services", "table", "searchbox:Search", "radio", "columnheader:Traffic policy", "link:Skip to the content", "status:10,001 Services"},
-		"service?name=shop/web": {"heading:shop/web", "image:The way from service addresses to endpoints", "image described", "heading:Endpoints, IPv4", "columnheader:Zone", "cell:zone-a here", "columnheader:Routes", "columnheader:Why not", "region:Picture"},
-		"changes":               {"image:Latency of the last changes", "region:Last changes", "columnheader:Since the API"},
-		"trace":                 {"textbox:From", "textbox:To", "combobox:Protocol", "button:Ask"},
-		"node":                  {"button:Compare now", "columnheader:IPv4", "rowheader:Rows in the table"},
+		"": {"banner", "navigation:Pages", "main", "contentinfo", "search", "heading:Services",
+			"table", "searchbox:Search", "radio", "columnheader:Traffic policy", "columnheader:Conn/s",
+			"link:Skip to the content", "status:10,001 Services"},
+		"service?name=shop/web": {"heading:shop/web",
+			"image:The way from service addresses to endpoints, http (80/tcp), IPv4", "image described",
+			"heading:Endpoints, IPv4", "columnheader:Zone", "cell:zone-a here", "columnheader:Routes",
+			"columnheader:Why not", "region:Picture", "heading:http (80/tcp), IPv4"},
+		"changes": {"image:Latency of the last changes", "region:Last changes",
+			"columnheader:Since the API"},
+		"trace": {"textbox:From", "textbox:Source port", "textbox:To", "combobox:Protocol",
+			"textbox:Incoming interface", "button:Trace"},
+		"node": {"button:Compare now", "columnheader:IPv4", "rowheader:Rows in the table"},
 	} {
 		b.load(b.page + path)
 		if path == "" {
@@ -479,7 +549,8 @@ func accessible(t *testing.T, b *browser) {
 			if strings.Contains(strings.ToLower(role), "svg") || role == "img" { // as versions of Chromium call it
 				has["image:"+name] = true
 			}
-			if slices.Contains([]string{"link", "button", "textbox", "searchbox", "combobox", "radio", "image", "table"}, role) && strings.TrimSpace(name) == "" && role != "table" {
+			if slices.Contains([]string{"link", "button", "textbox", "searchbox", "combobox", "radio", "image",
+				"table"}, role) && strings.TrimSpace(name) == "" && role != "table" {
 				t.Errorf("%s: a %s has no name", path, role)
 			}
 		}

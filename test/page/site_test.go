@@ -33,17 +33,24 @@ func TestSite(t *testing.T) {
 		b.load(b.page + "/" + c.page)
 		b.click("#search input")
 		b.press(c.query)
-		until(t, "results for "+c.query, func() bool { return script[float64](b, "return document.querySelectorAll('#found a').length") > 0 })
-		links := script[string](b, "return [...document.querySelectorAll('#found a')].map(a => a.href + ' ' + a.textContent).join('\\n')")
+		until(t, "results for "+c.query,
+			func() bool { return script[float64](b, "return document.querySelectorAll('#found a').length") > 0 })
+		links := script[string](b,
+			"return [...document.querySelectorAll('#found a')].map(a => a.href + ' ' + a.textContent).join('\\n')")
 		if !strings.Contains(links, c.address+"#") {
 			t.Errorf("%s: a search for %q does not find %s:\n%s", c.page, c.query, c.address, links)
 		}
 		b.press(keyEnter)
-		until(t, "the first result", func() bool { return strings.Contains(script[string](b, "return location.href"), "#") })
+		until(t, "the first result", func() bool {
+			return strings.Contains(script[string](b, "return location.href"),
+				"#")
+		})
 	}
-	b.cdp("Emulation.setDeviceMetricsOverride", map[string]any{"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": true}, nil)
+	b.cdp("Emulation.setDeviceMetricsOverride", map[string]any{"width": 390, "height": 844, "deviceScaleFactor": 1,
+		"mobile": true}, nil)
 	b.load(b.page + "/operate.html")
-	if !script[bool](b, "return document.querySelector('h1').getBoundingClientRect().top < document.querySelector('.site').getBoundingClientRect().top") {
+	if !script[bool](b,
+		"return document.querySelector('h1').getBoundingClientRect().top < document.querySelector('.site').getBoundingClientRect().top") {
 		t.Error("on a phone the navigation stands above the text")
 	}
 	if script[bool](b, "return document.documentElement.scrollWidth > 390") {

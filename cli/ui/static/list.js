@@ -1,7 +1,6 @@
 // The table of Services as a list of ten thousand, of which only the rows that are seen are there.
-import { levels, number, visible } from './text.js';
+import { levels, number, rates, visible } from './text.js';
 
-const height = 35; // of a row, as in style.css with its line
 const around = 12; // rows beyond those that are seen
 
 export function begin() {
@@ -19,6 +18,8 @@ export function begin() {
   let want = 0; // the change that a load must have, at least
   let missed = []; // messages that came while it was under way
   let loaded = false; // before that the rows are those that came with the page
+  let height = 36; // of a row with its line, as style.css has it for this width
+  let carries = {}; // what Services carry now
   const fresh = new Map(); // names of what changed just now, with when that is over
 
   function entry(s) {
@@ -54,6 +55,14 @@ export function begin() {
     return c;
   }
 
+  // clip keeps what a cell says within the height of a row.
+  function clip(c, ...what) {
+    const box = cell('div', '', 'clip');
+    box.append(...what);
+    c.append(box);
+    return c;
+  }
+
   function row(i) {
     const s = shown[i].s;
     const tr = document.createElement('tr');
@@ -65,16 +74,17 @@ export function begin() {
     a.href = 'service?name=' + encodeURIComponent(s[0]);
     a.tabIndex = i === active ? 0 : -1;
     a.dataset.at = i;
-    const name = cell('bdi', visible(s[0]));
-    a.title = visible(s[0]);
-    a.append(name);
-    th.append(a);
-    const state = cell('td', '', 'state');
+    const name = visible(s[0]);
+    if (name.length > 64) a.className = 'long';
+    a.append(cell('bdi', name));
+    clip(th, a);
     const dot = cell('span', '', 'dot');
     dot.setAttribute('aria-hidden', 'true');
-    state.append(dot, s[9] ? visible(s[9]) : 'ok');
+    const state = clip(cell('td', '', 'state'), dot, s[9] ? visible(s[9]) : 'ok');
     state.title = visible(s[9]);
-    tr.append(th, cell('td', s[1]), cell('td', s[2], 'addr'), cell('td', s[3]), cell('td', s[4], 'n'), cell('td', s[5] + '/' + s[6], 'n'), cell('td', s[7], 'n'), state);
+    const of = rates(carries, s[0]);
+    tr.append(th, state, clip(cell('td', '', 'n'), s[5] + '/', document.createElement('wbr'), s[6]), cell('td', of[0], 'n conn'), cell('td', of[1], 'n bytes'),
+      cell('td', s[7], 'n wide'), cell('td', s[1], 'wide'), clip(cell('td', '', 'addr wide'), s[2]), clip(cell('td', '', 'wide'), s[3]), cell('td', s[4], 'n wide'));
     return tr;
   }
 
@@ -83,7 +93,7 @@ export function begin() {
     tr.className = 'space';
     tr.setAttribute('aria-hidden', 'true');
     const td = document.createElement('td');
-    td.colSpan = 8;
+    td.colSpan = 10;
     td.style.height = rows * height + 'px';
     tr.append(td);
     return tr;
@@ -93,6 +103,7 @@ export function begin() {
   let to = -1;
   function draw(force) {
     if (!loaded) return;
+    height = parseInt(getComputedStyle(box).getPropertyValue('--row'), 10);
     const first = Math.max(0, Math.floor(box.scrollTop / height) - around);
     const past = Math.min(shown.length, Math.ceil((box.scrollTop + box.clientHeight) / height) + around);
     if (!force && first === from && past === to) return;
@@ -105,7 +116,7 @@ export function begin() {
     if (shown.length === 0) {
       const tr = document.createElement('tr');
       const td = cell('td', 'No Service has all of these words.', 'empty');
-      td.colSpan = 8;
+      td.colSpan = 10;
       tr.append(td);
       rows.push(tr);
     }
@@ -189,6 +200,19 @@ export function begin() {
     draw(true);
   }
 
+  // traffic puts in what Services carry now, where they are; rows that come later have it too.
+  function traffic(now) {
+    carries = now;
+    table.classList.toggle('counted', now.counted);
+    table.querySelector('th.conn').title = 'New connections per second' + (now.note ? ': ' + visible(now.note) : '');
+    for (const a of tbody.querySelectorAll('a[data-at]')) {
+      const tr = a.closest('tr');
+      const of = rates(carries, shown[a.dataset.at].s[0]);
+      tr.querySelector('.conn').textContent = of[0];
+      tr.querySelector('.bytes').textContent = of[1];
+    }
+  }
+
   tbody.addEventListener('focusin', (e) => {
     const a = e.target.closest('a[data-at]');
     if (a) active = Number(a.dataset.at);
@@ -228,5 +252,5 @@ export function begin() {
     box.classList.add('virtual');
   }
 
-  return { take, ready: load(), rev: () => rev };
+  return { take, traffic, ready: load(), rev: () => rev };
 }

@@ -1,5 +1,5 @@
 // What every page does where scripts run: it tells whether it is live, and shows what changes.
-import { levels, visible } from './text.js';
+import { levels, rates, visible } from './text.js';
 import { begin } from './list.js';
 
 const body = document.body;
@@ -42,10 +42,14 @@ function refresh() {
   }, pause);
 }
 
-function concerns(d) {
+function serviceName() {
   const content = document.getElementById('content');
-  if (!content) return false;
-  const name = decodeURIComponent((content.dataset.service || '').replaceAll('+', ' '));
+  return content && decodeURIComponent((content.dataset.service || '').replaceAll('+', ' '));
+}
+
+function concerns(d) {
+  const name = serviceName();
+  if (name === null) return false;
   return !name || d.again || (d.some || []).some((s) => s[0] === name) || (d.gone || []).includes(name);
 }
 
@@ -71,6 +75,18 @@ function open() {
   };
 }
 
+// traffic shows what Services carry, every other second while somebody sees it.
+async function traffic() {
+  const at = document.getElementById('traffic');
+  if (document.hidden || !(list || at)) return;
+  try {
+    const now = await (await fetch('traffic.json')).json();
+    if (list) { list.traffic(now); return; }
+    const of = rates(now, serviceName());
+    at.textContent = of[0] ? of[0] + ' connections/s' + (of[1] && ', ' + of[1] + '/s') : visible(now.note || 'not known yet');
+  } catch { /* the line on top says that nothing answers */ }
+}
+
 // A page that nobody sees asks for nothing.
 document.addEventListener('visibilitychange', () => {
   if (!document.hidden) { open(); return; }
@@ -79,5 +95,6 @@ document.addEventListener('visibilitychange', () => {
   say('paused');
 });
 
-if (list) list.ready.then(open);
-else open();
+if (list) list.ready.then(() => { open(); traffic(); });
+else { open(); traffic(); }
+setInterval(traffic, 2000);
