@@ -5,13 +5,17 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"math"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	cilium "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/config/option"
 	"kube-proxy/lb"
+	"kube-proxy/plane/ebpf/bpf"
 )
 
 // Failed is why the programs are off; nil where they are on.
@@ -82,6 +86,9 @@ var (
 	MountBPFFS   = mountBPFFS
 )
 
+// HasRetval is an error if programs cannot set the error of a call.
+var HasRetval = hasRetval
+
 // Reap makes a pass over the sockets.
 func (p *Plane) Reap(ctx context.Context) error { return p.kernel.reaper.pass(ctx) }
 
@@ -105,4 +112,43 @@ func (p *Plane) Settle(err error) { p.settle(err) }
 func Alone(f lb.Family, cgroup string) error {
 	all, err := neighbours(f, cgroup)
 	return errors.Join(err, alone(all))
+}
+
+// NetnsCookie and CookieByProgram are two ways to the cookie of the thread's network namespace.
+var (
+	NetnsCookie     = netnsCookie
+	CookieByProgram = cookieByProgram
+)
+
+// Choices is how many choices a client has room for.
+const Choices = len(bpf.LBChoices{}.Of)
+
+// FillAffinity fills the room of clients with those of namespaces that do not exist.
+func (p *Plane) FillAffinity() error {
+	m := p.kernel.obj.Affinity
+	for i := range uint64(m.MaxEntries()) {
+		choices := bpf.LBChoices{}
+		choices.Of[0].Until = math.MaxUint64
+		err := m.Put(1<<60+i, choices)
+		for ; errors.Is(err, unix.ENOMEM); err = m.Put(1<<60+i, choices) {
+			runtime.Gosched() // the kernel fetches memory for elements later
+		}
+		if errors.Is(err, unix.E2BIG) {
+			return nil // some are of others
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return errors.New("there is room left")
+}
+
+// Knows reports whether the programs keep a peer of a socket.
+func (p *Plane) Knows(fd int) (bool, error) {
+	var peer bpf.LBPeer
+	err := p.kernel.obj.Connected.Lookup(uint32(fd), &peer)
+	if errors.Is(err, cilium.ErrKeyNotExist) {
+		return false, nil
+	}
+	return peer.Backend != 0, err
 }

@@ -4,12 +4,17 @@ package ebpf
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/plane"
@@ -107,11 +112,63 @@ func netnsCookie() (uint64, error) {
 	}
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if errors.Is(err, unix.ENOPROTOOPT) {
-		return 0, fmt.Errorf("this kernel lacks the socket option SO_NETNS_COOKIE (Linux 5.14): %w", plane.ErrUnsupported)
+	if errors.Is(err, unix.ENOPROTOOPT) { // before Linux 5.14
+		cookie, err = cookieByProgram(fd)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read the cookie of the network namespace: %w", err)
 	}
 	return cookie, nil
+}
+
+// cookieByProgram has a program at connect() read the cookie of a UDP socket's namespace. It is attached to
+// the root of cgroups for that one call, which it knows by an address and port that nobody else uses.
+func cookieByProgram(fd int) (cookie uint64, err error) {
+	cgroup, err := findCgroup()
+	if err != nil {
+		return 0, err
+	}
+	answer, err := ebpf.NewMap(&ebpf.MapSpec{Name: "kp_cookie", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		return 0, fmt.Errorf("make a map: %w", explain(err))
+	}
+	defer answer.Close()
+	to := &unix.SockaddrInet4{Port: 1 + rand.N(1<<16-1), Addr: [4]byte{127}}
+	binary.BigEndian.PutUint16(to.Addr[1:], uint16(rand.N(1<<16)))
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "kp_cookie", Type: ebpf.CGroupSockAddr,
+		AttachType: ebpf.AttachCGroupInet4Connect, License: "Apache-2.0", Instructions: cookieProgram(answer.FD(), to)})
+	if err != nil {
+		return 0, fmt.Errorf("load a program: %w", explain(err))
+	}
+	defer p.Close()
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: ebpf.AttachCGroupInet4Connect, Program: p})
+	if err != nil {
+		return 0, fmt.Errorf("attach a program to the cgroup %s: %w", cgroup, err)
+	}
+	defer l.Close()
+	_ = unix.Connect(fd, to) // the program has run, even if no route leads there
+	if err := answer.Lookup(uint32(0), &cookie); err != nil {
+		return 0, fmt.Errorf("read a map: %w", err)
+	}
+	if cookie == 0 {
+		return 0, fmt.Errorf("a program at the cgroup %s does not see this process: %w", cgroup, plane.ErrUnsupported)
+	}
+	return cookie, nil
+}
+
+// cookieProgram writes the cookie of the namespace whose socket connects to that address into a map.
+func cookieProgram(answer int, to *unix.SockaddrInet4) asm.Instructions {
+	const offAddr, offPort = 4, 24 // of struct bpf_sock_addr
+	return asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, offAddr, asm.Word),
+		asm.LoadImm(asm.R3, int64(binary.NativeEndian.Uint32(to.Addr[:])), asm.DWord),
+		asm.JNE.Reg(asm.R2, asm.R3, "pass"),
+		asm.LoadMem(asm.R2, asm.R1, offPort, asm.Word),
+		asm.JNE.Imm(asm.R2, int32(bigEndian(uint16(to.Port))), "pass"),
+		asm.FnGetNetnsCookie.Call(),
+		asm.LoadMapValue(asm.R1, answer, 0),
+		asm.StoreMem(asm.R1, 0, asm.R0, asm.DWord),
+		asm.Mov.Imm(asm.R0, 1).WithSymbol("pass"),
+		asm.Return(),
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -87,12 +88,14 @@ func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables["family"].Set(uint8(f)); err != nil {
 		return nil, fmt.Errorf("set the programs' family: %w", err)
 	}
-	hasRetval := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil
-	if err := spec.Variables["has_retval"].Set(flag(hasRetval)); err != nil {
+	if err := spec.Variables["has_retval"].Set(flag(hasRetval() == nil)); err != nil {
 		return nil, fmt.Errorf("set whether programs may set an error: %w", err)
 	}
 	return spec, nil
 }
+
+// hasRetval is an error if programs cannot set the error of a call (before Linux 5.18).
+func hasRetval() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) }
 
 // load loads maps and programs. Maps pinned in the folder are used again; "" pins nothing.
 func load(f lb.Family, pins string) (obj bpf.LBObjects, err error) {
@@ -333,22 +336,29 @@ func unpin(folder string) (errs []error) {
 	return append(errs, os.Remove(folder))
 }
 
-// expire deletes the choices of clients that have expired.
+// expire deletes what clients remember if all of that has expired.
 func (k *kernel) expire() error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return fmt.Errorf("read the clock: %w", err)
 	}
-	choices := table[bpf.LBClient, bpf.LBChoice]{name: "affinity", inner: k.obj.Affinity, writes: new(uint64)}
-	all, err := choices.read()
-	if err != nil {
-		return err
-	}
-	gone := map[bpf.LBClient]struct{}{}
-	for c, choice := range all {
-		if choice.Until < uint64(now.Nano()) {
-			gone[c] = struct{}{}
+	var netns uint64
+	var choices bpf.LBChoices
+	var gone []uint64
+	at := k.obj.Affinity.Iterate()
+	for at.Next(&netns, &choices) {
+		if !slices.ContainsFunc(choices.Of[:], func(c bpf.LBChoice) bool { return c.Until >= uint64(now.Nano()) }) {
+			gone = append(gone, netns)
 		}
 	}
-	return choices.remove(gone)
+	err := at.Err()
+	for _, netns := range gone {
+		if e := k.obj.Affinity.Delete(netns); !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("delete the expired choices of clients: %w", err)
+	}
+	return nil
 }

@@ -108,3 +108,11 @@ func (p *planes) at(f lb.Family, cgroup string) (*ebpf.Plane, error) {
 	}
 	return ebpf.New(cfg, under)
 }
+
+// busy is the error of bind() to a NodePort.
+func busy() unix.Errno {
+	if ebpf.HasRetval() != nil { // before Linux 5.18
+		return unix.EPERM
+	}
+	return unix.EADDRINUSE
+}

@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"kube-proxy/config/option"
+	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -71,7 +72,8 @@ type Plane struct {
 	failed   error // why the programs are off
 	unreaped error // why sockets do not end with their endpoint
 	notices  []mode.Notice
-	others   string // that were noticed
+	said     map[string]bool // what is off on this kernel
+	others   string          // that were noticed
 }
 
 // New returns a plane in the network namespace of the calling thread, over the packet path, which
@@ -81,7 +83,7 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
-	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node}
+	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node, said: map[string]bool{}}
 	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count)}
 	follow(&p.switches.want, cfg.Sockets, cfg.Guard)
 	if cfg.Count {
@@ -188,18 +190,35 @@ func (p *Plane) open() error {
 		p.mu.Lock()
 		p.kernel = k
 		p.mu.Unlock()
+		if err := hasRetval(); err != nil {
+			p.off("A socket that a Service refuses fails as the nftables rules have it, "+
+				"and bind() to a NodePort with EPERM", err)
+		}
 	}
-	if p.kernel.reaper != nil || p.cfg.Stale == "none" {
-		return nil
-	}
-	// A kernel without BTF has none; a socket then stays with an endpoint that is gone, as said in docs/ebpf.md.
-	known := p.unreaped != nil
-	p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log)
-	if p.unreaped != nil && !known {
-		p.notice("Cannot end sockets whose endpoint is gone; "+
-			"their programs send to it until they connect again", "err", p.unreaped)
-	}
+	p.reap()
 	return nil
+}
+
+// reap has sockets end with their endpoint, as far as the kernel can.
+func (p *Plane) reap() {
+	if p.kernel.reaper != nil || p.cfg.Stale == "none" {
+		return
+	}
+	if p.unreaped = sockets.CanDestroy(context.Background()); p.unreaped == nil {
+		p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log)
+	}
+	if p.unreaped != nil {
+		p.off("Cannot end sockets whose endpoint is gone; "+
+			"their programs send to it until they connect again", p.unreaped)
+	}
+}
+
+// off notes once that a part of the mode is off for what the kernel lacks.
+func (p *Plane) off(text string, err error) {
+	if !p.said[text] {
+		p.said[text] = true
+		p.notice(text, "err", err)
+	}
 }
 
 // look looks for programs of others at the hooks, and reports those that it has not seen before.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -57,6 +59,9 @@ func TestRefusals(t *testing.T) {
 			if err := unix.Connect(fd, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
 				b.t.Errorf("%s connects to a Service without endpoints: %v", from, err)
 			}
+			if ebpf.HasRetval() != nil {
+				continue // the rules answer datagrams, and sockets hear of it later or not at all
+			}
 			fd = b.socket(from, unix.SOCK_DGRAM, false)
 			if err := unix.Connect(fd, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
 				b.t.Errorf("%s connects to a Service without endpoints by UDP: %v", from, err)
@@ -70,8 +75,8 @@ func TestRefusals(t *testing.T) {
 			b.t.Errorf("a Service that drops: %v", err)
 		}
 		at := netip.AddrPortFrom(b.f.Everywhere().Addr(), 30080)
-		if err := unix.Bind(b.socket(netlab.Node1, unix.SOCK_STREAM, false), sockaddr(at)); !errors.Is(err, unix.EADDRINUSE) {
-			b.t.Errorf("bind to a NodePort: %v", err)
+		if err := unix.Bind(b.socket(netlab.Node1, unix.SOCK_STREAM, false), sockaddr(at)); !errors.Is(err, busy()) {
+			b.t.Errorf("bind to a NodePort: %v, want %v", err, busy())
 		}
 		counts := map[string]float64{}
 		if err := b.plane.Measure(func(name string, v float64, labels ...string) {
@@ -79,11 +84,12 @@ func TestRefusals(t *testing.T) {
 		}); err != nil {
 			b.t.Error(err)
 		}
-		if r, d := counts["ebpf_refusals_totalreject"], counts["ebpf_refusals_totaldrop"]; r < 4 || d < 1 ||
+		if r, d := counts["ebpf_refusals_totalreject"], counts["ebpf_refusals_totaldrop"]; r < 2 || d < 1 ||
 			counts["ebpf_refusals_totalbind"] != 1 || counts["ebpf_programs_serving"] != 1 {
 			b.t.Errorf("metrics %v", counts)
 		}
-		want := []string{"Refused a connection to a Service", "to=" + b.to("VIP:81").String(), "why=reject", "program=ebpf.test", "netns="}
+		program := filepath.Base(os.Args[0])
+		want := []string{"Refused a connection to a Service", "to=" + b.to("VIP:81").String(), "why=reject", "program=" + program[:min(len(program), 15)], "netns="}
 		if !eventually(func() bool {
 			for _, w := range want {
 				if !strings.Contains(log.String(), w) {

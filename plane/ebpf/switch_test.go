@@ -80,8 +80,8 @@ func TestGuard(t *testing.T) {
 			at   netip.AddrPort
 			want error
 		}{
-			{netlab.Node1, netip.AddrPortFrom(zero, 30080), unix.EADDRINUSE},
-			{netlab.Node1, b.to("NODE:30080"), unix.EADDRINUSE},
+			{netlab.Node1, netip.AddrPortFrom(zero, 30080), busy()},
+			{netlab.Node1, b.to("NODE:30080"), busy()},
 			{netlab.Node1, b.to("LOCAL:30080"), nil},
 			{netlab.Node1, netip.AddrPortFrom(zero, 30081), nil},
 			{"pod3", netip.AddrPortFrom(zero, 30080), nil},

@@ -7,7 +7,7 @@
 /* question is asked at the hook of a connect() or sendto(). */
 struct question {
 	struct front to;
-	__u32 client; /* class; CLASSES: of the namespace and the settings */
+	__u32 client; /* class */
 	__u64 netns;
 	/* the answer */
 	__u32 found; /* there is a frontend */
@@ -22,22 +22,19 @@ KEEP(question)
 
 __inline void reply(struct question *q, const struct settings *cfg)
 {
-	struct client client = {.netns = q->netns};
+	struct choices *all = bpf_map_lookup_elem(&affinity, &q->netns);
+	__u64 now = bpf_ktime_get_ns();
 	struct frontend fe = {};
-	struct choice *last;
-	__u32 class_of = q->client;
+	struct choice *c;
 
-	if (class_of == CLASSES)
-		class_of = class(cfg, q->netns);
 	q->on = cfg->on;
-	q->set = of_class(&q->to, class_of, &fe, &q->refuses);
+	q->set = of_class(&q->to, q->client, &fe, &q->refuses);
 	q->found = fe.front.proto != 0;
 	if (!q->set)
 		return;
 	q->count = count_of(q->set);
-	client.set = q->set;
-	last = fe.affinity ? bpf_map_lookup_elem(&affinity, &client) : 0;
-	if (last && last->until >= bpf_ktime_get_ns() && find_backend(q->set, last->backend, &q->backend))
+	c = all && fe.affinity ? choice_of(all, q->set, now) : 0;
+	if (c && c->set == q->set && c->until >= now && find_backend(q->set, c->backend, &q->backend))
 		q->remembered = 1;
 	else if (!draw(q->set, &q->backend))
 		q->backend.backend = 0;

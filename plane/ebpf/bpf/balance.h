@@ -11,6 +11,7 @@
 
 static const __u32 only = 0;
 static const __u64 one = 1;
+static const struct choices none;
 
 __inline int same(const addr_t a, const addr_t b)
 {
@@ -80,19 +81,12 @@ __inline void write6(struct bpf_sock_addr *ctx, const addr_t addr, __be16 port)
 __inline int is_bound(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
-	addr_t src = {0, 0, MAPPED, 0};
 
 	if (!sk || sk->bound_dev_if)
 		return 1;
-	if (sk->family == 2 /* AF_INET */) {
-		src[3] = sk->src_ip4;
-		return is_loopback(src);
-	}
-	src[0] = sk->src_ip6[0];
-	src[1] = sk->src_ip6[1];
-	src[2] = sk->src_ip6[2];
-	src[3] = sk->src_ip6[3];
-	return is_loopback(src);
+	if (sk->family == 2 /* AF_INET */)
+		return is_loopback((addr_t){0, 0, MAPPED, sk->src_ip4});
+	return is_loopback((addr_t){sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]});
 }
 
 /* DEPTH is how deep below the root a cgroup can be exempt. The kubelet's pods are at 2 and 3, or one deeper
@@ -209,20 +203,43 @@ __inline int draw(__u32 set, struct backend *b)
 	return 0;
 }
 
+/* choice_of returns the client's choice of a set, or a place for it; 0 if none is free. */
+__inline struct choice *choice_of(struct choices *all, __u32 set, __u64 now)
+{
+	struct choice *c, *empty = 0;
+
+#pragma unroll
+	for (int i = 0; i < TRIES; i++) {
+		c = &all->of[(set + i) % CHOICES];
+		if (c->set == set)
+			return c;
+		if (!empty && c->until < now)
+			empty = c;
+	}
+	return empty;
+}
+
 /* remember returns the client's last backend, or draws one. */
 __inline int remember(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
 {
-	struct client client = {.netns = netns, .set = set};
+	struct choices *all = bpf_map_lookup_elem(&affinity, &netns);
 	__u64 now = bpf_ktime_get_ns();
-	struct choice next = {.until = now + fe->affinity * 1000000000ull};
-	struct choice *last;
+	struct choice *c;
 
-	last = bpf_map_lookup_elem(&affinity, &client);
-	if (!last || last->until < now || !find_backend(set, last->backend, b))
+	if (!all) {
+		bpf_map_update_elem(&affinity, &netns, &none, BPF_NOEXIST);
+		all = bpf_map_lookup_elem(&affinity, &netns);
+	}
+	c = all ? choice_of(all, set, now) : 0;
+	if (!c)
+		return 0;
+	if (c->set != set || c->until < now || !find_backend(set, c->backend, b))
 		if (!draw(set, b))
 			return 0;
-	next.backend = b->backend;
-	return !bpf_map_update_elem(&affinity, &client, &next, BPF_ANY);
+	c->set = set;
+	c->backend = b->backend;
+	c->until = now + fe->affinity * 1000000000ull;
+	return 1;
 }
 
 /* is_frontend reports whether the address and port of a backend are those of a frontend too. */

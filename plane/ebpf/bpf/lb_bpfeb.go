@@ -25,15 +25,13 @@ type LBBackend struct {
 type LBChoice struct {
 	_       structs.HostLayout
 	Until   uint64
+	Set     uint32
 	Backend uint32
-	Pad     uint32
 }
 
-type LBClient struct {
-	_     structs.HostLayout
-	Netns uint64
-	Set   uint32
-	Pad   uint32
+type LBChoices struct {
+	_  structs.HostLayout
+	Of [64]LBChoice
 }
 
 type LBFlows struct {
@@ -205,7 +203,7 @@ type LBMapSpecs struct {
 type LBVariableSpecs struct {
 	BackendType  *ebpf.VariableSpec `ebpf:"backend_type"`
 	ChoiceType   *ebpf.VariableSpec `ebpf:"choice_type"`
-	ClientType   *ebpf.VariableSpec `ebpf:"client_type"`
+	ChoicesType  *ebpf.VariableSpec `ebpf:"choices_type"`
 	Family       *ebpf.VariableSpec `ebpf:"family"`
 	FrontType    *ebpf.VariableSpec `ebpf:"front_type"`
 	FrontendType *ebpf.VariableSpec `ebpf:"frontend_type"`
@@ -282,7 +280,7 @@ func (m *LBMaps) Close() error {
 type LBVariables struct {
 	BackendType  *ebpf.Variable `ebpf:"backend_type"`
 	ChoiceType   *ebpf.Variable `ebpf:"choice_type"`
-	ClientType   *ebpf.Variable `ebpf:"client_type"`
+	ChoicesType  *ebpf.Variable `ebpf:"choices_type"`
 	Family       *ebpf.Variable `ebpf:"family"`
 	FrontType    *ebpf.Variable `ebpf:"front_type"`
 	FrontendType *ebpf.Variable `ebpf:"frontend_type"`

@@ -64,17 +64,17 @@ struct backend {
 	__u16 pad;
 };
 
-struct client {
-	__u64 netns;
-	__u32 set;
-	__u32 pad;
-};
-
+/* choices are what a client remembers, by network namespace. A set has its choice in one of the TRIES places
+ * from that of its number, so what a client fills is its own room, and a set that finds no place takes the
+ * packet path. */
+#define CHOICES 64
+#define TRIES 4
 struct choice {
 	__u64 until; /* CLOCK_MONOTONIC in ns */
+	__u32 set;
 	__u32 backend;
-	__u32 pad;
 };
+struct choices { struct choice of[CHOICES]; };
 
 /* peer is a destination of a socket: as the program has it, and as the packets have it. */
 struct peer {
@@ -135,7 +135,7 @@ MAP(config, ARRAY, 0, 1, __u32, struct settings);
 /* Without a use of their own the compiler leaves these types incomplete. */
 #define KEEP(name) const struct name *name##_type __attribute__((unused));
 KEEP(front) KEEP(frontend) KEEP(set) KEEP(place) KEEP(slot) KEEP(backend) KEEP(settings)
-KEEP(client) KEEP(choice) KEEP(peer) KEEP(refusal)
+KEEP(choice) KEEP(choices) KEEP(peer) KEEP(refusal)
 
 GROWING(frontends, struct front, struct frontend);
 GROWING(sets, __u32, struct set);
@@ -149,9 +149,8 @@ MAP(addresses, HASH, BPF_F_NO_PREALLOC, 65536, addr_t, __u32);
 MAP(exempt_netns, HASH, BPF_F_NO_PREALLOC, 65536, __u64, __u32);
 MAP(exempt_cgroups, HASH, BPF_F_NO_PREALLOC, 65536, __u64, __u32);
 
-/* The plane deletes expired choices. A client that finds no room takes the packet path: nobody's choice is
- * evicted for another's. */
-MAP(affinity, HASH, BPF_F_NO_PREALLOC, 262144, struct client, struct choice);
+/* The plane deletes what has expired. A client that finds no room takes the packet path. */
+MAP(affinity, HASH, BPF_F_NO_PREALLOC, 16384, __u64, struct choices);
 
 /* Connections by set. The plane deletes those of sets that are gone. */
 MAP(counters, PERCPU_HASH, BPF_F_NO_PREALLOC, 1048576, __u32, __u64);

@@ -13,18 +13,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type StaleChoice struct {
-	_       structs.HostLayout
-	Until   uint64
-	Backend uint32
-	Pad     uint32
-}
-
-type StaleClient struct {
-	_     structs.HostLayout
-	Netns uint64
-	Set   uint32
-	Pad   uint32
+type StaleChoices struct {
+	_  structs.HostLayout
+	Of [64]struct {
+		_       structs.HostLayout
+		Until   uint64
+		Set     uint32
+		Backend uint32
+	}
 }
 
 type StaleFlows struct {
@@ -138,7 +134,7 @@ type StaleMapSpecs struct {
 type StaleVariableSpecs struct {
 	BackendType  *ebpf.VariableSpec `ebpf:"backend_type"`
 	ChoiceType   *ebpf.VariableSpec `ebpf:"choice_type"`
-	ClientType   *ebpf.VariableSpec `ebpf:"client_type"`
+	ChoicesType  *ebpf.VariableSpec `ebpf:"choices_type"`
 	Family       *ebpf.VariableSpec `ebpf:"family"`
 	FrontType    *ebpf.VariableSpec `ebpf:"front_type"`
 	FrontendType *ebpf.VariableSpec `ebpf:"frontend_type"`
@@ -215,7 +211,7 @@ func (m *StaleMaps) Close() error {
 type StaleVariables struct {
 	BackendType  *ebpf.Variable `ebpf:"backend_type"`
 	ChoiceType   *ebpf.Variable `ebpf:"choice_type"`
-	ClientType   *ebpf.Variable `ebpf:"client_type"`
+	ChoicesType  *ebpf.Variable `ebpf:"choices_type"`
 	Family       *ebpf.Variable `ebpf:"family"`
 	FrontType    *ebpf.Variable `ebpf:"front_type"`
 	FrontendType *ebpf.Variable `ebpf:"frontend_type"`

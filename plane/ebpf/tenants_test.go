@@ -1,0 +1,150 @@
+//go:build linux
+
+package ebpf_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/plane/ebpf"
+)
+
+// sticky is shop with affinity, and n more Services of a tenant, by UDP at ports from 1000 on.
+func sticky(n int) string {
+	var b strings.Builder
+	b.WriteString(strings.NewReplacer("shop/web:http clusterip", "shop/web:http clusterip affinity 3h",
+		"shop/web:http nodeport", "shop/web:http nodeport affinity 3h",
+		"set shop/web:http/tcp/cluster\n", "set shop/web:http/tcp/cluster\n  pod2:8080 local\n").Replace(shop))
+	for i := range n {
+		fmt.Fprintf(&b, "set evil/s%[1]d:p/udp/cluster\n  pod1:8080 local\n  pod2:8080 local\n", i)
+	}
+	rows := ""
+	for i := range n {
+		rows += fmt.Sprintf("OTHER:%d/udp evil/s%[2]d:p clusterip affinity 3h\n"+
+			"  anywhere balance evil/s%[2]d:p/udp/cluster\n", 1000+i, i)
+	}
+	return strings.Replace(b.String(), "set shop/web:http", rows+"set shop/web:http", 1)
+}
+
+// port is that address with another port.
+func (b *bench) port(name string, port int) netip.AddrPort {
+	return netip.AddrPortFrom(b.to(name+":1").Addr(), uint16(port))
+}
+
+// server returns which endpoint answers a new connection of a host.
+func (b *bench) server(from, to string) string {
+	b.t.Helper()
+	r, err := b.Dial(from, netlab.TCP, b.to(to), netlab.DialOptions{})
+	if err != nil {
+		b.t.Fatalf("%s → %s: %v", from, to, err)
+	}
+	return r.Server
+}
+
+// TestTenantFillsAffinity: a client that uses more Services with affinity than it has room for is served by
+// the packet path for those without room. Other clients find their room, for each has its own (EB-23).
+func TestTenantFillsAffinity(t *testing.T) {
+	const n = 300
+	eachFamily(t, func(b *bench) {
+		b.change(sticky(n))
+		first := b.server("pod1", "VIP:80") // a client from before
+		direct := 0
+		for i := range n {
+			fd := b.connectOnly("pod3", b.port("OTHER", 1000+i))
+			if err := b.ask(fd); err != nil {
+				b.t.Fatalf("Service %d of the tenant: %v", i, err)
+			}
+			if b.connectedInKernel(fd) {
+				direct++
+			}
+		}
+		if direct != ebpf.Choices {
+			b.t.Errorf("the programs connected %d sockets of the tenant, want %d: the room of a client", direct, ebpf.Choices)
+		}
+		b.noRules()
+		latecomer := b.server("pod2", "VIP:80")
+		for range 8 {
+			if got := b.server("pod1", "VIP:80"); got != first {
+				b.t.Errorf("a client from before: %s, and %s after the flood", first, got)
+			}
+			if got := b.server("pod2", "VIP:80"); got != latecomer {
+				b.t.Errorf("a client that came later: %s, then %s", latecomer, got)
+			}
+		}
+	})
+}
+
+// TestFullAffinity: where no client more finds room, the packet path serves it; those that have room go on (EB-23).
+func TestFullAffinity(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.change(sticky(0))
+		first := b.server("pod1", "VIP:80")
+		if err := b.plane.FillAffinity(); err != nil {
+			b.t.Fatal(err)
+		}
+		latecomer := b.server("pod3", "VIP:80")
+		for range 8 {
+			if got := b.server("pod1", "VIP:80"); got != first {
+				b.t.Errorf("a client from before: %s, and %s where all is full", first, got)
+			}
+			if got := b.server("pod3", "VIP:80"); got != latecomer {
+				b.t.Errorf("the packet path served a client by %s, then by %s", latecomer, got)
+			}
+		}
+		b.noRules()
+		if r, err := b.Dial("pod3", netlab.TCP, b.to("VIP:80"), netlab.DialOptions{Timeout: 300e6}); err == nil {
+			b.t.Errorf("a client without room: %s answered without the packet path", r.Server)
+		}
+		if got := b.server("pod1", "VIP:80"); got != first {
+			b.t.Errorf("a client from before: %s, and %s without the packet path", first, got)
+		}
+	})
+}
+
+// TestFloods: while a tenant opens sockets, sends to many destinations from one socket, binds the port of a
+// NodePort and calls Services that refuse, no call of another client fails, and the programs serve all of
+// them (EB-23).
+func TestFloods(t *testing.T) {
+	const n = 2000
+	eachFamilyWith(t, func(c *ebpf.Config) { c.Guard = true }, func(b *bench) {
+		b.change(sticky(100) + "VIP:81/tcp shop/none:http clusterip\n  anywhere reject\n")
+		b.noRules()
+		traffic := b.Traffic(netlab.Way{From: "pod2", To: b.to("VIP:80")}, netlab.Way{From: netlab.Node1, To: b.to("NODE:30080")})
+		other := b.socket("pod2", unix.SOCK_DGRAM, false)
+		for i := range n {
+			b.connectOnly("pod3", b.to("VIP:53"))
+			flood := b.socket("pod3", unix.SOCK_DGRAM, false)
+			for port := range 12 { // more than a socket has places
+				to := b.port("OTHER", 1000+(12*i+port)%100)
+				_ = unix.Sendto(flood, []byte("x"), unix.MSG_DONTWAIT, sockaddr(to))
+			}
+			nodePort := netip.AddrPortFrom(b.f.Everywhere().Addr(), 30080)
+			_ = unix.Bind(b.socket("pod3", unix.SOCK_STREAM, false), sockaddr(nodePort))
+			_ = unix.Connect(b.socket("pod3", unix.SOCK_STREAM, false), sockaddr(b.to("VIP:81")))
+			if i%200 == 0 {
+				if from, _, err := asks(other, b.to("VIP:53")); err != nil || from != b.to("VIP:53") {
+					b.t.Errorf("another client, after %d sockets of the tenant: reply from %s, error %v", i, from, err)
+				}
+			}
+		}
+		traffic.More()
+		traffic.Stop()
+		b.reaches("pod2", netlab.TCP, "VIP:80", b.server("pod2", "VIP:80"))
+		b.reaches("pod1", netlab.UDP, "VIP:53", "pod1") // a client that came later
+	})
+}
+
+// connectedInKernel reports whether the programs have connected a socket: they keep its peer.
+func (b *bench) connectedInKernel(fd int) bool {
+	b.t.Helper()
+	is, err := b.plane.Knows(fd)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return is
+}
