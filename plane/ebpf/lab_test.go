@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -107,6 +108,19 @@ func (p *planes) at(f lb.Family, cgroup string) (*ebpf.Plane, error) {
 		p.with(&cfg)
 	}
 	return ebpf.New(cfg, under)
+}
+
+// bind binds a socket of its own to an address, and closes it: before Linux 5.17 one that was refused keeps
+// the port.
+func (b *bench) bind(host string, kind int, at netip.AddrPort) (err error) {
+	family := map[bool]int{true: unix.AF_INET, false: unix.AF_INET6}[at.Addr().Is4()]
+	b.On(host, func() {
+		var fd int
+		if fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0); err == nil {
+			err = errors.Join(unix.Bind(fd, sockaddr(at)), unix.Close(fd))
+		}
+	})
+	return err
 }
 
 // busy is the error of bind() to a NodePort.

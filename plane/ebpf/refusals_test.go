@@ -75,7 +75,7 @@ func TestRefusals(t *testing.T) {
 			b.t.Errorf("a Service that drops: %v", err)
 		}
 		at := netip.AddrPortFrom(b.f.Everywhere().Addr(), 30080)
-		if err := unix.Bind(b.socket(netlab.Node1, unix.SOCK_STREAM, false), sockaddr(at)); !errors.Is(err, busy()) {
+		if err := b.bind(netlab.Node1, unix.SOCK_STREAM, at); !errors.Is(err, busy()) {
 			b.t.Errorf("bind to a NodePort: %v, want %v", err, busy())
 		}
 		counts := map[string]float64{}

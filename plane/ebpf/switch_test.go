@@ -86,15 +86,15 @@ func TestGuard(t *testing.T) {
 			{netlab.Node1, netip.AddrPortFrom(zero, 30081), nil},
 			{"pod3", netip.AddrPortFrom(zero, 30080), nil},
 		} {
-			if err := unix.Bind(b.socket(tc.host, unix.SOCK_STREAM, false), sockaddr(tc.at)); !errors.Is(err, tc.want) {
+			if err := b.bind(tc.host, unix.SOCK_STREAM, tc.at); !errors.Is(err, tc.want) {
 				b.t.Errorf("%s binds to %s: %v, want %v", tc.host, tc.at, err, tc.want)
 			}
 		}
-		if err := unix.Bind(b.socket(netlab.Node1, unix.SOCK_DGRAM, false), sockaddr(netip.AddrPortFrom(zero, 30080))); err != nil {
+		if err := b.bind(netlab.Node1, unix.SOCK_DGRAM, netip.AddrPortFrom(zero, 30080)); err != nil {
 			b.t.Errorf("UDP, which the NodePort has not: %v", err)
 		}
 		b.restart(nil)
-		if err := unix.Bind(b.socket(netlab.Node1, unix.SOCK_STREAM, false), sockaddr(b.to("NODE:30080"))); err != nil {
+		if err := b.bind(netlab.Node1, unix.SOCK_STREAM, b.to("NODE:30080")); err != nil {
 			b.t.Errorf("without the guard: %v", err)
 		}
 	})
