@@ -550,7 +550,7 @@ func TestStatsMT11(t *testing.T) {
 }
 
 // While iptables refuses everything, for example because another process holds the lock, the plane
-// blames no undeletable chain, and does not try each one. Otherwise a node that returns with a
+// blames no chain that it cannot delete, and does not try each one. Otherwise a node that returns with a
 // thousand stale chains would wait 5 s for each.
 func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 	var stale strings.Builder
