@@ -437,6 +437,36 @@ func TestChartSnapshot(t *testing.T) {
 	t.Error("the directory is not mounted")
 }
 
+// In mode ebpf the container has the node's BPF file system, cgroups and network namespaces, and the rights to load programs; in no
+// other mode it has any of these.
+func TestChartEBPF(t *testing.T) {
+	own := map[string]string{"bpffs": "/sys/fs/bpf", "cgroup": "/sys/fs/cgroup", "netns": "/run/netns"}
+	rights := []corev1.Capability{"NET_ADMIN", "BPF", "PERFMON", "SYS_ADMIN", "SYS_RESOURCE"}
+	for mode, wanted := range map[string]bool{"ebpf": true, "nftables": false} {
+		for _, object := range render(t, parse(t, "apiServer: {host: a}\nimage: {tag: v1}\nconfig: {mode: "+mode+"}")) {
+			if object.GetKind() != "DaemonSet" {
+				continue
+			}
+			var set appsv1.DaemonSet
+			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
+			pod := set.Spec.Template.Spec
+			mounted := map[string]bool{}
+			for _, m := range pod.Containers[0].VolumeMounts {
+				mounted[m.Name] = true
+			}
+			for _, v := range pod.Volumes {
+				if path, is := own[v.Name]; is && (v.HostPath.Path != path || !mounted[v.Name]) {
+					t.Errorf("mode %s: volume %s is %s, mounted: %v", mode, v.Name, v.HostPath.Path, mounted[v.Name])
+				}
+			}
+			has := pod.Containers[0].SecurityContext.Capabilities.Add
+			if mounted["bpffs"] != wanted || mounted["cgroup"] != wanted || mounted["netns"] != wanted || slices.Equal(has, rights) != wanted {
+				t.Errorf("mode %s: mounts %v, capabilities %v", mode, mounted, has)
+			}
+		}
+	}
+}
+
 // Windows nodes get a DaemonSet of HostProcess containers, whose files are below the folder of the container, and their own configuration.
 func TestChartWindows(t *testing.T) {
 	const windows = "config: {clusterCIDR: 10.244.0.0/16}\nwindows:\n  enabled: true\n"

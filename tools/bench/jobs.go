@@ -101,6 +101,8 @@ func modeJobs(o options, mode string) []job {
 		return userspaceJobs(o)
 	case "ipvs":
 		return ipvsJobs(o)
+	case "ebpf":
+		return ebpfJobs(o)
 	}
 	return traceJobs(o)
 }

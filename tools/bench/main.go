@@ -7,6 +7,7 @@
 //	make bench ARGS='-mode iptables -only new'  one row
 //	make bench ARGS='-mode userspace'           what goes through the proxy against what goes straight
 //	make bench ARGS='-mode ipvs'                what changes ask of the kernel, counted in a VM
+//	make bench ARGS='-mode ebpf'                sockets that programs connect against a direct connection, and changes
 //	make bench ARGS='-mode trace'               the command trace against a proxy with 10,000 Services
 //	make bench PEER=/path/to/kube-proxy         measure an upstream kube-proxy in iptables mode too, beside ours
 //
@@ -24,6 +25,8 @@
 //	                 BenchmarkUserspaceChange     one endpoint, as the engine hands it to the plane
 //	                 BenchmarkAskTrace            the command trace
 //	plane/ipvs       BenchmarkIPVS                first sync, one endpoint, connections; in a VM
+//	plane/ebpf       BenchmarkSockets             sockets of a pod, direct and through a cluster IP by turns
+//	                 BenchmarkTables              first sync, one endpoint
 //
 // Nothing here is a test, and a limit that is missed does not make the program fail: a clock says little on a busy machine, so
 // the load stands beside the figures. Growth is measured within one run.
@@ -66,7 +69,7 @@ type options struct {
 }
 
 // modes are what can be measured.
-var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs", "trace"}
+var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs", "ebpf", "trace"}
 
 // operations are what is measured with an API server.
 var operations = []string{"start", "change", "new", "connect"}

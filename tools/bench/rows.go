@@ -64,7 +64,7 @@ func newRow(work, services, upstream, more string, limits ...bound) row {
 // rows is the table of all that was measured.
 func rows(f figures) []row {
 	var all []row
-	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows, memoryRows, tablesRows, userspaceRows, ipvsRows, traceRows} {
+	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows, memoryRows, tablesRows, userspaceRows, ipvsRows, ebpfRows, traceRows} {
 		all = append(all, add(f)...)
 	}
 	return all

@@ -74,7 +74,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- /* Capabilities: iptables programs read ipset names, and the legacy back end its rules, by a raw socket. */ -}}
 {{- define "kube-proxy.capabilities" -}}
 {{- $mode := get .Values.config "mode" | default "iptables" -}}
-{{- concat (list "NET_ADMIN") (has $mode (list "iptables" "ipvs") | ternary (list "NET_RAW") list) .Values.extraCapabilities | uniq | toYaml -}}
+{{- /* Mode ebpf: SYS_ADMIN enters network namespaces and names programs of others, SYS_RESOURCE raises RLIMIT_MEMLOCK before 5.11. */ -}}
+{{- $own := dict "iptables" (list "NET_RAW") "ipvs" (list "NET_RAW") "ebpf" (list "BPF" "PERFMON" "SYS_ADMIN" "SYS_RESOURCE") -}}
+{{- concat (list "NET_ADMIN") (get $own $mode | default list) .Values.extraCapabilities | uniq | toYaml -}}
 {{- end }}
 
 {{- /* A container's environment. */ -}}
@@ -111,6 +113,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 - name: xtables-lock
   mountPath: /run/xtables.lock
+{{- if eq (get .Values.config "mode" | default "") "ebpf" }}
+{{- $ebpf := get .Values.config "ebpf" | default dict }}
+- name: bpffs
+  mountPath: {{ get $ebpf "bpffs" | default "/sys/fs/bpf" | quote }}
+- name: cgroup
+  mountPath: {{ get $ebpf "cgroup" | default "/run/cgroup" | quote }}
+  readOnly: true
+# To end sockets of pods whose endpoint is gone.
+- name: netns
+  mountPath: /run/netns
+  mountPropagation: HostToContainer
+  readOnly: true
+{{- end }}
 {{- end }}
 
 {{- /* Checks beyond the schema. */ -}}
