@@ -94,11 +94,16 @@ func (c *change) mendStructure(snap *snapshot) int {
 		c.out.DeleteChain(name)
 		rollback.Delete(c.log, c.st.chains, name)
 	}
-	for i, want := range verdicts {
+	return n + c.mendVerdicts(snap.verdicts, verdicts)
+}
+
+// mendVerdicts stages the differences of verdict maps, and returns how many elements they concern.
+func (c *change) mendVerdicts(is, want [setCount]map[string]wire.Verdict) (n int) {
+	for i, want := range want {
 		if want == nil {
 			continue
 		}
-		n += diff.Named(snap.verdicts[i], want, func(key string, had, has bool) {
+		n += diff.Named(is[i], want, func(key string, had, has bool) {
 			if had {
 				c.out.Remove(i, []byte(key))
 			}

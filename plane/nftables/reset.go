@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlink"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -160,15 +161,25 @@ func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows i
 const loadStep = 50_000
 
 // load stages a new table with all its content. With inSteps, if no table existed, it first writes
-// most elements of a large table, in separate transactions. Packets see none of them before the
-// last transaction adds all chains. If that fails, the next Reset finds a table that is not ours.
+// chains without hooks and most elements of a large table, in separate transactions. Packets see
+// none of them before the last transaction adds the base chains. If that fails, the next Reset
+// finds a table that is not ours.
 //
 // In a single transaction the kernel needs far more time for each element of a large table: its
 // hash tables grow in the background, and the writer overtakes them. If a program listens, the
-// kernel also needs memory for one notification of each element.
+// kernel also needs memory for one notification of each element. Rules precede elements, because
+// the kernel walks a map for each chain that begins to use it.
 func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	c.out.AddTable()
 	c.out.AddSets()
+	chains, verdicts := c.structure()
+	inner := func(ch rule.Chain) bool { return ch.Hook == (wire.Hook{}) }
+	for _, ch := range chains {
+		if inner(ch) {
+			c.addChains(ch)
+		}
+	}
+	c.mendVerdicts([setCount]map[string]wire.Verdict{}, verdicts)
 	var err error
 	n := 0
 	c.st.records(func(i setIndex, rec []byte) {
@@ -180,9 +191,7 @@ func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 			c.out.Add(i, rec)
 		}
 	})
-	if err == nil {
-		c.mendStructure(&snapshot{})
-	}
+	c.addChains(slices.DeleteFunc(chains, inner)...)
 	return err
 }
 

@@ -91,8 +91,8 @@ func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 	}
 }
 
-// A table written in steps equals one written at once. Until the last step it has no chain, and if
-// that step fails the next Reset starts over.
+// A table written in steps equals one written at once. Until the last step it has chains but no
+// hook, and if that step fails the next Reset starts over.
 func TestLoadInSteps(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
@@ -121,7 +121,7 @@ func TestLoadInSteps(t *testing.T) {
 			t.Fatalf("%d batches were sent, want many", q.Stats().Batches)
 		}
 		fam := nftFamily(w.Family)
-		if out := runNFT(t, "list table "+fam+" kube-proxy"); strings.Contains(out, "chain ") || !strings.Contains(out, "map backends") {
+		if out := runNFT(t, "list table "+fam+" kube-proxy"); strings.Contains(out, " hook ") || !strings.Contains(out, "chain cluster-5-sticky") {
 			t.Errorf("before the last step the table holds:\n%s", out)
 		}
 		again := newPlane(t, w.Family)
