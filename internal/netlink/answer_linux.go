@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -271,28 +272,45 @@ func (c *Conn) await(ctx context.Context) error {
 	return err
 }
 
-// receive reads one datagram; without wait it returns unix.EAGAIN if there is none.
+// datagram is struct mmsghdr.
+type datagram struct {
+	unix.Msghdr
+	n uint32 // bytes received
+}
+
+// receive takes one datagram; without wait it returns unix.EAGAIN if there is none.
 func (c *Conn) receive(wait bool) error {
-	c.wait = wait
-	if err := c.raw.Read(c.receiving); err != nil {
-		return err
+	if len(c.held) == 0 {
+		c.wait = wait
+		if err := c.raw.Read(c.receiving); err != nil {
+			return err
+		}
+		if c.err != nil {
+			return c.err
+		}
 	}
-	if c.err != nil {
-		return c.err
-	}
-	if c.n == len(c.buf) {
+	d := &c.held[0]
+	c.held = c.held[1:]
+	if d.n == bufferSize {
 		c.unread = nil
 		return unix.EMSGSIZE // the rest of it is gone
 	}
-	c.unread = c.buf[:c.n]
+	c.unread = unsafe.Slice(d.Iov.Base, d.n)
 	return nil
 }
 
-// receiveOnce is the system call. Recvmsg would allocate the sender's address.
+// receiveOnce is the system call.
 func (c *Conn) receiveOnce(fd uintptr) bool {
 	for {
-		if c.n, c.err = unix.Read(int(fd), c.buf); c.err != unix.EINTR {
-			return !c.wait || c.err != unix.EAGAIN
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&c.slots[0])), uintptr(len(c.slots)), 0, 0, 0)
+		switch errno {
+		case 0:
+			c.held, c.err = c.slots[:n], nil
+			return true
+		case unix.EINTR:
+		default:
+			c.err = errno
+			return !c.wait || errno != unix.EAGAIN
 		}
 	}
 }

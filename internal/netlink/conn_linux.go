@@ -67,8 +67,9 @@ type Conn struct {
 	closed    bool
 
 	seq    uint32
-	buf    []byte
-	unread []byte // of buf
+	slots  []datagram
+	held   []datagram // of slots, received and not looked at
+	unread []byte     // of a slot
 
 	answered []bool // by Each
 
@@ -78,16 +79,16 @@ type Conn struct {
 	wait      bool                 // for a message
 	to        unix.SockaddrNetlink // the kernel; each system call writes to it
 	out       [][]byte
-	n         int
 	err       error
 }
 
 // Open opens a socket in the calling thread's network namespace. The error wraps
 // unix.EPROTONOSUPPORT if the kernel does not have the protocol.
 func Open(cfg Config) (*Conn, error) {
-	c := &Conn{Patience: Patience, cfg: cfg, namespace: threadNamespace(), buf: make([]byte, bufferSize),
+	c := &Conn{Patience: Patience, cfg: cfg, namespace: threadNamespace(),
 		to: unix.SockaddrNetlink{Family: unix.AF_NETLINK}}
 	c.receiving, c.sending = c.receiveOnce, c.sendOnce
+	c.ReadAtOnce(1)
 	if err := c.open(0); err != nil {
 		return nil, err
 	}
@@ -122,7 +123,7 @@ func (c *Conn) open(namespace int) error {
 	if c.sock != nil {
 		c.sock.Close()
 	}
-	c.sock, c.raw, c.room, c.unread, c.broken = sock, raw, 0, nil, false
+	c.sock, c.raw, c.room, c.held, c.unread, c.broken = sock, raw, 0, nil, nil, false
 	return nil
 }
 
@@ -173,6 +174,18 @@ func threadNamespace() uint64 {
 func (c *Conn) Close() error {
 	c.closed = true
 	return c.sock.Close()
+}
+
+// ReadAtOnce has one system call read up to n datagrams, each of which takes 64 KiB. The kernel
+// answers some requests with a datagram for each object. Call it between requests.
+func (c *Conn) ReadAtOnce(n int) {
+	c.slots = make([]datagram, n)
+	for i := range c.slots {
+		d := &c.slots[i]
+		d.Iov = &unix.Iovec{Base: &make([]byte, bufferSize)[0]}
+		d.Iov.SetLen(bufferSize)
+		d.SetIovlen(1)
+	}
 }
 
 // Port returns the socket's number, which changes when the socket is replaced. Port replaces it if

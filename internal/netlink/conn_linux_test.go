@@ -189,6 +189,35 @@ func TestTogether(t *testing.T) {
 	all.Wait()
 }
 
+// One system call may read several datagrams: none is lost, and none is left for the next request.
+func TestReadAtOnce(t *testing.T) {
+	for _, atOnce := range []int{1, 3, 16} {
+		c := netfilter(t)
+		c.ReadAtOnce(atOnce)
+		var messages []byte
+		for range 10 {
+			messages = append(messages, unanswered(unix.NLM_F_ACK)...)
+		}
+		calls, outcomes := 0, 0
+		receive := c.receiving
+		c.receiving = func(fd uintptr) bool { calls++; return receive(fd) }
+		if err := c.Each(t.Context(), messages, func(_ int, err error) {
+			if outcomes++; err != nil {
+				t.Error(err)
+			}
+		}); err != nil || outcomes != 10 {
+			t.Errorf("%d at once: %d outcomes, %v; want 10", atOnce, outcomes, err)
+		}
+		if want := (10+atOnce-1)/atOnce + 1; calls != want { // one finds that there is nothing old
+			t.Errorf("%d at once: %d system calls, want %d", atOnce, calls, want)
+		}
+		batch(t, c, "a", "b", "c")
+		if n, err := count(c, t.Context(), tables()); n != 3 || err != nil {
+			t.Errorf("%d at once: then %d tables, %v; want 3", atOnce, n, err)
+		}
+	}
+}
+
 // What the kernel says of a refusal, and where, is in the error.
 func TestRefusal(t *testing.T) {
 	c := netfilter(t)

@@ -26,6 +26,7 @@ func (p *Plane) readEarly(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
+	sock.ReadAtOnce(16) // of a large table, the kernel answers with a datagram for each element
 	ctx, end := context.WithCancel(ctx)
 	e := &early{sock: sock, end: end, done: make(chan struct{})}
 	p.early = e
