@@ -32,7 +32,7 @@ func newScheme() *runtime.Scheme {
 // Clients makes a client for each version of the API; they share connections.
 func Clients(config *rest.Config, versions ...schema.GroupVersion) ([]rest.Interface, error) {
 	config = rest.CopyConfig(config)
-	config.NegotiatedSerializer = serializer.NewCodecFactory(newScheme()).WithoutConversion()
+	config.NegotiatedSerializer = negotiated{serializer.NewCodecFactory(newScheme()).WithoutConversion()}
 	if config.UserAgent == "" {
 		config.UserAgent = rest.DefaultKubernetesUserAgent()
 	}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"reflect"
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -34,7 +35,7 @@ type resource struct {
 	// optional: the API may be absent or forbidden, and then the proxy does without (SV-03).
 	optional bool
 
-	new     func() apiObject
+	typ     reflect.Type
 	convert func(apiObject) (any, []convert.Problem)
 	set     func(value any) cluster.Event
 	gone    func(cluster.Name) cluster.Event
@@ -44,7 +45,7 @@ type resource struct {
 func services() *resource {
 	return &resource{
 		plural: "services", kind: "Service", version: core.SchemeGroupVersion, labels: convert.ServiceSelector,
-		new:     func() apiObject { return new(core.Service) },
+		typ:     reflect.TypeFor[core.Service](),
 		convert: converter(convert.Service),
 		set:     func(v any) cluster.Event { return cluster.ServiceSet{Service: v.(*cluster.Service)} },
 		gone:    func(n cluster.Name) cluster.Event { return cluster.ServiceGone{Name: n} },
@@ -57,7 +58,7 @@ func services() *resource {
 func endpointSlices() *resource {
 	return &resource{
 		plural: "endpointslices", kind: "EndpointSlice", version: discovery.SchemeGroupVersion, labels: convert.SliceSelector,
-		new:     func() apiObject { return new(discovery.EndpointSlice) },
+		typ:     reflect.TypeFor[discovery.EndpointSlice](),
 		convert: converter(convert.Slice),
 		set:     func(v any) cluster.Event { return cluster.SliceSet{Slice: v.(*cluster.Slice)} },
 		gone:    func(n cluster.Name) cluster.Event { return cluster.SliceGone{Name: n} },
@@ -72,7 +73,7 @@ func node(name string) *resource {
 	return &resource{
 		plural: leader, kind: "Node", version: core.SchemeGroupVersion, object: name,
 		field:   fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
-		new:     func() apiObject { return new(core.Node) },
+		typ:     reflect.TypeFor[core.Node](),
 		convert: converter(convert.Node),
 		set:     func(v any) cluster.Event { return cluster.NodeSet{Node: v.(*cluster.Node)} },
 		gone:    func(n cluster.Name) cluster.Event { return cluster.NodeGone{Name: n.Name} },
@@ -90,7 +91,7 @@ func node(name string) *resource {
 func serviceCIDRs() *resource {
 	return &resource{
 		plural: "servicecidrs", kind: "ServiceCIDR", version: networking.SchemeGroupVersion, optional: true,
-		new:     func() apiObject { return new(networking.ServiceCIDR) },
+		typ:     reflect.TypeFor[networking.ServiceCIDR](),
 		convert: converter(convert.ServiceCIDR),
 		set:     func(v any) cluster.Event { return cluster.CIDRSet{CIDR: v.(*cluster.ServiceCIDR)} },
 		gone:    func(n cluster.Name) cluster.Event { return cluster.CIDRGone{Name: n.Name} },
@@ -119,6 +120,9 @@ func typed[T any](values []any) []*T {
 	return out
 }
 
+// new returns an empty object.
+func (r *resource) new() apiObject { return reflect.New(r.typ).Interface().(apiObject) }
+
 // record converts an API object and tells what is wrong with it.
 func (r *resource) record(o apiObject, reporter *convert.Reporter) *record {
 	rec := &record{version: o.GetResourceVersion()}
@@ -139,7 +143,7 @@ func (r *resource) record(o apiObject, reporter *convert.Reporter) *record {
 // check fails if the object is of another kind than was asked for.
 func (r *resource) check(o runtime.Object) (apiObject, error) {
 	out, ok := o.(apiObject)
-	if !ok || fmt.Sprintf("%T", o) != fmt.Sprintf("%T", r.new()) {
+	if !ok || reflect.TypeOf(o).Elem() != r.typ {
 		return nil, fmt.Errorf("kube: watch %s: the API server sent a %T", r.plural, o)
 	}
 	return out, nil
