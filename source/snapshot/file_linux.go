@@ -127,10 +127,21 @@ func write(at int, o Origin, store *cluster.Store) (saved Saved, err error) {
 }
 
 // Boot identifies the kernel state of this network namespace: the boot with an id, and the
-// namespace in it; "" if the id is not known.
+// namespace's cookie, which no other of this boot ever has. Kernels before 5.14 have no cookies;
+// the inode stands in, which a later namespace may have again. Such a one finds a snapshot of its
+// node "not needed" and waits for the API server, as it would without a snapshot.
 func Boot(id string) string {
+	if id == "" {
+		return ""
+	}
+	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err == nil {
+		defer unix.Close(fd)
+		if n, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err == nil {
+			return fmt.Sprintf("%s/cookie-%d", id, n)
+		}
+	}
 	var st unix.Stat_t
-	if id == "" || unix.Stat("/proc/thread-self/ns/net", &st) != nil {
+	if unix.Stat("/proc/thread-self/ns/net", &st) != nil {
 		return id
 	}
 	return fmt.Sprintf("%s/%d", id, st.Ino)
