@@ -120,15 +120,19 @@ func benchmarkStart(b *testing.B, s *Session) {
 func benchmarkRestart(b *testing.B, s *Session) {
 	benchmarkStarted(b, s)
 	var took []time.Duration
+	var cpu time.Duration
 	var peak int64
 	for b.Loop() {
 		t, err := s.Restart(b.Context())
 		check(b, err)
+		used, err := s.CPUTime()
+		check(b, err)
 		size, err := s.PeakMemory()
 		check(b, err)
-		took, peak = append(took, t), max(peak, size)
+		took, cpu, peak = append(took, t), cpu+used, max(peak, size)
 	}
 	report(b, "", took)
+	b.ReportMetric(milliseconds(cpu)/float64(len(took)), "cpu-ms/op")
 	b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
 }
 
