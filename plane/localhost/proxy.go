@@ -59,6 +59,12 @@ type door struct {
 	turns    *balance.Set
 }
 
+// lasting are the backends of a listener whose connections outlive them.
+type lasting struct{ *balance.Set }
+
+// Serves is part of [relay.Balancer].
+func (lasting) Serves(netip.AddrPort) bool { return true }
+
 // New returns a Proxy whose sockets are in the network namespace of the calling thread. It serves nothing yet.
 func New(cfg Config) (*Proxy, error) {
 	if cfg.Log == nil {
@@ -183,7 +189,7 @@ func (p *Proxy) open(port uint16, service string, turns *balance.Set) {
 	if err == nil {
 		d := &door{service: service, turns: turns}
 		at := relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(p.at, port)}
-		if d.listener, err = p.relay.Listen(at, turns, namespace); err == nil {
+		if d.listener, err = p.relay.Listen(at, lasting{turns}, namespace); err == nil {
 			p.doors[port] = d
 			delete(p.failing, port)
 			return

@@ -51,7 +51,7 @@ func (p *Plane) follow(ctx context.Context) (moved int, err error) {
 	if slices.Equal(before, p.nodePorts) {
 		return 0, nil
 	}
-	b := p.begin()
+	b := &batch{p: p}
 	for k, r := range p.rows {
 		if k.IsNodePort() && len(r.doors)+len(p.nodePorts) > 0 {
 			b.change(k, r.f, noPorts)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"slices"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -18,7 +16,6 @@ type batch struct {
 	steps  []step
 	set    []redirect.Entry
 	remove []lb.Key
-	before map[*service][]*lb.BackendSet
 	failed []error
 }
 
@@ -29,7 +26,7 @@ type step struct {
 	writes   bool
 }
 
-func (p *Plane) begin() *batch { return &batch{p: p, before: map[*service][]*lb.BackendSet{}} }
+func (p *Plane) begin() *batch { return &batch{p: p} }
 
 // Apply sets each change's key to its new row, or removes it. A change of endpoints alone writes
 // nothing to the kernel.
@@ -37,7 +34,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	if err := p.usable(ctx); err != nil {
 		return res, fmt.Errorf("userspace: apply %d changes: %w", len(changes), err)
 	}
-	b := p.begin()
+	b := &batch{p: p}
 	for _, c := range changes {
 		b.change(c.Key, c.New, noPorts)
 	}
@@ -58,7 +55,6 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 	if f.Accepts() {
 		f = nil
 	}
-	b.note(old)
 	if f == nil {
 		if old != nil {
 			b.remove = append(b.remove, k)
@@ -66,7 +62,6 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 		}
 		return true
 	}
-	b.note(&row{f: f})
 	r, err := b.p.make(f, ports)
 	if err != nil {
 		b.p.tell.noPort(err)
@@ -86,23 +81,6 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 	b.p.rows[k] = r
 	b.steps = append(b.steps, s)
 	return true
-}
-
-// note remembers the backends of a row's service port.
-func (b *batch) note(r *row) {
-	if r == nil {
-		return
-	}
-	s := b.p.services[serviceName{r.f.Service, r.f.Key.Proto}]
-	if s == nil {
-		return
-	}
-	if _, known := b.before[s]; known {
-		return
-	}
-	var all []*lb.BackendSet
-	s.backends(func(set *lb.BackendSet) { all = append(all, set) })
-	b.before[s] = all
 }
 
 // end releases what is not needed any more. If the redirector failed, it keeps everything that the
@@ -127,64 +105,4 @@ func (b *batch) end(told bool) {
 			s.new.inherit(s.old)
 		}
 	}
-	for s, was := range b.before {
-		b.p.leave(s, was)
-	}
-}
-
-// leave reports to the listeners of a service port which backends left, and which returned.
-func (p *Plane) leave(s *service, was []*lb.BackendSet) {
-	var is []*lb.BackendSet
-	s.backends(func(set *lb.BackendSet) { is = append(is, set) })
-	if len(s.doors) == 0 || sameSets(was, is) {
-		return
-	}
-	gone, back := without(was, is), without(is, was)
-	for _, d := range s.doors {
-		if len(gone) > 0 {
-			d.listener.Leave(gone, p.grace(s.proto))
-		}
-		if len(back) > 0 && p.cfg.Grace > 0 && s.proto != lb.UDP {
-			d.listener.Leave(back, -1)
-		}
-	}
-}
-
-func sameSets(a, b []*lb.BackendSet) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	in := make(map[*lb.BackendSet]bool, len(a))
-	for _, s := range a {
-		in[s] = true
-	}
-	for _, s := range b {
-		if !in[s] {
-			return false
-		}
-	}
-	return true
-}
-
-// without returns the backends of sets that others lack, each once.
-func without(sets, others []*lb.BackendSet) (all []netip.AddrPort) {
-	for _, s := range sets {
-		all = append(all, lacking(s, others)...)
-	}
-	slices.SortFunc(all, netip.AddrPort.Compare)
-	return slices.Compact(all)
-}
-
-// lacking returns the backends of a set that others lack. Most are in its own successor, which is
-// compared as a whole.
-func lacking(s *lb.BackendSet, others []*lb.BackendSet) []netip.AddrPort {
-	successor := &lb.BackendSet{}
-	for _, o := range others {
-		if o.ID == s.ID {
-			successor = o
-		}
-	}
-	return slices.DeleteFunc(s.Backends.Without(&successor.Backends), func(a netip.AddrPort) bool {
-		return slices.ContainsFunc(others, func(o *lb.BackendSet) bool { return o.Backends.Has(a) })
-	})
 }

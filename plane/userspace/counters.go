@@ -2,12 +2,10 @@ package userspace
 
 import (
 	"context"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 
 	"kube-proxy/mode"
-	"kube-proxy/plane/internal/relay"
 )
 
 // counters count the connections and sessions of each service port ([mode.TrafficCounter],
@@ -91,30 +89,6 @@ func (c *counters) read() []mode.Count {
 	c.gone = nil
 	tell(restNumber, "", c.rest)
 	return all
-}
-
-// counting is a Balancer whose clients count.
-type counting struct {
-	relay.Balancer
-	of *counter
-}
-
-// Pick is part of [relay.Balancer]. It counts a client's first endpoint, whether that answers or
-// not, as the modes of the kernel do.
-func (b counting) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
-	to, answer := b.Balancer.Pick(c, tried)
-	if answer == relay.Forward && len(tried) == 0 && !c.Again {
-		b.of.led.Add(1)
-	}
-	return to, answer
-}
-
-// counted is the Balancer of a listener that leads to a service port.
-func (s *service) counted(b relay.Balancer) relay.Balancer {
-	if s.counter == nil {
-		return b
-	}
-	return counting{b, s.counter}
 }
 
 var _ mode.TrafficCounter = (*Plane)(nil)

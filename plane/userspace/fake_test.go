@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -193,7 +192,6 @@ type fakeListener struct {
 	relay *fakeRelay
 	at    relay.Listening
 	b     relay.Balancer
-	left  map[netip.AddrPort]time.Duration
 	shut  bool
 }
 
@@ -218,7 +216,7 @@ func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer, _ *relay.Group)
 	if m.socks[at] != nil || m.foreign[at] {
 		return nil, fmt.Errorf("listen at %v: %w", at, syscall.EADDRINUSE)
 	}
-	l := &fakeListener{relay: r, at: at, b: b, left: map[netip.AddrPort]time.Duration{}}
+	l := &fakeListener{relay: r, at: at, b: b}
 	m.socks[at] = l
 	r.mine[l] = true
 	return l, nil
@@ -235,11 +233,6 @@ func (r *fakeRelay) Close() {
 
 func (l *fakeListener) Addr() netip.AddrPort         { return l.at.Addr }
 func (l *fakeListener) SetBalancer(b relay.Balancer) { l.b = b }
-func (l *fakeListener) Leave(gone []netip.AddrPort, grace time.Duration) {
-	for _, a := range gone {
-		l.left[a] = grace
-	}
-}
 func (l *fakeListener) Close() {
 	l.shut = true
 	delete(l.relay.m.socks, l.at)

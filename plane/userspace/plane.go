@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,7 +103,6 @@ type relayer interface {
 type listener interface {
 	Addr() netip.AddrPort
 	SetBalancer(relay.Balancer)
-	Leave(gone []netip.AddrPort, grace time.Duration)
 	Close()
 }
 
@@ -131,7 +129,7 @@ func New(cfg Config) (*Plane, error) {
 		direct = func(proto lb.Proto, port uint16) bool { return p.entrances.isDirect(proto, port) }
 	}
 	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle, TCPIdle: cfg.TCPIdle,
-		Mark: cfg.Mark, Direct: direct})
+		Grace: cfg.Grace, Mark: cfg.Mark, Direct: direct})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
@@ -272,14 +270,4 @@ func (p *Plane) anywhere() netip.Addr {
 		return netip.IPv6Unspecified()
 	}
 	return netip.IPv4Unspecified()
-}
-
-// grace returns how long connections may last, as relay expects it. Sessions of UDP end at once: a
-// client that keeps sending would renew one forever, and its endpoint's address may get another
-// owner (SV-25).
-func (p *Plane) grace(of lb.Proto) time.Duration {
-	if of == lb.UDP {
-		return 0
-	}
-	return cmp.Or(p.cfg.Grace, -1)
 }

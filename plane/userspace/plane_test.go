@@ -251,60 +251,56 @@ func TestRangeExhaustedCF44(t *testing.T) {
 
 func second[A, B any](a A, _ B) A { return a }
 
-// Listeners are told who left a service port for good, not who drains or serves elsewhere in it (DP-50), and how long connections may go on.
-// Sessions of UDP may not (SV-25).
-func TestWhoLeftDP50(t *testing.T) {
-	const grace = time.Minute
+// Clients may keep a backend while it serves in any set of its service port, or drains (DP-50), and until the Service is gone.
+func TestWhoServesDP50(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		proto lb.Proto
-		grace time.Duration
-		to    []int // routes
-		serve []int // what serves besides; nil: the routes reach all
-		left  map[netip.AddrPort]time.Duration
+		name   string
+		to     []int // routes
+		serve  []int // what serves besides; nil: the routes reach all
+		serves []int
 	}{
-		{"one leaves", lb.TCP, 0, []int{2, 3}, nil, map[netip.AddrPort]time.Duration{backend(1): -1}},
-		{"with a grace", lb.TCP, grace, []int{2, 3}, nil, map[netip.AddrPort]time.Duration{backend(1): grace}},
-		{"one drains", lb.UDP, 0, []int{2, 3}, []int{1, 2, 3}, map[netip.AddrPort]time.Duration{}},
-		{"all but one", lb.UDP, 0, []int{3}, nil, map[netip.AddrPort]time.Duration{backend(1): 0, backend(2): 0}},
-		{"one comes", lb.TCP, 0, []int{1, 2, 3, 4}, nil, map[netip.AddrPort]time.Duration{}},
-		{"one comes to where some leave late", lb.TCP, grace, []int{1, 2, 3, 4}, nil, map[netip.AddrPort]time.Duration{backend(4): -1}},
+		{"one leaves", []int{2, 3}, nil, []int{2, 3}},
+		{"one drains", []int{2, 3}, []int{1, 2, 3}, []int{1, 2, 3}},
+		{"all but one", []int{3}, nil, []int{3}},
+		{"one comes", []int{1, 2, 3, 4}, nil, []int{1, 2, 3, 4}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			m := newMachine()
-			key := "10.0.0.1:80/" + c.proto.String()
-			want := &lb.Table{}
-			rows := func(to, serve []int) []*lb.Frontend {
-				a, b := front(key, "ns/x:p", 0, to...), front("nodeport:30080/"+c.proto.String(), "ns/x:p", 0, to...)
-				b.Routes = a.Routes
-				if serve != nil {
-					a.Serving = setOf(c.proto, "ns/x:p", lb.Serving, serve...)
-					b.Serving = a.Serving
+		for _, proto := range []lb.Proto{lb.TCP, lb.UDP} {
+			t.Run(c.name+" "+proto.String(), func(t *testing.T) {
+				m := newMachine()
+				key := "10.0.0.1:80/" + proto.String()
+				want := &lb.Table{}
+				rows := func(to, serve []int) []*lb.Frontend {
+					a, b := front(key, "ns/x:p", 0, to...), front("nodeport:30080/"+proto.String(), "ns/x:p", 0, to...)
+					b.Routes = a.Routes
+					if serve != nil {
+						a.Serving = setOf(proto, "ns/x:p", lb.Serving, serve...)
+						b.Serving = a.Serving
+					}
+					return []*lb.Frontend{a, b}
 				}
-				return []*lb.Frontend{a, b}
-			}
-			want.Replace(owner("ns/x"), rows([]int{1, 2, 3}, nil))
-			p := begin(t, m, Config{Grace: c.grace}, want)
-			l := p.doorOf(t, "ns/x:p", c.proto, lb.Cluster)
-			apply(t, p, second(want.Replace(owner("ns/x"), rows(c.to, c.serve))), nil)
-			if fmt.Sprint(l.left) != fmt.Sprint(c.left) {
-				t.Errorf("told of %v, want %v", l.left, c.left)
-			}
-			if c.serve != nil { // who drained is gone
+				want.Replace(owner("ns/x"), rows([]int{1, 2, 3}, nil))
+				p := begin(t, m, Config{}, want)
+				l := p.doorOf(t, "ns/x:p", proto, lb.Cluster)
+				wantServing := func(when string, want ...int) {
+					t.Helper()
+					for n := range 5 {
+						if serves := l.b.Serves(backend(n)); serves != slices.Contains(want, n) {
+							t.Errorf("%s: backend %d serves: %t", when, n, serves)
+						}
+					}
+				}
+				wantServing("at first", 1, 2, 3)
+				apply(t, p, second(want.Replace(owner("ns/x"), rows(c.to, c.serve))), nil)
+				wantServing("then", c.serves...)
 				apply(t, p, second(want.Replace(owner("ns/x"), rows(c.to, nil))), nil)
-				if fmt.Sprint(l.left) != fmt.Sprint(map[netip.AddrPort]time.Duration{backend(1): 0}) {
-					t.Errorf("then told of %v", l.left)
+				wantServing("after the drain", c.to...)
+				apply(t, p, second(want.Replace(owner("ns/x"), nil)), nil)
+				wantServing("when the Service is gone")
+				if !l.shut || len(p.services)+len(p.rows)+p.balance.Stats().Places > 0 {
+					t.Errorf("closed %t, left: %v, %v", l.shut, p.services, p.rows)
 				}
-			}
-			clear(l.left)
-			apply(t, p, second(want.Replace(owner("ns/x"), nil)), nil)
-			if !l.shut || c.grace > 0 && len(l.left) != len(c.to) || c.grace == 0 && len(l.left) > 0 {
-				t.Errorf("when the Service is gone: closed %t, told of %v", l.shut, l.left)
-			}
-			if len(p.services)+len(p.rows)+p.balance.Stats().Places > 0 {
-				t.Errorf("left: %v, %v", p.services, p.rows)
-			}
-		})
+			})
+		}
 	}
 }
 

@@ -32,7 +32,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		return res, fmt.Errorf("userspace: reset: %w", err)
 	}
 
-	b := p.begin()
+	b := &batch{p: p}
 	p.ports.promised = map[port]bool{}
 	for k, routes := range was {
 		for _, r := range routes {

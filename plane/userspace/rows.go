@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/balance"
@@ -37,6 +38,8 @@ type service struct {
 	serving *lb.BackendSet // of its row that was applied last
 	doors   map[doorway]*door
 	counter *counter // nil: nothing is counted
+	// kept are the sets with all backends that clients may keep, for other goroutines.
+	kept atomic.Pointer[[]*lb.BackendSet]
 }
 
 // set is a backend set that rows need.
@@ -72,7 +75,7 @@ type door struct {
 type claim struct {
 	by      *row
 	of      *service
-	leads   relay.Balancer
+	leads   chooser
 	precise bool // the row is for this address alone
 }
 
@@ -88,14 +91,43 @@ func (d *door) holder() claim {
 	return best
 }
 
-// backends calls f with each list of backends that connections of the service port may be to.
-func (s *service) backends(f func(*lb.BackendSet)) {
+// keep publishes which backends clients of the service port may keep.
+func (s *service) keep() {
+	var all []*lb.BackendSet
 	for _, set := range s.sets {
-		f(set.now)
+		all = append(all, set.now)
 	}
 	if s.serving != nil {
-		f(s.serving)
+		all = append(all, s.serving)
 	}
+	s.kept.Store(&all)
+}
+
+// chooser is a relay.Balancer without Serves: it chooses among the backends of one set or row.
+type chooser interface {
+	Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer)
+	Dialled(c relay.Client, backend netip.AddrPort, err error)
+}
+
+// leading is the relay.Balancer of a listener that leads to a service port.
+type leading struct {
+	chooser
+	of *service
+}
+
+// Pick is part of [relay.Balancer]. It counts a client's first endpoint, whether that answers or
+// not, as the modes of the kernel do.
+func (l leading) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
+	to, answer := l.chooser.Pick(c, tried)
+	if answer == relay.Forward && len(tried) == 0 && !c.Again && l.of.counter != nil {
+		l.of.counter.led.Add(1)
+	}
+	return to, answer
+}
+
+// Serves is part of [relay.Balancer]. A backend serves in any set of the service port, or drains.
+func (l leading) Serves(backend netip.AddrPort) bool {
+	return slices.ContainsFunc(*l.of.kept.Load(), func(s *lb.BackendSet) bool { return s.Backends.Has(backend) })
 }
 
 // service returns the service port of a row, and makes it if necessary.
@@ -104,6 +136,7 @@ func (p *Plane) service(f *lb.Frontend) *service {
 	s := p.services[name]
 	if s == nil {
 		s = &service{serviceName: name, sets: map[lb.Scope]*set{}, doors: map[doorway]*door{}, counter: p.counters.open(f.Service)}
+		s.keep()
 		p.services[name] = s
 	}
 	return s
@@ -124,7 +157,7 @@ func (p *Plane) need(r *row, s *service, to *lb.BackendSet) *set {
 
 // enter gives a row a listener, and opens it if necessary. prefer is the port in the previous
 // process; 0 for none.
-func (p *Plane) enter(r *row, s *service, way doorway, b relay.Balancer, prefer uint16) (*door, error) {
+func (p *Plane) enter(r *row, s *service, way doorway, b chooser, prefer uint16) (*door, error) {
 	d, c := s.doors[way], claim{by: r, of: s, leads: b, precise: !r.f.Key.IsNodePort()}
 	if way.at.IsValid() {
 		d = p.at[relay.Listening{Proto: s.proto, Addr: way.at}]
@@ -136,7 +169,7 @@ func (p *Plane) enter(r *row, s *service, way doorway, b relay.Balancer, prefer 
 			return nil, fmt.Errorf("listen for %s/%s: %w", s.name, s.proto, err)
 		}
 	case way.at.IsValid():
-		p.claim(d, func() { d.claims = append(d.claims, c) })
+		d.claim(append(d.claims, c))
 	default:
 		d.needed++
 	}
@@ -145,34 +178,21 @@ func (p *Plane) enter(r *row, s *service, way doorway, b relay.Balancer, prefer 
 	return d, nil
 }
 
-// claim changes the claims of a listener, and its balancer accordingly. Connections to another
+// claim gives a listener other claims, and its balancer accordingly. Connections to another
 // Service's backends end as if that Service were removed.
-func (p *Plane) claim(d *door, change func()) {
-	was := d.holder()
-	change()
+func (d *door) claim(claims []claim) {
+	d.claims = claims
 	is := d.holder()
-	d.listener.SetBalancer(is.of.counted(is.leads))
-	if was.of != is.of {
-		p.end(d, was.of)
-	}
-}
-
-// end ends the connections to a service port's backends, after the grace if there is one.
-func (p *Plane) end(d *door, of *service) {
-	var all []netip.AddrPort
-	of.backends(func(b *lb.BackendSet) { all = addrs(all, b) })
-	if len(all) > 0 {
-		d.listener.Leave(all, p.grace(of.proto))
-	}
+	d.listener.SetBalancer(leading{is.leads, is.of})
 }
 
 // open opens the listener of a door.
-func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
+func (p *Plane) open(d *door, b chooser, prefer uint16) error {
 	namespace, err := p.cfg.Descriptors.Take(d.of.name)
 	if err != nil {
 		return err
 	}
-	if err = p.listen(d, b, prefer, namespace); err != nil {
+	if err = p.listen(d, leading{b, d.of}, prefer, namespace); err != nil {
 		p.cfg.Descriptors.Give(d.of.name)
 	} else if !d.at.IsValid() {
 		p.entrances.open(d)
@@ -186,7 +206,7 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 			return err
 		}
 		at := relay.Listening{Proto: d.proto, Addr: d.at}
-		l, err := p.relay.Listen(at, d.of.counted(b), namespace)
+		l, err := p.relay.Listen(at, b, namespace)
 		if err != nil {
 			return err
 		}
@@ -195,7 +215,7 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 		return nil
 	}
 	return p.ports.take(d.of.name, d.proto, prefer, func(n uint16) (uint16, error) {
-		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, d.of.counted(b), namespace)
+		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b, namespace)
 		if err != nil {
 			return 0, err
 		}
@@ -204,14 +224,10 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 	}, func() { d.listener.Close() })
 }
 
-// shut closes a listener that no row needs. Its connections continue, for the grace if there is
-// one.
-func (p *Plane) shut(d *door, of *service) {
+// shut closes a listener that no row needs. Its connections continue.
+func (p *Plane) shut(d *door) {
 	d.listener.Close()
 	p.cfg.Descriptors.Give(d.of.name)
-	if p.cfg.Grace > 0 {
-		p.end(d, of)
-	}
 	if d.at.IsValid() {
 		p.own.add(d.at, -1)
 		delete(p.at, relay.Listening{Proto: d.proto, Addr: d.at})
@@ -227,7 +243,7 @@ func (p *Plane) release(r *row) {
 		if d.at.IsValid() {
 			p.unclaim(d, r)
 		} else if d.needed--; d.needed == 0 {
-			p.shut(d, d.of)
+			p.shut(d)
 			delete(d.of.doors, d.doorway)
 		}
 	}
@@ -237,6 +253,7 @@ func (p *Plane) release(r *row) {
 		}
 		p.balance.Remove(s.now.ID)
 		delete(s.of.sets, s.scope)
+		s.of.keep()
 		p.drop(s.of)
 	}
 	r.doors, r.sets = nil, nil
@@ -254,10 +271,10 @@ func (p *Plane) unclaim(d *door, r *row) {
 	switch {
 	case len(others) == len(d.claims): // the row held it twice
 	case len(others) == 0:
-		p.shut(d, d.holder().of)
+		p.shut(d)
 		d.claims = nil
 	default:
-		p.claim(d, func() { d.claims = others })
+		d.claim(others)
 	}
 }
 
@@ -279,15 +296,10 @@ func (r *row) inherit(old *row) {
 func (p *Plane) drop(s *service) {
 	if s != nil && len(s.doors)+len(s.sets) == 0 {
 		delete(p.services, s.serviceName)
+		s.serving = nil
+		s.keep()
 		p.counters.close(s.counter)
 	}
-}
-
-func addrs(all []netip.AddrPort, s *lb.BackendSet) []netip.AddrPort {
-	for b := range s.Backends.All() {
-		all = append(all, b.Addr)
-	}
-	return all
 }
 
 // errTakes is in the errors of rows whose address may be another host's.
@@ -332,6 +344,7 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 		}
 	}
 	s.serving = f.Serving
+	s.keep()
 	var err error
 	if p.addresses != nil {
 		err = p.atAddresses(r, s)

@@ -19,13 +19,13 @@ type conn struct {
 	dial  *dialling // while no backend is reached
 	ports *clientPorts
 	to    netip.AddrPort // the backend, also while it is dialled
-	// leaving ends the connection when the grace of a backend that left is over; nil: it may last.
-	leaving *timer
-	ends    [2]end
-	active  time.Duration // when a byte was moved last, since the engine began
-	slot    uint32
-	queued  bool // in the loop's ready
-	closed  bool
+	ends  [2]end
+	// When a byte was moved last, and when the backend was last known to serve; both since the engine
+	// began.
+	active, served time.Duration
+	slot           uint32
+	queued         bool // in the loop's ready
+	closed         bool
 }
 
 // The ends of a connection.
@@ -54,12 +54,11 @@ type end struct {
 // on the connection is that backend's, and a reset goes to the client too. Another attempt would
 // branch at each relay of a loop, and might repeat what the first backend did.
 type dialling struct {
-	client  Client
-	hops    int // that the client's packets had left, 0 if unknown
-	tried   []netip.AddrPort
-	backend netip.AddrPort // of this attempt
-	until   time.Time      // no other begins after this
-	timer   timer
+	client Client
+	hops   int // that the client's packets had left, 0 if unknown
+	tried  []netip.AddrPort
+	until  time.Time // no other begins after this
+	timer  timer     // of this attempt
 }
 
 // edges are the events of a socket.
@@ -129,7 +128,7 @@ func (l *loop) attempt(c *conn) {
 		if len(d.tried) == 1 {
 			count.retried.Add(1)
 		}
-		d.backend = to
+		c.to = to
 		err := l.connect(c, to)
 		if err == nil {
 			return
@@ -180,7 +179,6 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	if err := l.register(c, backend); err != nil {
 		return err
 	}
-	l.join(c, to)
 	l.arm(&c.dial.timer, l.engine.relay.cfg.DialTimeout)
 	return nil
 }
@@ -188,25 +186,18 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 // failed ends a failed attempt. It reports it to the Balancer unless the client may be the cause.
 func (l *loop) failed(c *conn, err error) {
 	d := c.dial
-	l.abandon(c)
-	l.counters(c.from).dialsFailed.Add(1)
-	if errors.Is(err, unix.ECONNREFUSED) || d.hops == 0 || d.hops > fewHops {
-		c.from.owner.dialled(d.client, d.backend, err)
-	}
-}
-
-// abandon ends an attempt.
-func (l *loop) abandon(c *conn) {
-	d := c.dial
 	d.timer.disarm()
-	l.part(c)
 	l.engine.relay.ports.give(c.ports)
 	c.ports = nil
 	if c.ends[backend].fd >= 0 {
 		unix.Close(int(c.ends[backend].fd))
 	}
 	c.ends[backend] = end{fd: -1}
-	d.tried = append(d.tried, d.backend)
+	d.tried = append(d.tried, c.to)
+	l.counters(c.from).dialsFailed.Add(1)
+	if errors.Is(err, unix.ECONNREFUSED) || d.hops == 0 || d.hops > fewHops {
+		c.from.owner.dialled(d.client, c.to, err)
+	}
 }
 
 // late is called when an attempt takes too long.
@@ -225,9 +216,9 @@ func (l *loop) refuse(c *conn) {
 func (l *loop) reached(c *conn) {
 	d := c.dial
 	d.timer.disarm()
-	c.dial, c.ends[backend].writable, c.active = nil, true, l.elapsed()
-	l.watchIdle()
-	c.from.owner.dialled(d.client, d.backend, nil)
+	c.dial, c.ends[backend].writable, c.active, c.served = nil, true, l.elapsed(), l.elapsed()
+	l.watchLimits()
+	c.from.owner.dialled(d.client, c.to, nil)
 }
 
 // connected takes an event of the socket of an attempt.
@@ -319,7 +310,6 @@ func (l *loop) close(c *conn, reset bool) {
 		c.dial.timer.disarm()
 		c.dial = nil
 	}
-	l.part(c)
 	l.engine.relay.ports.give(c.ports)
 	for i := range c.ends {
 		e := &c.ends[i]
@@ -339,7 +329,7 @@ func (l *loop) close(c *conn, reset bool) {
 	l.free = append(l.free, c.slot)
 	l.counters(c.from).open.Add(-1)
 	if l.open.Add(-1) == 0 {
-		l.idle.disarm()
+		l.limits.disarm()
 	}
 	l.engine.fds.Give(&c.from.share, perConn)
 }

@@ -217,14 +217,6 @@ func (s *listening) close() {
 	s.engine.each(func(l *loop) { delete(l.listening, s.id) })
 }
 
-func (s *listening) leave(gone []netip.AddrPort, grace time.Duration) {
-	set := make(map[netip.AddrPort]bool, len(gone))
-	for _, backend := range gone {
-		set[backend] = true
-	}
-	s.engine.each(func(l *loop) { l.leave(s, set, grace) })
-}
-
 // perConn is how many descriptors a connection has when nothing is under way.
 const perConn = 2
 

@@ -9,38 +9,45 @@ import (
 // Keep-alive probes keep an idle connection while both peers exist, and with it two descriptors and
 // a source port. The limit is conntrack's for connections of the other modes.
 
-// idleLook is the interval of the search for idle connections, or a sixteenth of a shorter limit.
+// idleLook is the interval of the search for connections past a limit, unless one is short.
 const idleLook = time.Minute
 
 // elapsed is the loop's time, since the engine began.
 func (l *loop) elapsed() time.Duration { return l.now.Sub(l.engine.began) }
 
-// watchIdle looks for idle connections later.
-func (l *loop) watchIdle() {
-	if l.idle.pending != nil {
+// watchLimits looks for connections past a limit later.
+func (l *loop) watchLimits() {
+	if l.limits.pending != nil {
 		return
 	}
 	after := idleLook
-	if limit := l.engine.relay.cfg.TCPIdle(); limit > 0 {
-		after = min(after, max(limit/16, time.Millisecond))
+	for _, limit := range []time.Duration{l.relay.cfg.TCPIdle(), l.relay.cfg.Grace} {
+		if limit > 0 {
+			after = min(after, lookEvery(limit))
+		}
 	}
-	l.arm(&l.idle, after)
+	l.arm(&l.limits, after)
 }
 
-// endIdle resets the connections that have been idle for too long.
-func (l *loop) endIdle() {
-	limit, now := l.engine.relay.cfg.TCPIdle(), l.elapsed()
+// endPastLimits resets the connections that have been idle for too long, or whose backend has not
+// served for the grace.
+func (l *loop) endPastLimits() {
+	idle, grace, now := l.relay.cfg.TCPIdle(), l.relay.cfg.Grace, l.elapsed()
 	left := false
 	for _, c := range l.conns {
-		switch {
-		case c == nil || c.dial != nil || c.from.proto != lb.TCP:
-		case limit > 0 && now-c.active >= limit:
+		if c == nil || c.dial != nil {
+			continue
+		}
+		if grace > 0 && c.from.owner.serves(c.to) {
+			c.served = now
+		}
+		if idle > 0 && now-c.active >= idle && c.from.proto == lb.TCP || grace > 0 && now-c.served >= grace {
 			l.close(c, true)
-		default:
+		} else {
 			left = true
 		}
 	}
 	if left {
-		l.watchIdle()
+		l.watchLimits()
 	}
 }

@@ -25,7 +25,7 @@ func pass(r *Relay, d time.Duration) {
 				c.active -= d
 			}
 		}
-		l.endIdle()
+		l.endPastLimits()
 	})
 	all.Wait()
 }

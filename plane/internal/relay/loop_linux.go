@@ -32,12 +32,11 @@ type loop struct {
 	stopping  bool
 	listening map[int32]*listening // by id
 
-	conns  []*conn                           // by slot
-	free   []uint32                          // slots without a connection
-	gens   int32                             // the last generation given to an end
-	joined map[*listening]map[*conn]struct{} // by listener: those with a backend, or that dial one
-	ready  []*conn                           // which have used up their turn, with more to move
-	idle   timer                             // when to look for idle connections; armed while there may be some
+	conns  []*conn  // by slot
+	free   []uint32 // slots without a connection
+	gens   int32    // the last generation given to an end
+	ready  []*conn  // which have used up their turn, with more to move
+	limits timer    // when to look for connections past a limit; armed while there are some
 	pipes  pipes
 	moved  int64 // bytes, ever
 	buf    []byte
@@ -52,8 +51,8 @@ const (
 )
 
 func newLoop(r *Relay) (*loop, error) {
-	l := &loop{relay: r, listening: map[int32]*listening{}, joined: map[*listening]map[*conn]struct{}{}, buf: make([]byte, copySize)}
-	l.idle = timer{fire: l.endIdle}
+	l := &loop{relay: r, listening: map[int32]*listening{}, buf: make([]byte, copySize)}
+	l.limits = timer{fire: l.endPastLimits}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
@@ -196,6 +195,15 @@ func (l *loop) serveReady() {
 		c.queued = false
 		if !c.closed {
 			l.serve(c)
+		}
+	}
+}
+
+// endAll ends all connections.
+func (l *loop) endAll() {
+	for _, c := range l.conns {
+		if c != nil {
+			l.close(c, true)
 		}
 	}
 }

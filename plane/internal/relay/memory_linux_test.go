@@ -123,6 +123,7 @@ func (b leadsTo) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
 	return netip.AddrPort(b), Forward
 }
 func (leadsTo) Dialled(Client, netip.AddrPort, error) {}
+func (leadsTo) Serves(netip.AddrPort) bool            { return true }
 
 // heapAndStacks is what the program has on its heap and in its stacks, in bytes.
 func heapAndStacks() uint64 {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -34,21 +33,16 @@ func newPortable(r *Relay) *portable {
 
 func (p *portable) add(s *Stats) { s.TCP.add(p.read()) }
 
-func (p *portable) end() { p.endIf(func(*portableConn) bool { return true }) }
-
 func (p *portable) stop() {
 	p.end()
 	p.work.Wait()
 }
 
-// endIf resets the connections that match.
-func (p *portable) endIf(match func(*portableConn) bool) {
+func (p *portable) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.conns {
-		if match(c) {
-			c.reset()
-		}
+		c.reset()
 	}
 }
 
@@ -94,21 +88,6 @@ func (s *portableSocket) close() {
 	})
 }
 
-func (s *portableSocket) leave(gone []netip.AddrPort, grace time.Duration) {
-	gone = slices.Clone(gone)
-	s.engine.mu.Lock()
-	defer s.engine.mu.Unlock()
-	for c := range s.engine.conns {
-		switch {
-		case c.from != s || !slices.Contains(gone, c.backend):
-		case c.server != nil:
-			c.leave(grace)
-		case grace >= 0:
-			c.abandon() // and try another
-		}
-	}
-}
-
 // accept takes clients until the listener is closed.
 func (s *portableSocket) accept() {
 	p := s.engine
@@ -139,19 +118,16 @@ func (s *portableSocket) accept() {
 	}
 }
 
-// portableConn is one client, and its backend once that is reached. The engine's mu guards the
-// fields that other goroutines see.
+// portableConn is one client, and its backend once that is reached. The engine's mu guards server.
 type portableConn struct {
 	from   *portableSocket
 	client *net.TCPConn
 	ctx    context.Context // of all attempts to reach a backend
 	cancel context.CancelFunc
 
-	backend netip.AddrPort     // of the attempt, or that was reached
-	abandon context.CancelFunc // ends the attempt
+	backend netip.AddrPort // of the attempt, or that was reached
 	ports   *clientPorts
 	server  *net.TCPConn
-	leaving *time.Timer
 }
 
 // reset ends the connection at once. The engine's mu is held.
@@ -165,27 +141,32 @@ func (c *portableConn) reset() {
 	}
 }
 
-// leave ends the connection after the grace; a negative one cancels that. The engine's mu is held.
-func (c *portableConn) leave(grace time.Duration) {
-	switch {
-	case grace < 0:
-		if c.leaving != nil {
-			c.leaving.Stop()
-			c.leaving = nil
+// outlive resets the connection when its backend has not served for the grace.
+func (c *portableConn) outlive(grace time.Duration) {
+	tick := time.NewTicker(lookEvery(grace))
+	defer tick.Stop()
+	for served := time.Now(); time.Since(served) < grace; {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-tick.C:
 		}
-	case grace == 0:
-		c.reset()
-	case c.leaving == nil:
-		c.leaving = time.AfterFunc(grace, func() {
-			c.from.engine.endIf(func(d *portableConn) bool { return d == c })
-		})
+		if c.from.owner.serves(c.backend) {
+			served = time.Now()
+		}
 	}
+	c.from.engine.mu.Lock()
+	defer c.from.engine.mu.Unlock()
+	c.reset()
 }
 
 // serve reaches a backend, and moves bytes until both sides have ended.
 func (c *portableConn) serve() {
 	p := c.from.engine
 	if c.dial() {
+		if grace := p.relay.cfg.Grace; grace > 0 {
+			p.work.Go(func() { c.outlive(grace) })
+		}
 		var toClient sync.WaitGroup
 		toClient.Go(func() { c.move(c.client, c.server, &p.toClients) })
 		c.move(c.server, c.client, &p.toBackends)
@@ -195,7 +176,6 @@ func (c *portableConn) serve() {
 	}
 	p.mu.Lock()
 	delete(p.conns, c)
-	c.leave(-1)
 	p.mu.Unlock()
 	c.cancel()
 	c.client.Close()
@@ -235,7 +215,7 @@ func (c *portableConn) dial() bool {
 		if len(tried) == 1 {
 			p.retried.Add(1)
 		}
-		given, err := c.attempt(backend)
+		err := c.attempt(backend)
 		if reset := errors.Is(err, syscall.ECONNRESET); reset || err == nil { // a refusal has another error: this came after the handshake
 			c.from.owner.dialled(who, backend, nil)
 			if reset {
@@ -243,7 +223,7 @@ func (c *portableConn) dial() bool {
 			}
 			return true
 		}
-		if !given {
+		if c.ctx.Err() == nil { // else the client was given up
 			p.dialsFailed.Add(1)
 			c.from.owner.dialled(who, backend, err)
 		}
@@ -253,34 +233,30 @@ func (c *portableConn) dial() bool {
 	return false
 }
 
-// attempt tries to reach a backend. given: it was given up because the client or the backend left.
-func (c *portableConn) attempt(backend netip.AddrPort) (given bool, err error) {
+// attempt tries to reach a backend.
+func (c *portableConn) attempt(backend netip.AddrPort) error {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
-	mine, abandon := context.WithCancel(c.ctx)
-	defer abandon()
-	p.mu.Lock()
-	c.backend, c.abandon = backend, abandon
-	p.mu.Unlock()
+	c.backend = backend
 	p.relay.ports.give(c.ports)
 	if c.ports = p.relay.ports.take(lb.TCP, backend, unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()).Addr()); c.ports == nil {
-		return false, errPorts
+		return errPorts
 	}
 	d := net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: cfg.KeepAlive, Interval: cfg.KeepAlive / keepAliveProbes, Count: keepAliveProbes}}
 	c.client.SetKeepAliveConfig(d.KeepAliveConfig)
 	var conn net.Conn
-	if err = p.relay.ns.run(func() (err error) {
-		conn, err = d.DialContext(mine, "tcp", backend.String())
+	if err := p.relay.ns.run(func() (err error) {
+		conn, err = d.DialContext(c.ctx, "tcp", backend.String())
 		return err
 	}); err != nil {
-		return mine.Err() != nil, err
+		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if mine.Err() != nil { // too late to know of it
+	if c.ctx.Err() != nil { // too late to know of it
 		conn.Close()
-		return true, mine.Err()
+		return c.ctx.Err()
 	}
 	c.server = conn.(*net.TCPConn)
-	return false, nil
+	return nil
 }

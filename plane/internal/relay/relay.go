@@ -49,6 +49,9 @@ type Balancer interface {
 	// after which there is no other attempt. Attempts that prove nothing are not reported: the
 	// client or the backend left, descriptors ran out, or the client's TTL may be the cause.
 	Dialled(c Client, backend netip.AddrPort, err error)
+	// Serves reports whether clients that have the backend may keep it. If not, a session of UDP ends
+	// at the next datagram, and a connection after [Config.Grace].
+	Serves(backend netip.AddrPort) bool
 }
 
 // Listening is one socket that clients reach.
@@ -78,6 +81,9 @@ type Config struct {
 	// is reset, 0 for never; nil is never. It is called once a minute, so that it may change.
 	// Keep-alive probes do not count. Linux only.
 	TCPIdle func() time.Duration
+	// Grace is how long a connection may last after its backend stopped to serve, 0 for no limit. It
+	// ends up to an eighth later.
+	Grace time.Duration
 	// UDPIdle is the silence after which a session of UDP ends, 0 for DefaultUDPIdle.
 	UDPIdle time.Duration
 	// Direct reports whether clients of TCP may connect to a listener's own port. Otherwise clients
@@ -113,6 +119,9 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// lookEvery is the interval of the search for connections that are past a limit.
+func lookEvery(limit time.Duration) time.Duration { return max(limit/16, 10*time.Millisecond) }
+
 func orElse(d *time.Duration, def time.Duration) {
 	if *d <= 0 {
 		*d = def
@@ -143,7 +152,6 @@ type socket interface {
 	addr() netip.AddrPort
 	// close accepts no new clients; the port is free when it returns. Open connections continue.
 	close()
-	leave(gone []netip.AddrPort, grace time.Duration)
 }
 
 // Relay is the listeners of a process in one network namespace. Its methods are safe for concurrent
@@ -285,7 +293,7 @@ type Listener struct {
 // Addr returns where it listens.
 func (l *Listener) Addr() netip.AddrPort { return l.socket.addr() }
 
-// SetBalancer replaces the Balancer for new clients.
+// SetBalancer replaces the Balancer.
 func (l *Listener) SetBalancer(b Balancer) { l.balancer.Store(&b) }
 
 func (l *Listener) pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer) {
@@ -296,16 +304,13 @@ func (l *Listener) dialled(c Client, backend netip.AddrPort, err error) {
 	(*l.balancer.Load()).Dialled(c, backend, err)
 }
 
-// Close accepts no new clients; the port is free when it returns. Open connections continue, and
-// still follow Leave. Sessions of UDP end.
+func (l *Listener) serves(backend netip.AddrPort) bool { return (*l.balancer.Load()).Serves(backend) }
+
+// Close accepts no new clients; the port is free when it returns. Open connections continue.
+// Sessions of UDP end.
 func (l *Listener) Close() {
 	l.socket.close()
 	l.relay.mu.Lock()
 	delete(l.relay.listeners, l)
 	l.relay.mu.Unlock()
 }
-
-// Leave reports that backends have left. Sessions of UDP to them end, and the next datagram picks
-// another. Connections to them end after grace, at once for 0. With a negative grace they may last,
-// and an earlier Leave is cancelled: the backends have returned. Leave does not wait.
-func (l *Listener) Leave(gone []netip.AddrPort, grace time.Duration) { l.socket.leave(gone, grace) }

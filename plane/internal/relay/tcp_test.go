@@ -58,6 +58,7 @@ type turns struct {
 	clients  []Client
 	dialled  []error
 	reached  []netip.AddrPort
+	gone     []netip.AddrPort // which do not serve
 }
 
 func to(backends ...netip.AddrPort) *turns { return &turns{backends: backends} }
@@ -84,6 +85,19 @@ func (b *turns) Dialled(_ Client, backend netip.AddrPort, err error) {
 		b.reached = append(b.reached, backend)
 	}
 	b.dialled = append(b.dialled, err)
+}
+
+func (b *turns) Serves(backend netip.AddrPort) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !slices.Contains(b.gone, backend)
+}
+
+// leave says which backends do not serve.
+func (b *turns) leave(gone ...netip.AddrPort) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.gone = gone
 }
 
 var loopback = netip.MustParseAddrPort("127.0.0.1:0")
@@ -442,52 +456,33 @@ func TestTCPRefusedClients(t *testing.T) {
 // A connection to a backend that has left ends after its grace, unless the backend returns; those to others go on.
 func TestTCPLeave(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		cfg.Grace = 300 * time.Millisecond
 		r := start(cfg)
 		stays, goes, returns := serve(t, echo), serve(t, echo), serve(t, echo)
-		b := to()
+		b := to(stays, goes, returns)
 		l := listen(t, r, b)
-		open := func(backend netip.AddrPort) *net.TCPConn {
-			l.SetBalancer(to(backend))
+		conns := map[netip.AddrPort]*net.TCPConn{}
+		for range b.backends {
 			c := dial(t, l.Addr())
 			roundTrip(t, c)
-			return c
+			b.mu.Lock()
+			conns[b.reached[len(b.reached)-1]] = c
+			b.mu.Unlock()
 		}
-		stay, atOnce := open(stays), open(goes)
-		l.Leave([]netip.AddrPort{goes}, 0)
-		if _, err := atOnce.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("no grace: %v", err)
+		b.leave(goes, returns)
+		time.Sleep(cfg.Grace / 2)
+		for _, c := range conns {
+			roundTrip(t, c)
 		}
-
-		later, returned := open(goes), open(returns)
-		l.Leave([]netip.AddrPort{goes, returns}, 300*time.Millisecond)
-		roundTrip(t, later)
-		l.Leave([]netip.AddrPort{returns}, -1)
-		back := open(goes) // has come after the others left
-		if _, err := later.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		b.leave(goes)
+		if _, err := conns[goes].Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("after its grace: %v", err)
 		}
-		for _, c := range []*net.TCPConn{stay, returned, back} {
-			roundTrip(t, c)
-		}
-		eventually(t, "three are open", func() bool { return r.Stats().TCP.Open == 3 })
+		time.Sleep(cfg.Grace)
+		roundTrip(t, conns[stays])
+		roundTrip(t, conns[returns])
+		eventually(t, "two are open", func() bool { return r.Stats().TCP.Open == 2 })
 	})
-}
-
-// A client for which a backend was being dialled when it left gets another.
-func TestTCPLeaveWhileDialling(t *testing.T) {
-	silent := unanswered(t)
-	for _, grace := range []time.Duration{0, time.Hour} {
-		eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
-			cfg.DialTimeout, cfg.DialTotal = time.Hour, time.Hour
-			r := start(cfg)
-			l := listen(t, r, to(silent))
-			c := dial(t, l.Addr())
-			eventually(t, "the client is accepted", func() bool { return r.Stats().TCP.Open == 1 })
-			l.SetBalancer(to(serve(t, echo)))
-			l.Leave([]netip.AddrPort{silent}, grace)
-			roundTrip(t, c)
-		})
-	}
 }
 
 // roundTrip sends a byte and fails the test if it does not come back.
@@ -505,9 +500,11 @@ func roundTrip(t testing.TB, c net.Conn) {
 // other listeners to that backend do not.
 func TestTCPClose(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		cfg.Grace = time.Millisecond
 		r := start(cfg)
 		backend := serve(t, echo)
-		l, other := listen(t, r, to(backend)), listen(t, r, to(backend))
+		b := to(backend)
+		l, other := listen(t, r, b), listen(t, r, to(backend))
 		c, d := dial(t, l.Addr()), dial(t, other.Addr())
 		roundTrip(t, c)
 		roundTrip(t, d)
@@ -516,9 +513,9 @@ func TestTCPClose(t *testing.T) {
 			t.Errorf("after Close: %v", err)
 		}
 		roundTrip(t, c)
-		l.Leave([]netip.AddrPort{backend}, 0)
+		b.leave(backend)
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("after Leave: %v", err)
+			t.Errorf("after the backend left: %v", err)
 		}
 		roundTrip(t, d)
 		l.Close()

@@ -149,6 +149,10 @@ func newUDPTable(idle time.Duration, budget *Budget, dial func(*udpSession) erro
 // forward sends a datagram of a client to its backend, or to another one if that cannot be reached.
 func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now time.Time) {
 	s := f.sessions[k]
+	if s != nil && !f.owner.serves(s.backend) {
+		t.end(s)
+		s = nil
+	}
 	var tried []netip.AddrPort
 	for len(tried) < maxAttempts {
 		if s != nil && s.lost {
@@ -315,14 +319,20 @@ func (f *udpFront) oldest() *udpSession {
 	return nil
 }
 
-// answered notes a reply of the backend.
-func (t *udpTable) answered(s *udpSession, now time.Time) {
+// answered notes a reply of the backend, and reports whether it is for the client. If the backend
+// does not serve any more, its address may have another owner: the session ends (SV-25).
+func (t *udpTable) answered(s *udpSession, now time.Time) bool {
+	if !s.front.owner.serves(s.backend) {
+		t.end(s)
+		return false
+	}
 	t.use(s, now)
 	s.lost = false
 	if !s.answered {
 		s.answered = true
 		s.dialled(nil)
 	}
+	return true
 }
 
 // refused notes that a backend cannot be reached. Any host may claim that. Only if the backend or
@@ -368,15 +378,6 @@ func (t *udpTable) expire(now time.Time) (left bool) {
 		}
 	}
 	return len(t.groups) > 0
-}
-
-// leave ends the sessions of a listener to backends.
-func (t *udpTable) leave(f *udpFront, gone []netip.AddrPort) {
-	for _, s := range f.sessions {
-		if slices.Contains(gone, s.backend) {
-			t.end(s)
-		}
-	}
 }
 
 // close ends all sessions of a listener.

@@ -6,7 +6,6 @@ import (
 	"os"
 	"runtime"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -92,13 +91,6 @@ func (s *udpListener) addr() netip.AddrPort { return s.front.at }
 // close ends the sessions too: without the socket there is no way back to their clients.
 func (s *udpListener) close() {
 	s.once.Do(func() { s.loop.do(func() { s.loop.remove(&s.udpSocket) }) })
-}
-
-// leave ends the sessions to backends before it returns: sessions have no end of their own.
-func (s *udpListener) leave(gone []netip.AddrPort, grace time.Duration) {
-	if grace >= 0 {
-		s.loop.do(func() { s.loop.table.leave(s.front, gone) })
-	}
 }
 
 // udpLoop is a loop that serves UDP. Its thread alone touches what it has.
@@ -229,7 +221,9 @@ func (l *udpLoop) fromBackend(s *udpSocket) {
 			s.readErrors()
 			return
 		}
-		l.table.answered(s.session, l.now)
+		if !l.table.answered(s.session, l.now) {
+			return
+		}
 		if _, err := unix.SendmsgN(s.via.fd, l.buf[:n], s.from, s.client, unix.MSG_DONTWAIT); err != nil {
 			l.table.count.sendFailed.Add(1)
 			continue

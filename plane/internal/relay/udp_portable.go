@@ -93,15 +93,6 @@ func (f *portableFront) close() {
 	f.engine.remove(f)
 }
 
-func (f *portableFront) leave(gone []netip.AddrPort, grace time.Duration) {
-	if grace < 0 {
-		return
-	}
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	f.engine.table.leave(f.udpFront, gone)
-}
-
 // remove ends a listener and its sessions. The engine's mu is held.
 func (p *portableUDP) remove(f *portableFront) {
 	if p.fronts[f.udpFront] == f {
@@ -173,7 +164,7 @@ func (p *portableUDP) reply(s *udpSession, from, via *net.UDPConn) {
 		case err != nil:
 			s.lost = true
 		default:
-			p.table.answered(s, time.Now())
+			over = !p.table.answered(s, time.Now())
 		}
 		p.mu.Unlock()
 		switch {

@@ -15,12 +15,14 @@ import (
 type round struct {
 	backends []netip.AddrPort
 	next     atomic.Uint32
+	gone     netip.AddrPort
 }
 
 func (r *round) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
 	return r.backends[int(r.next.Add(1))%len(r.backends)], Forward
 }
 func (*round) Dialled(Client, netip.AddrPort, error) {}
+func (r *round) Serves(backend netip.AddrPort) bool  { return backend != r.gone }
 
 // fakeSession is the socket of a session that takes everything.
 type fakeSession struct{ table *tableTest }
@@ -96,8 +98,9 @@ func TestUDPTableAtRandom(t *testing.T) {
 	backends := []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:53"), netip.MustParseAddrPort("10.1.0.2:53")}
 	groups := []*Group{NewGroup(), NewGroup()}
 	var fronts []*udpFront
+	b := &round{backends: backends}
 	for i := range 6 {
-		fronts = append(fronts, frontOf(groups[i%2], &round{backends: backends}))
+		fronts = append(fronts, frontOf(groups[i%2], b))
 	}
 	for range 20_000 {
 		f := fronts[rnd.IntN(len(fronts))]
@@ -113,7 +116,7 @@ func TestUDPTableAtRandom(t *testing.T) {
 			tab.now = tab.now.Add(time.Duration(rnd.IntN(10)) * time.Second)
 			tab.expire(tab.now)
 		case what < 98:
-			tab.leave(f, backends[rnd.IntN(2):])
+			b.gone = append(backends, netip.AddrPort{})[rnd.IntN(3)]
 		default:
 			tab.close(f)
 		}

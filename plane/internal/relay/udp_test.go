@@ -287,6 +287,7 @@ type never struct{}
 
 func (never) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) { return netip.AddrPort{}, Refuse }
 func (never) Dialled(Client, netip.AddrPort, error)                  {}
+func (never) Serves(netip.AddrPort) bool                             { return false }
 
 // Datagrams for which there is no backend are dropped, and counted; they cost no session. One that comes later serves.
 func TestUDPNoBackend(t *testing.T) {
@@ -305,31 +306,40 @@ func TestUDPNoBackend(t *testing.T) {
 	})
 }
 
-// Sessions to a backend that left end at once, and the next datagram goes to another; the other sessions stay.
-func TestUDPLeaveOfListener(t *testing.T) {
+// A session to a backend that left ends at its next datagram, which goes to another; the other sessions stay. What comes from
+// the backend that left is nobody's (SV-25).
+func TestUDPLeave(t *testing.T) {
 	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
 		r := start(Config{UDPIdle: time.Minute})
-		stays, leaves := boundAt(udpEcho(t, loopback, nil)), boundAt(udpEcho(t, loopback, nil))
+		ports := make(chan netip.AddrPort, 2)
+		leaving := udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) { ports <- from })
+		stays, leaves := boundAt(udpEcho(t, loopback, nil)), boundAt(leaving)
 		l := listenUDP(t, r, loopback, to(leaves))
-		c := dialUDP(t, l.Addr())
-		if !ask(t, c, "first", patience) {
+		c, silent := dialUDP(t, l.Addr()), dialUDP(t, l.Addr())
+		if !ask(t, c, "first", patience) || !ask(t, silent, "first", patience) {
 			t.Fatal("no answer")
 		}
-		l.SetBalancer(to(stays))
+		b := to(stays)
+		l.SetBalancer(b)
 		other := dialUDP(t, l.Addr())
 		if !ask(t, other, "other", patience) {
 			t.Fatal("no answer")
 		}
-		l.Leave([]netip.AddrPort{leaves}, time.Hour)
-		if s := r.Stats().UDP; s.Open != 1 {
-			t.Errorf("%d sessions are left", s.Open)
-		}
+		b.leave(leaves)
 		if !ask(t, c, "second", patience) {
 			t.Error("no answer from the backend that stays")
 		}
-		l.Leave([]netip.AddrPort{stays}, -1) // it has returned
-		if s := r.Stats().UDP; s.Open != 2 || s.Opened != 3 {
+		if s := r.Stats().UDP; s.Open != 3 || s.Opened != 4 {
 			t.Errorf("%+v", s)
+		}
+		answers := r.Stats().UDP.ToClients.Datagrams
+		<-ports // the first session's, which has ended
+		if _, err := leaving.WriteToUDPAddrPort([]byte("late"), <-ports); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "what who left sends ends the session", func() bool { return r.Stats().UDP.Open == 2 })
+		if n := r.Stats().UDP.ToClients.Datagrams; n != answers {
+			t.Errorf("%d datagrams of a backend that left went to clients", n-answers)
 		}
 	})
 }
@@ -351,7 +361,6 @@ func TestUDPCloseAndPortInUse(t *testing.T) {
 		if n := r.Stats().UDP.Open; n != 0 {
 			t.Errorf("%d sessions are left", n)
 		}
-		l.Leave([]netip.AddrPort{b.backends[0]}, 0)
 		l.Close()
 		again := listenUDP(t, r, l.Addr(), b)
 		if !ask(t, c, "again", patience) {
@@ -389,7 +398,7 @@ func TestUDPStranger(t *testing.T) {
 		if !refused() {
 			t.Error("the port of a session takes what a stranger sends")
 		}
-		l.Leave(b.backends, 0)
+		l.Close()
 		if !refused() {
 			t.Error("the port of a session that has ended takes what a stranger sends")
 		}
