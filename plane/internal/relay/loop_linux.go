@@ -12,12 +12,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// loop is a thread that serves connections, or sessions of UDP. Only its thread touches what is not
-// marked as shared.
+// loop is a thread that serves connections. Only its thread touches what is not marked as shared.
 type loop struct {
 	relay  *Relay
-	engine *conns   // nil of one that serves UDP
-	udp    *udpLoop // nil of one that serves connections
+	engine *conns
 	epoll  int
 	wake   int // an eventfd, written when posted has something
 	now    time.Time
@@ -43,8 +41,7 @@ type loop struct {
 }
 
 const (
-	// copySize is how many bytes are copied at a time if they cannot be spliced. It holds the
-	// longest datagram.
+	// copySize is how many bytes are copied at a time if they cannot be spliced.
 	copySize = 64 << 10
 	// batch is how many events are taken from the kernel at a time.
 	batch = 256
@@ -132,15 +129,12 @@ func (l *loop) run() {
 	}
 	l.endAll()
 	l.pipes.closeFree()
-	if l.udp != nil {
-		l.udp.closeAll()
-	}
 }
 
 // token is the owner of an event: a listening socket, one end of a connection, or the loop itself.
 type token struct {
 	kind int32
-	id   int32 // the listening socket's, the connection's slot, or the descriptor of a socket of UDP
+	id   int32 // the listening socket's, or the connection's slot
 	gen  int32 // of the connection's end
 }
 
@@ -148,7 +142,6 @@ type token struct {
 const (
 	tokenWake = iota + 2
 	tokenListening
-	tokenUDP
 	tokenKinds
 )
 
@@ -166,8 +159,6 @@ func (l *loop) event(ev *unix.EpollEvent) {
 		if s := l.listening[id]; s != nil {
 			l.accept(s)
 		}
-	case tokenUDP:
-		l.udp.event(id, ev.Events)
 	default:
 		if c := l.conns[id]; c != nil && c.ends[kind].gen == ev.Pad {
 			l.ended(c, kind, ev.Events)

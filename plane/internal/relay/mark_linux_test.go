@@ -55,21 +55,25 @@ func TestMark(t *testing.T) {
 // So do datagrams: the socket of a session has the mark.
 func TestMarkOfDatagrams(t *testing.T) {
 	const mark = 1 << 14
-	r := startUDP(t, Config{Mark: mark}, newUDP)
+	r := startUDP(t, Config{Mark: mark}, 0)
 	l := listenUDP(t, r, loopback, to(boundAt(udpEcho(t, loopback, nil))))
 	if !ask(t, dialUDP(t, l.Addr()), "open", patience) {
 		t.Fatal("no answer")
 	}
 	sessions := 0
-	for _, loop := range r.udp.(*udpEngine).loops {
-		loop.do(func() {
-			loop.table.each(func(s *udpSession) {
-				sessions++
-				if got, err := unix.GetsockoptInt(s.socket.(*udpSocket).fd, unix.SOL_SOCKET, unix.SO_MARK); got != mark || err != nil {
+	for i := range r.udp.shards {
+		shard := &r.udp.shards[i]
+		shard.mu.Lock()
+		shard.table.each(func(s *udpSession) {
+			sessions++
+			_ = s.socket.(*udpSocket).do(func(fd int) error {
+				if got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK); got != mark || err != nil {
 					t.Errorf("a session's socket has mark %#x, error %v; want %#x", got, err, mark)
 				}
+				return nil
 			})
 		})
+		shard.mu.Unlock()
 	}
 	if sessions != 1 {
 		t.Errorf("%d sessions", sessions)

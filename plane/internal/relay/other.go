@@ -4,8 +4,6 @@ package relay
 
 func newConns(r *Relay) (connEngine, error) { return newPortable(r), nil }
 
-func newUDP(r *Relay) (engine, error) { return newPortableUDP(r), nil }
-
 // EphemeralPorts is how many ports the host has for sockets that ask for none: those that IANA has
 // set aside (RFC 6335).
 func EphemeralPorts() int { return 65535 - 49152 + 1 }

@@ -128,8 +128,8 @@ func orElse(d *time.Duration, def time.Duration) {
 	}
 }
 
-// engine serves listeners of some protocols, and counts what it does.
-type engine interface {
+// connEngine serves protocols whose connections outlive their listeners, and counts what it does.
+type connEngine interface {
 	// listen begins to serve. The error of a port in use wraps syscall.EADDRINUSE, that of an
 	// unknown protocol errors.ErrUnsupported.
 	listen(l *Listener, at Listening) (socket, error)
@@ -137,11 +137,6 @@ type engine interface {
 	add(s *Stats)
 	// stop ends what is open, and frees everything before it returns.
 	stop()
-}
-
-// connEngine serves protocols whose connections outlive their listeners.
-type connEngine interface {
-	engine
 	// end ends what is open. It does not wait.
 	end()
 }
@@ -162,7 +157,7 @@ type Relay struct {
 
 	ports *sourcePorts
 	conns connEngine
-	udp   engine
+	udp   *udpEngine
 
 	mu        sync.Mutex
 	closed    bool
@@ -177,12 +172,8 @@ func New(cfg Config) (*Relay, error) {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
 	r := &Relay{cfg: cfg.withDefaults(), ns: ns, ports: newSourcePorts(EphemeralPorts()), listeners: map[*Listener]struct{}{}}
-	if r.conns, err = newConns(r); err == nil {
-		if r.udp, err = newUDP(r); err != nil {
-			r.conns.stop()
-		}
-	}
-	if err != nil {
+	r.udp = newUDP(r, newUDPBudget(mostSessionFiles(), EphemeralPorts()))
+	if r.conns, err = newConns(r); err != nil {
 		ns.close()
 		return nil, fmt.Errorf("relay: %w", err)
 	}
@@ -198,10 +189,10 @@ func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error
 	}
 	l := &Listener{relay: r, at: at, group: group}
 	l.SetBalancer(b)
-	var engine engine = r.conns
+	listen := r.conns.listen
 	switch at.Proto {
 	case lb.UDP:
-		engine = r.udp
+		listen = r.udp.listen
 	case lb.TCP, lb.SCTP:
 	default:
 		return nil, fmt.Errorf("relay: listen at %v: protocol %v: %w", at.Addr, at.Proto, errors.ErrUnsupported)
@@ -213,7 +204,7 @@ func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error
 		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, ErrClosed)
 	}
 	var err error
-	if l.socket, err = engine.listen(l, at); err != nil {
+	if l.socket, err = listen(l, at); err != nil {
 		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, err)
 	}
 	r.listeners[l] = struct{}{}

@@ -64,6 +64,16 @@ func (c *udpCounters) add(s *Sessions) {
 	s.Dropped.SendFailed += c.sendFailed.Load()
 }
 
+// replied counts a reply to a client.
+func (c *udpCounters) replied(n int, err error) {
+	if err != nil {
+		c.sendFailed.Add(1)
+		return
+	}
+	c.toClients.Add(1)
+	c.toClientBytes.Add(uint64(n))
+}
+
 const (
 	// udpFiles and udpPorts are the parts of the process's descriptors and of the node's ports that
 	// sessions may take: one in so many. Each session takes one of both.
@@ -116,6 +126,9 @@ func (s *udpSession) dialled(err error) { s.front.owner.dialled(s.client(false),
 type udpFront struct {
 	owner    *Listener
 	at       netip.AddrPort
+	shard    *udpShard
+	socket   *udpSocket
+	closed   bool
 	share    Share
 	sessions map[udpKey]*udpSession
 	order    list.List // of sessions, that used last in front

@@ -1,255 +1,366 @@
 package relay
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
-	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// udpLoops is how many loops serve UDP at most: a group has one of them.
-const udpLoops = 4
-
-// udpEngine serves UDP: loops, each with the listeners and sessions of some groups.
-type udpEngine struct {
-	relay *Relay
-	loops []*udpLoop
-	work  sync.WaitGroup
-}
-
-func newUDP(r *Relay) (engine, error) {
-	return newUDPEngine(r, newUDPBudget(OpenFiles(), EphemeralPorts()))
-}
-
-func newUDPEngine(r *Relay, budget *Budget) (*udpEngine, error) {
-	e := &udpEngine{relay: r}
-	for range min(runtime.GOMAXPROCS(0), udpLoops) {
-		l, err := newUDPLoop(r, budget)
-		if err == nil {
-			err = l.loop.begin(&e.work)
-		}
-		if err != nil {
-			e.stop()
-			return nil, fmt.Errorf("begin a loop for UDP: %w", err)
-		}
-		e.loops = append(e.loops, l)
+// newUDPSocket makes a socket in the namespace of the thread. It fragments datagrams that are too
+// long for a link: the client's own path MTU discovery ends at the relay.
+func newUDPSocket(a netip.Addr) (int, error) {
+	cut := option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT}
+	if a.Is6() {
+		cut = option{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT}
 	}
-	return e, nil
-}
-
-func (e *udpEngine) add(s *Stats) {
-	for _, l := range e.loops {
-		l.table.count.add(&s.UDP)
-	}
-}
-
-func (e *udpEngine) stop() {
-	for _, l := range e.loops {
-		l.post(func() { l.stopping = true })
-	}
-	e.work.Wait()
-}
-
-func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
-	s := &udpListener{udpSocket: udpSocket{fd: -1, loop: e.loops[owner.group.loop%uint32(len(e.loops))]}}
-	if err := e.relay.ns.run(func() (err error) {
-		s.fd, err = openUDP(at.Addr)
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	bound, err := unix.Getsockname(s.fd)
+	fd, err := unix.Socket(familyOf(a), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
 	if err != nil {
-		unix.Close(s.fd)
-		return nil, os.NewSyscallError("getsockname", err)
+		return -1, os.NewSyscallError("socket", err)
 	}
-	s.front = newUDPFront(owner, addrPort(bound))
-	err = ErrClosed
-	s.loop.do(func() {
-		if err = s.loop.watch(&s.udpSocket); err == nil {
-			s.loop.fronts[s.front] = &s.udpSocket
-		}
-	})
+	if err := setOptions(fd, cut); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// bindUDP makes the socket of a listener.
+func bindUDP(at netip.AddrPort) (int, error) {
+	fd, err := newUDPSocket(at.Addr())
 	if err != nil {
-		unix.Close(s.fd)
-		return nil, err
+		return -1, err
 	}
-	return s, nil
+	options := []option{wantHops(at.Addr()), {"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}}
+	if at.Addr().Is6() {
+		options = []option{wantHops(at.Addr()), {"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
+			{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}}
+	}
+	err = setOptions(fd, options...)
+	for _, o := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, o[0], udpBuffer) != nil {
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, o[1], udpBuffer) // as much as the node allows
+		}
+	}
+	if err == nil {
+		err = distinguish(fd, at.Addr().Is6())
+	}
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(at)))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
-// udpListener is the socket of a listener.
-type udpListener struct {
-	udpSocket
-	once sync.Once
-}
-
-func (s *udpListener) addr() netip.AddrPort { return s.front.at }
-
-// close ends the sessions too: without the socket there is no way back to their clients.
-func (s *udpListener) close() {
-	s.once.Do(func() { s.loop.do(func() { s.loop.remove(&s.udpSocket) }) })
-}
-
-// udpLoop is a loop that serves UDP. Its thread alone touches what it has.
-type udpLoop struct {
-	*loop
-	table   *udpTable
-	sockets []*udpSocket // by descriptor
-	fronts  map[*udpFront]*udpSocket
-	tending timer // armed while there are sessions
-	control [recvControlSize]byte
-}
-
-// udpSocket is a socket of a loop: of a listener, or to the backend of a session.
+// udpSocket is the socket of a listener, or of a session. It never blocks a thread.
 type udpSocket struct {
-	loop  *udpLoop
-	fd    int
-	front *udpFront // of a listener
+	file *os.File // with which the runtime waits
+	raw  syscall.RawConn
 
 	session *udpSession
 	hops    int           // of what is sent, 0 for the node's own
 	client  unix.Sockaddr // to whom replies go
 	from    []byte        // by which control message from the right address
-	via     *udpSocket    // and by which socket
 }
 
-func newUDPLoop(r *Relay, budget *Budget) (*udpLoop, error) {
-	l, err := newLoop(r)
+func newUDPFile(fd int) (*udpSocket, error) {
+	s := &udpSocket{file: os.NewFile(uintptr(fd), "udp")}
+	var err error
+	if s.raw, err = s.file.SyscallConn(); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// newFrontSocket makes the socket of a listener.
+func newFrontSocket(at netip.AddrPort) (*udpSocket, error) {
+	fd, err := bindUDP(at)
 	if err != nil {
 		return nil, err
 	}
-	u := &udpLoop{loop: l, fronts: map[*udpFront]*udpSocket{}}
-	u.table = newUDPTable(r.cfg.UDPIdle, budget, u.dial)
-	u.tending = timer{fire: u.tend}
-	l.udp = u
-	return u, nil
+	return newUDPFile(fd)
 }
 
-// do runs fn in the loop, unless that has ended, and returns when it has run.
-func (l *udpLoop) do(fn func()) {
-	ran := make(chan struct{})
-	if l.post(func() { defer close(ran); fn() }) {
-		<-ran
-	}
-}
-
-// watch has the loop serve a socket.
-func (l *udpLoop) watch(s *udpSocket) error {
-	if l.stopping {
-		return ErrClosed
-	}
-	if err := l.loop.control(unix.EPOLL_CTL_ADD, s.fd, unix.EPOLLIN, token{kind: tokenUDP, id: int32(s.fd)}); err != nil {
+func (s *udpSocket) addr() (at netip.AddrPort) {
+	_ = s.do(func(fd int) error {
+		sa, err := unix.Getsockname(fd)
+		at = addrPort(sa)
 		return err
-	}
-	if more := s.fd + 1 - len(l.sockets); more > 0 {
-		l.sockets = append(l.sockets, make([]*udpSocket, more)...)
-	}
-	l.sockets[s.fd] = s
-	return nil
+	})
+	return at
 }
 
-// close closes a socket, which leaves epoll.
-func (s *udpSocket) close() {
-	if s.fd >= 0 {
-		s.loop.sockets[s.fd] = nil
-		unix.Close(s.fd)
-		s.fd = -1
+// close returns when the port is free.
+func (s *udpSocket) close() { s.file.Close() }
+
+// do calls fn with the descriptor, unless the socket is closed.
+func (s *udpSocket) do(fn func(fd int) error) error {
+	var err error
+	if closed := s.raw.Control(func(fd uintptr) { err = fn(int(fd)) }); closed != nil {
+		return os.ErrClosed
 	}
+	return err
 }
 
-// event takes an event of a socket.
-func (l *udpLoop) event(fd int32, events uint32) {
-	s := l.sockets[fd]
-	switch {
-	case s == nil: // an event before in the same round has closed it
-	case s.session == nil:
-		l.fromClients(s)
-	default:
-		if events&unix.EPOLLERR != 0 {
-			s.readErrors()
+// isClosed reports whether an error of reading says that the socket is closed.
+func isClosed(err error) bool { return errors.Is(err, os.ErrClosed) }
+
+// await waits until the socket has something, and reads it.
+func (s *udpSocket) await(read func(fd int, buf []byte) (int, error)) (d datagram, err error) {
+	if closed := s.raw.Read(func(fd uintptr) bool {
+		d.buf = buffers.Get().(*[datagramSize]byte)
+		for {
+			if d.n, err = read(int(fd), d.buf[:]); err != unix.EINTR {
+				break
+			}
 		}
-		if events&unix.EPOLLIN != 0 {
-			l.fromBackend(s)
+		if err != nil {
+			d.free()
+		}
+		return err != unix.EAGAIN
+	}); closed != nil {
+		return d, os.ErrClosed
+	}
+	return d, err
+}
+
+// fromClient waits for a datagram of a client.
+func (s *udpSocket) fromClient() (datagram, error) {
+	var control [recvControlSize]byte
+	var controlled int
+	var from unix.Sockaddr
+	d, err := s.await(func(fd int, buf []byte) (n int, err error) {
+		n, controlled, _, from, err = unix.Recvmsg(fd, buf, control[:], unix.MSG_DONTWAIT)
+		return n, err
+	})
+	if err == nil {
+		d.client, d.received = addrPort(from), parseControl(control[:controlled])
+	}
+	return d, err
+}
+
+// fromBackend waits for a datagram of the backend.
+func (s *udpSocket) fromBackend() (datagram, error) { return s.await(unix.Read) }
+
+// reply sends a datagram to the client of a session.
+func (s *udpSocket) reply(datagram []byte, of *udpSocket) error {
+	return s.do(func(fd int) error {
+		_, err := unix.SendmsgN(fd, datagram, of.from, of.client, unix.MSG_DONTWAIT)
+		return err
+	})
+}
+
+// newBackendSocket makes a socket that is connected to the backend of a session, with a random port.
+func newBackendSocket(of *udpSession, mark uint32) (*udpSocket, error) {
+	fd, err := newUDPSocket(of.backend.Addr())
+	if err != nil {
+		return nil, err
+	}
+	report := option{"IP_RECVERR", unix.IPPROTO_IP, unix.IP_RECVERR, 1}
+	if of.backend.Addr().Is6() {
+		report = option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}
+	}
+	err = setOptions(fd, append(markBy(mark), report)...)
+	if err == nil {
+		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(of.backend)))
+	}
+	// The kernel gives a socket its port before it connects it. A datagram in between may be of
+	// another host.
+	for err == nil {
+		if _, e := unix.Read(fd, make([]byte, 1)); e != nil && e != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	s, err := newUDPFile(fd)
+	if err == nil {
+		s.session, s.client, s.from = of, sockaddr(of.key.client), sourceControl(of.key.local)
+	}
+	return s, err
+}
+
+// send is part of sessionSocket.
+func (s *udpSocket) send(datagram []byte, hops int) error {
+	return s.do(func(fd int) error {
+		if hops != s.hops {
+			limit := hops
+			if hops == 0 {
+				limit = -1
+			}
+			if err := setOptions(fd, limitHops(s.session.backend.Addr(), limit)); err != nil {
+				return err
+			}
+			s.hops = hops
+		}
+		err := write(fd, datagram)
+		if err == nil || isOurs(err) {
+			return err
+		}
+		// It may be the error of an earlier datagram, which is reported once.
+		if s.readErrors(fd); s.session.lost {
+			return err
+		}
+		return write(fd, datagram)
+	})
+}
+
+func write(fd int, datagram []byte) error {
+	for {
+		if err := unix.Send(fd, datagram, unix.MSG_DONTWAIT); err != unix.EINTR {
+			return err
 		}
 	}
 }
 
-// Datagrams that are taken from one socket before others have their turn.
-const (
-	clientsTurn = 64
-	backendTurn = 16
-)
+// failed notes what the network reports after an error of reading.
+func (s *udpSocket) failed() {
+	_ = s.do(func(fd int) error {
+		s.readErrors(fd)
+		return nil
+	})
+}
 
-// fromClients forwards datagrams of clients.
-func (l *udpLoop) fromClients(s *udpSocket) {
-	for range clientsTurn {
-		n, controlled, flags, from, err := unix.Recvmsg(s.fd, l.buf, l.control[:], unix.MSG_DONTWAIT)
+// mostErrors is how many errors are read at a time: more than the kernel keeps by default.
+const mostErrors = 1024
+
+// readErrors reads what the network reports about datagrams that were sent to the backend.
+func (s *udpSocket) readErrors(fd int) {
+	var control [512]byte
+	var payload [1]byte
+	for range mostErrors {
+		_, n, _, _, err := unix.Recvmsg(fd, payload[:], control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil {
-			return
+			break
 		}
-		info := parseControl(l.control[:controlled])
-		// The relay is a router among others: two relays whose backends are each other would pass a
-		// datagram on forever.
-		if flags&unix.MSG_TRUNC != 0 || !info.unicast || info.hops == 1 {
-			l.table.count.malformed.Add(1)
-			continue
-		}
-		k := udpKey{client: addrPort(from), local: info.local}
-		l.table.forward(s.front, k, l.buf[:n], max(info.hops-1, 0), l.now)
-		if l.tending.pending == nil && l.table.count.open.Load() > 0 {
-			l.arm(&l.tending, l.table.granule())
+		if why, by := unreachable(control[:n]); why != 0 {
+			shard := s.session.front.shard
+			shard.table.refused(s.session, why, by == s.session.backend.Addr().WithZone(""), shard.engine.relay.ns.isLocal(by))
 		}
 	}
+	// An error that nothing in the queue explains would be reported for ever.
+	_, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 }
 
-// fromBackend forwards datagrams of a backend.
-func (l *udpLoop) fromBackend(s *udpSocket) {
-	for range backendTurn {
-		n, err := unix.Read(s.fd, l.buf)
+// isLocal reports whether the node has an address. From elsewhere, the kernel drops packets from
+// such an address with IPv4; with IPv6 only forged ones have it.
+func (n namespace) isLocal(a netip.Addr) bool {
+	if !a.IsValid() || a.IsUnspecified() {
+		return false
+	}
+	return n.run(func() error {
+		fd, err := newUDPSocket(a)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Bind(fd, sockaddr(netip.AddrPortFrom(a, 0)))
+	}) == nil
+}
+
+// recvControlSize holds an address of either family and the hops that are left.
+const recvControlSize = 128
+
+// parseControl reads the control messages of a datagram. What it does not know it leaves out.
+func parseControl(b []byte) (r received) {
+	for len(b) >= unix.SizeofCmsghdr {
+		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
+		if err != nil {
+			return r
+		}
+		b = rest
 		switch {
-		case err == unix.EINTR:
+		case hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+			// The source for a reply (4:8) is the destination (8:12), unless that is a multicast or
+			// broadcast address.
+			r.local = netip.AddrFrom4([4]byte(data[8:12]))
+			r.unicast = [4]byte(data[4:8]) == [4]byte(data[8:12])
+		case hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+			r.local = netip.AddrFrom16([16]byte(data[:16]))
+			r.unicast = !r.local.IsMulticast()
+		case isHops(hdr) && len(data) >= 4:
+			r.hops = int(int32(binary.NativeEndian.Uint32(data)))
+		}
+	}
+	return r
+}
+
+func isHops(hdr unix.Cmsghdr) bool {
+	return hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_TTL || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_HOPLIMIT
+}
+
+// sourceControl is the control message that has a datagram sent from an address.
+func sourceControl(a netip.Addr) []byte {
+	if a.Is4() {
+		return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: a.As4()})
+	}
+	return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: a.As16()})
+}
+
+// The types of "destination unreachable": RFC 792 and RFC 4443.
+const icmpUnreachable, icmp6Unreachable = 3, 1
+
+// unreachable reads the control messages of a network error: the error, and the host that reports
+// it. 0: the error does not mean that a backend is unreachable.
+func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
+	for len(b) >= unix.SizeofCmsghdr {
+		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
+		if err != nil {
+			return 0, by
+		}
+		b = rest
+		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_RECVERR
+		const size = 16 // struct sock_extended_err of linux/errqueue.h; behind it is who says so
+		if !known || len(data) < size {
 			continue
-		case err == unix.EAGAIN:
-			return
-		case err != nil:
-			s.readErrors()
-			return
 		}
-		if !l.table.answered(s.session, l.now) {
-			return
+		switch [2]byte{data[4], data[5]} { // origin and type
+		case [2]byte{unix.SO_EE_ORIGIN_ICMP, icmpUnreachable}, [2]byte{unix.SO_EE_ORIGIN_ICMP6, icmp6Unreachable}:
+		default:
+			continue // "time exceeded" is EHOSTUNREACH too, and the client's TTL can cause it
 		}
-		if _, err := unix.SendmsgN(s.via.fd, l.buf[:n], s.from, s.client, unix.MSG_DONTWAIT); err != nil {
-			l.table.count.sendFailed.Add(1)
-			continue
+		switch errno = unix.Errno(binary.NativeEndian.Uint32(data)); errno {
+		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
+			return errno, offender(data[size:])
 		}
-		l.table.count.toClients.Add(1)
-		l.table.count.toClientBytes.Add(uint64(n))
 	}
+	return 0, by
 }
 
-// tend ends sessions that are idle.
-func (l *udpLoop) tend() {
-	if l.table.expire(l.now) {
-		l.arm(&l.tending, l.table.granule())
+// offender reads the address of a socket address.
+func offender(b []byte) netip.Addr {
+	switch {
+	case len(b) >= unix.SizeofSockaddrInet4 && binary.NativeEndian.Uint16(b) == unix.AF_INET:
+		return netip.AddrFrom4([4]byte(b[4:8]))
+	case len(b) >= unix.SizeofSockaddrInet6 && binary.NativeEndian.Uint16(b) == unix.AF_INET6:
+		return netip.AddrFrom16([16]byte(b[8:24]))
 	}
+	return netip.Addr{}
 }
 
-// closeAll closes all sockets.
-func (l *udpLoop) closeAll() {
-	for _, s := range l.fronts {
-		l.remove(s)
+// EphemeralPorts is how many ports the node has for sockets that ask for none.
+func EphemeralPorts() int {
+	const path = "/proc/sys/net/ipv4/ip_local_port_range"
+	var first, last int
+	content, err := os.ReadFile(path)
+	if err == nil {
+		_, err = fmt.Sscan(string(content), &first, &last)
 	}
-}
-
-// remove closes the socket of a listener, and ends its sessions.
-func (l *udpLoop) remove(s *udpSocket) {
-	l.table.close(s.front)
-	delete(l.fronts, s.front)
-	s.close()
+	if err != nil || last < first {
+		return 60999 - 32768 + 1 // Linux' default
+	}
+	return last - first + 1
 }

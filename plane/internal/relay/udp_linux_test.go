@@ -26,7 +26,7 @@ import (
 // backend alone it is tried again, and serves as soon as it is back.
 func TestUDPBackendDiesAndReturns(t *testing.T) {
 	for _, at := range []netip.AddrPort{loopback, loopback6} {
-		r := startUDP(t, Config{UDPIdle: time.Minute}, newUDP)
+		r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 		dead := udpSocketAt(t, at)
 		deadAt := boundAt(dead)
 		dead.Close()
@@ -92,7 +92,7 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 
 // A datagram to a backend to which there is no way goes to another at once.
 func TestUDPNoWayToBackend(t *testing.T) {
-	r := startUDP(t, Config{}, newUDP)
+	r := startUDP(t, Config{}, 0)
 	nowhere := netip.MustParseAddrPort("203.0.113.1:53")
 	b := to(boundAt(udpEcho(t, loopback, nil)), nowhere, netip.MustParseAddrPort("203.0.113.2:53"))
 	l := listenUDP(t, r, loopback, b)
@@ -107,7 +107,7 @@ func TestUDPNoWayToBackend(t *testing.T) {
 
 // The answer comes from the address that was asked, which the Balancer is told.
 func TestUDPAnswersFromTheAddressThatWasAsked(t *testing.T) {
-	r := startUDP(t, Config{}, newUDP)
+	r := startUDP(t, Config{}, 0)
 	b := to(boundAt(udpEcho(t, loopback, nil)))
 	l := listenUDP(t, r, netip.MustParseAddrPort("0.0.0.0:0"), b)
 	for i, asked := range []string{"127.0.0.1", "127.0.0.7", "127.9.9.9"} {
@@ -205,7 +205,7 @@ type many struct {
 
 func newMany(t testing.TB, to netip.AddrPort) *many {
 	t.Helper()
-	fd, err := openUDP(netip.MustParseAddrPort("0.0.0.0:0"))
+	fd, err := bindUDP(netip.MustParseAddrPort("0.0.0.0:0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,7 +300,7 @@ func TestUDPManySessions(t *testing.T) {
 		for range backends {
 			b.backends = append(b.backends, boundAt(udpEcho(t, loopback, nil)))
 		}
-		r := startUDP(t, Config{UDPIdle: 5 * time.Minute}, func(r *Relay) (engine, error) { return newUDPEngine(r, &Budget{max: 2 * sessions}) })
+		r := startUDP(t, Config{UDPIdle: 5 * time.Minute}, 2*sessions)
 		l := listenUDP(t, r, loopback, b)
 		clients := newMany(t, l.Addr())
 		before, filesBefore := measure(t), openDescriptors(t)
@@ -339,7 +339,7 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 	const bound = 1 << 10
 	for name, group := range map[string]*Group{"of its namespace": NewGroup(), "of another": nil} {
 		t.Run(name, func(t *testing.T) {
-			r := startUDP(t, Config{UDPIdle: 5 * time.Minute}, func(r *Relay) (engine, error) { return newUDPEngine(r, &Budget{max: bound}) })
+			r := startUDP(t, Config{UDPIdle: 5 * time.Minute}, bound)
 			listen := func(b Balancer) *Listener {
 				l, err := r.Listen(Listening{lb.UDP, loopback}, b, group)
 				if err != nil {
@@ -391,7 +391,7 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 
 // Without a descriptor new sessions are dropped and counted, those that are open go on, and all is well when there are some again.
 func TestUDPOutOfDescriptors(t *testing.T) {
-	r := startUDP(t, Config{UDPIdle: time.Minute}, newUDP)
+	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	backend := boundAt(udpEcho(t, loopback, nil))
 	l := listenUDP(t, r, loopback, to(backend))
 	six := listenUDP(t, r, loopback, to(boundAt(udpEcho(t, loopback6, nil))))
@@ -420,40 +420,38 @@ func TestUDPOutOfDescriptors(t *testing.T) {
 
 // Listeners come and go while clients send to them, from many goroutines.
 func TestUDPComeAndGo(t *testing.T) {
-	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
-		r := start(Config{UDPIdle: 2 * time.Millisecond})
-		b := to(boundAt(udpEcho(t, loopback, nil)), boundAt(udpEcho(t, loopback, nil)))
-		var work sync.WaitGroup
-		for range 4 {
-			work.Go(func() {
-				for range 60 {
-					l, err := r.Listen(Listening{lb.UDP, loopback}, b, nil)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(l.Addr()))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					for i := range 20 {
-						c.Write([]byte{byte(i)})
-						if i == 10 {
-							b.leave(b.backends[:1]...)
-						}
-					}
-					l.Close()
-					b.leave()
-					l.Close()
-					c.Close()
-					r.Stats()
+	r := startUDP(t, Config{UDPIdle: 2 * time.Millisecond}, 0)
+	b := to(boundAt(udpEcho(t, loopback, nil)), boundAt(udpEcho(t, loopback, nil)))
+	var work sync.WaitGroup
+	for range 4 {
+		work.Go(func() {
+			for range 60 {
+				l, err := r.Listen(Listening{lb.UDP, loopback}, b, nil)
+				if err != nil {
+					t.Error(err)
+					return
 				}
-			})
-		}
-		work.Wait()
-		eventually(t, "no session is left", func() bool { return r.Stats().UDP.Open == 0 })
-	})
+				c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(l.Addr()))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for i := range 20 {
+					c.Write([]byte{byte(i)})
+					if i == 10 {
+						b.leave(b.backends[:1]...)
+					}
+				}
+				l.Close()
+				b.leave()
+				l.Close()
+				c.Close()
+				r.Stats()
+			}
+		})
+	}
+	work.Wait()
+	eventually(t, "no session is left", func() bool { return r.Stats().UDP.Open == 0 })
 }
 
 // FuzzUDPControl reads what a kernel would never write: nothing panics.

@@ -17,21 +17,6 @@ import (
 	"kube-proxy/lb"
 )
 
-// udpEngines are what serves UDP: that of this host, and that of hosts with nothing better.
-var udpEngines = map[string]func(*Relay) (engine, error){
-	"host":     newUDP,
-	"portable": func(r *Relay) (engine, error) { return newPortableUDP(r), nil },
-}
-
-// eachUDP runs a test with each of them.
-func eachUDP(t *testing.T, test func(t *testing.T, start func(Config) *Relay)) {
-	for name, make := range udpEngines {
-		t.Run(name, func(t *testing.T) {
-			test(t, func(cfg Config) *Relay { return startUDP(t, cfg, make) })
-		})
-	}
-}
-
 // unhurried has sessions last as long as tests wait, unless a test is of when they end: a machine that is busy for longer than
 // DefaultUDPIdle between a datagram and its answer would lose the answer, as it must.
 func unhurried(cfg Config) Config {
@@ -41,15 +26,15 @@ func unhurried(cfg Config) Config {
 	return cfg
 }
 
-func startUDP(t testing.TB, cfg Config, make func(*Relay) (engine, error)) *Relay {
+// startUDP starts a relay, with at most so many sessions; 0 is as many as usual.
+func startUDP(t testing.TB, cfg Config, sessions int64) *Relay {
 	t.Helper()
 	r, err := New(unhurried(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.udp.stop()
-	if r.udp, err = make(r); err != nil {
-		t.Fatal(err)
+	if sessions > 0 {
+		r.udp = newUDP(r, &Budget{max: sessions})
 	}
 	t.Cleanup(r.Close)
 	return r
@@ -59,7 +44,7 @@ var loopback6 = netip.MustParseAddrPort("[::1]:0")
 
 func udpSocketAt(t testing.TB, at netip.AddrPort) *net.UDPConn {
 	t.Helper()
-	c, err := net.ListenUDP(udpNetwork(at.Addr()), net.UDPAddrFromAddrPort(at))
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,12 +159,8 @@ func sizes(rnd *rand.Rand) (n []int) {
 // Every datagram arrives, both ways, once, unchanged, and those of a client in their order, whatever the sizes, with many clients
 // and several backends.
 func TestUDPEveryDatagram(t *testing.T) {
-	eachUDP(t, everyDatagram)
-}
-
-func everyDatagram(t *testing.T, start func(Config) *Relay) {
 	for _, at := range []netip.AddrPort{loopback, loopback6} {
-		r := start(Config{})
+		r := startUDP(t, Config{}, 0)
 		var backends []netip.AddrPort
 		for range 3 {
 			backends = append(backends, boundAt(udpEcho(t, at, nil)))
@@ -240,46 +221,44 @@ func everyDatagram(t *testing.T, start func(Config) *Relay) {
 
 // A session keeps its backend and its source port as long as it lasts, and ends when it is idle (CF-45).
 func TestUDPSession(t *testing.T) {
-	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
-		r := start(Config{UDPIdle: 100 * time.Millisecond})
-		var mu sync.Mutex
-		ports := map[netip.AddrPort]int{}
-		seen := func(from netip.AddrPort, _ []byte) {
-			mu.Lock()
-			ports[from]++
-			mu.Unlock()
-		}
-		b := to(boundAt(udpEcho(t, loopback, seen)), boundAt(udpEcho(t, loopback, seen)))
-		l := listenUDP(t, r, loopback, b)
-		c := dialUDP(t, l.Addr())
-		lost := 0
-		for i := range 200 {
-			// On a busy machine a session may be over before its answer comes.
-			for !ask(t, c, fmt.Sprint(i), patience/4) {
-				if lost++; lost > 3 || r.Stats().UDP.Opened < uint64(lost) {
-					t.Fatalf("no answer; %+v", r.Stats().UDP)
-				}
+	r := startUDP(t, Config{UDPIdle: 100 * time.Millisecond}, 0)
+	var mu sync.Mutex
+	ports := map[netip.AddrPort]int{}
+	seen := func(from netip.AddrPort, _ []byte) {
+		mu.Lock()
+		ports[from]++
+		mu.Unlock()
+	}
+	b := to(boundAt(udpEcho(t, loopback, seen)), boundAt(udpEcho(t, loopback, seen)))
+	l := listenUDP(t, r, loopback, b)
+	c := dialUDP(t, l.Addr())
+	lost := 0
+	for i := range 200 {
+		// On a busy machine a session may be over before its answer comes.
+		for !ask(t, c, fmt.Sprint(i), patience/4) {
+			if lost++; lost > 3 || r.Stats().UDP.Opened < uint64(lost) {
+				t.Fatalf("no answer; %+v", r.Stats().UDP)
 			}
 		}
-		mu.Lock()
-		// On a busy machine a session may have been idle between two of them.
-		if s := r.Stats().UDP; len(ports) != int(s.Opened) {
-			t.Errorf("backends saw %d ports of %d sessions", len(ports), s.Opened)
-		}
-		mu.Unlock()
-		eventually(t, "the session ends", func() bool { return r.Stats().UDP.Open == 0 })
-		if s := r.Stats().UDP; s.Expired != s.Opened || s.Opened == 0 {
-			t.Errorf("%+v", s)
-		}
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if b.clients[0] != (Client{Addr: boundAt(c), Local: l.Addr()}) {
-			t.Errorf("the Balancer was asked for %v", b.clients[0])
-		}
-		if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) || len(b.dialled) > len(b.clients) || len(b.dialled) < len(b.clients)-lost {
-			t.Errorf("the Balancer was told %v", b.dialled)
-		}
-	})
+	}
+	mu.Lock()
+	// On a busy machine a session may have been idle between two of them.
+	if s := r.Stats().UDP; len(ports) != int(s.Opened) {
+		t.Errorf("backends saw %d ports of %d sessions", len(ports), s.Opened)
+	}
+	mu.Unlock()
+	eventually(t, "the session ends", func() bool { return r.Stats().UDP.Open == 0 })
+	if s := r.Stats().UDP; s.Expired != s.Opened || s.Opened == 0 {
+		t.Errorf("%+v", s)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.clients[0] != (Client{Addr: boundAt(c), Local: l.Addr()}) {
+		t.Errorf("the Balancer was asked for %v", b.clients[0])
+	}
+	if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) || len(b.dialled) > len(b.clients) || len(b.dialled) < len(b.clients)-lost {
+		t.Errorf("the Balancer was told %v", b.dialled)
+	}
 }
 
 // never has no backend.
@@ -291,117 +270,110 @@ func (never) Serves(netip.AddrPort) bool                             { return fa
 
 // Datagrams for which there is no backend are dropped, and counted; they cost no session. One that comes later serves.
 func TestUDPNoBackend(t *testing.T) {
-	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
-		r := start(Config{})
-		l := listenUDP(t, r, loopback, never{})
-		c := dialUDP(t, l.Addr())
-		drops(t, r, c, func(d Dropped) uint64 { return d.NoBackend })
-		if s := r.Stats().UDP; s.Open != 0 || s.ToBackends.Datagrams != 0 {
-			t.Errorf("%+v", s)
-		}
-		l.SetBalancer(to(boundAt(udpEcho(t, loopback, nil))))
-		if !ask(t, c, "now", patience) {
-			t.Error("no answer when there is a backend")
-		}
-	})
+	r := startUDP(t, Config{}, 0)
+	l := listenUDP(t, r, loopback, never{})
+	c := dialUDP(t, l.Addr())
+	drops(t, r, c, func(d Dropped) uint64 { return d.NoBackend })
+	if s := r.Stats().UDP; s.Open != 0 || s.ToBackends.Datagrams != 0 {
+		t.Errorf("%+v", s)
+	}
+	l.SetBalancer(to(boundAt(udpEcho(t, loopback, nil))))
+	if !ask(t, c, "now", patience) {
+		t.Error("no answer when there is a backend")
+	}
 }
 
 // A session to a backend that left ends at its next datagram, which goes to another; the other sessions stay. What comes from
 // the backend that left is nobody's (SV-25).
 func TestUDPLeave(t *testing.T) {
-	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
-		r := start(Config{UDPIdle: time.Minute})
-		ports := make(chan netip.AddrPort, 2)
-		leaving := udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) { ports <- from })
-		stays, leaves := boundAt(udpEcho(t, loopback, nil)), boundAt(leaving)
-		l := listenUDP(t, r, loopback, to(leaves))
-		c, silent := dialUDP(t, l.Addr()), dialUDP(t, l.Addr())
-		if !ask(t, c, "first", patience) || !ask(t, silent, "first", patience) {
-			t.Fatal("no answer")
-		}
-		b := to(stays)
-		l.SetBalancer(b)
-		other := dialUDP(t, l.Addr())
-		if !ask(t, other, "other", patience) {
-			t.Fatal("no answer")
-		}
-		b.leave(leaves)
-		if !ask(t, c, "second", patience) {
-			t.Error("no answer from the backend that stays")
-		}
-		if s := r.Stats().UDP; s.Open != 3 || s.Opened != 4 {
-			t.Errorf("%+v", s)
-		}
-		answers := r.Stats().UDP.ToClients.Datagrams
-		<-ports // the first session's, which has ended
-		if _, err := leaving.WriteToUDPAddrPort([]byte("late"), <-ports); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "what who left sends ends the session", func() bool { return r.Stats().UDP.Open == 2 })
-		if n := r.Stats().UDP.ToClients.Datagrams; n != answers {
-			t.Errorf("%d datagrams of a backend that left went to clients", n-answers)
-		}
-	})
+	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
+	ports := make(chan netip.AddrPort, 2)
+	leaving := udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) { ports <- from })
+	stays, leaves := boundAt(udpEcho(t, loopback, nil)), boundAt(leaving)
+	l := listenUDP(t, r, loopback, to(leaves))
+	c, silent := dialUDP(t, l.Addr()), dialUDP(t, l.Addr())
+	if !ask(t, c, "first", patience) || !ask(t, silent, "first", patience) {
+		t.Fatal("no answer")
+	}
+	b := to(stays)
+	l.SetBalancer(b)
+	other := dialUDP(t, l.Addr())
+	if !ask(t, other, "other", patience) {
+		t.Fatal("no answer")
+	}
+	b.leave(leaves)
+	if !ask(t, c, "second", patience) {
+		t.Error("no answer from the backend that stays")
+	}
+	if s := r.Stats().UDP; s.Open != 3 || s.Opened != 4 {
+		t.Errorf("%+v", s)
+	}
+	const answers = 4
+	eventually(t, "all answers are counted", func() bool { return r.Stats().UDP.ToClients.Datagrams == answers })
+	<-ports // the first session's, which has ended
+	if _, err := leaving.WriteToUDPAddrPort([]byte("late"), <-ports); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what who left sends ends the session", func() bool { return r.Stats().UDP.Open == 2 })
+	if n := r.Stats().UDP.ToClients.Datagrams; n != answers {
+		t.Errorf("%d datagrams of a backend that left went to clients", n-answers)
+	}
 }
 
 // A port is taken once, said so, and free when Close returns. Sessions end with their listener.
 func TestUDPCloseAndPortInUse(t *testing.T) {
-	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
-		r := start(Config{UDPIdle: time.Minute})
-		b := to(boundAt(udpEcho(t, loopback, nil)))
-		l := listenUDP(t, r, loopback, b)
-		c := dialUDP(t, l.Addr())
-		if !ask(t, c, "open", patience) {
-			t.Fatal("no answer")
-		}
-		if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b, nil); !errors.Is(err, syscall.EADDRINUSE) {
-			t.Errorf("a port in use is %v", err)
-		}
-		l.Close()
-		if n := r.Stats().UDP.Open; n != 0 {
-			t.Errorf("%d sessions are left", n)
-		}
-		l.Close()
-		again := listenUDP(t, r, l.Addr(), b)
-		if !ask(t, c, "again", patience) {
-			t.Error("no answer at a port that was given up and taken again")
-		}
-		again.Close()
-		if n := r.Stats().UDP.Open; n != 0 {
-			t.Errorf("%d sessions are left", n)
-		}
-		r.Close()
-		if s := r.Stats().UDP; s.Open != 0 {
-			t.Errorf("%+v after Close", s)
-		}
-	})
+	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
+	b := to(boundAt(udpEcho(t, loopback, nil)))
+	l := listenUDP(t, r, loopback, b)
+	c := dialUDP(t, l.Addr())
+	if !ask(t, c, "open", patience) {
+		t.Fatal("no answer")
+	}
+	if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b, nil); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("a port in use is %v", err)
+	}
+	l.Close()
+	if n := r.Stats().UDP.Open; n != 0 {
+		t.Errorf("%d sessions are left", n)
+	}
+	l.Close()
+	again := listenUDP(t, r, l.Addr(), b)
+	if !ask(t, c, "again", patience) {
+		t.Error("no answer at a port that was given up and taken again")
+	}
+	again.Close()
+	if n := r.Stats().UDP.Open; n != 0 {
+		t.Errorf("%d sessions are left", n)
+	}
+	r.Close()
+	if s := r.Stats().UDP; s.Open != 0 {
+		t.Errorf("%+v after Close", s)
+	}
 }
 
 // A stranger who guesses the port of a session reaches no client: the kernel takes what comes from its backend alone.
 func TestUDPStranger(t *testing.T) {
-	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
-		r := start(Config{UDPIdle: time.Minute})
-		ports := make(chan netip.AddrPort, 2)
-		b := to(boundAt(udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) { ports <- from })))
-		l := listenUDP(t, r, loopback, b)
-		c := dialUDP(t, l.Addr())
-		if !ask(t, c, "open", patience) {
-			t.Fatal("no answer")
-		}
-		stranger := dialUDP(t, <-ports)
-		refused := func() bool {
-			stranger.Write([]byte("I am your backend"))
-			stranger.SetReadDeadline(time.Now().Add(patience))
-			_, err := stranger.Read(make([]byte, 1))
-			return errors.Is(err, syscall.ECONNREFUSED)
-		}
-		if !refused() {
-			t.Error("the port of a session takes what a stranger sends")
-		}
-		l.Close()
-		if !refused() {
-			t.Error("the port of a session that has ended takes what a stranger sends")
-		}
-		eventually(t, "one datagram went to the client", func() bool { return r.Stats().UDP.ToClients.Datagrams == 1 })
-	})
+	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
+	ports := make(chan netip.AddrPort, 2)
+	b := to(boundAt(udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) { ports <- from })))
+	l := listenUDP(t, r, loopback, b)
+	c := dialUDP(t, l.Addr())
+	if !ask(t, c, "open", patience) {
+		t.Fatal("no answer")
+	}
+	stranger := dialUDP(t, <-ports)
+	refused := func() bool {
+		stranger.Write([]byte("I am your backend"))
+		stranger.SetReadDeadline(time.Now().Add(patience))
+		_, err := stranger.Read(make([]byte, 1))
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}
+	if !refused() {
+		t.Error("the port of a session takes what a stranger sends")
+	}
+	l.Close()
+	if !refused() {
+		t.Error("the port of a session that has ended takes what a stranger sends")
+	}
+	eventually(t, "one datagram went to the client", func() bool { return r.Stats().UDP.ToClients.Datagrams == 1 })
 }

@@ -1,0 +1,42 @@
+package relay
+
+import (
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// option is one of a socket.
+type option struct {
+	name              string
+	level, opt, value int
+}
+
+func setOptions(fd int, all ...option) error {
+	for _, o := range all {
+		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
+			return os.NewSyscallError(o.name, err)
+		}
+	}
+	return nil
+}
+
+// familyOf returns the address family of sockets to an address.
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// markBy returns the option that marks packets to backends; none without a mark.
+func markBy(mark uint32) []option {
+	if mark == 0 {
+		return nil
+	}
+	return []option{{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(mark)}}
+}
+
+// mostSessionFiles bounds the descriptors of sessions.
+func mostSessionFiles() int { return OpenFiles() }

@@ -1,0 +1,76 @@
+//go:build !linux
+
+package relay
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+)
+
+// mostSessionFiles bounds the descriptors of sessions: each has a buffer, 64 MB together.
+func mostSessionFiles() int { return min(OpenFiles(), udpFiles*1024) }
+
+// udpSocket is the socket of a listener, or of a session. A listener at every address answers from
+// that of the route to the client, so each address should have its own.
+type udpSocket struct {
+	*net.UDPConn
+	session *udpSession
+}
+
+func udpNetwork(a netip.Addr) string {
+	if a.Is6() {
+		return "udp6"
+	}
+	return "udp4"
+}
+
+// newFrontSocket makes the socket of a listener.
+func newFrontSocket(at netip.AddrPort) (*udpSocket, error) {
+	conn, err := net.ListenUDP(udpNetwork(at.Addr()), net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(conn.SetReadBuffer(udpBuffer), conn.SetWriteBuffer(udpBuffer)); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return &udpSocket{UDPConn: conn}, nil
+}
+
+// newBackendSocket makes a socket that is connected to the backend of a session.
+func newBackendSocket(of *udpSession, _ uint32) (*udpSocket, error) {
+	conn, err := net.DialUDP(udpNetwork(of.backend.Addr()), nil, net.UDPAddrFromAddrPort(of.backend))
+	return &udpSocket{conn, of}, err
+}
+
+func (s *udpSocket) addr() netip.AddrPort { return unmap(s.LocalAddr().(*net.UDPAddr).AddrPort()) }
+
+func (s *udpSocket) close() { s.Close() }
+
+func isClosed(err error) bool { return errors.Is(err, net.ErrClosed) }
+
+func (s *udpSocket) fromClient() (d datagram, err error) {
+	d.buf = buffers.Get().(*[datagramSize]byte)
+	d.n, d.client, err = s.ReadFromUDPAddrPort(d.buf[:])
+	d.client, d.local, d.unicast = unmap(d.client), s.addr().Addr(), true
+	if err != nil {
+		d.free()
+	}
+	return d, err
+}
+
+func (s *udpSocket) fromBackend() (datagram, error) { return s.fromClient() }
+
+func (s *udpSocket) reply(datagram []byte, of *udpSocket) error {
+	_, err := s.WriteToUDPAddrPort(datagram, of.session.key.client)
+	return err
+}
+
+func (s *udpSocket) send(datagram []byte, _ int) error {
+	_, err := s.Write(datagram)
+	return err
+}
+
+// failed notes an error of reading: the backend refuses.
+func (s *udpSocket) failed() { s.session.lost = true }
