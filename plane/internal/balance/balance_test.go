@@ -33,7 +33,12 @@ func client(i int) relay.Client {
 	return relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, byte(i >> 16), byte(i >> 8), byte(i)}), 40000)}
 }
 
-func pick(t testing.TB, b relay.Balancer, c int, tried ...netip.AddrPort) netip.AddrPort {
+// chooser is a Set or a Row.
+type chooser interface {
+	Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer)
+}
+
+func pick(t testing.TB, b chooser, c int, tried ...netip.AddrPort) netip.AddrPort {
 	t.Helper()
 	a, answer := b.Pick(client(c), tried)
 	if answer != relay.Forward {
@@ -42,7 +47,7 @@ func pick(t testing.TB, b relay.Balancer, c int, tried ...netip.AddrPort) netip.
 	return a
 }
 
-func count(t testing.TB, b relay.Balancer, n int) map[netip.AddrPort]int {
+func count(t testing.TB, b chooser, n int) map[netip.AddrPort]int {
 	t.Helper()
 	got := map[netip.AddrPort]int{}
 	for i := range n {

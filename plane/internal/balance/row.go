@@ -8,8 +8,8 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// Row chooses backends for the clients of one service address by their origin. It is a
-// [relay.Balancer] for a listener at the service address itself.
+// Row chooses backends for the clients of one service address by their origin. It is,
+// but for Serves, a [relay.Balancer] of a listener at the service address itself.
 type Row struct {
 	sources []netip.Prefix
 	routes  []route

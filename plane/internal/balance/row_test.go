@@ -5,18 +5,16 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/relay"
 )
 
-// node is a kernel that knows its addresses, and counts who asks.
-type node struct{ asked int }
+// node is a kernel that knows its addresses.
+type node struct{}
 
 func (n *node) own(a netip.Addr) (bool, error) {
-	n.asked++
 	if a == netip.MustParseAddr("192.0.2.9") {
 		return true, errors.New("no answer")
 	}
@@ -91,31 +89,6 @@ func TestSourcesSV61(t *testing.T) {
 			t.Errorf("%s: answer %d, want %d", c.from, got, c.want)
 		}
 	}
-}
-
-// The kernel is asked once for a client in a second, and what is remembered is bounded.
-func TestAddressesAreRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := &node{}
-		o := NewOrigins(n.own)
-		a := netip.MustParseAddr("172.18.0.2")
-		for range 10 {
-			o.Host(a)
-		}
-		if n.asked != 1 {
-			t.Errorf("asked %d times", n.asked)
-		}
-		time.Sleep(knownLasts)
-		if o.Host(a); n.asked != 2 {
-			t.Errorf("asked %d times after a second", n.asked)
-		}
-		for i := range 3 * mostKnown {
-			o.Host(netip.MustParseAddr(fmt.Sprintf("fd00::%x:%x", i>>16, i&0xffff)))
-		}
-		if len(o.known) > mostKnown {
-			t.Errorf("%d addresses are remembered", len(o.known))
-		}
-	})
 }
 
 func BenchmarkPick(b *testing.B) {

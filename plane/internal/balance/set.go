@@ -19,7 +19,8 @@ const (
 	window = 64
 )
 
-// Set is a backend set. It is a [relay.Balancer] for listeners whose clients are all for it.
+// Set is a backend set, and but for Serves a [relay.Balancer] of listeners whose clients are all for
+// it.
 type Set struct {
 	b  *Balance
 	id lb.SetID

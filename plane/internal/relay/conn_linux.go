@@ -160,7 +160,7 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	if err := tune(fd, c.from.proto, l.engine.relay.cfg); err != nil {
 		return err
 	}
-	if err := setOptions(fd, markBy(l.relay.cfg.Mark)...); err != nil {
+	if err := setOptions(fd, l.relay.mark()...); err != nil {
 		return err
 	}
 	if hops := c.dial.hops; hops != 0 {

@@ -28,6 +28,8 @@ type conns struct {
 	work  sync.WaitGroup
 	began time.Time
 
+	tcp, sctp counters
+
 	lastID atomic.Int32 // of a listening socket
 
 	waiting *ratelimit.Limiter // messages about clients that wait for a descriptor
@@ -59,12 +61,7 @@ func newConns(r *Relay) (connEngine, error) {
 	return e, nil
 }
 
-func (e *conns) add(s *Stats) {
-	for _, l := range e.loops {
-		s.TCP.add(l.tcp.read())
-		s.SCTP.add(l.sctp.read())
-	}
-}
+func (e *conns) stats() (tcp, sctp Connections) { return e.tcp.read(), e.sctp.read() }
 
 // each has all loops do something, and does not wait for it.
 func (e *conns) each(fn func(*loop)) {

@@ -18,12 +18,12 @@ type Group struct {
 	sessions    Share // of UDP
 	held        Share // bytes of messages that associations of SCTP hold
 	listeners   int
-	shard       uint32 // whose sessions of UDP share a lock
+	table       uint32 // whose sessions of UDP share one
 }
 
 // NewGroup returns a group that has nothing.
 func NewGroup() *Group {
-	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed}, held: Share{greed: groupGreed}, shard: rand.Uint32()}
+	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed}, held: Share{greed: groupGreed}, table: rand.Uint32()}
 }
 
 // Groups divides a Budget among namespaces: Services of one do not use up the descriptors or ports

@@ -21,11 +21,10 @@ type loop struct {
 	now    time.Time
 
 	// Shared.
-	tcp, sctp counters
-	open      atomic.Int64 // connections
-	mu        sync.Mutex
-	posted    []func()
-	gone      bool
+	open   atomic.Int64 // connections
+	mu     sync.Mutex
+	posted []func()
+	gone   bool
 
 	stopping  bool
 	listening map[int32]*listening // by id
@@ -293,7 +292,7 @@ func (l *loop) accept(s *listening) {
 // counters returns those of a socket's protocol.
 func (l *loop) counters(s *listening) *counters {
 	if s.proto == lb.SCTP {
-		return &l.sctp
+		return &l.engine.sctp
 	}
-	return &l.tcp
+	return &l.engine.tcp
 }

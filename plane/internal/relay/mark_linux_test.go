@@ -61,10 +61,9 @@ func TestMarkOfDatagrams(t *testing.T) {
 		t.Fatal("no answer")
 	}
 	sessions := 0
-	for i := range r.udp.shards {
-		shard := &r.udp.shards[i]
-		shard.mu.Lock()
-		shard.table.each(func(s *udpSession) {
+	for _, table := range r.udp.tables {
+		table.mu.Lock()
+		table.each(func(s *udpSession) {
 			sessions++
 			_ = s.socket.(*udpSocket).do(func(fd int) error {
 				if got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK); got != mark || err != nil {
@@ -73,7 +72,7 @@ func TestMarkOfDatagrams(t *testing.T) {
 				return nil
 			})
 		})
-		shard.mu.Unlock()
+		table.mu.Unlock()
 	}
 	if sessions != 1 {
 		t.Errorf("%d sessions", sessions)

@@ -35,11 +35,11 @@ func (l *loop) move(c *conn, from int) outcome {
 	if l.moved != before {
 		c.active = l.elapsed()
 	}
-	l.count(&l.tcp, from, l.moved-before)
+	count(&l.engine.tcp, from, l.moved-before)
 	return result
 }
 
-func (l *loop) count(to *counters, from int, n int64) {
+func count(to *counters, from int, n int64) {
 	switch {
 	case n == 0:
 	case from == client:

@@ -30,12 +30,12 @@ func familyOf(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// markBy returns the option that marks packets to backends; none without a mark.
-func markBy(mark uint32) []option {
-	if mark == 0 {
+// mark returns the option that marks packets to backends; none without a mark.
+func (r *Relay) mark() []option {
+	if r.cfg.Mark == 0 {
 		return nil
 	}
-	return []option{{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(mark)}}
+	return []option{{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(r.cfg.Mark)}}
 }
 
 // mostSessionFiles bounds the descriptors of sessions.

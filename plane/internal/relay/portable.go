@@ -31,7 +31,7 @@ func newPortable(r *Relay) *portable {
 	return &portable{relay: r, fds: r.cfg.Descriptors, conns: map[*portableConn]struct{}{}}
 }
 
-func (p *portable) add(s *Stats) { s.TCP.add(p.read()) }
+func (p *portable) stats() (tcp, sctp Connections) { return p.read(), sctp }
 
 func (p *portable) stop() {
 	p.end()

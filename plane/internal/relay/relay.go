@@ -133,8 +133,7 @@ type connEngine interface {
 	// listen begins to serve. The error of a port in use wraps syscall.EADDRINUSE, that of an
 	// unknown protocol errors.ErrUnsupported.
 	listen(l *Listener, at Listening) (socket, error)
-	// add adds the engine's counters to s.
-	add(s *Stats)
+	stats() (tcp, sctp Connections)
 	// stop ends what is open, and frees everything before it returns.
 	stop()
 	// end ends what is open. It does not wait.
@@ -266,10 +265,8 @@ func (r *Relay) Close() {
 
 // Stats returns what the relay holds, and has done since New.
 func (r *Relay) Stats() Stats {
-	var s Stats
-	r.conns.add(&s)
-	r.udp.add(&s)
-	return s
+	tcp, sctp := r.conns.stats()
+	return Stats{TCP: tcp, SCTP: sctp, UDP: r.udp.count.read()}
 }
 
 // Listener is one address at which clients are served. Its methods are safe for concurrent use.

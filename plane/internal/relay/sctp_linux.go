@@ -133,7 +133,7 @@ type message struct {
 func (l *loop) moveMessages(c *conn, from int) outcome {
 	src, dst := &c.ends[from], &c.ends[1-from]
 	before := l.moved
-	defer func() { l.count(&l.sctp, from, l.moved-before) }()
+	defer func() { count(&l.engine.sctp, from, l.moved-before) }()
 	for turn := before + turnBytes; ; {
 		held := src.held != nil && src.held.whole
 		switch {

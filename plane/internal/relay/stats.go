@@ -27,18 +27,7 @@ type Connections struct {
 	OutOfDescriptors uint64
 }
 
-func (c *Connections) add(d Connections) {
-	c.Open += d.Open
-	c.Accepted += d.Accepted
-	c.Refused += d.Refused
-	c.DialsFailed += d.DialsFailed
-	c.Retried += d.Retried
-	c.ToBackends += d.ToBackends
-	c.ToClients += d.ToClients
-	c.OutOfDescriptors += d.OutOfDescriptors
-}
-
-// counters are Connections that one goroutine or many may count while another reads.
+// counters are Connections that many goroutines count.
 type counters struct {
 	open                                    atomic.Int64
 	accepted, refused, dialsFailed, retried atomic.Uint64

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -39,7 +40,7 @@ type Dropped struct {
 	SendFailed uint64
 }
 
-// udpCounters are Sessions that one goroutine counts while others read.
+// udpCounters are Sessions that many goroutines count.
 type udpCounters struct {
 	open                                                 atomic.Int64
 	opened, expired, evicted, moved                      atomic.Uint64
@@ -47,21 +48,14 @@ type udpCounters struct {
 	noBackend, noSocket, malformed, sendFailed           atomic.Uint64
 }
 
-// add adds the counters to s.
-func (c *udpCounters) add(s *Sessions) {
-	s.Open += c.open.Load()
-	s.Opened += c.opened.Load()
-	s.Expired += c.expired.Load()
-	s.Evicted += c.evicted.Load()
-	s.Moved += c.moved.Load()
-	s.ToBackends.Datagrams += c.toBackends.Load()
-	s.ToBackends.Bytes += c.toBackendBytes.Load()
-	s.ToClients.Datagrams += c.toClients.Load()
-	s.ToClients.Bytes += c.toClientBytes.Load()
-	s.Dropped.NoBackend += c.noBackend.Load()
-	s.Dropped.NoSocket += c.noSocket.Load()
-	s.Dropped.Malformed += c.malformed.Load()
-	s.Dropped.SendFailed += c.sendFailed.Load()
+func (c *udpCounters) read() Sessions {
+	return Sessions{
+		Open: c.open.Load(), Opened: c.opened.Load(), Expired: c.expired.Load(), Evicted: c.evicted.Load(), Moved: c.moved.Load(),
+		ToBackends: Datagrams{c.toBackends.Load(), c.toBackendBytes.Load()},
+		ToClients:  Datagrams{c.toClients.Load(), c.toClientBytes.Load()},
+		Dropped: Dropped{NoBackend: c.noBackend.Load(), NoSocket: c.noSocket.Load(), Malformed: c.malformed.Load(),
+			SendFailed: c.sendFailed.Load()},
+	}
 }
 
 // replied counts a reply to a client.
@@ -126,7 +120,7 @@ func (s *udpSession) dialled(err error) { s.front.owner.dialled(s.client(false),
 type udpFront struct {
 	owner    *Listener
 	at       netip.AddrPort
-	shard    *udpShard
+	table    *udpTable
 	socket   *udpSocket
 	closed   bool
 	share    Share
@@ -145,18 +139,21 @@ type udpGroup struct {
 }
 
 // udpTable has the sessions of some listeners, and forwards datagrams through them. All listeners
-// of a group are in one table. One goroutine at a time uses it.
+// of a group are in one table.
 type udpTable struct {
 	idle   time.Duration
-	budget *Budget // of all tables of the relay
-	count  udpCounters
-	groups map[*Group]*udpGroup
+	budget *Budget      // of all tables of the relay
+	count  *udpCounters // of all
 	// dial gives a session its socket.
 	dial func(*udpSession) error
+
+	mu      sync.Mutex // is held during all calls
+	groups  map[*Group]*udpGroup
+	tending *time.Timer // nil: there is no session
 }
 
-func newUDPTable(idle time.Duration, budget *Budget, dial func(*udpSession) error) *udpTable {
-	return &udpTable{idle: idle, budget: budget, dial: dial, groups: map[*Group]*udpGroup{}}
+func newUDPTable(idle time.Duration, budget *Budget, count *udpCounters, dial func(*udpSession) error) *udpTable {
+	return &udpTable{idle: idle, budget: budget, count: count, dial: dial, groups: map[*Group]*udpGroup{}}
 }
 
 // forward sends a datagram of a client to its backend, or to another one if that cannot be reached.
@@ -380,8 +377,8 @@ func (t *udpTable) each(fn func(*udpSession)) {
 // granule is how much longer than the idle time a session may last.
 func (t *udpTable) granule() time.Duration { return max(t.idle/8, time.Millisecond) }
 
-// expire ends idle sessions, and reports whether others are left.
-func (t *udpTable) expire(now time.Time) (left bool) {
+// expire ends idle sessions.
+func (t *udpTable) expire(now time.Time) {
 	for _, g := range t.groups {
 		for f := range g.busy {
 			for s := f.oldest(); s != nil && now.Sub(s.used) >= t.idle; s = f.oldest() {
@@ -390,7 +387,6 @@ func (t *udpTable) expire(now time.Time) (left bool) {
 			}
 		}
 	}
-	return len(t.groups) > 0
 }
 
 // close ends all sessions of a listener.

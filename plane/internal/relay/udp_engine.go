@@ -6,39 +6,24 @@ import (
 	"time"
 )
 
-// udpShards is how many shards an engine has. A flood of one costs the others nothing but the
-// processor.
-const udpShards = 64
+// udpTables is how many tables an engine has. A flood of the groups of one costs the others nothing
+// but the processor.
+const udpTables = 64
 
 // udpEngine serves UDP: each socket has a goroutine that reads it, which forwards what it has read.
 type udpEngine struct {
 	relay  *Relay
-	shards [udpShards]udpShard
+	tables [udpTables]*udpTable
+	count  udpCounters
 	work   sync.WaitGroup
-}
-
-// udpShard is the listeners of some groups, and their sessions.
-type udpShard struct {
-	engine *udpEngine
-
-	mu      sync.Mutex
-	table   *udpTable
-	tending *time.Timer // nil: there is no session
 }
 
 func newUDP(r *Relay, budget *Budget) *udpEngine {
 	e := &udpEngine{relay: r}
-	for i := range e.shards {
-		s := &e.shards[i]
-		s.engine, s.table = e, newUDPTable(r.cfg.UDPIdle, budget, s.dial)
+	for i := range e.tables {
+		e.tables[i] = newUDPTable(r.cfg.UDPIdle, budget, &e.count, e.dial)
 	}
 	return e
-}
-
-func (e *udpEngine) add(s *Stats) {
-	for i := range e.shards {
-		e.shards[i].table.count.add(&s.UDP)
-	}
 }
 
 // stop waits for the end of all goroutines, whose listeners are closed.
@@ -53,7 +38,7 @@ func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
 		return nil, listenError(err)
 	}
 	f := newUDPFront(owner, socket.addr())
-	f.shard, f.socket = &e.shards[owner.group.shard%udpShards], socket
+	f.table, f.socket = e.tables[owner.group.table%udpTables], socket
 	e.work.Go(f.receive)
 	return f, nil
 }
@@ -62,11 +47,11 @@ func (f *udpFront) addr() netip.AddrPort { return f.at }
 
 // close ends the sessions too: without the socket there is no way back to their clients.
 func (f *udpFront) close() {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
+	f.table.mu.Lock()
+	defer f.table.mu.Unlock()
 	if !f.closed {
 		f.closed = true
-		f.shard.table.close(f)
+		f.table.close(f)
 		f.socket.close()
 	}
 }
@@ -103,81 +88,82 @@ func (f *udpFront) receive() {
 		case err != nil:
 			time.Sleep(time.Millisecond) // a host out of memory is not asked all the time
 		default:
-			f.shard.forward(f, &d)
+			f.table.take(f, &d)
 			d.free()
 		}
 	}
 }
 
-func (s *udpShard) forward(f *udpFront, d *datagram) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// take forwards a datagram that a listener has read.
+func (t *udpTable) take(f *udpFront, d *datagram) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	switch {
 	case f.closed:
 	case !d.unicast || d.hops == 1:
 		// The relay is a router among others: two relays whose backends are each other would pass a
 		// datagram on forever.
-		s.table.count.malformed.Add(1)
+		t.count.malformed.Add(1)
 	default:
-		s.table.forward(f, udpKey{d.client, d.local}, d.bytes(), max(d.hops-1, 0), time.Now())
-		s.tendLater()
+		t.forward(f, udpKey{d.client, d.local}, d.bytes(), max(d.hops-1, 0), time.Now())
+		t.tendLater()
 	}
 }
 
-// dial gives a session its socket. The mu is held.
-func (s *udpShard) dial(of *udpSession) error {
-	e := s.engine
+// dial gives a session its socket. The table's mu is held.
+func (e *udpEngine) dial(s *udpSession) error {
 	var socket *udpSocket
 	if err := e.relay.ns.run(func() (err error) {
-		socket, err = newBackendSocket(of, e.relay.cfg.Mark)
+		socket, err = newBackendSocket(s, e.relay)
 		return err
 	}); err != nil {
 		return err
 	}
-	of.socket = socket
-	e.work.Go(func() { s.reply(of, socket) })
+	s.socket = socket
+	e.work.Go(func() { s.reply(socket) })
 	return nil
 }
 
 // reply passes on what a backend sends, until the session ends.
-func (s *udpShard) reply(of *udpSession, from *udpSocket) {
+func (s *udpSession) reply(from *udpSocket) {
+	t := s.front.table
 	for {
 		d, err := from.fromBackend()
 		if isClosed(err) {
 			return
 		}
-		s.mu.Lock()
-		live := of.front.sessions[of.key] == of
+		t.mu.Lock()
+		live := s.front.sessions[s.key] == s
 		switch {
 		case !live:
 		case err != nil:
 			from.failed()
 		default:
-			live = s.table.answered(of, time.Now())
+			live = t.answered(s, time.Now())
 		}
-		s.mu.Unlock()
+		t.mu.Unlock()
 		if err != nil {
 			time.Sleep(time.Millisecond)
 			continue
 		}
 		if live {
-			s.table.count.replied(d.n, of.front.socket.reply(d.bytes(), from))
+			t.count.replied(d.n, s.front.socket.reply(d.bytes(), from))
 		}
 		d.free()
 	}
 }
 
 // tendLater has idle sessions end in time. The mu is held.
-func (s *udpShard) tendLater() {
-	if s.tending == nil && s.table.count.open.Load() > 0 {
-		s.tending = time.AfterFunc(s.table.granule(), s.tend)
+func (t *udpTable) tendLater() {
+	if t.tending == nil && len(t.groups) > 0 {
+		t.tending = time.AfterFunc(t.granule(), t.tend)
 	}
 }
 
-func (s *udpShard) tend() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.tending = nil
-	s.table.expire(time.Now())
-	s.tendLater()
+func (t *udpTable) tend() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.tending = nil
+	t.expire(time.Now())
+	t.tendLater()
 }

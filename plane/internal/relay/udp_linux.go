@@ -159,7 +159,7 @@ func (s *udpSocket) reply(datagram []byte, of *udpSocket) error {
 }
 
 // newBackendSocket makes a socket that is connected to the backend of a session, with a random port.
-func newBackendSocket(of *udpSession, mark uint32) (*udpSocket, error) {
+func newBackendSocket(of *udpSession, r *Relay) (*udpSocket, error) {
 	fd, err := newUDPSocket(of.backend.Addr())
 	if err != nil {
 		return nil, err
@@ -168,7 +168,7 @@ func newBackendSocket(of *udpSession, mark uint32) (*udpSocket, error) {
 	if of.backend.Addr().Is6() {
 		report = option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}
 	}
-	err = setOptions(fd, append(markBy(mark), report)...)
+	err = setOptions(fd, append(r.mark(), report)...)
 	if err == nil {
 		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(of.backend)))
 	}
@@ -247,8 +247,8 @@ func (s *udpSocket) readErrors(fd int) {
 			break
 		}
 		if why, by := unreachable(control[:n]); why != 0 {
-			shard := s.session.front.shard
-			shard.table.refused(s.session, why, by == s.session.backend.Addr().WithZone(""), shard.engine.relay.ns.isLocal(by))
+			of := s.session
+			of.front.table.refused(of, why, by == of.backend.Addr().WithZone(""), of.front.owner.relay.ns.isLocal(by))
 		}
 	}
 	// An error that nothing in the queue explains would be reported for ever.

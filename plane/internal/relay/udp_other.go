@@ -39,7 +39,7 @@ func newFrontSocket(at netip.AddrPort) (*udpSocket, error) {
 }
 
 // newBackendSocket makes a socket that is connected to the backend of a session.
-func newBackendSocket(of *udpSession, _ uint32) (*udpSocket, error) {
+func newBackendSocket(of *udpSession, _ *Relay) (*udpSocket, error) {
 	conn, err := net.DialUDP(udpNetwork(of.backend.Addr()), nil, net.UDPAddrFromAddrPort(of.backend))
 	return &udpSocket{conn, of}, err
 }

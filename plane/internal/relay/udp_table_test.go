@@ -39,7 +39,7 @@ type tableTest struct {
 
 func newTableTest(most int64) *tableTest {
 	t := &tableTest{now: time.Now()}
-	t.udpTable = newUDPTable(time.Minute, &Budget{max: most}, func(s *udpSession) error {
+	t.udpTable = newUDPTable(time.Minute, &Budget{max: most}, &udpCounters{}, func(s *udpSession) error {
 		s.socket = fakeSession{t}
 		t.sockets++
 		return nil
@@ -122,8 +122,7 @@ func TestUDPTableAtRandom(t *testing.T) {
 		}
 		tab.check(t)
 	}
-	var did Sessions
-	if tab.count.add(&did); did.Evicted == 0 || did.Expired == 0 || did.Moved == 0 {
+	if did := tab.count.read(); did.Evicted == 0 || did.Expired == 0 || did.Moved == 0 {
 		t.Errorf("%+v", did)
 	}
 	for _, f := range fronts {
@@ -144,12 +143,12 @@ func TestUDPIdleCF45(t *testing.T) {
 		tab.now = tab.now.Add(tab.idle - time.Second)
 		tab.send(f, 1)
 		tab.answered(f.sessions[clientKey(2)], tab.now)
-		if !tab.expire(tab.now) || !hasSession(f, 1) || !hasSession(f, 2) {
+		if tab.expire(tab.now); !hasSession(f, 1) || !hasSession(f, 2) {
 			t.Fatal("a session that is used has ended")
 		}
 	}
 	tab.now = tab.now.Add(tab.idle)
-	if tab.expire(tab.now) || hasSession(f, 1) || hasSession(f, 2) {
+	if tab.expire(tab.now); hasSession(f, 1) || hasSession(f, 2) {
 		t.Error("a session lasts longer than the idle time")
 	}
 	if tab.granule() != tab.idle/8 {
