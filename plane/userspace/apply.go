@@ -51,6 +51,8 @@ func noPorts(lb.From) uint16 { return 0 }
 // change gives a key another row, and reports whether it can be served. If not, only this row
 // fails: the old one stays, unless it would take an address of another host.
 func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) bool {
+	b.p.mu.Lock()
+	defer b.p.mu.Unlock()
 	old := b.p.rows[k]
 	if f.Accepts() {
 		f = nil
@@ -75,7 +77,6 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 	s := step{key: k, old: old, new: r, writes: old == nil || !old.told || !equalLeads(old.lead, r.lead)}
 	if s.writes {
 		b.set = append(b.set, r.lead)
-		b.p.entrances.lead(k, r.lead.Routes) // clients come before Apply returns
 	}
 	// The row is there from now on: a change that comes twice in a batch starts from it.
 	b.p.rows[k] = r
@@ -86,15 +87,15 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 // end releases what is not needed any more. If the redirector failed, it keeps everything that the
 // kernel may still lead to.
 func (b *batch) end(told bool) {
+	b.p.mu.Lock()
+	defer b.p.mu.Unlock()
 	for _, s := range b.steps {
 		switch {
 		case told || !s.writes:
 			if s.new != nil {
 				s.new.told = true
-				b.p.entrances.inForce(s.key, s.new.lead.Routes)
 			} else {
 				delete(b.p.rows, s.key)
-				b.p.entrances.inForce(s.key, nil)
 			}
 			if s.old != nil {
 				b.p.release(s.old)

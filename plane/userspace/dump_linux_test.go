@@ -19,7 +19,7 @@ func (p *Plane) Dump() (string, error) {
 		for _, d := range s.doors {
 			name := d.at.String()
 			if !d.at.IsValid() {
-				name = p.entrances.nameOf(d.port())
+				name = p.nameOf(d.port())
 			}
 			lines = append(lines, fmt.Sprintf("listener %s\n", name))
 		}
@@ -46,10 +46,10 @@ func (p *Plane) Dump() (string, error) {
 	case interface {
 		dump(func(port) string) string
 	}:
-		text = c.dump(p.entrances.nameOf)
+		text = c.dump(p.nameOf)
 	default:
 		dump := map[string]func(lb.Family, func(port) string) (string, error){"nftables": dumpNFTables, "iptables": dumpIPTables}[c.Name()]
-		text, err = dump(p.cfg.Family, p.entrances.nameOf)
+		text, err = dump(p.cfg.Family, p.nameOf)
 	}
 	return strings.Join(lines, "") + text, err
 }

@@ -176,9 +176,12 @@ func (c *fakeRedirector) dump(name func(port) string) string {
 }
 
 // nameOf names the listener at a port.
-func (e *entrances) nameOf(at port) string {
-	found, _ := e.find(at.proto, at.number)
-	return found.name.String()
+func (p *Plane) nameOf(at port) string {
+	d, _ := p.doorAt(at)
+	if d == nil {
+		return ""
+	}
+	return d.id().String()
 }
 
 // fakeRelay is the sockets of one process.

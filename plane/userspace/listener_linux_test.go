@@ -88,8 +88,17 @@ func (l *listenerLab) dial(from string, p netlab.Proto, to netip.AddrPort, want 
 
 // ports are those of the listeners.
 func (l *listenerLab) ports() (all []uint16) {
-	for at := range l.plane.entrances.at {
+	for _, at := range l.listeners() {
 		all = append(all, at.number)
+	}
+	return all
+}
+
+func (l *listenerLab) listeners() (all []port) {
+	for _, s := range l.plane.services {
+		for _, d := range s.doors {
+			all = append(all, d.port())
+		}
 	}
 	return all
 }
@@ -193,7 +202,7 @@ func TestRulesFlushedTN77(t *testing.T) {
 			}
 		})
 		for _, from := range []string{netlab.Client, netlab.Node1, "pod1"} {
-			for at := range l.plane.entrances.at {
+			for _, at := range l.listeners() {
 				if at.proto == lb.TCP {
 					l.dial(from, netlab.TCP, netip.AddrPortFrom(l.node, at.number), netlab.ErrReset)
 				}
@@ -210,7 +219,7 @@ func TestRulesFlushedTN77(t *testing.T) {
 func TestNodePortOfItsListener(t *testing.T) {
 	eachListenerLab(t, kinds[:1], func(t *testing.T, l *listenerLab) {
 		port := netip.AddrPort{}
-		for at := range l.plane.entrances.at {
+		for _, at := range l.listeners() {
 			if at.proto == lb.TCP {
 				port = netip.AddrPortFrom(l.node, at.number)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"kube-proxy/lb"
@@ -44,14 +45,14 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	}
 	at := k.Backends[0].Address
 	k.Backends, k.Masquerade = nil, false
-	to, ok := p.entrances.find(packet.Proto, at.Port())
-	if !ok {
+	d, turns := p.doorAt(port{packet.Proto, at.Port()})
+	if d == nil {
 		k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the node refuses", at, packet.Proto))
 		k.Verdict = trace.Reject
 		return k, nil
 	}
-	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, to.name))
-	state := to.leads.Look(packet.From.Addr())
+	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, d.id()))
+	state := turns.Look(packet.From.Addr())
 	if k.Verdict = trace.Reject; len(state.Turns) > 0 {
 		k.Verdict, k.Masquerade = trace.Balance, true
 		tellTurns(&k, state)
@@ -119,16 +120,17 @@ func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redi
 	for _, r := range f.Routes {
 		to := redirect.Route{From: r.From, Do: r.Do}
 		if r.Do == lb.Balance {
-			name := entranceName{f.Service, f.Key.Proto, r.To.ID.Scope}
-			to.Do, to.Port = 0, p.entrances.port(name)
+			d, turns := p.doorOf(r.To.ID)
 			switch {
-			case to.Port == 0 && f.Key.Proto == lb.SCTP: // the kernel may have none, see behindRules
+			case d == nil && f.Key.Proto == lb.SCTP: // the kernel may have none, see behindRules
 				to.Do = lb.Reject
-			case to.Port == 0:
-				tell(trace.Difference{Key: f.Key, Object: "listener for " + name.String(), Want: "open"})
+			case d == nil:
+				tell(trace.Difference{Key: f.Key, Object: "listener for " + r.To.ID.String(), Want: "open"})
 				return l, false
-			case !p.holds(name, to.Port, r.To, tell, f.Key):
+			case !holds(turns.Backends(), r.To, tell, f.Key):
 				return l, false
+			default:
+				to.Do, to.Port = 0, d.port().number
 			}
 		}
 		l.Routes = append(l.Routes, to)
@@ -138,16 +140,41 @@ func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redi
 }
 
 // holds compares the backends of a listener's set, and reports whether to continue.
-func (p *Plane) holds(name entranceName, port uint16, want *lb.BackendSet, tell func(trace.Difference) bool, k lb.Key) bool {
-	to, ok := p.entrances.find(name.proto, port)
-	if !ok {
-		return true
-	}
-	have := to.leads.Backends()
+func holds(have []netip.AddrPort, want *lb.BackendSet, tell func(trace.Difference) bool, k lb.Key) bool {
 	same := len(have) == want.Backends.Len()
 	for i := 0; same && i < len(have); i++ {
 		same = want.Backends.Has(have[i])
 	}
-	return same || tell(trace.Difference{Key: k, Object: "backends of listener for " + name.String(),
+	return same || tell(trace.Difference{Key: k, Object: "backends of listener for " + want.ID.String(),
 		Want: fmt.Sprintf("%d backends", want.Backends.Len()), Have: fmt.Sprintf("%d backends, or others", len(have))})
+}
+
+// doorOf returns the listener to which rules lead for a set, and what chooses there; nil for none.
+func (p *Plane) doorOf(id lb.SetID) (*door, *balance.Set) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	s := p.services[serviceName{id.Service, id.Proto}]
+	if s == nil || s.doors[doorway{scope: id.Scope}] == nil {
+		return nil, nil
+	}
+	return s.doors[doorway{scope: id.Scope}], s.sets[id.Scope].turns
+}
+
+// doorAt returns the listener at a port to which rules lead, and what chooses there; nil for none.
+func (p *Plane) doorAt(at port) (*door, *balance.Set) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for _, s := range p.services {
+		for _, d := range s.doors {
+			if !d.at.IsValid() && d.port() == at {
+				return d, s.sets[d.scope].turns
+			}
+		}
+	}
+	return nil, nil
+}
+
+// id names the set to which rules lead at a listener.
+func (d *door) id() lb.SetID {
+	return lb.SetID{Service: d.of.name, Proto: d.proto, Scope: d.scope}
 }

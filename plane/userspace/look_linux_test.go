@@ -49,10 +49,9 @@ func TestLookSabotage(t *testing.T) {
 			if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
 				t.Fatal(err)
 			}
-			set := entranceName{"shop/web:http", lb.TCP, lb.Cluster}
 			port := func(s string) string {
-				at := p.entrances.port(set)
-				return strings.ReplaceAll(s, "@PORT", strconv.Itoa(int(at)))
+				d, _ := p.doorOf(lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster})
+				return strings.ReplaceAll(s, "@PORT", strconv.Itoa(int(d.port().number)))
 			}
 			if c.do != "" {
 				if out, err := exec.Command("sh", "-c", strings.NewReplacer("{", `\{`, "}", `\}`).Replace(port(c.do))).CombinedOutput(); err != nil {
@@ -102,7 +101,7 @@ func lookAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 		}
 	}
 	for _, d := range doors {
-		p.entrances.shut(d)
+		delete(d.of.doors, d.doorway)
 	}
 	k, err := p.Follow(t.Context(), packet)
 	if err != nil || k.Verdict == trace.Balance || !strings.Contains(strings.Join(k.Way, "\n"), "no listener of this process") {

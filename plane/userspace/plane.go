@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -72,16 +73,18 @@ type Plane struct {
 	own       ownAddresses
 	closeOwn  func() error // closes what origins ask
 
-	entrances entrances
-	counters  counters
-	tell      notices
+	counters counters
+	tell     notices
 
 	closed bool
 	// ready: a Reset has succeeded, and the kernel's state was not lost since.
-	ready    bool
-	node     lb.Node
+	ready bool
+	node  lb.Node
+
+	mu       sync.RWMutex // of rows and services, and of their doors and sets, which other goroutines read
 	rows     map[lb.Key]*row
 	services map[serviceName]*service
+
 	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty
 	// where rules redirect.
 	at        map[relay.Listening]*door
@@ -126,7 +129,9 @@ func New(cfg Config) (*Plane, error) {
 	var p *Plane
 	var direct func(lb.Proto, uint16) bool
 	if _, is := cfg.Redirector.(redirect.AtAddresses); !is {
-		direct = func(proto lb.Proto, port uint16) bool { return p.entrances.isDirect(proto, port) }
+		direct = func(proto lb.Proto, port uint16) bool {
+			return p.Answers(lb.Key{Port: port, Proto: proto}, netip.AddrPortFrom(netip.Addr{}, port))
+		}
 	}
 	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle, TCPIdle: cfg.TCPIdle,
 		Grace: cfg.Grace, Mark: cfg.Mark, Direct: direct})
@@ -262,6 +267,15 @@ func (o *ownAddresses) has(a netip.AddrPort) bool {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
 	return o.at[a] > 0
+}
+
+// Answers reports whether the proxy listens for a row at a port. The address does not matter:
+// either listeners are bound to every address, or to that of the row.
+func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	r := p.rows[k]
+	return r != nil && slices.ContainsFunc(r.doors, func(d *door) bool { return d.port().number == from.Port() })
 }
 
 // anywhere is the address at which listeners are where rules redirect.

@@ -70,6 +70,8 @@ type door struct {
 	claims []claim
 }
 
+func (d *door) port() port { return port{d.proto, d.listener.Addr().Port()} }
+
 // claim is a row that needs a listener. Several rows may claim one address: a NodePort and an
 // external address of the node, or for a moment two Services while a key moves.
 type claim struct {
@@ -194,8 +196,6 @@ func (p *Plane) open(d *door, b chooser, prefer uint16) error {
 	}
 	if err = p.listen(d, leading{b, d.of}, prefer, namespace); err != nil {
 		p.cfg.Descriptors.Give(d.of.name)
-	} else if !d.at.IsValid() {
-		p.entrances.open(d)
 	}
 	return err
 }
@@ -232,8 +232,7 @@ func (p *Plane) shut(d *door) {
 		p.own.add(d.at, -1)
 		delete(p.at, relay.Listening{Proto: d.proto, Addr: d.at})
 	} else {
-		p.entrances.shut(d)
-		p.ports.give(d.of.name, d.proto, d.listener.Addr().Port())
+		p.ports.give(d.of.name, d.proto, d.port().number)
 	}
 }
 
@@ -372,7 +371,7 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 			case err != nil:
 				return err
 			default:
-				to.Do, to.Port = 0, d.listener.Addr().Port()
+				to.Do, to.Port = 0, d.port().number
 			}
 		}
 		r.lead.Routes = append(r.lead.Routes, to)
