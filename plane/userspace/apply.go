@@ -26,8 +26,6 @@ type step struct {
 	writes   bool
 }
 
-func (p *Plane) begin() *batch { return &batch{p: p} }
-
 // Apply sets each change's key to its new row, or removes it. A change of endpoints alone writes
 // nothing to the kernel.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {

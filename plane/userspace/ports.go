@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"syscall"
 	"time"
 
@@ -73,7 +72,7 @@ func (p *ports) size() int { return int(p.last) - int(p.first) + 1 }
 // 0. listen gets 0 for any port, and returns the actual one; its error wraps syscall.EADDRINUSE if
 // another program has the port. refuse closes the last listener.
 func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
-	p.wake(port{proto, prefer})
+	p.wake()
 	q := p.quota(proto)
 	if _, err := q.Take(service); err != nil {
 		if p.last != 0 && q.Budget().Used() >= int64(p.size()) { // nobody has more than there are
@@ -167,24 +166,13 @@ func (p *ports) give(service string, proto lb.Proto, n uint16) {
 	p.queue = append(p.queue, resting{at, service})
 }
 
-// wake ends the rest of the ports that have rested, and of those that are preferred.
-func (p *ports) wake(preferred port) {
+// wake ends the rest of the ports that have rested.
+func (p *ports) wake() {
 	now := time.Now()
 	for len(p.queue) > 0 && !now.Before(p.resting[p.queue[0].port]) {
-		p.rested(p.queue[0])
+		r := p.queue[0]
 		p.queue = p.queue[1:]
+		delete(p.resting, r.port)
+		p.quota(r.proto).Give(r.service)
 	}
-	if _, rests := p.resting[preferred]; rests {
-		p.queue = slices.DeleteFunc(p.queue, func(r resting) bool {
-			if r.port == preferred {
-				p.rested(r)
-			}
-			return r.port == preferred
-		})
-	}
-}
-
-func (p *ports) rested(r resting) {
-	delete(p.resting, r.port)
-	p.quota(r.proto).Give(r.service)
 }

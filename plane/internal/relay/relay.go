@@ -186,7 +186,7 @@ func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error
 	if group == nil {
 		group = NewGroup()
 	}
-	l := &Listener{relay: r, at: at, group: group}
+	l := &Listener{relay: r, group: group}
 	l.SetBalancer(b)
 	listen := r.conns.listen
 	switch at.Proto {
@@ -272,7 +272,6 @@ func (r *Relay) Stats() Stats {
 // Listener is one address at which clients are served. Its methods are safe for concurrent use.
 type Listener struct {
 	relay    *Relay
-	at       Listening
 	group    *Group
 	socket   socket
 	balancer atomic.Pointer[Balancer]

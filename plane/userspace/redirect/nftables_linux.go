@@ -9,8 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
@@ -144,46 +142,30 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) })
 }
 
-// Reset is part of [Redirector]. It replaces a table of another version in the same transaction.
+// Reset is part of [Redirector]. It replaces a table of another version in the same transaction. What
+// others write while it reads, the monitor hears, and an audit mends.
 func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
-	const guarded = 3 // then beside a neighbour who changes his tables all the time; what that misses, the audit finds
-	for try := 0; ; try++ {
-		err := c.resetOnce(ctx, n, want, try < guarded)
-		if try == guarded || !errors.Is(err, unix.ERESTART) {
-			return nil, err
-		}
-	}
-}
-
-func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Entry, guarded bool) error {
 	c.mon.heard.Store(false) // what others did so far, the reading shows
-	gen, err := c.sock.Generation(ctx)
-	if err != nil {
-		return fmt.Errorf("read the ruleset's generation: %w", err)
-	}
 	snap, err := c.read(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	node := c.rules.node
 	c.rules.node = n
 	st := stateOf(want, snap, c.ip.AddrLen)
 	st.address = address
 	t := c.rules.transaction(TableName)
-	if guarded {
-		t.Generation = gen
-	}
 	c.mend(t, snap, st)
 	if err := c.commit(ctx, t); err != nil {
 		c.rules.node = node
-		return err
+		return nil, err
 	}
 	c.st = st
-	return nil
+	return nil, nil
 }
 
 // mend stages the changes from the snapshot to the state, and returns the number of differences.
