@@ -251,8 +251,8 @@ func TestRangeExhaustedCF44(t *testing.T) {
 
 func second[A, B any](a A, _ B) A { return a }
 
-// Clients may keep a backend while it serves in any set of its service port, or drains (DP-50), and until the Service is gone.
-func TestWhoServesDP50(t *testing.T) {
+// Clients may keep a backend while it serves in any set of its service port, or drains (DP-50, SV-25), and until the Service is gone.
+func TestWhoLeftDP50(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		to     []int // routes

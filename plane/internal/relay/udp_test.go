@@ -284,7 +284,7 @@ func TestUDPNoBackend(t *testing.T) {
 }
 
 // A session to a backend that left ends at its next datagram, which goes to another; the other sessions stay. What comes from
-// the backend that left is nobody's (SV-25).
+// the backend that left is nobody's.
 func TestUDPLeave(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	ports := make(chan netip.AddrPort, 2)
