@@ -130,7 +130,7 @@ func (a asking) printFlags(cmd *cobra.Command, output *string, watch *bool) {
 }
 
 // askFlags are the flags with which a command on the node finds the proxy.
-var askFlags = "      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would; no proxy is asked\n" +
+var askFlags = "      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would, without one\n" +
 	"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + "\n"
 
 func (a asking) help(program, flags string) string {
@@ -209,7 +209,7 @@ func told(err error) error {
 	var p *inspect.Problem
 	switch {
 	case errors.Is(err, context.Canceled):
-		return nil // whoever interrupts it knows that he did
+		return nil // interrupted by the user
 	case errors.Is(err, api.ErrNotAsked):
 		return asked{err, ExitNotAsked}
 	case errors.As(err, &p):
@@ -260,8 +260,8 @@ func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
 	return answer, nil
 }
 
-// head is the first line of an answer for people, by which those of a thousand nodes can be told apart. An answer that repeats comes after
-// the last one, or on a terminal in its place; the time is as events tell it.
+// head is the first line of an answer for people: it names the node. An answer that repeats comes after
+// the last one, or on a terminal in its place; the time is as in events.
 func (q *questions) head(node string) {
 	if q.merged {
 		return

@@ -114,7 +114,7 @@ type CheckReport struct {
 	// Version is that of this form, 1.
 	Version  int                 `json:"version"`
 	Node     string              `json:"node"`
-	Mode     string              `json:"mode"` // that is asked for; "" for the best that the host can do
+	Mode     string              `json:"mode"` // configured; "" for the best that the host supports
 	Runs     string              `json:"runs"` // the mode that would run; "" if none could, or that is not known
 	Worst    preflight.Severity  `json:"worst"`
 	ExitCode int                 `json:"exitCode"`

@@ -81,7 +81,7 @@ func (a asking) completes(opts *config.Options, modes mode.List) cobra.Completio
 // completionPatience is how long a shell waits for the proxy that runs.
 const completionPatience = 3 * time.Second
 
-// services are the names of Services that begin so, or, behind a name and ":", its ports; none where nobody answers.
+// services are the names of Services that begin so, or, behind a name and ":", its ports; none without an answer.
 func services(cmd *cobra.Command, opts *config.Options, modes mode.List, begun string) []string {
 	client, err := askWhom(cmd, opts, modes, io.Discard)
 	if err != nil {

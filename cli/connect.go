@@ -33,7 +33,7 @@ func (q *questions) carry(ctx context.Context, in io.Reader) error {
 		return err
 	}
 	go func() {
-		io.Copy(conn, in) // its end, or an error: nobody asks further
+		io.Copy(conn, in) // until its end or an error
 		conn.Close()
 	}()
 	io.Copy(q.out, conn) // the same of answers; the client sees that an answer is incomplete

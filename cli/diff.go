@@ -106,7 +106,7 @@ func eventsAsking() asking {
 // eventsWait is how long a question for changes waits for some.
 const eventsWait = 30 * time.Second
 
-// events prints what changed after what was told last, nil for nothing yet, and returns what is told now.
+// events prints the changes after the last printed one, nil for none yet, and returns the new last one.
 func (q *questions) events(ctx context.Context, args []string, last *inspect.Changes) (*inspect.Changes, error) {
 	params := url.Values{}
 	if len(args) > 0 {

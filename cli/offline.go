@@ -63,7 +63,7 @@ func load(dir string, errOut io.Writer) (objects manifests.Objects, wrong bool, 
 	return objects, len(problems) > 0, nil
 }
 
-// offlineMode is the mode that is asked for, else what every host has.
+// offlineMode is the configured mode, else the one that every host has.
 func offlineMode(cfg *config.Config, modes mode.List) mode.Mode {
 	name := cfg.Mode
 	if name == "" {
@@ -78,7 +78,7 @@ func budget(cfg *wiring.Config, fam lb.Family) *engine.Budget {
 	return wiring.Budget(cfg.Resolved.Mode, cfg.Plane(fam), func() policy.Settings { return cfg.Policy(fam) })
 }
 
-// offlineNode is the node for which the answer is: the one that is asked for, or the only one that the folder has.
+// offlineNode is the node of the answer: the configured one, or the only one in the folder.
 func offlineNode(name string, objects manifests.Objects, errOut io.Writer) string {
 	var there []string
 	for _, n := range objects.Nodes {

@@ -42,7 +42,7 @@ type plugin struct {
 }
 
 const (
-	// nodesAtOnce is how many proxies are asked at once.
+	// nodesAtOnce is how many proxies are queried at once.
 	nodesAtOnce = 50
 	// nodeTimeout is how long the proxy of one node may take to answer, unless --timeout says
 	// otherwise.

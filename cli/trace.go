@@ -64,7 +64,7 @@ func traceAsking() asking {
 			completeFlag(cmd, "from", "node", "pod")
 		},
 		takes: func(args []string) (bool, []string) {
-			switch said := from != "" && from != "pod"; { // of Pods nobody has a list
+			switch said := from != "" && from != "pod"; { // no list of Pods
 			case said && len(args) == 0, !said && len(args) == 1:
 				return true, []string{"nodeport:"}
 			case from == "" && len(args) == 0:

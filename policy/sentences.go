@@ -36,7 +36,7 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 	}
 	if !c.hasAny((*candidate).usable) {
 		c.nobody(p)
-		c.say("Nobody serves it, so clients are refused at once, whatever the traffic policy.")
+		c.say("No endpoint serves it, so clients are refused at once, whatever the traffic policy.")
 		return
 	}
 	if c.port.Cluster && c.cluster.draining {

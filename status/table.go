@@ -227,7 +227,7 @@ func tabled() []metric {
 				}
 			}},
 		{row: "EXT", name: "services_not_ok", kind: gauge, labels: []string{"namespace", "state", "severity"},
-			help: "Services in a state other than ok and not-proxied, as kube-proxy why tells it, for the 50 namespaces with the most; _others is the sum of the rest",
+			help: "Services in a state other than ok and not-proxied, as kube-proxy why reports it, for the 50 namespaces with the most; _others is the sum of the rest",
 			read: func(s *snapshot, emit emit) {
 				s.cfg.NotOK(mostNamespaces, func(namespace, state, severity string, n int) { emit(float64(n), namespace, state, severity) })
 			}},

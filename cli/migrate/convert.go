@@ -11,12 +11,12 @@ import (
 	"kube-proxy/mode"
 )
 
-// Severity says whether somebody has to do something.
+// Severity says whether an operator must act.
 type Severity string
 
 // The severities.
 const (
-	Same    Severity = "info"    // it differs, and nobody has to do anything
+	Same    Severity = "info"    // it differs, without a need to act
 	Change  Severity = "change"  // clients or operators will see the difference
 	Missing Severity = "missing" // something that works today will not, unless something is done
 )
@@ -125,7 +125,7 @@ func (c *converter) loader() {
 				"Such files only cause a warning.", "Check which one was intended.")
 		}
 		if strings.HasPrefix(w, "Using lenient decoding") || strings.Contains(w, "KubeProxyConfiguration and kind") {
-			continue // the fields are told of one by one
+			continue // the fields are reported one by one
 		}
 		about, differs, why, do := c.where(), w, "The configuration loader reports it.", "Check the flag or field."
 		for _, s := range said {
@@ -157,7 +157,7 @@ func (c *converter) loader() {
 
 func (c *converter) modeNamed(s string) bool { _, ok := c.modes.Find(s); return ok }
 
-// fields tells of fields that were left out or moved.
+// fields reports fields that were left out or moved.
 func (c *converter) fields() {
 	for _, d := range c.conv.Dropped {
 		c.add(Same, d.Path, "the new configuration omits it", "It would have no effect: "+d.Why+".", "Nothing.")
@@ -197,7 +197,7 @@ func (c *converter) usual() string {
 func (c *converter) fromMode() string { return cmp.Or(c.conv.From, c.usual()) }
 func (c *converter) toMode() string   { return cmp.Or(c.conv.To, c.usual()) }
 
-// between tells how the modes differ.
+// between reports how the modes differ.
 func (c *converter) between() {
 	from, to := c.fromMode(), c.toMode()
 	if c.proxy.Cilium != nil {
@@ -221,7 +221,7 @@ func (c *converter) between() {
 	}
 }
 
-// pod tells what there is to say of the pod.
+// pod reports findings about the pod.
 func (c *converter) pod() {
 	p := c.proxy.Pod
 	if p == nil {

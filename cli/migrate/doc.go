@@ -3,7 +3,7 @@
 //
 //	ConfigMap, DaemonSet, Pod, file, command line ──Read──▶ Proxy ──Convert──▶ configuration, statements
 //
-// It knows bytes alone: nothing on the node and in the cluster is asked or changed. What the flags
+// It knows bytes alone: it neither queries nor changes the node and the cluster. What the flags
 // and fields mean, the loader of package config says, as at a start, but without this machine's
 // name, files and environment. Fields that differ from the default are printed; before that they
 // are loaded again, strictly, and compared with what was meant. Another mode keeps what clients see

@@ -30,7 +30,7 @@ type Input struct {
 type Proxy struct {
 	// Args are its command line, without the program; what Kubernetes fills in, such as $(NODE_NAME), stands apart.
 	Args, Filled []string
-	// Where says where the command line is from; "" if there is none.
+	// Where says where the command line is from; "" without one.
 	Where string
 	// File is the configuration, nil for none, and FileWhere where it is from.
 	File      []byte

@@ -64,7 +64,7 @@ type Facts struct {
 	// Firewall is Windows Firewall.
 	Firewall Known[Firewall]
 
-	// Cluster is what the API server says; nil if none is asked.
+	// Cluster is what the API server says; nil without one.
 	Cluster *Cluster
 }
 
@@ -85,7 +85,7 @@ type Ability struct {
 type Program struct {
 	Name, Path string // Path is "" if it is not to be found
 	Version    string
-	Err        error // why it did not tell its version
+	Err        error // why its version is unknown
 }
 
 // Chain is a chain of a packet filter.

@@ -138,7 +138,7 @@ func virtualServers(context.Context) (n int, err error) {
 }
 
 // watched are the programs that a proxy may run, or that people use beside it, with the modules that they ask the kernel for even
-// to tell their version.
+// to print their version.
 var watched = []struct {
 	name    string
 	modules []string

@@ -95,7 +95,7 @@ func (j *judge) hidden(errs ...error) (some bool) {
 	return false
 }
 
-// nothing says that there is none of something, unless one may hide where nobody could look.
+// nothing says that an object is absent, unless it could be invisible to the check.
 func (j *judge) nothing(seen string, hides ...error) {
 	if !j.hidden(hides...) {
 		j.ok("", "%s", seen)

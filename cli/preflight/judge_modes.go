@@ -62,7 +62,7 @@ func (j *judge) privileges() {
 func (j *judge) namespace() {
 	switch own := j.facts.OwnNamespace; {
 	case own.Err != nil:
-		j.info("", "cannot tell whether this is the network namespace of process 1: %v", own.Err)
+		j.info("", "cannot determine whether this is the network namespace of process 1: %v", own.Err)
 	case own.Value:
 		j.info("", "this is not the network namespace of process 1; the findings are about this one")
 	default:
@@ -139,15 +139,15 @@ func (j *judge) asked() {
 	c, err := choose(j.Setup, j.facts)
 	switch {
 	case errors.Is(err, errUntried):
-		j.unknown("", fmt.Errorf("cannot tell which mode would run, the configuration asks for %s: %s", asked, oneLine(err)))
+		j.unknown("", fmt.Errorf("cannot determine which mode would run; the configuration selects %s: %s", asked, oneLine(err)))
 	case err != nil:
-		j.wrong("", "the configuration asks for %s, and no mode can run: %s", asked, oneLine(err))
+		j.wrong("", "the configuration selects %s, and no mode can run: %s", asked, oneLine(err))
 	case len(c.Steps) > 0 && j.Asked != "":
-		j.warn("", "the configuration asks for %s; %s", asked, c.Steps[len(c.Steps)-1])
+		j.warn("", "the configuration selects %s; %s", asked, c.Steps[len(c.Steps)-1])
 	case len(c.Steps) > 0:
-		j.info("", "the configuration asks for %s: it is %s, after %s", asked, c.Mode.Name, tried(c.Steps))
+		j.info("", "the configuration selects %s: it is %s, after %s", asked, c.Mode.Name, tried(c.Steps))
 	default:
-		j.ok("", "the configuration asks for %s: mode %s would run", asked, c.Mode.Name)
+		j.ok("", "the configuration selects %s: mode %s would run", asked, c.Mode.Name)
 	}
 	if err != nil {
 		return

@@ -197,7 +197,7 @@ func (j *judge) cilium() {
 	case len(sockets) > 0:
 		j.wrong("", "Cilium replaces kube-proxy here: BPF programs %s", strings.Join(sockets, ", "))
 	case j.facts.BPF.Err != nil && len(devices) > 0:
-		j.warn("", "Cilium runs here (%s); cannot tell whether it replaces kube-proxy: %v", strings.Join(devices, ", "), j.facts.BPF.Err)
+		j.warn("", "Cilium runs here (%s); cannot determine whether it replaces kube-proxy: %v", strings.Join(devices, ", "), j.facts.BPF.Err)
 	case len(devices) > 0:
 		j.info("", "Cilium runs here (%s) and does not translate at sockets; make sure kube-proxy-replacement is false", strings.Join(devices, ", "))
 	default:

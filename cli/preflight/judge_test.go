@@ -86,9 +86,9 @@ func TestJudge(t *testing.T) {
 		{"no CAP_NET_RAW, in a mode of iptables", func(s *Setup, f *Facts) { s.Modes[0].RunsIPTables, f.Lacks.Value = true, []string{"NET_RAW"} }, "privileges warning : this process lacks CAP_NET_RAW", ExitWarnings},
 		{"no CAP_NET_RAW, in mode ipvs", func(s *Setup, f *Facts) { s.Modes[0].Among, f.Lacks.Value = "iptables", []string{"NET_RAW"} }, "privileges error : this process lacks CAP_NET_RAW", ExitErrors},
 		{"no CAP_NET_RAW", func(_ *Setup, f *Facts) { f.Lacks.Value = []string{"NET_RAW"} }, "privileges info", ExitOK},
-		{"the first cannot run, nobody asked for it", func(_ *Setup, f *Facts) { cannot(f, "first", broken) }, "mode-asked info : the configuration asks for no mode (the best that the host supports): it is second, after first (it is broken)", ExitOK},
+		{"the first cannot run, nobody asked for it", func(_ *Setup, f *Facts) { cannot(f, "first", broken) }, "mode-asked info : the configuration selects no mode (the best that the host supports): it is second, after first (it is broken)", ExitOK},
 		{"no mode can run", func(_ *Setup, f *Facts) { cannot(f, "first", broken); cannot(f, "second", broken) }, "mode-asked error : ", ExitErrors},
-		{"one that gives way is asked for", func(s *Setup, f *Facts) { s.Asked = "gives-way"; cannot(f, "gives-way", broken) }, "mode-asked warning : the configuration asks for gives-way; mode gives-way cannot run on this host, using second instead", ExitWarnings},
+		{"one that gives way is asked for", func(s *Setup, f *Facts) { s.Asked = "gives-way"; cannot(f, "gives-way", broken) }, "mode-asked warning : the configuration selects gives-way; mode gives-way cannot run on this host, using second instead", ExitWarnings},
 		{"the mode that would run has a caution", func(s *Setup, _ *Facts) { s.Modes = slices.Clone(s.Modes); s.Modes[0].Caution = "It bypasses" }, "mode-asked warning : mode first: It bypasses", ExitWarnings},
 		{"the second family cannot be served", func(_ *Setup, f *Facts) { f.Abilities[1].Able = broken }, "mode-asked warning IPv6: mode first cannot serve IPv6: it is broken; IPv4 would be served alone", ExitWarnings},
 		{"the mode waits for something of the node", func(s *Setup, f *Facts) {
@@ -148,7 +148,7 @@ func TestJudge(t *testing.T) {
 		{"Cilium that is not known", func(_ *Setup, f *Facts) {
 			f.BPF.Err = errNeedsRoot
 			f.Links.Value = append(f.Links.Value, Link{Name: "cilium_host"})
-		}, "cilium warning : Cilium runs here (cilium_host); cannot tell whether it replaces kube-proxy: needs root", ExitWarnings},
+		}, "cilium warning : Cilium runs here (cilium_host); cannot determine whether it replaces kube-proxy: needs root", ExitWarnings},
 		{"Cilium beside a proxy", func(_ *Setup, f *Facts) { f.Links.Value = append(f.Links.Value, Link{Name: "cilium_host"}) }, "cilium info", ExitOK},
 		{"networks of pods and Services overlap", func(s *Setup, _ *Facts) { s.PodCIDRs = prefixes("10.100.0.0/16") }, "address-conflict error 10.100.0.0/16: the pod network overlaps the service network 10.96.0.0/12", ExitErrors},
 		{"the node is in the service network", func(_ *Setup, f *Facts) { f.Links.Value[1].Addrs = prefixes("10.96.3.4/24", "192.0.2.1/24") }, "address-conflict error 10.96.0.0/12: the service network contains the address 10.96.3.4 of interface eth0", ExitErrors},

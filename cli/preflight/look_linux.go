@@ -38,7 +38,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	look(ctx, s, &looking, &f.OwnNamespace, ownNamespace)
 	look(ctx, s, &looking, &f.Chains, func(context.Context) ([]Chain, error) {
 		if !s.LoadModules && len(m.missing("nfnetlink", "nf_tables")) > 0 {
-			return nil, nil // nobody has asked for one yet
+			return nil, nil // not requested yet
 		}
 		return nftChains()
 	})
@@ -141,7 +141,7 @@ func changes(s *Setup, f *Facts) ([]system.Change, error) {
 // modules answers whether the kernel has modules, without asking for them.
 type modules struct{ proc, sys, lib string }
 
-// missing returns those of the modules that the kernel may load when it is asked for what they have: they are not there, and not
+// missing returns those of the modules that the kernel may load on demand: they are not there, and not
 // built in. A kernel that loads none is always safe to ask.
 func (m modules) missing(names ...string) (missing []string) {
 	_, list := os.Stat(filepath.Join(m.proc, "modules"))
@@ -231,7 +231,7 @@ func ownNamespace(context.Context) (bool, error) {
 // if the module is.
 func writer(group uint16, m modules) (string, error) {
 	if _, err := os.Stat("/proc/thread-self/net/netfilter/nfnetlink_log"); err != nil {
-		return "", nil // nobody can have taken it
+		return "", nil // it cannot be taken
 	}
 	if len(m.missing("nfnetlink")) > 0 {
 		return "", nil

@@ -25,7 +25,7 @@ import (
 // littleEndian is the order of this machine.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// programPatience is how long a program may take to tell its version.
+// programPatience is how long a program may take to print its version.
 const programPatience = 5 * time.Second
 
 // asking opens a connection for a probe of interfaces and routes.

@@ -17,7 +17,7 @@ var ErrSlow = errors.New("timed out")
 // Setup is what would run: what the configuration asks for.
 type Setup struct {
 	Modes mode.List
-	// Asked is the mode that is asked for; "" for the best that the host can do.
+	// Asked is the configured mode; "" for the best that the host supports.
 	Asked string
 	// Families are those that are to be served, the primary one first; at least one.
 	Families []lb.Family

@@ -28,11 +28,11 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	}
 	if p.choice.Annotated != "" {
 		p.log.Info("Using the mode from the Node's annotation", "mode", p.choice.Annotated, "annotation", mode.Annotation)
-		p.tell(event.ModeFromAnnotation(cfg.NodeName, p.choice.Annotated, mode.Annotation))
+		p.publish(event.ModeFromAnnotation(cfg.NodeName, p.choice.Annotated, mode.Annotation))
 	}
 	for _, s := range p.choice.Steps {
 		p.log.Warn("Mode cannot run on this host", "mode", s.From, "instead", s.To, "err", s.Why)
-		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why, caution(p.modes, s.To)))
+		p.publish(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why, caution(p.modes, s.To)))
 	}
 	if m := p.choice.Mode; m.Caution != "" {
 		p.log.Warn("Mode has a security impact", "mode", m.Name, "caution", m.Caution)
@@ -40,7 +40,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	if defaultWillChange && cfg.Mode == "" && p.choice.Annotated == "" {
 		e := event.DefaultModeWillChange(cfg.NodeName, p.choice.Mode.Name)
 		p.log.Warn("The default mode will change", "note", e.Note)
-		p.tell(e)
+		p.publish(e)
 	}
 	resolved, err := wiring.Resolve(cfg.Config, p.choice.Mode)
 	if err != nil {

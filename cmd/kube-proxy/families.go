@@ -98,17 +98,17 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		Written:    func(w engine.Write) { p.written(f, labelled, w) },
 		Programmed: func(took []time.Duration) { p.servers.metrics.Programmed(fam.String(), took) },
 		Contested: func(l engine.Loss) {
-			p.tell(event.ContestedKey(l.Loser.Name, l.Winner.Name, l.Key.String(), l.Why(), l.Keys-1))
+			p.publish(event.ContestedKey(l.Loser.Name, l.Winner.Name, l.Key.String(), l.Why(), l.Keys-1))
 		},
 		Lent: func(l engine.Loan) {
-			p.tell(event.AddressLent(l.Owner, l.Key.String(), l.Kind.Words(), l.Keys-1))
+			p.publish(event.AddressLent(l.Owner, l.Key.String(), l.Kind.Words(), l.Keys-1))
 		},
 	})
 	f.traffic = p.newTraffic(f, labelled)
 	return f, nil
 }
 
-// newTraffic returns what adds up traffic by Service, where that is asked for; nil where it is not.
+// newTraffic returns the counter of traffic by Service; nil if it is not configured.
 func (p *proxy) newTraffic(f *family, log *slog.Logger) *traffic.Account {
 	services := p.config().Servers.ServiceMetrics
 	counter, can := f.plane.(mode.TrafficCounter)
@@ -156,7 +156,7 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	case w.Verb == "reset" && w.Later == 0, w.Verb == "load":
 		p.begun.add(f.name)
 	case w.Verb == "audit" && w.Changes > 0:
-		p.tell(event.DriftRepaired(p.config().NodeName, f.name.String(), w.Changes))
+		p.publish(event.DriftRepaired(p.config().NodeName, f.name.String(), w.Changes))
 	}
 }
 
@@ -175,7 +175,7 @@ func (p *proxy) notice(f *family, log *slog.Logger) {
 	for _, n := range f.plane.Notices() {
 		log.Warn(n.Text, n.Args...)
 		if n.Event != nil {
-			p.tell(n.Event(p.config().NodeName))
+			p.publish(n.Event(p.config().NodeName))
 		}
 	}
 }

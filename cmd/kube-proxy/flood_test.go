@@ -24,7 +24,7 @@ func TestFloodOfMalformedObjects(t *testing.T) {
 	var log logtest.Buffer
 	events := map[string]int{} // by namespace
 	p := newProxy(nil, nil, &config.Config{}, nil, slog.New(slog.NewTextHandler(&log, nil)))
-	p.tell = func(e event.Event) { events[e.Regarding.Namespace]++ }
+	p.publish = func(e event.Event) { events[e.Regarding.Namespace]++ }
 	reporter := convert.NewReporter(p.malformed)
 	update := func(namespace string, n int) {
 		name := cluster.Name{Namespace: namespace, Name: "web-1"}

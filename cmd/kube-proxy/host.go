@@ -22,7 +22,7 @@ func (p *proxy) tellOfHost(r system.Report) {
 	for _, w := range r.Warnings {
 		p.log.Warn(w.Text)
 		if w.Event == system.ReadOnlySysFS {
-			p.tell(event.ReadOnlySysFS(p.config().NodeName, errors.New(w.Text)))
+			p.publish(event.ReadOnlySysFS(p.config().NodeName, errors.New(w.Text)))
 		}
 	}
 }

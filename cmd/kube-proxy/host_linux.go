@@ -46,5 +46,5 @@ func conntrackUse() (entries, limit uint64, ok bool) {
 // newSockets returns what notices ports that Services take from programs of this node.
 func newSockets(cfg sockets.Config) (*sockets.Watcher, error) { return sockets.New(cfg) }
 
-// defaultWillChange: a later version of upstream takes another mode where none is asked for (EV-07).
+// defaultWillChange: a later version of upstream has another default mode (EV-07).
 const defaultWillChange = true

@@ -43,7 +43,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	return inspect.New(ic)
 }
 
-// pods finds a Pod where Services are found: in the folder, or by a question to the API server that is asked because a person asks.
+// pods finds a Pod in the folder, or at a query from the API server.
 func (p *proxy) pods(ctx context.Context, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 	if dir := p.config().Manifests; dir != "" {
 		return manifests.Pods(os.DirFS(dir), pod)

@@ -59,7 +59,7 @@ func setGC(percent int) {
 	}
 }
 
-// start does what is asked for: to write the configuration, or to run.
+// start writes the configuration, or runs the proxy.
 func start(ctx context.Context, modes mode.List, args []string, cfg *config.Config, out, errOut io.Writer) (err error) {
 	log, err := logging.New(cfg.Logging, out, errOut)
 	if err != nil {

@@ -73,7 +73,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 				} else if !slices.Contains(before, f.Text) {
 					p.log.Warn("Configuration may be incomplete or incorrect", "because", f.Text)
 					if f.Row == "PN-71" {
-						p.tell(event.NodeNotFound(p.config().NodeName))
+						p.publish(event.NodeNotFound(p.config().NodeName))
 					}
 				}
 			}

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// standard are where the process prints what it is asked for, and what is wrong.
+// standard are the streams for output and for errors.
 func standard() (out, errOut io.Writer) { return os.Stdout, os.Stderr }
 
 // ends are the signals that end the process.

@@ -26,7 +26,7 @@ var isService = sync.OnceValue(func() bool {
 	return is && err == nil
 })
 
-// standard are where the process prints what it is asked for, and what is wrong. A service has no console: there the event log
+// standard are the streams for output and for errors. A service has no console: there the event log
 // stands for both.
 func standard() (out, errOut io.Writer) {
 	if !isService() {
@@ -65,7 +65,7 @@ func ends() []os.Signal {
 	return []os.Signal{os.Interrupt, syscall.SIGTERM}
 }
 
-// asService has the work go on, where it is asked for as a service (--windows-service): until the service control manager
+// asService runs the work as a service (--windows-service) until the service control manager
 // says otherwise.
 func asService(ctx context.Context, asked bool, work func(context.Context) error, reload func()) error {
 	if !asked {

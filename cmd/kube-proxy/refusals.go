@@ -55,7 +55,7 @@ func (p *proxy) resolver(fam lb.Family, budget *engine.Budget) func(cluster.View
 		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Allow(v.Name.Namespace) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
 			p.log.Warn("Part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family", fam.String())
-			p.tell(e)
+			p.publish(e)
 		}
 		p.refused.of(fam.String()).Store(int64(len(told)))
 		return policy.Resolve(v, settings)

@@ -58,7 +58,7 @@ func TestCrowdOfRefusals(t *testing.T) {
 	var log logtest.Buffer
 	events := 0
 	p := newProxy(nil, nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil, slog.New(slog.NewTextHandler(&log, nil)))
-	p.tell = func(event.Event) { events++ }
+	p.publish = func(event.Event) { events++ }
 	resolve := p.resolver(lb.IPv4, engine.NewBudget(nil, func() policy.Settings { return p.settings(lb.IPv4) }))
 	for range rounds {
 		for i := range services {

@@ -108,7 +108,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		} else {
 			p.log.Info("Applied the changed configuration", "file", before.File, "fields", strings.Join(live, " "))
 		}
-		p.tell(event.ConfigReloaded(after.NodeName, before.File, changes))
+		p.publish(event.ConfigReloaded(after.NodeName, before.File, changes))
 	case p.unusable:
 		p.log.Info("Configuration file is valid again; nothing to change", "file", before.File)
 	case asked:
@@ -121,7 +121,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 func (p *proxy) notReloaded(err error) {
 	p.unusable = true
 	p.log.Error("Invalid configuration file; keeping the previous settings", "file", p.config().File, "err", err)
-	p.tell(event.ConfigIgnored(p.config().NodeName, p.config().File, err))
+	p.publish(event.ConfigIgnored(p.config().NodeName, p.config().File, err))
 }
 
 // loadConfig reads the configuration that the command line asks for.

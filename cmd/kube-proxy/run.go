@@ -56,8 +56,8 @@ type proxy struct {
 	facts     chan struct{} // has a value when something of the node has changed
 	verbosity atomic.Int64  // of the log
 
-	// tell sends an event, if there is an API server. It never waits, and writes no log: the caller has done that.
-	tell func(event.Event)
+	// publish sends an event, if there is an API server. It never waits, and writes no log: the caller has done that.
+	publish func(event.Event)
 	// dropped counts the events that could not be sent.
 	dropped func() uint64
 	// connected reports whether the source is followed.
@@ -65,7 +65,7 @@ type proxy struct {
 }
 
 func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
-	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool { return true }}
+	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), publish: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool { return true }}
 	p.present.Store(&wiring.Config{Config: cfg})
 	p.changes = changes.New(0)
 	p.problems = ratelimit.New(log, "Malformed object")
@@ -96,7 +96,7 @@ func (p *proxy) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p.tell = publisher.Publish
+		p.publish = publisher.Publish
 		p.dropped = publisher.Dropped
 		// It ends after all else, so that events about the end are sent too.
 		var publishing sync.WaitGroup
@@ -105,7 +105,7 @@ func (p *proxy) run(ctx context.Context) error {
 		defer end()
 		publishing.Go(func() { publisher.Run(until) })
 	}
-	p.tell(event.Starting(cfg.NodeName))
+	p.publish(event.Starting(cfg.NodeName))
 	p.openSnapshot(ctx)
 	fams := wiring.Families(cfg.Config, p.log)
 	if err := errors.Join(srcErr, p.choose(ctx, fams[0])); err != nil {

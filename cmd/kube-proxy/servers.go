@@ -59,7 +59,7 @@ func (p *proxy) newMetrics() {
 		Healthy:   func() bool { return p.servers.health.Healthy() && p.notReady() == "" },
 		Addresses: p.healthCheckAddrs,
 		OnListenFailed: func(service string, port uint16, err error) {
-			p.tell(event.FailedToStartServiceHealthcheck(service, cfg.NodeName, port, err))
+			p.publish(event.FailedToStartServiceHealthcheck(service, cfg.NodeName, port, err))
 		},
 		Log: p.log,
 	})
@@ -70,7 +70,7 @@ func (p *proxy) newMetrics() {
 	}
 }
 
-// notOK tells the metrics of the states of Services.
+// notOK reports the states of Services to the metrics.
 func (p *proxy) notOK(most int, each func(namespace, state, severity string, n int)) {
 	p.inspector.Tally(most, func(namespace string, s inspect.State, v inspect.Severity, n int) {
 		each(namespace, string(s), string(v), n)
@@ -101,7 +101,7 @@ func (p *proxy) newServers() {
 		Answered:     p.servers.metrics.HealthAnswered,
 		OnListenFailed: func(at netip.AddrPort, err error) {
 			if p.config().Servers.HardFail && !p.reloaded.Load() { // a reload does not end the process
-				p.tell(event.FailedToStartProxierHealthcheck(cfg.NodeName, at.String(), err))
+				p.publish(event.FailedToStartProxierHealthcheck(cfg.NodeName, at.String(), err))
 			}
 		},
 		Log: p.log,
@@ -152,7 +152,7 @@ func (p *proxy) runServers(ctx context.Context, fail func(error)) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := p.servers.status.Run(ctx); err != nil {
-			p.tell(event.FailedToStartMetricServer(cfg.NodeName, cfg.Servers.Metrics.String(), err))
+			p.publish(event.FailedToStartMetricServer(cfg.NodeName, cfg.Servers.Metrics.String(), err))
 			fail(fmt.Errorf("%s: %w", cfg.Name("metricsBindAddress"), err))
 		}
 	})
@@ -259,7 +259,7 @@ func (p *proxy) collides(c sockets.Collision) {
 		e = event.NodeAddressTaken(c.Service, node, c.Key.String(), c.Listener, c.NodePort, c.More)
 	}
 	p.log.Warn("Service port is in use on this node", "service", c.Service, "note", e.Note)
-	p.tell(e)
+	p.publish(e)
 }
 
 // flagz returns the flags of the command line with their values.

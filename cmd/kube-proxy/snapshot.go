@@ -90,7 +90,7 @@ func (p *proxy) restore() {
 	s.serving.Store(&found.Written)
 	p.log.Warn("Serving from a snapshot until the API server has listed Services and endpoints",
 		"written", found.Written, "services", found.Services())
-	p.tell(event.ServingSnapshot(p.config().NodeName, found.Written, found.Services()))
+	p.publish(event.ServingSnapshot(p.config().NodeName, found.Written, found.Services()))
 	p.fold(found.Events())
 	p.waiveFacts()
 }

@@ -58,7 +58,7 @@ func (p *proxy) malformed(problem convert.Problem) {
 	}
 	p.log.Warn("Malformed object", "problem", problem.String())
 	if e, ok := kube.ProblemEvent(problem); ok {
-		p.tell(e)
+		p.publish(e)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// askEvery is how often the lock is asked for.
+	// askEvery is the pause between two attempts to take the lock.
 	askEvery = 10 * time.Millisecond
 	// waitRemind is the time between two log lines about the wait.
 	waitRemind = time.Minute
@@ -23,7 +23,7 @@ const (
 // with different configurations, such as the old and the new pod of a rolling update, would undo each other's writes
 // for as long as both run. Only processes that may write rules can take it, and it ends with the process.
 type writerLock struct {
-	lock   *kernel.Lock // nil where there is none to take
+	lock   *kernel.Lock // nil without one
 	err    error        // why
 	remind time.Duration
 	log    *slog.Logger

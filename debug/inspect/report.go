@@ -50,7 +50,7 @@ func (a *TraceAnswer) Report(wide bool) string {
 	return b.String()
 }
 
-// endedText tells of connections that have ended: others than those above it, at least so many.
+// endedText reports connections that have ended: others than those above it, at least so many.
 func endedText(n int, others, atLeast bool) string {
 	s := plural.Count(n, "ended one", "ended ones")
 	if atLeast {

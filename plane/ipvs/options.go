@@ -41,15 +41,15 @@ func options() option.Section {
 		{Path: "ipvs.syncPeriod", Flag: "ipvs-sync-period", Row: "CF-25",
 			Help: "time between two complete comparisons with the kernel"},
 		{Path: "ipvs.excludeCIDRs", Flag: "ipvs-exclude-cidrs", Row: "CF-27", Restart: option.AtStart,
-			Help: "`CIDRs` whose virtual servers are not ours to remove"},
+			Help: "`CIDRs` whose virtual servers are never removed"},
 		{Path: "ipvs.strictARP", Flag: "ipvs-strict-arp", Row: "CF-28", Restart: option.AtStart,
-			Help: "answer ARP only for addresses of the asked interface: arp_ignore 1, arp_announce 2"},
+			Help: "answer ARP only for addresses of the receiving interface: arp_ignore 1, arp_announce 2"},
 		{Path: "ipvs.tcpTimeout", Flag: "ipvs-tcp-timeout", Row: "CF-29", Restart: option.AtStart,
-			Help: "idle time of a TCP connection; 0 leaves the kernel's"},
+			Help: "timeout of idle TCP connections; 0 keeps the kernel's"},
 		{Path: "ipvs.tcpFinTimeout", Flag: "ipvs-tcpfin-timeout", Row: "CF-29", Restart: option.AtStart,
-			Help: "idle time of a TCP connection after a FIN; 0 leaves the kernel's"},
+			Help: "timeout of idle TCP connections after a FIN; 0 keeps the kernel's"},
 		{Path: "ipvs.udpTimeout", Flag: "ipvs-udp-timeout", Row: "CF-29", Restart: option.AtStart,
-			Help: "idle time of a UDP flow; 0 leaves the kernel's"},
+			Help: "timeout of idle UDP flows; 0 keeps the kernel's"},
 	}}
 }
 

@@ -33,7 +33,7 @@ func options() option.Section {
 			Help: "time between two full comparisons of our table with the kernel, besides the watch for changes of others; " +
 				"0 means some minutes"},
 		{Path: "nftables.masqueradeBit", Flag: "nftables-masquerade-bit", Row: "CF-30", Restart: "packets on their way carry it",
-			Help: "bit of the packet mark that asks for masquerading, 0 to 31"},
+			Help: "bit of the packet mark that requests masquerading, 0 to 31"},
 		{Path: "nftables.masqueradeAll", Flag: "nftables-masquerade-all", Row: "CF-30",
 			Help: "masquerade every connection to a cluster IP"},
 		{At: &v.localhostNodePorts, Flag: "nftables-localhost-nodeports", Effect: option.Effect{Gone: useGate}, Help: "without effect: " + useGate},

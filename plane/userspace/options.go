@@ -51,16 +51,16 @@ func options() option.Section {
 		{Path: "udpIdleTimeout", Flag: "udp-timeout", Row: "CF-45", Restart: option.AtStart,
 			Help: "how long an idle UDP flow is kept"},
 		{Path: "userspace.terminationGracePeriod", Flag: "userspace-termination-grace-period", Row: "EXT", Restart: option.AtStart,
-			Help: "how long open connections to an endpoint or Service that was removed go on at most; " +
-				"0 until they end by themselves, as in other modes"},
+			Help: "maximum time that open connections to a removed endpoint or Service continue; " +
+				"0 means no limit, as in other modes"},
 		{Path: "userspace.drainTimeout", Flag: "userspace-drain-timeout", Row: "EXT",
-			Help: "how long open connections go on at most when the process is asked to end"},
+			Help: "maximum time that open connections continue when the process stops"},
 		{Path: "userspace.nodeEndpoints", Flag: "userspace-node-endpoints", Row: "EXT", Restart: option.AtStart,
-			Help: "connect to endpoints at this node's own addresses; without it they get no connections, " +
-				"so that no Service leads past the node's firewall to programs of the node"},
+			Help: "connect to endpoints at this node's own addresses; without it no Service bypasses " +
+				"the node's firewall"},
 		{Path: "userspaceFallback", Flag: "userspace-fallback", Row: "EXT", Restart: "the data plane is chosen once",
-			Help: "run mode userspace where the mode that is asked for cannot run here; " +
-				"without it the process ends with an error instead, unless userspace itself is asked for"},
+			Help: "run mode userspace if the configured mode cannot run here; " +
+				"without it the process ends with an error, unless userspace is configured"},
 	}}
 }
 
