@@ -130,7 +130,7 @@ func (a asking) printFlags(cmd *cobra.Command, output *string, watch *bool) {
 }
 
 // askFlags are the flags with which a command on the node finds the proxy.
-var askFlags = "      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would, without one\n" +
+var askFlags = "      --manifests DIR   answer for the objects in this folder, not for a running proxy\n" +
 	"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + "\n"
 
 func (a asking) help(program, flags string) string {
