@@ -142,7 +142,7 @@ func (a asking) help(program, flags string) string {
 	text := fmt.Sprintf("Usage: kube-proxy %s%s [flags]\n\n", strings.TrimSpace(a.name+" "+a.args), usage) + wrapped(a.about) + a.more + printing
 	return strings.ReplaceAll(text, "kube-proxy "+a.name, program+" "+a.name) + flags + fmt.Sprintf(
 		"\nExit codes: 0 answered; 1 invalid query, such as an unknown Service; %d answered, and something is wrong;\n"+
-			"%d no proxy could be asked. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
+			"%d no proxy answered. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
 }
 
 // watching asks until ctx ends.

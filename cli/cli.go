@@ -175,7 +175,7 @@ func (p *program) warn(opts *config.Options) {
 const (
 	// ExitFound: answered, and something is wrong.
 	ExitFound = 2
-	// ExitNotAsked: no proxy could be asked.
+	// ExitNotAsked: no proxy answered.
 	ExitNotAsked = 3
 )
 
