@@ -2,7 +2,8 @@ package plane
 
 import "fmt"
 
-// MasqueradeMark returns the packet mark that asks for masquerading, of the bit that the configuration names; nil means 14 (G3).
+// MasqueradeMark returns the packet mark that requests masquerading, for the bit that the
+// configuration names; nil means 14 (G3).
 func MasqueradeMark(bit *int) (uint32, error) {
 	n := 14
 	if bit != nil {

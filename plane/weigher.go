@@ -2,13 +2,15 @@ package plane
 
 import "kube-proxy/lb"
 
-// Weigher is a plane to which rows are another work than [lb.Weight] says, as each has its own copy of what rows share.
+// Weigher is implemented by planes whose work for a frontend differs from [lb.Weight], because each
+// frontend has its own copy of shared objects.
 type Weigher interface {
-	// Weigh is about how many operations a row is that comes or goes, at least 1.
+	// Weigh returns the approximate number of operations to add or remove a frontend, at least 1.
 	Weigh(f *lb.Frontend) int
 }
 
-// Weights returns what tells how much each row adds to the weight of one Apply of the plane, which [Plane.Pace] bounds. A nil row is one that goes.
+// Weights returns a function for the weight that each frontend adds to an Apply of the plane, which
+// [Plane.Pace] limits. A nil frontend is a removed one.
 func Weights(p Plane) func(*lb.Frontend) int {
 	own, ok := p.(Weigher)
 	if !ok {

@@ -23,21 +23,21 @@ func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, 
 	return c.report, errors.Join(c.errs...)
 }
 
-// Others removes the objects of other modes in the families that a mode serves, except of modes
-// that write the same kind of rules. In another family those may be the only rules. It also removes
-// the mode's own stale objects, such as in the other back end of iptables. Modes iptables and ipvs
-// share names of chains: each removes those that it does not keep.
+// Others removes the objects of other modes in the families that a mode serves, except those of
+// modes that write the same kind of rules. In another family those may be the only rules. It also
+// removes the mode's own stale objects, such as in the other back end of iptables. Modes iptables
+// and ipvs share names of chains: each removes those that it does not keep.
 //
 // Call it after the first write of each family: until then the old rules serve, and while both are
-// in force, the first that translates a connection decides. An error is for the log: the mode
+// in force, the first that translates a connection decides. The error is only for the log: the mode
 // works, but remaining objects may affect new connections.
 func Others(ctx context.Context, modes mode.List, running mode.Mode, what mode.Removal) (mode.Report, error) {
-	if running.Rules == "" { // nothing would keep its own from being removed
+	if running.Rules == "" { // its own would not be excluded from removal
 		return mode.Report{}, fmt.Errorf("clean up beside mode %q: it does not say what kind of rules it writes", running.Name)
 	}
 	var c cleaner
 	what.Beside = true
-	kernel.AwaitPackets() // those that have not met the running mode's rules need the others'
+	kernel.AwaitPackets() // packets that have not met the running mode's rules need the others'
 	for _, m := range modes {
 		switch {
 		case m.Name == running.Name:
@@ -61,7 +61,7 @@ func (c *cleaner) run(ctx context.Context, remove func(context.Context, mode.Rem
 	}
 	r, err := remove(ctx, what)
 	c.report.Removed = slices.Concat(c.report.Removed, r.Removed)
-	for _, left := range r.Left { // several modes may have looked at the same tables
+	for _, left := range r.Left { // several modes may have checked the same tables
 		if !slices.Contains(c.report.Left, left) {
 			c.report.Left = append(c.report.Left, left)
 		}

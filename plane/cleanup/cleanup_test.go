@@ -27,8 +27,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// theirs is what others have, some of it with names like ours. KUBE-FIREWALL and what else of the kubelet's is here
-// stays too (DP-15).
+// theirs creates the objects of other programs, some with names like ours. KUBE-FIREWALL and the
+// kubelet's other objects stay too (DP-15).
 func theirs(t *testing.T) {
 	t.Helper()
 	const text = `*mangle
@@ -59,7 +59,7 @@ COMMIT
 	run(t, "", "ip", "link", "add", "kube-dummy0", "type", ipvs.DeviceType)
 }
 
-// ours is what the modes iptables, ipvs and nftables leave.
+// ours creates the objects that modes iptables, ipvs and nftables leave.
 func ours(t *testing.T) {
 	t.Helper()
 	oursIPVS(t)
@@ -85,7 +85,7 @@ func ours(t *testing.T) {
 	}
 }
 
-// oursIPVS is what the mode ipvs leaves, but for the virtual servers.
+// oursIPVS creates the objects that mode ipvs leaves, except virtual servers.
 func oursIPVS(t *testing.T) {
 	t.Helper()
 	var sets strings.Builder
@@ -177,10 +177,11 @@ func TestRunAll(t *testing.T) {
 		}
 		after = slices.Delete(after, i, i+1)
 	}
-	for _, line := range after { // tables of iptables cannot go; they are empty
+	for _, line := range after { // tables of iptables cannot be removed; they are empty
 		switch {
 		case line[0] == '*', line == "COMMIT\n", strings.HasPrefix(line, ":") && strings.HasSuffix(line, " ACCEPT \n"), strings.HasPrefix(line, "table "):
-		case strings.Contains(line, "KUBE-FIREWALL"): // as the kubelet has it, where it had none
+		// As the kubelet has it, which did not have it before.
+		case strings.Contains(line, "KUBE-FIREWALL"):
 		default:
 			t.Errorf("left: %s", line)
 		}
@@ -221,7 +222,7 @@ func TestRunParts(t *testing.T) {
 	}
 }
 
-// What cannot be removed is told, with what to do, and the rest goes all the same.
+// Objects that cannot be removed are reported, with the remedy, and the others are still removed.
 func TestRunFailures(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
@@ -236,7 +237,8 @@ func TestRunFailures(t *testing.T) {
 	}
 }
 
-// Without the programs of iptables, chains of ours are an error, for they cannot be removed; none are none.
+// Without the programs of iptables, chains of ours are an error, because they cannot be removed.
+// Without such chains there is no error.
 func TestRunWithoutIPTables(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
@@ -269,8 +271,8 @@ func legacyTables() bool {
 	return err == nil && len(b) > 0
 }
 
-// A table that iptables does not understand: later programs show what they can of it, earlier ones nothing. Either
-// way it is told that chains of ours stay, and the rule that leads to one does.
+// A table that iptables does not understand: later programs show part of it, earlier ones nothing.
+// In both cases the error reports that our chains stay, and the rule that jumps to one stays.
 func TestRunIncompatible(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
@@ -287,7 +289,7 @@ func TestRunIncompatible(t *testing.T) {
 	}
 }
 
-// PR-08: what each mode removes, and what it leaves.
+// PR-08: the objects that each mode removes, and those that it keeps.
 func TestOthers(t *testing.T) {
 	needsAll(t)
 	const (
@@ -310,7 +312,7 @@ func TestOthers(t *testing.T) {
 		"iptables, legacy":     {now{mode: "iptables", families: both, backends: same(xtables.Legacy)}, []string{legacyRule}},
 		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]xtables.Backend{lb.IPv4: xtables.Legacy, lb.IPv6: xtables.NFT}},
 			[]string{legacyRule}},
-		// In its own back end a plane has taken over what was there, before.
+		// In its own back end a plane has already taken over the previous rules.
 		"ipvs, nft":             {now{mode: "ipvs", families: both, backends: same(xtables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
 		"ipvs, legacy":          {now{mode: "ipvs", families: both, backends: same(xtables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
 		"userspace, IPv6 alone": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4, set4, vip4}},
@@ -342,7 +344,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// Without CAP_NET_ADMIN nothing is removed, and each error says what it needs.
+// Without CAP_NET_ADMIN nothing is removed, and each error names the missing capability.
 func TestRunWithoutCapability(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
@@ -366,13 +368,13 @@ func TestRunWithoutCapability(t *testing.T) {
 	for line := range strings.Lines(fmt.Sprint(err)) {
 		t.Log(strings.TrimSpace(line))
 	}
-	// The legacy programs, which got the capability from root, have removed what is theirs.
+	// The legacy programs, which got the capability from root, have removed their rules.
 	if after := state(t); !strings.Contains(after, "KUBE-SVC-") || !strings.Contains(after, "table ip kube-proxy\n") || len(after) > len(before) {
 		t.Errorf("there is\n%s", after)
 	}
 }
 
-// An interface of that name that is no dummy is somebody else's.
+// An interface of that name and another type belongs to another program.
 func TestDeviceOfAnotherType(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
@@ -385,7 +387,7 @@ func TestDeviceOfAnotherType(t *testing.T) {
 	}
 }
 
-// A canceled context ends it, with an error.
+// A cancelled context ends it, with an error.
 func TestRunCanceled(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
@@ -397,7 +399,7 @@ func TestRunCanceled(t *testing.T) {
 	}
 }
 
-// same is that back end in both families.
+// same returns that back end for both families.
 func same(b xtables.Backend) map[lb.Family]xtables.Backend {
 	return map[lb.Family]xtables.Backend{lb.IPv4: b, lb.IPv6: b}
 }

@@ -21,8 +21,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// TestTakeOverEBPF (PR-08): a node changes between mode ebpf and each other mode, both ways. Loops of
-// requests notice nothing; the programs and their tables go with the first write of the next mode.
+// TestTakeOverEBPF (PR-08): a node changes between mode ebpf and each other mode, both ways. Loops
+// of requests see no failure; the first write of the next mode removes the programs and their
+// tables.
 func TestTakeOverEBPF(t *testing.T) {
 	needsRoot(t)
 	needs(t, "iptables-nft", "ip6tables-nft", "nft")

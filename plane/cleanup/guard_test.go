@@ -20,7 +20,8 @@ import (
 	"kube-proxy/plane/ipvs"
 )
 
-// guard is the chain of mode ipvs that keeps clients from programs of the node at service addresses.
+// guard is the chain of mode ipvs that keeps clients away from programs of the node at service
+// addresses.
 const guard = `*filter
 :KUBE-IPVS-FILTER - [0:0]
 -A INPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER
@@ -29,8 +30,8 @@ const guard = `*filter
 COMMIT
 `
 
-// guarded makes the network namespace of the test a node that mode ipvs has left. A program of the node listens at port 10250 of all
-// addresses.
+// guarded makes the test's network namespace a node that mode ipvs has left. A program of the node
+// listens at port 10250 of all addresses.
 func guarded(t *testing.T, program string) {
 	t.Helper()
 	inNetns(t)
@@ -53,8 +54,8 @@ func guarded(t *testing.T, program string) {
 	}
 }
 
-// trying connects to the program again and again, in the network namespace of the calling thread, until the function that it returns is
-// called, which says how often that was, and how often it was reached.
+// trying connects to the program repeatedly, in the network namespace of the calling thread. The
+// function that it returns stops that, and reports the number of attempts and of connections.
 func trying(t *testing.T) (stop func() (tries, through int)) {
 	t.Helper()
 	ns, err := os.Open("/proc/thread-self/ns/net")
@@ -65,7 +66,7 @@ func trying(t *testing.T) (stop func() (tries, through int)) {
 	tries, through := 0, 0
 	go func() {
 		defer close(ended)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 			return
@@ -98,15 +99,16 @@ func reached(addr string) bool {
 	return err == nil
 }
 
-// While the addresses of mode ipvs go, no connection reaches a program of the node at one of them, whichever mode takes over, and
-// with --cleanup (TN-67). A client tries all the time.
+// While the addresses of mode ipvs are removed, no connection reaches a program of the node at one
+// of them, whichever mode takes over, and with --cleanup (TN-67). A client tries all the time.
 func TestAddressesAreGuardedUntilTheyGo(t *testing.T) {
 	needsAll(t)
 	families := []lb.Family{lb.IPv4, lb.IPv6}
 	for name, c := range map[string]struct {
 		program string
-		start   func(lb.Family) (opened, error) // what runs then, where it has chains of the same names
-		do      func(context.Context) (mode.Report, error)
+		// The mode that runs then, if its chains have the same names.
+		start func(lb.Family) (opened, error)
+		do    func(context.Context) (mode.Report, error)
 	}{
 		"to nftables":         {"iptables-nft", nil, now{mode: "nftables", families: families}.others},
 		"to nftables, legacy": {"iptables-legacy", nil, now{mode: "nftables", families: families}.others},
@@ -134,8 +136,8 @@ func TestAddressesAreGuardedUntilTheyGo(t *testing.T) {
 	}
 }
 
-// Where addresses stay, so does the chain that guards them, with what it needs (TN-67): with --cleanup-ipvs=false, and where the
-// removal ends early.
+// If addresses stay, so does the chain that guards them, with its sets (TN-67): with
+// --cleanup-ipvs=false, and if the removal ends early.
 func TestGuardStaysWithAddresses(t *testing.T) {
 	needsAll(t)
 	guarded(t, "iptables-nft")

@@ -21,8 +21,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// upstreamOverIPVS stands for the first write of upstream's mode ipvs over whatever is there: it has the addresses, leads all who are new to that real server
-// behind its virtual servers, and writes the chains that it has in nat (DP-31, DP-33). It knows nothing of marks and of mangle.
+// upstreamOverIPVS imitates the first write of upstream's mode ipvs over existing objects: it adds
+// the addresses, sends all new clients to the real server behind its virtual servers, and writes
+// its chains in nat (DP-31, DP-33). It does not use marks or mangle.
 func upstreamOverIPVS(t *testing.T, to []netip.AddrPort, real netip.AddrPort) {
 	t.Helper()
 	run(t, "", "ip", "link", "show", leftovers.Device)
@@ -39,14 +40,14 @@ func upstreamOverIPVS(t *testing.T, to []netip.AddrPort, real netip.AddrPort) {
 			t.Fatal(err)
 		}
 		has := slices.ContainsFunc(dests, func(d *ipvs.Destination) bool { return d.Address.Equal(want.Address) })
-		if !has { // first, or no real server would have a weight for a moment
+		if !has { // first, so that a real server always has a weight
 			must(t, h.NewDestination(s, want))
 		}
 		for _, d := range dests {
 			if d.Address.Equal(want.Address) {
 				continue
 			}
-			d.Weight = 0 // its connections go on (DP-34)
+			d.Weight = 0 // its connections continue (DP-34)
 			must(t, h.UpdateDestination(s, d))
 		}
 	}
@@ -65,16 +66,19 @@ COMMIT
 	}
 }
 
-// G4: the way back from our mode ipvs to upstream's, as docs/migrating.md has it. Upstream's virtual servers serve at once, but who goes by a mark
-// goes on to meet what we wrote last. Once the chains of mangle are emptied it goes where upstream says; a loop of requests and what is open notice
-// nothing. With --cleanup between the two there is nothing of ours left, and nobody serves meanwhile (DP-31, DP-33, PR-08).
+// G4: the way back from our mode ipvs to upstream's, as docs/migrating.md describes it. Upstream's
+// virtual servers serve at once, but packets with a mark still meet our last state. Once the chains
+// of mangle are empty, they meet upstream's; a loop of requests and open connections see no
+// failure. With --cleanup in between nothing of ours is left, and no client is served meanwhile
+// (DP-31, DP-33, PR-08).
 func TestIPVSTakeBack(t *testing.T) {
 	needsIPVS(t)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod2", "pod4")
 	tab, vip, _ := planetest.Shop(lb.IPv4)
 	balancer := netip.MustParseAddrPort("192.0.2.10:80")
-	// A load balancer with externalTrafficPolicy Local: pods go elsewhere than others, by a mark.
+	// A load balancer with externalTrafficPolicy Local: a mark sends pods to other backends than
+	// other clients.
 	backends := slices.Collect(tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends.All())
 	set := func(scope lb.Scope, all []lb.Backend) *lb.BackendSet {
 		return &lb.BackendSet{ID: lb.SetID{Service: "shop/till:http", Proto: lb.TCP, Scope: scope}, Backends: lb.BackendsOf(all...)}
@@ -100,7 +104,7 @@ func TestIPVSTakeBack(t *testing.T) {
 		defer p.Close()
 		must(t, errOf(planetest.ResetAll(t.Context(), p, tab)))
 	}
-	// IPVS takes two connections from one port of a client to one real server for the same (docs/ipvs.md).
+	// IPVS confuses two connections from one client port to one real server (docs/ipvs.md).
 	last := uint16(10000)
 	options := func() netlab.DialOptions {
 		last++
@@ -128,7 +132,7 @@ func TestIPVSTakeBack(t *testing.T) {
 	lab.On("node1", func() { upstreamOverIPVS(t, both, new) })
 	traffic.More()
 	served("upstream over ours", vip, "pod2")
-	served("upstream over ours, by a mark", balancer, "pod1", "pod4") // what the steps are for
+	served("upstream over ours, by a mark", balancer, "pod1", "pod4") // the reason for the steps
 	lab.On("node1", func() {
 		for _, chain := range []string{"KUBE-IPVS-IN", "KUBE-IPVS-OUT"} {
 			run(t, "", "iptables-nft", "-t", "mangle", "-F", chain)

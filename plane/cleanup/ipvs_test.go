@@ -25,7 +25,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// ipvsLook is the time between two looks at the connections of virtual servers.
+// ipvsLook is the time between two checks of the connections of virtual servers.
 const ipvsLook = 200 * time.Millisecond
 
 // needsIPVS skips a test on a kernel without ip_vs; make test-kernels runs it in a VM that has it.
@@ -47,7 +47,7 @@ func openIPVS(t *testing.T) *ipvs.Handle {
 	return h
 }
 
-// virtual makes a virtual server, such as "tcp 10.96.0.10:80" or "fwmark 7".
+// virtual creates a virtual server, such as "tcp 10.96.0.10:80" or "fwmark 7".
 func virtual(t *testing.T, h *ipvs.Handle, what string) *ipvs.Service {
 	t.Helper()
 	s := &ipvs.Service{SchedName: "rr", AddressFamily: unix.AF_INET, Netmask: 0xffffffff}
@@ -68,7 +68,7 @@ func virtual(t *testing.T, h *ipvs.Handle, what string) *ipvs.Service {
 	return s
 }
 
-// virtuals lists the virtual servers, in the words of virtual.
+// virtuals lists the virtual servers, in the format of virtual.
 func virtuals(t *testing.T, h *ipvs.Handle) []string {
 	t.Helper()
 	all, err := h.GetServices()
@@ -89,7 +89,8 @@ func virtuals(t *testing.T, h *ipvs.Handle) []string {
 	return out
 }
 
-// Virtual servers that are a kube-proxy's go, those of others stay (PR-08, DP-31, DP-35, --ipvs-exclude-cidrs).
+// Virtual servers of a kube-proxy are removed, and foreign ones stay (PR-08, DP-31, DP-35,
+// --ipvs-exclude-cidrs).
 func TestIPVSServers(t *testing.T) {
 	needsIPVS(t)
 	inNetns(t)
@@ -102,10 +103,10 @@ func TestIPVSServers(t *testing.T) {
 	h := openIPVS(t)
 	four := []string{
 		"tcp 10.96.0.1:443",      // on kube-ipvs0
-		"sctp 10.96.0.1:9",       // whatever the protocol
+		"sctp 10.96.0.1:9",       // with any protocol
 		"tcp 10.96.0.77:80",      // its address is in an ipset
 		"tcp 192.0.2.1:30080",    // a NodePort of an address of this machine
-		"sctp 192.0.2.1:30090",   // in the set of another kind
+		"sctp 192.0.2.1:30090",   // in the set of another protocol
 		"tcp 198.51.100.0:20000", // upstream's probe
 	}
 	six := []string{"udp [2001:db8::1]:30053", "udp [fd00:10:96::10]:53"}
@@ -115,7 +116,7 @@ func TestIPVSServers(t *testing.T) {
 		"tcp 192.0.2.1:8080",   // no NodePort
 		"udp 192.0.2.1:30090",  // of another protocol
 		"tcp 192.0.2.9:30080",  // an address of another machine
-		"tcp 10.96.0.200:80",   // nothing is known of it
+		"tcp 10.96.0.200:80",   // without any proof
 		"udp 198.51.100.0:123", // not the probe
 	}
 	every := slices.Concat(four, six, excluded, others)
@@ -155,7 +156,7 @@ func TestIPVSServers(t *testing.T) {
 	same("without exclusion", others...)
 }
 
-// shopInIPVS is a lab in which a shop is served as upstream's mode ipvs does.
+// shopInIPVS returns a lab in which a shop is served as upstream's mode ipvs does.
 func shopInIPVS(t *testing.T) (lab *netlab.TestLab, tab *lb.Table, vip netip.AddrPort) {
 	t.Helper()
 	needsIPVS(t)
@@ -194,7 +195,7 @@ func inNFTables(t *testing.T, tab *lb.Table) {
 	}
 }
 
-// A node changes from upstream's ipvs mode to nftables: a loop of requests notices nothing (PR-08).
+// A node changes from upstream's ipvs mode to nftables: a loop of requests sees no failure (PR-08).
 func TestIPVSSwitchUnderTraffic(t *testing.T) {
 	lab, tab, vip := shopInIPVS(t)
 	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Requests: true})
@@ -220,7 +221,8 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 	traffic.Stop()
 }
 
-// A connection through IPVS goes on until it ends, or its time does; a process that ends meanwhile leaves it to the next.
+// A connection through IPVS continues until it ends, or its time is over; a process that ends
+// meanwhile leaves it to the next.
 func TestIPVSDrain(t *testing.T) {
 	lab, tab, vip := shopInIPVS(t)
 	open := func() *netlab.Conn {
@@ -241,7 +243,7 @@ func TestIPVSDrain(t *testing.T) {
 		lab.On("node1", func() { n = len(virtuals(t, openIPVS(t))) })
 		return n
 	}
-	// What runs in the background uses none of the test's own goroutine.
+	// The background goroutine uses none of the test's own.
 	clean := func(ctx context.Context, drain time.Duration) chan mode.Report {
 		done := make(chan mode.Report, 1)
 		go func() {
@@ -271,7 +273,7 @@ func TestIPVSDrain(t *testing.T) {
 		time.Sleep(ipvsLook)
 		works(early)
 		works(late)
-		works(open()) // by way of nftables, which nothing waits for
+		works(open()) // through nftables, which the drain does not wait for
 	}
 	if there() != 1 {
 		t.Error("the virtual server went while connections used it")
@@ -286,7 +288,7 @@ func TestIPVSDrain(t *testing.T) {
 	}
 }
 
-// What does not end in its time is cut off, and told of.
+// Connections that exceed the time are cut, and reported.
 func TestIPVSDrainEnds(t *testing.T) {
 	lab, tab, vip := shopInIPVS(t)
 	must(t, errOf(lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})))
@@ -299,8 +301,9 @@ func TestIPVSDrainEnds(t *testing.T) {
 	})
 }
 
-// G4: a node changes from upstream's ipvs mode to ours. A loop of requests notices nothing, what is open goes on, what upstream has of Services
-// that are gone goes, and what others have stays (DP-31, DP-32, PR-08).
+// G4: a node changes from upstream's ipvs mode to ours. A loop of requests sees no failure, open
+// connections continue, upstream's objects of removed Services are deleted, and foreign ones stay
+// (DP-31, DP-32, PR-08).
 func TestIPVSTakeOver(t *testing.T) {
 	lab, tab, vip := shopInIPVS(t)
 	open, err := lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})

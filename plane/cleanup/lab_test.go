@@ -24,7 +24,7 @@ import (
 	"kube-proxy/plane/ipvs"
 )
 
-// inNetns runs the rest of the test in a network namespace of its own.
+// inNetns runs the rest of the test in a new network namespace.
 func inNetns(t *testing.T) {
 	t.Helper()
 	needsRoot(t)
@@ -38,7 +38,7 @@ func needsRoot(t *testing.T) {
 	}
 }
 
-// needs skips a test where the machine has no such program.
+// needs skips a test if the machine lacks a program.
 func needs(t *testing.T, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
@@ -48,7 +48,7 @@ func needs(t *testing.T, programs ...string) {
 	}
 }
 
-// run runs a program, which must succeed, with that input.
+// run runs a program with that input; it must succeed.
 func run(t *testing.T, stdin, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -62,13 +62,14 @@ func run(t *testing.T, stdin, name string, args ...string) string {
 
 var volatile = regexp.MustCompile(`(?m)^#.*\n|\[\d+:\d+\]`)
 
-// rules are those of iptables, without counters and times.
+// rules returns the rules of iptables, without counters and times.
 func rules(t *testing.T, program string) string {
 	t.Helper()
 	return volatile.ReplaceAllString(run(t, "", program+"-save"), "")
 }
 
-// state is all that the tests look at, as people see it. Legacy tables are only listed if there are any.
+// state returns everything that the tests compare, as text. It lists legacy tables only if they
+// exist.
 func state(t *testing.T) string {
 	t.Helper()
 	s := ""
@@ -96,17 +97,18 @@ func only(names ...string) mode.List {
 	return slices.DeleteFunc(all.Modes(), func(m mode.Mode) bool { return !slices.Contains(names, m.Name) })
 }
 
-// now is a mode that runs: in which families, and of iptables and ipvs with which back ends; how to clean up beside it.
+// now is a running mode: its families, the back ends of iptables and ipvs, and the settings of the
+// cleanup beside it.
 type now struct {
 	mode     string
 	families []lb.Family
 	backends map[lb.Family]xtables.Backend
 	exclude  []netip.Prefix
 	drain    time.Duration
-	blocks   option.Blocks // beside those of exclude
+	blocks   option.Blocks // in addition to those of exclude
 }
 
-// others is [Others] where the mode runs.
+// others calls [Others] for the running mode.
 func (n now) others(ctx context.Context) (mode.Report, error) {
 	modes := all.Modes()
 	i := slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == n.mode })
@@ -124,7 +126,7 @@ var legacyWorks = sync.OnceValue(func() bool {
 	return netlab.Isolated(0, exec.Command("iptables-legacy", "-t", "nat", "-S").Run) == nil
 })
 
-// TestMain lets a device of another kind stand for kube-ipvs0 where the kernel has no dummies.
+// TestMain uses a device of another kind as kube-ipvs0 if the kernel has no dummies.
 func TestMain(m *testing.M) {
 	if netlab.Isolated(0, exec.Command("ip", "link", "add", "d0", "type", "dummy").Run) != nil {
 		ipvs.DeviceType = "bridge"
@@ -134,7 +136,7 @@ func TestMain(m *testing.M) {
 
 var backends = []xtables.Backend{xtables.NFT, xtables.Legacy}
 
-// excluding is a configuration in which virtual servers in these networks are of others.
+// excluding returns a configuration in which virtual servers in these networks are foreign.
 func excluding(networks []netip.Prefix) option.Blocks {
 	o := &ipvs.Options{}
 	for _, p := range networks {

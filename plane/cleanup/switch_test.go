@@ -18,12 +18,13 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// switches is how often TestSwitchUnderTraffic goes to and fro with each back end; `make switches` asks for many.
+// switches is how often TestSwitchUnderTraffic changes the mode and back with each back end; `make
+// switches` uses a high number.
 var switches = flag.Int("switches", 2, "changes of the mode to and fro, with each back end")
 
-// PR-08: a node changes from the mode iptables to nftables and back, some times. Loops of requests notice nothing, each
-// arrives with the source address that it should have, also while both sets of rules are in force; and connections that
-// live on do so, as they are used all the time.
+// PR-08: a node changes from the mode iptables to nftables and back, some times. Loops of requests
+// see no failure, and each arrives with the right source address, also while both sets of rules are
+// in force. Connections that send all the time live on.
 func TestSwitchUnderTraffic(t *testing.T) {
 	needsRoot(t)
 	needs(t, "iptables-nft", "ip6tables-nft", "nft")
@@ -37,7 +38,7 @@ func TestSwitchUnderTraffic(t *testing.T) {
 	}
 }
 
-// opened is a plane as a new process would have it.
+// opened is a plane in a new process.
 type opened interface {
 	planetest.Plane
 	Close() error
@@ -49,7 +50,7 @@ func openIPTables(b xtables.Backend) func(lb.Family) (opened, error) {
 
 func openNFTables(fam lb.Family) (opened, error) { return nftables.New(nftables.Config{Family: fam}) }
 
-// start writes the shop's rules as a new process would, which then ends.
+// start writes the shop's rules as a new process would, and then ends it.
 func start(t *testing.T, families []lb.Family, open func(lb.Family) (opened, error)) {
 	t.Helper()
 	for _, fam := range families {
@@ -85,7 +86,7 @@ func switchUnderTraffic(t *testing.T, b xtables.Backend) {
 	var ways []netlab.Way
 	for _, fam := range families {
 		_, vip, nodePort := planetest.Shop(fam)
-		// Pods keep their address; all others are masqueraded, which the node's own requests need not be told from.
+		// Pods keep their address; all others are masqueraded, including the node's own requests.
 		ways = append(ways, netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "node1", To: vip, Seen: "node1"},
 			netlab.Way{From: "client", To: nodePort, Seen: "node1"})
 	}
@@ -131,8 +132,8 @@ func switchUnderTraffic(t *testing.T, b xtables.Backend) {
 	traffic.Stop()
 }
 
-// PR-08: a packet that began its way before the new mode's rules were there, and is put off until those of the old mode would be
-// gone, is translated. A long chain of others before ours puts it off.
+// PR-08: a packet begins its way before the new mode's rules exist, and is delayed until those of
+// the old mode would be gone. It is translated. A long foreign chain before ours delays it.
 func TestSwitchPacketUnderWay(t *testing.T) {
 	needsRoot(t)
 	needs(t, "iptables-nft", "ip6tables-nft", "nft")

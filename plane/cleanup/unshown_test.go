@@ -16,13 +16,14 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// audited is a plane of which the test needs audits only.
+// audited is a plane for a test that only needs audits.
 type audited interface {
 	Audit(ctx context.Context, full bool) (int, error)
 }
 
-// TestTablesThatIptablesCannotShow (TN-70): somebody adds rules that iptables cannot print, and iptables-save leaves out the tables. Whoever
-// writes by iptables adds no rule at an audit or a restart, and --cleanup and a change of modes remove all of it.
+// TestTablesThatIptablesCannotShow (TN-70): another program adds rules that iptables cannot print,
+// and iptables-save omits the tables. A mode that writes by iptables adds no rule at an audit or a
+// restart, and --cleanup and a change of modes remove all of it.
 func TestTablesThatIptablesCannotShow(t *testing.T) {
 	needsAll(t)
 	users := map[string]func(*testing.T, lb.Family) audited{
@@ -83,5 +84,6 @@ func TestTablesThatIptablesCannotShow(t *testing.T) {
 	}
 }
 
-// isFirewall reports whether a line names KUBE-FIREWALL, which a mode that runs leaves to the kubelet.
+// isFirewall reports whether a line names KUBE-FIREWALL, which a running mode leaves to the
+// kubelet.
 func isFirewall(line string) bool { return strings.Contains(line, "KUBE-FIREWALL") }

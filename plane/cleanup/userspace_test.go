@@ -20,8 +20,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// TestSwitchUserspace (PR-08): a node changes from mode iptables to userspace, from there to nftables, and back. Loops of requests
-// notice nothing, and what one mode leaves goes with the next one's first write; connections that the kernel translated live on.
+// TestSwitchUserspace (PR-08): a node changes from mode iptables to userspace, from there to
+// nftables, and back. Loops of requests see no failure, and the next mode's first write removes the
+// previous mode's objects. Connections that the kernel translated live on.
 func TestSwitchUserspace(t *testing.T) {
 	needsRoot(t)
 	needs(t, "iptables-nft", "ip6tables-nft", "nft")
@@ -112,7 +113,8 @@ func startUserspace(t *testing.T, fam lb.Family, make func(redirect.Config) (red
 	return p
 }
 
-// TestUserspaceStale: where the mode runs, what led packets in another way before goes, and what it leads them by stays.
+// TestUserspaceStale: a running mode removes the rules that redirected packets in another way
+// before, and keeps its own.
 func TestUserspaceStale(t *testing.T) {
 	needsRoot(t)
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})

@@ -9,7 +9,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// Follow completes what becomes of a packet that the packet filter lets pass: at a NodePort of this Proxy, its listener leads it on.
+// Follow completes the trace of a packet that the packet filter accepts: at a NodePort of this
+// Proxy, its listener forwards it.
 func (p *Proxy) Follow(packet trace.Packet, k trace.Kernel) trace.Kernel {
 	if p == nil || packet.Proto != lb.TCP || k.Verdict != trace.Pass {
 		return k
@@ -32,7 +33,7 @@ func (p *Proxy) Follow(packet trace.Packet, k trace.Kernel) trace.Kernel {
 	return k
 }
 
-// led says to whom a listener leads.
+// led records the backends to which a listener forwards.
 func led(k *trace.Kernel, s balance.State) {
 	k.Verdict, k.Masquerade, k.Affine = trace.Balance, true, s.Stays
 	for _, t := range s.Turns {
@@ -43,7 +44,8 @@ func led(k *trace.Kernel, s balance.State) {
 	}
 }
 
-// Differences calls each for the NodePorts of the table that have no listener, or one with other backends, until it returns false.
+// Differences calls each for the NodePorts of the table that have no listener, or one with other
+// backends, until it returns false.
 func (p *Proxy) Differences(want *lb.Table, each func(trace.Difference) bool) {
 	if p == nil {
 		return
@@ -59,7 +61,7 @@ func (p *Proxy) Differences(want *lb.Table, each func(trace.Difference) bool) {
 	}
 }
 
-// compare reports whether the listener of a row is not as it should be, and how it is.
+// compare reports whether the listener of a frontend differs from the wanted one, and describes it.
 func (p *Proxy) compare(f *lb.Frontend) (have string, differs bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

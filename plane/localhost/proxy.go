@@ -1,12 +1,14 @@
-// Package localhost serves TCP NodePorts at 127.0.0.1 and ::1 for planes that translate packets: the kernel does not route a packet
-// from a loopback address to another host. A [Proxy] listens there for each NodePort, and opens connections of its own to the
-// endpoints (KEP-6032). It follows what a plane has applied, and asks the packet filter for nothing.
+// Package localhost serves TCP NodePorts at 127.0.0.1 and ::1 for planes that translate packets,
+// because the kernel does not route a packet from a loopback address to another host. A [Proxy]
+// listens there for each NodePort, and opens its own connections to the endpoints (KEP-6032). It
+// follows the frontends that a plane has applied, and needs nothing from the packet filter.
 //
 //	client ──▶ 127.0.0.1:30080 ──relay──▶ 10.1.2.14:8080
 //
-// A NodePort has a listener while the route for sources that no other route names leads to endpoints: with the external traffic
-// policy Local that is while this node has one. A port that another program holds is retried. Connections outlive their endpoint
-// and their Service, as those that the kernel translates do, and end with the process.
+// A NodePort has a listener while its route for all other sources balances over endpoints: with the
+// external traffic policy Local, while this node has an endpoint. The Proxy retries a port that
+// another program holds. Connections outlive their endpoint and their Service, as those that the
+// kernel translates do, and end with the process.
 package localhost
 
 import (
@@ -23,13 +25,14 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// Config says what a Proxy is made of.
+// Config configures a Proxy.
 type Config struct {
 	// Mark is the packet mark of connections to endpoints; 0 for none.
 	Mark uint32
-	// Descriptors bounds the descriptors of listeners and connections. Proxies of one process share it.
+	// Descriptors limits the descriptors of listeners and connections. Proxies of one process share
+	// it.
 	Descriptors *relay.Groups
-	// Log takes failures to listen; nil for none.
+	// Log receives failures to listen; nil discards them.
 	Log *slog.Logger
 }
 
@@ -41,13 +44,13 @@ type Proxy struct {
 	relay       *relay.Relay
 
 	mu       sync.Mutex
-	at       netip.Addr // not valid: nothing is served
+	at       netip.Addr // invalid: nothing is served
 	rows     map[uint16]*lb.Frontend
 	doors    map[uint16]*door
 	balance  *balance.Balance
-	failing  map[uint16]error // ports with a row and without a listener that they should have
+	failing  map[uint16]error // ports with a frontend that lack their listener
 	failures uint64
-	retry    *time.Timer // nil while none fails
+	retry    *time.Timer // nil unless a port fails
 	pause    time.Duration
 	closed   bool
 }
@@ -79,7 +82,7 @@ func New(cfg Config) (*Proxy, error) {
 		failing: map[uint16]error{}, pause: firstPause}, nil
 }
 
-// Close ends all listeners and connections. To close it again does nothing.
+// Close closes all listeners and connections. A second call does nothing.
 func (p *Proxy) Close() {
 	if p == nil {
 		return
@@ -94,7 +97,7 @@ func (p *Proxy) Close() {
 	}
 }
 
-// Reset serves exactly the rows of the table, at the address that its node names.
+// Reset serves exactly the frontends of the table, at the address that its node names.
 func (p *Proxy) Reset(want *lb.Table) {
 	if p == nil {
 		return
@@ -118,7 +121,7 @@ func (p *Proxy) Reset(want *lb.Table) {
 	}
 }
 
-// SetNode serves the same rows at the address that the node names.
+// SetNode serves the same frontends at the address that the node names.
 func (p *Proxy) SetNode(n lb.Node) {
 	if p == nil {
 		return
@@ -134,7 +137,7 @@ func (p *Proxy) SetNode(n lb.Node) {
 	}
 }
 
-// Apply serves what the changes make of rows. Its cost follows the changes.
+// Apply updates the listeners for the changes. Its cost follows the changes.
 func (p *Proxy) Apply(changes []lb.Change) {
 	if p == nil {
 		return
@@ -155,7 +158,7 @@ func (p *Proxy) Apply(changes []lb.Change) {
 
 func isOurs(k lb.Key) bool { return k.IsNodePort() && k.Proto == lb.TCP }
 
-// leadsTo returns the backends of a row's listener; nil if it has none.
+// leadsTo returns the backends of a frontend's listener; nil if it has none.
 func (p *Proxy) leadsTo(f *lb.Frontend) *lb.BackendSet {
 	if f == nil || !p.at.IsValid() || p.closed {
 		return nil
@@ -163,7 +166,7 @@ func (p *Proxy) leadsTo(f *lb.Frontend) *lb.BackendSet {
 	return f.Last().To
 }
 
-// serve brings a port's listener up to its row. The lock is held.
+// serve updates a port's listener to its frontend. The caller holds the lock.
 func (p *Proxy) serve(port uint16) {
 	f, d := p.rows[port], p.doors[port]
 	to := p.leadsTo(f)
@@ -171,7 +174,8 @@ func (p *Proxy) serve(port uint16) {
 		p.shut(port, d)
 		d = nil
 	}
-	id := lb.SetID{Service: strconv.Itoa(int(port)), Proto: lb.TCP} // no row shares it, whatever order changes come in
+	// Unique to the port, whatever the order of changes.
+	id := lb.SetID{Service: strconv.Itoa(int(port)), Proto: lb.TCP}
 	if to == nil {
 		p.balance.Remove(id)
 		delete(p.failing, port)
@@ -183,7 +187,7 @@ func (p *Proxy) serve(port uint16) {
 	}
 }
 
-// open makes a listener, or notes why it cannot.
+// open creates a listener, or records the error.
 func (p *Proxy) open(port uint16, service string, turns *balance.Set) {
 	namespace, err := p.descriptors.Take(service)
 	if err == nil {
@@ -206,7 +210,7 @@ func (p *Proxy) open(port uint16, service string, turns *balance.Set) {
 	}
 }
 
-// shut ends a listener. Its connections go on; its clients are forgotten.
+// shut closes a listener. Its connections continue; its affinity entries are deleted.
 func (p *Proxy) shut(port uint16, d *door) {
 	d.listener.Close()
 	p.descriptors.Give(d.service)
@@ -214,10 +218,10 @@ func (p *Proxy) shut(port uint16, d *door) {
 	p.balance.Remove(lb.SetID{Service: strconv.Itoa(int(port)), Proto: lb.TCP})
 }
 
-// Ports that cannot be listened at are tried after firstPause, then after twice as long each time, up to lastPause.
+// The Proxy retries failed ports after firstPause, then after twice the time each, up to lastPause.
 const firstPause, lastPause = time.Second, time.Minute
 
-// again tries all ports that fail.
+// again retries all failed ports.
 func (p *Proxy) again() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -230,7 +234,7 @@ func (p *Proxy) again() {
 	}
 }
 
-// rest ends retries. The lock is held.
+// rest stops retries. The caller holds the lock.
 func (p *Proxy) rest() {
 	if p.retry != nil {
 		p.retry.Stop()
@@ -238,7 +242,7 @@ func (p *Proxy) rest() {
 	p.retry, p.pause = nil, firstPause
 }
 
-// Stats returns how many listeners there are, and how often one could not be made.
+// Stats returns the number of listeners, and the total of failures to create one.
 func (p *Proxy) Stats() (listeners int, failures uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// begin returns a Proxy for IPv4 in a namespace of its own, with so many descriptors, and its log.
+// begin returns an IPv4 Proxy in a new namespace, with a limit of descriptors, and its log.
 func begin(t *testing.T, descriptors int) (*Proxy, *bytes.Buffer) {
 	t.Helper()
 	netlab.EnterForTest(t)
@@ -36,7 +36,7 @@ func begin(t *testing.T, descriptors int) (*Proxy, *bytes.Buffer) {
 	return p, log
 }
 
-// row is a NodePort of a Service with one endpoint.
+// row returns a NodePort of a Service with one endpoint.
 func row(service string, port uint16) *lb.Frontend {
 	set := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP}, Backends: lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080")})}
 	return &lb.Frontend{Key: lb.Key{Port: port, Proto: lb.TCP}, Kind: lb.NodePort, Service: service,
@@ -53,8 +53,9 @@ func (p *Proxy) want(t *testing.T, listeners int, failures uint64) {
 	}
 }
 
-// One namespace takes eight ninths of the descriptors at most, however many NodePorts it has: another one's NodePort is served, and what
-// is over is reported, retried, and served when there is room (TN-59).
+// One namespace gets at most eight ninths of the descriptors, however many NodePorts it has.
+// Another namespace's NodePort is served. The excess is reported, retried, and served when
+// descriptors are free (TN-59).
 func TestListenersOfOneNamespaceTN59(t *testing.T) {
 	p, log := begin(t, 90)
 	var all []lb.Change
@@ -78,7 +79,7 @@ func TestListenersOfOneNamespaceTN59(t *testing.T) {
 	}
 	p.Apply(all[:100])
 	p.again()
-	if n, _ := p.Stats(); n < 70 { // a loop that looks for a client holds two descriptors for a moment
+	if n, _ := p.Stats(); n < 70 { // a loop that accepts a client briefly holds two descriptors
 		t.Errorf("of 100 NodePorts that are left there are %d listeners, %d before", n, had)
 	}
 	for i := range all {
@@ -91,7 +92,7 @@ func TestListenersOfOneNamespaceTN59(t *testing.T) {
 	}
 }
 
-// Neither do the connections of one namespace take what another one's need (TN-59).
+// Connections of one namespace do not use up those that another needs either (TN-59).
 func TestConnectionsOfOneNamespaceTN59(t *testing.T) {
 	p, _ := begin(t, 90)
 	backend, err := net.Listen("tcp", "127.0.0.1:18080")
@@ -127,7 +128,8 @@ func TestConnectionsOfOneNamespaceTN59(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	c := dial(30100)
-	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // or it would wait for ever
+	// Else it would block for ever.
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Write([]byte("x")); err != nil {
@@ -138,7 +140,8 @@ func TestConnectionsOfOneNamespaceTN59(t *testing.T) {
 	}
 }
 
-// A port that another program has is retried, at longer and longer intervals, and counted each time (TN-58).
+// A port that another program holds is retried at growing intervals, and each failure counts
+// (TN-58).
 func TestPortTakenTN58(t *testing.T) {
 	p, log := begin(t, 90)
 	taken, err := net.Listen("tcp", "127.0.0.1:30080")
@@ -167,8 +170,8 @@ func TestPortTakenTN58(t *testing.T) {
 	}
 }
 
-// A port that goes from one Service to another, and a Service port that changes its NodePort, are served at each step, in any order of
-// changes; what is over leaves nothing (TN-56).
+// A port that moves between Services, and a Service port that changes its NodePort, are served at
+// each step, in any order of changes; nothing is left of the old ones (TN-56).
 func TestPortsChangeHands(t *testing.T) {
 	p, _ := begin(t, 90)
 	a, b := row("a/web", 30080), row("b/web", 30080)
@@ -200,7 +203,7 @@ func TestPortsChangeHands(t *testing.T) {
 	}
 }
 
-// A Proxy that is nil serves nothing, and one that is closed does nothing more.
+// A nil Proxy serves nothing, and a closed one does nothing more.
 func TestNone(t *testing.T) {
 	var none *Proxy
 	none.Apply([]lb.Change{set(row("a/b", 1))})

@@ -1,8 +1,8 @@
-// Package ownwrites lets the planes of one process tell their own writes from those of others. A process has a plane for each
-// IP family, and the kernel counts and announces the changes of both together: a plane that did not know of the other's writes
-// would look for damage after each of them.
+// Package ownwrites lets the planes of one process distinguish their own writes from foreign ones.
+// A process has a plane for each IP family, and the kernel counts and reports the changes of both
+// together. Without the ledger, a plane would search for damage after each write of the other.
 //
-// Who makes the planes gives those of one network namespace the same [Ledger].
+// The creator of planes passes the same [Ledger] to all of one network namespace.
 package ownwrites
 
 import (
@@ -11,26 +11,28 @@ import (
 	"sync"
 )
 
-// Ledger is what the planes of this process share in one network namespace. The zero Ledger is ready; it must not be copied.
+// Ledger is shared by the planes of this process in one network namespace. The zero Ledger is ready
+// for use; it must not be copied.
 type Ledger struct {
-	writing   sync.RWMutex // shared by those who write; alone has it who needs that none of us writes meanwhile
+	writing   sync.RWMutex // writers share it; Others and large writes lock it exclusively
 	mu        sync.Mutex
 	count     uint32
 	listeners []Listener
 }
 
-// Listener hears the kernel's notifications of changes.
+// Listener receives the kernel's notifications of changes.
 type Listener interface {
-	// Listen begins or ends the subscription.
+	// Listen starts or ends the subscription.
 	Listen(on bool) error
-	// Missed says that others changed something while the listener could not hear of it.
+	// Missed reports that another program made changes while the listener was off.
 	Missed()
 }
 
-// Generation asks the kernel for the number that each transaction of anybody makes one higher.
+// Generation returns the kernel's number of the ruleset, which each transaction of any program
+// increments.
 type Generation func() (uint32, error)
 
-// Write runs a write that has so many transactions if it succeeds.
+// Write runs write, which makes that many transactions if it succeeds.
 func (l *Ledger) Write(transactions int, write func() error) error {
 	l.writing.RLock()
 	defer l.writing.RUnlock()
@@ -47,8 +49,9 @@ func (l *Ledger) wrote(transactions int) {
 	l.count += uint32(transactions)
 }
 
-// Others returns the generation less what we wrote: while it stays, nobody else changed anything. It waits until no write of
-// ours is half done. Only the difference of two answers means something.
+// Others returns the generation minus our own writes: while it stays the same, no other program
+// changed anything. It waits until no write of ours is in progress. Only the difference between two
+// results has a meaning.
 func (l *Ledger) Others(generation Generation) (uint32, error) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
@@ -56,7 +59,7 @@ func (l *Ledger) Others(generation Generation) (uint32, error) {
 	return g - l.count, err
 }
 
-// Join has the listener be deaf during the large writes of all planes.
+// Join registers a listener, which is then off during the large writes of all planes.
 func (l *Ledger) Join(x Listener) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
@@ -70,12 +73,13 @@ func (l *Ledger) Leave(x Listener) {
 	l.listeners = slices.DeleteFunc(l.listeners, func(y Listener) bool { return x == y })
 }
 
-// WriteUnheard runs a large write of one transaction while none of our listeners listens. Those that missed something because
-// others wrote in that time are told.
+// WriteUnheard runs a large write of one transaction while none of our listeners listens. It calls
+// Missed of those listeners that missed foreign changes in that time.
 //
-// For each element of a transaction the kernel writes a notification, and keeps it until the commit, 4 KiB each, as soon as
-// anybody on the machine listens, in whatever namespace: with 100,000 services 5 GB for a moment, and twice the time. No other
-// plane writes meanwhile; the kernel too takes only one transaction at a time in a network namespace.
+// If any program on the machine listens, in any namespace, the kernel writes a notification for
+// each element of a transaction, and keeps it until the commit, 4 KiB each. With 100,000 services
+// that is 5 GB for a moment, and twice the time. No other plane writes meanwhile; the kernel too
+// accepts only one transaction at a time in a network namespace.
 func (l *Ledger) WriteUnheard(generation Generation, write func() error) error {
 	l.writing.Lock()
 	defer l.writing.Unlock()

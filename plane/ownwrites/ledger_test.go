@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// kernel counts transactions, and tells listeners that subscribed.
+// kernel counts transactions, and notifies subscribed listeners.
 type kernel struct {
 	mu         sync.Mutex
 	generation uint32
@@ -51,11 +51,11 @@ func (e *ear) Missed() { e.missed++ }
 
 var errRefused = errors.New("refused")
 
-// Whoever of us writes, and however it ends, only what others write changes the answer of Others.
+// Only foreign writes change the result of Others, whichever plane writes, and whatever the result.
 func TestOthers(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		k := &kernel{generation: rnd.Uint32()} // which goes around
+		k := &kernel{generation: rnd.Uint32()} // which wraps around
 		var l Ledger
 		before, _ := l.Others(k.ask)
 		foreign := uint32(0)
@@ -90,7 +90,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// Two writes of ours need not wait for each other.
+// Two of our writes need not wait for each other.
 func TestTogether(t *testing.T) {
 	k := &kernel{}
 	var l Ledger
@@ -105,7 +105,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// A large write is heard by none of us, and small ones by all. What others do meanwhile, all are told to have missed.
+// None of our listeners receives notifications of a large write, and all receive those of small
+// ones. Missed is called for foreign changes meanwhile.
 func TestWriteUnheard(t *testing.T) {
 	a, b, gone := &ear{on: true}, &ear{on: true}, &ear{on: true}
 	k := &kernel{ears: []*ear{a, b, gone}}
@@ -136,7 +137,8 @@ func TestWriteUnheard(t *testing.T) {
 	if a.missed != 1 {
 		t.Error("a write that was refused counts as one")
 	}
-	// Where the generation is not told, or a subscription does not end, nothing is written, and nobody stays deaf.
+	// If the generation is unknown, or a subscription does not end, nothing is written, and all
+	// listeners are on again.
 	silent := func() (uint32, error) { return 0, errRefused }
 	never := func() error { t.Error("written all the same"); return nil }
 	if err := l.WriteUnheard(silent, never); err != errRefused {
@@ -151,7 +153,7 @@ func TestWriteUnheard(t *testing.T) {
 	}
 }
 
-// Planes that write at a time, and look meanwhile, under the race detector: who asks never meets a write that is half done.
+// Concurrent writes and calls of Others, under the race detector: no call sees a write in progress.
 func TestConcurrent(t *testing.T) {
 	k := &kernel{}
 	var l Ledger

@@ -1,8 +1,8 @@
-// Package diff compares what the kernel holds with what it shall hold. A plane's Reset and its Audit are made of that: both read,
-// compare, and write what differs, of everything or of a part.
+// Package diff compares the kernel's content with the wanted content. A plane's Reset and its Audit
+// use it: both read, compare, and write the differences, of everything or of a part.
 //
-// There are two kinds of things to compare. Elements of maps come as [Records], because there are many. Chains, programs and
-// other named objects, of which there are few, come as Go maps, see [Named].
+// It compares two kinds of objects. Elements of maps, which are many, are [Records]. Chains,
+// programs and other named objects, which are few, are Go maps, see [Named].
 package diff
 
 import (
@@ -13,20 +13,20 @@ import (
 	"sort"
 )
 
-// Records holds the elements of one map end to end, each as Size bytes of key and value, 64 at most: a million elements without a million
-// allocations.
+// Records holds the elements of one map end to end, each with Size bytes of key and value, 64 at
+// most. So a million elements need no million allocations.
 type Records struct {
 	Size  int
 	Bytes []byte
 }
 
-// maxSize is the largest Size that there may be.
+// maxSize is the largest allowed Size.
 const maxSize = 64
 
-// Len is the number of records.
+// Len returns the number of records.
 func (r Records) Len() int { return len(r.Bytes) / max(r.Size, 1) }
 
-// At is the i-th record, which the caller must not keep if he changes r.
+// At returns the i-th record. The caller must not keep it while r changes.
 func (r Records) At(i int) []byte { return r.Bytes[i*r.Size : (i+1)*r.Size] }
 
 // All yields the records; the caller must not keep them.
@@ -76,8 +76,9 @@ func (s byBytes) Swap(i, j int) {
 	copy(b, tmp[:n])
 }
 
-// Elements compares elements whose keys are the first bytes of their records. It calls differs for each key that has another value in
-// want, or that only one has, with both records: nil for none. It returns how many there are, and sorts both.
+// Elements compares elements whose keys are the first bytes of their records. It calls differs with
+// both records for each key whose value differs in want, or that only one of them has; the missing
+// record is nil. It returns the number of differences, and sorts both.
 func Elements(is, want Records, key int, differs func(is, want []byte)) int {
 	is, want = is.Sorted(), want.Sorted()
 	changed := 0
@@ -92,24 +93,24 @@ func Elements(is, want Records, key int, differs func(is, want []byte)) int {
 	}, func(i int) { differs(is.At(i), nil) }, func(j int) { differs(nil, want.At(j)) }) + changed
 }
 
-// Pending compares as [Elements] does, but takes the wanted elements one by one, so that no second
-// list of a million is made. It is quick if they come in the order of their bytes.
+// Pending compares as [Elements] does, but takes the wanted elements one by one, which saves a
+// second list of a million. It is fast if they arrive in the order of their bytes.
 type Pending struct {
 	is      Records // sorted
 	key     int
 	differs func(is, want []byte)
-	wanted  []bool // by place in is
-	next    int    // where the next one is expected
+	wanted  []bool // by index in is
+	next    int    // the expected index of the next one
 	n       int
 }
 
-// Compare begins a comparison. It sorts is.
+// Compare starts a comparison. It sorts is.
 func Compare(is Records, key int, differs func(is, want []byte)) *Pending {
 	is = is.Sorted()
 	return &Pending{is: is, key: key, differs: differs, wanted: make([]bool, is.Len())}
 }
 
-// Want compares an element, whose key no other one has.
+// Want compares one wanted element. Each key may be passed once.
 func (p *Pending) Want(rec []byte) {
 	key := rec[:p.key]
 	there := func(i int) bool { return i < p.is.Len() && bytes.HasPrefix(p.is.At(i), key) }
@@ -129,7 +130,7 @@ func (p *Pending) Want(rec []byte) {
 	}
 }
 
-// End reports the elements that were not wanted, and returns how many differ.
+// End reports the elements that were not passed to Want, and returns the number of differences.
 func (p *Pending) End() int {
 	for i, wanted := range p.wanted {
 		if !wanted {
@@ -140,13 +141,14 @@ func (p *Pending) End() int {
 	return p.n
 }
 
-// Sorted calls remove for what only the first of two sorted lists without duplicates has, and add for what only the other has.
+// Sorted compares two sorted lists without duplicates: it calls remove for each element that only
+// is has, and add for each that only want has. It returns the number of calls.
 func Sorted[T any](is, want []T, compare func(a, b T) int, remove, add func(T)) int {
 	return merge(len(is), len(want), func(i, j int) int { return compare(is[i], want[j]) },
 		func(i int) { remove(is[i]) }, func(j int) { add(want[j]) })
 }
 
-// merge walks two sorted lists by their indexes, and compares each pair that it meets once.
+// merge walks two sorted lists by their indexes, and compares each pair once.
 func merge(is, want int, compare func(i, j int) int, remove, add func(int)) (n int) {
 	for i, j := 0, 0; i < is || j < want; {
 		order := 0
@@ -172,8 +174,9 @@ func merge(is, want int, compare func(i, j int) int, remove, add func(int)) (n i
 	return n
 }
 
-// Named compares objects by their names and digests, or small values. It calls differs for each name, in their order, that has another
-// value in want or that only one has, and says who has it. It returns how many there are.
+// Named compares objects by their names and digests, or small values. It calls differs, in the
+// order of names, for each name whose value differs in want or that only one has. had and has say
+// which of them has it. It returns the number of differences.
 func Named[V comparable](is, want map[string]V, differs func(name string, had, has bool)) (n int) {
 	all := maps.Clone(want)
 	maps.Copy(all, is)

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// From any elements to any others: what is removed or changed is there and what is added is not, nothing is said twice, and
-// whoever does it holds what was wanted.
+// From any elements to any others: removed and changed elements existed, added ones did not, none
+// is reported twice, and applying the reports gives the wanted elements.
 func TestElements(t *testing.T) {
 	for seed := range uint64(500) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
@@ -22,7 +22,7 @@ func TestElements(t *testing.T) {
 			r, m := Records{Size: size}, map[string]string{}
 			for range rnd.IntN(20) {
 				rec := bytes.Repeat([]byte{7}, size)
-				rec[rnd.IntN(min(key, 2))] = byte(rnd.IntN(9)) // so that many are equal
+				rec[rnd.IntN(min(key, 2))] = byte(rnd.IntN(9)) // so that many keys are equal
 				if key < size {
 					rec[key] = byte(rnd.IntN(2))
 				}
@@ -83,7 +83,7 @@ func TestElements(t *testing.T) {
 	}
 }
 
-// Each finds all that begins so, in the first and the last record too.
+// Each finds all records with the prefix, also the first and the last.
 func TestEach(t *testing.T) {
 	r := Records{Size: 8}
 	for i := range 100 {
@@ -106,7 +106,7 @@ func TestEach(t *testing.T) {
 	(Records{}).Each(nil, func([]byte) { t.Error("a record of nothing") })
 }
 
-// Sorting a million records that are in order already takes no memory.
+// Sorting a million sorted records allocates no memory.
 func TestSortedAllocates(t *testing.T) {
 	r := Records{Size: 16, Bytes: make([]byte, 16<<10)}
 	for i := range r.Len() {
@@ -134,7 +134,7 @@ func TestSorted(t *testing.T) {
 	}
 }
 
-// Named objects: what goes, what changes and what comes, in an order that does not change from call to call.
+// Named reports removed, changed and added objects, always in the same order.
 func TestNamed(t *testing.T) {
 	is := map[string]int{"same": 1, "gone": 2, "changed": 3, "also gone": 4}
 	want := map[string]int{"same": 1, "changed": 5, "new": 6, "also new": 7}

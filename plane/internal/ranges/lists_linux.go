@@ -12,18 +12,18 @@ import (
 	"kube-proxy/plane/internal/diff"
 )
 
-// List is a list of source ranges in a set of nftables, whose keys are the number of the list with the length of a range, and the range.
-// All rows with equal ranges share one.
+// List is a list of source ranges in an nftables set. The set's keys consist of the number of the
+// list, the length of a range, and the range. All frontends with equal ranges share one list.
 type List struct {
 	Number uint32         // 0 before the first write
-	Ranges []netip.Prefix // as [Of] has them
+	Ranges []netip.Prefix // as returned by [Of]
 
 	content string
-	refs    int32 // rows that it restricts
+	refs    int32 // frontends that it restricts
 
-	written    bool  // its elements are in the kernel, or will be with the present batch
-	replaces   *List // of a new list: what the first of its rows had until now
-	replacedBy *List // the new list that takes over its number, and the elements that they have in common
+	written    bool  // its elements are in the kernel, or in the present batch
+	replaces   *List // for a new list: the previous list of its first frontend
+	replacedBy *List // the new list that takes over its number, and their common elements
 	touched    bool
 }
 
@@ -33,7 +33,7 @@ const (
 	MaxLists   = 1<<(32-lengthBits) - 1
 )
 
-// Key is what rows have of a list; 0 for nil.
+// Key returns the number that frontends have for a list; 0 for nil.
 func (l *List) Key() uint32 {
 	if l == nil {
 		return 0
@@ -41,7 +41,8 @@ func (l *List) Key() uint32 {
 	return l.Number << lengthBits
 }
 
-// NumberOf is the number of a list, of which that is what rows have, or the beginning of a key.
+// NumberOf returns the number of a list from a frontend's Key, or from the beginning of a range's
+// key.
 func NumberOf(key uint32) uint32 { return key >> lengthBits }
 
 // AppendKey appends the key of one range of a list.
@@ -64,17 +65,17 @@ func (l *List) Has(key []byte) bool {
 	return ok
 }
 
-// Lists are those of a table.
+// Lists are the source range lists of a table.
 type Lists struct {
 	ByContent map[string]*List
 	ByNumber  map[uint32]*List
-	last      uint32 // the last number given out
+	last      uint32 // the last number assigned
 }
 
-// NewLists returns none.
+// NewLists returns empty Lists.
 func NewLists() *Lists { return &Lists{ByContent: map[string]*List{}, ByNumber: map[uint32]*List{}} }
 
-// content identifies lists that are equal.
+// content returns a string that equal lists share.
 func content(sources []netip.Prefix) string {
 	b := make([]byte, 0, len(sources)*17)
 	for _, p := range sources {
@@ -83,28 +84,28 @@ func content(sources []netip.Prefix) string {
 	return string(b)
 }
 
-// Change is what a batch does to lists.
+// Change is a batch's changes of lists.
 type Change struct {
-	// Edits are lists whose elements the batch changes, after Finish.
+	// Edits are the lists whose elements the batch changes; valid after Finish.
 	Edits []Edit
 
 	lists       *Lists
 	log         *rollback.Log
 	touched     []*List
-	lastSources []netip.Prefix // what lastList is the list of
+	lastSources []netip.Prefix // the sources of lastList
 	lastList    *List
 }
 
-// Edit is a list with the ranges that it had, and that it has now.
+// Edit is a list with its old and new ranges.
 type Edit struct {
 	*List
 	Was, Now []netip.Prefix
 }
 
-// Change begins a batch, which the log can take back; nil for a state that is built anew.
+// Change starts a batch. The log can undo it; nil for a state built from scratch.
 func (ls *Lists) Change(log *rollback.Log) *Change { return &Change{lists: ls, log: log} }
 
-// Swap returns the list for a row with these sources, nil if it has none, in place of the one that it had.
+// Swap replaces a frontend's old list by the list for these sources, which is nil without sources.
 func (c *Change) Swap(sources []netip.Prefix, was *List) (now *List) {
 	if len(sources) > 0 {
 		now = c.of(sources, was)
@@ -118,7 +119,8 @@ func (c *Change) Swap(sources []netip.Prefix, was *List) (now *List) {
 	return now
 }
 
-// of finds the list of these sources, or makes it. The rows of a Service share their slice, so the last one is remembered.
+// of finds or creates the list of these sources. The frontends of a Service share their slice, so
+// the last result is cached.
 func (c *Change) of(sources []netip.Prefix, replaces *List) *List {
 	if len(c.lastSources) == len(sources) && &c.lastSources[0] == &sources[0] {
 		return c.lastList
@@ -142,8 +144,9 @@ func (c *Change) touch(l *List) {
 	c.touched = append(c.touched, l)
 }
 
-// Finish says what the batch makes of lists, now that all rows are known. A list that takes the place of another, as where a range was
-// added, gets its number: so only what differs is written, and nothing for the rows.
+// Finish computes the batch's changes of lists, after all frontends are known. A list that replaces
+// another, for example because a range was added, gets its number. So only the difference is
+// written, and nothing for the frontends.
 func (c *Change) Finish() {
 	for _, l := range c.touched {
 		if b := l.replaces; l.refs > 0 && !l.written && b != nil && b.refs == 0 && b.replacedBy == nil {
@@ -162,7 +165,8 @@ func (c *Change) Finish() {
 	c.touched = nil
 }
 
-// write gives a new list its number, and notes its elements, or what distinguishes them from those of the list before.
+// write assigns a number to a new list, and records its elements, or their difference from those of
+// the list that it replaces.
 func (c *Change) write(l *List) {
 	var was []netip.Prefix
 	if b := l.replaces; b != nil && b.replacedBy == l {
@@ -176,7 +180,7 @@ func (c *Change) write(l *List) {
 	c.Edits = append(c.Edits, Edit{l, was, l.Ranges})
 }
 
-// remove ends a list that no row has any more.
+// remove deletes a list without frontends.
 func (c *Change) remove(l *List) {
 	rollback.Delete(c.log, c.lists.ByContent, l.content)
 	if l.replacedBy != nil {
@@ -190,7 +194,7 @@ func (c *Change) remove(l *List) {
 	}
 }
 
-// free returns a number that no list has.
+// free returns an unused number.
 func (ls *Lists) free() uint32 {
 	for {
 		ls.last = ls.last%MaxLists + 1
@@ -200,8 +204,9 @@ func (ls *Lists) free() uint32 {
 	}
 }
 
-// Adopt gives lists the numbers by which the kernel's rows already refer to them: first those that have their ranges there, then all.
-// claims are what the kernel's rows have, each with the sources that its row shall have; have are the keys of ranges, sorted.
+// Adopt assigns lists the numbers by which the kernel's frontends already refer to them: first to
+// lists whose ranges the kernel has under the number, then to all. claims are the kernel's list
+// keys of frontends, each with that frontend's wanted sources; have are the keys of ranges, sorted.
 func (c *Change) Adopt(claims iter.Seq2[uint32, []netip.Prefix], have diff.Records) {
 	for _, all := range []bool{false, true} {
 		for key, sources := range claims {
@@ -222,7 +227,7 @@ func (c *Change) Adopt(claims iter.Seq2[uint32, []netip.Prefix], have diff.Recor
 	}
 }
 
-// In reports whether keys of ranges, which are sorted, have a range of the list with a number.
+// In reports whether the sorted keys of ranges contain a range of the list with that number.
 func In(have diff.Records, number uint32, p netip.Prefix) (there bool) {
 	have.Each(appendKey(nil, number, p), func([]byte) { there = true })
 	return there

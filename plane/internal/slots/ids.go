@@ -9,62 +9,62 @@ import (
 	"kube-proxy/lb"
 )
 
-// Counter gives out numbers from 1, each once in the life of a table: what packets left in the kernel must not come to mean
-// something else. The table survives the process, so it says itself up to where numbers may have been used, and a later
-// process goes on behind that. They are reserved in blocks, so that most changes need not write there.
+// Counter assigns numbers from 1, each once in the life of a table: state that packets left in the
+// kernel must not get another meaning. The table outlives the process, so it records the number up
+// to which numbers may be used, and a later process continues after that. Numbers are reserved in
+// blocks, so that most changes need not update the record.
 type Counter struct {
-	Last     uint32 // the last number given out, or seen in use
-	Reserved uint32 // up to where the table says that numbers may have been used
+	Last     uint32 // the last number assigned, or found in use
+	Reserved uint32 // the table's record: numbers up to this may be used
 }
 
-// Block is how many numbers are reserved at a time; End is where a table ends, and only a new one helps. At a thousand new
-// backends a second that takes three weeks.
+// Block is the number of ids that are reserved at a time. At End a table is used up, and only a new
+// one helps; at a thousand new backends a second that takes three weeks.
 const (
 	Block = 1024
 	End   = 1 << 31
 )
 
-// Next gives out a number. It must not be written before the table has it reserved.
+// Next assigns a number. It must not be written before the table has reserved it.
 func (c *Counter) Next() uint32 { c.Last++; return c.Last }
 
-// Saw notes a number that is in use.
+// Saw records a number that is in use.
 func (c *Counter) Saw(n uint32) { c.Last = max(c.Last, n) }
 
-// GoOn goes on behind what the table has reserved.
+// GoOn continues after the numbers that the table has reserved.
 func (c *Counter) GoOn(reserved uint32) {
 	c.Reserved = reserved
 	c.Saw(reserved)
 }
 
-// Short reports whether numbers were given out that are not reserved.
+// Short reports whether numbers were assigned that are not reserved.
 func (c *Counter) Short() bool { return c.Last > c.Reserved }
 
-// Reserve makes Reserved what is to be written with the numbers that were given out.
+// Reserve sets Reserved to the value that must be written together with the assigned numbers.
 func (c *Counter) Reserve() { c.Reserved = c.Last + Block }
 
 // Left reports whether the table has numbers left.
 func (c *Counter) Left() bool { return c.Last < End }
 
-// Claim says that the kernel has an id where the table has a set: the row that refers to the set has the key under which
-// the kernel has the id.
+// Claim says that the kernel has an id for the key of a frontend that refers to a set.
 type Claim struct {
 	Front *lb.Frontend
 	Set   *lb.BackendSet
 	ID    uint32
 }
 
-// Kernel answers for [AdoptIDs] what an earlier process left.
+// Kernel returns the state that an earlier process left, for [AdoptIDs].
 type Kernel interface {
-	// Backends returns the slots of an id, until the next call.
+	// Backends returns the slots of an id. They are valid until the next call.
 	Backends(id uint32) map[uint32]netip.AddrPort
-	// Allocated reports whether the row's key belongs to one Service alone, and did so before: cluster IPs and NodePorts are
-	// allocated, while anybody may ask for an external address.
+	// Allocated reports whether the frontend's key belongs to one Service alone, and did so before:
+	// cluster IPs and NodePorts are allocated, while any tenant may claim an external address.
 	Allocated(f *lb.Frontend) bool
 }
 
-// AdoptIDs returns the ids that sets keep. claims is ranged over once, and again if they contradict each other: where keys
-// have other owners than before, a set may be found under several ids, or several sets under one. n is about how many sets
-// there are.
+// AdoptIDs returns the ids that sets keep. It ranges over claims once, and again if they contradict
+// each other: if keys have changed owners, a set may have several ids, or several sets one. n is
+// the approximate number of sets.
 func AdoptIDs(n int, claims iter.Seq[Claim], kernel Kernel) map[lb.SetID]uint32 {
 	a := adopted{ids: make(map[lb.SetID]uint32, n), taken: make(map[uint32]struct{}, n)}
 	sets, ids := map[lb.SetID]bool{}, map[uint32]bool{} // of contradictions
@@ -95,7 +95,7 @@ type adopted struct {
 	taken map[uint32]struct{}
 }
 
-// adopt gives the set the id, and reports whether it has it then.
+// adopt assigns the id to the set, and reports whether the set has it then.
 func (a *adopted) adopt(set lb.SetID, id uint32) bool {
 	if has, ok := a.ids[set]; ok {
 		return has == id
@@ -107,7 +107,7 @@ func (a *adopted) adopt(set lb.SetID, id uint32) bool {
 	return true
 }
 
-// rankedClaim is a claim with what speaks for it.
+// rankedClaim is a claim with the evidence for it.
 type rankedClaim struct {
 	set       *lb.BackendSet
 	id        uint32
@@ -115,9 +115,10 @@ type rankedClaim struct {
 	same      int // backends of the set that the id has in the kernel
 }
 
-// rank puts the claims first by which the id is most likely the set's own: those by keys that are allocated, and of those the
-// ones with the most backends in common. A set with another's id would forget its clients, and so would the other; nobody
-// would be led astray (ADR 0015).
+// rank sorts the claims by how likely the id is the set's own: first those by allocated keys, and
+// among those the ones with the most backends in common. A set with another's id would lose its
+// clients' affinity, and so would the other; packets would still reach only their own backends (ADR
+// 0015).
 func rank(claims []rankedClaim, kernel Kernel) []rankedClaim {
 	slices.SortFunc(claims, func(a, b rankedClaim) int {
 		return cmp.Or(cmp.Compare(a.id, b.id), a.set.ID.Compare(b.set.ID), first(a.allocated, b.allocated))
@@ -141,7 +142,7 @@ func rank(claims []rankedClaim, kernel Kernel) []rankedClaim {
 	return claims
 }
 
-// first puts the true before the false.
+// first sorts true before false.
 func first(a, b bool) int {
 	switch {
 	case a == b:

@@ -10,8 +10,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// Through crashes at any moment no number comes twice: a process may die before or after the kernel took its batch, and a later
-// one knows only what the table says, and what it sees in use there.
+// No number is assigned twice, even with crashes at any moment: a process may die before or after
+// the kernel accepted its batch. A later process knows only the table's record, and the numbers in
+// use.
 func TestNumbersAreUsedOnce(t *testing.T) {
 	for seed := range uint64(20) {
 		rnd := rand.New(rand.NewPCG(seed, 6))
@@ -33,7 +34,8 @@ func TestNumbersAreUsedOnce(t *testing.T) {
 				if len(batch) > 0 && batch[len(batch)-1] > c.Reserved {
 					t.Fatalf("seed %d: number %d is written, reserved are %d", seed, batch[len(batch)-1], c.Reserved)
 				}
-				if rnd.IntN(4) == 0 { // refused; the numbers are not written, and the table says what it did
+				// refused: the numbers are not written, and the record is unchanged.
+				if rnd.IntN(4) == 0 {
 					c.Reserved = before
 					continue
 				}
@@ -74,7 +76,7 @@ func TestReserveInBlocks(t *testing.T) {
 	}
 }
 
-// kernel is what an earlier process left of some sets.
+// kernel is the state that an earlier process left for some sets.
 type kernel struct {
 	backends  map[uint32][]netip.AddrPort
 	allocated map[lb.Key]bool
@@ -97,7 +99,8 @@ func set(name string, backends ...int) *lb.BackendSet {
 	return &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
 }
 
-// Keys a to f lead to ids in the kernel, and to sets in the table; upper case stands for keys that are allocated.
+// Keys a to f refer to ids in the kernel, and to sets in the table; upper case marks allocated
+// keys.
 func TestAdoptIDs(t *testing.T) {
 	for _, tc := range []struct {
 		story  string
@@ -153,8 +156,8 @@ func TestAdoptIDs(t *testing.T) {
 	}
 }
 
-// Whatever the claims, no id comes to two sets, each set that has one claims it, and no claim is left over of which neither the set
-// nor the id is given. Where nothing contradicts, the kernel is not asked.
+// Whatever the claims, no two sets get one id, each set with an id claims it, and for each claim
+// the set or the id is assigned. Without contradictions the kernel is not queried.
 func TestAdoptIDsOfAnything(t *testing.T) {
 	for seed := range uint64(1000) {
 		rnd := rand.New(rand.NewPCG(seed, 7))

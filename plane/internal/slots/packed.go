@@ -7,14 +7,16 @@ import (
 	"kube-proxy/lb"
 )
 
-// Packed is what a set has in its slots, as a plane remembers it: as indices into the set's own list of backends. Slots in the
-// order of the list take no memory, and the ports of a Service share one order. The zero Packed has no slots.
+// Packed is the content of a set's slots as a plane stores it: as indices into the set's own list
+// of backends. Slots in the order of the list take no memory, and the ports of a Service share one
+// order. The zero Packed has no slots.
 type Packed struct {
 	n  int
 	in *Order // nil for the order of the list
 }
 
-// Order is what slots hold that are not in the order of their list. It is immutable: several Packed may share it.
+// Order is the content of slots that are not in the order of their list. It is immutable: several
+// Packed may share it.
 type Order struct {
 	index []uint32         // of the backend in each slot
 	loose []netip.AddrPort // instead of index, if a slot has a backend that is not in the list
@@ -23,7 +25,7 @@ type Order struct {
 // Len returns the number of slots.
 func (p *Packed) Len() int { return p.n }
 
-// At returns the backend in a slot. The list is that of Pack.
+// At returns the backend in a slot. The list is the one passed to Pack.
 func (p *Packed) At(list *lb.Backends, slot int) netip.AddrPort {
 	switch {
 	case p.in == nil:
@@ -35,7 +37,7 @@ func (p *Packed) At(list *lb.Backends, slot int) netip.AddrPort {
 	return list.At(slot).Addr
 }
 
-// Slots returns the backends in all slots. The list is that of Pack.
+// Slots returns the backends in all slots. The list is the one passed to Pack.
 func (p *Packed) Slots(list *lb.Backends) []netip.AddrPort {
 	if p.in.isLoose() {
 		return p.in.loose
@@ -47,21 +49,22 @@ func (p *Packed) Slots(list *lb.Backends) []netip.AddrPort {
 	return slots
 }
 
-// Order returns the order of the slots, nil for that of the list.
+// Order returns the order of the slots; nil for the order of the list.
 func (p *Packed) Order() *Order { return p.in }
 
 func (o *Order) isLoose() bool { return o != nil && o.loose != nil }
 
-// Packer packs the slots of sets. Sets whose slots are in the same order share it, if one comes soon after the other.
+// Packer packs the slots of sets. Sets with the same order of slots share it, if they are packed
+// soon after each other.
 type Packer struct {
 	orders []*Order
 	moves  []move
 }
 
-// recent is how many orders and moves a Packer tries: a port has at most two sets.
+// recent is the number of orders and moves that a Packer keeps: a port has at most two sets.
 const recent = 4
 
-// move is what Next has answered.
+// move is a cached result of Next.
 type move struct {
 	from, to lb.Endpoints
 	order    *Order
@@ -69,8 +72,9 @@ type move struct {
 	differ   []int
 }
 
-// Next returns slots for the backends want that differ as little as possible from those held, which have exactly those of was, and
-// which slots differ, in their order. Ports that share their endpoints share the answer, if one comes soon after the other.
+// Next returns slots for the backends want that differ as little as possible from held, which has
+// exactly the backends was. It also returns the slots that differ, in order. Ports that share
+// endpoints share the result, if they are computed soon after each other.
 func (r *Packer) Next(held Packed, was, want *lb.Backends) (next Packed, differ []int) {
 	m := move{order: held.Order()}
 	var oldPort, port uint16
@@ -100,7 +104,8 @@ func (r *Packer) Next(held Packed, was, want *lb.Backends) (next Packed, differ 
 	return m.next, m.differ
 }
 
-// Pack packs slots, which the caller does not modify any more, with the list of backends of their set.
+// Pack packs slots with the list of backends of their set. The caller must not modify slots
+// afterwards.
 func (r *Packer) Pack(slots []netip.AddrPort, list *lb.Backends) Packed {
 	if inTurn(slots, list) {
 		return Packed{n: len(slots)}
@@ -126,7 +131,7 @@ func (r *Packer) Pack(slots []netip.AddrPort, list *lb.Backends) Packed {
 	return Packed{len(order), in}
 }
 
-// inTurn reports whether slot i has backend i of the list.
+// inTurn reports whether slot i has backend i of the list, for all slots.
 func inTurn(slots []netip.AddrPort, list *lb.Backends) bool {
 	if len(slots) > list.Len() {
 		return false

@@ -9,7 +9,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Whatever slots hold, they come back as they were; those of the set's own list take indices at most, those in its order nothing.
+// Packed returns any slots unchanged. Slots with backends of the set's own list take indices only;
+// slots in its order take nothing.
 func TestPacked(t *testing.T) {
 	for seed := range uint64(500) {
 		rnd := rand.New(rand.NewPCG(seed, 9))
@@ -33,8 +34,9 @@ func shuffled(rnd *rand.Rand, slots []netip.AddrPort) []netip.AddrPort {
 	return slots
 }
 
-// A Packer says of any number of ports, which share endpoints or not, in whatever order they come and when the port itself changes, what
-// Next says of each alone, and exactly the slots that differ (TN-89).
+// For any number of ports, with shared endpoints or not, in any order, and when the port itself
+// changes, a Packer returns the same as Next for each alone, and exactly the slots that differ
+// (TN-89).
 func TestPackerNext(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 10))

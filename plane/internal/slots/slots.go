@@ -1,11 +1,12 @@
 // Package slots numbers backend sets and their backends so that the numbers stay.
 //
-// A plane that balances by a map from set id and slot to a backend writes little when an endpoint comes or goes, if the others
-// keep their slots. And what packets left in the kernel, such as which backend a client had, stays true over changes and
-// restarts, if numbers keep their meaning: [Counter] never gives a set id out twice, [Members] numbers the backends of one set, and
-// [AdoptIDs] finds which id is whose in what an earlier process wrote (ADR 0015).
+// A plane that balances by a map from set id and slot to a backend writes little for an endpoint
+// change if the other endpoints keep their slots. State that packets left in the kernel, such as a
+// client's backend, stays valid over changes and restarts if numbers keep their meaning. [Counter]
+// never assigns a set id twice, [Members] numbers the backends of one set, and [AdoptIDs] finds the
+// owner of each id that an earlier process wrote (ADR 0015).
 //
-// Everything here is pure. A plane says how numbers and slots are written.
+// The package has no side effects. A plane decides how numbers and slots are written.
 package slots
 
 import (
@@ -24,8 +25,9 @@ func First(want *lb.Backends) []netip.AddrPort {
 	return slots
 }
 
-// Next returns the slots that hold exactly the backends want, with as few differences as possible to slots, which hold
-// those of was: who stays keeps the slot, newcomers take the free ones, and the last slots move into those that are free then.
+// Next returns slots that hold exactly the backends want, with as few differences as possible from
+// slots, which hold the backends was. Remaining backends keep their slots, new ones take the free
+// slots, and the backends in the last slots move into slots that are still free.
 func Next(slots []netip.AddrPort, was, want *lb.Backends) []netip.AddrPort {
 	next := make([]netip.AddrPort, len(slots), max(len(slots), want.Len()))
 	copy(next, slots)
@@ -51,9 +53,11 @@ func Next(slots []netip.AddrPort, was, want *lb.Backends) []netip.AddrPort {
 	return append(next, newcomers...)
 }
 
-// Step is a part of the way from have to want, of at most so many slots. have is what the slots hold, of which packets draw the first
-// drawn; and so are the results. Every slot that packets draw holds a backend of have or of want, so any state on the way serves. Those
-// beyond go last. The way is done where next is want and all of it is drawn; have is left as it is.
+// Step computes one step of the way from have to want, which changes at most most slots. have is
+// the present content of the slots; packets draw from the first drawn of them. The results have the
+// same meaning. Every slot that packets draw from holds a backend of have or of want, so each state
+// on the way serves. Slots beyond those are removed last. The way is complete when next equals want
+// and packets draw from all of it. Step does not modify have.
 func Step(have []netip.AddrPort, drawn int, want []netip.AddrPort, most int) (next []netip.AddrPort, draw int) {
 	next = slices.Clone(have)
 	at := 0
@@ -74,8 +78,9 @@ func Step(have []netip.AddrPort, drawn int, want []netip.AddrPort, most int) (ne
 	return next[:max(len(want), len(next)-most)], len(want)
 }
 
-// Adopt returns slots for the backends such that as many as possible stay in the slot in which the kernel has them. What the
-// kernel has may be damaged: slots may be missing or have strange backends, or one backend twice.
+// Adopt returns slots for the backends such that as many as possible keep their slot in the kernel.
+// The kernel's content may be damaged: slots may be missing or have foreign backends, or one
+// backend twice.
 func Adopt(kernel map[uint32]netip.AddrPort, want *lb.Backends) []netip.AddrPort {
 	if len(kernel) == 0 || inOrder(kernel, want) {
 		return First(want)
@@ -101,7 +106,8 @@ func Adopt(kernel map[uint32]netip.AddrPort, want *lb.Backends) []netip.AddrPort
 	return slots
 }
 
-// inOrder reports whether the kernel has the backends in the slots of a new set. For most it has, and that is quickly seen.
+// inOrder reports whether the kernel has the backends in the slots of a new set. That holds for
+// most sets, and is quick to check.
 func inOrder(kernel map[uint32]netip.AddrPort, want *lb.Backends) bool {
 	for i := range want.Len() {
 		if kernel[uint32(i)] != want.At(i).Addr {
@@ -111,9 +117,9 @@ func inOrder(kernel map[uint32]netip.AddrPort, want *lb.Backends) bool {
 	return true
 }
 
-// Members returns a number for the backend in each slot, which no other backend of the set has: the one that it had, or the
-// least that is free. A number that a backend leaves behind goes to another of the same set, so a set never has a number above
-// the most backends that it has had (ADR 0015).
+// Members returns a number for the backend in each slot that no other backend of the set has: its
+// previous one, or the lowest free one. A later backend of the same set reuses the number of one
+// that left. So a set never has a number above its maximum count of backends (ADR 0015).
 func Members(slots []netip.AddrPort, had map[netip.AddrPort]uint32) []uint32 {
 	members, taken := make([]uint32, len(slots)), make(map[uint32]bool, len(had))
 	for i, ap := range slots {

@@ -13,7 +13,7 @@ func addr(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), 80)
 }
 
-// some returns n of the backends below of, sorted.
+// some returns n random backends below of, sorted.
 func some(rnd *rand.Rand, n, of int) *lb.Backends {
 	var out []lb.Backend
 	for _, i := range rnd.Perm(of)[:n] {
@@ -28,7 +28,7 @@ func sorted(all []lb.Backend) *lb.Backends {
 	return &b
 }
 
-// exactly fails unless the slots hold each backend once, and nothing else.
+// exactly fails unless the slots hold each backend once, and no other.
 func exactly(t *testing.T, slots []netip.AddrPort, want *lb.Backends) {
 	t.Helper()
 	sorted := slices.SortedFunc(slices.Values(slots), netip.AddrPort.Compare)
@@ -37,7 +37,8 @@ func exactly(t *testing.T, slots []netip.AddrPort, want *lb.Backends) {
 	}
 }
 
-// From any backends to any others, again and again: the slots hold them exactly, and only as many change as must.
+// Repeatedly from any backends to any others: the slots hold them exactly, and only the minimum of
+// slots changes.
 func TestNext(t *testing.T) {
 	for seed := range uint64(100) {
 		rnd := rand.New(rand.NewPCG(seed, 4))
@@ -51,7 +52,8 @@ func TestNext(t *testing.T) {
 				t.Fatal("the slots of before were changed: a batch that is refused could not take it back")
 			}
 			exactly(t, next, want)
-			// Who left must be replaced, who is new must be placed, and the slots beyond the end go: one can do for two.
+			// Leaving backends must be replaced, new ones placed, and slots beyond the end removed:
+			// one change can do two of these.
 			left, changed := 0, 0
 			for _, ap := range slots {
 				if !want.Has(ap) {
@@ -80,7 +82,7 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// One endpoint comes or goes: one slot is written, or two.
+// An added or removed endpoint changes one or two slots.
 func TestNextOfOneEndpoint(t *testing.T) {
 	all := some(rand.New(rand.NewPCG(1, 1)), 10, 10)
 	for i := range all.Len() {
@@ -94,7 +96,8 @@ func TestNextOfOneEndpoint(t *testing.T) {
 	}
 }
 
-// Whatever the kernel has, the slots hold the backends exactly, and each that stands in a slot that stays is left there.
+// Whatever the kernel has, the slots hold the backends exactly, and each backend in a remaining
+// slot stays there.
 func TestAdopt(t *testing.T) {
 	for seed := range uint64(2000) {
 		rnd := rand.New(rand.NewPCG(seed, 5))
@@ -102,7 +105,7 @@ func TestAdopt(t *testing.T) {
 		kernel := map[uint32]netip.AddrPort{}
 		for i := range uint32(10) {
 			if rnd.IntN(5) > 0 {
-				kernel[i] = addr(rnd.IntN(15)) // some strange, some twice
+				kernel[i] = addr(rnd.IntN(15)) // some foreign, some twice
 			}
 		}
 		got := Adopt(kernel, want)
@@ -121,8 +124,8 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// From anything to anything in steps, also where the goal changes on the way: what packets draw is of before or of after, no step
-// changes more than it may, and the steps come to an end (TN-30).
+// From any state to any other in steps, also if the goal changes on the way: packets draw only old
+// or new backends, no step exceeds its limit, and the steps end (TN-30).
 func TestStep(t *testing.T) {
 	for seed := range uint64(500) {
 		rnd := rand.New(rand.NewPCG(seed, 9))
@@ -160,7 +163,8 @@ func TestStep(t *testing.T) {
 	}
 }
 
-// Whatever came and went: who stays keeps the number, no two have one, and none is above the most that the set has had (TN-32).
+// Whatever the changes: remaining backends keep their number, no two have the same, and none is
+// above the set's maximum count of backends (TN-32).
 func TestMembers(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 8))
