@@ -161,7 +161,7 @@ func TestIPVSTakeBack(t *testing.T) {
 		}
 	})
 	if r, err := lab.Dial("pod3", netlab.TCP, vip, netlab.DialOptions{}); err == nil {
-		t.Errorf("between the two somebody serves: %v", r)
+		t.Errorf("between the two a request is served: %v", r)
 	}
 	lab.On("node1", func() {
 		run(t, "", "ip", "link", "add", leftovers.Device, "type", leftovers.DeviceType)

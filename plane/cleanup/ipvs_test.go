@@ -329,7 +329,7 @@ func TestIPVSTakeOver(t *testing.T) {
 			t.Error(err)
 		}
 		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
-			t.Errorf("after the first write there is something to mend: %d, %v", n, err)
+			t.Errorf("after the first write there is something to repair: %d, %v", n, err)
 		}
 		servers := virtuals(t, h)
 		for server, want := range map[string]bool{"tcp " + vip.String(): true, "tcp 10.96.0.200:80": false, "tcp 198.51.100.0:20000": false, "tcp 192.0.2.99:80": true} {

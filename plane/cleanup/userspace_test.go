@@ -142,7 +142,7 @@ func TestUserspaceStale(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
-			t.Errorf("its own was removed: %d mended, %v", n, err)
+			t.Errorf("its own was removed: %d repaired, %v", n, err)
 		}
 	})
 }

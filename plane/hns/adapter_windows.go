@@ -27,7 +27,7 @@ func Open() (HNS, error) {
 // adapter is the HNS of Windows. It makes no decisions, since only Windows can test it.
 type adapter struct{ calls *limit }
 
-// Features is part of HNS, as are all methods. hcn would cache the answer forever, and errors too.
+// Features implements HNS, as do all methods. hcn would cache the answer forever, and errors too.
 func (a *adapter) Features(ctx context.Context) (Features, error) {
 	return ask(ctx, a, "get version", "", func() (f Features, err error) {
 		g, err := hcn.GetGlobals()
@@ -47,7 +47,7 @@ func (a *adapter) Features(ctx context.Context) (Features, error) {
 	})
 }
 
-// Networks takes from schema version 1 what version 2 does not have.
+// Networks adds fields from schema version 1 that version 2 lacks.
 func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) {
 	return ask(ctx, a, "list networks", name, func() ([]Network, error) {
 		found, err := hcn.ListNetworksQuery(query(map[string]string{"Name": name}))

@@ -56,7 +56,8 @@ func TestBadAnswersToAChange(t *testing.T) {
 				add(table.Replace(world.ClusterIP(6, 60, 3)))
 				n.once(call, bad.fault)
 				_, err := p.Apply(t.Context(), changes)
-				gone := call == "DeleteLoadBalancer" && errors.Is(hns.KindOf(bad.fault.Code), hns.ErrNotFound) // what is not there is gone
+				// A missing object is deleted.
+				gone := call == "DeleteLoadBalancer" && errors.Is(hns.KindOf(bad.fault.Code), hns.ErrNotFound)
 				if !gone {
 					says(t, err, call, bad.says, changes[0].Key.String())
 					if strings.Count(err.Error(), "/tcp (") != 1 {
@@ -67,9 +68,9 @@ func TestBadAnswersToAChange(t *testing.T) {
 					t.Errorf("the other row is not served:\n%s", n.Own())
 				}
 				if gone {
-					return // HNS lied; the next test is about that
+					return // HNS reported a false success; the next test covers that
 				}
-				for range 2 { // an answer may have left doubts
+				for range 2 { // an answer may have left doubtful objects
 					if _, err = p.Apply(t.Context(), changes); err == nil {
 						break
 					}
@@ -83,7 +84,7 @@ func TestBadAnswersToAChange(t *testing.T) {
 	}
 }
 
-// asFresh expects what a fresh start makes of the table, after an audit.
+// asFresh checks that HNS holds the result of a fresh start, after an audit.
 func (n *windowsNode) asFresh(t *testing.T, p testPlane, table *lb.Table) {
 	t.Helper()
 	if _, err := p.Audit(t.Context(), true); err != nil {

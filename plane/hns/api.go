@@ -48,7 +48,7 @@ type Features struct {
 	IPv6DualStack bool
 	// ModifyLoadbalancer: endpoints of load balancers can be replaced.
 	ModifyLoadbalancer bool
-	// RemoteSubnet: overlay networks lead to the pods of other nodes.
+	// RemoteSubnet: overlay networks route to the pods of other nodes.
 	RemoteSubnet bool
 	// V2: the calls of schema version 2.
 	V2 bool
@@ -112,7 +112,7 @@ const (
 	// PolicyProviderAddress is the node to which an overlay network sends an endpoint's packets;
 	// its Settings are an [AddressSetting].
 	PolicyProviderAddress = "ProviderAddress"
-	// PolicyRemoteSubnetRoute, of networks, leads to the pods of another node; its Settings are a
+	// PolicyRemoteSubnetRoute, of networks, routes to the pods of another node; its Settings are a
 	// [RemoteSubnet].
 	PolicyRemoteSubnetRoute = "RemoteSubnetRoute"
 )
@@ -218,7 +218,7 @@ const (
 	PerClient Distribution = 2
 )
 
-// PortMapping leads a frontend's port to the endpoints' port.
+// PortMapping maps a frontend's port to the endpoints' port.
 type PortMapping struct {
 	Protocol         uint32           `json:",omitempty"` // of IANA
 	InternalPort     uint16           `json:",omitempty"`

@@ -51,7 +51,7 @@ func TestKindOfCodes(t *testing.T) {
 		0x80004005:                       ErrFailed, // E_FAIL
 		0:                                ErrFailed,
 	} {
-		if got := KindOf(code); got != want { // the very value
+		if got := KindOf(code); got != want { // the exact value
 			t.Errorf("KindOf(0x%x) = %v, want %v", code, got, want)
 		}
 	}

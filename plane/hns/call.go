@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// callTimeout is for calls that are no list: single policies took 30 s
+	// callTimeout is for calls other than lists: single policies took 30 s
 	// (kubernetes/kubernetes#109162).
 	callTimeout = time.Minute
 	// FirstList is the timeout of the first list. Later ones may take callTimeout, and objectTime for each

@@ -23,7 +23,7 @@ func TestBetween(t *testing.T) {
 	}
 }
 
-// An endpoint has its addresses however HNS writes them.
+// An endpoint has its addresses in whatever format HNS writes them.
 func TestEndpointHas(t *testing.T) {
 	e := Endpoint{IPConfigurations: []IPConfig{{IPAddress: "10.1.2.14"}, {IPAddress: "FD00:10:1:2:0:0:0:14"}, {IPAddress: "none"}}}
 	for address, want := range map[string]bool{"10.1.2.14": true, "fd00:10:1:2::14": true, "10.1.2.15": false, "none": false} {
@@ -34,7 +34,7 @@ func TestEndpointHas(t *testing.T) {
 	}
 }
 
-// hcn lists ids and then reads each object: one that goes meanwhile fails the list, which is
+// hcn lists ids and then reads each object: one that is deleted meanwhile fails the list, which is
 // repeated (WN-28).
 func TestListWhileObjectsGo(t *testing.T) {
 	gone := errors.New("hcnOpenEndpoint failed in Win32: The specified endpoint was not found. (0x803b0002)")
@@ -56,7 +56,7 @@ func TestListWhileObjectsGo(t *testing.T) {
 	}
 }
 
-// People know a load balancer by its address and port; one that is not as ours are by its ID.
+// Errors name a load balancer by its address and port; one with a foreign shape by its ID.
 func TestAbout(t *testing.T) {
 	l := LoadBalancer{ID: "A0", FrontendVIPs: []string{"10.96.0.10"}, PortMappings: []PortMapping{{Protocol: 6, InternalPort: 8080, ExternalPort: 80}}}
 	if got := l.about(); got != "10.96.0.10:80/tcp" {
@@ -136,7 +136,7 @@ func TestCallsThatHang(t *testing.T) {
 			t.Errorf("cancelled: %v", err)
 		}
 		close(hang)
-		time.Sleep(48 * time.Hour) // what was abandoned is forgotten
+		time.Sleep(48 * time.Hour) // abandoned calls are forgotten
 	})
 }
 
@@ -156,7 +156,7 @@ func TestThreadsThatHang(t *testing.T) {
 	})
 }
 
-// A list has the time that its objects need, whatever a write may take; after a timeout it has more
+// The timeout of a list follows its objects, whatever a write may take; after a timeout it grows
 // (WN-18).
 func TestListsTakeTheirTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -29,7 +29,7 @@ func TestConformance(t *testing.T) {
 func TestConformanceDSR(t *testing.T) {
 	planetest.Run(t, planetest.Config{Mode: "kernelspace --enable-dsr", Stands: "HNS as assumed", Model: node{dsr: true}.model,
 		KeepsSources: true, Trace: node{dsr: true}.traced, DiffersIn: unasked, Otherwise: differing(map[planetest.Modelled][]string{
-			// The node leads who comes from outside to a cluster IP, with DSR, to its own backends.
+			// With DSR, the node sends external clients of a cluster IP to its own backends.
 			planetest.ModelledInside: {"clusterip", "clusterip-single-endpoint", "detect-bridge", "detect-cluster-cidr", "detect-interface-prefix",
 				"detect-node-cidr", "detect-node-cidr-changes", "external-policy-local-none-local", "masquerade-all", "session-affinity",
 				"session-affinity-survives-changes", "source-ranges", "udp"},
@@ -39,7 +39,7 @@ func TestConformanceDSR(t *testing.T) {
 // unasked are scenarios that the fake cannot show, with the reason.
 var unasked = map[string]string{"first-connection": "the fake of HNS knows no connection that waits for its first answer"}
 
-// differing are the lines that HNS cannot carry out, by reason, without those of more.
+// differing returns the lines that HNS cannot implement, by reason, without those of more.
 func differing(more map[planetest.Modelled][]string) map[planetest.Modelled][]string {
 	all := map[planetest.Modelled][]string{
 		planetest.ModelledAffinity:  {"changes-while-down", "restart", "session-affinity-survives-changes", "session-affinity-timeout"},
@@ -81,14 +81,14 @@ func TestRandomTransitions(t *testing.T) {
 	}
 }
 
-// node is the node1 of the lab, were it one of Windows.
+// node is the lab's node1 as a Windows node.
 type node struct {
 	network  hns.NetworkType // "" is L2Bridge
 	features *hns.Features   // nil is everything
 	dsr      bool
 }
 
-// traced is what trace must know of the mode.
+// traced returns the mode's description for trace.
 func (n node) traced(f lb.Family) trace.Mode {
 	asked := &hns.Options{}
 	asked.Winkernel.EnableDSR = n.dsr
@@ -102,7 +102,7 @@ func (n node) traced(f lb.Family) trace.Mode {
 type stand struct {
 	*hnsfake.Fake
 	cfg hns.Config
-	// state is what HNS holds; nil where that may have changed.
+	// state is the content of HNS; nil if it may have changed.
 	state *hnsfake.State
 }
 
@@ -170,7 +170,7 @@ func (s *stand) New() (planetest.Plane, error) {
 	return watched{p, s}, nil
 }
 
-// Meets is planetest.Model.
+// Meets implements planetest.Model.
 func (s *stand) Meets(c planetest.Connection) planetest.Meeting {
 	from := hnsfake.Outside
 	switch h, _ := netlab.HostByName(c.From); {
@@ -183,7 +183,7 @@ func (s *stand) Meets(c planetest.Connection) planetest.Meeting {
 	return planetest.Meeting{By: v.LoadBalancer, Backends: v.Backends, Sticky: v.Sticky, Kept: v.Kept}
 }
 
-// Lives is planetest.Model.
+// Lives implements planetest.Model.
 func (s *stand) Lives(m planetest.Meeting, _ netip.AddrPort) bool { return s.now().Lives(m.By) }
 
 func (s *stand) now() *hnsfake.State {

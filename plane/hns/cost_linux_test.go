@@ -20,7 +20,7 @@ import (
 // elsewhere.
 const backendsEach = 3
 
-// large is a plane that holds so many Services, and its HNS.
+// large returns a plane with that many Services, and its HNS.
 func large(t *testing.T, f lb.Family, kind hns.NetworkType, services int) (*hnsfake.Fake, *hns.Plane, *lb.Table) {
 	t.Helper()
 	w := planetest.World{Family: f}
@@ -88,7 +88,7 @@ func costs(t *testing.T, f lb.Family, kind hns.NetworkType, services int) map[st
 	all := map[string]map[string]hnsfake.Count{}
 	for _, c := range []struct {
 		what              string
-		service, first, n int // n backends from pod first on; -1: the Service goes
+		service, first, n int // n backends from pod first on; -1 removes the Service
 	}{
 		{"an endpoint more", 7, 7 * backendsEach, 4},
 		{"an endpoint less", 7, 7 * backendsEach, 2},
@@ -112,7 +112,7 @@ func costs(t *testing.T, f lb.Family, kind hns.NetworkType, services int) map[st
 	return all
 }
 
-// services is how many the tests of a whole table have.
+// services is the number of Services in tests of a whole table.
 const services = 10000
 
 // The first sync of 10,000 Services makes one call for each load balancer and each remote endpoint,

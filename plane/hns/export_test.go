@@ -28,8 +28,8 @@ func KeptIn(s mode.Settings, n Network) func(lb.Node, *lb.Frontend, trace.Packet
 	}
 }
 
-// Source is the source VIP.
+// Source returns the source VIP.
 func (p *Plane) Source() netip.Addr { return p.cfg.SourceVIP }
 
-// Config is what the plane was made of.
+// Config returns the plane's configuration.
 func (p *Plane) Config() Config { return p.cfg }

@@ -17,9 +17,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-var update = flag.Bool("update", false, "write testdata/*.json anew")
+var update = flag.Bool("update", false, "rewrite testdata/*.json")
 
-// golden is a table whose rendering stands in testdata.
+// golden is a table whose rendering is in testdata.
 type golden struct {
 	cfg   hns.Config
 	table *lb.Table
@@ -45,7 +45,7 @@ func goldens() map[string]golden {
 	}
 }
 
-// forwarded is a Service with a load balancer's address and a port for its health checks.
+// forwarded returns a Service with a load balancer's address and a port for its health checks.
 func forwarded() *lb.Table {
 	t := &lb.Table{Node: world.Node()}
 	o, fronts := world.ClusterIP(1, 10, 2)
@@ -63,7 +63,8 @@ func healthCheck(port uint16) *lb.Frontend {
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
 }
 
-// leftOut has what HNS cannot serve: SCTP, and endpoints with several ports.
+// leftOut returns a table of frontends that HNS cannot serve: SCTP, and endpoints with several
+// ports.
 func leftOut() *lb.Table {
 	t := &lb.Table{Node: world.Node()}
 	set := func(proto lb.Proto, backends ...string) *lb.BackendSet {
@@ -85,8 +86,8 @@ func leftOut() *lb.Table {
 	return t
 }
 
-// The requests for each kind of frontend equal testdata, every time. What HNS cannot serve is
-// reported and left out (DP-45, CF-31, CF-32).
+// The requests for each kind of frontend equal testdata, every time. Frontends that HNS cannot
+// serve are reported and left out (DP-45, CF-31, CF-32).
 func TestRenderDP45(t *testing.T) {
 	t.Setenv("KUBE_NETWORK", "")
 	for name, g := range goldens() {
@@ -173,7 +174,7 @@ func TestForwardHealthChecksCF32(t *testing.T) {
 	change(fronts[0], loadBalancer("198.0.0.3", set), healthCheck(32101))
 	expect("another port", "198.0.0.3:32101")
 	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-		t.Errorf("an audit mended %d, %v", mended, err)
+		t.Errorf("an audit repaired %d, %v", mended, err)
 	}
 	change(fronts[0], loadBalancer("198.0.0.3", set), healthCheck(80))
 	expect("the Service's own port")

@@ -10,8 +10,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// kept returns what a load balancer makes of a frontend, for traces without an HNS. It assumes the
-// newest version, the first single NodePort address as the node's, and that all local pods have
+// kept returns the frontend as a load balancer implements it, for traces without an HNS. It assumes
+// the newest version, the first single NodePort address as the node's, and that all local pods have
 // endpoints.
 func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Frontend, string) {
 	return func(node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
@@ -23,7 +23,7 @@ func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Fronte
 	}
 }
 
-// keptBy is kept in a known network.
+// keptBy is kept for a known network.
 func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
 	f := ConfigOf(s).facts(node)
 	f.network, f.features = n, Features{V2: true, DSR: true, IPv6DualStack: true, SessionAffinity: true}

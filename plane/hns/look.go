@@ -12,9 +12,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Follow is part of mode.Looker. It lists HNS and returns the load balancer that receives the
-// packet, by the documents of HNS (docs/adr/0043). HNS rejects nothing and does not report
-// affinities.
+// Follow implements mode.Looker. It lists HNS and returns the load balancer that receives the
+// packet, according to the HNS documentation (docs/adr/0043). HNS rejects nothing and does not
+// report affinities.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	var node lb.Node
 	if s := p.shown.Load(); s != nil {
@@ -148,14 +148,14 @@ func (pic *picture) describe(l *LoadBalancer) string {
 		len(l.HostComputeEndpoints))
 }
 
-// Differences is part of mode.Looker. It lists HNS and reports what a Reset would change, including
-// objects that HNS shows otherwise than requested.
+// Differences implements mode.Looker. It lists HNS and reports what a Reset would change, including
+// objects that HNS shows differently from the request.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	pic, err := p.read(ctx, want.Node)
 	if err != nil {
 		return fmt.Errorf("hns: compare: %w", err)
 	}
-	aside := &Plane{cfg: p.cfg, hns: p.hns, drift: make(chan struct{}, 1)} // it makes no calls
+	aside := &Plane{cfg: p.cfg, hns: p.hns, drift: make(chan struct{}, 1)} // makes no calls
 	r := aside.reconciliation(pic, nil, want.Sorted())
 	for _, d := range r.differences() {
 		if !each(d) {
@@ -165,7 +165,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return ctx.Err()
 }
 
-// differences compares what HNS has with what the frontends need.
+// differences compares the content of HNS with the objects that the frontends need.
 func (r *reconciliation) differences() (all []trace.Difference) {
 	st, checks := r.st, r.st.checked(r.cfg.HealthzPort)
 	balancer := func(key lb.Key, want plan) {

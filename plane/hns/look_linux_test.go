@@ -103,7 +103,7 @@ func testLook(t *testing.T, kind hns.NetworkType, f lb.Family, dsr bool) {
 	kernel := kernel(n)
 	for range 5 {
 		if d := planetest.Differences(t, p, table); len(d) > 0 {
-			t.Fatalf("nobody did anything: %+v", d)
+			t.Fatalf("no program changed anything: %+v", d)
 		}
 		if n.follow(t, p, table, w) == 0 {
 			t.Fatal("nothing is balanced")

@@ -42,7 +42,7 @@ func (p *Plane) show() {
 	p.shown.Store(&s)
 }
 
-// Measure is part of mode.Plane.
+// Measure implements mode.Plane.
 func (p *Plane) Measure(emit mode.Emit) error {
 	if s := p.shown.Load(); s != nil {
 		emit(balancersMetric, float64(s.balancers))
@@ -97,7 +97,7 @@ func did[T any](ctx context.Context, c *counted, kind call, f func() (T, error))
 	return t, err
 }
 
-// Features is part of HNS, as are all methods.
+// Features implements HNS, as do all methods.
 func (c *counted) Features(ctx context.Context) (Features, error) {
 	return did(ctx, c, get, func() (Features, error) { return c.HNS.Features(ctx) })
 }

@@ -16,7 +16,7 @@ import (
 // in HNS.
 const objectBytes, referenceBytes = 1024, 36
 
-// What one tenant writes takes heap and memory of HNS in proportion to its bytes (TN-91).
+// One tenant's objects take heap and memory of HNS in proportion to their bytes (TN-91).
 func TestMemoryOfTenants(t *testing.T) {
 	planetest.Memory(t, 8, 500, 700, func(t testing.TB) planetest.Kernel {
 		n := newNode(hns.L2Bridge, hnsfake.Everything)

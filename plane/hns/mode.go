@@ -13,10 +13,10 @@ import (
 	"kube-proxy/plane"
 )
 
-// Mode is the mode kernelspace.
+// Mode returns the mode kernelspace.
 func Mode() mode.Mode { return modeOn(Open) }
 
-// modeOn is the mode on the HNS that open returns.
+// modeOn returns the mode on the HNS that open returns.
 func modeOn(open func() (HNS, error)) mode.Mode {
 	return mode.Mode{
 		Name:    "kernelspace",
@@ -76,7 +76,7 @@ func ConfigOf(s mode.Settings) Config {
 	}
 }
 
-// missing returns what the mode waits for on this node.
+// missing returns the errors about objects that the mode waits for on this node.
 func missing(ctx context.Context, open func() (HNS, error), cfg Config) (all []error) {
 	h, err := open()
 	if err != nil {
@@ -90,7 +90,7 @@ func missing(ctx context.Context, open func() (HNS, error), cfg Config) (all []e
 	return Missing(cfg, list)
 }
 
-// Missing returns what the network of the configured name lacks.
+// Missing returns the errors about settings that the network of the configured name lacks.
 func Missing(cfg Config, list []Network) (all []error) {
 	net, err := pick(cfg.Network, list)
 	if err != nil {
@@ -103,7 +103,8 @@ func Missing(cfg Config, list []Network) (all []error) {
 	return all
 }
 
-// lacks returns what HNS must still add to a network, and the source VIP if an overlay has none.
+// lacks returns errors about settings that HNS must still add to a network, and about a missing
+// source VIP of an overlay.
 func (n *network) lacks(sourceVIP netip.Addr) (all []error) {
 	if !n.management.IsValid() {
 		all = append(all, fmt.Errorf("the HNS network %q has no ManagementIP yet, which is this node's address", n.name))

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// version is an HNS that has some features, or cannot be asked.
+// version is an HNS with some features, or one that cannot be queried.
 type version struct {
 	HNS
 	has Features
@@ -24,7 +24,7 @@ type version struct {
 func (v version) Features(context.Context) (Features, error) { return v.has, v.err }
 
 // A blank mode on Windows is kernelspace. If HNS is missing or too old, the error names mode
-// userspace; no other mode runs unasked (CF-19).
+// userspace; no other mode runs without being configured (CF-19).
 func TestBlankModeOnWindows(t *testing.T) {
 	for name, c := range map[string]struct {
 		open func() (HNS, error)
@@ -53,7 +53,7 @@ func TestBlankModeOnWindows(t *testing.T) {
 	}
 }
 
-// The second family is not served by an HNS that has none of it; the first is.
+// An HNS without the second family serves only the first.
 func TestNoIPv6(t *testing.T) {
 	m := modeOn(func() (HNS, error) { return version{has: Features{V2: true}}, nil })
 	s := mode.Settings{Family: lb.IPv6, Blocks: asking("cbr0", "")}
@@ -66,7 +66,7 @@ func TestNoIPv6(t *testing.T) {
 	}
 }
 
-// Elsewhere than on Windows there is no HNS, and nothing to remove.
+// Systems other than Windows have no HNS, and nothing to remove.
 func TestNotWindows(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("this is Windows; the calls of its HNS are in adapter_windows.go")
@@ -84,7 +84,7 @@ func TestNotWindows(t *testing.T) {
 	}
 }
 
-// The text of hnslib's errors has the code of Windows, by which an error means something.
+// The text of hnslib's errors has the Windows code, from which the kind of error follows.
 func TestRefusal(t *testing.T) {
 	for text, kind := range map[string]error{
 		"hcnCreateLoadBalancer failed in Win32: Cannot create a file when that file already exists. (0xb7)":                   ErrExists,
@@ -135,14 +135,14 @@ func TestMissingWN05(t *testing.T) {
 	}
 }
 
-// asking is a configuration that names a network and an address in it.
+// asking returns a configuration that names a network and an address in it.
 func asking(network, sourceVIP string) option.Blocks {
 	o := &Options{}
 	o.Winkernel.NetworkName, o.Winkernel.SourceVip = network, sourceVIP
 	return option.Blocks{o}
 }
 
-// hnsNetworks are those of an HNS.
+// hnsNetworks are the networks of an HNS.
 type hnsNetworks []Network
 
 // networked is an HNS with networks.

@@ -19,7 +19,7 @@ import (
 type windowsNode struct {
 	*hnsfake.Fake
 	network string
-	// noCNI: pods of this node have no endpoints but those that a test makes.
+	// noCNI: pods of this node have no endpoints except those that a test creates.
 	noCNI bool
 }
 
@@ -31,7 +31,7 @@ func newNode(t hns.NetworkType, f hns.Features) *windowsNode {
 	return n
 }
 
-// oldNode is a node with that build of Windows.
+// oldNode returns a node with that build of Windows.
 func oldNode(t hns.NetworkType, build string) *windowsNode {
 	n := &windowsNode{Fake: hnsfake.With(hnsfake.Assumed(build))}
 	n.addNetwork(t)
@@ -76,7 +76,7 @@ func (n *windowsNode) there() bool {
 	return slices.ContainsFunc(n.State().Networks, func(w hns.Network) bool { return w.ID == n.network })
 }
 
-// testPlane is a plane before whose writes the CNI makes pods.
+// testPlane is a plane with a CNI that creates pods before each write.
 type testPlane struct {
 	*hns.Plane
 	n *windowsNode
@@ -135,7 +135,7 @@ func newPlane(t testing.TB, c hns.Config) testPlane {
 	return testPlane{}
 }
 
-// own are the ids of what the proxy made for a family.
+// own returns the ids of the proxy's objects for a family.
 func (n *windowsNode) own(f lb.Family) (balancers, endpoints []string) {
 	s := n.State()
 	for _, l := range s.LoadBalancers {
@@ -186,7 +186,7 @@ func reset(t testing.TB, p testPlane, want *lb.Table) {
 	}
 }
 
-// resetAll resets, and applies what is left for later row by row.
+// resetAll resets, and applies the postponed frontends one by one.
 func resetAll(p testPlane, want *lb.Table) ([]lb.Key, error) {
 	res, err := p.Reset(context.Background(), want)
 	if err != nil {

@@ -85,7 +85,7 @@ func (n *notices) report(l lack, args ...any) {
 	}
 }
 
-// lacking reports the first frontend with a lack.
+// lacking records the first frontend with a lack.
 func (n *notices) lacking(l lack, of string, key lb.Key) {
 	what := "service"
 	if l == lackProvider {
@@ -100,7 +100,7 @@ func (n *notices) lacking(l lack, of string, key lb.Key) {
 	}
 }
 
-// facts reports the lacks of the node.
+// facts records the lacks of the node.
 func (n *notices) facts(f *facts, cfg Config) {
 	if f.wantDSR && !f.features.DSR {
 		n.report(lackDSR)
@@ -113,7 +113,7 @@ func (n *notices) facts(f *facts, cfg Config) {
 	}
 }
 
-// Notices is part of mode.Plane.
+// Notices implements mode.Plane.
 func (p *Plane) Notices() []mode.Notice {
 	all := p.notices.all
 	p.notices.all = nil

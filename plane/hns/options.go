@@ -19,7 +19,7 @@ type Options struct {
 	WindowsIgnoreSourceRanges bool `json:"windowsIgnoreSourceRanges"`
 }
 
-// options is the mode's section of the configuration.
+// options returns the mode's section of the configuration.
 func options() option.Section {
 	v := &Options{}
 	return option.Section{Title: "Windows", Order: 70, Values: v, Check: v.check, Fields: []option.Field{

@@ -32,7 +32,7 @@ func (n *windowsNode) trace() (asked func() []string) {
 func TestOrderDP46(t *testing.T) {
 	old := hnsfake.Everything
 	old.ModifyLoadbalancer = false
-	lying := func(n *windowsNode) { // it says that it can, and cannot
+	lying := func(n *windowsNode) { // it claims the feature, and lacks it
 		n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
 			if c.Name == "ModifyLoadBalancer" {
 				return &hnsfake.Fault{Code: hns.CodeNotImplemented}
@@ -112,11 +112,11 @@ func TestComesBackDP46(t *testing.T) {
 		t.Errorf("the change is not in force:\n%s", n.Own())
 	}
 	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-		t.Errorf("an audit mended %d, %v", mended, err)
+		t.Errorf("an audit repaired %d, %v", mended, err)
 	}
 }
 
-// Services share the endpoint of a backend, which goes with the last of them (DP-46).
+// Services share the endpoint of a backend, which is deleted with the last of them (DP-46).
 func TestSharedEndpointsDP46(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
@@ -164,7 +164,7 @@ func TestAnswerLost(t *testing.T) {
 	select {
 	case <-p.Drift():
 	default:
-		t.Fatal("nobody asks for an audit")
+		t.Fatal("no audit is requested")
 	}
 	if _, err := p.Audit(t.Context(), false); err != nil {
 		t.Fatal(err)
@@ -173,11 +173,11 @@ func TestAnswerLost(t *testing.T) {
 		t.Errorf("after the audit: written %t, %v", res.Written, err)
 	}
 	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-		t.Errorf("an audit mended %d, %v", mended, err)
+		t.Errorf("an audit repaired %d, %v", mended, err)
 	}
 }
 
-// otherwise is an HNS that shows objects differently than requested: load balancers with another
+// otherwise is an HNS that shows objects differently from the request: load balancers with another
 // flag, IPv6 addresses in capitals, endpoints with another policy.
 type otherwise struct{ *windowsNode }
 
@@ -229,7 +229,7 @@ func TestShownOtherwise(t *testing.T) {
 			changes, _ := table.Replace(w.ClusterIP(1, 3*i, 3))
 			apply(t, p, changes, nil)
 			if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-				t.Errorf("%s: an audit mended %d, %v", f, mended, err)
+				t.Errorf("%s: an audit repaired %d, %v", f, mended, err)
 			}
 		}
 		table.Replace(lb.Owner{Name: serviceName(1)}, nil)

@@ -14,9 +14,9 @@ import (
 // namePrefix begins the names of our endpoints; the address follows.
 const namePrefix = "kube-proxy "
 
-// remoteEndpoint is the request for an address that no container of this node has. known is false
-// if an overlay network does not know the address's node: then packets are sent to this node, which
-// routes them, as for cluster IPs.
+// remoteEndpoint returns the request for an address that no container of this node has. known is
+// false if an overlay network does not know the address's node: then packets are sent to this node,
+// which routes them, as for cluster IPs.
 func (n *network) remoteEndpoint(a netip.Addr) (e Endpoint, known bool) {
 	e = Endpoint{
 		Name: namePrefix + a.String(), HostComputeNetwork: n.id, Flags: RemoteEndpoint, SchemaVersion: Version2,
@@ -44,7 +44,7 @@ func EndpointOf(n Network, a netip.Addr) (Endpoint, error) {
 // sourceName begins the name of the source VIP's endpoint; the address follows.
 const sourceName = namePrefix + "source "
 
-// sourceEndpoint is the request for the local endpoint with the source VIP.
+// sourceEndpoint returns the request for the local endpoint with the source VIP.
 func (f *facts) sourceEndpoint() Endpoint {
 	return Endpoint{
 		Name: sourceName + f.sourceVIP.String(), HostComputeNetwork: f.id, MacAddress: f.mac, SchemaVersion: Version2,
@@ -60,8 +60,8 @@ func providerPolicy(node netip.Addr) Policy {
 	return Policy{Type: PolicyProviderAddress, Settings: settings}
 }
 
-// macOf returns a unique, locally administered hardware address: of the IPv4 address, or of a hash
-// of the IPv6 address.
+// macOf returns a unique, locally administered hardware address, derived from the IPv4 address, or
+// from a hash of the IPv6 address.
 func macOf(a netip.Addr) string {
 	if a.Is4() {
 		return mac(0x11, a.AsSlice())

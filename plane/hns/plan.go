@@ -8,7 +8,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// shape is all of a load balancer but its endpoints. HNS cannot change it in place.
+// shape is a load balancer without its endpoints. HNS cannot change it in place.
 type shape struct {
 	vip          netip.Addr // invalid: the node's own addresses
 	port, to     uint16     // of the frontend and of the endpoints
@@ -104,8 +104,8 @@ func (f *facts) ofServices(a netip.Addr) bool {
 // optional are the flags that HNS may refuse; load balancers are then written without them.
 const optional = MappingVIPExternal | MappingLocalRoutedVIP | MappingUseMux
 
-// mapping returns the flags proven in production. MappingILB is never set: without it pods are
-// served too, with it perhaps no client outside (ADR 0043).
+// mapping returns the flags proven in production. It never sets MappingILB: without it pods are
+// served too, with it perhaps no external client (ADR 0043).
 func (f *facts) mapping(k lb.Kind, preserve bool) (m PortMappingFlags) {
 	switch k {
 	case lb.NodePort:
@@ -157,7 +157,8 @@ func (p *plan) choose(backends *lb.Backends, f *facts, here bool) {
 	p.backends = slices.CompactFunc(p.backends, func(a, b backend) bool { return a.addr == b.addr })
 }
 
-// forwarded returns the load balancer that leads health checks of an address to this node (CF-32).
+// forwarded returns the load balancer that forwards health checks of an address to this node
+// (CF-32).
 func (f *facts) forwarded(vip netip.Addr, port uint16) (p plan) {
 	switch {
 	case f.root == "":
@@ -188,7 +189,7 @@ func within(all []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// request is the HNS request for a load balancer.
+// request returns the HNS request for a load balancer.
 func (s *shape) request(endpoints []string) LoadBalancer {
 	l := LoadBalancer{
 		HostComputeEndpoints: endpoints, SchemaVersion: Version2, Flags: s.flags,
@@ -205,7 +206,7 @@ func (s *shape) request(endpoints []string) LoadBalancer {
 	return l
 }
 
-// key is the key of the load balancer's frontend.
+// key returns the key of the load balancer's frontend.
 func (s *shape) key() lb.Key { return lb.Key{Addr: s.vip, Port: s.port, Proto: s.proto} }
 
 // shapeOf is the inverse of request; ok is false for load balancers that this package does not
@@ -234,7 +235,7 @@ func shapeOf(l LoadBalancer) (s shape, ok bool) {
 	return s, known
 }
 
-// family is the family of the clients.
+// family returns the family of the clients.
 func (s *shape) family() lb.Family {
 	if s.vip.IsValid() {
 		return lb.FamilyOf(s.vip)
@@ -253,8 +254,8 @@ func (f *facts) nodePorts() bool {
 	})
 }
 
-// source is the client's address as backends see it. Answers to the source VIP must pass through
-// the overlay, so other nodes and addresses outside of the cluster see the node's address
+// source returns the client's address as backends see it. Answers to the source VIP must pass
+// through the overlay, so other nodes and addresses outside of the cluster see the node's address
 // (kubernetes/kubernetes#91886, KEP-5100).
 func (f *facts) source(backends []backend) netip.Addr {
 	if lb.FamilyOf(f.sourceVIP) != f.family {
@@ -276,8 +277,8 @@ func (n *network) inside(a netip.Addr) bool {
 		slices.ContainsFunc(n.remotes, func(r remote) bool { return r.pods.Contains(a) })
 }
 
-// provider is the node to which an overlay network sends packets for the address: this one, if the
-// network does not know it.
+// provider returns the node to which an overlay network sends packets for the address: this one, if
+// the network does not know it.
 func (n *network) provider(a netip.Addr) (node netip.Addr, known bool) {
 	for _, r := range n.remotes { // longest prefixes first
 		if r.pods.Contains(a) {

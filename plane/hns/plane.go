@@ -27,11 +27,12 @@ type Config struct {
 	// SourceVIP replaces the client's address, in overlay networks for clients outside; may be
 	// invalid. Planes of the other family ignore it.
 	SourceVIP netip.Addr
-	// DSR has backends of cluster IPs answer clients directly, where HNS can.
+	// DSR makes backends of cluster IPs answer clients directly, if HNS supports it.
 	DSR bool
 	// RootEndpoint is the name of the node's own HNS endpoint; "" means cbr0 (CF-32).
 	RootEndpoint string
-	// ForwardHealthCheckVIP leads health checks of load-balancer addresses to RootEndpoint (CF-32).
+	// ForwardHealthCheckVIP forwards health checks of load-balancer addresses to RootEndpoint
+	// (CF-32).
 	ForwardHealthCheckVIP bool
 	// HealthzPort is their port for Services without a healthCheckNodePort; 0 for none.
 	HealthzPort uint16
@@ -46,7 +47,7 @@ type Plane struct {
 	hns   *counted
 	st    *state // nil before the first Reset and after a loss
 	drift chan struct{}
-	// suspect: an answer of HNS suggests that others changed our objects.
+	// suspect: an answer of HNS suggests that other programs changed our objects.
 	suspect bool
 	notices notices
 	// refused are the optional flags of port mappings that this build of Windows refuses.
@@ -89,7 +90,7 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// root is the name of the node's own endpoint.
+// root returns the name of the node's own endpoint.
 func (cfg *Config) root() string { return cmp.Or(cfg.RootEndpoint, "cbr0") }
 
 // networkVariable is the environment variable that names the network (CF-31).
@@ -119,7 +120,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	return plane.ApplyResult{Written: w.calls > 0}, p.ended(ctx, fmt.Sprintf("apply %d changes", len(changes)), errors.Join(errs...))
 }
 
-// usable returns why nothing can be written now.
+// usable returns an error if writes are impossible now.
 func (p *Plane) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -215,17 +216,17 @@ func (p *Plane) Probe(ctx context.Context) error {
 	return p.ended(ctx, "probe", err)
 }
 
-// Drift has a value when an answer of HNS suggests that others changed our objects; HNS reports no
-// changes itself.
+// Drift has a value when an answer of HNS suggests that other programs changed our objects; HNS
+// reports no changes itself.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// Pace is the number of writes that fit into pieceTime at the recent speed, 1 to 64.
+// Pace returns the number of writes that fit into pieceTime at the recent speed, 1 to 64.
 func (p *Plane) Pace() int {
 	took := time.Duration(p.hns.writes.Load())
 	return int(max(1, min(pace, pieceTime/max(1, took))))
 }
 
-// piece is the number of new load balancers that a Reset or an audit writes.
+// piece returns the number of new load balancers that a Reset or an audit writes.
 func (p *Plane) piece() int {
 	if n := p.Pace(); n < pace {
 		return min(n, p.step)

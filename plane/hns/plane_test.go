@@ -18,7 +18,7 @@ import (
 
 var world = planetest.World{Family: lb.IPv4}
 
-// says expects an error with all of these words in it.
+// says checks that an error contains all of these words.
 func says(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -58,7 +58,7 @@ func TestNetworkCF31(t *testing.T) {
 	_, err = p.Reset(t.Context(), table)
 	says(t, err, "type NAT", "L2Bridge")
 	n.addNetwork("l2bridge") // in any case
-	reset(t, p, table)       // the other cannot be meant
+	reset(t, p, table)       // the other is no candidate
 	n.RemoveNetwork(other)
 
 	second := n.AddNetwork(hns.Network{Name: networkName, Type: hns.L2Tunnel})
@@ -115,8 +115,8 @@ func TestNetworkComesBackDP48(t *testing.T) {
 	}
 }
 
-// Without a ManagementIP, which HNS adds last, all but NodePorts is served, and these after the
-// next audit.
+// Without a ManagementIP, which HNS adds last, everything except NodePorts is served; the next
+// audit adds these.
 func TestNoManagementIP(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	n.SetNetwork(n.network, func(w *hns.Network) { w.ManagementIP = "" })
@@ -144,8 +144,8 @@ func TestNoManagementIP(t *testing.T) {
 	says(t, err, "ManagementIP", "192.0.0", networkName)
 }
 
-// In an overlay, load balancers need the address of --source-vip (CF-31). Remote endpoints lead to
-// the node of their subnet, or are a node; others lead to this node, with a notice (WN-04).
+// In an overlay, load balancers need the address of --source-vip (CF-31). Remote endpoints route to
+// the node of their subnet, or are a node; others route to this node, with a notice (WN-04).
 func TestOverlayCF31(t *testing.T) {
 	n := newNode(hns.Overlay, hnsfake.Everything)
 	n.noCNI = true
@@ -203,7 +203,7 @@ func TestOverlayCF31(t *testing.T) {
 		t.Errorf("the rest is not served, or the address is taken:\n%s", n.Own())
 	}
 
-	// A node that joined after the last audit is looked up once.
+	// The plane looks up a node that joined after the last audit once.
 	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = append(w.Policies, route("100.0.3.0/24", "192.0.0.3")) })
 	set = &lb.BackendSet{ID: set.ID, Backends: backends("100.0.3.1")}
 	changes, _ = table.Replace(clusterIP(set))
@@ -211,10 +211,10 @@ func TestOverlayCF31(t *testing.T) {
 	if e := n.endpointOf(t, "100.0.3.1"); !strings.Contains(string(e.Policies[0].Settings), "192.0.0.3") {
 		t.Errorf("the new node's pod: %+v", e)
 	}
-	// A subnet that another node has now: an audit finds it.
+	// Another node gets a subnet: an audit finds it.
 	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies[1] = route("100.0.3.0/24", "192.0.0.4") })
 	if mended, err := p.Audit(t.Context(), true); err != nil || mended == 0 {
-		t.Errorf("mended %d, %v", mended, err)
+		t.Errorf("repaired %d, %v", mended, err)
 	}
 	if e := n.endpointOf(t, "100.0.3.1"); !strings.Contains(string(e.Policies[0].Settings), "192.0.0.4") {
 		t.Errorf("the pod of the node that took over: %+v", e)
@@ -230,9 +230,9 @@ func TestOverlayCF31(t *testing.T) {
 	}
 }
 
-// A container's address leads to its own endpoint even if an EndpointSlice names another node, and
-// gets no second one (DP-49). A pod without an endpoint is left out, with an error, until its
-// endpoint exists.
+// Packets to a container's address use its own endpoint even if an EndpointSlice names another
+// node; the address gets no second one (DP-49). A pod without an endpoint is left out, with an
+// error, until its endpoint exists.
 func TestContainerHasTheAddressDP49(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	n.noCNI = true
@@ -248,7 +248,7 @@ func TestContainerHasTheAddressDP49(t *testing.T) {
 	}
 	n.Counts()
 	if _, err := p.Apply(t.Context(), changes); err == nil {
-		t.Error("the pod is still missing, and nobody says so")
+		t.Error("the pod is still missing, and no error says so")
 	}
 	if c := n.Counts(); len(c) != 2 || c["EndpointsAt"].Calls != 1 || c["Networks"].Calls != 1 {
 		t.Errorf("to try again cost %v, want to ask for the pod once, and whether the network is still there", c)
@@ -266,8 +266,8 @@ func TestContainerHasTheAddressDP49(t *testing.T) {
 }
 
 // A Reset adopts an earlier run's objects without a write, and removes those of deleted Services
-// and of an older HNS in a dead network. Others' objects stay, and a frontend whose key they have
-// fails and names them (PN-76).
+// and of an older HNS in a dead network. Foreign objects stay, and a frontend with the key of one
+// of them fails and names it (PN-76).
 func TestAdoptsByExactMatchPN76(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	table := world.Table(3, 3)
@@ -303,7 +303,7 @@ func TestAdoptsByExactMatchPN76(t *testing.T) {
 	}
 }
 
-// foreigners makes what others may have: all look a bit like ours.
+// foreigners creates foreign objects that resemble ours in part.
 func (n *windowsNode) foreigners(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -348,8 +348,8 @@ func (n *windowsNode) foreigners(t *testing.T) map[string]string {
 	return all
 }
 
-// A frontend whose key another program's load balancer has fails and names it; the others are
-// served.
+// If another program's load balancer has a frontend's key, that frontend fails and names it; the
+// others are served.
 func TestOthersHaveTheKeyPN76(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	e := n.AddPod(n.network, "other", netip.MustParseAddr("100.0.9.9"))
@@ -376,12 +376,12 @@ func TestAuditReports(t *testing.T) {
 	p, table := n.plane(t, lb.IPv4), world.Table(3, 2)
 	reset(t, p, table)
 	n.noCNI = true
-	changes, _ := table.Replace(world.ClusterIP(1, 60, 2)) // a pod that is not there
+	changes, _ := table.Replace(world.ClusterIP(1, 60, 2)) // a missing pod
 	if _, err := p.Apply(t.Context(), changes); err == nil {
 		t.Fatal("no error without the pod")
 	}
 	if _, err := p.Audit(t.Context(), true); err != nil {
-		t.Errorf("an audit tells what Apply told: %v", err)
+		t.Errorf("an audit repeats the error of Apply: %v", err)
 	}
 	l, _ := n.balancerOf("10.0.0.3", 80)
 	n.Damage(l.ID)
@@ -397,7 +397,7 @@ func TestAuditReports(t *testing.T) {
 	}
 	n.FailWith(nil)
 	if mended, err := p.Audit(t.Context(), true); mended != 1 || err != nil {
-		t.Errorf("mended %d, %v", mended, err)
+		t.Errorf("repaired %d, %v", mended, err)
 	}
 }
 
@@ -434,7 +434,7 @@ func TestOldVersionDP45(t *testing.T) {
 	}
 }
 
-// Metrics are what the plane holds, and how it called.
+// The metrics report the plane's content and calls.
 func TestMeasure(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	p, table := n.plane(t, lb.IPv4), world.Table(4, 3)

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/test/hnsfake"
 )
 
-// preserving is a Service with endpoints here and elsewhere and all kinds of addresses; pods may
+// preserving returns a Service with local and remote endpoints and all kinds of addresses; pods may
 // see the external ones.
 func preserving(preserve bool) (lb.Owner, []*lb.Frontend) {
 	o, fronts := world.ClusterIP(1, 10, 2)

@@ -18,9 +18,9 @@ import (
 	"kube-proxy/test/hnsfake"
 )
 
-// What years of production have shown to work with HNS, a test each.
+// Behaviour that has proven to work with HNS in production, with one test each.
 
-// overlayNode is a node in an overlay network with one other node.
+// overlayNode returns a node in an overlay network with one other node.
 func overlayNode(t *testing.T) (*windowsNode, testPlane) {
 	t.Helper()
 	n := newNode(hns.Overlay, hnsfake.Everything)
@@ -34,7 +34,7 @@ func overlayNode(t *testing.T) (*windowsNode, testPlane) {
 	return n, newPlane(t, cfg)
 }
 
-// service is Service i with a cluster IP, and backends on this node (100.0.0.x) or elsewhere.
+// service returns Service i with a cluster IP, and backends on this node (100.0.0.x) or elsewhere.
 func service(i int, backends ...string) (lb.Owner, []*lb.Frontend) {
 	name := serviceName(i)
 	set := &lb.BackendSet{ID: lb.SetID{Service: name + ":http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: backendsOf(backends...)}
@@ -94,8 +94,8 @@ func TestSourceEndpointWN04(t *testing.T) {
 	says(t, err, "host MAC", networkName)
 }
 
-// Pods of an overlay network reach a cluster IP by a remote endpoint, which is deleted with the
-// Service's last port (WN-06).
+// Pods of an overlay network reach a cluster IP through a remote endpoint, which is deleted with
+// the Service's last port (WN-06).
 func TestClusterIPEndpointWN06(t *testing.T) {
 	n, p := overlayNode(t)
 	table := &lb.Table{Node: world.Node()}
@@ -158,7 +158,8 @@ func TestSourceOfALoadBalancerWN08(t *testing.T) {
 		if l, _ := n.balancerOf("10.0.0.1", 80); l.SourceVIP != c.want {
 			t.Errorf("%s: source %q, want %q", what, l.SourceVIP, c.want)
 		}
-		// Another Service with the same backends has the same (kubernetes/kubernetes#91912).
+		// Another Service with the same backends gets the same source
+		// (kubernetes/kubernetes#91912).
 		changes, _ := table.Replace(service(1, c.backends...))
 		apply(t, p, changes, nil)
 		if l, _ := n.balancerOf("10.0.0.2", 80); l.SourceVIP != c.want {
@@ -203,7 +204,7 @@ func TestFlagsWN10(t *testing.T) {
 			t.Errorf("%s: told %d times", build, told)
 		}
 		if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-			t.Errorf("%s: an audit mended %d, %v", build, mended, err)
+			t.Errorf("%s: an audit repaired %d, %v", build, mended, err)
 		}
 		if _, err := n.plane(t, lb.IPv4).Reset(t.Context(), &lb.Table{}); err != nil || n.Own() != "\n" {
 			t.Errorf("%s: what is without the flag is not known as ours: %v\n%s", build, err, n.Own())
@@ -329,7 +330,7 @@ func TestPaceFollowsLatencyWN18(t *testing.T) {
 			if p.Pace() != 64 {
 				t.Errorf("before any call the pace is %d", p.Pace())
 			}
-			for range 3 { // it learns
+			for range 3 { // it learns the latency
 				if _, err := p.Reset(t.Context(), table); err != nil {
 					t.Fatal(err)
 				}
@@ -390,7 +391,7 @@ func TestForwardHealthzWN22(t *testing.T) {
 	for _, build := range hnsfake.Builds {
 		n := oldNode(hns.L2Bridge, build)
 		root := n.AddPod(n.network, "cbr0", netip.MustParseAddr("100.0.0.253"))
-		n.Reserve(hnsfake.Key{Port: 10256, Proto: 6}) // our own listener
+		n.Reserve(hnsfake.Key{Port: 10256, Proto: 6}) // the proxy's own listener
 		cfg := n.config(lb.IPv4)
 		cfg.ForwardHealthCheckVIP, cfg.HealthzPort = true, 10256
 		p, table := newPlane(t, cfg), &lb.Table{Node: world.Node()}
@@ -411,7 +412,7 @@ func TestForwardHealthzWN22(t *testing.T) {
 		}
 		n.Counts()
 		if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil || n.Counts()["CreateLoadBalancer"].Calls > 0 {
-			t.Errorf("%s: an audit mended %d, %v", build, mended, err)
+			t.Errorf("%s: an audit repaired %d, %v", build, mended, err)
 		}
 		// With a port of its own, the Service's checks go there.
 		o, fronts := world.ClusterIP(1, 30, 2)

@@ -10,11 +10,12 @@ import (
 	"kube-proxy/plane"
 )
 
-// remove is --cleanup: it removes what a Reset would adopt. Without a network nothing remains.
+// remove implements --cleanup: it removes the objects that a Reset would adopt. Without a network
+// no objects exist.
 func remove(ctx context.Context, open func() (HNS, error), what mode.Removal) (r mode.Report, err error) {
 	h, err := open()
 	if errors.Is(err, plane.ErrUnsupported) {
-		return r, nil // nothing was ever written here
+		return r, nil // the mode never ran here
 	} else if err != nil {
 		return r, err
 	}

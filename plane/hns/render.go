@@ -64,8 +64,7 @@ type Request struct {
 	Settings any
 }
 
-// recorder is an HNS that accepts everything. An empty HNS is never asked to change or delete
-// objects.
+// recorder is an HNS that accepts everything. Render never changes or deletes objects.
 type recorder struct {
 	HNS
 	cfg   Config
@@ -74,7 +73,7 @@ type recorder struct {
 	asked []Request
 }
 
-// Features is part of HNS, as are all methods.
+// Features implements HNS, as do all methods.
 func (r *recorder) Features(context.Context) (Features, error) {
 	return Features{DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true, V2: true}, nil
 }

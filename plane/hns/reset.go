@@ -57,7 +57,7 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 // errNoNetwork: the network is missing or ambiguous.
 var errNoNetwork = errors.New("waiting for the network")
 
-// Reset makes HNS hold exactly the table. It adopts what an earlier run left, see the package
+// Reset makes HNS hold exactly the table. It adopts the objects of an earlier run, see the package
 // comment.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	was := p.st
@@ -136,7 +136,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 	return r.repaired, r.auditErr(was.failed)
 }
 
-// reconciliation changes HNS from a picture to what frontends need.
+// reconciliation changes HNS from a picture to the state that frontends need.
 type reconciliation struct {
 	*writer
 	rows []*lb.Frontend
@@ -202,7 +202,7 @@ func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 			}
 			st.learn(a, e.ID, own)
 			if provider, _ := st.provider(a); own && st.overlay && provider != ProviderOf(e) {
-				st.endpoints[a].doubt = true // it leads to another node
+				st.endpoints[a].doubt = true // it routes to another node
 			}
 		}
 	}
@@ -231,7 +231,7 @@ func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 		}
 		b := &balancer{shape: s, shown: s, id: l.ID}
 		if known := was.balancers[key]; known != nil && known.id == l.ID && known.shown == s {
-			b.shape = known.shape // unchanged, however HNS shows it
+			b.shape = known.shape // unchanged, in whatever form HNS shows it
 		}
 		for _, id := range l.HostComputeEndpoints {
 			a := st.addressOf(byID[strings.ToLower(id)])
@@ -266,7 +266,7 @@ func (s *state) addressOf(e Endpoint) netip.Addr {
 	return netip.Addr{}
 }
 
-// leave notes the keys of another program's load balancer.
+// leave records the keys of another program's load balancer.
 func (s *state) leave(l LoadBalancer) {
 	vips := l.FrontendVIPs
 	if len(vips) == 0 {
@@ -280,8 +280,7 @@ func (s *state) leave(l LoadBalancer) {
 	}
 }
 
-// run writes: first it corrects what serves wrongly, then it removes what is stale, then it adds
-// what is new.
+// run first corrects wrong objects, then removes stale ones, then adds new ones.
 func (r *reconciliation) run(ctx context.Context) {
 	services := map[string]bool{}
 	for name := range r.st.checks {
@@ -343,12 +342,12 @@ func (r *reconciliation) makeSource(ctx context.Context) {
 	r.repaired++
 }
 
-// needsSource reports whether an overlay network has no local endpoint with the source VIP.
+// needsSource reports whether an overlay network lacks a local endpoint with the source VIP.
 func (r *reconciliation) needsSource() bool {
 	return !r.source && r.st.overlay && lb.FamilyOf(r.st.sourceVIP) == r.st.family
 }
 
-// wrong removes endpoints that lead to the wrong node, and their load balancers: both are created
+// wrong removes endpoints that route to the wrong node, and their load balancers: both are created
 // again.
 func (r *reconciliation) wrong(ctx context.Context) {
 	for key, b := range r.st.balancers {

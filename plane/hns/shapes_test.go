@@ -33,7 +33,7 @@ func TestShapes(t *testing.T) {
 		if name == "overlay-dsr" {
 			kind = hns.Overlay
 		}
-		text, _ := hns.RenderIn(kind, g.cfg, g.table) // it reports what is left out
+		text, _ := hns.RenderIn(kind, g.cfg, g.table) // it reports omissions
 		var calls []struct {
 			Call     string
 			Settings hns.LoadBalancer
@@ -56,7 +56,7 @@ func TestShapes(t *testing.T) {
 			forms[formOf(l)] = true
 		}
 		if len(forms) != len(all) {
-			t.Errorf("%s: %d shapes, of which %d differ", name, len(all), len(forms))
+			t.Errorf("%s: %d shapes; %d differ", name, len(all), len(forms))
 		}
 		for _, c := range calls {
 			if c.Call == "HcnCreateLoadBalancer" && !forms[formOf(c.Settings)] {

@@ -10,8 +10,8 @@ const (
 	endpointObjects  = 16
 )
 
-// weigh is the mode's Weigh: each address has a load balancer that names all endpoints, and a
-// cluster IP may have an endpoint.
+// weigh implements the mode's Weigh: each address has a load balancer that names all endpoints, and
+// a cluster IP may have an endpoint.
 func weigh(s lb.Size) int {
 	copies := s.Copies(1)
 	return s.Ports*(copies*balancerObjects+endpointObjects) + s.Backends*(copies*referenceObjects+endpointObjects) + s.Ranged*balancerObjects

@@ -17,7 +17,8 @@ func TestWeigh(t *testing.T) {
 		t.Run(fam.String(), func(t *testing.T) {
 			planetest.Weighing{Family: fam, Weigh: weigh, Within: 5, Costly: 40_000, Count: func(_ *testing.T, want *lb.Table) (objects int) {
 				want.Node.NodePorts = append(slices.Clone(want.Node.NodePorts), netip.MustParsePrefix("192.0.2.1/32")) // the ManagementIP
-				text, _ := renderIn(Overlay, Config{Family: fam, SourceVIP: source[fam]}, want)                        // rows with source ranges are left out
+				// Frontends with source ranges are left out.
+				text, _ := renderIn(Overlay, Config{Family: fam, SourceVIP: source[fam]}, want)
 				var calls []struct {
 					Call     string
 					Settings struct{ HostComputeEndpoints []string }
@@ -25,7 +26,7 @@ func TestWeigh(t *testing.T) {
 				if err := json.Unmarshal(text, &calls); err != nil {
 					t.Fatal(err)
 				}
-				for _, c := range calls[min(1, len(calls)):] { // but the source VIP's endpoint
+				for _, c := range calls[min(1, len(calls)):] { // except the source VIP's endpoint
 					if c.Call == "HcnCreateEndpoint" {
 						objects += endpointObjects
 					} else {

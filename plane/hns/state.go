@@ -7,7 +7,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// state is what was applied, and the known content of HNS.
+// state is the applied state, and the known content of HNS.
 type state struct {
 	facts
 	rows      map[lb.Key]*lb.Frontend
@@ -90,7 +90,7 @@ func (s *state) idle(a netip.Addr, e *endpoint) {
 	}
 }
 
-// learn notes an endpoint, and reports whether load balancers use another id for the address.
+// learn records an endpoint, and reports whether load balancers use another id for the address.
 func (s *state) learn(a netip.Addr, id string, ours bool) (other bool) {
 	is := s.endpoints[a]
 	if is == nil {
@@ -105,7 +105,7 @@ func (s *state) learn(a netip.Addr, id string, ours bool) (other bool) {
 	}
 	is.id, is.ours, is.doubt = id, ours, false
 	if s.idle(a, is); is.refs == 0 && !ours {
-		s.endpoints[a] = is // a load balancer is about to take it
+		s.endpoints[a] = is // a load balancer is about to use it
 	}
 	return other
 }

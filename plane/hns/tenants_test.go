@@ -10,7 +10,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What one namespace writes leaves load balancers of others alone (TN-01).
+// Changes of one namespace leave load balancers of others alone (TN-01).
 func TestTenants(t *testing.T) {
 	planetest.Tenants(t, 5, func(testing.TB) planetest.Kernel { return kernel(newNode(hns.L2Bridge, hnsfake.Everything)) })
 }

@@ -44,7 +44,7 @@ func kernel(n *windowsNode) planetest.Kernel {
 			switch one := slices.Concat(balancers, endpoints); rnd.IntN(3) {
 			case 0:
 				n.Damage(one[rnd.IntN(len(one))])
-			case 1: // another's hand leads a load balancer elsewhere
+			case 1: // another program redirects a load balancer
 				return n.mislead(balancers[rnd.IntN(len(balancers))])
 			default:
 				return n.leak(f, rnd.IntN(200))

@@ -19,8 +19,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// TestWalk: whatever changes and fails, when HNS works again an audit or a requested Reset reaches
-// the state of a fresh start. No object is leaked, and others' objects are untouched (PN-76).
+// TestWalk: after any changes and failures, once HNS works again, an audit or a requested Reset
+// reaches the state of a fresh start. No object is leaked, and foreign objects are untouched
+// (PN-76).
 func TestWalk(t *testing.T) {
 	n := 48
 	if testing.Short() {
@@ -33,7 +34,8 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// FuzzFailures does so for any seed. Walks are short: the fuzzer ends one that takes 10 s.
+// FuzzFailures runs the same walk for any seed. Walks are short: the fuzzer ends one that takes 10
+// s.
 func FuzzFailures(f *testing.F) {
 	for seed := range uint64(12) {
 		f.Add(seed, uint8(40*seed), uint8(seed), uint8(60))
@@ -50,7 +52,7 @@ func siteKernel(kind uint8, often float64) func(testing.TB) planetest.Kernel {
 		facts := hnsfake.Assumed(hnsfake.Builds[int(kind>>3)%len(hnsfake.Builds)])
 		facts.Features.ModifyLoadbalancer = facts.Features.ModifyLoadbalancer && kind&1 == 0
 		facts.Features.DSR = kind&2 == 0
-		facts.Features.IPv6DualStack = true // one of the two planes is of IPv6
+		facts.Features.IPv6DualStack = true // one of the two planes uses IPv6
 		network := hns.L2Bridge
 		if kind&4 != 0 {
 			network = hns.Overlay
@@ -59,7 +61,7 @@ func siteKernel(kind uint8, often float64) func(testing.TB) planetest.Kernel {
 	}
 }
 
-// site is an HNS and what others have there.
+// site is an HNS with foreign objects.
 type site struct {
 	*hnsfake.Fake
 	network string
@@ -79,7 +81,7 @@ func newSite(kind hns.NetworkType, facts hnsfake.Facts) *site {
 	return s
 }
 
-// come makes the network and what others have in it, as after the start of a node.
+// come creates the network and its foreign objects, as after the start of a node.
 func (s *site) come() {
 	n := hns.Network{Name: labNetwork, Type: s.kind, ManagementIP: worlds[0].Addr(192, 1).String(), HostMAC: hostMAC}
 	for _, w := range worlds {
@@ -126,7 +128,7 @@ func (s *site) stranger(pod string) {
 	}
 }
 
-// sitePlane dumps what all planes have in HNS.
+// sitePlane dumps the objects of all planes in HNS.
 type sitePlane struct {
 	*hns.Plane
 	s *site
@@ -188,7 +190,7 @@ func (s *site) kernel(often float64) planetest.Kernel {
 	}
 }
 
-// podAddrs are the addresses of all pods of this node, by number.
+// podAddrs returns the addresses of all pods of this node, by number.
 func (s *site) podAddrs() (all [][2]netip.Addr) {
 	for i := range podsOfNode {
 		all = append(all, [2]netip.Addr{worlds[0].Addr(100, 2*i), worlds[1].Addr(100, 2*i)})
@@ -196,7 +198,7 @@ func (s *site) podAddrs() (all [][2]netip.Addr) {
 	return all
 }
 
-// fault is how the next call fails.
+// fault returns the next call's failure.
 func fault(call hnsfake.Call, rnd *rand.Rand) *hnsfake.Fault {
 	faults := []hnsfake.Fault{
 		{Code: hns.CodeElementNotFound}, {Code: hns.CodeAlreadyExists}, {Code: hns.CodePortExists}, {Code: hns.CodeAccessDenied},
@@ -206,12 +208,12 @@ func fault(call hnsfake.Call, rnd *rand.Rand) *hnsfake.Fault {
 	}
 	fault := &faults[rnd.IntN(len(faults))]
 	if call.Name == "CreateLoadBalancer" && fault.Code == hns.CodeInvalidPolicy {
-		return nil // it would be taken for a flag that this build does not know, for good
+		return nil // it would look like a flag that this build does not support
 	}
 	return fault
 }
 
-// podMoves has a pod of the node go, or come.
+// podMoves removes or adds a pod of the node.
 func (s *site) podMoves(rnd *rand.Rand) string {
 	i := rnd.IntN(podsOfNode)
 	if id := s.pods[i]; id != "" {

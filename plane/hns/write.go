@@ -208,8 +208,8 @@ func (w *writer) without(ctx context.Context, s *shape, addrs []netip.Addr, made
 	return made, err
 }
 
-// remove deletes the load balancer of a key. One that HNS does not find is gone. After other errors
-// its state is unknown, and it is deleted again later.
+// remove deletes the load balancer of a key. One that HNS does not find is already deleted. After
+// other errors its state is unknown, and it is deleted again later.
 func (w *writer) remove(ctx context.Context, key lb.Key, is *balancer) error {
 	if is == nil {
 		return nil
@@ -244,7 +244,7 @@ func (w *writer) have(ctx context.Context, key lb.Key, backends []backend) (addr
 	var errs []error
 	addrs = make([]netip.Addr, 0, len(backends))
 	for _, b := range backends {
-		// On Windows Server 2019 a pod may have the address of an endpoint of ours
+		// On Windows Server 2019 a pod may have the address of one of our endpoints
 		// (kubernetes/kubernetes#138000).
 		if e := w.st.endpoints[b.addr]; e == nil || e.doubt || b.here && e.ours {
 			if err := w.endpoint(ctx, key, b); err != nil {
@@ -260,7 +260,7 @@ func (w *writer) have(ctx context.Context, key lb.Key, backends []backend) (addr
 // errNoPod: a pod of this node has no HNS endpoint.
 var errNoPod = errors.New("a pod of this node has the address, but no HNS endpoint: the CNI plugin has not created it yet, or removed it")
 
-// endpoint finds or creates the endpoint of a backend. A container's endpoint is used wherever the
+// endpoint finds or creates the endpoint of a backend. It uses a container's endpoint wherever the
 // backend is said to be: a second one would compete with it, and hinder the CNI plugin.
 func (w *writer) endpoint(ctx context.Context, key lb.Key, b backend) error {
 	own := w.st.own(b.addr)
@@ -335,7 +335,7 @@ func (w *writer) find(ctx context.Context, a netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// learn notes an endpoint. If load balancers use another id for the address, the audit corrects
+// learn records an endpoint. If load balancers use another id for the address, the audit corrects
 // them.
 func (w *writer) learn(a netip.Addr, id string, ours bool) {
 	if w.st.learn(a, id, ours) {

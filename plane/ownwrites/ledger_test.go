@@ -129,7 +129,7 @@ func TestWriteUnheard(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a.missed != 1 || b.missed != 1 || gone.missed != 0 {
-		t.Errorf("while we wrote somebody else did: %+v, %+v, one that had left: %+v", a, b, gone)
+		t.Errorf("while we wrote another program did: %+v, %+v, one that had left: %+v", a, b, gone)
 	}
 	if err := l.WriteUnheard(k.ask, func() error { return errRefused }); !errors.Is(err, errRefused) {
 		t.Error(err)
