@@ -1,3 +1,4 @@
-// Package rule has the chains and rules of a table of nftables. A rule is made of statements, each of which is said once, as text for
-// nft(8) and as expressions for the kernel (docs/adr/0007). What rules there are, planes say.
+// Package rule builds the chains and rules of nftables tables. A rule consists of statements, each
+// defined once, as text for nft(8) and as expressions for the kernel (docs/adr/0007). The planes
+// define the rules.
 package rule

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// IP is what differs between the two versions of IP.
+// IP has the differences between the two versions of IP.
 type IP struct {
 	Family  lb.Family
 	Proto   byte // NFPROTO_*, which is AF_* as well
@@ -22,7 +22,7 @@ type IP struct {
 	ctSaddr, ctDaddr expr.CtKey
 }
 
-// IPOf returns that of a family.
+// IPOf returns the IP of a family.
 func IPOf(f lb.Family) IP {
 	if f == lb.IPv6 {
 		return IP{f, unix.NFPROTO_IPV6, 16, wire.IPv6Field, 8, 24, unix.NFT_CT_SRC_IP6, unix.NFT_CT_DST_IP6}
@@ -30,7 +30,7 @@ func IPOf(f lb.Family) IP {
 	return IP{f, unix.NFPROTO_IPV4, 4, wire.IPv4Field, 12, 16, unix.NFT_CT_SRC_IP, unix.NFT_CT_DST_IP}
 }
 
-// Name is the version's in the language of nft(8).
+// Name returns the version's name in the language of nft(8).
 func (ip IP) Name() string {
 	if ip.Family == lb.IPv6 {
 		return "ip6"
@@ -38,7 +38,7 @@ func (ip IP) Name() string {
 	return "ip"
 }
 
-// loopback are the addresses of this node that no NodePort answers at (SV-64).
+// loopback returns the addresses of this node at which no NodePort answers (SV-64).
 func (ip IP) loopback() netip.Prefix {
 	if ip.Family == lb.IPv6 {
 		return netip.PrefixFrom(netip.IPv6Loopback(), 128)
@@ -46,8 +46,8 @@ func (ip IP) loopback() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
 }
 
-// FromPods are the matches for packets from pods: one for each way in which the local-traffic detector recognises them. If it
-// recognises none (SV-67), pods are treated as from anywhere.
+// FromPods returns the matches for packets from pods: one for each way in which the local-traffic
+// detector recognises them. If it has none (SV-67), pods are treated as from anywhere.
 func (ip IP) FromPods(d lb.Detector) []Statement {
 	switch {
 	case d.Interface != "":

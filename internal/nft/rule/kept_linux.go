@@ -10,14 +10,14 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// Kept is what the kernel has of a table, but for elements.
+// Kept is the kernel's content of a table, without elements.
 type Kept struct {
-	Present bool // there is a table of the name
+	Present bool // the table exists
 	Dormant bool // none of its chains is in force
 	Chains  map[string]KeptChain
-	There   []bool   // by set: it is there as described
-	Others  []bool   // by set: one of its name is there that is not
-	Foreign []string // sets of other names
+	There   []bool   // by set: it exists as described
+	Others  []bool   // by set: one with its name and another description exists
+	Foreign []string // sets with other names
 }
 
 // KeptChain is a chain as the kernel shows it.
@@ -26,7 +26,7 @@ type KeptChain struct {
 	Digest string // see [Chain.Digest]
 }
 
-// Read reads a table that shall have these sets.
+// Read reads a table that should have these sets.
 func Read(ctx context.Context, t wire.Table, sets []wire.Set) (k Kept, err error) {
 	if k.Present, k.Dormant, err = t.State(ctx); err != nil || !k.Present {
 		return k, err
@@ -42,7 +42,8 @@ func (k *Kept) readSets(ctx context.Context, t wire.Table, sets []wire.Set) erro
 	return t.EachSet(ctx, func(name string, body []byte) {
 		i := slices.IndexFunc(sets, func(d wire.Set) bool { return d.Name == name })
 		switch {
-		case netlink.BE32(netlink.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
+		// Deleted with its rule.
+		case netlink.BE32(netlink.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0:
 		case i < 0:
 			k.Foreign = append(k.Foreign, name)
 		case sets[i].Matches(body):
@@ -67,7 +68,8 @@ func (k *Kept) readChains(ctx context.Context, t wire.Table) error {
 	})
 }
 
-// Serves reports whether the table is in force, with all sets, and has chains at the hooks of these.
+// Serves reports whether the table is in force, with all sets, and has base chains at the hooks of
+// chains.
 func (k *Kept) Serves(chains []Chain) bool {
 	return k.Present && !k.Dormant && !slices.Contains(k.There, false) &&
 		!slices.ContainsFunc(chains, func(c Chain) bool { return k.Chains[c.Name].Hook != c.Hook })

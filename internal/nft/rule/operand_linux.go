@@ -9,22 +9,22 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// Operand is a value that statements work on: a part of the packet, a number drawn at random, or a variable.
+// Operand is a value that statements use: a part of the packet, a random number, or a variable.
 type Operand struct {
 	text string
-	load loader // nil if it is in its register already
+	load loader // nil if it already is in its register
 	reg  uint32 // of a variable, else 0
 }
 
 // loader appends the expressions that put an operand into a register.
 type loader func(x []expr.Any, to uint32) []expr.Any
 
-// Variables are numbers that the rule has looked up. The kernel has them in registers, for which the language of nft has no
-// word; there they are held in ct mark and meta priority, at which no other rule looks. The maps give each number the type of
-// its place.
+// Variables are numbers that the rule has looked up. The kernel has them in registers, which nft's
+// language cannot name; its text keeps them in ct mark and meta priority, which no other rule
+// reads. The maps give each number the type of its place.
 //
-// The parts of a key are in registers one behind the other. So a member comes before the id of its set, and that before a slot
-// or client.
+// The parts of a key are in adjacent registers. So a member comes before the id of its set, and
+// that before a slot or client.
 var (
 	Number = Operand{text: "ct mark", reg: scratch}
 	Member = Operand{text: "meta priority", reg: scratch}
@@ -36,11 +36,11 @@ const (
 	scratch  = unix.NFT_REG32_00
 	address  = scratch + 1  // to 4: what [LookAddress] found
 	port     = scratch + 5  // what [LookPort] found
-	keptMark = scratch + 9  // the packet's own mark, while Find needs that
+	keptMark = scratch + 9  // the packet's own mark, while Find uses the mark
 	freshKey = scratch + 10 // keys that do not begin with a variable, and backends
 )
 
-// What rules look at in a packet and its connection.
+// The parts of a packet and its connection that rules read.
 var (
 	PacketMark   = metadata("meta mark", expr.MetaKeyMARK)
 	L4Proto      = metadata("meta l4proto", expr.MetaKeyL4PROTO)
@@ -55,13 +55,13 @@ var (
 	OriginalPort = originally("ct original proto-dst", expr.CtKeyPROTODST)
 )
 
-// NodePort is the key of a packet for a NodePort.
+// NodePort is the key of a packet to a NodePort.
 var NodePort = []Operand{L4Proto, DPort}
 
-// VIP is the key of a packet for a service address.
+// VIP returns the key of a packet to a service address.
 func (ip IP) VIP() []Operand { return []Operand{ip.Destination(), L4Proto, DPort} }
 
-// Source is the address that a packet is from, Destination the one that it is for.
+// Source is the packet's source address, Destination its destination.
 func (ip IP) Source() Operand      { return ip.address(" saddr", ip.saddr) }
 func (ip IP) Destination() Operand { return ip.address(" daddr", ip.daddr) }
 
@@ -69,25 +69,26 @@ func (ip IP) address(name string, offset uint32) Operand {
 	return payload(ip.Name()+name, expr.PayloadBaseNetworkHeader, offset, uint32(ip.AddrLen))
 }
 
-// OriginalDestination is what the first packet of the connection was sent to, before any translation.
+// OriginalDestination returns the destination of the connection's first packet, before any
+// translation.
 func (ip IP) OriginalDestination() Operand {
 	return originally("ct original "+ip.Name()+" daddr", ip.ctDaddr)
 }
 
-// sourceType and destinationType say whether an address is one of this machine.
+// sourceType and destinationType read whether an address belongs to this machine.
 var (
 	sourceType      = single("fib saddr type", func(to uint32) expr.Any { return &expr.Fib{Register: to, ResultADDRTYPE: true, FlagSADDR: true} })
 	destinationType = single("fib daddr type", func(to uint32) expr.Any { return &expr.Fib{Register: to, ResultADDRTYPE: true, FlagDADDR: true} })
 )
 
-// Random is a number below n.
+// Random returns a random number below n.
 func Random(n uint32) Operand {
 	return single(fmt.Sprintf("numgen random mod %d", n), func(to uint32) expr.Any {
 		return &expr.Numgen{Register: to, Modulus: n, Type: unix.NFT_NG_RANDOM}
 	})
 }
 
-// Hash is a number below n that depends on the client's address and the seed.
+// Hash returns a number below n that depends on the client's address and the seed.
 func (ip IP) Hash(n, seed uint32) Operand {
 	client := ip.Source()
 	return Operand{text: fmt.Sprintf("jhash %s mod %d seed 0x%x", client.text, n, seed), load: func(x []expr.Any, to uint32) []expr.Any {
@@ -118,7 +119,8 @@ func originally(text string, key expr.CtKey) Operand {
 	return single(text, func(to uint32) expr.Any { return &original{expr.Ct{Key: key, Register: to}} })
 }
 
-// original is a part of what the first packet of a connection was sent to. The library leaves out the direction of such a key.
+// original is a part of the destination of the connection's first packet. The library omits the
+// direction of such a key.
 type original struct{ expr.Ct }
 
 func (o *original) encode(e *wire.Encoder) {
@@ -130,10 +132,10 @@ func (o *original) encode(e *wire.Encoder) {
 	e.EndNest(at)
 }
 
-// Loaded is the operand where the statement before has left it.
+// Loaded returns the operand in the place where the previous statement left it.
 func (o Operand) Loaded() Operand { o.load = nil; return o }
 
-// And, Or and Xor are the operand with other bits.
+// And, Or and Xor return the operand with changed bits.
 func (o Operand) And(mask uint32) Operand {
 	return o.bitwise(fmt.Sprintf("%s & 0x%08x", o.text, mask), wire.AppendNumber(nil, mask), make([]byte, 4))
 }
@@ -146,7 +148,7 @@ func (o Operand) Xor(bits uint32) Operand {
 	return o.bitwise(fmt.Sprintf("%s ^ 0x%08x", o.text, bits), wire.AppendNumber(nil, ^uint32(0)), wire.AppendNumber(nil, bits))
 }
 
-// FirstBits is an address without its other bits.
+// FirstBits returns an address with only its first n bits.
 func (o Operand) FirstBits(n int, ip IP) Operand {
 	if n == 8*ip.AddrLen {
 		return o
@@ -158,7 +160,7 @@ func (o Operand) FirstBits(n int, ip IP) Operand {
 	return o.bitwise(o.text+" & "+wire.ParseAddr(mask).String(), mask, make([]byte, ip.AddrLen))
 }
 
-// bitwise is the operand & mask ^ xor. A variable is changed where it is.
+// bitwise returns the operand & mask ^ xor. It changes a variable in its register.
 func (o Operand) bitwise(text string, mask, xor []byte) Operand {
 	return Operand{text: text, reg: o.reg, load: func(x []expr.Any, to uint32) []expr.Any {
 		return append(o.loadTo(x, to), &expr.Bitwise{SourceRegister: to, DestRegister: to, Len: uint32(len(mask)), Mask: mask, Xor: xor})

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// Rule is a rule of a chain. Its comment ends in a digest of what it does, by which a later process sees that the rule in the
-// kernel is as it should be.
+// Rule is a rule of a chain. Its comment ends in a digest of its content, by which a later process
+// recognises that the kernel's rule is unchanged.
 type Rule struct {
 	Comment     string
 	Expressions []byte // NFTA_RULE_EXPRESSIONS
@@ -22,7 +22,7 @@ type Rule struct {
 	statements []Statement
 }
 
-// New makes a rule of statements.
+// New returns a rule made of statements.
 func (ip IP) New(comment string, statements ...Statement) Rule {
 	e := wire.Encoder{Encoder: netlink.Encoder{B: make([]byte, 0, 1024)}}
 	for _, s := range statements {
@@ -48,7 +48,7 @@ func appendExpression(e *wire.Encoder, proto byte, x expr.Any) {
 	e.B = append(e.B, b...)
 }
 
-// Text is the rule in the language of nft(8).
+// Text returns the rule in the language of nft(8).
 func (r Rule) Text() string {
 	var all []string
 	for _, s := range r.statements {
@@ -62,7 +62,7 @@ func (r Rule) Text() string {
 // Chain is a chain with its rules.
 type Chain struct {
 	Name  string
-	Hook  wire.Hook // none for a chain that is only jumped to
+	Hook  wire.Hook // zero for a chain that is only jumped to
 	Rules []Rule
 }
 
@@ -78,7 +78,7 @@ func (c Chain) Digest() string {
 	return b.String()
 }
 
-// AddTo has a transaction append the rules to the chain.
+// AddTo appends the rules to the chain in a transaction.
 func (c Chain) AddTo(t *wire.Transaction) {
 	for _, r := range c.Rules {
 		t.AddRule(c.Name, r.Expressions, r.Comment)

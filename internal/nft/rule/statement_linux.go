@@ -14,52 +14,54 @@ import (
 	"kube-proxy/lb"
 )
 
-// Statement is one step of a rule, both as the kernel takes it and in the language of nft(8). The zero value does nothing.
+// Statement is one step of a rule, both in the kernel's format and in the language of nft(8). The
+// zero value does nothing.
 type Statement struct {
-	text  string // "" if nft does not say it
+	text  string // "" if nft does not print it
 	exprs []expr.Any
 }
 
 // Matches.
 
-// What may be said of a packet and its connection.
+// Matches of a packet and its connection.
 var (
 	OverTCP            = Is(L4Proto, "tcp", []byte{unix.IPPROTO_TCP})
 	NotOverTCP         = match(L4Proto.text+" != tcp", L4Proto, expr.CmpOpNeq, []byte{unix.IPPROTO_TCP})
 	SourceIsLocal      = Is(sourceType, "local", wire.AppendNumber(nil, unix.RTN_LOCAL))
 	DestinationIsLocal = Is(destinationType, "local", wire.AppendNumber(nil, unix.RTN_LOCAL))
-	// FromThisNode matches what the node sent to itself.
+	// FromThisNode matches packets that the node sent to itself.
 	FromThisNode  = Is(inputType, "loopback", netlink.Order.AppendUint16(nil, unix.ARPHRD_LOOPBACK))
 	NewConnection = Statement{"ct state new", NotZero(ctState.And(expr.CtStateBitNEW)).exprs}
 	Answer        = Is(ctDirection, "reply", []byte{1})
-	// DestinationTranslated matches connections that somebody has led to another destination.
+	// DestinationTranslated matches connections whose destination was translated.
 	DestinationTranslated = Statement{"ct status dnat", NotZero(ctStatus.And(statusDstNAT)).exprs}
 	// NotTransparent matches packets that would reach a socket which is not transparent.
 	NotTransparent = Is(transparent, "0", []byte{0})
-	// HasPorts is what nft wants to read before the port of a protocol that it does not know. All frontends have ports.
+	// HasPorts is the match that nft requires before the port of an unknown protocol. All frontends
+	// have ports.
 	HasPorts = Statement{text: "meta l4proto { tcp, udp, sctp }"}
 )
 
 // statusDstNAT is IPS_DST_NAT.
 const statusDstNAT = 1 << 5
 
-// Is matches an operand that has the value, which text says.
+// Is matches an operand with that value, which text names.
 func Is(o Operand, text string, value []byte) Statement {
 	return match(o.text+" "+text, o, expr.CmpOpEq, value)
 }
 
-// IsNumber matches an operand that is the number.
+// IsNumber matches an operand equal to the number.
 func IsNumber(o Operand, n uint32) Statement {
 	return Is(o, fmt.Sprintf("0x%08x", n), wire.AppendNumber(nil, n))
 }
 
-// IsZero matches an operand that is 0.
+// IsZero matches an operand equal to 0.
 func IsZero(o Operand) Statement {
 	return match(o.text+" == 0x00000000", o, expr.CmpOpEq, make([]byte, 4))
 }
 
-// NotZero matches a number other than 0. Of a variable it says that there is one, because nothing has the number 0; old kernels
-// cannot look up a key without its number.
+// NotZero matches a number other than 0. For a variable that means that it was found, because no
+// object has the number 0; old kernels cannot look up a key without its number.
 func NotZero(o Operand) Statement {
 	return match(o.text+" != 0x00000000", o, expr.CmpOpNeq, make([]byte, 4))
 }
@@ -68,10 +70,11 @@ func match(text string, o Operand, op expr.CmpOp, value []byte) Statement {
 	return Statement{text, append(o.loadTo(nil, scratch), &expr.Cmp{Op: op, Register: scratch, Data: value})}
 }
 
-// InPrefix matches packets whose address lies in the prefix.
+// InPrefix matches packets whose address is in the prefix.
 //
-// What follows from the node is written in rules with this match, not in sets of intervals: the kernel publishes changes of
-// those a moment later than the rest of a transaction, so a packet between would meet new rules and an empty set.
+// Rules for the node's addresses use this match instead of sets of intervals. The kernel publishes
+// changes of those sets a moment later than the rest of a transaction, so a packet in between would
+// meet new rules and an empty set.
 func (ip IP) InPrefix(a Operand, p netip.Prefix) Statement {
 	if p.Bits() == 0 {
 		return Statement{} // every packet
@@ -79,7 +82,7 @@ func (ip IP) InPrefix(a Operand, p netip.Prefix) Statement {
 	return ip.matchPrefix("", a, expr.CmpOpEq, p)
 }
 
-// NotLoopback keeps NodePorts away from loopback addresses (SV-64).
+// NotLoopback excludes loopback addresses from NodePorts (SV-64).
 func (ip IP) NotLoopback(a Operand) Statement {
 	return ip.matchPrefix("!= ", a, expr.CmpOpNeq, ip.loopback())
 }
@@ -93,7 +96,8 @@ func (ip IP) matchPrefix(not string, a Operand, op expr.CmpOp, p netip.Prefix) S
 	return match(a.text+" "+not+text, a.FirstBits(p.Bits(), ip), op, p.Addr().AsSlice())
 }
 
-// fromInterface matches packets that came in by the interface of that name or, with all, by those whose names begin so.
+// fromInterface matches packets that arrived on the interface with that name or, with all, on those
+// whose names have that prefix.
 func fromInterface(name string, all bool) Statement {
 	name = name[:min(len(name), unix.IFNAMSIZ-1)]
 	value := []byte(name)
@@ -106,9 +110,10 @@ func fromInterface(name string, all bool) Statement {
 	return Is(inputName, `"`+name+`"`, value)
 }
 
-// ToItself matches packets whose source and destination are the same address. The kernel cannot compare two registers;
-// but it can look up whether a byte of the one and a byte of the other stand together in a set, which has each byte with
-// itself. The last byte comes first, in which addresses differ most.
+// ToItself matches packets with the same source and destination address. The kernel cannot compare
+// two registers. But it can look up whether a byte of one and a byte of the other are together in a
+// set, which has each byte with itself. The last byte comes first, because addresses differ most
+// there.
 func (ip IP) ToItself(equal *wire.Set) []Statement {
 	var all []Statement
 	octet := func(at uint32) Operand {
@@ -122,8 +127,8 @@ func (ip IP) ToItself(equal *wire.Set) []Statement {
 
 // Sets and maps.
 
-// lookup appends the expressions that load a key and look it up. The key begins where its variable is, or at a register. text
-// is the key.
+// lookup appends the expressions that load a key and look it up. The key begins in the register of
+// its variable, or at a register. text is the key.
 func lookup(x []expr.Any, set *wire.Set, key []Operand, at uint32, to expr.Lookup) (exprs []expr.Any, text string) {
 	if v := key[0].reg; v != 0 {
 		at = v
@@ -149,23 +154,23 @@ func In(set *wire.Set, key ...Operand) Statement {
 	return Statement{text + " @" + set.Name, exprs}
 }
 
-// NotIn matches if the set has not the key.
+// NotIn matches if the set does not have the key.
 func NotIn(set *wire.Set, key ...Operand) Statement {
 	exprs, text := lookup(nil, set, key, scratch, expr.Lookup{Invert: true})
 	return Statement{text + " != @" + set.Name, exprs}
 }
 
-// VMap does what the verdict map has for the key.
+// VMap applies the verdict that the map has for the key.
 func VMap(set *wire.Set, key ...Operand) Statement {
 	exprs, text := lookup(nil, set, key, scratch, expr.Lookup{DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true})
 	return Statement{text + " vmap @" + set.Name, exprs}
 }
 
-// Find looks up a variable; where the map has nothing, the rule ends.
+// Find looks up a variable; if the map lacks the key, the rule ends.
 //
-// The answer comes to its register by way of the packet mark, which gets back its own value at once. The detour is for people:
-// nft up to 1.0.6, which Debian 12 has, aborts when it lists a rule in which the answer of one map is the key of the next, but
-// knows what a mark is.
+// The result reaches its register through the packet mark, which gets its own value back at once.
+// The detour is for people: nft up to 1.0.6, which Debian 12 has, aborts when it lists a rule in
+// which one map's result is the key of the next, but it can print a mark.
 func Find(v Operand, set *wire.Set, key ...Operand) Statement {
 	x := make([]expr.Any, 0, 8)
 	if key[0].reg == 0 { // else it was kept when that variable was found
@@ -176,15 +181,16 @@ func Find(v Operand, set *wire.Set, key ...Operand) Statement {
 	return Statement{v.text + " set " + text + " map @" + set.Name, x}
 }
 
-// Backend returns two statements: one looks up a backend, and ends the rule if there is none; the other translates the
-// destination to it. nft says both where it translates.
+// Backend returns two statements: one looks up a backend, and ends the rule without one; the other
+// translates the destination to it. nft prints both as the translation.
 func (ip IP) Backend(set *wire.Set, key ...Operand) (look, dnat Statement) {
 	look, to := find(freshKey, set, key)
 	return look, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to "+to, freshKey, freshKey+uint32(ip.AddrLen)/4)
 }
 
-// Leading returns statements that lead a packet to the port that a map has for the key, and to the address that another has: without
-// one, it keeps its own. Where a map has nothing, the rule ends.
+// Leading returns statements that redirect a packet to the port that a map has for the key, and to
+// the address that another has; without that map, the packet keeps its address. If a map lacks the
+// key, the rule ends.
 func (ip IP) Leading(addresses *wire.Set, ports *wire.Set, key ...Operand) []Statement {
 	lookPort, to := find(port, ports, key)
 	if addresses == nil {
@@ -194,7 +200,8 @@ func (ip IP) Leading(addresses *wire.Set, ports *wire.Set, key ...Operand) []Sta
 	return []Statement{lookAddress, lookPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to "+at+" : "+to, address, port)}
 }
 
-// Redirecting returns statements that lead a packet to this node, at the port that a map has for the key.
+// Redirecting returns statements that redirect a packet to this node, to the port that a map has
+// for the key.
 func Redirecting(ports *wire.Set, key ...Operand) []Statement {
 	look, to := find(port, ports, key)
 	return []Statement{look, {HasPorts.text + " redirect to :" + to, []expr.Any{&expr.Redir{RegisterProtoMin: port}}}}
@@ -206,7 +213,7 @@ func Has(set *wire.Set, key ...Operand) Statement {
 	return Statement{text, look.exprs}
 }
 
-// find looks up what a later statement of the rule uses, which has the text.
+// find looks up a value that a later statement of the rule uses, with the text for that statement.
 func find(to uint32, set *wire.Set, key []Operand) (look Statement, text string) {
 	exprs, text := lookup(nil, set, key, freshKey, expr.Lookup{DestRegister: to, IsDestRegSet: true})
 	return Statement{exprs: exprs}, text + " map @" + set.Name
@@ -216,7 +223,8 @@ func (ip IP) dnat(text string, addr, port uint32) Statement {
 	return Statement{text, []expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(ip.Proto), RegAddrMin: addr, RegProtoMin: port}}}
 }
 
-// Remember makes a map that packets fill lead the client to the member for a time, and Forget makes it lead him nowhere.
+// Remember makes a map that packets fill assign the client to the member for a time; Forget ends
+// that.
 func Remember(set *wire.Set, client Operand, seconds uint32) Statement {
 	return memory("update", unix.NFT_DYNSET_OP_UPDATE, set, client, seconds)
 }
@@ -238,7 +246,8 @@ func memory(verb string, op uint32, set *wire.Set, client Operand, seconds uint3
 // Counter counts packets.
 var Counter = Statement{"counter", []expr.Any{&expr.Counter{}}}
 
-// Increment adds one to the counter that a set which packets fill has for the key, and keeps it for so long after; 0 for ever.
+// Increment increments the key's counter in a set that packets fill, and keeps it for that time
+// afterwards; 0 means for ever.
 func Increment(set *wire.Set, kept time.Duration, key ...Operand) Statement {
 	x, text := load(nil, set, key, freshKey)
 	timeout := ""
@@ -249,24 +258,24 @@ func Increment(set *wire.Set, kept time.Duration, key ...Operand) Statement {
 		SetName: set.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: kept, Exprs: []expr.Any{&expr.Counter{}}})}
 }
 
-// What is done to the packet.
+// Effects on the packet.
 
 func writeMark(from uint32) expr.Any {
 	return &expr.Meta{Key: expr.MetaKeyMARK, Register: from, SourceRegister: true}
 }
 
-// SetMark gives the packet another mark.
+// SetMark changes the packet's mark.
 func SetMark(o Operand) Statement {
 	return Statement{"meta mark set " + o.text, append(o.load(nil, scratch), writeMark(scratch))}
 }
 
-// Masquerade gives the packet an address of this node as its source, and another port.
+// Masquerade changes the packet's source to an address of this node, and its port.
 var Masquerade = Statement{"masquerade fully-random", []expr.Any{&expr.Masq{FullyRandom: true}}}
 
-// TCPReset refuses a TCP connection, and has the kernel close what it tracks of it.
+// TCPReset refuses a TCP connection, and makes the kernel close the tracked connection.
 var TCPReset = Statement{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
 
-// Reject answers with ICMP port unreachable, as a port does where nobody listens.
+// Reject answers with ICMP port unreachable, like a port without a listener.
 func (ip IP) Reject() Statement {
 	icmp, code := "icmp", uint8(3) // ICMP_PORT_UNREACH
 	if ip.Family == lb.IPv6 {
@@ -286,7 +295,7 @@ var (
 func Jump(chain string) Statement { return End(wire.Jump(chain)) }
 func GoTo(chain string) Statement { return End(wire.GoTo(chain)) }
 
-// End ends the rule by a verdict.
+// End ends the rule with a verdict.
 func End(v wire.Verdict) Statement {
 	return Statement{v.String(), []expr.Any{&expr.Verdict{Kind: v.Kind, Chain: v.Chain}}}
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// Traced has the kernel report each rule that the packet meets from here on, to listeners of
-// NFNLGRP_NFTRACE. Twenty packets a second are reported at most.
+// Traced makes the kernel report each rule that the packet meets from here on, to listeners of
+// NFNLGRP_NFTRACE, for at most twenty packets a second.
 var Traced = []Statement{
 	{"limit rate 20/second burst 20 packets", []expr.Any{
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: 20, Unit: expr.LimitTimeSecond, Burst: 20}}},
@@ -15,7 +15,7 @@ var Traced = []Statement{
 		&expr.Meta{Key: expr.MetaKeyNFTRACE, Register: scratch, SourceRegister: true}}},
 }
 
-// Directions of a connection that conntrack knows.
+// Directions of a tracked connection.
 var (
 	Original = Is(ctDirection, "original", []byte{0})
 	// Handshake matches TCP segments that open or refuse a connection.
@@ -36,13 +36,14 @@ func flags(text string, mask byte, op expr.CmpOp, value byte) Statement {
 	return match(text, o, op, []byte{value})
 }
 
-// From matches packets by protocol, source and destination; port 0 of the source is any.
+// From matches packets by protocol, source and destination; source port 0 matches any port.
 func (ip IP) From(proto uint8, from, to netip.AddrPort) []Statement {
 	sport := payload("th sport", expr.PayloadBaseTransportHeader, 0, 2)
 	return tuple(proto, from, to, ip.Source(), ip.Destination(), sport, DPort)
 }
 
-// OriginallyFrom matches packets of both directions of connections by what their first packet had.
+// OriginallyFrom matches packets of both directions by the tuple of their connection's first
+// packet.
 func (ip IP) OriginallyFrom(proto uint8, from, to netip.AddrPort) []Statement {
 	source := originally("ct original "+ip.Name()+" saddr", ip.ctSaddr)
 	sport := originally("ct original proto-src", expr.CtKeyPROTOSRC)

@@ -10,13 +10,15 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// Tell tells of an object that is not as it shall be; "" is the state of what shall not be there, or is not.
+// Tell reports an object that differs; "" is the state of a missing object.
 type Tell func(object, want, have string) error
 
-// CompareSets tells what of a table and its sets differs. It reports whether there is a table of which more is to be compared.
+// CompareSets reports the differences of a table and its sets. It returns whether the table exists,
+// so that the rest can be compared.
 func CompareSets(t wire.Table, is *rule.Kept, sets []wire.Set, tell Tell) bool {
 	if !is.Present {
-		_ = tell(t.Title(), wire.IsThere, "") // who tells remembers that nobody wants to know more
+		// The reporter remembers that the callback returned false.
+		_ = tell(t.Title(), wire.IsThere, "")
 		return false
 	}
 	if is.Dormant {
@@ -37,8 +39,8 @@ func CompareSets(t wire.Table, is *rule.Kept, sets []wire.Set, tell Tell) bool {
 	return true
 }
 
-// CompareChains compares the chains of a table with those that there shall be, rule by rule. Of those that need not be there, optional
-// reports that.
+// CompareChains compares the chains of a table with the wanted ones, rule by rule. optional reports
+// whether a wanted chain may be missing.
 func CompareChains(ctx context.Context, t wire.Table, is *rule.Kept, chains []rule.Chain, optional func(name string) bool, tell Tell) error {
 	rules := map[string][]Rule{}
 	err := wire.Undisturbed(ctx, func() error {
@@ -67,8 +69,10 @@ func CompareChains(ctx context.Context, t wire.Table, is *rule.Kept, chains []ru
 	return nil
 }
 
-// compareChain compares a chain as it shall be with the kernel's, of which hook and rules are nothing if it is not there, and calls tell for what differs until
-// that fails. Rules are the wanted ones if they do the same and say the same: a comment can be anybody's.
+// compareChain compares a wanted chain with the kernel's, and calls tell for each difference until
+// that fails. there says whether the kernel has the chain; hook and rules are its content. A rule
+// equals the wanted one if it does the same and its text is the same: any program can copy a
+// comment.
 func compareChain(c rule.Chain, there bool, hook wire.Hook, rules []Rule, tell Tell) error {
 	object := "chain " + c.Name
 	if !there {

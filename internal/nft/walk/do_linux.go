@@ -14,7 +14,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// step does one expression for all flows. on are those that it does not end the rule for.
+// step evaluates one expression for all flows. on are the flows for which the rule continues.
 func (w *walk) step(s Step, flows []flow) (on, broken []flow, err error) {
 	switch s.name {
 	case "lookup":
@@ -40,7 +40,7 @@ func (w *walk) step(s Step, flows []flow) (on, broken []flow, err error) {
 	return on, broken, nil
 }
 
-// do does an expression for one flow. It returns false where the rule ends.
+// do evaluates an expression for one flow. It returns false if the rule ends.
 func (w *walk) do(s Step, f *flow) bool {
 	switch s.name {
 	case "payload":
@@ -105,10 +105,11 @@ const expr0Jenkins = 0
 
 func number(n uint32) []byte { return nlconn.Order.AppendUint32(nil, n) }
 
-// at is what registers hold.
+// at returns the content of registers.
 func (f *flow) at(from, n int) []byte { return f.regs[from:min(from+n, registers)] }
 
-// load puts a value into registers, of which the last is filled with zeros. It returns false for none.
+// load puts a value into registers and fills the last register with zeros. It returns false for an
+// empty value.
 func (f *flow) load(to int, v []byte) bool {
 	if v == nil || to+(len(v)+3)/4*4 > registers {
 		return false
@@ -150,7 +151,8 @@ func networkHeader(family, proto byte, from, to netip.Addr) []byte {
 	return b
 }
 
-// socket takes the socket that the packet reaches for one of the proxy, which are transparent. SCTP has none here.
+// socket evaluates the expression socket as for a proxy's socket, which is transparent. SCTP has no
+// such sockets here.
 func (w *walk) socket(s Step, f *flow) bool {
 	switch {
 	case s.key != uint32(expr.SocketKeyTransparent):
@@ -178,7 +180,7 @@ func (w *walk) nat(s Step, f *flow) bool {
 	return w.translate(f, to, s.second)
 }
 
-// translate gives the flow another destination; port is the register of the port, 0 to keep it.
+// translate changes the destination of the flow; port is the register of the port, 0 to keep it.
 func (w *walk) translate(f *flow, to netip.Addr, port int) bool {
 	p := f.To.Port()
 	if port != 0 {
@@ -188,7 +190,7 @@ func (w *walk) translate(f *flow, to netip.Addr, port int) bool {
 	return true
 }
 
-// draw has each flow go all ways that a number may lead it.
+// draw splits each flow into one for each value that a random number may have.
 func draw(s Step, flows []flow) (on, broken []flow, err error) {
 	n := int(max(s.modulus, 1))
 	if n*len(flows) > mostWays {
@@ -205,7 +207,7 @@ func draw(s Step, flows []flow) (on, broken []flow, err error) {
 	return on, nil, nil
 }
 
-// lookup looks into a set for all flows.
+// lookup looks up a key in a set for all flows.
 func (w *walk) lookup(s Step, flows []flow) (on, broken []flow, err error) {
 	n, err := w.keyLen(s.set)
 	if err != nil {
@@ -249,7 +251,7 @@ func (w *walk) lookup(s Step, flows []flow) (on, broken []flow, err error) {
 	return on, broken, nil
 }
 
-// sayElements says what a lookup found.
+// sayElements records the elements that a lookup found.
 func (w *walk) sayElements(set string, keys []string) {
 	said := map[string]bool{}
 	for _, k := range keys {
@@ -266,7 +268,7 @@ func (w *walk) sayElements(set string, keys []string) {
 	}
 }
 
-// elementText says an element as nft does, or that there is none.
+// elementText formats an element as nft does, or reports that it does not exist.
 func (w *walk) elementText(set, key string) string {
 	d, e := w.t.set(set), w.elements[set][key]
 	what, data, of := "0x"+hex.EncodeToString([]byte(key)), "0x"+hex.EncodeToString([]byte(e.data)), "set "+set
@@ -293,7 +295,7 @@ func (w *walk) dynamic(set string) bool {
 	return d != nil && d.Dynamic()
 }
 
-// write is what a rule writes to a dynamic set, in the walk's own memory.
+// write stores what a rule writes to a dynamic set in the walk's own memory.
 func (w *walk) write(s Step, flows []flow) (on, broken []flow, err error) {
 	n, err := w.keyLen(s.set)
 	if err != nil {

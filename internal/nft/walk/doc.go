@@ -1,10 +1,13 @@
-// Package walk says what one table of nftables, as the kernel holds it, makes of a packet that opens a connection. It reads the base
-// chains, and of what they lead to the rules and the elements that this packet meets, and does with each expression of a rule what the
-// kernel does: so the answer follows from what is in force and from nothing else.
+// Package walk evaluates one table of nftables, as the kernel holds it, for a packet that opens a
+// connection. It reads the base chains, and those rules and elements that the packet meets on its
+// way. It evaluates each expression of a rule as the kernel does. So the answer depends only on the
+// rules in force.
 //
-// Where the kernel draws a number at random, the walk goes all ways at once, each with its share. Elements that packets write, as those of
-// session affinity, are kept from the walk at first: what it says is for clients that the kernel does not remember. Then it goes again as
-// the kernel would lead this client, which is one way more (Affine).
+// When the kernel draws a random number, the walk follows all ways at once, each with its share. At
+// first it ignores elements that packets write, such as those of session affinity: the result is
+// for clients without an entry. A second walk includes them, and gives the way of this client,
+// which is one more way (Affine).
 //
-// What it does not know, which no rule of ours has, it takes for a match that fails, and says so.
+// The walk treats an unknown expression as a match that fails, and reports it; no rule of ours has
+// one.
 package walk

@@ -5,7 +5,8 @@ import (
 	"math/bits"
 )
 
-// jhash is Bob Jenkins' lookup3 (2006, public domain), as the kernel's expression hash has it: of bytes, seeded.
+// jhash is Bob Jenkins' lookup3 (2006, public domain), as the kernel's hash expression computes it:
+// over bytes, with a seed.
 func jhash(key []byte, seed uint32) uint32 {
 	a := 0xdeadbeef + uint32(len(key)) + seed
 	b, c := a, a

@@ -20,9 +20,9 @@ type Rule struct {
 	Steps   []Step
 	// Handle is the kernel's number of the rule.
 	Handle uint64
-	// body is the message, of a rule with extensions of iptables.
+	// body is the message, for a rule with extensions of iptables.
 	body []byte
-	as   *follow.Rule // once it was needed
+	as   *follow.Rule // set on first use
 }
 
 // RuleOf reads a rule from the body of a message about it.
@@ -41,10 +41,10 @@ func (r Rule) Does(o Rule) bool { return slices.Equal(r.Steps, o.Steps) }
 type base struct {
 	name string
 	wire.Hook
-	drops bool // what comes to its end
+	drops bool // its policy
 }
 
-// element is one of the kernel's; nil data and no verdict in a set without.
+// element is an element in the kernel; a set's element has nil data and no verdict.
 type element struct {
 	there   bool
 	limited string // the name of an expression that may end the rule, "" for none
@@ -53,7 +53,7 @@ type element struct {
 	verdict wire.Verdict
 }
 
-// readBases reads the base chains, and notes those that are not there.
+// readBases reads the base chains, and reports missing ones.
 func (w *walk) readBases() error {
 	for _, c := range w.t.Chains {
 		name := c.Name
@@ -76,7 +76,7 @@ func (w *walk) readBases() error {
 	return nil
 }
 
-// rules reads those of a chain.
+// rules reads the rules of a chain.
 func (w *walk) rules(chain string) ([]Rule, error) {
 	if all, ok := w.chains[chain]; ok {
 		return all, nil
@@ -102,8 +102,8 @@ func (w *walk) rules(chain string) ([]Rule, error) {
 	return all, nil
 }
 
-// afford takes the rules of a chain from the budget. The kernel counts them, and the jumps to the
-// chain.
+// afford subtracts the rules of a chain from the budget. The kernel counts them, and the jumps to
+// the chain.
 func (w *walk) afford(chain string) error {
 	if w.budget == nil {
 		return nil
@@ -177,7 +177,7 @@ func elementOf(el []byte) element {
 	return e
 }
 
-// keyLen is how many bytes the keys of a set have; 0 if there is no such set.
+// keyLen returns the number of bytes in a set's keys; 0 if the set does not exist.
 func (w *walk) keyLen(set string) (int, error) {
 	if d := w.t.set(set); d != nil {
 		return d.KeyLen(), nil

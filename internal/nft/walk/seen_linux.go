@@ -14,14 +14,13 @@ import (
 	"kube-proxy/trace"
 )
 
-// Seen is what rules see of a packet at one hook, beside what rules change.
+// Seen are the packet's properties that rules see at one hook and cannot change.
 type Seen struct {
 	// Family is NFPROTO_IPV4 or NFPROTO_IPV6. Proto is the protocol of the transport layer.
 	Family, Proto byte
-	// From is the source; port 0 is an unknown one. The port of the destination of ICMP is its
-	// type and code.
+	// From is the source; port 0 is unknown. The destination port of ICMP is its type and code.
 	From netip.AddrPort
-	// In and Out are the devices; none has no name.
+	// In and Out are the devices; a missing one has no name.
 	In, Out Link
 	// Sent: a process of this node sends the packet.
 	Sent bool
@@ -35,7 +34,7 @@ type Link struct {
 	Type  uint16 // ARPHRD_*
 }
 
-// Conn is the connection of a packet as conntrack has it.
+// Conn is the packet's connection in conntrack.
 type Conn struct {
 	// State and Status are bits of ct state and ct status. Known: conntrack has the packet.
 	State, Status uint32
@@ -44,7 +43,7 @@ type Conn struct {
 	From, To, ReplyFrom, ReplyTo netip.AddrPort
 }
 
-// seenOf is a packet that opens a connection, for a walk through one table.
+// seenOf returns a packet that opens a connection, for a walk through one table.
 func seenOf(family byte, p trace.Packet) Seen {
 	in := Link{Name: p.In, Type: unix.ARPHRD_ETHER}
 	if p.In == "lo" || p.Host && p.In == "" {
@@ -54,10 +53,10 @@ func seenOf(family byte, p trace.Packet) Seen {
 		Known: true, From: p.From, To: p.To}}
 }
 
-// Node answers what expressions ask about the node.
+// Node answers the queries of expressions about the node.
 type Node interface {
-	// AddressType is RTN_LOCAL, RTN_BROADCAST and the like. LinkTo is the device of the route to
-	// an address, 0 without one, and for an address of the node.
+	// AddressType returns RTN_LOCAL, RTN_BROADCAST or another type. LinkTo returns the device of
+	// the route to an address, 0 without a route, and for an address of the node.
 	AddressType(a netip.Addr) (uint32, error)
 	LinkTo(a netip.Addr) (index uint32, name string, err error)
 }
@@ -65,7 +64,7 @@ type Node interface {
 // Extend applies a rule that has extensions of iptables. body is its message.
 type Extend func(as *follow.Rule, body []byte, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error)
 
-// place is where a rule is.
+// place is the position of a rule.
 type place struct {
 	w     *walk
 	chain string
@@ -82,8 +81,8 @@ func (p place) rule() *follow.Rule {
 	return r.as
 }
 
-// unknown reports an expression that the walk cannot evaluate. A walk through one table takes it
-// for a match that fails. Others follow both ways, and one of them is doubtful.
+// unknown handles an expression that the walk cannot evaluate. A walk through one table treats it
+// as a match that fails. Others follow both ways, and mark one of them as doubtful.
 func (w *walk) unknown(s Step, f *flow) bool {
 	if w.node == nil {
 		w.say("a rule has the expression %s, which this program does not know, and takes for a match that fails", s.name)
@@ -108,7 +107,7 @@ func (w *walk) blind(s Step, f *flow) bool {
 	return true
 }
 
-// hide notes that the content of registers is unknown, or known.
+// hide records whether the content of registers is unknown.
 func (f *flow) hide(from, n int, unknown bool) {
 	for word := from / 4; word < min(from+n+3, registers)/4; word++ {
 		f.hidden &^= 1 << word
@@ -128,8 +127,8 @@ func (f *flow) blindAt(from, n int) bool {
 	return false
 }
 
-// seeing divides flows by whether they know the key of a lookup. The others have matched in
-// doubt: they have an unknown value, and of a verdict map the worst one.
+// seeing separates flows that know the key of a lookup from the others. The others match in doubt:
+// their value is unknown, and from a verdict map they get the worst verdict.
 func (w *walk) seeing(s Step, flows []flow) (seeing, blind []flow) {
 	if w.node == nil {
 		return flows, nil
@@ -169,8 +168,8 @@ func (w *walk) payload(s Step, f *flow) bool {
 	return f.load(s.to, b[from:to])
 }
 
-// source is the source of the packet, as rules before have left it; sure is false for a masqueraded
-// packet, which has an address of the node.
+// source returns the source of the packet, as earlier rules have left it; sure is false for a
+// masqueraded packet, which has an address of the node.
 func (w *walk) source(f *flow) (from netip.AddrPort, sure bool) {
 	if w.node == nil || !f.Masqueraded && !f.From.IsValid() {
 		return w.seen.From, true
@@ -179,7 +178,7 @@ func (w *walk) source(f *flow) (from netip.AddrPort, sure bool) {
 }
 
 // header returns a header of the packet, and which of its bytes are known; nil for an unknown
-// one.
+// header.
 func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 	v6 := w.seen.Family == unix.NFPROTO_IPV6
 	from, sure := w.source(f)
@@ -327,7 +326,8 @@ func (w *walk) ct(s Step, f *flow) bool {
 	case unix.NFT_CT_STATE:
 		return f.load(s.to, number(c.State))
 	case unix.NFT_CT_STATUS:
-		if f.Translated && f.To != c.To { // to where it went anyway is no translation
+		// A destination that equals the original is no translation.
+		if f.Translated && f.To != c.To {
 			c.Status |= statusDstNAT
 		}
 		if f.Masqueraded && w.node != nil {
@@ -377,7 +377,7 @@ func (w *walk) fib(s Step, f *flow) bool {
 	return f.load(s.to, number(typ))
 }
 
-// lookRoute is fib for any rule.
+// lookRoute evaluates fib for any rule.
 func (w *walk) lookRoute(s Step, f *flow) bool {
 	from, sure := w.source(f)
 	a := from.Addr()
@@ -394,7 +394,7 @@ func (w *walk) lookRoute(s Step, f *flow) bool {
 		return f.load(s.to, number(typ))
 	}
 	index, name, err := w.node.LinkTo(a)
-	if w.seen.In.Type == unix.ARPHRD_LOOPBACK { // its packets pass every check of the way back
+	if w.seen.In.Type == unix.ARPHRD_LOOPBACK { // its packets pass every reverse path check
 		index, name = w.seen.In.Index, w.seen.In.Name
 	}
 	if s.flags&unix.NFTA_FIB_F_IIF != 0 && index != w.seen.In.Index || s.flags&unix.NFTA_FIB_F_OIF != 0 &&
@@ -418,7 +418,7 @@ func (w *walk) lookRoute(s Step, f *flow) bool {
 	return f.load(s.to, number(index))
 }
 
-// general does expressions that rules of kube-proxy do not have.
+// general evaluates expressions that rules of kube-proxy do not have.
 func (w *walk) general(s Step, f *flow) bool {
 	if w.node == nil {
 		return w.unknown(s, f)
@@ -452,11 +452,11 @@ func (w *walk) general(s Step, f *flow) bool {
 		f.Verdict = trace.Drop
 		return true
 	}
-	f.hidden = 1<<(registers/4) - 1 // which it may have written
+	f.hidden = 1<<(registers/4) - 1 // it may have written them
 	return w.unknown(s, f)          // limit, quota, connlimit and any other match
 }
 
-// itself is the destination of a redirect: this node.
+// itself returns the destination of a redirect: this node.
 func (w *walk) itself() netip.Addr {
 	v6, out := w.seen.Family == unix.NFPROTO_IPV6, w.node != nil && w.seen.In.Name == ""
 	switch {
@@ -470,5 +470,5 @@ func (w *walk) itself() netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// mostDrawn is how many ways a walk through any rules follows for a number that the kernel draws.
+// mostDrawn limits the ways that a walk through any rules follows for a random number.
 const mostDrawn = 1 << 13

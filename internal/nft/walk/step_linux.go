@@ -8,29 +8,33 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// Step is one expression of a rule, as far as it says what the rule does. Two rules of equal steps do the same.
+// Step is one expression of a rule, reduced to its effect. Two rules with equal steps do the same.
 type Step struct {
 	name string
-	// to, from and second are registers, as the number of their first byte; 0 where there is none: those are of the verdict.
+	// to, from and second are registers, as the number of their first byte; 0 means no register,
+	// because those bytes hold the verdict.
 	to, from, second int
-	// key is what is looked at or done: the key of meta and ct, the base of payload, the operation of cmp, range and dynset, the type of nat,
-	// numgen and hash, the result of fib, the kind of reject.
+	// key selects the operand or operation: the key of meta and ct, the base of payload, the
+	// operation of cmp, range and dynset, the type of nat, numgen and hash, the result of fib, the
+	// kind of reject.
 	key                   uint32
 	offset, length, flags uint32
 	modulus, seed         uint32
-	// value is what it is compared with, mask and xor those of bitwise, or the ends of a range.
+	// value is the operand of a comparison, mask and xor are those of bitwise, or the ends of a
+	// range.
 	value, mask, xor string
 	set              string
-	lookup           bool // the answer of set comes to a register
+	lookup           bool // the result of set goes to a register
 	inverted         bool
 	verdict          wire.Verdict
 	timeout          uint64 // milliseconds
 }
 
-// registers is how many bytes the kernel's registers have together with the verdict's, which come first.
+// registers is the number of bytes in the kernel's registers, including the verdict's, which come
+// first.
 const registers = 80
 
-// register returns where a register begins.
+// register returns the offset of a register.
 func register(b []byte) int {
 	switch r := int(nlconn.BE32(b)); {
 	case b == nil || r == 0:
@@ -43,7 +47,8 @@ func register(b []byte) int {
 	return 0
 }
 
-// Steps reads the expressions of a rule (NFTA_RULE_EXPRESSIONS), from the kernel or as they are sent to it.
+// Steps reads the expressions of a rule (NFTA_RULE_EXPRESSIONS), from the kernel or in a message to
+// it.
 func Steps(expressions []byte) (all []Step) {
 	nlconn.Attributes(expressions, func(_ uint16, x []byte) bool {
 		if name := nlconn.CStr(nlconn.Attribute(x, unix.NFTA_EXPR_NAME)); !idle[name] {
@@ -54,7 +59,7 @@ func Steps(expressions []byte) (all []Step) {
 	return all
 }
 
-// idle expressions count or tell, and change nothing for the packet.
+// idle expressions count or log, and change nothing for the packet.
 var idle = map[string]bool{"counter": true, "log": true, "last": true}
 
 func stepOf(name string, d []byte) Step {
@@ -123,17 +128,17 @@ func stepOf(name string, d []byte) Step {
 	case "byteorder":
 		s.to, s.from = register(attr(unix.NFTA_BYTEORDER_DREG)), register(attr(unix.NFTA_BYTEORDER_SREG))
 		s.length, s.offset = num(unix.NFTA_BYTEORDER_LEN), num(unix.NFTA_BYTEORDER_SIZE)
-	case "exthdr", "osf", "rt", "xfrm": // what they load is in register 1 of their attributes
+	case "exthdr", "osf", "rt", "xfrm": // they load into register 1 of their attributes
 		s.to, s.length, s.value = register(attr(1)), 16, string(d)
 	case "objref":
 		s.key, s.value = num(unix.NFTA_OBJREF_IMM_TYPE), string(d)
 	default:
-		s.value = string(d) // to be told from others of the name
+		s.value = string(d) // distinguishes it from others of that name
 	}
 	return s
 }
 
-// limits names the expression of a dynamic element that may end the rule; "" for none.
+// limits returns the name of the expression of a dynamic element that may end the rule, or "".
 func limits(one, more []byte) (name string) {
 	look := func(_ uint16, x []byte) bool {
 		if n := nlconn.CStr(nlconn.Attribute(x, unix.NFTA_EXPR_NAME)); n != "" && !idle[n] {
@@ -149,5 +154,5 @@ func limits(one, more []byte) (name string) {
 // nftaDynsetExpressions is NFTA_DYNSET_EXPRESSIONS, since Linux 5.11.
 const nftaDynsetExpressions = 10
 
-// nftaBitwiseOp is NFTA_BITWISE_OP, which is 0 for what we write.
+// nftaBitwiseOp is NFTA_BITWISE_OP, which is 0 in our rules.
 const nftaBitwiseOp = 6

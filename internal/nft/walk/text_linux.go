@@ -14,7 +14,8 @@ import (
 	nlconn "kube-proxy/internal/netlink"
 )
 
-// Text is the rule about as nft prints it. Expressions without a word of their own are named.
+// Text returns the rule approximately as nft prints it. It names expressions for which nft has no
+// word.
 func (r *Rule) Text() string {
 	t := ruleText{regs: map[int]operand{}}
 	for _, s := range r.Steps {
@@ -35,19 +36,18 @@ func (r *Rule) Text() string {
 	return strings.Join(t.words, " ")
 }
 
-// ruleText collects the words of a rule.
+// ruleText builds the text of a rule.
 type ruleText struct {
 	words []string
-	regs  map[int]operand // what was loaded, by register
-	proto string          // of the transport layer, once the rule has compared it
-	// ports: the rule looks at the header of the transport layer, so that its protocol is
-	// implied. implied are comparisons of the family, which nft prints only if nothing follows
-	// from them.
+	regs  map[int]operand // loaded values, by register
+	proto string          // of the transport layer, after the rule has compared it
+	// ports: the rule reads the header of the transport layer, so its protocol is implied. implied
+	// are comparisons of the family, which nft prints only if nothing follows from them.
 	ports   bool
 	implied []string
 }
 
-// operand is what a register holds, and how its values are written.
+// operand is the content of a register, and the format of its values.
 type operand struct {
 	text string
 	kind valueKind
@@ -137,7 +137,8 @@ func (t *ruleText) compare(s Step, o operand) {
 			return
 		}
 	}
-	if o.kind == stateValue && o.mask != "" && strings.Trim(s.value, "\x00") == "" { // of any of these states
+	// Any of these states.
+	if o.kind == stateValue && o.mask != "" && strings.Trim(s.value, "\x00") == "" {
 		value, op = o.value(o.mask), ""
 		if s.key == unix.NFT_CMP_EQ {
 			op = "!="
@@ -152,7 +153,7 @@ func (t *ruleText) compare(s Step, o operand) {
 
 func (t *ruleText) lookup(s Step, from operand) {
 	set := "@" + s.set
-	if strings.HasPrefix(s.set, "__") { // it belongs to the rule
+	if strings.HasPrefix(s.set, "__") { // anonymous: it belongs to the rule
 		set = "{ … }"
 	}
 	switch {
@@ -203,7 +204,7 @@ var payloadWords = map[[3]uint32]operand{
 		1}: {text: "tcp flags"},
 }
 
-// loaded is what an expression meta or ct loads.
+// loaded returns the operand that an expression meta or ct loads.
 func loaded(s Step) operand {
 	words := metaWords
 	if s.name == "ct" {
@@ -241,7 +242,7 @@ var protoWords = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp
 // stateWords are the bits of ct state.
 var stateWords = [...]string{"invalid", "established", "related", "new", "", "", "untracked"}
 
-// value writes a value of the operand.
+// value formats a value of the operand.
 func (o operand) value(v string) string {
 	b := []byte(v)
 	switch {
@@ -277,7 +278,7 @@ func (o operand) value(v string) string {
 	return "0x" + hex.EncodeToString(b)
 }
 
-// ones is how many bits a mask has.
+// ones returns the number of bits in a mask.
 func ones(mask string) (n int) {
 	for _, b := range []byte(mask) {
 		for ; b != 0; b <<= 1 {

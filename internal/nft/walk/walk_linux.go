@@ -15,20 +15,20 @@ import (
 	"kube-proxy/trace"
 )
 
-// Table is a table that packets walk through.
+// Table describes a table for a walk.
 type Table struct {
 	// Family is NFPROTO_IPV4 or NFPROTO_IPV6.
 	Family byte
 	Name   string
-	// Chains are those that there shall be. Of them, the walk looks at which are base chains.
+	// Chains are the wanted chains. The walk only uses which of them are base chains.
 	Chains []rule.Chain
-	// Sets are the sets that rules may look into. Of another one texts are bytes.
+	// Sets are the known sets. Keys of other sets are printed as bytes.
 	Sets []wire.Set
-	// EndsHere: what the table gives another destination goes to this node.
+	// EndsHere: a destination that the table sets is this node.
 	EndsHere bool
 }
 
-// set returns the set of that name; nil for another's.
+// set returns the set of that name; nil for a foreign one.
 func (t *Table) set(name string) *wire.Set {
 	if i := slices.IndexFunc(t.Sets, func(d wire.Set) bool { return d.Name == name }); i >= 0 {
 		return &t.Sets[i]
@@ -36,11 +36,12 @@ func (t *Table) set(name string) *wire.Set {
 	return nil
 }
 
-// mostWays bounds how many ways there may be at once, and with them what a walk costs.
+// mostWays limits the number of parallel ways, and so the cost of a walk.
 const mostWays = 1 << 17
 
-// Go walks, and returns the ways of the packet and what it meets, a line each. If the kernel remembers where this client goes, that is one of
-// them. An error is of reading.
+// Go walks, and returns the ways of the packet, and one line for each rule and element that it
+// meets. If the kernel has an affinity entry for this client, its way is included. Errors are read
+// errors.
 func Go(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) (all []follow.Flow, lines []string, err error) {
 	err = follow.Steady(ctx, func() (uint32, error) { return sock.Generation(ctx) }, func() error {
 		w := newWalk(ctx, sock, t, p)
@@ -61,21 +62,21 @@ type walk struct {
 	p    trace.Packet
 
 	seen   Seen
-	node   Node // nil in a walk through one table alone
+	node   Node // nil in a walk through only one table
 	extend Extend
-	budget *int   // of rules to read; nil for no limit
-	now    *Rule  // the rule in hand
-	at     place  // where that is
-	forked []flow // what goes on as if the rule in hand did not match
+	budget *int   // rules that may still be read; nil for no limit
+	now    *Rule  // the current rule
+	at     place  // its place
+	forked []flow // flows that continue as if the current rule did not match
 
 	bases    []base
 	chains   map[string][]Rule
 	elements map[string]map[string]element
-	foreign  map[string]int // lengths of the keys of sets that are not ours
+	foreign  map[string]int // key lengths of foreign sets
 
-	remembering bool // dynamic sets are looked into
-	asked       bool // a dynamic set was asked
-	hit         bool // and had an answer
+	remembering bool // the walk reads dynamic sets
+	asked       bool // a dynamic set was looked up
+	hit         bool // and had an element
 	said        follow.Said
 	ends        []follow.Flow
 }
@@ -85,7 +86,7 @@ func newWalk(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) *w
 		foreign: map[string]int{}}
 }
 
-// say notes a line, once.
+// say records a line, once.
 func (w *walk) say(format string, args ...any) { w.said.Say(fmt.Sprintf(format, args...)) }
 
 // whole reads the table, and walks once or twice.
@@ -127,7 +128,7 @@ func (w *walk) whole() error {
 	return nil
 }
 
-// hooks takes flows through the hooks that they meet, in their order.
+// hooks takes flows through the hooks that they meet, in order.
 func (w *walk) hooks(flows []follow.Flow) ([]follow.Flow, error) {
 	first := uint32(unix.NF_INET_PRE_ROUTING)
 	if w.own() {
@@ -154,7 +155,7 @@ func (w *walk) hooks(flows []follow.Flow) ([]follow.Flow, error) {
 	return follow.Merge(append(on, here...)), nil
 }
 
-// own reports whether the packet is one that this node sends.
+// own reports whether this node sends the packet.
 func (w *walk) own() bool { return w.p.Host && w.p.In == "" }
 
 // endsHere reports whether a packet is delivered to this node.
@@ -191,7 +192,8 @@ func (w *walk) hook(num uint32, flows []follow.Flow) ([]follow.Flow, error) {
 	return flows, nil
 }
 
-// meets reports whether a flow meets a base chain: chains that translate are not met again by what has been.
+// meets reports whether a flow meets a base chain: a translated flow does not meet chains that
+// translate again.
 func (w *walk) meets(b base, f follow.Flow) bool {
 	if f.Verdict != "" {
 		return false
@@ -205,24 +207,24 @@ func (w *walk) meets(b base, f follow.Flow) bool {
 	return !f.Translated
 }
 
-// flow is one way that the packet takes, with what is in the kernel's registers.
+// flow is one way of the packet, with the content of the kernel's registers.
 type flow struct {
 	follow.Flow
 	regs [registers]byte
-	jump wire.Verdict // what a rule ends in
-	// hidden are the words of registers with unknown content, a bit each.
+	jump wire.Verdict // the result of a rule
+	// hidden has one bit for each 32-bit register with unknown content.
 	hidden uint32
-	// unsure: the packet is here only if an expression of this rule matches that is not evaluated.
+	// unsure: the packet is here only if an unevaluated expression of this rule matches.
 	unsure bool
 }
 
-// goOn is what a rule ends in that says nothing.
+// goOn is the result of a rule without a verdict.
 const goOn = expr.VerdictContinue
 
-// mostJumps is how deep chains may lie in another, as the kernel has it.
+// mostJumps is the kernel's limit of nested chains.
 const mostJumps = 16
 
-// chain is one that was read.
+// chain is a chain that was read.
 type chain struct {
 	w     *walk
 	name  string
@@ -240,10 +242,10 @@ func (w *walk) chain(name string) (follow.Chain, error) {
 
 func (c chain) Rules() int { return len(c.rules) }
 
-// kinds are the verdicts after which a packet goes on elsewhere.
+// kinds are the verdicts after which a packet continues elsewhere.
 var kinds = map[expr.VerdictKind]follow.Kind{expr.VerdictAccept: follow.End, expr.VerdictReturn: follow.Return, expr.VerdictJump: follow.Jump, expr.VerdictGoto: follow.Goto}
 
-// Meet groups flows that have met a rule by how they go on.
+// Meet groups flows that have met a rule by their continuation.
 func (c chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {
 	if c.w.node != nil && c.rules[i].body != nil {
 		return c.w.extend(place{c.w, c.name, i}.rule(), c.rules[i].body, flows)
@@ -272,7 +274,7 @@ func (c chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follow
 	return met, follow.Merge(rest), err
 }
 
-// rule takes flows through the expressions of a rule. matched came to its end, others did not.
+// rule takes flows through the expressions of a rule. matched reached its end, others did not.
 func (w *walk) rule(chain string, i int, r Rule, flows []follow.Flow) (matched, others []flow, err error) {
 	on, before := make([]flow, len(flows)), flows[0].State
 	for j := range on {
@@ -308,10 +310,10 @@ func (w *walk) rule(chain string, i int, r Rule, flows []follow.Flow) (matched, 
 	return matched, others, nil
 }
 
-// mostWords bounds how many elements or destinations a line, or the lines of one lookup, name.
+// mostWords limits the elements or destinations that a line, or the lines of one lookup, name.
 const mostWords = 8
 
-// effects says what a rule did to flows that began in a state.
+// effects describes what a rule did to flows that began in a state.
 func effects(before follow.State, flows []flow) string {
 	var all, to []string
 	add := func(what string) {

@@ -6,12 +6,12 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// elements are messages about elements of one set: as many elements in a message as its list may hold, the messages in buffers that
-// double up to a megabyte.
+// elements are messages about elements of one set: each message has as many elements as its list
+// may hold, in buffers that double up to a megabyte.
 type elements struct {
 	full          [][]byte
 	cur           Encoder
-	message, list int // where the open message and its list begin; list 0 when none is open
+	message, list int // offsets of the open message and its list; list 0 if none is open
 }
 
 const bufferLimit = 1 << 20
@@ -47,7 +47,7 @@ func (t *Transaction) AddVerdict(set int, key []byte, v Verdict) {
 	e.EndNest(at)
 }
 
-// Remove removes an element from a set, as a record; its data is not looked at.
+// Remove removes an element from a set, given as a record; it ignores the data.
 func (t *Transaction) Remove(set int, rec []byte) {
 	d := &t.sets[set]
 	e := t.element(&t.removed[set], d.Name, unix.NFT_MSG_DELSETELEM, 0)
@@ -99,8 +99,8 @@ func (e *elements) close() {
 	}
 }
 
-// reuse empties the elements, which have been sent: they are written to the same buffers again, of which those that are full are
-// returned.
+// reuse empties the sent elements and keeps their buffer for the next ones. It returns spare with
+// the full buffers appended.
 func (e *elements) reuse(spare [][]byte) [][]byte {
 	for _, b := range e.full {
 		spare = append(spare, b[:0])

@@ -11,12 +11,12 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// ElementsAtOnce is how many elements one request names; the answers, one message each, must fit into the
-// socket's receive buffer.
+// ElementsAtOnce is the number of elements in one request; the answers, one message each, must fit
+// the socket's receive buffer.
 const ElementsAtOnce = 256
 
-// Elements asks for elements of a set by their keys, ElementsAtOnce in a request, and calls found with each that is there,
-// in the order of the keys. A set that is not there has none.
+// Elements reads elements of a set by their keys, ElementsAtOnce in a request, and calls found for
+// each that exists, in the order of the keys. A missing set has no elements.
 func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found func(el []byte)) error {
 	for len(keys) > 0 {
 		some, answered := keys[:min(len(keys), ElementsAtOnce)], 0
@@ -31,7 +31,8 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 		case err == nil:
 			answered = len(some)
 		case errors.Is(err, unix.ENOENT) && answered < len(some):
-			answered++ // the kernel stops at the first that is not there; those behind it are asked for again
+			// The kernel stops at the first missing one; the following ones are requested again.
+			answered++
 		default:
 			return err
 		}
@@ -40,8 +41,8 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 	return nil
 }
 
-// CatchAll asks for the element of a set for all keys that have none, since Linux 5.13, and calls
-// found if it is there.
+// CatchAll reads the catch-all element of a set, which exists since Linux 5.13, and calls found if
+// the set has one.
 func (t Table) CatchAll(ctx context.Context, set string, found func(el []byte)) error {
 	err := t.Ask(ctx, elementsRequest(t.Family, t.Name, set, [][]byte{nil}), func(body []byte) {
 		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
@@ -49,7 +50,8 @@ func (t Table) CatchAll(ctx context.Context, set string, found func(el []byte)) 
 			return true
 		})
 	})
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // older kernels know no such elements
+	// Older kernels do not have such elements.
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
 		return nil
 	}
 	return err
@@ -58,7 +60,7 @@ func (t Table) CatchAll(ctx context.Context, set string, found func(el []byte)) 
 // elementCatchAll is NFT_SET_ELEM_CATCHALL.
 const elementCatchAll = 2
 
-// elementsRequest asks for the elements of keys; a nil key is that of the catch-all element.
+// elementsRequest requests the elements of keys; a nil key means the catch-all element.
 func elementsRequest(family byte, table, set string, keys [][]byte) []byte {
 	var e Encoder
 	at := e.Message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, family, 0)
@@ -81,7 +83,8 @@ func elementsRequest(family byte, table, set string, keys [][]byte) []byte {
 	return e.B
 }
 
-// Verdict ends a rule, or leads to another chain. It is also the data of an element of a verdict map.
+// Verdict ends a rule, or continues in another chain. It is also the data of an element of a
+// verdict map.
 type Verdict struct {
 	Kind  expr.VerdictKind
 	Chain string // of a jump or goto
@@ -107,7 +110,7 @@ func VerdictOf(data []byte) Verdict {
 	}
 }
 
-// String says the verdict as the nft program does.
+// String formats the verdict as the nft program does.
 func (v Verdict) String() string {
 	switch v.Kind {
 	case expr.VerdictAccept:

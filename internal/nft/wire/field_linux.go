@@ -9,8 +9,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// The fields of which keys and data are made. A mark and a class id have the types of the variables of rules, a slot that of a number
-// drawn at random; what they are is for people.
+// The fields of keys and data. A mark and a class id have the types of the variables of rules, and
+// a slot that of a random number; their meaning is for people.
 var (
 	MarkField = Field{Type: nft.TypeMark, Size: 4, Number: true,
 		Expression: Expression{Text: "meta mark", Kind: exprMeta, Parameters: []uint32{3}}, Text: markText}
@@ -26,9 +26,9 @@ var (
 		Expression: Expression{Text: "ip daddr", Kind: exprPayload, Parameters: []uint32{12, 12}}, Text: addrText}
 	IPv6Field = Field{Type: nft.TypeIP6Addr, Size: 16,
 		Expression: Expression{Text: "ip6 daddr", Kind: exprPayload, Parameters: []uint32{13, 9}}, Text: addrText}
-	// OnlyPort is a port that is all of the data: the kernel does not pad it.
+	// OnlyPort is a port that fills the whole data: the kernel does not pad it.
 	OnlyPort = Field{Type: nft.TypeInetService, Size: 2, Text: portText}
-	// VersionField says which version of IP it is.
+	// VersionField is the version of IP.
 	VersionField = Field{Type: nft.TypeNFProto, Size: 1, Text: versionText}
 )
 

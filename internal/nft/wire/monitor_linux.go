@@ -6,8 +6,8 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Monitor hears the kernel's notifications of changes that others make to one table. Our own are filtered out in the kernel, by the
-// number of the socket that made them.
+// Monitor receives the kernel's notifications of foreign changes to one table. The kernel filters
+// out our own, by the number of the socket that made them.
 type Monitor struct {
 	sock   *Socket
 	family byte
@@ -17,8 +17,9 @@ type Monitor struct {
 	done   chan struct{}
 }
 
-// Watch begins to listen, in the network namespace of the calling thread, to all but what own writes. heard is called with each message
-// (NFT_MSG_*) about the table or its objects, and missed where some were lost; both by one goroutine.
+// Watch starts to listen, in the network namespace of the calling thread, to everything except
+// writes of own. It calls heard with each message (NFT_MSG_*) about the table or its objects, and
+// missed when some were lost; both from one goroutine.
 func Watch(own *Socket, family byte, table string, heard func(typ uint16, body []byte), missed func()) (*Monitor, error) {
 	s, err := Open()
 	if err != nil {
@@ -40,20 +41,20 @@ func Watch(own *Socket, family byte, table string, heard func(typ uint16, body [
 	return m, nil
 }
 
-// Listen begins or ends to hear of changes. With Missed it makes the monitor an ownwrites.Listener.
+// Listen starts or stops notifications of changes. With Missed it implements ownwrites.Listener.
 func (m *Monitor) Listen(on bool) error { return m.sock.subscribe(on) }
 
-// Missed says that others may have changed the table unheard.
+// Missed reports that the table may have changed without a notification.
 func (m *Monitor) Missed() { m.missed() }
 
-// Close ends the listening.
+// Close stops listening.
 func (m *Monitor) Close() error {
 	err := m.sock.Close()
 	<-m.done
 	return err
 }
 
-// hear sorts out what is about the table.
+// hear passes on the messages about the table.
 func (m *Monitor) hear(msg netlink.Message) {
 	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < Header || msg.Body[0] != m.family {
 		return
@@ -62,7 +63,8 @@ func (m *Monitor) hear(msg netlink.Message) {
 	switch typ := msg.Type & 0xff; typ {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN,
 		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-		if netlink.CStr(netlink.Attribute(body, 1)) == m.table { // in all of them attribute 1 is the table
+		// In all of them attribute 1 is the table.
+		if netlink.CStr(netlink.Attribute(body, 1)) == m.table {
 			m.heard(typ, body)
 		}
 	}

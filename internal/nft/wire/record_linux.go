@@ -29,7 +29,7 @@ func AppendOctet(b []byte, n byte) []byte { return append(b, n, 0, 0, 0) }
 // AppendPort appends a port.
 func AppendPort(b []byte, p uint16) []byte { return append(binary.BigEndian.AppendUint16(b, p), 0, 0) }
 
-// AppendKey appends the key of a row: that of a NodePort has no address.
+// AppendKey appends a frontend key; that of a NodePort has no address.
 func AppendKey(b []byte, k lb.Key) []byte {
 	if !k.IsNodePort() {
 		b = AppendAddr(b, k.Addr)
@@ -42,7 +42,7 @@ func AppendAddrPort(b []byte, ap netip.AddrPort) []byte {
 	return AppendPort(AppendAddr(b, ap.Addr()), ap.Port())
 }
 
-// ParseAddr reads an address, which is all of b.
+// ParseAddr reads an address from all of b.
 func ParseAddr(b []byte) netip.Addr {
 	a, _ := netip.AddrFromSlice(b)
 	return a

@@ -15,18 +15,20 @@ import (
 // Field is the type of a part of a key or of data.
 type Field struct {
 	Type nft.SetDatatype
-	// Size is how many bytes it takes in a register, padded.
+	// Size is the number of bytes in a register, padded.
 	Size int
-	// Number: it is in a register in the machine's byte order.
+	// Number: the register has the machine's byte order.
 	Number bool
-	// Expression is one of that type, for sets that nft must know by expressions (see [Set.ByExpression]).
+	// Expression is an expression of that type, for sets that nft must describe by expressions (see
+	// [Set.ByExpression]).
 	Expression Expression
-	// Text is the text of a value.
+	// Text formats a value.
 	Text func(value []byte) string
 }
 
-// Expression is an expression as text, and as the nft program writes it down in the user data of a set: the kind is one of its enum
-// expr_types, what belongs to it are numbers of its tables. The kernel keeps them for it, so they stay what they are.
+// Expression is an expression as text, and in the format that the nft program stores in a set's
+// user data: a kind of its enum expr_types, with numbers of its tables. The kernel stores them for
+// nft, so they are stable.
 type Expression struct {
 	Text       string
 	Kind       uint32
@@ -41,10 +43,10 @@ const (
 	exprNumgen  = 23
 )
 
-// Fields are a concatenation.
+// Fields is a concatenation.
 type Fields []Field
 
-// Width is how many bytes it has.
+// Width returns the number of bytes.
 func (fs Fields) Width() int {
 	n := 0
 	for _, f := range fs {
@@ -53,7 +55,7 @@ func (fs Fields) Width() int {
 	return n
 }
 
-// Join is a text of each field, with dots between.
+// Join joins the texts of the fields with dots.
 func (fs Fields) Join(text func(f Field) string) string {
 	all := make([]string, len(fs))
 	for i, f := range fs {
@@ -62,7 +64,7 @@ func (fs Fields) Join(text func(f Field) string) string {
 	return strings.Join(all, " . ")
 }
 
-// Text is the text of a value.
+// Text formats a value.
 func (fs Fields) Text(value []byte) string {
 	return fs.Join(func(f Field) string {
 		text := f.Text(value[:f.Size])
@@ -71,7 +73,7 @@ func (fs Fields) Text(value []byte) string {
 	})
 }
 
-// nftType is the number under which the nft program knows a concatenation of types.
+// nftType returns the number by which the nft program identifies a concatenation of types.
 func (fs Fields) nftType() uint32 {
 	var t uint32
 	for _, f := range fs {
@@ -80,7 +82,8 @@ func (fs Fields) nftType() uint32 {
 	return t
 }
 
-// byteOrder is the machine's for what the nft program must print as such an integer.
+// byteOrder returns the machine's byte order for values that the nft program must print as integers
+// of that order.
 func (fs Fields) byteOrder() uint32 {
 	const host, big = 1, 2
 	if len(fs) == 1 && fs[0].Number {
@@ -89,7 +92,7 @@ func (fs Fields) byteOrder() uint32 {
 	return big
 }
 
-// typeof is the user data for the expressions.
+// typeof returns the user data for the expressions.
 func (fs Fields) typeof() []byte {
 	if len(fs) == 1 {
 		return fs[0].userdata()
@@ -114,39 +117,41 @@ func kindAndData(kind uint32, data []byte) []byte {
 	return userdata.Append(userdata.AppendUint32(nil, typeofKind, kind), typeofData, data)
 }
 
-// Set describes a set, or a map. Its elements are records: the key, then the data, each as wide as in registers.
+// Set describes a set, or a map. Its elements are records: the key, then the data, each as wide as
+// in registers.
 type Set struct {
 	Name    string
 	Key     Fields
 	Data    Fields // nil for a set or a verdict map
 	Verdict bool
 	Flags   uint32 // NFT_SET_*, but for NFT_SET_MAP
-	Size    uint32 // the most elements; 0 for no limit
+	Size    uint32 // maximum number of elements; 0 for no limit
 	Comment string
 }
 
-// KeyLen is how many bytes a key has.
+// KeyLen returns the number of bytes of a key.
 func (d *Set) KeyLen() int { return d.Key.Width() }
 
-// DataLen is how many bytes the data of an element has; 0 where that is a verdict.
+// DataLen returns the number of bytes of an element's data; 0 for a verdict.
 func (d *Set) DataLen() int { return d.Data.Width() }
 
-// RecordLen is how many bytes a record has.
+// RecordLen returns the number of bytes of a record.
 func (d *Set) RecordLen() int { return d.KeyLen() + d.DataLen() }
 
 // IsMap reports whether elements have data, or a verdict.
 func (d *Set) IsMap() bool { return d.Data != nil || d.Verdict }
 
-// Dynamic reports whether packets fill the set; then its elements are nobody's to compare.
+// Dynamic reports whether packets fill the set; its elements are not compared.
 func (d *Set) Dynamic() bool { return d.Flags&unix.NFT_SET_EVAL != 0 }
 
-// ByExpression reports whether the nft program knows the types of the set by expressions, as in
-// "typeof meta mark . numgen random mod 1 : ip daddr . th dport". It must where a field has no type with a name.
+// ByExpression reports whether the nft program describes the types of the set by expressions, as in
+// "typeof meta mark . numgen random mod 1 : ip daddr . th dport". It must if a field's type has no
+// name.
 func (d *Set) ByExpression() bool {
 	return slices.ContainsFunc(d.Key, func(f Field) bool { return f.Expression.Kind == exprNumgen })
 }
 
-// String says which it is, as in "map services".
+// String names the set, as in "map services".
 func (d *Set) String() string {
 	if d.IsMap() {
 		return "map " + d.Name
@@ -159,7 +164,8 @@ func (d *Set) ElementText(key []byte) string {
 	return fmt.Sprintf("element { %s } of %s", d.Key.Text(key), d)
 }
 
-// DataText says the data of an element, or that it is there; "" for nil, which is that of none.
+// DataText formats the data of an element, or reports that it exists; nil means no element, and
+// gives "".
 func (d *Set) DataText(data []byte) string {
 	switch {
 	case data == nil:
@@ -170,10 +176,10 @@ func (d *Set) DataText(data []byte) string {
 	return d.Data.Text(data)
 }
 
-// IsThere is the state of what has no other, such as a set.
+// IsThere is the state of an existing object without other state, such as a set.
 const IsThere = "there"
 
-// flags is what NFTA_SET_FLAGS holds.
+// flags returns the value of NFTA_SET_FLAGS.
 func (d *Set) flags() uint32 {
 	if d.IsMap() {
 		return d.Flags | unix.NFT_SET_MAP
@@ -181,7 +187,8 @@ func (d *Set) flags() uint32 {
 	return d.Flags
 }
 
-// userdata makes the nft program print integers as such, and shows the comment.
+// userdata returns user data that makes the nft program print integers as such, and show the
+// comment.
 func (d *Set) userdata() []byte {
 	u := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, d.Key.byteOrder())
 	if d.Data != nil {
@@ -196,7 +203,8 @@ func (d *Set) userdata() []byte {
 	return userdata.AppendString(u, userdata.NFTNL_UDATA_SET_COMMENT, d.Comment)
 }
 
-// Matches reports whether the kernel's set, of which that is the body of a message, is as [Transaction.AddSet] makes it.
+// Matches reports whether the kernel's set, given by the body of a message about it, equals the one
+// that [Transaction.AddSet] creates.
 func (d *Set) Matches(body []byte) bool {
 	is := func(attr uint16, want uint32) bool { return netlink.BE32(netlink.Attribute(body, attr)) == want }
 	if !is(unix.NFTA_SET_FLAGS, d.flags()) || !is(unix.NFTA_SET_KEY_TYPE, d.Key.nftType()) || !is(unix.NFTA_SET_KEY_LEN, uint32(d.KeyLen())) {
@@ -208,12 +216,12 @@ func (d *Set) Matches(body []byte) bool {
 	return is(unix.NFTA_SET_DATA_TYPE, d.Data.nftType()) && is(unix.NFTA_SET_DATA_LEN, uint32(d.DataLen()))
 }
 
-// ElementKey is the key of an element of the kernel's.
+// ElementKey returns the key of an element in the kernel's format.
 func ElementKey(el []byte) []byte {
 	return netlink.Attribute(netlink.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
 }
 
-// Record appends an element of the kernel's to b, as a record.
+// Record appends an element in the kernel's format to b, as a record.
 func (d *Set) Record(b, el []byte) []byte {
 	b = append(b, ElementKey(el)...)
 	if d.Data != nil {

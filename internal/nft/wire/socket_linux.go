@@ -17,19 +17,20 @@ import (
 type Socket struct {
 	*netlink.Conn
 	port uint32
-	// moved is told the port of a socket that replaced another, before it writes.
+	// moved gets the port of a replacement socket before that socket writes.
 	moved func(port uint32) error
-	// Asked counts what Dump asked, and what came back.
+	// Asked counts the requests of Dump, and their answers.
 	Asked Traffic
 }
 
 // Traffic counts requests, and the messages and bytes of their answers.
 type Traffic struct{ Requests, Messages, Bytes int }
 
-// ReceiveBuffer has room for the notifications of what others write in a moment, and for the errors of a batch.
+// ReceiveBuffer holds the notifications of a burst of foreign writes, and the errors of a batch.
 const ReceiveBuffer = 8 << 20
 
-// Open opens a socket. The error wraps unix.EPROTONOSUPPORT if the kernel has no netlink of netfilter.
+// Open opens a socket. The error wraps unix.EPROTONOSUPPORT if the kernel lacks netfilter's
+// netlink.
 func Open() (*Socket, error) {
 	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: ReceiveBuffer})
 	if err != nil {
@@ -40,11 +41,12 @@ func Open() (*Socket, error) {
 	return s, err
 }
 
-// Number is the port of the socket, by which the kernel tells its writes from those of others.
+// Number returns the port of the socket, which distinguishes its writes from foreign ones in the
+// kernel.
 func (s *Socket) Number() uint32 { return s.port }
 
-// send sends a batch and returns its outcome; see [netlink.Conn.Batch]. last is the sequence number of the message that asks
-// for an acknowledgement.
+// send sends a batch and returns its outcome; see [netlink.Conn.Batch]. last is the sequence number
+// of the message that requests an acknowledgement.
 func (s *Socket) send(ctx context.Context, bufs [][]byte, last uint32) error {
 	port, err := s.Port()
 	if err == nil && port != s.port && s.moved != nil {
@@ -70,13 +72,13 @@ func (s *Socket) Dump(ctx context.Context, request []byte, f func(body []byte) e
 	})
 }
 
-// Ask is Dump for an f that cannot fail.
+// Ask is Dump with an f that cannot fail.
 func (s *Socket) Ask(ctx context.Context, request []byte, f func(body []byte)) error {
 	return s.Dump(ctx, request, func(body []byte) error { f(body); return nil })
 }
 
-// Generation returns the generation of the namespace's nftables ruleset: each transaction of anybody makes a
-// new one.
+// Generation returns the generation of the namespace's nftables ruleset: each transaction of any
+// program increments it.
 func (s *Socket) Generation(ctx context.Context) (uint32, error) {
 	var e Encoder
 	at := e.Message(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, 0)
@@ -89,8 +91,8 @@ func (s *Socket) Generation(ctx context.Context) (uint32, error) {
 	return gen, err
 }
 
-// subscribe joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
-// write the notifications.
+// subscribe joins or leaves the group for notifications of changes. Without a member, the kernel
+// does not even write them.
 func (s *Socket) subscribe(on bool) error {
 	set := s.Leave
 	if on {
@@ -102,8 +104,8 @@ func (s *Socket) subscribe(on bool) error {
 	return nil
 }
 
-// ignore makes the kernel drop notifications of the changes that come from one socket: a cold start tells of
-// a million elements, which nobody needs to hear.
+// ignore makes the kernel drop notifications of changes by one socket: a cold start would cause a
+// million useless ones.
 func (s *Socket) ignore(pid uint32) error {
 	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
 	var b [4]byte
@@ -120,12 +122,14 @@ func (s *Socket) ignore(pid uint32) error {
 	return nil
 }
 
-// unheardAbove is the size in bytes of a transaction from which on it pays that the kernel need not write
-// notifications of it (ownwrites.Ledger.WriteUnheard), though our monitors then may miss what others do meanwhile.
+// unheardAbove is the transaction size in bytes from which it pays to save the kernel from writing
+// notifications (ownwrites.Ledger.WriteUnheard), though our monitors may then miss foreign changes
+// meanwhile.
 const unheardAbove = 256 << 10
 
-// Commit sends a transaction, if it has messages, with a note in the ledger that the write is ours. It returns how many bytes were sent.
-// An error names the object. One that can only mean that the kernel does not hold what we think wraps plane.ErrStateLost.
+// Commit sends a transaction, if it has messages, and records the write in the ledger as ours. It
+// returns the number of bytes sent. An error names the object. It wraps plane.ErrStateLost if the
+// only possible cause is that the kernel's content differs from the expected one.
 func (s *Socket) Commit(ctx context.Context, ours *ownwrites.Ledger, t *Transaction) (size int, err error) {
 	bufs, last := t.Buffers()
 	if bufs == nil {
@@ -143,7 +147,7 @@ func (s *Socket) Commit(ctx context.Context, ours *ownwrites.Ledger, t *Transact
 	return size, outcome(err, t.whatIs)
 }
 
-// outcome explains why a transaction failed; what says what a message, by its number, is about.
+// outcome explains why a transaction failed; what returns the object of a message, by its number.
 func outcome(err error, what func(seq uint32) string) error {
 	errno := syscall.Errno(0)
 	if ke := (*netlink.Error)(nil); errors.As(err, &ke) {
@@ -152,15 +156,15 @@ func outcome(err error, what func(seq uint32) string) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, netlink.ErrNoAnswer), // the kernel may hold what the state does not say
+	case errors.Is(err, netlink.ErrNoAnswer), // the kernel may hold what the state does not have
 		errno == unix.ENOENT, errno == unix.EEXIST, errno == unix.EBUSY:
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
 	return err
 }
 
-// Takes returns nil if the kernel would take a transaction, which it does not get to: the last message is one that it refuses. The
-// error for what this kernel lacks wraps unix.ENOENT.
+// Takes returns nil if the kernel would accept a transaction. It ends with a message that the
+// kernel refuses, so it has no effect. The error for a missing kernel feature wraps unix.ENOENT.
 func (s *Socket) Takes(ctx context.Context, t *Transaction) error {
 	t.DeleteChain("no-such-chain")
 	bufs, last := t.Buffers()

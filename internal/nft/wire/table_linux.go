@@ -11,15 +11,16 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Table reads one table. Bodies and elements that its methods hand out must not be kept. Lists of them end with netlink.ErrInterrupted if the
-// ruleset changed meanwhile.
+// Table reads one table. Callers must not keep the bodies and elements that its methods pass to
+// them. Lists end with netlink.ErrInterrupted if the ruleset changed meanwhile.
 type Table struct {
 	*Socket
 	Family byte // NFPROTO_*
 	Name   string
 }
 
-// list calls f for what the answer has of the table: old kernels answer with other tables' objects too. attrs beside the table's name are as in [Request].
+// list calls f for the table's objects in the answer: old kernels return other tables' objects too.
+// attrs in addition to the table's name are as in [Request].
 func (t Table) list(ctx context.Context, typ, table uint16, f func(body []byte), attrs ...any) error {
 	attrs = append([]any{int(table), t.Name}, attrs...)
 	return t.Ask(ctx, Request(typ, unix.NLM_F_DUMP, t.Family, attrs...), func(body []byte) {
@@ -29,7 +30,8 @@ func (t Table) list(ctx context.Context, typ, table uint16, f func(body []byte),
 	})
 }
 
-// State reports whether the table is there, and whether it is dormant: none of its chains is in force.
+// State reports whether the table exists, and whether it is dormant, which means that none of its
+// chains is in force.
 func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
 	err = t.Ask(ctx, Request(unix.NFT_MSG_GETTABLE, 0, t.Family, unix.NFTA_TABLE_NAME, t.Name), func(body []byte) {
 		there, dormant = true, netlink.BE32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
@@ -40,13 +42,13 @@ func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
 	return there, dormant, err
 }
 
-// Title is the table as nft says it: "table ip6 kube-proxy".
+// Title returns the table as nft names it: "table ip6 kube-proxy".
 func (t Table) Title() string { return "table " + familyNames[t.Family] + " " + t.Name }
 
 var familyNames = map[byte]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_ARP: "arp", unix.NFPROTO_NETDEV: "netdev",
 	unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_IPV6: "ip6"}
 
-// EachSet calls f for the sets, those that belong to a rule included.
+// EachSet calls f for the sets, including the anonymous ones of rules.
 func (t Table) EachSet(ctx context.Context, f func(name string, body []byte)) error {
 	return t.list(ctx, unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, func(body []byte) {
 		f(netlink.CStr(netlink.Attribute(body, unix.NFTA_SET_NAME)), body)
@@ -60,7 +62,7 @@ func (t Table) EachChain(ctx context.Context, f func(name string, h Hook)) error
 	})
 }
 
-// EachRule calls f for the rules, those of a chain in their order.
+// EachRule calls f for the rules, those of a chain in order.
 func (t Table) EachRule(ctx context.Context, f func(chain string, body []byte)) error {
 	return t.list(ctx, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(body []byte) {
 		f(netlink.CStr(netlink.Attribute(body, unix.NFTA_RULE_CHAIN)), body)
@@ -78,7 +80,7 @@ func (t Table) EachElement(ctx context.Context, set string, f func(el []byte)) e
 	})
 }
 
-// Get returns the data of the elements of those keys that are there.
+// Get returns the data of those elements with these keys that exist.
 func (t Table) Get(ctx context.Context, d *Set, keys [][]byte) (map[string][]byte, error) {
 	have, rec, n := make(map[string][]byte, len(keys)), []byte(nil), d.KeyLen()
 	err := t.Elements(ctx, d.Name, keys, func(el []byte) {
@@ -91,8 +93,8 @@ func (t Table) Get(ctx context.Context, d *Set, keys [][]byte) (map[string][]byt
 	return have, nil
 }
 
-// Undisturbed reads something small until nobody changes the ruleset meanwhile. It takes so little time that even
-// a busy neighbour leaves it a gap.
+// Undisturbed repeats a small read until no program changes the ruleset meanwhile. The read is so
+// short that even a busy neighbour leaves a gap for it.
 func Undisturbed(ctx context.Context, read func() error) error {
 	var err error
 	for range 100 {

@@ -9,29 +9,30 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Transaction collects messages about the objects of one table, which take effect at one moment. They are sent in the order in which
-// the kernel needs them: the table, sets and chains; rules; elements that are removed, then those that are added; what goes last.
+// Transaction collects messages about the objects of one table, which take effect atomically. They
+// are sent in the order that the kernel needs: the table, sets and chains; rules; removed elements,
+// then added ones; deleted objects last.
 type Transaction struct {
 	Family byte   // NFPROTO_*, which is AF_* as well
-	Table  string // that the objects are in
-	// Generation, if not 0: the transaction fails unless the ruleset is still of that generation.
+	Table  string // the table of the objects
+	// Generation, if not 0: the transaction fails unless the ruleset still has that generation.
 	Generation uint32
 
 	sets              []Set
-	head, rules, tail Encoder     // all messages but those of elements
-	removed, added    []*elements // by set; nil where there are none: a change touches few
-	spare             [][]byte    // empty buffers of an earlier use
+	head, rules, tail Encoder     // all messages except those of elements
+	removed, added    []*elements // by set; nil without elements, because a change touches few
+	spare             [][]byte    // empty buffers for reuse
 	seq               uint32
 	about             []aboutMessage
 }
 
-// NewTransaction returns an empty transaction about a table that has these sets.
+// NewTransaction returns an empty transaction for a table that has these sets.
 func NewTransaction(family byte, table string, sets []Set) *Transaction {
 	both := make([]*elements, 2*len(sets))
 	return &Transaction{Family: family, Table: table, sets: sets, removed: both[:len(sets)], added: both[len(sets):]}
 }
 
-// Again makes the transaction, which has been sent, an empty one that writes its elements to the same buffers.
+// Again empties a sent transaction for reuse with the same buffers.
 func (t *Transaction) Again() {
 	next := NewTransaction(t.Family, t.Table, t.sets)
 	next.spare = t.spare
@@ -44,16 +45,16 @@ func (t *Transaction) Again() {
 	*t = *next
 }
 
-// aboutMessage says what the messages from a sequence number on are about, for errors.
+// aboutMessage names the object of the messages from a sequence number on, for errors.
 type aboutMessage struct {
 	seq  uint32
 	what string
 }
 
-// Last is the sequence number of the last message so far, and so how many there are.
+// Last returns the sequence number of the last message so far, which is also their number.
 func (t *Transaction) Last() uint32 { return t.seq }
 
-// next returns the number of another message, which is about what.
+// next returns the number of another message, about the object what.
 func (t *Transaction) next(what string) uint32 {
 	t.seq++
 	if n := len(t.about); n == 0 || t.about[n-1].what != what {
@@ -62,7 +63,7 @@ func (t *Transaction) next(what string) uint32 {
 	return t.seq
 }
 
-// whatIs says what the message of that number is about.
+// whatIs names the object of the message with that number.
 func (t *Transaction) whatIs(seq uint32) string {
 	what := "the batch"
 	for _, a := range t.about {
@@ -73,7 +74,8 @@ func (t *Transaction) whatIs(seq uint32) string {
 	return what
 }
 
-// begin begins a message about an object of the table. tableAttr is the attribute that names the table.
+// begin begins a message about an object of the table. tableAttr is the attribute that names the
+// table.
 func (t *Transaction) begin(e *Encoder, typ, flags, tableAttr uint16, what string) int {
 	at := e.Message(typ, flags, t.Family, t.next(what))
 	e.Str(tableAttr, t.Table)
@@ -89,14 +91,14 @@ func (t *Transaction) object(e *Encoder, typ, flags, tableAttr, nameAttr uint16,
 	e.EndMessage(at)
 }
 
-// AddTable makes the table, if it is not there.
+// AddTable creates the table, if it does not exist.
 func (t *Transaction) AddTable() {
 	t.object(&t.head, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFTA_TABLE_NAME, 0, "")
 }
 
-// AddOwnedTable makes a table that the kernel deletes when the socket closes, however its process
-// ends, and that no other socket can change. Kernels before 5.12 refuse it, and so does one that has
-// the table.
+// AddOwnedTable creates a table that the kernel deletes when the socket closes, however its process
+// ends, and that no other socket can change. Kernels before 5.12 refuse it, as does a kernel that
+// has the table.
 func (t *Transaction) AddOwnedTable() {
 	const owner = 2 // NFT_TABLE_F_OWNER
 	at := t.begin(&t.head, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL,
@@ -105,12 +107,13 @@ func (t *Transaction) AddOwnedTable() {
 	t.head.EndMessage(at)
 }
 
-// DeleteTable deletes the table with all that is in it.
+// DeleteTable deletes the table with its content.
 func (t *Transaction) DeleteTable() {
 	t.object(&t.head, unix.NFT_MSG_DELTABLE, 0, unix.NFTA_TABLE_NAME, 0, "")
 }
 
-// Hook says where a base chain sits; the zero Hook is that of a chain which is only jumped to.
+// Hook is the place of a base chain; the zero Hook is that of a regular chain, which is only jumped
+// to.
 type Hook struct {
 	Type     string // filter or nat
 	Num      uint32 // NF_INET_*
@@ -120,12 +123,13 @@ type Hook struct {
 var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
 	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting"}
 
-// String says the hook as nft does, without the policy: "type filter hook prerouting priority -110".
+// String formats the hook as nft does, without the policy: "type filter hook prerouting priority
+// -110".
 func (h Hook) String() string {
 	return fmt.Sprintf("type %s hook %s priority %d", h.Type, hookNames[h.Num], h.Priority)
 }
 
-// State says a hook for who compares chains; that of a chain that is only jumped to is [IsThere].
+// State describes a hook for comparisons of chains; that of a regular chain is [IsThere].
 func (h Hook) State() string {
 	if h == (Hook{}) {
 		return IsThere
@@ -135,7 +139,7 @@ func (h Hook) State() string {
 
 const policyAccept = 1 // NF_ACCEPT
 
-// AddChain makes a chain without rules, which accepts what comes to its end.
+// AddChain creates a chain without rules, whose policy accepts.
 func (t *Transaction) AddChain(name string, h Hook) {
 	e := &t.head
 	at := t.begin(e, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_TABLE, "chain "+name)
@@ -151,8 +155,8 @@ func (t *Transaction) AddChain(name string, h Hook) {
 	e.EndMessage(at)
 }
 
-// HookOf reads the hook of a chain from the body of a message about it. Of a chain that does not accept what comes to its end the type
-// says so, so that it is none of ours.
+// HookOf reads the hook of a chain from the body of a message about it. If the chain's policy does
+// not accept, the type says so, and the hook equals none of ours.
 func HookOf(body []byte) Hook {
 	h, accepts := HookAndPolicy(body)
 	if h != (Hook{}) && !accepts {
@@ -161,7 +165,7 @@ func HookOf(body []byte) Hook {
 	return h
 }
 
-// HookAndPolicy reads the hook of a chain, and whether the chain accepts what comes to its end.
+// HookAndPolicy reads the hook of a chain, and whether its policy accepts.
 func HookAndPolicy(body []byte) (h Hook, accepts bool) {
 	hook := netlink.Attribute(body, unix.NFTA_CHAIN_HOOK)
 	if hook == nil {
@@ -174,7 +178,7 @@ func HookAndPolicy(body []byte) (h Hook, accepts bool) {
 	}, netlink.BE32(netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)) == policyAccept
 }
 
-// AddRule appends a rule to a chain, with expressions as the kernel keeps them.
+// AddRule appends a rule to a chain, with expressions in the kernel's format.
 func (t *Transaction) AddRule(chain string, expressions []byte, comment string) {
 	e := &t.rules
 	at := t.begin(e, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_TABLE, "rule of chain "+chain)
@@ -184,7 +188,7 @@ func (t *Transaction) AddRule(chain string, expressions []byte, comment string) 
 	e.EndMessage(at)
 }
 
-// RuleComment returns the comment of a rule, of which that is the body of a message.
+// RuleComment returns the comment of a rule from the body of a message about it.
 func RuleComment(body []byte) string {
 	comment, _ := userdata.GetString(netlink.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
 	return comment
@@ -204,20 +208,20 @@ func (t *Transaction) FlushChain(name string) {
 	t.object(&t.rules, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)
 }
 
-// DeleteChain deletes a chain, after all else.
+// DeleteChain deletes a chain, at the end of the transaction.
 func (t *Transaction) DeleteChain(name string) {
 	t.object(&t.tail, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
 }
 
-// DeleteSet deletes a set, after all else.
+// DeleteSet deletes a set, at the end of the transaction.
 func (t *Transaction) DeleteSet(name string) {
 	t.object(&t.tail, unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name)
 }
 
-// AddSets makes the table's sets, those that are not there.
+// AddSets creates the missing sets of the table.
 func (t *Transaction) AddSets() {
 	for i := range t.sets {
-		t.addSet(&t.sets[i], uint32(i)+1) // no two of a transaction have the same id, which is not 0
+		t.addSet(&t.sets[i], uint32(i)+1) // not 0, and unique in the transaction
 	}
 }
 
@@ -244,7 +248,7 @@ func (t *Transaction) addSet(d *Set, id uint32) {
 	e.EndMessage(at)
 }
 
-// Buffers ends the transaction and returns what [Socket.Commit] sends: nil if there are no messages.
+// Buffers ends the transaction and returns the arguments for [Socket.Commit]: nil without messages.
 func (t *Transaction) Buffers() (bufs [][]byte, last uint32) {
 	bufs = make([][]byte, 1, 8) // the first is the batch's begin
 	put := func(b []byte) {

@@ -1,5 +1,5 @@
-// Package wire writes and reads the messages of nf_tables, for those who make tables of it, collects them in transactions, and sends them.
-// It describes sets and their elements, and lists what a table has.
+// Package wire encodes and decodes the messages of nf_tables, collects them in transactions, and
+// sends them. It describes sets and their elements, and lists the content of a table.
 package wire
 
 import (
@@ -25,7 +25,7 @@ func (e *Encoder) Message(typ, flags uint16, family byte, seq uint32) int {
 	return e.Netfilter(MsgType(typ), flags, family, seq, 0)
 }
 
-// Request makes a message that asks for something; attrs are types of attributes, each followed by its string.
+// Request returns a request message; attrs are types of attributes, each followed by its string.
 func Request(typ, flags uint16, family byte, attrs ...any) []byte {
 	var e Encoder
 	at := e.Message(typ, flags, family, 0)
@@ -36,9 +36,10 @@ func Request(typ, flags uint16, family byte, attrs ...any) []byte {
 	return e.B
 }
 
-// Batch frames the messages of a transaction, of which seq is the highest number, and returns what to send and the number of the
-// message that is acknowledged: the last. The first of bufs is kept free for the begin. If generation is not 0, the kernel refuses
-// the transaction (ERESTART) unless the ruleset is still of that generation.
+// Batch frames the messages of a transaction, whose highest number is seq. It returns the buffers
+// to send and the number of the acknowledged message, which is the last. The first of bufs is
+// reserved for the batch's begin. If generation is not 0, the kernel refuses the transaction
+// (ERESTART) unless the ruleset still has that generation.
 func Batch(bufs [][]byte, seq, generation uint32) (framed [][]byte, last uint32) {
 	last = askForAck(bufs[len(bufs)-1])
 	begin, end := netlink.Encoder{B: make([]byte, 0, 32)}, netlink.Encoder{B: make([]byte, 0, 24)}
