@@ -19,14 +19,14 @@ type Message struct {
 	Body        []byte
 }
 
-// Error is an error that the kernel answered.
+// Error is an error that the kernel returned.
 type Error struct {
 	Errno  unix.Errno
 	Seq    uint32 // of the message that it refused
-	Text   string // what the kernel says of it, if anything
-	Offset uint32 // of the attribute that it does not like, in the message; 0 if it does not tell
-	// Request is the body of the refused message, if the kernel returns it: ipsets write their
-	// objection into it.
+	Text   string // the kernel's explanation, or ""
+	Offset uint32 // offset in the message of the attribute that caused it, or 0
+	// Request is the body of the refused message, if the kernel returns it: ipsets write the faulty
+	// line into it.
 	Request []byte
 }
 
@@ -46,8 +46,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Do sends one request, to which it gives a number, and calls f, if not nil, with each message of
-// the answer. The answer ends with the end of a dump or acknowledgement that the request asks for
+// Do sends one request, which it numbers, and calls f, if not nil, with each message of the answer.
+// The answer ends with the end of a dump or the acknowledgement that the request asks for
 // (NLM_F_ACK, NLM_F_DUMP), and otherwise with a message that the kernel does not mark as one of
 // many.
 //
@@ -62,8 +62,8 @@ func (c *Conn) Do(ctx context.Context, request []byte, f func(Message) error) er
 	return c.answer(ctx, seq, Order.Uint16(request[6:])&unix.NLM_F_ACK != 0, f)
 }
 
-// answer reads until the end; with acked only an acknowledgement, a refusal or the end of a dump is
-// one.
+// answer reads until the end; with acked only an acknowledgement, a refusal or the end of a dump
+// ends it.
 func (c *Conn) answer(ctx context.Context, seq uint32, acked bool, f func(Message) error) error {
 	var failed error
 	interrupted := false
@@ -168,7 +168,7 @@ func (c *Conn) outcomes(f func(seq uint32, err error) bool) error {
 	for {
 		if len(c.unread) == 0 {
 			switch err := c.receive(false); {
-			case err == unix.ENOBUFS: // an answer found no room; others may be there all the same
+			case err == unix.ENOBUFS: // an answer did not fit; others may still be there
 				miss(err)
 				continue
 			case err != nil:
@@ -229,7 +229,8 @@ func (c *Conn) Listen(f func(Message), lost func()) {
 	}
 }
 
-// next returns the next message from the kernel. It waits until the patience or the context ends.
+// next returns the next message from the kernel. It waits until Patience has passed or the context
+// ends.
 func (c *Conn) next(ctx context.Context) (Message, error) {
 	if len(c.unread) == 0 {
 		if err := ctx.Err(); err != nil {
@@ -293,7 +294,7 @@ func (c *Conn) receive(wait bool) error {
 	c.held = c.held[1:]
 	if d.n == bufferSize {
 		c.unread = nil
-		return unix.EMSGSIZE // the rest of it is gone
+		return unix.EMSGSIZE // the rest is lost
 	}
 	c.unread = unsafe.Slice(d.Iov.Base, d.n)
 	return nil
@@ -329,7 +330,7 @@ func (c *Conn) cut() (Message, error) {
 	return Message{Order.Uint16(b[4:]), Order.Uint16(b[6:]), Order.Uint32(b[8:]), b[unix.SizeofNlMsghdr:n]}, nil
 }
 
-// outcome is the error in the last message of an answer. The end of a dump may have one too.
+// outcome returns the error in the last message of an answer. The end of a dump may have one too.
 func (m Message) outcome() error {
 	if len(m.Body) < 4 {
 		if m.Type == unix.NLMSG_DONE {

@@ -6,20 +6,21 @@ import "encoding/binary"
 // are big endian.
 var Order = binary.NativeEndian
 
-// AttrLimit is the most bytes that an attribute may have, with its header.
+// AttrLimit is the maximum size of an attribute in bytes, including its header.
 const AttrLimit = 65535
 
-// Numbers of linux/netlink.h, said here so that messages can be written and read on every system.
+// Numbers of linux/netlink.h, repeated here so that messages can be encoded and decoded on every
+// system.
 const (
 	flagRequest  = 0x1    // NLM_F_REQUEST
 	flagNested   = 0x8000 // NLA_F_NESTED
 	attrTypeMask = 0x3fff // NLA_TYPE_MASK: without the flags nested and network order
 )
 
-// Encoder appends messages and attributes to a buffer. Lengths are filled in by the matching end.
+// Encoder appends messages and attributes to a buffer. The matching end functions fill in lengths.
 type Encoder struct{ B []byte }
 
-// Begin begins a message, to which NLM_F_REQUEST is added, and returns where it begins.
+// Begin begins a message with NLM_F_REQUEST and the flags, and returns its offset.
 func (e *Encoder) Begin(typ, flags uint16, seq uint32) int {
 	at := len(e.B)
 	e.B = Order.AppendUint32(e.B, 0)
@@ -39,7 +40,7 @@ func (e *Encoder) Netfilter(typ, flags uint16, family byte, seq uint32, resource
 	return at
 }
 
-// EndMessage ends the message that begins there.
+// EndMessage ends the message that begins at that offset.
 func (e *Encoder) EndMessage(at int) {
 	Order.PutUint32(e.B[at:], uint32(len(e.B)-at))
 }
@@ -51,7 +52,7 @@ func (e *Encoder) Nest(typ uint16) int {
 	return at
 }
 
-// EndNest ends the attribute that begins there.
+// EndNest ends the attribute that begins at that offset.
 func (e *Encoder) EndNest(at int) {
 	Order.PutUint16(e.B[at:], uint16(len(e.B)-at))
 }
@@ -68,7 +69,7 @@ func (e *Encoder) Bytes(typ uint16, v []byte) {
 	e.pad()
 }
 
-// Str appends an attribute that is a string.
+// Str appends a string attribute.
 func (e *Encoder) Str(typ uint16, v string) {
 	e.head(5+len(v), typ)
 	e.B = append(e.B, v...)
@@ -76,37 +77,37 @@ func (e *Encoder) Str(typ uint16, v string) {
 	e.pad()
 }
 
-// U8 appends an attribute that is one byte.
+// U8 appends an attribute of one byte.
 func (e *Encoder) U8(typ uint16, v uint8) {
 	e.head(5, typ)
 	e.B = append(e.B, v, 0, 0, 0)
 }
 
-// U16 appends an attribute that is a number, big endian.
+// U16 appends a number in big endian.
 func (e *Encoder) U16(typ, v uint16) {
 	e.head(6, typ)
 	e.B = append(binary.BigEndian.AppendUint16(e.B, v), 0, 0)
 }
 
-// U32 appends an attribute that is a number, big endian.
+// U32 appends a number in big endian.
 func (e *Encoder) U32(typ uint16, v uint32) {
 	e.head(8, typ)
 	e.B = binary.BigEndian.AppendUint32(e.B, v)
 }
 
-// U64 appends an attribute that is a number, big endian.
+// U64 appends a number in big endian.
 func (e *Encoder) U64(typ uint16, v uint64) {
 	e.head(12, typ)
 	e.B = binary.BigEndian.AppendUint64(e.B, v)
 }
 
-// Native16 appends an attribute that is a number in the machine's byte order.
+// Native16 appends a number in the machine's byte order.
 func (e *Encoder) Native16(typ, v uint16) {
 	e.head(6, typ)
 	e.B = append(Order.AppendUint16(e.B, v), 0, 0)
 }
 
-// Native32 appends an attribute that is a number in the machine's byte order.
+// Native32 appends a number in the machine's byte order.
 func (e *Encoder) Native32(typ uint16, v uint32) {
 	e.head(8, typ)
 	e.B = Order.AppendUint32(e.B, v)
@@ -144,7 +145,7 @@ func Attribute(b []byte, typ uint16) (v []byte) {
 	return v
 }
 
-// U8 is the one byte of an attribute; 0 without it. The functions below do the same.
+// U8 returns an attribute of one byte, or 0 without a value. The functions below do the same.
 func U8(b []byte) uint8 {
 	if len(b) < 1 {
 		return 0
@@ -152,7 +153,7 @@ func U8(b []byte) uint8 {
 	return b[0]
 }
 
-// BE16 is a number of an attribute, big endian.
+// BE16 returns a number in big endian.
 func BE16(b []byte) uint16 {
 	if len(b) < 2 {
 		return 0
@@ -160,7 +161,7 @@ func BE16(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b)
 }
 
-// BE32 is a number of an attribute, big endian.
+// BE32 returns a number in big endian.
 func BE32(b []byte) uint32 {
 	if len(b) < 4 {
 		return 0
@@ -168,7 +169,7 @@ func BE32(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
-// BE64 is a number of an attribute, big endian.
+// BE64 returns a number in big endian.
 func BE64(b []byte) uint64 {
 	if len(b) < 8 {
 		return 0
@@ -176,7 +177,7 @@ func BE64(b []byte) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-// Native16 is a number of an attribute in the machine's byte order.
+// Native16 returns a number in the machine's byte order.
 func Native16(b []byte) uint16 {
 	if len(b) < 2 {
 		return 0
@@ -184,7 +185,7 @@ func Native16(b []byte) uint16 {
 	return Order.Uint16(b)
 }
 
-// Native32 is a number of an attribute in the machine's byte order.
+// Native32 returns a number in the machine's byte order.
 func Native32(b []byte) uint32 {
 	if len(b) < 4 {
 		return 0

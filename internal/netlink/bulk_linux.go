@@ -10,12 +10,12 @@ import (
 
 // Counters count sent messages.
 type Counters struct {
-	Messages uint64 // requests, each counted for itself
+	Messages uint64 // single requests
 	Sends    uint64 // system calls that sent them
 	Bytes    uint64 // of requests
 }
 
-// Sent counts a system call that sent so many messages.
+// Sent counts a system call with that many messages.
 func (n *Counters) Sent(messages, bytes int) {
 	n.Messages += uint64(messages)
 	n.Sends++
@@ -26,22 +26,22 @@ func (n *Counters) Sent(messages, bytes int) {
 type Operations interface {
 	// Append appends the message of an operation. After an error it is not sent.
 	Append(e *Encoder, i int) error
-	// Done is called with the outcome of an operation: nil, the error of Append, or one as
-	// [Conn.Each] says.
+	// Done is called with the outcome of an operation: nil, the error of Append, or an error of
+	// [Conn.Each].
 	Done(i int, err error)
 }
 
-// Bulk sends many requests that ask for an acknowledgement, in pieces of one system call. It is for
-// one goroutine at a time.
+// Bulk sends many requests with acknowledgement, in pieces of one system call. Only one goroutine
+// may use it at a time.
 type Bulk struct {
-	// Piece is how many messages go at once. It becomes less where their answers find no room.
+	// Piece is the number of messages in a system call. It shrinks when their answers do not fit.
 	Piece int
-	Out   Encoder // the piece under way
+	Out   Encoder // the present piece
 	Counters
 
 	ops     Operations
-	sent    []int // those of the piece under way
-	crowded bool  // an answer found no room
+	sent    []int // operations of the present piece
+	crowded bool  // an answer did not fit
 	settle  func(message int, err error)
 }
 
@@ -88,14 +88,14 @@ func (b *Bulk) settled(message int, err error) {
 
 // Failures are the failed operations of one call.
 type Failures struct {
-	// Failed is called for each, with its position; nil for none.
+	// Failed, if not nil, is called for each with its position.
 	Failed func(i int, err error)
 
 	number int
 	first  error
 }
 
-// Add notes that an operation failed.
+// Add records a failed operation.
 func (f *Failures) Add(i int, err error) {
 	if f.number++; f.first == nil {
 		f.first = err
@@ -105,7 +105,8 @@ func (f *Failures) Add(i int, err error) {
 	}
 }
 
-// Err returns the first that was added, with how many more of all failed; nil if none did.
+// Err returns the first recorded error, with the number of other failures among all; nil without a
+// failure.
 func (f *Failures) Err(all int) error {
 	if f.number > 1 {
 		return fmt.Errorf("%w; and %d more of %d failed", f.first, f.number-1, all)

@@ -14,17 +14,17 @@ import (
 )
 
 // Patience is the timeout for the next part of an answer. The kernel writes each part while it
-// handles a system call, so a part that takes longer was lost.
+// handles a system call, so a later part has been lost.
 const Patience = 5 * time.Second
 
-// bufferSize is more than the kernel puts in one part of an answer, which is 32 KiB at most.
+// bufferSize is more than the maximum part of an answer, which is 32 KiB.
 const bufferSize = 64 << 10
 
 // ErrNoAnswer is wrapped by errors of requests whose outcome is unknown: sent, without a reply.
 var ErrNoAnswer = errors.New("no answer from the kernel")
 
 // ErrInterrupted is the error of a dump during which the dumped objects changed: some may be
-// missing, or there twice.
+// missing or repeated.
 var ErrInterrupted = errors.New("what was read changed meanwhile")
 
 // Config configures a socket.
@@ -34,7 +34,7 @@ type Config struct {
 	// ReceiveBuffer is the size for unread messages in bytes, beyond the system's limit if this
 	// process may; 0 is the system's default.
 	ReceiveBuffer int
-	// Groups are joined groups, as by [Conn.Join], also of a replaced socket.
+	// Groups are joined at once, as by [Conn.Join], also by a replacement socket.
 	Groups []uint32
 	// Keep prevents replacement of the socket, for one that is a lock. It must not dump.
 	Keep bool
@@ -52,14 +52,14 @@ type Transport interface {
 	Close() error
 }
 
-// Conn is a netlink socket of one network namespace. It is for one goroutine at a time; but beside
-// [Conn.Listen] others may Join, Leave and Close.
+// Conn is a netlink socket of one network namespace. Only one goroutine may use it at a time; but
+// beside [Conn.Listen] others may Join, Leave and Close.
 type Conn struct {
 	// Patience is the timeout for the next part of an answer; tests change it.
 	Patience time.Duration
 
 	cfg       Config
-	namespace uint64 // its number
+	namespace uint64 // the namespace's number
 	sock      *mdlayher.Conn
 	raw       syscall.RawConn
 	room      int  // for one message to the kernel, in bytes
@@ -73,7 +73,8 @@ type Conn struct {
 
 	answered []bool // by Each
 
-	// A system call at work. The functions are made once: a closure for each call would be garbage.
+	// The state of a system call. The functions are created once, because a closure for each call
+	// would be garbage.
 	receiving func(fd uintptr) bool
 	sending   func(fd uintptr)
 	wait      bool                 // for a message
@@ -95,14 +96,14 @@ func Open(cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// open makes the socket, in the network namespace of an open file, or with 0 in the calling
+// open opens the socket in the network namespace of an open file, or with 0 in the calling
 // thread's.
 func (c *Conn) open(namespace int) error {
 	sock, err := mdlayher.Dial(c.cfg.Protocol, &mdlayher.Config{NetNS: namespace})
 	if err != nil {
 		return fmt.Errorf("open a %s netlink socket: %w", c.name(), err)
 	}
-	// Answers come without the request, which may be 100 MB; extended acks explain errors.
+	// Answers omit the request, which may be 100 MB; extended acks explain errors.
 	err = errors.Join(sock.SetOption(mdlayher.CapAcknowledge, true), sock.SetOption(mdlayher.ExtendedAcknowledge, true))
 	if err == nil && c.cfg.ReceiveBuffer > 0 {
 		err = sock.SetReadBuffer(c.cfg.ReceiveBuffer)
@@ -161,7 +162,7 @@ func (c *Conn) ready() error {
 	return c.open(namespace)
 }
 
-// threadNamespace is the number of the calling thread's network namespace, 0 without /proc.
+// threadNamespace returns the number of the calling thread's network namespace, or 0 without /proc.
 func threadNamespace() uint64 {
 	var st unix.Stat_t
 	if unix.Stat("/proc/thread-self/ns/net", &st) != nil {
@@ -224,8 +225,8 @@ func (c *Conn) Dropped() (uint32, error) {
 	return info[8], nil // SK_MEMINFO_DROPS
 }
 
-// Filter keeps messages from the socket for which a program of classic BPF returns 0. A replaced
-// socket has none.
+// Filter drops messages for which a classic BPF program returns 0. A replacement socket has no
+// filter.
 func (c *Conn) Filter(program []unix.SockFilter) error {
 	var err error
 	failed := c.raw.Control(func(fd uintptr) {
@@ -234,7 +235,7 @@ func (c *Conn) Filter(program []unix.SockFilter) error {
 	return errors.Join(failed, err)
 }
 
-// Request makes a request of the parts of its body, with the flags and unix.NLM_F_REQUEST.
+// Request returns a request made of the parts of its body, with the flags and unix.NLM_F_REQUEST.
 func Request(typ, flags uint16, body ...[]byte) []byte {
 	n := unix.SizeofNlMsghdr
 	for _, b := range body {
@@ -274,7 +275,7 @@ func (c *Conn) transmit(ctx context.Context, discard bool, bufs ...[]byte) error
 	return c.send(bufs)
 }
 
-// send sends. The kernel handles the messages before the system call returns.
+// send sends messages. The kernel handles them before the system call returns.
 func (c *Conn) send(bufs [][]byte) error {
 	if err := c.makeRoom(bufs); err != nil {
 		return err
@@ -290,7 +291,7 @@ func (c *Conn) send(bufs [][]byte) error {
 
 func (c *Conn) sendOnce(fd uintptr) {
 	for {
-		if len(c.out) == 1 { // which makes no garbage
+		if len(c.out) == 1 { // this case allocates no garbage
 			c.err = unix.Sendto(int(fd), c.out[0], 0, &c.to)
 		} else {
 			_, c.err = unix.SendmsgBuffers(int(fd), c.out, nil, &c.to, 0)
@@ -301,8 +302,8 @@ func (c *Conn) sendOnce(fd uintptr) {
 	}
 }
 
-// makeRoom makes the send buffer large enough. In another user namespace, root is subject to the
-// system's limit, which suffices for small clusters.
+// makeRoom enlarges the send buffer. In another user namespace, the system's limit applies to root,
+// which suffices for small clusters.
 func (c *Conn) makeRoom(bufs [][]byte) error {
 	need := 1 << 16
 	for _, b := range bufs {

@@ -19,7 +19,7 @@ import (
 
 const nftables = unix.NFNL_SUBSYS_NFTABLES << 8
 
-// message is a message to netfilter, of which the attributes are the numbers' bytes and strings.
+// message returns a message to netfilter whose attributes are the bytes of numbers, and strings.
 func message(typ, flags uint16, family byte, seq uint32, attrs ...any) []byte {
 	b := make([]byte, unix.SizeofNlMsghdr, 256)
 	resource := byte(0)
@@ -49,10 +49,10 @@ func tables() []byte {
 
 func generation() []byte { return message(nftables|unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, 0) }
 
-// unanswered is what the kernel takes and does not answer.
+// unanswered returns a message that the kernel accepts without an answer.
 func unanswered(flags uint16) []byte { return message(unix.NLMSG_NOOP, flags, unix.AF_UNSPEC, 0) }
 
-// addTables is a transaction that makes tables.
+// addTables returns a transaction that creates tables.
 func addTables(names ...string) (bufs [][]byte, last uint32) {
 	b := message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0)
 	for i, name := range names {
@@ -66,7 +66,7 @@ func addTables(names ...string) (bufs [][]byte, last uint32) {
 	return [][]byte{b, message(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, last+1)}, last
 }
 
-// openThere opens a connection in a network namespace of its own, in which the test is not.
+// openThere opens a connection in a new network namespace, while the test stays outside of it.
 func openThere(t testing.TB, cfg Config) *Conn {
 	t.Helper()
 	var c *Conn
@@ -97,7 +97,7 @@ func count(c *Conn, ctx context.Context, request []byte) (n int, err error) {
 	return n, err
 }
 
-// expectFresh checks that a question gets its answer, by another socket than had the port.
+// expectFresh checks that a request gets its answer, on another socket than the one with that port.
 func expectFresh(t *testing.T, c *Conn, port uint32, dumped int) {
 	t.Helper()
 	if n, err := count(c, t.Context(), tables()); n != dumped || err != nil {
@@ -117,7 +117,7 @@ func port(t testing.TB, c *Conn) uint32 {
 	return p
 }
 
-// deafen makes the kernel keep all answers to itself.
+// deafen makes the kernel drop all answers.
 func deafen(t testing.TB, c *Conn) {
 	t.Helper()
 	if err := c.Filter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}); err != nil {
@@ -125,7 +125,8 @@ func deafen(t testing.TB, c *Conn) {
 	}
 }
 
-// awaited is a context that ends when somebody begins to wait for its end; as in nlconntest, which cannot be imported here.
+// awaited is a context that ends as soon as a goroutine waits for its end, like that of nlconntest,
+// which cannot be imported here.
 type awaited struct {
 	context.Context
 	cancel context.CancelFunc
@@ -168,7 +169,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Sockets share nothing: two families' planes ask at the same time. The race detector sees it if they do.
+// Connections share nothing: two families' planes use them concurrently. The race detector would
+// find shared data.
 func TestTogether(t *testing.T) {
 	netlab.EnterForTest(t)
 	var all sync.WaitGroup
@@ -236,7 +238,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// An error of who is told the messages does not keep the rest of them from being read.
+// If the callback fails, the remaining messages are still read.
 func TestCallerFails(t *testing.T) {
 	c := netfilter(t)
 	batch(t, c, "a", "b", "c")
@@ -252,8 +254,8 @@ func TestCallerFails(t *testing.T) {
 	}
 }
 
-// A kernel that does not answer is waited for as long as the patience says, or until the context ends; that the patience is
-// an hour shows that the context does it.
+// The client waits for a silent kernel until Patience has passed, or the context ends. Patience is
+// an hour in the second case, to show that the context ends the wait.
 func TestNoAnswer(t *testing.T) {
 	for _, how := range []struct {
 		what    string
@@ -273,7 +275,7 @@ func TestNoAnswer(t *testing.T) {
 				t.Errorf("the patience ends: %v", err)
 			}
 			expectFresh(t, c, before, 2)
-			c.Patience, before = time.Hour, port(t, c) // so that it is the context that ends the wait
+			c.Patience, before = time.Hour, port(t, c) // so that the context ends the wait
 			request := how.silence(t, c)
 			ctx := endsWhenAwaited(t)
 			if err := c.Do(ctx, request, nil); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.Canceled) {
@@ -287,7 +289,8 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// The context ends in the middle of a dump. The kernel would answer EBUSY to the next by the same socket.
+// The context ends in the middle of a dump. The kernel would answer EBUSY to the next on the same
+// socket.
 func TestDumpLeftInTheMiddle(t *testing.T) {
 	c := netfilter(t)
 	var names []string
@@ -303,7 +306,7 @@ func TestDumpLeftInTheMiddle(t *testing.T) {
 	expectFresh(t, c, before, len(names))
 }
 
-// The answers to requests that nobody waited for are not taken for those of the next.
+// Late answers to abandoned requests are not taken for those of the next.
 func TestLateAnswers(t *testing.T) {
 	c := netfilter(t)
 	batch(t, c, "a", "b", "c")
@@ -320,7 +323,7 @@ func TestLateAnswers(t *testing.T) {
 	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
 		t.Fatal(err)
 	}
-	batch(t, c, "d") // whose message has the number 1 too
+	batch(t, c, "d") // its message has the number 1 too
 }
 
 func TestBatch(t *testing.T) {
@@ -343,7 +346,7 @@ func TestBatch(t *testing.T) {
 	if n, err := count(c, t.Context(), tables()); n != 1 || err != nil {
 		t.Errorf("%d tables, %v; want that of before", n, err)
 	}
-	// Nobody hears what becomes of a batch. The kernel has done it.
+	// The answer to a batch is never read. The kernel has done it.
 	c.Patience = time.Hour
 	before := port(t, c)
 	deafen(t, c)
@@ -353,10 +356,10 @@ func TestBatch(t *testing.T) {
 	expectFresh(t, c, before, 2)
 }
 
-// An answer that found no room.
+// An answer that does not fit the buffer.
 func TestNoRoom(t *testing.T) {
 	c := netfilter(t)
-	if err := c.SetReceiveBuffer(1); err != nil { // the least that there is
+	if err := c.SetReceiveBuffer(1); err != nil { // the minimum
 		t.Fatal(err)
 	}
 	var many []byte
@@ -376,7 +379,8 @@ func TestNoRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	bufs, last := addTables(slices.Repeat([]string{"a"}, 500)...)
-	if err := c.Batch(t.Context(), bufs, last); !errors.Is(err, unix.EEXIST) { // the first error found room
+	// The first error fits the buffer.
+	if err := c.Batch(t.Context(), bufs, last); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("a batch: %v", err)
 	}
 	if n, err := count(c, t.Context(), tables()); n != 0 || err != nil || port(t, c) != before {
@@ -384,7 +388,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// A socket that stands for something is not replaced, and answers the next question all the same.
+// A socket with Keep is not replaced, and still answers the next request.
 func TestKeep(t *testing.T) {
 	c := openThere(t, Config{Protocol: unix.NETLINK_NETFILTER, Keep: true})
 	c.Patience = 20 * time.Millisecond
@@ -410,7 +414,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// What a listener hears, that it is told when something was lost, and that Close ends it.
+// A listener receives messages, and is called when some were lost; Close ends it.
 func TestListen(t *testing.T) {
 	n := netlab.NamespaceForTest(t)
 	var c, writer *Conn
@@ -441,7 +445,7 @@ func TestListen(t *testing.T) {
 	if typ := <-heard; typ != nftables|unix.NFT_MSG_NEWTABLE {
 		t.Errorf("heard %#x", typ)
 	}
-	<-heard // the new generation, with which the listener stops for a while
+	<-heard // the new generation; the listener then pauses
 	if err := c.SetReceiveBuffer(1); err != nil {
 		t.Fatal(err)
 	}
@@ -457,7 +461,8 @@ func TestListen(t *testing.T) {
 	<-done
 }
 
-// Answers cost no memory for each message, and one that is there when the request returns none for the wait.
+// Answers allocate no memory for each message, and an answer that is there when the request returns
+// needs no wait.
 func TestMemory(t *testing.T) {
 	c := netfilter(t)
 	var names []string
@@ -479,7 +484,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// Each tells of every message what became of it, also where answers are lost; and the next question is not taken in by them.
+// Each reports the outcome of every message, also if answers are lost, and the next request is not
+// affected.
 func TestEach(t *testing.T) {
 	c := netfilter(t)
 	batch(t, c, "a")
@@ -499,7 +505,7 @@ func TestEach(t *testing.T) {
 		})
 	}
 	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
-		t.Fatal(err) // whose answer lies about
+		t.Fatal(err) // its answer is unread
 	}
 	got, err := each(t.Context(), ask("a", "missing", "a"))
 	if err != nil || len(got) != 3 || got[0] != nil || !errors.Is(got[1], unix.ENOENT) || got[2] != nil {
@@ -513,7 +519,7 @@ func TestEach(t *testing.T) {
 	if got, err := each(ctx, ask("a")); err != context.Canceled || len(got) != 0 {
 		t.Errorf("a context that has ended: %v, %v", got, err)
 	}
-	// There is room for some answers alone.
+	// The buffer holds only some answers.
 	if err := c.SetReceiveBuffer(1); err != nil {
 		t.Fatal(err)
 	}
@@ -531,7 +537,7 @@ func TestEach(t *testing.T) {
 		t.Errorf("little room: %d answers, %d lost, %v", known, unknown, err)
 	}
 	expectFresh(t, c, before, 1)
-	// There is no answer at all.
+	// No answer arrives.
 	before = port(t, c)
 	deafen(t, c)
 	if got, err := each(t.Context(), ask("a", "a")); err != nil || !errors.Is(got[0], ErrNoAnswer) || !errors.Is(got[1], ErrNoAnswer) {

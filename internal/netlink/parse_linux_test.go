@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerTo is what the kernel would send.
+// answerTo returns a message as the kernel would send it.
 func answerTo(seq uint32, typ, flags uint16, body ...byte) []byte {
 	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(body)))
 	b = binary.NativeEndian.AppendUint16(b, typ)
@@ -17,7 +17,7 @@ func answerTo(seq uint32, typ, flags uint16, body ...byte) []byte {
 	return append(append(b, 0, 0, 0, 0), body...)
 }
 
-// stuffed is a connection that has received b, and nothing more.
+// stuffed returns a connection that has received only b.
 func stuffed(b []byte) *Conn { return &Conn{unread: b, closed: true} }
 
 func TestEnds(t *testing.T) {
@@ -55,7 +55,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// FuzzAnswer looks for bytes that are taken apart wrongly.
+// FuzzAnswer searches for bytes that are split wrongly.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(answerTo(1, 100, unix.NLM_F_MULTI, 1, 2, 3, 4))

@@ -70,19 +70,19 @@ const (
 	ByProto       By = 1 << 3
 	BySourcePort  By = 1 << 4
 	ByPort        By = 1 << 5
-	// ByNoReply selects entries without an answer (CTA_STATUS_MASK, kernel 5.17); an older kernel
+	// ByNoReply selects entries without a reply (CTA_STATUS_MASK, kernel 5.17); an older kernel
 	// lists the others too.
 	ByNoReply By = 1 << 31
 )
 
 // Entry is one entry of the conntrack table.
 type Entry struct {
-	// Orig is the direction of the first packet, Reply that of the answers.
+	// Orig is the direction of the first packet, Reply that of the replies.
 	Orig, Reply Tuple
 	// Status are the bits IPS_*.
 	Status uint32
-	// Timeout is the seconds without a packet until the entry goes. Messages about new entries may
-	// lack it and fields below.
+	// Timeout is the time in seconds without a packet after which the entry expires. Messages about
+	// new entries may lack it and fields below.
 	Timeout uint32
 	Mark    uint32
 	// State is TCP's or SCTP's, TCP_CONNTRACK_* or SCTP_CONNTRACK_*; 0 for none.
@@ -98,7 +98,7 @@ type Entry struct {
 type Tuple struct {
 	From, To netip.AddrPort
 	Proto    uint8
-	// ports: it has both.
+	// ports: the tuple has both ports.
 	ports bool
 }
 
@@ -162,7 +162,7 @@ func (t *Tuple) parse(b []byte) {
 	t.From, t.To = netip.AddrPortFrom(from, netlink.BE16(source)), netip.AddrPortFrom(to, netlink.BE16(dest))
 }
 
-// all is the complete tuple.
+// all selects the complete tuple.
 const all = BySource | ByDestination | ByProto | BySourcePort | ByPort
 
 // appendTuple appends an attribute with the parts of the tuple.
@@ -194,8 +194,8 @@ func appendTuple(e *netlink.Encoder, typ uint16, t Tuple, by By) {
 	e.EndNest(tuple)
 }
 
-// DumpRequest asks for the entries of a family, AF_INET or AF_INET6, that equal the tuple in the
-// parts of by, which has ByProto. Kernels before 5.8 send all.
+// DumpRequest requests the entries of a family, AF_INET or AF_INET6, that equal the tuple in the
+// parts of by, which must include ByProto. Kernels before 5.8 send all.
 func DumpRequest(family byte, t Tuple, by By) []byte {
 	var e netlink.Encoder
 	at := e.Netfilter(Get, dump, family, 0, 0)
@@ -211,11 +211,12 @@ func DumpRequest(family byte, t Tuple, by By) []byte {
 	return e.B
 }
 
-// GetRequest asks for the entry of zone 0 with the tuple in one of its directions. The kernel
-// answers ENOENT if there is none.
+// GetRequest requests the entry of zone 0 with the tuple in one of its directions. The kernel
+// answers ENOENT if no such entry exists.
 func GetRequest(family byte, t Tuple) []byte {
 	var e netlink.Encoder
-	at := e.Netfilter(Get, ack, family, 0, 0) // the kernel marks an entry as one of many, so that it ends nothing
+	// The kernel marks an entry as one of many, so only the acknowledgement ends the answer.
+	at := e.Netfilter(Get, ack, family, 0, 0)
 	appendTuple(&e, ctaTupleOrig, t, all)
 	e.EndMessage(at)
 	return e.B

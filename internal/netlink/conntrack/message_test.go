@@ -12,7 +12,8 @@ import (
 
 const tcp, udp = 6, 17
 
-// appendEntry appends the attributes of an entry that client has with the service at to, answered by from.
+// appendEntry appends the attributes of client's entry with the service at to, with replies from
+// from.
 func appendEntry(e *netlink.Encoder, client, to, from netip.AddrPort, proto uint8) {
 	appendTuple(e, ctaTupleOrig, Tuple{From: client, To: to, Proto: proto}, all)
 	appendTuple(e, ctaTupleReply, Tuple{From: from, To: client, Proto: proto}, all)
@@ -58,8 +59,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// The request to delete names the entry by its tuple, id and zone as they came; without them there is none,
-// for it would mean all entries.
+// The request to delete names the entry by its tuple, id and zone as they arrived. Without them no
+// request is made, because it would mean all entries.
 func TestAppendDelete(t *testing.T) {
 	var e Entry
 	e.Parse(sample())
@@ -74,7 +75,7 @@ func TestAppendDelete(t *testing.T) {
 	if typ := binary.NativeEndian.Uint16(b[4:]); typ != Delete {
 		t.Errorf("type %#x", typ)
 	}
-	// A request lacks the reply tuple, so it is no whole entry to parse.
+	// A request lacks the reply tuple, so Parse rejects it.
 	var again Entry
 	again.Parse(b[headerLen-4:])
 	if !bytes.Equal(again.tuple, e.tuple) || !bytes.Equal(again.id, e.id) || !bytes.Equal(again.zone, e.zone) {
@@ -87,7 +88,7 @@ func TestAppendDelete(t *testing.T) {
 	}
 }
 
-// Whatever the bytes are, parse returns.
+// Parse returns for any bytes.
 func FuzzParse(f *testing.F) {
 	f.Add(sample())
 	f.Add(sample()[:30])

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Probe requests the number of entries, to find early what would fail in every request.
+// Probe requests the number of entries. It fails early if every request would fail.
 func Probe(ctx context.Context, conn *netlink.Conn) error {
 	err := conn.Do(ctx, netlink.Request(GetStats, unix.NLM_F_ACK, []byte{unix.AF_UNSPEC, 0, 0, 0}), nil)
 	if errors.Is(err, unix.EINVAL) {

@@ -18,7 +18,7 @@ const (
 	// messagesAtOnce is the number of messages in one system call: all answers must fit, even
 	// refusals.
 	messagesAtOnce = 8
-	// receiveBuffer is that room. The kernel makes twice as much of it.
+	// receiveBuffer holds these answers. The kernel doubles it.
 	receiveBuffer = messagesAtOnce * (messageLimit + 16<<10)
 )
 
@@ -28,9 +28,9 @@ type batch struct {
 	ops      []Op
 	failures netlink.Failures
 
-	todo  []int // operations to be sent, of which message i has those from ends[i-1] to ends[i]
+	todo  []int // operations to send; message i has those from ends[i-1] to ends[i]
 	ends  []int
-	again []int // operations that came after a refused one in its message, and so were not tried
+	again []int // operations behind a refused one in its message, which the kernel has not tried
 }
 
 // Do carries out operations in order. It calls failed, if not nil, for each that the kernel
@@ -61,7 +61,7 @@ func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) 
 	return err
 }
 
-// divide groups operations into messages: neighbours of one set and kind, as many as fit.
+// divide groups operations into messages: as many neighbours of one set and kind as fit.
 func (b *batch) divide() {
 	b.ends = b.ends[:0]
 	var open *Op // the first of the message
@@ -78,10 +78,10 @@ func (b *batch) divide() {
 	b.ends = append(b.ends, len(b.todo))
 }
 
-// headLimit is more than a message has before its members.
+// headLimit is more than the size of a message before its members.
 const headLimit = 128
 
-// room is how many bytes the member takes in a message, or some more.
+// room returns at least the number of bytes that the member takes in a message.
 func (m *Member) room() int {
 	n := 4 + 8 + 8 + 8 // the nest, line, port and protocol
 	for _, a := range [...]netip.Addr{m.Addr, m.Net.Addr()} {
@@ -107,16 +107,17 @@ func (b *batch) message(n int) []int {
 	return b.todo[first:b.ends[n]]
 }
 
-// Append is part of [netlink.Operations]: it appends a message of members.
+// Append implements [netlink.Operations]: it appends a message of members.
 func (b *batch) Append(e *netlink.Encoder, n int) error {
 	ops := b.message(n)
 	first, cmd := &b.ops[ops[0]], uint16(cmdAdd)
 	if first.Delete {
 		cmd = cmdDelete
 	}
-	at := begin(e, b.protocol, cmd, unix.NLM_F_ACK) // without NLM_F_EXCL: what is there already, or gone, is no error
+	// Without NLM_F_EXCL: adding an existing member, or deleting a missing one, is no error.
+	at := begin(e, b.protocol, cmd, unix.NLM_F_ACK)
 	e.Str(attrSetName, first.Set.Name)
-	e.Native32(attrLine, 0) // where a refusal says the line
+	e.Native32(attrLine, 0) // the kernel's refusal names the line here
 	adt := e.Nest(attrADT)
 	for line, i := range ops {
 		m := &b.ops[i].Member
@@ -124,14 +125,14 @@ func (b *batch) Append(e *netlink.Encoder, n int) error {
 			key := m.Key()
 			m = &key
 		}
-		appendMember(e, m, uint32(line+1)) // 0 is none
+		appendMember(e, m, uint32(line+1)) // 0 means none
 	}
 	e.EndNest(adt)
 	e.EndMessage(at)
 	return nil
 }
 
-// Done is part of [netlink.Operations].
+// Done implements [netlink.Operations].
 func (b *batch) Done(n int, err error) {
 	if err == nil {
 		return
@@ -141,7 +142,8 @@ func (b *batch) Done(n int, err error) {
 	if errors.As(err, &refused) {
 		if line := refusedLine(refused.Request); line > 0 && line <= len(ops) { // those before it are done
 			ops = ops[line-1:]
-			if ofMember[refused.Errno] { // any other is of the set, and those behind it would be refused as well
+			// Any other refers to the set, and would refuse the following ones as well.
+			if ofMember[refused.Errno] {
 				b.again = append(b.again, ops[1:]...)
 				ops = ops[:1]
 			}
@@ -152,7 +154,7 @@ func (b *batch) Done(n int, err error) {
 	}
 }
 
-// refusedLine returns the line that an error names, in its copy of the request; 0 for none.
+// refusedLine returns the line that an error names, in its copy of the request, or 0.
 func refusedLine(request []byte) int {
 	if len(request) < nfgenmsg {
 		return 0

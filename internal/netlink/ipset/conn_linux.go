@@ -12,11 +12,12 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Conn is a connection to the ipsets of one network namespace. It is for one goroutine at a time.
+// Conn is a connection to the ipsets of one network namespace. Only one goroutine may use it at a
+// time.
 type Conn struct {
 	kernel   netlink.Transport
 	protocol uint8
-	types    map[typeOf]versions // what the kernel said of them
+	types    map[typeOf]versions // the kernel's answers about them
 	bulk     netlink.Bulk
 	batch    batch
 }
@@ -51,7 +52,8 @@ func Open() (*Conn, error) {
 	return c, nil
 }
 
-// New connects by a transport, which it closes when it is closed; if New fails, the caller does.
+// New returns a connection over a transport, which Close closes; if New fails, the caller must
+// close it.
 func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
 	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{}, bulk: netlink.Bulk{Piece: messagesAtOnce}}
 	var oldest, latest uint8
@@ -61,7 +63,8 @@ func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
 		return nil
 	})
 	switch {
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // netfilter knows no such subsystem
+	// Netfilter lacks this subsystem.
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return nil, fmt.Errorf("ipset: the kernel has no ipsets (CONFIG_IP_SET, the module ip_set): %w", ErrUnsupported)
 	case err != nil:
 		return nil, fmt.Errorf("ipset: ask for the version of the protocol: %w", err)
@@ -85,7 +88,7 @@ func Loaded() bool {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.kernel.Close() }
 
-// Counters returns what was sent.
+// Counters returns the totals of sent messages.
 func (c *Conn) Counters() netlink.Counters { return c.bulk.Counters }
 
 // begin begins a message.
@@ -154,7 +157,7 @@ func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
 	return max(min(want, v.max), v.min), nil
 }
 
-// family is the family for the kernel.
+// family returns the family for the kernel.
 func (s Set) family() Family {
 	if s.Type == BitmapPort {
 		return 0
@@ -210,15 +213,15 @@ func (c *Conn) create(ctx context.Context, s Set, family Family) error {
 	})
 }
 
-// Ensure makes a set unless it exists. It replaces another set of the name. One of the same type
-// and family is replaced atomically, with its members, also where rules use it. Any other is
-// replaced by an empty set if no rule uses it; otherwise the error wraps [ErrOther], and says what
+// Ensure creates a set unless it exists. It replaces another set of that name. It replaces one of
+// the same type and family atomically, with its members, also if rules use it. It replaces any
+// other with an empty set if no rule uses it; otherwise the error wraps [ErrOther], and says what
 // to do. created reports that the set has no earlier members.
 func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
 	if err := s.check(); err != nil {
 		return false, err
 	}
-	for range 3 { // somebody else may be at it too
+	for range 3 { // another program may do the same
 		have, err := c.Header(ctx, s.Name)
 		if errors.Is(err, ErrNoSet) {
 			if err = c.Create(ctx, s); errors.Is(err, unix.EEXIST) {
@@ -260,7 +263,8 @@ func (h Header) sameKind(want Set) bool {
 // Spare is the name of the temporary set of a replacement; a crash may leave it behind.
 func Spare(name string) string { return name[:min(len(name), MaxName-4)] + "-new" }
 
-// replace puts a set in the place of one that has too little room, or forgets members, or the like.
+// replace replaces a set of the same type and family that differs, for example in size or timeout,
+// by want with its members.
 func (c *Conn) replace(ctx context.Context, have Header, want Set) error {
 	spare := want
 	spare.Name = Spare(want.Name)
@@ -284,12 +288,13 @@ func (c *Conn) replace(ctx context.Context, have Header, want Set) error {
 	return err
 }
 
-// Destroy destroys a set. The error wraps [ErrNoSet] if there is none, [ErrInUse] if rules use it.
+// Destroy destroys a set. The error wraps [ErrNoSet] if it does not exist, and [ErrInUse] if rules
+// use it.
 func (c *Conn) Destroy(ctx context.Context, name string) error {
-	if err := checkName(name); err != nil { // without a name it would be about all
+	if err := checkName(name); err != nil { // without a name it would mean all sets
 		return err
 	}
-	// Without NLM_F_EXCL newer kernels, and they alone, would not say that there is no such set.
+	// Newer kernels report a missing set only with NLM_F_EXCL; older ones always do.
 	return c.command(ctx, cmdDestroy, unix.NLM_F_EXCL, "destroy ipset "+name, func(e *netlink.Encoder) { e.Str(attrSetName, name) })
 }
 
@@ -348,7 +353,8 @@ func (c *Conn) list(ctx context.Context, name string, flags uint32, member func(
 			e.U32(attrFlags|unix.NLA_F_NET_BYTEORDER, flags)
 		}
 	}, func(attrs []byte) error {
-		if h := parseHeader(attrs); h.Type != "" { // a large set comes in parts, of which the first alone has it
+		// A large set comes in parts; only the first has the header.
+		if h := parseHeader(attrs); h.Type != "" {
 			header = h
 		}
 		if member != nil {

@@ -34,7 +34,7 @@ func open(t testing.TB) *Conn {
 	return c
 }
 
-// program runs the program ipset, which is the judge.
+// program runs the program ipset, against which the tests compare.
 func program(t testing.TB, stdin string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("ipset", args...)
@@ -46,7 +46,8 @@ func program(t testing.TB, stdin string, args ...string) string {
 	return string(out)
 }
 
-// saved is what the program saves, without what the kernel chose by itself, and the members of each set in order.
+// saved returns the program's output of save, without values that the kernel chose, and with the
+// members of each set sorted.
 func saved(t testing.TB) string {
 	t.Helper()
 	lines := slices.Collect(strings.Lines(program(t, "", "save")))
@@ -61,7 +62,7 @@ func saved(t testing.TB) string {
 	return strings.Join(inOrder(lines), "")
 }
 
-// inOrder sorts the runs of members.
+// inOrder sorts consecutive members.
 func inOrder(lines []string) []string {
 	for first := 0; first < len(lines); {
 		last := first
@@ -109,7 +110,7 @@ var all = []content{
 	{Set{Name: "KUBE-NODE-PORT-UDP", Type: BitmapPort, SkbInfo: true}, []Member{{Port: 30000, Mark: 7, Mask: 15}}},
 }
 
-// fill makes all.
+// fill creates all sets.
 func fill(t *testing.T, c *Conn) {
 	t.Helper()
 	var ops []Op
@@ -122,7 +123,7 @@ func fill(t *testing.T, c *Conn) {
 	must(t, c.Do(t.Context(), ops, func(i int, err error) { t.Error(i, err) }))
 }
 
-// What is written is what the program reads, and what is read is what was written.
+// The program reads what this package writes, and this package reads it back.
 func TestMembers(t *testing.T) {
 	c := open(t)
 	must(t, c.Able(t.Context(), sets(all)))
@@ -143,13 +144,13 @@ func TestMembers(t *testing.T) {
 	if got := saved(t); got != expect {
 		t.Errorf("the program saves\n%s\nwant\n%s", got, expect)
 	}
-	// What Save writes the program restores, and then saves the same.
+	// The program restores the output of Save, and then saves the same.
 	program(t, "", "destroy")
 	program(t, want.String(), "restore")
 	if got := saved(t); got != expect {
 		t.Errorf("restored, the program saves\n%s\nwant\n%s", got, expect)
 	}
-	// And what the program made is as if we had.
+	// Sets that the program created equal ours.
 	for _, x := range all {
 		if made, err := c.Ensure(t.Context(), x.set); made || err != nil {
 			t.Errorf("%s: made %t, %v", x.set, made, err)
@@ -160,7 +161,8 @@ func TestMembers(t *testing.T) {
 		for _, m := range all[i].members {
 			ops = append(ops, Op{Set: &all[i].set, Member: m, Delete: true})
 		}
-		if err := c.Do(t.Context(), append(ops, ops...), nil); err != nil { // what is not there any more is no error
+		// Deleting a missing member is no error.
+		if err := c.Do(t.Context(), append(ops, ops...), nil); err != nil {
 			t.Error(err)
 		}
 	}
@@ -169,7 +171,7 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// What packets would be found is found, in sets of each type and by any prefix; nothing else is.
+// Has finds what packets would find, in sets of each type and by any prefix, and nothing else.
 func TestHas(t *testing.T) {
 	c := open(t)
 	fill(t, c)
@@ -213,7 +215,7 @@ func set(members []Member) map[Member]bool {
 	return s
 }
 
-// Sets of our names that are another: what is wanted, what is there, and what becomes of it.
+// Ensure with an existing set of the same name: the wanted set, the existing one, and the result.
 func TestEnsure(t *testing.T) {
 	want := Set{Name: "KUBE-CLUSTER-IP", Type: HashIPPort, Family: IPv4}
 	for _, x := range []struct {
@@ -251,7 +253,7 @@ func TestEnsure(t *testing.T) {
 			if x.create != "" {
 				program(t, fmt.Sprintf("create %s %s\nadd %[1]s %[3]s\n", want.Name, x.create, member), "restore")
 			}
-			if x.inUse { // a set of sets refers to it as a rule does
+			if x.inUse { // a set of sets refers to it like a rule
 				program(t, fmt.Sprintf("create user list:set\nadd user %s\n", want.Name), "restore")
 			}
 			for i := range 2 {
@@ -278,7 +280,7 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-// A set that grows while rules use it, after a crash had left the other.
+// A set grows while rules use it, after a crash left the temporary set.
 func TestGrow(t *testing.T) {
 	c := open(t)
 	long := Set{Name: "KUBE-6-LOAD-BALANCER-SOURCE-CID", Type: HashIPPort, Family: IPv4, SkbInfo: true}
@@ -300,7 +302,7 @@ func TestGrow(t *testing.T) {
 	}
 }
 
-// Errors say of which set they are, what it lacks, and are told apart.
+// Errors name their set and the problem, and can be distinguished.
 func TestErrors(t *testing.T) {
 	c := open(t)
 	ctx := t.Context()
@@ -319,7 +321,8 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, x.got, x.want)
 		}
 	}
-	for _, name := range []string{"", strings.Repeat("x", 32), "a\x00b"} { // the kernel would take none for all
+	// The kernel would treat none as all.
+	for _, name := range []string{"", strings.Repeat("x", 32), "a\x00b"} {
 		if c.Destroy(ctx, name) == nil || c.Create(ctx, Set{Name: name, Type: BitmapPort}) == nil {
 			t.Errorf("%q was taken for a name", name)
 		}
@@ -335,7 +338,7 @@ func TestErrors(t *testing.T) {
 
 func only[T any](_ T, err error) error { return err }
 
-// One that is refused does not keep others from being added, wherever it stands; which it is, is told.
+// A refused member does not block others, wherever it is, and the error names it.
 func TestRefusedMembers(t *testing.T) {
 	c := open(t)
 	few := Set{Name: "few", Type: HashIPPort, Family: IPv4, MaxElem: 3}
@@ -344,7 +347,7 @@ func TestRefusedMembers(t *testing.T) {
 	}
 	m := func(port int) Member { return Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: uint16(port)} }
 	taken := few
-	taken.Name = "other" // which the kernel has for another
+	taken.Name = "other" // the kernel has another set of that name
 	ports := Set{Name: "ports", Type: BitmapPort}
 	ops := []Op{
 		{Set: &few, Member: m(1)},
@@ -386,7 +389,7 @@ func TestRefusedMembers(t *testing.T) {
 	expect(t, c, "ports", Member{Port: 7})
 }
 
-// A set that is not what it is taken for refuses all, and not at the cost of a message for each.
+// A set with unexpected properties refuses all members, without one message for each.
 func TestRefusedByTheSet(t *testing.T) {
 	c := open(t)
 	if err := errors.Join(c.Create(t.Context(), Set{Name: "ports", Type: BitmapPort}), c.Create(t.Context(), Set{Name: "addresses", Type: HashIP, Family: IPv4}),
@@ -419,7 +422,7 @@ func expect(t *testing.T, c *Conn, name string, want ...Member) {
 	}
 }
 
-// What a member carries is replaced in place, and by nothing.
+// The mark of a member is replaced in place, also by no mark.
 func TestMarks(t *testing.T) {
 	c := open(t)
 	s := Set{Name: "marks", Type: HashIPPort, Family: IPv4, SkbInfo: true}
@@ -457,7 +460,8 @@ func many(s *Set, n int) (ops []Op) {
 	return ops
 }
 
-// Many members are few messages, a set holds as many as 100,000 Services have, and one of them is one message at any size.
+// Many members need few messages. A set holds as many as 100,000 Services have, and adding one of
+// them is one message at any size.
 func TestManyMembers(t *testing.T) {
 	c := open(t)
 	s := Set{Name: "many", Type: HashIPPort, Family: IPv4, SkbInfo: true}
@@ -493,7 +497,7 @@ func TestManyMembers(t *testing.T) {
 	}
 }
 
-// transport fails at a message of choice: it is not sent, or its answer is lost.
+// transport fails at a chosen message: it is not sent, or its answer is lost.
 type transport struct {
 	netlink.Transport
 	at, n int
@@ -510,7 +514,7 @@ func (x *transport) Each(ctx context.Context, messages []byte, outcome func(int,
 	return x.Transport.Each(ctx, messages, func(i int, _ error) { outcome(i, netlink.ErrNoAnswer) })
 }
 
-// Whatever is not done, or of which nobody knows, is told of.
+// Do reports every operation that was not done, or whose outcome is unknown.
 func TestTransportFails(t *testing.T) {
 	netlabConn := open(t)
 	x := &transport{Transport: netlabConn.kernel}
@@ -584,7 +588,7 @@ func TestNets(t *testing.T) {
 	}
 }
 
-// FuzzAnswers: no answer makes the readers stumble.
+// FuzzAnswers: no answer makes the readers panic.
 func FuzzAnswers(f *testing.F) {
 	var e netlink.Encoder
 	e.Str(attrSetName, "a")
@@ -601,7 +605,7 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// FuzzMembers: what is written of a member is what is read.
+// FuzzMembers: reading a written member gives the same member.
 func FuzzMembers(f *testing.F) {
 	f.Add([]byte{10, 0, 0, 1}, []byte{10, 0, 0, 0}, 8, uint8(tcp), uint16(80), uint32(1), uint32(3))
 	f.Fuzz(func(t *testing.T, a, b []byte, bits int, proto uint8, port uint16, mark, mask uint32) {

@@ -86,10 +86,10 @@ const (
 	errHashRange   = errSpecific + 5
 )
 
-// ofMember are the errors that say that a member is wrong, and nothing of the set.
+// ofMember are the errors that refer to one member, not to the set.
 var ofMember = map[unix.Errno]bool{errCIDR: true, errHashElem: true, errHashProto: true, errHashNoProto: true, errHashNoRange: true, errHashRange: true}
 
-// explain puts the kernel's numbers into words.
+// explain replaces the kernel's numbers with text.
 func explain(err error) error {
 	var refused *netlink.Error
 	errno := unix.Errno(0)
@@ -116,7 +116,7 @@ func explain(err error) error {
 	return err
 }
 
-// refusal is a number of ipsets, which the system has no words for.
+// refusal is an ipset error number, for which the system has no text.
 type refusal unix.Errno
 
 func (r refusal) Error() string        { return fmt.Sprintf("ipset error %d", int(r)) }
@@ -133,10 +133,10 @@ var texts = map[unix.Errno]string{
 	errHashRange: "the range is none",
 }
 
-// modules have the types.
+// modules are the modules of the types.
 var modules = map[Type]string{HashIP: "hash_ip", HashIPPort: "hash_ipport", HashIPPortIP: "hash_ipportip", HashIPPortNet: "hash_ipportnet", BitmapPort: "bitmap_port"}
 
-// appendMember appends a member with the number of its line, which an error of the kernel names.
+// appendMember appends a member with the number of its line, which the kernel's error names.
 func appendMember(e *netlink.Encoder, m *Member, line uint32) {
 	data := e.Nest(attrData)
 	appendParts(e, m)
@@ -226,7 +226,7 @@ func parseHeader(attrs []byte) Header {
 		case attrCADTFlags:
 			flags := netlink.BE32(v)
 			h.SkbInfo = flags&flagWithSkbInfo != 0
-			if flags&flagWithForceAdd != 0 { // it would throw out members where it is full
+			if flags&flagWithForceAdd != 0 { // it would evict members when full
 				other = append(other, "forceadd")
 			}
 		}

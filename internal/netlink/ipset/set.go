@@ -135,18 +135,18 @@ func (h Header) Differs(want Set) string {
 	return ""
 }
 
-// Member is a member of a set. It is comparable, and its own map key.
+// Member is a member of a set. It is comparable, and serves as a map key.
 type Member struct {
 	Addr  netip.Addr   // not in a BitmapPort
 	Net   netip.Prefix // of HashIPPortNet, from /1 on (see [Nets]); of HashIPPortIP one with all bits
 	Port  uint16       // not in a HashIP
 	Proto uint8        // beside a port, but not in a BitmapPort: IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP
-	// Mark and Mask are the packet mark, in a set with SkbInfo. No bit of a mark is outside of its
+	// Mark and Mask are the packet mark, in a set with SkbInfo. A mark has no bit outside of its
 	// mask.
 	Mark, Mask uint32
 }
 
-// Key is the member without its mark: a set has one member of each key.
+// Key returns the member without its mark: a set has one member for each key.
 func (m Member) Key() Member {
 	m.Mark, m.Mask = 0, 0
 	return m
@@ -211,7 +211,7 @@ func protoName(p uint8) string {
 	return fmt.Sprint(p)
 }
 
-// check says why a set cannot have the member. The kernel takes what passes.
+// check returns an error if a set cannot have the member. The kernel accepts members that pass.
 func (m Member) check(s *Set) error {
 	wants, has := shapes[s.Type], shape{m.Addr.IsValid(), m.Proto != 0, m.Net.IsValid()}
 	switch {
@@ -256,7 +256,7 @@ var revisions = map[Type]uint8{HashIP: 4, HashIPPort: 5, HashIPPortIP: 5, HashIP
 type Op struct {
 	Set    *Set
 	Delete bool
-	Member Member // of one to be deleted the key alone counts
+	Member Member // for a deletion only the key counts
 }
 
 func (o Op) String() string {

@@ -15,21 +15,21 @@ import (
 var ErrNoIPVS = errors.New("the kernel has no IPVS (CONFIG_IP_VS, the module ip_vs)")
 
 const (
-	// room is the receive buffer. The kernel doubles it, and an answer takes up to 2 KiB. Every
-	// process may have this much, unless net.core.rmem_max was lowered.
+	// room is the size of the receive buffer. The kernel doubles it, and an answer takes up to 2
+	// KiB. Every process may have this size, unless net.core.rmem_max was lowered.
 	room = 208 << 10
-	// piece is how many operations go in one system call.
+	// piece is the number of operations in one system call.
 	piece = 192
 )
 
-// Conn is a connection to IPVS in one network namespace. It is for one goroutine at a time.
+// Conn is a connection to IPVS in one network namespace. Only one goroutine may use it at a time.
 type Conn struct {
 	kernel netlink.Transport
-	family uint16 // its number with this kernel
+	family uint16 // the kernel's number of the IPVS family
 	bulk   netlink.Bulk
 	reply  decoder
 
-	// A call of Do at work.
+	// The state of a call of Do.
 	ops      []Op
 	failures netlink.Failures
 }
@@ -49,13 +49,15 @@ func Open() (*Conn, error) {
 	return c, nil
 }
 
-// New connects by a transport, which it closes when it is closed; if New fails, the caller does.
+// New returns a connection over a transport, which Close closes; if New fails, the caller must
+// close it.
 func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
 	c := &Conn{kernel: kernel, bulk: netlink.Bulk{Piece: piece}}
 	if err := c.resolve(ctx); err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
-	if err := c.ask(ctx, cmdGetInfo, unix.NLM_F_ACK, nil, nil); err != nil { // to say now what would fail with each operation
+	// Reports errors now that every operation would have.
+	if err := c.ask(ctx, cmdGetInfo, unix.NLM_F_ACK, nil, nil); err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
 	return c, nil
@@ -64,7 +66,7 @@ func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.kernel.Close() }
 
-// Counters returns what was sent.
+// Counters returns the totals of sent messages.
 func (c *Conn) Counters() netlink.Counters { return c.bulk.Counters }
 
 // Do carries out operations in order. It calls failed, if not nil, for each that the kernel
@@ -81,16 +83,16 @@ func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) 
 	return err
 }
 
-// operations are those of the call of Do at work.
+// operations are those of the present call of Do.
 type operations Conn
 
-// Append is part of [netlink.Operations].
+// Append implements [netlink.Operations].
 func (c *operations) Append(e *netlink.Encoder, i int) error {
 	appendOp(e, c.family, &c.ops[i])
 	return nil
 }
 
-// Done is part of [netlink.Operations].
+// Done implements [netlink.Operations].
 func (c *operations) Done(i int, err error) {
 	if err != nil {
 		c.failures.Add(i, fmt.Errorf("%v: %w", c.ops[i], err))
@@ -121,7 +123,7 @@ func (c *Conn) send(ctx context.Context, family uint16, f func(body []byte) erro
 	})
 }
 
-// resolve asks for the number of the family, which changes when the module is loaded again. Without
+// resolve queries the number of the family, which changes when the module is loaded again. Without
 // virtual services it can be unloaded.
 func (c *Conn) resolve(ctx context.Context) error {
 	e := &c.bulk.Out
@@ -169,7 +171,7 @@ func (c *Conn) Services(ctx context.Context, f func(ServiceState) error) error {
 	return nil
 }
 
-// Service returns one virtual service. The error wraps unix.ESRCH if there is none.
+// Service returns one virtual service. The error wraps unix.ESRCH if it does not exist.
 func (c *Conn) Service(ctx context.Context, id ServiceID) (ServiceState, error) {
 	var s ServiceState
 	found := false
@@ -208,7 +210,7 @@ func (c *Conn) Destinations(ctx context.Context, id ServiceID, f func(Destinatio
 	return nil
 }
 
-// Timeouts returns those of connections.
+// Timeouts returns the timeouts of connections.
 func (c *Conn) Timeouts(ctx context.Context) (Timeouts, error) {
 	var t Timeouts
 	err := c.ask(ctx, cmdGetConfig, unix.NLM_F_ACK, nil, func(body []byte) error {
@@ -228,8 +230,8 @@ func (c *Conn) Timeouts(ctx context.Context) (Timeouts, error) {
 	return t, nil
 }
 
-// SetTimeouts sets the timeouts of connections, in whole seconds, for later packets; 0 changes
-// nothing.
+// SetTimeouts sets the timeouts of connections, in whole seconds, for later packets; 0 keeps a
+// timeout.
 func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
 	all := [...]struct {
 		attr  uint16

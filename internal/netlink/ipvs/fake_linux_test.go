@@ -24,7 +24,7 @@ func openFake(t testing.TB, k *ipvsfake.Kernel) *ipvs.Conn {
 	return c
 }
 
-// What the tests of the kernel say holds of the fake too.
+// The fake passes the tests of the kernel too.
 func TestFake(t *testing.T) {
 	t.Run("holds what is asked", func(t *testing.T) {
 		c := openFake(t, ipvsfake.New(ipvsfake.Config{}))
@@ -36,7 +36,7 @@ func TestFake(t *testing.T) {
 	t.Run("many", func(t *testing.T) { many(t, openFake(t, ipvsfake.New(ipvsfake.Config{})), 6000) })
 }
 
-// A kernel without IPVS, and one that forbids it, are told at once and apart.
+// Open returns distinct errors at once for a kernel without IPVS, and for one that forbids it.
 func TestOpenSaysWhatIsMissing(t *testing.T) {
 	for _, q := range []struct {
 		cfg  ipvsfake.Config
@@ -49,7 +49,7 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 			t.Errorf("%+v: %v, %v", q.cfg, c, err)
 		}
 	}
-	c, err := ipvs.Open() // of this machine: it has IPVS or it says so
+	c, err := ipvs.Open() // this machine has IPVS, or the error says that it lacks it
 	if err == nil {
 		c.Close()
 	} else if !errors.Is(err, ipvs.ErrNoIPVS) && !errors.Is(err, unix.EPERM) {
@@ -57,7 +57,8 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// With any errno or a lost answer at each message of a batch, that operation and no other is told of, and all others are done.
+// With any errno or a lost answer at each message of a batch, only that operation fails, and all
+// others are done.
 func TestEachOperationFailsForItself(t *testing.T) {
 	all := ops(samples)
 	for n := range all {
@@ -81,7 +82,7 @@ func TestEachOperationFailsForItself(t *testing.T) {
 				t.Fatalf("%v at %v: %v, %v", fault, all[n], got, err)
 			}
 			delete(got, n)
-			for i, err := range got { // a service that was not made has no destinations
+			for i, err := range got { // a service that was not created has no destinations
 				if all[n].Verb != ipvs.NewService || fault == ipvsfake.ErrLost || all[i].Service != all[n].Service || !errors.Is(err, unix.ESRCH) {
 					t.Errorf("%v at %v: %v", fault, all[n], err)
 				}
@@ -93,7 +94,8 @@ func TestEachOperationFailsForItself(t *testing.T) {
 	}
 }
 
-// A context that ends between two system calls keeps the rest from being sent, and each of them is told of.
+// If the context ends between two system calls, the rest is not sent, and each of its operations
+// fails.
 func TestContextEndsABatch(t *testing.T) {
 	k := ipvsfake.New(ipvsfake.Config{})
 	c := openFake(t, k)
@@ -125,7 +127,7 @@ func TestContextEndsABatch(t *testing.T) {
 	}
 }
 
-// crowded is a kernel connection with room for a few answers only.
+// crowded is a kernel connection whose buffer holds only a few answers.
 type crowded struct {
 	*ipvsfake.Conn
 	room int
@@ -140,7 +142,7 @@ func (c crowded) Each(ctx context.Context, messages []byte, outcome func(int, er
 	})
 }
 
-// Where the room for answers is less than was asked for, answers are lost once and the next pieces are smaller.
+// If the buffer is smaller than requested, answers are lost once, and the next pieces are smaller.
 func TestLittleRoomForAnswers(t *testing.T) {
 	k := ipvsfake.New(ipvsfake.Config{})
 	c, err := ipvs.New(t.Context(), crowded{k.Connect(), 50})
@@ -165,7 +167,7 @@ func TestLittleRoomForAnswers(t *testing.T) {
 	}
 }
 
-// The number of the family is asked for anew with each list: it changes when the module is loaded again.
+// Each list queries the number of the family again, because it changes when the module is reloaded.
 func TestFamilyNumberChanges(t *testing.T) {
 	k := ipvsfake.New(ipvsfake.Config{})
 	c := openFake(t, k)
@@ -178,7 +180,7 @@ func TestFamilyNumberChanges(t *testing.T) {
 	expect(t, c, samples)
 }
 
-// Operations make no garbage, one alone and ten thousand.
+// Operations allocate no garbage, neither one nor ten thousand.
 func TestNoGarbage(t *testing.T) {
 	c, err := ipvs.New(t.Context(), silent{})
 	if err != nil {
@@ -200,7 +202,7 @@ func TestNoGarbage(t *testing.T) {
 	}
 }
 
-// silent does nothing and says that it did.
+// silent does nothing and reports success.
 type silent struct{}
 
 func (silent) Do(_ context.Context, request []byte, f func(netlink.Message) error) error {
@@ -224,7 +226,7 @@ func (silent) Each(_ context.Context, messages []byte, outcome func(int, error))
 
 func (silent) Close() error { return nil }
 
-// canned answers each question with the same bytes.
+// canned answers each request with the same bytes.
 type canned struct {
 	silent
 	typ  uint16
@@ -238,7 +240,7 @@ func (c canned) Do(_ context.Context, _ []byte, f func(netlink.Message) error) e
 	return f(netlink.Message{Type: c.typ, Body: c.body})
 }
 
-// FuzzAnswers: whatever the kernel answers, there is a value or an error.
+// FuzzAnswers: any answer gives a value or an error.
 func FuzzAnswers(f *testing.F) {
 	k := ipvsfake.New(ipvsfake.Config{})
 	c := openFake(f, k)
@@ -279,7 +281,7 @@ func FuzzAnswers(f *testing.F) {
 
 type swapped struct{ netlink.Transport }
 
-// answers are the bodies of all that the fake answers.
+// answers returns the bodies of all answers of the fake.
 func answers(t testing.TB, k *ipvsfake.Kernel) (all [][]byte) {
 	spy := &spied{k.Connect(), &all}
 	c, err := ipvs.New(t.Context(), spy)

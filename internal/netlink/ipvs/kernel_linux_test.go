@@ -20,13 +20,13 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 )
 
-// openKernel connects to the kernel's IPVS in a network namespace of the test's own, in which it is.
+// openKernel enters a new network namespace and connects to its IPVS.
 func openKernel(t testing.TB) *ipvs.Conn {
 	t.Helper()
 	netlab.EnterForTest(t)
 	loopback, err := netlink.LinkByName("lo")
 	if err == nil {
-		err = netlink.LinkSetUp(loopback) // no address is one that packets can go to without a routing table
+		err = netlink.LinkSetUp(loopback) // without a routing table packets can reach no address
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ var (
 	}
 )
 
-// ops are those that make what a map says.
+// ops returns the operations that create the services of a map.
 func ops(all map[ipvs.Service][]ipvs.Destination) (ops []ipvs.Op) {
 	for s, ds := range all {
 		ops = append(ops, ipvs.Op{Verb: ipvs.NewService, Service: s})
@@ -95,7 +95,7 @@ func empty(t testing.TB, c *ipvs.Conn) {
 	expect(t, c, nil)
 }
 
-// list asks for everything. Destinations are sorted by address.
+// list lists everything. Destinations are sorted by address.
 func list(t testing.TB, c *ipvs.Conn) map[ipvs.Service][]ipvs.Destination {
 	t.Helper()
 	all := map[ipvs.Service][]ipvs.Destination{}
@@ -135,8 +135,9 @@ func expect(t testing.TB, c *ipvs.Conn, want map[ipvs.Service][]ipvs.Destination
 	}
 }
 
-// What is asked for is what the kernel lists, to us and to another client, moby/ipvs (DP-30); and what that client makes is what
-// we read. It does not know 64-bit counters, so those are ours alone.
+// The kernel lists the requested services, to this package and to another client, moby/ipvs
+// (DP-30); and this package reads what that client creates. That client lacks 64-bit counters, so
+// only ours are compared.
 func TestKernelHoldsWhatIsAsked(t *testing.T) {
 	c := openKernel(t)
 	do(t, c, ops(samples)...)
@@ -159,7 +160,7 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 			continue
 		}
 		o, mask := theirs[i], s.Netmask
-		if s.Family == ipvs.IPv4 { // which it reads in the machine's byte order
+		if s.Family == ipvs.IPv4 { // the other client reads it in the machine's byte order
 			mask = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, mask))
 		}
 		if o.SchedName != s.Scheduler || ipvs.Flags(o.Flags)&^2 != s.Flags || o.Timeout != s.Timeout || o.Netmask != mask {
@@ -190,12 +191,12 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 	expect(t, c, map[ipvs.Service][]ipvs.Destination{byAddr: {{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}}})
 }
 
-// Each verb does what it says, and an error names what it is of.
+// Each verb has its effect, and an error names its object.
 func TestKernelVerbs(t *testing.T) {
 	verbs(t, openKernel(t))
 }
 
-// verbs is for the kernel and the fake.
+// verbs tests the kernel and the fake.
 func verbs(t *testing.T, c *ipvs.Conn) {
 	t.Helper()
 	d := ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
@@ -236,7 +237,7 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 		}
 		expect(t, c, step.result)
 	}
-	// One alone, and one that is not there.
+	// A single operation, and one on a missing object.
 	do(t, c, ipvs.Op{Verb: ipvs.NewService, Service: mark})
 	if s, err := c.Service(t.Context(), mark.ServiceID); err != nil || s.Service != mark {
 		t.Errorf("%+v, %v; want %+v", s, err, mark)
@@ -247,7 +248,7 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 	if err := c.Destinations(t.Context(), byAddr.ServiceID, func(ipvs.DestinationState) error { t.Error("called"); return nil }); err != nil {
 		t.Errorf("destinations of a service that is not there: %v", err)
 	}
-	// The timeouts of connections; 0 leaves one.
+	// The timeouts of connections; 0 keeps one.
 	want := ipvs.Timeouts{TCP: 10 * time.Minute, TCPFin: 30 * time.Second, UDP: 50 * time.Second}
 	if err := c.SetTimeouts(t.Context(), want); err != nil {
 		t.Error(err)
@@ -261,7 +262,8 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 	}
 }
 
-// Thousands of operations go in few system calls, and each is answered, wherever the refused ones lie; lists of thousands are whole.
+// Thousands of operations need few system calls, and each gets an answer, wherever the refused ones
+// are; lists of thousands are complete.
 func TestKernelMany(t *testing.T) {
 	many(t, openKernel(t), 3000)
 }
@@ -317,7 +319,7 @@ func many(t *testing.T, c *ipvs.Conn, n int) {
 	if !slices.Equal(ds, want[sticky]) {
 		t.Errorf("%d destinations are listed, or others; want %d", len(ds), len(want[sticky]))
 	}
-	// An error of who is told ends the telling, and the connection goes on.
+	// An error of the callback ends the list, and the connection stays usable.
 	stop, calls := errors.New("enough"), 0
 	if err := c.Services(t.Context(), func(ipvs.ServiceState) error { calls++; return stop }); !errors.Is(err, stop) || calls != 1 {
 		t.Errorf("%v after %d calls", err, calls)
@@ -327,8 +329,8 @@ func many(t *testing.T, c *ipvs.Conn, n int) {
 	}
 }
 
-// Connections are counted; a destination that was removed while it had some has them again when it comes back, as package ipvsfake
-// says, and the packets that went by are those of before.
+// Connections are counted. A destination that was removed with connections has them again after it
+// is added again, as in package ipvsfake, together with its packet counters.
 func TestKernelCountsConnections(t *testing.T) {
 	c := openKernel(t)
 	loopback, err := netlink.LinkByName("lo")
@@ -365,7 +367,8 @@ func TestKernelCountsConnections(t *testing.T) {
 	}
 	before := look()
 	for end := time.Now().Add(30 * time.Second); before.Stats.Conns == 0 && time.Now().Before(end); before = look() {
-		<-time.After(100 * time.Millisecond) // counters are summed every two seconds; connections are counted at once
+		// The kernel sums counters every two seconds; it counts connections at once.
+		<-time.After(100 * time.Millisecond)
 	}
 	if before.Active != 1 || before.Inactive != 0 || before.Persistent != 1 || before.Stats.Conns != 1 || before.Stats.InPackets < 2 || before.Stats.OutPackets < 1 || before.Stats.InBytes < 80 {
 		t.Errorf("with a connection: %+v", before)
@@ -409,7 +412,7 @@ func TestKernelCountsConnections(t *testing.T) {
 	}
 }
 
-// Without CAP_NET_ADMIN nothing can be asked, and it is said at once.
+// Without CAP_NET_ADMIN, Open fails at once.
 func TestKernelRefusesTheUnprivileged(t *testing.T) {
 	openKernel(t)
 	caps := [2]unix.CapUserData{}

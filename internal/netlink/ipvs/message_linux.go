@@ -40,7 +40,7 @@ const (
 	svcPort      = 4
 	svcMark      = 5
 	svcScheduler = 6
-	svcFlags     = 7 // struct ip_vs_flags: the flags, and which of them count
+	svcFlags     = 7 // struct ip_vs_flags: the flags, and their mask
 	svcTimeout   = 8
 	svcNetmask   = 9
 	svcStats     = 10
@@ -138,7 +138,7 @@ func appendAddr(e *netlink.Encoder, typ uint16, a netip.Addr) {
 	e.Bytes(typ, b[:])
 }
 
-// attributes returns those of an answer's body, if it is one to that command.
+// attributes returns the attributes of an answer's body, if it answers that command.
 func attributes(body []byte, cmd uint8) ([]byte, bool) {
 	if len(body) < genlHeader || body[0] != cmd {
 		return nil, false
@@ -169,7 +169,7 @@ func (d *decoder) name(b []byte) string {
 	return s
 }
 
-// service reads an answer about a virtual service.
+// service decodes an answer about a virtual service.
 func (d *decoder) service(body []byte) (ServiceState, error) {
 	var s ServiceState
 	attrs, ok := attributes(body, cmdNewService)
@@ -226,7 +226,7 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 	return s, nil
 }
 
-// destination reads an answer about a destination of a service of that family.
+// destination decodes an answer about a destination of a service of that family.
 func (d *decoder) destination(body []byte, family Family) (DestinationState, error) {
 	var s DestinationState
 	attrs, ok := attributes(body, cmdNewDest)
@@ -274,7 +274,7 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 	return s, nil
 }
 
-// address reads one from its field, which has 16 bytes for IPv4 too.
+// address decodes an address field, which has 16 bytes for IPv4 too.
 func address(family Family, b []byte) (netip.Addr, bool) {
 	switch {
 	case family == IPv4 && len(b) >= 4:
@@ -285,7 +285,7 @@ func address(family Family, b []byte) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// stats reads counters of 32 or 64 bits.
+// stats decodes counters of 32 or 64 bits.
 func stats(b []byte) (s Stats) {
 	netlink.Attributes(b, func(typ uint16, v []byte) bool {
 		n := uint64(netlink.Native32(v))

@@ -7,7 +7,8 @@ import (
 )
 
 // SaveService returns the line of a virtual service for "ipvsadm --restore". ipvsadm-save -n prints
-// it alike, but marks from 0x80000000 on as negative numbers, which --restore refuses.
+// the same, except that it prints marks from 0x80000000 on as negative numbers, which --restore
+// refuses.
 func SaveService(s Service) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "-A %s -s %s", saveID(s.ServiceID), s.Scheduler)
@@ -48,7 +49,7 @@ func saveNetmask(f Family, mask uint32) string {
 	return netip.AddrFrom4([4]byte{byte(mask >> 24), byte(mask >> 16), byte(mask >> 8), byte(mask)}).String()
 }
 
-// saveFlags are the names of a scheduler's flags: those of sh and mh have such of their own.
+// saveFlags returns the names of a scheduler's flags: sh and mh have their own names.
 func saveFlags(scheduler string, flags Flags) string {
 	names := []string{"flag-1", "flag-2", "flag-3"}
 	if scheduler == "sh" || scheduler == "mh" {

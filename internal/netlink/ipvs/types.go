@@ -16,7 +16,7 @@ const (
 	IPv6 Family = 10 // AF_INET6
 )
 
-// FamilyOf returns the family of an address: 0 of none.
+// FamilyOf returns the family of an address, or 0.
 func FamilyOf(a netip.Addr) Family {
 	switch {
 	case a.Is4():
@@ -27,7 +27,7 @@ func FamilyOf(a netip.Addr) Family {
 	return 0
 }
 
-// WholeAddress is the netmask that takes each client address for itself.
+// WholeAddress returns the netmask that treats each client address separately.
 func (f Family) WholeAddress() uint32 {
 	if f == IPv6 {
 		return 128
@@ -36,7 +36,7 @@ func (f Family) WholeAddress() uint32 {
 }
 
 // ServiceID names a virtual service: by address, port and protocol, or by firewall mark and family.
-// Make it with [ByAddr] or [ByMark], so that equal names are equal values.
+// [ByAddr] and [ByMark] create it, so that equal names are equal values.
 type ServiceID struct {
 	Family Family
 	Mark   uint32 // 0: by address
@@ -44,13 +44,14 @@ type ServiceID struct {
 	Proto  uint8 // IPPROTO_TCP (6), IPPROTO_UDP (17) or IPPROTO_SCTP (132)
 }
 
-// ByAddr names the service of an address, without zone, and port. Port 0 takes the other ports of
+// ByAddr names the service of an address, without zone, and port. Port 0 means the other ports of
 // the address.
 func ByAddr(addr netip.AddrPort, proto uint8) ServiceID {
 	return ServiceID{Family: FamilyOf(addr.Addr()), Addr: addr, Proto: proto}
 }
 
-// ByMark names the service of packets with a firewall mark, compared as a whole, and not 0.
+// ByMark names the service of packets with that firewall mark, compared as a whole. The mark is not
+// 0.
 func ByMark(family Family, mark uint32) ServiceID { return ServiceID{Family: family, Mark: mark} }
 
 // String returns, for example, "TCP 10.0.0.1:80" or "mark 0x4001 (IPv6)".
@@ -78,19 +79,19 @@ type Flags uint32
 // The flags.
 const (
 	Persistent Flags = 1 << 0 // a client stays with its destination for the service's Timeout
-	OnePacket  Flags = 1 << 2 // each datagram is scheduled for itself
+	OnePacket  Flags = 1 << 2 // each datagram is scheduled separately
 	Sched1     Flags = 1 << 3 // sh and mh: fall back to another destination if the chosen one has weight 0 or is overloaded
 	Sched2     Flags = 1 << 4 // sh and mh: the source port counts too
 
 	hashed Flags = 1 << 1
 )
 
-// Service is a virtual service. Equal values are the same to the kernel.
+// Service is a virtual service. Equal values are the same for the kernel.
 type Service struct {
 	ServiceID
-	Scheduler string // of at most 15 bytes
+	Scheduler string // at most 15 bytes
 	Flags     Flags
-	Timeout   uint32 // of persistence, in seconds; kept, and of no consequence, without Persistent
+	Timeout   uint32 // persistence timeout in seconds; stored but unused without Persistent
 	// Netmask groups client addresses for persistence and schedulers: for IPv4 a mask (0xffffff00
 	// is /24), for IPv6 a prefix length, 1 to 128. Family.WholeAddress is usual.
 	Netmask uint32
@@ -102,7 +103,7 @@ func (s Service) String() string {
 	return fmt.Sprintf("%s %s flags %#x timeout %d netmask %#x", s.ServiceID, s.Scheduler, uint32(s.Flags), s.Timeout, s.Netmask)
 }
 
-// Forwarding is how packets come to a destination (IP_VS_CONN_F_…).
+// Forwarding is the way in which packets reach a destination (IP_VS_CONN_F_…).
 type Forwarding uint8
 
 // The methods. The kernel lists the last two.
@@ -114,12 +115,13 @@ const (
 	Bypass Forwarding = 4
 )
 
-// Destination is a real server. Its address and port are its name in the service.
+// Destination is a real server. Its address and port identify it in the service.
 type Destination struct {
 	Addr       netip.AddrPort
 	Forwarding Forwarding
-	Weight     int32 // 0 takes no new connections and keeps those it has; below 0 is refused
-	// At Upper connections the destination gets no more until it has less than Lower; 0 is no
+	// 0 takes no new connections and keeps its present ones; the kernel refuses negative weights.
+	Weight int32
+	// At Upper connections the destination gets no more until it has less than Lower; 0 means no
 	// limit.
 	Upper, Lower uint32
 }
@@ -138,9 +140,9 @@ type ServiceState struct {
 // DestinationState is a destination as the kernel lists it.
 type DestinationState struct {
 	Destination
-	Active     uint32 // connections that are established
-	Inactive   uint32 // all others that are known still
-	Persistent uint32 // templates of persistence that lead here
+	Active     uint32 // established connections
+	Inactive   uint32 // all other tracked connections
+	Persistent uint32 // persistence templates of this destination
 	Stats      Stats
 }
 
@@ -160,7 +162,7 @@ const (
 
 var verbs = [...]string{NewService: "add", SetService: "change", DelService: "remove", NewDestination: "add", SetDestination: "change", DelDestination: "remove"}
 
-// Op is one operation. Of its Service those on a destination heed the ServiceID alone.
+// Op is one operation. For an operation on a destination only the ServiceID of Service counts.
 type Op struct {
 	Verb        Verb
 	Service     Service
@@ -182,9 +184,9 @@ func (op Op) String() string {
 	return b.String()
 }
 
-// Timeouts are those of connections, one of each for the whole network namespace, in whole seconds.
+// Timeouts are the timeouts of connections in whole seconds, shared by the whole network namespace.
 type Timeouts struct {
-	TCP    time.Duration // of one that is established
-	TCPFin time.Duration // of one that one side has closed
+	TCP    time.Duration // of established connections
+	TCPFin time.Duration // of connections that one side has closed
 	UDP    time.Duration
 }

@@ -1,3 +1,3 @@
-// Package route writes and reads the messages of rtnetlink about interfaces and their addresses, for those who keep addresses of their own
-// on one. It is no client: package conn sends them.
+// Package route encodes and decodes the messages of rtnetlink about interfaces, their addresses and
+// routes. Package netlink sends them.
 package route

@@ -13,8 +13,8 @@ import (
 
 // Query asks for the route of a packet.
 type Query struct {
-	To, From netip.Addr // From is of packets that come in only
-	// In is the index of the interface that the packet comes in through; 0 for an own packet.
+	To, From netip.Addr // From is only for incoming packets
+	// In is the index of the interface on which the packet arrives; 0 for the node's own packets.
 	In   int32
 	Mark uint32
 }
@@ -23,23 +23,23 @@ type Query struct {
 type Route struct {
 	// Type is RTN_*.
 	Type byte
-	// Out is the index of the interface that the packet leaves through; 0 for no route.
+	// Out is the index of the interface on which the packet leaves; 0 without a route.
 	Out int32
-	// Gateway is the next hop; not valid if that is the destination itself.
+	// Gateway is the next hop; invalid if that is the destination itself.
 	Gateway netip.Addr
-	// Source is the source address of own packets; not valid if the kernel names none.
+	// Source is the source address of the node's own packets; invalid if the kernel names none.
 	Source netip.Addr
 	Table  uint32 // RT_TABLE_*
-	MTU    uint32 // of the route; 0 for the interface's
-	// Errno is why there is no route; 0 if there is one.
+	MTU    uint32 // of the route; 0 means the interface's
+	// Errno is the reason why no route exists; else 0.
 	Errno unix.Errno
 }
 
 // Here reports whether the packet is for this node.
 func (r Route) Here() bool { return r.Type == unix.RTN_LOCAL }
 
-// Lookup asks the kernel for a route, with its policy rules. Of a packet that comes in the kernel
-// checks the source, too, as its sysctls say.
+// Lookup queries the kernel for a route, including its policy rules. For an incoming packet the
+// kernel also checks the source, as its sysctls require.
 func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err error) {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = family(q.To), byte(q.To.BitLen())
@@ -118,9 +118,8 @@ func Neighbours(ctx context.Context, conn netlink.Asker, family byte) ([]Neighbo
 	return all, nil
 }
 
-// Filters lists what traffic control does with packets of an interface in a direction: the kinds of
-// its filters there, such as "bpf", with their names. Parent is TC_H_MIN_INGRESS or
-// TC_H_MIN_EGRESS.
+// Filters lists the traffic control filters for packets of an interface in a direction: their
+// kinds, such as "bpf", with their names. Parent is TC_H_MIN_INGRESS or TC_H_MIN_EGRESS.
 func Filters(ctx context.Context, conn netlink.Asker, link int32, parent uint16) ([]string, error) {
 	head := make([]byte, sizeofTcMsg)
 	netlink.Order.PutUint32(head[4:], uint32(link))
@@ -135,7 +134,7 @@ func Filters(ctx context.Context, conn netlink.Asker, link int32, parent uint16)
 		if name := netlink.CStr(netlink.Attribute(options, tcaBPFName)); kind == "bpf" && name != "" {
 			kind += " " + name
 		}
-		return kind, options != nil // the kernel lists a filter's head without options, too
+		return kind, options != nil // the kernel also lists a filter's head, without options
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the filters of interface number %d: %w", link, err)

@@ -41,7 +41,7 @@ type Address struct {
 	Addr  netip.Addr
 	Bits  int
 	Index int32 // of the interface
-	Scope byte  // RT_SCOPE_*; of IPv6 the address says it
+	Scope byte  // RT_SCOPE_*; for IPv6 it follows from the address
 	// Flags are IFA_F_*. With IFA_F_DEPRECATED in a request, the address is no source address.
 	Flags uint32
 }
@@ -64,7 +64,7 @@ func ParseAddress(body []byte) (a Address, ok bool) {
 		}
 		return true
 	})
-	if local == nil { // IPv6 has only the other, unless there is a peer
+	if local == nil { // IPv6 has only the other attribute, unless there is a peer
 		local = peer
 	}
 	a.Addr, ok = netip.AddrFromSlice(local)
@@ -84,7 +84,7 @@ func AppendAddress(e *netlink.Encoder, typ, flags uint16, a Address) {
 	e.Bytes(unix.IFA_LOCAL, ip)
 	e.Bytes(unix.IFA_ADDRESS, ip)
 	e.Native32(unix.IFA_FLAGS, a.Flags&^unix.IFA_F_DEPRECATED)
-	if a.Flags&unix.IFA_F_DEPRECATED != 0 { // it is preferred for no time, and valid for ever
+	if a.Flags&unix.IFA_F_DEPRECATED != 0 { // it is preferred for 0 s, and valid for ever
 		var lifetimes [16]byte // struct ifa_cacheinfo
 		netlink.Order.PutUint32(lifetimes[4:], math.MaxUint32)
 		e.Bytes(unix.IFA_CACHEINFO, lifetimes[:])
@@ -111,10 +111,10 @@ type Link struct {
 	Type   uint16 // ARPHRD_*
 	Flags  uint32 // IFF_*
 	Name   string
-	Kind   string // "dummy" and the like; "" for hardware
+	Kind   string // such as "dummy"; "" for hardware
 	MTU    uint32
 	Master int32 // the index of the interface that it belongs to; 0 for none
-	XDP    bool  // a program of XDP is attached
+	XDP    bool  // an XDP program is attached
 }
 
 // ParseLink reads struct ifinfomsg and its attributes.
@@ -151,7 +151,7 @@ func Links(ctx context.Context, conn netlink.Asker) ([]Link, error) {
 	return all, nil
 }
 
-// FindLink finds the interface of a name; its index is 0 if there is none.
+// FindLink finds the interface with a name; its index is 0 if it does not exist.
 func FindLink(ctx context.Context, conn netlink.Asker, name string) (found Link, err error) {
 	var e netlink.Encoder
 	e.Str(unix.IFLA_IFNAME, name)
@@ -161,7 +161,7 @@ func FindLink(ctx context.Context, conn netlink.Asker, name string) (found Link,
 	return found, nil
 }
 
-// LinkName returns the name of the interface of an index, "" if there is none.
+// LinkName returns the name of the interface with an index, or "" if it does not exist.
 func LinkName(ctx context.Context, conn netlink.Asker, index int32) (name string, err error) {
 	l, err := getLink(ctx, conn, index, nil)
 	if err != nil {
@@ -170,7 +170,7 @@ func LinkName(ctx context.Context, conn netlink.Asker, index int32) (name string
 	return l.Name, nil
 }
 
-// getLink asks for the interface of an index, or named by the attributes.
+// getLink requests the interface with an index, or with the attributes' name.
 func getLink(ctx context.Context, conn netlink.Asker, index int32, attrs []byte) (found Link, err error) {
 	head := make([]byte, unix.SizeofIfInfomsg)
 	netlink.Order.PutUint32(head[4:], uint32(index))
@@ -184,8 +184,8 @@ func getLink(ctx context.Context, conn netlink.Asker, index int32, attrs []byte)
 	return found, err
 }
 
-// ChangeLink makes a request that sets the flags (IFF_*) in which of an interface; with index 0 of
-// a new one of that name and kind, with more attributes.
+// ChangeLink returns a request that sets the flags (IFF_*) in which of an interface. With index 0
+// it creates one with that name and kind, and with the other attributes.
 func ChangeLink(l Link, which uint32, attrs ...[]byte) []byte {
 	head := make([]byte, unix.SizeofIfInfomsg)
 	netlink.Order.PutUint32(head[4:], uint32(l.Index))
@@ -202,15 +202,15 @@ func ChangeLink(l Link, which uint32, attrs ...[]byte) []byte {
 	return netlink.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, append([][]byte{head, e.B}, attrs...)...)
 }
 
-// DeleteLink makes a request that deletes an interface.
+// DeleteLink returns a request that deletes an interface.
 func DeleteLink(index int32) []byte {
 	head := make([]byte, unix.SizeofIfInfomsg)
 	netlink.Order.PutUint32(head[4:], uint32(index))
 	return netlink.Request(unix.RTM_DELLINK, unix.NLM_F_ACK, head)
 }
 
-// LeadsHere reports whether packets to the address are for this node. A new IPv6 address is the
-// node's a moment later.
+// LeadsHere reports whether packets to the address are for this node. A new IPv6 address becomes
+// the node's a moment later.
 func LeadsHere(ctx context.Context, conn netlink.Asker, a netip.Addr) (here bool, err error) {
 	way, err := Lookup(ctx, conn, Query{To: a})
 	return way.Here(), err
@@ -222,7 +222,7 @@ type Entry struct {
 	Link int32 // the index of the interface; 0 for none
 }
 
-// Entries lists the main table of a family, unix.AF_INET or unix.AF_INET6.
+// Entries lists the main routing table of a family, unix.AF_INET or unix.AF_INET6.
 func Entries(ctx context.Context, conn netlink.Asker, family byte) (all []Entry, err error) {
 	request := netlink.Request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofRtMsg-1)...))
 	parts, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) ([]Entry, bool) {
@@ -237,7 +237,7 @@ func Entries(ctx context.Context, conn netlink.Asker, family byte) (all []Entry,
 	return slices.Concat(parts...), nil
 }
 
-// parseRoute reads struct rtmsg and its attributes. It returns false for a route of another table
+// parseRoute reads struct rtmsg and its attributes. It returns false for a route of a table other
 // than main.
 func parseRoute(body []byte) (all []Entry, main bool) {
 	table, links := uint32(body[4]), []int32{0} // rtm_table

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// What is asked for is what the kernel then tells, listed and as notifications.
+// The kernel lists the requested addresses, and reports them in notifications.
 func TestAddresses(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -45,7 +45,8 @@ func TestAddresses(t *testing.T) {
 		want.Flags = want.Flags&^unix.IFA_F_NODAD | unix.IFA_F_PERMANENT // only IPv6 looks for duplicates
 		if family == unix.AF_INET6 {
 			a.Bits, a.Flags = 128, a.Flags|unix.IFA_F_DEPRECATED
-			want.Bits, want.Flags, want.Scope = 128, a.Flags|unix.IFA_F_PERMANENT, unix.RT_SCOPE_UNIVERSE // which IPv6 says itself
+			// Both are fixed for IPv6.
+			want.Bits, want.Flags, want.Scope = 128, a.Flags|unix.IFA_F_PERMANENT, unix.RT_SCOPE_UNIVERSE
 		}
 		if here, err := LeadsHere(t.Context(), conn, a.Addr); here || err != nil {
 			t.Errorf("%s is here already: %v", ip, err)
@@ -93,7 +94,7 @@ func expectNotice(t *testing.T, heard <-chan netlink.Message, typ uint16, is fun
 	}
 }
 
-// FuzzMessages: no message makes the readers stumble.
+// FuzzMessages: no message makes the readers panic.
 func FuzzMessages(f *testing.F) {
 	var e netlink.Encoder
 	AppendAddress(&e, unix.RTM_NEWADDR, 0, Address{Addr: netip.MustParseAddr("10.96.0.10"), Bits: 32, Index: 1})
