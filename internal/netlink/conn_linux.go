@@ -25,7 +25,7 @@ var ErrNoAnswer = errors.New("no answer from the kernel")
 
 // ErrInterrupted is the error of a dump during which the dumped objects changed: some may be
 // missing or repeated.
-var ErrInterrupted = errors.New("what was read changed meanwhile")
+var ErrInterrupted = errors.New("the listed objects changed meanwhile")
 
 // Config configures a socket.
 type Config struct {

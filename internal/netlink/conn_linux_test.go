@@ -158,7 +158,7 @@ func TestAnswers(t *testing.T) {
 		{"a dump has an end", tables(), 3, nil},
 		{"a dump of nothing", message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, unix.NFPROTO_IPV6, 0), 0, nil},
 		{"a refusal", message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 0, unix.NFTA_TABLE_NAME, "missing"), 0, unix.ENOENT},
-		{"a subsystem that nobody has", message(200<<8, 0, unix.AF_UNSPEC, 0), 0, unix.EINVAL},
+		{"an unknown subsystem", message(200<<8, 0, unix.AF_UNSPEC, 0), 0, unix.EINVAL},
 	} {
 		if n, err := count(c, t.Context(), q.request); n != q.n || !errors.Is(err, q.want) {
 			t.Errorf("%s: %d messages, %v; want %d, %v", q.what, n, err, q.n, q.want)
@@ -443,7 +443,7 @@ func TestListen(t *testing.T) {
 	}()
 	batch(t, writer, "a")
 	if typ := <-heard; typ != nftables|unix.NFT_MSG_NEWTABLE {
-		t.Errorf("heard %#x", typ)
+		t.Errorf("received %#x", typ)
 	}
 	<-heard // the new generation; the listener then pauses
 	if err := c.SetReceiveBuffer(1); err != nil {
@@ -499,7 +499,7 @@ func TestEach(t *testing.T) {
 		got := map[int]error{}
 		return got, c.Each(ctx, messages, func(i int, err error) {
 			if _, twice := got[i]; twice {
-				t.Errorf("message %d is told of twice", i)
+				t.Errorf("message %d is reported twice", i)
 			}
 			got[i] = err
 		})

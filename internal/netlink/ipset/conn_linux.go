@@ -247,7 +247,7 @@ func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
 			return false, err
 		}
 	}
-	return false, fmt.Errorf("ipset %s: somebody else creates and destroys it", s.Name)
+	return false, fmt.Errorf("ipset %s: another program creates and destroys it", s.Name)
 }
 
 func (c *Conn) other(have Header, want Set, differs string) error {

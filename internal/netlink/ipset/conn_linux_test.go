@@ -309,13 +309,13 @@ func TestErrors(t *testing.T) {
 	a := Set{Name: "a", Type: HashIPPort, Family: IPv4, MaxElem: 3}
 	must(t, c.Create(ctx, a))
 	for what, x := range map[string]struct{ got, want error }{
-		"create what is there":     {c.Create(ctx, a), unix.EEXIST},
-		"destroy what is not":      {c.Destroy(ctx, "b"), ErrNoSet},
-		"swap what is not":         {c.Swap(ctx, "b", "c"), ErrNoSet},
-		"list what is not":         {only(c.Header(ctx, "b")), ErrNoSet},
-		"list members of what not": {only(c.Members(ctx, "b", func(Member) {})), ErrNoSet},
-		"add to what is not":       {c.Do(ctx, []Op{{Set: &Set{Name: "b", Type: HashIP, Family: IPv4}, Member: Member{Addr: addr("10.0.0.1")}}}, nil), ErrNoSet},
-		"a type that is none":      {only(c.revision(ctx, Set{Name: "x", Type: "hash:nothing"})), ErrUnsupported},
+		"create an existing set":        {c.Create(ctx, a), unix.EEXIST},
+		"destroy a missing set":         {c.Destroy(ctx, "b"), ErrNoSet},
+		"swap missing sets":             {c.Swap(ctx, "b", "c"), ErrNoSet},
+		"describe a missing set":        {only(c.Header(ctx, "b")), ErrNoSet},
+		"list members of a missing set": {only(c.Members(ctx, "b", func(Member) {})), ErrNoSet},
+		"add to a missing set":          {c.Do(ctx, []Op{{Set: &Set{Name: "b", Type: HashIP, Family: IPv4}, Member: Member{Addr: addr("10.0.0.1")}}}, nil), ErrNoSet},
+		"an unknown type":               {only(c.revision(ctx, Set{Name: "x", Type: "hash:nothing"})), ErrUnsupported},
 	} {
 		if !errors.Is(x.got, x.want) {
 			t.Errorf("%s: %v, want %v", what, x.got, x.want)
@@ -370,7 +370,7 @@ func TestRefusedMembers(t *testing.T) {
 	failed := map[int]error{}
 	err := c.Do(t.Context(), ops, func(i int, err error) {
 		if failed[i] != nil {
-			t.Errorf("%d is told of twice", i)
+			t.Errorf("%d is reported twice", i)
 		}
 		failed[i] = err
 	})

@@ -174,7 +174,7 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 	var s ServiceState
 	attrs, ok := attributes(body, cmdNewService)
 	if !ok {
-		return s, fmt.Errorf("an answer of %d bytes tells of no virtual server", len(body))
+		return s, fmt.Errorf("an answer of %d bytes describes no virtual server", len(body))
 	}
 	var addr, netmask []byte
 	var port uint16
@@ -231,7 +231,7 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 	var s DestinationState
 	attrs, ok := attributes(body, cmdNewDest)
 	if !ok {
-		return s, fmt.Errorf("an answer of %d bytes tells of no real server", len(body))
+		return s, fmt.Errorf("an answer of %d bytes describes no real server", len(body))
 	}
 	var addr []byte
 	var port uint16

@@ -26,7 +26,7 @@ func TestAddresses(t *testing.T) {
 			t.Fatal(err)
 		}
 		heard := make(chan netlink.Message, 100)
-		go events.Listen(func(m netlink.Message) { m.Body = slices.Clone(m.Body); heard <- m }, func() { t.Error("something was lost") })
+		go events.Listen(func(m netlink.Message) { m.Body = slices.Clone(m.Body); heard <- m }, func() { t.Error("messages were lost") })
 		defer conn.Close()
 		defer events.Close()
 		name := "br-" + ip[:4]
