@@ -141,7 +141,8 @@ func needsAll(t *testing.T) {
 	needs(t, "iptables-nft", "ip6tables-nft", "nft", "ipset", "ip")
 }
 
-// --cleanup: all of ours goes, in both families and both back ends, and of others nothing changes (PR-08, G3, DP-15).
+// --cleanup removes all our objects, in both families and both back ends, and changes no foreign
+// ones (PR-08, G3, DP-15).
 func TestRunAll(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
@@ -191,7 +192,7 @@ func TestRunAll(t *testing.T) {
 	}
 }
 
-// --cleanup-ipvs=false leaves IPVS alone, --cleanup-iptables removes iptables rules alone.
+// --cleanup-ipvs=false leaves IPVS alone, --cleanup-iptables removes only iptables rules.
 func TestRunParts(t *testing.T) {
 	needsAll(t)
 	for name, c := range map[string]struct {

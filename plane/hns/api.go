@@ -38,7 +38,7 @@ type HNS interface {
 	DeleteLoadBalancer(ctx context.Context, id string) error
 }
 
-// Features are those of a version of HNS, named as in hcn.SupportedFeatures.
+// Features are the features of a version of HNS, named as in hcn.SupportedFeatures.
 type Features struct {
 	// DSR: load balancers may have [FlagDSR].
 	DSR bool
@@ -52,7 +52,7 @@ type Features struct {
 	RemoteSubnet bool
 	// V2: the calls of schema version 2.
 	V2 bool
-	// Build is that of Windows, "10.0.20348", and Version that of HNS, "15.4"; "" if unknown.
+	// Build is the build of Windows, "10.0.20348", and Version the version of HNS, "15.4"; "" if unknown.
 	Build, Version string
 }
 

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Features are those of ranges of versions, both ends included (hcn's VersionRange).
+// Features belong to ranges of versions, both ends included (hcn's VersionRange).
 func TestBetween(t *testing.T) {
 	for _, c := range []struct {
 		major, minor int

@@ -288,7 +288,7 @@ func TestAdoptsByExactMatchPN76(t *testing.T) {
 	if err != nil || len(res.Dropped) != 4 {
 		t.Errorf("dropped %v, error %v", res.Dropped, err)
 	}
-	changes, _ := table.Replace(world.ClusterIP(99, 0, 3)) // what a foreign load balancer with two port mappings holds
+	changes, _ := table.Replace(world.ClusterIP(99, 0, 3)) // a foreign load balancer with two port mappings has these
 	_, err = restarted.Apply(t.Context(), changes)
 	_ = err
 	if touched := n.Touched(); len(touched) > 0 {

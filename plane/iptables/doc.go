@@ -3,7 +3,7 @@
 //
 // # The picture
 //
-// Names are those that other software knows (G3, DP-02); XXXX stands for a hash of the service
+// Other software knows the names (G3, DP-02); XXXX stands for a hash of the service
 // port's name.
 //
 //	nat      PREROUTING, OUTPUT ──▶ KUBE-SERVICES                 by destination; a tree beyond 32 entries

@@ -392,7 +392,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 	})
 }
 
-// Several Applies lead to the same chains as a fresh plane, also across the sizes at which the
+// Several Applies result in the same chains as a fresh plane, also across the sizes at which the
 // dispatcher splits.
 func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {

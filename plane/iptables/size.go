@@ -23,7 +23,7 @@ func weigh(s lb.Size) int {
 		frontRules = 6  // in dispatchers, and for masquerading
 		firewall   = 8  // of an address with source ranges: a chain, and rules that drop and reject
 		endpoint   = 3  // a chain and its two rules
-		partOf     = 50 // more than 64 endpoints for the chain of a part, and for the rule that leads there
+		partOf     = 50 // more than 64 endpoints for the chain of a part, and for the jump to it
 	)
 	rules := s.Ports*portRules + s.Ports*s.Copies(1)*frontRules + s.Ports*s.Ranged*firewall + 2*s.Ranged*(s.Ranges+2)
 	jumps := s.Sets()

@@ -102,7 +102,7 @@ type virtual struct {
 	is    ipvs.Service
 	dests map[netip.AddrPort]dest
 	drain *draining // non-nil if real servers must be removed after their connections end
-	// leaving: no row needs it, and its real servers drain.
+	// leaving: no frontend needs it, and its real servers drain.
 	leaving bool
 	// made: it was created after the last [counters.follow]. Otherwise found is the kernel's
 	// connection count when it was found.
@@ -617,7 +617,7 @@ type seen struct {
 }
 
 // numbers assigns the numbers of marks. It reuses a number as late as possible, because a member
-// that the kernel refused to change may still lead there.
+// that the kernel refused to change may still use it.
 type numbers struct {
 	last uint32
 	idle []uint32 // freed, the longest free first

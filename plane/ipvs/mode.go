@@ -1,11 +1,11 @@
 // Package ipvs is the data plane for --proxy-mode ipvs: virtual servers of the kernel's load balancer
 // IPVS, the device kube-ipvs0 with the addresses of Services, and ipsets with constant iptables chains.
 //
-//	row 10.96.0.10:80/tcp ──┬─▶ virtual server TCP 10.96.0.10:80 rr ── real servers 10.1.0.4:8080, …
-//	                        ├─▶ address 10.96.0.10 of kube-ipvs0, so that packets are for this node
-//	                        ├─▶ member 10.96.0.10,tcp:80 of KUBE-CLUSTER-IP, and others (DP-32)
-//	                        └─▶ for an origin with a route of its own: member of KUBE-MARK-POD or -HOST
-//	                            with a mark, and a virtual server of that mark
+//	frontend 10.96.0.10:80/tcp ──┬─▶ virtual server TCP 10.96.0.10:80 rr ── real servers 10.1.0.4:8080, …
+//	                             ├─▶ address 10.96.0.10 of kube-ipvs0, so that packets are for this node
+//	                             ├─▶ member 10.96.0.10,tcp:80 of KUBE-CLUSTER-IP, and others (DP-32)
+//	                             └─▶ for an origin with its own route: member of KUBE-MARK-POD or -HOST
+//	                                 with a mark, and a virtual server of that mark
 //
 // A packet to a service address comes to INPUT, where chains of mangle look up its origin in the sets of
 // marks. IPVS then takes it (LOCAL_IN), by its mark or by its address and port. It takes the node's own

@@ -54,7 +54,7 @@ type Sets interface {
 	Do(ctx context.Context, ops []ipset.Op, failed func(i int, err error)) error
 }
 
-// Addresses are those of kube-ipvs0, of one family, and those of other devices.
+// Addresses reads and writes the addresses of kube-ipvs0, and reads those of other devices.
 type Addresses interface {
 	// Ensure creates the device if it does not exist.
 	Ensure(ctx context.Context) error

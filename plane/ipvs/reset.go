@@ -46,7 +46,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	w := p.writer()
 	left := p.step
 	if there && !ours {
-		// They serve until ours replace them, and would not serve what a Reset leaves for later.
+		// They serve until ours replace them, but not the frontends that a Reset leaves for later.
 		left = math.MaxInt
 	}
 	for _, row := range want.Sorted() {

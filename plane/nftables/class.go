@@ -78,7 +78,8 @@ func shiftOf(f lb.From) int {
 func (c class) eighths() uint32 { return uint32(c >> eighthsShift) }
 
 // eighths returns which prefix lengths the ranges of a list have. Bit i stands for the lengths in
-// the i-th eighth of an address: IPv4 lengths need one bit per 4 bits, IPv6 lengths one per 16.
+// the i-th eighth of an address. Lengths are multiples of [ranges.Stride], so an eighth has one
+// length for IPv4 and four for IPv6.
 func eighths(sources []netip.Prefix) uint32 {
 	var e uint32
 	for _, p := range sources {

@@ -13,7 +13,7 @@
 //	map cluster-sets   address . protocol . port : set id     which backends serve it? (all of the cluster)
 //	map local-sets     address . protocol . port : set id     the same, on this node only
 //	map nodeports, nodeport-cluster-sets, nodeport-local-sets: the same by protocol . port
-//	map set-shapes     set id : shape                         how many backends, how long do clients stick?
+//	map set-shapes     set id : shape                         how many backends, how long is affinity?
 //	map backends       set id . slot : address . port
 //	map members        set id . slot : member                 instead of backends, in sets with affinity
 //	map member-backends  member . set id : address . port
@@ -23,7 +23,7 @@
 //	map filter-classes, nat-classes     class : verdict       a few dozen at most
 //	map cluster-shapes, local-shapes    shape : verdict       one for each size and each time in use, see [shape]
 //
-//	map source-lists   address . protocol . port : list      who may use this frontend? (with source ranges)
+//	map source-lists   address . protocol . port : list      which sources may use this frontend?
 //	set source-ranges  list|length . range                    the ranges of a list, a rule for each length
 //	set cluster-ips
 //	set equal-bytes    byte . byte, always all 256          two addresses are equal if all their bytes are

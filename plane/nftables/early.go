@@ -10,7 +10,7 @@ import (
 )
 
 // early is a reading of the table that starts when the plane is made. The kernel needs seconds for
-// a large table; meanwhile another core resolves the sources into frontends.
+// a large table; meanwhile other cores list the cluster's objects and compute the frontends.
 type early struct {
 	sock   *wire.Socket
 	end    context.CancelFunc

@@ -34,7 +34,7 @@ type notes struct {
 
 type elementKey struct {
 	set setIndex
-	key string // what appendElementKey writes: a record without data
+	key string // result of appendElementKey: a record without data
 }
 
 // elementNote is the last notification about an element.

@@ -359,9 +359,9 @@ func TestRefusedMembers(t *testing.T) {
 		{Set: &few, Member: m(2)},
 		{Set: &taken, Member: m(3)}, // refused by the kernel
 		{Set: &taken, Member: m(4)},
-		{Set: &few, Delete: true, Member: m(77)}, // which is not there
+		{Set: &few, Delete: true, Member: m(77)}, // missing
 		{Set: &few, Member: m(3)},
-		{Set: &few, Member: m(1)}, // once more
+		{Set: &few, Member: m(1)}, // a second time
 		{Set: &few, Member: m(4)}, // one too many
 		{Set: &few, Member: m(5)},
 		{Set: &few, Delete: true, Member: m(1)},

@@ -18,7 +18,7 @@ const (
 	BitmapPort    Type = "bitmap:port" // of the ports 0 to 65535
 )
 
-// Family is that of the addresses in a set, by the kernel's number (AF_INET, AF_INET6).
+// Family is the family of the addresses in a set, by the kernel's number (AF_INET, AF_INET6).
 type Family uint8
 
 // The families. A set of ports has none.
@@ -53,7 +53,7 @@ const (
 type Set struct {
 	Name string
 	Type Type
-	// Family is that of its addresses; a BitmapPort needs none.
+	// Family is the family of its addresses; a BitmapPort needs none.
 	Family Family
 	// MaxElem limits its members; 0 is the constant. A BitmapPort has no limit.
 	MaxElem uint32

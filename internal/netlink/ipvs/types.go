@@ -73,7 +73,7 @@ func (id ServiceID) String() string {
 	return fmt.Sprintf("protocol %d %s", id.Proto, id.Addr)
 }
 
-// Flags are those of a virtual service (IP_VS_SVC_F_…), without the kernel's own flag "hashed".
+// Flags are the flags of a virtual service (IP_VS_SVC_F_…), without the kernel's own flag "hashed".
 type Flags uint32
 
 // The flags.

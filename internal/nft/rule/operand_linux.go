@@ -34,8 +34,8 @@ var (
 // Registers, of 32 bits each.
 const (
 	scratch  = unix.NFT_REG32_00
-	address  = scratch + 1  // to 4: what [LookAddress] found
-	port     = scratch + 5  // what [LookPort] found
+	address  = scratch + 1  // to 4: the result of [LookAddress]
+	port     = scratch + 5  // the result of [LookPort]
 	keptMark = scratch + 9  // the packet's own mark, while Find uses the mark
 	freshKey = scratch + 10 // keys that do not begin with a variable, and backends
 )

@@ -156,7 +156,7 @@ func outcome(err error, what func(seq uint32) string) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, netlink.ErrNoAnswer), // the kernel may hold what the state does not have
+	case errors.Is(err, netlink.ErrNoAnswer), // the kernel may hold objects that the state lacks
 		errno == unix.ENOENT, errno == unix.EEXIST, errno == unix.EBUSY:
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
