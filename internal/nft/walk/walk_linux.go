@@ -214,7 +214,7 @@ type flow struct {
 	jump wire.Verdict // the result of a rule
 	// hidden has one bit for each 32-bit register with unknown content.
 	hidden uint32
-	// unsure: the packet is here only if an unevaluated expression of this rule matches.
+	// unsure: the packet is here only if an expression that could not be evaluated matches.
 	unsure bool
 }
 
