@@ -375,7 +375,7 @@ func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
 func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serverOp, error) {
 	taken := w.l.taken(s)
 	if s.leaving && s.drain != nil && len(s.dests) > 0 && len(s.drain.dests) == len(s.dests) && !taken {
-		return ops, nil // already handled
+		return ops, nil // already draining
 	}
 	if !s.drains() || len(s.dests) == 0 || taken {
 		return append(ops, s.op(ipvs.DelService, netip.AddrPort{}, 0)), nil
@@ -465,7 +465,7 @@ func (s *virtual) did(op ipvs.Op) {
 	case ipvs.DelService:
 		s.gone()
 	case ipvs.NewDestination, ipvs.SetDestination:
-		if !s.has { // created by another program, like one with unknown settings
+		if !s.has { // another program created it: its count is unknown
 			s.has, s.dests, s.found = true, map[netip.AddrPort]dest{}, unknownCount
 		}
 		s.dests[a] = dest{op.Destination.Weight, int32(op.Destination.Forwarding)}

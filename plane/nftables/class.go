@@ -212,7 +212,7 @@ func roundSize(n uint32) uint32 {
 	return (n + step - 1) / step * step
 }
 
-// wholeSize returns the number of slots that every set served by that balancer has at least.
+// wholeSize returns the minimum number of slots of the sets that the balancer of that size serves.
 func wholeSize(size uint32) uint32 { return size - sizeStep(size) + 1 }
 
 // sizeStep returns the distance between sizes near n: n/8 or less.

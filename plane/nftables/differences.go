@@ -55,8 +55,8 @@ type differ struct {
 	snap  *snapshot
 	state *state
 
-	// By number: the sets and lists that the kernel has parts of. And the frontends that use them,
-	// or the address of a cluster IP.
+	// By number: the sets and lists that the kernel has in part, and a frontend that uses each of
+	// them. By address: a frontend that needs the cluster IP.
 	sets     map[uint32]*set
 	lists    map[uint32]*ranges.List
 	setRows  map[uint32]lb.Key
