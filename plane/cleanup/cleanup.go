@@ -33,7 +33,7 @@ func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, 
 // works, but remaining objects may affect new connections.
 func Others(ctx context.Context, modes mode.List, running mode.Mode, what mode.Removal) (mode.Report, error) {
 	if running.Rules == "" { // its own would not be excluded from removal
-		return mode.Report{}, fmt.Errorf("clean up beside mode %q: it does not say what kind of rules it writes", running.Name)
+		return mode.Report{}, fmt.Errorf("clean up beside mode %q: its kind of rules is unknown", running.Name)
 	}
 	var c cleaner
 	what.Beside = true

@@ -148,7 +148,7 @@ func hostMAC(address string) (string, error) {
 	}
 	all, err := net.Interfaces()
 	if err != nil {
-		return "", fmt.Errorf("looking for the hardware address of %s: %w", address, err)
+		return "", fmt.Errorf("finding the hardware address of %s: %w", address, err)
 	}
 	for _, i := range all {
 		addrs, _ := i.Addrs() // the interface may have gone
@@ -158,5 +158,5 @@ func hostMAC(address string) (string, error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("looking for the hardware address of %s: no interface has it", address)
+	return "", fmt.Errorf("finding the hardware address of %s: no interface has it", address)
 }

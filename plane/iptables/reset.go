@@ -45,7 +45,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 		later, err = p.resetAsFarAsHeld(ctx, r, ports, err)
 	}
 	if err != nil {
-		return plane.ResetResult{}, fmt.Errorf("iptables: reset to %d rows: %w", want.Len(), err)
+		return plane.ResetResult{}, fmt.Errorf("iptables: reset to %d frontends: %w", want.Len(), err)
 	}
 	res := plane.ResetResult{Later: later}
 	for k := range p.found {

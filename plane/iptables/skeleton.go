@@ -101,7 +101,7 @@ func jumps() []xtables.Jump {
 // openLocalnet lets NodePorts answer on 127.0.0.1, and reports whether it changed the setting.
 func (p *Plane) openLocalnet() (wrote bool, err error) {
 	if wrote, err = kernel.SetSysctl(xtables.RouteLocalnet, "1"); err != nil {
-		err = fmt.Errorf("NodePorts on 127.0.0.1 (--iptables-localhost-nodeports, where false does without): %w", err)
+		err = fmt.Errorf("NodePorts on 127.0.0.1 (set --iptables-localhost-nodeports=false to disable them): %w", err)
 	}
 	p.opened = p.opened || wrote
 	return wrote, err

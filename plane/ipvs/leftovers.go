@@ -260,7 +260,7 @@ func (c *cleaner) ipsets() error {
 				switch err := c.sets.Destroy(context.Background(), name); {
 				case errors.Is(err, ipset.ErrNoSet):
 				case errors.Is(err, ipset.ErrInUse):
-					errs = append(errs, fmt.Errorf("%w, of others or such as could not be removed: delete them, then run --cleanup again", err))
+					errs = append(errs, fmt.Errorf("%w; they belong to other programs, or could not be removed: delete them, then run --cleanup again", err))
 				case err != nil:
 					errs = append(errs, err)
 				default:

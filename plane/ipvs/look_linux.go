@@ -51,7 +51,7 @@ const looks = 1
 // view waits for its turn, and opens a View.
 func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 	if p.cfg.View == nil {
-		return nil, nil, errors.New("there is nothing to look by")
+		return nil, nil, errors.New("no connection to inspect the kernel")
 	}
 	select {
 	case p.looking <- struct{}{}:

@@ -42,7 +42,7 @@ func hasIPVS(mode.Settings) error {
 	}
 	defer c.Close()
 	if _, err := kernel.Sysctl(vsConntrack); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("IPVS of this kernel does not go together with connection tracking here (CONFIG_IP_VS_NFCT, sysctl %s): %w", vsConntrack, plane.ErrUnsupported)
+		return fmt.Errorf("this kernel's IPVS does not support connection tracking here (CONFIG_IP_VS_NFCT, sysctl %s): %w", vsConntrack, plane.ErrUnsupported)
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func hasDevice(mode.Settings) error {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("this kernel has no devices of type %s (the module %s): %w", DeviceType, DeviceType, plane.ErrUnsupported)
 	case err != nil:
-		return fmt.Errorf("ask for devices of type %s: %w", DeviceType, err)
+		return fmt.Errorf("probe for devices of type %s: %w", DeviceType, err)
 	}
 	link, err := route.FindLink(ctx, conn, Device) // a kernel that accepts the address
 	if err == nil {

@@ -142,7 +142,7 @@ func setTimeouts(ctx context.Context, c *ipvs.Conn, s mode.Settings) error {
 		return err
 	}
 	if err := c.SetTimeouts(ctx, want); err != nil {
-		return fmt.Errorf("%w; asked for by --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout (ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout)", err)
+		return fmt.Errorf("%w; configured by --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout (ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout)", err)
 	}
 	now := ipvs.Timeouts{TCP: cmp.Or(want.TCP, have.TCP), TCPFin: cmp.Or(want.TCPFin, have.TCPFin), UDP: cmp.Or(want.UDP, have.UDP)}
 	if s.Log != nil && now != have {

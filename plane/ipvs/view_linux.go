@@ -31,7 +31,7 @@ func openView(f lb.Family, connect func() (*ipvs.Conn, error), held heldChains) 
 	var open closers
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("look at the kernel: %w", err), open.Close())
+			err = errors.Join(fmt.Errorf("read the kernel: %w", err), open.Close())
 		}
 	}()
 	servers, err := connect()
@@ -62,7 +62,7 @@ func openView(f lb.Family, connect func() (*ipvs.Conn, error), held heldChains) 
 }
 
 // errTooMany is the error of a search that would read more than one query may.
-var errTooMany = errors.New("the kernel has more connections than are searched for where it has led the client")
+var errTooMany = errors.New("too many connections in the kernel to search for the client's")
 
 // mostConnections is the part of the list of connections that is read, in bytes: some 50,000
 // connections.

@@ -150,7 +150,7 @@ func (p *Plane) lacks(ctx context.Context, r rule.Rule) (bool, error) {
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("nftables: ask which expressions the kernel has: %w", err)
+		return false, fmt.Errorf("nftables: probe the kernel's expressions: %w", err)
 	}
 	return false, nil
 }

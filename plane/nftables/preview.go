@@ -49,7 +49,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 func (p *Plane) render(want *lb.Table) ([]byte, error) {
 	for _, name := range []string{want.Node.Pods.Interface, want.Node.Pods.InterfacePrefix} {
 		if strings.ContainsAny(name, `"\*`) || strings.Map(printable, name) != name {
-			return nil, fmt.Errorf("nftables %s: interface name %q has characters that the language of nft cannot say", p.ip.Family, name)
+			return nil, fmt.Errorf("nftables %s: interface name %q has characters that nft cannot express", p.ip.Family, name)
 		}
 	}
 	p.rules.node, p.rules.seed = want.Node, 1

@@ -67,7 +67,7 @@ func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return nil, fmt.Errorf("ipset: the kernel has no ipsets (CONFIG_IP_SET, the module ip_set): %w", ErrUnsupported)
 	case err != nil:
-		return nil, fmt.Errorf("ipset: ask for the version of the protocol: %w", err)
+		return nil, fmt.Errorf("ipset: query the protocol version: %w", err)
 	case latest == 0 || oldest > newest:
 		return nil, fmt.Errorf("ipset: the kernel speaks versions %d to %d of the protocol, and this program version %d: %w", oldest, latest, newest, ErrUnsupported)
 	}
@@ -146,7 +146,7 @@ func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
 			return 0, fmt.Errorf("the kernel has no ipsets of type %s, %s (the module ip_set_%s): %w", s.Type, s.family(), modules[s.Type], ErrUnsupported)
 		}
 		if err != nil {
-			return 0, fmt.Errorf("ask for ipsets of type %s: %w", s.Type, explain(err))
+			return 0, fmt.Errorf("query ipsets of type %s: %w", s.Type, explain(err))
 		}
 		c.types[key] = v
 	}

@@ -4,9 +4,9 @@ import "errors"
 
 var (
 	// ErrUnsupported is wrapped by errors about a feature of ipsets that this kernel lacks.
-	ErrUnsupported = errors.New("the kernel cannot do it")
+	ErrUnsupported = errors.New("not supported by the kernel")
 	// ErrNoSet is wrapped by errors about a set that does not exist.
-	ErrNoSet = errors.New("there is no such set")
+	ErrNoSet = errors.New("no such set")
 	// ErrInUse is wrapped by errors about a set that rules or other sets use, or that is being
 	// listed.
 	ErrInUse = errors.New("rules use it")
@@ -14,5 +14,5 @@ var (
 	ErrFull = errors.New("the set is full")
 	// ErrOther is wrapped by errors about a set of that name and another kind that cannot be
 	// replaced.
-	ErrOther = errors.New("the set is another")
+	ErrOther = errors.New("a different set has the name")
 )

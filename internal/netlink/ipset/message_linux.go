@@ -106,7 +106,7 @@ func explain(err error) error {
 	case errHashFull:
 		return ErrFull
 	case errSetName2:
-		return fmt.Errorf("there is a set of that name: %w", unix.EEXIST)
+		return fmt.Errorf("a set of that name exists: %w", unix.EEXIST)
 	case errFindType:
 		return fmt.Errorf("the kernel has no such type of set: %w", ErrUnsupported)
 	}

@@ -91,7 +91,7 @@ func (s Set) check() error {
 		return err
 	}
 	if _, known := revisions[s.Type]; !known {
-		return fmt.Errorf("ipset %s: type %q is none that is known here", s.Name, s.Type)
+		return fmt.Errorf("ipset %s: unknown type %q", s.Name, s.Type)
 	}
 	if s.Type != BitmapPort && s.Family != IPv4 && s.Family != IPv6 {
 		return fmt.Errorf("ipset %s: it needs a family", s.Name)
@@ -224,7 +224,7 @@ func (m Member) check(s *Set) error {
 	case s.Type == HashIPPortIP && !m.Net.IsSingleIP():
 		return fmt.Errorf("a %s has no prefixes", s.Type)
 	case has.net && m.Net.Bits() < 1:
-		return fmt.Errorf("a prefix that holds all addresses must be said by its halves")
+		return fmt.Errorf("the prefix of all addresses must be split into halves")
 	case has.net && m.Net != m.Net.Masked():
 		return fmt.Errorf("the prefix has bits beyond its length")
 	case (m.Mark != 0 || m.Mask != 0) && !s.SkbInfo:
@@ -232,7 +232,7 @@ func (m Member) check(s *Set) error {
 	case m.Mark&^m.Mask != 0:
 		return fmt.Errorf("the mark has bits outside its mask")
 	case has.addr && m.Addr.IsUnspecified():
-		return fmt.Errorf("it is no address of anybody")
+		return fmt.Errorf("the address is unspecified")
 	}
 	return nil
 }

@@ -143,9 +143,9 @@ func (c *Conn) resolve(ctx context.Context) error {
 	case errors.Is(err, unix.ENOENT):
 		return ErrNoIPVS
 	case err != nil:
-		return fmt.Errorf("ask for the generic netlink family %s: %w", familyName, err)
+		return fmt.Errorf("query the generic netlink family %s: %w", familyName, err)
 	case family == 0:
-		return fmt.Errorf("ask for the generic netlink family %s: %w: it has no number", familyName, unix.EBADMSG)
+		return fmt.Errorf("query the generic netlink family %s: %w: it has no number", familyName, unix.EBADMSG)
 	}
 	c.family = family
 	return nil

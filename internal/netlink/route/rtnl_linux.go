@@ -26,7 +26,7 @@ func Open(family byte, more ...uint32) (conn, events *netlink.Conn, err error) {
 	}
 	cfg := netlink.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}
 	if conn, err = netlink.Open(cfg); err != nil {
-		return nil, nil, fmt.Errorf("ask for addresses: %w", err)
+		return nil, nil, fmt.Errorf("query addresses: %w", err)
 	}
 	cfg.Groups = append([]uint32{group}, more...)
 	if events, err = netlink.Open(cfg); err != nil {
