@@ -16,13 +16,14 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// ErrNotAsked is that no proxy could be queried: none runs there, access is denied, or it has another version.
+// ErrNotAsked means that no proxy could be queried: none runs there, access is denied, or it has
+// another version.
 var ErrNotAsked = errors.New("cannot query the proxy")
 
 // answerWait is how long an answer may take to begin.
 const answerWait = 30 * time.Second
 
-// Client asks a proxy. Make one with [NewClient], [Over] or [Local].
+// Client queries a proxy. Make one with [NewClient], [Over] or [Local].
 type Client struct {
 	http    *http.Client
 	at      string
@@ -48,7 +49,8 @@ func Over(at string, connect func(context.Context) (net.Conn, error)) *Client {
 	return &Client{at: at, connect: connect, http: &http.Client{Transport: t}}
 }
 
-// Connect connects to the admin socket, for who speaks HTTP himself. An error wraps [ErrNotAsked].
+// Connect connects to the admin socket, for callers that speak HTTP themselves. An error wraps
+// [ErrNotAsked].
 func (c *Client) Connect(ctx context.Context) (net.Conn, error) {
 	conn, err := c.connect(ctx)
 	if err != nil {
@@ -57,7 +59,7 @@ func (c *Client) Connect(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// Local returns a client for what this process knows itself.
+// Local returns a client for the state of this process.
 func Local(about *inspect.Inspector) *Client {
 	server := &http.Server{Handler: NewHandler(about), ErrorLog: noLog()}
 	return Over("this process", func(context.Context) (net.Conn, error) {
@@ -83,7 +85,8 @@ func (c *Client) Get(ctx context.Context, question string, params url.Values, ou
 	return nil
 }
 
-// Each asks a question that is answered again and again, and calls f with each answer until it returns false or ctx ends.
+// Each sends a query with a stream of answers, and calls f with each answer until it returns false
+// or ctx ends.
 func (c *Client) Each(ctx context.Context, question string, params url.Values, f func(json.RawMessage) bool) error {
 	body, err := c.open(ctx, question, params)
 	if err != nil {
@@ -103,7 +106,7 @@ func (c *Client) Each(ctx context.Context, question string, params url.Values, f
 	}
 }
 
-// open asks a question, and returns the answer as it comes.
+// open sends a query, and returns the answer as a stream.
 func (c *Client) open(ctx context.Context, question string, params url.Values) (io.ReadCloser, error) {
 	u := url.URL{Scheme: "http", Host: "kube-proxy", Path: "/v1/" + question, RawQuery: params.Encode()}
 	asking := ctx
@@ -151,7 +154,7 @@ func (c *cancelled) Close() error {
 	return c.ReadCloser.Close()
 }
 
-// unreachable says why no proxy answers, and what to do.
+// unreachable returns the reason why no proxy answers, and a remedy.
 func (c *Client) unreachable(err error) error {
 	var why string
 	switch {
@@ -184,7 +187,7 @@ func inner(err error) error {
 	return err
 }
 
-// mostProblem bounds the answer that says what is wrong, in bytes.
+// mostProblem limits the answer of an error, in bytes.
 const mostProblem = 64 << 10
 
 // refused returns the error that an answer is.

@@ -19,7 +19,7 @@ import (
 // Header is in each answer, with the version of the API of the path. An answer without it is from another program.
 const Header = "Kube-Proxy-Admin"
 
-// version is that of the interface.
+// version is the version of the interface.
 const version = "1"
 
 const (
@@ -263,7 +263,7 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	}
 	var out inspect.Changes
 	err := h.wait(ctx, q, func(after uint64) bool {
-		out = changes(max(after, out.Newest)) // what did not concern the Service need not be read again
+		out = changes(max(after, out.Newest)) // changes of others need not be read again
 		return len(out.Changes) > 0
 	})
 	return out, err
@@ -308,7 +308,7 @@ func (h *Handler) wait(ctx context.Context, q url.Values, is func(after uint64) 
 	return nil
 }
 
-// linger takes a place for a question that takes long, and says so where there is none.
+// linger takes a place for a long query, and returns an error if none is free.
 func (h *Handler) linger() error {
 	select {
 	case h.long <- struct{}{}:
@@ -318,7 +318,7 @@ func (h *Handler) linger() error {
 	}
 }
 
-// query reads the query string, in which nothing may stand but these, each once.
+// query parses the query string, which may have only these parameters, each once.
 func query(w http.ResponseWriter, r *http.Request, params []string) (url.Values, bool) {
 	if r.ContentLength != 0 {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // the body of a request is not read to its end

@@ -4,5 +4,5 @@ package api
 
 import "net"
 
-// peer returns the process at the other end, which other systems do not say in the same way.
+// peer returns the process at the other end; other systems report it in different ways.
 func peer(net.Conn) string { return "another process" }

@@ -9,7 +9,8 @@ import (
 	"github.com/Microsoft/go-winio"
 )
 
-// forAdministrators is the access to the pipe: all of it for administrators and the system, none for others, and nothing inherited.
+// forAdministrators is the access to the pipe: full access for administrators and the system, no
+// access for others, and nothing inherited.
 const forAdministrators = "D:P(A;;GA;;;BA)(A;;GA;;;SY)"
 
 // socket is a named pipe that this process listens at.
@@ -19,8 +20,8 @@ type socket struct {
 	broke atomic.Bool
 }
 
-// openSocket listens at path, for administrators and the system alone; other machines are refused. It fails where a process has a pipe of
-// this name: the pipe of one that was killed has gone with it.
+// openSocket listens at path, for administrators and the system only, and not for other machines.
+// It fails if a process has a pipe of this name; the pipe of a killed process no longer exists.
 func openSocket(path string) (*socket, error) {
 	l, err := winio.ListenPipe(path, &winio.PipeConfig{SecurityDescriptor: forAdministrators})
 	if err != nil {
@@ -29,7 +30,8 @@ func openSocket(path string) (*socket, error) {
 	return &socket{Listener: l, path: path}, nil
 }
 
-// dial connects to the process that listens at path. That process cannot act in the name of the user who asks.
+// dial connects to the process that listens at path. That process cannot impersonate the user who
+// connects.
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	return winio.DialPipeContext(ctx, path)
 }
@@ -38,6 +40,6 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 func (s *socket) ours() bool { return !s.broke.Load() }
 
 // remove ends the listener: the path is the pipe itself, and the next process can have it.
-func (s *socket) remove() { _ = s.Close() } // it is gone whatever it says
+func (s *socket) remove() { _ = s.Close() } // it is gone in any case
 
 func (s *socket) close() { s.remove() }

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// mostConnections is how many connections are open at once; others wait for one to end.
+	// mostConnections is the number of connections open at once; others wait for one to end.
 	mostConnections = 64
 	// headerWait is how long the header of a question may take, and how long a connection may be idle.
 	headerWait = 5 * time.Second

@@ -52,7 +52,7 @@ func running(t testing.TB, h http.Handler, path string) (s *Server, log *logtest
 	return s, log, stop
 }
 
-// until calls what until it says nothing any more.
+// until calls what until it returns "".
 func until(t testing.TB, what func() string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
@@ -66,7 +66,7 @@ func until(t testing.TB, what func() string) {
 	}
 }
 
-// answers says why the proxy at path does not answer; "" if it does.
+// answers returns the reason why the proxy at path does not answer; "" if it does.
 func answers(path string) string {
 	var s inspect.Status
 	if err := NewClient(path).Get(context.Background(), "status", nil, &s); err != nil {
@@ -84,7 +84,8 @@ func mode(t testing.TB, path string) string {
 	return info.Mode().String()
 }
 
-// The socket and its folder are root's alone, a reload moves and closes it, and at the end it is gone.
+// Only root has access to the socket and its folder, a reload moves and closes it, and it is
+// removed at the end.
 func TestSocketLives(t *testing.T) {
 	dir := t.TempDir()
 	at, other := filepath.Join(dir, "run", "a.sock"), filepath.Join(dir, "b.sock")
@@ -107,7 +108,7 @@ func TestSocketLives(t *testing.T) {
 	})
 	s.Listen(at)
 	until(t, func() string { return answers(at) })
-	if err := os.Remove(at); err != nil { // somebody cleans up
+	if err := os.Remove(at); err != nil { // another program cleans up
 		t.Fatal(err)
 	}
 	s.Listen(at) // or 5 s later
@@ -121,8 +122,8 @@ func TestSocketLives(t *testing.T) {
 	}
 }
 
-// The socket is root's alone from its first moment on, whatever the umask is. Nothing is done to the path thereafter: whoever may write
-// to the folder could have another file there by then.
+// Only root has access to the socket from its creation on, whatever the umask. Nothing changes the
+// path afterwards: a program with write access to the folder could have replaced the file by then.
 func TestSocketIsBornClosed(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0))
 	at := filepath.Join(t.TempDir(), "a.sock")
@@ -136,8 +137,9 @@ func TestSocketIsBornClosed(t *testing.T) {
 	}
 }
 
-// What a process left that was killed is replaced, what one that lives has is not: it is told once, and had when that one ends, whose end
-// does not take away what is the next one's then.
+// The socket of a killed process is replaced, that of a live one is not: the conflict is logged
+// once, and the path is taken over when that process ends, whose end does not remove the
+// successor's socket.
 func TestSocketOfAnother(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: at})
@@ -174,7 +176,7 @@ func TestSocketOfAnother(t *testing.T) {
 	}
 }
 
-// A path that cannot be had is one warning, and nothing else; what is there stays.
+// An unusable path causes one warning, and nothing else; an existing file stays.
 func TestSocketCannotBeHad(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -204,7 +206,8 @@ func TestSocketCannotBeHad(t *testing.T) {
 	}
 }
 
-// Whatever answers at the socket that is no proxy of this version is told from one, and nobody waits for ever.
+// The client distinguishes other servers at the socket from a proxy of this version, and does not
+// wait forever.
 func TestClientTellsWhoAnswers(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	for name, c := range map[string]struct {
@@ -240,7 +243,7 @@ func TestClientTellsWhoAnswers(t *testing.T) {
 	}
 }
 
-// A question that makes no sense gets an answer that says so, and nothing of it is kept.
+// An invalid query gets an error as the answer, and leaves no state.
 func TestBadQuestions(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	_, log, _ := running(t, NewHandler(about(t, 1)), at)
@@ -291,8 +294,8 @@ func TestBadQuestions(t *testing.T) {
 	}
 }
 
-// A thousand who connect and say nothing, or ask and do not read, take a bounded number of connections and of memory, and the next one who
-// asks has his answer when the slow ones' time is over.
+// A thousand clients that connect and send nothing, or query and do not read, use a limited number
+// of connections and memory. The next client gets an answer when the time of the slow ones is over.
 func TestCrowd(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	_, log, _ := running(t, NewHandler(about(t, 20_000)), at)
@@ -311,7 +314,7 @@ func TestCrowd(t *testing.T) {
 			break // as many as the kernel keeps waiting
 		}
 		crowd = append(crowd, c)
-		if i%2 == 0 { // asks for much, and does not read
+		if i%2 == 0 { // requests much data, and does not read
 			fmt.Fprintf(c, "GET /v1/services HTTP/1.1\r\nHost: x\r\n\r\n")
 		}
 	}
@@ -336,7 +339,8 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// However many wait for changes, watch or compare, who has a short question is answered, and who has one more that takes long is told.
+// However many clients wait for changes, watch or compare, short queries are answered, and further
+// long ones get an error.
 func TestLongQuestions(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	h := NewHandler(about(t, 1))
@@ -360,7 +364,7 @@ func TestLongQuestions(t *testing.T) {
 	for range mostLong {
 		waiting = append(waiting, ask("/v1/events?after=999&wait=60s"))
 	}
-	until(t, func() string { // before somebody else takes the place of one of them
+	until(t, func() string { // before another client takes the place of one of them
 		if n := len(h.long); n < mostLong {
 			return fmt.Sprintf("%d wait", n)
 		}

@@ -55,8 +55,9 @@ func openSocket(path string) (*socket, error) {
 	return s, nil
 }
 
-// listenUnix makes the socket so that no other user can ever connect: bind(2) takes the permissions of the descriptor. To change them by the
-// path, after bind, leaves a moment in which others may connect, and changes those of another file if another program puts a link there.
+// listenUnix creates the socket so that no other user can ever connect: bind(2) uses the
+// permissions of the descriptor. Changing them by path, after bind, leaves a moment in which others
+// may connect, and changes those of another file if another program puts a link there.
 func listenUnix(path string) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
@@ -134,5 +135,5 @@ func (s *socket) remove() {
 
 func (s *socket) close() {
 	s.remove()
-	_ = s.Close() // it is gone whatever it says
+	_ = s.Close() // it is gone in any case
 }

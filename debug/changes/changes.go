@@ -1,5 +1,6 @@
-// Package changes records the changes of the last minutes: which object, when it changed in the API, when this process received the
-// change, and when it was in force. The engines of both families report to one [Ring]; "kube-proxy events" and the page read it.
+// Package changes records the changes of the last minutes: the object, when it changed in the API,
+// when this process received the change, and when it was in force. The engines of both families
+// report to one [Ring]; "kube-proxy events" and the page read it.
 //
 // A report costs the engine the copy of one small struct under a lock and no allocation, however many readers there are. Memory is
 // bounded: when the ring is full, it drops the oldest entry of the namespace with the most entries, so that a tenant who changes
@@ -20,16 +21,16 @@ type Kind uint8
 const (
 	// Service: changes of a Service, or of its EndpointSlices, are in force.
 	Service Kind = iota + 1
-	// Node: what is known of this machine changed, or the configuration did, and is in force.
+	// Node: the facts of this machine or the configuration changed, and the change is in force.
 	Node
-	// Reset: the kernel was brought to the whole table, with all that had changed until then: at the start, and where its state
-	// was lost.
+	// Reset: the kernel received the whole table, with all changes until then: at the start, and
+	// after it lost its state.
 	Reset
-	// Loaded: what a Reset had left for later is written.
+	// Loaded: the frontends that a Reset postponed are written.
 	Loaded
-	// Mended: others had changed our objects in the kernel; they are mended.
+	// Mended: other programs had changed our objects in the kernel; they are repaired.
 	Mended
-	// Failed: the kernel refuses what a row asks for, or a whole write.
+	// Failed: the kernel refuses a frontend, or a whole write.
 	Failed
 )
 
@@ -46,38 +47,40 @@ const (
 	SliceDeleted
 )
 
-// Entry is one thing that happened. Times are nanoseconds since 1970, 0 for none.
+// Entry is one event. Times are nanoseconds since 1970, 0 for none.
 type Entry struct {
-	// Seq numbers all entries of a Ring from 1 on, in the order in which they came to it; the Ring sets it.
+	// Seq numbers all entries of a Ring from 1 on, in the order of their arrival; the Ring sets it.
 	Seq    uint64
 	Kind   Kind
 	Family lb.Family
 	// What happened to the API objects, of kind Service.
 	What What
-	// Elsewhere: the Service has no address of the family, and had none before, so that nothing was to be written. Lists of changes leave it
-	// out; views of Services need it.
+	// Elsewhere: the Service has and had no address of the family, so that nothing was to be
+	// written. Lists of changes leave it out; views of Services need it.
 	Elsewhere bool
 	// Service is the Service that changed; the zero Name if it concerns no single one.
 	Service cluster.Name
 	// Services and Slices count the changes of API objects that came into force together.
 	Services, Slices uint32
-	// API is when the API had the oldest of them: the trigger's time of an EndpointSlice, or the creation of a Service. Both
-	// are whole seconds, as a rule. 0 where the API does not say: it has no time of a Service's change.
+	// API is when the API had the oldest of them: the trigger's time of an EndpointSlice, or the
+	// creation of a Service. Both are usually whole seconds. 0 if the API has no time: it has none
+	// for a Service's change.
 	API int64
 	// Learned is when this process received the oldest of them; for a Reset, when it began; for changes by other programs, when
 	// they were first noticed.
 	Learned int64
 	// Done is when it was in force, or failed.
 	Done int64
-	// Rows are the rows that were written for it; of kind Mended the objects.
+	// Rows are the frontends written for it; of kind Mended the objects.
 	Rows uint32
 	// Failures are the writes with it that failed before.
 	Failures uint32
-	// Times is how often the same entry came in sequence: Done is that of the last, Rows are those of all.
+	// Times is how often the same entry occurred in sequence: Done is that of the last, Rows are
+	// those of all.
 	Times uint32
 	// Why is why a Reset was made, and what failed, shortened to [maxWhy] bytes; else "".
 	Why string
-	// Endpoints names endpoints that came and went, shortened to [maxWhy] bytes; "" for none.
+	// Endpoints names added and removed endpoints, shortened to [maxWhy] bytes; "" for none.
 	Endpoints string
 	// Key is the row that failed, if it is one.
 	Key lb.Key
@@ -86,8 +89,8 @@ type Entry struct {
 // maxWhy bounds the memory of an entry.
 const maxWhy = 400
 
-// Latency returns how long it took from the API, and since this process learned of it, to the kernel; a negative number where no
-// such time is known. If the API's clock is ahead of this node's it is 0.
+// Latency returns the time from the API, and from the arrival in this process, to the kernel;
+// negative if unknown. If the API's clock is ahead of this node's it is 0.
 func (e Entry) Latency() (api, learned time.Duration) {
 	return since(e.API, e.Done), since(e.Learned, e.Done)
 }

@@ -12,20 +12,20 @@ import (
 	"kube-proxy/lb"
 )
 
-// Endpoints is told of the changes that a plane accepted, and names the endpoints that came and went:
+// Endpoints receives the changes that a plane accepted, and names the added and removed endpoints:
 // in the newest entry of the Service, and to Tell. It is an observer of an engine.
 type Endpoints struct {
 	Family lb.Family
 	Ring   *Ring
 	Store  *cluster.Store
-	// Tell, if not nil, gets each text, from the engine's goroutine.
+	// Tell, if not nil, receives each text, from the engine's goroutine.
 	Tell func(service cluster.Name, text string)
 }
 
-// The bounds of what is compared and told: a Service may have very many ports and endpoints.
+// Limits of the comparison and its text: a Service may have very many ports and endpoints.
 const (
 	maxPorts    = 8    // service ports of a Service
-	maxBackends = 1000 // backends of a port; of larger ones the numbers are told
+	maxBackends = 1000 // backends of a port; of larger ones only the numbers are reported
 	maxNamed    = 3    // endpoints that are named, of each kind
 	maxServices = 100  // Services of one write
 )
@@ -36,7 +36,7 @@ func (o *Endpoints) Applied(changes []lb.Change) {
 	for _, c := range changes {
 		row := cmp.Or(c.New, c.Old)
 		if row == nil || row.Kind == lb.HealthCheck || c.Old == nil || c.New == nil {
-			continue // a whole frontend that came or went says so itself
+			continue // an added or removed frontend has its own text
 		}
 		owner := lb.OwnerOf(row.Service)
 		d := all[owner]
@@ -68,13 +68,13 @@ type delta struct {
 	ports                  []port
 }
 
-// port is a service port that was compared: its rows lead to the same endpoints.
+// port is a compared service port: its frontends have the same endpoints.
 type port struct {
 	service string
 	proto   lb.Proto
 }
 
-// add takes in what a change does to the endpoints of its service port.
+// add records the effect of a change on the endpoints of its service port.
 func (d *delta) add(c lb.Change) {
 	was, is := reached(c.Old), reached(c.New)
 	p := port{c.New.Service, c.Key.Proto}
@@ -97,7 +97,8 @@ func (d *delta) add(c lb.Change) {
 	d.removed, d.moreRemoved = named(d.removed, d.moreRemoved, before.Without(&after))
 }
 
-// reached is the set that most connections to a row reach: that of the cluster, else that of this node.
+// reached returns the set that most connections to a frontend reach: that of the cluster, else that
+// of this node.
 func reached(f *lb.Frontend) *lb.BackendSet {
 	if f == nil {
 		return nil
@@ -108,14 +109,15 @@ func reached(f *lb.Frontend) *lb.BackendSet {
 	return f.Set(lb.Local)
 }
 
-// named appends as many as may be named, and counts the others.
+// named appends as many as the limit allows, and counts the others.
 func named(all []netip.AddrPort, more int, of []netip.AddrPort) ([]netip.AddrPort, int) {
 	n := min(len(of), maxNamed-len(all))
 	return append(all, of[:n]...), more + len(of) - n
 }
 
-// text is the delta in words, as in "−10.1.2.14:8080 (node2, not ready), +10.1.2.15:8080 (node1)";
-// "" for none. The Store says where endpoints run, and why one is not used any more.
+// text returns the delta in words, as in "−10.1.2.14:8080 (node2, not ready), +10.1.2.15:8080
+// (node1)"; "" for none. The Store has the nodes of endpoints, and the reason why one is not used
+// any longer.
 func (d *delta) text(store *cluster.Store, name cluster.Name) string {
 	if len(d.added)+len(d.removed) == 0 {
 		return d.large
@@ -156,7 +158,7 @@ func unused(e *cluster.Endpoint) string {
 	return "not ready"
 }
 
-// look returns what the slices have of the named endpoints; of several entries a ready one counts.
+// look returns the slices' entries of the named endpoints; of several entries a ready one counts.
 func (d *delta) look(v cluster.View) map[netip.Addr]cluster.Endpoint {
 	about := map[netip.Addr]cluster.Endpoint{}
 	wanted := slices.Concat(d.added, d.removed)

@@ -14,16 +14,17 @@ import (
 // DefaultSize is how many entries a Ring has by default: some 690 KB, and a text of up to [maxWhy] bytes for each.
 const DefaultSize = 4096
 
-// buckets is among how many buckets the namespaces are spread; the first holds what is of none.
+// buckets is the number of buckets for namespaces; the first holds entries without a namespace.
 const buckets = 64
 
-// Ring holds the newest entries. All its methods may be called from any goroutine. Those of a nil Ring do nothing.
+// Ring holds the newest entries. All its methods may be called from any goroutine. Those of a nil
+// Ring do nothing.
 type Ring struct {
 	seed maphash.Seed
 
 	mu    sync.Mutex
 	slots []slot
-	used  int // slots that have an entry; the others were never used
+	used  int // slots with an entry; the others were never used
 	by    [buckets]bucket
 	seq   uint64 // of the newest entry
 	gone  uint64 // entries that were pushed out
@@ -41,8 +42,9 @@ type bucket struct {
 	first, last int32
 }
 
-// New returns a Ring of so many entries; 0 means [DefaultSize]. Numbers of entries begin at the present microsecond, so that
-// they are larger than those of the process before, and a reader that goes on after a restart misses nothing.
+// New returns a Ring with room for size entries; 0 means [DefaultSize]. Numbers of entries start at
+// the current microsecond, so that they are larger than those of the previous process, and a reader
+// that continues after a restart misses nothing.
 func New(size int) *Ring {
 	if size <= 0 {
 		size = DefaultSize
@@ -148,9 +150,10 @@ func (b *bucket) pop(slots []slot) int32 {
 // atOnce is how many entries a reader looks at under the lock.
 const atOnce = 16
 
-// After returns the entries that came after that of the number seq, the oldest first, and the number of the newest, by which to ask for the
-// next; 0 asks for all. An entry that repeats one that a reader has seen comes again, with a new number. What was pushed
-// out since is missing; [Ring.Counts] says how much was in all. The entries are the caller's.
+// After returns the entries after number seq, oldest first, and the number of the newest, to pass
+// in the next call; 0 requests all. An entry that repeats one that a reader has seen is returned
+// again, with a new number. Entries dropped since are missing; [Ring.Counts] has their total. The
+// caller owns the entries.
 func (r *Ring) After(seq uint64) (entries []Entry, newest uint64) {
 	if r == nil {
 		return nil, 0
@@ -178,7 +181,7 @@ func (r *Ring) After(seq uint64) (entries []Entry, newest uint64) {
 	return entries, newest
 }
 
-// Counts returns the number of the newest entry, and how many entries newer ones have pushed out so far.
+// Counts returns the number of the newest entry, and how many entries have been dropped so far.
 func (r *Ring) Counts() (newest, gone uint64) {
 	if r == nil {
 		return 0, 0

@@ -47,7 +47,8 @@ func TestNewestStay(t *testing.T) {
 	}
 }
 
-// Numbers go on growing over a restart: a reader that asks the next process for what came after its last number gets all of it.
+// Numbers increase across a restart: a reader that asks the next process for entries after its last
+// number gets all of them.
 func TestNumbersGrowOverRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := New(3)
@@ -64,7 +65,7 @@ func TestNumbersGrowOverRestarts(t *testing.T) {
 	})
 }
 
-// A tenant who changes his Services all the time pushes out his own history alone.
+// A tenant who changes his Services all the time drops only his own history.
 func TestFloodPushesOutItsOwn(t *testing.T) {
 	r := New(100)
 	r.Add(Entry{Kind: Reset, Rows: 3})

@@ -12,7 +12,7 @@ func (k Kind) String() string {
 	return [...]string{"", "service", "node", "reset", "loaded", "mended", "failed"}[k]
 }
 
-// Object names what an entry is about: "shop/web", "192.0.2.7:80/tcp of shop/web", or "node".
+// Object names the subject of an entry: "shop/web", "192.0.2.7:80/tcp of shop/web", or "node".
 func (e Entry) Object() string {
 	name := "node"
 	if e.Service.Name != "" {
@@ -63,7 +63,7 @@ func (e Entry) Words() string {
 	return s
 }
 
-// objects says what happened to a Service and its slices.
+// objects describes the changes of a Service and its slices.
 func (e Entry) objects() string {
 	var said []string
 	if e.Services > 0 {
@@ -75,7 +75,7 @@ func (e Entry) objects() string {
 	return strings.Join(said, ", ")
 }
 
-// verbs says which of the three things happened that begin with the first.
+// verbs returns which of the three events starting with first happened.
 func verbs(w, first What) string {
 	var said []string
 	for i, verb := range []string{"created", "changed", "deleted"} {
@@ -89,7 +89,7 @@ func verbs(w, first What) string {
 	return strings.Join(said, " and ")
 }
 
-// counted says how many changes of objects came with it.
+// counted returns how many changes of objects belong to the entry.
 func (e Entry) counted() string {
 	switch {
 	case e.Services == 0 && e.Slices == 0:

@@ -11,7 +11,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// count has the numbers since the query began. Its memory follows the rows, whatever clients do.
+// count has the numbers since the query began. Its memory is proportional to the frontends,
+// whatever clients do.
 type count struct {
 	most  int
 	began time.Time
@@ -19,7 +20,7 @@ type count struct {
 	mu     sync.Mutex
 	tables []Table
 	rows   map[rowID]*counter
-	active []*counter // those that had a connection
+	active []*counter // frontends with connections
 	locals map[netip.Addr]struct{}
 
 	told       time.Time
@@ -39,7 +40,7 @@ type rowID struct {
 
 type counter struct {
 	family     lb.Family
-	row        *lb.Frontend // nil when it is gone
+	row        *lb.Frontend // nil when it is deleted
 	new, total uint64
 }
 
@@ -106,7 +107,7 @@ func (c *count) add(e *ctwire.Entry) {
 	n.total++
 }
 
-// find returns the row to which a connection was made, nil for none.
+// find returns the frontend of a connection, nil for none.
 func (c *count) find(e *ctwire.Entry) *counter {
 	to := e.Orig.To
 	id := rowID{lb.FamilyOf(to.Addr()), lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: lb.Proto(e.Orig.Proto)}}
@@ -147,12 +148,12 @@ func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 	defer c.mu.Unlock()
 	r := &Rates{Since: c.began, At: now, Span: now.Sub(c.told), Elsewhere: c.elsewhere}
 	if n, err := dropped(); err == nil {
-		r.Missed = uint64(n - c.dropped) // it may have gone round
+		r.Missed = uint64(n - c.dropped) // it may have wrapped around
 		c.dropped = n
 	}
 	c.counted = c.counted || r.Missed > 0
 	if c.overrun {
-		if !c.counted { // what found no memory at all has no number
+		if !c.counted { // events lost for lack of memory have no number
 			r.Missed = 1
 		}
 		c.counted = false

@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	// most is what a query gets that does not say how much it wants.
+	// most is the default number of flows of a query.
 	most = 100
-	// reads is how many entries are read at most where the kernel does not leave out the others: before 5.8, and of IPv6 those of one port.
+	// reads is the most entries that are read if the kernel does not filter: before 5.8, and of
+	// IPv6 those of one port.
 	reads = 1 << 20
 )
 
@@ -70,12 +71,12 @@ func Find(ctx context.Context, q Query) (Found, error) {
 	return Found{}, fmt.Errorf("find connections from %v to %v: %w", q.From, q.To, err)
 }
 
-// search keeps what was found so far: as many flows of each stage as are wanted.
+// search keeps the results so far: as many flows of each stage as requested.
 type search struct {
 	query         Query
 	live, closing []Flow
 	ended, read   int
-	more          bool // closing ones than are kept
+	more          bool // more closing ones than are kept
 	full          bool // no more is read
 }
 

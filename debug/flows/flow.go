@@ -9,21 +9,22 @@ import (
 	"kube-proxy/lb"
 )
 
-// Query asks for the connections of a client to an address.
+// Query selects the connections of a client to an address.
 type Query struct {
 	Proto lb.Proto
-	// From is the client. Port 0 stands for any.
+	// From is the client. Port 0 means any.
 	From netip.AddrPort
 	// To is where the client sends to.
 	To netip.AddrPort
-	// Most is how many flows are wanted; 0 for 100.
+	// Most is the largest number of flows; 0 means 100.
 	Most int
 }
 
 // Found is the answer to a [Query].
 type Found struct {
-	// Flows are open connections, and after them those that one side has ended. Ended ones are listed only if the query has the client's
-	// port, as a new connection from that port meets them.
+	// Flows are open connections, and after them those that one side has ended. Ended ones are
+	// listed only if the query has the client's port, because they affect a new connection from
+	// that port.
 	Flows []Flow
 	// Ended is how many others have ended, and are still in the table; if More is set there may be more of them.
 	Ended int
@@ -42,7 +43,7 @@ type Flow struct {
 	By netip.AddrPort
 	// Client is the address that By answers to: not From if the flow is masqueraded.
 	Client netip.AddrPort
-	// State is that of TCP or SCTP, in the kernel's words, such as ESTABLISHED; "" for UDP.
+	// State is the state of TCP or SCTP, in the kernel's terms, such as ESTABLISHED; "" for UDP.
 	State string
 	// Answered: By has sent something.
 	Answered bool
@@ -66,7 +67,7 @@ const (
 	ended
 )
 
-// stages are those of the states that are not [goesOn], by the kernel's words.
+// stages maps the states that are not [goesOn], by the kernel's names.
 var stages = map[string]stage{
 	"FIN_WAIT": closing, "CLOSE_WAIT": closing, "LAST_ACK": ended, "TIME_WAIT": ended, "CLOSE": ended,
 	"SHUTDOWN_SENT": closing, "SHUTDOWN_RECD": closing, "SHUTDOWN_ACK_SENT": ended, "CLOSED": ended,
@@ -90,14 +91,14 @@ func stateName(proto lb.Proto, state uint8) string {
 	return fmt.Sprintf("state %d", state)
 }
 
-// flowOf is what an entry says.
+// flowOf converts an entry.
 func flowOf(e *ctwire.Entry) Flow {
 	proto := lb.Proto(e.Orig.Proto)
 	return Flow{Proto: proto, From: e.Orig.From, To: e.Orig.To, By: e.Reply.From, Client: e.Reply.To, State: stateName(proto, e.State),
 		Answered: e.Status&ctwire.SeenReply != 0, Timeout: time.Duration(e.Timeout) * time.Second}
 }
 
-// is reports whether the entry is one that the query asks for.
+// is reports whether the entry matches the query.
 func (q Query) is(e *ctwire.Entry) bool {
 	return e.Orig.Proto == uint8(q.Proto) && e.Orig.To == q.To && e.Orig.From.Addr() == q.From.Addr() &&
 		(q.From.Port() == 0 || e.Orig.From.Port() == q.From.Port())

@@ -121,7 +121,7 @@ func (n node) inject(t testing.TB, first, count int, entry func(i int) ctwire.En
 	}
 }
 
-// numbered is an entry of a client of its own.
+// numbered is an entry of a separate client.
 func numbered(i int, to string) ctwire.Entry {
 	client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 14), byte(i >> 6)}), uint16(1024+i&63))
 	return ctwire.Entry{Orig: ctwire.Tuple{From: client, To: netip.MustParseAddrPort(to), Proto: 6}, State: 3,
@@ -140,7 +140,8 @@ func (n node) find(t *testing.T, q Query) Found {
 	return f
 }
 
-// The connections of a client to an address are told as the kernel has them, whether its port is known or not.
+// The connections of a client to an address are reported as the kernel has them, with and without
+// the client's port.
 func TestFind(t *testing.T) {
 	n := newNode(t)
 	n.serve(t, "10.1.0.1:8080")
@@ -170,7 +171,7 @@ func TestFind(t *testing.T) {
 		{lb.TCP, "10.1.0.2:40003", "10.96.0.10:80", ""},
 		{lb.TCP, "10.1.0.3:0", "10.96.0.10:80", ""},
 		{lb.UDP, "10.1.0.2:40001", "10.96.0.10:80", ""},
-		// The direction of answers is nobody's connection.
+		// The reply direction is not a connection.
 		{lb.TCP, "10.1.0.1:8080", "10.1.0.2:40000", ""},
 	} {
 		got := n.find(t, Query{Proto: c.proto, From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)})
@@ -188,13 +189,14 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// reversed is the other order in which the kernel may list two.
+// reversed returns the other order in which the kernel may list two.
 func reversed(s string) string {
 	a, b, _ := strings.Cut(s, "\n")
 	return b + "\n" + a
 }
 
-// Of many connections of a client those are told that are asked for, and that there are more; of a full table nothing else is read.
+// Of many connections of a client the requested number is reported, and that more exist; of a full
+// table nothing else is read.
 func TestFindMany(t *testing.T) {
 	n := newNode(t)
 	n.inject(t, 0, 5000, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
@@ -213,8 +215,9 @@ func TestFindMany(t *testing.T) {
 	}
 }
 
-// What goes on is told before what ends, however many have ended, which are only counted: a client that opens a connection for each
-// request leaves hundreds behind. Nothing is held of the others.
+// Open connections come before ended ones, however many have ended; those are only counted: a
+// client that opens a connection for each request leaves hundreds behind. The search keeps no data
+// of the others.
 func TestFindAmongEnded(t *testing.T) {
 	const closed, timeWait, halfClosed, established, synSent = 8, 7, 5, 3, 1
 	n := newNode(t)
@@ -252,7 +255,8 @@ func TestFindAmongEnded(t *testing.T) {
 		{to: "10.96.0.11:80", most: 500, want: "map[CLOSE_WAIT:300 ESTABLISHED:2 SYN_SENT:1]", ended: 300},
 		{to: "10.96.0.12:80", most: 30, want: "map[ESTABLISHED:30]", ended: 30},
 		{to: "10.96.0.13:80", most: 20, want: "map[]", ended: 300},
-		// A connection that is asked for by itself is told in any state: a new one from that port meets it.
+		// A connection that the query names exactly is reported in any state: a new one from that
+		// port meets it.
 		{to: "10.96.0.10:80", from: netip.MustParseAddrPort("100.64.0.0:10001"), most: 20, want: "map[CLOSE:1]"},
 		{to: "10.96.0.10:80", from: held, most: 20, want: "map[ESTABLISHED:1]"},
 	} {
@@ -270,15 +274,16 @@ func TestFindAmongEnded(t *testing.T) {
 			t.Errorf("%s to %s, at most %d: %v, %d have ended, more: %v; want %s, %d, %v", from, c.to, c.most, states, f.Ended, f.More, c.want, c.ended, c.more)
 		}
 	}
-	// Where there are more that go on than are wanted no more is read, and of those that have ended some are counted.
+	// If more are open than requested, reading stops, and only some of the ended ones are counted.
 	f := n.find(t, Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"), To: netip.MustParseAddrPort("10.96.0.12:80"), Most: 20})
 	if len(f.Flows) != 20 || !f.More || f.Ended > 30 {
 		t.Errorf("%d flows, %d have ended, more: %v; want 20 of 30, and more", len(f.Flows), f.Ended, f.More)
 	}
 }
 
-// Of other clients of the same address nothing is read where the kernel can leave them out, so that a table of any size costs its own
-// time alone; and who waits no longer has what was found until then.
+// Entries of other clients of the same address are not read if the kernel can filter, so that a
+// table of any size costs only the kernel's time; a query past its deadline returns the results so
+// far.
 func TestFindReadsLittle(t *testing.T) {
 	n := newNode(t)
 	n.inject(t, 0, 20_000, func(i int) ctwire.Entry { return numbered(64+i, "10.96.0.10:80") })
@@ -300,7 +305,7 @@ func TestFindReadsLittle(t *testing.T) {
 	})
 }
 
-// sum reads rates until they tell of n connections, or time is up.
+// sum reads rates until they contain n connections, or time is up.
 func sum(t *testing.T, rates <-chan *Rates, n uint64) (rows map[string]uint64, last *Rates) {
 	t.Helper()
 	end := time.After(20 * time.Second)
@@ -325,12 +330,13 @@ func sum(t *testing.T, rates <-chan *Rates, n uint64) (rows map[string]uint64, l
 	}
 }
 
-// Top counts exactly what is opened: 5,000 connections, some real, by both families, protocols and NodePorts; none that is no Service's.
+// Top counts exactly the opened connections: 5,000, some real, in both families, protocols and
+// NodePorts; none without a Service.
 func TestTop(t *testing.T) {
 	n := newNode(t)
 	n.serve(t, "10.1.0.1:8080")
 	n.serve(t, "[2001:db8:1::1]:8080")
-	n.dial(t, "tcp", "10.1.0.2:0", "10.96.0.10:80") // before anybody asks
+	n.dial(t, "tcp", "10.1.0.2:0", "10.96.0.10:80") // before any query
 
 	var top *Top
 	var err error
@@ -349,7 +355,7 @@ func TestTop(t *testing.T) {
 		n.dial(t, "tcp", "[2001:db8:1::2]:0", "[2001:db8:96::10]:80")
 		udp := n.dial(t, "udp", "10.1.0.2:0", "10.96.0.10:80")
 		for range 3 {
-			udp.Write([]byte("x")) // refused from the second on: nobody is there
+			udp.Write([]byte("x")) // refused from the second on: no server listens
 		}
 		n.dial(t, "tcp", "10.1.0.2:0", "10.1.0.1:8080")
 	}
@@ -367,7 +373,7 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// A burst that nobody reads in time is told: what was counted and what was missed make up all of it.
+// A burst that overruns the buffer is reported: counted and missed connections add up to all.
 func TestTopOverrun(t *testing.T) {
 	const all = 40000
 	n := newNode(t)
@@ -389,7 +395,7 @@ func TestTopOverrun(t *testing.T) {
 	if last.MissedInAll == 0 || got+last.MissedInAll != all || got < 1000 {
 		t.Errorf("counted %d, missed %d, of %d", got, last.MissedInAll, all)
 	}
-	// What comes then is counted in full again, and the numbers are no lower bounds any more.
+	// Later connections are counted in full again, and the numbers are exact again.
 	n.inject(t, all, 100, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
 	rows, _ = sum(t, rates, all+100)
 	if now := rows["IPv4 10.96.0.10:80/tcp"]; now != got+100 {
@@ -434,7 +440,7 @@ func sockets(t *testing.T) (n int) {
 	return n
 }
 
-// Where the kernel tells of no events, who asks hears how to have them.
+// If the kernel sends no events, the error describes how to enable them.
 func TestTopWithoutEvents(t *testing.T) {
 	n := newNode(t)
 	n.sh(t, "echo 0 >/proc/sys/net/netfilter/nf_conntrack_events")

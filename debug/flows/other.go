@@ -9,7 +9,7 @@ import (
 
 var errNoConntrack = errors.New("this operating system has no conntrack table that could be asked")
 
-// Find returns an error: there is nothing to ask.
+// Find returns an error: this system has no conntrack.
 func Find(context.Context, Query) (Found, error) { return Found{}, errNoConntrack }
 
 func openFeed() (feed, error) { return nil, errNoConntrack }

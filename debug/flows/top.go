@@ -9,10 +9,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// Config says what a [Top] counts.
+// Config configures a [Top].
 type Config struct {
-	// Tables returns the rows of each family. It is called at the start and after every period. A table with the same
-	// slice of rows as before costs nothing.
+	// Tables returns the frontends of each family. It is called at the start and after every
+	// period. A table with the same slice as before costs nothing.
 	Tables func() []Table
 	// Every is the period of the reports; 0 for a second.
 	Every time.Duration
@@ -33,9 +33,9 @@ type Rates struct {
 	// Since is when the counting began, and At the time of the report; Span is the time since the previous report.
 	Since, At time.Time
 	Span      time.Duration
-	// Rows are those that had a connection since the counting began, the busiest in Span first.
+	// Rows are the frontends that had a connection since counting began, the busiest in Span first.
 	Rows []Rate
-	// Others are the sum of such rows that are not listed.
+	// Others is the sum of frontends that are not listed.
 	Others Sum
 	// Elsewhere are connections in Span to no row.
 	Elsewhere uint64
@@ -44,7 +44,7 @@ type Rates struct {
 	Missed, MissedInAll uint64
 }
 
-// Rate is that of a row.
+// Rate is the rate of a frontend.
 type Rate struct {
 	Family lb.Family
 	Row    *lb.Frontend
@@ -70,7 +70,7 @@ type Top struct {
 	from feed
 }
 
-// feed is where new connections are heard of.
+// feed is the source of new connections.
 type feed interface {
 	// listen calls f with each until close, and lost when some were lost.
 	listen(f func(*ctwire.Entry), lost func())
@@ -82,8 +82,9 @@ type feed interface {
 	close() error
 }
 
-// Listen begins to listen, in the network namespace of the calling thread, until [Top.Each] ends. An error says why there
-// are no rates: this system or kernel does not report new connections.
+// Listen starts to listen, in the network namespace of the calling thread, until [Top.Each] ends.
+// An error gives the reason why there are no rates: this system or kernel does not report new
+// connections.
 func Listen(cfg Config) (*Top, error) {
 	from, err := openFeed()
 	if err != nil {
@@ -130,7 +131,7 @@ const localsEvery = 10 * time.Second
 // refresh takes in what rows and addresses there are.
 func (t *Top) refresh(ctx context.Context, c *count) {
 	if c.take(t.cfg.Tables()) && time.Since(c.localsRead) >= localsEvery {
-		if local, err := t.from.locals(ctx); err == nil { // else those of before are right, or nearly
+		if local, err := t.from.locals(ctx); err == nil { // else the previous ones are right, or nearly
 			c.local(local)
 		}
 	}

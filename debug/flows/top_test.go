@@ -32,7 +32,7 @@ func tables() []Table {
 		{Family: lb.IPv6, Rows: []*lb.Frontend{row("[2001:db8:96::10]:80/tcp", "shop/web:http")}}}
 }
 
-// scripted is a feed that tells what a test says.
+// scripted is a feed controlled by a test.
 type scripted struct {
 	events chan ctwire.Entry
 	lose   chan uint32
@@ -81,7 +81,7 @@ func told(r *Rates) string {
 	return s
 }
 
-// follow returns what Each tells, until ctx ends.
+// follow returns the values of Each, until ctx ends.
 func follow(ctx context.Context, top *Top) <-chan *Rates {
 	rates := make(chan *Rates)
 	go func() {
@@ -97,7 +97,7 @@ func follow(ctx context.Context, top *Top) <-chan *Rates {
 	return rates
 }
 
-// Rows come and go while somebody asks; what is lost is told in the period in which it was, once.
+// Frontends are added and deleted during a query; losses are reported once, in their period.
 func TestRates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := []*lb.Frontend{row("10.96.0.1:80/tcp", "a"), row("nodeport:30080/tcp", "a"),
@@ -129,9 +129,9 @@ func TestRates(t *testing.T) {
 		f.lose <- 10
 		f.open(4, "10.96.0.2:80")
 		expect("elsewhere 0 missed 10/10 others 1 0/2 | 10.96.0.2:80/tcp 4 2/s 4 | 10.96.0.1:80/tcp 0 0/s 6")
-		f.lose <- 0 // for want of memory, of which there is no number
+		f.lose <- 0 // for lack of memory, without a number
 		expect("elsewhere 0 missed 1/11 others 1 0/2 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
-		less := more[1:] // the Service is gone, and what it had
+		less := more[1:] // the Service is deleted, with its counts
 		rows.Store(&less)
 		expect("elsewhere 0 missed 0/11 others 1 0/2 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
 		synctest.Wait()
@@ -148,7 +148,7 @@ func TestRates(t *testing.T) {
 	})
 }
 
-// A connection costs no memory, whatever it leads to.
+// A connection costs no memory, whatever its destination.
 func TestNoAllocs(t *testing.T) {
 	c := newCount(10, time.Now())
 	c.take(tables())

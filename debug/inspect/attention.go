@@ -20,18 +20,18 @@ type Brief struct {
 	Why      string   `json:"why,omitempty"`
 }
 
-// odd has the Services that are neither ok nor not-proxied. Its memory follows their number. The
-// time to bring it up to date follows what changed since it was asked last.
+// odd holds the Services that are neither ok nor not-proxied. Its memory is proportional to their
+// number. The time of an update is proportional to the changes since the last query.
 type odd struct {
 	mu    sync.Mutex
 	known bool
 	all   map[cluster.Name]Brief
-	marks marks     // as of which all is
+	marks marks     // state up to which all entries are current
 	due   time.Time // all Services are not looked at again before
 }
 
-// marks are numbers that move where Services may have changed their states; of a change that
-// concerns one Service alone [Inspector.ServicesSince] knows which.
+// marks are numbers that move when Services may have changed their states; for a change of a single
+// Service [Inspector.ServicesSince] returns that Service.
 type marks struct {
 	newest uint64
 	others [2]struct { // of the families
@@ -41,8 +41,8 @@ type marks struct {
 	}
 }
 
-// marks returns the numbers as they are now, and whether changes are owed to a plane: no entry
-// tells of them before they are in force.
+// marks returns the current numbers, and whether changes are owed to a plane: they have no entry
+// before they are in force.
 func (i *Inspector) marks() (m marks, owed bool) {
 	m.newest = i.Newest()
 	for k, f := range i.cfg.Families {
@@ -58,8 +58,8 @@ func (i *Inspector) marks() (m marks, owed bool) {
 	return m, owed
 }
 
-// freely is how long a look at all Services may take before it is made for a tenth of the time
-// at most.
+// freely is how long an inspection of all Services may take; longer ones are limited to a tenth of
+// the time.
 const freely = 5 * time.Millisecond
 
 // oddOnes returns the Services that are neither ok nor not-proxied, in no order.
@@ -105,7 +105,7 @@ func briefs(all map[cluster.Name]Brief) []Brief {
 	return out
 }
 
-// look has each told of these Services as they are now.
+// look calls each with the current state of these Services.
 func (i *Inspector) look(names []cluster.Name, each func(Service) error) {
 	if len(names) > 0 {
 		_, _ = i.services(names, Since{}, each) // keep returns no error
@@ -122,7 +122,7 @@ func (o *odd) unsteady() (names []cluster.Name) {
 	return names
 }
 
-// failingNames are the Services of which rows fail now.
+// failingNames returns the Services with failing frontends.
 func (i *Inspector) failingNames() (names []cluster.Name) {
 	for name := range i.failing() {
 		names = append(names, ParseName(name))
@@ -138,7 +138,7 @@ func compareBriefs(a, b Brief) int {
 
 // Attention lists the Services that need it.
 type Attention struct {
-	// Node is the one for which this is the answer.
+	// Node is the node of this answer.
 	Node string `json:"node"`
 	// Services is how many need attention.
 	Services int `json:"services"`
@@ -191,12 +191,12 @@ func (i *Inspector) Attention() Attention {
 	return out
 }
 
-// OtherNamespaces stands for all namespaces beyond those that [Inspector.Tally] names.
+// OtherNamespaces represents all namespaces that [Inspector.Tally] does not name.
 const OtherNamespaces = "_others"
 
-// Tally calls each with how many Services of a namespace are in a state other than ok and
-// not-proxied. It names the namespaces with the most of them, so many at most; the others are told
-// of as [OtherNamespaces].
+// Tally calls each with the number of a namespace's Services that are in a state other than ok and
+// not-proxied. It names at most that many namespaces, those with the most; the others are added up
+// as [OtherNamespaces].
 func (i *Inspector) Tally(most int, each func(namespace string, s State, v Severity, n int)) {
 	type kind struct {
 		namespace string

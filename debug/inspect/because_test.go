@@ -11,7 +11,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// A trace says what the table alone cannot: why nobody serves, and which topology hints chose the backends.
+// A trace has information that the table lacks: why no endpoint serves, and which topology hints
+// selected the backends.
 func TestTraceSaysWhoChose(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 3, 0)

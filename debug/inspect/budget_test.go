@@ -9,7 +9,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// People who ask are told that the namespace of a Service is over its limit, and what is left out for it (TN-13).
+// Queries report that the namespace of a Service is over its limit, and which parts of the Service
+// are left out (TN-13).
 func TestServiceOverItsLimit(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "old", "10.96.0.1", 3, 3)

@@ -9,7 +9,8 @@ import (
 	"kube-proxy/debug/changes"
 )
 
-// Changes returns what changed after the entry of that number, 0 for all that is remembered, without what was nothing to a family.
+// Changes returns the changes after the entry of that number, 0 for all recorded ones, without
+// those that had no effect on a family.
 func (i *Inspector) Changes(after uint64) Changes {
 	entries, newest := i.cfg.Changes.After(after)
 	_, gone := i.cfg.Changes.Counts()
@@ -45,14 +46,14 @@ func (i *Inspector) Changed(said string) (cluster.Name, error) {
 	return name, ambiguous("Services that are gone", name.Name, gone)
 }
 
-// Of returns the changes that concern a Service: its own, and those of no single one.
+// Of returns the changes that concern a Service: its own, and those of no single Service.
 func (c Changes) Of(name cluster.Name) Changes {
 	c.Service = name.String()
 	c.Changes = slices.DeleteFunc(c.Changes, func(x Change) bool { return x.Service != "" && x.Service != c.Service })
 	return c
 }
 
-// Newest returns the number of the newest change; 0 where nothing remembers any.
+// Newest returns the number of the newest change; 0 without a record.
 func (i *Inspector) Newest() uint64 {
 	newest, _ := i.cfg.Changes.Counts()
 	return newest
@@ -82,7 +83,7 @@ func nanoseconds(ns int64) *time.Time {
 	return when(time.Unix(0, ns).UTC())
 }
 
-// milliseconds is a duration that may not be known.
+// milliseconds converts a duration that may be unknown.
 func milliseconds(d time.Duration) *float64 {
 	if d < 0 {
 		return nil

@@ -14,7 +14,8 @@ import (
 const mostDifferences = 1000
 
 // Diff compares the kernel with the desired table. If they differ it compares again and reports the
-// differences of both looks: a write in progress is no difference. One query compares at a time; others wait.
+// differences found both times: a write in progress is no difference. One query compares at a time;
+// others wait.
 func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	if i.cfg.Offline {
 		return nil, problem(Unavailable, "no kernel to compare with offline: query a running proxy")
@@ -50,7 +51,7 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	return out, nil
 }
 
-// differences are those that were there at each look.
+// differences returns those that were found each time.
 func (i *Inspector) differences(ctx context.Context, f Family) (stayed []Difference, rows int, err error) {
 	for look := 1; ; look++ {
 		table := i.copyTable(f)

@@ -1,6 +1,7 @@
-// Package inspect answers operators' queries about a running proxy, or about manifests alone: where a packet goes, which endpoints a
-// Service has and why it has no more, how the kernel differs, what changed recently. The admin socket, the commands and the page show its
-// result structs; fields may be added.
+// Package inspect answers operators' queries about a running proxy, or about manifests alone: the
+// path of a packet, the endpoints of a Service and why it has no more, the kernel's differences,
+// recent changes. The admin socket, the commands and the page show its result structs; fields may
+// be added.
 //
 //	cluster.Store ─┐
 //	engine Query, Stats ─┤

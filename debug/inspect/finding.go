@@ -38,7 +38,7 @@ const (
 	recentDrift = 10 * time.Minute
 )
 
-// findings says what needs attention, the worst first. s has all but them.
+// findings returns the problems, the worst first. s has all fields except findings.
 func (i *Inspector) findings(s *Status) []Finding {
 	var f findings
 	now := time.Now()
@@ -118,7 +118,7 @@ func (i *Inspector) recent() []changes.Entry {
 	return entries
 }
 
-// mended tells of drift that was repaired lately; "" for none.
+// mended describes recently repaired drift; "" for none.
 func mended(now time.Time, recent []changes.Entry) string {
 	for _, e := range slices.Backward(recent) {
 		if e.Kind == changes.Mended && now.Sub(time.Unix(0, e.Done)) < recentDrift {
@@ -158,8 +158,8 @@ func (i *Inspector) serviceFindings(f *findings) {
 	}
 }
 
-// lastChange is the newest change that is in force, of a Service where there is one; nil where
-// none is remembered.
+// lastChange returns the newest change in force, of a Service if there is one; nil without a
+// record.
 func lastChange(recent []changes.Entry) *Change {
 	var last *Change
 	for _, e := range slices.Backward(recent) {

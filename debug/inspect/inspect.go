@@ -16,33 +16,38 @@ import (
 	"kube-proxy/trace"
 )
 
-// Config says what is asked about. Store and Families must be set; what else is nil or zero is not known, and answers say so.
+// Config configures an Inspector. Store and Families must be set; other fields may be nil or zero
+// for unknown, and answers say so.
 type Config struct {
-	// Version is that of the program, as "v1.37.2".
+	// Version is the version of the program, as "v1.37.2".
 	Version string
 	Started time.Time
-	// Mode is the mode that runs, Asked the one that was asked for, "" for none, and Reason why that is not Mode.
+	// Mode is the running mode, Asked the configured one, "" for none, and Reason the reason why
+	// Mode differs.
 	Mode          mode.Mode
 	Asked, Reason string
-	// Offline: nothing runs, and there is no kernel to ask.
+	// Offline: no proxy runs, and there is no kernel to inspect.
 	Offline bool
 
 	Store    *cluster.Store
 	Families []Family
 
-	// Local returns the addresses of this machine; nil where it has none to do with, as offline: then the Node's are taken.
+	// Local returns the addresses of this machine; nil if they are irrelevant, as offline: then the
+	// Node's are used.
 	Local func() ([]netip.Addr, error)
 	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil if Pods are not watched.
 	Pods func(context.Context, cluster.Name) (map[cluster.Name][]netip.Addr, error)
 	// Snapshot returns when the facts in force were written, if they come from a snapshot, else nil. It may be nil.
 	Snapshot func() *time.Time
-	// Follow follows a packet through the rest of this node: [node.Ask]; nil where that is not read.
+	// Follow computes the path of a packet through the rest of this node: [node.Ask]; nil if that
+	// is not read.
 	Follow func(context.Context, node.Question) (trace.Node, error)
-	// Conntrack returns how many entries the connection table has and can have; not ok where there is none. It may be nil.
+	// Conntrack returns the number of entries in the connection table and its limit; not ok without
+	// a table. It may be nil.
 	Conntrack func() (entries, limit uint64, ok bool)
-	// Connected reports whether the source of Services is followed; nil where nothing is.
+	// Connected reports whether the source of Services is watched; nil without a source.
 	Connected func() bool
-	// Changes remembers what changed; nil where nothing does.
+	// Changes is the record of changes; nil without one.
 	Changes *changes.Ring
 }
 
@@ -55,7 +60,7 @@ type Family struct {
 	Stats func() engine.Stats
 	// Settings are what rows of a Service are decided by now.
 	Settings func(cluster.Name) policy.Settings
-	// Trace is what the mode makes of the table.
+	// Trace is the mode's treatment of the table.
 	Trace trace.Mode
 	// Counted calls its argument with the traffic per second of Services that the mode counts; nil where it counts none.
 	Counted func(context.Context, func(service string, connections, bytes float64)) error
@@ -69,7 +74,7 @@ type Inspector struct {
 	comparing chan struct{} // has a value while a query compares the whole kernel
 	watching  chan struct{} // has a value for each query that counts connections
 
-	names struct { // of all Services, sorted, as of so many changes, the newest of which has this number
+	names struct { // of all Services, sorted, as of the newest change with this number
 		mu      sync.Mutex
 		sorted  []cluster.Name
 		changes uint64
@@ -85,8 +90,8 @@ func New(cfg Config) *Inspector {
 	return &Inspector{cfg: cfg, comparing: make(chan struct{}, 1), watching: make(chan struct{}, maxWatching)}
 }
 
-// Node is the name of the node for which it answers.
+// Node returns the name of the node of the answers.
 func (i *Inspector) Node() string { return i.cfg.Store.Facts().NodeName }
 
-// Offline reports whether nothing runs that is asked about.
+// Offline reports whether the answers are about manifests and not a running proxy.
 func (i *Inspector) Offline() bool { return i.cfg.Offline }

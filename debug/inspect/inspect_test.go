@@ -19,7 +19,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// world is a proxy in no kernel: a store, a table, and what counts who asks it.
+// world is a proxy without a kernel: a store, a table, and counters of queries.
 type world struct {
 	store   *cluster.Store
 	table   *lb.Table
@@ -29,7 +29,7 @@ type world struct {
 	*Inspector
 }
 
-// looker is a kernel that says what it is told to.
+// looker is a kernel with scripted answers.
 type looker struct {
 	follow []trace.Kernel
 	diffs  [][]trace.Difference
@@ -70,7 +70,7 @@ func (w *world) with(l *looker) *world {
 	return w
 }
 
-// add adds a Service of one port with endpoints of TCP, of which those from notReady on are not ready.
+// add adds a Service of one port with TCP endpoints; those from notReady on are not ready.
 func (w *world) add(namespace, name, ip string, endpoints, notReady int) {
 	full := cluster.Name{Namespace: namespace, Name: name}
 	svc := &cluster.Service{Name: full, ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)}, Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
@@ -85,7 +85,8 @@ func (w *world) add(namespace, name, ip string, endpoints, notReady int) {
 	w.table.Replace(lb.Owner{Name: full.String()}, policy.Resolve(w.store.View(full), settings))
 }
 
-// The cost of a trace follows neither the number of Services nor that of their rows: as many looks at the table, as much memory.
+// The cost of a trace depends neither on the number of Services nor on that of their frontends: it
+// needs the same number of table reads and the same memory.
 func TestTraceCost(t *testing.T) {
 	type cost struct {
 		queries int
@@ -117,7 +118,8 @@ func TestTraceCost(t *testing.T) {
 	}
 }
 
-// Names are as people write them; where one could be several, or nobody's, the answer says what there is.
+// Names are accepted as people write them; if one is ambiguous or unknown, the answer lists
+// candidates.
 func TestNames(t *testing.T) {
 	w := newWorld()
 	for i := range 12 {
@@ -143,7 +145,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// What differs for a moment is not told, what stays is; the kernel is looked at three times at most.
+// A temporary difference is not reported, a permanent one is; the kernel is read at most three
+// times.
 func TestDifferencesThatStay(t *testing.T) {
 	gone := trace.Difference{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: lb.TCP}, Object: "element 1", Want: "there"}
 	moment := trace.Difference{Object: "element 2", Have: "there"}
@@ -179,7 +182,8 @@ func TestDifferencesThatStay(t *testing.T) {
 	}
 }
 
-// The time that comparing takes grows with how much differs, not with its square: somebody flushes the ruleset, and asks.
+// The time of a comparison grows linearly with the differences: another program flushes the ruleset
+// before a query.
 func TestManyDifferences(t *testing.T) {
 	ask := func(n int) func() {
 		all := make([]trace.Difference, n)
@@ -229,7 +233,7 @@ func TestFindingsThatStay(t *testing.T) {
 	}
 }
 
-// A Service of 5,000 endpoints is told whole.
+// A Service of 5,000 endpoints is reported completely.
 func TestManyEndpoints(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "big", "10.96.0.1", 5000, 4999)
@@ -282,7 +286,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// A filter chooses rows by what people know of them.
+// A filter selects frontends by what people know of them.
 func TestTableFilters(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 1, 1)
@@ -307,7 +311,8 @@ func TestTableFilters(t *testing.T) {
 	}
 }
 
-// Of Services that changed a list has each once as it is now, those that are gone by name, and says where all must be asked for again.
+// A list of changed Services has each once in its current state, deleted ones by name, and reports
+// when all must be queried again.
 func TestServicesSince(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 1, 1)
@@ -327,7 +332,7 @@ func TestServicesSince(t *testing.T) {
 	since("[] [] false")
 	w.ring.Add(entry)
 	w.ring.Add(entry)
-	w.ring.Add(other) // nothing to the family, but a list has it
+	w.ring.Add(other) // no effect on the family, but a list has it
 	since("[web] [shop/gone] false")
 	since("[] [] false")
 	w.ring.Add(changes.Entry{Kind: changes.Failed, Why: "no memory"})
@@ -345,7 +350,8 @@ func TestServicesSince(t *testing.T) {
 	}
 }
 
-// A list whose names were read a moment ago says so: a Service that came since is in what changed after it.
+// A list whose names were read earlier reports so: a Service added since is among the changes after
+// it.
 func TestServicesAreAsOfTheirNames(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 1, 1)
@@ -365,7 +371,8 @@ func TestServicesAreAsOfTheirNames(t *testing.T) {
 	}
 }
 
-// Who asks for the changes of a Service means one that is there, or one that is gone and remembered; a name that is neither is an error.
+// A query for the changes of a Service means an existing one, or a deleted one with recorded
+// changes; any other name is an error.
 func TestChangesOfAService(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 1, 1)
@@ -394,7 +401,7 @@ func TestChangesOfAService(t *testing.T) {
 	}
 }
 
-// The fields that issue 14 promises are there, whatever else is.
+// The fields that issue 14 promises are present.
 func TestTraceJSON(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 3, 3)

@@ -17,9 +17,10 @@ func (i *Inspector) Names() []cluster.Name {
 	return names
 }
 
-// listed returns the names, and the number of the newest change that they surely have.
+// listed returns the names, and the number of the newest change that they include for certain.
 //
-// A Store is locked while it names all, so it is asked for them again only if a Service changed, and for a hundredth of its time at most.
+// Listing all names locks a Store, so it is repeated only after a Service changed, and for at most
+// a hundredth of the time.
 func (i *Inspector) listed() ([]cluster.Name, uint64) {
 	c := &i.names
 	c.mu.Lock()
@@ -94,10 +95,10 @@ func ambiguous(kind, said string, names []cluster.Name) *Problem {
 	return p
 }
 
-// maxName is how long a namespaced name, in whatever form, can be.
+// maxName is the longest namespaced name, in any form.
 const maxName = 600
 
-// unknown is the problem of a name that no Service has; it names those that look like it, the nearest first.
+// unknown returns the problem of a name that no Service has, with similar names, the nearest first.
 func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 	p := problem(Unknown, "no Service %s", said)
 	if i.cfg.Store.View(ParseName(said)).Slices != nil {

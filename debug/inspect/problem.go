@@ -2,7 +2,7 @@ package inspect
 
 import "fmt"
 
-// Kind says what is wrong with a query, or with the proxy that got it.
+// Kind is the kind of problem of a query, or of the proxy that received it.
 type Kind string
 
 // The kinds of problems.
@@ -11,7 +11,7 @@ const (
 	Bad Kind = "bad"
 	// Unknown: there is no such Service.
 	Unknown Kind = "unknown"
-	// Ambiguous: the name stands for more than one; see Candidates.
+	// Ambiguous: the name matches more than one; see Candidates.
 	Ambiguous Kind = "ambiguous"
 	// Unavailable: it cannot be answered here, or now.
 	Unavailable Kind = "unavailable"
@@ -21,7 +21,8 @@ const (
 type Problem struct {
 	Kind Kind   `json:"kind"`
 	Text string `json:"error"`
-	// Candidates are what an ambiguous name may stand for, or what looks like an unknown one; at most [mostCandidates].
+	// Candidates are the matches of an ambiguous name, or names similar to an unknown one; at most
+	// [mostCandidates].
 	Candidates []string `json:"candidates,omitempty"`
 }
 

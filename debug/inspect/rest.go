@@ -15,12 +15,12 @@ import (
 // restWait bounds what reading the rest of the node may take.
 const restWait = 5 * time.Second
 
-// rest adds what the rest of this node does with the packet, after the answers of the table, the
-// kernel and conntrack.
+// rest adds the treatment of the packet by the rest of this node, after the answers of the table,
+// the kernel and conntrack.
 func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *TraceAnswer) {
 	switch {
 	case i.cfg.Offline:
-		return // a note says so already
+		return // a note already says so
 	case p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6:
 		a.Notes = append(a.Notes, "pings are not followed through the rest of this node")
 		return
@@ -75,8 +75,8 @@ func onNode(row *lb.Frontend) func(netip.AddrPort) bool {
 	}
 }
 
-// pinned returns the open connections that lead to an address which the Service has no endpoint at,
-// not even a terminating one.
+// pinned returns the open connections to addresses at which the Service has no endpoint, not even a
+// terminating one.
 func (i *Inspector) pinned(f Family, a *TraceAnswer) (all []trace.Pinned) {
 	if a.Frontend == nil || f.Trace.Terminates ||
 		f.Trace.LocalhostProxy && a.Asked.To.Addr().IsLoopback() || a.Verdict == trace.Pass {
@@ -109,7 +109,8 @@ func deleteCommand(c Connection) string {
 		family, c.Proto, c.From.Addr(), c.From.Port(), c.To.Addr(), c.To.Port())
 }
 
-// elsewhere says that the source is an endpoint of another node, which then translates its packets.
+// elsewhere reports that the source is an endpoint of another node, which then translates its
+// packets.
 func (i *Inspector) elsewhere(p trace.Packet) string {
 	if p.Host {
 		return ""

@@ -11,8 +11,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// Table calls each with the rows that match the filter, a Service at a time, in the order of the Services' names, until it returns false.
-// A filter is an address, a CIDR, a namespace with a slash behind it, or part of a key, a Service, or a kind; "" matches all.
+// Table calls each with the frontends that match the filter, a Service at a time, in the order of
+// the Services' names, until it returns false. A filter is an address, a CIDR, a namespace followed
+// by a slash, or part of a key, a Service, or a kind; "" matches all.
 func (i *Inspector) Table(ctx context.Context, filter string, each func([]Row) bool) error {
 	match, err := parseFilter(filter)
 	if err != nil {
@@ -79,7 +80,7 @@ func rowOf(f *lb.Frontend) Row {
 	return r
 }
 
-// filter is which rows are asked for.
+// filter selects frontends.
 type filter struct {
 	namespace string // that alone; "" for all
 	row       func(*lb.Frontend) bool

@@ -60,7 +60,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 
 func everyRow(*lb.Frontend) bool { return true }
 
-// reasons gathers what there is to say, the gravest first, each sentence once.
+// reasons collects the sentences, the most serious first, each once.
 func (d *Detail) reasons() {
 	seen := map[string]bool{}
 	say := func(s string) {

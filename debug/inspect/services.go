@@ -19,7 +19,8 @@ func (i *Inspector) Services(each func(Service) error) (Since, error) {
 // maxChanged is how many changed Services an answer has; for more, listing all costs less.
 const maxChanged = 500
 
-// ServicesSince is [Inspector.Services] for those that changed after the change of that number: its cost follows their number.
+// ServicesSince is [Inspector.Services] for those that changed after the change of that number: its
+// cost is proportional to their number.
 func (i *Inspector) ServicesSince(after uint64, each func(Service) error) (Since, error) {
 	entries, newest := i.cfg.Changes.After(after)
 	since := Since{Newest: newest, Again: uint64(len(entries)) != newest-after}
@@ -71,10 +72,10 @@ func (i *Inspector) failing() map[string]map[lb.Key]engine.Failing {
 	return out
 }
 
-// owned is what the desired table of a family has of a Service.
+// owned is the part of a family's desired table that belongs to a Service.
 type owned struct {
 	rows    []*lb.Frontend
-	lost    map[lb.Key]lb.Contest // nil where it lost nothing
+	lost    map[lb.Key]lb.Contest // nil if it lost nothing
 	refused []lb.Refused
 }
 

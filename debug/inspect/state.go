@@ -13,38 +13,37 @@ type State string
 const (
 	// Failing: the kernel refuses a row, or its rows cannot be computed.
 	Failing State = "failing"
-	// NoBackends: nothing serves a port, which is rejected.
+	// NoBackends: a port has no usable endpoint and is rejected.
 	NoBackends State = "no-backends"
 	// Refused: an address or an endpoint is not served: it is not allowed, or there are too many.
 	Refused State = "refused"
 	// Contested: another Service has one of its addresses.
 	Contested State = "contested"
-	// Terminating: no endpoint is ready, and those that terminate still serve.
+	// Terminating: no endpoint is ready, and terminating ones still serve.
 	Terminating State = "terminating"
 	// NoLocalBackends: a traffic policy is Local, and what serves is on other nodes.
 	NoLocalBackends State = "no-local-backends"
 	// Waiting: the proxy has not written its rows yet.
 	Waiting State = "waiting"
-	// NotProxied: it has no address (headless, ExternalName), so nothing is to be done for it.
+	// NotProxied: it has no address (headless, ExternalName), so the proxy does nothing for it.
 	NotProxied State = "not-proxied"
 	// OK: all is as it should be.
 	OK State = "ok"
 )
 
-// Severity says how much something needs the operator. Commands, page and metrics take it from
-// here.
+// Severity is the urgency for the operator. Commands, page and metrics use it.
 type Severity string
 
 // The severities.
 const (
-	// Fine: nothing is to be done.
+	// Fine: no action is needed.
 	Fine Severity = "ok"
-	// Info: clients may notice, but somebody asked for it, as for an external traffic policy of
-	// Local.
+	// Info: clients may notice, but the configuration requests it, for example an external traffic
+	// policy of Local.
 	Info Severity = "info"
-	// Warning: clients are not served as they expect, for what the objects or the node say.
+	// Warning: clients are not served as expected, because of the objects or the node.
 	Warning Severity = "warning"
-	// Error: the node does not do what the objects ask for.
+	// Error: the node does not do what the objects specify.
 	Error Severity = "error"
 )
 
@@ -57,7 +56,7 @@ var (
 	}
 )
 
-// severities are those of states. NoLocalBackends and Terminating are Info where they concern
+// severities maps states to severities. NoLocalBackends and Terminating are Info if they concern
 // outside traffic alone.
 var severities = map[State]Severity{
 	Failing: Error, NoBackends: Warning, Refused: Warning,
@@ -87,7 +86,7 @@ func newJudged(s *Service) judged {
 	return judged{s}
 }
 
-// is says that the Service is in a state.
+// is records that the Service is in a state.
 func (j judged) is(s State, format string, args ...any) { j.as(s, severities[s], format, args...) }
 
 func (j judged) as(s State, v Severity, format string, args ...any) {
@@ -96,7 +95,7 @@ func (j judged) as(s State, v Severity, format string, args ...any) {
 	}
 }
 
-// row looks at what a row in force does with packets.
+// row judges the treatment of packets by a frontend in force.
 func (j judged) row(row *lb.Frontend) {
 	which, outside := "internal", Warning
 	if row.Kind != lb.ClusterIP {
@@ -110,7 +109,7 @@ func (j judged) row(row *lb.Frontend) {
 			j.as(NoLocalBackends, outside, "%s has no endpoints on this node, and its %s traffic policy is Local: "+
 				"%s is dropped from %s",
 				row.Service, which, row.Key, r.From)
-		case r.To == nil || !r.To.Backends.At(0).Draining: // all drain, or none
+		case r.To == nil || !r.To.Backends.At(0).Draining: // all drain, or none does
 		case r.To.ID.Scope == lb.Local:
 			j.as(Terminating, outside,
 				"%s has only terminating endpoints on this node, and its %s traffic policy is Local",

@@ -6,7 +6,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Status says how the proxy stands.
+// Status returns the state of the proxy.
 func (i *Inspector) Status() Status {
 	cfg := &i.cfg
 	facts := cfg.Store.Facts()
@@ -56,7 +56,7 @@ func (f Family) status() FamilyStatus {
 	return out
 }
 
-// when is a time that may not be known.
+// when converts a time that may be unknown.
 func when(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil

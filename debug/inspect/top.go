@@ -13,11 +13,11 @@ import (
 
 // Top is how many connections were opened to each Service, and to each of its rows, the busiest first.
 type Top struct {
-	// Node is the one for which this is the answer.
+	// Node is the node of this answer.
 	Node  string    `json:"node"`
 	Since time.Time `json:"since"`
 	At    time.Time `json:"at"`
-	// Span is the seconds in which New was counted.
+	// Span is the number of seconds in which New was counted.
 	Span     float64   `json:"spanSeconds"`
 	Services []TopLine `json:"services"`
 	Rows     []TopLine `json:"rows"`
@@ -26,7 +26,7 @@ type Top struct {
 	// Missed is how many messages of the kernel were lost in Span. AtLeast: the other numbers are then lower bounds.
 	Missed  uint64 `json:"missed,omitempty"`
 	AtLeast bool   `json:"atLeast,omitempty"`
-	// MoreRows had connections too, fewer than those in Rows.
+	// MoreRows is the number of other frontends with connections, fewer than those in Rows.
 	MoreRows int `json:"moreRows,omitempty"`
 	// Counted are connections and bytes per second by the kernel's counters, of each Service ("ns/name")
 	// that has metrics of its own (--service-metrics); null where nothing is counted.
@@ -117,7 +117,7 @@ func top(r *flows.Rates) *Top {
 func (i *Inspector) tables() func() []flows.Table {
 	now, at := make([]flows.Table, len(i.cfg.Families)), make([]uint64, len(i.cfg.Families))
 	return func() []flows.Table {
-		now = slices.Clone(now) // the one before is still read
+		now = slices.Clone(now) // the previous one is still being read
 		for n, f := range i.cfg.Families {
 			resolved := uint64(0)
 			if f.Stats != nil {
@@ -150,11 +150,11 @@ func (i *Inspector) inForce(f Family) []*lb.Frontend {
 // mostConnections is how many connections a trace names.
 const mostConnections = 20
 
-// connectionsWait is how long conntrack's table is read. A kernel that leaves out what was not asked for needs a tenth of a second for a
-// million entries.
+// connectionsWait limits the time of reading conntrack's table. A kernel with filters needs a tenth
+// of a second for a million entries.
 const connectionsWait = 2 * time.Second
 
-// connections are those of the packet's source and destination that conntrack has.
+// connections adds those of the packet's source and destination in conntrack.
 func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAnswer) {
 	if i.cfg.Offline || !p.From.IsValid() || p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6 {
 		return

@@ -19,7 +19,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// TraceQuery asks what a packet meets, as people write it: see [trace.Parse].
+// TraceQuery describes a packet as people write it: see [trace.Parse].
 type TraceQuery struct {
 	// From is the source: an address, with or without a port, or "node". Pod names a Pod instead, "ns/name" or, where one Pod alone has it,
 	// "name". One of the two must be there.
@@ -52,21 +52,24 @@ func TraceParams(from, port, in, to string) url.Values {
 // TraceAnswer is what a packet meets by the table, by the kernel's state of kube-proxy, and in the rest of this node.
 type TraceAnswer struct {
 	trace.Answer
-	// Node is the one for which this is the answer.
+	// Node is the node of this answer.
 	Node string `json:"node"`
-	// Packet is the one that was asked about.
+	// Packet is the traced packet.
 	Packet PacketText `json:"packet"`
-	// Conntrack are the connections of client and destination in the kernel; they continue with their backend, whatever the rest says. Open
-	// ones come before those that one side has ended. An ended one is listed only if the packet has the client's port.
+	// Conntrack are the connections of client and destination in the kernel; they continue with
+	// their backend, whatever the other answers are. Open ones come before those that one side has
+	// ended. An ended one is listed only if the packet has the client's port.
 	Conntrack []Connection `json:"conntrack,omitempty"`
-	// ConntrackEnded is how many others have ended. ConntrackMore: there may be more open ones than those, and more that have ended.
+	// ConntrackEnded is the number of other ended ones. ConntrackMore: more open and more ended
+	// ones may exist.
 	ConntrackEnded int  `json:"conntrackEnded,omitempty"`
 	ConntrackMore  bool `json:"conntrackMore,omitempty"`
-	// Rest is what the rest of this node does with the packet; nil if that was not checked, as Notes say.
+	// Rest is the treatment of the packet by the rest of this node; nil if that was not checked,
+	// see Notes.
 	Rest *trace.Node `json:"rest,omitempty"`
-	// Live is what became of a real packet; nil unless "kube-proxy trace --live" asked.
+	// Live is the path of a real packet; nil without "kube-proxy trace --live".
 	Live *trace.Live `json:"live,omitempty"`
-	// Notes say what could not be determined, and why.
+	// Notes explain what could not be determined, and why.
 	Notes []string `json:"notes,omitempty"`
 
 	// Asked is the packet.
@@ -88,16 +91,17 @@ type PacketText struct {
 type Connection struct {
 	From netip.AddrPort `json:"from"`
 	To   netip.AddrPort `json:"to"`
-	// Backend is the address that answers: the proxy's own if connections end at it, To if nothing is translated. Sees is the source address
-	// that it sees.
+	// Backend is the address that answers: the proxy's own if connections end at it, To if nothing
+	// is translated. Sees is the source address that the backend sees.
 	Backend netip.AddrPort `json:"backend,omitzero"`
 	Sees    netip.AddrPort `json:"sees,omitzero"`
 	// Answered: something has come back.
 	Answered bool `json:"answered"`
-	// Proto is tcp, udp or sctp; State is as the kernel says, "" where the protocol has none.
+	// Proto is tcp, udp or sctp; State is the kernel's name of the state, "" if the protocol has
+	// none.
 	Proto string `json:"proto"`
 	State string `json:"state,omitempty"`
-	// Timeout is in how many seconds the kernel forgets it, if nothing comes.
+	// Timeout is the number of seconds until the kernel removes it, without further packets.
 	Timeout int `json:"timeoutSeconds,omitempty"`
 }
 
@@ -108,7 +112,7 @@ const (
 	lookPause  = 150 * time.Millisecond
 )
 
-// Trace says what a packet meets. A [Problem] says what is wrong with the question.
+// Trace returns the path of a packet. A [Problem] describes an invalid query.
 func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, error) {
 	f, p, err := i.packet(ctx, &q)
 	if err != nil {
@@ -148,7 +152,8 @@ func (a *TraceAnswer) Wrong() bool {
 	return len(a.Findings) > 0 || a.Rest.Harmful() || a.Live != nil && a.Live.Differs != ""
 }
 
-// ask queries the table, and explains the port of the packet: how its backends were chosen, or why it has none.
+// ask queries the table, and explains the port of the packet: how its backends were chosen, or why
+// it has none.
 func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {
 	f.Query(func(t *lb.Table) { a = trace.Ask(t, f.Trace, p) })
 	if a.Frontend == nil || f.Settings == nil {
@@ -163,7 +168,7 @@ func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {
 	return a
 }
 
-// lookup adds what the kernel says. Where it differs it is looked at again, and so is the table.
+// lookup adds the kernel's answer. If it differs, the kernel and the table are read again.
 func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *TraceAnswer) {
 	switch {
 	case i.cfg.Offline:
@@ -215,7 +220,7 @@ func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Pa
 		return none, trace.Packet{}, problem(Bad, "want a source: an address, \"node\" for this node, or a pod")
 	}
 	source, target, err := trace.Parse(q.From, q.To)
-	if err != nil && q.Pod != "" && len(pods) > 1 { // of a pod of both families the one that the destination has
+	if err != nil && q.Pod != "" && len(pods) > 1 { // of a pod with both families, the one of the destination's family
 		source, target, err = trace.Parse(pods[1].String(), q.To)
 	}
 	if err != nil {
@@ -301,7 +306,7 @@ func firstIn(fam lb.Family, addrs []netip.Addr) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// local are the addresses of this node, those of the Node object first.
+// local returns the addresses of this node, those of the Node object first.
 func (i *Inspector) local() ([]netip.Addr, error) {
 	var out []netip.Addr
 	if n := i.cfg.Store.Facts().Node; n != nil {
@@ -323,7 +328,7 @@ func (i *Inspector) local() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// rank has addresses first that others can reach.
+// rank orders addresses that other machines can reach first.
 func rank(a netip.Addr) int {
 	switch {
 	case a.IsLoopback():

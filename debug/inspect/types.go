@@ -17,17 +17,17 @@ type Service struct {
 	External  string         `json:"externalTrafficPolicy"` // Cluster or Local
 	Affinity  int            `json:"affinitySeconds,omitempty"`
 	Endpoints EndpointCounts `json:"endpoints"`
-	// Rows are in force; Lost are those that it asks for and another Service has.
+	// Rows are in force; Lost are frontends that it requests and another Service has.
 	Rows  int   `json:"rows"`
 	Lost  int   `json:"lost,omitempty"`
 	State State `json:"state"`
-	// Severity says how much the state needs the operator, the same in every output.
+	// Severity is the urgency of the state for the operator, the same in every output.
 	Severity Severity `json:"severity"`
-	// Why says a few words about a state other than ok.
+	// Why explains a state other than ok in a few words.
 	Why string `json:"why,omitempty"`
 }
 
-// Address is one at which a Service answers.
+// Address is one address at which a Service answers.
 type Address struct {
 	Address netip.Addr `json:"address"`
 	// Kind is clusterip, externalip or loadbalancer.
@@ -62,7 +62,7 @@ type Row struct {
 	// State is "in force", "contested" (another Service has the key), "malformed" (it is not offered to the kernel) or "failing" (the
 	// kernel refuses it).
 	State string `json:"state"`
-	// Why says why the row is not in force.
+	// Why is the reason why the frontend is not in force.
 	Why             string         `json:"why,omitempty"`
 	Routes          []Route        `json:"routes"`
 	AffinitySeconds int            `json:"affinitySeconds,omitempty"`
@@ -90,7 +90,7 @@ type Endpoint struct {
 	Node     string         `json:"node,omitempty"`
 	// Local: it runs on this node.
 	Local bool `json:"local,omitempty"`
-	// Zone is the one in which it runs, as its EndpointSlice says, and SameZone whether that is this node's.
+	// Zone is the zone in its EndpointSlice; SameZone reports whether it is this node's.
 	Zone        string `json:"zone,omitempty"`
 	SameZone    bool   `json:"sameZone,omitempty"`
 	Ready       bool   `json:"ready"`
@@ -101,35 +101,38 @@ type Endpoint struct {
 	ForNodes []string `json:"forNodes,omitempty"`
 	// In are the backend sets of new connections that have it: cluster, local.
 	In []string `json:"in"`
-	// Why says why it is not in one of them that the port needs, as the end of a sentence about it ("is not ready"); "" for nothing to say.
+	// Why is the reason why it is not in a set that the port needs, as the end of a sentence about
+	// it ("is not ready"); "" without a reason.
 	Why string `json:"why,omitempty"`
 }
 
-// Detail is all that decides about one Service, and what came of it.
+// Detail has all inputs and results of one Service.
 type Detail struct {
 	Service
-	// Node is the one for which this is the answer.
+	// Node is the node of this answer.
 	Node         string         `json:"node"`
 	Created      *time.Time     `json:"created,omitempty"`
 	SourceRanges []netip.Prefix `json:"sourceRanges,omitempty"`
 	HealthCheck  uint16         `json:"healthCheckNodePort,omitempty"`
 	Families     []DetailFamily `json:"families"`
-	// Reasons are sentences, the gravest first: why it has no backends, why this node is skipped, what else is worth knowing.
+	// Reasons are sentences, the most serious first: why it has no backends, why this node is
+	// skipped, and other remarks.
 	Reasons []string `json:"reasons,omitempty"`
 }
 
-// DetailFamily is what a Service is in one IP family.
+// DetailFamily is the Service in one IP family.
 type DetailFamily struct {
 	Family string `json:"family"`
 	Rows   []Row  `json:"rows"`
-	// Ports say what each port of the Service needs and has.
+	// Ports has the needs and results of each port of the Service.
 	Ports []DetailPort `json:"ports"`
-	// Endpoints are the first of those that slices name, by port and address; MoreEndpoints is how many are left out.
+	// Endpoints are the first ones named by slices, by port and address; MoreEndpoints is the
+	// number of the rest.
 	Endpoints     []Endpoint `json:"endpoints"`
 	MoreEndpoints int        `json:"moreEndpoints,omitempty"`
 	// Refused are addresses and endpoints that are not served, and why.
 	Refused []string `json:"refused,omitempty"`
-	// Why is what there is to say of the whole, a sentence each.
+	// Why has sentences about the whole Service.
 	Why []string `json:"why,omitempty"`
 }
 
@@ -138,7 +141,8 @@ type DetailPort struct {
 	Port
 	// Service is the service port, "ns/name:port".
 	Service string `json:"service"`
-	// Cluster and Local report whether the traffic policies have rows lead to all endpoints, or to those on this node.
+	// Cluster and Local report whether, by the traffic policies, frontends lead to all endpoints,
+	// or to those on this node.
 	Cluster bool `json:"cluster"`
 	Local   bool `json:"local"`
 	// InCluster and InLocal are how many endpoints are in these sets.
@@ -150,9 +154,9 @@ type DetailPort struct {
 	Why []string `json:"why,omitempty"`
 }
 
-// Change is something that happened, and when it was in force. Times that are not known are absent.
+// Change is an event, and when it was in force. Unknown times are absent.
 type Change struct {
-	// Seq is larger the later it came; ask with the last one for what came after.
+	// Seq increases with the time of arrival; pass the last one to request later changes.
 	Seq uint64 `json:"seq"`
 	// Kind is service, node, reset, loaded, mended or failed.
 	Kind string `json:"kind"`
@@ -162,41 +166,42 @@ type Change struct {
 	Family string `json:"family,omitempty"`
 	// Service is "ns/name"; "" for what concerns no single one.
 	Service string `json:"service,omitempty"`
-	// API is when the API had it, Learned when this process did, and Done when it was in force, or failed.
+	// API is when the API had it, Learned when this process received it, and Done when it was in
+	// force, or failed.
 	API     *time.Time `json:"api,omitempty"`
 	Learned *time.Time `json:"learned,omitempty"`
 	Done    *time.Time `json:"done,omitempty"`
-	// SinceAPI and SinceLearned are the milliseconds until it was in force; nil where not known.
+	// SinceAPI and SinceLearned are the milliseconds until it was in force; nil if unknown.
 	SinceAPI     *float64 `json:"sinceAPIMilliseconds,omitempty"`
 	SinceLearned *float64 `json:"sinceLearnedMilliseconds,omitempty"`
 	// Rows are the rows that were written for it.
 	Rows int `json:"rows"`
 	// Times is how often the same came one after the other.
 	Times int `json:"times,omitempty"`
-	// Error is what failed; "" where nothing did.
+	// Error is the failure; "" without one.
 	Error string `json:"error,omitempty"`
 }
 
 // Changes are the last changes, the oldest first.
 type Changes struct {
-	// Node is the one for which this is the answer.
+	// Node is the node of this answer.
 	Node string `json:"node"`
-	// Service is the one that was asked for, "ns/name"; "" for all.
+	// Service is the requested one, "ns/name"; "" for all.
 	Service string   `json:"service,omitempty"`
 	Changes []Change `json:"changes"`
-	// Newest is the Seq to ask with next.
+	// Newest is the Seq for the next query.
 	Newest uint64 `json:"newest"`
-	// Gone is how many older ones are not remembered any more.
+	// Gone is the number of older ones that are no longer recorded.
 	Gone uint64 `json:"gone,omitempty"`
 }
 
-// Since is what a list of Services is as of, and how it differs from the one that was asked for before.
+// Since identifies the state of a list of Services, and its difference from the previous list.
 type Since struct {
-	// Newest is the Seq to ask with next.
+	// Newest is the Seq for the next query.
 	Newest uint64 `json:"newest"`
-	// Again: which Services changed is not known, or they are too many; ask for all.
+	// Again: the changed Services are unknown, or too many; query all.
 	Again bool `json:"again,omitempty"`
-	// Gone are the Services that changed and are not there any more, "ns/name".
+	// Gone lists the deleted Services, "ns/name".
 	Gone []string `json:"gone,omitempty"`
 }
 
@@ -213,18 +218,18 @@ type Difference struct {
 
 // Diff is how the kernel differs from the table.
 type Diff struct {
-	// Node is the one for which this is the answer.
+	// Node is the node of this answer.
 	Node        string       `json:"node"`
 	Differences []Difference `json:"differences"`
 	// More is how many there are beyond those.
 	More int `json:"more,omitempty"`
 	// Rows is how many rows were compared.
 	Rows int `json:"rows"`
-	// Notes say what could not be compared, and why.
+	// Notes explain what could not be compared, and why.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Status is how the proxy stands.
+// Status is the state of the proxy.
 type Status struct {
 	Version string     `json:"version"`
 	Node    string     `json:"node"`
@@ -241,7 +246,7 @@ type Status struct {
 	Severity Severity `json:"severity"`
 	// Findings are what needs attention, the worst first.
 	Findings []Finding `json:"findings"`
-	// Conntrack is how full the connection table is; nil where there is none to read.
+	// Conntrack is the fill level of the connection table; nil without a readable table.
 	Conntrack *Conntrack `json:"conntrack,omitempty"`
 	// LastChange is the newest change that is in force.
 	LastChange *Change `json:"lastChange,omitempty"`
@@ -258,9 +263,9 @@ type Conntrack struct {
 	Limit   uint64 `json:"limit"`
 }
 
-// NodeFacts are what is known of this node.
+// NodeFacts are the facts of this node.
 type NodeFacts struct {
-	// Known: a Node object was there; Gone: it is not any more.
+	// Known: a Node object existed; Gone: it was deleted.
 	Known        bool           `json:"known"`
 	Gone         bool           `json:"gone,omitempty"`
 	Zone         string         `json:"zone,omitempty"`
@@ -270,13 +275,14 @@ type NodeFacts struct {
 	Leaving      bool           `json:"leaving,omitempty"`
 }
 
-// FamilyStatus is how one IP family stands.
+// FamilyStatus is the state of one IP family.
 type FamilyStatus struct {
 	Family string `json:"family"`
 	Rows   int    `json:"rows"`
 	// NodePorts are the prefixes of addresses of this node that answer NodePorts.
 	NodePorts []netip.Prefix `json:"nodePorts,omitempty"`
-	// Begun: the first full write is done; Settled: nothing is pending; Lost: all rows will be written again.
+	// Begun: the first full write is done; Settled: nothing is pending; Lost: all frontends will be
+	// written again.
 	Begun   bool `json:"begun"`
 	Settled bool `json:"settled"`
 	Lost    bool `json:"lost,omitempty"`

@@ -17,16 +17,17 @@ import (
 	"kube-proxy/mode"
 )
 
-// Others stands, as namespace and as name, for all Services without a series of their own. No Service can have that name.
+// Others represents, as namespace and as name, all Services without their own series. No Service
+// can have that name.
 const Others = "_others"
 
-// Most is how many Services may have a series of their own at most.
+// Most is the largest number of Services with their own series.
 const Most = 1000
 
 const (
 	// mostKept is how many counters are remembered while readings fail; then the next one is a first one.
 	mostKept = 1 << 20
-	// every is how long what was read is told again: more frequent scrapes cost nothing.
+	// every is how long a reading is reused: more frequent scrapes cost nothing.
 	every = 5 * time.Second
 	// patience is how long a reading may take.
 	patience = 10 * time.Second
@@ -34,13 +35,13 @@ const (
 	atOnce = 500
 )
 
-// Config says what is counted, and for whom.
+// Config configures what is counted, and for which Services.
 type Config struct {
 	// Counter counts.
 	Counter mode.TrafficCounter
 	// Query calls its argument with the desired table, which it only reads (engine.Engine.Query).
 	Query func(func(*lb.Table))
-	// Services is how many have a series of their own, 1 to [Most].
+	// Services is the number of Services with their own series, 1 to [Most].
 	Services int
 	// Now is the clock; nil for the usual one.
 	Now func() time.Time
@@ -53,28 +54,28 @@ type Account struct {
 	reading sync.Mutex // held by who reads
 	round   int        // of readings
 	before  map[mode.CounterID]told
-	begun   bool // a first reading, from which differences count, was made
+	begun   bool // a first reading, the base of differences, was made
 	read    time.Time
 
-	mu     sync.Mutex // of what follows
+	mu     sync.Mutex // of the following fields
 	own    map[string]*series
 	others mode.Traffic
 }
 
-// told is what a counter has told, and in which reading.
+// told is the last value of a counter, and the number of its reading.
 type told struct {
 	mode.Traffic
 	round int
 }
 
-// series is a Service with a series of its own.
+// series is a Service with its own series.
 type series struct {
 	mode.Traffic
 	rate float64    // connections a second, of late
 	now  [2]float64 // connections and bytes a second, between the last two readings
 }
 
-// New returns an account in which nothing has been counted.
+// New returns an account without counts.
 func New(cfg Config) *Account {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -83,9 +84,9 @@ func New(cfg Config) *Account {
 	return &Account{cfg: cfg, before: map[mode.CounterID]told{}, own: map[string]*series{}}
 }
 
-// Each reads the counters, if that was not done just now, and calls f with each Service that has a series of its own, by
-// name, and at last with [Others]. Of many who ask at once one reads; the others are told what was read before. With an error comes what was
-// known before.
+// Each reads the counters, unless that was just done, and calls f with each Service that has its
+// own series, by name, and at last with [Others]. Of simultaneous callers one reads; the others get
+// the previous values. With an error it returns the previous values.
 func (a *Account) Each(ctx context.Context, f func(namespace, name string, t mode.Traffic)) error {
 	err := a.refresh(ctx)
 	a.mu.Lock()
@@ -125,7 +126,7 @@ func (a *Account) refresh(ctx context.Context) error {
 // used is a row or a service port, with what was counted since the last reading.
 type used struct {
 	row   lb.Key
-	port  string // "" for that of the row
+	port  string // "" for that of the frontend
 	since mode.Traffic
 }
 
@@ -144,13 +145,14 @@ func (a *Account) update(ctx context.Context, now time.Time) error {
 	})
 	switch {
 	case err == nil:
-		// A kernel may leave something out while it changes: what is not told may be there still, and must not count anew.
+		// A kernel may leave out entries while its state changes: a missing counter may still
+		// exist, and must not be counted from 0 again.
 		maps.DeleteFunc(a.before, func(_ mode.CounterID, t told) bool { return t.round < a.round-1 })
 	case len(a.before) > mostKept:
 		a.before, a.begun = map[mode.CounterID]told{}, false
 		fallthrough
 	default:
-		a.round-- // what was not told by a reading that failed is not older for that
+		a.round-- // counters missing in a failed reading do not age
 		err = fmt.Errorf("count connections by Service: %w", err)
 	}
 	if err != nil && !a.begun {
@@ -162,7 +164,8 @@ func (a *Account) update(ctx context.Context, now time.Time) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// since is what was counted since the reading before. A counter that began anew has counted all that it has.
+// since returns the difference to the previous reading. For a counter that restarted it is the
+// whole value.
 func since(before, t mode.Traffic) mode.Traffic {
 	if t.Connections < before.Connections || t.Bytes < before.Bytes {
 		return t
@@ -170,7 +173,8 @@ func since(before, t mode.Traffic) mode.Traffic {
 	return mode.Traffic{Connections: t.Connections - before.Connections, Bytes: t.Bytes - before.Bytes}
 }
 
-// byService adds up what was used, a piece at a time, so that no change waits long. What no Service has any more belongs to "".
+// byService adds up the used counters, a piece at a time, so that no change waits long. Counters
+// without a Service belong to "".
 func (a *Account) byService(all []used) map[string]mode.Traffic {
 	sum := map[string]mode.Traffic{}
 	for piece := range slices.Chunk(all, atOnce) {
@@ -187,7 +191,7 @@ func (a *Account) byService(all []used) map[string]mode.Traffic {
 	return sum
 }
 
-// service is the name of the Service, "" if there is none any more.
+// service returns the name of the Service, "" if it no longer exists.
 func (u *used) service(t *lb.Table) string {
 	if u.port == "" {
 		if row := t.Get(u.row); row != nil {
@@ -199,10 +203,10 @@ func (u *used) service(t *lb.Table) string {
 	return ""
 }
 
-// add counts what Services had in the last seconds, and gives series to those with the most.
+// add counts the traffic of Services in the last seconds, and gives series to those with the most.
 //
-// A Service without a series counts among the others until it gets one, and what it had stays there: so each series only grows, and the sum of all is
-// right at every time.
+// A Service without a series counts among the others until it gets one, and its earlier traffic
+// stays there: so each series only grows, and the sum of all is always right.
 func (a *Account) add(sum map[string]mode.Traffic, seconds float64) {
 	seconds = max(seconds, 1)
 	gone := a.gone()
@@ -235,14 +239,15 @@ func (a *Account) add(sum map[string]mode.Traffic, seconds float64) {
 	}
 }
 
-// candidate is a Service without a series of its own, with its connections a second.
+// candidate is a Service without its own series, with its connections per second.
 type candidate struct {
 	name string
 	rate float64
 }
 
-// promote gives series to Services, those with the most traffic first: free ones, or those of Services that have had less than half
-// as much of late. That half, and that only a tenth changes at a time, keep a crowd of Services from writing ever new series. a.mu is held.
+// promote gives series to Services, those with the most traffic first: free ones, or those of
+// Services with less than half as much recent traffic. This half, and a limit of a tenth of the
+// series for each time, keep many Services from creating new series all the time. a.mu is held.
 func (a *Account) promote(candidates []candidate) {
 	slices.SortFunc(candidates, func(x, y candidate) int {
 		return cmp.Or(cmp.Compare(y.rate, x.rate), strings.Compare(x.name, y.name))
@@ -263,7 +268,8 @@ func (a *Account) promote(candidates []candidate) {
 	}
 }
 
-// gone returns the Services with a series of their own that are not there any more. a.reading is held, so nobody else changes which they are.
+// gone returns the deleted Services that still have their own series. a.reading is held, so the
+// series do not change.
 func (a *Account) gone() (names []string) {
 	a.mu.Lock()
 	all := slices.Collect(maps.Keys(a.own))

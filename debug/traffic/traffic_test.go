@@ -71,7 +71,7 @@ func (r *rig) count(c mode.CounterID, port string, n uint64) {
 	r.counts[c] = mode.Count{CounterID: c, ServicePort: port, Traffic: t}
 }
 
-// scrape returns what is told ten seconds later.
+// scrape returns the values ten seconds later.
 func (r *rig) scrape() map[string]uint64 {
 	r.t.Helper()
 	r.now = r.now.Add(10 * time.Second)
@@ -186,7 +186,8 @@ func TestNumberedCounters(t *testing.T) {
 	r.want("a Service that is not there", map[string]uint64{"shop/a": 2003, "shop/b": 8, rest: 4})
 }
 
-// An error costs what could not be read until it can, and nothing counts twice.
+// After a failed reading, counters that could not be read are missing until the next success, and
+// nothing counts twice.
 func TestReadingFails(t *testing.T) {
 	r := newRig(t, 9)
 	a, b := r.service(1, "shop/a"), r.service(2, "shop/b")
@@ -207,7 +208,7 @@ func TestReadingFails(t *testing.T) {
 	r.err, r.counts[lost] = nil, kept
 	r.add(b, 1)
 	r.want("well again", map[string]uint64{"shop/a": 2, "shop/b": 2, rest: 0})
-	// However many fail: what the first that succeeds leaves out does not count anew in the next.
+	// However many fail: counters missing in the first success do not count from 0 in the next.
 	kept = r.counts[lost]
 	delete(r.counts, lost)
 	r.err = errors.New("interrupted")
@@ -232,7 +233,7 @@ func TestFrequentScrapes(t *testing.T) {
 	if r.reads != 1 {
 		t.Errorf("%d readings", r.reads)
 	}
-	// While one reads, others are told what was known.
+	// While one caller reads, others get the previous values.
 	r.account.reading.Lock()
 	defer r.account.reading.Unlock()
 	r.now = r.now.Add(time.Hour)
@@ -243,8 +244,9 @@ func TestFrequentScrapes(t *testing.T) {
 	}
 }
 
-// 100,000 Services that all have traffic, ever others the most, have a bounded number of series; all connections are told, none twice, no series goes
-// back, and there are few new ones. No Query looks up more rows than one piece.
+// 100,000 Services with traffic, with changing ones at the top, have a limited number of series.
+// All connections are counted, none twice, no series decreases, and few new ones are created. No
+// Query looks up more frontends than one piece.
 func TestSeriesAreBounded(t *testing.T) {
 	const services, own, rounds = 100_000, 100, 3
 	r := newRig(t, own)
@@ -290,7 +292,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	if most := own + rounds*own/10 + 1; len(ever) > most {
 		t.Errorf("%d Services had series, want %d at most", len(ever), most)
 	}
-	// One with far more than others has its own, however many there are.
+	// A Service with far more than others has its own series, however many there are.
 	for range 3 {
 		r.add(keys[77_777], 1_000_000)
 		for _, k := range keys[:1000] {
@@ -303,7 +305,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 }
 
-// Whatever a Service is called, what is told can be written as a label, and none can be taken for the others.
+// Any name of a Service can be written as a label, and none can be mistaken for the others.
 func TestHostileNames(t *testing.T) {
 	r := newRig(t, 50)
 	names := []string{"a/_other", "a/\"} 1\nevil 1", "a/\xff\xfe", "a/<script>", "/", "a", strings.Repeat("a", 300) +
