@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// A client that has ended 300 connections and holds one is told that one, and how many have ended, in one line.
+// For a client with one open and 300 ended connections, the answer has the open one, and the number
+// of ended ones, in one line.
 func TestAskConnections(t *testing.T) {
 	n := newNamespace(t).routed()
 	n.command("sh", "-ec", `ip link set lo up; ip addr add 10.0.0.1/32 dev lo; ip addr add 192.0.2.1/32 dev lo; ip route add 10.96.0.0/16 dev lo src 192.0.2.1`)

@@ -18,10 +18,11 @@ import (
 
 const askPage = "docs/ask.md" // from the root
 
-// console matches a block of docs/ask.md that begins with commands: of a folder, or of a proxy that runs.
+// console matches a block of docs/ask.md that starts with commands: for a folder, or for a running
+// proxy.
 var console = regexp.MustCompile("(?ms)^```console( running)?\n(.*?)^```\n")
 
-// page compares the blocks of docs/ask.md with what run prints for their commands. In blocks of a
+// page compares the blocks of docs/ask.md with the output of run for their commands. In blocks of a
 // running proxy, numbers and the order of lines do not count.
 func page(t *testing.T, running bool, run func(args []string) string) {
 	t.Helper()
@@ -73,7 +74,7 @@ func alike(s string) string {
 // shopNote is what commands print on stderr for docs/examples/shop without --hostname-override.
 const shopNote = "kube-proxy: note: answering for node node1, the only one in the folder\n"
 
-// docs/ask.md shows what the commands print for docs/examples/shop; -update writes it.
+// docs/ask.md shows the output of the commands for docs/examples/shop; -update writes it.
 func TestAskPage(t *testing.T) {
 	t.Chdir("../..")
 	page(t, false, func(args []string) string {
@@ -123,7 +124,7 @@ func TestTracesInText(t *testing.T) {
 	}
 }
 
-// docs/ask.md shows what the commands print for a running proxy.
+// docs/ask.md shows the output of the commands for a running proxy.
 func TestAskPageRunning(t *testing.T) {
 	n := newNamespace(t).routed()
 	t.Chdir("../..")

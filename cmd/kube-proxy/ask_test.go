@@ -25,8 +25,9 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// Each command in each form says of a folder what the golden file has. The folder has what is strange: many Services of a name, an address
-// that two want, an endpoint of a node with a name that does something to a terminal. A misspelled name comes with the nearest one (TN-85).
+// Each command prints for a folder, in each format, the contents of the golden file. The folder has
+// unusual objects: many Services of one name, an address that two claim, an endpoint on a node
+// whose name has terminal escapes. A misspelled name comes with the nearest one (TN-85).
 func TestAskGolden(t *testing.T) {
 	t.Chdir("testdata/ask")
 	for name, args := range map[string]string{
@@ -113,7 +114,8 @@ func TestAskGolden(t *testing.T) {
 	}
 }
 
-// A proxy that runs is asked by command, in each form, across a reload and a restart; and who may not, or asks what is none, is told so.
+// Commands query a running proxy, in each format, across a reload and a restart; a client without
+// permission, or an invalid query, gets an error.
 func TestAskRunning(t *testing.T) {
 	n := newNamespace(t).routed()
 	do(t, os.CopyFS(n.path("m"), os.DirFS("testdata/ask/m")))
@@ -177,7 +179,7 @@ func TestAskRunning(t *testing.T) {
 		t.Errorf("without root, in a folder for all: exit code %d, %s", code, errOut)
 	}
 
-	// What somebody takes from the kernel is named as long as it is gone. The proxy mends it, so it is stopped first: it is asked by nobody then.
+	// A reload moves the admin socket, and an empty path turns it off.
 	configure("adminSocket: /run/other/a.sock\n")
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	p.await(regexp.MustCompile(`Admin socket listening" socket="/run/other/a.sock"`))
@@ -219,7 +221,7 @@ func TestAskRunning(t *testing.T) {
 	answers(3, "there is no socket", "why", "shop/web")
 }
 
-// Where nobody runs, or something else does, the command says what, and what to do.
+// Without a proxy, or with another server, the command reports what it found, and a remedy.
 func TestAskNobody(t *testing.T) {
 	n := newNamespace(t).routed()
 	dir := t.TempDir()
@@ -264,7 +266,7 @@ func listenAt(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// --watch goes on until it is interrupted, then ends well, and tells of changes as they come.
+// --watch runs until it is interrupted, then exits with 0, and reports changes as they occur.
 func TestAskWatch(t *testing.T) {
 	n := newNode(t).routed()
 	n.serve("nftables")
@@ -277,7 +279,8 @@ func TestAskWatch(t *testing.T) {
 	n.write("m/late.yaml", service("late", "10.96.0.7", 80, "10.0.0.7"))
 	events.await(regexp.MustCompile(`"object": "shop/late"`))
 	table.await(regexp.MustCompile(`(?m)^node n1 at .* UTC\nKEY .*\n10\.96\.0\.7:80/tcp +IPv4 +shop/late`))
-	// A Service that is gone is known as long as its changes are, under its bare name too; who watches it goes on.
+	// A deleted Service is found as long as its changes are recorded, also by its bare name;
+	// --watch continues.
 	do(t, os.Remove(n.path("m/good.yaml")))
 	one.await(regexp.MustCompile("shop/good +.*deleted"))
 	for _, name := range []string{"shop/good", "good"} {
@@ -297,8 +300,8 @@ func TestAskWatch(t *testing.T) {
 	}
 }
 
-// Answers that --watch repeats can be told apart: for people by the time, for programs that read YAML as documents. Events, each of which is
-// told once and has its own time, have no other.
+// Answers that --watch repeats are separated: for people by the time, for programs that read YAML
+// as documents. Events, which are printed once and have their own time, have no separator.
 func TestAskWatchTellsAnswersApart(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	asked := 0
@@ -349,7 +352,7 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 	}
 }
 
-// A crowd at the socket changes neither what the proxy takes of the machine nor how changes reach the kernel.
+// Many clients at the socket change neither the proxy's use of the machine nor the time of writes.
 func TestAskCrowd(t *testing.T) {
 	n := newNode(t).routed()
 	p := n.serve("nftables")
@@ -401,7 +404,7 @@ func TestAskCrowd(t *testing.T) {
 	until(t, func() string { _, _, errOut := n.kubeProxy("why", "shop/late"); return errOut })
 }
 
-// The answer of a command for programs is what the socket says, whatever fields come with it.
+// A command's answer for programs is that of the socket, with all its fields.
 func TestAskJSONKeepsFields(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -453,7 +456,7 @@ func TestConnect(t *testing.T) {
 	do(t, err)
 	cmd := exec.Command(self, "connect", "--admin-socket="+at)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
-	in, err := cmd.StdinPipe() // it stays open, as the one of an execution may
+	in, err := cmd.StdinPipe() // it stays open, as that of an exec may
 	do(t, err)
 	go io.WriteString(in, "GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	out, err := cmd.Output()
@@ -462,7 +465,8 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// What somebody takes from the kernel is named by who follows a packet and by who compares, and the exit code tells.
+// Objects that another program removes from the kernel are reported by trace and by diff, also in
+// the exit code.
 func TestAskSabotage(t *testing.T) {
 	n := newNode(t)
 	n.serve("iptables", "--iptables-sync-period=1h")

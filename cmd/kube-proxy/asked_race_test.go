@@ -15,8 +15,8 @@ import (
 	"kube-proxy/cli"
 )
 
-// The commands, against a proxy that takes in a hundred changes a second and more, with the race detector in both: it runs where tests are built
-// with -race alone (make test-asked, which CI runs).
+// The commands, against a proxy that takes in a hundred changes a second and more, with the race
+// detector in both. It runs only where tests are built with -race (make test-asked, which CI runs).
 func TestAskedUnderChanges(t *testing.T) {
 	const lasts = 10 * time.Second
 	n := newNamespace(t).routed()

@@ -21,14 +21,14 @@ import (
 
 var update = flag.Bool("update", false, "write what the program does into testdata/badinput")
 
-// Every file of testdata/badinput is one thing that is wrong, given to the real program:
+// Every file of testdata/badinput has one fault, and is given to the real program:
 //
-//	what it is
-//	-- args --     the command line; that of usual if there is none
-//	-- m/… --      files, beside m/good.yaml with the Node and a good Service; generated has what is not text
-//	-- says --     all that the program prints but lines of level INFO, log lines sorted
-//	-- serves --   what the kernel has afterwards; nothing if the program ends by itself: then all is as before
-//	-- exit --     its exit code if it ends by itself; otherwise it goes on until SIGTERM, and then exits with 0
+//	the fault
+//	-- args --     the command line; that of usual by default
+//	-- m/… --      files, beside m/good.yaml with the Node and a good Service; generated has non-text data
+//	-- says --     all output except lines of level INFO, log lines sorted
+//	-- serves --   the kernel's contents afterwards; empty if the program exits by itself: then they are unchanged
+//	-- exit --     its exit code if it exits by itself; otherwise it runs until SIGTERM, and then exits with 0
 func TestBadInput(t *testing.T) {
 	files, err := filepath.Glob("testdata/badinput/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -113,8 +113,8 @@ func wants(c *txtar.Archive, name string) string {
 
 var header = regexp.MustCompile(`^([IWE])\d{4} \S+ +\d+ \S+\] `)
 
-// said is what a program printed, without times and what is no news; several goroutines log, so their lines
-// are sorted.
+// said returns the output of a program, without times and lines of level INFO; several goroutines
+// log, so its lines are sorted.
 func said(log string) string {
 	var logged, rest []string
 	for line := range strings.Lines(log) {
@@ -131,7 +131,7 @@ func said(log string) string {
 	return strings.Join(append(logged, rest...), "")
 }
 
-// spoiler makes what a text cannot say.
+// spoiler creates faults that a text file cannot hold.
 type spoiler struct {
 	files   func(t *testing.T, dir string)
 	process func(*exec.Cmd)
@@ -249,7 +249,7 @@ func manyEndpoints() []byte {
 	return b
 }
 
-// brokenList is a document of few but long lines whose end is missing: nothing of it can be read.
+// brokenList is a document of few but long lines without its end: it cannot be parsed.
 func brokenList() []byte {
 	line := `{"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {` + strings.Repeat(`"k": "v", `, 250) + "}},\n"
 	return []byte(`{"kind": "List", "items": [` + "\n" + strings.Repeat(line, 300))

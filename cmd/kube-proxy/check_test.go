@@ -19,7 +19,7 @@ import (
 	"kube-proxy/cli/preflight"
 )
 
-// checked is what kube-proxy check said in a namespace.
+// checked is the output of kube-proxy check in a namespace.
 type checked struct {
 	cli.CheckReport
 	code int
@@ -68,7 +68,7 @@ func wild(text, want string) bool {
 	return ok && strings.HasPrefix(text, before) && strings.Contains(text[len(before):], after)
 }
 
-// Each case has a node on which something is in the way, made with the programs that would make it.
+// Each case has a node with an obstacle, made by the programs that usually make it.
 func TestCheckFinds(t *testing.T) {
 	upstream, err := filepath.Abs("../../plane/iptables/testdata/shop.rules")
 	do(t, err)
@@ -160,7 +160,7 @@ func (n *namespace) occupy(t *testing.T, at string) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// loadBPF has the kernel hold a BPF program that does nothing, of that name, until the test ends.
+// loadBPF keeps an empty BPF program of that name in the kernel until the test ends.
 func loadBPF(t *testing.T, name string) {
 	t.Helper()
 	code := [2]uint64{0xb7, 0x95} // r0 = 0; exit
@@ -181,8 +181,8 @@ func loadBPF(t *testing.T, name string) {
 	t.Cleanup(func() { unix.Close(int(fd)) })
 }
 
-// Where something cannot be found out, each finding says so, and what would help; the command ends, and its exit code is not that of a node
-// on which all is well.
+// If something cannot be determined, each finding says so, with a remedy; the command ends, and its
+// exit code is not that of a healthy node.
 func TestCheckInTheDark(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -226,8 +226,9 @@ func TestCheckInTheDark(t *testing.T) {
 	})
 }
 
-// A node is after a check what it was before: rules of both back ends, sysctls, links, addresses, routes, sets, namespaces, modules, files. In
-// every mode that can be asked for, and with nothing there as well as beside what others have.
+// A check does not change the node: rules of both back ends, sysctls, links, addresses, routes,
+// sets, namespaces, modules, files. In every mode that can be configured, on an empty node and
+// beside other programs' objects.
 func TestCheckChangesNothing(t *testing.T) {
 	upstream, err := filepath.Abs("../../plane/iptables/testdata/shop.rules")
 	do(t, err)
@@ -254,8 +255,8 @@ func TestCheckChangesNothing(t *testing.T) {
 	}
 }
 
-// everything is the state of a namespace, and of what all share, as text. The legacy tables are not listed where there are none, for
-// that would make them.
+// everything returns the state of a namespace, and of the shared parts of the machine, as text. It
+// does not list missing legacy tables, because listing creates them.
 func (n *namespace) everything() string {
 	n.t.Helper()
 	const script = `

@@ -51,20 +51,20 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	return nil
 }
 
-// caution is what the administrator must know of a mode; "" for nothing.
+// caution returns the mode's caution for the administrator; "" for none.
 func caution(modes mode.List, name string) string {
 	m, _ := modes.Find(name)
 	return m.Caution
 }
 
-// annotationWait is how long the start waits for the API server to say what the Node's annotation is. Nothing
-// can be served before it answers anyway.
+// annotationWait is how long the start waits for the API server to return the Node's annotation.
+// Nothing can be served before it answers anyway.
 const annotationWait = 5 * time.Second
 
-// annotationWaitSnapshot is that wait where a snapshot can be served, and knows the annotation.
+// annotationWaitSnapshot is that wait if a snapshot can be served, and has the annotation.
 const annotationWaitSnapshot = 300 * time.Millisecond
 
-// annotated returns what the Node's annotation says of the mode (S0).
+// annotated returns the mode in the Node's annotation (S0).
 func (p *proxy) annotated(ctx context.Context) string {
 	cfg := p.config()
 	if cfg.Manifests != "" {

@@ -20,11 +20,11 @@ import (
 // end by default.
 const ipvsDrain = 30 * time.Second
 
-// What could not be removed is tried again after a while, then after ever longer ones.
+// Objects that could not be removed are tried again after a while, then after ever longer ones.
 const cleanAgain, cleanAgainMost = 5 * time.Second, 5 * time.Minute
 
-// cleanOthers removes what a proxy in another mode left, once the rules of this one are all in force (PR-08). It returns
-// when all is gone.
+// cleanOthers removes the objects of a proxy in another mode, once the rules of this one are all in
+// force (PR-08). It returns when all are removed.
 func (p *proxy) cleanOthers(ctx context.Context) {
 	select {
 	case <-ctx.Done():

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// hints is what the kubelet leaves in iptables; no proxy may touch it (G3, DP-15).
+// hints are the kubelet's objects in iptables; no proxy may touch them (G3, DP-15).
 const hints = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n" +
 	"*filter\n:KUBE-FIREWALL - [0:0]\n:MINE - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A MINE -s 192.0.2.9/32 -j DROP\nCOMMIT\n"
 
@@ -34,7 +34,8 @@ func (n *namespace) rules() string {
 	return out.String()
 }
 
-// others leaves out the chain that the kubelet and the proxy share, and what leads to it: whoever made it, it stays.
+// others leaves out the chain that the kubelet and the proxy share, and the rules that jump to it:
+// it stays, whichever made it.
 func others(rules string) string {
 	var out strings.Builder
 	for line := range strings.Lines(rules) {
@@ -47,8 +48,9 @@ func others(rules string) string {
 
 var counters = regexp.MustCompile(` \[\d+:\d+\]`)
 
-// The mode changes between two runs: the rules of the mode before go when the new ones work (PR-08), and --cleanup
-// leaves nothing of any mode but what is the kubelet's and others' (DP-15).
+// The mode changes between two runs: the rules of the earlier mode are removed when the new ones
+// work (PR-08), and --cleanup removes everything of all modes except the objects of the kubelet and
+// others (DP-15).
 func TestModeChangeAndCleanup(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -93,8 +95,8 @@ func TestModeChangeAndCleanup(t *testing.T) {
 	}
 }
 
-// PR-08, PN-20: what another mode left goes in the end, though it could not be removed at first, as where others hold the
-// lock of iptables.
+// PR-08, PN-20: objects of another mode are removed in the end, even if the first try fails, for
+// example because others hold the lock of iptables.
 func TestModeChangeAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -127,7 +129,7 @@ func TestModeChangeAgain(t *testing.T) {
 	}
 }
 
-// --cleanup beside a proxy that runs would start a fight: it says so, and removes nothing.
+// --cleanup beside a running proxy would cause a fight: it reports that, and removes nothing.
 func TestCleanupBesideProxy(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -171,7 +173,8 @@ func TestInitOnly(t *testing.T) {
 	}
 }
 
-// PR-08, FL-03: --cleanup works beside a --config and whatever else a manifest says; nothing of that runs.
+// PR-08, FL-03: --cleanup works with --config and all other flags of a manifest; none of them has
+// an effect.
 func TestCleanupWithConfig(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -217,7 +220,7 @@ func TestInitOnlyThenNetAdmin(t *testing.T) {
 		t.Fatal(p.log())
 	}
 	p := n.start(append(settings, usual("nftables")[1:]...), func(c *exec.Cmd) {
-		here := n.path("kube-proxy") // where anybody may run it
+		here := n.path("kube-proxy") // where any user may run it
 		do(t, os.Link(c.Path, here))
 		c.Args = append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all,+net_admin",
 			"--inh-caps=-all,+net_admin", "--ambient-caps=-all,+net_admin", here}, c.Args[1:]...)

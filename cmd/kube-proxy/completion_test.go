@@ -14,8 +14,8 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// A shell is told what may stand in each place: Services where one is wanted, by whole and, where one alone has it, by bare name; their
-// ports; the values of flags; nothing where none is known; and no command that is none.
+// A shell completes each argument: Services, by full and, if unique, by bare name; their ports; the
+// values of flags; nothing where no value is known; and only existing commands.
 func TestCompletionByPlace(t *testing.T) {
 	folder := "--manifests=testdata/ask/m"
 	services := func(more ...string) []string {
@@ -26,7 +26,7 @@ func TestCompletionByPlace(t *testing.T) {
 		return append(names, more...)
 	}
 	for _, c := range []struct {
-		typed string // words up to the one that is begun
+		typed string // words up to the incomplete one
 		want  []string
 	}{
 		{"|", []string{"backends", "check", "completion", "connect", "diff", "events", "migrate", "render", "selftest",
@@ -39,7 +39,7 @@ func TestCompletionByPlace(t *testing.T) {
 		{"why web|", []string{"web"}},
 		{"why we|", []string{"web"}},
 		{"why shop|", []string{"shop/empty", "shop/headless", "shop/thief", "shop/web"}},
-		{"why same|", nil}, // twelve have the name, and it means none of them
+		{"why same|", nil}, // twelve have the name, so it is ambiguous
 		{"why shop/web:|", []string{"shop/web:http"}},
 		{"why web:h|", []string{"web:http"}},
 		{"why shop/web:x|", nil},
@@ -88,7 +88,8 @@ func TestCompletionByPlace(t *testing.T) {
 	}
 }
 
-// A real bash offers that, with the functions of the package bash-completion where it is there, and else with the two that the script takes of it.
+// A real bash completes the same, with the functions of the package bash-completion if present, and
+// else with the two that the script needs of it.
 func TestCompletionInBash(t *testing.T) {
 	self, err := os.Executable()
 	do(t, err)

@@ -12,11 +12,13 @@ import (
 	"time"
 )
 
-// fewFiles is what the process may open in TestCrowd: more than it needs, but less than the crowd at its doors.
+// fewFiles is the limit of open files in TestCrowd: more than the process needs, but less than the
+// clients open.
 const fewFiles = 300
 
-// Whoever reaches a port of the proxy may open connections there and say nothing, say it byte by byte, or not take the
-// answer. There are at most so many of each server; the others go on, and changes reach the kernel.
+// Clients of a port of the proxy may open connections and send nothing, send byte by byte, or not
+// read the answer. Each server has a limit for them; the other servers continue, and changes reach
+// the kernel.
 func TestCrowd(t *testing.T) {
 	for mode, rules := range map[string]string{"nftables": "nft list ruleset", "iptables": "iptables-save"} {
 		t.Run(mode, func(t *testing.T) {
@@ -57,8 +59,8 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// Health-check ports of Services have a share of the descriptors too: a namespace with more Services than that is told
-// so, and the others' changes reach the kernel.
+// Health-check ports of Services have a share of the descriptors too: a namespace with more such
+// Services gets a warning, and the others' changes reach the kernel.
 func TestManyHealthCheckPorts(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -88,7 +90,8 @@ func TestManyHealthCheckPorts(t *testing.T) {
 	p.stop()
 }
 
-// crowd opens connections to a server, says something on each, and leaves them open until the test ends.
+// crowd opens connections to a server, sends says on each, and leaves them open until the test
+// ends.
 func (n *namespace) crowd(url string, many int, says string) {
 	n.t.Helper()
 	addr, _, _ := strings.Cut(strings.TrimPrefix(url, "http://"), "/")

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// SIGTERM where connections end at the proxy: it takes no more, lets those that are open finish, and exits with 0. Meanwhile
-// the next process may serve (PR-07).
+// SIGTERM where connections end at the proxy: it accepts no more, lets open ones finish, and exits
+// with 0. Meanwhile the next process may serve (PR-07).
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	n, memories := newNode(t), t.TempDir()
@@ -58,7 +58,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("a second SIGTERM: %v\n%s", second.cmd.ProcessState, second.log())
 	}
 
-	// What has not finished within the bound is cut, and told.
+	// Connections open after the timeout are closed, and reported.
 	third := serve("--memory-drain-timeout=50ms")
 	term(third)
 	if code := third.end(0); code != 0 {

@@ -28,8 +28,8 @@ endpoints: [{addresses: ["%[4]s"]}]
 `, name, family, addr, endpoint)
 }
 
-// DP-51: the flows of a Service that was deleted while no proxy ran end when one starts, in every mode; those of another
-// Service stay.
+// DP-51: the flows of a Service that was deleted while no proxy ran end when one starts, in every
+// mode; those of another Service stay.
 func TestFlowsOfADroppedService(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]string{"nftables": "nftables", "iptables-nft": "iptables", "iptables-legacy": "iptables"} {
@@ -120,7 +120,7 @@ func (n *namespace) talk(t *testing.T, to string) (c net.Conn) {
 	return c
 }
 
-// answers reports whether somebody answers a datagram within the time.
+// answers reports whether a datagram gets an answer within the time.
 func answers(t *testing.T, c net.Conn, within time.Duration) bool {
 	t.Helper()
 	for end := time.Now().Add(within); time.Now().Before(end); {

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// echo is a backend of TCP and UDP that gives back what it gets: of TCP after a line with its name, until the client has
-// ended its half, then it ends the other.
+// echo is a TCP and UDP backend that returns its input; on TCP after a line with its name, until
+// the client closes its half, then it closes the other.
 type echo struct {
 	n    *nodeLab
 	host string
@@ -120,11 +120,11 @@ func (e *echo) serve(c *net.TCPConn) {
 	}
 }
 
-// errGarbled: what came back is not what was sent.
+// errGarbled: the returned data differs from the sent data.
 var errGarbled = errors.New("what came back is not what was sent")
 
-// converse opens a connection, sends size bytes by and by, ends its half, and compares what comes back. It returns who
-// answered; "" if it did not come so far.
+// converse opens a connection, sends size bytes in parts, closes its half, and compares the
+// returned data. It returns the name of the backend; "" if it was not received.
 func (n *nodeLab) converse(host string, to netip.AddrPort, size int, within time.Duration, rnd *rand.Rand) (server string, err error) {
 	conn, err := n.dial(host, "tcp", to, within)
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// TestFallbackServes (S1, S2, DP-40): a host without usable iptables lands in mode userspace, says so by log and metric, and serves; what was written is gone after --cleanup.
+// TestFallbackServes (S1, S2, DP-40): a host without usable iptables gets mode userspace, reports
+// that by log and metric, and serves; --cleanup removes its objects.
 func TestFallbackServes(t *testing.T) {
 	for _, c := range []struct {
 		name, mode string
@@ -82,7 +83,8 @@ func TestFallbackServes(t *testing.T) {
 	}
 }
 
-// TestFallbackTold: the cluster is told of each fallback by an event. What stands for its API server takes events, and has nothing else.
+// TestFallbackTold: the cluster gets an event for each fallback. The API server of this test
+// accepts events, and has nothing else.
 func TestFallbackTold(t *testing.T) {
 	n := newNodeLab(t)
 	t.Setenv("PATH", t.TempDir())

@@ -27,7 +27,7 @@ type family struct {
 	engine *engine.Engine
 	budget *engine.Budget
 	plane  mode.Plane
-	// traffic is by Service; nil where nothing counts it.
+	// traffic is by Service; nil if it is not counted.
 	traffic *traffic.Account
 	flows   flows // nil where the kernel has no conntrack table to read
 }
@@ -120,7 +120,7 @@ func (p *proxy) newTraffic(f *family, log *slog.Logger) *traffic.Account {
 		return nil
 	}
 	account := traffic.New(traffic.Config{Counter: counter, Query: f.engine.Query, Services: services})
-	// What an earlier process has counted is where this one begins.
+	// Counting starts at the counters of an earlier process.
 	if err := account.Each(context.Background(), func(string, string, mode.Traffic) {}); err != nil {
 		log.Warn("Failed to read connection counters", "err", err)
 	}

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// A Service comes, and its clients ask at once: the answers reach them, though what the kernel remembers of flows from before is
-// forgotten just then. Each answer is sent some times, so that a packet that a loaded machine drops does not count (DP-50).
+// A Service is added, and its clients send at once: the answers reach them, although the kernel's
+// flows from before are deleted at that moment. Each answer is sent several times, so that a packet
+// dropped by a loaded machine does not count (DP-50).
 func TestUserspaceFlowsOfANewService(t *testing.T) {
 	const clients = 400
 	n := newNodeLab(t)
@@ -44,7 +45,7 @@ func TestUserspaceFlowsOfANewService(t *testing.T) {
 		defer mu.Unlock()
 		return len(asked)
 	}
-	// New clients ask from before the Service is served until well after.
+	// New clients send from before the Service is served until well after.
 	var sockets []net.Conn
 	for k := 0; k < clients; k = reached() {
 		c, err := n.dial("pod3", "udp", labTarget, patience)
@@ -70,7 +71,7 @@ func TestUserspaceFlowsOfANewService(t *testing.T) {
 					lost++
 					break
 				}
-				continue // what became of the datagram when nobody served it
+				continue // the datagram was lost before the Service was served
 			}
 			if k != 8 || binary.BigEndian.Uint64(buf) != id {
 				t.Fatalf("client %d got %x", id, buf[:k])

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// The help has each command in a line on its first screen, the flags below, and nothing that is no command.
+// The help has a line for each command on its first screen, the flags below, and nothing else in
+// the list.
 func TestHelpBeginsWithTheCommands(t *testing.T) {
 	var out, errOut bytes.Buffer
 	cmd := command(all.Modes(), &out, &errOut, []string{"--help"})
@@ -34,8 +35,8 @@ func TestHelpBeginsWithTheCommands(t *testing.T) {
 	}
 }
 
-// An argument that is no command is one too many (FL-01), the name of cobra's help and what the last version called it in its place too; one
-// that looks like a command says which.
+// An argument that is no command is an error (FL-01), as are cobra's "help" and the former name of
+// a command; one similar to a command suggests it.
 func TestNoCommand(t *testing.T) {
 	for _, c := range []struct{ args, meant string }{
 		{"backend", "kube-proxy backends?"},
@@ -54,7 +55,7 @@ func TestNoCommand(t *testing.T) {
 	}
 }
 
-// README's table and the picture at the top of docs/architecture.md have every mode that there is.
+// README's table and the picture at the top of docs/architecture.md have every mode.
 func TestPagesNameTheModes(t *testing.T) {
 	for page, part := range map[string]string{"../../README.md": `(?m)^\| modes \|.*$`, "../../docs/architecture.md": "(?s)```.*?```"} {
 		text, err := os.ReadFile(page)

@@ -28,8 +28,8 @@ func (p *proxy) newFlows(f lb.Family, of mode.Plane) (flows, error) {
 	return c, nil
 }
 
-// conntrackUse returns how many connections the conntrack table of this network namespace has and can have; not ok where the kernel has
-// none.
+// conntrackUse returns the number of connections in the conntrack table of this network namespace,
+// and the limit; not ok if the kernel has no table.
 func conntrackUse() (entries, limit uint64, ok bool) {
 	read := func(name string) uint64 {
 		text, err := kernel.Sysctl("net.netfilter.nf_conntrack_" + name)

@@ -6,7 +6,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// newFlows returns nothing: a flow of HNS ends with its load balancer, and one of the userspace proxy is its own.
+// newFlows returns nothing: a flow of HNS ends with its load balancer, and the userspace proxy owns
+// its flows.
 func (p *proxy) newFlows(lb.Family, mode.Plane) (flows, error) { return nil, nil }
 
 // conntrackUse returns nothing: Windows has no conntrack table.

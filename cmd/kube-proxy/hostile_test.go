@@ -18,7 +18,7 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// neighbour is a Service of another tenant, whose clients must notice nothing of what one tenant does.
+// neighbour is a Service of another tenant, whose clients must not notice what one tenant does.
 type neighbour struct {
 	n *nodeLab
 	p *labProgram
@@ -83,7 +83,7 @@ func (n *nodeLab) askUDP(host string, to netip.AddrPort, what []byte, tries int)
 	return err
 }
 
-// open says if another number of connections of TCP is open.
+// open returns an error text if the number of open TCP connections differs from want.
 func (b *neighbour) open(want float64) string {
 	page, err := b.p.get("/metrics")
 	if err != nil {
@@ -100,8 +100,8 @@ func (b *neighbour) open(want float64) string {
 	return "no metric of open connections"
 }
 
-// A Service whose endpoint is its own address, another Service's, the node's NodePort or a port of the proxy leads back to the
-// proxy. One connection must not become many without end.
+// A Service whose endpoint is its own address, another Service's, the node's NodePort or a port of
+// the proxy leads back to the proxy. One connection must not become an endless number.
 func TestUserspaceLoops(t *testing.T) {
 	b := newNeighbour(t)
 	var port uint16
@@ -159,8 +159,8 @@ func TestUserspaceLoops(t *testing.T) {
 	until(t, func() string { return b.open(0) })
 }
 
-// One tenant who opens all connections that can be had takes the proxy no descriptor that others need: he runs into a bound
-// first, and when he is gone all is as before.
+// A tenant who opens as many connections as possible takes no descriptor that others need: he
+// reaches a limit first, and afterwards the state is as before.
 func TestUserspaceDescriptors(t *testing.T) {
 	n := newNodeLab(t)
 	good, hog := n.echo("pod5", 8080), n.echo("pod4", 8080)
@@ -207,6 +207,6 @@ func TestUserspacePortsOfTheNode(t *testing.T) {
 				t.Fatalf("connection %d of round %d: %v", i, round, err)
 			}
 		}
-		time.Sleep(2500*time.Millisecond - time.Since(began)) // the kernel takes a port again after a second, which it counts in whole ones
+		time.Sleep(2500*time.Millisecond - time.Since(began)) // the kernel reuses a port after a second, counted in whole seconds
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// answer is what a server said.
+// answer is a server's response.
 type answer struct {
 	code   int
 	header http.Header
@@ -30,7 +30,7 @@ func (n *namespace) client() *http.Client {
 	}}
 }
 
-// ask sends a request; an error means that nobody answers.
+// ask sends a request; an error means that no server answers.
 func (n *namespace) ask(method, url, body string) (answer, error) {
 	n.t.Helper()
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
@@ -47,7 +47,7 @@ func (n *namespace) ask(method, url, body string) (answer, error) {
 	return answer{resp.StatusCode, resp.Header, string(text)}, nil
 }
 
-// get waits until somebody answers.
+// get waits until a server answers.
 func (n *namespace) get(url string) answer {
 	n.t.Helper()
 	return n.until(url, "an answer", func(answer) bool { return true })
@@ -73,7 +73,7 @@ func (n *namespace) code(url string, code int) answer {
 	return n.until(url, http.StatusText(code), func(a answer) bool { return a.code == code })
 }
 
-// refused waits until nobody listens.
+// refused waits until no server listens.
 func (n *namespace) refused(addr string) {
 	n.t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {

@@ -23,12 +23,13 @@ func (p *proxy) newInspector() *inspect.Inspector {
 		Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
 		Follow: rest.Ask, Conntrack: conntrackUse, Connected: func() bool { return p.connected() },
 	}
-	// What the node has as a service address alone is no address of its own, at which NodePorts and its programs answer.
+	// An address that the node has only as a service address is not one of its own, at which
+	// NodePorts and its programs answer.
 	ic.Local = func() ([]netip.Addr, error) { return localAddrs(p.choice.Mode.AddressDevice) }
 	for _, f := range p.families {
-		looker, _ := f.plane.(mode.Looker) // nil: nothing of it can be read
+		looker, _ := f.plane.(mode.Looker) // nil: its state cannot be read
 		how := p.choice.Mode.Trace(cfg.Plane(f.name))
-		if knows, ok := f.plane.(interface{ TraceMode(trace.Mode) trace.Mode }); ok { // mode userspace finds out how it captures
+		if knows, ok := f.plane.(interface{ TraceMode(trace.Mode) trace.Mode }); ok { // mode userspace detects how it redirects
 			how = knows.TraceMode(how)
 		}
 		of := inspect.Family{

@@ -37,7 +37,7 @@ func newIPVSLab(t *testing.T) *nodeLab {
 	return n
 }
 
-// shows is what a program prints on node1.
+// shows returns the output of a program on node1.
 func (n *nodeLab) shows(name string, args ...string) string {
 	n.t.Helper()
 	out, err := n.Command(netlab.Node1, name, args...).CombinedOutput()
@@ -55,7 +55,8 @@ func (n *nodeLab) saved() []string {
 	return lines
 }
 
-// What is asked of the mode is in the kernel, and what it does is told (CF-26 to CF-29, DP-30, DP-35, HT-23).
+// The kernel has the settings of the mode, and their effects are reported (CF-26 to CF-29, DP-30,
+// DP-35, HT-23).
 func TestIPVSSettings(t *testing.T) {
 	n := newIPVSLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
@@ -112,7 +113,8 @@ func TestIPVSSettings(t *testing.T) {
 			t.Errorf("%s → %s:2222: %v, %v; want that it is refused", from, labIP, c, err)
 		}
 	}
-	// So says trace, which compares with the kernel; a service address is none of those at which NodePorts answer.
+	// trace, which compares with the kernel, says the same; a service address is not one at which
+	// NodePorts answer.
 	for to, want := range map[string]string{labIP + ":2222": "it is refused", labIP + ":30080": "it is refused", labTarget.String(): "It goes to one of 2 backends",
 		"172.18.0.2:30080": "is a NodePort of"} {
 		trace := n.program("trace", "10.1.1.13", to, "--admin-socket="+filepath.Join(n.dir, "admin.sock"))
@@ -120,7 +122,8 @@ func TestIPVSSettings(t *testing.T) {
 			t.Errorf("trace to %s: %v, want %q\n%s", to, trace.cmd.ProcessState, want, trace.log())
 		}
 	}
-	// What others take away is back after the sync period, and nothing sooner tells of it.
+	// Objects removed by others are restored after the sync period, and nothing reports the removal
+	// earlier.
 	n.shows("ipvsadm", "-d", "-t", labTarget.String(), "-r", one.at().String())
 	until(t, func() string {
 		if got := n.saved(); !slices.Equal(got, saved) {
@@ -155,8 +158,9 @@ func TestIPVSSettings(t *testing.T) {
 	n.nothingOfIPVS("192.0.2.9:99")
 }
 
-// CF-26: a scheduler that the kernel lacks ends the start of who asked for it, with the names of those that are there; where nobody asked, and rr
-// is missing, the mode gives way (S1, S2). The modules of both are hidden, which only a machine of the test's own can bear.
+// CF-26: a configured scheduler that the kernel lacks is a fatal error that lists the existing
+// ones. Without a configured one, if rr is missing, the mode falls back (S1, S2). The modules of
+// both are hidden, which only a machine of the test's own can bear.
 func TestIPVSSchedulerLacking(t *testing.T) {
 	n := newIPVSLab(t)
 	if os.Getenv("PLANETEST_VM") == "" {
@@ -189,7 +193,7 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 	p.stop()
 }
 
-// nothingOfIPVS looks for what the mode may have left, beside virtual servers of others.
+// nothingOfIPVS checks that the mode left nothing beside virtual servers of others.
 func (n *nodeLab) nothingOfIPVS(but string) {
 	n.t.Helper()
 	for line := range strings.Lines(n.shows("ipvsadm-save", "-n")) {
@@ -208,9 +212,10 @@ func (n *nodeLab) nothingOfIPVS(but string) {
 	}
 }
 
-// A process that is killed under way, and the next one: what is there is adopted with its weights, new connections are served all the
-// time, and none that is open is lost; a real server that drains does so across the restart, and has its weight back when the endpoint
-// comes back (DP-34, PN-40, G4).
+// A process is killed during its work, and the next one starts: it adopts existing virtual servers
+// with their weights, new connections are served all the time, and no open one is lost. A draining
+// real server continues to drain across the restart, and gets its weight back when the endpoint
+// returns (DP-34, PN-40, G4).
 func TestIPVSRestart(t *testing.T) {
 	n := newIPVSLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
@@ -223,7 +228,7 @@ func TestIPVSRestart(t *testing.T) {
 	traffic.progress(50)
 
 	open, err := n.dial("pod5", "tcp", endpoint(netlab.Node1, 30080), patience)
-	for i := 0; err == nil && !n.leads(open.LocalAddr().String(), one.at()); i++ { // until one leads to the first
+	for i := 0; err == nil && !n.leads(open.LocalAddr().String(), one.at()); i++ { // until one goes to the first
 		if i > 20 {
 			t.Fatal("no connection leads to the first endpoint")
 		}
@@ -278,7 +283,7 @@ func TestIPVSRestart(t *testing.T) {
 	p.stop()
 }
 
-// leads reports whether IPVS leads a client's connection to the backend.
+// leads reports whether IPVS sends a client's connection to the backend.
 func (n *nodeLab) leads(client string, to netip.AddrPort) bool {
 	for line := range strings.Lines(n.shows("ipvsadm", "-lnc")) {
 		if strings.Contains(line, client) && strings.Contains(line, to.String()) {
@@ -288,8 +293,8 @@ func (n *nodeLab) leads(client string, to netip.AddrPort) bool {
 	return false
 }
 
-// PR-08: a node goes through the modes and comes back to ipvs each time. New connections are served all the time, and nothing of mode ipvs
-// stays beside another one.
+// PR-08: a node passes through all modes and returns to ipvs each time. New connections are served
+// all the time, and nothing of mode ipvs stays beside another one.
 func TestIPVSModeChanges(t *testing.T) {
 	n := newIPVSLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
@@ -318,7 +323,8 @@ func TestIPVSModeChanges(t *testing.T) {
 				}
 			}
 			traffic.progress(30)
-			// Connections end with the process of mode userspace, and none is taken until the next one listens.
+			// Connections end with the process of mode userspace, and none is accepted until the
+			// next one listens.
 			if failed := traffic.end(); len(failed) > failedBefore && (other != "userspace" || next != "ipvs") {
 				t.Errorf("to %s: %d connections failed, the first: %v", next, len(failed)-failedBefore, failed[failedBefore].err)
 			}
@@ -328,7 +334,8 @@ func TestIPVSModeChanges(t *testing.T) {
 	p.stop()
 }
 
-// What render prints the programs load, part by part, and then the kernel holds what a process would write.
+// The programs load the output of render, part by part; then the kernel holds the objects that a
+// process would write.
 func TestIPVSRender(t *testing.T) {
 	n := newIPVSLab(t)
 	text := renderText(t, append([]string{"--proxy-mode=ipvs"}, renderArgs...)...)
@@ -361,7 +368,7 @@ func TestIPVSRender(t *testing.T) {
 	}
 }
 
-// partsOf cuts what render prints at the lines that name programs: what such a line says, and the part.
+// partsOf divides the output of render at the lines that name programs: the line, and the part.
 func partsOf(text string) (parts [][2]string) {
 	for _, part := range strings.Split("\n"+text, "\n# ")[1:] {
 		name, part, _ := strings.Cut(part, "\n")

@@ -20,7 +20,7 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// nodeLab is a lab of hosts in which the program serves node1, as a user starts it.
+// nodeLab is a lab of hosts with the program on node1, started as a user starts it.
 type nodeLab struct {
 	*netlab.TestLab
 	t    testing.TB
@@ -28,8 +28,8 @@ type nodeLab struct {
 	mode string
 }
 
-// labMode is the mode that programs of labs run in, unless the environment says otherwise: to see whether a test fails where
-// connections do not end at the proxy.
+// labMode is the mode of programs in labs, unless the environment sets another: to see whether a
+// test fails where connections do not end at the proxy.
 const labMode = "KUBE_PROXY_TEST_MODE"
 
 func newNodeLab(t testing.TB) *nodeLab { t.Helper(); return newNodeLabWith(t, netlab.Options{}) }
@@ -61,7 +61,8 @@ func (n *nodeLab) remove(name string) {
 	do(n.t, os.Remove(filepath.Join(n.dir, name+".yaml")))
 }
 
-// labService is a Service of IPv4 with a port of TCP and one of UDP, both with the number 80, and a NodePort if that is not 0.
+// labService is an IPv4 Service with a TCP and a UDP port, both with the number 80, and a NodePort
+// if that is not 0.
 type labService struct {
 	name, ip  string
 	nodePort  int
@@ -134,7 +135,7 @@ func (n *nodeLab) serve(args ...string) *labProgram {
 	return p
 }
 
-// until calls what until it says nothing any more.
+// until calls what until it returns "".
 func until(t testing.TB, what func() string) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
@@ -173,7 +174,8 @@ func residentOf(t testing.TB, pid int) int {
 	return kb << 10
 }
 
-// ports are those of TCP that somebody listens on in node1, on whatever address, but for the program's own servers.
+// ports returns the listening TCP ports in node1, on any address, except those of the program's own
+// servers.
 func (n *nodeLab) ports() []string {
 	n.t.Helper()
 	out, err := n.Command(netlab.Node1, "ss", "-Hltn").Output()
@@ -189,7 +191,7 @@ func (n *nodeLab) ports() []string {
 	return all
 }
 
-// get asks a server of the program for a page.
+// get requests a page from a server of the program.
 func (p *labProgram) get(path string) (string, error) {
 	c, err := p.n.dial(netlab.Node1, "tcp", netip.MustParseAddrPort("127.0.0.1:10249"), time.Second)
 	if err != nil {

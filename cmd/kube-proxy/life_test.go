@@ -51,8 +51,8 @@ func TestMalformedLater(t *testing.T) {
 	p.stop()
 }
 
-// SIGTERM at any moment of the start ends the process in order, and leaves nothing half-written. Before the
-// process has a handler the signal itself ends it.
+// SIGTERM at any moment of the start ends the process in order, and leaves nothing half-written.
+// Before the process has a handler the signal itself ends it.
 func TestStopWhileStarting(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -117,7 +117,8 @@ func TestSourceFails(t *testing.T) {
 	}
 }
 
-// PR-03: the first write waits for the Node, but from the time at which the rest is there, and not for ever.
+// PR-03: the first write waits for the Node for a limited time, which starts when all other data is
+// present.
 func TestNodeDoesNotCome(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -164,7 +165,7 @@ func TestNodeDoesNotCome(t *testing.T) {
 	}
 }
 
-// proxy returns a proxy in nftables mode that is ready to serve, with a writer lock of its own.
+// proxy returns a proxy in nftables mode that is ready to serve, with its own writer lock.
 func (n *namespace) proxy(log *slog.Logger) *proxy {
 	n.t.Helper()
 	cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--hostname-override=n1", "--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket="})

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/internal/pause"
 )
 
-// logs starts the program with flags of the log on a folder of manifests where one file is wrong, ends it, and returns
-// what it printed.
+// logs starts the program with log flags on a folder of manifests with one invalid file, ends it,
+// and returns its output.
 func (n *namespace) logs(flags ...string) string {
 	n.t.Helper()
 	n.write("m/bad.yaml", []byte("kind: Service\nmetadata: {name: bad\n"))
@@ -66,7 +66,7 @@ func TestLogFiles(t *testing.T) {
 	})
 }
 
-// FL-02: why the process ends is in the log wherever that goes, and on stderr.
+// FL-02: the reason why the process ends is in the log, wherever that goes, and on stderr.
 func TestLogEnd(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -1,8 +1,9 @@
 // Command kube-proxy makes the Services of a cluster work on one node: it turns Services and EndpointSlices
 // into state of the kernel.
 //
-// This package is the only place that knows all others: flags and file (config), a source of events (source/…),
-// for each IP family an engine with a data plane (plane/…), and what observes applied changes (conntrack).
+// This package connects all others: flags and file (config), a source of events (source/…), for
+// each IP family an engine with a data plane (plane/…), and observers of applied changes
+// (conntrack).
 package main
 
 import (
@@ -47,10 +48,10 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 	})
 }
 
-// gcPercent is GOGC from when the lists have arrived, unless the environment says otherwise. The
-// proxy then holds much and allocates little, so that less headroom than usual costs little time:
-// with 100,000 Services it saves a sixth of the resident memory. While the lists arrive it is the
-// other way round (docs/scale.md).
+// gcPercent is GOGC after the lists have arrived, unless the environment sets another. The proxy
+// then holds much and allocates little, so less headroom than usual costs little time: with 100,000
+// Services it saves a sixth of the resident memory. While the lists arrive the reverse holds
+// (docs/scale.md).
 const gcPercent, gcPercentListing = 35, 70
 
 func setGC(percent int) {

@@ -14,15 +14,15 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// The test binary stands for the program: with asProgram set it is main, and not a test run. What else is set
-// spoils the process first.
+// The test binary represents the program: with asProgram set it runs main, and no tests. The other
+// variables break the process first.
 const (
 	asProgram   = "KUBE_PROXY_TEST_PROGRAM"
 	asUser      = "KUBE_PROXY_TEST_UID"          // give up root for this user
 	noNetfilter = "KUBE_PROXY_TEST_NO_NETFILTER" // as on a kernel without netfilter's netlink
-	noIPVS      = "KUBE_PROXY_TEST_NO_IPVS"      // as on a kernel without generic netlink, of which IPVS is a family
+	noIPVS      = "KUBE_PROXY_TEST_NO_IPVS"      // like a kernel without generic netlink, which IPVS uses
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
-	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as that can be had, and keep it
+	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as possible, and keep it
 	asReader    = "KUBE_PROXY_TEST_READER"       // be killed for what could change the node
 	withMemory  = "KUBE_PROXY_TEST_MEMORY"       // have the mode memory too, which keeps its rules in this folder
 )

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// oldLines reads the command lines and files of real clusters' manifests, which package config proves the
-// meaning of. What is said of their meaning there is left out.
+// oldLines reads the command lines and files of real clusters' manifests; package config tests
+// their meaning, which is left out here.
 func oldLines(t *testing.T) map[string]*oldLine {
 	t.Helper()
 	data, err := os.ReadFile("../../config/testdata/manifests.txt")
@@ -46,7 +46,7 @@ type oldLine struct {
 	env  []string
 }
 
-// nobody is where no API server answers.
+// nobody is an address without an API server.
 const nobody = "127.0.0.1:9"
 
 var (
@@ -55,7 +55,8 @@ var (
 	masterFlag      = regexp.MustCompile(`^(--master=https?://).*$`)
 )
 
-// into moves everything that the command line names into a folder: files, and API servers to where nobody is.
+// into moves everything that the command line names into a folder: files, and API servers to an
+// unused address.
 func (l *oldLine) into(t *testing.T, dir string) {
 	for _, folder := range []string{"var/log", "var/lib/kube-proxy", "var/lib/kubelet", "run"} {
 		do(t, os.MkdirAll(filepath.Join(dir, folder), 0o755))
@@ -92,7 +93,7 @@ func (l *oldLine) into(t *testing.T, dir string) {
 	}
 }
 
-// asPod gives a process that knows no API server the files of a pod, which are at a fixed place.
+// asPod gives a process without a configured API server the files of a pod, at their fixed place.
 func asPod(c *exec.Cmd) {
 	const script = `d=/var/run/secrets/kubernetes.io/serviceaccount
 mount -t tmpfs none /var/run/ && mkdir -p $d && echo t >$d/token && echo >$d/ca.crt && exec "$0" "$@"`
@@ -100,8 +101,9 @@ mount -t tmpfs none /var/run/ && mkdir -p $d && echo t >$d/token && echo >$d/ca.
 	c.Path = "/usr/bin/unshare"
 }
 
-// G1: command lines of real manifests start: the mode is chosen, both servers answer, although no API server does,
-// and SIGTERM ends them in order. testdata/starts.tsv has a row for each, and says what it comes to.
+// G1: command lines of real manifests start: the mode is chosen, both servers answer, although no
+// API server does, and SIGTERM ends them in order. testdata/starts.tsv has a row for each, with the
+// result.
 func TestOldCommandLines(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("testdata/starts.tsv")
@@ -135,7 +137,7 @@ func TestOldCommandLines(t *testing.T) {
 				}
 			})
 			said := regexp.MustCompile(regexp.QuoteMeta(says))
-			if mode == "-" { // it cannot run, and says why
+			if mode == "-" { // it cannot run, and reports why
 				if code := p.end(0); code != 1 || !said.MatchString(p.log()) {
 					t.Errorf("exit code %d, want 1 and %q:\n%s", code, says, p.log())
 				}
@@ -146,7 +148,7 @@ func TestOldCommandLines(t *testing.T) {
 					has(t, url, n.code("http://"+url, 200).body, want)
 				}
 			}
-			if healthz != "-" { // PN-70: nothing is known yet
+			if healthz != "-" { // PN-70: no objects yet
 				n.code("http://"+healthz+"/readyz", 503)
 			}
 			logged := p.log()

@@ -30,8 +30,8 @@ type memoryOptions struct {
 	} `json:"memory"`
 }
 
-// memory is a mode that no other code knows: its planes are those of test/fake, and a file for each family in dir is its
-// kernel. It cannot run where the file "full" is there.
+// memory is a mode that only this test has: its planes are those of test/fake, and a file for each
+// family in dir is its kernel. It cannot run if the file "full" exists.
 func memory(dir string) mode.Mode {
 	file := func(f lb.Family) string { return filepath.Join(dir, f.String()) }
 	return mode.Mode{
@@ -126,7 +126,7 @@ func (p *memoryPlane) Measure(emit mode.Emit) error {
 // StopAccepting leaves the file "closed".
 func (p *memoryPlane) StopAccepting() { _ = os.WriteFile(p.beside("closed"), nil, 0o644) }
 
-// Drain waits until the file "open" is gone, which stands for a connection of IPv4.
+// Drain waits until the file "open" is gone, which represents an IPv4 connection.
 func (p *memoryPlane) Drain(ctx context.Context) (left int) {
 	for ; filepath.Base(p.file) == "IPv4"; time.Sleep(time.Millisecond) {
 		if _, err := os.Stat(p.beside("open")); err != nil {
@@ -143,8 +143,9 @@ func (p *memoryPlane) beside(name string) string { return filepath.Join(filepath
 
 func (p *memoryPlane) Close() error { return nil }
 
-// A mode is one value: one that only this test knows is asked for, serves, tells its metrics and notices, has its sysctls
-// and defaults, falls back, renders, and is cleaned up, all through the program as a user runs it.
+// A mode is one value: one that only this test has is configured, serves, emits its metrics and
+// notices, has its sysctls and defaults, falls back, renders, and is cleaned up, all through the
+// program as a user runs it.
 func TestNewMode(t *testing.T) {
 	t.Parallel()
 	n, memories := newNode(t), t.TempDir()
@@ -214,7 +215,7 @@ func TestNewMode(t *testing.T) {
 		t.Error("the rules went with the process")
 	}
 
-	// Another mode takes over, and removes what it left.
+	// Another mode takes over, and removes its objects.
 	p = serve("nftables")
 	p.await(regexp.MustCompile(`(?s)"Removed" what="1 memory of IPv4".*"Removed" what="1 memory of IPv6"`))
 	if got := remembers(lb.IPv4) + remembers(lb.IPv6); got != "" {
@@ -233,7 +234,7 @@ func TestNewMode(t *testing.T) {
 		t.Errorf("after --cleanup there is\n%s", got)
 	}
 
-	// Where it cannot run, another serves, and says so.
+	// If it cannot run, another serves, and reports it.
 	write(t, filepath.Join(memories, "full"), nil)
 	p = serve("memory")
 	has(t, "log", p.log(), `"Mode cannot run on this host" mode="memory" instead="nftables" err="the memory is full"`)

@@ -18,8 +18,9 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// readOnly has this process killed when it does what could change a node or ask another program or machine: open a socket, start a program,
-// open a file to write, make or remove files, enter or make namespaces, mount, load modules or BPF programs.
+// readOnly makes the kernel kill this process if it could change a node or contact another program
+// or machine: open a socket, start a program, open a file for writing, make or remove files, enter
+// or make namespaces, mount, load modules or BPF programs.
 func readOnly() error {
 	const number, flags = 0, 16 + 2*8 // offsets in struct seccomp_data: the call, and the low word of its third argument
 	load := func(at uint32) unix.SockFilter {
@@ -39,7 +40,7 @@ func readOnly() error {
 		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}))
 }
 
-// migrated runs the program where it can do nothing but read, and returns what it prints.
+// migrated runs the program where it can only read, and returns its output.
 func migrated(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	self, err := os.Executable()
@@ -48,23 +49,24 @@ func migrated(t *testing.T, stdin string, args ...string) (stdout, stderr string
 	cmd.Env = append(os.Environ(), asProgram+"=1", asReader+"=1")
 	var out, errOut bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errOut
-	cmd.Run() // the exit code tells
+	cmd.Run() // the exit code has the result
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// kube-proxy migrate reads kubeadm's own files, prints a configuration on stdout and what differs on stderr, and does nothing else: it is
-// killed for anything that could change a node. So would kube-proxy check be, which shows that the filter works.
+// kube-proxy migrate reads kubeadm's own files, prints a configuration on stdout and the
+// differences on stderr, and does nothing else: it is killed for anything that could change a node.
+// So is kube-proxy check, which shows that the filter works.
 func TestMigrateOnlyReads(t *testing.T) {
 	files := []string{"../../test/testdata/kubeadm/configmap.yaml", "../../test/testdata/kubeadm/daemonset.yaml"}
 	out, told, code := migrated(t, "", append([]string{"migrate", "--to=nftables"}, files...)...)
 	if code != 0 || !strings.HasPrefix(out, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n") || !strings.Contains(out, "mode: nftables\n") || !strings.Contains(told, "NodePorts on 127.0.0.1") {
 		t.Errorf("exit code %d\n%s\n%s", code, out, told)
 	}
-	// The program takes what it prints, with the flags that it leaves on the command line.
+	// The program accepts its output, with the flags that remain on the command line.
 	name := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, name, []byte(out))
 	if out, told, code := migrated(t, "", "render", "--config="+name, "--hostname-override=n1", "--manifests="+filepath.Dir(name)+"/none"); code != 1 || strings.Contains(told, "config.yaml") || strings.Contains(told, "lenient") || strings.Contains(told, "effect") {
-		t.Errorf("exit code %d\n%s\n%s", code, out, told) // there are no manifests; nothing is wrong with the configuration
+		t.Errorf("exit code %d\n%s\n%s", code, out, told) // there are no manifests; the configuration has no fault
 	}
 	data, err := os.ReadFile(files[0])
 	do(t, err)
@@ -102,15 +104,15 @@ func TestMigrateEndsWhileItReads(t *testing.T) {
 			}
 			return "migrate does not wait for " + name
 		})
-		do(t, cmd.Process.Signal(unix.SIGTERM)) // one alone: the second would end it whatever it does
-		cmd.Wait()                              // the exit code tells
+		do(t, cmd.Process.Signal(unix.SIGTERM)) // only one: a second would end it in any case
+		cmd.Wait()                              // the exit code has the result
 		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(told.String(), "read the input") {
 			t.Errorf("%s: exit code %d, %s", name, code, &told)
 		}
 	}
 }
 
-// What is wrong is told on stderr, nothing is on stdout, and the exit code is 1.
+// Faults are reported on stderr, stdout is empty, and the exit code is 1.
 func TestMigrateRefuses(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "deployment.yaml"), []byte("kind: Deployment\nmetadata: {name: kube-proxy}\n"))
@@ -158,7 +160,7 @@ func TestMigrateRefuses(t *testing.T) {
 	}
 }
 
-// --help of both commands says what the exit codes are.
+// --help of both commands describes the exit codes.
 func TestCheckAndMigrateHelp(t *testing.T) {
 	for _, name := range []string{"check", "migrate"} {
 		var out, errOut bytes.Buffer
@@ -168,7 +170,8 @@ func TestCheckAndMigrateHelp(t *testing.T) {
 	}
 }
 
-// Who runs these commands reads files and names of processes that others wrote: their terminal obeys none of it.
+// These commands print contents of files and process names that others wrote: no escape sequence in
+// them reaches the terminal.
 func TestTerminalIsLeftAlone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pod.yaml")
 	write(t, file, []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {containers: [{name: kube-proxy, image: \"a\\e]0;owned\\a\", command: [kube-proxy, \"--hostname-override=\\e[2J\"]}]}\n"))

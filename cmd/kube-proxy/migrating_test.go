@@ -12,8 +12,9 @@ import (
 	"testing"
 )
 
-// Every command of docs/migrating.md that is marked sh runs, in the order of the page, in a namespace, in a folder with the files that the
-// page has others make: none prints an error, and each exits with 0, but for check, which found what it found.
+// Every command of docs/migrating.md marked sh runs, in the order of the page, in a namespace, in a
+// folder with the files that other programs make on the page. None prints an error, and each exits
+// with 0, except check, which exits with its finding.
 func TestMigratingPage(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrating.md")
 	do(t, err)
@@ -64,7 +65,7 @@ func TestMigratingPage(t *testing.T) {
 	}
 }
 
-// complains reports whether the program says that something is wrong, but what the page has it warn of.
+// complains reports whether the program reports a fault, other than the warnings on the page.
 func complains(out string) bool {
 	for line := range strings.Lines(out) {
 		if strings.HasPrefix(line, "kube-proxy: ") && !strings.Contains(line, "warning: clientConnection.kubeconfig is ignored because --manifests is given") {

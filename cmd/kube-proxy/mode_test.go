@@ -14,11 +14,11 @@ import (
 // withoutIPVS has a process find a kernel without IPVS.
 func withoutIPVS(c *exec.Cmd) { c.Env = append(c.Env, noIPVS+"=1") }
 
-// withoutIPTables has a process find no program at all.
+// withoutIPTables hides all programs from a process.
 func withoutIPTables(c *exec.Cmd) { c.Env = append(c.Env, "PATH=/nowhere") }
 
-// The choice of the mode on real hosts (package mode has the table of all of them; S0 to S3, G7): what runs, what is
-// said (PR-01), and what the metric says.
+// The choice of the mode on real hosts (package mode has the table of all of them; S0 to S3, G7):
+// the running mode, the log (PR-01), and the metric.
 func TestModeChoice(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -60,7 +60,8 @@ func TestModeChoice(t *testing.T) {
 	}
 }
 
-// A host that cannot serve IPv6 in the mode is told so, and serves IPv4 (G6); where IPv6 is the primary family, the mode gives way (S1).
+// A host that cannot serve IPv6 in the mode logs that, and serves IPv4 (G6); if IPv6 is the primary
+// family, the mode falls back (S1).
 func TestFamilyThatCannotBeServed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -89,7 +90,8 @@ func TestFamilyThatCannotBeServed(t *testing.T) {
 	p.stop()
 }
 
-// DP-14: where the kubelet's hint lies in the legacy tables, so do the rules; and where the kernel has no nf_tables.
+// DP-14: the rules go to the legacy tables if the kubelet's hint is there, or if the kernel has no
+// nf_tables.
 func TestModeLegacy(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

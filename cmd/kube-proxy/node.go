@@ -11,8 +11,8 @@ import (
 	"kube-proxy/event"
 )
 
-// waiveFacts ends the wait for the Node and the ServiceCIDRs when they do not come, for example for want of
-// permission: Services are served without.
+// waiveFacts ends the wait for the Node and the ServiceCIDRs when they do not arrive, for example
+// for lack of permission: Services are served without them.
 func (p *proxy) waiveFacts() {
 	p.folding.Lock()
 	missing := p.store.WaitForFacts(false)
@@ -37,11 +37,11 @@ func (p *proxy) factsChanged() {
 // podCIDRsWait is how long the Node may be without pod CIDRs in the mode that needs them (PR-05).
 const podCIDRsWait = 5 * time.Minute
 
-// factsPoll is the time between two looks whether what is to be known at the start is known.
+// factsPoll is the time between two checks whether the facts for the start have arrived.
 const factsPoll = 100 * time.Millisecond
 
-// watchNode compares the configuration with the node, when that is known, and after each change (CF-63 to CF-66).
-// fail is called where the process cannot go on.
+// watchNode compares the configuration with the node when its facts arrive, and after each change
+// (CF-63 to CF-66). It calls fail if the process cannot continue.
 func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail func(error)) {
 	podCIDRs := time.After(podCIDRsWait)
 	var told []string
@@ -86,7 +86,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 	}
 }
 
-// setup is what the configuration is compared with.
+// setup returns the settings to compare.
 func (p *proxy) setup() nodecheck.Setup {
 	cfg := p.config()
 	s := nodecheck.Setup{

@@ -27,8 +27,8 @@ func podNode(cidrs ...string) cluster.NodeSet {
 	return cluster.NodeSet{Node: n}
 }
 
-// PR-05: in mode NodeCIDR nothing is written before the Node has pod CIDRs. If they do not come in time the process
-// ends and says why; if they do it serves, and follows them from then on.
+// PR-05: in mode NodeCIDR nothing is written before the Node has pod CIDRs. If they do not arrive
+// in time the process ends with the reason; if they do, it serves, and follows their changes.
 func TestNodeCIDR(t *testing.T) {
 	t.Parallel()
 	objects, problems, err := manifests.Load(fstest.MapFS{"good.yaml": {Data: service("good", "10.96.0.1", 80, "10.0.0.1")}})
@@ -68,7 +68,7 @@ func TestNodeCIDR(t *testing.T) {
 				p.fold(ev)
 				time.Sleep(5 * time.Millisecond) // time to do what must not be done
 			}
-			// Not before: the time that c.wait gives begins when all is known.
+			// Not before: the time of c.wait starts when all facts are known.
 			failed := make(chan error, 1)
 			done := make(chan struct{})
 			go func() {
@@ -84,7 +84,7 @@ func TestNodeCIDR(t *testing.T) {
 				case <-time.After(patience):
 					t.Error("it waits for ever")
 				}
-				p.fold(podNode()) // what comes while the process ends
+				p.fold(podNode()) // an event that arrives while the process ends
 				time.Sleep(5 * time.Millisecond)
 				if s := log.String(); strings.Contains(s, "msg=reset") {
 					t.Errorf("rules were written:\n%s", s)
@@ -107,8 +107,8 @@ func TestNodeCIDR(t *testing.T) {
 	}
 }
 
-// PR-06, PN-71: the name of the node comes from NODE_NAME where no flag has one; its endpoints are the local ones. A
-// name that no Node has is told.
+// PR-06, PN-71: the name of the node comes from NODE_NAME without a flag; its endpoints are the
+// local ones. A name without a Node is logged.
 func TestNodeName(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// stays asks for both pages of the health server for so long, and each answer must have the code.
+// stays queries both pages of the health server for this time; each answer must have the code.
 func (n *namespace) stays(what string, code int, d time.Duration) {
 	n.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
@@ -25,8 +25,8 @@ func (n *namespace) stays(what string, code int, d time.Duration) {
 	}
 }
 
-// SV-18: nothing that a Service can say is refused in mode nftables; more endpoints with session affinity than its maps have
-// room for are served by a part of them on each node, and the node stays in the load balancers.
+// SV-18: mode nftables refuses no Service. If a Service with session affinity has more endpoints
+// than its maps hold, each node uses a part of them, and the node stays in the load balancers.
 func TestHealthOddService(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -56,8 +56,8 @@ func oddService() []byte {
 	return b.Bytes()
 }
 
-// choosy returns a PATH whose iptables-restore programs refuse what has the text "odd" in it, and everything while the file
-// exists that is returned too.
+// choosy returns a PATH whose iptables-restore programs refuse input with the text "odd", and all
+// input while the file sick exists.
 func choosy(t *testing.T) (path, sick string) {
 	t.Helper()
 	sick = filepath.Join(t.TempDir(), "sick")
@@ -77,9 +77,10 @@ exit $code
 	}), sick
 }
 
-// HT-04, HT-02: one Service that cannot be written, and nothing else to write: the kernel takes a write that changes nothing,
-// so the node stays in the load balancers, and the Service is told of. If the programs refuse everything the node is out of
-// them after two sync periods, until they do not.
+// HT-04, HT-02: one Service cannot be written, and nothing else is to be written. The kernel
+// accepts a write that changes nothing, so the node stays in the load balancers, and the Service is
+// logged. If the programs refuse everything, the node leaves them after two sync periods, until the
+// programs work again.
 func TestHealthOddServiceIPTables(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

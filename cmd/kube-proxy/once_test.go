@@ -46,8 +46,8 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// G1, CF-60: what is not heeded is told where the process ends without serving, too: whoever turns an old file into one
-// of today sees what got lost.
+// G1, CF-60: ignored settings are reported where the process ends without serving, too: a user who
+// converts an old file to a current one sees what was lost.
 func TestCommandWarns(t *testing.T) {
 	dir := t.TempDir()
 	old := filepath.Join(dir, "old.yaml")

@@ -19,8 +19,9 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// SV-15, SV-16, SV-61: a packet to a load-balancer address whose source is that address is let in if the node is within the source ranges, from wherever
-// it comes, and dropped else. trace says of it what it meets, why whom it may come from, and neither calls the address a source range.
+// SV-15, SV-16, SV-61: a packet to a load-balancer address with that address as its source is
+// accepted if the node is within the source ranges, wherever it comes from, and dropped otherwise.
+// trace reports its path, why the allowed sources, and neither calls the address a source range.
 func TestSourceIsTheAddressItself(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
@@ -89,8 +90,9 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 	}
 }
 
-// spoofed listens on a pod, and returns a function that sends a datagram with this source from the client to 192.0.2.53:53, and tells whether
-// it came. That one which is wanted did not come is told by another that goes to the pod's own address behind it.
+// spoofed listens on a pod, and returns a function that sends a datagram with this source from the
+// client to 192.0.2.53:53, and reports whether it arrived. A later datagram to the pod's own
+// address proves that a missing one was lost.
 func (n *nodeLab) spoofed(pod netip.AddrPort) func(source string, want bool) bool {
 	n.t.Helper()
 	var conn *net.UDPConn
@@ -136,7 +138,7 @@ func (n *nodeLab) spoofed(pod netip.AddrPort) func(source string, want bool) boo
 	}
 }
 
-// datagram is a datagram of UDP in IPv4, without a checksum of its own.
+// datagram is an IPv4 UDP datagram without a checksum.
 func datagram(from netip.Addr, to netip.AddrPort, fromPort uint16, text string) []byte {
 	b := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
 	b = append(append(b, from.AsSlice()...), to.Addr().AsSlice()...)

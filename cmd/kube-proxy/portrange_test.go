@@ -15,7 +15,7 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// named has a host answer with a name, whoever comes by TCP or UDP to a port.
+// named lets a host answer every TCP and UDP client of a port with a name.
 func (n *nodeLab) named(host string, port uint16, name string) (end func()) {
 	n.t.Helper()
 	tcp, err := n.listen(host, port)
@@ -47,7 +47,7 @@ func (n *nodeLab) named(host string, port uint16, name string) (end func()) {
 	return end
 }
 
-// who asks an address for the name of who answers; "" if nobody does.
+// who returns the name of the server at an address; "" without an answer.
 func (n *nodeLab) who(host, network string, to netip.AddrPort) string {
 	n.t.Helper()
 	c, err := n.dial(host, network, to, time.Second)
@@ -79,8 +79,8 @@ func (n *nodeLab) answers(name string, to netip.AddrPort) {
 	}
 }
 
-// NodePorts may be ports at which the proxy listens, for the same Service or for another, whichever was there first: each leads to its
-// own Service, and a service address too (CF-44, SV-65).
+// NodePorts may be ports at which the proxy listens, for the same Service or for another, whichever
+// was first: each leads to its own Service, and a service address does too (CF-44, SV-65).
 func TestUserspaceNodePortOfAListener(t *testing.T) {
 	n := newNodeLab(t)
 	n.named("pod1", 8080, "a")
@@ -110,7 +110,7 @@ func TestUserspaceNodePortOfAListener(t *testing.T) {
 			apply(0, 0)
 		}
 		p := n.serve("--proxy-port-range=31000-31001")
-		check() // all ports of the range are those of listeners now
+		check() // all ports of the range have listeners now
 		if got := strings.Join(n.ports(), " "); !strings.Contains(got, ports) {
 			t.Fatalf("listeners at %s, want some at %s", got, ports)
 		}
@@ -127,8 +127,9 @@ func TestUserspaceNodePortOfAListener(t *testing.T) {
 	}
 }
 
-// Other programs have ports of the range, at all addresses or at one, and keep them: they are reached as before, Services get the ports
-// that are left, and a Service for which none is left is named, and served when a program gives its port up (CF-44).
+// Other programs have ports of the range, at all addresses or at one, and keep them. They are
+// reached as before, Services get the remaining ports, and a Service without one is reported, and
+// served when a program releases its port (CF-44).
 func TestUserspaceRangeWithPortsOfOthers(t *testing.T) {
 	n := newNodeLab(t)
 	n.named("pod1", 8080, "a")

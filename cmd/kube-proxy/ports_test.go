@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// HT-07: a health or metrics port that somebody has is tried again every 5 s, and packets are served meanwhile.
+// HT-07: a health or metrics port in use is retried every 5 s, and packets are served meanwhile.
 func TestOccupiedPorts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -30,8 +30,8 @@ func TestOccupiedPorts(t *testing.T) {
 	p.stop()
 }
 
-// HT-07, EV-02, EV-03: with bindAddressHardFail all ports that cannot be had are told with the flag or field that asks
-// for them, the process ends, and the rules stay.
+// HT-07, EV-02, EV-03: with bindAddressHardFail, all ports in use are reported with their flag or
+// field, the process ends, and the rules stay.
 func TestOccupiedPortsHardFail(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -66,8 +66,8 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 	}
 }
 
-// PN-60: a program of the node that listens on a NodePort is told of once; one that listens on another port, or on an
-// address that does not answer NodePorts, is not.
+// PN-60: a program of the node that listens on a NodePort is logged once; one that listens on
+// another port, or on an address that does not answer NodePorts, is not.
 func TestNodePortCollision(t *testing.T) {
 	t.Parallel()
 	for mode, flags := range map[string][]string{"nftables": nil, "iptables": {"--nodeport-addresses=192.0.2.0/24"}} {
@@ -96,8 +96,8 @@ func TestNodePortCollision(t *testing.T) {
 	}
 }
 
-// A program keeps its port at 127.0.0.1 beside a NodePort of mode nftables, and log, event and metrics say so
-// (TN-58).
+// A program keeps its port at 127.0.0.1 beside a NodePort of mode nftables, and log, event and
+// metrics report it (TN-58).
 func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -121,7 +121,8 @@ func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	p.stop()
 }
 
-// What fails soon after the first failure is told with it; the process ends once, because of the first.
+// Failures shortly after the first are reported with it; the process ends once, because of the
+// first.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -150,8 +151,8 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// PN-60, SV-65: a Service with the node's own address takes a port from a program of the node, from another Service's
-// NodePort and from this very process; it is served, and one line says so.
+// PN-60, SV-65: a Service with the node's own address takes a port from a program of the node, from
+// another Service's NodePort and from this process; it is served, and one line reports it.
 func TestNodeAddressTaken(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

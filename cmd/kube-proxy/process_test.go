@@ -44,7 +44,7 @@ func seccomp(filter []unix.SockFilter) error {
 type namespace struct {
 	*netlab.Namespace
 	t   *testing.T
-	dir string // in which programs start
+	dir string // working directory of programs
 }
 
 func newNamespace(t *testing.T) *namespace {
@@ -60,7 +60,7 @@ func newNamespace(t *testing.T) *namespace {
 	return n
 }
 
-// routed gives the namespace a device for its pods and one for the others, as any node has.
+// routed gives the namespace a device for its pods and one for other destinations, as any node has.
 func (n *namespace) routed() *namespace {
 	n.t.Helper()
 	for _, link := range []string{"pods", "uplink"} {
@@ -75,8 +75,9 @@ func (n *namespace) routed() *namespace {
 	return n
 }
 
-// showConntrackMax has the thread and its programs find a sysctl, which the machine has once and a namespace cannot set, as large as
-// any command line asks for: what the machine has depends on its memory, and what is asked for on its CPUs.
+// showConntrackMax shows the thread and its programs a sysctl, which the machine has once and a
+// namespace cannot set, with a value as large as any command line requests: the machine's value
+// depends on its memory, and the requested one on its CPUs.
 func showConntrackMax(dir string) error {
 	if err := kernel.LoadConntrack(); err != nil { // a machine just booted has no such file
 		return err
@@ -106,14 +107,14 @@ func newNode(t *testing.T) *namespace {
 // with returns the namespace for a subtest.
 func (n *namespace) with(t *testing.T) *namespace { return &namespace{n.Namespace, t, t.TempDir()} }
 
-// path is that of a file of the folder.
+// path returns the path of a file in the folder.
 func (n *namespace) path(name ...string) string {
 	return filepath.Join(append([]string{n.dir}, name...)...)
 }
 
 func (n *namespace) write(name string, text []byte) { n.t.Helper(); write(n.t, n.path(name), text) }
 
-// command returns what a command in the namespace prints.
+// command returns the output of a command in the namespace.
 func (n *namespace) command(args ...string) string {
 	n.t.Helper()
 	var out []byte

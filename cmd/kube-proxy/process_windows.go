@@ -32,7 +32,7 @@ func standard() (out, errOut io.Writer) {
 	if !isService() {
 		return os.Stdout, os.Stderr
 	}
-	// That a source is not registered, or is already, shows in how events are displayed, and in nothing else.
+	// Whether the source is registered affects only the display of events.
 	_ = eventlog.InstallAsEventCreate(serviceName, eventlog.Error|eventlog.Warning|eventlog.Info)
 	l, err := eventlog.Open(serviceName)
 	if err != nil {
@@ -48,7 +48,7 @@ func standard() (out, errOut io.Writer) {
 		}
 	}
 	w := scm.NewWriter(l)
-	// klog writes to os.Stderr what goes there beside its files.
+	// klog writes to os.Stderr beside its files.
 	if r, stderr, err := os.Pipe(); err == nil {
 		os.Stderr = stderr
 		go func() { _, _ = io.Copy(w, r) }()
@@ -91,8 +91,8 @@ type handler struct {
 	failed chan error
 }
 
-// Execute is part of svc.Handler. It does not return after a failure: the manager would take that for an orderly end, and
-// recovery actions run only after a process that is gone without one.
+// Execute is part of svc.Handler. It does not return after a failure: the manager would take that
+// for a normal end, and runs recovery actions only for a process that ends without one.
 func (h *handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status chan<- svc.Status) (svcSpecific bool, code uint32) {
 	m := manager{requests: make(chan scm.Request), status: status}
 	end := make(chan struct{})

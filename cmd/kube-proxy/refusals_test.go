@@ -18,8 +18,8 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// What is refused is told when it begins and when it becomes something else, and again after it was away; not when other
-// things of the Service change, and not for each address.
+// A refusal is logged when it begins or changes, and again after it was resolved; not when other
+// parts of the Service change, and not for each address.
 func TestRefusalsSV26(t *testing.T) {
 	refusal := func(field, addr string, more int) policy.Refusal {
 		return policy.Refusal{Field: field, Addr: netip.MustParseAddr(addr), Why: "is bad", More: more}

@@ -71,7 +71,8 @@ func (p *proxy) hangUp() {
 	}
 }
 
-// reload reads the configuration again, and applies it if it is valid. asked: the operator requested it.
+// reload reads the configuration again, and applies it if it is valid. asked: the operator
+// requested it.
 func (p *proxy) reload(asked bool, fail func(error)) {
 	before := p.config()
 	read, err := loadConfig(p.modes, p.args)
@@ -117,14 +118,14 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 	p.unusable = false
 }
 
-// notReloaded says what keeps a changed file from taking effect.
+// notReloaded logs why a changed file does not take effect.
 func (p *proxy) notReloaded(err error) {
 	p.unusable = true
 	p.log.Error("Invalid configuration file; keeping the previous settings", "file", p.config().File, "err", err)
 	p.publish(event.ConfigIgnored(p.config().NodeName, p.config().File, err))
 }
 
-// loadConfig reads the configuration that the command line asks for.
+// loadConfig reads the configuration of the command line.
 func loadConfig(modes mode.List, args []string) (*config.Config, error) {
 	opts := config.NewOptions(modes)
 	flags := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
@@ -136,8 +137,8 @@ func loadConfig(modes mode.List, args []string) (*config.Config, error) {
 	return opts.Complete(flags.Args())
 }
 
-// apply applies a valid configuration in which only live fields have changed. The error is about what cannot
-// be changed.
+// apply applies a valid configuration in which only live fields have changed. The error describes
+// what cannot be changed.
 func (p *proxy) apply(before, after *wiring.Config) error {
 	p.present.Store(after)
 	p.reloaded.Store(true)
@@ -168,7 +169,7 @@ func (p *proxy) apply(before, after *wiring.Config) error {
 	p.servers.status.Listen(after.Servers.Metrics)
 	p.servers.status.SetProfiling(after.Servers.Profiling)
 	p.servers.admin.Listen(after.Servers.AdminSocket)
-	p.factsChanged() // the addresses of NodePorts may be others now
+	p.factsChanged() // the addresses of NodePorts may have changed
 	report, err := system.Host{}.Reload(before.Host(), after.Host())
 	p.tellOfHost(report)
 	return errors.Join(append(errs, err)...)

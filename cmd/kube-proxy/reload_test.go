@@ -25,7 +25,7 @@ func nftablesFile(more string) []byte {
 	return []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n" + more)
 }
 
-// eventually waits until what the command in the namespace prints has the text.
+// eventually waits until the output of the command in the namespace has the text.
 func (n *namespace) eventually(text string, command ...string) {
 	n.t.Helper()
 	n.settles(text, true, command...)
@@ -50,7 +50,7 @@ func (n *namespace) settles(text string, want bool, command ...string) {
 	}
 }
 
-// PR-04: what can be applied live is, and the process stays; a file that is not valid changes nothing.
+// PR-04: live settings take effect, and the process stays; an invalid file changes nothing.
 func TestReload(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -65,7 +65,8 @@ func TestReload(t *testing.T) {
 	n.eventually("10.2.0.0/16", list...)
 	p.await(regexp.MustCompile(`"Wrote rules" .*verb="setnode"`)) // the verbosity counts at once
 
-	// Whoever changes what a flag beats, or a comment, is not left to wonder whether it was noticed.
+	// A change of a field that a flag overrides, or of a comment, is logged, so that the user sees
+	// that it was noticed.
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\nhostnameOverride: n2\n"))
 	p.await(regexp.MustCompile(`"Reloaded the configuration; nothing changed"`))
 
@@ -101,7 +102,8 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// SV-13: which external IPs are served changes live, and what that refuses is told once for each time.
+// SV-13: the served external IPs change live, and the resulting refusals are logged once for each
+// time.
 func TestReloadExternalIPCIDRs(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -129,7 +131,7 @@ func TestReloadExternalIPCIDRs(t *testing.T) {
 	}
 }
 
-// PR-10: a setting of the host that cannot be made is not said to be in force; all else is.
+// PR-10: a setting of the host that cannot be made is not reported as in force; all others are.
 func TestReloadHostRefuses(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -169,7 +171,7 @@ func TestReloadConfigMap(t *testing.T) {
 	p.stop()
 }
 
-// PR-07: SIGHUP without a configuration file harms nothing.
+// PR-07: SIGHUP without a configuration file has no effect.
 func TestHangup(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -28,7 +28,7 @@ func renderText(t *testing.T, args ...string) string {
 
 var renderArgs = []string{"--manifests=testdata/render/m", "--hostname-override=n1", "--cluster-cidr=10.0.0.0/16,fd00::/48", "--nodeport-addresses=primary"}
 
-// Goldens of "kube-proxy render" for each mode; the tools must take what it prints, as it stands.
+// Goldens of "kube-proxy render" for each mode; the tools must accept its output unchanged.
 func TestRender(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -83,8 +83,8 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// What is wrong is told on stderr, all of it; the rest is rendered as it would be served, the exit code is 1, and no
-// privilege is needed.
+// All faults are reported on stderr; the rest is rendered as it would be served, the exit code is
+// 1, and no privilege is needed.
 func TestRenderProblems(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

@@ -26,10 +26,10 @@ import (
 	"kube-proxy/source/kube"
 )
 
-// proxy is the process after its configuration is known.
+// proxy is the process after its configuration is read.
 type proxy struct {
 	modes   mode.List
-	args    []string // the command line, by which the configuration can be read again
+	args    []string // the command line, to read the configuration again
 	present atomic.Pointer[wiring.Config]
 	logs    *logging.Log
 	log     *slog.Logger
@@ -50,7 +50,7 @@ type proxy struct {
 	writer    *writerLock
 	snapshots snapshots
 
-	unusable  bool        // the configuration file, when it was looked at last; for watchConfig and what it calls
+	unusable  bool        // state of the configuration file at the last check; for watchConfig and its callees
 	reloaded  atomic.Bool // the configuration is another than at the start
 	hangups   chan os.Signal
 	facts     chan struct{} // has a value when something of the node has changed
@@ -78,9 +78,9 @@ func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.
 // config returns the configuration as it is now; a reload replaces it.
 func (p *proxy) config() *wiring.Config { return p.present.Load() }
 
-// run is the process after its configuration is known. It returns nil when ctx ends.
+// run runs the process after its configuration is read. It returns nil when ctx ends.
 func (p *proxy) run(ctx context.Context) error {
-	signal.Notify(p.hangups, syscall.SIGHUP) // before anybody can know of us: unheard, it would end the process
+	signal.Notify(p.hangups, syscall.SIGHUP) // before another program can find this process: without a handler the signal would end it
 	defer signal.Stop(p.hangups)
 	cfg := p.config()
 	p.log.Info("Starting kube-proxy", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
@@ -123,9 +123,9 @@ func (p *proxy) run(ctx context.Context) error {
 	return errors.Join(p.serve(ctx, src), p.closePlanes())
 }
 
-// serve has everything run until ctx ends, and then returns nil, or until something fails that the process cannot
-// live without. Until this process has the writer lock, only the source and the health server run: then what has been listed
-// is written at once.
+// serve runs everything until ctx ends, and then returns nil, or until a fatal failure. Until this
+// process has the writer lock, only the source and the health server run: then the listed objects
+// are written at once.
 func (p *proxy) serve(ctx context.Context, src source) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -159,7 +159,7 @@ type failures struct {
 	errs []error
 }
 
-// failuresMoment is how long after the first failure others are waited for.
+// failuresMoment is the wait for other failures after the first.
 const failuresMoment = 100 * time.Millisecond
 
 func (f *failures) add(err error) {
@@ -170,7 +170,7 @@ func (f *failures) add(err error) {
 	}
 }
 
-// err returns what has failed, each in a line of its own, or nil.
+// err returns all failures, each on its own line, or nil.
 func (f *failures) err() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -193,7 +193,7 @@ func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	p.listenHealth(ours)
 	answering.Go(func() { p.runHealth(serving, fail) })
 	if ours || p.writer.wait(ctx) == nil {
-		if !ours { // the other may have had the address
+		if !ours { // the other process may have had the address
 			p.listenHealth(true)
 		}
 		answering.Go(func() { p.runServers(serving, fail) })
@@ -206,8 +206,8 @@ func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	p.drain(context.WithoutCancel(ctx))
 }
 
-// drain lets connections that end at the proxy finish, within the configured time. A process that waits for the writer
-// lock and the ports does not wait for that: both are released before.
+// drain lets connections that end at the proxy finish, within the configured time. A process that
+// waits for the writer lock and the ports does not wait for that: both are released before.
 func (p *proxy) drain(ctx context.Context) {
 	var planes []mode.Drainer
 	for _, f := range p.families {

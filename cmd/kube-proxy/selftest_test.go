@@ -26,7 +26,7 @@ func selftestProgram(t *testing.T, script string) string {
 	name := filepath.Join(t.TempDir(), "program")
 	text := "#!/bin/sh\nexport " + asProgram + "=1\nset -- " + self + " \"$@\"\nfor a; do case $a in --manifests=*) dir=${a#--manifests=};; esac; done\n" + script + "\n"
 	do(t, os.WriteFile(name, []byte(text), 0o755))
-	t.Cleanup(func() { // a script that was killed cannot end what it started
+	t.Cleanup(func() { // a killed script cannot stop its children
 		left, _ := os.ReadFile(name + ".left")
 		for _, pid := range strings.Fields(string(left)) {
 			_ = exec.Command("kill", "-9", pid).Run() // it may have ended
@@ -54,23 +54,24 @@ func withResult(lines []selftest.Line, result string) (names []string) {
 	return names
 }
 
-// On Linux each mode proves itself in network namespaces: all steps but those of HNS, and those that need packets to pass the kernel in
-// mode userspace (WN-03).
+// On Linux each mode passes its self-test in network namespaces: all steps except those of HNS, and
+// those that need packets to pass the kernel in mode userspace (WN-03).
 func TestSelftest(t *testing.T) {
 	t.Parallel()
 	for _, m := range all.Modes() {
 		if !m.Here() || !m.Built() {
 			continue
 		}
-		// The pins of mode ebpf are the machine's, not a namespace's: proxies in other modes, which run
-		// beside this test, remove them. plane/ebpf has its own file system and proves the mode.
+		// The pins of mode ebpf belong to the machine, not to a namespace: proxies in other modes,
+		// which run beside this test, remove them. plane/ebpf has its own file system and tests the
+		// mode.
 		if m.Name == "ebpf" {
 			continue
 		}
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
 			if err := m.Able(mode.Settings{Family: lb.IPv4}); err != nil {
-				_, ok := selftestLines(t, "", time.Second, "/none") // what a mode that cannot run comes to
+				_, ok := selftestLines(t, "", time.Second, "/none") // the result for a mode that cannot run
 				if ok {
 					t.Errorf("it passes, and %v", err)
 				}
@@ -139,7 +140,7 @@ func TestSelftestFails(t *testing.T) {
 	}
 }
 
-// The command prints a transcript or a text, and its exit code says whether something failed.
+// The command prints a transcript or a text, and its exit code reports failures.
 func TestSelftestCommand(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

@@ -23,7 +23,7 @@ import (
 	"kube-proxy/status"
 )
 
-// servers are what others ask over HTTP, and what watches the ports of Services.
+// servers are the HTTP servers, and the watchers of Services' ports.
 type servers struct {
 	health   *health.Server
 	services *health.Services
@@ -33,7 +33,8 @@ type servers struct {
 	sockets  *sockets.Watcher // nil where the kernel does not report sockets
 }
 
-// newMetrics makes what the families count in. It comes after the choice of the mode, and before the families.
+// newMetrics makes the counters of the families. It comes after the choice of the mode, and before
+// the families.
 func (p *proxy) newMetrics() {
 	cfg := p.config()
 	mc := status.MetricsConfig{
@@ -132,21 +133,22 @@ func (p *proxy) newServers() {
 	})
 }
 
-// listenHealth has the health server listen. Only when we have the writer lock may its address end the process: before, it is
-// that of the proxy that has it.
+// listenHealth opens the listener of the health server. Its address may end the process only if we
+// have the writer lock: before, it belongs to the proxy that has the lock.
 func (p *proxy) listenHealth(ours bool) {
 	cfg := p.config()
 	p.servers.health.Listen(healthAddr(cfg.Config), ours && cfg.Servers.HardFail)
 }
 
-// runHealth serves until ctx ends. An error is of an address that cannot be had, where that is to end the process.
+// runHealth serves until ctx ends. An error is that of an address that cannot be bound, if that is
+// fatal.
 func (p *proxy) runHealth(ctx context.Context, fail func(error)) {
 	if err := p.servers.health.Run(ctx); err != nil {
 		fail(fmt.Errorf("%s: %w", p.config().Name("healthzBindAddress"), err))
 	}
 }
 
-// runServers runs all others, as runHealth.
+// runServers runs all others, like runHealth.
 func (p *proxy) runServers(ctx context.Context, fail func(error)) {
 	cfg := p.config()
 	var running sync.WaitGroup
@@ -164,8 +166,9 @@ func (p *proxy) runServers(ctx context.Context, fail func(error)) {
 	running.Wait()
 }
 
-// healthAddr is where the Health server listening: nowhere where the metrics server has the same address. v1.5 had one
-// server only, on the port that metrics have today, and command lines of then ask for both there (G1).
+// healthAddr returns the listen address of the health server: none if the metrics server has the
+// same address. v1.5 had only one server, on the current port of metrics, and command lines of that
+// time have the port for both (G1).
 func healthAddr(cfg *config.Config) netip.AddrPort {
 	if cfg.Servers.Healthz == cfg.Servers.Metrics {
 		return netip.AddrPort{}
@@ -181,7 +184,8 @@ func (p *proxy) healthToo() http.Handler {
 	return p.servers.health
 }
 
-// nodeEligible says whether load balancers may use this node (HT-06). A folder of manifests need not have a Node.
+// nodeEligible reports whether load balancers may use this node (HT-06). A folder of manifests need
+// not have a Node.
 func (p *proxy) nodeEligible() (known, eligible bool) {
 	known, eligible = p.store.NodeEligible()
 	if p.notReady() != "" {
@@ -203,7 +207,8 @@ func (p *proxy) nodePortPrefixes() []netip.Prefix {
 	return prefixes
 }
 
-// healthCheckAddrs are the addresses of this machine on which healthCheckNodePorts answer (HT-14).
+// healthCheckAddrs returns the addresses of this machine on which healthCheckNodePorts answer
+// (HT-14).
 func (p *proxy) healthCheckAddrs() []netip.Addr {
 	local, err := localAddrs("")
 	if err != nil {
@@ -212,7 +217,7 @@ func (p *proxy) healthCheckAddrs() []netip.Addr {
 	return health.ListenAddrs(p.nodePortPrefixes(), local)
 }
 
-// localAddrs are the addresses of this machine, but those of one device; "" for all.
+// localAddrs returns the addresses of this machine, except those of one device; "" for all.
 func localAddrs(but string) ([]netip.Addr, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -237,8 +242,8 @@ func localAddrs(but string) ([]netip.Addr, error) {
 	return local, nil
 }
 
-// answersNodePorts reports whether NodePorts answer at an address of this machine. In some modes those of the loopback
-// interface may.
+// answersNodePorts reports whether NodePorts answer at an address of this machine. In some modes
+// those of the loopback interface may.
 func (p *proxy) answersNodePorts(a netip.Addr) bool {
 	if m := p.config().Resolved; a.IsLoopback() && !(a.Is4() && m.LocalhostNodePorts) &&
 		!(m.LocalhostProxy && a == policy.Localhost(m.NodePorts.Prefixes, lb.FamilyOf(a))) {

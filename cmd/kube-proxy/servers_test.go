@@ -23,7 +23,7 @@ const (
 	metricsURL = "http://127.0.0.1:10249"
 )
 
-// standing checks what HT-01 and HT-02 say of an answer, and returns its body.
+// standing checks HT-01 and HT-02 for an answer, and returns its body.
 func standing(t *testing.T, a answer) map[string]any {
 	t.Helper()
 	if typ, sniff := a.header.Get("Content-Type"), a.header.Get("X-Content-Type-Options"); typ != "application/json" || sniff != "nosniff" {
@@ -48,7 +48,8 @@ func node(spec string) []byte {
 	return []byte("kind: Node\nmetadata: {name: n1}\nspec: {" + spec + "}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
 }
 
-// HT-01 to HT-06, PN-70: nobody knows of the Node or of Services while no API server answers; the process lives.
+// HT-01 to HT-06, PN-70: no API server answers, so the Node and Services are unknown; the process
+// is alive.
 func TestHealthBeforeFirstSync(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -76,8 +77,8 @@ func TestHealthBeforeFirstSync(t *testing.T) {
 	}
 }
 
-// HT-01, HT-02, HT-05, HT-06, MT-15: after the first sync all is well; the autoscaler's taint takes the node out of
-// /healthz alone, until it is gone.
+// HT-01, HT-02, HT-05, HT-06, MT-15: after the first sync all checks succeed; the autoscaler's
+// taint fails /healthz only, until it is removed.
 func TestHealthTaint(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -117,7 +118,8 @@ func held(t *testing.T) (path, hold string) {
 	}), hold
 }
 
-// restoreBy returns a PATH with scripts in place of the iptables-restore programs; each is given the program that it stands for.
+// restoreBy returns a PATH with scripts in place of the iptables-restore programs; each gets the
+// name of the program that it replaces.
 func restoreBy(t *testing.T, script func(program string) string) (path string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -132,8 +134,8 @@ func restoreBy(t *testing.T, script func(program string) string) (path string) {
 	return dir + ":" + os.Getenv("PATH")
 }
 
-// PR-07: from SIGTERM on load balancers are told to go elsewhere, while the write in hand is finished; the kubelet is
-// not told anything. Then the process ends, and the rules stay.
+// PR-07: from SIGTERM on, load balancers get the answer to use other nodes, while the current write
+// is finished; the kubelet's checks do not change. Then the process ends, and the rules stay.
 func TestHealthDrains(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -248,8 +250,8 @@ func TestHealthCheckNodePort(t *testing.T) {
 	p.stop()
 }
 
-// MT-01 to MT-18, HT-21 to HT-25: the metrics are those of the mode that runs, and of no other; the other pages are of
-// this process.
+// MT-01 to MT-18, HT-21 to HT-25: the metrics are those of the running mode, and of no other; the
+// other pages are of this process.
 func TestMetricsOfMode(t *testing.T) {
 	t.Parallel()
 	table, err := os.ReadFile("../../status/testdata/metrics.tsv")
@@ -364,7 +366,7 @@ func TestServersReload(t *testing.T) {
 func TestServerAddresses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		flags, health, metrics string // what answers; "" where nobody does
+		flags, health, metrics string // answers; "" without a server
 	}{
 		{"--metrics-port=0", "127.0.0.1:10256", ""},
 		{"--healthz-port=0", "", "127.0.0.1:10249"},

@@ -24,7 +24,7 @@ const (
 type snapshots struct {
 	keeper *snapshot.Keeper
 	boot   string
-	// annotation is the mode that the Node's annotation asks for, as far as known.
+	// annotation is the mode of the Node's annotation, if known.
 	annotation string
 	// found is the snapshot to serve from; nil if none was found, or none is needed.
 	found *snapshot.Snapshot
@@ -74,7 +74,7 @@ func (p *proxy) openSnapshot(ctx context.Context) {
 	}
 }
 
-// restore takes in the facts of the snapshot, unless the kernel still has the rules of newer ones.
+// restore loads the facts of the snapshot, unless the kernel still has the rules of newer ones.
 // Rules outlive the process, but not in a mode whose connections end at the proxy.
 func (p *proxy) restore() {
 	s := &p.snapshots
@@ -125,7 +125,8 @@ func (s *snapshots) changed(d cluster.Dirty) {
 	}
 }
 
-// notReady says why the node is not ready yet, though its rules are in force; "" if it is.
+// notReady returns the reason why the node is not ready yet, though its rules are in force; "" if
+// it is.
 func (p *proxy) notReady() string {
 	written := p.snapshots.serving.Load()
 	if written == nil || p.config().Snapshot.Ready {

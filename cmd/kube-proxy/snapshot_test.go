@@ -156,7 +156,7 @@ func (n *snapshotLab) answered(s labService) {
 	}
 }
 
-// problem says why a client does not reach the Service; "" if it does.
+// problem returns the reason why a client does not reach the Service; "" if it does.
 func (n *snapshotLab) problem(s labService) string {
 	to := netip.MustParseAddrPort(s.ip + ":80")
 	if _, err := n.converse(netlab.Client, to, 100, patience, n.rnd); err != nil {
@@ -165,7 +165,7 @@ func (n *snapshotLab) problem(s labService) string {
 	return ""
 }
 
-// ready checks what probes are told.
+// ready checks the answer to probes.
 func (n *snapshotLab) ready(code string) {
 	n.t.Helper()
 	for _, path := range []string{"/readyz", "/healthz"} {
@@ -216,10 +216,10 @@ var (
 	snapshotOver    = regexp.MustCompile(`snapshot is no longer in use`)
 )
 
-// SN-01, SN-03: after a reboot the node serves from the snapshot, and says so. The lists of the API
-// server then change what differs, one Service that has come and one that has gone, and nothing
-// else: connections live, and rules keep their handles. SN-07: a process that starts again in the
-// same boot leaves the rules of the kernel alone.
+// SN-01, SN-03: after a reboot the node serves from the snapshot, and reports that. The lists of
+// the API server then change only the differences, one added and one deleted Service: connections
+// live, and rules keep their handles. SN-07: a process that starts again in the same boot does not
+// touch the rules of the kernel.
 func TestBootWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables", "userspace"} {
@@ -231,7 +231,7 @@ func TestBootWithoutAPIServer(t *testing.T) {
 			}
 			lasting := "" // what rules contain that are not to change
 			if mode == "iptables" {
-				lasting = " 10.1.1.1" // the pods of the Services that stay; the small dispatch chain is written anew
+				lasting = " 10.1.1.1" // the pods of the remaining Services; the small dispatch chain is rewritten
 			}
 			to := func(pod string) []netip.AddrPort { return []netip.AddrPort{endpoint(pod, 8080)} }
 			web := labService{name: "web", ip: "10.96.0.10", endpoints: to("pod1")}
@@ -295,14 +295,14 @@ func TestBootWithoutAPIServer(t *testing.T) {
 				do(t, err)
 				written += changes
 			}
-			if written < 4 || written > 6 { // two ports have come, perhaps before their endpoints, and two have gone
+			if written < 4 || written > 6 { // two ports were added, perhaps before their endpoints, and two were removed
 				t.Errorf("%d changes were written, want 4 to 6:\n%s", written, p.log())
 			}
 			p.stop()
 			api.stop()
 
 			// The same boot.
-			if mode == "userspace" { // its rules lead to a process that has ended
+			if mode == "userspace" { // its rules point to a process that has ended
 				p = n.run()
 				p.await(servingSnapshot)
 				p.await(allWritten)

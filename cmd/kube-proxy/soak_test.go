@@ -24,9 +24,9 @@ import (
 
 var soakTime = flag.Duration("soak", 8*time.Second, "how long TestUserspaceSoak lasts")
 
-// While backends die and return at random, and endpoints and Services come and go, clients compare every byte. A connection
-// fails only if a backend dies meanwhile. Afterwards the process holds what it held before: descriptors, goroutines, rules
-// (DP-40, PN-03).
+// While backends die and return at random, and endpoints and Services change, clients compare every
+// byte. A connection fails only if a backend dies meanwhile. Afterwards the process holds the same
+// resources as before: descriptors, goroutines, rules (DP-40, PN-03).
 func TestUserspaceSoak(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seedtest.Of(t), 1))
 	n := newNodeLab(t)
@@ -106,7 +106,8 @@ func TestUserspaceSoak(t *testing.T) {
 	}
 }
 
-// datagrams asks by UDP until stop is closed. What is lost is asked again; what comes back must be what was sent.
+// datagrams sends UDP requests until stop is closed. It repeats lost requests; answers must be
+// equal to the requests.
 func (n *nodeLab) datagrams(stop chan struct{}, host string, to netip.AddrPort) {
 	for size := 1; ; size = size%1400 + 97 {
 		select {
@@ -120,7 +121,7 @@ func (n *nodeLab) datagrams(stop chan struct{}, host string, to netip.AddrPort) 
 	}
 }
 
-// state is what a program holds.
+// state holds the resources of a program.
 type state struct{ files, goroutines, rules int }
 
 // settle waits until the program holds no less any more, and returns that.
@@ -156,7 +157,7 @@ func (n *nodeLab) noMore(p *labProgram, than state) {
 	})
 }
 
-// leakSlack is what comes and goes without any client: a request for metrics, a timer of the runtime.
+// leakSlack is the variation without any client: a request for metrics, a timer of the runtime.
 const leakSlack = 4
 
 // keptPipes are the descriptors of what package relay keeps for later: 16 pipes of each loop, made when they are first needed.

@@ -62,7 +62,7 @@ func (p *proxy) malformed(problem convert.Problem) {
 	}
 }
 
-// kubeConfig says how to reach the API server.
+// kubeConfig returns the configuration for the API server.
 func (p *proxy) kubeConfig() kube.Config {
 	return wiring.API(p.config().Config, p.log)
 }
@@ -91,8 +91,8 @@ func (p *proxy) follow(ctx context.Context, src source) error {
 	})
 }
 
-// fold folds an event and notifies the engines, also of events that change nothing: an empty list may be the one that
-// they wait for.
+// fold folds an event and notifies the engines, also of events that change nothing: an empty list
+// may be the one that they wait for.
 func (p *proxy) fold(ev cluster.Event) {
 	p.folding.Lock()
 	dirty := p.store.Fold(ev)
@@ -110,7 +110,7 @@ func (p *proxy) mark(d cluster.Dirty) {
 	}
 }
 
-// lists remembers which of the lists without which nothing is served have come.
+// lists records which of the required lists have arrived.
 type lists struct {
 	mu               sync.Mutex
 	services, slices bool

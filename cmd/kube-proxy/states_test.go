@@ -13,7 +13,7 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// situation is a Service, and what every output must say of it.
+// situation is a Service, and the expected text of every output.
 type situation struct {
 	name, policy string // policy is further fields of the spec
 	ports        string // of the slice
@@ -78,7 +78,7 @@ endpoints: [%[5]s]
 }
 
 // ST-01, ST-02, ST-03: commands, page and metrics agree on the state and the severity of each
-// Service, and nothing is green above what is not.
+// Service, and no summary is green if a part is not.
 func TestStatesAgree(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t).routed()
@@ -115,7 +115,7 @@ func TestStatesAgree(t *testing.T) {
 	n.statusSays(url, bad)
 }
 
-// statesOf asks for each situation, and returns how many Services need attention.
+// statesOf queries each situation, and returns how many Services need attention.
 func (n *namespace) statesOf(url string) (bad int) {
 	list := n.code(url, 200).body
 	metrics := n.get("http://127.0.0.1:10249/metrics").body

@@ -13,8 +13,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// TestTraceLive follows real packets by the kernel's own trace, with and without faults: what the
-// kernel reports is what was predicted, or the answer leads with the difference (NT-10).
+// TestTraceLive follows real packets by the kernel's own trace, with and without faults: the kernel
+// reports the predicted path, or the answer starts with the difference (NT-10).
 func TestTraceLive(t *testing.T) {
 	n := newTraceLab(t, "nftables")
 	p := n.serve()
@@ -91,7 +91,7 @@ func TestTraceLive(t *testing.T) {
 func (n *nodeLab) knock(f nodeFault, stop chan struct{}) {
 	to, _ := f.asked()
 	for {
-		// The trace says what becomes of it.
+		// The trace reports the result.
 		_, _ = n.Dial(f.from, f.proto(), to, netlab.DialOptions{Timeout: 200 * time.Millisecond})
 		select {
 		case <-stop:
@@ -147,7 +147,7 @@ func (n *nodeLab) killedLive(t *testing.T) {
 	})
 }
 
-// TestLiveDiffers leads with what the prediction missed (NT-10).
+// TestLiveDiffers starts with the facts that the prediction missed (NT-10).
 func TestLiveDiffers(t *testing.T) {
 	for _, c := range []struct {
 		name    string

@@ -36,10 +36,10 @@ type nodeFault struct {
 const (
 	one  = "10.96.0.10:80" // pod2
 	two  = "10.96.0.20:80" // pod2 and pod4
-	sick = "10.96.0.30:80" // none
+	sick = "10.96.0.30:80" // without endpoints
 )
 
-// asked is the destination of a fault as trace takes it, with the address of its family.
+// asked returns the destination of a fault in trace's syntax, with the address of its family.
 func (f nodeFault) asked() (to netip.AddrPort, text string) {
 	to = netip.MustParseAddrPort(cmp.Or(f.to, one))
 	if f.six {
@@ -81,7 +81,7 @@ func (n *nodeLab) dual(name string, number int, pods ...string) {
 	n.apply(name, text)
 }
 
-// nft is a rule in a chain of a table of its own.
+// nft returns a rule in a chain of a separate table.
 func nft(family, hook, rule string) (do, undo string) {
 	do = fmt.Sprintf(`nft 'table %[1]s firewall { chain c { type filter hook %[2]s; %[3]s; }; }'`, family, hook, rule)
 	return do, fmt.Sprintf("nft delete table %s firewall", family)
@@ -157,7 +157,7 @@ func nftFaults() []nodeFault {
 	return all
 }
 
-// otherFaults are those of other programs, and combinations.
+// otherFaults returns those of other programs, and combinations.
 func otherFaults() []nodeFault {
 	iptables := func(rule string) (do, undo string) { return "iptables -I " + rule, "iptables -D " + rule }
 	f := func(name, rule, from, to string, expect trace.NodeVerdict, by string) nodeFault {
@@ -252,7 +252,7 @@ func familyFaults() []nodeFault {
 	return all
 }
 
-// combinedFaults are two at a time, those of known programs, and those of IPv6 routes.
+// combinedFaults returns pairs of faults, those of known programs, and those of IPv6 routes.
 func combinedFaults() []nodeFault {
 	table := func(chains string) string { return "nft 'table inet firewall { " + chains + " }'; " }
 	const gone = "nft delete table inet firewall; "
@@ -484,7 +484,7 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 		trace.Delivered: delivered > 0, trace.Rejected: rejected > 0, trace.Dropped: dropped > 0,
 	}
 	switch all := rest.By != "" && rest.Share > 0.99; {
-	case rest.Verdict == trace.Undecided && len(rest.NotEvaluated) > 0: // it says so
+	case rest.Verdict == trace.Undecided && len(rest.NotEvaluated) > 0: // the answer says so
 	case !some[rest.Verdict], all && delivered > 0,
 		rest.Verdict == trace.Delivered && rejected+dropped > 0,
 		!all && rest.By != "" && delivered == 0:
@@ -493,7 +493,7 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 	}
 }
 
-// expected asks trace whether the outcome is each of those that there are.
+// expected queries trace for each possible outcome.
 func (n *nodeLab) expected(t *testing.T, f nodeFault) {
 	outcome := map[trace.NodeVerdict]string{
 		trace.Delivered: "balance", trace.Dropped: "drop", trace.Rejected: "reject",
@@ -513,7 +513,7 @@ func (n *nodeLab) expected(t *testing.T, f nodeFault) {
 	}
 }
 
-// traced asks trace about a packet of a host; text asks again, for people.
+// traced queries trace for a packet of a host; text repeats the query in the format for people.
 func (n *nodeLab) traced(t *testing.T, f nodeFault, more ...string) (a inspect.TraceAnswer, text func() string) {
 	t.Helper()
 	h, _ := netlab.HostByName(f.from)

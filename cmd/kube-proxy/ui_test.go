@@ -12,8 +12,9 @@ import (
 	"kube-proxy/cli"
 )
 
-// TN-84: the process that writes rules serves no page. Root starts one, on loopback, below an address that no other user knows; it says when
-// the proxy is gone, shows the next one, and ends at once though a browser follows it.
+// TN-84: the process that writes rules serves no page. Root starts one, on loopback, below an
+// address that no other user knows; it reports when the proxy is gone, shows the next one, and ends
+// at once though a browser follows it.
 func TestUI(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

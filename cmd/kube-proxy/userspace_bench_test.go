@@ -27,11 +27,13 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// benchSlice is how long one way is measured before the other has its turn: what else the machine does falls on both.
+// benchSlice is how long one path is measured before the other has its turn: other load on the
+// machine affects both.
 const benchSlice = 400 * time.Millisecond
 
-// BenchmarkUserspace compares what goes through the proxy with what goes to the pod, by turns, in one run. An operation is one
-// turn of each. The client is pod3 on the node of the proxy, the backends are pod4 and pod5 on the other node.
+// BenchmarkUserspace compares traffic through the proxy with direct traffic to the pod, by turns,
+// in one run. An operation is one turn of each. The client is pod3 on the node of the proxy, the
+// backends are pod4 and pod5 on the other node.
 func BenchmarkUserspace(b *testing.B) {
 	b.Run("stream", func(b *testing.B) { benchRatio(b, "MB", 1e-6, swallow, streamBytes) })
 	b.Run("connections", func(b *testing.B) { benchRatio(b, "conn", 1, answerOne, shortConnections) })
@@ -45,7 +47,7 @@ func BenchmarkUserspace(b *testing.B) {
 func benchLab(b *testing.B, hosts []string, args ...string) (*nodeLab, *labProgram, []*echo) {
 	b.Helper()
 	n := newNodeLab(b)
-	for _, host := range []string{"pod3", netlab.Client} { // the client's own limits are not what is measured
+	for _, host := range []string{"pod3", netlab.Client} { // the client's own limits are not measured
 		n.On(host, func() {
 			for file, value := range map[string]string{"ip_local_port_range": "2000 65000", "tcp_tw_reuse": "1"} {
 				do(b, os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0))
@@ -71,8 +73,9 @@ func benchRatio(b *testing.B, what string, unit float64, serve func(fd int), wor
 		n.threads(b, "pod4", 8090, serve)
 		n.service(labService{name: "bare", ip: "10.96.0.12", endpoints: []netip.AddrPort{direct}})
 		proxied = netip.MustParseAddrPort("10.96.0.12:80")
-		// Another host than the one that is measured looks whether the Service is there: what it sends before, conntrack remembers as
-		// going nowhere for two minutes, and a connection from the same port would be refused.
+		// Another host than the measured one checks whether the Service is served: conntrack
+		// remembers earlier packets without a destination for two minutes, and a connection from
+		// the same port would be refused.
 		until(b, func() string {
 			err := n.Do("pod1", func() error { return shortConnection(proxied) })
 			if err != nil {
@@ -141,7 +144,7 @@ func answerOne(fd int) {
 	_, _ = unix.Read(fd, buf) // the client ends first
 }
 
-// swallow reads to the end, and then tells how much that was.
+// swallow reads to the end, and then sends the number of bytes.
 func swallow(fd int) {
 	buf := make([]byte, 256<<10)
 	var sum uint64
@@ -153,7 +156,7 @@ func swallow(fd int) {
 		if err != nil || k == 0 {
 			break
 		}
-		if sum += uint64(k); k == 1 && sum == 1 && buf[0] == 'x' { // somebody only asks whether we are there
+		if sum += uint64(k); k == 1 && sum == 1 && buf[0] == 'x' { // a client that only checks for a listener
 			_, _ = unix.Write(fd, buf[:1])
 		}
 	}
@@ -331,7 +334,8 @@ func mostConnections(b *testing.B) int {
 	return min(10_000, int(limit.Max)/6) // a family of the program may have half of the descriptors, one listener four fifths of that
 }
 
-// benchTCPMemory is what the program has more of while many connections are open, each of which has been used.
+// benchTCPMemory measures the additional memory of the program while many connections are open that
+// have all been used.
 func benchTCPMemory(b *testing.B) {
 	most := mostConnections(b)
 	n, p, _ := benchLab(b, []string{"pod4", "pod5"})
@@ -371,7 +375,8 @@ func benchTCPMemory(b *testing.B) {
 	}
 }
 
-// benchUDPMemory is what the program has more of while many sessions of UDP are open. Their clients are addresses that nobody has.
+// benchUDPMemory measures the additional memory of the program while many UDP sessions are open.
+// Their clients are unassigned addresses.
 func benchUDPMemory(b *testing.B) {
 	const sessions, backends = 100_000, 100 // one backend has as many sessions as there are sockets
 	n, p, _ := benchLab(b, []string{"pod4"}, "--udp-timeout=10m")
@@ -408,7 +413,8 @@ func benchUDPMemory(b *testing.B) {
 	}
 }
 
-// strangers sends a datagram from each of count addresses that nobody has, after the first so many, by way of the client.
+// strangers sends a datagram from each of count unassigned addresses, starting at number first, by
+// way of the client.
 func (n *nodeLab) strangers(to netip.AddrPort, first, count int) error {
 	return n.Do(netlab.Client, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -437,7 +443,7 @@ func (n *nodeLab) strangers(to netip.AddrPort, first, count int) error {
 	})
 }
 
-// metric is the sum of a metric over its labels; 0 if there is none.
+// metric returns the sum of a metric over its labels; 0 without any.
 func (p *labProgram) metric(name string) (sum float64) {
 	p.n.t.Helper()
 	page, err := p.get("/metrics")
@@ -457,7 +463,7 @@ func (p *labProgram) metric(name string) (sum float64) {
 	return sum
 }
 
-// stopListening refuses what comes from now on; what is served goes on.
+// stopListening refuses new clients; existing ones continue.
 func (e *echo) stopListening() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -22,7 +22,8 @@ const labIP = "10.96.0.10"
 
 var labTarget = netip.MustParseAddrPort(labIP + ":80")
 
-// callers make short connections all the time, and count those that fail. A failure is told with when it began.
+// callers make short connections all the time, and count those that fail. A failure is reported
+// with its start time.
 type callers struct {
 	n    *nodeLab
 	stop chan struct{}
@@ -93,8 +94,9 @@ func (c *callers) wait() []failure {
 	return c.end()
 }
 
-// SIGTERM under traffic, and the next process: it takes over ports and rules. Connections that are under way finish, and only
-// those that begin between the end of one process and the start of the other can fail (PR-07, DP-40).
+// SIGTERM under traffic, and the next process: it takes over ports and rules. Open connections
+// finish, and only those started between the end of one process and the start of the other can fail
+// (PR-07, DP-40).
 func TestUserspaceRestart(t *testing.T) {
 	n := newNodeLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)

@@ -23,7 +23,7 @@ import (
 	"kube-proxy/test/wine"
 )
 
-// TestWindows proves what Wine can show of kube-proxy.exe; test/wine says what it cannot.
+// TestWindows tests what Wine supports of kube-proxy.exe; test/wine lists what it does not.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	exe := filepath.Join(t.TempDir(), "kube-proxy.exe")
@@ -74,11 +74,12 @@ func (n *windowsNode) runProgram(name string, args ...string) (out, errOut strin
 	do(n.t, n.begin(c))
 	end := time.AfterFunc(patience, func() { c.Process.Kill() })
 	defer end.Stop()
-	_ = c.Wait() // its code tells
+	_ = c.Wait() // the exit code has the result
 	return o.String(), e.String(), c.ProcessState.ExitCode()
 }
 
-// What a program for Windows says, and writes, and with which exit codes (FL-01, FL-02, FL-05, FL-06, CF-19): under Wine.
+// Output, files and exit codes of a program for Windows (FL-01, FL-02, FL-05, FL-06, CF-19): under
+// Wine.
 func windowsCommands(n *windowsNode) {
 	t := n.t
 	dir := filepath.Join(t.TempDir(), "Program Files", "kube proxy")
@@ -159,8 +160,9 @@ ports: [{name: t, port: 8080}, {name: u, port: 8053, protocol: UDP}]
 endpoints: [{addresses: [10.0.0.1]}]
 `
 
-// Mode userspace serves where it is asked for: TCP and UDP arrive, /healthz answers, a changed file
-// takes effect, the commands ask it by its named pipe (WN-01), a second process waits for the first, and Ctrl-C is the end.
+// Mode userspace serves if configured: TCP and UDP arrive, /healthz answers, a changed file takes
+// effect, the commands query it by its named pipe (WN-01), a second process waits for the first,
+// and Ctrl-C ends it.
 func windowsServes(n *windowsNode) {
 	t := n.t
 	n.command("ip", "addr", "add", "10.96.0.1/32", "dev", "lo") // Wine gives no machine an address; it has this one
@@ -211,8 +213,9 @@ func windowsServes(n *windowsNode) {
 	n.echoes("tcp", "10.96.0.1:80", 1_000)
 }
 
-// The service control manager starts it, sees it run, and stops it. One that cannot work is gone, and the log says why; it has not told
-// that it has stopped, so that a manager that watches processes, which Wine's does not, starts it again (CF-46).
+// The service control manager starts it, sees it run, and stops it. A service that cannot work
+// ends, and the log has the reason; it does not report a normal stop, so that a manager that
+// watches processes, which Wine's does not, restarts it (CF-46).
 func windowsService(n *windowsNode) {
 	t := n.t
 	dir := filepath.Join(t.TempDir(), "Program Files")
@@ -273,7 +276,7 @@ func windowsService(n *windowsNode) {
 	}
 }
 
-// echo answers with what comes, by TCP and by UDP, until the test ends.
+// echo returns its input, by TCP and by UDP, until the test ends.
 func (n *windowsNode) echo(tcp, udp string) {
 	n.t.Helper()
 	var l net.Listener
@@ -310,7 +313,7 @@ func (n *windowsNode) echo(tcp, udp string) {
 	}()
 }
 
-// echoes sends so many bytes to an address, from the node, and wants them back.
+// echoes sends size bytes to an address, from the node, and expects them back.
 func (n *windowsNode) echoes(network, at string, size int) {
 	n.t.Helper()
 	sent := make([]byte, size)

@@ -40,8 +40,8 @@ func newWriterLock(log *slog.Logger) *writerLock {
 	return t
 }
 
-// take reports whether this process has the lock; if not, the wait has begun. Where there is no lock to take it says so,
-// and is true.
+// take reports whether this process has the lock; if not, the wait has begun. If there is no lock
+// it logs that, and returns true.
 func (t *writerLock) take() bool {
 	err := t.err
 	if err == nil {
@@ -88,7 +88,8 @@ func (t *writerLock) wait(ctx context.Context) error {
 	return nil
 }
 
-// waiting returns since when this process waits for the lock, and what it waits for; the zero time if it does not.
+// waiting returns since when this process waits for the lock, and the process that has it; the zero
+// time if it does not wait.
 func (t *writerLock) waiting() (since time.Time, on string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

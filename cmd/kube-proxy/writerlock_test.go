@@ -24,8 +24,9 @@ import (
 // itWaits matches the log of a proxy that waits for another.
 var itWaits = regexp.MustCompile(`W.*\] "Another kube-proxy serves this network namespace; waiting for it to exit" holder="process \d+ \(`)
 
-// Two kube-proxies in one network namespace: the second says so and waits. When the first ends, however it
-// ends, the second takes over what is there; while it waits it can be stopped, and leaves the rules alone.
+// Two kube-proxies in one network namespace: the second reports that and waits. When the first
+// ends, however it ends, the second takes over its objects; while it waits it can be stopped, and
+// does not touch the rules.
 func TestTwoProxies(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -41,7 +42,7 @@ func TestTwoProxies(t *testing.T) {
 	second.await(itWaits)
 	second.await(regexp.MustCompile(`"read manifests"`))
 	second.await(regexp.MustCompile(`I.*\] "Health server cannot listen yet"`)) // the first has the address
-	n.code(healthURL+"/readyz", 200)                                            // of the first: a probe tells nothing about who waits, so DaemonSets use no surge (docs/operate.md)
+	n.code(healthURL+"/readyz", 200)                                            // of the first: a probe does not show that another waits, so DaemonSets use no surge (docs/operate.md)
 	if got := n.serves(); got != goodServed {
 		t.Errorf("while the second waits the kernel has\n%s", got)
 	}
@@ -61,8 +62,8 @@ func TestTwoProxies(t *testing.T) {
 	}
 }
 
-// A proxy that is stopped keeps the lock: it would go on writing when it is continued. Who waits for it says so, in the
-// log and on its health port.
+// A stopped (SIGSTOP) proxy keeps the lock: it would continue to write when it is continued. The
+// waiting process reports that, in the log and on its health port.
 func TestFrozenProxy(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -83,8 +84,8 @@ func TestFrozenProxy(t *testing.T) {
 	second.stop()
 }
 
-// squat is what a neighbour in the node's network namespace can do to keep kube-proxy from its work: it takes the
-// lock, as far as it can.
+// squat is an attempt of another program in the node's network namespace to block kube-proxy: it
+// takes the lock, as far as it can.
 func squat() error {
 	lock, err := kernel.OpenLock(wiring.WriterGroup)
 	if err != nil {
@@ -99,8 +100,8 @@ func squat() error {
 	return nil
 }
 
-// Whoever may not write rules does not keep the proxy from it: neither another user, nor root without capabilities, nor
-// the root of a user namespace, whatever pid namespace hides it.
+// A program without permission to write rules cannot block the proxy: neither another user, nor
+// root without capabilities, nor the root of a user namespace, whatever pid namespace hides it.
 func TestSquatters(t *testing.T) {
 	t.Parallel()
 	root := []syscall.SysProcIDMap{{HostID: 0, Size: 1}}
@@ -134,7 +135,7 @@ func TestSquatters(t *testing.T) {
 	}
 }
 
-// A long wait is told again, and a lock that is given up in order is passed on.
+// A long wait is logged again, and a released lock is passed on.
 func TestTurnReminds(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
