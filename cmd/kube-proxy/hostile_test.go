@@ -207,6 +207,6 @@ func TestUserspacePortsOfTheNode(t *testing.T) {
 				t.Fatalf("connection %d of round %d: %v", i, round, err)
 			}
 		}
-		time.Sleep(2500*time.Millisecond - time.Since(began)) // the kernel reuses a port after a second, counted in whole seconds
+		time.Sleep(2500*time.Millisecond - time.Since(began)) // the kernel reuses a port after one to two seconds
 	}
 }

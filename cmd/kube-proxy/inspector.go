@@ -29,7 +29,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	for _, f := range p.families {
 		looker, _ := f.plane.(mode.Looker) // nil: its state cannot be read
 		how := p.choice.Mode.Trace(cfg.Plane(f.name))
-		if knows, ok := f.plane.(interface{ TraceMode(trace.Mode) trace.Mode }); ok { // mode userspace detects how it redirects
+		if knows, ok := f.plane.(interface{ TraceMode(trace.Mode) trace.Mode }); ok { // mode userspace
 			how = knows.TraceMode(how)
 		}
 		of := inspect.Family{

@@ -80,7 +80,8 @@ func (p *proxy) config() *wiring.Config { return p.present.Load() }
 
 // run runs the process after its configuration is read. It returns nil when ctx ends.
 func (p *proxy) run(ctx context.Context) error {
-	signal.Notify(p.hangups, syscall.SIGHUP) // before another program can find this process: without a handler the signal would end it
+	// Before another program can find this process: without a handler the signal would end it.
+	signal.Notify(p.hangups, syscall.SIGHUP)
 	defer signal.Stop(p.hangups)
 	cfg := p.config()
 	p.log.Info("Starting kube-proxy", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),

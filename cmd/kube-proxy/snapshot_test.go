@@ -295,7 +295,7 @@ func TestBootWithoutAPIServer(t *testing.T) {
 				do(t, err)
 				written += changes
 			}
-			if written < 4 || written > 6 { // two ports were added, perhaps before their endpoints, and two were removed
+			if written < 4 || written > 6 { // two ports added, perhaps before their endpoints, and two removed
 				t.Errorf("%d changes were written, want 4 to 6:\n%s", written, p.log())
 			}
 			p.stop()

@@ -42,7 +42,9 @@ func TestTwoProxies(t *testing.T) {
 	second.await(itWaits)
 	second.await(regexp.MustCompile(`"read manifests"`))
 	second.await(regexp.MustCompile(`I.*\] "Health server cannot listen yet"`)) // the first has the address
-	n.code(healthURL+"/readyz", 200)                                            // of the first: a probe does not show that another waits, so DaemonSets use no surge (docs/operate.md)
+	// The answer of the first: a probe does not show that another waits, so DaemonSets use no surge
+	// (docs/operate.md).
+	n.code(healthURL+"/readyz", 200)
 	if got := n.serves(); got != goodServed {
 		t.Errorf("while the second waits the kernel has\n%s", got)
 	}

@@ -19,13 +19,13 @@ import (
 // room is for unread messages, in bytes: some 6,000 of them.
 const room = 4 << 20
 
-// kernelFeed hears of the kernel's conntrack table.
+// kernelFeed receives the events of the kernel's conntrack table.
 type kernelFeed struct {
 	events *nlconn.Conn
 	routes *nlconn.Conn
 }
 
-// openFeed begins to hear, in the network namespace of the calling thread.
+// openFeed starts to receive events, in the network namespace of the calling thread.
 func openFeed() (feed, error) {
 	f, err := openKernel()
 	if err != nil {
