@@ -23,29 +23,31 @@ import (
 	"kube-proxy/mode"
 )
 
-// asking is a command that asks a proxy that runs, or a folder of manifests.
+// asking is a command that queries a running proxy, or a folder of manifests.
 type asking struct {
 	name, args, about string // for --help
 	short             string // the line of it in the list of commands
-	more              string // of it: flags of its own, examples
+	more              string // its own flags, examples
 	flags             func(*cobra.Command)
 	// least and most are how many arguments it takes.
 	least, most int
-	// takes says for a shell what may stand behind these arguments: the name of a Service, and one of these words; nil for nothing.
+	// takes returns the completions after these arguments: whether the name of a Service may
+	// follow, and other words; nil for none.
 	takes func(args []string) (service bool, words []string)
 	// serves: it goes on until it is interrupted, and prints no answers.
 	serves bool
 	// source: the first of its arguments is where a packet begins.
 	source bool
-	// ask asks once.
+	// ask sends one query.
 	ask func(context.Context, *questions, []string) error
-	// watch, if there is one, goes on until ctx ends; nil has ask called again and again.
+	// watch, if set, runs until ctx ends; if nil, ask is called repeatedly.
 	watch func(context.Context, *questions, []string) error
-	// merge prints the answers of several nodes, of those that answered, as JSON; nil has the same texts printed once.
+	// merge prints the answers of several nodes, of those that answered, as JSON; if nil, equal
+	// texts are printed once.
 	merge func(out io.Writer, answers []nodeAnswer, wide bool) error
 }
 
-// questions is how one call of a command asks and prints.
+// questions holds the connection and the output format of one call of a command.
 type questions struct {
 	client *api.Client
 	out    io.Writer
@@ -61,7 +63,7 @@ type questions struct {
 // askEveryTime is the time between two questions of --watch.
 const askEveryTime = 2 * time.Second
 
-// askCommands are the commands that ask.
+// askCommands returns the commands that query.
 func (p *program) askCommands() []*cobra.Command {
 	var all []*cobra.Command
 	for _, a := range askings() {
@@ -145,7 +147,7 @@ func (a asking) help(program, flags string) string {
 			"%d no proxy answered. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
 }
 
-// watching asks until ctx ends.
+// watching queries until ctx ends.
 func (a asking) watching(ctx context.Context, q *questions, args []string) error {
 	if a.watch != nil {
 		return a.watch(ctx, q, args)
@@ -196,7 +198,7 @@ func askWhom(cmd *cobra.Command, opts *config.Options, modes mode.List, errOut i
 	return api.NewClient(path), nil
 }
 
-// asked is the end of a command that asks, with its exit code.
+// asked is the end of a query command, with its exit code.
 type asked struct {
 	error
 	code int
@@ -204,7 +206,7 @@ type asked struct {
 
 func (a asked) Unwrap() error { return a.error }
 
-// told gives an error of a question its exit code and its words.
+// told gives a query's error its exit code and text.
 func told(err error) error {
 	var p *inspect.Problem
 	switch {
@@ -229,7 +231,7 @@ func told(err error) error {
 	return err
 }
 
-// get asks, and prints the answer for programs, or has text print it for people.
+// get sends a query, and prints the answer for programs, or calls text to print it for people.
 func get[T any](ctx context.Context, q *questions, question string, params url.Values, text func(*T)) (*T, error) {
 	var raw json.RawMessage
 	if err := q.client.Get(ctx, question, params, &raw); err != nil {
@@ -280,7 +282,8 @@ func (q *questions) head(node string) {
 	io.WriteString(q.out, s+"\n")
 }
 
-// program prints an answer for programs, with all that the proxy has said of it; it reports whether that was asked for.
+// program prints an answer for programs, with all fields from the proxy; it reports whether that
+// format was requested.
 func (q *questions) program(raw json.RawMessage) (bool, error) {
 	switch q.format {
 	case "json":

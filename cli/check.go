@@ -76,10 +76,10 @@ func (p *program) check() *cobra.Command {
 	})
 }
 
-// preflightSetup is what the configuration says of what would run.
+// preflightSetup derives from the configuration what would run.
 func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 	quiet := slog.New(slog.DiscardHandler)
-	hostname, _ := os.Hostname() // without, there is nothing to compare
+	hostname, _ := os.Hostname() // without it, there is nothing to compare
 	s := &preflight.Setup{
 		Modes: modes, Asked: cfg.Mode, Families: wiring.Families(cfg, quiet),
 		NodeName: cfg.NodeName, Hostname: hostname, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface,
@@ -98,7 +98,7 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 	return s
 }
 
-// clusterFacts are what an API server said.
+// clusterFacts converts the answers of an API server.
 func clusterFacts(l kube.Looked) *preflight.Cluster {
 	c := &preflight.Cluster{Server: l.Host}
 	c.Version.Value, c.Version.Err = l.Version, l.Err
@@ -111,7 +111,7 @@ func clusterFacts(l kube.Looked) *preflight.Cluster {
 
 // CheckReport is what check -o json prints. Its fields are an interface: they may become more.
 type CheckReport struct {
-	// Version is that of this form, 1.
+	// Version is the version of this format, 1.
 	Version  int                 `json:"version"`
 	Node     string              `json:"node"`
 	Mode     string              `json:"mode"` // configured; "" for the best that the host supports

@@ -1,6 +1,6 @@
-// Package cli has the commands for people: those that ask a running proxy (trace, table, backends,
-// why, diff, events, top, ui), those that look at a node, at manifests or at another proxy (check,
-// selftest, render, migrate), and the completion of a shell. None of them writes rules.
+// Package cli has the commands for people: those that query a running proxy (trace, table,
+// backends, why, diff, events, top, ui), those that inspect a node, manifests or another proxy
+// (check, selftest, render, migrate), and shell completion. None of them writes rules.
 package cli
 
 import (
@@ -61,14 +61,14 @@ func New(modes mode.List, out, errOut io.Writer, commandLine []string,
 	completion := completionCommand(cmd, out)
 	commands := append(p.askCommands(), p.check(), p.selftest(), p.migrate(), p.render(), completion)
 	cmd.AddCommand(commands...)
-	// Cobra makes one of its own else: "help" is no command, but an argument too many (FL-01).
+	// Cobra otherwise adds one: "help" is no command, but an extra argument (FL-01).
 	cmd.SetHelpCommand(completion)
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, help(commands)); config.Usage(out, modes) })
 	cmd.SetArgs(commandLine)
 	return cmd
 }
 
-// help is what stands above the flags in the help.
+// help returns the text above the flags in the help.
 func help(commands []*cobra.Command) string {
 	var b strings.Builder
 	b.WriteString("Usage: kube-proxy [flags]\n       kube-proxy COMMAND [flags]\n\n" +
@@ -107,7 +107,7 @@ func meant(cmd *cobra.Command, args []string, program string) error {
 // command is a command that takes the flags of kube-proxy, and is about one with these.
 type command struct {
 	name, short, help string
-	renders           bool // it needs nothing of what only a proxy that serves needs
+	renders           bool // it needs nothing that only a serving proxy needs
 	prints            bool // it has --output: text or json
 	flags             func(*pflag.FlagSet)
 	run               func(ctx context.Context, cfg *config.Config, json bool) error
@@ -164,7 +164,7 @@ func complete(opts *config.Options, args []string) (*config.Config, error) {
 	return cfg, wiring.InFile(opts.ConfigFile, err)
 }
 
-// warn prints what the options warn of.
+// warn prints the warnings of the options.
 func (p *program) warn(opts *config.Options) {
 	for _, w := range opts.Warnings() {
 		fmt.Fprintf(p.errOut, "kube-proxy: warning: %s\n", w)
@@ -179,14 +179,14 @@ const (
 	ExitNotAsked = 3
 )
 
-// exitCode is the end of a command that has said all, with an exit code of its own.
+// exitCode is the end of a command that has printed everything, with its own exit code.
 type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 
-// Exit prints the error of a command of a program, each thing that is wrong in a line of its own,
-// and returns its exit code. What is wrong with the command line comes with a hint to --help, not
-// with all of it: the message must not scroll away.
+// Exit prints the error of a command of a program, each fault on its own line, and returns its exit
+// code. For an invalid command line it adds a hint to --help, not the whole help: the message must
+// not scroll away.
 func Exit(errOut io.Writer, program string, err error) int {
 	var code exitCode
 	if err == nil || errors.As(err, &code) {

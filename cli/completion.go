@@ -52,10 +52,10 @@ func completeModes(cmd *cobra.Command, modes mode.List) {
 	completeFlag(cmd, "proxy-mode", modes.Names(func(m mode.Mode) bool { return m.Here() })...)
 }
 
-// oneService is what a command takes whose one argument is the name of a Service.
+// oneService is for a command whose one argument is the name of a Service.
 func oneService(args []string) (service bool, words []string) { return len(args) == 0, nil }
 
-// completes is what a shell offers for an argument.
+// completes returns the completions of an argument.
 func (a asking) completes(opts *config.Options, modes mode.List) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) (offer []string, directive cobra.ShellCompDirective) {
 		directive = cobra.ShellCompDirectiveNoFileComp
@@ -103,8 +103,8 @@ func services(cmd *cobra.Command, opts *config.Options, modes mode.List, begun s
 	return namesFrom(all.Services, begun)
 }
 
-// namesFrom are the names that begin so: whole ones, and once something is begun, the bare ones that one Service alone has. A shell
-// drops what does not begin with what was typed.
+// namesFrom returns the names with the prefix begun: whole ones, and if begun is not empty, bare
+// names of unique Services. A shell drops names without the typed prefix.
 func namesFrom(all []string, begun string) (offer []string) {
 	bare := map[string]int{}
 	for _, s := range all {

@@ -162,7 +162,7 @@ func (q *questions) eventsText(changes []inspect.Change, head bool) {
 	columns(q.out, lines)
 }
 
-// took is a time in milliseconds, if it is known.
+// took formats a time in milliseconds, if known.
 func took(ms *float64) string {
 	if ms == nil {
 		return "-"

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// ink colours words on a terminal. What it colours is escaped before: names of others never bring
-// codes of their own.
+// ink colours words on a terminal. Its input is escaped before: names from others never contain
+// terminal codes.
 type ink bool
 
 // inkFor colours on a terminal only, and not where NO_COLOR is set (no-color.org) or the terminal
@@ -16,7 +16,7 @@ func inkFor(out io.Writer) ink {
 	return ink(isTerminal(out) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
 }
 
-// colours are those of severities and verdicts.
+// colours has those of severities and verdicts.
 var colours = map[string]string{
 	"error": "31", "DROP": "31", "DROPPED": "31", "REJECT": "31", "REJECTED": "31",
 	"drop": "31", "reject": "31", "THE KERNEL DIFFERS": "31", "PINNED": "31",
@@ -24,7 +24,7 @@ var colours = map[string]string{
 	"ok": "32", "balance": "32",
 }
 
-// of colours a text as a word says; without a colour for the word it stays.
+// of colours a text by a word; it stays unchanged if the word has no colour.
 func (i ink) of(word, text string) string {
 	if colour := colours[word]; bool(i) && colour != "" {
 		return "\x1b[" + colour + "m" + text + "\x1b[0m"
@@ -32,7 +32,7 @@ func (i ink) of(word, text string) string {
 	return text
 }
 
-// verdicts colours the words at the beginning of lines that say how a packet fares.
+// verdicts colours the verdicts at the start of lines.
 func (i ink) verdicts(text string) string {
 	if !i {
 		return text

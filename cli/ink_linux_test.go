@@ -14,7 +14,7 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// terminal returns both ends of a terminal: what is printed on it, and what it shows.
+// terminal returns both ends of a terminal: one to print to, and one with the output.
 func terminal(t *testing.T) (on, shows *os.File) {
 	t.Helper()
 	shows, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -40,14 +40,14 @@ func terminal(t *testing.T) (on, shows *os.File) {
 // evil is a name that would retitle a terminal, clear it, and look green.
 const evil = "x\x1b]0;owned\x07\u009b2J\r\x1b[32mok"
 
-// worst is a proxy with hostile names in all that it says.
+// worst is a proxy with hostile names in all its fields.
 var worst = inspect.Status{Node: "n1", Mode: "nftables", Reason: evil, Services: 1, Severity: inspect.Error,
 	LastChange: &inspect.Change{Object: evil, What: evil},
 	Findings: []inspect.Finding{{
 		Severity: inspect.Error, About: "writes", Text: evil, Next: "kube-proxy why " + evil,
 	}}}
 
-// Severities have colours on a terminal, not without one, and not where NO_COLOR asks for none.
+// Severities have colours on a terminal, not elsewhere, and not with NO_COLOR.
 func TestColourOnTerminal(t *testing.T) {
 	t.Setenv("TERM", "xterm")
 	for _, no := range []string{"", "1"} {

@@ -20,8 +20,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// merge prints the answers of all nodes as one, those that are missing first. Its error has the
-// exit code.
+// merge prints the answers of all nodes as one, missing ones first. Its error has the exit code.
 func (p *plugin) merge(a asking, answers []nodeAnswer, format string) error {
 	var there, missing []nodeAnswer
 	found := false
@@ -60,8 +59,8 @@ func (p *plugin) merge(a asking, answers []nodeAnswer, format string) error {
 	return nil
 }
 
-// refusedByAll returns the error of a question that no proxy answers because the question is wrong;
-// nil if another reason, or none, keeps nodes from answering.
+// refusedByAll returns the error of a query that no proxy answers because the query is invalid; nil
+// if nodes did not answer for another reason, or all answered.
 func refusedByAll(there, missing []nodeAnswer) error {
 	if len(there) > 0 {
 		return nil
@@ -75,7 +74,8 @@ func refusedByAll(there, missing []nodeAnswer) error {
 	return nil
 }
 
-// answersForPrograms prints all answers, for each node what its proxy said or why that is missing.
+// answersForPrograms prints all answers, for each node the proxy's answer or the reason why it is
+// missing.
 func answersForPrograms(out io.Writer, answers []nodeAnswer, format string) error {
 	type node struct {
 		Node   string          `json:"node"`
@@ -111,7 +111,7 @@ func reason(err error) string {
 	return text
 }
 
-// missingText says which nodes have not answered, by the reason.
+// missingText lists the nodes that have not answered, by the reason.
 func missingText(out io.Writer, missing []nodeAnswer) {
 	for _, g := range grouped(missing, func(n nodeAnswer) string { return reason(n.err) }) {
 		fmt.Fprintf(out, "no answer from %s: %s\n", nodesText(g.nodes), lb.Printable(g.key))
@@ -125,8 +125,8 @@ type group struct {
 	code  int
 }
 
-// grouped gathers answers by a key, the groups with findings first, then those that could not
-// answer, and in each the smallest: what few nodes say is what matters.
+// grouped groups answers by a key: groups with findings first, then those without an answer, and in
+// each the smallest first, because an answer of few nodes matters most.
 func grouped(answers []nodeAnswer, key func(nodeAnswer) string) []group {
 	at := map[string]int{}
 	var all []group
@@ -266,7 +266,7 @@ func mergeEvents(out io.Writer, answers []nodeAnswer, wide bool) error {
 		for _, x := range c.Changes {
 			k := key{object: x.Object, what: x.What, family: x.Family}
 			if k.api = timeOf(x.API, x.Done); x.API == nil {
-				k.api = k.api.Truncate(time.Minute) // of which the API has no time, what comes in one minute is one
+				k.api = k.api.Truncate(time.Minute) // events without a time of the API are merged if they occur in the same minute
 			}
 			of := by[k]
 			if of == nil {
@@ -303,7 +303,7 @@ func mergeEvents(out io.Writer, answers []nodeAnswer, wide bool) error {
 	return nil
 }
 
-// timeOf is the first time that is known.
+// timeOf returns the first known time.
 func timeOf(times ...*time.Time) time.Time {
 	for _, t := range times {
 		if t != nil {

@@ -75,8 +75,8 @@ func (p *program) migrate() *cobra.Command {
 	return cmd
 }
 
-// unlessEnded returns what read does, or an error when ctx ends before: from a terminal, or a pipe that nobody writes to, there may
-// come nothing for ever.
+// unlessEnded returns the result of read, or an error if ctx ends before: input from a terminal, or
+// from a pipe without a writer, may never arrive.
 func unlessEnded[T any](ctx context.Context, read func() (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -96,7 +96,8 @@ func unlessEnded[T any](ctx context.Context, read func() (T, error)) (T, error) 
 	}
 }
 
-// migrationInput reads the files, each up to a little more than is taken; flags are a command line of their own.
+// migrationInput reads the files, each up to a little more than the limit; flags are a separate
+// command line.
 func migrationInput(files, flags []string, stdin io.Reader) (all []migrate.Input, err error) {
 	if len(files) == 0 && len(flags) == 0 {
 		return nil, errors.New("want a file, - for stdin, or flags after -- (see kube-proxy migrate --help)")
@@ -124,7 +125,7 @@ func migrationInput(files, flags []string, stdin io.Reader) (all []migrate.Input
 
 // MigrateReport is what migrate -o json prints. Its fields are an interface: they may become more.
 type MigrateReport struct {
-	// Version is that of this form, 1.
+	// Version is the version of this format, 1.
 	Version int `json:"version"`
 	// From and To are the modes; "" for the best that the machine can do.
 	From string `json:"from"`

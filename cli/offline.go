@@ -99,7 +99,7 @@ func offlineNode(name string, objects manifests.Objects, errOut io.Writer) strin
 	return name
 }
 
-// filled returns a store that has been told of the objects, and of nothing else.
+// filled returns a store with these objects only.
 func filled(node string, o manifests.Objects) *cluster.Store {
 	store := cluster.NewStore(node)
 	for _, n := range o.Nodes {

@@ -44,13 +44,13 @@ type plugin struct {
 const (
 	// nodesAtOnce is how many proxies are queried at once.
 	nodesAtOnce = 50
-	// nodeTimeout is how long the proxy of one node may take to answer, unless --timeout says
-	// otherwise.
+	// nodeTimeout is how long the proxy of one node may take to answer, unless --timeout sets
+	// another.
 	nodeTimeout = 15 * time.Second
 )
 
-// NewPlugin returns the program as a plugin of kubectl: the commands that ask a proxy, for those of
-// a cluster.
+// NewPlugin returns the program as a plugin of kubectl: the commands that query a proxy, for those
+// of a cluster.
 func NewPlugin(out, errOut io.Writer, commandLine []string) *cobra.Command {
 	p := &plugin{out: out, errOut: errOut}
 	root := &cobra.Command{
@@ -123,7 +123,7 @@ func (p *plugin) command(a asking) *cobra.Command {
 	return cmd
 }
 
-// run asks the node that the command line means, or all.
+// run queries the node of the command line, or all nodes.
 func (p *plugin) run(ctx context.Context, a asking, args []string, format string, watch bool) error {
 	c, err := kubectl.Connect(&p.flags)
 	if err != nil {
@@ -169,8 +169,8 @@ func (p *plugin) run(ctx context.Context, a asking, args []string, format string
 	return p.merge(a, p.askAll(ctx, c, proxies, a, args, format), format)
 }
 
-// askFrom asks with each of the addresses of a Pod as the source, until one has an IP family that
-// the destination has, too; without addresses it asks once.
+// askFrom calls ask with each of the addresses of a Pod as the source, until one has an IP family
+// of the destination; without addresses it calls ask once.
 func askFrom(from, args []string, ask func() error) (err error) {
 	if len(from) == 0 {
 		return ask()
@@ -184,7 +184,7 @@ func askFrom(from, args []string, ask func() error) (err error) {
 	return err
 }
 
-// client asks one proxy.
+// client returns the client for one proxy.
 func client(c *kubectl.Cluster, proxy kubectl.Proxy) *api.Client {
 	return api.Over(proxy.At(), func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, proxy) })
 }
@@ -203,8 +203,8 @@ func choose(proxies []kubectl.Proxy, node string) (kubectl.Proxy, error) {
 	return kubectl.Proxy{}, fmt.Errorf("no proxy pod on node %s", lb.Printable(node))
 }
 
-// source returns the node at which the packet of a trace begins, and the sources that its Pod may
-// be there; none for another source.
+// source returns the node at which the packet of a trace starts, and the sources that its Pod may
+// have there; none for another source.
 func (p *plugin) source(ctx context.Context, c *kubectl.Cluster,
 	args []string) (node string, from []string, err error) {
 	name := strings.TrimPrefix(args[0], "pod/")
@@ -237,8 +237,7 @@ func isAddress(s string) bool {
 	return (inspect.PacketText{From: s}).Packet().From.IsValid()
 }
 
-// inNamespace puts the name of a Service, with what follows it, into a namespace, if it is one
-// without.
+// inNamespace adds a namespace to the name of a Service, which may have a suffix, if it has none.
 func inNamespace(namespace, name string) string {
 	bare, _, _ := strings.Cut(name, ":")
 	if strings.ContainsAny(bare, "/.") || bare == "nodeport" || isAddress(name) {
@@ -247,7 +246,7 @@ func inNamespace(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// nodeAnswer is what one node has answered.
+// nodeAnswer is the answer of one node.
 type nodeAnswer struct {
 	node string
 	text []byte // for people, or JSON
@@ -255,8 +254,8 @@ type nodeAnswer struct {
 	err  error  // it has not answered
 }
 
-// askAll asks all proxies, some at a time, and returns an answer for each. If ctx ends, those not
-// asked yet have its error.
+// askAll queries all proxies, some at a time, and returns an answer for each. If ctx ends, the rest
+// get its error.
 func (p *plugin) askAll(ctx context.Context, c *kubectl.Cluster, proxies []kubectl.Proxy,
 	a asking, args []string, format string) []nodeAnswer {
 	if a.merge != nil || format == "yaml" {
@@ -307,7 +306,7 @@ func (p *plugin) askOne(ctx context.Context, client *api.Client, a asking, args 
 // progress shows on a terminal how many nodes have answered.
 type progress struct {
 	mu           sync.Mutex
-	out          io.Writer // nil: nothing is shown
+	out          io.Writer // nil: no output
 	n, done, bad int
 }
 

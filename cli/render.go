@@ -45,13 +45,13 @@ func (p *program) render() *cobra.Command {
 			return render(cfg, p.modes, p.out, p.errOut)
 		},
 	})
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { // it has no flags of its own: all mistakes at once
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { // it has no flags of its own: report all mistakes at once
 		return config.Unparsed(slices.DeleteFunc(slices.Clone(p.commandLine), func(s string) bool { return s == "render" }), err, p.modes)
 	})
 	return cmd
 }
 
-// errRendered is that something was wrong with what was to be rendered; it has been told.
+// errRendered means that some objects were invalid; their faults were reported.
 var errRendered = errors.New("some objects could not be rendered, see above")
 
 func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {

@@ -80,7 +80,7 @@ func inTheWay(ctx context.Context, q *questions, d *inspect.Detail, said string)
 	}
 	a := &inspect.TraceAnswer{}
 	if err := q.client.Get(ctx, "trace", url.Values{"from": {"node"}, "to": {said}}, a); err != nil || a.Rest == nil {
-		return nil // without the check nothing is said
+		return nil // without the check no message is printed
 	}
 	switch {
 	case a.Rest.Harmful():
@@ -134,7 +134,7 @@ func backendsText(out io.Writer, d *inspect.Detail, wide bool) {
 	}
 }
 
-// setsText is how many endpoints a port leads to.
+// setsText returns the number of endpoints of a port.
 func setsText(p inspect.DetailPort) string {
 	var s []string
 	if p.Cluster {

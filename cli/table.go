@@ -46,10 +46,11 @@ func tableAsking() asking {
 	}
 }
 
-// likeFilter names the kind of rows or the Service that a filter without rows may have meant; "" if none is like it.
+// likeFilter suggests the kind of frontends or the Service that a filter without results may have
+// meant; "" if none is similar.
 func likeFilter(ctx context.Context, q *questions, filter string) string {
 	var all struct{ Services []string }
-	_ = q.client.Get(ctx, "services", nil, &all) // without an answer only kinds are known
+	_ = q.client.Get(ctx, "services", nil, &all) // without an answer only kinds are suggested
 	for k := lb.ClusterIP; k <= lb.HealthCheck; k++ {
 		all.Services = append(all.Services, k.String())
 	}
@@ -108,7 +109,7 @@ func joined(prefixes []netip.Prefix) string {
 	return strings.Join(all, ",")
 }
 
-// backendsOf is how many backends a row leads to, of each set.
+// backendsOf returns the number of backends of a frontend, in each set.
 func backendsOf(r inspect.Row) string {
 	if r.LocalEndpoints != nil {
 		return fmt.Sprintf("%d here", *r.LocalEndpoints)
@@ -124,7 +125,8 @@ func backendsOf(r inspect.Row) string {
 	return cmp.Or(strings.Join(all, "/"), "-")
 }
 
-// routesOf is what a row does, for whom; routes that do the same are one.
+// routesOf describes the action of a frontend for each source; routes with the same action are
+// merged.
 func routesOf(r inspect.Row) string {
 	var all []string
 	for _, route := range r.Routes {

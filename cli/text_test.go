@@ -9,7 +9,7 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// One thing is told as one.
+// The singular is used for one.
 func TestAskCountsWell(t *testing.T) {
 	one := inspect.Difference{Family: "IPv4", Object: "element", Want: "there"}
 	for want, d := range map[string]*inspect.Diff{
@@ -36,7 +36,8 @@ func TestAskCountsWell(t *testing.T) {
 	}
 }
 
-// Who runs a command reads names of processes that others chose: their terminal obeys none of it.
+// Names of processes that others chose are printed: no escape sequence in them reaches the
+// terminal.
 func TestTerminalIsLeftAlone(t *testing.T) {
 	evil := "x\x1b]0;owned\x07\u009b2J\r"
 	text := findingsText(false, []preflight.Finding{{ID: "node-ports", Severity: preflight.Warning, About: "30080/tcp", Seen: "process 1 (" + evil + ")"}})

@@ -134,7 +134,7 @@ func followLive(ctx context.Context, raw json.RawMessage, wait time.Duration) (j
 // expectations are the verdicts that --expect takes.
 var expectations = []string{string(trace.Balance), string(trace.Reject), string(trace.Drop), string(trace.Pass)}
 
-// traceParams are the question that the arguments ask.
+// traceParams returns the query of the arguments.
 func traceParams(from, in string, args []string) (url.Values, error) {
 	switch {
 	case from == "pod" && len(args) == 2:

@@ -11,7 +11,7 @@ import (
 	"kube-proxy/config"
 )
 
-// printVersion prints "Kubernetes v…", or with raw all that is known of the build.
+// printVersion prints "Kubernetes v…", or with raw all details of the build.
 func printVersion(out io.Writer, raw bool) error {
 	const version = config.Compatible
 	if !raw {

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/source/kube"
 )
 
-// Flags say which cluster, and where in it the proxies are.
+// Flags select the cluster, and the proxies in it.
 type Flags struct {
 	kubeconfig string
 	overrides  clientcmd.ConfigOverrides
@@ -61,7 +61,7 @@ func Connect(f *Flags) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
-	config.QPS = -1 // [Cluster] makes a few requests; executions are bounded by who asks for them
+	config.QPS = -1 // [Cluster] makes a few requests; callers limit the executions
 	config.UserAgent = "kubectl-svcproxy"
 	clients, err := kube.Clients(config, core.SchemeGroupVersion)
 	if err != nil {
@@ -80,7 +80,7 @@ type Proxy struct {
 	Node string
 	// Namespace, Pod and Container are where it runs.
 	Namespace, Pod, Container string
-	// Unready says why no question can be answered there; "" for a container that runs.
+	// Unready is the reason why it cannot answer queries; "" for a running container.
 	Unready string
 
 	command []string // program and flags by which the container finds the admin socket
@@ -164,8 +164,8 @@ func unready(pod *core.Pod, container string) string {
 	return fmt.Sprintf("its pod %s is %s", pod.Name, pod.Status.Phase)
 }
 
-// proxyOf returns how to ask the proxy of a pod: by its own program, and by the flags that say
-// where its admin socket is.
+// proxyOf returns the way to query the proxy of a pod: its own program, and the flags for its admin
+// socket.
 func proxyOf(pod *core.Pod) Proxy {
 	container := containerOf(pod)
 	p := Proxy{Node: pod.Spec.NodeName, Namespace: pod.Namespace, Pod: pod.Name, Container: container.Name,
@@ -188,7 +188,7 @@ func proxyOf(pod *core.Pod) Proxy {
 	return p
 }
 
-// Pod is one from which a packet is traced.
+// Pod is the source of a traced packet.
 type Pod struct {
 	Node string
 	// Addrs are its addresses, of one family or of both.
@@ -197,7 +197,7 @@ type Pod struct {
 	Host bool
 }
 
-// Pod asks the API server for a Pod, which must be on a node and have an address.
+// Pod gets a Pod from the API server; it must be on a node and have an address.
 func (c *Cluster) Pod(ctx context.Context, namespace, name string) (Pod, error) {
 	var pod core.Pod
 	err := c.client.Get().Namespace(namespace).Resource("pods").Name(name).Do(ctx).Into(&pod)

@@ -1,4 +1,4 @@
-// Package kubectl reaches the proxies of a cluster from where people sit: by the user's kubeconfig
+// Package kubectl reaches the proxies of a cluster from a user's machine: by the user's kubeconfig
 // and kubectl exec.
 //
 //	api.Client ─▶ exec in the proxy's pod ─▶ kube-proxy connect ─▶ admin socket
@@ -7,6 +7,6 @@
 // each command, and the page, works as on the node. It needs to list pods and to create pods/exec
 // in the proxy's namespace, and to get a Pod that is traced.
 //
-// It runs as the user, in a process of kubectl; a proxy that serves does not use it. *Not here:*
-// questions and answers.
+// It runs as the user, in a process of kubectl; a serving proxy does not use it. *Not here:*
+// queries and answers.
 package kubectl

@@ -19,12 +19,12 @@ import (
 // Greeting is what "kube-proxy connect" writes once it is connected to the admin socket.
 const Greeting = "kube-proxy connected\n"
 
-// At says where a proxy is, for messages.
+// At describes the location of a proxy, for messages.
 func (p Proxy) At() string { return fmt.Sprintf("pod %s/%s on node %s", p.Namespace, p.Pod, p.Node) }
 
 // Dial connects to the admin socket of a proxy: it runs "kube-proxy connect" in its container. It
-// returns once that is connected; an error says why it is not. The execution ends when either side
-// closes the connection. ctx bounds Dial alone.
+// returns once that is connected; an error has the reason if it is not. The execution ends when
+// either side closes the connection. ctx limits Dial alone.
 func (c *Cluster) Dial(ctx context.Context, p Proxy) (net.Conn, error) {
 	if p.Unready != "" {
 		return nil, errors.New(p.Unready)
@@ -34,7 +34,7 @@ func (c *Cluster) Dial(ctx context.Context, p Proxy) (net.Conn, error) {
 		return nil, fmt.Errorf("run a command in %s: %w", p.At(), err)
 	}
 	here, there := net.Pipe()
-	// client-go logs each stream that ends; the error of the execution says what matters.
+	// client-go logs each stream that ends; the error of the execution has the essential part
 	quiet := klog.NewContext(context.WithoutCancel(ctx), logr.Discard())
 	running, cancel := context.WithCancelCause(quiet)
 	out, said := &greeted{to: there, done: make(chan struct{})}, &head{}
@@ -78,8 +78,8 @@ func (c *Cluster) executor(p Proxy) (remotecommand.Executor, error) {
 	})
 }
 
-// because says why an execution ended without a greeting: in the words of the program there, if it
-// had some.
+// because returns the reason why an execution ended without a greeting: the program's own message,
+// if there was one.
 func because(err error, said *head) error {
 	text := strings.TrimSpace(said.String())
 	switch {
@@ -103,7 +103,7 @@ func (e *execution) Close() error {
 	return err
 }
 
-// greeted passes on what comes after the greeting, and closes done when it has come.
+// greeted passes on the data after the greeting, and closes done when the greeting has arrived.
 type greeted struct {
 	to   io.Writer
 	got  []byte

@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ciliumMode stands for Cilium's replacement of kube-proxy among the modes.
+// ciliumMode represents Cilium's replacement of kube-proxy among the modes.
 const ciliumMode = "cilium"
 
 // ciliumKey is a key of the ConfigMap cilium-config that is about Services.
@@ -16,9 +16,9 @@ type ciliumKey struct {
 	name string
 	// idle are values that need no word: the default, or what is so here too.
 	idle []string
-	// field is the field of the configuration that stands for it; "" if none does.
+	// field is the corresponding field of the configuration; "" if there is no such field.
 	field string
-	// text turns its value into that of the field; nil for the value itself.
+	// text converts its value to that of the field; nil for the value itself.
 	text func(string) any
 
 	sev              Severity
@@ -36,7 +36,7 @@ func listed(s string) any {
 
 var off = []string{"", "false", "disabled"}
 
-// ciliumKeys are those of Cilium's documents on its kube-proxy replacement, 1.14 to 1.18.
+// ciliumKeys are those in Cilium's documents about its kube-proxy replacement, 1.14 to 1.18.
 var ciliumKeys = []ciliumKey{
 	{name: "kube-proxy-replacement-healthz-bind-address", idle: off, field: "healthzBindAddress"},
 	{name: "nodeport-addresses", idle: off, field: "nodePortAddresses", text: listed},
@@ -62,7 +62,7 @@ var ciliumKeys = []ciliumKey{
 	{name: "enable-bpf-masquerade", idle: off, sev: Same, differs: "masquerading of pods' packets to the world stays Cilium's", why: "A proxy masquerades traffic to Services alone.", do: "Cilium before 1.19 needs NodePort in BPF for it: set enable-bpf-masquerade to false where its agent refuses."},
 }
 
-// cilium turns Cilium's ConfigMap into a configuration, as far as that has something to say.
+// cilium converts Cilium's ConfigMap to a configuration, as far as it has corresponding settings.
 func (c *converter) cilium(data map[string]string) ([]byte, error) {
 	root := map[string]any{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables"}
 	switch r := data["kube-proxy-replacement"]; {

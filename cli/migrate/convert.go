@@ -26,7 +26,7 @@ type Statement struct {
 	Severity Severity `json:"severity"`
 	// About is the flag, the field or the object.
 	About string `json:"about"`
-	// Differs says what will differ, Why, and Do what to do.
+	// Differs describes the difference, Why the reason, and Do the action.
 	Differs string `json:"differs"`
 	Why     string `json:"why"`
 	Do      string `json:"do"`
@@ -38,12 +38,12 @@ type Result struct {
 	From, To string
 	// Config is the configuration, as YAML.
 	Config []byte
-	// Flags stay on the command line: no field stands for them.
+	// Flags stay on the command line: they have no field.
 	Flags      []string
 	Statements []Statement
 }
 
-// Convert says what will differ, and writes the configuration for a mode; "" keeps the mode.
+// Convert lists the differences, and writes the configuration for a mode; "" keeps the mode.
 func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	if to != "" {
 		if m, ok := modes.Find(to); !ok || !m.On("linux") {
@@ -98,7 +98,7 @@ func (c *converter) where() string {
 	return cmp.Or(c.proxy.FileWhere, c.proxy.Where, "Cilium's ConfigMap")
 }
 
-// said are the sentences of the loader, each with what they mean for who moves.
+// said has the sentences of the loader, each with its meaning for a migration.
 var said = []struct {
 	pattern *regexp.Regexp
 	differs string
@@ -114,10 +114,10 @@ var said = []struct {
 		"These gates belong to earlier versions or to other programs.", "Nothing: the new configuration omits them."},
 }
 
-// twice is what strict decoding says of a key that a mapping has already.
+// twice is the error of strict decoding for a key that occurs twice in a mapping.
 var twice = regexp.MustCompile(`line (\d+): key "([^"]+)" already set in map`)
 
-// loader passes on what the loader says of the old configuration.
+// loader passes on the loader's messages about the old configuration.
 func (c *converter) loader() {
 	for _, w := range c.conv.Warnings {
 		for _, m := range twice.FindAllStringSubmatch(w, -1) {
@@ -189,7 +189,7 @@ func (c *converter) fields() {
 	}
 }
 
-// usual is what a blank mode means on a node with all abilities.
+// usual returns the mode that a blank mode selects on a node that supports all modes.
 func (c *converter) usual() string {
 	return strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked == "linux" })[:1], "")
 }
@@ -261,7 +261,8 @@ func (c *converter) pod() {
 	}
 }
 
-// program says whether our image has what the container runs: it has neither a shell nor wrappers.
+// program reports whether our image has the container's program: it has neither a shell nor
+// wrappers.
 func (c *converter) program(at string, main container) {
 	words := slices.Concat(main.Command, main.Args)
 	if len(words) == 0 || strings.HasPrefix(words[0], "-") { // the image's own program

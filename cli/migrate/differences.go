@@ -4,10 +4,11 @@ import "slices"
 
 // difference is what differs between how a proxy ran and how ours will.
 type difference struct {
-	// from and to are modes; nil is any. not: the other is none of them. changed: the mode is another than before.
+	// from and to are modes; nil is any. not: the other is none of them. changed: the mode differs
+	// from the old one.
 	from, to []string
 	changed  bool
-	// given: one of these fields says something; nil if it does not matter.
+	// given: one of these fields is set; nil if it does not matter.
 	given []string
 
 	sev                     Severity
@@ -27,7 +28,7 @@ var (
 
 // differences are from the documents of both programs, docs/conformance.md and docs/behaviour.md, each with its source.
 var differences = []difference{
-	// Whatever the mode.
+	// For any mode.
 	{sev: Same, about: "rolling update", differs: "a second proxy on a node waits until the first exits; the rules keep serving",
 		why: "Two writers would undo each other's work (docs/adr/0010-one-writer.md).", do: "Use maxUnavailable, not maxSurge (docs/operate.md)."},
 	{sev: Same, about: "metrics", differs: "upstream's metrics keep their names; metrics of full and partial syncs count writes of all rules and of changes",

@@ -1,4 +1,4 @@
-// Package migrate reads how another proxy was started, and says what will differ with this one
+// Package migrate reads how another proxy was started, and lists the differences to this one
 // ("kube-proxy migrate").
 //
 //	ConfigMap, DaemonSet, Pod, file, command line ──Read──▶ Proxy ──Convert──▶ configuration, statements
@@ -6,8 +6,9 @@
 // It knows bytes alone: it neither queries nor changes the node and the cluster. What the flags
 // and fields mean, the loader of package config says, as at a start, but without this machine's
 // name, files and environment. Fields that differ from the default are printed; before that they
-// are loaded again, strictly, and compared with what was meant. Another mode keeps what clients see
-// as far as it can: masqueradeAll, the mark's bit and the periods move to its block, and NodePorts
-// stay on all addresses; a statement says which line to remove. The configuration goes to stdout
-// and what differs to stderr, so that "kube-proxy migrate FILE >config.yaml" does what it says.
+// are loaded again, strictly, and compared with the original meaning. Another mode keeps the
+// behaviour for clients as far as it can: masqueradeAll, the mark's bit and the periods move to its
+// block, and NodePorts stay on all addresses; a statement names the line to remove. The
+// configuration goes to stdout and the differences to stderr, so that "kube-proxy migrate FILE
+// >config.yaml" works.
 package migrate

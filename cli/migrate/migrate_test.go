@@ -32,14 +32,14 @@ func convert(to string, inputs ...Input) (*Result, error) {
 	return Convert(all.Modes(), p, to)
 }
 
-// says reports whether a statement begins with "severity about: part of what differs".
+// says reports whether a statement begins with "severity about: part of the difference".
 func (r *Result) says(want string) bool {
 	return slices.ContainsFunc(r.Statements, func(s Statement) bool {
 		return strings.Contains(fmt.Sprintf("%s %s: %s", s.Severity, s.About, s.Differs), want)
 	})
 }
 
-// kubeadm's own files, in one input or several, as they are written and as kubectl prints them in a List.
+// kubeadm's own files, in one input or several, as written and as kubectl prints them in a List.
 func TestKubeadm(t *testing.T) {
 	cm, ds, rbac := file(t, kubeadm+"configmap.yaml"), file(t, kubeadm+"daemonset.yaml"), file(t, kubeadm+"rbac.yaml")
 	one := Input{Name: "all", Data: slices.Concat(rbac.Data, []byte("\n"), cm.Data, []byte("\n"), ds.Data, []byte("\n---\n# the end\n"))}
@@ -70,7 +70,7 @@ func TestKubeadm(t *testing.T) {
 	}
 }
 
-// Every mode to every other: a configuration, and statements about what is known to differ.
+// Every mode to every other: a configuration, and statements about the known differences.
 func TestModes(t *testing.T) {
 	for _, c := range []struct{ given, to, want string }{
 		{"--proxy-mode=iptables --masquerade-all", "nftables", "info nftables.masqueradeAll: the new configuration sets true, the value of iptables.masqueradeAll"},
@@ -103,7 +103,7 @@ func TestModes(t *testing.T) {
 			}
 		}
 	}
-	// Nothing is told of modes that are not concerned.
+	// No statement is about other modes.
 	r, err := convert("", Input{Name: "flags", Flags: []string{"--proxy-mode=iptables"}})
 	if err != nil || r.says("ipvs") || r.says("nftables") || r.says("127.0.0.1") {
 		t.Errorf("%v: %+v", err, r)
@@ -126,7 +126,7 @@ func TestCilium(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 0.0.0.0:10256 is the default, and says nothing.
+	// 0.0.0.0:10256 is the default, and is left out.
 	if want := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nclusterCIDR: 10.0.0.0/8\nkind: KubeProxyConfiguration\nmode: nftables\nnodePortAddresses:\n- 192.0.2.0/24\n- 198.51.100.0/24\n"; string(r.Config) != want {
 		t.Errorf("got\n%s\nwant\n%s", r.Config, want)
 	}
@@ -204,8 +204,8 @@ func TestProgramsThatOurImageLacks(t *testing.T) {
 	}
 }
 
-// What Kubernetes or a shell fills in stays on the command line, but where it would do nothing beside the file: that is said, and who
-// moves has to write it (FL-03).
+// Values that Kubernetes or a shell fills in stay on the command line, unless they would have no
+// effect beside the file: a statement reports that, and the user has to write them (FL-03).
 func TestFilledIn(t *testing.T) {
 	const args = "kube-proxy --hostname-override $(NODE_NAME) --cluster-cidr $(CIDR) --proxy_mode=${MODE} --healthz-port=$PORT --kubeconfig=$(KC) --v=2"
 	const stays = "[--hostname-override=$(NODE_NAME)]"
@@ -222,7 +222,7 @@ func TestFilledIn(t *testing.T) {
 			t.Errorf("it does not say %q: %+v", want, r.Statements)
 		}
 	}
-	// Beside a file it did nothing before.
+	// Beside a file it had no effect before.
 	r, err = convert("", Input{Name: "line", Flags: []string{"--config=x", "--cluster-cidr=$(CIDR)", "--hostname-override=$(NODE_NAME)"}},
 		Input{Name: "x", Data: []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n")})
 	if err != nil || fmt.Sprint(r.Flags) != stays || !r.says("info --cluster-cidr=$(CIDR): ignored, because --config is given") {
@@ -230,7 +230,8 @@ func TestFilledIn(t *testing.T) {
 	}
 }
 
-// The programs of iptables need NET_RAW for rules that name ipsets: in mode ipvs always, in mode iptables where somebody has such rules.
+// The programs of iptables need NET_RAW for rules that name ipsets: in mode ipvs always, in mode
+// iptables if other programs have such rules.
 func TestCapabilities(t *testing.T) {
 	for _, c := range []struct{ add, to, want string }{
 		{"NET_ADMIN", "ipvs", "missing kube-proxy-n1: the container lacks the capability NET_RAW"},
@@ -311,7 +312,7 @@ func TestBadInput(t *testing.T) {
 	if _, err := convert("kernelspace", Input{Name: "in", Data: []byte("--v=1")}); err == nil || !strings.Contains(err.Error(), "--to: \"kernelspace\": want iptables") {
 		t.Errorf("a mode of Windows: %v", err)
 	}
-	// What stands there twice is said: only the last of it holds.
+	// A repeated key is reported: only the last one counts.
 	twice, err := convert("", Input{Name: "in", Data: []byte(configMap(head + "    mode: ipvs\n    bogus: 1\n    mode: iptables\n    iptables: {masqueradeBit: 3, masqueradeBit: 4}\n"))})
 	if err != nil || !twice.says("change mode: it occurs twice in ConfigMap kube-system/kube-proxy, key config.conf, again in line 5") || !twice.says("change masqueradeBit: it occurs twice in") || !twice.says("change bogus: ") {
 		t.Errorf("what stands there twice: %v %+v", err, twice)
@@ -320,7 +321,8 @@ func TestBadInput(t *testing.T) {
 	if err != nil || !gate.says("key config.conf: KubeProxyConfiguration.featureGates: SupportIPVSProxyMode=true has no effect") {
 		t.Errorf("a gate that is always on: %v %+v", err, gate)
 	}
-	// What no version had is said, with the name that may have been meant; what several had is read.
+	// A field that no version had is reported, with the nearest name; a field of several versions
+	// is read.
 	r, err := convert("", Input{Name: "in", Data: []byte(configMap(head + "    clusterCIDRs: 10.0.0.0/8\n    conntrackMaxPerCore: 7\n    udpTimeoutMilliseconds: 300\n    nftables: {minSyncPeriod: 2s}\n    resourceContainer: /x\n"))})
 	if err != nil {
 		t.Fatal(err)
@@ -336,7 +338,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// Every statement of the tables says about what, why and what to do.
+// Every statement of the tables has its subject, reason and action.
 func TestTables(t *testing.T) {
 	modes := append(all.Modes().Names(func(mode.Mode) bool { return true }), ciliumMode)
 	for _, d := range differences {
@@ -356,7 +358,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// Whatever is read, there is an answer; what is converted loads.
+// Any input gets an answer; any converted configuration loads.
 func FuzzMigrate(f *testing.F) {
 	for _, name := range []string{"configmap.yaml", "daemonset.yaml", "rbac.yaml"} {
 		f.Add(string(file(f, kubeadm+name).Data), "nftables")

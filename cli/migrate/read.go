@@ -28,22 +28,23 @@ type Input struct {
 
 // Proxy is how another proxy is started.
 type Proxy struct {
-	// Args are its command line, without the program; what Kubernetes fills in, such as $(NODE_NAME), stands apart.
+	// Args are its command line, without the program; Filled has values that Kubernetes fills in,
+	// such as $(NODE_NAME).
 	Args, Filled []string
 	// Where says where the command line is from; "" without one.
 	Where string
-	// File is the configuration, nil for none, and FileWhere where it is from.
+	// File is the configuration, nil for none, and FileWhere its source.
 	File      []byte
 	FileWhere string
 	// Pod is the pod that runs it; nil if none was given.
 	Pod *pod
 	// Cilium is the ConfigMap of Cilium; nil if none was given.
 	Cilium map[string]string
-	// Passed are objects that say nothing of the proxy, as "ServiceAccount kube-system/kube-proxy".
+	// Passed are objects without relation to the proxy, as "ServiceAccount kube-system/kube-proxy".
 	Passed []string
 }
 
-// object is what all of them have, and what those that matter have.
+// object has the fields that all objects have, and those of the relevant ones.
 type object struct {
 	APIVersion string            `json:"apiVersion"`
 	Kind       string            `json:"kind"`
@@ -104,7 +105,7 @@ type volume struct {
 	} `json:"configMap"`
 }
 
-// reader collects what the files say.
+// reader collects the contents of the files.
 type reader struct {
 	Proxy
 	configMaps []object
@@ -169,7 +170,7 @@ func (r *reader) document(doc []byte, name string) error {
 	return r.value(root, doc, name)
 }
 
-// value takes one object. doc is its text, if it is a document of its own.
+// value reads one object. doc is its text, if it is a separate document.
 func (r *reader) value(root any, doc []byte, name string) error {
 	fields, ok := root.(map[string]any)
 	if !ok {
@@ -248,7 +249,8 @@ func (r *reader) configMap(o object) error {
 	return nil
 }
 
-// keyOf returns the key of a ConfigMap that holds a configuration: config.conf, or what says that it is one; "" if none does.
+// keyOf returns the key of a ConfigMap that holds a configuration: config.conf, or a key whose
+// value declares itself as one; "" without one.
 func keyOf(o object) string {
 	if o.Data["config.conf"] != "" {
 		return "config.conf"
@@ -293,7 +295,7 @@ func names(all []container) string {
 	return strings.Join(list, ", ")
 }
 
-// program matches the proxy's program, whatever its path.
+// program matches the proxy's program, with any path.
 var program = regexp.MustCompile(`(?:^|/)kube-proxy(?:\.exe)?$`)
 
 // proxy reports whether a container runs a kube-proxy.
@@ -311,7 +313,7 @@ func (c container) may(capability string) bool {
 // shellLine matches the option of a shell whose value is a command line: -c, also with other letters, such as -ec.
 var shellLine = regexp.MustCompile(`^-[a-z]*c$`)
 
-// line is the whole command line of a container; that of a shell is taken apart.
+// line returns the whole command line of a container; that of a shell is parsed.
 func (c container) line() []string {
 	all := slices.Concat(c.Command, c.Args)
 	for i, a := range all {
@@ -328,7 +330,7 @@ func (r *reader) command(line, where string) error { return r.arguments(split(li
 // filledIn matches what Kubernetes, a shell or systemd puts in place of a name.
 var filledIn = regexp.MustCompile(`\$[({A-Za-z_]`)
 
-// arguments takes the words of a command line: what comes after the program, up to where a shell would go on with something else.
+// arguments reads the words of a command line: those after the program, up to a shell operator.
 func (r *reader) arguments(words []string, where string) error {
 	if r.Where != "" {
 		return fmt.Errorf("it has a second command line, beside that of %s: pass one at a time", r.Where)
@@ -407,7 +409,7 @@ func (r *reader) together() error {
 	return nil
 }
 
-// hint says how to get at a file that a ConfigMap holds.
+// hint describes how to get a file from a ConfigMap.
 func (p *pod) hint(file string) string {
 	if p == nil {
 		return ""
@@ -430,7 +432,8 @@ var (
 		`[A-Z_]*(?:KUBE|PROXY|DAEMON)[A-Z_]*(?:ARGS|OPTS|FLAGS|ARG))=((?:.*\\\r?\n)*.*)$`)
 )
 
-// commandLine returns the command line in a text: the text itself, or what an environment file or a unit of systemd assigns.
+// commandLine returns the command line in a text: the text itself, or the value in an environment
+// file or a systemd unit.
 func commandLine(text string) (string, bool) {
 	plain := strings.TrimSpace(withoutComments(text))
 	if flagFirst.MatchString(plain) {

@@ -1,4 +1,4 @@
-// Package preflight looks at a node on which the proxy is to run, and says what is in the way
+// Package preflight inspects a node on which the proxy is to run, and reports obstacles
 // ("kube-proxy check").
 //
 //	Look, the probes ──Facts──▶ Judge, pure ──▶ findings ──▶ text, JSON, exit code

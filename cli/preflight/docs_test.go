@@ -10,7 +10,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/check.md")
 
-// docs/check.md is what the list of kinds says.
+// docs/check.md has the contents of the list of kinds.
 func TestPage(t *testing.T) {
 	const file = "../../docs/check.md"
 	if *update {
@@ -24,7 +24,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// Each kind says what it looks at, why and what to do, and has an id of its own, which scripts can take.
+// Each kind describes its check, reason and remedy, and has a unique id for scripts.
 func TestKinds(t *testing.T) {
 	seen := map[string]bool{}
 	for _, k := range Kinds() {

@@ -8,7 +8,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Known is a fact, or why it is not known.
+// Known is a fact, or the reason why it is unknown.
 type Known[T any] struct {
 	Value T
 	Err   error
@@ -16,7 +16,7 @@ type Known[T any] struct {
 
 func known[T any](v T, err error) Known[T] { return Known[T]{v, err} }
 
-// Facts are what the probes saw of a node.
+// Facts are the results of the probes on a node.
 type Facts struct {
 	// OS is the operating system, as runtime.GOOS names it.
 	OS string
@@ -28,7 +28,8 @@ type Facts struct {
 	OwnNamespace Known[bool]
 
 	Abilities []Ability
-	// Waits are what the mode that would run lacks on this node, and waits for (mode.Mode.Lacks).
+	// Waits lists requirements that the node lacks for the mode that would run, and that the proxy
+	// would wait for (mode.Mode.Lacks).
 	Waits    Known[[]error]
 	Programs []Program
 	// Chains are those of nf_tables, in the families inet, ip and ip6.
@@ -36,7 +37,7 @@ type Facts struct {
 	// Legacy are the chains of the legacy back end of iptables.
 	Legacy Known[[]Chain]
 
-	// Writer is the kube-proxy of ours that runs in this network namespace; "" if none does.
+	// Writer is this project's kube-proxy that runs in this network namespace; "" without one.
 	Writer Known[string]
 	// VirtualServers is how many IPVS has.
 	VirtualServers Known[int]
@@ -45,7 +46,7 @@ type Facts struct {
 	Links   Known[[]Link]
 	Routes  Known[[]Route]
 	Sockets Known[[]Socket]
-	// Sysctls are those that Judge asks for, by name; one that the kernel does not have is "".
+	// Sysctls are those that Judge reads, by name; one that the kernel does not have is "".
 	Sysctls Known[map[string]string]
 	// Changes are the sysctls that the configuration would change.
 	Changes Known[[]system.Change]
@@ -74,9 +75,10 @@ type Ability struct {
 	Family lb.Family
 	// Able is nil if it can.
 	Able error
-	// Unasked says why it was not tried; nil if it was.
+	// Unasked is the reason why it was not tried; nil if it was.
 	Unasked error
-	// Modules are those that the kernel would have to load, and Loadable: all of them are among its modules on disk.
+	// Modules are those that the kernel would have to load. Loadable: its modules on disk include
+	// all of them.
 	Modules  []string
 	Loadable bool
 }
@@ -93,7 +95,7 @@ type Chain struct {
 	Family string // inet, ip or ip6
 	Table  string
 	Name   string
-	// Hook is where it hooks in, such as forward; "" if others lead to it. Drop: what it does not decide is dropped.
+	// Hook is its hook, such as forward; "" if other chains jump to it. Drop: its policy is drop.
 	Hook string
 	Drop bool
 	// Rules is how many it has, as far as they were counted.
@@ -129,16 +131,16 @@ type Assignment struct {
 	Where       string // file:line
 }
 
-// Cluster is what an API server says.
+// Cluster has the answers of an API server.
 type Cluster struct {
-	// Server is its address, and Version what it calls itself.
+	// Server is its address, and Version its own version.
 	Server  string
 	Version Known[string]
 	// Node is the node's own object.
 	Node Known[Node]
-	// Denied are the requests that the proxy makes and may not, such as "watch services".
+	// Denied are the requests of the proxy without permission, such as "watch services".
 	Denied Known[[]string]
-	// ServiceCIDRs are the networks of cluster IPs; none where the server has no such objects.
+	// ServiceCIDRs are the networks of cluster IPs; none if the server has no such objects.
 	ServiceCIDRs Known[[]netip.Prefix]
 	// Ahead is by how much the server's clock is ahead of this machine's.
 	Ahead Known[time.Duration]

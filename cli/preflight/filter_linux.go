@@ -59,7 +59,8 @@ func parseChain(family string, body []byte) Chain {
 	return c
 }
 
-// legacyChains lists the chains of the legacy back end of iptables, where it has tables. It has none made for being asked.
+// legacyChains lists the chains of the legacy back end of iptables, where it has tables. The query
+// creates none.
 func legacyChains(ctx context.Context) (all []Chain, err error) {
 	for _, f := range []struct{ family, program string }{{"ip", "iptables"}, {"ip6", "ip6tables"}} {
 		tables, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(f.program, "tables", "_tables_names", 1))
@@ -147,7 +148,8 @@ var watched = []struct {
 	{"ipset", []string{"nfnetlink", "ip_set"}}, {name: "conntrack"}, {"ipvsadm", []string{"ip_vs"}},
 }
 
-// head keeps the first KiB of what is written: a version is a line, and a program that is none of ours may speak without end.
+// head keeps the first KiB of the output: a version is a line, and an unknown program may print
+// without end.
 type head []byte
 
 func (h *head) Write(p []byte) (int, error) {
@@ -155,7 +157,7 @@ func (h *head) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// programs looks for programs and asks for their versions, of each no longer than a few seconds.
+// programs finds programs and runs them for their versions, each for a few seconds at most.
 func programs(ctx context.Context, s *Setup, m modules) (all []Program) {
 	for _, w := range watched {
 		p := Program{Name: w.name}

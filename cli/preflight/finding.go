@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Severity says how much a finding matters.
+// Severity is the importance of a finding.
 type Severity string
 
 // The severities, from the least.
@@ -29,20 +29,21 @@ type Finding struct {
 	// ID is the kind of finding, of docs/check.md.
 	ID       string   `json:"id"`
 	Severity Severity `json:"severity"`
-	// About is which of several it is about, such as a mode or a sysctl; "" if there is one only.
+	// About is the subject of the finding, such as a mode or a sysctl; "" if there is only one.
 	About string `json:"about,omitempty"`
-	// Seen is what was seen, or why it is not known.
+	// Seen is the observation, or the reason why it is unknown.
 	Seen string `json:"seen"`
-	// Why says why it matters, and Remedy what to do; "" where nothing is to be done.
+	// Why is the reason why it matters, and Remedy the action; "" if no action is needed.
 	Why    string `json:"why,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Exit codes of kube-proxy check. 1 is that of any command: the command line or the configuration is wrong.
+// Exit codes of kube-proxy check. 1 is that of any command: the command line or the configuration
+// is invalid.
 const (
-	ExitOK       = 0 // nothing but ok and info
+	ExitOK       = 0 // only ok and info
 	ExitErrors   = 2 // an error, at least
-	ExitWarnings = 3 // no error, but a warning, or something that is not known
+	ExitWarnings = 3 // no error, but a warning, or something unknown
 )
 
 // Worst returns the worst severity; OK if there are no findings.

@@ -55,7 +55,8 @@ func (j *judge) firewall() {
 	}
 }
 
-// allows reports whether a rule lets TCP connections of other machines reach all ports of a range that this program listens on, and none blocks them.
+// allows reports whether a rule allows TCP connections from other machines to all ports of a range
+// on which this program listens, and none blocks them.
 func (f Firewall) allows(first, last uint16) (allowed bool) {
 	for _, text := range f.Rules {
 		rule := map[string][]string{}

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What Windows Firewall lets in, by its rules in the registry (WN-26).
+// Windows Firewall's decisions by its rules in the registry (WN-26).
 func TestFirewall(t *testing.T) {
 	const program = `C:\k\kube-proxy.exe`
 	in := func(fields string) string {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/windows/registry"
 )
 
-// firewall reads what an administrator has set, and what a group policy sets over it.
+// firewall reads the settings of the administrator, and those of a group policy that override them.
 func firewall(context.Context) (f Firewall, err error) {
 	if f.Program, err = os.Executable(); err != nil {
 		return f, err

@@ -12,20 +12,20 @@ import (
 // Kind is a kind of finding.
 type Kind struct {
 	ID string
-	// Looks says what is looked at, Why why it matters, and Remedy what to do where it is not as it should be, for docs/check.md and
-	// for findings that say no more of it.
+	// Looks describes the check, Why its reason, and Remedy the action if it fails, for
+	// docs/check.md and for findings without their own text.
 	Looks, Why, Remedy string
 	// Worst is the worst severity that the kind has, but for Unknown.
 	Worst Severity
 	// Everywhere: it is not of Linux alone.
 	Everywhere bool
 
-	// needs returns why facts are not known without which there is nothing to judge; nil for none.
+	// needs returns the reasons why required facts are unknown; nil if all are known.
 	needs func(*Facts) []error
 	judge func(*judge)
 }
 
-// These are what kinds need to know.
+// The facts that kinds need.
 func sockets(f *Facts) []error          { return []error{f.Sockets.Err} }
 func sysctls(f *Facts) []error          { return []error{f.Sysctls.Err} }
 func linksAndRoutes(f *Facts) []error   { return []error{f.Links.Err, f.Routes.Err} }
@@ -37,7 +37,7 @@ func Kinds() []Kind {
 	return slices.Concat(modeKinds(), otherKinds(), hostKinds(), networkKinds(), firewallKinds(), clusterKinds())
 }
 
-// Judge says what the facts mean for what would run.
+// Judge evaluates the facts for the setup that would run.
 func Judge(s *Setup, f *Facts) (all []Finding) {
 	for _, k := range Kinds() {
 		if f.OS != "linux" && !k.Everywhere {
@@ -60,7 +60,7 @@ type judge struct {
 	found []Finding
 }
 
-// add notes a finding. Those that nothing is to be done about need no reason and no remedy.
+// add records a finding. Findings without a needed action have no reason and no remedy.
 func (j *judge) add(sev Severity, about, format string, args ...any) *Finding {
 	f := Finding{ID: j.kind.ID, Severity: sev, About: about, Seen: fmt.Sprintf(format, args...)}
 	if worse(sev, Info) > 0 {
@@ -84,7 +84,7 @@ func (j *judge) unknown(about string, err error) {
 	}
 }
 
-// hidden notes what is not known, and reports whether there was such a thing.
+// hidden records unknown facts, and reports whether there were any.
 func (j *judge) hidden(errs ...error) (some bool) {
 	for _, err := range errs {
 		if err != nil {
@@ -102,7 +102,7 @@ func (j *judge) nothing(seen string, hides ...error) {
 	}
 }
 
-// of reports whether a fact is known, and notes that it is not.
+// of reports whether a fact is known, and records it if not.
 func of[T any](j *judge, about string, k Known[T]) (T, bool) {
 	if k.Err != nil {
 		j.unknown(about, k.Err)
@@ -110,7 +110,7 @@ func of[T any](j *judge, about string, k Known[T]) (T, bool) {
 	return k.Value, k.Err == nil
 }
 
-// sysctl returns a value; "" if the kernel has none of that name, or that is not known.
+// sysctl returns a value; "" if the kernel has none of that name, or if unknown.
 func (j *judge) sysctl(name string) string { return j.facts.Sysctls.Value[name] }
 
 // ability returns what was found out of a mode in a family.
@@ -125,14 +125,15 @@ func (f *Facts) ability(name string, fam lb.Family) (Ability, bool) {
 // errUntried is why a mode cannot be chosen that was not tried.
 var errUntried = errors.New("not tried")
 
-// Runs returns the name of the mode that would run: what was asked for, or what it gives way to here; "" if none can run, or that could
-// not be tried.
+// Runs returns the name of the mode that would run: the configured one, or its fallback here; "" if
+// none can run, or if that could not be tested.
 func Runs(s *Setup, f *Facts) string {
 	m, _ := (&judge{Setup: s, facts: f}).running()
 	return m.Name
 }
 
-// choose says which mode would run, as far as could be tried. What the kernel has on disk counts as there.
+// choose returns the mode that would run, as far as could be tested. Modules on disk count as
+// present.
 func choose(s *Setup, f *Facts) (mode.Choice, error) {
 	list := slices.Clone(s.Modes)
 	for i, m := range list {

@@ -96,7 +96,8 @@ func (j *judge) forwarding() {
 	}
 }
 
-// uses reports whether the configuration has pods of the family; where it does not say, they may be of any that is served.
+// uses reports whether the configuration has pods of the family; if it does not specify that, any
+// served family may have pods.
 func (j *judge) uses(f lb.Family) bool {
 	if len(j.PodCIDRs) == 0 {
 		return f == j.Families[0]
@@ -109,8 +110,9 @@ func (j *judge) uses(f lb.Family) bool {
 	return false
 }
 
-// pods reports whether an interface is of pods: what the configuration says, and the names and kinds that network plugins use. In a
-// container, such as kind's or LXC's, and in a virtual network the uplink has such a kind too, or name.
+// pods reports whether an interface belongs to pods: by the configuration, and by the names and
+// kinds that network plugins use. In a container, such as kind's or LXC's, and in a virtual network
+// the uplink has such a kind or name too.
 func (j *judge) pods(l Link) bool {
 	if j.leaves(l) {
 		return false
@@ -235,7 +237,7 @@ func (j *judge) conntrackUse() {
 	}
 }
 
-// number reads a number that the kernel prints; 0 if it is none.
+// number reads a number that the kernel prints; 0 for anything else.
 func number(s string) uint64 {
 	n, _ := strconv.ParseUint(s, 10, 64)
 	return n

@@ -84,7 +84,8 @@ func (j *judge) kernel() {
 	j.ok("", "Linux %s", v)
 }
 
-// modes says of each mode whether it can run. That one cannot is worth a warning only where the configuration wants it.
+// modes reports for each mode whether it can run. A failure is a warning only if the configuration
+// selects the mode.
 func (j *judge) modes() {
 	for _, m := range j.Modes {
 		switch {
@@ -199,7 +200,7 @@ func (j *judge) programs() {
 	}
 }
 
-// running returns the mode that would run, if that can be said.
+// running returns the mode that would run, if known.
 func (j *judge) running() (mode.Mode, bool) {
 	c, err := choose(j.Setup, j.facts)
 	return c.Mode, err == nil

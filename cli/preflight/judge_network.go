@@ -35,7 +35,7 @@ type server struct {
 
 func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
 
-// uplink returns the interface of the default route, of whatever family.
+// uplink returns the interface of the default route, in either family.
 func (j *judge) uplink() (Link, bool) {
 	for _, r := range j.facts.Routes.Value {
 		if r.Dst.Bits() != 0 {
@@ -48,7 +48,8 @@ func (j *judge) uplink() (Link, bool) {
 	return Link{}, false
 }
 
-// leaves reports whether an interface leads out of the node: a default route goes through it, or it has an address of the Node.
+// leaves reports whether an interface leads out of the node: a default route uses it, or it has an
+// address of the Node.
 func (j *judge) leaves(l Link) bool {
 	if slices.ContainsFunc(j.facts.Routes.Value, func(r Route) bool { return r.Dst.Bits() == 0 && r.Link == l.Index }) {
 		return true
@@ -139,7 +140,7 @@ func (j *judge) linkName(index int) string {
 	return fmt.Sprintf("interface %d", index)
 }
 
-// netips are the service networks, as far as they are known.
+// netips returns the known service networks.
 func netips(c *Cluster) []netip.Prefix {
 	if c == nil {
 		return nil
@@ -158,7 +159,7 @@ func list(ps []netip.Prefix) string {
 	return strings.Join(all, ", ")
 }
 
-// The usual range of NodePorts; the proxy is not told of another.
+// The default range of NodePorts; the proxy has no setting for another.
 const firstNodePort, lastNodePort = 30000, 32767
 
 func (j *judge) nodePorts() {
@@ -202,7 +203,7 @@ func (j *judge) localPorts() {
 	}
 }
 
-// reserved reports whether a list such as 8080,30000-32767 has all ports of a range.
+// reserved reports whether a list such as 8080,30000-32767 contains all ports of a range.
 func reserved(list string, first, last int) bool {
 	for part := range strings.SplitSeq(list, ",") {
 		var from, to int

@@ -94,7 +94,7 @@ func (j *judge) backends() {
 	}
 }
 
-// hasChain returns where there is a chain that is says yes to.
+// hasChain returns the places of the chains for which is returns true.
 func (j *judge) hasChain(is func(Chain) bool) []string {
 	var where []string
 	for _, c := range slices.Concat(j.facts.Chains.Value, j.facts.Legacy.Value) {
@@ -112,7 +112,7 @@ func prefixed(prefixes ...string) func(Chain) bool {
 	}
 }
 
-// hasLink returns the interfaces that is says yes to.
+// hasLink returns the interfaces for which is returns true.
 func (j *judge) hasLink(is func(Link) bool) []string {
 	var names []string
 	for _, l := range j.facts.Links.Value {
@@ -191,7 +191,8 @@ func (j *judge) ports() {
 
 func (j *judge) cilium() {
 	devices := j.hasLink(func(l Link) bool { return strings.HasPrefix(l.Name, "cilium_") || strings.HasPrefix(l.Name, "lxc_") })
-	// Its programs at the hooks of sockets are those of the replacement; older versions had no prefix.
+	// Its programs at socket hooks belong to the kube-proxy replacement; older versions had no
+	// prefix.
 	sockets := j.hasBPF("cil_sock", "sock4_connect", "sock6_connect")
 	switch {
 	case len(sockets) > 0:
@@ -227,7 +228,7 @@ func (j *judge) calico() {
 	}
 }
 
-// hostFirewall returns a check for a host firewall that is known by its chains.
+// hostFirewall returns a check for a host firewall with known chains.
 func hostFirewall(name string, is func(Chain) bool) func(*judge) {
 	return func(j *judge) {
 		if at := j.hasChain(is); len(at) > 0 {
@@ -267,7 +268,7 @@ func (j *judge) dropPolicy() {
 	for _, c := range slices.Concat(j.facts.Chains.Value, j.facts.Legacy.Value) {
 		switch {
 		case !c.Drop || c.Hook != "forward" && c.Hook != "input":
-		case strings.HasPrefix(c.Table, "kube-proxy"), docker && dropsForward(c): // ours; told of Docker
+		case strings.HasPrefix(c.Table, "kube-proxy"), docker && dropsForward(c): // ours; reported for Docker
 		default:
 			j.warn(fmt.Sprintf("%s %s %s", c.Family, c.Table, c.Name), "its policy at %s is drop", c.Hook)
 		}

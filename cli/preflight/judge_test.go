@@ -24,7 +24,7 @@ func prefixes(list ...string) (all []netip.Prefix) {
 	return all
 }
 
-// usual is a node on which all is well, and what is to run there.
+// usual is a healthy node, and the setup for it.
 func usual() (*Setup, *Facts) {
 	s := &Setup{
 		Modes:    mode.List{{Name: "first", Unasked: runtime.GOOS, LocalhostNodePorts: true}, {Name: "second", Unasked: runtime.GOOS, Terminates: true}, {Name: "gives-way", FallsBackTo: "second"}},
@@ -50,7 +50,7 @@ func usual() (*Setup, *Facts) {
 
 func line(f Finding) string { return fmt.Sprintf("%s %s %s: %s", f.ID, f.Severity, f.About, f.Seen) }
 
-// On a node where all is well there is nothing but ok and info.
+// A healthy node has only findings ok and info.
 func TestNothingToSay(t *testing.T) {
 	s, f := usual()
 	all := Judge(s, f)
@@ -64,7 +64,7 @@ func TestNothingToSay(t *testing.T) {
 	}
 }
 
-// Each case changes that node, and says which finding comes of it: the beginning of its line.
+// Each case changes that node, and has the resulting finding: the start of its line.
 func TestJudge(t *testing.T) {
 	cannot := func(f *Facts, name string, why error) {
 		for i := range f.Abilities {
@@ -211,7 +211,7 @@ func TestJudge(t *testing.T) {
 
 var errNeedsRoot = errors.New("needs root")
 
-// Nothing is known: every finding says so, none is ok for want of a look.
+// All facts are unknown: every finding says so, and none is ok because a probe failed.
 func TestNothingKnown(t *testing.T) {
 	s, f := usual()
 	dark := errors.New("it is dark")

@@ -18,8 +18,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// Look has all probes look at this machine, in the network namespace of the process. It returns within a few times
-// Setup.Patience, whatever hangs.
+// Look runs all probes on this machine, in the network namespace of the process. It returns within
+// a few times Setup.Patience, even if probes hang.
 func Look(ctx context.Context, s *Setup) *Facts {
 	f := &Facts{OS: runtime.GOOS}
 	m := modules{proc: "/proc", sys: "/sys", lib: "/lib/modules"}
@@ -76,7 +76,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	return f
 }
 
-// look has a probe look beside the others.
+// look runs a probe in parallel with the others.
 func look[T any](ctx context.Context, s *Setup, all *sync.WaitGroup, at *Known[T], probe func(context.Context) (T, error)) {
 	all.Go(func() { *at = within(ctx, s.patience(), probe) })
 }
@@ -104,14 +104,14 @@ func tryMode(ctx context.Context, s *Setup, of mode.Mode, m modules) (all []Abil
 	return all
 }
 
-// inEmptyNamespace runs f on a thread of its own in a new network namespace, which ends with it: whatever the kernel makes there
-// for being asked goes with it.
+// inEmptyNamespace runs f on a separate thread in a new network namespace, which ends with it:
+// objects that the kernel creates for the test end too.
 func inEmptyNamespace(f func()) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			done <- inEmptyNamespace(f) // the main thread must stay what it is; it is taken, so this is another
+			done <- inEmptyNamespace(f) // the main thread must not change; it is busy, so this is another
 			runtime.UnlockOSThread()
 			return
 		}
@@ -125,7 +125,7 @@ func inEmptyNamespace(f func()) error {
 	return <-done
 }
 
-// changes are the sysctls that the mode that would run asks to be changed.
+// changes returns the sysctls that the mode would change.
 func changes(s *Setup, f *Facts) ([]system.Change, error) {
 	choice, err := choose(s, f)
 	if err != nil {
@@ -171,7 +171,8 @@ func (m modules) loadable(names []string) bool {
 	return true
 }
 
-// listed returns the modules in a list of the running kernel's, such as kernel/net/netfilter/nf_tables.ko.
+// listed returns the modules in a list of the running kernel, such as
+// kernel/net/netfilter/nf_tables.ko.
 func (m modules) listed(list string) map[string]bool {
 	release, err := os.ReadFile(filepath.Join(m.proc, "sys/kernel/osrelease"))
 	if err != nil {
@@ -257,7 +258,7 @@ func memory(context.Context) (uint64, error) {
 	return 0, errors.New("/proc/meminfo has no MemTotal")
 }
 
-// words returns the words of each line of a file that has any; none if it cannot be read.
+// words returns the words of each non-empty line of a file; none if it cannot be read.
 func words(file string) (all [][]string) {
 	data, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(data)) {
@@ -268,7 +269,7 @@ func words(file string) (all [][]string) {
 	return all
 }
 
-// needsRoot says of a refusal what would have helped.
+// needsRoot adds the needed privilege to a permission error.
 func needsRoot(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("needs root: %w", err)

@@ -62,7 +62,8 @@ func TestModules(t *testing.T) {
 	}
 }
 
-// A mode whose question would load a module is not asked, unless that is wanted; what is on disk counts as there.
+// A mode whose test would load a module is not tested, unless requested; modules on disk count as
+// present.
 func TestModesAreNotAskedForModules(t *testing.T) {
 	root := tree(t, host...)
 	m := modules{filepath.Join(root, "proc"), filepath.Join(root, "sys"), filepath.Join(root, "lib")}
@@ -87,7 +88,7 @@ func TestModesAreNotAskedForModules(t *testing.T) {
 	}
 }
 
-// Every mode that can be asked for names the modules that a question may load, so that nobody has to know.
+// Every mode that can be configured lists the modules that its test may load.
 func TestModesNameModules(t *testing.T) {
 	for _, m := range all.Modes() {
 		if m.Here() && (m.Modules == nil || len(m.Modules(mode.Settings{Family: lb.IPv4})) == 0 || len(m.Modules(mode.Settings{Family: lb.IPv6})) == 0) {
@@ -96,7 +97,7 @@ func TestModesNameModules(t *testing.T) {
 	}
 }
 
-// What hangs is given up, and said to hang; all else is known.
+// A hanging probe is abandoned and reported; all other facts are known.
 func TestNothingHangs(t *testing.T) {
 	never := make(chan struct{})
 	t.Cleanup(func() { close(never) })
@@ -117,7 +118,7 @@ func TestNothingHangs(t *testing.T) {
 	}
 }
 
-// A program that never stops to speak costs the node no memory: what it says is cut.
+// A program with endless output costs the node no memory: its output is cut.
 func TestProgramsThatRave(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "nft"), []byte("#!/bin/sh\necho nftables v1\ni=0\nwhile [ $i -lt 64 ]; do printf '%065536d' 0; i=$((i+1)); done\n"), 0o755); err != nil {
@@ -145,7 +146,7 @@ func TestReadSaved(t *testing.T) {
 	}
 }
 
-// Without /proc/sys nothing is known of sysctls; that is not the same as a kernel that has none of them.
+// Without /proc/sys all sysctls are unknown; that differs from a kernel without them.
 func TestSysctlsNotThere(t *testing.T) {
 	if all, err := readSysctlsBy(func(string) (string, error) { return "", fs.ErrNotExist }); err == nil || !strings.Contains(err.Error(), "/proc/sys") {
 		t.Errorf("%v %v", all, err)
@@ -161,7 +162,8 @@ func TestSysctlsNotThere(t *testing.T) {
 	}
 }
 
-// A file of an earlier folder hides that of its name in a later one, and later files beat earlier ones.
+// A file of an earlier folder hides one of the same name in a later folder, and later files
+// override earlier ones.
 func TestSysctlFiles(t *testing.T) {
 	root := tree(t, "etc/sysctl.d/10-a.conf net.ipv4.ip_forward = 1|# no|;no|-net/ipv4/conf/eth0.5/rp_filter=1", "usr/lib/sysctl.d/10-a.conf net.ipv4.ip_forward=7",
 		"usr/lib/sysctl.d/50-b.conf net.ipv4.ip_forward=0|nonsense|", "etc/sysctl.d/readme no=1", "etc/sysctl.conf vm.swappiness=1")
@@ -195,7 +197,7 @@ func TestParseSocket(t *testing.T) {
 	}
 }
 
-// No text of the kernel, of iptables-save or of a file of sysctl.d is too odd to be read.
+// Any text of the kernel, of iptables-save or of a file of sysctl.d can be parsed.
 func FuzzParsers(f *testing.F) {
 	f.Add("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j DROP\n")
 	f.Add("net/ipv4/conf/eth0.5/rp_filter=1\n- =\n/=")

@@ -10,7 +10,7 @@ import (
 	"runtime"
 )
 
-// errElsewhere is why a thing of Linux is not known elsewhere.
+// errElsewhere is the reason why facts of Linux are unknown on other systems.
 var errElsewhere = errors.New("only checked on Linux")
 
 // Look has the probes look at this machine that are not of Linux.

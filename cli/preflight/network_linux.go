@@ -77,7 +77,8 @@ func routes(ctx context.Context) ([]Route, error) {
 	})
 }
 
-// listening lists sockets that take connections, and bound ones of UDP, with the programs that have them, as far as they can be seen.
+// listening lists listening TCP sockets, and bound UDP ones, with the programs that own them, as
+// far as visible.
 func listening(ctx context.Context) (all []Socket, err error) {
 	inodes := map[string][]int{}
 	for _, proto := range []string{"tcp", "tcp6", "udp", "udp6"} {
@@ -119,7 +120,7 @@ func listening(ctx context.Context) (all []Socket, err error) {
 	return all, nil
 }
 
-// parseSocket reads a line of /proc/net/tcp or udp; it is none of a socket that waits for others if not ok.
+// parseSocket reads a line of /proc/net/tcp or udp; not ok for a socket that does not listen.
 func parseSocket(line string, udp bool) (at netip.AddrPort, inode string, ok bool) {
 	f := strings.Fields(line)
 	if len(f) < 10 {
@@ -144,7 +145,7 @@ func parseSocket(line string, udp bool) (at netip.AddrPort, inode string, ok boo
 	return netip.AddrPortFrom(a, uint16(n)), f[9], valid
 }
 
-// asked are the sysctls that Judge looks at.
+// asked are the sysctls that Judge reads.
 var asked = []string{
 	ipForward, ipv6Forwarding, "net.ipv4.conf.all.rp_filter", bridgeCalls, bridgeCalls6, "net.ipv4.conf.all.route_localnet",
 	conntrackMax, conntrackCount, conntrackBuckets, portRange, "net.ipv4.ip_local_reserved_ports", "fs.file-max", "fs.nr_open",
@@ -168,10 +169,11 @@ func readSysctlsBy(read func(name string) (string, error)) (map[string]string, e
 	return all, nil
 }
 
-// sysctlFolders are where sysctl --system reads; a file of one hides those of its name in later ones.
+// sysctlFolders are the folders of sysctl --system; a file of one hides those of its name in later
+// ones.
 var sysctlFolders = []string{"etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d", "lib/sysctl.d"}
 
-// sysctlFiles reads what the machine sets when it starts, the later assignment of a name winning.
+// sysctlFiles reads the machine's settings at boot; the last assignment of a name wins.
 func sysctlFiles(root string) ([]Assignment, error) {
 	files := map[string]string{}
 	for _, folder := range slices.Backward(sysctlFolders) {

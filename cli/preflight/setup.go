@@ -11,17 +11,17 @@ import (
 	"kube-proxy/mode"
 )
 
-// ErrSlow is that a probe had timed out.
+// ErrSlow means that a probe timed out.
 var ErrSlow = errors.New("timed out")
 
-// Setup is what would run: what the configuration asks for.
+// Setup describes what would run: the configuration.
 type Setup struct {
 	Modes mode.List
 	// Asked is the configured mode; "" for the best that the host supports.
 	Asked string
-	// Families are those that are to be served, the primary one first; at least one.
+	// Families are those to serve, the primary one first; at least one.
 	Families []lb.Family
-	// NodeName is the name of the Node, and Hostname what the machine calls itself.
+	// NodeName is the name of the Node, and Hostname the machine's hostname.
 	NodeName, Hostname string
 	PodCIDRs           []netip.Prefix
 	// PodInterface is the bridge of the pods, or what their interfaces' names begin with; "" if that is not configured.
@@ -29,11 +29,11 @@ type Setup struct {
 	// Healthz and Metrics are where servers are to listen, not valid if nowhere.
 	Healthz, Metrics netip.AddrPort
 
-	// With returns what the configuration asks of a mode for a family; nil for no more than the family.
+	// With returns the settings of a mode for a family; nil for the family alone.
 	With func(lb.Family) mode.Settings
-	// Host returns what the configuration asks of the host in a mode.
+	// Host returns the configured settings of the host in a mode.
 	Host func(mode.Mode) (system.Settings, error)
-	// API asks the API server; nil if Services come from a folder.
+	// API queries the API server; nil if Services come from a folder.
 	API func(context.Context) *Cluster
 	// WriterGroup is the log group of netfilter that a running kube-proxy holds.
 	WriterGroup uint16
@@ -58,7 +58,7 @@ func (s *Setup) patience() time.Duration {
 	return s.Patience
 }
 
-// cluster asks the API server; nil if Services come from a folder.
+// cluster queries the API server; nil if Services come from a folder.
 func (s *Setup) cluster(ctx context.Context) *Cluster {
 	if s.API == nil {
 		return nil
@@ -70,8 +70,8 @@ func (s *Setup) cluster(ctx context.Context) *Cluster {
 	return k.Value
 }
 
-// within returns what a probe says, or that it takes too long. The probe is given up: it goes on until it ends by itself, or the
-// process does.
+// within returns the result of a probe, or that it timed out. An abandoned probe runs until it ends
+// by itself, or the process does.
 func within[T any](ctx context.Context, patience time.Duration, probe func(context.Context) (T, error)) Known[T] {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	answer := make(chan Known[T], 1)

@@ -85,8 +85,7 @@ func (r *run) moves(ctx context.Context, from string, to netip.AddrPort, before,
 }
 
 // echo is a pod or a node that answers as `agnhost netexec` does: /hostname with its name,
-// /clientip with its client's address, and /dial with the answer of a server to which it connects
-// itself.
+// /clientip with its client's address, and /dial with the answer of another server.
 type echo struct {
 	at   netip.AddrPort // not valid for the node that runs the test, which only connects
 	name string

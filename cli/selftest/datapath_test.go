@@ -19,11 +19,11 @@ import (
 )
 
 // wires connect the node and its servers as the fake resolves packets; HTTP servers of this machine
-// stand in for pods.
+// replace pods.
 type wires struct {
 	t       *testing.T
 	hns     *hnsfake.Fake
-	servers map[netip.AddrPort]string // the address that stands for an echo's
+	servers map[netip.AddrPort]string // the address that represents an echo's
 	here    map[netip.Addr]bool       // pods of this node
 	alter   func(hnsfake.Verdict) hnsfake.Verdict
 

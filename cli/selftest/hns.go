@@ -94,7 +94,7 @@ func with(all []hns.Endpoint, a netip.Addr) int {
 	return slices.IndexFunc(all, func(e hns.Endpoint) bool { return e.Has(a) })
 }
 
-// asked is the plane's request for an endpoint, with a name that no proxy uses.
+// asked returns the plane's request for an endpoint, with a name that no proxy uses.
 func (n *hnsNode) asked(a netip.Addr) (hns.Endpoint, error) {
 	e, err := hns.EndpointOf(n.net, a)
 	e.Name = "kube-proxy-selftest " + a.String()
@@ -302,7 +302,7 @@ func (n *hnsNode) hasIPv6() bool {
 	})
 }
 
-// mappingFlags returns the flags of port mappings that HNS accepts, each on its own.
+// mappingFlags returns the flags of port mappings that HNS accepts, each by itself.
 func (n *hnsNode) mappingFlags(ctx context.Context) (accepted hns.PortMappingFlags) {
 	e, err := n.endpoint(ctx, pod)
 	for flag := hns.MappingILB; err == nil && flag <= hns.MappingVIPExternal; flag <<= 1 {

@@ -1,4 +1,5 @@
-// Package selftest proves on one machine what a mode claims, in nine steps ("kube-proxy selftest"):
+// Package selftest tests the properties of a mode on one machine, in nine steps ("kube-proxy
+// selftest"):
 //
 //	1 node ─▶ 2 network ─▶ 3 endpoints ─▶ 4 refusals ─▶ 5 load balancers ─▶
 //	6 latency ─▶ 7 data path ─▶ 8 restarts ─▶ 9 service
@@ -7,10 +8,10 @@
 // run this program in a lab of network namespaces and send packets. Each result is a [Line] of a
 // transcript, which package hnsfake reads. A step that does not apply has one line with the reason.
 //
-// It uses HNS, not the plane, because a Reset would delete real Services' load balancers. It creates
-// those that [hns.Render] returns, and holds the writer lock against audits. Step 7 sends packets from
-// pods of the image agnhost netexec, named by --echo, because the command cannot act in a pod; it
-// creates none, because a node must be provable before it joins.
+// It uses HNS, not the plane, because a Reset would delete real Services' load balancers. It
+// creates those that [hns.Render] returns, and holds the writer lock to prevent audits. Step 7
+// sends packets from pods of the image agnhost netexec, named by --echo, because the command cannot
+// act in a pod; it creates none, because a node must be provable before it joins.
 package selftest
 
 import (
@@ -45,7 +46,7 @@ type Line struct {
 	Source string `json:"source"`
 }
 
-// Failed: the node does not do what the proxy needs. Skipped: the claim was not tested.
+// Failed: the node lacks something that the proxy needs. Skipped: the property was not tested.
 const (
 	Failed  = "failed"
 	Skipped = "skipped"
@@ -56,8 +57,8 @@ const echoPort = 8080
 
 // Config configures a test.
 type Config struct {
-	// Mode is the mode that runs, and Asked the requested one or "". Terminates: its connections
-	// end at the proxy.
+	// Mode is the running mode, and Asked the configured one or "". Terminates: its connections end
+	// at the proxy.
 	Mode, Asked string
 	Terminates  bool
 	// Findings are those of [preflight.Judge].
