@@ -266,7 +266,7 @@ func mergeEvents(out io.Writer, answers []nodeAnswer, wide bool) error {
 		for _, x := range c.Changes {
 			k := key{object: x.Object, what: x.What, family: x.Family}
 			if k.api = timeOf(x.API, x.Done); x.API == nil {
-				k.api = k.api.Truncate(time.Minute) // events without a time of the API are merged if they occur in the same minute
+				k.api = k.api.Truncate(time.Minute) // without a time of the API, events of one minute are merged
 			}
 			of := by[k]
 			if of == nil {

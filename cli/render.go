@@ -45,7 +45,7 @@ func (p *program) render() *cobra.Command {
 			return render(cfg, p.modes, p.out, p.errOut)
 		},
 	})
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { // it has no flags of its own: report all mistakes at once
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { // report all mistakes at once
 		return config.Unparsed(slices.DeleteFunc(slices.Clone(p.commandLine), func(s string) bool { return s == "render" }), err, p.modes)
 	})
 	return cmd

@@ -1,5 +1,6 @@
-// Package bisect finds the few things among many because of which all of them are refused, by halves and in a bounded number
-// of attempts. The things must not depend on each other. Whoever searches makes the attempts, in one loop or one by one:
+// Package bisect finds the few items among many that make a batch fail, by halves and in a limited
+// number of attempts. The items must not depend on each other. The caller makes the attempts, in
+// one loop or one by one:
 //
 //	s := bisect.New(bisect.Halves(all), 1)
 //	for group := s.Next(); group != nil; group = s.Next() {
@@ -9,11 +10,11 @@
 //			// group[0] is a culprit
 //		}
 //	}
-//	// what s.Left returns was not tried: the search gave up
+//	// s.Left returns the untried items: the search gave up
 //
-// Of n things up to three that are refused alone, and any number of others, are always told apart; of more as far as the
-// bound allows. One costs about 2·log2(n) attempts. Where everything is refused the search gives up after log2(n) and a few, so
-// that who is asked meets no storm.
+// Of n items, up to three that are refused alone, with any number of others, are always found; more
+// as far as the limit allows. One costs about 2·log2(n) attempts. If everything is refused the
+// search gives up after log2(n) and a few attempts, so that it causes no storm.
 package bisect
 
 import "math/bits"
@@ -27,8 +28,8 @@ type Search[T any] struct {
 	took   bool
 }
 
-// New begins a search among groups, each of which is tried as a whole first, the last one first. refused is how often in a row
-// something with them in it was refused before.
+// New starts a search among groups. It first tries each as a whole, the last one first. refused is
+// the number of consecutive refusals of batches with these items.
 func New[T any](groups [][]T, refused int) *Search[T] {
 	n := 0
 	for _, g := range groups {
@@ -38,7 +39,7 @@ func New[T any](groups [][]T, refused int) *Search[T] {
 	return &Search[T]{groups: groups, left: 4*depth + 16, inARow: refused, limit: depth + 8}
 }
 
-// Halves are the groups of what was refused together; what comes first is tried first.
+// Halves returns the groups of a refused batch; the first half is tried first.
 func Halves[T any](all []T) [][]T {
 	m := len(all) / 2
 	return [][]T{all[m:], all[:m]}
@@ -57,11 +58,11 @@ func (s *Search[T]) Next() []T {
 	return nil
 }
 
-// Took says that the group was taken.
+// Took records that the group was accepted.
 func (s *Search[T]) Took() { s.inARow, s.took = 0, true }
 
-// Refused says that the group, or what is left of it, was refused. It reports whether that is a single thing: a culprit. Else
-// its halves are tried next.
+// Refused records that the group, or the rest of it, was refused. It reports whether that is a
+// single item: a culprit. Otherwise its halves are tried next.
 func (s *Search[T]) Refused(group []T) (culprit bool) {
 	s.left--
 	s.inARow++
@@ -78,7 +79,7 @@ func (s *Search[T]) GaveUp() bool { return s.left <= 0 || s.inARow > s.limit }
 // Promising reports whether something was taken: then the rest is likely to hold more that can be.
 func (s *Search[T]) Promising() bool { return s.took }
 
-// Left returns what has not been tried by itself, or in a group that was taken.
+// Left returns the items that were not tried alone, or in an accepted group.
 func (s *Search[T]) Left() []T {
 	var all []T
 	for _, g := range s.groups {

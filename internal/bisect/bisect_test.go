@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// run searches among n things of which bad are refused, and returns those that it found, those that were taken, and how many
-// attempts it made.
+// run searches among n items with those in bad refused, and returns the culprits found, the
+// accepted items, and the number of attempts.
 func run(n int, bad map[int]bool) (s *Search[int], found, taken []int, attempts int) {
 	all := make([]int, n)
 	for i := range all {
@@ -38,8 +38,9 @@ func keys(bad map[int]bool) []int {
 	return out
 }
 
-// Whatever is refused: nothing is blamed that can be taken, nothing is taken that is refused, nothing gets lost, and the number of
-// attempts is bounded. If the search does not give up it has found all, and with up to three it never does.
+// For any set of refused items: no acceptable one is blamed, no refused one is accepted, none is
+// lost, and the number of attempts is limited. If the search does not give up it has found all, and
+// with up to three it never gives up.
 func TestSearch(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 20_000 {
@@ -93,7 +94,7 @@ func TestOneCulprit(t *testing.T) {
 	}
 }
 
-// Where all is refused the search ends soon, and says that nothing is known of the rest.
+// If all are refused the search ends soon, and leaves the rest undecided.
 func TestAllRefused(t *testing.T) {
 	bad := map[int]bool{}
 	for i := range 10_000 {

@@ -49,7 +49,7 @@ func BPFPrograms(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-// bpfError says what the end of the list means.
+// bpfError interprets the error at the end of the list.
 func bpfError(errno unix.Errno) error {
 	switch {
 	case errors.Is(errno, unix.ENOENT), errors.Is(errno, unix.ENOSYS): // the end; a kernel without BPF

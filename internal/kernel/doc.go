@@ -1,6 +1,6 @@
-// Package kernel asks the running kernel what it can do, and its netfilter what there is, sets sysctls and the like, and waits for
-// packets that are under way.
+// Package kernel queries the abilities of the running kernel, and netfilter's state, sets sysctls,
+// and waits for packets in progress.
 //
-// Probes and sysctls work in the network namespace of the calling thread: a caller that is to look at
+// Probes and sysctls work in the network namespace of the calling thread: a caller that needs
 // another one switches a locked thread there first.
 package kernel

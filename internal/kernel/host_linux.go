@@ -98,7 +98,8 @@ func HasIPVS() bool {
 	return err == nil
 }
 
-// LoadIPVS makes the kernel load ip_vs if it can. The error wraps ErrUnsupported if there is none.
+// LoadIPVS makes the kernel load ip_vs if it can. The error wraps ErrUnsupported if the kernel has
+// none.
 func LoadIPVS() error {
 	if HasIPVS() {
 		return nil
@@ -113,7 +114,7 @@ func LoadIPVS() error {
 	return nil
 }
 
-// askForFamily asks for a family of generic netlink. The kernel loads a module if it has one. The
+// askForFamily requests a family of generic netlink. The kernel loads a module if it has one. The
 // error wraps unix.ENOENT without the family.
 func askForFamily(name string) error {
 	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_GENERIC})

@@ -62,7 +62,8 @@ func TestSetOOMScoreAdj(t *testing.T) {
 	}
 }
 
-// Where the kernel has conntrack or IPVS, loading it is no error; otherwise the error says what is missing.
+// If the kernel has conntrack or IPVS, loading it is no error; otherwise the error names the
+// missing part.
 func TestLoad(t *testing.T) {
 	inNamespace(t, func() {
 		if err := LoadConntrack(); err != nil {

@@ -53,7 +53,7 @@ func TestRunning(t *testing.T) {
 	}
 }
 
-// G7: what the kernel answers is told apart, and said with what to do about it.
+// G7: the kernel's answers are distinguished, and reported with a remedy.
 func TestNFTablesAnswer(t *testing.T) {
 	for _, c := range []struct {
 		errno unix.Errno
@@ -79,7 +79,7 @@ func TestNFTablesHere(t *testing.T) {
 	})
 }
 
-// Without CAP_NET_ADMIN the probe says so, and does not say that the kernel lacks nf_tables.
+// Without CAP_NET_ADMIN the probe reports that, and not that the kernel lacks nf_tables.
 func TestNFTablesWithoutCapability(t *testing.T) {
 	inNamespace(t, func() {
 		dropAll := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -134,7 +134,7 @@ func TestSetSysctl(t *testing.T) {
 		if _, err := SetSysctl(name, "nonsense"); !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), name) {
 			t.Errorf("a value that the kernel refuses: %v", err)
 		}
-		// Tabs of the kernel's own and blanks of ours are the same.
+		// Tabs in the kernel's value equal blanks in ours.
 		if wrote, err := SetSysctl("net.ipv4.ping_group_range", "1 0"); wrote || err != nil {
 			t.Errorf("the value that it has, with a blank: wrote %v, %v", wrote, err)
 		}
@@ -144,7 +144,7 @@ func TestSetSysctl(t *testing.T) {
 	}
 }
 
-// inNamespace runs f in a network namespace of its own.
+// inNamespace runs f in a new network namespace.
 func inNamespace(t testing.TB, f func()) {
 	t.Helper()
 	if err := netlab.Isolated(0, func() error { f(); return nil }); err != nil {

@@ -16,11 +16,11 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// ErrHeld says that another process has the lock.
+// ErrHeld means that another process has the lock.
 var ErrHeld = errors.New("another process holds the lock")
 
-// Lock is a lock that one process of a network namespace holds, and that needs CAP_NET_ADMIN there:
-// one of the 65,536 groups to which netfilter rules may log, each of which the kernel gives to one
+// Lock is a lock that one process of a network namespace holds, and that needs CAP_NET_ADMIN there.
+// It is one of the 65,536 groups to which netfilter rules may log; the kernel gives each to one
 // socket. It is free when the socket closes, however its process ends. No rule logs to the group.
 type Lock struct {
 	conn  *netlink.Conn // its socket is the lock
@@ -66,13 +66,13 @@ func (l *Lock) Take() error {
 		return ErrHeld
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("take log group %d of netfilter: %w: CAP_NET_ADMIN is needed", l.group, fs.ErrPermission)
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // nfnetlink knows no such subsystem, and no module brought it
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // nfnetlink has no such subsystem
 		return fmt.Errorf("%w: netfilter's log groups are missing (the module nfnetlink_log, CONFIG_NETFILTER_NETLINK_LOG)", ErrUnsupported)
 	}
 	return fmt.Errorf("take log group %d of netfilter: %w", l.group, err)
 }
 
-// ask sends a message about the group, and returns the error that the kernel answers with.
+// ask sends a message about the group, and returns the kernel's error.
 func (l *Lock) ask(typ uint16, attrs func(*netlink.Encoder)) error {
 	var e netlink.Encoder
 	at := e.Netfilter(typ, unix.NLM_F_ACK, unix.AF_UNSPEC, 0, l.group)
@@ -85,8 +85,8 @@ func (l *Lock) ask(typ uint16, attrs func(*netlink.Encoder)) error {
 type Holder struct {
 	PID     int    // 0 if this process cannot see it, as from another pid namespace
 	Program string // its name
-	State   string // "S (sleeping)", "T (stopped)" and the like
-	Port    uint32 // its socket's netlink port; 0 if nobody has the lock
+	State   string // such as "S (sleeping)" or "T (stopped)"
+	Port    uint32 // its socket's netlink port; 0 if no process has the lock
 }
 
 // String describes the process.
@@ -133,7 +133,7 @@ func (l *Lock) Holder() Holder {
 	return h
 }
 
-// fields returns the words of each line of a file that has any; none if it cannot be read.
+// fields returns the words of each non-empty line of a file; none if it cannot be read.
 func fields(path string) (lines [][]string) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -148,7 +148,7 @@ func fields(path string) (lines [][]string) {
 	return lines
 }
 
-// number reads a number, which the kernel prints as negative in places; 0 if it is none.
+// number reads a number, which the kernel prints as negative in places; 0 for anything else.
 func number(s string) int64 {
 	n, _ := strconv.ParseInt(s, 10, 64)
 	return n

@@ -27,8 +27,8 @@ func openLock(t *testing.T, group uint16) *Lock {
 	return l
 }
 
-// A lock is one process's, or rather one socket's, until that closes; other namespaces and groups have their own. Who may
-// not write rules cannot take it.
+// A lock belongs to one process, or rather to one socket, until that closes; other namespaces and
+// groups have their own. A process without permission to write rules cannot take it.
 func TestLock(t *testing.T) {
 	n := netlab.NamespaceForTest(t)
 	n.Do(func() {
@@ -67,7 +67,7 @@ func TestLock(t *testing.T) {
 	})
 }
 
-// A kernel that does not answer keeps nobody waiting for ever, and a lock that was taken stays.
+// A kernel that does not answer blocks no caller forever, and a taken lock stays.
 func TestLockWithoutAnswer(t *testing.T) {
 	netlab.NamespaceForTest(t).Do(func() {
 		held, other := openLock(t, someGroup), openLock(t, someGroup)

@@ -11,7 +11,7 @@ import (
 // ErrHeld is returned by [Lock.Take] while another process has the lock.
 var ErrHeld = errors.New("another process holds the lock")
 
-// lockAccess has the lock belong to the administrators, and lets them and the system have it.
+// lockAccess makes the administrators the owner of the lock, and gives them and the system access.
 const lockAccess = "O:BAG:BAD:P(A;;GA;;;BA)(A;;GA;;;SY)"
 
 // Lock is a lock of this machine that ends with the process: a named mutex, held by its existence.
@@ -76,7 +76,7 @@ func (l *Lock) Close() error {
 // Holder is the process that has the lock. Windows does not report it.
 type Holder struct{}
 
-// String returns "", for nothing is known.
+// String returns "", because the holder is unknown.
 func (Holder) String() string { return "" }
 
 // Holder returns nothing.

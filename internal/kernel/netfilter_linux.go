@@ -70,7 +70,7 @@ func (n *Netfilter) Ask(typ, flags uint16, family byte, attrs func(*netlink.Enco
 	switch {
 	case errors.Is(err, unix.ENOENT) && flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
 		return nil, nil
-	case errors.Is(err, netlink.ErrInterrupted): // others changed something meanwhile, which may be in the answers or not
+	case errors.Is(err, netlink.ErrInterrupted): // a concurrent change may be missing
 	case err != nil:
 		return nil, err
 	}

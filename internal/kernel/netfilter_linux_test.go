@@ -22,7 +22,7 @@ func named(attr uint16, name string) func(*netlink.Encoder) {
 	return func(e *netlink.Encoder) { e.Str(attr, name) }
 }
 
-// The client stays in the network namespace in which it was opened, whichever thread asks.
+// The client stays in the network namespace in which it was opened, whichever thread uses it.
 func TestNetfilterNamespace(t *testing.T) {
 	n := openThere(t)
 	before, err := n.Generation()
@@ -49,7 +49,7 @@ func TestNetfilterNamespace(t *testing.T) {
 	}
 }
 
-// What the kernel refuses with is an error of its number, but for a dump of what is not there.
+// A refusal by the kernel is an error with its number, except for a dump of a missing object.
 func TestNetfilterRefusals(t *testing.T) {
 	n := openThere(t)
 	for _, c := range []struct {
@@ -118,7 +118,7 @@ func TestNetfilterManyAsk(t *testing.T) {
 	all.Wait()
 }
 
-// openThere opens a client in a network namespace of its own, where the caller is not.
+// openThere opens a client in a new network namespace; the caller is not in it.
 func openThere(t testing.TB) (n *Netfilter) {
 	t.Helper()
 	inNamespace(t, func() {

@@ -12,7 +12,7 @@ import (
 var ErrUnsupported = errors.New("not supported by this kernel")
 
 // NFTables returns nil if the kernel has nf_tables and this process may use it. Otherwise the error
-// wraps ErrUnsupported or fs.ErrPermission, or is one of the socket.
+// wraps ErrUnsupported or fs.ErrPermission, or is a socket error.
 //
 // The kernel loads the module if it has one.
 func NFTables() error {
@@ -30,7 +30,7 @@ func nftablesAnswer(errno unix.Errno) error {
 		return nil
 	case unix.EPERM:
 		return fmt.Errorf("nf_tables needs root, or the capability NET_ADMIN in this network namespace: %w", errno)
-	case unix.EINVAL, unix.EOPNOTSUPP: // nfnetlink knows no such subsystem, and no module brought it
+	case unix.EINVAL, unix.EOPNOTSUPP: // nfnetlink has no such subsystem, and no module supplied it
 		return fmt.Errorf("%w: nf_tables is missing (the module nf_tables of Linux 5.10 or later, CONFIG_NF_TABLES)", ErrUnsupported)
 	}
 	return fmt.Errorf("probe nf_tables: %w", errno)

@@ -17,7 +17,7 @@ func WithNetfilter(f func(*Netfilter) error) error {
 	}
 	defer nf.Close()
 	err = f(nf)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter knows no such subsystem
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter has no such subsystem
 		return nil
 	}
 	return err

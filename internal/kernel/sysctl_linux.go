@@ -13,7 +13,7 @@ import (
 // Tree is the root of the kernel's settings. The zero value is the running system; tests use
 // folders.
 type Tree struct {
-	// Proc and Sys stand for /proc and /sys; "" for those themselves.
+	// Proc and Sys replace /proc and /sys; "" for those themselves.
 	Proc, Sys string
 }
 

@@ -33,8 +33,9 @@ func Open(ctx context.Context, p Address) (net.Listener, error) {
 // ReopenAfter is how long a listener that broke stays closed: its cause, such as a lack of memory, may last.
 const ReopenAfter = time.Second
 
-// Binding is a set of listeners that are served; the zero one, with its functions set, has none. It is used by one
-// goroutine, and calls Serve, Broke and Reopen in others. It must not be copied once it has listened.
+// Binding is a set of served listeners; the zero one, with its functions set, has none. It is used
+// by one goroutine, and calls Serve, Broke and Reopen in others. It must not be copied after it has
+// listened.
 type Binding struct {
 	// Open opens a listener; usually it is [Open].
 	Open func(context.Context, Address) (net.Listener, error)
@@ -52,7 +53,7 @@ type Binding struct {
 // listener is one that is served.
 type listener struct {
 	net.Listener
-	at     netip.AddrPort // as it was asked for, but for a port 0, which became another
+	at     netip.AddrPort // as requested, but a port 0 is replaced by the system's choice
 	closed atomic.Bool    // by us
 	dead   atomic.Bool    // it has ended by itself
 }
@@ -65,9 +66,9 @@ func (l *listener) addr() netip.AddrPort {
 	return l.at
 }
 
-// Rebind listens at these addresses and no others. If it cannot at all of them, it listens where it did before:
-// never at a part of the new ones (HT-14). New listeners open before old ones close, but where one is in the
-// way of the other.
+// Rebind listens at these addresses and no others. If it cannot listen at all of them, it keeps the
+// old ones: never a part of the new ones (HT-14). New listeners open before old ones close, unless
+// they conflict.
 func (b *Binding) Rebind(ctx context.Context, want []Address) error {
 	for p, l := range b.open {
 		if l.dead.Load() {
@@ -91,10 +92,11 @@ func (b *Binding) Rebind(ctx context.Context, want []Address) error {
 		}
 	}
 	err := b.openAt(ctx, add)
-	if err != nil && len(first) > 0 && !errors.Is(err, syscall.EADDRNOTAVAIL) { // else nothing of ours is to blame
+	if err != nil && len(first) > 0 && !errors.Is(err, syscall.EADDRNOTAVAIL) { // else not caused by our listeners
 		b.closeAt(first)
 		if err = b.openAt(ctx, add); err != nil {
-			// What was in the way is opened again; if that fails too, the first error is the one to tell.
+			// A closed conflicting listener is opened again; if that fails too, the first error is
+			// reported.
 			_ = b.openAt(ctx, first)
 		}
 	}
@@ -112,7 +114,7 @@ func (b *Binding) openAt(ctx context.Context, addresses []Address) error {
 		l, err := b.Open(ctx, p)
 		if err != nil {
 			for _, l := range opened {
-				_ = l.Close() // nobody has used it
+				_ = l.Close() // it was never used
 			}
 			return err
 		}
@@ -148,7 +150,7 @@ func (b *Binding) closeAt(addresses []Address) {
 	for _, p := range addresses {
 		if l := b.open[p]; l != nil {
 			l.closed.Store(true)
-			_ = l.Close() // it is gone whatever it says
+			_ = l.Close() // it is gone in any case
 			delete(b.open, p)
 		}
 	}
@@ -161,7 +163,7 @@ func (b *Binding) Close() {
 	}
 }
 
-// only returns the one listener; nil if there is none.
+// only returns the only listener; nil without exactly one.
 func (b *Binding) only() *listener {
 	for _, l := range b.open {
 		return l

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// HT-14: what stays is not touched, what comes opens before what goes closes, except where it has to wait for that;
-// and it is all of the new addresses or the old ones.
+// HT-14: unchanged listeners stay open, new ones open before old ones close, except in a conflict;
+// and the result is all of the new addresses or the old ones.
 func TestRebind(t *testing.T) {
 	for _, test := range []struct {
 		name, old, want string
@@ -74,8 +74,8 @@ func TestRebindNowhere(t *testing.T) {
 	b.serving.Wait()
 }
 
-// A listener that ends though we have not closed it broke, whatever the error says. It is opened again at the next
-// Rebind, which is asked for a while later.
+// A listener that ends without our close broke, whatever the error is. The next Rebind opens it
+// again; the Binding requests that after a delay.
 func TestBroke(t *testing.T) {
 	for _, why := range []error{errors.New("no memory"), net.ErrClosed, nil} {
 		synctest.Test(t, func(t *testing.T) {

@@ -9,10 +9,12 @@ import (
 	"time"
 )
 
-// Crowd bounds how many connections the servers of a group have open together: who opens thousands takes neither
-// memory nor descriptors from the rest of the process. One more than that closes another, first the one that has
-// waited longest since its last answer, or since it came. So a connection that sends nothing, or its request byte by
-// byte, gives way to one that asks. Connections whose request is being answered come last.
+// Crowd limits the number of connections that the servers of a group have open together, so that a
+// client with thousands of connections takes neither memory nor descriptors from the rest of the
+// process. One connection above the limit closes another: first the one with the longest time since
+// its last answer, or since it was accepted. So a connection that sends nothing, or its request
+// byte by byte, makes room for one with a request. Connections with a request in progress come
+// last.
 //
 // Set its fields, then use it with [Crowd.Bound].
 type Crowd struct {
@@ -23,13 +25,13 @@ type Crowd struct {
 
 	mu      sync.Mutex
 	members map[net.Conn]*member
-	waiting list.List // connections without a request in hand; the one that waits longest is first
+	waiting list.List // connections without a request in progress; the one that has waited longest is first
 	busy    list.List // those whose request is being answered, the oldest request first
-	closed  int       // not told yet
+	closed  int       // not reported yet
 	told    time.Time
 }
 
-// member is where a connection stands.
+// member is the state of a connection.
 type member struct {
 	in      *list.List // waiting or busy
 	element *list.Element
@@ -40,7 +42,7 @@ const fullAgain = time.Minute
 
 type memberKey struct{}
 
-// Bound has h, before it serves, count its connections among those of c.
+// Bound makes h count its connections among those of c. Call it before h serves.
 func (c *Crowd) Bound(h *http.Server) {
 	h.ConnState = func(conn net.Conn, s http.ConnState) {
 		switch s {
@@ -79,7 +81,7 @@ func (c *Crowd) join(conn net.Conn) {
 	}
 	c.mu.Unlock()
 	if out != nil {
-		_ = out.Close() // its server notices, and nobody is left to tell of an error
+		_ = out.Close() // its server notices; no caller is left for an error
 	}
 	if tell > 0 && c.Full != nil {
 		c.Full(tell)

@@ -36,7 +36,7 @@ type guest struct {
 	in *bufio.Reader
 }
 
-// ask sends a request and returns the body's length, or -1 if there is no answer.
+// ask sends a request and returns the body's length, or -1 without an answer.
 func (g *guest) ask(path string) int64 {
 	if _, err := fmt.Fprintf(g, "GET %s HTTP/1.1\r\nHost: a\r\n\r\n", path); err != nil {
 		return -1
@@ -57,8 +57,8 @@ func (g *guest) open() bool {
 	return ok && timeout.Timeout()
 }
 
-// Of too many connections that one is closed that has waited longest since it came or had its last answer. Bytes of a
-// request that does not end are no merit; a request in hand is.
+// Of too many connections the one is closed with the longest time since it was accepted or got its
+// last answer. Bytes of an unfinished request do not count; a request in progress does.
 func TestCrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []int
@@ -113,7 +113,7 @@ func TestCrowd(t *testing.T) {
 			go g.ask("/slow")
 		}
 		synctest.Wait()
-		if come().ask("/") != 0 { // all others are busy: the oldest gives way
+		if come().ask("/") != 0 { // all others are busy: the oldest is closed
 			t.Error("no answer while all are busy")
 		}
 		close(hold)

@@ -12,23 +12,23 @@ import (
 	"kube-proxy/test/listentest"
 )
 
-// fake opens listeners that nobody can reach, and fails as told.
+// fake opens listeners that no client can reach, and fails on demand.
 type fake struct{ listentest.Opener }
 
 func (f *fake) listen(ctx context.Context, p Address) (net.Listener, error) {
 	return f.Open(ctx, p.Network, p.At)
 }
 
-// did returns what was opened, closed and told since it was asked last.
+// did returns the events since the last call: opened, closed, reported.
 func (f *fake) did() string { return strings.Join(f.Did(), ", ") }
 
-// acceptOnly serves nobody, until the listener ends.
+// acceptOnly accepts connections without serving them, until the listener ends.
 func acceptOnly(l net.Listener) error {
 	_, err := l.Accept()
 	return err
 }
 
-// pass lets made-up time pass, and what happens then be done.
+// pass advances the fake clock, and waits for the results.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()

@@ -1,5 +1,5 @@
 package listen
 
-// fileLimit is what the process takes for its limit: Windows has 2^24 handles for each, and gives out of the pool that all
-// processes share, so we take no more than a Linux node commonly has.
+// fileLimit is the limit that the process assumes: Windows has 2^24 handles for each process, from
+// a pool that all share, so we use no more than is usual on a Linux node.
 func fileLimit() uint64 { return 1 << 16 }

@@ -12,7 +12,7 @@ import (
 // RetryEvery is the time from one try to bind an address to the next (HT-07).
 const RetryEvery = 5 * time.Second
 
-// Config says what is done with the listener of a [Mover]. All must be set.
+// Config configures a [Mover]. All fields must be set.
 type Config struct {
 	// Open opens a listener; usually it is [Open].
 	Open func(context.Context, Address) (net.Listener, error)
@@ -20,8 +20,8 @@ type Config struct {
 	Serve func(net.Listener) error
 	// Broke is called when a listener ends without being closed. It is opened again [ReopenAfter] later.
 	Broke func(at netip.AddrPort, err error)
-	// Failed is called when an address cannot be bound: once, not at each try, until it can or the error changes.
-	// Again says whether it is tried again; else Run returns the error.
+	// Failed is called when an address cannot be bound: once, not at each try, until it can or the
+	// error changes. again reports whether the Mover retries; otherwise Run returns the error.
 	Failed func(at netip.AddrPort, err error, again bool)
 	// Moved receives the old and the new address of the listener. An address that is not valid means none, also
 	// after the listener broke.
@@ -47,12 +47,14 @@ type target struct {
 // NewMover returns a Mover without an address.
 func NewMover(cfg Config) *Mover { return &Mover{cfg: cfg, changed: make(chan struct{}, 1)} }
 
-// Move says where to listen from now on; the zero AddrPort means nowhere. An unspecified address, of either family,
-// means all addresses of both, where the kernel has both. The new address is bound before the old one is let go,
-// unless one of them contains the other: then a connection may be refused in between.
+// Move sets the address; the zero AddrPort means no address. An unspecified address, of either
+// family, means all addresses of both, where the kernel has both. The new address is bound before
+// the old one is closed, unless one of them contains the other: then a connection may be refused in
+// between.
 //
-// An address that cannot be bound is tried again [RetryEvery], while the old one serves; with hardFail the first try
-// must succeed, or it ends [Mover.Run] with an error (HT-07). Move does not block, and may be called before Run.
+// An address that cannot be bound is retried every [RetryEvery], while the old one serves; with
+// hardFail the first try must succeed, or it ends [Mover.Run] with an error (HT-07). Move does not
+// block, and may be called before Run.
 func (m *Mover) Move(at netip.AddrPort, hardFail bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -109,8 +111,8 @@ func (m *Mover) Run(ctx context.Context) error {
 	}
 }
 
-// take returns the target, of which the ring, if it has come, tells nothing more. That the first try must succeed
-// is told once: a listener that broke later is no reason to end.
+// take returns the target, and clears the notification if there is one. It reports hardFail once: a
+// listener that breaks later is no reason to end.
 func (m *Mover) take() target {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,7 +151,7 @@ func (m *Mover) end(b *Binding) {
 	b.serving.Wait()
 }
 
-// ShutDown lets requests in hand finish, for as long as the limit; then it cuts them off.
+// ShutDown lets requests in progress finish, within the limit; then it closes their connections.
 func ShutDown(h *http.Server, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

@@ -19,7 +19,7 @@ var (
 	two = netip.MustParseAddrPort("192.0.2.2:80")
 )
 
-// config tells all to the fake.
+// config reports everything to the fake.
 func config(f *fake) Config {
 	return Config{
 		Open: f.listen, Serve: acceptOnly,
@@ -43,7 +43,8 @@ func run(t *testing.T, m *Mover) (stop func() error) {
 	}
 }
 
-// HT-07: a try each 5 s, told once; a move is tried at once; the old address stays until the new one is had.
+// HT-07: a try every 5 s, reported once; a move is tried at once; the old address stays until the
+// new one is bound.
 func TestMover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
@@ -89,7 +90,7 @@ func TestMover(t *testing.T) {
 	})
 }
 
-// What was in the way and is opened again at each try is where it was: nothing to tell.
+// A conflicting listener that is opened again at each try did not move: nothing is reported.
 func TestMoverInTheWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
@@ -185,7 +186,7 @@ func TestMoverWaits(t *testing.T) {
 	})
 }
 
-// freePort returns a port that nobody listens on, on any address. It is none of those that connections get.
+// freePort returns a port without a listener on any address, outside the range of ephemeral ports.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	for range 100 {

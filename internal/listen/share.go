@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// Share is how many of the process's descriptors may be used for connections and listeners that others cause.
+// Share is the number of the process's descriptors for connections and listeners that others cause.
 type Share struct {
 	Files       int // that the process may have open
 	Connections int // of each of the three servers
@@ -16,9 +16,11 @@ type Share struct {
 }
 
 const (
-	// ownFiles are for the process's own work: netlink, the API server, programs that it runs, its log.
+	// ownFiles is the number for the process's own work: netlink, the API server, programs that it
+	// runs, its log.
 	ownFiles = 128
-	// leastFiles is what each share has at least, where the process may open fewer than its own work may need.
+	// leastFiles is the minimum of each share, if the process may open fewer files than its own
+	// work may need.
 	leastFiles = 16
 	// mostConnections bounds a server's memory: a connection takes some 20 KB, and its header MaxHeaderBytes at most.
 	mostConnections = 512
@@ -30,7 +32,8 @@ const MaxHeaderBytes = 32 << 10
 // OwnShare returns the share of this process.
 func OwnShare() Share { return shareOf(fileLimit()) }
 
-// shareOf gives half of what is not for the process's own work to listeners, and the rest to connections.
+// shareOf gives half of the descriptors beyond the process's own to listeners, and the rest to
+// connections.
 func shareOf(files uint64) Share {
 	total := int(min(files, 1<<20))
 	rest := max(total-ownFiles, 0)

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/test/listentest"
 )
 
-// However few descriptors there are, what others take leaves the process its own.
+// With any number of descriptors, the shares of others leave the process its own.
 func TestShare(t *testing.T) {
 	for _, files := range []uint64{0, 1, 200, 256, 300, 1024, 4096, 1 << 20, 1 << 62, ^uint64(0)} {
 		s := shareOf(files)

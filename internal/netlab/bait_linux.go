@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ServiceRanges are those of the addresses that a proxy translates, of both families.
+// ServiceRanges returns the ranges of addresses that a proxy translates, of both families.
 func ServiceRanges() []netip.Prefix {
 	return []netip.Prefix{Service4, LoadBalancer4, External4, Service6, LoadBalancer6, External6}
 }
 
-// BaitSink makes the sink take all addresses of ServiceRanges for its own, and gives it ways back
-// to the pods. With responders there (BaitPort), a packet that a node lets pass untouched is
-// answered by the sink, and Silence means that the node dropped it.
+// BaitSink assigns all addresses of ServiceRanges to the sink, and gives it routes back to the
+// pods. With responders there (BaitPort), the sink answers a packet that a node forwards
+// untranslated, and Silence means that the node dropped it.
 func (l *Lab) BaitSink() error {
 	ns, err := l.Namespace(Sink)
 	if err != nil {
@@ -62,15 +62,15 @@ func (l *Lab) BaitPort(proto Proto, port uint16) error {
 	return nil
 }
 
-// bait is what the sink answers on.
+// bait is the sink's set of addresses.
 type bait struct {
 	proto Proto
 	port  uint16
 }
 
-// Silence returns how long no answer must come for a packet to count as dropped. It measures
+// Silence returns the time without an answer after which a packet counts as dropped. It measures
 // connections from pod3 to pod1 and pod4, which must have responders on the TCP port, so that on a
-// busy machine a late answer is not taken for none.
+// busy machine a late answer does not count as a drop.
 func (l *Lab) Silence(port uint16) (time.Duration, error) {
 	var slowest time.Duration
 	for range 3 {

@@ -12,7 +12,7 @@ import (
 func TestBaitSink(t *testing.T) {
 	forBoth(t, func(t *testing.T, opts Options) {
 		l := newLab(t, opts)
-		for range 2 { // a second time harms nothing
+		for range 2 { // a second call has no effect
 			if err := l.BaitSink(); err != nil {
 				t.Fatal(err)
 			}

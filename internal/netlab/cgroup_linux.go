@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroup is one of the lab's own for the sockets of node1 and its pods. It is threaded: the hosts'
-// threads are in it, and the rest of the process is not. To move a thread takes the kernel
-// milliseconds, so threads are used again.
+// cgroup is the lab's cgroup for the sockets of node1 and its pods. It is threaded: the hosts'
+// threads are in it, and the rest of the process is not. Moving a thread takes the kernel
+// milliseconds, so threads are reused.
 type cgroup struct {
 	path string
 
@@ -35,7 +35,7 @@ func (l *Lab) Cgroup(host string) string {
 	return ""
 }
 
-// newCgroup makes a cgroup below that of the process.
+// newCgroup creates a cgroup below that of the process.
 func newCgroup() (*cgroup, error) {
 	own, err := ownCgroup()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultTimeout is how long an answer may take if the caller does not say.
+// DefaultTimeout is how long an answer may take without Timeout in the options.
 //
 // It leaves time for a lost SYN to be repeated.
 const DefaultTimeout = 3 * time.Second
@@ -35,7 +35,7 @@ type Reply struct {
 	Server string
 	// Seen is the source address that the responder saw.
 	Seen netip.AddrPort
-	// At is the responder's own address, the destination of the packet in the end.
+	// At is the responder's own address, the final destination of the packet.
 	At netip.AddrPort
 }
 
@@ -52,9 +52,8 @@ type Conn struct {
 	count   int
 }
 
-// Dial asks the responder at an address who it is. It returns what the responder
-// answered, or an error that wraps ErrRefused, ErrTimeout, ErrUnreachable,
-// ErrReset or ErrUnsupported.
+// Dial connects to the responder at an address. It returns the responder's answer, or an error that
+// wraps ErrRefused, ErrTimeout, ErrUnreachable, ErrReset or ErrUnsupported.
 func (l *Lab) Dial(host string, proto Proto, to netip.AddrPort, opts DialOptions) (Reply, error) {
 	c, err := l.Open(host, proto, to, opts)
 	if err != nil {
@@ -136,8 +135,8 @@ func (c *Conn) connect(to netip.AddrPort, reset bool) error {
 			return unix.EAGAIN
 		}
 		if err == nil && c.proto == TCP {
-			// From now on an ICMP error is to be what it is to any program: no reason
-			// to give up an established connection.
+			// From now on an ICMP error has its usual effect: it does not end an established
+			// connection.
 			err = wantErrors(fd, to.Addr().Is6(), false)
 		}
 		if err == nil {
@@ -234,8 +233,8 @@ func (c *Conn) ask() (Reply, error) {
 	if _, err := io.WriteString(c.file, "who\n"); err != nil && !errors.Is(err, unix.EPERM) {
 		return Reply{}, err
 	}
-	// EPERM: the sender's own rules took the packet. If they rejected it, the ICMP
-	// error is on its way to this socket; if they dropped it, nothing will come.
+	// EPERM: the sender's own rules dropped or rejected the packet. After a rejection, the ICMP
+	// error is on its way to this socket; after a drop, nothing will arrive.
 	return c.readReply()
 }
 

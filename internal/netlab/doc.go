@@ -20,15 +20,14 @@
 // address and reaches everything, its neighbours too, through its node's IP
 // stack, so a translated reply cannot take a short cut over the bridge.
 //
-// The default route of both nodes is the sink, which drops without a word: a
-// packet to an untranslated service address gets no answer at all. The
-// client routes the service, load-balancer and external ranges to node1, and
-// each node's pod range to that node. No host owns an address of those ranges.
+// The default route of both nodes is the sink, which drops silently: a packet to an untranslated
+// service address gets no answer. The client routes the service, load-balancer and external ranges
+// to node1, and each node's pod range to that node. No host owns an address of those ranges.
 //
 // All neighbour entries are permanent: no packet waits for ARP or ND. ICMP errors
 // have no rate limit in any host. Bridges do not call iptables (br_netfilter),
 // whether that module is loaded or not.
 //
-// A lab that is not Named lives in file descriptors alone: when the process ends,
-// however it ends, the kernel removes it.
+// A lab that is not Named exists in file descriptors only: when the process ends, however it ends,
+// the kernel removes it.
 package netlab

@@ -1,6 +1,6 @@
 package netlab
 
-// TB is what a lab needs of a test; every testing.TB has it.
+// TB is the part of testing.TB that a lab uses.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -88,7 +88,7 @@ func (t *CheckedTraffic) check(err error) {
 	}
 }
 
-// EnterForTest runs the rest of a test in a network namespace of its own, as EnterNew does.
+// EnterForTest runs the rest of a test in a new network namespace, as EnterNew does.
 func EnterForTest(t TB) {
 	t.Helper()
 	leave, err := EnterNew()

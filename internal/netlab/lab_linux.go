@@ -14,20 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options says which lab to build. The zero value is a full, unnamed lab with
-// routed pod links.
+// Options configures a lab. The zero value is a full, unnamed lab with routed pod links.
 type Options struct {
 	// Name distinguishes named labs; letters, digits and dashes. Empty: "lab".
 	Name string
-	// Named publishes the hosts for `ip netns exec` as kp-<Name>-<host>. What a
-	// killed process left under the same name is removed first; a lab of that name
-	// that still lives in some process makes New fail.
+	// Named publishes the hosts for `ip netns exec` as kp-<Name>-<host>. It first removes the
+	// remains of a killed process under the same name; New fails if a live process has a lab of
+	// that name.
 	Named bool
 	// Bridge joins a node's pod links in the bridge cbr0.
 	Bridge bool
 	// NoNode2 leaves out node2 and its pods, NoClient the client.
 	NoNode2, NoClient bool
-	// Cgroup gives node1 and its pods a cgroup of the lab's own ([Lab.Cgroup]).
+	// Cgroup gives node1 and its pods a cgroup of their own ([Lab.Cgroup]).
 	Cgroup bool
 }
 
@@ -97,9 +96,8 @@ func (l *Lab) build() error {
 	return l.waitReady()
 }
 
-// claimName makes sure that no living process has a lab of this name, and
-// removes what a dead one left. The claim is an abstract socket, which the kernel
-// drops with the process.
+// claimName ensures that no live process has a lab of this name, and removes the remains of a dead
+// one. The claim is an abstract socket, which the kernel closes with the process.
 func (l *Lab) claimName() error {
 	lock, err := net.Listen("unix", "@kp-netlab-"+l.opts.Name)
 	if errors.Is(err, unix.EADDRINUSE) {
@@ -307,9 +305,9 @@ func (l *Lab) forget(c closer) {
 	delete(l.closers, c)
 }
 
-// Close ends what still runs in the lab (commands that Command started are killed,
-// responders and connections closed) and removes it. It may be called more than
-// once, also while other methods run; the later calls do nothing.
+// Close ends everything that runs in the lab (it kills commands that Command started, and closes
+// responders and connections) and removes the lab. It may be called more than once, also while
+// other methods run; later calls do nothing.
 func (l *Lab) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -342,8 +340,8 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// LocalPorts has the kernel of a host choose ports from first to last alone for sockets that ask
-// for none.
+// LocalPorts makes the kernel of a host choose ports from first to last only for sockets without a
+// fixed port.
 func (l *Lab) LocalPorts(host string, first, last uint16) error {
 	err := l.Do(host, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", first, last), 0)

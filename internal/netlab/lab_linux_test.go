@@ -51,8 +51,8 @@ func forBoth(t *testing.T, fn func(t *testing.T, opts Options)) {
 	}
 }
 
-// TestReach sends every protocol from everywhere to everyone and checks that the
-// source address is the sender's own: nothing in the lab translates.
+// TestReach sends every protocol from each host to each other and checks that the source address is
+// the sender's own: nothing in the lab translates.
 func TestReach(t *testing.T) {
 	for _, proto := range []Proto{TCP, UDP, SCTP} {
 		t.Run(string(proto), func(t *testing.T) {
@@ -89,9 +89,9 @@ func reach(t *testing.T, l *Lab, from string, proto Proto, server string, six bo
 	}
 }
 
-// pace counts slow exchanges. Whatever waits for a repeated SYN takes a second; a
-// few exchanges may be slow because the machine is busy. Time in which the machine
-// does not let this process run does not count.
+// pace counts slow exchanges. Waiting for a repeated SYN takes a second; a few exchanges may be
+// slow because the machine is busy. Time in which the machine does not run this process does not
+// count.
 type pace struct{ slow, all int }
 
 func (p *pace) take(exchange func()) {
@@ -210,8 +210,8 @@ func TestDoErrors(t *testing.T) {
 	}
 }
 
-// TestNamedBesideIPNetns: a named lab can be taken away, and made again, after `ip netns add` was
-// called. It runs with mounts of its own, so that /run/netns is not prepared yet.
+// TestNamedBesideIPNetns: a named lab can be removed and created again after a call of `ip netns
+// add`. It has its own mounts, so that /run/netns is not prepared yet.
 func TestNamedBesideIPNetns(t *testing.T) {
 	const inside = "NETLAB_OWN_MOUNTS"
 	if os.Getenv(inside) == "" {
@@ -244,14 +244,14 @@ func TestNamedBesideIPNetns(t *testing.T) {
 	}
 }
 
-// TestNamed: a named lab is visible below /run/netns, cannot be made twice, and
-// takes over what a killed process left.
+// TestNamed: a named lab is visible below /run/netns, cannot be created twice, and takes over the
+// remains of a killed process.
 func TestNamed(t *testing.T) {
 	name := fmt.Sprintf("t%d", os.Getpid())
 	opts := Options{Name: name, Named: true, NoNode2: true, NoClient: true}
 	path := func(host string) string { return filepath.Join(runNetns, "kp-"+name+"-"+host) }
 
-	// As a killed process leaves it: a file whose mount is gone.
+	// As left by a killed process: a file without its mount.
 	if err := os.MkdirAll(runNetns, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func TestNamed(t *testing.T) {
 // TestNoLeak: after Close the kernel has freed every namespace, and the process
 // every descriptor. A namespace that is freed takes a veth's other end with it.
 func TestNoLeak(t *testing.T) {
-	// What the runtime opens once and keeps, such as its poller, does not count.
+	// Descriptors that the runtime opens once and keeps, such as its poller's, do not count.
 	if err := newLab(t, Options{NoNode2: true}).Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 )
 
 // Isolated runs fn on a thread in new namespaces, which end with it: a network namespace, and those
-// that more asks for (CLONE_NEWNS and so on). Programs that fn starts are in them, goroutines that
-// it starts are not.
+// in more (CLONE_NEWNS and so on). Programs that fn starts are in them, goroutines that it starts
+// are not.
 func Isolated(more uintptr, fn func() error) error {
 	var err error
 	ownThread(func() {
@@ -44,7 +44,7 @@ func ownThread(fn func()) {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread does not end: Go parks it, and what it is in would live as long as
+			// The main thread does not end: Go parks it, and its namespaces would exist as long as
 			// the process.
 			ownThread(fn) // cannot be this one, which is taken
 			runtime.UnlockOSThread()
@@ -55,8 +55,8 @@ func ownThread(fn func()) {
 	<-done
 }
 
-// Namespace is a network namespace without links but lo, which is down, and a thread in it. The
-// thread, and the programs that it starts, see mounts of their own.
+// Namespace is a network namespace with only the link lo, which is down, and a thread in it. The
+// thread, and the programs that it starts, have their own mounts.
 type Namespace struct {
 	calls chan func()
 	tid   int

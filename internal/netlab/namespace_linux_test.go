@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The main thread outlives every goroutine, and /proc/self shows it: nothing may be left in it. Go
-// runs a new goroutine there often enough for a hundred tries.
+// The main thread outlives every goroutine, and /proc/self shows it: no namespace may stay in it.
+// Go runs a new goroutine there often enough for a hundred tries.
 func TestMainThreadStaysHome(t *testing.T) {
 	home, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {

@@ -32,7 +32,7 @@ func (l *Lab) Ping(host string, to netip.Addr, timeout time.Duration) error {
 	return nil
 }
 
-// pingSocket makes a socket on which the kernel itself matches replies to requests.
+// pingSocket makes a socket on which the kernel matches replies to requests.
 func pingSocket(six bool) (int, error) {
 	family, proto := unix.AF_INET, unix.IPPROTO_ICMP
 	if six {
@@ -64,7 +64,7 @@ func ping(file *os.File, to netip.Addr, timeout time.Duration) error {
 		if err := unix.Send(fd, request, 0); err != unix.EPERM {
 			return err
 		}
-		return nil // the sender's own rules took it; a rejection is reported next
+		return nil // the sender's own rules dropped it; a rejection is reported next
 	})
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 // its addresses (SCTP: on its IPv4 and its IPv6 address, because an SCTP server on
 // all addresses announces each of them).
 type ListenOptions struct {
-	// Name is what the responder calls itself; empty: the host's name.
+	// Name is the responder's name; empty: the host's name.
 	Name string
 	// Addr, if valid, is the only address listened on.
 	Addr netip.Addr
@@ -25,10 +25,9 @@ type ListenOptions struct {
 	Transparent bool
 }
 
-// Responder answers every datagram, and every connection as soon as it accepts,
-// with one line: its name, the source that it saw, and the address and port at
-// which it was reached ("pod1 10.1.1.12:41234 10.1.1.11:8080"). What comes over a
-// connection afterwards is echoed until the client closes.
+// Responder answers every datagram, and every connection as soon as it accepts, with one line: its
+// name, the source that it saw, and the address and port at which it was reached ("pod1
+// 10.1.1.12:41234 10.1.1.11:8080"). Later data on a connection is echoed until the client closes.
 type Responder struct {
 	lab   *Lab
 	name  string
@@ -194,7 +193,7 @@ func (r *Responder) connection(conn *os.File, seen netip.AddrPort) {
 	if _, err := fmt.Fprintf(conn, "%s %s %s\n", r.name, seen, at); err != nil {
 		return
 	}
-	// Plain reads and writes: os.File's splicing knows no SCTP.
+	// Plain reads and writes: os.File's splicing does not support SCTP.
 	_, _ = io.Copy(struct{ io.Writer }{conn}, struct{ io.Reader }{conn})
 }
 

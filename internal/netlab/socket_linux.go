@@ -13,18 +13,18 @@ import (
 // Proto is a transport protocol.
 type Proto string
 
-// The protocols that responders speak.
+// The protocols of responders.
 const (
 	TCP  Proto = "tcp"
 	UDP  Proto = "udp"
 	SCTP Proto = "sctp"
 )
 
-// What became of a packet. Errors of Dial, Open, Exchange and Ping wrap one of
-// these if they are the network's answer, and none if the caller is at fault.
+// The results for a packet. Errors of Dial, Open, Exchange and Ping wrap one of these if they are
+// the network's answer, and none if the caller is at fault.
 var (
-	// ErrRefused: the other side or something on the way said no: TCP reset, SCTP
-	// abort, ICMP port unreachable.
+	// ErrRefused: the other side or a host on the path refused: TCP reset, SCTP abort, ICMP port
+	// unreachable.
 	ErrRefused = errors.New("refused")
 	// ErrTimeout: no answer came in time, so the packet or its answer was dropped.
 	ErrTimeout = errors.New("timeout")
@@ -57,8 +57,7 @@ func classify(err error) error {
 	return err
 }
 
-// socket makes a non-blocking socket in the thread's namespace, bound to local
-// (nothing of it need be set).
+// socket makes a non-blocking socket in the thread's namespace, bound to local, which may be zero.
 func socket(proto Proto, six bool, local netip.AddrPort) (fd int, err error) {
 	kind, number := unix.SOCK_STREAM, unix.IPPROTO_TCP
 	switch proto {
@@ -111,8 +110,8 @@ func setUp(fd int, six bool, local netip.AddrPort) error {
 	return nil
 }
 
-// wantErrors asks for every ICMP error, or no longer does. Without it only "port
-// unreachable" is reported, and SCTP does not even report that.
+// wantErrors enables or disables reports of every ICMP error. Without it only "port unreachable" is
+// reported, and for SCTP not even that.
 func wantErrors(fd int, six, want bool) error {
 	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
 	if six {
@@ -179,8 +178,8 @@ func localAddr(fd int) (netip.AddrPort, error) {
 	return addrPort(sa), nil
 }
 
-// wait calls step, once at first and then whenever the runtime's poller reports
-// the file writable (readable if !write), until it no longer says EAGAIN.
+// wait calls step, once at first and then whenever the runtime's poller reports the file writable
+// (readable if !write), until it no longer returns EAGAIN.
 func wait(f *os.File, write bool, step func(fd int) error) error {
 	rc, err := f.SyscallConn()
 	if err != nil {

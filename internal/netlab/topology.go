@@ -15,7 +15,7 @@ const (
 
 // Interface names inside a node.
 const (
-	// Uplink is the interface of every host; on a node it leads to the LAN.
+	// Uplink is the interface of every host; on a node it connects to the LAN.
 	Uplink = "eth0"
 	// PodInterfacePrefix begins the name of a node's end of each pod link.
 	PodInterfacePrefix = "vethpod"
@@ -52,13 +52,13 @@ var (
 // Host is one machine of the lab.
 type Host struct {
 	Name string
-	// Node is the node that a pod runs on, a node's own name for a node, and
-	// empty for the client and the sink.
+	// Node is the node of a pod, a node's own name for a node, and empty for the client and the
+	// sink.
 	Node   string
 	V4, V6 netip.Addr
 }
 
-// Pod says whether h is a pod.
+// Pod reports whether h is a pod.
 func (h Host) Pod() bool { return h.Node != "" && h.Node != h.Name }
 
 // Addr is the host's IPv6 address if six, else its IPv4 address.
@@ -98,8 +98,8 @@ func HostByName(name string) (Host, bool) {
 	return Host{}, false
 }
 
-// Owner names the host that has the address, "" if none. It knows the address
-// that a node's pod bridge has under Options.Bridge as the node's.
+// Owner returns the name of the host with the address, "" without one. It assigns the address of a
+// node's pod bridge (Options.Bridge) to the node.
 func Owner(addr netip.Addr) string {
 	addr = addr.Unmap().WithZone("")
 	for _, h := range hosts {

@@ -20,18 +20,18 @@ type Way struct {
 	Seen string
 	// Requests alone: no connection lives on.
 	Requests bool
-	// Port is the first of 2,000 that the client connects from by turns, so that no two ways share
-	// any; 0 lets the system choose.
+	// Port is the first of 2,000 source ports of the client, used by turns, so that no two ways
+	// share any; 0 leaves the choice to the system.
 	Port uint16
 	// Rest is how many times as long as a request or an exchange took the loop rests after it: on a
 	// slow machine the traffic leaves the processors to what is tested.
 	Rest int
 }
 
-// Traffic is a loop of TCP requests on each of some ways, and connections that live on and are used
-// all the time, while a test changes what is between the hosts. The first failure of a way ends it.
-// A SYN that had to be repeated is a failure too, unless the machine is so slow that answers may
-// come too late: with it a hole of less than a second would pass.
+// Traffic is a loop of TCP requests on each of several ways, and long-lived connections in constant
+// use, while a test changes the network between the hosts. The first failure of a way ends it. A
+// repeated SYN is a failure too, unless the machine is so slow that answers may be late:
+// repetitions would hide an outage of less than a second.
 type Traffic struct {
 	lab     *Lab
 	streams []*stream
@@ -87,8 +87,8 @@ func (t *Traffic) Open() error {
 	return nil
 }
 
-// patience is how long an answer may take: the hosts share the processors with whatever else runs,
-// and what was lost shows otherwise.
+// patience is how long an answer may take: the hosts share the processors with all other programs,
+// and losses are visible otherwise.
 const patience = 30 * time.Second
 
 // More waits until each way has made some more requests, and has used each connection that lives,
@@ -170,8 +170,8 @@ func (s *stream) loop(stop chan struct{}, count *atomic.Int64, once func(n int) 
 	}
 }
 
-// slow is how long an answer takes on a machine where a repeated SYN says nothing: the first
-// repetition comes after 1 s.
+// slow is the time of an answer from which a repeated SYN proves nothing: the first repetition
+// comes after 1 s.
 const slow = 100 * time.Millisecond
 
 func (s *stream) request(n int) error {
@@ -203,7 +203,7 @@ func (s *stream) exchange(n int) error {
 	return nil
 }
 
-// repeated returns how many segments the client had to send again.
+// repeated returns the number of segments that the client retransmitted.
 func (c *Conn) repeated() (int, error) {
 	raw, err := c.file.SyscallConn()
 	if err != nil {

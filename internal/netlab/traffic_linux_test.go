@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Traffic notices a host that answers no more for a moment, a connection that is cut, and a source
-// that is not the one that it should be; and nothing where there is nothing.
+// Traffic notices a host that stops answering for a moment, a closed connection, and a wrong
+// source; and reports nothing without a fault.
 func TestTraffic(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("the rules of this test need the nft program: ", err)
@@ -76,8 +76,8 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// A loop that rests leaves the processors to others for as many times as long as it had them,
-// however slow the machine is.
+// A resting loop leaves the processors to others for a multiple of its own time, however slow the
+// machine is.
 func TestTrafficRests(t *testing.T) {
 	for _, took := range []time.Duration{time.Millisecond, 100 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {

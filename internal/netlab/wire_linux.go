@@ -40,7 +40,7 @@ var nodeSysctls = [][2]string{
 
 // optionalSysctls exist on some kernels only, or with br_netfilter.
 var optionalSysctls = [][2]string{
-	{"ipv6/icmp/ratemask", "3"}, // time exceeded alone: never what a test waits for
+	{"ipv6/icmp/ratemask", "3"}, // time exceeded only: no test waits for it
 	{"bridge/bridge-nf-call-iptables", "0"},
 	{"bridge/bridge-nf-call-ip6tables", "0"},
 	{"bridge/bridge-nf-call-arptables", "0"},
@@ -125,7 +125,7 @@ func (w *wiring) bridge(host, name string, hw net.HardwareAddr) error {
 	return w.learn(host, name)
 }
 
-// learn notes the index of an interface.
+// learn records the index of an interface.
 func (w *wiring) learn(host, name string) error {
 	link, err := w.handles[host].LinkByName(name)
 	if err != nil {
@@ -188,8 +188,8 @@ func (w *wiring) lanHost(i int, h Host) error {
 	return w.lanRoutes(h)
 }
 
-// lanNeighbours gives a LAN host the others' MAC addresses, so that no packet ever
-// waits for ARP or ND, whose repetitions take a second.
+// lanNeighbours gives a LAN host the others' MAC addresses, so that no packet waits for ARP or ND,
+// whose repetitions take a second.
 func (w *wiring) lanNeighbours(h Host) error {
 	for i, other := range w.lab.hosts {
 		if other.Pod() || other.Name == h.Name {
@@ -331,7 +331,7 @@ func (w *wiring) neighbour(host, iface string, ip netip.Addr, hw net.HardwareAdd
 	return nil
 }
 
-// route leads dst over eth0 to gateway, which need not be in a connected range.
+// route adds a route to dst over eth0 by gateway, which need not be in a connected range.
 func (w *wiring) route(host string, dst netip.Prefix, gateway netip.Addr) error {
 	err := w.handles[host].RouteAdd(&netlink.Route{
 		LinkIndex: w.index[host+"/"+Uplink], Dst: ipNet(dst), Gw: gateway.AsSlice(), Flags: unix.RTNH_F_ONLINK,
@@ -349,8 +349,8 @@ func (w *wiring) blackhole(host string, dst netip.Prefix) error {
 	return nil
 }
 
-// podRoute leads one pod's address over its own link. The source is named, because
-// the link itself has no address to choose.
+// podRoute routes one pod's address over its own link. It names the source, because the link itself
+// has no address.
 func (w *wiring) podRoute(pod Host, far string, addr netip.Addr) error {
 	node, _ := HostByName(pod.Node)
 	err := w.handles[pod.Node].RouteAdd(&netlink.Route{
@@ -395,7 +395,7 @@ func (l *Lab) waitEcho(host string, to netip.Addr) error {
 	return err
 }
 
-// isAnswer says whether an error is the network's, so that another try may help.
+// isAnswer reports whether an error comes from the network, so that another try may help.
 func isAnswer(err error) bool {
 	return errors.Is(err, ErrTimeout) || errors.Is(err, ErrUnreachable) || errors.Is(err, ErrRefused)
 }

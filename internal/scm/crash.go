@@ -24,7 +24,7 @@ func KeepCrashes(name, before string) (crashed bool, err error) {
 	if err != nil {
 		return crashed, fmt.Errorf("make a file for crashes: %w", err)
 	}
-	defer f.Close() // the runtime has its own
+	defer f.Close() // the runtime has its own descriptor
 	if err := debug.SetCrashOutput(f, debug.CrashOptions{}); err != nil {
 		return crashed, fmt.Errorf("have crashes written to %s: %w", name, err)
 	}

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A process that panics says so in the file, the next one finds that, and of many crashes the last two stay.
+// A process that panics writes that to the file, the next one finds it, and of many crashes the
+// last two stay.
 func TestKeepCrashes(t *testing.T) {
 	const asCrasher = "SCM_TEST_CRASH_IN"
 	if dir := os.Getenv(asCrasher); dir != "" {
@@ -31,7 +32,7 @@ func TestKeepCrashes(t *testing.T) {
 	}
 	for _, run := range []struct {
 		panics      string
-		told        bool // that the one before has crashed
+		told        bool // a report that the previous process has crashed
 		now, before string
 	}{
 		{"", false, "", ""},

@@ -7,7 +7,7 @@ import (
 	"unicode/utf16"
 )
 
-// events remembers what it was told.
+// events records its calls.
 type events []string
 
 func (e *events) Info(id uint32, text string) error    { return e.add("info", id, text) }
@@ -44,7 +44,7 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// However long a line is, and whatever its characters, the event log takes it.
+// The event log accepts a line of any length, with any characters.
 func TestWriterLong(t *testing.T) {
 	for _, of := range []string{"a", "é", "€", "😀"} {
 		var e events

@@ -22,7 +22,7 @@ type Request uint8
 // The requests.
 const (
 	Interrogate Request = iota + 1 // report the state again
-	Stop                           // somebody stops the service
+	Stop                           // an operator stops the service
 	Shutdown                       // the machine goes down
 	ParamChange                    // the configuration has changed (sc control NAME paramchange)
 )
@@ -59,8 +59,8 @@ var (
 	ErrEnded    = errors.New("the service ended though nobody stopped it")
 )
 
-// Serve runs the work, and ends its context when the manager says so. It returns the error of the
-// work, and nil only after a request to end. reload is called when the configuration may have
+// Serve runs the work, and ends its context when the manager requests it. It returns the error of
+// the work, and nil only after a request to end. reload is called when the configuration may have
 // changed; it must not block.
 func Serve(ctx context.Context, m Manager, work func(context.Context) error, reload func()) error {
 	ctx, end := context.WithCancelCause(ctx)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// manager is one that remembers what it was told.
+// manager records its calls.
 type manager struct {
 	requests chan Request
 	told     []Status
@@ -28,9 +28,9 @@ func TestServe(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		requests []Request
-		after    time.Duration // the work takes to end when it is asked to
+		after    time.Duration // time from the request to end until the work ends
 		fails    error         // the work ends by itself, with this; ErrEnded for nil
-		last     error         // the work returns when it was asked to end
+		last     error         // error of the work after a request to end
 		want     []Status
 		cause    error
 		err      error

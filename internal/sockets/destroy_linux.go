@@ -24,8 +24,8 @@ type Connected struct {
 const sockDestroy = 21 // SOCK_DESTROY of linux/sock_diag.h
 
 // Destroy ends connected sockets of the calling thread's network namespace: the next call of their
-// programs fails with ECONNABORTED. It returns how many it ended; a socket that is gone already is no
-// error. The kernel needs CONFIG_INET_DIAG_DESTROY.
+// programs fails with ECONNABORTED. It returns how many it ended; a socket that no longer exists is
+// no error. The kernel needs CONFIG_INET_DIAG_DESTROY.
 func Destroy(ctx context.Context, all []Connected) (ended int, err error) {
 	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_SOCK_DIAG})
 	if err != nil {

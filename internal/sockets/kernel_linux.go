@@ -43,7 +43,7 @@ func (d *diag) sockets(ctx context.Context, proto lb.Proto, port uint16) ([]sock
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		list, err := d.dump(ctx, family, proto, port)
 		if proto == lb.SCTP && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)) {
-			continue // a kernel without this module has no such sockets, or tells of none
+			continue // a kernel without this module has no such sockets, or does not list them
 		}
 		if err != nil {
 			return nil, fmt.Errorf("sockets: list %v sockets of %s: %w", proto, familyName(family), err)
@@ -66,7 +66,7 @@ const (
 	stateListen = 10
 )
 
-// waiting is the state in which a socket of a protocol waits for traffic of anybody.
+// waiting returns the state in which a socket of a protocol waits for traffic from any peer.
 func waiting(proto lb.Proto) uint8 {
 	if proto == lb.UDP {
 		return stateClose

@@ -95,7 +95,7 @@ func text(list []socket) []string {
 	return out
 }
 
-// A kernel that does not answer keeps nobody waiting for ever.
+// A kernel that does not answer blocks no caller forever.
 func TestSilentKernel(t *testing.T) {
 	newNamespace(t).Do(func() {
 		d, err := openDiag()
@@ -111,7 +111,8 @@ func TestSilentKernel(t *testing.T) {
 	})
 }
 
-// What waits for traffic is listed; what is connected is not, and one port can be asked for.
+// Sockets that wait for traffic are listed; connected ones are not, and a single port can be
+// queried.
 func TestKernelSockets(t *testing.T) {
 	ns := newNamespace(t)
 	ns.open(t, "tcp4 0.0.0.0:30080", "tcp4 192.0.2.1:30081", "tcp4 127.0.0.1:30085", "tcp6 [::]:30082", "tcp6+4 [::]:30083", "tcp6 [2001:db8::1]:30084",
@@ -188,8 +189,8 @@ func TestParseMessage(t *testing.T) {
 	}
 }
 
-// PN-60 with real programs: one that is there before the NodePort, one that starts later; and this process's
-// own socket, which is not told.
+// PN-60 with real programs: one that listens before the NodePort, one that starts later; and this
+// process's own socket, which is not reported.
 func TestPrograms(t *testing.T) {
 	ns := newNamespace(t)
 	ns.start(t, "tcp4", "0.0.0.0:30080")
@@ -251,7 +252,7 @@ func TestPrograms(t *testing.T) {
 
 	ns.start(t, "tcp4", "0.0.0.0:2379")
 	changes = nil
-	for _, addr := range []string{"192.0.2.1", "192.0.2.9"} { // the node's own, and somebody's
+	for _, addr := range []string{"192.0.2.1", "192.0.2.9"} { // the node's own, and another node's
 		k := lb.Key{Addr: netip.MustParseAddr(addr), Port: 2379, Proto: lb.TCP}
 		changes = append(changes, lb.Change{Key: k, New: &lb.Frontend{Key: k, Kind: lb.ExternalIP, Service: "shop/ext"}})
 	}
@@ -259,7 +260,7 @@ func TestPrograms(t *testing.T) {
 	wait(first, second, second, "shop/ext 192.0.2.1:2379/tcp 0.0.0.0:2379")
 }
 
-// asListener has this test binary listen on the socket it says, as another program of the node.
+// asListener makes this test binary listen on the given socket, as another program of the node.
 const asListener = "SOCKETS_TEST_LISTEN"
 
 func TestMain(m *testing.M) {
@@ -320,7 +321,7 @@ func (ns namespace) start(t testing.TB, network, addr string) (stop func()) {
 	return stop
 }
 
-// What a look costs beside many listeners and connections.
+// The cost of a check beside many listeners and connections.
 func BenchmarkSockets(b *testing.B) {
 	b.Run("all", func(b *testing.B) { benchmarkSockets(b, 0) })
 	b.Run("one", func(b *testing.B) { benchmarkSockets(b, 20000) })

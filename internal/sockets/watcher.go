@@ -16,16 +16,16 @@ import (
 
 // Config configures a Watcher. Collides is required.
 type Config struct {
-	// Collides is called by the goroutine of Run: for each socket that a NodePort takes traffic
-	// from, and once for all that one Service newly takes at the node's own addresses. It is called
-	// again after a collision had ended. It must not take long.
+	// Collides is called by the goroutine of Run: for each socket that loses traffic to a NodePort,
+	// and once for all ports that one Service newly takes at the node's own addresses. It is called
+	// again if a collision had ended in between. It must be fast.
 	Collides func(Collision)
 	// Local returns the addresses of this node; nil ignores Services with such addresses.
 	Local func() ([]netip.Addr, error)
 	// Serves reports whether NodePorts answer at an address of this node; nil is all but loopback.
 	Serves func(netip.Addr) bool
-	// Period is the time between two looks at all NodePorts, give or take a tenth; 0 is 5 minutes,
-	// and below 0 is never.
+	// Period is the time between two checks of all NodePorts, plus or minus 10 %; 0 means 5
+	// minutes, and a negative value never.
 	Period time.Duration
 	// Log reports failures; nil is slog.Default().
 	Log *slog.Logger
@@ -48,7 +48,8 @@ type Collision struct {
 // delay is how long Run waits for more after the first change.
 const delay = 100 * time.Millisecond
 
-// Watcher compares NodePorts and rows at the node's own addresses with sockets and with each other.
+// Watcher compares NodePorts and frontends at the node's own addresses with sockets and with each
+// other.
 type Watcher struct {
 	cfg    Config
 	kernel kernel
@@ -66,11 +67,11 @@ type Watcher struct {
 
 	// The rest belongs to the goroutine of Run.
 
-	locals   []netip.Addr     // of this node, at which there were rows or ended claims at the last look
-	ended    map[port][]state // claims that were gone at the last look, and are still to be judged
+	locals   []netip.Addr     // of this node, with frontends or ended claims at the last check
+	ended    map[port][]state // claims that had ended at the last check, and are still to be judged
 	told     map[state]struct{}
 	suspects map[state]suspect
-	errs     map[string]string // told
+	errs     map[string]string // reported
 }
 
 // port is a port number of either family.
@@ -324,7 +325,8 @@ func (w *Watcher) against(p port, s socket) []state {
 	return out
 }
 
-// nodePorts adds rows at the node's own addresses that take the port of another Service's NodePort.
+// nodePorts adds frontends at the node's own addresses that take the port of another Service's
+// NodePort.
 func (w *Watcher) nodePorts(found map[state]uint32, looked map[port]struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -355,7 +357,7 @@ func (w *Watcher) look(ctx context.Context, all bool) {
 			}
 		}
 		list, err := w.kernel.sockets(ctx, proto, only)
-		if ctx.Err() != nil { // no failure, and nothing that is known
+		if ctx.Err() != nil { // no failure, and no result
 			return
 		}
 		w.failed(proto.String()+" sockets", err)
@@ -381,8 +383,8 @@ func (w *Watcher) look(ctx context.Context, all bool) {
 	w.looks.Add(1)
 }
 
-// locate takes the ended claims, and finds the addresses of this node with rows or such claims. If
-// that fails, the previous ones stay.
+// locate takes the ended claims, and finds the addresses of this node with frontends or such
+// claims. If that fails, the previous ones stay.
 func (w *Watcher) locate() {
 	w.mu.Lock()
 	for s := range w.gone {
@@ -503,7 +505,7 @@ func (w *Watcher) tell(fresh []state) {
 	}
 }
 
-// wanted reports whether the Service still has the row, and the other one its NodePort.
+// wanted reports whether the Service still has the frontend, and the other one its NodePort.
 func (w *Watcher) wanted(s state) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

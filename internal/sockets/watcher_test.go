@@ -164,7 +164,7 @@ func (r *rig) apply(fam lb.Family, rows ...string) {
 	r.Observer(fam).Applied(changes)
 }
 
-// expect waits a time and compares what has been told since the last call.
+// expect waits for a time and compares the reports since the last call.
 func (r *rig) expect(wait time.Duration, want ...string) {
 	r.t.Helper()
 	time.Sleep(wait)
@@ -183,7 +183,7 @@ const (
 	late = 6 * time.Minute
 )
 
-// PN-60: each way in which a socket is, or is not, in the way of a NodePort.
+// PN-60: each case in which a socket conflicts with a NodePort, or does not.
 func TestCollides(t *testing.T) {
 	for _, c := range []struct {
 		name, socket string
@@ -218,8 +218,9 @@ func TestCollides(t *testing.T) {
 	}
 }
 
-// Once for each state: not again for the other family, the next look or an equal row; again after it was away, and for
-// another Service. What starts later is found later. One port is asked for alone.
+// Each state is reported once: not again for the other family, the next check or an equal frontend;
+// again after it had ended, and for another Service. Programs that start later are found later. A
+// single port is queried alone.
 func TestOnce(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.kernel.set("tcp [::]:30080", "sctp 0.0.0.0:30090")
@@ -248,15 +249,15 @@ func TestOnce(t *testing.T) {
 	})
 }
 
-// HT-10: a port for health checks has a listener of this very process, and other sockets of it are none of
-// our business either.
+// HT-10: a health-check port has a listener of this process, and its other sockets are no
+// collisions either.
 func TestOwn(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.kernel.set("tcp [::]:31000", "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
 		r.kernel.own = []uint32{101}
 		r.apply(lb.IPv4, "shop/web 31000/tcp health", "shop/web 30080/tcp", "shop/web 30081/tcp")
 		r.expect(late, "shop/web 30081/tcp 0.0.0.0:30081")
-		// A NodePort that becomes a port for health checks is none any more.
+		// A NodePort that becomes a health-check port is no NodePort any longer.
 		r.apply(lb.IPv4, "shop/web 30081/tcp health")
 		r.kernel.set()
 		r.expect(late)
@@ -298,7 +299,7 @@ func TestUDPClient(t *testing.T) {
 	})
 }
 
-// An error is told once, keeps what is known, and does not end anything.
+// An error is reported once, keeps the known state, and ends nothing.
 func TestErrors(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.kernel.set("tcp 0.0.0.0:30080")
@@ -316,7 +317,7 @@ func TestErrors(t *testing.T) {
 	})
 }
 
-// Applied costs nothing but time that follows the changes, even when nobody looks.
+// Applied takes only time proportional to the changes, even while no check runs.
 func TestAppliedDoesNotBlock(t *testing.T) {
 	w := newWatcher(Config{}, &fakeKernel{})
 	o := w.Observer(lb.IPv4)
@@ -329,7 +330,8 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 	}
 }
 
-// Where NodePorts answer on loopback, too, a program there is in the way; where they answer on one address, others are not.
+// Where NodePorts answer on loopback, too, a program there conflicts; where they answer on one
+// address, others do not.
 func TestServes(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.cfg.Serves = func(a netip.Addr) bool { return a.IsLoopback() }
@@ -339,8 +341,8 @@ func TestServes(t *testing.T) {
 	})
 }
 
-// A row at an address of the node takes the port from programs that listen there, and so from this process; elsewhere it
-// takes nothing from anybody here.
+// A frontend at an address of the node takes the port from programs that listen there, also from
+// this process; at other addresses it takes nothing from programs of this node.
 func TestNodeAddress(t *testing.T) {
 	for _, c := range []struct {
 		name, row, socket string
@@ -398,7 +400,7 @@ func TestNodeAddressOnce(t *testing.T) {
 		r.expect(2 * late)
 		r.kernel.has("192.0.2.1", "192.0.2.9")
 		r.expect(late, "shop/far:p0 192.0.2.9:2000/tcp 0.0.0.0:2000 and 999")
-		r.kernel.lose(errors.New("out of memory")) // what was known stays known
+		r.kernel.lose(errors.New("out of memory")) // the known state stays
 		r.expect(2 * late)
 		r.kernel.lose(nil)
 		r.expect(late)
@@ -417,7 +419,8 @@ func TestNodeAddressOnce(t *testing.T) {
 	})
 }
 
-// A row at an address of the node that answers NodePorts takes the port of another Service's NodePort, whichever comes first.
+// A frontend at an address of the node that answers NodePorts takes the port of another Service's
+// NodePort, whichever is first.
 func TestNodeAddressTakesNodePort(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.cfg.Serves = func(a netip.Addr) bool { return a.String() != "192.0.2.2" }
@@ -439,7 +442,8 @@ func TestNodeAddressTakesNodePort(t *testing.T) {
 	})
 }
 
-// A claim of the node's own address that ends before the next look is reported, each time it is made (TN-83).
+// A claim of the node's own address that ends before the next check is reported, each time it is
+// made (TN-83).
 func TestShortClaimsTN83(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.kernel.has("172.18.0.2")

@@ -13,8 +13,9 @@ import (
 	"kube-proxy/internal/kernel"
 )
 
-// maxScaled is the most connections that the number of processors leads to: a table for them takes
-// 320 MB, and larger ones have met limits of the kernel. Upstream has the same limit since v1.36.
+// maxScaled limits the number of connections computed from the number of processors: a table for
+// them takes 320 MB, and larger ones have met limits of the kernel. Upstream has the same limit
+// since v1.36.
 const maxScaled = 1 << 20
 
 const (
@@ -24,7 +25,7 @@ const (
 	conntrackInitial = "net.nf_conntrack_max"
 )
 
-// since returns what c asks for that old did not.
+// since returns the settings in c that differ from old.
 func (c Conntrack) since(old Conntrack) Conntrack {
 	for _, p := range []struct{ now, old *time.Duration }{
 		{&c.TCPEstablished, &old.TCPEstablished}, {&c.TCPCloseWait, &old.TCPCloseWait}, {&c.UDP, &old.UDP}, {&c.UDPStream, &old.UDPStream},
@@ -79,7 +80,8 @@ func (j *job) conntrack(c Conntrack) {
 	}
 }
 
-// seconds rounds up: what is more than nothing must not become 0, with which the kernel would forget at once.
+// seconds rounds up: a positive value must not become 0, with which the kernel would delete at
+// once.
 func seconds(d time.Duration) int64 {
 	s := int64(d / time.Second)
 	if d%time.Second > 0 {
@@ -88,8 +90,8 @@ func seconds(d time.Duration) int64 {
 	return s
 }
 
-// conntrackSize raises the number of connections that are tracked, and makes the hash table large enough
-// for them (PR-10). It never lowers what an administrator has set.
+// conntrackSize raises the number of tracked connections, and makes the hash table large enough for
+// them (PR-10). It never lowers an administrator's value.
 func (j *job) conntrackSize(c Conntrack) {
 	cpus, err := j.tree.OnlineCPUs()
 	if err != nil {
@@ -112,8 +114,8 @@ func (j *job) conntrackSize(c Conntrack) {
 	}
 }
 
-// hashSize makes the hash table of connections have as many buckets, if it has less. It only makes lookups faster, so
-// nothing here is fatal.
+// hashSize increases the hash table of connections to want buckets, if it has fewer. That only
+// makes lookups faster, so no error here is fatal.
 func (j *job) hashSize(want int) {
 	have, err := j.tree.ModuleParameter("nf_conntrack", "hashsize")
 	if err != nil { // for the machine's root alone; the sysctl is for all to read

@@ -15,8 +15,9 @@ import (
 // thread; tests give folders.
 type Host struct{ Tree kernel.Tree }
 
-// Start makes all settings but those that the planes make themselves, when it is safe: route_localnet (DP-10). Call it
-// before planes are made. An error is fatal: the process cannot work as configured.
+// Start makes all settings except those that the planes make themselves, when it is safe:
+// route_localnet (DP-10). Call it before planes are made. An error is fatal: the process cannot
+// work as configured.
 func (h Host) Start(s Settings) (Report, error) {
 	j := job{tree: h.Tree}
 	j.oom(s.OOMScoreAdj)
@@ -26,8 +27,9 @@ func (h Host) Start(s Settings) (Report, error) {
 	return j.report, errors.Join(j.errs...)
 }
 
-// InitOnly makes the settings for which a later process may lack privileges (PR-09): those of connection tracking, and
-// all of the mode. The caller then says so and exits with 0, or with 1 if there is an error.
+// InitOnly makes the settings for which a later process may lack privileges (PR-09): those of
+// connection tracking, and all of the mode. The caller then logs that and exits with 0, or with 1
+// on an error.
 func (h Host) InitOnly(s Settings) (Report, error) {
 	j := job{tree: h.Tree}
 	j.conntrack(s.Conntrack)
@@ -36,8 +38,9 @@ func (h Host) InitOnly(s Settings) (Report, error) {
 	return j.report, errors.Join(j.errs...)
 }
 
-// Reload makes the settings that differ between two configurations of one mode. What is not asked for any more stays
-// as it is, as it would after a restart of the process. An error is for the log: the previous settings hold.
+// Reload makes the settings that differ between two configurations of one mode. Settings that are
+// no longer configured stay, as after a restart of the process. An error is for the log: the
+// previous settings hold.
 func (h Host) Reload(old, now Settings) (Report, error) {
 	j := job{tree: h.Tree}
 	if old.OOMScoreAdj != now.OOMScoreAdj {
@@ -50,8 +53,9 @@ func (h Host) Reload(old, now Settings) (Report, error) {
 	return j.report, errors.Join(j.errs...)
 }
 
-// Plan returns what Start, and the planes after it, would change, and changes nothing. The error tells which settings the host does not have, or does not
-// show; some of them it may have once a module is loaded, which Plan does not do.
+// Plan returns the changes of Start and of the planes after it, without making them. The error
+// names the settings that the host lacks or hides; the host may have some of them after a module is
+// loaded, which Plan does not do.
 func (h Host) Plan(s Settings) ([]Change, error) {
 	j := job{tree: h.Tree, plans: true}
 	j.conntrack(s.Conntrack)
@@ -72,7 +76,7 @@ type job struct {
 // sysctl is one that is to be set.
 type sysctl struct {
 	name, value string
-	// asks is the flag and the field that ask for it, and how to stop them.
+	// asks names the flag and the field that request it, and how to disable them.
 	asks string
 	// more: a greater number does as well.
 	more bool

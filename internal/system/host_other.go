@@ -14,5 +14,5 @@ func (h Host) InitOnly(Settings) (Report, error) { return Report{}, nil }
 // Reload makes no settings.
 func (h Host) Reload(old, now Settings) (Report, error) { return Report{}, nil }
 
-// Plan returns what Start would change: nothing.
+// Plan returns the changes of Start: none.
 func (Host) Plan(Settings) ([]Change, error) { return nil, nil }

@@ -25,8 +25,8 @@ func sysctlIs(t *testing.T, name, want string) {
 	}
 }
 
-// In a network namespace of its own: timeouts are set there and nowhere else; the size of the table is the machine's, and
-// is not touched (PR-10).
+// In a new network namespace: timeouts are set there and nowhere else; the size of the table
+// belongs to the machine, and is not changed (PR-10).
 func TestNetworkNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -69,7 +69,7 @@ func TestNetworkNamespace(t *testing.T) {
 	}
 }
 
-// A container with a read-only /proc/sys: what suffices is kept, what does not is named.
+// A container with a read-only /proc/sys: sufficient values are kept, others are reported.
 func TestReadOnlyProcSys(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -128,7 +128,7 @@ func rootless(t *testing.T) {
 	sysctlIs(t, "net.netfilter.nf_conntrack_tcp_timeout_close_wait", "3600")
 }
 
-// DP-30, on a kernel that has ip_vs; on another the error says what is missing and who asks for it.
+// DP-30, on a kernel with ip_vs; on another the error names the missing part and its setting.
 func TestIPVS(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")

@@ -8,7 +8,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// sysctls are what the mode needs.
+// sysctls returns the sysctls that the mode needs.
 func (s Settings) sysctls() []mode.Sysctl {
 	if s.Mode.Sysctls == nil {
 		return nil
@@ -47,8 +47,8 @@ func (j *job) needs(c mode.Sysctl) (bool, error) {
 	return v.AtLeast(c.From[0], c.From[1]) && (c.Before == always || !v.AtLeast(c.Before[0], c.Before[1])), err
 }
 
-// forwarding warns if the kernel does not forward what the proxy has translated. To set it is the business of who
-// sets up the node, but in the mode ipvs.
+// forwarding warns if the kernel does not forward translated packets. The administrator of the node
+// sets it, except in mode ipvs.
 func (j *job) forwarding(s Settings) {
 	if s.Mode.Terminates {
 		return

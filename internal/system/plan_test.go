@@ -16,7 +16,7 @@ import (
 	"kube-proxy/plane/ipvs"
 )
 
-// Plan tells what Start would set, and sets nothing.
+// Plan returns the changes of Start, and makes none.
 func TestPlan(t *testing.T) {
 	root := t.TempDir()
 	h := Host{kernel.Tree{Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}}

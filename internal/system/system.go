@@ -6,9 +6,9 @@ import (
 	"kube-proxy/mode"
 )
 
-// Settings is what the configuration asks of the host.
+// Settings is the configuration of the host.
 type Settings struct {
-	// Mode is the mode that runs, and Asked its settings.
+	// Mode is the running mode, and Asked its settings.
 	Mode  mode.Mode
 	Asked mode.Settings
 	// Conntrack is applied in every mode.
@@ -16,7 +16,8 @@ type Settings struct {
 	// OOMScoreAdj is for this process, -1000 to 1000 (CF-38).
 	OOMScoreAdj int
 
-	// IPv4 and IPv6 say which families the cluster uses: where one is not forwarded, there is a warning.
+	// IPv4 and IPv6 report which families the cluster uses: if one is not forwarded, there is a
+	// warning.
 	IPv4, IPv6 bool
 }
 
@@ -54,8 +55,8 @@ type Warning struct {
 
 // Change is a sysctl that would be set.
 type Change struct {
-	// Name is the sysctl, Have its value, and Want what it would be set to.
+	// Name is the sysctl, Have its value, and Want its new value.
 	Name, Have, Want string
-	// Asks is the flag and the field that ask for it.
+	// Asks names the flag and the field that request it.
 	Asks string
 }

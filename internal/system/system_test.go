@@ -23,7 +23,7 @@ import (
 	"kube-proxy/plane/userspace"
 )
 
-// machine is a host with 4 processors whose settings are those of a kernel that has just started.
+// machine is a host with 4 processors and the settings of a kernel that has just started.
 const machine = `
 proc/self/oom_score_adj 0
 proc/sys/kernel/osrelease 6.12.48+deb13-amd64
@@ -48,7 +48,7 @@ sys/devices/system/cpu/online 0-3
 sys/module/nf_conntrack/parameters/hashsize 16384
 `
 
-// strictARP asks mode ipvs for CF-28.
+// strictARP configures mode ipvs for CF-28.
 func strictARP() option.Blocks {
 	o := &ipvs.Options{}
 	o.IPVS.StrictARP = true
@@ -62,8 +62,8 @@ func defaults() Settings {
 		Asked:     mode.Settings{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}}
 }
 
-// A case changes the machine and the defaults, runs start or another verb, and says what the files are afterwards, as far
-// as they differ, and what is reported.
+// A case changes the machine and the defaults, runs start or another verb, and has the resulting
+// differences in files, and the reports.
 type hostCase struct {
 	name string
 	// host has lines as machine has; a file alone is not there. readOnly files and folders cannot be written.
@@ -293,7 +293,7 @@ func check(t *testing.T, what string, got, parts []string) {
 	}
 }
 
-// parse reads lines of a file and its value; later lines beat earlier ones.
+// parse reads lines with a file and its value; later lines override earlier ones.
 func parse(lines string) map[string]string {
 	m := map[string]string{}
 	for line := range strings.Lines(lines) {
@@ -333,7 +333,7 @@ func bindReadOnly(path string) error {
 		unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// isolated runs f with a network namespace of its own, and with those that more asks for.
+// isolated runs f in a new network namespace, and in those of more.
 func isolated(t *testing.T, more uintptr, f func()) {
 	t.Helper()
 	if err := netlab.Isolated(more, func() error { f(); return nil }); err != nil {

@@ -36,7 +36,7 @@ type Place struct {
 type Conn struct {
 	State             string
 	Reply, DNAT, SNAT bool
-	// Known: conntrack has the packet.
+	// Known: conntrack has an entry for the packet.
 	Known bool
 	// From and To are the tuple of the original direction.
 	From, To netip.AddrPort
@@ -45,7 +45,7 @@ type Conn struct {
 	Node         Node
 }
 
-// Node answers what matches ask about the node.
+// Node answers the queries of matches about the node.
 type Node interface {
 	AddressType(a netip.Addr) (uint32, error)
 	LinkTo(a netip.Addr) (index uint32, name string, err error)
@@ -57,7 +57,7 @@ func NewAny(sets Sets) *Any { return &Any{sets: sets, read: map[*follow.Rule]*ru
 // Knows reports whether the rule was applied before, so that its text is final.
 func (a *Any) Knows(r *follow.Rule) bool { return a.read[r] != nil }
 
-// At tells where the packet is.
+// At sets the place of the packet.
 func (a *Any) At(ctx context.Context, p Place) {
 	a.w = walker{ctx: ctx, packet: p.Packet, route: p, sets: a.sets, conn: p.Conn, source: p.Packet.From,
 		any: true, allOurs: true,
@@ -140,8 +140,7 @@ var anyOptions = map[string]func(b *reader, no bool){
 func (w *walker) sender(follow.Flow) netip.Addr     { return w.from() }
 func (w *walker) receiver(f follow.Flow) netip.Addr { return f.To.Addr() }
 
-// reverse reads the match rpfilter: the route back to the source leads out of the incoming
-// interface.
+// reverse reads the match rpfilter: the route back to the source uses the incoming interface.
 func (b *reader) reverse() {
 	invert, marked, loose := false, false, false
 	for len(b.left) > 0 && strings.HasPrefix(b.left[0], "--") {
@@ -166,7 +165,7 @@ func (b *reader) reverse() {
 	})
 }
 
-// multiport reads a list of ports and ranges, of which one must be the packet's.
+// multiport reads a list of ports and ranges; one must be the packet's.
 func (b *reader) multiport(no, source, destination bool) {
 	list := b.next()
 	var all [][2]uint16
@@ -255,11 +254,11 @@ func tcpFlags(b *reader, no bool) {
 	})
 }
 
-// anyMore are targets that change nothing that rules here look at.
+// anyMore holds targets that change nothing that the rules here match.
 var anyMore = map[string]bool{"TTL": true, "HL": true, "DSCP": true, "TOS": true, "ECN": true, "SECMARK": true,
 	"CONNSECMARK": true, "IDLETIMER": true, "RATEEST": true, "TEE": true}
 
-// anyTarget reads a target that rules of kube-proxy do not have. It returns false for others.
+// anyTarget reads a target that kube-proxy's rules do not use. It returns false for others.
 func (b *reader) anyTarget(name string, words []string) bool {
 	change := func(do func(w *walker, f *follow.Flow)) { b.do.change = do }
 	first, second := "", ""

@@ -20,13 +20,13 @@ import (
 	rtnl "kube-proxy/internal/netlink/route"
 )
 
-// surroundings answer what rules ask about the node: whose an address is, the interface to it, and
-// which clients are remembered.
+// surroundings answers the queries of rules about the node: the owner of an address, the interface
+// to it, and the remembered clients.
 type surroundings struct {
 	conn       *nlconn.Conn
 	routes     map[netip.Addr]rtnl.Route
 	interfaces map[int32]string
-	tick       time.Duration // of the kernel's clock, in which xt_recent keeps time
+	tick       time.Duration // of the kernel's clock, which xt_recent uses
 }
 
 // lookAround opens them in the network namespace of the calling thread.
@@ -127,7 +127,7 @@ func (s *surroundings) remembers(list string, client netip.Addr, within uint32) 
 	return age, within == 0 || age <= time.Duration(within)*time.Second
 }
 
-// seenIn returns when a list says that a client was seen last, in jiffies.
+// seenIn returns the time in jiffies at which a list saw a client last.
 func seenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
 	lines := bufio.NewScanner(list)
 	for lines.Scan() {

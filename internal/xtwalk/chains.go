@@ -18,7 +18,7 @@ import (
 type Packet struct {
 	From, To netip.AddrPort
 	Proto    lb.Proto
-	// In and Out are the interfaces; "" if unknown, or if there is none.
+	// In and Out are the interfaces; "" if unknown, or without one.
 	In, Out string
 	Mark    uint32
 	// FromHere and ToHere: the addresses are this node's.
@@ -29,16 +29,16 @@ type Packet struct {
 
 // Sets answers matches on ipsets. by selects the packet's fields, such as "dst,dst".
 type Sets interface {
-	// Knows reports whether the set of that name can be asked; no others are.
+	// Knows reports whether the set of that name can be queried; no others are.
 	Knows(set string) bool
 	// Has reports whether a set has the packet's member.
 	Has(set, by string, p Packet) (bool, error)
-	// MarkOf returns the mark and mask of the packet's member; zeros if there is none.
+	// MarkOf returns the mark and mask of the packet's member; zeros without one.
 	MarkOf(set, by string, p Packet) (value, mask uint32, err error)
 }
 
-// Chains are the chains of a mode that uses a Keeper, as its Held returns them. A packet passes
-// them as [Looker.Follow] has it pass the kernel's. But they have no rules of other programs, and
+// Chains holds the chains of a mode that uses a Keeper, as its Held returns them. A packet passes
+// them as it passes the kernel's in [Looker.Follow]. But they have no rules of other programs, and
 // the Packet answers for the node's routes.
 type Chains struct {
 	sets   Sets
@@ -46,8 +46,8 @@ type Chains struct {
 	chains map[xtables.ChainID]*xtables.ChainState
 }
 
-// NewChains takes rules. tell gets a line for each rule that a packet matches, and for each unknown
-// one, which counts as not matching.
+// NewChains reads rules. It calls tell with a line for each rule that a packet matches, and for
+// each unknown one, which counts as not matching.
 func NewChains(rules []xtables.ChainRule, sets Sets, tell func(line string)) *Chains {
 	c := &Chains{sets, tell, map[xtables.ChainID]*xtables.ChainState{}}
 	for _, r := range rules {
@@ -62,7 +62,7 @@ func NewChains(rules []xtables.ChainRule, sets Sets, tell func(line string)) *Ch
 	return c
 }
 
-// Chain returns a chain, nil if there is none.
+// Chain returns a chain, nil if it does not exist.
 func (c *Chains) Chain(id xtables.ChainID) (*xtables.ChainState, error) { return c.chains[id], nil }
 
 // Pass sends a packet through a chain of a table, which changes it. It returns Drop, Reject, or
@@ -78,7 +78,7 @@ func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trac
 	if w.err != nil {
 		return "", w.err
 	}
-	for _, f := range on { // it is one: nothing here goes by chance
+	for _, f := range on { // it is one: no rule here is random
 		p.Mark, p.Masqueraded = f.Mark, f.Masqueraded
 		return trace.Pass, nil
 	}

@@ -18,7 +18,7 @@ func (r anyRules) Chain(id xtables.ChainID) (*xtables.ChainState, error) {
 	return &xtables.ChainState{Rules: r, Hooked: xtables.IsBuiltIn(id.Name)}, nil
 }
 
-// FuzzWalk follows a packet through rules that nobody would write: an error, or an answer.
+// FuzzWalk follows a packet through arbitrary rules: the result is an error or an answer.
 func FuzzWalk(f *testing.F) {
 	around, err := lookAround()
 	if err != nil {

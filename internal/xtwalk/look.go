@@ -12,12 +12,12 @@ import (
 	"kube-proxy/trace"
 )
 
-// Looker follows packets through the chains of one family and back end in the kernel. It shares
-// nothing with the writer.
+// Looker follows packets through the chains of one family and back end in the kernel. It shares no
+// state with the writer.
 type Looker struct {
 	family lb.Family
 	tool   *xtables.Tool
-	turn   chan struct{} // has room for the one packet that is followed at a time
+	turn   chan struct{} // has room for the only packet followed at a time
 }
 
 // New returns a Looker for the back end of the programs.
@@ -32,7 +32,7 @@ func New(t *xtables.Tool) *Looker {
 // Rules of other programs count as ours do if every part of them is understood. The answer names
 // the others. It reports a drop by another program after such a rule, without judging it. Clients
 // that the kernel remembers go to the backend of before (Affine); shares are those of other
-// clients. Masquerade says whether backends see the node's address; a backend that is the client
+// clients. Masquerade reports whether backends see the node's address; a backend that is the client
 // itself does not count, and the node itself always sees the client's.
 func (l *Looker) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := l.follow(ctx, packet)

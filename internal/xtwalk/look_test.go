@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// inNetns runs the rest of the test in a network namespace of its own, where there is such an iptables.
+// inNetns runs the rest of the test in a new network namespace, if the back end is installed.
 func inNetns(t *testing.T, b xtables.Backend) *xtables.Tool {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -36,7 +36,7 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// What is remembered counts for as long as the rule says: the kernel's clock is read right.
+// A remembered client counts for the time in the rule: the kernel's clock is read correctly.
 func TestRememberedFor(t *testing.T) {
 	inNetns(t, xtables.NFT)
 	run(t, "iptables-nft", "-A", "INPUT", "-m", "recent", "--set", "--name", "LIST")

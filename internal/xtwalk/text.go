@@ -19,7 +19,7 @@ type rule struct {
 	text string
 	// when are the conditions; a packet must meet all. Unconditional matches have none.
 	when []condition
-	// recalls is the list of clients that the rule reads, "" for none; within is the limit in
+	// recalls is the list of clients that the rule reads, "" for none; within is its time limit in
 	// seconds, 0 for none.
 	recalls string
 	within  uint32
@@ -60,7 +60,7 @@ func (r *rule) odds(w *walker, f follow.Flow) float64 {
 	return all
 }
 
-// action is what a rule does with packets: it changes them, and says where they go on.
+// action is the effect of a rule on packets: it changes them, and determines where they continue.
 type action struct {
 	kind    follow.Kind
 	chain   string // of a jump or a goto
@@ -71,7 +71,7 @@ type action struct {
 // reader reads a rule as iptables-save prints it.
 type reader struct {
 	rule
-	sets  Sets                                // nil if there are none
+	sets  Sets                                // nil without ipsets
 	any   map[string]func(b *reader, no bool) // more conditions, of rules of any program
 	match string
 	left  []string
@@ -84,7 +84,7 @@ func readText(text string, sets Sets) rule { return (&reader{sets: sets}).read(t
 
 func (b *reader) read(text string) rule {
 	b.rule = rule{text: text}
-	if at := strings.LastIndex(text, "(not read: "); at >= 0 && strings.HasSuffix(text, ")") { // as xtables says
+	if at := strings.LastIndex(text, "(not read: "); at >= 0 && strings.HasSuffix(text, ")") { // as xtables reports
 		text = text[:at]
 		b.cannot("what was not read")
 	}
@@ -173,7 +173,7 @@ func (b *reader) is(no bool, c func(w *walker, f follow.Flow) bool) {
 var knownMatches = map[string]bool{"comment": true, "nfacct": true, "tcp": true, "udp": true, "sctp": true, "mark": true, "statistic": true, "addrtype": true,
 	"conntrack": true, "state": true, "socket": true, "recent": true, "set": true}
 
-// options read the conditions of a rule: those of a match are keyed with its name.
+// options read the conditions of a rule: those of a match have its name as the key.
 var options = map[string]func(b *reader, no bool){
 	"-p": func(b *reader, no bool) {
 		name := b.next()
@@ -406,7 +406,8 @@ func (b *reader) direction(name string) {
 	b.known(false, func(w *walker, _ follow.Flow) bool { return w.conn.Reply == (name == "REPLY") })
 }
 
-// known is is for what conntrack knows. Of a packet that it does not have, all of that is false.
+// known is is for properties of conntrack entries. They are all false for a packet without an
+// entry.
 func (b *reader) known(no bool, c func(w *walker, f follow.Flow) bool) {
 	b.is(false, func(w *walker, f follow.Flow) bool { return w.tracks(f) && c(w, f) != no })
 }
@@ -432,7 +433,7 @@ func (b *reader) set() (name, by string, ok bool) {
 // onlyLooks are targets after which a packet continues unchanged with the next rule.
 var onlyLooks = map[string]bool{"LOG": true, "NFLOG": true, "TRACE": true, "TCPMSS": true, "CHECKSUM": true, "AUDIT": true, "CLASSIFY": true}
 
-// target reads what the rule does, with all words that are left.
+// target reads the effect of the rule, with all remaining words.
 func (b *reader) target(name string, final bool) {
 	refuse := func(v trace.Verdict) action {
 		return action{kind: follow.End, refuses: true, change: func(_ *walker, f *follow.Flow) { f.Verdict = v }}
@@ -478,7 +479,7 @@ func (b *reader) target(name string, final bool) {
 			b.cannot("target SET")
 		}
 	case slices.Contains([]string{"DNAT", "MARK", "SET"}, name), onlyLooks[name]:
-	case len(words) > 0: // chains have no options, and what has may end a packet's way
+	case len(words) > 0: // chains have no options, and a target with some may end a packet's path
 		b.do = action{kind: follow.End}
 		b.cannot("target " + name)
 	case final:

@@ -43,7 +43,7 @@ func passed(t *testing.T, sets oneSet, rules ...string) (p Packet, v trace.Verdi
 	return p, v, lines
 }
 
-// Each word of a rule has those meet it whom it names, turned round or not, and no others.
+// Each word of a rule matches the packets that it selects, negated or not, and no others.
 func TestTextIsMet(t *testing.T) {
 	set := oneSet{has: netip.MustParseAddrPort("10.0.0.1:80")}
 	for when, met := range map[string]bool{
@@ -67,7 +67,7 @@ func TestTextIsMet(t *testing.T) {
 	}
 }
 
-// Targets do what they say, and chains come back unless it was a goto.
+// Targets have their effect, and chains return except after a goto.
 func TestTextIsDone(t *testing.T) {
 	set := oneSet{has: netip.MustParseAddrPort("10.0.0.1:80")}
 	for _, c := range []struct {
@@ -94,7 +94,8 @@ func TestTextIsDone(t *testing.T) {
 	}
 }
 
-// A rule with something in it that is not understood is met by nobody and told, and those behind it count; an error of a set ends all.
+// A rule with an unknown part matches no packet and is reported, and the rules after it count; an
+// error of a set ends the walk.
 func TestTextNotUnderstood(t *testing.T) {
 	for _, rule := range []string{"-p tcp -m multiport --dports 80 -j ACCEPT", "-m connmark --mark 0x4001 -j ACCEPT", "-p tcp -m tcp --tcp-flags SYN SYN -j ACCEPT", "-j TPROXY --on-port 80", "-j ACCEPT (not read: ct of nf_tables)", "-m set --match-set others dst -j ACCEPT", "-m addrtype --dst-type BROADCAST -j ACCEPT",
 		"-j SET --map-set others dst,dst --map-mark", "-p nonsense -j ACCEPT", "-d nonsense -j ACCEPT", "-m mark --mark nonsense -j ACCEPT", "-m conntrack --ctstate NONE -j ACCEPT", "-j"} {
@@ -110,7 +111,7 @@ func TestTextNotUnderstood(t *testing.T) {
 	}
 }
 
-// FuzzText: whatever rules say, a packet has a verdict.
+// FuzzText: with any rules, a packet has a verdict.
 func FuzzText(f *testing.F) {
 	f.Add(`! -p udp -m comment --comment "a \" b" -d 10.0.0.0/8 -j INPUT`, "-m mark ! --mark 1/0x2 -j SET --map-set ours dst --map-mark")
 	f.Add("-i + -g INPUT", "-m set ! --match-set ours -j")

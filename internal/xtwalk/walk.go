@@ -14,14 +14,14 @@ import (
 	"kube-proxy/trace"
 )
 
-// route answers what rules ask about the node.
+// route answers the queries of rules about the node.
 type route interface {
 	// sourceHere reports whether the packet's source is an address of this node, here whether its
 	// destination is.
 	sourceHere(w *walker) bool
 	here(w *walker, destination netip.Addr) bool
-	// comesIn returns the interface that the packet came in through, "" if there is none; known is
-	// false if it is unknown. leaves returns the one that it leaves through.
+	// comesIn returns the input interface of the packet, "" without one; known is false if it is
+	// unknown. leaves returns the output interface.
 	comesIn(w *walker) (name string, known bool)
 	leaves(w *walker, destination netip.Addr) (name string, known bool)
 	// remembers reports whether a list of xt_recent has a client that was seen within so many
@@ -40,11 +40,11 @@ type walker struct {
 	packet trace.Packet
 	holds  holder
 	route  route
-	sets   Sets // nil where nothing is told of ipsets
+	sets   Sets // nil without information about ipsets
 	read   map[xtables.ChainID]*chain
-	// allOurs: there are no rules of others.
+	// allOurs: no other program has rules.
 	allOurs bool
-	// tell gets each line at once; nil to keep them.
+	// tell receives each line at once; nil to keep them.
 	tell func(line string)
 
 	// conn is the packet's connection. any: rules that are not understood are followed both ways.
@@ -101,7 +101,7 @@ func (w *walker) all() error {
 // staysHere distinguishes packets for this node from forwarded ones.
 func (w *walker) staysHere(f follow.Flow) bool { return w.route.here(w, f.To.Addr()) }
 
-// asked looks whether packets to the node itself should have been masqueraded. They are not,
+// asked checks whether packets to the node itself should have been masqueraded. They are not,
 // because they do not leave the node.
 func (w *walker) asked(here []follow.Flow) []follow.Flow {
 	w.silent = true
@@ -119,7 +119,7 @@ func (w *walker) asked(here []follow.Flow) []follow.Flow {
 	return here
 }
 
-// hook has packets pass the base chains of that name, and returns those that go on.
+// hook passes packets through the base chains of that name, and returns those that continue.
 func (w *walker) hook(flows []follow.Flow, name string, tables ...xtables.Table) []follow.Flow {
 	for _, t := range tables {
 		if len(flows) > 0 && w.err == nil {
@@ -164,7 +164,7 @@ type chain struct {
 	rules []rule
 }
 
-// chain reads a chain once; nil if there is none.
+// chain reads a chain once; nil if it does not exist.
 func (w *walker) chain(id xtables.ChainID) (*chain, error) {
 	if c, again := w.read[id]; again {
 		return c, w.ctx.Err()
@@ -268,7 +268,7 @@ func (w *walker) judges(by xtables.ChainID, text string) bool {
 	return true
 }
 
-// say reports a rule of the way once.
+// say reports a rule of the path once.
 func (w *walker) say(id xtables.ChainID, text, note string) {
 	if w.silent {
 		return
@@ -280,7 +280,7 @@ func (w *walker) say(id xtables.ChainID, text, note string) {
 	if strings.HasPrefix(text, "-P ") {
 		line += text
 	} else {
-		line = strings.TrimSuffix(line+"-A "+id.Name+" "+text, " ") // a rule may have nothing in it, and only count
+		line = strings.TrimSuffix(line+"-A "+id.Name+" "+text, " ") // a rule may be empty, and only count
 	}
 	if note != "" {
 		line += " (" + note + ")"

@@ -39,7 +39,7 @@ func base(edit func(*core.Service)) *core.Service {
 	return s
 }
 
-// Each case shows one field of the result, and what is told.
+// Each case shows one field of the result, and the reported problems.
 func TestService(t *testing.T) {
 	proxy, vip := core.LoadBalancerIPModeProxy, core.LoadBalancerIPModeVIP
 	for _, c := range []struct {
@@ -374,7 +374,7 @@ func TestManyProblems(t *testing.T) {
 	}
 }
 
-// Problems are told once per change, again after they went, and forgotten with the object.
+// Problems are reported once per change, again after they had gone, and forgotten with the object.
 func TestReporter(t *testing.T) {
 	var got []string
 	r := NewReporter(func(p Problem) { got = append(got, p.Name.Name+":"+p.What) })
@@ -386,7 +386,7 @@ func TestReporter(t *testing.T) {
 	r.Report("Service", a, problem(a, "y")) // a change
 	r.Report("Service", a, nil)             // repaired
 	r.Report("Service", a, problem(a, "y"))
-	r.Keep("Service", slices.Values([]cluster.Name{a})) // b is gone
+	r.Keep("Service", slices.Values([]cluster.Name{a})) // b is deleted
 	r.Report("Service", a, problem(a, "y"))
 	r.Report("Service", b, problem(b, "x"))
 	if want := "a:x b:x a:y a:y b:x"; strings.Join(got, " ") != want {
@@ -398,7 +398,7 @@ func TestReporter(t *testing.T) {
 	}
 }
 
-// FuzzAddr: an address that is read is one that net/netip knows, without a zone, and is stable.
+// FuzzAddr: a parsed address is one that net/netip accepts, without a zone, and is stable.
 func FuzzAddr(f *testing.F) {
 	for _, s := range []string{"10.0.0.1", "010.0.0.1", "::ffff:1.2.3.4", "fe80::1%eth0", "1.2.3.4/24", "::/0", "::ffff:1.2.3.0/120"} {
 		f.Add(s)

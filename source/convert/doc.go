@@ -7,8 +7,8 @@
 //	core/v1 Node                  → *cluster.Node
 //	networking/v1 ServiceCIDR     → *cluster.ServiceCIDR
 //
-// A fault in an object is a [Problem], not an error: the faulty part is left out and the rest is used. The
-// caller tells the user, once per change of the object ([Reporter]).
+// A fault in an object is a [Problem], not an error: the faulty part is left out and the rest is
+// used. The caller reports it to the user, once per change of the object ([Reporter]).
 //
 // The results share no memory with the API objects. A decoder may cut all strings of an object out of one
 // buffer, and one kept port name would keep that whole buffer alive; with 100,000 objects that is most of

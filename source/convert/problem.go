@@ -17,21 +17,21 @@ const ReasonIncorrectIPVersion = "KubeProxyIncorrectIPVersion"
 // Problem is something wrong with an object of the user: what, where, and what becomes of it. It is
 // comparable.
 type Problem struct {
-	// File and Line say where the object is written; "" and 0 if it came from an API server.
+	// File and Line are the place of the object; "" and 0 if it came from an API server.
 	File string
 	Line int
-	// Kind and Name say which object; Kind is "" for a problem of a whole file. Name.Namespace is "" for
-	// Nodes and ServiceCIDRs.
+	// Kind and Name identify the object; Kind is "" for a problem of a whole file. Name.Namespace
+	// is "" for Nodes and ServiceCIDRs.
 	Kind string
 	Name cluster.Name
-	// Field is the path of the field, such as "spec.ports[1].port"; Value is what stands there. Either may
+	// Field is the path of the field, such as "spec.ports[1].port"; Value is its value. Either may
 	// be "".
 	Field, Value string
 	// What is wrong, for example "is not an IP address", and what happens Then: "it is ignored".
 	What, Then string
 	// Reason is the reason of the Warning event to send about the object; "" for no event.
 	Reason string
-	// Refused: an API server would not have accepted the object, and it is of no use as it stands. A source
+	// Refused: an API server would have rejected the object, and it cannot be used. A source
 	// without an API server should leave it out.
 	Refused bool
 }
@@ -73,8 +73,8 @@ func (p Problem) Object() string {
 	return p.Kind + " " + p.Name.String()
 }
 
-// An object's problems are told one by one up to mostAlike of a sort and mostAll in all: a slice may have a
-// thousand endpoints that are all wrong in the same way.
+// An object's problems are reported one by one up to mostAlike of a kind and mostAll in all: a
+// slice may have a thousand endpoints with the same fault.
 const (
 	mostAlike = 3
 	mostAll   = 20
@@ -85,7 +85,7 @@ type problems struct {
 	kind string
 	name cluster.Name
 	list []Problem
-	more int // problems that are not told
+	more int // problems that are not reported
 	// moreRefused: one of those would have been refused.
 	moreRefused bool
 }
@@ -107,7 +107,7 @@ func (ps *problems) add(p Problem) {
 	ps.list = append(ps.list, p)
 }
 
-// done returns the problems; the last one counts those that are not told.
+// done returns the problems; the last one counts those that are not reported.
 func (ps *problems) done() []Problem {
 	if ps.more > 0 {
 		what := fmt.Sprintf("has %d more problems of these sorts", ps.more)
@@ -120,9 +120,9 @@ func (ps *problems) done() []Problem {
 	return ps.list
 }
 
-// Reporter passes problems on once per change: an object that still has the problems that were told before
-// is not told again when it is listed again. Its memory follows the number of faulty objects. It is safe
-// for concurrent use; [NewReporter] makes one.
+// Reporter passes problems on once per change: if an object is listed again with the same problems,
+// they are not reported again. Its memory is proportional to the number of faulty objects. It is
+// safe for concurrent use; [NewReporter] makes one.
 type Reporter struct {
 	tell func(Problem)
 	mu   sync.Mutex
@@ -134,13 +134,14 @@ type object struct {
 	name cluster.Name
 }
 
-// NewReporter returns a Reporter that calls tell for each new problem, from the goroutine that reports it and without a
-// lock. Tell bounds how much it writes: tenants decide how often their objects change. A nil tell drops all problems.
+// NewReporter returns a Reporter that calls tell for each new problem, from the goroutine that
+// reports it and without a lock. tell must limit how much it writes: tenants decide how often their
+// objects change. A nil tell drops all problems.
 func NewReporter(tell func(Problem)) *Reporter {
 	return &Reporter{tell: tell, told: map[object][]Problem{}}
 }
 
-// Report takes all problems that an object has now, which may be none.
+// Report takes all current problems of an object, which may be none.
 func (r *Reporter) Report(kind string, name cluster.Name, now []Problem) {
 	if r.tell == nil {
 		return
@@ -153,7 +154,8 @@ func (r *Reporter) Report(kind string, name cluster.Name, now []Problem) {
 	}
 }
 
-// news remembers an object's problems, and reports whether there are any and they are not those of before.
+// news records an object's problems, and reports whether there are any and they differ from the
+// previous ones.
 func (r *Reporter) news(o object, now []Problem) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,11 +18,12 @@ const (
 	LabelHeadless  = core.IsHeadlessService
 )
 
-// AnnotationPreserveDestination asks that pods see the Service's address as the destination (kubernetes/kubernetes#74825).
+// AnnotationPreserveDestination requests that pods see the Service's address as the destination
+// (kubernetes/kubernetes#74825).
 const AnnotationPreserveDestination = "preserve-destination"
 
-// ServiceSelected reports whether a Service with these labels is for this proxy; if not, it is to be treated
-// as if it did not exist (SV-01). API servers evaluate the same rule: [ServiceSelector].
+// ServiceSelected reports whether a Service with these labels is for this proxy; if not, it is
+// treated as nonexistent (SV-01). API servers evaluate the same rule: [ServiceSelector].
 func ServiceSelected(labels map[string]string) bool {
 	_, other := labels[LabelProxyName]
 	_, headless := labels[LabelHeadless]
@@ -41,8 +42,8 @@ const (
 // noHealthCheck is what becomes of a healthCheckNodePort that cannot be.
 const noHealthCheck = "load balancers are not told which nodes have endpoints"
 
-// Service converts a Service. The result is nil if the Service is not for this proxy (SV-01). Faulty
-// fields are left out and told.
+// Service converts a Service. The result is nil if the Service is not for this proxy (SV-01).
+// Faulty fields are left out and reported.
 func Service(in *core.Service) (*cluster.Service, []Problem) {
 	if !ServiceSelected(in.Labels) {
 		return nil, nil
@@ -56,7 +57,7 @@ func Service(in *core.Service) (*cluster.Service, []Problem) {
 		out.Created = in.CreationTimestamp.Unix()
 	}
 	if out.Type == cluster.TypeExternalName {
-		// SV-10: whatever else stands there has no effect, so it is not worth a message either.
+		// SV-10: other fields have no effect, so their faults are not reported.
 		return out, ps.done()
 	}
 	out.ClusterIPs = clusterIPs(&ps, &in.Spec)
@@ -100,8 +101,8 @@ func serviceType(ps *problems, t core.ServiceType) cluster.ServiceType {
 	return cluster.TypeClusterIP
 }
 
-// clusterIPs picks at most one address of each family (SV-11): ipFamilies says which family the address of
-// the same index must have; without ipFamilies only clusterIP counts.
+// clusterIPs picks at most one address of each family (SV-11): ipFamilies has the family of the
+// address with the same index; without ipFamilies only clusterIP counts.
 func clusterIPs(ps *problems, spec *core.ServiceSpec) []netip.Addr {
 	ips, field := spec.ClusterIPs, "spec.clusterIPs[%d]"
 	if len(ips) == 0 || len(spec.IPFamilies) == 0 && spec.ClusterIP != "" {
@@ -166,8 +167,8 @@ func addrs(ps *problems, field string, in []string) []netip.Addr {
 	return exact(out.list)
 }
 
-// loadBalancerIPs returns the addresses that the load balancer leaves in the packet (SV-14): those of
-// ipMode VIP, the default. Entries that have only a host name do not concern the proxy.
+// loadBalancerIPs returns the addresses that the load balancer leaves in the packet (SV-14): those
+// of ipMode VIP, the default. Entries with only a host name do not concern the proxy.
 func loadBalancerIPs(ps *problems, in []core.LoadBalancerIngress) []netip.Addr {
 	if len(in) == 0 {
 		return nil
@@ -258,7 +259,7 @@ func preserveDestination(ps *problems, annotations map[string]string) bool {
 	return false
 }
 
-// portNumber checks that a port is in 1..65535; otherwise it tells, and returns 0.
+// portNumber checks that a port is in 1..65535; otherwise it records a problem, and returns 0.
 func portNumber(ps *problems, field string, port int32, then string) uint16 {
 	if port >= 1 && port <= 65535 {
 		return uint16(port)
@@ -267,7 +268,7 @@ func portNumber(ps *problems, field string, port int32, then string) uint16 {
 	return 0
 }
 
-// protocol reads a protocol; "" is TCP, as the API says.
+// protocol reads a protocol; "" is TCP, as in the API.
 func protocol(ps *problems, field string, p core.Protocol) (cluster.Protocol, bool) {
 	switch p {
 	case core.ProtocolTCP, "":
@@ -324,7 +325,7 @@ func servicePorts(ps *problems, in []core.ServicePort, t cluster.ServiceType) []
 	return exact(out)
 }
 
-// firsts remembers at which index a thing was seen first.
+// firsts maps a value to the index of its first occurrence.
 type firsts map[firstKey]int
 
 type firstKey struct {

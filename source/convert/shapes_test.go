@@ -22,7 +22,8 @@ func manyAddresses(n int) *core.Service {
 	return s
 }
 
-// A Service that names many addresses costs their number; repeated ones count once.
+// The cost of a Service with many addresses is proportional to their number; repeated ones count
+// once.
 func TestManyAddressesAreLinear(t *testing.T) {
 	convert := func(n int) func() {
 		in := manyAddresses(n)

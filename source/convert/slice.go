@@ -22,9 +22,9 @@ func SliceSelected(labels map[string]string) bool {
 // SliceSelector is [SliceSelected] as a label selector.
 const SliceSelector = "!" + LabelHeadless
 
-// Slice converts an EndpointSlice. The result is nil if the slice cannot have an effect: it is headless
-// (SV-01), has host names instead of addresses (SV-02) or belongs to no Service (SV-30). Faulty ports and
-// endpoints are left out and told (SV-31, SV-34).
+// Slice converts an EndpointSlice. The result is nil if the slice cannot have an effect: it is
+// headless (SV-01), has host names instead of addresses (SV-02) or belongs to no Service (SV-30).
+// Faulty ports and endpoints are left out and reported (SV-31, SV-34).
 func Slice(in *discovery.EndpointSlice) (*cluster.Slice, []Problem) {
 	if !SliceSelected(in.Labels) {
 		return nil, nil
@@ -134,7 +134,7 @@ func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) cluster.Endpoin
 	return cluster.EndpointsOf(out...)
 }
 
-// said is what an optional field says; "" if it is absent.
+// said returns the value of an optional field; "" if it is absent.
 func said(s *string) string {
 	if s == nil {
 		return ""
@@ -142,8 +142,8 @@ func said(s *string) string {
 	return *s
 }
 
-// hints converts topology hints (SV-38). Endpoints of a slice mostly have the hints of the one before, and
-// then share them.
+// hints converts topology hints (SV-38). Endpoints of a slice mostly have the same hints as the
+// previous one, and then share them.
 func hints(in *discovery.EndpointHints, before []cluster.Endpoint) *cluster.Hints {
 	if in == nil || len(in.ForZones) == 0 && len(in.ForNodes) == 0 {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/source/convert"
 )
 
-// service fills in what an API server would, and converts.
+// service adds the defaults of an API server, and converts.
 func service(s *core.Service) (*cluster.Service, []convert.Problem) {
 	spec := &s.Spec
 	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
@@ -31,7 +31,7 @@ func service(s *core.Service) (*cluster.Service, []convert.Problem) {
 		for _, ip := range spec.ClusterIPs {
 			a, err := netip.ParseAddr(ip)
 			switch {
-			case err != nil: // the conversion tells
+			case err != nil: // the conversion reports it
 				spec.IPFamilies = append(spec.IPFamilies, "")
 			case a.Unmap().Is4():
 				spec.IPFamilies = append(spec.IPFamilies, core.IPv4Protocol)
@@ -54,7 +54,7 @@ func service(s *core.Service) (*cluster.Service, []convert.Problem) {
 	return out, append(found, more...)
 }
 
-// slice fills in what an API server would, and converts.
+// slice adds the defaults of an API server, and converts.
 func slice(s *discovery.EndpointSlice) (*cluster.Slice, []convert.Problem) {
 	var found []convert.Problem
 	for i := range s.Ports {

@@ -30,13 +30,13 @@ func Load(fsys fs.FS) (Objects, []convert.Problem, error) {
 	return out, append(read, clashes...), nil
 }
 
-// folder is what is known of a folder's files.
+// folder is the state of a folder's files.
 type folder struct {
 	fsys  fs.FS
 	files map[string]*held
 }
 
-// held is one file: what it says, or last said when it could still be understood.
+// held is one file: its contents, or the last ones that could be parsed.
 type held struct {
 	info fs.FileInfo
 	sum  [sha256.Size]byte
@@ -69,8 +69,8 @@ func isManifest(name string) bool {
 	return false
 }
 
-// scan reads the files that are new, look changed or are named in touched, and returns their problems. The
-// error is about the folder as a whole; then nothing has changed.
+// scan reads the files that are new, look changed or are named in touched, and returns their
+// problems. The error concerns the folder as a whole; then nothing has changed.
 func (f *folder) scan(touched map[string]bool, now time.Time) ([]convert.Problem, error) {
 	entries, err := fs.ReadDir(f.fsys, ".")
 	if err != nil {
@@ -83,7 +83,7 @@ func (f *folder) scan(touched map[string]bool, now time.Time) ([]convert.Problem
 		if !isManifest(name) {
 			continue
 		}
-		info, err := fs.Stat(f.fsys, name) // of what a link points to
+		info, err := fs.Stat(f.fsys, name) // of the target of a link
 		h := f.files[name]
 		dangling := errors.Is(err, fs.ErrNotExist) && e.Type() == fs.ModeSymlink && h.empty()
 		if errors.Is(err, fs.ErrNotExist) && !dangling {
@@ -197,7 +197,7 @@ func bare(err error) error {
 	return err
 }
 
-// sayWhatStays tells the user of those problems that there is a last good version.
+// sayWhatStays adds to those problems that a last good version is in force.
 func (h *held) sayWhatStays(problems []convert.Problem) {
 	last := map[id]bool{}
 	for _, o := range h.objects {
@@ -213,7 +213,8 @@ func (h *held) sayWhatStays(problems []convert.Problem) {
 	}
 }
 
-// with returns the text's objects and those of the last ones that stay although the text does not give them.
+// with returns the text's objects and those of the last ones that stay although the text does not
+// have them.
 func (f *file) with(last []object, stays func(id) bool) []object {
 	given := map[id]bool{}
 	for _, o := range f.objects {
@@ -228,8 +229,9 @@ func (f *file) with(last []object, stays func(id) bool) []object {
 	return out
 }
 
-// merge returns all objects in force, in the order of file names and lines; of an object in two files the
-// first counts. A file that is missing for the moment gives way to all others: it may have been renamed.
+// merge returns all objects in force, in the order of file names and lines; of an object in two
+// files the first counts. A file that is missing at the moment has the lowest priority: it may have
+// been renamed.
 func (f *folder) merge() ([]object, []convert.Problem) {
 	names := slices.SortedFunc(maps.Keys(f.files), func(a, b string) int {
 		if am, bm := !f.files[a].missing.IsZero(), !f.files[b].missing.IsZero(); am != bm {

@@ -30,7 +30,7 @@ type checker struct {
 
 var errTooLarge = errors.New("aliases make it too large")
 
-// mostFaults is how many faults of one document are told.
+// mostFaults is the number of faults reported for one document.
 const mostFaults = 10
 
 func (c *checker) fault(n *yaml.Node, field, what string) {
@@ -179,7 +179,7 @@ func (c *checker) pairs(n *yaml.Node, field string) ([]pair, bool) {
 	return all, true
 }
 
-// pairs returns a mapping's entries with merge keys ("<<") resolved, and a key that stands there twice.
+// pairs returns a mapping's entries with merge keys ("<<") resolved, and a repeated key.
 func pairs(n *yaml.Node, budget *int) (all []pair, dup *yaml.Node, err error) {
 	seen := make(map[string]bool, len(n.Content)/2)
 	var merged []*yaml.Node
@@ -330,8 +330,8 @@ func join(field, name string) string {
 	return field + "." + name
 }
 
-// lineOf returns the line of a field such as "spec.ports[1].port"; of the nearest field around it if it is
-// not there.
+// lineOf returns the line of a field such as "spec.ports[1].port"; if it is missing, that of the
+// nearest enclosing field.
 func lineOf(n *yaml.Node, field string) int {
 	n = deref(n)
 	line := n.Line

@@ -23,7 +23,7 @@ import (
 	"kube-proxy/source/convert"
 )
 
-// Objects are what a file or a folder says, in the order in which it stands there.
+// Objects are the contents of a file or a folder, in its order.
 type Objects struct {
 	Services []*cluster.Service
 	Slices   []*cluster.Slice
@@ -31,8 +31,8 @@ type Objects struct {
 	CIDRs    []*cluster.ServiceCIDR
 }
 
-// Parse reads one file's text. The name is used in problems only. The objects are those that can be used,
-// whatever the problems; see the package comment for what is wrong and what is filled in.
+// Parse reads one file's text. The name is used in problems only. It returns all usable objects,
+// whatever the problems; the package comment lists faults and defaults.
 func Parse(name string, data []byte) (Objects, []convert.Problem) {
 	f := parse(name, data)
 	var out Objects
@@ -130,9 +130,9 @@ func yamlError(err error) (line int, what string) {
 // mostSearched bounds how many bytes are parsed to find a broken line: some tenths of a second.
 const mostSearched = 8 << 20
 
-// syntaxLine makes the parser's line exact. The parser often names the line where the broken mapping or list
-// began, or the one before it. The broken line is the one after the longest part of the document that can be
-// read.
+// syntaxLine makes the parser's line exact. The parser often names the line where the broken
+// mapping or list began, or the one before it. The broken line is the one after the longest
+// parsable part of the document.
 func syntaxLine(data []byte, line int) int {
 	lines := bytes.SplitAfter(data, []byte("\n"))
 	start := 0 // the document's first line, from 0
@@ -149,7 +149,7 @@ func syntaxLine(data []byte, line int) int {
 	for _, l := range lines[start:end] {
 		size += len(l)
 	}
-	if (end-start)*size > mostSearched { // nobody waits for an exact line
+	if (end-start)*size > mostSearched { // an exact line is not worth the time
 		return line
 	}
 	for n := end; n > start; n-- {
@@ -167,7 +167,8 @@ func (f *file) malformation(line int, p convert.Problem) {
 	f.problems = append(f.problems, p)
 }
 
-// document takes in one document or one item of a list. The kind is that of the typed list around it, or "".
+// document reads one document or one item of a list. kind is that of the enclosing typed list, or
+// "".
 func (f *file) document(n *yaml.Node, kind string, budget *int) {
 	n = deref(n)
 	if *budget--; *budget <= 0 {
@@ -232,7 +233,7 @@ func (f *file) list(n *yaml.Node, kind string, budget *int) {
 	}
 }
 
-// kindOf says how to read one kind.
+// kindOf describes how to read one kind.
 type kindOf struct {
 	group      string
 	new        func() any
@@ -254,7 +255,7 @@ var kinds = map[string]kindOf{
 		func(o any) (any, []convert.Problem) { return convert.ServiceCIDR(o.(*networking.ServiceCIDR)) }},
 }
 
-// object takes in one object of a known kind.
+// object reads one object of a known kind.
 func (f *file) object(n *yaml.Node, kind string, k kindOf, budget *int) {
 	o := object{id: identify(n, kind, k), file: f.name, line: n.Line}
 	if o.name.Name == "" {

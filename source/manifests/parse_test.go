@@ -16,8 +16,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// TestBad reads each file of testdata/bad and compares what is told, and what is used all the same, with
-// the golden text.
+// TestBad reads each file of testdata/bad and compares the reports, and the objects that are still
+// used, with the golden text.
 func TestBad(t *testing.T) {
 	files, err := filepath.Glob("testdata/bad/*.yaml")
 	if err != nil || len(files) < 10 {
@@ -180,7 +180,7 @@ func TestNotSelected(t *testing.T) {
 	}
 }
 
-// FuzzParse: any text gives objects or problems; the objects hold what the package promises.
+// FuzzParse: any text gives objects or problems; the objects are as the package promises.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(web))
 	f.Add([]byte("a: &a [*a]"))

@@ -13,7 +13,8 @@ import (
 	"kube-proxy/cluster"
 )
 
-// podNamed is what of a document may say where a Pod is: a Pod itself, or a slice with an endpoint that it is.
+// podNamed has the parts of a document that may give a Pod's address: a Pod itself, or a slice with
+// the Pod as an endpoint.
 type podNamed struct {
 	Kind     string
 	Metadata struct{ Name, Namespace string }
@@ -28,9 +29,10 @@ type podNamed struct {
 	Items []podNamed
 }
 
-// Pods returns the addresses of a Pod, as the folder at the root of fsys has them: by the Pod, or by the EndpointSlices that it is an endpoint
-// of. Without a namespace it is those of all Pods of that name. What is malformed says nothing; none means that no file names it. The error is
-// about the folder.
+// Pods returns the addresses of a Pod in the folder at the root of fsys: from the Pod, or from the
+// EndpointSlices with it as an endpoint. Without a namespace it returns those of all Pods of that
+// name. Malformed files are ignored; no addresses means that no file names the Pod. The error
+// concerns the folder.
 func Pods(fsys fs.FS, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {
@@ -52,7 +54,7 @@ func Pods(fsys fs.FS, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 				break
 			}
 			var doc podNamed
-			_ = node.Decode(&doc) // what has another form says nothing
+			_ = node.Decode(&doc) // another form is ignored
 			doc.addrs(pod, out)
 		}
 	}

@@ -19,13 +19,13 @@ import (
 	"kube-proxy/source/convert"
 )
 
-// Config says which folder to follow. Dir is required.
+// Config configures the source. Dir, the folder, is required.
 type Config struct {
 	Dir string
 	// Log takes what happens to the folder; nil is slog.Default().
 	Log *slog.Logger
-	// OnProblem is told what is wrong with files and objects, once for each change of a file; nil logs it.
-	// Problem.File is a path below Dir, Dir included.
+	// OnProblem receives problems of files and objects, once for each change of a file; nil logs
+	// them. Problem.File is a path below Dir, Dir included.
 	OnProblem func(convert.Problem)
 }
 
@@ -36,7 +36,7 @@ type Source struct {
 	folder *folder
 	// now are the objects in force, as they were sent.
 	now map[id]object
-	// clashes are the problems between files that were told.
+	// clashes are the reported problems between files.
 	clashes map[convert.Problem]bool
 	// lost: the folder could not be read the last time.
 	lost atomic.Bool
@@ -48,7 +48,7 @@ const (
 	settle = 20 * time.Millisecond
 	// mostSettle bounds that for files that change all the time.
 	mostSettle = 200 * time.Millisecond
-	// reread is the distance of the looks at the folder that do not rely on being told of changes.
+	// reread is the interval of reads that do not rely on notifications.
 	reread = 2 * time.Second
 )
 
@@ -84,9 +84,9 @@ func tryFolder(dir string) error {
 	return nil
 }
 
-// Run sends events to sink, from one goroutine, until ctx ends, and then returns nil. All that changed in the
-// folder between two looks is sent as one batch. The only errors are that the folder cannot be read at the
-// start; a folder that vanishes later changes nothing.
+// Run sends events to sink, from one goroutine, until ctx ends, and then returns nil. All changes
+// between two reads of the folder are sent as one batch. The only error is that the folder cannot
+// be read at the start; a folder that vanishes later changes nothing.
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 			due = time.After(min(settle, max(0, mostSettle-time.Since(since))))
 			continue
 		case err := <-watcher.Errors:
-			// Mostly that the kernel had to drop events. The next look sees all.
+			// Mostly the kernel had to drop events. The next read finds all changes.
 			s.log.Debug("notices of changed files were lost", "dir", s.cfg.Dir, "err", err)
 			due = time.After(settle)
 			continue
@@ -140,7 +140,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	}
 }
 
-// watch asks for notices of changes in the folder; again if another folder is now at its place.
+// watch requests notifications of changes in the folder; again if another folder has replaced it.
 func (s *Source) watch(w *fsnotify.Watcher, watched os.FileInfo) os.FileInfo {
 	info, err := os.Stat(s.cfg.Dir)
 	if err != nil || w.Events == nil || watched != nil && os.SameFile(info, watched) && len(w.WatchList()) > 0 {
@@ -213,7 +213,7 @@ func (s *Source) sendAll(all []object, sink func(cluster.Event)) {
 	}
 }
 
-// sendChanges sends what differs from what was sent, what is new before what goes.
+// sendChanges sends the differences from the sent objects, new ones before deleted ones.
 func (s *Source) sendChanges(all []object, sink func(cluster.Event)) {
 	var batch cluster.Batch
 	next := make(map[id]object, len(all))

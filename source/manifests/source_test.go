@@ -25,9 +25,10 @@ type rig struct {
 	store *cluster.Store
 	mu    sync.Mutex
 	told  []convert.Problem
-	// dips are moments at which fewer Services were known than the test allows.
+	// dips are moments with fewer known Services than the test allows.
 	least, dips int
-	// empty is the longest time for which a file may have been empty because it was being written: after grace its objects go.
+	// empty is the longest time for which a file may have been empty during a write: after grace
+	// its objects are deleted.
 	empty time.Duration
 }
 
@@ -41,7 +42,8 @@ func (r *rig) write(name, text string) {
 
 func (r *rig) emptied(since time.Time) { r.empty = max(r.empty, time.Since(since)) }
 
-// noDips asks that nothing was away for a moment; but a machine so busy that a write took longer than grace may have had it away.
+// noDips requires that nothing was missing for a moment; on a machine so busy that a write took
+// longer than grace it may have been.
 func (r *rig) noDips() {
 	r.t.Helper()
 	r.mu.Lock()
@@ -152,7 +154,8 @@ func TestFollow(t *testing.T) {
 	r.write("a.yaml", svc("web", 81)+svc("api", 90))
 	r.wait("shop/api:90 shop/db:5432 shop/web:81")
 
-	// A malformed file: told with line and field, its last good objects stay, the others apply.
+	// A malformed file: it is reported with line and field, its last good objects stay, the others
+	// apply.
 	r.require(3)
 	r.write("a.yaml", svc("web", 82)+"spec: {prot: 1}\n")
 	r.waitTold("the file's last good objects stay")
@@ -187,7 +190,7 @@ func TestFollow(t *testing.T) {
 	r.emptied(began)
 	r.wait("shop/api:92 shop/db:5433 shop/web:85")
 
-	// Renamed: the objects are in another file now, and nobody complains of two copies.
+	// Renamed: the objects are in another file now, and no duplicates are reported.
 	if err := os.Rename(filepath.Join(r.dir, "a.yaml"), filepath.Join(r.dir, "z.yaml")); err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +258,8 @@ func TestConfigMapVolume(t *testing.T) {
 	r.noDips()
 }
 
-// The folder itself is replaced by another one, or goes: what was known stays until there is a folder.
+// The folder itself is replaced by another one, or deleted: its objects stay until a folder exists
+// again.
 func TestFolderGoes(t *testing.T) {
 	r := newRig(t)
 	root := r.dir
@@ -294,7 +298,7 @@ func TestFolderGoes(t *testing.T) {
 	}
 }
 
-// The changes of one look are one event, in which what is new comes first.
+// The changes of one read are one event, with new objects first.
 func TestBatch(t *testing.T) {
 	dir := t.TempDir()
 	write := func(text string) {
@@ -351,8 +355,8 @@ func TestNewErrors(t *testing.T) {
 	r.until(r.store.Synced, func() string { return "an empty folder is never complete" })
 }
 
-// What only looks like a manifest is told once, and costs nothing else. A link to nothing that worked before
-// is a file that went.
+// Files that only look like manifests are reported once, and have no other effect. A link that
+// worked before and now has no target counts as a deleted file.
 func TestNoFiles(t *testing.T) {
 	r := newRig(t)
 	r.write("a.yaml", svc("web", 1))
