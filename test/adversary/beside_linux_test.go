@@ -33,7 +33,7 @@ type beside struct {
 	inspector *inspect.Inspector
 }
 
-// most Services with a series of their own.
+// largest number of Services with their own series.
 const ownSeries = 10
 
 func (s *bystander) newBeside() *beside {
@@ -74,7 +74,7 @@ func (b busy) Traffic(_ context.Context, f func(mode.Count)) error {
 	return nil
 }
 
-// observer is one of the process, with what it allocates while it is told of changes.
+// observer is one of the process, with its allocations for reported changes.
 type observer struct {
 	name string
 	engine.Observer
@@ -85,7 +85,8 @@ func (o *observer) Applied(changes []lb.Change) {
 	o.allocated += allocations(func() { o.Observer.Applied(changes) })
 }
 
-// newObservers makes those of the process. Their workers do not run: a change is in force without them.
+// newObservers makes the process's observers. Their workers do not run: a change is in force
+// without them.
 func newObservers(t *testing.T, f lb.Family) []*observer {
 	cleaner, err := conntrack.New(conntrack.Config{Family: f})
 	if err != nil {
@@ -108,7 +109,7 @@ func newObservers(t *testing.T, f lb.Family) []*observer {
 	}
 }
 
-// asked is what a scrape and questions about the stranger's Service take.
+// asked is the cost of a scrape and of queries about the stranger's Service.
 type asked struct {
 	series, scrape, service, trace, state, answer int
 	delivery                                      delivery // of an event
@@ -148,7 +149,7 @@ func (s *bystander) ask() (a asked) {
 	return a
 }
 
-// answers compares what it takes to ask now with what it took without the tenant.
+// answers compares the current cost of queries with that without the tenant.
 func (s *bystander) answers() {
 	was, is := s.alone, s.ask()
 	for _, x := range []struct {
@@ -170,7 +171,8 @@ func (s *bystander) answers() {
 	}
 }
 
-// remembered asks that what a stranger did is in the ring of changes still, and that he hears of what he loses.
+// remembered checks that the stranger's changes are still in the ring of changes, and that his
+// losses are reported.
 func (s *bystander) remembered(since uint64) {
 	entries, _ := s.ring.After(since)
 	if !slices.ContainsFunc(entries, func(e changes.Entry) bool { return e.Service == honestName(aside) }) {

@@ -1,6 +1,7 @@
-// Package adversary writes the Services and EndpointSlices of a hostile tenant with full rights in one
-// namespace: each field at its limits, addresses of every class, those of other tenants and of the node,
-// unused ones, contested ports, lists as long as the API accepts. All follows from a seed.
+// Package adversary writes the Services and EndpointSlices of a hostile tenant with full rights in
+// one namespace: each field at its limits, addresses of every class, those of other tenants and of
+// the node, unused ones, ports in conflict, lists as long as the API accepts. A seed determines
+// everything.
 //
 // The API server prevents some of this: it gives each Service a cluster IP and NodePorts of its own, and
 // refuses the worst addresses. This package relies only on its cluster IPs. Everything else may get past an

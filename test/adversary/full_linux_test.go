@@ -22,7 +22,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// What one object of a namespace takes at most, of the kernel's memory and of the heap, the Services' objects included.
+// Largest cost of one object of a namespace, in the kernel's memory and on the heap, including the
+// Services' objects.
 const (
 	kernelPerObject = 128
 	heapPerObject   = 256
@@ -132,7 +133,7 @@ func fullNamespace(endpoints int) (events []cluster.Event) {
 
 var unreclaimable = regexp.MustCompile(`(?m)^(?:SUnreclaim|Percpu|VmallocUsed): +(\d+) kB`)
 
-// kernelMemory is what the kernel keeps that it cannot give back, of all that the machine does.
+// kernelMemory returns the kernel's unreclaimable memory, for the whole machine.
 func kernelMemory(t *testing.T) (bytes int) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -7,8 +7,9 @@ import (
 	"kube-proxy/cluster"
 )
 
-// Hostile returns the workloads by which one tenant would keep every node busy: n Services each, all changed at once by
-// [Shape.Touch]. Endpoints, ports and addresses are divided by scale; at 1 the shapes are as large as their names say.
+// Hostile returns the workloads with which one tenant could keep every node busy: n Services each,
+// all changed at once by [Shape.Touch]. Endpoints, ports and addresses are divided by scale; at 1
+// the shapes are as large as their names say.
 func Hostile(n, scale int, v Victims) []Shape {
 	return []Shape{
 		large("87 UDP ports, 3 slices of 1,000 endpoints", n, 87, 3, 1000/scale),
@@ -68,7 +69,8 @@ func large(name string, n, ports, slices, endpoints int) (out Shape) {
 	return out
 }
 
-// emptySlices has Services of one port, with 100 slices of so many ports each and nothing else.
+// emptySlices has Services of one port, with 100 slices of the given number of ports each and
+// nothing else.
 func emptySlices(name string, n, ports int) (out Shape) {
 	out.Name = name
 	var many []cluster.SlicePort // all slices share them: a test needs the work, and not the memory
@@ -122,7 +124,7 @@ func toggled(name string, n int, change func(*cluster.Service)) (out Shape) {
 	return out
 }
 
-// numberless has slices that change to others whose ports are of no use: number 0 stands for none.
+// numberless has slices that change to others with unusable ports: number 0 means none.
 func numberless(name string, n int) Shape {
 	out := toggled(name, n, nil)
 	out.touch = func(i, round int) cluster.Event {

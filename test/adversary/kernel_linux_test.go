@@ -28,16 +28,17 @@ import (
 	"kube-proxy/test/adversary"
 )
 
-// FuzzNFTables and FuzzIPTables let tenants loose on a node with a real kernel: packets of honest Services, and of those
-// who mean none, must arrive while tenants write. `make fuzz` does it for many seeds, and there no change of an honest
-// Service may wait for longer than a second.
+// FuzzNFTables and FuzzIPTables let tenants loose on a node with a real kernel: packets of honest
+// Services, and packets for no Service, must arrive while tenants write. `make fuzz` runs many
+// seeds, and there no change of an honest Service may wait for longer than a second.
 func FuzzNFTables(f *testing.F) { fuzzKernel(f, newNFTables) }
 
 func FuzzIPTables(f *testing.F) { fuzzKernel(f, newIPTables) }
 
 func newNFTables(f lb.Family) (engine.Plane, error) { return nftables.New(nftables.Config{Family: f}) }
 
-// newIPTables lets conntrack take packets as they come: in the lab the sink answers past the node.
+// newIPTables sets conntrack to accept packets in any state: in the lab the sink's answers bypass
+// the node.
 func newIPTables(f lb.Family) (engine.Plane, error) {
 	if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1"); err != nil {
 		return nil, err
@@ -69,15 +70,15 @@ type node struct {
 	slices [neighbours]*cluster.Slice
 
 	mu    sync.Mutex
-	rows  map[lb.Key]*lb.Frontend // in force, as the engine tells its observers
+	rows  map[lb.Key]*lb.Frontend // in force, as the engine reports to its observers
 	moved chan struct{}
-	// configure, if not nil, sets what else the engine has.
+	// configure, if not nil, sets other fields of the engine.
 	configure func(*engine.Config)
 }
 
 const (
 	neighbours = 4    // honest Services
-	serving    = 9000 // the port at which pods serve the first of them; each has its own
+	serving    = 9000 // the port at which pods serve the first of them; each Service has its own
 )
 
 func (n *node) six() bool { return n.family == lb.IPv6 }
@@ -141,7 +142,7 @@ func (n *node) begin(newPlane func(lb.Family) (engine.Plane, error)) {
 		n.fold(cluster.ServiceSet{Service: n.service(i)})
 		n.change(i)
 	}
-	n.rest() // the first write is of nothing, and is none of what is measured
+	n.rest() // the first write is empty, and is not measured
 }
 
 // run runs an engine in the node's namespace.
@@ -197,7 +198,7 @@ func (n *node) vip(i int) netip.Addr {
 	return v4(10, 97, 0, i+1)
 }
 
-// clusterIPsOf are those of tenant i's Services.
+// clusterIPsOf returns those of tenant i's Services.
 func (n *node) clusterIPsOf(i int) func(int) []netip.Addr {
 	return func(k int) []netip.Addr { return []netip.Addr{n.vip(100 + 8*i + k)} }
 }
@@ -257,7 +258,7 @@ func (n *node) change(i int) {
 	}
 }
 
-// rest waits until all is in force but what the kernel refuses.
+// rest waits until everything is in force except refused frontends.
 func (n *node) rest() {
 	n.t.Helper()
 	for limit := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -335,7 +336,7 @@ func (n *node) probe() {
 		for i := range neighbours {
 			to := netip.AddrPortFrom(way.to, uint16(serving+i))
 			if !to.Addr().IsLoopback() && n.rows[lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: lb.TCP}] != nil {
-				continue // somebody's external IP, and the administrator let him
+				continue // another Service's external IP, allowed by the administrator
 			}
 			send(way.host, way.from, to, func(a netlab.Reply, local netip.Addr, err error) error {
 				if err == nil && (a.At != to || a.Seen.Addr() != local) {

@@ -17,9 +17,10 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// Hundreds of tenants come, write what they like while the plane fails, loses its state and the process restarts, and
-// leave; then others come. Nobody's packets go astray (SV-25, TN-01), a change of somebody else costs what it costs without them, and
-// when they are gone nothing of them is left.
+// Hundreds of tenants are added, write anything while the plane fails, loses its state and the
+// process restarts, and leave; then others are added. No packet of others reaches a wrong
+// destination (SV-25, TN-01), a change of another namespace has the same cost as without them, and
+// when they have left nothing of them remains.
 func TestTenants(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -77,8 +78,9 @@ func (w *world) generation(seed uint64, first, n int, alone cost) (asked int) {
 	if c := w.change(first + 2); c.beyond(alone) {
 		w.errorf("beside %d tenants a change costs %+v, without them %+v", n, c, alone)
 	}
-	// What is told of tenants follows what they do, not what it does to others; and there is an end to it. A process that
-	// begins tells anew of what it finds, of contests and of loans a share for each namespace (TN-02).
+	// Log lines about tenants are proportional to their own actions, not to the effects on others,
+	// and have a limit. A new process reports again what it finds, conflicts and provisional owners
+	// up to a limit for each namespace (TN-02).
 	if most := int64(w.events)/2 + 200 + int64(w.starts-1)*2*ratelimit.Burst*int64(n); lines > most || bytes > 1000*most {
 		w.errorf("%d lines, %d bytes of log after %d events and %d starts", lines, bytes, w.events, w.starts)
 	}
@@ -114,8 +116,8 @@ func (w *world) accident() {
 	w.belong()
 }
 
-// A suite that cannot fail proves nothing: a policy that leaks the pods of one Service to another is found, and one that
-// serves an address of the node's own.
+// A suite that cannot fail proves nothing: it finds a policy that leaks the pods of one Service to
+// another, and one that serves an address of the node.
 func TestLeaksAreFound(t *testing.T) {
 	stolen := &lb.BackendSet{Backends: lb.BackendsOf(lb.Backend{Addr: netip.AddrPortFrom(podAddr(7, 1, false), 8080)})}
 	for _, c := range []struct {
@@ -166,7 +168,7 @@ func TestLeaksAreFound(t *testing.T) {
 	}
 }
 
-// cost is what one change takes.
+// cost is the cost of one change.
 type cost struct{ resolved, visited, offered, changes, applies, ops, lines uint64 }
 
 func (w *world) spent() cost {
@@ -174,7 +176,7 @@ func (w *world) spent() cost {
 	return cost{s.Resolved, s.Visited, s.Offered, s.Changes, s.Applies, uint64(w.plane.Counts().Ops), uint64(w.log.lines.Load())}
 }
 
-// change changes an endpoint of an honest Service, in its nth form, and returns what that takes.
+// change changes an endpoint of an honest Service, in its nth form, and returns the cost.
 func (w *world) change(n int) cost {
 	was := w.spent()
 	w.do(cluster.SliceSet{Slice: honestSlice(aside, n, w.family == lb.IPv6)})

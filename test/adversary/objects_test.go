@@ -99,7 +99,7 @@ func converted(ev cluster.Event, report *convert.Reporter) cluster.Event {
 	return ev
 }
 
-// The API objects of hostile workloads say what these say, but for what no API object can.
+// The API objects of hostile workloads equal these, except for values that no API object can have.
 func TestObjects(t *testing.T) {
 	none := convert.NewReporter(nil)
 	for _, shape := range append(adversary.Odd(100), adversary.Hostile(3, 100, victims())...) {

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/test/adversary"
 )
 
-// Whatever the shape of what one tenant writes, it changes nothing for others: a change of another Service costs what it
-// costs without it, and little is said.
+// The shape of one tenant's objects changes nothing for others: a change of another Service has the
+// same cost as without them, and few lines are logged.
 func TestOddShapes(t *testing.T) {
 	scale := 4 // bench measures them as they are
 	if testing.Short() {

@@ -9,9 +9,9 @@ import (
 	"kube-proxy/cluster"
 )
 
-// Shape is what one tenant can make of the few objects, or the many, that a quota leaves him.
+// Shape is the worst that one tenant can make of the few or many objects that a quota allows.
 type Shape struct {
-	// Name says it in a few words, as "10,000 ports".
+	// Name describes it in a few words, as "10,000 ports".
 	Name     string
 	Services []*cluster.Service
 	Slices   []*cluster.Slice
@@ -19,7 +19,7 @@ type Shape struct {
 	touch func(i, round int) cluster.Event // nil: the first endpoint of a slice moves
 }
 
-// Events are those that make the shape.
+// Events returns those that create the shape.
 func (s Shape) Events() []cluster.Event {
 	var out []cluster.Event
 	for _, svc := range s.Services {
@@ -96,8 +96,8 @@ func ports(name string, ports, endpoints, ranges int) Shape {
 	return Shape{Name: name, Services: []*cluster.Service{s}, Slices: oddSlices(0, ports, endpoints)}
 }
 
-// contested has Services that all want the same ports of one address; each is older than the one before and takes them
-// all from it.
+// contested has Services that all claim the same ports of one address; each is older than the one
+// before and takes all of them.
 func contested(name string, services, ports int) (out Shape) {
 	out.Name = name
 	for i := range services {
@@ -128,9 +128,10 @@ func externalIPs(name string, addrs, ports int) Shape {
 	return Shape{Name: name, Services: []*cluster.Service{s}, Slices: oddSlices(0, ports, 2)}
 }
 
-// Bytes is about how large the API objects of the shape are at least, as protobuf: what a tenant may leave out is left out.
+// Bytes is about the least size of the shape's API objects, as protobuf: optional fields are left
+// out.
 func (s Shape) Bytes() (n int) {
-	const object, port, address = 60, 14, 6 // what stands around names and addresses
+	const object, port, address = 60, 14, 6 // overhead around names and addresses
 	for _, svc := range s.Services {
 		n += object + len(svc.Name.Name) + len(svc.Name.Namespace)
 		for _, p := range svc.Ports {

@@ -21,7 +21,7 @@ import (
 	"kube-proxy/test/adversary"
 )
 
-// large runs the tests of strangers with shapes as large as their names say; `make release-check` does.
+// large runs the tests of strangers with shapes of full size; `make release-check` does.
 var large = flag.Bool("large", false, "run the tests of strangers at full size")
 
 // sizes are how many of a tenant's Services change at once, and by how much their shapes are divided.
@@ -34,8 +34,9 @@ func sizes(t *testing.T) (numbers []int, scale int) {
 	return numbers, scale
 }
 
-// A tenant changes N of his Services at once, and goes on as long as the stranger waits. Between the stranger's own event and his
-// frontend being in force each stage does bounded work, whatever N is (TN-90).
+// A tenant changes N of his Services at once, and continues while the stranger waits. Between the
+// stranger's own event and the time when his frontend is in force, each stage does a limited amount
+// of work, whatever N is (TN-90).
 func TestStrangerWaitsForBoundedWork(t *testing.T) {
 	numbers, scale := sizes(t)
 	for i, n := range numbers {
@@ -90,16 +91,18 @@ var stages = []struct {
 	{"events", "events", 120, func(e *effort) int64 { return e.events }},
 }
 
-// turns is the work of two turns of the engine, the one in hand and the stranger's; in each the last Service may be larger than what is left.
+// turns is the work of two turns of the engine, the current one and the stranger's; in each the
+// last Service may exceed the rest.
 const turns = 2 << 15
 
-// mostLines is what the log may have of a namespace: a share for each kind of message.
+// mostLines is the largest number of log lines about a namespace: a share for each kind of message.
 const mostLines = 6 * ratelimit.Burst
 
 // pace is the weight of one write, as of the planes of Linux.
 const pace = 2000
 
-// bystander is a world in which somebody who is no tenant changes his Service while a tenant's change.
+// bystander is a world in which a stranger, who is no tenant, changes his Service while a tenant's
+// change.
 type bystander struct {
 	*world
 	shape adversary.Shape
@@ -108,14 +111,14 @@ type bystander struct {
 	ring  *changes.Ring
 	// reporter takes what is wrong with objects, as the process does.
 	reporter *convert.Reporter
-	lost     map[string]int // the Services that were told to have lost addresses
+	lost     map[string]int // the Services with reported losses of addresses
 
 	beside    *beside
 	observers []*observer
 	alone     asked // without the tenant
 
-	done  effort         // but what others count
-	await *cluster.Slice // what the stranger changed last; nil once that is in force
+	done  effort         // except what others count
+	await *cluster.Slice // the stranger's last change; nil once that is in force
 	then  effort         // when it was
 	since effort
 	// heaviest is the most that one Service has been.
@@ -135,7 +138,7 @@ func newBystander(t *testing.T, shape adversary.Shape, n int, observers []*obser
 		for _, o := range observers {
 			cfg.Observers = append(cfg.Observers, o)
 		}
-		cfg.Observers = append(cfg.Observers, s) // when all others have been told
+		cfg.Observers = append(cfg.Observers, s) // after all other observers
 		cfg.Contested = func(l engine.Loss) {
 			s.done.events++
 			if s.lost != nil {
@@ -205,7 +208,8 @@ func (s *bystander) flood() {
 	}
 }
 
-// deliver brings an event through all that comes before the engine's own goroutine, and returns what each stage allocates.
+// deliver passes an event through all stages before the engine's own goroutine, and returns the
+// allocations of each stage.
 func (s *bystander) deliver(ev cluster.Event) (d delivery) {
 	var dirty cluster.Dirty
 	d.source = allocations(func() { ev = converted(ev, s.reporter) })
@@ -214,10 +218,11 @@ func (s *bystander) deliver(ev cluster.Event) (d delivery) {
 	return d
 }
 
-// delivery is what the stages before the engine's goroutine allocate for one event.
+// delivery has the allocations of the stages before the engine's goroutine for one event.
 type delivery struct{ source, store, inbox int64 }
 
-// allocations is the number of objects that f allocates, and that others do meanwhile.
+// allocations is the number of objects that f allocates, and that other goroutines allocate
+// meanwhile.
 func allocations(f func()) int64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -267,7 +272,7 @@ func (s *bystander) waits() {
 		stage       string
 		took, alone int64
 	}{{"source", sent.source, s.alone.delivery.source}, {"store", sent.store, s.alone.delivery.store}, {"inbox", sent.inbox, s.alone.delivery.inbox}} {
-		if x.took > x.alone+100 { // interned names are made anew after a garbage collection
+		if x.took > x.alone+100 { // interned names are created again after a garbage collection
 			s.errorf("%s: %q with %d Services changed at once: %d allocations for a stranger's event, and %d without the tenant", x.stage, s.shape.Name, s.n, x.took, x.alone)
 		}
 	}

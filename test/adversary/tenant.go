@@ -9,22 +9,23 @@ import (
 	"kube-proxy/cluster"
 )
 
-// Victims is what a tenant knows of others and may aim at.
+// Victims holds the targets among others that a tenant knows.
 type Victims struct {
-	// ClusterIPs and Pods are those of other tenants, of both families. Free are unused addresses of the
-	// service network.
+	// ClusterIPs and Pods are those of other tenants, of both families. Free are unused addresses
+	// of the service network.
 	ClusterIPs, Pods, Free []netip.Addr
 	// Special are addresses of the node itself, or of all hosts.
 	Special []netip.Addr
 	// Node has the addresses of this node, NodeName is its name.
 	Node     []netip.Addr
 	NodeName string
-	// Ports, NodePorts and Targets are those on which others serve: at their addresses, at the node's, at their pods'.
+	// Ports, NodePorts and Targets are those of other tenants: at their addresses, at the node's,
+	// at their pods'.
 	Ports, NodePorts, Targets []uint16
 }
 
-// Special are addresses that no Service may have: it would take a node's traffic to itself, or that of its
-// neighbours.
+// Special returns addresses that no Service may have: it would take a node's traffic to itself, or
+// that of its neighbours.
 func Special() []netip.Addr {
 	return addrs("0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.255.254", "169.254.169.254", "224.0.0.1", "239.255.255.250", "255.255.255.255",
 		"::", "::1", "fe80::1", "ff02::1", "ff0e::fb", "::ffff:10.96.0.1", "::10.96.0.1")
@@ -49,7 +50,7 @@ type Tenant struct {
 	victims Victims
 }
 
-// New returns a tenant who does what the seed says.
+// New returns a tenant whose actions the seed determines.
 func New(namespace string, seed uint64, v Victims, clusterIP func(i int) []netip.Addr) *Tenant {
 	return &Tenant{namespace, clusterIP, rand.New(rand.NewPCG(seed, 8)), v}
 }
@@ -176,7 +177,7 @@ func (t *Tenant) Service(i int) *cluster.Service {
 	return s
 }
 
-// prefix is a source range: of everybody, of one, of a victim.
+// prefix returns a source range: of all addresses, of one, of a victim.
 func (t *Tenant) prefix() netip.Prefix {
 	a := t.addr()
 	p, err := a.WithZone("").Prefix(pick(t, []int{0, 1, 8, 24, a.BitLen()}))

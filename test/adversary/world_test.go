@@ -27,8 +27,8 @@ import (
 	"kube-proxy/test/oracle"
 )
 
-// world is a node with Services of honest people and of tenants who mean harm, and the whole way from an event to a
-// plane that holds rows.
+// world is a node with Services of honest and of hostile tenants, and the whole path from an event
+// to a plane that holds frontends.
 type world struct {
 	t        *testing.T
 	family   lb.Family
@@ -45,7 +45,7 @@ type world struct {
 	faulty *fake.Faulty
 	engine *engine.Engine
 	log    counter
-	// configure, if not nil, sets what else an engine has at its start.
+	// configure, if not nil, sets other fields of an engine at its start.
 	configure func(*engine.Config)
 	stop      func()
 	events    int
@@ -57,8 +57,8 @@ type world struct {
 
 const (
 	nodeName = "node1"
-	honest   = 20 // Services of honest people, each in a namespace of its own
-	aside    = 0  // the honest Service whose addresses no tenant knows
+	honest   = 20 // Services of honest tenants, each in its own namespace
+	aside    = 0  // the honest Service whose addresses are unknown to all tenants
 )
 
 // counter counts what is logged.
@@ -104,7 +104,7 @@ func prefixes(texts ...string) (out []netip.Prefix) {
 	return out
 }
 
-// start begins a process: it lists all there is, over what the plane holds.
+// start starts a process: it lists all objects, with the existing state of the plane.
 func (w *world) start() {
 	w.starts++
 	w.store = cluster.NewStore(nodeName)
@@ -172,7 +172,7 @@ func (w *world) fold(events ...cluster.Event) {
 	}
 }
 
-// do makes events and remembers what they leave.
+// do sends events and records their result.
 func (w *world) do(events ...cluster.Event) {
 	for _, ev := range events {
 		w.events++
@@ -197,7 +197,7 @@ func (w *world) do(events ...cluster.Event) {
 	}
 }
 
-// settle heals what was broken, and lets time pass until all that was marked is in force.
+// settle repairs the faults, and advances the clock until everything marked is in force.
 func (w *world) settle() {
 	w.faulty.Heal()
 	time.Sleep(12 * time.Minute) // longer than every backoff, and two full audits
@@ -219,7 +219,8 @@ func v6(net, n int) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// clusterIPs are those of the Service of number n of the cluster: the API server gives each to one Service.
+// clusterIPs returns those of Service number n of the cluster: the API server gives each to one
+// Service.
 func clusterIPs(n int) []netip.Addr {
 	return []netip.Addr{v4(10, 96+n>>16, n>>8, n), v6(0x96, n)}
 }
@@ -258,7 +259,7 @@ func honestSlice(i, n int, six bool) *cluster.Slice {
 	return s
 }
 
-// victims is what tenants know of the others: all but of one.
+// victims returns the targets that tenants know: all Services except one.
 func victims() adversary.Victims {
 	v := adversary.Victims{
 		Node: nodeAddrs, NodeName: nodeName, Free: slices.Concat(clusterIPs(60000), clusterIPs(60001)),
@@ -282,8 +283,9 @@ func tenant(seed uint64, n int) *adversary.Tenant {
 	return adversary.New(fmt.Sprintf("tenant%d", n), seed, victims(), func(i int) []netip.Addr { return clusterIPs(1000 + n<<3 + i) })
 }
 
-// belong checks what holds at every moment, be the plane half written: a row leads to nobody but endpoints that the
-// slices of its own namespace have named, and nobody has an address that means the node itself or everybody.
+// belong checks an invariant, even while the plane is half written: a frontend leads only to
+// endpoints that the slices of its own namespace have named, and no Service has an address that
+// means the node itself or any host.
 func (w *world) belong() {
 	for k, row := range w.plane.Rows() {
 		if slices.Contains(adversary.Special(), k.Addr) && k.Addr.IsValid() {
@@ -303,8 +305,9 @@ func (w *world) belong() {
 	}
 }
 
-// packets asks the oracle about every key that anybody claims or has, from each kind of source, and compares the plane.
-// The cluster IPs of the honest must be theirs, whatever the oracle says.
+// packets queries the oracle for every claimed or served key, from each kind of source, and
+// compares the plane. The cluster IPs of the honest must be theirs, whatever the oracle's answer
+// is.
 func (w *world) packets() (asked int) {
 	facts := w.store.Facts()
 	var views []cluster.View
@@ -326,7 +329,7 @@ func (w *world) packets() (asked int) {
 	for k := range rows {
 		keys[k] = true
 	}
-	for i := range 200 { // of nobody, mostly
+	for i := range 200 { // mostly unused
 		keys[lb.Key{Addr: clusterIPs(i * 300)[at], Port: 80, Proto: lb.TCP}] = true
 	}
 	for k := range keys {

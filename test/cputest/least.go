@@ -1,10 +1,11 @@
-// Package cputest measures code by the processor time of the process: the clock says little on a shared
-// machine. Tests compare two costs of one run, never one cost with a limit.
+// Package cputest measures code by the processor time of the process: wall-clock time is unreliable
+// on a shared machine. Tests compare two costs of one run, never one cost with a limit.
 package cputest
 
 import "time"
 
-// Least returns what a call of f costs, the least of several tries. Nothing else should run in the process.
+// Least returns the cost of a call of f, the least of several tries. Nothing else should run in the
+// process.
 func Least(f func()) time.Duration {
 	least := time.Duration(0)
 	for range 5 {

@@ -16,16 +16,16 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// badAccess is a way in which the proxy does not get to the API.
+// badAccess is a failure of the proxy's access to the API.
 type badAccess struct {
 	name    string
 	user    string
 	spoil   func(*api.Config)
 	file    string // instead of a kubeconfig that is written
-	message string // what one line of the log must say, case ignored
-	ends    bool   // the proxy cannot go on; otherwise it must keep trying
+	message string // text of one line of the log, case ignored
+	ends    bool   // the proxy ends; otherwise it must keep trying
 
-	perResource bool // the line may come once for each resource, as each needs a permission of its own
+	perResource bool // the line may occur once for each resource, as each needs a separate permission
 }
 
 func badAccesses() []badAccess {
@@ -49,7 +49,7 @@ func badAccesses() []badAccess {
 	}
 }
 
-// Whatever is wrong with the kubeconfig: one line says it, and the rules of the proxy before stay and serve.
+// Any fault in the kubeconfig: one line reports it, and the previous proxy's rules stay and serve.
 func TestBadAccess(t *testing.T) { testBadAccesses(t, badAccesses()) }
 
 // One way is enough to see that rules of iptables stay too.
@@ -101,8 +101,8 @@ func (c badAccess) kubeconfig(t *testing.T) string {
 	}
 }
 
-// check waits until the proxy has said what is wrong, watches it for 4 s more, and fails the test unless it has said it in one
-// line, and has ended or goes on as it should.
+// check waits until the proxy reports the fault and watches it for 4 s more. It fails the test
+// unless the report was one line, and the proxy has ended or continues as expected.
 func (c badAccess) check(t *testing.T, p *testbed.Proxy) {
 	t.Helper()
 	message := regexp.MustCompile("(?i)" + c.message)

@@ -69,7 +69,8 @@ func chartSchema(t *testing.T) map[string]any {
 	return schema
 }
 
-// combinations returns each example of the whole values joined with each combination of the examples of the single ones.
+// combinations returns each example of the whole values joined with each combination of the
+// examples of single values.
 func combinations(t *testing.T) []map[string]any {
 	t.Helper()
 	schema := chartSchema(t)
@@ -102,8 +103,9 @@ func copyOf(t *testing.T, value any) (copied any) {
 	return copied
 }
 
-// For every combination of values that the examples of the schema name, a real API server takes each object that the chart makes,
-// with no field unknown or twice; and the proxy its configuration, without a warning that is not about the mode.
+// For every combination of the values in the schema's examples, a real API server accepts each
+// object that the chart renders, without unknown or repeated fields; and the proxy accepts its
+// configuration, with no warning except about the mode.
 func TestChart(t *testing.T) {
 	begin(t)
 	chart, err := helmchart.Load()
@@ -137,8 +139,8 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// loadConfig has the proxy read a configuration file and returns its mode. Warnings that need no decision are those about modes:
-// the file of an example may ask for one that this version gives way from.
+// loadConfig lets the proxy read a configuration file and returns its mode. It accepts warnings
+// about modes: the file of an example may select one with a fallback in this version.
 func loadConfig(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.conf")
@@ -157,7 +159,7 @@ func loadConfig(t *testing.T, text string) string {
 	return c.Mode
 }
 
-// dryRun asks the API server whether it would take an object, once for each.
+// dryRun queries the API server whether it would accept an object, once for each.
 type dryRun struct {
 	client dynamic.Interface
 	taken  map[string]error
@@ -214,7 +216,7 @@ func (d *dryRun) take(t *testing.T, object *unstructured.Unstructured) error {
 	return err
 }
 
-// monitoring makes the API server know the kinds of the Prometheus operator.
+// monitoring registers the kinds of the Prometheus operator in the API server.
 func monitoring(t *testing.T, client dynamic.Interface) {
 	t.Helper()
 	text, err := os.ReadFile("testdata/crds/monitoring.yaml")
@@ -240,7 +242,7 @@ func monitoring(t *testing.T, client dynamic.Interface) {
 	}
 }
 
-// The chart's role is what TestOnlyNodeProxierRights sees the proxy ask for, and nothing else.
+// The chart's role has the requests that TestOnlyNodeProxierRights records, and nothing else.
 func TestChartRights(t *testing.T) {
 	var asked []string
 	for _, object := range render(t, parse(t, "apiServer: {host: 172.18.0.10}")) {
@@ -375,7 +377,7 @@ func TestChartStrings(t *testing.T) {
 	}
 }
 
-// The kubelet's probes ask where the proxy listens for them, in whatever way that is written.
+// The kubelet's probes use the address where the proxy listens for them, in every notation.
 func TestChartProbes(t *testing.T) {
 	for address, want := range map[string]string{
 		"":                    " 10256",
@@ -523,7 +525,7 @@ func TestChartWindows(t *testing.T) {
 	}
 }
 
-// helm lint has nothing to say but that there is no icon.
+// helm lint reports only the missing icon.
 func TestChartLint(t *testing.T) {
 	folder, err := helmchart.Folder()
 	must(t, err)
@@ -534,7 +536,7 @@ func TestChartLint(t *testing.T) {
 	}
 }
 
-// Alerts and dashboard ask for metrics that there are.
+// Alerts and dashboard query existing metrics.
 func TestChartMetrics(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
 	must(t, err)
@@ -562,7 +564,8 @@ func TestChartMetrics(t *testing.T) {
 	}
 }
 
-// Alerts link to the runbooks where their address is given. Without one they name the file, and nothing that is no link is said to be one.
+// Alerts link to the runbooks if their address is given. Without one they name the file, and only
+// real links are annotated as links.
 func TestChartRunbooks(t *testing.T) {
 	const values = "apiServer: {host: a}\nprometheusRule: {enabled: true"
 	for _, c := range []struct{ values, annotation, where string }{
@@ -588,8 +591,9 @@ func TestChartRunbooks(t *testing.T) {
 	}
 }
 
-// What kubeadm writes is taken by the API server, and its configuration by the proxy, as it is: of what has its type's zero in it, which
-// is how kubeadm says nothing, there is no warning. The chart takes it as the value config.
+// The API server accepts kubeadm's objects, and the proxy accepts their configuration, unchanged:
+// zero values, which kubeadm writes for unset fields, cause no warning. The chart accepts it as the
+// value config.
 func TestKubeadmObjects(t *testing.T) {
 	begin(t)
 	var objects []*unstructured.Unstructured
@@ -614,7 +618,8 @@ func TestKubeadmObjects(t *testing.T) {
 	}
 }
 
-// chartOf returns the configuration that the chart makes of a file that somebody had, but for its kubeconfig.
+// chartOf returns the configuration that the chart renders from a user's file, without its
+// kubeconfig.
 func chartOf(t *testing.T, file string) string {
 	t.Helper()
 	values := parse(t, "apiServer: {host: a}")
@@ -631,7 +636,8 @@ func chartOf(t *testing.T, file string) string {
 	return ""
 }
 
-// Each value has a comment and a place in the schema, and nothing else has; and the schema takes nothing unknown anywhere.
+// Each value has a comment and a place in the schema, and nothing else has; and the schema accepts
+// no unknown fields.
 func TestChartValues(t *testing.T) {
 	folder, err := helmchart.Folder()
 	must(t, err)
@@ -676,7 +682,7 @@ func isBlock(line string) bool { return strings.HasSuffix(strings.TrimSpace(line
 
 func selfEvident(key string) bool { return key == "podLabels" || key == "priorityClassName" }
 
-// jsonConfig is the client configuration of a dynamic client, which speaks JSON alone.
+// jsonConfig is the client configuration of a dynamic client, which only uses JSON.
 func jsonConfig() *rest.Config {
 	c := bed.API.RESTConfig(controlplane.AdminUser)
 	c.ContentType = "application/json"

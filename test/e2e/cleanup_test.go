@@ -10,9 +10,9 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// After --cleanup nothing of the proxy is left in any mode, and all of others is: a connection that it has translated, the
-// kubelet's hint and a rule of the network plugin (PR-08, DP-15). A proxy that runs would write it
-// all again, so it must have ended.
+// After --cleanup no objects of the proxy are left in any mode, and all others stay: a connection
+// that it has translated, the kubelet's hint and a rule of the network plugin (PR-08, DP-15). A
+// running proxy would write everything again, so it must have ended.
 func TestCleanup(t *testing.T) { inModes(t, allModes, testCleanup) }
 
 func testCleanup(t *testing.T) {
@@ -24,7 +24,7 @@ func testCleanup(t *testing.T) {
 	open, err := bed.Lab.Open("pod3", netlab.TCP, addr, netlab.DialOptions{})
 	must(t, err)
 	defer open.Close()
-	// As of a network plugin. The kernel translates nothing any more where no rule is left that asks for it.
+	// Like that of a network plugin. The kernel stops translating if no NAT rule is left.
 	const others = "-s 203.0.113.7/32 -j MASQUERADE"
 	foreign := "iptables-" + cmp.Or(bed.Mode.Backend, "nft")
 	command(t, foreign, append([]string{"-t", "nat", "-A", "POSTROUTING"}, strings.Fields(others)...)...)
@@ -95,7 +95,8 @@ func TestNodeAddressChange(t *testing.T) {
 	}
 }
 
-// setNodeAddress changes what node1's Node object says; the context of the test may have ended.
+// setNodeAddress changes the address in node1's Node object; the context of the test may have
+// ended.
 func setNodeAddress(t *testing.T, addr netip.Addr) {
 	t.Helper()
 	must(t, bed.API.SetNodeAddress(netlab.Node1, addr))

@@ -27,8 +27,8 @@ func deleteEvents(t *testing.T) {
 	must(t, bed.API.Client.EventsV1().Events("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
-// awaitEvent waits for an event of the reason that regards the object of that name, and checks what all events of the
-// catalogue have in common.
+// awaitEvent waits for an event of the reason about the object of that name, and checks the
+// properties common to all events of the catalogue.
 func awaitEvent(t *testing.T, reason, name string) *eventsv1.Event {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
@@ -70,7 +70,7 @@ func checkEvent(t *testing.T, e *eventsv1.Event) {
 	t.Logf("%s %s %s, of %s %s/%s: %s", e.Type, e.Action, e.Reason, e.Regarding.Kind, e.Regarding.Namespace, e.Regarding.Name, e.Note)
 }
 
-// Each start is told (EV-01).
+// Each start is reported (EV-01).
 func TestEventStarting(t *testing.T) {
 	begin(t)
 	deleteEvents(t)
@@ -78,7 +78,7 @@ func TestEventStarting(t *testing.T) {
 	awaitEvent(t, "Starting", netlab.Node1)
 }
 
-// A blank mode is told, as another default may come (EV-07), and is iptables here.
+// A blank mode is reported, because the default may change (EV-07), and is iptables here.
 func TestEventBlankMode(t *testing.T) {
 	begin(t)
 	deleteEvents(t)
@@ -93,7 +93,8 @@ func TestEventBlankMode(t *testing.T) {
 	}
 }
 
-// The Node's annotation chooses the mode where none is configured (S0, CF-19): log, metric and event say so.
+// The Node's annotation selects the mode if none is configured (S0, CF-19): log, metric and event
+// report it.
 func TestEventModeFromAnnotation(t *testing.T) {
 	begin(t)
 	deleteEvents(t)
@@ -122,7 +123,7 @@ func TestEventModeFromAnnotation(t *testing.T) {
 	}
 }
 
-// A name that no Node has is told (PN-71); services are served all the same.
+// A name without a Node is reported (PN-71); services are served all the same.
 func TestEventNodeNotFound(t *testing.T) {
 	begin(t)
 	deleteEvents(t)
@@ -134,7 +135,8 @@ func TestEventNodeNotFound(t *testing.T) {
 	awaitEvent(t, "KubeProxyNodeNotFound", "elsewhere")
 }
 
-// Of two services with the same external address the younger one is told that it does not get it (SV-24).
+// Of two services with the same external address the younger one gets an event about its loss
+// (SV-24).
 func TestEventContestedKey(t *testing.T) {
 	begin(t)
 	deleteEvents(t)
@@ -156,7 +158,7 @@ func externalService(name string, external netip.Addr) *corev1.Service {
 	return service
 }
 
-// Rules that somebody else took away come back, and it is told.
+// Rules that another program removed are restored, and reported.
 func TestEventDrift(t *testing.T) { inModes(t, allModes, testEventDrift) }
 
 func testEventDrift(t *testing.T) {

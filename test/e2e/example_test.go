@@ -18,8 +18,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// The API server takes docs/examples/daemonset.yaml, its containers' command lines work with the rights that they are given there
-// and no more, and its probes ask what answers.
+// The API server accepts docs/examples/daemonset.yaml, its containers' command lines work with
+// exactly the rights given there, and its probes use existing servers.
 func TestExampleDaemonSet(t *testing.T) {
 	begin(t)
 	inMode(t, testbed.NFTables)
@@ -58,8 +58,8 @@ func TestExampleDaemonSet(t *testing.T) {
 	}
 }
 
-// startContainer starts kube-proxy as a container runtime would: /proc/sys is read-only and of all capabilities there are
-// those that are added, unless the container is privileged.
+// startContainer starts kube-proxy as a container runtime would: /proc/sys is read-only and it has
+// only the added capabilities, unless the container is privileged.
 func startContainer(t *testing.T, c *corev1.Container) *testbed.Proxy {
 	t.Helper()
 	var args []string

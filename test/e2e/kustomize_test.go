@@ -19,8 +19,9 @@ import (
 
 var update = flag.Bool("update", false, "write charts/kustomize/base anew")
 
-// The Kustomize base is what the chart makes of its default values and of a tag that no image has, and an overlay of it what the chart makes of the same choices.
-// No name ends in .invalid: a cluster that did not say where its API server is gets an error that names it.
+// The Kustomize base equals the chart rendered with its default values and a tag that no image has,
+// and an overlay of it equals the chart with the same choices. No name ends in .invalid: a cluster
+// without a configured API server gets an error that names it.
 func TestKustomize(t *testing.T) {
 	const unset = "apiServer: {host: set-the-address-of-the-api-server.invalid}\nimage: {tag: set-the-tag}\n"
 	root, err := controlplane.Root()
@@ -54,8 +55,9 @@ func TestKustomize(t *testing.T) {
 	}
 }
 
-// Two folders are what the chart makes beside the base: charts/kustomize/monitoring where alerts, dashboard and ServiceMonitor are enabled, of
-// charts/alerts/kube-proxy.yaml and charts/dashboards/kube-proxy.json; charts/kustomize/windows where there are Windows nodes.
+// Two folders have the chart's objects beside the base: charts/kustomize/monitoring with alerts,
+// dashboard and ServiceMonitor, from charts/alerts/kube-proxy.yaml and
+// charts/dashboards/kube-proxy.json; charts/kustomize/windows for clusters with Windows nodes.
 func TestKustomizeBeside(t *testing.T) {
 	root, err := controlplane.Root()
 	must(t, err)
@@ -141,8 +143,8 @@ func writeBase(t *testing.T, folder string, objects []*unstructured.Unstructured
 	must(t, os.WriteFile(filepath.Join(folder, "objects.yaml"), []byte(b.String()), 0o644))
 }
 
-// byName returns the objects by kind and name, without what only Helm's have, and with another name for the ConfigMap, whose name
-// each tool makes in its own way.
+// byName returns the objects by kind and name, without labels and annotations that only Helm's
+// have, and with a common name for the ConfigMap, which each tool names in its own way.
 func byName(objects []*unstructured.Unstructured) map[string]map[string]any {
 	all := map[string]map[string]any{}
 	for _, object := range objects {

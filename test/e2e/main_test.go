@@ -1,7 +1,9 @@
-// Package e2e starts a real etcd, a real kube-apiserver and the real kube-proxy binary in a lab of network namespaces, breaks
-// one after the other, and asks the pods' addresses who answers. It needs root, etcd, nft, iptables and conntrack.
+// Package e2e starts a real etcd, a real kube-apiserver and the real kube-proxy binary in a lab of
+// network namespaces, breaks one after the other, and checks which pods answer. It needs root,
+// etcd, nft, iptables and conntrack.
 //
-// Run it by `go test -v ./...` in this folder; each test prints what it saw. KUBE_PROXY names another binary to test.
+// Run it by `go test -v ./...` in this folder; each test prints its observations. KUBE_PROXY names
+// another binary to test.
 package e2e
 
 import (
@@ -159,7 +161,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// sameRulesFor fails the test if the proxy's rules change in the given time. It first lets changes settle that are on their way.
+// sameRulesFor fails the test if the proxy's rules change in the given time. It first waits for
+// pending changes.
 func sameRulesFor(t *testing.T, period time.Duration) {
 	t.Helper()
 	before := settledRules(t)
@@ -194,7 +197,7 @@ func settledRules(t *testing.T) string {
 	return rules
 }
 
-// awaitSilence waits until nobody answers at an address.
+// awaitSilence waits until an address no longer answers.
 func awaitSilence(t *testing.T, host string, to netip.AddrPort) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {

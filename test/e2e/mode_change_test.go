@@ -13,8 +13,9 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// The mode changes from one process to the next, to and fro: no connection of a loop fails, an open one lives on, what changes
-// afterwards arrives, and the rules of the mode before are gone soon after the new ones work (PR-08).
+// The mode changes from one process to the next, back and forth: no connection of a loop fails, an
+// open one lives on, later changes arrive, and the rules of the earlier mode are gone soon after
+// the new ones work (PR-08).
 func TestModeChange(t *testing.T) {
 	begin(t)
 	deleteEvents(t)

@@ -6,7 +6,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// The essential tests run in each of allModes, others where a mode can make a difference, and long ones in one.
+// The essential tests run in each of allModes, others where a mode can make a difference, and long
+// ones in one.
 var (
 	allModes  = []testbed.Mode{testbed.NFTables, testbed.IPTables, testbed.IPTablesLegacy}
 	bothModes = []testbed.Mode{testbed.NFTables, testbed.IPTables}

@@ -48,8 +48,8 @@ func testAPIServerRestart(t *testing.T, end func() error) {
 	stopTraffic()
 }
 
-// An API server on an etcd before 3.4.31, such as Debian 12 has, refuses to watch with initial events: the proxy must fall back to
-// lists, at its start and when the API server comes back.
+// An API server on an etcd before 3.4.31, such as Debian 12 has, refuses to watch with initial
+// events: the proxy must fall back to lists, at its start and when the API server is back.
 func TestWithoutWatchList(t *testing.T) {
 	etcd, err := exec.LookPath("etcd")
 	must(t, err)
@@ -115,8 +115,8 @@ func TestEtcdDown(t *testing.T) {
 	stopTraffic()
 }
 
-// The API server comes back with older data: what the proxy knew of the time since is undone, and a service that is the same in
-// both has no gap.
+// The API server returns with older data: the proxy's newer data is undone, and a service that is
+// the same in both has no gap.
 func TestOlderCopy(t *testing.T) {
 	inMode(t, testbed.IPTables)
 	begin(t)

@@ -15,7 +15,7 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// clusterCIDR is what the configuration says of the pods' networks, unless a test says otherwise.
+// clusterCIDR is the configuration of the pods' networks, unless a test sets another.
 var clusterCIDR = "clusterCIDR: " + netlab.Cluster4.String() + "," + netlab.Cluster6.String() + "\n"
 
 // configuration is a file for a proxy in the mode of the bed.
@@ -24,7 +24,7 @@ func configuration(more string) string {
 		"clientConnection: {kubeconfig: %s}\n%s", bed.Mode.Name, netlab.Node1, bed.Kubeconfig(), more)
 }
 
-// quick is a block of the running mode with a short distance between writes, and what else is asked for.
+// quick is a block of the running mode with a short interval between writes, and more settings.
 func quick(more ...string) string {
 	return fmt.Sprintf("%s: {%s}\n", bed.Mode.Name, strings.Join(append([]string{"minSyncPeriod: 10ms"}, more...), ", "))
 }
@@ -37,7 +37,7 @@ type configured struct {
 	file string
 }
 
-// startConfigured starts a proxy with a file in a folder of its own.
+// startConfigured starts a proxy with a configuration file in a new folder.
 func startConfigured(t *testing.T, more string) *configured {
 	t.Helper()
 	c := &configured{file: filepath.Join(t.TempDir(), "config.yaml")}
@@ -60,7 +60,7 @@ func (c *configured) write(t *testing.T, more string) {
 	must(t, os.WriteFile(c.file, []byte(configuration(more)), 0o600))
 }
 
-// change writes the file and waits until the proxy says that the fields are in force.
+// change writes the file and waits until the proxy reports the fields as in force.
 func (c *configured) change(t *testing.T, more string, fields ...string) {
 	t.Helper()
 	n := strings.Count(c.Log(), inForce)
@@ -118,7 +118,8 @@ func awaitSource(t *testing.T, host string, to netip.AddrPort, want func(netip.A
 	}
 }
 
-// What the file says takes effect in packets, one field after the other, while no connection is lost (PR-04).
+// Fields of the file take effect in packets, one after the other, while no connection is lost
+// (PR-04).
 func TestReload(t *testing.T) { inModes(t, bothModes, testReload) }
 
 func testReload(t *testing.T) {
@@ -195,7 +196,7 @@ func checkMinSyncPeriod(t *testing.T, p *configured) {
 		t.Errorf("3 changes took %v with a minSyncPeriod of %v", took, period)
 	}
 	p.change(t, clusterCIDR+verbose+quick(), "minSyncPeriod")
-	// On a busy machine all may take long; with the period before none would be quicker.
+	// On a busy machine everything may be slow; with the previous period none would be faster.
 	for tries := 2; pace(tries) > 2*period; tries++ {
 		if tries == 12 {
 			t.Fatalf("3 changes took more than %v each time, with a minSyncPeriod of 10 ms", 2*period)
@@ -203,8 +204,9 @@ func checkMinSyncPeriod(t *testing.T, p *configured) {
 	}
 }
 
-// A file that becomes invalid is reported, and what it said before stays in force; SIGHUP has it read again; a file that cannot
-// take effect in this process ends it with status 1, and its rules serve until the next one runs (PR-04, PR-07).
+// A file that becomes invalid is reported, and its previous content stays in force; SIGHUP makes
+// the proxy read it again; a file that cannot take effect in this process ends it with status 1,
+// and its rules serve until the next one runs (PR-04, PR-07).
 func TestReloadInvalid(t *testing.T) {
 	begin(t)
 	deleteEvents(t)

@@ -15,8 +15,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// 1,000 services come, and some go, while the endpoints of others change: at the end each answers, and the kernel holds what a
-// fresh start would put there.
+// 1,000 services are added, and some deleted, while the endpoints of others change: at the end each
+// answers, and the kernel has the state of a fresh start.
 func TestThousandServices(t *testing.T) { testManyServices(t, 1000) }
 
 // The same in iptables mode, where there are branches with more than a few dozen services.
@@ -43,7 +43,8 @@ func testManyServices(t *testing.T, services int) {
 	checkFreshStart(t, settled, addrs)
 }
 
-// createMany creates services, of which every tenth is deleted again. It returns the addresses of the services by number; those of the deleted ones are in it too.
+// createMany creates services, and deletes every tenth again. It returns the addresses of the
+// services by number, including those of the deleted ones.
 func createMany(t *testing.T, services int) []netip.AddrPort {
 	t.Helper()
 	addrs := make([]netip.AddrPort, services)
@@ -68,7 +69,8 @@ func createMany(t *testing.T, services int) []netip.AddrPort {
 func podOf(i int) string { return fmt.Sprintf("pod%d", 1+i%5) }
 func deleted(i int) bool { return i%10 == 7 }
 
-// checkMany asks every service from a pod. An address that a deleted service has left may belong to another one by now.
+// checkMany connects to every service from a pod. An address of a deleted service may belong to
+// another one by now.
 func checkMany(t *testing.T, addrs []netip.AddrPort) {
 	t.Helper()
 	start := time.Now()
@@ -94,11 +96,12 @@ func checkMany(t *testing.T, addrs []netip.AddrPort) {
 	t.Logf("%d services answer, %d deleted ones are silent; asked in %v", len(owner), len(gone), time.Since(start).Round(time.Millisecond))
 }
 
-// tidying is the removal of parts that services share, once none uses them any more: a start does that, a change need not.
+// tidying is the removal of parts that services share, once none uses them any longer: a start does
+// that, a change need not.
 var tidying = regexp.MustCompile(`^delete (chain |rule |element ip6? kube-proxy (filter-classes|nat-classes|cluster-shapes|local-shapes) )`)
 
-// checkNothingChanges restarts the proxy on the rules in the kernel: the new process wants exactly those, so it writes nothing
-// but tidies.
+// checkNothingChanges restarts the proxy on the rules in the kernel: the new process computes
+// exactly those, so it writes nothing except tidying.
 func checkNothingChanges(t *testing.T) {
 	t.Helper()
 	watch, err := bed.WatchRules(t.Context())
@@ -119,7 +122,8 @@ func checkNothingChanges(t *testing.T) {
 	must(t, p.StopInOrder())
 }
 
-// checkFreshStart compares what a proxy has that starts on a node without rules with what the first one had in the end.
+// checkFreshStart compares the rules of a proxy that starts on an empty node with the final rules
+// of the first one.
 func checkFreshStart(t *testing.T, settled string, addrs []netip.AddrPort) {
 	t.Helper()
 	must(t, bed.CleanNode(t.Context()))

@@ -22,7 +22,7 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// Where the servers listen if nobody says anything else.
+// The default addresses of the servers.
 var (
 	healthPort  = netip.AddrPortFrom(node1Addr(), 10256)
 	metricsPort = netip.MustParseAddrPort("127.0.0.1:10249")
@@ -33,7 +33,7 @@ func node1Addr() netip.Addr {
 	return node1.V4
 }
 
-// awaitCode asks until the status code is as wanted.
+// awaitCode sends requests until the status code is the wanted one.
 func awaitCode(t *testing.T, host string, server netip.AddrPort, path string, code int) *testbed.Answer {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
@@ -47,7 +47,7 @@ func awaitCode(t *testing.T, host string, server netip.AddrPort, path string, co
 	}
 }
 
-// awaitNobody waits until nobody listens there.
+// awaitNobody waits until no server listens there.
 func awaitNobody(t *testing.T, host string, server netip.AddrPort) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
@@ -61,7 +61,8 @@ func awaitNobody(t *testing.T, host string, server netip.AddrPort) {
 	}
 }
 
-// localService creates a LoadBalancer service with traffic policy Local and returns where node1 tells of its endpoints.
+// localService creates a LoadBalancer service with traffic policy Local and returns the address at
+// which node1 reports its endpoints.
 func localService(t *testing.T, name string, pods ...string) (*corev1.Service, netip.AddrPort) {
 	t.Helper()
 	service := controlplane.Service(name, 80)
@@ -71,8 +72,9 @@ func localService(t *testing.T, name string, pods ...string) (*corev1.Service, n
 	return service, netip.AddrPortFrom(node1Addr(), uint16(service.Spec.HealthCheckNodePort))
 }
 
-// The health port says how the proxy and its node stand (HT-01 to HT-06, PN-70), and a healthCheckNodePort how many endpoints of
-// its service the node has (HT-10 to HT-14); both as a load balancer outside sees them.
+// The health port reports the state of the proxy and its node (HT-01 to HT-06, PN-70), and a
+// healthCheckNodePort the number of its service's endpoints on the node (HT-10 to HT-14); both as
+// seen by an external load balancer.
 func TestHealth(t *testing.T) { inModes(t, bothModes, testHealth) }
 
 func testHealth(t *testing.T) {
@@ -133,7 +135,8 @@ func checkServiceHealth(t *testing.T, local netip.AddrPort) {
 	awaitNobody(t, netlab.Client, other)
 }
 
-// checkNodeEligible has the node about to be removed by the autoscaler: load balancers are told to leave it, and nobody else.
+// checkNodeEligible marks the node for removal by the autoscaler: only load balancers get the
+// answer to leave it.
 func checkNodeEligible(t *testing.T, local netip.AddrPort) {
 	t.Helper()
 	nodes := bed.API.Client.CoreV1().Nodes()
@@ -158,8 +161,9 @@ func checkNodeEligible(t *testing.T, local netip.AddrPort) {
 	awaitCode(t, netlab.Client, healthPort, "/healthz", 200)
 }
 
-// The metrics server of the real binary: every metric of the list is there that the mode has, and the paths beside it
-// (HT-20 to HT-27). What it counts is what happened: probes, and the time from an endpoint's change to the kernel.
+// The metrics server of the real binary: every metric of the mode in the list exists, and the other
+// paths do (HT-20 to HT-27). The values match the events: probes, and the time from an endpoint's
+// change to the kernel.
 func TestMetrics(t *testing.T) { inModes(t, bothModes, testMetrics) }
 
 func testMetrics(t *testing.T) {
@@ -255,7 +259,7 @@ func metrics(t *testing.T) map[string]float64 {
 	return samples
 }
 
-// awaitMetric waits until a sample is what it must be: what is counted may come a moment after its effect.
+// awaitMetric waits until a sample has the wanted value: counters may lag behind the effect.
 func awaitMetric(t *testing.T, what, name string, want float64) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
@@ -299,8 +303,8 @@ func checkMetricNames(t *testing.T) {
 	}
 }
 
-// A port that another program has is waited for; with bindAddressHardFail it ends the process with status 1, and an event tells
-// why (HT-07, EV-02, EV-03).
+// The proxy waits for a port in use by another program; with bindAddressHardFail that ends the
+// process with status 1, and an event has the reason (HT-07, EV-02, EV-03).
 func TestPortsOccupied(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -337,7 +341,8 @@ func TestPortsOccupied(t *testing.T) {
 	}
 }
 
-// A healthCheckNodePort that another program has is told (EV-05, HT-15), and served once it is free.
+// A healthCheckNodePort in use by another program is reported (EV-05, HT-15), and served once it is
+// free.
 func TestHealthCheckNodePortOccupied(t *testing.T) {
 	begin(t)
 	deleteEvents(t)
@@ -355,7 +360,7 @@ func TestHealthCheckNodePortOccupied(t *testing.T) {
 	awaitCode(t, netlab.Client, local, "/", 200)
 }
 
-// A NodePort on which a program of the node listens is told (PN-60).
+// A NodePort on which a program of the node listens is reported (PN-60).
 func TestNodePortInUse(t *testing.T) {
 	begin(t)
 	deleteEvents(t)

@@ -59,8 +59,9 @@ func testFirstSync(t *testing.T) {
 	askAPIServer(t, "pod3", "10.96.0.1:443")
 }
 
-// askAPIServer makes a TLS connection from a host to the API server by an address of its certificate. It tries for a while,
-// because the API server creates its own service some time after it is ready.
+// askAPIServer makes a TLS connection from a host to the API server by an address of its
+// certificate. It retries for a while, because the API server creates its own service some time
+// after it is ready.
 func askAPIServer(t *testing.T, host, address string) {
 	t.Helper()
 	roots := x509.NewCertPool()
@@ -114,7 +115,8 @@ func testChange(t *testing.T) {
 	t.Logf("a connection opened before the changes still reaches %s", open.First().Server)
 }
 
-// A service that loses its slice is refused, one that is deleted is gone, and one whose slice comes first or last is served.
+// A service that loses its slice is refused, a deleted one is gone, and one whose slice is added
+// first or last is served.
 func TestComeAndGo(t *testing.T) { inModes(t, bothModes, testComeAndGo) }
 
 func testComeAndGo(t *testing.T) {

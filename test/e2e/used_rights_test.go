@@ -18,7 +18,8 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// rights are all that kube-proxy may ever ask for, by "verb group/resource", and when it does. asked: in each run of these tests.
+// rights are all possible requests of kube-proxy, by "verb group/resource", and when it sends them.
+// asked: in each run of these tests.
 var rights = map[string]struct {
 	when  string
 	asked bool
@@ -36,8 +37,9 @@ var rights = map[string]struct {
 	"patch events.k8s.io/events":            {"an event happened again", false},
 }
 
-// Everything that the proxy asks for is granted by the built-in role system:node-proxier, which is as the API server made it and
-// the only one of the proxy's user. The API server's audit log, which also covers the tests before this one, tells.
+// Every request of the proxy is granted by the built-in role system:node-proxier, which is
+// unchanged and the only role of the proxy's user. The API server's audit log, which also covers
+// the tests before this one, has the evidence.
 func TestOnlyNodeProxierRights(t *testing.T) {
 	begin(t)
 	onlyBuiltInRole(t)
@@ -137,7 +139,7 @@ func onlyBuiltInRole(t *testing.T) {
 	}
 }
 
-// mayProxy asks the API server whether the proxy's user may do what "verb group/resource" says.
+// mayProxy queries the API server whether the proxy's user has the right "verb group/resource".
 func mayProxy(t *testing.T, what string) bool {
 	t.Helper()
 	verb, rest, _ := strings.Cut(what, " ")

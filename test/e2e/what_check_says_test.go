@@ -11,8 +11,10 @@ import (
 	"kube-proxy/source/kube"
 )
 
-// kube-proxy check asks a real API server with the rights of a proxy: it answers, the Node is there, nothing is refused, and networks are
-// known. Of a node of another name, and without rights, it says so. It has its place after the tests of rights, for it asks for what a proxy does not.
+// kube-proxy check queries a real API server with the rights of a proxy: it answers, the Node
+// exists, nothing is denied, and networks are known. For a node of another name, and without
+// rights, it reports that. It runs after the tests of rights, because it sends requests that a
+// proxy does not.
 func TestCheck(t *testing.T) {
 	begin(t)
 	for _, c := range []struct {
@@ -46,7 +48,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// What check asks the rights for is what the tests of rights know, and no more.
+// The rights that check verifies are exactly those in the tests of rights.
 func TestRequestsAreKnown(t *testing.T) {
 	for _, r := range kube.Requests {
 		if _, ok := rights[r]; !ok {

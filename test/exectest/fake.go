@@ -1,4 +1,4 @@
-// Package exectest stands in for programs that a test does not want to run.
+// Package exectest replaces programs that a test does not want to run.
 package exectest
 
 import (
@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Fake runs no program. Its two methods are those that packages which run programs ask for.
+// Fake runs no program. Its two methods are those that packages use to run programs.
 type Fake struct {
 	// Programs are the names that LookPath finds.
 	Programs []string

@@ -9,7 +9,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Dump prints the kernel's state: rows by key, then the node. It shows what a packet would meet: two planes with equal dumps
+// Dump prints the kernel's state: frontends by key, then the node. Two planes with equal dumps
 // serve the same.
 func (p *Plane) Dump() string {
 	p.mu.Lock()
@@ -36,8 +36,8 @@ func (p *Plane) Has(key lb.Key) bool {
 	return p.kernel.rows[key] != nil
 }
 
-// Steal deletes the row of the key behind the plane's back, as a foreign program would, and signals drift if
-// asked to. It reports whether there was such a row.
+// Steal deletes the frontend of the key without the plane, as another program would, and signals
+// drift on request. It reports whether the frontend existed.
 func (p *Plane) Steal(key lb.Key, signal bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +77,8 @@ func (p *Plane) Lose(signal bool) {
 	}
 }
 
-// Successor is the plane of a process that comes after this one's: it finds what that left in the kernel, and knows nothing.
+// Successor returns the plane of the next process: it finds the kernel's state of this one, and has
+// no other knowledge.
 func (p *Plane) Successor() *Plane {
 	p.mu.Lock()
 	defer p.mu.Unlock()

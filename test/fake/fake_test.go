@@ -49,7 +49,8 @@ func ready(t *testing.T) *Plane {
 	return p
 }
 
-// A row that lb.Check refuses is refused by Apply, and nothing of its batch is done; a Reset leaves it for later.
+// Apply refuses a frontend that lb.Check refuses, and does nothing of its batch; a Reset postpones
+// it.
 func TestMalformed(t *testing.T) {
 	p := ready(t)
 	empty := p.Dump()
@@ -71,7 +72,7 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// A call that fails has done a random part; over many seeds none, some and all of it.
+// A failed call has done a random part; over many seeds none, some and all of it.
 func TestFaultyHalfDone(t *testing.T) {
 	var changes []lb.Change
 	for _, k := range []string{"192.0.2.1:80/tcp", "192.0.2.2:80/tcp", "192.0.2.3:80/tcp"} {
@@ -97,7 +98,8 @@ func TestFaultyHalfDone(t *testing.T) {
 	}
 }
 
-// Refused keys fail their batch and are never done; lost states, panics and probabilities are as asked.
+// Refused keys fail their batch and are never written; lost states, panics and probabilities work
+// as configured.
 func TestFaults(t *testing.T) {
 	p := ready(t)
 	f := NewFaulty(p, 1)

@@ -15,7 +15,7 @@ import (
 // ErrInjected is wrapped by all errors that a [Faulty] plane makes up.
 var ErrInjected = errors.New("injected failure")
 
-// Target is what a Faulty plane stands before: an engine.Plane.
+// Target is the plane behind a Faulty plane: an engine.Plane.
 type Target interface {
 	Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error)
 	Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error)
@@ -26,15 +26,15 @@ type Target interface {
 	Pace() int
 }
 
-// Faulty makes a plane fail. A call that fails has done a random part of its work: none, some, or all of it.
-// Make one with [NewFaulty]; its methods may be called from any goroutine.
+// Faulty makes a plane fail. A failing call has done a random part of its work: none, some, or all
+// of it. Make one with [NewFaulty]; its methods may be called from any goroutine.
 type Faulty struct {
 	target Target
 
 	mu    sync.Mutex
 	rand  *rand.Rand
 	p     float64 // probability that a call fails
-	next  []error // what the next calls answer
+	next  []error // results of the next calls
 	bad   map[lb.Key]bool
 	boom  map[lb.Key]bool
 	gate  chan struct{} // closed when calls may pass; nil: they may
@@ -55,8 +55,8 @@ func (f *Faulty) FailWith(p float64) {
 	f.p = p
 }
 
-// FailNext makes the next calls fail with these errors, one each. A nil error lets a call pass. An error
-// that wraps plane.ErrStateLost makes the target lose its state, if it can.
+// FailNext makes the next calls fail with these errors, one each. With a nil error a call passes.
+// An error that wraps plane.ErrStateLost makes the target lose its state, if it can.
 func (f *Faulty) FailNext(errs ...error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,8 +94,8 @@ func (f *Faulty) Heal() {
 	f.p, f.next, f.bad, f.boom = 0, nil, nil, nil
 }
 
-// Block makes calls wait. entered gets a value for each call that arrives; release, called once, lets all
-// pass. The calls wait whatever becomes of their context, as a system call does.
+// Block makes calls wait. entered gets a value for each call that arrives; release, called once,
+// lets all pass. The calls wait even if their context ends, as a system call does.
 func (f *Faulty) Block() (entered <-chan struct{}, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,7 +180,7 @@ func (f *Faulty) part(changes []lb.Change) []lb.Change {
 	})
 }
 
-// without returns the table without the keys that are refused, and those of them that it has.
+// without returns the table without the refused keys, and those of them that it has.
 func (f *Faulty) without(want *lb.Table) (*lb.Table, []lb.Key) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

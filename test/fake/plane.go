@@ -11,7 +11,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// Counts is what a plane was asked and did.
+// Counts counts the calls of a plane and its work.
 type Counts struct {
 	Applies, Resets, SetNodes, Audits, Probes int
 	Changes                                   int // changes in calls of Apply
@@ -41,7 +41,7 @@ type kernel struct {
 
 func newKernel() *kernel { return &kernel{rows: map[lb.Key]*lb.Frontend{}} }
 
-// New returns an empty plane. As a real one, it does nothing before the first Reset.
+// New returns an empty plane. Like a real one, it does nothing before the first Reset.
 func New(family lb.Family) *Plane {
 	return &Plane{
 		family:  family,
@@ -58,9 +58,10 @@ func (p *Plane) Counts() Counts {
 	return p.counts
 }
 
-// Apply checks all changes, and then does them one by one: it is atomic where a change is malformed.
+// Apply checks all changes, and then makes them one by one: it is atomic for malformed changes.
 //
-// Like a real plane, it reports nothing as written for rows of health checks and for the removal of missing rows.
+// Like a real plane, it reports nothing as written for health-check frontends and for the removal
+// of missing frontends.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,22 +120,23 @@ func (p *Plane) set(key lb.Key, f *lb.Frontend) {
 	p.applied[key], p.kernel.rows[key] = f, f
 }
 
-// Slow makes a Reset write at most that many new rows, and leave the others for later. An Apply should not
-// weigh more than pace. 0 is no bound.
+// Slow makes a Reset write at most that many new frontends, and postpone the others. An Apply
+// should not weigh more than pace. 0 means no limit.
 func (p *Plane) Slow(most, pace int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.most, p.pace = most, pace
 }
 
-// Pace is what an Apply should weigh at most.
+// Pace returns the largest weight of an Apply.
 func (p *Plane) Pace() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return cmp.Or(p.pace, math.MaxInt)
 }
 
-// onlyPreserves reports whether two rows differ in nothing but what the kernel does not know of (lb.Frontend.PreserveDestination).
+// onlyPreserves reports whether two frontends differ only in a field that the kernel does not have
+// (lb.Frontend.PreserveDestination).
 func onlyPreserves(was, now *lb.Frontend) bool {
 	if was == nil || now == nil || was.PreserveDestination == now.PreserveDestination {
 		return false
@@ -144,8 +146,8 @@ func onlyPreserves(was, now *lb.Frontend) bool {
 	return other.Equal(now)
 }
 
-// Reset makes the plane hold exactly the table; only what differs is written. It leaves malformed rows for later, and new
-// ones if there are more than [Plane.Slow] says.
+// Reset makes the plane hold exactly the table; only differences are written. It postpones
+// malformed frontends, and new ones above the limit of [Plane.Slow].
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -220,7 +222,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	return nil
 }
 
-// Probe does nothing but fail where Apply would.
+// Probe changes nothing, and fails when Apply would.
 func (p *Plane) Probe(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -234,7 +236,7 @@ func (p *Plane) Probe(ctx context.Context) error {
 // Drift has a value after another program changed the kernel.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// Audit puts back rows that the kernel lost and removes those that it should not have.
+// Audit restores frontends that the kernel lost and removes those that it should not have.
 func (p *Plane) Audit(ctx context.Context, _ bool) (repaired int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -43,7 +43,7 @@ func (f *Fake) checkEndpoint(e hns.Endpoint) ([]netip.Addr, *hns.Error) {
 	if e.Flags&hns.RemoteEndpoint == 0 {
 		return addrs, nil
 	}
-	if !macForm.MatchString(e.MacAddress) { // no document says that HNS generates one
+	if !macForm.MatchString(e.MacAddress) { // no document states that HNS generates one
 		return nil, bad(0x803b000c, "MacAddress %q", e.MacAddress)
 	}
 	if network.Type == hns.Overlay && !provider(e.Policies).IsValid() {
@@ -82,7 +82,7 @@ func usable(a netip.Addr) bool {
 		a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// provider returns the address of the ProviderAddress policy, invalid if there is none.
+// provider returns the address of the ProviderAddress policy, invalid without one.
 func provider(policies []hns.Policy) netip.Addr {
 	for _, p := range policies {
 		if p.Type != hns.PolicyProviderAddress {
@@ -201,7 +201,7 @@ func (f *Fake) checkSource(vip string, network hns.Network, six bool) *hns.Error
 	return nil
 }
 
-// addr is the endpoint's address of a family, invalid if it has none.
+// addr is the endpoint's address of a family, invalid without one.
 func (e *endpoint) addr(six bool) netip.Addr { return addrOf(e.addrs, six) }
 
 func addrOf(addrs []netip.Addr, six bool) netip.Addr {

@@ -65,7 +65,7 @@ type Fake struct {
 	balancers map[string]*hns.LoadBalancer
 	keys      map[Key]string // load balancers by key
 	reserved  map[Key]bool
-	foreign   map[string]bool // others' objects, by ID
+	foreign   map[string]bool // objects of other programs, by ID
 	touched   []string        // calls that changed them
 	made      int             // ids so far
 	fault     func(Call) *Fault
@@ -199,7 +199,7 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 	}
 	switch {
 	case how.Late > 0:
-		f.late = append(f.late, late{f.calls + how.Late, func() { _, _ = do() }}) // the caller does not learn the outcome
+		f.late = append(f.late, late{f.calls + how.Late, func() { _, _ = do() }}) // the caller does not get the result
 		return zero, refuse(&hns.Error{Kind: hns.ErrTimeout, Text: "the call is late"})
 	case how.Hangs:
 		return zero, refuse(&hns.Error{Kind: hns.ErrTimeout, Text: "the call hangs"})
@@ -267,7 +267,7 @@ func (f *Fake) Networks(ctx context.Context, name string) ([]hns.Network, error)
 	})
 }
 
-// known refuses calls of schema version 2 if the version has none.
+// known refuses calls of schema version 2 if the version does not support it.
 func (f *Fake) known() *hns.Error {
 	if !f.facts.Features.V2 {
 		return bad(hns.CodeNotImplemented, "schema version 2")
@@ -292,7 +292,7 @@ func (f *Fake) ofNetwork(network string) []string {
 	})
 }
 
-// EndpointsAt filters as the transcript says.
+// EndpointsAt filters as in the transcript.
 func (f *Fake) EndpointsAt(ctx context.Context, network, address string) ([]hns.Endpoint, error) {
 	return call(ctx, f, "EndpointsAt", address, address, func() ([]hns.Endpoint, *hns.Error) {
 		addr, err := netip.ParseAddr(address)

@@ -19,7 +19,7 @@ var (
 	vip         = netip.MustParseAddr("10.96.0.10")
 )
 
-// stage is a node with a network, a pod of its own, and one of another node.
+// stage is a node with a network, a local pod, and one of another node.
 type stage struct {
 	*testing.T
 	*Fake
@@ -93,7 +93,7 @@ func TestReferences(t *testing.T) {
 	}
 }
 
-// A key has one load balancer, whatever its flags and endpoints; the address of the node's is none.
+// A key has one load balancer, whatever its flags and endpoints; the node's address has none.
 func TestOneLoadBalancerForAKey(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	s.create(s.balancer(s.pod))
@@ -167,7 +167,7 @@ func TestOneEndpointForAnAddress(t *testing.T) {
 	}
 }
 
-// What HNS does not take, and what it might not take.
+// Endpoints that HNS rejects, and those that it might reject.
 func TestRefusedEndpoints(t *testing.T) {
 	s := setUp(t, hns.Overlay, Everything)
 	for what, change := range map[string]func(*hns.Endpoint){
@@ -273,7 +273,7 @@ func TestRefusedLoadBalancers(t *testing.T) {
 	}
 }
 
-// Older versions refuse what they do not know.
+// Older versions reject unknown fields.
 func TestFeatures(t *testing.T) {
 	for what, c := range map[string]struct {
 		without func(*hns.Features)
@@ -405,7 +405,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A late call does what it was asked for some calls later, whatever that is by then.
+// A late call takes effect some calls later, on the state at that time.
 func TestLate(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	l := s.create(s.balancer(s.pod))
@@ -430,7 +430,7 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// What others do: a network goes with all in it, a pod though it is used.
+// Actions of other programs: a network is deleted with everything in it, a pod although it is used.
 func TestOthers(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	l := s.create(s.balancer(s.pod, s.remote))
@@ -460,7 +460,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// Calls count, and the bytes of what they ask and answer.
+// Calls are counted, and the bytes of their requests and answers.
 func TestCounts(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	s.Counts()

@@ -96,7 +96,7 @@ func (f *Fake) Foreign(id string) {
 	f.foreign[id] = true
 }
 
-// Touched returns the calls that changed others' objects.
+// Touched returns the calls that changed other programs' objects.
 func (f *Fake) Touched() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

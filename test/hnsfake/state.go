@@ -45,8 +45,8 @@ func (f *Fake) State() *State {
 	return s
 }
 
-// Own returns the state without others' objects and ids, as sorted text. Equal texts serve equal
-// packets and leak no objects.
+// Own returns the state without other programs' objects and ids, as sorted text. Equal texts serve
+// equal packets and leak no objects.
 func (f *Fake) Own() string {
 	f.mu.Lock()
 	foreign := maps.Clone(f.foreign)
@@ -120,7 +120,7 @@ type Verdict struct {
 
 // Resolve traces a packet by the documents of HNS and hnslib (docs/adr/0043):
 //
-//   - A load balancer with the address comes before one for the node's own addresses.
+//   - A load balancer with the address has priority over one for the node's own addresses.
 //   - The node and its pods reach the node's addresses only with MappingLocalRoutedVIP; the
 //     node reaches other addresses if the transcript says so.
 //   - In an overlay network, pods reach an address of the service network only if a remote
@@ -207,5 +207,5 @@ func (s *State) reaches(e *endpoint, six bool) bool {
 }
 
 // Lives reports whether the load balancer's connections survive: as long as it exists, even if
-// their backend left. The end is assumed; no document says what a deletion does.
+// their backend left. Their end is an assumption; no document describes the effect of a deletion.
 func (s *State) Lives(balancer string) bool { return s.balancers[balancer] != nil }

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// Line is a line of a transcript of `kube-proxy selftest -o json`. Those named like a field of
-// [Facts] describe HNS; others are ignored.
+// Line is a line of a transcript of `kube-proxy selftest -o json`. Those with the name of a field
+// of [Facts] describe HNS; others are ignored.
 type Line struct {
 	Step   int             `json:"step"`
 	Name   string          `json:"name"`
@@ -36,15 +36,15 @@ type Facts struct {
 	// ListenerConflict: HNS refuses a load balancer if a program listens on its port at any address
 	// (0x803b0013, step 4).
 	ListenerConflict bool `json:"listener-conflict"`
-	// ReservedPorts are the first and last NodePort that HNS refuses, because the dynamic range has
-	// them; 0, 0 for none (step 4).
+	// ReservedPorts are the first and last NodePort that HNS rejects, because they are in the
+	// dynamic range; 0, 0 for none (step 4).
 	ReservedPorts [2]uint16 `json:"reserved-ports"`
 	// SourceVIPEndpoint: in an overlay network the SourceVIP must be the node's address or that of
 	// a local endpoint (step 4).
 	SourceVIPEndpoint bool `json:"source-vip-endpoint"`
 	// MappingFlags are the flags of port mappings that HNS accepts (step 5).
 	MappingFlags hns.PortMappingFlags `json:"mapping-flags"`
-	// DeletesFail: one delete in so many fails without a reason; 0 for none (step 5).
+	// DeletesFail: one delete in this number fails without a reason; 0 for none (step 5).
 	DeletesFail int `json:"deletes-fail"`
 	// CallMillis is the duration of a call, and ObjectMillis the addition for each object in HNS
 	// (step 6).

@@ -32,7 +32,7 @@ func TestAssumed(t *testing.T) {
 	}
 }
 
-// What a node answered replaces what was assumed; lines that are no facts change nothing (WN-02).
+// A node's answer replaces an assumption; lines that are no facts change nothing (WN-02).
 func TestFactsOf(t *testing.T) {
 	lines, err := assumedLines("17763")
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// order is that of numbers in attributes.
+// order is the byte order of numbers in attributes.
 var order = netlink.Order
 
 // Numbers of include/uapi/linux/ip_vs.h, independent of those of package ipvs.

@@ -57,7 +57,7 @@ func serviceWanted(a [][]byte) (w wanted, err error) {
 	if a[svcScheduler] == nil || a[svcFlags] == nil || a[svcTimeout] == nil || a[svcNetmask] == nil {
 		return w, unix.EINVAL
 	}
-	w.flags = u32(a[svcFlags]) // of which all count: the mask is whole
+	w.flags = u32(a[svcFlags]) // all bits count: the mask is complete
 	w.scheduler, w.timeout, w.netmask = netlink.CStr(a[svcScheduler]), u32(a[svcTimeout]), [4]byte(a[svcNetmask])
 	return w, nil
 }
@@ -160,7 +160,7 @@ func readDestination(attr []byte, whole bool) (*destination, error) {
 		return nil, unix.EINVAL
 	}
 	if a[destFamily] == nil {
-		return nil, unix.EINVAL // the kernel would take the service's, and ours is always said
+		return nil, unix.EINVAL // the kernel would use the service's, and ours is always set
 	}
 	d := &destination{name: name{family: u16(a[destFamily]), addr: filled(a[destAddr]), port: uint16(a[destPort][0])<<8 | uint16(a[destPort][1])}}
 	if !whole {

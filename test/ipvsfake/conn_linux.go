@@ -87,7 +87,7 @@ func (c *Conn) Each(ctx context.Context, messages []byte, outcome func(i int, er
 	return nil
 }
 
-// take carries a message out, if Before has nothing against it.
+// take carries out a message, unless Before returns an error.
 func (k *Kernel) take(m message) (bodies [][]byte, err error) {
 	k.mu.Lock()
 	k.messages++
@@ -183,7 +183,7 @@ func (k *Kernel) carryOut(m message) (bodies [][]byte, err error) {
 	case GetConfig:
 		return [][]byte{k.configAnswer()}, nil
 	case GetInfo:
-		return nil, nil // an acknowledgement is all that anybody waits for
+		return nil, nil // the caller only waits for an acknowledgement
 	default:
 		return nil, k.change(cmd, attrs)
 	}

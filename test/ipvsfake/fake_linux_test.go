@@ -42,7 +42,7 @@ func filled(t *testing.T) (*ipvsfake.Kernel, *ipvs.Conn) {
 	return k, c
 }
 
-// A state reads as ipvsadm-save -n says it.
+// The state is printed in the format of ipvsadm-save -n.
 func TestString(t *testing.T) {
 	k, _ := filled(t)
 	const want = `-A -t 10.96.0.10:80 -s sh -p 10800 -M 255.255.255.0 -b sh-fallback,sh-port
@@ -57,7 +57,7 @@ func TestString(t *testing.T) {
 	}
 }
 
-// counted is what a service has counted.
+// counted returns the counters of a service.
 func counted(t *testing.T, c *ipvs.Conn, id ipvs.ServiceID) ipvs.Stats {
 	t.Helper()
 	s, err := c.Service(t.Context(), id)
@@ -118,13 +118,13 @@ func TestConnections(t *testing.T) {
 	if got := counted(t, c, web.ServiceID); got != (ipvs.Stats{}) {
 		t.Errorf("removed and back the service counts %+v", got)
 	}
-	want.Stats = ipvs.Stats{} // a service of its own now
+	want.Stats = ipvs.Stats{} // a new service now
 	if got := look(); got != want {
 		t.Errorf("removed with its service, and both back: %+v, want %+v", got, want)
 	}
 }
 
-// Before hears of each message what it is of, and what somebody else does there comes first.
+// Before receives each message with its subject, and changes made in it come first.
 func TestBefore(t *testing.T) {
 	k, c := filled(t)
 	other := connect(t, k)

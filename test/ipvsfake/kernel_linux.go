@@ -19,7 +19,7 @@ var ErrLost = errors.New("the answer is lost")
 type Config struct {
 	// Absent is a kernel without ip_vs.
 	Absent bool
-	// Schedulers are those that the kernel has or can load; nil means all that Linux has.
+	// Schedulers are those that the kernel has or can load; nil means all of Linux.
 	Schedulers []string
 	// NoIPv6 is a kernel that was started without IPv6.
 	NoIPv6 bool
@@ -34,7 +34,7 @@ var Schedulers = []string{"dh", "fo", "lblc", "lblcr", "lc", "mh", "nq", "ovf", 
 type Request struct {
 	N           int // the how manyth message it is since the kernel was made, from 1 on, of all connections
 	Command     Command
-	Service     ipvs.ServiceID // zero if the message has none that can be read
+	Service     ipvs.ServiceID // zero if the message has no readable one
 	Destination netip.AddrPort
 }
 
@@ -119,7 +119,7 @@ func (k *Kernel) Flush() {
 	}
 }
 
-// SetConns says how many connections a destination has.
+// SetConns sets the number of connections of a destination.
 func (k *Kernel) SetConns(id ipvs.ServiceID, addr netip.AddrPort, n Conns) error {
 	return k.withDestination(id, addr, func(d *destination) { d.conns = n })
 }

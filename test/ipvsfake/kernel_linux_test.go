@@ -33,7 +33,8 @@ var expected = []string{
 	"timeouts: <nil>", "timeouts: invalid argument",
 }
 
-// The fake carries out each operation as the kernel does, and lists the same after it: random ones, such as people ask for and not.
+// The fake carries out each operation as the kernel does, and lists the same afterwards: random
+// operations, usual and unusual.
 func TestFakeIsLikeTheKernel(t *testing.T) {
 	netlab.EnterForTest(t)
 	loopback, err := netlink.LinkByName("lo")
@@ -80,8 +81,8 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 	}
 }
 
-// loadable are the schedulers that the kernel has or can load. lblc and lblcr are not asked for: to load them by a message can keep
-// the kernel for ever (docs/adr/0046).
+// loadable returns the schedulers that the kernel has or can load. lblc and lblcr are left out:
+// loading them by a message can block the kernel forever (docs/adr/0046).
 func loadable(t *testing.T, c *ipvs.Conn) (names []string) {
 	t.Helper()
 	for _, name := range ipvsfake.Schedulers {
@@ -103,7 +104,7 @@ func loadable(t *testing.T, c *ipvs.Conn) (names []string) {
 	return names
 }
 
-// errnoOf is what the kernel said, or nil.
+// errnoOf returns the kernel's error, or nil.
 func errnoOf(err error) error {
 	var errno unix.Errno
 	if errors.As(err, &errno) {
@@ -146,7 +147,7 @@ type generator struct {
 
 func pick[T any](g *generator, from ...T) T { return from[g.IntN(len(from))] }
 
-// step is an operation, and what it is; that begins with its number.
+// step returns an operation and its description, which begins with its number.
 func (g *generator) step() (what string, ask func(*ipvs.Conn) error) {
 	if g.IntN(30) == 0 {
 		seconds := func() time.Duration {

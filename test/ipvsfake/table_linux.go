@@ -81,7 +81,7 @@ func (s *service) all(yield func(*destination) bool) {
 	}
 }
 
-// name is that of a destination in its service.
+// name is the key of a destination in its service.
 type name struct {
 	family uint16
 	addr   [16]byte
@@ -120,7 +120,7 @@ func (d *destination) state() ipvs.DestinationState {
 	}
 }
 
-// table holds services in the order in which they were made.
+// table holds services in the order of their creation.
 type table struct {
 	byKey map[key]*list.Element // of order
 	order list.List             // of *service

@@ -24,7 +24,8 @@ type Opener struct {
 	log    []string
 }
 
-// Refuse makes addresses fail with a text from now on, all of them if at is empty; none if the text is empty.
+// Refuse makes addresses fail with a text from now on, all of them if at is empty; an empty text
+// ends that.
 func (o *Opener) Refuse(at, text string) {
 	var err error
 	if text != "" {
@@ -33,7 +34,8 @@ func (o *Opener) Refuse(at, text string) {
 	o.Fail(at, err)
 }
 
-// Fail makes addresses fail with an error from now on, all of them if at is empty; none if it is nil.
+// Fail makes addresses fail with an error from now on, all of them if at is empty; a nil error ends
+// that.
 func (o *Opener) Fail(at string, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -48,7 +50,7 @@ func (o *Opener) Open(ctx context.Context, network string, at netip.AddrPort) (n
 		return nil, ctx.Err()
 	}
 	refused := o.err != nil && (o.only == "" || o.only == at.String())
-	if refused && errors.Is(o.err, syscall.EADDRNOTAVAIL) { // what the system looks at first
+	if refused && errors.Is(o.err, syscall.EADDRNOTAVAIL) { // the system checks this first
 		return nil, o.err
 	}
 	for _, l := range o.opened {
@@ -67,7 +69,7 @@ func (o *Opener) Open(ctx context.Context, network string, at netip.AddrPort) (n
 	return l, nil
 }
 
-// Tried returns how long after start each try was to open what nothing was in the way of.
+// Tried returns the times after start of all attempts to open an address without a conflict.
 func (o *Opener) Tried(start time.Time) []time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -85,8 +87,8 @@ func (o *Opener) Say(words ...string) {
 	o.log = append(o.log, strings.Join(words, " "))
 }
 
-// Did returns what was opened, closed and said since it was asked last: "open tcp 192.0.2.1:80", "close 192.0.2.1:80".
-// Closes one after the other come sorted.
+// Did returns the events since the last call: "open tcp 192.0.2.1:80", "close 192.0.2.1:80", and
+// the words of Say. Consecutive closes are sorted.
 func (o *Opener) Did() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

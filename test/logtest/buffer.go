@@ -1,4 +1,4 @@
-// Package logtest has a log that tests read while others write it.
+// Package logtest has a log that tests can read during writes.
 package logtest
 
 import (

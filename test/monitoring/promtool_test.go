@@ -44,7 +44,7 @@ func node(n string, more ...string) map[string]string {
 	return l
 }
 
-// series has a metric with labels, of job kube-proxy, on node n1 if labels say no instance.
+// series has a metric with labels, of job kube-proxy, on node n1 if labels have no instance.
 func series(name, values string, labels ...string) string {
 	at := []string{`job="kube-proxy"`}
 	if !slices.Contains(labels, "instance") {
@@ -67,7 +67,7 @@ func healthy() []string {
 	return []string{
 		series("up", "1x200"), series("process_start_time_seconds", "5x200"), series("process_start_time_seconds", "5x50 3005x150", "instance", "n2"),
 		series(lastOf, "0+60x200", "ip_family", "IPv4"), series(queuedOf, "0+60x200", "ip_family", "IPv4"),
-		series(lastOf, "7x200", "ip_family", "IPv6"), series(queuedOf, "6x200", "ip_family", "IPv6"), // nothing changes for hours
+		series(lastOf, "7x200", "ip_family", "IPv6"), series(queuedOf, "6x200", "ip_family", "IPv6"), // no change for hours
 		series("kubeproxy_source_connected", "1x30 0x5 1x165"),
 		series("kubeproxy_network_programming_duration_seconds_bucket", "0+60x200", "ip_family", "IPv4", "le", "1"),
 		series("kubeproxy_network_programming_duration_seconds_bucket", "0+60x200", "ip_family", "IPv4", "le", "+Inf"),
@@ -98,7 +98,8 @@ func faultsOf() []fault {
 		{"KubeProxyAllDown", []string{`up{job="node"} 1x60`}, "4m", "6m", one(map[string]string{})},
 		{"KubeProxyDown", []string{series("up", "1x5 0x60"), series("up", "1x60", "instance", "n2")}, "15m", "17m", one(node("n1"))},
 		{"KubeProxyRestarts", []string{series("process_start_time_seconds", "0+60x60")}, "3m", "10m", one(node("n1"))},
-		// The kernel refuses from the fifth minute on, while changes go on to come; and where none came after the one that was refused.
+		// The kernel refuses from the fifth minute on, while changes keep arriving; and a case
+		// without changes after the refused one.
 		{"KubeProxyRulesStale", []string{series(lastOf, "0+60x5 300x60", "ip_family", v4), series(queuedOf, "0+60x60", "ip_family", v4)}, "9m", "12m", one(node("n1", "ip_family", v4))},
 		{"KubeProxyRulesStale", []string{series(lastOf, "0+60x5 300x60", "ip_family", v4), series(queuedOf, "0+60x5 301x60", "ip_family", v4)}, "9m", "12m", one(node("n1", "ip_family", v4))},
 		{"KubeProxyRulesStale", []string{series(lastOf, "0x60", "ip_family", v4), series(queuedOf, "1x60", "ip_family", v4)}, "5m", "7m", one(node("n1", "ip_family", v4))},
@@ -128,7 +129,8 @@ func faultsOf() []fault {
 	}
 }
 
-// promtool checks the rules, and has every alert fire in a made-up fault, not before its time, and none on a healthy node.
+// promtool checks the rules. Every alert fires in a simulated fault, not before its time, and none
+// on a healthy node.
 func TestAlertsFire(t *testing.T) {
 	needPrometheus(t)
 	file, alerts := readAlerts(t)
@@ -209,7 +211,7 @@ func TestAlertsFire(t *testing.T) {
 	if out, err := run(cases); err != nil {
 		t.Errorf("promtool test rules: %v\n%s", err, out)
 	}
-	// A test that cannot fail is none: an alert that is expected a minute too early is not there.
+	// A test must be able to fail: an alert that is expected a minute too early is not firing.
 	early := cases[len(cases)-1]
 	early.Checks = []check{early.Checks[1]}
 	early.Checks[0].Time = "0m"

@@ -26,7 +26,7 @@ type lab struct {
 	program string
 }
 
-// where proxies run, and in which mode.
+// hosts of the proxies, and their modes.
 var proxies = []struct{ host, address, mode string }{
 	{"node1", "172.18.0.2", "nftables"},
 	{"node2", "172.18.0.3", "iptables"},
@@ -36,7 +36,7 @@ var proxies = []struct{ host, address, mode string }{
 // patience is how long Prometheus, which scrapes each second, may take for what needs a few scrapes.
 const patience = 90 * time.Second
 
-// start runs a proxy that follows a folder, or an API server where nobody is if dir is "".
+// start runs a proxy that watches a folder, or an unreachable API server if dir is "".
 func (l *lab) start(host, mode, dir string) *netlab.Cmd {
 	l.t.Helper()
 	args := []string{"--proxy-mode=" + mode, "--metrics-bind-address=0.0.0.0:10249", "--healthz-bind-address=0.0.0.0:10256", "--hostname-override=" + host,
@@ -71,7 +71,7 @@ func (l *lab) run(host, program string, args ...string) *netlab.Cmd {
 	return cmd
 }
 
-// ask asks Prometheus; into is what "data" of the answer is decoded into.
+// ask queries Prometheus; "data" of the answer is decoded into into.
 func (l *lab) ask(into any, path string, form ...string) error {
 	args := []string{"-sS", "-G", "http://127.0.0.1:9090/api/v1/" + path}
 	for _, f := range form {
@@ -109,7 +109,7 @@ func (l *lab) samples(query string) (int, error) {
 	return n, err
 }
 
-// eventually polls until nothing is missing any more.
+// eventually polls until missing returns nothing.
 func (l *lab) eventually(what string, missing func() []string) {
 	l.t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
@@ -175,7 +175,7 @@ func TestWithPrometheus(t *testing.T) {
 		return []string{fmt.Sprintf("%d of %d, %v", n, len(targets), err)}
 	})
 
-	// Life: endpoints change, somebody asks for their health, connections are made.
+	// Activity: endpoints change, health checks are sent, connections are made.
 	stop := make(chan struct{})
 	done := make(chan struct{})
 	go func() {
@@ -302,8 +302,9 @@ func TestWithPrometheus(t *testing.T) {
 	})
 }
 
-// refusedRows has the kernel of node2 refuse rows, and then take them: another program's chains lead to ours from so deep that the kernel, which
-// counts a packet's way through chains of nf_tables, takes rules for cluster IPs and no longer ones.
+// refusedRows makes the kernel of node2 refuse frontends, and then accept them: another program's
+// chains jump to ours from such a depth that the kernel, which counts a packet's path through
+// chains of nf_tables, accepts rules for cluster IPs and no longer paths.
 func (l *lab) refusedRows(dir string, expect func(about string, want ...string), firing func() map[string]int) {
 	l.t.Helper()
 	iptables := func(rule string) error {
@@ -356,7 +357,7 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 	if n, err := l.samples(`kubeproxy_rows_failing{instance!="172.18.0.3:10249"} > 0`); err != nil || n != 0 {
 		l.t.Errorf("rows fail on other nodes too: %d, %v", n, err)
 	}
-	for _, address := range []string{"10.96.0.10:80", "10.96.0.40:80"} { // others are served, and that of the same Service
+	for _, address := range []string{"10.96.0.10:80", "10.96.0.40:80"} { // others are served, and so is that of the same Service
 		if _, err := l.Dial("pod4", netlab.TCP, netip.MustParseAddrPort(address), netlab.DialOptions{Timeout: patience}); err != nil {
 			l.t.Errorf("%s: %v", address, err)
 		}
@@ -389,8 +390,8 @@ ports: [{port: 8080}]
 endpoints: [{addresses: [10.1.1.12], nodeName: node1}, {addresses: [10.1.2.14], nodeName: node2}]
 `
 
-// ofMissingMode reports whether a query asks for metrics of modes alone that this machine's kernel does not have. The names and labels of
-// these are held against the modes' tables by TestDashboard.
+// ofMissingMode reports whether a query only has metrics of modes that this machine's kernel does
+// not support. TestDashboard compares their names and labels with the modes' tables.
 func ofMissingMode(query string) bool {
 	names := regexp.MustCompile(`kubeproxy_[a-z_]+`).FindAllString(query, -1)
 	for _, m := range all.Modes() {
@@ -452,7 +453,7 @@ endpoints: [{addresses: [10.1.1.12], nodeName: node1}]
 `
 }
 
-// claims are Services that want one address, and one that nobody can have.
+// claims are Services that claim one address, and one that claims an address no Service may have.
 const claims = `kind: Service
 metadata: {name: a, namespace: one}
 spec: {clusterIP: 10.96.0.20, externalIPs: [203.0.113.7, 127.0.0.7], ports: [{port: 80}]}

@@ -144,7 +144,7 @@ func readDashboard(t *testing.T) (d dashboard) {
 	return d
 }
 
-// all are the panels, each row before those that are folded in it.
+// all returns the panels, each row before those that are folded in it.
 func (d dashboard) all() (all []panel) {
 	for _, p := range d.Panels {
 		all = append(append(all, p), p.Panels...)
@@ -155,7 +155,7 @@ func (d dashboard) all() (all []panel) {
 // firstScreen is how many lines of the grid, of 38 pixels each with their gaps, a screen of 900 pixels shows.
 const firstScreen = 22
 
-// unfolded complains of what the first screen does not show and is not folded.
+// unfolded reports panels that are neither on the first screen nor folded.
 func (d dashboard) unfolded(t *testing.T) {
 	for _, p := range d.Panels {
 		if p.GridPos.Y+p.GridPos.H > firstScreen && !p.Collapsed {
@@ -164,7 +164,7 @@ func (d dashboard) unfolded(t *testing.T) {
 	}
 }
 
-// metricLabels are the metrics that a proxy may tell, with their labels and those that every scrape adds.
+// metricLabels returns the metrics of a proxy, with their labels and those that every scrape adds.
 func metricLabels(t *testing.T) map[string][]string {
 	t.Helper()
 	labels := map[string][]string{
@@ -211,7 +211,8 @@ var (
 	legend   = regexp.MustCompile(`\{\{\s*\.?([A-Za-z_.]+)\s*\}\}`)
 )
 
-// faults are the mistakes of a query against the metrics that there are; names are the metrics that it asks for.
+// faults returns the mistakes of a query against the existing metrics; names are the metrics in the
+// query.
 func faults(expr string, labels map[string][]string) (wrong, names []string) {
 	have := map[string]bool{}
 	for _, m := range selector.FindAllStringSubmatch(expr, -1) {
@@ -243,7 +244,7 @@ func faults(expr string, labels map[string][]string) (wrong, names []string) {
 	return wrong, names
 }
 
-// A test that finds nothing would be no test.
+// A test must be able to fail.
 func TestFaults(t *testing.T) {
 	labels := metricLabels(t)
 	for expr, want := range map[string]string{
@@ -261,7 +262,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Every alert asks for metrics that there are, says how urgent it is, and has a runbook; every runbook has an alert.
+// Every alert queries existing metrics, has a severity and a runbook; every runbook has an alert.
 func TestAlerts(t *testing.T) {
 	labels := metricLabels(t)
 	page, err := os.ReadFile(runbooksFile)
@@ -303,7 +304,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// The dashboard is one that Grafana takes as it is, and asks for what there is.
+// Grafana accepts the dashboard unchanged, and it queries existing metrics.
 func TestDashboard(t *testing.T) {
 	labels, d := metricLabels(t), readDashboard(t)
 	for name := range labels {
@@ -333,7 +334,7 @@ func TestDashboard(t *testing.T) {
 	taken := map[[2]int]string{}
 	queries := 0
 	for _, p := range d.all() {
-		if p.Type == "row" { // the panels of a folded row stand below it alone
+		if p.Type == "row" { // only the panels of a folded row are below it
 			taken = map[[2]int]string{}
 		}
 		if ids[p.ID] != "" || p.ID == 0 || p.Title == "" {

@@ -1,2 +1,3 @@
-// Package nlconntest makes a kernel that does not answer, for the tests of those that ask by internal/netlink.
+// Package nlconntest makes a kernel that does not answer, for the tests of users of
+// internal/netlink.
 package nlconntest

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Silence makes the kernel keep all answers to a connection to itself. It still does what it is asked. A socket that replaces
-// the connection's hears it again.
+// Silence makes the kernel keep all answers to a connection. It still carries out the requests. A
+// socket that replaces the connection's receives answers again.
 func Silence(t testing.TB, c *netlink.Conn) {
 	t.Helper()
 	_, err := c.Port() // of a socket that is not to be replaced at once
@@ -25,8 +25,8 @@ func Silence(t testing.TB, c *netlink.Conn) {
 	}
 }
 
-// Check proves of something that asks by a connection that a silent kernel keeps it waiting for the patience and no longer, and
-// not after its context has ended; and that it recovers. prepare is called before each time.
+// Check tests a user of a connection: a silent kernel blocks it for the patience and no longer, and
+// not after its context has ended; and it recovers. prepare is called before each case.
 func Check(t *testing.T, c *netlink.Conn, prepare func(), ask func(context.Context) error) {
 	t.Helper()
 	recovers := func() {
@@ -53,7 +53,7 @@ func Check(t *testing.T, c *netlink.Conn, prepare func(), ask func(context.Conte
 	recovers()
 }
 
-// EndsWhenAwaited returns a context that ends when somebody begins to wait for its end.
+// EndsWhenAwaited returns a context that ends when a goroutine begins to wait for its end.
 func EndsWhenAwaited(t testing.TB) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)

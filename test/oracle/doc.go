@@ -1,4 +1,5 @@
-// Package oracle says what must become of a packet. It is written from docs/behaviour.md for reading, at any cost, and
-// shares nothing with the code that it judges but the types: [Rows] is the slow twin of policy.Resolve, [World] that of
-// the table, of who wins a contested key, and of what a data plane does with a row. Tests compare with it.
+// Package oracle computes the expected outcome of a packet. It implements docs/behaviour.md for
+// readability, at any cost, and shares only types with the code that it tests: [Rows] is the slow
+// twin of policy.Resolve, [World] that of the table, of the winner of a key in conflict, and of a
+// data plane's treatment of a frontend. Tests compare with it.
 package oracle

@@ -11,9 +11,10 @@ import (
 	"kube-proxy/policy"
 )
 
-// Rows is [policy.Resolve] written for reading: the rows of docs/behaviour.md, one after the
-// other, at any cost. It goes from the packet to the book, not from the book to the rows: for each source it
-// asks what must happen, and only then puts the answers into routes. The rows are ordered by key.
+// Rows is [policy.Resolve] written for readability: the rows of docs/behaviour.md, one after the
+// other, at any cost. It goes from the packet to the specification, not from the specification to
+// the frontends: for each source it computes the outcome, and only then puts the outcomes into
+// routes. The frontends are ordered by key.
 func Rows(v cluster.View, s policy.Settings) []*lb.Frontend {
 	w := world{v, s}
 	svc := v.Service
@@ -27,7 +28,8 @@ func Rows(v cluster.View, s policy.Settings) []*lb.Frontend {
 	if len(clusterIPs) == 0 { // SV-10 headless; SV-11 invisible in this family
 		return nil
 	}
-	// The kinds in the order in which they win an address that the service names twice, port by port.
+	// The kinds in their order of priority for an address that the service names twice, port by
+	// port.
 	rows := map[lb.Key]*lb.Frontend{}
 	claim := func(k lb.Key, kind lb.Kind, p cluster.ServicePort) {
 		if rows[k] == nil && p.Port != 0 && k.Port != 0 {
@@ -76,7 +78,8 @@ func (w world) served(addrs []netip.Addr, use string) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !w.serves(a, use) })
 }
 
-// unserved are the networks of SV-26, and the uses for which their addresses are served all the same.
+// unserved are the networks of SV-26, and the uses for which their addresses are served all the
+// same.
 var unserved = map[string][]string{
 	"0.0.0.0/8": nil, "127.0.0.0/8": nil, "224.0.0.0/4": nil, "255.255.255.255/32": nil,
 	"169.254.0.0/16": {"cluster IP"}, "240.0.0.0/4": {"cluster IP", "endpoint"},
@@ -125,7 +128,7 @@ func (w world) row(k lb.Key, kind lb.Kind, p cluster.ServicePort) *lb.Frontend {
 	}
 	f.Routes = append(f.Routes, anywhere)
 
-	// SV-18, where there is something to stick to; and what it sees.
+	// SV-18, if there are backends to stick to; and the address that they see.
 	if slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.Do == lb.Balance }) {
 		f.Affinity = time.Duration(w.Service.AffinitySeconds) * time.Second
 		f.Affinity = max(0, min(f.Affinity, 24*time.Hour))
@@ -194,7 +197,8 @@ func (w world) serviceName(p cluster.ServicePort) string { // SV-12
 	return name
 }
 
-// serving is DP-50: where flows may stay, unless that is where the routes go anyway. TCP has no say (DP-53).
+// serving is DP-50: where flows may stay, unless the routes go to the same endpoints. TCP has none
+// (DP-53).
 func (w world) serving(p cluster.ServicePort, routes []lb.Route) *lb.BackendSet {
 	if p.Protocol == cluster.TCP {
 		return nil
@@ -222,10 +226,10 @@ func (w world) serving(p cluster.ServicePort, routes []lb.Route) *lb.BackendSet 
 	}
 }
 
-// endpoint is what the slices say of one address and port.
+// endpoint is the merged data of the slices about one address and port.
 type endpoint struct {
 	local, ready, draining bool
-	unplaced               bool // an entry does not say where it runs (TN-68)
+	unplaced               bool // an entry has no node (TN-68)
 	nodeHints, zoneHints   []string
 }
 
@@ -238,7 +242,7 @@ func (w world) endpoints(p cluster.ServicePort) map[netip.AddrPort]endpoint {
 	return out
 }
 
-// each visits all that the slices say of a port.
+// each visits all entries of the slices for a port.
 func (w world) each(p cluster.ServicePort, visit func(netip.AddrPort, cluster.Endpoint)) {
 	for _, sl := range w.Slices {
 		for _, sp := range sl.Ports {
@@ -255,7 +259,7 @@ func (w world) each(p cluster.ServicePort, visit func(netip.AddrPort, cluster.En
 	}
 }
 
-// merge takes one entry of a slice in (SV-32). Entries that cannot serve say nothing.
+// merge adds one entry of a slice (SV-32). Entries that cannot serve have no effect.
 func (w world) merge(known endpoint, e cluster.Endpoint) endpoint {
 	usable := e.Ready || e.Serving && e.Terminating
 	if !usable {
@@ -372,7 +376,7 @@ func (w world) sources(vip netip.Addr) []netip.Prefix {
 		for j, q := range ranges {
 			hidden = hidden || inside(j, q)
 		}
-		if p.Bits() == 0 { // everybody
+		if p.Bits() == 0 { // all sources
 			return nil
 		}
 		if !hidden {

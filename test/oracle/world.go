@@ -34,7 +34,7 @@ func (a Answer) Equal(b Answer) bool {
 	return a.Do == b.Do && a.Service == b.Service && a.Masq == b.Masq && slices.Equal(a.Backends, b.Backends)
 }
 
-// World is what one node knows.
+// World is the knowledge of one node.
 type World struct {
 	facts    cluster.Facts
 	settings policy.Settings
@@ -81,10 +81,10 @@ func (w *World) Keys(yield func(lb.Key) bool) {
 // Row returns the row in force for a key, or nil.
 func (w *World) Row(k lb.Key) *lb.Frontend { return w.claims[k].row }
 
-// Ask says what must become of a packet.
+// Ask returns the expected outcome of a packet.
 func (w *World) Ask(p Packet) Answer { return w.Follow(w.Row, p) }
 
-// Follow says what becomes of a packet where these are the rows in force.
+// Follow returns the outcome of a packet with these frontends in force.
 func (w *World) Follow(rows func(lb.Key) *lb.Frontend, p Packet) Answer {
 	row := rows(lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto})
 	if row == nil && w.takesNodePorts(p.To.Addr()) {
@@ -120,7 +120,7 @@ func (w *World) here(a netip.Addr) bool {
 	return w.facts.Node != nil && slices.Contains(w.facts.Node.Addrs, a)
 }
 
-// class says for whom of the three kinds a source counts.
+// class returns the kind of a source, one of three.
 func (w *World) class(a netip.Addr) lb.From {
 	switch {
 	case within(a, policy.ResolveNode(w.facts, w.settings).Pods.Prefixes):

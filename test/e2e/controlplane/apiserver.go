@@ -17,8 +17,8 @@ const (
 	ServiceRange6 = "fd00:10:96::/108"
 )
 
-// The users that the API server knows by their tokens. Proxy gets its rights from the built-in ClusterRoleBinding
-// system:node-proxier alone; Nobody has none beyond those of every authenticated user.
+// The users of the API server, by their tokens. Proxy gets its rights from the built-in
+// ClusterRoleBinding system:node-proxier alone; Nobody has only those of every authenticated user.
 const (
 	AdminUser  = "admin"
 	ProxyUser  = "system:kube-proxy"
@@ -109,7 +109,8 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	return c.AwaitAPIServer(ctx)
 }
 
-// AwaitAPIServer waits until the running API server says that it is ready, e.g. after etcd was away.
+// AwaitAPIServer waits until the running API server reports that it is ready, e.g. after etcd was
+// down.
 func (c *ControlPlane) AwaitAPIServer(ctx context.Context) error {
 	return c.waitReady(ctx, "kube-apiserver", c.apiserver, c.URL()+"/readyz")
 }

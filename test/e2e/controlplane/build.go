@@ -35,7 +35,7 @@ func Root() (string, error) {
 	}
 }
 
-// Programs are the paths of what a control plane runs.
+// Programs has the paths of a control plane's programs.
 type Programs struct {
 	APIServer string
 	Etcd      string
@@ -52,8 +52,8 @@ type program struct{ name, pkg, ldflags string }
 
 const kubernetesFlags = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"
 
-// Build builds kube-apiserver and etcd from their Go module into bin/, unless they were built from the same go.mod and go.sum by
-// the same Go. A build takes minutes; logf is told every 15 s that it goes on.
+// Build builds kube-apiserver and etcd from their Go module into bin/, unless they were built from
+// the same go.mod and go.sum by the same Go. A build takes minutes; logf gets a line every 15 s.
 func Build(ctx context.Context, logf func(format string, args ...any)) (*Programs, error) {
 	bin, err := build(ctx, logf, "stamp",
 		program{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", kubernetesFlags},
@@ -75,13 +75,13 @@ func BuildForPods(ctx context.Context, logf func(format string, args ...any)) (*
 	return &PodPrograms{ControllerManager: filepath.Join(bin, "kube-controller-manager"), Kubelet: filepath.Join(bin, "kubelet")}, nil
 }
 
-// BuildKubeadm builds kubeadm, which tells what it installs.
+// BuildKubeadm builds kubeadm, which prints the objects that it installs.
 func BuildKubeadm(ctx context.Context, logf func(format string, args ...any)) (path string, err error) {
 	bin, err := build(ctx, logf, "stamp-kubeadm", program{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm", kubernetesFlags})
 	return filepath.Join(bin, "kubeadm"), err
 }
 
-// build builds programs that one stamp file stands for and returns their folder.
+// build builds programs with a common stamp file and returns their folder.
 func build(ctx context.Context, logf func(format string, args ...any), stampName string, programs ...program) (bin string, err error) {
 	root, err := Root()
 	if err != nil {
@@ -144,7 +144,7 @@ func lockBuild(dir string) (unlock func(), err error) {
 	return func() { lock.Close() }, nil // closing gives the lock back
 }
 
-// buildStamp names what a build of the module in dir depends on.
+// buildStamp identifies the inputs of a build of the module in dir.
 func buildStamp(dir string) (string, error) {
 	sum := sha256.New()
 	for _, name := range []string{"go.mod", "go.sum"} {

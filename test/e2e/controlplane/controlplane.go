@@ -30,7 +30,7 @@ import (
 // stopGrace is how long etcd and the API server get to end in good order.
 const stopGrace = 20 * time.Second
 
-// Config says where a control plane runs. The zero value but for Dir and Programs is a good one.
+// Config configures a control plane. The zero value is valid except for Dir and Programs.
 type Config struct {
 	Dir      string     // existing, empty folder for data, certificates and logs; a memory file system makes writes fast
 	Programs Programs   // see Build; etcd 3.4 too will do, but an API server on it refuses to watch with initial events
@@ -50,8 +50,8 @@ func (c Config) bindAddress() netip.Addr {
 	return c.Addr
 }
 
-// ControlPlane is a running etcd and API server. Its methods are not safe for concurrent use, but for those that only use
-// Client.
+// ControlPlane is a running etcd and API server. Its methods are not safe for concurrent use,
+// except those that only use Client.
 type ControlPlane struct {
 	Client kubernetes.Interface // as AdminUser, without a rate limit
 
@@ -66,7 +66,8 @@ type ControlPlane struct {
 	manager       *Process // nil unless StartControllerManager was called
 }
 
-// Start starts etcd and the API server and waits until both are ready. On error nothing is left running.
+// Start starts etcd and the API server and waits until both are ready. On error no process is left
+// running.
 func Start(ctx context.Context, config Config) (*ControlPlane, error) {
 	if !config.Addr.IsValid() {
 		config.Addr = netip.MustParseAddr("127.0.0.1")
@@ -102,7 +103,7 @@ func Start(ctx context.Context, config Config) (*ControlPlane, error) {
 	return c, nil
 }
 
-// Ensure starts what has been stopped or has ended.
+// Ensure starts the processes that were stopped or have ended.
 func (c *ControlPlane) Ensure(ctx context.Context) error {
 	for _, part := range []struct {
 		process *Process
@@ -135,7 +136,7 @@ func (c *ControlPlane) URL() string {
 	return "https://" + net.JoinHostPort(c.config.Addr.String(), strconv.Itoa(c.securePort))
 }
 
-// RESTConfig is what a client in this process needs to talk to the API server as the user.
+// RESTConfig returns the configuration of a client in this process that acts as the user.
 func (c *ControlPlane) RESTConfig(user string) *rest.Config {
 	return &rest.Config{
 		Host:            c.URL(),
@@ -185,14 +186,15 @@ func (c *ControlPlane) start(name string, cmd *exec.Cmd) (*Process, error) {
 	return StartProcess(name, c.config.Netns, cmd)
 }
 
-// waitReady asks url until it answers 200. The error of a process that ends or stays unready holds the end of its log.
+// waitReady requests url until the answer is 200. The error of a process that ends or stays unready
+// has the end of its log.
 func (c *ControlPlane) waitReady(ctx context.Context, name string, process *Process, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()
 	defer every(5*time.Second, func(since time.Duration) { c.config.Logf("waiting for %s, %v", name, since) })()
 	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
-		// Only whether this child answers is asked, whose certificate this package has made.
+		// This only checks whether this child answers; this package made its certificate.
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return dial(ctx, c.config.Netns, network, address)

@@ -38,7 +38,7 @@ func newControlPlane(t *testing.T) *ControlPlane {
 	return c
 }
 
-// Objects survive a restart of both processes, and a restored snapshot forgets what came after it.
+// Objects survive a restart of both processes, and a restored snapshot does not have later ones.
 func TestRestartAndRestore(t *testing.T) {
 	c := newControlPlane(t)
 	ctx := t.Context()
@@ -71,7 +71,8 @@ func TestRestartAndRestore(t *testing.T) {
 	must(c.DeleteAll(ctx))
 }
 
-// services lists the names of all services but the API server's own, which it creates some time after it is ready.
+// services lists the names of all services except the API server's own, which it creates some time
+// after it is ready.
 func services(t *testing.T, ctx context.Context, c *ControlPlane) (names []string) {
 	t.Helper()
 	list, err := c.Client.CoreV1().Services("default").List(ctx, metav1.ListOptions{})

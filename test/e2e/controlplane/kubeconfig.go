@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Kubeconfig writes NAME.kubeconfig below Config.Dir for the user and returns its path. edit, if not nil, may spoil it first;
-// the one cluster and the one user in it are called "e2e".
+// Kubeconfig writes NAME.kubeconfig below Config.Dir for the user and returns its path. edit, if
+// not nil, may change it first; its only cluster and its only user are called "e2e".
 func (c *ControlPlane) Kubeconfig(name, user string, edit func(*api.Config)) (string, error) {
 	config := api.NewConfig()
 	config.Clusters["e2e"] = &api.Cluster{Server: c.URL(), CertificateAuthorityData: c.ca.pem}

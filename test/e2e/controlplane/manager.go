@@ -7,8 +7,9 @@ import (
 	"path/filepath"
 )
 
-// StartControllerManager starts a kube-controller-manager with the controllers that a DaemonSet's pods need: those that make and remove them,
-// and those that give them a ServiceAccount and the certificate of the API server. Close ends it.
+// StartControllerManager starts a kube-controller-manager with the controllers for a DaemonSet's
+// pods: those that create and delete them, and those that give them a ServiceAccount and the
+// certificate of the API server. Close ends it.
 func (c *ControlPlane) StartControllerManager(program string) error {
 	kubeconfig, err := c.Kubeconfig("controller-manager", AdminUser, nil)
 	if err != nil {

@@ -28,8 +28,8 @@ func Service(name string, port int32) *corev1.Service {
 	}
 }
 
-// Slice is the only slice of a Service: ready endpoints with the TCP port "p". All addresses are of one family. nodeName may
-// be nil; it says on which node an address is.
+// Slice is the only slice of a Service: ready endpoints with the TCP port "p". All addresses are of
+// one family. nodeName may be nil; it returns the node of an address.
 func Slice(service string, port int32, nodeName func(netip.Addr) string, addrs ...netip.Addr) *discoveryv1.EndpointSlice {
 	name, tcp, ready := "p", corev1.ProtocolTCP, true
 	slice := &discoveryv1.EndpointSlice{
@@ -68,8 +68,8 @@ func Node(name string, addr netip.Addr, podCIDRs ...string) *corev1.Node {
 	}
 }
 
-// LoadAddr is the endpoint number j (from 0) of the load service number i (from 0) when each has n: addresses in
-// 100.64.0.0/10, none twice below 4,194,304.
+// LoadAddr is the endpoint number j (from 0) of the load service number i (from 0) when each has n:
+// addresses in 100.64.0.0/10, distinct up to 4,194,304.
 func LoadAddr(i, j, n int) netip.Addr {
 	var addr [4]byte
 	binary.BigEndian.PutUint32(addr[:], 100<<24|64<<16|uint32(i*n+j)&(1<<22-1))
@@ -116,7 +116,7 @@ func (c *ControlPlane) Create(ctx context.Context, service *corev1.Service, slic
 	return nil
 }
 
-// Update replaces a slice whatever its stored version is.
+// Update replaces a slice, whatever its stored version.
 func (c *ControlPlane) Update(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
 	slice = slice.DeepCopy()
 	slice.ResourceVersion = ""
@@ -126,7 +126,8 @@ func (c *ControlPlane) Update(ctx context.Context, slice *discoveryv1.EndpointSl
 	return nil
 }
 
-// DeleteAll deletes every service and slice of namespace default but those of the API server itself.
+// DeleteAll deletes every service and slice of namespace default except those of the API server
+// itself.
 func (c *ControlPlane) DeleteAll(ctx context.Context) error {
 	services, err := c.Client.CoreV1().Services("default").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -152,7 +153,7 @@ func (c *ControlPlane) DeleteAll(ctx context.Context) error {
 	return nil
 }
 
-// PutNode creates a Node, or leaves the one of that name as it is.
+// PutNode creates a Node, or leaves an existing one of that name unchanged.
 func (c *ControlPlane) PutNode(ctx context.Context, node *corev1.Node) error {
 	_, err := c.Client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -176,7 +177,8 @@ func (c *ControlPlane) SetNodeAddress(name string, addr netip.Addr) error {
 	return nil
 }
 
-// Each calls f for 0 … n-1 from several goroutines, stops at the first error, and says every 2 s how far it is.
+// Each calls f for 0 … n-1 from several goroutines, stops at the first error, and reports its
+// progress every 2 s.
 func (c *ControlPlane) Each(ctx context.Context, what string, n int, f func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

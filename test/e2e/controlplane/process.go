@@ -17,7 +17,7 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// Process is a running child. It dies with the test process, whatever ends that one.
+// Process is a running child. It dies with the test process, however that ends.
 type Process struct {
 	name string
 	cmd  *exec.Cmd
@@ -34,7 +34,7 @@ func StartProcess(name, namespace string, cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	if err := launch(func() error { return enter(namespace, cmd.Start) }); err != nil {
 		if cmd.Process != nil {
-			// The one thread that forks would fork in the wrong namespace from here on.
+			// The only thread that forks would fork in the wrong namespace from here on.
 			panic(fmt.Sprintf("leave network namespace %s: %v", namespace, err))
 		}
 		return nil, fmt.Errorf("start %s: %w", name, err)
@@ -92,8 +92,8 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// launches feeds the one thread that forks. The kernel sends the parent-death signal when the *thread* that forked ends, so
-// that thread must live as long as the process.
+// launches feeds the only thread that forks. The kernel sends the parent-death signal when the
+// *thread* that forked ends, so that thread must live as long as the process.
 var launches = sync.OnceValue(func() chan func() {
 	work := make(chan func())
 	go func() {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// CPUTime is the processor time that the process has used since its start, user and system, to 10
-// ms: its own, and that of the programs that it has run and that have ended.
+// CPUTime is the processor time of the process since its start, user and system, to 10 ms: its own,
+// and that of its children that have ended.
 func (p *Process) CPUTime() (time.Duration, error) {
 	tasks := fmt.Sprintf("/proc/%d/stat", p.Pid())
 	content, err := os.ReadFile(tasks)
@@ -33,7 +33,7 @@ func (p *Process) CPUTime() (time.Duration, error) {
 // clockTicks is USER_HZ, which is 100 on every architecture that Linux still has but two.
 const clockTicks = 100
 
-// PeakMemory is the largest resident size that the process has had, in bytes.
+// PeakMemory is the largest resident size of the process so far, in bytes.
 func (p *Process) PeakMemory() (int64, error) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid()))
 	if err != nil {

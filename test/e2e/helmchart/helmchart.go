@@ -1,4 +1,4 @@
-// Package helmchart renders charts/kube-proxy as `helm template` does, by Helm's own library.
+// Package helmchart renders charts/kube-proxy as `helm template` does, with Helm's own library.
 package helmchart
 
 import (
@@ -24,7 +24,7 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// Release is what a chart is installed as.
+// Release has the parameters of an installation.
 type Release struct {
 	Name, Namespace string
 	// Kubernetes is the version of the cluster, as "v1.36.3"; "" is Helm's own.
@@ -48,7 +48,7 @@ var load = sync.OnceValues(func() (*chart.Chart, error) {
 	return loader.Load(folder)
 })
 
-// Load returns the chart, which nobody may change.
+// Load returns the chart, which callers must not change.
 func Load() (*chart.Chart, error) { return load() }
 
 // Parse reads the YAML of a values file.

@@ -24,13 +24,14 @@ var (
 // BenchmarkAPIServer measures the real binary, or the one that KUBE_PROXY names, with a real API server that holds many
 // services. One operation is
 //
-//	start    the start of the process on an empty kernel, until the last of 20 services spread among the load answers
-//	restart  the same with the rules of the process before in the kernel, until a change made between is in force
+//	start    the start of the process on an empty kernel, until the last of 20 services among the load answers
+//	restart  the same with the rules of the previous process, until a change made in between is in force
 //	change   an update of an EndpointSlice, until a connection reaches the new endpoint
 //	new      a new EndpointSlice and its Service, until that answers
 //	connect  a connection from a pod through each of the 20 services
 //
-// Times begin just before the write to the API server; write-p50-ms is how much of them its answer took.
+// Times begin just before the write to the API server; write-p50-ms is the part that its response
+// took.
 func BenchmarkAPIServer(b *testing.B) { benchmarkSizes(b, Config{}) }
 
 // BenchmarkStandIn is the same with an API server that is not a real one, and answers at once.

@@ -1,6 +1,7 @@
-// Package measure takes times that need an API server: from a write there until a connection reaches the changed endpoint, until a
-// new Service answers, and from the start of the process until the last Service answers, with the processor time and memory of the
-// proxy. `make bench` runs its benchmarks.
+// Package measure measures times that need an API server: from a write there until a connection
+// reaches the changed endpoint, until a new Service answers, and from the start of the process
+// until the last Service answers, with the processor time and memory of the proxy. `make bench`
+// runs its benchmarks.
 package measure
 
 import (
@@ -10,7 +11,7 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// Config says what to measure.
+// Config configures a measurement.
 type Config struct {
 	Mode      testbed.Mode // nftables if zero
 	Peer      string       // an upstream kube-proxy to measure instead of ours

@@ -19,14 +19,15 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// probes is how many of the services have pods that answer; they are spread evenly among the load. The time of a start is that
-// of the last of them.
+// probes is the number of services with pods that answer; they are spread evenly among the load.
+// The time of a start is that of the last of them.
 const probes = 20
 
-// patience is how long to wait for one answer; a start with 100,000 services needs its time, and that of a peer too.
+// patience is the limit of the wait for one answer; a start with 100,000 services takes its time,
+// as does a peer's.
 const patience = 20 * time.Minute
 
-// slow is what deserves a line of its own.
+// slow is the time from which a change gets a log line.
 const slow = 100 * time.Millisecond
 
 // Session is a test bed with the load in it, and at most one kube-proxy.
@@ -38,10 +39,10 @@ type Session struct {
 	probes  []netip.AddrPort
 	changed int // how many Changes
 	created int // how many Creates
-	placed  int // how many services the stand-in has
+	placed  int // number of services in the stand-in
 }
 
-// Open starts a test bed with Config.Services services. It leaves nothing behind on error.
+// Open starts a test bed with Config.Services services. On error it leaves nothing running.
 func Open(ctx context.Context, config Config) (*Session, error) {
 	if config.Services < 1 || config.Endpoints < 1 {
 		return nil, fmt.Errorf("measure: %d services, %d endpoints: each must be at least 1", config.Services, config.Endpoints)
@@ -227,7 +228,7 @@ func (s *Session) Clean(ctx context.Context) error {
 	return s.bed.CleanNode(ctx)
 }
 
-// stopProxy lets the proxy end in order, which takes a write in hand of 100,000 services some time.
+// stopProxy ends the proxy in order; its current write of 100,000 services takes some time.
 func (s *Session) stopProxy() error {
 	if err := s.proxy.Stop(time.Minute); err != nil {
 		return fmt.Errorf("%w; the end of its log:\n%s", err, s.proxy.LogTail(10))
@@ -239,8 +240,8 @@ func (s *Session) stopProxy() error {
 	return nil
 }
 
-// Start starts a proxy, which must not run, on a kernel without rules, see Clean, and returns how long it took until the last
-// probe was answered.
+// Start starts a proxy, which must not run, on a kernel without rules, see Clean, and returns the
+// time until the last probe was answered.
 func (s *Session) Start(ctx context.Context) (took time.Duration, err error) {
 	begin := time.Now()
 	if s.proxy, err = s.startProxy(); err != nil {
@@ -273,8 +274,8 @@ func (s *Session) Restart(ctx context.Context) (took time.Duration, err error) {
 	return time.Since(begin), err
 }
 
-// Timing is one change: when it began, how long its write to the API server took, and the write and the way to the kernel
-// together, until a connection reached the endpoint.
+// Timing is one change: its start, the time of its write to the API server, and the total time
+// until a connection reached the endpoint.
 type Timing struct {
 	What        string
 	Begin       time.Time
@@ -301,8 +302,8 @@ func (s *Session) Change(ctx context.Context) (t Timing, err error) {
 	return t, err
 }
 
-// OwnShares returns how long the proxy itself took for its last changes of the service that Change updates: from the event
-// of the API server until the kernel had taken the write. It needs a stand-in.
+// OwnShares returns the proxy's own time for its last changes of the service that Change updates:
+// from the event of the API server until the kernel had accepted the write. It needs a stand-in.
 func (s *Session) OwnShares(ctx context.Context) ([]time.Duration, error) {
 	out, err := s.bed.Command(ctx, netlab.Node1, s.proxy.Binary, "events", "default/"+probeName(probes/2), "-o", "json",
 		"--admin-socket", s.adminSocket())
@@ -369,12 +370,13 @@ func (s *Session) Create(ctx context.Context) (t Timing, err error) {
 	return t, err
 }
 
-// setUps are how long it takes to set up a connection from a pod through a service: the fastest and the slowest of those that are
-// spread among the load. In a list of rules they are the first and the last of some thousands.
+// setUps are the times to set up a connection from a pod through a service: the fastest and the
+// slowest of those spread among the load. In a list of rules they are the first and the last of
+// some thousands.
 type setUps struct{ first, last time.Duration }
 
-// ConnectTimes connects rounds times through each of the probes. What it takes through one of them is the value below which a
-// tenth of its connections were set up: other work on the machine can only make them slower.
+// ConnectTimes connects rounds times through each of the probes. The value for a probe is the 10th
+// percentile of its connection times: other work on the machine can only make them slower.
 func (s *Session) ConnectTimes(ctx context.Context, rounds int) (u setUps, err error) {
 	took, err := s.bed.ConnectTimes(ctx, "pod3", s.probes, rounds)
 	if err != nil {
@@ -406,7 +408,7 @@ func (s *Session) await(ctx context.Context, addr netip.AddrPort, pod string) er
 // CPUTime is the processor time that the proxy has used since its start, to 10 ms.
 func (s *Session) CPUTime() (time.Duration, error) { return s.proxy.CPUTime() }
 
-// PeakMemory is the largest resident size that the proxy has had, in bytes.
+// PeakMemory is the largest resident size of the proxy so far, in bytes.
 func (s *Session) PeakMemory() (int64, error) { return s.proxy.PeakMemory() }
 
 func probeName(i int) string { return fmt.Sprintf("probe-%02d", i) }

@@ -24,9 +24,9 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// standIn is an API server that holds its objects as the bytes to send. It exists because a real one takes the better part of an
-// hour to be given 100,000 services. It can do streaming lists in protobuf, and it forgets nothing but history: a client that
-// comes back must list again.
+// standIn is an API server that holds its objects as serialized bytes. It exists because filling a
+// real one with 100,000 services takes the better part of an hour. It supports streaming lists in
+// protobuf, and drops only history: a client that reconnects must list again.
 type standIn struct {
 	info     runtime.SerializerInfo
 	listener net.Listener
@@ -86,7 +86,7 @@ func newStandIn(lab *netlab.Lab) (*standIn, error) {
 
 func (s *standIn) close() error { return s.server.Close() }
 
-// kubeconfig writes one for the stand-in into a folder.
+// kubeconfig writes a kubeconfig for the stand-in into a folder.
 func (s *standIn) kubeconfig(dir string) (string, error) {
 	file := filepath.Join(dir, "stand-in.kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -168,7 +168,7 @@ func (s *standIn) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// leave ends a stream, whose last events nobody takes.
+// leave ends a stream; its last events are not read.
 func (s *standIn) leave(r *standInResource, stream chan frame) {
 	done := make(chan struct{})
 	go func() {

@@ -20,7 +20,7 @@ import (
 	utilexec "k8s.io/utils/exec"
 )
 
-// Run runs a command in a container. An error that says an exit code is an [ExitCode].
+// Run runs a command in a container. An error with an exit code is an [ExitCode].
 type Run func(ctx context.Context, command []string, stdin io.Reader, stdout, stderr io.Writer) error
 
 // ExitCode is the end of a command with a code other than 0.
@@ -37,8 +37,8 @@ type Kubelet struct {
 	Running, Most atomic.Int64
 }
 
-// Serve answers the API server at a listener until that is closed. No API server checks the
-// certificate unless it is told to.
+// Serve answers the API server at a listener until that is closed. API servers do not check the
+// certificate by default.
 func (k *Kubelet) Serve(l net.Listener) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -68,7 +68,8 @@ func (k *Kubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		options, time.Minute, time.Minute, protocols)
 }
 
-// protocols are those of a kubelet: the API server speaks the newer one, for WebSockets, itself.
+// protocols are those of a kubelet: the API server translates the newer one, for WebSockets,
+// itself.
 var protocols = []string{
 	remotecommand.StreamProtocolV4Name, remotecommand.StreamProtocolV3Name,
 	remotecommand.StreamProtocolV2Name, remotecommand.StreamProtocolV1Name,

@@ -41,9 +41,9 @@ type clusterBed struct {
 	plugin, kubeconfig string
 }
 
-// newCluster has real proxies on node1, node2 and client, hollow nodes of which the first fails,
-// and three that do not answer: one hangs, one has no socket, one does not run. Its user has the
-// rights of docs/examples/kubectl-role.yaml and no others.
+// newCluster has real proxies on node1, node2 and client, hollow nodes with a failing first one,
+// and three that do not answer: one hangs, one has no socket, one does not run. Its user has
+// exactly the rights of docs/examples/kubectl-role.yaml.
 func newCluster(t *testing.T, hollow int) *clusterBed {
 	bed, err := testbed.New(t.Context(), testbed.Options{Logf: t.Logf})
 	must(t, err)
@@ -76,7 +76,7 @@ func newCluster(t *testing.T, hollow int) *clusterBed {
 	return c
 }
 
-// hangs is a command that never says anything.
+// hangs is a command without any output.
 func hangs(_ context.Context, _ []string, in io.Reader, _, _ io.Writer) error {
 	_, err := io.Copy(io.Discard, in)
 	return err
@@ -88,7 +88,7 @@ func noSocket(_ context.Context, _ []string, _ io.Reader, _, errOut io.Writer) e
 	return ExitCode(3)
 }
 
-// add makes a Node whose kubelet is the one in node1, and the pod of its proxy there.
+// add creates a Node with the kubelet in node1, and the pod of its proxy there.
 func (c *clusterBed) add(t *testing.T, name, flag string, runs bool, run Run) {
 	t.Helper()
 	host, _ := netlab.HostByName(netlab.Node1)
@@ -196,8 +196,8 @@ func (c *clusterBed) run(t *testing.T, args ...string) (code int, out, errOut st
 	return process.ExitCode(), stdout.String(), stderr.String()
 }
 
-// KC-01 to KC-06: by exec and with the documented rights alone, the plugin asks three real proxies
-// and 200 hollow nodes.
+// KC-01 to KC-06: by exec and with only the documented rights, the plugin queries three real
+// proxies and 200 hollow nodes.
 func TestCluster(t *testing.T) {
 	c := newCluster(t, hollowNodes)
 	service := controlplane.Service("web", 80)

@@ -22,8 +22,8 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// standIn answers as an API server does that knows no WebSockets: it lists pods, and has a Kubelet
-// run commands.
+// standIn answers like an API server without WebSockets: it lists pods, and lets a Kubelet run
+// commands.
 func standIn(t *testing.T, k *Kubelet, pods []corev1.Pod) (kubeconfig string) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		parts := strings.Split(r.URL.Path, "/") // /api/v1/namespaces/NAMESPACE/pods/NAME/exec
@@ -71,7 +71,7 @@ func podOf(name, waits string) corev1.Pod {
 	return pod
 }
 
-// hollow has so many hollow nodes, of which number 7 fails.
+// hollow has n hollow nodes; number 7 fails.
 func hollow(n int) (k *Kubelet, pods []corev1.Pod) {
 	k = &Kubelet{Pods: map[string]Run{}}
 	for i := range n {
@@ -167,8 +167,8 @@ func TestPage(t *testing.T) {
 	has(t, string(page), "shop/web", "hollow001")
 }
 
-// KC-05: where WebSockets cannot be had, commands run over SPDY; 200 nodes give one answer, the
-// failing node first.
+// KC-05: without WebSockets, commands run over SPDY; 200 nodes give one answer, the failing node
+// first.
 func TestOverSPDY(t *testing.T) {
 	k, pods := hollow(hollowNodes)
 	run := runs(t, standIn(t, k, pods))

@@ -21,7 +21,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// install renders the chart for the lab's cluster with more values and applies it in the place of what was there.
+// install renders the chart for the lab's cluster with more values and applies it in place of the
+// old objects.
 func install(t *testing.T, old []*unstructured.Unstructured, more string) []*unstructured.Unstructured {
 	t.Helper()
 	values, err := helmchart.Parse(fmt.Sprintf("apiServer: {host: %s, port: %d}\nimage: {repository: %s, pullPolicy: Never, %s", testbed.APIAddr, testbed.APIPort, image, more))
@@ -112,8 +113,8 @@ func refused(t *testing.T, field string) {
 	}
 }
 
-// On a node whose kubelet uses the legacy back end of iptables the proxy needs NET_RAW too, for that back end speaks with the kernel by
-// a raw socket. The chart gives it that in this mode, and nothing else.
+// On a node whose kubelet uses the legacy back end of iptables the proxy needs NET_RAW too, because
+// that back end uses a raw socket. The chart adds it in this mode, and nothing else.
 func TestChartOnLegacyIPTables(t *testing.T) {
 	asLeft(t, testbed.IPTablesLegacy)
 	addr := web(t)
@@ -138,15 +139,15 @@ const (
 	netRaw   = 1 << 13
 )
 
-// remove takes the objects away, with what the proxy wrote.
+// remove deletes the objects, and the proxy's rules.
 func remove(t *testing.T, objects []*unstructured.Unstructured) {
 	t.Helper()
 	apply(t, objects, nil)
 	gone(t)
 }
 
-// checkConfined fails the test unless the one kube-proxy of node1 has exactly these capabilities, can gain none, is filtered by seccomp
-// and cannot write to its root.
+// checkConfined fails the test unless the only kube-proxy of node1 has exactly these capabilities,
+// can gain none, is filtered by seccomp and cannot write to its root.
 func checkConfined(t *testing.T, capabilities uint64) {
 	t.Helper()
 	pid := proxyPid(t)
@@ -175,7 +176,7 @@ func checkConfined(t *testing.T, capabilities uint64) {
 	}
 }
 
-// proxyPid is the one process in node1's network that runs kube-proxy.
+// proxyPid returns the only process in node1's network that runs kube-proxy.
 func proxyPid(t *testing.T) int {
 	t.Helper()
 	home, err := bed.Netns(netlab.Node1)

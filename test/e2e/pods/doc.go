@@ -2,10 +2,10 @@
 //
 //	api 172.18.0.10:6443 ── kube-apiserver, etcd, kube-controller-manager
 //	        │
-//	node1 ──┴── mount and process namespace of its own
+//	node1 ──┴── a separate mount and process namespace
 //	              containerd ── runc ── pods in the network of node1
 //	              kubelet
 //
-// There are no CNI plugins: what runs here has hostNetwork, like the proxy, which has to work before there is a pod network.
-// The test stands in for the scheduler.
+// There are no CNI plugins: pods here have hostNetwork, like the proxy, which has to work before a
+// pod network exists. The test replaces the scheduler.
 package pods

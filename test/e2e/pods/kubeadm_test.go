@@ -15,7 +15,7 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// registry is the one that kubeadm is told to take its images from.
+// registry is the configured image registry of kubeadm.
 const registry = "registry.example"
 
 // kubeadmWrites is what kubeadm 1.36 installs for kube-proxy in a cluster with these pods and this API server.

@@ -17,14 +17,15 @@ import (
 
 // Node is a containerd and a kubelet in node1.
 type Node struct {
-	process *controlplane.Process // of which all others are children; they die with it
+	process *controlplane.Process // the parent of all others; they die with it
 	dir     string
 	cgroup  string // path of the pods' control groups, from the root of each hierarchy
 	logf    func(format string, args ...any)
 }
 
-// machine is the script of the first process of the node. What a kubelet sets for the whole machine is shown to it as set: it has
-// the sysctls of this machine before it, which no namespace divides. Sockets, logs and locks are the node's own.
+// machine is the script of the first process of the node. Settings that a kubelet makes for the
+// whole machine appear to be made: it has a copy of this machine's sysctls, which no namespace
+// divides. Sockets, logs and locks belong to the node.
 const machine = `
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /var/log
@@ -167,7 +168,7 @@ func (n *Node) removeGroups() error {
 			if err == nil && entry.IsDir() {
 				folders = append(folders, path)
 			}
-			return nil // what is gone needs no removing
+			return nil // a missing one needs no removal
 		})
 		if err != nil {
 			return err
@@ -181,8 +182,8 @@ func (n *Node) removeGroups() error {
 	return nil
 }
 
-// containerdConfig is that of containerd 1.6 and later. AppArmor is not in every kernel, and root of a machine that is itself a
-// container may not ask for less of oom_score_adj.
+// containerdConfig is that of containerd 1.6 and later. Not every kernel has AppArmor, and root of
+// a machine that is itself a container may not lower oom_score_adj.
 const containerdConfig = `version = 2
 root = "DIR/containerd"
 state = "/run/containerd"
@@ -198,7 +199,8 @@ state = "/run/containerd"
   restrict_oom_score_adj = true
 `
 
-// kubeletConfig is that of a kubelet which leaves the machine as it is. Control groups of version 1 will do, as this may be no new machine.
+// kubeletConfig makes a kubelet leave the machine unchanged. Control groups of version 1 are
+// accepted, because this machine may be old.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 failCgroupV1: false

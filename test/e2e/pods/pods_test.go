@@ -119,7 +119,7 @@ func schedule(ctx context.Context, logf func(string, ...any)) {
 	}
 }
 
-// nodeOf is the node for which the DaemonSet controller made the pod.
+// nodeOf returns the node for which the DaemonSet controller created the pod.
 func nodeOf(pod *corev1.Pod) string {
 	required := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	for _, term := range required.NodeSelectorTerms {
@@ -132,7 +132,8 @@ func nodeOf(pod *corev1.Pod) string {
 	return netlab.Node1
 }
 
-// apply makes the objects, or makes them what they are to be, and removes those of old that are not among them, as `helm upgrade` does.
+// apply creates or updates the objects, and removes those of old that are not among them, as `helm
+// upgrade` does.
 func apply(t *testing.T, old, objects []*unstructured.Unstructured) {
 	t.Helper()
 	config := bed.API.RESTConfig(controlplane.AdminUser)
@@ -209,7 +210,8 @@ func rolledOut(t *testing.T, name string) *corev1.Pod {
 	}
 }
 
-// currentHash is the label of pods of the DaemonSet's present template: that of its newest revision.
+// currentHash is the label of pods of the DaemonSet's current template: that of its newest
+// revision.
 func currentHash(t *testing.T, set *appsv1.DaemonSet) string {
 	t.Helper()
 	revisions, err := bed.API.Client.AppsV1().ControllerRevisions(set.Namespace).List(t.Context(), metav1.ListOptions{})
@@ -262,7 +264,7 @@ func gone(t *testing.T) {
 	}
 }
 
-// containerLogs is what the containers on node1 have written.
+// containerLogs returns the output of the containers on node1.
 func containerLogs() string {
 	var b strings.Builder
 	roots, _ := filepath.Glob(fmt.Sprintf("/proc/%d/root/var/log/pods/*/*/*.log", node.pid()))

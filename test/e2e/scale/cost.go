@@ -10,7 +10,7 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// Cost is what a number of nodes of one population cost the API server.
+// Cost is the cost of a number of nodes of one population for the API server.
 type Cost struct {
 	Nodes       int
 	Connections int64
@@ -19,7 +19,8 @@ type Cost struct {
 	ListBytes, ChangeBytes float64
 	// APIServer and Etcd are the processor time of each change, for all nodes together.
 	APIServer, Etcd time.Duration
-	// Heap is the memory of a node, in this process: its objects, and both ends of nothing else.
+	// Heap is the memory of a node, in this process: its objects, without any connection's other
+	// end.
 	Heap int64
 }
 
@@ -61,8 +62,8 @@ func (h *Harness) Costs(ctx context.Context, p *Population, changes int, rate ti
 	return c, nil
 }
 
-// quiet waits until the lists of all resources have arrived, of which the marker is in one, and
-// returns the bytes so far.
+// quiet waits until the lists of all resources, one with the marker, have arrived, and returns the
+// bytes so far.
 func (p *Population) quiet(ctx context.Context) (read int64, err error) {
 	for was := int64(-1); was != read && err == nil; err = sleep(ctx, 500*time.Millisecond) {
 		was, read = read, p.meter.read.Load()

@@ -47,7 +47,7 @@ func Fit(x, y []float64) (Line, error) {
 // student95 is the factor of a 95 % interval by degrees of freedom, from 1 on.
 var student95 = []float64{12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31}
 
-// At returns y at x, and half the width of the interval in which a new measurement falls with a
+// At returns y at x, and half the width of the interval that contains a new measurement with a
 // probability of 95 %, if the line is the right model.
 func (l Line) At(x float64) (y, plusMinus float64) {
 	factor := student95[min(l.points-2, len(student95))-1]

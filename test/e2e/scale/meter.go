@@ -14,8 +14,8 @@ import (
 // dialFunc connects to the API server.
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// meter counts what the nodes of one population send to the API server. Its methods are safe for
-// concurrent use.
+// meter counts the requests of the nodes of one population. Its methods are safe for concurrent
+// use.
 type meter struct {
 	dial dialFunc
 

@@ -119,8 +119,8 @@ const (
 // resync is the default of upstream's configSyncPeriod.
 const resync = 15 * time.Minute
 
-// informing runs client-go's shared informers on what upstream's kube-proxy follows: Services and
-// EndpointSlices by its label selectors, its own Node, and ServiceCIDRs.
+// informing runs client-go's shared informers on the resources that upstream's kube-proxy watches:
+// Services and EndpointSlices by its label selectors, its own Node, and ServiceCIDRs.
 func informing(ctx context.Context, name string, a access, l *link, saw func(string)) error {
 	config := rest.CopyConfig(a.config)
 	config.Dial, config.WrapTransport, config.UserAgent = l.dial, l.meter.wrap, "hollow/informers"

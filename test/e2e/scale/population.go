@@ -78,7 +78,7 @@ type Population struct {
 // The clients of populations: this product, and client-go's informers on what upstream follows.
 var Clients = []Client{{"ours", ours}, {"upstream's informers", informing}}
 
-// Client is what a node runs.
+// Client is the program of a node.
 type Client struct {
 	Name string
 	run  client
@@ -130,8 +130,8 @@ func (p *Population) Await(ctx context.Context, addr string) error {
 	}
 }
 
-// since returns how long after start the nodes saw the marker, in order, without those that have
-// not.
+// since returns the times after start at which the nodes received the marker, in order, without
+// those that have not.
 func (p *Population) since(addr string, start time.Time) (took []time.Duration) {
 	for _, n := range p.nodes {
 		if s := n.sign.Load(); s != nil && s.addr == addr {
@@ -142,7 +142,7 @@ func (p *Population) since(addr string, start time.Time) (took []time.Duration) 
 	return took
 }
 
-// heap is what this process uses, after a collection.
+// heap returns the memory in use by this process, after a collection.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// Real measures one real proxy in node1, by what its interface receives, headers of all layers
-// included: the check on what hollow nodes say. Heap is its largest resident size.
+// Real measures one real proxy in node1, by the bytes that its interface receives, headers of all
+// layers included: it checks the values of hollow nodes. Heap is its largest resident size.
 func (h *Harness) Real(ctx context.Context, changes int, rate time.Duration) (c Cost, err error) {
 	c.Nodes, c.Connections = 1, 1
 	before, err := h.received(ctx)

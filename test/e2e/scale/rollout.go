@@ -29,14 +29,14 @@ type Rollout struct {
 	Rest      time.Duration // between two connections of a node
 }
 
-// Rolled is what the nodes saw of it.
+// Rolled is the rollout as the nodes saw it.
 type Rolled struct {
 	Nodes, Connections int
 	// Lost are the connections that were refused, reset or not answered.
 	Lost []error
 	// First is the time from a pod's readiness, when its slice is written, until a node's kernel
-	// can send a packet to it, and Last from its end until it no longer does, of each pod on each
-	// node, in order.
+	// can send a packet to it; Last is the time from its end until the kernel no longer does. Both
+	// have each pod on each node, in order.
 	First, Last []time.Duration
 	// Late is the longest time after a pod's end at which a connection still reached it.
 	Late time.Duration
@@ -53,7 +53,7 @@ const (
 	perStep  = 10
 )
 
-// pods are the endpoints of the deployment, all of which the lab's sink has.
+// pods are the endpoints of the deployment; the lab's sink has all of them.
 type pods struct {
 	mu    sync.Mutex
 	ready map[netip.Addr]time.Time
@@ -130,10 +130,10 @@ func Roll(ctx context.Context, bed *testbed.Bed, r Rollout) (result Rolled, err 
 	return result, nil
 }
 
-// answer is what a living pod says, in the words of a responder of the lab.
+// answer is a living pod's answer, in the format of a responder of the lab.
 const answer = "deployment"
 
-// listen has the sink own all addresses of the deployment, and answer as long as a pod lives.
+// listen gives the sink all addresses of the deployment; it answers as long as a pod lives.
 func (p *pods) listen(ctx context.Context, bed *testbed.Bed) (net.Listener, error) {
 	sink, _ := netlab.HostByName(netlab.Sink)
 	for _, c := range [][]string{
@@ -257,8 +257,8 @@ func (p *pods) replace(ctx context.Context, bed *testbed.Bed, d *deployment, r R
 	return bury(true)
 }
 
-// turn marks a step's old pods of a slice as terminating and adds as many ready ones, and returns
-// the old ones.
+// turn marks a step's old pods of a slice as terminating, adds as many ready ones, and returns the
+// old ones.
 func (p *pods) turn(slice *discoveryv1.EndpointSlice, step, endpoints int) (old []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -303,7 +303,7 @@ func use(ctx context.Context, bed *testbed.Bed, host string, to netip.AddrPort, 
 	return connections, lost
 }
 
-// view is what the kernel of a node says of its rules.
+// view is the state of a node's rules in the kernel.
 type view struct {
 	host    string
 	process *controlplane.Process

@@ -8,9 +8,9 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// SV-68: five hollow nodes of each kind follow one API server, which is killed and comes back: ours ask it
-// no more often than client-go's informers do, and connect no more often. `make scale` does the
-// same with more nodes and failures.
+// SV-68: five hollow nodes of each kind watch one API server, which is killed and restarted: ours
+// send and connect no more often than client-go's informers do. `make scale` does the same with
+// more nodes and failures.
 func TestRestartStorm(t *testing.T) {
 	bed := newBed(t)
 	h, err := New(t.Context(), bed, t.Logf)

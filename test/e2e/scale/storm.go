@@ -21,7 +21,7 @@ var Storms = []Storm{
 	{"restart", restart}, {"etcd", etcdAway}, {"partition", partition}, {"update", update}, {"boot", boot},
 }
 
-// Gust is what one population did in a storm.
+// Gust is the activity of one population in a storm.
 type Gust struct {
 	Population string
 	Nodes      int
@@ -40,7 +40,7 @@ type Gust struct {
 // Requests are all of the storm.
 func (g Gust) Requests() int { return g.During + g.After }
 
-// Run has a storm pass over running populations, which must be in step before, and counts until the
+// Run runs a storm with running populations, which must be in step before, and counts until the
 // window after it has passed and all nodes are in step again.
 func (h *Harness) Run(ctx context.Context, s Storm, outage, window time.Duration, all []*Population) ([]Gust, error) {
 	for _, p := range all {
@@ -81,7 +81,7 @@ func (h *Harness) Run(ctx context.Context, s Storm, outage, window time.Duration
 	return gusts, nil
 }
 
-// gust counts what a population did until a window after the API server was back.
+// gust counts the requests of a population until a window after the API server was back.
 func (p *Population) gust(back, window time.Duration) Gust {
 	at, kinds := p.meter.snapshot()
 	g := Gust{Population: p.Name, Nodes: len(p.nodes), Kinds: kinds, Dials: p.meter.dials.Load()}
@@ -112,7 +112,7 @@ func (g Gust) String() string {
 }
 
 // restart kills the API server and starts it again after the outage. Its new watch cache begins
-// later than what the nodes know, so it answers each watch with 410 Gone.
+// later than the nodes' versions, so it answers each watch with 410 Gone.
 func restart(ctx context.Context, h *Harness, outage time.Duration, _ []*Population) error {
 	if err := h.Bed.API.KillAPIServer(); err != nil {
 		return err

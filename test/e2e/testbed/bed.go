@@ -6,7 +6,8 @@
 //	          └── api   172.18.0.10  kube-apiserver (its certificate is valid for this address)
 //	                    172.18.0.11  the same server by an address that its certificate does not name
 //
-// Every pod answers on TCP port 8080 with its name and where it sees the client, and then echoes, so that a connection tells which endpoint it reached.
+// Every pod answers on TCP port 8080 with its name and the client's address, and then echoes, so
+// that a connection identifies its endpoint.
 package testbed
 
 import (
@@ -42,7 +43,8 @@ const APIPort = 6443
 type Bed struct {
 	Lab *netlab.Lab
 	API *controlplane.ControlPlane
-	// Mode is what StartProxy starts the proxy in, and what the methods that look at rules look at.
+	// Mode is the mode in which StartProxy starts the proxy, and the mode of the methods that
+	// inspect rules.
 	Mode Mode
 	Dir  string // the proxy, certificates, kubeconfigs, logs and data, in a memory file system
 
@@ -57,16 +59,17 @@ type Bed struct {
 // Options of a test bed; the zero value is a good one.
 type Options struct {
 	Mode     Mode                             // NFTables if zero
-	Binary   string                           // kube-proxy to run instead of the one that is built or that KUBE_PROXY names
+	Binary   string                           // kube-proxy to run instead of the built one or that in KUBE_PROXY
 	Args     []string                         // more arguments for each StartProxy
 	Etcd     string                           // program to run instead of the etcd that is built
 	Snapshot string                           // as in controlplane.Config
 	Pods     bool                             // as in controlplane.Config; the API server then listens on APIPort
 	NoAPI    bool                             // start no API server: API is nil
-	Logf     func(format string, args ...any) // is told of the progress; nil for silence
+	Logf     func(format string, args ...any) // receives the progress; nil for none
 }
 
-// New builds the control plane if it is not built, and starts everything but the proxy. On error nothing is left.
+// New builds the control plane if it is not built, and starts everything except the proxy. On error
+// nothing is left.
 func New(ctx context.Context, options Options) (*Bed, error) {
 	if options.Logf == nil {
 		options.Logf = func(string, ...any) {}
@@ -167,7 +170,7 @@ func (b *Bed) Close() error {
 	return errors.Join(errs...)
 }
 
-// Netns is the path by which this process finds the network namespace of a host of the lab.
+// Netns returns the path of the network namespace of a host of the lab, as this process sees it.
 func (b *Bed) Netns(host string) (string, error) {
 	handle, err := b.Lab.Namespace(host)
 	if err != nil {
@@ -178,7 +181,8 @@ func (b *Bed) Netns(host string) (string, error) {
 
 func handlePath(handle netns.NsHandle) string { return fmt.Sprintf("/proc/self/fd/%d", int(handle)) }
 
-// NodeOf is the node on which the endpoint of an address runs: node1, node2, or node2 too for what the lab does not own.
+// NodeOf returns the node of the endpoint with an address: node1 or node2; node2 also for addresses
+// outside the lab.
 func NodeOf(addr netip.Addr) string {
 	if host, ok := netlab.HostByName(netlab.Owner(addr)); ok && host.Node != "" {
 		return host.Node

@@ -9,7 +9,8 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// Without a proxy the pods answer at their own addresses, the API server is reached from node1, and nobody serves services.
+// Without a proxy the pods answer at their own addresses, the API server is reachable from node1,
+// and no service answers.
 func TestBedWithoutProxy(t *testing.T) {
 	bed, err := New(t.Context(), Options{Logf: t.Logf})
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ConnectTimes connects from a host to each of the IPv4 addresses in turn, as often as rounds says, and returns how long the
-// connect system call took, by address. A connection is reset at once, so that ports do not run out.
+// ConnectTimes connects from a host to each of the IPv4 addresses in turn, rounds times, and
+// returns the durations of the connect system call, by address. A connection is reset at once, so
+// that ports do not run out.
 func (b *Bed) ConnectTimes(ctx context.Context, host string, to []netip.AddrPort, rounds int) ([][]time.Duration, error) {
 	took := make([][]time.Duration, len(to))
 	err := b.Lab.Do(host, func() error {

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Answer is what a server said.
+// Answer is the response of a server.
 type Answer struct {
 	Code   int
 	Header http.Header
 	Body   string
 }
 
-// Get asks a server over HTTP, from a host, on a connection of its own, for up to 3 s.
+// Get sends an HTTP request to a server, from a host, on a new connection, for up to 3 s.
 func (b *Bed) Get(ctx context.Context, host string, server netip.AddrPort, path string) (*Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()

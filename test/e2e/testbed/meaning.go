@@ -11,10 +11,11 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// Meaning prints what the proxy's sets and maps say, a line for each element, sorted, with set ids replaced by the backends
-// behind them. Two states with equal meaning serve the same, though ids and the order of backends may differ, as they do
-// between a proxy that saw every change and one that starts on the result. In iptables mode, where names are made from what they
-// stand for, the rules are their own meaning.
+// Meaning prints the contents of the proxy's sets and maps, a line for each element, sorted, with
+// set ids replaced by their backends. Two states with equal meaning serve the same, though ids and
+// the order of backends may differ, for example between a proxy that saw every change and one that
+// starts with the result. In iptables mode, where names are derived from their contents, the rules
+// are their own meaning.
 func (b *Bed) Meaning(ctx context.Context) (string, error) {
 	if b.Mode.Name == IPTables.Name {
 		return b.iptablesRules(ctx)
@@ -104,7 +105,8 @@ const (
 // setIDMaps have set ids as data.
 var setIDMaps = []string{"cluster-sets", "nodeport-cluster-sets", "local-sets", "nodeport-local-sets"}
 
-// unseen sets are not compared: they follow from others, are filled by packets, say what was, or may keep what is no longer used.
+// unseen sets are not compared: they follow from others, are filled by packets, describe the past,
+// or may keep unused entries.
 var unseen = []string{backendsMap, shapesMap, "members", "affinity", "reserved", "filter-classes", "nat-classes", "cluster-shapes", "local-shapes"}
 
 func meaning(table string, sets map[string][]element) (lines []string) {

@@ -53,8 +53,9 @@ func (b *Bed) programs() []string {
 	return []string{"iptables-" + b.Mode.Backend, "ip6tables-" + b.Mode.Backend}
 }
 
-// iptablesRules prints the chains of Kubernetes in the back end of iptables, those of built-in chains that lead to them
-// included, without counters, chain by chain in the order of their names. Rules keep their order.
+// iptablesRules prints the chains of Kubernetes in the back end of iptables, including the rules of
+// built-in chains that jump to them, without counters, chain by chain in the order of their names.
+// Rules keep their order.
 func (b *Bed) iptablesRules(ctx context.Context) (string, error) {
 	var all []string
 	for _, program := range b.programs() {
@@ -124,9 +125,10 @@ func (b *Bed) cleanIPTables(ctx context.Context) error {
 	return nil
 }
 
-// Leftovers lists what the proxy has in node1's kernel in other modes than the one given: "nftables" for its tables there,
-// "iptables" for its chains in either back end. The hint of the kubelet is not the proxy's, and KUBE-FIREWALL is shared with it: the
-// proxy's rule there protects 127.0.0.1 for as long as route_localnet is set (DP-10).
+// Leftovers lists the proxy's objects in node1's kernel of other modes than the given one:
+// "nftables" for its tables there, "iptables" for its chains in either back end. The hint of the
+// kubelet is not the proxy's, and KUBE-FIREWALL is shared with it: the proxy's rule there protects
+// 127.0.0.1 for as long as route_localnet is set (DP-10).
 func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 	var left []string
 	switch mode {
@@ -158,7 +160,8 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 	return left, nil
 }
 
-// FlushRules takes the rules out of the proxy's chains, as another program might that believes to be alone.
+// FlushRules removes the rules from the proxy's chains, as another program might that assumes to be
+// alone.
 func (b *Bed) FlushRules(ctx context.Context) error {
 	if b.Mode == NFTables {
 		for _, table := range tables {

@@ -44,8 +44,8 @@ func (b *Bed) StartProxy(args ...string) (*Proxy, error) {
 	return b.StartProxyWith(b.kubeconfig, args...)
 }
 
-// minSyncPeriod is what a change waits for another in iptables mode, in tests. The default, a second as upstream's, would be
-// most of what a test waits for.
+// minSyncPeriod is the wait of a change for others in iptables mode, in tests. The default, a
+// second like upstream's, would be most of a test's time.
 const minSyncPeriod = 10 * time.Millisecond
 
 // StartProxyWith starts kube-proxy in node1 with another kubeconfig and more arguments.
@@ -53,7 +53,7 @@ func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) 
 	return b.startProxy(kubeconfig, b.Mode.Name, args...)
 }
 
-// StartProxyAsked is StartProxy, but asks for another mode than that of the bed, "" for a blank one.
+// StartProxyAsked is StartProxy with another mode than that of the bed, "" for a blank one.
 func (b *Bed) StartProxyAsked(mode string, args ...string) (*Proxy, error) {
 	return b.startProxy(b.kubeconfig, mode, args...)
 }
@@ -63,7 +63,7 @@ func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error
 		return nil, err
 	}
 	var pace []string
-	if mode != "nftables" { // whose default is 0, and which would take that of iptables for its own (CF-62)
+	if mode != "nftables" { // its default is 0, and otherwise it would use that of iptables (CF-62)
 		pace = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
 	}
 	return b.StartProxyExactly(slices.Concat([]string{
@@ -80,14 +80,15 @@ func (b *Bed) StartProxyExactly(args ...string) (*Proxy, error) {
 	return b.StartProxyBy(nil, args...)
 }
 
-// showConntrackMax starts a program that finds the content of a file in a sysctl that the machine has once and a namespace cannot set:
-// what the machine has depends on its memory, and what a proxy asks for on the CPUs.
+// showConntrackMax starts a program that sees the content of a file in a sysctl that the machine
+// has once and a namespace cannot set: the machine's value depends on its memory, and the requested
+// one on the CPUs.
 const showConntrackMax = `sysctl=/proc/sys/net/netfilter/nf_conntrack_max
 [ -e $sysctl ] || conntrack -C >/dev/null # loads nf_conntrack
 mount -o bind,ro "$0" $sysctl && exec "$@"`
 
-// StartProxyBy is StartProxyExactly by another program, such as one that takes rights away: its arguments end with those of
-// kube-proxy, the path first.
+// StartProxyBy is StartProxyExactly by another program, such as one that drops rights: its
+// arguments end with those of kube-proxy, the path first.
 func (b *Bed) StartProxyBy(by []string, args ...string) (*Proxy, error) {
 	return b.startOn(netlab.Node1, by, args)
 }
@@ -130,7 +131,7 @@ func (b *Bed) startOn(host string, by, args []string) (*Proxy, error) {
 	return p, nil
 }
 
-// Log is what the proxy has written to its standard output and error so far.
+// Log returns the proxy's output and errors so far.
 func (p *Proxy) Log() string {
 	content, err := os.ReadFile(p.log)
 	if err != nil {
@@ -139,7 +140,7 @@ func (p *Proxy) Log() string {
 	return string(content)
 }
 
-// LogTail is the last n lines of Log, without those that tell the flags.
+// LogTail returns the last n lines of Log, without those that list the flags.
 func (p *Proxy) LogTail(n int) string {
 	lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
 	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, `] "FLAG: `) })

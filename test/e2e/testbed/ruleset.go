@@ -59,7 +59,7 @@ func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 	return all.String(), nil
 }
 
-// CleanNode removes all rules, whatever mode they are of, and every tracked connection from node1.
+// CleanNode removes all rules, of any mode, and every tracked connection from node1.
 func (b *Bed) CleanNode(ctx context.Context) error {
 	if _, err := b.Command(ctx, netlab.Node1, "nft", "flush", "ruleset"); err != nil {
 		return err
@@ -71,8 +71,8 @@ func (b *Bed) CleanNode(ctx context.Context) error {
 	return err
 }
 
-// Monitor records what is added to and deleted from the rules of node1. The kernel tells of none that the legacy back end of
-// iptables writes.
+// Monitor records additions to and deletions from the rules of node1. The kernel does not report
+// those of the legacy back end of iptables.
 type Monitor struct {
 	process *controlplane.Process
 	read    chan struct{} // closed at the end of the output
@@ -103,7 +103,7 @@ func (b *Bed) WatchRules(ctx context.Context) (*Monitor, error) {
 	return m, m.waitListening(ctx, b)
 }
 
-// waitListening makes changes of its own until the monitor reports one.
+// waitListening makes changes until the monitor reports one.
 func (m *Monitor) waitListening(ctx context.Context, b *Bed) error {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
 		for _, verb := range []string{"add", "delete"} {

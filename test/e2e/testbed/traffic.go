@@ -20,18 +20,19 @@ func (b *Bed) Dial(ctx context.Context, host, network, address string) (conn net
 	return conn, err
 }
 
-// Ask connects from a host to a pod or a Service within a time, and returns who answered.
+// Ask connects from a host to a pod or a Service within a time, and returns the name of the server.
 func (b *Bed) Ask(host string, to netip.AddrPort, limit time.Duration) (string, error) {
 	reply, err := b.Lab.Dial(host, netlab.TCP, to, netlab.DialOptions{Timeout: limit})
 	return reply.Server, err
 }
 
-// Await asks until who answers is one of want, and returns how long that took, to a few milliseconds while that is short.
+// Await connects until the server is one of want, and returns the time that took, to a few
+// milliseconds while that is short.
 func (b *Bed) Await(ctx context.Context, host string, to netip.AddrPort, limit time.Duration, want ...string) (time.Duration, error) {
 	start := time.Now()
 	for {
-		// Nobody may answer at all at first. So each question is a short one, but the longer it takes the more likely it is that
-		// the machine is slow.
+		// No server may answer at first. So each attempt is short, but the longer the wait, the
+		// more likely it is that the machine is slow.
 		waited := time.Since(start)
 		name, err := b.Ask(host, to, min(5*time.Millisecond+waited/4, 500*time.Millisecond))
 		if err == nil {

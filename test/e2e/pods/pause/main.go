@@ -1,4 +1,4 @@
-// Pause is the first process of each pod: it holds the pod's namespaces until it is asked to end.
+// Pause is the first process of each pod: it holds the pod's namespaces until a signal ends it.
 package main
 
 import (
