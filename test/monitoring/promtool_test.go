@@ -67,7 +67,7 @@ func healthy() []string {
 	return []string{
 		series("up", "1x200"), series("process_start_time_seconds", "5x200"), series("process_start_time_seconds", "5x50 3005x150", "instance", "n2"),
 		series(lastOf, "0+60x200", "ip_family", "IPv4"), series(queuedOf, "0+60x200", "ip_family", "IPv4"),
-		series(lastOf, "7x200", "ip_family", "IPv6"), series(queuedOf, "6x200", "ip_family", "IPv6"), // no change for hours
+		series(lastOf, "7x200", "ip_family", "IPv6"), series(queuedOf, "6x200", "ip_family", "IPv6"), // no change
 		series("kubeproxy_source_connected", "1x30 0x5 1x165"),
 		series("kubeproxy_network_programming_duration_seconds_bucket", "0+60x200", "ip_family", "IPv4", "le", "1"),
 		series("kubeproxy_network_programming_duration_seconds_bucket", "0+60x200", "ip_family", "IPv4", "le", "+Inf"),

@@ -357,7 +357,7 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 	if n, err := l.samples(`kubeproxy_rows_failing{instance!="172.18.0.3:10249"} > 0`); err != nil || n != 0 {
 		l.t.Errorf("rows fail on other nodes too: %d, %v", n, err)
 	}
-	for _, address := range []string{"10.96.0.10:80", "10.96.0.40:80"} { // others are served, and so is that of the same Service
+	for _, address := range []string{"10.96.0.10:80", "10.96.0.40:80"} { // others are served
 		if _, err := l.Dial("pod4", netlab.TCP, netip.MustParseAddrPort(address), netlab.DialOptions{Timeout: patience}); err != nil {
 			l.t.Errorf("%s: %v", address, err)
 		}

@@ -11,7 +11,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// BreakTable returns a Config.Break that takes a rule, an element, or all of a chain or map out of the tables of that name, by nft.
+// BreakTable returns a Config.Break that removes a rule, an element, or the contents of a chain or
+// map from the tables of that name, with nft.
 func BreakTable(table string) func(lb.Family, *rand.Rand) (string, error) {
 	return func(f lb.Family, rnd *rand.Rand) (string, error) {
 		family := "ip"
@@ -64,8 +65,8 @@ func BreakTable(table string) func(lb.Family, *rand.Rand) (string, error) {
 	}
 }
 
-// BreakChains returns a Config.Break that takes one rule out of the chains that iptables has, by the programs iptables-save and
-// iptables-restore that program names for a family.
+// BreakChains returns a Config.Break that removes one rule from iptables chains, with the programs
+// iptables-save and iptables-restore whose prefix program returns for a family.
 func BreakChains(program func(lb.Family) string) func(lb.Family, *rand.Rand) (string, error) {
 	return func(f lb.Family, rnd *rand.Rand) (string, error) {
 		saved, err := exec.Command(program(f) + "-save").Output()

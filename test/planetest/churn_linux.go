@@ -19,11 +19,12 @@ import (
 // churnTime is how long endpoints flap under traffic.
 const churnTime = 2 * time.Second
 
-// churnStory has a Service that always has an endpoint, one that nothing happens to, and one that comes and goes.
+// churnStory has a Service that always has an endpoint, one without changes, and one that is added
+// and deleted repeatedly.
 func churnStory() string {
 	web := func(n int) string {
-		// Not pod3, which sends: a pod that meets itself in the instant in which it leaves the Service may be
-		// sent to itself after the node has forgotten to masquerade that.
+		// Not pod3, which sends: a pod that is its own backend at the moment when it leaves the
+		// Service may get its packet after the node has stopped masquerading it.
 		pods := []string{"pod1", "pod2", "node2", "pod4", "pod5"}[:n]
 		return churnSlices("web", pods)
 	}
@@ -61,8 +62,8 @@ func churnSlices(name string, pods []string) string {
 	return slice("shop", name, name+"-v4", false, ports, eps4) + slice("shop", name, name+"-v6", true, ports, eps6)
 }
 
-// churn flaps endpoints while connections are made: none may fail, none may be cut. Planes without transactions
-// must not let a packet meet a hole.
+// churn flaps endpoints while connections are made: none may fail or be closed. Planes without
+// transactions must never leave a packet without a rule.
 func (s *suite) churn(t *testing.T) {
 	told, failures, err := s.tryChurn()
 	if err != nil {
@@ -74,7 +75,7 @@ func (s *suite) churn(t *testing.T) {
 	t.Log(strings.Join(told, "; "))
 }
 
-// tryChurn is churn in both families at once; told says how much was done.
+// tryChurn is churn in both families at once; told describes the amount of work.
 func (s *suite) tryChurn() (told, failures []string, err error) {
 	sc, err := scenario.Parse("churn.txtar", []byte(churnStory()), labYAML)
 	if err != nil {

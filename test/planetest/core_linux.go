@@ -10,9 +10,10 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// Core proves that the scenarios of [Config.Core] are enough for another kernel: whatever form of rule, of match or of
-// set any scenario has the plane write, in either family, one of them has it write too. forms returns the forms that
-// the plane writes for one table: its text without addresses, ports, numbers and names.
+// Core proves that the scenarios of [Config.Core] are enough for another kernel: every form of
+// rule, match or set that the plane writes for any scenario, in either family, it also writes for
+// one of them. forms returns the forms that the plane writes for one table: its text without
+// addresses, ports, numbers and names.
 func Core(t *testing.T, cfg Config, forms func(lb.Family, *lb.Table) ([]string, error)) {
 	all := append(load(t, cfg.Dir), generated(t)...)
 	core, _, err := cfg.core(all)
@@ -34,7 +35,8 @@ func Core(t *testing.T, cfg Config, forms func(lb.Family, *lb.Table) ([]string, 
 	}
 }
 
-// missingForms counts the forms of all scenarios, and names those that no scenario of the core has.
+// missingForms counts the forms of all scenarios, and returns those that no scenario of the core
+// has.
 func missingForms(all, core []*scenario.Scenario, f lb.Family, forms func(lb.Family, *lb.Table) ([]string, error)) (n int, missing []string, _ error) {
 	found := map[string][]string{} // by form: the scenarios that have it
 	for _, sc := range all {
@@ -51,7 +53,7 @@ func missingForms(all, core []*scenario.Scenario, f lb.Family, forms func(lb.Fam
 	return len(found), missing, nil
 }
 
-// core returns the scenarios that Config.Core names, and the names of the others.
+// core returns the scenarios in Config.Core, and the names of the others.
 func (c Config) core(all []*scenario.Scenario) (core []*scenario.Scenario, others []string, err error) {
 	for _, sc := range all {
 		if slices.Contains(c.Core, sc.Name) {

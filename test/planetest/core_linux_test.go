@@ -9,7 +9,8 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// A form that no scenario of the core has is told, with the scenarios that have it; so is a name that is no scenario's.
+// A form that no scenario of the core has is reported, with its scenarios; so is a name without a
+// scenario.
 func TestMissingForms(t *testing.T) {
 	var all []*scenario.Scenario
 	for name, text := range map[string]string{"longest": longestNames(), "many": manyServices()} {

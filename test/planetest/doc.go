@@ -5,10 +5,10 @@
 //		planetest.Run(t, planetest.Config{Mode: "nftables", New: newPlane})
 //	}
 //
-// Each scenario creates the plane in the namespace of node1, over the kernel state of the scenario
-// before. The first state comes through Reset, each step through Apply of its changes alone. A failure
-// prints the story, the ids of the behaviours, the packet, the expected and the actual outcome, and the
-// row of the table that should have decided.
+// Each scenario creates the plane in the namespace of node1, over the kernel state of the previous
+// scenario. Reset writes the first state, and Apply the changes of each step. A failure prints the
+// story, the ids of the behaviours, the packet, the expected and the actual outcome, and the row of
+// the table that should have decided.
 //
 // [Transitions] walks at random between the states of all scenarios through Apply alone, and expects
 // the state of a fresh plane.
@@ -26,9 +26,9 @@
 // Environment variables:
 //   - PLANETEST_RECORD=COMMIT writes the results to testdata/results, from which [Page] makes
 //     docs/conformance.md.
-//   - PLANETEST_CORE=1 runs the scenarios of Config.Core alone. [Core] proves that they suffice for
+//   - PLANETEST_CORE=1 runs only the scenarios of Config.Core. [Core] proves that they suffice for
 //     another kernel.
-//   - PLANETEST_VM=1 says that the kernel is emulated. Run then queries the plane about few packets of a
-//     state, unless PLANETEST_COMPLETE=1 asks for a complete run.
+//   - PLANETEST_VM=1 means that the kernel is emulated. Run then queries the plane about few packets of a
+//     state, unless PLANETEST_COMPLETE=1 requests a complete run.
 //   - PLANETEST_DUMP=1 adds the plane's whole state to a failure.
 package planetest

@@ -19,7 +19,7 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// Ports are those that every host of the lab answers on, in every protocol.
+// Ports are the ports on which every host of the lab answers, in every protocol.
 var Ports = []uint16{8080, 8081, 8082}
 
 // field is a lab with responders on every host. One scenario uses it at a time.
@@ -27,7 +27,7 @@ type field struct {
 	opts netlab.Options
 	lab  *netlab.Lab
 	held []netip.Prefix // extra addresses of node1 at present
-	// leads: node1 has host ports at present.
+	// leads: node1 has host ports now.
 	leads bool
 	// noSCTP: this kernel has no SCTP sockets.
 	noSCTP bool
@@ -91,8 +91,8 @@ func newField(opts netlab.Options) (*field, error) {
 	return f, nil
 }
 
-// partPorts has the kernel of node1 give others, such as a proxy that connects to backends, no port that a client is to have ([field.nextPort]) and
-// none of NodePorts.
+// partPorts limits the ephemeral ports of node1, for example of a proxy that connects to backends, to
+// ones that are neither reserved for clients ([field.nextPort]) nor NodePorts.
 func (f *field) partPorts() error {
 	return f.lab.LocalPorts(netlab.Node1, 10000, 29999)
 }
@@ -180,7 +180,7 @@ func (f *field) prepare(s scenario.Settings) error {
 	})
 }
 
-// lead makes node1 translate these ports, and no others, in a table that is not the plane's.
+// lead makes node1 translate these ports, and no others, in a table separate from the plane's.
 func (f *field) lead(ports []scenario.HostPort) error {
 	if len(ports) == 0 && !f.leads {
 		return nil
@@ -252,7 +252,8 @@ func holdRange(h *netlink.Handle, ipnet *net.IPNet, add bool) error {
 	return h.RouteDel(route)
 }
 
-// waitLocal waits until the kernel takes the address for its own: of IPv6 it does so a moment after the request.
+// waitLocal waits until the address is local in the kernel: for IPv6 that is a moment after the
+// request.
 func waitLocal(h *netlink.Handle, ip net.IP) error {
 	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(time.Millisecond) {
 		routes, err := h.RouteGet(ip)
@@ -265,7 +266,7 @@ func waitLocal(h *netlink.Handle, ip net.IP) error {
 	}
 }
 
-// owner names the host that has the address, "" if none.
+// owner returns the name of the host with the address, "" without one.
 func (f *field) owner(a netip.Addr) string {
 	for _, p := range f.held {
 		if p.Contains(a) {

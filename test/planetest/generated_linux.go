@@ -131,7 +131,7 @@ func longestNames() string {
 		fmt.Sprintf("client -> nodeport(%s/%s):%s : pod1, pod4 from node1\n", ns, name, port)
 }
 
-// manyServices has as many Services as a small cluster, each with its own endpoint counts.
+// manyServices has as many Services as a small cluster, with different numbers of endpoints.
 func manyServices() string {
 	var b strings.Builder
 	b.WriteString("Three hundred Services, of which every third changes and every seventh goes.\n\nRows: SV-12\n\n-- cluster.yaml --\n")

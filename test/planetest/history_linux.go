@@ -19,20 +19,22 @@ import (
 // historySteps is how many steps History takes in each family.
 const historySteps = 36
 
-// History walks at random through the life of a node. After every step it sends packets to all Services,
-// not only to those that the step changed. In a step, one to three of these happen: a Service changes,
-// comes or goes; a new plane replaces the plane; the plane is Reset; another program damages its rules
-// ([Config.Drift]); another proxy takes its place and is replaced ([Config.TakeOver]).
+// History walks at random through the life of a node. After every step it sends packets to all
+// Services, not only to those that the step changed. In a step, one to three of these happen: a
+// Service is changed, added or deleted; a new plane replaces the plane; the plane is Reset; another
+// program damages its rules ([Config.Drift]); another proxy takes its place and is replaced
+// ([Config.TakeOver]).
 //
-// Every packet must have the outcome that trace reads from the table: a pod of its Service answers, which
-// the port of the answer identifies. A client with a live affinity must meet the same backend as long as
-// that exists, except after damage. A packet for no Service must reach its destination unchanged.
+// Every packet must have the outcome that trace reads from the table: a pod of its Service answers,
+// which the port of the answer identifies. A client with a live affinity must reach the same
+// backend as long as that exists, except after damage. A packet for no Service must reach its
+// destination unchanged.
 //
 // A round is one batch of sockets. Each client connects to each Service in half of the rounds: affinities
 // that rest while backends come and go are the most fragile ones.
 //
-// With [Config.Break] History also breaks single rules or elements. Trace and Differences must then name
-// each packet that meets something else.
+// With [Config.Break] History also breaks single rules or elements. Trace and Differences must then
+// report each packet with another outcome.
 func History(t *testing.T, cfg Config) {
 	needRoot(t)
 	for _, f := range families {
@@ -89,7 +91,7 @@ func (h *history) told() string {
 		h.steps, h.changes, h.restarts, h.resets, h.drifts, h.takeovers, h.probes, h.kept, h.broken, h.repaired, h.felt, h.named, h.found)
 }
 
-// run walks in a lab of its own.
+// run runs the history in its own lab.
 func (h *history) run() error {
 	lab, err := newField(netlab.Options{})
 	if err != nil {
@@ -117,7 +119,7 @@ func (h *history) walk() (err error) {
 			return h.failed(err)
 		}
 	}
-	// Some damage cannot be noticed, such as that of an unused chain.
+	// Some damage has no effect, such as that of an unused chain.
 	for i := 0; h.cfg.Break != nil && (h.repaired == 0 || h.found == 0) && i < moreSabotage; i++ {
 		if err := errors.Join(h.sabotage(1), h.round()); err != nil {
 			return h.failed(err)
@@ -198,7 +200,7 @@ func (h *history) changeSome() {
 	}
 }
 
-// change gives a Service a new form, and returns what that changes.
+// change gives a Service a new form, and returns the changes.
 func (h *history) change(i int) []lb.Change {
 	h.changes++
 	owner, fronts := h.reform(i)
@@ -248,7 +250,7 @@ func (h *history) restart() error {
 		}
 	}
 	p, err := h.cfg.New(h.family)
-	if err != nil { // p may be a nil of the plane's own type
+	if err != nil { // p may be a nil pointer of the plane's own type
 		return fmt.Errorf("new plane: %w", err)
 	}
 	h.plane = p
@@ -265,7 +267,8 @@ func (h *history) reset() error {
 	return nil
 }
 
-// drift damages the plane's state and has an audit repair it, or a Reset if the audit asks for one.
+// drift damages the plane's state and lets an audit repair it, or a Reset if the audit requests
+// one.
 func (h *history) drift() error {
 	h.forgetAll()
 	if err := h.cfg.Drift(h.family, h.rnd); err != nil {

@@ -15,7 +15,7 @@ import (
 	"kube-proxy/plane/nftables"
 )
 
-// misled is a plane beside whose rules somebody writes others, as if they were its own.
+// misled is a plane beside whose rules another program writes others, as if they were its own.
 type misled struct {
 	*mutant
 	script string
@@ -32,12 +32,12 @@ func (p misled) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	return res, nil
 }
 
-// beside is a script that adds a rule in front of those of the plane.
+// beside returns a script that adds a rule in front of those of the plane.
 func beside(hook, rule string, args ...any) string {
 	return fmt.Sprintf("table inet mutant { chain c { type nat hook "+hook+" priority -101; "+rule+"; }; }", args...)
 }
 
-// idle mends nothing.
+// idle repairs nothing.
 type idle struct{ misled }
 
 func (idle) Audit(context.Context, bool) (int, error) { return 0, nil }
@@ -59,7 +59,7 @@ func TestHistoryFinds(t *testing.T) {
 	}{
 		{name: "gives numbers of one Service to another after a restart", want: "which is no backend",
 			restarted: func(f lb.Family) (mutant, string) {
-				// The numbers that clients of s1 had are now those of a pod of s2.
+				// The ports of clients of s1 now belong to a pod of s2.
 				pod2, ip, s1 := hosts(f)
 				from, to := (&town{family: f}).outsider(0), (&town{family: f}).outsider(5)
 				return mutant{}, beside("prerouting", "%s saddr %s-%s %[1]s daddr %[4]s tcp dport 80 dnat %[1]s to %[5]s",

@@ -16,8 +16,8 @@ type Looker interface {
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// looker returns the plane as a Looker, if it is one. A test's wrapper of a plane has a method Looker, which
-// may return nil.
+// looker returns the plane as a Looker, if it is one. A test's wrapper of a plane has a method
+// Looker, which may return nil.
 func looker(p Plane) (Looker, bool) {
 	if w, ok := p.(interface{ Looker() Looker }); ok {
 		l := w.Looker()
@@ -43,7 +43,7 @@ func someDifferences(ctx context.Context, l Looker, want *lb.Table, most int) (f
 	return found, err
 }
 
-// Differences returns what the kernel holds otherwise than the table asks, and no more than a hundred of it.
+// Differences returns the kernel's differences from the table, a hundred at most.
 func Differences(t testing.TB, l Looker, want *lb.Table) []trace.Difference {
 	t.Helper()
 	found, err := someDifferences(t.Context(), l, want, 100)

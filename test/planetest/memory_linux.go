@@ -15,10 +15,10 @@ import (
 	"kube-proxy/test/adversary"
 )
 
-// Memory proves that the heap and the kernel's memory stay below so many bytes for each byte of API objects, whatever one
-// tenant writes (TN-91). The kernel's memory is counted: [Kernel.Bytes].
+// Memory proves that the heap and the kernel's memory stay below these factors of the size of API
+// objects, for any workload of one tenant (TN-91). [Kernel.Bytes] counts the kernel's memory.
 //
-// scale divides the workloads. fresh gives the calling goroutine an empty kernel, as of [Verbs].
+// scale divides the workloads. fresh gives the calling goroutine an empty kernel, as in [Verbs].
 func Memory(t *testing.T, scale, heapFactor, kernelFactor int, fresh func(testing.TB) Kernel) {
 	victims := adversary.Victims{Ports: []uint16{80}, Node: []netip.Addr{netip.MustParseAddr("192.0.0.1")}}
 	for _, shape := range append(adversary.Odd(scale), adversary.Hostile(1, scale, victims)...) {
@@ -39,7 +39,7 @@ func Memory(t *testing.T, scale, heapFactor, kernelFactor int, fresh func(testin
 	}
 }
 
-// footprint is what the process and the kernel keep of a workload.
+// footprint returns the memory of the process and of the kernel for a workload.
 func footprint(t *testing.T, shape adversary.Shape, k Kernel) (heap, kernel int) {
 	w := World{Family: lb.IPv4}
 	n := w.Node()
@@ -55,7 +55,7 @@ func footprint(t *testing.T, shape adversary.Shape, k Kernel) (heap, kernel int)
 	}
 	before := k.bytes(t, w.Family)
 	start := liveHeap()
-	idle := start - machine // what a plane has that serves nothing
+	idle := start - machine // memory of a plane that serves nothing
 	store, table := cluster.NewStore("node1"), &lb.Table{Family: w.Family, Node: n}
 	for _, ev := range shape.Events() {
 		store.Fold(ev)
@@ -83,7 +83,7 @@ func footprint(t *testing.T, shape adversary.Shape, k Kernel) (heap, kernel int)
 	if c, ok := p.(io.Closer); ok {
 		c.Close()
 	}
-	p = nil // but what stands for the kernel stays: a fake one has its memory in the heap
+	p = nil // but the kernel's state stays: a fake kernel has its memory in the heap
 	left := liveHeap()
 	runtime.KeepAlive(table)
 	runtime.KeepAlive(store)

@@ -10,9 +10,9 @@ import (
 // Model answers in place of a kernel that the tests do not have: it keeps the writes of planes, and predicts
 // the outcome of connections. Its results prove something about the model alone.
 type Model interface {
-	// New makes a plane that writes to the model, on top of what the one before left.
+	// New makes a plane that writes to the model, on top of the state of the previous one.
 	New() (Plane, error)
-	// Meets says what becomes of a new connection, of TCP, UDP or SCTP.
+	// Meets returns the outcome of a new connection, of TCP, UDP or SCTP.
 	Meets(Connection) Meeting
 	// Lives reports whether a connection that met with that, and was answered by that backend, goes on.
 	Lives(m Meeting, backend netip.AddrPort) bool
@@ -40,18 +40,19 @@ type Meeting struct {
 	Kept bool
 }
 
-// Modelled names one thing that a model may show otherwise than a line says, and be right ([Config.Model]).
+// Modelled names one permitted difference between a model and a line ([Config.Model]).
 type Modelled string
 
-// What may be otherwise. Each is accepted only where the model shows just that.
+// The permitted differences. Each is accepted only where the model shows exactly that.
 const (
-	// ModelledSilence: nothing refuses or drops a packet; it goes on as it came.
+	// ModelledSilence: nothing refuses or drops a packet; it continues unchanged.
 	ModelledSilence Modelled = "silence"
 	// ModelledNode: backends see the node where other modes keep the client's address.
 	ModelledNode Modelled = "node"
 	// ModelledClient: backends see the client where other modes masquerade.
 	ModelledClient Modelled = "client"
-	// ModelledAffinity: a client stays with a backend as long as the backends stay the same, and for no time of its own.
+	// ModelledAffinity: a client stays with a backend as long as the backends stay the same,
+	// without a timeout.
 	ModelledAffinity Modelled = "affinity"
 	// ModelledSplit: pods and the node are treated as who comes from outside.
 	ModelledSplit Modelled = "split"
@@ -63,13 +64,14 @@ const (
 	ModelledPorts Modelled = "ports"
 	// ModelledNodePorts: NodePorts answer on all addresses of the node, or on none.
 	ModelledNodePorts Modelled = "nodeports"
-	// ModelledInside: who comes from outside to a cluster IP meets only the backends of this node, or none.
+	// ModelledInside: a client from outside that connects to a cluster IP reaches only the backends
+	// of this node, or none.
 	ModelledInside Modelled = "inside"
 	// ModelledFlows: connections end when their load balancer goes, and not before.
 	ModelledFlows Modelled = "flows"
 )
 
-// modelledNotes are what docs/conformance.md says of each.
+// modelledNotes are the explanations in docs/conformance.md.
 var modelledNotes = map[Modelled]string{
 	ModelledSilence:   "HNS neither rejects nor drops. Such a packet goes on unchanged.",
 	ModelledNode:      "Without DSR backends see the node's address or the source VIP, not the client's.",
@@ -84,7 +86,7 @@ var modelledNotes = map[Modelled]string{
 	ModelledFlows:     "Connections are known to survive only where a load balancer changes in place.",
 }
 
-// modelled explains the columns of modes that were asked of a model.
+// modelled explains the columns of modes that were tested with a model.
 func (p *page) modelled() {
 	if !slices.ContainsFunc(p.results, func(r Results) bool { return r.Model }) {
 		return

@@ -38,7 +38,8 @@ func (s *suite) putToModel(sc *scenario.Scenario) (_ Result, failures []string, 
 	return result, failures, false, nil
 }
 
-// checkOtherwise compares where a model showed something otherwise with where it may, if all scenarios were run.
+// checkOtherwise compares the scenarios in which a model showed a difference with the permitted
+// ones, if all scenarios were run.
 func (s *suite) checkOtherwise(t *testing.T) {
 	if len(s.results.Cases) < s.all {
 		return
@@ -69,7 +70,7 @@ func (cfg *Config) in(f lb.Family, fn func(create func() (Plane, error)) error) 
 	return fn(m.New)
 }
 
-// kernel names what the results are of.
+// kernel returns the name of the tested kernel or model.
 func (cfg *Config) kernel(t *testing.T) string {
 	if cfg.Model != nil {
 		return cfg.Stands
@@ -77,7 +78,7 @@ func (cfg *Config) kernel(t *testing.T) string {
 	return kernel(t)
 }
 
-// holder names the host that has the address where there is no lab, "" if none.
+// holder returns the name of the host with the address if there is no lab, "" without one.
 func (r *run) holder(a netip.Addr) string {
 	if slices.ContainsFunc(r.sc.Settings.NodeHolds, func(p netip.Prefix) bool { return p.Contains(a) }) {
 		return netlab.Node1
@@ -85,7 +86,7 @@ func (r *run) holder(a netip.Addr) string {
 	return netlab.Owner(a)
 }
 
-// ask does with a line what line does with packets.
+// ask does for a model what line does with packets.
 func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 	switch p.Verb {
 	case scenario.KeepsWorking, scenario.IsDead, scenario.MovesTo:
@@ -121,7 +122,8 @@ func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 	return true, nil
 }
 
-// stray names a backend that the row which decides does not have, nor that of the address and port, nor the NodePort.
+// stray returns an error for a backend that is neither one of the deciding frontend, nor the
+// address and port, nor the NodePort.
 func (r *run) stray(s scenario.Shot, m Meeting) error {
 	var routes []lb.Route
 	for _, k := range []lb.Key{s.Key, {Addr: s.To.Addr(), Port: s.To.Port(), Proto: s.Proto}, {Port: s.To.Port(), Proto: s.Proto}} {
@@ -145,7 +147,8 @@ func (r *run) goesOn(p scenario.Packet, c modelled) error {
 	if lives == (p.Verb == scenario.KeepsWorking) {
 		return nil
 	}
-	// Only where the row is the same but for its backends is it known that connections go on.
+	// Only if the frontends differ in nothing but their backends, connections are known to
+	// continue.
 	now := (*lb.Frontend)(nil)
 	if c.row != nil {
 		now = r.table.Get(c.row.Key)
@@ -164,9 +167,9 @@ func balances(f *lb.Frontend) bool {
 // holds reports whether node1 has the address.
 func (r *run) holds(a netip.Addr) bool { return a.IsLoopback() || r.holder(a) == netlab.Node1 }
 
-// outcome is what a line's connections came to.
+// outcome is the result of a line's connections.
 type outcome struct {
-	hosts            map[string]uint16 // who answered, at which port
+	hosts            map[string]uint16 // the hosts that answered, and at which port
 	refused, dropped bool              // of some of the connections
 	once             bool              // the line makes one connection
 	sticky           bool              // each connection that is translated is one of a client that stays with its backend
@@ -200,14 +203,15 @@ func (r *run) arrives(o *outcome, from string, s scenario.Shot, m Meeting) {
 	}
 }
 
-// led reports whether another program of the node leads what goes to the port, which is none of the model's business.
+// led reports whether another program of the node redirects packets to the port, which is outside
+// the model.
 func (r *run) led(s scenario.Shot) bool {
 	return slices.ContainsFunc(r.sc.Settings.HostPorts, func(p scenario.HostPort) bool {
 		return p.Port == s.To.Port() && s.Proto == lb.TCP && r.holds(s.To.Addr())
 	})
 }
 
-// compare says what is otherwise than the line wants it, but for what the mode may do otherwise.
+// compare returns the differences from the line, except those that the mode permits.
 func (r *run) compare(p scenario.Packet, shots []scenario.Shot, met []Meeting, got outcome) error {
 	err := got.differs(p.Want)
 	if err == nil {
@@ -225,7 +229,7 @@ func (r *run) compare(p scenario.Packet, shots []scenario.Shot, met []Meeting, g
 	return nil
 }
 
-// differs says what is otherwise than want.
+// differs returns the differences from want.
 func (o outcome) differs(want scenario.Outcome) error {
 	hosts := strings.Join(slices.Sorted(maps.Keys(o.hosts)), ", ")
 	if want.Verdict != scenario.Answered {
@@ -310,8 +314,8 @@ func (r *run) nodePort(k lb.Key) *lb.BackendSet {
 	return nil
 }
 
-// nodePortsDiffer reports whether a NodePort answers on an address that is not asked for, or on none because the primary one
-// is not.
+// nodePortsDiffer reports whether a NodePort answers on an address that is not configured, or on
+// none because the primary one is not.
 func (r *run) nodePortsDiffer(s scenario.Shot, m Meeting) bool {
 	asked := func(a netip.Addr) bool {
 		return slices.ContainsFunc(r.table.Node.NodePorts, func(p netip.Prefix) bool { return p.Contains(a) })
@@ -322,7 +326,7 @@ func (r *run) nodePortsDiffer(s scenario.Shot, m Meeting) bool {
 	return !asked(hostAddr(netlab.Node1, r.family == lb.IPv6)) || s.To.Addr().IsLoopback()
 }
 
-// split reports whether the row treats sources otherwise than by the node's address in their place.
+// split reports whether the frontend treats the sources differently from the node's address.
 func split(row *lb.Frontend) bool {
 	last := row.Routes[len(row.Routes)-1]
 	return slices.ContainsFunc(row.Routes, func(route lb.Route) bool {
@@ -353,7 +357,8 @@ func (o outcome) includes(backends []scenario.Backend) bool {
 	return !slices.ContainsFunc(backends, func(b scenario.Backend) bool { _, ok := o.hosts[b.Host]; return !ok })
 }
 
-// compareSources says that backends see another source than the line wants, where that is not the mode's intent.
+// compareSources reports that backends see another source than in the line, unless the mode intends
+// that.
 func (r *run) compareSources(p scenario.Packet, m Meeting) error {
 	if p.Want.Verdict != scenario.Answered || m.By == "" {
 		return nil

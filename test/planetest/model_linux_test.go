@@ -12,7 +12,7 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// rows is a model that does what the rows say which a plane has written, but for one flaw.
+// rows is a model that follows the frontends written by a plane, except for one flaw.
 type rows struct {
 	family lb.Family
 	plane  *fake.Plane
@@ -92,7 +92,7 @@ func (m *rows) Meets(c Connection) Meeting {
 
 func (m *rows) Lives(Meeting, netip.AddrPort) bool { return m.flaw != forgets }
 
-// A model that does what the rows say passes, and the lines find each flaw of one that does not.
+// A model that follows the frontends passes, and the lines find each flaw of one that does not.
 func TestModelIsProven(t *testing.T) {
 	all := (&Config{Model: func(lb.Family, scenario.Settings) (Model, error) { return nil, nil }}).load(t)
 	scenarios := []string{"clusterip", "nodeport", "external-policy-local", "source-ranges", "session-affinity", "session-affinity-switch",
@@ -136,8 +136,9 @@ func TestModelIsProven(t *testing.T) {
 	}
 }
 
-// What differs by intent is an excuse only where the model shows just that: one that translates nothing, or not all, passes no scenario
-// in which somebody answers but those where that is the difference.
+// An intended difference excuses a model only where it shows exactly that: a model that translates
+// nothing, or not everything, passes no scenario with an answer, except those with exactly this
+// difference.
 func TestModelHasNoExcuse(t *testing.T) {
 	all := (&Config{Model: func(lb.Family, scenario.Settings) (Model, error) { return nil, nil }}).load(t)
 	answered := func(p scenario.Packet) bool {

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// mutant is a plane that works, but is told something else than the truth.
+// mutant is a plane that works, but receives false data.
 type mutant struct {
 	*nftables.Plane
 	row  func(lb.Frontend) *lb.Frontend // nil: the row as it is; it may return nil for no row
@@ -93,8 +93,8 @@ func without(from lb.From) func(lb.Frontend) *lb.Frontend {
 	}
 }
 
-// Each mutant must be found by the scenario that tells of what it gets wrong. If one is not, packets that would
-// go wrong would not be noticed.
+// A scenario must find each mutant by the behaviour that it breaks. Otherwise such wrong packets
+// would not be noticed.
 func TestMutantsAreFound(t *testing.T) {
 	all := load(t, "")
 	labs := &pool{}

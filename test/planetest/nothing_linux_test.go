@@ -28,8 +28,9 @@ func (nothing) Drift() <-chan struct{}                   { return nil }
 func (nothing) Audit(context.Context, bool) (int, error) { return 0, nil }
 func (nothing) Pace() int                                { return 1 }
 
-// A suite that cannot fail proves nothing: every line in which a service address is answered or refused must
-// fail on a plane that programs nothing. What is refused or dropped by the network's own nature may pass.
+// A suite that cannot fail proves nothing: every line with an answer or a refusal at a service
+// address must fail with a plane that programs nothing. Lines whose packets the network itself
+// refuses or drops may pass.
 func TestNothingFails(t *testing.T) {
 	all := load(t, "")
 	s := &suite{

@@ -8,8 +8,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Packets are packets from everywhere to each row of a table, and beside it. holds: the node has the addresses of Services, so that its own packets to
-// them have them as their source too.
+// Packets returns packets from everywhere to each frontend of a table, and to other addresses.
+// holds: the node has the addresses of Services, so that its own packets to them have them as their
+// source too.
 func (w World) Packets(table *lb.Table, holds bool) (all []trace.Packet) {
 	node := w.Addr(192, 1)
 	sources := []trace.Packet{

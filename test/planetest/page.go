@@ -41,7 +41,7 @@ type page struct {
 
 func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
 
-// when says which runs prove what.
+// when describes which runs prove what.
 func (p *page) when(release *Release) {
 	p.line("CI runs all scenarios on its own kernel, and on the others each mode's core scenarios, which have every form of rule.")
 	p.line("`make release-check` runs all scenarios on all kernels, all tests with the race detector, and all fuzz targets.")

@@ -17,7 +17,7 @@ var (
 	release = flag.String("release", "", "note that make release-check passed for this commit, on the kernels that the arguments name")
 )
 
-// One mark stands for all kernels of a mode if they agree; otherwise each kernel is named.
+// One mark represents all kernels of a mode if they agree; otherwise each kernel is named.
 func TestPageKernels(t *testing.T) {
 	is := func(v string) map[string]Result {
 		return map[string]Result{"one": {Families: map[string]string{"IPv4": v, "IPv6": v}}, "new": {Left: "too large"}}
@@ -35,9 +35,9 @@ func TestPageKernels(t *testing.T) {
 	}
 }
 
-// docs/conformance.md is what the recorded results say. To record: PLANETEST_RECORD=$(git describe --always --dirty)
-// go test -count=1 ./plane/MODE -run Conformance, also under other kernels (make generate does all); then go test
-// ./test/planetest -run TestPage -update.
+// docs/conformance.md shows the recorded results. To record: PLANETEST_RECORD=$(git describe
+// --always --dirty) go test -count=1 ./plane/MODE -run Conformance, also under other kernels (make
+// generate does all); then go test ./test/planetest -run TestPage -update.
 func TestPage(t *testing.T) {
 	dir, err := scenario.Dir()
 	if err != nil {
@@ -131,7 +131,8 @@ func TestPageCells(t *testing.T) {
 	}
 }
 
-// The page says what a mode does otherwise in which connections end at the proxy, and nothing of it where there is none.
+// The page describes the differences of a mode in which connections end at the proxy, and nothing
+// of that without such a mode.
 func TestPageProxied(t *testing.T) {
 	sc := []*scenario.Scenario{{Name: "one", Rows: []string{"SV-10"}}}
 	c := Result{Families: map[string]string{"IPv4": Passes, "IPv6": Passes}}
@@ -153,7 +154,8 @@ func TestPageProxied(t *testing.T) {
 	}
 }
 
-// A column of a model says so in its name, and the page explains what that is worth; without one it says nothing of it.
+// A column of a model has that in its name, and the page explains its value; without a model it has
+// no explanation.
 func TestPageModelled(t *testing.T) {
 	sc := []*scenario.Scenario{{Name: "one", Rows: []string{"SV-10"}}}
 	c := Result{Families: map[string]string{"IPv4": Passes, "IPv6": Passes}}
@@ -200,8 +202,8 @@ func TestCompareVersions(t *testing.T) {
 	}
 }
 
-// A run of some scenarios leaves what is known of others alone. One of all has nothing of scenarios that are gone, and keeps what
-// was seen before of those that it had to leave out.
+// A run of some scenarios does not change the results of others. A run of all removes deleted
+// scenarios, and keeps earlier results of those that it had to leave out.
 func TestMerge(t *testing.T) {
 	is := func(verdict string, seen *Seen) Result {
 		return Result{Families: map[string]string{"IPv4": verdict}, Seen: seen}

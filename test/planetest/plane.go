@@ -14,8 +14,8 @@ import (
 // Plane is what is proven. One that is an io.Closer is closed when its scenario ends.
 type Plane = engine.Plane
 
-// ResetAll has the plane hold the whole table: it resets it, and applies what that left for later in pieces, as the engine
-// does.
+// ResetAll makes the plane hold the whole table: it resets the plane, and applies the postponed
+// frontends in pieces, as the engine does.
 func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, error) {
 	res, err := p.Reset(ctx, want)
 	if err != nil {
@@ -44,7 +44,8 @@ func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, 
 	return res, nil
 }
 
-// ApplyAll has the plane apply changes until it leaves none of them for later. each, if there is one, is called after each call.
+// ApplyAll lets the plane apply changes until it postpones none. each, if given, is called after
+// each call.
 func ApplyAll(ctx context.Context, p plane.Plane, changes []lb.Change, each ...func()) error {
 	for calls := 1; ; calls++ {
 		res, err := p.Apply(ctx, changes)
@@ -64,7 +65,8 @@ func ApplyAll(ctx context.Context, p plane.Plane, changes []lb.Change, each ...f
 	}
 }
 
-// Staged is ApplyAll that returns how many calls it took. None may write more than most, of what written counts.
+// Staged is ApplyAll that returns the number of calls. None may write more than most, as counted by
+// written.
 func Staged(t testing.TB, p plane.Plane, changes []lb.Change, written func() uint64, most uint64) (calls int) {
 	t.Helper()
 	before := written()

@@ -2,16 +2,16 @@ package planetest
 
 import "slices"
 
-// Proxied names one thing that is otherwise where connections end at the plane ([Config.Proxied]).
+// Proxied names one difference of planes at which connections end ([Config.Proxied]).
 type Proxied string
 
-// What is otherwise.
+// The differences.
 const (
 	// ProxiedAddress: backends see an address of the node as the source, where other modes keep the client's.
 	ProxiedAddress Proxied = "address"
 	// ProxiedRestart: the connections of a plane end with it; sessions of UDP go on, and may meet another backend.
 	ProxiedRestart Proxied = "restart"
-	// ProxiedAffinity: which backend a client had is forgotten when the plane ends.
+	// ProxiedAffinity: affinities are lost when the plane ends.
 	ProxiedAffinity Proxied = "affinity"
 	// ProxiedReset: a connection that no backend answers is refused after it was accepted: by a reset.
 	ProxiedReset Proxied = "reset"
@@ -19,7 +19,7 @@ const (
 	ProxiedRetry Proxied = "retry"
 )
 
-// proxiedNotes are what docs/conformance.md says of each.
+// proxiedNotes are the explanations in docs/conformance.md.
 var proxiedNotes = map[Proxied]string{
 	ProxiedRestart:  "Open connections end with the proxy's process.",
 	ProxiedAffinity: "Session affinity ends with the proxy's process.",
@@ -27,7 +27,7 @@ var proxiedNotes = map[Proxied]string{
 	ProxiedRetry:    "A backend that does not answer is hidden from clients.",
 }
 
-// note adds what was otherwise, each once and in order.
+// note adds differences, each once and in order.
 func note[T ~string](to *[]T, how []T) {
 	*to = append(*to, how...)
 	slices.Sort(*to)

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// otherwise notes that a line was to show what is different where connections end at the plane.
+// otherwise records that a line had to show a difference of planes at which connections end.
 func (r *run) otherwise(how Proxied) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -25,7 +25,8 @@ func (r *run) balanced(shots []scenario.Shot) bool {
 	})
 }
 
-// asProxied is what a line says where connections end at the plane; elsewhere it is the line as it is.
+// asProxied returns the line as expected where connections end at the plane; elsewhere it returns
+// the line unchanged.
 func (r *run) asProxied(p scenario.Packet, shots []scenario.Shot) scenario.Packet {
 	if !r.s.Proxied || p.Want.Verdict != scenario.Answered || !r.balanced(shots) {
 		return p
@@ -40,7 +41,7 @@ func (r *run) asProxied(p scenario.Packet, shots []scenario.Shot) scenario.Packe
 	return p
 }
 
-// anyOf adds to the backends that a line names the others of the row.
+// anyOf adds the other backends of the frontend to those in a line.
 func (r *run) anyOf(named []scenario.Backend, k lb.Key) []scenario.Backend {
 	named = slices.Clone(named)
 	for _, route := range r.table.Get(k).Routes {
@@ -57,7 +58,7 @@ func (r *run) anyOf(named []scenario.Backend, k lb.Key) []scenario.Backend {
 	return named
 }
 
-// origin is whom a backend must see where a line says want.
+// origin returns the source that a backend must see for the line's want.
 func (r *run) origin(want scenario.Origin, a netlab.Reply, shots []scenario.Shot) scenario.Origin {
 	if !r.s.Proxied || want.Host == "" && want.Addr.IsZero() || a.Server == netlab.Sink || !r.balanced(shots) {
 		return want

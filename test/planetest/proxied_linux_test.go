@@ -22,8 +22,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// ender is a plane at which connections of TCP end: nftables leads them to a socket of the node. Flows of UDP are
-// masqueraded, which looks the same to who listens.
+// ender is a plane at which TCP connections end: nftables redirects them to a socket of the node.
+// Flows of UDP are masqueraded, which looks the same to the listener.
 type ender struct {
 	*nftables.Plane
 	ns   netns.NsHandle
@@ -35,7 +35,8 @@ type ender struct {
 	conns []net.Conn
 }
 
-// Looker is nil: the kernel leads packets to listeners of this test, and not to the backends of the table.
+// Looker returns nil: the kernel redirects packets to listeners of this test, and not to the
+// backends of the table.
 func (*ender) Looker() Looker { return nil }
 
 // listening is the socket of one backend set.
@@ -97,7 +98,7 @@ func (e *ender) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	return e.Plane.Reset(ctx, told)
 }
 
-// lead returns the row with the node's sockets in place of backends.
+// lead returns the frontend with the node's sockets in place of backends.
 func (e *ender) lead(f *lb.Frontend) (*lb.Frontend, error) {
 	if f == nil {
 		return nil, nil
@@ -181,7 +182,8 @@ func (l *listening) serve(c *net.TCPConn) {
 	c.Close()
 }
 
-// pick returns whose turn it is, whatever turns other clients take meanwhile: none that was tried, as long as there is another.
+// pick returns the next backend in turn, whatever turns other clients take meanwhile: none that was
+// tried, as long as another exists.
 func (l *listening) pick(client netip.Addr, tried []netip.AddrPort) netip.AddrPort {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -232,8 +234,8 @@ func (e *ender) Close() error {
 	return e.Plane.Close()
 }
 
-// A plane at which connections end passes, because it does what Config.Proxied says; each flaw is found, and so is a plane
-// at which they do not end.
+// A plane at which connections end passes, because it behaves as Config.Proxied describes; each
+// flaw is found, and so is a plane at which they do not end.
 func TestProxiedIsProven(t *testing.T) {
 	all := load(t, "")
 	labs := &pool{}
@@ -249,7 +251,7 @@ func TestProxiedIsProven(t *testing.T) {
 	for _, c := range []struct {
 		name, scenario string
 		new            func(lb.Family) (Plane, error)
-		found          string // what a failure has; "" for none
+		found          string // part of the failure; "" for none
 		shows          []Proxied
 	}{
 		{"addresses", "clusterip", end(""), "", []Proxied{ProxiedAddress}},
@@ -293,8 +295,8 @@ func TestProxiedIsProven(t *testing.T) {
 	}
 }
 
-// Where the kernel leads connections, the scenario of the dead endpoint proves that clients meet it: one that hides
-// it is not what the line says.
+// If the kernel redirects connections, the scenario of the dead endpoint proves that clients reach
+// it: a plane that hides it fails the line.
 func TestDeadEndpointIsMet(t *testing.T) {
 	all := load(t, "")
 	labs := &pool{}

@@ -10,9 +10,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// PutOff has rules of others, in a long chain before ours, put off each new connection of node1 to port 80 for about half a second.
-// The function that it returns waits until the next such packet is there: what changes from then on, changes while that packet has
-// the kernel's list of chains in hand, and has met none of ours.
+// PutOff makes rules of another program, in a long chain before ours, delay each new connection of
+// node1 to port 80 for about half a second. The function that it returns waits until the next such
+// packet arrives: later changes happen while that packet has the kernel's list of chains, and
+// before it reaches any of ours.
 func PutOff(t testing.TB, lab *netlab.TestLab, fam lb.Family) (next func()) {
 	t.Helper()
 	steps, rules := 40_000, 1000

@@ -16,7 +16,7 @@ import (
 const (
 	Passes = "passes"
 	Fails  = "fails"
-	// NotApplicable: the scenario says nothing for this family.
+	// NotApplicable: the scenario has nothing for this family.
 	NotApplicable = "n/a"
 	// NeedsSCTP: all of its packets are SCTP, which the kernel of this run has not.
 	NeedsSCTP = "needs SCTP"
@@ -39,12 +39,13 @@ func (s *Seen) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Results are what runs of one mode on one kernel showed: the last complete one, and later ones of some scenarios.
+// Results are the results of one mode on one kernel: the last complete run, and later runs of some
+// scenarios.
 type Results struct {
 	Mode   string            `json:"mode"`
-	Kernel string            `json:"kernel"`             // "6.12": no patch level, so that a rerun is no change; what a model stands for
+	Kernel string            `json:"kernel"`             // "6.12", without patch level; a model's name
 	Model  bool              `json:"model,omitempty"`    // no packets were sent: a model answered
-	All    *Seen             `json:"complete,omitempty"` // the last complete run, nil if there was none
+	All    *Seen             `json:"complete,omitempty"` // the last complete run, nil without one
 	Cases  map[string]Result `json:"cases"`              // by scenario
 }
 
@@ -54,11 +55,12 @@ type Result struct {
 	Families map[string]string `json:"families,omitempty"`
 	// SCTP counts the lines that this kernel could not send.
 	SCTP int `json:"sctp,omitempty"`
-	// Differs is set if the mode does otherwise by intent: which row, and why.
+	// Differs is set if the mode differs by intent: the row, and the reason.
 	Differs string `json:"differs,omitempty"`
-	// Proxied has what was otherwise, and is proven so, because connections end at the plane (Config.Proxied).
+	// Proxied has the proven differences that exist because connections end at the plane
+	// (Config.Proxied).
 	Proxied []Proxied `json:"proxied,omitempty"`
-	// Modelled has what a model showed otherwise, and may (Config.Model).
+	// Modelled has the permitted differences of a model (Config.Model).
 	Modelled []Modelled `json:"modelled,omitempty"`
 	// Left is set if the scenario was left out, though the run was complete: why (Config.TooLarge).
 	Left string `json:"left,omitempty"`
@@ -72,7 +74,7 @@ type Release struct {
 	Kernels []string `json:"kernels"`
 }
 
-// ReadRelease reads what [Release.Write] wrote; nil is none yet.
+// ReadRelease reads a file of [Release.Write]; nil without one.
 func ReadRelease(file string) (*Release, error) {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,7 +152,8 @@ func ReadResults(dir string) ([]Results, error) {
 	return all, nil
 }
 
-// merge adds to r, a run of now, what is known of scenarios that it has not run. If all is not set, it is a run of some.
+// merge adds earlier results to r, a run of now, for scenarios that it has not run. If all is not
+// set, it is a run of some.
 func (r *Results) merge(known []Results, now Seen, all bool) {
 	var before Results
 	for _, k := range known {
@@ -169,7 +172,7 @@ func (r *Results) merge(known []Results, now Seen, all bool) {
 	}
 	for name, c := range before.Cases {
 		if mine, again := r.Cases[name]; (again && mine.Left == "") || (!again && all) {
-			continue // seen anew, or a scenario that is gone
+			continue // run again, or a deleted scenario
 		}
 		if all && c.Seen == nil && c.Left == "" {
 			c.Seen = before.All

@@ -22,17 +22,17 @@ type visitor struct {
 	key     lb.Key // where affinity is an address's (Config.AffinityByAddress)
 }
 
-// meeting is the backend that a client with an affinity met last, in which set.
+// meeting is the last backend of a client with an affinity, and its set.
 type meeting struct {
 	set     lb.SetID
 	backend netip.AddrPort
 	key     lb.Key
 }
 
-// forgetAll forgets whom clients must meet again: the kernel's memory of it is gone.
+// forgetAll clears the expected affinities: the kernel has lost them.
 func (h *history) forgetAll() { clear(h.met) }
 
-// forgetGone forgets affinities that are over: the backend, the affinity or the row is gone.
+// forgetGone removes ended affinities: the backend, the affinity or the frontend no longer exists.
 func (h *history) forgetGone() {
 	for v, m := range h.met {
 		row := h.table.Get(m.key)
@@ -89,7 +89,7 @@ type call struct {
 	err error
 }
 
-// calls are those of each caller to each row.
+// calls returns those of each caller to each frontend.
 func (h *history) calls(callers []caller, patience time.Duration) (all []*call) {
 	for _, row := range h.table.Sorted() {
 		if row.Kind == lb.HealthCheck {
@@ -114,7 +114,8 @@ func (c caller) addr(six bool) netip.Addr {
 	return hostAddr(c.host, six)
 }
 
-// strangers are packets for no Service: between pods, from the node to itself, from others to both.
+// strangers returns packets for no Service: between pods, from the node to itself, from others to
+// both.
 func (h *history) strangers() (all []*call) {
 	for i, way := range [][2]string{{"pod1", "pod2"}, {"pod1", "pod4"}, {"pod3", netlab.Node1}, {netlab.Node1, netlab.Node1},
 		{netlab.Node1, "pod1"}, {netlab.Node1, "pod5"}, {netlab.Client, "pod3"}, {netlab.Client, netlab.Node1}, {netlab.Node2, "pod1"}} {
@@ -239,7 +240,7 @@ func (h *history) checkSame(c *call) error {
 	return nil
 }
 
-// learn notes an endpoint that may remember the client.
+// learn records an endpoint that may remember the client.
 func (h *history) learn(v visitor, c *call) {
 	if h.cfg.AffinityByEndpoint && !slices.Contains(h.known[v], c.met.At) {
 		h.known[v] = append(h.known[v], c.met.At)

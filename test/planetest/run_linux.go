@@ -23,7 +23,7 @@ import (
 // seconds for it.
 const patience = 30 * time.Second
 
-// Config says which plane to prove.
+// Config describes the plane to test.
 type Config struct {
 	// Mode is the proxy mode, the name of a column of docs/conformance.md.
 	Mode string
@@ -32,16 +32,17 @@ type Config struct {
 	// New makes a plane. Run calls it, and all methods of the plane, on a thread in the node's network
 	// namespace.
 	New func(f lb.Family) (Plane, error)
-	// Differs has the rows of docs/behaviour.md from which this mode differs by intent, with the reason.
-	// Run skips the scenarios that prove such a row; the page shows the reason.
+	// Differs has the intended differences of this mode, by row of docs/behaviour.md, with the
+	// reason. Run skips the scenarios that prove such a row; the page shows the reason.
 	Differs map[string]string
 	// Untouched: packets to service addresses without a row pass unchanged, unlike SV-62, SV-63 and SV-66.
 	// Lines that expect a refusal or a drop then expect an answer of the sink, which proves the difference.
 	// Run does not skip the scenarios of Differs.
 	Untouched bool
-	// Proxied: connections end at the plane, which opens others to the backends, and tries another backend if
-	// one does not answer. Lines then expect, and so prove, the differences of such a mode: see
-	// [ProxiedAddress] and its neighbours. Run does not skip the scenarios of Differs.
+	// Proxied: connections end at the plane, which opens others to the backends, and tries another
+	// backend if one does not answer. Lines then expect, and so prove, the differences of such a
+	// mode: see [ProxiedAddress] and the other constants. Run does not skip the scenarios of
+	// Differs.
 	Proxied bool
 	// Model, if not nil, makes the model that answers in place of a kernel, for one scenario and family.
 	// Run then does not call New, and needs no root. Stands names what the model represents ("HNS as assumed").
@@ -54,8 +55,8 @@ type Config struct {
 	KeepsSources bool
 	// Recreates: a change of backends replaces the translating object, and ends its connections.
 	Recreates bool
-	// AffinityByAddress: each address of a Service has an affinity of its own. Where a client's kind of
-	// source has a route of its own, a change of backends may end the affinity.
+	// AffinityByAddress: each address of a Service has its own affinity. If a client's kind of
+	// source has its own route, a change of backends may end the affinity.
 	AffinityByAddress bool
 	// AffinityByEndpoint: each endpoint of a service port remembers its clients, for all sets that have it. A
 	// client that two sets sent to two endpoints may meet either once a set has both.
@@ -63,8 +64,8 @@ type Config struct {
 	// Holds: the node has the service addresses. Lines then expect, and so prove, that it answers pings and
 	// refuses packets to their ports without a row. Run does not skip the scenarios of Differs.
 	Holds bool
-	// Sockets: the plane serves the sockets of node1 and its pods, which are in a cgroup of the lab's own. Endpoints may see these
-	// clients' own addresses where lines expect the node's.
+	// Sockets: the plane serves the sockets of node1 and its pods, which are in a separate cgroup.
+	// Endpoints may see these clients' own addresses where lines expect the node's.
 	Sockets bool
 	// Forget, if not nil, deletes connections of the scenario before that conntrack does not have. Run calls
 	// it in the node's namespace.
@@ -86,7 +87,7 @@ type Config struct {
 	// Drift, if not nil, damages the kernel state of a family's plane, as a program with the same rights could.
 	// [History] calls it, and Break and TakeOver, in the node's namespace.
 	Drift func(lb.Family, *rand.Rand) error
-	// Break, if not nil, breaks one small part of that state, and says which.
+	// Break, if not nil, breaks one small part of that state, and returns a description.
 	Break func(lb.Family, *rand.Rand) (what string, err error)
 	// TakeOver, if not nil, leaves the kernel state of another proxy that took the plane's place.
 	TakeOver func(lb.Family) error
@@ -107,8 +108,8 @@ type suite struct {
 	inquired inquired
 }
 
-// Run proves the plane with every scenario, with generated ones that are too large for a file, and with
-// connections while endpoints flap. It needs root.
+// Run tests the plane with every scenario, with generated ones that are too large for a file, and
+// with connections while endpoints flap. It needs root.
 func Run(t *testing.T, cfg Config) {
 	all := cfg.load(t)
 	if cfg.Dir == "" {
@@ -287,29 +288,29 @@ type run struct {
 	sc     *scenario.Scenario
 	lab    *field
 	family lb.Family
-	// ports are those at which hosts listen; nil means Ports.
+	// ports are the listening ports of hosts; nil means Ports.
 	ports []uint16
-	// inquiry has what the packets of the present state met.
+	// inquiry has the outcomes of the packets of the current state.
 	inquiry inquiry
-	// compared: the plane was asked for differences in a state before.
+	// compared: Differences was called in an earlier state.
 	compared bool
 	replay   *scenario.Replay
 	plane    Plane
-	flows    cleaner // none where a model stands for the kernel
+	flows    cleaner // none if a model replaces the kernel
 	table    *lb.Table
 	state    string
 	conns    map[string]*netlab.Conn
 	begun    map[string]chan attempt
-	// stretch is what the scenario's affinities, and its waits, are multiplied by.
+	// stretch multiplies the scenario's affinities and waits.
 	stretch int
 	// restarted: another plane has taken the place of the first.
 	restarted bool
 
 	mu       sync.Mutex
-	proxied  []Proxied            // what was otherwise because connections end at the plane
+	proxied  []Proxied            // differences because connections end at the plane
 	model    Model                // nil: there is a lab
 	asked    map[string]modelled  // connections of the model that stay open
-	modelled []Modelled           // what the model showed otherwise
+	modelled []Modelled           // differences of the model
 	affine   map[client]time.Time // when each client with an affinity connected last
 	lapsed   bool                 // something failed after an affinity may have been over
 	failures []string
@@ -377,7 +378,7 @@ func (r *run) onNode(f func() error) error {
 	return r.lab.lab.Do(netlab.Node1, f)
 }
 
-// start makes the plane, on top of what the scenario before has left, and empties it.
+// start makes the plane, on top of the state of the previous scenario, and empties it.
 func (r *run) start() error {
 	if err := r.renew(); err != nil {
 		return err
@@ -388,7 +389,7 @@ func (r *run) start() error {
 	return nil
 }
 
-// renew makes a new plane in place of the one there is, which leaves its rules in force.
+// renew replaces the plane by a new one; the old one leaves its rules in force.
 func (r *run) renew() error {
 	if r.plane != nil {
 		if err := shut(r.plane); err != nil {
@@ -404,7 +405,7 @@ func (r *run) renew() error {
 		create = r.model.New
 	}
 	p, err := create()
-	if err != nil { // p may be a nil of the plane's own type
+	if err != nil { // p may be a nil pointer of the plane's own type
 		return fmt.Errorf("new plane: %w", err)
 	}
 	r.plane = p
@@ -470,7 +471,7 @@ func (r *run) end() {
 
 // packets runs the lines of a section: all at once, but for what "then" and "wait" part.
 func (r *run) packets(lines []scenario.Packet) {
-	if r.model != nil { // which knows no time, and answers at once
+	if r.model != nil { // it has no time, and answers at once
 		for _, p := range lines {
 			r.line(p)
 		}
@@ -499,7 +500,7 @@ func (r *run) packets(lines []scenario.Packet) {
 	flush()
 }
 
-// heading begins a failure: where we are, and what the story is.
+// heading begins a failure: the place, and the story.
 func (r *run) heading() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %s", r.sc.Name, r.family)
@@ -514,7 +515,7 @@ func (r *run) heading() string {
 	return b.String()
 }
 
-// dumpText returns the plane's state, if PLANETEST_DUMP asks for it.
+// dumpText returns the plane's state, if PLANETEST_DUMP is set.
 func (r *run) dumpText() string {
 	if os.Getenv("PLANETEST_DUMP") == "" {
 		return ""

@@ -15,15 +15,15 @@ import (
 // sabotageEvery is after how many steps a History breaks something.
 const sabotageEvery = 6
 
-// moreSabotage is how often it breaks something at the end while nothing was noticed.
+// moreSabotage is the number of further faults at the end if none was noticed.
 const moreSabotage = 20
 
-// sabotage breaks one thing in the kernel ([Config.Break], or [Config.Drift] each third time), sends packets
-// to all Services, and has the plane repair it.
+// sabotage breaks one thing in the kernel ([Config.Break], or [Config.Drift] each third time),
+// sends packets to all Services, and lets the plane repair it.
 //
-// Trace must name each packet that meets something other than the table says. Differences, or trace of
-// some packet, must name everything that an audit repairs. Audits must repair all of it. One may ask for a
-// Reset only after Drift, which may remove the whole table.
+// Trace must report each packet whose outcome differs from the table. Differences, or trace of some
+// packet, must report everything that an audit repairs. Audits must repair all of it. One may
+// request a Reset only after Drift, which may remove the whole table.
 func (h *history) sabotage(i int) error {
 	look, ok := looker(h.plane)
 	if !ok {
@@ -66,8 +66,8 @@ func (h *history) sabotage(i int) error {
 	return nil
 }
 
-// repair calls audits until nothing differs, and Reset if an audit asks for it and may. It reports whether
-// anything was repaired. An audit looks at a part, so many may be needed.
+// repair calls audits until nothing differs, and Reset if an audit requests it and may. It reports
+// whether anything was repaired. An audit checks only a part, so many may be needed.
 func (h *history) repair(look Looker, mayReset bool) (repaired bool, err error) {
 	err = h.onNode(func() error {
 		var left []trace.Difference
@@ -93,10 +93,10 @@ func (h *history) repair(look Looker, mayReset bool) (repaired bool, err error) 
 	return repaired, err
 }
 
-// ask sends a packet to each row from each kind of client, and queries trace and the plane about it. It
-// returns the number of packets that they name as differing from the table. A packet that differs and is
-// not named is an error. For a client that meets itself a difference suffices, because the kernel has no
-// state of its own for such a client.
+// ask sends a packet to each frontend from each kind of client, and queries trace and the plane
+// about it. It returns the number of packets that they report as differing from the table. A packet
+// that differs and is not reported is an error. For a client that is its own backend any difference
+// suffices, because the kernel has no separate state for such a client.
 func (h *history) ask(look Looker, differs bool) (named int, err error) {
 	callers := h.callers()[:5] // three pods, the node, and one from outside
 	calls := h.calls(callers, 500*time.Millisecond)
@@ -135,8 +135,8 @@ func (h *history) ask(look Looker, differs bool) (named int, err error) {
 	return named, h.again(look, calls)
 }
 
-// again sends packets once more with a long timeout, because a busy machine answers late. A packet that
-// still meets something else is an error.
+// again sends packets once more with a long timeout, because a busy machine answers late. A packet
+// that still has another outcome is an error.
 func (h *history) again(look Looker, unnamed []*call) error {
 	for _, c := range unnamed {
 		c.patience = 5 * time.Second
@@ -159,7 +159,7 @@ func (h *history) again(look Looker, unnamed []*call) error {
 	})
 }
 
-// townPorts are those at which the hosts of a town listen.
+// townPorts returns the listening ports of the hosts of a town.
 func townPorts() []uint16 {
 	ports := slices.Clone(Ports)
 	for i := range townServices {

@@ -63,7 +63,7 @@ type volley struct {
 	r     *run
 	p     scenario.Packet
 	shots []scenario.Shot
-	// seen counts the answers by host; ports has the ports at which each was reached.
+	// seen counts the answers by host; ports has the ports of each.
 	seen map[string]int
 	n    int  // connections so far
 	late bool // the last of them came when the client's affinity may have been over
@@ -85,11 +85,11 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	} else if r.s.Untouched && p.Want.Verdict != scenario.Answered && r.strange(shots) {
 		switch proto := shots[0].Proto; {
 		case proto == 0 || proto == lb.SCTP:
-			// A ping that passes the node says nothing about it. The sink refuses SCTP like the node would,
-			// because SCTP sockets take no packets to addresses of other hosts.
+			// A ping that passes the node proves nothing about it. The sink refuses SCTP like the
+			// node would, because SCTP sockets take no packets to addresses of other hosts.
 			return false, nil
 		case proto == lb.UDP && r.family == lb.IPv6:
-			p.Want = scenario.Outcome{Verdict: scenario.Dropped} // the sink answers from an address of its own
+			p.Want = scenario.Outcome{Verdict: scenario.Dropped} // the sink answers from its own address
 		default:
 			p.Want = scenario.Outcome{Backends: []scenario.Backend{{Host: netlab.Sink, From: scenario.Origin{Host: scenario.Same}}}}
 		}
@@ -202,10 +202,10 @@ func (v *volley) mixed() error {
 	return fmt.Errorf("%d of %d connections met the endpoint that does not answer, and not all others answered", failed, v.n)
 }
 
-// evenly makes fifty connections for each backend and, unless their shares are plainly equal ones, a hundred. In the
-// end the share of a fair choice is further off than it may be, by six times its standard deviation, less than once in
-// a hundred million runs. A choice that gives a backend two fifths of its due passes the first round, by more than
-// three times the standard deviation, about once in two thousand.
+// evenly makes fifty connections for each backend and, unless their shares are clearly equal, a
+// hundred. A fair choice fails the final test, by six times its standard deviation, less than once
+// in a hundred million runs. A choice that gives a backend two fifths of its share passes the first
+// round, by more than three times the standard deviation, about once in two thousand.
 func (v *volley) evenly() error {
 	var unfair error
 	for _, round := range []struct{ share, off int }{{50, 15}, {100, 60}} {
@@ -296,7 +296,7 @@ func (v *volley) shoot(shot scenario.Shot, timeout time.Duration) (c *netlab.Con
 	return c, err
 }
 
-// check compares an answer with what the line wants.
+// check compares an answer with the line.
 func (v *volley) check(c *netlab.Conn) error {
 	a := c.First()
 	v.seen[a.Server]++

@@ -44,8 +44,8 @@ func affine(t *testing.T) *scenario.Scenario {
 	return sc
 }
 
-// A machine on which the affinity is over before the client comes again is no failure of the plane; a plane that
-// keeps none is, however slow the machine.
+// An affinity that expires before the client connects again, on a slow machine, is no failure of
+// the plane; a plane without affinity is one, however slow the machine.
 func TestSlowMachine(t *testing.T) {
 	load(t, "") // skips without root
 	labs := &pool{}

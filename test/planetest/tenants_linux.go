@@ -21,11 +21,13 @@ import (
 	"kube-proxy/trace"
 )
 
-// Tenants proves that adding any objects of one namespace leaves the kernel's state at keys of other namespaces as it was (TN-01): random
-// tenants come one after the other, each in a namespace of its own, and go again. Each time the kernel must do with packets to
-// the keys of others what it did before, and must list the same lines about them. walks is the number of worlds in each family.
+// Tenants proves that adding any objects of one namespace does not change the kernel's state at
+// keys of other namespaces (TN-01): random tenants are added one after the other, each in its own
+// namespace, and removed. Each time packets to the keys of others must have the same outcome as
+// before, and the kernel must list the same lines about them. walks is the number of worlds in each
+// family.
 //
-// fresh gives the calling goroutine an empty kernel, as of [Verbs].
+// fresh gives the calling goroutine an empty kernel, as in [Verbs].
 func Tenants(t *testing.T, walks int, fresh func(testing.TB) Kernel) {
 	seed := seedtest.Of(t)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -77,7 +79,7 @@ type neighbours struct {
 	created  int64
 	tenants  int
 	seed     maphash.Seed
-	known    map[question]string // what the kernel was last seen to do
+	known    map[question]string // the last known behaviour of the kernel
 	problems []string
 }
 
@@ -109,7 +111,7 @@ func (n *neighbours) newPlane(want *lb.Table) Plane {
 	return p
 }
 
-// honest has addresses of each kind, which tenants know.
+// honest has addresses of each kind, which are known to tenants.
 func (n *neighbours) honest(i int) []cluster.Event {
 	name := cluster.Name{Namespace: fmt.Sprint("honest", i), Name: "web"}
 	s := &cluster.Service{
@@ -171,7 +173,7 @@ func latest(all []lb.Change) []lb.Change {
 	return slices.SortedFunc(maps.Values(last), func(a, b lb.Change) int { return a.Key.Compare(b.Key) })
 }
 
-// acts has one namespace write objects, and compares the state of all others.
+// acts lets one namespace write objects, and compares the state of all others.
 func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	n.Helper()
 	before, lines, rows := n.held(namespace), n.lines(n.plane), n.rows()
@@ -203,7 +205,7 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 		}
 	}
 	if does == "goes" {
-		return // its own lines go
+		return // its own lines are removed
 	}
 	lost := missing(lines, n.lines(n.plane))
 	maps.DeleteFunc(lost, func(l string, _ int) bool {
@@ -234,7 +236,8 @@ func missing(was, is map[string]int) map[string]int {
 	return out
 }
 
-// allowed are the lines that a kernel with those rows loses with the taken ones alone (SV-24).
+// allowed returns the lines that a kernel with those frontends loses because of the taken ones
+// alone (SV-24).
 func (n *neighbours) allowed(rows map[lb.Key]*lb.Frontend, taken []lb.Change) (lines map[string]int) {
 	n.Run("allowed", func(t *testing.T) {
 		alone := *n
@@ -252,13 +255,14 @@ func (n *neighbours) allowed(rows map[lb.Key]*lb.Frontend, taken []lb.Change) (l
 	return lines
 }
 
-// nodePort finds what a kernel with an entry for each address has for a NodePort at the node's own.
+// nodePort matches the entries for a NodePort at the node's own addresses, in a kernel with an
+// entry for each address.
 func (n *neighbours) nodePort(k lb.Key) *regexp.Regexp {
 	return regexp.MustCompile(fmt.Sprintf(`\b%s\]?(,%s)?:%d\b`, regexp.QuoteMeta(n.victims.Node[0].String()), k.Proto, k.Port))
 }
 
-// frees reports, of a namespace that is about to go, whether it had an address that a key of others needs: as a Service's where the key has
-// an endpoint, or as an endpoint where the key is.
+// frees reports whether a namespace to be removed had an address that a key of others needs: as a
+// Service's where the key has an endpoint, or as an endpoint where the key is.
 func (n *neighbours) frees(namespace string) func(lb.Key) bool {
 	services, endpoints := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for f := range n.table.All() {
@@ -282,7 +286,7 @@ func (n *neighbours) frees(namespace string) func(lb.Key) bool {
 	}
 }
 
-// backends are the addresses to which a row leads.
+// backends returns the backend addresses of a frontend.
 func backends(f *lb.Frontend) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for _, r := range f.Routes {
@@ -355,7 +359,8 @@ type question struct {
 
 func (q question) String() string { return fmt.Sprintf("%s → %s", q.from, q.key) }
 
-// answers is what the kernel does with packets to the keys, each from a pod, the node or outside; known are answers that still hold.
+// answers returns the kernel's treatment of packets to the keys, each from a pod, the node or
+// outside; known are answers that still hold.
 func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) map[question]string {
 	look, ok := looker(n.plane)
 	if !ok {
@@ -380,7 +385,7 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 		if err != nil {
 			n.Fatalf("follow a packet %s: %v", at, err)
 		}
-		if n.kernel.Balances { // how it shares clients out follows what it has found out, and is no state of the kernel
+		if n.kernel.Balances { // its distribution of clients depends on its measurements, and is no state of the kernel
 			for i := range is.Backends {
 				is.Backends[i].Share = 0
 			}
@@ -398,8 +403,9 @@ func (n *neighbours) claimed(k lb.Key) bool {
 // dispatch is the name of a chain in front of its rule: as Services come, rules move between chains that only dispatch.
 var dispatch = regexp.MustCompile(`^(nat|filter) KUBE-PORTALS-\S+ `)
 
-// branches are sub-chains of the dispatch trees of modes iptables and userspace, and the rules that lead to
-// them: each new Service may split the trees elsewhere. answers checks that packets still find their rules.
+// branches are sub-chains of the dispatch trees of modes iptables and userspace, and the rules that
+// jump to them: each new Service may split the trees at another place. answers checks that packets
+// still find their rules.
 var branches = regexp.MustCompile(`KUBE-(SVC-TO|SVC-NP|SERVICES|NODEPORTS|EXTERNAL|EXTNP|` +
 	`PROXY-FW|PORTALS-[CN]|NODEPORT-[CLN])-([0-9A-F]+|H[0-9A-Z]{12})$`)
 

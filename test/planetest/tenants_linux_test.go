@@ -51,7 +51,7 @@ func (p *listing) Differences(context.Context, *lb.Table, func(trace.Difference)
 	return nil
 }
 
-// A Service that comes may take a key by its kind (SV-24), and nothing else with it.
+// A new Service may take a key by its kind (SV-24), and nothing else with it.
 func TestTenantsFindsLosses(t *testing.T) {
 	w := World{Family: lb.IPv4}
 	free := []netip.Addr{w.Addr(10, 9000)}
@@ -63,7 +63,7 @@ func TestTenantsFindsLosses(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		second cluster.Service // which claims what the first has as its external IP
+		second cluster.Service // it claims the external IP of the first
 		older  bool            // than the first
 		loses  netip.Addr
 		want   string

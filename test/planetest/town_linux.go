@@ -17,10 +17,10 @@ import (
 const (
 	// townServices is how many Services there are at most.
 	townServices = 8
-	// townPort is the port at which pods serve the first Service. Each Service has its own, so that an answer
-	// identifies the Service.
+	// townPort is the port at which pods serve the first Service. Each Service has another port, so
+	// that an answer identifies the Service.
 	townPort = 9000
-	// outsiders is how many addresses the client has beside its own.
+	// outsiders is the number of further addresses of the client.
 	outsiders = 12
 )
 
@@ -72,7 +72,7 @@ func protoOf(i int) cluster.Protocol {
 	return cluster.TCP
 }
 
-// reform returns what Service i asks for in a form that it did not have, or nothing.
+// reform returns the frontends of Service i in a form that it did not have, or none.
 func (w *town) reform(i int) (lb.Owner, []*lb.Frontend) {
 	name := cluster.Name{Namespace: "town", Name: fmt.Sprintf("s%d", i)}
 	if w.rnd.IntN(10) == 0 {

@@ -19,8 +19,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// inquiry gathers the packets of one state. After they were sent, their outcomes are compared with the
-// answers of trace, and with those that the plane reads from the kernel.
+// inquiry collects the packets of one state. After they were sent, their outcomes are compared with
+// the answers of trace, and with those that the plane reads from the kernel.
 type inquiry struct {
 	mu    sync.Mutex
 	order []trace.Packet
@@ -35,7 +35,7 @@ type fate struct {
 	refused, silent  int
 	from             string // the host that sent it
 	ping, led, asked bool
-	answer           trace.Answer // of trace, once it was asked
+	answer           trace.Answer // of trace, after the query
 }
 
 // answer is one responder, as one client met it.
@@ -46,7 +46,7 @@ type answer struct {
 	local  netip.Addr // the client's own address
 }
 
-// sentLine is a line that was sent until each of its backends had answered.
+// sentLine is a line that was repeated until each of its backends had answered.
 type sentLine struct {
 	line    scenario.Packet
 	packets []trace.Packet
@@ -78,7 +78,7 @@ func (r *run) how() trace.Mode {
 	return r.s.Trace(r.family)
 }
 
-// way returns the packet that a host sends from an address, the host's own where that is not valid.
+// way returns the packet that a host sends from an address, the host's own if that is not valid.
 func (r *run) way(from string, shot scenario.Shot, local netip.Addr) trace.Packet {
 	if !local.IsValid() {
 		local = shot.Local
@@ -308,7 +308,7 @@ func (r *run) otherBackend(f *fate, fail func(string, ...any) string) string {
 		}
 		masq := f.answer.Masquerade || f.answer.Backends[i].Hairpin
 		switch {
-		case a.server == netlab.Node1 && f.from != netlab.Node1: // nothing can masquerade what the node itself takes in
+		case a.server == netlab.Node1 && f.from != netlab.Node1: // not masqueraded on the node itself
 		case masq && r.s.Sockets && a.seen == a.local && r.lab.lab.Cgroup(f.from) != "":
 		case masq && r.lab.owner(a.seen) != netlab.Node1:
 			return fail("%s saw %s, and trace says that it is masqueraded", a.server, a.seen)
@@ -335,8 +335,8 @@ func (r *run) alive(a netip.AddrPort) bool {
 	return r.lab.owner(a.Addr()) != "" && r.listens(a.Port())
 }
 
-// allNamed compares the backends that a line met with those that trace names: the line connected until
-// each had answered.
+// allNamed compares the backends that a line reached with those in trace's answer: the line
+// connected until each had answered.
 func (r *run) allNamed(line sentLine) {
 	named := map[string]bool{}
 	for _, packet := range line.packets {

@@ -12,7 +12,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// A trace that says something else than packets meet is found: here it is told of another mode than runs.
+// A trace that differs from the outcome of packets is found: here it uses another mode than the
+// running one.
 func TestWrongAnswersAreFound(t *testing.T) {
 	all := load(t, "")
 	labs := &pool{}

@@ -12,9 +12,10 @@ import (
 	"kube-proxy/trace"
 )
 
-// asks compares what the model says of a packet with what trace does, and with what the plane reads from the model.
+// asks compares the model's outcome for a packet with trace's, and with that which the plane reads
+// from the model.
 func (r *run) asks(p scenario.Packet, s scenario.Shot, m Meeting) error {
-	if r.s.Trace == nil { // Run says so
+	if r.s.Trace == nil { // Run reports it
 		return nil
 	}
 	begin := time.Now()
@@ -33,7 +34,7 @@ func (r *run) asks(p scenario.Packet, s scenario.Shot, m Meeting) error {
 	return nil
 }
 
-// otherMeeting says what the model does with a packet that trace does not say; "" if there is no such thing.
+// otherMeeting returns the part of the model's outcome that is not in trace's answer; "" if all is.
 func otherMeeting(a trace.Answer, m Meeting) string {
 	var named []netip.AddrPort
 	for _, b := range a.Backends {
@@ -57,7 +58,7 @@ func otherMeeting(a trace.Answer, m Meeting) string {
 	return ""
 }
 
-// noDifferences asks for the differences between the model and the table.
+// noDifferences checks that the model does not differ from the table.
 func (r *run) noDifferences(want *lb.Table) {
 	look, looks := looker(r.plane)
 	r.s.inquired.add(0, 0, 1, 0)

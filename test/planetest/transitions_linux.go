@@ -16,13 +16,13 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// movesPerState is how many moves Transitions makes for each state there is. Each commit makes others.
+// movesPerState is the number of moves of Transitions for each state. Each commit makes others.
 const movesPerState = 2
 
-// Transitions moves a plane at random between the states of all scenarios, two moves for each state, through
-// Apply alone. A move may come in several batches, and a batch may come twice. Every few moves the [Dump] of
-// the plane must equal that of a fresh one with the same table. It runs in namespaces of its own and needs
-// root.
+// Transitions moves a plane at random between the states of all scenarios, two moves for each
+// state, through Apply alone. A move may come in several batches, and a batch may come twice. Every
+// few moves the [Dump] of the plane must equal that of a fresh one with the same table. It runs in
+// new namespaces and needs root.
 func Transitions(t *testing.T, cfg Config) {
 	all := cfg.load(t)
 	for _, f := range families {
@@ -46,7 +46,7 @@ func Transitions(t *testing.T, cfg Config) {
 	}
 }
 
-// asked is what one Service asks for in a state.
+// asked holds the frontends of one Service in a state.
 type asked struct {
 	owner  lb.Owner
 	fronts []*lb.Frontend
@@ -59,7 +59,7 @@ type state struct {
 	services map[string]asked // by owner's name
 }
 
-// statesOf returns the states of all scenarios as what their Services ask for.
+// statesOf returns the states of all scenarios as the frontends of their Services.
 func statesOf(all []*scenario.Scenario, f lb.Family) ([]state, error) {
 	var out []state
 	for _, sc := range all {
@@ -182,7 +182,7 @@ func (w *walk) apply(ctx context.Context, changes []lb.Change) error {
 	return nil
 }
 
-// compare asks a fresh plane in a namespace of its own.
+// compare compares with a fresh plane in a new namespace.
 func (w *walk) compare() error {
 	got, err := Dump(w.plane)
 	if err != nil {

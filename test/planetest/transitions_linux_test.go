@@ -12,8 +12,8 @@ import (
 	"kube-proxy/test/fake"
 )
 
-// The fake plane keeps all rules of a plane, so the walk must find nothing. That the walk can find something is
-// TestTransitionsFind's.
+// The fake plane keeps all rules of a plane, so the walk must find nothing. TestTransitionsFind
+// proves that the walk can find something.
 func TestTransitionsOfFake(t *testing.T) {
 	Transitions(t, Config{New: func(f lb.Family) (Plane, error) { return fake.New(f), nil }})
 }

@@ -8,8 +8,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// HideTables puts a rule that iptables cannot print before and after those of each chain of a family in which packets begin: iptables-save
-// leaves out these tables. It works in the network namespace of the calling thread.
+// HideTables adds a rule that iptables cannot print before and after those of each base chain of a
+// family: iptables-save leaves out these tables. It works in the network namespace of the calling
+// thread.
 func HideTables(t testing.TB, f lb.Family) {
 	t.Helper()
 	table, chain := "", ""

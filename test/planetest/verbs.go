@@ -15,7 +15,7 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// Kernel is the state that planes write, and the means to change it otherwise.
+// Kernel is the state that planes write, with functions to change it from outside.
 type Kernel struct {
 	// New makes a plane over the family's kernel state. Slow makes one that leaves all but a few new rows for
 	// later.
@@ -28,7 +28,7 @@ type Kernel struct {
 	HealthChecks bool
 	// Preserves: the plane carries out the annotation preserve-destination.
 	Preserves bool
-	// Balances: the plane itself chooses endpoints, so it writes nothing when these alone change.
+	// Balances: the plane itself chooses endpoints, so it writes nothing when only these change.
 	Balances bool
 	// FirstKeeps: an address that is one Service's address and another's endpoint belongs to the first of them
 	// (TN-61). When the first goes, the other may have it.
@@ -45,7 +45,7 @@ type Kernel struct {
 // Verbs proves each verb of engine.Plane, in both families: its result and its effect on packets, which [Dump]
 // shows. Every state must be that of a fresh plane with the same table, however it was reached.
 //
-// fresh gives the calling goroutine an empty kernel, such as a network namespace of its own.
+// fresh gives the calling goroutine an empty kernel, such as a new network namespace.
 func Verbs(t *testing.T, fresh func(testing.TB) Kernel) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for name, prove := range map[string]func(*verbs){
@@ -115,7 +115,7 @@ func (v *verbs) holds(when string, want *lb.Table) {
 	v.Helper()
 	var fresh string
 	done := make(chan struct{})
-	go func() { // on a thread of its own
+	go func() { // on a separate thread
 		defer close(done)
 		p := v.new(v.fresh(v).New)
 		if _, err := ResetAll(context.Background(), p, want); err != nil {
@@ -150,7 +150,7 @@ func (v *verbs) change(t *lb.Table, o lb.Owner, fronts []*lb.Frontend) (changes 
 	return changes, res.Written
 }
 
-// lost expects an error that asks for a Reset.
+// lost expects an error that requests a Reset.
 func (v *verbs) lost(what string, err error) {
 	v.Helper()
 	if !errors.Is(err, plane.ErrStateLost) {
@@ -158,7 +158,7 @@ func (v *verbs) lost(what string, err error) {
 	}
 }
 
-// others calls all verbs but Reset.
+// others calls all verbs except Reset.
 func (v *verbs) others(ctx context.Context, answer func(string, error)) {
 	t := v.table()
 	o, fronts := v.w.ClusterIP(0, 700, 3)
@@ -173,7 +173,7 @@ func (v *verbs) others(ctx context.Context, answer func(string, error)) {
 	answer("audit", err)
 }
 
-// Before the first Reset nothing is known of the kernel, and nothing is written.
+// Before the first Reset the kernel's state is unknown, and nothing is written.
 func (v *verbs) notSetUp() {
 	v.others(v.Context(), v.lost)
 	v.resetTo(v.table())
@@ -183,7 +183,7 @@ func (v *verbs) notSetUp() {
 	}
 }
 
-// Reset holds exactly the table, and says which keys went.
+// Reset makes the plane hold exactly the table, and returns the removed keys.
 func (v *verbs) reset() {
 	t := v.table()
 	if res := v.resetTo(t); len(res.Dropped) > 0 {
@@ -218,7 +218,7 @@ func (v *verbs) dropped(res plane.ResetResult, want []lb.Key) {
 	}
 }
 
-// A Reset may leave new rows for later, but none that the kernel served; each can be applied.
+// A Reset may postpone new frontends, but none that the kernel served; each can be applied.
 func (v *verbs) resetInPieces() {
 	v.plane = v.new(v.Slow)
 	t := v.table()
@@ -249,7 +249,8 @@ func (v *verbs) resetInPieces() {
 	v.holds("in pieces", t)
 }
 
-// A new plane finds the rules of the one before, and reports the keys that went in between (DP-51).
+// A new plane finds the rules of the previous one, and reports the keys that were deleted in
+// between (DP-51).
 func (v *verbs) restart() {
 	t := v.table()
 	v.resetTo(t)
@@ -260,7 +261,8 @@ func (v *verbs) restart() {
 	v.holds("after a restart", t)
 }
 
-// Apply sets rows and removes them, any number of times, and says whether the kernel was asked.
+// Apply sets frontends and removes them, any number of times, and reports whether the kernel was
+// used.
 func (v *verbs) apply() {
 	t := v.table()
 	v.resetTo(t)
@@ -350,7 +352,7 @@ func (v *verbs) setNode() {
 	}
 }
 
-// Probe changes nothing, and is taken for our own.
+// Probe changes nothing, and does not look like a change by others.
 func (v *verbs) probe() {
 	t := v.table()
 	v.resetTo(t)
@@ -363,7 +365,7 @@ func (v *verbs) probe() {
 	v.holds("after a probe", t)
 }
 
-// undisturbed expects that the plane reports no work of others.
+// undisturbed expects that the plane reports no changes by others.
 func (v *verbs) undisturbed() {
 	v.Helper()
 	if n, err := v.plane.Audit(v.Context(), true); err != nil || n != 0 {
@@ -376,7 +378,8 @@ func (v *verbs) undisturbed() {
 	}
 }
 
-// Audit repairs damage by others, in parts or by asking for a Reset, and finds nothing without damage.
+// Audit repairs damage by others, in parts or by requesting a Reset, and finds nothing without
+// damage.
 func (v *verbs) audit() {
 	rnd := rand.New(rand.NewPCG(seedtest.Of(v), uint64(v.w.Family)))
 	t := v.table()
@@ -404,7 +407,7 @@ func (v *verbs) audit() {
 	}
 }
 
-// repair calls an audit, and Reset if it asks for one.
+// repair calls an audit, and Reset if it requests one.
 func (v *verbs) repair(t *lb.Table, full bool) {
 	v.Helper()
 	if _, err := v.plane.Audit(v.Context(), full); errors.Is(err, plane.ErrStateLost) {
@@ -414,7 +417,7 @@ func (v *verbs) repair(t *lb.Table, full bool) {
 	}
 }
 
-// After everything went, verbs ask for a Reset or bring back all of it.
+// After everything was removed, verbs request a Reset or restore all of it.
 func (v *verbs) wiped() {
 	t := v.table()
 	v.resetTo(t)

@@ -32,12 +32,12 @@ type Faults struct {
 	Calm func()
 	// Check inspects state that Dump does not show, for a plane that holds the table. It may call Fatal.
 	Check func(testing.TB, Plane, *lb.Table)
-	// Local says which endpoints are on this node. Nil: as [World] says.
+	// Local reports which endpoints are on this node. Nil: as in [World].
 	Local func(netip.Addr) bool
 }
 
-// Walks takes n walks of so many steps, each in a kernel of its own. In every third the planes are slow and
-// the Services large.
+// Walks makes n walks with that many steps, each with a new kernel. In every third walk the planes
+// are slow and the Services large.
 func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
 	seed, troubles := seedtest.Of(t), 0
 	for i := range n {
@@ -48,9 +48,10 @@ func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
 	}
 }
 
-// Walk walks at random with the planes of both families of one kernel: Services and the node change, planes
-// restart, are Reset and audited, other programs damage their state, and calls fail ([Kernel.Faults]). After
-// an error the walk acts like the engine: it applies the changes again, or calls Reset if the plane asks for it.
+// Walk walks at random with the planes of both families of one kernel: Services and the node
+// change, planes restart, are Reset and audited, other programs damage their state, and calls fail
+// ([Kernel.Faults]). After an error the walk acts like the engine: it applies the changes again, or
+// calls Reset if the plane requests it.
 //
 // Without a fault no verb may fail and no audit may find anything. From time to time all faults end, and
 // soon each plane must hold the state of a fresh one. Walk returns the number of failed calls and repairs.
@@ -147,7 +148,7 @@ func (w *walker) step() {
 	if faulty {
 		w.Faults.End()
 	}
-	if ctx.Err() != nil { // nothing was written, but the plane may ask for a Reset
+	if ctx.Err() != nil { // nothing was written, but the plane may request a Reset
 		s.lost = s.lost || errors.Is(err, plane.ErrStateLost)
 		return
 	}
@@ -191,7 +192,7 @@ func (w *walker) act(s *side) (what string, verb func(context.Context) error) {
 		return "probe", s.plane.Probe
 	case n < 36 && w.Damage != nil:
 		w.disturbed = true
-		return fmt.Sprintf("damage: %v", w.Damage(s.w.Family, w.rnd)), nil // which may find nothing to damage
+		return fmt.Sprintf("damage: %v", w.Damage(s.w.Family, w.rnd)), nil // it may find nothing to damage
 	case len(w.Faults.Events) > 0:
 		w.disturbed = true
 		return w.Faults.Events[w.rnd.IntN(len(w.Faults.Events))](w.rnd), nil
@@ -258,7 +259,7 @@ func (w *walker) place(fronts []*lb.Frontend) {
 	}
 }
 
-// audit calls Audit, which finds nothing without a fault.
+// audit calls Audit, which must find nothing without a fault.
 func (w *walker) audit(ctx context.Context, s *side, full bool) error {
 	repaired, err := s.plane.Audit(ctx, full)
 	w.repaired += repaired
@@ -297,7 +298,7 @@ func (s *side) work(ctx context.Context, changes []lb.Change) error {
 	return err
 }
 
-// owe strikes accepted changes, and notes those that the plane left for later.
+// owe removes accepted changes, and records those that the plane postponed.
 func (s *side) owe(taken []lb.Change, later []lb.Key) {
 	if taken == nil {
 		clear(s.owed)
@@ -316,7 +317,8 @@ func (s *side) setNode(ctx context.Context) error {
 	return err
 }
 
-// settle ends all faults, has the planes write what they owe, and compares them with fresh ones.
+// settle ends all faults, lets the planes write the owed changes, and compares them with fresh
+// ones.
 func (w *walker) settle() {
 	w.Helper()
 	if w.Faults.Calm != nil {
@@ -336,7 +338,7 @@ func (w *walker) settle() {
 	w.disturbed = w.Faults.Flaky
 	var want []string
 	done := make(chan struct{})
-	go func() { // on a thread, and so in a kernel, of its own
+	go func() { // on a separate thread, and so in a separate kernel
 		defer close(done)
 		want = w.freshDumps()
 	}()
@@ -361,8 +363,8 @@ func (w *walker) settle() {
 	}
 }
 
-// rest has a plane write all changes, and audits it until nothing is left to repair. It reports whether
-// nothing was.
+// rest makes a plane write all changes, and audits it until nothing is left to repair. It reports
+// whether nothing was.
 func (w *walker) rest(s *side) (quiet bool) {
 	w.Helper()
 	quiet = !s.lost && len(s.owed) == 0

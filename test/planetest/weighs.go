@@ -25,7 +25,8 @@ type Weighing struct {
 	Costly int
 }
 
-// Run weighs Services at random and the costliest ones: none has more objects than it weighs, and no namespace more than its limit.
+// Run weighs random Services and the most expensive ones: none has more objects than its weight,
+// and no namespace more than its limit.
 func (w Weighing) Run(t *testing.T) {
 	t.Run("random Services", w.random)
 	for story, make := range costly {
@@ -71,7 +72,7 @@ func (w Weighing) addrs(net byte, first, n int) (all []netip.Addr) {
 	return all
 }
 
-// settings are those of a namespace with that limit.
+// settings returns those of a namespace with that limit.
 func (w Weighing) settings(limit int) policy.Settings {
 	return policy.Settings{Family: w.Family, ClusterCIDRs: []netip.Prefix{World{Family: w.Family}.Node().Pods.Prefixes[0]}, Weigh: w.Weigh, MaxObjects: limit}
 }
@@ -124,7 +125,7 @@ func (w Weighing) randomView(rnd *rand.Rand, i int) cluster.View {
 	return w.view("random", i, s, rnd.IntN(30))
 }
 
-// costly are Services that ask for as much as they can of one thing.
+// costly are Services that request as much as possible of one thing.
 var costly = map[string]func(w Weighing, i int) (cluster.Service, int){
 	"endpoints": func(Weighing, int) (cluster.Service, int) {
 		return cluster.Service{Type: cluster.TypeClusterIP, Ports: servicePorts(80, 1)}, 4000
@@ -147,7 +148,8 @@ var costly = map[string]func(w Weighing, i int) (cluster.Service, int){
 	},
 }
 
-// namespace fills a namespace with the costliest Services, and has another one with a Service of its own.
+// namespace fills a namespace with the most expensive Services, and adds another one with its own
+// Service.
 func (w Weighing) namespace(t *testing.T, make func(w Weighing, i int) (cluster.Service, int)) {
 	const services = 12
 	budget := engine.NewBudget(w.Weigh, func() policy.Settings { return w.settings(w.Costly) })

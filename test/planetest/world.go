@@ -35,7 +35,7 @@ func (w World) Node() lb.Node {
 	}
 }
 
-// Set has n backends from pod first on; those of every third pod are local.
+// Set has n backends from pod first on; every third pod is local.
 func (w World) Set(service string, scope lb.Scope, first, n int) *lb.BackendSet {
 	pods := make([]lb.Endpoint, n)
 	for i := range pods {

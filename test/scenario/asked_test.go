@@ -17,7 +17,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// TestAsked compares the answers for operators with test/testdata/asked: the answers of "why" and "trace" for people.
+// TestAsked compares the answers for operators with test/testdata/asked: the output of "why" and
+// "trace" for people.
 func TestAsked(t *testing.T) {
 	dir, err := Dir()
 	if err != nil {

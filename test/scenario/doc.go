@@ -1,9 +1,9 @@
-// Package scenario reads the files of test/testdata/scenarios: one behaviour each, told as what a user applies,
-// what table that must give, and which packets then arrive where.
+// Package scenario reads the files of test/testdata/scenarios. Each describes one behaviour: the
+// objects that a user applies, the resulting table, and the destinations of packets.
 //
-// The same file serves everybody. TestTables here compares the tables with what package policy says, planes
-// compare their renderings, and test/planetest sends the packets through real network namespaces. The
-// README in test/testdata/scenarios explains how to write one.
+// All tests use the same files. TestTables here compares the tables with the result of package
+// policy, planes compare their renderings, and test/planetest sends the packets through real
+// network namespaces. The README in test/testdata/scenarios explains the format.
 //
 //	s, err := scenario.ParseFile("test/testdata/scenarios/clusterip.txtar")
 //	for state, step := range s.Replay(lb.IPv4).Steps() {

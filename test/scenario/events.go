@@ -10,9 +10,9 @@ import (
 	"kube-proxy/source/manifests"
 )
 
-// Events returns what the proxy learns of a change, in the order of the documents, and the problems reported of
-// faults in them. Applying an object that is not for this proxy (SV-01) takes away the one of that name; one with
-// a fault that makes it useless leaves the one before.
+// Events returns the proxy's events for a change, in the order of the documents, and the problems
+// reported for faults in them. Applying an object that is not for this proxy (SV-01) deletes the
+// one of that name; one with a fault that makes it useless leaves the previous one.
 func (c Change) Events() (events []cluster.Event, problems []string, err error) {
 	if c.YAML == "" {
 		ev, err := c.Delete.gone()

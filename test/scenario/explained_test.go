@@ -12,7 +12,8 @@ import (
 // mostLines is how many endpoints of a port the text names: it is to fit on one screen.
 const mostLines = 12
 
-// explained is all that an explanation says, endpoints that are out first: the sentences that people are told by kube-proxy why and the page.
+// explained returns the whole explanation, excluded endpoints first: the sentences that "kube-proxy
+// why" and the page show.
 func explained(x policy.Explanation) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n") }
@@ -74,7 +75,7 @@ func headline(p policy.ExplainedPort) string {
 	return s
 }
 
-// endpoint is the endpoint and in which sets it is, in a line.
+// endpoint returns the endpoint and its sets, in a line.
 func endpoint(e policy.ExplainedEndpoint) string {
 	at := e.Address.String()
 	if e.Address.Port() == 0 {

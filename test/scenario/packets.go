@@ -12,7 +12,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Verb is what a line of a packets section does.
+// Verb is the action of a line in a packets section.
 type Verb uint8
 
 // The verbs.
@@ -25,13 +25,13 @@ const (
 	KeepsWorking
 	// IsDead expects that it gets no answer: "a is dead".
 	IsDead
-	// MovesTo has the client of an open UDP flow keep sending, and expects that another backend soon
-	// answers, Want.Backends: "a moves to pod4".
+	// MovesTo makes the client of an open UDP flow continue to send, and expects that another
+	// backend soon answers, Want.Backends: "a moves to pod4".
 	MovesTo
-	// Begin starts a connection that nothing answers yet, and leaves it to send again:
-	// "begin a: pod1 -> 203.0.113.1:80 : dropped".
+	// Begin starts a connection that nothing answers yet, and leaves it to be repeated: "begin a:
+	// pod1 -> 203.0.113.1:80 : dropped".
 	Begin
-	// Reaches expects that it meets a backend now, Want.Backends: "a reaches pod4".
+	// Reaches expects that it reaches a backend now, Want.Backends: "a reaches pod4".
 	Reaches
 	// Then waits until all lines before are done; "wait 1.2s" then waits for that time too.
 	Then
@@ -40,7 +40,7 @@ const (
 // A Packet is one line of a packets section.
 type Packet struct {
 	Line int    // in the scenario file
-	Text string // as it stands there
+	Text string // as in the file
 	Verb Verb
 	// Family restricts the line to one family; 0 means every family that the target has an address of.
 	Family lb.Family
@@ -61,7 +61,7 @@ type Addrs struct {
 	Kind AddrKind
 }
 
-// AddrKind says which of a Service's addresses is meant.
+// AddrKind selects one of a Service's addresses.
 type AddrKind uint8
 
 // The addresses of a Service: shop/web, ext(shop/web), lb(shop/web), nodeport(shop/web).
@@ -91,7 +91,7 @@ type Target struct {
 	AtHost string
 }
 
-// Verdict is what a new connection meets.
+// Verdict is the outcome of a new connection.
 type Verdict uint8
 
 // The verdicts.
@@ -100,7 +100,7 @@ const (
 	Answered Verdict = iota
 	// Refused: an ICMP port unreachable or a TCP reset comes back at once.
 	Refused
-	// Dropped: nothing comes back.
+	// Dropped: no answer.
 	Dropped
 )
 
@@ -113,21 +113,22 @@ type Outcome struct {
 	Sticky bool
 	// Evenly: each backend gets its equal share of many connections.
 	Evenly bool
-	// Or is what connections meet that are led to an endpoint which does not answer: Refused or Dropped. Modes that
-	// try another endpoint then hide it. The zero value, Answered, means no such endpoint.
+	// Or is the outcome of connections to an endpoint that does not answer: Refused or Dropped.
+	// Modes that try another endpoint then hide it. The zero value, Answered, means no such
+	// endpoint.
 	Or Verdict
 }
 
 // Backend is a host that answers.
 type Backend struct {
 	Host string
-	Port uint16 // 0: whatever port
+	Port uint16 // 0: any port
 	// From is the source address that the backend must see.
 	From Origin
 }
 
-// Origin is who a backend sees as the source: the host of that name, "same" for the one that sent, an address,
-// or anybody when all is zero.
+// Origin is the source that a backend sees: the host of that name, "same" for the sender, an
+// address, or any source if all is zero.
 type Origin struct {
 	Host string
 	Addr Addrs
@@ -295,8 +296,8 @@ func parseTarget(s string) (Target, error) {
 	return t, nil
 }
 
-// cutPort splits at the colon that is not within an address: the last one, because an IPv6 address before a
-// port stands in brackets.
+// cutPort splits at the colon that is not within an address: the last one, because an IPv6 address
+// before a port has brackets.
 func cutPort(s string) (addr, port string, ok bool) {
 	at := strings.LastIndex(s, ":")
 	if at < 0 || strings.HasSuffix(s, "]") {

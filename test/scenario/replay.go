@@ -23,16 +23,17 @@ type Replay struct {
 	stretch  int32 // what client affinities are multiplied by
 }
 
-// A Step is what one state asks of a plane that was in the state before.
+// A Step is the transition of a plane from the previous state to one state.
 type Step struct {
 	State *State
-	// Events are what the user's changes mean, in order.
+	// Events are the events of the user's changes, in order.
 	Events []cluster.Event
 	// Problems are the problems reported to users, in order.
 	Problems []string
 	// Refused are the addresses that are not served of the Services that the changes concern, a line each.
 	Refused []string
-	// Changes lead from the rows of the state before to the rows of this one; each key stands here once.
+	// Changes lead from the frontends of the previous state to those of this one; each key occurs
+	// once.
 	Changes []lb.Change
 	// NewNode: Table.Node differs from the state before; always so for the first state.
 	NewNode bool
@@ -51,9 +52,9 @@ func (s *Scenario) Replay(f lb.Family) *Replay {
 	}
 }
 
-// Stretch makes every client affinity n times as long as the scenario says (n ≥ 1), for a machine that is too slow
-// to do within it what the packets ask for. It must be called before the first Next; who sends the packets has to
-// wait n times as long, too.
+// Stretch makes every client affinity n times as long as in the scenario (n ≥ 1), for a machine
+// that is too slow for its packets. It must be called before the first Next; the sender of the
+// packets has to wait n times as long, too.
 func (r *Replay) Stretch(n int) { r.stretch = int32(n) }
 
 // stretched returns the events with the affinities of this replay.
@@ -117,8 +118,8 @@ func (r *Replay) fold(ev cluster.Event, refused map[cluster.Name][]policy.Refusa
 	return out
 }
 
-// Fold makes one change of all those of one key, as the engine does with what comes during a write: from what
-// was there at first to what is wanted at last.
+// Fold merges all changes of a key into one, as the engine does with events during a write: from
+// the first old frontend to the last new one.
 func Fold(changes []lb.Change) []lb.Change {
 	var out []lb.Change
 	at := map[lb.Key]int{}
@@ -134,7 +135,7 @@ func Fold(changes []lb.Change) []lb.Change {
 	return slices.DeleteFunc(out, func(c lb.Change) bool { return c.Old == c.New })
 }
 
-// owner returns who the rows of a service belong to; a service that is gone keeps the age it had.
+// owner returns the owner of a Service's frontends; a deleted Service keeps its age.
 func (r *Replay) owner(n cluster.Name) lb.Owner {
 	if svc := r.store.View(n).Service; svc != nil {
 		r.services[n] = svc
@@ -156,7 +157,8 @@ func (r *Replay) Service(name string) *cluster.Service {
 	return nil
 }
 
-// Fresh returns the table of the present state made from nothing: what a proxy that starts now must hold.
+// Fresh returns the table of the current state made from nothing: the one that a proxy that starts
+// now must hold.
 func (r *Replay) Fresh() *lb.Table {
 	t := &lb.Table{Node: r.table.Node}
 	for owner, fronts := range r.Services() {
@@ -176,8 +178,8 @@ func (r *Replay) Services() iter.Seq2[lb.Owner, []*lb.Frontend] {
 	}
 }
 
-// Address returns the address of the replay's family that a stands for now; ok is false without one. A
-// NodePort has none of its own.
+// Address returns the current address of a in the replay's family; ok is false without one. A
+// NodePort has none.
 func (r *Replay) Address(a Addrs) (addr netip.Addr, ok bool) {
 	six := r.settings.Family == lb.IPv6
 	if a.Of == "" {
@@ -207,7 +209,7 @@ func (r *Replay) Address(a Addrs) (addr netip.Addr, ok bool) {
 	return addr, false
 }
 
-// lastService returns a Service as it is now or, if it is gone, as it was last.
+// lastService returns a Service in its current or, if it is deleted, its last state.
 func (r *Replay) lastService(name string) *cluster.Service {
 	for n, svc := range r.services {
 		if n.String() == name {

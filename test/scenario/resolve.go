@@ -23,10 +23,10 @@ type Shot struct {
 // AnyPort as a Target.Port means each of the Service's ports in turn.
 const AnyPort = "*"
 
-// Resolve returns what p's target is in the replay's present state and family: one shot, one for each port if
-// the line says ":*", none if the line is for the other family or the Service has no address of this one. It
-// is an error if the target can exist in no family, such as a Service that was never there. HostAddr gives the
-// lab's address of a host.
+// Resolve returns the target of p in the replay's current state and family: one shot, one for each
+// port if the line has ":*", none if the line is for the other family or the Service has no address
+// of this one. It is an error if the target can exist in no family, such as a Service that never
+// existed. hostAddr returns the lab's address of a host.
 func (r *Replay) Resolve(p Packet, hostAddr func(host string, six bool) netip.Addr) ([]Shot, error) {
 	if p.Family != 0 && p.Family != r.settings.Family {
 		return nil, nil

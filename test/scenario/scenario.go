@@ -31,13 +31,14 @@ type Scenario struct {
 	States []*State
 }
 
-// A State is what the cluster looks like at one moment, and what packets then meet.
+// A State is the cluster at one moment, with the outcomes of packets.
 type State struct {
 	// Name is the step's name; "" for the first state.
 	Name string
-	// Changes are what the user does to come here from the state before, in order.
+	// Changes are the user's actions from the previous state to this one, in order.
 	Changes []Change
-	// Restart: the proxy was not running when the changes came; a new process finds what the old one left.
+	// Restart: the proxy was not running during the changes; a new process finds the state of the
+	// old one.
 	Restart bool
 	// Tables are the golden texts, by family; a family that the file has no table for is absent.
 	Tables map[lb.Family]string
@@ -71,7 +72,7 @@ func (st *State) Events() (events []cluster.Event, problems []string, err error)
 	return st.events, st.problems, st.readErr
 }
 
-// prefix is what the names of the state's sections begin with.
+// prefix is the prefix of the state's section names.
 func (st *State) prefix() string {
 	if st.Name == "" {
 		return ""
@@ -89,7 +90,7 @@ type Change struct {
 // ObjectRef names an object to delete: "Service shop/web", "Node node1".
 type ObjectRef struct{ Kind, Namespace, Name string }
 
-// String returns the reference as it stands in a delete section.
+// String returns the reference in the format of a delete section.
 func (r ObjectRef) String() string {
 	if r.Namespace == "" {
 		return r.Kind + " " + r.Name
@@ -151,8 +152,8 @@ func LoadDir(dir string) ([]*Scenario, error) {
 // network.
 const LabFile = "lab.yaml"
 
-// Parse reads one scenario. Lab is YAML that is applied before the scenario's own. Errors begin with
-// "file:line:"; all errors of a file are reported, not the first alone.
+// Parse reads one scenario. lab is YAML that is applied before the scenario's own. Errors begin
+// with "file:line:"; all errors of a file are reported, not only the first.
 func Parse(file string, data []byte, lab string) (*Scenario, error) {
 	p := &parser{file: file, s: &Scenario{Name: strings.TrimSuffix(file, ".txtar"), Settings: defaults()}}
 	first := p.state("")
@@ -306,7 +307,7 @@ func parseRef(s string) (ObjectRef, error) {
 	return ref, nil
 }
 
-// lines iterates over the lines of a section that say something, without comments; the number is relative to
+// lines iterates over the non-empty lines of a section, without comments; the number is relative to
 // the section's marker.
 func lines(data string) func(yield func(int, string) bool) {
 	return func(yield func(int, string) bool) {

@@ -220,7 +220,8 @@ host-ports: 8091=10.1.1.11:8081, 8091=[fd00:10:1:1::11]:8081
 	}
 }
 
-// An object with a label that takes it away from this proxy goes (SV-01); a faulty one leaves the one before.
+// A label that selects another proxy deletes the object (SV-01); a faulty object leaves the
+// previous one.
 func TestEventsOfChanges(t *testing.T) {
 	yaml := small[strings.Index(small, "apiVersion"):]
 	labelled := strings.Replace(yaml, "name: web", "name: web, labels: {service.kubernetes.io/service-proxy-name: x}", 1)
@@ -240,7 +241,7 @@ func TestEventsOfChanges(t *testing.T) {
 	}
 }
 
-// A stretched replay has longer affinities and is the scenario's own otherwise.
+// A stretched replay has longer affinities and is otherwise unchanged.
 func TestStretch(t *testing.T) {
 	sticky := strings.Replace(small, "spec:", "spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 2}}", 1) + `---
 apiVersion: discovery.k8s.io/v1
@@ -308,8 +309,8 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// packetRows are the rows of docs/behaviour.md that packets can show. Those of health check ports, of updates that change
-// nothing, and of the latency metric are proven elsewhere.
+// packetRows returns the rows of docs/behaviour.md that packets can show. Other tests prove those
+// of health check ports, of updates that change nothing, and of the latency metric.
 func packetRows() []string {
 	var out []string
 	for _, r := range [][2]int{{10, 20}, {22, 22}, {24, 24}, {30, 34}, {36, 41}, {50, 67}} {

@@ -22,13 +22,14 @@ type Settings struct {
 	HostPorts []HostPort
 }
 
-// HostPort is a TCP port of all addresses of node1, in the family of To, which another program leads to To.
+// HostPort is a TCP port of all addresses of node1, in the family of To, which another program
+// redirects to To.
 type HostPort struct {
 	Port uint16
 	To   netip.AddrPort
 }
 
-// defaults are those of the product in nftables mode, on the lab's pod networks.
+// defaults returns those of the product in nftables mode, with the lab's pod networks.
 func defaults() Settings {
 	return Settings{
 		NodeName: "node1",

@@ -22,9 +22,9 @@ var update = flag.Bool("update", false, "rewrite the tables of the scenarios")
 
 var families = map[lb.Family]string{lb.IPv4: "table", lb.IPv6: "table6"}
 
-// TestTables compares each state's tables with what package policy makes of the cluster. It also proves on the
-// way that a table reached by changes equals one made from nothing, that its text form can be read back, and
-// that every line of packets can be sent in some family.
+// TestTables compares each state's tables with package policy's for the cluster. It also proves
+// that a table reached by changes equals one made from nothing, that its text form can be parsed,
+// and that every line of packets can be sent in some family.
 func TestTables(t *testing.T) {
 	dir, err := Dir()
 	if err != nil {
@@ -106,7 +106,7 @@ func hostAddr(host string, six bool) netip.Addr {
 	return h.Addr(six)
 }
 
-// compare shows the differences between a file's golden sections and what they should be.
+// compare shows the differences between a file's golden sections and the expected ones.
 func compare(t *testing.T, s *Scenario, got map[string]string) {
 	for _, st := range s.States {
 		want := map[string]string{"table": st.Tables[lb.IPv4], "table6": st.Tables[lb.IPv6], "problems": st.Problems,

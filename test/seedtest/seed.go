@@ -1,5 +1,5 @@
-// Package seedtest has the seeds of random tests. `make` sets them by the commit, so that every test of a
-// commit repeats the walks of CI. `go test` alone takes others.
+// Package seedtest has the seeds of random tests. `make` derives them from the commit, so that
+// every test of a commit repeats the walks of CI. `go test` alone takes others.
 package seedtest
 
 import (

@@ -1,2 +1,2 @@
-// Package tables reads the text that [lb.Table.String] writes. Tests say their tables in it.
+// Package tables parses the text of [lb.Table.String]. Tests write their tables in it.
 package tables

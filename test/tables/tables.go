@@ -80,7 +80,8 @@ func (p *parser) parse(line string) error {
 	return errors.Join(err, pairs(words[3:], p.row.attribute))
 }
 
-// pairs calls f with a word and its value, again and again. "loses to X" is the word "loses" with "to", and "X" with nothing.
+// pairs calls f repeatedly with a word and its value. "loses to X" is the word "loses" with "to",
+// and "X" without a value.
 func pairs(words []string, f func(word, value string) error) error {
 	for ; len(words) > 0; words = words[2:] {
 		if words[0] == "loses" {

@@ -5,7 +5,7 @@
 // anything about the Host Networking Service, addresses that a program adds to an interface, permissions (in
 // Wine every user is an administrator), the event log, restarts of failed services, and speed.
 //
-// A machine is a folder of links to Wine's libraries, because Wine itself would copy 700 MB of them and fill a
-// registry. Its disk C: is empty, its Z: is the root of the file system. Its programs end with the test, and
-// run in the network namespace of the first of them.
+// A machine is a folder of links to Wine's libraries, because Wine itself would copy 700 MB and
+// fill a registry. Its disk C: is empty, its Z: is the root of the file system. Its programs end
+// with the test, and run in the network namespace of the first of them.
 package wine

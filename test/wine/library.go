@@ -5,8 +5,9 @@ import (
 	"encoding/binary"
 )
 
-// library is the file of a library of 64-bit Windows that has one function, which is one of another library ("library.function").
-// It has no code: the table of what it exports leads on. The layout is that of Microsoft's "PE Format".
+// library returns the file of a 64-bit Windows library with one function, which forwards to one of
+// another library ("library.function"). It has no code: its export table has the forwarder. The
+// layout is that of Microsoft's "PE Format".
 func library(name, function, forward string) []byte {
 	const (
 		section   = 0x1000 // where the table is in memory

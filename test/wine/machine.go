@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// TB is what a machine needs of a test; every testing.TB has it.
+// TB is the part of testing.TB that a machine uses.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -27,7 +27,7 @@ const (
 // Machine is a Windows machine that ends with its test.
 type Machine struct{ prefix string }
 
-// New makes a machine. It fails where there is no Wine: a test of Windows that is skipped would show nothing.
+// New makes a machine. It fails without Wine: a skipped test of Windows would prove nothing.
 func New(t TB) *Machine {
 	t.Helper()
 	m := &Machine{prefix: t.TempDir()}
@@ -126,7 +126,8 @@ func (m *Machine) boot(t TB, start func(*exec.Cmd) error) error {
 	return nil
 }
 
-// Command returns a command of a program, which is a file of this system or one of Windows' own by its name alone.
+// Command returns a command for a program, which is a file of this system or, by its name alone,
+// one of Windows' own.
 func (m *Machine) Command(name string, args ...string) *exec.Cmd {
 	return m.command(program, append([]string{name}, args...)...)
 }
@@ -137,5 +138,5 @@ func (m *Machine) command(name string, args ...string) *exec.Cmd {
 	return c
 }
 
-// Path returns the name of a file of this system as programs of Windows know it.
+// Path returns the name of a file of this system for programs of Windows.
 func Path(file string) string { return "Z:" + strings.ReplaceAll(file, "/", `\`) }

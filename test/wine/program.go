@@ -7,15 +7,17 @@ import (
 	"os"
 )
 
-// Of winsock's vendor requests (mswsock.h), as the instruction that sets the register by which Go gives them to WSAIoctl.
+// Winsock's vendor requests (mswsock.h), as the instruction that sets the register with which Go
+// passes them to WSAIoctl.
 var (
 	connReset = []byte{0xbb, 0x0c, 0x00, 0x00, 0x98} // SIO_UDP_CONNRESET
 	netReset  = []byte{0xbb, 0x0f, 0x00, 0x00, 0x98} // SIO_UDP_NETRESET
 )
 
-// Adapt changes a program of Go so that Wine 8 gives it sockets of UDP: Go sets two options on each, and fails where a system does not
-// know them. Wine knows the first alone, so the program sets that twice; it has answers of routers fail no socket, which Wine does not
-// have them do. Nothing else of the program is changed.
+// Adapt changes a Go program so that Wine 8 gives it UDP sockets. Go sets two options on each
+// socket, and fails on a system without them. Wine has only the first, so the changed program sets
+// that one twice. Both prevent that ICMP errors fail a socket, which Wine does not do anyway.
+// Nothing else of the program is changed.
 func Adapt(exe string) error {
 	program, err := os.ReadFile(exe)
 	if err != nil {
