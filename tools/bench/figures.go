@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// line is what one benchmark printed: its name without "Benchmark" and the number of processors, such as
-// "EndpointChange/services=100", and its values by unit.
+// line is the output of one benchmark: its name without "Benchmark" and the number of processors,
+// such as "EndpointChange/services=100", and its values by unit.
 type line struct {
 	name   string
 	values map[string]float64
@@ -54,11 +54,11 @@ func (f figures) add(pkg string, l line) {
 	}
 }
 
-// get returns the values of all rounds; none if it was not measured.
+// get returns the values of all rounds; none if not measured.
 func (f figures) get(pkg, name, unit string) []float64 { return f[figureKey(pkg, name, unit)] }
 
-// sizes are the sizes in ascending order that a benchmark was run at: the numbers N of "name/services=N" with what after, if
-// anything, stands behind.
+// sizes returns the measured sizes of a benchmark in ascending order: the numbers N of
+// "name/services=N" followed by after.
 func (f figures) sizes(pkg, name, after string) []int {
 	seen := map[int]bool{}
 	for k := range f {
@@ -80,8 +80,8 @@ func (f figures) sizes(pkg, name, after string) []int {
 	return sizes
 }
 
-// least is the smallest value. Of work that only computes it is the truest: whatever else the machine does can only add to it.
-// There must be one.
+// least returns the smallest value. For pure computation it is the most exact: other work on the
+// machine can only add to it. values must not be empty.
 func least(values []float64) float64 { return slices.Min(values) }
 
 // median is the middle value, of an even number the mean of the two in the middle. There must be one.

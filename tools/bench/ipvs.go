@@ -2,7 +2,7 @@ package main
 
 import "fmt"
 
-// ipvsKernel is the kernel of the VM in which mode ipvs is measured: not every machine's has IPVS.
+// ipvsKernel is the kernel of the VM in which mode ipvs is measured: not every machine has IPVS.
 const ipvsKernel = "6.12"
 
 // ipvsJobs measure in one VM. It is emulated, so its clock is for comparisons.
@@ -14,7 +14,7 @@ func ipvsJobs(o options) []job {
 	return []job{{pkg: inIPVS, pattern: pattern, times: times, rounds: 1, vm: ipvsKernel}}
 }
 
-// ipvsRows count what a change asks of the kernel, and compare sizes within the run.
+// ipvsRows counts the requests of a change to the kernel, and compares sizes within the run.
 func ipvsRows(f figures) (all []row) {
 	sizes := f.sizes(inIPVS, "IPVS", "")
 	value := func(n int, unit string) float64 {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A change is judged by messages and by the growth of what it computes, a connection by the ratio of one run.
+// A change is judged by messages and by the growth of its computation, a connection by the ratio of
+// one run.
 func TestIPVSRows(t *testing.T) {
 	f := figures{}
 	for name, values := range map[string]map[string]float64{

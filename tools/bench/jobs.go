@@ -23,10 +23,10 @@ const (
 	inIPVS     = "./plane/ipvs"
 )
 
-// job is a `go test -bench` that is run once a round. Rounds of different jobs take turns, so that what else the machine does
-// for a while falls on all of them.
+// job is a `go test -bench` that is run once a round. Rounds of different jobs take turns, so that
+// temporary load on the machine affects all of them.
 type job struct {
-	mode    string // which -mode asks for
+	mode    string // the job's -mode
 	dir     string // below the module's root
 	pkg     string
 	pattern string
@@ -37,7 +37,7 @@ type job struct {
 	vm      string   // the kernel of the VM that it runs in (test/vm); "" is this machine's
 }
 
-// command is what a person would type in the root of the module to run it.
+// command returns the command to run it by hand in the root of the module.
 func (j job) command() string {
 	var b strings.Builder
 	if j.dir != "" {
@@ -70,7 +70,7 @@ func (j job) goArgs() []string {
 	return args
 }
 
-// plan says what to run.
+// plan returns the jobs to run.
 func plan(o options) (jobs []job) {
 	for _, mode := range modes {
 		if !slices.Contains(o.modes, mode) {
@@ -93,7 +93,7 @@ func modeJobs(o options, mode string) []job {
 	case "iptables-legacy":
 		return iptablesJobs(o, "IPTablesLegacy", 40) // each change copies the whole table, for most of a second
 	}
-	if o.only != "" { // of what has an API server
+	if o.only != "" { // of those with an API server
 		return nil
 	}
 	switch mode {
@@ -216,8 +216,8 @@ func measure(ctx context.Context, root string, jobs []job, progress io.Writer) (
 	return f, nil
 }
 
-// run runs the job once and adds what it measured to f. A job that measures nothing is an error: its benchmark has another name
-// now.
+// run runs the job once and adds its results to f. A job without results is an error: its benchmark
+// has another name now.
 func (j job) run(ctx context.Context, root string, f figures, progress io.Writer) error {
 	args := j.goArgs()
 	for i := range args { // as a shell does

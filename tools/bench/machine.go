@@ -33,7 +33,7 @@ func factsNow(ctx context.Context, root string) facts {
 	}
 }
 
-// loadAverage is how many processes wanted to run during the last minute.
+// loadAverage returns the load average of the last minute.
 func loadAverage() string {
 	first, _, _ := strings.Cut(firstLine("/proc/loadavg"), " ")
 	return first

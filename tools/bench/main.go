@@ -1,5 +1,5 @@
-// Command bench measures how fast this proxy is, and prints one table: what was measured, what upstream took on the same kind
-// of machine, what ours must reach, what it takes now.
+// Command bench measures the speed of this proxy, and prints one table: the measurement, upstream's
+// value on the same kind of machine, our goal, our value now.
 //
 //	make bench                                  some minutes; root, because it works in network namespaces
 //	make bench ARGS=-quick                      a few minutes with small clusters: does everything still measure?
@@ -11,7 +11,8 @@
 //	make bench ARGS='-mode trace'               the command trace against a proxy with 10,000 Services
 //	make bench PEER=/path/to/kube-proxy         measure an upstream kube-proxy in iptables mode too, beside ours
 //
-// It measures nothing itself. It runs `go test -bench` where the code lives, and reads the lines that come out:
+// It measures nothing itself. It runs `go test -bench` in the packages of the code, and reads the
+// output:
 //
 //	policy           BenchmarkEndpointChange      fold, view, resolve, replace
 //	plane/nftables   BenchmarkEndpointRender      replace, netlink messages
@@ -20,16 +21,16 @@
 //	                 BenchmarkIPTables            … in iptables mode, with the nft back end
 //	                 BenchmarkIPTablesLegacy      … and with the legacy one
 //	                 BenchmarkPeer…               … the program that PEER names
-//	                 BenchmarkStandIn             … with one that 100,000 services are quickly put into
-//	cmd/kube-proxy   BenchmarkUserspace           the real binary in the lab, through the proxy and straight by turns
-//	                 BenchmarkUserspaceChange     one endpoint, as the engine hands it to the plane
+//	                 BenchmarkStandIn             … with a stand-in that can be filled quickly with 100,000 services
+//	cmd/kube-proxy   BenchmarkUserspace           the real binary in the lab, through the proxy and directly by turns
+//	                 BenchmarkUserspaceChange     one endpoint, as the engine passes it to the plane
 //	                 BenchmarkAskTrace            the command trace
 //	plane/ipvs       BenchmarkIPVS                first sync, one endpoint, connections; in a VM
 //	plane/ebpf       BenchmarkSockets             sockets of a pod, direct and through a cluster IP by turns
 //	                 BenchmarkTables              first sync, one endpoint
 //
-// Nothing here is a test, and a limit that is missed does not make the program fail: a clock says little on a busy machine, so
-// the load stands beside the figures. Growth is measured within one run.
+// Nothing here is a test, and a missed goal does not make the program fail: wall-clock time is
+// unreliable on a busy machine, so the table includes the load. Growth is measured within one run.
 package main
 
 import (

@@ -99,7 +99,7 @@ func odd(b *testing.B, shape adversary.Shape, newPlane func() (engine.Plane, err
 	return err
 }
 
-// settled waits until all is in force but what the plane refuses.
+// settled waits until everything is in force except refused frontends.
 func settled(e *engine.Engine) {
 	for {
 		if s := e.Stats(); s.Settled || s.Begun && s.Pending > 0 && s.Pending == len(s.Failing) {

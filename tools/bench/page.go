@@ -60,8 +60,8 @@ func (p page) judgement() string {
 	return s
 }
 
-// A part of docs/performance.md is what one mode's last run gave, between two lines that name the mode. The rest of the page is written
-// by hand, and stays.
+// A part of docs/performance.md is the result of one mode's last run, between two lines that name
+// the mode. The rest of the page is written by hand, and stays.
 func partBegin(mode string) string { return "<!-- bench: " + mode + " -->\n" }
 
 func partEnd(mode string) string { return "<!-- end of bench: " + mode + " -->\n" }
@@ -80,14 +80,14 @@ func (p page) into(text string, measured []string) (string, error) {
 	return text, nil
 }
 
-// of is what the page has of one mode.
+// of returns the page's part of one mode.
 func (p page) of(mode string) page {
 	p.rows = slices.DeleteFunc(slices.Clone(p.rows), func(r row) bool { return r.mode() != mode })
 	p.jobs = slices.DeleteFunc(slices.Clone(p.jobs), func(j job) bool { return j.mode != mode })
 	return p
 }
 
-// mode is the one that the row is of, as -mode names it.
+// mode returns the mode of the row, as -mode names it.
 func (r row) mode() string {
 	switch name, _, named := strings.Cut(r.work, ": "); {
 	case named && name == "iptables-nft":

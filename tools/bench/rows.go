@@ -117,7 +117,8 @@ type at struct {
 	where    string // for the table
 }
 
-// apiRows makes a row of each number of services at which an operation was measured, with a real API server and with a stand-in.
+// apiRows makes a row of each number of services with a measurement of an operation, with a real
+// API server and with a stand-in.
 func apiRows(f figures, operation string, make func(at) row) (all []row) {
 	for _, server := range []struct{ name, where string }{{"APIServer", ""}, {"StandIn", ", stand-in"}} {
 		for _, n := range f.sizes(inMeasure, server.name, "/"+operation) {
@@ -127,7 +128,7 @@ func apiRows(f figures, operation string, make func(at) row) (all []row) {
 	return all
 }
 
-// value is what an operation took; 0 if it was not measured.
+// value returns the value of an operation; 0 if not measured.
 func (a at) value(operation, unit string) float64 {
 	if values := a.get(inMeasure, a.prefix+operation, unit); len(values) > 0 {
 		return median(values)

@@ -74,7 +74,7 @@ func TestRowsWithoutAPI(t *testing.T) {
 	}
 }
 
-// Rows of iptables mode, without a peer and with one, whose figures take the place of those that are known.
+// Rows of iptables mode, without a peer and with one; the peer's figures replace the known ones.
 func TestTablesRows(t *testing.T) {
 	f := figures{}
 	add := func(prefix string, faster float64) {
@@ -170,7 +170,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// The page has a place for each mode, and what is measured of one changes nothing else of it.
+// The page has a place for each mode, and a measurement of one changes nothing else of it.
 func TestPageParts(t *testing.T) {
 	before, err := os.ReadFile("../../docs/performance.md")
 	if err != nil {

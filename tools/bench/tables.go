@@ -7,11 +7,11 @@ type tables struct {
 	benchmark string
 	name      string
 	start     float64 // how many ms a first sync may take
-	judged    bool    // whether the issue says how long changes may take
+	judged    bool    // whether the issue has a goal for changes
 	known     known
 }
 
-// known is what upstream v1.36.3 took with 5,000 services on such a machine.
+// known has the values of upstream v1.36.3 with 5,000 services on such a machine.
 type known struct{ start, change, create, connect, cpu, memory string }
 
 var backends = []tables{
@@ -19,7 +19,8 @@ var backends = []tables{
 	{"IPTablesLegacy", "iptables-legacy", 4000, false, known{"500 ms for the restore alone", "–", "–", "walks 5,000 rules", "–", "–"}},
 }
 
-// tablesRows are what was measured in iptables mode, and of a peer in the same run what it took in place of what is known.
+// tablesRows returns the results of iptables mode; those of a peer in the same run replace the
+// known values.
 func tablesRows(f figures) (all []row) {
 	for _, operation := range []string{"start", "change", "new", "connect", "cpu", "memory"} {
 		for _, b := range backends {
@@ -53,14 +54,15 @@ func (b tables) row(f figures, operation string, n int) row {
 	if n != 5000 {
 		k = known{"–", "–", "–", "–", "–", "–"}
 	}
-	// upstream is what the peer took, if it was measured.
+	// upstream returns the peer's value, if measured.
 	upstream := func(otherwise, prefix, operation, unit, in string) string {
 		if v := peer.value(operation, unit); v > 0 {
 			return prefix + amount(v, in) + ", this run"
 		}
 		return otherwise
 	}
-	// change is a row of a time from an API write on; of the legacy back end the issue says nothing.
+	// change makes a row of a time that starts with an API write; the issue has no goal for the
+	// legacy back end.
 	change := func(work, operation, known string, most float64) row {
 		p50, p99 := ours.value(operation, "p50-ms"), amount(ours.value(operation, "p99-ms"), "ms")
 		up := upstream(known, "p50 ", operation, "p50-ms", "ms")

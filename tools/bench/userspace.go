@@ -2,7 +2,7 @@ package main
 
 import "fmt"
 
-// userspaceJobs measure what goes through the proxy.
+// userspaceJobs measure traffic through the proxy.
 func userspaceJobs(o options) []job {
 	turns, changes := 15, 2000
 	if o.quick {
@@ -15,7 +15,7 @@ func userspaceJobs(o options) []job {
 	}
 }
 
-// userspaceRows compare with what goes straight to the pod, measured by turns in the same run.
+// userspaceRows compares with direct traffic to the pod, measured by turns in the same run.
 func userspaceRows(f figures) (all []row) {
 	value := func(name, unit string) float64 {
 		if values := f.get(inProgram, name, unit); len(values) > 0 {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What goes through the proxy is judged by ratios of one run, and a ratio that is too small is no.
+// Traffic through the proxy is judged by ratios of one run; a ratio below the goal fails.
 func TestUserspaceRows(t *testing.T) {
 	f := figures{}
 	add := func(name string, values map[string]float64) { f.add(inProgram, line{name, values}) }

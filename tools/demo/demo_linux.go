@@ -22,7 +22,7 @@ type demo struct {
 	unread string // why the folder could not be read the last time
 }
 
-// first measures all rows and prints the table. It returns how many are not as wanted.
+// first measures all rows and prints the table. It returns the number of unexpected results.
 func (d *demo) first(ctx context.Context) (wrong int, err error) {
 	step := d.out.step("packets", "real TCP and UDP connections for %d rows, both IP families", len(d.shop.rows))
 	tallies := d.field.measure(ctx, d.shop.rows, effort{connections: d.options.connections})
@@ -48,7 +48,7 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 	return wrong, nil
 }
 
-// invite says what to try.
+// invite suggests commands to try.
 func (d *demo) invite() {
 	in := func(host string) string { return "ip netns exec kp-" + d.options.lab + "-" + host + " " }
 	customer, _ := netlab.HostByName(netlab.Client)

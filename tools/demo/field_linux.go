@@ -12,7 +12,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// Ports of every pod: those that say who was reached (TCP and UDP), and a web page for curl.
+// Ports of every pod: those that answer with the pod's name (TCP and UDP), and a web page for curl.
 var (
 	whoPorts = []uint16{8080, 8081}
 	pagePort = 8000
@@ -54,7 +54,7 @@ func (f *field) close() error {
 	return errors.Join(append(errs, f.lab.Close())...)
 }
 
-// openPods starts what the pods run.
+// openPods starts the servers of the pods.
 func (f *field) openPods() error {
 	for _, h := range f.lab.Hosts() {
 		if !h.Pod() {
@@ -91,7 +91,7 @@ func (f *field) openPage(host string) error {
 	return nil
 }
 
-// listenSink lets the sink answer what the rows send, should it get there.
+// listenSink lets the sink answer the packets of the rows that reach it.
 func (f *field) listenSink(s *shop) error {
 	for _, r := range s.rows {
 		if r.shot.Key.IsNodePort() {

@@ -1,16 +1,16 @@
-// Command demo is what `make run` starts: a lab of network namespaces in which bin/kube-proxy serves the
-// Services of docs/examples/shop, and a table of who answered when they were asked.
+// Command demo is the program of `make run`: a lab of network namespaces in which bin/kube-proxy
+// serves the Services of docs/examples/shop, and a table of the pods that answered.
 //
 //	docs/examples/shop/*.yaml ──copy──▶ a folder ──▶ kube-proxy (in the namespace of node1) ──▶ kernel
-//	docs/examples/shop/shop.txtar ────────┴──▶ packets: who sends, where to, who must answer
+//	docs/examples/shop/shop.txtar ────────┴──▶ packets: sender, target, expected pods
 //	                                        └──▶ connections ──▶ tally ──▶ check ──▶ table
 //
-// The kube-proxy is the one that would run on a node, with the flags that it would have there; the demo
-// knows of it what an operator knows: its address space, its log, and who answers.
+// The kube-proxy is the one that would run on a node, with the flags that it would have there. The
+// demo uses only the information of an operator: its addresses, its log, and which pods answer.
 //
-// It then measures all rows again and again, and prints those that changed. With --once it exits after the table: 0 if every row is as shop.txtar
-// says. It takes away all that it made, also after SIGINT, SIGTERM and SIGHUP; what a SIGKILL left is
-// replaced by the next run.
+// It then measures all rows repeatedly, and prints those that changed. With --once it exits after
+// the table: 0 if every row is as in shop.txtar. It removes everything that it made, also after
+// SIGINT, SIGTERM and SIGHUP; the next run replaces the remains after a SIGKILL.
 package main
 
 import (

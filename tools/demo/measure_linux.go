@@ -12,7 +12,7 @@ import (
 
 // How many connections a row gets.
 const (
-	// many is for the first table: shares are within 8 of 100 of what they tend to.
+	// many is for the first table: shares are within 8 % of their limit.
 	many = 300
 	// full shows after a change who answers; that one of four backends that take turns at random is missed in
 	// so many happens once in 10⁷ times.
@@ -21,7 +21,7 @@ const (
 	few = 20
 	// forSticky connections meet one of three pods each time by chance once in 59,049 times.
 	forSticky = 11
-	// scouts go first, at the same time; if none is answered, no more are sent.
+	// scouts go first, at the same time; if none gets an answer, no more are sent.
 	scouts = 3
 )
 
@@ -32,10 +32,11 @@ const slowAnswer = 2500 * time.Millisecond
 // workers is how many rows are measured at the same time.
 const workers = 8
 
-// effort says how thoroughly rows are measured.
+// effort is the thoroughness of a measurement.
 type effort struct {
 	connections int
-	// quick takes silence for an answer even where one is wanted, as after a change: then anything may be.
+	// quick accepts silence even if an answer is expected, as after a change: then any result is
+	// possible.
 	quick bool
 }
 

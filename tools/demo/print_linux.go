@@ -39,7 +39,7 @@ func (p *printer) lines(lines []string) {
 	p.printf("%s\n", strings.Join(lines, "\n"))
 }
 
-// step is something that takes time; its line stands there from the beginning.
+// step is a task that takes time; its line is printed at the start.
 type step struct {
 	p     *printer
 	begin time.Time

@@ -28,9 +28,10 @@ func startProxy(l *netlab.Lab, path, dir, mode string) (*proxy, error) {
 	p.cmd = l.Command(netlab.Node1, path,
 		"--manifests", dir, "--proxy-mode", mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String()+","+netlab.Cluster6.String(), "-v", "2",
-		"--admin-socket", socket(dir), // at the usual place the machine's own would be
-		"--conntrack-max-per-core=0") // what the machine has suffices here, and a namespace could not change it
-	// A process group of its own: Ctrl-C in the terminal is for us, and we stop it after the last packet.
+		"--admin-socket", socket(dir), // the default path would be the machine's own
+		"--conntrack-max-per-core=0") // the machine's value suffices here, and a namespace could not change it
+	// A separate process group: Ctrl-C in the terminal is for the demo, which stops the proxy after
+	// the last packet.
 	p.cmd.SysProcAttr.Setpgid = true
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := p.cmd.Start(); err != nil {

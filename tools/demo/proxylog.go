@@ -61,7 +61,7 @@ func (l *proxyLog) String() string {
 // header begins a warning or an error in the log.
 var header = regexp.MustCompile(`^[WE]\d{4} \S+ +\d+ \S+\] `)
 
-// complaint returns what a line of the log complains about, "" for any other line.
+// complaint returns the problem in a line of the log, "" for any other line.
 func complaint(line string) string {
 	if at := header.FindString(line); at != "" {
 		return line[len(at):]

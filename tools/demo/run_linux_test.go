@@ -18,7 +18,7 @@ import (
 	"kube-proxy/plane/nftables"
 )
 
-// started is a demo of its own name, with a binary made of this tree, whose output goes to a file.
+// started is a demo with a unique name and a binary of this tree; its output goes to a file.
 type started struct {
 	options
 	output string
@@ -158,7 +158,8 @@ func testWatch(t *testing.T, binary string) {
 	s := start(ctx, t, binary, example, false)
 	dir := s.wait(t, `follows the files in (\S+);`)
 
-	// The demo's proxy has an admin socket of its own: the default one is for the machine's kube-proxy.
+	// The demo's proxy has a separate admin socket: the default one is for the machine's
+	// kube-proxy.
 	command := strings.Fields(s.wait(t, `(?m)^  (\S+ trace .* --admin-socket=\S+)$`))
 	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "node node1\n") || !strings.Contains(string(out), "as the table says") {
 		t.Errorf("%q: %v:\n%s", command, err, out)
@@ -188,7 +189,7 @@ func testWatch(t *testing.T, binary string) {
 	s.leftNothing(t)
 }
 
-// A binary that cannot start is shown with what it said, and leaves nothing.
+// A binary that cannot start is shown with its output, and leaves nothing.
 func TestProxyThatDies(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -16,10 +16,10 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// packetsFile is the file beside the manifests that says which packets are sent and who must answer.
+// packetsFile is the file beside the manifests with the packets to send and the expected answers.
 const packetsFile = "shop.txtar"
 
-// shop is what the folder says at one moment.
+// shop is the folder's content at one moment.
 type shop struct {
 	rows []row
 }
@@ -38,13 +38,13 @@ type row struct {
 	unknown bool
 }
 
-// id says which rows of two moments are the same one.
+// id identifies the same row at two moments.
 func (r row) id() string { return fmt.Sprintf("%s %s %d", r.family, r.text, r.index) }
 
 // folderOf is where kube-proxy finds a lab's copy of the shop. Only root writes to /run.
 func folderOf(lab string) string { return "/run/kube-proxy-shop-" + lab }
 
-// copyShop makes a folder with the files of another one, in place of what a killed run left.
+// copyShop makes a folder with the files of another one, in place of the remains of a killed run.
 func copyShop(from, to string) error {
 	err := os.RemoveAll(to)
 	if err == nil {
@@ -119,7 +119,7 @@ func (s *shop) inMode(m mode.Mode) *shop {
 	return s
 }
 
-// view is what the manifests mean in one family.
+// view is the meaning of the manifests in one family.
 type view struct {
 	family lb.Family
 	replay *scenario.Replay

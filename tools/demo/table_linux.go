@@ -6,11 +6,11 @@ import (
 	"unicode/utf8"
 )
 
-// entry is a row of the printed table with what it met.
+// entry is a row of the printed table with its results.
 type entry struct {
 	row
 	tally tally
-	// before is what the row met the last time; nil at first.
+	// before is the previous result of the row; nil at first.
 	before *tally
 }
 
@@ -32,9 +32,9 @@ const (
 
 // Marks before a row.
 const (
-	asSaid    = "✓" // as packetsFile says
+	asSaid    = "✓" // as in packetsFile
 	notAsSaid = "✗"
-	differs   = "≠" // not as packetsFile says, after a change
+	differs   = "≠" // not as in packetsFile, after a change
 )
 
 // layout is how wide the columns are. The zero value begins with the headings.
@@ -45,8 +45,8 @@ type layout struct {
 
 var headings = [columns]string{"FRONTEND", "", "FROM", "WHO ANSWERED", "SOURCE THAT THE BACKEND SAW"}
 
-// fit makes the columns wide enough for entries; they never get narrower, so that later rows stand below
-// earlier ones. The last column has no width.
+// fit makes the columns wide enough for entries; they never become narrower, so that later rows
+// align with earlier ones. The last column has no width.
 func (l *layout) fit(entries []entry) {
 	for i := range columns - 1 {
 		l.widths[i] = max(l.widths[i], len(headings[i]))
@@ -120,7 +120,7 @@ func (l *layout) note(color, text string) string {
 	return strings.Repeat(" ", indent) + l.paint(color, text)
 }
 
-// verdict counts the entries that are not as wanted.
+// verdict counts the unexpected entries.
 func verdict(entries []entry) (wrong int) {
 	for _, e := range entries {
 		if len(check(e.want, e.tally)) > 0 {

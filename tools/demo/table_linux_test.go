@@ -41,7 +41,7 @@ the rest
 	}
 }
 
-// Later rows stand in the columns of earlier ones.
+// Later rows use the columns of earlier ones.
 func TestColumnsStay(t *testing.T) {
 	var l layout
 	long := row{kind: "ClusterIP", from: "client", shot: scenario.Shot{To: netip.MustParseAddrPort("[2001:db8:51::40]:443"), Proto: lb.TCP}}

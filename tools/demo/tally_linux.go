@@ -12,10 +12,10 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// sink answers what node1 lets pass.
+// sink answers packets that node1 forwards.
 const sink = netlab.Sink
 
-// answer is what one connection learned: who answered, at which port, and whom the backend saw.
+// answer is the result of one connection: the server, its port, and the source that it saw.
 type answer struct {
 	server string
 	port   uint16
@@ -23,12 +23,12 @@ type answer struct {
 	local  netip.Addr // the sender's own address
 }
 
-// tally is what the connections of one row met.
+// tally sums the results of the connections of one row.
 type tally struct {
 	answers map[answer]int
 	refused int
 	silent  int
-	// failed counts what is none of those; err is the first.
+	// failed counts other results; err is the first.
 	failed int
 	err    error
 }
@@ -63,7 +63,7 @@ func (t tally) answered() int {
 	return n
 }
 
-// who says who answered, backends first: "pod1 34%  pod2 66%", or "refused" alone.
+// who lists the servers, backends first: "pod1 34% pod2 66%", or only "refused".
 func (t tally) who() string {
 	counts := map[string]int{}
 	for a, n := range t.answers {
@@ -88,7 +88,7 @@ func (t tally) who() string {
 	return strings.Join(words, "  ")
 }
 
-// sources says whom the backends saw: "pod3 10.1.1.13". What several saw is separated by commas.
+// sources lists the sources that the backends saw: "pod3 10.1.1.13", separated by commas.
 func (t tally) sources() string {
 	seen := map[netip.Addr]bool{}
 	for a := range t.answers {
@@ -102,7 +102,7 @@ func (t tally) sources() string {
 	return strings.Join(words, ", ")
 }
 
-// comparedTo says what before met; the sources only if they were others.
+// comparedTo describes the result before; the sources only if they differ.
 func (t tally) comparedTo(before tally) string {
 	if s := before.sources(); s != "" && s != t.sources() {
 		return before.who() + ", which saw " + s
@@ -120,7 +120,8 @@ func (t tally) met(host string) bool {
 	return false
 }
 
-// outcome is what the row met without the counts: two tallies of the same outcome look the same to a user.
+// outcome is the result of the row without the counts: two tallies of the same outcome look the
+// same to a user.
 func (t tally) outcome() string {
 	var words []string
 	for a := range t.answers {
@@ -138,7 +139,7 @@ func (t tally) outcome() string {
 	return strings.Join(words, ", ")
 }
 
-// check returns what in the tally is not as wanted, nothing if all is.
+// check returns the unexpected parts of the tally, nothing if all is as wanted.
 func check(want scenario.Outcome, t tally) []string {
 	if t.sent() == 0 {
 		return []string{"nothing was sent"}

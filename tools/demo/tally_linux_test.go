@@ -15,7 +15,7 @@ var (
 	node1Addr = netip.MustParseAddr("172.18.0.2")
 )
 
-// from returns what a connection of pod3 learned.
+// from returns the result of a connection of pod3.
 func from(server string, seen netip.Addr) answer {
 	return answer{server: server, port: 8080, seen: seen, local: pod3Addr}
 }

@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// rest is how long the demo waits between two looks at all rows.
+// rest is the wait of the demo between two measurements of all rows.
 const rest = 500 * time.Millisecond
 
-// watch measures all rows again and again, and prints those that changed, until ctx ends or kube-proxy does.
+// watch measures all rows repeatedly, and prints those that changed, until ctx ends or kube-proxy
+// does.
 func (d *demo) watch(ctx context.Context) error {
 	for {
 		select {
@@ -52,7 +53,8 @@ func (d *demo) again(ctx context.Context) error {
 	return nil
 }
 
-// reload reads the folder again. Where that fails, the rows stay as they are: packets go on to a Service that is gone.
+// reload reads the folder again. If that fails, the rows stay: packets are still sent to a deleted
+// Service.
 func (d *demo) reload() {
 	s, err := loadShop(d.dir)
 	if err == nil {
@@ -71,7 +73,7 @@ func (d *demo) measured(ctx context.Context, rows []row, connections int) []entr
 	return entries
 }
 
-// compare returns the entries that are not as they were, with what they were.
+// compare returns the changed entries, with their previous results.
 func (d *demo) compare(entries []entry) (changed []entry) {
 	for _, e := range entries {
 		was, known := d.now[e.id()]

@@ -27,13 +27,14 @@ const (
 	keyring   = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
 
-// archive is where packages come from: this machine's own mirrors, and what was downloaded before.
+// archive is the source of packages: this machine's mirrors, and earlier downloads.
 type archive struct {
 	cache   string
 	mirrors map[string]string // by debian and debian-security: those named on the command line
 }
 
-// fetch returns the file of a package, from the cache or downloaded. What does not have the lock's SHA-256 is not returned.
+// fetch returns the file of a package, from the cache or downloaded. It never returns a file
+// without the lock's SHA-256.
 func (a archive) fetch(ctx context.Context, p pin) (string, error) {
 	file := filepath.Join(a.cache, fmt.Sprintf("%s_%s_%s_%s.deb", p.Name, strings.ReplaceAll(p.Version, ":", "%3a"), p.Arch, p.SHA256[:12]))
 	have, err := digestOf(file)
@@ -63,7 +64,7 @@ func (a archive) download(ctx context.Context, p pin, file string) error {
 	}
 	defer os.RemoveAll(dir)
 	partial := filepath.Join(dir, "package.deb")
-	// apt's own downloader, for it knows the proxies and credentials that apt is configured with.
+	// apt's own downloader, because it uses the proxies and credentials of apt's configuration.
 	said, err := output(ctx, aptHelper, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=1", "download-file",
 		strings.TrimSuffix(mirror, "/")+"/"+p.Path, partial, "SHA256:"+p.SHA256)
 	switch {
@@ -170,7 +171,8 @@ func pinOf(arch string, f map[string]string) (pin, error) {
 	return p, nil
 }
 
-// parseControl reads the fields of a paragraph of Debian's control files; of those that go on over lines, the first.
+// parseControl reads the fields of a paragraph of Debian's control files; of multi-line fields, the
+// first line.
 func parseControl(text string) map[string]string {
 	fields := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -194,7 +196,7 @@ func digestOf(file string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// output runs a program and returns what it printed; said holds what it wrote to stderr too if it failed.
+// output runs a program and returns its output; said includes stderr if it failed.
 func output(ctx context.Context, name string, args ...string) (said string, err error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	var stdout, stderr strings.Builder

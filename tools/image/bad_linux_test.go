@@ -53,7 +53,7 @@ func TestBadArguments(t *testing.T) {
 	})
 }
 
-// What can be wrong with a mirror, with apt's own downloader and a mirror that listens here.
+// Faults of a mirror, with apt's own downloader and a mirror that listens here.
 func TestBadMirrors(t *testing.T) {
 	t.Setenv("no_proxy", "127.0.0.1")
 	const content = "a package"
@@ -103,7 +103,7 @@ func TestBadMirrors(t *testing.T) {
 			}
 		})
 	}
-	// And one that is as it should be: asked once, and not believed when the cache was changed.
+	// And a correct one: requested once, and verified again when the cache was changed.
 	a := archive{cache: t.TempDir(), mirrors: map[string]string{"debian": serve(http.StatusOK, content)}}
 	asked = 0
 	for _, spoil := range []bool{false, false, true} {
@@ -129,7 +129,7 @@ func TestBadMirrors(t *testing.T) {
 	}
 }
 
-// A full disk leaves the image of before, and nothing beside it.
+// A full disk leaves the previous image, and nothing beside it.
 func TestFullDisk(t *testing.T) {
 	const child = "KUBE_PROXY_IMAGE_DISK_CHILD"
 	if os.Getenv(child) == "" {

@@ -22,7 +22,7 @@ const binaryPath = "usr/local/bin/kube-proxy"
 // goModule is a module that is linked into the binary.
 type goModule struct {
 	path, version string
-	licence       string // as SPDX says it, or ""
+	licence       string // in SPDX's notation, or ""
 }
 
 // program is the binary for one platform, and what is in it.
@@ -36,7 +36,7 @@ type program struct {
 // compile builds the binary. dir keeps it, so that an unchanged one is not linked again.
 func compile(ctx context.Context, dir string, on v1.Platform) (program, error) {
 	out := filepath.Join(dir, on.OS+"-"+on.Architecture, "kube-proxy")
-	// The commit in the binary, if git knows it, whatever GOFLAGS say.
+	// The commit in the binary, if git has it, whatever GOFLAGS is.
 	stamp := fmt.Sprintf("-buildvcs=%t", git(ctx, "rev-parse", "HEAD") != "")
 	cmd := goCommand(ctx, on, "build", stamp, "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/kube-proxy")
 	if said, err := cmd.CombinedOutput(); err != nil {
@@ -72,7 +72,7 @@ func compile(ctx context.Context, dir string, on v1.Platform) (program, error) {
 	return p, nil
 }
 
-// goCommand runs go for a platform of the image, with the same settings wherever it runs.
+// goCommand runs go for a platform of the image, with the same settings on every machine.
 func goCommand(ctx context.Context, on v1.Platform, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+on.OS, "GOARCH="+on.Architecture, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off", "GOFLAGS=-mod=readonly")
@@ -87,8 +87,8 @@ func licenceDir(module string) string { return docFolder + "licences/" + module 
 
 var licenceName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// licenceTexts returns the licences of Go and of all packages in the binary: those of the folder of each, and of those around it up to
-// the module's.
+// licenceTexts returns the licences of Go and of all packages in the binary: those in the folder of
+// each, and in its parents up to the module's.
 func licenceTexts(ctx context.Context, on v1.Platform) (map[string][]byte, error) {
 	cmd := goCommand(ctx, on, "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}\t{{.Dir}}", "./cmd/kube-proxy")
 	said, err := cmd.Output()

@@ -20,12 +20,12 @@ import (
 // platforms are those of the image.
 var platforms = []v1.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}, {OS: "windows", Architecture: "amd64"}}
 
-// content is what the image has for one platform.
+// content is the content of the image for one platform.
 type content struct {
 	platform v1.Platform
 	program  program
 	packages []debianPackage
-	debian   v1.Layer // iptables, ipset, and what they need; nil on Windows
+	debian   v1.Layer // iptables, ipset, and their dependencies; nil on Windows
 	binary   v1.Layer
 	err      error
 }
@@ -170,7 +170,7 @@ func assemble(o options, commit string, when time.Time, contents []*content) (ma
 	return m, err
 }
 
-// licencesOf joins the licences that are known of what is in an image.
+// licencesOf joins the known licences of the contents of an image.
 func licencesOf(p program, pkgs []debianPackage) string {
 	ids := []string{"Apache-2.0"}
 	for _, m := range p.modules {
@@ -189,7 +189,7 @@ func licencesOf(p program, pkgs []debianPackage) string {
 // billFile is where the bill of materials of an archive goes.
 func billFile(out string) string { return strings.TrimSuffix(out, ".tar") + ".spdx.json" }
 
-// save writes both files whole, or leaves those that are there.
+// save writes both files completely, or leaves the existing ones.
 func (m made) save(out string, when time.Time) error {
 	tar, err := writeBeside(out, func(w io.Writer) error { return writeArchive(w, m.index, filepath.Dir(out), when) })
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 // maxSize is how large the image for all modes may be, compressed, for one architecture.
 const maxSize = 25 << 20
 
-// What a runtime makes of the archive: both tags for both architectures, started as upstream's image is, and not large.
+// The archive as a runtime sees it: both tags for both architectures, started as upstream's image
+// is, and not large.
 func TestImage(t *testing.T) {
 	r := openImage(t, builtImage(t))
 	if err := validate.Index(r.index); err != nil {
@@ -84,10 +85,11 @@ func TestWindowsImage(t *testing.T) {
 	}
 }
 
-// sizeMargin is how far below what docs/image.md says an image may be, in MiB: a page that says twice the truth is no page.
+// sizeMargin is how far an image may be below its size in docs/image.md, in MiB: the page must not
+// be far from the truth.
 const sizeMargin = 4
 
-// toldSizes is what docs/image.md says about the images: by tag and architecture, MiB at most.
+// toldSizes returns the sizes of images in docs/image.md: by tag and architecture, MiB at most.
 func toldSizes(t *testing.T) map[string]map[string]float64 {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/image.md")
@@ -121,7 +123,8 @@ func checkLabels(t *testing.T, p readPlatform) {
 	}
 }
 
-// Nothing runs that is not named here, nothing has more rights than who starts it, and all is root's.
+// No program is in the image that is not listed here, none has more rights than its caller, and
+// root owns all files.
 func checkFiles(t *testing.T, p readPlatform) {
 	t.Helper()
 	may := map[string]bool{binaryPath: true, "usr/sbin/xtables-nft-multi": true, "usr/sbin/xtables-legacy-multi": true, "usr/sbin/ipset": true}
@@ -188,7 +191,7 @@ func checkPrograms(t *testing.T, p readPlatform, arch string) {
 	}
 }
 
-// The binary tells of the commit and of the modules, and of nothing of the machine that built it.
+// The binary has the commit and the modules, and no information about the machine that built it.
 func checkBinary(t *testing.T, p readPlatform, arch string) {
 	t.Helper()
 	info, err := buildinfo.Read(bytes.NewReader(p.files[binaryPath].body))

@@ -14,17 +14,19 @@ import (
 	"strings"
 )
 
-// packages are those that the image is made of. What they need of others is found in their programs, and is missed if it is not here.
+// packages are the packages of the image. Dependencies are found in their programs; a missing
+// package is an error.
 var packages = []string{
 	"base-files", "iptables", "ipset",
 	"libc6", "libip4tc2", "libip6tc2", "libipset13t64", "libmnl0", "libnetfilter-conntrack3", "libnfnetlink0", "libnftnl11", "libxtables12",
 }
 
-// wanted are patterns of the files that the image takes of the packages. Libraries follow by themselves.
+// wanted are patterns of the files that the image uses of the packages. Libraries are added
+// automatically.
 var wanted = slices.Concat([]string{
 	"etc/os-release", "usr/lib/os-release",
 	"usr/sbin/ipset",
-	// All extensions, to read the rules of other programs; not those of arptables and ebtables.
+	// All extensions, to read the rules of other programs; except those of arptables and ebtables.
 	"usr/lib/*/xtables/libxt_*.so", "usr/lib/*/xtables/libipt_*.so", "usr/lib/*/xtables/libip6t_*.so",
 	// The licences that the packages' copyright files point to.
 	"usr/share/common-licenses/*",
@@ -46,15 +48,15 @@ func iptablesPrograms() (names []string) {
 // triplets are Debian's names for the folders of libraries.
 var triplets = map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 
-// debianPackage is what the image knows of a package.
+// debianPackage is the image's record of a package.
 type debianPackage struct {
 	pin
 	source, sourceVersion string
 	licences              []string // as Debian calls them
-	licence               string   // as SPDX says it, or ""
+	licence               string   // in SPDX's notation, or ""
 }
 
-// debianTree returns the files of the layer that holds what the modes iptables and ipvs need, and the packages that they are from.
+// debianTree returns the files of the layer for the modes iptables and ipvs, and their packages.
 func debianTree(ctx context.Context, a archive, l lock, arch string) (tree, []debianPackage, error) {
 	all, owner := tree{}, map[string]string{}
 	// As the package usrmerge leaves them.
@@ -178,7 +180,7 @@ func readDeb(ctx context.Context, deb, what string) (tree, error) {
 	return t, err
 }
 
-// readTar reads an archive of files, folders and links. Nothing in it keeps an owner, a time or a setuid bit.
+// readTar reads an archive of files, folders and links. It keeps no owner, time or setuid bit.
 func readTar(r io.Reader) (tree, error) {
 	t := tree{}
 	for tr := tar.NewReader(r); ; {
@@ -201,7 +203,7 @@ func readTar(r io.Reader) (tree, error) {
 			if f.body, err = io.ReadAll(tr); err != nil {
 				return nil, err
 			}
-		case tar.TypeLink: // the file it leads to came before
+		case tar.TypeLink: // its target came before
 			f = t[path.Clean("/" + h.Linkname)[1:]]
 		default:
 			return nil, fmt.Errorf("file /%s is of type %q, want a file, a folder or a link", name, h.Typeflag)

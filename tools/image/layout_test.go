@@ -68,16 +68,16 @@ func openImage(t *testing.T, file string) *readImage {
 	return r
 }
 
-// readPlatform is what a runtime makes of the image for one platform.
+// readPlatform is the image for one platform as a runtime sees it.
 type readPlatform struct {
 	manifest *v1.Manifest
 	config   *v1.ConfigFile
 	size     int64 // of its layers, compressed
-	files    tree  // what they give, one over the other
+	files    tree  // contents of the layers, one over the other
 	headers  []*tar.Header
 }
 
-// tags returns the image's tags by what they end in after the version: "" and -minimal.
+// tags returns the image's tags by their suffix after the version: "" and -minimal.
 func (r *readImage) tags() map[string]v1.Descriptor {
 	r.t.Helper()
 	all := map[string]v1.Descriptor{}
@@ -104,7 +104,7 @@ func (r *readImage) name(tag string) string {
 	return r.tags()[tag].Annotations["io.containerd.image.name"]
 }
 
-// manifests are those of a tag, one for each platform.
+// manifests returns those of a tag, one for each platform.
 func (r *readImage) manifests(tag string) (v1.ImageIndex, []v1.Descriptor) {
 	r.t.Helper()
 	index, err := r.index.ImageIndex(r.tags()[tag].Digest)

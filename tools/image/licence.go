@@ -9,7 +9,8 @@ import (
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// licenceOf says, as SPDX does, which licences the texts in a folder are; "" if one of them is not known.
+// licenceOf returns the licences of the texts in a folder, in SPDX's notation; "" if one of them is
+// unknown.
 func licenceOf(texts map[string][]byte, folder string) string {
 	var all []string
 	for name, body := range texts {
@@ -79,8 +80,8 @@ var debianNames = map[string]string{
 	"bsd-2-clause": "BSD-2-Clause", "bsd-3-clause": "BSD-3-Clause",
 }
 
-// debianLicences returns the names that a package's copyright file, if it is of the form that machines read, has for its licences, and
-// what SPDX calls them: "" unless it knows all.
+// debianLicences returns the names of licences in a package's copyright file, if it has the
+// machine-readable format, and their SPDX expression: "" unless all are known.
 func debianLicences(copyright string) (names []string, spdx string) {
 	if !strings.HasPrefix(copyright, "Format:") {
 		return nil, ""

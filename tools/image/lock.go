@@ -13,10 +13,11 @@ import (
 // lockFile is the name of the lock in the repository.
 const lockFile = "tools/image/debian.lock"
 
-// architectures are those of the image that have packages of Debian, as Go and Debian call them.
+// architectures are those of the image with packages of Debian, as Go and Debian call them.
 var architectures = []string{"amd64", "arm64"}
 
-// lock says which packages of Debian the image is made of. In the file its head has a line of JSON, and then each pin.
+// lock lists the Debian packages of the image. The file has a line of JSON for its head, and then
+// one for each pin.
 type lock struct {
 	head
 	pins []pin

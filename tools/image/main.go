@@ -27,9 +27,9 @@ func main() {
 	}
 }
 
-// options are what the command line says.
+// options are those of the command line.
 type options struct {
-	out     string // the archive; the bill of materials lies beside it
+	out     string // the archive; the bill of materials is beside it
 	name    string // of the image, without a tag
 	tag     string // the version too
 	archive archive
@@ -86,12 +86,13 @@ func writeLock(ctx context.Context, a archive, stdout io.Writer) error {
 }
 
 var (
-	// imageName and imageTag are what the distribution specification allows, and a registry with a port.
+	// imageName and imageTag are the patterns of the distribution specification, and a registry
+	// with a port.
 	imageName = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+$|^[a-z0-9]+([._-]+[a-z0-9]+)*$`)
 	imageTag  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,110}$`)
 )
 
-// minimal is what the tag of the image with the binary alone ends in.
+// minimal is the suffix of the tag with only the binary.
 const minimal = "-minimal"
 
 func build(ctx context.Context, o options, stdout io.Writer) error {

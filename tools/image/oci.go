@@ -79,7 +79,7 @@ func indexOf(adds ...mutate.IndexAddendum) v1.ImageIndex {
 	return mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), adds...)
 }
 
-// tagged names the index of a tag, such as localhost/kube-proxy:v1, for the index of the archive.
+// tagged returns the entry of a tag, such as localhost/kube-proxy:v1, for the index of the archive.
 func tagged(name string, index v1.ImageIndex) mutate.IndexAddendum {
 	return mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{Annotations: map[string]string{
 		"io.containerd.image.name":          name, // what ctr image import calls it

@@ -25,8 +25,8 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// asContainer makes this test stand in for kube-proxy: it starts the image's with runc, as a kubelet would, and is gone when that is.
-// Its value is a container in JSON.
+// asContainer makes this test replace kube-proxy: it starts the image's with runc, as a kubelet
+// would, and ends with it. Its value is a container in JSON.
 const asContainer = "KUBE_PROXY_IMAGE_CONTAINER"
 
 func TestMain(m *testing.M) {
@@ -43,10 +43,10 @@ type container struct {
 	UID          int             // whom it runs as
 	Capabilities []string        // all that it has
 	Ambient      bool            // they are passed on to a process that is not root, as kubelets cannot
-	Seccomp      json.RawMessage // what it may ask the kernel
+	Seccomp      json.RawMessage // allowed system calls
 	Init         bool            // a privileged container with --init-only runs before
 	Kubelet      string          // the back end of iptables that a kubelet of the node uses
-	Sets         bool            // somebody else's rules of the node name an ipset, as those of some networks for pods do
+	Sets         bool            // other programs' rules on the node name an ipset
 }
 
 // standIn is the process that the demo starts in the lab's node.
@@ -66,7 +66,7 @@ func standIn(text string, args []string) int {
 	return 0
 }
 
-// serve runs kube-proxy until somebody ends it, and notes which rules it leaves.
+// serve runs kube-proxy until it is stopped, and records the rules that it leaves.
 func (c container) serve(args []string) error {
 	if c.Kubelet != "" {
 		for _, family := range []string{"iptables", "ip6tables"} {
@@ -86,11 +86,11 @@ func (c container) serve(args []string) error {
 	args = slices.Clone(args)
 	for i, a := range args {
 		switch a {
-		case "--manifests": // a copy that everybody may read, as of a ConfigMap
+		case "--manifests": // a copy that every user may read, as of a ConfigMap
 			if err := os.CopyFS(filepath.Join(c.Dir, "manifests"), os.DirFS(args[i+1])); err != nil {
 				return err
 			}
-		case "--admin-socket": // which the demo has beside the manifests: a container has a place of its own for it
+		case "--admin-socket": // the demo has it beside the manifests; a container has a separate path for it
 			args[i+1] = "/run/kube-proxy/admin.sock"
 		}
 	}
@@ -144,8 +144,8 @@ func (c container) run(name string, args []string, privileged bool) error {
 	return cmd.Wait()
 }
 
-// spec is the configuration that runc is given: what containerd makes of a pod in the host's network, with the least that the pod
-// may ask for.
+// spec returns the configuration for runc: that of containerd for a pod in the host's network, with
+// the least rights that the pod may request.
 func (c container) spec(args []string, privileged bool) map[string]any {
 	type object = map[string]any
 	mounts := []object{
@@ -153,7 +153,7 @@ func (c container) spec(args []string, privileged bool) map[string]any {
 		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
 		{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"nosuid", "noexec", "nodev", map[bool]string{true: "rw", false: "ro"}[privileged]}},
-		// As the chart has it for the admin socket, for whatever user.
+		// As in the chart for the admin socket, for any user.
 		{"destination": "/run/kube-proxy", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "noexec", "nodev", "mode=777", "size=1m"}},
 		// As kubeadm's DaemonSet mounts them.
 		{"destination": "/lib/modules", "type": "bind", "source": filepath.Join(c.Dir, "modules"), "options": []string{"rbind", "ro"}},
@@ -186,12 +186,13 @@ func (c container) spec(args []string, privileged bool) map[string]any {
 	}
 }
 
-// everyCapability is what a privileged container has, as far as this machine has it.
+// everyCapability lists those of a privileged container, as far as this machine has them.
 var everyCapability = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN", "CAP_SYS_MODULE"}
 
-// The image serves the shop of `make run` to all hosts of the lab, in both families, as a container of a node: read-only, without a way to
-// more rights, behind containerd's filter of system calls, and with NET_ADMIN alone where that suffices, which docs/image.md says. Mode ipvs does in a VM,
-// when no module of it is loaded any more.
+// The image serves the shop of `make run` to all hosts of the lab, in both families, as a container
+// of a node: read-only, without privilege escalation, with containerd's seccomp filter, and with
+// only NET_ADMIN if that suffices according to docs/image.md. Mode ipvs does in a VM, when its
+// modules are loaded already.
 func TestServes(t *testing.T) {
 	l := newContainerLab(t)
 	t.Run("imported", l.testImported)
@@ -230,14 +231,14 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// expected are warnings of every start in this lab: a container cannot set how readily it is killed, and what the shop's manifests and
-// the command line lack.
+// expected returns true for warnings of every start in this lab: a container cannot set its
+// oom_score_adj, and others about fields missing in the shop's manifests and the command line.
 func expected(line string) bool {
 	return strings.Contains(line, "oom_score_adj") || strings.Contains(line, "healthCheckNodePort: is missing") || strings.Contains(line, "--nodeport-addresses is not set") ||
 		strings.Contains(line, "mode ipvs is deprecated upstream") || strings.Contains(line, "Mode has a security impact")
 }
 
-// A container that lacks what it needs says so, and what to do.
+// A container that lacks a requirement reports it, with a remedy.
 func (l containerLab) testServesNot(t *testing.T) {
 	for _, c := range []struct {
 		name, tag, mode string
@@ -261,7 +262,7 @@ func (l containerLab) testServesNot(t *testing.T) {
 
 var demoFlag = flag.String("demo", "", "the program of `make run`, which is the lab of the containers; built if not given")
 
-// containerLab is what the containers of a test have in common.
+// containerLab holds the common parts of a test's containers.
 type containerLab struct {
 	image      *readImage
 	containerd daemon
@@ -287,7 +288,8 @@ func newContainerLab(t *testing.T) containerLab {
 	return l
 }
 
-// run starts a container in a lab as its kube-proxy, and returns what the lab and what the container said.
+// run starts a container in a lab as its kube-proxy, and returns the output of the lab and of the
+// container.
 func (l containerLab) run(t *testing.T, c *container, tag, mode string) (said, log string, err error) {
 	t.Helper()
 	p := l.image.platform(tag, runtime.GOARCH)
@@ -327,7 +329,7 @@ func (l containerLab) testImported(t *testing.T) {
 	}
 }
 
-// unpack writes the image's files, and what the node lends it.
+// unpack writes the image's files, and the node's files for it.
 func (c container) unpack(t *testing.T, p readPlatform) {
 	t.Helper()
 	root := filepath.Join(c.Dir, "rootfs")
@@ -338,7 +340,7 @@ func (c container) unpack(t *testing.T, p readPlatform) {
 			t.Fatal(err)
 		}
 	}
-	// runc gives a tmpfs the mode of the place that it is mounted on, whatever its options say.
+	// runc gives a tmpfs the mode of its mount point, whatever its options.
 	if err := os.Chmod(filepath.Join(root, "run/kube-proxy"), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +351,7 @@ func (c container) unpack(t *testing.T, p readPlatform) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // whatever way it ended
+	t.Cleanup(func() { // however it ended
 		for _, name := range []string{"init", "main"} {
 			exec.Command("runc", "--root", filepath.Join(c.Dir, "runc"), "delete", "--force", filepath.Base(c.Dir)+"-"+name).Run()
 		}
@@ -370,7 +372,7 @@ func (c container) checkRules(t *testing.T, want string) {
 	}
 }
 
-// daemon is a containerd of a test's own.
+// daemon is a separate containerd of a test.
 type daemon struct {
 	t      *testing.T
 	socket string
@@ -415,7 +417,7 @@ func (d daemon) ctr(args ...string) string {
 	return stdout.String()
 }
 
-// defaultSeccomp returns the filter that containerd gives to containers that do not ask for one, as it says itself.
+// defaultSeccomp returns the default filter of containerd's containers, as containerd prints it.
 func (d daemon) defaultSeccomp(image string) json.RawMessage {
 	d.t.Helper()
 	d.ctr("containers", "create", "--seccomp", image, "probe")
@@ -433,7 +435,7 @@ func (d daemon) defaultSeccomp(image string) json.RawMessage {
 	return info.Spec.Linux.Seccomp
 }
 
-// The programs for the other architecture run, in emulation, and say the same.
+// The programs for the other architecture run, in emulation, with the same output.
 func TestOtherArchitecture(t *testing.T) {
 	r := openImage(t, builtImage(t))
 	emulator, err := exec.LookPath("qemu-aarch64-static")
@@ -469,7 +471,7 @@ func TestOtherArchitecture(t *testing.T) {
 	for _, args := range [][]string{
 		{"usr/local/bin/kube-proxy", "--version"},
 		{"usr/sbin/iptables-nft-save", "--version"},
-		{"usr/sbin/ip6tables-nft-restore", "--version"}, // iptables-nft would ask the kernel first, which is not emulated so far
+		{"usr/sbin/ip6tables-nft-restore", "--version"}, // iptables-nft queries the kernel first
 		{"usr/sbin/iptables-legacy", "--version"},
 		{"usr/sbin/ip6tables-legacy-save", "--version"},
 		{"usr/sbin/ipset", "help"},
@@ -496,7 +498,7 @@ func TestOtherArchitecture(t *testing.T) {
 		cmd := commands[arch](roots[arch], "usr/local/bin/kube-proxy", "render", "--manifests", dir, "--proxy-mode", "iptables", "--hostname-override", "node1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48")
 		out, err := cmd.Output()
 		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && strings.Contains(string(exit.Stderr), "healthCheckNodePort: is missing") {
-			err = nil // which it says, and renders the rest
+			err = nil // it reports that, and renders the rest
 		}
 		if err != nil {
 			t.Errorf("render on %s: %v", arch, err)
@@ -508,8 +510,8 @@ func TestOtherArchitecture(t *testing.T) {
 	}
 }
 
-// The image has no modprobe, and its container may not load modules: the kernel loads what it is asked for. What it does not is the root of the legacy back
-// end, which docs/image.md says.
+// The image has no modprobe, and its container may not load modules: the kernel loads modules on
+// request. It does not load the root of the legacy back end, see docs/image.md.
 func TestKernelLoads(t *testing.T) {
 	r := openImage(t, builtImage(t))
 	if line, err := os.ReadFile("/proc/cmdline"); err != nil || !bytes.Contains(line, []byte(" job=")) {
@@ -523,7 +525,7 @@ func TestKernelLoads(t *testing.T) {
 		}
 		return unload.FindAll(text, -1)
 	}
-	for range 10 { // what others need goes after them
+	for range 10 { // dependencies are unloaded after their users
 		for _, m := range loaded() {
 			exec.Command("rmmod", strings.TrimSpace(string(m))).Run()
 		}
@@ -559,7 +561,7 @@ func TestKernelLoads(t *testing.T) {
 	}
 }
 
-// Where, when, by which umask and in which time zone it is built makes no difference.
+// The place, time, umask and time zone of a build make no difference.
 func TestReproducible(t *testing.T) {
 	archive := builtImage(t)
 	name, tag, _ := strings.Cut(openImage(t, archive).name(""), ":")

@@ -126,14 +126,14 @@ func (b *bill) image(name, tag string, on v1.Platform, digest v1.Hash, p program
 	}
 }
 
-// text is the document, named by what it describes: equal images have equal documents.
+// text returns the document, named by its contents: equal images have equal documents.
 func (b *bill) text() ([]byte, error) {
 	plain, err := json.Marshal(b.doc)
 	if err != nil {
 		return nil, fmt.Errorf("write the bill of materials: %w", err)
 	}
 	sum := sha256.Sum256(plain)
-	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80 // RFC 9562: version 8, of whoever makes it
+	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80 // RFC 9562: version 8, vendor-specific
 	doc := b.doc
 	doc.DocumentNamespace = fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 	text, err := json.MarshalIndent(doc, "", " ")

@@ -15,7 +15,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// spdxErrors says what of SPDX 2.3's rules a document breaks, of those that concern what it has.
+// spdxErrors returns the violations of SPDX 2.3's rules in a document, of the rules for its
+// elements.
 func spdxErrors(text []byte) (wrong []string) {
 	add := func(s ...string) { wrong = append(wrong, strings.Join(s, " ")) }
 	var loose map[string]any

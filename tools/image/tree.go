@@ -40,7 +40,8 @@ func (t tree) add(name string, f file) error {
 // names returns the names in order.
 func (t tree) names() []string { return slices.Sorted(maps.Keys(t)) }
 
-// walk returns the links on the way of a name and at its end, and the name of what they lead to, which is "" if nothing is there.
+// walk returns the links in the path of a name and at its end, and the name of their target, "" if
+// it does not exist.
 func (t tree) walk(name string) (links []string, end string) {
 	for range 40 { // as many as the kernel follows
 		at, rest, link := "", strings.Split(path.Clean("/" + name)[1:], "/"), ""
@@ -63,8 +64,8 @@ func (t tree) walk(name string) (links []string, end string) {
 	return links, ""
 }
 
-// needs returns what a program or library needs to start: its loader's path, and names of libraries. Of a file that is no ELF
-// file it returns nothing.
+// needs returns the requirements of a program or library: its loader's path, and names of
+// libraries. For a file that is no ELF file it returns nothing.
 func (f file) needs() (loader string, libraries []string, err error) {
 	if !bytes.HasPrefix(f.body, []byte(elf.ELFMAG)) {
 		return "", nil, nil
@@ -86,8 +87,8 @@ func (f file) needs() (loader string, libraries []string, err error) {
 	return loader, libraries, err
 }
 
-// link adds what the programs in the tree need to start, from a larger tree: their loader, their libraries, and what those need.
-// dir is where the loader looks for libraries.
+// link adds the requirements of the tree's programs from a larger tree: their loader, their
+// libraries, and those of the libraries. dir is the loader's library path.
 func (t tree) link(from tree, dir string) error {
 	done := map[string]bool{}
 	for {
@@ -119,7 +120,7 @@ func (t tree) link(from tree, dir string) error {
 	}
 }
 
-// take adds a file of a larger tree, with the links that lead to it.
+// take adds a file of a larger tree, with the links to it.
 func (t tree) take(from tree, name string) error {
 	links, end := from.walk(name)
 	if end == "" {

@@ -52,7 +52,7 @@ func TestTreeConflicts(t *testing.T) {
 	}
 }
 
-// A layer does not depend on the order in which files came, and has root's files of one time alone.
+// A layer does not depend on the order of its files, and has only root's files of one time.
 func TestPack(t *testing.T) {
 	when := time.Unix(1700000000, 0)
 	var digests []string
@@ -79,7 +79,7 @@ func TestPack(t *testing.T) {
 	}
 }
 
-// What a package says about owners, times and rights beyond its own does not get into the image, and no device does.
+// A package's owners, times and setuid bits do not get into the image, and no device does.
 func TestReadTar(t *testing.T) {
 	if _, err := readTar(strings.NewReader("no archive, but longer than a block of one is. " + strings.Repeat("x", 1000))); err == nil {
 		t.Error("garbage is read")

@@ -111,7 +111,7 @@ func pack(ctx context.Context, out, on string) (archive, error) {
 	}
 	defer file.Close()
 	sum := sha256.New()
-	zip, _ := gzip.NewWriterLevel(io.MultiWriter(file, sum), gzip.BestCompression) // the level is one that there is
+	zip, _ := gzip.NewWriterLevel(io.MultiWriter(file, sum), gzip.BestCompression) // the level is valid
 	w := tar.NewWriter(zip)
 	for _, name := range []string{program, "LICENSE"} {
 		body, err := os.ReadFile(name)

@@ -20,8 +20,8 @@ import (
 	"kube-proxy/config"
 )
 
-// KC-08: the manifest has what krew asks for, and names an archive whose program is the plugin and
-// runs.
+// KC-08: the manifest has the fields that krew requires, and names an archive whose program is the
+// plugin and runs.
 func TestManifest(t *testing.T) {
 	t.Chdir("../..")
 	out, on := t.TempDir(), runtime.GOOS+"/"+runtime.GOARCH

@@ -34,7 +34,7 @@ func main() {
 	fmt.Println(filepath.Join(*out, "index.html"))
 }
 
-// contents is the page that lists the others.
+// contents is the page with the list of the others.
 const contents = "README.md"
 
 // section is a part of the contents.
@@ -47,7 +47,7 @@ type section struct {
 type page struct {
 	File, Title    string // File is its name below docs
 	Body           template.HTML
-	Headings       []heading // of the second level, for the page's own contents
+	Headings       []heading // of the second level, for the page's table of contents
 	Previous, Next *page
 	Listed         bool // in the contents, not a decision
 }
@@ -63,7 +63,7 @@ func (p *page) URL() string {
 	return strings.TrimSuffix(p.File, ".md") + ".html"
 }
 
-// Up leads from the page to the root of the site.
+// Up returns the path from the page to the root of the site.
 func (p *page) Up() string { return strings.Repeat("../", strings.Count(p.File, "/")) }
 
 // build writes the site of the pages in docs to a folder.
@@ -127,7 +127,7 @@ func write(name string, fill func(*bytes.Buffer) error) error {
 	return os.WriteFile(name, b.Bytes(), 0o644)
 }
 
-// item is a page in the contents: "- [Title](file.md): what it says".
+// item is a page in the contents: "- [Title](file.md): summary".
 var item = regexp.MustCompile(`^- \[([^\]]+)\]\(([a-z0-9/-]+\.md)\)`)
 
 // order reads the contents: sections with their pages.
@@ -152,8 +152,9 @@ func order(docs fs.FS) (first *page, sections []section, err error) {
 
 var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
 
-// read turns the page's text into HTML and adds its words to the search. Links between pages become
-// links between their HTML; links to other files of the repository lead to source, or become text.
+// read converts the page's text to HTML and adds its words to the search. Links between pages
+// become links between their HTML; links to other files of the repository lead to source, or become
+// text.
 func (p *page) read(docs fs.FS, source string, find *search) error {
 	in, err := fs.ReadFile(docs, p.File)
 	if err != nil {
@@ -208,7 +209,7 @@ func (p *page) read(docs fs.FS, source string, find *search) error {
 	return nil
 }
 
-// lead gives a link the place that it has in the site; false if it has none.
+// lead rewrites a link for the site; false if the site does not have its target.
 func (p *page) lead(n *ast.Link, source string) bool {
 	to, anchor, _ := strings.Cut(string(n.Destination), "#")
 	if strings.Contains(to, ":") || to == "" {

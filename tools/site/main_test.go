@@ -44,7 +44,8 @@ var (
 	anchor = regexp.MustCompile(`id="([^"]+)"`)
 )
 
-// Each link in the site leads to a page, a picture or a heading that is there, and nothing is fetched from elsewhere.
+// Each link in the site has an existing page, picture or heading as its target, and nothing is
+// loaded from other sites.
 func TestSite(t *testing.T) {
 	out := t.TempDir()
 	if err := build(os.DirFS("../../docs"), out, ""); err != nil {

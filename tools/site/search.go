@@ -23,7 +23,7 @@ func (s *search) section(p *page, h heading) {
 	s.text([]byte(p.Title + " " + h.Text))
 }
 
-// word is what a reader may search for: a name with its dashes, a flag, an id, a number.
+// word is a search term: a name with its dashes, a flag, an id, a number.
 var word = regexp.MustCompile(`[\pL\pN][\pL\pN_.-]*[\pL\pN]`)
 
 // text adds words to the last section.
@@ -42,7 +42,7 @@ func (s *search) text(text []byte) {
 
 // write writes the script of the search, with the index.
 func (s *search) write(w *bytes.Buffer) error {
-	most := len(s.Sections) / 4 // a word in more sections than these finds nothing in particular
+	most := len(s.Sections) / 4 // a word in more sections is too common to search for
 	for word, in := range s.Words {
 		if len(in) > most && most > 0 {
 			delete(s.Words, word)
