@@ -15,7 +15,7 @@ import (
 )
 
 // FuzzResolve compares [policy.Resolve] with its slow twin over random views, and checks the
-// invariants of every frontend.
+// promises of every frontend.
 func FuzzResolve(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	f.Fuzz(checkRandomView)
@@ -95,7 +95,7 @@ func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 	want("endpoints", "endpoint", endpoints)
 }
 
-// checkPromises checks the documented invariants of Frontend in package lb and of Resolve's result.
+// checkPromises checks the documented promises of Frontend in package lb and of Resolve's result.
 func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 	t.Helper()
 	keys, sets := map[lb.Key]bool{}, map[lb.SetID]*lb.BackendSet{}

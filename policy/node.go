@@ -14,7 +14,7 @@ import (
 // prefixes. If the configuration has neither, or only prefixes of the other family, they answer on
 // every local address (CF-65). Primary adds nothing without an address of the family: such
 // NodePorts answer nowhere until a Node object or NodeIP has one, and on a node without an address
-// of this family. Upstream assumes 127.0.0.1 then; an unrequested open port would be worse than a
+// of this family. Upstream assumes 127.0.0.1 then; an open port without need would be worse than a
 // closed one.
 func ResolveNode(f cluster.Facts, s Settings) lb.Node {
 	return lb.Node{

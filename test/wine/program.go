@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Winsock's vendor requests (mswsock.h), as the instruction that sets the register with which Go
+// Vendor requests of winsock (mswsock.h), as the instruction that sets the register with which Go
 // passes them to WSAIoctl.
 var (
 	connReset = []byte{0xbb, 0x0c, 0x00, 0x00, 0x98} // SIO_UDP_CONNRESET

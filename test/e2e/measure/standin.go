@@ -24,7 +24,7 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// standIn is an API server that holds its objects as serialized bytes. It exists because filling a
+// standIn is an API server that holds its objects as encoded bytes. It exists because filling a
 // real one with 100,000 services takes the better part of an hour. It supports streaming lists in
 // protobuf, and drops only history: a client that reconnects must list again.
 type standIn struct {
