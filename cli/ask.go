@@ -34,7 +34,7 @@ type asking struct {
 	// takes returns the completions after these arguments: whether the name of a Service may
 	// follow, and other words; nil for none.
 	takes func(args []string) (service bool, words []string)
-	// serves: it goes on until it is interrupted, and prints no answers.
+	// serves: it runs until it is interrupted, and prints no answers.
 	serves bool
 	// source: the first of its arguments is where a packet begins.
 	source bool
@@ -53,7 +53,8 @@ type questions struct {
 	out    io.Writer
 	errOut io.Writer
 	format string // "", wide, json, yaml
-	// repeats: the whole answer comes again and again, and for people with the time, in the place of the last one where that can be.
+	// repeats: the whole answer is printed repeatedly, and for people with the time, on a terminal
+	// in place of the last one.
 	repeats bool
 	shown   int // answers
 	// merged: the answer is one of many nodes, and does not name its own.

@@ -109,7 +109,7 @@ func clusterFacts(l kube.Looked) *preflight.Cluster {
 	return c
 }
 
-// CheckReport is what check -o json prints. Its fields are an interface: they may become more.
+// CheckReport is the output of check -o json. Its fields are an interface: more may be added.
 type CheckReport struct {
 	// Version is the version of this format, 1.
 	Version  int                 `json:"version"`
@@ -134,7 +134,7 @@ func printFindings(out io.Writer, asJSON bool, r CheckReport) error {
 	return err
 }
 
-// findingsText is for people: a line for each finding; below it why, and what to do, if anything.
+// findingsText is for people: a line for each finding; below it the reason and the remedy, if any.
 func findingsText(ink ink, all []preflight.Finding) string {
 	var b strings.Builder
 	width := 0

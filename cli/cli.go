@@ -21,7 +21,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// program is what all commands share.
+// program has the data that all commands share.
 type program struct {
 	modes       mode.List
 	out, errOut io.Writer

@@ -44,10 +44,10 @@ func completionCommand(root *cobra.Command, out io.Writer) *cobra.Command {
 
 // completeFlag has a shell complete a flag that the command has to one of these values.
 func completeFlag(cmd *cobra.Command, name string, values ...string) {
-	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag is there, once
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
 }
 
-// completeModes has a shell complete --proxy-mode to what can run here.
+// completeModes lets a shell complete --proxy-mode with the modes that can run here.
 func completeModes(cmd *cobra.Command, modes mode.List) {
 	completeFlag(cmd, "proxy-mode", modes.Names(func(m mode.Mode) bool { return m.Here() })...)
 }

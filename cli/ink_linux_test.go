@@ -74,7 +74,7 @@ func TestColourOnTerminal(t *testing.T) {
 	}
 }
 
-// What is piped has no colours, and no control characters of names.
+// Piped output has no colours, and no control characters from names.
 func TestStatusLeavesTerminalAlone(t *testing.T) {
 	var out bytes.Buffer
 	statusText(&out, &worst, time.Now())

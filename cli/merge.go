@@ -244,8 +244,7 @@ func mergeTops(out io.Writer, answers []nodeAnswer, _ bool) error {
 // mostEvents is how many changes of a cluster are shown.
 const mostEvents = 100
 
-// mergeEvents gathers what is the same change on several nodes, and names the node that took
-// longest.
+// mergeEvents merges equal changes on several nodes, and names the slowest node.
 func mergeEvents(out io.Writer, answers []nodeAnswer, wide bool) error {
 	all, err := decodeAll[inspect.Changes](answers)
 	if err != nil {
@@ -415,8 +414,8 @@ func problemsText(out io.Writer, answers []nodeAnswer, all []*inspect.Status) {
 	}
 }
 
-// nextCommand is a command of the node as the plugin has it, or, if the plugin has not, where it is
-// to be run.
+// nextCommand returns a command of the node in the plugin's form, or, if the plugin lacks it, where
+// to run it.
 func nextCommand(next, node string) string {
 	words := strings.Fields(next)
 	if len(words) < 2 || words[0] != "kube-proxy" {

@@ -123,7 +123,7 @@ func migrationInput(files, flags []string, stdin io.Reader) (all []migrate.Input
 	return all, nil
 }
 
-// MigrateReport is what migrate -o json prints. Its fields are an interface: they may become more.
+// MigrateReport is the output of migrate -o json. Its fields are an interface: more may be added.
 type MigrateReport struct {
 	// Version is the version of this format, 1.
 	Version int `json:"version"`

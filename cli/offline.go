@@ -51,7 +51,7 @@ func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.In
 	return inspect.New(ic), nil
 }
 
-// load reads the objects of a folder, and prints what is wrong with them.
+// load reads the objects of a folder, and prints their faults.
 func load(dir string, errOut io.Writer) (objects manifests.Objects, wrong bool, err error) {
 	objects, problems, err := manifests.Load(os.DirFS(dir))
 	if err != nil {

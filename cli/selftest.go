@@ -100,7 +100,7 @@ func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo [
 	return test, onThisSystem(&test, disruptive)
 }
 
-// selftestPrinter prints lines as they come.
+// selftestPrinter prints lines as they arrive.
 type selftestPrinter struct {
 	out  io.Writer
 	json bool

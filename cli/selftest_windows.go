@@ -18,7 +18,7 @@ import (
 	"kube-proxy/plane/hns"
 )
 
-// onThisSystem adds what only Windows has. It takes the writer lock, because the audit of a running
+// onThisSystem adds the parts for Windows. It takes the writer lock, because the audit of a running
 // kube-proxy would remove the objects of the test.
 func onThisSystem(test *selftest.Config, disruptive bool) error {
 	lock, err := kernel.OpenLock(wiring.WriterGroup)

@@ -114,7 +114,7 @@ func changeText(c *inspect.Change, now time.Time) string {
 	return s
 }
 
-// findingsOf prints what needs attention.
+// findingsOf prints the problems.
 func findingsOf(out io.Writer, all []inspect.Finding) {
 	ink := inkFor(out)
 	if len(all) == 0 {

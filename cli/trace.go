@@ -111,8 +111,8 @@ func traceAsking() asking {
 // longestLive bounds how long the kernel reports on packets.
 const longestLive = 30 * time.Second
 
-// followLive adds to an answer what becomes of a real packet. This process follows it, not the
-// proxy, which only answers queries.
+// followLive adds the path of a real packet to an answer. This process follows it, not the proxy,
+// which only answers queries.
 func followLive(ctx context.Context, raw json.RawMessage, wait time.Duration) (json.RawMessage, error) {
 	a, err := decode[inspect.TraceAnswer](raw)
 	if err != nil {

@@ -17,7 +17,7 @@ func triggers(d cluster.Dirty) (out []int64) {
 	return out
 }
 
-// SV-35: the time stamp of a slice goes with the change that it explains, and with no other.
+// SV-35: the time stamp of a slice belongs to the change that it explains, and to no other.
 func TestTriggerSV35(t *testing.T) {
 	at := func(trigger int64, n, owner string, addrs ...string) *cluster.Slice {
 		s := sliceOf(n, owner, addrs...)

@@ -30,7 +30,7 @@ type Place struct {
 	Zone string
 }
 
-// At returns what [Endpoint].Where is on a node in a zone.
+// At returns the [Endpoint].Where of a node and a zone.
 func At(node, zone string) unique.Handle[Place] {
 	if node == "" && zone == "" {
 		return unique.Handle[Place]{}

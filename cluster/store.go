@@ -459,8 +459,8 @@ func lasting(was, now *Node) *Node {
 	return &filled
 }
 
-// NodeGone keeps all facts about the machine: it may only be drained, or may come back, and its
-// connections go on (PR-06).
+// NodeGone keeps all facts about the machine: it may only be drained, or may return, and its
+// connections continue (PR-06).
 func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 	if ev.Name != s.facts.NodeName {
 		return
@@ -473,9 +473,9 @@ func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 	}
 }
 
-// setNode makes the services dirty whose rows may depend on the change: the zone decides topology
-// (SV-38), the addresses decide who passes source ranges (SV-16), and pod CIDRs of a family decide
-// whether NodeCIDR recognises pods (SV-67).
+// setNode marks the Services dirty whose frontends may depend on the change: the zone decides
+// topology (SV-38), the addresses are allowed in source ranges (SV-16), and the pod CIDRs of a
+// family decide whether NodeCIDR recognises pods (SV-67).
 func (s *Store) setNode(n *Node, d *Dirty) {
 	was := s.facts.Node
 	s.facts.Node = n

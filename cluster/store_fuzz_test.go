@@ -214,7 +214,7 @@ func checkDirty(t *testing.T, before, after *model, ev cluster.Event, d cluster.
 	}
 }
 
-// differs reports whether the rows of a service in one family may differ between two states.
+// differs reports whether the frontends of a Service in one family may differ between two states.
 func differs(a, b *model, n cluster.Name, ipv6 bool) bool {
 	sa, sb := a.services[n], b.services[n]
 	if !sa.Equal(sb) {

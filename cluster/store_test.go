@@ -32,7 +32,8 @@ func sliceOf(n, owner string, addrs ...string) *cluster.Slice {
 	return s
 }
 
-// fold folds events one by one and returns what was dirty, each service once, sorted, without causes and verbs.
+// fold folds events one by one and returns the dirty Services, each once, sorted, without causes
+// and verbs.
 func fold(s *cluster.Store, events ...cluster.Event) (refs []cluster.Ref, facts bool) {
 	for _, ev := range events {
 		d := s.Fold(ev)

@@ -51,7 +51,7 @@ type testCase struct {
 	want, bad, say []string
 }
 
-// Each configuration that comes out can be written and read again (FL-06).
+// Each accepted configuration can be written and read again (FL-06).
 func TestCases(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -285,7 +285,7 @@ func readCases(t testing.TB, file string) []testCase {
 	return all
 }
 
-// The defaults, spelled out once: testdata lists only what differs from them.
+// The defaults, listed once: testdata has only the differences.
 func TestDefaults(t *testing.T) {
 	c, err := complete(t, testCase{args: []string{"--proxy-mode=nftables"}})
 	if err != nil {

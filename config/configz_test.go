@@ -10,7 +10,8 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// HT-24: fields have the names of the Go types, values are what was understood, durations can be read.
+// HT-24: fields have the names of the Go types, values are the interpreted ones, durations are
+// readable.
 func TestConfigz(t *testing.T) {
 	o := NewOptions(all.Modes())
 	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)

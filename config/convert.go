@@ -25,8 +25,8 @@ type Conversion struct {
 	// From is the configured mode, To the mode of the file; "" is the best that the machine
 	// supports.
 	From, To string
-	// Carried are fields that the file has because another mode would not have read what stood
-	// elsewhere.
+	// Carried lists fields that the file has because the new mode would not have read their old
+	// place.
 	Carried []Carried
 	// Unknown lists fields of the old file that no version had.
 	Unknown []UnknownField
@@ -240,7 +240,7 @@ func (o *Options) shortYAML(s *settings) ([]byte, error) {
 	return data, nil
 }
 
-// verify loads what was written, strictly, and compares it with what was meant.
+// verify loads the written file, strictly, and compares it with the original settings.
 func (c *Conversion) verify(modes mode.List, meant *settings) error {
 	o := pureOptions(modes, c.YAML)
 	o.ConfigFile = fileName

@@ -45,7 +45,7 @@ func (c *Config) YAML() ([]byte, error) {
 		return nil, err
 	}
 	root["apiVersion"], root["kind"] = v1alpha1.SchemeGroupVersion.String(), "KubeProxyConfiguration"
-	if c.Logging.Format == "" { // upstream reads "" as text, and so do we where the log goes to files
+	if c.Logging.Format == "" { // upstream reads "" as text, and so does this proxy if the log goes to files
 		root["logging"].(map[string]any)["format"] = ""
 	}
 	own := map[string]any{}

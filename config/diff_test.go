@@ -81,7 +81,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// What only another mode reads needs no new process, though that mode might have run as well.
+// A change of a field that only another mode reads needs no new process, even if a blank mode could
+// have selected that mode.
 func TestDiffBlankMode(t *testing.T) {
 	const file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	before, err := complete(t, testCase{file: file})

@@ -63,7 +63,7 @@ func Unparsed(args []string, err error, modes mode.List) error {
 	fs.Usage = func() {}
 	o.AddFlags(fs)
 	problems := FlagError(fs, err)
-	if fs.Parse(args) != nil { // what is wrong keeps us from reading on, like a flag without its value
+	if fs.Parse(args) != nil { // the fault prevents further parsing, like a flag without its value
 		return append(problems, o.problems...)
 	}
 	for _, p := range unknown(fs, args) {
@@ -71,7 +71,7 @@ func Unparsed(args []string, err error, modes mode.List) error {
 			problems = append(problems, p)
 		}
 	}
-	if _, more := o.Complete(fs.Args()); more != nil { // problems, or what is wrong with the file, or both
+	if _, more := o.Complete(fs.Args()); more != nil { // problems of flags, of the file, or both
 		for line := range strings.SplitSeq(more.Error(), "\n") {
 			problems = append(problems, Problem{Where: line})
 		}

@@ -44,7 +44,7 @@ func gates() []gate {
 // Gate is one feature gate as the metric kubernetes_feature_enabled shows it.
 type Gate struct {
 	Name string
-	// Stage is ALPHA, BETA or DEPRECATED, or "" for what is generally available.
+	// Stage is ALPHA, BETA or DEPRECATED, or "" for generally available gates.
 	Stage string
 	On    bool
 }
@@ -159,7 +159,7 @@ func (o *Options) featureGates() map[string]bool {
 	return state
 }
 
-// gateSet is what package featuregate's set can do; its type has no public name.
+// gateSet has the methods of package featuregate's set that are used; its type has no public name.
 type gateSet interface {
 	SetFromMapWithLogger(logger klog.Logger, m map[string]bool) error
 	GetAll() map[featuregate.Feature]featuregate.FeatureSpec

@@ -20,7 +20,7 @@ type kind struct {
 	name string
 	// want describes the values of a flag, inFile those of a file, if they differ
 	want, inFile string
-	// parse reads the text of a flag into at, which has what stood there before; print writes it.
+	// parse reads the text of a flag into at, which has the former value; print writes it.
 	parse func(text string, at reflect.Value) error
 	print func(at reflect.Value) string
 }

@@ -13,7 +13,7 @@ import (
 type API struct {
 	Kubeconfig string
 	Master     string
-	// QPS is requests a second, negative for no limit; Burst is how many may come at once.
+	// QPS is requests a second, negative for no limit; Burst is the number of simultaneous ones.
 	QPS   float32
 	Burst int
 	// ContentType is the media type of requests, AcceptContentTypes those of responses; "" for the
@@ -57,8 +57,8 @@ func (o *Options) nodeSection() option.Section {
 	}}
 }
 
-// orUsualClient gives what is missing its default: the client takes 0 as "not given", and so does a
-// file.
+// orUsualClient sets missing values to their defaults: the client treats 0 as "not given", and so
+// does a file.
 func (o *Options) orUsualClient() {
 	c := &o.file.ClientConnection
 	orDefault(&c.QPS, 5)
@@ -66,7 +66,7 @@ func (o *Options) orUsualClient() {
 	orDefault(&c.ContentType, protobuf)
 }
 
-// api is CF-02 to CF-06, and where Services come from.
+// api is CF-02 to CF-06, and the source of Services.
 func (o *Options) api() API {
 	o.orUsualClient()
 	f := o.file.ClientConnection

@@ -193,7 +193,7 @@ func (o *Options) validate() *Config {
 	return c
 }
 
-// report takes what is wrong with fields.
+// report returns a Report for problems of fields.
 func (o *Options) report() *option.Report {
 	return &option.Report{Wrong: o.wrong, Insist: o.wrong, Warn: o.warn, Name: o.where, Given: o.given, Runs: true, Cleanup: o.Cleanup}
 }
@@ -231,7 +231,7 @@ func (o *Options) flagLines() []string {
 	return all
 }
 
-// Warnings returns what is worth a warning so far; it is of use where Complete failed.
+// Warnings returns the warnings so far; it is useful after Complete failed.
 func (o *Options) Warnings() []string { return o.warnings }
 
 // load replaces the values of flags by those of the file, except flags with Wins.

@@ -13,7 +13,7 @@ import (
 type DetectLocal struct {
 	// Mode is ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.
 	Mode string
-	// Interface is the bridge's name, or what interface names begin with; "" in the other modes.
+	// Interface is the bridge's name, or the prefix of interface names; "" in the other modes.
 	Interface string
 }
 

@@ -85,7 +85,7 @@ const MostServiceMetrics = 1000
 // DefaultAdminSocket is the admin socket unless another is configured; the commands use this path.
 const DefaultAdminSocket = "/run/kube-proxy/admin.sock"
 
-// adminPipe is what [DefaultAdminSocket] means on Windows, so that one file serves nodes of both
+// adminPipe replaces [DefaultAdminSocket] on Windows, so that one file serves nodes of both
 // systems. Only administrators may create a pipe below this prefix, so no other user can answer in
 // the proxy's place.
 const adminPipe = pipePrefix + `ProtectedPrefix\Administrators\kube-proxy-admin`
@@ -156,7 +156,7 @@ func (o *Options) server(field string, at *string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(a, uint16(n))
 }
 
-// port is what --healthz-port and --metrics-port do: 0 disables the server, else the port is for an
+// port implements --healthz-port and --metrics-port: 0 disables the server, else the port is for an
 // address without one. The default address counts as one without (FL-04).
 func (o *Options) port(name string, port int32, at *string) {
 	if !o.changed(name + "-port") {

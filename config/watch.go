@@ -24,14 +24,15 @@ const settleMost = 10 * settle
 // lookAnyway is how often a file is read without a notification: not every file system sends them.
 const lookAnyway = 30 * time.Second
 
-// busyLooks is how many looks in a row may find the file open for writing before this is reported.
+// busyLooks is the number of consecutive reads that may find the file open for writing before this
+// is reported.
 const busyLooks = 300
 
 // newWatcher is replaced by tests.
 var newWatcher = fsnotify.NewWatcher
 
-// errBusy is the error of a file that a process has open for writing: its content may be half of what is meant, and a
-// half configuration can lack what restricts tenants.
+// errBusy is the error of a file that a process has open for writing: its content may be
+// incomplete, and an incomplete configuration can lack restrictions of tenants.
 var errBusy = errors.New("a process is writing it; it is read when it is closed")
 
 // readWhole reads a file that no process is writing, where the kernel can report that.
@@ -80,7 +81,7 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 		return fmt.Errorf("watch the configuration file: %w", err)
 	}
 	known, failed := sha256.Sum256(before), ""
-	busy := 0 // looks in a row at a file that is being written
+	busy := 0 // consecutive reads of a file that is being written
 	// look returns the time until the next one.
 	look := func() time.Duration {
 		if hears {
@@ -146,7 +147,7 @@ func follow(w *fsnotify.Watcher, file string) {
 		}
 	}
 	for _, dir := range dirs {
-		_ = w.Add(dir) // again for one that is there: a folder may have been replaced
+		_ = w.Add(dir) // also for a watched one: a folder may have been replaced
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 // systems without them, and for files of other users without CAP_LEASE.
 func openForWriting(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
-	if err == nil { // the lease ends with the descriptor; without it no signal comes
+	if err == nil { // the lease ends with the descriptor; without it no signal arrives
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 	}
 	return errors.Is(err, unix.EAGAIN)

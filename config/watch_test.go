@@ -14,7 +14,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// PR-04: a change is one of content, however it comes about.
+// PR-04: a change is one of content, however it is made.
 func TestWatch(t *testing.T) {
 	dir := t.TempDir()
 	mounted := filepath.Join(dir, "mounted")

@@ -31,7 +31,8 @@ func readableByUpstream(t testing.TB, data []byte, ours []string) {
 	}
 }
 
-// roundTrip checks FL-06: what is written loads to the same configuration, without a complaint of strict decoding.
+// roundTrip checks FL-06: the written file loads to the same configuration, without an error of
+// strict decoding.
 func roundTrip(t testing.TB, c *Config, windows bool) {
 	t.Helper()
 	data, err := c.YAML()

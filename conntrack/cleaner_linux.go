@@ -101,8 +101,8 @@ func (c *Cleaner) wakeIf(work bool) {
 	}
 }
 
-// NodeApplied records the addresses that answer NodePorts. It does no I/O; its time follows the
-// rows if they changed.
+// NodeApplied records the addresses that answer NodePorts. It does no I/O; if they changed its time
+// is proportional to the frontends.
 func (c *Cleaner) NodeApplied(n lb.Node) {
 	c.mu.Lock()
 	work := c.index.answerAt(n.NodePorts)

@@ -132,7 +132,7 @@ func TestOnePassForABurst(t *testing.T) {
 	})
 }
 
-// No pass for what cannot matter, and one for each protocol that does (DP-53, DP-54).
+// No pass for changes without effect, and one for each affected protocol (DP-53, DP-54).
 func TestPassesByProtocol(t *testing.T) {
 	k := &fakeKernel{}
 	run(t, k, func(c *Cleaner, _ *strings.Builder) {
@@ -160,8 +160,8 @@ func TestPassesByProtocol(t *testing.T) {
 	})
 }
 
-// A pass that breaks off is repeated after a while that grows; changes in between that need no pass do
-// not make it come sooner.
+// A failed pass is repeated after a growing delay; changes that need no pass do not shorten the
+// delay.
 func TestRetry(t *testing.T) {
 	k := &fakeKernel{fail: errors.New("no buffer space"), flows: []flow{flowTo(vip, podA)}}
 	run(t, k, func(c *Cleaner, log *strings.Builder) {
@@ -228,7 +228,8 @@ func TestRetryNodePorts(t *testing.T) {
 	})
 }
 
-// TN-07: a tenant who changes one UDP Service again and again causes a pass each time, and no line for each.
+// TN-07: a tenant who changes one UDP Service repeatedly causes a pass each time, and no line for
+// each.
 func TestFloodOfPasses(t *testing.T) {
 	for what, broken := range map[string]error{"forgot stale flows": nil, "stale flows stay for now": errors.New("no memory")} {
 		k := &fakeKernel{}

@@ -7,8 +7,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// index has the rows whose flows may have to be deleted, and the suspect keys: those with flows to
-// backends that may no longer serve.
+// index has the frontends whose flows may have to be deleted, and the suspect keys: those with
+// flows to backends that may no longer serve.
 type index struct {
 	proxied func(lb.Key, netip.AddrPort) bool // as in [Config]
 	rows    map[lb.Key]*lb.Frontend
@@ -169,11 +169,12 @@ type flow struct {
 // untranslated reports whether no frontend redirected the flow.
 func (f flow) untranslated() bool { return f.from == f.to }
 
-// plan is the work of one pass. It is immutable, as the rows that it shares with the index are.
+// plan is the work of one pass. It is immutable, as are the frontends that it shares with the
+// index.
 type plan struct {
 	// proxied as in [Config]: no flow goes to a backend.
 	proxied func(lb.Key, netip.AddrPort) bool
-	// keys are the suspect keys with their rows; nil where no row is left.
+	// keys are the suspect keys with their frontends; nil for a deleted one.
 	keys map[lb.Key]*lb.Frontend
 	// locals are this machine's addresses that answer NodePorts (true), or did until the last pass
 	// (false). It is empty if no NodePort is suspect.
@@ -250,7 +251,7 @@ func (x *index) retry(k lb.Key, p *plan) {
 	}
 }
 
-// match returns the suspect key that the flow was made to, and its row.
+// match returns the suspect key of the flow's destination, and its frontend.
 func (p *plan) match(f flow) (lb.Key, *lb.Frontend, bool) {
 	k := lb.Key{Addr: f.to.Addr(), Port: f.to.Port(), Proto: f.proto}
 	if row, ok := p.keys[k]; ok {
@@ -283,7 +284,7 @@ func (p *plan) stale(f flow) (lb.Key, bool) {
 		return k, f.untranslated() && !p.answered(k, f)
 	case row.Serves(f.from):
 		return k, p.proxied != nil // it passes by the proxy
-	case p.answered(k, f): // made since the row is in force: an answer may be under way
+	case p.answered(k, f): // created since the frontend is in force: an answer may be under way
 		return k, false
 	case f.untranslated(): // made while no route went anywhere (DP-51)
 		return k, balances(row)

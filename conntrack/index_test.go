@@ -30,13 +30,14 @@ func row(key, service string, scope lb.Scope, backends ...string) *lb.Frontend {
 	return f
 }
 
-// serving makes f a row whose flows may stay with the backends, though no route may go there.
+// serving makes f a frontend whose flows may stay with the backends, though no route may lead
+// there.
 func serving(f *lb.Frontend, backends ...string) *lb.Frontend {
 	f.Serving = row(f.Key.String(), f.Service, lb.Serving, backends...).Routes[0].To
 	return f
 }
 
-// dropping makes f a row that drops.
+// dropping makes f a frontend that drops.
 func dropping(f *lb.Frontend) *lb.Frontend {
 	f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}
 	return f
@@ -368,7 +369,7 @@ func TestUnsuspicious(t *testing.T) {
 	}
 }
 
-// The index forgets what went, and keys that a pass could not deal with stay suspect.
+// The index removes deleted frontends, and keys that failed in a pass stay suspect.
 func TestIndexBounds(t *testing.T) {
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
@@ -429,7 +430,7 @@ func TestHealthCheckIsNoFlow(t *testing.T) {
 // an answer under way would be lost. A frontend that is deleted, or moves to another Service, does:
 // its flows would miss the socket of the next one (DP-50, DP-51).
 func TestProxied(t *testing.T) {
-	var listens uint16 // where the proxy does for the row, if it does
+	var listens uint16 // the proxy's port for the frontend, if it has one
 	x := newIndex(func(k lb.Key, from netip.AddrPort) bool { return k.String() == vip && from.Port() == listens })
 	key, err := tables.Key(vip)
 	if err != nil {

@@ -396,8 +396,8 @@ func TestFirstConnectionTN82(t *testing.T) {
 	}
 }
 
-// TN-81: a claim of an address that something else serves leaves its UDP flows alone, when it comes and when
-// it goes.
+// TN-81: a claim of an address that another server has does not affect its UDP flows, neither when
+// it is added nor when it is removed.
 func TestClaimLeavesStrangersFlowsTN81(t *testing.T) {
 	client, node := network(t)
 	node.sh(t, "ip addr add 198.51.100.53/32 dev lo") // represents a server elsewhere; its flows pass the node
@@ -427,8 +427,8 @@ var families = []struct {
 	{lb.IPv6, "ip6", "ipv6_addr", "2001:db8::1", "2001:db8::100", "2001:db8:1::1", "2001:db8:1::2", "2001:db8:1::3"},
 }
 
-// PN-02, PN-04: NodePorts on each of the node's addresses, with a table that is there before the proxy, in
-// both families.
+// PN-02, PN-04: NodePorts on each of the node's addresses, with a conntrack table from before the
+// proxy, in both families.
 func TestNodePortAfterRestart(t *testing.T) {
 	for _, c := range families {
 		t.Run(c.family.String(), func(t *testing.T) {

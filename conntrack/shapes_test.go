@@ -36,7 +36,7 @@ func TestSharedSetsAreLinear(t *testing.T) {
 		}
 		x.settle()
 		return func() {
-			for _, batch := range [][]lb.Change{other, one} { // and it goes again
+			for _, batch := range [][]lb.Change{other, one} { // and it is removed again
 				for _, c := range batch {
 					x.apply(c)
 				}

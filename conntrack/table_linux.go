@@ -88,7 +88,7 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 		}
 		return t.drop(ctx, key, e, &n, failed)
 	})
-	if err == nil || errors.Is(err, netlink.ErrInterrupted) { // what was found counts, but there may be more
+	if err == nil || errors.Is(err, netlink.ErrInterrupted) { // entries found count, but there may be more
 		err = errors.Join(t.flush(ctx, &n, failed), err)
 	}
 	if err != nil {

@@ -178,7 +178,7 @@ func (a *account) remove(h *holder) {
 	}
 }
 
-// compare orders Services by who is served first.
+// compare orders Services by the order in which they are served.
 func (h *holder) compare(o *holder) int {
 	return cmp.Or(cmp.Compare(h.created, o.created), cmp.Compare(h.name, o.name))
 }
@@ -200,7 +200,7 @@ func (o *order) first() *holder {
 // Len implements [heap.Interface], as do the next four methods.
 func (o *order) Len() int { return len(o.list) }
 
-// Less reports whether one holder comes before another.
+// Less reports whether one holder precedes another.
 func (o *order) Less(i, j int) bool { return o.sign*o.list[i].compare(o.list[j]) < 0 }
 
 // Swap swaps two holders.

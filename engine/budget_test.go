@@ -36,7 +36,7 @@ type budgets struct {
 	*Budget
 	limit int
 	views map[cluster.Name]cluster.View
-	said  map[cluster.Name]int // how many rows it has
+	said  map[cluster.Name]int // number of its frontends
 	moved int
 }
 

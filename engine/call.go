@@ -15,7 +15,7 @@ import (
 type Write struct {
 	Verb    string // "apply", "reset", "load", "setnode", "audit" or "probe"
 	Changes int    // changes offered; frontends written by reset and load; objects repaired by audit
-	Later   int    // rows that a "reset" left for later
+	Later   int    // frontends that a "reset" postponed
 	Took    time.Duration
 	Err     error
 

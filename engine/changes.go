@@ -59,7 +59,7 @@ func (e *Engine) tellSettled() {
 		}
 	}
 	if cap(p.settled) > manyTogether {
-		p.settled = nil // what was large once costs its largest size
+		p.settled = nil // a map that was large once keeps its size
 		return
 	}
 	clear(p.settled)

@@ -32,7 +32,7 @@ type Loan struct {
 // there is one message for each Service and change, and a limit for many Services.
 type claims struct {
 	contests []contest // that began
-	lent     []lentKey // rows that came
+	lent     []lentKey // added frontends
 }
 
 // contest is a conflict that a change of the Service cause started.

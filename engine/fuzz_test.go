@@ -251,7 +251,7 @@ func FuzzIncremental(f *testing.F) {
 	f.Add([]byte{})
 	// Lists, a Service and its slice, half written, then deleted.
 	f.Add([]byte{8, 0, 9, 0, 22, 0, 12, 0, 0, 1, 0, 4, 1, 12, 22, 0, 3, 1, 22, 0})
-	// Contested keys, a refused one, the winner goes.
+	// Keys in conflict, a refused one, the winner is deleted.
 	f.Add([]byte{8, 0, 9, 0, 14, 64, 0, 1, 1, 0, 2, 1, 4, 1, 12, 4, 2, 12, 22, 0, 3, 1, 23, 40})
 	// A panic and a lost state while blocked.
 	f.Add([]byte{8, 0, 9, 0, 22, 0, 21, 0, 17, 2, 0, 2, 4, 4, 2, 77, 19, 1, 21, 0, 10, 3, 11, 0})
@@ -273,7 +273,7 @@ func FuzzIncremental(f *testing.F) {
 					c.MinSyncPeriod = 100 * time.Millisecond
 				}
 			})
-			if len(data)%3 == 1 { // pieces of a row or two
+			if len(data)%3 == 1 { // pieces of one or two frontends
 				s.plane.Slow(1, 4)
 			}
 			s.start()

@@ -18,12 +18,12 @@ type inbox struct {
 	listed bool            // the loop has seen the sources listed
 	busy   bool            // the loop has something in hand or waiting
 	since  time.Time       // time of the oldest mark, or when the sources had listed; zero before that
-	last   time.Time       // when the newest mark came
+	last   time.Time       // time of the newest mark
 	idle   time.Time       // last time without anything fresh to write
 	owed   cluster.Changes // that were marked and are not in force
 }
 
-// dirty is what was marked.
+// dirty holds the marks.
 type dirty struct {
 	names      map[cluster.Name]notice // nil when empty: ranging over a map that was large once is slow
 	facts, all bool
@@ -94,7 +94,7 @@ func (b *inbox) queued(now time.Time) {
 	}
 }
 
-// take takes what is dirty.
+// take removes and returns the marks.
 func (b *inbox) take() dirty {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -13,7 +13,7 @@ type NoLocal struct {
 // is proportional to the number of such frontends, its time to the changes.
 type noLocal struct {
 	rows  map[lb.Key]localPort
-	ports map[localPort]int // their rows
+	ports map[localPort]int // their frontends
 	count NoLocal
 }
 
@@ -24,7 +24,7 @@ type localPort struct {
 	external bool
 }
 
-// noLocalIn counts the rows of a table.
+// noLocalIn counts the frontends of a table.
 func noLocalIn(t *lb.Table) noLocal {
 	var n noLocal
 	for f := range t.All() {

@@ -96,7 +96,7 @@ func (e *Engine) tellWithheld() {
 		}
 	}
 	if len(e.withheld) == 0 {
-		e.withheld = nil // what was large once costs its largest size
+		e.withheld = nil // a map that was large once keeps its size
 	}
 	e.tell(changes)
 }

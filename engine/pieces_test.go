@@ -277,7 +277,7 @@ func TestRetriesInPieces(t *testing.T) {
 	}
 }
 
-// weigher is a plane that weighs rows itself.
+// weigher is a plane with its own weight function.
 type weigher struct {
 	*fake.Plane
 	each int

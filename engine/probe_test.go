@@ -152,7 +152,7 @@ func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
 		r.begin(1)
 		r.faulty.Refuse(svcKey(2))
 		r.add(2)
-		r.after(5 * time.Minute) // now the row is tried twice a minute
+		r.after(5 * time.Minute) // now the frontend is retried twice a minute
 		before := r.engine.Stats()
 		for i := range 600 {
 			r.engine.Mark(cluster.Dirty{Services: []cluster.Ref{{Name: svcName(1), V4: true}}})

@@ -83,7 +83,7 @@ type programming struct {
 	// open has only Services with waiting changes. Only a Reset ranges over it.
 	open map[cluster.Name]*unprogrammed
 	peak int // of len(open) since the map was made
-	// reset is what waits for the next Reset.
+	// reset holds the changes that wait for the next Reset.
 	reset map[cluster.Name]notice
 	// done is in force and not reported yet; so is settled, each entry by itself.
 	done    notice

@@ -59,7 +59,7 @@ func (q *queue[K]) take(weight int, of func(K) int) []K {
 	}
 	q.fresh = roundRobin[K]{}
 	if len(q.waits) == 0 {
-		q.waits, q.backlog = nil, roundRobin[K]{} // what was large once costs its largest size
+		q.waits, q.backlog = nil, roundRobin[K]{} // a map that was large once keeps its size
 	}
 	return append(fresh, backlog...)
 }

@@ -15,7 +15,7 @@ type resets struct {
 	due     bool // the plane needs a Reset before anything else
 	done    bool // one has succeeded
 	whole   bool // and the postponed frontends were tried, too
-	load    load // what is being written so
+	load    load // the frontends that are being written
 	trouble trouble
 	losses  tally  // of the plane's state
 	why     string // it is due, for Config.Changes

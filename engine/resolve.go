@@ -22,7 +22,7 @@ type resolver struct {
 	one        [1]cluster.Name
 	unresolved waitlist[cluster.Name] // services whose policy panicked
 	rebuild    bool                   // the table itself cannot be trusted
-	visited    uint64                 // rows, by tables before a rebuild
+	visited    uint64                 // frontends visited by tables before a rebuild
 }
 
 // turnWork limits the work of a turn: slices, ports, frontends and backends. One Service may exceed
@@ -62,7 +62,7 @@ func (e *Engine) absorb() {
 		e.writer.awaits = max(0, e.writer.awaits-1)
 	}
 	if len(r.notices) == 0 {
-		r.notices = nil // what was large once costs its largest size
+		r.notices = nil // a map that was large once keeps its size
 	}
 	if r.rebuild {
 		e.rebuildTable(&found, now)
@@ -119,7 +119,7 @@ func (e *Engine) everything(all bool, now time.Time) []cluster.Name {
 	return names
 }
 
-// notice takes over what was marked for services.
+// notice merges the marks of Services.
 func (r *resolver) notice(names map[cluster.Name]notice) {
 	if len(r.notices) == 0 {
 		r.notices = names

@@ -17,7 +17,7 @@ type Stats struct {
 	Slices   uint64 // EndpointSlices of the services resolved ([policy.Cost])
 	Ports    uint64 // their ports
 	Backends uint64 // and their backends
-	Visited  uint64 // rows that the table looked at
+	Visited  uint64 // frontends that the table inspected
 	Applies  uint64 // calls of Plane.Apply
 	Resets   uint64 // calls of Plane.Reset
 	SetNodes uint64 // calls of Plane.SetNode
@@ -38,7 +38,7 @@ type Stats struct {
 	Owed cluster.Changes
 	// Contested is the number of keys that more than one Service claims (SV-24).
 	Contested int
-	// NoLocal is what is in force.
+	// NoLocal counts the frontends in force.
 	NoLocal NoLocal
 	// Unresolved is the number of Services whose frontends could not be computed.
 	Unresolved int

@@ -145,7 +145,7 @@ func TestLongResolutionKeepsHealth(t *testing.T) {
 			r.do(idle(sl))
 		}
 		n := 0
-		flood := func() { // and he marks them again and again
+		flood := func() { // and he marks them repeatedly
 			sl := large[n%services]
 			if n++; n/services%2 == 0 {
 				r.do(idle(sl))

@@ -143,8 +143,8 @@ func FailedToStartServiceHealthcheck(service, node string, port uint16, err erro
 	return about("FailedToStartServiceHealthcheck", Service(service), p, "node", node, "port", p, "err", err.Error())
 }
 
-// IncorrectIPVersion reports an address of the wrong family (EV-06): its field, its value, and what is
-// wrong.
+// IncorrectIPVersion reports an address of the wrong family (EV-06): its field, its value, and the
+// fault.
 func IncorrectIPVersion(o Object, field, value, what string) Event {
 	return about("KubeProxyIncorrectIPVersion", o, withoutIndexes(field)+" "+value, "field", field, "value", value, "what", what)
 }
@@ -178,7 +178,7 @@ func ModeFallback(node, from, to string, why error, caution string) Event {
 	return about("KubeProxyModeFallback", Node(node), from, "node", node, "from", from, "to", to, "why", why.Error(), "caution", caution)
 }
 
-// ModeFromAnnotation reports that the mode comes from the Node's annotation of that name.
+// ModeFromAnnotation reports that the Node's annotation of that name selected the mode.
 func ModeFromAnnotation(node, mode, annotation string) Event {
 	return about("KubeProxyModeFromAnnotation", Node(node), "", "node", node, "mode", mode, "annotation", annotation)
 }

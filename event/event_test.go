@@ -26,8 +26,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// Each constructor, what it must give, and that every entry of the catalogue has one. EV-01…EV-07, HT-15,
-// PN-60, PN-71, SV-24, SV-26, EXT.
+// Each constructor with its expected result, and the check that every entry of the catalogue has
+// one. EV-01…EV-07, HT-15, PN-60, PN-71, SV-24, SV-26, EXT.
 func TestConstructors(t *testing.T) {
 	err := errors.New("address already in use")
 	node := Object{"Node", "", "n1", "n1"} // EV-01: the Node's UID is its name
@@ -100,7 +100,7 @@ func TestNoteTakesValuesAsTheyAre(t *testing.T) {
 	}
 }
 
-// What is wrong with a file now must not be shown as a repetition of what was wrong with it before.
+// A new fault of a file must not be shown as a repetition of an earlier one.
 func TestConfigSeries(t *testing.T) {
 	one, two := errors.New("mode: bad"), errors.New("clusterCIDR: bad")
 	if ConfigIgnored("n1", "f", one).Series() == ConfigIgnored("n1", "f", two).Series() {
@@ -114,8 +114,8 @@ func TestConfigSeries(t *testing.T) {
 	}
 }
 
-// A pod that comes or goes moves the wrong address beside it to another place of the slice: that is the same fault, and a
-// Service whose pods flap must not make an event of each.
+// An added or deleted pod moves the wrong address beside it to another place of the slice: that is
+// the same fault, and a Service whose pods flap must not cause an event for each move.
 func TestIncorrectIPVersionSeries(t *testing.T) {
 	slice := Object{"EndpointSlice", "shop", "web-x7", ""}
 	at := func(field, value string) Event {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// Greeting is what "kube-proxy connect" writes once it is connected to the admin socket.
+// Greeting is the output of "kube-proxy connect" once it is connected to the admin socket.
 const Greeting = "kube-proxy connected\n"
 
 // At describes the location of a proxy, for messages.
@@ -132,10 +132,10 @@ func (g *greeted) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// mostSaid bounds what is kept of standard error, in bytes.
+// mostSaid limits the kept part of standard error, in bytes.
 const mostSaid = 4 << 10
 
-// head keeps the beginning of what is written to it.
+// head keeps the beginning of its input.
 type head struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -14,7 +14,7 @@ const ciliumMode = "cilium"
 // ciliumKey is a key of the ConfigMap cilium-config that is about Services.
 type ciliumKey struct {
 	name string
-	// idle are values that need no word: the default, or what is so here too.
+	// idle are values without a statement: the default, or the behaviour of this proxy.
 	idle []string
 	// field is the corresponding field of the configuration; "" if there is no such field.
 	field string

@@ -32,7 +32,7 @@ type Statement struct {
 	Do      string `json:"do"`
 }
 
-// Result is what becomes of a proxy.
+// Result is the converted configuration with its statements.
 type Result struct {
 	// From and To are the modes; "" is the best that the machine can do.
 	From, To string

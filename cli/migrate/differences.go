@@ -2,7 +2,7 @@ package migrate
 
 import "slices"
 
-// difference is what differs between how a proxy ran and how ours will.
+// difference is a difference between the old proxy's behaviour and ours.
 type difference struct {
 	// from and to are modes; nil is any. not: the other is none of them. changed: the mode differs
 	// from the old one.

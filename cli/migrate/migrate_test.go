@@ -149,7 +149,7 @@ func TestCilium(t *testing.T) {
 	}
 }
 
-// Command lines come as text in many dresses.
+// Command lines in many text forms.
 func TestCommandLines(t *testing.T) {
 	const want = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nclusterCIDR: 10.0.0.0/8\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 	for name, text := range map[string]string{
@@ -257,7 +257,7 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// Bad input has a clear answer that names the file and what in it is wrong.
+// Bad input has a clear answer with the file and its fault.
 func TestBadInput(t *testing.T) {
 	configMap := func(data string) string {
 		return "kind: ConfigMap\nmetadata: {name: kube-proxy, namespace: kube-system}\ndata:\n" + data

@@ -112,7 +112,7 @@ type reader struct {
 	podName    string
 }
 
-// Read reads the files. Each error names the file, and what in it is wrong.
+// Read reads the files. Each error has the file, and its fault.
 func Read(inputs []Input) (*Proxy, error) {
 	var r reader
 	for _, in := range inputs {
@@ -327,7 +327,7 @@ func (c container) line() []string {
 // command takes a command line as text.
 func (r *reader) command(line, where string) error { return r.arguments(split(line), where) }
 
-// filledIn matches what Kubernetes, a shell or systemd puts in place of a name.
+// filledIn matches the placeholders that Kubernetes, a shell or systemd replaces.
 var filledIn = regexp.MustCompile(`\$[({A-Za-z_]`)
 
 // arguments reads the words of a command line: those after the program, up to a shell operator.
@@ -448,7 +448,7 @@ func commandLine(text string) (string, bool) {
 	return strings.Join(parts, " "), len(parts) > 0
 }
 
-// split takes a line of a shell apart: words, quotes, and lines that go on.
+// split parses a line of a shell: words, quotes, and continued lines.
 func split(line string) (words []string) {
 	var word strings.Builder
 	var quote rune

@@ -99,7 +99,7 @@ func savedBy(ctx context.Context, family, program string) ([]Chain, error) {
 	return all, err
 }
 
-// readSaved reads the chains of what iptables-save prints, and counts their rules.
+// readSaved reads the chains in the output of iptables-save, and counts their rules.
 func readSaved(family string, r io.Reader) (all []Chain, err error) {
 	at := map[[2]string]int{}
 	for line, err := range xtables.ReadSaved(r) {
@@ -124,7 +124,7 @@ func readSaved(family string, r io.Reader) (all []Chain, err error) {
 	return all, nil
 }
 
-// virtualServers counts those of IPVS, if it is there.
+// virtualServers counts those of IPVS, if the kernel has it.
 func virtualServers(context.Context) (n int, err error) {
 	data, err := os.ReadFile("/proc/thread-self/net/ip_vs")
 	if errors.Is(err, fs.ErrNotExist) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Firewall is what Windows Firewall has in the registry.
+// Firewall has the settings of Windows Firewall in the registry.
 type Firewall struct {
 	// Blocks: a profile is on and drops connections that no rule allows.
 	Blocks bool

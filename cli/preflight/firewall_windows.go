@@ -55,7 +55,7 @@ func firewall(context.Context) (f Firewall, err error) {
 	return f, nil
 }
 
-// each calls f with a key of the machine, if it is there.
+// each calls f with a key of the machine, if it exists.
 func each(path string, f func(registry.Key) error) error {
 	k, err := registry.OpenKey(registry.LOCAL_MACHINE, path, registry.READ)
 	if errors.Is(err, registry.ErrNotExist) {

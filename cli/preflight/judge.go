@@ -75,7 +75,7 @@ func (j *judge) info(about, format string, args ...any)  { j.add(Info, about, fo
 func (j *judge) warn(about, format string, args ...any)  { j.add(Warning, about, format, args...) }
 func (j *judge) wrong(about, format string, args ...any) { j.add(Error, about, format, args...) }
 
-// unknown notes what could not be found out, and what would help.
+// unknown records an unknown fact, with the remedy.
 func (j *judge) unknown(about string, err error) {
 	f := j.add(Unknown, about, "cannot check: %v", err)
 	f.Remedy = "Run the check as root on the node, or in a container with the node's network namespace, CAP_SYS_ADMIN and CAP_NET_ADMIN."
@@ -113,7 +113,7 @@ func of[T any](j *judge, about string, k Known[T]) (T, bool) {
 // sysctl returns a value; "" if the kernel has none of that name, or if unknown.
 func (j *judge) sysctl(name string) string { return j.facts.Sysctls.Value[name] }
 
-// ability returns what was found out of a mode in a family.
+// ability returns the test result of a mode in a family.
 func (f *Facts) ability(name string, fam lb.Family) (Ability, bool) {
 	i := slices.IndexFunc(f.Abilities, func(a Ability) bool { return a.Mode == name && a.Family == fam })
 	if i < 0 {

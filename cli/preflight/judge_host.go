@@ -205,7 +205,8 @@ func (j *judge) conntrackSize() {
 	}
 }
 
-// conntrackLimit returns how many connections the kernel may track once the proxy runs, and what is the case now where that differs.
+// conntrackLimit returns the limit of tracked connections once the proxy runs, and the current
+// state if that differs.
 func (j *judge) conntrackLimit() (limit uint64, now string) {
 	for _, c := range j.facts.Changes.Value {
 		if c.Name == conntrackMax {
@@ -215,7 +216,7 @@ func (j *judge) conntrackLimit() (limit uint64, now string) {
 	return number(j.sysctl(conntrackMax)), ""
 }
 
-// conntrackUse takes the lower of the limits: a proxy may lower it below what is in use.
+// conntrackUse uses the lower of the limits: a proxy may lower it below the current use.
 func (j *judge) conntrackUse() {
 	count, limit, from := number(j.sysctl(conntrackCount)), number(j.sysctl(conntrackMax)), ""
 	if will, now := j.conntrackLimit(); will < limit {

@@ -191,7 +191,7 @@ func (m modules) listed(list string) map[string]bool {
 	return all
 }
 
-// capabilities that a proxy uses, by their number, and what for.
+// capabilities of a proxy, by their number, with their use.
 var capabilities = []struct {
 	bit  uint
 	name string
@@ -228,8 +228,8 @@ func ownNamespace(context.Context) (bool, error) {
 	return ours != first, nil
 }
 
-// writer returns the kube-proxy that has the right to write the rules of this namespace. The kernel shows it in a file, which is there
-// if the module is.
+// writer returns the kube-proxy that has the right to write the rules of this namespace. The kernel
+// shows it in a file, which exists if the module is loaded.
 func writer(group uint16, m modules) (string, error) {
 	if _, err := os.Stat("/proc/thread-self/net/netfilter/nfnetlink_log"); err != nil {
 		return "", nil // it cannot be taken

@@ -24,7 +24,8 @@ type Setup struct {
 	// NodeName is the name of the Node, and Hostname the machine's hostname.
 	NodeName, Hostname string
 	PodCIDRs           []netip.Prefix
-	// PodInterface is the bridge of the pods, or what their interfaces' names begin with; "" if that is not configured.
+	// PodInterface is the bridge of the pods, or the prefix of their interfaces' names; "" if not
+	// configured.
 	PodInterface string
 	// Healthz and Metrics are where servers are to listen, not valid if nowhere.
 	Healthz, Metrics netip.AddrPort

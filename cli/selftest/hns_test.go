@@ -96,7 +96,7 @@ func TestTranscriptGivesTheFacts(t *testing.T) {
 	}
 }
 
-// forgiving is an HNS that deletes what is not there.
+// forgiving is an HNS that accepts deletes of missing objects.
 type forgiving struct{ *hnsfake.Fake }
 
 func (f forgiving) DeleteEndpoint(ctx context.Context, id string) error {

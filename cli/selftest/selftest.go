@@ -88,7 +88,7 @@ type Config struct {
 	Service func(ctx context.Context, check func(name, claim string, err error) bool)
 }
 
-// Run runs the steps and calls each with every line as it comes. It reports whether no line failed.
+// Run runs the steps and calls each with every line at once. It reports whether no line failed.
 func Run(ctx context.Context, cfg Config, each func(Line)) bool {
 	r := &run{Config: cfg, each: each}
 	steps, end := r.inLab()

@@ -64,14 +64,14 @@ func page(t *testing.T, running bool, run func(args []string) string) {
 
 var numbers = regexp.MustCompile(`\b(0x)?[0-9a-f]*[0-9][0-9a-f]*\b| +|[0-9.]+m?s`)
 
-// alike is a text without what differs from one run to the next.
+// alike returns a text without the parts that differ between runs.
 func alike(s string) string {
 	lines := strings.Split(numbers.ReplaceAllString(s, " # "), "\n")
 	slices.Sort(lines)
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// shopNote is what commands print on stderr for docs/examples/shop without --hostname-override.
+// shopNote is the commands' note on stderr for docs/examples/shop without --hostname-override.
 const shopNote = "kube-proxy: note: answering for node node1, the only one in the folder\n"
 
 // docs/ask.md shows the output of the commands for docs/examples/shop; -update writes it.

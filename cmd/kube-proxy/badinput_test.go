@@ -34,7 +34,7 @@ func TestBadInput(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no cases: %v", err)
 	}
-	// What ends by itself must leave the rules that are there: one set of them is enough for all.
+	// A program that exits must leave existing rules: one set of them is enough for all cases.
 	serving := newNode(t)
 	serving.serve("nftables").stop()
 	unused := maps.Clone(generated)

@@ -40,7 +40,8 @@ func (n *namespace) check(spoilt func(*exec.Cmd), args ...string) checked {
 	return c
 }
 
-// finds fails the test unless there is such a finding: "id severity about: part of what is seen"; about may be left out.
+// finds fails the test without such a finding: "id severity about: part of the observation"; about
+// may be left out.
 func (c checked) finds(t *testing.T, want string) {
 	t.Helper()
 	var of []string
@@ -62,7 +63,7 @@ func (c checked) finds(t *testing.T, want string) {
 	t.Errorf("no finding %q; there are\n%s", want, strings.Join(of, "\n"))
 }
 
-// wild matches a text that begins with what is before … and goes on with what is after it, somewhere.
+// wild matches a text that begins with the part before … and has the part after it anywhere later.
 func wild(text, want string) bool {
 	before, after, ok := strings.Cut(want, "…")
 	return ok && strings.HasPrefix(text, before) && strings.Contains(text[len(before):], after)

@@ -16,8 +16,8 @@ import (
 	"kube-proxy/plane/cleanup"
 )
 
-// ipvsDrain is how long connections may go on through the virtual servers that the mode ipvs left: as long as a pod has to
-// end by default.
+// ipvsDrain is how long connections may continue through the virtual servers left by mode ipvs: the
+// default time for the end of a pod.
 const ipvsDrain = 30 * time.Second
 
 // Objects that could not be removed are tried again after a while, then after ever longer ones.

@@ -146,7 +146,7 @@ func TestCleanupBesideProxy(t *testing.T) {
 	}
 }
 
-// PR-09: --init-only makes the settings and ends; what runs later finds them.
+// PR-09: --init-only makes the settings and ends; a later process finds them.
 func TestInitOnly(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

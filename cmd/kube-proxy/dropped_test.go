@@ -73,7 +73,7 @@ func TestFlowsOfADroppedService(t *testing.T) {
 			p = n.start(args)
 			p.await(allWritten)
 			for _, c := range lost {
-				for end := time.Now().Add(patience / 4); answers(t, c, 2*time.Second); { // not an answer that came late
+				for end := time.Now().Add(patience / 4); answers(t, c, 2*time.Second); { // no late answer
 					if time.Now().After(end) {
 						t.Errorf("the flow to %s goes on\n%s", c.RemoteAddr(), p.log())
 						break

@@ -38,8 +38,8 @@ type flows interface {
 	Run(ctx context.Context)
 }
 
-// newFamilies makes what serves the families. One that cannot be served does not keep the other from it (G6),
-// but for the first.
+// newFamilies makes the engines and planes of the families. A family that cannot be served does not
+// affect the other (G6), except the first.
 func (p *proxy) newFamilies(fams []lb.Family) error {
 	for i, fam := range fams {
 		f, err := p.newFamily(fam)
@@ -160,7 +160,8 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	}
 }
 
-// endpointLines returns what logs which endpoints of Services changed: a bounded number of lines for each namespace.
+// endpointLines returns a function that logs changed endpoints of Services: a limited number of
+// lines for each namespace.
 func endpointLines(log *slog.Logger) func(cluster.Name, string) {
 	messages := ratelimit.New(log, "Endpoints of a Service changed")
 	return func(service cluster.Name, text string) {
@@ -189,7 +190,7 @@ func (f *family) run(ctx context.Context) {
 	running.Wait()
 }
 
-// settings are the parts of the present configuration that decide about rows of a family.
+// settings returns the parts of the current configuration for the frontends of a family.
 func (p *proxy) settings(fam lb.Family) policy.Settings {
 	return p.config().Policy(fam)
 }

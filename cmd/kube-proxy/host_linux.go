@@ -12,7 +12,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// newFlows returns what makes the kernel forget stale flows of a plane.
+// newFlows returns the cleaner of a plane's stale flows.
 func (p *proxy) newFlows(f lb.Family, of mode.Plane) (flows, error) {
 	var proxied func(lb.Key, netip.AddrPort) bool
 	if at, ok := of.(mode.Answerer); ok {
@@ -43,7 +43,7 @@ func conntrackUse() (entries, limit uint64, ok bool) {
 	return entries, limit, limit > 0
 }
 
-// newSockets returns what notices ports that Services take from programs of this node.
+// newSockets returns the watcher of ports that Services take from programs of this node.
 func newSockets(cfg sockets.Config) (*sockets.Watcher, error) { return sockets.New(cfg) }
 
 // defaultWillChange: a later version of upstream has another default mode (EV-07).

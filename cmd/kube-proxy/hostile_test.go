@@ -59,7 +59,7 @@ func (b *neighbour) well(when string) {
 	}
 }
 
-// askUDP sends a datagram until it comes back, at most so often.
+// askUDP sends a datagram until it is returned, tries times at most.
 func (n *nodeLab) askUDP(host string, to netip.AddrPort, what []byte, tries int) error {
 	c, err := n.dial(host, "udp", to, time.Second)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// newInspector makes what answers questions about this process. It comes after the families.
+// newInspector makes the inspector of this process. Call it after newFamilies.
 func (p *proxy) newInspector() *inspect.Inspector {
 	cfg := p.config()
 	ic := inspect.Config{

@@ -272,7 +272,7 @@ func TestIPVSRestart(t *testing.T) {
 	n.service(only)
 	is(drains)
 	p.end(syscall.SIGKILL)
-	n.service(web) // it comes back while no process runs
+	n.service(web) // it is added again while no process runs
 	p = n.serve()
 	is(strings.Replace(drains, "-w 0", "-w 1", 1))
 	works("at the end")

@@ -21,7 +21,7 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// kill -9 leaves the rules; the next process finds them and goes on.
+// kill -9 leaves the rules; the next process finds them and continues.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -190,8 +190,8 @@ func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 	return p
 }
 
-// PR-08: a row that the kernel does not take does not keep what another mode left from being removed; a write that
-// failed does.
+// PR-08: a frontend that the kernel refuses does not prevent the removal of another mode's objects;
+// a failed write does.
 func TestBegun(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -218,7 +218,7 @@ func TestBegun(t *testing.T) {
 	if begun() {
 		t.Error("begun before the second family was written whole")
 	}
-	write(p.families[1], "apply", errors.New("no")) // of a row that the kernel refuses
+	write(p.families[1], "apply", errors.New("no")) // of a frontend that the kernel refuses
 	if begun() {
 		t.Error("begun before the second family was written whole")
 	}

@@ -42,7 +42,7 @@ func TestLogFiles(t *testing.T) {
 		n := newNode(t)
 		do(t, os.Mkdir(n.path("logs"), 0o755))
 		out := n.logs("--logtostderr=false", "--log_dir=logs", "-v=1")
-		// The flags are there because of -v=1 (FL-05).
+		// The flags are logged because of -v=1 (FL-05).
 		info, warning := read(t, n.path("logs/kube-proxy.INFO")), read(t, n.path("logs/kube-proxy.WARNING"))
 		if !klogLine.MatchString(info) {
 			t.Errorf("the file has\n%s", info)

@@ -23,7 +23,7 @@ const (
 	noIPVS      = "KUBE_PROXY_TEST_NO_IPVS"      // like a kernel without generic netlink, which IPVS uses
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
 	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as possible, and keep it
-	asReader    = "KUBE_PROXY_TEST_READER"       // be killed for what could change the node
+	asReader    = "KUBE_PROXY_TEST_READER"       // be killed for any call that could change the node
 	withMemory  = "KUBE_PROXY_TEST_MEMORY"       // have the mode memory too, which keeps its rules in this folder
 )
 

@@ -131,7 +131,7 @@ func TestOldCommandLines(t *testing.T) {
 			n := newNamespace(t)
 			l.into(t, n.dir)
 			p := n.start(l.args, func(c *exec.Cmd) {
-				c.Env = append(append(c.Env, noIPVS+"=1"), l.env...) // what those in mode ipvs come to depends on the kernel
+				c.Env = append(append(c.Env, noIPVS+"=1"), l.env...) // the result in mode ipvs depends on the kernel
 				if strings.Contains(strings.Join(l.env, " "), "KUBERNETES") {
 					asPod(c)
 				}

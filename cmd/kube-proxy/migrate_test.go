@@ -80,7 +80,7 @@ func TestMigrateOnlyReads(t *testing.T) {
 	}
 }
 
-// Who waits for input that does not come can be stopped.
+// A process that waits for input can be interrupted.
 func TestMigrateEndsWhileItReads(t *testing.T) {
 	self, err := os.Executable()
 	do(t, err)

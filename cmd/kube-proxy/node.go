@@ -65,7 +65,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 			findings := nodecheck.Check(p.store.Facts(), p.setup())
 			var fatals []error
 			before := told
-			told = nil // a problem that comes back is reported again
+			told = nil // a problem that returns is reported again
 			for _, f := range findings {
 				told = append(told, f.Text)
 				if f.Fatal && !begun {

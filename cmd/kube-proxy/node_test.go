@@ -66,7 +66,7 @@ func TestNodeCIDR(t *testing.T) {
 					t.Errorf("before %#v:\n%s", ev, s)
 				}
 				p.fold(ev)
-				time.Sleep(5 * time.Millisecond) // time to do what must not be done
+				time.Sleep(5 * time.Millisecond) // time for the forbidden write
 			}
 			// Not before: the time of c.wait starts when all facts are known.
 			failed := make(chan error, 1)

@@ -13,13 +13,13 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// FL-02, FL-06: what ends without serving, with what error.
+// FL-02, FL-06: calls that end without serving, with their errors.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	written := filepath.Join(dir, "written.yaml")
 	for _, tc := range []struct {
 		args      string
-		out, fail string // what stdout, and the error, begin with
+		out, fail string // prefix of stdout, and of the error
 	}{
 		{"--version", "Kubernetes " + config.Compatible + "\n", ""},
 		{"--version=v1.2.3 --write-config-to=" + written, "", ""},

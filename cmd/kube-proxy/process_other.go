@@ -15,7 +15,7 @@ func standard() (out, errOut io.Writer) { return os.Stdout, os.Stderr }
 // ends are the signals that end the process.
 func ends() []os.Signal { return []os.Signal{syscall.SIGTERM, syscall.SIGINT} }
 
-// asService has the work go on as the system's services do: here, as a process.
+// asService runs the work as the system's services do: here, as a process.
 func asService(ctx context.Context, _ bool, work func(context.Context) error, _ func()) error {
 	return work(ctx)
 }

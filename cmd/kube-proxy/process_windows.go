@@ -56,8 +56,9 @@ func standard() (out, errOut io.Writer) {
 	return w, w
 }
 
-// ends are the signals that end the process: Ctrl-C and Ctrl-Break, and as SIGTERM that its window closes, its user logs
-// off, or the machine or its container goes down. A service is ended by its manager, and would receive a signal for every user that logs off.
+// ends returns the signals that end the process: Ctrl-C and Ctrl-Break; and as SIGTERM that its
+// window closes, its user logs off, or the machine or its container shuts down. The manager ends a
+// service, which would receive a signal for every user that logs off.
 func ends() []os.Signal {
 	if isService() {
 		return []os.Signal{os.Interrupt}

@@ -46,7 +46,8 @@ func (r *refusedServices) of(fam string) *atomic.Int64 {
 	return &r.v4
 }
 
-// resolver returns the function that gives a family's engine the rows of a Service, and reports refused addresses.
+// resolver returns the function that computes a Service's frontends for a family's engine, and
+// reports refused addresses.
 func (p *proxy) resolver(fam lb.Family, budget *engine.Budget) func(cluster.View) []*lb.Frontend {
 	told := refusals{}
 	messages := ratelimit.New(p.log.With("family", fam.String()), "Part of a Service is refused")

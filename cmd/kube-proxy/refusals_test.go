@@ -52,7 +52,8 @@ func TestRefusalsSV26(t *testing.T) {
 	}
 }
 
-// However many Services a tenant makes of this kind, and however often they come and go, the log stays short.
+// The log stays short, however many Services of this kind a tenant creates, and however often they
+// change.
 func TestCrowdOfRefusals(t *testing.T) {
 	const services, rounds = 3000, 3
 	var log logtest.Buffer

@@ -51,7 +51,7 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 				p.notReloaded(err)
 				continue
 			}
-			p.reload(begun, fail) // later changes come from an operator
+			p.reload(begun, fail) // later changes are the operator's
 			begun = true
 		case <-p.hangups:
 			if file == "" {
@@ -160,7 +160,7 @@ func (p *proxy) apply(before, after *wiring.Config) error {
 		if was.SyncPeriod != is.SyncPeriod {
 			f.engine.SetAuditPeriod(is.SyncPeriod)
 		}
-		// What rows depend on: every service is resolved again, and what differs is written.
+		// Frontends depend on it: every Service is resolved again, and differences are written.
 		if !reflect.DeepEqual(before.Policy(f.name), after.Policy(f.name)) {
 			f.engine.ResolveAll()
 		}

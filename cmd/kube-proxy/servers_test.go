@@ -271,7 +271,8 @@ func TestMetricsOfMode(t *testing.T) {
 			n.code(metricsURL+"/healthz", 200)
 			n.write("m/lonely.yaml", []byte("kind: Service\nmetadata: {name: lonely, namespace: shop}\n"+
 				"spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}\n")) // so that a Service is not ok
-			// A change that a controller has stamped, and a UDP endpoint that goes: then all is measured that is.
+			// A change with a controller's time stamp, and a removed UDP endpoint: then every
+			// metric has a value.
 			dns := bytes.ReplaceAll(service("dns", "10.96.0.10", 53, "10.0.0.53"), []byte("port: "), []byte("protocol: UDP, port: "))
 			dns = bytes.ReplaceAll(dns, []byte("name: dns-1,"), fmt.Appendf(nil, "annotations: {endpoints.kubernetes.io/last-change-trigger-time: %q}, name: dns-1,",
 				time.Now().Format(time.RFC3339Nano)))
@@ -362,7 +363,7 @@ func TestServersReload(t *testing.T) {
 	n.refused("127.0.0.1:11249")
 }
 
-// FL-04, FL-09, CF-14: what turns a server off or moves it to another family.
+// FL-04, FL-09, CF-14: settings that turn a server off or move it to another family.
 func TestServerAddresses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

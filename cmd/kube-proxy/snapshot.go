@@ -28,12 +28,12 @@ type snapshots struct {
 	annotation string
 	// found is the snapshot to serve from; nil if none was found, or none is needed.
 	found *snapshot.Snapshot
-	// serving is when the facts in force were written, while they come from a snapshot.
+	// serving is the time of the facts in force, while they come from a snapshot.
 	serving atomic.Pointer[time.Time]
 	listed  atomic.Bool // by the API server
 }
 
-// openSnapshot looks for a snapshot. A failure is reported, and the process goes on without.
+// openSnapshot opens a snapshot. A failure is reported, and the process continues without.
 func (p *proxy) openSnapshot(ctx context.Context) {
 	cfg, s := p.config(), &p.snapshots
 	dir := cfg.Snapshot.Dir

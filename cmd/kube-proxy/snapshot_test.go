@@ -229,7 +229,7 @@ func TestBootWithoutAPIServer(t *testing.T) {
 			for _, pod := range []string{"pod1", "pod2", "pod4"} {
 				n.echo(pod, 8080)
 			}
-			lasting := "" // what rules contain that are not to change
+			lasting := "" // contents of rules that must not change
 			if mode == "iptables" {
 				lasting = " 10.1.1.1" // the pods of the remaining Services; the small dispatch chain is rewritten
 			}

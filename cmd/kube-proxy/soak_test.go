@@ -44,7 +44,7 @@ func TestUserspaceSoak(t *testing.T) {
 	apply("web", labIP, 30080, backends...)
 	p := n.serve("--udp-timeout=2s")
 	hosts, node := []string{"pod1", "pod3", netlab.Client, netlab.Node1}, endpoint(netlab.Node1, 30080)
-	warm := n.call(hosts, node) // what is kept for good is made when it is first needed
+	warm := n.call(hosts, node) // objects that are kept for good are made on first use
 	warm.progress(100)
 	if failed := warm.wait(); len(failed) > 0 {
 		t.Errorf("before anything moves: %v", failed)
@@ -160,7 +160,8 @@ func (n *nodeLab) noMore(p *labProgram, than state) {
 // leakSlack is the variation without any client: a request for metrics, a timer of the runtime.
 const leakSlack = 4
 
-// keptPipes are the descriptors of what package relay keeps for later: 16 pipes of each loop, made when they are first needed.
+// keptPipes are the descriptors that package relay keeps for later: 16 pipes of each loop, made on
+// first use.
 var keptPipes = 2 * 16 * runtime.GOMAXPROCS(0)
 
 func (n *nodeLab) state(p *labProgram) state {

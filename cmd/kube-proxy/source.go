@@ -19,7 +19,8 @@ type source struct {
 	run func(ctx context.Context, sink func(cluster.Event)) error
 	// connected reports whether it can be followed now. It may be called from any goroutine.
 	connected func() bool
-	// factsWait is how much later than the Services and EndpointSlices the Node and the ServiceCIDRs may come.
+	// factsWait is how much later than the Services and EndpointSlices the Node and the
+	// ServiceCIDRs may arrive.
 	factsWait time.Duration
 }
 

@@ -184,7 +184,7 @@ func (n *namespace) statusSays(url string, bad int) {
 	}
 }
 
-// ST-04: events and the log at -v 2 name the endpoints that came and went, with node and reason.
+// ST-04: events and the log at -v 2 name added and removed endpoints, with node and reason.
 func TestEventsNameEndpoints(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

@@ -27,7 +27,7 @@ type nodeFault struct {
 	from     string // "pod1" if empty
 	to       string // the Service of one backend, on pod2, if empty
 	expect   trace.NodeVerdict
-	by       string // a part of the culprit, or of what was not evaluated
+	by       string // a part of the culprit, or of a rule that was not evaluated
 	modes    string // "" for all
 	six, udp bool
 	port     uint16 // the client's, for trace; 0 for any
@@ -412,7 +412,7 @@ func programFaults() []nodeFault {
 func TestTraceNode(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
 		t.Run(mode, func(t *testing.T) {
-			t.Parallel() // they mostly wait for packets that do not come
+			t.Parallel() // they mostly wait for packets that do not arrive
 			n := newTraceLab(t, mode)
 			p := n.serve(n.sockets(t)...)
 			defer p.stop()

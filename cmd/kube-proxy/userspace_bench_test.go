@@ -64,7 +64,7 @@ func benchLab(b *testing.B, hosts []string, args ...string) (*nodeLab, *labProgr
 	return n, n.serve(args...), backends
 }
 
-// benchRatio measures what is done in a second, to the pod and through the proxy.
+// benchRatio measures the work per second, direct and through the proxy.
 func benchRatio(b *testing.B, what string, unit float64, serve func(fd int), work func(n *nodeLab, to netip.AddrPort, d time.Duration) (int64, error)) {
 	n, _, backends := benchLab(b, []string{"pod4"})
 	direct, proxied := backends[0].at(), labTarget
@@ -168,7 +168,7 @@ func middle(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// streamBytes counts what arrives of one connection that always has something to send.
+// streamBytes counts the bytes received on one connection whose sender never pauses.
 func streamBytes(n *nodeLab, to netip.AddrPort, d time.Duration) (int64, error) {
 	conn, err := n.dial("pod3", "tcp", to, patience)
 	if err != nil {
@@ -399,7 +399,7 @@ func benchUDPMemory(b *testing.B) {
 	for b.Loop() {
 		files, before := p.files(), p.resident()
 		var open float64
-		until(b, func() string { // what is lost on the way is sent again
+		until(b, func() string { // lost datagrams are sent again
 			do(b, n.strangers(to, 1000, sessions-1000))
 			if open = p.metric("kubeproxy_userspace_udp_sessions"); open < 0.98*sessions {
 				return fmt.Sprintf("%v sessions are open", open)
@@ -436,7 +436,7 @@ func (n *nodeLab) strangers(to netip.AddrPort, first, count int) error {
 				return fmt.Errorf("send: %w", err)
 			}
 			if i%200 == 0 {
-				time.Sleep(time.Millisecond) // or the receiver's buffer overflows, which is not what is measured
+				time.Sleep(time.Millisecond) // or the receiver's buffer overflows, which is not measured
 			}
 		}
 		return nil

@@ -27,7 +27,7 @@ import (
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	exe := filepath.Join(t.TempDir(), "kube-proxy.exe")
-	build := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", exe, ".") // what `make check` has compiled
+	build := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", exe, ".") // compiled by `make check`
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=windows", "GOARCH=amd64")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, out)

@@ -43,7 +43,7 @@ type Finding struct {
 	Row string
 	// Fatal: at the start, the process should end. After the start, it continues.
 	Fatal bool
-	// Text names the flag or field, its value and what is wrong with it, in one sentence without its end.
+	// Text names the flag or field, its value and the fault, in one sentence without its end.
 	Text string
 }
 
@@ -232,8 +232,8 @@ func (c *checker) others() {
 // wrong reports whether there are prefixes, and none is of the primary family.
 func (c *checker) wrong(ps []netip.Prefix) bool { return len(ps) > 0 && !has(ps, c.Families[0]) }
 
-// uses reports whether something in the cluster makes it likely that Services of the family come. A host that could
-// serve IPv6 in a cluster without it needs no advice about it.
+// uses reports whether the cluster probably has Services of the family. A host that could serve
+// IPv6 in a cluster without it needs no advice about it.
 func (c *checker) uses(fam lb.Family) bool {
 	if fam == c.Families[0] || has(c.facts.CIDRs, fam) || has(c.Settings.ClusterCIDRs, fam) {
 		return true

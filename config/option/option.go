@@ -23,14 +23,14 @@ type Section struct {
 	Order int
 	// Fields are in the order of the help text.
 	Fields []Field
-	// Values points to a struct that has the defaults. It is laid over the top of the file: the
-	// JSON tags of its fields are the names there. As in the file's published type, a pointer distinguishes
-	// zero from "not given"; what is no pointer and zero in a file is not given. Nil for a section
-	// that has flags alone, or fields of the published type.
+	// Values points to a struct with the defaults. Its fields overlay those of the file, with their
+	// JSON tags as names. As in the file's published type, a pointer distinguishes zero from "not
+	// given"; a zero value that is no pointer is not given. Nil for a section that only has flags,
+	// or fields of the published type.
 	Values any
 	// Check reports invalid values; nil for no check.
 	Check func(*Report)
-	// OnlyInMode: what is wrong does not matter while the section's mode does not run.
+	// OnlyInMode: faults do not matter while the section's mode does not run.
 	OnlyInMode bool
 }
 

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Report takes what is wrong with a section, and has the checks that many values share.
+// Report collects the problems of a section, and has the checks that many values share.
 type Report struct {
 	// Wrong records a problem of a field. Problems of a section whose mode does not run are kept
 	// until it does.
 	Wrong func(path, value, want string)
 	// Insist notes one that always counts.
 	Insist func(path, value, want string)
-	// Warn notes what is worth a warning.
+	// Warn records a warning.
 	Warn func(format string, args ...any)
 	// Name returns the user's name of a field: the flag, or the field if the file sets it.
 	Name func(path string) string

@@ -139,7 +139,7 @@ func (c *Client) open(ctx context.Context, question string, params url.Values) (
 
 // patience is how much longer a question may take that waits for something.
 func patience(params url.Values) time.Duration {
-	d, _ := time.ParseDuration(params.Get("wait")) // the server reports what is wrong with it
+	d, _ := time.ParseDuration(params.Get("wait")) // the server reports the fault in it
 	return max(0, d)
 }
 

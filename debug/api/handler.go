@@ -23,14 +23,15 @@ const Header = "Kube-Proxy-Admin"
 const version = "1"
 
 const (
-	// mostComputed is how many questions are worked on at once: what serves packets has the other CPUs.
+	// mostComputed is the number of queries computed at once: the other CPUs are free to serve
+	// packets.
 	mostComputed = 2
 	// mostAnswers is how many answers are in memory at once, until they are read or writeWait is over.
 	mostAnswers = 4
 	// writeWait is how long the client may take to read an answer, or a piece of a long one.
 	writeWait = 10 * time.Second
-	// mostLong is how many questions that take long (to compare all of the kernel, to wait for changes, to watch) are there at once: the other
-	// connections are for those whose answer is there at once.
+	// mostLong is the number of simultaneous long queries (comparing all of the kernel, waiting for
+	// changes, watching): the other connections are for short ones.
 	mostLong = mostConnections * 3 / 4
 	// mostWait is how long a question for changes waits for some.
 	mostWait = 60 * time.Second
@@ -49,7 +50,7 @@ type Handler struct {
 	long     chan struct{}
 }
 
-// NewHandler returns what answers questions about a proxy.
+// NewHandler returns the handler of queries about a proxy.
 func NewHandler(about *inspect.Inspector) *Handler {
 	h := &Handler{about: about, answers: make(chan struct{}, mostAnswers), computed: make(chan struct{}, mostComputed),
 		long: make(chan struct{}, mostLong)}
@@ -154,7 +155,8 @@ func (h *Handler) answer(name string, params []string, computed bool, f func(con
 	})
 }
 
-// stream adds a question whose answer is a list of any length, {"node": "n1", "name": [...]}, with the fields of what f returns behind it.
+// stream adds a query with a list of any length as its answer, {"node": "n1", "name": [...]},
+// followed by the fields of f's result.
 func (h *Handler) stream(name string, params []string, list string, f func(context.Context, url.Values, func(any) error) (any, error)) {
 	h.mux.HandleFunc("/v1/"+name, func(w http.ResponseWriter, r *http.Request) {
 		q, ok := query(w, r, params)
@@ -218,7 +220,7 @@ func (h *Handler) stream(name string, params []string, list string, f func(conte
 		case !sent:
 			fail(w, status(err), err)
 		default:
-			panic(http.ErrAbortHandler) // what was sent is no whole answer, and must not look like one
+			panic(http.ErrAbortHandler) // the answer is incomplete, and must not look complete
 		}
 	})
 }
@@ -247,8 +249,9 @@ func (h *Handler) live() {
 	})
 }
 
-// events answers which changes came after a number, of one Service or of all, and can wait for the first. A client that waits may name, with
-// its namespace, a Service that does not exist yet, or no longer; without waiting that is an error.
+// events returns the changes after a number, of one Service or of all, and can wait for the first.
+// A client that waits may name, with its namespace, a Service that does not exist yet, or no
+// longer; without waiting that is an error.
 func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	if h.about.Offline() {
 		return nil, &inspect.Problem{Kind: inspect.Unavailable, Text: "no changes offline: query a running proxy"}

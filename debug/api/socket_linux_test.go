@@ -402,7 +402,7 @@ func memory() int64 {
 	return int64(m.HeapInuse + m.StackInuse)
 }
 
-// A list of any length comes whole, in pieces.
+// A list of any length arrives completely, in pieces.
 func TestLongList(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	running(t, NewHandler(about(t, 20_000)), at)

@@ -34,10 +34,10 @@ const (
 	Failed
 )
 
-// What is a set of things that happened to API objects.
+// What is a set of events of API objects.
 type What uint8
 
-// What may have happened.
+// The possible events.
 const (
 	ServiceCreated What = 1 << iota
 	ServiceChanged
@@ -53,7 +53,7 @@ type Entry struct {
 	Seq    uint64
 	Kind   Kind
 	Family lb.Family
-	// What happened to the API objects, of kind Service.
+	// What are the events of the API objects, of kind Service.
 	What What
 	// Elsewhere: the Service has and had no address of the family, so that nothing was to be
 	// written. Lists of changes leave it out; views of Services need it.
@@ -78,11 +78,11 @@ type Entry struct {
 	// Times is how often the same entry occurred in sequence: Done is that of the last, Rows are
 	// those of all.
 	Times uint32
-	// Why is why a Reset was made, and what failed, shortened to [maxWhy] bytes; else "".
+	// Why is the reason of a Reset or the error, shortened to [maxWhy] bytes; else "".
 	Why string
 	// Endpoints names added and removed endpoints, shortened to [maxWhy] bytes; "" for none.
 	Endpoints string
-	// Key is the row that failed, if it is one.
+	// Key is the key of the failed frontend, if one failed.
 	Key lb.Key
 }
 

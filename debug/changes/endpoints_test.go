@@ -9,7 +9,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Entries name the endpoints that came and went, why one is not used, and of many the first.
+// Entries name the added and removed endpoints, the reason why one is not used, and the first of
+// many.
 func TestEndpointsAreNamed(t *testing.T) {
 	web := cluster.Name{Namespace: "shop", Name: "web"}
 	store := cluster.NewStore("node1")

@@ -78,7 +78,8 @@ func TestFloodPushesOutItsOwn(t *testing.T) {
 	}
 	held := strings.Join(names(r), " ")
 	for _, ns := range quiet {
-		// One that shares the flood's bucket goes with it; the seed is another in each process.
+		// A namespace that shares the flood's bucket is dropped with it; each process has another
+		// seed.
 		if r.bucketOf(ns) != r.bucketOf("flood") && !strings.Contains(held, ns+"/web") {
 			t.Errorf("the flood pushed out %s/web", ns)
 		}
@@ -91,7 +92,7 @@ func TestFloodPushesOutItsOwn(t *testing.T) {
 	}
 }
 
-// Who undoes our work all the time, or a kernel that refuses all, fills one entry.
+// A program that always undoes our work, or a kernel that refuses everything, fills only one entry.
 func TestTheSameAgainIsOneEntry(t *testing.T) {
 	r := New(10)
 	first, _ := r.Counts()

@@ -24,7 +24,7 @@ func (e Entry) Object() string {
 	return name
 }
 
-// Words describes the entry. Names and errors in it come from outside: escape them for display.
+// Words describes the entry. Names and errors in it are untrusted: escape them for display.
 func (e Entry) Words() string {
 	var s string
 	switch e.Kind {

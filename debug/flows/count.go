@@ -32,7 +32,7 @@ type count struct {
 	localsRead time.Time
 }
 
-// rowID is a row: two families have the same keys of NodePorts.
+// rowID identifies a frontend: two families have the same keys of NodePorts.
 type rowID struct {
 	family lb.Family
 	key    lb.Key
@@ -79,7 +79,7 @@ func (c *count) take(tables []Table) (nodePorts bool) {
 	return slices.ContainsFunc(tables, func(t Table) bool { return len(t.NodePorts) > 0 })
 }
 
-// sameRows reports whether two snapshots are one, as far as rows go.
+// sameRows reports whether two snapshots have the same frontends.
 func sameRows(a, b Table) bool {
 	return a.Family == b.Family && len(a.Rows) == len(b.Rows) && (len(a.Rows) == 0 || &a.Rows[0] == &b.Rows[0])
 }

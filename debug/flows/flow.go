@@ -34,7 +34,7 @@ type Found struct {
 	read int // entries
 }
 
-// Flow is a connection, or of UDP what conntrack takes for one.
+// Flow is a connection, or for UDP an entry of conntrack.
 type Flow struct {
 	Proto lb.Proto
 	// From and To are as the client sees them.
@@ -47,7 +47,7 @@ type Flow struct {
 	State string
 	// Answered: By has sent something.
 	Answered bool
-	// Timeout is after what time without a packet the entry goes, in whole seconds.
+	// Timeout is the time without a packet after which the entry expires, in whole seconds.
 	Timeout time.Duration
 }
 

@@ -16,11 +16,11 @@ type Config struct {
 	Tables func() []Table
 	// Every is the period of the reports; 0 for a second.
 	Every time.Duration
-	// Most is how many rows are listed; 0 for 1,000.
+	// Most is the number of listed frontends; 0 means 1,000.
 	Most int
 }
 
-// Table is a snapshot of the rows of a family, which must not change.
+// Table is a snapshot of the frontends of a family, which must not change.
 type Table struct {
 	Family lb.Family
 	// NodePorts are as in [lb.Node].
@@ -37,10 +37,11 @@ type Rates struct {
 	Rows []Rate
 	// Others is the sum of frontends that are not listed.
 	Others Sum
-	// Elsewhere are connections in Span to no row.
+	// Elsewhere counts connections in Span without a frontend.
 	Elsewhere uint64
-	// Missed is how many messages of the kernel were lost in Span, because they were not read in time: each was about a connection, to a row or
-	// elsewhere. Unless it is 0, all numbers of Span are lower bounds; so are totals if MissedInAll is not 0.
+	// Missed is the number of lost kernel messages in Span, because they were not read in time:
+	// each was about a connection, to a frontend or elsewhere. Unless it is 0, all numbers of Span
+	// are lower bounds; so are totals if MissedInAll is not 0.
 	Missed, MissedInAll uint64
 }
 
@@ -51,11 +52,11 @@ type Rate struct {
 	// New is how many connections were opened in Span, and PerSecond that by its length.
 	New       uint64
 	PerSecond float64
-	// Total is how many since the counting began, or the row came.
+	// Total is the number since counting began, or since the frontend was added.
 	Total uint64
 }
 
-// Sum is of many rows.
+// Sum is the sum of many frontends.
 type Sum struct {
 	Rows       int
 	New, Total uint64
@@ -64,7 +65,7 @@ type Sum struct {
 // AtLeast reports whether the numbers of Span are lower bounds.
 func (r *Rates) AtLeast() bool { return r.Missed > 0 }
 
-// Top counts the connections that are opened to each row. Make one with [Listen].
+// Top counts new connections to each frontend. Make one with [Listen].
 type Top struct {
 	cfg  Config
 	from feed
@@ -128,7 +129,7 @@ func (t *Top) Each(ctx context.Context, f func(*Rates) bool) {
 // localsEvery is how often the addresses of this machine are read, if there are NodePorts.
 const localsEvery = 10 * time.Second
 
-// refresh takes in what rows and addresses there are.
+// refresh loads the current frontends and addresses.
 func (t *Top) refresh(ctx context.Context, c *count) {
 	if c.take(t.cfg.Tables()) && time.Since(c.localsRead) >= localsEvery {
 		if local, err := t.from.locals(ctx); err == nil { // else the previous ones are right, or nearly

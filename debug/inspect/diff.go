@@ -93,7 +93,8 @@ func difference(f Family, table *lb.Table, d trace.Difference) Difference {
 	return out
 }
 
-// copyTable copies the desired table of a family, for uses that take longer than the engine could wait. Rows are shared.
+// copyTable copies the desired table of a family, for uses that take longer than the engine could
+// wait. Frontends are shared.
 func (i *Inspector) copyTable(f Family) *lb.Table {
 	out := &lb.Table{Family: f.Family}
 	for _, name := range i.Names() {

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/internal/plural"
 )
 
-// Finding is something that needs attention, and the command to go on with.
+// Finding is a problem, and the next command to run.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	// About is source, writes, drift, conntrack, node, or the state of Services.

@@ -37,7 +37,8 @@ type Config struct {
 	Local func() ([]netip.Addr, error)
 	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil if Pods are not watched.
 	Pods func(context.Context, cluster.Name) (map[cluster.Name][]netip.Addr, error)
-	// Snapshot returns when the facts in force were written, if they come from a snapshot, else nil. It may be nil.
+	// Snapshot returns the time of the facts in force, if they come from a snapshot, else nil. It
+	// may be nil.
 	Snapshot func() *time.Time
 	// Follow computes the path of a packet through the rest of this node: [node.Ask]; nil if that
 	// is not read.
@@ -58,7 +59,7 @@ type Family struct {
 	Query func(func(*lb.Table))
 	// Stats is [engine.Engine.Stats]; nil where no engine runs.
 	Stats func() engine.Stats
-	// Settings are what rows of a Service are decided by now.
+	// Settings returns the current settings for the frontends of a Service.
 	Settings func(cluster.Name) policy.Settings
 	// Trace is the mode's treatment of the table.
 	Trace trace.Mode

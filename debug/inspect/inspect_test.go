@@ -205,7 +205,7 @@ func TestManyDifferences(t *testing.T) {
 	}
 }
 
-// So with a trace: what is being written at that moment is no finding.
+// The same with a trace: an object that is being written at that moment is no finding.
 func TestFindingsThatStay(t *testing.T) {
 	right := trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{{Address: netip.MustParseAddrPort("100.64.0.1:8080"), Share: 1}}, Masquerade: true}
 	wrong := trace.Kernel{Verdict: trace.Pass}
@@ -259,7 +259,7 @@ func TestManyEndpoints(t *testing.T) {
 	}
 }
 
-// The state of a Service in a list is the gravest, and a word of why comes with it.
+// The state of a Service in a list is the most serious one, with the reason in a few words.
 func TestStates(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "ok", "10.96.0.1", 1, 1)

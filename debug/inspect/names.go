@@ -41,7 +41,7 @@ func compareNames(a, b cluster.Name) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// ParseName reads "ns/name", as rows and changes have it, with or without ":port".
+// ParseName parses "ns/name", as in frontends and changes, with or without ":port".
 func ParseName(s string) cluster.Name {
 	namespace, name, _ := strings.Cut(lb.OwnerOf(s), "/")
 	return cluster.Name{Namespace: namespace, Name: name}

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// restWait bounds what reading the rest of the node may take.
+// restWait limits the time for reading the rest of the node.
 const restWait = 5 * time.Second
 
 // rest adds the treatment of the packet by the rest of this node, after the answers of the table,
@@ -57,7 +57,7 @@ var over = map[string]bool{
 	"TIME_WAIT": true, "CLOSE": true, "LAST_ACK": true, "CLOSED": true, "SHUTDOWN_ACK_SENT": true,
 }
 
-// onNode reports which endpoints of a row run on this node.
+// onNode reports which endpoints of a frontend run on this node.
 func onNode(row *lb.Frontend) func(netip.AddrPort) bool {
 	return func(a netip.AddrPort) bool {
 		if row == nil {

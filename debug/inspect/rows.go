@@ -38,7 +38,7 @@ func (i *Inspector) Table(ctx context.Context, filter string, each func([]Row) b
 	return nil
 }
 
-// rows are the rows of a Service in a family that keep takes, by key.
+// rows returns the frontends of a Service in a family for which keep returns true, by key.
 func (f Family) rows(name cluster.Name, failing map[lb.Key]engine.Failing, keep func(*lb.Frontend) bool) []Row {
 	o := f.owned(name)
 	var out []Row

@@ -54,7 +54,7 @@ func (i *Inspector) services(names []cluster.Name, since Since, each func(Servic
 	return since, nil
 }
 
-// failing has the rows that kernels refuse, by Service.
+// failing has the frontends that kernels refuse, by Service.
 func (i *Inspector) failing() map[string]map[lb.Key]engine.Failing {
 	out := map[string]map[lb.Key]engine.Failing{}
 	for _, f := range i.cfg.Families {

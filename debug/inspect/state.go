@@ -11,7 +11,7 @@ type State string
 
 // The states.
 const (
-	// Failing: the kernel refuses a row, or its rows cannot be computed.
+	// Failing: the kernel refuses a frontend, or its frontends cannot be computed.
 	Failing State = "failing"
 	// NoBackends: a port has no usable endpoint and is rejected.
 	NoBackends State = "no-backends"
@@ -21,9 +21,9 @@ const (
 	Contested State = "contested"
 	// Terminating: no endpoint is ready, and terminating ones still serve.
 	Terminating State = "terminating"
-	// NoLocalBackends: a traffic policy is Local, and what serves is on other nodes.
+	// NoLocalBackends: a traffic policy is Local, and all usable endpoints are on other nodes.
 	NoLocalBackends State = "no-local-backends"
-	// Waiting: the proxy has not written its rows yet.
+	// Waiting: the proxy has not written its frontends yet.
 	Waiting State = "waiting"
 	// NotProxied: it has no address (headless, ExternalName), so the proxy does nothing for it.
 	NotProxied State = "not-proxied"
@@ -47,7 +47,7 @@ const (
 	Error Severity = "error"
 )
 
-// What orders severities, and states.
+// The order of severities, and of states.
 var (
 	ranks   = map[Severity]int{Fine: 0, Info: 1, Warning: 2, Error: 3}
 	gravity = map[State]int{

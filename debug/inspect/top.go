@@ -11,7 +11,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// Top is how many connections were opened to each Service, and to each of its rows, the busiest first.
+// Top has the number of new connections of each Service, and of each of its frontends, the busiest
+// first.
 type Top struct {
 	// Node is the node of this answer.
 	Node  string    `json:"node"`
@@ -53,7 +54,7 @@ func (t *Top) count(ctx context.Context, families []Family) {
 	}
 }
 
-// TopLine is one Service ("ns/name:port"), or one of its rows.
+// TopLine is one Service ("ns/name:port"), or one of its frontends.
 type TopLine struct {
 	Service   string  `json:"service"`
 	Key       string  `json:"key,omitempty"`
@@ -113,7 +114,8 @@ func top(r *flows.Rates) *Top {
 	return out
 }
 
-// tables returns a function for the rows of all families. It gathers them again only if the engine has resolved something.
+// tables returns a function for the frontends of all families. It reads them again only if the
+// engine has resolved something.
 func (i *Inspector) tables() func() []flows.Table {
 	now, at := make([]flows.Table, len(i.cfg.Families)), make([]uint64, len(i.cfg.Families))
 	return func() []flows.Table {
@@ -133,7 +135,7 @@ func (i *Inspector) tables() func() []flows.Table {
 	}
 }
 
-// inForce are the rows of a family that are in force, gathered one Service after the other.
+// inForce returns the frontends of a family that are in force, read one Service after the other.
 func (i *Inspector) inForce(f Family) []*lb.Frontend {
 	out := []*lb.Frontend{}
 	for _, name := range i.Names() {
@@ -169,7 +171,7 @@ func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAns
 	a.connected(found)
 }
 
-// connected adds what conntrack has.
+// connected adds the connections of conntrack.
 func (a *TraceAnswer) connected(found flows.Found) {
 	for _, f := range found.Flows {
 		a.Conntrack = append(a.Conntrack, Connection{From: f.From, To: f.To, Backend: f.By, Sees: f.Client,

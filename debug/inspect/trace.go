@@ -95,7 +95,7 @@ type Connection struct {
 	// is translated. Sees is the source address that the backend sees.
 	Backend netip.AddrPort `json:"backend,omitzero"`
 	Sees    netip.AddrPort `json:"sees,omitzero"`
-	// Answered: something has come back.
+	// Answered: a reply was received.
 	Answered bool `json:"answered"`
 	// Proto is tcp, udp or sctp; State is the kernel's name of the state, "" if the protocol has
 	// none.
@@ -105,7 +105,8 @@ type Connection struct {
 	Timeout int `json:"timeoutSeconds,omitempty"`
 }
 
-// How long the kernel is waited for, and how often it is looked at where it differs: what is being written at that moment differs for a moment.
+// The time limit of a read of the kernel, and the number of reads in case of differences: an object
+// that is being written differs temporarily.
 const (
 	kernelWait = 5 * time.Second
 	looks      = 3
@@ -127,8 +128,9 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	return a, nil
 }
 
-// Outcome is what happens to the packet: the verdict of the table, or of the kernel where it
-// differs, or of the rest of the node where that stops it. A real packet overrules them.
+// Outcome returns the outcome of the packet: the verdict of the table, or of the kernel if it
+// differs, or of the rest of the node if that stops the packet. The result of a real packet
+// overrides them.
 func (a *TraceAnswer) Outcome() trace.Verdict {
 	switch {
 	case a.Live != nil && a.Live.Verdict == trace.Rejected:

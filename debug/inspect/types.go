@@ -52,7 +52,7 @@ type EndpointCounts struct {
 	Terminating int `json:"terminating,omitempty"`
 }
 
-// Row is one row of the desired table.
+// Row is one frontend of the desired table.
 type Row struct {
 	Key    string `json:"key"`
 	Family string `json:"family"`
@@ -67,11 +67,11 @@ type Row struct {
 	Routes          []Route        `json:"routes"`
 	AffinitySeconds int            `json:"affinitySeconds,omitempty"`
 	SourceRanges    []netip.Prefix `json:"sourceRanges,omitempty"`
-	// LocalEndpoints is the number that a health check port reports; nil in other rows.
+	// LocalEndpoints is the number that a health check port reports; nil in other frontends.
 	LocalEndpoints *int `json:"localEndpoints,omitempty"`
 }
 
-// Route is what happens to a new connection from one kind of source.
+// Route is the treatment of a new connection from one kind of source.
 type Route struct {
 	From       string `json:"from"` // pods, host, anywhere
 	Do         string `json:"do"`   // balance, reject, drop, accept
@@ -160,11 +160,11 @@ type Change struct {
 	Seq uint64 `json:"seq"`
 	// Kind is service, node, reset, loaded, mended or failed.
 	Kind string `json:"kind"`
-	// Object is what changed, as in "shop/web", and What what happened to it, in words.
+	// Object is the changed object, as in "shop/web", and What the event, in words.
 	Object string `json:"object"`
 	What   string `json:"what"`
 	Family string `json:"family,omitempty"`
-	// Service is "ns/name"; "" for what concerns no single one.
+	// Service is "ns/name"; "" for changes of no single Service.
 	Service string `json:"service,omitempty"`
 	// API is when the API had it, Learned when this process received it, and Done when it was in
 	// force, or failed.
@@ -174,9 +174,9 @@ type Change struct {
 	// SinceAPI and SinceLearned are the milliseconds until it was in force; nil if unknown.
 	SinceAPI     *float64 `json:"sinceAPIMilliseconds,omitempty"`
 	SinceLearned *float64 `json:"sinceLearnedMilliseconds,omitempty"`
-	// Rows are the rows that were written for it.
+	// Rows is the number of frontends written for it.
 	Rows int `json:"rows"`
-	// Times is how often the same came one after the other.
+	// Times is the number of equal consecutive entries.
 	Times int `json:"times,omitempty"`
 	// Error is the failure; "" without one.
 	Error string `json:"error,omitempty"`
@@ -208,7 +208,7 @@ type Since struct {
 // Difference is an object that has another state in the kernel than in the table.
 type Difference struct {
 	Family string `json:"family"`
-	// Key is the row that it belongs to, and Service whose that is; "" for what belongs to no row.
+	// Key is the key of its frontend, and Service the owner; "" for objects without a frontend.
 	Key     string `json:"key,omitempty"`
 	Service string `json:"service,omitempty"`
 	Object  string `json:"object"`
@@ -223,7 +223,7 @@ type Diff struct {
 	Differences []Difference `json:"differences"`
 	// More is how many there are beyond those.
 	More int `json:"more,omitempty"`
-	// Rows is how many rows were compared.
+	// Rows is the number of compared frontends.
 	Rows int `json:"rows"`
 	// Notes explain what could not be compared, and why.
 	Notes []string `json:"notes,omitempty"`
@@ -244,13 +244,13 @@ type Status struct {
 	Synced bool `json:"synced"`
 	// Severity is that of the worst finding; ok without any.
 	Severity Severity `json:"severity"`
-	// Findings are what needs attention, the worst first.
+	// Findings are the problems, the worst first.
 	Findings []Finding `json:"findings"`
 	// Conntrack is the fill level of the connection table; nil without a readable table.
 	Conntrack *Conntrack `json:"conntrack,omitempty"`
 	// LastChange is the newest change that is in force.
 	LastChange *Change `json:"lastChange,omitempty"`
-	// Snapshot is when the facts in force were written, while they come from a snapshot.
+	// Snapshot is the time of the facts in force, while they come from a snapshot.
 	Snapshot *time.Time     `json:"snapshot,omitempty"`
 	Services int            `json:"services"`
 	Facts    NodeFacts      `json:"nodeFacts"`
@@ -308,7 +308,7 @@ type FamilyStatus struct {
 	Failing         []FailingRow `json:"failing,omitempty"`
 }
 
-// FailingRow is a row that the kernel refuses.
+// FailingRow is a frontend that the kernel refuses.
 type FailingRow struct {
 	Key     string     `json:"key"`
 	Service string     `json:"service"`

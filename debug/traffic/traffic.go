@@ -51,7 +51,7 @@ type Config struct {
 type Account struct {
 	cfg Config
 
-	reading sync.Mutex // held by who reads
+	reading sync.Mutex // held by the reader
 	round   int        // of readings
 	before  map[mode.CounterID]told
 	begun   bool // a first reading, the base of differences, was made
@@ -130,7 +130,7 @@ type used struct {
 	since mode.Traffic
 }
 
-// update reads the counters and adds what is new. a.reading is held.
+// update reads the counters and adds the differences. a.reading is held.
 func (a *Account) update(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -60,7 +60,7 @@ func (r *rig) service(i int, name string) lb.Key {
 	return k
 }
 
-// add counts n connections more for a row.
+// add counts n more connections for a frontend.
 func (r *rig) add(k lb.Key, n uint64) { r.count(mode.CounterID{Row: k}, "", n) }
 
 // count counts n connections more.
@@ -221,7 +221,7 @@ func TestReadingFails(t *testing.T) {
 	r.want("and that", map[string]uint64{"shop/a": 2, "shop/b": 2, rest: 0})
 }
 
-// Scrapes that come at once, or one soon after the other, read once.
+// Simultaneous scrapes, or one soon after another, read once.
 func TestFrequentScrapes(t *testing.T) {
 	r := newRig(t, 9)
 	r.scrape()

@@ -73,7 +73,7 @@ func (s *Search[T]) Refused(group []T) (culprit bool) {
 	return false
 }
 
-// GaveUp reports whether too much was refused to go on.
+// GaveUp reports whether too many items were refused to continue.
 func (s *Search[T]) GaveUp() bool { return s.left <= 0 || s.inARow > s.limit }
 
 // Promising reports whether something was taken: then the rest is likely to hold more that can be.

@@ -110,7 +110,7 @@ func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
 		target, typ, flags, attached uint32
 		ids                          uint64
 		count, _                     uint32
-		_                            [3]uint64 // what newer kernels add
+		_                            [3]uint64 // fields of newer kernels
 	}{target: target, typ: typ, ids: uint64(uintptr(unsafe.Pointer(&ids))), count: mostAttached}
 	_, errno := bpf(unix.BPF_PROG_QUERY, unsafe.Pointer(&q), unsafe.Sizeof(q))
 	switch errno {

@@ -58,7 +58,7 @@ func TestRebind(t *testing.T) {
 	}
 }
 
-// An address that this machine does not have is no reason to close what serves all addresses.
+// An address that this machine does not have is no reason to close a listener for all addresses.
 func TestRebindNowhere(t *testing.T) {
 	f := &fake{}
 	b := &Binding{Open: f.listen, Serve: acceptOnly}

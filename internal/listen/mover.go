@@ -131,7 +131,7 @@ func (m *Mover) rebind(ctx context.Context, b *Binding, at netip.AddrPort) error
 	if at.IsValid() {
 		want = []Address{{"tcp", at}}
 	}
-	was := m.Addr() // and not later: what was in the way may be opened again at the same address
+	was := m.Addr() // and not later: a conflicting listener may be opened again at the same address
 	err := b.Rebind(ctx, want)
 	m.mu.Lock()
 	m.now = b.only()
@@ -156,6 +156,6 @@ func ShutDown(h *http.Server, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if h.Shutdown(ctx) != nil {
-		_ = h.Close() // what is left does not answer
+		_ = h.Close() // remaining connections do not answer
 	}
 }

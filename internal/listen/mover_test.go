@@ -165,7 +165,7 @@ func TestMoverEnds(t *testing.T) {
 	}
 }
 
-// Run waits for who serves.
+// Run waits for Serve to return.
 func TestMoverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}

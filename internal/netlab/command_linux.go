@@ -87,7 +87,7 @@ func (c *Cmd) Run() error {
 	return c.Wait()
 }
 
-// Output runs the program and returns what it wrote to its standard output.
+// Output runs the program and returns its standard output.
 func (c *Cmd) Output() ([]byte, error) {
 	var out, stderr bytes.Buffer
 	c.Stdout = &out

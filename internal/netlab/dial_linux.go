@@ -146,8 +146,8 @@ func (c *Conn) connect(to netip.AddrPort, reset bool) error {
 	})
 }
 
-// connected returns the result of a connect, EAGAIN while it goes on: the poller may
-// report a socket that is not connected yet.
+// connected returns the result of a connect, EAGAIN while it is in progress: the poller may report
+// a socket that is not connected yet.
 func connected(fd int) error {
 	if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil {
 		return err

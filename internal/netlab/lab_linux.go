@@ -144,7 +144,7 @@ func unpublish(name string) error {
 	path := filepath.Join(runNetns, name)
 	for { // several mounts may lie upon each other
 		err := unix.Unmount(path, unix.MNT_DETACH)
-		if err == unix.ENOENT || err == unix.EINVAL { // EINVAL: the file is there, but no mount
+		if err == unix.ENOENT || err == unix.EINVAL { // EINVAL: the file exists, but no mount
 			break
 		}
 		if err != nil {

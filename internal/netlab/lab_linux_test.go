@@ -39,7 +39,7 @@ func listen(t *testing.T, l *Lab, host string, proto Proto, port uint16) *Respon
 	return r
 }
 
-// quick is how long a test waits for packets that do not come.
+// quick is how long a test waits for packets that must not arrive.
 const quick = 150 * time.Millisecond
 
 func forBoth(t *testing.T, fn func(t *testing.T, opts Options)) {

@@ -26,11 +26,11 @@ var (
 	// ErrRefused: the other side or a host on the path refused: TCP reset, SCTP abort, ICMP port
 	// unreachable.
 	ErrRefused = errors.New("refused")
-	// ErrTimeout: no answer came in time, so the packet or its answer was dropped.
+	// ErrTimeout: no answer arrived in time, so the packet or its answer was dropped.
 	ErrTimeout = errors.New("timeout")
 	// ErrUnreachable: an ICMP error other than "port unreachable", or no route.
 	ErrUnreachable = errors.New("unreachable")
-	// ErrReset: a connection that was established ended before an answer came.
+	// ErrReset: an established connection ended before an answer.
 	ErrReset = errors.New("reset")
 	// ErrUnsupported: this kernel lacks the protocol.
 	ErrUnsupported = errors.New("not supported by this kernel")

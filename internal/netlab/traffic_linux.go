@@ -23,8 +23,8 @@ type Way struct {
 	// Port is the first of 2,000 source ports of the client, used by turns, so that no two ways
 	// share any; 0 leaves the choice to the system.
 	Port uint16
-	// Rest is how many times as long as a request or an exchange took the loop rests after it: on a
-	// slow machine the traffic leaves the processors to what is tested.
+	// Rest is the factor between the rest of the loop and the time of the request or exchange
+	// before it: on a slow machine the traffic leaves the processors to the tested program.
 	Rest int
 }
 
@@ -111,7 +111,7 @@ func (t *Traffic) More() error {
 	return nil
 }
 
-// Stop ends the traffic and returns what failed.
+// Stop ends the traffic and returns the failures.
 func (t *Traffic) Stop() error {
 	close(t.stop)
 	t.running.Wait()
@@ -152,7 +152,7 @@ func (s *stream) connections() []*Conn {
 	return slices.Clone(s.live)
 }
 
-// loop does one thing again and again.
+// loop repeats one action.
 func (s *stream) loop(stop chan struct{}, count *atomic.Int64, once func(n int) error) {
 	for n := 0; ; n++ {
 		select {

@@ -41,7 +41,7 @@ func TestTraffic(t *testing.T) {
 			nft(t, l, "delete table ip t")
 		}, "client to 172.18.0.2:8080"},
 	} {
-		// once returns what Stop returned, and whether the machine was fast enough for a repeated
+		// once returns the result of Stop, and whether the machine was fast enough for a repeated
 		// SYN to count.
 		once := func(t *testing.T) (error, bool) {
 			lab := newLab(t, Options{})

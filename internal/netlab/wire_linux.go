@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostSysctls hold in every host; nodeSysctls come on top in nodes. The "default"
-// rows count for interfaces made later, so they must be written before any is.
+// hostSysctls are set in every host; nodeSysctls also in nodes. The "default" entries apply to
+// later interfaces, so they must be written before any exists.
 var hostSysctls = [][2]string{
 	{"ipv4/conf/all/rp_filter", "0"},
 	{"ipv4/conf/default/rp_filter", "0"},
@@ -50,7 +50,7 @@ var optionalSysctls = [][2]string{
 func setSysctls(name string) error {
 	rows := hostSysctls
 	if name == Node1 || name == Node2 {
-		// First the nodes' rows: turning forwarding on resets other settings.
+		// First the nodes' entries: enabling forwarding resets other settings.
 		rows = append(append([][2]string(nil), nodeSysctls...), hostSysctls...)
 	}
 	for _, s := range rows {
@@ -384,7 +384,7 @@ func (l *Lab) waitReady() error {
 	return nil
 }
 
-// waitEcho pings with ever more patience until an answer comes.
+// waitEcho pings with growing timeouts until an answer arrives.
 func (l *Lab) waitEcho(host string, to netip.Addr) error {
 	var err error
 	for timeout := 5 * time.Millisecond; timeout < 10*time.Second; timeout *= 2 {

@@ -22,7 +22,7 @@ func (e *events) add(kind string, id uint32, text string) error {
 	return nil
 }
 
-// What would go to stderr is an event of the severity that its line has, in each format of the log.
+// Lines for stderr become events of the severity in the line, in each format of the log.
 func TestWriter(t *testing.T) {
 	for _, tc := range []struct{ write, want string }{
 		{"I1121 13:09:01.123456    1234 run.go:33] \"Starting kube-proxy\"\n", `info 1 I1121 13:09:01.123456    1234 run.go:33] "Starting kube-proxy"`},

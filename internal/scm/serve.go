@@ -23,7 +23,7 @@ type Request uint8
 const (
 	Interrogate Request = iota + 1 // report the state again
 	Stop                           // an operator stops the service
-	Shutdown                       // the machine goes down
+	Shutdown                       // the machine shuts down
 	ParamChange                    // the configuration has changed (sc control NAME paramchange)
 )
 
@@ -52,7 +52,7 @@ const (
 )
 
 // ErrStopped is the cause of the context's end when the manager stops the service, ErrShutdown when
-// the machine goes down. ErrEnded means that the work ended by itself, without an error.
+// the machine shuts down. ErrEnded means that the work ended by itself, without an error.
 var (
 	ErrStopped  = errors.New("the service control manager stops the service")
 	ErrShutdown = errors.New("the machine shuts down")

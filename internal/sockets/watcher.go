@@ -31,11 +31,11 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Collision is a port of this node that a Service's row takes over.
+// Collision is a port of this node that a Service's frontend takes over.
 type Collision struct {
-	// Service is the row's, "ns/name:port".
+	// Service is the frontend's, "ns/name:port".
 	Service string
-	// Key is the row's: of a NodePort, or with an address of this node.
+	// Key is the frontend's: of a NodePort, or with an address of this node.
 	Key lb.Key
 	// Listener is the address of the program that loses traffic; not valid for a NodePort.
 	Listener netip.AddrPort
@@ -80,11 +80,11 @@ type port struct {
 	proto  lb.Proto
 }
 
-// state is one socket, or another Service's NodePort, in the way of one row.
+// state is one socket, or another Service's NodePort, in conflict with one frontend.
 type state struct {
 	service string
 	port
-	addr     netip.Addr // the row's; the zero Addr for a NodePort
+	addr     netip.Addr // the frontend's; the zero Addr for a NodePort
 	listener netip.AddrPort
 	nodePort string // the other Service
 }
@@ -179,8 +179,8 @@ func (o *Observer) Applied(changes []lb.Change) {
 	}
 }
 
-// note applies a change to rows of these kinds; w.mu is held. A Service that is new there is looked
-// at.
+// note applies a change to frontends of these kinds; w.mu is held. A Service that is new there is
+// checked.
 func (w *Watcher) note(rows map[port]string, c lb.Change, kinds ...lb.Kind) {
 	p := port{c.Key.Port, c.Key.Proto}
 	_, unseen := w.fresh[p]
@@ -235,12 +235,12 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
-// period is Config.Period, give or take a tenth, so that nodes do not look together.
+// period is Config.Period, plus or minus 10 %, so that nodes do not check together.
 func (w *Watcher) period() time.Duration {
 	return time.Duration(float64(w.cfg.Period) * (0.9 + 0.2*rand.Float64()))
 }
 
-// take returns the ports to look at now, by protocol: those with a NodePort, or with a row at an
+// take returns the ports to check now, by protocol: those with a NodePort, or with a frontend at an
 // address of this node.
 func (w *Watcher) take(all bool) map[lb.Proto]map[uint16]struct{} {
 	w.mu.Lock()
@@ -280,7 +280,7 @@ func (w *Watcher) take(all bool) map[lb.Proto]map[uint16]struct{} {
 	return out
 }
 
-// here returns the rows of a port at addresses of this node; w.mu is held.
+// here returns the frontends of a port at addresses of this node; w.mu is held.
 func (w *Watcher) here(p port) []state {
 	var out []state
 	for _, a := range w.locals {

@@ -132,7 +132,8 @@ func bubble(t *testing.T, f func(*rig)) {
 	})
 }
 
-// apply gives rows, "shop/web 30080/tcp" or "shop/web 192.0.2.1:80/tcp"; "-30080/tcp" goes, a third word is the kind.
+// apply adds frontends, "shop/web 30080/tcp" or "shop/web 192.0.2.1:80/tcp"; "-30080/tcp" removes
+// one, a third word is the kind.
 func (r *rig) apply(fam lb.Family, rows ...string) {
 	var changes []lb.Change
 	for _, row := range rows {
@@ -237,7 +238,8 @@ func TestOnce(t *testing.T) {
 		r.expect(late, "shop/other 30070/tcp 0.0.0.0:30070")
 		r.kernel.set("tcp 0.0.0.0:30070", "tcp [::]:30080")
 		r.expect(late, "shop/web 30080/tcp [::]:30080")
-		// The NodePort goes from one family, which is no news, then from both, and comes again.
+		// The NodePort is removed from one family, which changes nothing, then from both, and is
+		// added again.
 		r.apply(lb.IPv4, "-30080/tcp")
 		r.expect(late)
 		r.apply(lb.IPv6, "-30080/tcp")

@@ -21,7 +21,7 @@ const maxScaled = 1 << 20
 const (
 	conntrackMax     = "net.netfilter.nf_conntrack_max"
 	conntrackBuckets = "net.netfilter.nf_conntrack_buckets"
-	// conntrackInitial is there in the initial network namespace alone.
+	// conntrackInitial exists in the initial network namespace only.
 	conntrackInitial = "net.nf_conntrack_max"
 )
 

@@ -2,8 +2,8 @@
 // connection tracking, sysctls, oom_score_adj.
 //
 //	Start      before the planes are made, since they read some of the settings
-//	InitOnly   --init-only: what needs full privileges, for a later process that has CAP_NET_ADMIN alone
-//	Reload     what changed between two configurations
+//	InitOnly   --init-only: settings that need full privileges, for a later process with CAP_NET_ADMIN only
+//	Reload     the changes between two configurations
 //
 // A setting that cannot be changed has one of three outcomes. If the present value suffices, it is kept. If the proxy
 // works without it, there is a warning. Otherwise there is an error that names the sysctl, both values, the flag and the

@@ -63,17 +63,17 @@ func (h Host) Plan(s Settings) ([]Change, error) {
 	return j.changes, errors.Join(j.errs...)
 }
 
-// job collects what becomes of settings.
+// job collects the results of settings.
 type job struct {
 	tree kernel.Tree
-	// plans: what would be changed is noted, and not done.
+	// plans: changes are recorded, and not made.
 	plans   bool
 	changes []Change
 	report  Report
 	errs    []error
 }
 
-// sysctl is one that is to be set.
+// sysctl is one to set.
 type sysctl struct {
 	name, value string
 	// asks names the flag and the field that request it, and how to disable them.

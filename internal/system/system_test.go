@@ -257,7 +257,7 @@ func testHost(t *testing.T, c hostCase) {
 		check(t, "error", strings.FieldsFunc(errs, func(r rune) bool { return r == '\n' }), c.errs)
 		check(t, "kept", r.Kept, c.kept)
 		check(t, "warning", warnings(r), c.warnings)
-		// What is done is not done again.
+		// A setting is not made twice.
 		if again, _ := verb(h, s); len(again.Wrote) > 0 {
 			t.Errorf("a second time: %q", again.Wrote)
 		}

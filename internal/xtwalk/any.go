@@ -23,7 +23,7 @@ type Any struct {
 	read map[*follow.Rule]*rule
 }
 
-// Place is where the packet is, and what rules see of it there.
+// Place is the packet's place, with the properties that rules match there.
 type Place struct {
 	// Packet has the packet's source and protocol, and the original destination.
 	Packet trace.Packet

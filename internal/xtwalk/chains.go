@@ -14,7 +14,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// Packet is what rules see of a packet at one place of its way.
+// Packet has the properties that rules match at one place of its path.
 type Packet struct {
 	From, To netip.AddrPort
 	Proto    lb.Proto

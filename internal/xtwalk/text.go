@@ -24,7 +24,8 @@ type rule struct {
 	recalls string
 	within  uint32
 	do      action
-	// strange are the unknown parts. Such a rule is reported, and it is unknown who matches it.
+	// strange are the unknown parts. Such a rule is reported, and it is unknown which packets match
+	// it.
 	strange []string
 }
 
@@ -285,7 +286,7 @@ func (b *reader) prefix(of func(netip.Prefix)) {
 	}
 }
 
-// through has packets that come in, or leave, by an interface, or by any whose name begins so.
+// through matches packets by their input or output interface, or by a prefix of its name.
 func (b *reader) through(no bool, by func(*walker, follow.Flow) (name string, known bool)) {
 	want, begins := strings.CutSuffix(b.next(), "+")
 	b.meets(func(w *walker, f follow.Flow) float64 {
@@ -490,7 +491,7 @@ func (b *reader) target(name string, final bool) {
 	if !onlyLooks[name] && len(b.left) > 0 && name != "" {
 		b.cannot(strings.Join(b.left, " "))
 	}
-	if b.any != nil && len(b.strange) > known { // it may do anything; a drop is what differs from all else
+	if b.any != nil && len(b.strange) > known { // it may do anything; a drop differs from all other effects
 		b.do = refuse(trace.Drop)
 	}
 	b.left = nil

@@ -28,7 +28,8 @@ func (s oneSet) MarkOf(_, _ string, p Packet) (uint32, uint32, error) {
 	return 0x700, 0xff00, s.err
 }
 
-// passed is what becomes of a packet to 10.0.0.1:80 with mark 0x4001 in the chain INPUT of mangle, whose rules are given.
+// passed returns the result of a packet to 10.0.0.1:80 with mark 0x4001 in the chain INPUT of
+// mangle with these rules.
 func passed(t *testing.T, sets oneSet, rules ...string) (p Packet, v trace.Verdict, lines []string) {
 	t.Helper()
 	all := []xtables.ChainRule{{Table: "mangle", Chain: "THERE", Rule: "-j RETURN"}, {Table: "mangle", Chain: "MARKS", Rule: "-j MARK --set-xmark 0x8/0x8"}, {Table: "nat", Chain: "INPUT", Rule: "-j DROP"}}

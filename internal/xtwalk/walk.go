@@ -51,13 +51,12 @@ type walker struct {
 	conn Conn
 	any  bool
 	as   *follow.Rule // the rule in hand, of any
-	// source is where the packet comes from, of any.
+	// source is the packet's source, if any.
 	source netip.AddrPort
 
 	// leaving: the outgoing interface is known. arriving: the incoming interface is known.
 	leaving, arriving bool
-	// doubt: an unknown rule of the base chain came before, which might have accepted or dropped
-	// the packet.
+	// doubt: an earlier unknown rule of the base chain might have accepted or dropped the packet.
 	doubt bool
 	ends  []follow.Flow
 
@@ -68,13 +67,14 @@ type walker struct {
 	err            error // of the route or of a set
 }
 
-// mostSaid is how many rules of a packet's way are reported: a row may have thousands of endpoints.
+// mostSaid is the number of reported rules of a packet's path: a frontend may have thousands of
+// endpoints.
 const mostSaid = 200
 
 // mostDeep is the limit of nested jumps; the kernel's is half of that.
 const mostDeep = 64
 
-// all goes through the hooks, in the order of the kernel.
+// all passes the hooks, in the order of the kernel.
 func (w *walker) all() error {
 	flows := []follow.Flow{{Share: 1, State: follow.State{To: w.packet.To}}}
 	if w.packet.Host {

@@ -43,7 +43,7 @@ func base(edit func(*core.Service)) *core.Service {
 func TestService(t *testing.T) {
 	proxy, vip := core.LoadBalancerIPModeProxy, core.LoadBalancerIPModeVIP
 	for _, c := range []struct {
-		name string // row and what
+		name string // row and subject
 		edit func(*core.Service)
 		get  func(*cluster.Service) any
 		want any

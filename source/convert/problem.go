@@ -14,7 +14,7 @@ import (
 // ReasonIncorrectIPVersion is the reason of the Warning event for an address of the wrong family (EV-06).
 const ReasonIncorrectIPVersion = "KubeProxyIncorrectIPVersion"
 
-// Problem is something wrong with an object of the user: what, where, and what becomes of it. It is
+// Problem is a fault in an object of the user: the fault, its place, and its effect. It is
 // comparable.
 type Problem struct {
 	// File and Line are the place of the object; "" and 0 if it came from an API server.
@@ -27,7 +27,7 @@ type Problem struct {
 	// Field is the path of the field, such as "spec.ports[1].port"; Value is its value. Either may
 	// be "".
 	Field, Value string
-	// What is wrong, for example "is not an IP address", and what happens Then: "it is ignored".
+	// What is the fault, for example "is not an IP address", and Then its effect: "it is ignored".
 	What, Then string
 	// Reason is the reason of the Warning event to send about the object; "" for no event.
 	Reason string
@@ -80,7 +80,7 @@ const (
 	mostAll   = 20
 )
 
-// problems collects what is wrong with one object.
+// problems collects the faults of one object.
 type problems struct {
 	kind string
 	name cluster.Name

@@ -39,7 +39,7 @@ const (
 	affinityMost    = 86400
 )
 
-// noHealthCheck is what becomes of a healthCheckNodePort that cannot be.
+// noHealthCheck is the effect of an invalid healthCheckNodePort.
 const noHealthCheck = "load balancers are not told which nodes have endpoints"
 
 // Service converts a Service. The result is nil if the Service is not for this proxy (SV-01).

@@ -66,7 +66,7 @@ func slice(s *discovery.EndpointSlice) (*cluster.Slice, []convert.Problem) {
 	}
 	out, more := convert.Slice(s)
 	for i := range more {
-		// What is wrong with one port or endpoint costs that one only, also without an API server.
+		// A fault of one port or endpoint affects that one only, also without an API server.
 		more[i].Refused = false
 	}
 	return out, append(found, more...)

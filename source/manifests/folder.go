@@ -14,8 +14,8 @@ import (
 	"kube-proxy/source/convert"
 )
 
-// Load reads the folder at the root of fsys once. The error is about the folder; what is wrong with a file
-// or an object is a problem, and the rest is used.
+// Load reads the folder at the root of fsys once. The error concerns the folder; faults of a file
+// or an object are problems, and the rest is used.
 func Load(fsys fs.FS) (Objects, []convert.Problem, error) {
 	f := newFolder(fsys)
 	read, err := f.scan(nil, time.Time{})
@@ -42,10 +42,11 @@ type held struct {
 	sum  [sha256.Size]byte
 	// objects are in force.
 	objects []object
-	// good: the objects came from a text without malformation.
+	// good: the objects came from a well-formed text.
 	good bool
-	// missing is since when the file is not there or empty; zero if it is there. Editors take a file away
-	// and put a new one, or empty it and write it again: for a short while that is no deletion.
+	// missing is the time since which the file is missing or empty; zero if it exists. Editors
+	// replace a file by a new one, or empty it and write it again: for a short while that is no
+	// deletion.
 	missing time.Time
 	// unreadable is why the file could not be read the last time.
 	unreadable string

@@ -299,7 +299,7 @@ func writeScalar(b *bytes.Buffer, n *yaml.Node) {
 
 func writeString(b *bytes.Buffer, s string) {
 	text, err := json.Marshal(s)
-	if err != nil { // cannot happen: json replaces what is not UTF-8
+	if err != nil { // cannot happen: json replaces invalid UTF-8
 		text = []byte(`""`)
 	}
 	b.Write(text)

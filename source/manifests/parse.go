@@ -75,7 +75,7 @@ type file struct {
 	objects []object
 	// malformed: not all of the text could be understood.
 	malformed bool
-	// refused are the objects that are there but cannot be used.
+	// refused are the objects that exist but cannot be used.
 	refused  map[id]bool
 	problems []convert.Problem
 	// other are the objects of kinds that do not concern the proxy.
@@ -107,7 +107,8 @@ func parse(name string, data []byte) *file {
 	}
 }
 
-// What becomes of a file or an object with a fault: if it is new, and if there was a good version before.
+// The effect of a fault in a file or an object: if it is new, and if there was a good version
+// before.
 const (
 	thenNewFile   = "what can be read of the file is used"
 	thenNewObject = "the object is left out"

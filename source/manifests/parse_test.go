@@ -172,7 +172,7 @@ func TestMisspelledKind(t *testing.T) {
 	}
 }
 
-// SV-01: what is not for this proxy is no object, and no problem.
+// SV-01: an object for another proxy is ignored without a problem.
 func TestNotSelected(t *testing.T) {
 	objects, problems := Parse("f", []byte(strings.ReplaceAll(web, "namespace: shop", "namespace: shop, labels: {service.kubernetes.io/service-proxy-name: other}")))
 	if len(objects.Services)+len(problems) > 0 {

@@ -22,7 +22,7 @@ import (
 // Config configures the source. Dir, the folder, is required.
 type Config struct {
 	Dir string
-	// Log takes what happens to the folder; nil is slog.Default().
+	// Log receives events of the folder; nil is slog.Default().
 	Log *slog.Logger
 	// OnProblem receives problems of files and objects, once for each change of a file; nil logs
 	// them. Problem.File is a path below Dir, Dir included.
@@ -156,7 +156,7 @@ func (s *Source) watch(w *fsnotify.Watcher, watched os.FileInfo) os.FileInfo {
 	return info
 }
 
-// look reads what changed and sends it.
+// look reads changes and sends them.
 func (s *Source) look(touched map[string]bool, sink func(cluster.Event)) error {
 	problems, err := s.folder.scan(touched, time.Now())
 	if err != nil {

@@ -138,7 +138,7 @@ func svc(name string, port int) string {
 	return fmt.Sprintf("---\napiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: shop}\nspec: {clusterIP: 10.96.0.1, ports: [{port: %d}]}\n", name, port)
 }
 
-// A folder is followed: files that come, change, move, break, are repaired and go.
+// A folder is watched: files are added, changed, moved, broken, repaired and deleted.
 func TestFollow(t *testing.T) {
 	r := newRig(t)
 	r.write("a.yaml", svc("web", 80)+svc("api", 90))
@@ -210,7 +210,8 @@ func TestFollow(t *testing.T) {
 	r.wait("")
 }
 
-// Of an object in two files the first file's counts, by name; the other takes over when the first goes.
+// Of an object in two files the first file's counts, by name; the other takes over when the first
+// is deleted.
 func TestTwoFiles(t *testing.T) {
 	r := newRig(t)
 	r.write("b.yaml", svc("web", 2))

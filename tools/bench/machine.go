@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// facts are what figures depend on beside the code.
+// facts are the conditions of the measurement beside the code.
 type facts struct {
 	date   string
 	kernel string
@@ -61,7 +61,7 @@ func cpuModel() string {
 	return runtime.GOARCH
 }
 
-// commit is the short id of what is checked out, and whether files were changed since.
+// commit returns the short id of the checked-out commit, and whether files were changed since.
 func commit(ctx context.Context, root string) string {
 	id, err := command(ctx, root, "git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {

@@ -72,7 +72,7 @@ type options struct {
 // modes are what can be measured.
 var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs", "ebpf", "trace"}
 
-// operations are what is measured with an API server.
+// operations lists the measurements with an API server.
 var operations = []string{"start", "change", "new", "connect"}
 
 func parse(args []string) (o options, err error) {
@@ -182,7 +182,7 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-// fill returns the page that is to be, with what was measured in its places.
+// fill returns the new page, with the results in their places.
 func fill(o options, p page) (string, error) {
 	before, err := os.ReadFile(o.out)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 type row struct {
 	work     string
 	services string
-	upstream string // what upstream v1.36.3 took, measured with the same number of services on such a machine; for scale
+	upstream string // upstream v1.36.3's value, measured with the same number of services on such a machine; for scale
 	must     string
 	now      string
 	ok       bool
@@ -61,7 +61,7 @@ func newRow(work, services, upstream, more string, limits ...bound) row {
 	return r
 }
 
-// rows is the table of all that was measured.
+// rows is the table of all results.
 func rows(f figures) []row {
 	var all []row
 	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows, memoryRows, tablesRows, userspaceRows, ipvsRows, ebpfRows, traceRows} {
@@ -82,7 +82,8 @@ func growthRow(work string, sizes []int, value func(size int) float64) []row {
 	return []row{newRow(work, number(last)+" against "+number(first), "–", "", limit{"", mostGrowth, "×", value(last) / value(first)})}
 }
 
-// pureRows adds up the halves of the way to the kernel. Both benchmarks replace the row in the table, so that is counted twice.
+// pureRows adds up the halves of the path to the kernel. Both benchmarks replace the frontend in
+// the table, so that counts twice.
 func pureRows(f figures) (all []row) {
 	const work = "one endpoint changes: policy, table, rendering"
 	both := func(size int, unit string) float64 {

@@ -32,7 +32,7 @@ func measured() figures {
 	return f
 }
 
-// Each kind of row, with what is judged and what is not.
+// Each kind of row, judged or not.
 func TestRows(t *testing.T) {
 	want := strings.TrimSpace(`
 one endpoint changes: policy, table, rendering|100|–|≤ 20 µs, ≤ 4 KB|4 µs, 4.3 KB|NO
@@ -64,7 +64,7 @@ peak memory, resident|100,000, stand-in|–|≤ 700 MiB|650 MiB|yes`)
 	}
 }
 
-// What was not measured has no row.
+// Without a measurement there is no row.
 func TestRowsWithoutAPI(t *testing.T) {
 	f := figures{}
 	f.add(inPolicy, line{"EndpointChange/services=100", map[string]float64{"ns/op": 1, "B/op": 1}})

@@ -32,7 +32,7 @@ func tablesRows(f figures) (all []row) {
 	return all
 }
 
-// of is the benchmark's operation that measures a row.
+// of returns the benchmark's operation for a row.
 func of(operation string) string {
 	switch operation {
 	case "cpu":

@@ -16,7 +16,7 @@ type demo struct {
 	dir     string // the copy of the shop that kube-proxy follows
 	options options
 	shop    *shop
-	// now has what each row met last, by its id.
+	// now has the last result of each row, by its id.
 	now    map[string]entry
 	layout layout
 	unread string // why the folder could not be read the last time

@@ -24,7 +24,7 @@ var (
 // node1 lets a packet pass or drops it.
 type field struct {
 	lab *netlab.Lab
-	// silence is how long no answer must come for a packet to count as dropped.
+	// silence is the time without an answer after which a packet counts as dropped.
 	silence time.Duration
 	port    atomic.Uint32
 	pages   []*http.Server
@@ -36,7 +36,7 @@ func newField(lab string, s *shop) (*field, error) {
 		return nil, err
 	}
 	f := &field{lab: l}
-	// No port that a client is to have goes to a proxy that connects to backends.
+	// A proxy that connects to backends gets no port reserved for clients.
 	apart := func() error { return f.lab.LocalPorts(netlab.Node1, 10000, 29999) }
 	for _, step := range []func() error{apart, f.openPods, f.lab.BaitSink, func() error { return f.listenSink(s) }, f.calibrate} {
 		if err := step(); err != nil {

@@ -10,14 +10,14 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// How many connections a row gets.
+// Number of connections of a row.
 const (
 	// many is for the first table: shares are within 8 % of their limit.
 	many = 300
-	// full shows after a change who answers; that one of four backends that take turns at random is missed in
-	// so many happens once in 10⁷ times.
+	// full shows the answering backends after a change; to miss one of four random backends in that
+	// many has a probability of 10⁻⁷.
 	full = 60
-	// few is enough to see that a row is as it was; what is not is measured again in full.
+	// few is enough to see that a row has not changed; changed ones are measured again in full.
 	few = 20
 	// forSticky connections meet one of three pods each time by chance once in 59,049 times.
 	forSticky = 11
@@ -25,11 +25,11 @@ const (
 	scouts = 3
 )
 
-// slowAnswer is how long a connection may take that is to be answered or refused: a lost SYN is repeated
+// slowAnswer is how long a connection may take to be answered or refused: a lost SYN is repeated
 // after a second.
 const slowAnswer = 2500 * time.Millisecond
 
-// workers is how many rows are measured at the same time.
+// workers is the number of rows measured at the same time.
 const workers = 8
 
 // effort is the thoroughness of a measurement.
@@ -67,7 +67,7 @@ func (f *field) measureRow(ctx context.Context, r row, e effort) tally {
 	}
 	n, first := e.connections, scouts
 	if r.want.Sticky {
-		// Clients that come at the same moment may be sent to different pods.
+		// Simultaneous clients may be sent to different pods.
 		n, first = forSticky, 1
 	}
 	var t tally
