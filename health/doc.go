@@ -34,12 +34,13 @@
 // Neither the node's eligibility nor draining matters there: packets that arrive are served as long as the
 // rules are in the kernel, and those outlive the process.
 //
-//	engine IPv4 ──Applied──▶ Observer ─┐  rows by port: counts at once        request
+//	engine IPv4 ──Applied──▶ Observer ─┐  by port: counts at once             request
 //	                                   ├─▶ Services ──────────────────────▶ handler: 200 or 503
 //	engine IPv6 ──Applied──▶ Observer ─┘  ring ─▶ Run: opens and closes listeners
 //
-// Observers receive rows of kind [lb.HealthCheck] after the kernel has them, and added endpoints after the kernel has
-// the rows for external traffic of the Service, so the answer is not "ready" before the rules exist (HT-16). A Service
-// has one listener for both families. A pod of a dual-stack cluster has an address in each family, so the answer has
-// the larger of the families' counts, not their sum.
+// Observers receive frontends of kind [lb.HealthCheck] after the kernel has them, and added
+// endpoints after the kernel has the frontends for external traffic of the Service, so the answer
+// is not "ready" before the rules exist (HT-16). A Service has one listener for both families. A
+// pod of a dual-stack cluster has an address in each family, so the answer has the larger of the
+// families' counts, not their sum.
 package health

@@ -52,7 +52,7 @@ func behindEngine(t *testing.T, observers ...engine.Observer) (faulty *fake.Faul
 func TestOneOddServiceHT04(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		faulty, state, do := behindEngine(t)
-		const period = 10 * time.Second // shorter than the pauses between two tries of one row
+		const period = 10 * time.Second // shorter than the pauses between two retries of one frontend
 		server := newServer(Config{
 			SyncPeriod: func() time.Duration { return period },
 			Families:   map[lb.Family]func() State{lb.IPv4: state},

@@ -20,7 +20,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// HT-15: tries come after 1, 2, 4 … 60 s and at each change of the row.
+// HT-15: retries follow after 1, 2, 4 … 60 s and at each change of the frontend.
 func TestRetryHT15(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, told := &fakeOpener{}, 0
@@ -192,8 +192,8 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 	})
 }
 
-// Rows that are no health checks, which are nearly all there are, cost no look at the machine's addresses; neither do
-// health checks that stay as they are.
+// Frontends other than health checks, which are nearly all, cause no read of the machine's
+// addresses; neither do unchanged health checks.
 func TestOtherRowsCostNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks atomic.Int64

@@ -39,7 +39,7 @@ func (s *Services) count(p *port) (service string, n int, known bool) {
 	return p.service, n, known
 }
 
-// body is what load balancers have read since there are such ports, byte for byte (HT-12).
+// body returns the body that load balancers have always read at such ports, byte for byte (HT-12).
 func body(service string, n int, healthy bool) []byte {
 	namespace, name, _ := strings.Cut(service, "/")
 	b := append([]byte(nil), "{\n\t\"service\": {\n\t\t\"namespace\": "...)

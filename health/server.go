@@ -50,7 +50,7 @@ type Server struct {
 	listener *listen.Mover
 }
 
-// lastWords is how long requests under way may go on once the server ends. Probes are quick.
+// lastWords is how long open requests may continue after the server ends. Probes are quick.
 const lastWords = time.Second
 
 // New returns a server that listens nowhere yet.
@@ -98,8 +98,9 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 // first try must succeed, or it ends [Server.Run] with an error (HT-07). Listen does not block.
 func (s *Server) Listen(at netip.AddrPort, hardFail bool) { s.listener.Move(at, hardFail) }
 
-// Drain makes /readyz and /healthz fail from now on, because the process is about to end (PR-07). /livez stays
-// as it is. Go on for as long as load balancers need to notice, then end [Server.Run].
+// Drain makes /readyz and /healthz fail from now on, because the process is about to end (PR-07).
+// /livez does not change. Continue for as long as load balancers need to notice, then end
+// [Server.Run].
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Run serves until ctx is done, and finishes open requests. It returns an error only if the address

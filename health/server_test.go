@@ -185,7 +185,7 @@ func TestSyncPeriodChanges(t *testing.T) {
 	}
 }
 
-// HT-03: what is not a path is not found, however near it comes, and is not counted (MT-15).
+// HT-03: any other path gives 404, however similar, and is not counted (MT-15).
 func TestPathsHT03(t *testing.T) {
 	counted := map[string]int{}
 	s := newServer(Config{Answered: func(path string, code int) { counted[fmt.Sprint(path, " ", code)]++ }})

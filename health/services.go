@@ -45,11 +45,12 @@ type Services struct {
 	all   bool                // it must check all ports
 }
 
-// port is one healthCheckNodePort. Rows of both families meet here, and share the listeners.
+// port is one healthCheckNodePort. Frontends of both families share it and its listeners.
 type port struct {
 	number uint16
 
-	// Guarded by Services.mu. The rows are those in force, IPv4's first; both nil when the Service went.
+	// Guarded by Services.mu. The frontends are those in force, IPv4's first; both nil after the
+	// Service was deleted.
 	rows    [2]*lb.Frontend
 	service string // that answers, or was the last to
 
@@ -118,8 +119,8 @@ func (s *Services) Observer(f lb.Family) *Observer {
 	return o
 }
 
-// Applied takes note of changes that the kernel has taken. What is answered follows at once; listeners are
-// opened and closed by [Services.Run]. It does not block.
+// Applied records changes that the kernel has accepted. Answers change at once; [Services.Run]
+// opens and closes the listeners. It does not block.
 func (o *Observer) Applied(changes []lb.Change) {
 	s, locked, changed := o.s, false, false
 	for _, c := range changes {
@@ -279,7 +280,7 @@ func (s *Services) reconcile(ctx context.Context, p *port, addresses func(uint16
 	s.mu.Lock()
 	service, gone := p.service, p.rows == [2]*lb.Frontend{}
 	if gone {
-		delete(s.ports, p.number) // who comes with this number now is another
+		delete(s.ports, p.number) // the next Service with this number is another
 	}
 	s.mu.Unlock()
 	if gone {

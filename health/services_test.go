@@ -21,7 +21,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// check is a row of kind HealthCheck.
+// check is a frontend of kind HealthCheck.
 func check(service string, port uint16, endpoints int) *lb.Frontend {
 	return &lb.Frontend{Key: lb.Key{Port: port, Proto: lb.TCP}, Service: service, Kind: lb.HealthCheck,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
@@ -88,7 +88,7 @@ func TestServiceAnswers(t *testing.T) {
 	awaitPort(t, d.at(port), true)
 	for _, test := range []struct {
 		name    string
-		v4, v6  int // endpoints; -1 for no row
+		v4, v6  int // endpoints; -1 for no frontend
 		healthy bool
 		code, n int
 	}{
@@ -104,7 +104,7 @@ func TestServiceAnswers(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			d.healthy.Store(test.healthy)
 			for o, n := range map[*Observer]int{d.v4: test.v4, d.v6: test.v6} {
-				o.Applied(set(check("shop/web", port, max(n, 0)))) // never without any row, which would close the port
+				o.Applied(set(check("shop/web", port, max(n, 0)))) // without a frontend the port would close
 			}
 			if test.v4 < 0 {
 				d.v4.Applied(gone(port))
@@ -124,7 +124,7 @@ func TestServiceAnswers(t *testing.T) {
 	}
 }
 
-// raw returns the whole answer as it came, with the header lines in order and the date taken out.
+// raw returns the whole response, with the header lines in order and without the date.
 func raw(t *testing.T, at netip.AddrPort, method, path string) string {
 	t.Helper()
 	c, err := net.Dial("tcp", at.String())
@@ -176,7 +176,7 @@ func TestOneListenerForBothFamilies(t *testing.T) {
 	awaitPort(t, netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", port)), false)
 }
 
-// recorder counts what is opened.
+// recorder counts opened listeners.
 type recorder struct {
 	open   func(context.Context, listen.Address) (net.Listener, error)
 	opened atomic.Int32

@@ -80,7 +80,8 @@ func (s *Server) look() report {
 // the node.
 func (s *Server) Healthy() bool { return s.look().healthy }
 
-// eligible reports whether load balancers may send the node what any node can serve (HT-06).
+// eligible reports whether load balancers may send the node traffic that any node can serve
+// (HT-06).
 func (s *Server) eligible() bool {
 	known, eligible := s.cfg.NodeEligible()
 	return known && eligible && !s.draining.Load()

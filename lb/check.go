@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Refused is a row that a [Table] does not take because it breaks a rule of this package.
+// Refused is a frontend that a [Table] rejects because it violates a rule of this package.
 type Refused struct {
 	Key Key
 	Err error

@@ -26,14 +26,14 @@ func (c Contest) Why() string {
 	return "is as old and comes first by name"
 }
 
-// claim is one Service's row for a key.
+// claim is one Service's frontend for a key.
 type claim struct {
 	owner *owned
 	front *Frontend
 	at    int // its place among the losers
 }
 
-// compare orders the claims on one key by who gets it (SV-24).
+// compare orders the claims on one key by priority (SV-24).
 func (c *claim) compare(o *claim) int {
 	return cmp.Or(cmp.Compare(c.front.Kind.rank(), o.front.Kind.rank()), c.owner.Compare(o.owner.Owner))
 }
@@ -64,8 +64,8 @@ func (k Kind) Words() string {
 	return k.String()
 }
 
-// losers are the claims on one key but the best: a heap, so that a crowd on one key costs those who join, leave or
-// win only its logarithm.
+// losers holds the claims on one key except the best: a heap, so that with many claims each change
+// costs only a logarithm.
 type losers struct {
 	heap    []*claim
 	of      map[string]*claim // by the name of the owner
@@ -75,7 +75,7 @@ type losers struct {
 // Len is for [heap.Interface], and so are the next four.
 func (l *losers) Len() int { return len(l.heap) }
 
-// Less reports whether one claim comes before another.
+// Less reports whether one claim precedes another.
 func (l *losers) Less(i, j int) bool {
 	*l.visited++
 	return l.heap[i].compare(l.heap[j]) < 0
@@ -132,7 +132,7 @@ func (t *Table) unlist(k Key, o *owned) {
 	}
 }
 
-// firstLoser returns the claim that comes next for k, or nil.
+// firstLoser returns the next claim for k, or nil.
 func (t *Table) firstLoser(k Key) *claim {
 	if l := t.losers[k]; l != nil {
 		return l.heap[0]
@@ -151,7 +151,7 @@ func (t *Table) claimOf(k Key, o *owned) *claim {
 	return nil
 }
 
-// crown puts the best claim on k in force, after one of them has come or changed, and returns it.
+// crown puts the best claim on k in force, after a claim was added or changed, and returns it.
 func (t *Table) crown(k Key) *claim {
 	head, next := t.rows[k], t.firstLoser(k)
 	if next == nil || head.compare(next) < 0 {

@@ -2,7 +2,8 @@ package lb
 
 import "slices"
 
-// EndpointLists returns how many lists of endpoints the Service's rows keep in memory.
+// EndpointLists returns the number of lists of endpoints that the Service's frontends keep in
+// memory.
 func (t *Table) EndpointLists(name string) int {
 	var lists []Endpoints
 	for _, f := range t.Owned(name) {

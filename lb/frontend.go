@@ -92,11 +92,11 @@ func name(names []string, i int, typ string) string {
 	return typ + "(" + strconv.Itoa(i) + ")"
 }
 
-// Frontend is one row of the table. It is immutable once it has been given to a [Table].
+// Frontend is one entry of the table. It is immutable after it was passed to a [Table].
 type Frontend struct {
 	Key Key
-	// Service is the service port that the row serves, "ns/name:port"; without ":" where the port has no
-	// name (SV-12), and for a HealthCheck, which serves the whole Service.
+	// Service is the service port of the frontend, "ns/name:port"; without ":" if the port has no
+	// name (SV-12), and for a HealthCheck, which is for the whole Service.
 	Service string
 	Kind    Kind
 	// PreserveDestination lets backends see the frontend's own address, which they have too, as the
@@ -132,7 +132,7 @@ func (f *Frontend) Accepts() bool {
 	return f != nil && len(f.Routes) == 1 && f.Routes[0].Do == Accept
 }
 
-// Route is what happens to a new connection from one kind of source.
+// Route is the treatment of a new connection from one kind of source.
 type Route struct {
 	From From
 	Do   Action
@@ -179,7 +179,7 @@ func (f *Frontend) Serves(a netip.AddrPort) bool {
 	return false
 }
 
-// Last returns the route for sources that no other route is for. The row has one.
+// Last returns the route for all other sources. The frontend must have routes.
 func (f *Frontend) Last() Route { return f.Routes[len(f.Routes)-1] }
 
 // Set returns the set of the given scope, Cluster or Local, that f balances over, or nil.

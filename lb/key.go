@@ -104,7 +104,7 @@ func (k Key) String() string {
 	return netip.AddrPortFrom(k.Addr, k.Port).String() + "/" + k.Proto.String()
 }
 
-// Compare orders keys by address, port and protocol; NodePorts come first.
+// Compare orders keys by address, port and protocol; NodePorts are first.
 func (k Key) Compare(o Key) int {
 	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Proto, o.Proto))
 }

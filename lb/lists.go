@@ -8,7 +8,7 @@ type lists struct {
 	sets map[*BackendSet]*BackendSet
 }
 
-// share returns s, or a copy of it with lists that came before.
+// share returns s, or a copy of it with equal earlier lists.
 func (l *lists) share(s *BackendSet) *BackendSet {
 	if is := l.sets[s]; is != nil {
 		return is

@@ -15,11 +15,12 @@ type Node struct {
 	Localhost netip.Addr
 	// Pods recognises sources for routes from [Pods].
 	Pods Detector
-	// ServiceCIDRs is the service network: an address in it that no row of kind ClusterIP has is dropped
-	// (SV-63). Sorted, no overlaps.
+	// ServiceCIDRs is the service network: packets to an address in it without a frontend of kind
+	// ClusterIP are dropped (SV-63). Sorted, no overlaps.
 	ServiceCIDRs []netip.Prefix
-	// APIServers are addresses of API servers, sorted. A plane that takes whole addresses for rows leaves these, but for cluster
-	// IPs, where they are (TN-66). The text form of a table does not have them.
+	// APIServers are addresses of API servers, sorted. A plane that takes over whole addresses for
+	// frontends leaves these out, except for cluster IPs (TN-66). The text form of a table does not
+	// have them.
 	APIServers []netip.Addr
 }
 
@@ -42,9 +43,10 @@ func (n Node) Lends(f *Frontend) bool {
 type Detector struct {
 	// Prefixes contain the source address (ClusterCIDR, NodeCIDR). Sorted, no overlaps.
 	Prefixes []netip.Prefix
-	// Interface: the packet came in through the interface of this name (BridgeInterface).
+	// Interface: the packet's input interface has this name (BridgeInterface).
 	Interface string
-	// InterfacePrefix: the packet came in through an interface whose name starts so (InterfaceNamePrefix).
+	// InterfacePrefix: the name of the packet's input interface has this prefix
+	// (InterfaceNamePrefix).
 	InterfacePrefix string
 }
 

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Printable returns s with all that could do something to a terminal, or hide in it, escaped as in Go: control characters, marks that turn
-// the direction of text, what is no UTF-8, line breaks.
+// Printable returns s with everything escaped, as in Go, that could affect a terminal or be
+// invisible: control characters, marks for the direction of text, invalid UTF-8, line breaks.
 func Printable(s string) string {
 	ok := func(r rune) bool { return unicode.IsPrint(r) && r != unicode.ReplacementChar }
 	clean := true

@@ -11,7 +11,8 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// TN-20: however a Service comes to its state, its backend sets share one list of endpoints where the endpoints are equal.
+// TN-20: whatever the history of a Service, its backend sets share one list of endpoints if the
+// endpoints are equal.
 func TestSetsShareEndpoints(t *testing.T) {
 	const ports, endpoints = 87, 100
 	list := func() lb.Endpoints {
@@ -39,7 +40,7 @@ func TestSetsShareEndpoints(t *testing.T) {
 	owner := lb.Owner{Name: "a/b"}
 	var tab lb.Table
 	for step := range 2 * ports {
-		// Ports come one by one, and then get other numbers one by one.
+		// Ports are added one by one, and then get other numbers one by one.
 		tab.Replace(owner, rows(min(step+1, ports), func(port int) uint16 {
 			if port < step-ports {
 				return 9000

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Owner is who claims keys in a table: one Service.
+// Owner is a Service that claims keys in a table.
 type Owner struct {
 	// Name is "ns/name".
 	Name string
@@ -16,7 +16,8 @@ type Owner struct {
 	Created int64
 }
 
-// OwnerOf returns the name of who owns the rows of a service port: "ns/name" of "ns/name:port" and of "ns/name" ([Frontend.Service]).
+// OwnerOf returns the name of the owner of a service port's frontends: "ns/name" of "ns/name:port"
+// and of "ns/name" ([Frontend.Service]).
 func OwnerOf(service string) string {
 	name, _, _ := strings.Cut(service, ":")
 	return name
@@ -45,7 +46,7 @@ type Table struct {
 	rows   map[Key]*claim // the winners
 	losers map[Key]*losers
 	owners map[string]*owned
-	// addresses counts the rows in force at each address, by the rank of their kind.
+	// addresses counts the frontends in force at each address, by the rank of their kind.
 	addresses map[netip.Addr][len(ranked)]int32
 	// refused has the Services with refused frontends; it is nearly always empty.
 	refused map[string][]Refused
@@ -65,7 +66,7 @@ type owned struct {
 // Len returns the number of keys.
 func (t *Table) Len() int { return len(t.rows) }
 
-// Get returns the row in force for k, or nil.
+// Get returns the frontend in force for k, or nil.
 func (t *Table) Get(k Key) *Frontend {
 	if c := t.rows[k]; c != nil {
 		return c.front
@@ -111,7 +112,7 @@ func (t *Table) count(was, now *Frontend) {
 	t.addresses[a] = n
 }
 
-// Owner returns whose row is in force for k, or the zero Owner.
+// Owner returns the owner of the frontend in force for k, or the zero Owner.
 func (t *Table) Owner(k Key) Owner {
 	if c := t.rows[k]; c != nil {
 		return c.owner.Owner
@@ -119,7 +120,7 @@ func (t *Table) Owner(k Key) Owner {
 	return Owner{}
 }
 
-// All iterates over the rows in force, in no order.
+// All iterates over the frontends in force, in any order.
 func (t *Table) All() iter.Seq[*Frontend] {
 	return func(yield func(*Frontend) bool) {
 		for _, c := range t.rows {
@@ -130,7 +131,7 @@ func (t *Table) All() iter.Seq[*Frontend] {
 	}
 }
 
-// Sorted returns the rows in force ordered by key.
+// Sorted returns the frontends in force ordered by key.
 func (t *Table) Sorted() []*Frontend {
 	return slices.SortedFunc(t.All(), func(a, b *Frontend) int { return a.Key.Compare(b.Key) })
 }
@@ -279,7 +280,7 @@ func (t *Table) claim(changes []Change, contests []Contest, o *owned, f *Fronten
 	return changes, contests
 }
 
-// refuse notes which rows of the Service are left out.
+// refuse records the refused frontends of the Service.
 func (t *Table) refuse(name string, refused []Refused) {
 	switch {
 	case len(refused) == 0:
@@ -330,7 +331,7 @@ func (t *Table) share(name string, before, fronts []*Frontend) []*Frontend {
 // have fewer.
 const few = 8
 
-// index finds rows by key, and keeps their order.
+// index finds frontends by key, and keeps their order.
 type index struct {
 	list  []*Frontend
 	byKey map[Key]*Frontend // nil while the list is short
@@ -362,7 +363,7 @@ func (x *index) add(f *Frontend) {
 	}
 }
 
-// get returns the row of key k, or nil.
+// get returns the frontend of key k, or nil.
 func (x *index) get(k Key) *Frontend {
 	if x.byKey != nil {
 		return x.byKey[k]

@@ -18,7 +18,7 @@ var (
 	middle2 = lb.Owner{Name: "ns/b", Created: 200}
 )
 
-// row returns a dropping row for the key that o would write.
+// row returns a dropping frontend for the key, as of o.
 func row(o lb.Owner, key lb.Key) *lb.Frontend {
 	return &lb.Frontend{Key: key, Service: o.Name, Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
 }
@@ -98,7 +98,7 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 	for _, step := range []struct {
 		story    string
 		owner    lb.Owner
-		kind     lb.Kind // 0: the Service goes
+		kind     lb.Kind // 0: the Service is deleted
 		winner   string
 		contests string // that begin
 		why      string
@@ -219,7 +219,7 @@ func TestSameKeyTwice(t *testing.T) {
 	}
 }
 
-// Equal rows and sets stay the same values, so that planes may compare pointers.
+// Equal frontends and sets stay the same values, so that planes may compare pointers.
 func TestReplaceKeepsEqualValues(t *testing.T) {
 	parse := func(endpoint string, ports int) []*lb.Frontend {
 		text := "set ns/m:a/tcp/cluster\n  10.0.0.1:80\nset ns/m:a/tcp/local\n  " + endpoint + "\n"
@@ -250,8 +250,8 @@ func TestReplaceKeepsEqualValues(t *testing.T) {
 	}
 }
 
-// DP-50: what serves is part of a row, and stays the same value where it is equal, as other sets do. Rows of
-// one service port share it.
+// DP-50: Serving is part of a frontend, and stays the same value if it is equal, as other sets do.
+// Frontends of one service port share it.
 func TestReplaceServing(t *testing.T) {
 	parse := func(routed string, serving ...string) []*lb.Frontend {
 		text := "set ns/m:a/udp/cluster\n  " + routed + "\n"
@@ -444,7 +444,7 @@ func winnersSlow(asked map[lb.Owner][]*lb.Frontend) map[lb.Key]string {
 	for o, fronts := range asked {
 		mine := map[lb.Key]bool{}
 		for _, f := range fronts {
-			if mine[f.Key] { // of two rows with one key the first counts
+			if mine[f.Key] { // of two frontends with one key the first counts
 				continue
 			}
 			mine[f.Key] = true

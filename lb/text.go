@@ -117,7 +117,7 @@ func writeHeader(b *strings.Builder, f *Frontend) {
 	}
 }
 
-// writeRoutes writes the routes of f and what serves, and notes the sets.
+// writeRoutes writes the routes of f and its Serving set, and records the sets.
 func writeRoutes(b *strings.Builder, f *Frontend, sets map[SetID]*BackendSet) {
 	for _, r := range f.Routes {
 		fmt.Fprintf(b, "  %-8s %s", r.From, r.Do)

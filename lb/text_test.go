@@ -44,7 +44,7 @@ set shop/web:http/tcp/local
 `
 
 func TestTableText(t *testing.T) {
-	// In the text 53/udp comes first, since keys are sorted by port.
+	// In the text 53/udp is first, since keys are sorted by port.
 	rows := strings.SplitAfter(shopTable, "\n")
 	i := slices.Index(rows, "192.0.2.7:53/udp shop/web:dns loadbalancer\n")
 	j := slices.Index(rows, "192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32 preserve destination\n")

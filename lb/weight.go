@@ -10,7 +10,7 @@ type Weight struct {
 	lists map[*netip.Prefix]struct{}
 }
 
-// Of returns how much a row adds; a nil row is a row that goes.
+// Of returns the weight that a frontend adds; nil is a deleted frontend.
 func (w *Weight) Of(f *Frontend) int {
 	n := 1
 	if f == nil {

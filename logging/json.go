@@ -63,7 +63,7 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return len(p), b.flush()
 }
 
-// Flush writes the lines. What cannot be written is lost.
+// Flush writes the lines. Lines that cannot be written are lost.
 func (b *buffer) Flush() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

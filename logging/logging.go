@@ -28,7 +28,7 @@ type Log struct {
 	klog   *flag.FlagSet // klog's own flags
 	info   *buffer       // of a split stream; nil if lines go out at once
 	logger *slog.Logger
-	addDir bool // --add-dir-header: klog obeys it only in lines that do not come by slog
+	addDir bool // --add-dir-header: klog obeys it only in lines that do not use slog
 
 	verbosity atomic.Int64
 	modules   atomic.Pointer[[]config.VModule]
@@ -86,7 +86,7 @@ func (l *Log) SetVModule(modules []config.VModule) {
 	_ = l.set(map[string]any{"vmodule": strings.Join(all, ",")})
 }
 
-// Flush writes what waits in buffers.
+// Flush writes buffered lines.
 func (l *Log) Flush() error {
 	klog.Flush()
 	if l.info == nil {

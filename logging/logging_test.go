@@ -135,7 +135,7 @@ func messages(text string) string {
 	return strings.Join(regexp.MustCompile(`one|two|three`).FindAllString(text, -1), " ")
 }
 
-// The header is what log collectors of Kubernetes parse.
+// Kubernetes log collectors parse this header.
 func TestText(t *testing.T) {
 	for _, tc := range []struct {
 		program string
@@ -254,7 +254,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// When a file cannot be written any more, the log goes on on stderr, and the process lives.
+// When a file can no longer be written, the log continues on stderr, and the process lives.
 func TestDiskFull(t *testing.T) {
 	if _, err := os.Stat("/dev/full"); err != nil {
 		t.Skip("this system has no disk that is always full; TestBadConfig does without")

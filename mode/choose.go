@@ -39,7 +39,7 @@ func (s Step) String() string {
 
 // Choice is the data plane that runs, and why it is this one.
 type Choice struct {
-	// Mode is what runs.
+	// Mode is the running mode.
 	Mode Mode
 	// Asked is the mode of the flag or the file, "" if neither has one.
 	Asked string

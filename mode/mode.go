@@ -105,10 +105,11 @@ type Mode struct {
 	Modules func(Settings) []string
 	// New makes the plane of a family, in the network namespace of the calling thread.
 	New func(Settings) (Plane, error)
-	// Loader names the programs that load what Render returns.
+	// Loader names the programs that load the output of Render.
 	Loader string
-	// Render returns what a new plane would write to an empty kernel. It needs no kernel. An error with a text
-	// is about rows that were left out. Nil if no other program could load the text.
+	// Render returns the rules that a new plane would write to an empty kernel. It needs no kernel.
+	// An error with a text concerns frontends that were left out. Nil if no other program could
+	// load the text.
 	Render func(Settings, *lb.Table) ([]byte, error)
 
 	// Show and Flush are commands that list and delete what the plane has written for IPv4, for hints and demonstrations.
@@ -118,7 +119,8 @@ type Mode struct {
 	// HairpinsByNode: a backend that is its own client is not masqueraded if the API places it on
 	// another node (SV-60).
 	HairpinsByNode bool
-	// Served returns how the mode changes rows that it cannot serve as they are: [trace.Mode.Served]. Nil: it changes none.
+	// Served returns how the mode changes frontends that it cannot serve unchanged:
+	// [trace.Mode.Served]. Nil: it changes none.
 	Served func(Settings) func(lb.Node, *lb.Frontend, trace.Packet) (kept *lb.Frontend, why string)
 	// PassesUnknown: a packet to an address or port of the service network that no Service has passes untouched (SV-62, SV-63).
 	PassesUnknown bool
@@ -129,10 +131,11 @@ type Mode struct {
 	// Among is the kind of rules of another mode whose tables and names this one shares: RemoveStale removes the other's rules that this
 	// mode does not have, and the other's Remove is not called. "" for none.
 	Among string
-	// Remove removes what the mode leaves in the kernel; nil if it leaves nothing. It is not called where a mode with
-	// the same Rules runs.
+	// Remove removes the mode's objects from the kernel; nil if it leaves none. It is not called
+	// where a mode with the same Rules runs.
 	Remove func(context.Context, Removal) (Report, error)
-	// RemoveStale removes, while the mode runs, what its planes no longer write; nil if there is no such thing.
+	// RemoveStale removes, while the mode runs, objects that its planes no longer write; nil if
+	// none exist.
 	RemoveStale func(context.Context, Removal) (Report, error)
 }
 
@@ -202,7 +205,7 @@ type Settings struct {
 	HealthzPort uint16
 	// Blocks are the modes' sections of the configuration.
 	Blocks option.Blocks
-	// CountServices makes planes that can count traffic by row ([TrafficCounter]).
+	// CountServices makes planes that can count traffic by frontend ([TrafficCounter]).
 	CountServices bool
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there
 	// are no other planes.

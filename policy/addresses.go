@@ -157,7 +157,7 @@ func (r Refusal) String() string {
 	return s + fmt.Sprintf(", and %d others", r.More)
 }
 
-// Subject returns what is refused: "spec.externalIPs 127.0.0.1".
+// Subject returns the refused field and value: "spec.externalIPs 127.0.0.1".
 func (r Refusal) Subject() string {
 	if !r.Addr.IsValid() {
 		return r.Field

@@ -160,7 +160,7 @@ type sliceFacts struct {
 	ports             []string // the first few, for people
 }
 
-// facts gathers what slices have.
+// facts collects properties of the slices.
 func (r *resolver) facts() (f sliceFacts) {
 	for _, sl := range r.view.Slices {
 		if !r.ofFamily(sl) {

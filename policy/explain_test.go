@@ -36,7 +36,7 @@ func checkExplained(t *testing.T, v cluster.View, s policy.Settings) policy.Expl
 	if !slices.EqualFunc(rows, explained, (*lb.Frontend).Equal) {
 		t.Fatalf("explained rows\n%v\nare not those of Resolve\n%v\n%s", explained, rows, what)
 	}
-	// Slices come in no order.
+	// Slices have no order.
 	first, err := json.Marshal(x)
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestExplainRandomViews(t *testing.T) {
 	}
 }
 
-// What tenants write who mean harm.
+// The objects of hostile tenants.
 func TestExplainAdversary(t *testing.T) {
 	victims := adversary.Victims{
 		ClusterIPs: addrs("10.96.0.1", "fd00:96::1"), Pods: addrs("10.1.0.1", "10.1.0.2", "10.1.3.3", "fd00:1::1"), Free: addrs("10.96.9.9"),

@@ -41,7 +41,7 @@ func checkRandomView(t *testing.T, seed1, seed2 uint64) {
 		t.Fatalf("seeds %d, %d: view %s\nsettings %+v\ngot\n%v\nwant\n%v", seed1, seed2, describe(v), s, got, want)
 	}
 	checkRefused(t, v, s)
-	// Slices come in no order.
+	// Slices have no order.
 	g.Shuffle(len(v.Slices), func(i, j int) { v.Slices[i], v.Slices[j] = v.Slices[j], v.Slices[i] })
 	again := policy.Resolve(v, s)
 	slices.SortFunc(again, byKey)
@@ -357,7 +357,7 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 		seen[id] = true
 		return was
 	})
-	if g.chance(2) { // more rows than are searched one by one
+	if g.chance(2) { // more frontends than are searched one by one
 		for i := range 30 {
 			s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprintf("q%d", i), Protocol: cluster.TCP, Port: uint16(1000 + i%25), NodePort: uint16(31000 + i)})
 		}

@@ -104,7 +104,7 @@ func (r *resolver) size() int {
 	return perPort*len(r.svc.Ports) + 1
 }
 
-// port adds the rows of one service port.
+// port adds the frontends of one service port.
 func (r *resolver) port(p *cluster.ServicePort) {
 	if p.Port == 0 {
 		return

@@ -149,14 +149,14 @@ func check(t *testing.T, s *scene, want string, words ...string) {
 	}
 }
 
-// TestOutcomes walks through "What becomes of a connection" in docs/behaviour.md.
+// TestOutcomes checks "What becomes of a connection" in docs/behaviour.md.
 func TestOutcomes(t *testing.T) {
 	const local, all = cluster.PolicyLocal, cluster.PolicyCluster
 	internalLocal := func(s *scene) { s.svc.InternalPolicy = local }
 	for _, test := range []struct {
 		name  string
 		scene *scene
-		rows  string // which rows to compare
+		rows  string // the frontends to compare
 		want  string
 	}{
 		{"SV-50 no endpoint rejects everywhere", newScene().external(all).loadBalancer("192.0.2.7").with(func(s *scene) { s.svc.ExternalIPs = addrs("192.0.2.1") }), "", `

@@ -62,7 +62,7 @@ type MetricsConfig struct {
 
 // Snapshot is the state of the snapshot of facts.
 type Snapshot struct {
-	// Serving: the rules in force come from it.
+	// Serving: the rules in force are from the snapshot.
 	Serving bool
 	// LastWrite is zero before the first.
 	LastWrite time.Time
@@ -72,7 +72,7 @@ type Snapshot struct {
 // Gate is one feature gate.
 type Gate struct {
 	Name string
-	// Stage is "ALPHA", "BETA", "DEPRECATED", or "" for what is generally available.
+	// Stage is "ALPHA", "BETA", "DEPRECATED", or "" for generally available gates.
 	Stage string
 	On    bool
 }
@@ -154,7 +154,7 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 	return m
 }
 
-// registerBuild is kubernetes_build_info (MT-21), with what is true of this program.
+// registerBuild registers kubernetes_build_info (MT-21), with the values of this program.
 func registerBuild(r k8s.KubeRegistry, version string) {
 	info := k8s.NewGaugeVec(&k8s.GaugeOpts{
 		Name: "kubernetes_build_info", StabilityLevel: k8s.BETA,
@@ -174,8 +174,8 @@ func registerBuild(r k8s.KubeRegistry, version string) {
 		runtime.Version(), runtime.Compiler, runtime.GOOS+"/"+runtime.GOARCH).Set(1)
 }
 
-// AddFamily adds an IP family: name is "IPv4" or "IPv6", stats the Stats of its engine, measure the Measure of its plane.
-// Samples of a family are there from then on.
+// AddFamily adds an IP family: name is "IPv4" or "IPv6", stats the Stats of its engine, measure the
+// Measure of its plane. The family has samples from then on.
 func (m *Metrics) AddFamily(name string, stats func() engine.Stats, measure func(mode.Emit)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

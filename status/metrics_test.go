@@ -382,7 +382,7 @@ func TestValues(t *testing.T) {
 		labels []string
 		want   float64
 	}{
-		{"network_programming_duration_seconds", []string{"IPv4"}, 2}, // one of them by hand; the first list does not count, nor what fails
+		{"network_programming_duration_seconds", []string{"IPv4"}, 2}, // one by hand; not the first list and failures
 		{"sync_full_proxy_rules_duration_seconds", []string{"IPv6"}, 1},
 		{"sync_proxy_rules_endpoint_changes_total", nil, 5},
 		{"sync_proxy_rules_endpoint_changes_pending", nil, 1},

@@ -107,7 +107,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return s.listener.Run(ctx)
 }
 
-// closeWait is how long requests in hand may go on after their address was closed.
+// closeWait is how long open requests may continue after their address was closed.
 const closeWait = 3 * time.Second
 
 // serve answers on one listener. Each listener has its own HTTP server, which ends with it, so that

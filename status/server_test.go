@@ -261,7 +261,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// HT-26, CF-17: profiles and the verbosity are there with profiling, which can change at any time.
+// HT-26, CF-17: profiles and the verbosity require profiling, which can change at any time.
 func TestDebug(t *testing.T) {
 	var verbosity atomic.Int64
 	verbosity.Store(2)
@@ -348,7 +348,8 @@ func occupy(t *testing.T) (net.Listener, netip.AddrPort) {
 	return l, addr
 }
 
-// The address can change while requests are in hand, and go, and come back; without one there is no server (FL-09).
+// The address can change while requests are open, and be removed and added again; without one there
+// is no server (FL-09).
 func TestChangeOfAddress(t *testing.T) {
 	log, inHand := &logtest.Buffer{}, make(chan struct{})
 	s := start(t, status.ServerConfig{Log: slog.New(slog.NewTextHandler(log, nil)), Config: func() (any, error) {

@@ -90,7 +90,7 @@ func withModes(modes mode.List) []metric {
 // ours is the row of metrics that are not in upstream.
 const ours = "EXT"
 
-// place is what metrics are ordered by.
+// place is the sort key of metrics.
 func (m *metric) place() string {
 	switch {
 	case m.row != ours:

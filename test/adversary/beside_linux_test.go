@@ -26,7 +26,7 @@ import (
 	"kube-proxy/status"
 )
 
-// beside is what runs beside the engine: observers, metrics and what answers people.
+// beside holds the parts beside the engine: observers, metrics and the handlers of queries.
 type beside struct {
 	metrics   *status.Metrics
 	traffic   *traffic.Account
@@ -116,7 +116,7 @@ type asked struct {
 }
 
 func (s *bystander) ask() (a asked) {
-	for range 3 { // who has traffic has a series only after a second reading, and one is not read again at once
+	for range 3 { // a series needs a second reading, and readings are not repeated at once
 		time.Sleep(time.Minute)
 		if err := s.beside.traffic.Each(s.t.Context(), func(string, string, mode.Traffic) {}); err != nil {
 			s.errorf("traffic: %v", err)

@@ -29,8 +29,9 @@ const (
 	heapPerObject   = 256
 )
 
-// A namespace of 100 Services of the costliest permitted shapes has what `--max-namespace-objects` gives it, in a real kernel: the rest is
-// refused, memory stays within bounds, and meanwhile a stranger's change waits for a few writes of bounded size (TN-74).
+// A namespace of 100 Services of the most expensive permitted shapes gets its
+// `--max-namespace-objects`, in a real kernel: the rest is refused, memory stays within limits, and
+// meanwhile a stranger's change waits for a few writes of limited size (TN-74).
 func TestStrangerBesideAFullNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -146,7 +147,7 @@ func kernelMemory(t *testing.T) (bytes int) {
 	return bytes
 }
 
-// liveHeap is what is in use after garbage collections.
+// liveHeap returns the memory in use after garbage collections.
 func liveHeap() int {
 	var m runtime.MemStats
 	runtime.GC()

@@ -101,8 +101,8 @@ func spread(name string, n, addrs, endpoints int) (out Shape) {
 	return out
 }
 
-// toggled has Services that are small: each touch makes with them what change does, and the next takes it back. Without a
-// change they go and come.
+// toggled has small Services: each touch applies change to them, and the next reverts it. Without a
+// change they are deleted and added.
 func toggled(name string, n int, change func(*cluster.Service)) (out Shape) {
 	out.Name = name
 	for i := range n {
@@ -150,8 +150,8 @@ func (s Shape) leadingTo(addrs []netip.Addr) Shape {
 	return s
 }
 
-// Touch returns an event that changes Service i of the shape, in each round to another state; the two first are different from
-// what [Shape.Events] made.
+// Touch returns an event that changes Service i of the shape, in each round to another state; the
+// first two differ from the state of [Shape.Events].
 func (s Shape) Touch(i, round int) cluster.Event {
 	if s.touch != nil {
 		return s.touch(i, round)

@@ -58,7 +58,7 @@ func fuzzKernel(f *testing.F, newPlane func(lb.Family) (engine.Plane, error)) {
 	})
 }
 
-// node is node1 of a lab, where the first pods serve honest Services and tenants name whom they like.
+// node is node1 of a lab. The first pods serve honest Services, and tenants name any address.
 type node struct {
 	t      *testing.T
 	family lb.Family

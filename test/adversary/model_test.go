@@ -24,7 +24,7 @@ import (
 func TestTenants(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
-			s := seedtest.Of(t) // not in parallel: what is measured is the heap of the process
+			s := seedtest.Of(t) // not in parallel: it measures the heap of the process
 			synctest.Test(t, func(t *testing.T) {
 				generations, tenants := 25, 100
 				if testing.Short() {
@@ -94,7 +94,7 @@ func (w *world) generation(seed uint64, first, n int, alone cost) (asked int) {
 	return asked
 }
 
-// accident is what happens to a node.
+// accident is a random fault of a node.
 func (w *world) accident() {
 	switch w.rnd.IntN(8) {
 	case 0:
@@ -195,7 +195,7 @@ func (c cost) beyond(o cost) bool {
 		c.applies > o.applies || c.ops > o.ops || c.lines > o.lines
 }
 
-// heap is what is in use.
+// heap returns the memory in use.
 func heap() uint64 {
 	var m runtime.MemStats
 	runtime.GC()

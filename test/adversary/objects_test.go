@@ -84,7 +84,8 @@ func sliceObject(s *cluster.Slice) *discovery.EndpointSlice {
 	return o
 }
 
-// converted is an event that has come through the source: as an API object that was converted. report takes what is wrong with it.
+// converted returns the event as a source sends it: converted from an API object. report receives
+// its faults.
 func converted(ev cluster.Event, report *convert.Reporter) cluster.Event {
 	switch ev := ev.(type) {
 	case cluster.ServiceSet:

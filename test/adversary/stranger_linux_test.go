@@ -109,7 +109,7 @@ type bystander struct {
 	n     int // Services that change at once
 	round int
 	ring  *changes.Ring
-	// reporter takes what is wrong with objects, as the process does.
+	// reporter receives faults of objects, as in the process.
 	reporter *convert.Reporter
 	lost     map[string]int // the Services with reported losses of addresses
 
@@ -165,7 +165,7 @@ func newBystander(t *testing.T, shape adversary.Shape, n int, observers []*obser
 	return s
 }
 
-// resolves counts what policy reads of a Service.
+// resolves counts the data that policy reads of a Service.
 func (s *bystander) resolves(v cluster.View) {
 	was := s.done
 	defer func() {
@@ -180,7 +180,7 @@ func (s *bystander) resolves(v cluster.View) {
 	s.done.backends += int64(cost.Backends)
 }
 
-// counting is a plane that counts its writes, and while it writes the tenant goes on.
+// counting is a plane that counts its writes; the tenant continues during them.
 type counting struct {
 	engine.Plane
 	s *bystander

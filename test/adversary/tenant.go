@@ -59,7 +59,7 @@ func (t *Tenant) one(in int) bool { return t.rnd.IntN(in) == 0 }
 
 func pick[T any](t *Tenant, from []T) T { return from[t.rnd.IntN(len(from))] }
 
-// services is how many Services a tenant has, so that what he writes meets what he wrote.
+// services is the number of Services of a tenant, so that his changes meet earlier ones.
 const services = 4
 
 // Event writes or deletes an object.
@@ -187,7 +187,7 @@ func (t *Tenant) prefix() netip.Prefix {
 	return p
 }
 
-// portName is seldom missing, and never comes twice.
+// portName is seldom missing, and never repeated.
 func (t *Tenant) portName(p int) string {
 	if p == 0 && t.one(4) {
 		return ""
@@ -198,7 +198,7 @@ func (t *Tenant) portName(p int) string {
 // Slice is slice k of Service i in one of its forms.
 func (t *Tenant) Slice(i, k int) *cluster.Slice {
 	s := &cluster.Slice{Name: t.sliceName(i, k), Service: t.name(i), IPv6: t.one(2)}
-	if t.one(10) { // the label names another, who may not be there
+	if t.one(10) { // the label names another Service, which may not exist
 		s.Service = t.name(t.rnd.IntN(2 * services))
 	}
 	for p := range 1 + t.rnd.IntN(6) {

@@ -61,7 +61,7 @@ const (
 	aside    = 0  // the honest Service whose addresses are unknown to all tenants
 )
 
-// counter counts what is logged.
+// counter counts logged lines and bytes.
 type counter struct{ lines, bytes atomic.Int64 }
 
 func (c *counter) Write(p []byte) (int, error) {
@@ -135,7 +135,7 @@ func (w *world) start() {
 	)
 }
 
-// errorf notes what must not be.
+// errorf records a violation.
 func (w *world) errorf(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -328,7 +328,8 @@ func TestChartBadValues(t *testing.T) {
 	}
 }
 
-// What looks like a number, a comment or a mapping in YAML comes to the cluster as the string that it is, or is refused.
+// A string that looks like a number, a comment or a mapping in YAML reaches the cluster unchanged,
+// or is rejected.
 func TestChartStrings(t *testing.T) {
 	where := func(text string) (found int, typed []string) {
 		objects, _, err := helmchart.Render(helmchart.Release{Name: "12", Namespace: "34", Kubernetes: release.Kubernetes}, parse(t, text))

@@ -119,7 +119,7 @@ func plainName(object *unstructured.Unstructured) string {
 	return object.GetName()
 }
 
-// writeBase writes the objects but the ConfigMap, and what is in that.
+// writeBase writes the objects without the ConfigMap, and the contents of that.
 func writeBase(t *testing.T, folder string, objects []*unstructured.Unstructured) {
 	t.Helper()
 	var b strings.Builder

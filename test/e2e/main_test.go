@@ -23,10 +23,10 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// patience is how long a test waits for what normally takes milliseconds.
+// patience is the time limit for events that normally take milliseconds.
 const patience = 20 * time.Second
 
-// brief is how long a test listens for an answer that should not come.
+// brief is how long a test waits for an answer that must not arrive.
 const brief = 100 * time.Millisecond
 
 // bed is shared by all tests, because a control plane takes seconds to start. Each test begins with begin.

@@ -18,8 +18,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// The API server goes away in the middle of changes and comes back: connections live, no rule changes meanwhile, and what
-// changes afterwards arrives.
+// The API server goes down during changes and returns: connections live, no rule changes meanwhile,
+// and later changes arrive.
 func TestAPIServerRestart(t *testing.T) {
 	t.Run("stopped", func(t *testing.T) { testAPIServerRestart(t, bed.API.StopAPIServer) })
 	t.Run("killed", func(t *testing.T) {
@@ -100,7 +100,7 @@ func watchList(t *testing.T) error {
 	return errors.New("the watch ended before the initial events did")
 }
 
-// etcd is killed under the API server and comes back later: as above.
+// etcd is killed under the API server and returns later: as above.
 func TestEtcdDown(t *testing.T) {
 	begin(t)
 	steady := web(t, "steady", "pod1", "pod4")

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// A proxy that restarts in good order is not noticed: no connection of a loop fails, an open one lives on, and what changed
-// while it was away is there after its first sync.
+// A regular restart of a proxy has no effect on clients: no connection of a loop fails, an open one
+// lives on, and changes in between are in force after its first sync.
 func TestProxyRestart(t *testing.T) {
 	inModes(t, bothModes, func(t *testing.T) { testRestart(t, func(p *testbed.Proxy) error { return p.StopInOrder() }) })
 }

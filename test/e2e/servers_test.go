@@ -192,7 +192,7 @@ func testMetrics(t *testing.T) {
 	awaitCode(t, netlab.Client, healthPort, "/healthz", 200)
 	awaitCode(t, netlab.Client, healthPort, "/livez", 200)
 	changed := slice("web", "pod4")
-	// As of a controller that takes its time; what happened before the process started does not count.
+	// As of a slow controller; events before the start of the process do not count.
 	changed.Annotations = map[string]string{"endpoints.kubernetes.io/last-change-trigger-time": time.Now().UTC().Format(time.RFC3339Nano)}
 	time.Sleep(600 * time.Millisecond)
 	must(t, bed.API.Update(t.Context(), changed))

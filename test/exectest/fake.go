@@ -43,7 +43,7 @@ func (f *Fake) Run(ctx context.Context, stdin []byte, name string, args ...strin
 	return []byte(out), err
 }
 
-// Runs returns what was run so far, each as one line.
+// Runs returns the runs so far, each as one line.
 func (f *Fake) Runs() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -22,14 +22,14 @@ func (p *Plane) Dump() string {
 	return b.String()
 }
 
-// Len returns the number of rows in the kernel.
+// Len returns the number of frontends in the kernel.
 func (p *Plane) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.kernel.rows)
 }
 
-// Has reports whether the kernel has a row for the key.
+// Has reports whether the kernel has a frontend for the key.
 func (p *Plane) Has(key lb.Key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -49,7 +49,7 @@ func (p *Plane) Steal(key lb.Key, signal bool) bool {
 	return had
 }
 
-// StealAny is Steal with the first key in order; false if the kernel holds no row.
+// StealAny is Steal with the first key in order; false if the kernel holds no frontend.
 func (p *Plane) StealAny(signal bool) bool {
 	p.mu.Lock()
 	keys := slices.SortedFunc(maps.Keys(p.kernel.rows), lb.Key.Compare)
@@ -87,7 +87,7 @@ func (p *Plane) Successor() *Plane {
 	return next
 }
 
-// Rows returns the rows that packets would meet, by key.
+// Rows returns the frontends in the kernel, by key.
 func (p *Plane) Rows() map[lb.Key]*lb.Frontend {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -29,7 +29,7 @@ func key(s string) lb.Key {
 	return k
 }
 
-// row is a well-formed row with one route over a set of two.
+// row is a well-formed frontend with one route over a set of two.
 func row(k string) *lb.Frontend {
 	f := &lb.Frontend{Key: key(k), Service: "a/b:http", Kind: lb.ClusterIP}
 	set := &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Cluster},
@@ -62,7 +62,7 @@ func TestMalformed(t *testing.T) {
 		t.Error("Apply took a row for another key")
 	}
 	bad.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}
-	var table lb.Table // of no family, so that it takes the row
+	var table lb.Table // of no family, so that it accepts the frontend
 	table.Replace(lb.Owner{Name: "a/b"}, []*lb.Frontend{bad})
 	if res, err := p.Reset(ctx, &table); err != nil || len(res.Later) != 1 || res.Later[0] != bad.Key {
 		t.Errorf("Reset: %+v, %v, want the row left for later", res, err)

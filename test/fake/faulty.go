@@ -234,7 +234,7 @@ func (f *Faulty) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, 
 	return plane.ResetResult{}, fmt.Errorf("fake: reset: %w", err)
 }
 
-// fails decides whether a call that writes no row fails.
+// fails decides whether a call that writes no frontend fails.
 func (f *Faulty) fails(verb string) error {
 	err := f.verdict()
 	if err == nil {
@@ -252,7 +252,7 @@ func (f *Faulty) SetNode(ctx context.Context, n lb.Node) error {
 	return f.target.SetNode(ctx, n)
 }
 
-// Probe is the target's, or fails. Keys that are refused do not make it fail: it writes no row.
+// Probe is the target's, or fails. Refused keys do not make it fail: it writes no frontend.
 func (f *Faulty) Probe(ctx context.Context) error {
 	if err := f.fails("probe"); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 type Counts struct {
 	Applies, Resets, SetNodes, Audits, Probes int
 	Changes                                   int // changes in calls of Apply
-	Ops                                       int // writes to the kernel: rows put or deleted, and the backend sets of those put
+	Ops                                       int // writes: frontends, and the backend sets of added ones
 }
 
 // Plane is a plane in memory, for one family. Make one with [New]. Its methods may be called from any
@@ -29,11 +29,11 @@ type Plane struct {
 	applied map[lb.Key]*lb.Frontend
 	kernel  *kernel
 	counts  Counts
-	most    int // new rows that a Reset writes; 0: all
+	most    int // new frontends that a Reset writes; 0: all
 	pace    int // 0: no bound
 }
 
-// kernel is what packets would meet.
+// kernel is the state that packets meet.
 type kernel struct {
 	rows map[lb.Key]*lb.Frontend
 	node lb.Node
@@ -83,7 +83,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	return res, nil
 }
 
-// check refuses a row that breaks a rule of package lb, as a kernel would.
+// check refuses a frontend that violates a rule of package lb, as a kernel would.
 func check(family lb.Family, key lb.Key, f *lb.Frontend) error {
 	switch {
 	case f == nil:
@@ -104,7 +104,7 @@ func (p *Plane) usable(ctx context.Context) error {
 	return nil
 }
 
-// set makes the row of the key f, or removes it.
+// set makes f the frontend of the key, or removes it.
 func (p *Plane) set(key lb.Key, f *lb.Frontend) {
 	p.counts.Ops++
 	if f == nil {
@@ -173,7 +173,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	}
 	p.applied = make(map[lb.Key]*lb.Frontend, want.Len())
 	dropped := p.reset(want, func(k lb.Key) bool { return !left[k] })
-	for _, k := range bad { // the kernel may hold another row of that key
+	for _, k := range bad { // the kernel may hold another frontend of that key
 		p.set(k, nil)
 	}
 	p.kernel.node, p.ready = want.Node, true

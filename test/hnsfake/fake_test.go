@@ -66,7 +66,7 @@ func refused(t *testing.T, what string, err, kind error) {
 	}
 }
 
-// What refers to something needs it, and what is referred to stays.
+// An object needs those that it refers to, and a referenced object stays.
 func TestReferences(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	l := s.create(s.balancer(s.pod, s.remote))
@@ -477,7 +477,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// Which load balancer takes a packet, where it may arrive, and whom the backend sees.
+// The load balancer of a packet, its possible destinations, and the source that the backend sees.
 func TestResolve(t *testing.T) {
 	const dsr, ilb, local = hns.FlagDSR, hns.MappingILB, hns.MappingLocalRoutedVIP
 	clusterIP, node := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:80")
@@ -558,7 +558,7 @@ func TestResolveOrder(t *testing.T) {
 	}
 }
 
-// In an overlay network packets reach the node of the endpoint, and arrive if the pod is there.
+// In an overlay network packets reach the node of the endpoint, and arrive if the pod is on it.
 func TestResolveOverlay(t *testing.T) {
 	for what, c := range map[string]struct {
 		addr, node string

@@ -142,7 +142,8 @@ func (k *Kernel) remove(s *service) {
 	k.services.remove(s)
 }
 
-// throwAway keeps a destination that has connections: they go on, and if it comes back it has them.
+// throwAway keeps a destination with connections: they continue, and it has them again if it
+// returns.
 func (k *Kernel) throwAway(d *destination) {
 	if d.conns != (Conns{}) {
 		k.trash = append(k.trash, d)

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 )
 
-// ErrLost is what [Kernel.Before] returns to have a message carried out and its answer lost.
+// ErrLost, returned by [Kernel.Before], makes the kernel carry out a message and lose its answer.
 var ErrLost = errors.New("the answer is lost")
 
 // Config configures the kernel. The zero Config has all features.
@@ -96,7 +96,7 @@ func New(cfg Config) *Kernel {
 // Connect makes a connection to the kernel.
 func (k *Kernel) Connect() *Conn { return &Conn{kernel: k} }
 
-// Messages returns how many messages came so far.
+// Messages returns the number of messages so far.
 func (k *Kernel) Messages() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()

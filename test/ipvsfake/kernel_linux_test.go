@@ -25,7 +25,8 @@ var (
 	steps = flag.Int("ipvs.messages", 5000, "how many operations TestFakeIsLikeTheKernel asks for")
 )
 
-// expected are operations and what becomes of them, each once at least; or they are no good.
+// expected lists results of operations that must occur at least once; otherwise the operations are
+// useless.
 var expected = []string{
 	"1: <nil>", "1: file exists", "1: no such file or directory", "1: invalid argument", "2: <nil>", "2: no such process", "2: no such file or directory",
 	"3: <nil>", "3: no such process", "4: <nil>", "4: file exists", "4: no such process", "4: invalid argument", "4: numerical result out of range",
@@ -113,7 +114,8 @@ func errnoOf(err error) error {
 	return err
 }
 
-// state is all that is listed, in the order of names; the destinations of a service come in the kernel's order, the newest first.
+// state returns all listed objects, in the order of names; the destinations of a service are in the
+// kernel's order, the newest first.
 func state(t *testing.T, c *ipvs.Conn) string {
 	t.Helper()
 	all := map[ipvs.ServiceID]string{}
@@ -139,7 +141,7 @@ func state(t *testing.T, c *ipvs.Conn) string {
 	return fmt.Sprintf("%s\n%+v", strings.Join(lines, "\n"), timeouts)
 }
 
-// generator makes operations, mostly on services and destinations that are there.
+// generator makes operations, mostly on existing services and destinations.
 type generator struct {
 	*rand.Rand
 	made []ipvs.Op

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Buffer keeps what is written to it. The zero Buffer is empty and ready to use, from several goroutines.
+// Buffer keeps its input. The zero Buffer is empty and ready to use, from several goroutines.
 type Buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -62,7 +62,8 @@ const (
 	gib      = 1 << 30
 )
 
-// healthy is a node in an hour of its life: changes are written, some fail and go on, the API server is there.
+// healthy is a normal hour of a node: changes are written, some fail and are retried, the API
+// server is up.
 func healthy() []string {
 	return []string{
 		series("up", "1x200"), series("process_start_time_seconds", "5x200"), series("process_start_time_seconds", "5x50 3005x150", "instance", "n2"),
@@ -141,7 +142,7 @@ func TestAlertsFire(t *testing.T) {
 	for _, a := range alerts {
 		severity[a.Alert] = a.Labels["severity"]
 	}
-	// Annotations are for people; the test is of who fires when.
+	// Annotations are for people; the test is about the time of alerts.
 	for i := range file.Groups {
 		for k := range file.Groups[i].Rules {
 			file.Groups[i].Rules[k].Annotations = nil

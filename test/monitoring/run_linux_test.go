@@ -33,7 +33,8 @@ var proxies = []struct{ host, address, mode string }{
 	{"pod1", "10.1.1.11", "userspace"},
 }
 
-// patience is how long Prometheus, which scrapes each second, may take for what needs a few scrapes.
+// patience is the time limit of Prometheus, which scrapes each second, for results that need a few
+// scrapes.
 const patience = 90 * time.Second
 
 // start runs a proxy that watches a folder, or an unreachable API server if dir is "".
@@ -255,7 +256,8 @@ func TestWithPrometheus(t *testing.T) {
 			}
 			return got
 		}
-		// What is so from the beginning: one proxy has no API server, one Service of mode userspace has no endpoint that answers.
+		// Present from the start: one proxy has no API server, one Service of mode userspace has no
+		// endpoint that answers.
 		expect := func(about string, want ...string) {
 			t.Helper()
 			l.eventually(about, func() (left []string) {

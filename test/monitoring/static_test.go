@@ -48,8 +48,8 @@ func readAlerts(t *testing.T) (f ruleFile, all []alert) {
 	return f, all
 }
 
-// dashboard is what is used of Grafana's model of a dashboard, schema version 39. Decoding is strict: a field that is misspelled, which
-// Grafana would silently ignore, is an error here.
+// dashboard is the used part of Grafana's model of a dashboard, schema version 39. Decoding is
+// strict: a misspelled field, which Grafana would silently ignore, is an error here.
 type dashboard struct {
 	Title         string                    `json:"title"`
 	UID           string                    `json:"uid"`

@@ -116,7 +116,8 @@ func contains(p netip.Prefix, a netip.Addr) bool {
 	return err == nil && masked == p
 }
 
-// row answers for the three kinds of sources, and writes down no route that the next one makes needless.
+// row computes the routes of the three kinds of sources, and leaves out routes that the next one
+// makes redundant.
 func (w world) row(k lb.Key, kind lb.Kind, p cluster.ServicePort) *lb.Frontend {
 	f := &lb.Frontend{Key: k, Service: w.serviceName(p), Kind: kind}
 	pods, host, anywhere := w.outcome(lb.Pods, kind, p), w.outcome(lb.Host, kind, p), w.outcome(lb.Anywhere, kind, p)
@@ -143,7 +144,7 @@ func (w world) row(k lb.Key, kind lb.Kind, p cluster.ServicePort) *lb.Frontend {
 
 func same(a, b lb.Route) bool { a.From, b.From = 0, 0; return a.Equal(b) }
 
-// outcome is SV-50 to SV-57: what happens to a connection from one kind of source.
+// outcome is SV-50 to SV-57: the treatment of a connection from one kind of source.
 func (w world) outcome(from lb.From, kind lb.Kind, p cluster.ServicePort) lb.Route {
 	r := lb.Route{From: from, Do: lb.Balance}
 	cluster_, local := w.set(lb.Cluster, p), w.set(lb.Local, p)
@@ -183,7 +184,7 @@ func (w world) masqueradeClusterIP(from lb.From) bool {
 	return from != lb.Pods // SV-59
 }
 
-// hasDetector: is there a test for "local" in this family (3.5, CF-66)?
+// hasDetector reports whether this family has a test for "local" (3.5, CF-66).
 func (w world) hasDetector() bool {
 	d := policy.ResolveNode(w.Node, w.Settings).Pods
 	return !d.IsZero()
@@ -237,7 +238,7 @@ type endpoint struct {
 func (w world) endpoints(p cluster.ServicePort) map[netip.AddrPort]endpoint {
 	out := map[netip.AddrPort]endpoint{}
 	w.each(p, func(at netip.AddrPort, e cluster.Endpoint) { out[at] = w.merge(out[at], e) })
-	// What is neither ready nor terminating and serving is not there.
+	// An endpoint that is neither ready nor terminating and serving does not exist.
 	maps.DeleteFunc(out, func(_ netip.AddrPort, e endpoint) bool { return !e.ready && !e.draining })
 	return out
 }

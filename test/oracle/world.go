@@ -17,7 +17,7 @@ type Packet struct {
 	Proto lb.Proto
 }
 
-// Answer is what must become of a packet.
+// Answer is the expected outcome of a packet.
 type Answer struct {
 	// Do is 0 if the packet is for no Service: it must pass unchanged.
 	Do lb.Action
@@ -41,7 +41,7 @@ type World struct {
 	claims   map[lb.Key]claim
 }
 
-// claim is the row of whom a key belongs to.
+// claim is the frontend of a key's owner.
 type claim struct {
 	row     *lb.Frontend
 	created int64
@@ -69,7 +69,7 @@ func (c claim) before(o claim) bool {
 	return cmp.Or(cmp.Compare(rank[c.row.Kind], rank[o.row.Kind]), cmp.Compare(c.created, o.created), cmp.Compare(c.name, o.name)) < 0
 }
 
-// Keys calls yield with the key of each row in force.
+// Keys calls yield with the key of each frontend in force.
 func (w *World) Keys(yield func(lb.Key) bool) {
 	for k := range w.claims {
 		if !yield(k) {
@@ -78,7 +78,7 @@ func (w *World) Keys(yield func(lb.Key) bool) {
 	}
 }
 
-// Row returns the row in force for a key, or nil.
+// Row returns the frontend in force for a key, or nil.
 func (w *World) Row(k lb.Key) *lb.Frontend { return w.claims[k].row }
 
 // Ask returns the expected outcome of a packet.

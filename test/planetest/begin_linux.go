@@ -20,8 +20,8 @@ type attempt struct {
 	err  error
 }
 
-// begin starts a connection and returns when node1 tracks it. The client then sends its SYN again
-// until an answer comes. sent is false if the line is not for this family.
+// begin starts a connection and returns when node1 tracks it. The client then repeats its SYN until
+// an answer arrives. sent is false if the line is not for this family.
 func (r *run) begin(p scenario.Packet) (sent bool, err error) {
 	r.mu.Lock()
 	shots, err := r.replay.Resolve(p, hostAddr)

@@ -141,7 +141,7 @@ func (r *run) churn() (made int64, moves int, err error) {
 	return made, moves, err
 }
 
-// senders returns what is to be done again and again: a connection for each line of the first state; where the
+// senders returns the actions to repeat: a connection for each line of the first state; where the
 // line opens one, that one is used.
 func (r *run) senders(made *int64) ([]func() error, error) {
 	step, _, err := r.replay.Next()
@@ -177,7 +177,7 @@ func (r *run) senders(made *int64) ([]func() error, error) {
 	return out, nil
 }
 
-// forAWhile does all these things again and again, at the same time, until the time is over or one fails.
+// forAWhile repeats all these actions, at the same time, until the time is over or one fails.
 func forAWhile(things []func() error) error {
 	var all sync.WaitGroup
 	errs := make(chan error, len(things))

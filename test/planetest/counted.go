@@ -8,7 +8,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// Counted returns the connections that a plane counts, by service port. No counter may come twice, or empty.
+// Counted returns the connections that a plane counts, by service port. No counter may be repeated,
+// or empty.
 func Counted(t testing.TB, p mode.TrafficCounter) map[string]uint64 {
 	t.Helper()
 	got, numbers := map[string]uint64{}, map[uint64]bool{}

@@ -31,7 +31,7 @@ type field struct {
 	leads bool
 	// noSCTP: this kernel has no SCTP sockets.
 	noSCTP bool
-	// silence is how long no answer must come for a packet to count as dropped.
+	// silence is the time without an answer after which a packet counts as dropped.
 	silence time.Duration
 	port    atomic.Uint32
 }
@@ -119,7 +119,7 @@ func (f *field) listen() error {
 	return nil
 }
 
-// expect makes the sink answer what is about to be sent, if it gets it.
+// expect makes the sink answer the next packets, if they reach it.
 func (f *field) expect(shots []scenario.Shot) error {
 	for _, s := range shots {
 		bait := slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) })

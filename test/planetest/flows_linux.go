@@ -32,7 +32,7 @@ func newCleaner(f lb.Family, p Plane) (cleaner, error) {
 	return cleaner{c, func() { cancel(); <-ended }}, nil
 }
 
-// applied reports a step that is in force; the first one of a plane brings all rows.
+// applied reports a step that is in force; the first one of a plane has all frontends.
 func (c cleaner) applied(step scenario.Step, first bool) {
 	changes := step.Changes
 	if first {

@@ -70,8 +70,8 @@ type history struct {
 	plane  Plane
 	table  lb.Table
 	met    map[visitor]meeting
-	known  map[visitor][]netip.AddrPort // whom a client may be remembered at, where affinity is an endpoint's ([Config.AffinityByEndpoint])
-	recent []string                     // what happened last, for a failure
+	known  map[visitor][]netip.AddrPort // for [Config.AffinityByEndpoint]
+	recent []string                     // the last events, for a failure
 
 	restarts, resets, drifts, takeovers, changes, probes, kept int
 	// Counters of sabotage: things broken and repaired, packets that met something else, packets that trace

@@ -42,7 +42,8 @@ type idle struct{ misled }
 
 func (idle) Audit(context.Context, bool) (int, error) { return 0, nil }
 
-// Each of these must be found by a walk, in each family. If one is not, a client that goes astray would not be noticed.
+// A walk must find each of these, in each family. Otherwise a misdirected client would not be
+// noticed.
 func TestHistoryFinds(t *testing.T) {
 	needRoot(t)
 	hosts := func(f lb.Family) (pod2, v, s1 string) {
@@ -51,7 +52,7 @@ func TestHistoryFinds(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		// first is what is wrong from the beginning, restarted what is wrong after a restart.
+		// first is the flaw from the start, restarted the flaw after a restart.
 		first, restarted func(f lb.Family) (m mutant, script string)
 		idle             bool
 		byEndpoint       bool
@@ -133,7 +134,7 @@ func TestHistoryFinds(t *testing.T) {
 						continue
 					}
 					text, _, _ := strings.Cut(err.Error(), "\n")
-					if !strings.Contains(text, c.want) { // or an answer came late, because the machine is busy
+					if !strings.Contains(text, c.want) { // or a late answer, because the machine is busy
 						starts = 0
 						if err = newHistory(cfg, f, seed).run(); err == nil {
 							continue

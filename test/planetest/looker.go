@@ -30,7 +30,7 @@ func looker(p Plane) (Looker, bool) {
 // mostDifferences is how many differences a failure names.
 const mostDifferences = 10
 
-// differences returns what differs between the kernel and the table, at most so many lines of it.
+// differences returns the differences between the kernel and the table, up to a limit.
 func differences(ctx context.Context, l Looker, want *lb.Table) ([]trace.Difference, error) {
 	return someDifferences(ctx, l, want, mostDifferences)
 }

@@ -99,7 +99,7 @@ func (k Kernel) bytes(t *testing.T, f lb.Family) int {
 	return n
 }
 
-// liveHeap is what is in use after garbage collections.
+// liveHeap returns the memory in use after garbage collections.
 func liveHeap() int {
 	var m runtime.MemStats
 	runtime.GC()

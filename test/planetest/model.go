@@ -14,7 +14,7 @@ type Model interface {
 	New() (Plane, error)
 	// Meets returns the outcome of a new connection, of TCP, UDP or SCTP.
 	Meets(Connection) Meeting
-	// Lives reports whether a connection that met with that, and was answered by that backend, goes on.
+	// Lives reports whether a connection with that meeting, answered by that backend, continues.
 	Lives(m Meeting, backend netip.AddrPort) bool
 }
 
@@ -28,9 +28,9 @@ type Connection struct {
 	Proto  lb.Proto
 }
 
-// Meeting is what becomes of a connection.
+// Meeting is the result of a connection.
 type Meeting struct {
-	// By is who translates it, in words of the model; "" if it goes on as it came.
+	// By is the translating object, in the model's terms; "" if the packet continues unchanged.
 	By string
 	// Backends are where it may arrive, in equal shares.
 	Backends []netip.AddrPort
@@ -54,9 +54,9 @@ const (
 	// ModelledAffinity: a client stays with a backend as long as the backends stay the same,
 	// without a timeout.
 	ModelledAffinity Modelled = "affinity"
-	// ModelledSplit: pods and the node are treated as who comes from outside.
+	// ModelledSplit: pods and the node are treated like clients from outside.
 	ModelledSplit Modelled = "split"
-	// ModelledRanges: a row with source ranges serves no client.
+	// ModelledRanges: a frontend with source ranges serves no client.
 	ModelledRanges Modelled = "ranges"
 	// ModelledSCTP: SCTP is not translated.
 	ModelledSCTP Modelled = "sctp"
@@ -67,7 +67,7 @@ const (
 	// ModelledInside: a client from outside that connects to a cluster IP reaches only the backends
 	// of this node, or none.
 	ModelledInside Modelled = "inside"
-	// ModelledFlows: connections end when their load balancer goes, and not before.
+	// ModelledFlows: connections end when their load balancer is deleted, and not before.
 	ModelledFlows Modelled = "flows"
 )
 

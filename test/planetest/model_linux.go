@@ -175,7 +175,7 @@ type outcome struct {
 	sticky           bool              // each connection that is translated is one of a client that stays with its backend
 }
 
-// arrives adds who answers where a connection arrives.
+// arrives adds the host that answers a connection.
 func (r *run) arrives(o *outcome, from string, s scenario.Shot, m Meeting) {
 	at := m.Backends
 	o.sticky = o.sticky && (m.Sticky || m.By == "")
@@ -300,7 +300,7 @@ func (r *run) otherways(p scenario.Packet, s scenario.Shot, m Meeting, got outco
 	return ""
 }
 
-// ranged reports whether the key's row has source ranges.
+// ranged reports whether the key's frontend has source ranges.
 func (r *run) ranged(k lb.Key) bool {
 	row := r.table.Get(k)
 	return row != nil && len(row.Sources) > 0

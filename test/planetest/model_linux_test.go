@@ -17,7 +17,7 @@ type rows struct {
 	family lb.Family
 	plane  *fake.Plane
 	flaw   string
-	gone   map[lb.Key]*lb.Frontend // what was ever there
+	gone   map[lb.Key]*lb.Frontend // all frontends that ever existed
 }
 
 // Flaws of a model.

@@ -17,7 +17,7 @@ import (
 // mutant is a plane that works, but receives false data.
 type mutant struct {
 	*nftables.Plane
-	row  func(lb.Frontend) *lb.Frontend // nil: the row as it is; it may return nil for no row
+	row  func(lb.Frontend) *lb.Frontend // nil: the frontend unchanged; it may return nil for no frontend
 	set  func(lb.BackendSet) lb.BackendSet
 	node func(lb.Node) lb.Node
 	// forget leaves out changes.
@@ -76,7 +76,7 @@ func (m *mutant) mutate(f *lb.Frontend) *lb.Frontend {
 
 func backendsOf(s lb.BackendSet) []lb.Backend { return slices.Collect(s.Backends.All()) }
 
-// eachRoute makes a row mutation of a route mutation.
+// eachRoute makes a frontend mutation of a route mutation.
 func eachRoute(f func(r *lb.Route)) func(lb.Frontend) *lb.Frontend {
 	return func(g lb.Frontend) *lb.Frontend {
 		for i := range g.Routes {
@@ -209,7 +209,8 @@ func found(t *testing.T, all []*scenario.Scenario, labs *pool, name string, m mu
 	}
 }
 
-// holey is a plane without transactions that takes a row away before it puts the new one in its place.
+// holey is a plane without transactions that removes a frontend before it adds the new one in its
+// place.
 type holey struct{ *nftables.Plane }
 
 func (p holey) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {

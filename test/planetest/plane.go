@@ -11,7 +11,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// Plane is what is proven. One that is an io.Closer is closed when its scenario ends.
+// Plane is the tested plane. One that is an io.Closer is closed when its scenario ends.
 type Plane = engine.Plane
 
 // ResetAll makes the plane hold the whole table: it resets the plane, and applies the postponed

@@ -9,7 +9,8 @@ type Proxied string
 const (
 	// ProxiedAddress: backends see an address of the node as the source, where other modes keep the client's.
 	ProxiedAddress Proxied = "address"
-	// ProxiedRestart: the connections of a plane end with it; sessions of UDP go on, and may meet another backend.
+	// ProxiedRestart: the connections of a plane end with it; sessions of UDP continue, and may
+	// reach another backend.
 	ProxiedRestart Proxied = "restart"
 	// ProxiedAffinity: affinities are lost when the plane ends.
 	ProxiedAffinity Proxied = "affinity"

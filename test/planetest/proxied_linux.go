@@ -17,7 +17,7 @@ func (r *run) otherwise(how Proxied) {
 	r.proxied = append(r.proxied, how)
 }
 
-// balanced reports whether the deciding row, if any, has a route to backends.
+// balanced reports whether the deciding frontend, if any, has a route to backends.
 func (r *run) balanced(shots []scenario.Shot) bool {
 	return len(shots) > 0 && slices.ContainsFunc(shots, func(s scenario.Shot) bool {
 		row := r.table.Get(s.Key)
@@ -69,7 +69,8 @@ func (r *run) origin(want scenario.Origin, a netlab.Reply, shots []scenario.Shot
 	return scenario.Origin{Host: netlab.Node1}
 }
 
-// resets reports whether a connection that is to be refused was reset, though that came after the plane accepted it.
+// resets reports whether a connection that must be refused was reset, even if the plane had
+// accepted it.
 func (r *run) resets(p scenario.Packet, shots []scenario.Shot, err error) bool {
 	if !r.s.Proxied || p.Want.Verdict != scenario.Refused || !errors.Is(err, netlab.ErrReset) || !r.balanced(shots) {
 		return false
@@ -78,8 +79,8 @@ func (r *run) resets(p scenario.Packet, shots []scenario.Shot, err error) bool {
 	return true
 }
 
-// overRestart checks a connection that was opened before the plane that it went through was closed: err is what using it
-// again came to.
+// overRestart checks a connection that was opened before its plane was closed: err is the result of
+// using it again.
 func (r *run) overRestart(p scenario.Packet, c *netlab.Conn, err error) error {
 	r.otherwise(ProxiedRestart)
 	switch udp := c.Proto() == netlab.UDP; {

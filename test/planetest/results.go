@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// What became of a scenario in one family.
+// The results of a scenario in one family.
 const (
 	Passes = "passes"
 	Fails  = "fails"
@@ -30,7 +30,7 @@ func (s Seen) String() string { return s.Date + " at " + s.Commit }
 // MarshalText is String.
 func (s Seen) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the output of MarshalText.
 func (s *Seen) UnmarshalText(text []byte) error {
 	var ok bool
 	if s.Date, s.Commit, ok = strings.Cut(string(text), " at "); !ok {
@@ -49,7 +49,7 @@ type Results struct {
 	Cases  map[string]Result `json:"cases"`              // by scenario
 }
 
-// Result is what became of one scenario.
+// Result is the result of one scenario.
 type Result struct {
 	// Families has Passes, Fails, NotApplicable or NeedsSCTP for "IPv4" and "IPv6".
 	Families map[string]string `json:"families,omitempty"`

@@ -77,7 +77,7 @@ func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
 	return s.Backends.Has(a)
 }
 
-// call is one packet, or one connection, to a row or between strangers.
+// call is one packet, or one connection, to a frontend or between strangers.
 type call struct {
 	from caller
 	shot scenario.Shot
@@ -127,9 +127,9 @@ func (h *history) strangers() (all []*call) {
 	return all
 }
 
-// round sends to all rows, from each caller with a chance of one half, and between strangers. A caller has
-// one connection to a service port at a time, because each decides about the next. One round of three also
-// sends packets that must be dropped, which takes time.
+// round sends to all frontends, from each caller with a probability of one half, and between
+// strangers. A caller has one connection to a service port at a time, because each determines the
+// next. One round of three also sends packets that must be dropped, which takes time.
 func (h *history) round() error {
 	h.forgetEndpoints()
 	waves := [][]*call{h.strangers()}

@@ -35,9 +35,9 @@ type Config struct {
 	// Differs has the intended differences of this mode, by row of docs/behaviour.md, with the
 	// reason. Run skips the scenarios that prove such a row; the page shows the reason.
 	Differs map[string]string
-	// Untouched: packets to service addresses without a row pass unchanged, unlike SV-62, SV-63 and SV-66.
-	// Lines that expect a refusal or a drop then expect an answer of the sink, which proves the difference.
-	// Run does not skip the scenarios of Differs.
+	// Untouched: packets to service addresses without a frontend pass unchanged, unlike SV-62,
+	// SV-63 and SV-66. Lines that expect a refusal or a drop then expect an answer of the sink,
+	// which proves the difference. Run does not skip the scenarios of Differs.
 	Untouched bool
 	// Proxied: connections end at the plane, which opens others to the backends, and tries another
 	// backend if one does not answer. Lines then expect, and so prove, the differences of such a
@@ -61,8 +61,9 @@ type Config struct {
 	// AffinityByEndpoint: each endpoint of a service port remembers its clients, for all sets that have it. A
 	// client that two sets sent to two endpoints may meet either once a set has both.
 	AffinityByEndpoint bool
-	// Holds: the node has the service addresses. Lines then expect, and so prove, that it answers pings and
-	// refuses packets to their ports without a row. Run does not skip the scenarios of Differs.
+	// Holds: the node has the service addresses. Lines then expect, and so prove, that it answers
+	// pings and refuses packets to their ports without a frontend. Run does not skip the scenarios
+	// of Differs.
 	Holds bool
 	// Sockets: the plane serves the sockets of node1 and its pods, which are in a separate cgroup.
 	// Endpoints may see these clients' own addresses where lines expect the node's.
@@ -186,7 +187,7 @@ func (cfg *Config) load(t *testing.T) []*scenario.Scenario {
 	return all
 }
 
-// differs returns the reason why the mode does not keep one of the scenario's rows, or "".
+// differs returns the reason why the mode violates one of the scenario's rows, or "".
 func (s *suite) differs(sc *scenario.Scenario) string {
 	for _, row := range sc.Rows {
 		if why := s.Differs[row]; why != "" {
@@ -341,7 +342,7 @@ func (r *run) failf(format string, args ...any) {
 	r.failures = append(r.failures, r.heading()+fmt.Sprintf(format, args...))
 }
 
-// play goes through the states.
+// play runs the states.
 func (r *run) play() {
 	defer r.end()
 	if err := r.onNode(r.start); err != nil {
@@ -469,7 +470,7 @@ func (r *run) end() {
 	}
 }
 
-// packets runs the lines of a section: all at once, but for what "then" and "wait" part.
+// packets runs the lines of a section: all at once, except where "then" and "wait" separate them.
 func (r *run) packets(lines []scenario.Packet) {
 	if r.model != nil { // it has no time, and answers at once
 		for _, p := range lines {

@@ -66,7 +66,7 @@ type volley struct {
 	// seen counts the answers by host; ports has the ports of each.
 	seen map[string]int
 	n    int  // connections so far
-	late bool // the last of them came when the client's affinity may have been over
+	late bool // the last of them was sent when the client's affinity may have expired
 }
 
 // send makes the connections of a line; sent is false if the line is not for this family.
@@ -145,7 +145,8 @@ func (r *run) unserved(shots []scenario.Shot) bool {
 	return true
 }
 
-// strange reports whether all shots go to service addresses that are not the node's and have no row.
+// strange reports whether all shots go to service addresses that are not the node's and have no
+// frontend.
 func (r *run) strange(shots []scenario.Shot) bool {
 	for _, s := range shots {
 		in := func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) }
@@ -246,7 +247,7 @@ func (v *volley) sticky() error {
 	return nil
 }
 
-// connect makes one connection and checks who answered.
+// connect makes one connection and checks the answer.
 func (v *volley) connect(shot scenario.Shot) error {
 	begin := time.Now()
 	c, err := v.dial(shot, v.r.s.patience)
@@ -438,7 +439,7 @@ func (r *run) moves(p scenario.Packet, c *netlab.Conn) error {
 	}
 }
 
-// explain describes the packets sent, the answers, and the row of the table that should have decided.
+// explain describes the packets sent, the answers, and the frontend that should have decided.
 func (v *volley) explain(err error) error {
 	var b strings.Builder
 	shot := v.shots[0]

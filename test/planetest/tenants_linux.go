@@ -83,7 +83,7 @@ type neighbours struct {
 	problems []string
 }
 
-// honestOnes are the namespaces that are there before tenants come.
+// honestOnes are the namespaces that exist before the tenants.
 const honestOnes = 4
 
 func newNeighbours(t *testing.T, f lb.Family, fresh func(testing.TB) Kernel) *neighbours {
@@ -219,7 +219,8 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	}
 }
 
-// precedes reports whether a Service that comes has the key of an older one: only as an address of a kind that goes before (SV-24).
+// precedes reports whether a new Service has the key of an older one: only as an address of a kind
+// with priority (SV-24).
 func precedes(now, was *lb.Frontend) bool {
 	order := []lb.Kind{lb.ClusterIP, lb.LoadBalancer, lb.ExternalIP}
 	return now != nil && slices.Contains(order, now.Kind) && slices.Index(order, now.Kind) < slices.Index(order, was.Kind)
@@ -342,7 +343,7 @@ func (n *neighbours) held(but string) map[lb.Key]string {
 	return keys
 }
 
-// rows are all that are in force.
+// rows returns all frontends in force.
 func (n *neighbours) rows() map[lb.Key]*lb.Frontend {
 	rows := map[lb.Key]*lb.Frontend{}
 	for f := range n.table.All() {
@@ -400,7 +401,8 @@ func (n *neighbours) claimed(k lb.Key) bool {
 	return k.IsNodePort() && n.table.Get(lb.Key{Addr: n.victims.Node[0], Port: k.Port, Proto: k.Proto}) != nil
 }
 
-// dispatch is the name of a chain in front of its rule: as Services come, rules move between chains that only dispatch.
+// dispatch is the name of a chain in front of its rule: as Services are added, rules move between
+// chains that only dispatch.
 var dispatch = regexp.MustCompile(`^(nat|filter) KUBE-PORTALS-\S+ `)
 
 // branches are sub-chains of the dispatch trees of modes iptables and userspace, and the rules that

@@ -12,7 +12,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// listing is a plane that has its rows as lines. As a row changes hands it loses another one too.
+// listing is a plane that lists its frontends as lines. When a frontend changes its owner the plane
+// loses another one too.
 type listing struct {
 	Plane
 	rows  map[lb.Key]*lb.Frontend

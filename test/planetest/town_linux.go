@@ -172,7 +172,7 @@ func (w *town) settle(lab *field) error {
 	return nil
 }
 
-// caller is who sends: a host, and the address that it sends from if it has several.
+// caller is a sender: a host, and its source address if it has several.
 type caller struct {
 	host  string
 	local netip.Addr

@@ -208,8 +208,9 @@ func (r *run) inquire() {
 	r.inquiry = inquiry{}
 }
 
-// askFew reports whether the plane is queried about one packet of a state, and for differences once. In
-// emulation each answer takes a second where the kernel holds thousands of rows or backends.
+// askFew reports whether the plane is queried about one packet of a state, and for differences
+// once. In emulation each answer takes a second if the kernel holds thousands of frontends or
+// backends.
 func (r *run) askFew() bool {
 	return os.Getenv("PLANETEST_VM") != "" && strings.HasPrefix(r.sc.Name, generatedPrefix)
 }

@@ -92,7 +92,7 @@ type walk struct {
 
 	plane  Plane
 	table  lb.Table
-	at     map[string]lb.Owner // the owners that have rows now
+	at     map[string]lb.Owner // the current owners of frontends
 	recent []string            // the last moves, for a failure
 
 	moved, applies, compared int
@@ -133,7 +133,7 @@ func (w *walk) walk() error {
 	return nil
 }
 
-// move goes to a state: completely or, one time in four, for some of its Services only.
+// move moves to a state: completely or, one time in four, for some of its Services only.
 func (w *walk) move(to state) error {
 	ctx := context.Background()
 	if !to.node.Equal(w.table.Node) {

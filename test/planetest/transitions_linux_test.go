@@ -18,7 +18,7 @@ func TestTransitionsOfFake(t *testing.T) {
 	Transitions(t, Config{New: func(f lb.Family) (Plane, error) { return fake.New(f), nil }})
 }
 
-// forgetful is a plane that, now and then, does not notice that a row went.
+// forgetful is a plane that, at times, does not notice a deleted frontend.
 type forgetful struct{ *fake.Plane }
 
 func (p forgetful) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {

@@ -17,21 +17,22 @@ import (
 
 // Kernel is the state that planes write, with functions to change it from outside.
 type Kernel struct {
-	// New makes a plane over the family's kernel state. Slow makes one that leaves all but a few new rows for
-	// later.
+	// New makes a plane over the family's kernel state. Slow makes one that postpones all but a few
+	// new frontends.
 	New, Slow func(lb.Family) (Plane, error)
 	// Damage changes a plane's kernel state, as another program with the same rights could.
 	Damage func(lb.Family, *rand.Rand) error
 	// Wipe removes everything.
 	Wipe func(lb.Family) error
-	// HealthChecks: the plane writes rules for rows of health checks, which a host firewall would drop (DP-08).
+	// HealthChecks: the plane writes rules for health-check frontends, which a host firewall would
+	// drop (DP-08).
 	HealthChecks bool
 	// Preserves: the plane carries out the annotation preserve-destination.
 	Preserves bool
 	// Balances: the plane itself chooses endpoints, so it writes nothing when only these change.
 	Balances bool
-	// FirstKeeps: an address that is one Service's address and another's endpoint belongs to the first of them
-	// (TN-61). When the first goes, the other may have it.
+	// FirstKeeps: an address that is one Service's address and another's endpoint belongs to the
+	// first of them (TN-61). When the first is deleted, the other may have it.
 	FirstKeeps bool
 	// Told: Drift has a value after Damage. Otherwise only audits find the damage.
 	Told bool
@@ -324,7 +325,7 @@ func healthCheck(endpoints int) []*lb.Frontend {
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
 }
 
-// preserving are the rows of a Service with the annotation preserve-destination.
+// preserving returns the frontends of a Service with the annotation preserve-destination.
 func preserving(fronts []*lb.Frontend) (all []*lb.Frontend) {
 	for _, f := range fronts {
 		g := *f
@@ -393,7 +394,7 @@ func (v *verbs) audit() {
 		}
 		after, err := Dump(v.plane)
 		harmed := err != nil || after != before // emptying an empty set is no damage, and is not reported
-		for harmed && v.Told {                  // a notification may come while the next is on its way
+		for harmed && v.Told {                  // a notification may arrive while the next is on its way
 			select {
 			case <-v.plane.Drift():
 			case <-time.After(time.Minute):

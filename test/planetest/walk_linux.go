@@ -112,8 +112,8 @@ type side struct {
 	w      World
 	plane  Plane
 	table  *lb.Table
-	owed   map[lb.Key]bool // rows to apply
-	lost   bool            // a Reset is to come first
+	owed   map[lb.Key]bool // frontends to apply
+	lost   bool            // a Reset must be first
 	resets int
 }
 

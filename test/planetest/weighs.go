@@ -13,7 +13,7 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// Weighing holds a mode's Weigh against what its plane writes (TN-11).
+// Weighing compares a mode's Weigh with the objects that its plane writes (TN-11).
 type Weighing struct {
 	Family lb.Family
 	Weigh  func(lb.Size) int

@@ -60,9 +60,9 @@ func (w World) ClusterIP(i, first, n int) (lb.Owner, []*lb.Frontend) {
 	return lb.Owner{Name: name}, []*lb.Frontend{f}
 }
 
-// Full is ClusterIP, and with backends it has an address of every other kind too, with the external policy Local: the first
-// backends, local of them, serve who comes from outside, who is dropped without any. The load balancer has source
-// ranges. Affinity lasts for sticky, if that is not 0.
+// Full is ClusterIP, and with backends it also has an address of every other kind, with external
+// policy Local: the first backends, local of them, serve clients from outside, which are dropped
+// without any. The load balancer has source ranges. Affinity lasts for sticky, if that is not 0.
 func (w World) Full(i, first, n, local int, sticky time.Duration) (lb.Owner, []*lb.Frontend) {
 	o, fronts := w.ClusterIP(i, first, n)
 	if n == 0 {

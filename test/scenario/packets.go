@@ -17,7 +17,8 @@ type Verb uint8
 
 // The verbs.
 const (
-	// Send makes connections until it is clear who answers them: "pod1 -> shop/web:http : pod1".
+	// Send makes connections until the answering backends are clear: "pod1 -> shop/web:http :
+	// pod1".
 	Send Verb = iota
 	// Open makes one connection and keeps it: "open a: pod1 -> shop/web:http : pod1".
 	Open
@@ -98,16 +99,16 @@ type Verdict uint8
 const (
 	// Answered: the backends of Outcome answer.
 	Answered Verdict = iota
-	// Refused: an ICMP port unreachable or a TCP reset comes back at once.
+	// Refused: an ICMP port unreachable or a TCP reset arrives at once.
 	Refused
 	// Dropped: no answer.
 	Dropped
 )
 
-// Outcome is what must happen to a line's connections.
+// Outcome is the expected result of a line's connections.
 type Outcome struct {
 	Verdict Verdict
-	// Backends are who may answer; all of them must, unless Sticky.
+	// Backends are those that may answer; all of them must, unless Sticky.
 	Backends []Backend
 	// Sticky: all connections of this line meet the same backend, one of Backends.
 	Sticky bool

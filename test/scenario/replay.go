@@ -11,8 +11,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// A Replay walks through the states of a scenario in one family, as the program would: events are folded into
-// a store, dirty services are resolved, the table is replaced row by row.
+// A Replay steps through the states of a scenario in one family, as the program would: events are
+// folded into a store, dirty Services are resolved, the table is replaced Service by Service.
 type Replay struct {
 	s        *Scenario
 	settings policy.Settings
@@ -20,7 +20,7 @@ type Replay struct {
 	services map[cluster.Name]*cluster.Service
 	table    lb.Table
 	at       int
-	stretch  int32 // what client affinities are multiplied by
+	stretch  int32 // factor of client affinities
 }
 
 // A Step is the transition of a plane from the previous state to one state.
@@ -73,7 +73,7 @@ func (r *Replay) stretched(events []cluster.Event) []cluster.Event {
 	return out
 }
 
-// Next goes to the next state; ok is false after the last, and then Next may not be called again.
+// Next moves to the next state; ok is false after the last, and then Next may not be called again.
 func (r *Replay) Next() (step Step, ok bool, err error) {
 	if r.at == len(r.s.States) {
 		return Step{}, false, nil
@@ -103,7 +103,8 @@ func (r *Replay) Next() (step Step, ok bool, err error) {
 	return step, true, nil
 }
 
-// fold takes in one event and returns what changes in the table. It notes what is refused of the Services concerned.
+// fold folds one event and returns the changes of the table. It records the refusals of the
+// Services concerned.
 func (r *Replay) fold(ev cluster.Event, refused map[cluster.Name][]policy.Refusal) []lb.Change {
 	var out []lb.Change
 	for _, ref := range r.store.Fold(ev).Services {
@@ -167,7 +168,7 @@ func (r *Replay) Fresh() *lb.Table {
 	return t
 }
 
-// Services iterates over the present Services and their rows.
+// Services iterates over the current Services and their frontends.
 func (r *Replay) Services() iter.Seq2[lb.Owner, []*lb.Frontend] {
 	return func(yield func(lb.Owner, []*lb.Frontend) bool) {
 		for _, n := range r.store.Names() {

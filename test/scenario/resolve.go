@@ -16,7 +16,7 @@ type Shot struct {
 	// To is the target; its port is 0 for ICMP.
 	To    netip.AddrPort
 	Proto lb.Proto // 0 for ICMP
-	// Key is the row of the table that decides, if there is one.
+	// Key is the key of the deciding frontend, if there is one.
 	Key lb.Key
 }
 

@@ -83,7 +83,7 @@ func (st *State) prefix() string {
 // A Change is one file that the user applies, or one object that she deletes.
 type Change struct {
 	Line   int    // where its section begins in the scenario file
-	YAML   string // what is applied; "" for a deletion
+	YAML   string // the applied documents; "" for a deletion
 	Delete ObjectRef
 }
 
@@ -116,8 +116,8 @@ func Dir() (string, error) {
 	}
 }
 
-// LoadDir reads all scenarios of a folder, sorted by name. LabFile of that folder is the state of the
-// cluster before any scenario: its objects come first in each one.
+// LoadDir reads all scenarios of a folder, sorted by name. LabFile of that folder is the state of
+// the cluster before any scenario: its objects precede those of each one.
 func LoadDir(dir string) ([]*Scenario, error) {
 	lab, err := os.ReadFile(filepath.Join(dir, LabFile))
 	if err != nil {
@@ -322,9 +322,9 @@ func lines(data string) func(yield func(int, string) bool) {
 	}
 }
 
-// check finds what only the whole file can show.
+// check finds the faults that only the whole file shows.
 func (p *parser) check() {
-	how := map[string]Verb{} // each connection is there: Open or Begin
+	how := map[string]Verb{} // the verb of each connection: Open or Begin
 	for _, st := range p.s.States {
 		for _, pkt := range st.Packets {
 			switch pkt.Verb {

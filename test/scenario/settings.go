@@ -14,7 +14,7 @@ import (
 type Settings struct {
 	// NodeName is this node's name.
 	NodeName string
-	// Policy is what package policy takes, with Family left open.
+	// Policy holds the settings of package policy, without Family.
 	Policy policy.Settings
 	// NodeHolds are extra addresses that node1 has in the lab.
 	NodeHolds []netip.Prefix

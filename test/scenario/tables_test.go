@@ -162,7 +162,8 @@ func rewrite(t *testing.T, file string, got map[string]string) {
 	}
 }
 
-// diff shows two texts line by line: what is in the first alone with -, what is in the second alone with +.
+// diff compares two texts line by line: lines only in the first have -, lines only in the second
+// have +.
 func diff(want, got string) string {
 	a, b := strings.Split(want, "\n"), strings.Split(got, "\n")
 	long := make([][]int, len(a)+1) // long[i][j]: longest common part of a[i:] and b[j:]

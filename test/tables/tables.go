@@ -12,8 +12,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Parse reads a table. Rows and sets may come in any order. Blank lines and lines that begin with "#" are ignored.
-// Each row's Service must begin with the name of its owner.
+// Parse parses a table. Frontends and sets may be in any order. Blank lines and lines that begin
+// with "#" are ignored. Each frontend's Service must begin with the name of its owner.
 func Parse(text string) (*lb.Table, error) {
 	p := parser{sets: map[lb.SetID]*lb.BackendSet{}, backends: map[lb.SetID][]lb.Backend{}}
 	for i, line := range strings.Split(text, "\n") {
@@ -28,7 +28,7 @@ func Parse(text string) (*lb.Table, error) {
 	return t, nil
 }
 
-// parser has what was read. An indented line belongs to the last row or set.
+// parser holds the parsed parts. An indented line belongs to the last frontend or set.
 type parser struct {
 	node     lb.Node
 	rows     []*row
@@ -38,7 +38,7 @@ type parser struct {
 	set      lb.SetID
 }
 
-// row is a line about a frontend. Its sets may come later.
+// row is a line about a frontend. Its sets may follow later.
 type row struct {
 	*lb.Frontend
 	targets []lb.SetID // of each route
@@ -188,7 +188,7 @@ func (p *parser) backend(words []string) error {
 	return nil
 }
 
-// table gives rows their sets, and owners their rows in the order of the text.
+// table gives frontends their sets, and owners their frontends in the order of the text.
 func (p *parser) table() (*lb.Table, error) {
 	for id, s := range p.sets {
 		slices.SortFunc(p.backends[id], lb.Backend.Compare)

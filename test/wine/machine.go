@@ -17,7 +17,7 @@ type TB interface {
 	Fatal(args ...any)
 }
 
-// Where Debian has what its packages wine and wine64 bring.
+// Paths of Debian's packages wine and wine64.
 const (
 	program   = "/usr/lib/wine/wine64"
 	server    = "/usr/lib/wine/wineserver64"
@@ -92,7 +92,7 @@ func (m *Machine) Boot(t TB, start func(*exec.Cmd) error) {
 }
 
 func (m *Machine) boot(t TB, start func(*exec.Cmd) error) error {
-	user := m.Command("cmd.exe") // waits for what is typed
+	user := m.Command("cmd.exe") // waits for input
 	typed, err := user.StdinPipe()
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (m *Machine) boot(t TB, start func(*exec.Cmd) error) error {
 		_ = typed.Close()
 		_ = user.Wait()
 	})
-	if _, err := said.Read(make([]byte, 1)); err != nil { // once it greets, the service control manager is there
+	if _, err := said.Read(make([]byte, 1)); err != nil { // once it prints, the service control manager is running
 		return fmt.Errorf("await the greeting of cmd.exe: %w", err)
 	}
 	for _, args := range [][]string{

@@ -30,7 +30,7 @@ const (
 	yellow = "33"
 )
 
-// Marks before a row.
+// Marks in front of a row.
 const (
 	asSaid    = "✓" // as in packetsFile
 	notAsSaid = "✗"
@@ -79,7 +79,7 @@ func (l *layout) table(entries []entry) []string {
 	return append(lines, l.rows(entries)...)
 }
 
-// rows is table without the headings.
+// rows formats the table without the headings.
 func (l *layout) rows(entries []entry) []string {
 	l.fit(entries)
 	var lines []string
@@ -111,7 +111,7 @@ func (l *layout) rows(entries []entry) []string {
 	return lines
 }
 
-// note is a line about the row above, below who answered.
+// note formats a line about the row above it.
 func (l *layout) note(color, text string) string {
 	indent := 2
 	for _, w := range l.widths[:3] {

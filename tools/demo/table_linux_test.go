@@ -75,7 +75,7 @@ func TestComplaint(t *testing.T) {
 	}
 }
 
-// The log comes in pieces that are no lines.
+// The log arrives in pieces that are not whole lines.
 func TestLogKeepsTheLastLines(t *testing.T) {
 	l := newProxyLog()
 	for range keptLines {

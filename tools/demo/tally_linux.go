@@ -197,7 +197,7 @@ func checkAnswers(want scenario.Outcome, t tally) []string {
 	return slices.Compact(wrong)
 }
 
-// sourceIs reports whether the backend saw whom it should have seen.
+// sourceIs reports whether the backend saw the expected source.
 func sourceIs(want scenario.Origin, a answer) bool {
 	switch {
 	case want.Host == scenario.Same:

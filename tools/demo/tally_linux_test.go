@@ -98,7 +98,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// What counts as a change is who answers and whom they see, not how often.
+// A change is one of the answering backends and their sources, not of the counts.
 func TestOutcomeIgnoresCounts(t *testing.T) {
 	var a, b tally
 	a.add(from("pod1", pod3Addr), nil)

@@ -30,7 +30,8 @@ func (d *demo) watch(ctx context.Context) error {
 
 func clock() string { return time.Now().Format("15:04:05") }
 
-// again measures the rows with few connections, those that look different with many, and prints the changed ones.
+// again measures the rows with few connections, those with differences with many, and prints the
+// changed ones.
 func (d *demo) again(ctx context.Context) error {
 	d.reload()
 	if err := d.field.calibrate(); err != nil {

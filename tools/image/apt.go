@@ -105,7 +105,7 @@ func (a archive) mirror(ctx context.Context, name string) (string, error) {
 	return "", fmt.Errorf("this machine's apt sources have no archive that ends in /%s: name one with %s", name, flag)
 }
 
-// resolve makes a lock of what Debian's index has now. apt checks the index's signature.
+// resolve makes a lock of the versions in Debian's current index. apt checks the index's signature.
 func (a archive) resolve(ctx context.Context, now time.Time) (lock, error) {
 	dir, err := os.MkdirTemp("", "image-lock-")
 	if err != nil {

@@ -25,7 +25,7 @@ type goModule struct {
 	licence       string // in SPDX's notation, or ""
 }
 
-// program is the binary for one platform, and what is in it.
+// program is the binary for one platform, with its contents.
 type program struct {
 	body    []byte
 	golang  string // the version of Go that built it

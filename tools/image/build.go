@@ -186,7 +186,7 @@ func licencesOf(p program, pkgs []debianPackage) string {
 	return conjunction(ids)
 }
 
-// billFile is where the bill of materials of an archive goes.
+// billFile returns the path of an archive's bill of materials.
 func billFile(out string) string { return strings.TrimSuffix(out, ".tar") + ".spdx.json" }
 
 // save writes both files completely, or leaves the existing ones.

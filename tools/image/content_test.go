@@ -210,7 +210,7 @@ func checkBinary(t *testing.T, p readPlatform, arch string) {
 	}
 }
 
-// What modes iptables and ipvs look for, and the extensions that their rules name.
+// The programs for modes iptables and ipvs, and the extensions that their rules name.
 func checkIPTables(t *testing.T, p readPlatform) {
 	t.Helper()
 	names := []string{"usr/sbin/ipset", "etc/os-release", "var/lib/dpkg/status.d/iptables", "usr/share/doc/libc6/copyright"}

@@ -186,7 +186,7 @@ func readTar(r io.Reader) (tree, error) {
 	for tr := tar.NewReader(r); ; {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			_, err := io.Copy(io.Discard, r) // what fills the last block, for who writes it
+			_, err := io.Copy(io.Discard, r) // the padding of the last block, for the writer
 			return t, err
 		}
 		if err != nil {

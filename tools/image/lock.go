@@ -70,7 +70,7 @@ func (l lock) of(arch string) (pins []pin) {
 	return pins
 }
 
-// text is what parseLock reads.
+// text returns the format that parseLock reads.
 func (l lock) text() ([]byte, error) {
 	var b bytes.Buffer
 	lines := json.NewEncoder(&b)

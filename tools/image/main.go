@@ -167,7 +167,7 @@ func sourceDate(epoch, commit string) (time.Time, error) {
 	return time.Unix(seconds, 0).UTC(), nil
 }
 
-// git returns what git prints, or "" where it does not work.
+// git returns the output of git, or "" on failure.
 func git(ctx context.Context, args ...string) string {
 	out, err := exec.CommandContext(ctx, "git", args...).Output()
 	if err != nil {

@@ -46,7 +46,7 @@ func (t tree) layer(when time.Time) (v1.Layer, error) {
 	return tarball.LayerFromOpener(open, tarball.WithCompressionLevel(gzip.BestCompression), tarball.WithCompressedCaching, tarball.WithMediaType(types.OCILayer))
 }
 
-// part is one layer of an image, and what made it.
+// part is one layer of an image, with its creator.
 type part struct {
 	layer v1.Layer
 	by    string
@@ -82,7 +82,7 @@ func indexOf(adds ...mutate.IndexAddendum) v1.ImageIndex {
 // tagged returns the entry of a tag, such as localhost/kube-proxy:v1, for the index of the archive.
 func tagged(name string, index v1.ImageIndex) mutate.IndexAddendum {
 	return mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{Annotations: map[string]string{
-		"io.containerd.image.name":          name, // what ctr image import calls it
+		"io.containerd.image.name":          name, // the name for ctr image import
 		"org.opencontainers.image.ref.name": name[strings.LastIndex(name, ":")+1:],
 	}}}
 }

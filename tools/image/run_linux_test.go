@@ -38,9 +38,9 @@ func TestMain(m *testing.M) {
 
 // container is how kube-proxy is started.
 type container struct {
-	Dir          string          // has the folder rootfs; all else goes here too
+	Dir          string          // has the folder rootfs and all other files
 	Config       v1.Config       // the image's
-	UID          int             // whom it runs as
+	UID          int             // user of the container
 	Capabilities []string        // all that it has
 	Ambient      bool            // they are passed on to a process that is not root, as kubelets cannot
 	Seccomp      json.RawMessage // allowed system calls
@@ -306,11 +306,11 @@ func (l containerLab) run(t *testing.T, c *container, tag, mode string) (said, l
 	cmd := exec.Command(l.demo, "-once", "-connections", "60", "-mode", mode, "-kube-proxy", self, "-lab", fmt.Sprintf("image%d", os.Getpid()), "-shop", "../../docs/examples/shop")
 	cmd.Env = append(os.Environ(), asContainer+"="+string(text))
 	out, err := cmd.CombinedOutput()
-	b, _ := os.ReadFile(filepath.Join(c.Dir, "main", "log")) // not there if it did not come so far
+	b, _ := os.ReadFile(filepath.Join(c.Dir, "main", "log")) // missing if it did not start
 	return string(out), string(b), err
 }
 
-// What `ctr image import` makes of the archive: both tags, with the digests that the archive has, and both start.
+// The result of `ctr image import`: both tags, with the digests in the archive, and both start.
 func (l containerLab) testImported(t *testing.T) {
 	listed := l.containerd.ctr("images", "ls")
 	for tag, top := range l.image.tags() {

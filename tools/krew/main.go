@@ -28,7 +28,7 @@ var platforms = []string{"linux/amd64", "linux/arm64", "darwin/amd64", "darwin/a
 // archive is one entry of the manifest.
 type archive struct{ OS, Arch, File, SHA256, Bin string }
 
-// manifest is what krew reads, by its version v1alpha2.
+// manifest is krew's format, version v1alpha2.
 var manifest = template.Must(template.New("").Parse(`apiVersion: krew.googlecontainertools.github.com/v1alpha2
 kind: Plugin
 metadata:

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Every page is in the contents, once, and all are pages that are there.
+// Every page is in the contents, once, and every entry is an existing page.
 func TestContents(t *testing.T) {
 	docs := os.DirFS("../../docs")
 	_, sections, err := order(docs)

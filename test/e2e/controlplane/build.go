@@ -41,7 +41,7 @@ type Programs struct {
 	Etcd      string
 }
 
-// PodPrograms are the paths of what pods need beside a control plane.
+// PodPrograms are the paths of the programs that pods need beside a control plane.
 type PodPrograms struct {
 	ControllerManager string
 	Kubelet           string

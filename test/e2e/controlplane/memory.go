@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// roomInMemory is what etcd, with its journals of 64 MiB, the programs and the logs need at most.
+// roomInMemory is the most that etcd, with its journals of 64 MiB, the programs and the logs need.
 const roomInMemory = 1 << 30
 
 // MakeDir makes a folder for a control plane: in memory, where no disk slows etcd down, if there is room; a container often has

@@ -79,8 +79,9 @@ func LoadAddr(i, j, n int) netip.Addr {
 // LoadName is the name of the load service number i.
 func LoadName(i int) string { return fmt.Sprintf("load-%06d", i) }
 
-// CreateLoad creates the load services number from … to-1 on port 80 with the given number of endpoints in 100.64.0.0/10 each,
-// on port 8080. Slices come before services, so that a proxy that watches meanwhile sees that order too.
+// CreateLoad creates the load services number from … to-1 on port 80 with the given number of
+// endpoints in 100.64.0.0/10 each, on port 8080. Slices are created before services, so that a
+// watching proxy sees that order too.
 func (c *ControlPlane) CreateLoad(ctx context.Context, from, to, endpoints int) error {
 	return c.Each(ctx, "load services created", to-from, func(ctx context.Context, n int) error {
 		i := from + n

@@ -84,7 +84,7 @@ func Render(release Release, values map[string]any) (objects []*unstructured.Uns
 	if err != nil {
 		return nil, "", err
 	}
-	strict := engine.Engine{Strict: true} // a template that reads what is not there is an error
+	strict := engine.Engine{Strict: true} // a template that reads a missing value is an error
 	files, err := strict.Render(loaded, all)
 	if err != nil {
 		return nil, "", err

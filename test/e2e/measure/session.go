@@ -327,7 +327,8 @@ func (s *Session) OwnShares(ctx context.Context) ([]time.Duration, error) {
 	return took, nil
 }
 
-// Beside changes one endpoint of a load service so many times a second until stop is called, which reports what failed.
+// Beside changes one endpoint of a load service rate times a second until stop is called, which
+// reports failures.
 func (s *Session) Beside(ctx context.Context, rate int) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)

@@ -20,8 +20,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// Hollow is a node whose proxy is an Inspector, with Services and without a kernel. failing has its
-// kernel refuse a row.
+// Hollow is a node whose proxy is an Inspector, with Services and without a kernel. With failing,
+// its kernel refuses a frontend.
 func Hollow(name string, failing bool) Run {
 	store := cluster.NewStore(name)
 	store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: name, Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2")}}})

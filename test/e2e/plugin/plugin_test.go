@@ -29,11 +29,11 @@ import (
 const (
 	hollowNodes = 200
 	kubeletPort = 10250
-	// patience is how long a test waits for what normally takes a second.
+	// patience is the time limit for events that normally take a second.
 	patience = 60 * time.Second
 )
 
-// cluster is what the tests share: a bed with three real proxies and hollow nodes, and the plugin
+// clusterBed is shared by the tests: a bed with three real proxies and hollow nodes, and the plugin
 // on the client.
 type clusterBed struct {
 	*testbed.Bed

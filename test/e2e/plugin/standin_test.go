@@ -114,7 +114,7 @@ func runs(t *testing.T, kubeconfig string) func(args ...string) (int, string) {
 	}
 }
 
-// KC-03, KC-06: nodes that do not answer are lines of the answer; a trace goes to the node of its
+// KC-03, KC-06: the answer has lines for nodes that do not answer; a trace goes to the node of its
 // Pod, with the Pod's address.
 func TestFewNodes(t *testing.T) {
 	k, pods := hollow(3)
@@ -143,7 +143,7 @@ func TestFewNodes(t *testing.T) {
 	}
 }
 
-// KC-07: the page of a node comes through exec, as its commands do.
+// KC-07: the page of a node works through exec, as its commands do.
 func TestPage(t *testing.T) {
 	k, pods := hollow(2)
 	kubeconfig := standIn(t, k, pods)

@@ -33,8 +33,9 @@ func install(t *testing.T, old []*unstructured.Unstructured, more string) []*uns
 	return objects
 }
 
-// The chart's DaemonSet runs in every mode that this kernel has, with the rights that the chart gives it and no more: a container that
-// prepares the node, then one with NET_ADMIN alone, and NET_RAW where programs of iptables need it. A change of values rolls out, and back, while clients go on.
+// The chart's DaemonSet runs in every mode of this kernel, with exactly the rights that the chart
+// gives it: a container that prepares the node, then one with only NET_ADMIN, and NET_RAW if
+// programs of iptables need it. A change of values rolls out, and back, while clients continue.
 func TestChart(t *testing.T) {
 	asLeft(t, testbed.IPTables)
 	addr := web(t)

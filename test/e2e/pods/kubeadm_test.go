@@ -18,7 +18,8 @@ import (
 // registry is the configured image registry of kubeadm.
 const registry = "registry.example"
 
-// kubeadmWrites is what kubeadm 1.36 installs for kube-proxy in a cluster with these pods and this API server.
+// kubeadmWrites returns the objects that kubeadm 1.36 installs for kube-proxy in a cluster with
+// these pods and this API server.
 func kubeadmWrites(t *testing.T, pods, api string) string {
 	t.Helper()
 	kubeadm, err := controlplane.BuildKubeadm(t.Context(), t.Logf)
@@ -30,7 +31,7 @@ func kubeadmWrites(t *testing.T, pods, api string) string {
 	return made
 }
 
-// test/testdata/kubeadm has what kubeadm writes.
+// test/testdata/kubeadm has kubeadm's output.
 func TestKubeadmManifests(t *testing.T) {
 	root, err := controlplane.Root()
 	must(t, err)

@@ -131,7 +131,7 @@ func (n *Node) Import(ctx context.Context, archive string) error {
 	return err
 }
 
-// Log is the end of what containerd and the kubelet have written.
+// Log returns the end of the logs of containerd and the kubelet.
 func (n *Node) Log() string {
 	var b strings.Builder
 	for _, name := range []string{"machine.log", "containerd.log", "kubelet.log"} {

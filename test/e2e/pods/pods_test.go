@@ -29,10 +29,10 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// patience is how long a test waits for what normally takes seconds.
+// patience is the time limit for events that normally take seconds.
 const patience = 60 * time.Second
 
-// image is what `make image` makes, under the name that these tests give it.
+// image is the image of `make image`, under the name in these tests.
 const image = "localhost/kube-proxy"
 
 var (

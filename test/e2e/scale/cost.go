@@ -71,7 +71,7 @@ func (p *Population) quiet(ctx context.Context) (read int64, err error) {
 	return read, err
 }
 
-// settle waits until all nodes have what was written before.
+// settle waits until all nodes have the earlier writes.
 func (h *Harness) settle(ctx context.Context, p *Population) error {
 	addr, err := h.Mark(ctx)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package scale measures what many proxies cost one API server.
+// Package scale measures the cost of many proxies for one API server.
 //
 //	etcd ◀── kube-apiserver ◀─┬── hollow node 1 … N    the product with a data plane in memory
-//	                          ├── informers 1 … N      what upstream's kube-proxy watches
+//	                          ├── informers 1 … N      with the watches of upstream's kube-proxy
 //	                          └── kube-proxy in node1  the real program in nftables mode
 //
 // All hollow nodes run in this process. Each has its own TLS connection and watches. [Costs]

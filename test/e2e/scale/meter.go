@@ -31,7 +31,7 @@ func newMeter(dial dialFunc) *meter {
 	return &meter{dial: dial, start: time.Now(), kinds: map[string]int{}}
 }
 
-// reset forgets requests and dials; bytes and connections go on.
+// reset clears requests and dials; bytes and connections continue.
 func (m *meter) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,8 +145,8 @@ func (c *conn) wait() error {
 	}
 }
 
-// Read reads what arrives while packets pass. Bytes that were under way when the link was cut
-// arrive when it heals, as TCP repeats them.
+// Read reads arriving data while packets pass. Bytes in transit when the link was cut arrive when
+// it heals, as TCP repeats them.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.link.meter.read.Add(int64(n))

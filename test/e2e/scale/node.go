@@ -51,7 +51,7 @@ type node struct {
 	done chan error
 }
 
-// sign is the marker's address and when it came.
+// sign is the marker's address and its time of arrival.
 type sign struct {
 	addr string
 	at   time.Time

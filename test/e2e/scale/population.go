@@ -75,7 +75,8 @@ type Population struct {
 	nodes []*node
 }
 
-// The clients of populations: this product, and client-go's informers on what upstream follows.
+// The clients of populations: this product, and client-go's informers on the resources that
+// upstream watches.
 var Clients = []Client{{"ours", ours}, {"upstream's informers", informing}}
 
 // Client is the program of a node.

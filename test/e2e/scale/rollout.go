@@ -290,7 +290,7 @@ func (p *pods) kill(addrs []string) {
 	}
 }
 
-// use connects from a host to the deployment again and again until ctx ends.
+// use connects repeatedly from a host to the deployment until ctx ends.
 func use(ctx context.Context, bed *testbed.Bed, host string, to netip.AddrPort, rest time.Duration) (
 	connections int, lost []error,
 ) {
@@ -309,7 +309,7 @@ type view struct {
 	process *controlplane.Process
 
 	mu          sync.Mutex
-	first, last map[netip.Addr]time.Time // when a pod's address came, and when it went last
+	first, last map[netip.Addr]time.Time // when a pod's address was added, and when it was removed last
 }
 
 // change is a line of nft's monitor that adds or deletes something which has a pod's address.
@@ -358,8 +358,8 @@ func (v *view) take(line string, now time.Time) {
 	}
 }
 
-// compare returns how long after its readiness each pod came, and how long after its end it went,
-// once all have.
+// compare returns the delays between each pod's readiness and its address, and between its end and
+// the removal, once all are complete.
 func (v *view) compare(ctx context.Context, p *pods) (first, last []time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -379,7 +379,7 @@ func (v *view) compare(ctx context.Context, p *pods) (first, last []time.Duratio
 	}
 }
 
-// behind returns how long after its cause each effect came.
+// behind returns the delay of each effect after its cause.
 func behind(causes, effects map[netip.Addr]time.Time) (took []time.Duration) {
 	for addr, at := range causes {
 		if then := effects[addr]; then.After(at) {

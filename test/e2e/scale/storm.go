@@ -169,7 +169,7 @@ func update(ctx context.Context, h *Harness, _ time.Duration, all []*Population)
 	return nil
 }
 
-// boot starts all nodes while the API server is away, which comes after the outage.
+// boot starts all nodes while the API server is down, which starts after the outage.
 func boot(ctx context.Context, h *Harness, outage time.Duration, all []*Population) error {
 	if err := h.Bed.API.KillAPIServer(); err != nil {
 		return err

@@ -43,7 +43,8 @@ func (b *Bed) Command(ctx context.Context, host, name string, args ...string) (s
 	return out.String(), nil
 }
 
-// Ruleset prints the proxy's tables without what changes by itself (counters, timeouts of dynamic elements).
+// Ruleset prints the proxy's tables without the parts that change by themselves (counters, timeouts
+// of dynamic elements).
 func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 	if b.Mode.Name == IPTables.Name {
 		return b.iptablesRules(ctx)

@@ -1,10 +1,9 @@
-// Command scale prints what many nodes cost one API server, see package scale, as the tables of
-// docs/scale.md. Run it in test/e2e as root:
+// Command scale prints the cost of many nodes for one API server, see package scale, as the tables
+// of docs/scale.md. Run it in test/e2e as root:
 //
 //	go run ./cmd/scale [-nodes 10,50,100 -changes 500] [-storms restart,etcd -storm-nodes 100] [-rollout 5000]
 //
-// PEER names an upstream kube-proxy that passes through the rollout too. Progress goes to standard
-// error.
+// PEER names an upstream kube-proxy to measure in the rollout too. Progress goes to standard error.
 package main
 
 import (
@@ -117,7 +116,7 @@ func roll(ctx context.Context, name, program string, endpoints int, logf func(st
 	return nil
 }
 
-// hollow measures what needs hollow nodes.
+// hollow runs the measurements with hollow nodes.
 func hollow(ctx context.Context, s settings, logf func(string, ...any)) (err error) {
 	bed, err := testbed.New(ctx, testbed.Options{Logf: logf})
 	if err != nil {
