@@ -25,7 +25,7 @@ func (c *portExplainer) choose(format string, args ...any) {
 func (c *portExplainer) why(p *cluster.ServicePort) {
 	switch {
 	case p.Port == 0:
-		c.say("The port has no number, so nobody can ask for it.")
+		c.say("The port has no number, so no client can use it.")
 		return
 	case len(c.port.Rows) == 0:
 		c.say("An earlier port of the Service has the same number and protocol, and only that one counts.")
@@ -188,7 +188,7 @@ func (e *explainer) about() (out []string) {
 // aboutSources adds the allowed clients of the load-balancer addresses (SV-15, SV-16).
 func (e *explainer) aboutSources(say func(string, ...any)) {
 	if len(e.sources) == 0 {
-		say("loadBalancerSourceRanges keep nobody out: they have none of this family, or one of everybody.")
+		say("loadBalancerSourceRanges exclude no client: they have no range of this family, or one of all addresses.")
 		return
 	}
 	var words []string

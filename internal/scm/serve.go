@@ -56,7 +56,7 @@ const (
 var (
 	ErrStopped  = errors.New("the service control manager stops the service")
 	ErrShutdown = errors.New("the machine shuts down")
-	ErrEnded    = errors.New("the service ended though nobody stopped it")
+	ErrEnded    = errors.New("the service ended without a request to stop")
 )
 
 // Serve runs the work, and ends its context when the manager requests it. It returns the error of

@@ -154,7 +154,7 @@ func (s *surroundings) jiffies() (now uint32, tick time.Duration, err error) {
 			return 0, 0, os.NewSyscallError("clock_getres", err)
 		}
 		if s.tick = time.Duration(ts.Nano()); s.tick <= 0 {
-			return 0, 0, errors.New("the kernel does not tell how long a tick of its clock is")
+			return 0, 0, errors.New("the kernel does not report the tick of its clock")
 		}
 	}
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

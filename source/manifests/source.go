@@ -90,8 +90,8 @@ func tryFolder(dir string) error {
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		// The looks at fixed distances remain.
-		s.log.Warn("cannot be told of changed files; they are noticed later", "every", reread, "err", err)
+		// The periodic reads remain.
+		s.log.Warn("cannot watch changed files; polling the folder", "every", reread, "err", err)
 		watcher = &fsnotify.Watcher{}
 	} else {
 		defer watcher.Close()
@@ -150,7 +150,7 @@ func (s *Source) watch(w *fsnotify.Watcher, watched os.FileInfo) os.FileInfo {
 		err = w.Remove(s.cfg.Dir)
 	}
 	if err = errors.Join(err, w.Add(s.cfg.Dir)); err != nil {
-		s.log.Warn("cannot be told of changed files; they are noticed later", "dir", s.cfg.Dir, "every", reread, "err", err)
+		s.log.Warn("cannot watch changed files; polling the folder", "dir", s.cfg.Dir, "every", reread, "err", err)
 		return nil
 	}
 	return info

@@ -90,7 +90,7 @@ func thousandPorts() string {
 // thousandsOfEndpoints has all endpoints answered by node1, which holds the whole range.
 func thousandsOfEndpoints() string {
 	var b strings.Builder
-	b.WriteString("A Service with 5,000 endpoints, of which one leaves, then all but one.\n\nRows: SV-36\n\n" +
+	b.WriteString("A Service with 5,000 endpoints. One leaves, then all but one.\n\nRows: SV-36\n\n" +
 		"-- settings --\nnode-holds: 10.250.0.0/19, fd00:250::/112\n-- cluster.yaml --\n")
 	b.WriteString(service("shop", "web", 1, []string{"{name: http, port: 80}"}))
 	port := []string{"{name: http, port: 8080}"}
@@ -134,7 +134,7 @@ func longestNames() string {
 // manyServices has as many Services as a small cluster, with different numbers of endpoints.
 func manyServices() string {
 	var b strings.Builder
-	b.WriteString("Three hundred Services, of which every third changes and every seventh goes.\n\nRows: SV-12\n\n-- cluster.yaml --\n")
+	b.WriteString("Three hundred Services. Every third changes and every seventh is deleted.\n\nRows: SV-12\n\n-- cluster.yaml --\n")
 	port := []string{"{name: http, port: 8080}"}
 	name := func(i int) string { return fmt.Sprintf("web-%d", i) }
 	put := func(i, eps int) {

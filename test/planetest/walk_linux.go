@@ -370,7 +370,7 @@ func (w *walker) rest(s *side) (quiet bool) {
 	quiet = !s.lost && len(s.owed) == 0
 	for calls, clean, failed := 0, 0, 0; clean < 2; calls++ {
 		if calls > 500 || failed > 10 {
-			w.Fatalf("%s: no end after %d calls, of which %d failed", s.w.Family, calls, failed)
+			w.Fatalf("%s: no end after %d calls, %d of them failed", s.w.Family, calls, failed)
 		}
 		if s.lost || len(s.owed) > 0 {
 			clean = 0
