@@ -38,9 +38,9 @@ func TestTriggerSV35(t *testing.T) {
 		{"the same endpoints with another time stamp", cluster.SliceSet{Slice: at(8, "web-1", "web", "10.0.0.2")}, nil},
 		{"no time stamp", cluster.SliceSet{Slice: at(0, "web-1", "web", "10.0.0.3")}, nil},
 		{"a new slice", cluster.SliceSet{Slice: at(9, "db-1", "db", "10.0.1.1")}, []int64{9}},
-		{"a Service that nobody has", cluster.SliceSet{Slice: at(10, "x-1", "x", "10.0.2.1")}, nil},
+		{"a Service that does not exist", cluster.SliceSet{Slice: at(10, "x-1", "x", "10.0.2.1")}, nil},
 		{"a slice that moves", cluster.SliceSet{Slice: at(11, "db-1", "web", "10.0.1.1")}, []int64{11}},
-		{"a change that a relist tells of", cluster.SlicesListed{Slices: []*cluster.Slice{at(12, "web-1", "web", "10.0.0.4")}}, []int64{12}},
+		{"a change in a relist", cluster.SlicesListed{Slices: []*cluster.Slice{at(12, "web-1", "web", "10.0.0.4")}}, []int64{12}},
 		{"a slice that goes", cluster.SliceGone{Name: name("web-1")}, nil},
 		{"two at once", cluster.Batch{
 			cluster.SliceSet{Slice: at(13, "web-1", "web", "10.0.0.1")}, cluster.SliceSet{Slice: at(14, "db-1", "db", "10.0.0.1")},

@@ -62,7 +62,7 @@ func TestNodeEligibleHT06(t *testing.T) {
 		ev              cluster.Event
 		known, eligible bool
 	}{
-		{"nothing is told", cluster.Batch{}, false, false},
+		{"no report", cluster.Batch{}, false, false},
 		{"another Node", cluster.NodeSet{Node: &cluster.Node{Name: "node-2"}}, false, false},
 		{"the Node", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true, true},
 		{"it leaves", cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Leaving: true}}, true, false},

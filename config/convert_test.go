@@ -74,9 +74,9 @@ func TestConvert(t *testing.T) {
 	}{
 		{name: "nothing is said"},
 		{name: "defaults say nothing", args: "--iptables-masquerade-bit=14 --conntrack-min=131072", file: ""},
-		{name: "what iptables was told, nftables is told", file: head + "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 13, minSyncPeriod: 5s, syncPeriod: 1m}", to: "nftables",
+		{name: "settings of iptables are carried to nftables", file: head + "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 13, minSyncPeriod: 5s, syncPeriod: 1m}", to: "nftables",
 			yaml: "mode: nftables\nnftables:\n  masqueradeAll: true\n  masqueradeBit: 13\n  minSyncPeriod: 5s\n  syncPeriod: 1m0s\nnodePortAddresses:\n- 0.0.0.0/0\n- ::/0\n", says: "{iptables.masqueradeBit nftables.masqueradeBit 13}"},
-		{name: "what ipvs was told stays behind", file: head + "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, minSyncPeriod: 5s}\niptables: {masqueradeAll: true}", to: "iptables",
+		{name: "settings of ipvs are dropped", file: head + "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, minSyncPeriod: 5s}\niptables: {masqueradeAll: true}", to: "iptables",
 			yaml: "iptables:\n  masqueradeAll: true\n  minSyncPeriod: 5s\nmode: iptables\n", says: "{ipvs.scheduler only in ipvs}"},
 		{name: "what nftables did, iptables does", file: head + "mode: nftables", to: "iptables", yaml: "mode: iptables\nnodePortAddresses:\n- primary\n"},
 		{name: "addresses that were asked for stay", file: head + "mode: iptables\nnodePortAddresses: [192.0.2.0/24]", to: "nftables", yaml: "mode: nftables\nnodePortAddresses:\n- 192.0.2.0/24\n"},

@@ -14,7 +14,7 @@ func TestDiff(t *testing.T) {
 	base, err := complete(t, testCase{args: []string{"--proxy-mode=iptables", "--nodeport-addresses=primary"}})
 	must(t, err)
 	if live, restart := Diff("iptables", base, base); len(live)+len(restart) > 0 {
-		t.Errorf("no change is told as %q and %q", live, restart)
+		t.Errorf("no change is reported as %q and %q", live, restart)
 	}
 	values := map[string]string{
 		"mode": "nftables", "bindAddress": "192.0.2.1", "healthzBindAddress": "192.0.2.1:80", "metricsBindAddress": "none",

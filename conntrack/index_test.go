@@ -83,7 +83,7 @@ func TestStale(t *testing.T) {
 				fresh: [][2]string{{"10.96.0.10:54/udp", podA}, {"10.96.0.10:53/tcp", podA}, {"10.96.0.10:53/sctp", podA}},
 			},
 		}, {
-			name:   "DP-51 PN-08 the last backend leaves; what nobody answers would only come back",
+			name:   "DP-51 PN-08 the last backend leaves; unanswered flows would only return",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA))},
 			then:   []lb.Change{set(row(vip, service, lb.Cluster))},
 			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, "10.96.0.10:53"}}},
@@ -161,7 +161,7 @@ func TestStale(t *testing.T) {
 			then: []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row(nodePort, service, lb.Local, podA))},
 			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}, {vip, podB}}, fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
 		}, {
-			name: "PN-04 a key that somebody found in the kernel and took out, without a row ever here",
+			name: "PN-04 a key that the plane removed from the kernel, without a frontend here",
 			then: []lb.Change{remove(vip), remove(nodePort)},
 			want: verdicts{
 				stale: [][2]string{{vip, podA}, {"192.0.2.1:30053/udp", podA}},
@@ -354,11 +354,11 @@ func TestUnsuspicious(t *testing.T) {
 		"the same row":              set(row(vip, service, lb.Cluster, podA)),
 		"the scope of the set":      set(row(vip, service, lb.Local, podA)),
 		"affinity":                  set(affine),
-		"DP-50 it drains beside another that comes": set(serving(row(vip, service, lb.Cluster, podB), podA, podB)),
-		"DP-50 policy Local, and nobody is local":   set(serving(dropping(row(vip, service, lb.Local)), podA)),
-		"one serves that no route may reach":        set(serving(row(vip, service, lb.Cluster, podA), podA, podB)),
-		"TN-82 a TCP row without endpoints":         set(row("10.96.0.10:53/tcp", service, lb.Cluster)),
-		"DP-53 a TCP row goes":                      remove("10.96.0.10:53/tcp"),
+		"DP-50 it drains beside another that comes":   set(serving(row(vip, service, lb.Cluster, podB), podA, podB)),
+		"DP-50 policy Local, without a local backend": set(serving(dropping(row(vip, service, lb.Local)), podA)),
+		"one serves that no route may reach":          set(serving(row(vip, service, lb.Cluster, podA), podA, podB)),
+		"TN-82 a TCP row without endpoints":           set(row("10.96.0.10:53/tcp", service, lb.Cluster)),
+		"DP-53 a TCP row goes":                        remove("10.96.0.10:53/tcp"),
 	} {
 		x := newIndex(nil)
 		x.apply(set(row(vip, service, lb.Cluster, podA)))

@@ -147,7 +147,7 @@ func TestBudgetWalk(t *testing.T) {
 		few.weigh(weighed("a", i, 1+rnd.IntN(100)))
 	}
 	if few.moved > 0 {
-		t.Errorf("%d Services were resolved anew, though all fit", few.moved)
+		t.Errorf("%d Services were resolved again, though all fit", few.moved)
 	}
 	many := newBudgets(4000)
 	for i := range 10_000 { // of them 4000 fit
@@ -156,7 +156,7 @@ func TestBudgetWalk(t *testing.T) {
 	many.moved = 0
 	many.weigh(weighed("a", 1, 11))
 	if many.moved > 12 {
-		t.Errorf("%d Services were resolved anew for a change by 10 objects", many.moved)
+		t.Errorf("%d Services were resolved again for a change by 10 objects", many.moved)
 	}
 }
 

@@ -161,7 +161,7 @@ func TestListIsMarkedBeforeItIsWritten(t *testing.T) {
 		r.run()
 		entries, _ := o.After(0)
 		if len(entries) != 1 || entries[0].Kind != changes.Reset || entries[0].Services != 2*manyTogether || entries[0].Slices != 2*manyTogether {
-			t.Errorf("a list of %d Services is told as %d entries: %+v", len(services), len(entries), entries[:min(3, len(entries))])
+			t.Errorf("a list of %d Services became %d entries: %+v", len(services), len(entries), entries[:min(3, len(entries))])
 		}
 		r.converged()
 	})
@@ -182,7 +182,7 @@ func TestManyAreCounted(t *testing.T) {
 			services, slices = services+e.Services, slices+e.Slices
 		}
 		if len(entries) != 2 || entries[0].Kind != changes.Reset || entries[1].Kind != changes.Loaded || services != 5000 || slices != 5000 {
-			t.Errorf("a list of 5000 Services is told as %d entries, %d Services, %d slices: %+v", len(entries), services, slices, entries[:min(5, len(entries))])
+			t.Errorf("a list of 5000 Services became %d entries, %d Services, %d slices: %+v", len(entries), services, slices, entries[:min(5, len(entries))])
 		}
 		// Changes that arrive during that write are reported one by one.
 		r.plane.Lose(true)
@@ -235,7 +235,7 @@ func TestDriftNodeAndConfigurationAreTold(t *testing.T) {
 		_, o.seen = o.After(0)
 		r.plane.Steal(svcKey(1), true)
 		r.after(time.Second)
-		o.want(t, "somebody removed a row", "node: repaired objects that others had changed: 1 object; rows 1")
+		o.want(t, "another program removed a frontend", "node: repaired objects that others had changed: 1 object; rows 1")
 		for range 50 {
 			r.plane.Steal(svcKey(1), true)
 			r.after(time.Second)

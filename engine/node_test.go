@@ -204,7 +204,7 @@ func TestDriftLog(t *testing.T) {
 			r.after(time.Second)
 		}
 		if s := r.engine.Stats(); s.Mended != 600 {
-			t.Errorf("mended %d, want 600", s.Mended)
+			t.Errorf("repaired %d, want 600", s.Mended)
 		}
 		if n := r.log.Count("mended"); n != 10 || r.log.Count("objects=60\n") != 9 || r.log.Count("objects=1\n") != 1 {
 			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
@@ -254,7 +254,7 @@ func TestStateLostToOthers(t *testing.T) {
 		r.plane.Lose(true) // without frontends the table itself is missing
 		r.run()
 		if s := r.engine.Stats(); s.Mended != 1 || len(audits) != 1 || audits[0].Changes != 1 || audits[0].Err != nil {
-			t.Errorf("%d mended and told %+v after an empty table was removed, want 1", s.Mended, audits)
+			t.Errorf("%d repaired, audits %+v after an empty table was removed, want 1", s.Mended, audits)
 		}
 		r.add(1)
 		r.add(2)
@@ -263,16 +263,16 @@ func TestStateLostToOthers(t *testing.T) {
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 7)})
 		r.after(time.Second)
 		if s := r.engine.Stats(); s.Mended != 1 || len(audits) != 1 {
-			t.Errorf("%d mended and told %+v after a failed write: others did nothing", s.Mended, audits)
+			t.Errorf("%d repaired, audits %+v after a failed write: others did nothing", s.Mended, audits)
 		}
 		r.plane.Lose(true)
 		r.after(time.Second)
 		if s := r.engine.Stats(); s.Mended != 3 || len(audits) != 2 || audits[1].Changes != 2 {
-			t.Errorf("%d mended and told %+v after a table of 2 rows was removed", s.Mended, audits)
+			t.Errorf("%d repaired, audits %+v after a table of 2 rows was removed", s.Mended, audits)
 		}
 		r.after(10 * time.Minute)
 		if s := r.engine.Stats(); s.Mended != 3 || len(audits) != 2 {
-			t.Errorf("%d mended and told %+v though nothing happened since", s.Mended, audits)
+			t.Errorf("%d repaired, audits %+v though nothing happened since", s.Mended, audits)
 		}
 		r.converged()
 	})

@@ -34,7 +34,7 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 		t.Helper()
 		r.after(time.Minute)
 		if got := told(r); got != n {
-			t.Errorf("%s: load balancers are told of %d endpoints, want %d", what, got, n)
+			t.Errorf("%s: load balancers see %d endpoints, want %d", what, got, n)
 		}
 	}
 	bubble(t, nil, func(r *rig) {
@@ -44,9 +44,9 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 		want(r, "none", 0)
 		r.faulty.Refuse(nodePort)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
-		want(r, "two that nobody reaches", 0)
+		want(r, "two unreachable endpoints", 0)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)})
-		want(r, "three that nobody reaches", 0)
+		want(r, "three unreachable endpoints", 0)
 		r.faulty.Heal()
 		want(r, "three", 3)
 		r.converged()

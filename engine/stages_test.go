@@ -78,7 +78,7 @@ func TestStagesMakeNobodyWait(t *testing.T) {
 			t.Errorf("the small row, marked after write 3, came with write %d", n)
 		}
 		if n := came[svcKey(huge)] - began; n != 10 {
-			t.Errorf("the row of ten stages was told with write %d", n)
+			t.Errorf("the frontend of ten stages was reported with write %d", n)
 		}
 		if s := r.engine.Stats(); s.Pending > 0 || s.Failures > 0 {
 			t.Errorf("%+v", s)

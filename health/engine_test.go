@@ -142,7 +142,7 @@ func TestBehindEngineHT16(t *testing.T) {
 	faulty.FailWith(1)
 	tried := faulty.Calls()
 	do(cluster.SliceSet{Slice: slice(false)})
-	eventually(t, "some tries, all of which fail", func() bool { return faulty.Calls() >= tried+3 })
+	eventually(t, "some tries that all fail", func() bool { return faulty.Calls() >= tried+3 })
 	if code := ask(); code != 200 {
 		t.Errorf("the kernel still sends to the endpoint, and the answer is %d", code)
 	}

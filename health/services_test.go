@@ -92,13 +92,13 @@ func TestServiceAnswers(t *testing.T) {
 		healthy bool
 		code, n int
 	}{
-		{"nobody here", 0, -1, true, 503, 0},
+		{"none here", 0, -1, true, 503, 0},
 		{"some here", 3, -1, true, 200, 3},
 		{"some here, but the proxy is not healthy", 3, -1, false, 503, 3},
-		{"nobody, and not healthy", 0, -1, false, 503, 0},
+		{"none, and not healthy", 0, -1, false, 503, 0},
 		{"dual stack: a pod has an address in each family", 2, 2, true, 200, 2},
 		{"dual stack: one of the pods has only IPv6", 1, 2, true, 200, 2},
-		{"dual stack: nobody in IPv6", 1, 0, true, 200, 1},
+		{"dual stack: none in IPv6", 1, 0, true, 200, 1},
 		{"IPv6 alone", -1, 1, true, 200, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {

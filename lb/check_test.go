@@ -89,7 +89,7 @@ func TestCheck(t *testing.T) {
 		{"health check that drops", func(f *lb.Frontend) { *f = *healthCheck(1); f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}} }},
 		{"health check for pods", func(f *lb.Frontend) { *f = *healthCheck(1); f.Routes = []lb.Route{{From: lb.Pods, Do: lb.Accept}} }},
 		{"health check with affinity", func(f *lb.Frontend) { *f = *healthCheck(1); f.Affinity = time.Hour }},
-		{"health check of less than nobody", func(f *lb.Frontend) { *f = *healthCheck(-1) }},
+		{"health check with a negative count", func(f *lb.Frontend) { *f = *healthCheck(-1) }},
 		{"backend twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.1:80") }},
 		{"ports not sorted", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:81", "10.0.0.2:80") }},
 		{"port twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.2:81", "10.0.0.3:80") }},

@@ -98,7 +98,7 @@ func checkExplainedPort(t *testing.T, p policy.ExplainedPort, v cluster.View, wh
 		}
 	}
 	if !serves && len(p.Why) == 0 {
-		t.Fatalf("%s has no backends, and nobody says why\n%s", p.Service, what)
+		t.Fatalf("%s has no backends, and no reason\n%s", p.Service, what)
 	}
 }
 

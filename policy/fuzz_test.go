@@ -191,7 +191,7 @@ func checkServing(f *lb.Frontend, sets map[lb.SetID]*lb.BackendSet) string {
 	routed.Serving = nil
 	for _, r := range f.Routes {
 		if r.To != nil && has(r.To, func(b lb.Backend) bool { return !f.Serves(b.Addr) }) {
-			return "a route goes where nobody serves"
+			return "a route has no serving backend"
 		}
 	}
 	if !has(s, func(b lb.Backend) bool { return !routed.Serves(b.Addr) }) {
@@ -209,7 +209,7 @@ func checkNode(t *testing.T, n lb.Node, s policy.Settings) {
 	checkPrefixes(t, n.Pods.Prefixes, s.Family)
 	checkPrefixes(t, n.ServiceCIDRs, s.Family)
 	if len(n.NodePorts) == 0 && !s.NodePortAddrs.Primary {
-		t.Fatal("NodePorts answer nowhere, and nobody asked for the primary address")
+		t.Fatal("NodePorts answer nowhere, and the primary address is not configured")
 	}
 }
 

@@ -43,7 +43,7 @@ func TestHealthCheckSV21(t *testing.T) {
 			s.endpoints("fd00:1::a local", "fd00:1::b local")
 			ipv6(s)
 		}, "nodeport:32100/tcp shop/web healthcheck endpoints 2"},
-		{"of both families, nobody in this one", func(s *scene) {
+		{"of both families, none in this one", func(s *scene) {
 			s.svc.ClusterIPs = addrs("10.96.0.7", "fd00:96::7")
 			ipv6(s)
 		}, "nodeport:32100/tcp shop/web healthcheck endpoints 0"},
@@ -73,7 +73,7 @@ func TestHealthCheckHT13(t *testing.T) {
 		scene *scene
 		want  int
 	}{
-		{"nobody", newScene(), 0},
+		{"none", newScene(), 0},
 		{"only elsewhere", newScene().endpoints(far), 0},
 		{"here and elsewhere", newScene().endpoints("10.1.1.11 local", "10.1.1.12 local", far), 2},
 		{"not ready", newScene().endpoints("10.1.1.11 local unready", "10.1.1.12 local"), 1},

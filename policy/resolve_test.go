@@ -233,7 +233,7 @@ set shop/web:http/tcp/cluster
 set shop/web:http/tcp/cluster
   10.1.1.11:8080 local
   10.1.2.14:8080`},
-		{"SV-61 sources stay where nobody serves", newScene().loadBalancer("192.0.2.7", "10.0.0.0/8"), "loadbalancer", `
+		{"SV-61 sources stay without a serving backend", newScene().loadBalancer("192.0.2.7", "10.0.0.0/8"), "loadbalancer", `
 192.0.2.7:80/tcp shop/web:http loadbalancer sources 10.0.0.0/8
   anywhere reject`},
 		{"SV-67 no detector: no masquerade of the cluster IP", newScene().with(func(s *scene) { s.settings.ClusterCIDRs = nil }).endpoints(far), "", `

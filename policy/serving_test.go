@@ -55,7 +55,7 @@ set shop/web:http/udp/serving
 set shop/web:http/udp/serving
   10.1.2.14:8080
   10.1.2.15:8080`},
-		{"SV-51 policy Local, nobody local", newScene().endpoints(far).with(func(s *scene) { s.svc.InternalPolicy = cluster.PolicyLocal }), `
+		{"SV-51 policy Local, none local", newScene().endpoints(far).with(func(s *scene) { s.svc.InternalPolicy = cluster.PolicyLocal }), `
 10.96.0.7:80/udp shop/web:http clusterip
   anywhere drop
   serving  shop/web:http/udp/serving
@@ -117,7 +117,7 @@ func TestServingByProtocol(t *testing.T) {
 		s := newScene().endpoints(far, "10.1.2.15 terminating").with(func(s *scene) { overProtocol(s, proto) })
 		for _, f := range policy.Resolve(s.view(), s.settings) {
 			if got := f.Serving != nil; got != want {
-				t.Errorf("%v: what serves is told: %v, want %v", proto, got, want)
+				t.Errorf("%v: has a Serving set: %v, want %v", proto, got, want)
 			}
 		}
 	}

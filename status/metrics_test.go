@@ -474,7 +474,7 @@ func TestComponentMetrics(t *testing.T) {
 	defer api.Close()
 	cfg := kube.Config{Master: api.URL, NodeName: "n1", Log: discard, QPS: 1000, Burst: 1000}
 	if _, err := kube.NodeAnnotation(t.Context(), cfg, "x"); err == nil {
-		t.Error("the API server said no, and nobody noticed")
+		t.Error("the refusal of the API server was not noticed")
 	}
 	source, err := kube.New(cfg)
 	if err != nil {

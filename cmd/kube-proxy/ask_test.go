@@ -144,7 +144,7 @@ func TestAskRunning(t *testing.T) {
 	answers(0, `"differences": []`, "diff", "-o", "json")
 	answers(0, "Service created", "events")
 	if _, out, _ := n.kubeProxy("events"); strings.Contains(out, "no row changed") { // all are of IPv4, or of no family
-		t.Errorf("a Service is told of in a family that it does not have:\n%s", out)
+		t.Errorf("an answer has a Service in a family without addresses:\n%s", out)
 	}
 	answers(0, `"newest":`, "events", "-o", "json")
 	answers(0, "Service created", "events", "shop/web")
@@ -161,7 +161,7 @@ func TestAskRunning(t *testing.T) {
 	answers(0, "spanSeconds", "top", "-o", "yaml")
 	answers(0, "shop/web", "__complete", "why", "")
 	if code, out, _ := n.kubeProxy("__complete", "backends", "shop/w"); code != 0 || !strings.HasPrefix(out, "shop/web\n") {
-		t.Errorf("a shell is told %q", out)
+		t.Errorf("completions %q", out)
 	}
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		code, out, errOut := n.kubeProxy("completion", shell)
@@ -291,7 +291,7 @@ func TestAskWatch(t *testing.T) {
 	n.write("m/good.yaml", good())
 	one.await(regexp.MustCompile("(?s)shop/good +[^\n]*deleted.*shop/good +[^\n]*created"))
 	if strings.Contains(one.log(), "shop/late") {
-		t.Errorf("who watches one Service is told of another:\n%s", one.log())
+		t.Errorf("a watch of one Service reports another:\n%s", one.log())
 	}
 	for _, p := range []*process{events, table, one} {
 		if code := p.end(syscall.SIGINT); code != 0 {

@@ -125,7 +125,7 @@ func TestModeChangeAgain(t *testing.T) {
 	}
 	p.stop()
 	if times := strings.Count(p.log(), "Failed to remove all rules of another mode"); times != 1 {
-		t.Errorf("it is told %d times that they could not:\n%s", times, p.log())
+		t.Errorf("%d reports of the failure:\n%s", times, p.log())
 	}
 }
 

@@ -83,7 +83,7 @@ func TestCompletionByPlace(t *testing.T) {
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 		got := slices.Sorted(slices.Values(lines[:len(lines)-1])) // the last one is the directive
 		if !slices.Equal(got, slices.Sorted(slices.Values(c.want))) {
-			t.Errorf("%s: a shell is told %q, want %q", c.typed, got, c.want)
+			t.Errorf("%s: completions %q, want %q", c.typed, got, c.want)
 		}
 	}
 }

@@ -24,8 +24,8 @@ func TestFallbackServes(t *testing.T) {
 	for _, c := range []struct {
 		name, mode string
 	}{
-		{"iptables is asked for, its programs are missing", "iptables"},
-		{"ipvs is asked for, gives way to iptables, and its programs are missing", "ipvs"},
+		{"iptables is configured, its programs are missing", "iptables"},
+		{"ipvs is configured, falls back to iptables, and its programs are missing", "ipvs"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNodeLab(t)
@@ -114,7 +114,7 @@ func TestFallbackTold(t *testing.T) {
 		case e := <-events:
 			left = slices.DeleteFunc(left, func(s string) bool { return strings.Contains(e, "KubeProxyModeFallback") && strings.Contains(e, s) })
 		case <-end:
-			t.Fatalf("no event tells of %q:\n%s", left, p.log())
+			t.Fatalf("no event reports %q:\n%s", left, p.log())
 		}
 	}
 }

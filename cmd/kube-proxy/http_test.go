@@ -85,7 +85,7 @@ func (n *namespace) refused(addr string) {
 		}
 		conn.Close()
 		if time.Now().After(end) {
-			n.t.Fatalf("somebody listens on %s", addr)
+			n.t.Fatalf("a server listens on %s", addr)
 		}
 	}
 }

@@ -127,7 +127,7 @@ func TestIPVSSettings(t *testing.T) {
 	n.shows("ipvsadm", "-d", "-t", labTarget.String(), "-r", one.at().String())
 	until(t, func() string {
 		if got := n.saved(); !slices.Equal(got, saved) {
-			return "it is not mended:\n" + strings.Join(got, "\n")
+			return "it is not repaired:\n" + strings.Join(got, "\n")
 		}
 		return ""
 	})

@@ -119,7 +119,7 @@ func TestLogReload(t *testing.T) {
 	write(t, config, nftablesFile("logging: {verbosity: 0, vmodule: [{filePattern: families, verbosity: 2}]}\n"))
 	p.await(regexp.MustCompile(`(?s)(Applied the changed configuration.*){3}`))
 	if after := len(wrote.FindAllString(p.log(), -1)); after != before {
-		t.Errorf("at verbosity 0 again %d writes are told, and before %d:\n%s", after, before, p.log())
+		t.Errorf("at verbosity 0 again %d writes are logged, and before %d:\n%s", after, before, p.log())
 	}
 	endpoint("10.0.0.5")
 	for range 1000 {

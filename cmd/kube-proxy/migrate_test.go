@@ -184,6 +184,6 @@ func TestTerminalIsLeftAlone(t *testing.T) {
 		}
 	}
 	if !strings.Contains(errOut.String(), `a\x1b]0;owned`) {
-		t.Errorf("what was there is not said:\n%s", errOut.String())
+		t.Errorf("the kept value is not reported:\n%s", errOut.String())
 	}
 }

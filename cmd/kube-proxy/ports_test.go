@@ -167,6 +167,6 @@ func TestNodeAddressTaken(t *testing.T) {
 	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="evil/taker\S*" note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service"`))
 	p.stop()
 	if strings.Contains(p.log(), "192.0.2.2") {
-		t.Errorf("an address that the node does not have is told:\n%s", p.log())
+		t.Errorf("an address that the node does not have is reported:\n%s", p.log())
 	}
 }

@@ -261,7 +261,7 @@ func combinedFaults() []nodeFault {
 			do: table("chain c { type filter hook forward priority 0; ip daddr 10.1.1.12 drop; };") +
 				"ip route add blackhole 10.1.2.14/32",
 			undo: gone + "ip route del blackhole 10.1.2.14/32", by: ""},
-		{name: "two tables, of which the first one accepts", expect: trace.Dropped, by: "chain late, rule 1",
+		{name: "two tables, the first one accepts", expect: trace.Dropped, by: "chain late, rule 1",
 			do: table("chain early { type filter hook forward priority -5; accept; }; " +
 				"chain late { type filter hook forward priority 5; tcp dport 8080 drop; };"), undo: gone},
 		{name: "nftables accepts, iptables drops", expect: trace.Dropped, by: "FORWARD", modes: "nftables userspace",

@@ -35,7 +35,7 @@ func TestCheck(t *testing.T) {
 			"CF-63 clusterCIDR fd00:1::/48 has no IPv4 network, but the node is IPv4 first"},
 		{"CF-63 cluster CIDR, single-stack host", []func(*setup, *facts){only(lb.IPv6), func(s *setup, _ *facts) { s.Settings.ClusterCIDRs = prefixes("10.1.0.0/16") }},
 			"CF-63 fatal clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 only"},
-		{"CF-63 the same where nobody reads it", []func(*setup, *facts){only(lb.IPv6), func(s *setup, _ *facts) {
+		{"CF-63 the same without a reader", []func(*setup, *facts){only(lb.IPv6), func(s *setup, _ *facts) {
 			s.Settings.ClusterCIDRs, s.Settings.DetectLocal = prefixes("10.1.0.0/16"), policy.InterfaceNamePrefix
 		}}, "CF-63 clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 only"},
 		{"CF-63 a second family does no harm", []func(*setup, *facts){only(lb.IPv6)}, ""},
@@ -62,10 +62,10 @@ func TestCheck(t *testing.T) {
 		}}, "CF-63 ipvs.excludeCIDRs fd00::/8 has no IPv4 network, but the node is IPv4 only\n" +
 			"CF-63 healthzBindAddress [::]:10256 is not an address of IPv4, but the node is IPv4 only\n" +
 			"CF-63 metricsBindAddress [::1]:10249 is not an address of IPv4, but the node is IPv4 only"},
-		{"CF-64 nobody chose", []func(*setup, *facts){func(s *setup, _ *facts) {
+		{"CF-64 not configured", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.NodePortsUnset, s.Settings.NodePortAddrs = true, policy.NodePortAddrs{Prefixes: prefixes("0.0.0.0/0", "::/0")}
 		}}, "CF-64 nodePortAddresses is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own"},
-		{"CF-64 nobody chose, and the mode's default is primary", []func(*setup, *facts){func(s *setup, _ *facts) { s.NodePortsUnset = true }}, ""},
+		{"CF-64 not configured, and the mode's default is primary", []func(*setup, *facts){func(s *setup, _ *facts) { s.NodePortsUnset = true }}, ""},
 		{"CF-64 CF-65 one family of two", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Settings.NodePortAddrs = policy.NodePortAddrs{Prefixes: prefixes("10.0.0.0/8")}
 		}}, "CF-64 nodePortAddresses 10.0.0.0/8 has no IPv6 address: NodePorts answer on every IPv6 address of this machine"},

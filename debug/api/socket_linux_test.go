@@ -184,9 +184,9 @@ func TestSocketCannotBeHad(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ path, says string }{
-		"a file":                       {file, "is not a socket"},
-		"a folder that is a file":      {file + "/a.sock", "not a directory"},
-		"a folder nobody can write to": {"/proc/kube-proxy/a.sock", "no such file or directory"},
+		"a file":                          {file, "is not a socket"},
+		"a folder that is a file":         {file + "/a.sock", "not a directory"},
+		"a folder that is never writable": {"/proc/kube-proxy/a.sock", "no such file or directory"},
 	} {
 		s, log, stop := running(t, NewHandler(about(t, 1)), c.path)
 		until(t, func() string {

@@ -195,7 +195,7 @@ func TestManyDifferences(t *testing.T) {
 				w := newWorld().with(&looker{diffs: [][]trace.Difference{all}})
 				d, err := w.Diff(t.Context())
 				if err != nil || len(d.Differences)+d.More != n {
-					t.Fatalf("%d of %d differences are told, error %v", len(d.Differences)+d.More, n, err)
+					t.Fatalf("%d of %d differences are reported, error %v", len(d.Differences)+d.More, n, err)
 				}
 			})
 		}

@@ -81,7 +81,7 @@ func (r *rig) scrape() map[string]uint64 {
 			r.t.Errorf("%s/%s: %+v", ns, name, t)
 		}
 		if _, twice := got[ns+"/"+name]; twice {
-			r.t.Errorf("%s/%s is told twice", ns, name)
+			r.t.Errorf("%s/%s is reported twice", ns, name)
 		}
 		got[ns+"/"+name] = t.Connections
 	}); !errors.Is(err, r.err) {
@@ -113,7 +113,7 @@ func TestAccount(t *testing.T) {
 	r.want("a third has no series", map[string]uint64{"shop/a": 10, "shop/b": 6, rest: 4})
 	delete(r.counts, mode.CounterID{Row: a})
 	r.add(a, 7)
-	r.want("a counter begins anew", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
+	r.want("a counter restarts", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
 	delete(r.counts, mode.CounterID{Row: a})
 	r.want("a counter goes", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
 	r.add(a, 2)
@@ -129,7 +129,7 @@ func TestAccount(t *testing.T) {
 	r.want("one that lost its series", map[string]uint64{"shop/a": 19, "shop/c": 1000, rest: 5})
 	r.table.Replace(lb.Owner{Name: "shop/c"}, nil)
 	r.add(c, 8)
-	r.want("a Service goes, and its last connections are nobody's", map[string]uint64{"shop/a": 19, rest: 13})
+	r.want("a Service is deleted, and its last connections have no owner", map[string]uint64{"shop/a": 19, rest: 13})
 	nodePort := lb.Key{Port: 30080, Proto: lb.TCP}
 	r.table.Replace(lb.Owner{Name: "shop/d"}, []*lb.Frontend{{Key: nodePort, Service: "shop/d", Kind: lb.NodePort,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
@@ -287,7 +287,7 @@ func TestSeriesAreBounded(t *testing.T) {
 		}
 	}
 	if told != all {
-		t.Errorf("%d connections are told, %d were", told, all)
+		t.Errorf("%d connections are reported, %d were", told, all)
 	}
 	if most := own + rounds*own/10 + 1; len(ever) > most {
 		t.Errorf("%d Services had series, want %d at most", len(ever), most)

@@ -42,7 +42,7 @@ func TestPlan(t *testing.T) {
 		for _, c := range changes {
 			all = append(all, fmt.Sprintf("set sysctl %s from %s to %s", c.Name, c.Have, c.Want))
 			if c.Asks == "" {
-				t.Errorf("%s: nobody asks for it", c.Name)
+				t.Errorf("%s: no setting requests it", c.Name)
 			}
 		}
 		return all

@@ -112,7 +112,7 @@ var cases = []hostCase{
 		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 2147483647\nsys/module/nf_conntrack/parameters/hashsize 536870911"},
 	{name: "CF-40, CF-42: timeouts of 0 leave the kernel's", settings: func(s *Settings) { s.Conntrack = Conntrack{} },
 		files: "proc/self/oom_score_adj -999"},
-	{name: "CF-41, CF-42: all that there is, fractions of a second round up",
+	{name: "CF-41, CF-42: all settings, fractions of a second round up",
 		settings: func(s *Settings) {
 			s.Conntrack = Conntrack{UDP: time.Millisecond, UDPStream: 90500 * time.Millisecond, TCPBeLiberal: true}
 		},
@@ -133,7 +133,7 @@ var cases = []hostCase{
 	{name: "PR-10: the minimum is what asks", readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"}, settings: func(s *Settings) { s.Conntrack.MaxPerCore = 1 },
 		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 65536",
 		errs:  []string{"from 65536 to 131072: ", "asked for by --conntrack-min (conntrack.min)"}},
-	{name: "all that is wrong is told at once", readOnly: []string{"proc"}, settings: func(s *Settings) { s.Mode, s.Conntrack.TCPBeLiberal = ipvs.Mode(), true },
+	{name: "all faults are reported at once", readOnly: []string{"proc"}, settings: func(s *Settings) { s.Mode, s.Conntrack.TCPBeLiberal = ipvs.Mode(), true },
 		files: "sys/module/nf_conntrack/parameters/hashsize 32768",
 		kept:  []string{"nf_conntrack_tcp_timeout_established stays 432000"},
 		// nf_conntrack_max is too small, and a shorter timeout forgets too early.
@@ -161,14 +161,14 @@ var cases = []hostCase{
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 4.0.9"},
 	{name: "DP-30: strictARP", settings: func(s *Settings) { s.Mode, s.Asked.Blocks = ipvs.Mode(), strictARP() },
 		files: usual + ipvsUsual + "proc/sys/net/ipv4/conf/all/arp_ignore 1\nproc/sys/net/ipv4/conf/all/arp_announce 2"},
-	{name: "connections end at the mode userspace: nobody need forward", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 2",
+	{name: "connections end at the mode userspace: no forwarding needed", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 2",
 		settings: func(s *Settings) { s.Mode = userspace.Mode() }, files: usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 1"},
 	{name: "DP-30: strictARP is for ipvs", settings: func(s *Settings) { s.Asked.Blocks = strictARP() }, files: usual},
 	{name: "forwarding is off", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding",
 		settings: func(s *Settings) { s.Mode = iptables.Mode() },
 		files:    usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding",
 		warnings: []string{"net.ipv4.ip_forward: it is 0: IPv4 connections", "net.ipv6.conf.all.forwarding: read sysctl"}},
-	{name: "forwarding is off, and nobody needs it", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding 0",
+	{name: "forwarding is off, and not needed", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding 0",
 		settings: func(s *Settings) { s.IPv4, s.IPv6 = false, false },
 		files:    usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding 0"},
 

@@ -63,7 +63,7 @@ func TestTextIsMet(t *testing.T) {
 			t.Errorf("%q: %s, %q", rule, v, lines)
 		}
 		if met && lines[0] != "-t mangle -A INPUT "+rule {
-			t.Errorf("%q is told as %q", rule, lines[0])
+			t.Errorf("%q is reported as %q", rule, lines[0])
 		}
 	}
 }

@@ -49,7 +49,7 @@ func TestBad(t *testing.T) {
 				t.Errorf("got:\n%s\nwant:\n%s", got, want)
 			}
 			if len(problems) == 0 {
-				t.Error("nothing is told")
+				t.Error("no problem is reported")
 			}
 		})
 	}

@@ -187,6 +187,6 @@ func (s *bystander) remembered(since uint64) {
 	s.do(cluster.ServiceSet{Service: older}, cluster.ServiceSet{Service: contested})
 	s.settle()
 	if s.lost[honestName(aside).String()] == 0 || s.log.lines.Load() == lines {
-		s.errorf("events: %q with %d Services changed at once: nobody tells the stranger that his Service lost an address", s.shape.Name, s.n)
+		s.errorf("events: %q with %d Services changed at once: no report to the stranger that his Service lost an address", s.shape.Name, s.n)
 	}
 }

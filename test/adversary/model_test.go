@@ -182,7 +182,7 @@ func (w *world) change(n int) cost {
 	w.do(cluster.SliceSet{Slice: honestSlice(aside, n, w.family == lb.IPv6)})
 	synctest.Wait()
 	if !w.engine.Stats().Settled {
-		w.errorf("a change of somebody else waits")
+		w.errorf("a change of another tenant waits")
 	}
 	is := w.spent()
 	return cost{is.resolved - was.resolved, is.visited - was.visited, is.offered - was.offered, is.changes - was.changes,

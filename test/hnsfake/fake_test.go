@@ -126,7 +126,7 @@ func TestCaseOfIDs(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	l := s.create(s.balancer(strings.ToLower(s.pod)))
 	if l.ID != strings.ToUpper(l.ID) || l.HostComputeEndpoints[0] != strings.ToLower(s.pod) || s.pod == strings.ToLower(s.pod) {
-		t.Errorf("%s tells of %s", l.ID, l.HostComputeEndpoints[0])
+		t.Errorf("%s has %s", l.ID, l.HostComputeEndpoints[0])
 	}
 	refused(t, "delete an endpoint in use", s.DeleteEndpoint(ctx, strings.ToLower(s.pod)), hns.ErrInUse)
 	l.ID, l.HostComputeEndpoints = strings.ToLower(l.ID), []string{s.remote}
@@ -171,18 +171,18 @@ func TestOneEndpointForAnAddress(t *testing.T) {
 func TestRefusedEndpoints(t *testing.T) {
 	s := setUp(t, hns.Overlay, Everything)
 	for what, change := range map[string]func(*hns.Endpoint){
-		"an ID of ours":          func(e *hns.Endpoint) { e.ID = s.pod },
-		"a namespace":            func(e *hns.Endpoint) { e.HostComputeNamespace = s.pod },
-		"no schema version":      func(e *hns.Endpoint) { e.SchemaVersion = hns.Version{} },
-		"a long name":            func(e *hns.Endpoint) { e.Name = strings.Repeat("n", 256) },
-		"a flag that nobody has": func(e *hns.Endpoint) { e.Flags |= 4 },
-		"no address":             func(e *hns.Endpoint) { e.IPConfigurations = nil },
-		"text for an address":    func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "10.1.2" },
-		"address of everybody":   func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "0.0.0.0" },
-		"loopback":               func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "127.0.0.1" },
-		"multicast":              func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "ff02::1" },
-		"an address of a link":   func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "fe80::1%eth0" },
-		"a long prefix":          func(e *hns.Endpoint) { e.IPConfigurations[0].PrefixLength = 33 },
+		"an ID of ours":        func(e *hns.Endpoint) { e.ID = s.pod },
+		"a namespace":          func(e *hns.Endpoint) { e.HostComputeNamespace = s.pod },
+		"no schema version":    func(e *hns.Endpoint) { e.SchemaVersion = hns.Version{} },
+		"a long name":          func(e *hns.Endpoint) { e.Name = strings.Repeat("n", 256) },
+		"an unknown flag":      func(e *hns.Endpoint) { e.Flags |= 4 },
+		"no address":           func(e *hns.Endpoint) { e.IPConfigurations = nil },
+		"text for an address":  func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "10.1.2" },
+		"address of everybody": func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "0.0.0.0" },
+		"loopback":             func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "127.0.0.1" },
+		"multicast":            func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "ff02::1" },
+		"an address of a link": func(e *hns.Endpoint) { e.IPConfigurations[0].IPAddress = "fe80::1%eth0" },
+		"a long prefix":        func(e *hns.Endpoint) { e.IPConfigurations[0].PrefixLength = 33 },
 		"two of a family": func(e *hns.Endpoint) {
 			e.IPConfigurations = append(e.IPConfigurations, hns.IPConfig{IPAddress: "10.1.2.16"})
 		},
@@ -226,14 +226,14 @@ func TestRefusedLoadBalancers(t *testing.T) {
 			l.FrontendVIPs, l.Flags, l.HostComputeEndpoints = []string{"10.96.0.10", "fd00:10:96::10"}, hns.FlagIPv6, []string{six}
 		},
 		"IPv6 to an endpoint without": func(l *hns.LoadBalancer) { l.FrontendVIPs, l.Flags = []string{"fd00:10:96::10"}, hns.FlagIPv6 },
-		"a flag that nobody has":      func(l *hns.LoadBalancer) { l.Flags = 4 },
+		"an unknown flag":             func(l *hns.LoadBalancer) { l.Flags = 4 },
 		"no port":                     func(l *hns.LoadBalancer) { l.PortMappings = nil },
 		"two ports":                   func(l *hns.LoadBalancer) { l.PortMappings = append(l.PortMappings, l.PortMappings[0]) },
 		"source of another family":    func(l *hns.LoadBalancer) { l.SourceVIP = "fd00:10:1:1::12" },
 		"SCTP":                        mapping(func(m *hns.PortMapping) { m.Protocol = 132 }),
 		"internal port 0":             mapping(func(m *hns.PortMapping) { m.InternalPort = 0 }),
 		"external port 0":             mapping(func(m *hns.PortMapping) { m.ExternalPort = 0 }),
-		"a mapping's flag of nobody":  mapping(func(m *hns.PortMapping) { m.Flags = 32 }),
+		"a mapping's unknown flag":    mapping(func(m *hns.PortMapping) { m.Flags = 32 }),
 		"a multiplexer without DSR":   mapping(func(m *hns.PortMapping) { m.Flags = hns.MappingUseMux }),
 		"preserved without DSR":       mapping(func(m *hns.PortMapping) { m.Flags = hns.MappingPreserveDIP }),
 		"an unknown distribution":     mapping(func(m *hns.PortMapping) { m.DistributionType = 3 }),

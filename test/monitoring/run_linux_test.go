@@ -288,7 +288,7 @@ func TestWithPrometheus(t *testing.T) {
 				t.Fatalf("%v\n%s", err, out)
 			}
 		}
-		expect("somebody empties a map", "KubeProxyDrift")
+		expect("another program empties a map", "KubeProxyDrift")
 		must(t, os.RemoveAll(dirs["node2"]))
 		l.eventually("a folder goes", func() []string {
 			if n, err := l.samples(`kubeproxy_source_connected{instance="172.18.0.3:10249"} == 0`); err != nil || n != 1 {

@@ -95,7 +95,7 @@ func TestHistoryFinds(t *testing.T) {
 			restarted: func(lb.Family) (mutant, string) {
 				return mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = 0; return &g }}, ""
 			}},
-		{name: "mends nothing", idle: true, want: "→"},
+		{name: "repairs nothing", idle: true, want: "→"},
 	} {
 		for _, f := range families {
 			t.Run(c.name+"/"+f.String(), func(t *testing.T) {

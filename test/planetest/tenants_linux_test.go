@@ -72,7 +72,7 @@ func TestTenantsFindsLosses(t *testing.T) {
 		{"a kind that precedes", balanced, false, netip.Addr{}, ""},
 		{"the same kind", external, false, netip.Addr{}, ""},
 		{"the same kind goes to an older one", external, true, netip.Addr{}, "against SV-24"},
-		{"a row of somebody else is lost", balanced, false, w.Addr(10, 2), "no longer: 10.0.0.2:80/tcp"},
+		{"a frontend of another tenant is lost", balanced, false, w.Addr(10, 2), "no longer: 10.0.0.2:80/tcp"},
 		{"another row of the loser is lost", balanced, false, w.Addr(10, 100), "no longer: 10.0.0.100:80/tcp"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

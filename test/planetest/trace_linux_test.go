@@ -47,7 +47,7 @@ func TestWrongAnswersAreFound(t *testing.T) {
 				if !slices.ContainsFunc(failures, func(text string) bool {
 					return strings.Contains(text, ", "+f.String()) && strings.Contains(text, "trace says of ")
 				}) {
-					t.Errorf("%s passes in %s, with a trace that is told %+v: %s", c.scenario, f, c.how, strings.Join(failures, "\n"))
+					t.Errorf("%s passes in %s, with a trace of mode %+v: %s", c.scenario, f, c.how, strings.Join(failures, "\n"))
 				}
 			}
 		})
