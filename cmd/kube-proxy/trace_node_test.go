@@ -561,7 +561,7 @@ func (n *nodeLab) shoot(t *testing.T, f nodeFault) (delivered, rejected, dropped
 }
 
 // TestTraceBridge has a chain on one port of a bridge: it decides if --in names the port, and is named
-// as not evaluated if nobody says which port it is (NT-06).
+// as not evaluated if its port is unknown (NT-06).
 func TestTraceBridge(t *testing.T) {
 	n := newNodeLabWith(t, netlab.Options{Bridge: true})
 	n.mode = "nftables"
