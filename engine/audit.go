@@ -1,12 +1,14 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
 // audits holds the schedule of comparisons with the kernel, and their results.
@@ -16,6 +18,7 @@ type audits struct {
 	drifted bool      // another program may have changed something
 	after   time.Time // not before this is looked at
 	trouble trouble
+	by      string // who changed what, of an audit that did not end yet: see plane.Witness
 	mended  tally
 	// restoring: an audit found that another program removed the plane's state, and no Reset has
 	// restored it yet
@@ -35,18 +38,14 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 		return err
 	})
 	now := time.Now()
-	if n := a.mended.add(w.Changes, now); n > 0 {
-		e.cfg.Log.Warn("others had changed our objects, mended", "objects", n)
-	}
-	if w.Changes > 0 {
-		e.tellMended(w, now)
-	}
+	a.by = cmp.Or(plane.ChangedBy(e.cfg.Plane), a.by)
+	e.mended(w, now)
 	if full {
 		a.next = now.Add(e.auditPeriod())
 	}
 	switch {
 	case err == nil:
-		a.trouble = trouble{}
+		a.trouble, a.by = trouble{}, ""
 		a.drifted, a.after = false, now.Add(driftGap)
 	case e.resets.due:
 		a.restoring = a.restoring || !isPanic(err)
@@ -63,6 +62,21 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	}
 }
 
+// mended tells of what an audit mended.
+func (e *Engine) mended(w *Write, now time.Time) {
+	a := &e.audits
+	if n := a.mended.add(w.Changes, now); n > 0 {
+		args := []any{"objects", n}
+		if a.by != "" {
+			args = append(args, "by", a.by)
+		}
+		e.cfg.Log.Warn("others had changed our objects, mended", args...)
+	}
+	if w.Changes > 0 {
+		e.tellMended(w, now)
+	}
+}
+
 // restored counts and reports the repairs of a Reset that an audit requested. Such an audit found
 // that another program removed all frontends, or so many that single objects were not worth a
 // search. A table without frontends counts as one object.
@@ -73,7 +87,10 @@ func (e *Engine) restored(took time.Duration) {
 	e.audits.restoring = false
 	rows := max(1, e.table.Len())
 	e.stats.update(func(s *Stats) { s.Mended += uint64(rows) })
-	e.written(Write{Verb: "audit", Changes: rows, Took: took})
+	w := Write{Verb: "audit", Changes: rows, Took: took}
+	e.mended(&w, time.Now())
+	e.audits.by = ""
+	e.written(w)
 }
 
 // auditPeriod returns the period of full audits, plus or minus 10 %, so that the nodes of a cluster

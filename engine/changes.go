@@ -93,7 +93,7 @@ func (e *Engine) tellTogether(entry changes.Entry) {
 // tellMended reports an audit that found differences.
 func (e *Engine) tellMended(w *Write, end time.Time) {
 	e.cfg.Changes.Add(changes.Entry{Kind: changes.Mended, Family: e.cfg.Family, Rows: uint32(w.Changes),
-		Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
+		Why: e.audits.by, Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
 }
 
 // tellNodeSet reports that the plane accepted the facts of this machine.

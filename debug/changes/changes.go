@@ -78,7 +78,8 @@ type Entry struct {
 	// Times is how often the same entry occurred in sequence: Done is that of the last, Rows are
 	// those of all.
 	Times uint32
-	// Why is the reason of a Reset or the error, shortened to [maxWhy] bytes; else "".
+	// Why is the reason of a Reset, the error, or who changed what was repaired, shortened to
+	// [maxWhy] bytes; else "".
 	Why string
 	// Endpoints names added and removed endpoints, shortened to [maxWhy] bytes; "" for none.
 	Endpoints string

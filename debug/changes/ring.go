@@ -1,6 +1,7 @@
 package changes
 
 import (
+	"cmp"
 	"hash/maphash"
 	"slices"
 	"strings"
@@ -64,7 +65,7 @@ func (r *Ring) Add(e Entry) {
 	r.seq++
 	e.Seq, e.Times = r.seq, 1
 	if last := &r.slots[b.last].Entry; b.n > 0 && last.repeats(&e) {
-		e.Times, e.Rows, e.Learned = last.Times+1, last.Rows+e.Rows, last.Learned
+		e.Times, e.Rows, e.Learned, e.Why = last.Times+1, last.Rows+e.Rows, last.Learned, cmp.Or(e.Why, last.Why)
 		*last = e
 	} else {
 		i := r.place()
@@ -100,10 +101,11 @@ func (r *Ring) name(family lb.Family, service cluster.Name, endpoints string) {
 	}
 }
 
-// repeats reports whether o repeats e: a program that undoes writes all the time, or a kernel that refuses all, does not fill the ring.
+// repeats reports whether o repeats e: a program that undoes writes all the time, in whatever process, or a
+// kernel that refuses all, does not fill the ring.
 func (e *Entry) repeats(o *Entry) bool {
 	return (o.Kind == Mended || o.Kind == Failed) && e.Kind == o.Kind && e.Family == o.Family && e.Service == o.Service &&
-		e.Key == o.Key && e.Why == o.Why
+		e.Key == o.Key && (e.Why == o.Why || e.Kind == Mended)
 }
 
 // bucketOf returns the bucket of a namespace; tenants cannot predict which namespaces share one.

@@ -97,7 +97,8 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 	r := New(10)
 	first, _ := r.Counts()
 	for i := range 1000 {
-		r.Add(Entry{Kind: Mended, Family: lb.IPv4, Learned: int64(i + 1), Done: int64(i + 2), Rows: 2})
+		r.Add(Entry{Kind: Mended, Family: lb.IPv4, Learned: int64(i + 1), Done: int64(i + 2), Rows: 2,
+			Why: fmt.Sprintf("nft (PID %d) changed the table", i)})
 	}
 	r.Add(Entry{Kind: Mended, Family: lb.IPv6, Rows: 1})
 	entries, _ := r.After(0)
@@ -108,7 +109,7 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 	if e.Times != 1000 || e.Rows != 2000 || e.Learned != 1 || e.Done != 1001 || e.Seq != first+1000 {
 		t.Errorf("merged to %+v", e)
 	}
-	if want := "repaired objects that others had changed: 2000 objects, 1000 times"; e.Words() != want {
+	if want := "repaired objects that others had changed: 2000 objects; nft (PID 999) changed the table, 1000 times"; e.Words() != want {
 		t.Errorf("words %q, want %q", e.Words(), want)
 	}
 }

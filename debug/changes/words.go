@@ -51,6 +51,9 @@ func (e Entry) Words() string {
 		s = "wrote the rest of it" + e.counted()
 	case Mended:
 		s = "repaired objects that others had changed: " + plural.Count(e.Rows, "object", "objects")
+		if e.Why != "" {
+			s += "; " + e.Why
+		}
 	case Failed:
 		s = "not written: " + e.Why
 	}

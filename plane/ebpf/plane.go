@@ -366,6 +366,9 @@ func (p *Plane) audit() (repaired int, err error) {
 	return repaired, errors.Join(err, p.kernel.expire())
 }
 
+// ChangedBy is part of plane.Witness.
+func (p *Plane) ChangedBy() string { return plane.ChangedBy(p.PacketPath) }
+
 // Notices is part of mode.Plane.
 func (p *Plane) Notices() []mode.Notice {
 	all := append(p.PacketPath.Notices(), p.notices...)

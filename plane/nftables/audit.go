@@ -16,6 +16,9 @@ import (
 // Drift has a value when another program changed our table.
 func (p *Plane) Drift() <-chan struct{} { return p.mon.signal }
 
+// ChangedBy is part of plane.Witness.
+func (p *Plane) ChangedBy() string { return p.mon.ChangedBy() }
+
 // Audit repairs changes that other programs made to our table, and returns the number of objects
 // that differed. With full it compares everything, also changes without a notification; of a large
 // table each call compares another part. Otherwise it compares the objects that the kernel's

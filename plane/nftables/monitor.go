@@ -56,14 +56,27 @@ func startMonitor(l *layout, own *wire.Socket) (m *monitor, err error) {
 	for i := range m.defs {
 		m.index[m.defs[i].Name] = setIndex(i)
 	}
-	m.Monitor, err = wire.Watch(own, l.Proto, TableName, m.hear, func() { m.note(func(n *notes) { n.everything = true }) })
+	m.Monitor, err = wire.Watch(own, l.Proto, TableName, m.hear, m.ended, func() {
+		m.note(func(n *notes) { n.everything = true })
+		m.wake()
+	})
 	return m, err
 }
 
 func (m *monitor) note(f func(*notes)) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	f(&m.notes)
-	m.mu.Unlock()
+}
+
+// ended has somebody look at what a transaction did, now that all of it and its writer are known.
+func (m *monitor) ended() {
+	if !m.silent() {
+		m.wake()
+	}
+}
+
+func (m *monitor) wake() {
 	select {
 	case m.signal <- struct{}{}:
 	default:
@@ -104,13 +117,14 @@ func (m *monitor) giveBack(old notes) {
 			}
 		}
 	})
+	m.wake()
 }
 
 // hear sorts one notification into the notes.
 func (m *monitor) hear(typ uint16, body []byte) {
 	switch typ {
 	case unix.NFT_MSG_DELTABLE:
-		m.Missed()
+		m.note(func(n *notes) { n.everything = true })
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
 		m.hearElements(typ == unix.NFT_MSG_NEWSETELEM, body)
 	default:

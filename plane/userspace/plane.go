@@ -187,6 +187,9 @@ func (p *Plane) Pace() int { return p.pace }
 // Drift has a value when another program may have changed the rules or addresses that redirect.
 func (p *Plane) Drift() <-chan struct{} { return p.redirect.Drift() }
 
+// ChangedBy is part of plane.Witness.
+func (p *Plane) ChangedBy() string { return plane.ChangedBy(p.redirect) }
+
 // Probe has the redirector make a write that changes nothing.
 func (p *Plane) Probe(ctx context.Context) error {
 	if err := p.usable(ctx); err != nil {

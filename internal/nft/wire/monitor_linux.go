@@ -1,6 +1,11 @@
 package wire
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlink"
@@ -13,19 +18,47 @@ type Monitor struct {
 	family byte
 	table  string
 	heard  func(typ uint16, body []byte)
+	ended  func()
 	missed func()
 	done   chan struct{}
+
+	touched bool // by the transaction that is being heard
+	mu      sync.Mutex
+	story   story
+}
+
+// story is who changed the table, and what.
+type story struct{ who, what []string }
+
+// Bounds of a story.
+const (
+	mostWriters = 3
+	mostObjects = 4
+)
+
+const theTable = "the table"
+
+// add adds a text to a list that is bounded.
+func add(all []string, text string, most int) []string {
+	switch {
+	case slices.Contains(all, text) || len(all) > most:
+		return all
+	case len(all) == most:
+		text = "more"
+	}
+	return append(all, text)
 }
 
 // Watch starts to listen, in the network namespace of the calling thread, to everything except
-// writes of own. It calls heard with each message (NFT_MSG_*) about the table or its objects, and
-// missed when some were lost; both from one goroutine.
-func Watch(own *Socket, family byte, table string, heard func(typ uint16, body []byte), missed func()) (*Monitor, error) {
+// writes of own. It calls heard with each message (NFT_MSG_*) about the table or its objects, ended
+// after the last one of a transaction, and missed when some were lost; all from one goroutine.
+func Watch(own *Socket, family byte, table string,
+	heard func(typ uint16, body []byte), ended, missed func()) (*Monitor, error) {
 	s, err := Open()
 	if err != nil {
 		return nil, err
 	}
-	m := &Monitor{sock: s, family: family, table: table, heard: heard, missed: missed, done: make(chan struct{})}
+	m := &Monitor{sock: s, family: family, table: table, heard: heard, ended: ended, missed: missed, done: make(chan struct{})}
 	if err = s.ignore(own.port); err == nil {
 		err = m.Listen(true)
 	}
@@ -54,18 +87,71 @@ func (m *Monitor) Close() error {
 	return err
 }
 
-// hear passes on the messages about the table.
+// hear passes on the messages about the table. The message of the new generation ends those of a
+// transaction, and names the process.
 func (m *Monitor) hear(msg netlink.Message) {
-	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < Header || msg.Body[0] != m.family {
+	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < Header {
 		return
 	}
 	body := msg.Body[Header:]
 	switch typ := msg.Type & 0xff; typ {
+	case unix.NFT_MSG_NEWGEN:
+		if m.touched {
+			m.touched = false
+			m.tell(fmt.Sprintf("%s (PID %d)", netlink.CStr(netlink.Attribute(body, unix.NFTA_GEN_PROC_NAME)),
+				netlink.BE32(netlink.Attribute(body, unix.NFTA_GEN_PROC_PID))), "")
+			m.ended()
+		}
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN,
 		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
 		// In all of them attribute 1 is the table.
-		if netlink.CStr(netlink.Attribute(body, 1)) == m.table {
+		if msg.Body[0] == m.family && netlink.CStr(netlink.Attribute(body, 1)) == m.table {
+			m.touched = true
+			m.tell("", objectOf(typ, body))
 			m.heard(typ, body)
 		}
 	}
+}
+
+// objectOf names what a message is about.
+func objectOf(typ uint16, body []byte) string {
+	second := netlink.CStr(netlink.Attribute(body, 2)) // of most the chain or set
+	switch typ {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
+		return theTable
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		return "chain " + netlink.CStr(netlink.Attribute(body, unix.NFTA_CHAIN_NAME))
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		return "rules of chain " + second
+	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
+		return "set " + second
+	}
+	return "elements of set " + second
+}
+
+// tell adds to the story; "" is nothing.
+func (m *Monitor) tell(who, what string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case who != "":
+		m.story.who = add(m.story.who, who, mostWriters)
+	case what == theTable: // with all that it has
+		m.story.what = []string{what}
+	case !slices.Contains(m.story.what, theTable):
+		m.story.what = add(m.story.what, what, mostObjects)
+	}
+}
+
+// ChangedBy is part of plane.Witness: the processes by their names and by their PIDs in the first PID
+// namespace, and the objects.
+func (m *Monitor) ChangedBy() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.story.who) == 0 {
+		return ""
+	}
+	s := strings.Join(m.story.who, ", ") + " changed " + strings.Join(m.story.what, ", ")
+	m.story = story{}
+	return s
 }

@@ -101,6 +101,9 @@ func (c *NFTables) Unguarded() error { return c.unguarded }
 // Drift is part of [Redirector].
 func (c *NFTables) Drift() <-chan struct{} { return c.drift }
 
+// ChangedBy is part of plane.Witness.
+func (c *NFTables) ChangedBy() string { return c.mon.ChangedBy() }
+
 // Close is part of [Redirector].
 func (c *NFTables) Close() error {
 	c.ours.Leave(c.mon)

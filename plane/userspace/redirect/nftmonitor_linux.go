@@ -20,7 +20,7 @@ func startMonitor(proto byte, signal chan<- struct{}, own *wire.Socket) (m *moni
 		m.heard.Store(true)
 		wake(signal)
 	}
-	m.Monitor, err = wire.Watch(own, proto, TableName, func(uint16, []byte) { missed() }, missed)
+	m.Monitor, err = wire.Watch(own, proto, TableName, func(uint16, []byte) { m.heard.Store(true) }, missed, missed)
 	return m, err
 }
 
