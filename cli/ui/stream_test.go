@@ -221,6 +221,8 @@ func TestRates(t *testing.T) {
 	want(map[string][2]float64{"ns/a": {7.25, 0}, "ns/b": {7, 0}}, true, false, "")
 	top.MoreRows, top.Missed, top.AtLeast = 1, 7, true
 	want(map[string][2]float64{"ns/a": {7.25, 0}, "ns/b": {7, 0}}, false, false, "lower bounds")
+	top.AtLeast, top.Counted = false, map[string][2]float64{"ns/a": {9, 0}} // no bytes
+	want(map[string][2]float64{"ns/a": {9, 0}, "ns/b": {7, 0}}, false, false, "")
 	top.AtLeast, top.Note, top.Counted = false, "no counters", map[string][2]float64{"ns/a": {1, 1234},
 		"ns/c": {.5, 99}}
 	want(map[string][2]float64{"ns/a": {7.25, 1234}, "ns/b": {7, 0}, "ns/c": {.5, 99}}, false, true, "no counters")

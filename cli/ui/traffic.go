@@ -18,7 +18,7 @@ const linger = 6 * time.Second
 type rates struct {
 	Services map[string][2]float64 `json:"services"` // by "ns/name"
 	Known    bool                  `json:"known"`    // other Services have none
-	Counted  bool                  `json:"counted"`  // bytes are known
+	Counted  bool                  `json:"counted"`  // the mode counts bytes too
 	Note     string                `json:"note"`     // why nothing is known, or not all
 	at       time.Time
 }
@@ -67,13 +67,14 @@ func (m *meter) run() {
 // rateOf sums the ports of each Service. Counters know connections that conntrack does not see as the
 // Service's, such as those of sockets in mode ebpf.
 func rateOf(t *inspect.Top) rates {
-	r := rates{Services: map[string][2]float64{}, Known: t.MoreRows == 0, Counted: t.Counted != nil, Note: t.Note, at: time.Now()}
+	r := rates{Services: map[string][2]float64{}, Known: t.MoreRows == 0, Note: t.Note, at: time.Now()}
 	for _, s := range t.Services {
 		name := inspect.ParseName(s.Service).String()
 		r.Services[name] = [2]float64{r.Services[name][0] + s.PerSecond}
 	}
 	for name, c := range t.Counted {
 		r.Services[name] = [2]float64{max(c[0], r.Services[name][0]), c[1]}
+		r.Counted = r.Counted || c[1] > 0
 	}
 	if t.AtLeast {
 		r.Note = "lower bounds: the kernel has lost messages"
