@@ -156,13 +156,11 @@ endpoints: [{addresses: [100.64.210.1], nodeName: node1, conditions: {ready: tru
 	}
 	listed(b, "?q=shop/web")
 	until(t, "a Service without traffic has none", func() bool {
-		return cell("shop/web", ".conn") == "0" &&
-			cell("shop/web", ".bytes") == "0 B"
+		return cell("shop/web", ".conn") == "0"
 	})
 	b.load(b.page + "service?name=shop/busy")
 	until(t, "the page of the Service has it", func() bool {
-		return strings.Contains(b.text("#traffic"), " connections/s, ") &&
-			strings.HasSuffix(b.text("#traffic"), " kB/s")
+		return strings.HasSuffix(b.text("#traffic"), " connections/s")
 	})
 	b.clean()
 }
