@@ -58,7 +58,9 @@ export function begin() {
   // clip keeps what a cell says within the height of a row.
   function clip(c, ...what) {
     const box = cell('div', '', 'clip');
-    box.append(...what);
+    const all = cell('span', ''); // the box would stack what it has
+    all.append(...what);
+    box.append(all);
     c.append(box);
     return c;
   }
