@@ -162,6 +162,7 @@ endpoints: [{addresses: [100.64.210.1], nodeName: node1, conditions: {ready: tru
 	until(t, "the page of the Service has it", func() bool {
 		return strings.HasSuffix(b.text("#traffic"), " connections/s")
 	})
+	b.load("about:blank") // the Service goes
 	b.clean()
 }
 
