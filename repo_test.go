@@ -343,6 +343,9 @@ func TestNoRegistryHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		if bytes.IndexByte(content[:min(len(content), 8000)], 0) >= 0 {
+			if bytes.HasPrefix(content, []byte("\x7fELF")) && filepath.Ext(name) != ".o" {
+				t.Errorf("%s is a program: remove it with git rm", name)
+			}
 			continue // a binary
 		}
 		for _, host := range hosts {
