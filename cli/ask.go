@@ -23,8 +23,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// asking is a command that queries a running proxy, or a folder of manifests.
-type asking struct {
+// queryCommand is a command that queries a running proxy, or a folder of manifests.
+type queryCommand struct {
 	name, args, about string // for --help
 	short             string // the line of it in the list of commands
 	more              string // its own flags, examples
@@ -39,16 +39,16 @@ type asking struct {
 	// source: the first of its arguments is where a packet begins.
 	source bool
 	// ask sends one query.
-	ask func(context.Context, *questions, []string) error
+	ask func(context.Context, *queries, []string) error
 	// watch, if set, runs until ctx ends; if nil, ask is called repeatedly.
-	watch func(context.Context, *questions, []string) error
+	watch func(context.Context, *queries, []string) error
 	// merge prints the answers of several nodes, of those that answered, as JSON; if nil, equal
 	// texts are printed once.
 	merge func(out io.Writer, answers []nodeAnswer, wide bool) error
 }
 
-// questions holds the connection and the output format of one call of a command.
-type questions struct {
+// queries holds the connection and the output format of one call of a command.
+type queries struct {
 	client *api.Client
 	out    io.Writer
 	errOut io.Writer
@@ -67,20 +67,20 @@ const askEveryTime = 2 * time.Second
 // askCommands returns the commands that query.
 func (p *program) askCommands() []*cobra.Command {
 	var all []*cobra.Command
-	for _, a := range askings() {
+	for _, a := range queryCommands() {
 		all = append(all, p.ask(a))
 	}
 	return all
 }
 
-func askings() []asking {
-	return []asking{statusAsking(), traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking(), uiAsking(), connectAsking()}
+func queryCommands() []queryCommand {
+	return []queryCommand{statusQuery(), traceQuery(), tableQuery(), backendsQuery(), whyQuery(), diffQuery(), eventsQuery(), topQuery(), uiQuery(), connectQuery()}
 }
 
-func (p *program) ask(a asking) *cobra.Command {
+func (p *program) ask(a queryCommand) *cobra.Command {
 	opts := config.NewOptions(p.modes)
 	opts.Renders = true
-	q := &questions{out: p.out, errOut: p.errOut}
+	q := &queries{out: p.out, errOut: p.errOut}
 	var output string
 	var watch bool
 	cmd := &cobra.Command{
@@ -92,12 +92,12 @@ func (p *program) ask(a asking) *cobra.Command {
 				return err
 			}
 			if q.client, err = askWhom(cmd, opts, p.modes, p.errOut); err != nil {
-				return told(err)
+				return reported(err)
 			}
 			if watch {
-				return told(a.watching(cmd.Context(), q, args))
+				return reported(a.watching(cmd.Context(), q, args))
 			}
-			return told(a.ask(cmd.Context(), q, args))
+			return reported(a.ask(cmd.Context(), q, args))
 		},
 	}
 	opts.AddFlags(cmd.Flags())
@@ -110,7 +110,7 @@ func (p *program) ask(a asking) *cobra.Command {
 }
 
 // checked returns the format of output, after a look at the number of arguments.
-func (a asking) checked(program string, args []string, output string) (string, error) {
+func (a queryCommand) checked(program string, args []string, output string) (string, error) {
 	if len(args) < a.least || len(args) > a.most {
 		return "", fmt.Errorf("want %s %s %s (see %[1]s %[2]s --help)", program, a.name, a.args)
 	}
@@ -121,7 +121,7 @@ func (a asking) checked(program string, args []string, output string) (string, e
 }
 
 // printFlags adds the flags for answers, and those of the command itself.
-func (a asking) printFlags(cmd *cobra.Command, output *string, watch *bool) {
+func (a queryCommand) printFlags(cmd *cobra.Command, output *string, watch *bool) {
 	if !a.serves {
 		cmd.Flags().StringVarP(output, "output", "o", "", "")
 		cmd.Flags().BoolVarP(watch, "watch", "w", false, "")
@@ -136,7 +136,7 @@ func (a asking) printFlags(cmd *cobra.Command, output *string, watch *bool) {
 var askFlags = "      --manifests DIR   answer for the objects in this folder, not for a running proxy\n" +
 	"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + "\n"
 
-func (a asking) help(program, flags string) string {
+func (a queryCommand) help(program, flags string) string {
 	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json and yaml have stable fields for programs; wide shows more columns\n"+
 		"  -w, --watch           repeat until interrupted\n"
 	if a.serves {
@@ -149,7 +149,7 @@ func (a asking) help(program, flags string) string {
 }
 
 // watching queries until ctx ends.
-func (a asking) watching(ctx context.Context, q *questions, args []string) error {
+func (a queryCommand) watching(ctx context.Context, q *queries, args []string) error {
 	if a.watch != nil {
 		return a.watch(ctx, q, args)
 	}
@@ -207,8 +207,8 @@ type asked struct {
 
 func (a asked) Unwrap() error { return a.error }
 
-// told gives a query's error its exit code and text.
-func told(err error) error {
+// reported gives a query's error its exit code and text.
+func reported(err error) error {
 	var p *inspect.Problem
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -233,9 +233,9 @@ func told(err error) error {
 }
 
 // get sends a query, and prints the answer for programs, or calls text to print it for people.
-func get[T any](ctx context.Context, q *questions, question string, params url.Values, text func(*T)) (*T, error) {
+func get[T any](ctx context.Context, q *queries, query string, params url.Values, text func(*T)) (*T, error) {
 	var raw json.RawMessage
-	if err := q.client.Get(ctx, question, params, &raw); err != nil {
+	if err := q.client.Get(ctx, query, params, &raw); err != nil {
 		return nil, err
 	}
 	return show(q, raw, text)
@@ -251,7 +251,7 @@ func decode[T any](raw json.RawMessage) (*T, error) {
 }
 
 // show prints an answer.
-func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
+func show[T any](q *queries, raw json.RawMessage, text func(*T)) (*T, error) {
 	answer, err := decode[T](raw)
 	if err != nil {
 		return nil, err
@@ -265,7 +265,7 @@ func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
 
 // head is the first line of an answer for people: it names the node. An answer that repeats comes after
 // the last one, or on a terminal in its place; the time is as in events.
-func (q *questions) head(node string) {
+func (q *queries) head(node string) {
 	if q.merged {
 		return
 	}
@@ -285,7 +285,7 @@ func (q *questions) head(node string) {
 
 // program prints an answer for programs, with all fields from the proxy; it reports whether that
 // format was requested.
-func (q *questions) program(raw json.RawMessage) (bool, error) {
+func (q *queries) program(raw json.RawMessage) (bool, error) {
 	switch q.format {
 	case "json":
 		e := json.NewEncoder(q.out)

@@ -150,11 +150,11 @@ func findingsText(ink ink, all []preflight.Finding) string {
 			same = 1
 		}
 		last := n+1 == len(all) || all[n+1].ID != f.ID || all[n+1].Severity != f.Severity
-		if same > mostAlike && last {
+		if same > maxAlike && last {
 			fmt.Fprintf(&b, "%sand %s\n", indent,
-				plural.Count(same-mostAlike, "more finding like these", "more findings like these"))
+				plural.Count(same-maxAlike, "more finding like these", "more findings like these"))
 		}
-		if same > mostAlike {
+		if same > maxAlike {
 			continue
 		}
 		seen := f.Seen
@@ -192,5 +192,5 @@ func findingsText(ink ink, all []preflight.Finding) string {
 	return b.String()
 }
 
-// mostAlike is how many findings of one kind and severity people are shown in sequence.
-const mostAlike = 5
+// maxAlike is how many findings of one kind and severity people are shown in sequence.
+const maxAlike = 5

@@ -56,7 +56,7 @@ func completeModes(cmd *cobra.Command, modes mode.List) {
 func oneService(args []string) (service bool, words []string) { return len(args) == 0, nil }
 
 // completes returns the completions of an argument.
-func (a asking) completes(opts *config.Options, modes mode.List) cobra.CompletionFunc {
+func (a queryCommand) completes(opts *config.Options, modes mode.List) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) (offer []string, directive cobra.ShellCompDirective) {
 		directive = cobra.ShellCompDirectiveNoFileComp
 		if a.takes == nil {

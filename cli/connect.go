@@ -8,21 +8,21 @@ import (
 	"kube-proxy/cli/kubectl"
 )
 
-// connectAsking is "kube-proxy connect".
-func connectAsking() asking {
-	return asking{
+// connectQuery is "kube-proxy connect".
+func connectQuery() queryCommand {
+	return queryCommand{
 		name: "connect", serves: true,
 		short: "connect stdin and stdout to the admin socket; for kubectl svcproxy",
 		about: "Connects standard input and output to the admin socket of the proxy, until either side ends. " +
 			"kubectl svcproxy runs it in the proxy's container, " +
 			"with kubectl exec, and so asks the proxy of any node without access to the node. " +
 			"docs/ask.md describes the requests.",
-		ask: func(ctx context.Context, q *questions, _ []string) error { return q.carry(ctx, os.Stdin) },
+		ask: func(ctx context.Context, q *queries, _ []string) error { return q.carry(ctx, os.Stdin) },
 	}
 }
 
 // carry connects in and the output to the admin socket, until one side ends.
-func (q *questions) carry(ctx context.Context, in io.Reader) error {
+func (q *queries) carry(ctx context.Context, in io.Reader) error {
 	conn, err := q.client.Connect(ctx)
 	if err != nil {
 		return err

@@ -16,17 +16,17 @@ import (
 	"kube-proxy/lb"
 )
 
-// diffAsking is "kube-proxy diff".
-func diffAsking() asking {
-	return asking{
+// diffQuery is "kube-proxy diff".
+func diffQuery() queryCommand {
+	return queryCommand{
 		name: "diff", most: 0,
 		short: "differences between the kernel and the table",
 		about: "Compares the kernel with the desired table and lists the differences: what other programs changed, and what the kernel did not accept. " +
 			"Differences are checked again before they are reported, because a write in progress differs for a moment.",
-		ask: func(ctx context.Context, q *questions, _ []string) error {
+		ask: func(ctx context.Context, q *queries, _ []string) error {
 			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) {
 				q.head(d.Node)
-				most := mostDiffers
+				most := maxDiffers
 				if q.format == "wide" {
 					most = len(d.Differences)
 				}
@@ -45,8 +45,8 @@ func diffAsking() asking {
 	}
 }
 
-// mostDiffers is how many differences people are shown, without -o wide.
-const mostDiffers = 50
+// maxDiffers is how many differences people are shown, without -o wide.
+const maxDiffers = 50
 
 func diffText(out io.Writer, d *inspect.Diff, most int) {
 	shown := d.Differences[:min(len(d.Differences), most)]
@@ -80,23 +80,23 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 	}
 }
 
-// eventsAsking is "kube-proxy events".
-func eventsAsking() asking {
-	return asking{
+// eventsQuery is "kube-proxy events".
+func eventsQuery() queryCommand {
+	return queryCommand{
 		name: "events", args: "[SERVICE]", most: 1, takes: oneService,
 		short: "recent changes and their latency",
 		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect here, and how long that took since the API had it and " +
 			"since this proxy learned of it.",
 		more:  "\n  kube-proxy events shop/web --watch\n",
 		merge: mergeEvents,
-		ask: func(ctx context.Context, q *questions, args []string) error {
+		ask: func(ctx context.Context, q *queries, args []string) error {
 			_, err := q.events(ctx, args, nil)
 			return err
 		},
-		watch: func(ctx context.Context, q *questions, args []string) error {
-			told, err := q.events(ctx, args, nil)
+		watch: func(ctx context.Context, q *queries, args []string) error {
+			reported, err := q.events(ctx, args, nil)
 			for err == nil && ctx.Err() == nil {
-				told, err = q.events(ctx, args, told)
+				reported, err = q.events(ctx, args, reported)
 			}
 			return err
 		},
@@ -107,7 +107,7 @@ func eventsAsking() asking {
 const eventsWait = 30 * time.Second
 
 // events prints the changes after the last printed one, nil for none yet, and returns the new last one.
-func (q *questions) events(ctx context.Context, args []string, last *inspect.Changes) (*inspect.Changes, error) {
+func (q *queries) events(ctx context.Context, args []string, last *inspect.Changes) (*inspect.Changes, error) {
 	params := url.Values{}
 	if len(args) > 0 {
 		params.Set("service", args[0])
@@ -140,7 +140,7 @@ func (q *questions) events(ctx context.Context, args []string, last *inspect.Cha
 	return all, nil
 }
 
-func (q *questions) eventsText(changes []inspect.Change, head bool) {
+func (q *queries) eventsText(changes []inspect.Change, head bool) {
 	var lines [][]string
 	if head {
 		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "ROWS", "SINCE API", "SINCE LEARNED", "WHAT"})
@@ -173,22 +173,22 @@ func took(ms *float64) string {
 	return fmt.Sprintf("%.1fms", *ms)
 }
 
-// topAsking is "kube-proxy top".
-func topAsking() asking {
-	return asking{
+// topQuery is "kube-proxy top".
+func topQuery() queryCommand {
+	return queryCommand{
 		name:  "top",
 		short: "Services by connections per second",
 		about: "Prints the Services with new connections in one second, busiest first; with --watch every second, with totals since the start. -o wide " +
 			"lists addresses separately. Connections are counted only while it runs; it says so if the kernel lost some.",
 		merge: mergeTops,
-		ask:   func(ctx context.Context, q *questions, _ []string) error { return q.top(ctx, false) },
-		watch: func(ctx context.Context, q *questions, _ []string) error {
+		ask:   func(ctx context.Context, q *queries, _ []string) error { return q.top(ctx, false) },
+		watch: func(ctx context.Context, q *queries, _ []string) error {
 			return q.top(ctx, true)
 		},
 	}
 }
 
-func (q *questions) top(ctx context.Context, again bool) error {
+func (q *queries) top(ctx context.Context, again bool) error {
 	var failed error
 	q.repeats = again
 	err := q.client.Each(ctx, "top", nil, func(raw json.RawMessage) bool {
@@ -201,10 +201,10 @@ func (q *questions) top(ctx context.Context, again bool) error {
 	return errors.Join(err, failed)
 }
 
-// mostTop is how many lines people are shown.
-const mostTop = 40
+// maxTop is how many lines people are shown.
+const maxTop = 40
 
-func (q *questions) topText(t *inspect.Top) {
+func (q *queries) topText(t *inspect.Top) {
 	lines := [][]string{{"SERVICE", "PER SECOND", "TOTAL"}}
 	of := t.Services
 	if q.format == "wide" {
@@ -214,7 +214,7 @@ func (q *questions) topText(t *inspect.Top) {
 	if t.AtLeast {
 		least = "at least "
 	}
-	for _, s := range of[:min(len(of), mostTop)] {
+	for _, s := range of[:min(len(of), maxTop)] {
 		line := []string{s.Service}
 		if q.format == "wide" {
 			line = append(line, s.Key, s.Family)
@@ -226,7 +226,7 @@ func (q *questions) topText(t *inspect.Top) {
 	} else {
 		columns(q.out, lines)
 	}
-	if more := len(of) - mostTop; more > 0 {
+	if more := len(of) - maxTop; more > 0 {
 		fmt.Fprintf(q.out, "and %d more\n", more)
 	}
 	if t.Missed > 0 {

@@ -21,7 +21,7 @@ import (
 )
 
 // merge prints the answers of all nodes as one, missing ones first. Its error has the exit code.
-func (p *plugin) merge(a asking, answers []nodeAnswer, format string) error {
+func (p *plugin) merge(a queryCommand, answers []nodeAnswer, format string) error {
 	var there, missing []nodeAnswer
 	found := false
 	for _, n := range answers {
@@ -104,7 +104,7 @@ func answersForPrograms(out io.Writer, answers []nodeAnswer, format string) erro
 
 // reason is why a node has not answered, without the words that all such errors begin with.
 func reason(err error) string {
-	text := strings.TrimPrefix(told(err).Error(), api.ErrNotAsked.Error()+": ")
+	text := strings.TrimPrefix(reported(err).Error(), api.ErrNotAsked.Error()+": ")
 	if at, why, found := strings.Cut(text, ": "); found && strings.HasPrefix(at, "pod ") {
 		text = why
 	}
@@ -227,12 +227,12 @@ func mergeTops(out io.Writer, answers []nodeAnswer, _ bool) error {
 		return nil
 	}
 	lines := [][]string{{"SERVICE", "PER SECOND", "NODES", "BUSIEST NODE"}}
-	for _, s := range sums[:min(len(sums), mostTop)] {
+	for _, s := range sums[:min(len(sums), maxTop)] {
 		lines = append(lines, []string{s.Service, fmt.Sprintf("%.1f", s.PerSecond), strconv.Itoa(s.nodes),
 			fmt.Sprintf("%s (%.1f)", s.busiest, s.most)})
 	}
 	columns(out, lines)
-	if more := len(sums) - mostTop; more > 0 {
+	if more := len(sums) - maxTop; more > 0 {
 		fmt.Fprintf(out, "and %d more\n", more)
 	}
 	if missed > 0 {
@@ -241,8 +241,8 @@ func mergeTops(out io.Writer, answers []nodeAnswer, _ bool) error {
 	return nil
 }
 
-// mostEvents is how many changes of a cluster are shown.
-const mostEvents = 100
+// maxEvents is how many changes of a cluster are shown.
+const maxEvents = 100
 
 // mergeEvents merges equal changes on several nodes, and names the slowest node.
 func mergeEvents(out io.Writer, answers []nodeAnswer, wide bool) error {
@@ -285,7 +285,7 @@ func mergeEvents(out io.Writer, answers []nodeAnswer, wide bool) error {
 		fmt.Fprintln(out, "nothing has changed")
 		return nil
 	}
-	if more := len(changes) - mostEvents; more > 0 && !wide {
+	if more := len(changes) - maxEvents; more > 0 && !wide {
 		fmt.Fprintf(out, "%s; -o wide shows all\n", plural.Count(more, "older change", "older changes"))
 		changes = changes[more:]
 	}
@@ -421,7 +421,7 @@ func nextCommand(next, node string) string {
 	if len(words) < 2 || words[0] != "kube-proxy" {
 		return next
 	}
-	if slices.ContainsFunc(askings(), func(a asking) bool { return a.name == words[1] }) {
+	if slices.ContainsFunc(queryCommands(), func(a queryCommand) bool { return a.name == words[1] }) {
 		return PluginName + strings.TrimPrefix(next, "kube-proxy") + " --node " + node
 	}
 	return next + ", on node " + node

@@ -113,7 +113,7 @@ func filled(node string, o manifests.Objects) *cluster.Store {
 
 // desired is the table of all services in the store, the keys that more than one of them claims, and which addresses are
 // not served.
-func desired(store *cluster.Store, budget *engine.Budget) (*lb.Table, []lb.Contest, []string) {
+func desired(store *cluster.Store, budget *engine.Budget) (*lb.Table, []lb.Conflict, []string) {
 	table := &lb.Table{Node: policy.ResolveNode(store.Facts(), budget.Settings(cluster.Name{}))}
 	names := store.Names()
 	for _, name := range names {
@@ -130,10 +130,10 @@ func desired(store *cluster.Store, budget *engine.Budget) (*lb.Table, []lb.Conte
 		}
 		table.Replace(lb.Owner{Name: name.String(), Created: v.Service.Created}, policy.Resolve(v, s))
 	}
-	var contests []lb.Contest
+	var conflicts []lb.Conflict
 	for f := range table.All() {
-		contests = append(contests, table.Contests(f.Key)...)
+		conflicts = append(conflicts, table.Conflicts(f.Key)...)
 	}
-	slices.SortFunc(contests, func(a, b lb.Contest) int { return cmp.Or(a.Key.Compare(b.Key), a.Loser.Compare(b.Loser)) })
-	return table, contests, refused
+	slices.SortFunc(conflicts, func(a, b lb.Conflict) int { return cmp.Or(a.Key.Compare(b.Key), a.Loser.Compare(b.Loser)) })
+	return table, conflicts, refused
 }

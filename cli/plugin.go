@@ -63,8 +63,8 @@ func NewPlugin(out, errOut io.Writer, commandLine []string) *cobra.Command {
 	root.PersistentFlags().StringVar(&p.node, "node", "", "")
 	root.PersistentFlags().DurationVar(&p.timeout, "timeout", nodeTimeout, "")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
-	for _, a := range askings() {
-		if a.name != connectAsking().name {
+	for _, a := range queryCommands() {
+		if a.name != connectQuery().name {
 			root.AddCommand(p.command(a))
 		}
 	}
@@ -106,7 +106,7 @@ Rights: list pods and create pods/exec (before Kubernetes 1.35 also get pods/exe
 namespace; for trace from a Pod, get pods in its namespace. docs/kubectl.md has the Role.
 `
 
-func (p *plugin) command(a asking) *cobra.Command {
+func (p *plugin) command(a queryCommand) *cobra.Command {
 	var output string
 	var watch bool
 	cmd := &cobra.Command{Use: a.name, Short: a.short, Args: cobra.ArbitraryArgs}
@@ -115,7 +115,7 @@ func (p *plugin) command(a asking) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return told(p.run(cmd.Context(), a, args, format, watch))
+		return reported(p.run(cmd.Context(), a, args, format, watch))
 	}
 	a.printFlags(cmd, &output, &watch)
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, a.help(PluginName, pluginFlags)) })
@@ -124,7 +124,7 @@ func (p *plugin) command(a asking) *cobra.Command {
 }
 
 // run queries the node of the command line, or all nodes.
-func (p *plugin) run(ctx context.Context, a asking, args []string, format string, watch bool) error {
+func (p *plugin) run(ctx context.Context, a queryCommand, args []string, format string, watch bool) error {
 	c, err := kubectl.Connect(&p.flags)
 	if err != nil {
 		return asked{err, ExitNotAsked}
@@ -156,7 +156,7 @@ func (p *plugin) run(ctx context.Context, a asking, args []string, format string
 		if node == "" {
 			fmt.Fprintf(p.errOut, "%s: note: asking node %s; --node NODE chooses another\n", PluginName, proxy.Node)
 		}
-		q := &questions{client: client(c, proxy), out: p.out, errOut: p.errOut, format: format}
+		q := &queries{client: client(c, proxy), out: p.out, errOut: p.errOut, format: format}
 		return askFrom(from, args, func() error {
 			if watch {
 				return a.watching(ctx, q, args)
@@ -257,7 +257,7 @@ type nodeAnswer struct {
 // askAll queries all proxies, some at a time, and returns an answer for each. If ctx ends, the rest
 // get its error.
 func (p *plugin) askAll(ctx context.Context, c *kubectl.Cluster, proxies []kubectl.Proxy,
-	a asking, args []string, format string) []nodeAnswer {
+	a queryCommand, args []string, format string) []nodeAnswer {
 	if a.merge != nil || format == "yaml" {
 		format = "json"
 	}
@@ -283,7 +283,7 @@ func (p *plugin) askAll(ctx context.Context, c *kubectl.Cluster, proxies []kubec
 	return answers
 }
 
-func (p *plugin) askOne(ctx context.Context, client *api.Client, a asking, args []string, format string) nodeAnswer {
+func (p *plugin) askOne(ctx context.Context, client *api.Client, a queryCommand, args []string, format string) nodeAnswer {
 	if ctx.Err() != nil {
 		return nodeAnswer{err: errors.New("not asked: interrupted")}
 	}
@@ -291,7 +291,7 @@ func (p *plugin) askOne(ctx context.Context, client *api.Client, a asking, args 
 	defer cancel()
 	var out bytes.Buffer
 	var code exitCode
-	err := a.ask(limited, &questions{client: client, out: &out, errOut: io.Discard, format: format, merged: true}, args)
+	err := a.ask(limited, &queries{client: client, out: &out, errOut: io.Discard, format: format, merged: true}, args)
 	switch {
 	case err == nil || errors.As(err, &code):
 		return nodeAnswer{text: out.Bytes(), code: int(code)}

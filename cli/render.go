@@ -75,8 +75,8 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 		return err
 	}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		table, contests, refused := desired(store, budget(resolved, fam))
-		for _, c := range contests {
+		table, conflicts, refused := desired(store, budget(resolved, fam))
+		for _, c := range conflicts {
 			fmt.Fprintf(errOut, "kube-proxy: %s belongs to %s, not to %s\n", c.Key, c.Winner.Name, c.Loser.Name)
 		}
 		for _, text := range refused {

@@ -15,15 +15,15 @@ import (
 	"kube-proxy/trace"
 )
 
-// backendsAsking is "kube-proxy backends".
-func backendsAsking() asking {
-	return asking{
+// backendsQuery is "kube-proxy backends".
+func backendsQuery() queryCommand {
+	return queryCommand{
 		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
 		short: "the endpoints of a Service: node, condition, sets, reasons",
 		about: "Prints the endpoints of a Service by port: node, conditions, the sets that contain each, " +
 			"and why others do not.",
 		more: "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
-		ask: func(ctx context.Context, q *questions, args []string) error {
+		ask: func(ctx context.Context, q *queries, args []string) error {
 			_, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
 				q.head(d.Node)
 				backendsText(q.out, d, q.format == "wide")
@@ -33,16 +33,16 @@ func backendsAsking() asking {
 	}
 }
 
-// whyAsking is "kube-proxy why".
-func whyAsking() asking {
-	return asking{
+// whyQuery is "kube-proxy why".
+func whyQuery() queryCommand {
+	return queryCommand{
 		name: "why", args: "[SERVICE[:PORT]]", most: 1, takes: oneService,
 		short: "which Services need attention; why one has no backends, or excludes some",
 		about: "Explains the state of a Service on this node: missing backends, a skipped node, excluded endpoints, " +
 			"refused addresses, conflicts with other Services. " +
 			"Without a Service it lists those that need attention, the worst first, three of each namespace and state.",
 		more: "\n  kube-proxy why\n  kube-proxy why shop/web\n",
-		ask: func(ctx context.Context, q *questions, args []string) error {
+		ask: func(ctx context.Context, q *queries, args []string) error {
 			if len(args) == 0 {
 				return q.attention(ctx)
 			}
@@ -62,7 +62,7 @@ func whyAsking() asking {
 }
 
 // attention lists the Services that need attention.
-func (q *questions) attention(ctx context.Context) error {
+func (q *queries) attention(ctx context.Context) error {
 	a, err := get(ctx, q, "attention", nil, func(a *inspect.Attention) {
 		q.head(a.Node)
 		attentionText(q.out, a)
@@ -74,7 +74,7 @@ func (q *questions) attention(ctx context.Context) error {
 }
 
 // inTheWay follows a packet of this node to a Service whose objects are in order, and its reply.
-func inTheWay(ctx context.Context, q *questions, d *inspect.Detail, said string) error {
+func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) error {
 	if !strings.Contains(said, ":") && len(d.Ports) > 1 {
 		said += ":" + strconv.Itoa(int(d.Ports[0].Port)) + "/" + strings.ToLower(d.Ports[0].Protocol)
 	}
@@ -166,7 +166,7 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 		if e.Service != p.Service || e.Protocol != p.Protocol || out && e.Why == "" {
 			continue
 		}
-		if out && !wide && len(lines) > mostExcluded {
+		if out && !wide && len(lines) > maxExcluded {
 			more[e.Why]++
 			continue
 		}
@@ -201,8 +201,8 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 // reasons counts endpoints by why they are excluded.
 type reasons map[string]int
 
-// mostExcluded is how many excluded endpoints of a port people are shown, without -o wide.
-const mostExcluded = 20
+// maxExcluded is how many excluded endpoints of a port people are shown, without -o wide.
+const maxExcluded = 20
 
 func orDash(s string) string {
 	if s == "" {

@@ -12,9 +12,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// statusAsking is "kube-proxy status".
-func statusAsking() asking {
-	return asking{
+// statusQuery is "kube-proxy status".
+func statusQuery() queryCommand {
+	return queryCommand{
 		name:  "status",
 		short: "how the proxy of this node stands, and what needs attention",
 		about: "Prints mode, version, uptime, frontends in force, pending and failing, " +
@@ -23,7 +23,7 @@ func statusAsking() asking {
 			"The exit code is 2 if there is one.",
 		more:  "\n  kube-proxy status --watch\n",
 		merge: mergeStatus,
-		ask: func(ctx context.Context, q *questions, _ []string) error {
+		ask: func(ctx context.Context, q *queries, _ []string) error {
 			s, err := get(ctx, q, "status", nil, func(s *inspect.Status) {
 				q.head(s.Node)
 				statusText(q.out, s, time.Now())
@@ -42,7 +42,7 @@ func statusText(out io.Writer, s *inspect.Status, now time.Time) {
 	for _, f := range s.Families {
 		total.Rows, total.Pending = total.Rows+f.Rows, total.Pending+f.Pending
 		total.Contested += f.Contested
-		total.Mended, total.Audits = total.Mended+f.Mended, total.Audits+f.Audits
+		total.Repaired, total.Audits = total.Repaired+f.Repaired, total.Audits+f.Audits
 		total.Failing = append(total.Failing, f.Failing...)
 		rows = append(rows, fmt.Sprintf("%s %d", f.Family, f.Rows))
 	}
@@ -56,7 +56,7 @@ func statusText(out io.Writer, s *inspect.Status, now time.Time) {
 	}
 	if !s.Offline {
 		lines = append(lines, []string{"drift", fmt.Sprintf("%s repaired in %s",
-			plural.Count(total.Mended, "object", "objects"),
+			plural.Count(total.Repaired, "object", "objects"),
 			plural.Count(total.Audits, "audit", "audits"))})
 	}
 	if c := s.Conntrack; c != nil && c.Limit > 0 {

@@ -18,15 +18,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// tableAsking is "kube-proxy table".
-func tableAsking() asking {
-	return asking{
+// tableQuery is "kube-proxy table".
+func tableQuery() queryCommand {
+	return queryCommand{
 		name: "table", args: "[FILTER]", most: 1, takes: oneService,
 		short: "the rows: each address and port, and its routes",
 		about: "Prints the rows of the desired table: what each address and port of a Service does with packets, by source. FILTER is an address, a CIDR, " +
 			"a namespace followed by a slash, or part of a key, a Service or a kind.",
 		more: "\n  kube-proxy table shop/\n  kube-proxy table 10.96.0.10\n  kube-proxy table nodeport\n",
-		ask: func(ctx context.Context, q *questions, args []string) error {
+		ask: func(ctx context.Context, q *queries, args []string) error {
 			params := url.Values{}
 			if len(args) > 0 {
 				params.Set("filter", args[0])
@@ -48,7 +48,7 @@ func tableAsking() asking {
 
 // likeFilter suggests the kind of frontends or the Service that a filter without results may have
 // meant; "" if none is similar.
-func likeFilter(ctx context.Context, q *questions, filter string) string {
+func likeFilter(ctx context.Context, q *queries, filter string) string {
 	var all struct{ Services []string }
 	_ = q.client.Get(ctx, "services", nil, &all) // without an answer only kinds are suggested
 	for k := lb.ClusterIP; k <= lb.HealthCheck; k++ {

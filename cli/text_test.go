@@ -20,7 +20,7 @@ func TestAskCountsWell(t *testing.T) {
 		"no difference; 36 rows compared\n": {Rows: 36},
 	} {
 		var out bytes.Buffer
-		diffText(&out, d, mostDiffers)
+		diffText(&out, d, maxDiffers)
 		if got := out.String(); !strings.HasSuffix("\n"+got, "\n"+want) {
 			t.Errorf("%s, want %s", got, want)
 		}

@@ -21,12 +21,12 @@ import (
 	"kube-proxy/trace"
 )
 
-// traceAsking is "kube-proxy trace".
-func traceAsking() asking {
+// traceQuery is "kube-proxy trace".
+func traceQuery() queryCommand {
 	var from, in, expect string
 	var live time.Duration
 	var folder *pflag.Flag
-	return asking{
+	return queryCommand{
 		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3, source: true,
 		short: "what happens to a packet on this node, and why",
 		about: "Explains what happens to a packet from SRC to DST: which Service it meets, " +
@@ -72,7 +72,7 @@ func traceAsking() asking {
 			}
 			return false, nil
 		},
-		ask: func(ctx context.Context, q *questions, args []string) error {
+		ask: func(ctx context.Context, q *queries, args []string) error {
 			params, err := traceParams(from, in, args)
 			if err == nil && expect != "" && !slices.Contains(expectations, expect) {
 				err = fmt.Errorf("--expect %s: want %s", lb.Printable(expect), strings.Join(expectations, ", "))

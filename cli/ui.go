@@ -17,10 +17,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// uiAsking is "kube-proxy ui".
-func uiAsking() asking {
+// uiQuery is "kube-proxy ui".
+func uiQuery() queryCommand {
 	var at string
-	return asking{
+	return queryCommand{
 		name: "ui", args: "[--listen ADDRESS:PORT]", serves: true,
 		short: "serve a live status page: Services, endpoints, changes, traces, drift",
 		about: "Serves a web page with the answers of the other commands, updated live, until it is interrupted. It listens on a loopback address and " +
@@ -31,12 +31,12 @@ func uiAsking() asking {
 			"  kubectl port-forward -n kube-system POD 10300:10300\n" +
 			"\n      --listen string   loopback address and port, default 127.0.0.1:0; port 0 is any free port\n",
 		flags: func(cmd *cobra.Command) { cmd.Flags().StringVar(&at, "listen", "127.0.0.1:0", "") },
-		ask:   func(ctx context.Context, q *questions, _ []string) error { return q.page(ctx, at) },
+		ask:   func(ctx context.Context, q *queries, _ []string) error { return q.page(ctx, at) },
 	}
 }
 
 // page serves the page until ctx ends.
-func (q *questions) page(ctx context.Context, at string) error {
+func (q *queries) page(ctx context.Context, at string) error {
 	if a, err := netip.ParseAddrPort(at); err != nil || !a.Addr().Unmap().IsLoopback() {
 		return config.Problems{{Where: "--listen", Value: at, Want: "want a loopback address and a port, such as 127.0.0.1:0"}}
 	}

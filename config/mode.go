@@ -89,9 +89,9 @@ func everyAddress() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
-// tellEffects adds warnings about flags and fields that were set and have no effect (G1, G7): in
+// reportEffects adds warnings about flags and fields that were set and have no effect (G1, G7): in
 // any mode, or in some.
-func (o *Options) tellEffects(c *Config) {
+func (o *Options) reportEffects(c *Config) {
 	other := map[string][]string{}
 	tell := func(name string, e *entry, isDefault bool) {
 		switch {
@@ -108,7 +108,7 @@ func (o *Options) tellEffects(c *Config) {
 		}
 	}
 	for f := range o.table.flags() {
-		if o.changed(f.Flag) && !slices.Contains(o.told, f.Flag) && (!o.loaded || f.Path == "") {
+		if o.changed(f.Flag) && !slices.Contains(o.reportedFlags, f.Flag) && (!o.loaded || f.Path == "") {
 			tell("--"+f.Flag, f.asFlag(o.modes), false)
 		}
 	}
@@ -122,7 +122,7 @@ func (o *Options) tellEffects(c *Config) {
 		if names := other[m.Name]; len(names) > 0 {
 			c.inMode[m.Name] = append(c.inMode[m.Name], fmt.Sprintf("without effect in mode %s: %s", m.Name, strings.Join(names, ", ")))
 		}
-		c.inMode[m.Name] = append(c.inMode[m.Name], o.tellLoopback(c, m)...)
+		c.inMode[m.Name] = append(c.inMode[m.Name], o.reportLoopback(c, m)...)
 	}
 }
 
@@ -152,9 +152,9 @@ func (o *Options) inherit() {
 	}
 }
 
-// tellLoopback warns if NodePorts are configured on addresses on which the mode cannot serve them
+// reportLoopback warns if NodePorts are configured on addresses on which the mode cannot serve them
 // (CF-37, SV-64).
-func (o *Options) tellLoopback(c *Config, m mode.Mode) []string {
+func (o *Options) reportLoopback(c *Config, m mode.Mode) []string {
 	field := m.Block + ".localhostNodePorts"
 	off := m.ReadsField(field) && !c.Tables(m).LocalhostNodePorts
 	var all []string

@@ -45,21 +45,21 @@ type Options struct {
 	klog            Logging // of it the parts that no file has
 	stderrThreshold severity
 
-	file     *settings // values of the flags, or of the file
-	defaults *settings
-	proxy    *proxyBlock      // of file
-	servers  *serversBlock    // of file
-	snapshot *snapshotBlock   // of file
-	sections []option.Section // of modes
-	table    table
-	set      *pflag.FlagSet // to find the flags that were given
-	modes    mode.List      // all modes
-	system   string         // as runtime.GOOS
-	problems Problems
-	warnings []string
-	loaded   bool     // file holds the values of the file
-	inFile   []string // paths of the fields that the file sets to a non-zero value
-	told     []string // flags that a warning was given about
+	file          *settings // values of the flags, or of the file
+	defaults      *settings
+	proxy         *proxyBlock      // of file
+	servers       *serversBlock    // of file
+	snapshot      *snapshotBlock   // of file
+	sections      []option.Section // of modes
+	table         table
+	set           *pflag.FlagSet // to find the flags that were given
+	modes         mode.List      // all modes
+	system        string         // as runtime.GOOS
+	problems      Problems
+	warnings      []string
+	loaded        bool     // file holds the values of the file
+	inFile        []string // paths of the fields that the file sets to a non-zero value
+	reportedFlags []string // flags that a warning was given about
 
 	hostname   func() (string, error)
 	getenv     func(string) string
@@ -144,7 +144,7 @@ func (o *Options) Complete(args []string) (*Config, error) {
 	}
 	o.ofTheFamily()
 	c := o.validate()
-	o.tellEffects(c)
+	o.reportEffects(c)
 	if len(o.problems) > 0 {
 		return nil, o.problems
 	}
@@ -259,7 +259,7 @@ func (o *Options) load() error {
 			o.file.at(f.Path).Set(flags.at(f.Path))
 		case f.ignored():
 			ignored = append(ignored, "--"+f.Flag)
-			o.told = append(o.told, f.Flag)
+			o.reportedFlags = append(o.reportedFlags, f.Flag)
 		}
 	}
 	if len(ignored) > 0 {
@@ -277,7 +277,7 @@ func (o *Options) flagsAlone() {
 		o.port("metrics", o.oldMetricsPort, &f.MetricsBindAddress)
 	} else if o.changed("healthz-port") || o.changed("metrics-port") {
 		o.warn("--healthz-port and --metrics-port are ignored because --write-config-to is given")
-		o.told = append(o.told, "healthz-port", "metrics-port")
+		o.reportedFlags = append(o.reportedFlags, "healthz-port", "metrics-port")
 	}
 	o.oldConntrackMax()
 	o.inherit()

@@ -101,11 +101,11 @@ func AdminSocketOn(system, path string) string {
 	return path
 }
 
-// mostSocketPath is the length of the longest path of a unix socket on Linux, in bytes.
-const mostSocketPath = 107
+// maxSocketPath is the length of the longest path of a unix socket on Linux, in bytes.
+const maxSocketPath = 107
 
-// mostPipePath is the longest path of a named pipe of Windows.
-const mostPipePath = 256
+// maxPipePath is the longest path of a named pipe of Windows.
+const maxPipePath = 256
 
 // adminSocket is the path of the socket for questions of people.
 func (o *Options) adminSocket() string {
@@ -113,13 +113,13 @@ func (o *Options) adminSocket() string {
 	switch {
 	case path == "":
 	case o.system == "windows":
-		if name, ok := strings.CutPrefix(path, pipePrefix); !ok || name == "" || len(path) > mostPipePath || strings.ContainsRune(name, 0) {
+		if name, ok := strings.CutPrefix(path, pipePrefix); !ok || name == "" || len(path) > maxPipePath || strings.ContainsRune(name, 0) {
 			o.wrong("adminSocket", path, "want a named pipe such as "+adminPipe+", or nothing for no pipe")
 		}
 	case !strings.HasPrefix(path, "/") || strings.HasSuffix(path, "/") || strings.ContainsRune(path, 0):
 		o.wrong("adminSocket", path, "want an absolute path such as "+DefaultAdminSocket+", or nothing for no socket")
-	case len(path) > mostSocketPath:
-		o.wrong("adminSocket", path, fmt.Sprintf("it has %d bytes: the kernel allows %d", len(path), mostSocketPath))
+	case len(path) > maxSocketPath:
+		o.wrong("adminSocket", path, fmt.Sprintf("it has %d bytes: the kernel allows %d", len(path), maxSocketPath))
 	}
 	return path
 }
@@ -170,7 +170,7 @@ func (o *Options) port(name string, port int32, at *string) {
 	case port == 0:
 		if o.changed(flag[2:]) && *at != "" {
 			o.warn("%s 0 disables the server and overrides %s", old, flag)
-			o.told = append(o.told, old[2:])
+			o.reportedFlags = append(o.reportedFlags, old[2:])
 		}
 		*at = ""
 	case err == nil: // a bare IP
@@ -181,6 +181,6 @@ func (o *Options) port(name string, port int32, at *string) {
 		*at = fmt.Sprintf("%s:%d", host, port)
 	default:
 		o.warn("%s is ignored: %s %s overrides it", old, flag, *at)
-		o.told = append(o.told, old[2:])
+		o.reportedFlags = append(o.reportedFlags, old[2:])
 	}
 }

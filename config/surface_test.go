@@ -135,14 +135,14 @@ func TestFlagsTell(t *testing.T) {
 			t.Errorf("--%s=%s: %v", name, value, err)
 			continue
 		}
-		told := 0
+		reportedFlags := 0
 		for _, w := range warnings(t, c) {
 			if strings.Contains(w, "--"+name) {
-				told++
+				reportedFlags++
 			}
 		}
-		if told != 1 {
-			t.Errorf("--%s=%s has %d warnings: %q", name, value, told, c.Warnings)
+		if reportedFlags != 1 {
+			t.Errorf("--%s=%s has %d warnings: %q", name, value, reportedFlags, c.Warnings)
 		}
 		// In its own mode the flag has its effect.
 		if mode, _, _ := strings.Cut(row["effect"], ","); slices.Contains(modes, mode) && mode != "kernelspace" {

@@ -21,8 +21,8 @@ const settle = 100 * time.Millisecond
 // settleMost limits that wait: other programs may write in the same folder all the time.
 const settleMost = 10 * settle
 
-// lookAnyway is how often a file is read without a notification: not every file system sends them.
-const lookAnyway = 30 * time.Second
+// inspectAnyway is how often a file is read without a notification: not every file system sends them.
+const inspectAnyway = 30 * time.Second
 
 // busyLooks is the number of consecutive reads that may find the file open for writing before this
 // is reported.
@@ -71,7 +71,7 @@ func readAtStart(file string) (content []byte, err error) {
 func Watch(ctx context.Context, file string, before []byte, changed func(content []byte, err error), deaf func(every time.Duration, err error)) error {
 	w, err := newWatcher()
 	if err != nil {
-		deaf(lookAnyway, err)
+		deaf(inspectAnyway, err)
 		w = &fsnotify.Watcher{} // its channels are silent
 	} else {
 		defer w.Close()
@@ -108,7 +108,7 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 		if busy > 0 {
 			return settleMost
 		}
-		return lookAnyway
+		return inspectAnyway
 	}
 	timer := time.NewTimer(look()) // it may have changed since it was read
 	defer timer.Stop()

@@ -67,13 +67,13 @@ func TestWatch(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			must(t, os.WriteFile(plain, []byte("one"), 0o600))
 			ctx, cancel := context.WithCancel(t.Context())
-			told, ended := make(chan string, 100), make(chan error, 1)
+			reportedFlags, ended := make(chan string, 100), make(chan error, 1)
 			go func() {
 				ended <- Watch(ctx, tc.file, []byte("one"), func(content []byte, err error) {
 					if err != nil {
 						content = []byte("error")
 					}
-					told <- string(content)
+					reportedFlags <- string(content)
 				}, hears(t))
 			}()
 			time.Sleep(2 * settle) // the watch begins
@@ -81,11 +81,11 @@ func TestWatch(t *testing.T) {
 				step()
 				wait := 8 * settle // long enough for a report on a busy machine
 				if tc.want[i] != "" {
-					wait = lookAnyway / 2
+					wait = inspectAnyway / 2
 				}
 				got := ""
 				select {
-				case got = <-told:
+				case got = <-reportedFlags:
 				case <-time.After(wait):
 				}
 				if got != tc.want[i] {
@@ -94,8 +94,8 @@ func TestWatch(t *testing.T) {
 			}
 			cancel()
 			must(t, <-ended)
-			if len(told) > 0 {
-				t.Errorf("told of %q too", <-told)
+			if len(reportedFlags) > 0 {
+				t.Errorf("told of %q too", <-reportedFlags)
 			}
 		})
 	}
@@ -131,12 +131,12 @@ func TestWatchBegins(t *testing.T) {
 func TestWatchSlowWriterTN80(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	must(t, os.WriteFile(file, []byte("before"), 0o600))
-	heard := make(chan string, 10)
+	noticed := make(chan string, 10)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
 		ended <- Watch(ctx, file, []byte("before"), func(content []byte, err error) {
-			heard <- fmt.Sprintf("%s %v", content, err)
+			noticed <- fmt.Sprintf("%s %v", content, err)
 		}, hears(t))
 	}()
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
@@ -147,7 +147,7 @@ func TestWatchSlowWriterTN80(t *testing.T) {
 		time.Sleep(3 * settle) // longer than the file has to be left alone
 	}
 	must(t, f.Close())
-	if got := <-heard; got != "part part part  <nil>" {
+	if got := <-noticed; got != "part part part  <nil>" {
 		t.Errorf("read %q while the file was being written", got)
 	}
 	stop()
@@ -160,7 +160,7 @@ func TestWatchBusyFolder(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "c")
 	must(t, os.WriteFile(file, []byte("one"), 0o600))
-	ctx, cancel := context.WithTimeout(t.Context(), lookAnyway/2)
+	ctx, cancel := context.WithTimeout(t.Context(), inspectAnyway/2)
 	defer cancel()
 	done := make(chan struct{})
 	t.Cleanup(func() { <-done })
@@ -175,7 +175,7 @@ func TestWatchBusyFolder(t *testing.T) {
 	got := ""
 	must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() }, hears(t)))
 	if got != "two" {
-		t.Errorf("told of %q in %v", got, lookAnyway/2)
+		t.Errorf("told of %q in %v", got, inspectAnyway/2)
 	}
 }
 
@@ -194,7 +194,7 @@ func TestWatchWithoutInotify(t *testing.T) {
 		must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() },
 			func(_ time.Duration, err error) {
 				deaf = err
-				time.AfterFunc(2*lookAnyway, cancel)
+				time.AfterFunc(2*inspectAnyway, cancel)
 			}))
 		if got != "two" || !errors.Is(deaf, syscall.EMFILE) {
 			t.Errorf("told of %q, and of %v", got, deaf)

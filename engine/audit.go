@@ -13,13 +13,13 @@ import (
 
 // audits holds the schedule of comparisons with the kernel, and their results.
 type audits struct {
-	planned int64     // the period from which next was computed
-	next    time.Time // when all is compared
-	drifted bool      // another program may have changed something
-	after   time.Time // not before this is looked at
-	trouble trouble
-	by      string // who changed what, of an audit that did not end yet: see plane.Witness
-	mended  tally
+	planned  int64     // the period from which next was computed
+	next     time.Time // when all is compared
+	drifted  bool      // another program may have changed something
+	after    time.Time // not before this is looked at
+	trouble  trouble
+	by       string // who changed what, of an audit that did not end yet: see plane.Witness
+	repaired tally
 	// restoring: an audit found that another program removed the plane's state, and no Reset has
 	// restored it yet
 	restoring bool
@@ -39,7 +39,7 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	})
 	now := time.Now()
 	a.by = cmp.Or(plane.ChangedBy(e.cfg.Plane), a.by)
-	e.mended(w, now)
+	e.repaired(w, now)
 	if full {
 		a.next = now.Add(e.auditPeriod())
 	}
@@ -57,15 +57,15 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 		}
 		if a.trouble.news(err) {
 			e.cfg.Log.Error("audit failed, retrying", "full", full, "err", err)
-			e.tellFailed(cluster.Name{}, lb.Key{}, "audit", err)
+			e.reportFailed(cluster.Name{}, lb.Key{}, "audit", err)
 		}
 	}
 }
 
-// mended tells of what an audit mended.
-func (e *Engine) mended(w *Write, now time.Time) {
+// repaired tells of what an audit mended.
+func (e *Engine) repaired(w *Write, now time.Time) {
 	a := &e.audits
-	if n := a.mended.add(w.Changes, now); n > 0 {
+	if n := a.repaired.add(w.Changes, now); n > 0 {
 		args := []any{"objects", n}
 		if a.by != "" {
 			args = append(args, "by", a.by)
@@ -73,7 +73,7 @@ func (e *Engine) mended(w *Write, now time.Time) {
 		e.cfg.Log.Warn("others had changed our objects, mended", args...)
 	}
 	if w.Changes > 0 {
-		e.tellMended(w, now)
+		e.reportRepaired(w, now)
 	}
 }
 
@@ -86,9 +86,9 @@ func (e *Engine) restored(took time.Duration) {
 	}
 	e.audits.restoring = false
 	rows := max(1, e.table.Len())
-	e.stats.update(func(s *Stats) { s.Mended += uint64(rows) })
+	e.stats.update(func(s *Stats) { s.Repaired += uint64(rows) })
 	w := Write{Verb: "audit", Changes: rows, Took: took}
-	e.mended(&w, time.Now())
+	e.repaired(&w, time.Now())
 	e.audits.by = ""
 	e.written(w)
 }

@@ -37,8 +37,8 @@ func (u *unprogrammed) fails(write uint64) {
 	}
 }
 
-// tellSettled reports changes that came into force.
-func (e *Engine) tellSettled() {
+// reportSettled reports changes that came into force.
+func (e *Engine) reportSettled() {
 	p := &e.pending.programming
 	if len(p.settled) == 0 {
 		return
@@ -66,43 +66,43 @@ func (e *Engine) tellSettled() {
 	p.settled = p.settled[:0]
 }
 
-// tellReset reports a successful Reset, with the changes that came into force with it and are not
+// reportReset reports a successful Reset, with the changes that came into force with it and are not
 // reported one by one.
-func (e *Engine) tellReset(w *Write) {
+func (e *Engine) reportReset(w *Write) {
 	end := e.writer.end
-	e.tellTogether(changes.Entry{Kind: changes.Reset, Rows: uint32(w.Changes), Why: e.resets.why,
+	e.reportTogether(changes.Entry{Kind: changes.Reset, Rows: uint32(w.Changes), Why: e.resets.why,
 		Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
 	e.resets.why = ""
 }
 
-// tellLoaded reports the end of the work that a Reset postponed.
-func (e *Engine) tellLoaded(w Write) {
+// reportLoaded reports the end of the work that a Reset postponed.
+func (e *Engine) reportLoaded(w Write) {
 	now := time.Now()
-	e.tellTogether(changes.Entry{Kind: changes.Loaded, Rows: uint32(w.Changes), Learned: now.Add(-w.Took).UnixNano(), Done: now.UnixNano()})
+	e.reportTogether(changes.Entry{Kind: changes.Loaded, Rows: uint32(w.Changes), Learned: now.Add(-w.Took).UnixNano(), Done: now.UnixNano()})
 	e.pending.programming.loading = false
 }
 
-// tellTogether adds to an entry how many changes came into force with it.
-func (e *Engine) tellTogether(entry changes.Entry) {
+// reportTogether adds to an entry how many changes came into force with it.
+func (e *Engine) reportTogether(entry changes.Entry) {
 	p := &e.pending.programming
 	entry.Family, entry.Services, entry.Slices = e.cfg.Family, uint32(p.together.Services), uint32(p.together.Slices)
 	p.together = cluster.Changes{}
 	e.cfg.Changes.Add(entry)
 }
 
-// tellMended reports an audit that found differences.
-func (e *Engine) tellMended(w *Write, end time.Time) {
-	e.cfg.Changes.Add(changes.Entry{Kind: changes.Mended, Family: e.cfg.Family, Rows: uint32(w.Changes),
+// reportRepaired reports an audit that found differences.
+func (e *Engine) reportRepaired(w *Write, end time.Time) {
+	e.cfg.Changes.Add(changes.Entry{Kind: changes.Repaired, Family: e.cfg.Family, Rows: uint32(w.Changes),
 		Why: e.audits.by, Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
 }
 
-// tellNodeSet reports that the plane accepted the facts of this machine.
-func (e *Engine) tellNodeSet() {
+// reportNodeSet reports that the plane accepted the facts of this machine.
+func (e *Engine) reportNodeSet() {
 	e.cfg.Changes.Add(changes.Entry{Kind: changes.Node, Family: e.cfg.Family, Learned: e.node.since.UnixNano(), Done: e.writer.end.UnixNano()})
 }
 
-// tellFailed reports a failure unless its text is the same as that of the last one.
-func (e *Engine) tellFailed(name cluster.Name, k lb.Key, verb string, err error) {
+// reportFailed reports a failure unless its text is the same as that of the last one.
+func (e *Engine) reportFailed(name cluster.Name, k lb.Key, verb string, err error) {
 	if e.cfg.Changes != nil {
 		e.cfg.Changes.Add(changes.Entry{Kind: changes.Failed, Family: e.cfg.Family, Service: name, Key: k,
 			Done: time.Now().UnixNano(), Why: verb + ": " + err.Error()})

@@ -19,14 +19,14 @@ import (
 	"kube-proxy/test/cputest"
 )
 
-// ringTold formats the entries of a Ring, one a line: event, frontends, and the times since the API
+// ringReported formats the entries of a Ring, one a line: event, frontends, and the times since the API
 // server and since Mark.
-type ringTold struct {
+type ringReported struct {
 	*changes.Ring
 	seen uint64
 }
 
-func (o *ringTold) want(t *testing.T, what string, want ...string) {
+func (o *ringReported) want(t *testing.T, what string, want ...string) {
 	t.Helper()
 	entries, newest := o.After(o.seen)
 	o.seen = newest
@@ -50,9 +50,9 @@ func (o *ringTold) want(t *testing.T, what string, want ...string) {
 	}
 }
 
-func changesBubble(t *testing.T, change func(*Config), f func(*rig, *ringTold)) {
+func changesBubble(t *testing.T, change func(*Config), f func(*rig, *ringReported)) {
 	t.Helper()
-	o := &ringTold{Ring: changes.New(0)}
+	o := &ringReported{Ring: changes.New(0)}
 	bubble(t, func(c *Config) {
 		c.Changes = o.Ring
 		if change != nil {
@@ -61,8 +61,8 @@ func changesBubble(t *testing.T, change func(*Config), f func(*rig, *ringTold)) 
 	}, func(r *rig) { f(r, o) })
 }
 
-func TestChangesAreTold(t *testing.T) {
-	changesBubble(t, nil, func(r *rig, o *ringTold) {
+func TestChangesAreReported(t *testing.T) {
+	changesBubble(t, nil, func(r *rig, o *ringReported) {
 		r.start()
 		r.after(time.Hour)
 		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}}, cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
@@ -102,8 +102,8 @@ func TestChangesAreTold(t *testing.T) {
 
 // A failure is reported once, when it happens; when the change is in force, its entry has the
 // number of failures.
-func TestFailuresAreTold(t *testing.T) {
-	changesBubble(t, nil, func(r *rig, o *ringTold) {
+func TestFailuresAreReported(t *testing.T) {
+	changesBubble(t, nil, func(r *rig, o *ringReported) {
 		r.start()
 		r.list()
 		r.add(1)
@@ -143,7 +143,7 @@ func TestFailuresAreTold(t *testing.T) {
 // A list counts with the first write even if another event wakes the loop after the store has the
 // list and before Mark.
 func TestListIsMarkedBeforeItIsWritten(t *testing.T) {
-	changesBubble(t, nil, func(r *rig, o *ringTold) {
+	changesBubble(t, nil, func(r *rig, o *ringReported) {
 		r.start()
 		var services []*cluster.Service
 		var slices []*cluster.Slice
@@ -170,7 +170,7 @@ func TestListIsMarkedBeforeItIsWritten(t *testing.T) {
 // A whole cluster at the start is one entry, or two if it arrives in pieces; so is a Reset after
 // the plane lost its state.
 func TestManyAreCounted(t *testing.T) {
-	changesBubble(t, func(c *Config) { c.AuditPeriod = -1 }, func(r *rig, o *ringTold) {
+	changesBubble(t, func(c *Config) { c.AuditPeriod = -1 }, func(r *rig, o *ringReported) {
 		r.plane.Slow(1000, 1000)
 		r.start()
 		r.fill(5000)
@@ -209,7 +209,7 @@ func TestManyAreCounted(t *testing.T) {
 	})
 }
 
-func TestDriftNodeAndConfigurationAreTold(t *testing.T) {
+func TestDriftNodeAndConfigurationAreReported(t *testing.T) {
 	var empty atomic.Bool
 	changesBubble(t, func(c *Config) {
 		c.Resolve = func(v cluster.View) []*lb.Frontend {
@@ -225,7 +225,7 @@ func TestDriftNodeAndConfigurationAreTold(t *testing.T) {
 			return n
 		}
 		c.AuditPeriod = -1
-	}, func(r *rig, o *ringTold) {
+	}, func(r *rig, o *ringReported) {
 		r.start()
 		r.list()
 		for i := range 3 {
@@ -342,7 +342,7 @@ func TestReadersCostLittle(t *testing.T) {
 // A Service has and had no address of a family: the entry of that family is reported to readers
 // that show Services, and marked for readers that ask for changes.
 func TestElsewhereIsMarked(t *testing.T) {
-	changesBubble(t, nil, func(r *rig, o *ringTold) {
+	changesBubble(t, nil, func(r *rig, o *ringReported) {
 		r.begin()
 		_, o.seen = o.After(0)
 		elsewhere := func(what string, want ...bool) {

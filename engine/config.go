@@ -60,7 +60,7 @@ type Config struct {
 	Contested func(Loss)
 	// Lent, if not nil, is called for each provisional owner that is also logged as a warning
 	// (SV-24).
-	Lent func(Loan)
+	Lent func(ProvisionalOwner)
 }
 
 // Engine keeps one plane in the state that the Store describes. Make one with [New], and run it
@@ -91,9 +91,9 @@ type Engine struct {
 	noLocal  noLocal
 	// Limits of messages about Services: of lost keys, of provisionally owned keys, and of failed
 	// frontends. Frontends that fail together count for the namespace "".
-	contests, loans, failures *ratelimit.Limiter
-	panics                    once // whose stack was logged
-	said                      once // other errors that were logged
+	conflicts, provisionalOwners, failures *ratelimit.Limiter
+	panics                                 once // whose stack was logged
+	said                                   once // other errors that were logged
 }
 
 // New returns an engine; it does nothing before Run.
@@ -119,8 +119,8 @@ func New(cfg Config) *Engine {
 		resets:  resets{due: true},
 		started: time.Now().UnixNano(),
 	}
-	e.contests = ratelimit.New(cfg.Log, "service lost an address and port to another")
-	e.loans = ratelimit.New(cfg.Log, "service has an address of the service network")
+	e.conflicts = ratelimit.New(cfg.Log, "service lost an address and port to another")
+	e.provisionalOwners = ratelimit.New(cfg.Log, "service has an address of the service network")
 	e.failures = ratelimit.New(cfg.Log, "row not written")
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
 	e.SetAuditPeriod(cfg.AuditPeriod)

@@ -9,16 +9,16 @@ import (
 
 // Loss is the set of keys that one Service lost to others by one change (SV-24).
 type Loss struct {
-	// Contest is the first conflict, by key.
-	lb.Contest
+	// Conflict is the first conflict, by key.
+	lb.Conflict
 	// Keys is their number.
 	Keys int
 }
 
-// Loan is the set of frontends that one Service received by one change with addresses of the
+// ProvisionalOwner is the set of frontends that one Service received by one change with addresses of the
 // service network that are not its cluster IP. It is their provisional owner until they are
 // assigned to another Service (SV-24).
-type Loan struct {
+type ProvisionalOwner struct {
 	// Frontend is the first one, by key.
 	*lb.Frontend
 	// Owner is "ns/name".
@@ -31,19 +31,19 @@ type Loan struct {
 // conflicts for as many keys as there are, and a Service that loses them all has one fault. So
 // there is one message for each Service and change, and a limit for many Services.
 type claims struct {
-	contests []contest // that began
-	lent     []lentKey // added frontends
+	conflicts []conflict // that began
+	lent      []lentKey  // added frontends
 }
 
-// contest is a conflict that a change of the Service cause started.
-type contest struct {
-	lb.Contest
+// conflict is a conflict that a change of the Service cause started.
+type conflict struct {
+	lb.Conflict
 	cause string
 }
 
 // share returns the namespace whose message limit the conflict counts for. Other tenants cannot
 // exhaust the limit for changes of the loser itself.
-func (c contest) share() string {
+func (c conflict) share() string {
 	loser := nameOf(c.Loser.Name).Namespace
 	if nameOf(c.cause).Namespace != loser {
 		return loser + ", by others"
@@ -59,9 +59,9 @@ type lentKey struct {
 }
 
 // add records the conflicts that the replacement of the owner's frontends changed.
-func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, contests []lb.Contest) {
-	for _, began := range contests {
-		c.contests = append(c.contests, contest{began, owner})
+func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, conflicts []lb.Conflict) {
+	for _, began := range conflicts {
+		c.conflicts = append(c.conflicts, conflict{began, owner})
 	}
 	for _, change := range changes {
 		if t.Node.Lends(change.New) && !t.Node.Lends(change.Old) {
@@ -70,33 +70,33 @@ func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, contests []
 	}
 }
 
-// tellClaims reports the collected conflicts. Its cost is proportional to the changes that caused
+// reportClaims reports the collected conflicts. Its cost is proportional to the changes that caused
 // them.
-func (e *Engine) tellClaims(c claims) {
-	if len(c.contests) > 0 {
-		e.tellLosses(c.contests)
+func (e *Engine) reportClaims(c claims) {
+	if len(c.conflicts) > 0 {
+		e.reportLosses(c.conflicts)
 	}
 	if len(c.lent) > 0 {
-		e.tellLoans(c.lent)
+		e.reportProvisionalOwners(c.lent)
 	}
 }
 
-// tellLosses looks into the table again: the winner may have changed while many Services were
+// reportLosses looks into the table again: the winner may have changed while many Services were
 // resolved.
-func (e *Engine) tellLosses(began []contest) {
-	var lost []contest
+func (e *Engine) reportLosses(began []conflict) {
+	var lost []conflict
 	for _, c := range began {
 		if now, is := e.table.Lost(c.Key, c.Loser.Name); is {
-			lost = append(lost, contest{now, c.cause})
+			lost = append(lost, conflict{now, c.cause})
 		}
 	}
-	e.stats.update(func(s *Stats) { s.Contests += uint64(len(lost)) })
-	first, keys := byService(lost, func(c contest) (string, lb.Key) { return c.Loser.Name, c.Key })
+	e.stats.update(func(s *Stats) { s.Conflicts += uint64(len(lost)) })
+	first, keys := byService(lost, func(c conflict) (string, lb.Key) { return c.Loser.Name, c.Key })
 	for _, c := range first {
-		if !e.contests.Allow(c.share()) {
+		if !e.conflicts.Allow(c.share()) {
 			continue
 		}
-		l := Loss{c.Contest, keys[c.Loser.Name]}
+		l := Loss{c.Conflict, keys[c.Loser.Name]}
 		e.cfg.Log.Warn("service lost an address and port to another", "service", l.Loser.Name, "key", l.Key.String(),
 			"winner", l.Winner.Name, "because", "it "+l.Why(), "keys", l.Keys)
 		if e.cfg.Contested != nil {
@@ -105,19 +105,19 @@ func (e *Engine) tellLosses(began []contest) {
 	}
 }
 
-// tellLoans leaves out keys that the same turn gave to another Service.
-func (e *Engine) tellLoans(lent []lentKey) {
-	var loans []Loan
+// reportProvisionalOwners leaves out keys that the same turn gave to another Service.
+func (e *Engine) reportProvisionalOwners(lent []lentKey) {
+	var provisionalOwners []ProvisionalOwner
 	for _, c := range lent {
 		f := e.table.Get(c.key)
 		if _, lost := e.table.Lost(c.key, c.owner); !lost && e.table.Node.Lends(f) {
-			loans = append(loans, Loan{Frontend: f, Owner: c.owner})
+			provisionalOwners = append(provisionalOwners, ProvisionalOwner{Frontend: f, Owner: c.owner})
 		}
 	}
-	first, keys := byService(loans, func(l Loan) (string, lb.Key) { return l.Owner, l.Key })
+	first, keys := byService(provisionalOwners, func(l ProvisionalOwner) (string, lb.Key) { return l.Owner, l.Key })
 	for _, l := range first {
 		l.Keys = keys[l.Owner]
-		if !e.loans.Allow(nameOf(l.Owner).Namespace) {
+		if !e.provisionalOwners.Allow(nameOf(l.Owner).Namespace) {
 			continue
 		}
 		e.cfg.Log.Warn("service has an address of the service network that is not its cluster IP, until it is assigned as one",

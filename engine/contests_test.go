@@ -30,9 +30,9 @@ func crowd(first, services, ports int) []*cluster.Service {
 // SV-24, TN-02: messages about conflicts are limited, whatever Services claim, and report how many
 // were left out. The youngest Services come first, so that each takes all keys from the one before.
 // The losses of a Service of another namespace are reported as well.
-func TestFloodOfContests(t *testing.T) {
-	var told []Loss
-	bubble(t, func(c *Config) { c.Contested = func(l Loss) { told = append(told, l) } }, func(r *rig) {
+func TestFloodOfConflicts(t *testing.T) {
+	var reported []Loss
+	bubble(t, func(c *Config) { c.Contested = func(l Loss) { reported = append(reported, l) } }, func(r *rig) {
 		r.start()
 		r.list()
 		const services, ports = 160, 100
@@ -42,11 +42,11 @@ func TestFloodOfContests(t *testing.T) {
 			r.run()
 		}
 		s := r.engine.Stats()
-		if s.Contests != (services-1)*ports || s.Contested != ports {
-			t.Errorf("%d contests counted, %d keys contested; want %d and %d", s.Contests, s.Contested, (services-1)*ports, ports)
+		if s.Conflicts != (services-1)*ports || s.Contested != ports {
+			t.Errorf("%d contests counted, %d keys contested; want %d and %d", s.Conflicts, s.Contested, (services-1)*ports, ports)
 		}
-		if len(told) != ratelimit.Burst || told[0].Keys != ports || told[0].Key.Port != 1000 {
-			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(told), told[:1], ratelimit.Burst, ports)
+		if len(reported) != ratelimit.Burst || reported[0].Keys != ports || reported[0].Key.Port != 1000 {
+			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(reported), reported[:1], ratelimit.Burst, ports)
 		}
 		r.after(2 * ratelimit.ReportGap)
 		suppressed := services - 1 - ratelimit.Burst
@@ -61,15 +61,15 @@ func TestFloodOfContests(t *testing.T) {
 		}
 		taker := service(3)
 		taker.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.8")}
-		told = nil
+		reported = nil
 		r.do(cluster.ServiceSet{Service: mine})
 		r.run()
 		for _, s := range []*cluster.Service{taker, theirs} {
 			r.do(cluster.ServiceSet{Service: s})
 			r.run()
 		}
-		if len(told) != 2 || told[0].Loser.Name != "stranger/s1" || told[1].Loser.Name != "stranger/s2" {
-			t.Errorf("beside the flood, told %+v, want of the losses of stranger/s1 and stranger/s2", told)
+		if len(reported) != 2 || reported[0].Loser.Name != "stranger/s1" || reported[1].Loser.Name != "stranger/s2" {
+			t.Errorf("beside the flood, told %+v, want of the losses of stranger/s1 and stranger/s2", reported)
 		}
 		r.converged()
 	})
@@ -77,8 +77,8 @@ func TestFloodOfContests(t *testing.T) {
 
 // Conflicts change nothing for other Services, whatever their number. They cost the claimants no
 // more than their own frontends and a logarithm.
-func TestContestsCostNobodyElse(t *testing.T) {
-	type cost struct{ visited, resolved, offered, contests uint64 }
+func TestConflictsCostNoOtherService(t *testing.T) {
+	type cost struct{ visited, resolved, offered, conflicts uint64 }
 	measure := func(services, ports int) (all, others cost) {
 		bubble(t, nil, func(r *rig) {
 			r.start()
@@ -87,14 +87,14 @@ func TestContestsCostNobodyElse(t *testing.T) {
 			r.run()
 			now := func() cost {
 				s := r.engine.Stats()
-				return cost{s.Visited, s.Resolved, s.Offered, s.Contests}
+				return cost{s.Visited, s.Resolved, s.Offered, s.Conflicts}
 			}
 			all = now()
 			lines := strings.Count(r.log.String(), "\n")
 			r.do(cluster.SliceSet{Slice: slice(1, 2, 10)})
 			r.run()
 			others = now()
-			others = cost{others.visited - all.visited, others.resolved - all.resolved, others.offered - all.offered, others.contests - all.contests}
+			others = cost{others.visited - all.visited, others.resolved - all.resolved, others.offered - all.offered, others.conflicts - all.conflicts}
 			if again := strings.Count(r.log.String(), "\n"); again != lines {
 				t.Errorf("%d lines for a change of another Service:\n%s", again-lines, r.log)
 			}
@@ -122,8 +122,8 @@ func TestContestsCostNobodyElse(t *testing.T) {
 // SV-24: a Service with an address of the service network that is not its cluster IP is the
 // provisional owner of the address. A warning is logged, unless the owner arrives at the same time.
 func TestLoanOfTheServiceNetwork(t *testing.T) {
-	var told []Loan
-	bubble(t, func(c *Config) { c.Lent = func(l Loan) { told = append(told, l) } }, func(r *rig) {
+	var reported []ProvisionalOwner
+	bubble(t, func(c *Config) { c.Lent = func(l ProvisionalOwner) { reported = append(reported, l) } }, func(r *rig) {
 		r.do(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "k", Prefixes: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/16")}}}})
 		squatter := crowd(1, 1, 3)[0]
 		squatter.ExternalIPs = []netip.Addr{svcIP(7), svcIP(6), netip.MustParseAddr("192.0.2.7")}
@@ -132,8 +132,8 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		r.list()
 		r.do(cluster.ServiceSet{Service: squatter}, cluster.SliceSet{Slice: slice(1, 1, 1)})
 		r.run()
-		if len(told) != 1 || told[0].Owner != "shop/s1" || told[0].Keys != 6 || told[0].Key.String() != "172.16.0.6:1000/tcp" {
-			t.Fatalf("told %+v, want once, of six keys and the first of them", told)
+		if len(reported) != 1 || reported[0].Owner != "shop/s1" || reported[0].Keys != 6 || reported[0].Key.String() != "172.16.0.6:1000/tcp" {
+			t.Fatalf("told %+v, want once, of six keys and the first of them", reported)
 		}
 		if r.log.Count(`service=shop/s1 key=172.16.0.6:1000/tcp as="external IP" keys=6`) != 1 {
 			t.Errorf("the log:\n%s", r.log)
@@ -147,8 +147,8 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		if row := r.engine.table.Get(lb.Key{Addr: svcIP(7), Port: 1000, Proto: lb.TCP}); row.Kind != lb.ClusterIP || row.Service != "shop/s7:p0" {
 			t.Errorf("the owner came, and the row is\n%s", row)
 		}
-		if len(told) != 1 || r.log.Count(`because="it has it as its cluster IP"`) != 2 {
-			t.Errorf("told %+v; the log:\n%s", told, r.log)
+		if len(reported) != 1 || r.log.Count(`because="it has it as its cluster IP"`) != 2 {
+			t.Errorf("told %+v; the log:\n%s", reported, r.log)
 		}
 		r.converged()
 		r.do(cluster.ServiceGone{Name: owner.Name})

@@ -141,7 +141,7 @@ func TestMinSyncPeriod(t *testing.T) {
 }
 
 // An engine receives events of its own family only (G6).
-func TestOtherFamilyIsNotHeard(t *testing.T) {
+func TestOtherFamilyIsIgnored(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
 		before := r.engine.Stats().Resolved
@@ -242,9 +242,9 @@ func TestStopIsBounded(t *testing.T) {
 
 // SV-24: a conflict is logged once as a warning for the loser, which gets the key when the winner
 // goes.
-func TestContest(t *testing.T) {
-	var told []Loss
-	bubble(t, func(c *Config) { c.Contested = func(x Loss) { told = append(told, x) } }, func(r *rig) {
+func TestConflict(t *testing.T) {
+	var reported []Loss
+	bubble(t, func(c *Config) { c.Contested = func(x Loss) { reported = append(reported, x) } }, func(r *rig) {
 		shared := netip.MustParseAddr("192.0.2.7")
 		claim := func(i int) *cluster.Service {
 			s := service(i)
@@ -259,15 +259,15 @@ func TestContest(t *testing.T) {
 		r.do(cluster.ServiceSet{Service: claim(3)}, cluster.ServiceSet{Service: claim(2)})
 		r.run()
 		want := `msg="service lost an address and port to another" family=IPv4 service=shop/s3 key=192.0.2.7:80/tcp winner=shop/s2 because="it is older" keys=1`
-		if r.log.Count(want) != 1 || len(told) != 1 {
-			t.Errorf("want one warning %q:\n%s%v", want, r.log, told)
+		if r.log.Count(want) != 1 || len(reported) != 1 {
+			t.Errorf("want one warning %q:\n%s%v", want, r.log, reported)
 		}
 		again := claim(3)
 		again.AffinitySeconds = 5
 		r.do(cluster.ServiceSet{Service: again})
 		r.engine.ResolveAll()
 		r.run()
-		if r.log.Count("lost") != 1 || len(told) != 1 {
+		if r.log.Count("lost") != 1 || len(reported) != 1 {
 			t.Errorf("warned again:\n%s", r.log)
 		}
 		r.converged()
@@ -334,15 +334,15 @@ func (d dropper) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, 
 	return res, err
 }
 
-// told is an observer that records its calls.
-type told struct{ changes []lb.Change }
+// reported is an observer that records its calls.
+type reported struct{ changes []lb.Change }
 
-func (o *told) Applied(changes []lb.Change) { o.changes = append(o.changes, changes...) }
+func (o *reported) Applied(changes []lb.Change) { o.changes = append(o.changes, changes...) }
 
 // Observers receive the keys that the first Reset removed, and those of no other Reset.
-func TestDroppedRowsAreTold(t *testing.T) {
+func TestDroppedRowsAreReported(t *testing.T) {
 	gone := svcKey(77)
-	var o told
+	var o reported
 	bubble(t, func(c *Config) {
 		c.Plane = dropper{fake.New(lb.IPv4), []lb.Key{gone}}
 		c.Observers = []Observer{&o}

@@ -156,17 +156,17 @@ func noLocalOf(store *cluster.Store) (n NoLocal) {
 
 // model is an observer that checks that its calls are consistent.
 type model struct {
-	mu     sync.Mutex
-	rows   map[lb.Key]*lb.Frontend
-	told   int
-	errors []string
+	mu       sync.Mutex
+	rows     map[lb.Key]*lb.Frontend
+	reported int
+	errors   []string
 }
 
 func (m *model) Applied(changes []lb.Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range changes {
-		m.told++
+		m.reported++
 		if !m.rows[c.Key].Equal(c.Old) {
 			m.errors = append(m.errors, fmt.Sprintf("%s: told of old row %v, but knew %v", c.Key, c.Old, m.rows[c.Key]))
 		}

@@ -47,7 +47,7 @@ func (e *Engine) Mark(d cluster.Dirty) {
 	now := time.Now()
 	b.mu.Lock()
 	b.synced = b.synced || e.cfg.Store.Synced()
-	heard := !b.listed
+	noticed := !b.listed
 	for _, ref := range d.Services {
 		if e.cfg.Family == lb.IPv4 && !ref.V4 || e.cfg.Family == lb.IPv6 && !ref.V6 {
 			continue
@@ -61,16 +61,16 @@ func (e *Engine) Mark(d cluster.Dirty) {
 		b.dirty.names[ref.Name] = n
 		b.owed.Services += n.changes.Services - before.Services
 		b.owed.Slices += n.changes.Slices - before.Slices
-		heard = true
+		noticed = true
 	}
 	if d.Facts {
-		b.dirty.facts, heard = true, true
+		b.dirty.facts, noticed = true, true
 	}
-	if heard && (b.synced || len(d.Services) > 0) { // facts alone cause no work before the lists are there
+	if noticed && (b.synced || len(d.Services) > 0) { // facts alone cause no work before the lists are there
 		b.queued(now)
 	}
 	b.mu.Unlock()
-	if heard {
+	if noticed {
 		b.ring()
 	}
 }
@@ -146,7 +146,7 @@ func (b *inbox) accepted(all, synced bool) {
 // time; told, that this is only frontends that the kernel refuses while it accepts others, and
 // Services without frontends because their policy fails; more, that Services are left to be
 // resolved.
-func (b *inbox) rest(busy, told, more bool) {
+func (b *inbox) rest(busy, reported, more bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.busy = busy || more
@@ -154,7 +154,7 @@ func (b *inbox) rest(busy, told, more bool) {
 		return
 	}
 	if more || !b.dirty.isZero() {
-		if told && !b.since.IsZero() { // the Services resolved so far need no write: the rest waits from now on
+		if reported && !b.since.IsZero() { // the Services resolved so far need no write: the rest waits from now on
 			b.since = time.Now()
 		}
 		return
@@ -162,7 +162,7 @@ func (b *inbox) rest(busy, told, more bool) {
 	if !busy && b.idle.Before(b.last) { // also where a probe ended the wait, and the frontend was never written
 		b.idle = time.Now()
 	}
-	if !busy || told {
+	if !busy || reported {
 		b.since = time.Time{}
 	}
 }

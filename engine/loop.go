@@ -27,7 +27,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		e.absorb()
 		next, worked := e.step(writes)
-		e.tellWithheld()
+		e.reportWithheld()
 		e.publish()
 		if !worked {
 			e.wait(ctx, timer, next)
@@ -45,8 +45,8 @@ func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
 		e.writer.inPiece = false
 	}
 	busy := e.resets.due || e.node.stale || e.node.changed || e.audits.drifted
-	told := !busy && e.pending.queue.len() == 0 && len(e.writer.searches) == 0 && e.writer.kernel == healthy
-	e.inbox.rest(busy || len(e.pending.byKey) > 0 || len(e.resolver.unresolved.entries) > 0, told, more)
+	reported := !busy && e.pending.queue.len() == 0 && len(e.writer.searches) == 0 && e.writer.kernel == healthy
+	e.inbox.rest(busy || len(e.pending.byKey) > 0 || len(e.resolver.unresolved.entries) > 0, reported, more)
 	var tick <-chan time.Time
 	if !next.IsZero() {
 		timer.Reset(time.Until(next))

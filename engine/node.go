@@ -52,13 +52,13 @@ func (e *Engine) setNode(ctx context.Context) {
 	switch {
 	case err == nil:
 		n.stale, n.trouble = false, trouble{}
-		e.tellNodeSet()
-		e.tellNode()
+		e.reportNodeSet()
+		e.reportNode()
 	case !e.resets.due:
 		n.trouble.fail(time.Now())
 		if n.trouble.news(err) {
 			e.cfg.Log.Error("node not written, retrying", "err", err)
-			e.tellFailed(cluster.Name{}, lb.Key{}, "setnode", err)
+			e.reportFailed(cluster.Name{}, lb.Key{}, "setnode", err)
 		}
 	}
 }

@@ -118,7 +118,7 @@ func TestAudit(t *testing.T) {
 		r.run()
 		r.plane.Steal(svcKey(1), true)
 		r.run()
-		if s := r.engine.Stats(); s.Mended != 1 || s.Audits != 1 || r.log.Count("mended") != 1 {
+		if s := r.engine.Stats(); s.Repaired != 1 || s.Audits != 1 || r.log.Count("mended") != 1 {
 			t.Errorf("after signalled drift: %+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -128,7 +128,7 @@ func TestAudit(t *testing.T) {
 			t.Errorf("%d audits after 4 minutes, want 1", s.Audits)
 		}
 		r.after(100 * time.Second) // 5 min and a tenth
-		if s := r.engine.Stats(); s.Mended != 2 || s.Audits != 2 {
+		if s := r.engine.Stats(); s.Repaired != 2 || s.Audits != 2 {
 			t.Errorf("after the full audit: %+v", s)
 		}
 		r.converged()
@@ -157,7 +157,7 @@ func TestDriftStorm(t *testing.T) {
 
 // A program that undoes our work all the time does not make new changes wait for MinSyncPeriod
 // (DP-60).
-func TestDriftStormStarvesNobody(t *testing.T) {
+func TestDriftStormStarvesNoService(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
 		r.start()
 		r.list()
@@ -187,7 +187,7 @@ func TestAuditFails(t *testing.T) {
 			t.Error("settled with an audit to do")
 		}
 		r.after(time.Second)
-		if s := r.engine.Stats(); s.Mended != 1 || s.Resets != 1 || s.Audits != 3 || r.log.Count("audit failed") != 1 {
+		if s := r.engine.Stats(); s.Repaired != 1 || s.Resets != 1 || s.Audits != 3 || r.log.Count("audit failed") != 1 {
 			t.Errorf("%+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -203,8 +203,8 @@ func TestDriftLog(t *testing.T) {
 			r.plane.Steal(svcKey(1), true)
 			r.after(time.Second)
 		}
-		if s := r.engine.Stats(); s.Mended != 600 {
-			t.Errorf("repaired %d, want 600", s.Mended)
+		if s := r.engine.Stats(); s.Repaired != 600 {
+			t.Errorf("repaired %d, want 600", s.Repaired)
 		}
 		if n := r.log.Count("mended"); n != 10 || r.log.Count("objects=60\n") != 9 || r.log.Count("objects=1\n") != 1 {
 			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
@@ -253,8 +253,8 @@ func TestStateLostToOthers(t *testing.T) {
 		r.begin()
 		r.plane.Lose(true) // without frontends the table itself is missing
 		r.run()
-		if s := r.engine.Stats(); s.Mended != 1 || len(audits) != 1 || audits[0].Changes != 1 || audits[0].Err != nil {
-			t.Errorf("%d repaired, audits %+v after an empty table was removed, want 1", s.Mended, audits)
+		if s := r.engine.Stats(); s.Repaired != 1 || len(audits) != 1 || audits[0].Changes != 1 || audits[0].Err != nil {
+			t.Errorf("%d repaired, audits %+v after an empty table was removed, want 1", s.Repaired, audits)
 		}
 		r.add(1)
 		r.add(2)
@@ -262,35 +262,35 @@ func TestStateLostToOthers(t *testing.T) {
 		r.faulty.FailNext(fmt.Errorf("confused: %w", plane.ErrStateLost))
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 7)})
 		r.after(time.Second)
-		if s := r.engine.Stats(); s.Mended != 1 || len(audits) != 1 {
-			t.Errorf("%d repaired, audits %+v after a failed write: others did nothing", s.Mended, audits)
+		if s := r.engine.Stats(); s.Repaired != 1 || len(audits) != 1 {
+			t.Errorf("%d repaired, audits %+v after a failed write: others did nothing", s.Repaired, audits)
 		}
 		r.plane.Lose(true)
 		r.after(time.Second)
-		if s := r.engine.Stats(); s.Mended != 3 || len(audits) != 2 || audits[1].Changes != 2 {
-			t.Errorf("%d repaired, audits %+v after a table of 2 rows was removed", s.Mended, audits)
+		if s := r.engine.Stats(); s.Repaired != 3 || len(audits) != 2 || audits[1].Changes != 2 {
+			t.Errorf("%d repaired, audits %+v after a table of 2 rows was removed", s.Repaired, audits)
 		}
 		r.after(10 * time.Minute)
-		if s := r.engine.Stats(); s.Mended != 3 || len(audits) != 2 {
-			t.Errorf("%d repaired, audits %+v though nothing happened since", s.Mended, audits)
+		if s := r.engine.Stats(); s.Repaired != 3 || len(audits) != 2 {
+			t.Errorf("%d repaired, audits %+v though nothing happened since", s.Repaired, audits)
 		}
 		r.converged()
 	})
 }
 
-// nodeTold is an observer that records the order of its calls.
-type nodeTold struct {
+// nodeReported is an observer that records the order of its calls.
+type nodeReported struct {
 	mu  sync.Mutex
 	got []string
 }
 
-func (o *nodeTold) Applied(changes []lb.Change) {
+func (o *nodeReported) Applied(changes []lb.Change) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.got = append(o.got, fmt.Sprintf("%d rows", len(changes)))
 }
 
-func (o *nodeTold) NodeApplied(n lb.Node) {
+func (o *nodeReported) NodeApplied(n lb.Node) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.got = append(o.got, "node "+joined(n.ServiceCIDRs))
@@ -298,8 +298,8 @@ func (o *nodeTold) NodeApplied(n lb.Node) {
 
 // Observers that implement NodeObserver receive the node after the plane has accepted it, not
 // before, and ahead of the frontends of a Reset.
-func TestNodeIsTold(t *testing.T) {
-	var o nodeTold
+func TestNodeIsReported(t *testing.T) {
+	var o nodeReported
 	bubble(t, func(c *Config) { c.Observers = append(c.Observers, &o) }, func(r *rig) {
 		want := func(what string, lines ...string) {
 			t.Helper()

@@ -16,7 +16,7 @@ type withheld struct {
 }
 
 // withhold removes changes from accepted ones that observers must not see yet, and keeps them until
-// [Engine.tellWithheld]. It withholds more endpoints of a health check while a frontend for outside
+// [Engine.reportWithheld]. It withholds more endpoints of a health check while a frontend for outside
 // traffic to the same Service is not in force (HT-16). Most planes have nothing to write for a
 // health check, so they accept its frontend while they refuse all others. Fewer endpoints are
 // reported at once: a load balancer that switches to another node too early does no harm.
@@ -83,8 +83,8 @@ func (e *Engine) stillAwaited(k lb.Key, h withheld) bool {
 	return waits
 }
 
-// tellWithheld reports withheld changes that no longer have a reason to wait.
-func (e *Engine) tellWithheld() {
+// reportWithheld reports withheld changes that no longer have a reason to wait.
+func (e *Engine) reportWithheld() {
 	if len(e.withheld) == 0 || e.resets.due {
 		return
 	}
@@ -111,8 +111,8 @@ func (e *Engine) tell(changes []lb.Change) {
 	}
 }
 
-// tellNode reports the node in force to the observers.
-func (e *Engine) tellNode() {
+// reportNode reports the node in force to the observers.
+func (e *Engine) reportNode() {
 	for _, o := range e.cfg.Observers {
 		if o, ok := o.(NodeObserver); ok {
 			e.toObserver(func() { o.NodeApplied(e.table.Node) })

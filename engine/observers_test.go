@@ -22,7 +22,7 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 		s.Ports[0].NodePort = nodePort.Port
 		return s
 	}
-	told := func(r *rig) int {
+	reported := func(r *rig) int {
 		r.model.mu.Lock()
 		defer r.model.mu.Unlock()
 		if row := r.model.rows[check]; row != nil {
@@ -33,7 +33,7 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 	want := func(r *rig, what string, n int) {
 		t.Helper()
 		r.after(time.Minute)
-		if got := told(r); got != n {
+		if got := reported(r); got != n {
 			t.Errorf("%s: load balancers see %d endpoints, want %d", what, got, n)
 		}
 	}

@@ -90,7 +90,7 @@ func (o observer) Applied(changes []lb.Change) { o(changes) }
 
 // One tenant's Service with thousands of ports does not delay others' changes, and is written in
 // pieces.
-func TestManyPortsMakeNobodyWait(t *testing.T) {
+func TestManyPortsDelayNoService(t *testing.T) {
 	const ports = 2000
 	huge := service(1)
 	huge.Name.Namespace = "greedy"
@@ -218,7 +218,7 @@ func TestStateLostBetweenPieces(t *testing.T) {
 // Reset postpones them.
 func TestHealthCheckWaitsForLaterRows(t *testing.T) {
 	check := lb.Key{Port: 32000, Proto: lb.TCP}
-	told, balanced := 0, 0
+	reported, balanced := 0, 0
 	slowRig(t, nil, nil)(func(r *rig) {
 		writes := 0
 		r.engine.cfg.Written = func(Write) { writes++ }
@@ -226,7 +226,7 @@ func TestHealthCheckWaitsForLaterRows(t *testing.T) {
 			for _, c := range changes {
 				switch {
 				case c.Key == check:
-					told = writes
+					reported = writes
 				case c.New != nil && c.New.Kind == lb.LoadBalancer:
 					balanced = writes
 				}
@@ -240,8 +240,8 @@ func TestHealthCheckWaitsForLaterRows(t *testing.T) {
 		r.do(cluster.SliceSet{Slice: slice(61, 1, 3)}, cluster.ServiceSet{Service: svc})
 		r.start()
 		r.run()
-		if told < balanced || balanced < 2 {
-			t.Errorf("endpoints told after write %d, rows in force after write %d", told, balanced)
+		if reported < balanced || balanced < 2 {
+			t.Errorf("endpoints told after write %d, rows in force after write %d", reported, balanced)
 		}
 		r.converged()
 	})

@@ -48,6 +48,6 @@ func (e *Engine) probe(ctx context.Context) {
 	e.writer.credit.spend(time.Now())
 	if !e.resets.due && e.writer.probe.news(err) {
 		e.cfg.Log.Error("the kernel takes no write, not even one that changes nothing", "err", err)
-		e.tellFailed(cluster.Name{}, lb.Key{}, "probe", err)
+		e.reportFailed(cluster.Name{}, lb.Key{}, "probe", err)
 	}
 }

@@ -230,7 +230,7 @@ func (p *pending) await(name cluster.Name, n notice, changes []lb.Change) {
 // programmed reports changes that came into force: their latency (MT-04), and that they no longer
 // wait.
 func (e *Engine) programmed() {
-	e.tellSettled()
+	e.reportSettled()
 	done := e.pending.programming.done
 	e.pending.programming.done = notice{}
 	if done.isZero() {

@@ -56,7 +56,7 @@ func (e *Engine) reset(ctx context.Context) {
 		r.trouble.fail(end)
 		if r.trouble.news(err) {
 			e.cfg.Log.Error("reset failed, the rules in the kernel stay", "rows", e.table.Len(), "err", err)
-			e.tellFailed(cluster.Name{}, lb.Key{}, "reset", err)
+			e.reportFailed(cluster.Name{}, lb.Key{}, "reset", err)
 		}
 		return
 	}
@@ -64,7 +64,7 @@ func (e *Engine) reset(ctx context.Context) {
 		e.cfg.Log.Info("reset", "rows", w.Changes, "took", w.Took)
 	}
 	known := e.knownOf(res.Later)
-	changes := e.untold(res)
+	changes := e.unreported(res)
 	e.audits.next = end.Add(e.auditPeriod())
 	r.trouble = trouble{}
 	if r.done { // a program that removes everything repeatedly does not make us write everything all the time
@@ -78,11 +78,11 @@ func (e *Engine) reset(ctx context.Context) {
 	e.pending, e.noLocal = newPending(), noLocalIn(e.table)
 	e.leave(res.Later, known)
 	e.pending.afterReset(before, e.table)
-	e.tellReset(w)
+	e.reportReset(w)
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
 	e.upToDate()
 	e.programmed()
-	e.tellNode()
+	e.reportNode()
 	e.observe(changes)
 	e.restored(w.Took)
 }
@@ -112,7 +112,7 @@ func (e *Engine) loaded() {
 	}
 	w := Write{Verb: "load", Changes: r.load.rows, Took: time.Since(r.load.since)}
 	r.load = load{}
-	e.tellLoaded(w)
+	e.reportLoaded(w)
 	e.cfg.Log.Info("wrote what the reset left for later", "rows", w.Changes, "took", w.Took)
 	e.written(w)
 	if e.pending.queue.len() == 0 { // else a write will report it
@@ -134,9 +134,9 @@ func (e *Engine) knownOf(keys []lb.Key) []*lb.Frontend {
 	return known
 }
 
-// untold returns the changes that the observers do not have after a Reset: all frontends after the
+// unreported returns the changes that the observers do not have after a Reset: all frontends after the
 // first one, with the keys that it removed, and later the pending ones; but no postponed one.
-func (e *Engine) untold(res plane.ResetResult) (changes []lb.Change) {
+func (e *Engine) unreported(res plane.ResetResult) (changes []lb.Change) {
 	switch {
 	case e.resets.done:
 		for k, p := range e.pending.byKey {

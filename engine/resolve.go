@@ -68,7 +68,7 @@ func (e *Engine) absorb() {
 		e.rebuildTable(&found, now)
 	}
 	e.programmed()
-	e.tellClaims(found)
+	e.reportClaims(found)
 }
 
 // turn returns the Services to resolve now. Before the first Reset it returns all, since the Reset
@@ -239,34 +239,34 @@ func (e *Engine) unresolved(name cluster.Name, err error, now time.Time) {
 	e.stats.failed("resolve service "+name.String()+": "+err.Error(), now)
 	if e.said.first("resolve "+name.String()+err.Error()) && e.failures.Allow(name.Namespace) {
 		e.cfg.Log.Error("service not resolved, its present rows stay", "service", name.String(), "err", err)
-		e.tellFailed(name, lb.Key{}, "resolve", err)
+		e.reportFailed(name, lb.Key{}, "resolve", err)
 	}
 }
 
 // replace replaces the frontends of a Service in the table, and records the changed conflicts.
 func (e *Engine) replace(found *claims, o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change, err error) {
-	var contests []lb.Contest
+	var conflicts []lb.Conflict
 	var refused []lb.Refused
 	again := false
 	err = e.guard("table, service ", o.Name, func() error {
 		e.tableMu.Lock()
 		defer e.tableMu.Unlock()
 		again = e.table.Refused(o.Name) != nil
-		changes, contests = e.table.Replace(o, fronts)
+		changes, conflicts = e.table.Replace(o, fronts)
 		refused = e.table.Refused(o.Name)
 		return nil
 	})
 	if again || refused != nil {
-		e.tellRefused(o.Name, refused)
+		e.reportRefused(o.Name, refused)
 	}
 	if err == nil {
-		found.add(e.table, o.Name, changes, contests)
+		found.add(e.table, o.Name, changes, conflicts)
 	}
 	return changes, err
 }
 
-// tellRefused reports malformed frontends of a Service, which no plane is offered.
-func (e *Engine) tellRefused(service string, refused []lb.Refused) {
+// reportRefused reports malformed frontends of a Service, which no plane is offered.
+func (e *Engine) reportRefused(service string, refused []lb.Refused) {
 	e.stats.malformed(service, refused)
 	if len(refused) == 0 {
 		return
@@ -275,7 +275,7 @@ func (e *Engine) tellRefused(service string, refused []lb.Refused) {
 	e.stats.failed(text, time.Now())
 	if e.said.first(text) && e.failures.Allow(nameOf(service).Namespace) {
 		e.cfg.Log.Error("malformed rows left out, what was in force for their keys stays", "service", service, "rows", len(refused), "first", refused[0].Err)
-		e.tellFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)
+		e.reportFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)
 	}
 }
 

@@ -86,7 +86,7 @@ func (e *Engine) giveUp(s *search, err error) {
 	}
 	if len(left) > 0 && e.writer.together.news(err) && e.failures.Allow("") { // they may be of many namespaces
 		e.cfg.Log.Error("writes fail, retrying them together", "rows", len(left), "err", err)
-		e.tellFailed(cluster.Name{}, lb.Key{}, "apply", err)
+		e.reportFailed(cluster.Name{}, lb.Key{}, "apply", err)
 	}
 }
 

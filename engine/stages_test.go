@@ -57,7 +57,7 @@ func staged(t *testing.T, at func(r *rig, n int), f func(r *rig)) {
 
 // A frontend that a plane accepts in stages is reported when it is complete, and changes that
 // arrive meanwhile are in the next call (TN-30).
-func TestStagesMakeNobodyWait(t *testing.T) {
+func TestStagesDelayNoService(t *testing.T) {
 	const huge, small = 1, 2
 	writes, began := 0, 0
 	came := map[lb.Key]int{}

@@ -13,23 +13,23 @@ import (
 
 // Stats holds the counters and the state of an engine. The counters never decrease.
 type Stats struct {
-	Resolved uint64 // services resolved
-	Slices   uint64 // EndpointSlices of the services resolved ([policy.Cost])
-	Ports    uint64 // their ports
-	Backends uint64 // and their backends
-	Visited  uint64 // frontends that the table inspected
-	Applies  uint64 // calls of Plane.Apply
-	Resets   uint64 // calls of Plane.Reset
-	SetNodes uint64 // calls of Plane.SetNode
-	Offered  uint64 // changes in calls of Apply
-	Changes  uint64 // changes that were accepted
-	Failures uint64 // calls of the plane that returned an error or panicked
-	Retries  uint64 // calls of the plane that repeated failed changes
-	Panics   uint64 // panics caught in the plane, the policy or an observer
-	Audits   uint64 // calls of Plane.Audit
-	Probes   uint64 // calls of Plane.Probe
-	Mended   uint64 // objects that audits repaired; frontends, where a Reset had to repair them
-	Contests uint64 // times that a Service lost a key to another (SV-24)
+	Resolved  uint64 // services resolved
+	Slices    uint64 // EndpointSlices of the services resolved ([policy.Cost])
+	Ports     uint64 // their ports
+	Backends  uint64 // and their backends
+	Visited   uint64 // frontends that the table inspected
+	Applies   uint64 // calls of Plane.Apply
+	Resets    uint64 // calls of Plane.Reset
+	SetNodes  uint64 // calls of Plane.SetNode
+	Offered   uint64 // changes in calls of Apply
+	Changes   uint64 // changes that were accepted
+	Failures  uint64 // calls of the plane that returned an error or panicked
+	Retries   uint64 // calls of the plane that repeated failed changes
+	Panics    uint64 // panics caught in the plane, the policy or an observer
+	Audits    uint64 // calls of Plane.Audit
+	Probes    uint64 // calls of Plane.Probe
+	Repaired  uint64 // objects that audits repaired; frontends, where a Reset had to repair them
+	Conflicts uint64 // times that a Service lost a key to another (SV-24)
 
 	Pending  int // keys that the plane has not accepted yet
 	Doubtful int // those of them that were offered in a failed write
@@ -129,7 +129,7 @@ func (l *ledger) called(w *Write, end time.Time) {
 		s.SetNodes++
 	case "audit":
 		s.Audits++
-		s.Mended += uint64(w.Changes)
+		s.Repaired += uint64(w.Changes)
 	case "probe":
 		s.Probes++
 	}

@@ -61,7 +61,7 @@ func (r *rig) fillLarge(n int) (first []*cluster.Slice) {
 
 // TN-03: any number of a tenant's large Services may be dirty, by his own changes, the node's or
 // the configuration's: the work between another tenant's change and its write is the same.
-func TestManyLargeServicesMakeNobodyWait(t *testing.T) {
+func TestManyLargeServicesDelayNoService(t *testing.T) {
 	type work struct{ services, slices, ports, backends uint64 }
 	of := func(s Stats) work { return work{s.Resolved, s.Slices, s.Ports, s.Backends} }
 	for name, makeDirty := range map[string]func(*rig, []*cluster.Slice){

@@ -51,7 +51,7 @@ func (e *Engine) writeFresh(ctx context.Context) {
 }
 
 // piece is the weight limit of one write.
-func (e *Engine) piece() int { return max(1, e.cfg.Plane.Pace()) }
+func (e *Engine) piece() int { return max(1, e.cfg.Plane.MaxBatchWeight()) }
 
 // apply offers the pending changes of the keys to the plane. It returns the offered changes.
 func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) {
@@ -143,7 +143,7 @@ func (e *Engine) rowFailed(c lb.Change, err error) {
 		return
 	}
 	p.logged = err.Error()
-	e.tellFailed(nameOf(serviceOf(c)), c.Key, "write", err)
+	e.reportFailed(nameOf(serviceOf(c)), c.Key, "write", err)
 	if e.failures.Allow(nameOf(serviceOf(c)).Namespace) {
 		e.cfg.Log.Error("row not written, retrying it alone", "key", c.Key.String(), "service", serviceOf(c), "err", err)
 	}

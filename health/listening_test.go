@@ -23,8 +23,8 @@ import (
 // HT-15: retries follow after 1, 2, 4 … 60 s and at each change of the frontend.
 func TestRetryHT15(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, told := &fakeOpener{}, 0
-		s := newServices(ServicesConfig{OnListenFailed: func(string, uint16, error) { told++ }})
+		o, reported := &fakeOpener{}, 0
+		s := newServices(ServicesConfig{OnListenFailed: func(string, uint16, error) { reported++ }})
 		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
@@ -34,26 +34,26 @@ func TestRetryHT15(t *testing.T) {
 		start := time.Now()
 		v4.Applied(set(check("shop/web", 32100, 1)))
 		pass(200 * time.Second)
-		if want := seconds(0, 1, 3, 7, 15, 31, 63, 123, 183); !slices.Equal(o.Tried(start), want) || told != 1 {
-			t.Errorf("tried at %v, want %v; told %d times", o.Tried(start), want, told)
+		if want := seconds(0, 1, 3, 7, 15, 31, 63, 123, 183); !slices.Equal(o.Tried(start), want) || reported != 1 {
+			t.Errorf("tried at %v, want %v; told %d times", o.Tried(start), want, reported)
 		}
 		v4.Applied(set(check("shop/web", 32100, 2)))
 		synctest.Wait()
-		if n := len(o.Tried(start)); n != 10 || told != 1 {
-			t.Errorf("a change made it %d tries, want 10; told %d times", n, told)
+		if n := len(o.Tried(start)); n != 10 || reported != 1 {
+			t.Errorf("a change made it %d tries, want 10; told %d times", n, reported)
 		}
 		v4.Applied(set(check("shop/next", 32100, 2))) // another Service, with the same trouble
 		synctest.Wait()
 		o.Refuse("", "")
 		pass(61 * time.Second)
-		if told != 2 || fmt.Sprint(o.Did()) != "[open tcp 0.0.0.0:32100]" {
-			t.Errorf("told %d times, want 2: of each Service once", told)
+		if reported != 2 || fmt.Sprint(o.Did()) != "[open tcp 0.0.0.0:32100]" {
+			t.Errorf("told %d times, want 2: of each Service once", reported)
 		}
 		o.Refuse("", "in use")
 		o.kill() // the socket breaks, and cannot be opened again
 		pass(61 * time.Second)
-		if n := len(o.Tried(start)); told != 3 {
-			t.Errorf("after success, told %d times, want 3; %d tries", told, n)
+		if n := len(o.Tried(start)); reported != 3 {
+			t.Errorf("after success, told %d times, want 3; %d tries", reported, n)
 		}
 		v4.Applied(gone(32100))
 		synctest.Wait()
@@ -248,14 +248,14 @@ func TestAddressComesLater(t *testing.T) {
 			{"192.0.2.1", "[open tcp4 192.0.2.1:80]"}, {"192.0.2.1", "[]"}, {"192.0.2.2", "[open tcp4 192.0.2.2:80 close 192.0.2.1:80]"},
 		} {
 			addr.Store([]netip.Addr{netip.MustParseAddr(step.addr)})
-			pass(lookAgain + time.Second)
+			pass(inspectAgain + time.Second)
 			if got := fmt.Sprint(o.Did()); got != step.want {
 				t.Errorf("got %s, want %s", got, step.want)
 			}
 		}
 		o.Refuse("", "in use")
 		addr.Store([]netip.Addr{netip.MustParseAddr("192.0.2.3")})
-		pass(lookAgain + time.Second)
+		pass(inspectAgain + time.Second)
 		start, before := time.Now(), len(o.Tried(time.Now()))
 		pass(10 * time.Minute)
 		if n := len(o.Tried(start)) - before; n < 9 || n > 15 {
@@ -295,11 +295,11 @@ func (broken) Addr() net.Addr            { return &net.TCPAddr{} }
 // namespace's failure is reported.
 func TestManyPortsThatCannotListen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, told := &fakeOpener{}, map[string]int{}
+		o, reported := &fakeOpener{}, map[string]int{}
 		var log bytes.Buffer
 		s := newServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil)), OnListenFailed: func(service string, _ uint16, _ error) {
 			namespace, _, _ := strings.Cut(service, "/")
-			told[namespace]++
+			reported[namespace]++
 		}})
 		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
@@ -313,8 +313,8 @@ func TestManyPortsThatCannotListen(t *testing.T) {
 		synctest.Wait()
 		v4.Applied(set(check("stranger/web", 32_000, 1)))
 		synctest.Wait()
-		if told["tenant"] != ratelimit.Burst || told["stranger"] != 1 {
-			t.Errorf("told of failures %v, want %d of the tenant's and the stranger's", told, ratelimit.Burst)
+		if reported["tenant"] != ratelimit.Burst || reported["stranger"] != 1 {
+			t.Errorf("told of failures %v, want %d of the tenant's and the stranger's", reported, ratelimit.Burst)
 		}
 		cancel()
 		<-done

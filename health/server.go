@@ -81,7 +81,7 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 
 		DisableGeneralOptionsHandler: true, // any method (HT-10)
 	}
-	crowd := &listen.Crowd{Most: listen.OwnShare().Connections}
+	crowd := &listen.ConnLimit{Most: listen.OwnShare().Connections}
 	crowd.Full = func(closed int) {
 		log.Warn("Too many connections, closing the longest idle ones", "server", what, "most", crowd.Most, "closed", closed)
 	}

@@ -61,10 +61,10 @@ type port struct {
 
 // fault is why a port is not served.
 type fault struct {
-	service string        // whose port fails; "" if none does
-	told    bool          // it was logged and reported
-	delay   time.Duration // from the last try to the next
-	next    time.Time
+	service  string        // whose port fails; "" if none does
+	reported bool          // it was logged and reported
+	delay    time.Duration // from the last try to the next
+	next     time.Time
 }
 
 // The time from one try to bind a port to the next, which doubles.
@@ -73,8 +73,8 @@ const (
 	lastRetry  = time.Minute
 )
 
-// lookAgain is how often the addresses of this machine are listed: there is no notification of changes.
-const lookAgain = 30 * time.Second
+// inspectAgain is how often the addresses of this machine are listed: there is no notification of changes.
+const inspectAgain = 30 * time.Second
 
 // NewServices returns a Services without any Service.
 func NewServices(cfg ServicesConfig) *Services {
@@ -197,7 +197,7 @@ func (s *Services) ring() {
 func (s *Services) Run(ctx context.Context) {
 	defer s.end()
 	failing := map[uint16]*port{} // ports that wait for their next try
-	again := time.NewTicker(lookAgain)
+	again := time.NewTicker(inspectAgain)
 	defer again.Stop()
 	for {
 		var retry <-chan time.Time
@@ -292,7 +292,7 @@ func (s *Services) reconcile(ctx context.Context, p *port, addresses func(uint16
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
-		if p.fault.told {
+		if p.fault.reported {
 			s.cfg.Log.Info("Health check port works again", "service", service, "port", p.number)
 		}
 		p.fault = fault{}
@@ -310,7 +310,7 @@ func (s *Services) failed(p *port, service string, err error) {
 	if known {
 		return
 	}
-	if p.fault.told = s.failures.Allow(lb.NamespaceOf(service)); !p.fault.told {
+	if p.fault.reported = s.failures.Allow(lb.NamespaceOf(service)); !p.fault.reported {
 		return
 	}
 	s.cfg.Log.Error("Health check port cannot listen, retrying", "service", service, "port", p.number, "err", err)

@@ -34,19 +34,19 @@ func gone(port uint16) []lb.Change { return []lb.Change{{Key: lb.Key{Port: port,
 // desk is a Services with its own address.
 type desk struct {
 	*Services
-	addr    netip.Addr
-	v4, v6  *Observer
-	healthy atomic.Bool
-	told    chan string
+	addr     netip.Addr
+	v4, v6   *Observer
+	healthy  atomic.Bool
+	reported chan string
 }
 
 func newDesk(t testing.TB) *desk {
-	d := &desk{addr: lonely(t), told: make(chan string, 10)}
+	d := &desk{addr: lonely(t), reported: make(chan string, 10)}
 	d.healthy.Store(true)
 	d.Services = newServices(ServicesConfig{
 		Healthy:        d.healthy.Load,
 		Addresses:      func() []netip.Addr { return []netip.Addr{d.addr} },
-		OnListenFailed: func(service string, port uint16, err error) { d.told <- fmt.Sprint(service, " ", port, ": ", err) },
+		OnListenFailed: func(service string, port uint16, err error) { d.reported <- fmt.Sprint(service, " ", port, ": ", err) },
 	})
 	d.v4, d.v6 = d.Observer(lb.IPv4), d.Observer(lb.IPv6)
 	runServices(t, d.Services)
@@ -200,8 +200,8 @@ func TestPortChanges(t *testing.T) {
 	if body != local1+"4"+local2+"true"+local3 {
 		t.Errorf("the port that was another's says %s", body)
 	}
-	if len(d.told) > 0 {
-		t.Errorf("told of a failure: %s", <-d.told)
+	if len(d.reported) > 0 {
+		t.Errorf("told of a failure: %s", <-d.reported)
 	}
 }
 
@@ -347,16 +347,16 @@ func TestOccupiedHT15(t *testing.T) {
 	a, b := lonely(t), lonely(t)
 	const port = 32100
 	squatter := squat(t, netip.AddrPortFrom(b, port))
-	told := make(chan string, 10)
+	reported := make(chan string, 10)
 	s := newServices(ServicesConfig{
 		Addresses:      func() []netip.Addr { return []netip.Addr{a, b, a} },
-		OnListenFailed: func(service string, port uint16, err error) { told <- fmt.Sprintf("%s %d: %v", service, port, err) },
+		OnListenFailed: func(service string, port uint16, err error) { reported <- fmt.Sprintf("%s %d: %v", service, port, err) },
 	})
 	runServices(t, s)
 	v4 := s.Observer(lb.IPv4)
 	v4.Applied(set(check("shop/web", port, 1)))
 	at := netip.AddrPortFrom(b, port)
-	if got, want := <-told, fmt.Sprintf("shop/web 32100: listen tcp4 %s: bind: address already in use", at); got != want {
+	if got, want := <-reported, fmt.Sprintf("shop/web 32100: listen tcp4 %s: bind: address already in use", at); got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 	awaitPort(t, netip.AddrPortFrom(a, port), false)
@@ -369,8 +369,8 @@ func TestOccupiedHT15(t *testing.T) {
 	v4.Applied(set(check("shop/web", port, 1)))
 	awaitPort(t, netip.AddrPortFrom(a, port), true)
 	awaitPort(t, at, true)
-	if len(told) > 0 {
-		t.Errorf("told again: %s", <-told)
+	if len(reported) > 0 {
+		t.Errorf("told again: %s", <-reported)
 	}
 }
 
@@ -423,8 +423,8 @@ func TestThousandServices(t *testing.T) {
 	if each > 20<<10 {
 		t.Errorf("%d bytes for each Service", each)
 	}
-	if len(d.told) > 0 {
-		t.Errorf("told of a failure: %s", <-d.told)
+	if len(d.reported) > 0 {
+		t.Errorf("told of a failure: %s", <-d.reported)
 	}
 	_, body := get(t, "GET", "http://"+d.at(20999).String())
 	if !strings.Contains(body, `"web-999"`) {

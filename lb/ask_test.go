@@ -41,9 +41,9 @@ func TestAskedOfTables(t *testing.T) {
 			if got := table.KindAt(k.Addr); got != best[k.Addr] {
 				t.Fatalf("step %d: KindAt(%s) is %s, want %s", step, k.Addr, got, best[k.Addr])
 			}
-			all := table.Contests(k)
+			all := table.Conflicts(k)
 			for _, n := range []int{0, 1, 3, 100} {
-				first, total := table.FirstContests(k, n)
+				first, total := table.FirstConflicts(k, n)
 				if total != len(all) || !slices.Equal(first, all[:min(n, len(all))]) {
 					t.Fatalf("step %d: the first %d contests of %s are %v of %d, want those of %v", step, n, k, first, total, all)
 				}

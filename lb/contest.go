@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Contest is a conflict: a key that more than one Service claims. Winner's frontend is in force;
+// Conflict is a conflict: a key that more than one Service claims. Winner's frontend is in force;
 // Loser gets the key when all claims before its own are gone.
-type Contest struct {
+type Conflict struct {
 	Key           Key
 	Winner, Loser Owner
 	// WinnerKind and LoserKind are the kinds of their claims.
@@ -16,7 +16,7 @@ type Contest struct {
 }
 
 // Why returns the property of the winner that decides, as in "shop/old, which is older".
-func (c Contest) Why() string {
+func (c Conflict) Why() string {
 	switch {
 	case c.WinnerKind.rank() != c.LoserKind.rank():
 		return "has it as its " + c.WinnerKind.Words()
@@ -163,26 +163,26 @@ func (t *Table) crown(k Key) *claim {
 	return next
 }
 
-func contestOf(winner, loser *claim) Contest {
-	return Contest{winner.front.Key, winner.owner.Owner, loser.owner.Owner, winner.front.Kind, loser.front.Kind}
+func conflictOf(winner, loser *claim) Conflict {
+	return Conflict{winner.front.Key, winner.owner.Owner, loser.owner.Owner, winner.front.Kind, loser.front.Kind}
 }
 
 // Contested is the number of keys that more than one Service claims.
 func (t *Table) Contested() int { return len(t.losers) }
 
-// Contests returns the conflicts for k, one for each loser, in the order in which they get the key.
+// Conflicts returns the conflicts for k, one for each loser, in the order in which they get the key.
 // It is for display: its cost is proportional to their number.
-func (t *Table) Contests(k Key) []Contest {
-	var out []Contest
+func (t *Table) Conflicts(k Key) []Conflict {
+	var out []Conflict
 	for _, c := range t.sortedLosers(k) {
-		out = append(out, contestOf(t.rows[k], c))
+		out = append(out, conflictOf(t.rows[k], c))
 	}
 	return out
 }
 
-// FirstContests returns the first n conflicts for k, in the order in which the losers get the key,
+// FirstConflicts returns the first n conflicts for k, in the order in which the losers get the key,
 // and the number of all. Its cost is proportional to n, however many Services claim the key.
-func (t *Table) FirstContests(k Key, n int) (first []Contest, all int) {
+func (t *Table) FirstConflicts(k Key, n int) (first []Conflict, all int) {
 	l := t.losers[k]
 	if l == nil {
 		return nil, 0
@@ -194,7 +194,7 @@ func (t *Table) FirstContests(k Key, n int) (first []Contest, all int) {
 			return !slices.ContainsFunc(next, func(other int) bool { return l.heap[other].compare(l.heap[at]) < 0 })
 		})
 		at := next[i]
-		first = append(first, contestOf(t.rows[k], l.heap[at]))
+		first = append(first, conflictOf(t.rows[k], l.heap[at]))
 		next = slices.Delete(next, i, i+1)
 		for child := 2*at + 1; child <= 2*at+2 && child < len(l.heap); child++ {
 			next = append(next, child)
@@ -204,11 +204,11 @@ func (t *Table) FirstContests(k Key, n int) (first []Contest, all int) {
 }
 
 // Lost returns the conflict for k that the Service "ns/name" loses, false if it loses none.
-func (t *Table) Lost(k Key, name string) (Contest, bool) {
+func (t *Table) Lost(k Key, name string) (Conflict, bool) {
 	if l := t.losers[k]; l != nil && l.of[name] != nil {
-		return contestOf(t.rows[k], l.of[name]), true
+		return conflictOf(t.rows[k], l.of[name]), true
 	}
-	return Contest{}, false
+	return Conflict{}, false
 }
 
 func (t *Table) sortedLosers(k Key) []*claim {

@@ -156,7 +156,7 @@ func (t *Table) Refused(name string) []Refused { return t.refused[name] }
 // stays; see [Table.Refused].
 //
 // The cost is proportional to the number of frontends of this Service.
-func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
+func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Conflict) {
 	if t.rows == nil {
 		t.rows, t.owners = map[Key]*claim{}, map[string]*owned{}
 	}
@@ -175,7 +175,7 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	t.Visited += uint64(len(before) + len(fronts))
 
 	var changes []Change
-	var contests []Contest
+	var conflicts []Conflict
 	kept := indexOf(fronts)
 	for _, f := range before {
 		if kept.get(f.Key) == nil {
@@ -183,7 +183,7 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 		}
 	}
 	for _, f := range fronts {
-		changes, contests = t.claim(changes, contests, mine, f)
+		changes, conflicts = t.claim(changes, conflicts, mine, f)
 	}
 	if len(fronts) == 0 {
 		delete(t.owners, o.Name)
@@ -191,16 +191,16 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 		mine.fronts = fronts
 		t.owners[o.Name] = mine
 	}
-	return changes, contests
+	return changes, conflicts
 }
 
 // reclaim replaces the frontends of a Service whose age changed: it removes all old claims, then
 // adds all new ones. Changes of one key are folded into one.
-func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Contest) {
+func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Conflict) {
 	fronts = t.share(o.Name, old.fronts, fronts)
 	refused := t.refused[o.Name]
 	deletes, _ := t.Replace(old.Owner, nil)
-	adds, contests := t.Replace(o, fronts)
+	adds, conflicts := t.Replace(o, fronts)
 	t.refuse(o.Name, refused)
 	first := make(map[Key]*Frontend, len(deletes))
 	for _, c := range deletes {
@@ -222,7 +222,7 @@ func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Co
 			out = append(out, c)
 		}
 	}
-	return out, contests
+	return out, conflicts
 }
 
 // drop removes o's claim on k.
@@ -245,12 +245,12 @@ func (t *Table) drop(changes []Change, o *owned, k Key) []Change {
 }
 
 // claim makes f the request of o for f.Key.
-func (t *Table) claim(changes []Change, contests []Contest, o *owned, f *Frontend) ([]Change, []Contest) {
+func (t *Table) claim(changes []Change, conflicts []Conflict, o *owned, f *Frontend) ([]Change, []Conflict) {
 	head := t.rows[f.Key]
 	if head == nil {
 		t.rows[f.Key] = &claim{owner: o, front: f}
 		t.count(nil, f)
-		return append(changes, Change{f.Key, nil, f}), contests
+		return append(changes, Change{f.Key, nil, f}), conflicts
 	}
 	was, mine := head.front, t.claimOf(f.Key, o)
 	fresh := mine == nil
@@ -259,7 +259,7 @@ func (t *Table) claim(changes []Change, contests []Contest, o *owned, f *Fronten
 		mine = &claim{owner: o, front: f}
 		t.list(mine)
 	case mine.front == f:
-		return changes, contests
+		return changes, conflicts
 	default:
 		mine.front = f
 		if mine != head {
@@ -273,11 +273,11 @@ func (t *Table) claim(changes []Change, contests []Contest, o *owned, f *Fronten
 	}
 	switch {
 	case now != head && mine == now:
-		contests = append(contests, contestOf(now, head))
+		conflicts = append(conflicts, conflictOf(now, head))
 	case now != head || fresh:
-		contests = append(contests, contestOf(now, mine))
+		conflicts = append(conflicts, conflictOf(now, mine))
 	}
-	return changes, contests
+	return changes, conflicts
 }
 
 // refuse records the refused frontends of the Service.

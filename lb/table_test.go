@@ -23,9 +23,9 @@ func row(o lb.Owner, key lb.Key) *lb.Frontend {
 	return &lb.Frontend{Key: key, Service: o.Name, Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
 }
 
-// contest is a conflict of frontends as row makes them.
-func contest(key lb.Key, winner, loser lb.Owner) lb.Contest {
-	return lb.Contest{Key: key, Winner: winner, Loser: loser, WinnerKind: lb.ExternalIP, LoserKind: lb.ExternalIP}
+// conflict is a conflict of frontends as row makes them.
+func conflict(key lb.Key, winner, loser lb.Owner) lb.Conflict {
+	return lb.Conflict{Key: key, Winner: winner, Loser: loser, WinnerKind: lb.ExternalIP, LoserKind: lb.ExternalIP}
 }
 
 func TestContestSV24(t *testing.T) {
@@ -38,15 +38,15 @@ func TestContestSV24(t *testing.T) {
 			var table lb.Table
 			began := 0
 			for _, o := range order {
-				_, contests := table.Replace(o, []*lb.Frontend{row(o, key)})
-				began += len(contests)
+				_, conflicts := table.Replace(o, []*lb.Frontend{row(o, key)})
+				began += len(conflicts)
 			}
 			if began != 2 {
 				t.Errorf("%d contests were reported, want one for each Service but the first", began)
 			}
-			wantContests := []lb.Contest{contest(key, oldest, middle), contest(key, oldest, middle2)}
-			if got := table.Contests(key); !slices.Equal(got, wantContests) {
-				t.Errorf("contests %v, want %v", got, wantContests)
+			wantConflicts := []lb.Conflict{conflict(key, oldest, middle), conflict(key, oldest, middle2)}
+			if got := table.Conflicts(key); !slices.Equal(got, wantConflicts) {
+				t.Errorf("contests %v, want %v", got, wantConflicts)
 			}
 			// The losers get the key one after the other: by age, then by name.
 			for i, next := range []lb.Owner{middle, middle2} {
@@ -71,8 +71,8 @@ func TestLoserLeavesSilently(t *testing.T) {
 	}
 	changed := row(middle, key)
 	changed.Routes[0].Do = lb.Reject
-	if changes, contests := table.Replace(middle, []*lb.Frontend{changed}); len(changes)+len(contests) != 0 {
-		t.Errorf("a loser changed its mind: changes %v, contests %v, want none", changes, contests)
+	if changes, conflicts := table.Replace(middle, []*lb.Frontend{changed}); len(changes)+len(conflicts) != 0 {
+		t.Errorf("a loser changed its mind: changes %v, contests %v, want none", changes, conflicts)
 	}
 	if changes, _ := table.Replace(middle2, nil); len(changes) != 0 {
 		t.Errorf("a loser went: changes %v, want none", changes)
@@ -96,12 +96,12 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 	}
 	var table lb.Table
 	for _, step := range []struct {
-		story    string
-		owner    lb.Owner
-		kind     lb.Kind // 0: the Service is deleted
-		winner   string
-		contests string // that begin
-		why      string
+		story     string
+		owner     lb.Owner
+		kind      lb.Kind // 0: the Service is deleted
+		winner    string
+		conflicts string // that begin
+		why       string
 	}{
 		{"alone", oldest, lb.ExternalIP, "ns/m", "", ""},
 		{"a load balancer's address", middle, lb.LoadBalancer, "ns/a", "ns/m loses to ns/a", "has it as its load balancer's address"},
@@ -118,7 +118,7 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 			fronts = append(fronts, as(step.owner, step.kind))
 		}
 		was := table.Get(key)
-		changes, contests := table.Replace(step.owner, fronts)
+		changes, conflicts := table.Replace(step.owner, fronts)
 		if got := table.Get(key).Service; got != step.winner {
 			t.Errorf("%s: %s has the key, want %s", step.story, got, step.winner)
 		}
@@ -126,14 +126,14 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 			t.Errorf("%s: changes %v", step.story, changes)
 		}
 		got, why := "", ""
-		for _, c := range contests {
+		for _, c := range conflicts {
 			got, why = c.Loser.Name+" loses to "+c.Winner.Name, c.Why()
 			if lost, ok := table.Lost(key, c.Loser.Name); !ok || lost != c {
 				t.Errorf("%s: the table says %v of the contest %v", step.story, lost, c)
 			}
 		}
-		if got != step.contests || len(contests) > 1 || why != step.why {
-			t.Errorf("%s: contests %v: %q which %s, want %q which %s", step.story, contests, got, why, step.contests, step.why)
+		if got != step.conflicts || len(conflicts) > 1 || why != step.why {
+			t.Errorf("%s: contests %v: %q which %s, want %q which %s", step.story, conflicts, got, why, step.conflicts, step.why)
 		}
 		if _, lost := table.Lost(key, step.winner); lost {
 			t.Errorf("%s: the winner loses", step.story)
@@ -182,12 +182,12 @@ func TestRecreatedService(t *testing.T) {
 	table.Replace(middle, []*lb.Frontend{row(middle, key)})
 
 	young := lb.Owner{Name: oldest.Name, Created: 300}
-	changes, contests := table.Replace(young, []*lb.Frontend{row(young, key), row(young, other)})
+	changes, conflicts := table.Replace(young, []*lb.Frontend{row(young, key), row(young, other)})
 	if len(changes) != 1 || changes[0].Key != key || changes[0].Old.Service != oldest.Name || changes[0].New.Service != middle.Name {
 		t.Errorf("changes %v, want one that gives %s to %s", changes, key, middle.Name)
 	}
-	if want := []lb.Contest{contest(key, middle, young)}; !slices.Equal(contests, want) {
-		t.Errorf("contests %v, want %v", contests, want)
+	if want := []lb.Conflict{conflict(key, middle, young)}; !slices.Equal(conflicts, want) {
+		t.Errorf("contests %v, want %v", conflicts, want)
 	}
 	// And back: an older one under the same name wins again.
 	changes, _ = table.Replace(oldest, []*lb.Frontend{row(oldest, key)})
@@ -209,12 +209,12 @@ func TestSameKeyTwice(t *testing.T) {
 			fronts = append(fronts, one, fronts[0], row(oldest, one.Key))
 		}
 		var table lb.Table
-		changes, contests := table.Replace(oldest, fronts)
+		changes, conflicts := table.Replace(oldest, fronts)
 		if owned := table.Owned(oldest.Name); len(owned) != n+1 {
 			t.Errorf("n=%d: %d rows kept, want %d", n, len(owned), n+1)
 		}
-		if len(changes) != n+1 || len(contests) != 0 || table.Len() != n+1 || table.Get(key) != fronts[0] {
-			t.Errorf("n=%d: %d changes, contests %v, %d rows", n, len(changes), contests, table.Len())
+		if len(changes) != n+1 || len(conflicts) != 0 || table.Len() != n+1 || table.Get(key) != fronts[0] {
+			t.Errorf("n=%d: %d changes, contests %v, %d rows", n, len(changes), conflicts, table.Len())
 		}
 	}
 }
@@ -337,9 +337,9 @@ func TestReplaceHealthCheck(t *testing.T) {
 	}
 	nodePort := row(middle, lb.Key{Port: 32100, Proto: lb.TCP})
 	nodePort.Kind = lb.NodePort
-	changes, contests := table.Replace(middle, []*lb.Frontend{nodePort})
-	if len(changes) != 0 || len(contests) != 1 || contests[0].Winner != oldest {
-		t.Errorf("a younger NodePort: changes %v, contests %v, want the health check to win", changes, contests)
+	changes, conflicts := table.Replace(middle, []*lb.Frontend{nodePort})
+	if len(changes) != 0 || len(conflicts) != 1 || conflicts[0].Winner != oldest {
+		t.Errorf("a younger NodePort: changes %v, contests %v, want the health check to win", changes, conflicts)
 	}
 	if changes, _ := table.Replace(oldest, nil); len(changes) != 1 || !changes[0].Old.Accepts() || changes[0].New.Accepts() {
 		t.Errorf("the health check went: changes %v, want one to the NodePort", changes)
@@ -415,10 +415,10 @@ func FuzzTableReplace(f *testing.F) {
 			if len(fronts) > 0 {
 				last[o] = fronts
 			}
-			changes, contests := table.Replace(o, fronts)
+			changes, conflicts := table.Replace(o, fronts)
 			checkChanges(t, applied, changes)
-			for _, c := range contests {
-				if c.Winner != o && c.Loser != o || !slices.Contains(table.Contests(c.Key), c) {
+			for _, c := range conflicts {
+				if c.Winner != o && c.Loser != o || !slices.Contains(table.Conflicts(c.Key), c) {
 					t.Fatalf("Replace of %v reported the contest %v", o, c)
 				}
 			}

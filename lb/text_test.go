@@ -141,7 +141,7 @@ func checkSameRows(t *testing.T, got, want *lb.Table) {
 		if g := got.Get(f.Key); !g.Equal(f) {
 			t.Fatalf("got row\n%swant\n%s", g, f)
 		}
-		if g, w := got.Contests(f.Key), want.Contests(f.Key); !slices.Equal(g, w) {
+		if g, w := got.Conflicts(f.Key), want.Conflicts(f.Key); !slices.Equal(g, w) {
 			t.Fatalf("%s: got contests %v, want %v", f.Key, g, w)
 		}
 	}

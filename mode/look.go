@@ -8,35 +8,35 @@ import (
 	"kube-proxy/trace"
 )
 
-// Looker is a plane that can read its state back from the kernel. Its methods may be called at any
+// Tracer is a plane that can read its state back from the kernel. Its methods may be called at any
 // time from any goroutine in the network namespace of the plane, also during a write. They are
 // read-only and do not delay the plane's other callers.
-type Looker interface {
-	// Follow computes what the kernel does with a packet, from the state that it holds. Its cost
+type Tracer interface {
+	// TracePacket computes what the kernel does with a packet, from the state that it holds. Its cost
 	// does not grow with the table, except where the state can only be read with programs that list
 	// all of it. An error is one of reading.
-	Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error)
+	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
 	// Differences compares the kernel with the table, which must not change meanwhile, and calls each for every difference until it
 	// returns false. A write in progress may show as a difference: to exclude that, compare again.
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// Teller reports differences for a Looker, until the receiver stops it.
-type Teller struct {
+// Reporter reports differences for a Looker, until the receiver stops it.
+type Reporter struct {
 	ctx  context.Context
 	each func(trace.Difference) bool
 	err  error
 }
 
-// NewTeller returns one that calls each until that returns false, or the context ends.
-func NewTeller(ctx context.Context, each func(trace.Difference) bool) *Teller {
-	return &Teller{ctx: ctx, each: each}
+// NewReporter returns one that calls each until that returns false, or the context ends.
+func NewReporter(ctx context.Context, each func(trace.Difference) bool) *Reporter {
+	return &Reporter{ctx: ctx, each: each}
 }
 
 // Tell reports that an object, of a frontend if k is not zero, differs from the desired state; ""
 // means that the object should not exist, or does not. After a failure it reports nothing, and
 // returns the same error.
-func (t *Teller) Tell(k lb.Key, object, want, have string) error {
+func (t *Reporter) Tell(k lb.Key, object, want, have string) error {
 	if t.err == nil {
 		t.err = t.ctx.Err()
 	}
@@ -47,10 +47,10 @@ func (t *Teller) Tell(k lb.Key, object, want, have string) error {
 }
 
 // Err is the error that ended the reports; nil before.
-func (t *Teller) Err() error { return t.err }
+func (t *Reporter) Err() error { return t.err }
 
 // Done converts the error of a comparison into that of Differences: nil if the receiver stopped it.
-func (t *Teller) Done(err error) error {
+func (t *Reporter) Done(err error) error {
 	if t.err != nil {
 		err = t.err
 	}

@@ -15,7 +15,7 @@ import (
 	"kube-proxy/event"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 	"kube-proxy/trace"
 )
 
@@ -209,7 +209,7 @@ type Settings struct {
 	CountServices bool
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there
 	// are no other planes.
-	Writes *ownwrites.Ledger
+	Writes *selfwrites.Ledger
 	// Log is for problems outside the calls of a plane, such as a shortage; nil for none. It has the family already.
 	Log *slog.Logger
 }

@@ -29,8 +29,8 @@ type Plane interface {
 	// finds changes without a notification; if that would take long, each call compares a part.
 	// Otherwise it compares the objects that the notifications since the last call named. It
 	// returns the number of repaired objects.
-	Audit(ctx context.Context, full bool) (mended int, err error)
-	// Pace returns the recommended maximum weight ([Weights]) of the changes of an Apply, so that
+	Audit(ctx context.Context, full bool) (repaired int, err error)
+	// MaxBatchWeight returns the recommended maximum weight ([Weights]) of the changes of an Apply, so that
 	// it takes a fraction of a second.
-	Pace() int
+	MaxBatchWeight() int
 }

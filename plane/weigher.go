@@ -10,7 +10,7 @@ type Weigher interface {
 }
 
 // Weights returns a function for the weight that each frontend adds to an Apply of the plane, which
-// [Plane.Pace] limits. A nil frontend is a removed one.
+// [Plane.MaxBatchWeight] limits. A nil frontend is a removed one.
 func Weights(p Plane) func(*lb.Frontend) int {
 	own, ok := p.(Weigher)
 	if !ok {

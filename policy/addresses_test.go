@@ -53,11 +53,11 @@ func TestAddressesSV26(t *testing.T) {
 			if found != (len(refusals) == 0) {
 				t.Errorf("%s as %s: served %v, and told %v", a, use.name, found, refusals)
 			}
-			told := a
+			reported := a
 			if use.field == "endpoints" {
-				told = a.WithZone("") // lists of endpoints have no zones, and no source has an address with one
+				reported = a.WithZone("") // lists of endpoints have no zones, and no source has an address with one
 			}
-			if len(refusals) > 0 && (refusals[0].Field != use.field || refusals[0].Addr != told || refusals[0].More != 0) {
+			if len(refusals) > 0 && (refusals[0].Field != use.field || refusals[0].Addr != reported || refusals[0].More != 0) {
 				t.Errorf("%s as %s: told %v", a, use.name, refusals[0])
 			}
 		}

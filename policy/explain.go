@@ -169,7 +169,7 @@ func (r *resolver) facts() (f sliceFacts) {
 		f.slices++
 		f.endpoints += sl.Endpoints.Len()
 		for _, sp := range sl.Ports {
-			if len(f.ports) == mostPorts {
+			if len(f.ports) == maxPorts {
 				break
 			}
 			if name := fmt.Sprintf("%q (%d/%s)", sp.Name, sp.Port, lb.Proto(sp.Protocol)); !slices.Contains(f.ports, name) {
@@ -180,8 +180,8 @@ func (r *resolver) facts() (f sliceFacts) {
 	return f
 }
 
-// mostPorts is the most slice ports that a sentence names.
-const mostPorts = 5
+// maxPorts is the most slice ports that a sentence names.
+const maxPorts = 5
 
 // port explains a service port.
 func (e *explainer) port(p *cluster.ServicePort) ExplainedPort {

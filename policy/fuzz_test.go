@@ -55,19 +55,19 @@ func checkRandomView(t *testing.T, seed1, seed2 uint64) {
 // removing it from the Service changes nothing.
 func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 	t.Helper()
-	told := map[string]policy.Refusal{}
+	reported := map[string]policy.Refusal{}
 	for _, r := range policy.Refused(v, s) {
-		told[r.Field] = r
+		reported[r.Field] = r
 	}
 	if v.Service == nil || v.Service.Type == cluster.TypeExternalName {
-		if len(told) > 0 {
-			t.Fatalf("told %v of a Service that has no addresses", told)
+		if len(reported) > 0 {
+			t.Fatalf("told %v of a Service that has no addresses", reported)
 		}
 		return
 	}
 	want := func(field, use string, all []netip.Addr) {
 		all = slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return lb.FamilyOf(a) != s.Family || oracle.Serves(s, a, use) })
-		r := told[field]
+		r := reported[field]
 		if len(all) == 0 {
 			if r != (policy.Refusal{}) {
 				t.Fatalf("%s: told %v, all are served", field, r)

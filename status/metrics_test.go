@@ -371,9 +371,9 @@ func TestValues(t *testing.T) {
 	external.ExternalPolicy, external.ExternalIPs = cluster.PolicyLocal, []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 	p.do(cluster.ServiceSet{Service: local}, cluster.SliceSet{Slice: slice(3, 2, "elsewhere", time.Time{})},
 		cluster.ServiceSet{Service: external}, cluster.SliceSet{Slice: slice(4, 2, "elsewhere", time.Time{})})
-	contest := service(5)
-	contest.ClusterIPs = service(1).ClusterIPs
-	p.do(cluster.ServiceSet{Service: contest})
+	conflict := service(5)
+	conflict.ClusterIPs = service(1).ClusterIPs
+	p.do(cluster.ServiceSet{Service: conflict})
 	p.planes[0].Refuse(lb.Key{Addr: service(2).ClusterIPs[0], Port: 80, Proto: lb.TCP})
 	p.do(cluster.SliceSet{Slice: slice(2, 3, "n1", time.Now())})
 	all = p.scrape()

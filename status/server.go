@@ -58,8 +58,8 @@ type Server struct {
 	profiling atomic.Bool
 	open      func(context.Context, listen.Address) (net.Listener, error)
 	listener  *listen.Mover
-	crowd     *listen.Crowd  // of the connections to all addresses
-	ending    sync.WaitGroup // on requests in hand to addresses that were closed
+	crowd     *listen.ConnLimit // of the connections to all addresses
+	ending    sync.WaitGroup    // on requests in hand to addresses that were closed
 }
 
 // NewServer returns a server that does not listen yet.
@@ -70,7 +70,7 @@ func NewServer(cfg ServerConfig) *Server {
 	s := &Server{cfg: cfg, open: listen.Open}
 	s.profiling.Store(cfg.Profiling)
 	s.handler = s.routes()
-	s.crowd = &listen.Crowd{Most: listen.OwnShare().Connections, Full: func(closed int) {
+	s.crowd = &listen.ConnLimit{Most: listen.OwnShare().Connections, Full: func(closed int) {
 		cfg.Log.Warn("Too many connections, closing the longest idle ones", "server", "metrics server", "closed", closed)
 	}}
 	s.listener = listen.NewMover(listen.Config{

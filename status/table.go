@@ -214,7 +214,7 @@ func tabled() []metric {
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Unresolved) })},
 		{row: "EXT", name: "contests_total", kind: counter, labels: family,
 			help: "Conflicts in which a Service lost an address and port to another Service",
-			read: perStats(func(s *engine.Stats) uint64 { return s.Contests })},
+			read: perStats(func(s *engine.Stats) uint64 { return s.Conflicts })},
 		{row: "EXT", name: "contested_keys", kind: gauge, labels: family,
 			help: "Addresses and ports claimed by several Services, of which one gets the traffic",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Contested) })},
@@ -229,14 +229,14 @@ func tabled() []metric {
 		{row: "EXT", name: "services_not_ok", kind: gauge, labels: []string{"namespace", "state", "severity"},
 			help: "Services in a state other than ok and not-proxied, as kube-proxy why reports it, for the 50 namespaces with the most; _others is the sum of the rest",
 			read: func(s *snapshot, emit emit) {
-				s.cfg.NotOK(mostNamespaces, func(namespace, state, severity string, n int) { emit(float64(n), namespace, state, severity) })
+				s.cfg.NotOK(maxNamespaces, func(namespace, state, severity string, n int) { emit(float64(n), namespace, state, severity) })
 			}},
 		{row: "EXT", name: "audits_total", kind: counter, labels: family,
 			help: "Comparisons of the kernel with the desired state",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Audits })},
 		{row: "EXT", name: "audit_mended_objects_total", kind: counter, labels: family,
 			help: "Repaired kernel objects that other programs had changed or removed; frontends if everything was removed",
-			read: perStats(func(s *engine.Stats) uint64 { return s.Mended })},
+			read: perStats(func(s *engine.Stats) uint64 { return s.Repaired })},
 		{row: "EXT", name: mode.ServiceConnections, kind: counter, labels: []string{"ip_family", "namespace", "service"}, some: true,
 			help: "New connections and flows to endpoints of a Service, for the Services with the most (--service-metrics); _others is the sum of the rest",
 			read: measured(mode.Metric{Name: mode.ServiceConnections, Labels: []string{"ip_family"}})},
@@ -280,8 +280,8 @@ func tabled() []metric {
 	}
 }
 
-// mostNamespaces is the number of namespaces with their own series.
-const mostNamespaces = 50
+// maxNamespaces is the number of namespaces with their own series.
+const maxNamespaces = 50
 
 func perFamily(value func(*familyState) float64) func(*snapshot, emit) {
 	return func(s *snapshot, emit emit) {

@@ -32,10 +32,10 @@ type Answer struct {
 	SourceRanges []netip.Prefix `json:"sourceRanges,omitempty"`
 	// NodePorts are the prefixes of the node's addresses at which the NodePort answers; nil unless Kind is "nodeport".
 	NodePorts []netip.Prefix `json:"nodePorts,omitempty"`
-	// Contests are the first few of those who want the row's key too and have it not, in the order in which they get it, and
+	// Conflicts are the first few of those who want the row's key too and have it not, in the order in which they get it, and
 	// Contesting is how many there are.
-	Contests   []Contest `json:"contests,omitempty"`
-	Contesting int       `json:"contesting,omitempty"`
+	Conflicts  []Conflict `json:"contests,omitempty"`
+	Contesting int        `json:"contesting,omitempty"`
 
 	// Kernel is what the kernel says; nil where nobody asked it.
 	Kernel *Kernel `json:"kernel,omitempty"`
@@ -46,13 +46,13 @@ type Answer struct {
 	Frontend *lb.Frontend `json:"-"`
 }
 
-// Contest is a Service that wants a key which another has.
-type Contest struct {
+// Conflict is a Service that wants a key which another has.
+type Conflict struct {
 	// Service is "ns/name".
 	Service string `json:"service"`
 	// Kind is as what it wants the address: [lb.Kind.String].
 	Kind string `json:"kind"`
-	// Why says what the Service that has the key is or does that this one does not: [lb.Contest.Why].
+	// Why says what the Service that has the key is or does that this one does not: [lb.Conflict.Why].
 	Why string `json:"why"`
 }
 

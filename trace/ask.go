@@ -15,8 +15,8 @@ const (
 	ICMPv6 lb.Proto = 58
 )
 
-// mostContests is how many contests an answer names.
-const mostContests = 5
+// maxConflicts is how many contests an answer names.
+const maxConflicts = 5
 
 // Ask says what becomes of a packet where a mode keeps the table. Its cost follows the number of backends of one row, and neither
 // the size of the table nor the crowd on a contested key. It only reads, and the answer shares nothing with the table but what nobody changes.
@@ -86,7 +86,7 @@ func (q *question) nodePort() *lb.Frontend {
 func (q *question) row(row *lb.Frontend) {
 	q.Frontend, q.Service, q.Row, q.Kind = row, row.Service, row.Key.String(), row.Kind.String()
 	q.named(row)
-	q.contests(row)
+	q.conflicts(row)
 	if row.Accepts() {
 		q.Verdict = Pass
 		q.say("This node itself answers there, to tell load balancers whether it has endpoints: %d.", row.LocalEndpoints)
@@ -190,12 +190,12 @@ func (q *question) named(row *lb.Frontend) {
 	}
 }
 
-// contests says who else wants the row's key.
-func (q *question) contests(row *lb.Frontend) {
-	first, all := q.table.FirstContests(row.Key, mostContests)
+// conflicts says who else wants the row's key.
+func (q *question) conflicts(row *lb.Frontend) {
+	first, all := q.table.FirstConflicts(row.Key, maxConflicts)
 	q.Contesting = all
 	for _, c := range first {
-		q.Contests = append(q.Contests, Contest{c.Loser.Name, c.LoserKind.String(), c.Why()})
+		q.Conflicts = append(q.Conflicts, Conflict{c.Loser.Name, c.LoserKind.String(), c.Why()})
 		q.say("%s wants %s too, as its %s, and has it not: %s %s.", c.Loser.Name, row.Key, c.LoserKind.Words(), c.Winner.Name, c.Why())
 	}
 	if more := all - len(first); more > 0 {

@@ -16,7 +16,7 @@ func (a Answer) Text(p Packet) string { return a.text(p, 8, 12) }
 func (a Answer) Wide(p Packet) string { return a.text(p, math.MaxInt, math.MaxInt) }
 
 // text shows at most so many backends, and so many lines of the kernel's way.
-func (a Answer) text(p Packet, mostBackends, mostWay int) string {
+func (a Answer) text(p Packet, maxBackends, maxWay int) string {
 	var b strings.Builder
 	line := func(format string, args ...any) {
 		b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n")
@@ -39,7 +39,7 @@ func (a Answer) text(p Packet, mostBackends, mostWay int) string {
 	}
 	if len(a.Backends) > 0 {
 		head("backends")
-		backends(line, a.Backends, mostBackends)
+		backends(line, a.Backends, maxBackends)
 	}
 	if k := a.Kernel; k != nil {
 		head("kernel: %s%s", k.Verdict, masqueraded(k.Masquerade))
@@ -47,7 +47,7 @@ func (a Answer) text(p Packet, mostBackends, mostWay int) string {
 			line("  keeps this client with %s", k.Affine)
 		}
 		for i, w := range k.Way {
-			if i == mostWay {
+			if i == maxWay {
 				line("  and %s", plural.Count(len(k.Way)-i, "line", "lines"))
 				break
 			}

@@ -114,8 +114,8 @@ func (c *crowd) ask(t *testing.T, when string, node, sources []netip.Addr, asked
 				got := trace.Ask(table, trace.Mode{}, p)
 				asked[got.Verdict]++
 				agree(t, got, world.Ask(oracle.Packet{From: from, To: to, Proto: k.Proto}), fmt.Sprintf("%s: %s", when, p))
-				if all := table.Contests(k); got.Frontend != nil && got.Frontend.Key == k && (got.Contesting != len(all) || len(got.Contests) != min(5, len(all))) {
-					t.Errorf("%s: %s: %d of %d contests, want those of %v", when, p, len(got.Contests), got.Contesting, all)
+				if all := table.Conflicts(k); got.Frontend != nil && got.Frontend.Key == k && (got.Contesting != len(all) || len(got.Conflicts) != min(5, len(all))) {
+					t.Errorf("%s: %s: %d of %d contests, want those of %v", when, p, len(got.Conflicts), got.Contesting, all)
 				}
 			}
 		}

@@ -132,8 +132,8 @@ func (g *greeted) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// mostSaid limits the kept part of standard error, in bytes.
-const mostSaid = 4 << 10
+// maxSaid limits the kept part of standard error, in bytes.
+const maxSaid = 4 << 10
 
 // head keeps the beginning of its input.
 type head struct {
@@ -144,7 +144,7 @@ type head struct {
 func (h *head) Write(b []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.b.Write(b[:min(len(b), mostSaid-h.b.Len())])
+	h.b.Write(b[:min(len(b), maxSaid-h.b.Len())])
 	return len(b), nil
 }
 

@@ -19,7 +19,7 @@ import (
 )
 
 // Look runs all probes on this machine, in the network namespace of the process. It returns within
-// a few times Setup.Patience, even if probes hang.
+// a few times Setup.Timeout, even if probes hang.
 func Look(ctx context.Context, s *Setup) *Facts {
 	f := &Facts{OS: runtime.GOOS}
 	m := modules{proc: "/proc", sys: "/sys", lib: "/lib/modules"}

@@ -104,7 +104,7 @@ func TestNothingHangs(t *testing.T) {
 	hangs := func(name string) mode.Mode {
 		return mode.Mode{Name: name, Unasked: "linux", Able: func(mode.Settings) error { <-never; return nil }}
 	}
-	s := &Setup{Modes: mode.List{hangs("one"), hangs("two")}, Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n", Patience: 300 * time.Millisecond,
+	s := &Setup{Modes: mode.List{hangs("one"), hangs("two")}, Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n", Timeout: 300 * time.Millisecond,
 		API:  func(context.Context) *Cluster { <-never; return nil },
 		Host: func(mode.Mode) (system.Settings, error) { return system.Settings{}, nil }}
 	found := Judge(s, Look(t.Context(), s))

@@ -28,8 +28,8 @@ var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 // programPatience is how long a program may take to print its version.
 const programPatience = 5 * time.Second
 
-// asking opens a connection for a probe of interfaces and routes.
-func asking[T any](ask func(conn *nlconn.Conn) (T, error)) (none T, err error) {
+// queryCommand opens a connection for a probe of interfaces and routes.
+func queryCommand[T any](ask func(conn *nlconn.Conn) (T, error)) (none T, err error) {
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return none, err
@@ -39,7 +39,7 @@ func asking[T any](ask func(conn *nlconn.Conn) (T, error)) (none T, err error) {
 }
 
 func links(ctx context.Context) ([]Link, error) {
-	return asking(func(conn *nlconn.Conn) (all []Link, err error) {
+	return queryCommand(func(conn *nlconn.Conn) (all []Link, err error) {
 		list, err := rtnl.Links(ctx, conn)
 		if err != nil {
 			return nil, err
@@ -63,7 +63,7 @@ func links(ctx context.Context) ([]Link, error) {
 
 // routes lists the main table, which is where a cluster's networks would clash.
 func routes(ctx context.Context) ([]Route, error) {
-	return asking(func(conn *nlconn.Conn) (all []Route, err error) {
+	return queryCommand(func(conn *nlconn.Conn) (all []Route, err error) {
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 			list, err := rtnl.Entries(ctx, conn, family)
 			if err != nil {

@@ -41,8 +41,8 @@ type Setup struct {
 
 	// LoadModules: the kernel may load modules for a question.
 	LoadModules bool
-	// Patience is how long a probe may take; 0 for 15 seconds.
-	Patience time.Duration
+	// Timeout is how long a probe may take; 0 for 15 seconds.
+	Timeout time.Duration
 }
 
 func (s *Setup) with(f lb.Family) mode.Settings {
@@ -53,10 +53,10 @@ func (s *Setup) with(f lb.Family) mode.Settings {
 }
 
 func (s *Setup) patience() time.Duration {
-	if s.Patience == 0 {
+	if s.Timeout == 0 {
 		return 15 * time.Second
 	}
-	return s.Patience
+	return s.Timeout
 }
 
 // cluster queries the API server; nil if Services come from a folder.

@@ -243,13 +243,13 @@ func (n *hnsNode) through(ctx context.Context, name string, l hns.LoadBalancer, 
 
 // ask connects from this node, or from the echo of that name.
 func (n *hnsNode) ask(ctx context.Context, from string, to netip.AddrPort) (got reply, err error) {
-	ctx, cancel := context.WithTimeout(ctx, n.Patience)
+	ctx, cancel := context.WithTimeout(ctx, n.Timeout)
 	defer cancel()
 	client := http.Client{Transport: &http.Transport{DialContext: n.Dial, DisableKeepAlives: true}}
-	get := func(question string) (string, error) {
-		url := fmt.Sprintf("http://%s/%s", to, question)
+	get := func(query string) (string, error) {
+		url := fmt.Sprintf("http://%s/%s", to, query)
 		if from != thisNode {
-			url = fmt.Sprintf("http://%s/dial?host=%s&port=%d&protocol=http&tries=1&request=%s", n.echoes[from].at, to.Addr(), to.Port(), question)
+			url = fmt.Sprintf("http://%s/dial?host=%s&port=%d&protocol=http&tries=1&request=%s", n.echoes[from].at, to.Addr(), to.Port(), query)
 		}
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {

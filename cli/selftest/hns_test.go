@@ -26,7 +26,7 @@ func on(ctx context.Context, t *testing.T, facts hnsfake.Facts, typ hns.NetworkT
 	f = hnsfake.With(facts)
 	network := f.AddNetwork(hns.Network{Name: "cbr0", Type: typ, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
 		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"}, {IPAddressPrefix: "fd00:10:1:1::/64"}}}}})
-	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Patience: 100 * time.Millisecond, HNS: f, Elevated: true, Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
+	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Timeout: 100 * time.Millisecond, HNS: f, Elevated: true, Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
 		Restart: func(context.Context) error { return nil }, Service: func(_ context.Context, check func(string, string, error) bool) { check("start", "it starts", nil) }}
 	if typ == hns.Overlay {
 		cfg.Plane.SourceVIP = sourceVIP

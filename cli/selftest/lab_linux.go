@@ -306,7 +306,7 @@ func (r *run) control(ctx context.Context) bool {
 	}
 	r.check("parameter-change", "the proxy applies changes after SIGHUP", err)
 	if err = r.lab.proxy.Process.Signal(syscall.SIGTERM); err == nil {
-		late := time.AfterFunc(r.Patience, func() { _ = r.lab.proxy.Process.Kill() }) // Wait returns its error
+		late := time.AfterFunc(r.Timeout, func() { _ = r.lab.proxy.Process.Kill() }) // Wait returns its error
 		err = r.lab.proxy.Wait()
 		late.Stop()
 	}

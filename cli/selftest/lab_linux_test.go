@@ -40,14 +40,14 @@ func TestComparesWhatIsWritten(t *testing.T) {
 	})}
 	go server.Serve(l)
 	defer server.Close()
-	r := &run{Config: Config{Patience: time.Minute}, lab: lab{dir: t.TempDir(), ask: api.NewClient(path)}}
+	r := &run{Config: Config{Timeout: time.Minute}, lab: lab{dir: t.TempDir(), ask: api.NewClient(path)}}
 	if err := r.settled(t.Context(), 7); err != nil {
 		t.Error(err)
 	}
 	close(asked)
 	var got []string
-	for question := range asked {
-		got = append(got, question)
+	for query := range asked {
+		got = append(got, query)
 	}
 	if want := []string{"/v1/status", "/v1/status", "/v1/status", "/v1/status", "/v1/diff"}; !slices.Equal(got, want) {
 		t.Errorf("asked %v, want %v", got, want)

@@ -65,8 +65,8 @@ type Config struct {
 	Findings []preflight.Finding
 	// Sizes are the numbers of load balancers or Services in step 6, ascending.
 	Sizes []int
-	// Patience is the time that a change may take.
-	Patience time.Duration
+	// Timeout is the time that a change may take.
+	Timeout time.Duration
 	// Program is this program, for the Linux lab.
 	Program string
 
@@ -176,7 +176,7 @@ func (r *run) service(ctx context.Context) bool {
 }
 
 // await is [Await] with the run's Patience.
-func (r *run) await(ctx context.Context, f func() error) error { return Await(ctx, r.Patience, f) }
+func (r *run) await(ctx context.Context, f func() error) error { return Await(ctx, r.Timeout, f) }
 
 // Await calls f until it succeeds, and returns its last error after patience.
 func Await(ctx context.Context, patience time.Duration, f func() error) error {

@@ -135,13 +135,13 @@ func (h *Handler) service(r *http.Request, f *frame) error {
 		f.Endpoints = f.Endpoints[:min(len(f.Endpoints), shownLines)]
 		f.Rows = f.Rows[:min(len(f.Rows), shownLines)]
 	}
-	var told inspect.Changes
+	var reported inspect.Changes
 	if f.Live { // else nothing has changed
-		if err := h.client.Get(r.Context(), "events", url.Values{"service": {p.Full}}, &told); err != nil {
+		if err := h.client.Get(r.Context(), "events", url.Values{"service": {p.Full}}, &reported); err != nil {
 			return err
 		}
 	}
-	p.Changes = changesOf(told, func(c *inspect.Change) bool { return c.Service == p.Full })
+	p.Changes = changesOf(reported, func(c *inspect.Change) bool { return c.Service == p.Full })
 	p.Changes = p.Changes[:min(len(p.Changes), lately)]
 	f.Title, f.Data = p.Full, p
 	return nil
@@ -160,13 +160,13 @@ const shownChanges = 200
 
 // changes is the page with what changed lately.
 func (h *Handler) changes(r *http.Request, f *frame) error {
-	var told inspect.Changes
+	var reported inspect.Changes
 	_, err := parameters(r.URL.RawQuery)
 	if err == nil {
-		err = h.client.Get(r.Context(), "events", nil, &told)
+		err = h.client.Get(r.Context(), "events", nil, &reported)
 	}
-	all := changesOf(told, func(*inspect.Change) bool { return true })
-	p := changesPage{Plot: plotOf(all), Changes: all[:min(len(all), shownChanges)], Gone: told.Gone}
+	all := changesOf(reported, func(*inspect.Change) bool { return true })
+	p := changesPage{Plot: plotOf(all), Changes: all[:min(len(all), shownChanges)], Gone: reported.Gone}
 	p.More = len(all) - len(p.Changes)
 	f.Title, f.Data = "Changes", p
 	return err

@@ -17,10 +17,10 @@ type change struct {
 }
 
 // changesOf returns the changes that keep wants, the newest first.
-func changesOf(told inspect.Changes, keep func(*inspect.Change) bool) []change {
+func changesOf(reported inspect.Changes, keep func(*inspect.Change) bool) []change {
 	var all []change
-	for k := range slices.Backward(told.Changes) {
-		c := &told.Changes[k]
+	for k := range slices.Backward(reported.Changes) {
+		c := &reported.Changes[k]
 		if !keep(c) {
 			continue
 		}

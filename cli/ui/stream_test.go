@@ -158,8 +158,8 @@ func TestIdle(t *testing.T) {
 		w.tell(e.Service)
 		time.Sleep(time.Second)
 		end()
-		if told := <-ended; strings.Count(told, "event: change") != 1 || !strings.Contains(told, "ns/svc-00001") {
-			t.Errorf("the page was told %q", told)
+		if reported := <-ended; strings.Count(reported, "event: change") != 1 || !strings.Contains(reported, "ns/svc-00001") {
+			t.Errorf("the page was told %q", reported)
 		}
 	})
 }

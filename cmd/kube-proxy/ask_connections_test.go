@@ -42,9 +42,9 @@ func TestAskConnections(t *testing.T) {
 	defer held.Close()
 	until(t, func() string {
 		code, out, errOut := n.kubeProxy("trace", "192.0.2.1", "shop/good")
-		_, told, _ := strings.Cut(out, "\nconnections\n")
+		_, reported, _ := strings.Cut(out, "\nconnections\n")
 		want := fmt.Sprintf("  tcp ESTABLISHED %s, answered by 10.0.0.1:8080", held.LocalAddr())
-		if code != 0 || !strings.HasPrefix(told, want) || !strings.HasSuffix(told, "\n  and 300 ended ones\n") || strings.Count(told, "\n") != 2 {
+		if code != 0 || !strings.HasPrefix(reported, want) || !strings.HasSuffix(reported, "\n  and 300 ended ones\n") || strings.Count(reported, "\n") != 2 {
 			return fmt.Sprintf("exit code %d, want %q and 300 ended ones:\n%s%s", code, want, out, errOut)
 		}
 		return ""

@@ -222,7 +222,7 @@ func TestAskRunning(t *testing.T) {
 }
 
 // Without a proxy, or with another server, the command reports what it found, and a remedy.
-func TestAskNobody(t *testing.T) {
+func TestAskWithoutProxy(t *testing.T) {
 	n := newNamespace(t).routed()
 	dir := t.TempDir()
 	at := filepath.Join(dir, "a.sock")

@@ -36,17 +36,17 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	for _, f := range p.families {
 		what.Families = append(what.Families, f.name)
 	}
-	var told []string
+	var reported []string
 	for wait := cleanAgain; ctx.Err() == nil; wait = min(2*wait, cleanAgainMost) {
 		report, err := cleanup.Others(ctx, p.modes, p.choice.Mode, what)
-		report.Left = slices.DeleteFunc(report.Left, func(s string) bool { return slices.Contains(told, s) })
-		told = append(told, report.Left...)
-		tellOfCleanup(p.log, report)
+		report.Left = slices.DeleteFunc(report.Left, func(s string) bool { return slices.Contains(reported, s) })
+		reported = append(reported, report.Left...)
+		reportOfCleanup(p.log, report)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if text := err.Error(); !slices.Contains(told, text) {
-			told = append(told, text)
+		if text := err.Error(); !slices.Contains(reported, text) {
+			reported = append(reported, text)
 			p.log.Error("Failed to remove all rules of another mode, retrying; they may misdirect new connections", "err", err)
 		}
 		pause.For(ctx, wait)
@@ -69,7 +69,7 @@ func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *
 	defer writer.close()
 	modes = slices.DeleteFunc(slices.Clone(modes), func(m mode.Mode) bool { return !slices.Contains(cfg.Cleanup, m.Name) })
 	report, err := cleanup.Run(ctx, modes, cfg.Removal())
-	tellOfCleanup(log, report)
+	reportOfCleanup(log, report)
 	if err != nil {
 		return fmt.Errorf("encountered an error while tearing down rules: %w", err)
 	}
@@ -79,7 +79,7 @@ func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *
 	return nil
 }
 
-func tellOfCleanup(log *slog.Logger, r mode.Report) {
+func reportOfCleanup(log *slog.Logger, r mode.Report) {
 	for _, s := range r.Removed {
 		log.Info("Removed", "what", s)
 	}

@@ -83,9 +83,9 @@ func TestFallbackServes(t *testing.T) {
 	}
 }
 
-// TestFallbackTold: the cluster gets an event for each fallback. The API server of this test
+// TestFallbackReported: the cluster gets an event for each fallback. The API server of this test
 // accepts events, and has nothing else.
-func TestFallbackTold(t *testing.T) {
+func TestFallbackReported(t *testing.T) {
 	n := newNodeLab(t)
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv(noIPVS, "1")

@@ -100,7 +100,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		Contested: func(l engine.Loss) {
 			p.publish(event.ContestedKey(l.Loser.Name, l.Winner.Name, l.Key.String(), l.Why(), l.Keys-1))
 		},
-		Lent: func(l engine.Loan) {
+		Lent: func(l engine.ProvisionalOwner) {
 			p.publish(event.AddressLent(l.Owner, l.Key.String(), l.Kind.Words(), l.Keys-1))
 		},
 	})

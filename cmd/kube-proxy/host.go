@@ -11,11 +11,11 @@ import (
 // setHost applies host settings with set, for the chosen mode, and reports the result.
 func (p *proxy) setHost(set func(system.Host, system.Settings) (system.Report, error)) error {
 	report, err := set(system.Host{}, p.config().Host())
-	p.tellOfHost(report)
+	p.reportOfHost(report)
 	return err
 }
 
-func (p *proxy) tellOfHost(r system.Report) {
+func (p *proxy) reportOfHost(r system.Report) {
 	for _, s := range slices.Concat(r.Wrote, r.Kept) {
 		p.log.Info(s)
 	}

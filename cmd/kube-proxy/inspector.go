@@ -27,14 +27,14 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	// NodePorts and its programs answer.
 	ic.Local = func() ([]netip.Addr, error) { return localAddrs(p.choice.Mode.AddressDevice) }
 	for _, f := range p.families {
-		looker, _ := f.plane.(mode.Looker) // nil: its state cannot be read
+		tracer, _ := f.plane.(mode.Tracer) // nil: its state cannot be read
 		how := p.choice.Mode.Trace(cfg.Plane(f.name))
 		if knows, ok := f.plane.(interface{ TraceMode(trace.Mode) trace.Mode }); ok { // mode userspace
 			how = knows.TraceMode(how)
 		}
 		of := inspect.Family{
 			Family: f.name, Query: f.engine.Query, Stats: f.engine.Stats, Settings: f.budget.Settings,
-			Trace: how, Looker: looker,
+			Trace: how, Tracer: tracer,
 		}
 		if f.traffic != nil {
 			of.Counted = f.traffic.Rates

@@ -156,7 +156,7 @@ func TestNodeDoesNotCome(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if told := strings.Contains(log.String(), "there is no Node"); told == c.node {
+		if reported := strings.Contains(log.String(), "there is no Node"); reported == c.node {
 			t.Errorf("%s:\n%s", c.name, log.String())
 		}
 		if err := p.closePlanes(); err != nil {
@@ -192,7 +192,7 @@ func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 
 // PR-08: a frontend that the kernel refuses does not prevent the removal of another mode's objects;
 // a failed write does.
-func TestBegun(t *testing.T) {
+func TestCleanupAfterFirstWrite(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
 	p := n.proxy(slog.New(slog.DiscardHandler))

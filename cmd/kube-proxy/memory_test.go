@@ -91,7 +91,7 @@ type memoryPlane struct {
 	*fake.Plane
 	file            string
 	resets, applies atomic.Int64
-	told            bool
+	reported        bool
 }
 
 func (p *memoryPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
@@ -109,10 +109,10 @@ func (p *memoryPlane) Apply(ctx context.Context, changes []lb.Change) (plane.App
 func (p *memoryPlane) save() error { return os.WriteFile(p.file, []byte(p.Dump()), 0o644) }
 
 func (p *memoryPlane) Notices() []mode.Notice {
-	if p.told || p.resets.Load() == 0 {
+	if p.reported || p.resets.Load() == 0 {
 		return nil
 	}
-	p.told = true
+	p.reported = true
 	return []mode.Notice{{Text: "the memory is in use", Args: []any{"file", filepath.Base(p.file)}, Event: event.Starting}}
 }
 

@@ -58,25 +58,25 @@ func migrated(t *testing.T, stdin string, args ...string) (stdout, stderr string
 // So is kube-proxy check, which shows that the filter works.
 func TestMigrateOnlyReads(t *testing.T) {
 	files := []string{"../../test/testdata/kubeadm/configmap.yaml", "../../test/testdata/kubeadm/daemonset.yaml"}
-	out, told, code := migrated(t, "", append([]string{"migrate", "--to=nftables"}, files...)...)
-	if code != 0 || !strings.HasPrefix(out, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n") || !strings.Contains(out, "mode: nftables\n") || !strings.Contains(told, "NodePorts on 127.0.0.1") {
-		t.Errorf("exit code %d\n%s\n%s", code, out, told)
+	out, reported, code := migrated(t, "", append([]string{"migrate", "--to=nftables"}, files...)...)
+	if code != 0 || !strings.HasPrefix(out, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n") || !strings.Contains(out, "mode: nftables\n") || !strings.Contains(reported, "NodePorts on 127.0.0.1") {
+		t.Errorf("exit code %d\n%s\n%s", code, out, reported)
 	}
 	// The program accepts its output, with the flags that remain on the command line.
 	name := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, name, []byte(out))
-	if out, told, code := migrated(t, "", "render", "--config="+name, "--hostname-override=n1", "--manifests="+filepath.Dir(name)+"/none"); code != 1 || strings.Contains(told, "config.yaml") || strings.Contains(told, "lenient") || strings.Contains(told, "effect") {
-		t.Errorf("exit code %d\n%s\n%s", code, out, told) // there are no manifests; the configuration has no fault
+	if out, reported, code := migrated(t, "", "render", "--config="+name, "--hostname-override=n1", "--manifests="+filepath.Dir(name)+"/none"); code != 1 || strings.Contains(reported, "config.yaml") || strings.Contains(reported, "lenient") || strings.Contains(reported, "effect") {
+		t.Errorf("exit code %d\n%s\n%s", code, out, reported) // there are no manifests; the configuration has no fault
 	}
 	data, err := os.ReadFile(files[0])
 	do(t, err)
-	out, told, code = migrated(t, string(data), "migrate", "-o=json", "-")
+	out, reported, code = migrated(t, string(data), "migrate", "-o=json", "-")
 	var m cli.MigrateReport
-	if err := json.Unmarshal([]byte(out), &m); err != nil || code != 0 || told != "" || m.Version != 1 || m.From != "" || m.Flags == nil || len(m.Statements) < 5 || !strings.Contains(m.Config, "clusterCIDR: 10.244.0.0/16") {
-		t.Errorf("exit code %d, %v\n%s\n%s", code, err, out, told)
+	if err := json.Unmarshal([]byte(out), &m); err != nil || code != 0 || reported != "" || m.Version != 1 || m.From != "" || m.Flags == nil || len(m.Statements) < 5 || !strings.Contains(m.Config, "clusterCIDR: 10.244.0.0/16") {
+		t.Errorf("exit code %d, %v\n%s\n%s", code, err, out, reported)
 	}
-	if _, told, code := migrated(t, "", "check", "--manifests=m"); code != -1 {
-		t.Errorf("what opens sockets goes on where migrate was run: exit code %d\n%s", code, told)
+	if _, reported, code := migrated(t, "", "check", "--manifests=m"); code != -1 {
+		t.Errorf("what opens sockets goes on where migrate was run: exit code %d\n%s", code, reported)
 	}
 }
 
@@ -92,8 +92,8 @@ func TestMigrateEndsWhileItReads(t *testing.T) {
 		input, err := cmd.StdinPipe()
 		do(t, err)
 		defer input.Close()
-		var told bytes.Buffer
-		cmd.Stderr = &told
+		var reported bytes.Buffer
+		cmd.Stderr = &reported
 		do(t, cmd.Start())
 		until(t, func() string {
 			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", cmd.Process.Pid))
@@ -106,8 +106,8 @@ func TestMigrateEndsWhileItReads(t *testing.T) {
 		})
 		do(t, cmd.Process.Signal(unix.SIGTERM)) // only one: a second would end it in any case
 		cmd.Wait()                              // the exit code has the result
-		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(told.String(), "read the input") {
-			t.Errorf("%s: exit code %d, %s", name, code, &told)
+		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(reported.String(), "read the input") {
+			t.Errorf("%s: exit code %d, %s", name, code, &reported)
 		}
 	}
 }

@@ -44,7 +44,7 @@ const factsPoll = 100 * time.Millisecond
 // (CF-63 to CF-66). It calls fail if the process cannot continue.
 func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail func(error)) {
 	podCIDRs := time.After(podCIDRsWait)
-	var told []string
+	var reported []string
 	var again <-chan time.Time
 	for begun := false; ; {
 		select {
@@ -64,10 +64,10 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 			}
 			findings := nodecheck.Check(p.store.Facts(), p.setup())
 			var fatals []error
-			before := told
-			told = nil // a problem that returns is reported again
+			before := reported
+			reported = nil // a problem that returns is reported again
 			for _, f := range findings {
-				told = append(told, f.Text)
+				reported = append(reported, f.Text)
 				if f.Fatal && !begun {
 					fatals = append(fatals, errors.New(f.Text))
 				} else if !slices.Contains(before, f.Text) {

@@ -49,16 +49,16 @@ func (r *refusedServices) of(fam string) *atomic.Int64 {
 // resolver returns the function that computes a Service's frontends for a family's engine, and
 // reports refused addresses.
 func (p *proxy) resolver(fam lb.Family, budget *engine.Budget) func(cluster.View) []*lb.Frontend {
-	told := refusals{}
+	reported := refusals{}
 	messages := ratelimit.New(p.log.With("family", fam.String()), "Part of a Service is refused")
 	return func(v cluster.View) []*lb.Frontend {
 		settings := budget.Settings(v.Name)
-		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Allow(v.Name.Namespace) {
+		if what, subject := reported.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Allow(v.Name.Namespace) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
 			p.log.Warn("Part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family", fam.String())
 			p.publish(e)
 		}
-		p.refused.of(fam.String()).Store(int64(len(told)))
+		p.refused.of(fam.String()).Store(int64(len(reported)))
 		return policy.Resolve(v, settings)
 	}
 }

@@ -26,7 +26,7 @@ func TestRefusalsSV26(t *testing.T) {
 	}
 	a, aMore, b := refusal("spec.externalIPs", "127.0.0.1", 0), refusal("spec.externalIPs", "127.0.0.1", 7), refusal("endpoints", "224.0.0.1", 1)
 	web, other := cluster.Name{Namespace: "shop", Name: "web"}, cluster.Name{Namespace: "shop", Name: "other"}
-	told := refusals{}
+	reported := refusals{}
 	for i, step := range []struct {
 		name cluster.Name
 		now  []policy.Refusal
@@ -43,12 +43,12 @@ func TestRefusalsSV26(t *testing.T) {
 		{other, nil, ""},
 		{web, nil, ""},
 	} {
-		if what, _ := told.news(step.name, step.now); what != step.want {
+		if what, _ := reported.news(step.name, step.now); what != step.want {
 			t.Errorf("step %d: told %q, want %q", i, what, step.want)
 		}
 	}
-	if len(told) != 0 {
-		t.Errorf("%d Services are remembered, and none has anything wrong", len(told))
+	if len(reported) != 0 {
+		t.Errorf("%d Services are remembered, and none has anything wrong", len(reported))
 	}
 }
 

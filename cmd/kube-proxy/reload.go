@@ -99,8 +99,8 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		fail(fmt.Errorf("the content of the configuration file %s was updated, and a change of %s takes effect in a new process only: %s; "+
 			"the rules stay in force until it runs", before.File, strings.Join(restart, ", "), after.WhyRestart(restart[0])))
 	case len(live) > 0:
-		told := slices.Concat(before.Warnings, before.Resolved.Warnings)
-		known := func(w string) bool { return slices.Contains(told, w) }
+		reported := slices.Concat(before.Warnings, before.Resolved.Warnings)
+		known := func(w string) bool { return slices.Contains(reported, w) }
 		warn(p.log, slices.DeleteFunc(slices.Concat(after.Warnings, after.Resolved.Warnings), known))
 		changes := strings.Join(live, ", ")
 		if err := p.apply(before, after); err != nil {
@@ -171,6 +171,6 @@ func (p *proxy) apply(before, after *wiring.Config) error {
 	p.servers.admin.Listen(after.Servers.AdminSocket)
 	p.factsChanged() // the addresses of NodePorts may have changed
 	report, err := system.Host{}.Reload(before.Host(), after.Host())
-	p.tellOfHost(report)
+	p.reportOfHost(report)
 	return errors.Join(append(errs, err)...)
 }

@@ -106,9 +106,9 @@ func TestRenderProblems(t *testing.T) {
 		}
 		has(t, mode, p.log(), "bad.yaml:", "wrong.yaml:", "10.96.0.300", "10.96.0.1", "10.0.0.1", "kube-proxy: some objects could not be rendered, see above\n",
 			"10.96.0.1:80/tcp belongs to shop/good, not to shop/later")
-		if told := "Service shop/special: not served: spec.externalIPs 127.0.0.77 is a loopback address\n"; !strings.Contains(p.log(), told) ||
-			strings.Contains(strings.Replace(p.log(), told, "", 1), "127.0.0.77") {
-			t.Errorf("%s: want no rule for 127.0.0.77, and %q:\n%s", mode, told, p.log())
+		if reported := "Service shop/special: not served: spec.externalIPs 127.0.0.77 is a loopback address\n"; !strings.Contains(p.log(), reported) ||
+			strings.Contains(strings.Replace(p.log(), reported, "", 1), "127.0.0.77") {
+			t.Errorf("%s: want no rule for 127.0.0.77, and %q:\n%s", mode, reported, p.log())
 		}
 		if strings.Contains(p.log(), "10.0.0.9") {
 			t.Errorf("%s: the loser of a contest is rendered:\n%s", mode, p.log())

@@ -22,7 +22,7 @@ import (
 	"kube-proxy/internal/wiring"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 	"kube-proxy/source/kube"
 )
 
@@ -37,8 +37,8 @@ type proxy struct {
 	store    *cluster.Store
 	folding  sync.Mutex // from a fold until the engines are notified
 	choice   mode.Choice
-	writes   ownwrites.Ledger // of the planes of all families
-	changes  *changes.Ring    // from the engines of all families
+	writes   selfwrites.Ledger // of the planes of all families
+	changes  *changes.Ring     // from the engines of all families
 	families []*family
 	begun    *firsts
 	refused  refusedServices

@@ -39,7 +39,7 @@ func selftestProgram(t *testing.T, script string) string {
 func selftestLines(t *testing.T, name string, patience time.Duration, program string) (lines []selftest.Line, ok bool) {
 	t.Helper()
 	m, _ := all.Modes().Find(name)
-	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Asked: name, Terminates: m.Terminates, Sizes: []int{10, 100}, Patience: patience, Program: program},
+	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Asked: name, Terminates: m.Terminates, Sizes: []int{10, 100}, Timeout: patience, Program: program},
 		func(l selftest.Line) { lines = append(lines, l) })
 	return lines, ok
 }

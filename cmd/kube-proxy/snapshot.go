@@ -22,8 +22,8 @@ const (
 // snapshots is the use of a snapshot (SN-01 to SN-08). Without --snapshot the zero value does
 // nothing.
 type snapshots struct {
-	keeper *snapshot.Keeper
-	boot   string
+	manager *snapshot.Manager
+	boot    string
 	// annotation is the mode of the Node's annotation, if known.
 	annotation string
 	// found is the snapshot to serve from; nil if none was found, or none is needed.
@@ -41,7 +41,7 @@ func (p *proxy) openSnapshot(ctx context.Context) {
 		return
 	}
 	s.boot = snapshot.Boot(cfg.BootID)
-	s.keeper = snapshot.NewKeeper(snapshot.Config{
+	s.manager = snapshot.NewManager(snapshot.Config{
 		Save: func() (snapshot.Saved, error) {
 			from := snapshot.Origin{Node: cfg.NodeName, Written: time.Now(), Boot: s.boot, Mode: s.annotation}
 			return snapshot.Save(dir, from, p.store)
@@ -111,8 +111,8 @@ func (p *proxy) keepSnapshots(ctx context.Context) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if p.snapshots.keeper != nil {
-			p.snapshots.keeper.Run(ctx)
+		if p.snapshots.manager != nil {
+			p.snapshots.manager.Run(ctx)
 		}
 	}()
 	return done
@@ -120,8 +120,8 @@ func (p *proxy) keepSnapshots(ctx context.Context) <-chan struct{} {
 
 // changed has a snapshot written if facts changed.
 func (s *snapshots) changed(d cluster.Dirty) {
-	if s.keeper != nil && !d.IsZero() {
-		s.keeper.Changed()
+	if s.manager != nil && !d.IsZero() {
+		s.manager.Changed()
 	}
 }
 
@@ -138,10 +138,10 @@ func (p *proxy) notReady() string {
 
 // snapshotStats are for metrics.
 func (p *proxy) snapshotStats() status.Snapshot {
-	if p.snapshots.keeper == nil {
+	if p.snapshots.manager == nil {
 		return status.Snapshot{}
 	}
-	s := p.snapshots.keeper.Stats()
+	s := p.snapshots.manager.Stats()
 	serving := p.snapshots.serving.Load() != nil
 	return status.Snapshot{Serving: serving, LastWrite: s.LastWrite, Failures: s.Failures}
 }

@@ -405,7 +405,7 @@ func TestDiskDoesNotAnswer(t *testing.T) {
 	writing, never := make(chan struct{}), make(chan struct{})
 	var begun sync.Once
 	defer close(never)
-	p.snapshots.keeper = snapshot.NewKeeper(snapshot.Config{
+	p.snapshots.manager = snapshot.NewManager(snapshot.Config{
 		Save: func() (snapshot.Saved, error) {
 			begun.Do(func() { close(writing) })
 			<-never

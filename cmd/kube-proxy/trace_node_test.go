@@ -476,8 +476,8 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 	if rest == nil {
 		t.Fatalf("no answer of the node:\n%s", text())
 	}
-	told := rest.By + strings.Join(rest.NotEvaluated, " ")
-	if mode == "nftables" && (rest.Verdict != f.expect || !strings.Contains(told, f.by)) {
+	reported := rest.By + strings.Join(rest.NotEvaluated, " ")
+	if mode == "nftables" && (rest.Verdict != f.expect || !strings.Contains(reported, f.by)) {
 		t.Errorf("%s by %q, want %s by %q:\n%s", rest.Verdict, rest.By, f.expect, f.by, text())
 	}
 	some := map[trace.NodeVerdict]bool{
@@ -580,9 +580,9 @@ func TestTraceBridge(t *testing.T) {
 		{[]string{"--in", "vethpod3"}, "pod3", trace.Delivered}} {
 		f := nodeFault{from: c.from, to: two}
 		a, text := n.traced(t, f, c.in...)
-		told := a.Rest.By + strings.Join(a.Rest.NotEvaluated, "")
-		if a.Rest.Verdict != c.expect || strings.Contains(told, "table netdev firewall, chain c, rule 1") != (c.from == "pod1") {
-			t.Errorf("%s, --in %v: %s\n%s", c.from, c.in, told, text())
+		reported := a.Rest.By + strings.Join(a.Rest.NotEvaluated, "")
+		if a.Rest.Verdict != c.expect || strings.Contains(reported, "table netdev firewall, chain c, rule 1") != (c.from == "pod1") {
+			t.Errorf("%s, --in %v: %s\n%s", c.from, c.in, reported, text())
 		}
 		if _, err := n.Dial(c.from, netlab.TCP, netip.MustParseAddrPort(two),
 			netlab.DialOptions{Timeout: 300 * time.Millisecond}); (err == nil) != (c.from == "pod3") {

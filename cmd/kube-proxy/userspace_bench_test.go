@@ -325,8 +325,8 @@ func benchKilled(b *testing.B) {
 	b.ReportMetric(took[len(took)*99/100], "p99-ms")
 }
 
-// mostConnections is how many connections the program may have open, with the limit of descriptors that it inherits.
-func mostConnections(b *testing.B) int {
+// maxConnections is how many connections the program may have open, with the limit of descriptors that it inherits.
+func maxConnections(b *testing.B) int {
 	var limit unix.Rlimit
 	do(b, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	limit.Cur = limit.Max
@@ -337,7 +337,7 @@ func mostConnections(b *testing.B) int {
 // benchTCPMemory measures the additional memory of the program while many connections are open that
 // have all been used.
 func benchTCPMemory(b *testing.B) {
-	most := mostConnections(b)
+	most := maxConnections(b)
 	n, p, _ := benchLab(b, []string{"pod4", "pod5"})
 	open := func(count int) (conns []net.Conn) {
 		err := n.Do("pod3", func() error {
@@ -480,7 +480,7 @@ func BenchmarkUserspaceChange(b *testing.B) {
 			netlab.EnterForTest(b)
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			mostConnections(b)
+			maxConnections(b)
 			p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
 			do(b, err)
 			defer p.Close()

@@ -70,9 +70,9 @@ func (t *writerLock) wait(ctx context.Context) error {
 		return nil
 	}
 	began, _ := t.waiting()
-	for told := (time.Time{}); !t.take(); {
-		if time.Since(told) >= t.remind {
-			told = time.Now()
+	for reported := (time.Time{}); !t.take(); {
+		if time.Since(reported) >= t.remind {
+			reported = time.Now()
 			holder := t.lock.Holder().String()
 			t.mu.Lock()
 			t.holder = holder

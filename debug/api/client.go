@@ -44,7 +44,7 @@ func NewClient(path string) *Client {
 
 // Over returns a client for the proxy whose admin socket connect connects to; at names it in messages.
 func Over(at string, connect func(context.Context) (net.Conn, error)) *Client {
-	t := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: mostHeader,
+	t := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: maxHeader,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return connect(ctx) }}
 	return &Client{at: at, connect: connect, http: &http.Client{Transport: t}}
 }
@@ -70,8 +70,8 @@ func Local(about *inspect.Inspector) *Client {
 }
 
 // Get sends a query, and decodes the answer into out. An error is an [inspect.Problem] of the question, or wraps [ErrNotAsked].
-func (c *Client) Get(ctx context.Context, question string, params url.Values, out any) error {
-	body, err := c.open(ctx, question, params)
+func (c *Client) Get(ctx context.Context, query string, params url.Values, out any) error {
+	body, err := c.open(ctx, query, params)
 	if err != nil {
 		return err
 	}
@@ -87,8 +87,8 @@ func (c *Client) Get(ctx context.Context, question string, params url.Values, ou
 
 // Each sends a query with a stream of answers, and calls f with each answer until it returns false
 // or ctx ends.
-func (c *Client) Each(ctx context.Context, question string, params url.Values, f func(json.RawMessage) bool) error {
-	body, err := c.open(ctx, question, params)
+func (c *Client) Each(ctx context.Context, query string, params url.Values, f func(json.RawMessage) bool) error {
+	body, err := c.open(ctx, query, params)
 	if err != nil {
 		return err
 	}
@@ -107,8 +107,8 @@ func (c *Client) Each(ctx context.Context, question string, params url.Values, f
 }
 
 // open sends a query, and returns the answer as a stream.
-func (c *Client) open(ctx context.Context, question string, params url.Values) (io.ReadCloser, error) {
-	u := url.URL{Scheme: "http", Host: "kube-proxy", Path: "/v1/" + question, RawQuery: params.Encode()}
+func (c *Client) open(ctx context.Context, query string, params url.Values) (io.ReadCloser, error) {
+	u := url.URL{Scheme: "http", Host: "kube-proxy", Path: "/v1/" + query, RawQuery: params.Encode()}
 	asking := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	begun := time.AfterFunc(answerWait+patience(params), func() { cancel(context.DeadlineExceeded) })
@@ -187,8 +187,8 @@ func inner(err error) error {
 	return err
 }
 
-// mostProblem limits the answer of an error, in bytes.
-const mostProblem = 64 << 10
+// maxProblem limits the answer of an error, in bytes.
+const maxProblem = 64 << 10
 
 // refused returns the error that an answer is.
 func (c *Client) refused(resp *http.Response) error {
@@ -202,7 +202,7 @@ func (c *Client) refused(resp *http.Response) error {
 		return nil
 	}
 	var p inspect.Problem
-	if err := json.NewDecoder(io.LimitReader(resp.Body, mostProblem)).Decode(&p); err != nil || p.Text == "" {
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxProblem)).Decode(&p); err != nil || p.Text == "" {
 		return fmt.Errorf("%w: %s answered HTTP %d without a reason", ErrNotAsked, c.at, resp.StatusCode)
 	}
 	return &p

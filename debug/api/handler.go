@@ -23,20 +23,20 @@ const Header = "Kube-Proxy-Admin"
 const version = "1"
 
 const (
-	// mostComputed is the number of queries computed at once: the other CPUs are free to serve
+	// maxComputed is the number of queries computed at once: the other CPUs are free to serve
 	// packets.
-	mostComputed = 2
-	// mostAnswers is how many answers are in memory at once, until they are read or writeWait is over.
-	mostAnswers = 4
+	maxComputed = 2
+	// maxAnswers is how many answers are in memory at once, until they are read or writeWait is over.
+	maxAnswers = 4
 	// writeWait is how long the client may take to read an answer, or a piece of a long one.
 	writeWait = 10 * time.Second
-	// mostLong is the number of simultaneous long queries (comparing all of the kernel, waiting for
+	// maxLong is the number of simultaneous long queries (comparing all of the kernel, waiting for
 	// changes, watching): the other connections are for short ones.
-	mostLong = mostConnections * 3 / 4
-	// mostWait is how long a question for changes waits for some.
-	mostWait = 60 * time.Second
-	// lookEvery is how often such a query looks for changes: to wake it would cost the engines.
-	lookEvery = 100 * time.Millisecond
+	maxLong = maxConnections * 3 / 4
+	// maxWait is how long a question for changes waits for some.
+	maxWait = 60 * time.Second
+	// inspectEvery is how often such a query looks for changes: to wake it would cost the engines.
+	inspectEvery = 100 * time.Millisecond
 	// piece is how much of a long answer is written at once, in bytes.
 	piece = 64 << 10
 )
@@ -52,8 +52,8 @@ type Handler struct {
 
 // NewHandler returns the handler of queries about a proxy.
 func NewHandler(about *inspect.Inspector) *Handler {
-	h := &Handler{about: about, answers: make(chan struct{}, mostAnswers), computed: make(chan struct{}, mostComputed),
-		long: make(chan struct{}, mostLong)}
+	h := &Handler{about: about, answers: make(chan struct{}, maxAnswers), computed: make(chan struct{}, maxComputed),
+		long: make(chan struct{}, maxLong)}
 	h.answer("trace", []string{"from", "pod", "port", "in", "to"}, true, func(ctx context.Context, q url.Values) (any, error) {
 		return about.Trace(ctx, inspect.TraceQuery{From: q.Get("from"), Pod: q.Get("pod"), Port: q.Get("port"), In: q.Get("in"), To: q.Get("to")})
 	})
@@ -280,8 +280,8 @@ func since(q url.Values) (after uint64, wait time.Duration, err error) {
 		}
 	}
 	if s := q.Get("wait"); s != "" {
-		if wait, err = time.ParseDuration(s); err != nil || wait < 0 || wait > mostWait {
-			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration up to %s", cut(s), mostWait)}
+		if wait, err = time.ParseDuration(s); err != nil || wait < 0 || wait > maxWait {
+			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration up to %s", cut(s), maxWait)}
 		}
 	}
 	return after, wait, nil
@@ -299,7 +299,7 @@ func (h *Handler) wait(ctx context.Context, q url.Values, is func(after uint64) 
 	defer leave(h.long)
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(inspectEvery)
 	defer look.Stop()
 	for !is(after) {
 		select {
@@ -317,7 +317,7 @@ func (h *Handler) linger() error {
 	case h.long <- struct{}{}:
 		return nil
 	default:
-		return &inspect.Problem{Kind: inspect.Unavailable, Text: fmt.Sprintf("%d long queries are already running: end some of them (diff, top, events --watch), then retry", mostLong)}
+		return &inspect.Problem{Kind: inspect.Unavailable, Text: fmt.Sprintf("%d long queries are already running: end some of them (diff, top, events --watch), then retry", maxLong)}
 	}
 }
 

@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// mostConnections is the number of connections open at once; others wait for one to end.
-	mostConnections = 64
+	// maxConnections is the number of connections open at once; others wait for one to end.
+	maxConnections = 64
 	// headerWait is how long the header of a question may take, and how long a connection may be idle.
 	headerWait = 5 * time.Second
-	// mostHeader is how long it may be, in bytes.
-	mostHeader = 16 << 10
+	// maxHeader is how long it may be, in bytes.
+	maxHeader = 16 << 10
 	// again is how often opening a socket is retried, and how often an open one is checked for replacement.
 	again = 5 * time.Second
 	// farewell is how long questions in hand may take at the end.
@@ -40,7 +40,7 @@ type Server struct {
 func NewServer(h http.Handler, path string, log *slog.Logger) *Server {
 	return &Server{
 		http: &http.Server{
-			Handler: h, ReadHeaderTimeout: headerWait, IdleTimeout: headerWait, MaxHeaderBytes: mostHeader,
+			Handler: h, ReadHeaderTimeout: headerWait, IdleTimeout: headerWait, MaxHeaderBytes: maxHeader,
 			ErrorLog: noLog(),
 		},
 		log: log, move: make(chan struct{}, 1), path: path,
@@ -71,7 +71,7 @@ func (s *Server) wanted() string {
 func (s *Server) Run(ctx context.Context) {
 	var serving sync.WaitGroup
 	var open *socket
-	told := ""
+	reported := ""
 	tick := time.NewTicker(again)
 	defer tick.Stop()
 	for {
@@ -83,11 +83,11 @@ func (s *Server) Run(ctx context.Context) {
 		if open == nil && path != "" {
 			l, err := openSocket(path)
 			switch {
-			case err != nil && err.Error() != told:
-				told = err.Error()
+			case err != nil && err.Error() != reported:
+				reported = err.Error()
 				s.log.Warn("Admin socket unavailable, retrying", "path", path, "err", err)
 			case err == nil:
-				told, open = "", l
+				reported, open = "", l
 				s.log.Info("Admin socket listening", "socket", path)
 				serving.Go(func() { s.serve(l) })
 			}
@@ -104,7 +104,7 @@ func (s *Server) Run(ctx context.Context) {
 }
 
 func (s *Server) serve(l *socket) {
-	err := s.http.Serve(netutil.LimitListener(l, mostConnections))
+	err := s.http.Serve(netutil.LimitListener(l, maxConnections))
 	if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 		s.log.Warn("Admin socket failed, reopening it", "path", l.path, "err", err)
 	}

@@ -322,7 +322,7 @@ func TestCrowd(t *testing.T) {
 		t.Fatalf("%d could connect", len(crowd))
 	}
 	until(t, func() string {
-		if n := runtime.NumGoroutine(); n > goroutines+4*mostConnections {
+		if n := runtime.NumGoroutine(); n > goroutines+4*maxConnections {
 			return fmt.Sprintf("%d goroutines for %d who connect", n-goroutines, len(crowd))
 		}
 		return ""
@@ -361,11 +361,11 @@ func TestLongQuestions(t *testing.T) {
 		return string(text)
 	}
 	var waiting []net.Conn
-	for range mostLong {
+	for range maxLong {
 		waiting = append(waiting, ask("/v1/events?after=999&wait=60s"))
 	}
 	until(t, func() string { // before another client takes the place of one of them
-		if n := len(h.long); n < mostLong {
+		if n := len(h.long); n < maxLong {
 			return fmt.Sprintf("%d wait", n)
 		}
 		return ""

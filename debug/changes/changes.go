@@ -28,8 +28,8 @@ const (
 	Reset
 	// Loaded: the frontends that a Reset postponed are written.
 	Loaded
-	// Mended: other programs had changed our objects in the kernel; they are repaired.
-	Mended
+	// Repaired: other programs had changed our objects in the kernel; they are repaired.
+	Repaired
 	// Failed: the kernel refuses a frontend, or a whole write.
 	Failed
 )

@@ -56,15 +56,15 @@ func TestEndpointsAreNamed(t *testing.T) {
 		{"a frontend that came", func() { set(1, 1) }, nil, row(1, 1), ""},
 	} {
 		c.there()
-		ring, told := New(8), ""
+		ring, reported := New(8), ""
 		entry := of("shop", "web")
 		ring.Add(entry)
 		ring.Add(of("shop", "other"))
-		o := Endpoints{Family: lb.IPv4, Ring: ring, Store: store, Tell: func(_ cluster.Name, s string) { told = s }}
+		o := Endpoints{Family: lb.IPv4, Ring: ring, Store: store, Tell: func(_ cluster.Name, s string) { reported = s }}
 		o.Applied([]lb.Change{{Key: lb.Key{Port: 80, Proto: lb.TCP}, Old: c.old, New: c.new}})
 		entries, _ := ring.After(0)
-		if told != c.want || entries[0].Endpoints != c.want || entries[1].Endpoints != "" {
-			t.Errorf("%s: told %q, entries %q and %q; want %q", c.what, told, entries[0].Endpoints, entries[1].Endpoints, c.want)
+		if reported != c.want || entries[0].Endpoints != c.want || entries[1].Endpoints != "" {
+			t.Errorf("%s: told %q, entries %q and %q; want %q", c.what, reported, entries[0].Endpoints, entries[1].Endpoints, c.want)
 		}
 		if c.want != "" && !strings.HasSuffix(entries[0].Words(), ": "+c.want) {
 			t.Errorf("%s: words %q", c.what, entries[0].Words())

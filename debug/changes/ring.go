@@ -104,8 +104,8 @@ func (r *Ring) name(family lb.Family, service cluster.Name, endpoints string) {
 // repeats reports whether o repeats e: a program that undoes writes all the time, in whatever process, or a
 // kernel that refuses all, does not fill the ring.
 func (e *Entry) repeats(o *Entry) bool {
-	return (o.Kind == Mended || o.Kind == Failed) && e.Kind == o.Kind && e.Family == o.Family && e.Service == o.Service &&
-		e.Key == o.Key && (e.Why == o.Why || e.Kind == Mended)
+	return (o.Kind == Repaired || o.Kind == Failed) && e.Kind == o.Kind && e.Family == o.Family && e.Service == o.Service &&
+		e.Key == o.Key && (e.Why == o.Why || e.Kind == Repaired)
 }
 
 // bucketOf returns the bucket of a namespace; tenants cannot predict which namespaces share one.

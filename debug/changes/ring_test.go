@@ -97,10 +97,10 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 	r := New(10)
 	first, _ := r.Counts()
 	for i := range 1000 {
-		r.Add(Entry{Kind: Mended, Family: lb.IPv4, Learned: int64(i + 1), Done: int64(i + 2), Rows: 2,
+		r.Add(Entry{Kind: Repaired, Family: lb.IPv4, Learned: int64(i + 1), Done: int64(i + 2), Rows: 2,
 			Why: fmt.Sprintf("nft (PID %d) changed the table", i)})
 	}
-	r.Add(Entry{Kind: Mended, Family: lb.IPv6, Rows: 1})
+	r.Add(Entry{Kind: Repaired, Family: lb.IPv6, Rows: 1})
 	entries, _ := r.After(0)
 	if len(entries) != 2 {
 		t.Fatalf("%d entries, want one for each family", len(entries))

@@ -49,7 +49,7 @@ func (e Entry) Words() string {
 		s += e.counted()
 	case Loaded:
 		s = "wrote the rest of it" + e.counted()
-	case Mended:
+	case Repaired:
 		s = "repaired objects that others had changed: " + plural.Count(e.Rows, "object", "objects")
 		if e.Why != "" {
 			s += "; " + e.Why

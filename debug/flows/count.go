@@ -23,7 +23,7 @@ type count struct {
 	active []*counter // frontends with connections
 	locals map[netip.Addr]struct{}
 
-	told       time.Time
+	reported   time.Time
 	elsewhere  uint64
 	dropped    uint32 // by the kernel, at the last report
 	overrun    bool   // the kernel has reported a loss
@@ -45,7 +45,7 @@ type counter struct {
 }
 
 func newCount(most int, now time.Time) *count {
-	return &count{most: most, began: now, told: now, rows: map[rowID]*counter{}}
+	return &count{most: most, began: now, reported: now, rows: map[rowID]*counter{}}
 }
 
 // take takes in a snapshot, and reports whether it has NodePorts.
@@ -146,7 +146,7 @@ func (c *count) lost() {
 func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := &Rates{Since: c.began, At: now, Span: now.Sub(c.told), Elsewhere: c.elsewhere}
+	r := &Rates{Since: c.began, At: now, Span: now.Sub(c.reported), Elsewhere: c.elsewhere}
 	if n, err := dropped(); err == nil {
 		r.Missed = uint64(n - c.dropped) // it may have wrapped around
 		c.dropped = n
@@ -160,7 +160,7 @@ func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 	}
 	c.missed += r.Missed
 	r.MissedInAll = c.missed
-	c.told, c.elsewhere, c.overrun = now, 0, false
+	c.reported, c.elsewhere, c.overrun = now, 0, false
 
 	slices.SortFunc(c.active, func(a, b *counter) int {
 		return cmp.Or(cmp.Compare(b.new, a.new), cmp.Compare(b.total, a.total), cmp.Compare(a.family, b.family), a.row.Key.Compare(b.row.Key))

@@ -73,7 +73,7 @@ func (f *scripted) open(n int, to string) {
 	}
 }
 
-func told(r *Rates) string {
+func reported(r *Rates) string {
 	s := fmt.Sprintf("elsewhere %d missed %d/%d others %d %d/%d", r.Elsewhere, r.Missed, r.MissedInAll, r.Others.Rows, r.Others.New, r.Others.Total)
 	for _, rate := range r.Rows {
 		s += fmt.Sprintf(" | %s %d %.0f/s %d", rate.Row.Key, rate.New, rate.PerSecond, rate.Total)
@@ -113,7 +113,7 @@ func TestRates(t *testing.T) {
 		}}, f))
 		expect := func(want string) {
 			t.Helper()
-			if got := told(<-rates); got != want {
+			if got := reported(<-rates); got != want {
 				t.Errorf("told\n%s, want\n%s", got, want)
 			}
 		}

@@ -35,7 +35,7 @@ type odd struct {
 type marks struct {
 	newest uint64
 	others [2]struct { // of the families
-		contests              uint64
+		conflicts             uint64
 		contested, unresolved int
 		begun                 bool
 	}
@@ -52,7 +52,7 @@ func (i *Inspector) marks() (m marks, owed bool) {
 		}
 		s := f.Stats()
 		o := &m.others[k]
-		o.contests, o.contested, o.unresolved, o.begun = s.Contests, s.Contested, s.Unresolved, s.Begun
+		o.conflicts, o.contested, o.unresolved, o.begun = s.Conflicts, s.Contested, s.Unresolved, s.Begun
 		owed = owed || s.Owed != (cluster.Changes{})
 	}
 	return m, owed
@@ -142,7 +142,7 @@ type Attention struct {
 	Node string `json:"node"`
 	// Services is how many need attention.
 	Services int `json:"services"`
-	// Groups are those of one state in one namespace, the worst first; at most [mostGroups].
+	// Groups are those of one state in one namespace, the worst first; at most [maxGroups].
 	Groups []Group `json:"groups"`
 	// More is how many Services are in further groups.
 	More int `json:"more,omitempty"`
@@ -154,15 +154,15 @@ type Group struct {
 	State     State    `json:"state"`
 	Severity  Severity `json:"severity"`
 	Count     int      `json:"count"`
-	// First are the first of them by name, at most [mostOfGroup].
+	// First are the first of them by name, at most [maxOfGroup].
 	First []Brief `json:"first"`
 }
 
 // The bounds of [Attention]. A tenant with very many broken Services fills one group for each
 // state.
 const (
-	mostGroups  = 100
-	mostOfGroup = 3
+	maxGroups  = 100
+	maxOfGroup = 3
 )
 
 // Attention lists the Services that need attention.
@@ -176,7 +176,7 @@ func (i *Inspector) Attention() Attention {
 		last := len(out.Groups) - 1
 		if last < 0 || out.Groups[last].Namespace != namespace ||
 			out.Groups[last].State != b.State || out.Groups[last].Severity != b.Severity {
-			if out.More > 0 || last+1 == mostGroups {
+			if out.More > 0 || last+1 == maxGroups {
 				out.More++
 				continue
 			}
@@ -184,7 +184,7 @@ func (i *Inspector) Attention() Attention {
 			last++
 		}
 		g := &out.Groups[last]
-		if g.Count++; len(g.First) < mostOfGroup {
+		if g.Count++; len(g.First) < maxOfGroup {
 			g.First = append(g.First, b)
 		}
 	}

@@ -33,7 +33,7 @@ func TestServiceOverItsLimit(t *testing.T) {
 			t.Errorf("%s is %s, want %s", name, d.State, want)
 		}
 		why := strings.Join(d.Reasons, "\n")
-		if told := strings.Contains(why, "spec.clusterIPs 10.96.0.2 exceeds the limit of 100 objects per namespace"); told != (want == Refused) {
+		if reported := strings.Contains(why, "spec.clusterIPs 10.96.0.2 exceeds the limit of 100 objects per namespace"); reported != (want == Refused) {
 			t.Errorf("%s: %s", name, why)
 		}
 	}

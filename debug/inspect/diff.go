@@ -10,8 +10,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// mostDifferences is how many differences an answer names.
-const mostDifferences = 1000
+// maxDifferences is how many differences an answer names.
+const maxDifferences = 1000
 
 // Diff compares the kernel with the desired table. If they differ it compares again and reports the
 // differences found both times: a write in progress is no difference. One query compares at a time;
@@ -28,7 +28,7 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	}
 	out := &Diff{Node: i.Node(), Differences: []Difference{}}
 	for _, f := range i.cfg.Families {
-		if f.Looker == nil {
+		if f.Tracer == nil {
 			out.Notes = append(out.Notes, fmt.Sprintf("%s: cannot read the kernel state in mode %s", f.Family, i.cfg.Mode.Name))
 			continue
 		}
@@ -38,7 +38,7 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 		}
 		out.Rows += rows
 		for _, d := range differences {
-			if len(out.Differences) == mostDifferences {
+			if len(out.Differences) == maxDifferences {
 				out.More++
 				continue
 			}
@@ -57,9 +57,9 @@ func (i *Inspector) differences(ctx context.Context, f Family) (stayed []Differe
 		table := i.copyTable(f)
 		rows = table.Len()
 		var now []Difference
-		err := f.Looker.Differences(ctx, table, func(d trace.Difference) bool {
+		err := f.Tracer.Differences(ctx, table, func(d trace.Difference) bool {
 			now = append(now, difference(f, table, d))
-			return len(now) < 100*mostDifferences
+			return len(now) < 100*maxDifferences
 		})
 		if err != nil {
 			return nil, 0, err
@@ -76,7 +76,7 @@ func (i *Inspector) differences(ctx context.Context, f Family) (stayed []Differe
 		if len(stayed) == 0 || look == looks {
 			return stayed, rows, nil
 		}
-		if !pause.For(ctx, lookPause) {
+		if !pause.For(ctx, inspectPause) {
 			return nil, 0, ctx.Err()
 		}
 	}

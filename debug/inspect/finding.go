@@ -17,7 +17,7 @@ type Finding struct {
 	About string `json:"about"`
 	Text  string `json:"text"`
 	// Services is how many Services it concerns. First has the first of them, at most
-	// [mostOfGroup]. Not all findings have them.
+	// [maxOfGroup]. Not all findings have them.
 	Services int      `json:"services,omitempty"`
 	First    []string `json:"first,omitempty"`
 	Next     string   `json:"next"`
@@ -55,7 +55,7 @@ func (i *Inspector) findings(s *Status) []Finding {
 			"the kernel drops packets of further connections",
 			c.Entries, c.Limit)
 	}
-	if n := mended(now, i.recent()); n != "" {
+	if n := repaired(now, i.recent()); n != "" {
 		f.add(Warning, "drift", "kube-proxy events", "%s", n)
 	}
 	if s.Facts.Gone {
@@ -118,10 +118,10 @@ func (i *Inspector) recent() []changes.Entry {
 	return entries
 }
 
-// mended describes recently repaired drift; "" for none.
-func mended(now time.Time, recent []changes.Entry) string {
+// repaired describes recently repaired drift; "" for none.
+func repaired(now time.Time, recent []changes.Entry) string {
 	for _, e := range slices.Backward(recent) {
-		if e.Kind == changes.Mended && now.Sub(time.Unix(0, e.Done)) < recentDrift {
+		if e.Kind == changes.Repaired && now.Sub(time.Unix(0, e.Done)) < recentDrift {
 			return e.Words()
 		}
 	}
@@ -138,8 +138,8 @@ func (i *Inspector) serviceFindings(f *findings) {
 			n++
 		}
 		x := Finding{Severity: bad[0].Severity, About: string(bad[0].State),
-			Services: n, First: make([]string, 0, min(n, mostOfGroup)), Next: "kube-proxy why " + bad[0].Service}
-		for _, b := range bad[:min(n, mostOfGroup)] {
+			Services: n, First: make([]string, 0, min(n, maxOfGroup)), Next: "kube-proxy why " + bad[0].Service}
+		for _, b := range bad[:min(n, maxOfGroup)] {
 			x.First = append(x.First, b.Service)
 		}
 		x.Text = plural.Count(n, "Service", "Services") + ": " + strings.Join(x.First, ", ")

@@ -65,8 +65,8 @@ type Family struct {
 	Trace trace.Mode
 	// Counted calls its argument with the traffic per second of Services that the mode counts; nil where it counts none.
 	Counted func(context.Context, func(service string, connections, bytes float64)) error
-	// Looker reads the kernel; nil where the mode, or the lack of one, has nothing to read.
-	Looker mode.Looker
+	// Tracer reads the kernel; nil where the mode, or the lack of one, has nothing to read.
+	Tracer mode.Tracer
 }
 
 // Inspector answers questions. Make one with [New]. It is safe for concurrent use.

@@ -24,25 +24,25 @@ type world struct {
 	store   *cluster.Store
 	table   *lb.Table
 	queries int
-	looker  *looker
+	tracer  *tracer
 	ring    *changes.Ring
 	*Inspector
 }
 
-// looker is a kernel with scripted answers.
-type looker struct {
+// tracer is a kernel with scripted answers.
+type tracer struct {
 	follow []trace.Kernel
 	diffs  [][]trace.Difference
 	asked  int
 	err    error
 }
 
-func (l *looker) Follow(context.Context, trace.Packet) (trace.Kernel, error) {
+func (l *tracer) TracePacket(context.Context, trace.Packet) (trace.Kernel, error) {
 	l.asked++
 	return l.follow[min(l.asked, len(l.follow))-1], l.err
 }
 
-func (l *looker) Differences(_ context.Context, _ *lb.Table, each func(trace.Difference) bool) error {
+func (l *tracer) Differences(_ context.Context, _ *lb.Table, each func(trace.Difference) bool) error {
 	l.asked++
 	for _, d := range l.diffs[min(l.asked, len(l.diffs))-1] {
 		if !each(d) {
@@ -65,8 +65,8 @@ func newWorld() *world {
 }
 
 // with gives it a kernel.
-func (w *world) with(l *looker) *world {
-	w.looker, w.cfg.Families[0].Looker = l, l
+func (w *world) with(l *tracer) *world {
+	w.tracer, w.cfg.Families[0].Tracer = l, l
 	return w
 }
 
@@ -162,21 +162,21 @@ func TestDifferencesThatStay(t *testing.T) {
 		"one stays, one goes soon": {[][]trace.Difference{{gone, moment}, {gone}}, "[element 1]", 3},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld().with(&looker{diffs: c.looks})
+			w := newWorld().with(&tracer{diffs: c.looks})
 			w.add("shop", "web", "10.96.0.1", 1, 1)
 			d, err := w.Diff(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			var told []string
+			var reported []string
 			for _, x := range d.Differences {
-				told = append(told, x.Object)
+				reported = append(reported, x.Object)
 				if x.Object == "element 1" && (x.Service != "shop/web:http" || x.Key != "10.96.0.1:80/tcp") {
 					t.Errorf("%s: whose: %+v", name, x)
 				}
 			}
-			if got := fmt.Sprint(told); got != c.want || w.looker.asked != c.asked || d.Rows != 1 {
-				t.Errorf("%s: %s after %d looks at %d rows, want %s after %d", name, got, w.looker.asked, d.Rows, c.want, c.asked)
+			if got := fmt.Sprint(reported); got != c.want || w.tracer.asked != c.asked || d.Rows != 1 {
+				t.Errorf("%s: %s after %d looks at %d rows, want %s after %d", name, got, w.tracer.asked, d.Rows, c.want, c.asked)
 			}
 		})
 	}
@@ -192,7 +192,7 @@ func TestManyDifferences(t *testing.T) {
 		}
 		return func() {
 			synctest.Test(t, func(t *testing.T) { // it waits between two looks
-				w := newWorld().with(&looker{diffs: [][]trace.Difference{all}})
+				w := newWorld().with(&tracer{diffs: [][]trace.Difference{all}})
 				d, err := w.Diff(t.Context())
 				if err != nil || len(d.Differences)+d.More != n {
 					t.Fatalf("%d of %d differences are reported, error %v", len(d.Differences)+d.More, n, err)
@@ -218,15 +218,15 @@ func TestFindingsThatStay(t *testing.T) {
 		"it stays":        {[]trace.Kernel{wrong}, 1, 3},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld().with(&looker{follow: c.kernel})
+			w := newWorld().with(&tracer{follow: c.kernel})
 			w.add("shop", "web", "10.96.0.1", 1, 1)
 			a, err := w.Trace(t.Context(), TraceQuery{From: "192.0.2.99", To: "web"})
-			if err != nil || len(a.Findings) != c.findings || w.looker.asked != c.asked || a.Kernel == nil {
-				t.Errorf("%s: findings %v after %d looks, %v", name, a.Findings, w.looker.asked, err)
+			if err != nil || len(a.Findings) != c.findings || w.tracer.asked != c.asked || a.Kernel == nil {
+				t.Errorf("%s: findings %v after %d looks, %v", name, a.Findings, w.tracer.asked, err)
 			}
 		})
 	}
-	w := newWorld().with(&looker{follow: []trace.Kernel{right}, err: errors.New("no memory")})
+	w := newWorld().with(&tracer{follow: []trace.Kernel{right}, err: errors.New("no memory")})
 	w.add("shop", "web", "10.96.0.1", 1, 1)
 	if a, err := w.Trace(t.Context(), TraceQuery{From: "node", To: "web"}); err != nil || len(a.Notes) == 0 || !strings.Contains(a.Notes[0], "no memory") || a.Verdict != trace.Balance {
 		t.Errorf("where the kernel cannot be read: %+v, %v", a, err)
@@ -405,7 +405,7 @@ func TestChangesOfAService(t *testing.T) {
 func TestTraceJSON(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 3, 3)
-	a, err := w.with(&looker{follow: []trace.Kernel{{Verdict: trace.Balance}}}).Trace(t.Context(), TraceQuery{From: "10.1.0.7", To: "web:http"})
+	a, err := w.with(&tracer{follow: []trace.Kernel{{Verdict: trace.Balance}}}).Trace(t.Context(), TraceQuery{From: "10.1.0.7", To: "web:http"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -113,7 +113,7 @@ func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 		}
 	})
 	for _, n := range all {
-		if len(p.Candidates) >= mostCandidates {
+		if len(p.Candidates) >= maxCandidates {
 			break
 		}
 		like := strings.Contains(n.Name, name.Name) || strings.Contains(name.Name, n.Name)
@@ -121,7 +121,7 @@ func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 			p.Candidates = append(p.Candidates, n.String())
 		}
 	}
-	p.Candidates = p.Candidates[:min(len(p.Candidates), mostCandidates)]
+	p.Candidates = p.Candidates[:min(len(p.Candidates), maxCandidates)]
 	if len(p.Candidates) == 0 && name.Name != "" {
 		p.Text += "; Services with the label service.kubernetes.io/service-proxy-name belong to another proxy and are not known here"
 	}
@@ -130,7 +130,7 @@ func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 
 func first(names []cluster.Name) []string {
 	var out []string
-	for _, n := range names[:min(len(names), mostCandidates)] {
+	for _, n := range names[:min(len(names), maxCandidates)] {
 		out = append(out, n.String())
 	}
 	return out

@@ -22,12 +22,12 @@ type Problem struct {
 	Kind Kind   `json:"kind"`
 	Text string `json:"error"`
 	// Candidates are the matches of an ambiguous name, or names similar to an unknown one; at most
-	// [mostCandidates].
+	// [maxCandidates].
 	Candidates []string `json:"candidates,omitempty"`
 }
 
-// mostCandidates bounds [Problem.Candidates].
-const mostCandidates = 10
+// maxCandidates bounds [Problem.Candidates].
+const maxCandidates = 10
 
 func (p *Problem) Error() string { return p.Text }
 

@@ -28,7 +28,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 	}
 	if port != "" && !slices.ContainsFunc(d.Ports, func(p Port) bool { return p.is(port) }) {
 		p := problem(Unknown, "Service %s has no port %s", name, cut(port))
-		for _, has := range d.Ports[:min(len(d.Ports), mostCandidates)] {
+		for _, has := range d.Ports[:min(len(d.Ports), maxCandidates)] {
 			p.Candidates = append(p.Candidates, has.String())
 		}
 		return nil, p
@@ -46,8 +46,8 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 			if !portNamed(p, port) {
 				continue
 			}
-			told, endpoints := detailPort(p)
-			out.Ports, out.Endpoints, out.MoreEndpoints = append(out.Ports, told), append(out.Endpoints, endpoints...), out.MoreEndpoints+p.More
+			reported, endpoints := detailPort(p)
+			out.Ports, out.Endpoints, out.MoreEndpoints = append(out.Ports, reported), append(out.Endpoints, endpoints...), out.MoreEndpoints+p.More
 		}
 		for _, r := range x.Refused {
 			out.Refused = append(out.Refused, r.String())

@@ -29,7 +29,7 @@ func (i *Inspector) ServicesSince(after uint64, each func(Service) error) (Since
 	for _, e := range entries {
 		switch {
 		case e.Service.Name == "":
-			since.Again = since.Again || e.Kind != changes.Mended && e.Kind != changes.Failed
+			since.Again = since.Again || e.Kind != changes.Repaired && e.Kind != changes.Failed
 		case !seen[e.Service]:
 			seen[e.Service] = true
 			names = append(names, e.Service)
@@ -75,7 +75,7 @@ func (i *Inspector) failing() map[string]map[lb.Key]engine.Failing {
 // owned is the part of a family's desired table that belongs to a Service.
 type owned struct {
 	rows    []*lb.Frontend
-	lost    map[lb.Key]lb.Contest // nil if it lost nothing
+	lost    map[lb.Key]lb.Conflict // nil if it lost nothing
 	refused []lb.Refused
 }
 
@@ -90,7 +90,7 @@ func (f Family) owned(name cluster.Name) owned {
 		for _, row := range o.rows {
 			if c, lost := t.Lost(row.Key, full); lost {
 				if o.lost == nil {
-					o.lost = map[lb.Key]lb.Contest{}
+					o.lost = map[lb.Key]lb.Conflict{}
 				}
 				o.lost[row.Key] = c
 			}

@@ -47,7 +47,7 @@ func (f Family) status() FamilyStatus {
 	out.Begun, out.Settled, out.Lost = s.Begun, s.Settled, s.Lost
 	out.Pending, out.Unresolved = s.Pending, s.Unresolved
 	out.NoLocalInternal, out.NoLocalExternal = s.NoLocal.Internal, s.NoLocal.External
-	out.Changes, out.Applies, out.Resets, out.Failures, out.Audits, out.Mended = s.Changes, s.Applies, s.Resets, s.Failures, s.Audits, s.Mended
+	out.Changes, out.Applies, out.Resets, out.Failures, out.Audits, out.Repaired = s.Changes, s.Applies, s.Resets, s.Failures, s.Audits, s.Repaired
 	out.LastError, out.LastFailure, out.LastSuccess = s.LastError, when(s.LastFailure), when(s.LastSuccess)
 	out.LastQueued, out.LastSynced, out.QueuedSince = when(s.LastQueued), when(s.LastSynced), when(s.QueuedSince)
 	for _, row := range s.Failing {

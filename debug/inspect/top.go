@@ -149,8 +149,8 @@ func (i *Inspector) inForce(f Family) []*lb.Frontend {
 	return out
 }
 
-// mostConnections is how many connections a trace names.
-const mostConnections = 20
+// maxConnections is how many connections a trace names.
+const maxConnections = 20
 
 // connectionsWait limits the time of reading conntrack's table. A kernel with filters needs a tenth
 // of a second for a million entries.
@@ -163,7 +163,7 @@ func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAns
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectionsWait)
 	defer cancel()
-	found, err := flows.Find(ctx, flows.Query{Proto: p.Proto, From: p.From, To: p.To, Most: mostConnections})
+	found, err := flows.Find(ctx, flows.Query{Proto: p.Proto, From: p.From, To: p.To, Most: maxConnections})
 	if err != nil {
 		a.Notes = append(a.Notes, "cannot list open connections: "+err.Error())
 		return
@@ -180,7 +180,7 @@ func (a *TraceAnswer) connected(found flows.Found) {
 	}
 	a.ConntrackEnded, a.ConntrackMore = found.Ended, found.More
 	switch {
-	case found.More && len(found.Flows) == mostConnections:
+	case found.More && len(found.Flows) == maxConnections:
 		a.Notes = append(a.Notes, "more connections are open")
 	case found.More:
 		a.Notes = append(a.Notes, "more connections may be open: the conntrack table is too large to read completely")

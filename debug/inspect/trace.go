@@ -108,9 +108,9 @@ type Connection struct {
 // The time limit of a read of the kernel, and the number of reads in case of differences: an object
 // that is being written differs temporarily.
 const (
-	kernelWait = 5 * time.Second
-	looks      = 3
-	lookPause  = 150 * time.Millisecond
+	kernelWait   = 5 * time.Second
+	looks        = 3
+	inspectPause = 150 * time.Millisecond
 )
 
 // Trace returns the path of a packet. A [Problem] describes an invalid query.
@@ -179,20 +179,20 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 	case p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6:
 		a.Notes = append(a.Notes, "pings are not checked in the kernel")
 		return
-	case f.Looker == nil:
+	case f.Tracer == nil:
 		a.Notes = append(a.Notes, fmt.Sprintf("cannot read the kernel state in mode %s", i.cfg.Mode.Name))
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernelWait)
 	defer cancel()
 	for look := 1; ; look++ {
-		k, err := f.Looker.Follow(ctx, p)
+		k, err := f.Tracer.TracePacket(ctx, p)
 		if err != nil {
 			a.Notes = append(a.Notes, "reading the kernel state: "+err.Error())
 			return
 		}
 		a.Add(k)
-		if len(a.Findings) == 0 || look == looks || !pause.For(ctx, lookPause) {
+		if len(a.Findings) == 0 || look == looks || !pause.For(ctx, inspectPause) {
 			break
 		}
 		a.Answer = i.ask(f, p)

@@ -298,7 +298,7 @@ type FamilyStatus struct {
 	Resets          uint64       `json:"resets"`
 	Failures        uint64       `json:"failures"`
 	Audits          uint64       `json:"audits"`
-	Mended          uint64       `json:"mended"`
+	Repaired        uint64       `json:"mended"`
 	LastError       string       `json:"lastError,omitempty"`
 	LastFailure     *time.Time   `json:"lastFailure,omitempty"`
 	LastSuccess     *time.Time   `json:"lastSuccess,omitempty"`

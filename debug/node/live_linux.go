@@ -18,7 +18,7 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 	"kube-proxy/trace"
 )
 
@@ -43,12 +43,12 @@ func Live(ctx context.Context, p trace.Packet, wait time.Duration) (trace.Live, 
 	if err != nil {
 		return trace.Live{}, liveError(err)
 	}
-	go w.events.Listen(w.hear, func() { w.note("the kernel dropped reports: too many packets at once") })
+	go w.events.Listen(w.notice, func() { w.note("the kernel dropped reports: too many packets at once") })
 	there, _, err := wire.Table{Socket: sock, Family: w.ip.Proto, Name: liveTable}.State(ctx)
 	if err == nil && there {
 		err = fmt.Errorf("%w: another trace --live is running on this node", unix.EEXIST)
 	} else if err == nil {
-		_, err = sock.Commit(ctx, &ownwrites.Ledger{}, w.table())
+		_, err = sock.Commit(ctx, &selfwrites.Ledger{}, w.table())
 	}
 	if err != nil {
 		return trace.Live{}, liveError(err)
@@ -131,8 +131,8 @@ func (w *watcher) table() *wire.Transaction {
 var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input",
 	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting"}
 
-// hear keeps a report.
-func (w *watcher) hear(m nlconn.Message) {
+// notice keeps a report.
+func (w *watcher) notice(m nlconn.Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {

@@ -25,8 +25,8 @@ const Others = "_others"
 const Most = 1000
 
 const (
-	// mostKept is how many counters are remembered while readings fail; then the next one is a first one.
-	mostKept = 1 << 20
+	// maxKept is how many counters are remembered while readings fail; then the next one is a first one.
+	maxKept = 1 << 20
 	// every is how long a reading is reused: more frequent scrapes cost nothing.
 	every = 5 * time.Second
 	// patience is how long a reading may take.
@@ -53,7 +53,7 @@ type Account struct {
 
 	reading sync.Mutex // held by the reader
 	round   int        // of readings
-	before  map[mode.CounterID]told
+	before  map[mode.CounterID]reported
 	begun   bool // a first reading, the base of differences, was made
 	read    time.Time
 
@@ -62,8 +62,8 @@ type Account struct {
 	others mode.Traffic
 }
 
-// told is the last value of a counter, and the number of its reading.
-type told struct {
+// reported is the last value of a counter, and the number of its reading.
+type reported struct {
 	mode.Traffic
 	round int
 }
@@ -81,7 +81,7 @@ func New(cfg Config) *Account {
 		cfg.Now = time.Now
 	}
 	cfg.Services = min(max(cfg.Services, 1), Most)
-	return &Account{cfg: cfg, before: map[mode.CounterID]told{}, own: map[string]*series{}}
+	return &Account{cfg: cfg, before: map[mode.CounterID]reported{}, own: map[string]*series{}}
 }
 
 // Each reads the counters, unless that was just done, and calls f with each Service that has its
@@ -138,7 +138,7 @@ func (a *Account) update(ctx context.Context, now time.Time) error {
 	a.round++
 	err := a.cfg.Counter.Traffic(ctx, func(c mode.Count) {
 		was := a.before[c.CounterID]
-		a.before[c.CounterID] = told{c.Traffic, a.round}
+		a.before[c.CounterID] = reported{c.Traffic, a.round}
 		if d := since(was.Traffic, c.Traffic); a.begun && d != (mode.Traffic{}) {
 			news = append(news, used{c.Row, c.ServicePort, d})
 		}
@@ -147,9 +147,9 @@ func (a *Account) update(ctx context.Context, now time.Time) error {
 	case err == nil:
 		// A kernel may leave out entries while its state changes: a missing counter may still
 		// exist, and must not be counted from 0 again.
-		maps.DeleteFunc(a.before, func(_ mode.CounterID, t told) bool { return t.round < a.round-1 })
-	case len(a.before) > mostKept:
-		a.before, a.begun = map[mode.CounterID]told{}, false
+		maps.DeleteFunc(a.before, func(_ mode.CounterID, t reported) bool { return t.round < a.round-1 })
+	case len(a.before) > maxKept:
+		a.before, a.begun = map[mode.CounterID]reported{}, false
 		fallthrough
 	default:
 		a.round-- // counters missing in a failed reading do not age

@@ -237,10 +237,10 @@ func TestFrequentScrapes(t *testing.T) {
 	r.account.reading.Lock()
 	defer r.account.reading.Unlock()
 	r.now = r.now.Add(time.Hour)
-	told := 0
-	if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) { told++ }); err != nil || told != 1 ||
+	reported := 0
+	if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) { reported++ }); err != nil || reported != 1 ||
 		r.reads != 1 {
-		t.Errorf("told %d with %d readings: %v", told, r.reads, err)
+		t.Errorf("told %d with %d readings: %v", reported, r.reads, err)
 	}
 }
 
@@ -259,7 +259,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	r.account.cfg.Query = func(f func(*lb.Table)) { visits++; query(f) }
 	r.scrape()
 	rnd := rand.New(rand.NewPCG(1, 2))
-	var all, told uint64
+	var all, reported uint64
 	before, ever := map[string]uint64{}, map[string]bool{}
 	for range rounds {
 		visits = 0
@@ -276,7 +276,7 @@ func TestSeriesAreBounded(t *testing.T) {
 			if was, ok := before[name]; ok && n < was {
 				t.Errorf("%s goes back from %d to %d", name, was, n)
 			}
-			told += n - before[name]
+			reported += n - before[name]
 			if before[name] == 0 && !ever[name] {
 				ever[name] = true
 			}
@@ -286,8 +286,8 @@ func TestSeriesAreBounded(t *testing.T) {
 			t.Errorf("%d queries, want %d at most", visits, most)
 		}
 	}
-	if told != all {
-		t.Errorf("%d connections are reported, %d were", told, all)
+	if reported != all {
+		t.Errorf("%d connections are reported, %d were", reported, all)
 	}
 	if most := own + rounds*own/10 + 1; len(ever) > most {
 		t.Errorf("%d Services had series, want %d at most", len(ever), most)

@@ -189,19 +189,19 @@ func Steady(ctx context.Context, generation func() (uint32, error), follow func(
 
 // Said are lines about a packet's way, each once.
 type Said struct {
-	Lines []string
-	told  map[string]bool
+	Lines    []string
+	reported map[string]bool
 }
 
 // Say adds a line, and reports whether it is new.
 func (s *Said) Say(line string) bool {
-	if s.told[line] {
+	if s.reported[line] {
 		return false
 	}
-	if s.told == nil {
-		s.told = map[string]bool{}
+	if s.reported == nil {
+		s.reported = map[string]bool{}
 	}
-	s.told[line] = true
+	s.reported[line] = true
 	s.Lines = append(s.Lines, line)
 	return true
 }

@@ -21,7 +21,7 @@ type node struct {
 	routes map[netip.Addr]route.Route
 }
 
-func lookAround(ctx context.Context) (*node, error) {
+func inspectAround(ctx context.Context) (*node, error) {
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return nil, err

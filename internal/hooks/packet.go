@@ -83,14 +83,14 @@ type Rule struct {
 	Owner string
 }
 
-// mostText bounds the text of a rule, in bytes.
-const mostText = 200
+// maxText bounds the text of a rule, in bytes.
+const maxText = 200
 
 // String names the rule with its text, escaped and bounded.
 func (r Rule) String() string {
 	text := r.Text
-	if len(text) > mostText {
-		text = strings.ToValidUTF8(text[:mostText], "") + "…"
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "…"
 	}
 	where := fmt.Sprintf("%s, chain %s, policy %s", escaped(r.Table), escaped(r.Chain), escaped(text))
 	if r.Number > 0 {

@@ -206,7 +206,7 @@ func (s *Snapshot) chain(ctx context.Context, at stop, b base, flows []follow.Fl
 	var err error
 	var lines []string
 	if b.legacy != nil {
-		back, ended, err = follow.Chains{Most: mostJumps, Read: func(name string) (follow.Chain, error) {
+		back, ended, err = follow.Chains{Most: maxJumps, Read: func(name string) (follow.Chain, error) {
 			if rules := b.legacy.chains[name]; len(rules) > 0 {
 				return legacyChain{s.xt, rules}, nil
 			}
@@ -219,9 +219,9 @@ func (s *Snapshot) chain(ctx context.Context, at stop, b base, flows []follow.Fl
 	}
 	if errors.Is(err, walk.ErrTooMany) {
 		s.note("%s, chain %s is not evaluated: more than %d rules", escaped(b.name), escaped(b.chain),
-			mostRules)
+			maxRules)
 		whole := &follow.Rule{Table: b.name, Chain: b.chain, Text: fmt.Sprintf("of more than %d rules",
-			mostRules)}
+			maxRules)}
 		for _, f := range on {
 			f.Share, f.Doubt, f.Verdict = 0, whole, trace.Drop
 			flows = append(flows, f)
@@ -241,8 +241,8 @@ func (s *Snapshot) chain(ctx context.Context, at stop, b base, flows []follow.Fl
 	return follow.Merge(slices.Concat(past, back, ended)), nil
 }
 
-// mostJumps is how deep chains may be nested.
-const mostJumps = 64
+// maxJumps is how deep chains may be nested.
+const maxJumps = 64
 
 // legacyChain is a chain of iptables-legacy.
 type legacyChain struct {
@@ -258,15 +258,15 @@ func (c legacyChain) Meet(i int, flows []follow.Flow) ([]follow.Met, []follow.Fl
 
 // walked keeps lines about a base chain.
 func (s *Snapshot) walked(b base, lines []string) {
-	if len(lines) > 0 && len(s.path) < mostPath {
+	if len(lines) > 0 && len(s.path) < maxPath {
 		s.path = append(s.path, fmt.Sprintf("%s, chain %s (%s, priority %d)", escaped(b.name),
 			escaped(b.chain), b.Type, b.Priority))
 	}
 	for _, line := range lines {
-		if len(s.path) == mostPath {
+		if len(s.path) == maxPath {
 			s.path = append(s.path, "and more")
 		}
-		if len(s.path) < mostPath {
+		if len(s.path) < maxPath {
 			s.path = append(s.path, "  "+line)
 		}
 	}
@@ -354,7 +354,7 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 	var doubts []Rule
 	for _, f := range flows {
 		if f.Doubt != nil {
-			if r := ruleOf(f.Doubt); !slices.Contains(doubts, r) && len(doubts) < mostDoubts {
+			if r := ruleOf(f.Doubt); !slices.Contains(doubts, r) && len(doubts) < maxDoubts {
 				doubts = append(doubts, r)
 			}
 			continue
@@ -380,8 +380,8 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 	return all
 }
 
-// mostDoubts bounds how many rules a way names that were not evaluated.
-const mostDoubts = 16
+// maxDoubts bounds how many rules a way names that were not evaluated.
+const maxDoubts = 16
 
 func named(r *follow.Rule) *Rule {
 	if r == nil {

@@ -55,13 +55,13 @@ type base struct {
 
 // Open opens the packet filter of the calling thread's network namespace. Close it.
 func Open(ctx context.Context, family lb.Family) (_ *Snapshot, err error) {
-	s := &Snapshot{family: family, budget: mostRules, tables: map[tableID]*walk.Any{}}
+	s := &Snapshot{family: family, budget: maxRules, tables: map[tableID]*walk.Any{}}
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
-	if s.node, err = lookAround(ctx); err != nil {
+	if s.node, err = inspectAround(ctx); err != nil {
 		return nil, fmt.Errorf("read the node's packet filter: %w", err)
 	}
 	if s.sock, err = wire.Open(); err != nil {
@@ -93,11 +93,11 @@ func (s *Snapshot) Close() {
 // Notes say what of the packet filter was not read, and why.
 func (s *Snapshot) Notes() []string { return s.notes.Lines }
 
-// mostRules is how many rules of nftables are read.
-const mostRules = 20_000
+// maxRules is how many rules of nftables are read.
+const maxRules = 20_000
 
-// mostPath bounds the lines of Path.
-const mostPath = 200
+// maxPath bounds the lines of Path.
+const maxPath = 200
 
 // Path returns the rules that packets matched since Open, a line each.
 func (s *Snapshot) Path() []string { return s.path }
@@ -233,13 +233,13 @@ type savedChain struct {
 	rules  []string
 }
 
-// mostSaved is how many rules of iptables-save are read.
-const mostSaved = 200_000
+// maxSaved is how many rules of iptables-save are read.
+const maxSaved = 200_000
 
 func readSaved(ctx context.Context, tool *xtables.Tool) (saved, error) {
 	all, n := saved{}, 0
 	err := tool.Lines(ctx, func(line xtables.SavedLine) {
-		if n++; n > mostSaved {
+		if n++; n > maxSaved {
 			return
 		}
 		if all[line.Table] == nil {
@@ -256,8 +256,8 @@ func readSaved(ctx context.Context, tool *xtables.Tool) (saved, error) {
 			c.policy, _, _ = strings.Cut(string(line.Rest), " ")
 		}
 	})
-	if err == nil && n > mostSaved {
-		err = fmt.Errorf("%s lists more than %d rules", tool.Program, mostSaved)
+	if err == nil && n > maxSaved {
+		err = fmt.Errorf("%s lists more than %d rules", tool.Program, maxSaved)
 	}
 	return all, err
 }

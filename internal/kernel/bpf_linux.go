@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostPrograms bounds how many BPF programs are looked at.
-const mostPrograms = 10000
+// maxPrograms bounds how many BPF programs are looked at.
+const maxPrograms = 10000
 
 // Of linux/bpf.h: where struct bpf_prog_info has the name.
 const (
@@ -28,7 +28,7 @@ const (
 func BPFPrograms(ctx context.Context) (names []string, err error) {
 	seen := map[string]bool{}
 	id := uint32(0)
-	for range mostPrograms {
+	for range maxPrograms {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
@@ -90,7 +90,7 @@ const (
 	BPFCgroupRecvmsg4, BPFCgroupRecvmsg6 = 19, 20
 	BPFTcxIngress, BPFTcxEgress          = 46, 47
 	BPFNetkitPrimary, BPFNetkitPeer      = 54, 55
-	mostAttached                         = 16
+	maxAttached                          = 16
 )
 
 // BPFProgram is a BPF program of the kernel.
@@ -102,7 +102,7 @@ type BPFProgram struct {
 // BPFAttached returns the programs that are attached to a target: the file descriptor of a cgroup, or
 // the index of an interface. A kernel that lacks the type has none.
 func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
-	var ids [mostAttached]uint32
+	var ids [maxAttached]uint32
 	var pins runtime.Pinner
 	pins.Pin(&ids)
 	defer pins.Unpin()
@@ -111,7 +111,7 @@ func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
 		ids                          uint64
 		count, _                     uint32
 		_                            [3]uint64 // fields of newer kernels
-	}{target: target, typ: typ, ids: uint64(uintptr(unsafe.Pointer(&ids))), count: mostAttached}
+	}{target: target, typ: typ, ids: uint64(uintptr(unsafe.Pointer(&ids))), count: maxAttached}
 	_, errno := bpf(unix.BPF_PROG_QUERY, unsafe.Pointer(&q), unsafe.Sizeof(q))
 	switch errno {
 	case 0, unix.ENOSPC: // there are more
@@ -120,7 +120,7 @@ func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
 	default:
 		return nil, bpfError(errno)
 	}
-	for _, id := range ids[:min(q.count, mostAttached)] {
+	for _, id := range ids[:min(q.count, maxAttached)] {
 		name, err := bpfName(id)
 		if err != nil {
 			return all, err

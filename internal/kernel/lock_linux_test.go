@@ -76,7 +76,7 @@ func TestLockWithoutAnswer(t *testing.T) {
 		if err := held.Take(); err != nil {
 			t.Error(err)
 		}
-		held.conn.Patience = 20 * time.Millisecond
+		held.conn.Timeout = 20 * time.Millisecond
 		nlconntest.Silence(t, held.conn)
 		if err := held.Take(); !errors.Is(err, netlink.ErrNoAnswer) {
 			t.Errorf("without an answer: %v", err)

@@ -52,7 +52,7 @@ func (n *Netfilter) Close() {
 // ends it.
 //
 // A refusal is an [*netlink.Error], EINVAL or EOPNOTSUPP if the kernel has no such subsystem. The error
-// wraps netlink.ErrNoAnswer if there is no answer within [netlink.Patience].
+// wraps netlink.ErrNoAnswer if there is no answer within [netlink.Timeout].
 func (n *Netfilter) Ask(typ, flags uint16, family byte, attrs func(*netlink.Encoder)) ([][]byte, error) {
 	var e netlink.Encoder
 	at := e.Netfilter(typ, flags, family, 0, 0)

@@ -76,7 +76,7 @@ func TestRebindNowhere(t *testing.T) {
 
 // A listener that ends without our close broke, whatever the error is. The next Rebind opens it
 // again; the Binding requests that after a delay.
-func TestBroke(t *testing.T) {
+func TestListenerFails(t *testing.T) {
 	for _, why := range []error{errors.New("no memory"), net.ErrClosed, nil} {
 		synctest.Test(t, func(t *testing.T) {
 			f, begin := &fake{}, time.Now()

@@ -9,26 +9,26 @@ import (
 	"time"
 )
 
-// Crowd limits the number of connections that the servers of a group have open together, so that a
+// ConnLimit limits the number of connections that the servers of a group have open together, so that a
 // client with thousands of connections takes neither memory nor descriptors from the rest of the
 // process. One connection above the limit closes another: first the one with the longest time since
 // its last answer, or since it was accepted. So a connection that sends nothing, or its request
 // byte by byte, makes room for one with a request. Connections with a request in progress come
 // last.
 //
-// Set its fields, then use it with [Crowd.Bound].
-type Crowd struct {
+// Set its fields, then use it with [ConnLimit.Bound].
+type ConnLimit struct {
 	// Most is how many connections there may be; usually it is [Share].Connections.
 	Most int
 	// Full is called when connections are closed early, with the number since the last call; at most once a minute.
 	Full func(closed int)
 
-	mu      sync.Mutex
-	members map[net.Conn]*member
-	waiting list.List // connections without a request in progress; the one that has waited longest is first
-	busy    list.List // those whose request is being answered, the oldest request first
-	closed  int       // not reported yet
-	told    time.Time
+	mu       sync.Mutex
+	members  map[net.Conn]*member
+	waiting  list.List // connections without a request in progress; the one that has waited longest is first
+	busy     list.List // those whose request is being answered, the oldest request first
+	closed   int       // not reported yet
+	reported time.Time
 }
 
 // member is the state of a connection.
@@ -43,7 +43,7 @@ const fullAgain = time.Minute
 type memberKey struct{}
 
 // Bound makes h count its connections among those of c. Call it before h serves.
-func (c *Crowd) Bound(h *http.Server) {
+func (c *ConnLimit) Bound(h *http.Server) {
 	h.ConnState = func(conn net.Conn, s http.ConnState) {
 		switch s {
 		case http.StateNew:
@@ -69,15 +69,15 @@ func (c *Crowd) Bound(h *http.Server) {
 }
 
 // join takes a connection in, and closes another if there are too many.
-func (c *Crowd) join(conn net.Conn) {
+func (c *ConnLimit) join(conn net.Conn) {
 	c.mu.Lock()
 	out, tell := c.crowdedOut(), 0
 	if c.members == nil {
 		c.members = map[net.Conn]*member{}
 	}
 	c.members[conn] = &member{&c.waiting, c.waiting.PushBack(conn)}
-	if c.closed > 0 && time.Since(c.told) >= fullAgain {
-		tell, c.closed, c.told = c.closed, 0, time.Now()
+	if c.closed > 0 && time.Since(c.reported) >= fullAgain {
+		tell, c.closed, c.reported = c.closed, 0, time.Now()
 	}
 	c.mu.Unlock()
 	if out != nil {
@@ -89,7 +89,7 @@ func (c *Crowd) join(conn net.Conn) {
 }
 
 // crowdedOut takes out the connection that one more closes; nil if there is room. c.mu is held.
-func (c *Crowd) crowdedOut() net.Conn {
+func (c *ConnLimit) crowdedOut() net.Conn {
 	if len(c.members) < c.Most {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (c *Crowd) crowdedOut() net.Conn {
 	return nil
 }
 
-func (c *Crowd) leave(conn net.Conn) {
+func (c *ConnLimit) leave(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.members[conn]; m != nil {
@@ -114,7 +114,7 @@ func (c *Crowd) leave(conn net.Conn) {
 }
 
 // move puts a connection at the end of a list.
-func (c *Crowd) move(conn net.Conn, to *list.List) {
+func (c *ConnLimit) move(conn net.Conn, to *list.List) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.members[conn]; m != nil {

@@ -61,8 +61,8 @@ func (g *guest) open() bool {
 // last answer. Bytes of an unfinished request do not count; a request in progress does.
 func TestCrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told []int
-		crowd := &Crowd{Most: 4, Full: func(closed int) { told = append(told, closed) }}
+		var reported []int
+		crowd := &ConnLimit{Most: 4, Full: func(closed int) { reported = append(reported, closed) }}
 		hold := make(chan struct{})
 		h := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/slow" {
@@ -101,13 +101,13 @@ func TestCrowd(t *testing.T) {
 				t.Errorf("%s is still open", c.what)
 			}
 		}
-		if !slices.Equal(told, []int{1}) {
-			t.Errorf("told of %v closed connections, want [1]: once a minute", told)
+		if !slices.Equal(reported, []int{1}) {
+			t.Errorf("told of %v closed connections, want [1]: once a minute", reported)
 		}
 		time.Sleep(time.Minute)
 		guests := []*guest{come(), come(), come()}
-		if !slices.Equal(told, []int{1, 3}) {
-			t.Errorf("told of %v closed connections, want [1 3]", told)
+		if !slices.Equal(reported, []int{1, 3}) {
+			t.Errorf("told of %v closed connections, want [1 3]", reported)
 		}
 		for _, g := range guests {
 			go g.ask("/slow")

@@ -11,7 +11,7 @@
 // Any client that reaches the node can connect to the health and metrics ports, and 400 idle connections once stopped a
 // process with 300 descriptors. So each server has a [Share]: 128 descriptors are reserved for the process; half of the
 // rest is for listeners of Services, and a sixth, at most 512, for the connections of each of the three servers. A
-// [Crowd] closes the connection that has been idle longest since it was accepted or last answered; connections with a
+// [ConnLimit] closes the connection that has been idle longest since it was accepted or last answered; connections with a
 // request in progress are closed last. Bytes of an unfinished header do not count. There is no limit per client, since
 // addresses are cheap, and none per request.
 //

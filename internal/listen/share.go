@@ -22,8 +22,8 @@ const (
 	// leastFiles is the minimum of each share, if the process may open fewer files than its own
 	// work may need.
 	leastFiles = 16
-	// mostConnections bounds a server's memory: a connection takes some 20 KB, and its header MaxHeaderBytes at most.
-	mostConnections = 512
+	// maxConnections bounds a server's memory: a connection takes some 20 KB, and its header MaxHeaderBytes at most.
+	maxConnections = 512
 )
 
 // MaxHeaderBytes is how long the header of a request may be, for [http.Server].
@@ -40,7 +40,7 @@ func shareOf(files uint64) Share {
 	return Share{
 		Files:       total,
 		Listeners:   max(rest/2, leastFiles),
-		Connections: min(max(rest/6, leastFiles), mostConnections),
+		Connections: min(max(rest/6, leastFiles), maxConnections),
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 func TestShare(t *testing.T) {
 	for _, files := range []uint64{0, 1, 200, 256, 300, 1024, 4096, 1 << 20, 1 << 62, ^uint64(0)} {
 		s := shareOf(files)
-		if s.Connections < leastFiles || s.Connections > mostConnections || s.Listeners < leastFiles {
+		if s.Connections < leastFiles || s.Connections > maxConnections || s.Listeners < leastFiles {
 			t.Errorf("%d files: %+v", files, s)
 		}
 		if files >= 256 && uint64(3*s.Connections+s.Listeners+ownFiles) > files {

@@ -249,7 +249,7 @@ func (c *Conn) next(ctx context.Context) (Message, error) {
 
 // await waits for an answer. Most answers are there at once, so only await sets a deadline.
 func (c *Conn) await(ctx context.Context) error {
-	if err := c.sock.SetReadDeadline(time.Now().Add(c.Patience)); err != nil {
+	if err := c.sock.SetReadDeadline(time.Now().Add(c.Timeout)); err != nil {
 		return err
 	}
 	called := make(chan struct{})
@@ -268,7 +268,7 @@ func (c *Conn) await(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		return fmt.Errorf("nothing for %v: %w", c.Patience, err)
+		return fmt.Errorf("nothing for %v: %w", c.Timeout, err)
 	}
 	return err
 }

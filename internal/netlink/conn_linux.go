@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience is the timeout for the next part of an answer. The kernel writes each part while it
+// Timeout is the timeout for the next part of an answer. The kernel writes each part while it
 // handles a system call, so a later part has been lost.
-const Patience = 5 * time.Second
+const Timeout = 5 * time.Second
 
 // bufferSize is more than the maximum part of an answer, which is 32 KiB.
 const bufferSize = 64 << 10
@@ -55,8 +55,8 @@ type Transport interface {
 // Conn is a netlink socket of one network namespace. Only one goroutine may use it at a time; but
 // beside [Conn.Listen] others may Join, Leave and Close.
 type Conn struct {
-	// Patience is the timeout for the next part of an answer; tests change it.
-	Patience time.Duration
+	// Timeout is the timeout for the next part of an answer; tests change it.
+	Timeout time.Duration
 
 	cfg       Config
 	namespace uint64 // the namespace's number
@@ -86,7 +86,7 @@ type Conn struct {
 // Open opens a socket in the calling thread's network namespace. The error wraps
 // unix.EPROTONOSUPPORT if the kernel does not have the protocol.
 func Open(cfg Config) (*Conn, error) {
-	c := &Conn{Patience: Patience, cfg: cfg, namespace: threadNamespace(),
+	c := &Conn{Timeout: Timeout, cfg: cfg, namespace: threadNamespace(),
 		to: unix.SockaddrNetlink{Family: unix.AF_NETLINK}}
 	c.receiving, c.sending = c.receiveOnce, c.sendOnce
 	c.ReadAtOnce(1)

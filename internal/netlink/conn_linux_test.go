@@ -269,13 +269,13 @@ func TestNoAnswer(t *testing.T) {
 		t.Run(how.what, func(t *testing.T) {
 			c := netfilter(t)
 			batch(t, c, "a", "b")
-			c.Patience = 20 * time.Millisecond
+			c.Timeout = 20 * time.Millisecond
 			before := port(t, c)
 			if err := c.Do(t.Context(), how.silence(t, c), nil); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("the patience ends: %v", err)
 			}
 			expectFresh(t, c, before, 2)
-			c.Patience, before = time.Hour, port(t, c) // so that the context ends the wait
+			c.Timeout, before = time.Hour, port(t, c) // so that the context ends the wait
 			request := how.silence(t, c)
 			ctx := endsWhenAwaited(t)
 			if err := c.Do(ctx, request, nil); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.Canceled) {
@@ -347,7 +347,7 @@ func TestBatch(t *testing.T) {
 		t.Errorf("%d tables, %v; want that of before", n, err)
 	}
 	// The answer to a batch is never read. The kernel has done it.
-	c.Patience = time.Hour
+	c.Timeout = time.Hour
 	before := port(t, c)
 	deafen(t, c)
 	if err := c.Batch(t.Context(), bufs, last); !errors.Is(err, ErrNoAnswer) {
@@ -391,7 +391,7 @@ func TestNoRoom(t *testing.T) {
 // A socket with Keep is not replaced, and still answers the next request.
 func TestKeep(t *testing.T) {
 	c := openThere(t, Config{Protocol: unix.NETLINK_NETFILTER, Keep: true})
-	c.Patience = 20 * time.Millisecond
+	c.Timeout = 20 * time.Millisecond
 	before := port(t, c)
 	if err := c.Do(t.Context(), unanswered(0), nil); !errors.Is(err, ErrNoAnswer) {
 		t.Errorf("no answer: %v", err)
@@ -431,21 +431,21 @@ func TestListen(t *testing.T) {
 	if err := c.Join(unix.NFNLGRP_NFTABLES); err != nil {
 		t.Fatal(err)
 	}
-	heard, lost, done, held := make(chan uint16, 100), make(chan bool, 100), make(chan bool), make(chan bool)
+	noticed, lost, done, held := make(chan uint16, 100), make(chan bool, 100), make(chan bool), make(chan bool)
 	go func() {
 		defer close(done)
 		c.Listen(func(m Message) {
-			heard <- m.Type
+			noticed <- m.Type
 			if m.Type == nftables|unix.NFT_MSG_NEWGEN {
 				<-held
 			}
 		}, func() { lost <- true })
 	}()
 	batch(t, writer, "a")
-	if typ := <-heard; typ != nftables|unix.NFT_MSG_NEWTABLE {
+	if typ := <-noticed; typ != nftables|unix.NFT_MSG_NEWTABLE {
 		t.Errorf("received %#x", typ)
 	}
-	<-heard // the new generation; the listener then pauses
+	<-noticed // the new generation; the listener then pauses
 	if err := c.SetReceiveBuffer(1); err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@
 //	err = conn.Batch(ctx, buffers, last)                              // one transaction of nftables
 //	err = conn.Each(ctx, messages, func(i int, err error) { … })      // many requests, their outcomes
 //
-// Every wait has a timeout: each part of an answer must arrive within [Patience], and the end of a
+// Every wait has a timeout: each part of an answer must arrive within [Timeout], and the end of a
 // context ends the wait. After an answer that was not read to its end, the client replaces the
 // socket before the next request, in the same network namespace. The kernel refuses a second dump
 // while it considers the first unread. The client recognises late answers by their sequence

@@ -32,7 +32,7 @@ func TestKeepCrashes(t *testing.T) {
 	}
 	for _, run := range []struct {
 		panics      string
-		told        bool // a report that the previous process has crashed
+		reported    bool // a report that the previous process has crashed
 		now, before string
 	}{
 		{"", false, "", ""},
@@ -47,8 +47,8 @@ func TestKeepCrashes(t *testing.T) {
 		if code := c.ProcessState.ExitCode(); (code == 0) != (run.panics == "") || code == 90 {
 			t.Fatalf("%+v: exit code %d", run, code)
 		}
-		if told := strings.Contains(string(out), "crashed before"); told != run.told {
-			t.Errorf("%+v: told %t", run, told)
+		if reported := strings.Contains(string(out), "crashed before"); reported != run.reported {
+			t.Errorf("%+v: told %t", run, reported)
 		}
 		for name, want := range map[string]string{"now.log": run.now, "before.log": run.before} {
 			text, _ := os.ReadFile(filepath.Join(dir, name)) // none before the first crash

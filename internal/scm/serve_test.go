@@ -12,11 +12,11 @@ import (
 // manager records its calls.
 type manager struct {
 	requests chan Request
-	told     []Status
+	reported []Status
 }
 
 func (m *manager) Requests() <-chan Request { return m.requests }
-func (m *manager) Report(s Status)          { m.told = append(m.told, s) }
+func (m *manager) Report(s Status)          { m.reported = append(m.reported, s) }
 
 var starting, running = Status{State: StartPending, Hint: hint}, Status{State: Running}
 
@@ -76,8 +76,8 @@ func TestServe(t *testing.T) {
 					time.Sleep(tc.after + time.Millisecond)
 					return tc.last
 				}, func() { reloads++ })
-				if !slices.Equal(m.told, tc.want) {
-					t.Errorf("told %v, want %v", m.told, tc.want)
+				if !slices.Equal(m.reported, tc.want) {
+					t.Errorf("told %v, want %v", m.reported, tc.want)
 				}
 				if !errors.Is(err, tc.err) || !errors.Is(cause, tc.cause) || reloads != tc.reloads {
 					t.Errorf("error %v, cause %v, %d reloads; want %v, %v, %d", err, cause, reloads, tc.err, tc.cause, tc.reloads)

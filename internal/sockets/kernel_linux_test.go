@@ -196,14 +196,14 @@ func TestPrograms(t *testing.T) {
 	ns.start(t, "tcp4", "0.0.0.0:30080")
 	ns.open(t, "tcp4 0.0.0.0:30082")
 	var mu sync.Mutex
-	var told []string
+	var reported []string
 	var w *Watcher
 	ns.Do(func() {
 		var err error
 		w, err = New(Config{Period: 100 * time.Millisecond, Collides: func(c Collision) {
 			mu.Lock()
 			defer mu.Unlock()
-			told = append(told, fmt.Sprintf("%s %s %v", c.Service, strings.TrimPrefix(c.Key.String(), "nodeport:"), c.Listener))
+			reported = append(reported, fmt.Sprintf("%s %s %v", c.Service, strings.TrimPrefix(c.Key.String(), "nodeport:"), c.Listener))
 		}, Local: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil }})
 		if err != nil {
 			t.Error(err)
@@ -226,7 +226,7 @@ func TestPrograms(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 			mu.Lock()
-			got := slices.Clone(told)
+			got := slices.Clone(reported)
 			mu.Unlock()
 			if slices.Equal(got, want) {
 				return

@@ -69,7 +69,7 @@ type Watcher struct {
 
 	locals   []netip.Addr     // of this node, with frontends or ended claims at the last check
 	ended    map[port][]state // claims that had ended at the last check, and are still to be judged
-	told     map[state]struct{}
+	reported map[state]struct{}
 	suspects map[state]suspect
 	errs     map[string]string // reported
 }
@@ -138,7 +138,7 @@ func newWatcher(cfg Config, k kernel) *Watcher {
 	}
 	return &Watcher{cfg: cfg, kernel: k, confirm: 3 * time.Second, wake: make(chan struct{}, 1),
 		rows: map[lb.Family]map[port]string{lb.IPv4: {}, lb.IPv6: {}}, addrs: map[netip.Addr]map[port]string{},
-		fresh: map[port]struct{}{}, gone: map[state]struct{}{}, told: map[state]struct{}{}, suspects: map[state]suspect{}, errs: map[string]string{}}
+		fresh: map[port]struct{}{}, gone: map[state]struct{}{}, reported: map[state]struct{}{}, suspects: map[state]suspect{}, errs: map[string]string{}}
 }
 
 // Observer takes the applied changes of one family's engine. It is an engine.Observer.
@@ -431,10 +431,10 @@ func (w *Watcher) withoutOurs(found map[state]uint32) {
 // compare reports new collisions, and forgets ended ones. found is complete for the ports in
 // looked.
 func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
-	for s := range w.told {
+	for s := range w.reported {
 		_, asked := looked[s.port]
 		if _, still := found[s]; asked && !still || !w.wanted(s) {
-			delete(w.told, s)
+			delete(w.reported, s)
 		}
 	}
 	now := time.Now()
@@ -455,7 +455,7 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 	}
 	var fresh []state
 	for s, inode := range found {
-		if _, known := w.told[s]; known {
+		if _, known := w.reported[s]; known {
 			continue
 		}
 		if s.proto == lb.UDP && s.listener.IsValid() {
@@ -471,7 +471,7 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 				continue
 			}
 		}
-		w.told[s] = struct{}{}
+		w.reported[s] = struct{}{}
 		fresh = append(fresh, s)
 	}
 	w.suspects = suspects

@@ -98,8 +98,8 @@ type rig struct {
 	kernel *fakeKernel
 	log    strings.Builder
 
-	toldMu sync.Mutex
-	told   []string
+	reportedMu sync.Mutex
+	reported   []string
 }
 
 // bubble runs a test with a Watcher in fake time.
@@ -109,8 +109,8 @@ func bubble(t *testing.T, f func(*rig)) {
 		r.Watcher = newWatcher(Config{Log: slog.New(slog.NewTextHandler(&r.log, nil)),
 			Local: r.kernel.local,
 			Collides: func(c Collision) {
-				r.toldMu.Lock()
-				defer r.toldMu.Unlock()
+				r.reportedMu.Lock()
+				defer r.reportedMu.Unlock()
 				line := c.Service + " " + strings.TrimPrefix(c.Key.String(), "nodeport:") + " "
 				if c.Listener.IsValid() {
 					line += c.Listener.String()
@@ -118,7 +118,7 @@ func bubble(t *testing.T, f func(*rig)) {
 				if line += c.NodePort; c.More > 0 {
 					line += fmt.Sprint(" and ", c.More)
 				}
-				r.told = append(r.told, line)
+				r.reported = append(r.reported, line)
 			}}, r.kernel)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -170,13 +170,13 @@ func (r *rig) expect(wait time.Duration, want ...string) {
 	r.t.Helper()
 	time.Sleep(wait)
 	synctest.Wait()
-	r.toldMu.Lock()
-	defer r.toldMu.Unlock()
-	slices.Sort(r.told)
-	if !slices.Equal(r.told, want) {
-		r.t.Errorf("told %q, want %q; log: %s", r.told, want, r.log.String())
+	r.reportedMu.Lock()
+	defer r.reportedMu.Unlock()
+	slices.Sort(r.reported)
+	if !slices.Equal(r.reported, want) {
+		r.t.Errorf("told %q, want %q; log: %s", r.reported, want, r.log.String())
 	}
-	r.told = nil
+	r.reported = nil
 }
 
 const (
@@ -415,8 +415,8 @@ func TestNodeAddressOnce(t *testing.T) {
 		}
 		r.apply(lb.IPv4, rows...)
 		r.expect(late)
-		if len(r.addrs)+len(r.told)+len(r.fresh) > 0 {
-			t.Errorf("what went is remembered: %d addresses, %d told, %d fresh", len(r.addrs), len(r.Watcher.told), len(r.fresh))
+		if len(r.addrs)+len(r.reported)+len(r.fresh) > 0 {
+			t.Errorf("what went is remembered: %d addresses, %d told, %d fresh", len(r.addrs), len(r.Watcher.reported), len(r.fresh))
 		}
 	})
 }

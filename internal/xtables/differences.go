@@ -25,13 +25,13 @@ type Wanted struct {
 // Differences compares the kernel with the wanted chains and jumps, and reports each difference. It
 // ignores comments, and empty chains that are not wanted. ours reports whether a chain belongs to
 // the mode.
-func (t *Tool) Differences(ctx context.Context, jumps []Jump, want iter.Seq[Wanted], ours func(ChainID) bool, tell *mode.Teller) error {
+func (t *Tool) Differences(ctx context.Context, jumps []Jump, want iter.Seq[Wanted], ours func(ChainID) bool, tell *mode.Reporter) error {
 	h, err := t.OpenHolding(ctx)
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	d := &differ{ctx: ctx, tool: t, holds: h, Teller: tell, ours: ours, wanted: map[ChainID]bool{}}
+	d := &differ{ctx: ctx, tool: t, holds: h, Reporter: tell, ours: ours, wanted: map[ChainID]bool{}}
 	return tell.Done(d.all(jumps, want))
 }
 
@@ -40,7 +40,7 @@ type differ struct {
 	ctx   context.Context
 	tool  *Tool
 	holds Holding
-	*mode.Teller
+	*mode.Reporter
 	ours   func(ChainID) bool
 	wanted map[ChainID]bool
 	// printed are the chains as iptables prints them; nil until they are needed.

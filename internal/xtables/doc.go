@@ -2,7 +2,7 @@
 // It knows their language: the rules that iptables-restore reads and iptables-save prints. It has
 // no rules of its own.
 //
-// A user renders chains and gives a [Batch] of them to a [Writer], or lets a [Keeper] maintain
+// A user renders chains and gives a [Batch] of them to a [Writer], or lets a [Manager] maintain
 // them. A Keeper remembers a digest of each chain, writes those that differ, finds the rules of a
 // row by a tree (docs/adr/0011), and repairs changes of other programs. Mode iptables has too many
 // chains for a Keeper. It shares [Change], [Dispatcher] and the comparison of [Tool.Differences].

@@ -11,7 +11,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // fingerprint is a cheap sign of the content of all tables. While it stays the same, no other
@@ -30,7 +30,7 @@ type fingerprinter interface {
 
 // newFingerprinter returns one for the network namespace of the calling thread, nil if the kernel
 // offers none.
-func newFingerprinter(f lb.Family, b Backend, ours *ownwrites.Ledger) fingerprinter {
+func newFingerprinter(f lb.Family, b Backend, ours *selfwrites.Ledger) fingerprinter {
 	if b == Legacy {
 		if t, err := newTableInfo(f); err == nil {
 			return t
@@ -45,7 +45,7 @@ func newFingerprinter(f lb.Family, b Backend, ours *ownwrites.Ledger) fingerprin
 // of this process, including the other family's plane.
 type generations struct {
 	nf   *kernel.Netfilter
-	ours *ownwrites.Ledger
+	ours *selfwrites.Ledger
 }
 
 func (g *generations) close() { g.nf.Close() }

@@ -16,17 +16,17 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
-// Keeper maintains the chains of a mode other than iptables. It remembers a digest of each chain,
+// Manager maintains the chains of a mode other than iptables. It remembers a digest of each chain,
 // writes those that differ in one restore, finds the rules of a row by a tree (docs/adr/0011), and
 // repairs changes of other programs. Its user renders the rules exactly as iptables-save prints
 // them.
 //
 // Its methods must be called by one goroutine at a time, on a thread in the network namespace of
 // the node.
-type Keeper struct {
+type Manager struct {
 	*Writer
 	layout Layout
 
@@ -58,7 +58,7 @@ type Layout struct {
 	Ours func(table, chain string) bool
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there
 	// is no other.
-	Writes *ownwrites.Ledger
+	Writes *selfwrites.Ledger
 	// Backend is the variant of iptables; Auto takes the one that the node uses.
 	Backend Backend
 }
@@ -87,22 +87,22 @@ type Rows struct {
 // root.
 type Frame struct{ Head, Tail []string }
 
-// NewKeeper finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there is
+// NewManager finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there is
 // no usable iptables.
-func NewKeeper(l Layout) (*Keeper, error) {
+func NewManager(l Layout) (*Manager, error) {
 	t, err := UsableTool(nil, l.Family, l.Backend)
 	if err != nil {
 		return nil, err
 	}
-	k := &Keeper{layout: l}
+	k := &Manager{layout: l}
 	k.Writer = NewWriter(t, k.isOurs, l.Writes)
 	return k, nil
 }
 
-func (k *Keeper) isOurs(id ChainID) bool { return k.layout.Ours(id.Table.String(), id.Name) }
+func (k *Manager) isOurs(id ChainID) bool { return k.layout.Ours(id.Table.String(), id.Name) }
 
 // Close gives back what the Keeper holds of this process. The rules stay in force.
-func (k *Keeper) Close() error {
+func (k *Manager) Close() error {
 	k.held.mu.Lock()
 	defer k.held.mu.Unlock()
 	if k.held.changes != nil {
@@ -116,7 +116,7 @@ func (k *Keeper) Close() error {
 func (t *Tool) FullyRandom() bool { return t.Version.AtLeast(Version{1, 6, 2}) }
 
 // Rules returns the rules of the mode's chains, as they are in the kernel.
-func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
+func (k *Manager) Rules(ctx context.Context) ([]ChainRule, error) {
 	_, all, err := k.Held(ctx)
 	return all, err
 }
@@ -125,12 +125,12 @@ func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
 // mode's chains. The caller must not change them. Held may be called by any goroutine at any time,
 // on a thread in the network namespace of the node. It runs programs only if the rules may have
 // changed: with the legacy back end always, because its kernel does not say so reliably.
-func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error) {
+func (k *Manager) Held(ctx context.Context) (jumps, rules []ChainRule, err error) {
 	h := &k.held
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.changes == nil && k.Backend != Legacy {
-		h.changes = newFingerprinter(k.layout.Family, k.Backend, &ownwrites.Ledger{})
+		h.changes = newFingerprinter(k.layout.Family, k.Backend, &selfwrites.Ledger{})
 	}
 	at := fingerprint{}
 	if h.changes != nil {
@@ -148,7 +148,7 @@ func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error)
 	return jumps, rules, nil
 }
 
-func (k *Keeper) listHeld(ctx context.Context) (jumps, rules []ChainRule, err error) {
+func (k *Manager) listHeld(ctx context.Context) (jumps, rules []ChainRule, err error) {
 	texts := map[ChainID][]string{}
 	s, err := k.Snapshot(ctx, k.isOurs, func(id ChainID, rule []byte) { texts[id] = append(texts[id], string(rule)) })
 	if err != nil {
@@ -185,7 +185,7 @@ var writeOrder = [...]Table{Filter, Mangle, NAT, Raw}
 var ErrRefused = errors.New("iptables refuses it")
 
 // Reset makes the kernel hold exactly these chains, changing only what differs.
-func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
+func (k *Manager) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 	have, err := k.List(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("iptables: reset: %w", err)
@@ -196,7 +196,7 @@ func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 	for c := range wanted(k.trees, k.fixed) {
 		k.applied.Note(c.ID, DigestOf(c.Rules))
 	}
-	if _, err := k.mend(ctx, have); err != nil {
+	if _, err := k.repair(ctx, have); err != nil {
 		return fmt.Errorf("iptables: reset: %w", err)
 	}
 	k.set = true
@@ -242,12 +242,12 @@ func wanted(trees []*Dispatcher, fixed map[ChainID][]string) iter.Seq[Wanted] {
 
 // Differences reports the differences between the kernel and all rows. It may be called by any
 // goroutine at any time, on a thread in the network namespace of the node.
-func (k *Keeper) Differences(ctx context.Context, frames []Frame, rows Rows, tell *mode.Teller) error {
+func (k *Manager) Differences(ctx context.Context, frames []Frame, rows Rows, tell *mode.Reporter) error {
 	return k.Tool.Differences(ctx, k.layout.jumps(), wanted(k.layout.build(frames, rows)), k.isOurs, tell)
 }
 
-// mend repairs the kernel and returns the number of differences.
-func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
+// repair repairs the kernel and returns the number of differences.
+func (k *Manager) repair(ctx context.Context, have *Snapshot) (n int, err error) {
 	var b Batch
 	byID := func(a, b Wanted) int { return CompareID(a.ID, b.ID) }
 	for _, c := range slices.SortedFunc(wanted(k.trees, k.fixed), byID) {
@@ -289,7 +289,7 @@ func (k *Keeper) mend(ctx context.Context, have *Snapshot) (n int, err error) {
 
 // restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in
 // force, else plane.ErrStateLost.
-func (k *Keeper) restore(ctx context.Context, b *Batch) error {
+func (k *Manager) restore(ctx context.Context, b *Batch) error {
 	err := k.Restore(ctx, b)
 	switch {
 	case errors.Is(err, plane.ErrStateLost):
@@ -301,7 +301,7 @@ func (k *Keeper) restore(ctx context.Context, b *Batch) error {
 }
 
 // Apply writes the chains that a change of rows touches, in one restore.
-func (k *Keeper) Apply(ctx context.Context, rows Rows) error {
+func (k *Manager) Apply(ctx context.Context, rows Rows) error {
 	if !k.set {
 		return fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
 	}
@@ -340,7 +340,7 @@ func (k *Keeper) Apply(ctx context.Context, rows Rows) error {
 }
 
 // Probe writes a chain anew, as it is: it has rules, so that the kernel commits it.
-func (k *Keeper) Probe(ctx context.Context) error {
+func (k *Manager) Probe(ctx context.Context) error {
 	if !k.set {
 		return fmt.Errorf("iptables: probe: %w", plane.ErrNotSetUp)
 	}
@@ -361,7 +361,7 @@ func (k *Keeper) Probe(ctx context.Context) error {
 // Audit compares all chains and jumps with the applied state and repairs them. It does so only if
 // another program may have changed a rule since the last time or, with full, once an hour. It
 // returns the number of differences.
-func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
+func (k *Manager) Audit(ctx context.Context, full bool) (repaired int, err error) {
 	if !k.set {
 		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)
 	}
@@ -370,17 +370,17 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 	}
 	have, err := k.List(ctx, nil)
 	if err == nil {
-		mended, err = k.mend(ctx, have)
+		repaired, err = k.repair(ctx, have)
 	}
-	if err == nil && mended > 0 {
+	if err == nil && repaired > 0 {
 		var odd int
 		odd, err = k.Learn(ctx, k.applied.Digests, k.layout.jumps(), have)
-		mended -= odd
+		repaired -= odd
 	}
 	if err != nil {
-		return mended, fmt.Errorf("iptables: audit: %w", err)
+		return repaired, fmt.Errorf("iptables: audit: %w", err)
 	}
-	return mended, nil
+	return repaired, nil
 }
 
 func entriesOf(rules map[lb.Key][]string) []Entry {

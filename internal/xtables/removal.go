@@ -48,7 +48,7 @@ func RemoveModes(ctx context.Context, what mode.Removal) (r mode.Report, err err
 	return r, err
 }
 
-// RemoveKept removes the chains that a [Keeper] has of a layout, and the rules that lead to them,
+// RemoveKept removes the chains that a [Manager] has of a layout, and the rules that lead to them,
 // in both back ends. of names the mode.
 func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err error) {
 	for _, b := range Both {

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // iptables-save leaves out a whole table if it has a rule that iptables cannot express, such as "ct
@@ -103,7 +103,7 @@ func deleteHandled(ctx context.Context, f lb.Family, rules []handled) error {
 		byTable[t].DeleteRule(r.from.Name, r.handle)
 	}
 	for _, t := range slices.Sorted(maps.Keys(byTable)) {
-		if _, err := s.Commit(ctx, &ownwrites.Ledger{}, byTable[t]); err != nil {
+		if _, err := s.Commit(ctx, &selfwrites.Ledger{}, byTable[t]); err != nil {
 			return fmt.Errorf("delete rules of table %s of nf_tables: %w", t, err)
 		}
 	}

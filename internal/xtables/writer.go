@@ -14,7 +14,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // Writer runs and counts the restores of a user that has chains of one family. It notices whether
@@ -41,10 +41,10 @@ type printed struct{ written, as Digest }
 
 // NewWriter returns a Writer for the chains that ours selects. writes is shared by all Writers of
 // this process in one network namespace; nil means that this is the only one.
-func NewWriter(t *Tool, ours func(ChainID) bool, writes *ownwrites.Ledger) *Writer {
+func NewWriter(t *Tool, ours func(ChainID) bool, writes *selfwrites.Ledger) *Writer {
 	w := &Writer{Tool: t, ours: ours}
 	if t.Real() {
-		w.changes = newFingerprinter(t.Family, t.Backend, cmp.Or(writes, &ownwrites.Ledger{}))
+		w.changes = newFingerprinter(t.Family, t.Backend, cmp.Or(writes, &selfwrites.Ledger{}))
 	}
 	return w
 }

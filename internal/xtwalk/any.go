@@ -159,7 +159,7 @@ func (b *reader) reverse() {
 		in, _ := w.route.comesIn(w)
 		_, name, err := w.conn.Node.LinkTo(w.from())
 		if err != nil || marked && f.Mark != 0 {
-			return untold
+			return unreported
 		}
 		return yesOrNo((in == "lo" || name == in || loose && name != "") != invert)
 	})
@@ -186,7 +186,7 @@ func (b *reader) multiport(no, source, destination bool) {
 		case destination && has(f.To.Port()):
 			return yesOrNo(!no)
 		case source && from == 0:
-			return untold
+			return unreported
 		default:
 			return yesOrNo((source && has(from)) != no)
 		}

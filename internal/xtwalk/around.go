@@ -29,8 +29,8 @@ type surroundings struct {
 	tick       time.Duration // of the kernel's clock, which xt_recent uses
 }
 
-// lookAround opens them in the network namespace of the calling thread.
-func lookAround() (*surroundings, error) {
+// inspectAround opens them in the network namespace of the calling thread.
+func inspectAround() (*surroundings, error) {
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return nil, fmt.Errorf("ask for routes: %w", err)

@@ -38,7 +38,7 @@ type Sets interface {
 }
 
 // Chains holds the chains of a mode that uses a Keeper, as its Held returns them. A packet passes
-// them as it passes the kernel's in [Looker.Follow]. But they have no rules of other programs, and
+// them as it passes the kernel's in [Tracer.TracePacket]. But they have no rules of other programs, and
 // the Packet answers for the node's routes.
 type Chains struct {
 	sets   Sets

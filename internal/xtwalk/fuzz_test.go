@@ -20,7 +20,7 @@ func (r anyRules) Chain(id xtables.ChainID) (*xtables.ChainState, error) {
 
 // FuzzWalk follows a packet through arbitrary rules: the result is an error or an answer.
 func FuzzWalk(f *testing.F) {
-	around, err := lookAround()
+	around, err := inspectAround()
 	if err != nil {
 		f.Fatal(err)
 	}

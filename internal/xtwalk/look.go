@@ -12,20 +12,20 @@ import (
 	"kube-proxy/trace"
 )
 
-// Looker follows packets through the chains of one family and back end in the kernel. It shares no
+// Tracer follows packets through the chains of one family and back end in the kernel. It shares no
 // state with the writer.
-type Looker struct {
+type Tracer struct {
 	family lb.Family
 	tool   *xtables.Tool
 	turn   chan struct{} // has room for the only packet followed at a time
 }
 
 // New returns a Looker for the back end of the programs.
-func New(t *xtables.Tool) *Looker {
-	return &Looker{family: t.Family, tool: t, turn: make(chan struct{}, 1)}
+func New(t *xtables.Tool) *Tracer {
+	return &Tracer{family: t.Family, tool: t, turn: make(chan struct{}, 1)}
 }
 
-// Follow is part of mode.Looker. It follows a packet through the chains in the kernel, including
+// TracePacket is part of mode.Tracer. It follows a packet through the chains in the kernel, including
 // those of other programs. With the nft back end it reads only the chains that the packet reaches,
 // with the legacy back end the output of iptables-save. It follows one packet at a time.
 //
@@ -34,7 +34,7 @@ func New(t *xtables.Tool) *Looker {
 // that the kernel remembers go to the backend of before (Affine); shares are those of other
 // clients. Masquerade reports whether backends see the node's address; a backend that is the client
 // itself does not count, and the node itself always sees the client's.
-func (l *Looker) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+func (l *Tracer) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := l.follow(ctx, packet)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("iptables: follow a packet to %s: %w", packet.To, err)
@@ -42,7 +42,7 @@ func (l *Looker) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel,
 	return k, nil
 }
 
-func (l *Looker) follow(ctx context.Context, packet trace.Packet) (k trace.Kernel, err error) {
+func (l *Tracer) follow(ctx context.Context, packet trace.Packet) (k trace.Kernel, err error) {
 	if f := lb.FamilyOf(packet.To.Addr()); f != l.family {
 		return k, fmt.Errorf("it is of %s, and these chains are of %s", f, l.family)
 	}
@@ -52,7 +52,7 @@ func (l *Looker) follow(ctx context.Context, packet trace.Packet) (k trace.Kerne
 	case <-ctx.Done():
 		return k, ctx.Err()
 	}
-	around, err := lookAround()
+	around, err := inspectAround()
 	if err != nil {
 		return k, err
 	}

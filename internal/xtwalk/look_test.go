@@ -44,7 +44,7 @@ func TestRememberedFor(t *testing.T) {
 	if err := os.WriteFile(list, []byte("+192.0.2.7"), 0); err != nil {
 		t.Fatal(err)
 	}
-	s, err := lookAround()
+	s, err := inspectAround()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,8 +32,8 @@ type rule struct {
 // condition returns the probability that a packet meets a match, 0 to 1, or untold.
 type condition func(w *walker, f follow.Flow) float64
 
-// untold means unknown.
-const untold = -1
+// unreported means unknown.
+const unreported = -1
 
 func yesOrNo(yes bool) float64 {
 	if yes {
@@ -49,14 +49,14 @@ func (r *rule) odds(w *walker, f follow.Flow) float64 {
 		switch p := c(w, f); p {
 		case 0:
 			return 0
-		case untold:
+		case unreported:
 			known = false
 		default:
 			all *= p
 		}
 	}
 	if !known {
-		return untold
+		return unreported
 	}
 	return all
 }
@@ -292,7 +292,7 @@ func (b *reader) through(no bool, by func(*walker, follow.Flow) (name string, kn
 	b.meets(func(w *walker, f follow.Flow) float64 {
 		have, known := by(w, f)
 		if !known {
-			return untold
+			return unreported
 		}
 		return yesOrNo((have == want || begins && strings.HasPrefix(have, want)) != no)
 	})
@@ -311,7 +311,7 @@ func sourcePorts(b *reader, no bool) {
 		b.meets(func(w *walker, _ follow.Flow) float64 {
 			port := w.packet.From.Port()
 			if port == 0 { // any
-				return untold
+				return unreported
 			}
 			return yesOrNo((low <= port && port <= high) != no)
 		})
@@ -362,7 +362,7 @@ func (b *reader) addressType(no bool, of func(*walker, follow.Flow) netip.Addr) 
 		kind, err := w.conn.Node.AddressType(a)
 		name := addressTypes[kind]
 		if err != nil || name == "" || slices.ContainsFunc(kinds, func(k string) bool { return !slices.Contains(typesKnown, k) }) {
-			return untold
+			return unreported
 		}
 		if a.Is6() { // a type that is of the address itself, and one that is of its route, must both be right
 			if slices.Contains(kinds, "UNICAST") && name == "MULTICAST" || slices.Contains(kinds, "MULTICAST") && name != "MULTICAST" {

@@ -67,12 +67,12 @@ type walker struct {
 	err            error // of the route or of a set
 }
 
-// mostSaid is the number of reported rules of a packet's path: a frontend may have thousands of
+// maxSaid is the number of reported rules of a packet's path: a frontend may have thousands of
 // endpoints.
-const mostSaid = 200
+const maxSaid = 200
 
-// mostDeep is the limit of nested jumps; the kernel's is half of that.
-const mostDeep = 64
+// maxDeep is the limit of nested jumps; the kernel's is half of that.
+const maxDeep = 64
 
 // all passes the hooks, in the order of the kernel.
 func (w *walker) all() error {
@@ -137,7 +137,7 @@ func (w *walker) base(flows []follow.Flow, id xtables.ChainID) (on []follow.Flow
 		return flows
 	}
 	w.doubt = false
-	back, ended, err := follow.Chains{Most: mostDeep, Read: func(name string) (follow.Chain, error) {
+	back, ended, err := follow.Chains{Most: maxDeep, Read: func(name string) (follow.Chain, error) {
 		c, err := w.chain(xtables.ChainID{Table: id.Table, Name: name})
 		if c == nil { // it went while we read
 			return nil, err
@@ -205,13 +205,13 @@ func (w *walker) meet(id xtables.ChainID, r *rule, flows []follow.Flow) (met []f
 		switch {
 		case odds == 0:
 			rest = append(rest, f)
-		case odds == untold && w.any:
+		case odds == unreported && w.any:
 			rest = append(rest, f)
 			if f.Share = 0; f.Doubt == nil {
 				f.Doubt = w.as
 			}
 			those = append(those, f)
-		case odds == untold:
+		case odds == unreported:
 			w.say(id, r.text, "not known whether the packet meets it")
 			w.doubt = w.doubt || r.do.kind != follow.Next
 			rest = append(rest, f)
@@ -302,8 +302,8 @@ func (w *walker) fail(err error) {
 // answer sums up the result.
 func (w *walker) answer() trace.Kernel {
 	lines := w.said.Lines
-	if more := len(lines) - mostSaid; more > 0 {
-		lines = append(lines[:mostSaid], fmt.Sprintf("and %d rules more", more))
+	if more := len(lines) - maxSaid; more > 0 {
+		lines = append(lines[:maxSaid], fmt.Sprintf("and %d rules more", more))
 	}
 	k := follow.Answer(w.packet, w.ends, lines)
 	if w.atHome {

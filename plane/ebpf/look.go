@@ -20,11 +20,11 @@ import (
 	"kube-proxy/trace"
 )
 
-// Follow is part of mode.Looker. For a client with a socket of this node it asks the programs
+// TracePacket is part of mode.Tracer. For a client with a socket of this node it asks the programs
 // first, as they are in the kernel; what they pass, and packets of others, meet the rules.
-func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (k trace.Kernel, err error) {
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (k trace.Kernel, err error) {
 	defer func() { k.Programs = p.programs() }()
-	under, err := p.PacketPath.Follow(ctx, packet)
+	under, err := p.PacketPath.TracePacket(ctx, packet)
 	if err != nil || packet.Proto != lb.TCP && packet.Proto != lb.UDP {
 		return under, err
 	}
@@ -184,7 +184,7 @@ func (k *kernel) scope() uint8 {
 	return s.Scope
 }
 
-// Differences is part of mode.Looker.
+// Differences is part of mode.Tracer.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	more := true
 	err := p.PacketPath.Differences(ctx, want, func(d trace.Difference) bool {
@@ -196,12 +196,12 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	}
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	t := mode.NewTeller(ctx, each)
+	t := mode.NewReporter(ctx, each)
 	return t.Done(p.compare(t, want))
 }
 
 // compare tells how programs and tables differ from the desired table.
-func (p *Plane) compare(t *mode.Teller, want *lb.Table) error {
+func (p *Plane) compare(t *mode.Reporter, want *lb.Table) error {
 	if p.kernel == nil {
 		return t.Tell(lb.Key{}, "eBPF programs", "loaded", "")
 	}

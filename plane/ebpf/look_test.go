@@ -22,7 +22,7 @@ func TestFollow(t *testing.T) {
 			at := b.to(to)
 			p := trace.Packet{From: netip.AddrPortFrom(b.to(from+":1").Addr(), 0), Host: from == "NODE", To: at, Here: from == "NODE" && to != "VIP:80", Proto: lb.TCP}
 			var err error
-			b.On(netlab.Node1, func() { k, err = b.plane.Follow(b.t.Context(), p) })
+			b.On(netlab.Node1, func() { k, err = b.plane.TracePacket(b.t.Context(), p) })
 			if err != nil {
 				b.t.Fatal(err)
 			}

@@ -44,7 +44,7 @@ type Config struct {
 // PacketPath is the plane that serves what the programs pass.
 type PacketPath interface {
 	mode.Plane
-	mode.Looker
+	mode.Tracer
 	mode.TrafficCounter
 }
 

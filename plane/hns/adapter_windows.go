@@ -21,7 +21,7 @@ func Open() (HNS, error) {
 	if err := windows.NewLazySystemDLL("vmcompute.dll").Load(); err != nil {
 		return nil, fmt.Errorf("hns: this machine has no Host Networking Service, a part of the Windows feature Containers: %w: %w", err, plane.ErrUnsupported)
 	}
-	return &adapter{calls: newLimit(mostHanging)}, nil
+	return &adapter{calls: newLimit(maxHanging)}, nil
 }
 
 // adapter is the HNS of Windows. It makes no decisions, since only Windows can test it.

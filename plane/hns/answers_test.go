@@ -45,7 +45,7 @@ func TestBadAnswersToAChange(t *testing.T) {
 				p, table := n.plane(t, lb.IPv4), world.Table(2, 3)
 				reset(t, p, table)
 				var changes []lb.Change
-				add := func(c []lb.Change, _ []lb.Contest) { changes = append(changes, c...) }
+				add := func(c []lb.Change, _ []lb.Conflict) { changes = append(changes, c...) }
 				switch call {
 				case "ModifyLoadBalancer":
 					add(table.Replace(world.ClusterIP(0, 0, 2)))

@@ -26,8 +26,8 @@ const (
 	FirstList   = 30 * time.Minute
 	objectTime  = time.Second
 	longestList = 4 * time.Hour
-	// mostHanging limits unanswered calls. They cannot be cancelled, and each holds a thread.
-	mostHanging = 4
+	// maxHanging limits unanswered calls. They cannot be cancelled, and each holds a thread.
+	maxHanging = 4
 	// An abandoned call keeps its place for that long. The time doubles whenever a call gives up
 	// its place, until HNS answers, so an HNS that hangs forever holds few threads.
 	abandoned = 10 * time.Minute

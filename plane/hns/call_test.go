@@ -103,7 +103,7 @@ func TestHostMAC(t *testing.T) {
 // others proceed when these end or are abandoned (WN-18).
 func TestCallsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, hang := newLimit(mostHanging), make(chan struct{})
+		l, hang := newLimit(maxHanging), make(chan struct{})
 		call := func(ctx context.Context) error {
 			_, err := bounded(ctx, l, callTimeout, func() (int, error) { <-hang; return 1, nil })
 			return err
@@ -112,7 +112,7 @@ func TestCallsThatHang(t *testing.T) {
 			_, err := bounded(t.Context(), l, callTimeout, func() (int, error) { return 7, nil })
 			return err
 		}
-		for range mostHanging {
+		for range maxHanging {
 			if err := call(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("a call that hangs: %v", err)
 			}
@@ -144,11 +144,11 @@ func TestCallsThatHang(t *testing.T) {
 // attempt (WN-18).
 func TestThreadsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, hang, made := newLimit(mostHanging), make(chan struct{}), 0
+		l, hang, made := newLimit(maxHanging), make(chan struct{}), 0
 		for start := time.Now(); time.Since(start) < 10*24*time.Hour; {
 			_, _ = bounded(t.Context(), l, callTimeout, func() (int, error) { made++; <-hang; return 1, nil })
 		}
-		if made < 2*mostHanging || made > 20*mostHanging {
+		if made < 2*maxHanging || made > 20*maxHanging {
 			t.Errorf("%d threads hang after ten days", made)
 		}
 		close(hang)
@@ -160,7 +160,7 @@ func TestThreadsThatHang(t *testing.T) {
 // (WN-18).
 func TestListsTakeTheirTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLimit(mostHanging)
+		l := newLimit(maxHanging)
 		list := func(objects int, took time.Duration) error {
 			_, err := listed(t.Context(), l, "list", func() ([]int, error) { time.Sleep(took); return make([]int, objects), nil })
 			return err

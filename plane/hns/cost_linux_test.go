@@ -162,9 +162,9 @@ func TestMemory(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMemory$")
 	cmd.Env = append(os.Environ(), child+"=1")
 	out, err := cmd.CombinedOutput()
-	_, rest, told := strings.Cut(string(out), "\n"+child)
+	_, rest, reported := strings.Cut(string(out), "\n"+child)
 	var taken int
-	if _, scanErr := fmt.Sscan(rest, &taken); err != nil || !told || scanErr != nil {
+	if _, scanErr := fmt.Sscan(rest, &taken); err != nil || !reported || scanErr != nil {
 		t.Fatalf("%v, %v:\n%s", err, scanErr, out)
 	}
 	t.Logf("%d Services: %d MiB", services, taken>>20)

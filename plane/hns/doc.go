@@ -54,6 +54,6 @@
 //
 // # Inspection
 //
-// [Plane.Follow] and [Plane.Differences] list HNS themselves and share only the settings with the
+// [Plane.TracePacket] and [Plane.Differences] list HNS themselves and share only the settings with the
 // verbs.
 package hns

@@ -166,15 +166,15 @@ func TestForwardHealthChecksCF32(t *testing.T) {
 	set := fronts[0].Set(lb.Cluster)
 	change := func(fronts ...*lb.Frontend) {
 		t.Helper()
-		changes, contests := table.Replace(o, fronts)
-		apply(t, p, changes, contests)
+		changes, conflicts := table.Replace(o, fronts)
+		apply(t, p, changes, conflicts)
 	}
 	change(fronts[0], loadBalancer("198.0.0.2", set), loadBalancer("198.0.0.3", set), healthCheck(32100))
 	expect("another address", "198.0.0.2:32100", "198.0.0.3:32100")
 	change(fronts[0], loadBalancer("198.0.0.3", set), healthCheck(32101))
 	expect("another port", "198.0.0.3:32101")
-	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-		t.Errorf("an audit repaired %d, %v", mended, err)
+	if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
+		t.Errorf("an audit repaired %d, %v", repaired, err)
 	}
 	change(fronts[0], loadBalancer("198.0.0.3", set), healthCheck(80))
 	expect("the Service's own port")

@@ -12,10 +12,10 @@ import (
 	"kube-proxy/trace"
 )
 
-// Follow implements mode.Looker. It lists HNS and returns the load balancer that receives the
+// TracePacket implements mode.Tracer. It lists HNS and returns the load balancer that receives the
 // packet, according to the HNS documentation (docs/adr/0043). HNS rejects nothing and does not
 // report affinities.
-func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	var node lb.Node
 	if s := p.shown.Load(); s != nil {
 		node = s.node
@@ -148,7 +148,7 @@ func (pic *picture) describe(l *LoadBalancer) string {
 		len(l.HostComputeEndpoints))
 }
 
-// Differences implements mode.Looker. It lists HNS and reports what a Reset would change, including
+// Differences implements mode.Tracer. It lists HNS and reports what a Reset would change, including
 // objects that HNS shows differently from the request.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	pic, err := p.read(ctx, want.Node)

@@ -18,7 +18,7 @@ import (
 	"kube-proxy/trace"
 )
 
-var _ mode.Looker = (*hns.Plane)(nil)
+var _ mode.Tracer = (*hns.Plane)(nil)
 
 // follow compares traces of packets from a pod, the node and outside to each frontend with the
 // fake's resolver.
@@ -36,7 +36,7 @@ func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w plane
 			if row.Key.IsNodePort() {
 				packet.To, packet.Here = netip.AddrPortFrom(node, row.Key.Port), true
 			}
-			got, err := p.Follow(t.Context(), packet)
+			got, err := p.TracePacket(t.Context(), packet)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -145,7 +145,7 @@ func TestLookWhileWriting(t *testing.T) {
 	go func() {
 		for ctx.Err() == nil {
 			packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1), 0), To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
-			if _, err := p.Follow(t.Context(), packet); err != nil {
+			if _, err := p.TracePacket(t.Context(), packet); err != nil {
 				ended <- err
 				return
 			}

@@ -201,7 +201,7 @@ func resetAll(p testPlane, want *lb.Table) ([]lb.Key, error) {
 	return failed, err
 }
 
-func apply(t testing.TB, p testPlane, changes []lb.Change, _ []lb.Contest) {
+func apply(t testing.TB, p testPlane, changes []lb.Change, _ []lb.Conflict) {
 	t.Helper()
 	if _, err := p.Apply(t.Context(), changes); err != nil {
 		t.Fatal(err)

@@ -111,8 +111,8 @@ func TestComesBackDP46(t *testing.T) {
 	if n.has(world.Addr(100, 31)) || !n.has(world.Addr(100, 34)) {
 		t.Errorf("the change is not in force:\n%s", n.Own())
 	}
-	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-		t.Errorf("an audit repaired %d, %v", mended, err)
+	if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
+		t.Errorf("an audit repaired %d, %v", repaired, err)
 	}
 }
 
@@ -172,8 +172,8 @@ func TestAnswerLost(t *testing.T) {
 	if res, err := p.Apply(t.Context(), changes); err != nil || res.Written {
 		t.Errorf("after the audit: written %t, %v", res.Written, err)
 	}
-	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-		t.Errorf("an audit repaired %d, %v", mended, err)
+	if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
+		t.Errorf("an audit repaired %d, %v", repaired, err)
 	}
 }
 
@@ -228,8 +228,8 @@ func TestShownOtherwise(t *testing.T) {
 		for i := range 3 {
 			changes, _ := table.Replace(w.ClusterIP(1, 3*i, 3))
 			apply(t, p, changes, nil)
-			if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-				t.Errorf("%s: an audit repaired %d, %v", f, mended, err)
+			if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
+				t.Errorf("%s: an audit repaired %d, %v", f, repaired, err)
 			}
 		}
 		table.Replace(lb.Owner{Name: serviceName(1)}, nil)

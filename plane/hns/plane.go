@@ -67,8 +67,8 @@ type Plane struct {
 // step and pace suit an HNS that answers in some ten milliseconds. If it is slower, fewer writes
 // fill pieceTime.
 const (
-	step, pace = 64, 64
-	pieceTime  = 2 * time.Second
+	step, maxBatchWeight = 64, 64
+	pieceTime            = 2 * time.Second
 )
 
 // New creates a plane without calling HNS; the network may appear later.
@@ -220,15 +220,15 @@ func (p *Plane) Probe(ctx context.Context) error {
 // reports no changes itself.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// Pace returns the number of writes that fit into pieceTime at the recent speed, 1 to 64.
-func (p *Plane) Pace() int {
+// MaxBatchWeight returns the number of writes that fit into pieceTime at the recent speed, 1 to 64.
+func (p *Plane) MaxBatchWeight() int {
 	took := time.Duration(p.hns.writes.Load())
-	return int(max(1, min(pace, pieceTime/max(1, took))))
+	return int(max(1, min(maxBatchWeight, pieceTime/max(1, took))))
 }
 
 // piece returns the number of new load balancers that a Reset or an audit writes.
 func (p *Plane) piece() int {
-	if n := p.Pace(); n < pace {
+	if n := p.MaxBatchWeight(); n < maxBatchWeight {
 		return min(n, p.step)
 	}
 	return p.step

@@ -213,8 +213,8 @@ func TestOverlayCF31(t *testing.T) {
 	}
 	// Another node gets a subnet: an audit finds it.
 	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies[1] = route("100.0.3.0/24", "192.0.0.4") })
-	if mended, err := p.Audit(t.Context(), true); err != nil || mended == 0 {
-		t.Errorf("repaired %d, %v", mended, err)
+	if repaired, err := p.Audit(t.Context(), true); err != nil || repaired == 0 {
+		t.Errorf("repaired %d, %v", repaired, err)
 	}
 	if e := n.endpointOf(t, "100.0.3.1"); !strings.Contains(string(e.Policies[0].Settings), "192.0.0.4") {
 		t.Errorf("the pod of the node that took over: %+v", e)
@@ -396,8 +396,8 @@ func TestAuditReports(t *testing.T) {
 		says(t, err, "audit", "10.0.0.3:80/tcp", "ns/svc-2:http", "0x803b000d")
 	}
 	n.FailWith(nil)
-	if mended, err := p.Audit(t.Context(), true); mended != 1 || err != nil {
-		t.Errorf("repaired %d, %v", mended, err)
+	if repaired, err := p.Audit(t.Context(), true); repaired != 1 || err != nil {
+		t.Errorf("repaired %d, %v", repaired, err)
 	}
 }
 

@@ -68,8 +68,8 @@ func TestPreserveDestination(t *testing.T) {
 					t.Errorf("%q: %+v, want flags %d of the mapping and %d, %d endpoints", vip, l, want.mapping, want.flags, endpoints)
 				}
 			}
-			if told := strings.Contains(notices(p), "preserve-destination"); told != c.says {
-				t.Errorf("told %t, want %t", told, c.says)
+			if reported := strings.Contains(notices(p), "preserve-destination"); reported != c.says {
+				t.Errorf("told %t, want %t", reported, c.says)
 			}
 		})
 	}
@@ -94,11 +94,11 @@ func TestPreserveDestinationIsOursPN76(t *testing.T) {
 		}
 	}
 	for _, preserve := range []bool{false, true} {
-		changes, contests := table.Replace(preserving(preserve))
+		changes, conflicts := table.Replace(preserving(preserve))
 		if len(changes) != 2 {
 			t.Errorf("preserve %t: %d changes, want those of the two outer addresses", preserve, len(changes))
 		}
-		apply(t, p, changes, contests)
+		apply(t, p, changes, conflicts)
 		l, _ := n.balancerOf("198.0.0.2", 80)
 		if has := l.PortMappings[0].Flags&hns.MappingPreserveDIP != 0; has != preserve {
 			t.Errorf("preserve %t: %+v", preserve, l)

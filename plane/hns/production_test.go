@@ -200,11 +200,11 @@ func TestFlagsWN10(t *testing.T) {
 		if want := 1 - int(external/hns.MappingVIPExternal); refusals != want {
 			t.Errorf("%s: HNS was asked for %d load balancers that it refuses, want %d", build, refusals, want)
 		}
-		if told := strings.Count(notices(p), "flag of load balancers"); told != refusals {
-			t.Errorf("%s: told %d times", build, told)
+		if reported := strings.Count(notices(p), "flag of load balancers"); reported != refusals {
+			t.Errorf("%s: told %d times", build, reported)
 		}
-		if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-			t.Errorf("%s: an audit repaired %d, %v", build, mended, err)
+		if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
+			t.Errorf("%s: an audit repaired %d, %v", build, repaired, err)
 		}
 		if _, err := n.plane(t, lb.IPv4).Reset(t.Context(), &lb.Table{}); err != nil || n.Own() != "\n" {
 			t.Errorf("%s: what is without the flag is not known as ours: %v\n%s", build, err, n.Own())
@@ -327,8 +327,8 @@ func TestPaceFollowsLatencyWN18(t *testing.T) {
 			p, table := n.plane(t, lb.IPv4), world.Table(200, 1) // a pod of this node each
 			n.schedule(table.Sorted()...)
 			n.SetSlow()
-			if p.Pace() != 64 {
-				t.Errorf("before any call the pace is %d", p.Pace())
+			if p.MaxBatchWeight() != 64 {
+				t.Errorf("before any call the pace is %d", p.MaxBatchWeight())
 			}
 			for range 3 { // it learns the latency
 				if _, err := p.Reset(t.Context(), table); err != nil {
@@ -340,8 +340,8 @@ func TestPaceFollowsLatencyWN18(t *testing.T) {
 				t.Fatal(err)
 			}
 			took, made := time.Since(start), len(n.State().LoadBalancers)-before
-			if pace := p.Pace(); pace < c.least || pace > c.most || made > 2*pace || made > 1 && took > 5*time.Second {
-				t.Errorf("%v ms for an object: the pace is %d, and a Reset made %d in %s; want %d to %d", c.objectMillis, pace, made, took, c.least, c.most)
+			if maxBatchWeight := p.MaxBatchWeight(); maxBatchWeight < c.least || maxBatchWeight > c.most || made > 2*maxBatchWeight || made > 1 && took > 5*time.Second {
+				t.Errorf("%v ms for an object: the pace is %d, and a Reset made %d in %s; want %d to %d", c.objectMillis, maxBatchWeight, made, took, c.least, c.most)
 			}
 		})
 	}
@@ -407,12 +407,12 @@ func TestForwardHealthzWN22(t *testing.T) {
 		if ok == refused || ok && l.HostComputeEndpoints[0] != root {
 			t.Errorf("%s: forwarded %t to %v", build, ok, l.HostComputeEndpoints)
 		}
-		if told := strings.Count(notices(p), "does not forward a port"); told != map[bool]int{true: 1}[refused] {
-			t.Errorf("%s: told %d times", build, told)
+		if reported := strings.Count(notices(p), "does not forward a port"); reported != map[bool]int{true: 1}[refused] {
+			t.Errorf("%s: told %d times", build, reported)
 		}
 		n.Counts()
-		if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil || n.Counts()["CreateLoadBalancer"].Calls > 0 {
-			t.Errorf("%s: an audit repaired %d, %v", build, mended, err)
+		if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil || n.Counts()["CreateLoadBalancer"].Calls > 0 {
+			t.Errorf("%s: an audit repaired %d, %v", build, repaired, err)
 		}
 		// With a port of its own, the Service's checks go there.
 		o, fronts := world.ClusterIP(1, 30, 2)
@@ -458,15 +458,15 @@ func TestModificationsIgnored(t *testing.T) {
 	reset(t, p, table)
 	for _, endpoints := range []int{3, 1, 4} {
 		o, fronts := world.ClusterIP(0, 10, endpoints)
-		changes, contests := table.Replace(o, fronts)
-		apply(t, p, changes, contests)
+		changes, conflicts := table.Replace(o, fronts)
+		apply(t, p, changes, conflicts)
 		for _, l := range n.State().LoadBalancers {
 			if len(l.HostComputeEndpoints) != endpoints {
 				t.Errorf("%d endpoints, want %d", len(l.HostComputeEndpoints), endpoints)
 			}
 		}
-		if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
-			t.Errorf("an audit repairs %d, %v", mended, err)
+		if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
+			t.Errorf("an audit repairs %d, %v", repaired, err)
 		}
 		reset(t, p, table)
 	}

@@ -97,9 +97,9 @@ func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", other); err != nil {
 			t.Fatal(err)
 		}
-		mended, err := p.Audit(t.Context(), true)
-		if mended != 0 {
-			t.Errorf("a changed setting counts as %d repaired", mended)
+		repaired, err := p.Audit(t.Context(), true)
+		if repaired != 0 {
+			t.Errorf("a changed setting counts as %d repaired", repaired)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -61,7 +61,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 // piece returns how many of the changes fit in one restore.
 func (p *Plane) piece(changes []lb.Change) (n int) {
 	var now, old lb.Weight
-	for used := 0; n < len(changes) && (n == 0 || used < p.Pace()); n++ {
+	for used := 0; n < len(changes) && (n == 0 || used < p.MaxBatchWeight()); n++ {
 		var was *lb.Frontend
 		if r := p.st.rows[changes[n].Key]; r != nil {
 			was = r.front

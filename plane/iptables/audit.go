@@ -23,7 +23,7 @@ func (p *Plane) Drift() <-chan struct{} { return p.drift }
 // chains, rules and settings.
 //
 // It also follows a setting that the rules depend on: whether conntrack is liberal (DP-09).
-func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
+func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)
 	}
@@ -43,26 +43,26 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("iptables: audit: %w", err)
 	}
-	mended = comparison{p, p.st, have}.count()
+	repaired = comparison{p, p.st, have}.count()
 	p.st.kubelet = have.Kubelet
-	if mended > 0 {
+	if repaired > 0 {
 		p.newSync()
 		if err := p.rewrite(ctx, p.st.renderer, have); err != nil {
-			return 0, fmt.Errorf("iptables: repair %d chains: %w", mended, err)
+			return 0, fmt.Errorf("iptables: repair %d chains: %w", repaired, err)
 		}
 		odd, err := p.Learn(ctx, p.st.Digests, slices.Collect(maps.Keys(p.st.jumps)), have.Snapshot)
 		if err != nil {
-			return mended, fmt.Errorf("iptables: audit: %w", err)
+			return repaired, fmt.Errorf("iptables: audit: %w", err)
 		}
-		mended -= odd
+		repaired -= odd
 	}
 	set, err := p.auditSettings(ctx)
-	return mended + set, err
+	return repaired + set, err
 }
 
 // auditSettings updates the rules that depend on the kernel's settings, and the settings that
 // depend on the rules.
-func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
+func (p *Plane) auditSettings(ctx context.Context) (repaired int, err error) {
 	if p.dry {
 		return 0, nil
 	}
@@ -77,9 +77,9 @@ func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 	}
 	wrote, err := p.openLocalnet()
 	if wrote {
-		mended = 1
+		repaired = 1
 	}
-	return mended, err
+	return repaired, err
 }
 
 // Probe rewrites KUBE-MARK-MASQ: one chain of one rule, in the table that almost all frontends are

@@ -114,7 +114,7 @@ func BenchmarkManyEndpoints(b *testing.B) {
 					for len(later) > 0 {
 						var weight lb.Weight
 						var piece []lb.Change
-						for used := 0; len(later) > 0 && used < p.Pace(); later = later[1:] {
+						for used := 0; len(later) > 0 && used < p.MaxBatchWeight(); later = later[1:] {
 							piece = append(piece, lb.Change{Key: later[0], New: table.Get(later[0])})
 							used += weight.Of(table.Get(later[0]))
 						}

@@ -209,7 +209,7 @@ func TestKernelRefusesAll(t *testing.T) {
 		return &xtables.RunError{Name: "iptables-restore", Said: "line 2 failed", Err: errors.New("exit status 4")}
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	p.pace = math.MaxInt
+	p.maxBatchWeight = math.MaxInt
 	if _, err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(1000, 10)); err == nil {
 		t.Fatal("no error")
 	}
@@ -236,7 +236,7 @@ func TestLoadEndsBetweenRestores(t *testing.T) {
 		return nil
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	p.pace = math.MaxInt
+	p.maxBatchWeight = math.MaxInt
 	_, err := p.Reset(ctx, planetest.World{Family: lb.IPv4}.Table(2000, 10))
 	if !errors.Is(err, context.Canceled) || restores > 3 {
 		t.Errorf("after %d restores: %v", restores, err)
@@ -280,7 +280,7 @@ func TestHalfALoadServes(t *testing.T) {
 		return nil
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	p.maxLines, p.pace = 4500, math.MaxInt
+	p.maxLines, p.maxBatchWeight = 4500, math.MaxInt
 	const n = 2000
 	reset(t, p, planetest.World{Family: lb.IPv4}.Table(n, 10))
 	if restores < 10 || leaf != n {
@@ -326,7 +326,7 @@ func TestProgramMisbehaves(t *testing.T) {
 			}
 			defer cancel()
 			start := time.Now()
-			p.pace = math.MaxInt
+			p.maxBatchWeight = math.MaxInt
 			_, err := p.Reset(ctx, planetest.World{Family: lb.IPv4}.Table(3000, 2))
 			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 3000 {
 				t.Errorf("error %.300v, want one with %q", err, c.want)
@@ -599,8 +599,8 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		theirs := run(t, "", p.Tool.Program, "-S", "INPUT")
 		table := w.Table(3, 2)
 		reset(t, p, table)
-		if mended, err := auditAll(p); mended != 0 || err != nil {
-			t.Errorf("an audit repaired %d, %v", mended, err)
+		if repaired, err := auditAll(p); repaired != 0 || err != nil {
+			t.Errorf("an audit repaired %d, %v", repaired, err)
 		}
 		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
@@ -608,8 +608,8 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		// In one of our chains such a rule is drift like any other.
 		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
 		run(t, "", p.Tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
-		if mended, err := auditAll(p); mended != 1 || err != nil {
-			t.Errorf("with a rule of others in a chain of ours, an audit repaired %d, %v", mended, err)
+		if repaired, err := auditAll(p); repaired != 1 || err != nil {
+			t.Errorf("with a rule of others in a chain of ours, an audit repaired %d, %v", repaired, err)
 		}
 		// No line of a comment counts as a rule to remove.
 		if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend}); err != nil || len(r.Left) > 0 {
@@ -657,7 +657,7 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 	defer cancel()
 	r := &tap{blackHole: blackHole{version: "iptables v1.8.9 (legacy)"}, after: 500_000, end: cancel}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: r})
-	p.pace = math.MaxInt
+	p.maxBatchWeight = math.MaxInt
 	if _, err := p.Reset(ctx, w.Table(2000, 10)); !errors.Is(err, context.Canceled) {
 		t.Errorf("reset: %v", err)
 	}

@@ -62,7 +62,7 @@ func reset(t testing.TB, p *Plane, want *lb.Table) plane.ResetResult {
 	return res
 }
 
-func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) {
+func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Conflict) {
 	t.Helper()
 	if _, err := p.Apply(context.Background(), changes); err != nil {
 		t.Fatal(err)
@@ -70,12 +70,12 @@ func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) {
 }
 
 // auditAll audits all rules, even without notification.
-func auditAll(p *Plane) (mended int, err error) {
+func auditAll(p *Plane) (repaired int, err error) {
 	p.Doubt()
 	for {
 		n, err := p.Audit(context.Background(), true)
-		if mended += n; err != nil || p.round == nil {
-			return mended, err
+		if repaired += n; err != nil || p.round == nil {
+			return repaired, err
 		}
 	}
 }

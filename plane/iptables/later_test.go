@@ -47,7 +47,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 			tab.Replace(w.Full(100+i, 1000+10*i, 3, i%2, 0))
 		}
 		p := newPlane(t, cfg)
-		p.pace = 10
+		p.maxBatchWeight = 10
 		res, err := p.Reset(t.Context(), tab)
 		later := res.Later
 		if err != nil || len(later) < 3*60 { // frontends that drop are written at once
@@ -67,7 +67,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 
 		inNetns(t)
 		cold := newPlane(t, cfg)
-		cold.pace = 10
+		cold.maxBatchWeight = 10
 		res, err = cold.Reset(t.Context(), tab)
 		later = res.Later
 		if err != nil || len(later) < 3*60+19 {

@@ -44,8 +44,8 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 		if err != nil || !strings.Contains(string(out), xtables.BlockLocalnet) {
 			t.Errorf("route_localnet is 1, and KUBE-FIREWALL has %q, %v", out, err)
 		}
-		if mended, err := auditAll(p); mended != 0 || err != nil {
-			t.Errorf("an audit repaired %d, %v", mended, err)
+		if repaired, err := auditAll(p); repaired != 0 || err != nil {
+			t.Errorf("an audit repaired %d, %v", repaired, err)
 		}
 		return nil
 	})
@@ -93,9 +93,9 @@ func TestLocalnetCannotBeSet(t *testing.T) {
 			t.Errorf("apply: %v", err)
 		}
 		for range 2 {
-			if mended, err := p.Audit(t.Context(), true); mended != 0 || err == nil ||
+			if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err == nil ||
 				!strings.Contains(err.Error(), "--iptables-localhost-nodeports") || errors.Is(err, plane.ErrStateLost) {
-				t.Errorf("audit: repaired %d, %v", mended, err)
+				t.Errorf("audit: repaired %d, %v", repaired, err)
 			}
 		}
 		routesLocalnet(t, false)
@@ -159,8 +159,8 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 					count(fmt.Sprintf("NodePorts are on %v", n.NodePorts))
 				}
 				routesLocalnet(t, false)
-				if mended, err := auditAll(p); mended != 0 || err != nil {
-					t.Errorf("an audit repaired %d, %v", mended, err)
+				if repaired, err := auditAll(p); repaired != 0 || err != nil {
+					t.Errorf("an audit repaired %d, %v", repaired, err)
 				}
 				if unlistable {
 					return
@@ -205,8 +205,8 @@ func TestMartianRuleOfLaterKubelet(t *testing.T) {
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT})
 	reset(t, p, shopTable())
 	run(t, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n", "iptables-nft-restore", "--noflush")
-	if mended, err := p.Audit(t.Context(), false); mended != 0 || err != nil {
-		t.Errorf("an audit repaired %d, %v", mended, err)
+	if repaired, err := p.Audit(t.Context(), false); repaired != 0 || err != nil {
+		t.Errorf("an audit repaired %d, %v", repaired, err)
 	}
 	elsewhere := shopTable().Node
 	elsewhere.NodePorts = nil

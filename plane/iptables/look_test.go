@@ -20,7 +20,7 @@ import (
 	"kube-proxy/trace"
 )
 
-var _ mode.Looker = (*Plane)(nil)
+var _ mode.Tracer = (*Plane)(nil)
 
 // asked is the mode iptables as trace describes it.
 var asked = trace.Mode{Name: "iptables", PassesUnknown: true, Loopback: true}
@@ -30,7 +30,7 @@ func compare(t testing.TB, p *Plane, table *lb.Table, packets []trace.Packet) {
 	t.Helper()
 	for _, packet := range packets {
 		want := trace.Ask(table, asked, packet)
-		got, err := p.Follow(t.Context(), packet)
+		got, err := p.TracePacket(t.Context(), packet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,8 +52,8 @@ func TestCommentsAreNoDifference(t *testing.T) {
 		table := w.Table(2, 450)
 		reset(t, p, table)
 		for i := range 4 { // from the second on the cluster is large
-			changes, contests := table.Replace(w.ClusterIP(2+i, 1000+i*400, 400-100*i))
-			apply(t, p, changes, contests)
+			changes, conflicts := table.Replace(w.ClusterIP(2+i, 1000+i*400, 400-100*i))
+			apply(t, p, changes, conflicts)
 		}
 		var comments [2]int
 		for i := range 6 {
@@ -95,7 +95,7 @@ func TestLookWhileWriting(t *testing.T) {
 			}
 			beside(func() error {
 				for ctx.Err() == nil {
-					got, err := p.Follow(t.Context(), packet)
+					got, err := p.TracePacket(t.Context(), packet)
 					if err == nil {
 						err = balancesOverOneSet(w, got)
 					}
@@ -120,8 +120,8 @@ func TestLookWhileWriting(t *testing.T) {
 				return nil
 			})
 			for i := range 30 {
-				changes, contests := table.Replace(w.ClusterIP(0, 1000*i, 1+i%4))
-				apply(t, p, changes, contests)
+				changes, conflicts := table.Replace(w.ClusterIP(0, 1000*i, 1+i%4))
+				apply(t, p, changes, conflicts)
 			}
 			stop()
 			if err := errors.Join(<-ended, <-ended); err != nil {

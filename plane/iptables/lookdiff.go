@@ -16,7 +16,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences implements mode.Looker. It renders one service port after the other. It ignores
+// Differences implements mode.Tracer. It renders one service port after the other. It ignores
 // comments, because rules of many endpoints have none (DP-12), and makes one comparison at a time.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	select {
@@ -32,7 +32,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	if r.localnet() {
 		leading = append(leading, xtables.BlockLocalnetJump)
 	}
-	if err := p.Tool.Differences(ctx, leading, r.wanted(want), xtables.Ours, mode.NewTeller(ctx, each)); err != nil {
+	if err := p.Tool.Differences(ctx, leading, r.wanted(want), xtables.Ours, mode.NewReporter(ctx, each)); err != nil {
 		return fmt.Errorf("iptables: compare: %w", err)
 	}
 	return nil

@@ -89,7 +89,7 @@ func all(masq bool) answer {
 func (v *vandal) meets(what string, service int, from trace.Packet, want answer) {
 	v.Helper()
 	from.To, from.Proto = v.clusterIP(service), lb.TCP
-	got, err := v.Follow(v.Context(), from)
+	got, err := v.TracePacket(v.Context(), from)
 	if err != nil {
 		v.Fatal(err)
 	}

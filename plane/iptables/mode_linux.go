@@ -92,8 +92,8 @@ func layout() *xtables.Layout {
 	return keep
 }
 
-// told records the notices already reported.
-type told struct {
+// reported records the notices already reported.
+type reported struct {
 	stuck  []string
 	unlike bool
 }
@@ -103,13 +103,13 @@ type told struct {
 func (p *Plane) Notices() (all []mode.Notice) {
 	s := p.Stats()
 	p.written.Store(&s)
-	if len(s.Stuck) > 0 && !slices.Equal(s.Stuck, p.told.stuck) {
+	if len(s.Stuck) > 0 && !slices.Equal(s.Stuck, p.reported.stuck) {
 		all = append(all, mode.Notice{Text: "chains that no Service needs any more cannot be deleted, as rules of others lead to them; they are empty",
 			Args: []any{"chains", s.Stuck}})
 	}
-	p.told.stuck = s.Stuck
-	if s.Unlike > 0 && !p.told.unlike {
-		p.told.unlike = true
+	p.reported.stuck = s.Stuck
+	if s.Unlike > 0 && !p.reported.unlike {
+		p.reported.unlike = true
 		all = append(all, mode.Notice{Text: "this iptables prints rules otherwise than they were written: they are in force, and are not taken for changes of others",
 			Args: []any{"chains", s.Unlike}})
 	}

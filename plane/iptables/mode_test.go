@@ -18,10 +18,10 @@ func TestNotices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told []string
+	var reported []string
 	notices := func() {
 		for _, n := range p.Notices() {
-			told = append(told, fmt.Sprint(n.Args...))
+			reported = append(reported, fmt.Sprint(n.Args...))
 		}
 	}
 	measured := func() map[string]float64 {
@@ -44,8 +44,8 @@ func TestNotices(t *testing.T) {
 	}
 	p.Stuck(xtables.ChainID{Table: xtables.NAT, Name: "KUBE-SVC-B"})
 	notices()
-	if want := []string{"chains[nat KUBE-SVC-A]", "chains4", "chains[nat KUBE-SVC-A nat KUBE-SVC-B]"}; !slices.Equal(told, want) {
-		t.Errorf("told %q, want %q", told, want)
+	if want := []string{"chains[nat KUBE-SVC-A]", "chains4", "chains[nat KUBE-SVC-A nat KUBE-SVC-B]"}; !slices.Equal(reported, want) {
+		t.Errorf("told %q, want %q", reported, want)
 	}
 	got := measured()
 	for name, want := range map[string]float64{restoreFailures + "[]": 3, partialFailures + "[]": 2, rulesTotal + "[filter]": 10,

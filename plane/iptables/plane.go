@@ -11,7 +11,7 @@ import (
 	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // Config configures a plane. Only Family is required.
@@ -31,7 +31,7 @@ type Config struct {
 	Runner xtables.Runner
 	// Writes is shared by the planes of this process in one network namespace; nil if this plane is
 	// the only one.
-	Writes *ownwrites.Ledger
+	Writes *selfwrites.Ledger
 	// Programs are the family's programs that [xtables.Find] returned. If it is nil, New finds
 	// them.
 	Programs *xtables.Tool
@@ -41,13 +41,13 @@ type Config struct {
 // thread in the network namespace of the node; others may call [Plane.Stats] and [Plane.Counters].
 type Plane struct {
 	*xtables.Writer
-	*xtwalk.Looker
+	*xtwalk.Tracer
 	compare chan struct{} // has room for one comparison at a time
 	base    renderer      // the constant part of a renderer
 	st      *state        // nil before the first Reset, and while the kernel's content is unknown
 
-	written atomic.Pointer[xtables.Stats] // after the last write; for Measure
-	told    told
+	written  atomic.Pointer[xtables.Stats] // after the last write; for Measure
+	reported reported
 
 	// accounting reads the counters; nil without counters.
 	accounting atomic.Pointer[kernel.Netfilter]
@@ -68,9 +68,9 @@ type Plane struct {
 	// maxLines is the number of lines in a restore of a Reset, or with single in a piece of it.
 	maxLines int
 	single   bool
-	// pace is the weight that an Apply writes in one restore; with the legacy back end it is the
+	// maxBatchWeight is the weight that an Apply writes in one restore; with the legacy back end it is the
 	// minimum.
-	pace int
+	maxBatchWeight int
 }
 
 // The weight that an Apply writes in one restore, in units of [lb.Weight]: an endpoint is four
@@ -79,16 +79,16 @@ type Plane struct {
 // legacy programs copy the whole table. So the writes grow with the table, and copying never takes
 // much more time than writing.
 const (
-	nftPace    = 5000
-	legacyPace = 20_000
+	nftBatchWeight    = 5000
+	legacyBatchWeight = 20_000
 )
 
-// Pace returns the recommended maximum weight of an Apply.
-func (p *Plane) Pace() int {
+// MaxBatchWeight returns the recommended maximum weight of an Apply.
+func (p *Plane) MaxBatchWeight() int {
 	if !p.single || p.st == nil {
-		return p.pace
+		return p.maxBatchWeight
 	}
-	return max(p.pace, p.st.endpoints/2)
+	return max(p.maxBatchWeight, p.st.endpoints/2)
 }
 
 // tool returns the configured programs, or finds them.
@@ -116,11 +116,11 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Looker: xtwalk.New(t), compare: make(chan struct{}, 1)}
+	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Tracer: xtwalk.New(t), compare: make(chan struct{}, 1)}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
-	p.maxLines, p.pace = xtables.NFTLines, nftPace
+	p.maxLines, p.maxBatchWeight = xtables.NFTLines, nftBatchWeight
 	if t.Backend == xtables.Legacy {
-		p.maxLines, p.single, p.pace = xtables.PieceLines, true, legacyPace
+		p.maxLines, p.single, p.maxBatchWeight = xtables.PieceLines, true, legacyBatchWeight
 	}
 	p.dry = !t.Real()
 	p.base = renderer{

@@ -158,8 +158,8 @@ func TestHealthCheckBesidePortWithoutName(t *testing.T) {
 		if got := natOf(dump(t, second)); got != before {
 			t.Errorf("with a health check, got:\n%s\nwant:\n%s", got, before)
 		}
-		changes, contests := checked.Replace(o, append(slices.Clone(fronts), check(2)))
-		apply(t, second, changes, contests)
+		changes, conflicts := checked.Replace(o, append(slices.Clone(fronts), check(2)))
+		apply(t, second, changes, conflicts)
 		if got := natOf(dump(t, second)); got != before {
 			t.Errorf("with another count, got:\n%s\nwant:\n%s", got, before)
 		}
@@ -257,8 +257,8 @@ func TestDeepTreesAreTaken(t *testing.T) {
 		table.Replace(deepRows(w, 40))
 		p := newPlane(t, cfg)
 		reset(t, p, table)
-		changes, contests := table.Replace(w.ClusterIP(1, 1, 2))
-		apply(t, p, changes, contests)
+		changes, conflicts := table.Replace(w.ClusterIP(1, 1, 2))
+		apply(t, p, changes, conflicts)
 		restarted := newPlane(t, cfg)
 		if res := reset(t, restarted, table); len(res.Later) > 0 {
 			t.Errorf("left for later: %v", res.Later)
@@ -282,8 +282,8 @@ func TestRestartWritesNothing(t *testing.T) {
 		if s := second.Stats(); s.Restores != 0 {
 			t.Errorf("a restart ran %d restores that wrote %d chains", s.Restores, s.Chains)
 		}
-		if mended, err := auditAll(second); mended != 0 || err != nil {
-			t.Errorf("an audit repaired %d, %v", mended, err)
+		if repaired, err := auditAll(second); repaired != 0 || err != nil {
+			t.Errorf("an audit repaired %d, %v", repaired, err)
 		}
 		if after := dump(t, second); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -293,7 +293,7 @@ func TestRestartWritesNothing(t *testing.T) {
 
 // An audit repairs foreign changes of our chains (DP-13): a flushed table, a deleted jump, a
 // foreign rule in one of our chains, a missing chain. Foreign rules elsewhere stay.
-func TestDriftIsMended(t *testing.T) {
+func TestDriftIsRepaired(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		table := w.Table(40, 3)
@@ -301,8 +301,8 @@ func TestDriftIsMended(t *testing.T) {
 		reset(t, p, table)
 		tool := p.Tool.Program
 		run(t, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n", tool+"-restore", "--noflush")
-		if mended, err := p.Audit(context.Background(), false); mended != 0 || err != nil {
-			t.Errorf("another program has its own chain: repaired %d, %v", mended, err)
+		if repaired, err := p.Audit(context.Background(), false); repaired != 0 || err != nil {
+			t.Errorf("another program has its own chain: repaired %d, %v", repaired, err)
 		}
 		want := dump(t, p)
 		svc := portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain)
@@ -321,17 +321,17 @@ func TestDriftIsMended(t *testing.T) {
 			{"canary deleted", []string{"-t", "mangle", "-X", xtables.Canary}, ""},
 		} {
 			saves := p.Stats().Saves
-			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil || p.Stats().Saves != saves {
-				t.Errorf("before %s: no change happened; repaired %d, %v, %d times listed", drift.name, mended, err, p.Stats().Saves-saves)
+			if repaired, err := p.Audit(context.Background(), true); repaired != 0 || err != nil || p.Stats().Saves != saves {
+				t.Errorf("before %s: no change happened; repaired %d, %v, %d times listed", drift.name, repaired, err, p.Stats().Saves-saves)
 			}
 			if drift.restore != "" {
 				run(t, drift.restore, tool+"-restore")
 			} else {
 				run(t, "", tool, drift.args...)
 			}
-			mended, err := p.Audit(context.Background(), false)
-			if err != nil || mended == 0 {
-				t.Errorf("%s: repaired %d, %v", drift.name, mended, err)
+			repaired, err := p.Audit(context.Background(), false)
+			if err != nil || repaired == 0 {
+				t.Errorf("%s: repaired %d, %v", drift.name, repaired, err)
 			}
 			if got := dump(t, p); got != want {
 				t.Errorf("%s: not repaired:\n%s", drift.name, got)
@@ -343,8 +343,8 @@ func TestDriftIsMended(t *testing.T) {
 		saves := p.Stats().Saves
 		p.ListedAt = p.ListedAt.Add(-time.Hour)
 		for range 2 {
-			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil {
-				t.Errorf("an hour later: repaired %d, %v", mended, err)
+			if repaired, err := p.Audit(context.Background(), true); repaired != 0 || err != nil {
+				t.Errorf("an hour later: repaired %d, %v", repaired, err)
 			}
 		}
 		if n := p.Stats().Saves - saves; n != 1 {
@@ -386,8 +386,8 @@ func TestChainInUseElsewhere(t *testing.T) {
 		if n := strings.Count(run(t, "", p.Tool.Program+"-save", "-t", "nat"), ":"+xtables.EndpointChain); n != 6 {
 			t.Errorf("%d chains of endpoints, want 2 of each of the 3 services", n)
 		}
-		if mended, err := auditAll(p); err != nil || mended != 0 {
-			t.Errorf("a later audit repaired %d, %v", mended, err)
+		if repaired, err := auditAll(p); err != nil || repaired != 0 {
+			t.Errorf("a later audit repaired %d, %v", repaired, err)
 		}
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 	"kube-proxy/test/planetest"
 )
 
@@ -27,7 +27,7 @@ import (
 // count it as a sync (MT-10 to MT-12).
 func TestProbeHT04(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		cfg.Writes = &ownwrites.Ledger{}
+		cfg.Writes = &selfwrites.Ledger{}
 		p := newPlane(t, cfg)
 		if err := p.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
 			t.Errorf("before a reset: error %v", err)
@@ -35,8 +35,8 @@ func TestProbeHT04(t *testing.T) {
 		table := w.Table(40, 3)
 		table.Replace(w.Full(100, 1000, 3, 1, time.Hour))
 		reset(t, p, table)
-		changes, contests := table.Replace(w.Full(100, 1000, 2, 1, time.Hour))
-		apply(t, p, changes, contests)
+		changes, conflicts := table.Replace(w.Full(100, 1000, 2, 1, time.Hour))
+		apply(t, p, changes, conflicts)
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
 			t.Fatalf("before: repaired %d, error %v", n, err)
 		}
@@ -113,7 +113,7 @@ func rulesOf(t *testing.T, p *Plane) string {
 
 // transactions returns the number of this process's transactions in this network namespace; only
 // the nft back end counts them.
-func transactions(t *testing.T, p *Plane, ours *ownwrites.Ledger) uint32 {
+func transactions(t *testing.T, p *Plane, ours *selfwrites.Ledger) uint32 {
 	t.Helper()
 	if p.Backend != xtables.NFT {
 		return 0

@@ -154,7 +154,7 @@ func (p *Plane) postpone(ports []portRows, have *snapshot) (now []portRows, late
 			now = append(now, portRows{port.id, rows})
 		}
 	}
-	if total <= p.Pace() {
+	if total <= p.MaxBatchWeight() {
 		return ports, nil
 	}
 	return now, later

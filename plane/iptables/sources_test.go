@@ -126,8 +126,8 @@ func TestSourceListsComeAndGo(t *testing.T) {
 			if len(p.st.lists) != step.NAT+step.filter {
 				t.Errorf("%s: %d lists are known", step.what, len(p.st.lists))
 			}
-			if mended, err := auditAll(p); mended != 0 || err != nil {
-				t.Errorf("%s: an audit repaired %d, %v", step.what, mended, err)
+			if repaired, err := auditAll(p); repaired != 0 || err != nil {
+				t.Errorf("%s: an audit repaired %d, %v", step.what, repaired, err)
 			}
 			before := dump(t, p)
 			p = newPlane(t, cfg)

@@ -61,7 +61,7 @@ func (st *state) portsOf(c lb.Change) (ids []portID) {
 
 // stageLines is the approximate number of lines of service ports' chains in a stage. A larger
 // change of a service port is split into stages.
-func (p *Plane) stageLines() int { return 4 * p.Pace() }
+func (p *Plane) stageLines() int { return 4 * p.MaxBatchWeight() }
 
 // tooMuch returns the service ports whose change is too large for one restore.
 func (p *Plane) tooMuch(c *change) (ids []portID) {

@@ -217,8 +217,8 @@ func TestMartiansAreDroppedDP10(t *testing.T) {
 			}
 			lab.On("node1", func() {
 				run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
-				if mended, err := p.Audit(t.Context(), true); mended != 1 || err != nil {
-					t.Errorf("another program has set route_localnet to 0: repaired %d, %v", mended, err)
+				if repaired, err := p.Audit(t.Context(), true); repaired != 1 || err != nil {
+					t.Errorf("another program has set route_localnet to 0: repaired %d, %v", repaired, err)
 				}
 				routesLocalnet(t, true)
 			})

@@ -50,8 +50,8 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		}
 		want := leading()
 		for range 2 {
-			if mended, err := auditAll(p); mended != 0 || err != nil {
-				t.Errorf("an audit repaired %d, %v", mended, err)
+			if repaired, err := auditAll(p); repaired != 0 || err != nil {
+				t.Errorf("an audit repaired %d, %v", repaired, err)
 			}
 		}
 		again := newPlane(t, cfg)
@@ -65,11 +65,11 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		apply(t, again, changes, nil)
 		for _, chain := range []string{"filter FORWARD", "nat " + portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)} {
 			run(t, "", "nft", strings.Fields("flush chain "+family+" "+chain)...)
-			if mended, err := again.Audit(context.Background(), false); mended == 0 || err != nil {
-				t.Errorf("the rules of %s are gone: repaired %d, %v", chain, mended, err)
+			if repaired, err := again.Audit(context.Background(), false); repaired == 0 || err != nil {
+				t.Errorf("the rules of %s are gone: repaired %d, %v", chain, repaired, err)
 			}
-			if mended, err := auditAll(again); mended != 0 || err != nil {
-				t.Errorf("the rules of %s are back: repaired %d, %v", chain, mended, err)
+			if repaired, err := auditAll(again); repaired != 0 || err != nil {
+				t.Errorf("the rules of %s are back: repaired %d, %v", chain, repaired, err)
 			}
 		}
 		if got := leading(); got != want {

@@ -61,8 +61,8 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			}
 		}
 		reset(t, p, table) // and back
-		if mended, err := auditAll(p); mended != 0 || err != nil {
-			t.Errorf("after another change of mode an audit repaired %d, %v", mended, err)
+		if repaired, err := auditAll(p); repaired != 0 || err != nil {
+			t.Errorf("after another change of mode an audit repaired %d, %v", repaired, err)
 		}
 	})
 }

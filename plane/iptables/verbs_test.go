@@ -47,7 +47,7 @@ func (b backend) kernel(t testing.TB) planetest.Kernel {
 func slow(cfg Config) (planetest.Plane, error) {
 	p, err := New(cfg)
 	if err == nil {
-		p.pace = 10
+		p.maxBatchWeight = 10
 	}
 	return p, err
 }

@@ -31,14 +31,14 @@ func TestAuditsInWindows(t *testing.T) {
 			// all makes the plane audit until no window is left.
 			all := func(what string, drifted bool) {
 				t.Helper()
-				saves, mended := p.Stats().Saves, 0
+				saves, repaired := p.Stats().Saves, 0
 				p.ListedAt = p.ListedAt.Add(-2 * time.Hour)
 				for calls := 1; ; calls++ {
 					n, err := p.Audit(t.Context(), calls == 1)
 					if err != nil {
 						t.Fatalf("%s: %v", what, err)
 					}
-					mended += n
+					repaired += n
 					select {
 					case <-p.Drift():
 						// Added and removed again.
@@ -52,8 +52,8 @@ func TestAuditsInWindows(t *testing.T) {
 					}
 					break
 				}
-				if listed := p.Stats().Saves - saves; (mended > 0) != drifted || (listed > 0) != drifted {
-					t.Errorf("%s: repaired %d, %d lists", what, mended, listed)
+				if listed := p.Stats().Saves - saves; (repaired > 0) != drifted || (listed > 0) != drifted {
+					t.Errorf("%s: repaired %d, %d lists", what, repaired, listed)
 				}
 			}
 			all("nothing", false)

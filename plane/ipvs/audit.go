@@ -19,7 +19,7 @@ import (
 // a reply of the kernel revealed another writer, it compares all virtual servers, members and
 // addresses, and the real servers of a part of the virtual servers; the next audit continues with
 // others. Otherwise it handles notifications of addresses and rules, and real servers that drain.
-func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
+func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("ipvs: audit: %w", err)
 	}
@@ -51,19 +51,19 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		w := p.writer()
 		w.errs = left.errs
 		err := w.write(ctx)
-		mended += w.mended
+		repaired += w.repaired
 		if err = p.ended("audit", w, err); err != nil {
 			return err
 		}
 		n, err := p.cfg.Chains.Audit(ctx, full)
-		if mended += n; err != nil {
+		if repaired += n; err != nil {
 			return err
 		}
 		return p.look(ctx)
 	}()
 	switch {
 	case err == nil:
-		return mended, nil
+		return repaired, nil
 	case errors.Is(err, ipset.ErrNoSet), errors.Is(err, ErrNoDevice):
 		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
@@ -71,7 +71,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		p.lose()
 	}
 	p.suspected = true // notifications arrive only once
-	return mended, fmt.Errorf("ipvs: audit: %w", err)
+	return repaired, fmt.Errorf("ipvs: audit: %w", err)
 }
 
 // compare records and touches the objects that other programs changed.
@@ -98,7 +98,7 @@ func (p *Plane) compareDests(ctx context.Context) error {
 	if len(p.unread) == 0 {
 		p.unread = slices.SortedFunc(maps.Keys(p.l.servers), compareIDs)
 	}
-	for n, listed := 0, 0; n < auditStep && listed < lookStep && len(p.unread) > 0; n++ {
+	for n, listed := 0, 0; n < auditStep && listed < inspectStep && len(p.unread) > 0; n++ {
 		id := p.unread[0]
 		p.unread = p.unread[1:]
 		s := p.l.servers[id]

@@ -10,7 +10,7 @@ import (
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // Chains that do not depend on frontends. Those of nat and filter have the names of DP-33.
@@ -259,29 +259,29 @@ func chainJumps() (all []xtables.ChainRule) {
 
 // chainLayout returns the constant chains. It takes over or removes leftovers of modes iptables and
 // ipvs.
-func chainLayout(f lb.Family, backend xtables.Backend, writes *ownwrites.Ledger) xtables.Layout {
+func chainLayout(f lb.Family, backend xtables.Backend, writes *selfwrites.Ledger) xtables.Layout {
 	return xtables.Layout{Family: f, Ours: xtables.Leftover, Writes: writes, Backend: backend, Jumps: chainJumps()}
 }
 
-// chainKeeper keeps the chains in the kernel.
-type chainKeeper struct {
-	*xtables.Keeper
+// chainManager keeps the chains in the kernel.
+type chainManager struct {
+	*xtables.Manager
 	facts nodeFacts
 }
 
 // newChains finds the iptables programs, on a thread in the node's network namespace. It changes
 // nothing. Errors wrap plane.ErrUnsupported without a usable iptables.
-func newChains(facts nodeFacts, backend xtables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
-	k, err := xtables.NewKeeper(chainLayout(facts.family, backend, writes))
+func newChains(facts nodeFacts, backend xtables.Backend, writes *selfwrites.Ledger) (*chainManager, error) {
+	k, err := xtables.NewManager(chainLayout(facts.family, backend, writes))
 	if err != nil {
 		return nil, err
 	}
 	facts.fullyRandom = k.FullyRandom()
-	return &chainKeeper{k, facts}, nil
+	return &chainManager{k, facts}, nil
 }
 
 // rows returns the chains of a node.
-func (c *chainKeeper) rows(n lb.Node) xtables.Rows {
+func (c *chainManager) rows(n lb.Node) xtables.Rows {
 	facts := c.facts
 	facts.node = n
 	return xtables.Rows{Chains: chainRules(facts)}
@@ -289,11 +289,11 @@ func (c *chainKeeper) rows(n lb.Node) xtables.Rows {
 
 // Reset makes the kernel hold exactly these chains. The ipsets, and the objects that serve, must
 // exist.
-func (c *chainKeeper) Reset(ctx context.Context, n lb.Node) error {
-	return c.Keeper.Reset(ctx, nil, c.rows(n))
+func (c *chainManager) Reset(ctx context.Context, n lb.Node) error {
+	return c.Manager.Reset(ctx, nil, c.rows(n))
 }
 
 // SetNode writes the chains that depend on the change.
-func (c *chainKeeper) SetNode(ctx context.Context, n lb.Node) error {
+func (c *chainManager) SetNode(ctx context.Context, n lb.Node) error {
 	return c.Apply(ctx, c.rows(n))
 }

@@ -95,17 +95,17 @@ func TestChainsInKernel(t *testing.T) {
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for name, n := range nodes {
 			t.Run(string(b)+"/"+name, func(t *testing.T) {
-				k := keeper(t, n, b)
+				k := manager(t, n, b)
 				must(t, k.Reset(t.Context(), n.node))
-				second := keeperHere(t, n, b)
+				second := managerHere(t, n, b)
 				if err := second.Reset(t.Context(), n.node); err != nil || second.Stats().Restores != 0 {
 					t.Errorf("a second one writes: %+v, %v", second.Stats(), err)
 				}
 				if rules, err := k.Rules(t.Context()); err != nil || len(rules) != strings.Count(textOf(n), "\n-A KUBE-") {
 					t.Errorf("the kernel has %d rules, %v: %v", len(rules), err, rules)
 				}
-				if mended, err := k.Audit(t.Context(), true); mended != 0 || err != nil {
-					t.Errorf("an audit repairs %d, %v", mended, err)
+				if repaired, err := k.Audit(t.Context(), true); repaired != 0 || err != nil {
+					t.Errorf("an audit repairs %d, %v", repaired, err)
 				}
 				for what, c := range map[string]struct {
 					change func(*lb.Node)
@@ -133,17 +133,17 @@ func TestChainsInKernel(t *testing.T) {
 	}
 }
 
-func keeper(t *testing.T, n nodeFacts, b xtables.Backend) *chainKeeper {
+func manager(t *testing.T, n nodeFacts, b xtables.Backend) *chainManager {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
 	netlab.EnterForTest(t)
 	makeSets(t, n.family)
-	return keeperHere(t, n, b)
+	return managerHere(t, n, b)
 }
 
-func keeperHere(t *testing.T, n nodeFacts, b xtables.Backend) *chainKeeper {
+func managerHere(t *testing.T, n nodeFacts, b xtables.Backend) *chainManager {
 	t.Helper()
 	k, err := newChains(nodeFacts{family: n.family, masq: n.masq, excluded: n.excluded}, b, nil)
 	if err != nil {
@@ -201,7 +201,7 @@ COMMIT
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			n := nodes["ipv4"]
-			k := keeper(t, n, b)
+			k := manager(t, n, b)
 			program := programOf(n.family, b)
 			mustRun(t, before, program+"-restore")
 			must(t, k.Reset(t.Context(), n.node))
@@ -233,8 +233,8 @@ COMMIT
 					}
 				}
 			}
-			if mended, err := k.Audit(t.Context(), true); mended != 0 || err != nil {
-				t.Errorf("an audit repairs %d, %v", mended, err)
+			if repaired, err := k.Audit(t.Context(), true); repaired != 0 || err != nil {
+				t.Errorf("an audit repairs %d, %v", repaired, err)
 			}
 		})
 	}
@@ -246,11 +246,11 @@ func TestChainsUnshown(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			n := nodeFacts{family: f, masq: 1 << 14}
-			k := keeper(t, n, xtables.NFT)
-			must := func(mended int, err error) {
+			k := manager(t, n, xtables.NFT)
+			must := func(repaired int, err error) {
 				t.Helper()
 				if err != nil {
-					t.Fatalf("%d repaired, %v", mended, err)
+					t.Fatalf("%d repaired, %v", repaired, err)
 				}
 			}
 			must(0, k.Reset(t.Context(), n.node))
@@ -258,7 +258,7 @@ func TestChainsUnshown(t *testing.T) {
 			want := len(planetest.Leading(t, f))
 			for range 3 {
 				must(k.Audit(t.Context(), true))
-				must(0, keeperHere(t, n, xtables.NFT).Reset(t.Context(), n.node))
+				must(0, managerHere(t, n, xtables.NFT).Reset(t.Context(), n.node))
 				if got := len(planetest.Leading(t, f)); got != want {
 					t.Fatalf("%d lines name our chains, and after an audit and a restart %d", want, got)
 				}

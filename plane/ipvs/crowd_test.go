@@ -19,7 +19,7 @@ type crowd struct {
 	served
 }
 
-func newCrowd(t testing.TB, left uint32) *crowd {
+func newConnLimit(t testing.TB, left uint32) *crowd {
 	c := &crowd{newServed(t)}
 	c.restart()
 	c.p.l.numbers.last = c.p.l.mark.most() - left
@@ -91,15 +91,15 @@ func (c *crowd) astray(when string, refused map[int]bool, services ...int) {
 // another Service's backends (SV-25). A notice reports it. New Services are served once numbers are
 // free again.
 func TestNumbersRunOutSV25(t *testing.T) {
-	c := newCrowd(t, 2)
+	c := newConnLimit(t, 2)
 	for i := 1; i <= 2; i++ {
 		must(t, c.set(i, 1))
 	}
 	for i := 3; i <= 5; i++ {
 		must(t, c.set(i, 1))
 	}
-	if told := c.p.Notices(); len(told) != 1 {
-		t.Errorf("three came too late, and the notices are %v, want one", told)
+	if reported := c.p.Notices(); len(reported) != 1 {
+		t.Errorf("three came too late, and the notices are %v, want one", reported)
 	}
 	c.astray("when all are given out", map[int]bool{3: true, 4: true, 5: true}, 1, 2, 3, 4, 5)
 	for _, step := range []struct {
@@ -129,7 +129,7 @@ func TestNumbersRunOutSV25(t *testing.T) {
 // A mark belonged to one Service when the program ended, and another Service has its key now. The
 // mark keeps neither meaning while members of sets refer to it (SV-25).
 func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
-	c := newCrowd(t, 10)
+	c := newConnLimit(t, 10)
 	row := func(service string, key, first int) *lb.Frontend {
 		return &lb.Frontend{Key: lb.Key{Addr: c.Addr(12, key), Port: 80, Proto: lb.TCP}, Service: service, Kind: lb.LoadBalancer, Routes: []lb.Route{
 			{From: lb.Pods, Do: lb.Balance, To: c.Set(service, lb.Cluster, first, 2)},

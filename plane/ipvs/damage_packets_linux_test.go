@@ -73,9 +73,9 @@ func (k *packets) must(err error) {
 	}
 }
 
-// mend acts as the engine: it makes the plane repair the changes that it noticed, or with full
+// repair acts as the engine: it makes the plane repair the changes that it noticed, or with full
 // those that it finds.
-func (k *packets) mend(full bool) {
+func (k *packets) repair(full bool) {
 	k.t.Helper()
 	for again := true; again; {
 		if !full {
@@ -151,7 +151,7 @@ func TestDamageAndPackets(t *testing.T) {
 				add = append(add, "preferred_lft", "0")
 			}
 			k.must(k.run("", add...))
-			k.mend(false)
+			k.repair(false)
 			if k.bound() {
 				t.Error("kube-ipvs0 has an address that another interface has")
 			}
@@ -166,7 +166,7 @@ func TestDamageAndPackets(t *testing.T) {
 			open, err := k.Open(netlab.Client, netlab.TCP, k.vip, netlab.DialOptions{Timeout: 10 * time.Second})
 			k.must(err)
 			k.must(k.run("", "ip", "link", "del", "late"))
-			k.mend(false)
+			k.repair(false)
 			if !k.bound() {
 				t.Error("kube-ipvs0 lacks an address that no other interface has")
 			}
@@ -186,19 +186,19 @@ func TestDamageAndPackets(t *testing.T) {
 				{"a set without room and marks", fmt.Sprintf("create x hash:ip,port family %s maxelem 1\nswap x %s\ndestroy x\n", family, name(setMarksPods)), true},
 			} {
 				k.must(k.run(damage.restore, "ipset", "restore"))
-				k.mend(true)
+				k.repair(true)
 				k.serves(damage.what)
 			}
 			k.must(k.run("", "ip", "addr", "flush", "dev", Device))
-			k.mend(false)
+			k.repair(false)
 			k.serves("all addresses flushed")
 			k.must(k.run("", "ip", "link", "del", Device))
-			k.mend(false)
+			k.repair(false)
 			k.serves("device deleted")
 			k.must(k.run("", "ip", "link", "set", Device, "up"))
 			k.must(k.run("", "ip", "link", "set", Device, "down"))
 			if f == lb.IPv6 { // it loses only the IPv6 addresses
-				k.mend(false)
+				k.repair(false)
 			}
 			k.serves("device set up and down")
 			if _, err := open.Exchange(); err != nil {

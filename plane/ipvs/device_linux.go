@@ -71,7 +71,7 @@ func openDevice(family lb.Family) (*device, error) {
 	}
 	go func() {
 		defer close(d.done)
-		d.events.Listen(d.hear, d.lost)
+		d.events.Listen(d.notice, d.lost)
 	}()
 	return d, nil
 }
@@ -136,8 +136,8 @@ func (d *device) quieten() {
 	}
 }
 
-// hear handles a notification.
-func (d *device) hear(m netlink.Message) {
+// notice handles a notification.
+func (d *device) notice(m netlink.Message) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch m.Type {
@@ -146,7 +146,7 @@ func (d *device) hear(m netlink.Message) {
 		switch {
 		case !ok || lb.FamilyOf(a.Addr) != d.family:
 		case d.index == 0 || a.Index != d.index:
-			d.hearOthers(a, m.Type == unix.RTM_NEWADDR)
+			d.noticeOthers(a, m.Type == unix.RTM_NEWADDR)
 		case d.own[a.Addr] > 0:
 			d.settle(a.Addr)
 		case !linkLocal(a.Addr):
@@ -155,12 +155,12 @@ func (d *device) hear(m netlink.Message) {
 		}
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if l, ok := route.ParseLink(m.Body); ok {
-			d.hearLink(l, m.Type == unix.RTM_NEWLINK)
+			d.noticeLink(l, m.Type == unix.RTM_NEWLINK)
 		}
 	}
 }
 
-func (d *device) hearOthers(a route.Address, there bool) {
+func (d *device) noticeOthers(a route.Address, there bool) {
 	if d.note(a, there) && !linkLocal(a.Addr) {
 		d.place = true
 		d.notify()
@@ -189,7 +189,7 @@ func (d *device) note(a route.Address, there bool) (changed bool) {
 	return true
 }
 
-func (d *device) hearLink(l route.Link, there bool) {
+func (d *device) noticeLink(l route.Link, there bool) {
 	switch {
 	case l.Index == d.index && (!there || l.Name != Device):
 		d.index, d.addresses = 0, true
@@ -197,7 +197,7 @@ func (d *device) hearLink(l route.Link, there bool) {
 		d.notify()
 	case l.Index != d.index && !there: // its addresses may have gone without a notification
 		for a := range d.others {
-			d.hearOthers(route.Address{Addr: a, Index: l.Index}, false)
+			d.noticeOthers(route.Address{Addr: a, Index: l.Index}, false)
 		}
 	}
 }

@@ -295,7 +295,7 @@ func TestDeviceOthersWrite(t *testing.T) {
 }
 
 // The device was just deleted, and the notification has not arrived.
-func TestDeviceGoneUnheard(t *testing.T) {
+func TestDeviceGoneUnnoticed(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		b.begin()
 		b.mu.Lock() // so that notifications wait

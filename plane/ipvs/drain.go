@@ -30,10 +30,10 @@ const (
 	stay = 5 * time.Minute
 	// perSecond is the number of real servers that are listed for each second of pause.
 	perSecond = 1000
-	// Virtual servers due within together are checked together, up to lookStep real servers:
+	// Virtual servers due within together are checked together, up to inspectStep real servers:
 	// changes of frontends wait meanwhile.
-	together = time.Second
-	lookStep = 20000
+	together    = time.Second
+	inspectStep = 20000
 )
 
 // drain schedules the removal of a real server for when its connections have ended.
@@ -46,7 +46,7 @@ func (p *Plane) drain(s *virtual, a netip.AddrPort) {
 	if _, known := s.drain.dests[a]; known {
 		return
 	}
-	s.drain.dests[a] = seen{left: now, heard: now}
+	s.drain.dests[a] = seen{left: now, noticed: now}
 	if p.drains == nil {
 		p.drains = map[*virtual]struct{}{}
 	}
@@ -83,12 +83,12 @@ func (p *Plane) look(ctx context.Context) error {
 		if next := now.Add(together); !next.After(s.drain.next) {
 			p.wake(s.drain.next)
 			continue
-		} else if listed >= lookStep {
+		} else if listed >= inspectStep {
 			p.wake(next)
 			continue
 		}
 		listed += len(s.dests)
-		gone, err := p.lookAt(ctx, s, now, counts)
+		gone, err := p.inspectAt(ctx, s, now, counts)
 		if err != nil {
 			return err
 		}
@@ -111,8 +111,8 @@ func (p *Plane) look(ctx context.Context) error {
 	return p.ended("remove what has drained", w, nil)
 }
 
-// lookAt returns the real servers that have drained, or serve no connection any more.
-func (p *Plane) lookAt(ctx context.Context, s *virtual, now time.Time, counts bool) (gone []netip.AddrPort, err error) {
+// inspectAt returns the real servers that have drained, or serve no connection any more.
+func (p *Plane) inspectAt(ctx context.Context, s *virtual, now time.Time, counts bool) (gone []netip.AddrPort, err error) {
 	left := map[netip.AddrPort]bool{}
 	late := s.leaving && (now.Sub(s.drain.left) >= stay || p.l.taken(s))
 	err = p.cfg.IPVS.Destinations(ctx, s.id, func(d ipvs.DestinationState) error {
@@ -148,7 +148,7 @@ func (s *seen) follow(d ipvs.DestinationState, now time.Time, idle time.Duration
 	in, out := d.Stats.InPackets, d.Stats.OutPackets
 	switch {
 	case out != s.out:
-		s.heard, s.asked = now, time.Time{}
+		s.noticed, s.asked = now, time.Time{}
 	case in != s.in && s.asked.IsZero():
 		s.asked = now
 	}
@@ -156,5 +156,5 @@ func (s *seen) follow(d ipvs.DestinationState, now time.Time, idle time.Duration
 	if now.Sub(s.left) < underWay {
 		return false
 	}
-	return d.Active+d.Inactive == 0 || now.Sub(s.heard) >= idle || !s.asked.IsZero() && now.Sub(s.asked) >= mute
+	return d.Active+d.Inactive == 0 || now.Sub(s.noticed) >= idle || !s.asked.IsZero() && now.Sub(s.asked) >= mute
 }

@@ -58,8 +58,8 @@ func TestManyDrainTogether(t *testing.T) {
 		if seconds := int(time.Since(begun)/time.Second) + 1; looks > seconds {
 			t.Errorf("%d looks in %d s", looks, seconds)
 		}
-		if most > lookStep+backends {
-			t.Errorf("a look lists %d real servers, want %d and one virtual server's at most", most, lookStep)
+		if most > inspectStep+backends {
+			t.Errorf("a look lists %d real servers, want %d and one virtual server's at most", most, inspectStep)
 		}
 		if want := 5 * services * backends; all < want {
 			t.Errorf("%d real servers were listed in 3 minutes, want %d at least", all, want)
@@ -98,8 +98,8 @@ func TestAuditListsAPart(t *testing.T) {
 	for range 2 {
 		listed = 0
 		must(t, only(p.Audit(t.Context(), true)))
-		if all += listed; listed > lookStep+backends {
-			t.Errorf("an audit lists %d real servers, want %d and one virtual server's at most", listed, lookStep)
+		if all += listed; listed > inspectStep+backends {
+			t.Errorf("an audit lists %d real servers, want %d and one virtual server's at most", listed, inspectStep)
 		}
 	}
 	if all < services*backends {

@@ -207,7 +207,7 @@ func shopRows(pods []lb.Backend) (lb.Owner, []*lb.Frontend) {
 // While endpoints are added and removed ten thousand times, beside changes of other Services, no
 // client is refused or waits for a second SYN. Open connections continue, though their endpoint
 // leaves and returns (DP-34).
-func TestNobodyIsRefused(t *testing.T) {
+func TestNoClientIsRefused(t *testing.T) {
 	inVM(t)
 	changes := 10_000
 	if testing.Short() && os.Getenv("PLANETEST_CORE") != "" {

@@ -362,11 +362,11 @@ func (l *ledger) yield(a netip.Addr, is address) bool {
 	return l.backends[a] > 0 && !is.has
 }
 
-// contest decides who had each provisional address of the table first, if it is also a backend's.
+// conflict decides who had each provisional address of the table first, if it is also a backend's.
 // If kube-ipvs0 or the set of its addresses has it, the Service was first. If they lack it and its
 // virtual server exists, the backend was. On a new node the older Service gets it, as it would get
 // a key.
-func (l *ledger) contest(want *lb.Table) {
+func (l *ledger) conflict(want *lb.Table) {
 	first, served := map[netip.Addr]lb.Owner{}, map[netip.Addr]bool{}
 	for row := range want.All() {
 		if bindingOf(row) != lent {
@@ -611,7 +611,7 @@ type draining struct {
 type seen struct {
 	left    time.Time // when its weight became 0
 	in, out uint64    // packets
-	heard   time.Time // when it last sent one, or when the checks began
+	noticed time.Time // when it last sent one, or when the checks began
 	// Time of the first packet to it without a reply; zero if there is no such packet.
 	asked time.Time
 }

@@ -69,13 +69,13 @@ func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 	}, nil
 }
 
-// Follow implements mode.Looker. It follows a packet through the mode's chains in the kernel, its
+// TracePacket implements mode.Tracer. It follows a packet through the mode's chains in the kernel, its
 // ipsets, and the virtual server of its mark or address. It ignores rules of other programs. It
 // runs iptables-save, and lists a set of marks for a packet that has one; the rest costs the same
 // in a table of any size.
 //
 // Shares follow the weights if the scheduler does, and are otherwise 0, unknown.
-func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := p.follow(ctx, packet)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("ipvs: follow a packet to %s: %w", packet.To, err)
@@ -117,13 +117,13 @@ type way struct {
 	trace.Kernel
 }
 
-// mostSaid is the maximum number of lines of a way.
-const mostSaid = 200
+// maxSaid is the maximum number of lines of a way.
+const maxSaid = 200
 
 func (w *way) tell(format string, args ...any) { w.line(fmt.Sprintf(format, args...)) }
 
 func (w *way) line(text string) {
-	if len(w.Way) < mostSaid {
+	if len(w.Way) < maxSaid {
 		w.Way = append(w.Way, text)
 	}
 }

@@ -56,7 +56,7 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
 	}})
 	k.must(err)
 	t.Cleanup(func() { k.p.Close() })
-	k.table = lookTable(k.World)
+	k.table = inspectTable(k.World)
 	_, err = planetest.ResetAll(t.Context(), k.p, k.table)
 	k.must(err)
 	return k
@@ -176,8 +176,8 @@ TCP fd00:0000:0000:0000:0000:0000:0000:0001 0000 fd00:0010:0096:0000:0000:0000:0
 			t.Errorf("%s at %s stays with %s, %v; want %s", c.client, c.vip, got, err, c.want)
 		}
 	}
-	long := strings.Repeat("TCP C0A80002 9C40 0A600001 0050 0A010001 1F90 ESTABLISHED     897\n", mostConnections/60)
-	if _, err := staysIn(strings.NewReader(long[:mostConnections]), ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.1:80"), 6), netip.MustParseAddr("192.168.0.1")); err != errTooMany {
+	long := strings.Repeat("TCP C0A80002 9C40 0A600001 0050 0A010001 1F90 ESTABLISHED     897\n", maxConnections/60)
+	if _, err := staysIn(strings.NewReader(long[:maxConnections]), ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.1:80"), 6), netip.MustParseAddr("192.168.0.1")); err != errTooMany {
 		t.Errorf("of too many: %v", err)
 	}
 }
@@ -191,7 +191,7 @@ func TestLookWhileRowsChange(t *testing.T) {
 	defer here.Close()
 	stop, done := make(chan struct{}), make(chan error, 1)
 	packets := k.Packets(k.table, true)
-	own := lookTable(k.World) // the table for the comparison
+	own := inspectTable(k.World) // the table for the comparison
 	go func() {
 		done <- func() error {
 			// The thread ends with the goroutine, so that no other goroutine runs in this
@@ -206,7 +206,7 @@ func TestLookWhileRowsChange(t *testing.T) {
 					return nil
 				default:
 				}
-				if _, err := k.p.Follow(t.Context(), packets[i*7%len(packets)]); err != nil {
+				if _, err := k.p.TracePacket(t.Context(), packets[i*7%len(packets)]); err != nil {
 					return err
 				}
 				if err := k.p.Differences(t.Context(), own, func(trace.Difference) bool { return true }); err != nil {

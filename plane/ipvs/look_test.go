@@ -84,9 +84,9 @@ func (k *lab) view(f lb.Family) (*View, error) {
 
 func asked() trace.Mode { return Mode().Trace(mode.Settings{}) }
 
-// lookTable has frontends of all kinds: a route for each origin, source ranges, affinity, no
+// inspectTable has frontends of all kinds: a route for each origin, source ranges, affinity, no
 // endpoints, health checks.
-func lookTable(w planetest.World) *lb.Table {
+func inspectTable(w planetest.World) *lb.Table {
 	table := w.Table(10, 3)
 	table.Family = w.Family
 	for i := range 8 {
@@ -105,7 +105,7 @@ func lookTable(w planetest.World) *lb.Table {
 func looked(t *testing.T, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
 	w := planetest.World{Family: f}
 	k := newLab(t)
-	p, table := k.plane(t, f), lookTable(w)
+	p, table := k.plane(t, f), inspectTable(w)
 	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	return k, p, table, w
 }
@@ -116,7 +116,7 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, mos
 	seen = map[trace.Verdict]int{}
 	for _, packet := range packets {
 		want := trace.Ask(table, asked(), packet)
-		got, err := p.Follow(t.Context(), packet)
+		got, err := p.TracePacket(t.Context(), packet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +308,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	packet := trace.Packet{From: netip.AddrPortFrom(client, 0), In: "veth1", To: id.Addr, Proto: lb.TCP}
 	follow := func() trace.Kernel {
 		t.Helper()
-		got, err := p.Follow(t.Context(), packet)
+		got, err := p.TracePacket(t.Context(), packet)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences implements mode.Looker. It reads all objects of the mode into a separate ledger, as a
+// Differences implements mode.Tracer. It reads all objects of the mode into a separate ledger, as a
 // Reset does, and reports the writes that a Reset would make. Draining real and virtual servers are
 // no difference.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
@@ -26,7 +26,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		return fmt.Errorf("ipvs: compare: %w", err)
 	}
 	defer done()
-	d := &differ{view: v, Teller: mode.NewTeller(ctx, each), Plane: &Plane{cfg: p.cfg, sets: p.sets}}
+	d := &differ{view: v, Reporter: mode.NewReporter(ctx, each), Plane: &Plane{cfg: p.cfg, sets: p.sets}}
 	d.cfg.IPVS, d.cfg.Sets, d.cfg.Device = v.IPVS, v.Sets, v.Device
 	for _, part := range []func(context.Context, *lb.Table) error{d.chains, d.kinds, d.objects} {
 		if err = part(ctx, want); err != nil || d.Err() != nil {
@@ -42,7 +42,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 // differ compares. Its Plane reads as a Reset does, and writes nothing.
 type differ struct {
 	*Plane
-	*mode.Teller
+	*mode.Reporter
 	view *View
 	lost bool // the device does not exist
 }

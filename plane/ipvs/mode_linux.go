@@ -191,14 +191,14 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 	return all
 }
 
-var _ mode.Looker = (*modePlane)(nil)
+var _ mode.Tracer = (*modePlane)(nil)
 
 // modePlane is a plane with its connections.
 type modePlane struct {
 	*Plane
 	ipvs   *ipvs.Conn
 	sets   *ipset.Conn
-	chains *chainKeeper
+	chains *chainManager
 	opened closers
 	// first are notices that do not come from a write.
 	first []mode.Notice

@@ -6,18 +6,18 @@ import "kube-proxy/mode"
 
 // notices are messages for the operator, each sent once.
 type notices struct {
-	all  []mode.Notice
-	told map[string]bool
+	all      []mode.Notice
+	reported map[string]bool
 }
 
 func (n *notices) once(id, text string, args ...any) {
-	if n.told[id] {
+	if n.reported[id] {
 		return
 	}
-	if n.told == nil {
-		n.told = map[string]bool{}
+	if n.reported == nil {
+		n.reported = map[string]bool{}
 	}
-	n.told[id] = true
+	n.reported[id] = true
 	n.all = append(n.all, mode.Notice{Text: text, Args: args})
 }
 

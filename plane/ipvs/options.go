@@ -92,11 +92,11 @@ func (o *Options) checkExcluded(r *option.Report) {
 			continue
 		}
 		bad = true
-		told := r.Wrong
+		reported := r.Wrong
 		if r.Cleanup {
-			told = r.Insist
+			reported = r.Insist
 		}
-		told(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "want a CIDR such as 192.0.2.0/24")
+		reported(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "want a CIDR such as 192.0.2.0/24")
 	}
 	if bad && !r.Runs && !r.Cleanup {
 		r.Warn("%s has a value that is not a CIDR: nothing that mode ipvs left is removed", r.Name("ipvs.excludeCIDRs"))

@@ -81,12 +81,12 @@ func TestOthersVirtualServers(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "--ipvs-exclude-cidrs") || !strings.Contains(err.Error(), keyOf(protected).String()) {
 		t.Errorf("the error is %v", err)
 	}
-	var told []string
+	var reported []string
 	for _, n := range p.Notices() {
-		told = append(told, n.Text)
+		reported = append(reported, n.Text)
 	}
-	if !strings.Contains(strings.Join(told, "\n"), "virtual servers of others") {
-		t.Errorf("told: %q", told)
+	if !strings.Contains(strings.Join(reported, "\n"), "virtual servers of others") {
+		t.Errorf("told: %q", reported)
 	}
 	// A restart without other changes is no failure either.
 	if again, err := p.Reset(t.Context(), table); err != nil || len(again.Later) != 1 {

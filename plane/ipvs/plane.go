@@ -76,7 +76,7 @@ type Addresses interface {
 type Chains interface {
 	Reset(ctx context.Context, n lb.Node) error
 	SetNode(ctx context.Context, n lb.Node) error
-	Audit(ctx context.Context, full bool) (mended int, err error)
+	Audit(ctx context.Context, full bool) (repaired int, err error)
 	// Rules returns the rules that the kernel has.
 	Rules(ctx context.Context) ([]xtables.ChainRule, error)
 }
@@ -113,14 +113,14 @@ type Plane struct {
 }
 
 const (
-	// pace is the weight of an Apply: an operation takes about 10 µs.
-	pace = 2000
+	// maxBatchWeight is the weight of an Apply: an operation takes about 10 µs.
+	maxBatchWeight = 2000
 	// step is the default weight of the new frontends of a Reset.
 	step = 20000
 	// stage is the number of real servers of one virtual server that a call adds or removes: for
 	// each, IPVS searches all of them.
-	stage = pace
-	// auditStep is the number of virtual servers whose real servers one audit lists; lookStep
+	stage = maxBatchWeight
+	// auditStep is the number of virtual servers whose real servers one audit lists; inspectStep
 	// limits these.
 	auditStep = 2000
 )
@@ -328,8 +328,8 @@ func (p *Plane) suspect() {
 	p.signal()
 }
 
-// Pace allows about two thousand operations.
-func (p *Plane) Pace() int { return pace }
+// MaxBatchWeight allows about two thousand operations.
+func (p *Plane) MaxBatchWeight() int { return maxBatchWeight }
 
 // Close releases the resources of this process. The kernel keeps the objects.
 func (p *Plane) Close() error {

@@ -31,7 +31,7 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	led := newLedger(l)
 	led.own = own
 	led.know(table.Node)
-	led.contest(table)
+	led.conflict(table)
 	for _, a := range own {
 		led.elsewhere[a] = true
 		if within(table.Node.NodePorts, a) {

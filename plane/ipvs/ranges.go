@@ -6,9 +6,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// mostRanges limits the source ranges of a Service, summed over its keys: they are members of an
+// maxRanges limits the source ranges of a Service, summed over its keys: they are members of an
 // ipset that all Services share (ADR 0046).
-const mostRanges = 1 << 16
+const maxRanges = 1 << 16
 
 // bounded counts the ranges of the frontend that replaces old. If its Service has too many, it
 // returns an error and a frontend that drops all clients, since any client could be outside of the
@@ -19,14 +19,14 @@ func (l *ledger) bounded(old, row *lb.Frontend) (*lb.Frontend, error) {
 		return row, nil
 	}
 	service := lb.OwnerOf(row.Service)
-	if l.ranges[service]+len(row.Sources) <= mostRanges {
+	if l.ranges[service]+len(row.Sources) <= maxRanges {
 		l.countRanges(row, +1)
 		return row, nil
 	}
 	closed := &lb.Frontend{Key: row.Key, Service: row.Service, Kind: row.Kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
 	return closed, fmt.Errorf("service %s: its clients are dropped here: with the %d source ranges of this address and port it would have more than %d, "+
 		"counted for each address and port; give it fewer and wider loadBalancerSourceRanges, or fewer ports, or choose mode nftables",
-		service, len(row.Sources), mostRanges)
+		service, len(row.Sources), maxRanges)
 }
 
 func (l *ledger) countRanges(row *lb.Frontend, by int) {

@@ -65,7 +65,7 @@ func (k *lab) held(p *Plane, key lb.Key) (h held) {
 // keys drop all clients, so no client outside its ranges passes, and other Services are served
 // (SV-61, SV-25).
 func TestTooManySourceRangesSV61(t *testing.T) {
-	const many = mostRanges/2 + 1 // fits once, not twice
+	const many = maxRanges/2 + 1 // fits once, not twice
 	k, w := newLab(t), planetest.World{Family: lb.IPv4}
 	p, table := k.plane(t, lb.IPv4), w.Table(0, 0)
 	greedy, other := lb.Owner{Name: "a/greedy"}, lb.Owner{Name: "b/other"}
@@ -102,7 +102,7 @@ func TestTooManySourceRangesSV61(t *testing.T) {
 	changes, _ := table.Replace(greedy, ranged(w, greedy.Name, 1, 2, many))
 	more, _ := table.Replace(other, ranged(w, other.Name, 2, 1, 3))
 	err := apply(append(changes, more...))
-	if err == nil || !strings.Contains(err.Error(), greedy.Name) || !strings.Contains(err.Error(), fmt.Sprint(mostRanges)) || !strings.Contains(err.Error(), second.String()) {
+	if err == nil || !strings.Contains(err.Error(), greedy.Name) || !strings.Contains(err.Error(), fmt.Sprint(maxRanges)) || !strings.Contains(err.Error(), second.String()) {
 		t.Errorf("%d ranges for two keys: %v, want an error that names the key, the Service, and the bound", many, err)
 	}
 	after := map[lb.Key]held{first: served(many), second: dropped, third: served(3)}
@@ -166,10 +166,10 @@ func TestTooManySourceRangesTakeNoMemory(t *testing.T) {
 			p.Apply(t.Context(), []lb.Change{{Key: key, New: table.Get(key)}})
 		}
 		runtime.ReadMemStats(&after)
-		if took := after.TotalAlloc - before.TotalAlloc; took > mostRanges*4000 {
-			t.Errorf("%s allocated %d MB for %d ranges, want as much as for %d", when, took>>20, ports*ranges, mostRanges)
+		if took := after.TotalAlloc - before.TotalAlloc; took > maxRanges*4000 {
+			t.Errorf("%s allocated %d MB for %d ranges, want as much as for %d", when, took>>20, ports*ranges, maxRanges)
 		}
-		if len(res.Later) < ports-mostRanges/ranges {
+		if len(res.Later) < ports-maxRanges/ranges {
 			t.Errorf("%s left %d of %d rows", when, len(res.Later), ports)
 		}
 	}

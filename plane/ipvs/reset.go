@@ -134,7 +134,7 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 		}
 	}
 	l.adoptMarks(want)
-	l.contest(want)
+	l.conflict(want)
 	return l, nil
 }
 

@@ -123,8 +123,8 @@ func TestLargeServicesInStagesElsewhere(t *testing.T) {
 	for most = writes; len(p.Drift()) > 0; most = max(most, writes) {
 		<-p.Drift()
 		writes = 0
-		if mended, err := p.Audit(t.Context(), false); mended > 0 || err != nil {
-			t.Fatalf("repaired %d, %v", mended, err)
+		if repaired, err := p.Audit(t.Context(), false); repaired > 0 || err != nil {
+			t.Fatalf("repaired %d, %v", repaired, err)
 		}
 	}
 	key := table.Sorted()[0].Key

@@ -23,7 +23,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// heldChains returns the mode's rules in iptables, as [xtables.Keeper.Held].
+// heldChains returns the mode's rules in iptables, as [xtables.Manager.Held].
 type heldChains func(context.Context) (jumps, rules []xtables.ChainRule, err error)
 
 // openView opens a View in the network namespace of the calling thread. It changes nothing.
@@ -64,9 +64,9 @@ func openView(f lb.Family, connect func() (*ipvs.Conn, error), held heldChains) 
 // errTooMany is the error of a search that would read more than one query may.
 var errTooMany = errors.New("too many connections in the kernel to search for the client's")
 
-// mostConnections is the part of the list of connections that is read, in bytes: some 50,000
+// maxConnections is the part of the list of connections that is read, in bytes: some 50,000
 // connections.
-const mostConnections = 4 << 20
+const maxConnections = 4 << 20
 
 // staysInKernel looks for the template of the client in the kernel's list of connections.
 func staysInKernel(_ context.Context, id ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error) {
@@ -78,7 +78,7 @@ func staysInKernel(_ context.Context, id ipvs.ServiceID, client netip.Addr) (net
 		return netip.AddrPort{}, fmt.Errorf("look for the client among the connections of IPVS: %w", err)
 	}
 	defer list.Close()
-	return staysIn(io.LimitReader(list, mostConnections), id, client)
+	return staysIn(io.LimitReader(list, maxConnections), id, client)
 }
 
 // staysIn reads /proc/net/ip_vs_conn: a template has port 0 for the client's.
@@ -99,7 +99,7 @@ func staysIn(list io.Reader, id ipvs.ServiceID, client netip.Addr) (netip.AddrPo
 	if err := lines.Err(); err != nil {
 		return netip.AddrPort{}, fmt.Errorf("look for the client among the connections of IPVS: %w", err)
 	}
-	if read >= mostConnections {
+	if read >= maxConnections {
 		return netip.AddrPort{}, errTooMany
 	}
 	return netip.AddrPort{}, nil

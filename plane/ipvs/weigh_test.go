@@ -55,8 +55,8 @@ func TestWritesAreAsLongAsTheyWeigh(t *testing.T) {
 	table.Replace(lb.Owner{Name: "a/a"}, rows)
 	must(t, only(planetest.ResetAll(t.Context(), m, table)))
 	const heaviest = endpoints + ranges + 10 // a frontend may begin at the end of a piece
-	if m.apply > pace+heaviest || m.reset > m.step+heaviest {
-		t.Errorf("an Apply was %d operations, a Reset %d, want %d and %d at most", m.apply, m.reset, pace+heaviest, m.step+heaviest)
+	if m.apply > maxBatchWeight+heaviest || m.reset > m.step+heaviest {
+		t.Errorf("an Apply was %d operations, a Reset %d, want %d and %d at most", m.apply, m.reset, maxBatchWeight+heaviest, m.step+heaviest)
 	}
 	var total int
 	for _, row := range table.Sorted() {

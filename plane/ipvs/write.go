@@ -35,8 +35,8 @@ type Servers interface {
 // step is planned from the ledger when its turn comes.
 type writer struct {
 	*Plane
-	wrote  int // operations sent to the kernel
-	mended int // operations that the kernel accepted
+	wrote    int // operations sent to the kernel
+	repaired int // operations that the kernel accepted
 	// failed are the ledger's objects for which the kernel refused an operation. The writer leaves
 	// them alone.
 	failed map[any]bool
@@ -442,7 +442,7 @@ func (w *writer) carryOut(ctx context.Context, n int, do func(failed func(int, e
 	all := do(func(i int, err error) { errs[i] = err })
 	for i := range n {
 		if errs[i] == nil {
-			w.mended++
+			w.repaired++
 		}
 		if err := done(i, errs[i]); err != nil {
 			return err

@@ -9,9 +9,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Follow completes the trace of a packet that the packet filter accepts: at a NodePort of this
+// TracePacket completes the trace of a packet that the packet filter accepts: at a NodePort of this
 // Proxy, its listener forwards it.
-func (p *Proxy) Follow(packet trace.Packet, k trace.Kernel) trace.Kernel {
+func (p *Proxy) TracePacket(packet trace.Packet, k trace.Kernel) trace.Kernel {
 	if p == nil || packet.Proto != lb.TCP || k.Verdict != trace.Pass {
 		return k
 	}

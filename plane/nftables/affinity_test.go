@@ -385,8 +385,8 @@ func TestAffinityWithoutHash(t *testing.T) {
 			if all, _ := entries(t, s.p); all != shopClients {
 				t.Errorf("%d entries of %d clients", all, shopClients)
 			}
-			if mended, err := s.p.Audit(t.Context(), true); mended != 0 || err != nil {
-				t.Errorf("an audit repaired %d, %v", mended, err)
+			if repaired, err := s.p.Audit(t.Context(), true); repaired != 0 || err != nil {
+				t.Errorf("an audit repaired %d, %v", repaired, err)
 			}
 			if use := s.p.Affinity(); use.Limit != 0 {
 				t.Errorf("measured %+v where there are no places", use)

@@ -40,7 +40,7 @@ type change struct {
 }
 
 func (p *Plane) newChange(st *state) *change {
-	c := &change{ruleset: p.rules, st: st, out: p.rules.transaction(TableName), most: p.pace}
+	c := &change{ruleset: p.rules, st: st, out: p.rules.transaction(TableName), most: p.maxBatchWeight}
 	c.log = &c.undo
 	c.lists = st.lists.Change(c.log)
 	return c

@@ -46,18 +46,18 @@ func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error)
 	if notes.everything || full && p.elements() <= p.window {
 		return p.auditAll(ctx, allSets)
 	}
-	mended, err := p.mendElements(ctx, notes.elements)
+	repaired, err := p.repairElements(ctx, notes.elements)
 	if err != nil {
-		return mended, err
+		return repaired, err
 	}
 	notes.elements = nil
 	if !full && !notes.structure {
-		return mended, nil
+		return repaired, nil
 	}
 	n, err := p.auditAll(ctx, smallSets)
-	mended += n
+	repaired += n
 	if err != nil || !full {
-		return mended, err
+		return repaired, err
 	}
 	c := p.newChange(p.st)
 	n, err = p.auditSome(ctx, c)
@@ -65,9 +65,9 @@ func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error)
 		err = p.commit(ctx, c.out)
 	}
 	if err != nil {
-		return mended, fmt.Errorf("nftables %s: compare elements: %w", p.ip.Family, err)
+		return repaired, fmt.Errorf("nftables %s: compare elements: %w", p.ip.Family, err)
 	}
-	return mended + n, nil
+	return repaired + n, nil
 }
 
 // elements returns roughly how many elements of large maps the state has.
@@ -92,22 +92,22 @@ func (p *Plane) auditAll(ctx context.Context, which func(*wire.Set) bool) (int, 
 		return 0, fmt.Errorf("nftables %s: another program removed or replaced table %s or one of its sets: %w", p.ip.Family, TableName, plane.ErrStateLost)
 	}
 	c := p.newChange(p.st)
-	n := c.mend(snap, which)
+	n := c.repair(snap, which)
 	if err := p.write(ctx, c); err != nil {
 		return 0, err
 	}
 	return n, nil
 }
 
-// mendElements repairs single elements whose last notification is known.
-func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNote) (int, error) {
+// repairElements repairs single elements whose last notification is known.
+func (p *Plane) repairElements(ctx context.Context, noticed map[elementKey]elementNote) (int, error) {
 	w := wanted{st: p.st, defs: p.rules.sets}
 	var is, want [setCount]diff.Records
 	for i := range setCount {
 		is[i].Size = p.rules.sets[i].RecordLen()
 		want[i].Size = is[i].Size
 	}
-	for k, note := range heard {
+	for k, note := range noticed {
 		if note.present {
 			is[k.set].Bytes = append(append(is[k.set].Bytes, k.key...), note.data...)
 		}
@@ -118,7 +118,7 @@ func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNo
 	c := p.newChange(p.st)
 	n := 0
 	for i := range setCount {
-		n += c.mendSet(i, is[i], want[i])
+		n += c.repairSet(i, is[i], want[i])
 	}
 	if err := p.commit(ctx, c.out); err != nil {
 		return 0, err

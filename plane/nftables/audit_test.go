@@ -14,8 +14,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// heard waits until the plane has noticed a foreign change.
-func heard(t *testing.T, p *Plane) {
+// noticed waits until the plane has noticed a foreign change.
+func noticed(t *testing.T, p *Plane) {
 	t.Helper()
 	select {
 	case <-p.Drift():
@@ -61,7 +61,7 @@ func TestDrift(t *testing.T) {
 
 			id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
 			runNFT(t, strings.NewReplacer(" T ", " ip kube-proxy ", "ID", fmt.Sprint(id)).Replace(tc.do))
-			heard(t, p)
+			noticed(t, p)
 			n, err := p.Audit(t.Context(), false)
 			if err != nil || n == 0 {
 				t.Fatalf("repaired %d, error %v", n, err)
@@ -125,7 +125,7 @@ func TestStateLost(t *testing.T) {
 			reset(t, p, tab)
 			want := dump(t, p)
 			runNFT(t, do)
-			heard(t, p)
+			noticed(t, p)
 			if _, err := p.Audit(t.Context(), false); !errors.Is(err, plane.ErrStateLost) {
 				t.Errorf("audit: error %v", err)
 			}
@@ -179,7 +179,7 @@ func TestSetNode(t *testing.T) {
 }
 
 // A full audit removes unused objects, and does not count them as drift.
-func TestTidy(t *testing.T) {
+func TestUnusedObjectsAreRemoved(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		p := newPlane(t, w.Family)
@@ -236,15 +236,15 @@ func TestBigMap(t *testing.T) {
 			}
 		}
 		runNFT(t, fmt.Sprintf("delete element %s kube-proxy backends { %s }", fam, strings.Join(ids, ", ")))
-		mended := 0
+		repaired := 0
 		for range p.elements()/p.window + 2 {
 			n, err := p.Audit(t.Context(), true)
-			if mended += n; err != nil {
+			if repaired += n; err != nil {
 				t.Fatal(err)
 			}
 		}
-		if mended != 2*len(ids) {
-			t.Errorf("the audits repaired %d, want %d", mended, 2*len(ids))
+		if repaired != 2*len(ids) {
+			t.Errorf("the audits repaired %d, want %d", repaired, 2*len(ids))
 		}
 		isDump(t, p, want)
 		runNFT(t, fmt.Sprintf("delete element %s kube-proxy backends { %s }", fam, strings.Join(ids, ", ")))
@@ -280,17 +280,17 @@ func TestAuditsOfALargeSet(t *testing.T) {
 		runNFT(t, "flush map "+p.ip.Name()+" kube-proxy backends")
 		<-p.Drift()
 		p.mon.take() // as if no notification had arrived
-		mended := 0
+		repaired := 0
 		for i := range 30 {
 			n := audit()
-			if mended += n; n > p.window+10 {
+			if repaired += n; n > p.window+10 {
 				t.Errorf("audit %d repaired %d elements, want a window of %d at most", i, n, p.window)
 			}
 			o, f := w.ClusterIP(20+i, 5000+i, 3)
 			apply2(t, p, tab, o, f)
 		}
-		if mended < 1000 || mended > 1100 {
-			t.Errorf("repaired %d elements of some 1,000", mended)
+		if repaired < 1000 || repaired > 1100 {
+			t.Errorf("repaired %d elements of some 1,000", repaired)
 		}
 		isFresh(t, p, tab)
 	})

@@ -147,7 +147,7 @@ func even(t *testing.T, got map[netip.Addr]int, set *lb.BackendSet, share int) {
 
 // flows sends one packet of each of n flows to a destination without a receiver, and calls told for
 // each flow that has a backend. from returns the source address of flow i.
-func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, told func(client, backend netip.Addr)) {
+func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, reported func(client, backend netip.Addr)) {
 	t.Helper()
 	to := netip.AddrPortFrom(key.Addr, key.Port)
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth0"}, PeerName: "veth1"}
@@ -202,7 +202,7 @@ func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, told func(c
 		if dst, _ := netip.AddrFromSlice(f.Forward.DstIP); dst.Unmap() == to.Addr() {
 			client, _ := netip.AddrFromSlice(f.Forward.SrcIP)
 			backend, _ := netip.AddrFromSlice(f.Reverse.SrcIP)
-			told(client.Unmap(), backend.Unmap())
+			reported(client.Unmap(), backend.Unmap())
 		}
 	}
 }

@@ -121,7 +121,7 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 		if err := p.reader().Elements(ctx, d.Name, keys, func(el []byte) { is.Bytes = d.Record(is.Bytes, el) }); err != nil {
 			return n, err
 		}
-		n += c.mendSet(i, is, want[i])
+		n += c.repairSet(i, is, want[i])
 	}
 	return n, nil
 }

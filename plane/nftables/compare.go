@@ -16,14 +16,14 @@ import (
 // way. The structure means chains with their rules, and the verdict maps that refer to them; the
 // rest are elements.
 
-// mend stages all differences between a snapshot of our layout and the state: in the structure, and
+// repair stages all differences between a snapshot of our layout and the state: in the structure, and
 // in the elements of the sets that which selects. It returns the number of objects that differ.
-func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
-	n := c.mendStructure(snap)
+func (c *change) repair(snap *snapshot, which func(*wire.Set) bool) int {
+	n := c.repairStructure(snap)
 	var pending [setCount]*diff.Pending
 	for i := range pending {
 		if d := &c.sets[i]; which(d) && !d.Verdict && !d.Dynamic() {
-			pending[i] = diff.Compare(snap.records[i], d.KeyLen(), c.mendElement(setIndex(i)))
+			pending[i] = diff.Compare(snap.records[i], d.KeyLen(), c.repairElement(setIndex(i)))
 		}
 	}
 	c.st.records(func(i setIndex, rec []byte) {
@@ -39,13 +39,13 @@ func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
 	return n
 }
 
-// mendSet stages the differences between the elements of one set.
-func (c *change) mendSet(i setIndex, is, want diff.Records) int {
-	return diff.Elements(is, want, c.sets[i].KeyLen(), c.mendElement(i))
+// repairSet stages the differences between the elements of one set.
+func (c *change) repairSet(i setIndex, is, want diff.Records) int {
+	return diff.Elements(is, want, c.sets[i].KeyLen(), c.repairElement(i))
 }
 
-// mendElement stages the difference of one element; nil means no element.
-func (c *change) mendElement(i setIndex) func(is, want []byte) {
+// repairElement stages the difference of one element; nil means no element.
+func (c *change) repairElement(i setIndex) func(is, want []byte) {
 	return func(is, want []byte) {
 		if is != nil {
 			c.out.Remove(i, is)
@@ -56,9 +56,9 @@ func (c *change) mendElement(i setIndex) func(is, want []byte) {
 	}
 }
 
-// mendStructure stages the differences of chains, rules and verdict maps. It removes foreign sets,
+// repairStructure stages the differences of chains, rules and verdict maps. It removes foreign sets,
 // and chains that no class and no shape of the state needs.
-func (c *change) mendStructure(snap *snapshot) int {
+func (c *change) repairStructure(snap *snapshot) int {
 	n := len(snap.Foreign)
 	for _, name := range snap.Foreign {
 		c.out.DeleteSet(name)
@@ -144,5 +144,5 @@ func (c *change) restructure(set func()) {
 	}
 	_, is.verdicts = c.structure()
 	set()
-	c.mendStructure(is)
+	c.repairStructure(is)
 }

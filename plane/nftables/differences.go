@@ -19,7 +19,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences implements mode.Looker. It reads the table on its own socket, and compares it with
+// Differences implements mode.Tracer. It reads the table on its own socket, and compares it with
 // the table that a Reset would write. It takes ids, slots and members as the kernel has them: only
 // what they refer to counts.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
@@ -29,9 +29,9 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		defer sock.Close()
 		rules := p.look.ruleset()
 		rules.node = want.Node
-		d := &differ{Teller: mode.NewTeller(ctx, func(d trace.Difference) bool { more = each(d); return more }), want: want,
+		d := &differ{Reporter: mode.NewReporter(ctx, func(d trace.Difference) bool { more = each(d); return more }), want: want,
 			reader: p.readerBy(sock, func() bool { return true }),
-			plane:  &Plane{ip: p.ip, rules: rules, maxSlots: p.maxSlots, pace: p.pace}}
+			plane:  &Plane{ip: p.ip, rules: rules, maxSlots: p.maxSlots, maxBatchWeight: p.maxBatchWeight}}
 		err = d.Done(d.all(ctx))
 	}
 	if err != nil {
@@ -43,13 +43,15 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
-// tellOf reports a difference that belongs to no frontend.
-func (d *differ) tellOf(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
+// reportOf reports a difference that belongs to no frontend.
+func (d *differ) reportOf(object, want, have string) error {
+	return d.Tell(lb.Key{}, object, want, have)
+}
 
 // differ compares a snapshot with the state that a plane would derive from it.
 type differ struct {
 	reader
-	*mode.Teller
+	*mode.Reporter
 	want  *lb.Table
 	plane *Plane // only computes
 	snap  *snapshot
@@ -66,7 +68,7 @@ type differ struct {
 
 func (d *differ) all(ctx context.Context) (err error) {
 	d.snap, err = d.structure(ctx)
-	if err != nil || !walk.CompareSets(d.Table, &d.snap.Kept, d.layout.sets[:], d.tellOf) {
+	if err != nil || !walk.CompareSets(d.Table, &d.snap.Kept, d.layout.sets[:], d.reportOf) {
 		return err
 	}
 	if err = d.elements(ctx, d.snap, allSets); err != nil {

@@ -39,7 +39,7 @@ func (d *differ) compareStructure(ctx context.Context) error {
 	optional := func(name string) bool {
 		return !slices.ContainsFunc(needed, func(n rule.Chain) bool { return n.Name == name })
 	}
-	if err := walk.CompareChains(ctx, d.Table, &d.snap.Kept, chains, optional, d.tellOf); err != nil {
+	if err := walk.CompareChains(ctx, d.Table, &d.snap.Kept, chains, optional, d.reportOf); err != nil {
 		return err
 	}
 	for i := range setCount {

@@ -15,7 +15,7 @@ type early struct {
 	sock   *wire.Socket
 	end    context.CancelFunc
 	done   chan struct{} // closed when snap and err are set
-	others uint32        // see [ownwrites.Ledger.Others]; taken before the reading
+	others uint32        // see [selfwrites.Ledger.Others]; taken before the reading
 	snap   *snapshot
 	err    error
 }

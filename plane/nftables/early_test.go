@@ -7,7 +7,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 	"kube-proxy/test/planetest"
 )
 
@@ -18,11 +18,11 @@ func TestReadEarly(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	for _, c := range []struct {
 		name  string
-		after func(t *testing.T, ours *ownwrites.Ledger)
+		after func(t *testing.T, ours *selfwrites.Ledger)
 		reads bool // the first Reset must read again: isDump compares the result
 	}{
-		{name: "nothing changes", after: func(*testing.T, *ownwrites.Ledger) {}},
-		{name: "the other family is written", after: func(t *testing.T, ours *ownwrites.Ledger) {
+		{name: "nothing changes", after: func(*testing.T, *selfwrites.Ledger) {}},
+		{name: "the other family is written", after: func(t *testing.T, ours *selfwrites.Ledger) {
 			p, err := New(Config{Family: lb.IPv6, Writes: ours})
 			if err != nil {
 				t.Fatal(err)
@@ -30,10 +30,10 @@ func TestReadEarly(t *testing.T) {
 			t.Cleanup(func() { p.Close() })
 			reset(t, p, (planetest.World{Family: lb.IPv6}).Table(2, 2))
 		}},
-		{name: "another process flushes a map", reads: true, after: func(t *testing.T, _ *ownwrites.Ledger) {
+		{name: "another process flushes a map", reads: true, after: func(t *testing.T, _ *selfwrites.Ledger) {
 			runNFT(t, "flush", "map", "ip", TableName, "backends")
 		}},
-		{name: "another process deletes the table", reads: true, after: func(t *testing.T, _ *ownwrites.Ledger) {
+		{name: "another process deletes the table", reads: true, after: func(t *testing.T, _ *selfwrites.Ledger) {
 			runNFT(t, "delete", "table", "ip", TableName)
 		}},
 	} {
@@ -45,7 +45,7 @@ func TestReadEarly(t *testing.T) {
 			want := dump(t, before)
 			before.Close()
 
-			ours := &ownwrites.Ledger{}
+			ours := &selfwrites.Ledger{}
 			p, err := New(Config{Family: lb.IPv4, Writes: ours})
 			if err != nil {
 				t.Fatal(err)

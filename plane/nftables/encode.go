@@ -121,7 +121,7 @@ func (c *change) encodeSet(rec []byte, was *setBefore, now *set) {
 		return
 	}
 	for _, i := range []setIndex{sMembers, sMemberBackends} {
-		c.mendSet(i, c.elements(was.set, i), c.elements(now, i))
+		c.repairSet(i, c.elements(was.set, i), c.elements(now, i))
 	}
 }
 

@@ -40,7 +40,7 @@ func reset(t testing.TB, p *Plane, want *lb.Table) plane.ResetResult {
 	return res
 }
 
-func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) {
+func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Conflict) {
 	t.Helper()
 	if _, err := p.Apply(context.Background(), changes); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 			tab.Replace(w.Full(100+i, 1000+10*i, 3, i%2, 0))
 		}
 		p := newPlane(t, w.Family)
-		p.pace = 10
+		p.maxBatchWeight = 10
 		res, err := p.Reset(t.Context(), tab)
 		later := res.Later
 		if err != nil || len(later) != 4*30 {
@@ -49,7 +49,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 	t.Run("cold", func(t *testing.T) {
 		inNetns(t)
 		p := newPlane(t, lb.IPv4)
-		p.pace = 10
+		p.maxBatchWeight = 10
 		if res, err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(20, 3)); err != nil || len(res.Later) > 0 {
 			t.Errorf("%d rows left for later, error %v: other modes may serve them", len(res.Later), err)
 		}

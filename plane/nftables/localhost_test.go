@@ -150,7 +150,7 @@ func (l *localhostLab) traced(proto lb.Proto, port uint16, want trace.Verdict) {
 	packet := trace.Packet{From: netip.AddrPortFrom(l.at, 0), Host: true, To: netip.AddrPortFrom(l.at, port), Here: true, Proto: proto}
 	a := trace.Ask(l.table, Mode().Trace(mode.Settings{LocalhostProxy: l.plane.localhost != nil}), packet)
 	l.On("node1", func() {
-		k, err := l.plane.Follow(l.t.Context(), packet)
+		k, err := l.plane.TracePacket(l.t.Context(), packet)
 		if err != nil {
 			l.t.Fatal(err)
 		}
@@ -345,7 +345,7 @@ func TestLocalhostPortTakenTN58(t *testing.T) {
 		t.Errorf("metrics: %v", got)
 	}
 	l.On("node1", func() {
-		k, err := l.plane.Follow(t.Context(), trace.Packet{From: to, Host: true, To: to, Here: true, Proto: lb.TCP})
+		k, err := l.plane.TracePacket(t.Context(), trace.Packet{From: to, Host: true, To: to, Here: true, Proto: lb.TCP})
 		if way := strings.Join(k.Way, " "); err != nil || k.Verdict != trace.Pass || !strings.Contains(way, "cannot listen at 127.0.0.1:30080") {
 			t.Errorf("%s: %q, %v", k.Verdict, way, err)
 		}

@@ -15,15 +15,15 @@ import (
 // ruleset returns the plane's ruleset without node and seed.
 func (l *layout) ruleset() *ruleset { return &ruleset{layout: *l} }
 
-// Follow implements mode.Looker. It reads the rules and elements that the packet meets on its own
+// TracePacket implements mode.Tracer. It reads the rules and elements that the packet meets on its own
 // socket, and evaluates them. So the answer describes the kernel, whatever this process believes to
 // be there.
-func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := p.look.follow(ctx, packet)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("nftables %s: follow a packet to %s: %w", p.look.IP.Family, packet.To, err)
 	}
-	return p.localhost.Follow(packet, k), nil
+	return p.localhost.TracePacket(packet, k), nil
 }
 
 // table returns the table in the form that a packet walk needs.

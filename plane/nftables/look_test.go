@@ -22,12 +22,12 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 
-var _ mode.Looker = (*Plane)(nil)
+var _ mode.Tracer = (*Plane)(nil)
 
 // looks is a plane with a table that has every kind of frontend.
 type looks struct {
@@ -79,7 +79,7 @@ func (l *looks) packets() map[string]trace.Packet {
 
 func (l *looks) follow(p trace.Packet) trace.Kernel {
 	l.t.Helper()
-	k, err := l.Follow(l.t.Context(), p)
+	k, err := l.TracePacket(l.t.Context(), p)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -161,13 +161,13 @@ func (l *looks) sabotage(what func(c *change)) {
 	defer s.Close()
 	c := l.newChange(newState(0))
 	what(c)
-	if _, err := s.Commit(l.t.Context(), &ownwrites.Ledger{}, c.out); err != nil {
+	if _, err := s.Commit(l.t.Context(), &selfwrites.Ledger{}, c.out); err != nil {
 		l.t.Fatalf("sabotage: %v", err)
 	}
 }
 
-// mend makes the plane repair the differences, after which nothing differs.
-func (l *looks) mend() {
+// repair makes the plane repair the differences, after which nothing differs.
+func (l *looks) repair() {
 	l.t.Helper()
 	reset(l.t, l.Plane, l.want)
 	if all := l.differences(); len(all) != 0 {
@@ -406,7 +406,7 @@ func TestSabotageByChange(t *testing.T) {
 			t.Log(c.name)
 			l.sabotage(c.do)
 			object := c.object
-			defer l.mend()
+			defer l.repair()
 			if strings.HasPrefix(object, "rule") { // Resets recognise it by its comment
 				defer l.sabotage(func(b *change) { b.out.FlushChain("cluster-3") })
 			}
@@ -452,7 +452,7 @@ func TestSabotageOfTheTable(t *testing.T) {
 	if k := l.follow(to); k.Verdict != trace.Pass || !strings.Contains(k.Way[0], "dormant") {
 		t.Errorf("%+v", k)
 	}
-	l.mend()
+	l.repair()
 	runNFT(t, "flush", "table", "ip", TableName)
 	runNFT(t, "delete", "set", "ip", TableName, "cluster-ips")
 	if d := l.named("set cluster-ips"); d.Have != "" {
@@ -478,19 +478,19 @@ func TestSabotageOfTheTable(t *testing.T) {
 	if k := l.follow(to); k.Verdict != trace.Pass {
 		t.Errorf("%+v", k)
 	}
-	l.mend()
+	l.repair()
 	if k := l.follow(to); k.Verdict != trace.Balance {
 		t.Errorf("%+v", k)
 	}
 	// Differences stops reporting when the callback returns false.
 	runNFT(t, "flush", "map", "ip", TableName, "services")
-	told := 0
-	if err := l.Differences(t.Context(), l.want, func(trace.Difference) bool { told++; return told < 3 }); err != nil || told != 3 {
-		t.Errorf("told %d times: %v", told, err)
+	reported := 0
+	if err := l.Differences(t.Context(), l.want, func(trace.Difference) bool { reported++; return reported < 3 }); err != nil || reported != 3 {
+		t.Errorf("told %d times: %v", reported, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := l.Follow(ctx, to); !errors.Is(err, context.Canceled) {
+	if _, err := l.TracePacket(ctx, to); !errors.Is(err, context.Canceled) {
 		t.Errorf("without time: %v", err)
 	}
 	if err := l.Differences(ctx, l.want, func(trace.Difference) bool { return true }); !errors.Is(err, context.Canceled) {
@@ -547,7 +547,7 @@ func TestLookBesideApply(t *testing.T) {
 				return
 			default:
 			}
-			k, err := l.Follow(t.Context(), trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP})
+			k, err := l.TracePacket(t.Context(), trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP})
 			if err != nil || k.Verdict != trace.Balance && k.Verdict != trace.Reject && k.Verdict != trace.Drop {
 				t.Errorf("beside writes: %+v, %v", k, err)
 			}
@@ -581,9 +581,9 @@ func TestFollowAffine(t *testing.T) {
 				for i := range 8 {
 					packet := trace.Packet{From: netip.AddrPortFrom(s.client(i), 0), To: netip.AddrPortFrom(s.vip(0), 80), Proto: lb.TCP}
 					var before, after trace.Kernel
-					s.On(netlab.Node1, func() { before, _ = s.p.Follow(t.Context(), packet) })
+					s.On(netlab.Node1, func() { before, _ = s.p.TracePacket(t.Context(), packet) })
 					pod := s.visit(i, 0)
-					s.On(netlab.Node1, func() { after, _ = s.p.Follow(t.Context(), packet) })
+					s.On(netlab.Node1, func() { after, _ = s.p.TracePacket(t.Context(), packet) })
 					if before.Affine.IsValid() || len(before.Backends) != 2 || after.Affine != netip.AddrPortFrom(pod, 8080) || answer(after) != answer(before) {
 						t.Errorf("client %d came to %s; before: %+v\nafter: %+v", i, pod, before, after)
 					}

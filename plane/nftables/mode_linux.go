@@ -44,8 +44,8 @@ func removeTables(ctx context.Context, what mode.Removal) (r mode.Report, err er
 	return r, err
 }
 
-// told records which notices the process has already got.
-type told struct {
+// reported records which notices the process has already got.
+type reported struct {
 	noHash bool
 	nearly bool // session affinity is nearly full
 }
@@ -53,8 +53,8 @@ type told struct {
 // Notices implements mode.Plane: it reports missing kernel features, and that session affinity is
 // nearly full.
 func (p *Plane) Notices() (all []mode.Notice) {
-	if !p.rules.hashes && !p.told.noHash {
-		p.told.noHash = true
+	if !p.rules.hashes && !p.reported.noHash {
+		p.reported.noHash = true
 		all = append(all, mode.Notice{Text: "this kernel lacks the nftables expression hash (CONFIG_NFT_HASH): with session affinity, clients of one Service can take the memory that those of others need"})
 	}
 	if shown := p.shown.Load(); shown == nil || shown.Entries != p.use.Entries || shown.Limit != p.use.Limit {
@@ -62,8 +62,8 @@ func (p *Plane) Notices() (all []mode.Notice) {
 		p.shown.Store(&use)
 	}
 	percent, busiest := p.use.Percent(), p.use.Busiest
-	if percent >= 80 && !p.told.nearly {
-		p.told.nearly = true
+	if percent >= 80 && !p.reported.nearly {
+		p.reported.nearly = true
 		all = append(all, mode.Notice{
 			Text: "the memory of session affinity is nearly full; when it is full, new clients are led by a hash of their address",
 			Args: []any{"percent", percent, "services", busiest},
@@ -72,7 +72,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 			},
 		})
 	}
-	p.told.nearly = p.told.nearly && percent >= 60
+	p.reported.nearly = p.reported.nearly && percent >= 60
 	return all
 }
 

@@ -24,12 +24,12 @@ func TestAffinityNearlyFull(t *testing.T) {
 		}
 		return all
 	}
-	var told, logged []string
+	var reported, logged []string
 	for _, entries := range []int{0, 79, 80, 100, 60, 99, 59, 79, 81} {
 		p.use = AffinityUse{Entries: entries, Limit: 100, Busiest: []string{"shop/web:http"}}
 		for _, n := range p.Notices() {
 			e := n.Event("n1")
-			told, logged = append(told, e.Reason+": "+e.Note), append(logged, n.Text)
+			reported, logged = append(reported, e.Reason+": "+e.Note), append(logged, n.Text)
 		}
 		if got := measured(); got[entriesMetric] != float64(entries) || got[limitMetric] != 100 {
 			t.Errorf("of %d entries the metrics say %v", entries, got)
@@ -40,8 +40,8 @@ func TestAffinityNearlyFull(t *testing.T) {
 	if got := measured(); len(got) != 1 {
 		t.Errorf("where it is not known the metrics say %v", got)
 	}
-	if len(told) != 2 || !strings.Contains(told[0], "IPv6 on node n1 is 80 % full; Services with the most clients: shop/web:http") || !strings.Contains(told[1], "is 81 % full") {
-		t.Errorf("told %q", told)
+	if len(reported) != 2 || !strings.Contains(reported[0], "IPv6 on node n1 is 80 % full; Services with the most clients: shop/web:http") || !strings.Contains(reported[1], "is 81 % full") {
+		t.Errorf("told %q", reported)
 	}
 	if len(logged) != 2 || !strings.Contains(logged[0], "nearly full") {
 		t.Errorf("logged %q", logged)

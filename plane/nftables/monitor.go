@@ -56,7 +56,7 @@ func startMonitor(l *layout, own *wire.Socket) (m *monitor, err error) {
 	for i := range m.defs {
 		m.index[m.defs[i].Name] = setIndex(i)
 	}
-	m.Monitor, err = wire.Watch(own, l.Proto, TableName, m.hear, m.ended, func() {
+	m.Monitor, err = wire.Watch(own, l.Proto, TableName, m.notice, m.ended, func() {
 		m.note(func(n *notes) { n.everything = true })
 		m.wake()
 	})
@@ -120,19 +120,19 @@ func (m *monitor) giveBack(old notes) {
 	m.wake()
 }
 
-// hear sorts one notification into the notes.
-func (m *monitor) hear(typ uint16, body []byte) {
+// notice sorts one notification into the notes.
+func (m *monitor) notice(typ uint16, body []byte) {
 	switch typ {
 	case unix.NFT_MSG_DELTABLE:
 		m.note(func(n *notes) { n.everything = true })
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-		m.hearElements(typ == unix.NFT_MSG_NEWSETELEM, body)
+		m.noticeElements(typ == unix.NFT_MSG_NEWSETELEM, body)
 	default:
 		m.note(func(n *notes) { n.structure = true })
 	}
 }
 
-func (m *monitor) hearElements(present bool, body []byte) {
+func (m *monitor) noticeElements(present bool, body []byte) {
 	i, ok := m.index[netlink.CStr(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
 	if !ok {
 		return // of a foreign set, which has its own note

@@ -18,7 +18,7 @@ import (
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/localhost"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // Config configures a plane.
@@ -30,7 +30,7 @@ type Config struct {
 	MasqueradeBit *int
 	// Writes is shared by the planes of this process in one network namespace. Nil means that this
 	// plane is the only one.
-	Writes *ownwrites.Ledger
+	Writes *selfwrites.Ledger
 	// CountServices enables counting connections by frontend.
 	CountServices bool
 	// LocalhostNodePorts makes TCP NodePorts answer at [lb.Node.Localhost], and rejects those of
@@ -46,19 +46,19 @@ type Config struct {
 // Plane holds one family's table in the kernel. Only one goroutine may call its methods at a time;
 // another may read [Plane.Drift].
 type Plane struct {
-	ip    rule.IP
-	rules *ruleset
-	sock  *wire.Socket
-	mon   *monitor
-	early *early // nil after the first Reset
-	ours  *ownwrites.Ledger
-	st    *state // nil before the first Reset
-	trust trust
-	stats Stats
-	use   AffinityUse
-	shown atomic.Pointer[AffinityUse] // the values that Measure reports
-	told  told
-	look  layout
+	ip       rule.IP
+	rules    *ruleset
+	sock     *wire.Socket
+	mon      *monitor
+	early    *early // nil after the first Reset
+	ours     *selfwrites.Ledger
+	st       *state // nil before the first Reset
+	trust    trust
+	stats    Stats
+	use      AffinityUse
+	shown    atomic.Pointer[AffinityUse] // the values that Measure reports
+	reported reported
+	look     layout
 	// counters is nil without counting, and localhost and rejected are nil without localhost
 	// NodePorts.
 	counters, rejected *counters
@@ -67,7 +67,7 @@ type Plane struct {
 	// The maximum number of elements to dump, to audit and to load at once, and of backends in a
 	// set. Only tests change them.
 	bigMap, window, loadStep, maxSlots int
-	pace                               int
+	maxBatchWeight                     int
 	cycle                              cycle
 }
 
@@ -137,10 +137,10 @@ func offline(cfg Config) (*Plane, error) {
 	}
 	f := rule.IPOf(cfg.Family)
 	return &Plane{
-		ip: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}),
+		ip: f, ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{}),
 		rules: &ruleset{layout: layout{IP: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces,
 			counts: cfg.CountServices, localhost: cfg.LocalhostNodePorts}},
-		bigMap: bigMap, window: auditWindow, loadStep: loadStep, maxSlots: maxSlots, pace: pace,
+		bigMap: bigMap, window: auditWindow, loadStep: loadStep, maxSlots: maxSlots, maxBatchWeight: maxBatchWeight,
 	}, nil
 }
 

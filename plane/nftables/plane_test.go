@@ -108,8 +108,8 @@ func name(w planetest.World, i int) string { o, _ := w.ClusterIP(i, 0, 0); retur
 
 func apply2(t testing.TB, p *Plane, tab *lb.Table, o lb.Owner, fronts []*lb.Frontend) {
 	t.Helper()
-	changes, contests := tab.Replace(o, fronts)
-	apply(t, p, changes, contests)
+	changes, conflicts := tab.Replace(o, fronts)
+	apply(t, p, changes, conflicts)
 }
 
 // The messages and bytes of a change do not depend on the number of services.

@@ -54,8 +54,8 @@ func TestPatchOfManyPorts(t *testing.T) {
 				t.Errorf("%d ports: %d bytes were sent for one slot of each", ports, sent.Bytes)
 			}
 		}
-		if mended, err := p.Audit(t.Context(), true); err != nil || mended > 0 {
-			t.Errorf("%d ports: an audit repaired %d elements: %v", ports, mended, err)
+		if repaired, err := p.Audit(t.Context(), true); err != nil || repaired > 0 {
+			t.Errorf("%d ports: an audit repaired %d elements: %v", ports, repaired, err)
 		}
 		p.Close()
 	}

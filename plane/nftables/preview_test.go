@@ -52,9 +52,9 @@ func proveRendering(t *testing.T, f lb.Family, want *lb.Table, text string) {
 	}
 	p := newPlane(t, f)
 	reset(t, p, want)
-	mended, err := p.Audit(t.Context(), true)
-	if s := p.Stats(); s.Messages != 0 || mended != 0 || err != nil {
-		t.Errorf("a plane on top of the text sends %+v, and repairs %d: %v\n%s", s, mended, err, text)
+	repaired, err := p.Audit(t.Context(), true)
+	if s := p.Stats(); s.Messages != 0 || repaired != 0 || err != nil {
+		t.Errorf("a plane on top of the text sends %+v, and repairs %d: %v\n%s", s, repaired, err, text)
 	}
 	dump(t, p)
 	sameSets(t, p)
@@ -104,9 +104,9 @@ func TestRenderScenarios(t *testing.T) {
 // textPlane is a plane whose Reset goes through Render and nft.
 type textPlane struct{ *Plane }
 
-// Looker returns nil: nft expresses rules in other words than the plane, so numbers read from the
+// Tracer returns nil: nft expresses rules in other words than the plane, so numbers read from the
 // kernel do not match (ADR 0056).
-func (textPlane) Looker() planetest.Looker { return nil }
+func (textPlane) Tracer() planetest.Tracer { return nil }
 
 func (p textPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	text, err := Render(Config{Family: p.ip.Family}, want)

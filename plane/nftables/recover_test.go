@@ -16,7 +16,7 @@ import (
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 	"kube-proxy/test/planetest"
 )
 
@@ -50,7 +50,7 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 }
 
 // A full audit of a large table compares a part of it, and keeps the notes about the rest.
-func TestFullAuditMendsWhatWasHeard(t *testing.T) {
+func TestFullAuditRepairsNoticedDrift(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		p := newPlane(t, w.Family)
@@ -64,7 +64,7 @@ func TestFullAuditMendsWhatWasHeard(t *testing.T) {
 		runNFT(t, fmt.Sprintf(`delete element %[1]s kube-proxy backends { %[2]d . 1 }
 			add element %[1]s kube-proxy services { %[3]s . tcp . 80 : 0x4 }
 			add element %[1]s kube-proxy equal-bytes { 1 . 2 }`, fam, id, foreign))
-		heard(t, p)
+		noticed(t, p)
 		if n, err := p.Audit(t.Context(), true); err != nil || n < 3 {
 			t.Errorf("repaired %d, error %v", n, err)
 		}
@@ -81,14 +81,14 @@ func TestFailedAuditRemembers(t *testing.T) {
 	reset(t, p, tab)
 	want := dump(t, p)
 	runNFT(t, "flush map ip kube-proxy services; flush chain ip kube-proxy cluster")
-	heard(t, p)
+	noticed(t, p)
 	sock := p.sock
 	p.sock = closedSocket(t)
 	if _, err := p.Audit(t.Context(), false); err == nil {
 		t.Fatal("an audit without a socket did not fail")
 	}
 	p.sock = sock
-	heard(t, p)
+	noticed(t, p)
 	if n, err := p.Audit(t.Context(), false); err != nil || n != 6 {
 		t.Errorf("repaired %d, error %v", n, err)
 	}
@@ -117,7 +117,7 @@ func TestResetWithWhatCannotBeSeen(t *testing.T) {
 		fam := nftFamily(w.Family)
 		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
 		runNFT(t, fmt.Sprintf(`add element %s kube-proxy backends { %d . 3 : %s . 99 }`, fam, id, w.Addr(9, 9)))
-		heard(t, p)
+		noticed(t, p)
 		tab.Replace(w.ClusterIP(2, 200, 4))
 		for try := range 2 {
 			if _, err := p.Reset(t.Context(), tab); !errors.Is(err, plane.ErrStateLost) {
@@ -153,7 +153,7 @@ func busyNeighbour(t *testing.T) {
 			}
 			tr := wire.NewTransaction(unix.NFPROTO_IPV4, "neighbour", []wire.Set{{Name: "s", Key: wire.Fields{wire.MarkField}}})
 			tr.Add(0, wire.AppendNumber(nil, i))
-			if _, err := s.Commit(context.Background(), &ownwrites.Ledger{}, tr); err != nil {
+			if _, err := s.Commit(context.Background(), &selfwrites.Ledger{}, tr); err != nil {
 				t.Error(err)
 				return
 			}
@@ -180,7 +180,7 @@ func TestBusyNeighbour(t *testing.T) {
 	runNFT(t, "flush chain ip kube-proxy cluster; flush map ip kube-proxy services")
 	// The notifications arrive in several messages, the rules first.
 	for repaired := 0; repaired < 2000; {
-		heard(t, p)
+		noticed(t, p)
 		n, err := p.Audit(t.Context(), false)
 		if err != nil {
 			t.Fatalf("audit after %d repairs: %v", repaired, err)

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // translating lists the chains, ours and upstream's, that choose backends for new connections.
@@ -95,6 +95,6 @@ func hasTable(ctx context.Context, s *wire.Socket, proto byte, name string) (boo
 func transact(ctx context.Context, s *wire.Socket, ip rule.IP, table string, stage func(t *wire.Transaction)) error {
 	t := wire.NewTransaction(ip.Proto, table, nil)
 	stage(t)
-	_, err := s.Commit(ctx, &ownwrites.Ledger{}, t)
+	_, err := s.Commit(ctx, &selfwrites.Ledger{}, t)
 	return err
 }

@@ -19,12 +19,12 @@ import (
 	"kube-proxy/plane"
 )
 
-// pace is the weight that an Apply can write in a fraction of a second, see [lb.Weight]. Only tests
+// maxBatchWeight is the weight that an Apply can write in a fraction of a second, see [lb.Weight]. Only tests
 // change it.
-const pace = 15_000
+const maxBatchWeight = 15_000
 
-// Pace returns the recommended maximum weight of an Apply.
-func (p *Plane) Pace() int { return p.pace }
+// MaxBatchWeight returns the recommended maximum weight of an Apply.
+func (p *Plane) MaxBatchWeight() int { return p.maxBatchWeight }
 
 // trust is the degree to which a reading of our table is complete. Another program may have added
 // objects that no reading shows, such as an element of a map that is read by key. The kernel then
@@ -148,7 +148,7 @@ func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows i
 	c = p.newChange(st)
 	c.out.Generation = gen
 	if snap.ours {
-		c.mend(snap, allSets)
+		c.repair(snap, allSets)
 		return c, refused, nil
 	}
 	if snap.Present {
@@ -217,7 +217,7 @@ func (p *Plane) postpone(served map[lb.Key]bool, want *lb.Table) (now iter.Seq[*
 			total += weight.Of(f)
 		}
 	}
-	if total <= p.pace {
+	if total <= p.maxBatchWeight {
 		return want.All(), nil
 	}
 	slices.SortFunc(later, func(a, b lb.Key) int {

@@ -39,7 +39,7 @@ func TestSilentKernelWhenWriting(t *testing.T) {
 	p := newPlane(t, w.Family)
 	tab := w.Table(3, 2)
 	reset(t, p, tab)
-	p.sock.Patience = time.Hour
+	p.sock.Timeout = time.Hour
 	changes, _ := tab.Replace(w.ClusterIP(3, 50, 3))
 	for _, write := range []struct {
 		what string
@@ -65,7 +65,7 @@ func TestSilentKernelWhenWriting(t *testing.T) {
 			t.Error(err)
 		}
 		runNFT(t, "add chain ip kube-proxy strange")
-		heard(t, p)
+		noticed(t, p)
 		if n := p.mon.take(); !n.structure || len(n.elements) > 0 || n.everything {
 			t.Errorf("after %s the monitor heard %+v, want the strange chain alone", write.what, n)
 		}

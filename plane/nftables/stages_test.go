@@ -15,7 +15,7 @@ func TestLargeSetsInStages(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		p := newPlane(t, w.Family)
-		p.pace = 100
+		p.maxBatchWeight = 100
 		tab := w.Table(3, 2)
 		reset(t, p, tab)
 		for _, step := range []struct {

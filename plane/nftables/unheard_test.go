@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 	"kube-proxy/test/planetest"
 )
 
 // While one family writes a large batch, the other does not listen either: else the kernel would
 // write a notification of each element, and lose most of them. Afterwards both receive
 // notifications again.
-func TestLargeBatchUnheard(t *testing.T) {
+func TestLargeBatchUnnoticed(t *testing.T) {
 	inNetns(t)
 	four, six := bothPlanes(t)
 	planes := map[string]*Plane{"ip": four, "ip6": six}
@@ -33,13 +33,13 @@ func TestLargeBatchUnheard(t *testing.T) {
 		default:
 		}
 		runNFT(t, "flush set "+fam+" kube-proxy cluster-ips")
-		for mended := 0; mended < 3_000; { // the notifications arrive in several messages
+		for repaired := 0; repaired < 3_000; { // the notifications arrive in several messages
 			<-p.Drift()
 			n, err := p.Audit(t.Context(), false)
 			if err != nil {
-				t.Fatalf("%s: after %d elements were repaired: %v", fam, mended, err)
+				t.Fatalf("%s: after %d elements were repaired: %v", fam, repaired, err)
 			}
-			mended += n
+			repaired += n
 		}
 	}
 }
@@ -48,7 +48,7 @@ func TestLargeBatchUnheard(t *testing.T) {
 func TestForeignChangeDuringLargeBatch(t *testing.T) {
 	inNetns(t)
 	p, q := bothPlanes(t)
-	err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.Generation(t.Context()) }, func() error {
+	err := p.ours.WriteUnnoticed(func() (uint32, error) { return p.sock.Generation(t.Context()) }, func() error {
 		runNFT(t, "add table ip others; add table ip more")
 		runNFT(t, "add table ip third")
 		return nil
@@ -66,7 +66,7 @@ func TestForeignChangeDuringLargeBatch(t *testing.T) {
 // bothPlanes returns the planes of a process, which share a ledger of writes.
 func bothPlanes(t *testing.T) (four, six *Plane) {
 	t.Helper()
-	var ours ownwrites.Ledger
+	var ours selfwrites.Ledger
 	var planes [2]*Plane
 	for i, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		p, err := New(Config{Family: f, Writes: &ours})
@@ -86,7 +86,7 @@ func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.Generation(t.Context()) }, func() error { return nil }); err != nil {
+	if err := p.ours.WriteUnnoticed(func() (uint32, error) { return p.sock.Generation(t.Context()) }, func() error { return nil }); err != nil {
 		t.Error(err) // its socket is closed
 	}
 }

@@ -81,7 +81,7 @@ func TestUnusedChainDamaged(t *testing.T) {
 				}
 
 				runNFT(t, strings.ReplaceAll(damage(u), " T ", " ip kube-proxy "))
-				heard(t, p)
+				noticed(t, p)
 				p = look(t, p, tab)
 				differsNowhere(t, p, tab)
 				come(t, p, tab)

@@ -19,12 +19,12 @@ func realKernel(t testing.TB) planetest.Kernel {
 		Slow: func(f lb.Family) (planetest.Plane, error) {
 			p, err := New(Config{Family: f})
 			if err == nil {
-				p.pace = 10
+				p.maxBatchWeight = 10
 			}
 			return p, err
 		},
-		Damage: damage,
-		Wipe:   func(f lb.Family) error { return runScript("flush ruleset " + nftFamily(f)) },
-		Told:   true,
+		Damage:   damage,
+		Wipe:     func(f lb.Family) error { return runScript("flush ruleset " + nftFamily(f)) },
+		Reported: true,
 	}
 }

@@ -72,7 +72,7 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 		}
 		return false
 	}
-	s := step{key: k, old: old, new: r, writes: old == nil || !old.told || !equalLeads(old.lead, r.lead)}
+	s := step{key: k, old: old, new: r, writes: old == nil || !old.reported || !equalLeads(old.lead, r.lead)}
 	if s.writes {
 		b.set = append(b.set, r.lead)
 	}
@@ -84,14 +84,14 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 
 // end releases what is not needed any more. If the redirector failed, it keeps everything that the
 // kernel may still lead to.
-func (b *batch) end(told bool) {
+func (b *batch) end(reported bool) {
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
 	for _, s := range b.steps {
 		switch {
-		case told || !s.writes:
+		case reported || !s.writes:
 			if s.new != nil {
-				s.new.told = true
+				s.new.reported = true
 			} else {
 				delete(b.p.rows, s.key)
 			}
@@ -99,7 +99,7 @@ func (b *batch) end(told bool) {
 				b.p.release(s.old)
 			}
 		case s.new == nil:
-			s.old.told = false
+			s.old.reported = false
 		case s.old != nil:
 			s.new.inherit(s.old)
 		}

@@ -26,8 +26,8 @@ type kind struct {
 	// damage changes what the redirector has in the kernel, as somebody with our rights could; wipe removes everything.
 	damage func(lb.Family, *rand.Rand) error
 	wipe   func(lb.Family) error
-	// told: the redirector hears of what others do.
-	told bool
+	// reported: the redirector hears of what others do.
+	reported bool
 }
 
 var kinds = []kind{
@@ -107,11 +107,11 @@ func TestVerbs(t *testing.T) {
 					Slow: func(f lb.Family) (planetest.Plane, error) {
 						p, err := next(f)
 						if err == nil {
-							p.(*Plane).pace = 10
+							p.(*Plane).maxBatchWeight = 10
 						}
 						return p, err
 					},
-					Damage: k.damage, Wipe: k.wipe, Told: k.told, Balances: true,
+					Damage: k.damage, Wipe: k.wipe, Reported: k.reported, Balances: true,
 				}
 			})
 		})

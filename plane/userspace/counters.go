@@ -18,22 +18,22 @@ type counters struct {
 	of   map[*counter]struct{}
 	// gone are the counters of service ports without rows, until they have been read.
 	gone []*counter
-	// rest is the sum of unread counters that are gone, beyond mostGone.
+	// rest is the sum of unread counters that are gone, beyond maxGone.
 	rest uint64
 }
 
-// mostGone is how many counters wait to be read.
-const mostGone = 1 << 16
+// maxGone is how many counters wait to be read.
+const maxGone = 1 << 16
 
 // restNumber is the number of counters.rest.
 const restNumber = 1
 
 // counter is that of a service port.
 type counter struct {
-	number uint64
-	port   string
-	led    atomic.Uint64
-	told   uint64 // of led; guarded by counters.mu
+	number   uint64
+	port     string
+	led      atomic.Uint64
+	reported uint64 // of led; guarded by counters.mu
 }
 
 // open returns a counter of a service port; nil if nothing is counted.
@@ -61,11 +61,11 @@ func (c *counters) close(n *counter) {
 	defer c.mu.Unlock()
 	delete(c.of, n)
 	switch led := n.led.Load(); {
-	case led == n.told:
-	case len(c.gone) < mostGone:
+	case led == n.reported:
+	case len(c.gone) < maxGone:
 		c.gone = append(c.gone, n)
 	default:
-		c.rest += led - n.told
+		c.rest += led - n.reported
 	}
 }
 
@@ -80,8 +80,8 @@ func (c *counters) read() []mode.Count {
 		}
 	}
 	for n := range c.of {
-		n.told = n.led.Load()
-		tell(n.number, n.port, n.told)
+		n.reported = n.led.Load()
+		tell(n.number, n.port, n.reported)
 	}
 	for _, n := range c.gone {
 		tell(n.number, n.port, n.led.Load())

@@ -46,7 +46,7 @@ func TestCounters(t *testing.T) {
 		m.ask(5)
 		planetest.WantCounted(t, p, "both", map[string]uint64{one: 5, two: 5})
 
-		apply1 := func(changes []lb.Change, _ []lb.Contest) { apply(t, p, changes, nil) }
+		apply1 := func(changes []lb.Change, _ []lb.Conflict) { apply(t, p, changes, nil) }
 		_, other := world.ClusterIP(0, 1, 9)
 		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, other))
 		m.ask(1)
@@ -70,11 +70,11 @@ func TestCounters(t *testing.T) {
 }
 
 // What nobody reads is bounded, and its sum is right all the same.
-func TestCountersThatNobodyReads(t *testing.T) {
+func TestUnreadCounters(t *testing.T) {
 	c := counters{on: true}
 	kept := c.open("shop/kept")
 	kept.led.Add(1)
-	const n = mostGone + 1000
+	const n = maxGone + 1000
 	for i := range n {
 		one := c.open(fmt.Sprintf("shop/%d", i))
 		one.led.Add(2)

@@ -145,17 +145,17 @@ func (c *fakeRedirector) Probe(ctx context.Context) error { return errors.Join(c
 
 func (c *fakeRedirector) Drift() <-chan struct{} { return c.drift }
 
-func (c *fakeRedirector) Audit(ctx context.Context, _ bool) (mended int, err error) {
+func (c *fakeRedirector) Audit(ctx context.Context, _ bool) (repaired int, err error) {
 	if err := errors.Join(ctx.Err(), c.there()); err != nil {
 		return 0, err
 	}
 	for k, l := range c.want {
 		if !equalLeads(c.leads[k], l) {
 			c.leads[k] = l
-			mended++
+			repaired++
 		}
 	}
-	return mended, nil
+	return repaired, nil
 }
 
 func (c *fakeRedirector) dump(name func(port) string) string {

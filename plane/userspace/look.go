@@ -13,8 +13,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// errNoLooker means that the redirector's state cannot be read, as on Windows.
-var errNoLooker = errors.New("what redirects packets here cannot be asked")
+// errNoTracer means that the redirector's state cannot be read, as on Windows.
+var errNoTracer = errors.New("what redirects packets here cannot be asked")
 
 // TraceMode returns what [trace.Ask] must know of the mode with this redirector.
 func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
@@ -28,15 +28,15 @@ func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 	return m
 }
 
-// Follow is part of mode.Looker. The redirector returns the listener that the kernel leads the
+// TracePacket is part of mode.Tracer. The redirector returns the listener that the kernel leads the
 // packet to, and the listener its next backends. Follow holds no lock of the plane while it reads
 // the kernel.
-func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	look, ok := p.redirect.(redirect.Looker)
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	look, ok := p.redirect.(redirect.Tracer)
 	if !ok {
-		return trace.Kernel{}, fmt.Errorf("userspace: %w", errNoLooker)
+		return trace.Kernel{}, fmt.Errorf("userspace: %w", errNoTracer)
 	}
-	k, err := look.Follow(ctx, packet)
+	k, err := look.TracePacket(ctx, packet)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("userspace: follow a packet to %s: %w", packet.To, err)
 	}
@@ -55,13 +55,13 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	state := turns.Look(packet.From.Addr())
 	if k.Verdict = trace.Reject; len(state.Turns) > 0 {
 		k.Verdict, k.Masquerade = trace.Balance, true
-		tellTurns(&k, state)
+		reportTurns(&k, state)
 	}
 	return k, nil
 }
 
-// tellTurns reports the next backends.
-func tellTurns(k *trace.Kernel, state balance.State) {
+// reportTurns reports the next backends.
+func reportTurns(k *trace.Kernel, state balance.State) {
 	const most = 8
 	failing := 0
 	for _, t := range state.Turns {
@@ -84,12 +84,12 @@ func tellTurns(k *trace.Kernel, state balance.State) {
 	}
 }
 
-// Differences is part of mode.Looker: it compares the redirector's state in the kernel and the
+// Differences is part of mode.Tracer: it compares the redirector's state in the kernel and the
 // listeners of this process with the table.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
-	look, ok := p.redirect.(redirect.Looker)
+	look, ok := p.redirect.(redirect.Tracer)
 	if !ok {
-		return fmt.Errorf("userspace: %w", errNoLooker)
+		return fmt.Errorf("userspace: %w", errNoTracer)
 	}
 	enough := false
 	tell := func(d trace.Difference) bool {

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/trace"
 )
 
-var _ mode.Looker = (*Plane)(nil)
+var _ mode.Tracer = (*Plane)(nil)
 
 // What leads to the proxy may go, or the listener may: Follow says what becomes of packets then, and Differences names what it is, in each way to
 // redirect.
@@ -59,7 +59,7 @@ func TestLookSabotage(t *testing.T) {
 				}
 			}
 			packet := trace.Packet{From: netip.MustParseAddrPort("10.1.1.12:0"), In: "vethpod2", To: to, Proto: lb.TCP}
-			got, err := p.Follow(t.Context(), packet)
+			got, err := p.TracePacket(t.Context(), packet)
 			if err != nil || got.Verdict != c.becomes || c.becomes == trace.Balance && (len(got.Backends) != 2 || got.Backends[0].Share != 0.5) {
 				t.Errorf("%s, %q: %+v, %v\n%s", k.name, c.do, got.Verdict, err, strings.Join(got.Way, "\n"))
 			}
@@ -71,7 +71,7 @@ func TestLookSabotage(t *testing.T) {
 				t.Errorf("%s, %q: differences: %v\n%s", k.name, c.do, err, all)
 			}
 			if c.do == "" {
-				lookAtBackends(t, p, packet)
+				inspectAtBackends(t, p, packet)
 			}
 			if err := p.Close(); err != nil {
 				t.Error(err)
@@ -80,15 +80,15 @@ func TestLookSabotage(t *testing.T) {
 	}
 }
 
-// lookAtBackends has a backend fail, of which Follow says that it is tried last, and the listener go, which both name.
-func lookAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
+// inspectAtBackends has a backend fail, of which Follow says that it is tried last, and the listener go, which both name.
+func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 	t.Helper()
 	table, _, _ := planetest.Shop(lb.IPv4)
 	for _, s := range p.services {
 		for _, set := range s.sets {
 			dead, _ := set.turns.Pick(relay.Client{Addr: packet.From}, nil)
 			set.turns.Dialled(relay.Client{Addr: packet.From}, dead, syscall.ECONNREFUSED)
-			k, err := p.Follow(t.Context(), packet)
+			k, err := p.TracePacket(t.Context(), packet)
 			if err != nil || len(k.Backends) != 2 || !strings.Contains(strings.Join(k.Way, "\n"), "backend "+dead.String()+" could not be reached") {
 				t.Errorf("%s fails: %+v, %v", dead, k, err)
 			}
@@ -103,7 +103,7 @@ func lookAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 	for _, d := range doors {
 		delete(d.of.doors, d.doorway)
 	}
-	k, err := p.Follow(t.Context(), packet)
+	k, err := p.TracePacket(t.Context(), packet)
 	if err != nil || k.Verdict == trace.Balance || !strings.Contains(strings.Join(k.Way, "\n"), "no listener of this process") {
 		t.Errorf("without listeners: %+v, %v", k, err)
 	}

@@ -10,7 +10,7 @@ import (
 
 // notices are one-time messages to the operator.
 type notices struct {
-	redirect bool               // told which redirect there is, and why
+	redirect bool               // reported which redirect there is, and why
 	guard    bool               // told that the ports of listeners are not guarded
 	port     error              // the last that says that no port is left
 	ports    bool               // and it was told

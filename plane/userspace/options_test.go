@@ -36,19 +36,19 @@ func FuzzPortRange(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		told := ""
+		reported := ""
 		o := defaults()
 		o.PortRange = s
-		o.check(&option.Report{Wrong: func(path, value, want string) { told += fmt.Sprintf("%s: %q: %.15s", path, value, want) }})
+		o.check(&option.Report{Wrong: func(path, value, want string) { reported += fmt.Sprintf("%s: %q: %.15s", path, value, want) }})
 		first, last, ok := portRange(s)
 		if !ok {
-			if told != fmt.Sprintf("portRange: %q: want first-last", s) {
-				t.Errorf("%q is told as %q", s, told)
+			if reported != fmt.Sprintf("portRange: %q: want first-last", s) {
+				t.Errorf("%q is told as %q", s, reported)
 			}
 			return
 		}
-		if told != "" || first > last || first == 0 && last != 0 {
-			t.Fatalf("%q: %d to %d, %s", s, first, last, told)
+		if reported != "" || first > last || first == 0 && last != 0 {
+			t.Fatalf("%q: %d to %d, %s", s, first, last, reported)
 		}
 		for _, same := range []string{fmt.Sprintf("%d-%d", first, last), fmt.Sprintf("%d+%d", first, last-first)} {
 			if a, b, ok := portRange(same); !ok || a != first || b != last {

@@ -54,9 +54,9 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// pace is the most that an Apply should weigh: opening listeners takes most of its time, about 30
+// maxBatchWeight is the most that an Apply should weigh: opening listeners takes most of its time, about 30
 // µs for each.
-const pace = 2000
+const maxBatchWeight = 2000
 
 // Plane serves one family. One goroutine at a time may call its methods; another one may call
 // Drift, Measure, Answers and Drain.
@@ -65,13 +65,13 @@ type Plane struct {
 	relay    relayer
 	redirect redirect.Redirector
 	// addresses is redirect where listeners are at service addresses; nil where rules redirect.
-	addresses redirect.AtAddresses
-	balance   *balance.Balance
-	origins   *balance.Origins
-	ports     *ports
-	pace      int
-	own       ownAddresses
-	closeOwn  func() error // closes what origins ask
+	addresses      redirect.AtAddresses
+	balance        *balance.Balance
+	origins        *balance.Origins
+	ports          *ports
+	maxBatchWeight int
+	own            ownAddresses
+	closeOwn       func() error // closes what origins ask
 
 	counters counters
 	tell     notices
@@ -160,7 +160,7 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 	}
 	p := &Plane{
 		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own), ports: newPorts(cfg.FirstPort, cfg.LastPort),
-		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
+		maxBatchWeight: maxBatchWeight, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
 	}
 	p.addresses, _ = cfg.Redirector.(redirect.AtAddresses)
 	p.closeOwn = func() error { return nil }
@@ -181,8 +181,8 @@ func (p *Plane) avoids() func(netip.AddrPort) bool {
 	return nil
 }
 
-// Pace is the most that an Apply should weigh.
-func (p *Plane) Pace() int { return p.pace }
+// MaxBatchWeight is the most that an Apply should weigh.
+func (p *Plane) MaxBatchWeight() int { return p.maxBatchWeight }
 
 // Drift has a value when another program may have changed the rules or addresses that redirect.
 func (p *Plane) Drift() <-chan struct{} { return p.redirect.Drift() }

@@ -47,7 +47,7 @@ func begin(t testing.TB, m *machine, cfg Config, want *lb.Table) *Plane {
 	return p
 }
 
-func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) (written bool) {
+func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Conflict) (written bool) {
 	t.Helper()
 	res, err := p.Apply(context.Background(), changes)
 	if err != nil {

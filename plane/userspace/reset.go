@@ -54,7 +54,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	used := 0
 	for _, f := range fresh {
 		w := max(1, weight.Of(f))
-		if used > 0 && used+w > p.pace || !b.change(f.Key, f, noPorts) {
+		if used > 0 && used+w > p.maxBatchWeight || !b.change(f.Key, f, noPorts) {
 			res.Later = append(res.Later, f.Key)
 			continue
 		}
@@ -83,7 +83,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		return plane.ResetResult{}, p.lost("reset", err)
 	}
 	for _, k := range later {
-		p.rows[k].told = false
+		p.rows[k].reported = false
 		res.Later = append(res.Later, k)
 	}
 	return res, nil
@@ -133,7 +133,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 }
 
 // Audit has the redirector compare the kernel with the applied state, and repair it.
-func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
+func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("userspace: audit: %w", err)
 	}
@@ -141,6 +141,6 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if !p.ready {
 		return 0, err // what is wanted may no longer be
 	}
-	mended, audit := p.redirect.Audit(ctx, full)
-	return mended + moved, errors.Join(err, p.lost("audit", audit))
+	repaired, audit := p.redirect.Audit(ctx, full)
+	return repaired + moved, errors.Join(err, p.lost("audit", audit))
 }

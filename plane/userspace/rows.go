@@ -18,8 +18,8 @@ type row struct {
 	f *lb.Frontend
 	// lead is the redirector's entry. told: the redirector has taken it; otherwise the kernel may
 	// have this one, an older one, or none.
-	lead redirect.Entry
-	told bool
+	lead     redirect.Entry
+	reported bool
 	// sets and doors are those that the row needs, each once for each reason.
 	sets  []*set
 	doors []*door

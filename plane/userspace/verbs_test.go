@@ -117,7 +117,7 @@ func (k *memory) kernel() planetest.Kernel {
 		Slow: func(f lb.Family) (planetest.Plane, error) {
 			p, err := k.start(f)
 			if err == nil {
-				p.(*Plane).pace = 10
+				p.(*Plane).maxBatchWeight = 10
 			}
 			return p, err
 		},
@@ -141,6 +141,6 @@ func (k *memory) kernel() planetest.Kernel {
 			return nil
 		},
 		Balances: true,
-		Told:     true,
+		Reported: true,
 	}
 }

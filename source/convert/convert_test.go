@@ -43,11 +43,11 @@ func base(edit func(*core.Service)) *core.Service {
 func TestService(t *testing.T) {
 	proxy, vip := core.LoadBalancerIPModeProxy, core.LoadBalancerIPModeVIP
 	for _, c := range []struct {
-		name string // row and subject
-		edit func(*core.Service)
-		get  func(*cluster.Service) any
-		want any
-		told string // part of the only problem
+		name     string // row and subject
+		edit     func(*core.Service)
+		get      func(*cluster.Service) any
+		want     any
+		reported string // part of the only problem
 	}{
 		{"created", func(s *core.Service) {}, func(s *cluster.Service) any { return s.Created }, int64(1700000000), ""},
 		{"no created", func(s *core.Service) { s.CreationTimestamp = metav1.Time{} }, func(s *cluster.Service) any { return s.Created }, int64(0), ""},
@@ -135,25 +135,25 @@ func TestService(t *testing.T) {
 			func(s *cluster.Service) any { return s.Type }, cluster.TypeClusterIP, `spec.type: "Magic"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, told := Service(base(c.edit))
+			got, reported := Service(base(c.edit))
 			if got == nil {
 				t.Fatal("not selected")
 			}
 			if x := c.get(got); !reflect.DeepEqual(x, c.want) {
 				t.Errorf("got %v, want %v", x, c.want)
 			}
-			checkTold(t, told, c.told)
+			checkReported(t, reported, c.reported)
 		})
 	}
 }
 
-func checkTold(t *testing.T, told []Problem, want string) {
+func checkReported(t *testing.T, reported []Problem, want string) {
 	t.Helper()
 	switch {
-	case want == "" && len(told) > 0:
-		t.Errorf("told %v", told)
-	case want != "" && (len(told) != 1 || !strings.Contains(told[0].String(), want)):
-		t.Errorf("told %v, want %q", told, want)
+	case want == "" && len(reported) > 0:
+		t.Errorf("told %v", reported)
+	case want != "" && (len(reported) != 1 || !strings.Contains(reported[0].String(), want)):
+		t.Errorf("told %v, want %q", reported, want)
 	}
 }
 
@@ -182,9 +182,9 @@ func TestSelected(t *testing.T) {
 	} {
 		labels := map[string]string{c.label: "", discovery.LabelServiceName: "web"}
 		svc, _ := Service(base(func(s *core.Service) { s.Labels = labels }))
-		sl, told := Slice(&discovery.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: labels}, AddressType: "IPv4"})
-		if (svc != nil) != c.service || (sl != nil) != c.slice || len(told) > 0 {
-			t.Errorf("%s: service %v, slice %v, told %v", c.label, svc != nil, sl != nil, told)
+		sl, reported := Slice(&discovery.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: labels}, AddressType: "IPv4"})
+		if (svc != nil) != c.service || (sl != nil) != c.slice || len(reported) > 0 {
+			t.Errorf("%s: service %v, slice %v, told %v", c.label, svc != nil, sl != nil, reported)
 		}
 	}
 }
@@ -210,9 +210,9 @@ func TestSlice(t *testing.T) {
 		Trigger:   time.Date(2026, 11, 21, 12, 0, 0, 1, time.UTC).UnixNano(),
 	}
 	for _, c := range []struct {
-		name string
-		edit func(in *discovery.EndpointSlice, want *cluster.Slice)
-		told string
+		name     string
+		edit     func(in *discovery.EndpointSlice, want *cluster.Slice)
+		reported string
 	}{
 		{"SV-31 first address, SV-32 absent conditions, SV-35 trigger", func(in *discovery.EndpointSlice, want *cluster.Slice) {}, ""},
 		{"SV-32 conditions", func(in *discovery.EndpointSlice, want *cluster.Slice) {
@@ -273,16 +273,16 @@ func TestSlice(t *testing.T) {
 			expect := *want
 			in := baseSlice(func(*discovery.EndpointSlice) {})
 			c.edit(in, &expect)
-			got, told := Slice(in)
+			got, reported := Slice(in)
 			if got == nil {
 				got = &cluster.Slice{}
 			}
 			if !reflect.DeepEqual(*got, expect) {
 				t.Errorf("got  %+v\nwant %+v", *got, expect)
 			}
-			checkTold(t, told, c.told)
-			if strings.HasPrefix(c.name, "SV-34") && told[0].Reason != ReasonIncorrectIPVersion {
-				t.Errorf("EV-06: reason %q", told[0].Reason)
+			checkReported(t, reported, c.reported)
+			if strings.HasPrefix(c.name, "SV-34") && reported[0].Reason != ReasonIncorrectIPVersion {
+				t.Errorf("EV-06: reason %q", reported[0].Reason)
 			}
 		})
 	}
@@ -331,11 +331,11 @@ func TestNode(t *testing.T) {
 	}
 	want := &cluster.Node{Name: "n1", Zone: "a", Addrs: addrList("192.0.2.1", "2001:db8::1", "198.51.100.1"),
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")}}
-	got, told := Node(in)
+	got, reported := Node(in)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	checkTold(t, told, `Node n1: status.addresses[4].address: "bad" is not an IP address; it is ignored`)
+	checkReported(t, reported, `Node n1: status.addresses[4].address: "bad" is not an IP address; it is ignored`)
 	for name, edit := range map[string]func(*core.Node){
 		"deleted": func(n *core.Node) { n.DeletionTimestamp = &now },
 		"taint":   func(n *core.Node) { n.Spec.Taints = []core.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}} },
@@ -354,23 +354,23 @@ func TestNode(t *testing.T) {
 }
 
 func TestServiceCIDR(t *testing.T) {
-	got, told := ServiceCIDR(&networking.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+	got, reported := ServiceCIDR(&networking.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
 		Spec: networking.ServiceCIDRSpec{CIDRs: []string{"10.96.0.1/16", "fd00::/112", "x"}}})
 	if s := fmt.Sprint(*got); s != "{kubernetes [10.96.0.0/16 fd00::/112]}" {
 		t.Error(s)
 	}
-	checkTold(t, told, `ServiceCIDR kubernetes: spec.cidrs[2]: "x" is not a CIDR`)
+	checkReported(t, reported, `ServiceCIDR kubernetes: spec.cidrs[2]: "x" is not a CIDR`)
 }
 
 // A thousand faults of one sort are few messages.
 func TestManyProblems(t *testing.T) {
-	_, told := Slice(baseSlice(func(s *discovery.EndpointSlice) {
+	_, reported := Slice(baseSlice(func(s *discovery.EndpointSlice) {
 		for range 1000 {
 			s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{"fd00::1"}})
 		}
 	}))
-	if len(told) != 4 || !strings.Contains(told[3].String(), "997 more problems") {
-		t.Errorf("told %v", told)
+	if len(reported) != 4 || !strings.Contains(reported[3].String(), "997 more problems") {
+		t.Errorf("told %v", reported)
 	}
 }
 
@@ -393,8 +393,8 @@ func TestReporter(t *testing.T) {
 		t.Errorf("told %v, want %s", got, want)
 	}
 	r.Keep("Service", slices.Values([]cluster.Name{}))
-	if len(r.told) > 0 {
-		t.Errorf("%d objects remembered", len(r.told))
+	if len(r.reported) > 0 {
+		t.Errorf("%d objects remembered", len(r.reported))
 	}
 }
 

@@ -73,11 +73,11 @@ func (p Problem) Object() string {
 	return p.Kind + " " + p.Name.String()
 }
 
-// An object's problems are reported one by one up to mostAlike of a kind and mostAll in all: a
+// An object's problems are reported one by one up to maxAlike of a kind and maxAll in all: a
 // slice may have a thousand endpoints with the same fault.
 const (
-	mostAlike = 3
-	mostAll   = 20
+	maxAlike = 3
+	maxAll   = 20
 )
 
 // problems collects the faults of one object.
@@ -97,7 +97,7 @@ func (ps *problems) add(p Problem) {
 			alike++
 		}
 	}
-	if alike >= mostAlike || len(ps.list) >= mostAll {
+	if alike >= maxAlike || len(ps.list) >= maxAll {
 		ps.more++
 		ps.moreRefused = ps.moreRefused || p.Refused
 		return
@@ -124,9 +124,9 @@ func (ps *problems) done() []Problem {
 // they are not reported again. Its memory is proportional to the number of faulty objects. It is
 // safe for concurrent use; [NewReporter] makes one.
 type Reporter struct {
-	tell func(Problem)
-	mu   sync.Mutex
-	told map[object][]Problem
+	tell     func(Problem)
+	mu       sync.Mutex
+	reported map[object][]Problem
 }
 
 type object struct {
@@ -138,7 +138,7 @@ type object struct {
 // reports it and without a lock. tell must limit how much it writes: tenants decide how often their
 // objects change. A nil tell drops all problems.
 func NewReporter(tell func(Problem)) *Reporter {
-	return &Reporter{tell: tell, told: map[object][]Problem{}}
+	return &Reporter{tell: tell, reported: map[object][]Problem{}}
 }
 
 // Report takes all current problems of an object, which may be none.
@@ -160,13 +160,13 @@ func (r *Reporter) news(o object, now []Problem) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(now) == 0 {
-		delete(r.told, o)
+		delete(r.reported, o)
 		return false
 	}
-	if slices.Equal(r.told[o], now) {
+	if slices.Equal(r.reported[o], now) {
 		return false
 	}
-	r.told[object{o.kind, now[0].Name}] = now
+	r.reported[object{o.kind, now[0].Name}] = now
 	return true
 }
 
@@ -175,7 +175,7 @@ func (r *Reporter) Keep(kind string, there iter.Seq[cluster.Name]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	gone := map[object]bool{}
-	for o := range r.told {
+	for o := range r.reported {
 		if o.kind == kind {
 			gone[o] = true
 		}
@@ -187,6 +187,6 @@ func (r *Reporter) Keep(kind string, there iter.Seq[cluster.Name]) {
 		delete(gone, object{kind, name})
 	}
 	for o := range gone {
-		delete(r.told, o)
+		delete(r.reported, o)
 	}
 }

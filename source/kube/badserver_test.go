@@ -34,9 +34,9 @@ func (b *badServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // misbehave runs a Source against a server that is good, then bad for a time, then good again. What
 // was known must stay in force meanwhile, what changed must arrive in the end, and in the bad time
-// no more than mostOthers requests may come from others than the leader: those that they sent
+// no more than maxOthers requests may come from others than the leader: those that they sent
 // before it had failed.
-func misbehave(t *testing.T, mostOthers int, reply func(b *badServer, w http.ResponseWriter, r *http.Request)) *rig {
+func misbehave(t *testing.T, maxOthers int, reply func(b *badServer, w http.ResponseWriter, r *http.Request)) *rig {
 	t.Helper()
 	r := newRig(t)
 	b := &badServer{api: r.api}
@@ -56,7 +56,7 @@ func misbehave(t *testing.T, mostOthers int, reply func(b *badServer, w http.Res
 	enough := func() bool { return r.api.asked("/nodes?") >= ofLeader+badRequests }
 	r.until(enough, func() string { return "no retries" })
 	ofLeader, ofAll = r.api.asked("/nodes?")-ofLeader, r.api.asked("")-ofAll
-	if others := ofAll - ofLeader; others > mostOthers {
+	if others := ofAll - ofLeader; others > maxOthers {
 		t.Errorf("%d requests of the other resources beside %d of the leader", others, ofLeader)
 	}
 	if got := r.state(); got != "api:90 web:80→10.1.0.5 node:192.0.2.1" {

@@ -57,9 +57,9 @@ func TestContentTypes(t *testing.T) {
 				}
 			}
 		})
-		told := r.log.Lines("content types")
-		if (c.ignored != "") != (len(told) == 1) || len(told) == 1 && !strings.Contains(told[0], c.ignored) {
-			t.Errorf("%q, %q: log %q", c.contentType, c.acceptTypes, told)
+		reported := r.log.Lines("content types")
+		if (c.ignored != "") != (len(reported) == 1) || len(reported) == 1 && !strings.Contains(reported[0], c.ignored) {
+			t.Errorf("%q, %q: log %q", c.contentType, c.acceptTypes, reported)
 		}
 	}
 }

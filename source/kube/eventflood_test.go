@@ -18,8 +18,8 @@ import (
 	"kube-proxy/event"
 )
 
-// contestIn is an event about a Service in the namespace; each i is a series of its own.
-func contestIn(namespace string, i int) event.Event {
+// conflictIn is an event about a Service in the namespace; each i is a series of its own.
+func conflictIn(namespace string, i int) event.Event {
 	return event.ContestedKey(namespace+"/web", "shop/old", fmt.Sprint("nodeport:", i, "/tcp"), "is older", 0)
 }
 
@@ -36,17 +36,17 @@ func TestFloodOfEvents(t *testing.T) {
 		}
 		for i := range each {
 			for n := range namespaces {
-				p.Publish(contestIn(fmt.Sprint("tenant-", n), i))
+				p.Publish(conflictIn(fmt.Sprint("tenant-", n), i))
 			}
 		}
-		p.Publish(contestIn("stranger", 0))
+		p.Publish(conflictIn("stranger", 0))
 		p.Publish(event.Starting("n1"))
 		for i := range each {
 			for n := range namespaces {
-				p.Publish(contestIn(fmt.Sprint("tenant-", n), i))
+				p.Publish(conflictIn(fmt.Sprint("tenant-", n), i))
 			}
 		}
-		if len(p.series) > mostSeries+1 {
+		if len(p.series) > maxSeries+1 {
 			t.Errorf("%d series", len(p.series))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -69,8 +69,8 @@ func TestFloodOfEvents(t *testing.T) {
 				sent += uint64(e.Series.Count) - 1
 			}
 		}
-		if told := uint64(2*each*namespaces + 2); sent+p.Dropped() != told {
-			t.Errorf("%d events sent and %d dropped, of %d", sent, p.Dropped(), told)
+		if reported := uint64(2*each*namespaces + 2); sent+p.Dropped() != reported {
+			t.Errorf("%d events sent and %d dropped, of %d", sent, p.Dropped(), reported)
 		}
 	}
 }
@@ -95,16 +95,16 @@ func TestRefusedNamespaces(t *testing.T) {
 		refused[namespace]++
 		return refusals[int(namespace[0]-'0')%len(refusals)]
 	}
-	pace := patient()
-	pace.retryFirst, pace.retryLast = time.Hour, time.Hour
-	r := startPublisher(t, s.http.URL, pace, nil)
+	maxBatchWeight := patient()
+	maxBatchWeight.retryFirst, maxBatchWeight.retryLast = time.Hour, time.Hour
+	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
 	for i := range 3 {
 		for n := range 10 {
 			for more := range 3 {
-				r.Publish(contestIn(fmt.Sprint("tenant-", n), 3*i+more))
+				r.Publish(conflictIn(fmt.Sprint("tenant-", n), 3*i+more))
 			}
 		}
-		r.Publish(contestIn("stranger", i))
+		r.Publish(conflictIn("stranger", i))
 		r.Publish(event.NodeNotFound(fmt.Sprint("n", i)))
 		r.until("the events of the stranger and the Node", func() bool {
 			s.mu.Lock()
@@ -137,18 +137,18 @@ func TestFloodOfRepetitions(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
 	r := startPublisher(t, s.http.URL, patient(), nil)
-	for i := range mostSeries {
-		r.Publish(contestIn("tenant", i))
+	for i := range maxSeries {
+		r.Publish(conflictIn("tenant", i))
 	}
 	r.until("all events of the tenant", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return len(s.names) == mostSeries
+		return len(s.names) == maxSeries
 	})
-	for i := range mostSeries {
-		r.Publish(contestIn("tenant", i))
+	for i := range maxSeries {
+		r.Publish(conflictIn("tenant", i))
 	}
-	r.Publish(contestIn("stranger", 0))
+	r.Publish(conflictIn("stranger", 0))
 	r.until("the stranger's event", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -164,20 +164,20 @@ func TestFloodOfRepetitions(t *testing.T) {
 func TestRandomTurns(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	pace := quick
-	pace.gapFirst, pace.gapLast = 0, 0
-	p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, pace)
+	maxBatchWeight := quick
+	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = 0, 0
+	p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, maxBatchWeight)
 	if err != nil {
 		t.Fatal(err)
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	told, sent := 0, 0
+	reported, sent := 0, 0
 	for step := range 5_000 {
 		for range random.IntN(4) {
-			told++
-			e := contestIn(fmt.Sprint("tenant-", random.IntN(1+random.IntN(8))), random.IntN(300))
+			reported++
+			e := conflictIn(fmt.Sprint("tenant-", random.IntN(1+random.IntN(8))), random.IntN(300))
 			if random.IntN(20) == 0 {
-				e = event.NodeNotFound(fmt.Sprint("n", random.IntN(2*mostSeries)))
+				e = event.NodeNotFound(fmt.Sprint("n", random.IntN(2*maxSeries)))
 			}
 			p.Publish(e)
 		}
@@ -185,8 +185,8 @@ func TestRandomTurns(t *testing.T) {
 			now := *next
 			ok := random.IntN(4) > 0
 			for range random.IntN(3) { // while it is on its way
-				told++
-				p.Publish(contestIn("stranger", random.IntN(1000)))
+				reported++
+				p.Publish(conflictIn("stranger", random.IntN(1000)))
 			}
 			if p.settle(next, &now, ok, random.IntN(2) == 0); ok {
 				sent += int(now.count - now.sent)
@@ -202,8 +202,8 @@ func TestRandomTurns(t *testing.T) {
 	for _, s := range p.series {
 		waiting += int(s.count - s.sent)
 	}
-	if told != sent+waiting+int(p.dropped) || p.dropped == 0 || sent == 0 {
-		t.Errorf("told %d events, sent %d, dropped %d, and %d wait", told, sent, p.dropped, waiting)
+	if reported != sent+waiting+int(p.dropped) || p.dropped == 0 || sent == 0 {
+		t.Errorf("told %d events, sent %d, dropped %d, and %d wait", reported, sent, p.dropped, waiting)
 	}
 }
 
@@ -222,7 +222,7 @@ func (p *Publisher) verify(t *testing.T) {
 			t.Errorf("%v is at the place of %v", s.event, key)
 		}
 	}
-	if fmt.Sprint(held) != fmt.Sprint(p.held) || held[""] > mostSeries || len(p.series)-held[""] > mostSeries {
+	if fmt.Sprint(held) != fmt.Sprint(p.held) || held[""] > maxSeries || len(p.series)-held[""] > maxSeries {
 		t.Fatalf("counts %v, has %v", p.held, held)
 	}
 	for _, namespace := range p.turns {

@@ -34,11 +34,11 @@ import (
 // event. A namespace whose events the API server refuses for now waits by itself, while the others
 // go on.
 type Publisher struct {
-	log      *slog.Logger
-	server   string
-	instance string
-	pace     pace
-	limit    flowcontrol.RateLimiter
+	log            *slog.Logger
+	server         string
+	instance       string
+	maxBatchWeight maxBatchWeight
+	limit          flowcontrol.RateLimiter
 	// clients are by kind: where its objects are listed. events is where events go.
 	events  rest.Interface
 	clients map[string]rest.Interface
@@ -54,12 +54,12 @@ type Publisher struct {
 
 	// The rest belongs to the goroutine of Run.
 
-	failures  int // to reach the API server, in a row
-	paused    map[string]pause
-	refused   time.Time // since when every answer was 403
-	told      map[string]bool
-	toldDrops uint64
-	drops     *ratelimit.Limiter // messages about dropped events
+	failures      int // to reach the API server, in a row
+	paused        map[string]pause
+	refused       time.Time // since when every answer was 403
+	reported      map[string]bool
+	reportedDrops uint64
+	drops         *ratelimit.Limiter // messages about dropped events
 }
 
 // series is one event and its repetitions.
@@ -89,8 +89,8 @@ type pause struct {
 	until    time.Time
 }
 
-// pace is how patient a Publisher is.
-type pace struct {
+// maxBatchWeight is how patient a Publisher is.
+type maxBatchWeight struct {
 	retryFirst, retryLast time.Duration // after a failure, doubling
 	giveUp                time.Duration // what could not be sent for so long is dropped
 	refused               time.Duration // 403 is told after so long: a server that starts refuses everything
@@ -101,7 +101,7 @@ type pace struct {
 	burst                 int
 }
 
-var usualPace = pace{
+var usualBatchWeight = maxBatchWeight{
 	retryFirst: time.Second, retryLast: time.Minute, giveUp: 15 * time.Minute, refused: 10 * time.Second,
 	gapFirst: time.Minute, gapLast: 30 * time.Minute, forget: time.Hour, // an API server keeps events for an hour
 	request: 10 * time.Second, flush: 2 * time.Second, perSecond: 1, burst: 25,
@@ -109,18 +109,18 @@ var usualPace = pace{
 
 const (
 	controller = "kube-proxy"
-	// mostSeries bounds the series that are remembered of all namespaces, and those of the Node,
+	// maxSeries bounds the series that are remembered of all namespaces, and those of the Node,
 	// and so the queues.
-	mostSeries = 512
+	maxSeries = 512
 	// The API's limits in bytes.
-	mostNote, mostInstance = 1024, 128
+	maxNote, maxInstance = 1024, 128
 )
 
 // NewPublisher returns a Publisher for the API server that cfg names. It reads files but does not
 // connect.
-func NewPublisher(cfg Config) (*Publisher, error) { return newPublisher(cfg, usualPace) }
+func NewPublisher(cfg Config) (*Publisher, error) { return newPublisher(cfg, usualBatchWeight) }
 
-func newPublisher(cfg Config, pace pace) (*Publisher, error) {
+func newPublisher(cfg Config, maxBatchWeight maxBatchWeight) (*Publisher, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
@@ -133,11 +133,11 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 		return nil, err
 	}
 	return &Publisher{
-		log: cfg.Log, server: config.Host, instance: cut(controller+"-"+cfg.NodeName, mostInstance),
-		pace: pace, limit: flowcontrol.NewTokenBucketRateLimiter(pace.perSecond, pace.burst),
+		log: cfg.Log, server: config.Host, instance: cut(controller+"-"+cfg.NodeName, maxInstance),
+		maxBatchWeight: maxBatchWeight, limit: flowcontrol.NewTokenBucketRateLimiter(maxBatchWeight.perSecond, maxBatchWeight.burst),
 		events:  clients[0],
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
-		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, told: map[string]bool{}, paused: map[string]pause{},
+		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, reported: map[string]bool{}, paused: map[string]pause{},
 		held: map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "events were not sent"),
 	}, nil
 }
@@ -155,7 +155,7 @@ func ProblemEvent(p convert.Problem) (event.Event, bool) {
 // Publish takes an event to send. It does no I/O and never waits; it may be called from any
 // goroutine, also before Run. After Run it only counts.
 func (p *Publisher) Publish(e event.Event) {
-	e.Note = cut(e.Note, mostNote)
+	e.Note = cut(e.Note, maxNote)
 	key, now := e.Series(), time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,7 +164,7 @@ func (p *Publisher) Publish(e event.Event) {
 		return
 	}
 	s := p.series[key]
-	if s != nil && s.queued.IsZero() && now.Sub(s.last) > p.pace.forget {
+	if s != nil && s.queued.IsZero() && now.Sub(s.last) > p.maxBatchWeight.forget {
 		p.forget(s)
 		s = nil
 	}
@@ -174,7 +174,7 @@ func (p *Publisher) Publish(e event.Event) {
 			p.dropped++
 			return
 		}
-		s = &series{event: e, name: objectName(e.Regarding.Name), uid: e.Regarding.UID, first: now, gap: p.pace.gapFirst}
+		s = &series{event: e, name: objectName(e.Regarding.Name), uid: e.Regarding.UID, first: now, gap: p.maxBatchWeight.gapFirst}
 		p.series[key] = s
 		p.held[namespace]++
 		p.due(s, now)
@@ -194,7 +194,7 @@ func (p *Publisher) full(namespace string) bool {
 	if namespace != "" {
 		held = len(p.series) - held
 	}
-	return held >= mostSeries
+	return held >= maxSeries
 }
 
 // makeRoom gives up one series for a new one in the namespace: a silent one, or else one of the
@@ -302,7 +302,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	defer p.close()
 	grace, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ends a while after ctx
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(p.pace.flush, cancel) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(p.maxBatchWeight.flush, cancel) })()
 	for {
 		s, wait := p.take(time.Now())
 		wake := p.wake
@@ -345,7 +345,7 @@ func (p *Publisher) take(now time.Time) (next *series, wait time.Duration) {
 	maps.DeleteFunc(p.paused, func(namespace string, _ pause) bool { return p.queues[namespace] == nil })
 	for i := 0; i < len(p.turns); {
 		s := p.queues[p.turns[i]][0]
-		old, until := now.Sub(s.queued) > p.pace.giveUp, p.paused[p.turns[i]].until.Sub(now)
+		old, until := now.Sub(s.queued) > p.maxBatchWeight.giveUp, p.paused[p.turns[i]].until.Sub(now)
 		if until > 0 && !old {
 			if i++; wait == 0 || until < wait {
 				wait = until
@@ -391,14 +391,14 @@ func (p *Publisher) close() {
 	p.series, p.held, p.queues, p.turns = nil, nil, nil, nil
 	p.mu.Unlock()
 	p.limit.Stop()
-	p.tellDrops()
+	p.reportDrops()
 }
 
-// tellDrops tells of events that are lost, which says little in each single case.
-func (p *Publisher) tellDrops() {
-	if dropped := p.Dropped(); dropped > p.toldDrops && p.drops.Allow("") {
-		p.log.Warn("events were not sent", "dropped", dropped-p.toldDrops, "server", p.server)
-		p.toldDrops = dropped
+// reportDrops tells of events that are lost, which says little in each single case.
+func (p *Publisher) reportDrops() {
+	if dropped := p.Dropped(); dropped > p.reportedDrops && p.drops.Allow("") {
+		p.log.Warn("events were not sent", "dropped", dropped-p.reportedDrops, "server", p.server)
+		p.reportedDrops = dropped
 	}
 }
 

@@ -25,7 +25,7 @@ import (
 )
 
 // quick is a pace for tests. Repetitions are not sent before the end unless a test asks for it.
-var quick = pace{
+var quick = maxBatchWeight{
 	retryFirst: 5 * time.Millisecond, retryLast: 40 * time.Millisecond, giveUp: time.Hour, refused: 50 * time.Millisecond,
 	gapFirst: time.Hour, gapLast: time.Hour, forget: time.Hour,
 	request: 5 * time.Second, flush: time.Second, perSecond: 1000, burst: 1000,
@@ -39,14 +39,14 @@ type publisherRig struct {
 }
 
 // startPublisher runs a Publisher until the test or stop ends it.
-func startPublisher(t *testing.T, url string, pace pace, change func(*Config)) *publisherRig {
+func startPublisher(t *testing.T, url string, maxBatchWeight maxBatchWeight, change func(*Config)) *publisherRig {
 	t.Helper()
 	r := &publisherRig{t: t}
 	cfg := Config{Master: url, NodeName: "n1", Log: slog.New(slog.NewTextHandler(&r.log, nil))}
 	if change != nil {
 		change(&cfg)
 	}
-	p, err := newPublisher(cfg, pace)
+	p, err := newPublisher(cfg, maxBatchWeight)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestPublish(t *testing.T) {
 }
 
 // patient is quick, and sends all that is waiting at the end, however busy the machine is.
-func patient() pace {
+func patient() maxBatchWeight {
 	p := quick
 	p.flush = 30 * time.Second
 	return p
@@ -143,9 +143,9 @@ func patient() pace {
 func TestSeries(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	pace := patient()
-	pace.gapFirst, pace.gapLast = 20*time.Millisecond, time.Hour
-	r := startPublisher(t, s.http.URL, pace, nil)
+	maxBatchWeight := patient()
+	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = 20*time.Millisecond, time.Hour
+	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
 	const times = 1000
 	start := time.Now()
 	for i := range times {
@@ -153,7 +153,7 @@ func TestSeries(t *testing.T) {
 		time.Sleep(time.Millisecond / 2)
 	}
 	s.set(func() {
-		most := bits.Len(uint(time.Since(start)/pace.gapFirst)) + 1 // each gap is twice the one before
+		most := bits.Len(uint(time.Since(start)/maxBatchWeight.gapFirst)) + 1 // each gap is twice the one before
 		if s.posts != 1 || s.patches == 0 || s.patches > most {
 			t.Errorf("%d events and %d updates for %d repetitions", s.posts, s.patches, times)
 		}
@@ -173,9 +173,9 @@ func TestSeriesOfNewObject(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
 	s.uids["services shop/web"] = "first"
-	pace := quick
-	pace.gapFirst, pace.gapLast = 10*time.Millisecond, 10*time.Millisecond
-	r := startPublisher(t, s.http.URL, pace, nil)
+	maxBatchWeight := quick
+	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = 10*time.Millisecond, 10*time.Millisecond
+	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
 	happens := func() { r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", 31000, errBusy)) }
 	happens()
 	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 1`)
@@ -198,9 +198,9 @@ func TestSeriesOfNewObject(t *testing.T) {
 func TestSeriesForgotten(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	pace := quick
-	pace.gapFirst, pace.gapLast = time.Millisecond, time.Millisecond
-	r := startPublisher(t, s.http.URL, pace, nil)
+	maxBatchWeight := quick
+	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = time.Millisecond, time.Millisecond
+	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
 	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
 	r.waitFor(s, `KubeProxyDriftRepaired Node n1 "n1" 1`)
 	s.set(func() { s.events = map[string]*events.Event{} })
@@ -217,9 +217,9 @@ func TestSeriesForgotten(t *testing.T) {
 func TestSeriesOver(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	pace := quick
-	pace.forget = 30 * time.Millisecond
-	r := startPublisher(t, s.http.URL, pace, nil)
+	maxBatchWeight := quick
+	maxBatchWeight.forget = 30 * time.Millisecond
+	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
 	one := `KubeProxyDriftRepaired Node n1 "n1" 1`
 	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
 	r.waitFor(s, one)
@@ -264,9 +264,9 @@ func TestGivesUp(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
 	s.answer = func(*http.Request) *metav1.Status { return failure(503, metav1.StatusReasonServiceUnavailable, "away") }
-	pace := quick
-	pace.giveUp = 300 * time.Millisecond
-	r := startPublisher(t, s.http.URL, pace, nil)
+	maxBatchWeight := quick
+	maxBatchWeight.giveUp = 300 * time.Millisecond
+	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
 	r.Publish(event.Starting("n1"))
 	r.Publish(event.Starting("n1"))
 	r.until("dropped", func() bool { return r.Dropped() == 2 })
@@ -283,9 +283,9 @@ func TestForbidden(t *testing.T) {
 	s.answer = func(*http.Request) *metav1.Status {
 		return failure(403, metav1.StatusReasonForbidden, "events is forbidden")
 	}
-	pace := quick
-	pace.refused = time.Hour
-	r := startPublisher(t, s.http.URL, pace, nil)
+	maxBatchWeight := quick
+	maxBatchWeight.refused = time.Hour
+	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
 	r.Publish(event.Starting("n1"))
 	time.Sleep(50 * time.Millisecond)
 	s.set(func() { s.answer = nil })
@@ -357,13 +357,13 @@ func TestTooMany(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	contest := func(i int) event.Event {
+	conflict := func(i int) event.Event {
 		return event.ContestedKey("shop/web", "shop/old", fmt.Sprint("nodeport:", i, "/tcp"), "is older", 0)
 	}
-	for i := range mostSeries + 100 {
-		p.Publish(contest(i))
+	for i := range maxSeries + 100 {
+		p.Publish(conflict(i))
 	}
-	if len(p.series) != mostSeries || len(p.queues["shop"]) != mostSeries || p.Dropped() != 100 {
+	if len(p.series) != maxSeries || len(p.queues["shop"]) != maxSeries || p.Dropped() != 100 {
 		t.Errorf("%d series, %d queued, %d dropped", len(p.series), len(p.queues["shop"]), p.Dropped())
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -383,11 +383,11 @@ func TestTooMany(t *testing.T) {
 			}
 		}
 	}
-	wait(mostSeries)
+	wait(maxSeries)
 	for i := range 100 {
-		p.Publish(contest(10_000 + i))
+		p.Publish(conflict(10_000 + i))
 	}
-	wait(mostSeries + 100)
+	wait(maxSeries + 100)
 	cancel()
 	<-done
 	if p.Dropped() != 100 {
@@ -403,9 +403,9 @@ func TestTooMany(t *testing.T) {
 func TestRate(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	pace := quick
-	pace.perSecond, pace.burst = 0.001, 3
-	r := startPublisher(t, s.http.URL, pace, nil)
+	maxBatchWeight := quick
+	maxBatchWeight.perSecond, maxBatchWeight.burst = 0.001, 3
+	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
 	for i := range 10 {
 		r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", uint16(i), errBusy))
 	}
@@ -437,9 +437,9 @@ func TestFlush(t *testing.T) {
 	}
 	hang := make(chan struct{})
 	hanging := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
-	pace := quick
-	pace.flush = 100 * time.Millisecond
-	h := startPublisher(t, hanging.URL, pace, nil)
+	maxBatchWeight := quick
+	maxBatchWeight.flush = 100 * time.Millisecond
+	h := startPublisher(t, hanging.URL, maxBatchWeight, nil)
 	h.Publish(event.Starting("n1"))
 	time.Sleep(20 * time.Millisecond)
 	h.stop() // or it says that Run does not end

@@ -33,10 +33,10 @@ func (p *Publisher) send(ctx context.Context, s *series) bool {
 	p.mu.Lock()
 	now := *s // Publish may go on counting
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, p.pace.request)
+	ctx, cancel := context.WithTimeout(ctx, p.maxBatchWeight.request)
 	defer cancel()
 	if now.uid == "" || now.sent > 0 {
-		uid := p.lookUp(ctx, now.event.Regarding)
+		uid := p.inspectUp(ctx, now.event.Regarding)
 		if uid != "" && uid != now.uid && now.sent > 0 {
 			now = p.anew(s)
 		}
@@ -46,7 +46,7 @@ func (p *Publisher) send(ctx context.Context, s *series) bool {
 	again := p.retry(&now, err)
 	p.settle(s, &now, err == nil, again)
 	if err == nil {
-		p.tellDrops()
+		p.reportDrops()
 	}
 	if again && unreachable(err) {
 		p.failures++
@@ -84,7 +84,7 @@ func (p *Publisher) settle(s, now *series, sent, again bool) {
 	switch {
 	case sent:
 		s.sent, s.queued = now.count, time.Time{}
-		s.next, s.gap = time.Now().Add(s.gap), min(2*s.gap, p.pace.gapLast)
+		s.next, s.gap = time.Now().Add(s.gap), min(2*s.gap, p.maxBatchWeight.gapLast)
 	case again: // behind the others: one event that the server always fails with must not hold them up
 		p.enqueue(s)
 	default:
@@ -149,10 +149,10 @@ func (s *series) api() *events.EventSeries {
 // micro is a time as precise as the API takes it.
 func micro(t time.Time) metav1.MicroTime { return metav1.NewMicroTime(t.Truncate(time.Microsecond)) }
 
-// lookUp asks for the UID of an object, by which kubectl describe finds an object's events. A proxy
+// inspectUp asks for the UID of an object, by which kubectl describe finds an object's events. A proxy
 // may list Services and slices but not get them. "" if it cannot be had: the event is worth sending
 // all the same.
-func (p *Publisher) lookUp(ctx context.Context, o event.Object) string {
+func (p *Publisher) inspectUp(ctx context.Context, o event.Object) string {
 	client := p.clients[o.Kind]
 	if client == nil {
 		return ""
@@ -195,33 +195,33 @@ func (p *Publisher) retry(s *series, err error) bool {
 		if p.refused.IsZero() {
 			p.refused = time.Now()
 		}
-		if time.Since(p.refused) >= p.pace.refused {
-			p.tellOnce("403", "we may not send events (403)", err)
+		if time.Since(p.refused) >= p.maxBatchWeight.refused {
+			p.reportOnce("403", "we may not send events (403)", err)
 		}
 		return true
 	case apierrors.IsNotFound(err): // the namespace is gone, or the API is too old
-		p.tellOnce("404", "the API server does not know where to put one (404)", err)
+		p.reportOnce("404", "the API server does not know where to put one (404)", err)
 		return false
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err),
 		apierrors.IsUnsupportedMediaType(err), apierrors.IsMethodNotSupported(err):
-		p.tellOnce("rejected "+s.event.Reason, "the API server rejects one", err)
+		p.reportOnce("rejected "+s.event.Reason, "the API server rejects one", err)
 		return false
 	}
 	return true
 }
 
-func (p *Publisher) tellOnce(sort, message string, err error) {
-	if !p.told[sort] {
-		p.told[sort] = true
+func (p *Publisher) reportOnce(sort, message string, err error) {
+	if !p.reported[sort] {
+		p.reported[sort] = true
 		p.log.Warn("events are dropped", "because", message, "server", p.server, "err", err)
 	}
 }
 
 // backoff returns how long to wait after a failure that has come after so many others.
 func (p *Publisher) backoff(failures int) time.Duration {
-	wait := p.pace.retryLast
+	wait := p.maxBatchWeight.retryLast
 	if failures < 16 {
-		wait = min(wait, p.pace.retryFirst<<failures)
+		wait = min(wait, p.maxBatchWeight.retryFirst<<failures)
 	}
 	return time.Duration(float64(wait) * (1 + 0.25*rand.Float64()))
 }

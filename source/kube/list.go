@@ -43,8 +43,8 @@ const (
 	listItems    = 2
 )
 
-// mostBytes bounds what one field may claim to hold; etcd holds no object as large.
-const mostBytes = 64 << 20
+// maxBytes bounds what one field may claim to hold; etcd holds no object as large.
+const maxBytes = 64 << 20
 
 func decodeProtobuf(in *bufio.Reader, r *resource, take func(apiObject)) (meta metav1.ListMeta, err error) {
 	if _, err := in.Discard(len(protobufMagic)); err != nil {
@@ -89,7 +89,7 @@ func decodeRawList(raw *io.LimitedReader, r *resource, take func(apiObject)) (me
 		if err != nil {
 			return meta, err
 		}
-		if length > mostBytes {
+		if length > maxBytes {
 			return meta, fmt.Errorf("field %d claims to have %d bytes", field, length)
 		}
 		if int64(cap(buf)) < length {

@@ -73,8 +73,8 @@ func Look(ctx context.Context, cfg Config) Looked {
 	return l
 }
 
-// mostAnswer bounds an answer of /version.
-const mostAnswer = 64 << 10
+// maxAnswer bounds an answer of /version.
+const maxAnswer = 64 << 10
 
 // version asks for the server's version, and compares its clock.
 func version(ctx context.Context, config *rest.Config) (string, time.Duration, error) {
@@ -97,7 +97,7 @@ func version(ctx context.Context, config *rest.Config) (string, time.Duration, e
 	}
 	defer answer.Body.Close()
 	var is struct{ GitVersion string }
-	body, err := io.ReadAll(io.LimitReader(answer.Body, mostAnswer))
+	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	if err == nil && answer.StatusCode != http.StatusOK {
 		err = errors.New(answer.Status)
 	}

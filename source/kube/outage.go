@@ -26,12 +26,12 @@ type outage struct {
 	server string
 	repeat time.Duration
 
-	mu      sync.Mutex
-	failing map[string]bool      // resources whose last attempt failed
-	since   time.Time            // when the first of them failed
-	told    map[string]time.Time // sorts of errors
-	seen    map[string]int       // sorts of errors of this outage
-	open    bool                 // a failure was told, and its end was not
+	mu       sync.Mutex
+	failing  map[string]bool      // resources whose last attempt failed
+	since    time.Time            // when the first of them failed
+	reported map[string]time.Time // sorts of errors
+	seen     map[string]int       // sorts of errors of this outage
+	open     bool                 // a failure was told, and its end was not
 
 	away   bool          // the leader has lost the server
 	lostAt time.Time     // since when
@@ -41,7 +41,7 @@ type outage struct {
 }
 
 func newOutage(log *slog.Logger, server string) *outage {
-	return &outage{log: log, server: server, repeat: time.Minute, failing: map[string]bool{}, told: map[string]time.Time{}}
+	return &outage{log: log, server: server, repeat: time.Minute, failing: map[string]bool{}, reported: map[string]time.Time{}}
 }
 
 // turn returns when a resource may turn to the server: at once while it answers. While it does not,
@@ -132,7 +132,7 @@ func (o *outage) failed(resource string, err error) {
 		o.since, o.seen = now, map[string]int{}
 	}
 	o.failing[resource] = true
-	if last, told := o.told[sort]; told && now.Sub(last) < o.repeat {
+	if last, reported := o.reported[sort]; reported && now.Sub(last) < o.repeat {
 		return
 	}
 	// An API server that has just started forbids everything until it has read who may do what. So
@@ -140,7 +140,7 @@ func (o *outage) failed(resource string, err error) {
 	if o.seen[sort]++; o.open && o.seen[sort] == 1 {
 		return
 	}
-	o.told[sort], o.open = now, true
+	o.reported[sort], o.open = now, true
 	args := []any{"because", why, "resource", resource, "server", o.server, "err", err}
 	if lasted := now.Sub(o.since).Round(time.Second); lasted > 0 {
 		args = append(args, "for", lasted)
@@ -176,10 +176,10 @@ func (o *outage) early(resource string) {
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if last, told := o.told["early"]; told && now.Sub(last) < o.repeat {
+	if last, reported := o.reported["early"]; reported && now.Sub(last) < o.repeat {
 		return
 	}
-	o.told["early"] = now
+	o.reported["early"] = now
 	o.log.Warn("the API server ends streams early, or a proxy before it does; changes arrive late",
 		"server", o.server, "resource", resource)
 }

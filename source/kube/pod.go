@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// slicesAtOnce is how many EndpointSlices are asked for at once, and mostSlicePages how often.
-	slicesAtOnce   = 200
-	mostSlicePages = 25
+	// slicesAtOnce is how many EndpointSlices are asked for at once, and maxSlicePages how often.
+	slicesAtOnce  = 200
+	maxSlicePages = 25
 )
 
 // Pods returns the addresses of a Pod, by the EndpointSlices of its namespace that it is an
@@ -35,7 +35,7 @@ func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][
 	}
 	out := map[cluster.Name][]netip.Addr{}
 	next := ""
-	for range mostSlicePages {
+	for range maxSlicePages {
 		var page discovery.EndpointSliceList
 		err := clients[0].Get().Namespace(pod.Namespace).Resource("endpointslices").Param("limit", strconv.Itoa(slicesAtOnce)).Param("continue", next).
 			MaxRetries(0).Do(ctx).Into(&page)
@@ -51,9 +51,9 @@ func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][
 	}
 	switch {
 	case pod.Namespace == "": // another of the name may be in those that were not read
-		return nil, fmt.Errorf("kube: the cluster has more than %d EndpointSlices, which is too many to look through: say in which namespace it is", slicesAtOnce*mostSlicePages)
+		return nil, fmt.Errorf("kube: the cluster has more than %d EndpointSlices, which is too many to look through: say in which namespace it is", slicesAtOnce*maxSlicePages)
 	case len(out) == 0:
-		return nil, fmt.Errorf("kube: %s has more than %d EndpointSlices, and the first do not name it", scope(pod.Namespace), slicesAtOnce*mostSlicePages)
+		return nil, fmt.Errorf("kube: %s has more than %d EndpointSlices, and the first do not name it", scope(pod.Namespace), slicesAtOnce*maxSlicePages)
 	}
 	return out, nil
 }

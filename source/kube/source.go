@@ -32,13 +32,13 @@ type Source struct {
 	codec     runtime.ParameterCodec
 	// retryOptional is how long an absent or forbidden optional API is left alone the first time,
 	// in which the API server may just be starting; each further time is twice as long, up to
-	// mostRetryOptional.
+	// maxRetryOptional.
 	retryOptional time.Duration
 }
 
-// mostRetryOptional is the longest time for which an absent or forbidden optional API is left
+// maxRetryOptional is the longest time for which an absent or forbidden optional API is left
 // alone.
-const mostRetryOptional = 10 * time.Minute
+const maxRetryOptional = 10 * time.Minute
 
 // New returns a Source for the API server that cfg names. It reads files but does not connect.
 func New(cfg Config) (*Source, error) {
@@ -160,7 +160,7 @@ func backoff() *wait.Backoff {
 
 // follow follows one resource until ctx ends.
 func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Event)) {
-	retry, told := s.retryOptional, false
+	retry, reported := s.retryOptional, false
 	for ctx.Err() == nil {
 		attempt, giveUp := context.WithCancelCause(ctx)
 		lw := &listWatch{
@@ -179,18 +179,18 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 		}
 		// Only the optional resource, ServiceCIDRs, is given up.
 		if kept.listed {
-			retry, told = s.retryOptional, false
+			retry, reported = s.retryOptional, false
 		}
 		sink(cluster.CIDRsAbsent{})
-		if !told {
+		if !reported {
 			s.log.Info("doing without a resource; what was known stays in force", "resource", r.plural, "err", context.Cause(attempt))
-			told = true
+			reported = true
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(retry):
 		}
-		retry = min(2*retry, mostRetryOptional)
+		retry = min(2*retry, maxRetryOptional)
 	}
 }
 

@@ -566,10 +566,10 @@ func TestProblemsOnce(t *testing.T) {
 	r.wait("web:81→10.1.0.5")
 	r.until(func() bool { return r.listCount() >= lists+2 }, func() string { return "nothing was listed again" })
 	r.mu.Lock()
-	told := slices.Clone(r.problems)
+	reported := slices.Clone(r.problems)
 	r.mu.Unlock()
-	if len(told) != 1 || told[0].Reason != convert.ReasonIncorrectIPVersion || told[0].Name.Name != "web-1" {
-		t.Errorf("told %v", told)
+	if len(reported) != 1 || reported[0].Reason != convert.ReasonIncorrectIPVersion || reported[0].Name.Name != "web-1" {
+		t.Errorf("told %v", reported)
 	}
 	r.api.put(testSlice("web", "web-1", "10.1.0.5", "fd00::6"))
 	r.until(func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.problems) == 2 }, func() string { return "a change was not told" })

@@ -56,8 +56,8 @@ type held struct {
 // grace is how long a file may be missing or empty until its objects go.
 const grace = 150 * time.Millisecond
 
-// mostFile bounds a file's size in bytes.
-const mostFile = 256 << 20
+// maxFile bounds a file's size in bytes.
+const maxFile = 256 << 20
 
 func newFolder(fsys fs.FS) *folder { return &folder{fsys: fsys, files: map[string]*held{}} }
 
@@ -126,8 +126,8 @@ func (f *folder) scan(touched map[string]bool, now time.Time) ([]convert.Problem
 
 func (f *folder) read(name string, info fs.FileInfo) ([]byte, error) {
 	switch {
-	case info.Size() > mostFile:
-		return nil, fmt.Errorf("it has %d bytes, more than %d", info.Size(), mostFile)
+	case info.Size() > maxFile:
+		return nil, fmt.Errorf("it has %d bytes, more than %d", info.Size(), maxFile)
 	case info.IsDir():
 		return nil, errors.New("it is a folder, and folders below this one are not read")
 	case !info.Mode().IsRegular():

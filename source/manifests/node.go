@@ -30,11 +30,11 @@ type checker struct {
 
 var errTooLarge = errors.New("aliases make it too large")
 
-// mostFaults is the number of faults reported for one document.
-const mostFaults = 10
+// maxFaults is the number of faults reported for one document.
+const maxFaults = 10
 
 func (c *checker) fault(n *yaml.Node, field, what string) {
-	if len(c.faults) < mostFaults {
+	if len(c.faults) < maxFaults {
 		f := fault{line: n.Line, field: field, what: what}
 		if n.Kind == yaml.ScalarNode {
 			f.value = n.Value
@@ -108,7 +108,7 @@ func (c *checker) checkStruct(n *yaml.Node, t reflect.Type, field string) {
 }
 
 func appendFault(faults []fault, f fault) []fault {
-	if len(faults) >= mostFaults {
+	if len(faults) >= maxFaults {
 		return faults
 	}
 	return append(faults, f)

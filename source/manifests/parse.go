@@ -128,8 +128,8 @@ func yamlError(err error) (line int, what string) {
 	return line, what
 }
 
-// mostSearched bounds how many bytes are parsed to find a broken line: some tenths of a second.
-const mostSearched = 8 << 20
+// maxSearched bounds how many bytes are parsed to find a broken line: some tenths of a second.
+const maxSearched = 8 << 20
 
 // syntaxLine makes the parser's line exact. The parser often names the line where the broken
 // mapping or list began, or the one before it. The broken line is the one after the longest
@@ -150,7 +150,7 @@ func syntaxLine(data []byte, line int) int {
 	for _, l := range lines[start:end] {
 		size += len(l)
 	}
-	if (end-start)*size > mostSearched { // an exact line is not worth the time
+	if (end-start)*size > maxSearched { // an exact line is not worth the time
 		return line
 	}
 	for n := end; n > start; n-- {

@@ -41,7 +41,7 @@ func Pods(fsys fs.FS, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 	out := map[cluster.Name][]netip.Addr{}
 	for _, e := range entries {
 		info, err := fs.Stat(fsys, e.Name())
-		if err != nil || !isManifest(e.Name()) || !info.Mode().IsRegular() || info.Size() > mostFile {
+		if err != nil || !isManifest(e.Name()) || !info.Mode().IsRegular() || info.Size() > maxFile {
 			continue
 		}
 		data, err := fs.ReadFile(fsys, e.Name())

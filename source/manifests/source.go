@@ -46,8 +46,8 @@ type Source struct {
 const (
 	// settle is how long after a change the files are read: programs write a file in several steps.
 	settle = 20 * time.Millisecond
-	// mostSettle bounds that for files that change all the time.
-	mostSettle = 200 * time.Millisecond
+	// maxSettle bounds that for files that change all the time.
+	maxSettle = 200 * time.Millisecond
 	// reread is the interval of reads that do not rely on notifications.
 	reread = 2 * time.Second
 )
@@ -114,7 +114,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 			if due == nil {
 				since = time.Now()
 			}
-			due = time.After(min(settle, max(0, mostSettle-time.Since(since))))
+			due = time.After(min(settle, max(0, maxSettle-time.Since(since))))
 			continue
 		case err := <-watcher.Errors:
 			// Mostly the kernel had to drop events. The next read finds all changes.
@@ -166,14 +166,14 @@ func (s *Source) look(touched map[string]bool, sink func(cluster.Event)) error {
 		s.tell(p)
 	}
 	all, clashes := s.folder.merge()
-	told := map[convert.Problem]bool{}
+	reported := map[convert.Problem]bool{}
 	for _, p := range clashes {
-		told[p] = true
+		reported[p] = true
 		if !s.clashes[p] {
 			s.tell(p)
 		}
 	}
-	s.clashes = told
+	s.clashes = reported
 	if !s.sent {
 		s.sendAll(all, sink)
 	} else {

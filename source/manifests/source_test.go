@@ -20,11 +20,11 @@ import (
 
 // rig runs a Source on a folder into a Store.
 type rig struct {
-	t     *testing.T
-	dir   string
-	store *cluster.Store
-	mu    sync.Mutex
-	told  []convert.Problem
+	t        *testing.T
+	dir      string
+	store    *cluster.Store
+	mu       sync.Mutex
+	reported []convert.Problem
 	// dips are moments with fewer known Services than the test allows.
 	least, dips int
 	// empty is the longest time for which a file may have been empty during a write: after grace
@@ -58,7 +58,7 @@ func (r *rig) start() {
 	src, err := New(Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler), OnProblem: func(p convert.Problem) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.told = append(r.told, p)
+		r.reported = append(r.reported, p)
 	}})
 	if err != nil {
 		r.t.Fatal(err)
@@ -107,7 +107,7 @@ func (r *rig) wait(want string) {
 	r.until(func() bool { return r.state() == want }, func() string { return fmt.Sprintf("state %q, want %q; told %v", r.state(), want, r.problems()) })
 }
 
-func (r *rig) waitTold(part string) {
+func (r *rig) waitReported(part string) {
 	r.t.Helper()
 	r.until(func() bool { return strings.Contains(fmt.Sprint(r.problems()), part) },
 		func() string { return fmt.Sprintf("told %v, want %q", r.problems(), part) })
@@ -125,7 +125,7 @@ func (r *rig) until(ok func() bool, message func() string) {
 func (r *rig) problems() []convert.Problem {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.told)
+	return slices.Clone(r.reported)
 }
 
 func (r *rig) require(least int) {
@@ -158,18 +158,18 @@ func TestFollow(t *testing.T) {
 	// apply.
 	r.require(3)
 	r.write("a.yaml", svc("web", 82)+"spec: {prot: 1}\n")
-	r.waitTold("the file's last good objects stay")
+	r.waitReported("the file's last good objects stay")
 	r.write("b.yml", svc("db", 5433))
 	r.wait("shop/api:90 shop/db:5433 shop/web:81")
 	r.write("a.yaml", svc("web", 82)+"---\n{[")
-	r.waitTold("is not YAML")
+	r.waitReported("is not YAML")
 	r.wait("shop/api:90 shop/db:5433 shop/web:81")
 
 	// A refused object: its last good version stays, the rest of the file applies.
 	r.write("a.yaml", svc("web", 65536)+svc("api", 91))
 	r.wait("shop/api:91 shop/db:5433 shop/web:81")
-	r.waitTold("65536")
-	r.waitTold("the object's last good version stays")
+	r.waitReported("65536")
+	r.waitReported("the object's last good version stays")
 
 	// Repaired.
 	r.write("a.yaml", svc("web", 83)+svc("api", 92))
@@ -219,7 +219,7 @@ func TestTwoFiles(t *testing.T) {
 	r.wait("shop/web:2")
 	r.write("a.yaml", svc("web", 1))
 	r.wait("shop/web:1")
-	r.waitTold("is already in a.yaml:2")
+	r.waitReported("is already in a.yaml:2")
 	if err := os.Remove(filepath.Join(r.dir, "a.yaml")); err != nil {
 		t.Fatal(err)
 	}
@@ -377,18 +377,18 @@ func TestNoFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.wait("shop/web:1")
-	r.waitTold("gone.yaml: cannot be read: no such file or directory; the file is left out")
-	r.waitTold("loop.yaml: cannot be read: too many levels of symbolic links; the file is left out")
-	r.waitTold("sub.yaml: cannot be read: it is a folder, and folders below this one are not read; the file is left out")
+	r.waitReported("gone.yaml: cannot be read: no such file or directory; the file is left out")
+	r.waitReported("loop.yaml: cannot be read: too many levels of symbolic links; the file is left out")
+	r.waitReported("sub.yaml: cannot be read: it is a folder, and folders below this one are not read; the file is left out")
 	r.write("b.yaml", svc("web2", 1))
 	r.wait("shop/web2:1 shop/web:1")
 	time.Sleep(reread + reread/4)
-	told := map[string]int{}
+	reported := map[string]int{}
 	for _, p := range r.problems() {
-		told[filepath.Base(p.File)]++
+		reported[filepath.Base(p.File)]++
 	}
-	if want := map[string]int{"gone.yaml": 2, "loop.yaml": 1, "sub.yaml": 1}; !maps.Equal(told, want) {
-		t.Errorf("told %v times, want %v", told, want)
+	if want := map[string]int{"gone.yaml": 2, "loop.yaml": 1, "sub.yaml": 1}; !maps.Equal(reported, want) {
+		t.Errorf("told %v times, want %v", reported, want)
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 	remind = time.Hour
 )
 
-// Config says what a [Keeper] works with. All must be set.
+// Config says what a [Manager] works with. All must be set.
 type Config struct {
 	// Save writes a snapshot. It may take any time.
 	Save func() (Saved, error)
@@ -39,35 +39,35 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Stats are what a [Keeper] has done.
+// Stats are what a [Manager] has done.
 type Stats struct {
 	LastWrite time.Time // zero before the first
 	Size      int64     // of the last file, in bytes
 	Failures  uint64
 }
 
-// Keeper writes snapshots as facts change: within 5 s after a quiet time, and under steady changes
+// Manager writes snapshots as facts change: within 5 s after a quiet time, and under steady changes
 // every 30 s, or more rarely if the file has more than 7.5 MiB, so that it writes at most 256 KiB/s
 // on average. Neither who changes facts nor how often matters to others:
 // each file has the latest facts of all.
-type Keeper struct {
+type Manager struct {
 	cfg     Config
 	changed chan struct{} // has a value if facts have changed since the last write began
 
 	mu    sync.Mutex
 	stats Stats
 
-	failing string    // the last error, "" after a success
-	told    time.Time // when it was logged last
+	failing  string    // the last error, "" after a success
+	reported time.Time // when it was logged last
 }
 
-// NewKeeper returns a Keeper that has written nothing.
-func NewKeeper(cfg Config) *Keeper {
-	return &Keeper{cfg: cfg, changed: make(chan struct{}, 1)}
+// NewManager returns a Keeper that has written nothing.
+func NewManager(cfg Config) *Manager {
+	return &Manager{cfg: cfg, changed: make(chan struct{}, 1)}
 }
 
 // Changed says that facts have changed. It never waits.
-func (k *Keeper) Changed() {
+func (k *Manager) Changed() {
 	select {
 	case k.changed <- struct{}{}:
 	default: // a write is due anyway
@@ -75,14 +75,14 @@ func (k *Keeper) Changed() {
 }
 
 // Stats returns what has been done so far.
-func (k *Keeper) Stats() Stats {
+func (k *Manager) Stats() Stats {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.stats
 }
 
 // Run writes snapshots until ctx ends, and then what has not been written yet.
-func (k *Keeper) Run(ctx context.Context) {
+func (k *Manager) Run(ctx context.Context) {
 	refresh := min(maxRefresh, max(minGap, k.cfg.MaxAge/8))
 	wait, next := firstSettle, time.Time{} // next is the earliest time of the next write
 	for ended := false; !ended; {
@@ -109,7 +109,7 @@ func (k *Keeper) Run(ctx context.Context) {
 }
 
 // save writes a snapshot and returns the time to the next one.
-func (k *Keeper) save() time.Duration {
+func (k *Manager) save() time.Duration {
 	began := time.Now()
 	saved, err := k.cfg.Save()
 	k.mu.Lock()
@@ -127,7 +127,7 @@ func (k *Keeper) save() time.Duration {
 }
 
 // report logs the beginning and the end of trouble, and that it lasts.
-func (k *Keeper) report(leftOut []string, err error) {
+func (k *Manager) report(leftOut []string, err error) {
 	if err == nil && len(leftOut) > 0 {
 		err = fmt.Errorf("facts exceed %d MiB: left out %d namespaces, those with the most facts, such as %s",
 			MaxSize>>20, len(leftOut), leftOut[0])
@@ -136,8 +136,8 @@ func (k *Keeper) report(leftOut []string, err error) {
 	case err == nil && k.failing != "":
 		k.cfg.Log.Info("Snapshot is complete again")
 		k.failing = ""
-	case err != nil && (err.Error() != k.failing || time.Since(k.told) >= remind):
-		k.failing, k.told = err.Error(), time.Now()
+	case err != nil && (err.Error() != k.failing || time.Since(k.reported) >= remind):
+		k.failing, k.reported = err.Error(), time.Now()
 		k.cfg.Log.Error("Snapshot is not complete, retrying; packets are served as usual", "err", err)
 	}
 }

@@ -49,17 +49,17 @@ func (d *disk) files() int {
 	return len(d.writes)
 }
 
-// mend ends the disk's trouble.
-func (d *disk) mend() {
+// repair ends the disk's trouble.
+func (d *disk) repair() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.err = nil
 }
 
 // run runs a Keeper on the disk while f does something, and then ends it.
-func (d *disk) run(current func() bool, f func(*Keeper)) string {
+func (d *disk) run(current func() bool, f func(*Manager)) string {
 	var log logtest.Buffer
-	k := NewKeeper(Config{Save: d.save, Current: current, MaxAge: 24 * time.Hour,
+	k := NewManager(Config{Save: d.save, Current: current, MaxAge: 24 * time.Hour,
 		Log: slog.New(slog.NewTextHandler(&log, nil))})
 	ctx, end := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -79,7 +79,7 @@ func TestManyChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{size: 1 << 20}
 		start := time.Now()
-		d.run(always, func(k *Keeper) {
+		d.run(always, func(k *Manager) {
 			for range 600_000 {
 				d.facts.Store(int64(time.Since(start)))
 				k.Changed()
@@ -108,7 +108,7 @@ func TestOneChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
 		start := time.Now()
-		d.run(always, func(k *Keeper) {
+		d.run(always, func(k *Manager) {
 			k.Changed()
 			time.Sleep(time.Minute)
 			k.Changed()
@@ -140,7 +140,7 @@ func TestBytesPerSecond(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := &disk{size: MaxSize, err: c.err, took: c.took}
 				const time8h = 8 * time.Hour
-				log := d.run(always, func(k *Keeper) {
+				log := d.run(always, func(k *Manager) {
 					for range time8h / time.Second {
 						k.Changed()
 						time.Sleep(time.Second)
@@ -167,7 +167,7 @@ func TestRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
 		var current atomic.Bool
-		d.run(current.Load, func(k *Keeper) {
+		d.run(current.Load, func(k *Manager) {
 			k.Changed()
 			time.Sleep(24 * time.Hour)
 			if n := d.files(); n > 0 {
@@ -192,13 +192,13 @@ func TestTrouble(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{err: errors.New("read-only file system")}
-		log := d.run(always, func(k *Keeper) {
+		log := d.run(always, func(k *Manager) {
 			k.Changed()
 			time.Sleep(10 * time.Minute)
 			if s := k.Stats(); s.Failures < 15 || !s.LastWrite.IsZero() {
 				t.Errorf("%+v", s)
 			}
-			d.mend()
+			d.repair()
 			time.Sleep(time.Minute)
 		})
 		if strings.Count(log, "\n") != 2 || !strings.Contains(log, "read-only file system") ||
@@ -214,7 +214,7 @@ func TestEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
 		start := time.Now()
-		d.run(always, func(k *Keeper) {
+		d.run(always, func(k *Manager) {
 			k.Changed()
 			time.Sleep(6 * time.Second)
 			d.facts.Store(7)

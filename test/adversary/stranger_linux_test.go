@@ -61,7 +61,7 @@ type effort struct {
 	services, slices, ports, backends int64 // policy
 	visited                           int64 // table
 	writes, offered, weight, ops      int64 // plane
-	told                              int64 // observers
+	reported                          int64 // observers
 	observers                         [3]int64
 	lines, bytes                      int64 // log
 	events                            int64
@@ -79,14 +79,14 @@ var stages = []struct {
 	{"policy", "backends resolved", turns, func(e *effort) int64 { return e.backends }},
 	{"table", "frontends visited", 1 << 17, func(e *effort) int64 { return e.visited }},
 	{"plane", "writes", 6, func(e *effort) int64 { return e.writes }},
-	{"plane", "changes offered", 4 * pace, func(e *effort) int64 { return e.offered }},
+	{"plane", "changes offered", 4 * maxBatchWeight, func(e *effort) int64 { return e.offered }},
 	{"plane", "weight offered", 1 << 20, func(e *effort) int64 { return e.weight }},
-	{"plane", "kernel operations", 8 * pace, func(e *effort) int64 { return e.ops }},
-	{"observers", "changes told", 4 * pace, func(e *effort) int64 { return e.told }},
-	{"conntrack", "allocations", 40 * pace, func(e *effort) int64 { return e.observers[0] }},
-	{"sockets", "allocations", 40 * pace, func(e *effort) int64 { return e.observers[1] }},
-	{"health", "allocations", 40 * pace, func(e *effort) int64 { return e.observers[2] }},
-	{"log", "lines", mostLines, func(e *effort) int64 { return e.lines }},
+	{"plane", "kernel operations", 8 * maxBatchWeight, func(e *effort) int64 { return e.ops }},
+	{"observers", "changes told", 4 * maxBatchWeight, func(e *effort) int64 { return e.reported }},
+	{"conntrack", "allocations", 40 * maxBatchWeight, func(e *effort) int64 { return e.observers[0] }},
+	{"sockets", "allocations", 40 * maxBatchWeight, func(e *effort) int64 { return e.observers[1] }},
+	{"health", "allocations", 40 * maxBatchWeight, func(e *effort) int64 { return e.observers[2] }},
+	{"log", "lines", maxLines, func(e *effort) int64 { return e.lines }},
 	{"log", "bytes", 60_000, func(e *effort) int64 { return e.bytes }},
 	{"events", "events", 120, func(e *effort) int64 { return e.events }},
 }
@@ -95,11 +95,11 @@ var stages = []struct {
 // last Service may exceed the rest.
 const turns = 2 << 15
 
-// mostLines is the largest number of log lines about a namespace: a share for each kind of message.
-const mostLines = 6 * ratelimit.Burst
+// maxLines is the largest number of log lines about a namespace: a share for each kind of message.
+const maxLines = 6 * ratelimit.Burst
 
-// pace is the weight of one write, as of the planes of Linux.
-const pace = 2000
+// maxBatchWeight is the weight of one write, as of the planes of Linux.
+const maxBatchWeight = 2000
 
 // bystander is a world in which a stranger, who is no tenant, changes his Service while a tenant's
 // change.
@@ -127,7 +127,7 @@ type bystander struct {
 
 func newBystander(t *testing.T, shape adversary.Shape, n int, observers []*observer) *bystander {
 	s := &bystander{world: emptyWorld(t, lb.IPv4, 1), shape: shape, n: min(n, len(shape.Services)), ring: changes.New(0), observers: observers}
-	s.plane.Slow(0, pace)
+	s.plane.Slow(0, maxBatchWeight)
 	resolve := s.resolve
 	s.resolve = func(v cluster.View) []*lb.Frontend {
 		s.resolves(v)
@@ -145,7 +145,7 @@ func newBystander(t *testing.T, shape adversary.Shape, n int, observers []*obser
 				s.lost[l.Loser.Name]++
 			}
 		}
-		cfg.Lent = func(engine.Loan) { s.done.events++ }
+		cfg.Lent = func(engine.ProvisionalOwner) { s.done.events++ }
 	}
 	log := slog.New(slog.NewTextHandler(&s.log, nil))
 	problems := ratelimit.New(log, "Malformed object")
@@ -233,7 +233,7 @@ func allocations(f func()) int64 {
 
 // Applied is engine.Observer's.
 func (s *bystander) Applied(changes []lb.Change) {
-	s.done.told += int64(len(changes))
+	s.done.reported += int64(len(changes))
 	for _, c := range changes {
 		if s.await != nil && c.New != nil && c.New.Service == honestName(aside).String()+":http" && leadsTo(c.New, s.await) {
 			s.await, s.then = nil, s.effort()
@@ -292,8 +292,8 @@ func (s *bystander) waits() {
 				x.stage, s.shape.Name, s.n, did, x.unit, x.most)
 		}
 	}
-	if lines := s.log.lines.Load() - quiet; lines > mostLines {
-		s.errorf("log: %q with %d Services changed %d times: %d lines, want at most %d", s.shape.Name, s.n, s.round, lines, mostLines)
+	if lines := s.log.lines.Load() - quiet; lines > maxLines {
+		s.errorf("log: %q with %d Services changed %d times: %d lines, want at most %d", s.shape.Name, s.n, s.round, lines, maxLines)
 	}
 	s.answers()
 	s.remembered(seq)

@@ -179,7 +179,7 @@ func checkMinSyncPeriod(t *testing.T, p *configured) {
 	t.Helper()
 	addr := web(t, "paced", "pod1")
 	await(t, "pod3", addr, "pod1")
-	pace := func(i int) time.Duration {
+	maxBatchWeight := func(i int) time.Duration {
 		start := time.Now()
 		pods := []string{"pod4", "pod5", "pod1"}
 		for _, pod := range pods {
@@ -192,12 +192,12 @@ func checkMinSyncPeriod(t *testing.T, p *configured) {
 	}
 	const period = 700 * time.Millisecond
 	p.change(t, clusterCIDR+verbose+fmt.Sprintf("%s: {minSyncPeriod: %v, syncPeriod: 20s}\n", bed.Mode.Name, period), "minSyncPeriod", "syncPeriod")
-	if took := pace(1); took < 2*period {
+	if took := maxBatchWeight(1); took < 2*period {
 		t.Errorf("3 changes took %v with a minSyncPeriod of %v", took, period)
 	}
 	p.change(t, clusterCIDR+verbose+quick(), "minSyncPeriod")
 	// On a busy machine everything may be slow; with the previous period none would be faster.
-	for tries := 2; pace(tries) > 2*period; tries++ {
+	for tries := 2; maxBatchWeight(tries) > 2*period; tries++ {
 		if tries == 12 {
 			t.Fatalf("3 changes took more than %v each time, with a minSyncPeriod of 10 ms", 2*period)
 		}

@@ -23,7 +23,7 @@ type Target interface {
 	Probe(ctx context.Context) error
 	Drift() <-chan struct{}
 	Audit(ctx context.Context, full bool) (repaired int, err error)
-	Pace() int
+	MaxBatchWeight() int
 }
 
 // Faulty makes a plane fail. A failing call has done a random part of its work: none, some, or all
@@ -271,5 +271,5 @@ func (f *Faulty) Audit(ctx context.Context, full bool) (repaired int, err error)
 	return f.target.Audit(ctx, full)
 }
 
-// Pace is the target's.
-func (f *Faulty) Pace() int { return f.target.Pace() }
+// MaxBatchWeight is the target's.
+func (f *Faulty) MaxBatchWeight() int { return f.target.MaxBatchWeight() }

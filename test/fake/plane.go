@@ -24,13 +24,13 @@ type Plane struct {
 	family lb.Family
 	drift  chan struct{}
 
-	mu      sync.Mutex
-	ready   bool // a Reset has succeeded, and the state was not lost since
-	applied map[lb.Key]*lb.Frontend
-	kernel  *kernel
-	counts  Counts
-	most    int // new frontends that a Reset writes; 0: all
-	pace    int // 0: no bound
+	mu             sync.Mutex
+	ready          bool // a Reset has succeeded, and the state was not lost since
+	applied        map[lb.Key]*lb.Frontend
+	kernel         *kernel
+	counts         Counts
+	most           int // new frontends that a Reset writes; 0: all
+	maxBatchWeight int // 0: no bound
 }
 
 // kernel is the state that packets meet.
@@ -122,17 +122,17 @@ func (p *Plane) set(key lb.Key, f *lb.Frontend) {
 
 // Slow makes a Reset write at most that many new frontends, and postpone the others. An Apply
 // should not weigh more than pace. 0 means no limit.
-func (p *Plane) Slow(most, pace int) {
+func (p *Plane) Slow(most, maxBatchWeight int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.most, p.pace = most, pace
+	p.most, p.maxBatchWeight = most, maxBatchWeight
 }
 
-// Pace returns the largest weight of an Apply.
-func (p *Plane) Pace() int {
+// MaxBatchWeight returns the largest weight of an Apply.
+func (p *Plane) MaxBatchWeight() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return cmp.Or(p.pace, math.MaxInt)
+	return cmp.Or(p.maxBatchWeight, math.MaxInt)
 }
 
 // onlyPreserves reports whether two frontends differ only in a field that the kernel does not have

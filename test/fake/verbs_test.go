@@ -36,8 +36,8 @@ func TestVerbs(t *testing.T) {
 				}
 				return nil
 			},
-			Wipe: func(f lb.Family) error { planes[f].Lose(true); return nil },
-			Told: true,
+			Wipe:     func(f lb.Family) error { planes[f].Lose(true); return nil },
+			Reported: true,
 		}
 	})
 }

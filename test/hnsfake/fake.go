@@ -394,7 +394,7 @@ func (f *Fake) LoadBalancers(ctx context.Context) ([]hns.LoadBalancer, error) {
 	return call(ctx, f, "LoadBalancers", "", nil, func() ([]hns.LoadBalancer, *hns.Error) {
 		var out []hns.LoadBalancer
 		for _, id := range slices.Sorted(maps.Keys(f.balancers)) {
-			out = append(out, told(*f.balancers[id]))
+			out = append(out, reported(*f.balancers[id]))
 		}
 		return out, f.known()
 	})
@@ -414,7 +414,7 @@ func (f *Fake) createBalancer(l hns.LoadBalancer) (hns.LoadBalancer, *hns.Error)
 	if l.ID != "" {
 		return l, bad(hns.CodeInvalidPolicy, "ID %s: HNS makes the IDs", l.ID)
 	}
-	l = heard(l)
+	l = noticed(l)
 	keys, err := f.checkBalancer(l)
 	if err != nil {
 		return l, err
@@ -433,7 +433,7 @@ func (f *Fake) createBalancer(l hns.LoadBalancer) (hns.LoadBalancer, *hns.Error)
 		f.keys[k] = l.ID
 	}
 	f.use(l.HostComputeEndpoints, 1)
-	return told(l), nil
+	return reported(l), nil
 }
 
 // portTaken reports whether a program listens on the port, or the dynamic range has it.
@@ -474,7 +474,7 @@ func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.
 		if !f.facts.Features.ModifyLoadbalancer {
 			return l, bad(hns.CodeNotImplemented, "this version cannot modify load balancers")
 		}
-		l := heard(l)
+		l := noticed(l)
 		old := f.balancers[l.ID]
 		if old == nil {
 			return l, bad(hns.CodeElementNotFound, "no load balancer has this ID")
@@ -490,7 +490,7 @@ func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.
 		f.use(old.HostComputeEndpoints, -1)
 		f.use(l.HostComputeEndpoints, 1)
 		old.HostComputeEndpoints = slices.Clone(l.HostComputeEndpoints)
-		return told(*old), nil
+		return reported(*old), nil
 	})
 }
 
@@ -541,10 +541,10 @@ func clone(e hns.Endpoint) hns.Endpoint {
 	return e
 }
 
-// heard converts a stored load balancer to the case of answers.
-func heard(l hns.LoadBalancer) hns.LoadBalancer { return cased(l, strings.ToUpper) }
+// noticed converts a stored load balancer to the case of answers.
+func noticed(l hns.LoadBalancer) hns.LoadBalancer { return cased(l, strings.ToUpper) }
 
-func told(l hns.LoadBalancer) hns.LoadBalancer { return cased(l, strings.ToLower) }
+func reported(l hns.LoadBalancer) hns.LoadBalancer { return cased(l, strings.ToLower) }
 
 func cased(l hns.LoadBalancer, endpoints func(string) string) hns.LoadBalancer {
 	l = cloneBalancer(l)

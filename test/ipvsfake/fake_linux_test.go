@@ -128,17 +128,17 @@ func TestConnections(t *testing.T) {
 func TestBefore(t *testing.T) {
 	k, c := filled(t)
 	other := connect(t, k)
-	var heard []ipvsfake.Request
+	var noticed []ipvsfake.Request
 	k.Before = func(r ipvsfake.Request) error {
-		if r.N--; len(heard) == 0 {
-			heard = append(heard, r)
+		if r.N--; len(noticed) == 0 {
+			noticed = append(noticed, r)
 			return other.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelDestination, Service: web, Destination: one}}, nil)
 		}
-		heard = append(heard, r)
+		noticed = append(noticed, r)
 		return nil
 	}
 	err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelDestination, Service: web, Destination: one}}, nil)
-	if !errors.Is(err, unix.ENOENT) || len(heard) != 2 || heard[0].Command != ipvsfake.DelDest || !heard[0].Command.Writes() || heard[0].Service != web.ServiceID || heard[0].Destination != one.Addr || heard[1].N != heard[0].N+1 {
-		t.Errorf("%v; heard %+v", err, heard)
+	if !errors.Is(err, unix.ENOENT) || len(noticed) != 2 || noticed[0].Command != ipvsfake.DelDest || !noticed[0].Command.Writes() || noticed[0].Service != web.ServiceID || noticed[0].Destination != one.Addr || noticed[1].N != noticed[0].N+1 {
+		t.Errorf("%v; heard %+v", err, noticed)
 	}
 }

@@ -56,12 +56,12 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 	t.Logf("the kernel has the schedulers %v", schedulers)
 	fake := connect(t, ipvsfake.New(ipvsfake.Config{Schedulers: schedulers}))
 	g := &generator{Rand: rand.New(rand.NewPCG(*seed, 0))}
-	told := map[string]int{}
+	reported := map[string]int{}
 	var last []string
 	for n := range *steps {
 		what, ask := g.step()
 		want, got := errnoOf(ask(kernel)), errnoOf(ask(fake))
-		told[fmt.Sprintf("%s: %v", strings.SplitN(what, " ", 2)[0], want)]++
+		reported[fmt.Sprintf("%s: %v", strings.SplitN(what, " ", 2)[0], want)]++
 		last = append(last, what)
 		wrong := ""
 		if want != got {
@@ -76,8 +76,8 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 		}
 	}
 	for _, want := range expected {
-		if told[want] == 0 {
-			t.Errorf("no operation brought %q: %v", want, told)
+		if reported[want] == 0 {
+			t.Errorf("no operation brought %q: %v", want, reported)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func Check(t *testing.T, c *netlink.Conn, prepare func(), ask func(context.Conte
 	t.Helper()
 	recovers := func() {
 		t.Helper()
-		c.Patience = netlink.Patience
+		c.Timeout = netlink.Timeout
 		prepare()
 		if err := ask(t.Context()); err != nil {
 			t.Errorf("a kernel that answers again: %v", err)
@@ -39,14 +39,14 @@ func Check(t *testing.T, c *netlink.Conn, prepare func(), ask func(context.Conte
 	}
 	prepare()
 	Silence(t, c)
-	c.Patience = 20 * time.Millisecond
+	c.Timeout = 20 * time.Millisecond
 	if err := ask(t.Context()); !errors.Is(err, netlink.ErrNoAnswer) || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the patience ends: %v", err)
 	}
 	recovers()
 	prepare()
 	Silence(t, c)
-	c.Patience = time.Hour // so that it is the context that ends the wait
+	c.Timeout = time.Hour // so that it is the context that ends the wait
 	if err := ask(EndsWhenAwaited(t)); !errors.Is(err, netlink.ErrNoAnswer) || !errors.Is(err, context.Canceled) {
 		t.Errorf("the context ends: %v", err)
 	}

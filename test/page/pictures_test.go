@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// mostBytes bounds a picture in docs/pictures.
-const mostBytes = 150_000
+// maxBytes bounds a picture in docs/pictures.
+const maxBytes = 150_000
 
 // keep writes a screenshot to docs/pictures, with the 256 colours that it has most of: a page has few.
 func keep(t *testing.T, name string, shot []byte) {
@@ -34,8 +34,8 @@ func keep(t *testing.T, name string, shot []byte) {
 	if err := e.Encode(&out, small); err != nil {
 		t.Fatal(err)
 	}
-	if out.Len() > mostBytes {
-		t.Errorf("%s: %d bytes, want %d at most", name, out.Len(), mostBytes)
+	if out.Len() > maxBytes {
+		t.Errorf("%s: %d bytes, want %d at most", name, out.Len(), maxBytes)
 	}
 	if len(small.Palette) < 10 {
 		t.Errorf("%s: %d colours: nothing is on it", name, len(small.Palette))

@@ -65,18 +65,18 @@ func churnSlices(name string, pods []string) string {
 // churn flaps endpoints while connections are made: none may fail or be closed. Planes without
 // transactions must never leave a packet without a rule.
 func (s *suite) churn(t *testing.T) {
-	told, failures, err := s.tryChurn()
+	reported, failures, err := s.tryChurn()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range failures {
 		t.Error(f)
 	}
-	t.Log(strings.Join(told, "; "))
+	t.Log(strings.Join(reported, "; "))
 }
 
 // tryChurn is churn in both families at once; told describes the amount of work.
-func (s *suite) tryChurn() (told, failures []string, err error) {
+func (s *suite) tryChurn() (reported, failures []string, err error) {
 	sc, err := scenario.Parse("churn.txtar", []byte(churnStory()), labYAML)
 	if err != nil {
 		return nil, nil, err
@@ -101,12 +101,12 @@ func (s *suite) tryChurn() (told, failures []string, err error) {
 				failures = append(failures, fmt.Sprintf("%v, after %d moves and %d connections: %v", f, moves, made, err))
 			}
 			failures = append(failures, r.failures...)
-			told = append(told, fmt.Sprintf("%v: %d connections under %d moves", f, made, moves))
+			reported = append(reported, fmt.Sprintf("%v: %d connections under %d moves", f, made, moves))
 		})
 	}
 	both.Wait()
-	slices.Sort(told)
-	return told, failures, nil
+	slices.Sort(reported)
+	return reported, failures, nil
 }
 
 // churn plays the states in random order and sends meanwhile.

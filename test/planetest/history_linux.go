@@ -46,7 +46,7 @@ func History(t *testing.T, cfg Config) {
 			}
 			begin := time.Now()
 			err := h.run()
-			t.Logf("%s in %v", h.told(), time.Since(begin).Round(time.Millisecond))
+			t.Logf("%s in %v", h.reported(), time.Since(begin).Round(time.Millisecond))
 			switch {
 			case err != nil:
 				t.Error(err)
@@ -85,7 +85,7 @@ func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 		met: map[visitor]meeting{}, known: map[visitor][]netip.AddrPort{}}
 }
 
-func (h *history) told() string {
+func (h *history) reported() string {
 	return fmt.Sprintf("%d steps: %d changes of Services, %d restarts, %d resets, %d drifts, %d take-overs; %d packets, %d affinities kept; "+
 		"%d things broken, %d repaired, %d packets met something else, %d were named, %d differences",
 		h.steps, h.changes, h.restarts, h.resets, h.drifts, h.takeovers, h.probes, h.kept, h.broken, h.repaired, h.felt, h.named, h.found)

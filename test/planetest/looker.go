@@ -10,32 +10,32 @@ import (
 	"testing"
 )
 
-// Looker is a plane that reports the kernel state: [kube-proxy/mode.Looker].
-type Looker interface {
-	Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error)
+// Tracer is a plane that reports the kernel state: [kube-proxy/mode.Tracer].
+type Tracer interface {
+	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// looker returns the plane as a Looker, if it is one. A test's wrapper of a plane has a method
-// Looker, which may return nil.
-func looker(p Plane) (Looker, bool) {
-	if w, ok := p.(interface{ Looker() Looker }); ok {
-		l := w.Looker()
+// tracer returns the plane as a Looker, if it is one. A test's wrapper of a plane has a method
+// Tracer, which may return nil.
+func tracer(p Plane) (Tracer, bool) {
+	if w, ok := p.(interface{ Tracer() Tracer }); ok {
+		l := w.Tracer()
 		return l, l != nil
 	}
-	l, ok := p.(Looker)
+	l, ok := p.(Tracer)
 	return l, ok
 }
 
-// mostDifferences is how many differences a failure names.
-const mostDifferences = 10
+// maxDifferences is how many differences a failure names.
+const maxDifferences = 10
 
 // differences returns the differences between the kernel and the table, up to a limit.
-func differences(ctx context.Context, l Looker, want *lb.Table) ([]trace.Difference, error) {
-	return someDifferences(ctx, l, want, mostDifferences)
+func differences(ctx context.Context, l Tracer, want *lb.Table) ([]trace.Difference, error) {
+	return someDifferences(ctx, l, want, maxDifferences)
 }
 
-func someDifferences(ctx context.Context, l Looker, want *lb.Table, most int) (found []trace.Difference, err error) {
+func someDifferences(ctx context.Context, l Tracer, want *lb.Table, most int) (found []trace.Difference, err error) {
 	err = l.Differences(ctx, want, func(d trace.Difference) bool {
 		found = append(found, d)
 		return len(found) < most
@@ -44,7 +44,7 @@ func someDifferences(ctx context.Context, l Looker, want *lb.Table, most int) (f
 }
 
 // Differences returns the kernel's differences from the table, a hundred at most.
-func Differences(t testing.TB, l Looker, want *lb.Table) []trace.Difference {
+func Differences(t testing.TB, l Tracer, want *lb.Table) []trace.Difference {
 	t.Helper()
 	found, err := someDifferences(t.Context(), l, want, 100)
 	if err != nil {

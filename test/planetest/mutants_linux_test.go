@@ -26,19 +26,19 @@ type mutant struct {
 }
 
 func (m *mutant) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
-	var told []lb.Change
+	var reported []lb.Change
 	for _, c := range changes {
 		if m.forget == nil || !m.forget(c) {
-			told = append(told, lb.Change{Key: c.Key, Old: m.mutate(c.Old), New: m.mutate(c.New)})
+			reported = append(reported, lb.Change{Key: c.Key, Old: m.mutate(c.Old), New: m.mutate(c.New)})
 		}
 	}
-	return m.Plane.Apply(ctx, told)
+	return m.Plane.Apply(ctx, reported)
 }
 
 func (m *mutant) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
-	told := &lb.Table{Node: want.Node}
+	reported := &lb.Table{Node: want.Node}
 	if m.node != nil {
-		told.Node = m.node(want.Node)
+		reported.Node = m.node(want.Node)
 	}
 	owners := map[string][]*lb.Frontend{}
 	for _, f := range want.Sorted() {
@@ -47,9 +47,9 @@ func (m *mutant) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, 
 		}
 	}
 	for name, fronts := range owners {
-		told.Replace(lb.Owner{Name: name}, fronts)
+		reported.Replace(lb.Owner{Name: name}, fronts)
 	}
-	return m.Plane.Reset(ctx, told)
+	return m.Plane.Reset(ctx, reported)
 }
 
 func (m *mutant) mutate(f *lb.Frontend) *lb.Frontend {

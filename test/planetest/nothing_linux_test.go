@@ -26,7 +26,7 @@ func (nothing) SetNode(context.Context, lb.Node) error   { return nil }
 func (nothing) Probe(context.Context) error              { return nil }
 func (nothing) Drift() <-chan struct{}                   { return nil }
 func (nothing) Audit(context.Context, bool) (int, error) { return 0, nil }
-func (nothing) Pace() int                                { return 1 }
+func (nothing) MaxBatchWeight() int                      { return 1 }
 
 // A suite that cannot fail proves nothing: every line with an answer or a refusal at a service
 // address must fail with a plane that programs nothing. Lines whose packets the network itself

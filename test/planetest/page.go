@@ -21,7 +21,7 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.line("`kube-proxy trace` must name the verdict, backends and source of each packet, from the table and from the kernel.")
 	p.line("After each step the kernel must equal the table.")
 	p.line("")
-	p.line("Kernels other than the machine's are emulated. There the kernel's answer is compared for at least %d packets of a", mostAsked)
+	p.line("Kernels other than the machine's are emulated. There the kernel's answer is compared for at least %d packets of a", maxAsked)
 	p.line("state, one in generated scenarios; `make test-kernels FULL=1` compares all. Pings have the table's answer only.")
 	p.line("")
 	p.when(release)
@@ -125,9 +125,9 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 	p.line("")
 }
 
-// mostAsked limits the queries to the plane about packets of a state in emulation, except in complete runs:
+// maxAsked limits the queries to the plane about packets of a state in emulation, except in complete runs:
 // lines about affinity send hundreds of packets that differ in the client.
-const mostAsked = 8
+const maxAsked = 8
 
 // generatedPrefix begins the names of scenarios that have no file.
 const generatedPrefix = "generated-"

@@ -31,7 +31,7 @@ func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, 
 	weight := plane.Weights(p)
 	for later := res.Later; len(later) > 0; {
 		var piece []lb.Change
-		for used := 0; len(piece) < len(later) && (used == 0 || used < p.Pace()); {
+		for used := 0; len(piece) < len(later) && (used == 0 || used < p.MaxBatchWeight()); {
 			row := want.Get(later[len(piece)])
 			piece = append(piece, lb.Change{Key: row.Key, New: row})
 			used += max(1, weight(row))

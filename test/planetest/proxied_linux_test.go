@@ -35,9 +35,9 @@ type ender struct {
 	conns []net.Conn
 }
 
-// Looker returns nil: the kernel redirects packets to listeners of this test, and not to the
+// Tracer returns nil: the kernel redirects packets to listeners of this test, and not to the
 // backends of the table.
-func (*ender) Looker() Looker { return nil }
+func (*ender) Tracer() Tracer { return nil }
 
 // listening is the socket of one backend set.
 type listening struct {
@@ -71,19 +71,19 @@ func newEnder(f lb.Family, flaw string) (Plane, error) {
 }
 
 func (e *ender) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
-	var told []lb.Change
+	var reported []lb.Change
 	for _, c := range changes {
 		row, err := e.lead(c.New)
 		if err != nil {
 			return plane.ApplyResult{}, err
 		}
-		told = append(told, lb.Change{Key: c.Key, New: row})
+		reported = append(reported, lb.Change{Key: c.Key, New: row})
 	}
-	return e.Plane.Apply(ctx, told)
+	return e.Plane.Apply(ctx, reported)
 }
 
 func (e *ender) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
-	told := &lb.Table{Node: want.Node}
+	reported := &lb.Table{Node: want.Node}
 	owners := map[string][]*lb.Frontend{}
 	for _, f := range want.Sorted() {
 		row, err := e.lead(f)
@@ -93,9 +93,9 @@ func (e *ender) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 		owners[f.Service] = append(owners[f.Service], row)
 	}
 	for name, rows := range owners {
-		told.Replace(lb.Owner{Name: name}, rows)
+		reported.Replace(lb.Owner{Name: name}, rows)
 	}
-	return e.Plane.Reset(ctx, told)
+	return e.Plane.Reset(ctx, reported)
 }
 
 // lead returns the frontend with the node's sockets in place of backends.

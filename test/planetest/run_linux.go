@@ -229,15 +229,15 @@ func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 	s.record(sc, result)
 }
 
-// mostStretch is how much longer than written a scenario's affinities last at most.
-const mostStretch = 16
+// maxStretch is how much longer than written a scenario's affinities last at most.
+const maxStretch = 16
 
 // try plays a scenario and returns its failures. If a client affinity may have expired on a slow machine,
 // it plays the scenario again with longer affinities and waits.
 func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
 	for stretch := 1; ; stretch *= 4 {
 		result, failures, lapsed, err := s.play(sc, stretch)
-		if err != nil || !lapsed || stretch == mostStretch {
+		if err != nil || !lapsed || stretch == maxStretch {
 			return result, failures, err
 		}
 	}

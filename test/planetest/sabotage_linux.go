@@ -25,7 +25,7 @@ const moreSabotage = 20
 // packet, must report everything that an audit repairs. Audits must repair all of it. One may
 // request a Reset only after Drift, which may remove the whole table.
 func (h *history) sabotage(i int) error {
-	look, ok := looker(h.plane)
+	look, ok := tracer(h.plane)
 	if !ok {
 		return errors.New("the plane does not report what the kernel holds (mode.Looker)")
 	}
@@ -68,7 +68,7 @@ func (h *history) sabotage(i int) error {
 
 // repair calls audits until nothing differs, and Reset if an audit requests it and may. It reports
 // whether anything was repaired. An audit checks only a part, so many may be needed.
-func (h *history) repair(look Looker, mayReset bool) (repaired bool, err error) {
+func (h *history) repair(look Tracer, mayReset bool) (repaired bool, err error) {
 	err = h.onNode(func() error {
 		var left []trace.Difference
 		for range 10 {
@@ -97,7 +97,7 @@ func (h *history) repair(look Looker, mayReset bool) (repaired bool, err error) 
 // about it. It returns the number of packets that they report as differing from the table. A packet
 // that differs and is not reported is an error. For a client that is its own backend any difference
 // suffices, because the kernel has no separate state for such a client.
-func (h *history) ask(look Looker, differs bool) (named int, err error) {
+func (h *history) ask(look Tracer, differs bool) (named int, err error) {
 	callers := h.callers()[:5] // three pods, the node, and one from outside
 	calls := h.calls(callers, 500*time.Millisecond)
 	r := h.shoot(calls)
@@ -110,7 +110,7 @@ func (h *history) ask(look Looker, differs bool) (named int, err error) {
 	err = h.onNode(func() error {
 		for _, packet := range r.inquiry.order {
 			f := r.inquiry.met[packet]
-			k, err := look.Follow(context.Background(), packet)
+			k, err := look.TracePacket(context.Background(), packet)
 			if err != nil {
 				return fmt.Errorf("follow %s: %w", packet, err)
 			}
@@ -137,7 +137,7 @@ func (h *history) ask(look Looker, differs bool) (named int, err error) {
 
 // again sends packets once more with a long timeout, because a busy machine answers late. A packet
 // that still has another outcome is an error.
-func (h *history) again(look Looker, unnamed []*call) error {
+func (h *history) again(look Tracer, unnamed []*call) error {
 	for _, c := range unnamed {
 		c.patience = 5 * time.Second
 	}
@@ -149,7 +149,7 @@ func (h *history) again(look Looker, unnamed []*call) error {
 			if other == "" {
 				continue
 			}
-			k, err := look.Follow(context.Background(), packet)
+			k, err := look.TracePacket(context.Background(), packet)
 			if err != nil || len(trace.Compare(f.answer, k)) == 0 {
 				return fmt.Errorf("%s\nand the plane, which reads the kernel, does not say so: %v, %s %v\n%s", other, err, k.Verdict,
 					k.Backends, strings.Join(k.Way, "\n"))

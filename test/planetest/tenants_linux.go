@@ -363,7 +363,7 @@ func (q question) String() string { return fmt.Sprintf("%s → %s", q.from, q.ke
 // answers returns the kernel's treatment of packets to the keys, each from a pod, the node or
 // outside; known are answers that still hold.
 func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) map[question]string {
-	look, ok := looker(n.plane)
+	look, ok := tracer(n.plane)
 	if !ok {
 		n.Fatal("the plane does not report the kernel's treatment of packets")
 	}
@@ -382,7 +382,7 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 			out[at] = is
 			continue
 		}
-		is, err := look.Follow(n.Context(), trace.Packet{From: netip.AddrPortFrom(at.from, 0), Host: at.from == node, To: to, Here: k.IsNodePort(), Proto: k.Proto})
+		is, err := look.TracePacket(n.Context(), trace.Packet{From: netip.AddrPortFrom(at.from, 0), Host: at.from == node, To: to, Here: k.IsNodePort(), Proto: k.Proto})
 		if err != nil {
 			n.Fatalf("follow a packet %s: %v", at, err)
 		}

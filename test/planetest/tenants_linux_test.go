@@ -46,7 +46,7 @@ func (p *listing) Dump() (text string) {
 	return text
 }
 
-func (p *listing) Follow(context.Context, trace.Packet) (is trace.Kernel, err error) { return }
+func (p *listing) TracePacket(context.Context, trace.Packet) (is trace.Kernel, err error) { return }
 
 func (p *listing) Differences(context.Context, *lb.Table, func(trace.Difference) bool) error {
 	return nil

@@ -165,10 +165,10 @@ func (v *volley) sentAll() {
 func (r *run) inquire() {
 	q := &r.inquiry
 	begin, followed := time.Now(), 0
-	look, looks := looker(r.plane)
+	look, looks := tracer(r.plane)
 	few, most := r.askFew(), len(q.order)
 	if os.Getenv("PLANETEST_VM") != "" && os.Getenv("PLANETEST_COMPLETE") == "" {
-		most = min(most, mostAsked)
+		most = min(most, maxAsked)
 	}
 	if few {
 		most = 1
@@ -216,8 +216,8 @@ func (r *run) askFew() bool {
 }
 
 // unlike describes how the kernel's answer for a packet differs from the table's; "" if it does not.
-func unlike(ctx context.Context, look Looker, packet trace.Packet, f *fate) string {
-	k, err := look.Follow(ctx, packet)
+func unlike(ctx context.Context, look Tracer, packet trace.Packet, f *fate) string {
+	k, err := look.TracePacket(ctx, packet)
 	if err != nil {
 		return fmt.Sprintf("the plane cannot follow %s: %v", packet, err)
 	}

@@ -23,7 +23,7 @@ func (r *run) asks(p scenario.Packet, s scenario.Shot, m Meeting) error {
 	a := trace.Ask(r.table, r.how(), packet)
 	f := &fate{answer: a}
 	finding, followed := otherMeeting(a, m), 0
-	if look, ok := looker(r.plane); ok && finding == "" {
+	if look, ok := tracer(r.plane); ok && finding == "" {
 		followed++
 		finding = unlike(context.Background(), look, packet, f)
 	}
@@ -60,7 +60,7 @@ func otherMeeting(a trace.Answer, m Meeting) string {
 
 // noDifferences checks that the model does not differ from the table.
 func (r *run) noDifferences(want *lb.Table) {
-	look, looks := looker(r.plane)
+	look, looks := tracer(r.plane)
 	r.s.inquired.add(0, 0, 1, 0)
 	if !looks {
 		return

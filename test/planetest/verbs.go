@@ -34,8 +34,8 @@ type Kernel struct {
 	// FirstKeeps: an address that is one Service's address and another's endpoint belongs to the
 	// first of them (TN-61). When the first is deleted, the other may have it.
 	FirstKeeps bool
-	// Told: Drift has a value after Damage. Otherwise only audits find the damage.
-	Told bool
+	// Reported: Drift has a value after Damage. Otherwise only audits find the damage.
+	Reported bool
 	// Bytes estimates the kernel memory of the family's objects: their number times the measured size of one.
 	// [Memory] calls it; nil elsewhere.
 	Bytes func(lb.Family) (int, error)
@@ -179,8 +179,8 @@ func (v *verbs) notSetUp() {
 	v.others(v.Context(), v.lost)
 	v.resetTo(v.table())
 	v.holds("the first reset", v.table())
-	if v.plane.Pace() < 1 {
-		v.Errorf("the pace is %d, so that nothing could be written", v.plane.Pace())
+	if v.plane.MaxBatchWeight() < 1 {
+		v.Errorf("the pace is %d, so that nothing could be written", v.plane.MaxBatchWeight())
 	}
 }
 
@@ -394,7 +394,7 @@ func (v *verbs) audit() {
 		}
 		after, err := Dump(v.plane)
 		harmed := err != nil || after != before // emptying an empty set is no damage, and is not reported
-		for harmed && v.Told {                  // a notification may arrive while the next is on its way
+		for harmed && v.Reported {              // a notification may arrive while the next is on its way
 			select {
 			case <-v.plane.Drift():
 			case <-time.After(time.Minute):

@@ -19,8 +19,8 @@ func (c Change) Events() (events []cluster.Event, problems []string, err error) 
 		return []cluster.Event{ev}, nil, err
 	}
 	for doc := range documents(c.YAML) {
-		objects, told := manifests.Parse("", []byte(doc))
-		for _, p := range told {
+		objects, reported := manifests.Parse("", []byte(doc))
+		for _, p := range reported {
 			p.Line = 0 // it would be relative to the document
 			problems = append(problems, p.String())
 		}
@@ -30,7 +30,7 @@ func (c Change) Events() (events []cluster.Event, problems []string, err error) 
 			if err != nil {
 				return nil, nil, err
 			}
-			if len(told) > 0 {
+			if len(reported) > 0 {
 				continue
 			}
 			ev, err := ref.gone()

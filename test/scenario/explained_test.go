@@ -9,8 +9,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// mostLines is how many endpoints of a port the text names: it is to fit on one screen.
-const mostLines = 12
+// maxLines is how many endpoints of a port the text names: it is to fit on one screen.
+const maxLines = 12
 
 // explained returns the whole explanation, excluded endpoints first: the sentences that "kube-proxy
 // why" and the page show.
@@ -39,12 +39,12 @@ func explained(x policy.Explanation) string {
 				if is := e.WhyNotCluster+e.WhyNotLocal != ""; is != out {
 					continue
 				}
-				if shown++; shown <= mostLines {
+				if shown++; shown <= maxLines {
 					line("    %s", endpoint(e))
 				}
 			}
 		}
-		if more := shown - mostLines + p.More; shown > mostLines {
+		if more := shown - maxLines + p.More; shown > maxLines {
 			line("    and %s", count(more, "other", "others"))
 		}
 	}

@@ -70,8 +70,8 @@ func rows(f figures) []row {
 	return all
 }
 
-// mostGrowth is by how much one change may cost more among the most services than among the fewest.
-const mostGrowth = 1.5
+// maxGrowth is by how much one change may cost more among the most services than among the fewest.
+const maxGrowth = 1.5
 
 // growthRow compares the first and the last size.
 func growthRow(work string, sizes []int, value func(size int) float64) []row {
@@ -79,7 +79,7 @@ func growthRow(work string, sizes []int, value func(size int) float64) []row {
 		return nil
 	}
 	first, last := sizes[0], sizes[len(sizes)-1]
-	return []row{newRow(work, number(last)+" against "+number(first), "–", "", limit{"", mostGrowth, "×", value(last) / value(first)})}
+	return []row{newRow(work, number(last)+" against "+number(first), "–", "", limit{"", maxGrowth, "×", value(last) / value(first)})}
 }
 
 // pureRows adds up the halves of the path to the kernel. Both benchmarks replace the frontend in

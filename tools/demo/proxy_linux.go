@@ -15,11 +15,11 @@ import (
 
 // proxy is the kube-proxy process in node1.
 type proxy struct {
-	cmd    *netlab.Cmd
-	log    *proxyLog
-	exited chan struct{} // closed when the process has ended; result is its Wait's
-	result error
-	told   bool // its end was reported
+	cmd      *netlab.Cmd
+	log      *proxyLog
+	exited   chan struct{} // closed when the process has ended; result is its Wait's
+	result   error
+	reported bool // its end was reported
 }
 
 // startProxy starts the binary in a mode as it would be started on a node.
@@ -90,7 +90,7 @@ func (p *proxy) waitAnswer(ctx context.Context, f *field, r row) error {
 func (p *proxy) explain(err error) error {
 	select {
 	case <-p.exited:
-		p.told = true
+		p.reported = true
 		how := "exit status 0"
 		if p.result != nil {
 			how = p.result.Error()
@@ -103,7 +103,7 @@ func (p *proxy) explain(err error) error {
 
 // stop ends the process as systemd or a kubelet would; it must leave with status 0.
 func (p *proxy) stop() error {
-	if p.told {
+	if p.reported {
 		return nil
 	}
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {

@@ -98,9 +98,9 @@ func ownTree(p program) (t tree, err error) {
 
 // made is an image with its bill of materials, and the lines to print.
 type made struct {
-	index v1.ImageIndex // of the tags
-	bill  []byte
-	told  []string
+	index    v1.ImageIndex // of the tags
+	bill     []byte
+	reported []string
 }
 
 // assemble makes both tags. That for Windows is the same in both: no mode needs another program there.
@@ -154,7 +154,7 @@ func assemble(o options, commit string, when time.Time, contents []*content) (ma
 				}
 				size += n
 			}
-			m.told = append(m.told, fmt.Sprintf("  %s:%s %s: %.1f MiB", o.name, t.tag, c.platform, float64(size)/(1<<20)))
+			m.reported = append(m.reported, fmt.Sprintf("  %s:%s %s: %.1f MiB", o.name, t.tag, c.platform, float64(size)/(1<<20)))
 		}
 		index := mutate.Annotations(indexOf(images...), labels).(v1.ImageIndex)
 		digest, err := index.Digest()
@@ -162,7 +162,7 @@ func assemble(o options, commit string, when time.Time, contents []*content) (ma
 			return made{}, err
 		}
 		tags = append(tags, tagged(o.name+":"+t.tag, index))
-		m.told = append(m.told, fmt.Sprintf("  %s:%s %s", o.name, t.tag, digest))
+		m.reported = append(m.reported, fmt.Sprintf("  %s:%s %s", o.name, t.tag, digest))
 	}
 	m.index = indexOf(tags...)
 	var err error

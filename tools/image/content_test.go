@@ -27,7 +27,7 @@ func TestImage(t *testing.T) {
 	if err := validate.Index(r.index); err != nil {
 		t.Fatal(err)
 	}
-	told := toldSizes(t)
+	reported := reportedSizes(t)
 	for tag := range r.tags() {
 		for _, arch := range architectures {
 			p := r.platform(tag, arch)
@@ -35,7 +35,7 @@ func TestImage(t *testing.T) {
 			if p.size > maxSize {
 				t.Errorf("tag %q for %s: %d bytes compressed, want at most %d", tag, arch, p.size, maxSize)
 			}
-			if size, most := float64(p.size)/(1<<20), told[tag][arch]; size > most || size < most-sizeMargin {
+			if size, most := float64(p.size)/(1<<20), reported[tag][arch]; size > most || size < most-sizeMargin {
 				t.Errorf("docs/image.md says that tag %q for %s has at most %v MiB; it has %.1f, so the page should say %.0f", tag, arch, most, size, math.Ceil(size+0.5))
 			}
 			if p.config.Architecture != arch || p.config.OS != "linux" || len(p.config.RootFS.DiffIDs) != len(p.manifest.Layers) {
@@ -89,23 +89,23 @@ func TestWindowsImage(t *testing.T) {
 // be far from the truth.
 const sizeMargin = 4
 
-// toldSizes returns the sizes of images in docs/image.md: by tag and architecture, MiB at most.
-func toldSizes(t *testing.T) map[string]map[string]float64 {
+// reportedSizes returns the sizes of images in docs/image.md: by tag and architecture, MiB at most.
+func reportedSizes(t *testing.T) map[string]map[string]float64 {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/image.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := map[string]map[string]float64{}
+	reported := map[string]map[string]float64{}
 	for _, row := range regexp.MustCompile("(?m)^\\| `localhost/kube-proxy:TAG([a-z-]*)` .*\\| at most (\\d+) / (\\d+) MiB \\|$").FindAllStringSubmatch(string(page), -1) {
-		told[row[1]] = map[string]float64{}
+		reported[row[1]] = map[string]float64{}
 		for k, arch := range []string{"amd64", "arm64"} {
-			if told[row[1]][arch], err = strconv.ParseFloat(row[2+k], 64); err != nil {
+			if reported[row[1]][arch], err = strconv.ParseFloat(row[2+k], 64); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	return told
+	return reported
 }
 
 func checkLabels(t *testing.T, p readPlatform) {

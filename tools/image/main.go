@@ -145,7 +145,7 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(stdout, "%s in %s, with its bill of materials %s\n", o.out, time.Since(began).Round(100*time.Millisecond), billFile(o.out))
-	for _, line := range made.told {
+	for _, line := range made.reported {
 		fmt.Fprintln(stdout, line)
 	}
 	return nil

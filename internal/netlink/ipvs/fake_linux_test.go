@@ -112,14 +112,14 @@ func TestContextEndsABatch(t *testing.T) {
 		batch[i] = ipvs.Op{Verb: ipvs.NewService, Service: mark}
 		batch[i].Service.Mark = uint32(i + 1)
 	}
-	told := 0
+	reported := 0
 	err := c.Do(ctx, batch, func(i int, err error) {
-		if told++; !errors.Is(err, context.Canceled) {
+		if reported++; !errors.Is(err, context.Canceled) {
 			t.Errorf("%v", err)
 		}
 	})
-	if done := len(k.State()); !errors.Is(err, context.Canceled) || told == 0 || done+told != len(batch) {
-		t.Errorf("%d were done and %d told of, %v", done, told, err)
+	if done := len(k.State()); !errors.Is(err, context.Canceled) || reported == 0 || done+reported != len(batch) {
+		t.Errorf("%d were done and %d told of, %v", done, reported, err)
 	}
 	c.Close()
 	if err := c.Do(t.Context(), batch[:1], nil); !errors.Is(err, os.ErrClosed) {

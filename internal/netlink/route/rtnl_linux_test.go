@@ -25,8 +25,8 @@ func TestAddresses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		heard := make(chan netlink.Message, 100)
-		go events.Listen(func(m netlink.Message) { m.Body = slices.Clone(m.Body); heard <- m }, func() { t.Error("messages were lost") })
+		noticed := make(chan netlink.Message, 100)
+		go events.Listen(func(m netlink.Message) { m.Body = slices.Clone(m.Body); noticed <- m }, func() { t.Error("messages were lost") })
 		defer conn.Close()
 		defer events.Close()
 		name := "br-" + ip[:4]
@@ -62,8 +62,8 @@ func TestAddresses(t *testing.T) {
 		if err != nil || len(all) != 1 || all[0] != want {
 			t.Errorf("listed %+v, %v\nwant %+v", all, err, want)
 		}
-		expectNotice(t, heard, unix.RTM_NEWLINK, func(b []byte) bool { got, ok := ParseLink(b); return ok && got.Name == name })
-		expectNotice(t, heard, unix.RTM_NEWADDR, func(b []byte) bool { got, ok := ParseAddress(b); return ok && got.Addr == a.Addr })
+		expectNotice(t, noticed, unix.RTM_NEWLINK, func(b []byte) bool { got, ok := ParseLink(b); return ok && got.Name == name })
+		expectNotice(t, noticed, unix.RTM_NEWADDR, func(b []byte) bool { got, ok := ParseAddress(b); return ok && got.Addr == a.Addr })
 		for end := time.Now().Add(10 * time.Second); ; {
 			if here, err := LeadsHere(t.Context(), conn, a.Addr); here {
 				break
@@ -74,17 +74,17 @@ func TestAddresses(t *testing.T) {
 		if err := conn.Do(t.Context(), DeleteLink(l.Index), nil); err != nil {
 			t.Error(err)
 		}
-		expectNotice(t, heard, unix.RTM_DELADDR, func(b []byte) bool { got, ok := ParseAddress(b); return ok && got.Addr == a.Addr })
-		expectNotice(t, heard, unix.RTM_DELLINK, func(b []byte) bool { got, ok := ParseLink(b); return ok && got.Index == l.Index })
+		expectNotice(t, noticed, unix.RTM_DELADDR, func(b []byte) bool { got, ok := ParseAddress(b); return ok && got.Addr == a.Addr })
+		expectNotice(t, noticed, unix.RTM_DELLINK, func(b []byte) bool { got, ok := ParseLink(b); return ok && got.Index == l.Index })
 	}
 }
 
 // expectNotice waits for a notification.
-func expectNotice(t *testing.T, heard <-chan netlink.Message, typ uint16, is func([]byte) bool) {
+func expectNotice(t *testing.T, noticed <-chan netlink.Message, typ uint16, is func([]byte) bool) {
 	t.Helper()
 	for end := time.After(10 * time.Second); ; {
 		select {
-		case m := <-heard:
+		case m := <-noticed:
 			if m.Type == typ && is(m.Body) {
 				return
 			}

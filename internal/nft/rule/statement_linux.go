@@ -192,12 +192,12 @@ func (ip IP) Backend(set *wire.Set, key ...Operand) (look, dnat Statement) {
 // the address that another has; without that map, the packet keeps its address. If a map lacks the
 // key, the rule ends.
 func (ip IP) Leading(addresses *wire.Set, ports *wire.Set, key ...Operand) []Statement {
-	lookPort, to := find(port, ports, key)
+	inspectPort, to := find(port, ports, key)
 	if addresses == nil {
-		return []Statement{lookPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to :"+to, 0, port)}
+		return []Statement{inspectPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to :"+to, 0, port)}
 	}
-	lookAddress, at := find(address, addresses, []Operand{NFProto})
-	return []Statement{lookAddress, lookPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to "+at+" : "+to, address, port)}
+	inspectAddress, at := find(address, addresses, []Operand{NFProto})
+	return []Statement{inspectAddress, inspectPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to "+at+" : "+to, address, port)}
 }
 
 // Redirecting returns statements that redirect a packet to this node, to the port that a map has

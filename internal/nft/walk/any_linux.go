@@ -33,7 +33,7 @@ func (a *Any) Title() string { return a.w.title() }
 func (a *Any) Pass(ctx context.Context, chain string, seen Seen, flows []follow.Flow) (back,
 	ended []follow.Flow, err error) {
 	a.w.ctx, a.w.seen = ctx, seen
-	return follow.Chains{Read: a.w.chain, Most: mostJumps}.Pass(chain, flows)
+	return follow.Chains{Read: a.w.chain, Most: maxJumps}.Pass(chain, flows)
 }
 
 // Lines returns the lines about rules and elements that packets met, and clears them.

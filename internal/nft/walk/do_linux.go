@@ -22,7 +22,7 @@ func (w *walk) step(s Step, flows []flow) (on, broken []flow, err error) {
 		on, broken, err = w.lookup(s, seeing)
 		return append(on, blind...), broken, err
 	case "numgen":
-		if w.node == nil || int(s.modulus)*len(flows) <= mostDrawn {
+		if w.node == nil || int(s.modulus)*len(flows) <= maxDrawn {
 			return draw(s, flows)
 		}
 	case "dynset":
@@ -193,7 +193,7 @@ func (w *walk) translate(f *flow, to netip.Addr, port int) bool {
 // draw splits each flow into one for each value that a random number may have.
 func draw(s Step, flows []flow) (on, broken []flow, err error) {
 	n := int(max(s.modulus, 1))
-	if n*len(flows) > mostWays {
+	if n*len(flows) > maxWays {
 		return nil, nil, fmt.Errorf("a number of %d is drawn for %d ways of the packet: more than can be followed", n, len(flows))
 	}
 	on = make([]flow, 0, n*len(flows))
@@ -258,13 +258,13 @@ func (w *walk) sayElements(set string, keys []string) {
 		if said[k] || w.dynamic(set) && !w.elements[set][k].there {
 			continue
 		}
-		if said[k] = true; len(said) > mostWords {
+		if said[k] = true; len(said) > maxWords {
 			continue
 		}
 		w.say("%s", w.elementText(set, k))
 	}
-	if len(said) > mostWords {
-		w.say("and %d more of %s", len(said)-mostWords, set)
+	if len(said) > maxWords {
+		w.say("and %d more of %s", len(said)-maxWords, set)
 	}
 }
 

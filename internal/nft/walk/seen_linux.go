@@ -361,7 +361,7 @@ func (w *walk) ct(s Step, f *flow) bool {
 
 func (w *walk) fib(s Step, f *flow) bool {
 	if w.node != nil {
-		return w.lookRoute(s, f)
+		return w.inspectRoute(s, f)
 	}
 	if s.key != unix.NFT_FIB_RESULT_ADDRTYPE {
 		return w.unknown(s, f)
@@ -377,8 +377,8 @@ func (w *walk) fib(s Step, f *flow) bool {
 	return f.load(s.to, number(typ))
 }
 
-// lookRoute evaluates fib for any rule.
-func (w *walk) lookRoute(s Step, f *flow) bool {
+// inspectRoute evaluates fib for any rule.
+func (w *walk) inspectRoute(s Step, f *flow) bool {
 	from, sure := w.source(f)
 	a := from.Addr()
 	if s.flags&unix.NFTA_FIB_F_DADDR != 0 {
@@ -470,5 +470,5 @@ func (w *walk) itself() netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// mostDrawn limits the ways that a walk through any rules follows for a random number.
-const mostDrawn = 1 << 13
+// maxDrawn limits the ways that a walk through any rules follows for a random number.
+const maxDrawn = 1 << 13

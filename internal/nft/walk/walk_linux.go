@@ -36,8 +36,8 @@ func (t *Table) set(name string) *wire.Set {
 	return nil
 }
 
-// mostWays limits the number of parallel ways, and so the cost of a walk.
-const mostWays = 1 << 17
+// maxWays limits the number of parallel ways, and so the cost of a walk.
+const maxWays = 1 << 17
 
 // Go walks, and returns the ways of the packet, and one line for each rule and element that it
 // meets. If the kernel has an affinity entry for this client, its way is included. Errors are read
@@ -178,7 +178,7 @@ func (w *walk) hook(num uint32, flows []follow.Flow) ([]follow.Flow, error) {
 		}
 		w.say("chain %s { %s; policy %s; }", b.name, b.Hook, policy)
 		in, past := follow.Part(flows, func(f follow.Flow) bool { return w.meets(b, f) })
-		back, ended, err := follow.Chains{Read: w.chain, Most: mostJumps}.Pass(b.name, in)
+		back, ended, err := follow.Chains{Read: w.chain, Most: maxJumps}.Pass(b.name, in)
 		if err != nil {
 			return nil, err
 		}
@@ -221,8 +221,8 @@ type flow struct {
 // goOn is the result of a rule without a verdict.
 const goOn = expr.VerdictContinue
 
-// mostJumps is the kernel's limit of nested chains.
-const mostJumps = 16
+// maxJumps is the kernel's limit of nested chains.
+const maxJumps = 16
 
 // chain is a chain that was read.
 type chain struct {
@@ -310,8 +310,8 @@ func (w *walk) rule(chain string, i int, r Rule, flows []follow.Flow) (matched, 
 	return matched, others, nil
 }
 
-// mostWords limits the elements or destinations that a line, or the lines of one lookup, name.
-const mostWords = 8
+// maxWords limits the elements or destinations that a line, or the lines of one lookup, name.
+const maxWords = 8
 
 // effects describes what a rule did to flows that began in a state.
 func effects(before follow.State, flows []flow) string {
@@ -330,7 +330,7 @@ func effects(before follow.State, flows []flow) string {
 			add(map[bool]string{true: "update", false: "delete"}[f.Memory.Data != ""] + " @" + f.Memory.Set)
 		}
 		switch {
-		case f.Translated && !before.Translated && len(to) < mostWords:
+		case f.Translated && !before.Translated && len(to) < maxWords:
 			to = append(to, f.To.String())
 		case f.Translated && !before.Translated:
 			more++

@@ -14,13 +14,13 @@ import (
 // Monitor receives the kernel's notifications of foreign changes to one table. The kernel filters
 // out our own, by the number of the socket that made them.
 type Monitor struct {
-	sock   *Socket
-	family byte
-	table  string
-	heard  func(typ uint16, body []byte)
-	ended  func()
-	missed func()
-	done   chan struct{}
+	sock    *Socket
+	family  byte
+	table   string
+	noticed func(typ uint16, body []byte)
+	ended   func()
+	missed  func()
+	done    chan struct{}
 
 	touched bool // by the transaction that is being heard
 	mu      sync.Mutex
@@ -32,8 +32,8 @@ type story struct{ who, what []string }
 
 // Bounds of a story.
 const (
-	mostWriters = 3
-	mostObjects = 4
+	maxWriters = 3
+	maxObjects = 4
 )
 
 const theTable = "the table"
@@ -53,12 +53,12 @@ func add(all []string, text string, most int) []string {
 // writes of own. It calls heard with each message (NFT_MSG_*) about the table or its objects, ended
 // after the last one of a transaction, and missed when some were lost; all from one goroutine.
 func Watch(own *Socket, family byte, table string,
-	heard func(typ uint16, body []byte), ended, missed func()) (*Monitor, error) {
+	noticed func(typ uint16, body []byte), ended, missed func()) (*Monitor, error) {
 	s, err := Open()
 	if err != nil {
 		return nil, err
 	}
-	m := &Monitor{sock: s, family: family, table: table, heard: heard, ended: ended, missed: missed, done: make(chan struct{})}
+	m := &Monitor{sock: s, family: family, table: table, noticed: noticed, ended: ended, missed: missed, done: make(chan struct{})}
 	if err = s.ignore(own.port); err == nil {
 		err = m.Listen(true)
 	}
@@ -69,7 +69,7 @@ func Watch(own *Socket, family byte, table string,
 	own.moved = s.ignore
 	go func() {
 		defer close(m.done)
-		s.Conn.Listen(m.hear, missed)
+		s.Conn.Listen(m.notice, missed)
 	}()
 	return m, nil
 }
@@ -87,9 +87,9 @@ func (m *Monitor) Close() error {
 	return err
 }
 
-// hear passes on the messages about the table. The message of the new generation ends those of a
+// notice passes on the messages about the table. The message of the new generation ends those of a
 // transaction, and names the process.
-func (m *Monitor) hear(msg netlink.Message) {
+func (m *Monitor) notice(msg netlink.Message) {
 	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < Header {
 		return
 	}
@@ -108,7 +108,7 @@ func (m *Monitor) hear(msg netlink.Message) {
 		if msg.Body[0] == m.family && netlink.CStr(netlink.Attribute(body, 1)) == m.table {
 			m.touched = true
 			m.tell("", objectOf(typ, body))
-			m.heard(typ, body)
+			m.noticed(typ, body)
 		}
 	}
 }
@@ -135,11 +135,11 @@ func (m *Monitor) tell(who, what string) {
 	defer m.mu.Unlock()
 	switch {
 	case who != "":
-		m.story.who = add(m.story.who, who, mostWriters)
+		m.story.who = add(m.story.who, who, maxWriters)
 	case what == theTable: // with all that it has
 		m.story.what = []string{what}
 	case !slices.Contains(m.story.what, theTable):
-		m.story.what = add(m.story.what, what, mostObjects)
+		m.story.what = add(m.story.what, what, maxObjects)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"kube-proxy/internal/netlink"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // Socket is a connection to the netfilter subsystem of the network namespace in which it was opened.
@@ -122,15 +122,15 @@ func (s *Socket) ignore(pid uint32) error {
 	return nil
 }
 
-// unheardAbove is the transaction size in bytes from which it pays to save the kernel from writing
-// notifications (ownwrites.Ledger.WriteUnheard), though our monitors may then miss foreign changes
+// unnoticedAbove is the transaction size in bytes from which it pays to save the kernel from writing
+// notifications (ownwrites.Ledger.WriteUnnoticed), though our monitors may then miss foreign changes
 // meanwhile.
-const unheardAbove = 256 << 10
+const unnoticedAbove = 256 << 10
 
 // Commit sends a transaction, if it has messages, and records the write in the ledger as ours. It
 // returns the number of bytes sent. An error names the object. It wraps plane.ErrStateLost if the
 // only possible cause is that the kernel's content differs from the expected one.
-func (s *Socket) Commit(ctx context.Context, ours *ownwrites.Ledger, t *Transaction) (size int, err error) {
+func (s *Socket) Commit(ctx context.Context, ours *selfwrites.Ledger, t *Transaction) (size int, err error) {
 	bufs, last := t.Buffers()
 	if bufs == nil {
 		return 0, nil
@@ -139,8 +139,8 @@ func (s *Socket) Commit(ctx context.Context, ours *ownwrites.Ledger, t *Transact
 		size += len(b)
 	}
 	send := func() error { return s.send(ctx, bufs, last) }
-	if size > unheardAbove {
-		err = ours.WriteUnheard(func() (uint32, error) { return s.Generation(ctx) }, send)
+	if size > unnoticedAbove {
+		err = ours.WriteUnnoticed(func() (uint32, error) { return s.Generation(ctx) }, send)
 	} else {
 		err = ours.Write(1, send)
 	}

@@ -9,10 +9,10 @@ import (
 )
 
 // How long a failing backend is tried last: from leastBackoff, doubled with each failure, to
-// mostBackoff.
+// maxBackoff.
 const (
 	leastBackoff = time.Second
-	mostBackoff  = time.Minute
+	maxBackoff   = time.Minute
 )
 
 // Unreachable reports whether an error of connecting is an answer of the network or of the backend,
@@ -60,7 +60,7 @@ func (h *health) failed(now time.Time) {
 		h.failing.Add(1)
 	}
 	h.failures++
-	wait := mostBackoff
+	wait := maxBackoff
 	if n := h.failures - 1; n < 6 {
 		wait = min(wait, leastBackoff<<n)
 	}

@@ -43,7 +43,7 @@ const maxLoops = 16
 func newConns(r *Relay) (connEngine, error) {
 	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor"),
 		crowded: ratelimit.New(r.cfg.Log, "share of source ports"), full: ratelimit.New(r.cfg.Log, "held messages"),
-		held: &Budget{max: mostHeld}}
+		held: &Budget{max: maxHeld}}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
 		l, err := newLoop(r)
@@ -272,13 +272,13 @@ func tune(fd int, p lb.Proto, cfg Config) error {
 		option{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(cfg.KeepAlive)},
 		option{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(cfg.KeepAlive / keepAliveProbes)},
 		option{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveProbes},
-		option{"TCP_NOTSENT_LOWAT", unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, mostUnsent},
+		option{"TCP_NOTSENT_LOWAT", unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsent},
 	); err != nil {
 		return err
 	}
 	// A process that may not exceed net.core.rmem_max uses tcp_rmem: rmem_max is too little for a
 	// stream.
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, mostUnread); err != nil && err != unix.EPERM {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, maxUnread); err != nil && err != unix.EPERM {
 		return os.NewSyscallError("SO_RCVBUFFORCE", err)
 	}
 	return nil
@@ -288,9 +288,9 @@ func tune(fd int, p lb.Proto, cfg Config) error {
 // default it would give a socket tcp_wmem and tcp_rmem, 4 MiB and up to 32 MiB, and soon exhaust
 // tcp_mem, the memory of the whole host. Then it resets arbitrary connections.
 const (
-	// mostUnsent is what waits in a socket's buffer though it may not yet be sent.
-	mostUnsent = 256 << 10
-	// mostUnread is the receive buffer offered to a peer; the kernel adds as much for itself. It is
+	// maxUnsent is what waits in a socket's buffer though it may not yet be sent.
+	maxUnsent = 256 << 10
+	// maxUnread is the receive buffer offered to a peer; the kernel adds as much for itself. It is
 	// a window of 100 MB/s at 10 ms.
-	mostUnread = 1 << 20
+	maxUnread = 1 << 20
 )

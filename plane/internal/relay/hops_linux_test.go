@@ -147,7 +147,7 @@ func TestClientsTTL(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				dialledWith := func(hops int) (failed uint64, told []error) {
+				dialledWith := func(hops int) (failed uint64, reported []error) {
 					before := r.Stats().TCP.DialsFailed
 					lab.On("pod1", func() {
 						if c := withHops(t, l.Addr(), hops); c != nil {
@@ -158,20 +158,20 @@ func TestClientsTTL(t *testing.T) {
 					})
 					b.mu.Lock()
 					defer b.mu.Unlock()
-					told, b.dialled = b.dialled, nil
-					return r.Stats().TCP.DialsFailed - before, told
+					reported, b.dialled = b.dialled, nil
+					return r.Stats().TCP.DialsFailed - before, reported
 				}
-				if failed, told := dialledWith(2); failed != 1 || len(told) != 0 {
-					t.Errorf("with 2 hops %d attempts failed, and the balancer was told %v", failed, told)
+				if failed, reported := dialledWith(2); failed != 1 || len(reported) != 0 {
+					t.Errorf("with 2 hops %d attempts failed, and the balancer was told %v", failed, reported)
 				}
-				if failed, told := dialledWith(64); failed != 0 || len(told) != 1 || told[0] != nil {
-					t.Errorf("with 64 hops %d attempts failed, and the balancer was told %v", failed, told)
+				if failed, reported := dialledWith(64); failed != 0 || len(reported) != 1 || reported[0] != nil {
+					t.Errorf("with 64 hops %d attempts failed, and the balancer was told %v", failed, reported)
 				}
 				lab.On(netlab.Node2, func() {
 					command(t, "nft", "table inet gone { chain forward { type filter hook forward priority 0; tcp dport 8080 drop; }; }")
 				})
-				if failed, told := dialledWith(64); failed != 1 || len(told) != 1 || told[0] == nil {
-					t.Errorf("gone: %d attempts failed, and the balancer was told %v", failed, told)
+				if failed, reported := dialledWith(64); failed != 1 || len(reported) != 1 || reported[0] == nil {
+					t.Errorf("gone: %d attempts failed, and the balancer was told %v", failed, reported)
 				}
 				lab.On(netlab.Node2, func() { command(t, "nft", "delete table inet gone") })
 			})

@@ -23,7 +23,7 @@ func (l *loop) watchLimits() {
 	after := idleLook
 	for _, limit := range []time.Duration{l.relay.cfg.TCPIdle(), l.relay.cfg.Grace} {
 		if limit > 0 {
-			after = min(after, lookEvery(limit))
+			after = min(after, inspectEvery(limit))
 		}
 	}
 	l.arm(&l.limits, after)

@@ -38,5 +38,5 @@ func (r *Relay) mark() []option {
 	return []option{{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(r.cfg.Mark)}}
 }
 
-// mostSessionFiles bounds the descriptors of sessions.
-func mostSessionFiles() int { return OpenFiles() }
+// maxSessionFiles bounds the descriptors of sessions.
+func maxSessionFiles() int { return OpenFiles() }

@@ -17,9 +17,9 @@ type pipes struct {
 const (
 	// sparePipes is how many pipes a loop keeps for later.
 	sparePipes = 16
-	// mostPipes is how many pipes are in use at a time, if an eighth of the descriptors suffices
+	// maxPipes is how many pipes are in use at a time, if an eighth of the descriptors suffices
 	// for them: with spliceBytes in each they hold 128 MiB.
-	mostPipes = 256
+	maxPipes = 256
 	// pipeShare is the part of all descriptors that pipes may take: one in so many.
 	pipeShare = 8
 	// pipeSize is the capacity of a pipe, 64 KiB if the kernel does not allow more. Each piece of
@@ -32,7 +32,7 @@ const (
 
 // newPipeBudget bounds the pipes of a relay that has so many descriptors.
 func newPipeBudget(descriptors int64) *Budget {
-	return &Budget{max: min(mostPipes, max(1, descriptors/pipeShare/2))}
+	return &Budget{max: min(maxPipes, max(1, descriptors/pipeShare/2))}
 }
 
 // get returns an empty pipe, nil if there is none.

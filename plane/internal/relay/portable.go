@@ -143,7 +143,7 @@ func (c *portableConn) reset() {
 
 // outlive resets the connection when its backend has not served for the grace.
 func (c *portableConn) outlive(grace time.Duration) {
-	tick := time.NewTicker(lookEvery(grace))
+	tick := time.NewTicker(inspectEvery(grace))
 	defer tick.Stop()
 	for served := time.Now(); time.Since(served) < grace; {
 		select {

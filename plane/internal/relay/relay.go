@@ -119,8 +119,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// lookEvery is the interval of the search for connections that are past a limit.
-func lookEvery(limit time.Duration) time.Duration { return max(limit/16, 10*time.Millisecond) }
+// inspectEvery is the interval of the search for connections that are past a limit.
+func inspectEvery(limit time.Duration) time.Duration { return max(limit/16, 10*time.Millisecond) }
 
 func orElse(d *time.Duration, def time.Duration) {
 	if *d <= 0 {
@@ -171,7 +171,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
 	r := &Relay{cfg: cfg.withDefaults(), ns: ns, ports: newSourcePorts(EphemeralPorts()), listeners: map[*Listener]struct{}{}}
-	r.udp = newUDP(r, newUDPBudget(mostSessionFiles(), EphemeralPorts()))
+	r.udp = newUDP(r, newUDPBudget(maxSessionFiles(), EphemeralPorts()))
 	if r.conns, err = newConns(r); err != nil {
 		ns.close()
 		return nil, fmt.Errorf("relay: %w", err)

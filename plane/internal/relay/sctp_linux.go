@@ -62,14 +62,14 @@ func associated(fd int32) bool {
 }
 
 const (
-	// mostStreams is how many streams an association may have each way. Those that a peer may open
+	// maxStreams is how many streams an association may have each way. Those that a peer may open
 	// cost memory of the kernel.
-	mostStreams = 256
-	// mostMessage is the size of the largest message, in bytes; who sends a larger one is reset.
-	mostMessage = 1 << 20
-	// mostHeld is how many bytes of messages a relay holds for all its associations; who needs more
+	maxStreams = 256
+	// maxMessage is the size of the largest message, in bytes; who sends a larger one is reset.
+	maxMessage = 1 << 20
+	// maxHeld is how many bytes of messages a relay holds for all its associations; who needs more
 	// is reset. No listener gets all of it, and no group.
-	mostHeld = 64 << 20
+	maxHeld = 64 << 20
 )
 
 // tuneSCTP sets what both sockets have. That peers are still there the kernel asks by heartbeats.
@@ -78,7 +78,7 @@ func tuneSCTP(fd int) error {
 		option{"SCTP_RECVRCVINFO", unix.IPPROTO_SCTP, sctpRecvRcvInfo, 1}); err != nil {
 		return err
 	}
-	return setStreams(fd, initMsg{out: mostStreams, in: mostStreams})
+	return setStreams(fd, initMsg{out: maxStreams, in: maxStreams})
 }
 
 func setStreams(fd int, m initMsg) error {
@@ -93,7 +93,7 @@ func (c *conn) prepareSCTP(to netip.AddrPort) error {
 	fd := int(c.ends[backend].fd)
 	var s status
 	if s.of(c.ends[client].fd) == nil {
-		if err := setStreams(fd, initMsg{out: min(s.inStreams, mostStreams), in: min(s.outStreams, mostStreams)}); err != nil {
+		if err := setStreams(fd, initMsg{out: min(s.inStreams, maxStreams), in: min(s.outStreams, maxStreams)}); err != nil {
 			return err
 		}
 	}
@@ -203,7 +203,7 @@ func (l *loop) hold(s *Share, src *end, m message) outcome {
 	if h == nil {
 		h = &message{info: m.info}
 	}
-	if len(h.data)+len(m.data) > mostMessage {
+	if len(h.data)+len(m.data) > maxMessage {
 		return sourceFailed
 	}
 	if !l.engine.held.Take(s, int64(len(m.data))) {

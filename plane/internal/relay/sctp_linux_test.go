@@ -75,8 +75,8 @@ func (p sctpPeer) say(text []byte, info sndInfo) error {
 	}
 }
 
-// hear returns the next message; nil when there is no other.
-func (p sctpPeer) hear() ([]byte, sndInfo, error) {
+// notice returns the next message; nil when there is no other.
+func (p sctpPeer) notice() ([]byte, sndInfo, error) {
 	buf, control := make([]byte, 1<<20), make([]byte, 256)
 	var all []byte
 	for {
@@ -147,7 +147,7 @@ func dialSCTP(t testing.TB, at netip.AddrPort) sctpPeer {
 // echoSCTP sends back each message as it came.
 func echoSCTP(p sctpPeer) {
 	for {
-		text, info, err := p.hear()
+		text, info, err := p.notice()
 		if text == nil || err != nil || p.say(text, info) != nil {
 			return
 		}
@@ -174,11 +174,11 @@ func TestSCTPMessages(t *testing.T) {
 		for j := range text {
 			text[j] = byte(random.Uint32())
 		}
-		info := sndInfo{stream: uint16(i * 25 % mostStreams), ppid: random.Uint32(), flags: uint16(i % 2)}
+		info := sndInfo{stream: uint16(i * 25 % maxStreams), ppid: random.Uint32(), flags: uint16(i % 2)}
 		if err := p.say(text, info); err != nil {
 			t.Fatalf("send %d bytes: %v", size, err)
 		}
-		got, how, err := p.hear()
+		got, how, err := p.notice()
 		if err != nil || !bytes.Equal(got, text) || how != info {
 			t.Fatalf("sent %d bytes as %+v: got %d as %+v, %v", size, info, len(got), how, err)
 		}
@@ -190,12 +190,12 @@ func TestSCTPMessages(t *testing.T) {
 		}
 	}()
 	for i := range 500 {
-		if got, _, err := p.hear(); string(got) != fmt.Sprint("message ", i) {
+		if got, _, err := p.notice(); string(got) != fmt.Sprint("message ", i) {
 			t.Fatalf("message %d is %q, %v", i, got, err)
 		}
 	}
 	unix.Shutdown(p.fd, unix.SHUT_WR)
-	if got, _, err := p.hear(); got != nil || err != nil {
+	if got, _, err := p.notice(); got != nil || err != nil {
 		t.Errorf("after the end: %q, %v", got, err)
 	}
 	eventually(t, "no association is open", func() bool { return r.Stats().SCTP.Open == 0 })
@@ -212,7 +212,7 @@ func TestSCTPBackPressure(t *testing.T) {
 	p := dialSCTP(t, listenSCTP(t, r, to(serveSCTP(t, func(p sctpPeer) {
 		<-stop
 		for n := 0; ; n++ {
-			text, info, err := p.hear()
+			text, info, err := p.notice()
 			if text == nil || err != nil || int(info.ppid) != n || len(text) != 10_000 {
 				count <- n
 				return
@@ -241,7 +241,7 @@ func TestSCTPAbortAndRetry(t *testing.T) {
 	r := newRelay(t, Config{})
 	refuses := netip.MustParseAddrPort("127.0.0.1:1")
 	b := to(refuses, netip.MustParseAddrPort("127.0.0.1:2"), serveSCTP(t, func(p sctpPeer) {
-		p.hear()
+		p.notice()
 		unix.SetsockoptLinger(p.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}))
 	l := listenSCTP(t, r, b)
@@ -250,7 +250,7 @@ func TestSCTPAbortAndRetry(t *testing.T) {
 		if err := p.say([]byte("x"), sndInfo{}); err != nil {
 			t.Fatal(err)
 		}
-		if got, _, err := p.hear(); !errors.Is(err, unix.ECONNRESET) {
+		if got, _, err := p.notice(); !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("got %q, %v", got, err)
 		}
 	}
@@ -262,7 +262,7 @@ func TestSCTPAbortAndRetry(t *testing.T) {
 	defer unix.Close(p.fd)
 	err := unix.Connect(p.fd, sockaddr(l.Addr()))
 	if err == nil {
-		_, _, err = p.hear()
+		_, _, err = p.notice()
 	}
 	if err != unix.ECONNRESET && err != unix.ECONNREFUSED { // the latter if the abort is there before connect looks
 		t.Errorf("no backend: got %v", err)
@@ -304,10 +304,10 @@ func TestSCTPHeldMessagesTN45(t *testing.T) {
 	e := &end{}
 	for range 5 {
 		one := Share{}
-		l.engine.held = &Budget{max: 10 * mostMessage}
+		l.engine.held = &Budget{max: 10 * maxMessage}
 		for l.hold(&one, e, message{data: make([]byte, 60_000)}) == nothingLeft {
 		}
-		if len(e.held.data) > mostMessage || one.Used() != int64(len(e.held.data)) {
+		if len(e.held.data) > maxMessage || one.Used() != int64(len(e.held.data)) {
 			t.Errorf("%d bytes of a message are held, %d counted", len(e.held.data), one.Used())
 		}
 		if l.unhold(&one, e); one.Used() != 0 || l.engine.held.Used() != 0 || e.held != nil {
@@ -361,7 +361,7 @@ func TestSCTPStalledPeersTN45(t *testing.T) {
 	if err := p.say([]byte("hello"), sndInfo{}); err != nil {
 		t.Error(err)
 	}
-	if got, _, err := p.hear(); string(got) != "hello" {
+	if got, _, err := p.notice(); string(got) != "hello" {
 		t.Errorf("another namespace: %q, %v", got, err)
 	}
 	close(stop)

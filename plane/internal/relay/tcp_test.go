@@ -281,12 +281,12 @@ func TestTCPPortInUse(t *testing.T) {
 func TestTCPHalfClose(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
-		heard := make(chan string, 1)
+		noticed := make(chan string, 1)
 		l := listen(t, r, to(serve(t, func(c *net.TCPConn) {
 			c.Write([]byte("first"))
 			c.CloseWrite()
 			got, _ := io.ReadAll(c)
-			heard <- string(got)
+			noticed <- string(got)
 		})))
 		c := dial(t, l.Addr())
 		if got, err := io.ReadAll(c); string(got) != "first" || err != nil {
@@ -294,7 +294,7 @@ func TestTCPHalfClose(t *testing.T) {
 		}
 		c.Write([]byte("second"))
 		c.CloseWrite()
-		if got := <-heard; got != "second" {
+		if got := <-noticed; got != "second" {
 			t.Errorf("the backend got %q", got)
 		}
 

@@ -231,14 +231,14 @@ func (s *udpSocket) failed() {
 	})
 }
 
-// mostErrors is how many errors are read at a time: more than the kernel keeps by default.
-const mostErrors = 1024
+// maxErrors is how many errors are read at a time: more than the kernel keeps by default.
+const maxErrors = 1024
 
 // readErrors reads what the network reports about datagrams that were sent to the backend.
 func (s *udpSocket) readErrors(fd int) {
 	var control [512]byte
 	var payload [1]byte
-	for range mostErrors {
+	for range maxErrors {
 		_, n, _, _, err := unix.Recvmsg(fd, payload[:], control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 		if err == unix.EINTR {
 			continue

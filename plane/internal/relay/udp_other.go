@@ -8,8 +8,8 @@ import (
 	"net/netip"
 )
 
-// mostSessionFiles bounds the descriptors of sessions: each has a buffer, 64 MB together.
-func mostSessionFiles() int { return min(OpenFiles(), udpFiles*1024) }
+// maxSessionFiles bounds the descriptors of sessions: each has a buffer, 64 MB together.
+func maxSessionFiles() int { return min(OpenFiles(), udpFiles*1024) }
 
 // udpSocket is the socket of a listener, or of a session. A listener at every address answers from
 // that of the route to the client, so each address should have its own.

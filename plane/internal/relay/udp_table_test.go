@@ -221,9 +221,9 @@ func TestUDPManyListenersOfOneTenantTN54(t *testing.T) {
 // A backend that says its port is closed loses all its sessions, and the Balancer is told; if a router says so for it, one does.
 func TestUDPRefused(t *testing.T) {
 	for _, of := range []struct {
-		byBackend, byNode, told bool
-		err                     error
-		lost                    int
+		byBackend, byNode, reported bool
+		err                         error
+		lost                        int
 	}{
 		{true, false, true, syscall.ECONNREFUSED, 10},
 		{true, false, true, syscall.EHOSTUNREACH, 1},
@@ -245,7 +245,7 @@ func TestUDPRefused(t *testing.T) {
 					lost++
 				}
 			})
-			if told := len(b.dialled) == 1 && errors.Is(b.dialled[0], of.err); lost != of.lost || told != of.told || len(b.dialled) > 1 {
+			if reported := len(b.dialled) == 1 && errors.Is(b.dialled[0], of.err); lost != of.lost || reported != of.reported || len(b.dialled) > 1 {
 				t.Errorf("%d sessions are lost, want %d; the Balancer was told %v", lost, of.lost, b.dialled)
 			}
 		})

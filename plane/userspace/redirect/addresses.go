@@ -91,9 +91,9 @@ func (c *Addresses) Drift() <-chan struct{} { return c.drift }
 // Close is part of [Redirector].
 func (c *Addresses) Close() error { return c.ip.close() }
 
-// heard takes a report of an address that came to or went from an interface. It signals drift if
+// noticed takes a report of an address that came to or went from an interface. It signals drift if
 // our own writes do not explain it.
-func (c *Addresses) heard(u unicast, present bool) {
+func (c *Addresses) noticed(u unicast, present bool) {
 	c.mu.Lock()
 	if present && c.at != nil {
 		if _, known := c.at[u.addr]; !known { // of one that is there, the interface alone is reported

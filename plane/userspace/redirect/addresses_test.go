@@ -319,7 +319,7 @@ func TestWindowsAddressesProbe(t *testing.T) {
 }
 
 // Changes of others are heard of: an address of ours that went, and one of theirs that has come, which is not given then.
-func TestWindowsAddressesHeard(t *testing.T) {
+func TestWindowsAddressesNoticed(t *testing.T) {
 	c := newMachine().process()
 	a, b := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2")
 	if _, err := c.Reset(t.Context(), lb.Node{}, leads(a.String())); err != nil {
@@ -327,7 +327,7 @@ func TestWindowsAddressesHeard(t *testing.T) {
 	}
 	drifts := func(what string, u unicast, present, want bool) {
 		t.Helper()
-		c.heard(u, present)
+		c.noticed(u, present)
 		if got := len(c.drift) > 0; got != want {
 			t.Errorf("%s: drift %t", what, got)
 		}

@@ -49,7 +49,7 @@ func NewAddresses(cfg Config) (*Addresses, error) {
 	callback := windows.NewCallback(func(_ uintptr, row *windows.MibUnicastIpAddressRow, kind uint32) uintptr {
 		const parameter, add, remove = 0, 1, 2 // MIB_NOTIFICATION_TYPE
 		if u, ok := unicastOf(row); ok && (kind == add || kind == remove) {
-			c.heard(u, kind == add)
+			c.noticed(u, kind == add)
 		}
 		return 0
 	})

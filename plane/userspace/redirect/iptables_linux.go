@@ -83,8 +83,8 @@ func oursOfIPTables(table, name string) bool {
 // untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
 	cfg   Config
-	keep  *xtables.Keeper
-	look  *xtwalk.Looker
+	keep  *xtables.Manager
+	look  *xtwalk.Tracer
 	addrs *addressWatch
 	drift chan struct{}
 
@@ -101,7 +101,7 @@ type IPTables struct {
 func NewIPTables(cfg Config) (*IPTables, error) {
 	c := &IPTables{cfg: cfg, drift: make(chan struct{}, 1)}
 	var err error
-	if c.keep, err = xtables.NewKeeper(layoutOf(cfg)); err != nil {
+	if c.keep, err = xtables.NewManager(layoutOf(cfg)); err != nil {
 		return nil, err
 	}
 	c.look = xtwalk.New(c.keep.Tool)

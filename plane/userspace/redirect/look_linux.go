@@ -16,10 +16,10 @@ import (
 )
 
 // Each redirector reads on a socket of its own, and nothing of what its other verbs change.
-var _, _ Looker = (*NFTables)(nil), (*IPTables)(nil)
+var _, _ Tracer = (*NFTables)(nil), (*IPTables)(nil)
 
-// Follow is part of [Looker].
-func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
+// TracePacket is part of [Tracer].
+func (c *NFTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
 	sock, err := wire.Open()
 	if err != nil {
 		return trace.Kernel{}, err
@@ -41,21 +41,21 @@ func (c *NFTables) renderer(n lb.Node) *ruleset {
 	return &ruleset{IP: c.ip, sets: schema(c.ip), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts, sockets: c.rules.sockets, node: n}
 }
 
-// Differences is part of [Looker]: it compares the table with what a Reset would make of it.
+// Differences is part of [Tracer]: it compares the table with what a Reset would make of it.
 func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error {
 	sock, err := wire.Open()
 	if err != nil {
 		return err
 	}
 	defer sock.Close()
-	d := mode.NewTeller(ctx, each)
+	d := mode.NewReporter(ctx, each)
 	if err := d.Done((&NFTables{ip: c.ip, rules: c.renderer(n), sock: sock, mon: &monitor{}}).compare(ctx, leads, d)); err != nil {
 		return fmt.Errorf("compare the table with the rows: %w", err)
 	}
 	return nil
 }
 
-func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.Teller) error {
+func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.Reporter) error {
 	tell := func(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
 	snap, err := c.structure(ctx)
 	if err != nil || !walk.CompareSets(c.table(), &snap.Kept, c.rules.sets[:], tell) {
@@ -113,14 +113,14 @@ func addrLenOf(i setIndex, n int) int {
 	return n
 }
 
-// Follow is part of [Looker].
-func (c *IPTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
-	return c.look.Follow(ctx, p)
+// TracePacket is part of [Tracer].
+func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
+	return c.look.TracePacket(ctx, p)
 }
 
-// Differences is part of [Looker]. It renders the rules with the address that is in use.
+// Differences is part of [Tracer]. It renders the rules with the address that is in use.
 func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error {
 	want := &IPTables{cfg: c.cfg, unguarded: c.unguarded, node: n, address: c.addrs.current()}
 	rows := want.rowsOf(leads)
-	return c.keep.Differences(ctx, want.frames(), rows, mode.NewTeller(ctx, each))
+	return c.keep.Differences(ctx, want.frames(), rows, mode.NewReporter(ctx, each))
 }

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // NFTables redirects by a table of its own in nftables. Its chains are always the same; rows are
@@ -29,7 +29,7 @@ type NFTables struct {
 	sock  *wire.Socket
 	mon   *monitor
 	addrs *addressWatch
-	ours  *ownwrites.Ledger
+	ours  *selfwrites.Ledger
 	st    *nftState // nil before the first Reset
 	drift chan struct{}
 	sent  uint64 // messages, without the frames of transactions
@@ -41,7 +41,7 @@ type NFTables struct {
 // Errors wrap plane.ErrUnsupported if the kernel lacks nf_tables.
 func NewNFTables(cfg Config) (*NFTables, error) {
 	ip := rule.IPOf(cfg.Family)
-	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
+	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{}), drift: make(chan struct{}, 1),
 		rules: &ruleset{IP: ip, sets: schema(ip), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
 	var err error
 	if c.sock, err = wire.Open(); err != nil {
@@ -148,7 +148,7 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 // Reset is part of [Redirector]. It replaces a table of another version in the same transaction. What
 // others write while it reads, the monitor hears, and an audit mends.
 func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
-	c.mon.heard.Store(false) // what others did so far, the reading shows
+	c.mon.noticed.Store(false) // what others did so far, the reading shows
 	snap, err := c.read(ctx)
 	if err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []
 	st := stateOf(want, snap, c.ip.AddrLen)
 	st.address = address
 	t := c.rules.transaction(TableName)
-	c.mend(t, snap, st)
+	c.repair(t, snap, st)
 	if err := c.commit(ctx, t); err != nil {
 		c.rules.node = node
 		return nil, err
@@ -171,8 +171,8 @@ func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []
 	return nil, nil
 }
 
-// mend stages the changes from the snapshot to the state, and returns the number of differences.
-func (c *NFTables) mend(t *wire.Transaction, snap *snapshot, st *nftState) int {
+// repair stages the changes from the snapshot to the state, and returns the number of differences.
+func (c *NFTables) repair(t *wire.Transaction, snap *snapshot, st *nftState) int {
 	n := 0
 	if !snap.ours {
 		if snap.Present {
@@ -280,19 +280,19 @@ func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
 	if err := c.SetNode(ctx, c.rules.node); err != nil { // another address of the node
 		return 0, err
 	}
-	heard := c.mon.heard.Swap(false)
-	if !heard && !full {
+	noticed := c.mon.noticed.Swap(false)
+	if !noticed && !full {
 		return 0, nil
 	}
-	n, err := c.audit(ctx, heard)
-	if err != nil && heard {
+	n, err := c.audit(ctx, noticed)
+	if err != nil && noticed {
 		c.mon.Missed()
 	}
 	return n, err
 }
 
-func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
-	for again := !heard; ; again = false {
+func (c *NFTables) audit(ctx context.Context, noticed bool) (int, error) {
+	for again := !noticed; ; again = false {
 		snap, err := c.read(ctx)
 		if err != nil {
 			return 0, err
@@ -301,7 +301,7 @@ func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
 			return 0, fmt.Errorf("another program removed or replaced table %s or a part of it: %w", TableName, plane.ErrStateLost)
 		}
 		t := c.rules.transaction(TableName)
-		n := c.mend(t, snap, c.st)
+		n := c.repair(t, snap, c.st)
 		if n > 0 && again { // of a set that the kernel is just making larger a list may lack elements
 			continue
 		}
@@ -371,7 +371,7 @@ func (c *NFTables) readElements(ctx context.Context, s *snapshot) error {
 			continue
 		}
 		err := c.table().EachElement(ctx, d.Name, func(el []byte) { s.records[i].Bytes = d.Record(s.records[i].Bytes, el) })
-		if err != nil && !(errors.Is(err, netlink.ErrInterrupted) && !c.mon.heard.Load()) {
+		if err != nil && !(errors.Is(err, netlink.ErrInterrupted) && !c.mon.noticed.Load()) {
 			return err
 		}
 	}

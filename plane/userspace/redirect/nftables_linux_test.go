@@ -16,7 +16,7 @@ import (
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // many are leads of n Services.
@@ -193,7 +193,7 @@ func TestBusyNeighbour(t *testing.T) {
 				tr := wire.NewTransaction(rule.IPOf(w.Family).Proto, fmt.Sprint("neighbour-", writes%2), nil)
 				tr.AddTable()
 				tr.DeleteTable()
-				if _, err := s.Commit(context.Background(), &ownwrites.Ledger{}, tr); err != nil {
+				if _, err := s.Commit(context.Background(), &selfwrites.Ledger{}, tr); err != nil {
 					return err
 				}
 			}

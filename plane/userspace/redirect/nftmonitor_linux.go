@@ -10,17 +10,17 @@ import (
 // table is small to read, and no other program should change it.
 type monitor struct {
 	*wire.Monitor
-	heard atomic.Bool
+	noticed atomic.Bool
 }
 
 // startMonitor listens in the network namespace of the calling thread. What own writes is ours.
 func startMonitor(proto byte, signal chan<- struct{}, own *wire.Socket) (m *monitor, err error) {
 	m = &monitor{}
 	missed := func() {
-		m.heard.Store(true)
+		m.noticed.Store(true)
 		wake(signal)
 	}
-	m.Monitor, err = wire.Watch(own, proto, TableName, func(uint16, []byte) { m.heard.Store(true) }, missed, missed)
+	m.Monitor, err = wire.Watch(own, proto, TableName, func(uint16, []byte) { m.noticed.Store(true) }, missed, missed)
 	return m, err
 }
 

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // Entry is what happens to packets to a key.
@@ -55,7 +55,7 @@ type Config struct {
 	LocalhostNodePorts bool
 	// Writes is shared by the planes of this process in one network namespace; nil if there are no
 	// others.
-	Writes *ownwrites.Ledger
+	Writes *selfwrites.Ledger
 }
 
 // Redirector redirects packets of one IP family. Its verbs keep the rules of package plane; Reset
@@ -86,7 +86,7 @@ type Redirector interface {
 	// Drift has a value when another program may have changed the rules or addresses.
 	Drift() <-chan struct{}
 	// Audit repairs differences from the applied state, and counts them.
-	Audit(ctx context.Context, full bool) (mended int, err error)
+	Audit(ctx context.Context, full bool) (repaired int, err error)
 	Close() error
 }
 

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/selfwrites"
 )
 
 // Remove removes the rules of previous processes, of all ways to redirect but the one named except;
@@ -49,7 +49,7 @@ func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
 	defer s.Close()
 	t := wire.NewTransaction(rule.IPOf(fam).Proto, TableName, nil)
 	t.DeleteTable()
-	_, err = s.Commit(ctx, &ownwrites.Ledger{}, t)
+	_, err = s.Commit(ctx, &selfwrites.Ledger{}, t)
 	switch {
 	case err == nil:
 		return true, nil

@@ -34,13 +34,13 @@ func watchAddresses(proto byte, signal chan<- struct{}) (*addressWatch, error) {
 	}
 	go func() {
 		defer close(w.done)
-		w.events.Listen(w.hear, func() { wake(w.signal) })
+		w.events.Listen(w.notice, func() { wake(w.signal) })
 	}()
 	return w, nil
 }
 
-// hear signals drift if the chosen address went, or if there was none.
-func (w *addressWatch) hear(m netlink.Message) {
+// notice signals drift if the chosen address went, or if there was none.
+func (w *addressWatch) notice(m netlink.Message) {
 	a, ok := route.ParseAddress(m.Body)
 	w.mu.Lock()
 	chosen := w.chosen

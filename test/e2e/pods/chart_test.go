@@ -82,7 +82,7 @@ func TestChart(t *testing.T) {
 			if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
 				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
 			}
-			tellProblems(t, pod)
+			reportProblems(t, pod)
 		})
 		if !ok {
 			t.FailNow()
@@ -131,7 +131,7 @@ func TestChartOnLegacyIPTables(t *testing.T) {
 	if !strings.Contains(rules, "KUBE-SVC-") {
 		t.Errorf("the legacy back end has no rules of the proxy:\n%s\n%s", rules, containerLogs())
 	}
-	tellProblems(t, pod)
+	reportProblems(t, pod)
 }
 
 // Capabilities, as bits.
@@ -206,8 +206,8 @@ func proxyPid(t *testing.T) int {
 	return pids[0]
 }
 
-// tellProblems shows the warnings and errors that the pod's containers wrote.
-func tellProblems(t *testing.T, pod *corev1.Pod) {
+// reportProblems shows the warnings and errors that the pod's containers wrote.
+func reportProblems(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/root/var/log/pods/*_%s_*/*/*.log", node.pid(), pod.Name))
 	if len(files) == 0 {

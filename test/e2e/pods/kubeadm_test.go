@@ -72,5 +72,5 @@ func TestKubeadm(t *testing.T) {
 	if !strings.Contains(rules, "KUBE-SVC-") {
 		t.Errorf("its blank mode is not iptables of the back end that the kubelet uses:\n%s", rules)
 	}
-	tellProblems(t, pod)
+	reportProblems(t, pod)
 }

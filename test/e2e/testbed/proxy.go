@@ -62,14 +62,14 @@ func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error
 	if err := b.Prepare(context.Background()); err != nil {
 		return nil, err
 	}
-	var pace []string
+	var maxBatchWeight []string
 	if mode != "nftables" { // its default is 0, and otherwise it would use that of iptables (CF-62)
-		pace = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
+		maxBatchWeight = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
 	}
 	return b.StartProxyExactly(slices.Concat([]string{
 		"--kubeconfig", kubeconfig, "--proxy-mode=" + mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
-	}, pace, b.options.Args, args)...)
+	}, maxBatchWeight, b.options.Args, args)...)
 }
 
 // Kubeconfig is the path of the kubeconfig of the proxy's user.

@@ -114,9 +114,9 @@ func (m *Monitor) waitListening(ctx context.Context, b *Bed) error {
 		}
 		time.Sleep(20 * time.Millisecond)
 		m.mu.Lock()
-		heard := len(m.lines) > 0
+		noticed := len(m.lines) > 0
 		m.mu.Unlock()
-		if heard {
+		if noticed {
 			return nil
 		}
 	}

@@ -3,7 +3,7 @@
 // together. Without the ledger, a plane would search for damage after each write of the other.
 //
 // The creator of planes passes the same [Ledger] to all of one network namespace.
-package ownwrites
+package selfwrites
 
 import (
 	"errors"
@@ -73,14 +73,14 @@ func (l *Ledger) Leave(x Listener) {
 	l.listeners = slices.DeleteFunc(l.listeners, func(y Listener) bool { return x == y })
 }
 
-// WriteUnheard runs a large write of one transaction while none of our listeners listens. It calls
+// WriteUnnoticed runs a large write of one transaction while none of our listeners listens. It calls
 // Missed of those listeners that missed foreign changes in that time.
 //
 // If any program on the machine listens, in any namespace, the kernel writes a notification for
 // each element of a transaction, and keeps it until the commit, 4 KiB each. With 100,000 services
 // that is 5 GB for a moment, and twice the time. No other plane writes meanwhile; the kernel too
 // accepts only one transaction at a time in a network namespace.
-func (l *Ledger) WriteUnheard(generation Generation, write func() error) error {
+func (l *Ledger) WriteUnnoticed(generation Generation, write func() error) error {
 	l.writing.Lock()
 	defer l.writing.Unlock()
 	own, err := generation()

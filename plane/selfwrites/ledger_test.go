@@ -1,4 +1,4 @@
-package ownwrites
+package selfwrites
 
 import (
 	"errors"
@@ -21,7 +21,7 @@ func (k *kernel) write() error {
 	k.generation++
 	for _, e := range k.ears {
 		if e.on {
-			e.heard++
+			e.noticed++
 		}
 	}
 	return nil
@@ -34,9 +34,9 @@ func (k *kernel) ask() (uint32, error) {
 }
 
 type ear struct {
-	on            bool
-	heard, missed int
-	deafens       error
+	on              bool
+	noticed, missed int
+	deafens         error
 }
 
 func (e *ear) Listen(on bool) error {
@@ -76,7 +76,7 @@ func TestOthers(t *testing.T) {
 					t.Fatal(err)
 				}
 			case 2:
-				if err := l.WriteUnheard(k.ask, k.write); err != nil {
+				if err := l.WriteUnnoticed(k.ask, k.write); err != nil {
 					t.Fatal(err)
 				}
 			default:
@@ -107,7 +107,7 @@ func TestTogether(t *testing.T) {
 
 // None of our listeners receives notifications of a large write, and all receive those of small
 // ones. Missed is called for foreign changes meanwhile.
-func TestWriteUnheard(t *testing.T) {
+func TestWriteUnnoticed(t *testing.T) {
 	a, b, gone := &ear{on: true}, &ear{on: true}, &ear{on: true}
 	k := &kernel{ears: []*ear{a, b, gone}}
 	var l Ledger
@@ -115,23 +115,23 @@ func TestWriteUnheard(t *testing.T) {
 		l.Join(e)
 	}
 	l.Leave(gone)
-	if err := l.WriteUnheard(k.ask, k.write); err != nil {
+	if err := l.WriteUnnoticed(k.ask, k.write); err != nil {
 		t.Fatal(err)
 	}
-	if a.heard+a.missed+b.heard+b.missed != 0 || gone.heard != 1 {
+	if a.noticed+a.missed+b.noticed+b.missed != 0 || gone.noticed != 1 {
 		t.Errorf("after a large write of ours: %+v, %+v, one that had left: %+v", a, b, gone)
 	}
 	k.write()
-	if a.heard != 1 || b.heard != 1 {
+	if a.noticed != 1 || b.noticed != 1 {
 		t.Errorf("afterwards they do not listen: %+v, %+v", a, b)
 	}
-	if err := l.WriteUnheard(k.ask, func() error { k.write(); return k.write() }); err != nil {
+	if err := l.WriteUnnoticed(k.ask, func() error { k.write(); return k.write() }); err != nil {
 		t.Fatal(err)
 	}
 	if a.missed != 1 || b.missed != 1 || gone.missed != 0 {
 		t.Errorf("while we wrote another program did: %+v, %+v, one that had left: %+v", a, b, gone)
 	}
-	if err := l.WriteUnheard(k.ask, func() error { return errRefused }); !errors.Is(err, errRefused) {
+	if err := l.WriteUnnoticed(k.ask, func() error { return errRefused }); !errors.Is(err, errRefused) {
 		t.Error(err)
 	}
 	if a.missed != 1 {
@@ -141,11 +141,11 @@ func TestWriteUnheard(t *testing.T) {
 	// listeners are on again.
 	silent := func() (uint32, error) { return 0, errRefused }
 	never := func() error { t.Error("written all the same"); return nil }
-	if err := l.WriteUnheard(silent, never); err != errRefused {
+	if err := l.WriteUnnoticed(silent, never); err != errRefused {
 		t.Error(err)
 	}
 	b.deafens = errRefused
-	if err := l.WriteUnheard(k.ask, never); !errors.Is(err, errRefused) {
+	if err := l.WriteUnnoticed(k.ask, never); !errors.Is(err, errRefused) {
 		t.Error(err)
 	}
 	if !a.on || !b.on {
@@ -165,7 +165,7 @@ func TestConcurrent(t *testing.T) {
 		wg.Go(func() {
 			for range 100 {
 				l.Write(1, write)
-				l.WriteUnheard(k.ask, write)
+				l.WriteUnnoticed(k.ask, write)
 				now, _ := l.Others(func() (uint32, error) {
 					if n := half.Load(); n != 0 {
 						t.Errorf("%d writes are half done", n)
