@@ -15,8 +15,9 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// BenchmarkAskTrace measures kube-proxy trace with 10,000 Services and 5,000 rules of another program, from the
-// start of the command to its end (NT-09). docs/performance.md states the p50 of mode nftables.
+// BenchmarkAskTrace measures kube-proxy trace, why and status with 10,000 Services and 5,000 rules of another
+// program, from the start of the command to its end (NT-09). docs/performance.md states the p50 of trace in
+// mode nftables.
 func BenchmarkAskTrace(b *testing.B) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		b.Run(mode, func(b *testing.B) { askTrace(b, mode) })
@@ -44,29 +45,45 @@ func askTrace(b *testing.B, mode string) {
 	at := filepath.Join(n.dir, "admin.sock")
 	self, err := os.Executable()
 	do(b, err)
-	ask := func() (time.Duration, error) {
-		cmd := exec.Command(self, "trace", "10.1.1.5", "lab/s7777", "--admin-socket="+at)
+	ask := func(c question) (time.Duration, error) {
+		cmd := exec.Command(self, append(c.args, "--admin-socket="+at)...)
 		cmd.Env = append(os.Environ(), asProgram+"=1")
 		began := time.Now()
 		out, err := cmd.CombinedOutput()
-		if err == nil && !bytes.Contains(out, []byte("as the table says")) {
-			err = fmt.Errorf("it says\n%s", out)
+		took := time.Since(began)
+		if err == nil && !bytes.Contains(out, []byte(c.says)) {
+			err = fmt.Errorf("%s says\n%s", c.args, out)
 		}
-		return time.Since(began), err
+		return took, err
 	}
-	until(b, func() string {
-		if _, err := ask(); err != nil {
-			return fmt.Sprintf("%v\n%s", err, p.log())
-		}
-		return ""
-	})
-	var took []time.Duration
-	for b.Loop() {
-		d, err := ask()
-		do(b, err)
-		took = append(took, d)
+	for _, c := range []question{
+		{"trace", []string{"trace", "10.1.1.5", "lab/s7777"}, "as the table says"},
+		{"why", []string{"why", "lab/s7777"}, "lab/s7777"},
+		{"status", []string{"status"}, "10000 in force"},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			until(b, func() string {
+				if _, err := ask(c); err != nil {
+					return fmt.Sprintf("%v\n%s", err, p.log())
+				}
+				return ""
+			})
+			var took []time.Duration
+			for b.Loop() {
+				d, err := ask(c)
+				do(b, err)
+				took = append(took, d)
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
+			b.ReportMetric(float64(took[0].Microseconds())/1000, "ms-min")
+		})
 	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
-	b.ReportMetric(float64(took[0].Microseconds())/1000, "ms-min")
+}
+
+// question is a command that a person runs, and a part of its answer.
+type question struct {
+	name string
+	args []string
+	says string
 }

@@ -10,7 +10,7 @@ func traceJobs(o options) []job {
 }
 
 func traceRows(f figures) []row {
-	p50, fastest := f.get(inProgram, "AskTrace", "ms-p50"), f.get(inProgram, "AskTrace", "ms-min")
+	p50, fastest := f.get(inProgram, "AskTrace/nftables/trace", "ms-p50"), f.get(inProgram, "AskTrace/nftables/trace", "ms-min")
 	if len(p50) == 0 || len(fastest) == 0 {
 		return nil
 	}
