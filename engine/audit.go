@@ -70,7 +70,7 @@ func (e *Engine) repaired(w *Write, now time.Time) {
 		if a.by != "" {
 			args = append(args, "by", a.by)
 		}
-		e.cfg.Log.Warn("others had changed our objects, mended", args...)
+		e.cfg.Log.Warn("repaired objects that others had changed", args...)
 	}
 	if w.Changes > 0 {
 		e.reportRepaired(w, now)

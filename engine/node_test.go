@@ -118,7 +118,7 @@ func TestAudit(t *testing.T) {
 		r.run()
 		r.plane.Steal(svcKey(1), true)
 		r.run()
-		if s := r.engine.Stats(); s.Repaired != 1 || s.Audits != 1 || r.log.Count("mended") != 1 {
+		if s := r.engine.Stats(); s.Repaired != 1 || s.Audits != 1 || r.log.Count("repaired objects that others had changed") != 1 {
 			t.Errorf("after signalled drift: %+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -206,7 +206,7 @@ func TestDriftLog(t *testing.T) {
 		if s := r.engine.Stats(); s.Repaired != 600 {
 			t.Errorf("repaired %d, want 600", s.Repaired)
 		}
-		if n := r.log.Count("mended"); n != 10 || r.log.Count("objects=60\n") != 9 || r.log.Count("objects=1\n") != 1 {
+		if n := r.log.Count("repaired objects that others had changed"); n != 10 || r.log.Count("objects=60\n") != 9 || r.log.Count("objects=1\n") != 1 {
 			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
 		}
 		r.converged()

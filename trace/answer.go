@@ -34,7 +34,7 @@ type Answer struct {
 	NodePorts []netip.Prefix `json:"nodePorts,omitempty"`
 	// Conflicts are the first few of those who want the row's key too and have it not, in the order in which they get it, and
 	// Contesting is how many there are.
-	Conflicts  []Conflict `json:"contests,omitempty"`
+	Conflicts  []Conflict `json:"conflicts,omitempty"`
 	Contesting int        `json:"contesting,omitempty"`
 
 	// Kernel is what the kernel says; nil where nobody asked it.

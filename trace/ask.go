@@ -15,7 +15,7 @@ const (
 	ICMPv6 lb.Proto = 58
 )
 
-// maxConflicts is how many contests an answer names.
+// maxConflicts is how many conflicts an answer names.
 const maxConflicts = 5
 
 // Ask says what becomes of a packet where a mode keeps the table. Its cost follows the number of backends of one row, and neither

@@ -9,7 +9,7 @@ import (
 
 // String returns the kind's name, as in JSON.
 func (k Kind) String() string {
-	return [...]string{"", "service", "node", "reset", "loaded", "mended", "failed"}[k]
+	return [...]string{"", "service", "node", "reset", "loaded", "repaired", "failed"}[k]
 }
 
 // Object names the subject of an entry: "shop/web", "192.0.2.7:80/tcp of shop/web", or "node".

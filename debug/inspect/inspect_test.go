@@ -266,7 +266,7 @@ func TestStates(t *testing.T) {
 	w.add("shop", "empty", "10.96.0.2", 1, 0)
 	w.add("shop", "twin", "10.96.0.1", 1, 1) // the address of ok
 	w.store.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: cluster.Name{Namespace: "shop", Name: "headless"}}})
-	want := "empty no-backends, headless not-proxied, ok ok, twin contested"
+	want := "empty no-backends, headless not-proxied, ok ok, twin conflict"
 	var got []string
 	_, err := w.Services(func(s Service) error {
 		got = append(got, s.Name+" "+string(s.State))

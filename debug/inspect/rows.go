@@ -50,7 +50,7 @@ func (f Family) rows(name cluster.Name, failing map[lb.Key]engine.Failing, keep 
 		row := rowOf(front)
 		row.Family = f.Family.String()
 		if c, lost := o.lost[front.Key]; lost {
-			row.State, row.Why = "contested", c.Winner.Name+" "+c.Why()
+			row.State, row.Why = "conflict", c.Winner.Name+" "+c.Why()
 		} else if x, bad := failing[front.Key]; bad {
 			row.State, row.Why = "failing", x.Err
 		}

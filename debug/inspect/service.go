@@ -76,7 +76,7 @@ func (d *Detail) reasons() {
 				say(fmt.Sprintf("The kernel refuses %s: %s.", r.Key, r.Why))
 			case "malformed":
 				say(fmt.Sprintf("%s is not offered to the kernel: %s.", r.Key, r.Why))
-			case "contested":
+			case "conflict":
 				say(fmt.Sprintf("%s belongs to another Service: %s.", r.Key, r.Why))
 			}
 		}

@@ -18,7 +18,7 @@ const (
 	// Refused: an address or an endpoint is not served: it is not allowed, or there are too many.
 	Refused State = "refused"
 	// Contested: another Service has one of its addresses.
-	Contested State = "contested"
+	Contested State = "conflict"
 	// Terminating: no endpoint is ready, and terminating ones still serve.
 	Terminating State = "terminating"
 	// NoLocalBackends: a traffic policy is Local, and all usable endpoints are on other nodes.

@@ -59,7 +59,7 @@ type Row struct {
 	// Service is the service port, "ns/name:port".
 	Service string `json:"service"`
 	Kind    string `json:"kind"`
-	// State is "in force", "contested" (another Service has the key), "malformed" (it is not offered to the kernel) or "failing" (the
+	// State is "in force", "conflict" (another Service has the key), "malformed" (it is not offered to the kernel) or "failing" (the
 	// kernel refuses it).
 	State string `json:"state"`
 	// Why is the reason why the frontend is not in force.
@@ -158,7 +158,7 @@ type DetailPort struct {
 type Change struct {
 	// Seq increases with the time of arrival; pass the last one to request later changes.
 	Seq uint64 `json:"seq"`
-	// Kind is service, node, reset, loaded, mended or failed.
+	// Kind is service, node, reset, loaded, repaired or failed.
 	Kind string `json:"kind"`
 	// Object is the changed object, as in "shop/web", and What the event, in words.
 	Object string `json:"object"`
@@ -288,7 +288,7 @@ type FamilyStatus struct {
 	Lost    bool `json:"lost,omitempty"`
 	// Pending are keys that the kernel has not taken yet; Contested keys are claimed by more than one Service.
 	Pending    int `json:"pending"`
-	Contested  int `json:"contested"`
+	Contested  int `json:"conflicts"`
 	Unresolved int `json:"unresolved,omitempty"`
 	// NoLocalInternal and NoLocalExternal are service ports that are dropped here for a traffic policy of Local.
 	NoLocalInternal int          `json:"noLocalInternal,omitempty"`
@@ -298,7 +298,7 @@ type FamilyStatus struct {
 	Resets          uint64       `json:"resets"`
 	Failures        uint64       `json:"failures"`
 	Audits          uint64       `json:"audits"`
-	Repaired        uint64       `json:"mended"`
+	Repaired        uint64       `json:"repaired"`
 	LastError       string       `json:"lastError,omitempty"`
 	LastFailure     *time.Time   `json:"lastFailure,omitempty"`
 	LastSuccess     *time.Time   `json:"lastSuccess,omitempty"`

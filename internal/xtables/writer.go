@@ -223,7 +223,7 @@ func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []J
 	ours := w.seen
 	have, err := w.List(ctx, nil)
 	if err != nil {
-		return 0, fmt.Errorf("look at what was mended: %w", err)
+		return 0, fmt.Errorf("look at what was repaired: %w", err)
 	}
 	if ours != w.seen || w.seen != w.look() { // others write meanwhile; the next time tells
 		return 0, nil
